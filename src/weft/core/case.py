@@ -1,0 +1,131 @@
+"""A case is one named point to run an operator at: shapes, dtypes, layouts and values, as data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from weft.core.errors import WeftError
+
+ITEMSIZE = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int64": 8,
+    "int32": 4,
+    "bool": 1,
+}
+SHORT = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+
+LAYOUTS = {
+    "contiguous": "rows one after another",
+    "transposed": "the last two dimensions stored the other way round",
+    "sliced": "every second element of a row that is twice as long",
+    "expanded": "one row, repeated with stride 0",
+    "shifted": "contiguous, but one element past a 16-byte boundary",
+}
+VALUES = {
+    "normal": "standard normal",
+    "large": "normal, scaled by 1e4",
+    "offset": "1e4 plus standard normal",
+    "rising": "rising from -50 to 50 along the last dimension, plus normal",
+    "falling": "falling from 50 to -50 along the last dimension, plus normal",
+    "equal": "one value everywhere (drawn anew for each seed)",
+    "ones": "1 everywhere",
+    "sweep": "evenly spaced over [-60, 60], jittered",
+    "tiny": "normal, scaled by 1e-4",
+    "outliers": "normal, with one value in a thousand scaled by 100",
+    "special": "normal, with NaN, +Inf, -Inf and signed zeros planted",
+    "neginf": "normal, with -Inf planted, as a mask does",
+}
+TAGS = frozenset({"check", "bench", "edge"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Input:
+    """One tensor argument of a case: ``shape``, ``dtype`` by torch's name, ``layout``, ``values``."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    layout: str = "contiguous"
+    values: str = "normal"
+
+    def __post_init__(self) -> None:
+        for what, got, known in (
+            ("dtype", self.dtype, ITEMSIZE),
+            ("layout", self.layout, LAYOUTS),
+            ("values", self.values, VALUES),
+        ):
+            if got not in known:
+                raise WeftError(f"input {self.name!r}: {what}", expected=", ".join(known), got=got)
+
+    @property
+    def numel(self) -> int:
+        """Elements, counting each of an expanded input's repeats."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that must be read to know this input: an expanded row is read once."""
+        stored = self.shape[-1:] if self.layout == "expanded" else self.shape
+        return math.prod(stored) * ITEMSIZE[self.dtype]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One named point to run an operator at.
+
+    ``tags``: ``check`` (small, every machine), ``edge`` (empties, strides, special values; checked
+    too), ``bench`` (worth timing). ``devices`` limits a case to where it makes sense: a
+    gigabyte softmax is no case for a laptop's CPU. ``params`` are the operator's scalar arguments.
+    """
+
+    name: str
+    inputs: tuple[Input, ...]
+    params: Mapping[str, object] = field(default_factory=dict)
+    tags: frozenset[str] = frozenset({"check"})
+    devices: tuple[str, ...] = ("cpu", "cuda")
+
+    def __post_init__(self) -> None:
+        unknown = set(self.tags) - TAGS
+        if unknown or not self.tags:
+            raise WeftError(f"case {self.name!r}: tags", expected=sorted(TAGS), got=sorted(unknown))
+        object.__setattr__(self, "params", MappingProxyType(dict(self.params)))
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the first input, which names the case's precision."""
+        return self.inputs[0].dtype
+
+    @property
+    def layouts(self) -> frozenset[str]:
+        return frozenset(i.layout for i in self.inputs)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.inputs))
+
+
+def case(
+    *inputs: Input,
+    tags: str | tuple[str, ...] = "check",
+    devices: tuple[str, ...] = ("cpu", "cuda"),
+    name: str | None = None,
+    **params: object,
+) -> Case:
+    """A case with its name made from its contents, e.g. ``bf16-32768x1024`` or ``fp32-7x13-sliced``."""
+    parts = [SHORT.get(inputs[0].dtype, inputs[0].dtype)]
+    parts.append("-".join("x".join(map(str, i.shape)) or "scalar" for i in inputs))
+    parts += [i.layout for i in inputs if i.layout != "contiguous"]
+    parts += [i.values for i in inputs if i.values != "normal"]
+    parts += [str(v) for v in params.values()]
+    return Case(
+        name=name or "-".join(parts),
+        inputs=inputs,
+        params=params,
+        tags=frozenset((tags,) if isinstance(tags, str) else tags),
+        devices=devices,
+    )

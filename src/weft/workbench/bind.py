@@ -1,0 +1,59 @@
+"""Binding: from an implementation and a case's inputs to a closure with no argument.
+
+The check calls the closure and the clock times it, so that both see the very same thing.
+Everything that is not the direction asked for (the forward before a backward) happens here, outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from weft.core import BACKWARD, FORWARD, Case, Implementation, Operator
+
+Result = torch.Tensor | tuple[torch.Tensor, ...]
+
+
+def bind(
+    operator: Operator,
+    implementation: Implementation,
+    case: Case,
+    direction: str,
+    inputs: Sequence[torch.Tensor],
+    grad: torch.Tensor | None = None,
+) -> Callable[[], Result]:
+    """The closure that computes one direction at these inputs.
+
+    Forward returns the output. Backward returns a tuple with one gradient for each differentiable
+    input; ``grad`` is the gradient of the output (same shape and dtype as the output) and is due there.
+    """
+    params = dict(case.params)
+    if direction == FORWARD:
+        forward, arguments = implementation.forward, tuple(inputs)
+        return lambda: forward(*arguments, **params)
+    assert direction == BACKWARD and grad is not None
+    if implementation.backward is not None:
+        output = implementation.forward(*inputs, **params)
+        saved = operator.save(tuple(inputs), output)
+        backward = implementation.backward
+        return lambda: backward(grad, *saved, **params)
+    return _through_autograd(operator, implementation, inputs, grad, params)
+
+
+def _through_autograd(
+    operator: Operator,
+    implementation: Implementation,
+    inputs: Sequence[torch.Tensor],
+    grad: torch.Tensor,
+    params: dict[str, object],
+) -> Callable[[], Result]:
+    names = operator.signature.partition("(")[2].split(")")[0].replace("*", "").split(",")
+    positions = [i for i, n in enumerate(n.strip() for n in names) if n in operator.differentiable]
+    arguments = list(inputs)
+    for i in positions:
+        arguments[i] = inputs[i].detach().requires_grad_()
+    leaves = [arguments[i] for i in positions]
+    with torch.enable_grad():
+        output = implementation.forward(*arguments, **params)
+    return lambda: torch.autograd.grad(output, leaves, grad, retain_graph=True)
