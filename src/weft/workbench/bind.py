@@ -38,22 +38,22 @@ def bind(
         saved = operator.save(tuple(inputs), output)
         backward = implementation.backward
         return lambda: backward(grad, *saved, **params)
-    return _through_autograd(operator, implementation, inputs, grad, params)
+    differentiable = [i.name in operator.differentiable for i in case.inputs]
+    return _through_autograd(implementation, inputs, differentiable, grad, params)
 
 
 def _through_autograd(
-    operator: Operator,
     implementation: Implementation,
     inputs: Sequence[torch.Tensor],
+    differentiable: Sequence[bool],
     grad: torch.Tensor,
     params: dict[str, object],
 ) -> Callable[[], Result]:
-    names = operator.signature.partition("(")[2].split(")")[0].replace("*", "").split(",")
-    positions = [i for i, n in enumerate(n.strip() for n in names) if n in operator.differentiable]
-    arguments = list(inputs)
-    for i in positions:
-        arguments[i] = inputs[i].detach().requires_grad_()
-    leaves = [arguments[i] for i in positions]
+    arguments = [
+        x.detach().requires_grad_() if wanted else x
+        for x, wanted in zip(inputs, differentiable, strict=True)
+    ]
+    leaves = [x for x in arguments if x.requires_grad]
     with torch.enable_grad():
         output = implementation.forward(*arguments, **params)
     return lambda: torch.autograd.grad(output, leaves, grad, retain_graph=True)
