@@ -1,0 +1,141 @@
+"""NVIDIA's driver, asked through ctypes: is there a GPU, and what are its limits? No torch.
+
+``import torch`` takes seconds and a driver's first answer may never come (a container with half
+a driver), so the question is put in a thread that is given up after ``TIMEOUT`` seconds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import re
+import sys
+import threading
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+TIMEOUT = 20.0  # seconds; eight GPUs without persistence mode were seen to take some ten
+
+# cuDeviceGetAttribute's numbers, which NVIDIA keeps stable (cuda.h, enum CUdevice_attribute).
+ATTRIBUTES = {
+    "threads_per_block": 1,
+    "shared_per_block": 8,
+    "warp": 10,
+    "registers_per_block": 12,
+    "clock_khz": 13,
+    "sms": 16,
+    "ecc": 32,
+    "memory_clock_khz": 36,
+    "bus_width_bits": 37,
+    "l2_bytes": 38,
+    "threads_per_sm": 39,
+    "major": 75,
+    "minor": 76,
+    "shared_per_sm": 81,
+    "registers_per_sm": 82,
+    "shared_per_block_optin": 97,
+    "blocks_per_sm": 106,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What the driver answered: the visible GPUs, device 0's attributes, or why there are none."""
+
+    count: int = 0
+    reason: str = ""
+    name: str | None = None
+    pci: str | None = None
+    memory_bytes: int | None = None
+    cuda: str | None = None
+    attributes: dict[str, int] = field(default_factory=dict)
+
+
+def library() -> ctypes.CDLL | None:
+    """The driver's library, or None where no driver is installed."""
+    for name in ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1", "libcuda.so"):
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    return None
+
+
+def _ask(lib: ctypes.CDLL) -> Found:
+    status = lib.cuInit(0)
+    if status:
+        return Found(reason=f"the NVIDIA driver does not start (cuInit gives error {status})")
+    count = ctypes.c_int()
+    if lib.cuDeviceGetCount(ctypes.byref(count)) or count.value < 1:
+        return Found(reason="the NVIDIA driver sees no GPU")
+    device = ctypes.c_int()
+    if lib.cuDeviceGet(ctypes.byref(device), 0):
+        return Found(reason="the NVIDIA driver cannot open its first GPU")
+    text = ctypes.create_string_buffer(256)
+    name = pci = cuda = memory = None
+    if not lib.cuDeviceGetName(text, 256, device):
+        name = text.value.decode(errors="replace")
+    if not lib.cuDeviceGetPCIBusId(text, 256, device):
+        pci = text.value.decode(errors="replace")
+    size = ctypes.c_size_t()
+    if not lib.cuDeviceTotalMem_v2(ctypes.byref(size), device):
+        memory = size.value
+    version = ctypes.c_int()
+    if not lib.cuDriverGetVersion(ctypes.byref(version)):
+        cuda = f"{version.value // 1000}.{version.value % 1000 // 10}"
+    attributes = {}
+    value = ctypes.c_int()
+    for word, number in ATTRIBUTES.items():
+        if not lib.cuDeviceGetAttribute(ctypes.byref(value), number, device):
+            attributes[word] = value.value
+    return Found(
+        count=count.value,
+        name=name,
+        pci=pci,
+        memory_bytes=memory,
+        cuda=cuda,
+        attributes=attributes,
+    )
+
+
+@cache
+def find() -> Found:
+    """What the driver says, asked once a process; at most ``TIMEOUT`` seconds."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1", "NoDevFiles"):
+        return Found(reason="CUDA_VISIBLE_DEVICES hides every GPU; unset it to use one")
+    lib = library()
+    if lib is None:
+        return Found(reason="no NVIDIA driver is installed here")
+    answer: list[Found] = []
+
+    def ask() -> None:
+        try:
+            answer.append(_ask(lib))
+        except AttributeError as error:  # a stub library, as CUDA toolkits ship for linking
+            answer.append(Found(reason=f"the NVIDIA driver's library is not whole: {error}"))
+
+    thread = threading.Thread(target=ask, daemon=True, name="weft-driver")
+    thread.start()
+    thread.join(TIMEOUT)
+    if not answer:
+        return Found(reason=f"the NVIDIA driver gave no answer within {TIMEOUT:.0f} s")
+    return answer[0]
+
+
+@cache
+def torch_cuda() -> str | None:
+    """The CUDA version that the torch installed here is built for, read without importing it.
+
+    None for a build without CUDA, and where torch is not installed.
+    """
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        text = (Path(spec.origin).parent / "version.py").read_text()
+    except OSError:
+        return None
+    found = re.search(r"^cuda\b[^=\n]*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
+    return found.group(1) if found else None

@@ -1,0 +1,105 @@
+"""Measure a CPU's ceilings with torch on all its threads, in a few seconds.
+
+A neighbour on a shared machine only ever makes a round slower, so each figure is the best of
+several rounds' medians.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+SMALLEST, LARGEST = 64 << 20, 512 << 20  # bytes of one buffer
+ROUNDS = 3
+BUDGET = 0.7  # seconds for one figure
+RATES = {"fp32": "float32", "fp64": "float64", "bf16": "bfloat16", "fp16": "float16"}
+
+
+def best_median(call: Callable[[], object], budget: float = BUDGET) -> float:
+    """Seconds of ``call``: the least of ``ROUNDS`` medians, within about ``budget`` seconds."""
+    call()
+    start = perf_counter()
+    call()
+    one = perf_counter() - start
+    calls = max(3, min(20, int(budget / ROUNDS / max(one, 1e-7))))
+    medians = []
+    for _ in range(ROUNDS):
+        samples = []
+        for _ in range(calls):
+            start = perf_counter()
+            call()
+            samples.append(perf_counter() - start)
+        medians.append(statistics.median(samples))
+    return min(medians)
+
+
+def buffer_bytes(cache: int | None, memory: int | None) -> int:
+    """One buffer's size: four times the last-level cache, and at most a sixteenth of memory."""
+    size = max(SMALLEST, 4 * (cache or SMALLEST))
+    return max(1 << 20, min(size, LARGEST, (memory or 16 * LARGEST) // 16))
+
+
+def bandwidths(torch: Any, nbytes: int) -> dict[str, float]:
+    """Bytes a second of a copy (read + written), a read (sum) and a fill, fp32."""
+    source = torch.randn(nbytes // 4, dtype=torch.float32)
+    target = torch.empty_like(source)
+    size = source.numel() * 4
+    # A library's copy may store past the cache and a plain kernel may not, or the other way
+    # round; the ceiling is the better of the two.
+    copies = (
+        lambda: target.copy_(source),
+        lambda: torch.neg(source, out=target),
+    )
+    return {
+        "copy": 2 * size / min(best_median(c) for c in copies),
+        "read": size / best_median(lambda: torch.sum(source)),
+        "fill": size / best_median(lambda: target.fill_(1.5)),
+    }
+
+
+def matrix_rate(torch: Any, dtype: Any, sizes: tuple[int, ...], budget: float = BUDGET) -> float:
+    """FLOP/s of an n x n by n x n product, the best over ``sizes``.
+
+    A size is left out when the one before says that a single call would take over half of
+    ``budget``: without the instructions for it, fp16 on a CPU is hundreds of times slower.
+    """
+    best = 0.0
+    for n in sizes:
+        if best and 2 * n**3 / best > budget / 2:
+            break
+        a = torch.randn(n, n).to(dtype)
+        b = torch.randn(n, n).to(dtype)
+        c = torch.empty(n, n, dtype=dtype)
+        seconds = best_median(partial(torch.mm, a, b, out=c), budget / len(sizes))
+        best = max(best, 2 * n**3 / seconds)
+    return best
+
+
+def measure(
+    torch: Any,
+    cache: int | None,
+    memory: int | None,
+    say: Callable[[str], None],
+    sizes: tuple[int, ...] = (256, 1024, 2048),
+) -> dict[str, Any]:
+    """``copy``, ``read``, ``fill`` in bytes/s and ``matrix`` in FLOP/s by rate.
+
+    A CPU has no tf32: asked for it, torch computes in fp32, so that is its rate here.
+    """
+    nbytes = buffer_bytes(cache, memory)
+    state = torch.random.get_rng_state()
+    try:
+        torch.manual_seed(0)
+        say(f"copy, read and fill of {nbytes >> 20} MiB on {torch.get_num_threads()} threads")
+        found: dict[str, Any] = bandwidths(torch, nbytes)
+        matrix = {}
+        for rate, name in RATES.items():
+            say(f"matrix products in {rate}")
+            matrix[rate] = matrix_rate(torch, getattr(torch, name), sizes)
+    finally:
+        torch.random.set_rng_state(state)
+    matrix["tf32"] = matrix["fp32"]
+    return {**found, "matrix": matrix}

@@ -1,0 +1,123 @@
+"""Measure a GPU's ceilings with torch and CUDA events, in a few seconds.
+
+Each figure is the best over a few sizes of the median of ``CALLS`` calls, timed once rounds no
+longer improve. The queue is kept full: every round is launched as a whole, some calls ahead of the
+first event, so that no event ever waits for the host. Data are normal, not zeros, which draw less
+power and run faster than any kernel will. On the fastest card a call still runs for a fifth of a
+millisecond, against which an event's own microsecond is noise.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+CALLS = 20
+AHEAD = 4
+ROUNDS = 6
+STEADY = 0.002  # a round that gains less than this share ends the rounds
+BUFFERS = (1 << 30, 2 << 30, 4 << 30)  # bytes; a buffer may take an eighth of the free memory
+# Rate -> torch dtype, edges of the square products. fp64's is smaller: its 8192 adds no rate.
+PRODUCTS = {
+    "bf16": ("bfloat16", (4096, 8192)),
+    "fp16": ("float16", (4096, 8192)),
+    "tf32": ("float32", (4096, 8192)),
+    "fp32": ("float32", (4096, 8192)),
+    "fp64": ("float64", (2048, 4096)),
+}
+
+
+def best_median(torch: Any, call: Callable[[], object]) -> float:
+    """Seconds of ``call`` on the current stream: the least median of rounds, once steady."""
+    best = float("inf")
+    for _ in range(ROUNDS):
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(CALLS + 1)]
+        for _ in range(AHEAD):
+            call()
+        events[0].record()
+        for event in events[1:]:
+            call()
+            event.record()
+        torch.cuda.synchronize()
+        median = statistics.median(a.elapsed_time(b) for a, b in pairwise(events)) / 1e3
+        steady = median > best * (1 - STEADY)
+        best = min(best, median)
+        if steady:
+            break
+    return best
+
+
+@contextmanager
+def product_precision(torch: Any, precision: str) -> Iterator[None]:
+    """fp32 products as ``"ieee"`` or ``"tf32"`` inside, whatever the user had chosen after."""
+    switch = torch.backends.cuda.matmul
+    before = switch.fp32_precision
+    switch.fp32_precision = precision
+    try:
+        yield
+    finally:
+        switch.fp32_precision = before
+
+
+def fitting(free: int) -> tuple[int, ...]:
+    """The buffer sizes that leave room, else one of an eighth of what is free."""
+    return tuple(b for b in BUFFERS if b <= free // 8) or (max(1 << 20, free // 8 // 512 * 512),)
+
+
+def bandwidths(torch: Any, nbytes: int) -> dict[str, float]:
+    """Bytes a second of a copy (read + written), a read (sum) and a fill of fp32 data."""
+    source = torch.randn(nbytes // 4, dtype=torch.float32, device="cuda")
+    target = torch.empty_like(source)
+    size = source.numel() * 4
+    # The driver's copy and an elementwise kernel are not equally fast on every card.
+    copies = (
+        lambda: target.copy_(source),
+        lambda: torch.neg(source, out=target),
+    )
+    return {
+        "copy": 2 * size / min(best_median(torch, c) for c in copies),
+        "read": size / best_median(torch, lambda: torch.sum(source)),
+        "fill": size / best_median(torch, lambda: target.fill_(1.5)),
+    }
+
+
+def matrix_rate(torch: Any, rate: str) -> float:
+    """FLOP/s of a square product at this rate, the best over its sizes."""
+    name, sizes = PRODUCTS[rate]
+    dtype = getattr(torch, name)
+    best = 0.0
+    with product_precision(torch, "tf32" if rate == "tf32" else "ieee"):
+        for n in sizes:
+            a, b = (torch.randn(n, n, device="cuda").to(dtype) for _ in range(2))
+            c = torch.empty(n, n, dtype=dtype, device="cuda")
+            seconds = best_median(torch, partial(torch.mm, a, b, out=c))
+            best = max(best, 2 * n**3 / seconds)
+    return best
+
+
+def measure(torch: Any, say: Callable[[str], None]) -> dict[str, Any]:
+    """``copy``, ``read``, ``fill`` in bytes/s and ``matrix`` in FLOP/s by rate, on device 0.
+
+    A rate is left out where the card has no such arithmetic: tf32 and bf16 before compute
+    capability 8.0, where torch would answer with another, slower one.
+    """
+    with torch.random.fork_rng(devices=[0]), torch.cuda.device(0), torch.no_grad():
+        torch.manual_seed(0)
+        free, _ = torch.cuda.mem_get_info()
+        found: dict[str, Any] = {"copy": 0.0, "read": 0.0, "fill": 0.0}
+        for nbytes in fitting(free):
+            say(f"copy, read and fill of {nbytes / (1 << 30):.2g} GiB")
+            for word, reached in bandwidths(torch, nbytes).items():
+                found[word] = max(found[word], reached)
+        modern = torch.cuda.get_device_capability(0) >= (8, 0)
+        matrix = {}
+        for rate in PRODUCTS:
+            if modern or rate not in ("bf16", "tf32"):
+                say(f"matrix products in {rate}")
+                matrix[rate] = matrix_rate(torch, rate)
+        torch.cuda.empty_cache()
+    return {**found, "matrix": matrix}
