@@ -12,10 +12,14 @@ from pathlib import Path
 from weft.machine.query import Device
 
 # Vector extensions that change a kernel's speed, by the kernel's names for them, narrow to wide.
-VECTORS = tuple(
-    "sse4_2 avx f16c fma avx2 avx512f avx512bw avx512_bf16 avx512_fp16 avx512_vnni "
-    "amx_bf16 amx_fp16 amx_int8 asimd asimdhp asimddp bf16 sve sve2 sme".split()
+# fmt: off
+VECTORS = (
+    "sse4_2", "avx", "f16c", "fma", "avx2",
+    "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16",
+    "amx_int8", "amx_bf16", "amx_fp16",
+    "asimd", "asimdhp", "asimddp", "bf16", "sve", "sve2", "sme",
 )
+# fmt: on
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 

@@ -1,7 +1,7 @@
 """Measure a CPU's ceilings with torch on all its threads, in a few seconds.
 
-A neighbour on a shared machine only ever makes a round slower, so each figure is the best of
-several rounds' medians.
+A neighbour on a shared machine only ever makes a round slower, so each figure is the best of many
+short rounds' medians, and the bandwidths are measured at the start and again at the end.
 """
 
 from __future__ import annotations
@@ -13,22 +13,20 @@ from time import perf_counter
 from typing import Any
 
 SMALLEST, LARGEST = 64 << 20, 512 << 20  # bytes of one buffer
-ROUNDS = 3
-BUDGET = 0.7  # seconds for one figure
+CALLS = 5  # in a round
+LEAST_ROUNDS = 3
+BUDGET = 0.6  # seconds for one figure
 RATES = {"fp32": "float32", "fp64": "float64", "bf16": "bfloat16", "fp16": "float16"}
 
 
 def best_median(call: Callable[[], object], budget: float = BUDGET) -> float:
-    """Seconds of ``call``: the least of ``ROUNDS`` medians, within about ``budget`` seconds."""
+    """Seconds of ``call``: the least median of rounds of ``CALLS``, in about ``budget`` seconds."""
     call()
-    start = perf_counter()
-    call()
-    one = perf_counter() - start
-    calls = max(3, min(20, int(budget / ROUNDS / max(one, 1e-7))))
-    medians = []
-    for _ in range(ROUNDS):
+    end = perf_counter() + budget
+    medians: list[float] = []
+    while len(medians) < LEAST_ROUNDS or perf_counter() < end:
         samples = []
-        for _ in range(calls):
+        for _ in range(CALLS):
             start = perf_counter()
             call()
             samples.append(perf_counter() - start)
@@ -63,12 +61,12 @@ def bandwidths(torch: Any, nbytes: int) -> dict[str, float]:
 def matrix_rate(torch: Any, dtype: Any, sizes: tuple[int, ...], budget: float = BUDGET) -> float:
     """FLOP/s of an n x n by n x n product, the best over ``sizes``.
 
-    A size is left out when the one before says that a single call would take over half of
-    ``budget``: without the instructions for it, fp16 on a CPU is hundreds of times slower.
+    A size is left out when the one before says that a round of it would outlast ``budget``:
+    without the instructions for it, fp16 on a CPU is hundreds of times slower.
     """
     best = 0.0
     for n in sizes:
-        if best and 2 * n**3 / best > budget / 2:
+        if best and 2 * n**3 / best > budget / CALLS:
             break
         a = torch.randn(n, n).to(dtype)
         b = torch.randn(n, n).to(dtype)
@@ -99,6 +97,9 @@ def measure(
         for rate, name in RATES.items():
             say(f"matrix products in {rate}")
             matrix[rate] = matrix_rate(torch, getattr(torch, name), sizes)
+        say(f"copy, read and fill of {nbytes >> 20} MiB once more")
+        again = bandwidths(torch, nbytes)
+        found = {word: max(found[word], again[word]) for word in found}
     finally:
         torch.random.set_rng_state(state)
     matrix["tf32"] = matrix["fp32"]
