@@ -1,0 +1,55 @@
+"""torch.compile: an implementation derived from another by compiling it.
+
+A large call is compiled for its exact shapes (what a user who cares for speed gets); small calls share
+compiled code whose sizes are dynamic, so that a hundred odd shapes do not compile a hundred times.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from weft.core import Implementation
+
+LARGE = 1 << 18  # elements
+
+
+def compiled(of: Implementation) -> Implementation:
+    """The implementation that runs ``of.forward`` under torch.compile; backward through autograd."""
+
+    def forward(*inputs: Any, **params: Any) -> Any:
+        large = max(x.numel() for x in inputs) >= LARGE
+        shapes = tuple(x.shape for x in inputs) if large else None
+        return _compile(of.forward, shapes)(*inputs, **params)
+
+    forward.compiles = of.forward  # type: ignore[attr-defined]  # what an outer torch.compile traces
+
+    return Implementation(
+        operator=of.operator,
+        name="compile",
+        backend="compile",
+        forward=forward,
+        supports=of.supports,
+        deterministic=of.deterministic,
+        idea=f"torch.compile of {of.name}",
+    )
+
+
+@cache
+def _compile(function: Callable[..., Any], shapes: tuple[tuple[int, ...], ...] | None) -> Any:
+    import torch
+
+    # Each odd shape, stride and dtype of a check is a specialisation of its own: past the default
+    # limit of 8 eager would run in silence, and another kernel would be judged than the one named.
+    torch._dynamo.config.recompile_limit = 512
+    torch._dynamo.config.accumulated_recompile_limit = 4096
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
+    # Compiled code is kept by code object: a copy of its own keeps exact shapes apart from dynamic.
+    code = function.__code__.replace()
+    own = types.FunctionType(
+        code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    own.__kwdefaults__ = function.__kwdefaults__
+    return torch.compile(own, fullgraph=True, dynamic=None if shapes is None else False)

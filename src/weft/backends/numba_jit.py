@@ -1,0 +1,70 @@
+"""numba: ``numba.cuda`` on a GPU, its simulator where there is none, ``njit`` on a CPU.
+
+Whether ``numba.cuda`` is simulated is decided when numba is first imported: see environment.py. Import
+``numba`` and ``cuda`` from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numba
+from numba import cuda
+
+SIMULATED = bool(numba.config.ENABLE_CUDASIM)
+
+__all__ = ["SIMULATED", "NumbaSpecimen", "array", "compile_specimen", "cuda", "launch", "numba"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumbaSpecimen:
+    """One ``numba.cuda`` kernel with argument types, e.g. ``float32[::1], float32[::1]``."""
+
+    label: str
+    kernel: Any
+    signature: str
+    min_arch: int = 80
+
+
+def array(tensor: Any) -> Any:
+    """A tensor as numba takes it, without a copy: a device array, or numpy in the simulator."""
+    tensor = tensor.detach()
+    return tensor.numpy() if SIMULATED else cuda.as_cuda_array(tensor)
+
+
+def launch(kernel: Any, grid: Any, block: Any, *arguments: Any, shared: int = 0) -> None:
+    """Launch on PyTorch's current stream."""
+    if SIMULATED:
+        kernel[grid, block, 0, shared](*arguments)
+        return
+    import torch
+
+    stream = _stream(torch.cuda.current_stream().cuda_stream)
+    kernel[grid, block, stream, shared](*arguments)
+
+
+_streams: dict[int, Any] = {}
+
+
+def _stream(handle: int) -> Any:
+    if handle not in _streams:
+        _streams[handle] = cuda.external_stream(handle)
+    return _streams[handle]
+
+
+def compile_specimen(specimen: NumbaSpecimen, arch: int) -> str:
+    """The kernel's PTX for ``sm_<arch>``, with no GPU.
+
+    Raises RuntimeError in a process that simulates: use a fresh one with NUMBA_ENABLE_CUDASIM=0.
+    """
+    if SIMULATED:
+        raise RuntimeError("this process simulates numba.cuda; set NUMBA_ENABLE_CUDASIM=0")
+    from numba.core import types
+
+    names = {n: getattr(types, n) for n in dir(types)}
+    arguments = eval(f"({specimen.signature},)", {"__builtins__": {}}, names)
+    function: Callable[..., Any] = getattr(specimen.kernel, "py_func", specimen.kernel)
+    ptx, _ = cuda.compile_ptx(function, arguments, cc=(arch // 10, arch % 10))
+    return str(ptx)

@@ -1,0 +1,106 @@
+"""Whether a backend works on this machine, and whether an implementation takes a case on it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from functools import cache
+from importlib.util import find_spec
+
+from weft import machine
+from weft.core import YES, Case, Implementation, Support, check_only, no
+
+CUDA_PACKAGES = ("cuda.core", "cuda.bindings", "cuda.pathfinder")
+
+
+def support(implementation: Implementation, case: Case, device: str) -> Support:
+    """What the backend says of ``device`` ('cpu' or 'cuda'), and the implementation of the case."""
+    if device not in case.devices:
+        return no(f"this case is not meant for a {device} device")
+    here = backend_support(implementation.backend, device)
+    if implementation.name == "numba/parallel":
+        here = _numba_parallel(device)
+    return here and here & implementation.supports(case, device) & _interpreter(here, case)
+
+
+@cache
+def backend_support(backend: str, device: str) -> Support:
+    """Whether a backend can run, or at least be checked, on ``device``; if not, why."""
+    if device == "cuda" and not machine.has_gpu():
+        return no("no NVIDIA GPU is visible here; run on a machine with one and its driver")
+    checks = {"compile": _compile, "triton": _triton, "cuda": _cuda, "numba": _numba}
+    return checks[backend](device) if backend in checks else YES
+
+
+def _missing(*modules: str) -> str | None:
+    for name in modules:
+        try:
+            found = find_spec(name)
+        except ModuleNotFoundError:
+            found = None
+        if found is None:
+            return name
+    return None
+
+
+def _compile(device: str) -> Support:
+    if device == "cpu" and not any(shutil.which(c) for c in (os.environ.get("CXX", "g++"), "g++")):
+        return no("torch.compile needs a C++ compiler on a CPU; install g++ or set CXX")
+    return YES
+
+
+def _triton(device: str) -> Support:
+    if _missing("triton"):
+        return no("triton is not installed; pip install 'triton>=3.6'")
+    if device == "cuda":
+        return YES
+    from weft.backends.triton_jit import INTERPRETED
+
+    if not INTERPRETED:
+        return no("triton was imported before weft without TRITON_INTERPRET=1; set it and rerun")
+    return check_only("no GPU: checked in Triton's interpreter and compiled, never timed")
+
+
+def _cuda(device: str) -> Support:
+    if missing := _missing(*CUDA_PACKAGES):
+        return no(f"{missing} is not installed; pip install cuda-core cuda-bindings")
+    if device == "cpu":
+        return no("CUDA C++ needs a GPU to run; here it is compiled only (NVRTC, no driver needed)")
+    return YES
+
+
+def _numba(device: str) -> Support:
+    if missing := _missing("numba", "numba.cuda"):
+        return no(f"{missing} is not installed; pip install numba numba-cuda")
+    if device == "cuda":
+        return YES
+    from weft.backends.numba_jit import SIMULATED
+
+    if not SIMULATED:
+        return no("numba was imported before weft without NUMBA_ENABLE_CUDASIM=1; set it and rerun")
+    return check_only("no GPU: checked in numba.cuda's simulator at toy sizes, never timed")
+
+
+def _numba_parallel(device: str) -> Support:
+    if device != "cpu":
+        return no("njit(parallel=True) runs on a CPU; see the implementation 'numba' on a GPU")
+    return no("numba is not installed; pip install numba") if _missing("numba") else YES
+
+
+SIMULATOR_ELEMENTS = 4096
+INTERPRETER_ELEMENTS = 1 << 22
+
+
+def _interpreter(here: Support, case: Case) -> Support:
+    """What an interpreter may be trusted with: no bf16 (it is silently wrong there), small sizes."""
+    if here.timed:
+        return YES
+    if any(i.dtype == "bfloat16" for i in case.inputs):
+        return no(
+            "bf16 is silently wrong in Triton's interpreter and unknown to numba; needs a GPU"
+        )
+    numel = max(i.numel for i in case.inputs)
+    limit = SIMULATOR_ELEMENTS if "numba" in here.reason else INTERPRETER_ELEMENTS
+    if numel > limit:
+        return no(f"{numel} elements are too many for an interpreter (limit {limit}); needs a GPU")
+    return YES

@@ -1,0 +1,1 @@
+"""What two or more operators use: validation, registration with PyTorch, device code."""

@@ -1,0 +1,30 @@
+// Element types and 16-byte vectors, shared by the operators' kernels.
+//
+// WEFT_T is the storage type a program is compiled for; arithmetic is in float.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#ifndef WEFT_T
+#define WEFT_T float
+#endif
+
+typedef long long index_t;  // every size and index: tensors pass 2^31 elements
+
+__device__ __forceinline__ float to_float(float v) { return v; }
+__device__ __forceinline__ float to_float(__half v) { return __half2float(v); }
+__device__ __forceinline__ float to_float(__nv_bfloat16 v) { return __bfloat162float(v); }
+
+template <typename T> __device__ __forceinline__ T from_float(float v);
+template <> __device__ __forceinline__ float from_float<float>(float v) { return v; }
+template <> __device__ __forceinline__ __half from_float<__half>(float v) {
+  return __float2half_rn(v);
+}
+template <> __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float v) {
+  return __float2bfloat16_rn(v);
+}
+
+// N elements that move as one aligned access: 16 bytes when N * sizeof(T) is 16.
+template <typename T, int N> struct alignas(sizeof(T) * N) Vector { T at[N]; };
+
+template <typename T> struct Wide { static constexpr int N = 16 / sizeof(T); };

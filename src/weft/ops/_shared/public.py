@@ -1,0 +1,180 @@
+"""From a registry entry to a function that PyTorch knows: traceable, differentiable, ``impl=`` named.
+
+``eager``, ``torch`` and ``compile`` are plain torch code and are called as they stand, so that autograd and
+``torch.compile`` see through them. Kernels of our own go through a ``torch.library`` operator
+``weft::NAME(..., str impl)`` with a fake kernel and a registered backward ``weft::NAME_backward``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from weft.backends import support
+from weft.core import Case, Implementation, Input, WeftError, registry
+from weft.core.operator import Operator, unknown_name
+
+TRACED = ("eager", "torch", "compile")
+_library = torch.library.Library("weft", "FRAGMENT")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schema:
+    """How an operator looks to PyTorch.
+
+    ``inputs`` and ``saved`` are argument lists in torch.library's schema language, without ``impl``;
+    ``fake(*inputs)`` gives the output's shape, dtype and strides; ``fake_backward(grad, *saved)``
+    the gradients. ``params`` are the names of scalar arguments, last in ``inputs`` and ``saved`` alike.
+    Where the gradient is a mere view (a broadcast), ``view_backward(grad, *saved)`` gives it without a
+    kernel, and ``saved``, ``gradients`` and ``fake_backward`` are not needed.
+    """
+
+    inputs: str
+    fake: Callable[..., torch.Tensor]
+    saved: str = ""
+    gradients: int = 1
+    fake_backward: Callable[..., tuple[torch.Tensor, ...]] | None = None
+    view_backward: Callable[..., tuple[torch.Tensor, ...]] | None = None
+    params: tuple[str, ...] = ()
+
+
+def call(name: str, inputs: tuple[Any, ...], params: dict[str, Any], impl: str | None) -> Any:
+    """Run operator ``name`` by the implementation ``impl`` (None: torch's own).
+
+    The arguments have been validated. Raises :class:`WeftError` on an unknown ``impl``, or one that
+    does not run here, with its reason.
+    """
+    chosen = impl or "torch"
+    if _resolve(name, chosen) not in TRACED:
+        return getattr(torch.ops.weft, name)(*inputs, *params.values(), chosen)
+    if torch.compiler.is_compiling():
+        return _traceable[name, chosen](*inputs, **params)
+    _refuse_unsupported(name, chosen, inputs, params)
+    return _forwards[name, chosen](*inputs, **params)
+
+
+def register(name: str, schema: Schema) -> None:
+    """Define ``weft::name`` and, where a kernel computes it, ``weft::name_backward``."""
+    taken = len(schema.params)
+
+    def split(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any], str]:
+        *rest, impl = arguments
+        cut = len(rest) - taken
+        return tuple(rest[:cut]), dict(zip(schema.params, rest[cut:], strict=True)), impl
+
+    def forward(*arguments: Any) -> torch.Tensor:
+        inputs, params, impl = split(arguments)
+        _refuse_unsupported(name, impl, inputs, params)
+        return registry.implementation(name, impl).forward(*inputs, **params)  # type: ignore[no-any-return]
+
+    def fake(*arguments: Any) -> torch.Tensor:
+        return schema.fake(*split(arguments)[0])
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        tensors, ctx.params, ctx.impl = split(inputs)
+        saved = registry.operator(name).save(tensors, output)
+        ctx.save_for_backward(*(s for s in saved if isinstance(s, torch.Tensor)))
+        ctx.others = [None if isinstance(s, torch.Tensor) else s for s in saved]
+
+    def differentiate(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        tensors = iter(ctx.saved_tensors)
+        saved = [next(tensors) if o is None else o for o in ctx.others]
+        if schema.view_backward is not None:
+            gradients = schema.view_backward(grad, *saved)
+        else:
+            run = getattr(torch.ops.weft, f"{name}_backward")
+            gradients = run(grad, *saved, *ctx.params.values(), ctx.impl)
+            gradients = (gradients,) if schema.gradients == 1 else gradients
+        return (*gradients, *([None] * (taken + 1)))
+
+    _define(name, f"({schema.inputs}, str impl) -> Tensor", forward, fake)
+    if schema.view_backward is None:
+        _register_backward(name, schema, split)
+    torch.library.register_autograd(
+        f"weft::{name}", differentiate, setup_context=setup_context, lib=_library
+    )
+
+
+def _register_backward(name: str, schema: Schema, split: Callable[..., Any]) -> None:
+    single = schema.gradients == 1
+
+    def backward(grad: torch.Tensor, *arguments: Any) -> Any:
+        saved, params, impl = split(arguments)
+        gradients = _backward(name, impl)(grad, *saved, **params)
+        return gradients[0] if single else gradients
+
+    def fake(grad: torch.Tensor, *arguments: Any) -> Any:
+        assert schema.fake_backward is not None
+        gradients = schema.fake_backward(grad, *split(arguments)[0])
+        return gradients[0] if single else gradients
+
+    result = "Tensor" if single else f"({', '.join(['Tensor'] * schema.gradients)})"
+    signature = f"(Tensor grad, {schema.saved}, str impl) -> {result}"
+    _define(f"{name}_backward", signature, backward, fake)
+
+
+def _define(
+    name: str, signature: str, kernel: Callable[..., Any], fake: Callable[..., Any]
+) -> None:
+    _library.define(name + signature)
+    for device in ("CPU", "CUDA"):
+        _library.impl(name, kernel, device)
+    torch.library.register_fake(f"weft::{name}", fake, lib=_library)
+
+
+_forwards: dict[tuple[str, str], Callable[..., Any]] = {}
+_traceable: dict[tuple[str, str], Callable[..., Any]] = {}
+
+
+@torch.compiler.assume_constant_result  # runs for real while tracing, which sees its answer only
+def _resolve(name: str, impl: str) -> str:
+    """The backend of an implementation, whose functions are put where a traced call finds them."""
+    if impl not in registry.implementation_names(name):
+        raise unknown_name(f"implementation of {name}", impl, registry.implementation_names(name))
+    found = registry.implementation(name, impl)
+    _forwards[name, impl] = found.forward
+    _traceable[name, impl] = getattr(found.forward, "compiles", found.forward)
+    return found.backend
+
+
+def _operator(name: str) -> Operator:
+    return registry.operator(name)
+
+
+def _implementation(name: str, impl: str) -> Implementation:
+    return registry.implementation(name, impl)
+
+
+def _backward(name: str, impl: str) -> Callable[..., Any]:
+    found = registry.implementation(name, impl).backward
+    if found is None:
+        raise WeftError(
+            f"{name} by {impl!r} has no backward",
+            hint="name another: impl='torch', 'triton', 'cuda'",
+        )
+    return found
+
+
+_supported: set[tuple[Any, ...]] = set()
+
+
+def _refuse_unsupported(
+    name: str, impl: str, inputs: tuple[Any, ...], params: dict[str, Any]
+) -> None:
+    """Raise :class:`WeftError` with the reason where ``impl`` does not take this call here."""
+    key = (name, impl, *((x.shape, x.dtype, x.device.type) for x in inputs), *params.values())
+    if key in _supported:
+        return
+    described = tuple(
+        Input(name=f"input{i}", shape=tuple(x.shape), dtype=str(x.dtype).removeprefix("torch."))
+        for i, x in enumerate(inputs)
+    )
+    point = Case(name="call", inputs=described, params=params)
+    answer = support(_implementation(name, impl), point, inputs[0].device.type)
+    if not answer:
+        hint = "leave impl out, or see `weft ops`"
+        raise WeftError(f"{name} by {impl!r} does not run here", got=answer.reason, hint=hint)
+    _supported.add(key)

@@ -1,0 +1,95 @@
+// GELU (tanh form), forward and backward, elementwise over n elements in storage order.
+//
+// Each thread moves UNROLL 16-byte vectors, all loaded before the first is used, so that a warp has
+// UNROLL * 512 bytes in flight. Bytes: n read + n written (backward: 2n read + n written).
+#include "numeric.cuh"
+
+#ifndef UNROLL
+#define UNROLL 4
+#endif
+#ifndef THREADS
+#define THREADS 256
+#endif
+
+constexpr int N = Wide<WEFT_T>::N;
+using Pack = Vector<WEFT_T, N>;
+
+// sigmoid(2u): exp2 and reciprocal from the special-function unit, at most 2 ulp each; x * (1/inf) = 0.
+__device__ __forceinline__ float sigmoid_2u(float x) {
+  float u = 0.7978845608028654f * x * fmaf(0.044715f, x * x, 1.0f);
+  float e, s;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(-2.885390081777927f * u));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(s) : "f"(1.0f + e));
+  return s;
+}
+
+__device__ __forceinline__ float value(float x) { return x * sigmoid_2u(x); }
+
+__device__ __forceinline__ float slope(float x) {
+  float s = sigmoid_2u(x);
+  // x^2 is held finite so that 0 * inf makes no NaN of a gradient that is plainly 0 or 1.
+  float inner = 0.7978845608028654f * fmaf(0.134145f, fminf(x * x, 1e30f), 1.0f);
+  return s + x * s * (1.0f - s) * 2.0f * inner;
+}
+
+// x, y: (n,), both 16-byte aligned. A block covers THREADS * UNROLL vectors; the last n % N
+// elements are taken one by one by the first threads of the last block.
+extern "C" __global__ void __launch_bounds__(THREADS)
+gelu_forward_wide(const WEFT_T* __restrict__ x, WEFT_T* __restrict__ y, index_t n) {
+  const index_t vectors = n / N;
+  const index_t first = (index_t)blockIdx.x * THREADS * UNROLL + threadIdx.x;
+  Pack in[UNROLL];
+#pragma unroll
+  for (int i = 0; i < UNROLL; ++i)
+    if (first + i * THREADS < vectors)
+      in[i] = reinterpret_cast<const Pack*>(x)[first + i * THREADS];
+#pragma unroll
+  for (int i = 0; i < UNROLL; ++i) {
+    if (first + i * THREADS >= vectors) continue;
+    Pack out;
+#pragma unroll
+    for (int j = 0; j < N; ++j) out.at[j] = from_float<WEFT_T>(value(to_float(in[i].at[j])));
+    reinterpret_cast<Pack*>(y)[first + i * THREADS] = out;
+  }
+  const index_t tail = vectors * N + threadIdx.x;
+  if (blockIdx.x == gridDim.x - 1 && tail < n) y[tail] = from_float<WEFT_T>(value(to_float(x[tail])));
+}
+
+// grad, x, dx: (n,), all 16-byte aligned; the same walk.
+extern "C" __global__ void __launch_bounds__(THREADS)
+gelu_backward_wide(const WEFT_T* __restrict__ grad, const WEFT_T* __restrict__ x,
+                   WEFT_T* __restrict__ dx, index_t n) {
+  const index_t vectors = n / N;
+  const index_t first = (index_t)blockIdx.x * THREADS * UNROLL + threadIdx.x;
+  Pack in[UNROLL], by[UNROLL];
+#pragma unroll
+  for (int i = 0; i < UNROLL; ++i)
+    if (first + i * THREADS < vectors) {
+      in[i] = reinterpret_cast<const Pack*>(x)[first + i * THREADS];
+      by[i] = reinterpret_cast<const Pack*>(grad)[first + i * THREADS];
+    }
+#pragma unroll
+  for (int i = 0; i < UNROLL; ++i) {
+    if (first + i * THREADS >= vectors) continue;
+    Pack out;
+#pragma unroll
+    for (int j = 0; j < N; ++j)
+      out.at[j] = from_float<WEFT_T>(to_float(by[i].at[j]) * slope(to_float(in[i].at[j])));
+    reinterpret_cast<Pack*>(dx)[first + i * THREADS] = out;
+  }
+  const index_t tail = vectors * N + threadIdx.x;
+  if (blockIdx.x == gridDim.x - 1 && tail < n)
+    dx[tail] = from_float<WEFT_T>(to_float(grad[tail]) * slope(to_float(x[tail])));
+}
+
+// For pointers that are not 16-byte aligned: one element a thread, any alignment.
+extern "C" __global__ void gelu_forward_any(const WEFT_T* x, WEFT_T* y, index_t n) {
+  const index_t i = (index_t)blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) y[i] = from_float<WEFT_T>(value(to_float(x[i])));
+}
+
+extern "C" __global__ void gelu_backward_any(const WEFT_T* grad, const WEFT_T* x, WEFT_T* dx,
+                                             index_t n) {
+  const index_t i = (index_t)blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) dx[i] = from_float<WEFT_T>(to_float(grad[i]) * slope(to_float(x[i])));
+}

@@ -1,0 +1,97 @@
+"""GELU in its tanh form: y = x/2 (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3).
+
+Source: Hendrycks and Gimpel, "Gaussian Error Linear Units" (arXiv:1606.08415), the approximation that
+GPT-2 trains with.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from weft.core import FORWARD, Case, Cost, Input, Operator, Property, case
+from weft.core.case import ITEMSIZE
+from weft.ops._shared import validate
+
+DTYPES = ("float32", "float16", "bfloat16")
+
+
+def reference(x: torch.Tensor) -> torch.Tensor:
+    u = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+    return 0.5 * x * (1 + torch.tanh(u))
+
+
+def check_arguments(x: Any) -> None:
+    validate.tensor("gelu", "x", x, DTYPES)
+
+
+def cost(c: Case, direction: str) -> Cost:
+    """Forward reads x and writes y; backward reads the gradient and x and writes one gradient."""
+    (x,) = c.inputs
+    out = x.numel * ITEMSIZE[x.dtype]
+    return Cost(read=x.nbytes + (0 if direction == FORWARD else out), written=out)
+
+
+def _bounded(y: torch.Tensor, x: torch.Tensor) -> float:
+    """min(x, 0) - 0.17 <= gelu(x) <= max(x, 0) for finite x: it never leaves the ramp's side."""
+    finite = torch.isfinite(x.double())
+    y64, x64 = y.double()[finite], x.double()[finite]
+    if not y64.numel():
+        return 0.0
+    slack = torch.finfo(y.dtype).eps * x64.abs() + 1e-6
+    over = (y64 - x64.clamp(min=0)) / slack
+    under = (x64.clamp(max=0).clamp(min=-0.1701) - y64) / slack
+    return float(torch.maximum(over, under).max().clamp(min=0))
+
+
+def _x(
+    *shape: int, dtype: str = "float32", layout: str = "contiguous", values: str = "normal"
+) -> Input:
+    return Input(name="x", shape=shape, dtype=dtype, layout=layout, values=values)
+
+
+CHECKS = [
+    *(case(_x(7, 129, dtype=d)) for d in DTYPES),
+    *(case(_x(4099, dtype=d, values="sweep")) for d in DTYPES),
+    *(
+        case(_x(64, 64, dtype=d, values=v))
+        for d in ("float32", "float16")
+        for v in ("outliers", "offset")
+    ),
+    *(case(_x(3, 1000, values=v)) for v in ("large", "tiny", "equal")),
+]
+EDGES = [
+    *(case(_x(*s), tags="edge") for s in ((), (0,), (1,), (5, 0, 3), (1031,))),
+    *(
+        case(_x(33, 65, layout=k), tags="edge")
+        for k in ("transposed", "sliced", "expanded", "shifted")
+    ),
+    *(case(_x(1001, dtype=d, layout="shifted"), tags="edge") for d in ("float16", "bfloat16")),
+    *(case(_x(259, dtype=d, values="special"), tags="edge") for d in DTYPES),
+    case(_x(2**31 + 8, dtype="bfloat16"), tags="edge", devices=("cuda",)),
+]
+BENCHES = [
+    case(_x(16384, 16384, dtype="bfloat16"), tags="bench", devices=("cuda",)),
+    case(_x(16384, 16384), tags="bench", devices=("cuda",)),
+    case(_x(1024, 3072, dtype="bfloat16"), tags="bench", devices=("cuda",)),
+    case(_x(4096, 4096), tags="bench", devices=("cpu",)),
+    case(
+        _x(1024, 3072, dtype="bfloat16"), tags="bench", devices=("cpu",), name="bf16-1024x3072-cpu"
+    ),
+]
+
+OPERATOR = Operator(
+    name="gelu",
+    summary="GELU activation, tanh form",
+    formula="y = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))",
+    signature="gelu(x)",
+    reference=reference,
+    cases=(*CHECKS, *EDGES, *BENCHES),
+    cost=cost,
+    validate=check_arguments,
+    dtypes=DTYPES,
+    differentiable=("x",),
+    properties=(Property(name="stays on the ramp's side", holds=_bounded),),
+)
