@@ -29,16 +29,16 @@ help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 14
 
 bench: env ## weft bench: is it right, how fast is it, how far from the limit (ARGS="softmax --json")
-	@$(IN_VENV) -m weft bench $(ARGS)
+	@$(VENV)/bin/weft bench $(ARGS)
 
 test: env-dev ## every test that can run on this machine
-	@$(IN_VENV) -m pytest $(PYTEST_ARGS)
+	@$(IN_VENV) -m pytest --slow $(PYTEST_ARGS)
 
 test-fast: env-dev ## the tests without the slow ones
-	@$(IN_VENV) -m pytest -m "not slow" $(PYTEST_ARGS)
+	@$(IN_VENV) -m pytest $(PYTEST_ARGS)
 
 gpu-test: ## the GPU tests, with the python3 that is there and no install
-	PYTHONPATH=src python3 -m pytest -m gpu tests $(PYTEST_ARGS)
+	WEFT_REQUIRE_GPU=1 PYTHONPATH=src python3 -m pytest --slow -m gpu tests $(PYTEST_ARGS)
 
 lint: env-dev ## ruff: lint and format
 	@$(IN_VENV) -m ruff check .

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 STAGES = {"run": "nvrtc", "dev": "dev"}  # stage -> extra; either can compile with no GPU
 PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # PyTorch's own, for its CPU wheels
 SOURCES = ("pyproject.toml", "constraints-cpu.txt", "tools/environment.py")
-# What must be importable for a stage to be whole; looked up and not imported, so that it is instant.
+# What must be there for a stage to be whole; looked up and not imported, so that it is instant.
 MODULES = {
     "run": ("pip", "torch", "numpy", "numba", "typer", "rich", "jinja2", "weft"),
     "dev": ("pytest", "hypothesis", "selenium", "ruff", "mypy", "cogapp"),
@@ -43,7 +43,8 @@ for name in names:
         pins[name.lower()] = metadata.version(name)
     except metadata.PackageNotFoundError:
         pass
-outer = [p for p in sys.path if p.endswith("site-packages")] if sys.prefix != sys.base_prefix else []
+nested = sys.prefix != sys.base_prefix  # this Python is itself in an environment
+outer = [p for p in sys.path if nested and p.endswith("site-packages")]
 print(json.dumps({"pins": pins, "cuda": torch.version.cuda, "outer": outer}))
 """
 
@@ -119,7 +120,7 @@ class Environment:
             "sys.exit(not all(getattr(u.find_spec(n), 'origin', None) for n in sys.argv[1:]))"
         )
         try:
-            command = [self.python, "-c", code, *names]
+            command = [str(self.python), "-c", code, *names]
             return subprocess.run(command, capture_output=True).returncode == 0
         except OSError:
             return False
@@ -151,13 +152,13 @@ class Environment:
                 shutil.rmtree(self.folder, ignore_errors=True)
                 say((made.stderr or made.stdout).strip())
                 sys.exit("hint: apt-get install python3-venv, or make PYTHON=/path/to/another")
-        if kept and kept["outer"]:  # this Python is itself in an environment: look there too
+        if kept and kept["outer"]:
             lib = next((self.folder / "lib").glob("python3.*")) / "site-packages"
             (lib / "outer.pth").write_text("\n".join(kept["outer"]) + "\n")
 
     def pip(self, *args: str, optional: bool = False) -> bool:
         """Run pip; leave with a hint where it fails, unless ``optional``."""
-        command = [str(self.python), "-m", "pip", "--disable-pip-version-check", "install", "-q"]
+        command = [str(self.python), "-m", "pip", "--disable-pip-version-check", "install", "-qq"]
         done = subprocess.run([*command, *args], capture_output=optional)
         if done.returncode and not optional:
             self.unfinished.unlink(missing_ok=True)  # pip cleaned up behind itself

@@ -1,0 +1,73 @@
+"""What every test shares: the markers, hypothesis' profiles, a cache of its own, and an account of
+what was not run here and why."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+
+from weft import machine
+
+IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
+BROWSER = ("chromium", "chromedriver")
+
+# No deadline: a first call compiles. In CI the same examples each time, so that red is repeatable.
+hypothesis.settings.register_profile("here", deadline=None)
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.load_profile("ci" if IN_CI else "here")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="run the slow tests too")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if os.environ.get("WEFT_REQUIRE_GPU") and not machine.has_gpu():
+        raise pytest.UsageError(f"GPU tests were asked for, but {machine.gpu_reason()}")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("gpu") and not machine.has_gpu():
+            item.add_marker(pytest.mark.skip(reason=f"needs a GPU: {machine.gpu_reason()}"))
+        elif item.get_closest_marker("slow") and not config.getoption("--slow"):
+            item.add_marker(pytest.mark.skip(reason="slow: run with --slow, or make test"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    missing = [p for p in BROWSER if not shutil.which(p)]
+    if item.get_closest_marker("browser") and missing:
+        reason = f"needs {' and '.join(missing)}: apt-get install chromium chromium-driver"
+        if IN_CI:
+            pytest.fail(reason, pytrace=False)
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Compiled kernels and ceilings of this run go to a folder of its own, not to the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WEFT_CACHE_DIR", str(tmp_path_factory.mktemp("weft-cache")))
+        yield
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """A section that says how many tests were not run here, by reason and by file."""
+    reasons: dict[str, Counter[str]] = {}
+    for report in terminalreporter.stats.get("skipped", []):
+        # A skip's longrepr is (file, line, reason).
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        by_file = reasons.setdefault(reason.removeprefix("Skipped: "), Counter())
+        by_file[report.nodeid.split("::")[0]] += 1
+    if not reasons:
+        return
+    terminalreporter.section("not run here")
+    for reason, by_file in sorted(reasons.items(), key=lambda kv: -sum(kv[1].values())):
+        terminalreporter.write_line(f"{sum(by_file.values()):5d}  {reason}")
+        for file, count in sorted(by_file.items()):
+            terminalreporter.write_line(f"       {count:5d}  {file}")
