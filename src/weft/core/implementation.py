@@ -21,13 +21,13 @@ def anywhere(case: Case, device: str) -> Support:
 class Implementation:
     """One way of computing an operator.
 
-    ``forward(*inputs, **params)`` returns the output. ``backward(grad, *saved, **params)`` returns a
-    tuple with one gradient for each differentiable input, ``saved`` being what the operator's
+    ``forward(*inputs, **params)`` returns the output. ``backward(grad, *saved, **params)`` returns
+    a tuple with one gradient for each differentiable input, ``saved`` being what the operator's
     ``save`` gives; None means that autograd through ``forward`` is the backward.
     ``supports(case, device)`` says what it takes ('cpu' or 'cuda'), apart from whether its backend
     works here. ``specimens`` are what its toolchain can compile and take apart with no GPU.
-    ``idea`` is one line: the step's idea in a ladder. ``deterministic=False`` declares that two runs
-    may differ in the last bits.
+    ``idea`` is one line: the step's idea in a ladder. ``deterministic=False`` declares that two
+    runs may differ in the last bits; ``directions`` that only the forward exists.
     """
 
     operator: str
@@ -37,6 +37,7 @@ class Implementation:
     backward: Callable[..., tuple[Any, ...]] | None = None
     supports: Callable[[Case, str], Support] = anywhere
     deterministic: bool = True
+    directions: tuple[str, ...] = ("forward", "backward")
     idea: str = ""
     specimens: tuple[Any, ...] = ()
 

@@ -1,4 +1,4 @@
-"""Datasheet peaks of common NVIDIA cards, by the name the driver gives; unknown rather than guessed.
+"""Datasheet peaks of common NVIDIA cards, by the driver's name for them; unknown, never guessed.
 
 Every row names the public document its figures are from. Rates are dense (the datasheets' figures
 with sparsity halved), with fp32 accumulation, and at the boost clock, which no long product holds.

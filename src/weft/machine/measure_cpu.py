@@ -15,7 +15,7 @@ from typing import Any
 SMALLEST, LARGEST = 64 << 20, 512 << 20  # bytes of one buffer
 CALLS = 5  # in a round
 LEAST_ROUNDS = 3
-BUDGET = 0.6  # seconds for one figure
+BUDGET = 0.4  # seconds for one figure
 RATES = {"fp32": "float32", "fp64": "float64", "bf16": "bfloat16", "fp16": "float16"}
 
 
