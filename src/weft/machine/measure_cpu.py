@@ -1,7 +1,7 @@
 """Measure a CPU's ceilings with torch on all its threads, in a few seconds.
 
 A neighbour on a shared machine only ever makes a round slower, so each figure is the best of many
-short rounds' medians, and the bandwidths are measured at the start and again at the end.
+short rounds' medians, and the bandwidths are visited again between one matrix product and the next.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 SMALLEST, LARGEST = 64 << 20, 512 << 20  # bytes of one buffer
 CALLS = 5  # in a round
 LEAST_ROUNDS = 3
-BUDGET = 0.4  # seconds for one figure
+BUDGET = 0.4  # seconds for one matrix rate, and half as much for one visit of a bandwidth
 RATES = {"fp32": "float32", "fp64": "float64", "bf16": "bfloat16", "fp16": "float16"}
 
 
-def best_median(call: Callable[[], object], budget: float = BUDGET) -> float:
+def best_median(call: Callable[[], object], budget: float) -> float:
     """Seconds of ``call``: the least median of rounds of ``CALLS``, in about ``budget`` seconds."""
     call()
     end = perf_counter() + budget
@@ -40,25 +40,26 @@ def buffer_bytes(cache: int | None, memory: int | None) -> int:
     return max(1 << 20, min(size, LARGEST, (memory or 16 * LARGEST) // 16))
 
 
-def bandwidths(torch: Any, nbytes: int) -> dict[str, float]:
-    """Bytes a second of a copy (read + written), a read (sum) and a fill, fp32."""
+def streams(torch: Any, nbytes: int) -> dict[str, list[tuple[int, Callable[[], object]]]]:
+    """What to time for each bandwidth: the bytes a call moves, and the call, on fp32 data.
+
+    A library's copy may store past the cache where a plain kernel does not, or the other way
+    round; the ceiling is the better of the two.
+    """
     source = torch.randn(nbytes // 4, dtype=torch.float32)
     target = torch.empty_like(source)
     size = source.numel() * 4
-    # A library's copy may store past the cache and a plain kernel may not, or the other way
-    # round; the ceiling is the better of the two.
-    copies = (
-        lambda: target.copy_(source),
-        lambda: torch.neg(source, out=target),
-    )
     return {
-        "copy": 2 * size / min(best_median(c) for c in copies),
-        "read": size / best_median(lambda: torch.sum(source)),
-        "fill": size / best_median(lambda: target.fill_(1.5)),
+        "copy": [
+            (2 * size, lambda: target.copy_(source)),
+            (2 * size, lambda: torch.neg(source, out=target)),
+        ],
+        "read": [(size, lambda: torch.sum(source))],
+        "fill": [(size, lambda: target.fill_(1.5))],
     }
 
 
-def matrix_rate(torch: Any, dtype: Any, sizes: tuple[int, ...], budget: float = BUDGET) -> float:
+def matrix_rate(torch: Any, dtype: Any, sizes: tuple[int, ...], budget: float) -> float:
     """FLOP/s of an n x n by n x n product, the best over ``sizes``.
 
     A size is left out when the one before says that a round of it would outlast ``budget``:
@@ -88,19 +89,16 @@ def measure(
     A CPU has no tf32: asked for it, torch computes in fp32, so that is its rate here.
     """
     nbytes = buffer_bytes(cache, memory)
-    state = torch.random.get_rng_state()
-    try:
+    found: dict[str, Any] = {"copy": 0.0, "read": 0.0, "fill": 0.0}
+    matrix: dict[str, float] = {}
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         say(f"copy, read and fill of {nbytes >> 20} MiB on {torch.get_num_threads()} threads")
-        found: dict[str, Any] = bandwidths(torch, nbytes)
-        matrix = {}
+        timed = streams(torch, nbytes)
         for rate, name in RATES.items():
+            for word, calls in timed.items():
+                seconds = [(moved, best_median(call, BUDGET / 2)) for moved, call in calls]
+                found[word] = max(found[word], *(moved / s for moved, s in seconds))
             say(f"matrix products in {rate}")
-            matrix[rate] = matrix_rate(torch, getattr(torch, name), sizes)
-        say(f"copy, read and fill of {nbytes >> 20} MiB once more")
-        again = bandwidths(torch, nbytes)
-        found = {word: max(found[word], again[word]) for word in found}
-    finally:
-        torch.random.set_rng_state(state)
-    matrix["tf32"] = matrix["fp32"]
-    return {**found, "matrix": matrix}
+            matrix[rate] = matrix_rate(torch, getattr(torch, name), sizes, BUDGET)
+    return {**found, "matrix": {**matrix, "tf32": matrix["fp32"]}}
