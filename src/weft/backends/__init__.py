@@ -3,7 +3,7 @@
 One file a toolchain. None of them knows any operator's maths.
 """
 
-from weft.backends import environment as _environment
+from weft.backends import environment
 from weft.backends.support import backend_support, support
 
-__all__ = ["backend_support", "support"]
+__all__ = ["backend_support", "environment", "support"]

@@ -1,7 +1,7 @@
 """Which toolchains interpret: decided before triton or numba is first imported, by anyone.
 
-Both read an environment variable once, at import, and ``torch.compile`` imports triton too. So this module
-comes first in ``weft.backends``; a variable that is set already is left as it is.
+Both read an environment variable once, at import, and ``torch.compile`` imports triton too. So this
+module comes first in ``weft.backends``; a variable that is set already is left as it is.
 """
 
 from __future__ import annotations

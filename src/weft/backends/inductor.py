@@ -1,7 +1,8 @@
 """torch.compile: an implementation derived from another by compiling it.
 
-A large call is compiled for its exact shapes (what a user who cares for speed gets); small calls share
-compiled code whose sizes are dynamic, so that a hundred odd shapes do not compile a hundred times.
+A large call is compiled for its exact shapes (what a user who cares for speed gets); small calls
+share compiled code whose sizes are dynamic, so that a hundred odd shapes do not compile a hundred
+times.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ LARGE = 1 << 18  # elements
 
 
 def compiled(of: Implementation) -> Implementation:
-    """The implementation that runs ``of.forward`` under torch.compile; backward through autograd."""
+    """``of.forward`` under torch.compile; the backward through autograd."""
 
     def forward(*inputs: Any, **params: Any) -> Any:
         large = max(x.numel() for x in inputs) >= LARGE

@@ -1,7 +1,7 @@
 """numba: ``numba.cuda`` on a GPU, its simulator where there is none, ``njit`` on a CPU.
 
-Whether ``numba.cuda`` is simulated is decided when numba is first imported: see environment.py. Import
-``numba`` and ``cuda`` from here.
+Whether ``numba.cuda`` is simulated is decided when numba is first imported: see environment.py.
+Import ``numba`` and ``cuda`` from here.
 """
 
 from __future__ import annotations

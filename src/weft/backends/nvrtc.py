@@ -1,8 +1,8 @@
 """CUDA C++ through NVRTC: compiled at first use in tenths of a second, cached, launched.
 
 NVRTC comes with PyTorch's CUDA wheels, so a user with a driver and pip needs no CUDA toolkit, and
-every ``.cu`` compiles on a machine with no GPU. Compilation goes through ``cuda.bindings`` (it needs no
-driver); loading and launching through ``cuda.core``, on PyTorch's current stream.
+every ``.cu`` compiles on a machine with no GPU. Compilation goes through ``cuda.bindings`` (it needs
+no driver); loading and launching through ``cuda.core``, on PyTorch's current stream.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _ok(answer: Sequence[Any]) -> Any:
 
 @cache
 def current_arch() -> str:
-    """The current device's target, e.g. ``sm_90a`` (the ``a`` unlocks a chip's own instructions)."""
+    """The current device's target, e.g. ``sm_90a``: the ``a`` has the chip's own instructions."""
     import torch
 
     major, minor = torch.cuda.get_device_capability()

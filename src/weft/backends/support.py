@@ -92,7 +92,7 @@ INTERPRETER_ELEMENTS = 1 << 22
 
 
 def _interpreter(here: Support, case: Case) -> Support:
-    """What an interpreter may be trusted with: no bf16 (it is silently wrong there), small sizes."""
+    """What an interpreter may be trusted with: small sizes, no bf16 (silently wrong there)."""
     if here.timed:
         return YES
     if any(i.dtype == "bfloat16" for i in case.inputs):

@@ -1,7 +1,7 @@
 """Triton: run on a GPU, interpreted where there is none, compiled for any target anywhere.
 
-Whether kernels are interpreted is decided when triton is first imported: see environment.py. Import
-``triton`` and ``tl`` from here.
+Whether kernels are interpreted is decided when triton is first imported: see environment.py.
+Import ``triton`` and ``tl`` from here.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ __all__ = ["INTERPRETED", "TritonSpecimen", "compile_specimen", "tl", "triton"]
 class TritonSpecimen:
     """One kernel as a GPU user would get it compiled: enough to compile it with no GPU.
 
-    ``signature`` maps every argument to its type (``*bf16``, ``i32``, ``fp32``) or, for a constexpr,
-    to its value. Pointers count as 16-byte aligned; an integer is taken as divisible by 16 where
+    ``signature`` maps every argument to its type (``*bf16``, ``i32``, ``fp32``) or, for a
+    constexpr, to its value. Pointers count as 16-byte aligned; an integer is taken as divisible by 16 where
     its type ends in ``:16``, as Triton specialises at launch.
     """
 

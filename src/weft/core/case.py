@@ -46,7 +46,7 @@ TAGS = frozenset({"check", "bench", "edge"})
 
 @dataclass(frozen=True, kw_only=True)
 class Input:
-    """One tensor argument of a case: ``shape``, ``dtype`` by torch's name, ``layout``, ``values``."""
+    """One tensor argument of a case: shape, dtype by torch's name, layout, values."""
 
     name: str
     shape: tuple[int, ...]
@@ -116,7 +116,7 @@ def case(
     name: str | None = None,
     **params: object,
 ) -> Case:
-    """A case with its name made from its contents, e.g. ``bf16-32768x1024`` or ``fp32-7x13-sliced``."""
+    """A case named after its contents, e.g. ``bf16-32768x1024`` or ``fp32-7x13-sliced``."""
     parts = [SHORT.get(inputs[0].dtype, inputs[0].dtype)]
     parts.append("-".join("x".join(map(str, i.shape)) or "scalar" for i in inputs))
     parts += [i.layout for i in inputs if i.layout != "contiguous"]

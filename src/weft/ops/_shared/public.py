@@ -1,8 +1,8 @@
-"""From a registry entry to a function that PyTorch knows: traceable, differentiable, ``impl=`` named.
+"""From a registry entry to a function that PyTorch can trace and differentiate, ``impl=`` named.
 
-``eager``, ``torch`` and ``compile`` are plain torch code and are called as they stand, so that autograd and
-``torch.compile`` see through them. Kernels of our own go through a ``torch.library`` operator
-``weft::NAME(..., str impl)`` with a fake kernel and a registered backward ``weft::NAME_backward``.
+``eager``, ``torch`` and ``compile`` are plain torch code and are called as they stand, so that
+autograd and ``torch.compile`` see through them. Kernels of our own go through a ``torch.library``
+operator ``weft::NAME(..., str impl)`` with a fake kernel and a registered ``weft::NAME_backward``.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ _library = torch.library.Library("weft", "FRAGMENT")
 class Schema:
     """How an operator looks to PyTorch.
 
-    ``inputs`` and ``saved`` are argument lists in torch.library's schema language, without ``impl``;
-    ``fake(*inputs)`` gives the output's shape, dtype and strides; ``fake_backward(grad, *saved)``
-    the gradients. ``params`` are the names of scalar arguments, last in ``inputs`` and ``saved`` alike.
-    Where the gradient is a mere view (a broadcast), ``view_backward(grad, *saved)`` gives it without a
-    kernel, and ``saved``, ``gradients`` and ``fake_backward`` are not needed.
+    ``inputs`` and ``saved`` are argument lists in torch.library's schema language, without
+    ``impl``; ``fake(*inputs)`` gives the output's shape, dtype and strides,
+    ``fake_backward(grad, *saved)`` the gradients'. ``params`` are the names of scalar arguments, last
+    in ``inputs`` and ``saved`` alike. Where the gradient is a mere view (a broadcast),
+    ``view_backward(grad, *saved)`` gives it without a kernel, and ``saved``, ``gradients`` and
+    ``fake_backward`` are not needed.
     """
 
     inputs: str

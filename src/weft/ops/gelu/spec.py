@@ -1,7 +1,7 @@
 """GELU in its tanh form: y = x/2 (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3).
 
-Source: Hendrycks and Gimpel, "Gaussian Error Linear Units" (arXiv:1606.08415), the approximation that
-GPT-2 trains with.
+Source: Hendrycks and Gimpel, "Gaussian Error Linear Units" (arXiv:1606.08415), the approximation
+that GPT-2 trains with.
 """
 
 from __future__ import annotations

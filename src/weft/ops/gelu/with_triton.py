@@ -1,7 +1,7 @@
 """GELU in Triton: one program a block of elements, float32 arithmetic, one read and one write.
 
-tanh is taken as a sigmoid, y = x / (1 + exp(-2u)): the textbook (e^2u - 1)/(e^2u + 1) is inf/inf above
-x = 10.07, while this form only meets x/inf = 0.
+tanh is taken as a sigmoid, y = x / (1 + exp(-2u)): the textbook (e^2u - 1)/(e^2u + 1) is inf/inf
+above x = 10.07, while this form only meets x/inf = 0.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _specimens() -> tuple[TritonSpecimen, ...]:
         TritonSpecimen(
             label=f"{kernel.__name__}-{dtype}",
             kernel=kernel,
-            signature={**{p: f"*{dtype}" for p in pointers}, "n": "i32:16", "BLOCK": BLOCK},
+            signature={**dict.fromkeys(pointers, f"*{dtype}"), "n": "i32:16", "BLOCK": BLOCK},
             num_warps=WARPS,
         )
         for kernel, pointers in both
