@@ -1,8 +1,8 @@
 """CUDA C++ through NVRTC: compiled at first use in tenths of a second, cached, launched.
 
 NVRTC comes with PyTorch's CUDA wheels, so a user with a driver and pip needs no CUDA toolkit, and
-every ``.cu`` compiles on a machine with no GPU. Compilation goes through ``cuda.bindings`` (it needs
-no driver); loading and launching through ``cuda.core``, on PyTorch's current stream.
+every ``.cu`` compiles on a machine with no GPU. Compilation goes through ``cuda.bindings``, which
+needs no driver; loading and launching through ``cuda.core``, on PyTorch's current stream.
 """
 
 from __future__ import annotations

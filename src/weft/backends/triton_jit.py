@@ -23,8 +23,8 @@ class TritonSpecimen:
     """One kernel as a GPU user would get it compiled: enough to compile it with no GPU.
 
     ``signature`` maps every argument to its type (``*bf16``, ``i32``, ``fp32``) or, for a
-    constexpr, to its value. Pointers count as 16-byte aligned; an integer is taken as divisible by 16 where
-    its type ends in ``:16``, as Triton specialises at launch.
+    constexpr, to its value. Pointers count as 16-byte aligned; an integer is taken as
+    divisible by 16 where its type ends in ``:16``, as Triton specialises at launch.
     """
 
     label: str

@@ -1,7 +1,7 @@
 """The command line: one file a command, thin: parse, call, print.
 
-Data goes to stdout, talk and progress to stderr. Exit 0: good; 1: a verdict went against you; 2: the
-call was wrong.
+Data goes to stdout, talk and progress to stderr. Exit 0: good; 1: a verdict went against you; 2:
+the call was wrong.
 """
 
 from __future__ import annotations

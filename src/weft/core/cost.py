@@ -1,4 +1,4 @@
-"""Cost: a case's FLOPs and compulsory bytes, and the floor that a device's ceilings put under it."""
+"""Cost: a case's FLOPs and compulsory bytes, and the floor a device's ceilings put under it."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ class Schema:
 
     ``inputs`` and ``saved`` are argument lists in torch.library's schema language, without
     ``impl``; ``fake(*inputs)`` gives the output's shape, dtype and strides,
-    ``fake_backward(grad, *saved)`` the gradients'. ``params`` are the names of scalar arguments, last
-    in ``inputs`` and ``saved`` alike. Where the gradient is a mere view (a broadcast),
+    ``fake_backward(grad, *saved)`` the gradients'. ``params`` are the names of scalar arguments,
+    last in ``inputs`` and ``saved`` alike. Where the gradient is a mere view (a broadcast),
     ``view_backward(grad, *saved)`` gives it without a kernel, and ``saved``, ``gradients`` and
     ``fake_backward`` are not needed.
     """
