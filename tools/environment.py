@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-STAGES = {"run": "nvrtc", "dev": "dev"}  # stage -> extra; either can compile with no GPU
+EXTRAS = {"run": [], "dev": ["dev"]}  # what each stage adds to the base
 PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # PyTorch's own, for its CPU wheels
 SOURCES = ("pyproject.toml", "constraints-cpu.txt", "tools/environment.py")
 # What must be there for a stage to be whole; looked up and not imported, so that it is instant.
@@ -35,7 +35,7 @@ import importlib.metadata as metadata, json, re, sys
 import torch
 assert tuple(int(x) for x in torch.__version__.split(".")[:2]) >= (2, 11), "older than 2.11"
 assert float((torch.ones(2) + 1).sum()) == 4.0
-names = {"torch", "triton", "numpy"} | {n for n in (d.metadata["Name"] for d in
+names = {"torch", "triton"} | {n for n in (d.metadata["Name"] for d in
          metadata.distributions()) if n and n.lower().startswith("nvidia-")}
 pins = {}
 for name in names:
@@ -93,7 +93,8 @@ class Environment:
         digest = hashlib.sha256()
         for name in SOURCES:
             digest.update((ROOT / name).read_bytes())
-        self.want = {"root": str(ROOT), "sources": digest.hexdigest()}
+        self.gpu = has_gpu()
+        self.want = {"root": str(ROOT), "gpu": self.gpu, "sources": digest.hexdigest()}
 
     def runs(self) -> bool:
         """Whether the environment's Python starts and has pip."""
@@ -132,10 +133,14 @@ class Environment:
         if not self.runs():
             return "its Python does not start"
         try:
-            root = json.loads(self.stamp.read_text())["want"]["root"]
+            had = json.loads(self.stamp.read_text())["want"]
         except (OSError, ValueError, KeyError):
             return ""
-        return f"it was made for {root}" if root != str(ROOT) else ""
+        if had.get("root") != str(ROOT):
+            return f"it was made for {had.get('root')}"
+        if had.get("gpu") != self.gpu:
+            return "it was made " + ("without" if self.gpu else "with") + " a GPU"
+        return ""
 
     def create(self, kept: dict | None) -> None:
         say(f"making {self.folder} with Python {sys.version.split()[0]} ({sys.executable})")
@@ -166,10 +171,10 @@ class Environment:
             sys.exit("hint: see pip's message above, then run make again; it goes on from here")
         return not done.returncode
 
-    def install_torch(self, gpu: bool) -> None:
+    def install_torch(self) -> None:
         index = os.environ.get("TORCH_INDEX_URL", "")
         where = ["--index-url", index] if index else []
-        if gpu:
+        if self.gpu:
             say("installing torch for CUDA (some 3 GB the first time)")
             self.pip("torch>=2.11", *where)
             return
@@ -182,17 +187,25 @@ class Environment:
             # On Linux PyPI's own wheel of this version is the CUDA build, which is not wanted here.
             self.pip(f"{torch}+cpu", "--extra-index-url", PYTORCH_CPU_INDEX)
 
-    def constraints(self, gpu: bool, kept: dict | None) -> Path:
+    def constraints(self, kept: dict | None) -> Path:
         """What pip may not change: the kept torch and what came with it, and on a CPU our pins."""
         pins = dict(kept["pins"]) if kept else {}
         lines = [f"{name}=={version}" for name, version in sorted(pins.items())]
-        if not gpu:
+        if not self.gpu:
             for line in (ROOT / "constraints-cpu.txt").read_text().splitlines():
                 if line and re.split(r"[=<>]", line)[0].strip().lower() not in pins:
                     lines.append(line)
+        if (self.ask_torch("torch.version.cuda") or "").startswith("12."):
+            lines.append("cuda-bindings<13")  # they load the NVRTC of their own CUDA release
         path = self.folder / "weft-constraints.txt"
         path.write_text("\n".join(lines) + "\n")
         return path
+
+    def ask_torch(self, what: str) -> str | None:
+        """What the environment's torch answers; None where there is none that can be imported."""
+        command = [str(self.python), "-c", f"import torch; print({what})"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        return done.stdout.strip() if done.returncode == 0 else None
 
     def make(self) -> None:
         """Create or mend, install, prove by importing, and only then write the stamp."""
@@ -200,28 +213,25 @@ class Environment:
         if reason:
             say(f"{self.folder} is made anew: {reason}")
             shutil.rmtree(self.folder)
-        gpu = has_gpu()
-        kept = torch_already_here(gpu)
+        kept = torch_already_here(self.gpu)
         if not self.folder.exists():
             self.create(kept)
         self.unfinished.touch()
         if kept:
             say(f"keeping torch {kept['pins']['torch']} of {sys.executable}")
-        elif not self.has_torch():
-            self.install_torch(gpu)
+        elif self.ask_torch("torch.ones(2) + 1") is None:
+            self.install_torch()
         say("installing Weft and what it needs")
-        pins = ["-c", str(self.constraints(gpu, kept))]
+        pins = ["-c", str(self.constraints(kept))]
         # setuptools first and no isolation: a machine that has it builds with no network.
         self.pip("setuptools>=77", *pins)
-        self.pip("--no-build-isolation", "-e", f"{ROOT}[{STAGES[self.stage]}]", *pins)
+        # With no GPU torch's wheel brings no NVRTC; where there is one, torch came with its own.
+        extras = ",".join(EXTRAS[self.stage] + ([] if self.gpu else ["nvrtc"]))
+        self.pip("--no-build-isolation", "-e", f"{ROOT}[{extras}]" if extras else str(ROOT), *pins)
         self.prove()
         stages = ["run", "dev"] if self.stage == "dev" else ["run"]
         self.stamp.write_text(json.dumps({"want": self.want, "stages": stages}, indent=1))
         self.unfinished.unlink()
-
-    def has_torch(self) -> bool:
-        code = "import torch; assert tuple(map(int, torch.__version__.split('.')[:2])) >= (2, 11)"
-        return not subprocess.run([self.python, "-c", code], capture_output=True).returncode
 
     def prove(self) -> None:
         names = ", ".join(MODULES["run"])
