@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -10,47 +12,69 @@ from weft.backends.nvrtc import CudaSource
 from weft.core import Implementation
 from weft.ops._shared.layout import aligned_with, dense
 
-THREADS, UNROLL = 256, 4
 KERNELS = ("gelu_forward_wide", "gelu_backward_wide", "gelu_forward_any", "gelu_backward_any")
 TYPES = {
     torch.float32: "float",
     torch.float16: "__half",
     torch.bfloat16: "__nv_bfloat16",
 }
-SOURCES = {
-    dtype: CudaSource(
+
+
+@dataclass(frozen=True)
+class Config:
+    """``threads`` a block, ``unroll`` 16-byte vectors a thread, all loaded before the first is used."""
+
+    threads: int
+    unroll: int
+
+
+CANDIDATES = tuple(Config(t, u) for t in (128, 256, 512) for u in (1, 2, 4))
+SHIPPED = Config(threads=256, unroll=4)
+
+
+@cache
+def source(dtype: torch.dtype, config: Config = SHIPPED) -> CudaSource:
+    """gelu.cu compiled for one element type and launch configuration."""
+    return CudaSource(
         file=Path(__file__).with_name("gelu.cu"),
         kernels=KERNELS,
-        defines=(("WEFT_T", name), ("THREADS", str(THREADS)), ("UNROLL", str(UNROLL))),
+        defines=(
+            ("WEFT_T", TYPES[dtype]),
+            ("THREADS", str(config.threads)),
+            ("UNROLL", str(config.unroll)),
+        ),
         label=str(dtype).removeprefix("torch."),
     )
-    for dtype, name in TYPES.items()
-}
 
 
-def _run(kernel: str, *tensors: torch.Tensor) -> None:
+def _run(config: Config, kernel: str, *tensors: torch.Tensor) -> None:
     n = tensors[0].numel()
     if n == 0:
         return
-    source = SOURCES[tensors[0].dtype]
+    program = source(tensors[0].dtype, config)
     if all(t.data_ptr() % 16 == 0 for t in tensors):
-        per_block = THREADS * UNROLL * (16 // tensors[0].element_size())
-        source[f"{kernel}_wide"](-(-n // per_block), THREADS, *tensors, n)
+        per_block = config.threads * config.unroll * (16 // tensors[0].element_size())
+        program[f"{kernel}_wide"](-(-n // per_block), config.threads, *tensors, n)
     else:
-        source[f"{kernel}_any"](-(-n // THREADS), THREADS, *tensors, n)
+        program[f"{kernel}_any"](-(-n // config.threads), config.threads, *tensors, n)
+
+
+def forward_with(config: Config, x: torch.Tensor) -> torch.Tensor:
+    """The forward by one launch configuration."""
+    x = dense(x)
+    y = torch.empty_like(x)
+    _run(config, "gelu_forward", x, y)
+    return y
 
 
 def forward(x: torch.Tensor) -> torch.Tensor:
-    x = dense(x)
-    y = torch.empty_like(x)
-    _run("gelu_forward", x, y)
-    return y
+    return forward_with(SHIPPED, x)
 
 
 def backward(grad: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor]:
     x = dense(x)
     dx = torch.empty_like(x)
-    _run("gelu_backward", aligned_with(grad, x), x, dx)
+    _run(SHIPPED, "gelu_backward", aligned_with(grad, x), x, dx)
     return (dx,)
 
 
@@ -60,6 +84,6 @@ IMPLEMENTATION = Implementation(
     backend="cuda",
     forward=forward,
     backward=backward,
-    specimens=tuple(SOURCES.values()),
-    idea="16-byte vectors, four in flight",
+    specimens=tuple(source(dtype) for dtype in TYPES),
+    idea="16-byte vectors, several in flight",
 )

@@ -6,14 +6,25 @@ above x = 10.07, while this form only meets x/inf = 0.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from weft.backends.triton_jit import TritonSpecimen, tl, triton
 from weft.core import Implementation
 from weft.ops._shared.layout import aligned_with, dense
 
-BLOCK = 4096  # elements a program
-WARPS = 8
+
+@dataclass(frozen=True)
+class Config:
+    """``block`` elements a program, computed by ``warps`` warps."""
+
+    block: int
+    warps: int
+
+
+CANDIDATES = tuple(Config(b, w) for b in (1024, 2048, 4096, 8192) for w in (4, 8))
+SHIPPED = Config(block=4096, warps=8)
 
 
 @triton.jit
@@ -44,21 +55,27 @@ def gelu_backward(grad_ptr, x_ptr, dx_ptr, n, BLOCK: tl.constexpr):
     tl.store(dx_ptr + at, dx.to(dx_ptr.dtype.element_ty), mask=at < n)
 
 
-def forward(x: torch.Tensor) -> torch.Tensor:
+def forward_with(config: Config, x: torch.Tensor) -> torch.Tensor:
+    """The forward by one launch configuration."""
     x = dense(x)
     y = torch.empty_like(x)
     if n := x.numel():
-        gelu_forward[(triton.cdiv(n, BLOCK),)](x, y, n, BLOCK=BLOCK, num_warps=WARPS)
+        grid = (triton.cdiv(n, config.block),)
+        gelu_forward[grid](x, y, n, BLOCK=config.block, num_warps=config.warps)
     return y
+
+
+def forward(x: torch.Tensor) -> torch.Tensor:
+    return forward_with(SHIPPED, x)
 
 
 def backward(grad: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor]:
     x = dense(x)
     dx = torch.empty_like(x)
     if n := x.numel():
-        gelu_backward[(triton.cdiv(n, BLOCK),)](
-            aligned_with(grad, x), x, dx, n, BLOCK=BLOCK, num_warps=WARPS
-        )
+        grid = (triton.cdiv(n, SHIPPED.block),)
+        gradient = aligned_with(grad, x)
+        gelu_backward[grid](gradient, x, dx, n, BLOCK=SHIPPED.block, num_warps=SHIPPED.warps)
     return (dx,)
 
 
@@ -68,8 +85,12 @@ def _specimens() -> tuple[TritonSpecimen, ...]:
         TritonSpecimen(
             label=f"{kernel.__name__}-{dtype}",
             kernel=kernel,
-            signature={**dict.fromkeys(pointers, f"*{dtype}"), "n": "i32:16", "BLOCK": BLOCK},
-            num_warps=WARPS,
+            signature={
+                **dict.fromkeys(pointers, f"*{dtype}"),
+                "n": "i32:16",
+                "BLOCK": SHIPPED.block,
+            },
+            num_warps=SHIPPED.warps,
         )
         for kernel, pointers in both
         for dtype in ("fp32", "fp16", "bf16")

@@ -1,0 +1,132 @@
+"""Time an operator's candidate launch configurations on a GPU, to choose the ones that are shipped.
+
+    PYTHONPATH=src python3 tools/sweep.py softmax sum matmul --out sweep.jsonl
+
+For each (backend, case) every configuration of ``CANDIDATES`` is compared with torch's answer, then timed
+with ``triton.testing.do_bench`` (cold L2, median). This chooses; it judges nothing: the figures that are
+shown come from ``weft bench``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Trial = tuple[str, str, Any, Callable[[], torch.Tensor], Callable[[], torch.Tensor]]
+
+
+def gelu(quick: bool) -> Iterator[Trial]:
+    for dtype in (torch.bfloat16, torch.float32):
+        x = torch.randn(16384, 16384, device="cuda", dtype=dtype)
+        module = import_module("weft.ops.gelu.with_cuda")
+        triton_module = import_module("weft.ops.gelu.with_triton")
+        oracle = lambda x=x: torch.nn.functional.gelu(x, approximate="tanh")  # noqa: E731
+        for loaded, backend in ((module, "cuda"), (triton_module, "triton")):
+            for config in loaded.CANDIDATES:
+                yield backend, f"{dtype} 16384x16384", config, _with(loaded, config, x), oracle
+
+
+def softmax(quick: bool) -> Iterator[Trial]:
+    for rows, columns in ((32768, 1024), (32768, 4096), (8192, 16384), (4096, 65536)):
+        x = torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16)
+        for backend in ("cuda", "triton"):
+            loaded = import_module(f"weft.ops.softmax.with_{backend}")
+            for config in loaded.CANDIDATES(columns, torch.bfloat16):
+                run = _with(loaded, config, x)
+                yield (
+                    backend,
+                    f"bf16 {rows}x{columns}",
+                    config,
+                    run,
+                    lambda x=x: torch.softmax(x, -1),
+                )
+
+
+def sum(quick: bool) -> Iterator[Trial]:
+    for dtype, n in ((torch.float32, 1 << 28), (torch.bfloat16, 1 << 28)):
+        x = torch.randn(n, device="cuda", dtype=dtype)
+        for backend in ("cuda", "triton"):
+            loaded = import_module(f"weft.ops.sum.with_{backend}")
+            for config in loaded.CANDIDATES:
+                yield backend, f"{dtype} {n}", config, _with(loaded, config, x), lambda x=x: x.sum()
+
+
+def matmul(quick: bool) -> Iterator[Trial]:
+    for dtype, size, backends in (
+        (torch.bfloat16, 8192, ("triton", "cuda")),
+        (torch.float32, 4096, ("cuda", "triton")),
+    ):
+        a, b = (torch.randn(size, size, device="cuda", dtype=dtype) for _ in range(2))
+        for backend in backends:
+            loaded = import_module(f"weft.ops.matmul.with_{backend}")
+            for config in loaded.CANDIDATES(dtype):
+                yield (
+                    backend,
+                    f"{dtype} {size}^3",
+                    config,
+                    _with(loaded, config, a, b),
+                    lambda: a @ b,
+                )  # noqa: B023
+
+
+def _with(loaded: Any, config: Any, *inputs: torch.Tensor) -> Callable[[], torch.Tensor]:
+    return lambda: loaded.forward_with(config, *inputs)
+
+
+def trial(
+    backend: str, case: str, config: Any, run: Callable[[], Any], oracle: Any
+) -> dict[str, Any]:
+    """One configuration's time (us) and its largest difference from torch's answer."""
+    import triton
+
+    answer: dict[str, Any] = {"backend": backend, "case": case, "config": str(config)}
+    try:
+        begun = time.perf_counter()
+        got, expected = run().double(), oracle().double()
+        answer["first_s"] = round(time.perf_counter() - begun, 2)
+        answer["error"] = float((got - expected).abs().max() / expected.pow(2).mean().sqrt())
+        answer["us"] = triton.testing.do_bench(run, warmup=10, rep=60, return_mode="median") * 1e3
+    except Exception as error:  # noqa: BLE001 - a configuration that does not launch is a finding
+        answer["raised"] = f"{type(error).__name__}: {str(error)[:200]}"
+    return answer
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("operators", nargs="+")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=math.inf)
+    options = parser.parse_args()
+    found: list[dict[str, Any]] = []
+    started = time.monotonic()
+    with options.out.open("a") as out:
+        for name in options.operators:
+            seen: set[str] = set()
+            for backend, case, config, run, oracle in globals()[name](False):
+                if time.monotonic() - started > options.seconds:
+                    print("out of time", file=sys.stderr)
+                    break
+                if case not in seen:
+                    seen.add(case)
+                    found.append({"op": name, **trial("torch", case, "", oracle, oracle)})
+                found.append({"op": name, **trial(backend, case, config, run, oracle)})
+                print(json.dumps(found[-1]), file=out, flush=True)
+    for row in sorted(found, key=lambda r: (r["op"], r["case"], r.get("us", math.inf))):
+        shown = (
+            f"{row['us']:9.2f} us  err {row['error']:.1e}" if "us" in row else row["raised"][:90]
+        )
+        print(f"{row['op']:8} {row['case']:28} {row['backend']:7} {shown}  {row['config'][:110]}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
