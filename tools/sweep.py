@@ -2,9 +2,9 @@
 
     PYTHONPATH=src python3 tools/sweep.py softmax sum matmul --out sweep.jsonl
 
-For each (backend, case) every configuration of ``CANDIDATES`` is compared with torch's answer, then timed
-with ``triton.testing.do_bench`` (cold L2, median). This chooses; it judges nothing: the figures that are
-shown come from ``weft bench``.
+For each (backend, case) every configuration of ``CANDIDATES`` is compared with torch's answer, then
+timed with ``triton.testing.do_bench`` (cold L2, median). This chooses; it judges nothing: the figures
+that are shown come from ``weft bench``.
 """
 
 from __future__ import annotations

@@ -229,7 +229,7 @@ def _notes(found: Ceilings | None, peaks: Peaks | None, here: Device) -> list[st
     elif here.kind == "cuda":
         lines.append("  datasheet: unknown for a card of this name, and not guessed")
     if found:
-        lines.append(f"  measured: {found.measured}; anew with weft device --measure")
+        lines.append(f"  measured: {found.measured}; weft device --measure keeps what is better")
     else:
         lines.append("  measured: not yet; do it with weft device --measure")
     return lines

@@ -2,7 +2,8 @@
 
 A ceiling is what this device was seen to reach at best; efficiencies are shares of it. It is
 measured once for a device and torch version (``measure_gpu.py``, ``measure_cpu.py``) and read
-from the file from then on.
+from the file from then on. Measuring again can only raise it: a neighbour's load makes a figure
+too low, and nothing makes a median too high.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +56,16 @@ def _is_rate(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value) and value > 0
 
 
+def _has_versions(machine: object) -> bool:
+    return isinstance(machine, dict) and isinstance(machine.get("versions"), dict)
+
+
 def _from_json(data: Any) -> Ceilings:
     """The ceilings in a file's data; raises ``ValueError`` where they are not there whole."""
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ValueError("another format")
+    if not _has_versions(data.get("machine")):
+        raise ValueError("no versions")
     kept = data.get("ceilings")
     if not isinstance(kept, dict) or set(kept) != set(Ceilings.__dataclass_fields__):
         raise ValueError("other keys")
@@ -70,16 +77,16 @@ def _from_json(data: Any) -> Ceilings:
     return Ceilings(**kept)
 
 
-def load(path: Path, say: Progress) -> tuple[Ceilings, dict[str, Any]] | None:
+def load(path: Path, say: Progress) -> tuple[Ceilings | None, dict[str, Any]]:
     """The ceilings and the fingerprint kept at ``path``; None, and a line, if unreadable."""
     try:
         data = json.loads(path.read_text())
-        return _from_json(data), data.get("machine") or {}
+        return _from_json(data), data["machine"]
     except FileNotFoundError:
-        return None
+        return None, {}
     except (OSError, ValueError) as error:
         say(f"the ceilings kept at {path} cannot be read ({error}); they are not used")
-        return None
+        return None, {}
 
 
 def save(path: Path, ceilings: Ceilings, machine: dict[str, Any]) -> None:
@@ -132,6 +139,13 @@ def measure_now(device: Device, progress: Progress | None = None) -> Ceilings:
     )
 
 
+def better(old: Ceilings, new: Ceilings) -> Ceilings:
+    """The larger of each figure; dated by the new one."""
+    words = {word: max(getattr(old, word), getattr(new, word)) for word in ("copy", "read", "fill")}
+    rates = {rate: max(new.matrix.get(rate, 0), value) for rate, value in old.matrix.items()}
+    return replace(new, **words, matrix={**new.matrix, **rates})
+
+
 def ceilings(
     kind: str | None = None,
     *,
@@ -142,25 +156,29 @@ def ceilings(
     """The ceilings of this machine's device: those kept, else measured now and kept.
 
     ``measure=False`` never measures and gives None where nothing is kept. ``refresh=True``
-    measures even where some are kept. They are measured again, too, when torch's version has
-    changed, since its matrix products are what measures. ``progress`` is called with a line for
+    measures again and keeps the better of each figure. Where torch's version has changed they are
+    measured anew, since its kernels are what reaches them. ``progress`` is called with a line for
     each step; without one, only what the user must know goes to stderr. Raises
     :class:`WeftError` for ``"cuda"`` where there is no GPU.
     """
     device = query(kind)
     path = path_for(device)
     warn = progress or (lambda line: print(line, file=sys.stderr))
-    kept = load(path, warn)
-    if kept and not (measure and refresh):
-        before, now = (m.get("versions", {}).get("torch") for m in (kept[1], fingerprint(kind)))
-        if before == now or not measure:
-            return kept[0]
-        warn(f"torch was {before} when the ceilings were measured and is {now}: measuring anew")
+    old, machine = load(path, warn)
     if not measure:
-        return None
+        return old
+    now = fingerprint(kind)
+    before, after = (m.get("versions", {}).get("torch") for m in (machine, now))
+    if old and before != after:
+        warn(f"the ceilings were measured with torch {before}, here is {after}: measuring anew")
+        old = None
+    if old and not refresh:
+        return old
     found = measure_now(device, progress)
+    if old:
+        found = better(old, found)
     try:
-        save(path, found, fingerprint(kind))
+        save(path, found, now)
     except WeftError as error:
         # A read-only home must not stop a benchmark; the measurement is good all the same.
         warn(str(error))

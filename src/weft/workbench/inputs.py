@@ -35,7 +35,7 @@ class Placed:
 
 
 def make(case: Case, device: str, seed: int, arena: Arena | None = None) -> list[torch.Tensor]:
-    """The case's inputs on ``device`` ('cpu' or 'cuda'), each drawn from its own stream of ``seed``.
+    """The case's inputs on ``device`` ('cpu' or 'cuda'), each from its own stream of ``seed``.
 
     With an arena each input lies between guard bands, and the gaps of a sliced one hold poison.
     """

@@ -1,9 +1,9 @@
-"""Memory that tells on a kernel: guard bands around every tensor, poison inside until it is written.
+"""Memory that tells on a kernel: guard bands around each tensor, poison inside until written.
 
 ``| guard | payload | guard |``: every byte starts as poison. For floating-point tensors the poison
 is a NaN, so that a load past the end spoils the answer, and a store past the end changes a guard
-byte. A second poison is a huge finite number, since ``fmax`` and its like swallow a NaN: what depends
-on either poison differs between two runs.
+byte. A second poison is a huge finite number, since ``fmax`` and its like swallow a NaN: what
+depends on either poison differs between two runs.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 GUARD = 1 << 16  # bytes on each side: as wide as a block's tile, so an overrun lands inside
 ALIGN = 256  # what the caching allocator gives a kernel on a GPU
 
-# One byte repeated. 0xFF is a NaN in every floating-point type, and not the one that hardware makes;
-# 0x7B is huge and finite in every one (fp16 6.1e4, bf16 and fp32 1.3e36, fp64 1e286).
+# One byte repeated. 0xFF is a NaN in every floating-point type, and not the one that hardware
+# makes; 0x7B is huge and finite in every one (fp16 6.1e4, bf16 and fp32 1.3e36, fp64 1e286).
 NAN, HUGE = 0xFF, 0x7B
 _FOR_INTEGERS = {NAN: 0x7B, HUGE: 0x5A}
 

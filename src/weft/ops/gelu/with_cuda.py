@@ -22,7 +22,7 @@ TYPES = {
 
 @dataclass(frozen=True)
 class Config:
-    """``threads`` a block, ``unroll`` 16-byte vectors a thread, all loaded before the first is used."""
+    """``threads`` a block; ``unroll`` 16-byte vectors a thread, all in flight at once."""
 
     threads: int
     unroll: int
