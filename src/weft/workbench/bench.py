@@ -1,0 +1,398 @@
+"""bench: check, then time only what passed, and make records of it, case by case.
+
+Nothing that has not passed at a case is timed there; what cannot run is a record with its reason.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from weft import machine
+from weft.backends import support
+from weft.core import (
+    BACKWARD,
+    Case,
+    Ceilings,
+    Implementation,
+    Operator,
+    Record,
+    Timing,
+    Verdict,
+    WeftError,
+    registry,
+)
+from weft.core.operator import DIRECTIONS, unknown_name
+from weft.core.record import FAIL, PASS, UNSUPPORTED
+from weft.workbench import inputs as drawing
+from weft.workbench.bind import bind
+from weft.workbench.check import check
+from weft.workbench.clock import measure
+from weft.workbench.judge import judge
+from weft.workbench.oracle import Oracle, fresh_seeds
+from weft.workbench.plan import Budget, Candidate, Outcome
+from weft.workbench.slots import Slot
+
+# By how much a time may beat the floor before it is suspect. A GPU's ceiling is steady; a CPU's was
+# measured among whatever else ran then, and can be beaten honestly.
+MARGIN = {"cuda": 0.02, "cpu": 0.30}
+CHECK_SEEDS = 2
+
+_now = time.perf_counter_ns
+Say = Callable[[str], None]
+
+
+def _silent(line: str) -> None:
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """Where implementations are measured side by side: one operator, case, direction, device."""
+
+    operator: Operator
+    case: Case
+    direction: str
+    device: str
+    baseline: Implementation | None
+    implementations: tuple[Implementation, ...]
+
+    @property
+    def title(self) -> str:
+        return f"{self.operator.name} {self.case.name} {self.direction}"
+
+
+@dataclass(kw_only=True)
+class _Found:
+    """What is known of one implementation at a point, as it goes through check and clock."""
+
+    verdict: Verdict
+    first: float | None = None
+    timing: Timing | None = None
+    flags: set[str] = field(default_factory=set)
+
+
+def run(
+    operators: Sequence[str | Operator] | None = None,
+    impls: Sequence[str | Implementation] | None = None,
+    cases: Sequence[str] | None = None,
+    directions: Sequence[str] | None = None,
+    device: str | None = None,
+    *,
+    all_cases: bool = False,
+    quick: bool = False,
+    budget: Budget | None = None,
+    ceilings: Ceilings | None = None,
+    seed: int = 0,
+    on_event: Say = _silent,
+) -> Iterator[Record]:
+    """Records of these operators, one by one as each case is done.
+
+    By default every operator's first bench case of the device, in every direction; ``all_cases``
+    takes all of them, ``cases`` names some. ``operators`` and ``impls`` may be objects as well as
+    names, for what is not in the registry. ``on_event`` gets a line of progress at a time.
+    Raises :class:`WeftError` for a name that is not there, before anything runs.
+    """
+    device = device or machine.default_device()
+    points = list(select(operators, impls, cases, directions, device, all_cases))
+    budget = budget or Budget.of(device, quick)
+    if ceilings is None:
+        on_event("measuring this machine's ceilings, once")
+        ceilings = machine.ceilings(device, progress=on_event)
+    return _run(points, budget, ceilings, machine.fingerprint(device), seed, on_event)
+
+
+def _run(
+    points: Sequence[Point],
+    budget: Budget,
+    ceilings: Ceilings | None,
+    fingerprint: Mapping[str, Any],
+    seed: int,
+    say: Say,
+) -> Iterator[Record]:
+    for number, point in enumerate(points, 1):
+        progress = partial(_prefixed, say, f"[{number}/{len(points)}] {point.title}: ")
+        found = _point(point, budget, seed, progress)
+        for implementation in point.implementations:
+            one = found[implementation.name]
+            yield make_record(point, implementation, one, ceilings, fingerprint)
+        del found
+        free_memory(point.device)
+
+
+def _prefixed(say: Say, prefix: str, line: str) -> None:
+    say(prefix + line)
+
+
+def select(
+    operators: Sequence[str | Operator] | None,
+    impls: Sequence[str | Implementation] | None,
+    cases: Sequence[str] | None,
+    directions: Sequence[str] | None,
+    device: str,
+    all_cases: bool,
+) -> Iterator[Point]:
+    """The points that a call asks for; raises :class:`WeftError` where a name is not known."""
+    for direction in directions or ():
+        if direction not in DIRECTIONS:
+            raise unknown_name("direction", direction, list(DIRECTIONS))
+    chosen = [
+        registry.operator(o) if isinstance(o, str) else o
+        for o in (operators or registry.operator_names())
+    ]
+    unseen = set(cases or ())
+    for operator in chosen:
+        found = _implementations(operator, impls, alone=len(chosen) == 1)
+        if not found:
+            continue
+        picked = _cases(operator, cases, device, all_cases, alone=len(chosen) == 1)
+        unseen -= {c.name for c in picked}
+        for case in picked:
+            for direction in operator.directions:
+                if not directions or direction in directions:
+                    yield Point(
+                        operator=operator,
+                        case=case,
+                        direction=direction,
+                        device=device,
+                        baseline=_baseline(operator, found),
+                        implementations=tuple(found),
+                    )
+    if unseen:
+        names = [c.name for o in chosen for c in o.cases]
+        raise unknown_name("case", sorted(unseen)[0], names)
+
+
+def _cases(
+    operator: Operator, names: Sequence[str] | None, device: str, every: bool, alone: bool
+) -> list[Case]:
+    if names:
+        if alone:
+            return [operator.case(n) for n in names]
+        return [c for c in operator.cases if c.name in names]
+    bench = list(operator.select("bench", device))
+    return bench if every else bench[:1]
+
+
+def _implementations(
+    operator: Operator, impls: Sequence[str | Implementation] | None, alone: bool
+) -> list[Implementation]:
+    """The implementations asked for; a name like ``cuda`` brings its ladder's steps too."""
+    if impls is None:
+        return registry.implementations(operator.name)
+    objects = [i for i in impls if isinstance(i, Implementation) and i.operator == operator.name]
+    wanted = [i for i in impls if isinstance(i, str)]
+    if not wanted:
+        return objects
+    known = registry.implementation_names(operator.name)
+    names: list[str] = []
+    for name in wanted:
+        near = [k for k in known if k == name or k.startswith(name + "/")]
+        if not near and alone:
+            raise unknown_name(f"implementation of {operator.name}", name, known)
+        names += [n for n in near if n not in names]
+    return objects + [registry.implementation(operator.name, n) for n in names]
+
+
+def _baseline(operator: Operator, found: Sequence[Implementation]) -> Implementation | None:
+    """The implementation whose error sets the tolerance, where it was brought along; else None,
+    and the registry has it."""
+    name = operator.tolerance.baseline
+    return next((i for i in found if i.name == name), None)
+
+
+def _point(point: Point, budget: Budget, seed: int, say: Say) -> dict[str, _Found]:
+    """Check every implementation at a point, then time those that passed, side by side."""
+    found: dict[str, _Found] = {}
+    passed: list[Implementation] = []
+    # One float64 reference for all of them, on seeds that no implementation can know.
+    seeds = fresh_seeds(CHECK_SEEDS)
+    oracle = Oracle(
+        point.operator, point.case, point.direction, point.device, seeds, point.baseline
+    )
+    for implementation in point.implementations:
+        answer = support(implementation, point.case, point.device)
+        if not (answer.ok and answer.timed):
+            verdict = _verdict(point, implementation, UNSUPPORTED, answer.reason)
+            found[implementation.name] = _Found(verdict=verdict)
+            continue
+        say(f"checking {implementation.name}")
+        one = _checked(point, implementation, oracle, seed)
+        found[implementation.name] = one
+        if one.verdict.status == PASS:
+            passed.append(implementation)
+    del oracle
+    if passed:
+        say(f"timing {', '.join(i.name for i in passed)}")
+        outcomes = _timed(point, passed, found, budget, seed, say)
+        for name, outcome in outcomes.items():
+            _take(found[name], outcome)
+    return found
+
+
+def _take(one: _Found, outcome: Outcome) -> None:
+    one.timing = outcome.timing
+    if outcome.refusal:
+        one.verdict = replace(one.verdict, status=FAIL, reason=outcome.refusal)
+    if outcome.trouble:
+        one.flags.add(f"not timed: {outcome.trouble}")
+
+
+def _verdict(point: Point, implementation: Implementation, status: str, reason: str) -> Verdict:
+    return Verdict(
+        operator=point.operator.name,
+        implementation=implementation.name,
+        case=point.case.name,
+        direction=point.direction,
+        status=status,
+        reason=reason,
+    )
+
+
+def _checked(point: Point, implementation: Implementation, oracle: Oracle, seed: int) -> _Found:
+    """The very first call, timed, and then the check. A first call that raises is left to the
+    check to judge."""
+    first = None
+    try:
+        first = _first_call(point, implementation, seed)
+    except Exception:  # noqa: BLE001 - the check makes the same call and says what it raised
+        free_memory(point.device)
+    verdict = check(
+        point.operator,
+        implementation,
+        point.case,
+        point.direction,
+        point.device,
+        oracle=oracle,
+    )
+    return _Found(verdict=verdict, first=first)
+
+
+def _first_call(point: Point, implementation: Implementation, seed: int) -> float:
+    """Wall time (us) of binding and calling for the first time, compilation included."""
+    slot = make_slot(point, implementation, seed)
+    synchronise(point.device)
+    start = _now()
+    _bind(point, implementation, slot)()
+    synchronise(point.device)
+    return (_now() - start) / 1000
+
+
+def synchronise(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def make_slot(point: Point, implementation: Implementation, seed: int) -> Slot:
+    """One call's inputs; backward also needs the form of the output, which ``implementation``
+    or the baseline gives."""
+    inputs = drawing.make(point.case, point.device, seed)
+    if point.direction != BACKWARD:
+        return Slot(inputs)
+    source = point.baseline or implementation
+    with torch.no_grad():
+        output = source.forward(*inputs, **point.case.params)
+    return Slot(inputs, drawing.gradient_like(output, seed))
+
+
+def _bind(point: Point, implementation: Implementation, slot: Slot) -> Callable[[], Any]:
+    return bind(point.operator, implementation, point.case, point.direction, slot.inputs, slot.grad)
+
+
+def _timed(
+    point: Point,
+    passed: Sequence[Implementation],
+    found: Mapping[str, _Found],
+    budget: Budget,
+    seed: int,
+    say: Say,
+) -> dict[str, Outcome]:
+    def on_round(number: int, medians: Mapping[str, float]) -> None:
+        best = min(medians, key=medians.__getitem__, default="")
+        if best:
+            say(f"round {number + 1}, fastest so far {best} at {medians[best]:.1f} us")
+
+    candidates = [
+        Candidate(name=i.name, bind=partial(_bind, point, i), first=found[i.name].first)
+        for i in passed
+    ]
+    make_judge = partial(
+        judge, point.operator, point.case, point.direction, point.device, point.baseline
+    )
+    try:
+        return measure(
+            candidates,
+            partial(make_slot, point, passed[0]),
+            device=point.device,
+            budget=budget,
+            make_judge=make_judge,
+            seed=seed,
+            on_round=on_round,
+        )
+    except (torch.OutOfMemoryError, MemoryError):
+        free_memory(point.device)
+        return {i.name: Outcome(trouble="out of memory") for i in passed}
+
+
+def free_memory(device: str) -> None:
+    """Give back what the last case held, so that the next one finds the device empty."""
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+
+
+def make_record(
+    point: Point,
+    implementation: Implementation,
+    found: _Found,
+    ceilings: Ceilings | None,
+    fingerprint: Mapping[str, Any],
+) -> Record:
+    """The record of one implementation at a point; rates and efficiency from the operator's cost
+    and the ceilings measured on this device."""
+    cost = point.operator.cost(point.case, point.direction)
+    seconds = ceilings.floor(cost) if ceilings else None
+    floor = None if seconds is None else seconds * 1e6
+    cold = found.timing.cold if found.timing and found.timing.cold > 0 else None
+    efficiency = floor / cold if floor and cold else None
+    flags = {*found.flags, *(found.timing.flags if found.timing else ())}
+    if efficiency is not None and efficiency > 1 + MARGIN[point.device]:
+        flags.add("suspect: faster than the floor")
+    return Record(
+        operator=point.operator.name,
+        implementation=implementation.name,
+        backend=implementation.backend,
+        case=point.case.name,
+        direction=point.direction,
+        verdict=found.verdict,
+        timing=found.timing,
+        nbytes=cost.nbytes,
+        flops=cost.flops,
+        rate=cost.rate,
+        floor=floor,
+        gbps=cost.nbytes / cold / 1e3 if cold else None,
+        tflops=cost.flops / cold / 1e6 if cold and cost.flops else None,
+        efficiency=efficiency,
+        flags=tuple(sorted(flags)),
+        machine=fingerprint,
+        idea=implementation.idea,
+    )
+
+
+def went_against(records: Sequence[Record]) -> bool:
+    """Whether a verdict went against somebody: a fail, a suspect time, or a pass with no time."""
+    return any(
+        r.verdict.status == FAIL
+        or (r.verdict.status == PASS and r.timing is None)
+        or any(f.startswith("suspect") for f in r.flags)
+        for r in records
+    )
+
+
+__all__ = ["Budget", "Point", "WeftError", "run", "select", "went_against"]
