@@ -133,13 +133,16 @@ class Environment:
         if not self.runs():
             return "its Python does not start"
         try:
-            had = json.loads(self.stamp.read_text())["want"]
+            stamp = json.loads(self.stamp.read_text())
+            had, stages = stamp["want"], stamp["stages"]
         except (OSError, ValueError, KeyError):
             return ""
         if had.get("root") != str(ROOT):
             return f"it was made for {had.get('root')}"
-        if had.get("gpu") != self.gpu:
+        if had.get("gpu", self.gpu) != self.gpu:
             return "it was made " + ("without" if self.gpu else "with") + " a GPU"
+        if not self.has_modules(stages):  # pip believes them installed and would leave them so
+            return "something that was installed in it is gone"
         return ""
 
     def create(self, kept: dict | None) -> None:
