@@ -10,6 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
+
+if not hasattr(numpy, "row_stack"):
+    # numpy 2.5 dropped this alias of vstack; numba-cuda up to 0.29 names it while it is imported.
+    numpy.row_stack = numpy.vstack  # type: ignore[attr-defined]
+
 import numba
 from numba import cuda
 

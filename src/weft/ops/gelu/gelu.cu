@@ -1,7 +1,7 @@
 // GELU (tanh form), forward and backward, elementwise over n elements in storage order.
 //
-// Each thread moves UNROLL 16-byte vectors, all loaded before the first is used, so that a warp has
-// UNROLL * 512 bytes in flight. Bytes: n read + n written (backward: 2n read + n written).
+// Each thread moves UNROLL 16-byte vectors, all loaded before the first is used: a warp has UNROLL * 512
+// bytes in flight. Bytes: n read + n written (backward: 2n read + n written).
 #include "numeric.cuh"
 
 #ifndef UNROLL

@@ -29,7 +29,9 @@ class Config:
 
 
 CANDIDATES = tuple(Config(t, u) for t in (128, 256, 512) for u in (1, 2, 4))
-SHIPPED = Config(threads=256, unroll=4)
+# On an H200 four vectors a thread are slower than one (265 us against 257 in bf16, 525 against 504 in
+# fp32, 16384x16384): full occupancy keeps enough bytes in flight, and registers cost occupancy.
+SHIPPED = Config(threads=128, unroll=1)
 
 
 @cache
@@ -85,5 +87,5 @@ IMPLEMENTATION = Implementation(
     forward=forward,
     backward=backward,
     specimens=tuple(source(dtype) for dtype in TYPES),
-    idea="16-byte vectors, several in flight",
+    idea="one 16-byte vector a thread",
 )

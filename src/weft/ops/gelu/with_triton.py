@@ -7,6 +7,7 @@ above x = 10.07, while this form only meets x/inf = 0.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -24,7 +25,8 @@ class Config:
 
 
 CANDIDATES = tuple(Config(b, w) for b in (1024, 2048, 4096, 8192) for w in (4, 8))
-SHIPPED = Config(block=4096, warps=8)
+# By item size: 16 to 32 bytes a thread, many small programs (see CANDIDATES and tools/sweep.py).
+SHIPPED = {2: Config(block=2048, warps=4), 4: Config(block=1024, warps=8)}
 
 
 @triton.jit
@@ -66,36 +68,38 @@ def forward_with(config: Config, x: torch.Tensor) -> torch.Tensor:
 
 
 def forward(x: torch.Tensor) -> torch.Tensor:
-    return forward_with(SHIPPED, x)
+    return forward_with(SHIPPED[x.element_size()], x)
 
 
 def backward(grad: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor]:
     x = dense(x)
     dx = torch.empty_like(x)
     if n := x.numel():
-        grid = (triton.cdiv(n, SHIPPED.block),)
+        config = SHIPPED[x.element_size()]
+        grid = (triton.cdiv(n, config.block),)
         gradient = aligned_with(grad, x)
-        gelu_backward[grid](gradient, x, dx, n, BLOCK=SHIPPED.block, num_warps=SHIPPED.warps)
+        gelu_backward[grid](gradient, x, dx, n, BLOCK=config.block, num_warps=config.warps)
     return (dx,)
 
 
-def _specimens() -> tuple[TritonSpecimen, ...]:
-    both = ((gelu_forward, ("x_ptr", "y_ptr")), (gelu_backward, ("grad_ptr", "x_ptr", "dx_ptr")))
-    return tuple(
-        TritonSpecimen(
-            label=f"{kernel.__name__}-{dtype}",
-            kernel=kernel,
-            signature={
-                **dict.fromkeys(pointers, f"*{dtype}"),
-                "n": "i32:16",
-                "BLOCK": SHIPPED.block,
-            },
-            num_warps=SHIPPED.warps,
-        )
-        for kernel, pointers in both
-        for dtype in ("fp32", "fp16", "bf16")
+def _specimen(kernel: Any, pointers: tuple[str, ...], dtype: str, config: Config) -> TritonSpecimen:
+    typed = dict.fromkeys(pointers, f"*{dtype}")
+    return TritonSpecimen(
+        label=f"{kernel.__name__}-{dtype}",
+        kernel=kernel,
+        signature={**typed, "n": "i32:16", "BLOCK": config.block},
+        num_warps=config.warps,
     )
 
+
+SPECIMENS = tuple(
+    _specimen(kernel, pointers, dtype, SHIPPED[size])
+    for kernel, pointers in (
+        (gelu_forward, ("x_ptr", "y_ptr")),
+        (gelu_backward, ("grad_ptr", "x_ptr", "dx_ptr")),
+    )
+    for dtype, size in (("fp32", 4), ("fp16", 2), ("bf16", 2))
+)
 
 IMPLEMENTATION = Implementation(
     operator="gelu",
@@ -103,6 +107,6 @@ IMPLEMENTATION = Implementation(
     backend="triton",
     forward=forward,
     backward=backward,
-    specimens=_specimens(),
+    specimens=SPECIMENS,
     idea="one fused pass",
 )
