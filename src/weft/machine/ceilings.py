@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.core import Ceilings, WeftError
-from weft.machine.fingerprint import fingerprint
+from weft.machine.fingerprint import fingerprint, versions
 from weft.machine.query import Device, query
 
 FORMAT = 1  # raised when the way of measuring changes, so that older files are measured anew
@@ -132,7 +132,7 @@ def measure_now(device: Device, progress: Progress | None = None) -> Ceilings:
     else:
         from weft.machine import measure_cpu
 
-        found = measure_cpu.measure(torch, device.l2_bytes, device.memory_bytes, say)
+        found = measure_cpu.measure(torch, device, say)
     matrix = found.pop("matrix")
     return Ceilings(
         device=device.name, matrix=matrix, measured=fingerprint(device.kind)["date"], **found
@@ -167,8 +167,7 @@ def ceilings(
     old, machine = load(path, warn)
     if not measure:
         return old
-    now = fingerprint(kind)
-    before, after = (m.get("versions", {}).get("torch") for m in (machine, now))
+    before, after = machine.get("versions", {}).get("torch"), versions()["torch"]
     if old and before != after:
         warn(f"the ceilings were measured with torch {before}, here is {after}: measuring anew")
         old = None
@@ -178,7 +177,7 @@ def ceilings(
     if old:
         found = better(old, found)
     try:
-        save(path, found, now)
+        save(path, found, fingerprint(kind))
     except WeftError as error:
         # A read-only home must not stop a benchmark; the measurement is good all the same.
         warn(str(error))

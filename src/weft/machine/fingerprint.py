@@ -35,7 +35,8 @@ def _version(distribution: str) -> str | None:
 
 
 @cache
-def _versions() -> dict[str, str | None]:
+def versions() -> dict[str, str | None]:
+    """Weft's, Python's and the libraries' versions, and the CUDA that torch is built for."""
     from weft import __version__
 
     found = {word: _version(name) for word, name in LIBRARIES.items()}
@@ -67,13 +68,14 @@ def _installed_commit() -> str | None:
     return str(found) if found else None
 
 
+@cache
 def commit() -> tuple[str | None, bool | None]:
     """The commit of the running source and whether the package's folder differs from it.
 
     ``WEFT_COMMIT`` comes first, for a machine where the tree travels without ``.git``; like
     ``git describe``, it may end in ``-dirty``. Then git, if it tracks this very file: a virtual
     environment inside somebody's checkout must not report their commit. Then what pip noted.
-    None where nobody knows.
+    None where nobody knows. Asked once a process.
     """
     named = os.environ.get("WEFT_COMMIT", "").strip()
     if named:
@@ -100,6 +102,6 @@ def fingerprint(kind: str | None = None) -> dict[str, Any]:
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "commit": revision,
         "dirty": dirty,
-        "versions": dict(_versions()),
+        "versions": dict(versions()),
         "os": f"{platform.system()} {platform.release()}",
     }

@@ -7,10 +7,13 @@ short rounds' medians, and the bandwidths are visited again between one matrix p
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from time import perf_counter
 from typing import Any
+
+from weft.machine.query import Device
 
 SMALLEST, LARGEST = 64 << 20, 512 << 20  # bytes of one buffer
 CALLS = 5  # in a round
@@ -77,10 +80,20 @@ def matrix_rate(torch: Any, dtype: Any, sizes: tuple[int, ...], budget: float) -
     return best
 
 
+@contextmanager
+def all_threads(torch: Any, threads: int | None) -> Iterator[None]:
+    """Torch on as many threads as may run here, whatever the user had chosen before and after."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def measure(
     torch: Any,
-    cache: int | None,
-    memory: int | None,
+    device: Device,
     say: Callable[[str], None],
     sizes: tuple[int, ...] = (256, 1024, 2048),
 ) -> dict[str, Any]:
@@ -88,10 +101,14 @@ def measure(
 
     A CPU has no tf32: asked for it, torch computes in fp32, so that is its rate here.
     """
-    nbytes = buffer_bytes(cache, memory)
+    nbytes = buffer_bytes(device.l2_bytes, device.memory_bytes)
     found: dict[str, Any] = {"copy": 0.0, "read": 0.0, "fill": 0.0}
     matrix: dict[str, float] = {}
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with (
+        torch.random.fork_rng(devices=[]),
+        torch.no_grad(),
+        all_threads(torch, device.threads),
+    ):
         torch.manual_seed(0)
         say(f"copy, read and fill of {nbytes >> 20} MiB on {torch.get_num_threads()} threads")
         timed = streams(torch, nbytes)

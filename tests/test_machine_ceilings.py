@@ -1,0 +1,142 @@
+"""The ceilings: that what is measured is plausible, and that what is kept is never half a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from weft import machine
+from weft.core import Ceilings
+from weft.machine import measure_cpu
+
+store = importlib.import_module("weft.machine.ceilings")  # its name in the package is the function
+
+
+def test_cpu_ceilings_are_plausible_and_agree_with_a_plain_clock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch
+
+    monkeypatch.setattr(measure_cpu, "BUDGET", 0.02)
+    here = dataclasses.replace(machine.query("cpu"), memory_bytes=128 << 20, threads=1)
+    threads, state = torch.get_num_threads(), torch.random.get_rng_state()
+    found = measure_cpu.measure(torch, here, lambda line: None, sizes=(64, 128))
+    assert torch.get_num_threads() == threads
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert set(found["matrix"]) == {"fp32", "fp64", "bf16", "fp16", "tf32"}
+    for word in ("copy", "read", "fill"):
+        assert 1e8 < found[word] < 1e13
+    assert all(1e6 < rate < 1e15 for rate in found["matrix"].values())
+    assert found["matrix"]["fp64"] < 1.5 * found["matrix"]["fp32"]
+    # A product of n^3 multiply-adds counts 2 n^3, a copy counts both ways: timed by hand, one
+    # thread cannot be twice as fast as what was found, nor a thousandth of it.
+    source = torch.randn(2 << 20)
+    target = torch.empty_like(source)
+    with measure_cpu.all_threads(torch, 1):
+        plain = 2 * source.numel() * 4 / measure_cpu.best_median(lambda: target.copy_(source), 0.02)
+    assert found["copy"] / 1000 < plain < 2 * found["copy"]
+
+
+GOOD = Ceilings(
+    device="x", copy=2.0, read=3.0, fill=4.0, matrix={"fp32": 5.0}, measured="2026-01-01"
+)
+
+
+def kept_as(ceilings: object) -> str:
+    return json.dumps({"format": 1, "machine": {"versions": {}}, "ceilings": ceilings})
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Ceilings]:
+    """An empty cache and a measuring that takes no time; what it gave, call by call."""
+    calls: list[Ceilings] = []
+
+    def fake(device: machine.Device, progress: object) -> Ceilings:
+        calls.append(dataclasses.replace(GOOD, copy=2.0 / (1 + len(calls)), fill=4.0 + len(calls)))
+        return calls[-1]
+
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(store, "measure_now", fake)
+    return calls
+
+
+def kept() -> Path:
+    return store.path_for(machine.query("cpu"))
+
+
+def test_ceilings_are_measured_once_and_kept(measured: list[Ceilings]) -> None:
+    assert machine.ceilings("cpu", measure=False) is None
+    assert not measured
+    first = machine.ceilings("cpu")
+    assert machine.ceilings("cpu") == first == GOOD
+    assert machine.ceilings("cpu", measure=False) == first
+    assert len(measured) == 1
+    assert sorted(json.loads(kept().read_text())) == ["ceilings", "format", "machine"]
+
+
+def test_measuring_again_keeps_the_better_of_each(measured: list[Ceilings]) -> None:
+    machine.ceilings("cpu")
+    again = machine.ceilings("cpu", refresh=True)
+    assert again is not None and (again.copy, again.fill) == (2.0, 5.0)
+    assert machine.ceilings("cpu") == again
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        '{"format": 1, "ceil',
+        "[]",
+        "null",
+        '{"format": 1}',
+        '{"format": 0}',
+        "\x00\xff",
+        kept_as({"copy": 1}),
+        kept_as({**dataclasses.asdict(GOOD), "copy": math.nan}),
+        kept_as({**dataclasses.asdict(GOOD), "matrix": {"fp32": -1}}),
+    ],
+)
+def test_an_unreadable_cache_is_measured_anew_and_said(
+    text: str, measured: list[Ceilings], capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept().parent.mkdir(parents=True)
+    kept().write_text(text)
+    assert machine.ceilings("cpu") == GOOD
+    said = capsys.readouterr()
+    assert str(kept()) in said.err and said.out == ""
+    assert machine.ceilings("cpu") == GOOD and len(measured) == 1
+
+
+def test_another_torch_measures_anew(
+    measured: list[Ceilings], capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine.ceilings("cpu")
+    data = json.loads(kept().read_text())
+    data["machine"]["versions"]["torch"] = "1.0"
+    data["ceilings"]["copy"] = 1e9
+    kept().write_text(json.dumps(data))
+    found = machine.ceilings("cpu")
+    assert found is not None and found.copy == 1.0 and len(measured) == 2
+    assert "torch 1.0" in capsys.readouterr().err
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_litter(
+    measured: list[Ceilings], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine.ceilings("cpu")
+    before = kept().read_text()
+
+    def full(*names: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    assert machine.ceilings("cpu", refresh=True) is not None
+    assert "No space left" in capsys.readouterr().err
+    assert kept().read_text() == before
+    assert [p.name for p in kept().parent.iterdir()] == [kept().name]
