@@ -3,8 +3,8 @@
     PYTHONPATH=src python3 tools/sweep.py softmax sum matmul --out sweep.jsonl
 
 For each (backend, case) every configuration of ``CANDIDATES`` is compared with torch's answer, then
-timed with ``triton.testing.do_bench`` (cold L2, median). This chooses; it judges nothing: the figures
-that are shown come from ``weft bench``.
+timed with ``triton.testing.do_bench`` (cold L2, median). This chooses; it judges nothing: the
+figures that are shown come from ``weft bench``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -24,30 +25,46 @@ import torch
 Trial = tuple[str, str, Any, Callable[[], torch.Tensor], Callable[[], torch.Tensor]]
 
 
-def gelu(quick: bool) -> Iterator[Trial]:
+def gelu() -> Iterator[Trial]:
     for dtype in (torch.bfloat16, torch.float32):
         x = torch.randn(16384, 16384, device="cuda", dtype=dtype)
-        module = import_module("weft.ops.gelu.with_cuda")
-        triton_module = import_module("weft.ops.gelu.with_triton")
-        oracle = lambda x=x: torch.nn.functional.gelu(x, approximate="tanh")  # noqa: E731
-        for loaded, backend in ((module, "cuda"), (triton_module, "triton")):
+        oracle = partial(torch.nn.functional.gelu, x, approximate="tanh")
+        for backend in ("cuda", "triton"):
+            loaded = import_module(f"weft.ops.gelu.with_{backend}")
             for config in loaded.CANDIDATES:
                 yield backend, f"{dtype} 16384x16384", config, _with(loaded, config, x), oracle
 
 
-def softmax(quick: bool) -> Iterator[Trial]:
+def softmax() -> Iterator[Trial]:
     for rows, columns in ((32768, 1024), (32768, 4096), (8192, 16384), (4096, 65536)):
         x = torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16)
+        oracle = partial(torch.softmax, x, -1)
         for backend in ("cuda", "triton"):
             loaded = import_module(f"weft.ops.softmax.with_{backend}")
             for config in loaded.CANDIDATES(columns, torch.bfloat16):
-                run = _with(loaded, config, x)
-                run, oracle = _with(loaded, config, a, b), _product(a, b)
-                yield backend, f"{dtype} {size}^3", config, run, oracle
+                yield backend, f"bf16 {rows}x{columns}", config, _with(loaded, config, x), oracle
 
 
-def _product(a: torch.Tensor, b: torch.Tensor) -> Callable[[], torch.Tensor]:
-    return lambda: a @ b
+def sum() -> Iterator[Trial]:
+    for dtype, n in ((torch.float32, 1 << 28), (torch.bfloat16, 1 << 28)):
+        x = torch.randn(n, device="cuda", dtype=dtype)
+        for backend in ("cuda", "triton"):
+            loaded = import_module(f"weft.ops.sum.with_{backend}")
+            for config in loaded.CANDIDATES:
+                yield backend, f"{dtype} {n}", config, _with(loaded, config, x), x.sum
+
+
+def matmul() -> Iterator[Trial]:
+    for dtype, size, backends in (
+        (torch.bfloat16, 8192, ("triton", "cuda")),
+        (torch.float32, 4096, ("cuda", "triton")),
+    ):
+        a, b = (torch.randn(size, size, device="cuda", dtype=dtype) for _ in range(2))
+        oracle = partial(torch.mm, a, b)
+        for backend in backends:
+            loaded = import_module(f"weft.ops.matmul.with_{backend}")
+            for config in loaded.CANDIDATES(dtype):
+                yield backend, f"{dtype} {size}^3", config, _with(loaded, config, a, b), oracle
 
 
 def _with(loaded: Any, config: Any, *inputs: torch.Tensor) -> Callable[[], torch.Tensor]:
@@ -83,7 +100,7 @@ def main() -> int:
     with options.out.open("a") as out:
         for name in options.operators:
             seen: set[str] = set()
-            for backend, case, config, run, oracle in globals()[name](False):
+            for backend, case, config, run, oracle in globals()[name]():
                 if time.monotonic() - started > options.seconds:
                     print("out of time", file=sys.stderr)
                     break

@@ -29,8 +29,8 @@ class Config:
 
 
 CANDIDATES = tuple(Config(t, u) for t in (128, 256, 512) for u in (1, 2, 4))
-# On an H200 four vectors a thread are slower than one (265 us against 257 in bf16, 525 against 504 in
-# fp32, 16384x16384): full occupancy keeps enough bytes in flight, and registers cost occupancy.
+# Four vectors a thread are slower than one (docs/log.md, 2026-11-20: 264 us against 257 in bf16): a
+# full SM keeps enough bytes in flight, and more a thread only coarsens the grid.
 SHIPPED = Config(threads=128, unroll=1)
 
 
