@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -18,17 +18,13 @@ from weft import machine
 from weft.backends import support
 from weft.core import (
     BACKWARD,
-    Case,
     Ceilings,
     Implementation,
     Operator,
     Record,
     Timing,
     Verdict,
-    WeftError,
-    registry,
 )
-from weft.core.operator import DIRECTIONS, unknown_name
 from weft.core.record import FAIL, PASS, UNSUPPORTED
 from weft.workbench import inputs as drawing
 from weft.workbench.bind import bind
@@ -37,11 +33,16 @@ from weft.workbench.clock import measure
 from weft.workbench.judge import judge
 from weft.workbench.oracle import Oracle, fresh_seeds
 from weft.workbench.plan import Budget, Candidate, Outcome
+from weft.workbench.points import Point, select
 from weft.workbench.slots import Slot
 
-# By how much a time may beat the floor before it is suspect. A GPU's ceiling is steady; a CPU's was
-# measured among whatever else ran then, and can be beaten honestly.
+# By how much a time may beat the floor. A GPU's ceiling is steady, so that beating it is suspect; a
+# CPU's was measured among whatever else ran then and can be beaten honestly: it is only flagged.
 MARGIN = {"cuda": 0.02, "cpu": 0.30}
+BEATEN = {
+    "cuda": "suspect: faster than the floor",
+    "cpu": "faster than the floor: measure the ceilings again (weft device --measure)",
+}
 CHECK_SEEDS = 2
 
 _now = time.perf_counter_ns
@@ -50,22 +51,6 @@ Say = Callable[[str], None]
 
 def _silent(line: str) -> None:
     return None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Point:
-    """Where implementations are measured side by side: one operator, case, direction, device."""
-
-    operator: Operator
-    case: Case
-    direction: str
-    device: str
-    baseline: Implementation | None
-    implementations: tuple[Implementation, ...]
-
-    @property
-    def title(self) -> str:
-        return f"{self.operator.name} {self.case.name} {self.direction}"
 
 
 @dataclass(kw_only=True)
@@ -105,7 +90,8 @@ def run(
     if ceilings is None:
         on_event("measuring this machine's ceilings, once")
         ceilings = machine.ceilings(device, progress=on_event)
-    return _run(points, budget, ceilings, machine.fingerprint(device), seed, on_event)
+    here = machine.fingerprint(device) | {"ceilings": asdict(ceilings) if ceilings else None}
+    return _run(points, budget, ceilings, here, seed, on_event)
 
 
 def _run(
@@ -128,83 +114,6 @@ def _run(
 
 def _prefixed(say: Say, prefix: str, line: str) -> None:
     say(prefix + line)
-
-
-def select(
-    operators: Sequence[str | Operator] | None,
-    impls: Sequence[str | Implementation] | None,
-    cases: Sequence[str] | None,
-    directions: Sequence[str] | None,
-    device: str,
-    all_cases: bool,
-) -> Iterator[Point]:
-    """The points that a call asks for; raises :class:`WeftError` where a name is not known."""
-    for direction in directions or ():
-        if direction not in DIRECTIONS:
-            raise unknown_name("direction", direction, list(DIRECTIONS))
-    chosen = [
-        registry.operator(o) if isinstance(o, str) else o
-        for o in (operators or registry.operator_names())
-    ]
-    unseen = set(cases or ())
-    for operator in chosen:
-        found = _implementations(operator, impls, alone=len(chosen) == 1)
-        if not found:
-            continue
-        picked = _cases(operator, cases, device, all_cases, alone=len(chosen) == 1)
-        unseen -= {c.name for c in picked}
-        for case in picked:
-            for direction in operator.directions:
-                if not directions or direction in directions:
-                    yield Point(
-                        operator=operator,
-                        case=case,
-                        direction=direction,
-                        device=device,
-                        baseline=_baseline(operator, found),
-                        implementations=tuple(found),
-                    )
-    if unseen:
-        names = [c.name for o in chosen for c in o.cases]
-        raise unknown_name("case", sorted(unseen)[0], names)
-
-
-def _cases(
-    operator: Operator, names: Sequence[str] | None, device: str, every: bool, alone: bool
-) -> list[Case]:
-    if names:
-        if alone:
-            return [operator.case(n) for n in names]
-        return [c for c in operator.cases if c.name in names]
-    bench = list(operator.select("bench", device))
-    return bench if every else bench[:1]
-
-
-def _implementations(
-    operator: Operator, impls: Sequence[str | Implementation] | None, alone: bool
-) -> list[Implementation]:
-    """The implementations asked for; a name like ``cuda`` brings its ladder's steps too."""
-    if impls is None:
-        return registry.implementations(operator.name)
-    objects = [i for i in impls if isinstance(i, Implementation) and i.operator == operator.name]
-    wanted = [i for i in impls if isinstance(i, str)]
-    if not wanted:
-        return objects
-    known = registry.implementation_names(operator.name)
-    names: list[str] = []
-    for name in wanted:
-        near = [k for k in known if k == name or k.startswith(name + "/")]
-        if not near and alone:
-            raise unknown_name(f"implementation of {operator.name}", name, known)
-        names += [n for n in near if n not in names]
-    return objects + [registry.implementation(operator.name, n) for n in names]
-
-
-def _baseline(operator: Operator, found: Sequence[Implementation]) -> Implementation | None:
-    """The implementation whose error sets the tolerance, where it was brought along; else None,
-    and the registry has it."""
-    name = operator.tolerance.baseline
-    return next((i for i in found if i.name == name), None)
 
 
 def _point(point: Point, budget: Budget, seed: int, say: Say) -> dict[str, _Found]:
@@ -363,7 +272,7 @@ def make_record(
     efficiency = floor / cold if floor and cold else None
     flags = {*found.flags, *(found.timing.flags if found.timing else ())}
     if efficiency is not None and efficiency > 1 + MARGIN[point.device]:
-        flags.add("suspect: faster than the floor")
+        flags.add(BEATEN[point.device])
     return Record(
         operator=point.operator.name,
         implementation=implementation.name,
@@ -395,4 +304,4 @@ def went_against(records: Sequence[Record]) -> bool:
     )
 
 
-__all__ = ["Budget", "Point", "WeftError", "run", "select", "went_against"]
+__all__ = ["Budget", "Point", "run", "select", "went_against"]

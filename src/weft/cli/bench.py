@@ -1,0 +1,131 @@
+"""``weft bench``: which of the ways is right, how fast each is, and how far from the limit."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from weft.core import Record
+
+EPILOG = "What each number means, and what it cannot see: docs/timing.md"
+Names = list[str] | None
+
+
+def bench(
+    operators: Annotated[
+        Names, typer.Argument(help="Operators; by default all.", show_default=False)
+    ] = None,
+    impl: Annotated[
+        Names, typer.Option("--impl", help="An implementation (repeatable); 'cuda' has its steps.")
+    ] = None,
+    case: Annotated[Names, typer.Option("--case", help="A case by name (repeatable).")] = None,
+    direction: Annotated[
+        Names, typer.Option("--direction", help="forward or backward; by default both.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="cuda or cpu; by default a GPU if there is one.")
+    ] = None,
+    all_cases: Annotated[
+        bool, typer.Option("--all-cases", help="Every bench case, not each operator's first.")
+    ] = False,
+    save: Annotated[
+        Path | None, typer.Option("--save", help="Append records to this JSON-lines file.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list of records.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Shorter, with wider intervals.")] = False,
+) -> None:
+    """Check each implementation, then time those that passed, side by side.
+
+    Exit 0: all good; 1: something is wrong, suspect or could not be timed; 2: the call was wrong.
+
+    Example: weft bench softmax --impl triton --impl cuda --save records.jsonl
+    """
+    from weft import machine
+    from weft.core import WeftError
+    from weft.machine.query import known_kind
+    from weft.workbench import bench as workbench
+
+    kind = known_kind(device) if device else machine.default_device()
+    if save is not None and save.is_dir():
+        raise WeftError("--save", expected="a file", got=f"the folder {save}")
+    with _Progress() as say:
+        records = workbench.run(
+            operators, impl, case, direction, kind, all_cases=all_cases, quick=quick, on_event=say
+        )
+        done = list(_shown(records, save, as_json, say.clear))
+    if not done:
+        raise WeftError(
+            "nothing to bench",
+            expected=f"an operator with a bench case for {kind}",
+            got="none",
+            hint="see weft ops, or name a --case",
+        )
+    if as_json:
+        print(json.dumps([r.to_json() for r in done]))
+    else:
+        from weft.workbench import table
+
+        table.console().print(table.footnote(done), style="dim")
+    if workbench.went_against(done):
+        raise typer.Exit(1)
+
+
+def _shown(
+    records: Iterator[Record], save: Path | None, as_json: bool, clear: Callable[[], None]
+) -> Iterator[Record]:
+    """Each point's records saved and shown as soon as it is done, so that nothing is lost."""
+    from weft.core.record import append
+    from weft.workbench import table
+
+    for _, group in table.by_point(records):
+        if save is not None:
+            append(save, group)
+        clear()
+        if not as_json:
+            _show(group)
+        yield from group
+
+
+def _show(group: Sequence[Record]) -> None:
+    from weft.workbench import table
+
+    out = table.console()
+    out.print(table.render(group, plain=not out.is_terminal))
+    sys.stdout.flush()
+
+
+class _Progress:
+    """One line on a terminal's stderr, rewritten as work goes on; in a pipe, nothing but the
+    steps that take long."""
+
+    def __enter__(self) -> _Progress:
+        from rich.console import Console
+
+        self.console = Console(stderr=True, highlight=False)
+        self.live = self.console.is_terminal
+        self.status = self.console.status("") if self.live else None
+        if self.status:
+            self.status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()
+
+    def __call__(self, line: str) -> None:
+        if self.status:
+            self.status.update(line)
+            self.status.start()
+        elif "round" not in line:
+            print(line, file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        """Take the line away, so that a table can be printed."""
+        if self.status:
+            self.status.stop()
