@@ -163,6 +163,11 @@ class Environment:
         if kept and kept["outer"]:
             lib = next((self.folder / "lib").glob("python3.*")) / "site-packages"
             (lib / "outer.pth").write_text("\n".join(kept["outer"]) + "\n")
+        if (
+            kept
+        ):  # Python 3.11 puts an old setuptools here, in front of the one that torch came with
+            drop = [str(self.python), "-m", "pip", "uninstall", "-qq", "-y", "setuptools"]
+            subprocess.run(drop, capture_output=True)
 
     def pip(self, *args: str, optional: bool = False) -> bool:
         """Run pip; leave with a hint where it fails, unless ``optional``."""
@@ -244,6 +249,8 @@ class Environment:
 
 
 def main() -> None:
+    if not (3, 11) <= sys.version_info[:2] < (3, 14):
+        sys.exit(f"Weft needs Python 3.11, 3.12 or 3.13; this is {sys.version.split()[0]}")
     folder, stage = Path(sys.argv[1]).absolute(), sys.argv[2]
     environment = Environment(folder, stage)
     if environment.is_whole():
