@@ -101,7 +101,7 @@ def _show(
     columns = ("reaches", "datasheet", "measured here", "share")
     console.print(_table("ceilings", columns, _reach(found, peaks)))
     for line in _notes(found, peaks, here):
-        console.print(line, style="dim")
+        console.print(line, style="dim", soft_wrap=True)
     rows = [(name, _works(s), s.reason) for name, s in support.items()]
     console.print(_table("backends", ("backend", "here", "why, and what to do"), rows))
 

@@ -39,6 +39,15 @@ ATTRIBUTES = {
     "blocks_per_sm": 106,
 }
 
+# What cuInit's errors mean to a user (cuda.h, enum CUresult).
+ERRORS = {
+    3: "this process was forked after CUDA had started; start it with 'spawn'",
+    100: "it sees no GPU; look at CUDA_VISIBLE_DEVICES and at what the container was given",
+    802: "the system is not ready; is the fabric manager running?",
+    803: "its library and its kernel module are of two versions; restart the machine",
+    804: "its compatibility package does not take this card; remove cuda-compat",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
@@ -66,7 +75,8 @@ def library() -> ctypes.CDLL | None:
 def _ask(lib: ctypes.CDLL) -> Found:
     status = lib.cuInit(0)
     if status:
-        return Found(reason=f"the NVIDIA driver does not start (cuInit gives error {status})")
+        why = ERRORS.get(status, "see whether nvidia-smi works")
+        return Found(reason=f"the NVIDIA driver does not start (error {status}): {why}")
     count = ctypes.c_int()
     if lib.cuDeviceGetCount(ctypes.byref(count)) or count.value < 1:
         return Found(reason="the NVIDIA driver sees no GPU")

@@ -19,6 +19,7 @@ from typing import Any
 CALLS = 20
 AHEAD = 4
 ROUNDS = 6
+LONGEST = 0.1  # seconds of a call: a larger product would only take time
 STEADY = 0.002  # a round that gains less than this share ends the rounds
 BUFFERS = (1 << 30, 2 << 30, 4 << 30)  # bytes; a buffer may take an eighth of the free memory
 # Rate -> torch dtype, edges of the square products. fp64's is smaller: its 8192 adds no rate.
@@ -86,12 +87,18 @@ def bandwidths(torch: Any, nbytes: int) -> dict[str, float]:
 
 
 def matrix_rate(torch: Any, rate: str) -> float:
-    """FLOP/s of a square product at this rate, the best over its sizes."""
+    """FLOP/s of a square product at this rate, the best over its sizes.
+
+    A size is left out when the one before says that a call would take over ``LONGEST``: a card
+    that is slow in fp64 reaches its rate at the smaller size as well.
+    """
     name, sizes = PRODUCTS[rate]
     dtype = getattr(torch, name)
     best = 0.0
     with product_precision(torch, "tf32" if rate == "tf32" else "ieee"):
         for n in sizes:
+            if best and 2 * n**3 / best > LONGEST:
+                break
             a, b = (torch.randn(n, n, device="cuda").to(dtype) for _ in range(2))
             c = torch.empty(n, n, dtype=dtype, device="cuda")
             seconds = best_median(torch, partial(torch.mm, a, b, out=c))
