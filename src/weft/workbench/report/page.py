@@ -19,6 +19,7 @@ from markupsafe import Markup
 from weft.core.implementation import BACKENDS
 from weft.core.record import FAIL, PASS, UNSUPPORTED, Record
 from weft.workbench.report import scales, svg
+from weft.workbench.report.bandwidth import bandwidth_roof
 from weft.workbench.report.charts import bars, closeness
 from weft.workbench.report.devices import DeviceRecords, by_device
 from weft.workbench.report.ladders import Ladder, ladders
@@ -79,7 +80,7 @@ def _device(device: DeviceRecords, index: int) -> dict[str, Any]:
         "data": device,
         "facts": _facts(device),
         "closeness": closeness(device),
-        "roofline": roofline(device),
+        "plots": [p for p in (bandwidth_roof(device), roofline(device)) if p],
         "bars": _by_operator(bars(device)),
         "ladders": _folded(ladders(device)),
         "failed": [r for r in device.rows if r.status == FAIL],

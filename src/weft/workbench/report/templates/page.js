@@ -83,7 +83,9 @@
 
   // Marks: a tip on hover and focus, and one tab stop a plot with the arrow keys inside.
   const tip = document.getElementById("tip");
+  let told = null;
   const show = (mark) => {
+    told = mark;
     tip.textContent = mark.getAttribute("aria-label");
     tip.hidden = false;
     const at = mark.querySelector("path").getBoundingClientRect();
@@ -93,7 +95,10 @@
     tip.style.left = `${left}px`;
     tip.style.top = `${above > 8 ? above : at.bottom + 8}px`;
   };
-  const hide = () => (tip.hidden = true);
+  const hide = () => {
+    told = null;
+    tip.hidden = true;
+  };
   all("[data-roving]").forEach((plot) => {
     const marks = all(".mark", plot);
     if (!marks.length) return;
@@ -117,5 +122,5 @@
       event.preventDefault();
     });
   });
-  addEventListener("scroll", hide, { passive: true });
+  addEventListener("scroll", () => told && show(told), { passive: true });
 })();
