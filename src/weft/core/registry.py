@@ -24,6 +24,8 @@ SIX = {
 
 REGISTRY: dict[str, dict[str, str]] = {
     "gelu": {**SIX},
+    "softmax": {n: t for n, t in SIX.items() if n in ("eager", "torch", "compile", "triton")},
+    "sum": {name: target for name, target in SIX.items() if name != "cuda"},
 }
 
 

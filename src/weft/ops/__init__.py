@@ -1,5 +1,7 @@
 """The operators, callable: ``weft.ops.gelu(x)``, each with ``impl=`` to name one implementation."""
 
 from weft.ops.gelu import gelu
+from weft.ops.softmax import softmax
+from weft.ops.sum import sum
 
-__all__ = ["gelu"]
+__all__ = ["gelu", "softmax", "sum"]

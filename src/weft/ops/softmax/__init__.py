@@ -1,0 +1,43 @@
+"""Softmax over the last dimension; see README.md beside this for the six ways and their figures."""
+
+from __future__ import annotations
+
+import torch
+
+from weft.ops._shared.public import Schema, call, register
+from weft.ops.softmax.spec import check_arguments
+
+
+def _contiguous(like: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(like, memory_format=torch.contiguous_format)
+
+
+register(
+    "softmax",
+    Schema(
+        inputs="Tensor x",
+        saved="Tensor y",
+        gradients=1,
+        fake=_contiguous,
+        fake_backward=lambda grad, y: (_contiguous(y),),
+    ),
+)
+
+
+def softmax(x: torch.Tensor, *, impl: str | None = None) -> torch.Tensor:
+    """Softmax over the last dimension.
+
+    Args:
+        x: tensor of one dimension or more; float32, float16 or bfloat16; CPU or CUDA. A row that
+            holds NaN or +Inf, or nothing but -Inf, gives a row of NaN, as torch does.
+        impl: an implementation's name (``weft ops`` lists them); None is torch's own.
+
+    Returns:
+        A tensor with the shape, dtype and device of ``x``, contiguous. Arithmetic is in float32.
+
+    Raises:
+        WeftError: ``x`` is no tensor, has no dimension, or is of another dtype or device; ``impl``
+            is unknown or does not run here.
+    """
+    check_arguments(x)
+    return call("softmax", (x,), {}, impl)  # type: ignore[no-any-return]
