@@ -20,10 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 GUARD = 1 << 16  # bytes on each side: as wide as a block's tile, so an overrun lands inside
 ALIGN = 256  # what the caching allocator gives a kernel on a GPU
 
-# One byte repeated. 0xFF is a NaN in every floating-point type, and not the one that hardware
-# makes; 0x7B is huge and finite in every one (fp16 6.1e4, bf16 and fp32 1.3e36, fp64 1e286).
-NAN, HUGE = 0xFF, 0x7B
-_FOR_INTEGERS = {NAN: 0x7B, HUGE: 0x5A}
+# Two bytes repeated. 0x7FFA is a quiet NaN in fp16, bf16, fp32 and fp64 alike, and one that no
+# hardware or library makes (those are 7FC0, 7FFF, FFC0, FFFF); 0x7B7B is huge and finite in all four
+# (fp16 6.1e4, bf16 and fp32 1.3e36, fp64 1e286). Integers get patterns of their own.
+NAN, HUGE = 0x7FFA, 0x7B7B
+_FOR_INTEGERS = {NAN: 0x7B7B, HUGE: 0x5A5A}
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -57,7 +58,7 @@ class Block:
     whole: torch.Tensor
     start: int
     end: int
-    byte: int
+    pattern: int
 
     @property
     def payload(self) -> torch.Tensor:
@@ -70,9 +71,17 @@ class Block:
         return first, first + self.whole.numel()
 
     def overwritten(self) -> torch.Tensor:
-        """How many guard bytes changed, as a 0-d tensor on the device."""
-        front, back = self.whole[: self.start], self.whole[self.end :]
-        return (front != self.byte).sum() + (back != self.byte).sum()
+        """How many pairs of guard bytes changed, as a 0-d tensor on the device."""
+        pairs = self.whole.view(torch.int16)
+        front, back = pairs[: self.start // 2], pairs[-(-self.end // 2) :]
+        return (front != self.pattern).sum() + (back != self.pattern).sum()
+
+    def spoil(self) -> None:
+        """Fill the payload with poison."""
+        if self.start % 2 or self.end % 2:
+            self.payload.fill_(self.pattern & 0xFF)
+        else:
+            self.payload.view(torch.int16).fill_(self.pattern)
 
 
 @dataclass
@@ -96,8 +105,8 @@ class Arena:
         self.turned_away += 1
         return False
 
-    def byte_for(self, dtype: torch.dtype) -> int:
-        """The poison byte of a tensor of this dtype."""
+    def pattern_for(self, dtype: torch.dtype) -> int:
+        """The two bytes of poison of a tensor of this dtype."""
         return self.poison if dtype.is_floating_point else _FOR_INTEGERS[self.poison]
 
     def take(
@@ -114,11 +123,12 @@ class Arena:
         """
         strides = dense_strides(shape) if strides is None else tuple(strides)
         nbytes = (offset + span(shape, strides)) * dtype.itemsize
-        whole = torch.empty(2 * GUARD + ALIGN + nbytes, dtype=torch.uint8, device=self.device)
+        length = 2 * GUARD + ALIGN + nbytes + nbytes % 2
+        whole = torch.empty(length, dtype=torch.uint8, device=self.device)
         start = GUARD + (-(whole.data_ptr() + GUARD)) % ALIGN
-        byte = self.byte_for(dtype)
-        whole.fill_(byte)
-        block = Block(name, whole, start + offset * dtype.itemsize, start + nbytes, byte)
+        pattern = self.pattern_for(dtype)
+        whole.view(torch.int16).fill_(pattern)
+        block = Block(name, whole, start + offset * dtype.itemsize, start + nbytes, pattern)
         if dtype is torch.bool:
             block.payload.fill_(1)  # any other byte is no bool
         self.blocks.append(block)
@@ -131,7 +141,7 @@ class Arena:
             return []
         changed = torch.stack([b.overwritten() for b in self.blocks]).tolist()
         return [
-            f"{count} bytes around {block.name} were overwritten"
+            f"{2 * count} bytes around {block.name} were overwritten"
             for block, count in zip(self.blocks, changed, strict=True)
             if count
         ]
@@ -202,6 +212,12 @@ class Poisoned(TorchDispatchMode):
         return served.zero_() if func in _ZEROS else served
 
 
+def pattern_of(poison: int, itemsize: int) -> int:
+    """The poison as one signed integer of ``itemsize`` bytes, to compare :func:`bits` with."""
+    whole = poison.to_bytes(2, "little") * max(itemsize // 2, 1)
+    return int.from_bytes(whole[:itemsize], "little", signed=True)
+
+
 def prepoison(device: str, sizes: Iterable[int], poison: int = NAN) -> None:
     """Leave poison in the allocator's free blocks of these sizes (bytes), for what comes next.
 
@@ -209,7 +225,8 @@ def prepoison(device: str, sizes: Iterable[int], poison: int = NAN) -> None:
     sees. Sure on a GPU, where the caching allocator hands the same block out again; a best effort
     on a CPU, where it is up to the C library.
     """
-    kept = [torch.empty(n, dtype=torch.uint8, device=device) for n in sizes for _ in range(2) if n]
+    counts = [-(-n // 2) for n in sizes for _ in range(2) if n]
+    kept = [torch.empty(n, dtype=torch.int16, device=device) for n in counts]
     for block in kept:
         block.fill_(poison)
     del kept

@@ -1,0 +1,249 @@
+"""Check: is an implementation right at a case? A verdict from named rules; see docs/checking.md.
+
+Each seed is drawn into the same addresses and the call held to every rule of ``check_rules``. Then
+the call is made again: several times over, in other memory with another poison after other work, and
+on a stream of its own; the bits must be the same unless the implementation declares otherwise.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+import torch
+
+from weft import backends
+from weft.core import Case, Finding, Implementation, Operator, Verdict
+from weft.core.record import FAIL, PASS, UNSUPPORTED
+from weft.workbench.check_rules import RULES, same_bits
+from weft.workbench.check_run import Run, Stage, call
+from weft.workbench.memory import HUGE
+from weft.workbench.oracle import Oracle, fresh_seeds
+
+SEEDS = 5
+CALLS = 13  # in all, where a call is quick: more than the ten that a kernel may behave for
+REPEAT_SECONDS = 0.25  # where it is not, repeats end here
+
+# The rules that look at two calls, and what each says when it fails.
+ACROSS = {
+    "kept": "the answer before this call changed under it",
+    "repeats": "the same inputs gave other bits",
+    "again": "the same inputs gave other bits in other memory",
+    "stream": "the same inputs gave other bits on another stream",
+}
+
+
+def check(
+    operator: Operator,
+    implementation: Implementation,
+    case: Case,
+    direction: str,
+    device: str,
+    *,
+    seeds: Sequence[int] | None = None,
+    n_seeds: int = SEEDS,
+    oracle: Oracle | None = None,
+    without: Collection[str] = (),
+) -> Verdict:
+    """Check one implementation at one case in one direction on ``device`` ('cpu' or 'cuda').
+
+    Without ``seeds``, ``n_seeds`` of them come from the operating system; the verdict records them.
+    An ``oracle`` made for the same case, direction and device is shared (its seeds are used), so
+    that many implementations cost one reference. ``without`` names rules to leave out. What the
+    implementation does never raises here: it is a fail, with its reason.
+    """
+    trial = Trial(implementation, without)
+    if oracle is None:
+        oracle = Oracle(operator, case, direction, device, seeds or fresh_seeds(n_seeds))
+    support = backends.support(implementation, case, device)
+    if not support:
+        return trial.verdict(oracle, UNSUPPORTED, support.reason)
+    try:
+        _ = oracle.bounds
+    except torch.OutOfMemoryError:
+        reason = "the float64 reference needs more memory than this device has left"
+        return trial.verdict(oracle, UNSUPPORTED, reason)
+    except Exception as error:  # noqa: BLE001 - the reference or the baseline is at fault
+        reason = f"no tolerance: {oracle.baseline.name} or the reference raised "
+        return trial.verdict(oracle, FAIL, reason + f"{type(error).__name__}: {error}")
+    reason = trial.run(oracle)
+    if reason:
+        return trial.verdict(oracle, FAIL, reason)
+    return trial.verdict(oracle, PASS, support.reason)
+
+
+def check_all(
+    operator: Operator,
+    implementations: Iterable[Implementation],
+    case: Case,
+    direction: str,
+    device: str,
+    *,
+    seeds: Sequence[int] | None = None,
+    n_seeds: int = SEEDS,
+    without: Collection[str] = (),
+) -> Iterator[Verdict]:
+    """The verdicts of many implementations at one case, on the same seeds, from one oracle."""
+    oracle = Oracle(operator, case, direction, device, seeds or fresh_seeds(n_seeds))
+    for one in implementations:
+        yield check(operator, one, case, direction, device, oracle=oracle, without=without)
+
+
+class Trial:
+    """The calls of one check, in order, and what the rules found of them."""
+
+    def __init__(self, implementation: Implementation, without: Collection[str]) -> None:
+        self.implementation = implementation
+        self.without = frozenset(without)
+        self.failed: Finding | None = None
+        self.reached: list[str] = []
+        self.share = self.rms = 0.0
+        self.limited = 0
+
+    def run(self, oracle: Oracle) -> str:
+        """Make all the calls; the reason of the first failure, or an empty string."""
+        stage = Stage(oracle)
+        last: Run | None = None
+        for seed in oracle.seeds:
+            stage.fill(seed)
+            last = self._call(stage, seed, f"seed {seed}", last)
+            if last is None:
+                return self._reason()
+        assert last is not None
+        if not self._repeats(stage, last):
+            return self._reason()
+        kept = tuple(out.clone() for out in last.outputs)
+        seed = last.seed
+        del last, stage
+        if not self._elsewhere(oracle, seed, kept):
+            return self._reason()
+        return ""
+
+    def _call(self, stage: Stage, seed: int, label: str, before: Run | None) -> Run | None:
+        """One call held to every rule, and to leaving the answer before it alone."""
+        held = [out.clone() for out in before.outputs] if before is not None else []
+        run = call(self.implementation, stage, seed, label)
+        if not self._judge(run):
+            return None
+        if before is not None and not self._same("kept", before.outputs, tuple(held), run):
+            return None
+        return run
+
+    def _judge(self, run: Run) -> bool:
+        for name, rule in RULES.items():
+            if name in self.without:
+                continue
+            try:
+                wrong = rule(run)
+            except (RuntimeError, ValueError, TypeError, AttributeError) as error:
+                # Only an answer of a form that cannot be compared gets here.
+                wrong = f"could not be judged: {type(error).__name__}: {error}"
+            if wrong:
+                self.failed = Finding(check=name, status=FAIL, detail=f"{wrong} ({run.label})")
+                if name in ("error", "drift"):
+                    self._note(run)
+                return False
+            if name not in self.reached:
+                self.reached.append(name)
+        self._note(run)
+        return True
+
+    def _note(self, run: Run) -> None:
+        if run.served is not None:
+            self.limited += run.served.turned_away
+        if {"type", "shape"} & self.without:
+            return
+        self.share = max(self.share, run.share)
+        for error, bound in zip(run.errors, run.oracle.bounds, strict=True):
+            if bound.scale:
+                self.rms = max(self.rms, error.rms / bound.scale)
+
+    def _same(
+        self, name: str, a: tuple[torch.Tensor, ...], b: tuple[torch.Tensor, ...], run: Run
+    ) -> bool:
+        if name in self.without:
+            return True
+        differ = same_bits(a, b)
+        if differ:
+            self.failed = Finding(
+                check=name, status=FAIL, detail=f"{ACROSS[name]}: {differ} ({run.label})"
+            )
+            return False
+        if name not in self.reached:
+            self.reached.append(name)
+        return True
+
+    def _repeats(self, stage: Stage, last: Run) -> bool:
+        """The same call over and over on the same inputs, while it is quick."""
+        began, made = time.perf_counter(), len(stage.oracle.seeds)
+        while made < CALLS - 2 and time.perf_counter() - began < REPEAT_SECONDS:
+            made += 1
+            run = self._call(stage, last.seed, f"call {made}, seed {last.seed}", last)
+            if run is None or not self._agree("repeats", last.outputs, run):
+                return False
+        return True
+
+    def _elsewhere(self, oracle: Oracle, seed: int, kept: tuple[torch.Tensor, ...]) -> bool:
+        """Once more in other memory under the other poison; on a GPU, on another stream too."""
+        stage = Stage(oracle, HUGE)
+        stage.fill(seed)
+        _other_work(oracle.device)
+        label = f"other memory, another poison, after other work, seed {seed}"
+        run = call(self.implementation, stage, seed, label)
+        if not self._judge(run) or not self._agree("again", kept, run):
+            return False
+        if not oracle.device.startswith("cuda") or "stream" in self.without:
+            return True
+        del run
+        stream = torch.cuda.Stream()
+        run = call(self.implementation, stage, seed, f"on a side stream, seed {seed}", stream)
+        ok = self._judge(run)
+        if not ok and self.failed is not None:
+            self.failed = Finding(check="stream", status=FAIL, detail=self.failed.detail)
+        return ok and self._agree("stream", kept, run)
+
+    def _agree(self, name: str, kept: tuple[torch.Tensor, ...], run: Run) -> bool:
+        if not self.implementation.deterministic:
+            return True
+        return self._same(name, kept, run.outputs, run)
+
+    def _reason(self) -> str:
+        assert self.failed is not None
+        return f"{self.failed.check}: {self.failed.detail}"
+
+    def verdict(self, oracle: Oracle, status: str, reason: str) -> Verdict:
+        """The verdict with a finding for each rule that was reached."""
+        judged = status != UNSUPPORTED and bool(self.reached or self.failed)
+        found = [Finding(check=n, status=PASS, detail=self._detail(n, oracle)) for n in self.reached]
+        if self.failed is not None:
+            found = [f for f in found if f.check != self.failed.check] + [self.failed]
+        measured = judged and (self.share > 0 or "error" in self.reached)
+        baseline = [b.baseline_rms / b.scale for b in oracle.bounds if b.scale] if judged else []
+        return Verdict(
+            operator=oracle.operator.name,
+            implementation=self.implementation.name,
+            case=oracle.case.name,
+            direction=oracle.direction,
+            status=status,
+            reason=reason,
+            tolerance_used=self.share if measured else None,
+            error=self.rms if measured else None,
+            baseline_error=max(baseline, default=None),
+            seeds=oracle.seeds if status != UNSUPPORTED else (),
+            findings=tuple(found),
+        )
+
+    def _detail(self, name: str, oracle: Oracle) -> str:
+        if name == "guards" and self.limited:
+            return f"{self.limited} allocations were too large to guard"
+        if name == "guards" and self.implementation.backend == "compile":
+            return "around the inputs; compiled code allocates where no guard can be put"
+        if name == "error" and any(b.blunt for b in oracle.bounds):
+            return "zeros would be within the tolerance of this case"
+        return f"{self.share:.0%} of the tolerance" if name == "error" else ""
+
+
+def _other_work(device: str) -> None:
+    """Work of another kind in between, so that nothing left in registers or caches helps."""
+    a = torch.rand(64, 64, device=device)
+    (a @ a).sort().values.sum().item()

@@ -1,0 +1,207 @@
+"""The oracle: an operator's float64 answer at a case, and the error that the baseline makes there.
+
+Computed once for a case, direction and device, for all implementations; from inputs drawn apart from
+any candidate's memory. The gradient's oracle is autograd through the reference, in float64, at the
+gradient of the output as rounded to the output's dtype.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from weft.core import FORWARD, Case, Implementation, Operator, registry
+from weft.workbench import inputs as drawing
+from weft.workbench.bind import bind
+from weft.workbench.tolerance import Bound, Measured, bound, measure, rms
+
+PIECE = 1 << 27  # elements of the first input that the reference gets at once, where rows stand alone
+
+
+def fresh_seeds(n: int) -> tuple[int, ...]:
+    """Seeds from the operating system, so that no implementation can know them."""
+    return tuple(secrets.randbelow(1 << 31) for _ in range(n))
+
+
+@dataclass(frozen=True)
+class Form:
+    """What an answer must look like: ``strides`` are the baseline's, else None."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    strides: tuple[int, ...] | None
+
+
+class Oracle:
+    """The right answers at one (case, direction, device), shared by all who are checked there.
+
+    ``baseline`` is the implementation whose error sets the tolerance; without one it is the
+    registry's, by the name that the operator's tolerance gives. Answers are kept up to ``budget``
+    bytes and recomputed past it.
+    """
+
+    def __init__(
+        self,
+        operator: Operator,
+        case: Case,
+        direction: str,
+        device: str,
+        seeds: Sequence[int],
+        baseline: Implementation | None = None,
+    ) -> None:
+        self.operator, self.case = operator, case
+        self.direction, self.device = direction, device
+        self.seeds = tuple(seeds)
+        self.baseline = baseline or registry.implementation(
+            operator.name, operator.tolerance.baseline
+        )
+        self._kept: dict[int, tuple[torch.Tensor, ...]] = {}
+        self._room = _budget(device)
+
+    def inputs(self, seed: int) -> list[torch.Tensor]:
+        """The inputs of this seed in ordinary memory, in the case's layouts."""
+        return drawing.make(self.case, self.device, seed)
+
+    def grad(self, seed: int) -> torch.Tensor | None:
+        """The gradient of the output for this seed; None in the forward direction."""
+        if self.direction == FORWARD:
+            return None
+        form = self.forward_form
+        output = torch.empty(form.shape, dtype=form.dtype, device="meta")
+        return drawing.gradient_like(output, seed, device=self.device)
+
+    @cached_property
+    def forward_form(self) -> Form:
+        """The form of the forward's output: the baseline's own, of the reference's shape."""
+        x = self.inputs(self.seeds[0])
+        out = bind(self.operator, self.baseline, self.case, FORWARD, x)()
+        assert isinstance(out, torch.Tensor), "the baseline returns a tensor"
+        if self.direction == FORWARD:
+            shape = tuple(self.answer(self.seeds[0])[0].shape)
+            assert out.shape == shape, "the baseline has another shape than the reference"
+        return Form(tuple(out.shape), out.dtype, tuple(out.stride()))
+
+    @cached_property
+    def forms(self) -> tuple[Form, ...]:
+        """The form of each output: one in the forward, else one gradient a differentiable input."""
+        if self.direction == FORWARD:
+            return (self.forward_form,)
+        wanted = [i for i in self.case.inputs if i.name in self.operator.differentiable]
+        return tuple(Form(i.shape, getattr(torch, i.dtype), None) for i in wanted)
+
+    def answer(self, seed: int) -> tuple[torch.Tensor, ...]:
+        """The float64 outputs (forward) or gradients (backward) for this seed."""
+        if seed in self._kept:
+            return self._kept[seed]
+        x, grad = self.inputs(seed), self.grad(seed)
+        if grad is None:
+            made = (_forward64(self.operator, x, self.case),)
+        else:
+            made = _backward64(self.operator, x, grad, self.case)
+        size = sum(t.numel() * t.element_size() for t in made)
+        if size <= self._room:
+            self._room -= size
+            self._kept[seed] = made
+        return made
+
+    @cached_property
+    def bounds(self) -> tuple[Bound, ...]:
+        """What each output's error may be, from the baseline's error over all the seeds."""
+        errors: list[list[Measured]] = [[] for _ in self.forms]
+        scales = [0.0] * len(self.forms)
+        for seed in self.seeds:
+            answers = self.answer(seed)
+            for i, scale in enumerate(self._scales(seed, answers)):
+                scales[i] = max(scales[i], scale)
+            for i, out in enumerate(self._baseline_outputs(seed)):
+                errors[i].append(measure(out, answers[i]))
+        tolerance = self.operator.tolerance
+        return tuple(
+            bound(tolerance, form.dtype, scale, errors[i], answers[i].numel())
+            for i, (form, scale) in enumerate(zip(self.forms, scales, strict=True))
+        )
+
+    def _scales(self, seed: int, answers: tuple[torch.Tensor, ...]) -> list[float]:
+        if self.direction == FORWARD and self.operator.scale is not None:
+            made = self.operator.scale(*_doubles(self.inputs(seed)), **self.case.params)
+            return [rms(torch.as_tensor(made, dtype=torch.float64))]
+        return [rms(a) for a in answers]
+
+    def _baseline_outputs(self, seed: int) -> tuple[torch.Tensor, ...]:
+        x, grad = self.inputs(seed), self.grad(seed)
+        out = bind(self.operator, self.baseline, self.case, self.direction, x, grad)()
+        return (out,) if isinstance(out, torch.Tensor) else tuple(out)
+
+
+def _budget(device: str) -> int:
+    """Bytes of answers worth keeping: a quarter of a GPU's memory, a gigabyte of a host's."""
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_properties(torch.device(device)).total_memory // 4
+    return 1 << 30
+
+
+def _doubles(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [x.double() if x.is_floating_point() else x for x in inputs]
+
+
+def _forward64(operator: Operator, x: Sequence[torch.Tensor], case: Case) -> torch.Tensor:
+    """The reference on the inputs in float64; by rows of the first where those stand alone."""
+
+    def reference(part: slice) -> torch.Tensor:
+        with torch.no_grad():
+            return operator.reference(*_doubles([x[0][part], *x[1:]]), **case.params)
+
+    if x[0].numel() > PIECE and _alone(reference):
+        return _by_rows(reference, x[0])
+    with torch.no_grad():
+        return operator.reference(*_doubles(x), **case.params)
+
+
+def _backward64(
+    operator: Operator, x: Sequence[torch.Tensor], grad: torch.Tensor, case: Case
+) -> tuple[torch.Tensor, ...]:
+    wanted = [spec.name in operator.differentiable for spec in case.inputs]
+
+    def gradients(xs: Sequence[torch.Tensor], g: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        arguments = [
+            v.detach().requires_grad_(w) for v, w in zip(_doubles(xs), wanted, strict=True)
+        ]
+        with torch.enable_grad():
+            output = operator.reference(*arguments, **case.params)
+        leaves = [v for v in arguments if v.requires_grad]
+        found = torch.autograd.grad(output, leaves, g.double(), allow_unused=True)
+        return tuple(
+            torch.zeros_like(leaf) if one is None else one
+            for leaf, one in zip(leaves, found, strict=True)
+        )
+
+    whole = len(x) == 1 and x[0].shape == grad.shape and x[0].numel() > PIECE
+    if whole and _alone(lambda part: gradients((x[0][part],), grad[part])[0]):
+        return (_by_rows(lambda part: gradients((x[0][part],), grad[part])[0], x[0]),)
+    return gradients(x, grad)
+
+
+def _by_rows(compute: Callable[[slice], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """The answers for a piece of the rows at a time, one after another, in float64."""
+    rows = max(1, PIECE // (x.numel() // x.shape[0]))
+    made: torch.Tensor | None = None
+    for start in range(0, x.shape[0], rows):
+        answer = compute(slice(start, start + rows))
+        if made is None:
+            made = answer.new_empty((x.shape[0], *answer.shape[1:]))
+        made[start : start + rows] = answer
+    assert made is not None
+    return made
+
+
+def _alone(compute: Callable[[slice], torch.Tensor]) -> bool:
+    """Whether the answer for two rows is the answers for each, one after another."""
+    both, first, second = compute(slice(0, 2)), compute(slice(0, 1)), compute(slice(1, 2))
+    if both.dim() == 0 or both.shape[0] != 2 or first.shape[0] != 1:
+        return False
+    apart = torch.cat((first, second))
+    return torch.allclose(both, apart, rtol=1e-12, atol=1e-300, equal_nan=True)
