@@ -342,5 +342,5 @@ def test_the_gpu_here_is_known_and_its_ceilings_stand_below_the_datasheet() -> N
     if peaks and peaks.bandwidth:
         assert 0.7 < found.copy / peaks.bandwidth < 1
         assert 0.7 < found.read / peaks.bandwidth < 1.0
-        for rate, reached in found.matrix.items():
-            assert 0.4 < reached / peaks.matrix[rate] < 1.05, rate
+        for rate in set(found.matrix) & set(peaks.matrix):
+            assert 0.4 < found.matrix[rate] / peaks.matrix[rate] < 1.05, rate

@@ -35,12 +35,12 @@ def test_cpu_ceilings_are_plausible_and_agree_with_a_plain_clock(
     assert all(1e6 < rate < 1e15 for rate in found["matrix"].values())
     assert found["matrix"]["fp64"] < 1.5 * found["matrix"]["fp32"]
     # A product of n^3 multiply-adds counts 2 n^3, a copy counts both ways: timed by hand, one
-    # thread cannot be twice as fast as what was found, nor a thousandth of it.
+    # thread is of the same order as what was found, whatever else the machine does meanwhile.
     source = torch.randn(2 << 20)
     target = torch.empty_like(source)
     with measure_cpu.all_threads(torch, 1):
         plain = 2 * source.numel() * 4 / measure_cpu.best_median(lambda: target.copy_(source), 0.02)
-    assert found["copy"] / 1000 < plain < 2 * found["copy"]
+    assert found["copy"] / 50 < plain < 4 * found["copy"]
 
 
 GOOD = Ceilings(
