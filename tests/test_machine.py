@@ -122,6 +122,7 @@ def fake_nvml(mask: int = 0x4 | 0x1, broken: bool = False) -> SimpleNamespace:
         return {1: 1755, 2: 3201}[which]
 
     answers: dict[str, Any] = {
+        "nvmlDeviceGetHandleByPciBusId": lambda pci: ("handle", pci),
         "nvmlSystemGetDriverVersion": lambda: "590.10",
         "nvmlDeviceGetEccMode": lambda handle: (1, 1),
         "nvmlDeviceGetEnforcedPowerLimit": lambda handle: 700_000,
@@ -132,7 +133,7 @@ def fake_nvml(mask: int = 0x4 | 0x1, broken: bool = False) -> SimpleNamespace:
         "nvmlDeviceGetCurrentClocksThrottleReasons": lambda handle: mask,
     }
     if broken:
-        answers = dict.fromkeys(answers, refuse)
+        answers |= {name: refuse for name in answers if "Handle" not in name}
     numbers = {"NVML_CLOCK_SM": 1, "NVML_CLOCK_MEM": 2, "NVML_TEMPERATURE_GPU": 0}
     return SimpleNamespace(NVMLError=NVMLError, **numbers, **answers)
 
@@ -143,7 +144,7 @@ def one_card(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     library = fake_nvml()
     monkeypatch.setattr(driver, "find", lambda: found)
     monkeypatch.setattr(nvml, "library", lambda: library)
-    monkeypatch.setattr(nvml, "handle", object)
+    monkeypatch.setattr(nvml, "handle", nvml.handle.__wrapped__)
     monkeypatch.setitem(sys.modules, "pynvml", library)  # type: ignore[arg-type]
     monkeypatch.setattr(clocks, "known_kind", lambda kind: "cuda")
     return monkeypatch
@@ -155,6 +156,16 @@ def test_a_gpu_is_described_from_driver_and_nvml(one_card: pytest.MonkeyPatch) -
     assert (d.memory_bytes, d.driver, d.driver_cuda) == (141 << 30, "590.10", "13.1")
     assert (d.clock_mhz, d.clock_max_mhz, d.ecc, d.power_limit_w) == (1755, 1980, True, 700)
     assert d.warp is None and d.shared_per_block_optin is None  # what was not told is not made up
+
+
+def test_the_card_asked_is_cudas_first_and_every_question_exists(
+    one_card: pytest.MonkeyPatch,
+) -> None:
+    assert nvml.handle() == ("handle", b"0000:19:00.0")
+    one_card.undo()
+    import pynvml
+
+    assert [name for name in vars(fake_nvml()) if not hasattr(pynvml, name)] == []
 
 
 def test_a_card_that_answers_nothing_is_still_described(one_card: pytest.MonkeyPatch) -> None:

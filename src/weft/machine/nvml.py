@@ -37,7 +37,7 @@ def handle() -> Any | None:
     nvml, pci = library(), driver.find().pci
     if nvml is None or pci is None:
         return None
-    return ask(nvml.nvmlDeviceGetHandleByPciBusId_v2, pci.encode())
+    return ask(nvml.nvmlDeviceGetHandleByPciBusId, pci.encode())
 
 
 def ask(question: Callable[..., Any], *arguments: Any) -> Any | None:
