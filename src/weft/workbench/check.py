@@ -214,7 +214,9 @@ class Trial:
     def verdict(self, oracle: Oracle, status: str, reason: str) -> Verdict:
         """The verdict with a finding for each rule that was reached."""
         judged = status != UNSUPPORTED and bool(self.reached or self.failed)
-        found = [Finding(check=n, status=PASS, detail=self._detail(n, oracle)) for n in self.reached]
+        found = [
+            Finding(check=n, status=PASS, detail=self._detail(n, oracle)) for n in self.reached
+        ]
         if self.failed is not None:
             found = [f for f in found if f.check != self.failed.check] + [self.failed]
         measured = judged and (self.share > 0 or "error" in self.reached)

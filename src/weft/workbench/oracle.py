@@ -19,7 +19,9 @@ from weft.workbench import inputs as drawing
 from weft.workbench.bind import bind
 from weft.workbench.tolerance import Bound, Measured, bound, measure, rms
 
-PIECE = 1 << 27  # elements of the first input that the reference gets at once, where rows stand alone
+PIECE = (
+    1 << 27
+)  # elements of the first input that the reference gets at once, where rows stand alone
 
 
 def fresh_seeds(n: int) -> tuple[int, ...]:
