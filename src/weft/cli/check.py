@@ -16,6 +16,7 @@ from weft.core.record import FAIL, PASS, UNSUPPORTED
 if TYPE_CHECKING:
     from rich.table import Table
 
+EPILOG = "Example: weft check softmax --impl triton --impl cuda. Each rule: docs/checking.md"
 BENCH_SEEDS = 2  # large cases: each seed costs a float64 reference of gigabytes
 
 
@@ -57,8 +58,6 @@ def check(
     """Check implementations against the float64 reference, at every check and edge case.
 
     Exits 1 where one fails, or where nothing could be checked here.
-
-    Example: weft check softmax --impl triton --impl cuda
     """
     from weft import machine
 

@@ -7,14 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
+EPILOG = "Example: weft ops --json"
+
 
 def ops(
     json: Annotated[bool, typer.Option("--json", help="The list as JSON on stdout.")] = False,
 ) -> None:
-    """List the operators and their implementations, and why one does not run here.
-
-    Example: weft ops --json
-    """
+    """List the operators and their implementations, and why one does not run here."""
     from weft import machine
 
     found = _list(machine.default_device())
@@ -36,7 +35,7 @@ def _list(device: str) -> list[dict[str, Any]]:
 
 
 def _way(operator: Any, implementation: Any, device: str) -> dict[str, Any]:
-    """An implementation runs here if it does at one case at least; else the first refusal says why."""
+    """It runs here if it does at one case at least; else the first refusal gives the reason."""
     from weft.backends import support
 
     answers = [support(implementation, c, device) for c in operator.select("check", device)]

@@ -1,8 +1,8 @@
 """Check: is an implementation right at a case? A verdict from named rules; see docs/checking.md.
 
 Each seed is drawn into the same addresses and the call held to every rule of ``check_rules``. Then
-the call is made again: several times over, in other memory with another poison after other work, and
-on a stream of its own; the bits must be the same unless the implementation declares otherwise.
+the call is made again: several times over, in other memory with another poison after other work,
+and on a stream of its own; the bits must be the same unless the implementation says otherwise.
 """
 
 from __future__ import annotations

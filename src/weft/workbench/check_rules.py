@@ -144,8 +144,8 @@ def special(run: Run) -> str:
             at, got, want = error.first_misplaced
             where = _index(at, out.shape)
             return (
-                f"{error.misplaced} of {out.numel()} elements are NaN or Inf where the reference is "
-                f"not, or the other way round: first at {where}, got {got:g}, expected {want:g}"
+                f"{error.misplaced} of {out.numel()} elements are NaN or Inf where the reference "
+                f"is not, or the reverse: first at {where}, got {got:g}, expected {want:g}"
             )
     return ""
 
@@ -214,7 +214,7 @@ RULES: dict[str, Rule] = {
 
 
 def same_bits(a: tuple[torch.Tensor, ...], b: tuple[torch.Tensor, ...]) -> str:
-    """What differs between two answers that should be one, bit for bit; any NaN equals any other."""
+    """What differs between two answers that should be one, bit for bit; all NaNs are equal."""
     for i, (x, y) in enumerate(zip(a, b, strict=True)):
         differ = bits(x) != bits(y)
         if x.is_floating_point():

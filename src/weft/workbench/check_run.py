@@ -136,7 +136,7 @@ def call(
                 run.result = closure()
         if cuda:
             torch.cuda.synchronize()  # a failed launch shows here, and here it is the candidate's
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - it is the candidate's, and reported
         text = " ".join(str(error).split())
         run.raised = f"{type(error).__name__}: {text[:300]}"
     return run

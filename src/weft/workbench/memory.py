@@ -21,8 +21,8 @@ GUARD = 1 << 16  # bytes on each side: as wide as a block's tile, so an overrun 
 ALIGN = 256  # what the caching allocator gives a kernel on a GPU
 
 # Two bytes repeated. 0x7FFA is a quiet NaN in fp16, bf16, fp32 and fp64 alike, and one that no
-# hardware or library makes (those are 7FC0, 7FFF, FFC0, FFFF); 0x7B7B is huge and finite in all four
-# (fp16 6.1e4, bf16 and fp32 1.3e36, fp64 1e286). Integers get patterns of their own.
+# hardware or library makes (those are 7FC0, 7FFF, FFC0, FFFF); 0x7B7B is huge and finite in all
+# four (fp16 6.1e4, bf16 and fp32 1.3e36, fp64 1e286). Integers get patterns of their own.
 NAN, HUGE = 0x7FFA, 0x7B7B
 _FOR_INTEGERS = {NAN: 0x7B7B, HUGE: 0x5A5A}
 

@@ -1,7 +1,7 @@
 """The oracle: an operator's float64 answer at a case, and the error that the baseline makes there.
 
-Computed once for a case, direction and device, for all implementations; from inputs drawn apart from
-any candidate's memory. The gradient's oracle is autograd through the reference, in float64, at the
+Computed once for a case, direction and device, for all implementations; from inputs drawn apart
+from any candidate's memory. The gradient's oracle is autograd through the reference, in float64, at the
 gradient of the output as rounded to the output's dtype.
 """
 
@@ -100,6 +100,7 @@ class Oracle:
         if seed in self._kept:
             return self._kept[seed]
         x, grad = self.inputs(seed), self.grad(seed)
+        made: tuple[torch.Tensor, ...]
         if grad is None:
             made = (_forward64(self.operator, x, self.case),)
         else:

@@ -95,7 +95,7 @@ def measure(output: torch.Tensor, reference: torch.Tensor) -> Measured:
     worst = first = (0, 0.0, 0.0)
     for start, got, want64 in _pieces(output, reference):
         want = want64.to(output.dtype).double()
-        # At the very edge of the range, rounding one way gives Inf and the other the largest number.
+        # At the edge of the range, rounding one way gives Inf and the other the largest number.
         edge = (want64.abs() - info.max).abs() <= 4 * info.eps * info.max
         infinite = (got.isinf() | want.isinf()) & (got != want) & ~edge
         wrong = (got.isnan() != want.isnan()) | (infinite & ~got.isnan() & ~want.isnan())
