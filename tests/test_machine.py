@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from weft import machine
-from weft.core import WeftError
+from weft.core import YES, Ceilings, WeftError, no
 from weft.core.implementation import BACKENDS
 from weft.machine import clocks, cpu, datasheet, driver, gpu, nvml
 
@@ -176,6 +176,25 @@ def test_a_card_that_answers_nothing_is_still_described(one_card: pytest.MonkeyP
     assert d.clock_max_mhz == 1980  # the driver's own figure stands in
     reading = clocks.Sampler("cuda").read()
     assert reading == dict.fromkeys(("sm_mhz", "mem_mhz", "power_w", "temp_c")) | {"throttle": []}
+
+
+def test_a_gpus_page_shows_what_is_known_and_what_is_not(
+    one_card: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from weft.cli import device as page
+
+    found = Ceilings(
+        device="x", copy=4.2e12, read=4.4e12, fill=4e12, matrix={"bf16": 7.4e14}, measured="today"
+    )
+    peaks = datasheet.look_up("NVIDIA H200")
+    support = {"eager": YES, "numba": no("numba [cuda] is not installed")}
+    page._show(gpu.describe(), found, peaks, support, machine.fingerprint("cpu"), "")
+    page._show(gpu.describe(), None, None, support, machine.fingerprint("cpu"), "")
+    known, _, unknown = capsys.readouterr().out.rpartition("NVIDIA Testcard")
+    for text in ("sm_90", "132", "1,755 MHz now", "4,200 GB/s", "87.5%", "74.8%", "[cuda]"):
+        assert text in known
+    assert "not guessed" in unknown and "weft device --measure" in unknown
+    assert "%" not in unknown
 
 
 def test_the_sampler_reads_and_decodes(one_card: pytest.MonkeyPatch) -> None:

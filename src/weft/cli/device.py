@@ -22,6 +22,7 @@ BANDWIDTHS = {
     "read": "read (a sum)",
     "fill": "fill (bytes written)",
 }
+EPILOG = "What each line means, and how the ceilings are measured: docs/device.md"
 UNKNOWN = "unknown"
 Facts = list[tuple[str, str]]
 
