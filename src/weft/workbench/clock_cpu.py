@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -43,7 +44,8 @@ class CpuStand:
 
     def _empty_call(self) -> float:
         """Nanoseconds that the timing loop itself costs a call: the median of empty ones."""
-        rig = CpuRig(self, [lambda: None] * 100, Plan(calls=100, flush=False), subtract=0.0)  # type: ignore[list-item, return-value]
+        nothing = torch.empty(0)
+        rig = CpuRig(self, [lambda: nothing] * 100, Plan(calls=100, flush=False), subtract=0.0)
         return 1000 * sorted(rig.sample() for _ in range(21))[10]
 
     def _spinning(self) -> int:
@@ -53,6 +55,9 @@ class CpuStand:
         before = _cpu_now()
         wait_until_idle()
         return _cpu_now() - before
+
+    def context(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def memory(self) -> int:
         """Bytes that a measurement may take: a quarter of the machine's."""
@@ -83,7 +88,14 @@ class CpuStand:
 class CpuRig:
     """A candidate bound to its slots. Times are in us a call."""
 
-    def __init__(self, stand: CpuStand, closures: Sequence, plan: Plan, *, subtract: float) -> None:
+    def __init__(
+        self,
+        stand: CpuStand,
+        closures: Sequence[Callable[[], Result]],
+        plan: Plan,
+        *,
+        subtract: float,
+    ) -> None:
         self.stand, self.plan, self.subtract = stand, plan, subtract
         self.flags: set[str] = set()
         self._closures = list(closures)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -131,6 +132,7 @@ class Stand(Protocol):
     overhead: float
     slow: float
 
+    def context(self) -> AbstractContextManager[None]: ...
     def memory(self) -> int: ...
     def estimate(self, candidate: Candidate, slot: Slot) -> float: ...
     def rig(self, candidate: Candidate, slots: Sequence[Slot], plan: Plan) -> Rig: ...

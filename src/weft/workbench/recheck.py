@@ -23,6 +23,7 @@ from weft.workbench.slots import (
     refill,
     same_bits,
     shares_memory,
+    storages,
     tensors_of,
 )
 
@@ -66,6 +67,7 @@ class Recheck:
         self.contents = [make_slot(FIRST_SEED + seed + i) for i in range(CONTENTS)]
         self.judges: dict[Hashable, Judge] = {}
         self.turn = 0
+        self.protected = storages(slots)
         picks = np.random.default_rng(seed).integers(0, len(slots), 1 + len(slots) // 10)
         self.chosen = {0, *map(int, picks)}
 
@@ -121,7 +123,7 @@ class Recheck:
             if not all(same_bits(tuple(then), tuple(tensors_of(now))) for then, now in both):
                 reason = "the output changed after the timed calls had returned"
         for output in outputs:
-            poison(output)
+            poison(output, self.protected)
         return reason or self._plain_calls(runner)
 
     def _plain_calls(self, runner: Runner) -> str | None:
@@ -134,7 +136,7 @@ class Recheck:
             if i == 0:
                 first = output
                 continue
-            poison(output)
+            poison(output, self.protected)
             del output
         runner.wait()
         assert first is not None

@@ -65,10 +65,17 @@ def refill(target: torch.Tensor, source: torch.Tensor) -> None:
     cut.data.copy_(source[tuple(slice(0, n) for n in cut.shape)])
 
 
-def poison(result: Result) -> None:
+def storages(slots: Sequence[Slot]) -> frozenset[int]:
+    """The addresses of the memory behind these slots."""
+    return frozenset(t.untyped_storage().data_ptr() for s in slots for t in s.all_tensors)
+
+
+def poison(result: Result, protected: frozenset[int] = frozenset()) -> None:
     """Overwrite a result with NaN (the largest value for an integer dtype), to betray a call
-    that writes nothing."""
+    that writes nothing. ``protected`` memory, an input's that a result is a view of, is left."""
     for tensor in tensors_of(result):
+        if tensor.untyped_storage().data_ptr() in protected:
+            continue
         floating = tensor.dtype.is_floating_point
         bad = float("nan") if floating else torch.iinfo(tensor.dtype).max
         _distinct(tensor).data.fill_(bad)
