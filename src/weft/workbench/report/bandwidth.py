@@ -13,7 +13,7 @@ from weft.workbench.report import frame, svg
 from weft.workbench.report.devices import DeviceRecords
 from weft.workbench.report.frame import Plot
 from weft.workbench.report.rows import Row
-from weft.workbench.report.scales import Log, log_axis, unit
+from weft.workbench.report.scales import Linear, Log, log_axis, unit
 
 
 def bandwidth_roof(device: DeviceRecords) -> Plot | None:
@@ -26,7 +26,7 @@ def bandwidth_roof(device: DeviceRecords) -> Plot | None:
     x_axis = log_axis([r.nbytes for r in rows if r.nbytes], room=1.9)
     if x_axis.high / x_axis.low < 50:
         x_axis = Log(x_axis.low / 4, x_axis.high * 4)
-    y_axis = log_axis([v for r in rows if (v := frame.bandwidth(r))] + levels, room=1.8)
+    y_axis = Linear(1.12 * max([v for r in rows if (v := frame.bandwidth(r))] + levels))
     columns = {(x_axis.at(r.nbytes), r.operator) for r in rows if r.nbytes}
     drawn = Markup("").join(
         (
@@ -43,7 +43,7 @@ def bandwidth_roof(device: DeviceRecords) -> Plot | None:
         ),
         title="Bandwidth roof",
         across="bytes that must be moved, logarithmic",
-        up="B/s reached, logarithmic",
+        up="B/s reached",
         says="These operators are bound by bytes alone: the higher, the nearer to the measured "
         "bandwidth; small cases fall away from it as the launch outweighs the moving."
         + frame.nearest(rows, "the roof"),
@@ -51,7 +51,7 @@ def bandwidth_roof(device: DeviceRecords) -> Plot | None:
     )
 
 
-def _roofs(roofs: list[tuple[str, float | None]], y_axis: Log, derived: bool) -> list[Markup]:
+def _roofs(roofs: list[tuple[str, float | None]], y_axis: Linear, derived: bool) -> list[Markup]:
     """The levels, and their names over the upper one, at the left where cases are small."""
     known = sorted(((v, n) for n, v in roofs if v), reverse=True)
     found = []
@@ -67,7 +67,7 @@ def _roofs(roofs: list[tuple[str, float | None]], y_axis: Log, derived: bool) ->
     return found
 
 
-def _mark(row: Row, x_axis: Log, y_axis: Log) -> Markup:
+def _mark(row: Row, x_axis: Log, y_axis: Linear) -> Markup:
     speed = frame.bandwidth(row)
     assert row.nbytes is not None and speed is not None
     return frame.mark(row, x_axis.at(row.nbytes) + frame.lane(row), 100 - y_axis.at(speed))

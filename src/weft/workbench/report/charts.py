@@ -104,7 +104,7 @@ def _bar(row: Row, high: float) -> Bar:
 
 def _winner(timed: list[Row]) -> str:
     """The chart's finding in a sentence."""
-    passed = [r for r in timed if r.status == PASS and "suspect" not in r.flags]
+    passed = [r for r in timed if r.status == PASS and not r.suspect]
     if not passed:
         return "Nothing that passed was timed here."
     best = passed[0]
@@ -134,7 +134,7 @@ def closeness(device: DeviceRecords) -> list[Closeness]:
         rated = [r for r in rows if r.efficiency]
         if not rated:
             continue
-        honest = [r for r in rated if "suspect" not in r.flags] or rated
+        honest = [r for r in rated if not r.suspect] or rated
         best = max(honest, key=lambda r: r.efficiency or 0)
         found.append(
             Closeness(

@@ -9,7 +9,7 @@ from markupsafe import Markup
 from weft.core.implementation import BACKENDS
 from weft.workbench.report import svg
 from weft.workbench.report.rows import Row
-from weft.workbench.report.scales import Log, share, tick_label, time, unit
+from weft.workbench.report.scales import Linear, Log, share, tick_label, time, unit
 
 LANE = 0.7  # percent of the width between the lanes that keep one backend from hiding another
 
@@ -26,7 +26,7 @@ class Plot:
     notes: tuple[str, ...]
 
 
-def grid(x_axis: Log, y_axis: Log) -> Markup:
+def grid(x_axis: Log, y_axis: Log | Linear) -> Markup:
     """Lines and numbers of both axes."""
     parts: list[Markup] = []
     for value in x_axis.ticks(6):
@@ -92,7 +92,7 @@ def feet(columns: set[tuple[float, str]], apart: float = 14) -> list[Markup]:
 
 def nearest(rows: list[Row], axis: str) -> str:
     """The sentence that names the row with the largest share of its limit."""
-    rated = [r for r in rows if r.efficiency and "suspect" not in r.flags]
+    rated = [r for r in rows if r.efficiency and not r.suspect]
     if not rated:
         return ""
     best = max(rated, key=lambda r: r.efficiency or 0)

@@ -100,6 +100,11 @@ class Row:
         return self.backend in ("triton", "cuda", "numba")
 
     @property
+    def suspect(self) -> bool:
+        """Whether the clock did not believe this time: it is shown, and named nobody's best."""
+        return any(flag.startswith("suspect") for flag in self.flags)
+
+    @property
     def why(self) -> str:
         """The reason that this row has no time, never empty for one that has none."""
         if self.reason:

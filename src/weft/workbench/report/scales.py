@@ -82,7 +82,7 @@ class Log:
         last = math.floor(math.log10(self.high) + 1e-9)
         stride = max(1, math.ceil((last - first + 1) / most))
         decades = [10.0**e for e in range(first, last + 1, stride)]
-        if len(decades) >= 3:
+        if len(decades) >= 4:
             return decades
         finer = [m * 10.0**e for e in range(first - 1, last + 1) for m in (1, 2, 5)]
         return [v for v in finer if self.low <= v <= self.high]
@@ -92,6 +92,20 @@ def log_axis(values: list[float], room: float = 1.6) -> Log:
     """An axis that holds ``values`` with a factor ``room`` to spare on both sides."""
     low, high = min(values), max(values)
     return Log(low / room, high * room)
+
+
+@dataclass(frozen=True)
+class Linear:
+    """An axis from 0 to ``high``."""
+
+    high: float
+
+    def at(self, value: float) -> float:
+        """Percent of the way along, 0 to 100, clamped."""
+        return min(100.0, max(0.0, 100 * value / self.high))
+
+    def ticks(self, most: int = 7) -> list[float]:
+        return linear_ticks(self.high, most)
 
 
 def linear_ticks(high: float, wanted: int = 5) -> list[float]:
