@@ -7,6 +7,7 @@ violation as well as on the house itself. A violation reads ``path:line: what is
 from __future__ import annotations
 
 import ast
+import os
 import re
 import statistics
 import sys
@@ -45,18 +46,18 @@ def files(root: Path, *suffixes: str, under: tuple[str, ...] = FOLDERS) -> list[
 
 def all_text(root: Path) -> list[Path]:
     """Every text file of the tree, environments and caches excepted."""
-    found = (p for p in sorted(root.rglob("*")) if p.suffix in TEXT and p.is_file())
-    return [p for p in found if _ours(p, root)]
+    found = []
+    for folder, inner, names in os.walk(root):
+        inner[:] = sorted(n for n in inner if _ours(Path(folder, n), root))
+        found += [Path(folder, n) for n in sorted(names)]
+    return [p for p in found if p.suffix in TEXT and _ours(p, root)]
 
 
 def _ours(path: Path, root: Path) -> bool:
     parts = path.relative_to(root).parts
+    made = ("__pycache__", "build", "dist", "node_modules")
     hidden = any(p.startswith(".") and p != ".ci" for p in parts)
-    return (
-        not hidden
-        and not any(p in ("__pycache__", "build", "dist") for p in parts)
-        and not any(p.endswith(".egg-info") for p in parts)
-    )
+    return not hidden and not any(p in made or p.endswith(".egg-info") for p in parts)
 
 
 def where(root: Path, path: Path, line: int, what: str) -> str:
