@@ -1,0 +1,229 @@
+"""compare: is B faster than A? Four answers, from the two intervals and the machine's own noise.
+
+With r = B / A and its interval from the two medians' intervals, and n the noise: ``faster`` where the
+whole interval lies below 1 - n, ``slower`` where it lies above 1 + n, ``same`` where it lies between,
+``ambiguous`` otherwise. Nothing is run.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from weft.core import Record, Timing, WeftError
+from weft.core.record import FAIL, PASS
+from weft.workbench.statistics import drift
+
+FASTER, SLOWER, SAME, AMBIGUOUS = "faster", "slower", "same", "ambiguous"
+# Between two runs of the same thing a median moves by more than its interval says: other pages,
+# another temperature. Smaller differences than these are never called one.
+NOISE = {"cuda": 0.01, "cpu": 0.05}
+FEW = 20  # samples under which a bootstrap interval is too narrow to be trusted
+
+Key = tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """One implementation's time on one side, from one record or several runs' (us)."""
+
+    cold: float
+    interval: tuple[float, float]
+    spread: tuple[float, float]
+    noise: float
+    shaky: bool
+    runs: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What became of one implementation at one point. ``ratio`` is B / A: under 1 is faster.
+
+    ``verdict`` is None where there is nothing to compare, and ``reason`` says why; ``broken`` is an
+    implementation that passed in A and fails in B.
+    """
+
+    operator: str
+    implementation: str
+    case: str
+    direction: str
+    verdict: str | None
+    a: float | None = None
+    b: float | None = None
+    ratio: float | None = None
+    interval: tuple[float, float] | None = None
+    noise: float | None = None
+    reason: str = ""
+    broken: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """The comparison as plain data."""
+        return asdict(self)
+
+
+def machine_of(record: Record) -> tuple[str, str]:
+    """What must be alike for two times to be compared: the device and its architecture."""
+    return str(record.machine.get("device")), str(record.machine.get("arch"))
+
+
+def compare(
+    a: Sequence[Record],
+    b: Sequence[Record],
+    *,
+    threshold: float | None = None,
+    force: bool = False,
+) -> list[Comparison]:
+    """Every implementation of either side, in B's order and then what only A has.
+
+    ``threshold`` is the least difference that counts, as a share (default: ``NOISE`` of the
+    device's kind). Raises :class:`WeftError` where the machines differ, unless ``force``.
+    """
+    if threshold is not None and not 0 <= threshold < 1:
+        raise WeftError(
+            "--threshold", expected="a share from 0 to 1, e.g. 0.02 for 2 %", got=threshold
+        )
+    machines = {machine_of(r) for r in a}, {machine_of(r) for r in b}
+    if machines[0] != machines[1] and not force:
+        raise WeftError(
+            "times of unlike machines cannot be compared",
+            expected=f"records of {_names(machines[0])} on both sides",
+            got=_names(machines[1]),
+            hint="measure both on one machine, or --force to look at the ratios all the same",
+        )
+    by_key = _gather(a, apart=not force), _gather(b, apart=not force)
+    keys = list(dict.fromkeys([*by_key[1], *by_key[0]]))
+    return [_one(k[:4], by_key[0].get(k, []), by_key[1].get(k, []), threshold) for k in keys]
+
+
+def _names(machines: set[tuple[str, str]]) -> str:
+    return " and ".join(sorted(f"{device} ({arch})" for device, arch in machines))
+
+
+def _gather(records: Sequence[Record], *, apart: bool) -> dict[Key, list[Record]]:
+    found: dict[Key, list[Record]] = {}
+    for r in records:
+        key: Key = (r.operator, r.implementation, r.case, r.direction)
+        found.setdefault((*key, *machine_of(r)) if apart else key, []).append(r)
+    return found
+
+
+def _one(key: Key, a: Sequence[Record], b: Sequence[Record], threshold: float | None) -> Comparison:
+    operator, implementation, case, direction = key
+    point = {
+        "operator": operator,
+        "implementation": implementation,
+        "case": case,
+        "direction": direction,
+    }
+    sides = side(a), side(b)
+    if sides[0] is None or sides[1] is None:
+        broken = _last(a) == PASS and _last(b) == FAIL
+        return Comparison(**point, verdict=None, reason=_why(a, b), broken=broken)
+    kind = str(b[-1].machine.get("kind"))
+    least = NOISE.get(kind, max(NOISE.values())) if threshold is None else threshold
+    noise = max(least, sides[0].noise, sides[1].noise)
+    ratio, interval = ratio_of(*sides)
+    return Comparison(
+        **point,
+        verdict=decide(interval, noise),
+        a=sides[0].cold,
+        b=sides[1].cold,
+        ratio=ratio,
+        interval=interval,
+        noise=noise,
+    )
+
+
+def ratio_of(a: Side, b: Side) -> tuple[float, tuple[float, float]]:
+    """B / A and its interval; where a side is shaky, its samples' p10 to p90 is its interval."""
+    low_a, high_a = a.spread if a.shaky else a.interval
+    low_b, high_b = b.spread if b.shaky else b.interval
+    return b.cold / a.cold, (low_b / high_a, high_b / low_a)
+
+
+def decide(interval: tuple[float, float], noise: float) -> str:
+    """The verdict on a ratio's interval at a noise, both as shares."""
+    low, high = interval
+    if high < 1 - noise:
+        return FASTER
+    if low > 1 + noise:
+        return SLOWER
+    if low >= 1 - noise and high <= 1 + noise:
+        return SAME
+    return AMBIGUOUS
+
+
+def side(records: Sequence[Record]) -> Side | None:
+    """What the timed records of one implementation say together; None where none was timed.
+
+    Several runs: the median of their medians, the hull of their intervals, and how far the runs lie
+    apart as noise.
+    """
+    timings = [r.timing for r in records if r.timing and r.timing.cold > 0]
+    if not timings or _last(records) == FAIL:
+        return None
+    colds = [t.cold for t in timings]
+    middle = statistics.median(colds)
+    noises = [_drift(t) for t in timings]
+    if len(timings) > 1:
+        noises.append((max(colds) - min(colds)) / middle)
+    return Side(
+        cold=middle,
+        interval=(min(t.interval[0] for t in timings), max(t.interval[1] for t in timings)),
+        spread=(min(t.p10 for t in timings), max(t.p90 for t in timings)),
+        noise=max(noises),
+        shaky=any(_shaky(t) for t in timings),
+        runs=len(timings),
+    )
+
+
+def _clean(timing: Timing) -> tuple[float, ...]:
+    """The samples that were not throttled: those stand last."""
+    kept = timing.samples[: len(timing.samples) - timing.throttled]
+    return kept or timing.samples
+
+
+def _drift(timing: Timing) -> float:
+    return drift(_clean(timing))
+
+
+def _shaky(timing: Timing) -> bool:
+    """Whether the run ended without the interval that a median's name rests on."""
+    return "noisy" in timing.flags or len(_clean(timing)) < FEW
+
+
+def _last(records: Sequence[Record]) -> str | None:
+    return records[-1].verdict.status if records else None
+
+
+def _why(a: Sequence[Record], b: Sequence[Record]) -> str:
+    for name, records in (("A", a), ("B", b)):
+        if not records:
+            return f"not in {name}"
+        if side(records) is None:
+            last = records[-1]
+            said = last.verdict.reason or "; ".join(last.flags) or "not timed"
+            return f"{last.verdict.status} in {name}: {said}"
+    return ""
+
+
+def counts(found: Sequence[Comparison]) -> dict[str, int]:
+    """How many of each verdict; ``none`` are those with nothing to compare."""
+    seen = Counter(c.verdict or "none" for c in found)
+    return {word: seen[word] for word in (FASTER, SLOWER, SAME, AMBIGUOUS, "none")}
+
+
+def differences(a: Sequence[Record], b: Sequence[Record]) -> list[str]:
+    """What else differs between two sides of like machines: driver, versions, commit."""
+
+    def told(records: Sequence[Record]) -> Mapping[str, Any]:
+        here = records[-1].machine
+        versions = {f"{k} version": v for k, v in (here.get("versions") or {}).items()}
+        return {"driver": here.get("driver"), "power limit": here.get("power_limit_w"), **versions}
+
+    one, other = told(a), told(b)
+    keys = [k for k in one if k in other and one[k] != other[k]]
+    return [f"{k}: {one[k]} in A, {other[k]} in B" for k in keys]
