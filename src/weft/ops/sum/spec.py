@@ -1,0 +1,149 @@
+"""The full reduction y = sum of all x_i, to a 0-d tensor of the same dtype.
+
+The error of a sum is bounded by its condition, sum |x_i| / |sum x_i|, and by how the partial sums
+are arranged: Higham, "The accuracy of floating point summation", SIAM J. Sci. Comput. 14 (1993).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from weft.core import FORWARD, Case, Cost, Input, Operator, Property, case
+from weft.core.case import ITEMSIZE
+from weft.ops._shared import validate
+
+DTYPES = ("float32", "bfloat16", "float64", "float16")
+
+
+PIECE = 1 << 24  # elements whose rounding errors the reference looks at together
+
+
+def reference(x: torch.Tensor) -> torch.Tensor:
+    """The float64 sum, with what its own roundings lost: float64 answers are judged too."""
+    total = x.sum()
+    if not torch.isfinite(total):
+        return total
+    return total + (_nearest(x.detach()) - total.detach())
+
+
+def _nearest(x: torch.Tensor) -> float:
+    """The sum of finite float64 elements to within about one rounding: pairwise, errors kept."""
+    parts = []
+    for piece in x.reshape(-1).split(PIECE):
+        narrow = torch.equal(piece, piece.float().double())  # no float32 answer could tell
+        while piece.numel() > 1 and not narrow:
+            half = piece.numel() // 2
+            a, b = piece[:half], piece[half : 2 * half]
+            both = a + b
+            of_b = both - a
+            parts.append(float(((a - (both - of_b)) + (b - of_b)).sum()))  # Knuth's two-sum
+            piece = torch.cat((both, piece[2 * half :]))
+        parts.append(float(piece.sum()))
+    return math.fsum(parts)
+
+
+def check_arguments(x: Any) -> None:
+    validate.tensor("sum", "x", x, DTYPES)
+
+
+def spread(grad: torch.Tensor, shape: torch.Size) -> tuple[torch.Tensor]:
+    """The gradient: the output's, at every place. A view with strides 0; one element is copied.
+
+    (A view of one element would be the caller's own gradient under another name.)
+    """
+    view = grad.expand(shape)
+    return (view.clone() if view.numel() == 1 else view,)
+
+
+def cost(c: Case, direction: str) -> Cost:
+    """Forward reads x and writes one element; backward reads one element and writes none."""
+    (x,) = c.inputs
+    one = ITEMSIZE[x.dtype]
+    if direction == FORWARD:
+        return Cost(read=x.nbytes, written=one)
+    return Cost(read=one, written=0)
+
+
+def scale(x: torch.Tensor) -> torch.Tensor:
+    """max(|sum x|, sqrt(sum x^2)) of a float64 tensor."""
+    return torch.maximum(x.sum().abs(), torch.linalg.vector_norm(x))
+
+
+def _between(y: torch.Tensor, x: torch.Tensor) -> float:
+    """n min(x) <= sum(x) <= n max(x) for finite x, with room for one rounding of the answer."""
+    if not x.numel():
+        return float(y.double().abs())
+    low, high = (float(v) * x.numel() for v in x.aminmax())
+    if not all(map(torch.isfinite, (torch.tensor(low), torch.tensor(high), y))):
+        return 0.0
+    slack = 2 * torch.finfo(y.dtype).eps * max(abs(low), abs(high)) + 1e-300
+    return max(float(y) - high, low - float(y), 0.0) / slack
+
+
+def _x(
+    *shape: int, dtype: str = "float32", layout: str = "contiguous", values: str = "normal"
+) -> Input:
+    return Input(name="x", shape=shape, dtype=dtype, layout=layout, values=values)
+
+
+ANYWHERE, CPU, CUDA = ("cpu", "cuda"), ("cpu",), ("cuda",)
+CHECKS = [
+    *(case(_x(7, 129, dtype=d)) for d in DTYPES),
+    *(case(_x(4093, dtype=d)) for d in DTYPES),
+    *(case(_x(30011, dtype=d)) for d in DTYPES),
+    *(case(_x(3, 5, 211, dtype=d, values="outliers")) for d in ("float32", "bfloat16")),
+    *(case(_x(4093, dtype=d, values="equal")) for d in DTYPES),
+    *(case(_x(3001, values=v)) for v in ("large", "tiny", "outliers")),
+    *(case(_x(3001, dtype=d, values="offset")) for d in ("float32", "float64")),
+    case(_x(1 << 20)),
+    case(_x(1000003, dtype="bfloat16")),
+]
+EDGES = [
+    *(case(_x(*s), tags="edge") for s in ((), (0,), (1,), (2,), (5, 0, 3), (1031,), (1, 1, 1))),
+    *(case(_x(0, dtype=d), tags="edge") for d in ("bfloat16", "float64", "float16")),
+    *(
+        case(_x(33, 65, layout=k), tags="edge")
+        for k in ("transposed", "sliced", "expanded", "shifted")
+    ),
+    *(case(_x(1001, dtype=d, layout="shifted"), tags="edge") for d in DTYPES if d != "float32"),
+    *(case(_x(259, dtype=d, values="special"), tags="edge") for d in DTYPES),
+    *(case(_x(n, values="special"), tags="edge") for n in (1, 2, 3)),
+    case(_x(1021, values="neginf"), tags="edge"),
+    # A float32 count of ones stops at 2^24, a bfloat16 one at 2^8: no lone running sum passes.
+    case(_x(2**24 + 3, values="ones"), tags="edge", name="fp32-past-2^24-ones"),
+    case(_x(1000, dtype="bfloat16", values="ones"), tags="edge"),
+    case(_x(10**8, values="equal"), tags="edge", devices=CUDA, name="fp32-1e8-equal"),
+    case(_x(2**31 + 8, dtype="bfloat16"), tags="edge", devices=CUDA),
+]
+BENCHES = [
+    case(_x(2**28), tags="bench", devices=CUDA, name="fp32-2^28"),
+    case(_x(2**28, dtype="bfloat16"), tags="bench", devices=CUDA, name="bf16-2^28"),
+    case(_x(2**27, dtype="float64"), tags="bench", devices=CUDA, name="fp64-2^27"),
+    case(_x(2**20), tags="bench", devices=CUDA, name="fp32-2^20"),
+    case(_x(2**24), tags="bench", devices=CPU, name="fp32-2^24"),
+    case(_x(2**23, dtype="float64"), tags="bench", devices=CPU, name="fp64-2^23"),
+    case(_x(2**24, dtype="bfloat16"), tags="bench", devices=CPU, name="bf16-2^24"),
+]
+
+OPERATOR = Operator(
+    name="sum",
+    summary="sum of all elements",
+    formula="y = sum over all i of x_i",
+    signature="sum(x)",
+    reference=reference,
+    cases=(*CHECKS, *EDGES, *BENCHES),
+    cost=cost,
+    validate=check_arguments,
+    dtypes=DTYPES,
+    differentiable=("x",),
+    save=lambda inputs, output: (inputs[0].shape,),
+    properties=(Property(name="between n min(x) and n max(x)", holds=_between),),
+    scale=scale,
+    scale_reason=(
+        "a sum may rightly be near zero; sqrt(sum x^2) is its RMS over random signs of the terms"
+    ),
+    backward_note="the gradient is grad.expand(x.shape): a view, no kernel and no bytes",
+)

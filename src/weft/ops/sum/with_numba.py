@@ -1,0 +1,125 @@
+"""The sum in numba: ``numba.cuda`` (a tree in shared memory), ``njit(parallel=True)`` on a CPU."""
+
+from __future__ import annotations
+
+import torch
+
+from weft.backends.numba_jit import SIMULATED, NumbaSpecimen, array, cuda, launch, numba
+from weft.core import YES, Case, Implementation, Support, no
+from weft.ops._shared.layout import dense, flat
+from weft.ops.sum.spec import spread
+
+THREADS = 256
+BLOCKS = 4096  # fills any GPU of today several times over
+SPAN = 256  # elements that one iteration of the CPU's parallel loop sums
+
+
+@cuda.jit
+def sum_blocks(x, partials):
+    # x: (n,); partials: (blocks,) float64. A thread sums every step-th element from its own place,
+    # four at a time. Bytes: n read, 8 a block written.
+    shared = cuda.shared.array(THREADS, numba.float64)
+    t = cuda.threadIdx.x
+    total = numba.float64(0)
+    i, step = cuda.grid(1), cuda.gridsize(1)
+    while i + 3 * step < x.size:
+        low = numba.float64(x[i]) + numba.float64(x[i + step])
+        total += low + (numba.float64(x[i + 2 * step]) + numba.float64(x[i + 3 * step]))
+        i += 4 * step
+    while i < x.size:
+        total += numba.float64(x[i])
+        i += step
+    shared[t] = total
+    cuda.syncthreads()
+    half = THREADS // 2
+    while half > 0:
+        if t < half:
+            shared[t] += shared[t + half]
+        cuda.syncthreads()
+        half //= 2
+    if t == 0:
+        partials[cuda.blockIdx.x] = shared[0]
+
+
+def forward(x: torch.Tensor) -> torch.Tensor:
+    x = dense(x)
+    n = x.numel()
+    if n == 0:
+        return torch.zeros((), dtype=x.dtype, device=x.device)
+    blocks = min(-(-n // THREADS), 2 if SIMULATED else BLOCKS)
+    partials = torch.empty(blocks, dtype=torch.float64, device=x.device)
+    total = torch.empty(1, dtype=torch.float64, device=x.device)
+    launch(sum_blocks, blocks, THREADS, array(flat(x)), array(partials))
+    launch(sum_blocks, 1, THREADS, array(partials), array(total))
+    return total[0].to(x.dtype, copy=True)
+
+
+def supports(case: Case, device: str) -> Support:
+    if case.dtype == "bfloat16":
+        return no("numba.cuda takes no bfloat16 arrays; use float32, float64 or another backend")
+    return YES
+
+
+@numba.njit(parallel=True, fastmath=False, cache=False)
+def sum_parallel(x, partials):
+    # x: (n,); partials: (spans,) float64. Spans have a fixed length and a fixed order within, eight
+    # running sums apart, so that the answer is the same on any number of cores.
+    for span in numba.prange(partials.size):
+        at = span * SPAN
+        past = min(at + SPAN, x.size)
+        a = b = c = d = e = f = g = h = numba.float64(0)
+        while at + 8 <= past:
+            a += x[at]
+            b += x[at + 1]
+            c += x[at + 2]
+            d += x[at + 3]
+            e += x[at + 4]
+            f += x[at + 5]
+            g += x[at + 6]
+            h += x[at + 7]
+            at += 8
+        while at < past:
+            a += x[at]
+            at += 1
+        partials[span] = ((a + b) + (c + d)) + ((e + f) + (g + h))
+
+
+def forward_parallel(x: torch.Tensor) -> torch.Tensor:
+    x = dense(x)
+    partials = torch.empty(-(-x.numel() // SPAN), dtype=torch.float64)
+    sum_parallel(flat(x.detach()).numpy(), partials.numpy())
+    return partials.sum().to(x.dtype)
+
+
+def supports_parallel(case: Case, device: str) -> Support:
+    if case.dtype not in ("float32", "float64"):
+        return no(f"numba compiles no {case.dtype} arithmetic for a CPU; use float32 or float64")
+    return YES
+
+
+IMPLEMENTATION = Implementation(
+    operator="sum",
+    name="numba",
+    backend="numba",
+    forward=forward,
+    backward=spread,
+    supports=supports,
+    specimens=tuple(
+        NumbaSpecimen(
+            label=f"sum_blocks-{dtype}",
+            kernel=sum_blocks,
+            signature=f"{dtype}[::1], float64[::1]",
+        )
+        for dtype in ("float32", "float64", "float16")
+    ),
+    idea="grid stride in float64, a tree in shared memory, twice",
+)
+PARALLEL = Implementation(
+    operator="sum",
+    name="numba/parallel",
+    backend="numba",
+    forward=forward_parallel,
+    backward=spread,
+    supports=supports_parallel,
+    idea="njit(parallel=True): spans of 256 in float64, over all cores",
+)

@@ -1,0 +1,22 @@
+"""The sum by the library: one call."""
+
+from __future__ import annotations
+
+import torch
+
+from weft.core import Implementation
+from weft.ops.sum.spec import spread
+
+
+def forward(x: torch.Tensor) -> torch.Tensor:
+    return x.sum()
+
+
+IMPLEMENTATION = Implementation(
+    operator="sum",
+    name="torch",
+    backend="torch",
+    forward=forward,
+    backward=spread,
+    idea="Tensor.sum",
+)
