@@ -1,8 +1,8 @@
 """compare: is B faster than A? Four answers, from the two intervals and the machine's own noise.
 
-With r = B / A and its interval from the two medians' intervals, and n the noise: ``faster`` where the
-whole interval lies below 1 - n, ``slower`` where it lies above 1 + n, ``same`` where it lies between,
-``ambiguous`` otherwise. Nothing is run.
+With r = B / A and its interval from the two medians' intervals, and n the noise: ``faster`` where
+the whole interval lies below 1 - n, ``slower`` where it lies above 1 + n, ``same`` where it lies
+between, ``ambiguous`` otherwise. Nothing is run.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Any
 
 from weft.core import Record, Timing, WeftError
@@ -38,7 +38,7 @@ class Side:
     runs: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Comparison:
     """What became of one implementation at one point. ``ratio`` is B / A: under 1 is faster.
 
@@ -50,6 +50,7 @@ class Comparison:
     implementation: str
     case: str
     direction: str
+    _: KW_ONLY
     verdict: str | None
     a: float | None = None
     b: float | None = None
@@ -111,26 +112,19 @@ def _gather(records: Sequence[Record], *, apart: bool) -> dict[Key, list[Record]
 
 
 def _one(key: Key, a: Sequence[Record], b: Sequence[Record], threshold: float | None) -> Comparison:
-    operator, implementation, case, direction = key
-    point = {
-        "operator": operator,
-        "implementation": implementation,
-        "case": case,
-        "direction": direction,
-    }
-    sides = side(a), side(b)
-    if sides[0] is None or sides[1] is None:
+    one, other = side(a), side(b)
+    if one is None or other is None:
         broken = _last(a) == PASS and _last(b) == FAIL
-        return Comparison(**point, verdict=None, reason=_why(a, b), broken=broken)
+        return Comparison(*key, verdict=None, reason=_why(a, b), broken=broken)
     kind = str(b[-1].machine.get("kind"))
     least = NOISE.get(kind, max(NOISE.values())) if threshold is None else threshold
-    noise = max(least, sides[0].noise, sides[1].noise)
-    ratio, interval = ratio_of(*sides)
+    noise = max(least, one.noise, other.noise)
+    ratio, interval = ratio_of(one, other)
     return Comparison(
-        **point,
+        *key,
         verdict=decide(interval, noise),
-        a=sides[0].cold,
-        b=sides[1].cold,
+        a=one.cold,
+        b=other.cold,
         ratio=ratio,
         interval=interval,
         noise=noise,
