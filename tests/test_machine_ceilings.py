@@ -25,8 +25,9 @@ def test_cpu_ceilings_are_plausible_and_agree_with_a_plain_clock(
 
     monkeypatch.setattr(measure_cpu, "BUDGET", 0.02)
     here = dataclasses.replace(machine.query("cpu"), memory_bytes=128 << 20, threads=1)
+
     threads, state = torch.get_num_threads(), torch.random.get_rng_state()
-    found = measure_cpu.measure(torch, here, lambda line: None, sizes=(64, 128))
+    found, _ = measure_cpu.measure(torch, here, lambda line: None, sizes=(64, 128))
     assert torch.get_num_threads() == threads
     assert torch.equal(torch.random.get_rng_state(), state)
     assert set(found["matrix"]) == {"fp32", "fp64", "bf16", "fp16", "tf32"}
@@ -57,12 +58,13 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Ceilings]:
     """An empty cache and a measuring that takes no time; what it gave, call by call."""
     calls: list[Ceilings] = []
 
-    def fake(device: machine.Device, progress: object) -> Ceilings:
+    def fake(device: machine.Device, say: object) -> tuple[Ceilings, str]:
         calls.append(dataclasses.replace(GOOD, copy=2.0 / (1 + len(calls)), fill=4.0 + len(calls)))
-        return calls[-1]
+        return calls[-1], ""
 
     monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(store, "measure_now", fake)
+    monkeypatch.setattr(store, "_measured", set())
     return calls
 
 
@@ -77,7 +79,7 @@ def test_ceilings_are_measured_once_and_kept(measured: list[Ceilings]) -> None:
     assert machine.ceilings("cpu") == first == GOOD
     assert machine.ceilings("cpu", measure=False) == first
     assert len(measured) == 1
-    assert sorted(json.loads(kept().read_text())) == ["ceilings", "format", "machine"]
+    assert sorted(json.loads(kept().read_text())) == ["ceilings", "doubt", "format", "machine"]
 
 
 def test_measuring_again_keeps_the_better_of_each(measured: list[Ceilings]) -> None:
@@ -85,6 +87,26 @@ def test_measuring_again_keeps_the_better_of_each(measured: list[Ceilings]) -> N
     again = machine.ceilings("cpu", refresh=True)
     assert again is not None and (again.copy, again.fill) == (2.0, 5.0)
     assert machine.ceilings("cpu") == again
+
+
+def test_doubtful_ceilings_are_measured_again_by_the_next_process(
+    measured: list[Ceilings], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quiet = store.measure_now
+
+    def busy(device: machine.Device, say: object) -> tuple[Ceilings, str]:
+        return quiet(device, say)[0], "the CPU was busy"
+
+    monkeypatch.setattr(store, "measure_now", busy)
+    machine.ceilings("cpu")
+    assert "the CPU was busy" in capsys.readouterr().err
+    machine.ceilings("cpu")
+    assert len(measured) == 1  # this process has done what it can
+    monkeypatch.setattr(store, "_measured", set())
+    monkeypatch.setattr(store, "measure_now", quiet)
+    found = machine.ceilings("cpu")
+    assert found is not None and (found.copy, found.fill, len(measured)) == (2.0, 5.0, 2)
+    assert json.loads(kept().read_text())["doubt"] == "" and capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,24 +77,33 @@ def _from_json(data: Any) -> Ceilings:
     return Ceilings(**kept)
 
 
-def load(path: Path, say: Progress) -> tuple[Ceilings | None, dict[str, Any]]:
-    """The ceilings and the fingerprint kept at ``path``; None, and a line, if unreadable."""
+@dataclass(frozen=True)
+class Kept:
+    """A file's content: ``doubt`` says why the figures may be too low, ``machine`` who measured."""
+
+    ceilings: Ceilings
+    doubt: str
+    machine: dict[str, Any]
+
+
+def load(path: Path, warn: Progress) -> Kept | None:
+    """What is kept at ``path``; None, and a line, where it cannot be read."""
     try:
         data = json.loads(path.read_text())
-        return _from_json(data), data["machine"]
+        return Kept(_from_json(data), str(data.get("doubt", "")), data["machine"])
     except FileNotFoundError:
-        return None, {}
+        return None
     except (OSError, ValueError) as error:
-        say(f"the ceilings kept at {path} cannot be read ({error}); they are not used")
-        return None, {}
+        warn(f"the ceilings kept at {path} cannot be read ({error}); they are not used")
+        return None
 
 
-def save(path: Path, ceilings: Ceilings, machine: dict[str, Any]) -> None:
+def save(path: Path, kept: Kept) -> None:
     """Write so that a reader finds the old file or the new one, never half of one.
 
     Raises :class:`WeftError` where the folder cannot be written.
     """
-    data = {"format": FORMAT, "ceilings": asdict(ceilings), "machine": machine}
+    data = {"format": FORMAT, **asdict(kept)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".part")
@@ -113,18 +122,19 @@ def save(path: Path, ceilings: Ceilings, machine: dict[str, Any]) -> None:
         ) from error
 
 
-def measure_now(device: Device, progress: Progress | None = None) -> Ceilings:
-    """Measure the device's ceilings now, in a few seconds; nothing is read or kept.
+def measure_now(device: Device, say: Progress) -> tuple[Ceilings, str]:
+    """Measure the device's ceilings now, in a few seconds; and what makes them doubtful, or "".
 
-    Raises :class:`WeftError` where PyTorch is missing.
+    Nothing is read or kept. ``say`` gets a line for each step. Raises :class:`WeftError` where
+    PyTorch is missing.
     """
-    say = progress or (lambda line: None)
     try:
         import torch
     except ImportError as error:
         raise WeftError(
             "ceilings are measured with PyTorch", got="no torch", hint="pip install torch"
         ) from error
+    doubt = ""
     if device.kind == "cuda":
         from weft.machine import measure_gpu
 
@@ -132,11 +142,9 @@ def measure_now(device: Device, progress: Progress | None = None) -> Ceilings:
     else:
         from weft.machine import measure_cpu
 
-        found = measure_cpu.measure(torch, device, say)
-    matrix = found.pop("matrix")
-    return Ceilings(
-        device=device.name, matrix=matrix, measured=fingerprint(device.kind)["date"], **found
-    )
+        found, doubt = measure_cpu.measure(torch, device, say)
+    date = fingerprint(device.kind)["date"]
+    return Ceilings(device=device.name, measured=date, **found), doubt
 
 
 def better(old: Ceilings, new: Ceilings) -> Ceilings:
@@ -144,6 +152,9 @@ def better(old: Ceilings, new: Ceilings) -> Ceilings:
     words = {word: max(getattr(old, word), getattr(new, word)) for word in ("copy", "read", "fill")}
     rates = {rate: max(new.matrix.get(rate, 0), value) for rate, value in old.matrix.items()}
     return replace(new, **words, matrix={**new.matrix, **rates})
+
+
+_measured: set[Path] = set()  # by this process, which does not measure doubtful ones twice
 
 
 def ceilings(
@@ -156,7 +167,8 @@ def ceilings(
     """The ceilings of this machine's device: those kept, else measured now and kept.
 
     ``measure=False`` never measures and gives None where nothing is kept. ``refresh=True``
-    measures again and keeps the better of each figure. Where torch's version has changed they are
+    measures again and keeps the better of each figure; so does the next process where the ones
+    kept are doubtful, because other work had the CPU. Where torch's version has changed they are
     measured anew, since its kernels are what reaches them. ``progress`` is called with a line for
     each step; without one, only what the user must know goes to stderr. Raises
     :class:`WeftError` for ``"cuda"`` where there is no GPU.
@@ -164,20 +176,24 @@ def ceilings(
     device = query(kind)
     path = path_for(device)
     warn = progress or (lambda line: print(line, file=sys.stderr))
-    old, machine = load(path, warn)
+    old = load(path, warn)
     if not measure:
-        return old
-    before, after = machine.get("versions", {}).get("torch"), versions()["torch"]
-    if old and before != after:
-        warn(f"the ceilings were measured with torch {before}, here is {after}: measuring anew")
+        return old.ceilings if old else None
+    now = versions()["torch"]
+    if old and old.machine["versions"].get("torch") != now:
+        before = old.machine["versions"].get("torch")
+        warn(f"the ceilings were measured with torch {before}, here is {now}: measuring anew")
         old = None
-    if old and not refresh:
-        return old
-    found = measure_now(device, progress)
+    if old and not refresh and (not old.doubt or path in _measured):
+        return old.ceilings
+    found, doubt = measure_now(device, progress or (lambda line: None))
+    _measured.add(path)
     if old:
-        found = better(old, found)
+        found, doubt = better(old.ceilings, found), doubt and old.doubt
+    if doubt:
+        warn(f"{doubt}; weft device --measure in a quiet moment raises them")
     try:
-        save(path, found, fingerprint(kind))
+        save(path, Kept(found, doubt, fingerprint(kind)))
     except WeftError as error:
         # A read-only home must not stop a benchmark; the measurement is good all the same.
         warn(str(error))

@@ -10,15 +10,16 @@ import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 from weft.machine.query import Device
 
 SMALLEST, LARGEST = 64 << 20, 512 << 20  # bytes of one buffer
 CALLS = 5  # in a round
-LEAST_ROUNDS = 3
 BUDGET = 0.4  # seconds for one matrix rate, and half as much for one visit of a bandwidth
+LONGEST = 0.1  # seconds of a call: a larger product would only take time
+QUIET = 0.75  # of the threads' time must be ours, or other work was in the way
 RATES = {"fp32": "float32", "fp64": "float64", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -27,7 +28,7 @@ def best_median(call: Callable[[], object], budget: float) -> float:
     call()
     end = perf_counter() + budget
     medians: list[float] = []
-    while len(medians) < LEAST_ROUNDS or perf_counter() < end:
+    while not medians or perf_counter() < end:
         samples = []
         for _ in range(CALLS):
             start = perf_counter()
@@ -65,18 +66,18 @@ def streams(torch: Any, nbytes: int) -> dict[str, list[tuple[int, Callable[[], o
 def matrix_rate(torch: Any, dtype: Any, sizes: tuple[int, ...], budget: float) -> float:
     """FLOP/s of an n x n by n x n product, the best over ``sizes``.
 
-    A size is left out when the one before says that a round of it would outlast ``budget``:
-    without the instructions for it, fp16 on a CPU is hundreds of times slower.
+    A size is left out once a single call takes over ``LONGEST``: without the instructions for it,
+    fp16 on a CPU is hundreds of times slower than fp32.
     """
     best = 0.0
     for n in sizes:
-        if best and 2 * n**3 / best > budget / CALLS:
+        a, b = (torch.randn(n, n).to(dtype) for _ in range(2))
+        product = partial(torch.mm, a, b, out=torch.empty(n, n, dtype=dtype))
+        start = perf_counter()
+        product()
+        if best and perf_counter() - start > LONGEST:
             break
-        a = torch.randn(n, n).to(dtype)
-        b = torch.randn(n, n).to(dtype)
-        c = torch.empty(n, n, dtype=dtype)
-        seconds = best_median(partial(torch.mm, a, b, out=c), budget / len(sizes))
-        best = max(best, 2 * n**3 / seconds)
+        best = max(best, 2 * n**3 / best_median(product, budget / len(sizes)))
     return best
 
 
@@ -96,10 +97,11 @@ def measure(
     device: Device,
     say: Callable[[str], None],
     sizes: tuple[int, ...] = (256, 1024, 2048),
-) -> dict[str, Any]:
-    """``copy``, ``read``, ``fill`` in bytes/s and ``matrix`` in FLOP/s by rate.
+) -> tuple[dict[str, Any], str]:
+    """``copy``, ``read``, ``fill`` in bytes/s and ``matrix`` in FLOP/s by rate; and a doubt.
 
-    A CPU has no tf32: asked for it, torch computes in fp32, so that is its rate here.
+    A CPU has no tf32: asked for it, torch computes in fp32, so that is its rate here. The doubt is
+    empty unless other work had the CPU for much of the time: every figure is then too low.
     """
     nbytes = buffer_bytes(device.l2_bytes, device.memory_bytes)
     found: dict[str, Any] = {"copy": 0.0, "read": 0.0, "fill": 0.0}
@@ -112,10 +114,15 @@ def measure(
         torch.manual_seed(0)
         say(f"copy, read and fill of {nbytes >> 20} MiB on {torch.get_num_threads()} threads")
         timed = streams(torch, nbytes)
+        start, ours = perf_counter(), process_time()
         for rate, name in RATES.items():
             for word, calls in timed.items():
                 seconds = [(moved, best_median(call, BUDGET / 2)) for moved, call in calls]
                 found[word] = max(found[word], *(moved / s for moved, s in seconds))
             say(f"matrix products in {rate}")
             matrix[rate] = matrix_rate(torch, getattr(torch, name), sizes, BUDGET)
-    return {**found, "matrix": {**matrix, "tf32": matrix["fp32"]}}
+        share = (process_time() - ours) / (perf_counter() - start) / torch.get_num_threads()
+    doubt = ""
+    if share < QUIET:
+        doubt = f"other work left our threads {share:.0%} of the CPU: the ceilings are too low"
+    return {**found, "matrix": {**matrix, "tf32": matrix["fp32"]}}, doubt
