@@ -2,7 +2,8 @@
 
 With r = B / A and its interval from the two medians' intervals, and n the noise: ``faster`` where
 the whole interval lies below 1 - n, ``slower`` where it lies above 1 + n, ``same`` where it lies
-between, ``ambiguous`` otherwise. Nothing is run.
+between, ``ambiguous`` otherwise. Where a run ended ``noisy``, its samples' p10 to p90 stands for
+its interval in the first two. Nothing is run.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ NOISE = {"cuda": 0.01, "cpu": 0.05}
 FEW = 20  # samples under which a bootstrap interval is too narrow to be trusted
 
 Key = tuple[str, ...]
+Range = tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,33 +121,34 @@ def _one(key: Key, a: Sequence[Record], b: Sequence[Record], threshold: float | 
     kind = str(b[-1].machine.get("kind"))
     least = NOISE.get(kind, max(NOISE.values())) if threshold is None else threshold
     noise = max(least, one.noise, other.noise)
-    ratio, interval = ratio_of(one, other)
+    interval = ratio_of(one.interval, other.interval)
+    # A run that ended noisy must be told apart by its samples' p10 to p90, not by its median's.
+    shaky = one.shaky or other.shaky
+    apart = ratio_of(one.spread, other.spread) if shaky else interval
     return Comparison(
         *key,
-        verdict=decide(interval, noise),
+        verdict=decide(interval, apart, noise),
         a=one.cold,
         b=other.cold,
-        ratio=ratio,
+        ratio=other.cold / one.cold,
         interval=interval,
         noise=noise,
     )
 
 
-def ratio_of(a: Side, b: Side) -> tuple[float, tuple[float, float]]:
-    """B / A and its interval; where a side is shaky, its samples' p10 to p90 is its interval."""
-    low_a, high_a = a.spread if a.shaky else a.interval
-    low_b, high_b = b.spread if b.shaky else b.interval
-    return b.cold / a.cold, (low_b / high_a, high_b / low_a)
+def ratio_of(low_high_a: Range, low_high_b: Range) -> Range:
+    """The least and the largest B / A, from a range of each side."""
+    return low_high_b[0] / low_high_a[1], low_high_b[1] / low_high_a[0]
 
 
-def decide(interval: tuple[float, float], noise: float) -> str:
-    """The verdict on a ratio's interval at a noise, both as shares."""
-    low, high = interval
-    if high < 1 - noise:
+def decide(interval: Range, apart: Range, noise: float) -> str:
+    """The verdict at a noise: ``apart`` is the ratio's range that must clear it for a difference,
+    ``interval`` the one that must stay within it for none."""
+    if apart[1] < 1 - noise:
         return FASTER
-    if low > 1 + noise:
+    if apart[0] > 1 + noise:
         return SLOWER
-    if low >= 1 - noise and high <= 1 + noise:
+    if interval[0] >= 1 - noise and interval[1] <= 1 + noise:
         return SAME
     return AMBIGUOUS
 
