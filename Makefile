@@ -8,7 +8,7 @@
 VENV ?= .venv
 ARGS ?=
 PYTEST_ARGS ?=
-DOCS = README.md $(wildcard docs/*.md) $(wildcard src/weft/ops/*/README.md)
+DOCS = $(wildcard README.md) $(wildcard docs/*.md) $(wildcard src/weft/ops/*/README.md)
 
 # A python3 that has torch comes first, so that a working torch is kept; then the newest supported.
 # Each is run, not only looked up: version managers leave shims for Pythons that are not there.
@@ -55,10 +55,10 @@ compile: env-dev ## every .cu and every Triton kernel for sm_80, sm_90 and sm_10
 	@$(IN_VENV) -m weft.backends.compile_all --arch sm_80 --arch sm_90 --arch sm_100
 
 docs: env-dev ## draw the generated blocks of README and docs anew
-	@$(IN_VENV) -m cogapp -r $(DOCS)
+	@PYTHONPATH=src $(IN_VENV) -m cogapp -r $(DOCS)
 
 docs-check: env-dev ## are the generated blocks current
-	@$(IN_VENV) -m cogapp --check --diff $(DOCS)
+	@PYTHONPATH=src $(IN_VENV) -m cogapp --check --diff $(DOCS)
 
 env: ## the environment to run in
 	@$(call make_env,run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -150,27 +151,31 @@ assert "bench" in out.getvalue(), out.getvalue()
 """
 
 
-def run_light(action: str, path: str = str(ROOT / "src")) -> float:
-    """Run in a fresh Python; raise if it imported anything heavy; seconds it took."""
-    started = time.perf_counter()
+def run_light(action: str) -> tuple[float, float]:
+    """Run in a fresh Python; raise if it imported what is heavy; seconds by the wall and of CPU."""
+    wall, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         [sys.executable, "-c", LIGHT.format(action=action)],
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
         text=True,
     )
-    elapsed = time.perf_counter() - started
+    wall, after = time.perf_counter() - wall, resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode:
         raise AssertionError(done.stderr)
-    return elapsed
+    return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 @pytest.mark.parametrize("action", ["import weft", HELP], ids=["import", "help"])
 def test_light_and_fast(action: str) -> None:
-    times = [run_light(action)]  # the first writes the byte code
-    while min(times) >= 0.3 and len(times) < 20:  # the machine may be busy with other work
-        times.append(run_light(action))
-    assert min(times) < 0.3, f"the fastest of {len(times)} took {min(times):.2f} s"
+    """Under 0.3 s by the wall; on a machine whose cores are all taken, of CPU time."""
+    runs = [run_light(action)]  # the first writes the byte code
+    while min(runs)[0] >= 0.3 and len(runs) < 20:
+        runs.append(run_light(action))
+    wall, cpu = min(w for w, _ in runs), min(c for _, c in runs)
+    busy = os.getloadavg()[0] > (os.cpu_count() or 1)
+    told = f"the fastest of {len(runs)} took {wall:.2f} s, {cpu:.2f} s of CPU"
+    assert wall < 0.3 or (busy and cpu < 0.3), told
 
 
 def test_heavy_import_is_caught() -> None:
