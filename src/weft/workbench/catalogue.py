@@ -23,7 +23,7 @@ def _section(name: str) -> str:
     tolerance = op.tolerance
     facts = [
         f"`weft.ops.{op.signature}`: {op.summary.rstrip('.')}. Everything about it stands in "
-        f" [ops/{name}/]({FOLDER}/{name}).",
+        f"[ops/{name}/]({FOLDER}/{name}).",
         f"    {op.formula}",
         _facts(op),
     ]
@@ -99,5 +99,5 @@ def _refuses(op: Operator, found: Implementation) -> str:
     for reason, where in refused.items():
         on = {device for _, device in where}
         place = f"on {on.pop()}: " if len(on) == 1 else ""
-        told.append(f"{place}{reason} ({len(where)} of {asked})")
+        told.append(f"{place}{reason} ({len(where)} of {asked} cases)")
     return "refuses " + "; ".join(told)
