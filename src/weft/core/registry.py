@@ -26,6 +26,12 @@ REGISTRY: dict[str, dict[str, str]] = {
     "gelu": {**SIX},
     "softmax": {n: t for n, t in SIX.items() if n in ("eager", "torch", "compile", "triton")},
     "sum": {name: target for name, target in SIX.items() if name != "cuda"},
+    "matmul": {
+        "eager": "with_eager",
+        "torch": "with_torch",
+        "compile": "with_compile",
+        "triton": "with_triton",
+    },
 }
 
 

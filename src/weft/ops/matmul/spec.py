@@ -1,0 +1,185 @@
+"""Matrix product: c[i, j] = sum over k of a[i, k] b[k, j].
+
+Half types are multiplied exactly and summed in float32, with one rounding at the end. float32 is
+either ``ieee`` (every product and sum in float32) or ``tf32`` (factors cut to 10 bits of mantissa,
+as tensor cores take them, and summed in float32).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from weft.core import FORWARD, Case, Cost, Input, Operator, Property, Tolerance, WeftError
+from weft.core.case import ITEMSIZE, SHORT
+from weft.ops._shared import validate
+
+DTYPES = ("float32", "float16", "bfloat16")
+PRECISIONS = ("ieee", "tf32")
+
+
+def reference(a: torch.Tensor, b: torch.Tensor, *, precision: str = "ieee") -> torch.Tensor:
+    return a @ b
+
+
+def check_arguments(a: Any, b: Any, *, precision: str = "ieee") -> None:
+    for name, x in (("a", a), ("b", b)):
+        validate.tensor("matmul", name, x, DTYPES, dims=range(2, 3))
+    validate.same("matmul", "a and b", a, b)
+    if a.shape[1] != b.shape[0]:
+        raise WeftError(
+            "matmul: the inner sizes",
+            expected="a (M, K) and b (K, N)",
+            got=f"{tuple(a.shape)} and {tuple(b.shape)}",
+            hint="b.t() turns a (N, K) weight round without a copy",
+        )
+    if precision not in PRECISIONS:
+        raise WeftError("matmul: precision", expected=" or ".join(PRECISIONS), got=repr(precision))
+    if precision == "tf32" and a.dtype != torch.float32:
+        raise WeftError(
+            "matmul: precision='tf32'",
+            expected="float32 inputs",
+            got=str(a.dtype).removeprefix("torch."),
+            hint="leave precision out: half types are summed in float32",
+        )
+
+
+def sizes(c: Case) -> tuple[int, int, int]:
+    """(M, N, K) of a case."""
+    (m, k), (_, n) = (i.shape for i in c.inputs)
+    return m, n, k
+
+
+def cost(c: Case, direction: str) -> Cost:
+    """Forward: one product of 2 M N K FLOPs. Backward: two, from the gradient and both inputs."""
+    m, n, k = sizes(c)
+    item = ITEMSIZE[c.dtype]
+    inputs = sum(i.nbytes for i in c.inputs)
+    rate = "tf32" if c.params.get("precision") == "tf32" else SHORT[c.dtype]
+    if direction == FORWARD:
+        return Cost(read=inputs, written=m * n * item, flops=2.0 * m * n * k, rate=rate)
+    written = (m * k + k * n) * item
+    return Cost(read=inputs + m * n * item, written=written, flops=4.0 * m * n * k, rate=rate)
+
+
+def _freivalds(
+    c: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, precision: str = "ieee"
+) -> float:
+    """c r = a (b r) for a vector r of signs (Freivalds, 1977): a wrong block shows in its rows.
+
+    Allowed: eight times the standard error of N independent roundings and of sums of K terms.
+    """
+    if 0 in (*a.shape, *b.shape):
+        return 0.0
+    signs = torch.ones(c.shape[1], 1, dtype=torch.float64, device=c.device)
+    signs[1::2] = -1
+    c64 = c.double()
+    gap = (c64 @ signs - a.double() @ (b.double() @ signs)).abs().max()
+    eps = 2.0**-10 if precision == "tf32" else torch.finfo(c.dtype).eps
+    summing = 0.2 * math.sqrt(a.shape[1]) if c.dtype == torch.float32 else 0.0
+    one = eps * (1 + summing) * float(c64.square().mean().sqrt())
+    return float(gap) / (8 * one * math.sqrt(c.shape[1]) + 1e-300)
+
+
+def _case(
+    m: int,
+    n: int,
+    k: int,
+    dtype: str = "float32",
+    *,
+    layouts: tuple[str, str] = ("contiguous", "contiguous"),
+    values: str = "normal",
+    tags: str = "check",
+    devices: tuple[str, ...] = ("cpu", "cuda"),
+    **params: str,
+) -> Case:
+    """A case named by precision and M x N x K, e.g. ``bf16-8192x8192x8192``."""
+    parts = [params.get("precision") or SHORT[dtype], f"{m}x{n}x{k}"]
+    if layouts != ("contiguous", "contiguous"):
+        parts.append("-".join(layouts))
+    if values != "normal":
+        parts.append(values)
+    a = Input(name="a", shape=(m, k), dtype=dtype, layout=layouts[0], values=values)
+    b = Input(name="b", shape=(k, n), dtype=dtype, layout=layouts[1])
+    tagged = frozenset({tags})
+    return Case(name="-".join(parts), inputs=(a, b), params=params, tags=tagged, devices=devices)
+
+
+def _tf32(m: int, n: int, k: int, **more: Any) -> Case:
+    return _case(m, n, k, devices=("cuda",), precision="tf32", **more)
+
+
+def _pairs() -> Iterable[tuple[str, str]]:
+    """Every order of rows and columns, and strides that no 16-byte access fits."""
+    yield from (("transposed", "contiguous"), ("contiguous", "transposed"))
+    yield from (("transposed", "transposed"), ("sliced", "shifted"), ("shifted", "sliced"))
+    yield from (("expanded", "contiguous"), ("contiguous", "expanded"))
+
+
+CHECKS = [
+    *(_case(16, 24, 8, dtype=d) for d in DTYPES),
+    *(_case(7, 13, 11, dtype=d) for d in DTYPES),
+    *(_case(67, 129, 97, dtype=d) for d in DTYPES),
+    *(_case(128, 256, 192, dtype=d) for d in DTYPES),
+    *(_case(1, 24, 17, dtype=d) for d in ("float32", "float16")),
+    *(_case(23, 1, 19, dtype=d) for d in ("float32", "float16")),
+    *(_case(24, 23, 1, dtype=d) for d in ("float32", "float16")),
+    *(_case(1, 1, 131, dtype=d) for d in ("float32", "float16")),
+    _case(131, 257, 521, dtype="bfloat16", devices=("cuda",)),
+    _case(64, 48, 72, values="large"),
+    _case(64, 48, 72, values="tiny"),
+    _case(64, 48, 72, dtype="bfloat16", values="outliers"),
+    *(_tf32(*s) for s in ((7, 13, 11), (67, 129, 97), (128, 256, 192), (300, 520, 1000))),
+]
+EDGES = [
+    *(_case(*s, tags="edge") for s in ((0, 5, 3), (5, 0, 3), (5, 3, 0), (0, 0, 0))),
+    *(_case(5, 3, 0, dtype=d, tags="edge") for d in ("float16", "bfloat16")),
+    *(_case(20, 24, 16, layouts=p, tags="edge") for p in _pairs()),
+    *(_case(72, 136, 88, dtype=d, layouts=p, tags="edge") for p in _pairs() for d in DTYPES[1:]),
+    *(_tf32(72, 136, 88, layouts=p, tags="edge") for p in _pairs()),
+    *(_case(33, 40, 65, dtype=d, values="special", tags="edge") for d in DTYPES),
+    _case(1000, 1016, 1032, dtype="bfloat16", tags="edge", devices=("cuda",)),
+    _case(513, 640, 4099, tags="edge", devices=("cuda",)),
+    _case(65536, 40000, 16, dtype="bfloat16", tags="edge", devices=("cuda",)),
+]
+BENCHES = [
+    _case(8192, 8192, 8192, dtype="bfloat16", tags="bench", devices=("cuda",)),
+    _case(4096, 4096, 4096, dtype="bfloat16", tags="bench", devices=("cuda",)),
+    _case(16384, 3072, 768, dtype="bfloat16", tags="bench", devices=("cuda",)),
+    _case(8192, 8192, 8192, dtype="float16", tags="bench", devices=("cuda",)),
+    _tf32(8192, 8192, 8192, tags="bench"),
+    _case(4096, 4096, 4096, tags="bench", devices=("cuda",)),
+    _case(256, 256, 256, dtype="bfloat16", tags="bench", devices=("cuda",)),
+    _case(1024, 1024, 1024, tags="bench", devices=("cpu",)),
+    _case(512, 512, 512, dtype="bfloat16", tags="bench", devices=("cpu",)),
+]
+
+OPERATOR = Operator(
+    name="matmul",
+    summary="matrix product, summed in float32",
+    formula="c[i, j] = sum_k a[i, k] b[k, j]",
+    signature="matmul(a, b, precision='ieee')",
+    reference=reference,
+    cases=(*CHECKS, *EDGES, *BENCHES),
+    cost=cost,
+    validate=check_arguments,
+    dtypes=DTYPES,
+    differentiable=("a", "b"),
+    properties=(
+        Property(
+            name="c r = a (b r)",
+            holds=_freivalds,
+            applies=lambda c: all(i.values == "normal" for i in c.inputs),
+        ),
+    ),
+    tolerance=Tolerance(
+        c=4.0,
+        baseline="torch",
+        reason="eager materialises M*N*K products, so beyond small sizes the library's call is the "
+        "yardstick; the order of a sum is free, and a library that splits K in s parts errs "
+        "sqrt(s) less in float32 than one straight sum, s being 16 at most where it matters",
+    ),
+)
