@@ -23,6 +23,7 @@ SLOW = 60_000.0  # us: a rotation that lasts longer gives way to a flush
 BATCH = 2_000.0  # us that a batch of warm calls lasts
 CROSS = 20_000.0  # us that the two clocks are compared over
 IDLE = 0.2  # share of a core under which the process counts as idle
+QUIET = 4  # readings in a row, since a busy machine may leave it waiting for its turn
 
 
 def _cores() -> int:
@@ -51,7 +52,7 @@ class CpuStand:
     def _spinning(self) -> int:
         """Nanoseconds of CPU time that torch's own threads spin for after a call, waiting for the
         next: it is no work left over."""
-        torch.tanh(self.flusher)
+        torch.tanh(self.flusher[: 1 << 20])
         before = _cpu_now()
         wait_until_idle()
         return _cpu_now() - before
@@ -168,5 +169,5 @@ def wait_until_idle() -> None:
         before = _cpu_now()
         time.sleep(0.002)
         quiet = quiet + 1 if _cpu_now() - before < IDLE * 2_000_000 else 0
-        if quiet == 2:
+        if quiet == QUIET:
             return
