@@ -7,7 +7,6 @@ and on a stream of its own; the bits must be the same unless the implementation 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import torch
@@ -22,7 +21,7 @@ from weft.workbench.oracle import Oracle, fresh_seeds
 
 SEEDS = 5
 CALLS = 13  # in all, where a call is quick: more than the ten that a kernel may behave for
-REPEAT_SECONDS = 0.25  # where it is not, repeats end here
+QUICK = 0.05  # seconds: what takes longer at every seed (an interpreter) is not repeated
 
 # The rules that look at two calls, and what each says when it fails.
 ACROSS = {
@@ -98,6 +97,7 @@ class Trial:
         self.failed: Finding | None = None
         self.reached: list[str] = []
         self.share = self.rms = 0.0
+        self.quickest = float("inf")
         self.limited = 0
 
     def run(self, oracle: Oracle) -> str:
@@ -114,15 +114,15 @@ class Trial:
             return self._reason()
         kept = tuple(out.clone() for out in last.outputs)
         seed = last.seed
+        other = Stage(oracle, HUGE)  # while the first still stands, so that it lies elsewhere
         del last, stage
-        if not self._elsewhere(oracle, seed, kept):
-            return self._reason()
-        return ""
+        return "" if self._elsewhere(other, seed, kept) else self._reason()
 
     def _call(self, stage: Stage, seed: int, label: str, before: Run | None) -> Run | None:
         """One call held to every rule, and to leaving the answer before it alone."""
         held = [out.clone() for out in before.outputs] if before is not None else []
         run = call(self.implementation, stage, seed, label)
+        self.quickest = min(self.quickest, run.seconds)
         if not self._judge(run):
             return None
         if before is not None and not self._same("kept", before.outputs, tuple(held), run):
@@ -174,25 +174,25 @@ class Trial:
         return True
 
     def _repeats(self, stage: Stage, last: Run) -> bool:
-        """The same call over and over on the same inputs, while it is quick."""
-        began, made = time.perf_counter(), len(stage.oracle.seeds)
-        while made < CALLS - 2 and time.perf_counter() - began < REPEAT_SECONDS:
-            made += 1
-            run = self._call(stage, last.seed, f"call {made}, seed {last.seed}", last)
+        """The same call over and over on the same inputs, if it is quick."""
+        if self.quickest > QUICK:
+            return True
+        for number in range(len(stage.oracle.seeds) + 1, CALLS):
+            run = self._call(stage, last.seed, f"call {number}, seed {last.seed}", last)
             if run is None or not self._agree("repeats", last.outputs, run):
                 return False
         return True
 
-    def _elsewhere(self, oracle: Oracle, seed: int, kept: tuple[torch.Tensor, ...]) -> bool:
+    def _elsewhere(self, stage: Stage, seed: int, kept: tuple[torch.Tensor, ...]) -> bool:
         """Once more in other memory under the other poison; on a GPU, on another stream too."""
-        stage = Stage(oracle, HUGE)
+        device = stage.oracle.device
         stage.fill(seed)
-        _other_work(oracle.device)
+        _other_work(device)
         label = f"other memory, another poison, after other work, seed {seed}"
         run = call(self.implementation, stage, seed, label)
         if not self._judge(run) or not self._agree("again", kept, run):
             return False
-        if not oracle.device.startswith("cuda") or "stream" in self.without:
+        if not device.startswith("cuda") or "stream" in self.without:
             return True
         del run
         stream = torch.cuda.Stream()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -77,6 +78,7 @@ class Run:
     label: str
     result: Any = None
     raised: str = ""
+    seconds: float = 0.0
     bound: Arena | None = None
     served: Arena | None = None
     kept: list[torch.Tensor] = field(default_factory=list)
@@ -132,10 +134,12 @@ def call(
                 )
             if run.bound is not None:
                 run.kept = [block.payload.clone() for block in run.bound.blocks]
+            began = time.perf_counter()
             with served_from(run.served):
                 run.result = closure()
         if cuda:
             torch.cuda.synchronize()  # a failed launch shows here, and here it is the candidate's
+        run.seconds = time.perf_counter() - began
     except (Exception, SystemExit) as error:  # noqa: BLE001 - it is the candidate's, and reported
         text = " ".join(str(error).split())
         run.raised = f"{type(error).__name__}: {text[:300]}"

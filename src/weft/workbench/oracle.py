@@ -1,8 +1,8 @@
 """The oracle: an operator's float64 answer at a case, and the error that the baseline makes there.
 
 Computed once for a case, direction and device, for all implementations; from inputs drawn apart
-from any candidate's memory. The gradient's oracle is autograd through the reference, in float64, at the
-gradient of the output as rounded to the output's dtype.
+from any candidate's memory. The gradient's oracle is autograd through the reference, in float64, at
+the gradient of the output as rounded to the output's dtype.
 """
 
 from __future__ import annotations

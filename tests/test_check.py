@@ -1,0 +1,205 @@
+"""The check is itself checked: each planted wrong kernel is refused, by the rule meant to do it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from planted import HONEST, NORM, PLAIN, SOFTMAX, WRONG, Planted, softmax
+
+from weft import backends
+from weft.core import FORWARD, Implementation, Support, Tolerance, Verdict, no
+from weft.core.record import FAIL, PASS, UNSUPPORTED
+from weft.workbench.check import ACROSS, check
+from weft.workbench.check_rules import RULES
+from weft.workbench.memory import NAN, Arena, Poisoned, pattern_of
+from weft.workbench.oracle import Oracle, fresh_seeds
+from weft.workbench.tolerance import Measured, bound, measure
+
+
+def judge(one: Planted, **more: object) -> Verdict:
+    baseline = Implementation(
+        operator=one.operator.name, name="eager", backend="eager", forward=one.operator.reference
+    )
+    seeds = more.pop("seeds", None) or [11, 22, 33, 44, 55]
+    oracle = Oracle(one.operator, one.case, one.direction, "cpu", seeds, baseline)
+    implementation = more.pop("implementation", None) or one.implementation()
+    return check(
+        one.operator, implementation, one.case, one.direction, "cpu", oracle=oracle, **more
+    )
+
+
+@pytest.mark.parametrize("one", WRONG, ids=lambda p: p.id)
+def test_a_wrong_kernel_is_refused_by_the_rule_meant_for_it(one):
+    verdict = judge(one)
+    assert verdict.status == FAIL
+    (refused,) = [f for f in verdict.findings if f.status == FAIL]
+    assert refused.check in one.rule.split("|"), verdict.reason
+    assert verdict.reason == f"{refused.check}: {refused.detail}"
+    json.dumps([f.detail for f in verdict.findings])
+
+
+@pytest.mark.parametrize("one", HONEST, ids=lambda p: p.id)
+def test_an_honest_kernel_passes(one):
+    verdict = judge(one)
+    assert verdict.status == PASS, verdict.reason
+    assert verdict.tolerance_used is not None and verdict.tolerance_used <= 1
+    assert {f.status for f in verdict.findings} == {PASS}
+
+
+def test_every_rule_refuses_something_here():
+    # 'stream' needs a GPU; 'drift' has a test of its own, below.
+    covered = {rule for one in WRONG for rule in one.rule.split("|")} | {"stream", "drift"}
+    assert covered == set(RULES) | set(ACROSS)
+
+
+def _named(name: str) -> Planted:
+    (found,) = [one for one in WRONG if one.id.startswith(name)]
+    return found
+
+
+def test_many_small_errors_are_refused_as_one_large_one_is():
+    exact = Oracle(SOFTMAX, PLAIN, FORWARD, "cpu", [1], _eager()).answer(1)[0]
+    allowed = Oracle(SOFTMAX, PLAIN, FORWARD, "cpu", [1], _eager()).bounds[0]
+    off = 0.9 * allowed.maximum
+    assert off > allowed.rms
+    drifting = Planted("drifts", lambda: lambda x: (exact + off).float(), "drift")
+    verdict = judge(drifting, seeds=[1])
+    assert verdict.reason.startswith("drift: ")
+    one_element = exact.clone()
+    one_element[0, 0] += off
+    spot = Planted("one element", lambda: lambda x: one_element.float(), "")
+    assert judge(spot, seeds=[1]).status == PASS
+
+
+def _eager() -> Implementation:
+    return Implementation(operator="softmax", name="eager", backend="eager", forward=softmax)
+
+
+@pytest.mark.parametrize(
+    "name, rule",
+    [
+        ("W20 zeroes", "inputs"),
+        ("W19 wrong layout", "layout"),
+        ("one buffer", "kept"),
+        ("other bits each", "repeats"),
+        ("other bits elsewhere", "again"),
+        ("W05 no mask on the store", "guards"),
+    ],
+)
+def test_a_rule_left_out_lets_its_kernel_through(name, rule):
+    one = _named(name)
+    # A kernel that one rule lets through may yet fall to the next.
+    also = {"repeats": {"again"}, "inputs": {"repeats"}}
+    without = {rule} | also.get(rule, set())
+    assert judge(one).status == FAIL
+    assert judge(one, without=without).status == PASS
+
+
+def test_leaving_a_rule_out_never_raises():
+    for one in {one.rule: one for one in WRONG}.values():
+        verdict = judge(one, without=set(one.rule.split("|")), seeds=[1])
+        assert verdict.status in (PASS, FAIL)
+
+
+def test_an_unsupported_one_is_never_run(monkeypatch):
+    def refuse(implementation: object, case: object, device: str) -> Support:
+        return no("needs a GPU; run on a machine with one")
+
+    monkeypatch.setattr(backends, "support", refuse)
+    verdict = judge(_named("exits"))
+    assert (verdict.status, verdict.seeds) == (UNSUPPORTED, ())
+    assert verdict.reason == "needs a GPU; run on a machine with one"
+
+
+def test_seeds_are_fresh_and_recorded():
+    assert len(set(fresh_seeds(20))) == 20
+    verdict = judge(HONEST[0], seeds=[7, 8, 9])
+    assert verdict.seeds == (7, 8, 9)
+    again = judge(HONEST[0], seeds=[7, 8, 9])
+    assert again.tolerance_used == verdict.tolerance_used
+
+
+def test_a_raising_baseline_gives_no_pass():
+    broken = Implementation(operator="softmax", name="eager", backend="eager", forward=_raises)
+    oracle = Oracle(SOFTMAX, PLAIN, FORWARD, "cpu", [1], broken)
+    verdict = check(SOFTMAX, _eager(), PLAIN, FORWARD, "cpu", oracle=oracle)
+    assert verdict.status == FAIL
+    assert "no tolerance" in verdict.reason and "boom" in verdict.reason
+
+
+def _raises(x: torch.Tensor) -> torch.Tensor:
+    raise RuntimeError("boom")
+
+
+def test_the_tolerance_follows_the_magnitude_and_refuses_zeros():
+    for operator in (SOFTMAX, NORM):
+        eager = Implementation(
+            operator=operator.name, name="eager", backend="eager", forward=operator.reference
+        )
+        allowed = Oracle(operator, PLAIN, FORWARD, "cpu", [1, 2], eager).bounds[0]
+        assert allowed.maximum < 1e-5 * allowed.scale or operator is NORM
+        assert not allowed.blunt
+
+
+def test_no_comparison_with_a_nan_decides():
+    nan = float("nan")
+    reference = torch.tensor([1.0, nan, float("inf"), -float("inf"), 2.0], dtype=torch.float64)
+    assert measure(reference.float(), reference).misplaced == 0
+    for at in range(5):
+        got = reference.float()
+        got[at] = 0.0 if at in (1, 2, 3) else nan
+        assert measure(got, reference).misplaced == 1
+    flipped = reference.float()
+    flipped[2] = -float("inf")
+    assert measure(flipped, reference).first_misplaced[0] == 2
+    allowed = bound(Tolerance(), torch.float32, 1.0, [], 5)
+    assert allowed.share(Measured(maximum=nan, rms=0.0)) > 1
+
+
+def test_an_overflow_of_the_output_type_is_right_as_inf():
+    reference = torch.tensor([1e6, -1e6, 1.0], dtype=torch.float64)
+    right = torch.tensor([float("inf"), -float("inf"), 1.0], dtype=torch.float16)
+    assert measure(right, reference).misplaced == 0
+    assert measure(right.clamp(-6e4, 6e4), reference).misplaced == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_poison_is_a_nan_of_its_own_in_every_type(dtype):
+    poison = Arena("cpu").take((3,), dtype)
+    assert poison.isnan().all()
+    pattern = pattern_of(NAN, dtype.itemsize)
+    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    for other in (torch.tensor(float("nan"), dtype=dtype), torch.zeros((), dtype=dtype) / 0):
+        assert other.view(integer) != pattern
+    assert (poison.view(integer) == pattern).all()
+
+
+def test_allocations_come_guarded_and_poisoned():
+    arena = Arena("cpu")
+    x = torch.ones(4, 6).t()
+    with Poisoned(arena):
+        made = [
+            torch.empty(5),
+            torch.empty((2, 3), dtype=torch.float16),
+            torch.empty_like(x),
+            x.new_empty(7),
+            x.new_empty_strided((2, 2), (1, 2)),
+            torch.empty_strided((3, 2), (1, 3)),
+        ]
+        zeros = [torch.zeros(3), torch.zeros_like(x), x.new_zeros(2)]
+    assert all(t.isnan().all() and t.data_ptr() % 256 == 0 for t in made)
+    assert made[2].stride() == x.stride()
+    assert all((t == 0).all() for t in zeros)
+    assert all(type(t) is torch.Tensor and not t._is_view() for t in made + zeros)
+    assert len(arena.blocks) == 9 and arena.broken() == []
+    torch.empty(0).set_(made[0].untyped_storage(), made[0].storage_offset() + 5, (1,), (1,)).zero_()
+    assert len(arena.broken()) == 1
+
+
+def test_what_is_too_large_to_guard_is_counted():
+    arena = Arena("cpu", limit=1000)
+    with Poisoned(arena):
+        torch.empty(10_000)
+    assert (arena.turned_away, len(arena.blocks)) == (1, 0)
