@@ -13,6 +13,8 @@ import typer
 
 from weft.core.errors import WeftError
 
+EPILOG = "Example: weft report a.jsonl results/ -o page.html"
+
 
 def report(
     records: Annotated[

@@ -98,7 +98,8 @@ def _facts(device: DeviceRecords) -> list[tuple[str, str]]:
     if commit and machine.get("dirty"):
         commit += " (with uncommitted changes)"
     versions = mapping(machine.get("versions"))
-    facts = [("date", str(machine.get("date") or "")), ("commit", commit)]
+    date = str(machine.get("date") or "")[:16].replace("T", " ")
+    facts = [("date", date), ("commit", commit)]
     facts += [(k, str(machine.get(k) or "")) for k in ("arch", "driver", "os")]
     facts += [(str(k), str(v or "")) for k, v in versions.items()]
     roofs = device.roofs
