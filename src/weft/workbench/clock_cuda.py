@@ -151,11 +151,11 @@ class CudaRig:
             self._lead = lead.replay
         except torch.OutOfMemoryError:
             raise
-        except RuntimeError as error:
-            self._graph = None
+        except Exception as error:  # noqa: BLE001 - each library has its own for what is forbidden
+            self._graph, self._outputs = None, []
             self._not_captured(error)
 
-    def _not_captured(self, error: RuntimeError) -> None:
+    def _not_captured(self, error: Exception) -> None:
         """What cannot be captured is timed call by call; work left on a side stream is suspect."""
         _synchronize()
         self.flags.add("no-graph")
