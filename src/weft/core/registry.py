@@ -24,8 +24,15 @@ SIX = {
 
 REGISTRY: dict[str, dict[str, str]] = {
     "gelu": {**SIX},
-    "softmax": {n: t for n, t in SIX.items() if n in ("eager", "torch", "compile", "triton")},
-    "sum": {name: target for name, target in SIX.items() if name != "cuda"},
+    "softmax": {n: t for n, t in SIX.items() if not n.startswith("numba")},
+    "sum": {
+        **SIX,
+        "cuda/01-global-atomics": "ladder.steps:GLOBAL_ATOMICS",
+        "cuda/02-shared-tree": "ladder.steps:SHARED_TREE",
+        "cuda/03-dynamic-shared": "ladder.steps:DYNAMIC_SHARED",
+        "cuda/04-warp-shuffle": "ladder.steps:WARP_SHUFFLE",
+        "cuda/05-vectorised-grid-stride": "ladder.steps:VECTORISED_GRID_STRIDE",
+    },
     "matmul": {
         "eager": "with_eager",
         "torch": "with_torch",

@@ -73,13 +73,13 @@ def scale(x: torch.Tensor) -> torch.Tensor:
 
 
 def _between(y: torch.Tensor, x: torch.Tensor) -> float:
-    """n min(x) <= sum(x) <= n max(x) for finite x, with room for one rounding of the answer."""
+    """n min(x) <= sum(x) <= n max(x) for finite x, with room for the roundings on the way."""
     if not x.numel():
         return float(y.double().abs())
     low, high = (float(v) * x.numel() for v in x.aminmax())
     if not all(map(torch.isfinite, (torch.tensor(low), torch.tensor(high), y))):
         return 0.0
-    slack = 2 * torch.finfo(y.dtype).eps * max(abs(low), abs(high)) + 1e-300
+    slack = 16 * torch.finfo(y.dtype).eps * max(abs(low), abs(high)) + 1e-300
     return max(float(y) - high, low - float(y), 0.0) / slack
 
 

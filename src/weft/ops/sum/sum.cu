@@ -1,0 +1,157 @@
+// The sum of n elements in one launch, in a fixed order: many 16-byte loads in flight, partial sums
+// in double, and the block that finishes last adds them up.
+//
+// A thread loads UNROLL vectors before it uses the first, adds those by a tree in float (double
+// stays double), and adds only that to a double. Bytes: n read, 8 a block written and read again.
+#include "numeric.cuh"
+#include "reduce.cuh"
+
+#ifndef UNROLL
+#define UNROLL 4
+#endif
+#ifndef THREADS
+#define THREADS 256
+#endif
+// How vectors are loaded: 0 as the compiler likes, 1 past the L1 cache, 2 past L1 and first out of
+// L2.
+#ifndef HINT
+#define HINT 1
+#endif
+
+constexpr int N = Wide<WEFT_T>::N;
+constexpr int TILE = THREADS * UNROLL;  // vectors that a block loads at once
+constexpr int WARPS = THREADS / 32;
+constexpr int TICKETS = 4096;
+using Pack = Vector<WEFT_T, N>;
+static_assert((UNROLL & (UNROLL - 1)) == 0 && THREADS % 32 == 0, "trees need powers of two");
+
+// Zero when the module is loaded; each call leaves its own at zero again.
+__device__ unsigned int tickets[TICKETS];
+
+struct AddDouble {
+  static __device__ __forceinline__ double nothing() { return 0.0; }
+  static __device__ __forceinline__ double merge(double a, double b) { return a + b; }
+};
+
+__device__ __forceinline__ double widen(double v) { return v; }
+template <typename T> __device__ __forceinline__ float widen(T v) { return to_float(v); }
+using Narrow = decltype(widen(WEFT_T()));  // what short trees are added in
+
+__device__ __forceinline__ void round_to(double v, double* y) { *y = v; }
+template <typename T> __device__ __forceinline__ void round_to(double v, T* y) {
+  *y = from_float<T>((float)v);
+}
+
+__device__ __forceinline__ Pack load(const Pack* p) {
+#if HINT == 0
+  return *p;
+#else
+  union { uint4 raw; Pack pack; } v;
+#if HINT == 1
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.raw.x), "=r"(v.raw.y), "=r"(v.raw.z), "=r"(v.raw.w) : "l"(p));
+#else
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+               : "=r"(v.raw.x), "=r"(v.raw.y), "=r"(v.raw.z), "=r"(v.raw.w)
+               : "l"(p), "l"(policy));
+#endif
+  return v.pack;
+#endif
+}
+
+// v[0] + ... + v[COUNT - 1] by a tree, in place.
+template <int COUNT> __device__ __forceinline__ Narrow tree(Narrow (&v)[COUNT]) {
+#pragma unroll
+  for (int half = COUNT / 2; half > 0; half /= 2)
+#pragma unroll
+    for (int i = 0; i < half; ++i) v[i] += v[i + half];
+  return v[0];
+}
+
+__device__ __forceinline__ Narrow sum_of(const Pack& pack) {
+  Narrow v[N];
+#pragma unroll
+  for (int j = 0; j < N; ++j) v[j] = widen(pack.at[j]);
+  return tree(v);
+}
+
+// The sum over the block, to thread 0. `shared` may be used again after the next __syncthreads().
+__device__ __forceinline__ double block_sum(double v, double* shared) {
+  v = warp_reduce<AddDouble>(v);
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = v;
+  __syncthreads();
+  if (threadIdx.x < 32) v = warp_reduce<AddDouble>(threadIdx.x < WARPS ? shared[threadIdx.x] : 0.0);
+  return v;
+}
+
+// This thread's share of x: full tiles blockIdx.x, blockIdx.x + gridDim.x, ...; in the block whose
+// turn is next also what no full tile covers: some vectors, and up to N - 1 elements on either
+// side.
+__device__ __forceinline__ double share(const WEFT_T* __restrict__ x, index_t n) {
+  const index_t before = ((16 - (reinterpret_cast<size_t>(x) & 15)) & 15) / sizeof(WEFT_T);
+  const index_t head = before < n ? before : n;
+  const Pack* wide = reinterpret_cast<const Pack*>(x + head);
+  const index_t vectors = (n - head) / N;
+  const index_t tiles = vectors / TILE;
+  double total = 0.0;
+  for (index_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const Pack* from = wide + tile * TILE + threadIdx.x;
+    Pack in[UNROLL];
+#pragma unroll
+    for (int i = 0; i < UNROLL; ++i) in[i] = load(from + i * THREADS);
+    Narrow sums[UNROLL];
+#pragma unroll
+    for (int i = 0; i < UNROLL; ++i) sums[i] = sum_of(in[i]);
+    total += (double)tree(sums);
+  }
+  if (blockIdx.x == tiles % gridDim.x) {
+    for (index_t v = tiles * TILE + threadIdx.x; v < vectors; v += THREADS)
+      total += (double)sum_of(load(wide + v));
+    if (threadIdx.x < head) total += (double)widen(x[threadIdx.x]);
+    const index_t tail = head + vectors * N + threadIdx.x;
+    if (tail < n) total += (double)widen(x[tail]);
+  }
+  return total;
+}
+
+// x: (n,), aligned as its type; y: one element; partials: (gridDim.x,). `slot` names a ticket that
+// no other call in flight holds.
+extern "C" __global__ void __launch_bounds__(THREADS)
+sum_once(const WEFT_T* __restrict__ x, WEFT_T* y, double* partials, index_t n, index_t slot) {
+  __shared__ double shared[WARPS];
+  __shared__ bool last;
+  const double mine = block_sum(share(x, n), shared);
+  if (threadIdx.x == 0) {
+    partials[blockIdx.x] = mine;
+    __threadfence();  // the partial sum is seen by all before the ticket that tells of it
+    // atomicInc goes back to 0 after gridDim.x - 1: the last block leaves the ticket as it found
+    // it.
+    last = atomicInc(&tickets[slot], gridDim.x - 1) == gridDim.x - 1;
+  }
+  __syncthreads();
+  if (!last) return;
+  __threadfence();
+  double total = 0.0;
+  for (unsigned int i = threadIdx.x; i < gridDim.x; i += THREADS) total += __ldcg(partials + i);
+  total = block_sum(total, shared);
+  if (threadIdx.x == 0) round_to(total, y);
+}
+
+// The same in two launches, for where no ticket is left: partial sums, then one block adds them.
+extern "C" __global__ void __launch_bounds__(THREADS)
+sum_tiles(const WEFT_T* __restrict__ x, double* partials, index_t n) {
+  __shared__ double shared[WARPS];
+  const double mine = block_sum(share(x, n), shared);
+  if (threadIdx.x == 0) partials[blockIdx.x] = mine;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+sum_partials(const double* __restrict__ partials, WEFT_T* y, index_t count) {
+  __shared__ double shared[WARPS];
+  double total = 0.0;
+  for (index_t i = threadIdx.x; i < count; i += THREADS) total += partials[i];
+  total = block_sum(total, shared);
+  if (threadIdx.x == 0) round_to(total, y);
+}
