@@ -26,13 +26,15 @@ def bandwidth_roof(device: DeviceRecords) -> Plot | None:
     x_axis = log_axis([r.nbytes for r in rows if r.nbytes], room=1.9)
     if x_axis.high / x_axis.low < 50:
         x_axis = Log(x_axis.low / 4, x_axis.high * 4)
-    y_axis = Linear(1.12 * max([v for r in rows if (v := frame.bandwidth(r))] + levels))
+    # A time that the clock did not believe sets no scale: its mark stands at the top's edge.
+    honest = [v for r in rows if (v := frame.bandwidth(r)) and not (r.suspect and levels)]
+    y_axis = Linear(1.2 * max(honest + levels))
     columns = {(x_axis.at(r.nbytes), r.operator) for r in rows if r.nbytes}
     drawn = Markup("").join(
         (
             frame.grid(x_axis, y_axis),
             *_roofs(roofs, y_axis, device.roofs.derived),
-            *frame.feet(columns),
+            *(frame.names(columns, top=True) if len({n for _, n in columns}) > 1 else ()),
             *(_mark(r, x_axis, y_axis) for r in rows),
         )
     )

@@ -51,7 +51,11 @@ class Bars:
 
     @property
     def longest_name(self) -> int:
-        return max(len(b.row.implementation) for b in self.bars)
+        """In characters, with the flags that stand beside it."""
+        return max(
+            len(b.row.implementation) + sum(len(f.split(":")[0]) + 2 for f in b.row.flags)
+            for b in self.bars
+        )
 
 
 def bars(device: DeviceRecords) -> list[Bars]:
@@ -63,7 +67,9 @@ def _bars(point: tuple[str, str, str], rows: list[Row]) -> Bars:
     timed = [r for r in rows if r.cold is not None]
     colds = [r.cold for r in timed if r.cold is not None]
     floor = next((r.floor for r in timed if r.floor), None)
-    longest = max(c for c in colds if c <= CUT * colds[0])
+    # A time that the clock did not believe sets no scale, or it would tear off all the others.
+    honest = min((r.cold for r in timed if r.cold and not r.suspect), default=colds[0])
+    longest = max(c for c in colds if c <= CUT * honest)
     ends = [r.high for r in timed if r.high and r.cold and r.cold <= longest]
     high = max(longest, *ends, floor or 0) * 1.04
     size, unit = next((s for s in UNITS if high >= s[0]), UNITS[-1])
@@ -108,7 +114,11 @@ def _winner(timed: list[Row]) -> str:
     if not passed:
         return "Nothing that passed was timed here."
     best = passed[0]
+    level = [r.implementation for r in passed[1:] if r.low and best.high and r.low <= best.high]
     text = f"{best.implementation} is the fastest, at {time(best.cold)}"
+    if level:
+        text = f"{best.implementation} leads at {time(best.cold)}, level with {', '.join(level)}"
+        text += " (their intervals overlap)"
     if best.speedup and best.backend not in ("eager", "compile"):
         text += f", {times(best.speedup)} against the better of eager and compile"
     if best.efficiency:

@@ -11,6 +11,7 @@ from weft.workbench.report import svg
 from weft.workbench.report.rows import Row
 from weft.workbench.report.scales import Linear, Log, share, tick_label, time, unit
 
+APART = 14  # percent of the width that a name takes on a phone
 LANE = 0.7  # percent of the width between the lanes that keep one backend from hiding another
 
 
@@ -71,12 +72,13 @@ def reached(row: Row) -> str:
     return ", ".join(rates)
 
 
-def feet(columns: set[tuple[float, str]], apart: float = 14) -> list[Markup]:
-    """Names at the foot of their columns, ``columns`` being places in percent with a name each;
-    neighbours nearer than ``apart`` percent share a place."""
+def names(columns: set[tuple[float, str]], *, top: bool = False) -> list[Markup]:
+    """Names at the foot of their columns, or at their top; ``columns`` are places in percent, each
+    with a name. Neighbours nearer than ``APART`` share a place."""
     groups: list[list[tuple[float, str]]] = []
     for x, name in sorted(columns):
-        if groups and x - groups[-1][-1][0] < apart:
+        near = x - groups[-1][-1][0] if groups else 100.0
+        if groups and (near < APART or (near < 2 * APART and groups[-1][-1][1] == name)):
             groups[-1].append((x, name))
         else:
             groups.append([(x, name)])
@@ -84,9 +86,10 @@ def feet(columns: set[tuple[float, str]], apart: float = 14) -> list[Markup]:
     for group in groups:
         x = sum(at for at, _ in group) / len(group)
         side = "start" if x < 8 else "end" if x > 92 else "mid"
-        names = list(dict.fromkeys(name for _, name in group))
-        for line, name in enumerate(reversed(names[:4])):
-            found.append(svg.label(name, x=x, y=100, dy=-8 - 13 * line, class_=f"column {side}"))
+        words = list(dict.fromkeys(name for _, name in group))[:4]
+        for line, name in enumerate(words if top else reversed(words)):
+            y, dy = (0, 13 + 13 * line) if top else (100, -8 - 13 * line)
+            found.append(svg.label(name, x=x, y=y, dy=dy, class_=f"column {side}"))
     return found
 
 

@@ -119,9 +119,8 @@ def flatten(machine: Mapping[str, Any], before: str = "") -> list[tuple[str, str
         if isinstance(value, Mapping):
             found += flatten(value, f"{name}.")
         else:
-            found.append(
-                (name, ", ".join(map(str, value)) if isinstance(value, list) else str(value))
-            )
+            told = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            found.append((name, scales.NONE if value is None else told))
     return found
 
 
@@ -181,6 +180,7 @@ def _templates() -> jinja2.Environment:
         "unit": scales.unit,
         "digits": lambda v: scales.NONE if v is None else scales.digits(v),
         "swatch": svg.swatch,
+        "unbroken": scales.unbroken,
     }
     return environment
 

@@ -26,7 +26,7 @@ def roofline(device: DeviceRecords) -> Plot | None:
     flat = {k: v for k, v in roofs.matrix.items() if k in used}
     slope = max(filter(None, (roofs.copy, roofs.read)), default=None)
     x_axis = _intensities(rows, slope, flat)
-    speeds = [_speed(r) for r in rows] + list(flat.values())
+    speeds = [_speed(r) for r in rows if not (r.suspect and flat)] + list(flat.values())
     if slope and not flat:
         speeds.append(slope * max(_intensity(r) for r in rows))
     y_axis = log_axis(speeds, room=2.2)
@@ -36,7 +36,7 @@ def roofline(device: DeviceRecords) -> Plot | None:
             svg.layer(*_roof_lines(roofs, slope, flat, x_axis, y_axis)),
             *_flat_labels(flat, y_axis),
             *(_slope_labels(roofs, slope, flat, x_axis, y_axis) if slope else ()),
-            *frame.feet({(x_axis.at(_intensity(r)), r.operator) for r in rows}),
+            *frame.names({(x_axis.at(_intensity(r)), r.operator) for r in rows}),
             *(_mark(r, x_axis, y_axis, _ridge(r, slope, flat)) for r in rows),
         )
     )

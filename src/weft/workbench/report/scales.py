@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 SI = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
@@ -52,6 +53,11 @@ def times(value: float | None) -> str:
     if value is None:
         return NONE
     return f"{digits(value, 3 if value >= 1 else 2 if value >= 0.1 else 1)}×"
+
+
+def unbroken(text: str) -> str:
+    """``text`` with its numbers kept on one line with their units."""
+    return re.sub(r"(\d) (%|µs|ms|ns|s\b)", "\\1\u00a0\\2", text)
 
 
 def tick_label(value: float) -> str:
