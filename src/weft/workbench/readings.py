@@ -46,4 +46,6 @@ def summarise_clocks(readings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if values:
             found[key] = [min(values), float(np.median(values)), max(values)]
     reasons = Counter(reason for r in readings for reason in r.get("throttle", ()))
-    return found | ({"throttle": dict(reasons), "readings": len(readings)} if readings else {})
+    if any(readings):
+        found |= {"throttle": dict(reasons), "readings": len(readings)}
+    return found
