@@ -38,6 +38,7 @@ REGISTRY: dict[str, dict[str, str]] = {
         "torch": "with_torch",
         "compile": "with_compile",
         "triton": "with_triton",
+        "cuda": "with_cuda",
     },
 }
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from weft.core import FORWARD, Case, Cost, Input, Operator, Property, case
+from weft.core import FORWARD, Case, Cost, Input, Operator, Property, Tolerance, case
 from weft.core.case import ITEMSIZE
 from weft.ops._shared import validate
 
@@ -33,6 +33,14 @@ def check_arguments(x: Any) -> None:
 def save(inputs: tuple[Any, ...], output: Any) -> tuple[Any, ...]:
     """The backward wants the output alone: dx = y (g - sum(g y))."""
     return (output,)
+
+
+def scale(x: torch.Tensor) -> torch.Tensor:
+    """The largest answer of each row: what an ulp is an ulp of."""
+    if x.numel() == 0:
+        return x.new_zeros(1)
+    largest = reference(x).amax(-1)
+    return largest[largest.isfinite()]
 
 
 def cost(c: Case, direction: str) -> Cost:
@@ -86,7 +94,8 @@ CHECKS = [
     *(case(_x(2, n, dtype=d)) for d in DTYPES for n in (1023, 1024, 1025)),
     case(_x(2, 3, 4, 65)),
     *(case(_x(5, 257, dtype=d, values="large")) for d in DTYPES),
-    *(case(_x(3, 400, values=v)) for v in ("offset", "rising", "falling", "equal", "outliers")),
+    # Rows enough that eager's largest error, the yardstick, is not one lucky draw.
+    *(case(_x(24, 200, values=v)) for v in ("offset", "rising", "falling", "equal", "outliers")),
 ]
 EDGES = [
     *(case(_x(*s), tags="edge") for s in ((1,), (1031,), (0,), (0, 5), (5, 0), (2, 0, 3))),
@@ -134,6 +143,13 @@ OPERATOR = Operator(
     dtypes=DTYPES,
     differentiable=("x",),
     save=save,
+    tolerance=Tolerance(
+        c=4.0,
+        ulps=4.0,
+        reason="a row's largest answer, far above the RMS, is one draw of a few roundings",
+    ),
+    scale=scale,
+    scale_reason="a few large answers, each rounded to its own size, tower over the RMS of a row",
     properties=(
         Property(name="rows sum to 1", holds=_rows_sum_to_one),
         Property(name="all in [0, 1]", holds=_in_unit_interval),

@@ -13,7 +13,7 @@ def forward(x: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(x, memory_format=torch.contiguous_format)
     wide = x.float()
     e = torch.exp(wide - wide.amax(-1, keepdim=True).detach())
-    return (e / e.sum(-1, keepdim=True)).to(x.dtype)
+    return (e / e.sum(-1, keepdim=True)).to(x.dtype).contiguous()
 
 
 def backward(grad: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor]:

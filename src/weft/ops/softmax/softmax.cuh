@@ -1,0 +1,123 @@
+// What the softmax kernels share: accesses of ACCESS elements, and a row's statistics.
+//
+// A row's statistics are (top, total): its maximum and the sum of exp(x - top). The maximum is
+// never below LEAST, the least finite float, for -inf - -inf would be NaN: a row of nothing but
+// -inf ends with a total of 0 and answers 0 * (1/0) = NaN, as torch does. A NaN is dropped by fmaxf
+// and found again by exp, hence in the total and in every answer of its row.
+#pragma once
+#include "numeric.cuh"
+#include "reduce.cuh"
+
+#ifndef ACCESS
+#define ACCESS (16 / sizeof(WEFT_T))
+#endif
+#ifndef THREADS
+#define THREADS 256
+#endif
+
+// An access as it travels: N elements in WORDS words of E elements, a word being 4 bytes (2 where the
+// access is). A row waits in this form, for 16-bit elements in half the registers that floats take.
+constexpr int N = ACCESS;  // a power of two, 16 bytes at most
+constexpr int BYTES = N * sizeof(WEFT_T);
+constexpr int WORDS = BYTES < 4 ? 1 : BYTES / 4;
+constexpr int E = N / WORDS;
+template <int BYTES> struct Word { using type = unsigned; };
+template <> struct Word<2> { using type = unsigned short; };
+struct alignas(BYTES) Pack {
+  Word<BYTES>::type word[WORDS];
+};
+
+constexpr float LOG2E = 1.4426950408889634f;
+constexpr float LEAST = -3.4028234663852886e38f;
+
+__device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
+
+// exp(a - b), through the special-function unit's exp2 (2 ulp). The difference comes first: b * LOG2E
+// could overflow where a - b is small.
+__device__ __forceinline__ float exp_of_difference(float a, float b) {
+  float e;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"((a - b) * LOG2E));
+  return e;
+}
+
+template <typename T> __device__ __forceinline__ float decode(unsigned word, int high);
+template <> __device__ __forceinline__ float decode<float>(unsigned word, int high) {
+  return __uint_as_float(word);
+}
+template <> __device__ __forceinline__ float decode<__nv_bfloat16>(unsigned word, int high) {
+  return __uint_as_float(high ? word & 0xffff0000u : word << 16);
+}
+template <> __device__ __forceinline__ float decode<__half>(unsigned word, int high) {
+  return __half2float(__ushort_as_half(high ? word >> 16 : word & 0xffffu));
+}
+
+template <typename T> __device__ __forceinline__ unsigned encode(float low, float high);
+template <> __device__ __forceinline__ unsigned encode<float>(float low, float high) {
+  return __float_as_uint(low);
+}
+template <> __device__ __forceinline__ unsigned encode<__nv_bfloat16>(float low, float high) {
+  const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
+  return (unsigned)__bfloat16_as_ushort(both.y) << 16 | __bfloat16_as_ushort(both.x);
+}
+template <> __device__ __forceinline__ unsigned encode<__half>(float low, float high) {
+  const __half2 both = __floats2half2_rn(low, high);
+  return (unsigned)__half_as_ushort(both.y) << 16 | __half_as_ushort(both.x);
+}
+
+__device__ __forceinline__ float element(const Pack& p, int j) {
+  return decode<WEFT_T>(p.word[j / E], j % E);
+}
+
+// The access whose element j is value(j).
+template <typename Value> __device__ __forceinline__ Pack packed(Value value) {
+  Pack p;
+#pragma unroll
+  for (int k = 0; k < WORDS; ++k)
+    p.word[k] = encode<WEFT_T>(value(k * E), E == 2 ? value(k * E + 1) : 0.0f);
+  return p;
+}
+
+__device__ __forceinline__ Pack filled(float v) {
+  return packed([v](int) { return v; });
+}
+
+// Keeps the compiler from holding on to the floats it made of these words: made again, a float costs
+// an instruction; held, a register.
+__device__ __forceinline__ void forget(Pack& p) {
+#pragma unroll
+  for (int k = 0; k < WORDS; ++k) {
+    unsigned word = p.word[k];
+    asm volatile("" : "+r"(word));
+    p.word[k] = word;
+  }
+}
+
+__device__ __forceinline__ float pack_max(const Pack& p) {
+  float top = element(p, 0);
+#pragma unroll
+  for (int j = 1; j < N; ++j) top = fmaxf(top, element(p, j));
+  return top;
+}
+
+__device__ __forceinline__ float pack_dot(const Pack& a, const Pack& b) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int j = 0; j < N; ++j) sum = fmaf(element(a, j), element(b, j), sum);
+  return sum;
+}
+
+struct Statistics {
+  float top, total;
+};
+
+// From each warp's statistics (the same in all its lanes) to the block's, with one barrier. Two
+// scratches (32 each, shared) used by turns need no barrier between calls.
+__device__ __forceinline__ Statistics block_merge(Statistics mine, Statistics* scratch) {
+  const int lane = threadIdx.x % 32;
+  if (lane == 0) scratch[threadIdx.x / 32] = mine;
+  __syncthreads();
+  const bool there = lane < blockDim.x / 32;
+  const Statistics part = there ? scratch[lane] : Statistics{LEAST, 0.0f};
+  const float top = warp_max(part.top);
+  return {top, warp_sum(part.total * exp_of_difference(part.top, top))};
+}
