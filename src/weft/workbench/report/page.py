@@ -35,6 +35,8 @@ BACKEND_SAYS = {
     "numba": "numba.cuda, or njit on a CPU",
     OTHER: "a backend this page does not know",
 }
+# The versions that a figure hangs on; the fingerprint at the foot has all of them.
+NAMED = ("weft", "python", "torch", "triton", "numba", "cuda")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +81,7 @@ def _device(device: DeviceRecords, index: int) -> dict[str, Any]:
         "id": f"device-{index + 1}",
         "data": device,
         "facts": _facts(device),
+        "ceilings": _ceilings(device),
         "closeness": closeness(device),
         "plots": [p for p in (bandwidth_roof(device), roofline(device)) if p],
         "bars": _by_operator(bars(device)),
@@ -101,14 +104,19 @@ def _facts(device: DeviceRecords) -> list[tuple[str, str]]:
     date = str(machine.get("date") or "")[:16].replace("T", " ")
     facts = [("date", date), ("commit", commit)]
     facts += [(k, str(machine.get(k) or "")) for k in ("arch", "driver", "os")]
-    facts += [(str(k), str(v or "")) for k, v in versions.items()]
-    roofs = device.roofs
+    facts += [(k, str(versions.get(k) or "")) for k in NAMED]
+    return [(k, v) for k, v in facts if v]
+
+
+def _ceilings(device: DeviceRecords) -> list[tuple[str, str]]:
+    """What the device was measured to reach; nothing where the records do not say."""
+    roofs, facts = device.roofs, []
     if not roofs.derived:
-        facts.append(("copy ceiling", scales.unit(roofs.copy, "B/s")))
-        facts.append(("read ceiling", scales.unit(roofs.read, "B/s")))
+        facts.append(("copy", scales.unit(roofs.copy, "B/s")))
+        facts.append(("read", scales.unit(roofs.read, "B/s")))
         for rate, value in roofs.matrix.items():
-            facts.append((f"{rate} ceiling", scales.unit(value, "FLOP/s")))
-    return [(k, v) for k, v in facts if v and v != scales.NONE]
+            facts.append((rate, scales.unit(value, "FLOP/s")))
+    return [(k, v) for k, v in facts if v != scales.NONE]
 
 
 def flatten(machine: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
