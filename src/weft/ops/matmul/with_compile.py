@@ -26,7 +26,7 @@ def forward(a: torch.Tensor, b: torch.Tensor, *, precision: str = "ieee") -> tor
 def backward(
     grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, precision: str = "ieee"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The compiled product twice: it is the same function of other strides, compiled once for each."""
+    """The compiled product twice: one function of other strides, compiled once for each."""
     return (
         forward(grad, b.t(), precision=precision),
         forward(a.t(), grad, precision=precision),
