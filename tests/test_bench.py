@@ -343,3 +343,12 @@ def test_a_timing_with_flags_reaches_the_record() -> None:
     point = next(iter(bench.select([TOY], [EAGER], None, ["forward"], "cpu", False)))
     found = bench._Found(verdict=record().verdict, timing=replace(timing, flags=("no-graph",)))
     assert "no-graph" in bench.make_record(point, EAGER, found, None, {}).flags
+
+
+def test_with_patience_forward_comes_first_and_what_is_left_out_is_said() -> None:
+    lines: list[str] = []
+    how: dict[str, Any] = {"directions": None, "all_cases": True, "on_event": lines.append}
+    records = run(EAGER, patience=0.0, **how)
+    assert [r.direction for r in records] == ["forward", "forward"]
+    assert any(line.startswith("left out") and "toy" in line for line in lines)
+    assert len(run(EAGER, **how)) == 4

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 EPILOG = "What each number means, and what it cannot see: docs/timing.md"
 Names = list[str] | None
+PATIENCE = 30.0  # seconds after which the default set begins no further backward
 
 
 def bench(
@@ -43,6 +44,8 @@ def bench(
 ) -> None:
     """Check each implementation, then time those that passed, side by side.
 
+    With nothing named: each operator's first case, forward and then, while quick, backward.
+
     Exit 0: all good; 1: something is wrong, suspect or could not be timed; 2: the call was wrong.
 
     Example: weft bench softmax --impl triton --impl cuda --save records.jsonl
@@ -56,8 +59,17 @@ def bench(
     if save is not None and save.is_dir():
         raise WeftError("--save", expected="a file", got=f"the folder {save}")
     with _Progress() as say:
+        named = operators or case or direction or all_cases
         records = workbench.run(
-            operators, impl, case, direction, kind, all_cases=all_cases, quick=quick, on_event=say
+            operators,
+            impl,
+            case,
+            direction,
+            kind,
+            all_cases=all_cases,
+            quick=quick,
+            patience=None if named else PATIENCE,
+            on_event=say,
         )
         done = list(_shown(records, save, as_json, say.clear))
     if not done:
@@ -119,7 +131,9 @@ class _Progress:
         self.clear()
 
     def __call__(self, line: str) -> None:
-        if self.status:
+        if self.status and line.startswith("left out"):
+            self.console.print(line)
+        elif self.status:
             self.status.update(line)
             self.status.start()
         elif "round" not in line:

@@ -74,6 +74,7 @@ def run(
     quick: bool = False,
     budget: Budget | None = None,
     ceilings: Ceilings | None = None,
+    patience: float | None = None,
     seed: int = 0,
     on_event: Say = _silent,
 ) -> Iterator[Record]:
@@ -81,7 +82,9 @@ def run(
 
     By default every operator's first bench case of the device, in every direction; ``all_cases``
     takes all of them, ``cases`` names some. ``operators`` and ``impls`` may be objects as well as
-    names, for what is not in the registry. ``on_event`` gets a line of progress at a time.
+    names, for what is not in the registry. With ``patience`` (seconds) forward comes first, and a
+    backward that would begin later is left out and said to be. ``on_event`` gets a line of progress
+    at a time.
     Raises :class:`WeftError` for a name that is not there, before anything runs.
     """
     device = device or machine.default_device()
@@ -91,7 +94,9 @@ def run(
         on_event("measuring this machine's ceilings, once")
         ceilings = machine.ceilings(device, progress=on_event)
     here = machine.fingerprint(device) | {"ceilings": asdict(ceilings) if ceilings else None}
-    return _run(points, budget, ceilings, here, seed, on_event)
+    if patience is not None:
+        points.sort(key=lambda p: p.direction == BACKWARD)
+    return _run(points, budget, ceilings, here, patience, seed, on_event)
 
 
 def _run(
@@ -99,10 +104,17 @@ def _run(
     budget: Budget,
     ceilings: Ceilings | None,
     fingerprint: Mapping[str, Any],
+    patience: float | None,
     seed: int,
     say: Say,
 ) -> Iterator[Record]:
+    began = _now()
     for number, point in enumerate(points, 1):
+        late = patience is not None and _now() - began > patience * 1e9
+        if late and point.direction == BACKWARD:
+            left = ", ".join(p.operator.name for p in points[number - 1 :])
+            say(f"left out to stay quick: backward of {left}; weft bench --direction backward")
+            return
         progress = partial(_prefixed, say, f"[{number}/{len(points)}] {point.title}: ")
         found = _point(point, budget, seed, progress)
         for implementation in point.implementations:
@@ -231,6 +243,7 @@ def _timed(
         Candidate(name=i.name, bind=partial(_bind, point, i), first=found[i.name].first)
         for i in passed
     ]
+    free_memory(point.device)
     make_judge = partial(
         judge, point.operator, point.case, point.direction, point.device, point.baseline
     )

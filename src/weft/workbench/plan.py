@@ -79,7 +79,7 @@ class Budget:
         """The default of a device ('cuda' or 'cpu')."""
         if device == "cuda":
             return Budget(seconds=3.0, warmup=0.3) if quick else Budget()
-        seconds, warmup = (0.6, 0.05) if quick else (2.0, 0.15)
+        seconds, warmup = (0.5, 0.05) if quick else (1.2, 0.1)
         return Budget(seconds=seconds, warmup=warmup, maximum=200, side_samples=5)
 
 
@@ -142,11 +142,11 @@ def plan(footprint: int, cache: int, call_us: float, *, slow_us: float, fits: in
     """How to sample a call of ``call_us`` that touches ``footprint`` bytes.
 
     Rotation over distinct slots where ``fits`` of them suffice for twice the ``cache`` and a
-    sample does not last over ``slow_us``; else fewer calls and a flush before each sample.
+    sample does not last over ``slow_us`` (two calls may); else fewer calls and a flush before.
     """
     rotate = max(2, -(-2 * cache // max(1, footprint)))
     want = max(1, int(-(-AIM // max(call_us, 0.1))))
     most = max(1, min(MOST_CALLS, fits))
-    if rotate <= most and (rotate * call_us <= slow_us or rotate == 2):
+    if rotate <= most and max(rotate - 1, 1) * call_us <= slow_us:
         return Plan(calls=min(max(rotate, want), most), flush=False)
     return Plan(calls=min(want, most), flush=True)
