@@ -12,6 +12,10 @@
 #ifndef THREADS
 #define THREADS 256
 #endif
+// Blocks that must fit on a multiprocessor at once: bounds the registers, 65536 shared by all.
+#ifndef RESIDENT
+#define RESIDENT 1
+#endif
 // How vectors are loaded: 0 as the compiler likes, 1 past the L1 cache, 2 past L1 and first out of
 // L2.
 #ifndef HINT
@@ -77,6 +81,18 @@ __device__ __forceinline__ Narrow sum_of(const Pack& pack) {
   return tree(v);
 }
 
+__device__ __forceinline__ Narrow sum_of(const Pack (&in)[UNROLL]) {
+  Narrow v[UNROLL];
+#pragma unroll
+  for (int i = 0; i < UNROLL; ++i) v[i] = sum_of(in[i]);
+  return tree(v);
+}
+
+__device__ __forceinline__ void load_tile(Pack (&in)[UNROLL], const Pack* tile) {
+#pragma unroll
+  for (int i = 0; i < UNROLL; ++i) in[i] = load(tile + i * THREADS + threadIdx.x);
+}
+
 // The sum over the block, to thread 0. `shared` may be used again after the next __syncthreads().
 __device__ __forceinline__ double block_sum(double v, double* shared) {
   v = warp_reduce<AddDouble>(v);
@@ -96,15 +112,16 @@ __device__ __forceinline__ double share(const WEFT_T* __restrict__ x, index_t n)
   const index_t vectors = (n - head) / N;
   const index_t tiles = vectors / TILE;
   double total = 0.0;
-  for (index_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const Pack* from = wide + tile * TILE + threadIdx.x;
-    Pack in[UNROLL];
-#pragma unroll
-    for (int i = 0; i < UNROLL; ++i) in[i] = load(from + i * THREADS);
-    Narrow sums[UNROLL];
-#pragma unroll
-    for (int i = 0; i < UNROLL; ++i) sums[i] = sum_of(in[i]);
-    total += (double)tree(sums);
+  Pack in[UNROLL];
+  // A tile's loads are issued at the end of the round before: were loads and sums in one round, the
+  // compiler, to save registers, would hold loads back until others have been used.
+  index_t tile = blockIdx.x;
+  if (tile < tiles) load_tile(in, wide + tile * TILE);
+  while (tile < tiles) {
+    const Narrow sum = sum_of(in);
+    tile += gridDim.x;
+    if (tile < tiles) load_tile(in, wide + tile * TILE);
+    total += (double)sum;
   }
   if (blockIdx.x == tiles % gridDim.x) {
     for (index_t v = tiles * TILE + threadIdx.x; v < vectors; v += THREADS)
@@ -118,7 +135,7 @@ __device__ __forceinline__ double share(const WEFT_T* __restrict__ x, index_t n)
 
 // x: (n,), aligned as its type; y: one element; partials: (gridDim.x,). `slot` names a ticket that
 // no other call in flight holds.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 sum_once(const WEFT_T* __restrict__ x, WEFT_T* y, double* partials, index_t n, index_t slot) {
   __shared__ double shared[WARPS];
   __shared__ bool last;
@@ -140,7 +157,7 @@ sum_once(const WEFT_T* __restrict__ x, WEFT_T* y, double* partials, index_t n, i
 }
 
 // The same in two launches, for where no ticket is left: partial sums, then one block adds them.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 sum_tiles(const WEFT_T* __restrict__ x, double* partials, index_t n) {
   __shared__ double shared[WARPS];
   const double mine = block_sum(share(x, n), shared);

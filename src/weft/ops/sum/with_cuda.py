@@ -40,14 +40,24 @@ class Config:
     """
 
     threads: int = 256
-    unroll: int = 8
+    unroll: int = 4
     blocks: int | None = 4
     tiles: int = 4
     hint: str = "past L1"
 
     def source(self, dtype: torch.dtype) -> CudaSource:
         """The program for one dtype."""
-        return _source(self.threads, self.unroll, HINTS[self.hint], dtype)
+        return _source(self.threads, self.unroll, self.resident, HINTS[self.hint], dtype)
+
+    @property
+    def resident(self) -> int:
+        """Blocks that must fit on a multiprocessor at once: where they are dealt out, all that do."""
+        return self.blocks or min(2048 // self.threads, self.room // self.threads)
+
+    @property
+    def room(self) -> int:
+        """Threads that a multiprocessor's 65536 registers hold: a thread needs 24 + 8 a vector."""
+        return 65536 // (24 + 8 * self.unroll)
 
     def grid(self, elements: int, itemsize: int, device: torch.device) -> int:
         """Blocks for a tensor: at least one, and no more than there are full tiles."""
@@ -59,18 +69,19 @@ class Config:
 
 CONFIG = Config()
 CANDIDATES = tuple(
-    Config(threads=threads, unroll=unroll, blocks=blocks, tiles=tiles, hint=hint)
+    config
     for threads in (256, 512, 1024)
     for unroll in (2, 4, 8)
     for blocks, tiles in ((1, 1), (2, 1), (4, 1), (8, 1), (None, 1), (None, 4), (None, 16))
     for hint in HINTS
-    if threads * (blocks or 1) <= 2048
+    for config in [Config(threads=threads, unroll=unroll, blocks=blocks, tiles=tiles, hint=hint)]
+    if threads * (blocks or 1) <= config.room
 )
 
 
 @cache
-def _source(threads: int, unroll: int, hint: int, dtype: torch.dtype) -> CudaSource:
-    numbers = (("THREADS", threads), ("UNROLL", unroll), ("HINT", hint))
+def _source(threads: int, unroll: int, resident: int, hint: int, dtype: torch.dtype) -> CudaSource:
+    numbers = (("THREADS", threads), ("UNROLL", unroll), ("RESIDENT", resident), ("HINT", hint))
     return CudaSource(
         file=Path(__file__).with_name("sum.cu"),
         kernels=KERNELS,
@@ -132,5 +143,5 @@ IMPLEMENTATION = Implementation(
     forward=forward,
     backward=spread,
     specimens=tuple(CONFIG.source(dtype) for dtype in TYPES),
-    idea="eight vectors in flight, one launch: the last block ends it",
+    idea="four vectors in flight, one launch: the last block ends it",
 )
