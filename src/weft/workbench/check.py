@@ -22,6 +22,7 @@ from weft.workbench.oracle import Oracle, fresh_seeds
 SEEDS = 5
 CALLS = 13  # in all, where a call is quick: more than the ten that a kernel may behave for
 QUICK = 0.05  # seconds: what takes longer at every seed (an interpreter) is not repeated
+SMALL = {"cpu": 1 << 18, "cuda": 1 << 24}  # elements of output, above which judging takes too long
 
 # The rules that look at two calls, and what each says when it fails.
 ACROSS = {
@@ -174,8 +175,9 @@ class Trial:
         return True
 
     def _repeats(self, stage: Stage, last: Run) -> bool:
-        """The same call over and over on the same inputs, if it is quick."""
-        if self.quickest > QUICK:
+        """The same call over and over on the same inputs, if it is quick and its answer small."""
+        elements = sum(out.numel() for out in last.outputs)
+        if self.quickest > QUICK or elements > SMALL[torch.device(stage.oracle.device).type]:
             return True
         for number in range(len(stage.oracle.seeds) + 1, CALLS):
             run = self._call(stage, last.seed, f"call {number}, seed {last.seed}", last)

@@ -1,0 +1,84 @@
+"""Conformance: every operator x case x direction x implementation of the registry passes the check.
+
+What cannot run here is skipped with its reason, and the run's summary lists each. On a CPU two
+kinds of implementation are held to fewer cases, since each costs seconds: see :func:`_too_slow`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+import pytest
+
+from weft import backends
+from weft.core import Case, Implementation, Support, registry
+from weft.core.record import PASS, UNSUPPORTED
+from weft.workbench.check import SEEDS, check
+from weft.workbench.oracle import Oracle, fresh_seeds
+
+SIMULATED_ELEMENTS = 1100  # numba.cuda's simulator takes a thread at a time
+LARGE = 1 << 28  # elements, from where two seeds must do
+
+
+def _points(device: str) -> Iterator[object]:
+    for name in registry.operator_names():
+        operator = registry.operator(name)
+        cases = [c for c in operator.cases if {"check", "edge"} & c.tags and device in c.devices]
+        for case in cases:
+            for direction in operator.directions:
+                for one in registry.implementation_names(name):
+                    values = (name, case.name, direction, one)
+                    yield pytest.param(*values, id="-".join((name, case.name, direction, one)))
+
+
+@lru_cache(maxsize=2)
+def _oracle(name: str, case_name: str, direction: str, device: str, n_seeds: int) -> Oracle:
+    operator = registry.operator(name)
+    case = operator.case(case_name)
+    return Oracle(operator, case, direction, device, fresh_seeds(n_seeds))
+
+
+def _first_of_each_dtype(name: str) -> dict[str, str]:
+    first: dict[str, str] = {}
+    for case in registry.operator(name).select("check", "cpu"):
+        first.setdefault(case.dtype, case.name)
+    return first
+
+
+def _too_slow(one: Implementation, case: Case, support: Support) -> str:
+    """Why a case is left to ``weft check`` on a CPU, or an empty string."""
+    if one.backend == "compile":
+        kept = case.name in _first_of_each_dtype(one.operator).values()
+        if not kept and "transposed" not in case.layouts:
+            return "compile on a CPU runs g++ for each; one case a dtype here, all in `weft check`"
+    if "simulator" in support.reason and max(i.numel for i in case.inputs) > SIMULATED_ELEMENTS:
+        return "numba's simulator takes a thread at a time: large cases are left to `weft check`"
+    return ""
+
+
+def _check(name: str, case_name: str, direction: str, way: str, device: str) -> None:
+    operator, one = registry.operator(name), registry.implementation(name, way)
+    case = operator.case(case_name)
+    support = backends.support(one, case, device)
+    if not support:
+        pytest.skip(support.reason)
+    if device == "cpu" and (reason := _too_slow(one, case, support)):
+        pytest.skip(reason)
+    few = not support.timed or max(i.numel for i in case.inputs) > LARGE
+    oracle = _oracle(name, case_name, direction, device, 2 if few else SEEDS)
+    verdict = check(operator, one, case, direction, device, oracle=oracle)
+    if verdict.status == UNSUPPORTED:
+        pytest.skip(verdict.reason)
+    assert verdict.status == PASS, f"{verdict.reason} (seeds {verdict.seeds})"
+
+
+@pytest.mark.parametrize(("name", "case_name", "direction", "way"), _points("cpu"))
+def test_conforms_on_a_cpu(name: str, case_name: str, direction: str, way: str) -> None:
+    _check(name, case_name, direction, way, "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("name", "case_name", "direction", "way"), _points("cuda"))
+def test_conforms_on_a_gpu(name: str, case_name: str, direction: str, way: str) -> None:
+    _check(name, case_name, direction, way, "cuda")
