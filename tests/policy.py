@@ -76,10 +76,11 @@ def file_lengths(root: Path) -> Iterator[str]:
 
 
 def line_lengths(root: Path) -> Iterator[str]:
-    """A line has at most 100 columns."""
+    """A line has at most 100 columns; a pragma at its end, which cannot move, is not counted."""
+    pragma = re.compile(r"\s+# (?:type: ignore|noqa)\b.*")
     for path in files(root, *CODE):
         for number, line in enumerate(path.read_text().splitlines(), 1):
-            if len(line) > LONGEST_LINE:
+            if len(pragma.sub("", line)) > LONGEST_LINE:
                 yield where(root, path, number, f"{len(line)} columns")
 
 
