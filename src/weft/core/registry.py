@@ -24,7 +24,14 @@ SIX = {
 
 REGISTRY: dict[str, dict[str, str]] = {
     "gelu": {**SIX},
-    "softmax": {n: t for n, t in SIX.items() if not n.startswith("numba")},
+    "softmax": {
+        **SIX,
+        "cuda/01-three-passes": "ladder:THREE_PASSES",
+        "cuda/02-shared-reduction": "ladder:SHARED",
+        "cuda/03-warp-per-row": "ladder:WARP",
+        "cuda/04-online-registers": "ladder:ONLINE",
+        "cuda/05-long-rows": "ladder:LONG",
+    },
     "sum": {
         **SIX,
         "cuda/01-global-atomics": "ladder.steps:GLOBAL_ATOMICS",

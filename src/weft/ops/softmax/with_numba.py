@@ -1,0 +1,177 @@
+"""Softmax in numba: ``numba.cuda`` (a block a row) and ``njit(parallel=True)`` on a CPU."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from weft.backends.numba_jit import NumbaSpecimen, array, cuda, launch, numba
+from weft.core import YES, Case, Implementation, Support, no
+from weft.ops.softmax.rows import as_rows
+
+THREADS = 64  # a power of two; numba's simulator runs each as a thread of the host
+ZERO = numba.float32(0)
+LOWEST = numba.float32(-math.inf)
+
+
+@cuda.jit
+def softmax_forward(x, y):
+    # x, y: (rows, columns). A block a row, trees in shared memory. Bytes: 3n read + n written.
+    scratch = cuda.shared.array(THREADS, numba.float32)
+    row, t = cuda.blockIdx.x, cuda.threadIdx.x
+    top = LOWEST
+    for j in range(t, x.shape[1], THREADS):
+        v = numba.float32(x[row, j])
+        if v > top:
+            top = v
+    scratch[t] = top
+    half = THREADS // 2
+    while half > 0:
+        cuda.syncthreads()
+        if t < half and scratch[t + half] > scratch[t]:
+            scratch[t] = scratch[t + half]
+        half //= 2
+    cuda.syncthreads()
+    top = scratch[0]
+    cuda.syncthreads()  # all have read it before any writes again
+    total = ZERO
+    for j in range(t, x.shape[1], THREADS):
+        total += numba.float32(math.exp(numba.float32(x[row, j]) - top))
+    scratch[t] = total
+    half = THREADS // 2
+    while half > 0:
+        cuda.syncthreads()
+        if t < half:
+            scratch[t] += scratch[t + half]
+        half //= 2
+    cuda.syncthreads()
+    total = scratch[0]
+    for j in range(t, x.shape[1], THREADS):
+        y[row, j] = numba.float32(math.exp(numba.float32(x[row, j]) - top)) / total
+
+
+@cuda.jit
+def softmax_backward(grad, y, dx):
+    # grad, y, dx: (rows, columns). dx = y (g - sum(g y)). Bytes: 4n read + n written.
+    scratch = cuda.shared.array(THREADS, numba.float32)
+    row, t = cuda.blockIdx.x, cuda.threadIdx.x
+    dot = ZERO
+    for j in range(t, y.shape[1], THREADS):
+        dot += numba.float32(grad[row, j]) * numba.float32(y[row, j])
+    scratch[t] = dot
+    half = THREADS // 2
+    while half > 0:
+        cuda.syncthreads()
+        if t < half:
+            scratch[t] += scratch[t + half]
+        half //= 2
+    cuda.syncthreads()
+    dot = scratch[0]
+    for j in range(t, y.shape[1], THREADS):
+        dx[row, j] = numba.float32(y[row, j]) * (numba.float32(grad[row, j]) - dot)
+
+
+def _flat(x: torch.Tensor) -> torch.Tensor:
+    return as_rows(x).contiguous()
+
+
+def forward(x: torch.Tensor) -> torch.Tensor:
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if x.numel():
+        lines = _flat(x)
+        launch(softmax_forward, lines.shape[0], THREADS, array(lines), array(as_rows(y)))
+    return y
+
+
+def backward(grad: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor]:
+    dx = torch.empty_like(y, memory_format=torch.contiguous_format)
+    if y.numel():
+        arrays = [array(_flat(t)) for t in (grad, y)]
+        launch(softmax_backward, arrays[0].shape[0], THREADS, *arrays, array(as_rows(dx)))
+    return (dx,)
+
+
+def supports(case: Case, device: str) -> Support:
+    if case.dtype == "bfloat16":
+        return no("numba.cuda takes no bfloat16 arrays; use float32, float16 or another backend")
+    return YES
+
+
+@numba.njit(parallel=True, fastmath=False, cache=False)
+def softmax_forward_parallel(x, y):
+    for row in numba.prange(x.shape[0]):
+        top = LOWEST
+        for j in range(x.shape[1]):
+            if x[row, j] > top:
+                top = x[row, j]
+        total = 0.0
+        for j in range(x.shape[1]):
+            e = math.exp(x[row, j] - top)
+            y[row, j] = e
+            total += e
+        scale = numba.float32(1.0 / total) if total != 0.0 else numba.float32(math.nan)
+        for j in range(x.shape[1]):
+            y[row, j] *= scale
+
+
+@numba.njit(parallel=True, fastmath=False, cache=False)
+def softmax_backward_parallel(grad, y, dx):
+    for row in numba.prange(y.shape[0]):
+        dot = 0.0
+        for j in range(y.shape[1]):
+            dot += numba.float64(grad[row, j]) * y[row, j]
+        whole = numba.float32(dot)
+        for j in range(y.shape[1]):
+            dx[row, j] = y[row, j] * (grad[row, j] - whole)
+
+
+def forward_parallel(x: torch.Tensor) -> torch.Tensor:
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if x.numel():
+        softmax_forward_parallel(_flat(x.detach()).numpy(), as_rows(y).numpy())
+    return y
+
+
+def backward_parallel(grad: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor]:
+    dx = torch.empty_like(y, memory_format=torch.contiguous_format)
+    if y.numel():
+        lines = [_flat(t.detach()).numpy() for t in (grad, y)]
+        softmax_backward_parallel(*lines, as_rows(dx).numpy())
+    return (dx,)
+
+
+def supports_parallel(case: Case, device: str) -> Support:
+    if case.dtype != "float32":
+        return no(f"numba compiles no {case.dtype} arithmetic for a CPU; use float32")
+    return YES
+
+
+IMPLEMENTATION = Implementation(
+    operator="softmax",
+    name="numba",
+    backend="numba",
+    forward=forward,
+    backward=backward,
+    supports=supports,
+    specimens=tuple(
+        NumbaSpecimen(
+            label=f"{name}-{t}", kernel=kernel, signature=", ".join([f"{t}[:, ::1]"] * count)
+        )
+        for name, kernel, count in (
+            ("softmax_forward", softmax_forward, 2),
+            ("softmax_backward", softmax_backward, 3),
+        )
+        for t in ("float32", "float16")
+    ),
+    idea="a block a row, trees in shared memory",
+)
+PARALLEL = Implementation(
+    operator="softmax",
+    name="numba/parallel",
+    backend="numba",
+    forward=forward_parallel,
+    backward=backward_parallel,
+    supports=supports_parallel,
+    idea="njit(parallel=True): rows over all cores",
+)
