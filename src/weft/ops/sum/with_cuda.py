@@ -51,7 +51,7 @@ class Config:
 
     @property
     def resident(self) -> int:
-        """Blocks that must fit on a multiprocessor at once: where they are dealt out, all that do."""
+        """Blocks that must fit on a multiprocessor at once: where dealt out, all that do."""
         return self.blocks or min(2048 // self.threads, self.room // self.threads)
 
     @property
