@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# Guard bytes on each side: as wide as a block's tile, so that an overrun lands inside. Narrower on a
+# Guard bytes on each side: as wide as a tile, so that an overrun lands inside. Narrower on a
 # CPU, where filling more than 32768 elements would wake every core for each small tensor.
 GUARD = {"cuda": 1 << 17, "cpu": 1 << 14}
 ALIGN = 256  # what the caching allocator gives a kernel on a GPU
