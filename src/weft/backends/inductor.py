@@ -47,6 +47,9 @@ def _compile(function: Callable[..., Any], shapes: tuple[tuple[int, ...], ...] |
     torch._dynamo.config.recompile_limit = 512
     torch._dynamo.config.accumulated_recompile_limit = 4096
     torch._dynamo.config.fail_on_recompile_limit_hit = True
+    # A backward that may run again (retain_graph), as the check and the clock run it, may not eat
+    # its saved tensors.
+    torch._functorch.config.donated_buffer = False
     # Compiled code is kept by code object: a copy of its own keeps exact shapes apart from dynamic.
     code = function.__code__.replace()
     own = types.FunctionType(

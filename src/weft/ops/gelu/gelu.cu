@@ -14,22 +14,29 @@
 constexpr int N = Wide<WEFT_T>::N;
 using Pack = Vector<WEFT_T, N>;
 
-// sigmoid(2u): exp2 and reciprocal from the special-function unit, at most 2 ulp each; x * (1/inf) = 0.
-__device__ __forceinline__ float sigmoid_2u(float x) {
-  float u = 0.7978845608028654f * x * fmaf(0.044715f, x * x, 1.0f);
-  float e, s;
+// exp(-2u), and sigmoid(2u) = 1 / (1 + exp(-2u)): exp2 and reciprocal from the special-function unit, at
+// most 2 ulp each; x * (1/inf) = 0.
+__device__ __forceinline__ float exp_minus_2u(float x) {
+  float u = 0.7978845608028654f * x * fmaf(0.044715f, x * x, 1.0f), e;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(-2.885390081777927f * u));
+  return e;
+}
+
+__device__ __forceinline__ float sigmoid(float e) {
+  float s;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(s) : "f"(1.0f + e));
   return s;
 }
 
-__device__ __forceinline__ float value(float x) { return x * sigmoid_2u(x); }
+__device__ __forceinline__ float value(float x) { return x * sigmoid(exp_minus_2u(x)); }
 
 __device__ __forceinline__ float slope(float x) {
-  float s = sigmoid_2u(x);
+  float e = exp_minus_2u(x), s = sigmoid(e);
+  // 1 - s loses its digits where s nears 1; there e s has them all.
+  float rest = s < 0.5f ? 1.0f - s : e * s;
   // x^2 is held finite so that 0 * inf makes no NaN of a gradient that is plainly 0 or 1.
   float inner = 0.7978845608028654f * fmaf(0.134145f, fminf(x * x, 1e30f), 1.0f);
-  return s + x * s * (1.0f - s) * 2.0f * inner;
+  return s + x * s * rest * 2.0f * inner;
 }
 
 // x, y: (n,), both 16-byte aligned. A block covers THREADS * UNROLL vectors; the last n % N
