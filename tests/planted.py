@@ -13,93 +13,29 @@ from dataclasses import dataclass
 
 import torch
 
-from weft.core import (
-    BACKWARD,
-    FORWARD,
-    Case,
-    Cost,
-    Implementation,
-    Input,
-    Operator,
-    Property,
-    Tolerance,
-)
-from weft.core import case as make_case
-
-EPS = 1e-5
-
-
-def _x(*shape: int, **more: str) -> Case:
-    return make_case(Input(name="x", shape=shape, **more))
-
-
-PLAIN = _x(37, 129)
-LARGE = _x(37, 129, values="large")
-RISING = _x(37, 129, values="rising")
-OFFSET = _x(37, 129, values="offset")
-SPECIAL = _x(37, 129, values="special")
-HALF = _x(37, 129, dtype="float16")
-LONG = _x(5, 2047, dtype="float16")
-FLIPPED = _x(37, 129, layout="transposed")
-GAPPED = _x(37, 129, layout="sliced")
-EMPTY = _x(0, 129)
-SCALAR = _x()
-
-
-def softmax(x: torch.Tensor) -> torch.Tensor:
-    if x.dim() == 0:
-        return torch.ones_like(x)
-    e = torch.exp(x - x.amax(-1, keepdim=True)) if x.numel() else x.clone()
-    return e / e.sum(-1, keepdim=True)
-
-
-def norm(x: torch.Tensor) -> torch.Tensor:
-    centred = x - x.mean(-1, keepdim=True)
-    return centred / torch.sqrt(centred.square().mean(-1, keepdim=True) + EPS)
-
-
-def gelu(x: torch.Tensor) -> torch.Tensor:
-    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-
-
-def total(x: torch.Tensor) -> torch.Tensor:
-    return x.sum()
-
-
-def _operator(name: str, reference: Callable[..., torch.Tensor], **more: object) -> Operator:
-    return Operator(
-        name=name,
-        summary=name,
-        formula=name,
-        signature=f"{name}(x)",
-        reference=reference,
-        cases=(PLAIN,),
-        cost=lambda c, d: Cost(read=0, written=0),
-        validate=lambda x: None,
-        dtypes=("float32", "float16"),
-        differentiable=("x",),
-        **more,  # type: ignore[arg-type]
-    )
-
-
-def magnitude(x: torch.Tensor) -> torch.Tensor:
-    return x.square().sum().sqrt()
-
-
-def _off_one(y: torch.Tensor, x: torch.Tensor) -> float:
-    return float((y.double().sum(-1) - 1).abs().max()) / 1e-5
-
-
-SOFTMAX = _operator("softmax", softmax)
-NORM = _operator("norm", norm)
-GELU = _operator("gelu", gelu)
-TOTAL = _operator("total", total, scale=magnitude, scale_reason="a sum may cancel to nothing")
-LOOSE = _operator(
-    "softmax",
+from toys import (
+    EMPTY,
+    EPS,
+    FLIPPED,
+    GAPPED,
+    GELU,
+    HALF,
+    LARGE,
+    LONG,
+    LOOSE,
+    NORM,
+    OFFSET,
+    PLAIN,
+    RISING,
+    SCALAR,
+    SOFTMAX,
+    SPECIAL,
+    TOTAL,
+    at,
+    gelu,
     softmax,
-    tolerance=Tolerance(c=1e5, reason="so that only the property can tell"),
-    properties=(Property(name="rows sum to 1", holds=_off_one),),
 )
+from weft.core import BACKWARD, FORWARD, Case, Implementation, Operator
 
 
 @dataclass
@@ -354,7 +290,7 @@ WRONG = [
     Planted("W11 E[x^2] - E[x]^2", _pure(_difference_of_squares), "error", NORM, OFFSET),
     Planted("W12 swallows NaN", _pure(_swallows_nan), "special", GELU, SPECIAL),
     Planted("W12 clamps Inf", _pure(lambda x: gelu(x).clamp(max=3e38)), "special", GELU, SPECIAL),
-    Planted("W13 textbook tanh", _pure(_textbook_tanh), "special", GELU, _x(999, values="sweep")),
+    Planted("W13 textbook tanh", _pure(_textbook_tanh), "special", GELU, at(999, values="sweep")),
     Planted("W15 buffer not zeroed", _not_zeroed, "error", TOTAL),
     Planted("W16 skips the tenth call", _skips_tenth, "written"),
     Planted("W18 fails at size 0", _pure(_fails_when_small), "returns", case=EMPTY),

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 import weft.cli.check
 import weft.cli.ops
-from planted import HONEST, NORM, PLAIN, SOFTMAX, WRONG, Planted, softmax
+from planted import HONEST, WRONG, Planted
+from toys import NORM, PLAIN, SOFTMAX, softmax
 from weft import backends
 from weft.core import (
     FORWARD,

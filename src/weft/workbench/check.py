@@ -23,6 +23,7 @@ SEEDS = 5
 CALLS = 13  # in all, where a call is quick: more than the ten that a kernel may behave for
 QUICK = 0.05  # seconds: what takes longer at every seed (an interpreter) is not repeated
 SMALL = {"cpu": 1 << 18, "cuda": 1 << 24}  # elements of output, above which judging takes too long
+NO_ROOM = "checking this (reference, baseline, guards) takes more memory than this device has left"
 
 # The rules that look at two calls, and what each says when it fails.
 ACROSS = {
@@ -61,12 +62,17 @@ def check(
     try:
         _ = oracle.bounds
     except torch.OutOfMemoryError:
-        reason = "the float64 reference needs more memory than this device has left"
-        return trial.verdict(oracle, UNSUPPORTED, reason)
+        return trial.verdict(oracle, UNSUPPORTED, NO_ROOM)
     except Exception as error:  # noqa: BLE001 - the reference or the baseline is at fault
         reason = f"no tolerance: {oracle.baseline.name} or the reference raised "
         return trial.verdict(oracle, FAIL, reason + f"{type(error).__name__}: {error}")
-    reason = trial.run(oracle)
+    try:
+        reason = trial.run(oracle)
+    except torch.OutOfMemoryError:
+        return trial.verdict(oracle, UNSUPPORTED, NO_ROOM)
+    except torch.AcceleratorError as error:
+        # What a kernel broke stays broken for this process, and shows at any later call.
+        reason = f"not checked: a kernel before this broke the device's context: {error}"
     if reason:
         return trial.verdict(oracle, FAIL, reason)
     return trial.verdict(oracle, PASS, support.reason)
@@ -100,6 +106,7 @@ class Trial:
         self.share = self.rms = 0.0
         self.quickest = float("inf")
         self.limited = 0
+        self.notes: dict[str, str] = {}
 
     def run(self, oracle: Oracle) -> str:
         """Make all the calls; the reason of the first failure, or an empty string."""
@@ -152,6 +159,7 @@ class Trial:
     def _note(self, run: Run) -> None:
         if run.served is not None:
             self.limited += run.served.turned_away
+        self.notes |= run.notes
         if {"type", "shape"} & self.without:
             return
         self.share = max(self.share, run.share)
@@ -238,6 +246,8 @@ class Trial:
         )
 
     def _detail(self, name: str, oracle: Oracle) -> str:
+        if name in self.notes:
+            return self.notes[name]
         if name == "guards" and self.limited:
             return f"{self.limited} allocations were too large to guard"
         if name == "guards" and self.implementation.backend == "compile":

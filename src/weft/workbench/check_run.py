@@ -69,7 +69,8 @@ class Run:
     """One call: what it returned or raised, and the memory it was given.
 
     ``bound`` holds what was allocated while binding (the forward before a backward), ``served``
-    what the call itself allocated. ``label`` says which call this was, for a reader.
+    what the call itself allocated. ``label`` says which call this was, for a reader; ``notes`` what
+    a rule could not look at, by the rule's name.
     """
 
     oracle: Oracle
@@ -82,6 +83,7 @@ class Run:
     bound: Arena | None = None
     served: Arena | None = None
     kept: list[torch.Tensor] = field(default_factory=list)
+    notes: dict[str, str] = field(default_factory=dict)
 
     @property
     def outputs(self) -> tuple[Any, ...]:

@@ -141,9 +141,9 @@ class Oracle:
 
 
 def _budget(device: str) -> int:
-    """Bytes of answers worth keeping: a quarter of a GPU's memory, a gigabyte of a host's."""
+    """Bytes of answers worth keeping: an eighth of a GPU's memory, a gigabyte of a host's."""
     if device.startswith("cuda"):
-        return torch.cuda.get_device_properties(torch.device(device)).total_memory // 4
+        return torch.cuda.get_device_properties(torch.device(device)).total_memory // 8
     return 1 << 30
 
 
