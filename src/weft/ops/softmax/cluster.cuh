@@ -25,9 +25,9 @@ __device__ __forceinline__ void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// Every block's value, one a lane (`nothing` past CLUSTER), in every warp of every block. The caller
-// has arrived once before: no block's memory is written before that block runs; and since all pass
-// the second barrier after writing, none ends while it may still be written to.
+// Every block's value, one a lane (`nothing` past CLUSTER), in every warp of every block. The
+// caller has arrived once before: no block's memory is written before that block runs; and since
+// all pass the second barrier after writing, none ends while it may still be written to.
 template <typename T>
 __device__ __forceinline__ T cluster_gather(T mine, T* peers, T nothing) {
   cluster_wait();

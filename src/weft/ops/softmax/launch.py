@@ -64,15 +64,17 @@ def configure(
             strategy="warp", threads=128, vectors=_power(-(-accesses // lanes)), lanes=lanes
         )
     usual = max(1, most // 2)
-    for vectors in (usual, most):
-        threads = -(-accesses // (32 * vectors)) * 32
-        if threads <= 1024:
-            return Config(strategy="block", threads=threads, vectors=vectors)
+    threads = -(-accesses // (32 * usual)) * 32
+    if threads <= 1024:
+        return Config(strategy="block", threads=threads, vectors=usual)
     if clusters:
         for cluster in (2, 4, 8):
             threads = -(-accesses // (32 * usual * cluster)) * 32
             if threads <= 512:
                 return Config(strategy="cluster", threads=threads, vectors=usual, cluster=cluster)
+    threads = -(-accesses // (32 * most)) * 32
+    if threads <= 1024:
+        return Config(strategy="block", threads=threads, vectors=most)
     return Config(strategy="long", threads=512)
 
 

@@ -4,8 +4,9 @@
 //   LANES    softmax_warp: so many lanes of a warp hold a row, no barrier
 //   CLUSTER  softmax_cluster: so many blocks of a cluster hold a row (compute capability 9.0)
 //   neither  softmax_block: a block of THREADS holds a row, one barrier
-// Every thread holds VECTORS accesses, all loaded before the first is used. Columns, row strides and
-// pointers are whole numbers of accesses. Bytes: n read + n written (backward: 2n read + n written).
+// Every thread holds VECTORS accesses, all loaded before the first is used. Columns, row strides
+// and pointers are whole numbers of accesses. Bytes: n read + n written (backward: 2n read + n
+// written).
 #include "softmax.cuh"
 #ifdef CLUSTER
 #include "cluster.cuh"

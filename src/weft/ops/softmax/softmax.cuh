@@ -15,8 +15,9 @@
 #define THREADS 256
 #endif
 
-// An access as it travels: N elements in WORDS words of E elements, a word being 4 bytes (2 where the
-// access is). A row waits in this form, for 16-bit elements in half the registers that floats take.
+// An access as it travels: N elements in WORDS words of E elements, a word being 4 bytes (2 where
+// the access is). A row waits in this form, for 16-bit elements in half the registers that floats
+// take.
 constexpr int N = ACCESS;  // a power of two, 16 bytes at most
 constexpr int BYTES = N * sizeof(WEFT_T);
 constexpr int WORDS = BYTES < 4 ? 1 : BYTES / 4;
@@ -32,8 +33,8 @@ constexpr float LEAST = -3.4028234663852886e38f;
 
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
 
-// exp(a - b), through the special-function unit's exp2 (2 ulp). The difference comes first: b * LOG2E
-// could overflow where a - b is small.
+// exp(a - b), through the special-function unit's exp2 (2 ulp). The difference comes first: b *
+// LOG2E could overflow where a - b is small.
 __device__ __forceinline__ float exp_of_difference(float a, float b) {
   float e;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"((a - b) * LOG2E));
@@ -81,8 +82,8 @@ __device__ __forceinline__ Pack filled(float v) {
   return packed([v](int) { return v; });
 }
 
-// Keeps the compiler from holding on to the floats it made of these words: made again, a float costs
-// an instruction; held, a register.
+// Keeps the compiler from holding on to the floats it made of these words: made again, a float
+// costs an instruction; held, a register.
 __device__ __forceinline__ void forget(Pack& p) {
 #pragma unroll
   for (int k = 0; k < WORDS; ++k) {

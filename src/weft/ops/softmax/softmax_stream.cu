@@ -38,8 +38,8 @@ __device__ __forceinline__ void copy(void* to, const void* from, int bytes,
                "r"(bytes)
                : "memory");
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-          address(to)),
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1], %2, [%3];" ::"r"(address(to)),
       "l"(from), "r"(bytes), "r"(address(full))
       : "memory");
 }
@@ -56,8 +56,9 @@ __device__ __forceinline__ void wait(unsigned long long* full, unsigned phase) {
         : "memory");
 }
 
-// This block's rows of one tensor, as a ring of chunks: the block's chunk number c, part c % VECTORS
-// of its row number c / VECTORS, lies in slot c % SLOTS. Every place is reached by counting up.
+// This block's rows of one tensor, as a ring of chunks: the block's chunk number c, part c %
+// VECTORS of its row number c / VECTORS, lies in slot c % SLOTS. Every place is reached by
+// counting up.
 struct Ring {
   unsigned char* slots;
   unsigned long long* full;

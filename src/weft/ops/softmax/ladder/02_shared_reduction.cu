@@ -1,12 +1,13 @@
-// Step 2: a block a row, so that neighbouring threads read neighbouring elements; maximum and sum by
-// trees in shared memory. Bytes: 3n read + n written, coalesced.
+// Step 2: a block a row, so that neighbouring threads read neighbouring elements; maximum and sum
+// by trees in shared memory. Bytes: 3n read + n written, coalesced.
 #include "numeric.cuh"
 
 #ifndef THREADS
 #define THREADS 256
 #endif
 
-// x: (rows, columns), rows `stride` apart; y: (rows, columns) contiguous. THREADS is a power of two.
+// x: (rows, columns), rows `stride` apart; y: (rows, columns) contiguous. THREADS is a power of
+// two.
 extern "C" __global__ void __launch_bounds__(THREADS)
 softmax_shared_reduction(const WEFT_T* x, WEFT_T* y, index_t rows, index_t columns,
                          index_t stride) {

@@ -7,7 +7,8 @@
 #define THREADS 256
 #endif
 
-// x: (rows, columns), rows `stride` apart; y: (rows, columns) contiguous. THREADS / 32 rows a block.
+// x: (rows, columns), rows `stride` apart; y: (rows, columns) contiguous. THREADS / 32 rows a
+// block.
 extern "C" __global__ void __launch_bounds__(THREADS)
 softmax_warp_per_row(const WEFT_T* x, WEFT_T* y, index_t rows, index_t columns, index_t stride) {
   const index_t row = (index_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;

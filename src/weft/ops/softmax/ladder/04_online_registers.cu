@@ -1,6 +1,6 @@
-// Step 4: maximum and sum in one pass, online in registers: where a larger maximum comes, the sum so
-// far is scaled down to it (Milakov and Gimelshein, arXiv:1805.02867). A block a row.
-// Bytes: 2n read + n written.
+// Step 4: maximum and sum in one pass, online in registers: where a larger maximum comes, the sum
+// so far is scaled down to it (Milakov and Gimelshein, arXiv:1805.02867). A block a row. Bytes: 2n
+// read + n written.
 #include "numeric.cuh"
 #include "reduce.cuh"
 
