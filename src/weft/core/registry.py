@@ -40,13 +40,7 @@ REGISTRY: dict[str, dict[str, str]] = {
         "cuda/04-warp-shuffle": "ladder.steps:WARP_SHUFFLE",
         "cuda/05-vectorised-grid-stride": "ladder.steps:VECTORISED_GRID_STRIDE",
     },
-    "matmul": {
-        "eager": "with_eager",
-        "torch": "with_torch",
-        "compile": "with_compile",
-        "triton": "with_triton",
-        "cuda": "with_cuda",
-    },
+    "matmul": {**SIX, "compile": "with_compile"},
 }
 
 
