@@ -91,7 +91,6 @@ def run(
     points = list(select(operators, impls, cases, directions, device, all_cases))
     budget = budget or Budget.of(device, quick)
     if ceilings is None:
-        on_event("measuring this machine's ceilings, once")
         ceilings = machine.ceilings(device, progress=on_event)
     here = machine.fingerprint(device) | {"ceilings": asdict(ceilings) if ceilings else None}
     if patience is not None:

@@ -64,7 +64,8 @@ class Budget:
     """How long to measure one case in one direction, all candidates together.
 
     Sampling stops for a candidate when its interval is under ``width`` with at least ``minimum``
-    samples; for all at ``seconds`` or ``maximum`` rounds, and the rest is flagged ``noisy``.
+    samples; for all at ``seconds`` or ``maximum`` rounds, and the rest is flagged ``noisy``. Once
+    re-checking one candidate has taken ``recheck`` seconds, two turns are enough.
     """
 
     seconds: float = 20.0
@@ -73,6 +74,7 @@ class Budget:
     maximum: int = 400
     width: float = 0.005
     side_samples: int = 10
+    recheck: float = 10.0
 
     @staticmethod
     def of(device: str, quick: bool = False) -> Budget:
@@ -80,7 +82,7 @@ class Budget:
         if device == "cuda":
             return Budget(seconds=3.0, warmup=0.3) if quick else Budget()
         seconds, warmup = (0.5, 0.05) if quick else (1.2, 0.1)
-        return Budget(seconds=seconds, warmup=warmup, maximum=200, side_samples=5)
+        return Budget(seconds=seconds, warmup=warmup, maximum=200, side_samples=5, recheck=1.0)
 
 
 @dataclass(frozen=True, kw_only=True)

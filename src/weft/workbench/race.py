@@ -48,6 +48,7 @@ class Course:
     readings: list[dict[str, Any]] = field(default_factory=list)
     warm: float | None = None
     host: float | None = None
+    rechecking: int = 0  # ns so far
     refusal: str = ""
     done: bool = False
 
@@ -68,7 +69,9 @@ class Course:
         self.rig.flags.update(self.rig.cross_check())
 
     def answer_to(self, recheck: Recheck) -> None:
+        start = _now()
         self.refusal = recheck.candidate(self.rig) or ""
+        self.rechecking += _now() - start
 
 
 class Race:
@@ -181,7 +184,8 @@ class Race:
         for turn in range(max(turns(c.rig.calls) for c in self.running)):
             recheck.load(turn)
             for course in self.running:
-                if turn < turns(course.rig.calls) and not course.refusal:
+                tired = turn > 1 and course.rechecking > self.budget.recheck * 1e9
+                if turn < turns(course.rig.calls) and not (course.refusal or tired):
                     self._try(course.candidate.name, partial(course.answer_to, recheck))
 
     def outcomes(self) -> dict[str, Outcome]:
