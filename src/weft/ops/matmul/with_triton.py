@@ -137,7 +137,7 @@ def choose(a: torch.Tensor, b: torch.Tensor, precision: str) -> Config:
 
 def descriptors_fit(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether device, addresses and strides let the copy engine read a and b and write c."""
-    if not INTERPRETED and _arch(a.device) < DESCRIPTOR_ARCH:
+    if not INTERPRETED and not _copies_tiles(a.device):
         return False
     return b.shape[1] * b.element_size() % 16 == 0 and all(_regular(x) for x in (a, b))
 
@@ -152,9 +152,10 @@ def _regular(x: torch.Tensor) -> bool:
 
 
 @cache
-def _arch(device: torch.device) -> int:
-    major, minor = torch.cuda.get_device_capability(device)
-    return major * 10 + minor
+def _copies_tiles(device: torch.device) -> bool:
+    """Whether the device has the copy engine, and room for the tiles in flight."""
+    found = torch.cuda.get_device_properties(device)
+    return found.major * 10 >= DESCRIPTOR_ARCH and found.shared_memory_per_block_optin >= 227 * 1024
 
 
 @cache
