@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -50,27 +50,35 @@ def bench(
 
     Example: weft bench softmax --impl triton --impl cuda --save records.jsonl
     """
-    from weft import machine
+    from weft.workbench.bench import went_against
+
+    named = bool(operators or case or direction or all_cases)
+    asked = {"operators": operators, "impls": impl, "cases": case, "directions": direction}
+    more = {"all_cases": all_cases, "quick": quick, "patience": None if named else PATIENCE}
+    done = _run(device, save, as_json, asked | more)
+    if as_json:
+        print(json.dumps([r.to_json() for r in done]))
+    else:
+        from weft.workbench import table
+
+        table.console().print(table.footnote(done), style="dim")
+    if went_against(done):
+        raise typer.Exit(1)
+
+
+def _run(
+    device: str | None, save: Path | None, as_json: bool, asked: dict[str, Any]
+) -> list[Record]:
+    """All records, each point's saved and shown when it is done."""
     from weft.core import WeftError
     from weft.machine.query import known_kind
     from weft.workbench import bench as workbench
 
-    kind = known_kind(device) if device else machine.default_device()
+    kind = known_kind(device)
     if save is not None and save.is_dir():
         raise WeftError("--save", expected="a file", got=f"the folder {save}")
     with _Progress() as say:
-        named = operators or case or direction or all_cases
-        records = workbench.run(
-            operators,
-            impl,
-            case,
-            direction,
-            kind,
-            all_cases=all_cases,
-            quick=quick,
-            patience=None if named else PATIENCE,
-            on_event=say,
-        )
+        records = workbench.run(device=kind, on_event=say, **asked)
         done = list(_shown(records, save, as_json, say.clear))
     if not done:
         raise WeftError(
@@ -79,14 +87,7 @@ def bench(
             got="none",
             hint="see weft ops, or name a --case",
         )
-    if as_json:
-        print(json.dumps([r.to_json() for r in done]))
-    else:
-        from weft.workbench import table
-
-        table.console().print(table.footnote(done), style="dim")
-    if workbench.went_against(done):
-        raise typer.Exit(1)
+    return done
 
 
 def _shown(

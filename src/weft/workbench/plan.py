@@ -31,6 +31,7 @@ _OWN: dict[str, tuple[object, str, object]] = {
 SHORTEST = 50.0  # us that a sample must last
 AIM = 200.0  # us that it is planned for
 MOST_CALLS = 256
+CROSS_TRIES = 3  # times that two clocks may disagree before it is called suspect
 
 
 class ClockReplaced(RuntimeError):
