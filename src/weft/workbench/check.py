@@ -22,7 +22,7 @@ from weft.workbench.oracle import Oracle, fresh_seeds
 SEEDS = 5
 CALLS = 13  # in all, where a call is quick: more than the ten that a kernel may behave for
 QUICK = 0.05  # seconds: what takes longer at every seed (an interpreter) is not repeated
-SMALL = {"cpu": 1 << 18, "cuda": 1 << 24}  # elements of output, above which judging takes too long
+SMALL = {"cpu": 1 << 18, "cuda": 1 << 24}  # elements, above which judging each call takes too long
 NO_ROOM = "checking this (reference, baseline, guards) takes more memory than this device has left"
 
 # The rules that look at two calls, and what each says when it fails.
@@ -183,8 +183,8 @@ class Trial:
         return True
 
     def _repeats(self, stage: Stage, last: Run) -> bool:
-        """The same call over and over on the same inputs, if it is quick and its answer small."""
-        elements = sum(out.numel() for out in last.outputs)
+        """The same call over and over on the same inputs, if it is quick and the case small."""
+        elements = max(t.numel() for t in (*last.outputs, *stage.tensors))
         if self.quickest > QUICK or elements > SMALL[torch.device(stage.oracle.device).type]:
             return True
         for number in range(len(stage.oracle.seeds) + 1, CALLS):
