@@ -154,8 +154,9 @@ def _regular(x: torch.Tensor) -> bool:
 @cache
 def _copies_tiles(device: torch.device) -> bool:
     """Whether the device has the copy engine, and room for the tiles in flight."""
-    found = torch.cuda.get_device_properties(device)
-    return found.major * 10 >= DESCRIPTOR_ARCH and found.shared_memory_per_block_optin >= 227 * 1024
+    major, minor = torch.cuda.get_device_capability(device)
+    held = triton.runtime.driver.active.utils.get_device_properties(device.index)
+    return major * 10 + minor >= DESCRIPTOR_ARCH and held["max_shared_mem"] >= 227 * 1024
 
 
 @cache
