@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 import pytest
+import torch
 
 from weft import backends
 from weft.core import Case, Implementation, Support, registry
@@ -18,7 +19,16 @@ from weft.workbench.check import SEEDS, check
 from weft.workbench.oracle import Oracle, fresh_seeds
 
 SIMULATED_ELEMENTS = 1100  # numba.cuda's simulator takes a thread at a time
-LARGE = 1 << 28  # elements, from where two seeds must do
+LARGE = {"cpu": 1 << 22, "cuda": 1 << 28}  # elements, from where two seeds must do
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Small cases on one core: waking the others costs ten times the work where they are busy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def _points(device: str) -> Iterator[object]:
@@ -65,7 +75,7 @@ def _check(name: str, case_name: str, direction: str, way: str, device: str) -> 
         pytest.skip(support.reason)
     if device == "cpu" and (reason := _too_slow(one, case, support)):
         pytest.skip(reason)
-    few = not support.timed or max(i.numel for i in case.inputs) > LARGE
+    few = not support.timed or max(i.numel for i in case.inputs) > LARGE[device]
     oracle = _oracle(name, case_name, direction, device, 2 if few else SEEDS)
     verdict = check(operator, one, case, direction, device, oracle=oracle)
     if verdict.status == UNSUPPORTED:
