@@ -325,15 +325,13 @@ def test_records_are_saved_and_shown_point_by_point(tmp_path: Path) -> None:
     """A crash at the second point leaves the first one's records."""
     from weft.cli.bench import _shown
 
-    def records() -> Iterator[Record]:
-        yield record(case="first")
-        yield record(case="first", implementation="cuda")
-        yield record(case="second")
+    def points() -> Iterator[list[Record]]:
+        yield [record(case="first"), record(case="first", implementation="cuda")]
         raise KeyboardInterrupt
 
     saved = tmp_path / "r.jsonl"
     with pytest.raises(KeyboardInterrupt):
-        list(_shown(records(), saved, True, lambda: None))
+        list(_shown(points(), saved, True, lambda: None))
     assert [r.case for r in read(saved)[0]] == ["first", "first"]
 
 

@@ -78,8 +78,8 @@ def _run(
     if save is not None and save.is_dir():
         raise WeftError("--save", expected="a file", got=f"the folder {save}")
     with _Progress() as say:
-        records = workbench.run(device=kind, on_event=say, **asked)
-        done = list(_shown(records, save, as_json, say.clear))
+        points = workbench.run_points(device=kind, on_event=say, **asked)
+        done = list(_shown(points, save, as_json, say.clear))
     if not done:
         raise WeftError(
             "nothing to bench",
@@ -91,13 +91,12 @@ def _run(
 
 
 def _shown(
-    records: Iterator[Record], save: Path | None, as_json: bool, clear: Callable[[], None]
+    points: Iterator[list[Record]], save: Path | None, as_json: bool, clear: Callable[[], None]
 ) -> Iterator[Record]:
     """Each point's records saved and shown as soon as it is done, so that nothing is lost."""
     from weft.core.record import append
-    from weft.workbench import table
 
-    for _, group in table.by_point(records):
+    for group in points:
         if save is not None:
             append(save, group)
         clear()

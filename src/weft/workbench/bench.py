@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -63,7 +64,12 @@ class _Found:
     flags: set[str] = field(default_factory=set)
 
 
-def run(
+def run(*arguments: Any, **more: Any) -> Iterator[Record]:
+    """The records of :func:`run_points` one by one; the same arguments, and the same errors."""
+    return chain.from_iterable(run_points(*arguments, **more))
+
+
+def run_points(
     operators: Sequence[str | Operator] | None = None,
     impls: Sequence[str | Implementation] | None = None,
     cases: Sequence[str] | None = None,
@@ -77,8 +83,8 @@ def run(
     patience: float | None = None,
     seed: int = 0,
     on_event: Say = _silent,
-) -> Iterator[Record]:
-    """Records of these operators, one by one as each case is done.
+) -> Iterator[list[Record]]:
+    """Records of these operators, a list for each point as soon as it is done.
 
     By default every operator's first bench case of the device, in every direction; ``all_cases``
     takes all of them, ``cases`` names some. ``operators`` and ``impls`` may be objects as well as
@@ -106,7 +112,7 @@ def _run(
     patience: float | None,
     seed: int,
     say: Say,
-) -> Iterator[Record]:
+) -> Iterator[list[Record]]:
     began = _now()
     for number, point in enumerate(points, 1):
         late = patience is not None and _now() - began > patience * 1e9
@@ -116,9 +122,10 @@ def _run(
             return
         progress = partial(_prefixed, say, f"[{number}/{len(points)}] {point.title}: ")
         found = _point(point, budget, seed, progress)
-        for implementation in point.implementations:
-            one = found[implementation.name]
-            yield make_record(point, implementation, one, ceilings, fingerprint)
+        yield [
+            make_record(point, i, found[i.name], ceilings, fingerprint)
+            for i in point.implementations
+        ]
         del found
         free_memory(point.device)
 
@@ -316,4 +323,4 @@ def went_against(records: Sequence[Record]) -> bool:
     )
 
 
-__all__ = ["Budget", "Point", "run", "select", "went_against"]
+__all__ = ["Budget", "Point", "run", "run_points", "select", "went_against"]
