@@ -132,7 +132,14 @@ class Oracle:
         if self.direction == FORWARD and self.operator.scale is not None:
             made = self.operator.scale(*_doubles(self.inputs(seed)), **self.case.params)
             return [rms(torch.as_tensor(made, dtype=torch.float64))]
-        return [rms(a) for a in answers]
+        grad = self.grad(seed)
+        if grad is None:
+            return [rms(a) for a in answers]
+        # Where all gradients all but cancel (a softmax that is one-hot), what is left is smaller
+        # than one rounding of the incoming gradient, and its own RMS is no measure of anything.
+        incoming = rms(grad.double())
+        least = [min(torch.finfo(torch.float32).eps, torch.finfo(f.dtype).eps) for f in self.forms]
+        return [max(rms(a), eps * incoming) for a, eps in zip(answers, least, strict=True)]
 
     def _baseline_outputs(self, seed: int) -> tuple[torch.Tensor, ...]:
         x, grad = self.inputs(seed), self.grad(seed)
