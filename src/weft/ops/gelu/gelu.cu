@@ -1,7 +1,7 @@
 // GELU (tanh form), forward and backward, elementwise over n elements in storage order.
 //
-// Each thread moves UNROLL 16-byte vectors, all loaded before the first is used: a warp has UNROLL * 512
-// bytes in flight. Bytes: n read + n written (backward: 2n read + n written).
+// Each thread moves UNROLL 16-byte vectors, all loaded before the first is used: a warp has
+// UNROLL * 512 bytes in flight. Bytes: n read + n written (backward: 2n read + n written).
 #include "numeric.cuh"
 
 #ifndef UNROLL
@@ -14,8 +14,8 @@
 constexpr int N = Wide<WEFT_T>::N;
 using Pack = Vector<WEFT_T, N>;
 
-// exp(-2u), and sigmoid(2u) = 1 / (1 + exp(-2u)): exp2 and reciprocal from the special-function unit, at
-// most 2 ulp each; x * (1/inf) = 0.
+// exp(-2u), and sigmoid(2u) = 1 / (1 + exp(-2u)): exp2 and reciprocal from the special-function
+// unit, at most 2 ulp each; x * (1/inf) = 0.
 __device__ __forceinline__ float exp_minus_2u(float x) {
   float u = 0.7978845608028654f * x * fmaf(0.044715f, x * x, 1.0f), e;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(-2.885390081777927f * u));
@@ -59,7 +59,9 @@ gelu_forward_wide(const WEFT_T* __restrict__ x, WEFT_T* __restrict__ y, index_t 
     reinterpret_cast<Pack*>(y)[first + i * THREADS] = out;
   }
   const index_t tail = vectors * N + threadIdx.x;
-  if (blockIdx.x == gridDim.x - 1 && tail < n) y[tail] = from_float<WEFT_T>(value(to_float(x[tail])));
+  if (blockIdx.x == gridDim.x - 1 && tail < n) {
+    y[tail] = from_float<WEFT_T>(value(to_float(x[tail])));
+  }
 }
 
 // grad, x, dx: (n,), all 16-byte aligned; the same walk.

@@ -1,9 +1,10 @@
 // c = a b in float32 by the ordinary arithmetic units: every product and sum an fma.
 //
-// A block computes BM x BN of c, a warp 64 x 32, a thread 8 x 8 in registers as four 4 x 4 squares. K is
-// taken 16 at a time through STAGES buffers of shared memory, filled by asynchronous copies; both
-// operands lie there with K as the row, whatever their strides, so that a thread reads its 8 + 8
-// factors of one k as four float4. 64 fma to 4 shared reads; DRAM bytes a block: (BM + BN) 4 K.
+// A block computes BM x BN of c, a warp 64 x 32, a thread 8 x 8 in registers as four 4 x 4 squares.
+// K is taken 16 at a time through STAGES buffers of shared memory, filled by asynchronous copies;
+// both operands lie there with K as the row, whatever their strides, so that a thread reads its
+// 8 + 8 factors of one k as four float4. 64 fma to 4 shared reads; DRAM bytes a block:
+// (BM + BN) 4 K.
 #include "tiles.cuh"
 
 #ifndef WARPS_M
@@ -17,7 +18,7 @@
 
 namespace {
 
-// How an operand is stored: K fastest; the other dimension fastest; that, in aligned 16-byte groups.
+// How an operand is stored: K fastest; the other dimension fastest; that in aligned 16-byte groups.
 enum Mode { ALONG_K, ACROSS, ACROSS_WIDE };
 
 constexpr int BM = 64 * WARPS_M, BN = 32 * WARPS_N, BK = 16;
@@ -95,7 +96,7 @@ __device__ __forceinline__ void read_factors(Factors& f, const float* a, const f
 
 }  // namespace
 
-// a: (M, K) and b: (K, N) by strides in elements; c: (M, N) contiguous, `wide` where float4 fits it.
+// a: (M, K) and b: (K, N) by strides in elements; c: (M, N) contiguous, `wide` if float4 fits it.
 // One block a tile of c; M, N, K > 0. Dynamic shared memory: STAGES * BK * (BM + BN + 8) floats.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 matmul(const float* a, const float* b, float* c, index_t m, index_t n, index_t k, index_t a_row,

@@ -1,12 +1,13 @@
 // c = a b by tensor cores through mma.sync: float16 and bfloat16 factors, or float32 cut to tf32.
 //
-// A block computes BM x BN of c, a warp WM x WN of it in registers. 128 bytes of K (64 half types, 32
-// float32) are taken at a time through STAGES buffers of shared memory, filled by asynchronous copies.
+// A block computes BM x BN of c, a warp WM x WN of it in registers. 128 bytes of K (64 half types,
+// 32 float32) are taken at a time through STAGES buffers of shared memory, filled by asynchronous
+// copies.
 // An operand lies there as it is stored, in 16-byte chunks whose place in the row is its number XOR
 // the row's, so that neither the copies nor the reads (ldmatrix, transposing where K is not the
-// fastest dimension) meet in a bank. float32 goes in as it is: the unit itself leaves off the lower 13
-// bits, and rounding them first takes four instructions a factor. Source of the fragments' layouts:
-// NVIDIA's PTX ISA, mma.m16n8k16 and .m16n8k8.
+// fastest dimension) meet in a bank. float32 goes in as it is: the unit itself leaves off the lower
+// 13 bits, and rounding them first takes four instructions a factor. Source of the fragments'
+// layouts: NVIDIA's PTX ISA, mma.m16n8k16 and .m16n8k8.
 #include "tiles.cuh"
 
 #ifndef WARPS_M
@@ -138,7 +139,7 @@ __device__ __forceinline__ unsigned word(unsigned at) {
 }
 
 // The 16 (rows of a, or columns of b) x 32 bytes of K at (s, step) as four registers of a lane:
-// quarter q holds rows s + 8 (q & 1) and K half q >> 1 for a; for b the two are the other way round.
+// quarter q holds rows s + 8 (q & 1) and K half q >> 1 for a; for b the two change places.
 template <bool IS_A, typename Operand>
 __device__ __forceinline__ void fragment(unsigned (&r)[4], unsigned tile, int s, int step) {
   const int lane = threadIdx.x % 32, quarter = lane / 8;

@@ -4,8 +4,8 @@
 
 struct Place { index_t row, column; };
 
-// Where tile number `tile` of c lies, in tiles: down bands of GROUP rows of tiles, each band column by
-// column, so that blocks that run together share rows of a and columns of b in the L2 cache.
+// Where tile number `tile` of c lies, in tiles: down bands of GROUP rows of tiles, each band column
+// by column, so that blocks that run together share rows of a and columns of b in the L2 cache.
 __device__ __forceinline__ Place tile_place(int tile, int row_tiles, int column_tiles) {
   constexpr int GROUP = 8;
   const int in_band = GROUP * column_tiles, band = tile / in_band, within = tile % in_band;
