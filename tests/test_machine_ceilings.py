@@ -58,7 +58,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Ceilings]:
     """An empty cache and a measuring that takes no time; what it gave, call by call."""
     calls: list[Ceilings] = []
 
-    def fake(device: machine.Device, say: object) -> tuple[Ceilings, str]:
+    def fake(device: machine.Device, say: object, readers: object = tuple) -> tuple[Ceilings, str]:
         calls.append(dataclasses.replace(GOOD, copy=2.0 / (1 + len(calls)), fill=4.0 + len(calls)))
         return calls[-1], ""
 
@@ -94,7 +94,7 @@ def test_doubtful_ceilings_are_measured_again_by_the_next_process(
 ) -> None:
     quiet = store.measure_now
 
-    def busy(device: machine.Device, say: object) -> tuple[Ceilings, str]:
+    def busy(device: machine.Device, say: object, readers: object = tuple) -> tuple[Ceilings, str]:
         return quiet(device, say)[0], "the CPU was busy"
 
     monkeypatch.setattr(store, "measure_now", busy)

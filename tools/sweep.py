@@ -36,13 +36,34 @@ def gelu() -> Iterator[Trial]:
 
 
 def softmax() -> Iterator[Trial]:
+    launch = import_module("weft.ops.softmax.launch")
+    cuda = import_module("weft.ops.softmax.with_cuda")
+    by_triton = import_module("weft.ops.softmax.with_triton")
+    dtype = torch.bfloat16
     for rows, columns in ((32768, 1024), (32768, 4096), (8192, 16384), (4096, 65536)):
-        x = torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16)
-        oracle = partial(torch.softmax, x, -1)
-        for backend in ("cuda", "triton"):
-            loaded = import_module(f"weft.ops.softmax.with_{backend}")
-            for config in loaded.CANDIDATES(columns, torch.bfloat16):
-                yield backend, f"bf16 {rows}x{columns}", config, _with(loaded, config, x), oracle
+        x = torch.randn(rows, columns, device="cuda", dtype=dtype)
+        case, oracle = f"bf16 {rows}x{columns}", partial(torch.softmax, x, -1)
+        for config in launch.candidates(columns, dtype):
+            yield "cuda", case, config, _with(cuda, config, x), oracle
+        for config in by_triton.candidates(columns, dtype):
+            yield "triton", case, config, _with(by_triton, config, x), oracle
+
+
+def softmax_backward() -> Iterator[Trial]:
+    launch = import_module("weft.ops.softmax.launch")
+    cuda = import_module("weft.ops.softmax.with_cuda")
+    dtype = torch.bfloat16
+    for rows, columns in ((32768, 1024), (32768, 4096), (8192, 16384), (4096, 65536)):
+        y = torch.softmax(torch.randn(rows, columns, device="cuda", dtype=dtype), -1)
+        g = torch.randn(rows, columns, device="cuda", dtype=dtype)
+        case = f"backward bf16 {rows}x{columns}"
+        oracle = partial(torch.ops.aten._softmax_backward_data, g, y, -1, dtype)
+        for config in launch.candidates(columns, dtype, backward=True):
+            yield "cuda", case, config, partial(_first, cuda.backward_with, config, g, y), oracle
+
+
+def _first(function: Callable[..., tuple[torch.Tensor, ...]], *arguments: Any) -> torch.Tensor:
+    return function(*arguments)[0]
 
 
 def sum() -> Iterator[Trial]:

@@ -87,7 +87,7 @@ def _numba_parallel(device: str) -> Support:
     return no("numba is not installed; pip install numba") if _missing("numba") else YES
 
 
-SIMULATOR_ELEMENTS = 4096
+SIMULATOR_ELEMENTS = 1024
 INTERPRETER_ELEMENTS = 1 << 22
 
 

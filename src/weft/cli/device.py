@@ -44,9 +44,10 @@ def device(
     from weft.backends import backend_support
     from weft.core.implementation import BACKENDS
     from weft.machine.datasheet import look_up
+    from weft.workbench.limits import ceilings
 
     here = machine.query(on)
-    found = machine.ceilings(here.kind, measure=measure, refresh=measure, progress=_say)
+    found = ceilings(here.kind, measure=measure, refresh=measure, progress=_say)
     peaks = look_up(here.name) if here.kind == "cuda" else None
     support = {name: backend_support(name, here.kind) for name in BACKENDS}
     fingerprint = machine.fingerprint(here.kind)

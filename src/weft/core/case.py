@@ -30,7 +30,7 @@ LAYOUTS = {
 VALUES = {
     "normal": "standard normal",
     "large": "normal, scaled by 1e4",
-    "offset": "1e4 plus standard normal",
+    "offset": "1e4 plus normal, of at least four steps of the dtype there",
     "rising": "rising from -50 to 50 along the last dimension, plus normal",
     "falling": "falling from 50 to -50 along the last dimension, plus normal",
     "equal": "one value everywhere (drawn anew for each seed)",

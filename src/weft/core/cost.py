@@ -30,7 +30,7 @@ class Ceilings:
     """What a device reaches at best, measured on it.
 
     ``copy`` (bytes read + written) and ``read`` are in bytes a second; ``matrix`` maps a rate's
-    name to FLOP/s. ``host`` is where they were measured: the device's name.
+    name to FLOP/s. ``device`` is where and ``measured`` when.
     """
 
     device: str

@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,9 @@ from weft.core import Ceilings, WeftError
 from weft.machine.fingerprint import fingerprint, versions
 from weft.machine.query import Device, query
 
-FORMAT = 1  # raised when the way of measuring changes, so that older files are measured anew
+FORMAT = 2  # raised when the way of measuring changes, so that older files are measured anew
 Progress = Callable[[str], None]
+Readers = Callable[[], Sequence[Callable[[Any], object]]]
 
 
 def cache_folder() -> Path:
@@ -122,10 +123,11 @@ def save(path: Path, kept: Kept) -> None:
         ) from error
 
 
-def measure_now(device: Device, say: Progress) -> tuple[Ceilings, str]:
+def measure_now(device: Device, say: Progress, readers: Readers = tuple) -> tuple[Ceilings, str]:
     """Measure the device's ceilings now, in a few seconds; and what makes them doubtful, or "".
 
-    Nothing is read or kept. ``say`` gets a line for each step. Raises :class:`WeftError` where
+    ``readers()`` are more functions of a large fp32 tensor that read it once, for a GPU. Nothing is
+    read from or kept in a file. ``say`` gets a line for each step. Raises :class:`WeftError` where
     PyTorch is missing.
     """
     try:
@@ -138,7 +140,7 @@ def measure_now(device: Device, say: Progress) -> tuple[Ceilings, str]:
     if device.kind == "cuda":
         from weft.machine import measure_gpu
 
-        found = measure_gpu.measure(torch, say)
+        found = measure_gpu.measure(torch, say, readers())
     else:
         from weft.machine import measure_cpu
 
@@ -163,6 +165,7 @@ def ceilings(
     measure: bool = True,
     refresh: bool = False,
     progress: Progress | None = None,
+    readers: Readers = tuple,
 ) -> Ceilings | None:
     """The ceilings of this machine's device: those kept, else measured now and kept.
 
@@ -186,7 +189,7 @@ def ceilings(
         old = None
     if old and not refresh and (not old.doubt or path in _measured):
         return old.ceilings
-    found, doubt = measure_now(device, progress or (lambda line: None))
+    found, doubt = measure_now(device, progress or (lambda line: None), readers)
     _measured.add(path)
     if old:
         found, doubt = better(old.ceilings, found), doubt and old.doubt

@@ -10,12 +10,13 @@ millisecond, against which an event's own microsecond is noise.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
+Readers = Sequence[Callable[[Any], object]]
 CALLS = 20
 AHEAD = 4
 ROUNDS = 6
@@ -69,8 +70,11 @@ def fitting(free: int) -> tuple[int, ...]:
     return tuple(b for b in BUFFERS if b <= free // 8) or (max(1 << 20, free // 8 // 512 * 512),)
 
 
-def bandwidths(torch: Any, nbytes: int) -> dict[str, float]:
-    """Bytes a second of a copy (read + written), a read (sum) and a fill of fp32 data."""
+def bandwidths(torch: Any, nbytes: int, readers: Readers = ()) -> dict[str, float]:
+    """Bytes a second of a copy (read + written), a read and a fill of fp32 data.
+
+    The read is by torch's sum or a faster one of ``readers``.
+    """
     source = torch.randn(nbytes // 4, dtype=torch.float32, device="cuda")
     target = torch.empty_like(source)
     size = source.numel() * 4
@@ -81,7 +85,7 @@ def bandwidths(torch: Any, nbytes: int) -> dict[str, float]:
     )
     return {
         "copy": 2 * size / min(best_median(torch, c) for c in copies),
-        "read": size / best_median(torch, lambda: torch.sum(source)),
+        "read": size / min(best_median(torch, partial(r, source)) for r in (torch.sum, *readers)),
         "fill": size / best_median(torch, lambda: target.fill_(1.5)),
     }
 
@@ -106,7 +110,7 @@ def matrix_rate(torch: Any, rate: str) -> float:
     return best
 
 
-def measure(torch: Any, say: Callable[[str], None]) -> dict[str, Any]:
+def measure(torch: Any, say: Callable[[str], None], readers: Readers = ()) -> dict[str, Any]:
     """``copy``, ``read``, ``fill`` in bytes/s and ``matrix`` in FLOP/s by rate, on device 0.
 
     A rate is left out where the card has no such arithmetic: tf32 and bf16 before compute
@@ -118,7 +122,7 @@ def measure(torch: Any, say: Callable[[str], None]) -> dict[str, Any]:
         found: dict[str, Any] = {"copy": 0.0, "read": 0.0, "fill": 0.0}
         for nbytes in fitting(free):
             say(f"copy, read and fill of {nbytes / (1 << 30):.2g} GiB")
-            for word, reached in bandwidths(torch, nbytes).items():
+            for word, reached in bandwidths(torch, nbytes, readers).items():
                 found[word] = max(found[word], reached)
         modern = torch.cuda.get_device_capability(0) >= (8, 0)
         matrix = {}

@@ -32,6 +32,7 @@ from weft.workbench.bind import bind
 from weft.workbench.check import check
 from weft.workbench.clock import measure
 from weft.workbench.judge import judge
+from weft.workbench.limits import ceilings as measured_ceilings
 from weft.workbench.oracle import Oracle, fresh_seeds
 from weft.workbench.plan import Budget, Candidate, Outcome
 from weft.workbench.points import Point, select
@@ -97,7 +98,7 @@ def run_points(
     points = list(select(operators, impls, cases, directions, device, all_cases))
     budget = budget or Budget.of(device, quick)
     if ceilings is None:
-        ceilings = machine.ceilings(device, progress=on_event)
+        ceilings = measured_ceilings(device, progress=on_event)
     here = machine.fingerprint(device) | {"ceilings": asdict(ceilings) if ceilings else None}
     if patience is not None:
         points.sort(key=lambda p: p.direction == BACKWARD)

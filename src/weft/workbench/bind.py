@@ -1,7 +1,8 @@
 """Binding: from an implementation and a case's inputs to a closure with no argument.
 
 The check calls the closure and the clock times it, so that both see the very same thing.
-Everything that is not the direction asked for (the forward before a backward) happens here, outside.
+Everything that is not the direction asked for (the forward before a backward) happens here,
+outside.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def bind(
     """The closure that computes one direction at these inputs.
 
     Forward returns the output. Backward returns a tuple with one gradient for each differentiable
-    input; ``grad`` is the gradient of the output (same shape and dtype as the output) and is due there.
+    input; ``grad`` is the gradient of the output (of its shape and dtype) and is due there.
     """
     params = dict(case.params)
     if direction == FORWARD:

@@ -95,7 +95,8 @@ class Run:
         """The error of each output against the oracle's answer at this seed."""
         answers = self.oracle.answer(self.seed)
         pairs = [torch.broadcast_tensors(o, a) for o, a in zip(self.outputs, answers, strict=True)]
-        return [measure(out, answer) for out, answer in pairs]
+        both = zip(pairs, self.oracle.bounds, strict=True)
+        return [measure(out, answer, bound) for (out, answer), bound in both]
 
     @property
     def share(self) -> float:

@@ -57,7 +57,7 @@ def judge(
         for one, answer, bound in zip(got, answers, bounds, strict=True):
             if one.shape != answer.shape:
                 return f"shape {tuple(one.shape)} where {tuple(answer.shape)} is due"
-            error = measure(one, answer)
+            error = measure(one, answer, bound)
             if error.misplaced:
                 at, value, wanted = error.first_misplaced
                 return f"{error.misplaced} misplaced NaN or Inf; at {at} {value}, not {wanted}"

@@ -7,6 +7,7 @@ the gradient of the output as rounded to the output's dtype.
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import torch
 from weft.core import FORWARD, Case, Implementation, Operator, registry
 from weft.workbench import inputs as drawing
 from weft.workbench.bind import bind
-from weft.workbench.tolerance import Bound, Measured, bound, measure, rms
+from weft.workbench.tolerance import Bound, Measured, bound, measure, participants, rms
 
 PIECE = (
     1 << 27
@@ -116,15 +117,17 @@ class Oracle:
         """What each output's error may be, from the baseline's error over all the seeds."""
         errors: list[list[Measured]] = [[] for _ in self.forms]
         scales = [0.0] * len(self.forms)
+        counts = [math.inf] * len(self.forms)
         for seed in self.seeds:
             answers = self.answer(seed)
             for i, scale in enumerate(self._scales(seed, answers)):
                 scales[i] = max(scales[i], scale)
+                counts[i] = min(counts[i], participants(answers[i]))
             for i, out in enumerate(self._baseline_outputs(seed)):
                 errors[i].append(measure(out, answers[i]))
         tolerance = self.operator.tolerance
         return tuple(
-            bound(tolerance, form.dtype, scale, errors[i], answers[i].numel())
+            bound(tolerance, form.dtype, scale, errors[i], counts[i])
             for i, (form, scale) in enumerate(zip(self.forms, scales, strict=True))
         )
 

@@ -91,7 +91,7 @@ class Race:
         self.stand, self.candidates, self.make_slot = stand, candidates, make_slot
         self.budget, self.seed = budget, seed
         self.rng = np.random.default_rng(seed)
-        self.threads = threading.active_count()
+        self.threads = set(threading.enumerate())
         self.slots = [make_slot(seed)]
         self.courses: list[Course] = []
         self.troubles: dict[str, str] = {}
@@ -171,9 +171,9 @@ class Race:
         """``warm`` and ``host``, and whether two clocks agree on what was timed."""
         for course in self.running:
             self._try(course.candidate.name, partial(course.finish, self.budget.side_samples))
-        if threading.active_count() > self.threads:
-            for course in self.running:
-                course.rig.flags.add("threads: more of them after timing than before")
+        names = sorted(t.name for t in set(threading.enumerate()) - self.threads)
+        for course in self.running if names else ():
+            course.rig.flags.add(f"threads: {', '.join(names)} not there before timing")
 
     def recheck(self, make_judge: MakeJudge) -> None:
         """Refill the slots and compare every candidate's timed path and plain calls, in turns."""

@@ -1,8 +1,9 @@
 """How far an answer stands from its float64 reference, and how far it may.
 
-``max|error| <= c * (the baseline's max) + ulps * eps * scale`` and the same of the RMS error, where
-the baseline is the eager implementation in the same dtype at the same case, pooled over the seeds,
-and the scale is the RMS of the reference. NaN and Inf are compared by place and sign, so that no
+``|error| <= c * (the baseline's max) + ulps * eps * max(scale, |reference|)`` at each element, and
+the same of the RMS error, where the baseline is the eager implementation in the same dtype at the
+same case, pooled over the seeds, and the scale is the RMS of the reference: an element far above it
+may be off by units in its own last place. NaN and Inf are compared by place and sign, so that no
 comparison with a NaN ever decides.
 """
 
@@ -38,8 +39,12 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """What one output's error may be: ``maximum`` and ``rms``; ``scale`` is the reference's RMS."""
+    """What one output's error may be: ``maximum`` and ``rms``; ``scale`` is the reference's RMS.
 
+    An element whose reference is above ``scale`` may add ``own`` times what it is above by.
+    """
+
+    own: float
     maximum: float
     rms: float
     scale: float
@@ -62,21 +67,22 @@ def _share(error: float, allowed: float) -> float:
 
 
 def bound(
-    tolerance: Tolerance, dtype: torch.dtype, scale: float, baseline: list[Measured], count: int
+    tolerance: Tolerance, dtype: torch.dtype, scale: float, baseline: list[Measured], count: float
 ) -> Bound:
-    """The bound for an output of ``count`` elements, from the baseline's errors at each seed.
+    """The bound for an output whose RMS ``count`` elements make, from the baseline's errors.
 
     The floor under the maximum is ``ulps`` units in the last place at ``scale``. An RMS averages
     over many elements, so its floor is a quarter of that; over a few it averages little, and over
-    one it is the maximum itself, hence the square root.
+    one it is the maximum itself, hence the square root. ``count`` is :func:`participants`.
     """
     info = torch.finfo(dtype)
     least = info.smallest_normal * info.eps  # the step between subnormals
     floor = tolerance.ulps * info.eps * scale + least
-    averaged = max(0.25, 1.0 / math.sqrt(max(count, 1)))
+    averaged = max(0.25, 1.0 / math.sqrt(max(count, 1.0)))
     worst_max = max((b.maximum for b in baseline), default=0.0)
     worst_rms = max((b.rms for b in baseline), default=0.0)
     return Bound(
+        own=tolerance.ulps * info.eps,
         maximum=tolerance.c * worst_max + floor,
         rms=tolerance.c * worst_rms + floor * averaged,
         scale=scale,
@@ -84,11 +90,12 @@ def bound(
     )
 
 
-def measure(output: torch.Tensor, reference: torch.Tensor) -> Measured:
+def measure(output: torch.Tensor, reference: torch.Tensor, within: Bound | None = None) -> Measured:
     """The error of ``output`` against the float64 ``reference``, every element counted.
 
-    Both have one shape; they are compared a piece at a time, so that no temporary is as large as
-    the answer.
+    With a bound the maximum is of what is left of each error once the element's own units in the
+    last place, above those at the scale, are taken off. Both have one shape; they are compared
+    a piece at a time, so that no temporary is as large as the answer.
     """
     info = torch.finfo(output.dtype)
     maximum, squares, compared, misplaced = 0.0, 0.0, 0, 0
@@ -101,8 +108,12 @@ def measure(output: torch.Tensor, reference: torch.Tensor) -> Measured:
         wrong = (got.isnan() != want.isnan()) | (infinite & ~got.isnan() & ~want.isnan())
         both = got.isfinite() & want.isfinite() & want64.isfinite()
         error = torch.where(both, got - want64, 0.0).abs()
-        at = int(error.argmax())
-        largest = float(error[at])
+        left = error
+        if within is not None:
+            own = within.own * (want64.abs() - within.scale).clamp(min=0.0)
+            left = torch.where(both, error - own, 0.0)
+        at = int(left.argmax())
+        largest = float(left[at])
         if largest > maximum:
             maximum, worst = largest, (start + at, float(got[at]), float(want64[at]))
         squares += float(error.square().sum())
@@ -139,3 +150,24 @@ def rms(reference: torch.Tensor) -> float:
         squares += float(torch.where(finite, piece, 0.0).square().sum())
         count += int(finite.sum())
     return math.sqrt(squares / max(count, 1))
+
+
+def participants(reference: torch.Tensor) -> float:
+    """How many elements make the RMS of a float64 tensor: (sum a^2)^2 / sum a^4, finite ones only.
+
+    All of them where they are alike, a third for normal values, one where one towers over the rest.
+    """
+    squares, fourths = 0.0, 0.0
+    flat = reference.reshape(-1)
+    peak = 0.0
+    for start in range(0, flat.numel(), PIECE):
+        piece = flat[start : start + PIECE]
+        peak = max(peak, float(torch.where(piece.isfinite(), piece, 0.0).abs().max()))
+    if peak == 0.0:
+        return float(max(flat.numel(), 1))
+    for start in range(0, flat.numel(), PIECE):
+        piece = flat[start : start + PIECE]
+        square = torch.where(piece.isfinite(), piece / peak, 0.0).square()
+        squares += float(square.sum())
+        fourths += float(square.square().sum())
+    return squares * squares / fourths

@@ -15,6 +15,7 @@ from weft.core import FORWARD, Case, Cost, Input, Operator, Property, case
 from weft.core.case import ITEMSIZE
 from weft.ops._shared import validate
 
+PIECE = 1 << 25  # elements
 DTYPES = ("float32", "float16", "bfloat16")
 
 
@@ -36,14 +37,16 @@ def cost(c: Case, direction: str) -> Cost:
 
 def _bounded(y: torch.Tensor, x: torch.Tensor) -> float:
     """min(x, 0) - 0.17 <= gelu(x) <= max(x, 0) for finite x: it never leaves the ramp's side."""
-    finite = torch.isfinite(x.double())
-    y64, x64 = y.double()[finite], x.double()[finite]
-    if not y64.numel():
-        return 0.0
-    slack = torch.finfo(y.dtype).eps * x64.abs() + 1e-6
-    over = (y64 - x64.clamp(min=0)) / slack
-    under = (x64.clamp(max=0).clamp(min=-0.1701) - y64) / slack
-    return float(torch.maximum(over, under).max().clamp(min=0))
+    worst, eps = 0.0, torch.finfo(y.dtype).eps
+    # Piece by piece: at 2^31 elements a float64 temporary of the whole would be 17 GB.
+    for yp, xp in zip(y.reshape(-1).split(PIECE), x.reshape(-1).split(PIECE), strict=True):
+        y64, x64 = yp.double(), xp.double()
+        slack = eps * x64.abs() + 1e-6
+        over = y64 - x64.clamp(min=0)
+        under = x64.clamp(max=0).clamp(min=-0.1701) - y64
+        off = torch.where(x64.isfinite(), torch.maximum(over, under) / slack, 0.0)
+        worst = max(worst, float(off.amax()) if off.numel() else 0.0)
+    return worst
 
 
 def _x(
@@ -76,7 +79,7 @@ BENCHES = [
     case(_x(16384, 16384, dtype="bfloat16"), tags="bench", devices=("cuda",)),
     case(_x(16384, 16384), tags="bench", devices=("cuda",)),
     case(_x(1024, 3072, dtype="bfloat16"), tags="bench", devices=("cuda",)),
-    case(_x(4096, 4096), tags="bench", devices=("cpu",)),
+    case(_x(1024, 1024), tags="bench", devices=("cpu",)),
     case(
         _x(1024, 3072, dtype="bfloat16"), tags="bench", devices=("cpu",), name="bf16-1024x3072-cpu"
     ),

@@ -2,21 +2,14 @@
 //
 // One strategy a program, by the macro that is defined, and one direction (BACKWARD):
 //   LANES    softmax_warp: so many lanes of a warp hold a row, no barrier
-//   CLUSTER  softmax_cluster: so many blocks of a cluster hold a row (compute capability 9.0)
-//   neither  softmax_block: a block of THREADS holds a row, one barrier
+//   without  softmax_block: a block of THREADS holds a row, one barrier
 // Every thread holds VECTORS accesses, all loaded before the first is used. Columns, row strides
 // and pointers are whole numbers of accesses. Bytes: n read + n written (backward: 2n read + n
 // written).
 #include "softmax.cuh"
-#ifdef CLUSTER
-#include "cluster.cuh"
-#endif
 
 #ifndef VECTORS
 #define VECTORS 4
-#endif
-#ifndef PREFETCH
-#define PREFETCH 0
 #endif
 
 // The exponentials of a short row are kept; those of a long one are taken again from the row as it
@@ -88,9 +81,8 @@ __device__ __forceinline__ float row_max(const Pack (&in)[VECTORS]) {
 #ifndef BACKWARD
 #ifdef LANES
 
-// x: (rows, columns), rows `stride` apart; y: (rows, columns) contiguous. With PREFETCH the next
-// row is on its way while this one is computed. A warp goes on while any of its rows is there, so
-// that all its lanes meet in every shuffle.
+// x: (rows, columns), rows `stride` apart; y: (rows, columns) contiguous. A warp goes on while
+// any of its rows is there, so that all its lanes meet in every shuffle.
 extern "C" __global__ void __launch_bounds__(THREADS)
 softmax_warp(const WEFT_T* __restrict__ x, WEFT_T* __restrict__ y, index_t rows, index_t columns,
              index_t stride) {
@@ -98,52 +90,14 @@ softmax_warp(const WEFT_T* __restrict__ x, WEFT_T* __restrict__ y, index_t rows,
   const index_t step = (index_t)gridDim.x * (THREADS / LANES);
   const int within = threadIdx.x % 32 / LANES;
   index_t row = (index_t)blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES;
-  Pack in[VECTORS], next[VECTORS];
-  load_row<LANES>(in, x + row * stride, first, row < rows ? accesses : 0, minus_infinity());
   for (; row - within < rows; row += step) {
-    const index_t after = row + step;
-    if constexpr (PREFETCH)
-      load_row<LANES>(next, x + after * stride, first, after < rows ? accesses : 0,
-                      minus_infinity());
+    Pack in[VECTORS];
+    load_row<LANES>(in, x + row * stride, first, row < rows ? accesses : 0, minus_infinity());
     float e[KEEP ? VECTORS * N : 1];
     const float top = warp_max<LANES>(row_max(in));
     const float total = warp_sum<LANES>(exponentials(in, top, e));
     write_row<LANES>(y + row * columns, in, e, top, {top, total}, first, row < rows ? accesses : 0);
-    if constexpr (PREFETCH) {
-#pragma unroll
-      for (int i = 0; i < VECTORS; ++i) in[i] = next[i];
-    } else {
-      load_row<LANES>(in, x + after * stride, first, after < rows ? accesses : 0,
-                      minus_infinity());
-    }
   }
-}
-
-#elif defined(CLUSTER)
-
-// A row over CLUSTER blocks (gridDim.x is rows * CLUSTER), whose statistics meet in shared memory
-// that the whole cluster reaches.
-extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS)
-softmax_cluster(const WEFT_T* __restrict__ x, WEFT_T* __restrict__ y, index_t columns,
-                index_t stride) {
-#if __CUDA_ARCH__ >= 900
-  __shared__ Statistics scratch[32];
-  __shared__ Statistics peers[CLUSTER];
-  cluster_arrive();
-  const Slice mine = slice_of(columns);
-  Pack in[VECTORS];
-  load_row<THREADS>(in, x + mine.row * stride + mine.from, threadIdx.x, mine.accesses,
-                    minus_infinity());
-  float e[KEEP ? VECTORS * N : 1];
-  const float top = warp_max(row_max(in));
-  const float sum = warp_sum(exponentials(in, top, e));
-  const Statistics block = block_merge({top, sum}, scratch);
-  const Statistics part = cluster_gather(block, peers, {LEAST, 0.0f});
-  const float highest = warp_max(part.top);
-  const float total = warp_sum(part.total * exp_of_difference(part.top, highest));
-  write_row<THREADS>(y + mine.row * columns + mine.from, in, e, top, {highest, total}, threadIdx.x,
-                     mine.accesses);
-#endif
 }
 
 #else
@@ -206,26 +160,6 @@ softmax_backward_warp(const WEFT_T* __restrict__ grad, const WEFT_T* __restrict_
     const float dot = warp_sum<LANES>(row_dot(g, out));
     write_gradient<LANES>(dx + row * columns, g, out, dot, first, accesses);
   }
-}
-
-#elif defined(CLUSTER)
-
-extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS)
-softmax_backward_cluster(const WEFT_T* __restrict__ grad, const WEFT_T* __restrict__ y,
-                         WEFT_T* __restrict__ dx, index_t columns, index_t stride) {
-#if __CUDA_ARCH__ >= 900
-  __shared__ float scratch[32];
-  __shared__ float peers[CLUSTER];
-  cluster_arrive();
-  const Slice mine = slice_of(columns);
-  Pack g[VECTORS], out[VECTORS];
-  load_row<THREADS>(g, grad + mine.row * stride + mine.from, threadIdx.x, mine.accesses, 0.0f);
-  load_row<THREADS>(out, y + mine.row * columns + mine.from, threadIdx.x, mine.accesses, 0.0f);
-  const float block = block_sum(row_dot(g, out), scratch);
-  const float dot = warp_sum(cluster_gather(block, peers, 0.0f));
-  write_gradient<THREADS>(dx + mine.row * columns + mine.from, g, out, dot, threadIdx.x,
-                          mine.accesses);
-#endif
 }
 
 #else

@@ -35,14 +35,6 @@ def save(inputs: tuple[Any, ...], output: Any) -> tuple[Any, ...]:
     return (output,)
 
 
-def scale(x: torch.Tensor) -> torch.Tensor:
-    """The largest answer of each row: what an ulp is an ulp of."""
-    if x.numel() == 0:
-        return x.new_zeros(1)
-    largest = reference(x).amax(-1)
-    return largest[largest.isfinite()]
-
-
 def cost(c: Case, direction: str) -> Cost:
     """Forward reads x and writes y; backward reads the gradient and y and writes one gradient."""
     (x,) = c.inputs
@@ -127,7 +119,7 @@ BENCHES = [
     ),
     case(_x(32768, 4096), tags="bench", devices=("cuda",)),
     case(_x(512, 1024, dtype="bfloat16"), tags="bench", devices=("cuda",)),
-    case(_x(4096, 1024), tags="bench", devices=("cpu",)),
+    case(_x(1024, 1024), tags="bench", devices=("cpu",)),
     case(_x(1024, 1024, dtype="bfloat16"), tags="bench", devices=("cpu",)),
 ]
 
@@ -145,11 +137,9 @@ OPERATOR = Operator(
     save=save,
     tolerance=Tolerance(
         c=4.0,
-        ulps=4.0,
-        reason="a row's largest answer, far above the RMS, is one draw of a few roundings",
+        reason="the order of a row's sum is free: at 70000 columns the library's loses 3.4 times "
+        "what eager's pairwise sum does",
     ),
-    scale=scale,
-    scale_reason="a few large answers, each rounded to its own size, tower over the RMS of a row",
     properties=(
         Property(name="rows sum to 1", holds=_rows_sum_to_one),
         Property(name="all in [0, 1]", holds=_in_unit_interval),

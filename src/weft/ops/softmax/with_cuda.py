@@ -1,4 +1,4 @@
-"""Softmax in CUDA C++: rows in the registers of a warp, a block or a cluster; see softmax.cu."""
+"""Softmax in CUDA C++: rows in registers or shared memory, read once; see softmax*.cu."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weft.ops.softmax.rows import as_rows, width
 
 HERE = Path(__file__).parent
 TYPES = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
-FILES = {"stream": "softmax_stream.cu", "long": "softmax_long.cu"}
+FILES = {"shared": "softmax_shared.cu", "long": "softmax_long.cu"}
 LONG = (
     "softmax_long",
     "softmax_statistics",
@@ -24,7 +24,7 @@ LONG = (
     "softmax_dots",
     "softmax_backward_write",
 )
-CHIP = {"stream": 90, "cluster": 90}  # where a strategy needs a chip's own instructions
+CHIP = {"shared": 90}  # where a strategy needs a chip's own instructions
 
 
 @cache
@@ -32,18 +32,18 @@ def source(config: Config, dtype: torch.dtype, access: int, backward: bool) -> C
     """The program for one configuration; ``access`` elements move at a time."""
     strategy = config.strategy
     macros = {"WEFT_T": TYPES[dtype], "THREADS": config.threads}
-    if strategy != "long":
-        macros["VECTORS"] = config.vectors
-        if backward:
-            macros["BACKWARD"] = 1
-    if strategy == "stream":
-        macros["SLOTS"] = config.slots
+    if strategy != "long" and backward:
+        macros["BACKWARD"] = 1
+    if strategy == "shared":
+        macros |= {"RESIDENT": config.blocks, "CLUSTER": config.cluster}
+        if dtype == torch.bfloat16:
+            macros["PAIRS"] = 1
     else:
         macros["ACCESS"] = access
+    if strategy in ("warp", "block"):
+        macros["VECTORS"] = config.vectors
     if strategy == "warp":
-        macros |= {"LANES": config.lanes, "PREFETCH": int(config.prefetch)}
-    if strategy == "cluster":
-        macros["CLUSTER"] = config.cluster
+        macros["LANES"] = config.lanes
     name = f"softmax_backward_{strategy}" if backward else f"softmax_{strategy}"
     return CudaSource(
         file=HERE / FILES.get(strategy, "softmax.cu"),
@@ -123,16 +123,14 @@ def _launch(
         _launch_long(program, threads, columns // access, lines, others)
         return
     kernel = program[program.kernels[0]]
-    if config.strategy in ("block", "cluster"):
-        kernel(rows * config.cluster, threads, lines, *others, columns, stride)
+    if config.strategy != "warp":
+        held = 0
+        if config.strategy == "shared":
+            held = -(-columns // access // config.cluster) * 16 * len(others)
+        kernel(rows * config.cluster, threads, lines, *others, columns, stride, shared=held)
         return
-    each = threads // config.lanes if config.strategy == "warp" else 1
-    grid, shared = -(-rows // each), 0
-    if config.blocks is not None:
-        grid = min(grid, config.blocks * _multiprocessors(lines.device))
-    if config.strategy == "stream":
-        shared = config.slots * threads * 16 * len(others)
-    kernel(min(grid, 2**31 - 1), threads, lines, *others, rows, columns, stride, shared=shared)
+    grid = -(-rows // (threads // config.lanes))
+    kernel(min(grid, 2**31 - 1), threads, lines, *others, rows, columns, stride)
 
 
 def _launch_long(
@@ -175,8 +173,8 @@ def _specimens() -> tuple[CudaSource, ...]:
                     config = configure(columns, dtype, widest, chip, back)
                     found.append(source(config, dtype, widest, back))
         found.append(source(configure(1001, dtype, 1, False, False), dtype, 1, False))
-        stream = Config(strategy="stream", threads=256, vectors=2, slots=6, blocks=2)
-        found += [source(stream, dtype, widest, back) for back in (False, True)]
+        shared = Config(strategy="shared", threads=256, cluster=4, blocks=5)
+        found += [source(shared, dtype, widest, back) for back in (False, True)]
     return tuple(dict.fromkeys(found))
 
 

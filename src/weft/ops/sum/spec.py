@@ -68,8 +68,13 @@ def cost(c: Case, direction: str) -> Cost:
 
 
 def scale(x: torch.Tensor) -> torch.Tensor:
-    """max(|sum x|, sqrt(sum x^2)) of a float64 tensor."""
-    return torch.maximum(x.sum().abs(), torch.linalg.vector_norm(x))
+    """max(|sum x|, sqrt(sum x^2), sqrt(sum of the columns' sums squared)) of a float64 tensor.
+
+    The last is the larger where rows repeat, as an expanded row's do.
+    """
+    columns = x.flatten(0, -2).sum(0) if x.dim() > 1 else x
+    norms = (torch.linalg.vector_norm(v) for v in (x, columns))
+    return torch.stack([x.sum().abs(), *norms]).amax()
 
 
 def _between(y: torch.Tensor, x: torch.Tensor) -> float:
