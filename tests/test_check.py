@@ -30,7 +30,7 @@ from weft.workbench.check import ACROSS, check
 from weft.workbench.check_rules import RULES
 from weft.workbench.memory import NAN, Arena, Poisoned, pattern_of
 from weft.workbench.oracle import Oracle, fresh_seeds
-from weft.workbench.tolerance import Measured, bound, measure
+from weft.workbench.tolerance import Measured, bound, measure, participants
 
 
 def judge(one: Planted, **more: object) -> Verdict:
@@ -169,6 +169,33 @@ def test_no_comparison_with_a_nan_decides():
     assert measure(flipped, reference).first_misplaced[0] == 2
     allowed = bound(Tolerance(), torch.float32, 1.0, [], 5)
     assert allowed.share(Measured(maximum=nan, rms=0.0)) > 1
+
+
+def test_an_element_may_be_off_by_units_in_its_own_last_place_and_none_below_the_scale():
+    eps = torch.finfo(torch.float32).eps
+    allowed = bound(Tolerance(), torch.float32, 1.0, [], 1e6)
+    reference = torch.tensor([1e3, 1.0, 1e-3], dtype=torch.float64)
+    for at, units, fits in ((0, 1.9, True), (0, 2.1, False), (1, 1.9, True), (1, 2.1, False)):
+        got = reference.clone()
+        got[at] += units * eps * float(reference[at])
+        error = measure(got, reference, allowed)
+        assert (error.maximum <= allowed.maximum) == fits, (at, units)
+    small = reference.clone()
+    small[2] += 2.1 * eps  # an element below the scale has the scale's units and no more
+    assert measure(small, reference, allowed).maximum > allowed.maximum
+    assert measure(got, reference, allowed).rms == measure(got, reference).rms
+
+
+def test_the_floor_of_the_rms_follows_how_many_elements_make_it():
+    ones, one = torch.ones(100, dtype=torch.float64), torch.eye(10, dtype=torch.float64)[0]
+    assert participants(ones) == pytest.approx(100) and participants(one) == pytest.approx(1)
+    assert participants(1e-300 * ones) == pytest.approx(100)
+    drawn = torch.randn(100_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert participants(drawn) == pytest.approx(100_000 / 3, rel=0.05)
+    drawn[:2] = torch.tensor([float("nan"), float("inf")])
+    assert participants(drawn) == pytest.approx(100_000 / 3, rel=0.05)
+    many, few = (bound(Tolerance(), torch.float32, 1.0, [], n) for n in (1e6, 1.0))
+    assert many.rms == pytest.approx(many.maximum / 4) and few.rms == few.maximum
 
 
 def test_an_overflow_of_the_output_type_is_right_as_inf():
