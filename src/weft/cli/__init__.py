@@ -46,7 +46,10 @@ def root(
 
 for _name in COMMANDS:
     _module = import_module(f"weft.cli.{_name}")
-    app.command(_name, epilog=getattr(_module, "EPILOG", None))(getattr(_module, _name))
+    _function = getattr(_module, _name)
+    _summary = " ".join((_function.__doc__ or "").partition("\n\n")[0].split())
+    _epilog = getattr(_module, "EPILOG", None)
+    app.command(_name, short_help=_summary, epilog=_epilog)(_function)
 
 
 def main() -> None:
