@@ -3,11 +3,16 @@
 #   make test    the environment if it is missing, then every test that can run here
 #
 # Variables: PYTHON (which Python), VENV (where the environment stands), ARGS (for weft bench),
-# PYTEST_ARGS (for pytest), WEFT_ACCELERATOR=cpu|cuda (instead of looking for a GPU),
-# TORCH_INDEX_URL (where torch is taken from, e.g. https://download.pytorch.org/whl/cu128).
+# PYTEST_ARGS (for pytest), JOBS and GPU_JOBS (tests side by side),
+# WEFT_ACCELERATOR=cpu|cuda (instead of looking for a GPU), TORCH_INDEX_URL (where torch is taken from, e.g. https://download.pytorch.org/whl/cu128).
 VENV ?= .venv
 ARGS ?=
 PYTEST_ARGS ?=
+JOBS ?= 2
+GPU_JOBS ?= 6
+GPU_CLOCK = tests/test_gpu_clock.py
+# Each worker has neighbouring tests, which share a float64 reference, until another runs out.
+PYTEST = -m pytest -n $(JOBS) --dist worksteal
 DOCS = $(wildcard README.md) $(wildcard docs/*.md) $(wildcard src/weft/ops/*/README.md)
 
 # A python3 that has torch comes first, so that a working torch is kept; then the newest supported.
@@ -32,13 +37,15 @@ bench: env ## weft bench: is it right, how fast is it, how far from the limit (A
 	@$(VENV)/bin/weft bench $(ARGS)
 
 test: env-dev ## every test that can run on this machine
-	@$(IN_VENV) -m pytest --slow $(PYTEST_ARGS)
+	@$(IN_VENV) $(PYTEST) --slow $(PYTEST_ARGS)
 
 test-fast: env-dev ## the tests without the slow ones
-	@$(IN_VENV) -m pytest $(PYTEST_ARGS)
+	@$(IN_VENV) $(PYTEST) $(PYTEST_ARGS)
 
-gpu-test: ## the GPU tests, with the python3 that is there and no install
-	WEFT_REQUIRE_GPU=1 PYTHONPATH=src python3 -m pytest --slow -m gpu tests $(PYTEST_ARGS)
+gpu-test: ## the GPU tests, with the python3 that is there and no install: answers, then timings
+	@export WEFT_REQUIRE_GPU=1 PYTHONPATH=src; run="python3 -m pytest --slow -m gpu"; failed=0; \
+	$$run -n $(GPU_JOBS) --dist worksteal --ignore $(GPU_CLOCK) tests $(PYTEST_ARGS) || failed=1; \
+	$$run $(GPU_CLOCK) || failed=1; exit $$failed
 
 lint: env-dev ## ruff: lint and format
 	@$(IN_VENV) -m ruff check .

@@ -3,6 +3,7 @@ what was not run here and why."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 from collections import Counter
@@ -15,6 +16,7 @@ from weft import machine
 
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 BROWSER = ("chromium", "chromedriver")
+APT, PIP = ("chromium", "chromium-driver"), "pip install selenium"
 
 # No deadline: a first call compiles. In CI the same examples each time, so that red is repeatable.
 hypothesis.settings.register_profile("here", deadline=None)
@@ -40,9 +42,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if not item.get_closest_marker("browser"):
+        return
     missing = [p for p in BROWSER if not shutil.which(p)]
-    if item.get_closest_marker("browser") and missing:
-        reason = f"needs {' and '.join(missing)}: apt-get install chromium chromium-driver"
+    if importlib.util.find_spec("selenium") is None:
+        missing.append("selenium")
+    if missing:
+        reason = f"needs {' and '.join(missing)}: apt-get install {' '.join(APT)}; {PIP}"
         if IN_CI:
             pytest.fail(reason, pytrace=False)
         pytest.skip(reason)

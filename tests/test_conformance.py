@@ -1,7 +1,7 @@
 """Conformance: every operator x case x direction x implementation of the registry passes the check.
 
-What cannot run here is skipped with its reason, and the run's summary lists each. On a CPU two
-kinds of implementation are held to fewer cases, since each costs seconds: see :func:`_too_slow`.
+What cannot run here is skipped with its reason, and the run's summary lists each. Two kinds of
+implementation are held to fewer cases, since each costs seconds: see :func:`_too_slow`.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ def _oracle(name: str, case_name: str, direction: str, device: str, n_seeds: int
     return Oracle(operator, case, direction, device, fresh_seeds(n_seeds))
 
 
-def _first_of_each_dtype(name: str) -> dict[str, str]:
+def _first_of_each_dtype(name: str, device: str) -> dict[str, str]:
     first: dict[str, str] = {}
-    for case in registry.operator(name).select("check", "cpu"):
+    for case in registry.operator(name).select("check", device):
         first.setdefault(case.dtype, case.name)
     return first
 
 
-def _too_slow(one: Implementation, case: Case, support: Support) -> str:
-    """Why a case is left to ``weft check`` on a CPU, or an empty string."""
+def _too_slow(one: Implementation, case: Case, support: Support, device: str) -> str:
+    """Why a case is left to ``weft check``, or an empty string."""
     if one.backend == "compile":
-        kept = case.name in _first_of_each_dtype(one.operator).values()
+        kept = case.name in _first_of_each_dtype(one.operator, device).values()
         if not kept and "transposed" not in case.layouts:
-            return "compile on a CPU runs g++ for each; one case a dtype here, all in `weft check`"
+            return "compile compiles anew for each case; one a dtype here, all in `weft check`"
     if "simulator" in support.reason and max(i.numel for i in case.inputs) > SIMULATED_ELEMENTS:
         return "numba's simulator takes a thread at a time: large cases are left to `weft check`"
     return ""
@@ -73,7 +73,7 @@ def _check(name: str, case_name: str, direction: str, way: str, device: str) -> 
     support = backends.support(one, case, device)
     if not support:
         pytest.skip(support.reason)
-    if device == "cpu" and (reason := _too_slow(one, case, support)):
+    if reason := _too_slow(one, case, support, device):
         pytest.skip(reason)
     few = not support.timed or max(i.numel for i in case.inputs) > LARGE[device]
     oracle = _oracle(name, case_name, direction, device, 2 if few else SEEDS)

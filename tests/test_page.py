@@ -11,12 +11,13 @@ import pytest
 from sample_records import CPU, GPU, bench
 from weft.workbench.report import page
 
-webdriver = pytest.importorskip(
-    "selenium.webdriver", reason="needs selenium: the test extra has it"
-)
-from selenium.webdriver.chrome.service import Service  # noqa: E402
-from selenium.webdriver.common.by import By  # noqa: E402
-from selenium.webdriver.common.keys import Keys  # noqa: E402
+try:
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+except ModuleNotFoundError:  # conftest.py says so at each test: skipped here, failed in CI
+    pass
 
 pytestmark = pytest.mark.browser
 
