@@ -77,7 +77,7 @@ LONG = {
     "gelu fp32": (gelu, maker((16384, 16384), dtype=torch.float32)),
     "softmax bf16": (softmax, maker((8192, 16384))),
     "sum fp32": (torch.sum, maker((1 << 28,), dtype=torch.float32)),
-    "matmul bf16": (torch.mm, maker((8192, 8192), (8192, 8192))),
+    "matmul bf16": (torch.mm, maker((4096, 4096), (4096, 4096))),
 }
 
 

@@ -140,12 +140,20 @@ class Kernel:
         launch(stream, config, self.handle, *pointers)
 
     def _allow(self, shared: int) -> None:
-        """More than 48 KiB of dynamic shared memory must be asked for, once a kernel."""
+        """More than 48 KiB of dynamic shared memory must be asked for, once a kernel.
+
+        Such a kernel lives on shared memory: the L1 gives it all it can, so that as many blocks as
+        possible are resident.
+        """
         from cuda.bindings import driver
 
-        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        known = driver.CUfunction_attribute
         device = _ok(driver.cuCtxGetDevice())
-        _ok(driver.cuKernelSetAttribute(attribute, shared, self.handle.handle, device))
+        for attribute, value in (
+            (known.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared),
+            (known.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100),
+        ):
+            _ok(driver.cuKernelSetAttribute(attribute, value, self.handle.handle, device))
         self._shared = shared
 
 

@@ -8,13 +8,19 @@ from functools import cache
 from importlib.util import find_spec
 
 from weft import machine
-from weft.core import YES, Case, Implementation, Support, check_only, no
+from weft.core import FORWARD, YES, Case, Implementation, Support, check_only, no
 
 CUDA_PACKAGES = ("cuda.core", "cuda.bindings", "cuda.pathfinder")
 
 
-def support(implementation: Implementation, case: Case, device: str) -> Support:
+def support(
+    implementation: Implementation, case: Case, device: str, direction: str = FORWARD
+) -> Support:
     """What the backend says of ``device`` ('cpu' or 'cuda'), and the implementation of the case."""
+    if direction not in implementation.directions:
+        return no(
+            f"{implementation.name} computes the {' and '.join(implementation.directions)} only"
+        )
     if device not in case.devices:
         return no(f"this case is not meant for a {device} device")
     here = backend_support(implementation.backend, device)

@@ -145,7 +145,7 @@ def _point(point: Point, budget: Budget, seed: int, say: Say) -> dict[str, _Foun
         point.operator, point.case, point.direction, point.device, seeds, point.baseline
     )
     for implementation in point.implementations:
-        answer = support(implementation, point.case, point.device)
+        answer = support(implementation, point.case, point.device, point.direction)
         if not (answer.ok and answer.timed):
             verdict = _verdict(point, implementation, UNSUPPORTED, answer.reason)
             found[implementation.name] = _Found(verdict=verdict)

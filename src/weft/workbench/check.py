@@ -56,7 +56,7 @@ def check(
     trial = Trial(implementation, without)
     if oracle is None:
         oracle = Oracle(operator, case, direction, device, seeds or fresh_seeds(n_seeds))
-    support = backends.support(implementation, case, device)
+    support = backends.support(implementation, case, device, direction)
     if not support:
         return trial.verdict(oracle, UNSUPPORTED, support.reason)
     try:

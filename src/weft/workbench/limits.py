@@ -1,7 +1,7 @@
 """The device's ceilings, with our own kernels among those that try to reach them.
 
-A ceiling is what the device reaches *at best*, and the best reader may not be torch's sum: judged by
-torch's alone, a better kernel would seem to beat the machine.
+A ceiling is what the device reaches *at best*, and the best reader may not be torch's sum: judged
+by torch's alone, a better kernel would seem to beat the machine.
 """
 
 from __future__ import annotations

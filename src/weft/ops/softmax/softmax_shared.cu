@@ -4,9 +4,8 @@
 // A row that waits in registers limits how many blocks a multiprocessor holds: while few wait for
 // their cluster, nobody loads. Shared memory holds as many bytes again, and one thread asks for all of
 // a block's part in one instruction, so that five or more parts are under way a multiprocessor.
-// The part comes in CHUNKS, and the maximum is taken while the later ones are on their way. The
-// exponentials are taken twice, once to be added and once to be written, so instructions count: see
-// Exponent.
+// The exponentials are taken twice, once to be added and once to be written, so instructions count:
+// see Exponent.
 // Rows, row strides and pointers are multiples of 16 bytes. Bytes: n read + n written (backward: 2n
 // read + n written).
 #define ACCESS (16 / sizeof(WEFT_T))
@@ -19,7 +18,6 @@
 #include "bulk.cuh"
 #include "cluster.cuh"
 
-constexpr int CHUNKS = 4;
 
 #if __CUDA_ARCH__ >= 900
 
@@ -81,23 +79,18 @@ __device__ __forceinline__ void write(const Pack* in, Pack* out, int accesses,
   }
 }
 
-// Asks for this block's part of a tensor in CHUNKS, one barrier each, one thread only.
-__device__ __forceinline__ void ask(void* to, const WEFT_T* from, int accesses, int chunk,
-                                    unsigned long long* arrived) {
-  for (int i = 0; i < CHUNKS; ++i) {
-    const int first = i * chunk, count = min(chunk, accesses - first);
-    if (count > 0)
-      copy((Pack*)to + first, (const Pack*)from + first, count * BYTES, arrived + i);
+// Asks for this block's part of `count` tensors, one after the other in `memory`; returns when they
+// are there. All threads call.
+__device__ __forceinline__ void bring(const WEFT_T* const* parts, int count, int bytes,
+                                      unsigned long long* arrived) {
+  if (threadIdx.x == 0) {
+    prepare(arrived);
+    expect(arrived, count * bytes);
+    for (int i = 0; i < count && bytes; ++i) copy(memory + i * bytes, parts[i], bytes, arrived);
   }
-}
-
-// Announces `tensors` parts, each in CHUNKS; one thread only.
-__device__ __forceinline__ void announce(int tensors, int accesses, int chunk,
-                                         unsigned long long* arrived) {
-  for (int i = 0; i < CHUNKS; ++i) {
-    prepare(arrived + i);
-    expect(arrived + i, tensors * max(0, min(chunk, accesses - i * chunk)) * BYTES);
-  }
+  __syncthreads();
+  cluster_arrive();
+  wait(arrived, 0);
 }
 
 #ifndef BACKWARD
@@ -106,27 +99,17 @@ __device__ __forceinline__ void announce(int tensors, int accesses, int chunk,
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, RESIDENT)
 softmax_shared(const WEFT_T* __restrict__ x, WEFT_T* __restrict__ y, index_t columns,
                index_t stride) {
-  __shared__ unsigned long long arrived[CHUNKS];
+  __shared__ unsigned long long arrived;
   __shared__ Statistics scratch[32], peers[CLUSTER];
   const Slice part = slice_of(columns);
-  const int chunk = (part.accesses + CHUNKS - 1) / CHUNKS;
-  if (threadIdx.x == 0) {
-    announce(1, part.accesses, chunk, arrived);
-    ask(memory, x + part.row * stride + part.from, part.accesses, chunk, arrived);
-  }
-  __syncthreads();
-  cluster_arrive();
+  const WEFT_T* const from[] = {x + part.row * stride + part.from};
+  bring(from, 1, part.accesses * BYTES, &arrived);
   const Pack* in = reinterpret_cast<const Pack*>(memory);
 
   Statistics mine = {LEAST, 0.0f};
-  for (int i = 0, end = 0; i < CHUNKS; ++i) {
-    wait(arrived + i, 0);
-    const int first = end;
-    end = min(end + chunk, part.accesses);
 #pragma unroll 4
-    for (int at = first + threadIdx.x; at < end; at += THREADS)
-      mine.top = fmaxf(mine.top, wide_max(in[at]));
-  }
+  for (int at = threadIdx.x; at < part.accesses; at += THREADS)
+    mine.top = fmaxf(mine.top, wide_max(in[at]));
   mine.top = warp_max(mine.top);
   const Exponent here(mine.top);
   mine.total = here.direct ? total_of<true>(in, part.accesses, here)
@@ -151,29 +134,18 @@ softmax_shared(const WEFT_T* __restrict__ x, WEFT_T* __restrict__ y, index_t col
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, RESIDENT)
 softmax_backward_shared(const WEFT_T* __restrict__ grad, const WEFT_T* __restrict__ y,
                         WEFT_T* __restrict__ dx, index_t columns, index_t stride) {
-  __shared__ unsigned long long arrived[CHUNKS];
+  __shared__ unsigned long long arrived;
   __shared__ float scratch[32], peers[CLUSTER];
   const Slice part = slice_of(columns);
   const index_t place = part.row * columns + part.from;
-  const int chunk = (part.accesses + CHUNKS - 1) / CHUNKS;
+  const WEFT_T* const from[] = {grad + part.row * stride + part.from, y + place};
+  bring(from, 2, part.accesses * BYTES, &arrived);
   const Pack* g = reinterpret_cast<const Pack*>(memory);
   const Pack* out = g + part.accesses;
-  if (threadIdx.x == 0) {
-    announce(2, part.accesses, chunk, arrived);
-    ask(memory, grad + part.row * stride + part.from, part.accesses, chunk, arrived);
-    ask((Pack*)memory + part.accesses, y + place, part.accesses, chunk, arrived);
-  }
-  __syncthreads();
-  cluster_arrive();
 
   float dot = 0.0f;
-  for (int i = 0, end = 0; i < CHUNKS; ++i) {
-    wait(arrived + i, 0);
-    const int first = end;
-    end = min(end + chunk, part.accesses);
 #pragma unroll 4
-    for (int at = first + threadIdx.x; at < end; at += THREADS) dot += pack_dot(g[at], out[at]);
-  }
+  for (int at = threadIdx.x; at < part.accesses; at += THREADS) dot += pack_dot(g[at], out[at]);
   dot = block_sum(dot, scratch);
   dot = warp_sum(cluster_gather(dot, peers, 0.0f));
 

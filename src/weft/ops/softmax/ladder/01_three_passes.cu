@@ -13,8 +13,8 @@ extern "C" __global__ void softmax_three_passes(const WEFT_T* x, WEFT_T* y, inde
   y += row * columns;
   float top = to_float(x[0]);
   for (index_t j = 1; j < columns; ++j) top = fmaxf(top, to_float(x[j]));
-  float total = 0.0f;
+  double total = 0.0;  // one long chain of additions, which a float would not carry
   for (index_t j = 0; j < columns; ++j) total += expf(to_float(x[j]) - top);
   for (index_t j = 0; j < columns; ++j)
-    y[j] = from_float<WEFT_T>(expf(to_float(x[j]) - top) / total);
+    y[j] = from_float<WEFT_T>(expf(to_float(x[j]) - top) / (float)total);
 }
