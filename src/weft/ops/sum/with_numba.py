@@ -9,7 +9,7 @@ from weft.core import YES, Case, Implementation, Support, no
 from weft.ops._shared.layout import dense, flat
 from weft.ops.sum.spec import spread
 
-THREADS = 256
+THREADS = 32 if SIMULATED else 256  # the simulator runs each as a thread of the host
 BLOCKS = 4096  # fills any GPU of today several times over
 SPAN = 256  # elements that one iteration of the CPU's parallel loop sums
 
