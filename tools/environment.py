@@ -27,7 +27,7 @@ SOURCES = ("pyproject.toml", "constraints-cpu.txt", "tools/environment.py")
 # What must be there for a stage to be whole; looked up and not imported, so that it is instant.
 MODULES = {
     "run": ("pip", "torch", "numpy", "numba", "typer", "rich", "jinja2", "weft"),
-    "dev": ("pytest", "hypothesis", "selenium", "ruff", "mypy", "cogapp"),
+    "dev": ("pytest", "xdist", "hypothesis", "selenium", "ruff", "mypy", "cogapp"),
 }
 # Run by a Python outside the environment: is there a torch that works, and what came with it?
 FIND_TORCH = """
