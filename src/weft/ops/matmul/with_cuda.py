@@ -79,7 +79,7 @@ MMA_CANDIDATES = (
 SHIPPED = {
     "ieee": ((64, _fma(2, 4, 3, 2)), (0, _fma(1, 2, 3, 6))),
     "tf32": ((32, _mma(2, 4, 3, 1, 64, 32)), (0, _mma(2, 2, 3, 3, 32, 32))),
-    "half": ((32, _mma(2, 2, 3, 2)), (0, _mma(2, 2, 3, 3, 32, 32))),
+    "half": ((128, _mma(4, 2, 4, 1)), (32, _mma(2, 2, 3, 2)), (0, _mma(2, 2, 3, 3, 32, 32))),
 }
 
 
@@ -191,11 +191,11 @@ def _specimens() -> tuple[CudaSource, ...]:
     for dtype in TYPES:
         for precision in ("ieee", "tf32") if dtype == torch.float32 else ("ieee",):
             kind = "fma" if _arithmetic(dtype, precision) == "ieee" else "mma"
-            large, small = (config for _, config in SHIPPED[_arithmetic(dtype, precision)])
+            large, *rest = (config for _, config in SHIPPED[_arithmetic(dtype, precision)])
             row_major = (0, 2) if kind == "fma" else (0, 1)
             others = ((0, 0), (2, 2), (1, 1)) if kind == "fma" else ((0, 0), (1, 1), (2, 3))
             found += [source(kind, dtype, large, *modes) for modes in (row_major, *others)]
-            found.append(source(kind, dtype, small, *row_major))
+            found += [source(kind, dtype, config, *row_major) for config in rest]
     return tuple(found)
 
 
