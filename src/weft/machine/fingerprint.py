@@ -103,5 +103,6 @@ def fingerprint(kind: str | None = None) -> dict[str, Any]:
         "commit": revision,
         "dirty": dirty,
         "versions": dict(versions()),
-        "os": f"{platform.system()} {platform.release()}",
+        # Not the kernel's release, which may name a host: records are published.
+        "os": f"{platform.system()} {platform.machine()}",
     }
