@@ -83,12 +83,12 @@ def _check(name: str, case_name: str, direction: str, way: str, device: str) -> 
     assert verdict.status == PASS, f"{verdict.reason} (seeds {verdict.seeds})"
 
 
-@pytest.mark.parametrize(("name", "case_name", "direction", "way"), _points("cpu"))
+@pytest.mark.parametrize(("name", "case_name", "direction", "way"), list(_points("cpu")))
 def test_conforms_on_a_cpu(name: str, case_name: str, direction: str, way: str) -> None:
     _check(name, case_name, direction, way, "cpu")
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("name", "case_name", "direction", "way"), _points("cuda"))
+@pytest.mark.parametrize(("name", "case_name", "direction", "way"), list(_points("cuda")))
 def test_conforms_on_a_gpu(name: str, case_name: str, direction: str, way: str) -> None:
     _check(name, case_name, direction, way, "cuda")
