@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib import import_module
 
 from weft.core import Case, Implementation, Operator, registry
 from weft.core.case import SHORT
@@ -69,8 +70,9 @@ def _implementations(op: Operator) -> str:
     rows = []
     for name, target in registry.REGISTRY[op.name].items():
         found = registry.implementation(op.name, name)
-        module = target.partition(":")[0].replace(".", "/")
-        link = f"[{name}]({FOLDER}/{op.name}/{module}.py)"
+        module = import_module(f"weft.ops.{op.name}.{target.partition(':')[0]}")
+        inside = str(module.__file__).rpartition(f"/ops/{op.name}/")[2]
+        link = f"[{name}]({FOLDER}/{op.name}/{inside})"
         rows.append([link, found.backend, _backward(op, found), found.idea, _refuses(op, found)])
     head = ("implementation", "backend", "backward", "idea", "takes")
     return table(head, rows)

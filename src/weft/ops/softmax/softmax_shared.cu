@@ -2,8 +2,8 @@
 // 9.0 and later), brought there by the bulk copy engine.
 //
 // A row that waits in registers limits how many blocks a multiprocessor holds: while few wait for
-// their cluster, nobody loads. Shared memory holds as many bytes again, and one thread asks for all of
-// a block's part in one instruction, so that five or more parts are under way a multiprocessor.
+// their cluster, nobody loads. Shared memory holds as many bytes again, and one thread asks for all
+// of a block's part in one instruction, so that five or more parts are under way a multiprocessor.
 // The exponentials are taken twice, once to be added and once to be written, so instructions count:
 // see Exponent.
 // Rows, row strides and pointers are multiples of 16 bytes. Bytes: n read + n written (backward: 2n
@@ -23,8 +23,8 @@
 
 extern __shared__ __align__(128) unsigned char memory[];
 
-// exp(x - top) as 2^(x L - t), one multiply-add and one exp2 an element, where t is top L rounded and
-// L = log2(e). All of a row then carry the factor 2^(top L - t), which `factor` takes out again: exact
+// exp(x - top) as 2^(x L - t), one multiply-add and one exp2 an element, where t is top L rounded
+// and L = log2(e). All of a row then carry the factor 2^(top L - t), which `factor` takes out: exact
 // but for exp2, and finite while |top| < 1e6, past which the difference is taken first.
 struct Exponent {
   float top, t, factor;
