@@ -24,7 +24,7 @@
 extern __shared__ __align__(128) unsigned char memory[];
 
 // exp(x - top) as 2^(x L - t), one multiply-add and one exp2 an element, where t is top L rounded
-// and L = log2(e). All of a row then carry the factor 2^(top L - t), which `factor` takes out: exact
+// and L = log2(e). All of a row then carry the factor 2^(top L - t), which `factor` undoes: exact
 // but for exp2, and finite while |top| < 1e6, past which the difference is taken first.
 struct Exponent {
   float top, t, factor;
