@@ -6,8 +6,12 @@ implementation are held to fewer cases, since each costs seconds: see :func:`_to
 
 from __future__ import annotations
 
+import fcntl
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -67,17 +71,31 @@ def _too_slow(one: Implementation, case: Case, support: Support, device: str) ->
     return ""
 
 
+@contextmanager
+def _alone() -> Iterator[None]:
+    """One worker at a time: two cases of 2^31 elements do not fit on a card together."""
+    with (Path(tempfile.gettempdir()) / "weft-large-cases.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            _oracle.cache_clear()
+            torch.cuda.empty_cache()
+
+
 def _check(name: str, case_name: str, direction: str, way: str, device: str) -> None:
     operator, one = registry.operator(name), registry.implementation(name, way)
     case = operator.case(case_name)
-    support = backends.support(one, case, device)
+    support = backends.support(one, case, device, direction)
     if not support:
         pytest.skip(support.reason)
     if reason := _too_slow(one, case, support, device):
         pytest.skip(reason)
-    few = not support.timed or max(i.numel for i in case.inputs) > LARGE[device]
-    oracle = _oracle(name, case_name, direction, device, 2 if few else SEEDS)
-    verdict = check(operator, one, case, direction, device, oracle=oracle)
+    large = max(i.numel for i in case.inputs) > LARGE[device]
+    few = not support.timed or large
+    with _alone() if large and device == "cuda" else nullcontext():
+        oracle = _oracle(name, case_name, direction, device, 2 if few else SEEDS)
+        verdict = check(operator, one, case, direction, device, oracle=oracle)
     if verdict.status == UNSUPPORTED:
         pytest.skip(verdict.reason)
     assert verdict.status == PASS, f"{verdict.reason} (seeds {verdict.seeds})"

@@ -29,8 +29,8 @@ class Cost:
 class Ceilings:
     """What a device reaches at best, measured on it.
 
-    ``copy`` (bytes read + written) and ``read`` are in bytes a second; ``matrix`` maps a rate's
-    name to FLOP/s. ``device`` is where and ``measured`` when.
+    ``copy`` (read + written), ``read`` and ``fill`` (written) are in bytes a second; ``matrix``
+    maps a rate's name to FLOP/s. ``device`` is where they were measured and ``measured`` when.
     """
 
     device: str
@@ -41,8 +41,14 @@ class Ceilings:
     measured: str
 
     def bandwidth(self, cost: Cost) -> float:
-        """The read ceiling for what hardly writes, else the copy ceiling."""
-        return self.read if cost.written * 20 < cost.nbytes else self.copy
+        """Bytes a second for a case's mix of reads and writes.
+
+        Only reads: the read ceiling; as many of each: the copy ceiling; only writes: the fill
+        ceiling; between two of them, time in proportion.
+        """
+        share = cost.written / cost.nbytes if cost.nbytes else 0.5
+        other, part = (self.read, 1 - 2 * share) if share < 0.5 else (self.fill, 2 * share - 1)
+        return 1 / (part / other + (1 - part) / self.copy)
 
     def floor(self, cost: Cost) -> float | None:
         """The least time in seconds: the larger of bytes / bandwidth and FLOPs / rate.

@@ -31,7 +31,8 @@ def _section(name: str) -> str:
     if tolerance.reason:
         facts.append(
             f"Tolerance: {tolerance.c:g} times the error of {tolerance.baseline}, plus "
-            f"{tolerance.ulps:g} units in the last place. {tolerance.reason}"
+            f"{tolerance.ulps:g} units in the last place and {tolerance.chain:g} of the "
+            f"accumulator's. {tolerance.reason}"
         )
     if op.scale_reason:
         facts.append(f"Scale of the tolerance: {op.scale_reason}")

@@ -50,7 +50,9 @@ def select(
         unseen -= {c.name for c in picked}
         for case in picked:
             for direction in operator.directions:
-                if not directions or direction in directions:
+                # A gradient that is a view (sum's) moves nothing: there is nothing to time.
+                idle = not operator.cost(case, direction).written
+                if direction in directions if directions else not idle:
                     yield Point(
                         operator=operator,
                         case=case,

@@ -73,18 +73,21 @@ def bound(
 
     The floor under the maximum is ``ulps`` units in the last place at ``scale``. An RMS averages
     over many elements, so its floor is a quarter of that; over a few it averages little, and over
-    one it is the maximum itself, hence the square root. ``count`` is :func:`participants`.
+    one it is the maximum itself, hence the square root. ``count`` is :func:`participants`. What a
+    long sum loses is shared by all that is divided by it, and does not average.
     """
     info = torch.finfo(dtype)
     least = info.smallest_normal * info.eps  # the step between subnormals
     floor = tolerance.ulps * info.eps * scale + least
+    accumulator = torch.finfo(torch.promote_types(dtype, torch.float32))
+    chain = tolerance.chain * accumulator.eps
     averaged = max(0.25, 1.0 / math.sqrt(max(count, 1.0)))
     worst_max = max((b.maximum for b in baseline), default=0.0)
     worst_rms = max((b.rms for b in baseline), default=0.0)
     return Bound(
-        own=tolerance.ulps * info.eps,
-        maximum=tolerance.c * worst_max + floor,
-        rms=tolerance.c * worst_rms + floor * averaged,
+        own=tolerance.ulps * info.eps + chain,
+        maximum=tolerance.c * worst_max + floor + chain * scale,
+        rms=tolerance.c * worst_rms + floor * averaged + chain * scale,
         scale=scale,
         baseline_rms=worst_rms,
     )
