@@ -68,7 +68,9 @@ class Operator:
     name in ``differentiable``.
     ``cost(case, direction)`` is the compulsory work. ``validate(*inputs, **params)`` raises
     :class:`WeftError` on a call that has no answer. ``scale(*inputs64, **params)`` replaces the RMS
-    of the reference in the tolerance where a result may rightly be near zero.
+    of the reference in the tolerance where a result may rightly be near zero;
+    ``gradient_scale(grad64, *inputs64, **params)`` gives the sizes of the one gradient's terms,
+    element by element, before they cancel.
     ``signature`` is the call as one would type it: ``softmax(x)``.
     """
 
@@ -86,6 +88,7 @@ class Operator:
     properties: tuple[Property, ...] = ()
     tolerance: Tolerance = Tolerance()
     scale: Callable[..., torch.Tensor] | None = None
+    gradient_scale: Callable[..., torch.Tensor] | None = None
     scale_reason: str = ""
     backward_note: str = ""
 

@@ -96,7 +96,8 @@ class Run:
         answers = self.oracle.answer(self.seed)
         pairs = [torch.broadcast_tensors(o, a) for o, a in zip(self.outputs, answers, strict=True)]
         both = zip(pairs, self.oracle.bounds, strict=True)
-        return [measure(out, answer, bound) for (out, answer), bound in both]
+        terms = self.oracle.terms(self.seed)
+        return [measure(out, answer, bound, terms) for (out, answer), bound in both]
 
     @property
     def share(self) -> float:

@@ -47,7 +47,7 @@ def judge(
     The answers are computed here and kept, so that the slot may be refilled afterwards.
     """
     oracle = _AtSlot(operator, case, direction, device, baseline, slot)
-    answers, bounds = oracle.answer(0), oracle.bounds
+    answers, bounds, terms = oracle.answer(0), oracle.bounds, oracle.terms(0)
     del oracle
 
     def decide(output: Result) -> str | None:
@@ -57,7 +57,7 @@ def judge(
         for one, answer, bound in zip(got, answers, bounds, strict=True):
             if one.shape != answer.shape:
                 return f"shape {tuple(one.shape)} where {tuple(answer.shape)} is due"
-            error = measure(one, answer, bound)
+            error = measure(one, answer, bound, terms)
             if error.misplaced:
                 at, value, wanted = error.first_misplaced
                 return f"{error.misplaced} misplaced NaN or Inf; at {at} {value}, not {wanted}"

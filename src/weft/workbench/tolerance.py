@@ -93,11 +93,17 @@ def bound(
     )
 
 
-def measure(output: torch.Tensor, reference: torch.Tensor, within: Bound | None = None) -> Measured:
+def measure(
+    output: torch.Tensor,
+    reference: torch.Tensor,
+    within: Bound | None = None,
+    terms: torch.Tensor | None = None,
+) -> Measured:
     """The error of ``output`` against the float64 ``reference``, every element counted.
 
     With a bound the maximum is of what is left of each error once the element's own units in the
-    last place, above those at the scale, are taken off. Both have one shape; they are compared
+    last place, above those at the scale, are taken off; ``terms`` are the sizes that elements had
+    before they cancelled, where those are larger. Both have one shape; they are compared
     a piece at a time, so that no temporary is as large as the answer.
     """
     info = torch.finfo(output.dtype)
@@ -113,7 +119,10 @@ def measure(output: torch.Tensor, reference: torch.Tensor, within: Bound | None 
         error = torch.where(both, got - want64, 0.0).abs()
         left = error
         if within is not None:
-            own = within.own * (want64.abs() - within.scale).clamp(min=0.0)
+            size = want64.abs()
+            if terms is not None:
+                size = torch.maximum(size, terms.reshape(-1)[start : start + PIECE])
+            own = within.own * (size - within.scale).clamp(min=0.0)
             left = torch.where(both, error - own, 0.0)
         at = int(left.argmax())
         largest = float(left[at])
