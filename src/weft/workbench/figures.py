@@ -94,11 +94,11 @@ def _cell(text: str) -> str:
 def caption(device: DeviceRecords) -> str:
     """Device, date, commit and versions: what a figure means nothing without."""
     machine = device.machine
-    commit = str(machine.get("commit") or "unknown")[:10]
-    dirty = " with uncommitted changes" if machine.get("dirty") else ""
+    commits = dict.fromkeys(str(m.get("commit") or "unknown")[:10] for m in device.machines)
+    dirty = " with uncommitted changes" if any(m.get("dirty") for m in device.machines) else ""
     versions = {k: v for k, v in mapping(machine.get("versions")).items() if v}
     told = [f"**{device.name}**", str(machine.get("date") or "no date")[:10]]
-    told.append(f"commit {commit}{dirty}")
+    told.append(f"commit {' and '.join(commits)}{dirty}")
     told += [f"driver {machine['driver']}"] if machine.get("driver") else []
     told += [f"{k} {v}" for k, v in versions.items() if k in ("weft", "torch", "triton", "numba")]
     roofs = device.roofs
