@@ -58,18 +58,19 @@ class Measured:
     goals: tuple[Goal, ...]
 
 
-def devices(results: Path = RESULTS) -> list[Measured]:
-    """All devices with committed records, those with a GPU first, then by name."""
+def devices(results: Path = RESULTS, only: str | None = None) -> list[Measured]:
+    """All devices with committed records (of one operator), GPUs first, then by name."""
     found = []
     for folder in sorted(results.glob("*")):
         if folder.is_dir() and any(folder.rglob("*.jsonl")):
-            found += _measured(folder)
+            found += _measured(folder, only)
     return sorted(found, key=lambda m: (m.records.kind != "cuda", m.records.name))
 
 
 @cache
-def _measured(folder: Path) -> list[Measured]:
+def _measured(folder: Path, only: str | None) -> list[Measured]:
     records, torn = load([folder])
+    records = [r for r in records if only in (None, r.operator)]
     if torn:
         raise WeftError(f"{torn} torn lines in committed records", got=folder)
     goals: tuple[Goal, ...] = ()
@@ -187,7 +188,7 @@ def everything(results: Path = RESULTS) -> str:
 def operator(name: str, results: Path = RESULTS) -> str:
     """An operator's figures for its README: six ways at every case, then its ladders."""
     parts = []
-    for one in devices(results):
+    for one in devices(results, only=name):
         device = one.records
         if name in device.operators:
             parts.append(f"{caption(device)}\n\n{_six_ways(device, name)}{_ladders(device, name)}")
