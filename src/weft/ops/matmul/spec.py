@@ -80,7 +80,11 @@ def _freivalds(
     gap = (c64 @ signs - a.double() @ (b.double() @ signs)).abs().max()
     eps = 2.0**-10 if precision == "tf32" else torch.finfo(c.dtype).eps
     summing = 0.2 * math.sqrt(a.shape[1]) if c.dtype == torch.float32 else 0.0
-    one = eps * (1 + summing) * float(c64.square().mean().sqrt())
+    # One product may cancel to nearly nothing: its K terms tell its size, and c's own RMS of many.
+    terms = (
+        math.sqrt(a.shape[1]) * math.prod(float(x.double().square().mean()) for x in (a, b)) ** 0.5
+    )
+    one = eps * (1 + summing) * max(float(c64.square().mean().sqrt()), terms)
     return float(gap) / (8 * one * math.sqrt(c.shape[1]) + 1e-300)
 
 
