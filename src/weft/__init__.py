@@ -1,6 +1,34 @@
 """Weft: is a GPU kernel right, how fast is it, and how far is it from the machine's limit?"""
 
-from weft.core.errors import WeftError
+from weft.core import (
+    Case,
+    Cost,
+    Implementation,
+    Input,
+    Operator,
+    Property,
+    Tolerance,
+    WeftError,
+    case,
+    check_only,
+    no,
+)
+from weft.core.declare import implementation, operator
 
 __version__ = "0.1.0"
-__all__ = ["WeftError", "__version__"]
+__all__ = [
+    "Case",
+    "Cost",
+    "Implementation",
+    "Input",
+    "Operator",
+    "Property",
+    "Tolerance",
+    "WeftError",
+    "__version__",
+    "case",
+    "check_only",
+    "implementation",
+    "no",
+    "operator",
+]

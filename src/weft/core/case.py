@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 from weft.core.errors import WeftError
 
@@ -82,6 +83,7 @@ class Case:
     ``tags``: ``check`` (small, every machine), ``edge`` (empties, strides, special values; checked
     too), ``bench`` (worth timing). ``devices`` limits a case to where it makes sense: a
     gigabyte softmax is no case for a laptop's CPU. ``params`` are the operator's scalar arguments.
+    ``draw(seed, device)`` gives the inputs' values where the operator has a generator of its own.
     """
 
     name: str
@@ -89,6 +91,7 @@ class Case:
     params: Mapping[str, object] = field(default_factory=dict)
     tags: frozenset[str] = frozenset({"check"})
     devices: tuple[str, ...] = ("cpu", "cuda")
+    draw: Callable[[int, str], Sequence[Any]] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         unknown = set(self.tags) - TAGS

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from weft.core.case import Case
@@ -57,12 +58,20 @@ def _the_inputs(inputs: tuple[Any, ...], output: Any) -> tuple[Any, ...]:
     return inputs
 
 
+def _any_call(*inputs: Any, **params: Any) -> None:
+    """The default of ``validate``: every call has an answer, or raises on its own."""
+
+
+Draw = Callable[[Case, int, str], Sequence[Any]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Operator:
     """What it means to compute this function, whoever computes it.
 
     ``reference(*inputs, **params)`` gets float64 tensors and returns a float64 tensor; it is the
-    only oracle, and autograd through it gives the oracle of the backward.
+    only oracle, and autograd through it gives the oracle of the backward. Forward only, it may
+    return a tuple of them, and integers, which must be met exactly.
     ``save(inputs, output)`` names what an implementation's backward is given besides the gradient
     of the output: ``backward(grad, *save(inputs, output), **params)`` returns one gradient for each
     name in ``differentiable``.
@@ -71,18 +80,21 @@ class Operator:
     of the reference in the tolerance where a result may rightly be near zero;
     ``gradient_scale(grad64, *inputs64, **params)`` gives the sizes of the one gradient's terms,
     element by element, before they cancel.
-    ``signature`` is the call as one would type it: ``softmax(x)``.
+    ``signature`` is the call as one would type it: ``softmax(x)``. ``in_place`` names the inputs
+    that a call may overwrite: it is given copies of these, and what they hold is the answer where
+    it returns None. ``draw(case, seed, device)`` gives a case's inputs, where Weft's own values
+    would not do.
     """
 
     name: str
-    summary: str
-    formula: str
-    signature: str
-    reference: Callable[..., torch.Tensor]
+    reference: Callable[..., Any]
     cases: tuple[Case, ...]
     cost: Callable[[Case, str], Cost]
-    validate: Callable[..., None]
-    dtypes: tuple[str, ...]
+    summary: str = ""
+    formula: str = ""
+    signature: str = ""
+    validate: Callable[..., None] = _any_call
+    dtypes: tuple[str, ...] = ()
     differentiable: tuple[str, ...] = ()
     save: Callable[[tuple[Any, ...], Any], tuple[Any, ...]] = _the_inputs
     properties: tuple[Property, ...] = ()
@@ -91,12 +103,24 @@ class Operator:
     gradient_scale: Callable[..., torch.Tensor] | None = None
     scale_reason: str = ""
     backward_note: str = ""
+    in_place: tuple[str, ...] = ()
+    draw: Draw | None = None
 
     def __post_init__(self) -> None:
+        self._fill_in("dtypes", tuple(dict.fromkeys(c.dtype for c in self.cases)))
+        arguments = [i.name for i in self.cases[0].inputs] if self.cases else []
+        self._fill_in("signature", f"{self.name}({', '.join(arguments)})")
+        if self.draw is not None:
+            drawn = tuple(replace(c, draw=partial(self.draw, c)) for c in self.cases)
+            object.__setattr__(self, "cases", drawn)
         names = [c.name for c in self.cases]
         twice = {n for n in names if names.count(n) > 1}
         if twice:
             raise ValueError(f"{self.name}: two cases share a name: {sorted(twice)}")
+
+    def _fill_in(self, field: str, value: object) -> None:
+        if not getattr(self, field):
+            object.__setattr__(self, field, value)
 
     @property
     def directions(self) -> tuple[str, ...]:

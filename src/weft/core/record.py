@@ -76,7 +76,8 @@ class Record:
     """Verdict + timing + machine: the unit that everything shown is drawn from.
 
     ``floor`` (us), ``gbps`` and ``tflops`` come from the operator's cost and the device's measured
-    ceilings; ``efficiency`` = floor / cold. ``machine`` is the fingerprint.
+    ceilings; ``efficiency`` = floor / cold. ``machine`` is the fingerprint. ``kernels`` are the
+    names of what really ran, the longest first, from a profiler in a pass of its own.
     """
 
     operator: str
@@ -96,6 +97,7 @@ class Record:
     flags: tuple[str, ...]
     machine: Mapping[str, Any]
     idea: str = ""
+    kernels: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The record as plain data, with the keys of the machine-readable contract on top."""
@@ -123,6 +125,7 @@ class Record:
                 lists = ("interval", "samples", "flags")
                 timing = Timing(**{**timing, **{k: tuple(timing[k]) for k in lists}})
             rest |= {"verdict": Verdict(**verdict), "timing": timing, "flags": tuple(data["flags"])}
+            rest |= {"kernels": tuple(data.get("kernels", ()))}
             return Record(**rest)
         except (KeyError, TypeError, AttributeError) as error:
             raise WeftError(

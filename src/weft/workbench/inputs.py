@@ -7,7 +7,7 @@ little more memory than it holds. One seed gives the same bits whatever memory t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -40,9 +40,19 @@ def make(case: Case, device: str, seed: int, arena: Arena | None = None) -> list
     With an arena each input lies between guard bands, and the gaps of a sliced one hold poison.
     """
     placed = [place(spec, device, arena) for spec in case.inputs]
-    for index, one in enumerate(placed):
-        fill(one, seed, index)
+    fill_all(placed, case, seed)
     return [one.tensor for one in placed]
+
+
+def fill_all(placed: Sequence[Placed], case: Case, seed: int) -> None:
+    """Draw a seed's values into the memory of all inputs of a case."""
+    if case.draw is None:
+        for index, one in enumerate(placed):
+            fill(one, seed, index)
+        return
+    device = str(placed[0].window.device)
+    for one, drawn in zip(placed, case.draw(seed, device), strict=True):
+        one.window.copy_(drawn)
 
 
 def gradient_like(
