@@ -8,6 +8,7 @@ outside.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -32,6 +33,9 @@ def bind(
     params = dict(case.params)
     if direction == FORWARD:
         forward, arguments = implementation.forward, tuple(inputs)
+        if operator.in_place:
+            overwritten = [i.name in operator.in_place for i in case.inputs]
+            return lambda: _on_copies(forward, arguments, overwritten, params)
         return lambda: forward(*arguments, **params)
     assert direction == BACKWARD and grad is not None
     if implementation.backward is not None:
@@ -41,6 +45,30 @@ def bind(
         return lambda: backward(grad, *saved, **params)
     differentiable = [i.name in operator.differentiable for i in case.inputs]
     return _through_autograd(implementation, inputs, differentiable, grad, params)
+
+
+def _on_copies(
+    forward: Callable[..., Any],
+    arguments: Sequence[torch.Tensor],
+    overwritten: Sequence[bool],
+    params: dict[str, object],
+) -> Result:
+    """The answer of a call that may overwrite some inputs: it gets copies of those, each time.
+
+    The copies are part of what is timed, for every implementation alike; without them the second
+    call would compute something else than the first.
+    """
+    copies = [
+        torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
+        if wanted
+        else x
+        for x, wanted in zip(arguments, overwritten, strict=True)
+    ]
+    result: Result | None = forward(*copies, **params)
+    if result is not None:
+        return result
+    written = tuple(c for c, wanted in zip(copies, overwritten, strict=True) if wanted)
+    return written[0] if len(written) == 1 else written
 
 
 def _through_autograd(

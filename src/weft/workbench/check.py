@@ -14,9 +14,11 @@ import torch
 from weft import backends
 from weft.core import Case, Finding, Implementation, Operator, Verdict
 from weft.core.record import FAIL, PASS, UNSUPPORTED
-from weft.workbench.check_rules import RULES, same_bits
-from weft.workbench.check_run import Run, Stage, call
-from weft.workbench.memory import HUGE
+from weft.workbench.at_hand import same_bits
+from weft.workbench.cell import CellDied, GuestError
+from weft.workbench.check_rules import RULES, Run
+from weft.workbench.hands import Hands, Holding, here
+from weft.workbench.memory import HUGE, NAN
 from weft.workbench.oracle import Oracle, fresh_seeds
 
 SEEDS = 5
@@ -25,9 +27,8 @@ QUICK = 0.05  # seconds: what takes longer at every seed (an interpreter) is not
 SMALL = {"cpu": 1 << 18, "cuda": 1 << 24}  # elements, above which judging each call takes too long
 NO_ROOM = "checking this (reference, baseline, guards) takes more memory than this device has left"
 
-# The rules that look at two calls, and what each says when it fails.
+# The rules that compare two answers, and what each says when it fails.
 ACROSS = {
-    "kept": "the answer before this call changed under it",
     "repeats": "the same inputs gave other bits",
     "again": "the same inputs gave other bits in other memory",
     "stream": "the same inputs gave other bits on another stream",
@@ -45,17 +46,22 @@ def check(
     n_seeds: int = SEEDS,
     oracle: Oracle | None = None,
     without: Collection[str] = (),
+    baseline: Implementation | None = None,
+    hands: Hands = here,
 ) -> Verdict:
     """Check one implementation at one case in one direction on ``device`` ('cpu' or 'cuda').
 
     Without ``seeds``, ``n_seeds`` of them come from the operating system; the verdict records them.
     An ``oracle`` made for the same case, direction and device is shared (its seeds are used), so
-    that many implementations cost one reference. ``without`` names rules to leave out. What the
-    implementation does never raises here: it is a fail, with its reason.
+    that many implementations cost one reference. ``without`` names rules to leave out; ``baseline``
+    sets the tolerance (default: the registry's); ``hands`` make the calls: of a stranger's code, in
+    a process of its own. What the implementation does never raises here: it is a fail, with its
+    reason.
     """
-    trial = Trial(implementation, without)
+    trial = Trial(implementation, without, hands)
     if oracle is None:
-        oracle = Oracle(operator, case, direction, device, seeds or fresh_seeds(n_seeds))
+        seeds = seeds or fresh_seeds(1 if "seeds" in without else n_seeds)
+        oracle = Oracle(operator, case, direction, device, seeds, baseline)
     support = backends.support(implementation, case, device, direction)
     if not support:
         return trial.verdict(oracle, UNSUPPORTED, support.reason)
@@ -73,6 +79,12 @@ def check(
     except torch.AcceleratorError as error:
         # What a kernel broke stays broken for this process, and shows at any later call.
         reason = f"not checked: a kernel before this broke the device's context: {error}"
+    except GuestError as error:
+        if "OutOfMemoryError" in str(error):
+            return trial.verdict(oracle, UNSUPPORTED, NO_ROOM)
+        reason = trial.broke(f"its process could not go on: {error}")
+    except CellDied as error:
+        reason = trial.broke(error.reason)
     if reason:
         return trial.verdict(oracle, FAIL, reason)
     return trial.verdict(oracle, PASS, support.reason)
@@ -88,61 +100,79 @@ def check_all(
     seeds: Sequence[int] | None = None,
     n_seeds: int = SEEDS,
     without: Collection[str] = (),
+    baseline: Implementation | None = None,
+    hands: Hands = here,
 ) -> Iterator[Verdict]:
     """The verdicts of many implementations at one case, on the same seeds, from one oracle."""
-    oracle = Oracle(operator, case, direction, device, seeds or fresh_seeds(n_seeds))
+    oracle = Oracle(operator, case, direction, device, seeds or fresh_seeds(n_seeds), baseline)
     for one in implementations:
-        yield check(operator, one, case, direction, device, oracle=oracle, without=without)
+        yield check(
+            operator, one, case, direction, device, oracle=oracle, without=without, hands=hands
+        )
 
 
 class Trial:
     """The calls of one check, in order, and what the rules found of them."""
 
-    def __init__(self, implementation: Implementation, without: Collection[str]) -> None:
+    def __init__(
+        self, implementation: Implementation, without: Collection[str], hands: Hands
+    ) -> None:
         self.implementation = implementation
         self.without = frozenset(without)
+        self.hands = hands
         self.failed: Finding | None = None
         self.reached: list[str] = []
         self.share = self.rms = 0.0
         self.quickest = float("inf")
-        self.limited = 0
+        self.unguarded = 0
         self.notes: dict[str, str] = {}
 
     def run(self, oracle: Oracle) -> str:
         """Make all the calls; the reason of the first failure, or an empty string."""
-        stage = Stage(oracle)
+        stage = self.hands(self.implementation, oracle.scene, NAN)
         last: Run | None = None
         for seed in oracle.seeds:
             stage.fill(seed)
-            last = self._call(stage, seed, f"seed {seed}", last)
+            last = self._call(stage, oracle, seed, f"seed {seed}")
             if last is None:
                 return self._reason()
         assert last is not None
-        if not self._repeats(stage, last):
+        if not self._repeats(stage, oracle, last):
             return self._reason()
         kept = tuple(out.clone() for out in last.outputs)
         seed = last.seed
-        other = Stage(oracle, HUGE)  # while the first still stands, so that it lies elsewhere
+        # While the first still stands, so that it lies elsewhere.
+        other = self.hands(self.implementation, oracle.scene, HUGE)
+        stage.close()
         del last, stage
-        return "" if self._elsewhere(other, seed, kept) else self._reason()
+        return "" if self._elsewhere(other, oracle, seed, kept) else self._reason()
 
-    def _call(self, stage: Stage, seed: int, label: str, before: Run | None) -> Run | None:
-        """One call held to every rule, and to leaving the answer before it alone."""
-        held = [out.clone() for out in before.outputs] if before is not None else []
-        run = call(self.implementation, stage, seed, label)
-        self.quickest = min(self.quickest, run.seconds)
-        if not self._judge(run):
-            return None
-        if before is not None and not self._same("kept", before.outputs, tuple(held), run):
-            return None
-        return run
+    def broke(self, what: str) -> str:
+        """The reason where the candidate's process ended before it answered."""
+        self.failed = Finding(check="channel", status=FAIL, detail=what)
+        return self._reason()
+
+    def _call(
+        self,
+        stage: Holding,
+        oracle: Oracle,
+        seed: int,
+        label: str,
+        poison: int = NAN,
+        aside: bool = False,
+    ) -> Run | None:
+        """One call held to every rule; None where one of them found something."""
+        seen = stage.call(aside, self.without)
+        self.quickest = min(self.quickest, seen.seconds)
+        run = Run(oracle, seed, label, poison, seen)
+        return run if self._judge(run) else None
 
     def _judge(self, run: Run) -> bool:
         for name, rule in RULES.items():
             if name in self.without:
                 continue
             try:
-                wrong = rule(run)
+                wrong = rule(run) if rule else run.seen.found.get(name, "")
             except (RuntimeError, ValueError, TypeError, AttributeError) as error:
                 # Only an answer of a form that cannot be compared gets here.
                 wrong = f"could not be judged: {type(error).__name__}: {error}"
@@ -157,8 +187,7 @@ class Trial:
         return True
 
     def _note(self, run: Run) -> None:
-        if run.served is not None:
-            self.limited += run.served.turned_away
+        self.unguarded += run.seen.unguarded
         self.notes |= run.notes
         if {"type", "shape"} & self.without:
             return
@@ -182,35 +211,34 @@ class Trial:
             self.reached.append(name)
         return True
 
-    def _repeats(self, stage: Stage, last: Run) -> bool:
+    def _repeats(self, stage: Holding, oracle: Oracle, last: Run) -> bool:
         """The same call over and over on the same inputs, if it is quick and the case small."""
-        elements = max(t.numel() for t in (*last.outputs, *stage.tensors))
-        if self.quickest > QUICK or elements > SMALL[torch.device(stage.oracle.device).type]:
+        elements = max(i.numel for i in oracle.case.inputs)
+        elements = max([elements, *(t.numel() for t in last.outputs)])
+        if self.quickest > QUICK or elements > SMALL[torch.device(oracle.device).type]:
             return True
-        for number in range(len(stage.oracle.seeds) + 1, CALLS):
-            run = self._call(stage, last.seed, f"call {number}, seed {last.seed}", last)
+        for number in range(len(oracle.seeds) + 1, CALLS):
+            run = self._call(stage, oracle, last.seed, f"call {number}, seed {last.seed}")
             if run is None or not self._agree("repeats", last.outputs, run):
                 return False
         return True
 
-    def _elsewhere(self, stage: Stage, seed: int, kept: tuple[torch.Tensor, ...]) -> bool:
+    def _elsewhere(
+        self, stage: Holding, oracle: Oracle, seed: int, kept: tuple[torch.Tensor, ...]
+    ) -> bool:
         """Once more in other memory under the other poison; on a GPU, on another stream too."""
-        device = stage.oracle.device
         stage.fill(seed)
-        _other_work(device)
+        _other_work(oracle.device)
         label = f"other memory, another poison, after other work, seed {seed}"
-        run = call(self.implementation, stage, seed, label)
-        if not self._judge(run) or not self._agree("again", kept, run):
+        run = self._call(stage, oracle, seed, label, HUGE)
+        if run is None or not self._agree("again", kept, run):
             return False
-        if not device.startswith("cuda") or "stream" in self.without:
+        if not oracle.device.startswith("cuda") or "stream" in self.without:
             return True
-        del run
-        stream = torch.cuda.Stream()
-        run = call(self.implementation, stage, seed, f"on a side stream, seed {seed}", stream)
-        ok = self._judge(run)
-        if not ok and self.failed is not None:
+        run = self._call(stage, oracle, seed, f"on a side stream, seed {seed}", HUGE, aside=True)
+        if run is None and self.failed is not None:
             self.failed = Finding(check="stream", status=FAIL, detail=self.failed.detail)
-        return ok and self._agree("stream", kept, run)
+        return run is not None and self._agree("stream", kept, run)
 
     def _agree(self, name: str, kept: tuple[torch.Tensor, ...], run: Run) -> bool:
         if not self.implementation.deterministic:
@@ -248,8 +276,8 @@ class Trial:
     def _detail(self, name: str, oracle: Oracle) -> str:
         if name in self.notes:
             return self.notes[name]
-        if name == "guards" and self.limited:
-            return f"{self.limited} allocations were too large to guard"
+        if name == "guards" and self.unguarded:
+            return f"{self.unguarded} allocations were too large to guard"
         if name == "guards" and self.implementation.backend == "compile":
             return "around the inputs; compiled code allocates where no guard can be put"
         if name == "error" and any(b.blunt for b in oracle.bounds):

@@ -1,72 +1,85 @@
 """The rules that every call of a candidate is held to: named, one small function each.
 
 A rule gets a :class:`Run` and returns what is wrong, or an empty string. They stand in order: each
-may rely on those before it, and the first that finds something gives the verdict its reason.
+may rely on those before it, and the first that finds something gives the verdict its reason. Those
+here judge what a call returned; those that need its memory are in ``at_hand``.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
 from weft.core import BACKWARD, FORWARD
-from weft.workbench.check_run import Run
-from weft.workbench.memory import bits, pattern_of, span
+from weft.workbench.at_hand import Lay, Observed
+from weft.workbench.memory import bits, dense_strides, pattern_of
+from weft.workbench.oracle import Oracle
+from weft.workbench.tolerance import Measured, measure
+
+
+@dataclass
+class Run:
+    """One call as the judge sees it: what was observed, and what was due.
+
+    ``label`` says which call this was, for a reader; ``poison`` is what unwritten memory held;
+    ``notes`` what a rule could not look at, by the rule's name.
+    """
+
+    oracle: Oracle
+    seed: int
+    label: str
+    poison: int
+    seen: Observed
+    notes: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def outputs(self) -> tuple[torch.Tensor, ...]:
+        return self.seen.outputs
+
+    @cached_property
+    def errors(self) -> list[Measured]:
+        """The error of each output against the oracle's answer at this seed."""
+        answers = self.oracle.answer(self.seed)
+        pairs = [torch.broadcast_tensors(o, a) for o, a in zip(self.outputs, answers, strict=True)]
+        both = zip(pairs, self.oracle.bounds, strict=True)
+        terms = self.oracle.terms(self.seed)
+        return [measure(out, answer, bound, terms) for (out, answer), bound in both]
+
+    @property
+    def share(self) -> float:
+        """The largest share of the tolerance that an output uses."""
+        return max(b.share(e) for b, e in zip(self.oracle.bounds, self.errors, strict=True))
+
 
 Rule = Callable[[Run], str]
 
 
-def raised(run: Run) -> str:
-    """The call returns: it raises nothing, and no launch of it fails."""
-    return f"raised {run.raised}" if run.raised else ""
-
-
-def is_tensor(run: Run) -> str:
-    """Plain strided ``torch.Tensor`` objects come back, as many as there are outputs."""
-    want = len(run.oracle.forms)
-    if run.oracle.direction == BACKWARD and not isinstance(run.result, tuple):
-        return f"the backward returned {type(run.result).__name__}, not a tuple of {want} gradients"
-    if len(run.outputs) != want:
-        return f"returned {len(run.outputs)} tensors, expected {want}"
-    for i, out in enumerate(run.outputs):
-        if type(out) is not torch.Tensor:
-            return f"output {i} is {_kind(out)}, expected exactly torch.Tensor"
-        if out.layout is not torch.strided or out.is_conj() or out.is_neg():
-            return f"output {i} is not a plain strided tensor"
-        need = (out.storage_offset() + span(out.shape, out.stride())) * out.element_size()
-        if out.untyped_storage().nbytes() < need and out.numel():
-            return f"output {i} has no memory behind it"
-    return ""
-
-
-def _kind(out: object) -> str:
-    return "None" if out is None else f"a {type(out).__module__}.{type(out).__name__}"
-
-
 def shape(run: Run) -> str:
     """The shape exactly, not one that broadcasts to it."""
-    for out, form in zip(run.outputs, run.oracle.forms, strict=True):
-        if tuple(out.shape) != form.shape:
-            return f"shape {tuple(out.shape)}, expected {form.shape}"
+    for lay, form in zip(run.seen.lays, run.oracle.forms, strict=True):
+        if lay.shape != form.shape:
+            return f"shape {lay.shape}, expected {form.shape}"
     return ""
 
 
 def dtype(run: Run) -> str:
     """The baseline's dtype for an output, the input's own for a gradient."""
-    for out, form in zip(run.outputs, run.oracle.forms, strict=True):
-        if out.dtype != form.dtype:
-            return f"dtype {out.dtype}, expected {form.dtype}"
+    for lay, form in zip(run.seen.lays, run.oracle.forms, strict=True):
+        if lay.dtype != str(form.dtype):
+            return f"dtype {lay.dtype}, expected {form.dtype}"
     return ""
 
 
 def device(run: Run) -> str:
     """The device of the inputs."""
-    want = run.stage.tensors[0].device
-    for out in run.outputs:
-        if out.device != want:
-            return f"on {out.device}, expected {want}"
+    want = torch.device(run.oracle.device)
+    for lay in run.seen.lays:
+        got = torch.device(lay.device)
+        if got.type != want.type or (got.index or 0) != (want.index or 0):
+            return f"on {lay.device}, expected {want}"
     return ""
 
 
@@ -74,52 +87,18 @@ def layout(run: Run) -> str:
     """An output is contiguous, or strided as the baseline's. A gradient's strides are its own."""
     if run.oracle.direction == BACKWARD:
         return ""
-    for out, form in zip(run.outputs, run.oracle.forms, strict=True):
-        if out.numel() == 0 or out.is_contiguous() or form.strides is None:
+    for lay, form in zip(run.seen.lays, run.oracle.forms, strict=True):
+        dense = dense_strides(lay.shape)
+        if 0 in lay.shape or form.strides is None or _alike(lay, dense):
             continue
-        pairs = zip(out.shape, out.stride(), form.strides, strict=True)
-        if any(got != want for n, got, want in pairs if n > 1):
-            return f"strides {out.stride()}, expected contiguous or {form.strides} (the baseline's)"
+        if not _alike(lay, form.strides):
+            return f"strides {lay.strides}, expected contiguous or {form.strides} (the baseline's)"
     return ""
 
 
-def alias(run: Run) -> str:
-    """No output lies in the memory of an input or of a saved tensor.
-
-    But for a gradient that is one of the gradient's own elements repeated with stride 0.
-    """
-    blocks = list(run.stage.arena.blocks)
-    if run.bound is not None:
-        blocks += run.bound.blocks
-    for i, out in enumerate(run.outputs):
-        if out.numel() == 0:
-            continue
-        first = out.data_ptr()
-        past = first + span(out.shape, out.stride()) * out.element_size()
-        for block in blocks:
-            low, high = block.address
-            if past <= low or first >= high:
-                continue
-            broadcast = any(n > 1 and s == 0 for n, s in zip(out.shape, out.stride(), strict=True))
-            if run.oracle.direction == BACKWARD and block.name == "input 'grad'" and broadcast:
-                continue
-            return f"output {i} lies in the memory of {block.name}"
-    return ""
-
-
-def inputs(run: Run) -> str:
-    """The inputs, and what was saved for the backward, are unchanged to the bit."""
-    changed = run.stage.changed()
-    if run.bound is not None:
-        pairs = zip(run.bound.blocks, run.kept, strict=True)
-        changed += ["a saved tensor" for b, k in pairs if not torch.equal(b.payload, k)]
-    return f"changed {', '.join(changed)}" if changed else ""
-
-
-def guards(run: Run) -> str:
-    """The guard bands around inputs and around what was allocated are intact."""
-    arenas = [a for a in (run.stage.arena, run.bound, run.served) if a is not None]
-    return "; ".join(line for arena in arenas for line in arena.broken())
+def _alike(lay: Lay, strides: tuple[int, ...]) -> bool:
+    """Whether it lies as these strides say; a dimension of one element has no stride."""
+    return all(a == b for n, a, b in zip(lay.shape, lay.strides, strides, strict=True) if n > 1)
 
 
 def written(run: Run) -> str:
@@ -127,7 +106,7 @@ def written(run: Run) -> str:
     for i, out in enumerate(run.outputs):
         if not out.is_floating_point() or out.numel() == 0:
             continue
-        pattern = pattern_of(run.stage.arena.pattern_for(out.dtype), out.element_size())
+        pattern = pattern_of(run.poison, out.element_size())
         left = int((bits(out) == pattern).sum())
         if left:
             return (
@@ -181,7 +160,7 @@ def properties(run: Run) -> str:
     for one in operator.properties:
         if one.applies(case):
             try:
-                off = float(one.holds(run.outputs[0], *run.stage.tensors, **case.params))
+                off = float(one.holds(run.outputs[0], *run.oracle.inputs(run.seed), **case.params))
             except torch.OutOfMemoryError:
                 run.notes["property"] = f"{one.name}: not looked at, for want of memory"
                 continue
@@ -199,34 +178,21 @@ def _index(flat: int, shape: torch.Size) -> list[int]:
     return found[::-1]
 
 
-RULES: dict[str, Rule] = {
-    "returns": raised,
-    "type": is_tensor,
+# In the order that they are applied. Those of None were looked at where the call was made.
+RULES: dict[str, Rule | None] = {
+    "returns": None,
+    "type": None,
     "shape": shape,
     "dtype": dtype,
     "device": device,
     "layout": layout,
-    "alias": alias,
-    "inputs": inputs,
-    "guards": guards,
+    "alias": None,
+    "inputs": None,
+    "guards": None,
     "written": written,
     "special": special,
     "error": error,
     "drift": drift,
     "property": properties,
+    "kept": None,
 }
-
-
-def same_bits(a: tuple[torch.Tensor, ...], b: tuple[torch.Tensor, ...]) -> str:
-    """What differs between two answers that should be one, bit for bit; all NaNs are equal."""
-    for i, (x, y) in enumerate(zip(a, b, strict=True)):
-        differ = bits(x) != bits(y)
-        if x.is_floating_point():
-            differ &= ~(x.isnan() & y.isnan())
-        count = int(differ.sum())
-        if count:
-            x64, y64 = x.double(), y.double()
-            gap = torch.where(differ, (x64 - y64).abs(), 0.0).max().item()
-            by = f"by up to {gap:.3g}" if math.isfinite(gap) else "in NaN or Inf too"
-            return f"{count} of {x.numel()} elements of output {i} differ, {by}"
-    return ""

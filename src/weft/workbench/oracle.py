@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -18,6 +17,8 @@ import torch
 from weft.core import FORWARD, Case, Implementation, Operator, registry
 from weft.workbench import inputs as drawing
 from weft.workbench.bind import bind
+from weft.workbench.slots import Result, tensors_of
+from weft.workbench.stage import Form, Scene
 from weft.workbench.tolerance import Bound, Measured, bound, measure, participants, rms
 
 PIECE = (
@@ -28,15 +29,6 @@ PIECE = (
 def fresh_seeds(n: int) -> tuple[int, ...]:
     """Seeds from the operating system, so that no implementation can know them."""
     return tuple(secrets.randbelow(1 << 31) for _ in range(n))
-
-
-@dataclass(frozen=True)
-class Form:
-    """What an answer must look like: ``strides`` are the baseline's, else None."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    strides: tuple[int, ...] | None
 
 
 class Oracle:
@@ -78,23 +70,43 @@ class Oracle:
         return drawing.gradient_like(output, seed, device=self.device)
 
     @cached_property
-    def forward_form(self) -> Form:
-        """The form of the forward's output: the baseline's own, of the reference's shape."""
+    def forward_forms(self) -> tuple[Form, ...]:
+        """The form of each output of the forward: the baseline's own, of the reference's shape."""
         x = self.inputs(self.seeds[0])
-        out = bind(self.operator, self.baseline, self.case, FORWARD, x)()
-        assert isinstance(out, torch.Tensor), "the baseline returns a tensor"
+        made = tensors_of(bind(self.operator, self.baseline, self.case, FORWARD, x)())
         if self.direction == FORWARD:
-            shape = tuple(self.answer(self.seeds[0])[0].shape)
-            assert out.shape == shape, "the baseline has another shape than the reference"
-        return Form(tuple(out.shape), out.dtype, tuple(out.stride()))
+            answers = self.answer(self.seeds[0])
+            assert len(made) == len(answers), "the baseline returns as much as the reference"
+            for out, answer in zip(made, answers, strict=True):
+                assert out.shape == answer.shape, "the baseline has another shape"
+        return tuple(Form(tuple(out.shape), out.dtype, tuple(out.stride())) for out in made)
+
+    @property
+    def forward_form(self) -> Form:
+        """The form of the one output that a backward's gradient belongs to."""
+        (form,) = self.forward_forms
+        return form
 
     @cached_property
     def forms(self) -> tuple[Form, ...]:
         """The form of each output: one in the forward, else one gradient a differentiable input."""
         if self.direction == FORWARD:
-            return (self.forward_form,)
+            return self.forward_forms
         wanted = [i for i in self.case.inputs if i.name in self.operator.differentiable]
         return tuple(Form(i.shape, getattr(torch, i.dtype), None) for i in wanted)
+
+    @property
+    def scene(self) -> Scene:
+        """What a candidate is told: what is asked of it, and no answer."""
+        grad_form = None if self.direction == FORWARD else self.forward_form
+        return Scene(
+            operator=self.operator,
+            case=self.case,
+            direction=self.direction,
+            device=self.device,
+            forms=self.forms,
+            grad_form=grad_form,
+        )
 
     def answer(self, seed: int) -> tuple[torch.Tensor, ...]:
         """The float64 outputs (forward) or gradients (backward) for this seed."""
@@ -103,7 +115,7 @@ class Oracle:
         x, grad = self.inputs(seed), self.grad(seed)
         made: tuple[torch.Tensor, ...]
         if grad is None:
-            made = (_forward64(self.operator, x, self.case),)
+            made = tuple(tensors_of(_forward64(self.operator, x, self.case)))
         else:
             made = _backward64(self.operator, x, grad, self.case)
         size = sum(t.numel() * t.element_size() for t in made)
@@ -142,7 +154,7 @@ class Oracle:
     def _scales(self, seed: int, answers: tuple[torch.Tensor, ...]) -> list[float]:
         if self.direction == FORWARD and self.operator.scale is not None:
             made = self.operator.scale(*_doubles(self.inputs(seed)), **self.case.params)
-            return [rms(torch.as_tensor(made, dtype=torch.float64))]
+            return [rms(torch.as_tensor(made, dtype=torch.float64))] * len(answers)
         grad = self.grad(seed)
         if grad is None:
             return [rms(a) for a in answers]
@@ -156,8 +168,9 @@ class Oracle:
 
     def _baseline_outputs(self, seed: int) -> tuple[torch.Tensor, ...]:
         x, grad = self.inputs(seed), self.grad(seed)
-        out = bind(self.operator, self.baseline, self.case, self.direction, x, grad)()
-        return (out,) if isinstance(out, torch.Tensor) else tuple(out)
+        return tuple(
+            tensors_of(bind(self.operator, self.baseline, self.case, self.direction, x, grad)())
+        )
 
 
 def _budget(device: str) -> int:
@@ -171,17 +184,21 @@ def _doubles(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [x.double() if x.is_floating_point() else x for x in inputs]
 
 
-def _forward64(operator: Operator, x: Sequence[torch.Tensor], case: Case) -> torch.Tensor:
+def _forward64(operator: Operator, x: Sequence[torch.Tensor], case: Case) -> Result:
     """The reference on the inputs in float64; by rows of the first where those stand alone."""
 
     def reference(part: slice) -> torch.Tensor:
         with torch.no_grad():
-            return operator.reference(*_doubles([x[0][part], *x[1:]]), **case.params)
+            found = operator.reference(*_doubles([x[0][part], *x[1:]]), **case.params)
+        assert isinstance(found, torch.Tensor), "by rows there is one output"
+        return found
 
-    if x[0].numel() > PIECE and _alone(reference):
+    if x[0].numel() > PIECE and operator.draw is None and _alone(reference):
         return _by_rows(reference, x[0])
-    with torch.no_grad():
-        return operator.reference(*_doubles(x), **case.params)
+    copies = [d.clone() if d is v else d for d, v in zip(_doubles(x), x, strict=True)]
+    with torch.no_grad():  # on copies: a reference that writes into an input harms no one
+        found: Result = operator.reference(*copies, **case.params)
+    return found
 
 
 def _backward64(

@@ -74,8 +74,11 @@ def bound(
     The floor under the maximum is ``ulps`` units in the last place at ``scale``. An RMS averages
     over many elements, so its floor is a quarter of that; over a few it averages little, and over
     one it is the maximum itself, hence the square root. ``count`` is :func:`participants`. What a
-    long sum loses is shared by all that is divided by it, and does not average.
+    long sum loses is shared by all that is divided by it, and does not average. Integers have no
+    error at all: they are met.
     """
+    if not dtype.is_floating_point:
+        return Bound(own=0.0, maximum=0.0, rms=0.0, scale=scale, baseline_rms=0.0)
     info = torch.finfo(dtype)
     least = info.smallest_normal * info.eps  # the step between subnormals
     floor = tolerance.ulps * info.eps * scale + least
@@ -106,6 +109,8 @@ def measure(
     before they cancelled, where those are larger. Both have one shape; they are compared
     a piece at a time, so that no temporary is as large as the answer.
     """
+    if not output.dtype.is_floating_point:
+        return _measure_integers(output, reference)
     info = torch.finfo(output.dtype)
     maximum, squares, compared, misplaced = 0.0, 0.0, 0, 0
     worst = first = (0, 0.0, 0.0)
@@ -144,6 +149,20 @@ def measure(
     )
 
 
+def _measure_integers(output: torch.Tensor, reference: torch.Tensor) -> Measured:
+    """How far integers are off: compared as they are, since not all of them are float64 numbers."""
+    got, want = output.detach().reshape(-1), reference.reshape(-1)
+    off = torch.where(got == want, 0.0, (got.double() - want.double()).abs().clamp(min=1.0))
+    if not off.numel():
+        return Measured(maximum=0.0, rms=0.0)
+    at = int(off.argmax())
+    return Measured(
+        maximum=float(off[at]),
+        rms=math.sqrt(float(off.square().mean())),
+        worst=(at, float(got[at]), float(want[at])),
+    )
+
+
 def _pieces(
     output: torch.Tensor, reference: torch.Tensor
 ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
@@ -157,7 +176,7 @@ def rms(reference: torch.Tensor) -> float:
     squares, count = 0.0, 0
     flat = reference.reshape(-1)
     for start in range(0, flat.numel(), PIECE):
-        piece = flat[start : start + PIECE]
+        piece = flat[start : start + PIECE].double()
         finite = piece.isfinite()
         squares += float(torch.where(finite, piece, 0.0).square().sum())
         count += int(finite.sum())
@@ -173,12 +192,12 @@ def participants(reference: torch.Tensor) -> float:
     flat = reference.reshape(-1)
     peak = 0.0
     for start in range(0, flat.numel(), PIECE):
-        piece = flat[start : start + PIECE]
+        piece = flat[start : start + PIECE].double()
         peak = max(peak, float(torch.where(piece.isfinite(), piece, 0.0).abs().max()))
     if peak == 0.0:
         return float(max(flat.numel(), 1))
     for start in range(0, flat.numel(), PIECE):
-        piece = flat[start : start + PIECE]
+        piece = flat[start : start + PIECE].double()
         square = torch.where(piece.isfinite(), piece / peak, 0.0).square()
         squares += float(square.sum())
         fourths += float(square.square().sum())
