@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json as jsonlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,8 +17,24 @@ from weft.core.record import FAIL, PASS, UNSUPPORTED
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from weft.workbench.cell import Limits
+    from weft.workbench.strangers import Strangers
+
 EPILOG = "Example: weft check softmax --impl triton --impl cuda. Each rule: docs/checking.md"
+TOOLS = "memcheck, racecheck, initcheck or synccheck (needs a GPU)."
 BENCH_SEEDS = 2  # large cases: each seed costs a float64 reference of gigabytes
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a call asks for; empty lists ask for everything."""
+
+    operators: Sequence[str]
+    impls: Sequence[str]
+    cases: Sequence[str]
+    direction: str | None
+    device: str
+    all_cases: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,13 +70,29 @@ def check(
     all_cases: Annotated[
         bool, typer.Option("--all-cases", help="The large bench cases too.")
     ] = False,
+    files: Annotated[
+        list[str] | None,
+        typer.Option("--with", metavar="FILE", help="Your own .py or .cu; may repeat."),
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(metavar="S", help="With --with: the longest that one call may take.")
+    ] = 120.0,
+    memory: Annotated[
+        float, typer.Option(metavar="GIB", help="With --with: the most memory, in GiB.")
+    ] = 8.0,
+    sanitize: Annotated[
+        str | None, typer.Option(metavar="TOOL", help="Run under compute-sanitizer's " + TOOLS)
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Verdicts as JSON on stdout.")] = False,
 ) -> None:
     """Check implementations against the float64 reference, at every check and edge case.
 
-    Exits 1 where one fails, or where nothing could be checked here.
+    With --with FILE only what the file declares is checked, unless --impl names others too; it runs
+    in a process of its own. Exits 1 where one fails, or where nothing could be checked here.
     """
     from weft import machine
+    from weft.workbench.cell import Limits
+    from weft.workbench.strangers import Strangers, Unreadable
 
     where = device or machine.default_device()
     if where not in ("cpu", "cuda"):
@@ -68,8 +101,18 @@ def check(
         raise WeftError("--device cuda", got="no NVIDIA GPU is visible", hint="try --device cpu")
     if direction not in (None, *DIRECTIONS):
         raise WeftError("--direction", expected=" or ".join(DIRECTIONS), got=direction)
-    jobs = plan(operators or [], impl or [], case or [], direction, where, all_cases)
-    verdicts = list(_run(jobs, where, seed))
+    wanted = Wanted(operators or [], impl or [], case or [], direction, where, all_cases)
+    limits = Limits(seconds=seconds, memory_bytes=int(memory * (1 << 30)))
+    try:
+        with Strangers(files or [], limits) as strangers:
+            jobs = plan(wanted, strangers)
+            if sanitize is not None:
+                verdicts = list(_sanitized(jobs, sanitize, strangers, limits))
+            else:
+                verdicts = list(_run(jobs, strangers, where, seed))
+    except Unreadable as error:
+        _unreadable(str(error), json)
+        raise typer.Exit(1) from error
     failed = any(v.status == FAIL for v in verdicts)
     passed = not failed and any(v.status == PASS for v in verdicts)
     if json:
@@ -82,42 +125,48 @@ def check(
     raise typer.Exit(0 if passed else 1)
 
 
-def plan(
-    operators: Sequence[str],
-    impls: Sequence[str],
-    cases: Sequence[str],
-    direction: str | None,
-    device: str,
-    all_cases: bool = False,
-) -> list[Job]:
+def _unreadable(why: str, json: bool) -> None:
+    if json:
+        typer.echo(jsonlib.dumps({"passed": False, "reason": why, "verdicts": []}))
+    typer.echo(f"failed: {why}", err=True)
+
+
+def plan(wanted: Wanted, strangers: Strangers) -> list[Job]:
     """The jobs that a call names; raises :class:`WeftError` for a name that none has."""
-    chosen = [registry.operator(n) for n in operators or registry.operator_names()]
-    _all_known("implementation", impls, [n for o in chosen for n in _names(o)])
-    _all_known("case", cases, [c.name for o in chosen for c in o.cases])
-    tags = {"check", "edge", "bench"} if all_cases else {"check", "edge"}
+    names = wanted.operators or strangers.operator_names or registry.operator_names()
+    chosen = [strangers.operator(n) for n in names]
+    ways = {o.name: _ways(o, strangers) for o in chosen}
+    _all_known("implementation", wanted.impls, [n for w in ways.values() for n in w])
+    _all_known("case", wanted.cases, [c.name for o in chosen for c in o.cases])
+    tags = {"check", "edge", "bench"} if wanted.all_cases else {"check", "edge"}
     jobs = []
     for operator in chosen:
-        ways = tuple(
-            registry.implementation(operator.name, n)
-            for n in _names(operator)
-            if n in impls or not impls
+        picked = tuple(
+            one
+            for name, one in ways[operator.name].items()
+            if (name in wanted.impls if wanted.impls else True)
+            and (strangers.guest(one) or wanted.impls or not strangers.guests)
         )
         for one in operator.cases:
-            wanted = one.name in cases if cases else bool(tags & one.tags)
-            if not wanted or (device not in one.devices and not cases):
+            meant = one.name in wanted.cases if wanted.cases else bool(tags & one.tags)
+            if not meant or (wanted.device not in one.devices and not wanted.cases):
                 continue
             jobs += [
-                Job(operator, one, d, ways)
+                Job(operator, one, d, picked)
                 for d in operator.directions
-                if direction in (None, d) and ways
+                if wanted.direction in (None, d) and picked
             ]
     if not jobs:
         raise WeftError("nothing to check", hint="see what there is: weft ops")
     return jobs
 
 
-def _names(operator: Operator) -> list[str]:
-    return registry.implementation_names(operator.name)
+def _ways(operator: Operator, strangers: Strangers) -> dict[str, Implementation]:
+    """All implementations of an operator by name: Weft's own, then what the files declare."""
+    found = {}
+    if operator.name not in strangers.operators:
+        found = {i.name: i for i in registry.implementations(operator.name)}
+    return found | {i.name: i for i in strangers.implementations if i.operator == operator.name}
 
 
 def _all_known(what: str, wanted: Sequence[str], known: list[str]) -> None:
@@ -126,33 +175,80 @@ def _all_known(what: str, wanted: Sequence[str], known: list[str]) -> None:
             raise unknown_name(what, name, list(dict.fromkeys(known)))
 
 
-def _run(jobs: Sequence[Job], device: str, seeds: Sequence[int] | None) -> Iterator[Verdict]:
-    """The verdicts as they come, with live progress on stderr where that is a terminal."""
+def _run(
+    jobs: Sequence[Job], strangers: Strangers, device: str, seeds: Sequence[int] | None
+) -> Iterator[Verdict]:
+    """The verdicts as they come, with live progress on stderr where that is a terminal.
+
+    A stranger whose process ended (it hung, it crashed) is not asked again.
+    """
+    from weft.workbench.check import SEEDS, check_all
+
+    gone: set[tuple[str, str]] = set()
+    with _bar(sum(len(j.implementations) for j in jobs)) as advance:
+        for job in jobs:
+            title = f"{job.operator.name} {job.case.name} {job.direction}"
+            verdicts = check_all(
+                job.operator,
+                [i for i in job.implementations if (i.operator, i.name) not in gone],
+                job.case,
+                job.direction,
+                device,
+                seeds=seeds,
+                n_seeds=BENCH_SEEDS if job.case.tags == {"bench"} else SEEDS,
+                baseline=strangers.baseline(job.operator.name),
+                hands=strangers.hands,
+            )
+            for verdict in verdicts:
+                advance(title)
+                if any(f.check == "channel" for f in verdict.findings):
+                    gone.add((verdict.operator, verdict.implementation))
+                yield verdict
+
+
+def _sanitized(
+    jobs: Sequence[Job], tool: str, strangers: Strangers, limits: Limits
+) -> Iterator[Verdict]:
+    """The sanitizer's verdicts, one implementation after another, at the smallest cases."""
+    from weft.workbench import sanitize
+
+    found: dict[tuple[str, str, str], list[Job]] = {}
+    for job in jobs:
+        for one in job.implementations:
+            found.setdefault((job.operator.name, one.name, job.direction), []).append(job)
+    with _bar(len(found)) as advance:
+        for (operator, name, direction), group in found.items():
+            one = next(i for i in group[0].implementations if i.name == name)
+            guest = strangers.guest(one)
+            yield sanitize.verdict(
+                group[0].operator,
+                one,
+                [job.case for job in group],
+                direction,
+                tool,
+                file=guest.source.path if guest else None,
+                seconds=limits.seconds,
+            )
+            advance(f"{operator} {name} {direction}")
+
+
+@contextmanager
+def _bar(total: int) -> Iterator[Callable[[str], None]]:
+    """A bar on stderr where that is a terminal; called with a title for each step done."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    from weft.workbench.check import SEEDS, check_all
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as bar:
-        task = bar.add_task("check", total=sum(len(j.implementations) for j in jobs))
-        for job in jobs:
-            bar.update(task, description=f"{job.operator.name} {job.case.name} {job.direction}")
-            verdicts = check_all(
-                job.operator,
-                job.implementations,
-                job.case,
-                job.direction,
-                device,
-                seeds=seeds,
-                n_seeds=BENCH_SEEDS if job.case.tags == {"bench"} else SEEDS,
-            )
-            for verdict in verdicts:
-                bar.advance(task)
-                yield verdict
+        task = bar.add_task("check", total=total)
+
+        def advance(title: str) -> None:
+            bar.update(task, description=title, advance=1)
+
+        yield advance
 
 
 def _show(verdicts: Sequence[Verdict]) -> None:

@@ -7,7 +7,7 @@ and on a stream of its own; the bits must be the same unless the implementation 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import torch
 
@@ -90,6 +90,10 @@ def check(
     return trial.verdict(oracle, PASS, support.reason)
 
 
+def _here(implementation: Implementation) -> Hands:
+    return here
+
+
 def check_all(
     operator: Operator,
     implementations: Iterable[Implementation],
@@ -101,13 +105,16 @@ def check_all(
     n_seeds: int = SEEDS,
     without: Collection[str] = (),
     baseline: Implementation | None = None,
-    hands: Hands = here,
+    hands: Callable[[Implementation], Hands] = _here,
 ) -> Iterator[Verdict]:
-    """The verdicts of many implementations at one case, on the same seeds, from one oracle."""
+    """The verdicts of many implementations at one case, on the same seeds, from one oracle.
+
+    ``hands`` says for each implementation who makes its calls.
+    """
     oracle = Oracle(operator, case, direction, device, seeds or fresh_seeds(n_seeds), baseline)
     for one in implementations:
         yield check(
-            operator, one, case, direction, device, oracle=oracle, without=without, hands=hands
+            operator, one, case, direction, device, oracle=oracle, without=without, hands=hands(one)
         )
 
 
