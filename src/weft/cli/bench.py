@@ -41,6 +41,15 @@ def bench(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list of records.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Shorter, with wider intervals.")] = False,
+    files: Annotated[
+        Names, typer.Option("--with", metavar="FILE", help="Your own .py or .cu (repeatable).")
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(metavar="S", help="With --with: the longest that one step may take.")
+    ] = 120.0,
+    memory: Annotated[
+        float, typer.Option(metavar="GIB", help="With --with: the most memory, in GiB.")
+    ] = 8.0,
 ) -> None:
     """Check each implementation, then time those that passed, side by side.
 
@@ -48,14 +57,22 @@ def bench(
 
     Exit 0: all good; 1: something is wrong, suspect or could not be timed; 2: the call was wrong.
 
-    Example: weft bench softmax --impl triton --impl cuda --save records.jsonl
+    Example: weft bench softmax --with mine.py --save records.jsonl
     """
     from weft.workbench.bench import went_against
+    from weft.workbench.cell import Limits
+    from weft.workbench.strangers import Strangers, Unreadable
 
     named = bool(operators or case or direction or all_cases)
     asked = {"operators": operators, "impls": impl, "cases": case, "directions": direction}
     more = {"all_cases": all_cases, "quick": quick, "patience": None if named else PATIENCE}
-    done = _run(device, save, as_json, asked | more)
+    limits = Limits(seconds=seconds, memory_bytes=int(memory * (1 << 30)))
+    try:
+        with Strangers(files or [], limits) as strangers:
+            done = _run(device, save, as_json, strangers.beside(asked) | more)
+    except Unreadable as error:
+        print(f"failed: {error}", file=sys.stderr)
+        raise typer.Exit(1) from error
     if as_json:
         print(json.dumps([r.to_json() for r in done]))
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from weft.core import Case, Implementation, Operator, registry
@@ -32,8 +32,12 @@ def select(
     directions: Sequence[str] | None,
     device: str,
     all_cases: bool,
+    baselines: Mapping[str, Implementation] | None = None,
 ) -> Iterator[Point]:
-    """The points that a call asks for; raises :class:`WeftError` where a name is not known."""
+    """The points that a call asks for; raises :class:`WeftError` where a name is not known.
+
+    ``baselines`` are what sets the tolerance of operators that are not in the registry, by name.
+    """
     for direction in directions or ():
         if direction not in DIRECTIONS:
             raise unknown_name("direction", direction, list(DIRECTIONS))
@@ -58,7 +62,7 @@ def select(
                         case=case,
                         direction=direction,
                         device=device,
-                        baseline=_baseline(operator, found),
+                        baseline=_baseline(operator, found, baselines or {}),
                         implementations=tuple(found),
                     )
     if unseen:
@@ -81,13 +85,13 @@ def _implementations(
     operator: Operator, impls: Sequence[str | Implementation] | None, alone: bool
 ) -> list[Implementation]:
     """The implementations asked for; a name like ``cuda`` brings its ladder's steps too."""
+    known = registry.implementation_names(operator.name) if is_ours(operator) else []
     if impls is None:
-        return registry.implementations(operator.name)
+        return [registry.implementation(operator.name, n) for n in known]
     objects = [i for i in impls if isinstance(i, Implementation) and i.operator == operator.name]
     wanted = [i for i in impls if isinstance(i, str)]
     if not wanted:
         return objects
-    known = registry.implementation_names(operator.name)
     names: list[str] = []
     for name in wanted:
         near = [k for k in known if k == name or k.startswith(name + "/")]
@@ -97,8 +101,16 @@ def _implementations(
     return objects + [registry.implementation(operator.name, n) for n in names]
 
 
-def _baseline(operator: Operator, found: Sequence[Implementation]) -> Implementation | None:
+def is_ours(operator: Operator) -> bool:
+    """Whether this operator is the registry's own, and not a stranger's by the same name."""
+    known = operator.name in registry.operator_names()
+    return known and registry.operator(operator.name) is operator
+
+
+def _baseline(
+    operator: Operator, found: Sequence[Implementation], given: Mapping[str, Implementation]
+) -> Implementation | None:
     """The implementation whose error sets the tolerance, where it was brought along; else None,
     and the registry has it."""
     name = operator.tolerance.baseline
-    return next((i for i in found if i.name == name), None)
+    return given.get(operator.name) or next((i for i in found if i.name == name), None)

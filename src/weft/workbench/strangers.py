@@ -6,15 +6,17 @@ shown that the file can be read: its reference is the oracle, and nobody else ca
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from weft.core import Implementation, Operator, WeftError, registry
 from weft.workbench.bring import Source, load
 from weft.workbench.cell import CellDied, GuestError, Limits
 from weft.workbench.hands import Guest, Hands, here
+from weft.workbench.points import is_ours
 
 
 class Strangers:
@@ -87,6 +89,26 @@ class Strangers:
     def guest(self, implementation: Implementation) -> Guest | None:
         """The guest that holds an implementation; None for one of Weft's own."""
         return self.guests.get((implementation.operator, implementation.name))
+
+    def beside(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """What a bench is asked for, with the files' implementations among Weft's own.
+
+        Without names: the files' operators, and beside the files' implementations Weft's own but
+        for the steps of ladders.
+        """
+        if not self.guests:
+            return dict(asked)
+        operators = [self.operator(n) for n in asked["operators"] or self.operator_names]
+        theirs = {i.name for i in self.implementations}
+        impls: list[str | Implementation] = [n for n in asked["impls"] or () if n not in theirs]
+        if not asked["impls"]:
+            ours = [i for o in operators if is_ours(o) for i in registry.implementations(o.name)]
+            impls += dict.fromkeys(i.name for i in ours if not i.is_step)
+        chosen = {o.name for o in operators}
+        impls += [i for i in self.implementations if i.operator in chosen]
+        guests = {i.name: g for i in self.implementations if (g := self.guest(i))}
+        more = {"guests": guests, "baselines": self._baselines}
+        return {**asked, "operators": operators, "impls": impls, **more}
 
     def hands(self, implementation: Implementation) -> Hands:
         """Who makes an implementation's calls: its guest, or this process for Weft's own."""
