@@ -10,10 +10,8 @@ what they can.
 from __future__ import annotations
 
 import atexit
-import getpass
 import json
 import os
-import re
 import secrets
 import select
 import socket
@@ -30,7 +28,7 @@ from typing import Any, NoReturn
 import torch
 
 from weft.core import WeftError
-from weft.workbench import cell_frames, cell_processes, cell_start
+from weft.workbench import cell_frames, cell_pipes, cell_processes, cell_start
 
 TICK = 0.05  # seconds between two looks at the guest's memory
 FAMILY = 0.5  # seconds between two looks at which processes it has; /proc is read for it
@@ -82,42 +80,15 @@ class GuestError(Exception):
     """A handler raised: 'Type: message', in one line. The guest lives on."""
 
 
-class Kept:
-    """The first and the last bytes of a stream of any length."""
-
-    def __init__(self, limit: int) -> None:
-        self.half = max(limit // 2, 1)
-        self.first, self.last, self.dropped = bytearray(), bytearray(), 0
-
-    def add(self, data: bytes) -> None:
-        room = self.half - len(self.first)
-        self.first += data[:room]
-        self.last += data[max(room, 0) :]
-        if len(self.last) > 2 * self.half:
-            self._trim()
-
-    def _trim(self) -> None:
-        self.dropped += max(len(self.last) - self.half, 0)
-        del self.last[: -self.half]
-
-    def text(self) -> str:
-        self._trim()
-        gap = f"\n... {self.dropped} bytes left out ...\n" if self.dropped else ""
-        first, last = (bytes(part) for part in (self.first, self.last))
-        if not gap:
-            return (first + last).decode(errors="replace")
-        return first.decode(errors="replace") + gap + last.decode(errors="replace")
-
-
 _open: weakref.WeakSet[Cell] = weakref.WeakSet()
 
 
 class Cell:
     """One guest. ``entry`` names a function ``handlers(argument)``, called in the guest.
 
-    It returns a mapping from verbs to functions from (payload, tensors) to (payload, tensors). Only
-    the guest imports its module: an absolute path in ``argument`` is what a stranger's file is known
-    by here. A cell is to be used by one thread at a time; several cells may be used at once.
+    It returns a mapping from verbs to functions from (payload, tensors) to (payload, tensors). The
+    guest is in a folder of its own, so paths in ``argument`` are absolute. A cell is used by one
+    thread at a time; several cells may be used at once.
     """
 
     def __init__(
@@ -132,7 +103,8 @@ class Cell:
         self._reason = ""
         self._facts: dict[str, Any] = {}  # what the keeper said: keeper, guest, status, left
         self._heard = b""
-        self._kept = Kept(self.limits.output_bytes)
+        self._shut_in = False
+        self._kept = cell_pipes.Kept(self.limits.output_bytes)
         self._family: list[int] = []
         self._family_due = 0.0
         self._marker = secrets.token_hex(16)
@@ -153,10 +125,9 @@ class Cell:
             self.close()
             raise
         self._keeper.setblocking(False)
-        self._channel.setblocking(False)
 
     def _request(self, entry: str, argument: dict[str, Any]) -> bytes:
-        temporary = {name: self._folder for name in ("TMPDIR", "TEMP", "TMP")}
+        temporary = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), self._folder)
         request = {
             "entry": entry,
             "argument": argument,
@@ -165,7 +136,8 @@ class Cell:
             "path": cell_start.search_path(),
             "device_fraction": self.limits.device_fraction,
             "environment": {
-                "TORCHINDUCTOR_CACHE_DIR": _inductor_cache(),  # else it follows TMPDIR: always cold
+                # Where it is not set it follows TMPDIR, and would be cold each time.
+                "TORCHINDUCTOR_CACHE_DIR": cell_start.inductor_cache(),
                 **os.environ,
                 **temporary,
                 cell_processes.MARKER: self._marker,
@@ -207,7 +179,7 @@ class Cell:
 
     @property
     def output(self) -> str:
-        """What the guest printed: its beginning and its end, where it is more than was to be kept."""
+        """What the guest printed: of too much, its beginning and its end."""
         self._drain()
         return self._kept.text()
 
@@ -257,11 +229,20 @@ class Cell:
         raise CellDied(reason)
 
     def _await_guest(self) -> None:
-        if "guest" not in self._facts:
-            self._listen("guest", STARTING)
-            if "guest" not in self._facts:
-                self.close()
-                raise RuntimeError(f"a candidate's process did not start: {self._server.said()}")
+        """Until the guest has shut itself in. A failure before that is no candidate's."""
+        if self._shut_in:
+            return
+        self._listen("guest", STARTING)
+        self._channel.settimeout(STARTING)
+        try:
+            self._shut_in = cell_frames.receive(self._channel) is not None
+        except OSError:
+            self._shut_in = False
+        if not self._shut_in:
+            self.close()
+            said = f"{self._server.said()}\n{self.output}".strip()
+            raise RuntimeError(f"a candidate's process did not start: {said}")
+        self._channel.setblocking(False)
 
     def _exchange(self, parts: Sequence[memoryview], seconds: float) -> cell_frames.Message:
         """Send a request and receive one message, with an eye on the clock and on the guest."""
@@ -282,11 +263,11 @@ class Cell:
             self._drain()
             try:
                 if state & ~select.POLLOUT:
-                    want = _fill(self._channel, message, want)
+                    want = cell_pipes.fill(self._channel, message, want)
                 elif dead:
                     self._fell()
                 elif state:
-                    _empty(self._channel, outgoing)
+                    cell_pipes.empty(self._channel, outgoing)
             except StopIteration as whole:
                 result: cell_frames.Message = whole.value
                 return result
@@ -350,46 +331,9 @@ class Cell:
             self._kept.add(data)
 
 
-def _fill(channel: socket.socket, message: cell_frames.Reading, want: memoryview) -> memoryview:
-    """Receive what is there, at most 64 pieces; the rest of the buffer that is still to be filled.
-
-    StopIteration bears the whole message, EOFError says that the channel has ended.
-    """
-    for _ in range(64):
-        try:
-            got = channel.recv_into(want)
-        except BlockingIOError:
-            break
-        if not got:
-            raise EOFError
-        want = want[got:] or next(message)
-    return want
-
-
-def _empty(channel: socket.socket, outgoing: deque[memoryview]) -> None:
-    """Send what the channel takes."""
-    with suppress(BlockingIOError):
-        for _ in range(64):
-            if not outgoing:
-                return
-            outgoing[0] = outgoing[0][channel.send(outgoing[0]) :]
-            if not outgoing[0]:
-                outgoing.popleft()
-
-
 def _one_line(text: str) -> str:
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return line if len(line) <= 300 else f"{line[:297]}..."
-
-
-def _inductor_cache() -> str:
-    """Where torch.compile caches for this user, by the rule that PyTorch has for it."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        user = str(os.getuid())
-    name = re.sub(r'[\\/:*?"<>|]', "_", user)
-    return os.path.join(tempfile.gettempdir(), f"torchinductor_{name}")
 
 
 @atexit.register

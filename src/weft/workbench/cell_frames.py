@@ -39,11 +39,11 @@ class Broken(Exception):
 
 def view(dense: torch.Tensor) -> memoryview:
     """The bytes of a dense CPU tensor, to be read or written in place."""
-    return memoryview(dense.reshape(-1).view(torch.uint8).numpy())
+    return dense.reshape(-1).view(torch.uint8).numpy().data
 
 
 def pack(header: dict[str, Any], tensors: Sequence[torch.Tensor]) -> list[memoryview]:
-    """A message as pieces to be sent in turn; tensors of any layout and device, dense on arrival."""
+    """A message as pieces to send in turn; tensors of any layout and device, dense on arrival."""
     dense = [t.detach().cpu().resolve_conj().resolve_neg().contiguous() for t in tensors]
     described = [[NAMES[t.dtype], list(t.shape)] for t in dense]
     text = json.dumps({**header, "tensors": described}).encode()

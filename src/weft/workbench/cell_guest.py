@@ -30,6 +30,7 @@ def become(request: dict[str, Any], channel: socket.socket, output: int) -> NoRe
     code = 1
     try:
         shut_in(request, output)
+        cell_frames.send(channel, cell_frames.pack({"walls": "stand"}, ()))
         code = serve(channel, request)
     except BaseException:  # noqa: BLE001 - it goes to the guest's output, which the parent shows
         traceback.print_exc()
@@ -53,9 +54,10 @@ def shut_in(request: dict[str, Any], output: int) -> None:
         os.dup2(fd, to)
     os.close(null)
     os.close(output)
-    sys.stdout = open(1, "w", buffering=1, errors="backslashreplace", closefd=False)
-    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)
-    sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr
+    for name, fd in (("stdout", 1), ("stderr", 2)):
+        stream = os.fdopen(fd, "w", buffering=1, errors="backslashreplace", closefd=False)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
     faulthandler.enable(sys.stderr)
     os.environ.clear()
     os.environ.update(request["environment"])
@@ -75,8 +77,9 @@ def serve(channel: socket.socket, request: dict[str, Any]) -> int:
         try:
             if handlers is None:
                 handlers = open_entry(request)
-            payload, tensors = handlers[header["verb"]](header["payload"], tensors)
-            parts = cell_frames.pack({"nonce": nonce, "payload": payload}, tensors)
+            answer, results = handlers[header["verb"]](header["payload"], tensors)
+            parts = cell_frames.pack({"nonce": nonce, "payload": answer}, results)
+            del answer, results  # a waiting guest holds none
         except SystemExit as stop:
             return exit_code(stop)
         except BaseException as error:  # noqa: BLE001 - a stranger's code may raise anything
@@ -84,7 +87,7 @@ def serve(channel: socket.socket, request: dict[str, Any]) -> int:
             parts = cell_frames.pack({"nonce": nonce, "error": one_line(error)}, ())
         flush()
         cell_frames.send(channel, parts)
-        del header, message, parts, tensors  # a waiting guest holds no answer
+        del header, message, parts, tensors
     return 0
 
 

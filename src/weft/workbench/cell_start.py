@@ -7,8 +7,10 @@ the number of threads), so there is one for each set of their values.
 from __future__ import annotations
 
 import atexit
+import getpass
 import json
 import os
+import re
 import select
 import socket
 import subprocess
@@ -40,7 +42,7 @@ class ForkServer:
 
     def __init__(self, modules: tuple[str, ...]) -> None:
         self.control, theirs = socket.socketpair()
-        self.errors = tempfile.TemporaryFile("a+b")  # appended to, wherever it was read
+        self.errors = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - kept; appended to, wherever it was read
         self.cuda: bool | None = None
         arguments = [str(theirs.fileno()), json.dumps(modules), json.dumps(search_path())]
         self.process = subprocess.Popen(
@@ -107,7 +109,7 @@ def _server() -> ForkServer:
 
 
 def prepare() -> None:
-    """Begin to import, in the background, what guests will need: a first cell then starts sooner."""
+    """Begin to import what guests need, in the background; a first cell then starts sooner."""
     with _lock:
         _server()
 
@@ -127,6 +129,16 @@ def fork(fds: list[int]) -> ForkServer:
             server.ready()
             server.fork(fds)
         return server
+
+
+def inductor_cache() -> str:
+    """Where torch.compile caches for this user, by the rule that PyTorch has for it."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        user = str(os.getuid())
+    name = re.sub(r'[\\/:*?"<>|]', "_", user)
+    return os.path.join(tempfile.gettempdir(), f"torchinductor_{name}")
 
 
 @atexit.register
