@@ -1,0 +1,1 @@
+"""Formats that people already have, read unchanged: KernelBench's and GPU MODE's."""
