@@ -23,9 +23,12 @@ def support(
         )
     if device not in case.devices:
         return no(f"this case is not meant for a {device} device")
+    if device not in implementation.devices:
+        made = " or ".join(implementation.devices)
+        return no(f"{implementation.name} is made for a {made} device, and this is a {device}")
     here = backend_support(implementation.backend, device)
-    if implementation.name == "numba/parallel":
-        here = _numba_parallel(device)
+    if implementation.devices == ("cpu",):  # compiled for this CPU: nothing is simulated
+        here = _installed(implementation.backend)
     return here and here & implementation.supports(case, device) & _interpreter(here, case)
 
 
@@ -87,10 +90,9 @@ def _numba(device: str) -> Support:
     return check_only("no GPU: checked in numba.cuda's simulator at toy sizes, never timed")
 
 
-def _numba_parallel(device: str) -> Support:
-    if device != "cpu":
-        return no("njit(parallel=True) runs on a CPU; see the implementation 'numba' on a GPU")
-    return no("numba is not installed; pip install numba") if _missing("numba") else YES
+def _installed(backend: str) -> Support:
+    missing = _missing(backend) if backend in ("triton", "numba") else None
+    return no(f"{missing} is not installed; pip install {missing}") if missing else YES
 
 
 SIMULATOR_ELEMENTS = 1024

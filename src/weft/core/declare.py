@@ -31,6 +31,7 @@ def implementation(
     deterministic: bool = True,
     directions: Sequence[str] | None = None,
     supports: Callable[[Case, str], Support] | None = None,
+    devices: Sequence[str] = ("cpu", "cuda"),
     idea: str = "",
 ) -> Callable[[F], F]:
     """Declare the decorated function as one way of computing ``operator``.
@@ -40,7 +41,8 @@ def implementation(
     gradient for each differentiable input (``weft ops OPERATOR`` says what is saved). Without it
     torch code is differentiated by autograd, and a kernel (triton, cuda, numba) is forward only.
     ``name`` is the function's own unless given. ``deterministic=False`` declares that two runs may
-    differ in the last bits. ``supports(case, device)`` says where it cannot run, with the reason.
+    differ in the last bits. ``supports(case, device)`` says where it cannot run, with the reason;
+    ``devices=("cpu",)`` is for compiled CPU code (``numba.njit``), which runs there and is timed.
 
     Raises :class:`WeftError` for a backend that there is not.
     """
@@ -62,6 +64,7 @@ def implementation(
             deterministic=deterministic,
             directions=tuple(directions),
             idea=idea,
+            devices=tuple(devices),
         )
         setattr(function, TAG, found)
         return function

@@ -39,6 +39,7 @@ class Implementation:
     deterministic: bool = True
     directions: tuple[str, ...] = ("forward", "backward")
     idea: str = ""
+    devices: tuple[str, ...] = ("cpu", "cuda")
     specimens: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:

@@ -81,6 +81,7 @@ def _load(state: State, said: dict[str, Any]) -> Answer:
             "deterministic": i.deterministic,
             "directions": list(i.directions),
             "idea": i.idea,
+            "devices": list(i.devices),
             "picky": i.supports is not anywhere,
         }
         for i in found.implementations

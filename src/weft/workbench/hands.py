@@ -85,6 +85,7 @@ class Guest:
             deterministic=said["deterministic"],
             directions=tuple(said["directions"]),
             idea=said["idea"],
+            devices=tuple(said["devices"]),
         )
 
     def _supports(self, operator: str, name: str, case: Case, device: str) -> Support:

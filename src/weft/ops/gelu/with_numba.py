@@ -125,4 +125,5 @@ PARALLEL = Implementation(
     backward=backward_parallel,
     supports=supports_parallel,
     idea="njit(parallel=True): one fused loop over all cores",
+    devices=("cpu",),
 )

@@ -158,4 +158,5 @@ PARALLEL = Implementation(
     backward=backward_parallel,
     supports=supports_parallel,
     idea="njit(parallel=True): strips of 4 rows, packed rows of b",
+    devices=("cpu",),
 )

@@ -174,4 +174,5 @@ PARALLEL = Implementation(
     backward=backward_parallel,
     supports=supports_parallel,
     idea="njit(parallel=True): rows over all cores",
+    devices=("cpu",),
 )

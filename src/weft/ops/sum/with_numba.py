@@ -122,4 +122,5 @@ PARALLEL = Implementation(
     backward=spread,
     supports=supports_parallel,
     idea="njit(parallel=True): spans of 256 in float64, over all cores",
+    devices=("cpu",),
 )
