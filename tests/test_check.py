@@ -263,7 +263,8 @@ def test_the_command_answers_in_json_and_by_its_exit_code():
 
 
 def test_the_command_shows_a_failure_in_full_and_exits_1(monkeypatch):
-    wrong = replace(registry.implementation("gelu", "eager"), forward=torch.zeros_like)
+    eager = registry.implementation("gelu", "eager")
+    wrong = replace(eager, name="torch", forward=torch.zeros_like)
     genuine = registry.implementation
     monkeypatch.setattr(
         weft.cli.check.registry,
