@@ -8,12 +8,14 @@ import os
 import resource
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,7 @@ def turned(payload: dict, tensors: list[torch.Tensor]) -> Answer:
 def work(payload: dict, tensors: list[torch.Tensor]) -> Answer:
     """A product on every thread, and a gradient, which starts autograd's threads."""
     torch.set_num_threads(2)
-    a = torch.arange(360_000, dtype=torch.float64).reshape(600, 600).div(1e5).requires_grad_()
+    a = torch.arange(360_000, dtype=torch.float64).reshape(600, 600).div(1e7).requires_grad_()
     out = (a @ a.T).exp().log()
     out.sum().backward()
     return {"threads": torch.get_num_threads()}, [out.detach(), a.grad]
@@ -173,15 +175,20 @@ def litter(payload: dict, tensors: list[torch.Tensor]) -> Answer:
 
 
 def _channels() -> list[int]:
-    return [int(n) for n in os.listdir("/proc/self/fd") if int(n) > 2]
+    return [fd for n in os.listdir("/proc/self/fd") if (fd := int(n)) > 2 and _is_socket(fd)]
+
+
+def _is_socket(fd: int) -> bool:
+    try:
+        return stat.S_ISSOCK(os.fstat(fd).st_mode)
+    except OSError:  # the listing's own, closed since
+        return False
 
 
 def garbage(payload: dict, tensors: list[torch.Tensor]) -> Answer:
-    for fd in _channels():
-        try:
+    for fd in range(3, 1000):
+        with suppress(OSError):
             os.write(fd, b"\x80\x04garbage" * 100)
-        except OSError as error:
-            print(fd, error)
     return {}, []
 
 

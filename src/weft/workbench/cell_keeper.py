@@ -55,6 +55,7 @@ def main() -> None:
                 os._exit(1)
         for fd in fds:
             os.close(fd)
+        control.sendall(b".")
 
 
 def cuda_open() -> bool:

@@ -18,7 +18,6 @@ import sys
 import tempfile
 import threading
 from contextlib import suppress
-from functools import cache
 
 from weft import machine
 
@@ -63,6 +62,7 @@ class ForkServer:
                 self.close()
                 raise RuntimeError(f"no process can be started for candidates: {self.said()}")
             self.cuda = json.loads(line)["cuda"]
+            self.control.settimeout(STARTING)
 
     def said(self) -> str:
         """The end of what it and the keepers printed."""
@@ -70,15 +70,16 @@ class ForkServer:
         return self.errors.read().decode(errors="replace").strip()[-2000:]
 
     def fork(self, fds: list[int]) -> None:
+        """Raises OSError where the server has ended, or does not answer."""
         socket.send_fds(self.control, [b"+"], fds)
+        if not self.control.recv(1):
+            raise BrokenPipeError("the fork server has ended")
 
     def close(self) -> None:
+        """Keepers and guests stay: each cell ends its own."""
         self.control.close()
-        try:
-            self.process.wait(5)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        self.process.kill()
+        self.process.wait()
 
 
 _servers: dict[tuple[object, ...], ForkServer] = {}
@@ -90,11 +91,6 @@ def search_path() -> list[str]:
     return [os.path.abspath(p) for p in sys.path]
 
 
-@cache
-def _modules(gpu: bool) -> tuple[str, ...]:
-    return HEAVY if gpu else (*HEAVY, *OURS)
-
-
 def _server() -> ForkServer:
     """Under the lock: the server for this environment, started if it is not there."""
     gpu = machine.has_gpu()
@@ -104,7 +100,7 @@ def _server() -> ForkServer:
     key = (os.getpid(), gpu, *(os.environ.get(name) for name in READ_AT_IMPORT))
     server = _servers.get(key)
     if server is None or server.process.poll() is not None:
-        server = _servers[key] = ForkServer(_modules(gpu))
+        server = _servers[key] = ForkServer(HEAVY if gpu else (*HEAVY, *OURS))
     return server
 
 
