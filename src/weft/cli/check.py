@@ -119,7 +119,7 @@ def check(
         data = {"passed": passed, "verdicts": [asdict(v) for v in verdicts]}
         typer.echo(jsonlib.dumps(data))
     else:
-        _show(verdicts)
+        _show(verdicts, strangers)
     if not passed and not failed:
         typer.echo("nothing could be checked here; the reasons are above", err=True)
     raise typer.Exit(0 if passed else 1)
@@ -251,7 +251,7 @@ def _bar(total: int) -> Iterator[Callable[[str], None]]:
         yield advance
 
 
-def _show(verdicts: Sequence[Verdict]) -> None:
+def _show(verdicts: Sequence[Verdict], strangers: Strangers) -> None:
     """The table, then each distinct reason, then every failure with the call that repeats it."""
     from rich.console import Console
     from rich.markup import escape
@@ -271,7 +271,7 @@ def _show(verdicts: Sequence[Verdict]) -> None:
         if v.status == FAIL:
             where = f"{v.operator} {v.implementation} {v.case} {v.direction}"
             console.print(f"[red]failed[/]: {where}: {escape(v.reason)}", soft_wrap=True)
-            console.print(f"  again: {_again(v)}", soft_wrap=True)
+            console.print(f"  again: {_again(v, strangers)}", soft_wrap=True)
 
 
 def _table(verdicts: Sequence[Verdict]) -> Table:
@@ -301,9 +301,14 @@ def _table(verdicts: Sequence[Verdict]) -> Table:
     return table
 
 
-def _again(v: Verdict) -> str:
-    seeds = [s for s in v.seeds if f"seed {s}" in v.reason] or list(v.seeds)
-    return (
-        f"weft check {v.operator} --impl {v.implementation} --case {v.case} "
-        f"--direction {v.direction} " + " ".join(f"--seed {s}" for s in seeds)
+def _again(v: Verdict, strangers: Strangers) -> str:
+    guest = strangers.guests.get((v.operator, v.implementation))
+    told = [s for s in v.seeds if f"seed {s}" in v.reason]
+    return " ".join(
+        [
+            f"weft check {v.operator} --impl {v.implementation}",
+            *([f"--with {guest.source.path}"] if guest else []),
+            f"--case {v.case} --direction {v.direction}",
+            *(f"--seed {s}" for s in told or v.seeds[:1]),
+        ]
     )

@@ -18,7 +18,7 @@ from weft.core import Case, Implementation, Support
 from weft.core.implementation import anywhere
 from weft.workbench.at_hand import Hand, Lay, Observed
 from weft.workbench.bring import Source
-from weft.workbench.cell import Cell, Limits
+from weft.workbench.cell import Cell, CellDied, Limits, Reply
 from weft.workbench.stage import Form, Scene, Stage
 
 
@@ -29,6 +29,9 @@ class Holding(Protocol):
     def call(self, aside: bool, without: Collection[str] = ()) -> Observed: ...
     def close(self) -> None: ...
 
+
+# In what a call raised (PyTorch's words, the driver's), where the GPU's context may be lost with it.
+BROKE = ("CUDA error", "CUDA_ERROR")
 
 Hands = Callable[[Implementation, Scene, int], Holding]
 
@@ -53,6 +56,7 @@ class Guest:
         self.implementations = tuple(self._stands_for(d) for d in said["implementations"])
 
     def _start(self) -> Mapping[str, Any]:
+        self.broken = False
         self.cell = Cell(limits=self.limits, argument={"source": self.source.to_json()})
         try:
             return self.cell.ask("load").payload
@@ -93,8 +97,18 @@ class Guest:
         return Support(**self.cell.ask("supports", asked).payload)
 
     def hands(self, implementation: Implementation, scene: Scene, poison: int) -> Holding:
-        """A stage of this scene in the guest."""
-        return Away(self.cell, implementation, scene, poison)
+        """A stage of this scene in the guest; in a new one, where the last call broke it."""
+        if self.broken:
+            self.restart()
+        return Away(self, implementation, scene, poison)
+
+    def ask(self, verb: str, asked: dict[str, Any]) -> Reply:
+        """Ask the guest; an end of its process is remembered, and passed on."""
+        try:
+            return self.cell.ask(verb, asked)
+        except CellDied:
+            self.broken = True
+            raise
 
 
 def _elsewhere(*_: object, **__: object) -> Any:
@@ -133,18 +147,21 @@ def forms_from_json(data: Mapping[str, Any]) -> tuple[tuple[Form, ...], Form | N
 class Away:
     """A candidate at a stage in its guest."""
 
-    def __init__(self, cell: Cell, implementation: Implementation, scene: Scene, poison: int):
-        self.cell, self.device = cell, scene.device
+    def __init__(self, guest: Guest, implementation: Implementation, scene: Scene, poison: int):
+        self.guest, self.device = guest, scene.device
         asked = {**scene_to_json(scene, implementation), "poison": poison}
-        self.stage = cell.ask("stage", asked).payload["stage"]
+        self.stage = guest.ask("stage", asked).payload["stage"]
 
     def fill(self, seed: int) -> None:
-        self.cell.ask("fill", {"stage": self.stage, "seed": seed})
+        self.guest.ask("fill", {"stage": self.stage, "seed": seed})
 
     def call(self, aside: bool, without: Collection[str] = ()) -> Observed:
         asked = {"stage": self.stage, "aside": aside, "without": sorted(without)}
-        reply = self.cell.ask("call", asked)
+        reply = self.guest.ask("call", asked)
         said = reply.payload
+        # What a kernel broke stays broken for its process, and would be the next one's fault.
+        raised = said["found"].get("returns", "")
+        self.guest.broken |= any(words in raised for words in BROKE)
         lays = tuple(
             Lay(tuple(d["shape"]), d["dtype"], d["device"], tuple(d["strides"]))
             for d in said["lays"]
@@ -158,4 +175,4 @@ class Away:
         )
 
     def close(self) -> None:
-        self.cell.ask("drop", {"stage": self.stage})
+        self.guest.ask("drop", {"stage": self.stage})
