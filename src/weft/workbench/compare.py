@@ -1,51 +1,39 @@
 """compare: is B faster than A? Four answers, from the two intervals and the machine's own noise.
 
 With r = B / A and its interval from the two medians' intervals, and n the noise: ``faster`` where
-the whole interval lies below 1 - n, ``slower`` where it lies above 1 + n, ``same`` where it lies
-between, ``ambiguous`` otherwise. Where a run ended ``noisy``, its samples' p10 to p90 stands for
-its interval in the first two. Nothing is run.
+the whole interval lies below 1 / (1 + n), ``slower`` where it lies above 1 + n, ``same`` where it
+lies between, ``ambiguous`` otherwise; so A and B may change places. Where a run ended ``noisy``,
+its samples' p10 to p90 stands for its interval in the first two. Nothing is run.
 """
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Any
 
-from weft.core import Record, Timing, WeftError
+from weft.core import Record, WeftError
 from weft.core.record import FAIL, PASS
-from weft.workbench.statistics import drift
+from weft.workbench.compare_side import ENOUGH, Range, Side, side, suspicions
+from weft.workbench.noise import NOISE, Identity, Noise, identity
 
 FASTER, SLOWER, SAME, AMBIGUOUS = "faster", "slower", "same", "ambiguous"
-# Between two runs of the same thing a median moves by more than its interval says: other pages,
-# another temperature. Smaller differences than these are never called one.
-NOISE = {"cuda": 0.01, "cpu": 0.05}
-FEW = 20  # samples under which a bootstrap interval is too narrow to be trusted
+FAIL_ON = ("slower", "missing", "ambiguous")  # each of them fails on what stands before it too
 
 Key = tuple[str, ...]
-Range = tuple[float, float]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Side:
-    """One implementation's time on one side, from one record or several runs' (us)."""
-
-    cold: float
-    interval: tuple[float, float]
-    spread: tuple[float, float]
-    noise: float
-    shaky: bool
-    runs: int
+Noises = Mapping[Identity, Noise]
 
 
 @dataclass(frozen=True)
 class Comparison:
     """What became of one implementation at one point. ``ratio`` is B / A: under 1 is faster.
 
-    ``verdict`` is None where there is nothing to compare, and ``reason`` says why; ``broken`` is an
-    implementation that passed in A and fails in B.
+    ``verdict`` is None where there is nothing to compare, and ``reason`` says why; with an
+    ``ambiguous`` it says what made it so. ``broken`` is an implementation that passed in A and
+    fails, is suspect or is gone in B, and ``missing`` one that is gone: not in B, or not timed.
+    ``noise_from`` says where the noise came from: "default", "measured", "threshold", "drift"
+    within a run, or "runs" that lie apart. ``runs`` are A's and B's.
     """
 
     operator: str
@@ -57,19 +45,33 @@ class Comparison:
     a: float | None = None
     b: float | None = None
     ratio: float | None = None
-    interval: tuple[float, float] | None = None
+    interval: Range | None = None
     noise: float | None = None
+    noise_from: str = ""
+    runs: tuple[int, int] | None = None
     reason: str = ""
     broken: bool = False
+    missing: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The comparison as plain data."""
         return asdict(self)
 
 
-def machine_of(record: Record) -> tuple[str, str]:
-    """What must be alike for two times to be compared: the device and its architecture."""
-    return str(record.machine.get("device")), str(record.machine.get("arch"))
+def machine_of(record: Record) -> tuple[str, ...]:
+    """What must be alike for two times to be compared: the device, its architecture, and how many
+    of its units (multiprocessors, or threads) there are."""
+    return tuple(str(record.machine.get(word) or "") for word in ("device", "arch", "units"))
+
+
+def names(machines: set[tuple[str, ...]]) -> str:
+    """Machines as a person reads them."""
+
+    def told(device: str, arch: str, units: str) -> str:
+        more = ", ".join(p for p in (arch, f"{units} units" if units else "") if p)
+        return f"{device} ({more})" if more else device
+
+    return " and ".join(sorted(told(*m) for m in machines))
 
 
 def compare(
@@ -78,11 +80,14 @@ def compare(
     *,
     threshold: float | None = None,
     force: bool = False,
+    noises: Noises | None = None,
 ) -> list[Comparison]:
     """Every implementation of either side, in B's order and then what only A has.
 
-    ``threshold`` is the least difference that counts, as a share (default: ``NOISE`` of the
-    device's kind). Raises :class:`WeftError` where the machines differ, unless ``force``.
+    ``threshold`` is the least difference that counts, as a share. ``noises`` are what was measured
+    of the machines (:mod:`weft.workbench.noise`); of others ``NOISE`` of their kind is taken, in
+    whose place a threshold stands. Raises :class:`WeftError` where the machines differ, unless
+    ``force``.
     """
     if threshold is not None and not 0 <= threshold < 1:
         raise WeftError(
@@ -92,17 +97,16 @@ def compare(
     if machines[0] != machines[1] and not force:
         raise WeftError(
             "times of unlike machines cannot be compared",
-            expected=f"records of {_names(machines[0])} on both sides",
-            got=_names(machines[1]),
+            expected=f"records of {names(machines[0])} on both sides",
+            got=names(machines[1]),
             hint="measure both on one machine, or --force to look at the ratios all the same",
         )
     by_key = _gather(a, apart=not force), _gather(b, apart=not force)
     keys = list(dict.fromkeys([*by_key[1], *by_key[0]]))
-    return [_one(k[:4], by_key[0].get(k, []), by_key[1].get(k, []), threshold) for k in keys]
-
-
-def _names(machines: set[tuple[str, str]]) -> str:
-    return " and ".join(sorted(f"{device} ({arch})" for device, arch in machines))
+    return [
+        _one(k[:4], by_key[0].get(k, []), by_key[1].get(k, []), threshold, noises or {})
+        for k in keys
+    ]
 
 
 def _gather(records: Sequence[Record], *, apart: bool) -> dict[Key, list[Record]]:
@@ -113,27 +117,50 @@ def _gather(records: Sequence[Record], *, apart: bool) -> dict[Key, list[Record]
     return found
 
 
-def _one(key: Key, a: Sequence[Record], b: Sequence[Record], threshold: float | None) -> Comparison:
+def _one(
+    key: Key, a: Sequence[Record], b: Sequence[Record], threshold: float | None, noises: Noises
+) -> Comparison:
     one, other = side(a), side(b)
-    if one is None or other is None:
-        broken = _last(a) == PASS and _last(b) == FAIL
-        return Comparison(*key, verdict=None, reason=_why(a, b), broken=broken)
-    kind = str(b[-1].machine.get("kind"))
-    least = NOISE.get(kind, max(NOISE.values())) if threshold is None else threshold
-    noise = max(least, one.noise, other.noise)
+    if one is None or other is None or suspicions(a) or suspicions(b):
+        return _nothing(key, a, b)
+    noise, noise_from = max(
+        least_of(key, a, threshold, noises),
+        least_of(key, b, threshold, noises),
+        (one.noise, one.noise_from),
+        (other.noise, other.noise_from),
+        key=lambda found: found[0],
+    )
     interval = ratio_of(one.interval, other.interval)
     # A run that ended noisy must be told apart by its samples' p10 to p90, not by its median's.
     shaky = one.shaky or other.shaky
     apart = ratio_of(one.spread, other.spread) if shaky else interval
+    verdict = decide(interval, apart, noise)
     return Comparison(
         *key,
-        verdict=decide(interval, apart, noise),
+        verdict=verdict,
         a=one.cold,
         b=other.cold,
         ratio=other.cold / one.cold,
         interval=interval,
         noise=noise,
+        noise_from=noise_from,
+        runs=(one.runs, other.runs),
+        reason=_doubt(one, other, interval, noise, noise_from) if verdict == AMBIGUOUS else "",
     )
+
+
+def least_of(
+    key: Key, records: Sequence[Record], threshold: float | None, noises: Noises
+) -> tuple[float, str]:
+    """Under what share no difference is called one, and where that comes from: the larger of the
+    threshold and the machine's measured noise; with neither, the default of its kind."""
+    machine = records[-1].machine
+    measured = noises.get(identity(machine))
+    found = [] if threshold is None else [(threshold, "threshold")]
+    if measured is not None:
+        found.append((measured.of(key), "measured"))
+    default = NOISE.get(str(machine.get("kind")), max(NOISE.values()))
+    return max(found, key=lambda one: one[0]) if found else (default, "default")
 
 
 def ratio_of(low_high_a: Range, low_high_b: Range) -> Range:
@@ -144,56 +171,35 @@ def ratio_of(low_high_a: Range, low_high_b: Range) -> Range:
 def decide(interval: Range, apart: Range, noise: float) -> str:
     """The verdict at a noise: ``apart`` is the ratio's range that must clear it for a difference,
     ``interval`` the one that must stay within it for none."""
-    if apart[1] < 1 - noise:
+    low, high = 1 / (1 + noise), 1 + noise
+    if apart[1] < low:
         return FASTER
-    if apart[0] > 1 + noise:
+    if apart[0] > high:
         return SLOWER
-    if interval[0] >= 1 - noise and interval[1] <= 1 + noise:
+    if interval[0] >= low and interval[1] <= high:
         return SAME
     return AMBIGUOUS
 
 
-def side(records: Sequence[Record]) -> Side | None:
-    """What the timed records of one implementation say together; None where none was timed.
-
-    Several runs: the median of their medians, the hull of their intervals, and how far the runs lie
-    apart as noise.
-    """
-    timings = [r.timing for r in records if r.timing and r.timing.cold > 0]
-    if not timings or _last(records) == FAIL:
-        return None
-    colds = [t.cold for t in timings]
-    middle = statistics.median(colds)
-    noises = [_drift(t) for t in timings]
-    if len(timings) > 1:
-        noises.append((max(colds) - min(colds)) / middle)
-    return Side(
-        cold=middle,
-        interval=(min(t.interval[0] for t in timings), max(t.interval[1] for t in timings)),
-        spread=(min(t.p10 for t in timings), max(t.p90 for t in timings)),
-        noise=max(noises),
-        shaky=any(_shaky(t) for t in timings),
-        runs=len(timings),
-    )
+def _doubt(one: Side, other: Side, interval: Range, noise: float, noise_from: str) -> str:
+    """Why neither a difference nor its absence could be shown."""
+    if one.shaky or other.shaky:
+        where = " and ".join(n for n, s in (("A", one), ("B", other)) if s.shaky)
+        return f"a run of {where} ended noisy: its interval is too wide, or its samples too few"
+    if noise_from == "drift":
+        return f"the times wandered by {noise:.1%} within a run"
+    if noise_from == "runs":
+        return f"runs of one commit lie {noise:.1%} apart; {ENOUGH} or more a side say more"
+    return f"{interval[0]:.3f} to {interval[1]:.3f} reaches over the edge of the noise"
 
 
-def _clean(timing: Timing) -> tuple[float, ...]:
-    """The samples that were not throttled: those stand last."""
-    kept = timing.samples[: len(timing.samples) - timing.throttled]
-    return kept or timing.samples
-
-
-def _drift(timing: Timing) -> float:
-    return drift(_clean(timing))
-
-
-def _shaky(timing: Timing) -> bool:
-    """Whether the run ended without the interval that a median's name rests on."""
-    return "noisy" in timing.flags or len(_clean(timing)) < FEW
-
-
-def _last(records: Sequence[Record]) -> str | None:
-    return records[-1].verdict.status if records else None
+def _nothing(key: Key, a: Sequence[Record], b: Sequence[Record]) -> Comparison:
+    good = bool(a) and a[-1].verdict.status == PASS and not suspicions(a)
+    failed = bool(b) and b[-1].verdict.status == FAIL
+    untimed = side(a) is not None and side(b) is None
+    gone = good and (not b or untimed) and not failed
+    broken = good and (failed or gone or bool(suspicions(b)))
+    return Comparison(*key, verdict=None, reason=_why(a, b), broken=broken, missing=gone)
 
 
 def _why(a: Sequence[Record], b: Sequence[Record]) -> str:
@@ -204,23 +210,29 @@ def _why(a: Sequence[Record], b: Sequence[Record]) -> str:
             last = records[-1]
             said = last.verdict.reason or "; ".join(last.flags) or "not timed"
             return f"{last.verdict.status} in {name}: {said}"
+        if suspicions(records):
+            return f"not to be believed in {name}: {'; '.join(suspicions(records))}"
     return ""
 
 
 def counts(found: Sequence[Comparison]) -> dict[str, int]:
-    """How many of each verdict; ``none`` are those with nothing to compare."""
+    """How many of each verdict; ``none`` are those with nothing to compare, and ``broken`` those
+    of them that passed before."""
     seen = Counter(c.verdict or "none" for c in found)
-    return {word: seen[word] for word in (FASTER, SLOWER, SAME, AMBIGUOUS, "none")}
+    broken = sum(c.broken for c in found)
+    return {w: seen[w] for w in (FASTER, SLOWER, SAME, AMBIGUOUS, "none")} | {"broken": broken}
 
 
-def differences(a: Sequence[Record], b: Sequence[Record]) -> list[str]:
-    """What else differs between two sides of like machines: driver, versions, commit."""
+def against(found: Sequence[Comparison], fail_on: str = "missing") -> list[Comparison]:
+    """What a gate stops at: ``slower`` is what became slower, fails or is suspect now, ``missing``
+    (the default) also what passed and is gone, ``ambiguous`` also what could not be decided."""
+    if fail_on not in FAIL_ON:
+        raise WeftError("--fail-on", expected=" or ".join(FAIL_ON), got=fail_on)
+    level = FAIL_ON.index(fail_on)
 
-    def told(records: Sequence[Record]) -> Mapping[str, Any]:
-        here = records[-1].machine
-        versions = {f"{k} version": v for k, v in (here.get("versions") or {}).items()}
-        return {"driver": here.get("driver"), "power limit": here.get("power_limit_w"), **versions}
+    def stops(c: Comparison) -> bool:
+        if c.missing:
+            return level >= FAIL_ON.index("missing")
+        return c.verdict == SLOWER or c.broken or (level == 2 and c.verdict == AMBIGUOUS)
 
-    one, other = told(a), told(b)
-    keys = [k for k in one if k in other and one[k] != other[k]]
-    return [f"{k}: {one[k]} in A, {other[k]} in B" for k in keys]
+    return [c for c in found if stops(c)]
