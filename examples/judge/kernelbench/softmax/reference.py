@@ -10,7 +10,7 @@ class Model(nn.Module):
 
 
 def get_inputs():
-    return [torch.rand(16, 16384)]
+    return [torch.rand(4, 16384)]
 
 
 def get_init_inputs():
