@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 
 from weft.workbench import clock_cpu
 from weft.workbench.clock import measure
-from weft.workbench.plan import Budget, Candidate, ClockReplaced, Outcome, Plan, plan, replaced
+from weft.workbench.guard import ClockReplaced, replaced
+from weft.workbench.local_rig import LocalRig
+from weft.workbench.plan import Budget, Candidate, Outcome, Plan, plan
 from weft.workbench.readings import Readings, is_throttled, summarise_clocks
-from weft.workbench.recheck import Recheck, turns
-from weft.workbench.slots import Slot, has_nan, poison, refill, shares_memory, storages
+from weft.workbench.recheck import turns
+from weft.workbench.slots import Slot, poison, refill, shares_memory, storages, unwritten
 from weft.workbench.statistics import drift, is_steady, median_interval, summarise
 
 Call = Callable[[], torch.Tensor]
@@ -335,10 +337,13 @@ def test_refilling_keeps_addresses_versions_and_odd_strides() -> None:
 def test_poison_leaves_an_inputs_memory_alone() -> None:
     slot, out = make_slot(0), torch.ones(3)
     poison((out, slot.inputs[0]), storages([slot]))
-    assert has_nan(out) and not has_nan(slot.inputs[0])
-    whole = torch.ones(3, dtype=torch.int32)
-    poison(whole)
-    assert int(whole[0]) == torch.iinfo(torch.int32).max
+    assert bool(out.isnan().all()) and unwritten(out) and not unwritten(slot.inputs[0])
+    assert not unwritten(torch.full((3,), float("nan"))), "a NaN that a kernel computed is no poison"
+    whole, flags, pairs = torch.ones(3, dtype=torch.int32), torch.zeros(3) > 1, torch.ones(2, 2) * 1j
+    for each in (whole, flags, pairs, torch.ones(2, 3, dtype=torch.bfloat16).t()):
+        poison(each)
+    assert int(whole[0]) == torch.iinfo(torch.int32).max and bool(flags.all())
+    assert bool(pairs.isnan().all())
 
 
 def test_shared_memory_is_seen_and_empty_results_are_not() -> None:
@@ -349,13 +354,17 @@ def test_shared_memory_is_seen_and_empty_results_are_not() -> None:
 
 def test_neighbours_and_turns_hold_different_contents() -> None:
     slots = [make_slot(i) for i in range(4)]
-    recheck = Recheck(slots, make_slot, make_judge, seed=0)
-    recheck.load(0)
+    stand = clock_cpu.CpuStand()
+    rig = stand.rig(Candidate(name="x", bind=honest), slots, Plan(calls=4, flush=False))
+    local = LocalRig(rig, slots, make_slot)
+    next(local.rerun([100, 200], turn=0))
     first = [s.inputs[0].clone() for s in slots]
-    recheck.load(1)
+    assert torch.equal(first[0], first[2]) and torch.equal(first[0], make_slot(100).inputs[0])
+    next(local.rerun([100, 200], turn=1))
     assert not torch.equal(first[0], first[1])
     assert all(not torch.equal(a, s.inputs[0]) for a, s in zip(first, slots, strict=True))
     assert [turns(n) for n in (1, 5, 12, 64)] == [12, 3, 1, 1]
+    assert [turns(n, near=False) for n in (1, 5, 12, 64)] == [12, 6, 4, 2]
 
 
 def test_throttling_is_told_from_a_power_cap() -> None:
@@ -379,7 +388,8 @@ class Hot:
 
 
 def test_throttled_samples_are_kept_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.workbench.clock.Sampler", lambda device: Hot())
+    hot = Hot()
+    monkeypatch.setattr("weft.machine.clocks.Sampler.read", lambda self: hot.read())
     monkeypatch.setattr("weft.workbench.readings.APART", 0)
     (found,) = run(honest, judged=False)
     assert found.timing is not None

@@ -6,8 +6,9 @@ Nothing that has not passed at a case is timed there; what cannot run is a recor
 from __future__ import annotations
 
 import gc
+import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -27,16 +28,19 @@ from weft.core import (
     Verdict,
 )
 from weft.core.record import FAIL, PASS, UNSUPPORTED
-from weft.workbench import inputs as drawing
 from weft.workbench.bind import bind
+from weft.workbench.cell import CellDied, GuestError
 from weft.workbench.check import check
 from weft.workbench.clock import measure
+from weft.workbench.guests import Guest, restart, without_their_baseline
+from weft.workbench.hands import here
 from weft.workbench.judge import judge
 from weft.workbench.limits import ceilings as measured_ceilings
 from weft.workbench.oracle import Oracle, fresh_seeds
 from weft.workbench.plan import Budget, Candidate, Outcome
 from weft.workbench.points import Point, select
-from weft.workbench.slots import Slot
+from weft.workbench.remote_clock import RemoteStand, first_call, named
+from weft.workbench.slots import Form, Slot, deal
 
 # By how much a time may beat the floor. A GPU's ceiling is steady, so that beating it is suspect; a
 # CPU's was measured among whatever else ran then and can be beaten honestly: it is only flagged.
@@ -53,6 +57,18 @@ Say = Callable[[str], None]
 
 def _silent(line: str) -> None:
     return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _How:
+    """What is the same at every point of a run. ``guests`` holds a stranger's process by the name
+    of its implementation, ``without`` the checks that are left out."""
+
+    budget: Budget
+    seed: int
+    say: Say
+    guests: Mapping[str, Guest]
+    without: Collection[str]
 
 
 @dataclass(kw_only=True)
@@ -84,6 +100,9 @@ def run_points(
     patience: float | None = None,
     seed: int = 0,
     on_event: Say = _silent,
+    guests: Mapping[str, Guest] | None = None,
+    baselines: Mapping[str, Implementation] | None = None,
+    without: Collection[str] = (),
 ) -> Iterator[list[Record]]:
     """Records of these operators, a list for each point as soon as it is done.
 
@@ -91,38 +110,41 @@ def run_points(
     takes all of them, ``cases`` names some. ``operators`` and ``impls`` may be objects as well as
     names, for what is not in the registry. With ``patience`` (seconds) forward comes first, and a
     backward that would begin later is left out and said to be. ``on_event`` gets a line of progress
-    at a time.
+    at a time. ``guests`` are the processes of strangers' implementations, by their names: those are
+    checked and timed there, started anew for each point, on seeds from the operating system.
+    ``baselines`` set the tolerance of operators that are not in the registry. ``without`` names
+    checks to leave out, of the check and of the clock.
     Raises :class:`WeftError` for a name that is not there, before anything runs.
     """
     device = device or machine.default_device()
-    points = list(select(operators, impls, cases, directions, device, all_cases))
+    chosen = select(operators, impls, cases, directions, device, all_cases, baselines)
+    points = [without_their_baseline(p, guests or {}, baselines or {}) for p in chosen]
     budget = budget or Budget.of(device, quick)
     if ceilings is None:
         ceilings = measured_ceilings(device, progress=on_event)
-    here = machine.fingerprint(device) | {"ceilings": asdict(ceilings) if ceilings else None}
+    machine_now = machine.fingerprint(device) | {"ceilings": asdict(ceilings) if ceilings else None}
     if patience is not None:
         points.sort(key=lambda p: p.direction == BACKWARD)
-    return _run(points, budget, ceilings, here, patience, seed, on_event)
+    how = _How(budget=budget, seed=seed, say=on_event, guests=guests or {}, without=without)
+    return _run(points, how, ceilings, machine_now, patience)
 
 
 def _run(
     points: Sequence[Point],
-    budget: Budget,
+    how: _How,
     ceilings: Ceilings | None,
     fingerprint: Mapping[str, Any],
     patience: float | None,
-    seed: int,
-    say: Say,
 ) -> Iterator[list[Record]]:
     began = _now()
     for number, point in enumerate(points, 1):
         late = patience is not None and _now() - began > patience * 1e9
         if late and point.direction == BACKWARD:
             left = ", ".join(p.operator.name for p in points[number - 1 :])
-            say(f"left out to stay quick: backward of {left}; weft bench --direction backward")
+            how.say(f"left out to stay quick: backward of {left}; weft bench --direction backward")
             return
-        progress = partial(_prefixed, say, f"[{number}/{len(points)}] {point.title}: ")
-        found = _point(point, budget, seed, progress)
+        progress = partial(_prefixed, how.say, f"[{number}/{len(points)}] {point.title}: ")
+        found = _point(point, replace(how, say=progress), number > 1)
         yield [
             make_record(point, i, found[i.name], ceilings, fingerprint)
             for i in point.implementations
@@ -135,33 +157,48 @@ def _prefixed(say: Say, prefix: str, line: str) -> None:
     say(prefix + line)
 
 
-def _point(point: Point, budget: Budget, seed: int, say: Say) -> dict[str, _Found]:
+def _point(point: Point, how: _How, anew: bool) -> dict[str, _Found]:
     """Check every implementation at a point, then time those that passed, side by side."""
     found: dict[str, _Found] = {}
     passed: list[Implementation] = []
+    broken = restart(point, how.guests) if anew else {}
     # One float64 reference for all of them, on seeds that no implementation can know.
     seeds = fresh_seeds(CHECK_SEEDS)
     oracle = Oracle(
         point.operator, point.case, point.direction, point.device, seeds, point.baseline
     )
     for implementation in point.implementations:
-        answer = support(implementation, point.case, point.device, point.direction)
+        name = implementation.name
+        try:
+            if name in broken:
+                raise CellDied(broken[name])
+            answer = support(implementation, point.case, point.device, point.direction)
+        except (CellDied, GuestError) as error:
+            found[name] = _Found(verdict=_verdict(point, implementation, FAIL, f"channel: {error}"))
+            continue
         if not (answer.ok and answer.timed):
             verdict = _verdict(point, implementation, UNSUPPORTED, answer.reason)
-            found[implementation.name] = _Found(verdict=verdict)
+            found[name] = _Found(verdict=verdict)
             continue
-        say(f"checking {implementation.name}")
-        one = _checked(point, implementation, oracle, seed)
-        found[implementation.name] = one
+        how.say(f"checking {name}")
+        found[name] = one = _checked(point, implementation, oracle, how)
         if one.verdict.status == PASS:
             passed.append(implementation)
-    del oracle
     if passed:
-        say(f"timing {', '.join(i.name for i in passed)}")
-        outcomes = _timed(point, passed, found, budget, seed, say)
-        for name, outcome in outcomes.items():
+        grad = _grad_form(oracle)
+        del oracle
+        how.say(f"timing {', '.join(i.name for i in passed)}")
+        for name, outcome in _timed(point, passed, grad, found, how).items():
             _take(found[name], outcome)
     return found
+
+
+def _grad_form(oracle: Oracle) -> Form | None:
+    """The form of the output, whose gradient a backward is given; None in the forward."""
+    if oracle.direction != BACKWARD:
+        return None
+    form = oracle.forward_form
+    return form.shape, form.dtype
 
 
 def _take(one: _Found, outcome: Outcome) -> None:
@@ -183,12 +220,17 @@ def _verdict(point: Point, implementation: Implementation, status: str, reason: 
     )
 
 
-def _checked(point: Point, implementation: Implementation, oracle: Oracle, seed: int) -> _Found:
+def _checked(point: Point, implementation: Implementation, oracle: Oracle, how: _How) -> _Found:
     """The very first call, timed, and then the check. A first call that raises is left to the
     check to judge."""
     first = None
+    guest = how.guests.get(implementation.name)
     try:
-        first = _first_call(point, implementation, seed)
+        grad = _grad_form(oracle)
+        if guest is None:
+            first = _first_call(point, implementation, grad, how.seed)
+        else:
+            first = first_call(guest.cell, _named(point, implementation, grad), _seed())
     except Exception:  # noqa: BLE001 - the check makes the same call and says what it raised
         free_memory(point.device)
     verdict = check(
@@ -198,13 +240,27 @@ def _checked(point: Point, implementation: Implementation, oracle: Oracle, seed:
         point.direction,
         point.device,
         oracle=oracle,
+        without=how.without,
+        hands=here if guest is None else guest.hands,
     )
     return _Found(verdict=verdict, first=first)
 
 
-def _first_call(point: Point, implementation: Implementation, seed: int) -> float:
+def _seed() -> int:
+    """A seed that a stranger cannot know."""
+    return secrets.randbelow(1 << 31)
+
+
+def _named(point: Point, implementation: Implementation, grad: Form | None) -> dict[str, Any]:
+    names = (point.operator.name, implementation.name, point.case.name)
+    return named(*names, point.direction, point.device, grad)
+
+
+def _first_call(
+    point: Point, implementation: Implementation, grad: Form | None, seed: int
+) -> float:
     """Wall time (us) of binding and calling for the first time, compilation included."""
-    slot = make_slot(point, implementation, seed)
+    slot = deal(point.case, point.device, grad, seed)
     synchronise(point.device)
     start = _now()
     _bind(point, implementation, slot)()
@@ -217,18 +273,6 @@ def synchronise(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def make_slot(point: Point, implementation: Implementation, seed: int) -> Slot:
-    """One call's inputs; backward also needs the form of the output, which ``implementation``
-    or the baseline gives."""
-    inputs = drawing.make(point.case, point.device, seed)
-    if point.direction != BACKWARD:
-        return Slot(inputs)
-    source = point.baseline or implementation
-    with torch.no_grad():
-        output = source.forward(*inputs, **point.case.params)
-    return Slot(inputs, drawing.gradient_like(output, seed))
-
-
 def _bind(point: Point, implementation: Implementation, slot: Slot) -> Callable[[], Any]:
     return bind(point.operator, implementation, point.case, point.direction, slot.inputs, slot.grad)
 
@@ -236,37 +280,51 @@ def _bind(point: Point, implementation: Implementation, slot: Slot) -> Callable[
 def _timed(
     point: Point,
     passed: Sequence[Implementation],
+    grad: Form | None,
     found: Mapping[str, _Found],
-    budget: Budget,
-    seed: int,
-    say: Say,
+    how: _How,
 ) -> dict[str, Outcome]:
     def on_round(number: int, medians: Mapping[str, float]) -> None:
         best = min(medians, key=medians.__getitem__, default="")
         if best:
-            say(f"round {number + 1}, fastest so far {best} at {medians[best]:.1f} us")
+            how.say(f"round {number + 1}, fastest so far {best} at {medians[best]:.1f} us")
 
-    candidates = [
-        Candidate(name=i.name, bind=partial(_bind, point, i), first=found[i.name].first)
-        for i in passed
-    ]
     free_memory(point.device)
     make_judge = partial(
         judge, point.operator, point.case, point.direction, point.device, point.baseline
     )
+    lost: dict[str, Outcome] = {}
+    candidates = []
+    for one in passed:
+        try:
+            candidates.append(_candidate(point, one, grad, found[one.name].first, how))
+        except (CellDied, GuestError) as error:
+            lost[one.name] = Outcome(trouble=f"its process: {error}")
+    strange = any(c.stand is not None for c in candidates)
     try:
-        return measure(
+        return lost | measure(
             candidates,
-            partial(make_slot, point, passed[0]),
+            partial(deal, point.case, point.device, grad),
             device=point.device,
-            budget=budget,
+            budget=how.budget,
             make_judge=make_judge,
-            seed=seed,
+            seed=None if strange else how.seed,
             on_round=on_round,
+            without=how.without,
         )
     except (torch.OutOfMemoryError, MemoryError):
         free_memory(point.device)
         return {i.name: Outcome(trouble="out of memory") for i in passed}
+
+
+def _candidate(
+    point: Point, one: Implementation, grad: Form | None, first: float | None, how: _How
+) -> Candidate:
+    guest = how.guests.get(one.name)
+    stand = None
+    if guest is not None:
+        stand = RemoteStand(guest.cell, _named(point, one, grad), point.device, how.without)
+    return Candidate(name=one.name, bind=partial(_bind, point, one), first=first, stand=stand)
 
 
 def free_memory(device: str) -> None:

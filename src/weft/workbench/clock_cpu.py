@@ -13,14 +13,16 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from weft import machine
-from weft.workbench.plan import CROSS_TRIES, SHORTEST, Candidate, Plan
-from weft.workbench.slots import Result, Slot
+from weft.workbench.local_rig import LocalRig
+from weft.workbench.plan import AIM, CROSS_TRIES, SHORTEST, Candidate, Estimate, Plan
+from weft.workbench.slots import MakeSlot, Result, Slot, poison, storages, tensors_of
 
 _now = time.perf_counter_ns
 _cpu_now = time.process_time_ns
 
 SLOW = 60_000.0  # us: a rotation that lasts longer gives way to a flush
 BATCH = 2_000.0  # us that a batch of warm calls lasts
+AUDIT = 2 * AIM  # us that an audit's calls last at least, where there are as many
 CROSS = 20_000.0  # us that the two clocks are compared over
 SLACK = 5_000_000  # ns of CPU time that is let pass: the clock's own, the interpreter's
 IDLE = 0.2  # share of a core under which the process counts as idle
@@ -39,7 +41,8 @@ class CpuStand:
     def __init__(self) -> None:
         self.cache = machine.l2_bytes("cpu")
         self.cores = _cores()
-        self.flusher = torch.zeros(2 * self.cache // 4, dtype=torch.float32)
+        # Ones and not zeros, which a system may back by one page until they are written.
+        self.flusher = torch.ones(2 * self.cache // 4, dtype=torch.float32)
         self.per_call = self._empty_call()
         self.overhead = self.per_call / 1000
         self.tail = max(self._spinning() for _ in range(3))
@@ -68,10 +71,13 @@ class CpuStand:
     def flush(self) -> None:
         self.flusher.add_(1.0)
 
-    def estimate(self, candidate: Candidate, slot: Slot) -> float:
-        """The least time of a few calls, in us."""
+    def evict(self) -> None:
+        """Fill the cache with lines that nobody will have to write back, by reading alone."""
+        self.flusher.sum()
+
+    def estimate(self, candidate: Candidate, slot: Slot) -> Estimate:
         call = candidate.bind(slot)
-        call()
+        output_bytes = sum(t.nbytes for t in tensors_of(call()))
         least = float("inf")
         until = _now() + 20_000_000
         for _ in range(5):
@@ -80,11 +86,16 @@ class CpuStand:
             least = min(least, (_now() - start) / 1000)
             if _now() > until:
                 break
-        return least
+        return Estimate(us=least, output_bytes=output_bytes)
+
+    def entrant(
+        self, candidate: Candidate, slots: Sequence[Slot], contents: MakeSlot, plan: Plan
+    ) -> LocalRig:
+        return LocalRig(self.rig(candidate, slots, plan), slots, contents)
 
     def rig(self, candidate: Candidate, slots: Sequence[Slot], plan: Plan) -> CpuRig:
         calls = [candidate.bind(slot) for slot in slots]
-        return CpuRig(self, calls, plan, subtract=self.per_call)
+        return CpuRig(self, calls, plan, subtract=self.per_call, protected=storages(slots))
 
 
 class CpuRig:
@@ -97,26 +108,63 @@ class CpuRig:
         plan: Plan,
         *,
         subtract: float,
+        protected: frozenset[int] = frozenset(),
     ) -> None:
         self.stand, self.plan, self.subtract = stand, plan, subtract
+        self._protected = protected
         self.flags: set[str] = set()
         self._closures = list(closures)
         # An output lives until its slot's next call, so that outputs rotate through memory too.
         self._outputs: list[Result | None] = [None] * len(self._closures)
+        self._least = float("inf")  # us of a sample's call
 
     @property
     def calls(self) -> int:
         return len(self._closures)
 
+    @property
+    def audited(self) -> int:
+        """As many calls as make a long sample: drawing contents for all would take too long."""
+        return min(self.calls, max(1, int(-(-AUDIT // max(self._least, 0.1)))))
+
     def sample(self) -> float:
         if self.plan.flush:
             self.stand.flush()
-        closures, outputs = self._closures, self._outputs
+        us = self._timed(self._closures)
+        self._least = min(self._least, us)
+        return us
+
+    def _timed(self, closures: Sequence[Callable[[], Result]]) -> float:
+        outputs = self._outputs
         start = _now()
         for i, call in enumerate(closures):
             outputs[i] = call()
         spent = _now() - start
         return max(0.0, spent / len(closures) - self.subtract) / 1000
+
+    def repeat(self, repeats: int, warm: bool) -> float:
+        """The timed calls many times over with nothing in between; ``warm`` the first alone. The
+        time (us) that all of it took by this process's clock."""
+        closures = [self._closures[0]] * self.calls if warm else self._closures
+        start = _now()
+        for _ in range(repeats):
+            self._timed(closures)
+        return (_now() - start) / 1000
+
+    def once(self, calls: int) -> tuple[float | None, list[Result]]:
+        """The first calls once more from a clean cache, over poisoned answers. A call beyond them
+        goes before, where there is one: code that has gone cold is no part of it."""
+        for output in self._outputs:
+            if output is not None:
+                poison(output, self._protected)
+        lead = self._closures[-1] if calls < self.calls else None
+        self.stand.evict()
+        if lead is not None:
+            lead()
+        us = self._timed(self._closures[:calls])
+        outputs = [o for o in self._outputs[:calls] if o is not None]
+        self._outputs = [None] * self.calls
+        return us, outputs
 
     def warm(self) -> float:
         """The same input again and again, for at least a sample's length."""
@@ -130,7 +178,7 @@ class CpuRig:
 
     host = warm  # a CPU has no launch that could be left out: a warm call is all there is
 
-    def cross_check(self) -> list[str]:
+    def cross_check(self, cold: float = 0.0, busy: float = 1.0) -> list[str]:
         """CPU time against wall time: work that goes on after a call returned is CPU time that no
         wall clock saw, and no more cores than there are can have been busy meanwhile."""
         for _ in range(CROSS_TRIES):

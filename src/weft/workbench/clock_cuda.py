@@ -16,8 +16,10 @@ import numpy as np
 import torch
 
 from weft import machine
-from weft.workbench.plan import CROSS_TRIES, Candidate, Plan
-from weft.workbench.slots import Result, Slot, poison, storages
+from weft.workbench import persisting
+from weft.workbench.local_rig import LocalRig
+from weft.workbench.plan import CROSS_TRIES, Candidate, Estimate, Plan
+from weft.workbench.slots import MakeSlot, Result, Slot, poison, storages, tensors_of
 
 _now = time.perf_counter_ns
 _Event, _Graph = torch.cuda.Event, torch.cuda.CUDAGraph
@@ -32,14 +34,18 @@ EMPTY = (1, 33)  # empty kernels in the graphs that show the overhead
 
 
 class CudaStand:
-    """Where a GPU's rigs are made: one stream for all, the buffer that flushes, the overhead."""
+    """Where a GPU's rigs are made: one stream for all, the buffer that flushes, the overhead.
+
+    ``whole_cache`` says that no part of the L2 may be set aside.
+    """
 
     slow = SLOW
 
-    def __init__(self) -> None:
+    def __init__(self, *, whole_cache: bool = True) -> None:
+        self.whole_cache = whole_cache
         self.cache = machine.l2_bytes("cuda")
         self.stream = torch.cuda.Stream()
-        self.flusher = torch.empty(2 * self.cache, dtype=torch.uint8, device="cuda")
+        self.flusher = torch.zeros(2 * self.cache // 4, dtype=torch.int32, device="cuda")
         self.events = [_Event(enable_timing=True) for _ in range(2)]
         with self.context():
             self.overhead = self._overhead(graphed=True)
@@ -50,6 +56,8 @@ class CudaStand:
         """Everything, inputs and oracle included, on the stand's own stream: a graph is captured
         on a stream that is not the default one, and backward runs where its forward ran."""
         _synchronize()
+        if self.whole_cache:
+            persisting.release()
         with torch.cuda.stream(self.stream):
             yield
         _synchronize()
@@ -60,6 +68,10 @@ class CudaStand:
 
     def flush(self) -> None:
         self.flusher.zero_()
+
+    def evict(self) -> None:
+        """Fill the cache with lines that nobody will have to write back, by reading alone."""
+        self.flusher.sum()
 
     def timed(self, before: Callable[[], object], body: Callable[[], object], spin: int) -> float:
         """Microseconds between two events around ``body``; negative where the GPU reached the
@@ -90,13 +102,19 @@ class CudaStand:
         slope = (medians[1] - medians[0]) / (EMPTY[1] - EMPTY[0])
         return max(0.0, medians[0] - EMPTY[0] * slope)
 
-    def estimate(self, candidate: Candidate, slot: Slot) -> float:
-        """The least time of a few calls, in us, launches included where they cannot be queued."""
+    def estimate(self, candidate: Candidate, slot: Slot) -> Estimate:
+        """Launches included where they cannot be queued."""
         call = candidate.bind(slot)
-        call()
+        output_bytes = sum(t.nbytes for t in tensors_of(call()))
         call()
         _synchronize()
-        return min(abs(self.timed(lambda: None, call, 5 * SPIN)) for _ in range(4))
+        least = min(abs(self.timed(lambda: None, call, 5 * SPIN)) for _ in range(4))
+        return Estimate(us=least, output_bytes=output_bytes)
+
+    def entrant(
+        self, candidate: Candidate, slots: Sequence[Slot], contents: MakeSlot, plan: Plan
+    ) -> LocalRig:
+        return LocalRig(self.rig(candidate, slots, plan), slots, contents)
 
     def rig(self, candidate: Candidate, slots: Sequence[Slot], plan: Plan) -> CudaRig:
         return CudaRig(self, candidate, slots, plan)
@@ -190,7 +208,44 @@ class CudaRig:
         untimed: the timed ones then find the cache, and the lines that wait to be written back, as
         in a long run of such calls."""
         before = self.stand.flush if self.plan.flush else self._lead
-        return self._per_call(self._timed(before, self._body))
+        us = self._per_call(self._timed(before, self._body))
+        if self.stand.whole_cache and (held := persisting.reserved()):
+            persisting.release()
+            self.flags.add(f"suspect: L2 set aside: {held} bytes that outlive a flush")
+        return us
+
+    @property
+    def audited(self) -> int:
+        """All of them: one graph holds them."""
+        return self.calls
+
+    def once(self, calls: int) -> tuple[float | None, list[Result]]:
+        """The timed calls once, from a clean cache, over poisoned outputs; no time where the GPU
+        was ahead of the queue, since a second look at the same contents would be another's."""
+        for output in self._outputs:
+            poison(output, self._protected)
+        made: list[Result] = []
+
+        def body() -> None:
+            if self._graph is not None:
+                self._graph.replay()
+            else:
+                made.extend(call() for call in self._closures)
+
+        us = self.stand.timed(self.stand.evict, body, self.spin)
+        if us < 0:
+            self.spin = min(2 * self.spin, LONGEST_SPIN)
+        return (None if us < 0 else self._per_call(us)), made or self._outputs
+
+    def repeat(self, repeats: int, warm: bool) -> float:
+        """The timed calls many times over with nothing in between; ``warm`` the first alone. The
+        time (us) by events around them all."""
+        body: Callable[[], object] = self._body
+        if warm:
+            self.warm()
+            assert self._replay_warm is not None
+            body = self._replay_warm
+        return self._both_clocks(repeats, body)[1]
 
     def _per_call(self, us: float) -> float:
         graphed = self._graph is not None
@@ -221,7 +276,7 @@ class CudaRig:
         _synchronize()
         return spent / HOST_CALLS / 1000
 
-    def cross_check(self) -> list[str]:
+    def cross_check(self, cold: float = 0.0, busy: float = 1.0) -> list[str]:
         """Events around many samples against the wall clock around them and a synchronisation of
         the whole device: they differ where work runs where the events do not see it."""
         once = max(1.0, self._timed(self._lead, self._body))
@@ -232,13 +287,16 @@ class CudaRig:
                 return []
         return [f"suspect: clocks disagree ({wall:.0f} us by the wall, {events:.0f} us by events)"]
 
-    def _both_clocks(self, repeats: int) -> tuple[float, float]:
+    def _both_clocks(
+        self, repeats: int, body: Callable[[], object] | None = None
+    ) -> tuple[float, float]:
+        body = body or self._body
         first, last = self.stand.events
         _synchronize()
         start = _now()
         first.record()
         for _ in range(repeats):
-            self._body()
+            body()
         last.record()
         _synchronize()
         wall = (_now() - start) / 1000

@@ -48,13 +48,16 @@ def judge(
     """
     oracle = _AtSlot(operator, case, direction, device, baseline, slot)
     answers, bounds, terms = oracle.answer(0), oracle.bounds, oracle.terms(0)
+    dtypes = [form.dtype for form in oracle.forms]
     del oracle
 
     def decide(output: Result) -> str | None:
         got = tensors_of(output)
         if len(got) != len(answers):
             return f"{len(got)} tensors where {len(answers)} are due"
-        for one, answer, bound in zip(got, answers, bounds, strict=True):
+        for one, answer, bound, dtype in zip(got, answers, bounds, dtypes, strict=True):
+            if one.dtype != dtype:
+                return f"{one.dtype} where {dtype} is due"
             if one.shape != answer.shape:
                 return f"shape {tuple(one.shape)} where {tuple(answer.shape)} is due"
             error = measure(one, answer, bound, terms)

@@ -1,50 +1,41 @@
-"""The clock's words: candidate, budget, plan, outcome; and the guard of its own functions."""
+"""The clock's words: candidate, budget, plan, outcome, and what a rig and a stand can do."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-
 from weft.core import Timing
-from weft.workbench.slots import Result, Slot
+from weft.workbench.slots import MakeSlot, Result, Slot
 
-# The clock's own functions, bound when this module is imported, which is before any candidate
-# runs; `replaced` looks whether somebody put others in their place.
-_OWN: dict[str, tuple[object, str, object]] = {
-    f"{label}.{name}": (owner, name, getattr(owner, name))
-    for label, owner, names in (
-        ("time", time, ("perf_counter_ns", "perf_counter", "process_time_ns", "sleep")),
-        ("torch", torch, ("equal", "isnan")),
-        ("torch.cuda", torch.cuda, ("synchronize", "Event", "CUDAGraph", "current_stream")),
-        ("torch.cuda.Event", torch.cuda.Event, ("record", "elapsed_time", "query")),
-        ("torch.cuda.CUDAGraph", torch.cuda.CUDAGraph, ("replay",)),
-    )
-    for name in names
-    if hasattr(owner, name)
+# The clock's own checks, by the names that `without` takes, and how the flags and reasons of those
+# that fail begin.
+CHECKS: dict[str, tuple[str, ...]] = {
+    "recheck": ("recheck:",),
+    "fresh": ("suspect: slower on contents", "suspect: never timed on contents"),
+    "clocks": ("suspect: clocks disagree", "suspect: side-stream"),
+    "wall": ("suspect: the parent's clock disagrees",),
+    "replaced": ("the clock's own functions were replaced",),
+    "samples": ("noisy",),
+    "threads": ("suspect: threads",),
+    "cache": ("suspect: L2 set aside",),
 }
 
 SHORTEST = 50.0  # us that a sample must last
 AIM = 200.0  # us that it is planned for
 MOST_CALLS = 256
+# How many times slower than at the samples a call may be a moment later, because of what else the
+# machine does: with a steady headline, and at most.
+BUSY = {"cuda": 1.25, "cpu": 2.0}
+BUSIEST = 8.0
 CROSS_TRIES = 3  # times that two clocks may disagree before it is called suspect
-
-
-class ClockReplaced(RuntimeError):
-    """One of the clock's own functions is no longer the one bound at import."""
+PATIENCE = 3.0  # times the seconds of a budget, for whoever has too few samples
 
 
 class CannotTime(RuntimeError):
     """A candidate that can be checked but not timed; the message says why."""
-
-
-def replaced() -> list[str]:
-    """The names of the clock's functions that somebody has replaced since import."""
-    return [n for n, (owner, name, own) in _OWN.items() if getattr(owner, name, None) is not own]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +43,14 @@ class Candidate:
     """What is timed: ``bind(slot)`` gives the closure that computes one call on a slot's inputs.
 
     ``first`` is the wall time (us) of the very first call in this process, which only the caller
-    can have seen.
+    can have seen. A candidate that lives in another process has a ``stand`` of its own there, and
+    its ``bind`` is never called here.
     """
 
     name: str
     bind: Callable[[Slot], Callable[[], Result]]
     first: float | None = None
+    stand: Stand | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +58,10 @@ class Budget:
     """How long to measure one case in one direction, all candidates together.
 
     Sampling stops for a candidate when its interval is under ``width`` with at least ``minimum``
-    samples; for all at ``seconds`` or ``maximum`` rounds, and the rest is flagged ``noisy``. Once
-    re-checking one candidate has taken ``recheck`` seconds, two turns are enough.
+    samples; for all at ``seconds`` or ``maximum`` rounds, and the rest is flagged ``noisy``. Who
+    has fewer than ``minimum`` samples by then is sampled on, up to ``PATIENCE`` times ``seconds``
+    in all, so that wasting the time wins nothing. Once re-checking one candidate has taken
+    ``recheck`` seconds, two turns are enough.
     """
 
     seconds: float = 20.0
@@ -111,25 +106,73 @@ class Outcome:
     trouble: str = ""
 
 
-class Rig(Protocol):
-    """A candidate made ready on its slots. Times are in us a call."""
+class Answers(Protocol):
+    """What one pass over the slots returned, call by call; ``label`` says how they were made.
+
+    Of calls made in another process only those that are picked travel.
+    """
+
+    @property
+    def label(self) -> str: ...
+    def __len__(self) -> int: ...
+    def pick(self, indexes: Sequence[int]) -> Mapping[int, Result]: ...
+
+
+class Sampled(Protocol):
+    """A candidate made ready on its slots, be it here or far away. Times are in us a call.
+
+    ``cross_check`` holds two clocks, or more, against each other; ``cold`` is the headline, and
+    ``busy`` how many times that a call may honestly take by now.
+    """
 
     plan: Plan
     flags: set[str]
 
     @property
     def calls(self) -> int: ...
+    @property
+    def audited(self) -> int: ...
     def sample(self) -> float: ...
     def warm(self) -> float: ...
     def host(self) -> float: ...
-    def cross_check(self) -> list[str]: ...
+    def cross_check(self, cold: float = 0.0, busy: float = 1.0) -> list[str]: ...
+
+
+class Rig(Sampled, Protocol):
+    """One that was made in this process, by what only this process can ask of it."""
+
+    def repeat(self, repeats: int, warm: bool) -> float: ...
+    def once(self, calls: int) -> tuple[float | None, list[Result]]: ...
     def replay(self) -> list[Result]: ...
     def call(self, index: int) -> Result: ...
     def wait(self) -> None: ...
 
 
+class Entrant(Sampled, Protocol):
+    """One as the race sees it, which can be given other contents.
+
+    ``audit`` gives each of the first slots the contents of one of ``seeds``, never seen before, and
+    times their calls once, from a clean cache; None where the sample was spoilt;
+    ``audited_again`` times as many of them on what they now hold. ``rerun`` gives
+    all slots contents of these few seeds in turns, and yields what the timed calls returned, then
+    what plain calls did; it raises :class:`Caught` for what can only be seen where they ran.
+    ``near`` says whether answers are at hand, so that every one of them may be looked at.
+    """
+
+    near: bool
+
+    def audit(self, seeds: Sequence[int]) -> tuple[float | None, Answers]: ...
+    def audited_again(self, calls: int) -> float | None: ...
+    def rerun(self, seeds: Sequence[int], turn: int) -> Iterator[Answers]: ...
+    def replaced(self) -> list[str]: ...
+
+
+class Caught(Exception):
+    """A candidate was caught at its own memory; the message says how."""
+
+
 class Stand(Protocol):
-    """Where rigs are made: one device."""
+    """Where rigs are made: one device, of this process or of another."""
 
     cache: int
     overhead: float
@@ -137,8 +180,27 @@ class Stand(Protocol):
 
     def context(self) -> AbstractContextManager[None]: ...
     def memory(self) -> int: ...
-    def estimate(self, candidate: Candidate, slot: Slot) -> float: ...
-    def rig(self, candidate: Candidate, slots: Sequence[Slot], plan: Plan) -> Rig: ...
+    def estimate(self, candidate: Candidate, slot: Slot) -> Estimate: ...
+    def entrant(
+        self, candidate: Candidate, slots: Sequence[Slot], contents: MakeSlot, plan: Plan
+    ) -> Entrant: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """The least time (us) of a few calls, and the bytes that one call returns."""
+
+    us: float
+    output_bytes: int
+
+
+def check_of(told: str) -> str:
+    """The check that a flag or a refusal of the clock comes from; '' for any other flag.
+
+    >>> check_of("suspect: slower on contents it had not seen: 9 us against 1 us")
+    'fresh'
+    """
+    return next((name for name, begins in CHECKS.items() if told.startswith(begins)), "")
 
 
 def plan(footprint: int, cache: int, call_us: float, *, slow_us: float, fits: int) -> Plan:

@@ -7,149 +7,102 @@ and at least ``CALLS`` calls in a row are compared.
 
 from __future__ import annotations
 
-import time
+import random
 from collections.abc import Callable, Hashable, Sequence
-from typing import Protocol
+from dataclasses import replace
 
-import numpy as np
-import torch
-
-from weft.workbench.slots import (
-    MakeSlot,
-    Result,
-    Slot,
-    has_nan,
-    poison,
-    refill,
-    same_bits,
-    shares_memory,
-    storages,
-    tensors_of,
-)
+from weft.workbench.plan import Answers, Caught, Entrant
+from weft.workbench.slots import MakeSlot, Result, Slot, same_bits
 
 Judge = Callable[[Result], str | None]
 MakeJudge = Callable[[Slot], Judge]
 
 CALLS = 12  # so that a skip on every tenth call falls among them
 CONTENTS = 2
-SETTLE = 0.02  # seconds that work left running by a call is given to betray itself
-FIRST_SEED = 7_000_000
-
-
-class Runner(Protocol):
-    """What is asked of a prepared candidate: its timed path again, and a plain call."""
-
-    @property
-    def calls(self) -> int: ...
-    def replay(self) -> list[Result]: ...
-    def call(self, index: int) -> Result: ...
-    def wait(self) -> None: ...
-
-
-def _copy(result: Result) -> list[torch.Tensor]:
-    return [t.clone() for t in tensors_of(result)]
 
 
 class Recheck:
     """The contents that the slots are refilled with, and the oracle's judges, shared by all
     candidates of a case.
 
-    Forward, whole inputs are refilled from ``CONTENTS`` sets, so every call's answer is known.
-    Backward, only the gradient is (what the forward saved belongs to the old inputs): first, last
-    and a random tenth are judged, and the rest must not be poison.
+    Forward, whole inputs are refilled from ``CONTENTS`` sets, so every call's answer is known, and
+    every one that is at hand is compared. Backward, only the gradient is (what the forward saved
+    belongs to the old inputs): first, last and a random tenth are judged, as they are of answers
+    that lie in another process, and none may be poison.
     """
 
     def __init__(
-        self, slots: Sequence[Slot], make_slot: MakeSlot, make_judge: MakeJudge, seed: int
+        self,
+        seeds: Sequence[int],
+        contents: MakeSlot,
+        make_judge: MakeJudge,
+        fresh: Sequence[int],
+        backward: bool,
     ) -> None:
-        self.slots, self.make_judge = slots, make_judge
-        self.backward = slots[0].grad is not None
-        self.contents = [make_slot(FIRST_SEED + seed + i) for i in range(CONTENTS)]
+        self.seeds, self.fresh = list(seeds), list(fresh)  # of the slots, and of their contents
+        self.contents, self.make_judge, self.backward = contents, make_judge, backward
         self.judges: dict[Hashable, Judge] = {}
         self.turn = 0
-        self.protected = storages(slots)
-        picks = np.random.default_rng(seed).integers(0, len(slots), 1 + len(slots) // 10)
-        self.chosen = {0, *map(int, picks)}
+        self.random = random.SystemRandom()  # which calls will be looked at, nobody can know
+        self.picks: list[float] = []
 
     def load(self, turn: int) -> None:
-        """Refill every slot; neighbours differ, and each slot differs from the turn before."""
+        """Begin a turn: other contents in each slot, and other calls to look at."""
         self.turn = turn
-        for i, slot in enumerate(self.slots):
-            source = self.contents[(i + turn) % CONTENTS]
-            if slot.grad is not None and source.grad is not None:
-                refill(slot.grad, source.grad)
-                continue
-            for target, fresh in zip(slot.inputs, source.inputs, strict=True):
-                refill(target, fresh)
+        self.picks = [self.random.random() for _ in range(1 + len(self.seeds) // 10)]
+        if self.backward:
+            self.judges.clear()
+
+    def _content(self, index: int) -> int:
+        return self.fresh[(index + self.turn) % len(self.fresh)]
 
     def _judge(self, index: int) -> Judge:
-        content = (index + self.turn) % CONTENTS
+        content = self._content(index)
         key = (index, content) if self.backward else content
         if key not in self.judges:
-            self.judges[key] = self.make_judge(self.slots[index])
+            slot = self.contents(content)
+            if self.backward:
+                grad = slot.grad
+                slot = replace(self.contents(self.seeds[index]), grad=grad)
+            self.judges[key] = self.make_judge(slot)
         return self.judges[key]
 
-    def verify(self, outputs: Sequence[Result]) -> str | None:
-        """Why these outputs, one a slot from the first on, are wrong; None where they are right."""
+    def chosen(self, calls: int, near: bool) -> list[int]:
+        """The calls whose answers are compared."""
+        if near and not self.backward:
+            return list(range(calls))
+        picked = self.picks[: 1 + calls // 10]
+        return sorted({0, calls - 1, *(int(p * calls) for p in picked)})
+
+    def verify(self, answers: Answers, near: bool) -> str | None:
+        """Why these answers, one a slot from the first on, are wrong; None where they are right."""
         good: dict[int, Result] = {}
-        last = len(outputs) - 1
-        for i, output in enumerate(outputs):
-            content = (i + self.turn) % CONTENTS
-            if self.backward and i != last and i not in self.chosen:
-                if has_nan(output):
-                    return f"timed call {i + 1} of {last + 1} left its output unwritten"
-                continue
+        count = len(answers)
+        for i, output in answers.pick(self.chosen(count, near)).items():
+            content = self._content(i)
             if content in good and same_bits(good[content], output):
                 continue
             reason = self._judge(i)(output)
             if reason is not None:
-                return f"timed call {i + 1} of {last + 1} is wrong: {reason}"
+                return f"{answers.label} call {i + 1} of {count} is wrong: {reason}"
             if not self.backward:
                 good[content] = output
         return None
 
-    def candidate(self, runner: Runner) -> str | None:
-        """Run a candidate's timed path and its plain call on what is loaded; why it is refused."""
-        outputs = runner.replay()
-        at_once = [_copy(o) for o in (outputs[0], outputs[-1])]
-        runner.wait()
-        if shares_memory(outputs):
-            return "two timed calls returned the same memory: one overwrites the other's answer"
-        reason = self.verify(outputs)
-        if reason is None and self.turn == 0:
-            time.sleep(SETTLE)
-            runner.wait()
-            both = zip(at_once, (outputs[0], outputs[-1]), strict=True)
-            if not all(same_bits(tuple(then), tuple(tensors_of(now))) for then, now in both):
-                reason = "the output changed after the timed calls had returned"
-        for output in outputs:
-            poison(output, self.protected)
-        return reason or self._plain_calls(runner)
-
-    def _plain_calls(self, runner: Runner) -> str | None:
-        """Plain calls, each one's answer copied the moment it returns, as the host loop made."""
-        copies: list[Result] = []
-        first: Result | None = None
-        for i in range(runner.calls):
-            output = runner.call(i)
-            copies.append(tuple(_copy(output)))
-            if i == 0:
-                first = output
-                continue
-            poison(output, self.protected)
-            del output
-        runner.wait()
-        assert first is not None
-        singles: list[Result] = [c[0] if isinstance(first, torch.Tensor) else c for c in copies]
-        reason = self.verify(singles)
-        if reason is None and self.turn == 0:
-            time.sleep(SETTLE)
-            runner.wait()
-            if not same_bits(copies[0], tuple(tensors_of(first))):
-                reason = "the output changed after the call had returned"
-        return reason.replace("timed call", "plain call") if reason else None
+    def candidate(self, entrant: Entrant) -> str | None:
+        """Run a candidate's timed path and its plain calls on what is due this turn; why it is
+        refused."""
+        try:
+            for answers in entrant.rerun(self.fresh, self.turn):
+                reason = self.verify(answers, entrant.near)
+                if reason is not None:
+                    return reason
+        except Caught as caught:
+            return str(caught)
+        return None
 
 
-def turns(calls: int) -> int:
+def turns(calls: int, near: bool = True) -> int:
     """How many refills it takes for ``CALLS`` calls to be compared."""
-    return max(1, -(-CALLS // calls))
+    looked_at = calls if near else min(calls, 2 + calls // 10)
+    return max(1, -(-CALLS // looked_at))

@@ -10,15 +10,23 @@ from dataclasses import dataclass
 
 import torch
 
+from weft.core import Case
+from weft.workbench import inputs as drawing
+from weft.workbench.memory import NAN, bits, pattern_of
+
 Result = torch.Tensor | tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True)
 class Slot:
-    """One call's inputs, and the gradient of its output where the direction is backward."""
+    """One call's inputs, and the gradient of its output where the direction is backward.
+
+    The ``seed`` that they were drawn from is all that a rig in another process needs.
+    """
 
     inputs: list[torch.Tensor]
     grad: torch.Tensor | None = None
+    seed: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -31,6 +39,19 @@ class Slot:
 
 
 MakeSlot = Callable[[int], Slot]
+Form = tuple[tuple[int, ...], torch.dtype]  # the shape and dtype of an output
+
+
+def deal(case: Case, device: str, grad: Form | None, seed: int) -> Slot:
+    """A case's inputs from a seed, and the gradient of its output where one of this form is due.
+
+    In every process the same: what the judge needs of a slot that a guest was timed on, it draws.
+    """
+    inputs = drawing.make(case, device, seed)
+    if grad is None:
+        return Slot(inputs, seed=seed)
+    output = torch.empty(grad[0], dtype=grad[1], device="meta")
+    return Slot(inputs, drawing.gradient_like(output, seed, device=device), seed)
 
 
 def stored_bytes(tensor: torch.Tensor) -> int:
@@ -65,24 +86,52 @@ def refill(target: torch.Tensor, source: torch.Tensor) -> None:
     cut.data.copy_(source[tuple(slice(0, n) for n in cut.shape)])
 
 
+def refill_slot(slot: Slot, source: Slot) -> None:
+    """Give a slot the contents of another: of its gradient alone in the backward, since what a
+    forward saved belongs to the old inputs."""
+    if slot.grad is not None and source.grad is not None:
+        refill(slot.grad, source.grad)
+        return
+    for target, fresh in zip(slot.inputs, source.inputs, strict=True):
+        refill(target, fresh)
+
+
 def storages(slots: Sequence[Slot]) -> frozenset[int]:
     """The addresses of the memory behind these slots."""
     return frozenset(t.untyped_storage().data_ptr() for s in slots for t in s.all_tensors)
 
 
 def poison(result: Result, protected: frozenset[int] = frozenset()) -> None:
-    """Overwrite a result with NaN (the largest value for an integer dtype), to betray a call
-    that writes nothing. ``protected`` memory, an input's that a result is a view of, is left."""
+    """Overwrite a result with a NaN that no hardware makes (the largest value for an integer
+    dtype), to betray a call that writes nothing. ``protected`` memory, an input's that a result is
+    a view of, is left."""
     for tensor in tensors_of(result):
         if tensor.untyped_storage().data_ptr() in protected:
             continue
-        floating = tensor.dtype.is_floating_point
-        bad = float("nan") if floating else torch.iinfo(tensor.dtype).max
-        _distinct(tensor).data.fill_(bad)
+        stored = _distinct(tensor).data
+        if stored.is_complex():
+            stored = torch.view_as_real(stored)
+        if _marked(stored.dtype):
+            whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[stored.element_size()]
+            stored.view(whole).fill_(pattern_of(NAN, stored.element_size()))
+        elif stored.is_floating_point():
+            stored.fill_(float("nan"))
+        else:
+            stored.fill_(True if stored.dtype is torch.bool else torch.iinfo(stored.dtype).max)
 
 
-def has_nan(result: Result) -> bool:
-    return any(bool(torch.isnan(t).any()) for t in tensors_of(result) if t.is_floating_point())
+def _marked(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point and dtype.itemsize >= 2
+
+
+def unwritten(result: Result) -> bool:
+    """Whether an element still holds the very NaN that :func:`poison` leaves; one that a kernel
+    computed has other bits."""
+    return any(
+        bool((bits(t) == pattern_of(NAN, t.element_size())).any())
+        for t in tensors_of(result)
+        if _marked(t.dtype)
+    )
 
 
 def same_bits(one: Result, other: Result) -> bool:
