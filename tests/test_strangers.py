@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from weft.cli import app
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAD = "import torch, weft\n\n\n"
@@ -21,36 +23,40 @@ RIGHT = DECLARED + "    return torch.softmax(x, -1) if x.dim() else torch.ones_l
 BROKEN = {
     "hangs": (DECLARED + "    while True:\n        pass\n", "ran longer than 5 s"),
     "segfaults": (DECLARED + "    import ctypes\n    ctypes.string_at(0)\n", "SIGSEGV"),
-    "exits": (DECLARED + "    import os\n    print('PASS')\n    os._exit(0)\n", "without an answer"),
+    "exits": (
+        DECLARED + "    import os\n    print('PASS')\n    os._exit(0)\n",
+        "without an answer",
+    ),
     "eats memory": (
         DECLARED + "    kept = []\n    while True:\n        kept.append(torch.ones(1 << 24))\n",
         "used more than 2 GiB",
     ),
     "raises at import": (HEAD + "raise RuntimeError('no such thing')\n", "no such thing"),
-    "has a syntax error": (HEAD + "def mine(x:\n    return x\n", "SyntaxError"),
+    "has a syntax error": (HEAD + "def mine(x:\n    return x\n", "mine.py:4: syntax error"),
     "hangs at import": (HEAD + "import time\ntime.sleep(600)\n", "ran longer than 5 s"),
     "declares nothing": (HEAD, "weft.implementation"),
     "prints a megabyte": (DECLARED + "    print('x' * (1 << 20))\n    return x\n", "alias"),
 }
 
 
-def weft(*arguments: str) -> subprocess.CompletedProcess[str]:
+def weft(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    known = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "NO_COLOR": "1"}
     return subprocess.run(
         [sys.executable, "-m", "weft", *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "NO_COLOR": "1"},
+        env=known | environment,
         capture_output=True,
         text=True,
         timeout=240,
     )
 
 
-def cells() -> set[str]:
-    """The folders of cells, and the processes that bear a cell's mark."""
-    found = {p.name for p in Path(tempfile.gettempdir()).glob("weft-cell-*")}
+def left(folder: Path) -> list[str]:
+    """The folders of cells in here, and the processes that were told to use it."""
+    found = [p.name for p in folder.glob("weft-cell-*")]
     for entry in Path("/proc").glob("[0-9]*/environ"):
         try:
-            if b"WEFT_CELL=" in entry.read_bytes():
-                found.add(entry.parent.name)
+            if f"MARK={folder}".encode() in entry.read_bytes():
+                found.append(entry.parent.name)
         except OSError:
             continue  # it has ended, or is another user's
     return found
@@ -83,20 +89,35 @@ def test_a_right_one_passes_and_is_timed_beside_the_others(tmp_path: Path) -> No
     assert not any(f.startswith("suspect") for f in records["mine"]["flags"])
 
 
-@pytest.mark.slow
+def arguments(folder: Path, how: str) -> list[str]:
+    call = ["check", "softmax", "--with", mine(folder, BROKEN[how][0]), "--device", "cpu"]
+    seconds = "5" if "ran longer" in BROKEN[how][1] else "60"
+    limits = ["--seconds", seconds, "--memory", "2"]
+    return [*call, *limits, "--case", "fp32-3x129", "--direction", "forward"]
+
+
+def told_in_a_line(how: str, printed: str) -> None:
+    failures = [line for line in printed.splitlines() if line.startswith("failed")]
+    assert [line for line in failures if BROKEN[how][1] in line], printed
+    assert all(len(line) < 600 for line in failures)
+
+
 @pytest.mark.parametrize("how", BROKEN)
 def test_one_that_does_not_answer_is_told_of_in_a_line(how: str, tmp_path: Path) -> None:
-    text, words = BROKEN[how]
-    before, start = cells(), time.monotonic()
-    limits = ("--seconds", "5", "--memory", "2")
-    done = weft("check", "softmax", "--with", mine(tmp_path, text), *limits, "--device", "cpu")
+    start = time.monotonic()
+    done = CliRunner().invoke(app, arguments(tmp_path, how))
+    assert done.exit_code == 1, done.output
+    told_in_a_line(how, done.output)
+    assert time.monotonic() - start < 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["hangs", "segfaults"])
+def test_nothing_is_left_behind(how: str, tmp_path: Path) -> None:
+    done = weft(*arguments(tmp_path, how), TMPDIR=str(tmp_path), MARK=str(tmp_path))
     assert done.returncode == 1, done.stdout + done.stderr
-    told = [line for line in (done.stdout + done.stderr).splitlines() if "failed" in line]
-    lines = [line for line in told if words in line]
-    assert lines, done.stdout + done.stderr
-    assert all(len(line) < 600 for line in lines)
-    assert time.monotonic() - start < 90
-    assert cells() <= before, "a process or a folder was left behind"
+    told_in_a_line(how, done.stdout + done.stderr)
+    assert not left(tmp_path), "a process or a folder was left behind"
 
 
 def test_a_file_that_is_not_there_is_a_wrong_call(tmp_path: Path) -> None:
