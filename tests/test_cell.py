@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from weft.core import WeftError
-from weft.workbench import cell_processes
+from weft.workbench import cell_processes, cell_start
 from weft.workbench.cell import FORGED, Cell, CellDied, GuestError, Limits
 
 TOYS = "cell_toys:handlers"
@@ -311,7 +311,9 @@ def test_cells_of_several_threads_do_not_disturb_each_other() -> None:
     }
 
 
-def test_a_fork_server_that_was_killed_is_started_anew() -> None:
+def test_a_fork_server_that_was_killed_is_started_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cell_start, "HEAVY", ())  # another than that of the tests beside this
+    monkeypatch.setattr(cell_start, "OURS", ())
     with a_cell() as cell:
         cell.ask("echo")
         os.kill(cell._server.process.pid, signal.SIGKILL)

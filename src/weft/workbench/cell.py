@@ -34,6 +34,8 @@ TICK = 0.05  # seconds between two looks at the guest's memory
 FAMILY = 0.5  # seconds between two looks at which processes it has; /proc is read for it
 STARTING = 60.0  # seconds for a fork, on a machine that is out of breath
 CLOSING = 15.0  # seconds for the keeper to clear up; it takes at most cell_processes.ENDING
+ENDED = 5.0  # seconds from a guest's closed channel to its end, a CUDA context's included
+KEEPER_ENDED = "ended the process that keeps it"
 FORGED = "answered with a forged or broken message"
 
 
@@ -101,12 +103,12 @@ class Cell:
         self.limits = limits or Limits()
         self.left: list[int] = []  # processes that could not be ended
         self._reason = ""
-        self._facts: dict[str, Any] = {}  # what the keeper said: keeper, guest, status, left
+        self._facts: dict[str, Any] = {}  # what the keeper said: keeper, guest, ended, left
         self._heard = b""
         self._shut_in = False
         self._kept = cell_pipes.Kept(self.limits.output_bytes)
         self._family: list[int] = []
-        self._family_due = 0.0
+        self._family_due = self._look_due = 0.0
         self._marker = secrets.token_hex(16)
         self._owner = os.getpid()
         self._folder = tempfile.mkdtemp(prefix="weft-cell-")
@@ -256,7 +258,7 @@ class Cell:
             waiting.register(fd, select.POLLIN)
         self._expect_silence()
         while True:
-            dead = "status" in self._facts  # then all that it has sent is there to be read
+            dead = "ended" in self._facts  # then all that it has sent is there to be read
             waiting.register(channel, select.POLLIN | (select.POLLOUT if outgoing else 0))
             ready = dict(waiting.poll(0 if dead else TICK * 1000))
             state = ready.get(channel, 0)
@@ -274,8 +276,7 @@ class Cell:
             except (EOFError, OSError):
                 self._fell()
             if self._keeper.fileno() in ready and not self._listen():
-                waiting.unregister(self._keeper.fileno())
-                self._die("ended the process that keeps it")
+                self._die(KEEPER_ENDED)
             self._watch(deadline, seconds)
 
     def _expect_silence(self) -> None:
@@ -287,6 +288,9 @@ class Cell:
         now = time.monotonic()
         if now > deadline:
             self._die(f"ran longer than {seconds:g} s")
+        if now < self._look_due:
+            return
+        self._look_due = now + TICK
         if now >= self._family_due:
             self._family = cell_processes.members(self._facts["keeper"], self._facts["guest"])
             self._family_due = now + FAMILY
@@ -296,10 +300,10 @@ class Cell:
 
     def _fell(self) -> NoReturn:
         """The channel is at its end: say how the guest ended, or that it only closed it."""
-        self._listen("status", 5.0)
-        if "status" in self._facts:
-            self._die(cell_processes.ending(self._facts["status"]))
-        self._die("closed its channel without an answer")
+        kept = self._listen("ended", ENDED)
+        if "ended" in self._facts:
+            self._die(cell_processes.ending(self._facts["ended"]))
+        self._die("closed its channel without an answer" if kept else KEEPER_ENDED)
 
     def _listen(self, word: str = "", seconds: float = 0.0) -> bool:
         """Hear the keeper until it has said ``word``; False once it is gone."""

@@ -92,14 +92,16 @@ def keep(keeper: socket.socket, channel: socket.socket, output: int) -> NoReturn
     os.close(output)
     say(keeper, keeper=os.getpid(), guest=guest)
     watch(keeper, wake, guest)
-    left = cell_processes.end(os.getpid(), guest, request["marker"])
+    over = cell_processes.childless
+    left = cell_processes.end(os.getpid(), guest, request["marker"], over)
     cell_processes.remove(request["folder"])
     say(keeper, left=left)
     os._exit(0)
 
 
 def watch(keeper: socket.socket, wake: int, guest: int) -> None:
-    """Until the judge closes its end: reap, and say when and how the guest ended."""
+    """Until the judge closes its end; say when and how the guest ended."""
+    ended = None
     waiting = select.poll()
     waiting.register(keeper, select.POLLIN)
     waiting.register(wake, select.POLLIN)
@@ -108,9 +110,8 @@ def watch(keeper: socket.socket, wake: int, guest: int) -> None:
         if wake in ready:
             with suppress(BlockingIOError):
                 os.read(wake, 4096)
-        for pid, status in cell_processes.reap():
-            if pid == guest:
-                say(keeper, status=status)
+        if ended is None and (ended := cell_processes.ended(guest)) is not None:
+            say(keeper, ended=ended)
         if keeper.fileno() in ready:
             return
 

@@ -2,7 +2,7 @@
 
 A process belongs if it descends from the cell's keeper (a subreaper: orphans come to it), is of the
 guest's session, or bears the cell's marker in its environment. All three are read from /proc; where
-that cannot be read, only the guest and its process group are known and ended.
+that cannot be read, only the guest's process group is ended, and memory is not watched.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -87,8 +87,11 @@ def proportional(pids: list[int]) -> int:
     return total
 
 
-def end(keeper: int, guest: int, marker: str) -> list[int]:
-    """Kill all that belongs to the cell; the process ids that are still there after ``ENDING``."""
+def end(keeper: int, guest: int, marker: str, over: Callable[[], bool] = lambda: True) -> list[int]:
+    """Kill all that belongs to the cell; the process ids that are still there after ``ENDING``.
+
+    ``over`` says whether the caller, too, has seen the last of them.
+    """
     deadline = time.monotonic() + ENDING
     while True:
         left = (set(members(keeper, guest)) | set(marked(marker))) - {keeper, os.getpid()}
@@ -97,22 +100,33 @@ def end(keeper: int, guest: int, marker: str) -> list[int]:
         for pid in left:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        reap()
-        if not left or time.monotonic() > deadline:
+        if (over() and not left) or time.monotonic() > deadline:
             return sorted(left)
         time.sleep(0.002)
 
 
-def reap() -> list[tuple[int, int]]:
-    """(process id, wait status) of each child of this process that has ended."""
-    ended = []
-    with suppress(ChildProcessError):
-        while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if not pid:
-                break
-            ended.append((pid, status))
-    return ended
+def childless() -> bool:
+    """Reap; whether this process has no child left, not even one whose last thread still goes.
+
+    Such a one is a zombie to /proc, and may hold all of its GPU memory for another second.
+    """
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            continue
+    except ChildProcessError:
+        return True
+    return False
+
+
+def ended(pid: int) -> int | None:
+    """How a child of this process ended, its code or minus its signal; None while it lives.
+
+    It is not reaped, so that its number, by which its session and group are known, stays its own.
+    """
+    found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if found is None:
+        return None
+    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
 
 def remove(folder: str) -> None:
@@ -126,9 +140,8 @@ def remove(folder: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def ending(status: int) -> str:
-    """A wait status in words."""
-    code = os.waitstatus_to_exitcode(status)
+def ending(code: int) -> str:
+    """An exit code, or minus a signal, in words."""
     if code >= 0:
         return f"ended itself (os._exit or sys.exit, code {code}) without an answer"
     try:

@@ -97,10 +97,11 @@ def _server() -> ForkServer:
     from weft.backends import environment
 
     assert environment.SWITCHES  # imported for what it sets: the guest inherits it
-    key = (os.getpid(), gpu, *(os.environ.get(name) for name in READ_AT_IMPORT))
+    modules = HEAVY if gpu else (*HEAVY, *OURS)
+    key = (os.getpid(), modules, *(os.environ.get(name) for name in READ_AT_IMPORT))
     server = _servers.get(key)
     if server is None or server.process.poll() is not None:
-        server = _servers[key] = ForkServer(HEAVY if gpu else (*HEAVY, *OURS))
+        server = _servers[key] = ForkServer(modules)
     return server
 
 
