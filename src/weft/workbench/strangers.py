@@ -105,7 +105,14 @@ class Strangers:
             ours = [i for o in operators if is_ours(o) for i in registry.implementations(o.name)]
             impls += dict.fromkeys(i.name for i in ours if not i.is_step)
         chosen = {o.name for o in operators}
-        impls += [i for i in self.implementations if i.operator in chosen]
+        mine = [i for i in self.implementations if i.operator in chosen]
+        if not mine:
+            raise WeftError(
+                "--with: nothing of this operator",
+                expected=f"one of {', '.join(self.operator_names)}, which the files declare",
+                got=", ".join(chosen),
+            )
+        impls += mine
         guests = {i.name: g for i in self.implementations if (g := self.guest(i))}
         more = {"guests": guests, "baselines": self._baselines}
         return {**asked, "operators": operators, "impls": impls, **more}
