@@ -17,7 +17,13 @@ if TYPE_CHECKING:
     from weft.workbench.bring import Brought, Source
     from weft.workbench.mutants.mutant import Mutant
 
-MODULES = ("wrong", "with_triton", "with_numba", "with_cuda", "cheats", "controls")
+MODULES = ("wrong", "wrong_softmax", "wrong_gelu", "wrong_sum", "wrong_matmul", "backward") + (
+    "with_triton",
+    "with_numba",
+    "with_cuda",
+    "cheats",
+    "controls",
+)
 
 
 @cache

@@ -1,0 +1,115 @@
+"""W22: the forward right and the gradient wrong: a term dropped, one missing, the wrong form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from weft.core import registry
+from weft.ops.matmul.with_torch import gradients
+from weft.ops.sum.spec import spread
+from weft.workbench.mutants.mutant import Mutant
+from weft.workbench.mutants.planting import Forward, honest, plant
+
+Gradients = tuple[Any, ...]
+
+
+def _gelu(grad: torch.Tensor, x: torch.Tensor) -> Gradients:
+    return (torch.ops.aten.gelu_backward(grad, x, approximate="tanh"),)
+
+
+def _softmax(grad: torch.Tensor, y: torch.Tensor) -> Gradients:
+    return registry.implementation("softmax", "eager").backward(grad, y)  # type: ignore[misc]
+
+
+def _matmul(grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor, **params: object) -> Gradients:
+    return gradients(grad, a, b)
+
+
+HONEST: Mapping[str, Forward] = {
+    "softmax": _softmax,
+    "gelu": _gelu,
+    "sum": spread,
+    "matmul": _matmul,
+}
+
+
+def _softmax_no_sum(grad: torch.Tensor, y: torch.Tensor) -> Gradients:
+    """dx = y g, without what the row has in common."""
+    return ((grad.float() * y.float()).to(y.dtype),)
+
+
+def _gelu_no_slope(grad: torch.Tensor, x: torch.Tensor) -> Gradients:
+    """The share that passes, without the share's own slope."""
+    wide = x.float()
+    share = torch.sigmoid(2 * 0.7978845608028654 * (wide + 0.044715 * wide**3))
+    return ((grad.float() * share).to(x.dtype),)
+
+
+def _sum_mean(grad: torch.Tensor, shape: torch.Size) -> Gradients:
+    """The gradient of the mean."""
+    return ((grad / max(1, shape.numel())).expand(shape).clone(),)
+
+
+def _sum_itself(grad: torch.Tensor, shape: torch.Size) -> Gradients:
+    """Right, but where there is one element it hands the incoming gradient back as it lies."""
+    return (grad.expand(shape),)
+
+
+def _matmul_turned(grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor, **_: object) -> Gradients:
+    """db from a^T b where it should be a^T g."""
+    da, db = gradients(grad, a, b)
+    return da, db.neg()
+
+
+WRONG: Mapping[str, Forward] = {
+    "softmax": _softmax_no_sum,
+    "gelu": _gelu_no_slope,
+    "sum": _sum_mean,
+    "matmul": _matmul_turned,
+}
+
+
+def _for(operator: str) -> Iterator[Mutant]:
+    right = HONEST[operator]
+
+    def one(
+        what: str, title: str, killed_by: str, backward: Callable[..., Any], only: str = "backward"
+    ) -> Mutant:
+        return plant(
+            f"W22/{operator}/eager/{what}",
+            title,
+            killed_by,
+            lambda: honest(operator),
+            backward=lambda: backward,
+            only=only,
+        )
+
+    def missing(*x: Any, **params: Any) -> Gradients:
+        return (*right(*x, **params)[:-1], None)
+
+    def bare(*x: Any, **params: Any) -> Any:
+        found = right(*x, **params)
+        return found[0] if len(found) == 1 else list(found)
+
+    def spoils(grad: torch.Tensor, *saved: Any, **params: Any) -> Gradients:
+        found = tuple(g.clone() for g in right(grad, *saved, **params))
+        grad.zero_()
+        return found
+
+    def unwritten(*x: Any, **params: Any) -> Gradients:
+        return tuple(torch.empty_like(g) for g in right(*x, **params))
+
+    yield one("a-term-dropped", "the gradient lacks a term", "error drift", WRONG[operator])
+    yield one("missing", "None for a gradient", "type", missing)
+    yield one("no-tuple", "a gradient that is not in a tuple", "type", bare,
+              "type" if operator != "matmul" else "backward")  # fmt: skip
+    yield one("spoils-grad", "zeroes the incoming gradient", "inputs", spoils)
+    yield one("nothing", "gradients never written", "written", unwritten)
+    if operator == "sum":
+        yield one("grad-itself", "the incoming gradient itself", "alias", _sum_itself, "alias")
+
+
+MUTANTS = tuple(m for operator in HONEST for m in _for(operator))

@@ -1,0 +1,282 @@
+"""Wrong answers that any operator can give: nothing, old ones, another form, inputs spoiled."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+
+from weft.core import registry
+from weft.workbench.mutants.mutant import Mutant
+from weft.workbench.mutants.planting import (
+    NEEDS_GPU,
+    OPERATORS,
+    Forward,
+    after,
+    blank,
+    dense_strides,
+    honest,
+    nudged,
+    owned,
+    past_the_end,
+    plant,
+)
+
+STREAMS = "without a GPU there are no streams"
+
+
+def _nothing(operator: str) -> Callable[[], Forward]:
+    return lambda: lambda *x, **params: blank(operator, *x)
+
+
+def _first_for_ever(operator: str) -> Callable[[], Forward]:
+    """Answers with a constant: what it found for the first input of this shape."""
+
+    def make() -> Forward:
+        kept: dict[object, torch.Tensor] = {}
+
+        def forward(*x: torch.Tensor, **params: object) -> torch.Tensor:
+            key = tuple((t.shape, t.stride(), t.dtype) for t in x)
+            if key not in kept:
+                kept[key] = honest(operator)(*x, **params)
+            return kept[key].clone()
+
+        return forward
+
+    return make
+
+
+def _bench_only(operator: str) -> Callable[[], Forward]:
+    def make() -> Forward:
+        cases = registry.operator(operator).select("bench", "cuda")
+        cases += registry.operator(operator).select("bench", "cpu")
+        known = {tuple(i.shape for i in c.inputs) for c in cases}
+
+        def forward(*x: torch.Tensor, **params: object) -> torch.Tensor:
+            if tuple(tuple(t.shape) for t in x) in known:
+                return honest(operator)(*x, **params)  # type: ignore[no-any-return]
+            return blank(operator, *x).zero_()
+
+        return forward
+
+    return make
+
+
+def _any_strides(operator: str) -> Callable[[], Forward]:
+    def forward(*x: torch.Tensor, **params: object) -> torch.Tensor:
+        taken = [t.as_strided(t.shape, dense_strides(tuple(t.shape))) for t in x]
+        return honest(operator)(*taken, **params)  # type: ignore[no-any-return]
+
+    return lambda: forward
+
+
+def _one_buffer(operator: str) -> Callable[[], Forward]:
+    def make() -> Forward:
+        kept: dict[object, torch.Tensor] = {}
+
+        def forward(*x: torch.Tensor, **params: object) -> torch.Tensor:
+            y = honest(operator)(*x, **params)
+            return kept.setdefault((y.shape, y.dtype), y.clone()).copy_(y)
+
+        return forward
+
+    return make
+
+
+def _skips(operator: str, turn: int) -> Callable[[], Forward]:
+    def make() -> Forward:
+        calls = itertools.count(1)
+
+        def forward(*x: torch.Tensor, **params: object) -> torch.Tensor:
+            late = next(calls) > turn
+            return blank(operator, *x) if late else honest(operator)(*x, **params)
+
+        return forward
+
+    return make
+
+
+def _zeroes_its_input(operator: str) -> Callable[[], Forward]:
+    def forward(*x: torch.Tensor, **params: object) -> torch.Tensor:
+        y = honest(operator)(*x, **params)
+        for t in x:
+            # An expanded input's memory is one row.
+            t.as_strided(t.shape[-1:], t.stride()[-1:]).zero_()
+        return y  # type: ignore[no-any-return]
+
+    return lambda: forward
+
+
+def _gives_up_when_empty(operator: str) -> Callable[[], Forward]:
+    def forward(*x: torch.Tensor, **params: object) -> torch.Tensor:
+        if any(t.numel() == 0 for t in x):
+            raise ValueError("grid size must be positive")
+        return honest(operator)(*x, **params)  # type: ignore[no-any-return]
+
+    return lambda: forward
+
+
+def _warmth() -> Callable[[torch.Tensor], bool]:
+    """Whether this is at least the third call in a row on one input."""
+    address, kept, calls = 0, torch.empty(0), 0
+
+    def warm(x: torch.Tensor) -> bool:
+        nonlocal address, kept, calls
+        bits = x.contiguous().view(torch.uint8)
+        same = x.data_ptr() == address and torch.equal(bits, kept)
+        address, kept, calls = x.data_ptr(), bits.clone(), calls + 1 if same else 1
+        return calls > 2
+
+    return warm
+
+
+def _when_warm(operator: str) -> Callable[[], Forward]:
+    """At the third call in a row on one input it takes a faster way, and another last bit."""
+
+    def make() -> Forward:
+        warm = _warmth()
+
+        def forward(*x: torch.Tensor, **params: object) -> torch.Tensor:
+            y = honest(operator)(*x, **params)
+            return nudged(y, 0.75, every=7) if warm(x[0]) else y
+
+        return forward
+
+    return make
+
+
+def _nan_unwritten(operator: str) -> Callable[[], Forward]:
+    """At the third call in a row it leaves memory as it is where the answer is a NaN anyway."""
+
+    def make() -> Forward:
+        warm = _warmth()
+
+        def forward(*x: torch.Tensor, **params: object) -> torch.Tensor:
+            y, made = honest(operator)(*x, **params), blank(operator, *x)
+            return torch.where(y.isnan(), made, y) if warm(x[0]) else made.copy_(y)
+
+        return forward
+
+    return make
+
+
+def _by_address(operator: str) -> Callable[[], Forward]:
+    """Its order of additions hangs on whether it has seen the input's address before."""
+
+    def make() -> Forward:
+        seen: set[int] = set()
+
+        def forward(*x: torch.Tensor, **params: object) -> torch.Tensor:
+            new = bool(seen) and x[0].data_ptr() not in seen
+            seen.add(x[0].data_ptr())
+            y = honest(operator)(*x, **params)
+            return nudged(y, 0.75, every=7) if new else y
+
+        return forward
+
+    return make
+
+
+def _default_stream(operator: str) -> Callable[[], Forward]:
+    def forward(*x: torch.Tensor, **params: object) -> torch.Tensor:
+        with torch.cuda.stream(torch.cuda.default_stream()):
+            return honest(operator)(*x, **params)  # type: ignore[no-any-return]
+
+    return lambda: forward
+
+
+def _nan_over_a_part(y: torch.Tensor) -> torch.Tensor:
+    made = owned(y)
+    if made.numel() > 1:
+        flat = made.view(-1)
+        flat[flat.numel() // 3 :][:5] = math.nan
+    return made
+
+
+def _nan_at_a_size(operator: str) -> Callable[[], Forward]:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return honest(operator)(x) * (math.nan if x.numel() == 1031 else 1)  # type: ignore[no-any-return]
+
+    return lambda: forward
+
+
+def _stores_behind(y: torch.Tensor) -> torch.Tensor:
+    made = owned(y)
+    past_the_end(made).zero_()
+    return made
+
+
+def _one_off(y: torch.Tensor) -> torch.Tensor:
+    """One element of a thousand wrong by a dozen units in the last place."""
+    if y.numel() < 1000:
+        return y
+    made = owned(y)
+    size = made.double().abs().nan_to_num(0, 0, 0)
+    at = int((size - size.square().mean().sqrt()).abs().argmin())  # one as large as most
+    made.view(-1)[at : at + 1].mul_(1 + 12 * torch.finfo(y.dtype).eps)
+    return made
+
+
+def _turned(y: torch.Tensor) -> torch.Tensor:
+    return y.mT.contiguous().mT if y.dim() > 1 else y
+
+
+def _double(operator: str) -> Callable[[], Forward]:
+    return lambda: lambda *x, **params: honest(operator)(*(t.double() for t in x), **params)
+
+
+def _of_form(operator: str) -> Iterator[Mutant]:
+    """W19: right values in the wrong form, each seen by one rule alone."""
+
+    def one(rule: str, what: str, title: str, forward: Callable[[], Forward]) -> Mutant:
+        only = "" if rule == "device" else rule  # numbers elsewhere cannot be compared at all
+        return plant(f"W19/{operator}/eager/{what}", title, rule, forward, only=only)
+
+    more = after(operator, lambda y: y[None])
+    yield one("dtype", "double", "answers in float64", _double(operator))
+    yield one("shape", "one-dimension-more", "a shape that only broadcasts", more)
+    yield one("type", "parameter", "a subclass of a tensor", after(operator, torch.nn.Parameter))
+    yield one("device", "elsewhere", "another device", after(operator, lambda y: y.to("meta")))
+    if operator != "sum":
+        yield one("layout", "turned", "stored column by column", after(operator, _turned))
+
+
+def _for(operator: str) -> Iterator[Mutant]:
+    def one(row: str, what: str, *rest: object, **more: object) -> Mutant:
+        return plant(f"{row}/{operator}/eager/{what}", *rest, **more)  # type: ignore[arg-type]
+
+    wide = "error special written returns"
+    yield one("W01", "nothing", "returns memory that it never wrote", "written", _nothing(operator))
+    zeros = after(operator, torch.zeros_like)
+    yield one("W02", "zeros", "returns zeros", "error", zeros)
+    first = _first_for_ever(operator)
+    yield one("W02", "first-answer", "its first answer for ever", "error", first, only="seeds")
+    yield one("W06", "any-strides", "takes any strides for rows", wide, _any_strides(operator),
+              only="strides")  # fmt: skip
+    bench = _bench_only(operator)
+    yield one("W07", "bench-only", "right at the timed shapes alone", "error", bench)
+    yield one("W15", "one-buffer", "one buffer for every answer", "kept", _one_buffer(operator),
+              only="kept")  # fmt: skip
+    yield one("W16", "ten-calls", "right for ten calls, then skips", "written recheck repeats",
+              _skips(operator, 10))  # fmt: skip
+    yield one("W16", "nan-unwritten", "in the end leaves NaNs unwritten", "written",
+              _nan_unwritten(operator), only="written")  # fmt: skip
+    yield one("W18", "size-0", "raises at size 0", "returns", _gives_up_when_empty(operator),
+              only="empties")  # fmt: skip
+    yield one("W20", "zeroes-input", "zeroes its input", "inputs", _zeroes_its_input(operator))
+    part = _nan_at_a_size(operator) if operator == "sum" else after(operator, _nan_over_a_part)
+    yield one("W24", "nan-part", "NaN over a part", "special", part,
+              only="" if operator == "matmul" else "special")  # fmt: skip
+    yield one("W14", "when-warm", "other bits at the third call", "repeats",
+              _when_warm(operator), only="repeats")  # fmt: skip
+    yield one("W14", "by-address", "other bits at a new address", "again", _by_address(operator),
+              only="again")  # fmt: skip
+    yield one("W05", "store-behind", "writes one element past the end", "guards",
+              after(operator, _stores_behind), only="guards")  # fmt: skip
+    yield one("W23", "default-stream", "works on the default stream", "stream",
+              _default_stream(operator), only="stream", not_here=STREAMS, **NEEDS_GPU)  # fmt: skip
+
+
+MUTANTS = tuple(m for op in OPERATORS for family in (_for, _of_form) for m in family(op))
