@@ -1,21 +1,20 @@
-"""compare: the matrix of verdicts, A/A, unlike machines, several runs, and the command."""
+"""compare: the matrix of verdicts, A/A by simulation, symmetry, pooled runs, unlike machines."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sample_records import CPU, GPU, record
-from weft.cli import app
 from weft.core import Record, Timing, WeftError
-from weft.core.record import append
-from weft.workbench.compare import AMBIGUOUS, FASTER, SAME, SLOWER, compare, decide
+from weft.workbench.compare import AMBIGUOUS, FASTER, SAME, SLOWER, against, compare, decide
 from weft.workbench.compare_side import clean
-from weft.workbench.statistics import summarise
+from weft.workbench.noise import Noise, Spread, from_runs, identity
+from weft.workbench.statistics import drift, summarise
 
 
 def timed(samples: np.ndarray, **changes: object) -> Record:
@@ -130,41 +129,186 @@ def test_throttled_samples_stand_last_and_are_left_out_of_the_drift() -> None:
     assert max(clean(kept)) < 200
 
 
-def invoke(*arguments: object) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app, ["compare", *map(str, arguments)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.stdout, result.stderr
+MIRROR = {FASTER: SLOWER, SLOWER: FASTER, SAME: SAME, AMBIGUOUS: AMBIGUOUS}
+runs = st.lists(
+    st.builds(
+        noisy,
+        seed=st.integers(0, 50),
+        scale=st.sampled_from((90.0, 98.0, 99.5, 100.0, 101.0, 104.0, 120.0)),
+        sigma=st.sampled_from((0.001, 0.003, 0.05)),
+        n=st.sampled_from((10, 20, 40)),
+    ).map(timed),
+    min_size=1,
+    max_size=6,
+)
+thresholds = st.sampled_from((None, 0.0, 0.003, 0.02, 0.3))
 
 
-@pytest.fixture
-def files(tmp_path: Path) -> tuple[Path, Path]:
-    a, b = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
-    append(a, [timed(noisy(1)), timed(noisy(2), implementation="cuda")])
-    append(b, [timed(noisy(1, 90.0)), timed(noisy(3, 120.0), implementation="cuda")])
-    return a, b
+@settings(max_examples=60)
+@given(a=runs, b=runs, threshold=thresholds)
+def test_swapping_the_sides_mirrors_the_verdict(
+    a: list[Record], b: list[Record], threshold: float | None
+) -> None:
+    (one,) = compare(a, b, threshold=threshold)
+    (other,) = compare(b, a, threshold=threshold)
+    assert one.verdict is not None and other.verdict == MIRROR[one.verdict]
+    assert one.noise == other.noise
+    if one.verdict in (FASTER, SLOWER) and threshold is not None:
+        assert one.ratio is not None
+        assert max(one.ratio, 1 / one.ratio) > 1 + threshold
 
 
-def test_the_command_exits_1_where_something_is_slower(files: tuple[Path, Path]) -> None:
-    a, b = files
-    code, out, err = invoke(a, b)
-    assert code == 1 and "slower" in out and "faster" in out
-    assert "1 faster, 1 slower" in err
-    assert invoke(a, a)[0] == 0
+@settings(max_examples=40)
+@given(a=runs, threshold=thresholds)
+def test_a_side_is_neither_faster_nor_slower_than_itself(
+    a: list[Record], threshold: float | None
+) -> None:
+    (one,) = compare(a, a, threshold=threshold)
+    assert one.verdict in (SAME, AMBIGUOUS)
+    assert one.noise is not None and one.noise >= min(drift(clean(r.timing)) for r in a if r.timing)
 
 
-def test_json_says_all_of_it(files: tuple[Path, Path]) -> None:
-    code, out, _ = invoke(*files, "--json")
-    answer = json.loads(out)
-    assert code == 1 and answer["counts"]["slower"] == 1
-    assert {c["verdict"] for c in answer["comparisons"]} == {"faster", "slower"}
-    assert {"commits", "machine", "noise", "threshold", "failed"} <= set(answer)
+@given(seed=st.integers(0, 10_000))
+@settings(max_examples=40)
+def test_five_percent_slower_with_tight_intervals_is_found(seed: int) -> None:
+    (one,) = compare([timed(noisy(seed))], [timed(noisy(seed + 1, 105.0))])
+    assert one.verdict == SLOWER
 
 
-def test_a_wrong_call_is_an_error(files: tuple[Path, Path], tmp_path: Path) -> None:
-    with pytest.raises(WeftError, match="one form"):
-        invoke(*files, "--json", "--markdown")
-    with pytest.raises(WeftError, match="no such records file"):
-        invoke(files[0], tmp_path / "none.jsonl")
-    with pytest.raises(WeftError, match="threshold"):
-        invoke(*files, "--threshold", "7")
+def machine_noise(seed: int, offset: float, sigma: float, wander: float) -> np.ndarray:
+    """A run as machines give them: an offset of the process, one-sided jitter, a slow wander, and
+    now and then a neighbour for a stretch of it."""
+    rng = np.random.default_rng(seed)
+    n = 40
+    jitter = sigma * np.abs(rng.standard_t(4, n))
+    slow = wander * np.sin(np.linspace(0, rng.uniform(1, 6), n) + rng.uniform(0, 6))
+    busy = np.zeros(n)
+    if rng.random() < 0.05:
+        start = rng.integers(0, n)
+        busy[start : start + n // 4] = 5 * sigma
+    return 100 * (1 + offset * rng.standard_normal()) * (1 + jitter + slow + busy)
+
+
+GPU_LIKE = {"offset": 0.0015, "sigma": 0.002, "wander": 0.001}
+CPU_LIKE = {"offset": 0.02, "sigma": 0.03, "wander": 0.01}
+
+
+@pytest.mark.parametrize("how", ["default", "measured", "pooled", "measured and pooled"])
+@pytest.mark.parametrize(
+    ("like", "machine"), [(GPU_LIKE, GPU), (CPU_LIKE, CPU)], ids=["gpu", "cpu"]
+)
+def test_false_alarms_of_a_a_by_simulation(
+    like: dict[str, float], machine: dict[str, object], how: str
+) -> None:
+    """Two sides of one thing, 150 times: how many are called faster or slower, and how many
+    slowdowns of five times the offset are found."""
+
+    def several(seed: int, scale: float = 1.0) -> list[Record]:
+        many = 6 if "pooled" in how else 1
+        seeds = range(10 * seed, 10 * seed + many)
+        return [timed(scale * machine_noise(s, **like), machine=machine) for s in seeds]
+
+    noises = {}
+    if "measured" in how:
+        found = [
+            [
+                timed(machine_noise(90_000 + 100 * i + c, **like), machine=machine, case=f"{c}")
+                for c in range(8)
+            ]
+            for i in range(6)
+        ]
+        noises = {identity(machine): from_runs(found)}
+    worse = 1 + 5 * like["offset"]
+    said = [compare(several(2 * i), several(2 * i + 1), noises=noises)[0] for i in range(150)]
+    slowed = [
+        compare(several(2 * i), several(2 * i + 1, worse), noises=noises)[0] for i in range(30)
+    ]
+    alarms = sum(c.verdict in (FASTER, SLOWER) for c in said)
+    hits = sum(c.verdict == SLOWER for c in slowed)
+    wrong = sum(c.verdict == FASTER for c in slowed)
+    print(f"{how}: {alarms} false alarms of 150, {hits} of 30 slower by {worse - 1:.2%} found")
+    assert alarms <= 2 and wrong == 0
+
+
+def test_many_runs_a_side_decide_what_three_cannot() -> None:
+    def several(seed: int, scale: float) -> list[Record]:
+        scales = [scale * (1 + 0.01 * (i % 3 - 1)) for i in range(12)]
+        return [timed(noisy(seed + i, one)) for i, one in enumerate(scales)]
+
+    a, b = several(0, 100.0), several(50, 103.0)
+    (three,) = compare(a[:3], b[:3])
+    (many,) = compare(a, b)
+    assert three.verdict == AMBIGUOUS and three.reason
+    assert many.verdict == SLOWER and many.runs == (12, 12)
+
+
+def measured(share: float, machine: dict[str, object] = GPU) -> dict[tuple[str, ...], Noise]:
+    spread = Spread(
+        operator="gelu",
+        implementation="triton",
+        case="c",
+        direction="forward",
+        medians=(100.0, 100.0 * (1 + share)),
+    )
+    return {identity(machine): Noise(machine=machine, runs=2, arguments=(), spreads=(spread,))}
+
+
+def test_measured_noise_stands_for_the_default_and_is_never_undercut() -> None:
+    a, b = [timed(noisy(1, sigma=0.0005))], [timed(noisy(1, 100.8, sigma=0.0005))]
+    assert compare(a, b)[0].verdict == SAME
+    (fine,) = compare(a, b, noises=measured(0.001))
+    assert fine.verdict == SLOWER and fine.noise_from == "measured" and fine.noise == 0.005
+    (coarse,) = compare(a, b, noises=measured(0.2), threshold=0.0)
+    assert coarse.verdict == SAME and coarse.noise == pytest.approx(0.2)
+    (other,) = compare(a, b, noises=measured(0.2, CPU))
+    assert other.noise_from == "default"
+    wandering = np.concatenate([np.full(10, v) for v in (100.0, 104.0, 108.0, 112.0)])
+    (drifting,) = compare([timed(wandering)], b, noises=measured(0.001))
+    assert drifting.noise_from == "drift" and drifting.noise is not None and drifting.noise > 0.1
+
+
+def test_a_point_that_was_not_measured_has_what_most_stay_within() -> None:
+    found = from_runs(
+        [[record(case=str(c), cold=100.0 + i * c) for c in range(10)] for i in (0, 1)]
+    )
+    assert found.of(("gelu", "triton", "3", "forward")) == pytest.approx(found.usual)
+    assert found.of(("gelu", "triton", "9", "forward")) == pytest.approx(0.09)
+    assert found.of(("sum", "cuda", "c", "forward")) == found.wide == pytest.approx(0.09)
+
+
+def test_fewer_threads_are_another_machine() -> None:
+    two, four = CPU | {"units": 2}, CPU | {"units": 4}
+    with pytest.raises(WeftError, match=r"unlike machines.*2 units.*4 units"):
+        compare([record(machine=two)], [record(machine=four)])
+
+
+def test_a_suspect_time_is_not_compared_and_stops_the_gate() -> None:
+    good, odd = timed(noisy(1)), timed(noisy(1, 50.0), flags=("suspect: side-stream",))
+    (one,) = compare([good], [odd])
+    assert one.verdict is None and one.broken and "side-stream" in one.reason
+    assert against([one], "slower") == [one]
+    (before,) = compare([odd], [good])
+    assert before.verdict is None and not before.broken
+
+
+def test_what_the_gate_stops_at_grows_with_its_level() -> None:
+    failed = record(cold=None, verdict={"status": "fail", "reason": "off by 3"})
+    a = [timed(noisy(1), implementation=i) for i in ("slow", "vague", "gone", "fails", "fast")]
+    b = [
+        timed(noisy(1, 120.0), implementation="slow"),
+        timed(noisy(1, 101.0), implementation="vague"),
+        replace(failed, implementation="fails"),
+        timed(noisy(1, 80.0), implementation="fast"),
+        timed(noisy(1, 80.0), implementation="new"),
+    ]
+    found = compare(a, b)
+    assert {c.implementation for c in against(found, "slower")} == {"slow", "fails"}
+    assert {c.implementation for c in against(found)} == {"slow", "fails", "gone"}
+    assert {c.implementation for c in against(found, "ambiguous")} == {
+        "slow",
+        "fails",
+        "gone",
+        "vague",
+    }
+    with pytest.raises(WeftError, match="fail-on"):
+        against(found, "faster")

@@ -5,8 +5,8 @@
 #   compare_commits.sh BASE HEAD [arguments of weft bench...]
 #   compare_commits.sh origin/main HEAD softmax --with kernels/mine.py
 #
-# Exit 0: nothing is slower or broken; 1: something is; 2: the call was wrong. The Markdown table goes
-# to stdout, talk to stderr. In the environment:
+# Exit 0: nothing is slower or broken; 1: something is; 2: the call was wrong. The Markdown table
+# goes to stdout, talk to stderr. In the environment:
 #   ROUNDS       runs of each commit (default 4: from four on, runs are pooled to an interval)
 #   RECORDS      the records' file (default weft-records.jsonl; must not be there yet)
 #   WEFT         the command (default: weft)
@@ -15,8 +15,9 @@ set -euo pipefail
 
 wrong() { echo "error: $1" >&2 && exit 2; }
 (($# >= 2)) || wrong "expected BASE HEAD [arguments of weft bench...], got $# arguments"
-base=$(git rev-parse --verify --quiet "$1^{commit}") || wrong "no such commit: $1 (is the checkout shallow?)"
-head=$(git rev-parse --verify --quiet "$2^{commit}") || wrong "no such commit: $2"
+commit() { git rev-parse --verify --quiet "$1^{commit}"; }
+base=$(commit "$1") || wrong "no such commit: $1 (is the checkout shallow?)"
+head=$(commit "$2") || wrong "no such commit: $2"
 [ "$base" != "$head" ] || wrong "BASE and HEAD are one commit, $base"
 shift 2
 rounds=${ROUNDS:-4}

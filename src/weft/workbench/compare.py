@@ -123,9 +123,12 @@ def _one(
     one, other = side(a), side(b)
     if one is None or other is None or suspicions(a) or suspicions(b):
         return _nothing(key, a, b)
+    # Where both sides are means of several runs, single runs' noise is not theirs.
+    fewest = min(one.runs, other.runs)
+    pooled = fewest if fewest >= ENOUGH else 1
     noise, noise_from = max(
-        least_of(key, a, threshold, noises),
-        least_of(key, b, threshold, noises),
+        least_of(key, a, threshold, noises, pooled),
+        least_of(key, b, threshold, noises, pooled),
         (one.noise, one.noise_from),
         (other.noise, other.noise_from),
         key=lambda found: found[0],
@@ -150,7 +153,7 @@ def _one(
 
 
 def least_of(
-    key: Key, records: Sequence[Record], threshold: float | None, noises: Noises
+    key: Key, records: Sequence[Record], threshold: float | None, noises: Noises, pooled: int = 1
 ) -> tuple[float, str]:
     """Under what share no difference is called one, and where that comes from: the larger of the
     threshold and the machine's measured noise; with neither, the default of its kind."""
@@ -158,7 +161,7 @@ def least_of(
     measured = noises.get(identity(machine))
     found = [] if threshold is None else [(threshold, "threshold")]
     if measured is not None:
-        found.append((measured.of(key), "measured"))
+        found.append((measured.of(key, pooled), "measured"))
     default = NOISE.get(str(machine.get("kind")), max(NOISE.values()))
     return max(found, key=lambda one: one[0]) if found else (default, "default")
 

@@ -7,6 +7,7 @@ not within one. With m the medians of a point's runs, its spread is max m / min 
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import re
@@ -73,13 +74,17 @@ class Noise:
         shares = sorted(s.share for s in self.spreads)
         return max(LEAST, shares[min(len(shares) - 1, int(0.9 * len(shares)))])
 
-    def of(self, key: Sequence[str]) -> float:
+    def of(self, key: Sequence[str], pooled: int = 1) -> float:
         """The noise of (operator, implementation, case, direction): its own spread, never below
-        the usual one, which a handful of runs may miss by luck."""
-        for s in self.spreads:
-            if (s.operator, s.implementation, s.case, s.direction) == tuple(key):
-                return max(self.usual, s.share)
-        return self.wide
+        the usual one, which a handful of runs may miss by luck. Of ``pooled`` runs a side the
+        mean moves by the root of that less."""
+        own = [s.share for s in self.spreads if _key(s) == tuple(key)]
+        share = max(self.usual, *own) if own else self.wide
+        return max(LEAST, share / math.sqrt(pooled))
+
+
+def _key(s: Spread) -> tuple[str, ...]:
+    return s.operator, s.implementation, s.case, s.direction
 
 
 def identity(machine: Mapping[str, Any]) -> Identity:
@@ -209,9 +214,10 @@ def _bench(arguments: Sequence[str], path: Path) -> list[Record]:
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode not in (0, 1) or not path.exists():
         said = [line for line in done.stderr.splitlines() if line.strip()]
+        told = [line for line in said if line.startswith("error: ")] or said[-1:] or ["no word"]
         raise WeftError(
             f"weft bench {' '.join(arguments)} did not run",
-            got=f"exit code {done.returncode}: {said[-1] if said else 'no word'}",
+            got=f"exit code {done.returncode}: {told[0].removeprefix('error: ')}",
             hint="what follows --measure-noise is handed to weft bench; options come after --",
         )
     return record.read(path)[0]
