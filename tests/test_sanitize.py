@@ -9,6 +9,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import torch
 
 from sanitize_outputs import (
     CLEAN,
@@ -23,11 +24,13 @@ from sanitize_outputs import (
     UNTRACKED,
 )
 from weft import machine
-from weft.core import WeftError
+from weft.core import Input, WeftError, case, registry
+from weft.core.case import LAYOUTS
 from weft.core.record import FAIL, PASS, UNSUPPORTED
-from weft.workbench import sanitize
+from weft.workbench import inputs, sanitize
 from weft.workbench.sanitize import TOOLS, Told, conclude, find, options, run, tools
 from weft.workbench.sanitize_output import parse
+from weft.workbench.sanitize_target import moved, smallest
 
 TOYS = Path(__file__).with_name("sanitize_toys.py")
 
@@ -247,6 +250,26 @@ def _commands() -> list[str]:
         except OSError:
             continue  # it has ended meanwhile
     return found
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_input_is_moved_as_it_is_with_its_strides(layout):
+    one = case(Input(name="x", shape=(5, 7), layout=layout))
+    (there,) = (moved(t, "cpu") for t in inputs.make(one, "cpu", 3))
+    (here,) = inputs.make(one, "cpu", 3)
+    assert torch.equal(there, here) and there.data_ptr() != here.data_ptr()
+    assert (there.stride(), there.storage_offset()) == (here.stride(), here.storage_offset())
+    assert there.untyped_storage().nbytes() == here.untyped_storage().nbytes()
+
+
+def test_the_cases_chosen_are_few_small_and_of_each_kind():
+    operator, name = registry.operator("softmax"), "eager"
+    chosen = smallest(operator, registry.implementation("softmax", name), "forward", "cpu")
+    kinds = [(c.dtype, c.layouts) for c in chosen]
+    assert 3 <= len(chosen) <= 6 and len(set(kinds)) == len(kinds)
+    assert {"float32", "float16", "bfloat16"} <= {c.dtype for c in chosen}
+    assert all(0 < c.inputs[0].numel < 5000 for c in chosen)
+    assert sum(c.inputs[0].numel > 256 for c in chosen) >= 3
 
 
 def test_where_the_tool_is_missing_it_says_how_to_get_it(tmp_path, monkeypatch):
