@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from weft.workbench import cell_frames
+from weft.workbench import cell_frames, cell_processes
 
 Answer = tuple[dict[str, Any], Sequence[torch.Tensor]]
 MIB = 1 << 20
@@ -91,6 +91,18 @@ def eat_in_a_child(payload: dict, tensors: list[torch.Tensor]) -> Answer:
     if os.fork() == 0:
         eat(payload, tensors)
     return hang(payload, tensors)
+
+
+def share(payload: dict, tensors: list[torch.Tensor]) -> Answer:
+    """Six processes that hold the same 400 MiB."""
+    held = b"\1" * (400 * MIB)
+    children = []
+    for _ in range(5):
+        children.append(os.fork())
+        if children[-1] == 0:
+            hang(payload, tensors)
+    time.sleep(1.0)
+    return {"held": len(held), "resident": cell_processes.resident([os.getpid(), *children])}, []
 
 
 def exit_at_once(payload: dict, tensors: list[torch.Tensor]) -> Answer:

@@ -3,8 +3,8 @@
 The judge asks, the guest in the cell answers, as JSON and raw bytes and under a nonce that each
 answer must bring back. Whatever the guest does (hang, crash, print for ever, eat memory, leave
 children behind), the judge gets one readable reason in bounded time, and after ``close`` no process
-and no file is left. It is no sandbox: a guest has its user's rights, and reads and writes
-what they can.
+and no file of its folder is left. It is no sandbox: a guest has its user's rights. What means harm
+can dig the nonce out of its own process, write elsewhere on the disk, or end the judge.
 """
 
 from __future__ import annotations
@@ -118,10 +118,12 @@ class Cell:
         os.set_blocking(self._output, False)
         _open.add(self)
         try:
-            self._server = cell_start.fork([keeper.fileno(), channel.fileno(), output])
-            for end in (keeper, channel):
-                end.close()
-            os.close(output)
+            try:
+                self._server = cell_start.fork([keeper.fileno(), channel.fileno(), output])
+            finally:
+                for end in (keeper, channel):
+                    end.close()
+                os.close(output)
             self._keeper.sendall(self._request(entry, argument or {}))
         except BaseException:
             self.close()

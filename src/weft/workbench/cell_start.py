@@ -20,13 +20,15 @@ import threading
 from contextlib import suppress
 
 from weft import machine
+from weft.backends import environment
 
 # Imported before anything is forked. On a machine with a GPU nothing of Weft's that asks the driver
 # (``weft.backends``): CUDA that was started before a fork does not work after it.
 HEAVY = ("torch", "numpy", "triton", "triton.language", "numba", "torch._dynamo")
 OURS = ("weft.backends", "weft.workbench.check", "weft.ops", "numba.cuda")
 READ_AT_IMPORT = (
-    *("TRITON_INTERPRET", "NUMBA_ENABLE_CUDASIM", "CUDA_VISIBLE_DEVICES"),
+    *environment.SWITCHES.values(),  # imported here for what it sets, too: guests inherit it
+    "CUDA_VISIBLE_DEVICES",
     *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"),
 )
 STARTING = 180.0  # seconds for the imports, on a machine whose disk is cold
@@ -94,9 +96,6 @@ def search_path() -> list[str]:
 def _server() -> ForkServer:
     """Under the lock: the server for this environment, started if it is not there."""
     gpu = machine.has_gpu()
-    from weft.backends import environment
-
-    assert environment.SWITCHES  # imported for what it sets: the guest inherits it
     modules = HEAVY if gpu else (*HEAVY, *OURS)
     key = (os.getpid(), modules, *(os.environ.get(name) for name in READ_AT_IMPORT))
     server = _servers.get(key)
