@@ -17,7 +17,6 @@ from weft.core.record import FAIL, PASS, UNSUPPORTED
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from weft.workbench.cell import Limits
     from weft.workbench.strangers import Strangers
 
 EPILOG = "Example: weft check softmax --impl triton --impl cuda. Each rule: docs/checking.md"
@@ -107,7 +106,7 @@ def check(
         with Strangers(files or [], limits) as strangers:
             jobs = plan(wanted, strangers)
             if sanitize is not None:
-                verdicts = list(_sanitized(jobs, sanitize, strangers, limits))
+                verdicts = list(_sanitized(jobs, sanitize, strangers, case or []))
             else:
                 verdicts = list(_run(jobs, strangers, where, seed))
     except Unreadable as error:
@@ -207,29 +206,36 @@ def _run(
 
 
 def _sanitized(
-    jobs: Sequence[Job], tool: str, strangers: Strangers, limits: Limits
+    jobs: Sequence[Job], tool: str, strangers: Strangers, named: Sequence[str]
 ) -> Iterator[Verdict]:
-    """The sanitizer's verdicts, one implementation after another, at the smallest cases."""
+    """The sanitizer's verdicts, one implementation after another: at the cases that were named,
+    else at a few small ones."""
     from weft.workbench import sanitize
 
-    found: dict[tuple[str, str, str], list[Job]] = {}
+    for operator, one, direction in _each(jobs):
+        title = f"{operator} {one.name} {direction}"
+        guest = strangers.guest(one)
+        report = sanitize.run(
+            operator,
+            one.name,
+            named,
+            direction,
+            tool,
+            with_file=guest.source if guest else None,
+            progress=lambda line, title=title: typer.echo(f"{title}: {line}", err=True),
+        )
+        yield report.verdict(operator, one.name, direction)
+
+
+def _each(jobs: Sequence[Job]) -> Iterator[tuple[str, Implementation, str]]:
+    """Operator, implementation and direction of these jobs, each once."""
+    seen: set[tuple[str, str, str]] = set()
     for job in jobs:
         for one in job.implementations:
-            found.setdefault((job.operator.name, one.name, job.direction), []).append(job)
-    with _bar(len(found)) as advance:
-        for (operator, name, direction), group in found.items():
-            one = next(i for i in group[0].implementations if i.name == name)
-            guest = strangers.guest(one)
-            yield sanitize.verdict(
-                group[0].operator,
-                one,
-                [job.case for job in group],
-                direction,
-                tool,
-                file=guest.source.path if guest else None,
-                seconds=limits.seconds,
-            )
-            advance(f"{operator} {name} {direction}")
+            key = (job.operator.name, one.name, job.direction)
+            if key not in seen and job.direction in one.directions:
+                seen.add(key)
+                yield job.operator.name, one, job.direction
 
 
 @contextmanager
