@@ -72,17 +72,21 @@ def compare(
         return
     workbench.against([], fail_on)  # a wrong word is told before anything is read
     told = _compared(records or [], commits, threshold, fail_on, noise, force)
-    if as_json:
-        print(json.dumps(told.to_json()))
-    elif markdown:
-        from weft.workbench.compare_words import markdown as written
-
-        print(written(told))
-    else:
-        _print(told)
+    _tell(told, as_json, markdown)
     _talk(told)
     if told.stops:
         raise typer.Exit(1)
+
+
+def _tell(told: Compared, as_json: bool, markdown: bool) -> None:
+    from weft.workbench import compare_words
+
+    if as_json:
+        print(json.dumps(told.to_json()))
+    elif markdown:
+        print(compare_words.markdown(told))
+    else:
+        _print(told)
 
 
 def _compared(
