@@ -34,6 +34,8 @@ from weft.core import (
 )
 from weft.core.record import append, read
 from weft.workbench import bench, table
+from weft.workbench.cell import CellDied
+from weft.workbench.guests import without_their_baseline
 from weft.workbench.plan import Budget
 
 QUICK = Budget(seconds=0.3, warmup=0.02, minimum=5, maximum=12, side_samples=2)
@@ -350,3 +352,32 @@ def test_with_patience_forward_comes_first_and_what_is_left_out_is_said() -> Non
     assert [r.direction for r in records] == ["forward", "forward"]
     assert any(line.startswith("left out") and "toy" in line for line in lines)
     assert len(run(EAGER, **how)) == 4
+
+
+class Broken:
+    """A guest that cannot be started again."""
+
+    cell = hands = None
+
+    def restart(self) -> None:
+        raise CellDied("was killed by SIGKILL")
+
+
+def test_a_guest_that_cannot_be_started_again_fails_and_ours_goes_on() -> None:
+    """It is started anew for each point; nothing is asked of one that is not there."""
+    theirs, guest = way("theirs", _nothing), Broken()
+    point = next(iter(bench.select([TOY], [EAGER, theirs], None, ["forward"], "cpu", False)))
+    how = bench._How(budget=QUICK, seed=0, say=_nothing, guests={"theirs": guest}, without=())  # type: ignore[dict-item]
+    found = bench._point(point, how, anew=True)
+    assert found["theirs"].verdict.status == "fail"
+    assert found["theirs"].verdict.reason == "channel: was killed by SIGKILL"
+    assert found["eager"].timing is not None
+
+
+def test_a_stranger_does_not_set_the_tolerance_by_its_name() -> None:
+    point = next(iter(bench.select([TOY], [EAGER], None, ["forward"], "cpu", False)))
+    assert point.baseline is EAGER
+    guests: dict[str, Any] = {"eager": Broken()}
+    assert without_their_baseline(point, guests, {}).baseline is None
+    assert without_their_baseline(point, guests, {"toy": EAGER}).baseline is EAGER
+    assert without_their_baseline(point, {}, {}).baseline is EAGER

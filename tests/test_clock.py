@@ -18,7 +18,7 @@ from weft.workbench.local_rig import LocalRig
 from weft.workbench.plan import Budget, Candidate, Outcome, Plan, plan
 from weft.workbench.readings import Readings, is_throttled, summarise_clocks
 from weft.workbench.recheck import turns
-from weft.workbench.slots import Slot, poison, refill, shares_memory, storages, unwritten
+from weft.workbench.slots import Slot
 from weft.workbench.statistics import drift, is_steady, median_interval, summarise
 
 Call = Callable[[], torch.Tensor]
@@ -322,34 +322,6 @@ def test_drift_and_steadiness() -> None:
     assert not is_steady([1.0] * 5 + [1.2] * 5) and not is_steady([1.0] * 9)
     with pytest.raises(ValueError, match="no samples"):
         median_interval([])
-
-
-def test_refilling_keeps_addresses_versions_and_odd_strides() -> None:
-    row = torch.randn(5)
-    for target in (torch.zeros(4, 5).t(), row.expand(4, 5), torch.zeros(4, 10)[:, ::2]):
-        source = torch.randn(5).expand(target.shape) if target.shape[-1] == 5 else torch.randn(5, 4)
-        address, version = target.data_ptr(), target._version
-        refill(target, source)
-        assert torch.equal(target, source)
-        assert (target.data_ptr(), target._version) == (address, version)
-
-
-def test_poison_leaves_an_inputs_memory_alone() -> None:
-    slot, out = make_slot(0), torch.ones(3)
-    poison((out, slot.inputs[0]), storages([slot]))
-    assert bool(out.isnan().all()) and unwritten(out) and not unwritten(slot.inputs[0])
-    assert not unwritten(torch.full((3,), float("nan"))), "a NaN that a kernel computed is no poison"
-    whole, flags, pairs = torch.ones(3, dtype=torch.int32), torch.zeros(3) > 1, torch.ones(2, 2) * 1j
-    for each in (whole, flags, pairs, torch.ones(2, 3, dtype=torch.bfloat16).t()):
-        poison(each)
-    assert int(whole[0]) == torch.iinfo(torch.int32).max and bool(flags.all())
-    assert bool(pairs.isnan().all())
-
-
-def test_shared_memory_is_seen_and_empty_results_are_not() -> None:
-    x, none = torch.ones(2), torch.empty(0)
-    assert shares_memory([x, x]) and not shares_memory([x, x.clone()])
-    assert not shares_memory([none, none])
 
 
 def test_neighbours_and_turns_hold_different_contents() -> None:

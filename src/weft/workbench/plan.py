@@ -17,8 +17,8 @@ CHECKS: dict[str, tuple[str, ...]] = {
     "fresh": ("suspect: slower on contents", "suspect: never timed on contents"),
     "clocks": ("suspect: clocks disagree", "suspect: side-stream"),
     "wall": ("suspect: the parent's clock disagrees",),
-    "replaced": ("the clock's own functions were replaced",),
-    "samples": ("noisy",),
+    "replaced": ("replaced:",),
+    "samples": ("suspect: too few samples",),
     "threads": ("suspect: threads",),
     "cache": ("suspect: L2 set aside",),
 }
@@ -60,8 +60,8 @@ class Budget:
     Sampling stops for a candidate when its interval is under ``width`` with at least ``minimum``
     samples; for all at ``seconds`` or ``maximum`` rounds, and the rest is flagged ``noisy``. Who
     has fewer than ``minimum`` samples by then is sampled on, up to ``PATIENCE`` times ``seconds``
-    in all, so that wasting the time wins nothing. Once re-checking one candidate has taken
-    ``recheck`` seconds, two turns are enough.
+    in all (a stranger: of its own time), so that wasting the time wins nothing. Once re-checking
+    one candidate has taken ``recheck`` seconds, two turns are enough.
     """
 
     seconds: float = 20.0

@@ -57,6 +57,8 @@ class Course:
     warm: float | None = None
     host: float | None = None
     fresh: float | None = None
+    least: float = float("inf")  # us of a call, of any sample that was taken
+    sampling: float = 0.0  # seconds so far
     rechecking: int = 0  # ns so far
     refusal: str = ""
     done: bool = False
@@ -73,13 +75,27 @@ class Course:
 
     def take(self, readings: Readings | None) -> None:
         """One sample; kept with the reading beside it, where there is one."""
+        start = _now()
         us = self.rig.sample()
+        self.sampling += (_now() - start) / 1e9
+        self.least = min(self.least, us)
         if readings is None:
             return
         reading = readings.read()
         self.readings.append(reading)
         held = is_throttled(reading) and len(self.throttled) < RETRIES
         (self.throttled if held else self.clean).append(us)
+
+    def may_go_on(self, budget: Budget) -> bool:
+        """A stranger is given its samples whatever the others in the race have spent."""
+        return self.candidate.stand is not None and self.sampling < PATIENCE * budget.seconds
+
+    def dawdled(self, budget: Budget) -> bool:
+        """Whether a stranger took fewer samples than it had the time for, at its best by far."""
+        if self.candidate.stand is None or len(self.clean) >= budget.minimum:
+            return False
+        at_best = budget.minimum * self.rig.calls * self.least / 1e6
+        return BUSIEST * at_best < PATIENCE * budget.seconds
 
     def finish(self, samples: int, device: str) -> None:
         """The numbers beside the headline, and the second clock."""
@@ -111,7 +127,7 @@ class Course:
     def own_up(self) -> None:
         """Whether the clock's functions, in the process where it was timed, are still its own."""
         if gone := self.rig.replaced():
-            self.refusal = f"the clock's own functions were replaced: {', '.join(gone)}"
+            self.refusal = f"replaced: the clock's own functions: {', '.join(gone)}"
 
 
 class Race:
@@ -195,17 +211,18 @@ class Race:
         each = first.nbytes + sharing * estimate.output_bytes
         fits = max(1, int(0.6 * stand.memory() / max(1, each)))
         footprint = first.nbytes + estimate.output_bytes
-        rig = self._steady_rig(candidate, estimate.us, footprint, fits)
-        self.courses.append(Course(candidate=candidate, rig=rig))
+        rig, least = self._steady_rig(candidate, estimate.us, footprint, fits)
+        self.courses.append(Course(candidate=candidate, rig=rig, least=least))
 
     def _steady_rig(
         self, candidate: Candidate, estimate: float, footprint: int, fits: int
-    ) -> Entrant:
+    ) -> tuple[Entrant, float]:
         """Plan, make the slots that are missing, warm up until two windows agree within 1 %.
 
         A candidate that was slow only at first gave a wrong estimate: where its samples turn out
-        too short, the plan is made again from what they showed.
+        too short, the plan is made again from what they showed. The least time comes along.
         """
+        least = estimate
         stand = candidate.stand or self.stand
         make = self._make_slots if candidate.stand is None else self._named_slots
         seconds = self.budget.warmup / len(self.candidates)
@@ -216,11 +233,12 @@ class Race:
             until = _now() + int(seconds * 1e9)
             while len(seen) < 2 or (_now() < until and not is_steady(seen, WINDOW)):
                 seen.append(rig.sample())
+            least = min(least, *seen)
             steady = float(np.median(seen[-WINDOW:]))
             if steady * rig.calls >= SHORTEST or planned.calls >= min(MOST_CALLS, fits):
                 break
             estimate = steady
-        return rig
+        return rig, least
 
     def sample(self, readings: Readings, on_round: OnRound | None) -> None:
         """Rounds over all candidates in random order, until each is done or the budget spent.
@@ -235,7 +253,7 @@ class Race:
             spent = (_now() - began) / 1e9 / self.budget.seconds
             if spent > 1.0 and turn > 1:
                 lacking = [c for c in active if len(c.clean) < least]
-                active = lacking if spent < PATIENCE else []
+                active = [c for c in lacking if spent < PATIENCE or c.may_go_on(self.budget)]
             if not active:
                 break
             for index in self.rng.permutation(len(active)):
@@ -322,6 +340,8 @@ def _outcome(course: Course, stand: Stand, budget: Budget, without: Collection[s
     flags = {f for f in course.rig.flags if check_of(f) not in without}
     if found.width >= budget.width or found.n < budget.minimum:
         flags.add("noisy")
+    if "samples" not in without and course.dawdled(budget):
+        flags.add(f"suspect: too few samples: {found.n} of {budget.minimum}; it has been quicker")
     if course.throttled:
         flags.add("throttled")
     clocks = summarise_clocks(course.readings)
