@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from weft.cli.options import MEMORY, SECONDS, Files, Memory, Names, Seconds, limits
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from weft.core import Record
 
 EPILOG = "What each number means, and what it cannot see: docs/timing.md"
-Names = list[str] | None
 PATIENCE = 30.0  # seconds after which the default set begins no further backward
 
 
@@ -41,15 +42,9 @@ def bench(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list of records.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Shorter, with wider intervals.")] = False,
-    files: Annotated[
-        Names, typer.Option("--with", metavar="FILE", help="Your own .py or .cu (repeatable).")
-    ] = None,
-    seconds: Annotated[
-        float, typer.Option(metavar="S", help="With --with: the longest that one step may take.")
-    ] = 120.0,
-    memory: Annotated[
-        float, typer.Option(metavar="GIB", help="With --with: the most memory, in GiB.")
-    ] = 8.0,
+    files: Files = None,
+    seconds: Seconds = SECONDS,
+    memory: Memory = MEMORY,
 ) -> None:
     """Check each implementation, then time those that passed, side by side.
 
@@ -60,15 +55,13 @@ def bench(
     Example: weft bench softmax --with mine.py --save records.jsonl
     """
     from weft.workbench.bench import went_against
-    from weft.workbench.cell import Limits
     from weft.workbench.strangers import Strangers, Unreadable
 
     named = bool(operators or case or direction or all_cases)
     asked = {"operators": operators, "impls": impl, "cases": case, "directions": direction}
     more = {"all_cases": all_cases, "quick": quick, "patience": None if named else PATIENCE}
-    limits = Limits(seconds=seconds, memory_bytes=int(memory * (1 << 30)))
     try:
-        with Strangers(files or [], limits) as strangers:
+        with Strangers(files or [], limits(seconds, memory)) as strangers:
             done = _run(device, save, as_json, strangers.beside(asked) | more)
     except Unreadable as error:
         print(f"failed: {error}", file=sys.stderr)

@@ -6,10 +6,12 @@ import json as jsonlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from weft.cli.options import MEMORY, SECONDS, Files, Memory, Names, Seconds, limits
 from weft.core import Case, Implementation, Operator, Verdict, WeftError, registry
 from weft.core.operator import DIRECTIONS, unknown_name
 from weft.core.record import FAIL, PASS, UNSUPPORTED
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from weft.workbench.strangers import Strangers
 
 EPILOG = "Example: weft check softmax --impl triton --impl cuda. Each rule: docs/checking.md"
-TOOLS = "memcheck, racecheck, initcheck or synccheck (needs a GPU)."
+SANITIZE = "Run under compute-sanitizer: memcheck, racecheck, initcheck or synccheck (a GPU)."
 BENCH_SEEDS = 2  # large cases: each seed costs a float64 reference of gigabytes
 
 
@@ -48,14 +50,10 @@ class Job:
 
 def check(
     operators: Annotated[
-        list[str] | None, typer.Argument(metavar="[OPERATOR]...", help="All when none is named.")
+        Names, typer.Argument(metavar="[OPERATOR]...", help="All when none is named.")
     ] = None,
-    impl: Annotated[
-        list[str] | None, typer.Option("--impl", metavar="NAME", help="Only this one; may repeat.")
-    ] = None,
-    case: Annotated[
-        list[str] | None, typer.Option("--case", metavar="NAME", help="Only this one; may repeat.")
-    ] = None,
+    impl: Annotated[Names, typer.Option(metavar="NAME", help="Only this one; may repeat.")] = None,
+    case: Annotated[Names, typer.Option(metavar="NAME", help="Only this one; may repeat.")] = None,
     direction: Annotated[
         str | None, typer.Option(metavar="forward|backward", help="Only this one.")
     ] = None,
@@ -69,19 +67,10 @@ def check(
     all_cases: Annotated[
         bool, typer.Option("--all-cases", help="The large bench cases too.")
     ] = False,
-    files: Annotated[
-        list[str] | None,
-        typer.Option("--with", metavar="FILE", help="Your own .py or .cu; may repeat."),
-    ] = None,
-    seconds: Annotated[
-        float, typer.Option(metavar="S", help="With --with: the longest that one call may take.")
-    ] = 120.0,
-    memory: Annotated[
-        float, typer.Option(metavar="GIB", help="With --with: the most memory, in GiB.")
-    ] = 8.0,
-    sanitize: Annotated[
-        str | None, typer.Option(metavar="TOOL", help="Run under compute-sanitizer's " + TOOLS)
-    ] = None,
+    files: Files = None,
+    seconds: Seconds = SECONDS,
+    memory: Memory = MEMORY,
+    sanitize: Annotated[str | None, typer.Option(metavar="TOOL", help=SANITIZE)] = None,
     json: Annotated[bool, typer.Option("--json", help="Verdicts as JSON on stdout.")] = False,
 ) -> None:
     """Check implementations against the float64 reference, at every check and edge case.
@@ -89,9 +78,27 @@ def check(
     With --with FILE only what the file declares is checked, unless --impl names others too; it runs
     in a process of its own. Exits 1 where one fails, or where nothing could be checked here.
     """
-    from weft import machine
-    from weft.workbench.cell import Limits
     from weft.workbench.strangers import Strangers, Unreadable
+
+    wanted = Wanted(
+        operators or [], impl or [], case or [], direction, _device(device, direction), all_cases
+    )
+    try:
+        with Strangers(files or [], limits(seconds, memory)) as strangers:
+            jobs = plan(wanted, strangers)
+            if sanitize is not None:
+                verdicts = list(_sanitized(jobs, sanitize, strangers, wanted.cases))
+            else:
+                verdicts = list(_run(jobs, strangers, wanted.device, seed))
+    except Unreadable as error:
+        _unreadable(str(error), json)
+        raise typer.Exit(1) from error
+    raise typer.Exit(_answer(verdicts, strangers, json))
+
+
+def _device(device: str | None, direction: str | None) -> str:
+    """The device that is meant; raises :class:`WeftError` for one that is not here."""
+    from weft import machine
 
     where = device or machine.default_device()
     if where not in ("cpu", "cuda"):
@@ -100,18 +107,11 @@ def check(
         raise WeftError("--device cuda", got="no NVIDIA GPU is visible", hint="try --device cpu")
     if direction not in (None, *DIRECTIONS):
         raise WeftError("--direction", expected=" or ".join(DIRECTIONS), got=direction)
-    wanted = Wanted(operators or [], impl or [], case or [], direction, where, all_cases)
-    limits = Limits(seconds=seconds, memory_bytes=int(memory * (1 << 30)))
-    try:
-        with Strangers(files or [], limits) as strangers:
-            jobs = plan(wanted, strangers)
-            if sanitize is not None:
-                verdicts = list(_sanitized(jobs, sanitize, strangers, case or []))
-            else:
-                verdicts = list(_run(jobs, strangers, where, seed))
-    except Unreadable as error:
-        _unreadable(str(error), json)
-        raise typer.Exit(1) from error
+    return where
+
+
+def _answer(verdicts: Sequence[Verdict], strangers: Strangers, json: bool) -> int:
+    """Print what was found; the exit code."""
     failed = any(v.status == FAIL for v in verdicts)
     passed = not failed and any(v.status == PASS for v in verdicts)
     if json:
@@ -121,7 +121,7 @@ def check(
         _show(verdicts, strangers)
     if not passed and not failed:
         typer.echo("nothing could be checked here; the reasons are above", err=True)
-    raise typer.Exit(0 if passed else 1)
+    return 0 if passed else 1
 
 
 def _unreadable(why: str, json: bool) -> None:
@@ -222,9 +222,13 @@ def _sanitized(
             direction,
             tool,
             with_file=guest.source if guest else None,
-            progress=lambda line, title=title: typer.echo(f"{title}: {line}", err=True),
+            progress=partial(_told, title),
         )
         yield report.verdict(operator, one.name, direction)
+
+
+def _told(title: str, line: str) -> None:
+    typer.echo(f"{title}: {line}", err=True)
 
 
 def _each(jobs: Sequence[Job]) -> Iterator[tuple[str, Implementation, str]]:

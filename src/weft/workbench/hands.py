@@ -30,7 +30,7 @@ class Holding(Protocol):
     def close(self) -> None: ...
 
 
-# In what a call raised (PyTorch's words, the driver's), where the GPU's context may be lost with it.
+# In what a call raised, by PyTorch or by the driver, where the GPU's context may be lost with it.
 BROKE = ("CUDA error", "CUDA_ERROR")
 
 Hands = Callable[[Implementation, Scene, int], Holding]
