@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from weft.core import Implementation, Operator, WeftError, registry
+from weft.workbench import cell_start
 from weft.workbench.bring import Source, load
 from weft.workbench.cell import CellDied, GuestError, Limits
 from weft.workbench.hands import Guest, Hands, here
@@ -33,6 +34,8 @@ class Strangers:
         self.implementations: list[Implementation] = []
         self._baselines: dict[str, Implementation] = {}
         self._open = ExitStack()
+        if files:
+            cell_start.prepare()  # its imports go on beside ours
         try:
             for file in files:
                 self._read(file)
