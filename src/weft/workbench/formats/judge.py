@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from weft.backends import support
-from weft.core import FORWARD, Case, Finding, Implementation, Verdict, WeftError
+from weft.core import FORWARD, Case, Ceilings, Finding, Implementation, Verdict, WeftError
 from weft.core.operator import unknown_name
 from weft.core.record import FAIL, PASS
+from weft.workbench import guest_kernels, provenance
 from weft.workbench.bring import Source
 from weft.workbench.cell import CellDied, GuestError, Limits
 from weft.workbench.check import check
@@ -37,6 +38,8 @@ from weft.workbench.oracle import Oracle, fresh_seeds
 SEEDS = 4  # a case; KernelBench's problems with weights are two cases
 LARGE = 1 << 24  # elements, above which a case is not timed on a CPU
 ON_A_GPU = "CUDA C++ needs a GPU"
+# On a CPU a floor that is beaten says nothing, and measuring its ceilings takes longer than this.
+NO_CEILINGS = Ceilings(device="none", copy=1e30, read=1e30, fill=1e30, matrix={}, measured="never")
 # How PyTorch, Triton and the compilers say that there is no GPU here.
 _NEEDS_GPU = re.compile(
     r"NVIDIA driver|not compiled with CUDA|CUDA_HOME|\bnvcc\b|active drivers|No CUDA GPUs|"
@@ -149,6 +152,8 @@ def _judged(
     if found.reason and wanted.device == "cpu" and _NEEDS_GPU.search(found.reason):
         found.reason = f"{NOT_RUN}: needs a GPU: {found.reason}"
     if found.correct:
+        _what_ran(problem, guest, implementation, to_check[-1], wanted.device, found, say)
+    if found.correct:
         _timed(problem, guest, implementation, cases, wanted, found, say)
 
 
@@ -160,7 +165,7 @@ def _ask_own(
     found: Judgement,
 ) -> None:
     """What the file's own check says of one call at its own seed; the first no stays."""
-    if found.own is not None and found.own.passed is not True:
+    if found.own is not None and (problem.kind == KERNELBENCH or found.own.passed is not True):
         return
     said: tuple[bool | None, str]
     try:
@@ -199,6 +204,39 @@ def _broke(found: Judgement, error: CellDied | GuestError, device: str, where: s
         found.refuse(where, why)
 
 
+def _what_ran(
+    problem: Problem,
+    guest: Guest,
+    implementation: Implementation,
+    case: Case,
+    device: str,
+    found: Judgement,
+    say: Say,
+) -> None:
+    """Name the kernels that ran, and hold them to the backend that the file is written in."""
+    say("looking at what ran")
+    point = {
+        "operator": problem.operator.name,
+        "implementation": implementation.name,
+        "case": case.name,
+        "direction": FORWARD,
+        "device": device,
+        "seed": fresh_seeds(1)[0],
+    }
+    profiled, without = guest_kernels.ask(guest.source, point)
+    found.kernels = list(profiled.names)
+    if why := provenance.verdict(implementation.backend, profiled):
+        found.refuse("provenance", why)
+    differ = provenance.compare(profiled, without)
+    if differ.startswith(provenance.NOT_LOOKED):
+        found.flags.append(f"kernels {differ}")
+    elif differ:
+        found.refuse("observed", differ)
+    for name in ("provenance", "observed"):
+        if name not in [c.check for c in found.checks]:
+            found.checks.append(Finding(check=name, status=PASS))
+
+
 def _timed(
     problem: Problem,
     guest: Guest,
@@ -226,6 +264,7 @@ def _timed(
         [FORWARD],
         wanted.device,
         quick=wanted.device == "cpu",
+        ceilings=None if wanted.device == "cuda" else NO_CEILINGS,
         guests={implementation.name: guest},
         baselines={problem.operator.name: problem.baseline},
         on_event=say,

@@ -83,7 +83,7 @@ def problem(path: Path, device: str, seed: int | None = None) -> Problem:
         baseline=baseline,
         own_check=_OwnCheck(operator.draw, baseline.forward, device),
         own_seed=fresh_seeds(1)[0] if seed is None else seed,
-        own_rule=f"allclose to {OWN_DEFAULT:g}, in a half type to 1e-2",
+        own_rule=f"allclose to {OWN_DEFAULT:g}, in a half type 1e-2, at one set of weights",
         extra=extra | {"with_weights": with_weights, "elsewhere": file.elsewhere},
         notes=(NOTE,) if file.elsewhere else (),
     )
@@ -266,6 +266,8 @@ class _OwnCheck:
             limit = OWN_TOLERANCE.get(other.dtype, OWN_DEFAULT)
             if one.dtype != other.dtype:
                 return False, f"{one.dtype} cannot be compared with {other.dtype}"
+            if one.isnan().any():
+                return False, f"{int(one.isnan().sum())} of {one.numel()} elements are NaN"
             worst = max(worst, float((one.double() - other.double()).abs().max()))
             if not torch.allclose(other, one, atol=limit, rtol=limit):
                 return False, f"not within {limit:g}; largest difference {worst:.3g}"

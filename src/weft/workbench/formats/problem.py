@@ -180,11 +180,12 @@ def _case(point: Point) -> Case:
 
 def foreign_tolerance(longest: int) -> Tolerance:
     """The house's rule; what the order of a sum may lose grows with how long a sum there can be."""
-    chain = min(64.0, max(8.0, 0.25 * longest**0.5))
+    chain = min(64.0, max(8.0, 0.75 * longest**0.5))
     return Tolerance(
         chain=chain,
-        reason="the order of a sum is free, and a foreign reference's own order no better than "
-        "another; a chain of n roundings of random sign errs by the square root of n",
+        reason="the order of a sum is free, and a foreign reference's own is as good as another: "
+        "n roundings of random sign, one after another, lose sqrt(n) / 6 units of the sum, and the "
+        "worst of many elements some five times that",
     )
 
 
