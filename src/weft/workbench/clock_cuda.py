@@ -240,12 +240,7 @@ class CudaRig:
     def repeat(self, repeats: int, warm: bool) -> float:
         """The timed calls many times over with nothing in between; ``warm`` the first alone. The
         time (us) by events around them all."""
-        body: Callable[[], object] = self._body
-        if warm:
-            self.warm()
-            assert self._replay_warm is not None
-            body = self._replay_warm
-        return self._both_clocks(repeats, body)[1]
+        return self._both_clocks(repeats, self._warm_body() if warm else self._body)[1]
 
     def _per_call(self, us: float) -> float:
         graphed = self._graph is not None
@@ -254,6 +249,9 @@ class CudaRig:
 
     def warm(self) -> float:
         """The same input every time, the call before it untimed."""
+        return self._per_call(self._timed(self._closures[0], self._warm_body()))
+
+    def _warm_body(self) -> Callable[[], object]:
         if self._replay_warm is None:
             same = [self._closures[0]] * self.calls
             if self._graph is not None:
@@ -262,7 +260,7 @@ class CudaRig:
             else:
                 self._replay_warm = lambda: [call() for call in same]
             self._replay_warm()
-        return self._per_call(self._timed(self._closures[0], self._replay_warm))
+        return self._replay_warm
 
     def host(self) -> float:
         """Wall time a call on the host, back to back, the queue emptied before and after."""
