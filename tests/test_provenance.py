@@ -10,11 +10,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from weft import machine
 from weft.core import FORWARD, registry
 from weft.workbench import inputs
 from weft.workbench.bind import bind
 from weft.workbench.kernel_names import demangle, is_library, origin, plain
 from weft.workbench.provenance import NOT_LOOKED, Kernels, compare, kernels, observed, verdict
+
+import triton  # isort: skip  # after weft, which decides whether it interprets
+import triton.language as tl  # isort: skip
+from triton.runtime.interpreter import InterpreterError  # isort: skip
+
+interpreted = pytest.mark.skipif(machine.has_gpu(), reason="with a GPU nothing is interpreted")
 
 GELU = (
     "void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl("
@@ -192,8 +199,8 @@ def softmax_call(name: str, shape: tuple[int, ...]) -> Callable[[], object]:
 @pytest.mark.parametrize(
     ("name", "kernel"),
     [
-        ("triton", "triton:softmax_tile"),
-        ("numba", "numba:softmax_forward"),
+        pytest.param("triton", "triton:softmax_tile", marks=interpreted),
+        pytest.param("numba", "numba:softmax_forward", marks=interpreted),
         ("numba/parallel", "numba:softmax_forward_parallel"),
     ],
 )
@@ -207,6 +214,7 @@ def test_an_interpreted_kernel_is_seen_with_a_profiler_and_without(name, kernel)
     assert set(found.origins) <= {"memory", kernel.split(":")[0]}
 
 
+@interpreted
 def test_what_is_hooked_for_the_pass_is_as_before_after_it():
     softmax_call("numba/parallel", (3, 7))()
     from numba.core.dispatcher import Dispatcher
@@ -237,12 +245,27 @@ def under_cover(x: torch.Tensor) -> torch.Tensor:
     return torch.softmax(x, -1)
 
 
+@triton.jit
+def three_lanes(x):
+    tl.load(x + tl.arange(0, 3))
+
+
+def after_a_failed_launch() -> torch.Tensor:
+    try:
+        three_lanes[(1,)](X)
+    except InterpreterError:
+        return torch.softmax(X, -1)
+    raise AssertionError("three lanes are no power of two")
+
+
 PRETENDERS = {
     "fused": lambda: torch.softmax(X, -1),
     "composed": lambda: (X.exp() / X.exp().sum(-1, True)).clone(),
     "in a thread": in_a_thread,
     "in an operator of its own": lambda: under_cover(X),
 }
+if not machine.has_gpu():
+    PRETENDERS["after a launch that failed"] = after_a_failed_launch
 
 
 @pytest.mark.parametrize("call", PRETENDERS.values(), ids=PRETENDERS)
@@ -255,6 +278,7 @@ def test_work_of_pytorch_s_under_another_name_is_told(call):
     assert verdict("eager", found) == verdict("torch", found) == ""
 
 
+@interpreted
 def test_a_candidate_that_changes_path_under_a_profiler_differs():
     honest = softmax_call("triton", (3, 7))
 

@@ -66,8 +66,24 @@ def kernels(call: Callable[[], object], device: str) -> Kernels:
     call()
     if torch.device(device).type == "cuda":
         return _on_device(call)
-    with _launches(torch.profiler.record_function):
+    failed: list[str] = []
+
+    @contextmanager
+    def launch(name: str) -> Iterator[None]:
+        with torch.profiler.record_function(name):
+            try:
+                yield
+            except BaseException:
+                failed.append(name)
+                raise
+
+    with _launches(launch):
         events = _profiled(call, torch.profiler.ProfilerActivity.CPU)
+    return _on_host(events, failed)
+
+
+def _on_host(events: list[Any], failed: list[str]) -> Kernels:
+    """The operators and launches of a profile, less the launches that raised."""
     # An operator of the candidate's own is a cover: what counts is what was done beneath it.
     covers = {id(cover) for e in events if _known(e.name) for cover in _above(e)}
     tops: dict[str, list[float]] = {}
@@ -80,6 +96,9 @@ def kernels(call: Callable[[], object], device: str) -> Kernels:
             seen.add(event.name)
         if not above and (_known(event.name) or id(event) not in covers):
             tops.setdefault(event.name, []).append(event.time_range.elapsed_us())
+    for name in {n for n in failed if failed.count(n) >= len(tops.get(n, ()))}:
+        tops.pop(name, None)
+        seen.discard(name)
     if not tops:
         return Kernels(note=NOT_LOOKED + "nothing that has a name ran; compiled code has none here")
     return _kernels(tops, {name: _origin_of(name) for name in tops}, PROFILER, frozenset(seen))
@@ -293,10 +312,10 @@ class _Collector(TorchDispatchMode):
 
     @contextmanager
     def launch(self, name: str) -> Iterator[None]:
-        self.ops.setdefault(name, []).append(1.0)
         self.depth += 1
         try:
             yield
+            self.ops.setdefault(name, []).append(1.0)  # only one that has not raised
         finally:
             self.depth -= 1
 

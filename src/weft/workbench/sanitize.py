@@ -212,7 +212,6 @@ class Watched:
         progress: Callable[[str], None] | None,
     ) -> None:
         self.tool, self.progress = tool, progress
-        self.subject = f"{tool} {job['operator']} {job['implementation']} {job['direction']}"
         self.log, self.told_in = folder / "log.txt", folder / "report.jsonl"
         job_file, self.output = folder / "job.json", folder / "output.txt"
         job_file.write_text(json.dumps(job))
@@ -239,7 +238,7 @@ class Watched:
                     return
                 told = Told.read(self.told_in)
                 at = f", {told.begun[-1]}" if told.begun else ", importing"
-                text = f"{self.subject}: {len(told.done)} of {len(told.cases) or '?'} cases{at}"
+                text = f"{self.tool}: {len(told.done)} of {len(told.cases) or '?'} cases{at}"
                 if self.progress and text != shown:
                     self.progress(text)
                     shown = text
