@@ -10,18 +10,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from weft import machine
+from weft import backends
 from weft.core import FORWARD, registry
 from weft.workbench import inputs
 from weft.workbench.bind import bind
 from weft.workbench.kernel_names import demangle, is_library, origin, plain
 from weft.workbench.provenance import NOT_LOOKED, Kernels, compare, kernels, observed, verdict
 
-import triton  # isort: skip  # after weft, which decides whether it interprets
+import triton  # isort: skip  # after weft.backends, which decides whether it interprets
 import triton.language as tl  # isort: skip
 from triton.runtime.interpreter import InterpreterError  # isort: skip
 
-interpreted = pytest.mark.skipif(machine.has_gpu(), reason="with a GPU nothing is interpreted")
+interpreted = pytest.mark.skipif(
+    not backends.backend_support("triton", "cpu"), reason="with a GPU nothing is interpreted"
+)
 
 GELU = (
     "void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl("
@@ -264,7 +266,7 @@ PRETENDERS = {
     "in a thread": in_a_thread,
     "in an operator of its own": lambda: under_cover(X),
 }
-if not machine.has_gpu():
+if backends.backend_support("triton", "cpu"):
     PRETENDERS["after a launch that failed"] = after_a_failed_launch
 
 
