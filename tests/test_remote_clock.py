@@ -181,6 +181,21 @@ def test_a_skip_after_40_calls_is_refused_and_only_by_the_recheck() -> None:
     assert race(skips_after(40), without=["recheck"])["theirs"].refusal == ""
 
 
+def test_calls_that_are_put_off_and_done_together_are_refused() -> None:
+    waiting: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        waiting.append((x, torch.empty_like(x)))
+        out = waiting[-1][1]
+        if len(waiting) == 8:
+            for given, due in waiting:
+                due.copy_(work(given))
+            waiting.clear()
+        return out
+
+    assert suspicions(race(forward)["theirs"]) == ["recheck"]
+
+
 class Slowed:
     """The clock of the samples goes at a tenth of the pace while the guest answers."""
 
