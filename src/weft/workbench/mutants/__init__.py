@@ -17,13 +17,9 @@ if TYPE_CHECKING:
     from weft.workbench.bring import Brought, Source
     from weft.workbench.mutants.mutant import Mutant
 
-MODULES = ("wrong", "wrong_softmax", "wrong_gelu", "wrong_sum", "wrong_matmul", "backward") + (
-    "with_triton",
-    "with_numba",
-    "with_cuda",
-    "cheats",
-    "controls",
-)
+WRONG = ("wrong", "wrong_softmax", "wrong_gelu", "wrong_sum", "wrong_matmul", "backward")
+KERNELS = ("with_triton", "with_numba", "with_cuda")
+MODULES = (*WRONG, *KERNELS, "cheats", "controls")
 
 
 @cache

@@ -3,6 +3,7 @@
 In the simulator each thread of a block is a thread of the host, so that a missing barrier may or
 may not show: those faults are for a GPU.
 """
+# mypy: allow-untyped-defs, allow-incomplete-defs
 
 from __future__ import annotations
 

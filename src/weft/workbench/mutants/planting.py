@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -41,6 +40,9 @@ def plant(
     blanks between. Without ``backward`` it is forward only.
     """
     _, operator, backend, _ = identity.split("/", 3)
+    checks = killed_by.split()
+    if "error" in checks and "special" not in checks:
+        checks.append("special")  # values wrong everywhere: it hangs on which case comes first
 
     def make() -> Implementation:
         base = registry.implementation(operator, "torch" if backend == "eager" else backend)
@@ -58,7 +60,7 @@ def plant(
         id=identity,
         operator=operator,
         title=title,
-        killed_by=tuple(killed_by.split()),
+        killed_by=tuple(checks),
         make=make,
         **more,
     )
@@ -94,7 +96,3 @@ def nudged(y: torch.Tensor, units: float, every: int = 1) -> torch.Tensor:
 def past_the_end(y: torch.Tensor) -> torch.Tensor:
     """The one element behind a contiguous tensor's last."""
     return y.as_strided((1,), (1,), y.storage_offset() + y.numel())
-
-
-def dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))

@@ -1,4 +1,4 @@
-"""The typical faults of a kernel in CUDA C++: each needs a GPU, and without one is compiled only."""
+"""The typical faults of a kernel in CUDA C++: each needs a GPU, and is only compiled without."""
 
 from __future__ import annotations
 

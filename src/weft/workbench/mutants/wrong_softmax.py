@@ -106,7 +106,7 @@ def _rows_too_heavy(x: torch.Tensor) -> torch.Tensor:
     """In fp16 each element a little high: by less than its own rounding, but all the same way."""
     y = torch.softmax(x.double(), -1)
     if x.dtype == torch.float16:
-        y = y + 0.7 * eps(x) * y.square().mean().sqrt()
+        y = y + 0.7 * eps(x) * y.nan_to_num().square().mean().sqrt()
     return y.to(x.dtype).contiguous()
 
 
