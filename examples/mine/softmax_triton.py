@@ -1,0 +1,46 @@
+"""A softmax of one's own in Triton: a program keeps a whole row, read once and written once.
+
+    weft check softmax --with examples/mine/softmax_triton.py
+    weft bench softmax --with examples/mine/softmax_triton.py
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+import weft
+from weft.core import YES, Case, Support, no
+
+LONGEST = 16384  # columns: what a program can hold
+
+
+@triton.jit
+def whole_row(x_ptr, y_ptr, columns, BLOCK: tl.constexpr):
+    # x, y: (rows, columns), contiguous. Program i computes row i. Bytes: n read, n written.
+    row = tl.program_id(0).to(tl.int64) * columns
+    column = tl.arange(0, BLOCK)
+    inside = column < columns
+    x = tl.load(x_ptr + row + column, mask=inside, other=float("-inf")).to(tl.float32)
+    e = tl.exp(x - tl.max(x, 0))
+    y = e / tl.sum(e, 0)
+    tl.store(y_ptr + row + column, y.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+def supports(case: Case, device: str) -> Support:
+    columns = case.inputs[0].shape[-1]
+    if columns > LONGEST:
+        return no(f"a program holds {LONGEST} columns at most, not {columns}")
+    return YES
+
+
+@weft.implementation(
+    "softmax", backend="triton", name="triton/whole-row", supports=supports, idea="a row at once"
+)
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    if x.numel():
+        columns = x.shape[-1]
+        rows, block = x.numel() // columns, triton.next_power_of_2(columns)
+        whole_row[(rows,)](x, y, columns, BLOCK=block, num_warps=max(1, min(16, block // 512)))
+    return y

@@ -1,0 +1,68 @@
+"""An operator of one's own: y = a sigmoid(a) b, the gate of many language models' blocks.
+
+    weft check --with examples/mine/swiglu.py
+    weft bench --with examples/mine/swiglu.py
+
+Source: Shazeer, "GLU variants improve transformer" (arXiv:2002.05202).
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+import weft
+
+BLOCK = 1024  # elements a program
+SIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+def case(*shape: int, tags: str = "check", devices: tuple = ("cpu", "cuda"), **more: str):
+    inputs = [weft.Input(name=name, shape=shape, **more) for name in ("a", "b")]
+    return weft.case(*inputs, tags=tags, devices=devices)
+
+
+def cost(case: weft.Case, direction: str) -> weft.Cost:
+    # Forward reads a and b and writes y; backward reads those and the gradient and writes two.
+    one = case.inputs[0].numel * SIZE[case.dtype]
+    read = sum(i.nbytes for i in case.inputs)
+    if direction == "forward":
+        return weft.Cost(read=read, written=one)
+    return weft.Cost(read=read + one, written=2 * one)
+
+
+@weft.operator(
+    "swiglu",
+    cases=[
+        *(case(7, 129, dtype=d) for d in SIZE),
+        case(64, 64, values="large"),
+        *(case(*s, tags="edge") for s in ((0,), (1,), (5, 0, 3))),
+        *(case(33, 65, tags="edge", layout=k) for k in ("transposed", "sliced", "expanded")),
+        case(16384, 8192, dtype="bfloat16", tags="bench", devices=("cuda",)),
+        case(1024, 1024, tags="bench", devices=("cpu",)),
+    ],
+    cost=cost,
+    differentiable=("a", "b"),
+    formula="y = a sigmoid(a) b",
+)
+def reference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The SwiGLU gate."""
+    return a * torch.sigmoid(a) * b
+
+
+@triton.jit
+def gate(a_ptr, b_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    # a, b, y: n elements, contiguous. Bytes: 2n read, n written, which is all there must be.
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    a = tl.load(a_ptr + at, mask=at < n).to(tl.float32)
+    b = tl.load(b_ptr + at, mask=at < n).to(tl.float32)
+    y = a / (1.0 + tl.exp(-a)) * b
+    tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=at < n)
+
+
+@weft.implementation("swiglu", backend="triton", name="triton/fused", idea="one pass")
+def fused(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    a, b = a.contiguous(), b.contiguous()
+    y = torch.empty_like(a)
+    if n := a.numel():
+        gate[(triton.cdiv(n, BLOCK),)](a, b, y, n, BLOCK=BLOCK)
+    return y

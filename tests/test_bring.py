@@ -1,0 +1,304 @@
+"""Files of one's own: what they declare is found, what is wrong with them is said in one line."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.core import WeftError, registry
+from weft.core.record import PASS
+from weft.workbench.bring import Brought, Source, load
+from weft.workbench.bring_cu import compile_only, read
+from weft.workbench.bring_cu_numbers import Refused, number
+from weft.workbench.check import check
+
+MINE = Path(__file__).resolve().parent.parent / "examples" / "mine"
+HEAD = "import torch\nimport weft\n"
+EAGER = '@weft.implementation("softmax", backend="eager")\n'
+BODY = "def mine(x):\n    return torch.softmax(x, -1)\n"
+OWN = """
+CASES = [weft.case(weft.Input(name="x", shape=(3, 5)))]
+@weft.operator("twice", cases=CASES, cost=lambda c, d: weft.Cost(read=60, written=60){more})
+def reference(x):
+    return {body}
+"""
+
+
+def brought(path: Path) -> Brought:
+    return load(Source(kind="file", path=str(path)))
+
+
+def told(tmp_path: Path, text: str, name: str = "mine.py") -> str:
+    """What is said of a file with this text."""
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(WeftError) as caught:
+        brought(path)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_is_tagged_is_found_once_and_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        HEAD
+        + EAGER
+        + BODY
+        + "again = mine\n"
+        + EAGER.replace(")", ', name="second")')
+        + "def b(x): ..."
+    )
+    assert [i.name for i in brought(path).implementations] == ["mine", "second"]
+    assert "second" not in registry.implementation_names("softmax")
+
+
+def test_a_file_may_import_its_neighbours_as_they_are_now(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(HEAD + "import beside\n" + EAGER.replace(")", ", name=beside.NAME)") + BODY)
+    for name in ("one", "two"):
+        (tmp_path / "beside.py").write_text(f'NAME = "{name}"\n')
+        assert brought(path).implementations[0].name == name
+    assert str(tmp_path) not in sys.path
+    assert not (tmp_path / "__pycache__").exists()
+
+
+def test_a_kernel_s_source_can_be_read_from_the_module(tmp_path: Path) -> None:
+    import inspect
+
+    path = tmp_path / "mine.py"
+    path.write_text(HEAD + EAGER + BODY)
+    forward = brought(path).implementations[0].forward
+    assert inspect.getsource(forward) == EAGER + BODY
+    path.write_text(HEAD + "\n\n" + EAGER + BODY.replace("-1", "1 - 2"))
+    assert "1 - 2" in inspect.getsource(brought(path).implementations[0].forward)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = (1,\n", "mine.py:1: syntax error: '(' was never closed"),
+        ("a\0b", "mine.py"),
+        ("import nowhere_at_all\n", "mine.py:1: running the file raised ModuleNotFoundError"),
+        ("def f():\n    1 / 0\nf()\n", "mine.py:2: running the file raised ZeroDivisionError"),
+        ("import sys\nsys.exit(3)\n", "mine.py:2: running the file raised SystemExit: 3"),
+        ("x = 1\n", "mine.py declares nothing: expected @weft.implementation"),
+        (HEAD + EAGER.replace("softmax", "sofmax") + BODY, "did you mean softmax"),
+        (HEAD + EAGER.replace("eager", "tritn") + BODY, "mine.py:3: unknown backend"),
+        (HEAD + EAGER.replace(")", ', name="torch")') + BODY, "'torch' of its own"),
+        (
+            HEAD + EAGER + BODY + EAGER + BODY,
+            "mine.py:7: function 'mine' replaces the one in line 4",
+        ),
+        (HEAD + EAGER + BODY + EAGER.replace(")", ', name="mine")') + "def b(x): ...", "2 times"),
+        (HEAD + OWN.format(more="", body="x").replace("twice", "gelu"), "'gelu' is Weft's own"),
+        (
+            HEAD
+            + OWN.format(more=", tolerance=weft.Tolerance(baseline='tor', reason='r')", body="x"),
+            "the tolerance of 'twice' rests on an unknown implementation",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, text: str, said: str) -> None:
+    assert said in told(tmp_path, text)
+
+
+def test_a_file_that_is_not_there_or_of_another_kind(tmp_path: Path) -> None:
+    with pytest.raises(WeftError, match="no file"):
+        brought(tmp_path / "nowhere.py")
+    assert "expected a .py or .cu file, got .txt" in told(tmp_path, "", "mine.txt")
+
+
+@pytest.mark.parametrize("body", ["x * 2", "x.double() * 2", "x", "x.t().t()"])
+def test_an_operator_without_an_eager_way_gets_one(tmp_path: Path, body: str) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(HEAD + OWN.format(more=", differentiable=('x',)", body=body))
+    found = brought(path)
+    (operator,), (eager,) = found.operators, found.implementations
+    assert (eager.name, eager.backend, eager.operator) == ("eager", "eager", "twice")
+    (case,) = operator.cases
+    # The gradient of a copy is the incoming gradient itself, which no backward may return.
+    for direction in operator.directions if "2" in body else ("forward",):
+        verdict = check(operator, eager, case, direction, "cpu", n_seeds=2, baseline=eager)
+        assert verdict.status == PASS, verdict.reason
+
+
+KERNEL = 'extern "C" __global__ void k(const scalar_t* x, scalar_t* y, long long n) {}\n'
+GOOD = """// weft: operator gelu
+// weft: require contiguous x
+// weft: let n = x.numel()
+// weft: output y = empty_like(x)
+// weft: launch k<<<cdiv(n, 256), 256>>>(x, y, n)
+"""
+
+
+def test_a_header_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "mine.cu"
+    path.write_text(GOOD + "// weft: dtypes float32\n// weft: deterministic no\n" + KERNEL)
+    (one,) = brought(path).implementations
+    assert (one.operator, one.name, one.backend) == ("gelu", "mine", "cuda")
+    assert one.directions == ("forward",) and not one.deterministic
+    gelu = registry.operator("gelu")
+    assert one.supports(gelu.case("fp32-7x129"), "cuda")
+    assert "float32" in one.supports(gelu.case("fp16-7x129"), "cuda").reason
+    assert compile_only(path)[0].startswith("float32: ")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("// weft: operator gelu\n", "", "mine.cu does not say what it computes"),
+        ("gelu", "glu", "mine.cu:1: unknown operator"),
+        ("require", "requir", "did you mean require?"),
+        ("contiguous x", "contiguous z", "mine.cu:2: unknown tensor"),
+        ("x.numel()", "x.sum()", "mine.cu:3: 'x.sum()'"),
+        ("x.numel()", "x", "'x' is a tensor, not a number"),
+        ("x.numel()", "m", "'m' in 'm' is not known before this line"),
+        ("x.numel()", "__import__('os')", "mine.cu:3"),
+        ("empty_like(x)", "ones_like(x)", "expected NAME = empty_like(TENSOR)"),
+        ("empty_like(x)", "empty(n, float31)", "mine.cu:4: expected a dtype last"),
+        ("let n", "let x", "expected a name that is not taken yet"),
+        ("<<<cdiv(n, 256), 256>>>", "<<<256>>>", "mine.cu:5: expected <<<GRID, BLOCK>>>"),
+        ("launch k", "launch q", "mine.cu:5: unknown kernel: expected one of k, got q"),
+        ("(x, y, n)", "(x, y)", "arguments of k: expected 3 (const scalar_t* x"),
+        ("(x, y, n)", "(x, n, n)", "takes 'scalar_t* y'"),
+        ("(x, y, n)", "(x, y, n", "a parenthesis is not closed"),
+        ('extern "C"', "", 'no kernel is extern "C"'),
+        ("// weft: launch", "//", "the forward: expected at least 1 line 'launch"),
+        ("long long n", "float n", "takes 'float n'"),
+        ("{}", "{ y[0] = z; }", 'mine.cu:6: identifier "z" is undefined'),
+    ],
+)
+def test_what_is_wrong_with_a_cu_file(tmp_path: Path, old: str, new: str, said: str) -> None:
+    text = GOOD + KERNEL
+    assert text.count(old) >= 1
+    assert said in told(tmp_path, text.replace(old, new, 1), "mine.cu")
+
+
+def test_a_call_is_held_to_the_header(tmp_path: Path) -> None:
+    path = tmp_path / "mine.cu"
+    path.write_text(GOOD.replace("x.numel()", "7 / x.dim()") + KERNEL)
+    (one,) = brought(path).implementations
+    with pytest.raises(WeftError, match=r"mine.cu:3: .*no answer"):
+        one.forward(torch.ones(()))
+    with pytest.raises(WeftError, match="expected 1 tensors"):
+        one.forward(torch.ones(3), torch.ones(3))
+
+
+def test_nothing_is_launched_for_an_empty_tensor(tmp_path: Path) -> None:
+    path = tmp_path / "mine.cu"
+    path.write_text(GOOD.replace("x.numel()", "x.numel() / x.shape[-1]") + KERNEL)
+    (one,) = brought(path).implementations
+    assert one.forward(torch.ones(5, 0)).shape == (5, 0)
+
+
+NAMES = {"n": 7, "m": 1024, "x": torch.empty(3, 5, 2)}
+numbers = st.deferred(
+    lambda: (
+        st.integers(0, 10**6).map(str)
+        | st.sampled_from(
+            ["n", "m", "x.shape[0]", "x.shape[-1]", "x.numel()", "x.stride(0)", "x.dim()"]
+        )
+        | st.tuples(numbers, st.sampled_from(["+", "-", "*"]), numbers).map(
+            "({0[0]} {0[1]} {0[2]})".format
+        )
+        | st.tuples(numbers, st.integers(1, 999)).map("({0[0]} // {0[1]})".format)
+        | st.tuples(numbers, st.integers(1, 999)).map("({0[0]} % {0[1]})".format)
+        | st.tuples(st.sampled_from(["min", "max"]), numbers, numbers).map(
+            "{0[0]}({0[1]}, {0[2]})".format
+        )
+        | numbers.map("-{}".format)
+    )
+)
+
+
+@given(numbers)
+def test_arithmetic_is_python_s(text: str) -> None:
+    value = number(text, frozenset({"x"}), frozenset({"n", "m"}))
+    expected = eval(text, {"min": min, "max": max}, NAMES)
+    if abs(expected) > 1 << 62:
+        with pytest.raises(Refused):
+            value(NAMES)
+        return
+    assert value(NAMES) == expected
+    assert number(text.replace("//", "/"), frozenset("x"), frozenset("nm"))(NAMES) == expected
+
+
+@given(st.integers(0, 10**9), st.integers(1, 10**5))
+def test_rounding_up(a: int, b: int) -> None:
+    up = number(f"cdiv({a}, {b})", frozenset(), frozenset())({})
+    assert (up - 1) * b < a <= up * b or a == up == 0
+    power = number(f"next_power_of_2({b})", frozenset(), frozenset())({})
+    assert power & (power - 1) == 0 and power // 2 < b <= power
+
+
+@given(
+    st.sampled_from(
+        "x.data_ptr()  x.shape  x[0]  n if m else n  lambda: n  [n]  n ** n  'a'  x.__class__  "
+        "(n).bit_length()  True  n < m  f'{n}'  n and m  min(*x)  open('f')  x.shape[n]  n; m  "
+        "x.stride()  min(n)  not n  ~n  n << m  cdiv(a=1, b=2)  x.numel(1)  1j  None  ...  "
+        "(n := 3)  n @ m  x  z  x.shape[9](n)  ()".split("  ")  # noqa: SIM905 - thirty lines otherwise
+    ),
+    st.sampled_from(["{}", "n + ({})", "max({}, n)", "-({})"]),
+)
+def test_everything_else_is_refused(text: str, around: str) -> None:
+    with pytest.raises(Refused):
+        number(around.format(text), frozenset({"x"}), frozenset({"n", "m"}))
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_a_number_or_refused(text: str) -> None:
+    try:
+        found = number(text, frozenset(), frozenset())({})
+    except Refused:
+        return
+    assert isinstance(found, int | float)
+
+
+def test_the_examples_declare_what_the_page_says() -> None:
+    names = {
+        p.name: [f"{i.operator} {i.name}" for i in brought(p).implementations]
+        for p in sorted(MINE.iterdir())
+        if p.suffix in (".py", ".cu")
+    }
+    assert names == {
+        "softmax.cu": ["softmax cuda/warp-a-row"],
+        "softmax_triton.py": ["softmax triton/whole-row"],
+        "swiglu.py": ["swiglu triton/fused", "swiglu eager"],
+    }
+
+
+def test_the_triton_examples_are_right() -> None:
+    softmax = registry.operator("softmax")
+    (one,) = brought(MINE / "softmax_triton.py").implementations
+    for name in ("fp32-3x129", "fp16-3x7", "fp32-33x65-transposed", "fp32-31x67-neginf"):
+        verdict = check(softmax, one, softmax.case(name), "forward", "cpu", n_seeds=1)
+        assert verdict.status == PASS, verdict.reason
+    assert not one.supports(SimpleNamespace(inputs=[SimpleNamespace(shape=(1, 70000))]), "cuda")
+    found = brought(MINE / "swiglu.py")
+    (swiglu,), (fused, eager) = found.operators, found.implementations
+    for case in swiglu.select("edge", "cpu"):
+        verdict = check(swiglu, fused, case, "forward", "cpu", n_seeds=1, baseline=eager)
+        assert verdict.status == PASS, verdict.reason
+
+
+@pytest.mark.gpu
+def test_the_cu_example_passes_on_a_gpu() -> None:
+    softmax = registry.operator("softmax")
+    (one,) = brought(MINE / "softmax.cu").implementations
+    for case in dict.fromkeys([*softmax.select("check", "cuda"), *softmax.select("edge", "cuda")]):
+        if max(i.numel for i in case.inputs) <= 1 << 24:
+            verdict = check(softmax, one, case, "forward", "cuda", n_seeds=2)
+            assert verdict.status == PASS, f"{case.name}: {verdict.reason}"
+
+
+def test_the_cu_example_needs_none_of_weft_s_headers() -> None:
+    found = read(MINE / "softmax.cu")
+    assert [launch.kernel for launch in found.launches] == ["softmax_warp"]
+    assert "#include" not in (MINE / "softmax.cu").read_text()
+    assert len(compile_only(MINE / "softmax.cu")) == 3

@@ -1,0 +1,209 @@
+"""Starting files: each passes its check where it can run, compiles where not, and reads well."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from weft import backends
+from weft.cli.new import new
+from weft.core import Case, Implementation, Operator, WeftError, registry
+from weft.core.record import PASS
+from weft.workbench import starters
+from weft.workbench.bring import Brought, Source, load
+from weft.workbench.bring_cu import compile_only
+from weft.workbench.check import check
+
+OPERATORS = registry.operator_names()
+# Elements of the largest case that is quick, and of the largest that is taken with --slow: the
+# interpreter takes a program at a time, the simulator a thread.
+QUICK = {"eager": 5000, "triton": 1100, "numba": 70}
+SLOW = {"eager": 1 << 18, "triton": 1 << 15, "numba": 600}
+POINTS = [(o, b) for o in OPERATORS for b in starters.BACKENDS if b != "cuda"]
+
+
+def written(folder: Path, operator: str, backend: str) -> Path:
+    path = folder / starters.file_name(operator, backend)
+    path.write_text(starters.starter(operator, backend, name=f"{backend}/mine", file=path.name))
+    return path
+
+
+def brought(path: Path) -> Brought:
+    return load(Source(kind="file", path=str(path)))
+
+
+def cases(operator: Operator, most: int, least: int = -1) -> list[Case]:
+    chosen = dict.fromkeys([*operator.select("check", "cpu"), *operator.select("edge", "cpu")])
+    return [c for c in chosen if least < max(i.numel for i in c.inputs) <= most]
+
+
+def judge(
+    operator: Operator,
+    one: Implementation,
+    chosen: list[Case],
+    baseline: Implementation | None = None,
+) -> int:
+    """How many verdicts were a pass; what could not run is left out, and none may fail."""
+    passed = 0
+    for case in chosen:
+        for direction in one.directions:
+            if not backends.support(one, case, "cpu", direction):
+                continue
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)  # numpy's, of NaN that is meant
+                verdict = check(operator, one, case, direction, "cpu", n_seeds=1, baseline=baseline)
+            assert verdict.status == PASS, f"{case.name} {direction}: {verdict.reason}"
+            passed += 1
+    return passed
+
+
+@pytest.mark.parametrize(("operator", "backend"), POINTS)
+def test_a_starting_file_passes_its_check(operator: str, backend: str, tmp_path: Path) -> None:
+    (one,) = brought(written(tmp_path, operator, backend)).implementations
+    assert (one.operator, one.backend, one.name) == (operator, backend, f"{backend}/mine")
+    assert one.directions == ("forward", "backward")
+    spec = registry.operator(operator)
+    assert judge(spec, one, cases(spec, QUICK[backend])) >= 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("operator", "backend"), POINTS)
+def test_and_at_larger_cases(operator: str, backend: str, tmp_path: Path) -> None:
+    (one,) = brought(written(tmp_path, operator, backend)).implementations
+    spec = registry.operator(operator)
+    assert judge(spec, one, cases(spec, SLOW[backend], QUICK[backend])) >= 1
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_a_cuda_starting_file_compiles_everywhere(operator: str, tmp_path: Path) -> None:
+    path = written(tmp_path, operator, "cuda")
+    dtypes = len(registry.operator(operator).dtypes)
+    for arch in ("sm_80", "sm_90", "sm_100"):
+        assert len(compile_only(path, arch)) == dtypes
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", starters.BACKENDS)
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_a_starting_file_passes_on_a_gpu(operator: str, backend: str, tmp_path: Path) -> None:
+    (one,) = brought(written(tmp_path, operator, backend)).implementations
+    spec, passed = registry.operator(operator), 0
+    chosen = dict.fromkeys([*spec.select("check", "cuda"), *spec.select("edge", "cuda")])
+    for case in chosen:
+        if max(i.numel for i in case.inputs) > 1 << 24:
+            continue
+        for direction in one.directions:
+            if backends.support(one, case, "cuda", direction):
+                verdict = check(spec, one, case, direction, "cuda", n_seeds=2)
+                assert verdict.status == PASS, f"{case.name} {direction}: {verdict.reason}"
+                passed += 1
+    assert passed >= 20
+
+
+def test_an_operator_of_one_s_own_passes_its_check(tmp_path: Path) -> None:
+    path = tmp_path / "rms.py"
+    path.write_text(starters.own_operator("rms", name="triton/mine", file=path.name))
+    found = brought(path)
+    (operator,), (eager, triton) = found.operators, found.implementations
+    assert (operator.name, eager.name, triton.name) == ("rms", "eager", "triton/mine")
+    small = cases(operator, 8000)
+    assert judge(operator, eager, small, eager) == 2 * len(small)
+    assert judge(operator, triton, small, eager) == len(small) - 3  # all but bfloat16's
+    bench = operator.select("bench", "cuda")[0]
+    assert operator.cost(bench, "forward").nbytes == 2 * 32768 * 4096 * 2
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("backend", starters.BACKENDS)
+def test_a_starting_file_says_what_to_do(operator: str, backend: str) -> None:
+    text = starters.starter(operator, backend, name="quick", file="mine.x")
+    for said in (
+        f"weft check {operator} --with mine.x",
+        f"weft bench {operator} --with mine.x",
+        "Change first",
+        "quick",
+        "float32",
+    ):
+        assert said in text or (backend == "cuda" and said == "float32")
+    assert [line for line in text.splitlines() if len(line) > 100] == []
+
+
+def test_each_operator_has_a_starting_file_for_each_backend() -> None:
+    there = {p.name for p in starters.HERE.glob("*.j2")}
+    due = {f"{o}_{b}{starters.ending(b)}.j2" for o in OPERATORS for b in starters.BACKENDS}
+    assert there == due | {"operator.py.j2"}
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (("sofmax", "triton", "m"), "did you mean softmax"),
+        (("softmax", "tritn", "m"), "did you mean triton"),
+        (("softmax", "triton", "triton"), "of its own"),
+        (("softmax", "triton", 'a"b'), "expected a name such as"),
+    ],
+)
+def test_a_starting_file_that_cannot_be(call: tuple[str, str, str], said: str) -> None:
+    operator, backend, name = call
+    with pytest.raises(WeftError, match=said):
+        starters.starter(operator, backend, name=name, file="f.py")
+
+
+@pytest.mark.parametrize(
+    ("operator", "name", "said"),
+    [("softmax", "m", "Weft's own"), ("My Op", "m", "small letters"), ("rms", "eager", "another")],
+)
+def test_an_operator_that_cannot_be(operator: str, name: str, said: str) -> None:
+    with pytest.raises(WeftError, match=said):
+        starters.own_operator(operator, name=name, file="f.py")
+
+
+def command(*arguments: str) -> tuple[str, str, BaseException | None]:
+    import typer
+
+    app = typer.Typer()
+    app.command()(new)
+    done = CliRunner().invoke(app, list(arguments))
+    return done.stdout, done.stderr, done.exception
+
+
+def test_the_command_writes_a_file_and_names_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    out, err, error = command("gelu", "--backend", "cuda", "--name", "cuda/wide")
+    assert error is None and out == "gelu_cuda.cu\n"
+    assert "weft check gelu --with gelu_cuda.cu" in err
+    assert "// weft: name cuda/wide" in Path("gelu_cuda.cu").read_text()
+    out, err, error = command("--operator", "rope")
+    assert error is None and out == "rope.py\n" and "weft bench --with rope.py" in err
+
+
+def test_the_command_never_writes_over_a_file_unasked(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("kept")
+    _, _, error = command("softmax", "--out", str(path))
+    assert isinstance(error, WeftError) and "there already" in str(error)
+    assert path.read_text() == "kept"
+    _, _, error = command("softmax", "--out", str(path), "--force")
+    assert error is None and "softmax" in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "neither"),
+        (("softmax", "--operator", "rope"), "both"),
+        (("softmax", "--backend", "cuda", "--out", "x.py"), "ends in .cu"),
+        (("softmax", "--out", "nowhere/x.py"), "cannot be written"),
+    ],
+)
+def test_a_wrong_call(
+    arguments: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _, _, error = command(*arguments)
+    assert isinstance(error, WeftError) and said in str(error)
