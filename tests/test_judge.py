@@ -1,4 +1,4 @@
-"""``weft judge`` end to end: sixteen problems with three candidates each, and every way of failing."""
+"""``weft judge`` end to end: sixteen problems, three candidates each, and every way of failing."""
 
 from __future__ import annotations
 
@@ -157,10 +157,14 @@ def children() -> set[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BAD)
-def test_what_does_not_answer_is_one_line(tmp_path: Path, name: str) -> None:
+def test_what_does_not_answer_is_one_line(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text, word = BAD[name]
     limits = Limits(seconds=8.0, memory_bytes=3 << 29)
-    before = set(Path(tempfile.gettempdir()).glob("weft-cell-*"))
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
     began = time.monotonic()
     found = judge(
         reference("kernelbench", "gelu"), bad(tmp_path, text), Wanted(time=False, limits=limits)
@@ -168,7 +172,7 @@ def test_what_does_not_answer_is_one_line(tmp_path: Path, name: str) -> None:
     assert time.monotonic() - began < 90
     assert not found.correct and word in found.reason and "\n" not in found.reason, found.reason
     assert len(found.reason) < 500
-    assert set(Path(tempfile.gettempdir()).glob("weft-cell-*")) <= before
+    assert list(folder.iterdir()) == []
     assert len(children()) <= 1
 
 

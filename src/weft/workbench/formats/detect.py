@@ -31,5 +31,5 @@ def detect(reference: Path, candidate: Path) -> str:
         expected="class Model with get_inputs() (KernelBench), or generate_input() with "
         "ref_kernel() (GPU MODE)",
         got=f"a file that defines {', '.join(sorted(names)) or 'nothing'}",
-        hint="an operator of one's own is brought with --with: docs/adding.md",
+        hint="an operator of one's own is brought with --with: docs/bring.md",
     )

@@ -162,7 +162,7 @@ class _File:
 
     def __init__(self, path: Path, device: str, says_cuda: bool) -> None:
         self.path, self.device = path, device
-        self.elsewhere = says_cuda and device == "cpu" and not torch.cuda.is_available()
+        self.elsewhere = says_cuda and device == "cpu"
         where = generating_on_cpu() if self.elsewhere else nullcontext()
         try:
             with _beside(path.resolve().parent), where:

@@ -71,7 +71,7 @@ def problem(path: Path, device: str, seed: int | None = None) -> Problem:
     habits = observe(reference.narrow, reference.exact, points[0], generator, device, weights)
     points = [generator.formed(p, habits) for p in points]
     nbytes = sum(w.nbytes for w in weights)
-    operator = make_operator(path.stem, points, generator, habits, reference.exact, nbytes)
+    operator = make_operator(problem_name(path), points, generator, habits, reference.exact, nbytes)
     baseline = make_implementation(
         operator, "reference", points, generator, habits, reference.narrow
     )
@@ -102,7 +102,7 @@ def load(source: Source) -> Brought:
     file.forget()
     generator = file.generator()
     points = [generator.formed(p, habits) for p in _points(told["weights"], with_weights)]
-    operator = make_operator(Path(source.reference).stem, points, generator, habits, None)
+    operator = make_operator(problem_name(Path(source.reference)), points, generator, habits, None)
     module = execute(path, "candidate")
     new = getattr(module, "ModelNew", None)
     if not isinstance(new, type):
@@ -121,6 +121,11 @@ def load(source: Source) -> Brought:
     return Brought(operators=(operator,), implementations=(implementation,))
 
 
+def problem_name(path: Path) -> str:
+    """The file's name, or its folder's where the file is only called what it is."""
+    return path.resolve().parent.name if path.stem == "reference" else path.stem
+
+
 def _declared(new: type, module: ModuleType) -> bool:
     """Whether the candidate claims the same bits each time, as it does where it says nothing."""
     return bool(getattr(new, "deterministic", getattr(module, "deterministic", True)))
@@ -136,7 +141,7 @@ class _File:
     """A reference file that has been run: how models and inputs are made from it."""
 
     def __init__(self, path: Path, name: str, device: str, says_cuda: bool) -> None:
-        self.elsewhere = says_cuda and device == "cpu" and not torch.cuda.is_available()
+        self.elsewhere = says_cuda and device == "cpu"
         self.device = device
         try:
             with self.where():

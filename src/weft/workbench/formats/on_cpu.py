@@ -14,7 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 _IS_CUDA = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
-NOTE = "no GPU here: where the files say cuda, they ran on the CPU"
+NOTE = "judged on the CPU: where the files say cuda, the CPU was meant"
 
 
 def _moved(value: Any) -> Any:

@@ -83,7 +83,7 @@ def own_random() -> Any:
 class Generator:
     """A file's generator: ``draw(point, seed)`` gives data; ``names`` those of its parts.
 
-    ``elsewhere`` is true where the file names a GPU and there is none.
+    ``elsewhere`` is true where a file names a GPU and is judged on the CPU.
     """
 
     draw: Callable[[Point, int], Data]
