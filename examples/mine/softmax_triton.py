@@ -2,6 +2,8 @@
 
     weft check softmax --with examples/mine/softmax_triton.py
     weft bench softmax --with examples/mine/softmax_triton.py
+
+Rows that are longer than a program can hold are refused, with the reason.
 """
 
 import torch

@@ -44,9 +44,9 @@ def load(source: Source) -> Brought:
     if not path.is_file():
         raise WeftError(f"no file {path}", expected="a .py or .cu file")
     if path.suffix == ".cu":
-        from weft.workbench import bring_cu
+        from weft.workbench.bring_cu import load as load_cu
 
-        return bring_cu.load(source)
+        return load_cu(source)
     if path.suffix != ".py":
         raise WeftError(
             f"{path.name}", expected="a .py or .cu file", got=path.suffix or "no ending"
