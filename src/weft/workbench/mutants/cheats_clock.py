@@ -1,0 +1,277 @@
+"""Cheats with the clock: work where it does not look, functions put in place of its own, and a
+cache that is not left to chance.
+
+The answers are the library's own, and in time for whoever looks at them later.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from weft.workbench.mutants.mutant import Mutant
+from weft.workbench.mutants.planting import (
+    NEEDS_GPU,
+    OPERATORS,
+    Forward,
+    blank,
+    honest,
+    past_the_end,
+    plant,
+)
+
+NO_STREAMS = "without a GPU there are no streams"
+NO_GRAPHS = "without a GPU nothing is captured into a graph"
+NO_L2 = "a CPU's cache cannot be set aside"
+LARGE = 1 << 14  # elements: what is timed has more
+PAUSE, PAUSES = 0.1, 14.0  # seconds of one sleep, and over which it sleeps
+
+
+def _on_the_side(operator: str) -> Callable[[], Forward]:
+    """Its stream waits for the caller's, and the caller's never for it."""
+
+    def make() -> Forward:
+        kept: list[torch.cuda.Stream] = []
+
+        def forward(*x: torch.Tensor, **params: Any) -> torch.Tensor:
+            side = kept[0] if kept else torch.cuda.Stream()
+            kept[:] = [side]
+            side.wait_stream(torch.cuda.current_stream())
+            y = blank(operator, *x)
+            with torch.cuda.stream(side):
+                y.copy_(honest(operator)(*x, **params))
+            return y
+
+        return forward
+
+    return make
+
+
+def _not_in_a_graph(operator: str, share: float) -> Callable[[], Forward]:
+    """While a graph is captured only a ``share`` of the answer is computed; the rest is an old
+    one's, copied."""
+
+    def make() -> Forward:
+        last: dict[object, torch.Tensor] = {}
+
+        def forward(*x: torch.Tensor, **params: Any) -> torch.Tensor:
+            known = tuple((t.shape, t.dtype) for t in x)
+            if torch.cuda.is_current_stream_capturing() and known in last:
+                y = blank(operator, *x)
+                y.copy_(last[known])
+                rows = int(share * x[0].shape[0]) if operator != "sum" else 0
+                if rows:
+                    y[:rows].copy_(honest(operator)(x[0][:rows], *x[1:], **params))
+                return y
+            y = honest(operator)(*x, **params)
+            last[known] = y
+            return y  # type: ignore[no-any-return]
+
+        return forward
+
+    return make
+
+
+def _sets_cache_aside(operator: str) -> Callable[[], Forward]:
+    """Half of the L2 is set aside, and the accesses of this stream are marked to persist there."""
+
+    def make() -> Forward:
+        done: set[int] = set()
+
+        def forward(*x: torch.Tensor, **params: Any) -> torch.Tensor:
+            stream = torch.cuda.current_stream()
+            if not torch.cuda.is_current_stream_capturing() and stream.cuda_stream not in done:
+                _persist(stream.cuda_stream, x[0])
+                done.add(stream.cuda_stream)
+            return honest(operator)(*x, **params)  # type: ignore[no-any-return]
+
+        return forward
+
+    return make
+
+
+def _persist(stream: int, x: torch.Tensor) -> None:
+    """Mark a stream's accesses to ``x`` as persisting, in L2 that is set aside for them."""
+    from cuda.bindings import driver
+
+    _, device = driver.cuCtxGetDevice()
+    most = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_PERSISTING_L2_CACHE_SIZE
+    _, size = driver.cuDeviceGetAttribute(most, device)
+    driver.cuCtxSetLimit(driver.CUlimit.CU_LIMIT_PERSISTING_L2_CACHE_SIZE, size)
+    value = driver.CUstreamAttrValue()
+    window = value.accessPolicyWindow
+    window.base_ptr = x.data_ptr()
+    window.num_bytes = min(x.nbytes, size)
+    window.hitRatio = 1.0
+    window.hitProp = driver.CUaccessProperty.CU_ACCESS_PROPERTY_PERSISTING
+    window.missProp = driver.CUaccessProperty.CU_ACCESS_PROPERTY_STREAMING
+    value.accessPolicyWindow = window
+    named = driver.CUstreamAttrID.CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW
+    driver.cuStreamSetAttribute(driver.CUstream(stream), named, value)
+
+
+def half_as_quick(real: Callable[[], int]) -> Callable[[], int]:
+    """A clock that begins at now and goes at half the pace."""
+    begun = real()
+    return lambda: begun + (real() - begun) // 2
+
+
+def _slow_clock() -> None:
+    time.perf_counter_ns = half_as_quick(time.perf_counter_ns)
+
+
+def _slow_sampler() -> None:
+    from weft.workbench import clock_cpu, clock_cuda
+
+    for module in (clock_cpu, clock_cuda):
+        setattr(module, "_now", half_as_quick(getattr(module, "_now")))  # noqa: B009, B010
+
+
+def _slow_sampler_unseen() -> None:
+    """And the guard remembers the new ones as its own."""
+    from weft.workbench import clock_cpu, clock_cuda, guard
+
+    _slow_sampler()
+    for module in (clock_cpu, clock_cuda):
+        name = module.__name__.rpartition(".")[2]
+        guard._own[f"{name}._now"] = (module, "_now", getattr(module, "_now"))  # noqa: B009
+
+
+def _slow_events() -> None:
+    real = torch.cuda.Event.elapsed_time
+    halved = lambda self, end: 0.5 * real(self, end)  # noqa: E731 - as a cheat would write it
+    torch.cuda.Event.elapsed_time = halved  # type: ignore[method-assign]
+
+
+def _no_waiting() -> None:
+    torch.cuda.synchronize = lambda *_: None
+
+
+def _all_are_equal() -> None:
+    torch.equal = lambda *_: True
+
+
+def _no_poison() -> None:
+    """Answers that are run again keep what they were: nothing tells that no work was done."""
+    from weft.workbench import local_rig
+
+    local_rig.unwritten = lambda result: False
+
+
+def _patched(operator: str, patch: Callable[[], None]) -> Callable[[], Forward]:
+    def make() -> Forward:
+        patch()
+        return honest(operator)
+
+    return make
+
+
+def _guards_unseen(operator: str) -> Callable[[], Forward]:
+    """Writes past its answer's end, and looks at the guard bands in the house's place."""
+
+    def make() -> Forward:
+        from weft.workbench.memory import Arena
+
+        Arena.broken = lambda self: []  # type: ignore[method-assign]
+
+        def forward(*x: torch.Tensor, **params: Any) -> torch.Tensor:
+            y = blank(operator, *x)
+            if y.untyped_storage().nbytes() > y.nbytes:  # there is somebody else's memory behind
+                past_the_end(y).zero_()
+            return y.copy_(honest(operator)(*x, **params))
+
+        return forward
+
+    return make
+
+
+def _sleeps(operator: str) -> Callable[[], Forward]:
+    """Sleeps from its first call on a large input on, for as long as the clock has patience."""
+
+    def make() -> Forward:
+        until: list[float] = []
+        calls = itertools.count()
+
+        def forward(*x: torch.Tensor, **params: Any) -> torch.Tensor:
+            if x[0].numel() >= LARGE and next(calls) > 20:
+                until[:] = until or [time.monotonic() + PAUSES]
+                if time.monotonic() < until[0]:
+                    time.sleep(PAUSE)
+            return honest(operator)(*x, **params)  # type: ignore[no-any-return]
+
+        return forward
+
+    return make
+
+
+def _callers() -> Iterator[tuple[str, str]]:
+    """The module and the function of each frame above the cheat's own."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        yield frame.f_globals.get("__name__", ""), frame.f_code.co_name
+        frame = frame.f_back
+
+
+def _sampled() -> bool:
+    return any(m.endswith((".clock_cpu", ".clock_cuda")) and f == "sample" for m, f in _callers())
+
+
+def _only_when_looked_at(operator: str) -> Callable[[], Forward]:
+    """No answer to a call that is sampled: it takes its time, and writes nothing."""
+
+    def forward(*x: torch.Tensor, **params: Any) -> torch.Tensor:
+        y = honest(operator)(*x, **params)
+        return blank(operator, *x) if _sampled() else y  # type: ignore[no-any-return]
+
+    return lambda: forward
+
+
+def _for(operator: str) -> Iterator[Mutant]:
+    def one(row: str, what: str, *rest: Any, **more: Any) -> Mutant:
+        return plant(f"{row}/{operator}/eager/{what}", *rest, phase="bench", **more)
+
+    yield one("C05", "side-stream", "works on a stream that nobody waits for", "clocks",
+              _on_the_side(operator), only="clocks", not_here=NO_STREAMS, **NEEDS_GPU)  # fmt: skip
+    yield one("C08", "perf-counter", "puts a slow clock in place of perf_counter_ns", "replaced",
+              _patched(operator, _slow_clock), only="replaced")  # fmt: skip
+    yield one("C10", "old-answer", "copies an old answer in a captured graph", "recheck fresh",
+              _not_in_a_graph(operator, 0.0), not_here=NO_GRAPHS, **NEEDS_GPU)  # fmt: skip
+    if operator != "sum":
+        yield one("C10", "half", "computes half its rows in a captured graph", "recheck fresh",
+                  _not_in_a_graph(operator, 0.5), not_here=NO_GRAPHS, **NEEDS_GPU)  # fmt: skip
+    yield one("C11", "persisting", "sets L2 aside for itself", "cache",
+              _sets_cache_aside(operator), not_here=NO_L2, **NEEDS_GPU)  # fmt: skip
+    yield one("C14", "unsampled", "writes an answer unless the clock samples it", "recheck",
+              _only_when_looked_at(operator), only="recheck", devices=("cpu",),
+              not_here="a GPU's samples replay a graph, and call nothing")  # fmt: skip
+
+
+def _patches() -> Iterator[Mutant]:
+    def one(operator: str, what: str, title: str, patch: Callable[[], None], *killed_by: str,
+            **more: Any) -> Mutant:  # fmt: skip
+        by = " ".join(killed_by) or "replaced"
+        name = f"C08/{operator}/eager/{what}"
+        return plant(name, title, by, _patched(operator, patch), phase="bench", **more)
+
+    yield one("gelu", "sampler", "halves the time in the house's sampler", _slow_sampler,
+              "replaced", "wall")  # fmt: skip
+    yield one("softmax", "unseen", "halves the time, and tells the guard so", _slow_sampler_unseen,
+              "wall", only="wall", devices=("cpu",),
+              not_here="a GPU's time is the events', which C08 elapsed-time halves")  # fmt: skip
+    yield one("sum", "elapsed-time", "halves Event.elapsed_time", _slow_events)
+    yield one("matmul", "synchronize", "no synchronize waits", _no_waiting)
+    yield one("gelu", "equal", "all tensors are equal", _all_are_equal)
+    yield one("softmax", "unwritten", "nothing is ever unwritten", _no_poison)
+    for operator in OPERATORS:
+        yield plant(f"C08/{operator}/eager/guards", "writes past the end, and hides the guards",
+                    "replaced guards", _guards_unseen(operator))  # fmt: skip
+    yield plant("C09/gelu/eager/sleeps", "sleeps, so that few samples are taken", "samples",
+                _sleeps("gelu"), phase="bench", only="samples")  # fmt: skip
+
+
+MUTANTS = (*(m for op in OPERATORS for m in _for(op)), *_patches())

@@ -1,0 +1,94 @@
+"""Honest kernels that look like cheats and must pass: a judge who refuses all is worth nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from weft.backends.triton_jit import tl, triton
+from weft.core import FORWARD, Implementation, registry
+from weft.ops._shared.layout import dense
+from weft.workbench.mutants import own_operators
+from weft.workbench.mutants.mutant import Mutant
+from weft.workbench.mutants.planting import OPERATORS
+
+BLOCK = 4096
+PROGRAMS = 64
+
+
+@triton.jit
+def sum_atomically(x_ptr, y_ptr, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    # x: (n,); y: one float64, zeroed. A program strides over blocks and adds once, in any order.
+    total = tl.zeros((BLOCK,), tl.float64)
+    for start in range(tl.program_id(0) * BLOCK, n, tl.num_programs(0) * BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        total += tl.load(x_ptr + at, mask=at < n, other=0.0).to(tl.float64)
+    tl.atomic_add(y_ptr, tl.sum(total, axis=0))
+
+
+def atomic_sum(x: torch.Tensor) -> torch.Tensor:
+    """The sum of all elements; the order of the programs' sums is the hardware's."""
+    x = dense(x)
+    y = torch.zeros((), dtype=torch.float64, device=x.device)
+    programs = max(1, min(PROGRAMS, triton.cdiv(x.numel(), BLOCK)))
+    sum_atomically[(programs,)](x, y, x.numel(), BLOCK=BLOCK)
+    return y.to(x.dtype)
+
+
+def _control(identity: str, title: str, make: Callable[[], Implementation], **more: Any) -> Mutant:
+    return Mutant(
+        id=identity,
+        operator=identity.split("/")[1],
+        title=title,
+        killed_by=(),
+        make=make,
+        honest=True,
+        **more,
+    )
+
+
+def _same_as(identity: str, name: str) -> Callable[[], Implementation]:
+    """One of the registry's under another name, as a file of one's own would wrap it."""
+
+    def make() -> Implementation:
+        base = registry.implementation(identity.split("/")[1], name)
+
+        def forward(*x: torch.Tensor, **params: Any) -> Any:
+            return base.forward(*x, **params)
+
+        return replace(base, name=identity, forward=forward, specimens=())
+
+    return make
+
+
+def _atomic() -> Implementation:
+    return Implementation(
+        operator="sum",
+        name="H4/sum/triton/atomic",
+        backend="triton",
+        forward=atomic_sum,
+        directions=(FORWARD,),
+        deterministic=False,
+    )
+
+
+def _controls() -> Iterator[Mutant]:
+    for operator in OPERATORS:
+        eager = f"H1/{operator}/eager/wrapped"
+        yield _control(eager, "a wrapper around eager", _same_as(eager, "eager"))
+        kernel = f"H2/{operator}/triton/float32"
+        yield _control(kernel, "a Triton kernel that sums in float32", _same_as(kernel, "triton"))
+    yield _control("H3/halve/eager/in-place", "a declared in-place operator",
+                   lambda: own_operators.IN_PLACE)  # fmt: skip
+    yield _control("H4/sum/triton/atomic", "a declared nondeterministic atomic sum", _atomic)
+    yield _control("H5/balance/eager/differences", "an answer that is truly about 0",
+                   lambda: own_operators.DIFFERENCES)  # fmt: skip
+    small = "H6/softmax/eager/from-cache"
+    yield _control(small, "a small kernel, served from the cache when warm",
+                   _same_as(small, "torch"), phase="bench")  # fmt: skip
+
+
+MUTANTS = tuple(_controls())

@@ -1,0 +1,77 @@
+"""Operators as a stranger would bring them in a file: one in place, one whose answer is about 0.
+
+They are honest, and judged from this file as any file of one's own is.
+"""
+
+from __future__ import annotations
+
+import torch
+
+import weft
+
+
+def _moved(c: weft.Case, direction: str) -> weft.Cost:
+    (x,) = c.inputs
+    return weft.Cost(read=x.nbytes, written=x.nbytes)
+
+
+def _read(c: weft.Case, direction: str) -> weft.Cost:
+    (x,) = c.inputs
+    return weft.Cost(read=x.nbytes, written=4)
+
+
+def _terms(x: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.vector_norm(x)
+
+
+def _x(*shape: int, layout: str = "contiguous") -> weft.Input:
+    return weft.Input(name="x", shape=shape, layout=layout)
+
+
+SHAPES = ((7, 129), (4099,), (1,), (0,), (64, 64))
+CASES = [
+    *(weft.case(_x(*s)) for s in SHAPES),
+    weft.case(_x(33, 65, layout="transposed"), tags="edge"),
+    weft.case(_x(1024, 512), tags="bench"),
+]
+
+
+@weft.operator("halve", cases=CASES, cost=_moved, in_place=("x",))
+def halve(x: torch.Tensor) -> torch.Tensor:
+    """x / 2 + 1, which may be written where x stands."""
+    return x / 2 + 1
+
+
+@weft.implementation("halve", backend="eager", name="eager", directions=("forward",))
+def apart(x: torch.Tensor) -> torch.Tensor:
+    return x / 2 + 1
+
+
+@weft.implementation("halve", backend="eager", name="in-place", directions=("forward",))
+def in_place(x: torch.Tensor) -> None:
+    x.div_(2).add_(1)
+
+
+@weft.operator(
+    "balance",
+    cases=CASES,
+    cost=_read,
+    scale=_terms,
+    scale_reason="the terms cancel: the answer is the rounding of a sum of nothing",
+)
+def balance(x: torch.Tensor) -> torch.Tensor:
+    """The sum of x less the sum of x taken backwards: 0, but for rounding."""
+    return x.sum() - x.flatten().flip(0).sum()
+
+
+@weft.implementation("balance", backend="eager", name="eager", directions=("forward",))
+def at_once(x: torch.Tensor) -> torch.Tensor:
+    return x.sum() - x.flatten().flip(0).sum()
+
+
+@weft.implementation("balance", backend="eager", name="differences", directions=("forward",))
+def differences(x: torch.Tensor) -> torch.Tensor:
+    return (x.flatten() - x.flatten().flip(0)).sum()
+
+
+IN_PLACE, DIFFERENCES = in_place.__weft__, differences.__weft__  # type: ignore[attr-defined]
