@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from weft.core import FORWARD, WeftError
+from weft.core import FORWARD, Finding, Verdict, WeftError
+from weft.core.record import FAIL, PASS, UNSUPPORTED
 from weft.workbench.bring import Source, load
 from weft.workbench.formats import gpumode, gpumode_names, kernelbench, task_yml
 from weft.workbench.formats.data import results, take_apart
 from weft.workbench.formats.detect import GPUMODE, KERNELBENCH, detect
 from weft.workbench.formats.files import facts
 from weft.workbench.formats.in_float64 import in_float64
+from weft.workbench.formats.judgement import Judgement, Time, take_verdicts
 from weft.workbench.formats.on_cpu import generating_on_cpu, on_cpu
 from weft.workbench.oracle import Oracle
 
@@ -96,12 +98,60 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
         ("import torch", "eager"),
         ("import triton.language as tl", "triton"),
         ("from torch.utils.cpp_extension import load_inline\nload_inline(cuda_sources='')", "cuda"),
+        ("from torch.utils.cpp_extension import load_inline\nload_inline(cpp_sources='')", "eager"),
+        ("from torch.utils.cpp_extension import load\nload('k', ['k.cu'])", "cuda"),
+        ("import cupy", "cuda"),
         ("from numba import cuda", "numba"),
+        ("from numba import njit", "eager"),
         ("import torch\nf = torch.compile(g)", "compile"),
     ],
 )
 def test_the_backend_a_file_is_written_in(tmp_path: Path, text: str, backend: str) -> None:
     assert facts(write(tmp_path, "c.py", text)).backend == backend
+
+
+def verdict(case: str, status: str, **findings: str) -> Verdict:
+    return Verdict(
+        operator="o",
+        implementation="i",
+        case=case,
+        direction=FORWARD,
+        status=status,
+        reason="" if status == PASS else f"error: {findings['error']}",
+        findings=tuple(
+            Finding(check=k, status=v if v == PASS else FAIL, detail="" if v == PASS else v)
+            for k, v in findings.items()
+        ),
+        tolerance_used=0.25,
+    )
+
+
+def test_a_failure_at_one_case_is_the_verdict() -> None:
+    found = Judgement(format="gpumode", operator="o")
+    take_verdicts(found, [verdict("a", PASS, type=PASS, error=PASS), verdict("b", FAIL, error="x")])
+    assert not found.correct and found.reason == "error: x at b"
+    assert [(c.check, c.status, c.detail) for c in found.checks] == [
+        ("type", PASS, ""),
+        ("error", FAIL, "x at b"),
+    ]
+    right = Judgement(format="gpumode", operator="o")
+    take_verdicts(right, [verdict("a", PASS, type=PASS, error=PASS)])
+    assert right.correct and right.checks[1].detail == "25% of the tolerance"
+    right.times = [
+        Time(case="a", time_us=2, baseline_us=8),
+        Time(case="b", time_us=8, baseline_us=8),
+    ]
+    told = right.to_json()
+    assert told["speedup"] == pytest.approx(2) and told["time_us"] == pytest.approx(4)
+    right.refuse("provenance", "declared triton")
+    assert not right.correct and right.to_json()["reason"] == "provenance: declared triton"
+
+
+def test_what_was_not_run_is_not_right() -> None:
+    found = Judgement(format="gpumode", operator="o")
+    take_verdicts(found, [verdict("a", PASS, error=PASS), verdict("b", UNSUPPORTED, error=PASS)])
+    assert not found.correct and found.reason.startswith("not run:")
+    assert not Judgement(format="gpumode", operator="o").to_json()["correct"]
 
 
 # -- task.yml ----------------------------------------------------------------------------------

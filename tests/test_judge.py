@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from weft import machine
 from weft.core import WeftError
@@ -239,6 +240,18 @@ def test_a_wrong_call_exits_2(tmp_path: Path) -> None:
         done = weft(*arguments)
         assert done.returncode == 2 and done.stdout == "", done
         assert done.stderr.startswith(("error: ", "Usage")), done.stderr
+
+
+@pytest.mark.slow
+def test_a_reference_that_raises_at_some_seed_is_a_wrong_call(tmp_path: Path) -> None:
+    text = (PROBLEMS / "kernelbench" / "gelu" / "reference.py").read_text()
+    fails = "if abs(float(x[0, 0]) - {first}) > 1e-4: raise ValueError('no such number')"
+    torch.manual_seed(0)
+    line = fails.format(first=float(torch.randn(64, 257)[0, 0]))
+    broken = tmp_path / "broken.py"
+    broken.write_text(text.replace("        return F", f"        {line}\n        return F"))
+    with pytest.raises(WeftError, match="no such number"):
+        judge(broken, PROBLEMS / "kernelbench" / "gelu" / "right.py", Wanted(time=False))
 
 
 def test_a_case_that_is_not_there_is_a_wrong_call() -> None:

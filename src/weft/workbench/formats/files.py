@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,8 +15,9 @@ from types import ModuleType
 from weft.core import WeftError
 
 # What a candidate's imports and calls say of how it computes; the first that is found names it.
-CUDA_CALLS = {"load_inline", "CUDAExtension"}
-CUDA_MODULES = ("cuda", "cupy", "pycuda", "torch.utils.cpp_extension")
+CUDA_MODULES = ("cuda", "cupy", "pycuda")
+EXTENSIONS = ("torch.utils.cpp_extension",)
+CUDA_SOURCES = re.compile(r"cuda_sources|CUDAExtension|\.cuh?[\"']")
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,10 @@ class Facts:
     @cached_property
     def backend(self) -> str:
         """The backend that the file's own code is in, by what it imports and calls."""
-        called = {_called(n) for n in ast.walk(self.tree) if isinstance(n, ast.Call)}
-        if CUDA_CALLS & called and ("cuda_sources" in self.text or "CUDAExtension" in called):
+        extends = any(_within(m, EXTENSIONS) for m in self.imports)
+        if extends and CUDA_SOURCES.search(self.text):
             return "cuda"
-        if any(_within(m, CUDA_MODULES) for m in self.imports) and ".cu" in self.text:
+        if any(_within(m, CUDA_MODULES) for m in self.imports):
             return "cuda"
         if any(_within(m, ("triton",)) for m in self.imports):
             return "triton"
@@ -74,11 +76,6 @@ def _defined(body: list[ast.stmt]) -> Iterator[str]:
         for field_name in ("body", "orelse", "finalbody"):
             if isinstance(node, ast.If | ast.Try | ast.With):
                 yield from _defined(getattr(node, field_name, []))
-
-
-def _called(call: ast.Call) -> str:
-    function = call.func
-    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
 def _within(module: str, roots: tuple[str, ...]) -> bool:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from weft.backends import support
 from weft.core import FORWARD, Case, Ceilings, Finding, Implementation, Verdict, WeftError
 from weft.core.operator import unknown_name
@@ -37,7 +39,7 @@ from weft.workbench.oracle import Oracle, fresh_seeds
 
 SEEDS = 4  # a case; KernelBench's problems with weights are two cases
 LARGE = 1 << 24  # elements, above which a case is not timed on a CPU
-ON_A_GPU = "CUDA C++ needs a GPU"
+ON_A_GPU = {"cuda": "CUDA C++", "numba": "numba.cuda"}  # the simulator takes no torch tensors
 # On a CPU a floor that is beaten says nothing, and measuring its ceilings takes longer than this.
 NO_CEILINGS = Ceilings(device="none", copy=1e30, read=1e30, fill=1e30, matrix={}, measured="never")
 # How PyTorch, Triton and the compilers say that there is no GPU here.
@@ -80,8 +82,8 @@ def judge(
     problem = reader.problem(reference, wanted.device, wanted.seed)
     found = Judgement(format=kind, operator=problem.operator.name, notes=list(problem.notes))
     cases = _chosen(problem, wanted)
-    if _needs_gpu(candidate, wanted.device):
-        found.refuse("import", f"needs a GPU: {ON_A_GPU}", NOT_RUN)
+    if what := _needs_gpu(candidate, wanted.device):
+        found.refuse("import", f"needs a GPU: the candidate is in {what}", NOT_RUN)
         return found
     source = Source(
         kind=kind,
@@ -108,13 +110,13 @@ def _chosen(problem: Problem, wanted: Wanted) -> list[Case]:
     return [c for c in cases if c.name in wanted.cases or not wanted.cases]
 
 
-def _needs_gpu(candidate: Path, device: str) -> bool:
-    """Whether it is CUDA C++ and there is no GPU; what cannot be parsed is for the guest to say."""
+def _needs_gpu(candidate: Path, device: str) -> str:
+    """What it is in that runs on a GPU only; what cannot be parsed is for the guest to say."""
     try:
         said: Facts = facts(candidate)
     except (SyntaxError, ValueError, OSError):
-        return False
-    return device == "cpu" and said.backend == "cuda"
+        return ""
+    return ON_A_GPU.get(said.backend, "") if device == "cpu" else ""
 
 
 def _judged(
@@ -134,6 +136,7 @@ def _judged(
         say(f"checking {case.name}")
         seeds = fresh_seeds(SEEDS) if wanted.seed is None else range(wanted.seed, wanted.seed + 4)
         oracle = Oracle(problem.operator, case, FORWARD, wanted.device, seeds, problem.baseline)
+        _stands(oracle)
         _ask_own(problem, guest, implementation, oracle, found)
         verdicts.append(
             check(
@@ -155,6 +158,19 @@ def _judged(
         _what_ran(problem, guest, implementation, to_check[-1], wanted.device, found, say)
     if found.correct:
         _timed(problem, guest, implementation, cases, wanted, found, say)
+
+
+def _stands(oracle: Oracle) -> None:
+    """Compute the answers; what goes wrong here is the reference's, and the call was wrong."""
+    try:
+        _ = oracle.bounds
+    except WeftError:
+        raise
+    except torch.OutOfMemoryError:
+        return  # the check itself says that there was no room
+    except Exception as error:
+        got = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise WeftError(f"the reference at {oracle.case.name}", got=got) from error
 
 
 def _ask_own(
@@ -223,7 +239,12 @@ def _what_ran(
         "device": device,
         "seed": fresh_seeds(1)[0],
     }
-    profiled, without = guest_kernels.ask(guest.source, point)
+    try:
+        profiled, without = guest_kernels.ask(guest.source, point)
+    except (CellDied, GuestError) as error:
+        why = error.reason if isinstance(error, CellDied) else f"raised {error}"
+        found.refuse("observed", f"while its kernels were looked at, it {why}")
+        return
     found.kernels = list(profiled.names)
     if why := provenance.verdict(implementation.backend, profiled):
         found.refuse("provenance", why)
