@@ -16,7 +16,7 @@ import typer
 from weft import __version__
 from weft.core.errors import WeftError
 
-COMMANDS = ("device", "ops", "check", "bench", "judge", "new", "compare", "report")
+COMMANDS = ("device", "ops", "check", "bench", "judge", "new", "selftest", "compare", "report")
 
 app = typer.Typer(
     name="weft",
