@@ -226,7 +226,7 @@ def _kept(kept: Kept, fault: str, y: torch.Tensor) -> torch.Tensor:
 
 
 def run_gelu(fault: str, kept: Kept, x: torch.Tensor) -> torch.Tensor:
-    x = dense(x)
+    x = x if fault == "W06/any-strides" else dense(x)
     y = _kept(kept, fault, torch.empty_like(x))
     if n := x.numel():
         gelu[(triton.cdiv(n, TILE),)](x, y, n, BLOCK=TILE, FAULT=fault)
@@ -235,7 +235,7 @@ def run_gelu(fault: str, kept: Kept, x: torch.Tensor) -> torch.Tensor:
 
 def run_softmax(fault: str, kept: Kept, x: torch.Tensor) -> torch.Tensor:
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
-    if not x.numel():
+    if not x.numel() and fault != "W18/no-columns":
         return y
     if x.shape[-1] > 65536:  # no program holds so much
         return registry.implementation("softmax", "triton").forward(x)  # type: ignore[no-any-return]
@@ -246,12 +246,13 @@ def run_softmax(fault: str, kept: Kept, x: torch.Tensor) -> torch.Tensor:
     sums = _kept(kept, fault, x.new_empty(rows, dtype=torch.float32))
     shape = {"BLOCK": block, "ROWS": height, "num_warps": max(1, min(32, block // 1024))}
     grid = (triton.cdiv(rows, height),)
-    softmax[grid](lines, y, sums, rows, columns, lines.stride(0), FAULT=fault, **shape)
+    stride = columns if fault == "W06/any-strides" else lines.stride(0)
+    softmax[grid](lines, y, sums, rows, columns, stride, FAULT=fault, **shape)
     return y
 
 
 def run_sum(fault: str, kept: Kept, x: torch.Tensor) -> torch.Tensor:
-    x = dense(x)
+    x = x if fault == "W06/any-strides" else dense(x)
     n = x.numel()
     tiles = triton.cdiv(n, STRETCH)
     if fault == "W04/last-tile":

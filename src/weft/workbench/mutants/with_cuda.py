@@ -53,6 +53,8 @@ def _for(operator: str, *faults: tuple[str, ...]) -> Iterator[Mutant]:
 
 
 GRID = ("W18/grid-of-0", "launches a grid of 0 blocks", "returns", "empties")
+STRIDES = ("W06/any-strides", "takes any strides for rows", "error special written returns",
+           "strides")  # fmt: skip
 NOTHING = ("W01/nothing", "stores nothing", "written")
 NO_NAN = ("W12/no-nan", "takes NaN for a number", "special", "values")
 BARRIER = ("W14/no-barrier", "a barrier is missing", "error repeats again drift special property")
@@ -62,10 +64,10 @@ MUTANTS = (
     *_for(
         "softmax",
         NOTHING,
+        STRIDES,
         ("W04/last-tile", "skips the last row", "written"),
         ("W05/no-load-mask", "reads rows to a multiple of 32", "error special written drift"),
         ("W05/no-store-mask", "stores one element too many", "guards", "guards"),
-        ("W06/any-strides", "takes any strides for rows", "error special returns", "strides"),
         ("W08/half-sums", "sums in fp16", "error drift property"),
         ("W09/no-maximum", "no maximum taken away", "special error", "values"),
         ("W10/no-scale", "divides by the sum + 1e-3", "error drift property"),
@@ -77,6 +79,7 @@ MUTANTS = (
     *_for(
         "gelu",
         NOTHING,
+        STRIDES,
         ("W04/last-tile", "skips the last tile", "written"),
         ("W05/no-store-mask", "no mask on the store", "guards", "guards"),
         ("W08/half-sums", "works in fp16", "error drift"),
@@ -89,6 +92,7 @@ MUTANTS = (
     *_for(
         "sum",
         ("W01/nothing", "stores nothing", "special written error"),
+        STRIDES,
         ("W04/last-tile", "skips the last tile", "error drift"),
         ("W05/no-load-mask", "no mask on the load", "special written error"),
         ("W05/no-store-mask", "one partial sum too many stored", "guards error again repeats"),
@@ -102,10 +106,10 @@ MUTANTS = (
     *_for(
         "matmul",
         NOTHING,
+        STRIDES,
         ("W04/last-tile", "skips the last tile of K", "error drift"),
         ("W05/no-load-mask", "one of K too many is loaded", "error special written drift"),
         ("W05/no-store-mask", "a row too many stored", "guards", "guards"),
-        ("W06/any-strides", "takes any strides for rows", "error special returns", "strides"),
         ("W08/half-sums", "sums in fp16", "error drift property special"),
         ("W10/no-scale", "scaled by 1.01", "error drift property"),
         NO_NAN,

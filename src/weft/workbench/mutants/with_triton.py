@@ -61,6 +61,8 @@ def _only(check: str) -> dict[str, Any]:
 
 
 OVERFLOW = {"only": "huge", "not_here": HUGE, **NEEDS_GPU}
+STRIDES = ("W06/any-strides", "takes any strides for rows", "error special written returns",
+           _only("strides"))  # fmt: skip
 NOTHING = ("W01/nothing", "stores nothing", "written")
 NO_NAN = ("W12/no-nan", "takes NaN for a number", "special", _only("values"))
 
@@ -68,6 +70,7 @@ MUTANTS = (
     *_for(
         "softmax",
         NOTHING,
+        STRIDES,
         ("W04/last-tile", "skips the rows of the last tile", "written"),
         ("W04/no-tail", "skips what no vector of 8 covers", "written", _only("sizes")),
         ("W05/no-load-mask", "no mask over columns on the load", "error special written"),
@@ -78,10 +81,12 @@ MUTANTS = (
         NO_NAN,
         ("W15/adds", "adds to sums that it does not zero", "error drift property"),
         ("W17/int32", "counts elements in 32 bits", "written", OVERFLOW),
+        ("W18/no-columns", "raises where rows have no columns", "returns", _only("empties")),
     ),
     *_for(
         "gelu",
         NOTHING,
+        STRIDES,
         ("W04/last-tile", "skips the last tile", "written"),
         ("W04/no-tail", "skips what no vector of 8 covers", "written", _only("sizes")),
         ("W05/no-store-mask", "no mask on the store", "guards", _only("guards")),
@@ -95,6 +100,7 @@ MUTANTS = (
     *_for(
         "sum",
         ("W01/nothing", "stores nothing", "written special error"),
+        STRIDES,
         ("W04/last-tile", "skips the last tile", "error drift"),
         ("W05/no-load-mask", "no mask on the load", "special written error"),
         ("W05/no-store-mask", "one partial sum too many stored", "guards error again special"),
@@ -108,11 +114,11 @@ MUTANTS = (
     *_for(
         "matmul",
         NOTHING,
+        STRIDES,
         ("W04/last-tile", "skips the last tile of K", "error"),
         ("W04/no-tail", "skips columns that no tile of 8 covers", "written", _only("sizes")),
         ("W05/no-load-mask", "one of K too many is loaded", "error special written drift"),
         ("W05/no-store-mask", "a row too many stored", "guards", _only("guards")),
-        ("W06/any-strides", "takes any strides for rows", "error special", _only("strides")),
         ("W08/half-sums", "sums in fp16", "error drift property special"),
         ("W08/tf32", "cuts float32 factors to ten bits", "error drift property",
          {"not_here": ROUNDS, **NEEDS_GPU}),
