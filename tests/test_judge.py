@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from weft import machine
+from weft.cli import main
 from weft.core import WeftError
 from weft.workbench.cell import Limits
 from weft.workbench.formats.judge import Wanted, judge
@@ -205,28 +206,38 @@ def test_cuda_sources_without_a_gpu_are_not_run(tmp_path: Path) -> None:
 # -- the command -------------------------------------------------------------------------------
 
 
-def weft(*arguments: object) -> subprocess.CompletedProcess[str]:
-    found = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "NO_COLOR": "1"}
-    command = [sys.executable, "-m", "weft", "judge", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=found)
+@pytest.fixture
+def weft(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """The command line in this process, where torch is there already; its exit code."""
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    def run(*arguments: object) -> int:
+        monkeypatch.setattr(sys, "argv", ["weft", "judge", *map(str, arguments)])
+        with pytest.raises(SystemExit) as done:
+            main()
+        return int(done.value.code or 0)
+
+    return run
 
 
 @pytest.mark.slow
-def test_the_contract_of_the_command() -> None:
+def test_the_contract_of_the_command(
+    weft: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = PROBLEMS / "gpumode" / "prefix_sum"
-    done = weft(folder, folder / "right.py", "--json", "--no-time")
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    assert weft(folder, folder / "right.py", "--json", "--no-time") == 0
+    told = json.loads(capsys.readouterr().out)
     keys = {"correct", "reason", "checks", "speedup", "time_us", "baseline", "kernels", "flags"}
     assert keys <= set(told) and told["correct"] is True and told["own_check"]["passed"] is True
     assert all(set(c) == {"name", "status", "detail"} for c in told["checks"])
-    done = weft(folder, folder / "cheat.py", "--no-time", "--case", "size1023")
-    assert done.returncode == 1 and done.stderr == ""
-    assert "not right: written" in done.stdout and "own check" in done.stdout
+    assert weft(folder, folder / "cheat.py", "--no-time", "--case", "size1023") == 1
+    said = capsys.readouterr()
+    assert "not right: written" in said.out and "own check" in said.out and not said.err
 
 
-@pytest.mark.slow
-def test_a_wrong_call_exits_2(tmp_path: Path) -> None:
+def test_a_wrong_call_exits_2(
+    tmp_path: Path, weft: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = PROBLEMS / "kernelbench" / "gelu"
     broken = tmp_path / "reference.py"
     broken.write_text("def f(:")
@@ -237,9 +248,9 @@ def test_a_wrong_call_exits_2(tmp_path: Path) -> None:
         (folder / "reference.py", folder / "right.py", "--case", "no-such-case"),
         (folder / "reference.py", folder / "right.py", "--memory", "0"),
     ):
-        done = weft(*arguments)
-        assert done.returncode == 2 and done.stdout == "", done
-        assert done.stderr.startswith(("error: ", "Usage")), done.stderr
+        assert weft(*arguments) == 2
+        said = capsys.readouterr()
+        assert said.out == "" and said.err.startswith("error: "), said.err
 
 
 @pytest.mark.slow

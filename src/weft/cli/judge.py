@@ -13,7 +13,7 @@ from weft.core import WeftError
 if TYPE_CHECKING:
     from weft.workbench.formats.judgement import Judgement
 
-EPILOG = "What the verdict means, and what it does not protect against: docs/judge.md"
+EPILOG = "Example: weft judge problem.py candidate.py --json. What it means: docs/judge.md"
 
 
 def judge(
