@@ -53,7 +53,7 @@ def implementation(
         directions = DIRECTIONS if both else (FORWARD,)
 
     def tag(function: F) -> F:
-        _callable(function, "@weft.implementation")
+        _taggable(function, "@weft.implementation")
         found = Implementation(
             operator=operator,
             name=name or function.__name__,
@@ -92,7 +92,7 @@ def operator(
             raise unknown_name(f"field of operator {name!r}", field, known)
 
     def tag(function: F) -> F:
-        _callable(function, "@weft.operator")
+        _taggable(function, "@weft.operator")
         fields = {"summary": (function.__doc__ or "").strip().partition("\n")[0], **more}
         found = Operator(name=name, reference=function, cases=tuple(cases), cost=cost, **fields)
         setattr(function, TAG, found)
@@ -101,7 +101,13 @@ def operator(
     return tag
 
 
-def _callable(function: object, what: str) -> None:
+def _taggable(function: object, what: str) -> None:
     if not callable(function):
         kind = type(function).__name__
         raise WeftError(f"{what} decorates a function", expected="a function", got=kind)
+    if hasattr(function, TAG):
+        raise WeftError(
+            f"{what} decorates a function that is declared already",
+            got=getattr(function, "__name__", "a function"),
+            hint="one decorator a function; for a second name write a second function",
+        )

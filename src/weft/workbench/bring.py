@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from weft.core import Implementation, Operator
@@ -64,7 +65,14 @@ def load(source: Source) -> Brought:
     """Read a source in this process; raises :class:`WeftError` with what is wrong with it."""
     if source.kind not in LOADERS:
         raise unknown_name("kind of source", source.kind, list(LOADERS))
+    _ready_for(Path(source.path))
     module, _, function = LOADERS[source.kind].partition(":")
     found = getattr(import_module(module), function)(source)
     assert isinstance(found, Brought)
     return found
+
+
+def _ready_for(path: Path) -> None:
+    """Mend numba.cuda before a file that uses it is read: see ``backends.numba_jit``."""
+    if path.suffix == ".py" and path.is_file() and "numba" in path.read_text(errors="replace"):
+        import_module("weft.backends.numba_jit")
