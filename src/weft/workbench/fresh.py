@@ -23,6 +23,7 @@ from weft.workbench.slots import MakeSlot
 ALLOWED = {"cuda": (1.25, 2.0), "cpu": (1.5, 20.0)}
 AUDITS = 12  # at most; the first that is quick enough ends it
 CONTROLS = 3
+CONTROLLED = 2  # audits before a control counts, for it to be as lucky as they were
 JUDGED = 2  # audits of which an answer is judged, too
 PAUSE = 0.01  # seconds, longer by as much after each audit, to outlast whatever else runs
 
@@ -67,34 +68,36 @@ class Fresh:
             seeds.append(self.unseen())
         return seeds[:calls]
 
-    def candidate(self, entrant: Entrant, cold: float, busy: float) -> Found:
-        """Audit one candidate against its headline, as often as it takes to be sure.
+    def candidate(self, entrant: Entrant, best: float, busy: float) -> Found:
+        """Audit one candidate against the ``best`` of its samples, as often as it takes to be sure.
 
-        A machine that has become busier since is told by a control: the same calls on the same
-        contents, which by then have been seen. It stands in for the headline, but counts for no
-        more than ``busy`` times that.
+        The least against the least: what else runs makes a time longer, never shorter. A machine
+        that has become busier since is told by a control, the same calls on the same contents,
+        which by then have been seen. The least of these stands in for the best sample, from the
+        third audit on, but counts for no more than ``busy`` times that.
         """
-        least: float | None = None
+        least, control = float("inf"), float("inf")
         for number in range(AUDITS):
             seeds = self._round(number, entrant.audited)
             try:
                 us, answers = entrant.audit(seeds)
             except Caught as caught:
-                return Found(least=least, refusal=str(caught))
+                return Found(least=None, refusal=str(caught))
             if self.make_judge is not None and number < JUDGED:
                 reason = self._wrong(seeds, answers, self.make_judge)
                 if reason is not None:
-                    return Found(least=least, refusal=reason)
+                    return Found(least=None, refusal=reason)
             if us is not None:
-                least = us if least is None else min(least, us)
-                if us <= self.limit(cold):
+                least = min(least, us)
+                if least <= self.limit(best):
                     return Found(least=least)
                 seen = [entrant.audited_again(len(seeds)) for _ in range(CONTROLS)]
-                control = min((s for s in seen if s is not None), default=0.0)
-                if us <= self.limit(min(max(control, cold), busy * cold)):
+                control = min(control, *(s for s in seen if s is not None), float("inf"))
+                believed = min(max(control, best), busy * best)
+                if number >= CONTROLLED and least <= self.limit(believed):
                     return Found(least=least)
             time.sleep(number * PAUSE)
-        return Found(least=least, slower=True)
+        return Found(least=least if least < float("inf") else None, slower=True)
 
     def _wrong(self, seeds: list[int], answers: Answers, make_judge: MakeJudge) -> str | None:
         """Why an answer picked at random is wrong; None where it is right."""

@@ -105,17 +105,19 @@ class Course:
 
     def audit(self, fresh: Fresh, device: str) -> None:
         """Timed once more on contents that it cannot have seen."""
-        found = fresh.candidate(self.rig, self.cold, self.busy(device))
+        best = min(self.clean or self.throttled)
+        found = fresh.candidate(self.rig, best, self.busy(device))
         if found.refusal:
             self.refusal = f"recheck: {found.refusal}"
-        if found.least is None:
+        elif found.least is None:
             self.rig.flags.add("suspect: never timed on contents it had not seen")
+        if found.least is None:
             return
-        self.fresh = found.least / self.cold if self.cold else None
+        self.fresh = found.least / best if best else None
         if found.slower:
             self.rig.flags.add(
                 "suspect: slower on contents it had not seen: "
-                f"{found.least:.1f} us against {self.cold:.1f} us"
+                f"{found.least:.1f} us against {best:.1f} us"
             )
 
     def answer_to(self, recheck: Recheck) -> None:
@@ -159,6 +161,7 @@ class Race:
         self._unseen = AUDITED
         self.courses: list[Course] = []
         self.troubles: dict[str, str] = {}
+        self.near = {c.name for c in candidates if c.stand is None}
         self.newcomers: dict[str, set[str]] = {c.name: set() for c in candidates}
 
     def _seed(self, at: int) -> int:
@@ -191,7 +194,8 @@ class Race:
             self.troubles[name] = _trouble(error)
             return False
         finally:
-            self.newcomers[name] |= self.threads.newcomers()
+            if name in self.near:  # who came here meanwhile is no far candidate's
+                self.newcomers[name] |= self.threads.newcomers()
         return True
 
     @property
@@ -277,7 +281,7 @@ class Race:
             if names := sorted(self.newcomers[course.candidate.name]):
                 told = f"suspect: threads: {', '.join(names)} outlived a call"
                 course.rig.flags.add(told)
-            if crowd and course.candidate.stand is None:
+            if crowd and course.candidate.name in self.near:
                 course.rig.flags.add(f"threads: {crowd} more of the system's than before")
 
     def audit(self, make_judge: MakeJudge | None) -> None:

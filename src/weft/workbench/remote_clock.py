@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from weft.workbench.plan import Candidate, Caught, Estimate, Plan
+from weft.workbench.plan import BUSIEST, Candidate, Caught, Estimate, Plan
 from weft.workbench.slots import Form, MakeSlot, Result, Slot
 
 _now = time.perf_counter_ns
@@ -25,6 +25,7 @@ _now = time.perf_counter_ns
 LASTS = 20_000.0  # us that the repeats last at least by the judge's own watch
 TRIES = 8  # times that the clocks may disagree before it is called suspect
 PAUSE = 0.01  # seconds between two of them, longer by as much each time
+SAMPLES = 5  # that tell how busy the machine has become
 EMPTY = 9  # empty asks that show what an ask costs
 MARGIN = 1.1
 
@@ -175,10 +176,10 @@ class RemoteRig:
         """Repeats of the timed calls against the judge's watch, until it agrees or never did.
 
         A machine that has become busier since the samples shows in what the guest claims of the
-        repeats themselves, which is believed up to ``busy`` times the headline.
+        repeats themselves. That is believed up to ``busy`` times the headline, or times the samples
+        as they are by now, and up to ``BUSIEST`` times the headline at most.
         """
         each = max(claimed, 0.01) * self.calls
-        most = busy * each if self._queued else float("inf")
         per_ask = 3.0 * self._empty_ask()
         repeats, lasts = 1, max(LASTS, 10.0 * per_ask)
         wall = 0.0
@@ -187,6 +188,8 @@ class RemoteRig:
             while wall < lasts and repeats * each < lasts and repeats < 1 << 20:
                 repeats *= 2
                 wall, said = self._repeat(repeats, warm)
+            now = each if number == 0 else self.calls * self._now_claimed(warm)
+            most = min(busy * max(each, now), BUSIEST * each) if self._queued else float("inf")
             believed = min(max(said / repeats, each), most)
             overhead = self.stand.overhead * (self.calls if self._per_call else 1)
             if wall <= repeats * (MARGIN * believed + overhead) + per_ask:
@@ -196,6 +199,11 @@ class RemoteRig:
             f"suspect: the parent's clock disagrees ({wall / repeats / self.calls:.1f} us a call "
             f"by its watch, {claimed:.1f} us claimed{' warm' if warm else ''})"
         ]
+
+    def _now_claimed(self, warm: bool) -> float:
+        """What samples come to by now, on average: one may fall between two of somebody else's."""
+        take = self.warm if warm else self.sample
+        return float(np.mean([take() for _ in range(SAMPLES)]))
 
     @property
     def _queued(self) -> bool:
