@@ -43,7 +43,7 @@ FAULTS = {
     "gpumode": {
         "vector_add": (("error", "times what is allowed"), ("alias", "data[1]")),
         "prefix_sum": (("error", "times what is allowed"), ("written", "poison")),
-        "histogram": (("error", "times what is allowed"), ("error", "times what is allowed")),
+        "histogram": (("error", "got 0"), ("error", "expected")),
         "matmul_fp16": (("error", "times what is allowed"), ("error", "times what")),
     },
 }
