@@ -33,6 +33,18 @@ MAKES_NO_SENSE = {
     ("W13", "matmul"): "takes no tanh",
 }
 OF_NAN = ("W12", "W16")  # rows whose fault shows where the answer is a NaN
+# Where a fault shows that few cases show: these come first.
+SHOWS_AT = {
+    "W03/sum/eager/one-element": "fp32-scalar",
+    "W22/sum/eager/grad-itself": "fp32-scalar",
+    "W04/sum/eager/bench-alone": "fp32-1048576",
+    "W08/sum/eager/running": "bf16-30011",
+    "W24/sum/eager/nan-part": "fp32-1031",
+    "W10/gelu/eager/above-the-ramp": "fp32-4099-sweep",
+    "W20/gelu/eager/in-place": "fp32-4099-sweep",
+    "W10/matmul/eager/leaning": "fp16-67x129x97",
+    "W03/matmul/eager/a-factor": "fp32-128x256x192",
+}
 WRONG = [m for m in catalogue() if m.row in ROWS]
 HERE = [m for m in WRONG if "cpu" in m.devices]
 EAGER = [m for m in HERE if m.backend == "eager"]
@@ -61,6 +73,7 @@ def cases(mutant: Mutant, device: str = "cpu") -> list[Case]:
         size, kind = max(i.numel for i in case.inputs), kinds(case, operator)
         special = any(i.values == "special" for i in case.inputs)
         shows = special if mutant.row in OF_NAN else mutant.only in kind
+        shows = shows or SHOWS_AT.get(mutant.id) == case.name
         return not shows, len(kind - {"sizes"}), not 16 <= size <= 5000, size
 
     return sorted(found, key=worth)
@@ -143,7 +156,7 @@ def test_every_check_earns_its_place() -> None:
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("backend", ["triton", "numba"])
 def test_the_same_kernel_without_its_fault_passes(operator: str, backend: str) -> None:
-    most = 2500 if backend == "triton" else 300
+    most = 2500 if backend == "triton" else 150
     for verdict in faultless(backend, operator, "cpu", most):
         assert verdict.status == PASS, f"{verdict.case}: {verdict.reason}"
 
@@ -178,7 +191,7 @@ def faultless(backend: str, operator: str, device: str, most: int) -> Iterator[V
             some.setdefault((case.dtype, kinds(case, found)) if device == "cpu" else case, case)
     assert some
     for case in some.values():
-        shared = oracle(operator, case.name, "forward", device, 3)
+        shared = oracle(operator, case.name, "forward", device, 1)
         yield check(found, right, case, "forward", device, oracle=shared)
 
 

@@ -231,7 +231,9 @@ def _of_form(operator: str) -> Iterator[Mutant]:
     """W19: right values in the wrong form, each seen by one rule alone."""
 
     def one(rule: str, what: str, title: str, forward: Callable[[], Forward]) -> Mutant:
-        only = "" if rule == "device" else rule  # numbers elsewhere cannot be compared at all
+        # Numbers elsewhere cannot be compared at all, nor three dimensions as a matrix product.
+        more_than_one = rule == "device" or (rule, operator) == ("shape", "matmul")
+        only = "" if more_than_one else rule
         return plant(f"W19/{operator}/eager/{what}", title, rule, forward, only=only)
 
     more = after(operator, lambda y: y.contiguous()[None])
