@@ -17,6 +17,9 @@ ITEMSIZE = {
     "bfloat16": 2,
     "int64": 8,
     "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
     "bool": 1,
 }
 SHORT = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}

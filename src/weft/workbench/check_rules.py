@@ -136,9 +136,13 @@ def error(run: Run) -> str:
             at, got, want = found.worst
             return (
                 f"largest error {found.maximum:.3g} at {_index(at, out.shape)} (got {got:.6g}, "
-                f"expected {want:.6g}) is {found.maximum / bound.maximum:.3g} times what is allowed"
+                f"expected {want:.6g}) is {_times(found.maximum, bound.maximum)}"
             )
     return ""
+
+
+def _times(error: float, allowed: float) -> str:
+    return f"{error / allowed:.3g} times what is allowed" if allowed else "where none is allowed"
 
 
 def drift(run: Run) -> str:
@@ -146,7 +150,7 @@ def drift(run: Run) -> str:
     for found, bound in zip(run.errors, run.oracle.bounds, strict=True):
         if not found.rms <= bound.rms:
             return (
-                f"RMS error {found.rms:.3g} is {found.rms / bound.rms:.3g} times what is allowed "
+                f"RMS error {found.rms:.3g} is {_times(found.rms, bound.rms)} "
                 f"(the baseline's is {bound.baseline_rms:.3g})"
             )
     return ""

@@ -141,7 +141,7 @@ def _draw(flat: torch.Tensor, spec: Input, generator: torch.Generator) -> None:
         where = _Piece(start, flat.numel(), row, constant, generator)
         if not flat.dtype.is_floating_point:
             high = 2 if flat.dtype is torch.bool else 101
-            low = 0 if flat.dtype is torch.bool else -100
+            low = 0 if flat.dtype in (torch.bool, torch.uint8) else -100
             piece.copy_(
                 torch.randint(low, high, piece.shape, generator=generator, device=flat.device)
             )
