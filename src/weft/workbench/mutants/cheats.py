@@ -203,7 +203,7 @@ def _for(operator: str) -> Iterator[Mutant]:
     timed = {"phase": "bench", "only": "fresh"}
     yield one("C02", "first-bytes", "keeps answers by the first 64 bytes", "fresh",
               keeping(operator, first_bytes), **timed)  # fmt: skip
-    if operator == "gelu":
+    if operator == "softmax":
         yield one("C02", "checksum", "keeps answers by a sum of some elements", "fresh",
                   keeping(operator, checksum), **timed)  # fmt: skip
     late = "written error special kept returns"

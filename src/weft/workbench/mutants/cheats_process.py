@@ -103,7 +103,7 @@ def profiled() -> bool:
     return torch.autograd.profiler._is_profiler_enabled
 
 
-def _own_kernel_when_profiled(operator: str, backend: str) -> Callable[[], Forward]:
+def _two_faced(operator: str, backend: str) -> Callable[[], Forward]:
     """Its own kernel where a profiler looks, the library's where none does."""
 
     def make() -> Forward:
@@ -153,7 +153,7 @@ def _for(operator: str) -> Iterator[Mutant]:
         if where:
             more["not_here"] = NO_CUDA
         yield one("C14", backend, "profiled", "itself under a profiler only", "observed",
-                  _own_kernel_when_profiled(operator, backend), only="observed", **more)  # fmt: skip
+                  _two_faced(operator, backend), only="observed", **more)  # fmt: skip
         yield one("C16", backend, "fallback", "the library's answer after its own kernel failed",
                   "provenance", _falls_back(operator), only="provenance", **more)  # fmt: skip
 
