@@ -178,7 +178,7 @@ def test_beating_the_floor_is_suspect_on_a_gpu_and_flagged_on_a_cpu() -> None:
         implementations=(EAGER,),
     )
     timing = record(cold=1e-6).timing
-    found = bench._Found(verdict=record().verdict, timing=timing)
+    found = bench.Found(verdict=record().verdict, timing=timing)
     suspect = bench.make_record(point, EAGER, found, CEILINGS, {})
     assert "suspect: faster than the floor" in suspect.flags and bench.went_against([suspect])
     told = bench.make_record(replace(point, device="cpu"), EAGER, found, CEILINGS, {})
@@ -341,7 +341,7 @@ def test_a_timing_with_flags_reaches_the_record() -> None:
     timing = record(cold=5.0).timing
     assert isinstance(timing, Timing)
     point = next(iter(bench.select([TOY], [EAGER], None, ["forward"], "cpu", False)))
-    found = bench._Found(verdict=record().verdict, timing=replace(timing, flags=("no-graph",)))
+    found = bench.Found(verdict=record().verdict, timing=replace(timing, flags=("no-graph",)))
     assert "no-graph" in bench.make_record(point, EAGER, found, None, {}).flags
 
 

@@ -9,7 +9,7 @@ import gc
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -24,7 +24,6 @@ from weft.core import (
     Implementation,
     Operator,
     Record,
-    Timing,
     Verdict,
 )
 from weft.core.record import FAIL, PASS, UNSUPPORTED
@@ -39,16 +38,11 @@ from weft.workbench.limits import ceilings as measured_ceilings
 from weft.workbench.oracle import Oracle, fresh_seeds
 from weft.workbench.plan import Budget, Candidate, Outcome
 from weft.workbench.points import Point, select
+from weft.workbench.ran import look
+from weft.workbench.recording import Found, make_record
 from weft.workbench.remote_clock import RemoteStand, first_call, named
 from weft.workbench.slots import Form, Slot, deal
 
-# By how much a time may beat the floor. A GPU's ceiling is steady, so that beating it is suspect; a
-# CPU's was measured among whatever else ran then and can be beaten honestly: it is only flagged.
-MARGIN = {"cuda": 0.02, "cpu": 0.30}
-BEATEN = {
-    "cuda": "suspect: faster than the floor",
-    "cpu": "faster than the floor: measure the ceilings again (weft device --measure)",
-}
 CHECK_SEEDS = 2
 
 _now = time.perf_counter_ns
@@ -69,16 +63,6 @@ class _How:
     say: Say
     guests: Mapping[str, Guest]
     without: Collection[str]
-
-
-@dataclass(kw_only=True)
-class _Found:
-    """What is known of one implementation at a point, as it goes through check and clock."""
-
-    verdict: Verdict
-    first: float | None = None
-    timing: Timing | None = None
-    flags: set[str] = field(default_factory=set)
 
 
 def run(*arguments: Any, **more: Any) -> Iterator[Record]:
@@ -157,9 +141,9 @@ def _prefixed(say: Say, prefix: str, line: str) -> None:
     say(prefix + line)
 
 
-def _point(point: Point, how: _How, anew: bool) -> dict[str, _Found]:
+def _point(point: Point, how: _How, anew: bool) -> dict[str, Found]:
     """Check every implementation at a point, then time those that passed, side by side."""
-    found: dict[str, _Found] = {}
+    found: dict[str, Found] = {}
     passed: list[Implementation] = []
     broken = restart(point, how.guests) if anew else {}
     # One float64 reference for all of them, on seeds that no implementation can know.
@@ -174,11 +158,11 @@ def _point(point: Point, how: _How, anew: bool) -> dict[str, _Found]:
                 raise CellDied(broken[name])
             answer = support(implementation, point.case, point.device, point.direction)
         except (CellDied, GuestError) as error:
-            found[name] = _Found(verdict=_verdict(point, implementation, FAIL, f"channel: {error}"))
+            found[name] = Found(verdict=_verdict(point, implementation, FAIL, f"channel: {error}"))
             continue
         if not (answer.ok and answer.timed):
             verdict = _verdict(point, implementation, UNSUPPORTED, answer.reason)
-            found[name] = _Found(verdict=verdict)
+            found[name] = Found(verdict=verdict)
             continue
         how.say(f"checking {name}")
         found[name] = one = _checked(point, implementation, oracle, how)
@@ -190,7 +174,24 @@ def _point(point: Point, how: _How, anew: bool) -> dict[str, _Found]:
         how.say(f"timing {', '.join(i.name for i in passed)}")
         for name, outcome in _timed(point, passed, grad, found, how).items():
             _take(found[name], outcome)
+        _look(point, passed, grad, found, how)
     return found
+
+
+def _look(
+    point: Point,
+    passed: Sequence[Implementation],
+    grad: Form | None,
+    found: Mapping[str, Found],
+    how: _How,
+) -> None:
+    """Name the kernels that ran, in a pass of its own, after all the timing."""
+    free_memory(point.device)
+    for one in passed:
+        if found[one.name].timing is not None and "provenance" not in how.without:
+            ran = look(point, one, grad, how.guests.get(one.name))
+            found[one.name].kernels = ran.kernels
+            found[one.name].flags |= {ran.flag} - {""}
 
 
 def _grad_form(oracle: Oracle) -> Form | None:
@@ -201,7 +202,7 @@ def _grad_form(oracle: Oracle) -> Form | None:
     return form.shape, form.dtype
 
 
-def _take(one: _Found, outcome: Outcome) -> None:
+def _take(one: Found, outcome: Outcome) -> None:
     one.timing = outcome.timing
     if outcome.refusal:
         one.verdict = replace(one.verdict, status=FAIL, reason=outcome.refusal)
@@ -220,7 +221,7 @@ def _verdict(point: Point, implementation: Implementation, status: str, reason: 
     )
 
 
-def _checked(point: Point, implementation: Implementation, oracle: Oracle, how: _How) -> _Found:
+def _checked(point: Point, implementation: Implementation, oracle: Oracle, how: _How) -> Found:
     """The very first call, timed, and then the check. A first call that raises is left to the
     check to judge."""
     first = None
@@ -243,7 +244,7 @@ def _checked(point: Point, implementation: Implementation, oracle: Oracle, how: 
         without=how.without,
         hands=here if guest is None else guest.hands,
     )
-    return _Found(verdict=verdict, first=first)
+    return Found(verdict=verdict, first=first)
 
 
 def _seed() -> int:
@@ -281,7 +282,7 @@ def _timed(
     point: Point,
     passed: Sequence[Implementation],
     grad: Form | None,
-    found: Mapping[str, _Found],
+    found: Mapping[str, Found],
     how: _How,
 ) -> dict[str, Outcome]:
     def on_round(number: int, medians: Mapping[str, float]) -> None:
@@ -334,44 +335,6 @@ def free_memory(device: str) -> None:
         torch.cuda.empty_cache()
 
 
-def make_record(
-    point: Point,
-    implementation: Implementation,
-    found: _Found,
-    ceilings: Ceilings | None,
-    fingerprint: Mapping[str, Any],
-) -> Record:
-    """The record of one implementation at a point; rates and efficiency from the operator's cost
-    and the ceilings measured on this device."""
-    cost = point.operator.cost(point.case, point.direction)
-    seconds = ceilings.floor(cost) if ceilings else None
-    floor = None if seconds is None else seconds * 1e6
-    cold = found.timing.cold if found.timing and found.timing.cold > 0 else None
-    efficiency = floor / cold if floor and cold else None
-    flags = {*found.flags, *(found.timing.flags if found.timing else ())}
-    if efficiency is not None and efficiency > 1 + MARGIN[point.device]:
-        flags.add(BEATEN[point.device])
-    return Record(
-        operator=point.operator.name,
-        implementation=implementation.name,
-        backend=implementation.backend,
-        case=point.case.name,
-        direction=point.direction,
-        verdict=found.verdict,
-        timing=found.timing,
-        nbytes=cost.nbytes,
-        flops=cost.flops,
-        rate=cost.rate,
-        floor=floor,
-        gbps=cost.nbytes / cold / 1e3 if cold else None,
-        tflops=cost.flops / cold / 1e6 if cold and cost.flops else None,
-        efficiency=efficiency,
-        flags=tuple(sorted(flags)),
-        machine=fingerprint,
-        idea=implementation.idea,
-    )
-
-
 def went_against(records: Sequence[Record]) -> bool:
     """Whether a verdict went against somebody: a fail, a suspect time, or a pass with no time."""
     return any(
@@ -382,4 +345,4 @@ def went_against(records: Sequence[Record]) -> bool:
     )
 
 
-__all__ = ["Budget", "Point", "run", "run_points", "select", "went_against"]
+__all__ = ["Budget", "Found", "Point", "make_record", "run", "run_points", "select", "went_against"]

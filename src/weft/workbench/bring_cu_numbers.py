@@ -169,7 +169,7 @@ class _Reader:
 
 def _given(names: Names, name: str) -> Number:
     value = names.get(name)
-    if type(value) not in (int, float):
+    if not isinstance(value, int | float) or isinstance(value, bool):
         raise Refused(f"{name!r} is {value!r} here, not a number")
     return value
 

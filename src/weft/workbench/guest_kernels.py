@@ -14,7 +14,7 @@ from weft.workbench import inputs as drawing
 from weft.workbench import provenance
 from weft.workbench.bind import bind
 from weft.workbench.bring import Source
-from weft.workbench.cell import Cell
+from weft.workbench.cell import Cell, Limits
 from weft.workbench.guest import Answer, State, Verb
 from weft.workbench.provenance import Kernels
 
@@ -43,9 +43,12 @@ def _told(found: Kernels) -> dict[str, Any]:
     return asdict(found) | {"seen": sorted(found.seen)}
 
 
-def ask(source: Source, point: Mapping[str, Any]) -> tuple[Kernels, Kernels]:
+def ask(
+    source: Source, point: Mapping[str, Any], limits: Limits | None = None
+) -> tuple[Kernels, Kernels]:
     """Both lists, from a process of their own; raises what a cell raises."""
-    with Cell("weft.workbench.guest_kernels:handlers", argument={"source": source.to_json()}) as it:
+    entry, argument = "weft.workbench.guest_kernels:handlers", {"source": source.to_json()}
+    with Cell(entry, limits=limits, argument=argument) as it:
         said = it.ask("kernels", dict(point)).payload
     return _heard(said["profiled"]), _heard(said["observed"])
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from weft.core import Implementation
-from weft.workbench.cell import CellDied, GuestError
+from weft.workbench.bring import Source
+from weft.workbench.cell import CellDied, GuestError, Limits
 from weft.workbench.hands import Hands
 from weft.workbench.points import Point
 from weft.workbench.remote_clock import Asked
@@ -20,6 +21,10 @@ class Guest(Protocol):
     def cell(self) -> Asked: ...
     @property
     def hands(self) -> Hands: ...
+    @property
+    def source(self) -> Source: ...
+    @property
+    def limits(self) -> Limits: ...
     def restart(self) -> None: ...
 
 

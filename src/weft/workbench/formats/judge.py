@@ -240,7 +240,7 @@ def _what_ran(
         "seed": fresh_seeds(1)[0],
     }
     try:
-        profiled, without = guest_kernels.ask(guest.source, point)
+        profiled, without = guest_kernels.ask(guest.source, point, guest.limits)
     except (CellDied, GuestError) as error:
         why = error.reason if isinstance(error, CellDied) else f"raised {error}"
         found.refuse("observed", f"while its kernels were looked at, it {why}")
