@@ -36,7 +36,7 @@ FORGED = (
 # No ceiling: whether a time is possible at all is another question than whether it is true.
 NO_CEILINGS = Ceilings(device="none", copy=1e30, read=1e30, fill=1e30, matrix={}, measured="never")
 BUDGET = {
-    "cpu": Budget(seconds=1.5, warmup=0.05, minimum=10, maximum=10, side_samples=3, recheck=0.5),
+    "cpu": Budget(seconds=2.0, warmup=0.05, minimum=6, maximum=6, side_samples=3, recheck=0.5),
     "cuda": Budget(seconds=1.5, warmup=0.2, side_samples=5),
 }
 # Where a clock looks: large enough for a clock, small enough for a selftest.

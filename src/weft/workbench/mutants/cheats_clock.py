@@ -29,7 +29,7 @@ NO_STREAMS = "without a GPU there are no streams"
 NO_GRAPHS = "without a GPU nothing is captured into a graph"
 NO_L2 = "a CPU's cache cannot be set aside"
 LARGE = 1 << 14  # elements: what is timed has more
-PAUSE, PAUSES = 0.5, 14.0  # seconds of one sleep, and over which it sleeps
+PAUSE, PAUSES = 1.2, 16.0  # seconds of one sleep, and over which it sleeps
 
 
 def _on_the_side(operator: str) -> Callable[[], Forward]:
