@@ -223,7 +223,7 @@ def _profiled(call: Callable[[], object], activity: Any) -> list[Any]:
     everywhere = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
     with torch.profiler.profile(activities=[activity], experimental_config=everywhere) as profiler:
         call()
-        if activity is torch.profiler.ProfilerActivity.CUDA:
+        if activity == torch.profiler.ProfilerActivity.CUDA:
             torch.cuda.synchronize()
     return list(profiler.events() or ())
 
@@ -233,7 +233,7 @@ def _on_device(call: Callable[[], object]) -> Kernels:
     times: dict[str, list[float]] = {}
     origins: dict[str, str] = {}
     for event in _profiled(call, torch.profiler.ProfilerActivity.CUDA):
-        on_gpu = event.device_type is torch.autograd.DeviceType.CUDA
+        on_gpu = event.device_type == torch.autograd.DeviceType.CUDA
         if not on_gpu or getattr(event, "is_user_annotation", False):
             continue
         name = plain(event.name)
