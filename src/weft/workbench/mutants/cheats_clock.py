@@ -29,7 +29,7 @@ NO_STREAMS = "without a GPU there are no streams"
 NO_GRAPHS = "without a GPU nothing is captured into a graph"
 NO_L2 = "a CPU's cache cannot be set aside"
 LARGE = 1 << 14  # elements: what is timed has more
-PAUSE, PAUSES = 1.2, 22.0  # seconds of one sleep, and over which it sleeps
+PAUSE, PAUSES = 1.2, 20.0  # seconds of one sleep, and over which it sleeps
 
 
 def _on_the_side(operator: str) -> Callable[[], Forward]:
@@ -200,7 +200,7 @@ def _sleeps(operator: str) -> Callable[[], Forward]:
         calls = itertools.count()
 
         def forward(*x: torch.Tensor, **params: Any) -> torch.Tensor:
-            if x[0].numel() >= LARGE and next(calls) > 20:
+            if x[0].numel() >= LARGE and next(calls) > 30:
                 until[:] = until or [time.monotonic() + PAUSES]
                 if time.monotonic() < until[0]:
                     time.sleep(PAUSE)
