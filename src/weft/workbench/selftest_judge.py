@@ -148,11 +148,18 @@ def why_not(mutant: Mutant, device: str) -> str:
 
 
 def cases_of(subject: Subject, device: str, without: Collection[str]) -> Iterator[Case]:
-    """The check and edge cases, quick and telling ones first."""
+    """The check and edge cases, quick and plain ones first: what falls at a plain case falls by the
+    check that is meant for it, and not by some special value that shows everything."""
     operator, left_out = subject.operator, frozenset(without) & set(KINDS)
     found = [*operator.select("check", device), *operator.select("edge", device)]
     found = [c for c in found if not kinds(c, operator) & left_out]
-    return iter(sorted(found, key=_worth))
+    plain = {c.name for c in found if kinds(c, operator) <= {"sizes"}}
+
+    def order(case: Case) -> tuple[int, bool, int]:
+        group, size = _worth(case)
+        return group, case.name not in plain, size
+
+    return iter(sorted(found, key=order))
 
 
 def _worth(case: Case) -> tuple[int, int]:
