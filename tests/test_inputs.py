@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from weft.core import Input, case
-from weft.core.case import LAYOUTS, VALUES
+from weft.core.cases import LAYOUTS, VALUES
 from weft.workbench import inputs
 from weft.workbench.memory import Arena, bits
 

@@ -25,7 +25,7 @@ from sanitize_outputs import (
 )
 from weft import machine
 from weft.core import Input, WeftError, case, registry
-from weft.core.case import LAYOUTS
+from weft.core.cases import LAYOUTS
 from weft.core.record import FAIL, PASS, UNSUPPORTED
 from weft.workbench import inputs, sanitize
 from weft.workbench.sanitize import TOOLS, Told, conclude, find, options, run, tools

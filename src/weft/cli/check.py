@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli.options import MEMORY, SECONDS, Files, Memory, Names, Seconds, limits
-from weft.core import Case, Implementation, Operator, Verdict, WeftError, registry
-from weft.core.operator import DIRECTIONS, unknown_name
-from weft.core.record import FAIL, PASS, UNSUPPORTED
+from weft.core.errors import WeftError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from weft.core import Case, Implementation, Operator, Verdict
     from weft.workbench.strangers import Strangers
 
 EPILOG = "Example: weft check softmax --impl triton --impl cuda. Each rule: docs/checking.md"
@@ -99,6 +98,7 @@ def check(
 def _device(device: str | None, direction: str | None) -> str:
     """The device that is meant; raises :class:`WeftError` for one that is not here."""
     from weft import machine
+    from weft.core.operator import DIRECTIONS
 
     where = device or machine.default_device()
     if where not in ("cpu", "cuda"):
@@ -112,6 +112,8 @@ def _device(device: str | None, direction: str | None) -> str:
 
 def _answer(verdicts: Sequence[Verdict], strangers: Strangers, json: bool) -> int:
     """Print what was found; the exit code."""
+    from weft.core.record import FAIL, PASS
+
     failed = any(v.status == FAIL for v in verdicts)
     passed = not failed and any(v.status == PASS for v in verdicts)
     if json:
@@ -132,6 +134,8 @@ def _unreadable(why: str, json: bool) -> None:
 
 def plan(wanted: Wanted, strangers: Strangers) -> list[Job]:
     """The jobs that a call names; raises :class:`WeftError` for a name that none has."""
+    from weft.core import registry
+
     names = wanted.operators or strangers.operator_names or registry.operator_names()
     chosen = [strangers.operator(n) for n in names]
     ways = {o.name: _ways(o, strangers) for o in chosen}
@@ -162,6 +166,8 @@ def plan(wanted: Wanted, strangers: Strangers) -> list[Job]:
 
 def _ways(operator: Operator, strangers: Strangers) -> dict[str, Implementation]:
     """All implementations of an operator by name: Weft's own, then what the files declare."""
+    from weft.core import registry
+
     found = {}
     if operator.name not in strangers.operators:
         found = {i.name: i for i in registry.implementations(operator.name)}
@@ -169,6 +175,8 @@ def _ways(operator: Operator, strangers: Strangers) -> dict[str, Implementation]
 
 
 def _all_known(what: str, wanted: Sequence[str], known: list[str]) -> None:
+    from weft.core.operator import unknown_name
+
     for name in wanted:
         if name not in known:
             raise unknown_name(what, name, list(dict.fromkeys(known)))
@@ -266,6 +274,8 @@ def _show(verdicts: Sequence[Verdict], strangers: Strangers) -> None:
     from rich.console import Console
     from rich.markup import escape
 
+    from weft.core.record import FAIL, UNSUPPORTED
+
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=160)
@@ -286,6 +296,8 @@ def _show(verdicts: Sequence[Verdict], strangers: Strangers) -> None:
 
 def _table(verdicts: Sequence[Verdict]) -> Table:
     from rich.table import Table
+
+    from weft.core.record import FAIL, PASS, UNSUPPORTED
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("operator", "implementation", "direction"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from weft.core.case import Case
+from weft.core.cases import Case
 from weft.core.cost import Cost
 from weft.core.errors import WeftError
 from weft.core.implementation import BACKENDS, Implementation, anywhere

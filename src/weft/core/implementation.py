@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from weft.core.case import Case
+from weft.core.cases import Case
 from weft.core.support import YES, Support
 
 BACKENDS = ("eager", "torch", "compile", "triton", "cuda", "numba")

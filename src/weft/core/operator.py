@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from weft.core.case import Case
+from weft.core.cases import Case
 from weft.core.cost import Cost
 from weft.core.errors import WeftError
 

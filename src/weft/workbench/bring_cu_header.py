@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from weft.core import Operator, WeftError, registry
-from weft.core.case import ITEMSIZE
+from weft.core.cases import ITEMSIZE
 from weft.core.operator import unknown_name
 from weft.workbench.bring_cu_numbers import Refused, Value, number, whole
 

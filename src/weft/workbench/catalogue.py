@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from importlib import import_module
 
 from weft.core import Case, Implementation, Operator, registry
-from weft.core.case import SHORT
+from weft.core.cases import SHORT
 from weft.workbench.figures import table
 from weft.workbench.report.scales import unit
 

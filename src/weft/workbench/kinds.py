@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from weft.core import FORWARD, Case, Operator
-from weft.core.case import ITEMSIZE
+from weft.core.cases import ITEMSIZE
 
 KINDS = {
     "sizes": "a last dimension that is no multiple of eight: tiles and 16-byte accesses end short",

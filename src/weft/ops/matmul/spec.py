@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from weft.core import FORWARD, Case, Cost, Input, Operator, Property, Tolerance, WeftError
-from weft.core.case import ITEMSIZE, SHORT
+from weft.core.cases import ITEMSIZE, SHORT
 from weft.ops._shared import validate
 
 DTYPES = ("float32", "float16", "bfloat16")

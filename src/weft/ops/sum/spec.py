@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from weft.core import FORWARD, Case, Cost, Input, Operator, Property, Tolerance, case
-from weft.core.case import ITEMSIZE
+from weft.core.cases import ITEMSIZE
 from weft.ops._shared import validate
 
 DTYPES = ("float32", "bfloat16", "float64", "float16")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from weft.core import Input, WeftError
-from weft.core.case import ITEMSIZE
+from weft.core.cases import ITEMSIZE
 from weft.workbench.memory import dense_strides
 
 PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
