@@ -55,6 +55,7 @@ def selftest(
 
     Example: weft selftest --operator softmax --without guards
     """
+    from weft.machine import fingerprint
     from weft.machine.query import known_kind
     from weft.workbench import selftest as bench
 
@@ -67,7 +68,7 @@ def selftest(
         _list(planted, as_json)
         return
     found = bench.run(planted, kind, without=without or (), jobs=jobs, on_done=_progress)
-    said = found.to_json()
+    said = found.to_json() | {"machine": fingerprint(kind)}
     if save is not None:
         save.write_text(json.dumps(said, indent=1) + "\n")
     if as_json:
@@ -80,18 +81,21 @@ def selftest(
 
 def _progress(found: Judged, done: int, total: int) -> None:
     by = f" by {found.check} at {found.case or 'its process'}" if found.check else ""
-    line = f"[{done}/{total}] {found.id}: {found.status}{by} ({found.seconds:.1f} s)"
+    passed = found.status == "survived" and found.id.startswith("H")  # an honest control is to
+    status = "passed" if passed else found.status
+    line = f"[{done}/{total}] {found.id}: {status}{by} ({found.seconds:.1f} s)"
     print(line, file=sys.stderr, flush=True)
 
 
 def _honest(count: int, device: str, as_json: bool, save: Path | None) -> None:
+    from weft.machine import fingerprint
     from weft.workbench import selftest_honest
 
     def progress(line: str, done: int, total: int) -> None:
         print(f"[{done}/{total}] {line}", file=sys.stderr, flush=True)
 
     found = selftest_honest.run(count, device, progress)
-    said = found.to_json()
+    said = found.to_json() | {"machine": fingerprint(device)}
     if save is not None:
         save.write_text(json.dumps(said, indent=1) + "\n")
     if as_json:

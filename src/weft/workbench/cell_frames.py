@@ -39,7 +39,8 @@ class Broken(Exception):
 
 def view(dense: torch.Tensor) -> memoryview:
     """The bytes of a dense CPU tensor, to be read or written in place."""
-    return dense.reshape(-1).view(torch.uint8).numpy().data
+    flat = dense.as_strided((dense.numel(),), (1,))  # one element may have any stride, even 0
+    return flat.view(torch.uint8).numpy().data
 
 
 def pack(header: dict[str, Any], tensors: Sequence[torch.Tensor]) -> list[memoryview]:

@@ -184,6 +184,7 @@ def _index(flat: int, shape: torch.Size) -> list[int]:
 
 # In the order that they are applied. Those of None were looked at where the call was made.
 RULES: dict[str, Rule | None] = {
+    "replaced": None,
     "returns": None,
     "type": None,
     "shape": shape,

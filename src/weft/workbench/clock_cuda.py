@@ -42,7 +42,8 @@ class CudaStand:
     slow = SLOW
 
     def __init__(self, *, whole_cache: bool = True) -> None:
-        self.whole_cache = whole_cache
+        self.whole_cache, self.held = whole_cache, 0
+        persisting.release()
         self.cache = machine.l2_bytes("cuda")
         self.stream = torch.cuda.Stream()
         self.flusher = torch.zeros(2 * self.cache // 4, dtype=torch.int32, device="cuda")
@@ -56,7 +57,8 @@ class CudaStand:
         """Everything, inputs and oracle included, on the stand's own stream: a graph is captured
         on a stream that is not the default one, and backward runs where its forward ran."""
         _synchronize()
-        if self.whole_cache:
+        if self.whole_cache and (held := persisting.reserved()):
+            self.held = held
             persisting.release()
         with torch.cuda.stream(self.stream):
             yield
@@ -209,7 +211,7 @@ class CudaRig:
         in a long run of such calls."""
         before = self.stand.flush if self.plan.flush else self._lead
         us = self._per_call(self._timed(before, self._body))
-        if self.stand.whole_cache and (held := persisting.reserved()):
+        if self.stand.whole_cache and (held := persisting.reserved() or self.stand.held):
             persisting.release()
             self.flags.add(f"suspect: L2 set aside: {held} bytes that outlive a flush")
         return us

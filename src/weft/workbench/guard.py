@@ -38,16 +38,19 @@ _FOREIGN: tuple[tuple[str, object, tuple[str, ...]], ...] = (
 _HOUSE = tuple(
     f"weft.workbench.{name}"
     for name in (
+        "at_hand",
         "bind",
         "clock",
         "clock_cpu",
         "clock_cuda",
         "fresh",
         "guard",
+        "guest",
         "guest_clock",
         "inputs",
         "judge",
         "local_rig",
+        "memory",
         "oracle",
         "plan",
         "race",
@@ -55,6 +58,7 @@ _HOUSE = tuple(
         "recheck",
         "remote_clock",
         "slots",
+        "stage",
         "statistics",
         "tolerance",
     )

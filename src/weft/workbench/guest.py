@@ -6,6 +6,8 @@ never an answer.
 
 from __future__ import annotations
 
+import gc
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
@@ -15,11 +17,14 @@ import torch
 
 from weft.core import Case, Implementation, Operator, registry
 from weft.core.implementation import anywhere
+from weft.workbench import guard
 from weft.workbench.at_hand import Hand
 from weft.workbench.bring import Brought, Source, load
 from weft.workbench.hands import forms_from_json
 from weft.workbench.stage import Scene, Stage
 
+CLOCKS = {False: "weft.workbench.clock_cpu", True: "weft.workbench.clock_cuda"}
+LARGE = 1 << 30  # bytes of a GPU that are given back where nobody stands on a stage
 Answer = tuple[dict[str, Any], Sequence[torch.Tensor]]
 Verb = Callable[[dict[str, Any], list[torch.Tensor]], Answer]
 
@@ -54,6 +59,8 @@ def handlers(argument: Mapping[str, Any]) -> Mapping[str, Verb]:
     """The verbs that a guest answers, for one source."""
     from weft.workbench import guest_clock
 
+    importlib.import_module(CLOCKS[torch.cuda.is_available()])
+    guard.remember()  # the house's functions, before a stranger's file is read
     state = State(Source.from_json(argument["source"]))
     verbs = {
         "load": _load,
@@ -118,6 +125,8 @@ def _fill(state: State, said: dict[str, Any]) -> Answer:
 
 def _call(state: State, said: dict[str, Any]) -> Answer:
     seen = state.hands[said["stage"]].call(said["aside"], said["without"])
+    if gone := guard.replaced():
+        seen.found["replaced"] = f"the house's own functions were replaced: {', '.join(gone[:3])}"
     told = {
         "lays": [asdict(lay) for lay in seen.lays],
         "found": seen.found,
@@ -134,4 +143,7 @@ def _to_send(out: torch.Tensor) -> torch.Tensor:
 
 def _drop(state: State, said: dict[str, Any]) -> Answer:
     state.hands.pop(said["stage"]).close()
+    if torch.cuda.is_initialized() and torch.cuda.memory_reserved() > LARGE:
+        gc.collect()
+        torch.cuda.empty_cache()  # the judge, and other guests, need room too
     return {}, ()
