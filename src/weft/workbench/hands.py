@@ -33,6 +33,8 @@ class Holding(Protocol):
 # In what a call raised, by PyTorch or by the driver, where the GPU's context may be lost with it.
 BROKE = ("CUDA error", "CUDA_ERROR")
 
+IDLE = 1 << 30  # bytes of a GPU that the judge may keep for later
+
 Hands = Callable[[Implementation, Scene, int], Holding]
 
 
@@ -144,6 +146,14 @@ def forms_from_json(data: Mapping[str, Any]) -> tuple[tuple[Form, ...], Form | N
     return tuple(_form_from_json(f) for f in data["forms"]), _form_from_json(grad) if grad else None
 
 
+def _make_room() -> None:
+    """Give back the GPU memory that this process keeps for later: the guest needs it now."""
+    if torch.cuda.is_initialized():
+        idle = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        if idle > IDLE:
+            torch.cuda.empty_cache()
+
+
 class Away:
     """A candidate at a stage in its guest."""
 
@@ -156,6 +166,7 @@ class Away:
         self.guest.ask("fill", {"stage": self.stage, "seed": seed})
 
     def call(self, aside: bool, without: Collection[str] = ()) -> Observed:
+        _make_room()
         asked = {"stage": self.stage, "aside": aside, "without": sorted(without)}
         reply = self.guest.ask("call", asked)
         said = reply.payload

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 from weft.workbench import mutants
-from weft.workbench.figures import table
+from weft.workbench.figures import RESULTS, table
 from weft.workbench.mutants.mutant import Mutant
 from weft.workbench.selftest import left_out
 
@@ -29,6 +31,29 @@ def alone() -> str:
         shown = ", ".join(f"`{i}`" for i in found[:2]) + (", ..." if len(found) > 2 else "")
         rows.append([f"`{name}`", what, str(len(found)), shown or "-"])
     return table(["left out", "what it is", "survive then", "such as"], rows)
+
+
+def results(folder: Path = RESULTS) -> str:
+    """What each committed run of the selftest found, one device a line; then what was left."""
+    rows, notes = [], []
+    for file in sorted(folder.glob("*/selftest*.json")):
+        said = json.loads(file.read_text())
+        here = said["machine"]
+        named = f"{here['device']}, {here['date'][:10]}, commit {str(here['commit'])[:10]}"
+        if "runs" in said:
+            told = f"{said['runs']} honest runs, {said['verdicts']} verdicts"
+            rows.append([named, told, "", f"{len(said['false_alarms'])} false alarms"])
+            continue
+        killed = f"{said['killed']} of {said['planted']}"
+        controls = f"{said['controls_passed']} of {said['controls']} passed"
+        rows.append([named, killed, str(len(said["not_run"])), controls])
+        notes += [f"- `{i}` survived ({file.name})" for i in said["survivors"]]
+        alarms = ((a["id"], a["reason"]) for a in said["false_alarms"])
+        notes += [f"- `{i}` was refused, though honest ({file.name}): {why}" for i, why in alarms]
+    if not rows:
+        return "No run is committed yet."
+    heads = ["device", "killed of those that ran", "not run there", "honest controls"]
+    return "\n".join([table(heads, rows), *notes])
 
 
 def _rows(honest: bool) -> Iterator[list[str]]:

@@ -239,14 +239,16 @@ def _for(operator: str) -> Iterator[Mutant]:
     def one(row: str, what: str, *rest: Any, **more: Any) -> Mutant:
         return plant(f"{row}/{operator}/eager/{what}", *rest, phase="bench", **more)
 
-    yield one("C05", "side-stream", "works on a stream that nobody waits for", "clocks",
+    yield one("C05", "side-stream", "works on a stream that nobody waits for", "clocks recheck",
               _on_the_side(operator), only="clocks", not_here=NO_STREAMS, **NEEDS_GPU)  # fmt: skip
     yield one("C08", "perf-counter", "puts a slow clock in place of perf_counter_ns", "replaced",
               _patched(operator, _slow_clock), only="replaced")  # fmt: skip
-    yield one("C10", "old-answer", "copies an old answer in a captured graph", "recheck fresh",
+    yield one("C10", "old-answer", "copies an old answer in a captured graph",
+              "recheck observed fresh",
               _not_in_a_graph(operator, 0.0), not_here=NO_GRAPHS, **NEEDS_GPU)  # fmt: skip
     if operator != "sum":
-        yield one("C10", "half", "computes half its rows in a captured graph", "recheck fresh",
+        yield one("C10", "half", "computes half its rows in a captured graph",
+                  "recheck observed fresh",
                   _not_in_a_graph(operator, 0.5), not_here=NO_GRAPHS, **NEEDS_GPU)  # fmt: skip
     yield one("C11", "persisting", "sets L2 aside for itself", "cache",
               _sets_cache_aside(operator), only="cache", not_here=NO_L2, **NEEDS_GPU)  # fmt: skip
