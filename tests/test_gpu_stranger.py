@@ -221,7 +221,9 @@ def test_a_halved_event_is_refused_and_seen_by_the_judges_watch(tmp_path: Path) 
 
 def test_built_in_operators_are_never_suspect() -> None:
     alarms, count = [], 0
-    for records in bench.run_points(registry.operator_names(), device="cuda", quick=True):
+    names = registry.operator_names()
+    ways = [i for n in names for i in registry.implementations(n) if not i.is_step]
+    for records in bench.run_points(names, ways, device="cuda", quick=True):
         for r in records:
             count += r.timing is not None
             alarms += [(r.operator, r.implementation, r.direction, f) for f in suspect(r)]

@@ -29,7 +29,7 @@ FAULTS = {
     "kernelbench": {
         "softmax": (("error", "got 0"), ("provenance", "declared triton")),
         "gelu": (("error", "times what is allowed"), ("error", "times what is allowed")),
-        "layernorm": (("error", "times what is allowed"), ("error", "got 0.5")),
+        "layernorm": (("error", "times what is allowed"), ("replaced", "torch.equal")),
         "rmsnorm": (("error", "times what is allowed"), ("written", "poison")),
         "matmul": (("error", "times what is allowed"), ("error", "got 0")),
         "linear_relu": (("error", "expected 0"), ("error", "weights-2")),
@@ -76,7 +76,8 @@ def check_problem(kind: str, name: str, device: str) -> None:
         assert not found.correct and rule in found.reason.split(":")[0], found.reason
         assert word in found.reason and "\n" not in found.reason
         assert next(c for c in found.checks if c.check == rule).status == "fail"
-        if candidate == "wrong" and name in LET_PASS:
+        # Near the file's own limit; a GPU's products round otherwise than a CPU's.
+        if candidate == "wrong" and name in LET_PASS and device == "cpu":
             assert found.own is not None and found.own.passed, found.own
 
 

@@ -43,6 +43,7 @@ class CudaStand:
 
     def __init__(self, *, whole_cache: bool = True) -> None:
         self.whole_cache, self.held = whole_cache, 0
+        _synchronize()  # so that there is a context: a limit is one context's
         persisting.release()
         self.cache = machine.l2_bytes("cuda")
         self.stream = torch.cuda.Stream()
