@@ -25,6 +25,9 @@ hypothesis.settings.load_profile("ci" if IN_CI else "here")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--exhaustive", action="store_true", help="every point of what slow tests sample"
+    )
     parser.addoption("--slow", action="store_true", help="run the slow tests too")
 
 
@@ -37,6 +40,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("gpu") and not machine.has_gpu():
             item.add_marker(pytest.mark.skip(reason=f"needs a GPU: {machine.gpu_reason()}"))
+        elif item.get_closest_marker("exhaustive") and not config.getoption("--exhaustive"):
+            reason = "exhaustive: run with --exhaustive; the other tests take a sample of it"
+            item.add_marker(pytest.mark.skip(reason=reason))
         elif item.get_closest_marker("slow") and not config.getoption("--slow"):
             item.add_marker(pytest.mark.skip(reason="slow: run with --slow, or make test"))
 

@@ -358,7 +358,7 @@ def test_the_ci_script_with_a_real_bench_finds_a_kernel_that_does_its_work_six_t
     assert re.search(r"\| softmax \| mine .*\| slower", done.stdout), done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_noise_is_measured_for_real() -> None:
     options = ("--device", "cpu", "--quick", "--impl", "torch", "--direction", "forward")
     code, out, _ = invoke("--measure-noise", "--pairs", "1", "--json", "--", "softmax", *options)

@@ -107,8 +107,8 @@ def test_what_do_bench_adds_to_a_kernel_that_writes_little(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """do_bench zeroes a buffer before each call, and a kernel that hardly writes then pays for
-    writing those lines back: about the L2 over the bandwidth. Where the zeroed lines are pushed out by a
-    read before the call is timed, the two clocks agree within 3 %."""
+    writing those lines back: about the L2 over the bandwidth. Where the zeroed lines are pushed
+    out by a read before the call is timed, the two clocks agree within 3 %."""
     from triton import runtime
 
     from weft import machine

@@ -132,7 +132,7 @@ def test_without_its_check_it_survives_where_it_was_killed(mutant: Mutant) -> No
 
 
 @pytest.mark.parametrize("mutant", [m for m in HERE if m.only], ids=lambda m: m.id)
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_without_its_check_it_survives_everywhere(mutant: Mutant) -> None:
     assert refused_by(mutant, cases(mutant), mutant.only) == ("", "")
 

@@ -83,7 +83,7 @@ def test_a_starting_file_passes_its_check(operator: str, backend: str, tmp_path:
     assert judge(spec, one, small[:: -(-len(small) // FEW)]) >= FEW // 2
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("operator", "backend"), POINTS)
 def test_and_at_every_case(operator: str, backend: str, tmp_path: Path) -> None:
     (one,) = brought(written(tmp_path, operator, backend)).implementations
