@@ -26,8 +26,8 @@ def reference(x: torch.Tensor) -> torch.Tensor:
 
 def gradient_scale(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """|g| ((1 + t) / 2 + |x| u' / 2), t = tanh(u): what g ((1 + t) / 2 + x (1 - t^2) u' / 2) is of
-    before it cancels. The two terms do near x = -0.75, and 1 - t^2 does in the tail, until from |u| = 10
-    on t is 1 in every dtype. Piece by piece: at 2^31 elements each temporary would be 17 GB."""
+    before it cancels. The two terms do near x = -0.75, and 1 - t^2 does in the tail, until t is 1
+    in every dtype, from |u| = 10 on. Piece by piece: at 2^31 elements a temporary has 17 GB."""
     found = torch.empty(x.numel(), dtype=x.dtype, device=x.device)
     pieces = zip(*(v.reshape(-1).split(PIECE) for v in (grad, x, found)), strict=True)
     for g, v, out in pieces:
