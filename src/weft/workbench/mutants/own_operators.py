@@ -58,9 +58,7 @@ def in_place(x: torch.Tensor) -> None:
     cost=_read,
     scale=_terms,
     scale_reason="the terms cancel: the answer is the rounding of a sum of nothing",
-    tolerance=weft.Tolerance(
-        chain=8.0, reason="the order of a long sum is free, as in sum"
-    ),
+    tolerance=weft.Tolerance(chain=8.0, reason="the order of a long sum is free, as in sum"),
 )
 def balance(x: torch.Tensor) -> torch.Tensor:
     """The sum of x less the sum of x taken backwards: 0, but for rounding."""
