@@ -49,7 +49,7 @@ def empty_cache(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No noise of another test; what benches for real shares the ceilings, which take long."""
-    if not request.node.get_closest_marker("slow"):
+    if not request.node.get_closest_marker("exhaustive"):
         monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path / "cache"))
 
 
@@ -345,7 +345,7 @@ def mine(x):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_ci_script_with_a_real_bench_finds_a_kernel_that_does_its_work_six_times(
     tmp_path: Path,
 ) -> None:

@@ -39,7 +39,9 @@ def results(folder: Path = RESULTS) -> str:
     for file in sorted(folder.glob("*/selftest*.json")):
         said = json.loads(file.read_text())
         here = said["machine"]
-        named = f"{here['device']}, {here['date'][:10]}, commit {str(here['commit'])[:10]}"
+        changed = " with uncommitted changes" if here.get("dirty") else ""
+        commit = f"commit {str(here['commit'])[:10]}{changed}"
+        named = f"{here['device']}, {here['date'][:10]}, {commit}"
         if "runs" in said:
             told = f"{said['runs']} honest runs, {said['verdicts']} verdicts"
             rows.append([named, told, "", f"{len(said['false_alarms'])} false alarms"])
