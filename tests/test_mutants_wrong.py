@@ -159,7 +159,7 @@ def test_every_check_earns_its_place() -> None:
     from weft.workbench.check import ACROSS
     from weft.workbench.check_rules import RULES
 
-    alone = {m.only for m in WRONG}
+    alone = {m.only for m in catalogue()}  # what is replaced is a cheat's doing
     due = {*RULES, *ACROSS, "kept", *KINDS, "seeds", BACKWARD} - set(NEVER_ALONE)
     assert due <= alone, f"nothing shows what these are for: {sorted(due - alone)}"
 
