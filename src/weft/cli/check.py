@@ -100,11 +100,7 @@ def _device(device: str | None, direction: str | None) -> str:
     from weft import machine
     from weft.core.operator import DIRECTIONS
 
-    where = device or machine.default_device()
-    if where not in ("cpu", "cuda"):
-        raise WeftError("--device", expected="cpu or cuda", got=where)
-    if where == "cuda" and not machine.has_gpu():
-        raise WeftError("--device cuda", got="no NVIDIA GPU is visible", hint="try --device cpu")
+    where = machine.known_kind(device)
     if direction not in (None, *DIRECTIONS):
         raise WeftError("--direction", expected=" or ".join(DIRECTIONS), got=direction)
     return where
@@ -204,7 +200,7 @@ def _run(
                 seeds=seeds,
                 n_seeds=BENCH_SEEDS if job.case.tags == {"bench"} else SEEDS,
                 baseline=strangers.baseline(job.operator.name),
-                hands=strangers.hands,
+                hands_of=strangers.hands,
             )
             for verdict in verdicts:
                 advance(title)

@@ -57,17 +57,17 @@ def selftest(
     """
     from weft.machine import fingerprint
     from weft.machine.query import known_kind
-    from weft.workbench import selftest as bench
+    from weft.workbench import selftest as mutants_judged
 
     kind = known_kind(device)
     if honest:
         _honest(honest, kind, as_json, save)
         return
-    planted = bench.select(operator or (), row or (), only or ())
+    planted = mutants_judged.select(operator or (), row or (), only or ())
     if as_list:
         _list(planted, as_json)
         return
-    found = bench.run(planted, kind, without=without or (), jobs=jobs, on_done=_progress)
+    found = mutants_judged.run(planted, kind, without=without or (), jobs=jobs, on_done=_progress)
     said = found.to_json() | {"machine": fingerprint(kind)}
     if save is not None:
         save.write_text(json.dumps(said, indent=1) + "\n")

@@ -7,6 +7,7 @@ from weft.machine.query import (
     default_device,
     gpu_reason,
     has_gpu,
+    known_kind,
     l2_bytes,
     query,
 )
@@ -18,6 +19,7 @@ __all__ = [
     "fingerprint",
     "gpu_reason",
     "has_gpu",
+    "known_kind",
     "l2_bytes",
     "query",
 ]

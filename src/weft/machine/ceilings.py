@@ -13,7 +13,6 @@ import math
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 
 from weft.core import Ceilings, WeftError
 from weft.machine.fingerprint import fingerprint, versions
+from weft.machine.keep import write_json
 from weft.machine.query import Device, query
 
 FORMAT = 2  # raised when the way of measuring changes, so that older files are measured anew
@@ -100,27 +100,9 @@ def load(path: Path, warn: Progress) -> Kept | None:
 
 
 def save(path: Path, kept: Kept) -> None:
-    """Write so that a reader finds the old file or the new one, never half of one.
-
-    Raises :class:`WeftError` where the folder cannot be written.
-    """
-    data = {"format": FORMAT, **asdict(kept)}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".part")
-        try:
-            with os.fdopen(descriptor, "w") as file:
-                json.dump(data, file, indent=1)
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise
-    except OSError as error:
-        raise WeftError(
-            f"ceilings could not be kept at {path}",
-            got=error.strerror or str(error),
-            hint="set WEFT_CACHE_DIR to a folder that can be written",
-        ) from error
+    """Raises :class:`WeftError` where the folder cannot be written."""
+    hint = "set WEFT_CACHE_DIR to a folder that can be written"
+    write_json(path, {"format": FORMAT, **asdict(kept)}, what="ceilings", hint=hint)
 
 
 def measure_now(device: Device, say: Progress, readers: Readers = tuple) -> tuple[Ceilings, str]:

@@ -31,8 +31,8 @@ from weft.workbench.bind import bind
 from weft.workbench.cell import CellDied, GuestError
 from weft.workbench.check import check
 from weft.workbench.clock import measure
-from weft.workbench.guests import Guest, restart, without_their_baseline
-from weft.workbench.hands import here
+from weft.workbench.guests import restart, without_their_baseline
+from weft.workbench.hands import Guest, here
 from weft.workbench.judge import judge
 from weft.workbench.limits import ceilings as measured_ceilings
 from weft.workbench.oracle import Oracle, fresh_seeds
@@ -191,7 +191,7 @@ def _look(
         if found[one.name].timing is not None and "provenance" not in how.without:
             ran = look(point, one, grad, how.guests.get(one.name))
             found[one.name].kernels = ran.kernels
-            found[one.name].flags |= {ran.flag} - {""}
+            found[one.name].flags |= ran.flags
 
 
 def _grad_form(oracle: Oracle) -> Form | None:

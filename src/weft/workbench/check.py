@@ -62,7 +62,10 @@ def check(
     if oracle is None:
         seeds = seeds or fresh_seeds(1 if "seeds" in without else n_seeds)
         oracle = Oracle(operator, case, direction, device, seeds, baseline)
-    support = backends.support(implementation, case, device, direction)
+    try:
+        support = backends.support(implementation, case, device, direction)
+    except (CellDied, GuestError) as error:  # a stranger's own word on what it takes
+        return trial.verdict(oracle, FAIL, trial.broke(f"asked what it supports: {error}"))
     if not support:
         return trial.verdict(oracle, UNSUPPORTED, support.reason)
     try:
@@ -105,16 +108,17 @@ def check_all(
     n_seeds: int = SEEDS,
     without: Collection[str] = (),
     baseline: Implementation | None = None,
-    hands: Callable[[Implementation], Hands] = _here,
+    hands_of: Callable[[Implementation], Hands] = _here,
 ) -> Iterator[Verdict]:
     """The verdicts of many implementations at one case, on the same seeds, from one oracle.
 
-    ``hands`` says for each implementation who makes its calls.
+    ``hands_of`` says for each implementation who makes its calls.
     """
     oracle = Oracle(operator, case, direction, device, seeds or fresh_seeds(n_seeds), baseline)
     for one in implementations:
+        hands = hands_of(one)
         yield check(
-            operator, one, case, direction, device, oracle=oracle, without=without, hands=hands(one)
+            operator, one, case, direction, device, oracle=oracle, without=without, hands=hands
         )
 
 

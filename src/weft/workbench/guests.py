@@ -4,28 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Protocol
 
 from weft.core import Implementation
-from weft.workbench.bring import Source
-from weft.workbench.cell import CellDied, GuestError, Limits
-from weft.workbench.hands import Hands
+from weft.workbench.cell import CellDied, GuestError
+from weft.workbench.hands import Guest
 from weft.workbench.points import Point
-from weft.workbench.remote_clock import Asked
-
-
-class Guest(Protocol):
-    """A process that holds a stranger's implementations (``hands.Guest``)."""
-
-    @property
-    def cell(self) -> Asked: ...
-    @property
-    def hands(self) -> Hands: ...
-    @property
-    def source(self) -> Source: ...
-    @property
-    def limits(self) -> Limits: ...
-    def restart(self) -> None: ...
 
 
 def without_their_baseline(

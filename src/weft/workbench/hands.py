@@ -96,13 +96,17 @@ class Guest:
 
     def _supports(self, operator: str, name: str, case: Case, device: str) -> Support:
         asked = {"operator": operator, "implementation": name, "case": case.name, "device": device}
-        return Support(**self.cell.ask("supports", asked).payload)
+        self._mend()
+        return Support(**self.ask("supports", asked).payload)
 
     def hands(self, implementation: Implementation, scene: Scene, poison: int) -> Holding:
         """A stage of this scene in the guest; in a new one, where the last call broke it."""
+        self._mend()
+        return Away(self, implementation, scene, poison)
+
+    def _mend(self) -> None:
         if self.broken:
             self.restart()
-        return Away(self, implementation, scene, poison)
 
     def ask(self, verb: str, asked: dict[str, Any]) -> Reply:
         """Ask the guest; an end of its process is remembered, and passed on."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import random
 import re
 import statistics
@@ -22,6 +21,7 @@ from typing import Any
 
 from weft.core import Record, WeftError, record
 from weft.machine.ceilings import cache_folder
+from weft.machine.keep import write_json
 
 # Between two runs of the same thing a median moves by more than its interval says: other pages,
 # another temperature. Smaller differences than these are never called one where nothing was
@@ -129,24 +129,9 @@ def kept(machine: Mapping[str, Any]) -> Noise | None:
 
 
 def save(path: Path, noise: Noise) -> None:
-    """Write so that a reader finds the old file or the new one, never half of one."""
-    data = json.dumps({"format": FORMAT, **asdict(noise)}, indent=1)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".part")
-        try:
-            with os.fdopen(descriptor, "w") as file:
-                file.write(data)
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise
-    except OSError as error:
-        raise WeftError(
-            f"the noise could not be kept at {path}",
-            got=error.strerror or str(error),
-            hint="--noise FILE elsewhere, or set WEFT_CACHE_DIR to a folder that can be written",
-        ) from error
+    """Keep the noise at ``path``; raises :class:`WeftError` where it cannot be written."""
+    hint = "--noise FILE elsewhere, or set WEFT_CACHE_DIR to a folder that can be written"
+    write_json(path, {"format": FORMAT, **asdict(noise)}, what="the noise", hint=hint)
 
 
 def from_runs(runs: Sequence[Sequence[Record]], arguments: Sequence[str] = ()) -> Noise:

@@ -1,28 +1,42 @@
-"""What ran: the kernels behind a timing, looked at after it, and held to the declared backend."""
+"""What ran: the kernels behind a candidate's name, looked at and held to its declared backend."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 
-from weft.core import Implementation
+from weft.core import FORWARD, Case, Implementation
 from weft.workbench import guest_kernels, provenance
 from weft.workbench.bind import bind
-from weft.workbench.cell import CellDied, GuestError
-from weft.workbench.guests import Guest
+from weft.workbench.bring import Source
+from weft.workbench.cell import CellDied, GuestError, Limits
+from weft.workbench.hands import Guest
 from weft.workbench.oracle import fresh_seeds
 from weft.workbench.points import Point
 from weft.workbench.slots import Form, Slot, deal
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Ran:
-    """Names of kernels, the longest first, and a flag where they are not what was declared."""
+    """Names of kernels, the longest first.
+
+    ``against`` says what is wrong by the check that says so: ``provenance`` (a library's kernel
+    where the candidate's own was declared) or ``observed`` (other kernels when somebody looks).
+    ``note`` says what could not be looked at, which is no agreement.
+    """
 
     kernels: tuple[str, ...] = ()
-    flag: str = ""
+    against: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
+
+    @property
+    def flags(self) -> set[str]:
+        """As a record is flagged."""
+        found = {f"suspect: kernels: {why}" for why in self.against.values()}
+        return found | ({f"kernels {self.note}"} if self.note else set())
 
 
 def look(
@@ -30,19 +44,22 @@ def look(
 ) -> Ran:
     """The kernels of one call of an implementation that was timed.
 
-    A stranger's are listed by a profiler and again without one, in a process of their own; Weft's
-    own by the profiler alone, here. What cannot be looked at is said, and is no agreement.
+    A stranger's are looked at in a process of their own (:func:`of_stranger`); Weft's own by the
+    profiler alone, here. On a CPU, where compiled code has no kernels to name, nothing is said of
+    Weft's own that shows none.
     """
-    seed = fresh_seeds(1)[0]
+    if guest is not None:
+        return of_stranger(
+            guest.source, implementation, point.case, point.device, point.direction, guest.limits
+        )
+    slot = deal(point.case, point.device, grad, fresh_seeds(1)[0])
     try:
-        if guest is None:
-            slot = deal(point.case, point.device, grad, seed)
-            call = partial(_call, point, implementation, slot)
-            found = provenance.kernels(call, point.device)
-            return Ran(found.names, _accused(implementation, found))
-        return _strange(point, implementation, guest, seed)
-    except (CellDied, GuestError, torch.OutOfMemoryError) as error:
-        return Ran(flag=f"kernels not looked at: {' '.join(str(error).split())[:120]}")
+        found = provenance.kernels(partial(_call, point, implementation, slot), point.device)
+    except torch.OutOfMemoryError:
+        return Ran(note=provenance.NOT_LOOKED + "out of memory")
+    why = provenance.verdict(implementation.backend, found)
+    note = found.note if point.device != "cpu" else ""
+    return Ran(kernels=found.names, against={"provenance": why} if why else {}, note=note)
 
 
 def _call(point: Point, one: Implementation, slot: Slot) -> object:
@@ -50,23 +67,39 @@ def _call(point: Point, one: Implementation, slot: Slot) -> object:
     return bind(point.operator, one, case, direction, slot.inputs, slot.grad)()
 
 
-def _strange(point: Point, implementation: Implementation, guest: Guest, seed: int) -> Ran:
+def of_stranger(
+    source: Source,
+    implementation: Implementation,
+    case: Case,
+    device: str,
+    direction: str = FORWARD,
+    limits: Limits | None = None,
+) -> Ran:
+    """What a stranger's implementation runs, by a profiler and again by none, in a new process.
+
+    One that dies or raises while it is looked at, having passed its check, is held against it.
+    """
     asked = {
-        "operator": point.operator.name,
+        "operator": implementation.operator,
         "implementation": implementation.name,
-        "case": point.case.name,
-        "direction": point.direction,
-        "device": point.device,
-        "seed": seed,
+        "case": case.name,
+        "direction": direction,
+        "device": device,
+        "seed": fresh_seeds(1)[0],
     }
-    found, again = guest_kernels.ask(guest.source, asked, guest.limits)
-    flag = _accused(implementation, found)
+    try:
+        found, again = guest_kernels.ask(source, asked, limits)
+    except (CellDied, GuestError) as error:
+        if "OutOfMemoryError" in str(error):
+            return Ran(note=provenance.NOT_LOOKED + "out of memory")
+        why = error.reason if isinstance(error, CellDied) else f"raised {error}"
+        return Ran(against={"observed": f"while its kernels were looked at, it {why}"})
+    against = {}
+    if foreign := provenance.verdict(implementation.backend, found):
+        against["provenance"] = foreign
     differ = provenance.compare(found, again)
-    if not flag and differ and not differ.startswith(provenance.NOT_LOOKED):
-        flag = f"suspect: kernels: {differ}"
-    return Ran(found.names, flag)
-
-
-def _accused(implementation: Implementation, found: provenance.Kernels) -> str:
-    why = provenance.verdict(implementation.backend, found)
-    return f"suspect: kernels: {why}" if why else ""
+    if differ.startswith(provenance.NOT_LOOKED):
+        return Ran(kernels=found.names, against=against, note=differ)
+    if differ:
+        against["observed"] = differ
+    return Ran(kernels=found.names, against=against)

@@ -27,8 +27,8 @@ from weft.workbench.selftest_judge import (
     KILLED,
     NOT_RUN,
     SURVIVED,
-    Bench,
     Judged,
+    Setting,
     Subject,
     in_one_process,
     step,
@@ -161,7 +161,7 @@ def run(
             raise unknown_name("check", name, list(left_out()))
     if jobs < 1:
         raise WeftError("--jobs", expected="at least 1", got=jobs)
-    trial = _Trial(Bench.of(device, without), jobs, len(planted), on_done)
+    trial = _Trial(Setting.of(device, without), jobs, len(planted), on_done)
     with _shared_folder():
         waiting = list(trial.able(planted))
         if "process" in without:
@@ -174,33 +174,33 @@ def run(
 class _Trial:
     """The judging of many, step by step."""
 
-    def __init__(self, bench: Bench, jobs: int, total: int, on_done: Say | None) -> None:
-        self.bench, self.jobs, self.total, self.on_done = bench, jobs, total, on_done
+    def __init__(self, setting: Setting, jobs: int, total: int, on_done: Say | None) -> None:
+        self.setting, self.jobs, self.total, self.on_done = setting, jobs, total, on_done
         self.found: dict[str, Judged] = {}
 
     def able(self, planted: Iterable[Mutant]) -> Iterator[Mutant]:
         """Those that can run here; the others are done, with their reason."""
         for mutant in planted:
-            reason = why_not(mutant, self.bench.device)
+            reason = why_not(mutant, self.setting.device)
             if reason:
                 self._done(Judged(id=mutant.id, status=NOT_RUN, reason=reason))
             else:
                 yield mutant
 
     def all_steps(self, waiting: Sequence[Mutant]) -> None:
-        by_check = [m for m in waiting if steps_of(m, self.bench.without) == ("check",)]
+        by_check = [m for m in waiting if steps_of(m, self.setting.without) == ("check",)]
         others = [m for m in waiting if m not in by_check]
         self.beside(by_check, partial(self._step, "check"))
         others = self.beside(others, partial(self._step, "kernels"), last=False)
         others = [m for m in others if not self._clock(m)]
         self.beside(others, partial(self._step, "check"))
 
-    def _step(self, name: str, mutant: Mutant, bench: Bench) -> Judged:
-        return step(name, Subject.of(mutant), bench)
+    def _step(self, name: str, mutant: Mutant, setting: Setting) -> Judged:
+        return step(name, Subject.of(mutant), setting)
 
     def _clock(self, mutant: Mutant) -> bool:
         """Whether the clock, alone on the machine, killed it."""
-        found = self._step("clock", mutant, self.bench)
+        found = self._step("clock", mutant, self.setting)
         if found.status == KILLED:
             self._done(found)
         return found.status == KILLED
@@ -208,14 +208,14 @@ class _Trial:
     def beside(
         self,
         waiting: Sequence[Mutant],
-        judge: Callable[[Mutant, Bench], Judged],
+        judge: Callable[[Mutant, Setting], Judged],
         *,
         last: bool = True,
     ) -> list[Mutant]:
         """Judge several at once; those that are left where this was not their ``last`` step."""
         left = []
         with ThreadPoolExecutor(self.jobs, thread_name_prefix="selftest") as pool:
-            asked = {pool.submit(judge, m, self.bench): m for m in waiting}
+            asked = {pool.submit(judge, m, self.setting): m for m in waiting}
             for one in as_completed(asked):
                 found = one.result()
                 if found.status == KILLED or last:

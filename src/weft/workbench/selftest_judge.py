@@ -17,7 +17,7 @@ from typing import Any
 from weft import backends
 from weft.core import FORWARD, Case, Ceilings, Implementation, Operator, Record, registry
 from weft.core.record import FAIL, PASS, UNSUPPORTED
-from weft.workbench import bring, guest_kernels, mutants, provenance
+from weft.workbench import bring, mutants
 from weft.workbench.bench import free_memory
 from weft.workbench.bring import Source
 from weft.workbench.cell import Cell, CellDied, GuestError, Limits
@@ -27,6 +27,7 @@ from weft.workbench.kinds import KINDS, kinds
 from weft.workbench.mutants.mutant import Mutant
 from weft.workbench.oracle import Oracle, fresh_seeds
 from weft.workbench.plan import CHECKS, Budget, check_of
+from weft.workbench.ran import of_stranger
 
 SEEDS = 3  # a case; `weft check` takes five
 LIMITS = Limits(seconds=120.0, memory_bytes=6 << 30)
@@ -102,7 +103,7 @@ class Oracles:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench:
+class Setting:
     """Where mutants are judged: the device, what is left out, and the oracles that are shared."""
 
     device: str
@@ -111,9 +112,9 @@ class Bench:
     alone: threading.Lock = field(default_factory=threading.Lock)  # for what takes all the memory
 
     @staticmethod
-    def of(device: str, without: Collection[str] = ()) -> Bench:
+    def of(device: str, without: Collection[str] = ()) -> Setting:
         seeds = 1 if "seeds" in without else SEEDS
-        return Bench(device=device, without=frozenset(without), oracles=Oracles(device, seeds))
+        return Setting(device=device, without=frozenset(without), oracles=Oracles(device, seeds))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +180,7 @@ def timed_case(operator: Operator, device: str) -> Case:
     return operator.case(name) if name else operator.select("bench", device)[0]
 
 
-def step(name: str, subject: Subject, bench: Bench) -> Judged:
+def step(name: str, subject: Subject, setting: Setting) -> Judged:
     """One of STEPS; where the candidate's process ends outside of a call, that is what killed it.
 
     Nothing else may run beside ``clock``.
@@ -187,46 +188,46 @@ def step(name: str, subject: Subject, bench: Bench) -> Judged:
     began = time.monotonic()
     found = Judged(id=subject.mutant.id)
     try:
-        found = STEPS[name](subject, bench, found)
+        found = STEPS[name](subject, setting, found)
     except (CellDied, GuestError) as error:
         found = found.killed("channel", str(error))
     return replace(found, seconds=time.monotonic() - began)
 
 
-def _checked(subject: Subject, bench: Bench, found: Judged) -> Judged:
+def _checked(subject: Subject, setting: Setting, found: Judged) -> Judged:
     with Guest(subject.source, LIMITS) as guest:
         implementation = subject.stands_for(guest)
-        return _verdicts(subject, implementation, guest.hands, bench, found, guest)
+        return _verdicts(subject, implementation, guest.hands, setting, found, guest)
 
 
 def _verdicts(
     subject: Subject,
     implementation: Implementation,
     hands: Hands,
-    bench: Bench,
+    setting: Setting,
     found: Judged,
     guest: Guest | None = None,
 ) -> Judged:
     """The first verdict against it, over all cases in both directions; why nothing was checked."""
     operator, reasons, passed = subject.operator, [], 0
-    for case in cases_of(subject, bench.device, bench.without):
+    for case in cases_of(subject, setting.device, setting.without):
         for direction in operator.directions:
-            if direction != FORWARD and "backward" in bench.without:
+            if direction != FORWARD and "backward" in setting.without:
                 continue
-            support = backends.support(implementation, case, bench.device, direction)
+            support = backends.support(implementation, case, setting.device, direction)
             if not support:
                 reasons.append(support.reason)
                 continue
-            place = (operator, implementation, case, direction, bench.device)
-            with _room(bench, "huge" in kinds(case, operator)):
-                oracle = bench.oracles.at(operator, case, direction, subject.baseline)
-                verdict = check_one(*place, oracle=oracle, without=bench.without, hands=hands)
+            place = (operator, implementation, case, direction, setting.device)
+            with _room(setting, "huge" in kinds(case, operator)):
+                oracle = setting.oracles.at(operator, case, direction, subject.baseline)
+                verdict = check_one(*place, oracle=oracle, without=setting.without, hands=hands)
                 del oracle
             if verdict.status == UNSUPPORTED:
                 reasons.append(verdict.reason)
             elif verdict.status == FAIL:
                 by = next((f.check for f in verdict.findings if f.status == FAIL), "oracle")
-                if by == "channel" and "channel" in bench.without and guest is not None:
+                if by == "channel" and "channel" in setting.without and guest is not None:
                     return found if _believed(guest.cell) else found.killed(by, verdict.reason)
                 return found.killed(by, verdict.reason, f"{case.name} {direction}")
             passed += verdict.status == PASS
@@ -236,14 +237,14 @@ def _verdicts(
 
 
 @contextmanager
-def _room(bench: Bench, huge: bool) -> Iterator[None]:
+def _room(setting: Setting, huge: bool) -> Iterator[None]:
     """One huge case at a time, and nothing kept of it."""
     if not huge:
         yield
         return
-    with bench.alone:
+    with setting.alone:
         yield
-        free_memory(bench.device)
+        free_memory(setting.device)
 
 
 def _believed(cell: Cell) -> bool:
@@ -251,32 +252,19 @@ def _believed(cell: Cell) -> bool:
     return any(said in cell.output for said in FORGED)
 
 
-def _looked_at(subject: Subject, bench: Bench, found: Judged) -> Judged:
+def _looked_at(subject: Subject, setting: Setting, found: Judged) -> Judged:
     """The kernels that really ran: are they its backend's, and the same when nobody looks?"""
-    if {"provenance", "observed"} <= bench.without:
+    if {"provenance", "observed"} <= setting.without:
         return found
     with Guest(subject.source, LIMITS) as guest:
         implementation = subject.stands_for(guest)
-        case = _small_case(subject.operator, implementation, bench.device)
+        case = _small_case(subject.operator, implementation, setting.device)
     if case is None:
         return found
-    (seed,) = fresh_seeds(1)
-    point = {
-        "operator": subject.operator.name,
-        "implementation": implementation.name,
-        "case": case.name,
-        "direction": FORWARD,
-        "device": bench.device,
-        "seed": seed,
-    }
-    profiled, observed = guest_kernels.ask(subject.source, point)
-    foreign = provenance.verdict(implementation.backend, profiled)
-    if foreign and "provenance" not in bench.without:
-        return found.killed("provenance", foreign, case.name)
-    differ = provenance.compare(profiled, observed)
-    looked = differ and not differ.startswith(provenance.NOT_LOOKED)
-    if looked and "observed" not in bench.without:
-        return found.killed("observed", differ, case.name)
+    ran = of_stranger(subject.source, implementation, case, setting.device)
+    for by, why in ran.against.items():
+        if by not in setting.without:
+            return found.killed(by, why, case.name)
     return found
 
 
@@ -287,38 +275,38 @@ def _small_case(operator: Operator, implementation: Implementation, device: str)
     return None
 
 
-def _timed(subject: Subject, bench: Bench, found: Judged) -> Judged:
+def _timed(subject: Subject, setting: Setting, found: Judged) -> Judged:
     with Guest(subject.source, LIMITS) as guest:
         implementation = subject.stands_for(guest)
-        return _recorded(subject, implementation, {implementation.name: guest}, bench, found)
+        return _recorded(subject, implementation, {implementation.name: guest}, setting, found)
 
 
 def _recorded(
     subject: Subject,
     implementation: Implementation,
     guests: Mapping[str, Guest],
-    bench: Bench,
+    setting: Setting,
     found: Judged,
 ) -> Judged:
     from weft.workbench.bench import run
 
     operator = subject.operator
-    case = timed_case(operator, bench.device)
+    case = timed_case(operator, setting.device)
     baselines = {operator.name: subject.baseline} if subject.baseline else {}
     (record,) = run(
         [operator],
         [implementation],
         [case.name],
         [FORWARD],
-        bench.device,
-        budget=BUDGET[bench.device],
+        setting.device,
+        budget=BUDGET[setting.device],
         ceilings=NO_CEILINGS,
         guests=guests,
         baselines=baselines,
-        without=bench.without & ({*CHECKS} | _rules()),
+        without=setting.without & ({*CHECKS} | _rules()),
     )
     for by, reason in against(record):
-        if by not in bench.without:
+        if by not in setting.without:
             return found.killed(by, reason, case.name)
     return found
 
@@ -345,17 +333,17 @@ def against(record: Record) -> Iterator[tuple[str, str]]:
 
 
 # What a candidate goes through. Each step has a process of its own.
-STEPS: dict[str, Callable[[Subject, Bench, Judged], Judged]] = {
+STEPS: dict[str, Callable[[Subject, Setting, Judged], Judged]] = {
     "check": _checked,
     "kernels": _looked_at,
     "clock": _timed,
 }
 
 
-def in_one_process(mutant: Mutant, bench: Bench) -> Judged:
+def in_one_process(mutant: Mutant, setting: Setting) -> Judged:
     """Judged with judge and candidate in one process (``--without process``): a cell of their own,
     so that it harms nobody else."""
-    argument = {"without": sorted(bench.without), "device": bench.device}
+    argument = {"without": sorted(setting.without), "device": setting.device}
     nothing = Judged(id=mutant.id)
     entry = "weft.workbench.selftest_judge:handlers"
     try:
@@ -367,14 +355,14 @@ def in_one_process(mutant: Mutant, bench: Bench) -> Judged:
 
 def handlers(argument: Mapping[str, Any]) -> Mapping[str, Any]:
     """A cell's entry, for a judge who shares a process with the candidate."""
-    bench = Bench.of(argument["device"], argument["without"])
+    setting = Setting.of(argument["device"], argument["without"])
 
     def judge(said: Mapping[str, Any], tensors: Sequence[Any]) -> tuple[dict[str, Any], tuple[()]]:
         subject = Subject.of(mutants.find(said["id"]))
         made, found = subject.mutant.make(), Judged(id=said["id"])
-        found = _verdicts(subject, made, here, bench, found)
+        found = _verdicts(subject, made, here, setting, found)
         if found.status == SURVIVED and subject.mutant.phase == "bench":
-            found = _recorded(subject, made, {}, bench, found)
+            found = _recorded(subject, made, {}, setting, found)
         return asdict(found), ()
 
     return {"judge": judge}

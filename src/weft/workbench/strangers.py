@@ -67,8 +67,8 @@ class Strangers:
             mine = load(source)
             self.operators |= {o.name: o for o in mine.operators}
             for one in mine.implementations:
-                tolerance = self.operators.get(one.operator)
-                if tolerance is not None and one.name == tolerance.tolerance.baseline:
+                operator = self.operators.get(one.operator)
+                if operator is not None and one.name == operator.tolerance.baseline:
                     self._baselines[one.operator] = one
         for one in guest.implementations:
             if (one.operator, one.name) in self.guests:

@@ -17,7 +17,6 @@ from weft.backends import support
 from weft.core import FORWARD, Case, Ceilings, Finding, Implementation, Verdict, WeftError
 from weft.core.operator import unknown_name
 from weft.core.record import FAIL, PASS
-from weft.workbench import guest_kernels, provenance
 from weft.workbench.bring import Source
 from weft.workbench.cell import CellDied, GuestError, Limits
 from weft.workbench.check import check
@@ -36,6 +35,7 @@ from weft.workbench.formats.problem import Problem
 from weft.workbench.hands import Guest
 from weft.workbench.memory import NAN
 from weft.workbench.oracle import Oracle, fresh_seeds
+from weft.workbench.ran import of_stranger
 
 SEEDS = 4  # a case; KernelBench's problems with weights are two cases
 LARGE = 1 << 24  # elements, above which a case is not timed on a CPU
@@ -155,7 +155,8 @@ def _judged(
     if found.reason and wanted.device == "cpu" and _NEEDS_GPU.search(found.reason):
         found.reason = f"{NOT_RUN}: needs a GPU: {found.reason}"
     if found.correct:
-        _what_ran(problem, guest, implementation, to_check[-1], wanted.device, found, say)
+        say("looking at what ran")
+        _what_ran(guest, implementation, to_check[-1], wanted.device, found)
     if found.correct:
         _timed(problem, guest, implementation, cases, wanted, found, say)
 
@@ -221,40 +222,17 @@ def _broke(found: Judgement, error: CellDied | GuestError, device: str, where: s
 
 
 def _what_ran(
-    problem: Problem,
-    guest: Guest,
-    implementation: Implementation,
-    case: Case,
-    device: str,
-    found: Judgement,
-    say: Say,
+    guest: Guest, implementation: Implementation, case: Case, device: str, found: Judgement
 ) -> None:
     """Name the kernels that ran, and hold them to the backend that the file is written in."""
-    say("looking at what ran")
-    point = {
-        "operator": problem.operator.name,
-        "implementation": implementation.name,
-        "case": case.name,
-        "direction": FORWARD,
-        "device": device,
-        "seed": fresh_seeds(1)[0],
-    }
-    try:
-        profiled, without = guest_kernels.ask(guest.source, point, guest.limits)
-    except (CellDied, GuestError) as error:
-        why = error.reason if isinstance(error, CellDied) else f"raised {error}"
-        found.refuse("observed", f"while its kernels were looked at, it {why}")
-        return
-    found.kernels = list(profiled.names)
-    if why := provenance.verdict(implementation.backend, profiled):
-        found.refuse("provenance", why)
-    differ = provenance.compare(profiled, without)
-    if differ.startswith(provenance.NOT_LOOKED):
-        found.flags.append(f"kernels {differ}")
-    elif differ:
-        found.refuse("observed", differ)
+    ran = of_stranger(guest.source, implementation, case, device, limits=guest.limits)
+    found.kernels = list(ran.kernels)
+    if ran.note:
+        found.flags.append(f"kernels {ran.note}")
     for name in ("provenance", "observed"):
-        if name not in [c.check for c in found.checks]:
+        if name in ran.against:
+            found.refuse(name, ran.against[name])
+        elif ran.kernels and not (name == "observed" and ran.note):
             found.checks.append(Finding(check=name, status=PASS))
 
 
