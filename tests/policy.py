@@ -12,7 +12,7 @@ import re
 import statistics
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -289,22 +289,34 @@ def dependency_reasons(root: Path) -> Iterator[str]:
 
 
 def dependency_use(root: Path) -> Iterator[str]:
-    """What the package imports is declared, and what is declared is imported."""
-    data = tomllib.loads((root / "pyproject.toml").read_text())
-    declared = {re.split(r"[^\w-]", r)[0].lower() for r in data["project"]["dependencies"]}
+    """What the package imports is declared, and what is declared is imported.
+
+    What only an extra brings may be imported by who needs it, inside a function: the rest of the
+    package works without.
+    """
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    declared = _distributions(project["dependencies"])
+    extras = project.get("optional-dependencies", {})
+    optional = _distributions(r for e in extras if e not in ("test", "dev") for r in extras[e])
     known, used = modules(root), set()
     for name, path in known.items():
+        at_once = {target for _, target in imports(name, path, known, deferred=False)}
         for line, target in imports(name, path, known):
             top = target.split(".")[0]
             if top == "cuda" and target.count("."):
                 used.add("cuda-" + target.split(".")[1])
             wanted = DISTRIBUTIONS.get(top, (top.replace("_", "-"),))
             used.update(wanted if top != "cuda" else ())
-            if not (top in sys.stdlib_module_names or top == "weft" or declared & set(wanted)):
+            allowed = declared if target in at_once else declared | optional
+            if not (top in sys.stdlib_module_names or top == "weft" or allowed & set(wanted)):
                 yield where(root, path, line, f"imports {top}, which pyproject.toml does not name")
     if "numba" in used:
         used.add("numba-cuda")  # it takes the place of numba.cuda and is not imported by name
     yield from (f"pyproject.toml: nothing imports {name}" for name in sorted(declared - used))
+
+
+def _distributions(requirements: Iterable[str]) -> set[str]:
+    return {re.split(r"[^\w-]", r)[0].lower() for r in requirements}
 
 
 def private_places(root: Path) -> Iterator[str]:

@@ -25,8 +25,14 @@ dependencies = [
   "numpy>=1.26", # arrays are numpy's
 ]
 """
+EXTRAS = """
+[project.optional-dependencies]
+test = ["pytest>=8"] # runs the tests
+curves = ["scipy>=1"] # fits the curves
+"""
 SOUND = {
-    "pyproject.toml": PYPROJECT,
+    "pyproject.toml": PYPROJECT + EXTRAS,
+    "src/weft/core/fit.py": "def f():\n    import scipy.optimize\n    return scipy\n",
     "README.md": "See https://pytorch.org/docs and /usr/bin/python3.\n",
     "src/weft/__init__.py": "from weft.core.errors import WeftError\n",
     "src/weft/core/__init__.py": "from weft.core.errors import WeftError\n",
@@ -94,6 +100,17 @@ PLANTED: list[tuple[Rule, dict[str, str]]] = [
     (policy.dependency_reasons, {"pyproject.toml": PYPROJECT.replace("# arrays are numpy's", "")}),
     (policy.dependency_reasons, {"pyproject.toml": PYPROJECT.replace("# builds the package", "#")}),
     (policy.dependency_use, {"src/weft/core/e.py": "import numpy, scipy.linalg\n"}),
+    (
+        policy.dependency_use,
+        {"src/weft/core/e.py": "import scipy\n", "pyproject.toml": PYPROJECT + EXTRAS},
+    ),
+    (
+        policy.dependency_use,
+        {
+            "src/weft/core/e.py": "def f():\n    import pytest\n",
+            "pyproject.toml": PYPROJECT + EXTRAS,
+        },
+    ),
     (policy.dependency_use, {"src/weft/core/errors.py": "WeftError = ValueError\n"}),
     (policy.private_places, {"README.md": "cd /" + "work/main\n"}),
     (policy.private_places, {"README.md": "see '/" + "home/jo/notes'\n"}),
