@@ -1,7 +1,8 @@
-"""Kernel names: who wrote the kernel that a profiler or a graph names, and the name made short.
+"""Kernel names: who wrote the kernel that a profiler or a graph names, the name short, and read.
 
 A name is all that a driver tells of a kernel, but libraries name theirs unmistakably:
-``at::native::...`` is PyTorch's, ``nvjet_...`` and ``..._xmma_gemm_...`` are cuBLAS's.
+``at::native::...`` is PyTorch's, ``nvjet_...`` and ``..._xmma_gemm_...`` are cuBLAS's; and many
+write into it what they are made for. :func:`decode` reads that.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ import ctypes
 import ctypes.util
 import re
 from functools import cache
+
+from weft.workbench import kernel_gemms, kernel_others
+from weft.workbench.kernel_words import Kernel
 
 # The prefix of a kernel that an interpreter ran, where a driver has nothing to name.
 INTERPRETED = {"triton": "triton:", "numba": "numba:"}
@@ -31,13 +35,33 @@ PATTERNS: tuple[tuple[str, str], ...] = (
     ("aten", r"\bat::(?:native|cuda|functorch|detail)\b|\bc10::|\bcunn_\w+"),
     ("aten", r"\(anonymous namespace\)::softmax_warp_(?:forward|backward)|^multi_tensor_apply_k"),
     ("cudnn", r"\bcudnn(?:::|[A-Z]|_infer|_generated|_ops)|_scudnn_|xmma_(?:[fd]prop|[dw]grad)"),
-    ("cudnn", r"\bimplicit_convolve_sgemm"),
+    ("cudnn", r"\bimplicit_convolve_sgemm|_5x_cudnn\b|\b(?:xmma|cutlass)_cudnn::"),
     ("cublas", r"\bnvjet_|_xmma_gemm|\bcublas(?:Lt)?(?:::|[A-Z])|\binternal::gemvx::"),
     ("cublas", r"\b(?:maxwell|volta|turing|ampere)_(?:\w+_)?[a-z]\d*gemm_\w*\d+x\d+"),
-    ("cutlass", r"\bcutlass_\d+_|\bcutlass3x_|\bcutlass::"),
+    ("cutlass", r"\bcutlass_(?:\d+|wmma|tensorop|simt)_|\bcutlass3x_|\bcutlass::"),
     ("cub", r"\b(?:cub|thrust)::"),
 )
 _COMPILED = tuple((origin, re.compile(pattern)) for origin, pattern in PATTERNS)
+
+# Marks that only decode() tells apart: whose a kernel is does not bear on any verdict here.
+_FINER = (
+    ("nccl", re.compile(r"^nccl(?:Dev)?Kernel_")),
+    ("flash-attn", re.compile(r"\bFlash_(?:fwd|bwd)_kernel_traits<|\bflash::FlashAttn(?:Fwd|Bwd)")),
+)
+# Whose names are read how. A name of no known mark is not read at all.
+_READERS = {
+    "cublas": kernel_gemms.FAMILIES,
+    "cutlass": kernel_gemms.FAMILIES,
+    "cudnn": (*kernel_gemms.FAMILIES, kernel_others.attention, kernel_others.cudnn),
+    "aten": kernel_others.TORCH,
+    "memory": (kernel_others.moved, *kernel_others.TORCH),
+    "inductor": (kernel_others.inductor,),
+    "cub": (kernel_others.cub,),
+    "nccl": (kernel_others.nccl,),
+    "flash-attn": (kernel_others.attention,),
+}
+# A name of nested templates may run to tens of thousands of letters; what tells stands in front.
+_READ = 8000
 
 LIBRARIES = ("cublas", "cudnn", "cutlass", "aten", "cub", "inductor")
 
@@ -54,7 +78,7 @@ def origin(name: str) -> str:
     ``memory`` is a copy or a fill, PyTorch's own included. ``unknown`` is what no library is known
     to name so: a kernel that somebody wrote, Triton's and numba's on a GPU among them.
     """
-    readable = demangle(name)
+    readable = demangle(name)[:_READ]
     for found, pattern in _COMPILED:
         if pattern.search(readable):
             return found
@@ -81,7 +105,7 @@ def demangle(name: str) -> str:
     if function is None:
         return name
     status = ctypes.c_int()
-    found = function(name.encode(), None, None, ctypes.byref(status))
+    found = function(name.encode(errors="replace"), None, None, ctypes.byref(status))
     if not found:
         return name
     try:
@@ -103,6 +127,25 @@ def plain(name: str) -> str:
     head = _head(readable)
     hint = _HINT.search(readable, len(head)) if _TELLS_LITTLE.search(head) else None
     return (head + (f"<{hint.group()}>" if hint else ""))[:LONGEST]
+
+
+@cache
+def decode(name: str) -> Kernel:
+    """The name taken apart: library, what it does, tile, types and so on (see :class:`Kernel`).
+
+    Takes any text, mangled or not, and never raises. What the name does not tell is None, and a
+    name that bears no library's mark is ``unknown`` in all: Triton's and numba's kernels on a GPU
+    are named by who wrote them.
+    """
+    readable = demangle(name)[:_READ]
+    library = origin(name)
+    if library in ("unknown", "cutlass"):
+        library = next((found for found, mark in _FINER if mark.search(readable)), library)
+    for reader in _READERS.get(library, ()):
+        fields = reader(readable)
+        if fields is not None:
+            return Kernel(name=name, short=plain(name), library=library, **fields)
+    return Kernel(name=name, short=plain(name), library=library)
 
 
 def _head(name: str) -> str:
