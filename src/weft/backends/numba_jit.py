@@ -60,8 +60,8 @@ def _stream(handle: int) -> Any:
     return _streams[handle]
 
 
-def compile_specimen(specimen: NumbaSpecimen, arch: int) -> str:
-    """The kernel's PTX for ``sm_<arch>``, with no GPU.
+def compile_specimen(specimen: NumbaSpecimen, arch: int, *, lines: bool = False) -> str:
+    """The kernel's PTX for ``sm_<arch>``, with no GPU; ``lines``: with its source lines.
 
     Raises RuntimeError in a process that simulates: use a fresh one with NUMBA_ENABLE_CUDASIM=0.
     """
@@ -72,5 +72,6 @@ def compile_specimen(specimen: NumbaSpecimen, arch: int) -> str:
     names = {n: getattr(types, n) for n in dir(types)}
     arguments = eval(f"({specimen.signature},)", {"__builtins__": {}}, names)
     function: Callable[..., Any] = getattr(specimen.kernel, "py_func", specimen.kernel)
-    ptx, _ = cuda.compile_ptx(function, arguments, cc=(arch // 10, arch % 10))
+    target = (arch // 10, arch % 10)
+    ptx, _ = cuda.compile_ptx(function, arguments, cc=target, lineinfo=lines)
     return str(ptx)

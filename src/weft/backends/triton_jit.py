@@ -23,8 +23,9 @@ class TritonSpecimen:
     """One kernel as a GPU user would get it compiled: enough to compile it with no GPU.
 
     ``signature`` maps every argument to its type (``*bf16``, ``i32``, ``fp32``) or, for a
-    constexpr, to its value. Pointers count as 16-byte aligned; an integer is taken as
-    divisible by 16 where its type ends in ``:16``, as Triton specialises at launch.
+    constexpr, to its value. Pointers count as 16-byte aligned, unless their type ends in ``:1``; an
+    integer is taken as divisible by 16 where its type ends in ``:16``, as Triton specialises at
+    launch.
     """
 
     label: str
@@ -53,8 +54,8 @@ def compile_specimen(specimen: TritonSpecimen, arch: int) -> Any:
             signature[name] = "constexpr"
             constants[name] = kind
             continue
-        signature[name] = kind.removesuffix(":16")
-        if kind.startswith("*") or kind.endswith(":16"):
+        signature[name] = kind.removesuffix(":16").removesuffix(":1")
+        if (kind.startswith("*") and not kind.endswith(":1")) or kind.endswith(":16"):
             attributes[(position,)] = [["tt.divisibility", 16]]
     source = ASTSource(specimen.kernel, signature, constants, attributes)
     options = {"num_warps": specimen.num_warps, "num_stages": specimen.num_stages, **specimen.extra}

@@ -1,0 +1,71 @@
+"""What one multiprocessor of each compute capability holds, as CUDA's programming guide tells it.
+
+With these the theoretical occupancy of a compiled kernel follows with no GPU at hand. Figures: CUDA
+C++ Programming Guide, "Compute Capabilities", table "Technical Specifications"; the allocation
+steps are those of CUDA's occupancy calculator (``cuda_occupancy.h``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.core import WeftError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Multiprocessor:
+    """Limits of one multiprocessor (SM); sizes in bytes, registers are of 32 bits.
+
+    ``shared_reserved`` is what the system keeps of shared memory for each block. ``usual_units`` is
+    how many SMs the data-centre part of this capability has: where grids are only rehearsed, they
+    are made for so many.
+    """
+
+    capability: int
+    threads: int
+    blocks: int
+    shared: int
+    shared_per_block: int
+    usual_units: int
+    registers: int = 65536
+    registers_per_thread: int = 255
+    threads_per_block: int = 1024
+    warp: int = 32
+    partitions: int = 4
+    register_step: int = 256
+    shared_step: int = 128
+    shared_reserved: int = 1024
+
+
+def _row(capability: int, threads: int, blocks: int, kib: int, units: int) -> Multiprocessor:
+    return Multiprocessor(
+        capability=capability,
+        threads=threads,
+        blocks=blocks,
+        shared=kib << 10,
+        shared_per_block=(kib - 1) << 10,
+        usual_units=units,
+    )
+
+
+TABLE = {
+    row.capability: row
+    for row in (
+        _row(80, 2048, 32, 164, 108),
+        _row(86, 1536, 16, 100, 84),
+        _row(89, 1536, 24, 100, 142),
+        _row(90, 2048, 32, 228, 132),
+        _row(100, 2048, 32, 228, 148),
+    )
+}
+
+
+def multiprocessor(capability: int) -> Multiprocessor:
+    """The limits of a capability written as a number, 90 for 9.0; :class:`WeftError` if unknown."""
+    if capability not in TABLE:
+        raise WeftError(
+            "compute capability",
+            expected="one whose limits are known: " + ", ".join(f"sm_{c}" for c in TABLE),
+            got=f"sm_{capability}",
+        )
+    return TABLE[capability]
