@@ -1,0 +1,130 @@
+"""The program that ncu runs: one call of an implementation at one case, and only that is counted.
+
+    python -m weft.workbench.ncu.target JOB.json REPORT.jsonl
+
+Compiling, autotuning and the first calls come before the counting is switched on, by the driver's
+``cudaProfilerStart``; then the caches are emptied and the call is made once. After each step a line
+goes to the report, so that a run that ends early is seen to have.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from weft import machine
+from weft.core import BACKWARD, WeftError, registry
+
+if TYPE_CHECKING:
+    from weft.core import Case, Implementation, Operator
+
+WARM = 3  # calls before the one that counts
+Tell = Callable[..., None]
+
+
+def main(arguments: Sequence[str]) -> int:
+    job = json.loads(Path(arguments[0]).read_text())
+    os.environ["TMPDIR"] = str(Path(arguments[0]).parent)  # what it leaves goes with the folder
+    tempfile.tempdir = None
+    with Path(arguments[1]).open("w", buffering=1) as report:
+
+        def tell(event: str, **more: Any) -> None:
+            report.write(json.dumps({"event": event, **more}) + "\n")
+
+        tell("started", pid=os.getpid())
+        if not machine.has_gpu():
+            tell("refused", why=f"counters are a GPU's, and {machine.gpu_reason()}")
+        else:
+            _work(job, tell)
+        tell("finished")
+    return 0
+
+
+def _work(job: dict[str, Any], tell: Tell) -> None:
+    """Read, bind, warm up, count; the first thing that fails is told, and ends it."""
+    from weft import backends  # decides what is interpreted, so before torch
+
+    try:
+        operator, implementation = subject(job)
+        case = operator.case(job["case"])
+        support = backends.support(implementation, case, "cuda", job["direction"])
+        cost = operator.cost(case, job["direction"])
+    except Exception as error:  # noqa: BLE001 - a stranger's file may raise anything at import
+        tell("unusable", why=_one_line(error))
+        return
+    if not support:
+        tell("refused", why=support.reason)
+        return
+    told = {"read": cost.read, "written": cost.written, "flops": cost.flops, "rate": cost.rate}
+    tell("subject", backend=implementation.backend, cost=told)
+    try:
+        _count(operator, implementation, case, job, tell)
+    except Exception as error:  # noqa: BLE001 - it is the candidate's, and told
+        tell("raised", why=_one_line(error))
+
+
+def _one_line(error: Exception) -> str:
+    text = str(error) if isinstance(error, WeftError) else f"{type(error).__name__}: {error}"
+    return " ".join(text.split())[:300]
+
+
+def subject(job: dict[str, Any]) -> tuple[Operator, Implementation]:
+    """The operator and the implementation of a job: the registry's, or out of its files."""
+    from weft.core.operator import unknown_name
+    from weft.workbench import bring
+
+    name, wanted = job["operator"], job["implementation"]
+    files = [bring.load(bring.Source(kind="file", path=path)) for path in job["files"]]
+    own = {o.name: o for brought in files for o in brought.operators}
+    operator = own[name] if name in own else registry.operator(name)
+    theirs = {i.name: i for b in files for i in b.implementations if i.operator == name}
+    if wanted in theirs:
+        return operator, theirs[wanted]
+    if name in own:
+        raise unknown_name(f"implementation of {name}", wanted, list(theirs))
+    known = registry.implementation_names(name)
+    if wanted not in known:
+        raise unknown_name(f"implementation of {name}", wanted, [*theirs, *known])
+    return operator, registry.implementation(name, wanted)
+
+
+def _count(
+    operator: Operator, implementation: Implementation, case: Case, job: dict[str, Any], tell: Tell
+) -> None:
+    """The call, counted once, with no useful line of its inputs or outputs in any cache."""
+    import torch
+
+    from weft.workbench import inputs as drawing
+    from weft.workbench.bind import bind
+
+    tell("warming")
+    inputs = drawing.make(case, "cuda", job["seed"])
+    grad = None
+    if job["direction"] == BACKWARD:
+        output = implementation.forward(*inputs, **case.params)
+        grad = drawing.gradient_like(output, job["seed"])
+        del output
+    call = bind(operator, implementation, case, job["direction"], inputs, grad)
+    for _ in range(WARM):
+        call()
+    flusher = torch.zeros(2 * machine.l2_bytes("cuda") // 4, dtype=torch.int32, device="cuda")
+    flusher.sum()  # read, not written: nothing is left to be written back in the call's time
+    torch.cuda.synchronize()
+    tell("counting")
+    torch.cuda.profiler.start()
+    try:
+        kept = call()
+        torch.cuda.synchronize()
+    finally:
+        torch.cuda.profiler.stop()
+    del kept
+    tell("counted")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
