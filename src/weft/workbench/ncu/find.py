@@ -115,7 +115,7 @@ def needed() -> Path:
         raise WeftError(
             f"{TOOL} counts what a kernel does on a GPU",
             got=machine.gpu_reason(),
-            hint="profile on a CPU with --tool torch",
+            hint="the other tools of weft profile work on a CPU too",
         )
     if not may_count():
         raise trouble("ERR_NVGPUCTRPERM") or WeftError(f"{TOOL} may not count here")

@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 _NOISE = re.compile(r"^\s*==(?P<level>\w+)== ?(?P<text>.*)$")
 _UNKNOWN = re.compile(r"Failed to find metric (?:regex:\^)?(?P<name>[A-Za-z_][\w\\.]*)")
@@ -57,7 +58,7 @@ def _rows(text: str) -> list[Row]:
     lines = text.splitlines(keepends=True)
     starts = [i for i, line in enumerate(lines) if _is_header(line)]
     found: list[Row] = []
-    for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
+    for start, end in pairwise([*starts, len(lines)]):
         body = "".join(line for line in lines[start:end] if not _NOISE.match(line))
         head, *rows = list(csv.reader(io.StringIO(body)))
         whole = [dict(zip(head, row, strict=True)) for row in rows if len(row) == len(head)]

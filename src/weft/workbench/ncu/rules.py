@@ -20,7 +20,7 @@ HIGH, LOW = 80.0, 60.0  # % of peak: SpeedOfLight.py
 CONFLICTS = 0.10  # of shared memory's wavefronts: SharedMemoryConflicts.py
 LOCAL = 0.10  # of what the L1 moves: LocalMemoryUsage.py
 USED = SECTOR / 2  # bytes of a sector, under which most of what is moved is moved for nothing
-SPREAD = 16.0  # sectors a request: what a warp of 16-byte accesses takes when neighbours meet
+SPREAD = 20.0  # sectors a request: 16 is a warp of 16-byte accesses side by side, 17 off an edge
 TAIL = 0.20  # of the machine idle in the last wave: LaunchStatistics.py
 TENSOR = 70.0  # % of the tensor pipe's cycles; products that are called fast reach 70 to 90
 
