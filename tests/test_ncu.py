@@ -143,7 +143,7 @@ def test_bytes_within_five_percent_are_said_to_be():
     assert moved.settled == pytest.approx(1.00017, abs=1e-4)
     (line,) = moved.lines()
     assert "2.11 GB (read 1.07 GB, written 1.03 GB) of 2.15 GB predicted" in line
-    assert "0.981 of the prediction, within 5%" in line
+    assert "0.981 of the prediction, within 5 %" in line
 
 
 def test_more_kernels_read_more_and_it_says_so():
@@ -232,14 +232,14 @@ CASES = {
     "bank-conflicts": (
         {**BUSY, "shared_ld": 32e6, "conflicts_ld": 31e6, "shared_st": 0.0, "conflicts_st": 0.0}
         | {"stall_short_scoreboard": 8.0, "stall_selected": 2.0},
-        "97% of shared memory's wavefronts (31.0 M) are repeats; its warps wait 80%",
+        "97 % of shared memory's wavefronts (31.0 M) are repeats; its warps wait 80 %",
     ),
     "l2": ({**IDLE, "l2_peak": 91.0}, "the L2 is at 91 % of its peak, the DRAM at 20 %"),
     "compute": ({**IDLE, "sm_peak": 93.0}, "busiest pipe is at 93 % of its peak"),
-    "tail": ({**IDLE, "waves": 1.1}, "1.10 waves of blocks, so that 45% of"),
+    "tail": ({**IDLE, "waves": 1.1}, "1.10 waves of blocks, so that 45 % of"),
     "latency": (
         {**IDLE, **WAITS, "occupancy": 11.9, "theoretical": 12.5, "limit_shared_mem": 1.0},
-        "(the SMs the most, 25 % of peak); its warps wait 90% of their time for data from global "
+        "(the SMs the most, 25 % of peak); its warps wait 90 % of their time for data from global "
         "or local memory (long_scoreboard); occupancy 12 % of 12 %, limited by shared memory",
     ),
     "balanced": ({**BUSY, **WAITS}, "the SMs are the busiest, at 65 % of peak"),
@@ -305,8 +305,8 @@ def test_a_report_on_paper():
         "kernel 1 of 1: gelu_forward (grid 1056, block 256)",
         "DRAM            88.4 % of peak, 4.23 TB/s; read 1.07 GB, written 1.03 GB",
         "global loads    16.0 sectors a request; 32.0 of 32 bytes a sector used",
-        "occupancy       94.4 % achieved of 100.0 %, limited by registers",
-        "stalls          long_scoreboard 71%, lg_throttle 6%",
+        "occupancy       94.4 % achieved of 100.0 %",
+        "stalls          long_scoreboard 71 %, lg_throttle 6 %",
         "spills          0 B of local memory",
         "bottleneck: gelu_forward is memory-bound: the DRAM is at 88 % of its peak, moving 4.23 T",
     ):
@@ -314,7 +314,7 @@ def test_a_report_on_paper():
     assert report().good and not report(GELU.replace("dram__bytes_read", "dram__of_old")).good
     several = report(SOFTMAX, Cost(read=HALF, written=HALF)).lines()
     assert any(
-        "bottleneck (the longest kernel, 33% of the time): at::native::" in x for x in several
+        "bottleneck (the longest kernel, 33 % of the time): at::native::" in x for x in several
     )
 
 

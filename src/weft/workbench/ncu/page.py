@@ -78,7 +78,7 @@ def _table(reports: Iterable[Report]) -> str:
                 one.bottleneck.name,
             ]
         )
-    note = f"A ratio in bold is more than {CLOSE:.0%} away from 1.\n"
+    note = f"A ratio in bold is more than {100 * CLOSE:.0f} % away from 1.\n"
     return table(head, rows, " rrrrrrr ") + "\n" + note
 
 

@@ -65,7 +65,7 @@ class Report:
         found = [f"{what}: {count} kernel{'s'[: count != 1]}, {whole} of kernel time, caches cold"]
         found += [*words.table(self.kernels), *self.traffic.lines()]
         part = self.longest.us / sum(k.us for k in self.kernels) if self.longest.us else 1.0
-        most = f" (the longest kernel, {part:.0%} of the time)" if count > 1 else ""
+        most = f" (the longest kernel, {100 * part:.0f} % of the time)" if count > 1 else ""
         found.append(f"bottleneck{most}: {self.bottleneck.sentence}")
         if self.absent:
             found.append(f"not counted here: {', '.join(self.absent)}")

@@ -52,7 +52,7 @@ class Seen:
         reason, share = self.top
         if not reason:
             return ""
-        return f"; its warps wait {share:.0%} of their time for {STALLS[reason]} ({reason})"
+        return f"; its warps wait {100 * share:.0f} % of their time for {STALLS[reason]} ({reason})"
 
     @property
     def idle(self) -> float:
@@ -145,8 +145,8 @@ def _say_latency(s: Seen) -> str:
 
 def _say_tail(s: Seen) -> str:
     return (
-        f"tail-bound: {s.at('waves'):.2f} waves of blocks, so that {s.idle:.0%} of the machine's "
-        "time is spent idle in the last one"
+        f"tail-bound: {s.at('waves'):.2f} waves of blocks, so that {100 * s.idle:.0f} % of the "
+        "machine's time is spent idle in the last one"
     )
 
 
@@ -154,8 +154,8 @@ def _say_conflicts(s: Seen) -> str:
     share = s.kernel.conflicts() or 0.0
     added = unit(s.at("conflicts_ld") + s.at("conflicts_st"), "")
     return (
-        f"held back by bank conflicts: {share:.0%} of shared memory's wavefronts ({added.strip()}) "
-        f"are repeats{s.waiting}"
+        f"held back by bank conflicts: {100 * share:.0f} % of shared memory's wavefronts "
+        f"({added.strip()}) are repeats{s.waiting}"
     )
 
 

@@ -68,7 +68,7 @@ class Traffic:
         if self.ratio is None:
             return [f"{found}: this case needs none"]
         if self.close:
-            return [f"{found}: {self.ratio:.3f} of the prediction, within {CLOSE:.0%}"]
+            return [f"{found}: {self.ratio:.3f} of the prediction, within {100 * CLOSE:.0f} %"]
         which = "more than" if self.ratio > 1 else "less than"
         told = [f"{found}: {self.ratio:.3f} of the prediction, {which} predicted"]
         return told + [f"  {reason}" for reason in self.reasons or ("the counters show no reason",)]

@@ -64,17 +64,18 @@ def _conflicts(k: Kernel) -> str:
         elif waves is None or added is None:
             told.append(f"{word} {NONE}")
         else:
-            told.append(f"{word} {min(1.0, added / waves):.1%} of {waves:,.0f} wavefronts")
+            told.append(f"{word} {100 * min(1.0, added / waves):.1f} % of {waves:,.0f} wavefronts")
     return "; ".join(told)
 
 
 def _occupancy(k: Kernel) -> str:
-    by = f", limited by {k.limiter}" if k.limiter else ""
+    limited = k.limiter and (k.get("theoretical") or 0.0) < 100
+    by = f", limited by {k.limiter}" if limited else ""
     return f"{percent(k.get('occupancy'))} achieved of {percent(k.get('theoretical'))}{by}"
 
 
 def _stalls(k: Kernel) -> str:
-    told = [f"{reason} {share:.0%}" for reason, share in k.stalls[:SHOWN]]
+    told = [f"{reason} {100 * share:.0f} %" for reason, share in k.stalls[:SHOWN]]
     return ", ".join(told) or NONE
 
 
@@ -181,7 +182,11 @@ def table(kernels: tuple[Kernel, ...]) -> list[str]:
     width = max(len(line.label) for line in LINES)
     found = []
     for number, k in enumerate(kernels, 1):
-        part = f", {k.us / whole:.0%} of the kernels' time" if len(kernels) > 1 and whole else ""
+        part = (
+            f", {100 * (k.us / whole):.0f} % of the kernels' time"
+            if len(kernels) > 1 and whole
+            else ""
+        )
         launched = f"grid {shape(k.grid)}, block {shape(k.block)}"
         found.append(f"kernel {number} of {len(kernels)}: {k.short} ({launched}{part})")
         found += [f"  {line.label:<{width}}  {line.says(k)}" for line in LINES]
