@@ -16,7 +16,10 @@ import typer
 from weft import __version__
 from weft.core.errors import WeftError
 
-COMMANDS = ("device", "ops", "check", "bench", "judge", "new", "selftest", "compare", "report")
+COMMANDS = (
+    *("device", "ops", "check", "bench", "judge", "new", "selftest", "compare", "report"),
+    "study",
+)
 
 app = typer.Typer(
     name="weft",
