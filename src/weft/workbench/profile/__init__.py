@@ -1,0 +1,1 @@
+"""What an implementation does with its time, seen by three instruments."""

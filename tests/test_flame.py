@@ -1,0 +1,402 @@
+"""Folded stacks add up to the wall time, to the nanosecond; the flame graph in a real browser."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft.core.errors import WeftError
+from weft.workbench.profile import flame, stacks
+
+# Without it conftest.py says so at each test: it is skipped, and in CI it fails.
+if importlib.util.find_spec("selenium"):
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync "
+    "--disable-background-networking --disable-component-update --disable-dev-shm-usage"
+)
+SAYS = "Most of the host's time is in aten::mm, and the GPU idles between its kernels."
+GELU = "void at::native::vectorized_elementwise_kernel<4, at::native::GeluFunctor<float> >(int)"
+
+
+def event(name: str, start: float, end: float, cat: str = "cpu_op", **more: Any) -> dict[str, Any]:
+    """A complete event from ``start`` to ``end`` us, on the main thread of the host if not said."""
+    tid = more.pop("tid", 1)
+    dur = end - start
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": cat,
+        "ts": start,
+        "dur": dur,
+        "pid": 7,
+        "tid": tid,
+        **more,
+    }
+
+
+def kernel(name: str, start: float, end: float, launch: int, stream: int = 7) -> dict[str, Any]:
+    args = {"correlation": launch, "device": 0, "stream": stream}
+    return event(name, start, end, "kernel", tid=stream, args=args) | {"pid": 0}
+
+
+def launch(start: float, end: float, number: int, tid: int = 1) -> dict[str, Any]:
+    args = {"correlation": number}
+    return event("cudaLaunchKernel", start, end, "cuda_runtime", args=args, tid=tid)
+
+
+# Two steps of 100 us with 10 between; the host launches, a second thread does the backward.
+TRACE = {
+    "traceEvents": [
+        {"ph": "M", "name": "thread_name", "pid": 7, "tid": 2, "args": {"name": "2 (autograd)"}},
+        event("PyTorch Profiler (0)", 0, 9999, "Trace"),
+        event("ProfilerStep#3", 1000, 1100, "user_annotation"),
+        event("ProfilerStep#4", 1110, 1210, "user_annotation"),
+        event("ProfilerStep#3", 1000, 1100, "gpu_user_annotation", tid=7),
+        event("aten::linear", 1010, 1050),
+        event("aten::mm", 1015, 1045),
+        launch(1020, 1030, 1),
+        event("aten::linear", 1110, 1150),
+        event("aten::mm", 1115, 1145),
+        launch(1120, 1130, 2),
+        event("MulBackward0", 1160, 1180, tid=2),
+        launch(1165, 1170, 3, tid=2),
+        kernel("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NNT", 1030, 1090, 1),
+        kernel("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NNT", 1130, 1190, 2),
+        kernel(GELU, 1180, 1230, 3, stream=9),
+        kernel("Memcpy DtoH (Device -> Pinned)", 1200, 1205, 99),
+        {"ph": "i", "name": "[memory]", "pid": 7, "tid": 1, "ts": 1010},
+    ]
+}  # fmt: skip
+
+
+def test_a_trace_of_two_steps_is_folded_as_worked_out_by_hand() -> None:
+    folded = stacks.fold(TRACE)
+    assert (folded.root_us, folded.steps) == (200.0, 2)
+    assert [lane.name for lane in folded.lanes] == ["host", "host 2 (autograd)", "GPU 0"]
+    assert folded.lines() == [
+        "wall time;(no operator) 120000",
+        "wall time;aten::linear 20000",
+        "wall time;aten::linear;aten::mm 40000",
+        "wall time;aten::linear;aten::mm;cudaLaunchKernel 20000",
+    ]
+    assert folded.lines("host 2 (autograd)") == [
+        "wall time;(no operator) 180000",
+        "wall time;MulBackward0 15000",
+        "wall time;MulBackward0;cudaLaunchKernel 5000",
+    ]
+    # 10 us of two streams and 5 beside the copy are shared evenly; 20 lie after the last step.
+    gelu = "at::native::vectorized_elementwise_kernel<GeluFunctor>"
+    assert folded.lines("GPU 0") == [
+        "wall time;(GPU idle) 60000",
+        "wall time;(launch not seen);Memcpy DtoH (Device -> Pinned) 2500",
+        f"wall time;MulBackward0;{gelu} 22500",
+        "wall time;aten::linear;aten::mm;nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NNT 115000",
+    ]
+    lane = folded.lane("GPU 0")
+    assert (lane.shared, lane.outside, lane.root) == (15_000, 20_000, folded.root_ns)
+
+
+def test_ranges_that_only_overlap_lose_no_time_and_gain_none() -> None:
+    crossed = [event("a", 0, 60), event("b", 40, 90), event("c", 80, 100)]
+    lines = stacks.fold({"traceEvents": crossed}).lines()
+    assert lines == [
+        "wall time;a 40000",
+        "wall time;a;b 20000",
+        "wall time;b 20000",
+        "wall time;b;c 10000",
+        "wall time;c 10000",
+    ]
+    # A child that outlasts its parent by a rounding is cut; nothing of it stands beside the parent.
+    at = 4408910971740.0
+    late = [event("a", at + 0.159, at + 10.160), event("b", at + 5, at + 10.161)]
+    held = stacks.fold({"traceEvents": late}).lane().stacks
+    assert set(held) == {("a",), ("a", "b"), (stacks.NO_OPERATOR,)}
+
+
+def test_what_cannot_be_folded_is_said() -> None:
+    with pytest.raises(WeftError, match="nothing in it"):
+        stacks.fold({"traceEvents": [{"ph": "i", "ts": 1}]})
+    with pytest.raises(WeftError, match="takes no time"):
+        stacks.fold({"traceEvents": [event("a", 5, 5)]})
+    with pytest.raises(WeftError, match="no such lane"):
+        stacks.fold(TRACE).lines("GPU 3")
+
+
+@st.composite
+def nested(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Well-nested events of some threads, steps or none, and kernels on streams, in whole ns."""
+    made: list[dict[str, Any]] = []
+    numbers = iter(range(10_000))
+
+    def fill(start: int, end: int, tid: int, depth: int) -> None:
+        cuts = sorted(draw(st.lists(st.integers(start, end), max_size=6)))
+        for a, b in zip(cuts[::2], cuts[1::2], strict=False):
+            name = draw(st.sampled_from(["a", "b", "a;b", "long name", "c"]))
+            if draw(st.booleans()):
+                number = next(numbers)
+                made.append(launch(a / 1000, b / 1000, number, tid))
+                begin = draw(st.integers(0, 120_000))
+                length = draw(st.integers(0, 40_000))
+                stream = draw(st.sampled_from([7, 8, 9]))
+                made.append(kernel(name, begin / 1000, (begin + length) / 1000, number, stream))
+            else:
+                made.append(event(name, a / 1000, b / 1000, tid=tid))
+                if depth:
+                    fill(a, b, tid, depth - 1)
+
+    for tid in draw(st.sampled_from([(1,), (1, 2)])):
+        fill(0, 100_000, tid, 3)
+    steps = sorted(draw(st.sets(st.integers(0, 100_000), min_size=2, max_size=4)))
+    if draw(st.booleans()):
+        pairs = zip(steps[::2], steps[1::2], strict=False)
+        made += [event(f"ProfilerStep#{i}", a / 1000, b / 1000) for i, (a, b) in enumerate(pairs)]
+    made.append(event("whole", 0, 100, tid=1))
+    return draw(st.permutations(made)) if draw(st.booleans()) else made
+
+
+@given(nested())
+@settings(max_examples=100)
+def test_self_times_add_up_to_the_root_to_the_nanosecond(events: list[dict[str, Any]]) -> None:
+    folded = stacks.fold({"traceEvents": events})
+    for lane in folded.lanes:
+        assert min(lane.stacks.values()) > 0
+        assert lane.root == folded.root_ns
+        lines = [line.rsplit(" ", 1) for line in lane.lines()]
+        assert sum(int(ns) for _, ns in lines) == folded.root_ns
+        assert len({stack for stack, _ in lines}) == len(lines)
+    steps = [e for e in events if e["name"].startswith("ProfilerStep")]
+    if steps:
+        assert folded.root_ns == sum(round(e["dur"] * 1000) for e in steps)
+
+
+@pytest.mark.slow
+def test_a_trace_of_the_profiler_itself_is_folded(tmp_path: Path) -> None:
+    import torch
+    from torch.profiler import ProfilerActivity, profile, schedule
+
+    x = torch.randn(64, 64, requires_grad=True)
+    steps = schedule(wait=1, warmup=1, active=3, repeat=1)
+    with profile(activities=[ProfilerActivity.CPU], schedule=steps) as seen:
+        for _ in range(5):
+            torch.nn.functional.gelu(x @ x).sum().backward()
+            seen.step()
+    file = tmp_path / "trace.json"
+    seen.export_chrome_trace(str(file))
+    trace = stacks.load(file)
+    folded = stacks.fold(trace)
+    spans = [e["dur"] for e in trace["traceEvents"] if e["name"].startswith("ProfilerStep#")]
+    assert folded.steps == len(spans) == 3
+    assert folded.root_us == pytest.approx(sum(spans), abs=0.01)
+    assert folded.lane().root == folded.root_ns
+    assert any(re.search(r";aten::matmul;aten::mm \d+$", line) for line in folded.lines())
+    assert not any("Profiler" in line for line in folded.lines())
+
+
+def drawing() -> str:
+    return flame.svg(stacks.fold(TRACE), title="mlp & co", says=SAYS)
+
+
+def test_the_svg_is_whole_by_itself_and_says_what_it_shows() -> None:
+    text = drawing()
+    tree = ET.fromstring(text)
+    space = "{http://www.w3.org/2000/svg}"
+    assert tree.get("aria-label") == "mlp & co" and tree.findtext(f"{space}desc") == SAYS
+    assert re.findall(r"(?:href|src|url)\b", text) == []
+    assert set(re.findall(r"https?://[\w./]+", text)) <= {
+        "http://www.w3.org/2000/svg",
+        "http://www.w3.org/1999/xhtml",
+    }
+    frames = [e for e in tree.iter(f"{space}svg") if "frame" in (e.get("class") or "").split()]
+    roots = [f for f in frames if f.get("data-depth") == "0"]
+    assert len(roots) == 3 and {f.get("width") for f in roots} == {tree.get("width")} == {"1200"}
+    assert all(f.findtext(f"{space}title") == f.get("aria-label") for f in frames)
+    assert text.count("from left to right by size") == 3
+    assert "20.0 µs more ran outside the steps" in text and "200 µs in 2 steps" in text
+
+
+def test_hostile_names_and_deep_stacks_are_drawn(tmp_path: Path) -> None:
+    deep = [event(f"f{i}", i, 4000 - i) for i in range(1200)]
+    worst = event("</svg><script>alert(1)</script>\x00\ud800 ]]> ;", 1600, 1700)
+    tiny = [event(f"t{i}", 1800 + i / 100, 1800 + (i + 1) / 100) for i in range(40)]
+    folded = stacks.fold({"traceEvents": [*deep, worst, *tiny]})
+    text = flame.svg(folded, title="t", says="s")
+    tree = ET.fromstring(text.encode())
+    assert "alert(1)</script>" not in text and "(40 narrower)" in text
+    assert sum(1 for e in tree.iter() if e.tag.endswith("script")) == 1
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = "/usr/bin/chromium"
+    for flag in FLAGS.split():
+        options.add_argument(flag)
+    options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('profile')}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    # The driver is named, so that selenium looks for none and downloads none.
+    driver = webdriver.Chrome(options=options, service=Service("/usr/bin/chromedriver"))
+    yield driver
+    driver.quit()
+
+
+def look(browser: webdriver.Chrome, folder: Path, theme: str = "light", width: int = 1400) -> str:
+    file = folder / "flame.svg"
+    file.write_text(drawing(), encoding="utf-8")
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    wanted = [{"name": "prefers-color-scheme", "value": theme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": wanted})
+    browser.get_log("performance")
+    browser.get(file.as_uri())
+    return file.as_uri()
+
+
+BOXES = """
+const flame = document.querySelector("svg.flame");
+const whole = flame.getBoundingClientRect();
+const lanes = [...flame.querySelectorAll(".frames")].map((lane) =>
+  [...lane.querySelectorAll(".frame:not(.away)")].map((f) => {
+    const b = f.querySelector("rect").getBoundingClientRect();
+    return {name: f.dataset.name, depth: Number(f.dataset.depth), left: b.left, right: b.right,
+            top: b.top, bottom: b.bottom};
+  }));
+return {width: whole.width, left: whole.left, right: whole.right, lanes};
+"""
+
+
+def boxes(browser: webdriver.Chrome) -> dict[str, Any]:
+    found = browser.execute_script(BOXES)
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [1400, 500])
+def test_roots_are_as_wide_as_the_drawing_and_children_lie_within(
+    browser: webdriver.Chrome, tmp_path: Path, width: int
+) -> None:
+    address = look(browser, tmp_path, width=width)
+    assert browser.get_log("browser") == []
+    sent = [json.loads(e["message"])["message"] for e in browser.get_log("performance")]
+    asked = [e["params"] for e in sent if e["method"] == "Network.requestWillBeSent"]
+    assert [a["request"]["url"] for a in asked] == [address]
+    seen = boxes(browser)
+    assert seen["width"] <= width
+    assert len(seen["lanes"]) == 3
+    for frames in seen["lanes"]:
+        (root,) = (f for f in frames if f["depth"] == 0)
+        assert root["left"] == pytest.approx(seen["left"], abs=0.5)
+        assert root["right"] == pytest.approx(seen["right"], abs=0.5)
+        for child in (f for f in frames if f["depth"]):
+            over = [f for f in frames if f["depth"] == child["depth"] - 1]
+            inside = [
+                f
+                for f in over
+                if f["left"] - 0.05 <= child["left"] and child["right"] <= f["right"] + 0.05
+            ]
+            assert inside and inside[0]["bottom"] == pytest.approx(child["top"], abs=0.5)
+        for row in {f["depth"] for f in frames}:
+            line = sorted((f for f in frames if f["depth"] == row), key=lambda f: f["left"])
+            assert all(a["right"] <= b["left"] + 0.05 for a, b in pairwise(line))
+
+
+@pytest.mark.browser
+def test_a_click_zooms_a_key_brings_back_and_a_search_adds_up(
+    browser: webdriver.Chrome, tmp_path: Path
+) -> None:
+    look(browser, tmp_path)
+    before = boxes(browser)
+    lane = browser.find_element(By.CSS_SELECTOR, '[data-lane="host"]')
+    ticks = lane.find_elements(By.CSS_SELECTOR, "[data-share]")
+    assert [t.text for t in ticks] == ["0 ns", "50.0 µs", "100 µs", "150 µs", "200 µs"]
+    lane.find_element(By.CSS_SELECTOR, '[data-name="aten::mm"]').click()
+    host, other, _ = boxes(browser)["lanes"]
+    assert {f["name"] for f in host} == {
+        "wall time",
+        "aten::linear",
+        "aten::mm",
+        "cudaLaunchKernel",
+    }
+    for frame in host[:3]:
+        assert frame["right"] - frame["left"] == pytest.approx(before["width"], abs=0.5)
+    assert other == before["lanes"][1]  # each lane zooms by itself
+    assert [t.text for t in ticks] == ["0 ns", "15 µs", "30 µs", "45 µs", "60 µs"]
+    root = lane.find_element(By.CSS_SELECTOR, ".root")
+    browser.execute_script("arguments[0].focus()", root)
+    browser.switch_to.active_element.send_keys(Keys.ESCAPE)
+    assert boxes(browser) == before
+    browser.switch_to.active_element.send_keys(Keys.ARROW_DOWN)
+    walked = browser.switch_to.active_element.get_attribute("data-name")
+    browser.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
+    assert (walked, browser.switch_to.active_element.get_attribute("data-name")) == (
+        "aten::linear",
+        "(no operator)",
+    )
+    field = browser.find_element(By.CSS_SELECTOR, "input[type=search]")
+    field.send_keys("aten::")
+    assert len(browser.find_elements(By.CSS_SELECTOR, ".hit")) == 4
+    told = browser.find_element(By.CSS_SELECTOR, ".found").text
+    assert told == "host: 40.0 %, host 2 (autograd): 0.0 %, GPU 0: 57.5 %"
+    assert browser.get_log("browser") == []
+
+
+@pytest.mark.browser
+def test_names_are_cut_at_their_frame_and_both_themes_can_be_read(
+    browser: webdriver.Chrome, tmp_path: Path
+) -> None:
+    contrast = """
+        const lum = (c) => { const v = c.match(/[\\d.]+/g).slice(0, 3).map((x) => x / 255)
+          .map((x) => x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
+          return 0.2126 * v[0] + 0.7152 * v[1] + 0.0722 * v[2]; };
+        const ratio = (a, b) => (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+        const frame = document.querySelector(".frame:not(.root)");
+        const found = [];
+        const shades = ["c", "d"].flatMap((x) => [0, 1, 2, 3, 4, 5].map((i) => x + i));
+        for (const kind of [...shades, "none", "hit"]) {
+          frame.setAttribute("class", "frame " + kind);
+          const of = (e) => lum(getComputedStyle(frame.querySelector(e)).fill);
+          found.push([kind, ratio(of("rect"), of("text"))]);
+        }
+        return found;
+    """
+    papers = []
+    for theme in ("light", "dark"):
+        look(browser, tmp_path, theme)
+        cut = browser.execute_script(
+            "return [...document.querySelectorAll('.frame')].map(f => getComputedStyle(f).overflow)"
+        )
+        assert set(cut) == {"hidden"}
+        low = [kind for kind, ratio in browser.execute_script(contrast) if ratio < 4.5]
+        assert low == []
+        script = "return getComputedStyle(document.documentElement).backgroundColor"
+        papers.append(browser.execute_script(script))
+    assert papers[0] != papers[1]
+
+
+@pytest.mark.browser
+def test_it_reads_without_its_script(browser: webdriver.Chrome, tmp_path: Path) -> None:
+    browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    try:
+        look(browser, tmp_path)
+        assert browser.find_elements(By.CSS_SELECTOR, "svg.flame.live") == []
+        assert not browser.find_element(By.CSS_SELECTOR, "input").is_displayed()
+        titles = browser.find_elements(By.CSS_SELECTOR, '[data-lane="host"] .frame > title')
+        shown = [t.get_attribute("textContent") for t in titles]
+        assert "aten::mm, 60.0 µs, 30.0 %, itself 40.0 µs" in shown
+    finally:
+        browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
