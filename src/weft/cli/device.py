@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -34,12 +35,26 @@ def device(
     on: Annotated[
         str | None, typer.Option("--device", help="cuda or cpu; by default a GPU if there is one.")
     ] = None,
+    hierarchy: Annotated[
+        bool,
+        typer.Option("--hierarchy", help="Measure latency and bandwidth of L1 to DRAM, by size."),
+    ] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="With --hierarchy: smaller sizes, a few seconds.")
+    ] = False,
+    save: Annotated[
+        Path | None, typer.Option("--save", help="With --hierarchy: keep it as JSON in this file.")
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", help="With --hierarchy: draw it as this SVG.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show this machine: units, clocks, memories, limits, what it reaches, and which backends work.
 
-    Example: weft device --measure
+    Example: weft device --measure --hierarchy
     """
+    _validate(hierarchy, quick, save, picture)
     from weft import machine
     from weft.backends import backend_support
     from weft.core.implementation import BACKENDS
@@ -51,6 +66,7 @@ def device(
     peaks = look_up(here.name) if here.kind == "cuda" else None
     support = {name: backend_support(name, here.kind) for name in BACKENDS}
     fingerprint = machine.fingerprint(here.kind)
+    levels = _hierarchy(here, found, quick, save, picture) if hierarchy else None
     if as_json:
         answer = {
             "device": here.to_json(),
@@ -63,10 +79,41 @@ def device(
                 for n, s in support.items()
             ],
             "machine": fingerprint,
+            **({"hierarchy": levels} if levels else {}),
         }
         print(json.dumps(answer, indent=1))
         return
     _show(here, found, peaks, support, fingerprint, machine.gpu_reason())
+    if levels:
+        from weft.workbench.hierarchy import show
+
+        print("\n".join(show.lines(levels)))
+
+
+def _validate(hierarchy: bool, quick: bool, save: Path | None, picture: Path | None) -> None:
+    from weft.core import WeftError
+
+    options = {"--quick": quick, "--save": save, "--picture": picture}
+    if not hierarchy and (lonely := [name for name, given in options.items() if given]):
+        raise WeftError(" and ".join(lonely), expected="--hierarchy beside it", got="none")
+    if picture is not None and picture.suffix != ".svg":
+        raise WeftError("--picture", expected="a name that ends in .svg", got=picture.name)
+
+
+def _hierarchy(
+    here: Device, found: Ceilings | None, quick: bool, save: Path | None, picture: Path | None
+) -> dict[str, Any]:
+    from weft.machine.keep import write_json
+    from weft.workbench.hierarchy import measure
+
+    said = measure(here, found, quick=quick, say=_say)
+    if save is not None:
+        write_json(save, said, what="the hierarchy", hint="name a file that can be written")
+    if picture is not None:
+        from weft.workbench.hierarchy.picture import latency
+
+        latency(said, picture)
+    return said
 
 
 def _say(line: str) -> None:
