@@ -169,7 +169,7 @@ class Run:
             return f"it was not done within {TIMEOUT:.0f} s"
         if self.output.stat().st_size > PRINTED:
             return f"it printed more than {PRINTED >> 20} MiB"
-        if self.log.exists() and find.trouble(self.log.read_text(errors="replace")):
+        if self.log.exists() and _hopeless(self.log.read_text(errors="replace")):
             return "the tool cannot count"
         held = self.strange and cell_processes.resident(self._family())
         return f"it took more than {MEMORY >> 30} GiB of memory" if held > MEMORY else ""
@@ -195,7 +195,7 @@ class Run:
     def result(self, printed: Printed, told: Told) -> Counted:
         """What was counted; raises :class:`WeftError` with the first thing that went wrong."""
         text = self.text()
-        known = None if printed.rows else find.trouble(text)
+        known = None if printed.rows else find.trouble(_complaints(text))
         if known is not None:
             raise known
         if self.stopped:
@@ -219,6 +219,18 @@ class Run:
                 hint="a view, as the backward of a sum is, needs no kernel",
             )
         return Counted(printed=printed, backend=told.backend, cost=told.cost)
+
+
+def _hopeless(log: str) -> bool:
+    """Whether the tool has said what lets it count nothing: the target need not go on."""
+    complaints = _complaints(log)
+    return bool(parse(complaints).unknown) or find.trouble(complaints) is not None
+
+
+def _complaints(text: str) -> str:
+    """Without what the tool says by the way; where it does not start, its lines have no mark."""
+    lines = text.splitlines()
+    return "\n".join(x for x in lines if not x.lstrip().startswith(("==PROF==", "==WARNING==")))
 
 
 _STEPS = {
