@@ -19,6 +19,8 @@ from weft.core.errors import WeftError
 COMMANDS = (
     *("device", "ops", "check", "bench", "judge", "new", "selftest", "compare", "report"),
     "study",
+    "inspect",
+    "demo",
 )
 
 app = typer.Typer(
