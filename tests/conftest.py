@@ -8,11 +8,15 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import hypothesis
 import pytest
 
+from alone import place
 from weft import machine
+from weft.core import Ceilings
+from weft.machine.ceilings import Kept, path_for, save
 
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 BROWSER = ("chromium", "chromedriver")
@@ -47,6 +51,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="slow: run with --slow, or make test"))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    skipped = any(m.name == "skip" for m in item.iter_markers())
+    with nullcontext() if skipped else place(item.get_closest_marker("alone") is not None):
+        return (yield)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if not item.get_closest_marker("browser"):
         return
@@ -65,7 +76,19 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Compiled kernels and ceilings of this run go to a folder of its own, not to the user's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WEFT_CACHE_DIR", str(tmp_path_factory.mktemp("weft-cache")))
+        _no_limit_on_a_cpu()
         yield
+
+
+def _no_limit_on_a_cpu() -> None:
+    """Ceilings out of reach, so that no command measures them: beside other tests that takes ten
+    seconds, is doubtful, and is done again by the next process. GPU tests measure theirs."""
+    cpu = machine.query("cpu")
+    rates = dict.fromkeys(("fp64", "fp32", "tf32", "bf16", "fp16"), 1e15)
+    out_of_reach = Ceilings(
+        device=cpu.name, copy=1e13, read=1e13, fill=1e13, matrix=rates, measured="never: a test's"
+    )
+    save(path_for(cpu), Kept(out_of_reach, "", machine.fingerprint("cpu")))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

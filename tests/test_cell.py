@@ -248,7 +248,8 @@ def test_files_left_behind_are_removed_and_no_others(tmp_path: Path) -> None:
 
 
 SCRIPT = """
-import json, time
+import json, signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 from weft.workbench import cell_start
 from weft.workbench.cell import Cell
 cell_start.HEAVY = cell_start.OURS = ()  # for the sake of time

@@ -102,6 +102,7 @@ def test_every_problem_is_judged() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_what_is_right_is_timed_against_its_reference() -> None:
     device = machine.default_device()
     found = judged("kernelbench", "gelu", "right.py", device, timed=True)

@@ -351,6 +351,7 @@ def first_bytes(x):
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_file_is_timed_in_its_own_process(tmp_path: Path) -> None:
     """From a file to records, through a real cell; the cheat among them is suspect."""
     path = tmp_path / "theirs.py"

@@ -10,9 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from weft.cli import app
+from weft.core import Implementation, registry
+from weft.workbench.bring import Source
+from weft.workbench.ran import of_stranger
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAD = "import torch, weft\n\n\n"
@@ -35,6 +39,17 @@ BROKEN = {
     "has a syntax error": (HEAD + "def mine(x:\n    return x\n", "mine.py:4: syntax error"),
     "hangs at import": (HEAD + "import time\ntime.sleep(600)\n", "ran longer than 5 s"),
     "declares nothing": (HEAD, "weft.implementation"),
+    "cannot say what it takes": (
+        HEAD + '@weft.implementation("softmax", backend="eager", supports=lambda *_: 1 / 0)\n'
+        "def mine(x):\n    return torch.softmax(x, -1)\n",
+        "asked what it supports: ZeroDivisionError",
+    ),
+    "dies of what it takes": (
+        HEAD + "import os\n"
+        '@weft.implementation("softmax", backend="eager", supports=lambda *_: os._exit(0))\n'
+        "def mine(x):\n    return torch.softmax(x, -1)\n",
+        "asked what it supports: ended",
+    ),
     "prints a megabyte": (DECLARED + "    print('x' * (1 << 20))\n    return x\n", "alias"),
 }
 
@@ -68,21 +83,26 @@ def mine(folder: Path, text: str) -> str:
     return str(path)
 
 
+SOME = ("fp32-3x129", "bf16-3x129", "fp32-scalar", "fp32-33x65-sliced", "fp16-2x70000")
+
+
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_right_one_passes_and_is_timed_beside_the_others(tmp_path: Path) -> None:
     file = mine(tmp_path, RIGHT)
-    checked = weft("check", "softmax", "--with", file, "--json")
+    cases = [word for name in SOME for word in ("--case", name)]
+    checked = weft("check", "softmax", "--with", file, "--json", "--device", "cpu", *cases)
     verdicts = json.loads(checked.stdout)["verdicts"]
     assert checked.returncode == 0, checked.stderr
     assert {v["implementation"] for v in verdicts} == {"mine"}
     assert {v["direction"] for v in verdicts} == {"forward", "backward"}
-    assert len(verdicts) > 50
+    assert len(verdicts) == 2 * len(SOME)
     timed = weft(
         "bench", "softmax", "--with", file, "--impl", "torch", "--direction", "forward", "--quick",
         "--device", "cpu", "--json",
     )  # fmt: skip
     records = {r["implementation"]: r for r in json.loads(timed.stdout)}
-    assert timed.returncode == 0, timed.stderr
+    assert timed.returncode == 0, timed.stdout + timed.stderr
     assert set(records) == {"mine", "torch"}
     assert records["mine"]["time_us"]["cold"] > 0
     assert 0.5 < records["mine"]["time_us"]["cold"] / records["torch"]["time_us"]["cold"] < 2.0
@@ -109,6 +129,20 @@ def test_one_that_does_not_answer_is_told_of_in_a_line(how: str, tmp_path: Path)
     assert done.exit_code == 1, done.output
     told_in_a_line(how, done.output)
     assert time.monotonic() - start < 60
+
+
+@pytest.mark.parametrize(("how", "why"), [("exits", "without an answer"), ("raises", "not now")])
+def test_dying_while_its_kernels_are_looked_at_is_held_against_it(
+    how: str, why: str, tmp_path: Path
+) -> None:
+    raises = DECLARED + "    raise RuntimeError('not now')\n"
+    file = mine(tmp_path, raises if how == "raises" else BROKEN[how][0])
+    operator = registry.operator("softmax")
+    one = Implementation(operator="softmax", name="mine", backend="eager", forward=torch.softmax)
+    ran = of_stranger(Source(kind="file", path=file), one, operator.case("fp32-3x129"), "cpu")
+    assert set(ran.against) == {"observed"} and why in ran.against["observed"]
+    (flag,) = ran.flags
+    assert flag.startswith("suspect: kernels: while its kernels were looked at")
 
 
 @pytest.mark.slow

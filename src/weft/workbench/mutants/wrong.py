@@ -78,7 +78,7 @@ def _one_buffer(operator: str) -> Callable[[], Forward]:
 
         def forward(*x: torch.Tensor, **params: object) -> torch.Tensor:
             y = honest(operator)(*x, **params)
-            return kept.setdefault((y.shape, y.dtype), y.clone()).copy_(y)
+            return kept.setdefault((y.shape, y.stride(), y.dtype), y.clone()).copy_(y)
 
         return forward
 
