@@ -3,7 +3,7 @@
     python -m weft.workbench.demos.managed
 
 Prints one JSON object: samples in microseconds by side, or why there are none. A driver that does
-not serve page faults (some sandboxes pass a GPU on without them) may kill a process or never answer.
+not serve page faults (some sandboxes pass a GPU on without them) may kill a process, or hang.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ DEMO = Demo(
     because=(
         "Each warp's store goes to 32 rows, so that 16.8 million partial sectors go to the L2 "
         "where 2.1 million would do. An SM passes on one such line a cycle: 16.8 million over "
-        "132 SMs at 1.8 GHz are 71 us, and reading and merging in the L2 come on top; the good way takes "
-        "134 MB / 4.2 TB/s = 32 us."
+        "132 SMs at 1.8 GHz are 71 us, and reading and merging in the L2 come on top; the good "
+        "way takes 134 MB / 4.2 TB/s = 32 us."
     ),
     at_least=1.4,
     see=(

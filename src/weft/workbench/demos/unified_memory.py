@@ -1,4 +1,4 @@
-"""Unified memory: pages that a kernel finds elsewhere come by page faults; a prefetch brings all."""
+"""Unified memory: pages that lie elsewhere come fault by fault; a prefetch brings all at once."""
 
 from __future__ import annotations
 

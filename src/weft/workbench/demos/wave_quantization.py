@@ -105,7 +105,7 @@ def _sweep(say: Say) -> Sweep:
     return Sweep(
         title="Time over the number of blocks, one to an SM",
         x="blocks (each with the same work)",
-        y="time (us)",
+        y="time, warm (us)",
         says=(
             f"Time stands still while a wave fills and jumps at every multiple of the {units} SMs: "
             "the first block of a new wave costs as much as the whole wave."
