@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -22,17 +23,44 @@ def _held(path: Path, how: int) -> Iterator[None]:
         yield  # closing the file lets go
 
 
+def settle(most: float = 20.0) -> None:
+    """Wait until the machine has hardly anything to do: what tests before this one left is ending.
+
+    At most ``most`` seconds; a machine that never rests is no reason not to measure.
+    """
+    until = time.monotonic() + most
+    while time.monotonic() < until and _busy(0.25) > 0.2:
+        pass
+
+
+def _busy(seconds: float) -> float:
+    """CPUs that worked, on average, over so many seconds; 0 where the system does not tell."""
+    counts = []
+    for wait in (seconds, 0.0):
+        try:
+            words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+        except OSError:
+            return 0.0
+        user, nice, system, _idle, _waiting, *more = map(int, words)
+        counts.append(user + nice + system + sum(more))
+        time.sleep(wait)
+    return (counts[1] - counts[0]) / os.sysconf("SC_CLK_TCK") / seconds
+
+
 @contextmanager
 def place(alone: bool, folder: Path | None = None) -> Iterator[None]:
-    """A place to run a test in, among pytest-xdist's workers; no lock where there is one worker."""
+    """A place to run a test in, among pytest-xdist's workers; no lock where there is one worker.
+
+    Who is alone begins once the machine is quiet.
+    """
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
-    if folder is None and run is None:
-        yield
-        return
     stem = (folder or Path(tempfile.gettempdir())) / f"weft-tests-{run}"
     gate, room = stem.with_suffix(".gate"), stem.with_suffix(".room")
     how = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
     with ExitStack() as kept:
-        with _held(gate, how):
-            kept.enter_context(_held(room, how))
+        if folder or run:
+            with _held(gate, how):
+                kept.enter_context(_held(room, how))
+        if alone:
+            settle()
         yield

@@ -6,10 +6,14 @@ import multiprocessing
 import time
 from pathlib import Path
 
+import pytest
+
+import alone as rooms
 from alone import place
 
 
 def _visit(folder: Path, alone: bool, times: int, told: str) -> None:
+    rooms.settle = lambda: None  # whether others work is none of this test's business
     for _ in range(times):
         with place(alone, folder):
             came = time.monotonic()
@@ -34,3 +38,14 @@ def test_who_is_alone_has_nobody_beside_it_and_is_not_kept_waiting(tmp_path: Pat
         assert len(beside) == 1
     others = [s for s in stays if not s[0]]
     assert any(a[1] < b[2] and b[1] < a[2] for a in others for b in others if a is not b)
+
+
+def test_a_measurement_waits_for_a_quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = iter([1.5, 0.9, 0.1, 0.1])
+    monkeypatch.setattr(rooms, "_busy", lambda seconds: next(busy))
+    rooms.settle()
+    assert list(busy) == [0.1]
+    monkeypatch.setattr(rooms, "_busy", lambda seconds: time.sleep(seconds) or 1.0)
+    began = time.monotonic()
+    rooms.settle(0.3)
+    assert 0.3 < time.monotonic() - began < 5
