@@ -118,3 +118,25 @@ def test_the_page_shows_what_records_name(tmp_path: Path) -> None:
     shown = kernel_page.recorded(tmp_path)
     assert "`some-gpu`:" in shown and "bf16(fp32)->bf16" in shown and "| `a\\|b` | - |" in shown
     assert kernel_page.fixture(FIXTURE).count("\n") == len(ROWS) + 2  # the head, and an end
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("dtype", "operand"), [("float16", "fp16"), ("bfloat16", "bf16"), ("float32", "fp32")]
+)
+def test_a_product_on_this_gpu_tells_its_types_and_its_tile(dtype: str, operand: str) -> None:
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    x = torch.randn(2048, 2048, device="cuda").to(getattr(torch, dtype))
+    torch.mm(x, x)
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        torch.mm(x, x)
+        torch.cuda.synchronize()
+    on_gpu = torch.autograd.DeviceType.CUDA
+    names = [e.name for e in seen.events() if e.device_type == on_gpu]
+    products = [k for k in map(decode, names) if k.what == "gemm"]
+    assert products, names
+    assert products[0].operands == (operand,), names
+    assert products[0].tile is not None and products[0].result == operand, names

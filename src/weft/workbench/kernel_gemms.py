@@ -15,6 +15,7 @@ from weft.workbench.kernel_words import (
     INSTRUCTIONS,
     LETTERS,
     SHORT,
+    TYPE,
     TYPES,
     arch,
     arguments,
@@ -167,6 +168,7 @@ def cutlass_types(name: str) -> Fields | None:
     sm, stages, *cluster = main.groups()
     after = name[main.end() : main.end() + 2000]
     tile = re.search(r">, *cute::tuple<" + _cute(3, "t") + r" *>, *([\w:]+)", after)
+    unit = re.search(r"\bMMA_(\d+x\d+x\d+)_([FS]\d+)", after)
     return {
         "what": "gemm",
         "arch": arch(sm),
@@ -174,6 +176,8 @@ def cutlass_types(name: str) -> Fields | None:
         "cluster": tuple(int(c) for c in cluster),
         "tile": tuple(int(t) for t in tile.groups()[:3]) if tile else None,
         "operands": (TYPES[tile[4]],) if tile and tile[4] in TYPES else None,
+        "instruction": numbers(unit[1]) if unit else None,
+        "accumulates": SHORT.get(unit[2].lower()) if unit else None,
     }
 
 
@@ -222,14 +226,14 @@ def xmma(name: str) -> Fields | None:
     is read and written, what is multiplied and summed, the epilogue's type, the layouts."""
     match = re.search(
         r"\bsm(\d+)_xmma_(gemm|[fd]prop|[dw]grad)(?:_implicit_gemm)?((?:_[a-z]+)*?)"
-        r"_((?:[a-z]+\d+){2})_((?:[a-z]+\d+){2})_[a-z]+\d+_([a-z]+_[a-z]+)_(\w+)",
+        rf"_((?:{TYPE}){{2}})_((?:{TYPE}){{2}})_{TYPE}_([a-z]+_[a-z]+)(_\w+)",
         name,
     )
     if match is None:
         return None
     sm, what, extra, outer, inner, edges, rest = match.groups()
     moved, made = types(outer) or (), types(inner) or ()
-    word = dict(re.findall(r"(tilesize|stage|cgasize|tensor)(\d+(?:x\d+)*)", rest))
+    word = dict(re.findall(r"_(tilesize|stage|cgasize|tensor)(\d+(?:x\d+)*)", rest))
     product = what == "gemm"
     return {
         "what": _conv(what) or what,
@@ -244,7 +248,9 @@ def xmma(name: str) -> Fields | None:
         "layout": edges.split("_")[0] if product else edges,
         "split_k": True if "split_k" in rest else None,
         "ops": tuple(w for w in extra.split("_") if re.fullmatch(_OPS, w)) or None,
-        "unread": tuple(re.findall(r"warp(?:group)?size[\dx]+|segment_k_\w+?(?=_)", rest)),
+        "unread": tuple(
+            re.findall(r"warp(?:group)?size[\dx]+|gmmastage\d+|segment_k_\w+?(?=_)", rest)
+        ),
     }
 
 

@@ -107,6 +107,7 @@ SHORT = {
     "tf32": "tf32", "e4m3": "e4m3", "e5m2": "e5m2", "s8": "int8", "u8": "uint8", "s4": "int4",
     "s32": "int32", "i8": "int8", "i32": "int32", "u32": "uint32", "i64": "int64", "u64": "uint64",
 }  # fmt: skip
+TYPE = r"(?:bf16|tf32|f16|f32|f64|e4m3|e5m2|[siu](?:8|32))"
 # BLAS's first letters: sgemm, dgemm, hgemm; i where whole numbers are added up.
 LETTERS = {"s": "fp32", "d": "fp64", "h": "fp16", "i": "int32"}
 # M, N and K of the instruction that stand in a name with no sign between them: s16816gemm.
@@ -128,7 +129,7 @@ def numbers(text: str | None) -> Numbers | None:
 
 def types(text: str) -> tuple[str, ...] | None:
     """``bf16bf16`` or ``i8f32``, abbreviations with nothing between; None if any is unknown."""
-    found = re.findall(r"bf16|tf32|f16|f32|f64|e4m3|e5m2|[siu]8|[siu]32", text)
+    found = re.findall(TYPE, text)
     return tuple(SHORT[f] for f in found) if found and "".join(found) == text else None
 
 
@@ -140,7 +141,9 @@ def arguments(name: str, template: str) -> list[str]:
     start = re.search(rf"\b{template}<", name)
     if start is None:
         return []
-    found, depth, word = [], 0, []
+    found: list[str] = []
+    word: list[str] = []
+    depth = 0
     for letter in name[start.end() : start.end() + 4000]:
         if letter in "<([{":
             depth += 1

@@ -111,7 +111,7 @@ def _search() -> Markup:
     return held + found
 
 
-def _lane(lane: Lane, folded: Folded, top: float) -> tuple[Markup, float]:
+def _lane(lane: Lane, folded: Folded, top: int) -> tuple[Markup, int]:
     """One lane with its heading and its axis, and how high that is."""
     root = _Frame(ROOT)
     for stack, ns in lane.stacks.items():
@@ -166,7 +166,7 @@ def _placed(root: _Frame, wall: int) -> Iterator[tuple[_Frame, int, int]]:
             at += one.ns
 
 
-def _frame(frame: _Frame, at: int, row: int, top: float, lane: Lane, wall: int) -> Markup:
+def _frame(frame: _Frame, at: int, row: int, top: int, lane: Lane, wall: int) -> Markup:
     """A nested SVG, which cuts the name at the frame's side."""
     width = frame.ns / wall * WIDTH
     own = frame.ns - sum(f.ns for f in frame.beneath.values())
@@ -203,7 +203,7 @@ def _colour(name: str, row: int, lane: Lane) -> str:
     return f"{'d' if lane.kind == DEVICE else 'c'}{shade}"
 
 
-def _axis(wall: int, y: float) -> Markup:
+def _axis(wall: int, y: int) -> Markup:
     """The time from the left side to quarters of the width, and what the axis is."""
     parts = []
     for i in range(TICKS + 1):

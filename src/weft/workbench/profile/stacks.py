@@ -33,9 +33,9 @@ NO_LAUNCH = "(launch not seen)"
 _STEP = "ProfilerStep#"
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
-# A profiler's own marks: the span of the whole trace, its overhead, and users' ranges once more, as
-# they look from the GPU.
-_NOT_WORK = ("Trace", "overhead", "gpu_user_annotation")
+# A profiler's own marks: the span of the whole trace, its overhead, and what is seen once more from
+# the GPU, as users' ranges and waiting are.
+_NOT_WORK = ("Trace", "overhead", "gpu_user_annotation", "cuda_sync", "cuda_event")
 # Times of 1e12 us in float64 are 1 ns apart, so a child may seem to end so much past its parent.
 _SLACK = 3
 
