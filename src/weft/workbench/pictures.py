@@ -26,6 +26,7 @@ WRAP = 112  # characters of a line of the sentence
 # Okabe and Ito's colours, but for the yellow, which is hard to see on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
 DASHES = ("-", (0, (6, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
+UPRIGHT = ((0, (2, 2)), (0, (6, 2, 1, 2)), (0, (8, 3)), (0, (1, 3)))  # the marks' dashes
 SHAPES = ("o", "s", "^", "D", "v", "P", "X")
 NARROW = 4.0  # a log axis that spans less than this ratio gets evenly spaced ticks
 WIDE = 1000.0  # and one that spans more has them at powers of ten alone
@@ -147,7 +148,7 @@ def _curves(axes: Axes, curves: Sequence[Curve]) -> None:
 
 
 def _marks(axes: Axes, marks: Sequence[Mark]) -> None:
-    for mark, dash in zip(marks, cycle([(0, (2, 2)), (0, (5, 2, 1, 2))]), strict=False):
+    for mark, dash in zip(marks, cycle(UPRIGHT), strict=False):
         axes.axvline(mark.at, color="#555555", linestyle=dash, linewidth=1.2, label=mark.label)
 
 

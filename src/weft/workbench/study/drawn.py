@@ -44,7 +44,7 @@ def _base(study: Study, *without: str) -> str:
         "depth": f"{base['depth']} layers",
         "width": f"width {base['width']}",
     }
-    return ", ".join(text for word, text in said.items() if word not in without)
+    return "At " + ", ".join(text for word, text in said.items() if word not in without) + "."
 
 
 def _rows(study: Study, sweep: str, phase: str) -> Rows:
@@ -71,7 +71,7 @@ def _straight(study: Study, sweep: str, path: Path) -> None:
             Curve(f"{PHASES[phase]}, measured", xs[1:], _ms(rows), "points"),
             Curve(f"{PHASES[phase]}, the line fitted", xs, fit),
         ]
-        each.append(f"{fitted['each'] / 1000:.3g} ms of a {PHASES[phase]}")
+        each.append(f"a {PHASES[phase]} by {fitted['each'] / 1000:.3g} ms")
     unit = {"steps": "training steps in a row (count)", "layers": "layers (count)"}[sweep]
     draw(
         path,
@@ -79,9 +79,9 @@ def _straight(study: Study, sweep: str, path: Path) -> None:
         title=_title(study, f"An MLP's time over {sweep}"),
         x=unit,
         y="time (ms)",
-        says=f"Time grows in a straight line, by {' and '.join(each)} for each more; where the "
-        "line meets 0 is the time that is fixed. "
-        f"{_base(study, 'depth' if sweep == 'layers' else '')}.",
+        says=f"Time grows in a straight line with {sweep}, each more lengthening "
+        f"{' and '.join(each)}; what the line has at 0 is fixed. "
+        f"{_base(study, 'depth' if sweep == 'layers' else '')}",
     )
 
 
@@ -105,7 +105,7 @@ def _width(study: Study, path: Path) -> None:
         y="time (ms)",
         says=f"Weights and products grow with the width squared: on these axes the slope is "
         f"{' and '.join(slopes)}. Points stand over the line by what the roofline does not allow "
-        f"for. {_base(study, 'width')}.",
+        f"for. {_base(study, 'width')}",
         log_x=True,
         log_y=True,
     )
@@ -131,7 +131,7 @@ def _batch(study: Study, path: Path) -> None:
         x="batch (rows)",
         y="time (ms)",
         says="Left of a turn, time hardly grows with the batch: the weights' bytes take it. Right "
-        f"of it, time grows with the batch: the products take it. {_base(study, 'batch')}.",
+        f"of it, time grows with the batch: the products take it. {_base(study, 'batch')}",
         log_x=True,
         log_y=True,
         marks=marks,
@@ -163,7 +163,7 @@ def _roofline(study: Study, path: Path) -> None:
         y="rate (FLOP/s)",
         says="Each point is a batch, larger to the right. On the slope, memory's bandwidth bounds "
         "it; under the flat part, the rate of products does; the gap to the line is what is left "
-        f"to win. {_base(study, 'batch')}.",
+        f"to win. {_base(study, 'batch')}",
         log_x=True,
         log_y=True,
     )

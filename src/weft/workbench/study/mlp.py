@@ -21,7 +21,7 @@ from weft.workbench.study.sizes import Point, Sizes
 from weft.workbench.study.stopwatch import Bench, Say, Timed
 
 FORMAT = 1
-SECONDS = {"cuda": 12.0, "cpu": 50.0}  # of sampling
+SECONDS = {"cuda": 10.0, "cpu": 50.0}  # of sampling
 QUICK = 1.5
 MARGIN = {
     "cuda": 0.02,

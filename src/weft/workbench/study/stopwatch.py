@@ -9,6 +9,7 @@ weights outgrow the cache is noted, since inside it no memory bounds anything.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -59,6 +60,9 @@ def ready(device: str) -> Iterator[Stand]:
         torch.manual_seed(0)
         if device == "cuda":
             stack.enter_context(product_precision(torch, "ieee"))
+            # The optimizer says so of each step that warms up what is captured.
+            stack.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", message=".*capturable=True.*")
         else:
             stack.enter_context(all_threads(torch, machine.query("cpu").threads))
         stand = stand_for(device)
