@@ -113,7 +113,7 @@ def test_a_very_long_name_takes_no_long_time(long: str) -> None:
 def test_the_page_shows_what_records_name(tmp_path: Path) -> None:
     assert kernel_page.recorded(tmp_path) == kernel_page.NOT_YET
     (tmp_path / "some-gpu").mkdir()
-    record = {"kernels": ["nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NNT", "a|b"]}
+    record = {"kernels": ["nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NNT", {"name": "a|b"}]}
     (tmp_path / "some-gpu" / "x.jsonl").write_text(json.dumps(record) + "\n" + "{}\n")
     shown = kernel_page.recorded(tmp_path)
     assert "`some-gpu`:" in shown and "bf16(fp32)->bf16" in shown and "| `a\\|b` | - |" in shown

@@ -31,11 +31,12 @@ def recorded(folder: Path = RESULTS) -> str:
 
 
 def _names(folder: Path) -> set[str]:
-    """The names of a device's records; a kernel that an interpreter ran has none of its own."""
+    """The names in a device's records: plain ones, and those of a profile, which has more of each."""
     found: set[str] = set()
     for file in sorted(folder.glob("*.jsonl")):
         for line in file.read_text().splitlines():
-            found.update(json.loads(line).get("kernels", ()))
+            told = json.loads(line).get("kernels", ())
+            found.update(k["name"] if isinstance(k, dict) else k for k in told)
     return found
 
 

@@ -23,7 +23,7 @@ from weft.workbench.report.svg import tag
 WIDTH = 1200  # units, pixels where there is room
 ROW = 19
 THIN = 22  # a frame narrower than this has no room for a name
-NARROWEST = 0.1  # a narrower one is not drawn by itself
+NARROWEST = 0.25  # a narrower one is not drawn by itself
 TICKS = 4
 _COLOURS = 6
 _NOTHING = (NO_OPERATOR, IDLE)
