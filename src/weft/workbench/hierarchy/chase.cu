@@ -5,7 +5,7 @@
 // are one cycle in random order, which no prefetcher follows. One thread hops: 8 bytes a hop are
 // used, a sector of 32 is moved, and one line is taken up in each cache on the way. The loads are
 // volatile assembly: no compiler drops, merges or reorders them, nor the clocks about them.
-#include "numeric.cuh"
+typedef long long index_t;
 
 constexpr int UNROLL = 16;  // hops between two looks at the loop's counter
 

@@ -19,10 +19,17 @@ SOURCE = CudaSource(
     kernels=("chase_l1", "chase_l2", "chase_shared", "nothing"),
     label="hierarchy",
 )
+PAGE = 2 * MIB  # bytes that one translation covers in memory of this size
 LINE = 128  # bytes of a cache line, and from one stop of a chase to the next
 UNROLL = 16  # hops that chase.cu takes at a time
 REPEATS = 3
-HOPS = {"chase_l1": 32768, "chase_l2": 32768, "chase_shared": 8192, "written": 8192}
+HOPS = {
+    "chase_l1": 32768,
+    "chase_l2": 32768,
+    "pages": 8192,
+    "written": 8192,
+    "chase_shared": 8192,
+}
 SMALL = 4 * MIB  # a set this small may in part be in the L1, which must then be warm
 WHOLE = 3  # L2s: a set this large is walked whole before it is timed, a larger one does not fit
 PAUSE = 1024  # hops untimed where the set is not walked whole: code and translations are warm then
@@ -63,18 +70,30 @@ class Chaser:
         self.flusher = torch.zeros(2 * self.l2 // 4, dtype=torch.int32, device="cuda")
         self.state = torch.zeros(3, dtype=torch.int64, device="cuda")
         self.random = torch.Generator(device="cuda").manual_seed(0)
+        self.where = self.random.device
         self.ns: dict[tuple[str, int], float] = {}
         all_l1(SOURCE["chase_l1"])
 
     def point(self, kernel: str, nbytes: int) -> float:
         """Cycles a hop over a set of this size: the median of ``REPEATS``, ns beside in ``ns``."""
         order = cycle(nbytes // LINE, self.random)
+        return self._walk(kernel, kernel, nbytes, order, nbytes <= WHOLE * self.l2)
+
+    def paged(self, nbytes: int) -> float:
+        """Cycles a hop where each line is in a page of its own: few lines, which the L2 holds, but
+        as many addresses to translate as there are pages in ``nbytes``."""
+        lines = PAGE // LINE
+        within = torch.randint(lines, (nbytes // PAGE,), generator=self.random, device=self.where)
+        within[0] = 0  # the walk starts at line 0
+        order = cycle(nbytes // PAGE, self.random) * lines + within
+        return self._walk("pages", "chase_l2", nbytes, order, True)
+
+    def _walk(self, key: str, kernel: str, nbytes: int, order: torch.Tensor, fits: bool) -> float:
         link(self.data, order)
         self.state[0] = self.data.data_ptr()
-        fits = nbytes <= WHOLE * self.l2
         if not fits:
             self.flusher.sum()
-        count = HOPS[kernel]
+        count = HOPS[key]
         seen, done = [], 0
         for repeat in range(REPEATS):
             # The L2 outlives a launch, the L1 does not: it is filled before each.
@@ -84,8 +103,8 @@ class Chaser:
             done += warm + count
             seen.append(self._read(count))
         arrived = int(self.state[0]) - self.data.data_ptr()
-        self._expect(kernel, arrived // LINE, int(order[done % len(order)]))
-        return self._median(kernel, nbytes, seen)
+        self._expect(key, arrived // LINE, int(order[done % len(order)]))
+        return self._median(key, nbytes, seen)
 
     def written(self, nbytes: int) -> float:
         """Cycles a hop among a few lines picked from a set that all SMs have just written.
@@ -147,7 +166,7 @@ def all_l1(kernel: Kernel) -> None:
 
 
 def latencies(device: Device, known: dict[str, int], quick: bool, say: Say) -> list[Series]:
-    """The four chases, in cycles and ns. ``quick``: to 256 MiB, which is enough to leave an L2."""
+    """The five chases, in cycles and ns. ``quick``: to 256 MiB, which is enough to leave an L2."""
     chaser = Chaser(device, 256 * MIB if quick else GIB)
     l1 = [known["L1"]] if "L1" in known else []
     l2 = [known["L2"] // part for part in (1, 2)] if "L2" in known else []
@@ -156,6 +175,7 @@ def latencies(device: Device, known: dict[str, int], quick: bool, say: Say) -> l
         ("chase_l1", "global, through L1", ("L1", "L2"), sizes(4 * KIB, most, l1 + l2, LINE)),
         ("chase_l2", "global, past L1", ("L2",), sizes(4 * KIB, most, l2, LINE)),
         ("written", "global, just written", ("L2",), sizes(MIB, 6 * chaser.l2, l2, LINE)),
+        ("pages", "global, one line a page", (), sizes(2 * PAGE, most, (), PAGE)),
         ("chase_shared", "shared memory", (), sizes(KIB, chaser.shared, (), LINE)),
     )
     series = []
@@ -170,10 +190,12 @@ def _series(
     chaser: Chaser, key: str, label: str, levels: tuple[str, ...], planned: list[int]
 ) -> Series:
     points: dict[str, Callable[[int], float]] = {
+        "pages": chaser.paged,
         "written": chaser.written,
         "chase_shared": chaser.shared_point,
     }
-    found, values = sweep(points.get(key, lambda n: chaser.point(key, n)), planned, LINE)
+    unit = PAGE if key == "pages" else LINE
+    found, values = sweep(points.get(key, lambda n: chaser.point(key, n)), planned, unit)
     return Series(
         key=key,
         label=label,

@@ -118,7 +118,7 @@ def measure(
     chased, read = partial(latency, rounds=rounds), partial(bandwidth, rounds=rounds)
     kinds = (
         (LATENCY, "chase", "one thread, random lines", "ns", chased, levels),
-        # One thread adds up no faster than the second cache delivers: the first one's end is unseen.
+        # A thread adds up no faster than the second cache delivers: the end of L1 is unseen.
         (BANDWIDTH, "read", "one thread, in order", "B/s", read, levels[1:]),
     )
     for kind, key, label, unit, at, shown in kinds:

@@ -34,7 +34,7 @@ def latency(said: Mapping[str, Any], path: Path) -> None:
     marks = [
         Mark(nbytes, f"{level}, known as {size(nbytes)}")
         for level, nbytes in said["known"].items()
-        if level != SHARED
+        if level != SHARED and nbytes < 2 * max(max(c.xs) for c in drawn)
     ]
     draw(
         path,

@@ -2,7 +2,7 @@
 // loads in flight a thread, 1024 threads an SM: 64 KiB in flight in each, more than latency times
 // bandwidth of any level. What is read is added up, and the sum is stored if it is a value that no
 // data give: the compiler cannot know, and keeps the loads, which are volatile besides.
-#include "numeric.cuh"
+typedef long long index_t;
 
 constexpr int THREADS = 1024;
 constexpr int UNROLL = 4;
