@@ -31,7 +31,7 @@ def recorded(folder: Path = RESULTS) -> str:
 
 
 def _names(folder: Path) -> set[str]:
-    """The names in a device's records: plain ones, and those of a profile, which has more of each."""
+    """Names in a device's records: plain ones, and a profile's, which says more of each."""
     found: set[str] = set()
     for file in sorted(folder.glob("*.jsonl")):
         for line in file.read_text().splitlines():

@@ -20,7 +20,8 @@ class Kernel:
     ``library``    whose it is, as :func:`weft.workbench.kernel_names.origin` has it, or nccl, or
                    flash-attn; ``unknown`` where the name bears no known mark
     ``what``       gemm, gemv, conv, attention, softmax, norm, reduce, scan, sort, select,
-                   elementwise, index, random, copy, fill, layout or a collective; `` backward`` added where said
+                   elementwise, index, random, copy, fill, layout or a collective; then
+                   `` backward`` where that is said
     ``arch``       what it is compiled for, ``sm_90``; a generation (``ampere``) where that is said
     ``tile``       of one block: M, N and, where told, K. Of attention: rows of Q, rows of K
     ``cluster``    blocks of a thread block cluster: x, y and, where told, z
