@@ -35,7 +35,7 @@ def count(source: CudaSource, arch: str, kernel: str, kind: str) -> int:
 
 def widest_load(source: CudaSource, arch: str, kernel: str) -> int:
     """The widest global load in bits; 0 where there is none."""
-    loads = (i for i in code(source, arch, kernel) if i.kind == "LDG")
+    loads = (i.opcode for i in code(source, arch, kernel) if i.kind == "LDG")
     return max(map(counts.width, loads), default=0)
 
 
