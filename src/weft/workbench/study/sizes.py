@@ -105,7 +105,7 @@ def default(device: str, quick: bool = False, dtype: str | None = None) -> Sizes
     base, and batches on both sides of the turn. ``quick`` is small and shows no such thing."""
     if quick:
         return Sizes(
-            depths=(2, 3, 4),
+            depths=(1, 2, 3),
             widths=(64, 128, 256),
             batches=(1, 4, 16, 64, 256),
             steps=(1, 2, 3),

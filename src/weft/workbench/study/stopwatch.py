@@ -33,7 +33,8 @@ from weft.workbench.study.sizes import Point, Sizes
 
 Say = Callable[[str], None]
 _now = time.perf_counter
-MINIMUM = 5  # rounds, whatever the seconds
+MINIMUM, HURRIED = 5, 3  # rounds, whatever the seconds; and where those are few
+FEW = 3.0  # seconds
 MOST = 200
 NOISY = 0.05  # an interval wider than this share of the median is flagged
 
@@ -155,11 +156,11 @@ def _rig(stand: Stand, name: str, call: Callable[[], torch.Tensor], device: str)
 def _rounds(
     rigs: Mapping[Point, Sampled], readings: Readings, seconds: float, say: Say
 ) -> tuple[dict[Point, list[float]], dict[str, object]]:
-    """A round unkept, then as many as the seconds hold, ``MINIMUM`` at least."""
+    """A round unkept, then as many as the seconds hold, and the least at least."""
     order, names = np.random.default_rng(0), list(rigs)
     samples: dict[Point, list[float]] = {p: [] for p in names}
     seen = []
-    began, told = _now(), -1
+    began, told, least = _now(), -1, MINIMUM if seconds > FEW else HURRIED
     for number in range(MOST + 1):
         for index in order.permutation(len(names)):
             us = rigs[names[index]].sample()
@@ -171,7 +172,7 @@ def _rounds(
             say("warm")
             continue
         spent = _now() - began
-        left = max(seconds - spent, (MINIMUM - number) * spent / number)
+        left = max(seconds - spent, (least - number) * spent / number)
         if left <= 0:
             break
         if int(10 * spent / seconds) > told:
