@@ -1,10 +1,9 @@
-"""The memory hierarchy: plateaus found where they were put, chases that go by every line, the
-arithmetic on a cache that is known exactly, and the command on this CPU."""
+"""The memory hierarchy: chases that go by every line, the arithmetic on a cache that is known
+exactly, kernels whose loads are there, and the command on this CPU."""
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import subprocess
@@ -18,89 +17,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from weft import machine
 from weft.cli import app
 from weft.core import WeftError
-from weft.machine.driver import library
 from weft.workbench.hierarchy import chases, launches, on_cpu, page, picture, show, streams
 from weft.workbench.hierarchy.plan import KIB, MIB, known_sizes, per_core, sizes
-from weft.workbench.hierarchy.plateaus import find, sweep
 from weft.workbench.hierarchy.result import BANDWIDTH, LATENCY, Figure, Series, hold
-
-Curve = Callable[[int], float]
-
-
-@st.composite
-def staircases(draw: st.DrawFn) -> tuple[list[int], Curve, list[int]]:
-    """Capacities, a noisy cost over sizes with a ramp after each, and sizes that were expected."""
-    count = draw(st.integers(1, 3))
-    capacities = [draw(st.integers(16 * KIB, 64 * KIB))]
-    costs = [draw(st.floats(1, 50))]
-    for _ in range(count - 1):
-        capacities.append(round(capacities[-1] * 2 ** draw(st.floats(2.5, 6))))
-    for _ in range(count):
-        costs.append(costs[-1] * draw(st.floats(1.7, 6)))
-    ramp = draw(st.floats(0.01, 0.4))  # doublings
-    random = np.random.default_rng(draw(st.integers(0, 1 << 30)))
-
-    def cost(size: int) -> float:
-        value = costs[0]
-        for end, low, high in zip(capacities, costs, costs[1:], strict=False):
-            if size > end:
-                value = low + (high - low) * min(1.0, math.log2(size / end) / ramp)
-        return value * math.exp(float(np.clip(random.normal(0, 0.03), -0.09, 0.09)))
-
-    expected = [round(c * 2 ** draw(st.floats(-0.3, 0.3))) for c in capacities]
-    return capacities, cost, expected
-
-
-@settings(max_examples=40)
-@given(staircases())
-def test_the_ends_of_levels_are_found_within_a_tenth(
-    case: tuple[list[int], Curve, list[int]],
-) -> None:
-    capacities, cost, expected = case
-    planned = sizes(4 * KIB, capacities[-1] * 8, expected, 128)
-    plateaus, breaks = find(*sweep(cost, planned, 128))
-    assert len(plateaus) == len(capacities) + 1
-    for capacity, found in zip(capacities, breaks, strict=True):
-        assert abs(found.leaves / capacity - 1) < 0.1
-        assert 0.85 < found.holds / capacity < 1.25
-
-
-def test_what_is_no_staircase_has_no_break() -> None:
-    at = sizes(4 * KIB, 4 * MIB, (), 128)
-    plateaus, breaks = find(at, [7.0] * len(at))
-    assert [p.cost for p in plateaus] == [7.0] and breaks == []
-    assert (plateaus[0].first, plateaus[0].last) == (at[0], at[-1])
-    assert find(at, [float(s) for s in at]) == ([], [])  # a ramp all along
-    for wrong in ([1.0], [0.0] * len(at)):
-        with pytest.raises(ValueError, match="as many"):
-            find(at, wrong)
-
-
-def test_lines_replaced_in_any_order_are_still_counted() -> None:
-    """Past its capacity such a cache keeps a share of the lines: the curve leaves where it is full,
-    and what it holds never exceeds what there is room for."""
-    room = 256 * KIB
-    planned = sizes(4 * KIB, 64 * MIB, [200 * KIB], 128)
-    swept = sweep(lambda n: 30 + 200 * (1 - min(1.0, room / n) ** 2), planned, 128)
-    (found,) = find(*swept)[1]
-    assert abs(found.leaves / room - 1) < 0.1 and abs(found.holds / room - 1) < 0.05
-
-
-def test_sizes_are_close_where_a_break_is_expected() -> None:
-    found = sizes(4 * KIB, 1 << 30, [256 * KIB, 60 * MIB], 128)
-    assert found[0] == 4 * KIB and found[-1] == 1 << 30 and found == sorted(set(found))
-    assert all(s % 128 == 0 for s in found)
-    for known in (256 * KIB, 60 * MIB):
-        assert known in found
-        assert sum(known / 2**0.5 <= s < known * 2**0.5 for s in found) >= 8
-    assert len(found) < 80
 
 
 def test_known_sizes_are_one_core_s_and_one_sm_s(tmp_path: Path) -> None:
@@ -211,6 +135,32 @@ def test_on_a_cache_that_is_known_the_chase_measures_it(monkeypatch: pytest.Monk
         chaser.point("chase_l2", 8 * KIB)
 
 
+def test_bytes_a_cycle_are_of_what_was_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = object.__new__(streams.Streams)
+    made.sms, made.data, made.sink = 3, torch.zeros(1), torch.zeros(1)
+    made.cycles = torch.zeros(3, dtype=torch.int64)
+
+    def launch(
+        grid: int,
+        block: int,
+        data: torch.Tensor,
+        vectors: int,
+        warm: int,
+        rounds: int,
+        sink: torch.Tensor,
+        cycles: torch.Tensor,
+        shared: int,
+    ) -> None:
+        assert grid == 3 and block * 16 * 4 * warm >= vectors * 16 == 40 * KIB
+        assert shared in (0, 40 * KIB)
+        cycles[:] = torch.tensor([1, 2, 50]) * (rounds * 4 * block * 16 // 100)
+
+    monkeypatch.setattr(streams, "SOURCE", {"read_l1": launch, "read_shared": launch})
+    for kernel in ("read_l1", "read_shared"):
+        assert made.per_sm(kernel, 40 * KIB) == pytest.approx(50, rel=1e-4)  # the median SM's
+        assert made.cost(kernel, 40 * KIB) == pytest.approx(1 / 50, rel=1e-4)
+
+
 def bandwidth_series() -> Series:
     at = sizes(2 * MIB, 1 << 30, [30 * MIB, 60 * MIB], MIB)
     values = tuple(5.5e12 if s <= 58 * MIB else 4.3e12 * 0.9 for s in at)
@@ -275,6 +225,7 @@ def sass(source: Any, arch: str, folder: Path) -> dict[str, str]:
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
+@pytest.mark.slow
 def test_the_kernels_compile_and_their_loads_are_there(tmp_path: Path) -> None:
     for arch in ("sm_80", "sm_100"):
         assert chases.SOURCE.compile(arch) and streams.SOURCE.compile(arch)
@@ -389,7 +340,6 @@ def test_options_that_need_the_hierarchy_say_so(tmp_path: Path) -> None:
 def test_a_gpu_s_levels_come_in_their_order() -> None:
     from weft.workbench.hierarchy import measure
 
-    assert library() is not None
     lines: list[str] = []
     said = measure(machine.query("cuda"), quick=True, say=lines.append)
     by_key = {s["key"]: s for s in said["series"]}

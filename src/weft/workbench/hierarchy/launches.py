@@ -63,7 +63,8 @@ def _times(count: int, call: Callable[[], object]) -> None:
 def behind_a_spin(stand: CudaStand, body: Callable[[], object]) -> float:
     """Median us between two events around ``body``, queued while the GPU spins; the spin grows
     until it outlasts the queueing. Raises RuntimeError where none does."""
-    spin, seen = 10 * SPIN, []
+    spin = 10 * SPIN
+    seen: list[float] = []
     while len(seen) < ROUNDS:
         us = stand.timed(lambda: None, body, spin)
         if us >= 0:

@@ -25,7 +25,7 @@ STOP = LINE // 8  # int64 from one stop of the chase to the next
 HOPS = 1 << 17  # a point's, at least: half a millisecond in L1
 READ = 16 * MIB  # bytes a point, at least
 ROUNDS, QUICK_ROUNDS = 7, 5
-MOST = 256 * MIB
+MOST, QUICK_MOST = 256 * MIB, 2 * MIB
 CALLS = 10_000
 Say = Callable[[str], None]
 
@@ -112,8 +112,9 @@ def measure(
     """
     levels = tuple(sorted(known))
     rounds = QUICK_ROUNDS if quick else ROUNDS
-    last = known[levels[min(1, len(levels) - 1)]] * 2 if quick and levels else 0
-    most = last or min(MOST, 4 * max(known.values(), default=MOST))
+    most = min(MOST, 4 * max(known.values(), default=MOST))
+    if quick:
+        most = 2 * known[levels[:2][-1]] if levels else QUICK_MOST
     series = []
     chased, read = partial(latency, rounds=rounds), partial(bandwidth, rounds=rounds)
     kinds = (

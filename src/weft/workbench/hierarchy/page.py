@@ -10,8 +10,11 @@ from typing import Any
 from weft.workbench.figures import RESULTS, table
 from weft.workbench.hierarchy.show import READINGS, off, quantity, size
 
-COMMAND = "weft device --measure --hierarchy --save results/<device>/hierarchy.json"
 PICTURE = "hierarchy.svg"
+COMMAND = (
+    "weft device --measure --hierarchy --save results/<device>/hierarchy.json "
+    f"--picture results/<device>/{PICTURE}"
+)
 
 
 def measured(folder: Path = RESULTS) -> str:

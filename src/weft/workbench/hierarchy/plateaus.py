@@ -124,9 +124,9 @@ def _pieces(x: Array, y: Array) -> list[_Piece]:
     sums, squares = (np.concatenate([[0.0], np.cumsum(y**k)]) for k in (1, 2))
     best, start = np.zeros(n + 1), np.zeros(n + 1, int)
     for j in range(1, n + 1):
-        i = np.arange(j)
-        residue = squares[j] - squares[i] - (sums[j] - sums[i]) ** 2 / (j - i)
-        total = best[i] + residue + penalty
+        from_ = np.arange(j)
+        residue = squares[j] - squares[from_] - (sums[j] - sums[from_]) ** 2 / (j - from_)
+        total = best[from_] + residue + penalty
         start[j] = int(np.argmin(total))
         best[j] = total[start[j]]
     pieces: list[_Piece] = []

@@ -101,8 +101,8 @@ read_shared(const float4* data, index_t vectors, index_t warm, index_t rounds, f
   timed<SharedLoad>(room, (int)vectors, (int)warm, (int)rounds, sink, cycles);
 }
 
-// data: (vectors,), vectors a multiple of gridDim.x * THREADS: one block an SM, all of them together
-// read data `passes` times. A vector is read by the same SM in every pass, so that an L2 in two
+// data: (vectors,), vectors a multiple of gridDim.x * THREADS: one block an SM, all together read
+// data `passes` times. A vector is read by the same SM in every pass, so that an L2 in two
 // halves has to keep as few lines twice as can be. Bytes: passes * vectors * 16 read.
 extern "C" __global__ void __launch_bounds__(THREADS)
 read_all(const float4* data, index_t vectors, index_t passes, float* sink) {

@@ -28,7 +28,7 @@ WARP = 32 * VECTOR  # bytes: a warp's read; sets are multiples, so that none wra
 ROUNDS = 512  # of UNROLL loads a thread: 32 MiB an SM, a tenth of a millisecond from the L1
 CALL = 2 * GIB  # bytes that a call of read_all moves, at least: a launch is nothing beside it
 CALLS = 8
-COPY_THREADS = 256
+COPY_THREADS = (128, 256, 512)  # a block; which is fastest differs from card to card
 BANKS = 128.0  # bytes a cycle: 32 banks of 4 bytes
 GUIDE = "32 banks of 4 bytes"
 Say = Callable[[str], None]
@@ -67,6 +67,11 @@ class Streams:
         call = partial(SOURCE["read_all"], self.sms, THREADS, *arguments)
         return passes * nbytes / best_median(torch, call, calls=CALLS)
 
+    def cost(self, kernel: str, nbytes: int) -> float:
+        """Cycles a byte of one SM, or seconds a byte of all."""
+        all_of_them = kernel == "read_all"
+        return 1 / (self.everywhere(nbytes) if all_of_them else self.per_sm(kernel, nbytes))
+
 
 def bandwidths(device: Device, known: dict[str, int], quick: bool, say: Say) -> list[Series]:
     """By working set: of an SM from its L1 and from shared memory; of all SMs from L2 and DRAM."""
@@ -74,43 +79,30 @@ def bandwidths(device: Device, known: dict[str, int], quick: bool, say: Say) -> 
     l1 = [known["L1"]] if "L1" in known else []
     l2 = [known["L2"] // part for part in (1, 2)] if "L2" in known else []
     most = (device.shared_per_block_optin or 48 * KIB) // WARP * WARP
-    by_sm = partial(streams.per_sm, "read_l1")
-    by_bank = partial(streams.per_sm, "read_shared")
     per_cycle, per_second = "B/cycle/SM", "B/s"
     plans = (
-        ("read_l1", "an SM, through L1", per_cycle, "L1", sizes(4 * KIB, 4 * MIB, l1, WARP), by_sm),
-        (
-            "read_shared",
-            "an SM, shared memory",
-            per_cycle,
-            "",
-            sizes(4 * KIB, most, (), WARP),
-            by_bank,
-        ),
+        ("read_l1", "an SM, through L1", per_cycle, ("L1",), sizes(4 * KIB, 4 * MIB, l1, WARP)),
+        ("read_shared", "an SM, shared memory", per_cycle, (), sizes(4 * KIB, most, (), WARP)),
         (
             "read_all",
             "all SMs, past L1",
             per_second,
-            "L2",
+            ("L2",),
             sizes(streams.unit, streams.most, l2, streams.unit),
-            streams.everywhere,
         ),
     )
     series = []
-    for key, label, unit, level, planned, measure in plans:
+    for key, label, unit, levels, planned in plans:
         say(f"bandwidth, {label}: {planned[0] / KIB:.4g} KiB to {planned[-1] / MIB:.4g} MiB")
-        found, costs = sweep(
-            lambda n, measure=measure: 1 / measure(n),
-            planned,
-            WARP if level != "L2" else streams.unit,
-        )
+        step = streams.unit if key == "read_all" else WARP
+        found, costs = sweep(partial(streams.cost, key), planned, step)
         series.append(
             Series(
                 key=key,
                 label=label,
                 kind=BANDWIDTH,
                 unit=unit,
-                levels=(level,) if level else (),
+                levels=levels,
                 sizes=tuple(found),
                 values=tuple(1 / c for c in costs),
             )
@@ -132,10 +124,11 @@ def dram(ceilings: Ceilings | None, quick: bool, say: Say) -> list[Figure]:
         sink = torch.zeros(1, dtype=torch.float32, device="cuda")
         vectors = nbytes // VECTOR
         reading = partial(SOURCE["read_all"], sms, THREADS, source, vectors, 1, sink)
-        blocks = -(-vectors // COPY_THREADS)
-        copying = partial(SOURCE["copy_all"], blocks, COPY_THREADS, source, target, vectors)
         read = max(read, nbytes / best_median(torch, reading))
-        copy = max(copy, 2 * nbytes / best_median(torch, copying))
+        for threads in COPY_THREADS:
+            arguments = (source, target, vectors)
+            copying = partial(SOURCE["copy_all"], -(-vectors // threads), threads, *arguments)
+            copy = max(copy, 2 * nbytes / best_median(torch, copying))
         if not torch.equal(source[-unit:], target[-unit:]):
             raise RuntimeError("the copy did not arrive")
         del source, target

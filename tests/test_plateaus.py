@@ -1,0 +1,85 @@
+"""Plateaus are found where they were put, whatever the ramps and the noise about them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft.workbench.hierarchy.plan import KIB, MIB, sizes
+from weft.workbench.hierarchy.plateaus import find, sweep
+
+Curve = Callable[[int], float]
+
+
+@st.composite
+def staircases(draw: st.DrawFn) -> tuple[list[int], Curve, list[int]]:
+    """Capacities, a noisy cost over sizes with a ramp after each, and sizes that were expected."""
+    count = draw(st.integers(1, 3))
+    capacities = [draw(st.integers(16 * KIB, 64 * KIB))]
+    costs = [draw(st.floats(1, 50))]
+    for _ in range(count - 1):
+        capacities.append(round(capacities[-1] * 2 ** draw(st.floats(2.5, 6))))
+    for _ in range(count):
+        costs.append(costs[-1] * draw(st.floats(1.7, 6)))
+    ramp = draw(st.floats(0.01, 0.4))  # doublings
+    random = np.random.default_rng(draw(st.integers(0, 1 << 30)))
+
+    def cost(size: int) -> float:
+        value = costs[0]
+        for end, low, high in zip(capacities, costs, costs[1:], strict=False):
+            if size > end:
+                value = low + (high - low) * min(1.0, math.log2(size / end) / ramp)
+        return value * math.exp(float(np.clip(random.normal(0, 0.03), -0.09, 0.09)))
+
+    expected = [round(c * 2 ** draw(st.floats(-0.3, 0.3))) for c in capacities]
+    return capacities, cost, expected
+
+
+@settings(max_examples=40)
+@given(staircases())
+def test_the_ends_of_levels_are_found_within_a_tenth(
+    case: tuple[list[int], Curve, list[int]],
+) -> None:
+    capacities, cost, expected = case
+    planned = sizes(4 * KIB, capacities[-1] * 8, expected, 128)
+    plateaus, breaks = find(*sweep(cost, planned, 128))
+    assert len(plateaus) == len(capacities) + 1
+    for capacity, found in zip(capacities, breaks, strict=True):
+        assert abs(found.leaves / capacity - 1) < 0.1
+        assert 0.85 < found.holds / capacity < 1.25
+
+
+def test_what_is_no_staircase_has_no_break() -> None:
+    at = sizes(4 * KIB, 4 * MIB, (), 128)
+    plateaus, breaks = find(at, [7.0] * len(at))
+    assert [p.cost for p in plateaus] == [7.0] and breaks == []
+    assert (plateaus[0].first, plateaus[0].last) == (at[0], at[-1])
+    assert find(at, [float(s) for s in at]) == ([], [])  # a ramp all along
+    for wrong in ([1.0], [0.0] * len(at)):
+        with pytest.raises(ValueError, match="as many"):
+            find(at, wrong)
+
+
+def test_lines_replaced_in_any_order_are_still_counted() -> None:
+    """Past its capacity such a cache keeps a share of the lines: the curve leaves where it is full,
+    and what it holds never exceeds what there is room for."""
+    room = 256 * KIB
+    planned = sizes(4 * KIB, 64 * MIB, [200 * KIB], 128)
+    swept = sweep(lambda n: 30 + 200 * (1 - min(1.0, room / n) ** 2), planned, 128)
+    (found,) = find(*swept)[1]
+    assert abs(found.leaves / room - 1) < 0.1 and abs(found.holds / room - 1) < 0.05
+
+
+def test_sizes_are_close_where_a_break_is_expected() -> None:
+    found = sizes(4 * KIB, 1 << 30, [256 * KIB, 60 * MIB], 128)
+    assert found[0] == 4 * KIB and found[-1] == 1 << 30 and found == sorted(set(found))
+    assert all(s % 128 == 0 for s in found)
+    for known in (256 * KIB, 60 * MIB):
+        assert known in found
+        assert sum(known / 2**0.5 <= s < known * 2**0.5 for s in found) >= 8
+    assert len(found) < 80
