@@ -20,6 +20,7 @@ COMMANDS = (
     *("device", "ops", "check", "bench", "judge", "new", "selftest", "compare", "report"),
     "study",
     "inspect",
+    "profile",
     "demo",
 )
 
