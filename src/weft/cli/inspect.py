@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.options import Files
+from weft.cli.options import Files, Names
 from weft.core.errors import WeftError
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class Wanted:
     direction: str | None
     arch: str
     kernel: str
+    backends: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +70,9 @@ def inspect(
     diff: Annotated[
         tuple[str, str] | None, typer.Option(metavar="I1 I2", help="Compare two implementations.")
     ] = None,
+    backend: Annotated[
+        Names, typer.Option(metavar="NAME", help="Only implementations in it; may repeat.")
+    ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every operator, in brief.")] = False,
     files: Files = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
@@ -84,7 +88,13 @@ def inspect(
     compile_here()
     ways = Ways(files or [])
     wanted = Wanted(
-        operator=operator, impl=impl, case=case, direction=direction, arch=arch, kernel=kernel
+        operator=operator,
+        impl=impl,
+        case=case,
+        direction=direction,
+        arch=arch,
+        kernel=kernel,
+        backends=tuple(backend or ()),
     )
     if diff is not None:
         _compare(wanted, ways, diff, json)
@@ -125,7 +135,7 @@ def _kernels(wanted: Wanted, ways: Ways) -> list[Kernel]:
     found = []
     for name in [wanted.operator] if wanted.operator else registry.operator_names():
         operator = ways.operator(name)
-        chosen = ways.compiling(name)
+        chosen = [i for i in ways.compiling(name) if i.backend in (wanted.backends or (i.backend,))]
         if wanted.impl is not None:
             chosen = [ways.implementation(name, wanted.impl)]
         for one in chosen:
@@ -142,6 +152,8 @@ def _kernels(wanted: Wanted, ways: Ways) -> list[Kernel]:
                 progress=_say,
             )
     _say("")
+    if not found:
+        raise WeftError("kernels", expected="some", got=f"none in {', '.join(wanted.backends)}")
     return found
 
 

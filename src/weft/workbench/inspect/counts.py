@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from typing import Any
 
 from weft.workbench.inspect.sass import Instruction
@@ -42,7 +43,7 @@ TENSOR = (
 )
 TENSOR_MEMORY = ("LDTM", "STTM", "UTCCP", "UTCATOMSWS")
 BARRIERS = ("BAR", "BARRIER", "SYNCS", "UCGABAR_ARV", "UCGABAR_WAIT", "WARPSYNC", "UTCBAR")
-BRANCHES = ("BRA", "BRX", "BRXU", "JMP", "JMX", "CALL", "RET", "BRA.U")
+BRANCHES = ("BRA", "BRX", "BRXU", "JMP", "JMX", "CALL", "RET")
 ATOMICS = ("ATOM", "ATOMG", "ATOMS", "RED", "REDG", "REDAS")
 SHUFFLES = ("SHFL", "REDUX", "CREDUX", "VOTE", "VOTEU", "MATCH")
 WIDTHS = {"U8": 8, "S8": 8, "U16": 16, "S16": 16, "64": 64, "128": 128, "256": 256}
@@ -81,12 +82,18 @@ class Counts:
         return max(map(int, self.memory.get(what, {})), default=0)
 
 
-def width(instruction: Instruction) -> int:
-    """How many bits a thread's access moves: the modifier that tells, else 32."""
-    if instruction.kind in ("LDSM", "STSM"):
-        tiles = next((m for m in instruction.modifiers if m in ("2", "4")), "1")
+@cache
+def width(opcode: str) -> int:
+    """How many bits a thread's access moves: the modifier that tells, else 32.
+
+    >>> width("LDG.E.128.CONSTANT"), width("LDSM.16.M88.4"), width("STS")
+    (128, 128, 32)
+    """
+    kind, *modifiers = opcode.split(".")
+    if kind in ("LDSM", "STSM"):
+        tiles = next((m for m in modifiers if m in ("2", "4")), "1")
         return TILE * int(tiles) // 4
-    return next((WIDTHS[m] for m in reversed(instruction.modifiers) if m in WIDTHS), 32)
+    return next((WIDTHS[m] for m in reversed(modifiers) if m in WIDTHS), 32)
 
 
 def count(code: Iterable[Instruction]) -> Counts:
@@ -94,16 +101,17 @@ def count(code: Iterable[Instruction]) -> Counts:
     memory: dict[str, Counter[str]] = {}
     tallies: dict[str, Counter[str]] = {}
     total: Counter[str] = Counter()
-    for one in code:
-        total["instructions"] += 1
-        if one.kind in MEMORY:
-            memory.setdefault(MEMORY[one.kind], Counter())[str(width(one))] += 1
-        elif one.kind in BRANCHES:
-            total["calls" if one.kind in ("CALL", "RET") else "branches"] += 1
-        elif (where := _tally(one)) is not None:
-            tallies.setdefault(where[0], Counter())[where[1]] += 1
-        if one.kind in ("STL", "LDL"):
-            total[one.kind] += width(one) // 8
+    for opcode, n in Counter(one.opcode for one in code).items():
+        kind = opcode.partition(".")[0]
+        total["instructions"] += n
+        if kind in MEMORY:
+            memory.setdefault(MEMORY[kind], Counter())[str(width(opcode))] += n
+        elif kind in BRANCHES:
+            total["calls" if kind in ("CALL", "RET") else "branches"] += n
+        elif (where := _tally(opcode)) is not None:
+            tallies.setdefault(where[0], Counter())[where[1]] += n
+        if kind in ("STL", "LDL"):
+            total[kind] += n * width(opcode) // 8
     return Counts(
         instructions=total["instructions"],
         branches=total["branches"],
@@ -119,20 +127,21 @@ def _by_width(item: tuple[str, int]) -> int:
     return int(item[0])
 
 
-def _tally(one: Instruction) -> tuple[str, str] | None:
+def _tally(opcode: str) -> tuple[str, str] | None:
     """Which tally counts an instruction that neither moves data of a width nor branches."""
-    if one.kind in BULK:
-        return "bulk", BULK[one.kind]
-    if one.kind in TENSOR:
-        return "tensor", one.opcode
-    if one.kind in TENSOR_MEMORY:
-        return "tensor_memory", one.kind
-    if one.kind in BARRIERS:
-        return "barriers", ".".join((one.kind, *one.modifiers[:1]))
-    if one.kind == "MUFU":
-        return "fast_math", one.opcode
-    if one.kind in ATOMICS:
-        return "atomics", one.kind
-    if one.kind in SHUFFLES:
-        return "shuffles", one.kind
+    kind = opcode.partition(".")[0]
+    if kind in BULK:
+        return "bulk", BULK[kind]
+    if kind in TENSOR:
+        return "tensor", opcode
+    if kind in TENSOR_MEMORY:
+        return "tensor_memory", kind
+    if kind in BARRIERS:
+        return "barriers", ".".join(opcode.split(".")[:2])
+    if kind == "MUFU":
+        return "fast_math", opcode
+    if kind in ATOMICS:
+        return "atomics", kind
+    if kind in SHUFFLES:
+        return "shuffles", kind
     return None

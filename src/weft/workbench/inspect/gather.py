@@ -9,7 +9,7 @@ from typing import Any
 from weft.backends import disassemble, take_apart
 from weft.core import Case, Implementation, Operator, WeftError
 from weft.workbench.inspect import sass
-from weft.workbench.inspect.counts import count
+from weft.workbench.inspect.counts import Counts, count
 from weft.workbench.inspect.kernel import Kernel
 from weft.workbench.inspect.rehearse import Launch, identity, rehearse
 
@@ -34,13 +34,15 @@ def kernels(
     case: str | None = None,
     direction: str | None = None,
     matching: str = "",
+    counting: Callable[[Kernel], bool] = lambda kernel: True,
     progress: Progress = lambda line: None,
 ) -> list[Kernel]:
     """The kernels of an implementation for a target such as ``sm_90``.
 
     With ``case`` those that it launches, compiled as it launches them; without, all that it can
     compile with no GPU. ``matching``: only where the kernel's or the specimen's name holds this.
-    Raises :class:`WeftError` where there are none, with the reason.
+    The instructions of those that ``counting`` refuses are not counted: disassembly takes most of
+    the time. Raises :class:`WeftError` where there are none, with the reason.
     """
     number = able(implementation, arch)
     uses = _at(operator, implementation, number, case, direction)
@@ -59,7 +61,7 @@ def kernels(
     if not found:
         why = f"all need another: {', '.join(skipped)}" if skipped else "none by that name"
         raise WeftError(f"kernels of {operator.name} {implementation.name} for {arch}", got=why)
-    return _counted(found, number)
+    return _counted(found, number, counting)
 
 
 def able(implementation: Implementation, arch: str) -> int:
@@ -152,8 +154,6 @@ def _compiled(
             f"{operator.name} {implementation.name} {use.specimen.label} for sm_{arch}",
             got=f"{type(error).__name__}: {error}",
         ) from error
-    from weft.workbench.inspect.counts import Counts
-
     found = []
     for code in program.kernels:
         # The compilers mangle what is not extern "C": numba's one kernel goes by its specimen.
@@ -178,14 +178,14 @@ def _only(launches: dict[str, Launch], program: Any, name: str) -> str:
     return next(iter(launches), name) if len(program.kernels) == 1 else name
 
 
-def _counted(found: list[Kernel], arch: int) -> list[Kernel]:
-    """With the instructions counted: one kernel's by itself, those of many in one go."""
-    texts = list(dict.fromkeys(k.code.text for k in found))
+def _counted(found: list[Kernel], arch: int, counting: Callable[[Kernel], bool]) -> list[Kernel]:
+    """With the instructions counted, of all kernels in one go; the same code once."""
+    texts = list(dict.fromkeys(k.code.text for k in found if counting(k)))
     printed = disassemble.sass_of_all(texts, arch)
     counts = {
         text: count(sass.parse(said).get("", ())) for text, said in zip(texts, printed, strict=True)
     }
-    return [replace(k, counts=counts[k.code.text]) for k in found]
+    return [replace(k, counts=counts.get(k.code.text, k.counts)) for k in found]
 
 
 def listing(kernel: Kernel) -> tuple[sass.Instruction, ...]:

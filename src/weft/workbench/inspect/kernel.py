@@ -11,6 +11,7 @@ from weft.backends.take_apart import Program
 from weft.machine.capability import multiprocessor
 from weft.workbench.inspect.counts import Counts
 from weft.workbench.inspect.occupancy import Occupancy, occupancy
+from weft.workbench.inspect.ptx import body
 from weft.workbench.inspect.rehearse import Launch
 
 _EXTERN = re.compile(r"^\s*\.extern \.shared", re.MULTILINE)
@@ -72,7 +73,11 @@ class Kernel:
         in local memory the two are not told apart.
         """
         moved = (self.counts.local_stores, self.counts.local_loads)
-        return None if any(moved) and _LOCAL.search(self.program.ptx) else moved
+        if not any(moved):
+            return moved
+        lines = self.program.ptx.splitlines()
+        own = "\n".join(lines[n - 1] for n in body(lines, self.code.name))
+        return None if _LOCAL.search(own) else moved
 
     @property
     def occupancy(self) -> Occupancy | None:

@@ -28,7 +28,7 @@ class Place:
     line: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Instruction:
     """One instruction at ``offset`` bytes in its kernel.
 
@@ -75,14 +75,14 @@ def parse(text: str) -> dict[str, tuple[Instruction, ...]]:
     found: dict[str, list[Instruction]] = {}
     state = _State()
     for line in text.splitlines():
-        if kernel := _KERNEL.match(line):
+        if code := _CODE.match(line):  # most lines are
+            found.setdefault(state.kernel, []).append(state.instruction(code))
+        elif kernel := _KERNEL.match(line):
             state = _State(kernel[1])
         elif label := _LABEL.match(line):
             state.label = label[1]
         elif place := _PLACE.match(line):
             state.at(place[1], int(place[2]))
-        elif code := _CODE.match(line):
-            found.setdefault(state.kernel, []).append(state.instruction(code))
     return {name: tuple(_trimmed(code)) for name, code in found.items()}
 
 

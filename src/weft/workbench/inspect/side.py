@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import weft
 from weft.workbench.inspect.gather import listing
 from weft.workbench.inspect.kernel import Kernel
+from weft.workbench.inspect.ptx import body
 from weft.workbench.inspect.sass import Instruction, Place
 
 AROUND = 3  # lines of a source file shown before and after those that became code
@@ -126,17 +126,7 @@ def _runs(path: Path, used: Counter[int]) -> Iterator[tuple[Line, ...]]:
 def _ptx(kernel: Kernel, used: Counter[int]) -> Iterator[Line]:
     """The kernel's own PTX, and besides what its instructions came of (functions called)."""
     lines = kernel.program.ptx.splitlines()
-    own = set(_body(lines, kernel.code.name))
+    own = body(lines, kernel.code.name)
     for number, text in enumerate(lines, 1):
         if number in own or number in used:
             yield Line(number, text, used[number])
-
-
-def _body(lines: list[str], name: str) -> Iterable[int]:
-    """The numbers of the lines from a kernel's ``.entry`` to its closing brace."""
-    entry = re.compile(rf"\.entry\s+{re.escape(name)}\s*\(?")
-    begins = next((i for i, line in enumerate(lines) if entry.search(line)), None)
-    if begins is None:
-        return range(0)
-    ends = next((i for i in range(begins, len(lines)) if lines[i].startswith("}")), len(lines) - 1)
-    return range(begins + 1, ends + 2)
