@@ -1,0 +1,102 @@
+"""What all ways of building share: flags, the CUDA toolkit's folder, which GPUs to compile for."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+# Only what libtorch 2.11 has of the stable ABI: the library then works with 2.11 and later.
+TARGET = "-DTORCH_TARGET_VERSION=0x020b000000000000"
+CXX_FLAGS = [TARGET, "-O2"]
+NVCC_FLAGS = ["-O3", "-lineinfo"]  # the lines, for ncu and compute-sanitizer; no slower
+# What is linked, in this order. libstdc++ is first because PyTorch's libraries export some of its
+# functions too, by accident: taken from there they are no part of the stable ABI. CUDA's runtime
+# becomes part of the library: where it runs, no toolkit is needed.
+LIBRARIES = ["stdc++", "torch_cpu", "cudart_static", "rt", "dl", "pthread"]
+WITHOUT_GPU = "8.0 9.0 10.0+PTX"  # compiled for, where no GPU is there to be asked
+
+
+class Missing(RuntimeError):
+    """A tool that a way of building needs is not here; the message says how to get it."""
+
+
+def prepare() -> Path:
+    """The CUDA toolkit's folder; PyTorch is told of it, and of the GPUs to compile for.
+
+    A CPU build of PyTorch looks for no toolkit, and any build takes an nvcc that is a link or a
+    script for the toolkit's own: hence told. Raises Missing.
+    """
+    toolkit = cuda_home()
+    os.environ["CUDA_HOME"] = str(toolkit)
+    from torch.utils import cpp_extension
+
+    cpp_extension.CUDA_HOME = str(toolkit)
+    os.environ["TORCH_CUDA_ARCH_LIST"] = " ".join(architectures())
+    return toolkit
+
+
+def cuda_home() -> Path:
+    """CUDA_HOME or CUDA_PATH if set, otherwise where nvcc itself says that it lies."""
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        if folder := os.environ.get(name):
+            return _with_headers(Path(folder), f"{name}={folder}")
+    nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+    if nvcc is None:
+        raise Missing(
+            "nvcc was not found: install the CUDA toolkit, from "
+            "https://developer.nvidia.com/cuda-downloads, or set CUDA_HOME to its folder"
+        )
+    said = subprocess.run([nvcc, "--dryrun", "none.cu"], capture_output=True, text=True).stderr
+    top = re.search(r"^#\$ TOP=(.+)$", said, re.MULTILINE)
+    folder = top.group(1).strip() if top else str(Path(nvcc).resolve().parent.parent)
+    return _with_headers(Path(folder).resolve(), nvcc)
+
+
+def _with_headers(folder: Path, source: str) -> Path:
+    if not (folder / "include" / "cuda_runtime.h").is_file():
+        raise Missing(
+            f"{source}: no toolkit with include/cuda_runtime.h there; set CUDA_HOME to its folder"
+        )
+    return folder
+
+
+def cuda_libraries(toolkit: Path) -> Path:
+    """The folder of the toolkit where its static runtime lies. Raises Missing."""
+    for inner in ("lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib"):
+        if (toolkit / inner / "libcudart_static.a").is_file():
+            return toolkit / inner
+    raise Missing(f"{toolkit} has no libcudart_static.a: is the toolkit whole?")
+
+
+def architectures() -> list[str]:
+    """TORCH_CUDA_ARCH_LIST if set, such as `8.0 9.0+PTX`; else the GPUs here, else a default."""
+    if named := os.environ.get("TORCH_CUDA_ARCH_LIST"):
+        return re.split(r"[;\s]+", named.strip())
+    import torch
+
+    found = sorted({torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())})
+    if not found:
+        return WITHOUT_GPU.split()
+    names = [f"{major}.{minor}" for major, minor in found]
+    return [*names[:-1], f"{names[-1]}+PTX"]
+
+
+def for_cmake(names: list[str]) -> str:
+    """The same as CMAKE_CUDA_ARCHITECTURES has it: 8.0 is 80-real, and 9.0+PTX is 90."""
+    made = []
+    for name in names:
+        parts = re.fullmatch(r"(\d+)\.(\d)([af]?)(\+PTX)?", name)
+        if parts is None:
+            raise Missing(f"TORCH_CUDA_ARCH_LIST: CMake is told numbers such as 9.0, not {name!r}")
+        made.append("".join(parts.group(1, 2, 3)) + ("" if parts.group(4) else "-real"))
+    return ";".join(made)
+
+
+def need(*tools: str) -> None:
+    """Raises Missing for a tool that is not on PATH, with what brings it."""
+    for tool in tools:
+        if shutil.which(tool) is None:
+            raise Missing(f"{tool} was not found: pip install {tool}")
