@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from weft.workbench import demos
 from weft.workbench.demos import arithmetic, counting, evidence, page, running, taking
 from weft.workbench.demos import unified_memory as managed_demo
 from weft.workbench.demos import wave_quantization as waves_demo
-from weft.workbench.demos.demo import BAD, GOOD, SIDES, Taken
+from weft.workbench.demos.demo import BAD, GOOD, SIDES, Taken, Way
 from weft.workbench.ncu import find
 
 ADDRESSES = st.lists(st.integers(0, 1 << 20).map(lambda word: 4 * word), min_size=1, max_size=32)
@@ -155,6 +156,32 @@ def test_what_times_itself_computes_what_it_says(emulated: Any) -> None:
         demos.demo("launch-overhead").source["step"](4, 256, v)
     demos.demo("unified-memory").source["twice"](2, 256, x.data_ptr(), y)
     assert bool((v == 3).all()) and torch.equal(y, 2 * x)
+
+
+@pytest.mark.slow
+def test_only_right_answers_are_timed_and_by_the_house_s_clock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The way from a pair to its times, on a CPU, with torch in the kernels' place."""
+    monkeypatch.setattr(taking, "SECONDS", 0.1)
+
+    def once(x: torch.Tensor) -> torch.Tensor:
+        return x.T.contiguous()
+
+    def three_times(x: torch.Tensor) -> torch.Tensor:
+        return once(once(once(x)))
+
+    pair = replace(
+        demos.demo("output-staging"),
+        bad=Way(kernel="slow", how="", call=three_times),
+        good=Way(kernel="quick", how="", call=once),
+        inputs=lambda seed: [torch.rand(512, 512, generator=torch.Generator().manual_seed(seed))],
+    )
+    found = taking.both(pair, silent, "cpu")
+    assert all(len(found[side].samples) > 1 and not found[side].wrong for side in SIDES)
+    assert running.weighed(pair, found)["ratio"] > 1
+    untouched = replace(pair, good=Way(kernel="idle", how="", call=torch.Tensor.clone))
+    assert taking.both(untouched, silent, "cpu")[GOOD].wrong.startswith("idle: it is off by")
 
 
 def test_a_wrong_answer_is_told() -> None:

@@ -16,9 +16,11 @@ extern "C" __global__ void staged(const float* x, float* y, long long n) {
   __shared__ float tile[TILE][TILE + 1];
   long long column = blockIdx.x * TILE + threadIdx.x, row = blockIdx.y * TILE + threadIdx.y;
 #pragma unroll
-  for (int r = 0; r < TILE; r += ROWS) tile[threadIdx.y + r][threadIdx.x] = x[(row + r) * n + column];
+  for (int r = 0; r < TILE; r += ROWS)
+    tile[threadIdx.y + r][threadIdx.x] = x[(row + r) * n + column];
   __syncthreads();
   column = blockIdx.y * TILE + threadIdx.x, row = blockIdx.x * TILE + threadIdx.y;  // in y
 #pragma unroll
-  for (int r = 0; r < TILE; r += ROWS) y[(row + r) * n + column] = tile[threadIdx.x][threadIdx.y + r];
+  for (int r = 0; r < TILE; r += ROWS)
+    y[(row + r) * n + column] = tile[threadIdx.x][threadIdx.y + r];
 }

@@ -1,4 +1,4 @@
-// y = 2 x, where x is in managed memory, of which every page lies on the host when the kernel starts
+// y = 2 x, where x is in managed memory, and each of its pages on the host when the kernel starts
 // (y is plain device memory). The kernel is the same both times: at the first touch of a page it
 // waits for a fault and the page's move, or it finds all pages there, moved by one prefetch.
 //
