@@ -7,6 +7,7 @@ first; the optimizer passes over all layers at once and is in no layer's time.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -52,6 +53,7 @@ def profile(call: Callable[[], object], depth: int, device: str) -> Profile:
 
     Raises ``RuntimeError`` where the profiler saw no time at all.
     """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it writes to stderr of itself
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
