@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,7 @@ def shipped(results: Path = RESULTS) -> str:
         key = (kernel["operator"], kernel["implementation"], kernel["kernel"])
         groups.setdefault(key, []).append(kernel)
     rows = [_row(*key, group) for key, group in groups.items()]
-    by = sorted({re.sub(r"\.0$", "", k["compiler"]) for k in kernels})
+    by = sorted({k["compiler"] for k in kernels})
     return table((*HEAD, *REST), rows, align="--rr----") + f"\nCompiled by {' and '.join(by)}.\n"
 
 
@@ -74,7 +73,7 @@ def _row(operator: str, implementation: str, name: str, group: Sequence[Data]) -
         f"{len(spilled)} of {len(group)}" if spilled else "none",
         _span([round(n / 1024, 1) for n in shared], " KiB"),
         f"{filled} ({', '.join(limits)})" if full else "unknown",
-        " or ".join(sorted({_widest(k) for k in group})),
+        _widest(group),
         ", ".join(tensor) or "none",
     ]
 
@@ -96,13 +95,17 @@ def _span(values: Iterable[float], unit: str = "") -> str:
     return told + unit
 
 
-def _widest(kernel: Data) -> str:
-    """How its widest load from global memory goes: bits a thread, or an engine's copy."""
-    counts = kernel["counts"]
-    if "TMA loads" in counts["bulk"]:
-        return "TMA"
-    if "bulk copies" in counts["bulk"]:
-        return "bulk copy"
-    kinds = ("global loads", "generic loads", "async copies")
-    widest = max((int(w) for k in kinds for w in counts["memory"].get(k, {})), default=0)
-    return f"{widest} bits"
+def _widest(group: Sequence[Data]) -> str:
+    """How the widest loads from global memory go: bits a thread, or an engine's copies."""
+    engines, bits = {}, []
+    for kernel in group:
+        counts = kernel["counts"]
+        if "TMA loads" in counts["bulk"]:
+            engines["TMA"] = None
+        elif "bulk copies" in counts["bulk"]:
+            engines["bulk copy"] = None
+        else:
+            kinds = ("global loads", "generic loads", "async copies")
+            widths = (int(w) for k in kinds for w in counts["memory"].get(k, {}))
+            bits.append(max(widths, default=0))
+    return " or ".join([*engines, *([_span(bits, " bits")] if bits else [])])
