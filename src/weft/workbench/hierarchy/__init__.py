@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 from weft import machine
@@ -35,9 +36,8 @@ def measure(
     began = time.perf_counter()
     known = known_sizes(device)
     on_gpu = device.kind == "cuda"
-    here = backend_support("cuda" if on_gpu else "numba", device.kind)
-    if not here.ok:
-        raise WeftError("the hierarchy cannot be measured", got=here.reason)
+    if why_not := _missing(on_gpu):
+        raise WeftError("the hierarchy cannot be measured", got=why_not)
     if on_gpu:
         series, figures = _gpu(device, known, ceilings, quick, say)
     else:
@@ -57,6 +57,14 @@ def measure(
     }
 
 
+def _missing(on_gpu: bool) -> str:
+    """Why the loops cannot be compiled here; empty where they can."""
+    if on_gpu:
+        return backend_support("cuda", "cuda").reason
+    # A CPU's loops are plain njit: whether numba.cuda is simulated does not matter to them.
+    return "" if find_spec("numba") else "numba is not installed; pip install numba"
+
+
 def _gpu(
     device: machine.Device,
     known: dict[str, int],
@@ -71,7 +79,7 @@ def _gpu(
     with torch.random.fork_rng(devices=[0]), torch.cuda.device(0), torch.no_grad():
         series = streams.bandwidths(device, known, quick, say)  # its work steadies the clock
         torch.cuda.empty_cache()
-        figures = streams.peaks(series) + streams.dram(ceilings, quick, say)
+        figures = streams.peaks(series, known) + streams.dram(ceilings, quick, say)
         torch.cuda.empty_cache()
         series = chases.latencies(device, known, quick, say) + series
         torch.cuda.empty_cache()

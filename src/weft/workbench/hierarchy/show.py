@@ -22,11 +22,13 @@ def size(nbytes: float) -> str:
 
 
 def quantity(value: float, unit: str) -> str:
-    """A value in its unit, three digits; bytes a second in GB/s.
+    """A value in its unit, three digits; bytes in binary units, bytes a second in GB/s.
 
     >>> quantity(4.274e12, "B/s"), quantity(37.04, "cycles"), quantity(0.5, "us")
     ('4,274 GB/s', '37 cycles', '0.5 us')
     """
+    if unit == "B":
+        return size(value)
     if unit == "B/s":
         return f"{value / 1e9:,.4g} GB/s" if value < 1e12 else f"{value / 1e9:,.0f} GB/s"
     return f"{value:.3g} {unit}" if value < 1000 else f"{value:,.0f} {unit}"

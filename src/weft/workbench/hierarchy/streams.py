@@ -147,10 +147,20 @@ def dram(ceilings: Ceilings | None, quick: bool, say: Say) -> list[Figure]:
     ]
 
 
-def peaks(series: list[Series]) -> list[Figure]:
-    """What an SM reads a cycle at best from shared memory and L1, beside what the banks give."""
+def peaks(series: list[Series], known: dict[str, int]) -> list[Figure]:
+    """What an SM reads a cycle at best from shared memory and L1, beside what the banks give; and
+    the most shared memory that a block could read, beside what an SM has."""
     labels = {"read_l1": "L1, read by an SM", "read_shared": "shared memory, read by an SM"}
-    return [
+    walked = max(s.sizes[-1] for s in series if s.key == "read_shared")
+    room = Figure(
+        key="shared_room",
+        label="shared memory, the most that a block read",
+        value=walked,
+        unit="B",
+        expected=known.get("shared"),
+        by="the driver, for an SM",
+    )
+    return [room] + [
         Figure(
             key=f"peak_{s.key}",
             label=labels[s.key],
