@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable
 
 import numpy as np
@@ -73,6 +74,38 @@ def test_lines_replaced_in_any_order_are_still_counted() -> None:
     swept = sweep(lambda n: 30 + 200 * (1 - min(1.0, room / n) ** 2), planned, 128)
     (found,) = find(*swept)[1]
     assert abs(found.leaves / room - 1) < 0.1 and abs(found.holds / room - 1) < 0.05
+
+
+def test_an_l2_in_two_halves_that_keep_copies_breaks_at_a_half_and_at_the_whole() -> None:
+    """What docs/hierarchy.md expects of one SM: lines of the far half are copied into the near one,
+    and drive its own lines out; both halves drop the oldest line."""
+    room = 1024  # lines of a half
+
+    def walked(nbytes: int) -> float:
+        random = np.random.default_rng(nbytes)
+        order = random.permutation(nbytes // 128).tolist()
+        from_far = (random.random(nbytes // 128) < 0.5).tolist()
+        near: OrderedDict[int, None] = OrderedDict()
+        far: OrderedDict[int, None] = OrderedDict()
+        total = 0
+        for _ in range(2):  # the second time round is what lasts
+            total = 0
+            for line in order:
+                in_far = from_far[line] and line in far
+                total += 200 if line in near else 300 if in_far else 800
+                for half in (near, far) if from_far[line] and line not in near else (near,):
+                    half[line] = None
+                    half.move_to_end(line)
+                    if len(half) > room:
+                        half.popitem(last=False)
+        return total / len(order)
+
+    whole = 2 * room * 128
+    planned = sizes(8 * KIB, 4 * whole, [whole // 2, whole], 128)
+    plateaus, breaks = find(*sweep(walked, planned, 128))
+    assert len(plateaus) == 3 and plateaus[0].cost == 200 and plateaus[2].cost == 800
+    for found, expected in zip(breaks, (whole / 2, whole), strict=True):
+        assert abs(found.leaves / expected - 1) < 0.1 and abs(found.holds / expected - 1) < 0.1
 
 
 def test_sizes_are_close_where_a_break_is_expected() -> None:
