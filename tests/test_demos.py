@@ -5,7 +5,7 @@ from __future__ import annotations
 import doctest
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -269,9 +269,9 @@ def saved(path: Path, bad: float = 50.0) -> Path:
     fact = demos.demo("coalescing").facts("sm_90")[0]
     shown[0]["evidence"] = [fact.to_json()]
     counts = waves_demo.counts(8)
-    curve = {"title": "Waves", "x": "blocks", "y": "time (us)", "says": "A staircase."}
-    ys = [10.0 * arithmetic.waves(b, 8) for b in counts]
-    shown[1]["sweep"] = curve | {"xs": counts, "ys": ys, "marks": [[8, "8 blocks"]]}
+    curve = waves_demo.sawtooth(8, {b: 10.0 * arithmetic.waves(b, 8) for b in counts})
+    assert curve.ys == pytest.approx(curve.predicted) and min(curve.ys) == 12.5
+    shown[1]["sweep"] = asdict(curve)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"machine": MACHINE, "demos": shown}))
     return path
@@ -281,7 +281,7 @@ def test_what_was_saved_is_shown_drawn_and_told_again(tmp_path: Path) -> None:
     file, svg = saved(tmp_path / "some-gpu" / page.FILE), tmp_path / "some-gpu" / page.PICTURE
     run = CliRunner().invoke(app, ["demo", "--from", str(file), "--picture", str(svg)])
     assert run.exit_code == 0 and "5.00× as long" in run.output
-    assert "<svg" in svg.read_text() and "A staircase." in svg.read_text()
+    assert "<svg" in svg.read_text() and "multiple of the 8 SMs" in svg.read_text()
     text = page.section("wave-quantization", tmp_path)
     assert "**Some GPU**, 2026-01-02" in text and svg.name in text and page.MISSING not in text
     told = page.section("coalescing", tmp_path)
@@ -340,7 +340,7 @@ def test_the_effect_is_seen_on_a_gpu(name: str) -> None:
     if one.sweep is not None:
         curve = page.sweep(found)
         assert curve is not None
-        at = dict(zip(curve.xs, curve.ys, strict=True))
+        at = dict(zip(curve.xs, curve.us, strict=True))
         units = evidence.sms()
         assert at[units + 1] > 1.5 * at[units] and at[2 * units] < 1.2 * at[units + 1]
 

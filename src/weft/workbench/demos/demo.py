@@ -77,7 +77,8 @@ class Taken:
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """A curve beside the pair: ``ys`` over ``xs``, and where to look (``marks`` of the x axis)."""
+    """A curve beside the pair: ``ys`` over ``xs``, as measured and as ``predicted``, and where to
+    look (``marks`` of the x axis). ``us`` are the times that the ``ys`` were made of."""
 
     title: str
     x: str
@@ -85,6 +86,8 @@ class Sweep:
     says: str
     xs: tuple[float, ...]
     ys: tuple[float, ...]
+    predicted: tuple[float, ...]
+    us: tuple[float, ...]
     marks: tuple[tuple[float, str], ...] = ()
 
 

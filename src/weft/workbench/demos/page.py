@@ -54,7 +54,7 @@ def sweep(shown: Mapping[str, Any]) -> Sweep | None:
     data = shown.get("sweep")
     if not data:
         return None
-    lists = {"xs": tuple(data["xs"]), "ys": tuple(data["ys"])}
+    lists = {word: tuple(data[word]) for word in ("xs", "ys", "predicted", "us")}
     return Sweep(**{**data, **lists, "marks": tuple((at, label) for at, label in data["marks"])})
 
 
@@ -64,7 +64,10 @@ def picture(found: Sweep, path: Path) -> None:
 
     draw(
         path,
-        [Curve("measured", found.xs, found.ys), Curve("each point", found.xs, found.ys, "points")],
+        [
+            Curve("predicted", found.xs, found.predicted),
+            Curve("measured", found.xs, found.ys, "points"),
+        ],
         title=found.title,
         x=found.x,
         y=found.y,

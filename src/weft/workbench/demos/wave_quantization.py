@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -85,7 +85,7 @@ def counts(units: int) -> list[int]:
 
 
 def _sweep(say: Say) -> Sweep:
-    """The time of 1 to 4 waves of blocks that all have the same to do."""
+    """The rate of 1 to 4 waves of blocks that all have the same to do, their data in the L2."""
     import torch
 
     from weft.workbench.demos.evidence import sms
@@ -102,16 +102,25 @@ def _sweep(say: Say) -> Sweep:
         lambda name: sample(lambda: _launch(x, y, int(name), EACH)),
         ROUNDS,
     )
+    return sawtooth(units, {b: median(found[str(b)]) for b in blocks})
+
+
+def sawtooth(units: int, us: Mapping[int, float]) -> Sweep:
+    """The rate of each number of blocks as a share of the best, from their times."""
+    best = max(b / t for b, t in us.items())
     return Sweep(
-        title="Time over the number of blocks, one to an SM",
-        x="blocks (each with the same work)",
-        y="time, warm (us)",
+        title="What a number of blocks reaches of the GPU, one block to an SM",
+        x="blocks, each with the same work",
+        y="blocks per time, share of the best (%)",
         says=(
-            f"Time stands still while a wave fills and jumps at every multiple of the {units} SMs: "
-            "the first block of a new wave costs as much as the whole wave."
+            f"It rises while a wave fills and falls after every multiple of the {units} SMs: the "
+            "first block of a new wave takes as long as the whole wave. The more waves, the less "
+            "it matters."
         ),
-        xs=tuple(map(float, blocks)),
-        ys=tuple(median(found[str(b)]) for b in blocks),
+        xs=tuple(map(float, us)),
+        ys=tuple(100 * b / t / best for b, t in us.items()),
+        predicted=tuple(100 * b / (waves(b, units) * units) for b in us),
+        us=tuple(us.values()),
         marks=tuple((float(w * units), f"{w} x {units} blocks") for w in range(1, WAVES + 1)),
     )
 
@@ -129,8 +138,8 @@ DEMO = Demo(
     ),
     at_least=1.6,
     see=(
-        "Time over blocks is a staircase whose steps are as wide as the number of SMs; what is "
-        "reached of the GPU is its sawtooth. Here the time itself is the counter."
+        "Time over blocks is a staircase whose steps are as wide as the number of SMs, and what is "
+        "reached of the GPU a sawtooth (--picture). Here the time itself is the counter."
     ),
     facts=_facts,
     inputs=_inputs,
