@@ -46,33 +46,39 @@ class Texts:
         return self.source or self.ptx or self.sass
 
 
+Operator = Annotated[str | None, typer.Argument(help="An operator: see weft ops.")]
+Impl = Annotated[str | None, typer.Option(metavar="NAME", help="One implementation; else all.")]
+Case = Annotated[str | None, typer.Option(metavar="NAME", help="Only what this case launches.")]
+Direction = Annotated[
+    str | None, typer.Option(metavar="forward|backward", help="Only what this one launches.")
+]
+Matching = Annotated[
+    str, typer.Option(metavar="TEXT", help="Only kernels and specimens whose name holds this.")
+]
+Html = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write source, PTX and SASS as a page.")
+]
+Diff = Annotated[
+    tuple[str, str] | None, typer.Option(metavar="I1 I2", help="Compare two implementations.")
+]
+Backends = Annotated[
+    Names, typer.Option(metavar="NAME", help="Only implementations in it; may repeat.")
+]
+
+
 def inspect(
-    operator: Annotated[str | None, typer.Argument(help="An operator: see weft ops.")] = None,
-    impl: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The implementation; else all, in brief.")
-    ] = None,
-    case: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only what this case launches.")
-    ] = None,
-    direction: Annotated[
-        str | None, typer.Option(metavar="forward|backward", help="Only what this one launches.")
-    ] = None,
-    kernel: Annotated[
-        str, typer.Option(metavar="TEXT", help="Only kernels and specimens whose name holds this.")
-    ] = "",
+    operator: Operator = None,
+    impl: Impl = None,
+    case: Case = None,
+    direction: Direction = None,
+    kernel: Matching = "",
     arch: Annotated[str, typer.Option(metavar="sm_NN", help="What to compile for.")] = "sm_90",
     source: Annotated[bool, typer.Option("--source", help="The source that became code.")] = False,
     ptx: Annotated[bool, typer.Option("--ptx", help="The PTX.")] = False,
     sass: Annotated[bool, typer.Option("--sass", help="SASS under its source lines.")] = False,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write source, PTX and SASS as a page.")
-    ] = None,
-    diff: Annotated[
-        tuple[str, str] | None, typer.Option(metavar="I1 I2", help="Compare two implementations.")
-    ] = None,
-    backend: Annotated[
-        Names, typer.Option(metavar="NAME", help="Only implementations in it; may repeat.")
-    ] = None,
+    html: Html = None,
+    diff: Diff = None,
+    backend: Backends = None,
     everything: Annotated[bool, typer.Option("--all", help="Every operator, in brief.")] = False,
     files: Files = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,

@@ -97,7 +97,8 @@ def _span(values: Iterable[float], unit: str = "") -> str:
 
 def _widest(group: Sequence[Data]) -> str:
     """How the widest loads from global memory go: bits a thread, or an engine's copies."""
-    engines, bits = {}, []
+    engines: dict[str, None] = {}
+    bits: list[int] = []
     for kernel in group:
         counts = kernel["counts"]
         if "TMA loads" in counts["bulk"]:

@@ -1,0 +1,147 @@
+"""All shipped Triton and CUDA kernels, taken apart for three targets.
+
+Slow: some two hundred kernels a target, which a process of its own compiles from the caches that
+`make compile` left. All are compiled and their stacks read for each target; instructions are
+counted of all for sm_90 and of the bf16 ones for the others, since nvdisasm takes most of the time.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from inspecting import weft
+from weft.backends import cubin as elf
+from weft.core import registry
+from weft.workbench.inspect import figures, gather
+
+ARCHS = (80, 90, 100)
+
+
+SCRIPT = """
+import json, sys
+from weft.workbench.inspect.choose import Ways, compile_here
+compile_here()
+from weft.core import registry
+from weft.workbench.inspect.gather import kernels
+arch, found = int(sys.argv[1]), []
+for name in registry.operator_names():
+    for one in Ways().compiling(name):
+        if one.backend in ("triton", "cuda"):
+            found += kernels(registry.operator(name), one, f"sm_{arch}",
+                             counting=lambda k: arch == 90 or "bf" in k.program.label)
+print(json.dumps([k.to_json() for k in found]))
+"""
+# Shipped kernels that spill, by target: facts, told in docs/inspect.md. softmax's holds 8 vectors a
+# thread in 64 registers, and is launched where there are no clusters; matmul's keep 256 registers.
+HELD = {"softmax_block-float16-1024x8-32-1-1-8", "softmax_block-bfloat16-1024x8-32-1-1-8"}
+HALF = ("float16", "bfloat16")
+TIGHT = {f"mma-{t}-{tile}-01" for t in HALF for tile in ("256x128x4", "128x128x3")}
+SPILLING = {
+    80: HELD | TIGHT,
+    90: HELD,
+    100: HELD | TIGHT | {f"mma-{t}-256x128x4-00" for t in HALF},
+}
+# matmul's widest tile takes 192 KiB of shared memory, and an sm_80 gives a block 163.
+TOO_LARGE = {80: "256x128x4"}
+# An implementation whose idea says so moves 16 bytes at a time; so does what Triton compiles for
+# aligned rows. Not so, by what they are for: `_any` takes any alignment, ACCESS is 1 in -1-1-1,
+# modes 2 and 3 any strides, and partial sums are added one double a thread.
+WIDE = re.compile(r"16.byte|16 bytes|vectors in flight|asynchronous copies")
+NARROW = re.compile(r"_any$|sum_partials|-1-1-1$|-23$|^fma-.*-(?:00|11)$|mma-float32-.*-23")
+
+
+@pytest.fixture(scope="module", params=ARCHS)
+def shipped(request: pytest.FixtureRequest) -> tuple[int, list[dict[str, Any]]]:
+    done = weft("-c", SCRIPT, str(request.param))
+    assert done.returncode == 0, done.stderr[-2000:]
+    return request.param, json.loads(done.stdout)
+
+
+def bits(kernel: dict[str, Any], way: str) -> int:
+    """The widest way to move data to or from global memory; a bulk engine moves more than 128."""
+    counts = kernel["counts"]
+    if counts["bulk"]:
+        return 128
+    kinds = {"loads": ("global loads", "generic loads", "async copies"), "stores": ()}[way]
+    return max((int(w) for k in kinds for w in counts["memory"].get(k, {})), default=0)
+
+
+@pytest.mark.slow
+def test_every_shipped_triton_and_cuda_kernel(shipped: tuple[int, list[dict[str, Any]]]) -> None:
+    arch, kernels = shipped
+    wanted = {
+        (i.operator, i.name, s.label)
+        for name in registry.operator_names()
+        for i in registry.implementations(name)
+        for s in i.specimens
+        if i.backend in ("triton", "cuda") and s.min_arch <= arch
+    }
+    assert {(k["operator"], k["implementation"], k["label"]) for k in kernels} == wanted
+    counted = [k for k in kernels if k["counts"]["instructions"]]
+    assert len(counted) >= len(kernels) / 5
+
+    assert {k["label"] for k in kernels if k["stack"]} == SPILLING[arch]
+    for kernel in counted:
+        assert (kernel["spill_stores"] > 0) == (kernel["stack"] > 0), kernel["label"]
+
+    for kernel in counted:
+        declared = registry.implementation(kernel["operator"], kernel["implementation"])
+        named = (kernel["kernel"], kernel["label"])
+        narrow = any(NARROW.search(name) for name in named)
+        if (declared.backend == "triton" or WIDE.search(declared.idea)) and not narrow:
+            assert bits(kernel, "loads") >= 128, named
+        if declared.is_step and not WIDE.search(declared.idea):
+            assert bits(kernel, "loads") <= 64, named  # the ladder's vectors come with their step
+
+    tensor = {80: "HMMA", 90: "HGMMA", 100: "UTCHMMA"}[arch]
+    for kernel in counted:
+        if kernel["operator"] != "matmul" or kernel["label"].startswith(("fma", "ieee")):
+            continue
+        kind = tensor if kernel["implementation"] == "triton" else "HMMA"
+        found = {name.partition(".")[0] for name in kernel["counts"]["tensor"]}
+        assert found == {kind}, kernel["label"]
+
+    for kernel in kernels:
+        full = kernel["occupancy"]
+        if full is None:
+            assert kernel["notes"] and not kernel["cases"], kernel["label"]
+        else:
+            fits = TOO_LARGE.get(arch, "-") not in kernel["label"]
+            assert (0 < full["share"] <= 1) == fits, kernel["label"]
+
+    if arch == figures.ARCH:
+        stale = figures.differences(kernels)
+        assert stale == [], f"{stale[:3]}; write it anew: {figures.COMMAND}"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["gelu", "softmax", "sum", "matmul"])
+def test_the_driver_tells_the_same_registers_memory_and_occupancy(name: str) -> None:
+    """The oracle of what is read of a cubin and worked out: the driver, at every CUDA kernel."""
+    from weft.backends.nvrtc import current_arch
+
+    one, operator = registry.implementation(name, "cuda"), registry.operator(name)
+    arch = int(re.sub(r"\D", "", current_arch()))
+    found = gather.kernels(operator, one, f"sm_{arch}", counting=lambda kernel: False)
+    known = {(k.program.label, k.code.name): k for k in found}
+    compared = 0
+    for source in one.specimens:
+        for code in elf.kernels(source.compile(current_arch()), arch):
+            loaded = source[code.name]
+            attributes = loaded.handle.attributes
+            assert attributes.num_regs == code.registers, (source.label, code.name)
+            assert attributes.local_size_bytes == code.stack, (source.label, code.name)
+            kernel = known[source.label, code.name]
+            full, dynamic = kernel.occupancy, kernel.dynamic or 0
+            if full is None or kernel.code.registers != code.registers:
+                continue  # what no case launches; a kernel that the `a` target compiles otherwise
+            if dynamic > 48 << 10:
+                loaded._allow(dynamic)
+            fits = loaded.handle.occupancy.max_active_blocks_per_multiprocessor
+            assert fits(full.threads, dynamic) == full.blocks, kernel.title
+            compared += 1
+    assert compared
