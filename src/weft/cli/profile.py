@@ -65,7 +65,7 @@ def profile(
     given = {"wait": wait, "warmup": warmup, "active": active, "repeat": repeat}
     steps = {name: n for name, n in given.items() if n is not None}
     if tool == "ncu":
-        if unused := [f"--{name}" for name in steps]:
+        if unused := [f"--{name}" for name in (*steps, *(["quick"] if quick else []))]:
             raise WeftError(
                 f"{', '.join(unused)} with --tool ncu", hint="ncu counts one call, in no schedule"
             )

@@ -1,12 +1,14 @@
 """Whether the instruments agree, and whether the folded trace's root is the time on the wall.
 
-Compared are each instrument's fastest steps: whatever else a machine does only ever makes a step
-longer, and the instruments take turns.
+The first instrument, the clock, is what the others are held against. On a GPU each says how long
+a call takes when it is its turn, and the fastest steps are compared. On a CPU what a call takes on
+the wall changes with whatever else the machine does, from one second to the next; so a profiler is
+held against our own clock's reading of the very steps that it looked at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,25 +21,37 @@ ROOT_LIMIT = 0.02  # that the root may differ from the wall by
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """``us`` is a call's time by each instrument."""
+    """``readings``, the clock's first; ``paired`` says that the others are held against the clock's
+    reading of their own steps."""
 
-    us: Mapping[str, float]
+    readings: Sequence[Reading]
+    paired: bool
+
+    def ratio(self, one: Reading) -> float:
+        """What this instrument says over what the clock says of the same; 0 where it saw nothing.
+
+        The clock itself: 1.
+        """
+        first = self.readings[0]
+        if self.paired:
+            return sum(one.samples) / sum(one.walls) if one is not first else 1.0
+        return one.least / first.least if first.least > 0 else 0.0
 
     @property
     def spread(self) -> float:
         """The longest over the shortest, less 1; infinite where an instrument saw nothing."""
-        least = min(self.us.values())
-        return max(self.us.values()) / least - 1 if least > 0 else float("inf")
+        ratios = [self.ratio(one) for one in self.readings]
+        return max(ratios) / min(ratios) - 1 if min(ratios) > 0 else float("inf")
 
     @property
     def demanded(self) -> bool:
         """Whether calls last long enough that the instruments must agree, by any of them."""
-        return max(self.us.values()) >= ENOUGH
+        return max(one.least for one in self.readings) >= ENOUGH
 
     @property
     def blind(self) -> list[str]:
         """The instruments that saw nothing run."""
-        return [name for name, us in self.us.items() if us <= 0]
+        return [one.instrument for one in self.readings if one.least <= 0]
 
     @property
     def good(self) -> bool:
@@ -45,16 +59,13 @@ class Agreement:
 
     def to_json(self) -> dict[str, Any]:
         return {
+            "compared": "the same steps" if self.paired else "each one's fastest step",
             "spread": None if self.blind else self.spread,
             "limit": LIMIT,
             "demanded_from_us": ENOUGH,
             "demanded": self.demanded,
             "good": self.good,
         }
-
-
-def of(readings: Sequence[Reading]) -> Agreement:
-    return Agreement(us={r.instrument: r.least for r in readings})
 
 
 @dataclass(frozen=True, kw_only=True)

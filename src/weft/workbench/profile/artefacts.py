@@ -6,7 +6,7 @@ import json
 import shutil
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -60,34 +60,29 @@ def picture(out: Path, folded: Folded, title: str, says: str) -> None:
     (out / FLAME).write_text(flame.svg(folded, title=title, says=says), encoding="utf-8")
 
 
-def tensorboard(
-    out: Path, name: str, readings: Sequence[Reading], rows: Iterable[Row]
-) -> tuple[list[str], str]:
+def tensorboard(out: Path, name: str, readings: Sequence[Reading], rows: Sequence[Row]) -> str:
     """The trace where TensorBoard's profiler plugin looks for it, and scalars of all readings.
 
-    Returns the files and, where TensorBoard is missing, the line that says so.
+    Returns '', or where TensorBoard is missing the line that says so.
     """
     log = out / TENSORBOARD
     shutil.rmtree(log, ignore_errors=True)  # else an old run's curve is drawn over this one's
     log.mkdir()
-    plugin = f"{_plain(name)}.{time.time_ns()}.pt.trace.json"
-    shutil.copyfile(out / TRACE, log / plugin)
-    files = [f"{TENSORBOARD}/{plugin}"]
+    shutil.copyfile(out / TRACE, log / f"{_plain(name)}.{time.time_ns()}.pt.trace.json")
     if find_spec("tensorboard") is None:
-        return files, NO_TENSORBOARD
+        return NO_TENSORBOARD
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         from torch.utils.tensorboard import SummaryWriter
     with SummaryWriter(str(log)) as writer:
         for reading in readings:
             tag = reading.instrument.replace(" ", "-")
-            for step, us in enumerate(reading.samples):
-                writer.add_scalar(f"time a call (us)/{tag}", us, step)
-            for step, us in enumerate(reading.walls):
-                writer.add_scalar(f"wall time a call (us)/{tag}", us, step)
-        for row in list(rows)[:MOST_ROWS]:
+            for what, taken in (("", reading.samples), ("wall ", reading.walls)):
+                for step, us in enumerate(taken):
+                    writer.add_scalar(f"{what}time a call (us)/{tag}", us, step)
+        for row in rows[:MOST_ROWS]:
             writer.add_scalar(f"share of the time/{row.short}", row.share, 0)
-    return files + [f"{TENSORBOARD}/{f.name}" for f in sorted(log.glob("events.*"))], ""
+    return ""
 
 
 def record(out: Path, found: Mapping[str, Any]) -> None:

@@ -121,7 +121,7 @@ def by_autograd_profiler(work: Work, schedule: Schedule) -> Reading:
     on_device = [
         _span_of(e)
         for e in events
-        if e.device_type != host and not e.is_user_annotation and e.name != STEP
+        if e.device_type != host and not getattr(e, "is_user_annotation", False) and e.name != STEP
     ]
     samples = _a_call(work, sorted(steps), on_device)
     first = schedule.before

@@ -37,10 +37,11 @@ class Measured:
     traced: Traced
     folded: Folded
     tries: int
+    paired: bool
 
     @property
     def agreement(self) -> Agreement:
-        return agreement.of(self.readings)
+        return Agreement(readings=self.readings, paired=self.paired)
 
     @property
     def root(self) -> Root:
@@ -80,7 +81,13 @@ def measure(work: Work, stand: Stand, schedule: Schedule, out: Path, say: Say) -
         pairs = zip(readings, now, strict=True)
         readings = [a.with_more(b) for a, b in pairs] if readings else now
         folded = fold(traced.trace)
-        found = Measured(readings=tuple(readings), traced=traced, folded=folded, tries=attempt)
+        found = Measured(
+            readings=tuple(readings),
+            traced=traced,
+            folded=folded,
+            tries=attempt,
+            paired=work.device == "cpu",
+        )
         if found.agreement.good and found.root.good:
             break
     return found
@@ -109,7 +116,7 @@ def _written(
     artefacts.trace(out, trace)
     files = [artefacts.TRACE, *artefacts.stacks(out, folded), artefacts.FLAME, artefacts.RECORD]
     artefacts.picture(out, folded, title, sees(folded, ran))
-    logged, missing = artefacts.tensorboard(out, "-".join(names), found.readings, ran)
+    missing = artefacts.tensorboard(out, "-".join(names), found.readings, ran)
     if missing:
         say(missing)
     told = {
@@ -125,12 +132,12 @@ def _written(
         "distinct_inputs": work.inputs,
         "cold": work.cold,
         "tries": found.tries,
-        "instruments": [_reading(r, found.readings[0], gpu) for r in found.readings],
+        "instruments": [_reading(r, found.agreement, gpu) for r in found.readings],
         "agreement": found.agreement.to_json(),
         "root": found.root.to_json(),
         "rows": [row.to_json() for row in ran],
         "flags": flags(found),
-        "files": sorted(files + logged),
+        "files": [*files, f"{artefacts.TENSORBOARD}/"],
         "not_written": [missing] if missing else [],
         "machine": machine.fingerprint(subject.device),
     }
@@ -138,12 +145,14 @@ def _written(
     return told
 
 
-def _reading(one: Reading, first: Reading, gpu: bool) -> dict[str, Any]:
+def _reading(one: Reading, agreed: Agreement, gpu: bool) -> dict[str, Any]:
     """``overhead_us``: what the instrument adds to a call on the wall, against none looking on."""
+    first = agreed.readings[0]
     return {
         "instrument": one.instrument,
         "measures": "device time" if gpu else "wall time",
         "us": one.least,
+        "against_clock": agreed.ratio(one) - 1,
         "median_us": one.median,
         "wall_us": one.wall,
         "overhead_us": one.wall - first.wall,

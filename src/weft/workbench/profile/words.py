@@ -23,24 +23,23 @@ def title(found: Mapping[str, Any]) -> str:
 
 
 def instruments(found: Mapping[str, Any]) -> Table:
-    """Each instrument's time of a call against the first's, and what it costs to look."""
+    """Each instrument's time of a call against the clock's, and what it costs to look."""
     rows = []
     first = found["instruments"][0]
     for one in found["instruments"]:
-        differs = one["us"] / first["us"] - 1 if first["us"] else float("nan")
         beside = one is not first
         rows.append(
             (
                 one["instrument"],
                 one["measures"],
                 duration(one["us"]),
-                f"{differs:+.1%}" if beside else "",
+                f"{one['against_clock']:+.1%}" if beside else "",
                 duration(one["median_us"]),
                 duration(one["wall_us"]),
                 _signed(one["overhead_us"]) if beside else "",
             )
         )
-    head = ("instrument", "measures", "a call", "against the first", "median")
+    head = ("instrument", "measures", "a call", "against the clock", "median")
     return (*head, "on the wall", "overhead"), rows
 
 
@@ -105,7 +104,10 @@ def sentences(found: Mapping[str, Any]) -> list[str]:
     limit, enough = agreed["limit"], duration(agreed["demanded_from_us"])
     if agreed["spread"] is not None and agreed["good"] and agreed["demanded"]:
         spread = agreed["spread"]
-        told.append(f"the instruments agree: they differ by {spread:.1%}, {limit:.0%} is allowed")
+        told.append(
+            f"the instruments agree: of {agreed['compared']} they differ by {spread:.1%}, "
+            f"{limit:.0%} is allowed"
+        )
     elif not agreed["demanded"] and agreed["good"]:
         costs = max(one["overhead_us"] for one in found["instruments"][1:])
         told.append(

@@ -25,7 +25,7 @@ USUAL = "torch"  # the vendor's own fused call, which every operator has
 SHORTEST = (
     5_000.0  # us that a step lasts where calls allow, so that what lies between steps is small
 )
-LONGEST = 500_000.0  # us that a step is let last where fewer inputs than the cache asks for do it
+LONGEST = 200_000.0  # us that a step is let last where fewer inputs than the cache asks for do it
 FEW = 8  # inputs where even the most that are drawn would not outgrow the cache
 
 
