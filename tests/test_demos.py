@@ -226,6 +226,25 @@ def test_a_ratio_is_shown_only_where_it_is_large_enough_and_not_suspect() -> Non
     assert wrong == {"status": "wrong", "reason": "strided: it is off by 2"}
 
 
+def test_times_without_a_counter_are_shown_and_a_fault_on_the_gpu_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = demos.demo("coalescing")
+    monkeypatch.setattr(machine, "has_gpu", lambda: True)
+    monkeypatch.setattr(find, "find", lambda: None)
+    monkeypatch.setattr(taking, "both", lambda demo, say: taken(50))
+    found = running.run(one, silent, arch="sm_90")
+    assert found["status"] == "shown" and len(found["evidence"]) == 1
+    assert "not installed" in found["not_counted"] and found["hint"]
+
+    def faults(demo: Any, say: Any) -> Any:
+        raise RuntimeError("CUDA error: an illegal memory access")
+
+    monkeypatch.setattr(taking, "both", faults)
+    found = running.run(one, silent, arch="sm_90")
+    assert found["status"] == "wrong" and "illegal memory access" in found["reason"]
+
+
 SECTORS, REQUESTS = demos.demo("coalescing").counter.metrics  # type: ignore[union-attr]
 HEAD = f'"ID","Kernel Name","Block Size","Grid Size","{SECTORS}","{REQUESTS}"\n'
 UNITS = '"","","","","sector",""\n'

@@ -169,6 +169,8 @@ def _show(shown: Mapping[str, Any], *, whole: bool, code: bool) -> None:
     for word, about in (("no_evidence", "no static evidence"), ("not_counted", "not counted")):
         if word in shown:
             print(f"{about}: {shown[word]}")
+    if code and shown.get("hint"):
+        print(f"hint: {shown['hint']}")
     print(f"why: {shown['because']}")
     print(f"see: {shown['see']}\n")
 

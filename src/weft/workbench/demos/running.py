@@ -33,11 +33,13 @@ def run(demo: Demo, say: Say, *, arch: str | None = None) -> dict[str, Any]:
 
     say(f"{demo.name}: compiling, looking at both answers")
     try:
-        taken = both(demo, say)
-        sweep = asdict(demo.sweep(say)) if demo.sweep is not None else None
+        found |= weighed(demo, both(demo, say))
+        if demo.sweep is not None:
+            found["sweep"] = asdict(demo.sweep(say))
     except WeftError as error:
         return found | _not_timed(str(error))
-    found |= weighed(demo, taken) | {"sweep": sweep}
+    except Exception as error:  # noqa: BLE001 - a fault on the GPU; the other demos' figures are kept
+        return found | {"status": WRONG, "reason": f"{type(error).__name__}: {error}"}
     if demo.counter is not None:
         from weft.workbench.demos.counting import counted
 
@@ -45,7 +47,8 @@ def run(demo: Demo, say: Say, *, arch: str | None = None) -> dict[str, Any]:
         try:
             found["evidence"].append(counted(demo).to_json())
         except WeftError as error:
-            found["not_counted"] = str(error)
+            found["not_counted"] = str(error).partition("; hint: ")[0]
+            found["hint"] = error.hint
     return found
 
 
