@@ -10,7 +10,7 @@ from weft.core import Implementation
 
 def forward(x: torch.Tensor) -> torch.Tensor:
     if x.numel() == 0:  # the maximum of nothing has no answer
-        return torch.empty_like(x, memory_format=torch.contiguous_format)
+        return x.clone(memory_format=torch.contiguous_format)  # empty_like would cut the gradient
     wide = x.float()
     e = torch.exp(wide - wide.amax(-1, keepdim=True).detach())
     return (e / e.sum(-1, keepdim=True)).to(x.dtype).contiguous()
