@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -191,6 +191,26 @@ def test_build_all_judges(
     (tmp_path / "gpu/extension.json").write_text(json.dumps(record))
     assert ("with the same bits." in page.built(tmp_path)) is good
     assert "| `load` | 1.0 s | `aaaaaa` `bbbbbb` `cccccc` |" in page.built(tmp_path)
+
+
+@pytest.mark.parametrize("tail", [0, 8])
+def test_build_all_tells_what_is_wrong(tail: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its comparison with PyTorch, tried on a CPU: an add that leaves the last columns is told."""
+    import torch
+
+    def add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        out = a + b
+        out[:, out.shape[1] - tail :] = 0
+        return out
+
+    fake = SimpleNamespace(relu=torch.relu, add=add, matmul=torch.matmul)
+    monkeypatch.setitem(sys.modules, "tiles", fake)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "none")
+    monkeypatch.setattr(torch.Tensor, "cuda", lambda self: self)
+    said = module(EXAMPLE, "build_all", monkeypatch).answers(build_only=False)
+    assert said["right"] == {"relu": True, "add": tail == 0, "matmul": True}
+    assert [len(bits) for bits in said["answers"].values()] == [64, 64, 64]
 
 
 def test_nothing_measured_is_said(tmp_path: Path) -> None:
