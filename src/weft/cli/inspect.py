@@ -136,7 +136,7 @@ def _kernels(wanted: Wanted, ways: Ways) -> list[Kernel]:
     """The kernels that a call names; raises :class:`WeftError` where there are none."""
     from weft.core import registry
     from weft.workbench.inspect.choose import usual_case
-    from weft.workbench.inspect.gather import kernels
+    from weft.workbench.inspect.gather import compiled, counted
 
     found = []
     for name in [wanted.operator] if wanted.operator else registry.operator_names():
@@ -148,7 +148,7 @@ def _kernels(wanted: Wanted, ways: Ways) -> list[Kernel]:
             case = wanted.case
             if case is None and not one.specimens and one in ways.brought:
                 case = usual_case(operator, one).name  # nothing else tells what it compiles
-            found += kernels(
+            found += compiled(
                 operator,
                 one,
                 wanted.arch,
@@ -160,7 +160,7 @@ def _kernels(wanted: Wanted, ways: Ways) -> list[Kernel]:
     _say("")
     if not found:
         raise WeftError("kernels", expected="some", got=f"none in {', '.join(wanted.backends)}")
-    return found
+    return counted(found)
 
 
 def _data(kernel: Kernel, texts: Texts) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from weft.backends import disassemble, take_apart
@@ -27,6 +28,16 @@ class Use:
 
 
 def kernels(
+    operator: Operator, implementation: Implementation, arch: str, **which: Any
+) -> list[Kernel]:
+    """The kernels of an implementation for a target such as ``sm_90``, their instructions counted.
+
+    ``which`` and errors are those of :func:`compiled`.
+    """
+    return counted(compiled(operator, implementation, arch, **which))
+
+
+def compiled(
     operator: Operator,
     implementation: Implementation,
     arch: str,
@@ -34,15 +45,13 @@ def kernels(
     case: str | None = None,
     direction: str | None = None,
     matching: str = "",
-    counting: Callable[[Kernel], bool] = lambda kernel: True,
     progress: Progress = lambda line: None,
 ) -> list[Kernel]:
-    """The kernels of an implementation for a target such as ``sm_90``.
+    """The kernels of an implementation, their instructions not yet counted.
 
     With ``case`` those that it launches, compiled as it launches them; without, all that it can
     compile with no GPU. ``matching``: only where the kernel's or the specimen's name holds this.
-    The instructions of those that ``counting`` refuses are not counted: disassembly takes most of
-    the time. Raises :class:`WeftError` where there are none, with the reason.
+    Raises :class:`WeftError` where there are none, with the reason.
     """
     number = able(implementation, arch)
     uses = _at(operator, implementation, number, case, direction)
@@ -61,7 +70,7 @@ def kernels(
     if not found:
         why = f"all need another: {', '.join(skipped)}" if skipped else "none by that name"
         raise WeftError(f"kernels of {operator.name} {implementation.name} for {arch}", got=why)
-    return _counted(found, number, counting)
+    return found
 
 
 def able(implementation: Implementation, arch: str) -> int:
@@ -178,16 +187,26 @@ def _only(launches: dict[str, Launch], program: Any, name: str) -> str:
     return next(iter(launches), name) if len(program.kernels) == 1 else name
 
 
-def _counted(found: list[Kernel], arch: int, counting: Callable[[Kernel], bool]) -> list[Kernel]:
-    """With the instructions counted, of all kernels in one go; the same code once."""
-    texts = list(dict.fromkeys(k.code.text for k in found if counting(k)))
-    printed = disassemble.sass_of_all(texts, arch)
-    counts = {
-        text: count(sass.parse(said).get("", ())) for text, said in zip(texts, printed, strict=True)
-    }
-    return [replace(k, counts=counts.get(k.code.text, k.counts)) for k in found]
+def counted(found: Sequence[Kernel]) -> list[Kernel]:
+    """With the instructions counted: of all kernels for one target in one go, the same code once.
+
+    nvdisasm takes half a second to start, whatever it is given.
+    """
+    counts: dict[bytes, Counts] = {}
+    for arch in dict.fromkeys(k.arch for k in found):
+        texts = list(dict.fromkeys(k.code.text for k in found if k.arch == arch))
+        printed = disassemble.sass_of_all(texts, arch)
+        for text, said in zip(texts, printed, strict=True):
+            counts[text] = count(sass.parse(said).get("", ()))
+    return [replace(k, counts=counts[k.code.text]) for k in found]
 
 
 def listing(kernel: Kernel) -> tuple[sass.Instruction, ...]:
     """A kernel's instructions with the lines of source and PTX that they came of."""
-    return sass.parse(disassemble.sass(kernel.program.cubin)).get(kernel.code.name, ())
+    return _read(kernel.program.cubin).get(kernel.code.name, ())
+
+
+@lru_cache(maxsize=32)
+def _read(cubin: bytes) -> dict[str, tuple[sass.Instruction, ...]]:
+    """Every kernel's instructions in a cubin, disassembled once for all that show them."""
+    return sass.parse(disassemble.sass(cubin))

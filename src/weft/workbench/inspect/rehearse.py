@@ -78,7 +78,7 @@ def rehearse(
             hint="autograd goes through its forward; look at --direction forward",
         )
     launches: list[Launch] = []
-    with _no_device(launches, arch):
+    with _no_device(launches, implementation.backend, arch):
         inputs = [place(spec, "meta").tensor for spec in case.inputs]
         params: Mapping[str, Any] = case.params
         if direction != BACKWARD:
@@ -94,7 +94,7 @@ def rehearse(
 
 
 @contextmanager
-def _no_device(launches: list[Launch], arch: int) -> Iterator[None]:
+def _no_device(launches: list[Launch], backend: str, arch: int) -> Iterator[None]:
     """Launches are written down, and questions to the device answered for ``sm_<arch>``."""
     import torch
 
@@ -117,9 +117,12 @@ def _no_device(launches: list[Launch], arch: int) -> Iterator[None]:
     with ExitStack() as stack:
         for name, answer in answers.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, answer))
-        stack.enter_context(_cuda(launches))
-        stack.enter_context(_triton(launches, sm.shared_per_block, sm.usual_units))
-        stack.enter_context(_numba(launches))
+        if backend == "cuda":
+            stack.enter_context(_cuda(launches))
+        elif backend == "triton":
+            stack.enter_context(_triton(launches, sm.shared_per_block, sm.usual_units))
+        elif backend == "numba":
+            stack.enter_context(_numba(launches))
         yield
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sysconfig
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from weft.workbench.inspect.sass import Instruction, Place
 
 AROUND = 3  # lines of a source file shown before and after those that became code
 PACKAGE = Path(weft.__file__).resolve().parent
+LIBRARIES = Path(sysconfig.get_path("purelib"))
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def _found(file: str, own: Path) -> Path | None:
     """A file as the compiler named it, here; None where it is nowhere to be read.
 
     Triton's cache may hold what another checkout compiled: the same code by another path, which is
-    looked for in this package by the part below ``weft/``.
+    looked for here by the part below ``weft/``, or below the folder of libraries.
     """
     path = Path(file)
     if path.name == own.name:
@@ -89,10 +91,12 @@ def _found(file: str, own: Path) -> Path | None:
     if path.is_file():
         return path
     parts = path.parts
-    if PACKAGE.name in parts:
-        below = parts[len(parts) - parts[::-1].index(PACKAGE.name) :]
-        here = PACKAGE.joinpath(*below)
-        return here if here.is_file() else None
+    homes = {PACKAGE.name: PACKAGE, "site-packages": LIBRARIES}
+    for name, home in homes.items():
+        if name in parts:
+            below = parts[len(parts) - parts[::-1].index(name) :]
+            here = home.joinpath(*below)
+            return here if here.is_file() else None
     return None
 
 
