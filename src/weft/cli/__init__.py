@@ -8,30 +8,75 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import typer.core
+import typer.main
 
 from weft import __version__
 from weft.core.errors import WeftError
 
+# In the order of the help: look, judge, time, look inside, ship.
 COMMANDS = (
-    *("device", "ops", "check", "bench", "judge", "new", "selftest", "compare", "report"),
-    "study",
-    "inspect",
-    "profile",
-    "demo",
+    *("device", "ops", "check", "bench", "compare", "report", "profile", "inspect"),
+    *("judge", "new", "selftest", "demo", "study"),
 )
 
+
+class _Built(Mapping[str, Any]):
+    """The commands by name, each built when it is asked for: building all takes longer than Python
+    takes to start."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in COMMANDS:
+            raise KeyError(name)
+        function, summary, epilog = _parts(name)
+        alone = typer.Typer(add_completion=False, **STYLE)
+        alone.command(name, short_help=summary, epilog=epilog)(function)
+        return typer.main.get_command(alone)
+
+
+class _Group(typer.core.TyperGroup):
+    """``weft``: its help needs the commands' first sentences alone."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands: Any = _Built()
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _parts(name)[1]) for name in COMMANDS])
+
+
+def _parts(name: str) -> tuple[Callable[..., None], str, str | None]:
+    """A command's function, the first sentence of its docstring, and what its help ends with."""
+    module = import_module(f"weft.cli.{name}")
+    function = getattr(module, name)
+    summary = " ".join((function.__doc__ or "").partition("\n\n")[0].split())
+    return function, summary, getattr(module, "EPILOG", None)
+
+
+STYLE: Any = {
+    "rich_markup_mode": None,  # plain help: drawing it with rich takes a third of its time
+    "pretty_exceptions_enable": False,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
 app = typer.Typer(
     name="weft",
+    cls=_Group,
     help="Is a GPU kernel right, how fast is it, and how far is it from the machine's limit?",
     epilog="Start with: weft bench",
     no_args_is_help=True,
-    rich_markup_mode=None,  # plain help: drawing it with rich takes a third of its time
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    **STYLE,
 )
 
 
@@ -48,14 +93,6 @@ def root(
     ] = False,
 ) -> None:
     """Is a GPU kernel right, how fast is it, and how far is it from the machine's limit?"""
-
-
-for _name in COMMANDS:
-    _module = import_module(f"weft.cli.{_name}")
-    _function = getattr(_module, _name)
-    _summary = " ".join((_function.__doc__ or "").partition("\n\n")[0].split())
-    _epilog = getattr(_module, "EPILOG", None)
-    app.command(_name, short_help=_summary, epilog=_epilog)(_function)
 
 
 def main() -> None:
