@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 EPILOG = "What each instrument measures, and how to read the files: docs/profile.md"
 TOOLS = ("torch", "ncu")
 STEPS = "Steps of a cycle"
+Wait = Annotated[int | None, typer.Option(help=f"{STEPS} that no profiler sees.")]
+Warmup = Annotated[int | None, typer.Option(help=f"{STEPS} seen, and thrown away.")]
+Active = Annotated[int | None, typer.Option(help=f"{STEPS} that are kept.")]
+Repeat = Annotated[int | None, typer.Option(help="Cycles.")]
 
 
 def profile(
@@ -41,10 +45,10 @@ def profile(
         Path | None,
         typer.Option(metavar="FOLDER", help="Where it goes; by default profile-OP-IMPL-CASE."),
     ] = None,
-    wait: Annotated[int | None, typer.Option(help=f"{STEPS} that no profiler sees.")] = None,
-    warmup: Annotated[int | None, typer.Option(help=f"{STEPS} seen, and thrown away.")] = None,
-    active: Annotated[int | None, typer.Option(help=f"{STEPS} that are kept.")] = None,
-    repeat: Annotated[int | None, typer.Option(help="Cycles.")] = None,
+    wait: Wait = None,
+    warmup: Warmup = None,
+    active: Active = None,
+    repeat: Repeat = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer steps.")] = False,
     files: Files = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON.")] = False,
@@ -65,12 +69,28 @@ def profile(
     given = {"wait": wait, "warmup": warmup, "active": active, "repeat": repeat}
     steps = {name: n for name, n in given.items() if n is not None}
     if tool == "ncu":
-        if unused := [f"--{name}" for name in (*steps, *(["quick"] if quick else []))]:
-            raise WeftError(
-                f"{', '.join(unused)} with --tool ncu", hint="ncu counts one call, in no schedule"
-            )
+        _refuse_for_ncu([*steps, *(["quick"] if quick else [])])
         _by_ncu(operator, impl, case, direction, device, files or [], out, as_json)
         return
+    _refuse_strangers(files or [])
+    _by_torch(operator, impl, case, direction, device, steps, quick, out, as_json)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _refuse_for_ncu(options: list[str]) -> None:
+    from weft.core import WeftError
+
+    if options:
+        named = ", ".join(f"--{name}" for name in options)
+        raise WeftError(f"{named} with --tool ncu", hint="ncu counts one call, in no schedule")
+
+
+def _refuse_strangers(files: list[str]) -> None:
+    from weft.core import WeftError
+
     if files:
         raise WeftError(
             "--with is read by --tool ncu only",
@@ -80,11 +100,6 @@ def profile(
             "--tool ncu runs in a process of its own, and weft bench --with times it and "
             "names its kernels",
         )
-    _by_torch(operator, impl, case, direction, device, steps, quick, out, as_json)
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _by_torch(

@@ -24,7 +24,7 @@ def title(found: Mapping[str, Any]) -> str:
 
 def instruments(found: Mapping[str, Any]) -> Table:
     """Each instrument's time of a call against the clock's, and what it costs to look."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     first = found["instruments"][0]
     for one in found["instruments"]:
         beside = one is not first
@@ -39,8 +39,9 @@ def instruments(found: Mapping[str, Any]) -> Table:
                 _signed(one["overhead_us"]) if beside else "",
             )
         )
-    head = ("instrument", "measures", "a call", "against the clock", "median")
-    return (*head, "on the wall", "overhead"), rows
+    head: tuple[str, ...] = ("instrument", "measures", "a call", "against the clock", "median")
+    head += ("on the wall", "overhead")
+    return head, rows
 
 
 def _signed(us: float) -> str:
