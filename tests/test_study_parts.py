@@ -137,6 +137,11 @@ def test_a_turn_is_found_where_it_was_planted(place: float) -> None:
     assert turn.turns and turn.at == pytest.approx(place, 0.1)
     assert turn.interval[0] <= place * 1.05 and turn.interval[1] >= place * 0.95
     assert turn.below == pytest.approx(0, abs=0.05) and turn.above == pytest.approx(1, abs=0.05)
+    steeper = fit.turn(xs, [5 * x**0.5 * max(1, x / place) for x in xs])
+    assert (steeper.below, steeper.above) == (
+        pytest.approx(0.5, abs=0.02),
+        pytest.approx(1.5, 0.02),
+    )
 
 
 def test_what_does_not_turn_has_no_turn() -> None:
@@ -144,6 +149,8 @@ def test_what_does_not_turn_has_no_turn() -> None:
     assert not fit.turn(xs, [3 * x for x in xs]).turns
     assert not fit.turn(xs, noisy([3 * x**0.5 for x in xs], 0.05)).turns
     assert not fit.turn(xs, [min(x, 30.0) for x in xs]).turns  # the other way round
+    # One odd time among five, as a busy machine gave them: it bends, and anywhere as well.
+    assert not fit.turn([1, 4, 16, 64, 256], [21.9, 10.6, 22.4, 21.8, 21.6]).turns
 
 
 def test_fits_refuse_too_few_and_unordered_points() -> None:

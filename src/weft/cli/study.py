@@ -52,6 +52,8 @@ def study(
 
     if what not in STUDIES:
         raise WeftError("a study", expected=" or ".join(STUDIES), got=what)
+    if out.exists() and not out.is_dir():
+        raise WeftError("--out", expected="a folder", got=f"the file {out}")
     if not no_pictures:
         _needs_matplotlib()
     if redraw is not None:
