@@ -298,5 +298,5 @@ def test_on_a_gpu_a_small_study_is_captured_and_sound() -> None:
     assert not any("no-graph" in flag or "host-bound" in flag for r in rows for flag in r["flags"])
     assert study["fits"]["steps"]["step"]["each"] > 0
     for seen in study["profile"]:
-        assert len(seen["layers"]) == 4 and seen["shares"]["matmul"] > 0.05
-        assert seen["shares"]["optimizer"] > 0.01
+        assert len(seen["layers"]) == 4 and seen["shares"]["matmul"] > 0.02
+        assert seen["shares"]["optimizer"] > 0.003
