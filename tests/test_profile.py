@@ -16,6 +16,8 @@ from typer.testing import CliRunner
 
 from sample_trace import TRACE, kernel
 from weft.cli import app
+from weft.cli.profile import _show as shown
+from weft.cli.profile import default_folder
 from weft.core import WeftError
 from weft.workbench.profile import artefacts, instruments, page, rows, session, words
 from weft.workbench.profile import work as working
@@ -144,6 +146,62 @@ def _events() -> list[dict[str, Any]]:
 
 def _is(event: dict[str, Any], start: str) -> bool:
     return str(event["name"]).startswith(start)
+
+
+def test_ranges_that_the_device_saw_are_no_work_of_it() -> None:
+    def event(name: str, start: float, end: float, on: Any, marked: bool = False) -> Any:
+        span = SimpleNamespace(start=start, end=end)
+        return SimpleNamespace(
+            name=name, time_range=span, device_type=on, is_user_annotation=marked
+        )
+
+    host, gpu = instruments.DeviceType.CPU, instruments.DeviceType.CUDA
+    listed = [
+        event("weft step", 50, 90, host, True),
+        event("weft step", 0, 40, host, True),
+        event("cudaLaunchKernel", 1, 3, host),
+        event("weft step", 5, 35, gpu, True),
+        event("a range of torch's own", 5, 30, gpu, True),
+        event("nvjet_tst", 5, 30, gpu),
+        event("Memcpy DtoD", 31, 35, gpu),
+    ]
+    steps, on_device = instruments.parts(listed)
+    assert steps == [(0, 40), (50, 90)] and on_device == [(5, 30), (31, 35)]
+    assert instruments.busy(steps, on_device) == [29, 0]
+
+
+def test_a_gpus_trace_becomes_files_a_record_and_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(session.machine, "fingerprint", lambda device: {"device": device})
+    traced = instruments.Traced(trace=TRACE, walls_ns=(100_000, 101_000))
+    readings = (
+        reading(instruments.EVENTS, 1600.0, walls=(1700.0,)),
+        reading(instruments.AUTOGRAD, 1580.0, walls=(1710.0,)),
+        reading(instruments.TORCH, 0.0, walls=(1710.0,)),
+    )
+    named = {n: SimpleNamespace(name=n, backend="cuda") for n in ("gelu", "cuda/01-a", "bf16-1")}
+    subject: Any = SimpleNamespace(
+        **dict(zip(("operator", "implementation", "case"), named.values(), strict=True)),
+        direction="forward",
+        device="cuda",
+    )
+    measured = session.Measured(
+        readings=readings, traced=traced, folded=fold(TRACE), tries=1, paired=False
+    )
+    work: Any = SimpleNamespace(calls=1, inputs=1, cold=True)
+    (tmp_path / "trace.json").write_text("{}")
+    found = session._written(subject, Schedule(), work, measured, tmp_path, print)
+    assert json.loads((tmp_path / "profile.json").read_text()) == found
+    assert (
+        "stacks-gpu-0.folded" in found["files"] and "GPU 0" in (tmp_path / "flame.svg").read_text()
+    )
+    assert [flag.partition(":")[0] for flag in found["flags"]] == ["unseen"]
+    assert found["root"]["gap"] == pytest.approx(200 / 201 - 1)
+    shown(found, default_folder("gelu", "cuda/01-a", "bf16-1"))
+    text = capsys.readouterr().out
+    assert "nvjet_tst" in text and "written to profile-gelu-cuda-01-a-bf16-1:" in text
+    assert "the instruments agree" not in text and "wrong: unseen: torch.profiler" in text
 
 
 def test_on_a_gpu_events_wait_for_the_queue_and_subtract_what_they_cost() -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.autograd import DeviceType
 from torch.autograd.profiler import record_function
 
 from weft.workbench.plan import Stand
@@ -115,17 +116,25 @@ def by_autograd_profiler(work: Work, schedule: Schedule) -> Reading:
         for _ in range(schedule.before + schedule.kept):
             with record_function(STEP):
                 walls.append(_timed(work) / work.calls)
-    events = profile.function_events or []
-    host = torch.autograd.DeviceType.CPU
-    steps = [_span_of(e) for e in events if e.name == STEP and e.device_type == host]
-    on_device = [
-        _span_of(e)
-        for e in events
-        if e.device_type != host and not getattr(e, "is_user_annotation", False) and e.name != STEP
-    ]
-    samples = _a_call(work, sorted(steps), on_device)
+    steps, on_device = parts(profile.function_events or [])
+    samples = _a_call(work, steps, on_device)
     first = schedule.before
     return Reading(instrument=AUTOGRAD, samples=samples[first:], walls=tuple(walls[first:]))
+
+
+def parts(events: Iterable[Any]) -> tuple[list[Span], list[Span]]:
+    """The spans (us) of the steps, in order, and of what the device did, out of a profiler's list.
+
+    A range stands in it once more as the device saw it; that is no work.
+    """
+    steps, on_device = [], []
+    for event in events:
+        if event.device_type == DeviceType.CPU:
+            if event.name == STEP:
+                steps.append(_span_of(event))
+        elif event.name != STEP and not getattr(event, "is_user_annotation", False):
+            on_device.append(_span_of(event))
+    return sorted(steps), on_device
 
 
 def _span_of(event: Any) -> Span:

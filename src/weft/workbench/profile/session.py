@@ -95,7 +95,8 @@ def measure(work: Work, stand: Stand, schedule: Schedule, out: Path, say: Say) -
 
 def flags(found: Measured) -> list[str]:
     """What went wrong, one line each; none where all is well."""
-    told = [f"unseen: {name} saw nothing run" for name in found.agreement.blind]
+    why = "is another profiler at work, or CUPTI not to be had?"
+    told = [f"unseen: {name} saw nothing run; {why}" for name in found.agreement.blind]
     if not told and not found.agreement.good:
         spread, limit = found.agreement.spread, agreement.LIMIT
         told.append(f"disagree: the instruments differ by {spread:.1%}, over {limit:.0%}")
@@ -166,7 +167,7 @@ def sees(folded: Folded, ran: list[Row]) -> str:
     """What to see in the flame graph, in one or two sentences."""
     if not ran:
         return "Nothing that has a name ran: all of the time is in no operator."
-    most = ran[0] if ran[0].us else max(ran, key=lambda row: row.us)
+    most = max(ran, key=lambda row: row.us)
     device = next((x for x in folded.lanes if x.kind == DEVICE), None)
     if device is None:
         return (
