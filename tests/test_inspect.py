@@ -15,7 +15,7 @@ from weft.backends import disassemble, take_apart
 from weft.backends.nvrtc import CudaSource
 from weft.core import WeftError, registry
 from weft.machine.capability import multiprocessor
-from weft.workbench.inspect import choose, facts, gather, sass
+from weft.workbench.inspect import choose, facts, gather, generated, sass
 from weft.workbench.inspect.counts import Counts, count
 from weft.workbench.inspect.kernel import Kernel
 from weft.workbench.inspect.occupancy import occupancy
@@ -207,3 +207,43 @@ def test_a_rehearsal_tells_what_a_case_launches() -> None:
     gelu, cuda = registry.operator("gelu"), registry.implementation("gelu", "cuda")
     (launch,) = rehearse(gelu, cuda, gelu.case("fp32-33x65-shifted"), "forward", 90)
     assert launch.kernel == "gelu_forward_any"
+
+
+def test_two_implementations_are_compared_fact_by_fact(toy: CudaSource) -> None:
+    program = take_apart.compile_for("cuda", toy, 90)
+    raw = disassemble.sass_of_all([k.text for k in program.kernels], 90)
+    counts = {k.name: count(sass.parse(t)[""]) for k, t in zip(program.kernels, raw, strict=True)}
+    found = {k.name: k for k in taken(program, 90, counts)}
+    plain, spilling = found["shared_sum"], found["spilling"]
+    rows = {row.fact: row for row in facts.compare([plain], [spilling])}
+    assert {"kernel", "registers", "spills", "stack", "instructions"} <= {
+        name for name, row in rows.items() if row.differs
+    }
+    assert not rows["tensor cores"].differs and rows["spills"].left == ("none",)
+    assert not any(row.differs for row in facts.compare([plain], [plain, plain]))
+    assert facts.facts(found["local_array"])["occupancy"] == "unknown"
+    assert any("no case launches it" in note for note in found["local_array"].notes)
+
+
+def test_inductor_s_kernels_are_found_in_what_it_writes() -> None:
+    cpp = "a = async_compile.cpp_pybinding(['float*'], r'''\nvoid kernel() {}\n''')\n"
+    triton = "b = async_compile.triton('triton_poi_0', '''\n@triton.jit\n''', device_str='cuda')\n"
+    assert generated._CPP.findall(cpp + triton) == ["\nvoid kernel() {}\n"]
+    assert generated._TRITON.findall(cpp + triton) == ["\n@triton.jit\n"]
+    assert generated._LIBRARY.findall("extern_kernels.mm(x, out=y)") == ["mm"]
+    listed = "<kernel>:\n  10:\tvaddps %zmm1,%zmm2,%zmm3\n  20:\tmovss %xmm0,%xmm1\n  30:\tret\n"
+    counted = {"zmm": 1, "ymm": 0, "xmm": 1, "none of these": 1}
+    assert generated._by_register(listed) == counted
+
+
+@pytest.mark.exhaustive
+def test_what_inductor_writes_for_a_cpu_is_shown_with_its_assembly() -> None:
+    """Twenty seconds, for which g++ compiles PyTorch's headers once more."""
+    gelu, way = registry.operator("gelu"), registry.implementation("gelu", "compile")
+    made = generated.generated(gelu, way, None, "cpu")
+    (source,) = made.sources
+    assert made.language == "C++" and "void  kernel(" in source
+    assert "<kernel" in made.assembly and sum(made.registers.values()) > 20
+    vectors = "at::vec::Vectorized" in source
+    assert vectors == bool(made.vector_bits)
+    assert any("no GPU" in note or "as for a CPU" in note for note in made.notes)

@@ -91,9 +91,14 @@ class Generated:
         return "\n".join(lines) + "\n"
 
 
-def generated(operator: Operator, implementation: Implementation, case: Case | None) -> Generated:
-    """Compile and run the forward once, at ``case`` or the first that this machine takes."""
-    device = machine.default_device()
+def generated(
+    operator: Operator, implementation: Implementation, case: Case | None, on: str | None = None
+) -> Generated:
+    """Compile and run the forward once, at ``case`` or the first that the device takes.
+
+    ``on`` is ``"cuda"`` or ``"cpu"``, by default a GPU if there is one.
+    """
+    device = on or machine.default_device()
     chosen = case or _small(operator, implementation, device)
     refused = implementation.supports(chosen, device)
     if not refused or device not in chosen.devices:
@@ -130,8 +135,11 @@ def _run(made: Generated, implementation: Implementation, case: Case) -> Generat
     fresh = getattr(utils, "fresh_cache", None) or utils.fresh_inductor_cache
     folder: dict[str, Any] = {}
     # A cache of its own: what inductor finds in the user's, it does not write again. One thread: a
-    # pool of compilers would have been started with the user's.
-    with settings.patch(compile_threads=1), fresh(folder):
+    # pool of compilers would have been started with the user's. Headers compiled ahead would take
+    # longer than they save, for one kernel.
+    chosen = {"compile_threads": 1, "cpp_cache_precompile_headers": False}
+    chosen = {name: value for name, value in chosen.items() if hasattr(settings, name)}
+    with settings.patch(chosen), fresh(folder):
         where = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
         _, codes = utils.run_and_get_code(implementation.forward, *inputs, **case.params)
         whole = "\n".join(codes)
@@ -142,7 +150,8 @@ def _run(made: Generated, implementation: Implementation, case: Case) -> Generat
 
 
 def _on_cpu(made: Generated, where: Path) -> Generated:
-    notes = ["no GPU is visible here: the C++ that inductor writes for a CPU, not its Triton code"]
+    why = "no GPU is visible here" if not machine.has_gpu() else "as for a CPU"
+    notes = [f"{why}: the C++ that inductor writes for a CPU, not its Triton code"]
     if not made.sources:
         notes.append("inductor wrote no kernel of its own: all is left to the library")
         return replace(made, notes=tuple(notes))
