@@ -28,7 +28,9 @@ def facts(kernel: Kernel) -> dict[str, str]:
     """Name -> what is told; the same names for every kernel, in the same order."""
     counts = kernel.counts
     memory = {name: widths(by) for name, by in counts.memory.items()}
-    grid = "x".join(map(str, kernel.launch.grid)) if kernel.launch else ""
+    grid = "unknown" if kernel.cases else "no case launches it"
+    if kernel.launch:
+        grid = f"{'x'.join(map(str, kernel.launch.grid))} blocks at {kernel.cases[0]}"
     return {
         "registers": f"{kernel.code.registers} a thread",
         "spills": spills(kernel),
@@ -36,7 +38,7 @@ def facts(kernel: Kernel) -> dict[str, str]:
         "shared memory, static": size(kernel.code.shared),
         "shared memory, dynamic": "unknown" if kernel.dynamic is None else size(kernel.dynamic),
         "block": f"{kernel.threads} threads" if kernel.threads else "unknown",
-        "grid": f"{grid} blocks at {kernel.cases[0]}" if grid else "no case launches it",
+        "grid": grid,
         "occupancy": occupied(kernel),
         "global loads": memory.get("global loads", NONE),
         "global stores": memory.get("global stores", NONE),

@@ -238,4 +238,5 @@ def _cached(made: Generated, where: Path) -> Iterator[Kernel]:
                 program=program,
                 code=code,
                 counts=counts,
+                cases=(f"{made.case} forward",),
             )
