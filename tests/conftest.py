@@ -9,6 +9,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
+from typing import Any
 
 import hypothesis
 import pytest
@@ -20,6 +21,10 @@ from weft.machine.ceilings import Kept, path_for, save
 
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 BROWSER = ("chromium", "chromedriver")
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync "
+    "--disable-background-networking --disable-component-update --disable-dev-shm-usage"
+)
 APT, PIP = ("chromium", "chromium-driver"), "pip install selenium"
 
 # No deadline: a first call compiles. In CI the same examples each time, so that red is repeatable.
@@ -69,6 +74,24 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if IN_CI:
             pytest.fail(reason, pytrace=False)
         pytest.skip(reason)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Chromium without a screen, whose console and requests are kept for the test to read."""
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = "/usr/bin/chromium"
+    for flag in FLAGS.split():
+        options.add_argument(flag)
+    options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('profile')}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    # The driver is named, so that selenium looks for none and downloads none.
+    driver = webdriver.Chrome(options=options, service=Service("/usr/bin/chromedriver"))
+    yield driver
+    driver.quit()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,9 @@ from weft.workbench.profile import flame, stacks
 # Without it conftest.py says so at each test: it is skipped, and in CI it fails.
 if importlib.util.find_spec("selenium"):
     from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
     from selenium.webdriver.common.by import By
     from selenium.webdriver.common.keys import Keys
 
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync "
-    "--disable-background-networking --disable-component-update --disable-dev-shm-usage"
-)
 SAYS = "Most of the host's time is in aten::mm, and the GPU idles between its kernels."
 
 
@@ -61,20 +55,6 @@ def test_hostile_names_and_deep_stacks_are_drawn(tmp_path: Path) -> None:
     tree = ET.fromstring(text.encode())
     assert "alert(1)</script>" not in text and "(40 narrower)" in text
     assert sum(1 for e in tree.iter() if e.tag.endswith("script")) == 1
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = "/usr/bin/chromium"
-    for flag in FLAGS.split():
-        options.add_argument(flag)
-    options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('profile')}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    # The driver is named, so that selenium looks for none and downloads none.
-    driver = webdriver.Chrome(options=options, service=Service("/usr/bin/chromedriver"))
-    yield driver
-    driver.quit()
 
 
 def look(browser: webdriver.Chrome, folder: Path, theme: str = "light", width: int = 1400) -> str:

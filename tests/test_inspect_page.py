@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,6 @@ import pytest
 from inspecting import weft
 
 if importlib.util.find_spec("selenium"):
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
     from selenium.webdriver.common.by import By
     from selenium.webdriver.common.keys import Keys
 
@@ -43,20 +40,6 @@ def test_the_command_shows_one_kernel_in_three_texts(shown: tuple[dict[str, Any]
     # The scheduler mixes neighbours: some stand under the load before it.
     assert any("with_triton.py" in line and "tl.dot(" in line for line in above)
     assert "wgmma.mma_async" in kernel["ptx"] and "tl.dot(" in kernel["source"]
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = "/usr/bin/chromium"
-    flags = "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --disable-sync"
-    for flag in f"{flags} --no-first-run --disable-background-networking".split():
-        options.add_argument(flag)
-    options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('profile')}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service("/usr/bin/chromedriver"))
-    yield driver
-    driver.quit()
 
 
 def marked(browser: Any, column: str) -> list[str]:
