@@ -115,3 +115,16 @@ def test_two_processes_compile_one_kernel_at_once(tmp_path: Path) -> None:
 
 def test_every_operator_is_tested_here() -> None:
     assert set(ARGUMENTS) == set(registry.operator_names()) == set(ops.__all__)
+
+
+def test_a_tile_that_the_device_has_no_room_for_is_not_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from weft.ops.matmul import with_cuda
+
+    a = torch.empty(8192, 8192, dtype=torch.bfloat16, device="meta")
+    tiles = {}
+    for kib in (163, 227):
+        monkeypatch.setattr(with_cuda, "_room", lambda kind, kib=kib: kib << 10)
+        tiles[kib] = with_cuda.choose(a, a, "ieee").tile
+    assert tiles == {163: (128, 128), 227: (256, 128)}

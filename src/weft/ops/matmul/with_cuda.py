@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from weft import machine
 from weft.backends.nvrtc import CudaSource
 from weft.core import Implementation
 
@@ -164,11 +165,24 @@ def forward_with(
     return c
 
 
+@cache
+def _room(kind: str) -> float:
+    """Bytes of shared memory that a block may have; no limit where nothing is launched (meta)."""
+    known = machine.query("cuda").shared_per_block_optin if kind == "cuda" else None
+    return known or float("inf")
+
+
 def choose(a: torch.Tensor, b: torch.Tensor, precision: str) -> Config:
-    """The configuration shipped for a product of this size and dtype."""
+    """The configuration shipped for a product of this size and dtype, of those that the device has
+    the shared memory for: the widest tile takes 192 KiB, and an sm_80 gives a block 163."""
     tiles = -(-a.shape[0] // 128) * -(-b.shape[1] // 128)
-    shipped = SHIPPED[_arithmetic(a.dtype, precision)]
-    return next(config for least, config in shipped if tiles >= least)
+    kind = "fma" if (arithmetic := _arithmetic(a.dtype, precision)) == "ieee" else "mma"
+    room = _room(a.device.type)
+    return next(
+        config
+        for least, config in SHIPPED[arithmetic]
+        if tiles >= least and _shared_bytes(kind, config) <= room
+    )
 
 
 def forward(a: torch.Tensor, b: torch.Tensor, *, precision: str = "ieee") -> torch.Tensor:
