@@ -23,7 +23,7 @@ def _held(path: Path, how: int) -> Iterator[None]:
         yield  # closing the file lets go
 
 
-def settle(most: float = 20.0) -> None:
+def settle(most: float = 5.0) -> None:
     """Wait until the machine has hardly anything to do: what tests before this one left is ending.
 
     At most ``most`` seconds; a machine that never rests is no reason not to measure.

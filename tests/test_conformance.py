@@ -17,12 +17,13 @@ import pytest
 import torch
 
 from weft import backends
-from weft.core import BACKWARD, Case, Implementation, Support, registry
+from weft.core import BACKWARD, FORWARD, Case, Implementation, Support, registry
 from weft.core.record import PASS, UNSUPPORTED
 from weft.workbench.check import SEEDS, check
 from weft.workbench.oracle import Oracle, fresh_seeds
 
-SIMULATED_ELEMENTS = 1100  # numba.cuda's simulator takes a thread at a time, and gets one seed
+# numba.cuda's simulator takes a thread at a time: elements up to which it is asked to.
+SIMULATED_ELEMENTS = {FORWARD: 1100, BACKWARD: 300}
 LARGE = {"cpu": 1 << 18, "cuda": 1 << 28}  # elements, from where two seeds must do
 MANY = 1 << 22
 
@@ -70,9 +71,10 @@ def _too_slow(
         empty = min(i.numel for i in case.inputs) == 0 and case.dtype == "float32"
         if not (kept or empty or "transposed" in case.layouts):
             return "compile compiles anew for each case; one a dtype here, all in `weft check`"
-    if device == "cpu" and direction == BACKWARD and max(i.numel for i in case.inputs) > MANY:
+    elements = max(i.numel for i in case.inputs)
+    if device == "cpu" and direction == BACKWARD and elements > MANY:
         return "gradients of millions of elements take a CPU half a minute: left to `weft check`"
-    if "simulator" in support.reason and max(i.numel for i in case.inputs) > SIMULATED_ELEMENTS:
+    if "simulator" in support.reason and elements > SIMULATED_ELEMENTS[direction]:
         return "numba's simulator takes a thread at a time: large cases are left to `weft check`"
     return ""
 
@@ -98,9 +100,8 @@ def _check(name: str, case_name: str, direction: str, way: str, device: str) -> 
     if reason := _too_slow(one, case, support, device, direction):
         pytest.skip(reason)
     large = max(i.numel for i in case.inputs) > LARGE[device]
-    few = not support.timed or large
     with _alone() if large and device == "cuda" else nullcontext():
-        seeds = 1 if "simulator" in support.reason else 2 if few else SEEDS
+        seeds = 1 if not support.timed else 2 if large else SEEDS  # what is interpreted takes long
         oracle = _oracle(name, case_name, direction, device, seeds)
         verdict = check(operator, one, case, direction, device, oracle=oracle)
     if verdict.status == UNSUPPORTED:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -152,8 +153,13 @@ def _by_check() -> Iterator[Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(_by_check()))
-def test_each_check_kills_one_that_nothing_else_does(name: str) -> None:
+def test_each_check_kills_one_that_nothing_else_does(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mutant = ONLY[name]
+    if "clock" in selftest.steps_of(mutant, ()):  # right at every case: a few will do
+        every = selftest_judge.cases_of
+        monkeypatch.setattr(selftest_judge, "cases_of", lambda *a: islice(every(*a), 5))
     found = judged(mutant.id)
     if found.judged[0].status == NOT_RUN:
         pytest.skip(found.judged[0].reason)
