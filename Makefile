@@ -26,6 +26,10 @@ PYTHON := $(shell fits='import sys; assert (3, 11) <= sys.version_info < (3, 14)
 endif
 IN_VENV = $(VENV)/bin/python
 export TORCH_INDEX_URL WEFT_ACCELERATOR
+# Where it is set, each of the tests' many processes would compile Weft's own modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+# Workers share the cores: a thread that waits for its neighbours is to sleep, not to spin.
+test test-fast: export OMP_WAIT_POLICY ?= passive
 
 .PHONY: help bench test test-fast gpu-test lint format types compile docs docs-check env env-dev clean
 .DEFAULT_GOAL := help

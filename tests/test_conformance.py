@@ -66,11 +66,13 @@ def _too_slow(
     one: Implementation, case: Case, support: Support, device: str, direction: str
 ) -> str:
     """Why a case is left to ``weft check``, or an empty string."""
+    first = case.name in _first_of_each_dtype(one.operator, device).values()
     if one.backend == "compile":
-        kept = case.name in _first_of_each_dtype(one.operator, device).values()
         empty = min(i.numel for i in case.inputs) == 0 and case.dtype == "float32"
-        if not (kept or empty or "transposed" in case.layouts):
+        if not (first or empty or "transposed" in case.layouts):
             return "compile compiles anew for each case; one a dtype here, all in `weft check`"
+    if not support.timed and case.dtype == "float16" and not first:
+        return "interpreted as float32 is: one case in float16 here, all in `weft check`"
     elements = max(i.numel for i in case.inputs)
     if device == "cpu" and direction == BACKWARD and elements > MANY:
         return "gradients of millions of elements take a CPU half a minute: left to `weft check`"

@@ -172,7 +172,6 @@ class Environment:
     def pip(self, *args: str, optional: bool = False) -> bool:
         """Run pip; leave with a hint where it fails, unless ``optional``."""
         command = [str(self.python), "-m", "pip", "--disable-pip-version-check", "install", "-qq"]
-        command += ["--no-compile"]  # Python does it when it imports, and most is never imported
         done = subprocess.run([*command, *args], capture_output=optional)
         if done.returncode and not optional:
             self.unfinished.unlink(missing_ok=True)  # pip cleaned up behind itself
