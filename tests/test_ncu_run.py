@@ -16,9 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from started import started
 from weft import machine
 from weft.core import WeftError
 from weft.workbench import ncu
+from weft.workbench.bring import Source
 from weft.workbench.ncu import find, running, target
 from weft.workbench.ncu.counters import COUNTERS, STALLS, asked
 
@@ -261,19 +263,7 @@ def test_it_is_ended_in_time_with_all_that_it_started(
     with pytest.raises(WeftError, match=said):
         ncu.profile(**CALL, progress=lambda line: None)
     assert time.monotonic() - began < 15
-    assert _started_in(tmp_path) == []
-
-
-def _started_in(folder: Path) -> list[str]:
-    """The processes that were told this test's own folder for what is temporary."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if f"TMPDIR={folder}".encode() in path.read_bytes():
-                found.append(path.with_name("cmdline").read_bytes().decode(errors="replace"))
-        except OSError:
-            continue  # it has ended meanwhile
-    return found
+    assert started(f"TMPDIR={tmp_path}") == []
 
 
 @pytest.mark.skipif(machine.has_gpu(), reason="asks what the target says where there is no GPU")
@@ -299,14 +289,15 @@ def test_names_that_are_wrong_are_refused_before_anything_is_started(fake):
 
 def test_the_target_finds_what_a_file_declares():
     toys = str(Path(__file__).with_name("sanitize_toys.py"))
-    job = {**CALL, "operator": "doubled", "implementation": "by_hand", "files": [toys]}
+    sources = [Source(kind="file", path=toys).to_json()]
+    job = {**CALL, "operator": "doubled", "implementation": "by_hand", "sources": sources}
     operator, implementation = target.subject(job)
     assert (operator.name, implementation.name) == ("doubled", "by_hand")
-    ours = target.subject({**CALL, "files": [toys]})
+    ours = target.subject({**CALL, "sources": sources})
     assert (ours[0].name, ours[1].backend) == ("gelu", "cuda")
     for wrong in ({"operator": "doubled"}, {"implementation": "nosuch"}):
         with pytest.raises(WeftError, match="unknown implementation"):
-            target.subject({**CALL, "files": [toys], **wrong})
+            target.subject({**CALL, "sources": sources, **wrong})
 
 
 def test_one_call_is_counted_after_all_that_is_not_it(tmp_path, monkeypatch):

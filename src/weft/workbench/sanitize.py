@@ -7,12 +7,9 @@ caching allocator off, so that each tensor is an allocation that can be overrun.
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import weft
 from weft import machine
 from weft.core import Finding, Verdict, WeftError
 from weft.core.operator import DIRECTIONS
@@ -29,6 +25,7 @@ from weft.workbench.bring import Source
 from weft.workbench.kernel_names import is_library, origin
 from weft.workbench.oracle import fresh_seeds
 from weft.workbench.sanitize_output import ERROR, Fault, Parsed, parse
+from weft.workbench.target import Place, environment, heard
 
 TOOLS = {
     "memcheck": "accesses out of bounds or misaligned",
@@ -152,7 +149,7 @@ def run(
         "direction": direction,
         "device": device,
         "seed": fresh_seeds(1)[0],
-        "source": with_file.to_json() if with_file else None,
+        "sources": [with_file.to_json()] if with_file else [],
     }
     with tempfile.TemporaryDirectory(prefix="weft-sanitize-") as folder:
         process = Watched(program, tool, job, Path(folder), progress)
@@ -178,10 +175,8 @@ class Told:
     @staticmethod
     def read(path: Path) -> Told:
         told = Told()
-        text = path.read_text() if path.exists() else ""
-        for line in text.splitlines(keepends=True):
-            if line.endswith("\n"):  # else it is being written
-                told._take(json.loads(line))
+        for line in heard(path):
+            told._take(line)
         return told
 
     def _take(self, line: dict[str, Any]) -> None:
@@ -212,21 +207,11 @@ class Watched:
         progress: Callable[[str], None] | None,
     ) -> None:
         self.tool, self.progress = tool, progress
-        self.log, self.told_in = folder / "log.txt", folder / "report.jsonl"
-        job_file, self.output = folder / "job.json", folder / "output.txt"
-        job_file.write_text(json.dumps(job))
-        target = [sys.executable, "-m", "weft.workbench.sanitize_target"]
-        command = [str(program), *options(tool, self.log), *target, str(job_file)]
+        self.place = place = Place(folder)
         self.began, self.late = time.monotonic(), False
-        with self.output.open("wb") as output:
-            self.process = subprocess.Popen(
-                [*command, str(self.told_in)],
-                env=_environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        command = [str(program), *options(tool, place.log)]
+        module = "weft.workbench.sanitize_target"
+        self.process = place.start(command, module, job, _environment())
 
     def wait(self, timeout: float) -> None:
         """Until it has ended, or has been killed with all it started."""
@@ -236,7 +221,7 @@ class Watched:
                 if time.monotonic() - self.began > timeout:
                     self.late = True
                     return
-                told = Told.read(self.told_in)
+                told = Told.read(self.place.report)
                 at = f", {told.begun[-1]}" if told.begun else ", importing"
                 text = f"{self.tool}: {len(told.done)} of {len(told.cases) or '?'} cases{at}"
                 if self.progress and text != shown:
@@ -256,12 +241,12 @@ class Watched:
             self.process.wait()
 
     def report(self) -> Report:
-        log = self.log.read_text(errors="replace") if self.log.exists() else ""
-        printed = self.output.read_bytes()[-300:].decode(errors="replace")
+        log = self.place.log.read_text(errors="replace") if self.place.log.exists() else ""
+        printed = self.place.output.read_bytes()[-300:].decode(errors="replace")
         return conclude(
             self.tool,
             log,
-            Told.read(self.told_in),
+            Told.read(self.place.report),
             code=self.process.returncode,
             seconds=time.monotonic() - self.began,
             late=self.late,
@@ -357,9 +342,7 @@ def options(tool: str, log: Path) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    source = str(Path(weft.__file__).resolve().parents[1])
-    path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
-    return os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONPATH": path}
+    return environment(PYTORCH_NO_CUDA_MEMORY_CACHING="1")
 
 
 def _foreign(fault: Fault, backend: str) -> bool:

@@ -8,22 +8,19 @@ kernels run. After each step a line goes to the report: a run that ends early is
 
 from __future__ import annotations
 
-import json
-import os
 import sys
-import tempfile
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from weft import backends
 
 import torch  # isort: skip  # after weft.backends, which decides what is interpreted
 
-from weft.core import BACKWARD, Case, Implementation, Operator, WeftError, registry
-from weft.workbench import bring, inputs
+from weft.core import BACKWARD, Case, Implementation, Operator, registry
+from weft.workbench import inputs
 from weft.workbench.bind import bind
 from weft.workbench.oracle import Oracle
+from weft.workbench.target import one_line, subject, telling
 
 MOST = 6  # cases, where none are named: each call is tens to hundreds of times slower here
 ENOUGH = 257  # elements: more than one warp's and, for most kernels, more than one block's
@@ -31,54 +28,31 @@ LARGEST = 1 << 16
 
 
 def main(arguments: Sequence[str]) -> int:
-    job = json.loads(Path(arguments[0]).read_text())
-    os.environ["TMPDIR"] = str(Path(arguments[0]).parent)  # what it leaves goes with the folder
-    tempfile.tempdir = None
-    with Path(arguments[1]).open("w", buffering=1) as report:
-
-        def tell(**more: Any) -> None:
-            report.write(json.dumps(more) + "\n")
-
-        tell(event="started")
+    with telling(arguments) as (job, tell):
+        tell("started")
         try:
-            operator, implementation = _subject(job)
+            operator, implementation = subject(job)
             cases = [operator.case(name) for name in job["cases"]]
             cases = cases or smallest(operator, implementation, job["direction"], job["device"])
         except Exception as error:  # noqa: BLE001 - a stranger's file may raise anything at import
-            tell(event="unusable", why=_one_line(error))
+            tell("unusable", why=one_line(error))
             return 0
-        tell(event="cases", names=[c.name for c in cases], backend=implementation.backend)
+        tell("cases", names=[c.name for c in cases], backend=implementation.backend)
         for case in cases:
             support = backends.support(implementation, case, job["device"], job["direction"])
             if not support:
-                tell(event="refused", case=case.name, why=support.reason)
+                tell("refused", case=case.name, why=support.reason)
                 continue
-            tell(event="begun", case=case.name)
+            tell("begun", case=case.name)
             try:
                 call(operator, implementation, case, job)
             except Exception as error:  # noqa: BLE001 - it is the candidate's, and told
                 memory = isinstance(error, torch.OutOfMemoryError)
-                tell(event="raised", case=case.name, why=_one_line(error), memory=memory)
+                tell("raised", case=case.name, why=one_line(error), memory=memory)
                 break  # a context that broke stays broken
-            tell(event="done", case=case.name)
-        tell(event="finished")
+            tell("done", case=case.name)
+        tell("finished")
     return 0
-
-
-def _one_line(error: Exception) -> str:
-    text = str(error) if isinstance(error, WeftError) else f"{type(error).__name__}: {error}"
-    return " ".join(text.split())[:300]
-
-
-def _subject(job: dict[str, Any]) -> tuple[Operator, Implementation]:
-    """The operator and the implementation of a job, the registry's or out of somebody's file."""
-    name, wanted = job["operator"], job["implementation"]
-    if not job["source"]:
-        return registry.operator(name), registry.implementation(name, wanted)
-    brought = bring.load(bring.Source.from_json(job["source"]))
-    own = [o for o in brought.operators if o.name == name]
-    operator = own[0] if own else registry.operator(name)
-    return operator, brought.implementation(name, wanted)
 
 
 def smallest(

@@ -57,7 +57,7 @@ def profile(
         "implementation": implementation,
         "case": case,
         "direction": direction,
-        "files": [str(Path(file).resolve()) for file in files],
+        "sources": [_source(file) for file in files],
         "seed": 20260101,  # counters are no check; the same values every time
     }
     found = running.count(program, job, place.arch, progress)
@@ -75,6 +75,12 @@ def profile(
         tool=tool,
         machine=place.machine,
     )
+
+
+def _source(file: str) -> dict[str, Any]:
+    from weft.workbench.bring import Source
+
+    return Source(kind="file", path=str(Path(file).resolve())).to_json()
 
 
 def here() -> Here:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -15,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import weft
 from weft.core import Cost, WeftError
-from weft.workbench import cell_processes
+from weft.workbench import cell_processes, target
 from weft.workbench.ncu import find
 from weft.workbench.ncu.counters import asked
 from weft.workbench.ncu.output import Printed, parse
+from weft.workbench.target import Place, heard
 
 TIMEOUT = 600.0  # seconds, all runs together; each pass replays the kernel and restores its memory
 MEMORY = 48 << 30  # bytes of host memory of all processes; ncu keeps a copy of what kernels write
@@ -44,10 +41,8 @@ class Told:
     @staticmethod
     def read(path: Path) -> Told:
         told = Told()
-        text = path.read_text() if path.exists() else ""
-        for line in text.splitlines(keepends=True):
-            if line.endswith("\n"):  # else it is being written
-                told._take(json.loads(line))
+        for line in heard(path):
+            told._take(line)
         return told
 
     def _take(self, line: dict[str, Any]) -> None:
@@ -91,10 +86,8 @@ def options(log: Path, metrics: Sequence[str]) -> list[str]:
 
 def environment() -> dict[str, str]:
     """The user's, with Weft to be found, numbers printed as in C, and no files left at home."""
-    source = str(Path(weft.__file__).resolve().parents[1])
-    path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
     said = {"LC_ALL": "C", "NV_COMPUTE_PROFILER_DISABLE_STOCK_FILE_DEPLOYMENT": "1"}
-    return os.environ | said | {"PYTHONPATH": path}
+    return target.environment(**said)
 
 
 def count(program: Path, job: dict[str, Any], arch: str, progress: Progress) -> Counted:
@@ -107,7 +100,7 @@ def count(program: Path, job: dict[str, Any], arch: str, progress: Progress) -> 
         with tempfile.TemporaryDirectory(prefix="weft-ncu-") as folder:
             run = Run(program, job, Path(folder), metrics)
             run.wait(deadline, progress)
-            printed, told = parse(run.text()), Told.read(run.told_in)
+            printed, told = parse(run.text()), Told.read(run.place.report)
             found = {m for m in metrics for u in printed.unknown if m == u or m.startswith(u + ".")}
             if not (found and not printed.rows):
                 return run.result(printed, told)
@@ -126,26 +119,14 @@ class Run:
     def __init__(
         self, program: Path, job: dict[str, Any], folder: Path, metrics: Sequence[str]
     ) -> None:
-        self.log, self.told_in = folder / "log.txt", folder / "report.jsonl"
-        self.output, job_file = folder / "output.txt", folder / "job.json"
-        job_file.write_text(json.dumps(job))
-        target = [sys.executable, "-m", "weft.workbench.ncu.target"]
-        command = [str(program), *options(self.log, metrics), *target]
-        self.strange = bool(job["files"])
-        self.job_file, self.stopped = str(job_file), ""
-        with self.output.open("wb") as output:
-            self.process = subprocess.Popen(
-                [*command, str(job_file), str(self.told_in)],
-                env=environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        self.place = place = Place(folder)
+        self.strange, self.stopped = bool(job["sources"]), ""
+        command = [str(program), *options(place.log, metrics)]
+        self.process = place.start(command, "weft.workbench.ncu.target", job, environment())
 
     def text(self) -> str:
         """What the tool logged, and what it and the target printed."""
-        files = (f for f in (self.log, self.output) if f.exists())
+        files = (f for f in (self.place.log, self.place.output) if f.exists())
         return "\n".join(f.read_text(errors="replace") for f in files)
 
     def wait(self, deadline: float, progress: Progress) -> None:
@@ -153,7 +134,7 @@ class Run:
         shown = ""
         try:
             while self.process.poll() is None and not self.stopped:
-                told = Told.read(self.told_in)
+                told = Told.read(self.place.report)
                 line = f"ncu: {_STEPS.get(told.last, 'starting')}"
                 if line != shown:
                     progress(line)
@@ -167,9 +148,9 @@ class Run:
         """Why it must be stopped; empty while it may go on."""
         if time.monotonic() > deadline:
             return f"it was not done within {TIMEOUT:.0f} s"
-        if self.output.stat().st_size > PRINTED:
+        if self.place.output.stat().st_size > PRINTED:
             return f"it printed more than {PRINTED >> 20} MiB"
-        if self.log.exists() and _hopeless(self.log.read_text(errors="replace")):
+        if self.place.log.exists() and _hopeless(self.place.log.read_text(errors="replace")):
             return "the tool cannot count"
         held = self.strange and cell_processes.resident(self._family())
         return f"it took more than {MEMORY >> 30} GiB of memory" if held > MEMORY else ""
@@ -181,9 +162,9 @@ class Run:
     def _end(self) -> None:
         """Kill what is left of what was started, and wait for the tool."""
         left = [p for p in self._family() if p != os.getpid()]
-        target = Told.read(self.told_in).pid
+        target = Told.read(self.place.report).pid
         with suppress(OSError):  # another has its number by now, or it ended
-            if self.job_file.encode() in Path(f"/proc/{target}/cmdline").read_bytes():
+            if str(self.place.job).encode() in Path(f"/proc/{target}/cmdline").read_bytes():
                 left.append(target)
         for pid in left:
             with suppress(ProcessLookupError):

@@ -9,33 +9,23 @@ goes to the report, so that a run that ends early is seen to have.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import tempfile
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from weft import machine
-from weft.core import BACKWARD, WeftError, registry
+from weft.core import BACKWARD
+from weft.workbench.target import Tell, one_line, subject, telling
 
 if TYPE_CHECKING:
     from weft.core import Case, Implementation, Operator
 
 WARM = 3  # calls before the one that counts
-Tell = Callable[..., None]
 
 
 def main(arguments: Sequence[str]) -> int:
-    job = json.loads(Path(arguments[0]).read_text())
-    os.environ["TMPDIR"] = str(Path(arguments[0]).parent)  # what it leaves goes with the folder
-    tempfile.tempdir = None
-    with Path(arguments[1]).open("w", buffering=1) as report:
-
-        def tell(event: str, **more: Any) -> None:
-            report.write(json.dumps({"event": event, **more}) + "\n")
-
+    with telling(arguments) as (job, tell):
         tell("started", pid=os.getpid())
         if not machine.has_gpu():
             tell("refused", why=f"counters are a GPU's, and {machine.gpu_reason()}")
@@ -55,7 +45,7 @@ def _work(job: dict[str, Any], tell: Tell) -> None:
         support = backends.support(implementation, case, "cuda", job["direction"])
         cost = operator.cost(case, job["direction"])
     except Exception as error:  # noqa: BLE001 - a stranger's file may raise anything at import
-        tell("unusable", why=_one_line(error))
+        tell("unusable", why=one_line(error))
         return
     if not support:
         tell("refused", why=support.reason)
@@ -65,32 +55,7 @@ def _work(job: dict[str, Any], tell: Tell) -> None:
     try:
         _count(operator, implementation, case, job, tell)
     except Exception as error:  # noqa: BLE001 - it is the candidate's, and told
-        tell("raised", why=_one_line(error))
-
-
-def _one_line(error: Exception) -> str:
-    text = str(error) if isinstance(error, WeftError) else f"{type(error).__name__}: {error}"
-    return " ".join(text.split())[:300]
-
-
-def subject(job: dict[str, Any]) -> tuple[Operator, Implementation]:
-    """The operator and the implementation of a job: the registry's, or out of its files."""
-    from weft.core.operator import unknown_name
-    from weft.workbench import bring
-
-    name, wanted = job["operator"], job["implementation"]
-    files = [bring.load(bring.Source(kind="file", path=path)) for path in job["files"]]
-    own = {o.name: o for brought in files for o in brought.operators}
-    operator = own[name] if name in own else registry.operator(name)
-    theirs = {i.name: i for b in files for i in b.implementations if i.operator == name}
-    if wanted in theirs:
-        return operator, theirs[wanted]
-    if name in own:
-        raise unknown_name(f"implementation of {name}", wanted, list(theirs))
-    known = registry.implementation_names(name)
-    if wanted not in known:
-        raise unknown_name(f"implementation of {name}", wanted, [*theirs, *known])
-    return operator, registry.implementation(name, wanted)
+        tell("raised", why=one_line(error))
 
 
 def _count(
