@@ -69,6 +69,8 @@ def _too_slow(
     first = case.name in _first_of_each_dtype(one.operator, device).values()
     if one.backend == "compile":
         empty = min(i.numel for i in case.inputs) == 0 and case.dtype == "float32"
+        if device == "cpu" and case.dtype != "float32":
+            return "compile compiles anew for each case: on a CPU float32, all in `weft check`"
         if not (first or empty or "transposed" in case.layouts):
             return "compile compiles anew for each case; one a dtype here, all in `weft check`"
     if not support.timed and case.dtype == "float16" and not first:

@@ -70,11 +70,12 @@ class Operator:
     """What it means to compute this function, whoever computes it.
 
     ``reference(*inputs, **params)`` gets float64 tensors and returns a float64 tensor; it is the
-    only oracle, and autograd through it gives the oracle of the backward. Forward only, it may
-    return a tuple of them, and integers, which must be met exactly.
-    ``save(inputs, output)`` names what an implementation's backward is given besides the gradient
-    of the output: ``backward(grad, *save(inputs, output), **params)`` returns one gradient for each
-    name in ``differentiable``.
+    only oracle, and autograd through it gives the oracle of the backward. It may return a tuple of
+    them, and forward only integers too, which must be met exactly. ``graded`` says how many of the
+    outputs, from the first on, a gradient comes in for; several must be of one shape and dtype.
+    ``save(inputs, output)`` names what an implementation's backward is given besides these:
+    ``backward(grad, *save(inputs, output), **params)``, with one ``grad`` after the other where
+    several are ``graded``, returns one gradient for each name in ``differentiable``.
     ``cost(case, direction)`` is the compulsory work. ``validate(*inputs, **params)`` raises
     :class:`WeftError` on a call that has no answer. ``scale(*inputs64, **params)`` replaces the RMS
     of the reference in the tolerance where a result may rightly be near zero;
@@ -96,6 +97,7 @@ class Operator:
     validate: Callable[..., None] = _any_call
     dtypes: tuple[str, ...] = ()
     differentiable: tuple[str, ...] = ()
+    graded: int = 1
     save: Callable[[tuple[Any, ...], Any], tuple[Any, ...]] = _the_inputs
     properties: tuple[Property, ...] = ()
     tolerance: Tolerance = Tolerance()

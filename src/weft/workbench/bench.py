@@ -195,10 +195,10 @@ def _look(
 
 
 def _grad_form(oracle: Oracle) -> Form | None:
-    """The form of the output, whose gradient a backward is given; None in the forward."""
+    """The form of the gradient that a backward is given; None in the forward."""
     if oracle.direction != BACKWARD:
         return None
-    form = oracle.forward_form
+    form = oracle.grad_form
     return form.shape, form.dtype
 
 

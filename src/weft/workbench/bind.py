@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from weft.core import BACKWARD, FORWARD, Case, Implementation, Operator
-
-Result = torch.Tensor | tuple[torch.Tensor, ...]
+from weft.workbench.slots import Result, tensors_of
 
 
 def bind(
@@ -28,7 +27,8 @@ def bind(
     """The closure that computes one direction at these inputs.
 
     Forward returns the output. Backward returns a tuple with one gradient for each differentiable
-    input; ``grad`` is the gradient of the output (of its shape and dtype) and is due there.
+    input; ``grad`` is due there: the gradient of the output (of its shape and dtype), or of the
+    operator's several graded outputs, stacked.
     """
     params = dict(case.params)
     if direction == FORWARD:
@@ -41,10 +41,28 @@ def bind(
     if implementation.backward is not None:
         output = implementation.forward(*inputs, **params)
         saved = operator.save(tuple(inputs), output)
-        backward = implementation.backward
-        return lambda: backward(grad, *saved, **params)
+        backward, grads = implementation.backward, apart(operator, grad)
+        return lambda: backward(*grads, *saved, **params)
     differentiable = [i.name in operator.differentiable for i in case.inputs]
-    return _through_autograd(implementation, inputs, differentiable, grad, params)
+    grads = apart(operator, grad)
+    return _through_autograd(implementation, inputs, differentiable, grads, params)
+
+
+def apart(operator: Operator, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The gradient of each graded output, out of what holds them all."""
+    return (grad,) if operator.graded == 1 else grad.unbind(0)
+
+
+def graded(operator: Operator, output: Result) -> torch.Tensor:
+    """A tensor without values, of the shape and dtype of what :func:`apart` takes apart.
+
+    Raises ValueError where the graded outputs are not alike.
+    """
+    first, *more = tensors_of(output)[: operator.graded]
+    if any((o.shape, o.dtype) != (first.shape, first.dtype) for o in more):
+        raise ValueError(f"{operator.name}: graded outputs must be of one shape and dtype")
+    shape = first.shape if operator.graded == 1 else (operator.graded, *first.shape)
+    return torch.empty(shape, dtype=first.dtype, device="meta")
 
 
 def _on_copies(
@@ -75,7 +93,7 @@ def _through_autograd(
     implementation: Implementation,
     inputs: Sequence[torch.Tensor],
     differentiable: Sequence[bool],
-    grad: torch.Tensor,
+    grads: tuple[torch.Tensor, ...],
     params: dict[str, object],
 ) -> Callable[[], Result]:
     arguments = [
@@ -84,5 +102,5 @@ def _through_autograd(
     ]
     leaves = [x for x in arguments if x.requires_grad]
     with torch.enable_grad():
-        output = implementation.forward(*arguments, **params)
-    return lambda: torch.autograd.grad(output, leaves, grad, retain_graph=True)
+        outputs = tensors_of(implementation.forward(*arguments, **params))[: len(grads)]
+    return lambda: torch.autograd.grad(outputs, leaves, grads, retain_graph=True)

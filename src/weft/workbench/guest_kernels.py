@@ -12,7 +12,7 @@ from typing import Any
 from weft.core import BACKWARD
 from weft.workbench import inputs as drawing
 from weft.workbench import provenance
-from weft.workbench.bind import bind
+from weft.workbench.bind import bind, graded
 from weft.workbench.bring import Source
 from weft.workbench.cell import Cell, Limits
 from weft.workbench.guest import Answer, State, Verb
@@ -31,7 +31,8 @@ def kernels(state: State, said: Mapping[str, Any]) -> Answer:
     inputs = drawing.make(case, device, said["seed"])
     grad = None
     if direction == BACKWARD:
-        grad = drawing.gradient_like(implementation.forward(*inputs, **case.params), said["seed"])
+        like = graded(operator, implementation.forward(*inputs, **case.params))
+        grad = drawing.gradient_like(like, said["seed"], device=device)
     call = bind(operator, implementation, case, direction, inputs, grad)
     return {
         "profiled": _told(provenance.kernels(call, device)),

@@ -16,7 +16,7 @@ import torch
 
 from weft.core import FORWARD, Case, Implementation, Operator, registry
 from weft.workbench import inputs as drawing
-from weft.workbench.bind import bind
+from weft.workbench.bind import apart, bind, graded
 from weft.workbench.slots import Result, tensors_of
 from weft.workbench.stage import Form, Scene
 from weft.workbench.tolerance import Bound, Measured, bound, measure, participants, rms
@@ -65,7 +65,7 @@ class Oracle:
         """The gradient of the output for this seed; None in the forward direction."""
         if self.direction == FORWARD:
             return None
-        form = self.forward_form
+        form = self.grad_form
         output = torch.empty(form.shape, dtype=form.dtype, device="meta")
         return drawing.gradient_like(output, seed, device=self.device)
 
@@ -82,10 +82,11 @@ class Oracle:
         return tuple(Form(tuple(out.shape), out.dtype, tuple(out.stride())) for out in made)
 
     @property
-    def forward_form(self) -> Form:
-        """The form of the one output that a backward's gradient belongs to."""
-        (form,) = self.forward_forms
-        return form
+    def grad_form(self) -> Form:
+        """The form of the gradient that a backward is given; of several graded outputs, stacked."""
+        made = tuple(torch.empty(f.shape, dtype=f.dtype, device="meta") for f in self.forward_forms)
+        like = graded(self.operator, made)
+        return Form(tuple(like.shape), like.dtype, None)
 
     @cached_property
     def forms(self) -> tuple[Form, ...]:
@@ -98,7 +99,7 @@ class Oracle:
     @property
     def scene(self) -> Scene:
         """What a candidate is told: what is asked of it, and no answer."""
-        grad_form = None if self.direction == FORWARD else self.forward_form
+        grad_form = None if self.direction == FORWARD else self.grad_form
         return Scene(
             operator=self.operator,
             case=self.case,
@@ -211,9 +212,10 @@ def _backward64(
             v.detach().requires_grad_(w) for v, w in zip(_doubles(xs), wanted, strict=True)
         ]
         with torch.enable_grad():
-            output = operator.reference(*arguments, **case.params)
+            outputs = tensors_of(operator.reference(*arguments, **case.params))
         leaves = [v for v in arguments if v.requires_grad]
-        found = torch.autograd.grad(output, leaves, g.double(), allow_unused=True)
+        grads = apart(operator, g.double())
+        found = torch.autograd.grad(outputs[: len(grads)], leaves, grads, allow_unused=True)
         return tuple(
             torch.zeros_like(leaf) if one is None else one
             for leaf, one in zip(leaves, found, strict=True)

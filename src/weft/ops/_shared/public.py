@@ -26,20 +26,29 @@ class Schema:
     """How an operator looks to PyTorch.
 
     ``inputs`` and ``saved`` are argument lists in torch.library's schema language, without
-    ``impl``; ``fake(*inputs)`` gives the output's shape, dtype and strides,
-    ``fake_backward(grad, *saved)`` the gradients'. ``params`` are the names of scalar arguments,
-    last in ``inputs`` and ``saved`` alike. Where the gradient is a mere view (a broadcast),
+    ``impl``; ``fake(*inputs)`` gives the output's shape, dtype and strides (a tuple where there are
+    several ``outputs``), ``fake_backward(grad, *saved)`` the gradients', one for each of the
+    operator's differentiable inputs. Of the outputs the first ``graded`` take a gradient, each one
+    a ``grad`` of the backward. ``params`` are the names of scalar arguments, last in ``inputs`` and
+    ``saved`` alike; the fakes do not get them. Where the gradient is a mere view (a broadcast),
     ``view_backward(grad, *saved)`` gives it without a kernel, and ``saved``, ``gradients`` and
     ``fake_backward`` are not needed.
     """
 
     inputs: str
-    fake: Callable[..., torch.Tensor]
+    fake: Callable[..., Any]
     saved: str = ""
     gradients: int = 1
     fake_backward: Callable[..., tuple[torch.Tensor, ...]] | None = None
     view_backward: Callable[..., tuple[torch.Tensor, ...]] | None = None
     params: tuple[str, ...] = ()
+    outputs: int = 1
+    graded: int = 1
+
+    def tensors(self) -> list[str]:
+        """The names of the tensors among the inputs, in order."""
+        words = (argument.split() for argument in self.inputs.split(","))
+        return [name for kind, name in words if kind.startswith("Tensor")]
 
 
 def call(name: str, inputs: tuple[Any, ...], params: dict[str, Any], impl: str | None) -> Any:
@@ -66,32 +75,36 @@ def register(name: str, schema: Schema) -> None:
         cut = len(rest) - taken
         return tuple(rest[:cut]), dict(zip(schema.params, rest[cut:], strict=True)), impl
 
-    def forward(*arguments: Any) -> torch.Tensor:
+    def forward(*arguments: Any) -> Any:
         inputs, params, impl = split(arguments)
         _refuse_unsupported(name, impl, inputs, params)
-        return registry.implementation(name, impl).forward(*inputs, **params)  # type: ignore[no-any-return]
+        return registry.implementation(name, impl).forward(*inputs, **params)
 
-    def fake(*arguments: Any) -> torch.Tensor:
+    def fake(*arguments: Any) -> Any:
         return schema.fake(*split(arguments)[0])
 
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         tensors, ctx.params, ctx.impl = split(inputs)
         saved = registry.operator(name).save(tensors, output)
         ctx.save_for_backward(*(s for s in saved if isinstance(s, torch.Tensor)))
         ctx.others = [None if isinstance(s, torch.Tensor) else s for s in saved]
+        if schema.outputs > schema.graded:
+            ctx.mark_non_differentiable(*output[schema.graded :])
 
-    def differentiate(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    def differentiate(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         tensors = iter(ctx.saved_tensors)
         saved = [next(tensors) if o is None else o for o in ctx.others]
+        grads = grads[: schema.graded]
         if schema.view_backward is not None:
-            gradients = schema.view_backward(grad, *saved)
+            gradients = schema.view_backward(*grads, *saved)
         else:
             run = getattr(torch.ops.weft, f"{name}_backward")
-            gradients = run(grad, *saved, *ctx.params.values(), ctx.impl)
+            gradients = run(*grads, *saved, *ctx.params.values(), ctx.impl)
             gradients = (gradients,) if schema.gradients == 1 else gradients
-        return (*gradients, *([None] * (taken + 1)))
+        found = dict(zip(registry.operator(name).differentiable, gradients, strict=True))
+        return (*(found.get(one) for one in schema.tensors()), *([None] * (taken + 1)))
 
-    _define(name, f"({schema.inputs}, str impl) -> Tensor", forward, fake)
+    _define(name, f"({schema.inputs}, str impl) -> {_result(schema.outputs)}", forward, fake)
     if schema.view_backward is None:
         _register_backward(name, schema, split)
     torch.library.register_autograd(
@@ -102,19 +115,23 @@ def register(name: str, schema: Schema) -> None:
 def _register_backward(name: str, schema: Schema, split: Callable[..., Any]) -> None:
     single = schema.gradients == 1
 
-    def backward(grad: torch.Tensor, *arguments: Any) -> Any:
-        saved, params, impl = split(arguments)
-        gradients = _backward(name, impl)(grad, *saved, **params)
+    def backward(*arguments: Any) -> Any:
+        saved, params, impl = split(arguments)  # the gradients that come in are the first of them
+        gradients = _backward(name, impl)(*saved, **params)
         return gradients[0] if single else gradients
 
-    def fake(grad: torch.Tensor, *arguments: Any) -> Any:
+    def fake(*arguments: Any) -> Any:
         assert schema.fake_backward is not None
-        gradients = schema.fake_backward(grad, *split(arguments)[0])
+        gradients = schema.fake_backward(*split(arguments)[0])
         return gradients[0] if single else gradients
 
-    result = "Tensor" if single else f"({', '.join(['Tensor'] * schema.gradients)})"
-    signature = f"(Tensor grad, {schema.saved}, str impl) -> {result}"
+    grads = ", ".join(f"Tensor grad{i or ''}" for i in range(schema.graded))
+    signature = f"({grads}, {schema.saved}, str impl) -> {_result(schema.gradients)}"
     _define(f"{name}_backward", signature, backward, fake)
+
+
+def _result(count: int) -> str:
+    return "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
 
 
 def _define(

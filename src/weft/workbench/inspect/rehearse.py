@@ -16,6 +16,7 @@ from unittest import mock
 
 from weft.core import BACKWARD, Case, Implementation, Operator, WeftError
 from weft.machine.capability import multiprocessor
+from weft.workbench.bind import apart, graded
 from weft.workbench.inputs import place
 
 TRITON_TYPES = {
@@ -70,7 +71,6 @@ def rehearse(
 
     An implementation whose backward is left to autograd has none to rehearse: :class:`WeftError`.
     """
-    import torch
 
     if direction == BACKWARD and implementation.backward is None:
         raise WeftError(
@@ -89,7 +89,7 @@ def rehearse(
         launches.clear()
         saved = operator.save(tuple(inputs), output)
         assert implementation.backward is not None
-        implementation.backward(torch.empty_like(output), *saved, **params)
+        implementation.backward(*apart(operator, graded(operator, output)), *saved, **params)
     return launches
 
 

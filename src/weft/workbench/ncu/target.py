@@ -65,15 +65,14 @@ def _count(
     import torch
 
     from weft.workbench import inputs as drawing
-    from weft.workbench.bind import bind
+    from weft.workbench.bind import bind, graded
 
     tell("warming")
     inputs = drawing.make(case, "cuda", job["seed"])
     grad = None
     if job["direction"] == BACKWARD:
-        output = implementation.forward(*inputs, **case.params)
-        grad = drawing.gradient_like(output, job["seed"])
-        del output
+        like = graded(operator, implementation.forward(*inputs, **case.params))
+        grad = drawing.gradient_like(like, job["seed"], device="cuda")
     call = bind(operator, implementation, case, job["direction"], inputs, grad)
     for _ in range(WARM):
         call()

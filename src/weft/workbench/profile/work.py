@@ -83,7 +83,7 @@ def checked(one: Subject) -> tuple[Verdict, Form | None]:
     )
     if verdict.status != PASS or one.direction != BACKWARD:
         return verdict, None
-    form = oracle.forward_form
+    form = oracle.grad_form
     return verdict, (form.shape, form.dtype)
 
 
