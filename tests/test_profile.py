@@ -31,8 +31,18 @@ CALL = ["profile", "gelu", "--impl", "torch", "--case", "fp32-1024x1024", "--dev
 ALL = {"trace.json", "stacks.folded", "flame.svg", "profile.json", "tensorboard/"}
 
 
-def reading(name: str, *samples: float, walls: tuple[float, ...] = ()) -> Reading:
-    return Reading(instrument=name, samples=samples, walls=walls or samples)
+def reading(
+    name: str,
+    *samples: float,
+    walls: tuple[float, ...] = (),
+    beside: tuple[float, ...] = (),
+) -> Reading:
+    return Reading(
+        instrument=name,
+        samples=samples,
+        walls=walls or samples,
+        beside=beside or walls or samples,
+    )
 
 
 def test_the_command_writes_all_it_says_and_its_instruments_and_root_agree(tmp_path: Path) -> None:
@@ -174,11 +184,11 @@ def test_a_gpus_trace_becomes_files_a_record_and_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(session.machine, "fingerprint", lambda device: {"device": device})
-    traced = instruments.Traced(trace=TRACE, walls_ns=(100_000, 101_000))
+    traced = instruments.Traced(trace=TRACE, walls_us=(100.0, 101.0))
     readings = (
         reading(instruments.EVENTS, 1600.0, walls=(1700.0,)),
-        reading(instruments.AUTOGRAD, 1580.0, walls=(1710.0,)),
-        reading(instruments.TORCH, 0.0, walls=(1710.0,)),
+        reading(instruments.AUTOGRAD, 1580.0, walls=(1710.0,), beside=(1590.0,)),
+        reading(instruments.TORCH, 0.0, walls=(1710.0,), beside=(1590.0,)),
     )
     named = {n: SimpleNamespace(name=n, backend="cuda") for n in ("gelu", "cuda/01-a", "bf16-1")}
     subject: Any = SimpleNamespace(
@@ -186,9 +196,7 @@ def test_a_gpus_trace_becomes_files_a_record_and_tables(
         direction="forward",
         device="cuda",
     )
-    measured = session.Measured(
-        readings=readings, traced=traced, folded=fold(TRACE), tries=1, paired=False
-    )
+    measured = session.Measured(readings=readings, traced=traced, folded=fold(TRACE), tries=1)
     work: Any = SimpleNamespace(calls=1, inputs=1, cold=True)
     (tmp_path / "trace.json").write_text("{}")
     found = session._written(subject, Schedule(), work, measured, tmp_path, print)
@@ -224,18 +232,19 @@ def test_on_a_gpu_events_wait_for_the_queue_and_subtract_what_they_cost() -> Non
 def test_agreement_is_demanded_from_1_ms_on_and_never_of_the_blind() -> None:
     def gpu(*us: float) -> Agreement:
         names = [instruments.EVENTS, instruments.AUTOGRAD, instruments.TORCH]
-        readings = [reading(n, t, 2 * t) for n, t in zip(names, us, strict=True)]
-        return Agreement(readings=readings, paired=False)
+        both = zip(names, us, strict=True)
+        readings = [reading(n, t, t, walls=(9e9, 9e9), beside=(us[0], us[0])) for n, t in both]
+        return Agreement(readings=readings)
 
     assert gpu(2000, 1960, 1910).good and not gpu(2000, 1960, 1900).good
     assert gpu(900, 800, 700).good and not gpu(900, 800, 700).demanded
     assert gpu(900, 800, 0).blind == [instruments.TORCH] and not gpu(900, 800, 0).good
-    # On a CPU a slow spell is both clocks': what is held together are the very same steps.
+    # A slow spell is both instruments': what is held together are the very same steps.
     clock = reading(instruments.CLOCK, 2000)
     slow = reading(instruments.TORCH, 4040, 4040, walls=(4000, 4000))
     wrong = reading(instruments.TORCH, 1880, walls=(2000,))
-    assert Agreement(readings=[clock, slow], paired=True).spread == pytest.approx(0.01)
-    assert not Agreement(readings=[clock, wrong], paired=True).good
+    assert Agreement(readings=[clock, slow]).spread == pytest.approx(0.01)
+    assert not Agreement(readings=[clock, wrong]).good
     assert Root(root_us=101.9, wall_us=100).good and not Root(root_us=97.9, wall_us=100).good
 
 

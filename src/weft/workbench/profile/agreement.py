@@ -1,9 +1,9 @@
 """Whether the instruments agree, and whether the folded trace's root is the time on the wall.
 
-The first instrument, the clock, is what the others are held against. On a GPU each says how long
-a call takes when it is its turn, and the fastest steps are compared. On a CPU what a call takes on
-the wall changes with whatever else the machine does, from one second to the next; so a profiler is
-held against our own clock's reading of the very steps that it looked at.
+Our own instrument is what the others are held against: CUDA events, or on a CPU the clock. What a
+call takes changes from one second to the next, on a CPU with whatever else the machine does, on a
+GPU with the clocks that its power allows; so a profiler is held against our own instrument's
+reading of the very steps that it looked at, and not against another turn's.
 """
 
 from __future__ import annotations
@@ -21,21 +21,15 @@ ROOT_LIMIT = 0.02  # that the root may differ from the wall by
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """``readings``, the clock's first; ``paired`` says that the others are held against the clock's
-    reading of their own steps."""
+    """``readings``, our own instrument's first."""
 
     readings: Sequence[Reading]
-    paired: bool
 
     def ratio(self, one: Reading) -> float:
-        """What this instrument says over what the clock says of the same; 0 where it saw nothing.
-
-        The clock itself: 1.
-        """
-        first = self.readings[0]
-        if self.paired:
-            return sum(one.samples) / sum(one.walls) if one is not first else 1.0
-        return one.least / first.least if first.least > 0 else 0.0
+        """What this instrument says of its steps over what ours says of them; 0 where it saw
+        nothing, 1 for our own."""
+        whole = sum(one.beside)
+        return sum(one.samples) / whole if whole > 0 else 0.0
 
     @property
     def spread(self) -> float:
@@ -59,7 +53,7 @@ class Agreement:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "compared": "the same steps" if self.paired else "each one's fastest step",
+            "compared": "the same steps",
             "spread": None if self.blind else self.spread,
             "limit": LIMIT,
             "demanded_from_us": ENOUGH,

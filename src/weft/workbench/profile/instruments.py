@@ -40,11 +40,13 @@ Span = tuple[float, float]  # us
 @dataclass(frozen=True, kw_only=True)
 class Reading:
     """What one instrument said: us a call, one for each step; ``walls`` is the time on the wall of
-    those steps, us a call, by our own clock while that instrument looked on."""
+    those steps, us a call, by our own clock while that instrument looked on. ``beside`` is what our
+    own instrument for ``samples`` said of the very same steps: CUDA events, or that clock."""
 
     instrument: str
     samples: tuple[float, ...]
     walls: tuple[float, ...]
+    beside: tuple[float, ...]
 
     @property
     def least(self) -> float:
@@ -64,33 +66,47 @@ class Reading:
             instrument=self.instrument,
             samples=self.samples + more.samples,
             walls=self.walls + more.walls,
+            beside=self.beside + more.beside,
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Traced:
-    """The Chrome trace of the last cycle, and our own clock's ns of each of its active steps."""
+    """The Chrome trace of the last cycle, and our own clock's us of each of its active steps."""
 
     trace: dict[str, Any]
-    walls_ns: tuple[int, ...]
+    walls_us: tuple[float, ...]
 
 
 def by_clock(work: Work, stand: Stand, schedule: Schedule) -> Reading:
     """CUDA events on a GPU, ``perf_counter_ns`` on a CPU; no profiler runs."""
     for _ in range(schedule.before):
         work.step()
-    walls = [_timed(work) / work.calls for _ in range(schedule.kept)]
+    walls = tuple(_timed(work)[0] / work.calls for _ in range(schedule.kept))
     if work.device == "cpu":
-        return Reading(instrument=CLOCK, samples=tuple(walls), walls=tuple(walls))
+        return Reading(instrument=CLOCK, samples=walls, walls=walls, beside=walls)
     samples = _by_events(work, stand, schedule.kept)
-    return Reading(instrument=EVENTS, samples=samples, walls=tuple(walls))
+    return Reading(instrument=EVENTS, samples=samples, walls=walls, beside=samples)
 
 
-def _timed(work: Work) -> float:
-    """One step on the wall, us."""
+def _timed(work: Work) -> tuple[float, float]:
+    """One step on the wall, us; and between two CUDA events around its calls, on a CPU the same.
+
+    Nothing holds the GPU back here until all calls are queued, as a spin would: a profiler would
+    see it. So the first launch's way to the GPU, some 10 us a step, is between these events.
+    """
+    if work.device == "cpu":
+        start = _now()
+        work.step()
+        spent = (_now() - start) / 1000
+        return spent, spent
+    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start = _now()
-    work.step()
-    return (_now() - start) / 1000
+    before.record()
+    work.enqueue()
+    after.record()
+    after.synchronize()
+    return (_now() - start) / 1000, before.elapsed_time(after) * 1000
 
 
 def _by_events(work: Work, stand: Any, steps: int) -> tuple[float, ...]:
@@ -111,15 +127,21 @@ def by_autograd_profiler(work: Work, schedule: Schedule) -> Reading:
     """``torch.autograd.profiler.profile``, from its list of events in memory."""
     quiet()
     device = "cuda" if work.device == "cuda" else None
-    walls = []
+    spent = []
     with torch.autograd.profiler.profile(use_device=device, use_kineto=True) as profile:
         for _ in range(schedule.before + schedule.kept):
             with record_function(STEP):
-                walls.append(_timed(work) / work.calls)
+                spent.append(_timed(work))
     steps, on_device = parts(profile.function_events or [])
-    samples = _a_call(work, steps, on_device)
-    first = schedule.before
-    return Reading(instrument=AUTOGRAD, samples=samples[first:], walls=tuple(walls[first:]))
+    samples = _a_call(work, steps, on_device)[schedule.before :]
+    return _reading(AUTOGRAD, work, samples, spent[schedule.before :])
+
+
+def _reading(
+    name: str, work: Work, samples: tuple[float, ...], spent: Sequence[tuple[float, float]]
+) -> Reading:
+    walls, beside = (tuple(us / work.calls for us in each) for each in zip(*spent, strict=True))
+    return Reading(instrument=name, samples=samples, walls=walls, beside=beside)
 
 
 def parts(events: Iterable[Any]) -> tuple[list[Span], list[Span]]:
@@ -147,7 +169,7 @@ def by_torch_profiler(work: Work, schedule: Schedule, file: Path) -> tuple[Readi
     quiet()
     activity = torch.profiler.ProfilerActivity
     activities = [activity.CPU, *([activity.CUDA] if work.device == "cuda" else [])]
-    cycles: list[list[int]] = [[] for _ in range(schedule.repeat)]
+    cycles: list[list[tuple[float, float]]] = [[] for _ in range(schedule.repeat)]
     samples: list[float] = []
     trace: dict[str, Any] = {}
 
@@ -166,15 +188,12 @@ def by_torch_profiler(work: Work, schedule: Schedule, file: Path) -> tuple[Readi
             activities=activities, schedule=plan, on_trace_ready=ready
         ) as profile:
             for step in range(schedule.cycle * schedule.repeat):
-                start = _now()
-                work.step()
-                spent = _now() - start
+                spent = _timed(work)
                 if schedule.is_kept(step):
                     cycles[step // schedule.cycle].append(spent)
                 profile.step()
-    walls = tuple(ns / 1000 / work.calls for cycle in cycles for ns in cycle)
-    reading = Reading(instrument=TORCH, samples=tuple(samples), walls=walls)
-    return reading, Traced(trace=trace, walls_ns=tuple(cycles[-1]))
+    reading = _reading(TORCH, work, tuple(samples), [step for cycle in cycles for step in cycle])
+    return reading, Traced(trace=trace, walls_us=tuple(wall for wall, _ in cycles[-1]))
 
 
 def quiet() -> None:

@@ -37,16 +37,15 @@ class Measured:
     traced: Traced
     folded: Folded
     tries: int
-    paired: bool
 
     @property
     def agreement(self) -> Agreement:
-        return Agreement(readings=self.readings, paired=self.paired)
+        return Agreement(readings=self.readings)
 
     @property
     def root(self) -> Root:
         """Both of them without a GPU's or a thread's other lanes, which are as wide."""
-        return Root(root_us=self.folded.root_us, wall_us=sum(self.traced.walls_ns) / 1000)
+        return Root(root_us=self.folded.root_us, wall_us=sum(self.traced.walls_us))
 
 
 def run(subject: Subject, schedule: Schedule, out: Path, say: Say) -> dict[str, Any]:
@@ -86,7 +85,6 @@ def measure(work: Work, stand: Stand, schedule: Schedule, out: Path, say: Say) -
             traced=traced,
             folded=folded,
             tries=attempt,
-            paired=work.device == "cpu",
         )
         if found.agreement.good and found.root.good:
             break
@@ -159,6 +157,7 @@ def _reading(one: Reading, agreed: Agreement, gpu: bool) -> dict[str, Any]:
         "overhead_us": one.wall - first.wall,
         "samples_us": list(one.samples),
         "walls_us": list(one.walls),
+        "beside_us": list(one.beside),
         "wall_median_us": statistics.median(one.walls),
     }
 
