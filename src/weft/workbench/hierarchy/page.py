@@ -33,6 +33,7 @@ def _device(said: Mapping[str, Any], file: Path) -> Iterator[str]:
     yield f"### {here['device']}\n"
     yield f"{here['date'][:10]}, commit {commit}{changed}, in {said['seconds']:.0f} s.\n"
     yield table(("level", "by", "known", *READINGS, "within 10 %"), _held(said), "  rrr")
+    yield from _store(said)
     yield table(("curve", "plateau", "from", "to"), _flat(said), " rrr")
     yield table(("what", "measured", "expected", "off"), _figures(said), " rrr")
     if (file.parent / PICTURE).exists():
@@ -48,6 +49,19 @@ def _held(said: Mapping[str, Any]) -> Iterator[list[str]]:
                 continue
             told = [f"{size(found[r])} ({off(found[f'{r}_off'])})" for r in READINGS]
             yield [*head, *told, " and ".join(found["within"]) or "**neither**"]
+
+
+def _store(said: Mapping[str, Any]) -> Iterator[str]:
+    """L1 against the part of its store that shared memory may take: neither gets all of it."""
+    most = said["known"].get("shared")
+    for found in said["series"][0]["held"]:
+        if most and found["level"] == "L1" and "leaves" in found:
+            yield (
+                f"L1 and shared memory divide one store of {size(found['known'])}, of which shared "
+                f"memory gets {size(most)} at most, and L1, by where its plateau is left, "
+                f"{size(found['leaves'])}: {off(found['leaves'] / most - 1)} against shared "
+                "memory's.\n"
+            )
 
 
 def _flat(said: Mapping[str, Any]) -> Iterator[list[str]]:

@@ -12,12 +12,13 @@ READINGS = {"leaves": "leaves the plateau at", "holds": "holds at most"}
 def size(nbytes: float) -> str:
     """Bytes in binary units, three digits that count.
 
-    >>> size(4096), size(233472), size(62914560), size(1.5 * 2**30)
-    ('4 KiB', '228 KiB', '60 MiB', '1.5 GiB')
+    >>> size(4096), size(233472), size(62914560), size(1.5 * 2**30), size(1023 * 2**20)
+    ('4 KiB', '228 KiB', '60 MiB', '1.5 GiB', '1023 MiB')
     """
     for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if nbytes >= 0.9995 * scale:
-            return f"{nbytes / scale:.3g} {unit}" if nbytes < 999.5 * scale else f"1 {unit}"
+            count = nbytes / scale
+            return f"{count:.3g} {unit}" if count < 999.5 else f"{count:.0f} {unit}"
     return f"{nbytes:.0f} B"
 
 
