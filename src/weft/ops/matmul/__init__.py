@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from weft.ops._shared.autocast import lowered
 from weft.ops._shared.public import Schema, call, register
 from weft.ops.matmul.spec import check_arguments
 
@@ -32,12 +33,16 @@ def matmul(
         impl: an implementation's name (``weft ops`` lists them); None is torch's own.
 
     Returns:
-        (M, N), contiguous, of the inputs' dtype and device; zeros where K is 0.
+        (M, N), contiguous, of the inputs' dtype and device; zeros where K is 0. Under
+        ``torch.autocast`` of its lower dtype, and ``precision`` is of no account.
 
     Raises:
         WeftError: not two 2-D tensors of one dtype and device whose inner sizes agree; another
             ``precision``, or ``tf32`` for half types or on a CPU; ``impl`` is unknown or does not
             run here.
     """
+    lower = lowered(a, b)
+    if lower[0] is not a or lower[1] is not b:
+        a, b, precision = *lower, "ieee"
     check_arguments(a, b, precision=precision)
     return call("matmul", (a, b), {"precision": precision}, impl)  # type: ignore[no-any-return]
