@@ -19,7 +19,7 @@ from weft.workbench.bring import Brought, Source, load
 from weft.workbench.bring_cu import compile_only
 from weft.workbench.check import check
 
-OPERATORS = registry.operator_names()
+OPERATORS = starters.OPERATORS
 # Elements of the largest case that is quick, and of the largest that is taken with --slow: the
 # interpreter takes a program at a time, the simulator a thread.
 QUICK = {"eager": 2000, "triton": 500, "numba": 30}

@@ -14,6 +14,7 @@ from weft.core.operator import unknown_name
 
 HERE = Path(__file__).parent
 BACKENDS = ("triton", "cuda", "numba", "eager")
+OPERATORS = ("gelu", "softmax", "sum", "matmul")  # of which there are templates
 NAME = re.compile(r"[A-Za-z_]\w*(?:[./-]\w+)*")
 OPERATOR = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -38,6 +39,13 @@ def starter(operator: str, backend: str, *, name: str, file: str) -> str:
         error = unknown_name("operator", operator, registry.operator_names())
         hint = f"{error.hint or ''} weft new --operator {operator} writes one of your own".strip()
         raise WeftError(error.what, expected=error.expected, got=error.got, hint=hint)
+    if operator not in OPERATORS:
+        raise WeftError(
+            f"no starting file for {operator}",
+            expected="one of " + ", ".join(OPERATORS),
+            got=operator,
+            hint=f"start from what Weft ships: weft inspect {operator} --impl triton shows it",
+        )
     if backend not in BACKENDS:
         raise unknown_name("backend", backend, list(BACKENDS))
     _usable(name)
