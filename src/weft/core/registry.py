@@ -22,6 +22,8 @@ SIX = {
     "numba/parallel": "with_numba:PARALLEL",
 }
 
+FIVE = {name: target for name, target in SIX.items() if not name.startswith("numba")}
+
 REGISTRY: dict[str, dict[str, str]] = {
     "gelu": {**SIX},
     "softmax": {
@@ -41,7 +43,14 @@ REGISTRY: dict[str, dict[str, str]] = {
         "cuda/05-vectorised-grid-stride": "ladder.steps:VECTORISED_GRID_STRIDE",
     },
     "matmul": {**SIX, "compile": "with_compile"},
+    "relu": {**FIVE, "cuda/01-scalar": "ladder:SCALAR"},
+    "swiglu": {**FIVE},
+    "geglu": {**FIVE},
 }
+
+
+# What `weft bench` takes where nothing is named: a look at every kind of work, in a minute.
+FIRST_LOOK = ("gelu", "softmax", "sum", "matmul")
 
 
 def operator_names() -> list[str]:

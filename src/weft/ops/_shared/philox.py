@@ -1,0 +1,91 @@
+"""Random bits by counter: Philox 4x32-10, in torch's integers, the one exact definition here.
+
+Element ``i`` of a tensor, counted in row-major order, gets word ``i % 4`` of the block whose
+counter is ``i // 4`` (64 bits, low word first, then two zero words) and whose key is the seed (64
+bits, low word first). Nothing is stored: whoever knows the seed and the place knows the bits. The
+kernels (philox.cuh, philox_triton.py) give the very same words.
+
+Source: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+
+from weft.core import WeftError
+
+MASK = 0xFFFFFFFF
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+WEYL = (0x9E3779B9, 0xBB67AE85)
+ROUNDS = 10
+
+
+def philox(seed: int, counter: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The four words, each an int64 tensor below 2^32, of the blocks at ``counter`` (int64).
+
+    A product below 2^64 wraps round in int64, whose bits are the same: masks find both its halves.
+    """
+    zero = torch.zeros_like(counter)
+    a, b, c, d = counter & MASK, (counter >> 32) & MASK, zero, zero
+    for i in range(ROUNDS):
+        first, second = a * MULTIPLIERS[0], c * MULTIPLIERS[1]
+        low, high = (seed + i * WEYL[0]) & MASK, ((seed >> 32) + i * WEYL[1]) & MASK
+        a, b, c, d = (
+            ((second >> 32) & MASK) ^ b ^ low,
+            second & MASK,
+            ((first >> 32) & MASK) ^ d ^ high,
+            first & MASK,
+        )
+    return a, b, c, d
+
+
+def words(seed: int, n: int, device: torch.device) -> torch.Tensor:
+    """The first ``n`` elements' words: int64, shape ``(n,)``."""
+    blocks = torch.arange((n + 3) // 4, device=device)
+    return torch.stack(philox(seed, blocks), -1).view(-1)[:n]
+
+
+def threshold(p: float) -> int:
+    """An element is kept where its word is at least this: one in 2^32 is the finest share."""
+    return min(round(p * 2.0**32), 1 << 32)
+
+
+def kept(x: torch.Tensor, p: float, seed: int) -> torch.Tensor:
+    """Which elements of ``x`` dropout keeps: booleans, contiguous, by row-major place."""
+    return (words(seed, x.numel(), x.device) >= threshold(p)).view(x.shape)
+
+
+def scale(p: float) -> float:
+    """What the kept are multiplied by, so that the mean stays; 0 where none is kept."""
+    return 1.0 / (1.0 - p) if p < 1.0 else 0.0
+
+
+@cache
+def halves(seed: int) -> tuple[int, int]:
+    """The seed's low and high word as signed 32-bit numbers, as kernels take them."""
+    return _signed(seed & MASK), _signed((seed >> 32) & MASK)
+
+
+@cache
+def limit(p: float) -> int:
+    """The threshold as a signed 32-bit number, for ``p`` that drops not all."""
+    return _signed(threshold(p))
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 32) if word >> 31 else word
+
+
+def check_chance(where: str, p: Any, seed: Any) -> None:
+    """Raise :class:`WeftError` unless ``p`` is in [0, 1] and ``seed`` is 63 bits of an integer."""
+    if isinstance(p, bool) or not isinstance(p, int | float) or not 0.0 <= p <= 1.0:
+        hint = "p is the chance that an element is dropped"
+        raise WeftError(f"{where}: p", expected="a number from 0 to 1", got=repr(p), hint=hint)
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 63:
+        hint = "a fresh one a step: int(torch.randint(1 << 62, ()))"
+        raise WeftError(
+            f"{where}: seed", expected="an integer from 0 to 2^63 - 1", got=repr(seed), hint=hint
+        )
