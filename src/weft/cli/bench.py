@@ -22,7 +22,7 @@ PATIENCE = 30.0  # seconds after which the default set begins no further backwar
 
 def bench(
     operators: Annotated[
-        Names, typer.Argument(help="Operators; by default all.", show_default=False)
+        Names, typer.Argument(help="Operators; by default four.", show_default=False)
     ] = None,
     impl: Annotated[
         Names, typer.Option("--impl", help="An implementation (repeatable); 'cuda' has its steps.")
@@ -48,16 +48,20 @@ def bench(
 ) -> None:
     """Check each implementation, then time those that passed, side by side.
 
-    With nothing named: each operator's first case, forward and then, while quick, backward.
+    With nothing named: gelu, softmax, sum and matmul at their first case, forward and then, while
+    quick, backward. --all-cases alone: every case of every operator.
 
     Exit 0: all good; 1: something is wrong, suspect or could not be timed; 2: the call was wrong.
 
     Example: weft bench softmax --with mine.py --save records.jsonl
     """
+    from weft.core import registry
     from weft.workbench.bench import went_against
     from weft.workbench.strangers import Strangers, Unreadable
 
     named = bool(operators or case or direction or all_cases)
+    if not (operators or case or all_cases or files):
+        operators = list(registry.FIRST_LOOK)
     asked = {"operators": operators, "impls": impl, "cases": case, "directions": direction}
     more = {"all_cases": all_cases, "quick": quick, "patience": None if named else PATIENCE}
     try:
