@@ -108,12 +108,6 @@ def loss_of(lse, picked, added, columns, smoothing, z_loss, SMOOTH: tl.constexpr
 
 
 @triton.jit
-def gradient(x, hit, lse, factor, each, at_target):
-    """factor exp(x - lse) - each, less ``at_target`` where it is hit."""
-    return factor * tl.exp2((x - lse) * LOG2E) - each - tl.where(hit, at_target, 0.0)
-
-
-@triton.jit
 def write_gradient(
     x_ptr,
     dx_ptr,
@@ -130,22 +124,25 @@ def write_gradient(
     LANES: tl.constexpr,
     SAME: tl.constexpr,
 ):
-    """The gradient of one row, 0 where it is not to ``keep``; dx may be x. SAME: dx_start = start,
-    so that what is aligned for loads is for stores."""
+    """One row's factor exp(x - lse) - each, less ``at_target`` at its target; the row is not read
+    where it is not to ``keep``. dx may be x. SAME: dx_start = start, so that what is aligned for
+    loads is for stores."""
     head, vectors, column, there = edges(start, columns, WIDE)
     body = x_ptr + tl.multiple_of(start + head, WIDE)
     out = dx_ptr + dx_start + head
     if SAME:
         out = dx_ptr + tl.multiple_of(start + head, WIDE)
     lane, within = tl.arange(0, LANES), tl.arange(0, WIDE)
-    x = tl.load(x_ptr + start + column, mask=there & keep, other=float("-inf")).to(tl.float32)
-    dx = gradient(x, column == target, lse, factor, each, at_target)
-    tl.store(dx_ptr + dx_start + column, dx.to(dx_ptr.dtype.element_ty), mask=there)
+    ends = tl.load(x_ptr + start + column, mask=there & keep, other=float("-inf")).to(tl.float32)
+    ends = factor * tl.exp2((ends - lse) * LOG2E) - each
+    ends -= tl.where(column == target, at_target, 0.0)
+    tl.store(dx_ptr + dx_start + column, ends.to(dx_ptr.dtype.element_ty), mask=there)
     for at in range(0, vectors, LANES):
         inside = (at + lane < vectors)[:, None]
         place = ((at + lane) * WIDE)[:, None] + within[None, :]
         x = tl.load(body + place, mask=inside & keep, other=float("-inf")).to(tl.float32)
-        dx = gradient(x, head + place == target, lse, factor, each, at_target)
+        dx = factor * tl.exp2((x - lse) * LOG2E) - each
+        dx -= tl.where(head + place == target, at_target, 0.0)
         tl.store(out + place, dx.to(dx_ptr.dtype.element_ty), mask=inside)
 
 
