@@ -1,0 +1,124 @@
+"""AdamW over lists, as an optimizer calls it; one parameter at a time is for the conformance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from weft import WeftError, ops
+
+Lists = list[list[torch.Tensor]]
+SIZES = ((7, 9), (0,), (), (3, 5, 7))
+USUAL: dict[str, Any] = {"lr": 3e-2, "weight_decay": 0.1, "eps": 1e-8, "betas": (0.9, 0.999)}
+
+
+def _lists(dtype: torch.dtype = torch.float32, state: torch.dtype | None = None) -> Lists:
+    torch.manual_seed(0)
+    params = [torch.randn(s).to(dtype) for s in SIZES]
+    grads = [torch.randn(s).to(dtype) for s in SIZES]
+    return [params, grads, *([torch.zeros(s, dtype=state or dtype) for s in SIZES] for _ in "mv")]
+
+
+def _train(impls: list[str], steps: int) -> tuple[list[Lists], list[torch.Tensor]]:
+    """Ours in float32, and torch's AdamW in float64 on the same gradients, clipped."""
+    ours = [_lists() for _ in impls]
+    exact = [p.double() for p in ours[0][0]]
+    optimizer = torch.optim.AdamW([p.requires_grad_() for p in exact], foreach=True, **USUAL)
+    generator = torch.Generator().manual_seed(1)
+    for step in range(1, steps + 1):
+        for i, leaf in enumerate(exact):
+            ours[0][1][i].normal_(generator=generator)
+            leaf.grad = ours[0][1][i].double()
+        torch.nn.utils.clip_grad_norm_(exact, 1.0)
+        optimizer.step()
+        counted = torch.tensor(float(step)) if step % 2 else step
+        for impl, lists in zip(impls, ours, strict=True):
+            ops.adamw(lists[0], ours[0][1], *lists[2:], step=counted, max_norm=1.0, impl=impl,
+                      **USUAL)  # fmt: skip
+    return ours, [p.detach() for p in exact]
+
+
+@pytest.mark.parametrize(("impl", "steps"), [("eager", 1000), ("triton", 4)])
+def test_equal_to_torch_s_over_many_steps(impl: str, steps: int) -> None:
+    """Against float64, within twice what torch's own float32 is off by."""
+    (ours, torchs), exact = _train([impl, "torch"], steps)
+    for p, by_torch, want in zip(ours[0], torchs[0], exact, strict=True):
+        if p.numel():
+            size = float(want.square().mean().sqrt())
+            off = float((p - want).abs().max())
+            allowed = 2 * float((by_torch - want).abs().max()) + 2 * 2**-23 * size
+            assert off <= allowed
+
+
+def test_stochastic_rounding_keeps_what_nearest_loses() -> None:
+    """A hundred steps of a fortieth of a bfloat16's unit: nearest stands still."""
+    moved = {}
+    for rounding in ("nearest", "stochastic"):
+        p, g = [torch.ones(512, dtype=torch.bfloat16)], [torch.ones(512, dtype=torch.bfloat16)]
+        m, v = [torch.ones(512)], [torch.ones(512)]
+        for step in range(1000, 1100):
+            ops.adamw(p, g, m, v, lr=1e-4, weight_decay=0.0, step=step, rounding=rounding,
+                      seed=step, impl="eager")  # fmt: skip
+        moved[rounding] = 1.0 - float(p[0].float().mean())
+    assert moved["nearest"] == 0.0
+    assert moved["stochastic"] == pytest.approx(0.01 * (1 - 0.999**1050) ** 0.5, rel=0.25)
+
+
+def test_masters_carry_what_half_precision_cannot() -> None:
+    lists = _lists(torch.float16, torch.float32)
+    masters = [p.float() for p in lists[0]]
+    exact = [m.clone() for m in masters]
+    state = _lists()[2:]
+    for step in (1, 2):
+        ops.adamw(*lists, step=step, masters=masters, impl="triton", **USUAL)
+        grads = [g.float() for g in lists[1]]
+        ops.adamw(exact, grads, *state, step=step, impl="eager", **USUAL)
+    for p, master, want in zip(lists[0], masters, exact, strict=True):
+        torch.testing.assert_close(master, want, rtol=1e-6, atol=1e-7)
+        assert torch.equal(p, master.half())
+
+
+def test_traced_whole() -> None:
+    ours, theirs = _lists(), _lists()
+
+    def step(*lists: list[torch.Tensor]) -> torch.Tensor:
+        ops.adamw(*lists, step=3, max_norm=1.0, **USUAL)
+        return lists[0][0] * 2
+
+    torch._dynamo.reset()
+    twice = torch.compile(step, fullgraph=True, backend="aot_eager")(*ours)
+    assert torch.equal(twice, step(*theirs))
+    for a, b in zip(ours, theirs, strict=True):
+        for x, y in zip(a, b, strict=True):
+            assert torch.equal(x, y)
+
+
+ONE = torch.ones(3)
+BAD: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
+    ((ONE, [ONE], [ONE], [ONE]), {}, "a list of tensors"),
+    (([ONE], [], [ONE], [ONE]), {}, "1, one a parameter"),
+    (([ONE], [None], [ONE], [ONE]), {}, "a tensor"),
+    (([ONE], [torch.ones(4)], [ONE], [ONE]), {}, r"grads\[0\].shape"),
+    (([ONE], [ONE.half()], [ONE], [ONE]), {}, r"grads\[0\].dtype"),
+    (([ONE], [ONE.to("meta")], [ONE], [ONE]), {}, "device"),
+    (([ONE], [ONE], [ONE], [ONE]), {"step": 0}, "counts from 1"),
+    (([ONE], [ONE], [ONE], [ONE]), {"lr": -1.0}, "lr"),
+    (([ONE], [ONE], [ONE], [ONE]), {"max_norm": 0.0}, "above 0, or None"),
+    (([ONE], [ONE], [ONE], [ONE]), {"rounding": "stochastic"}, "bfloat16 parameters"),
+    (([ONE], [ONE], [ONE], [ONE]), {"impl": "tritn"}, "unknown implementation"),
+    (([ONE], [ONE], [ONE], [ONE]), {"impl": "cuda"}, "does not run here"),
+    (([ONE], [ONE], [ONE], [ONE]), {"masters": [ONE], "impl": "torch"}, "float32 master"),
+]
+
+
+@pytest.mark.parametrize(("lists", "more", "told"), BAD, ids=lambda v: None)
+def test_a_call_without_an_answer_gets_one_clear_error(
+    lists: tuple[Any, ...], more: dict[str, Any], told: str
+) -> None:
+    if more.get("impl") == "cuda" and torch.cuda.is_available():
+        lists = tuple([x.cpu() for x in each] for each in lists)
+    with pytest.raises(WeftError, match=told):
+        ops.adamw(*lists, **{"step": 1, **more})
+    assert float(ONE.sum()) == 3.0
