@@ -18,6 +18,7 @@ def _lists(dtype: torch.dtype = torch.float32, state: torch.dtype | None = None)
     torch.manual_seed(0)
     params = [torch.randn(s).to(dtype) for s in SIZES]
     grads = [torch.randn(s).to(dtype) for s in SIZES]
+    params[0] = params[0].t().contiguous().t()  # dense, but no longer in its gradient's order
     return [params, grads, *([torch.zeros(s, dtype=state or dtype) for s in SIZES] for _ in "mv")]
 
 

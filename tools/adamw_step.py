@@ -3,7 +3,8 @@
     python tools/adamw_step.py
 
 GPT-2's 148 parameters and one flat one of as many elements, float32; torch's fused, its default,
-and ours; the share of the copy bandwidth measured here, at 28 bytes an element, and the host's time.
+and ours; the share of the copy bandwidth measured here, at 28 bytes an element (32 clipped), and
+the host's time.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from collections.abc import Callable
 
 import torch
 
-from weft import machine, ops
+from weft import ops
+from weft.workbench.limits import ceilings
 
 WIDTH, LAYERS, VOCABULARY, CONTEXT = 768, 12, 50257, 1024
 NUMBERS = {"lr": 3e-4, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.1}
@@ -68,15 +70,16 @@ def ways(params: list[torch.Tensor]) -> dict[str, Callable[[], object]]:
 
 
 def main() -> None:
-    ceilings = machine.ceilings("cuda")
+    measured = ceilings("cuda")
+    assert measured is not None
     for told, sizes in (("148 parameters", shapes()), ("one parameter", [(124_439_808,)])):
         params = [torch.randn(s, device="cuda", requires_grad=True) for s in sizes]
         count = sum(p.numel() for p in params)
-        print(f"{told}, {count / 1e6:.1f} M elements, copy {ceilings.copy / 1e12:.2f} TB/s")
+        print(f"{told}, {count / 1e6:.1f} M elements, copy {measured.copy / 1e12:.2f} TB/s")
         for name, step in ways(params).items():
             us, host = timed(step)
             nbytes = count * (32 if "clipped" in name else 28)
-            share = nbytes / (us * 1e-6) / ceilings.copy
+            share = nbytes / (us * 1e-6) / measured.copy
             print(f"  {name:18} {us:8.1f} us  {share:6.1%} of copy  host {host:7.1f} us")
 
 

@@ -208,7 +208,7 @@ CHECKS = [
 EDGES = [
     *(_case(f"fp32-{'x'.join(map(str, s)) or 'scalar'}", *s, tags="edge") for s in ((), (0,))),
     _case("fp32-1031-shifted", 1031, layout="shifted", tags="edge"),
-    _case("fp32-33x17-transposed", 33, 17, layout="transposed", tags="edge"),
+    _case("fp32-33x17-transposed", 33, 17, layout="transposed", tags="edge", **GPU),
     _case("fp32-33x17-sliced", 33, 17, layout="sliced", tags="edge"),
     _case("fp32-259-special", 259, grad="special", tags="edge"),
 ]
