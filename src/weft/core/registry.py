@@ -46,6 +46,7 @@ REGISTRY: dict[str, dict[str, str]] = {
     "relu": {**FIVE, "cuda/01-scalar": "ladder:SCALAR"},
     "swiglu": {**FIVE},
     "geglu": {**FIVE},
+    "adamw": {**FIVE},
 }
 
 
