@@ -45,8 +45,24 @@ REGISTRY: dict[str, dict[str, str]] = {
     "matmul": {**SIX, "compile": "with_compile"},
     "relu": {**FIVE, "cuda/01-scalar": "ladder:SCALAR"},
     "swiglu": {**FIVE},
+    "cross_entropy": {**FIVE},
     "geglu": {**FIVE},
+    "dropout": {name: FIVE[name] for name in ("eager", "compile", "triton", "cuda")},
+    "layer_norm": {n: t for n, t in FIVE.items() if n != "cuda"},
+    "rms_norm": {n: t for n, t in FIVE.items() if n != "cuda"},
+    "embedding": {n: t for n, t in FIVE.items() if n != "cuda"},
     "adamw": {**FIVE},
+    "attention": {
+        "eager": "with_eager",
+        "torch": "with_torch",
+        "torch/flash": "with_torch:FLASH_ATTENTION",
+        "torch/cudnn": "with_torch:CUDNN_ATTENTION",
+        "torch/efficient": "with_torch:EFFICIENT",
+        "compile": "with_eager:COMPILED",
+        "triton": "with_triton",
+        "triton/01-online": "ladder:ONLINE",
+        "triton/02-tiled": "ladder:TILED",
+    },
 }
 
 

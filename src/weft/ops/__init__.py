@@ -1,12 +1,33 @@
 """The operators, callable: ``weft.ops.gelu(x)``, each with ``impl=`` to name one implementation."""
 
 from weft.ops.adamw import adamw
+from weft.ops.attention import attention
+from weft.ops.cross_entropy import cross_entropy
+from weft.ops.dropout import dropout
+from weft.ops.embedding import embedding
 from weft.ops.geglu import geglu
 from weft.ops.gelu import gelu
+from weft.ops.layer_norm import layer_norm
 from weft.ops.matmul import matmul
 from weft.ops.relu import relu
+from weft.ops.rms_norm import rms_norm
 from weft.ops.softmax import softmax
 from weft.ops.sum import sum
 from weft.ops.swiglu import swiglu
 
-__all__ = ["adamw", "geglu", "gelu", "matmul", "relu", "softmax", "sum", "swiglu"]
+__all__ = [
+    "adamw",
+    "attention",
+    "cross_entropy",
+    "dropout",
+    "embedding",
+    "geglu",
+    "gelu",
+    "layer_norm",
+    "matmul",
+    "relu",
+    "rms_norm",
+    "softmax",
+    "sum",
+    "swiglu",
+]

@@ -1,0 +1,25 @@
+"""RMS norm by the library."""
+
+from __future__ import annotations
+
+import torch
+
+from weft.core import Implementation
+
+
+def forward(x: torch.Tensor, weight: torch.Tensor, *, eps: float) -> torch.Tensor:
+    norm = torch.nn.functional.rms_norm
+    if weight.dtype != x.dtype:  # the library takes one dtype
+        y = norm(x.float(), x.shape[-1:], weight, eps).to(x.dtype)
+    else:
+        y = norm(x, x.shape[-1:], weight, eps)
+    return y.contiguous()
+
+
+IMPLEMENTATION = Implementation(
+    operator="rms_norm",
+    name="torch",
+    backend="torch",
+    forward=forward,
+    idea="F.rms_norm",
+)
