@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,12 +22,12 @@ class Walk:
     """The elementwise kernels of one ``.cu`` file, which includes elementwise.cuh.
 
     ``run("swiglu_forward", tensors, *scalars)`` launches over dense tensors of one size, inputs
-    first, as ``swiglu_forward_wide`` where all lie on 16 bytes and ``swiglu_forward_any`` where
-    not.
+    first, as ``swiglu_forward_wide`` where all lie on 16 bytes (and ``wide`` is not False), else as
+    ``swiglu_forward_any``. ``more`` are kernels launched otherwise.
     """
 
-    def __init__(self, file: Path, *kernels: str) -> None:
-        both = tuple(f"{kernel}_{way}" for way in ("wide", "any") for kernel in kernels)
+    def __init__(self, file: Path, *kernels: str, more: tuple[str, ...] = ()) -> None:
+        both = more + tuple(f"{kernel}_{way}" for way in ("wide", "any") for kernel in kernels)
         self.sources = {
             dtype: CudaSource(
                 file=file,
@@ -41,12 +42,14 @@ class Walk:
     def specimens(self) -> tuple[CudaSource, ...]:
         return tuple(self.sources.values())
 
-    def run(self, kernel: str, tensors: tuple[torch.Tensor, ...], *scalars: float) -> None:
+    def run(
+        self, kernel: str, tensors: tuple[torch.Tensor, ...], *scalars: Any, wide: bool = True
+    ) -> None:
         first = tensors[0]
         n = first.numel()
         if n == 0:
             return
         program, per_block, way = self.sources[first.dtype], THREADS, "any"
-        if all(t.data_ptr() % 16 == 0 for t in tensors):
+        if wide and all(t.data_ptr() % 16 == 0 for t in tensors):
             per_block, way = THREADS * 16 // first.element_size(), "wide"
         program[f"{kernel}_{way}"](-(-n // per_block), THREADS, *tensors, n, *scalars)

@@ -1,0 +1,49 @@
+"""Seeded dropout; see README.md beside this for the ways and their figures."""
+
+from __future__ import annotations
+
+import torch
+
+from weft.ops._shared.elementwise import contiguous_like
+from weft.ops._shared.public import Schema, call, register
+from weft.ops.dropout.spec import check_arguments
+
+register(
+    "dropout",
+    Schema(
+        inputs="Tensor x, float p, int seed",
+        saved="float p, int seed",
+        gradients=1,
+        fake=contiguous_like,
+        fake_backward=lambda grad: (contiguous_like(grad),),
+        params=("p", "seed"),
+    ),
+)
+
+
+def dropout(x: torch.Tensor, *, p: float, seed: int, impl: str | None = None) -> torch.Tensor:
+    """Each element zeroed with chance ``p``, the others divided by ``1 - p``.
+
+    Which ones is a function of the seed and of the element's place in row-major order alone: the
+    same on CPU and GPU, by every implementation, whatever the strides, and once more in the
+    backward, which stores no mask.
+
+    Args:
+        x: tensor of any shape; float32, float16 or bfloat16; CPU or CUDA.
+        p: from 0 (a copy) to 1 (zeros, whatever ``x`` holds), in steps of 2^-32.
+        seed: from 0 to 2^63 - 1. A fresh one for each call in training.
+        impl: an implementation's name (``weft ops`` lists them); None is ``triton`` on a GPU and
+            ``eager`` on a CPU. The library's own dropout has other bits and is none of them.
+
+    Returns:
+        A contiguous tensor with the shape, dtype and device of ``x``; a dropped NaN is 0.
+
+    Raises:
+        WeftError: ``x`` is no tensor or of another dtype or device; ``p`` or ``seed`` is out of
+            range; ``impl`` is unknown or does not run here.
+
+    Source: Srivastava et al., JMLR 2014; Salmon et al., SC 2011 (Philox 4x32-10).
+    """
+    check_arguments(x, p=p, seed=seed)
+    params = {"p": float(p), "seed": seed}
+    return call("dropout", (x,), params, impl or ("triton" if x.is_cuda else "eager"))  # type: ignore[no-any-return]

@@ -1,0 +1,35 @@
+// Dropout over n elements in row-major order, 16 bytes a thread; the random words are made in
+// registers, a block of four for four neighbours (philox.cuh).
+//
+// Bytes: n read + n written. The backward is the same kernel, from gradient to gradient.
+#include "elementwise.cuh"
+#include "philox.cuh"
+
+struct Apply {
+  Dropout dropout;
+  template <int M>
+  __device__ __forceinline__ void operator()(const float (&in)[1][M], float (&out)[1][M],
+                                             index_t first) const {
+#pragma unroll
+    for (int j = 0; j < M; ++j) out[0][j] = in[0][j];
+    if constexpr (M == 1)
+      out[0][0] = dropout.apply(in[0][0], first);
+    else
+      dropout.apply(out[0], first);
+  }
+};
+
+// x, y: (n,); an element is kept where its word is at least `threshold`, a 32-bit number.
+extern "C" __global__ void __launch_bounds__(THREADS)
+dropout_apply_wide(const WEFT_T* x, WEFT_T* y, index_t n, index_t seed, index_t threshold,
+                   double scale) {
+  const Apply f{{(unsigned long long)seed, (unsigned)threshold, (float)scale}};
+  walk_wide<1, 1>({{x}}, {{y}}, n, f);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+dropout_apply_any(const WEFT_T* x, WEFT_T* y, index_t n, index_t seed, index_t threshold,
+                  double scale) {
+  const Apply f{{(unsigned long long)seed, (unsigned)threshold, (float)scale}};
+  walk_each<1, 1>({{x}}, {{y}}, n, f);
+}

@@ -1,0 +1,115 @@
+"""Dropout: y = x / (1 - p) where the element's random word is at least p 2^32, else 0.
+
+The words are Philox 4x32-10's, keyed by the seed and counted by the element's place in row-major
+order (see _shared/philox.py): nothing is stored, and the backward makes them again. Sources:
+Srivastava et al., "Dropout: a simple way to prevent neural networks from overfitting" (JMLR 2014);
+Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from weft.core import Case, Cost, Input, Operator, Property, case
+from weft.core.cases import ITEMSIZE
+from weft.ops._shared import validate
+from weft.ops._shared.philox import check_chance, kept, scale
+
+DTYPES = ("float32", "float16", "bfloat16")
+SEED = 0x1234_5678_9ABC_DEF
+
+
+def reference(x: torch.Tensor, *, p: float, seed: int) -> torch.Tensor:
+    return torch.where(kept(x, p, seed), x * scale(p), 0.0)
+
+
+def check_arguments(x: Any, *, p: float, seed: int) -> None:
+    validate.tensor("dropout", "x", x, DTYPES)
+    check_chance("dropout", p, seed)
+
+
+def save(inputs: tuple[Any, ...], output: Any) -> tuple[Any, ...]:
+    """The backward wants nothing but the gradient: the seed tells what was kept."""
+    return ()
+
+
+def cost(c: Case, direction: str) -> Cost:
+    """Forward reads x and writes y; backward reads a gradient and writes one: the same walk."""
+    (x,) = c.inputs
+    out = x.numel * ITEMSIZE[x.dtype]
+    return Cost(read=x.nbytes if direction == "forward" else out, written=out)
+
+
+def _same_bits(y: torch.Tensor, x: torch.Tensor, *, p: float, seed: int) -> float:
+    """Every element is the one product in float32, rounded once, or 0: no bit is free."""
+    wanted = torch.where(kept(x, p, seed), x.float() * scale(p), 0.0).to(x.dtype)
+    return 0.0 if bool(((y == wanted) | (y.isnan() & wanted.isnan())).all()) else 2.0
+
+
+def _share(y: torch.Tensor, x: torch.Tensor, *, p: float, seed: int) -> float:
+    """The share of zeros is p, within six standard errors of so many fair draws."""
+    if y.numel() == 0:
+        return 0.0
+    off = abs(float((y == 0).double().mean()) - p)
+    return off / (6 * math.sqrt(p * (1 - p) / y.numel()) + 1 / y.numel())
+
+
+def _case(
+    *shape: int,
+    dtype: str = "float32",
+    layout: str = "contiguous",
+    values: str = "normal",
+    p: float = 0.1,
+    seed: int = SEED,
+    **more: Any,
+) -> Case:
+    x = Input(name="x", shape=shape, dtype=dtype, layout=layout, values=values)
+    plain = case(x, p=p, seed=seed, **more)
+    return case(x, p=p, seed=seed, name=plain.name.replace(f"-{seed}", f"-seed{seed % 97}"), **more)
+
+
+CHECKS = [
+    *(_case(7, 129, dtype=d) for d in DTYPES),
+    _case(1031, p=0.5, seed=(1 << 63) - 1),
+    _case(500, p=0.0),
+    _case(500, p=1.0, dtype="float16"),
+    _case(2049, 4099, dtype="bfloat16", devices=("cuda",)),
+]
+EDGES = [
+    *(_case(*s, tags="edge", seed=0) for s in ((), (0, 5))),
+    *(_case(13, 65, layout=k, tags="edge") for k in ("transposed", "expanded")),
+    _case(1001, dtype="bfloat16", layout="shifted", tags="edge"),
+    _case(259, dtype="float16", values="special", tags="edge"),
+]
+BENCHES = [
+    _case(16384, 16384, dtype="bfloat16", tags="bench", devices=("cuda",)),
+    _case(65536, 768, dtype="bfloat16", tags="bench", devices=("cuda",)),
+    _case(16384, 4096, tags="bench", devices=("cuda",)),
+    _case(1024, 1024, tags="bench", devices=("cpu",)),
+]
+
+OPERATOR = Operator(
+    name="dropout",
+    summary="seeded dropout, no mask stored",
+    formula="y = x / (1 - p) where word(seed, place) >= p 2^32, else 0",
+    signature="dropout(x, p=0.1, seed=0)",
+    reference=reference,
+    cases=(*CHECKS, *EDGES, *BENCHES),
+    cost=cost,
+    validate=check_arguments,
+    dtypes=DTYPES,
+    differentiable=("x",),
+    save=save,
+    properties=(
+        Property(name="the very same bits", holds=_same_bits),
+        Property(
+            name="p of it is zero",
+            holds=_share,
+            applies=lambda c: all(i.values == "normal" for i in c.inputs),
+        ),
+    ),
+    backward_note="from the seed alone: dx = g / (1 - p) where x was kept",
+)

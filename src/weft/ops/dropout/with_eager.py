@@ -1,0 +1,25 @@
+"""Dropout composed by hand from torch calls, Philox in 64-bit integers.
+
+There is no ``compile`` of it: inductor writes each round's words out anew wherever the next uses
+them, ten rounds deep, and does not end in ten minutes.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from weft.core import Implementation
+from weft.ops._shared.philox import kept, scale
+
+
+def forward(x: torch.Tensor, *, p: float, seed: int) -> torch.Tensor:
+    return torch.where(kept(x, p, seed), x.float() * scale(p), 0.0).to(x.dtype).contiguous()
+
+
+IMPLEMENTATION = Implementation(
+    operator="dropout",
+    name="eager",
+    backend="eager",
+    forward=forward,
+    idea="Philox by torch calls, one after another",
+)
