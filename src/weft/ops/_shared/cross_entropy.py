@@ -154,3 +154,10 @@ def supports(case: Case, device: str) -> Support:
     if case.inputs[0].shape and case.inputs[0].shape[-1] >= 2**31 - 2**20:
         return no("rows of 2^31 elements and more are not for these kernels; use impl='torch'")
     return YES
+
+
+def supports_head(case: Case, device: str) -> Support:
+    """The same, of the weight (V, C), whose rows are the logits' columns."""
+    if case.inputs[1].shape and case.inputs[1].shape[0] >= 2**31 - 2**20:
+        return no("2^31 columns and more are not for these kernels; use impl='torch'")
+    return YES
