@@ -1,0 +1,114 @@
+"""The points attention is run at: q (B, H, Tq, D), k and v (B, Hkv, Tk, D), key_lengths (B,)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from weft.core import Case, Input
+from weft.core.cases import SHORT
+
+DTYPES = ("float32", "float16", "bfloat16")
+GPU = ("cuda",)
+
+
+def _draw(made: Case, seed: int, device: str) -> Sequence[torch.Tensor]:
+    """Normal values, and lengths of keys from none to all: the first batch has none."""
+    generator = torch.Generator(device)
+    generator.manual_seed(seed)
+    *floats, lengths = made.inputs
+    drawn = [
+        torch.randn(i.shape, generator=generator, device=device, dtype=getattr(torch, i.dtype))
+        for i in floats
+    ]
+    most = made.inputs[1].shape[2]
+    found = torch.randint(0, most + 1, lengths.shape, generator=generator, device=device)
+    found[:1] = 0
+    found[1:2] = most
+    return (*drawn, found.int())
+
+
+def _case(
+    *q: int,
+    kv: tuple[int, int] | None = None,
+    dtype: str = "float32",
+    layouts: tuple[str, str, str] = ("contiguous",) * 3,
+    tags: str = "check",
+    devices: tuple[str, ...] = ("cpu", "cuda"),
+    **params: Any,
+) -> Case:
+    """A case of queries ``q`` (B, H, Tq, D) and ``kv`` (Hkv, Tk), by default as many of each.
+
+    Named by these, e.g. ``bf16-4x16x4096x128-causal`` or ``fp32-1x4x33x32-2x50``.
+    """
+    b, h, t, d = q
+    parts = [SHORT[dtype], f"{b}x{h}x{t}x{d}"]
+    if kv is not None:
+        parts.append(f"{kv[0]}x{kv[1]}")
+    parts += [name for name in ("causal", "padded") if params.get(name)]
+    parts += ["dropout"] if params.get("dropout_p") else []
+    parts += ["-".join(layouts)] if layouts != ("contiguous",) * 3 else []
+    heads, keys = kv or (h, t)
+    shapes = {"q": (b, h, t, d), "k": (b, heads, keys, d), "v": (b, heads, keys, d)}
+    inputs = [
+        Input(name=name, shape=shape, dtype=dtype, layout=layout)
+        for (name, shape), layout in zip(shapes.items(), layouts, strict=True)
+    ]
+    made = Case(
+        name="-".join(parts),
+        inputs=(*inputs, Input(name="key_lengths", shape=(b,), dtype="int32")),
+        params={"padded": False, **params},
+        tags=frozenset({tags}),
+        devices=devices,
+    )
+    return replace(made, draw=partial(_draw, made)) if params.get("padded") else made
+
+
+DROP: dict[str, Any] = {"dropout_p": 0.3, "seed": 2**40 + 12345}
+CHECKS = [
+    _case(1, 2, 40, 32),
+    _case(1, 1, 49, 32, causal=True),
+    _case(1, 1, 20, 32, dtype="float16", causal=True),
+    _case(1, 2, 49, 64, dtype="bfloat16", causal=True),
+    _case(1, 2, 20, 32, kv=(1, 37)),
+    _case(1, 1, 20, 80, causal=True, scale=0.2),
+    _case(1, 1, 40, 32, kv=(1, 19), causal=True),
+    _case(3, 1, 20, 32, kv=(1, 37), padded=True),
+    _case(2, 2, 20, 32, kv=(1, 20), causal=True, padded=True, **DROP),
+]
+EDGES = [
+    _case(1, 2, 1, 32, kv=(2, 5), tags="edge"),
+    _case(1, 2, 20, 32, layouts=("shifted", "sliced", "expanded"), tags="edge"),
+]
+ON_GPU = [
+    _case(1, 2, 3, 32, kv=(1, 0), tags="edge", devices=GPU),
+    _case(2, 1, 0, 32, kv=(1, 5), tags="edge", devices=GPU),
+    _case(1, 2, 70, 32, layouts=("transposed", "sliced", "shifted"), tags="edge", devices=GPU),
+    _case(2, 4, 513, 64, dtype="bfloat16", causal=True, devices=GPU),
+    _case(1, 8, 300, 128, kv=(2, 777), dtype="bfloat16", devices=GPU),
+    _case(1, 2, 700, 128, dtype="bfloat16", causal=True, devices=GPU),
+    _case(1, 2, 257, 192, dtype="float16", devices=GPU),
+    _case(1, 2, 330, 256, dtype="bfloat16", causal=True, devices=GPU),
+    _case(2, 2, 333, 96, dtype="bfloat16", causal=True, devices=GPU),
+    _case(1, 2, 200, 64, causal=True, devices=GPU),
+    _case(1, 1, 150, 128, devices=GPU),
+    _case(1, 1, 70, 256, causal=True, devices=GPU),
+    _case(4, 2, 500, 80, dtype="bfloat16", padded=True, devices=GPU),
+    _case(2, 2, 300, 64, dtype="bfloat16", causal=True, devices=GPU, **DROP),
+    _case(2, 3, 1000, 32, dtype="float16", devices=GPU),
+    _case(1, 2, 200, 64, dtype="bfloat16", layouts=("shifted",) * 3, devices=GPU, tags="edge"),
+]
+BENCH: dict[str, Any] = {"dtype": "bfloat16", "tags": "bench", "devices": GPU}
+BENCHES = [
+    _case(32, 12, 1024, 64, causal=True, **BENCH),
+    _case(4, 16, 4096, 128, causal=True, **BENCH),
+    _case(4, 16, 4096, 128, **BENCH),
+    _case(2, 16, 8192, 64, causal=True, **BENCH),
+    _case(1, 16, 16384, 128, causal=True, **BENCH),
+    _case(1, 4, 256, 64, causal=True, tags="bench", devices=("cpu",)),
+]
+CASES = (*CHECKS, *EDGES, *ON_GPU, *BENCHES)
