@@ -48,6 +48,7 @@ REGISTRY: dict[str, dict[str, str]] = {
     "cross_entropy": {**FIVE},
     "geglu": {**FIVE},
     "dropout": {name: FIVE[name] for name in ("eager", "triton", "cuda")},
+    "bias_gelu": {**FIVE},
     "layer_norm": {n: t for n, t in FIVE.items() if n != "cuda"},
     "rms_norm": {n: t for n, t in FIVE.items() if n != "cuda"},
     "embedding": {n: t for n, t in FIVE.items() if n != "cuda"},
@@ -66,6 +67,7 @@ REGISTRY: dict[str, dict[str, str]] = {
         "triton/01-online": "ladder:ONLINE",
         "triton/02-tiled": "ladder:TILED",
     },
+    "rope": {n: t for n, t in FIVE.items() if n != "cuda"},
 }
 
 

@@ -8,9 +8,13 @@ from weft.ops.embedding import embedding
 from weft.ops.geglu import geglu
 from weft.ops.gelu import gelu
 from weft.ops.layer_norm import layer_norm
+from weft.ops.linear import linear
+from weft.ops.linear_gelu import linear_gelu
+from weft.ops.linear_residual import linear_residual
 from weft.ops.matmul import matmul
 from weft.ops.relu import relu
 from weft.ops.rms_norm import rms_norm
+from weft.ops.rope import rope
 from weft.ops.softmax import softmax
 from weft.ops.sum import sum
 from weft.ops.swiglu import swiglu
@@ -24,9 +28,13 @@ __all__ = [
     "geglu",
     "gelu",
     "layer_norm",
+    "linear",
+    "linear_gelu",
+    "linear_residual",
     "matmul",
     "relu",
     "rms_norm",
+    "rope",
     "softmax",
     "sum",
     "swiglu",

@@ -1,0 +1,125 @@
+"""The pass of a linear operator's backward that sums columns: dbias, in a fixed order of rows.
+
+Partial sums of a chunk of rows each, then a second small kernel: no atomics, the same bits again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from weft.backends.triton_jit import INTERPRETED, TritonSpecimen, triton
+from weft.ops._shared.linear_kernels import PLAIN, UNIT, column_pass, column_total
+
+PROGRAMS = 132 * 8  # what a pass aims at: enough bytes in flight on every multiprocessor
+TOTAL = {"ROWS": 128, "COLUMNS": 16, "num_warps": 4}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """``rows x columns`` elements a program at a time, by ``warps`` warps."""
+
+    rows: int
+    columns: int
+    warps: int
+
+
+# 32 elements a thread: 64 bytes of each half-type tensor in flight, 128 of a float32 one.
+PASS = Columns(rows=16, columns=256, warps=4)
+CANDIDATES = (
+    PASS,
+    Columns(rows=8, columns=256, warps=4),
+    Columns(rows=8, columns=512, warps=4),
+    Columns(rows=16, columns=128, warps=4),
+    Columns(rows=16, columns=256, warps=8),
+    Columns(rows=32, columns=256, warps=8),
+)
+
+
+def math_for(dtype: torch.dtype) -> int:
+    """The arithmetic of GELU: float32 by exp and division, half types by the function unit."""
+    plain = INTERPRETED or dtype == torch.float32
+    return int(PLAIN.value if plain else UNIT.value)
+
+
+def column_sums(
+    grad: torch.Tensor,
+    pre: torch.Tensor | None = None,
+    *,
+    copy: bool = False,
+    config: Columns = PASS,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The sums of grad's columns, (N,), and what the pass wrote, (M, N).
+
+    That is grad times GELU's slope at ``pre``, and its sums, where ``pre`` is given; a copy of grad
+    where ``copy`` is set; else None. grad and pre: (M, N), of one dtype.
+    """
+    grad = grad.contiguous()
+    m, n = grad.shape
+    written = torch.empty_like(grad) if pre is not None or copy else None
+    if m == 0 or n == 0:
+        return grad.new_zeros(n), written
+    across = triton.cdiv(n, config.columns)
+    chunks = triton.cdiv(PROGRAMS, across)
+    each = triton.cdiv(triton.cdiv(m, chunks), config.rows) * config.rows
+    chunks = triton.cdiv(m, each)
+    partial = torch.empty(chunks, n, dtype=torch.float32, device=grad.device)
+    column_pass[(across * chunks,)](
+        grad,
+        pre.contiguous() if pre is not None else None,
+        written,
+        partial,
+        m,
+        n,
+        each,
+        ROWS=config.rows,
+        COLUMNS=config.columns,
+        SLOPE=pre is not None,
+        COPY=copy,
+        MATH=math_for(grad.dtype),
+        num_warps=config.warps,
+    )
+    sums = grad.new_empty(n)
+    column_total[(triton.cdiv(n, TOTAL["COLUMNS"]),)](partial, sums, chunks, n, **TOTAL)
+    return sums, written
+
+
+def specimens(way: str) -> tuple[TritonSpecimen, ...]:
+    """The pass as ``sum``, ``copy`` or ``slope`` for bfloat16, and the total."""
+    written = None if way == "sum" else "*bf16"
+    signature = {
+        "grad_ptr": "*bf16",
+        "pre_ptr": "*bf16" if way == "slope" else None,
+        "out_ptr": written,
+        "partial_ptr": "*fp32",
+        "m": "i32:16",
+        "n": "i32:16",
+        "rows_each": "i32:16",
+        "ROWS": PASS.rows,
+        "COLUMNS": PASS.columns,
+        "SLOPE": way == "slope",
+        "COPY": way == "copy",
+        "MATH": math_for(torch.bfloat16),
+    }
+    return (
+        TritonSpecimen(
+            label=f"columns-{way}-bf16",
+            kernel=column_pass,
+            signature=signature,
+            num_warps=PASS.warps,
+        ),
+        TritonSpecimen(
+            label="columns-total-bf16",
+            kernel=column_total,
+            signature={
+                "partial_ptr": "*fp32",
+                "out_ptr": "*bf16",
+                "chunks": "i32",
+                "n": "i32:16",
+                "ROWS": TOTAL["ROWS"],
+                "COLUMNS": TOTAL["COLUMNS"],
+            },
+            num_warps=TOTAL["num_warps"],
+        ),
+    )
