@@ -46,6 +46,7 @@ REGISTRY: dict[str, dict[str, str]] = {
     "relu": {**FIVE, "cuda/01-scalar": "ladder:SCALAR"},
     "swiglu": {**FIVE},
     "cross_entropy": {**FIVE},
+    "linear_cross_entropy": {**FIVE},
     "geglu": {**FIVE},
     "dropout": {name: FIVE[name] for name in ("eager", "triton", "cuda")},
     "bias_gelu": {**FIVE},

@@ -11,6 +11,7 @@ from weft.ops.layer_norm import layer_norm
 from weft.ops.linear import linear
 from weft.ops.linear_gelu import linear_gelu
 from weft.ops.linear_residual import linear_residual
+from weft.ops.linear_cross_entropy import linear_cross_entropy
 from weft.ops.matmul import matmul
 from weft.ops.relu import relu
 from weft.ops.rms_norm import rms_norm
@@ -31,6 +32,7 @@ __all__ = [
     "linear",
     "linear_gelu",
     "linear_residual",
+    "linear_cross_entropy",
     "matmul",
     "relu",
     "rms_norm",

@@ -1,0 +1,65 @@
+"""Token and position embedding; see README.md beside this for the ways and their figures."""
+
+from __future__ import annotations
+
+import torch
+
+from weft.ops._shared.public import Schema, call, register
+from weft.ops.embedding.spec import check_arguments, check_ids
+
+register(
+    "embedding",
+    Schema(
+        inputs="Tensor weight, Tensor ids, Tensor positions",
+        saved="Tensor ids, SymInt vocabulary, SymInt places",
+        gradients=2,
+        fake=lambda weight, ids, positions: weight.new_empty((*ids.shape, weight.shape[1])),
+        fake_backward=lambda grad, ids, vocabulary, places: (
+            grad.new_empty((vocabulary, grad.shape[2])),
+            grad.new_empty((places, grad.shape[2])),
+        ),
+    ),
+)
+
+
+def embedding(
+    ids: torch.Tensor,
+    weight: torch.Tensor,
+    positions: torch.Tensor | None = None,
+    *,
+    impl: str | None = None,
+) -> torch.Tensor:
+    """The rows of ``weight`` that ``ids`` name, plus a row of ``positions`` for each place.
+
+    Args:
+        ids: (..., T) int64, each at least 0 and below V.
+        weight: (V, C); float32, float16 or bfloat16; CPU or CUDA.
+        positions: (P, C) with P >= T, of the same dtype and device: place t gets row t. None adds
+            nothing; so does a table of no rows, (0, C).
+        impl: an implementation's name (``weft ops`` lists them); None chooses.
+
+    Returns:
+        (..., T, C), contiguous, of ``weight``'s dtype and device; the sum is rounded once.
+        Differentiable in ``weight`` and ``positions``: gradients are summed in float32 in a fixed
+        order, and rows that no id names are zero.
+
+    Raises:
+        WeftError: shapes, dtypes or devices that do not fit; on a CPU, an id out of range; ``impl``
+            is unknown or does not run here.
+
+    On a GPU no call looks at the ids' values, which would wait for the device. An id out of range
+    is never used as an address by ``triton`` and ``cuda``: its row of the answer is NaN, and no row
+    of ``weight`` gets its gradient; ``torch`` ends in a device-side assertion.
+    ``weft.ops.embedding.spec.check_ids(ids, V)`` looks, and raises.
+    """
+    places = positions
+    if places is None and isinstance(weight, torch.Tensor) and weight.dim() == 2:
+        places = weight.new_empty((0, weight.shape[1]))
+    flat = ids
+    if isinstance(ids, torch.Tensor) and ids.layout == torch.strided and ids.dim() not in (0, 2):
+        flat = ids.reshape(-1, ids.shape[-1]) if ids.numel() else ids.new_empty((0, ids.shape[-1]))
+    check_arguments(weight, flat, places)
+    if flat.device.type == "cpu" and not torch.compiler.is_compiling():
+        check_ids(flat, weight.shape[0])
+    y = call("embedding", (weight, flat, places), {}, impl)
+    return y if ids.dim() == 2 else y.view(*ids.shape, weight.shape[1])  # type: ignore[no-any-return]

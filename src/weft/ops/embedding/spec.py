@@ -1,0 +1,193 @@
+"""Token and position embedding: y[b, t] = weight[ids[b, t]] + positions[t].
+
+The gradient of a row of ``weight`` is the sum over the tokens that asked for it, in a fixed order;
+a row that nobody asked for is zero. ``positions`` with no rows at all, (0, C), means none.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+
+from weft.core import FORWARD, Case, Cost, Input, Operator, Tolerance, WeftError
+from weft.core.cases import ITEMSIZE, SHORT
+from weft.ops._shared import validate
+
+DTYPES = ("float32", "float16", "bfloat16")
+
+
+def reference(weight: torch.Tensor, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    rows = weight[ids]
+    return rows + positions[: ids.shape[1]] if positions.shape[0] else rows
+
+
+def save(inputs: tuple[Any, ...], output: Any) -> tuple[Any, ...]:
+    """The ids, and how many rows each gradient has; the gradient brings dtype and columns."""
+    weight, ids, positions = inputs
+    return ids, weight.shape[0], positions.shape[0]
+
+
+def check_arguments(weight: Any, ids: Any, positions: Any) -> None:
+    """All that needs no look at the ids' values; see :func:`check_ids`."""
+    validate.tensor("embedding", "weight", weight, DTYPES, dims=range(2, 3))
+    validate.tensor("embedding", "ids", ids, ("int64",), dims=range(2, 3))
+    validate.tensor("embedding", "positions", positions, DTYPES, dims=range(2, 3))
+    validate.same("embedding", "weight and positions", weight, positions)
+    if ids.device != weight.device:
+        raise WeftError(
+            "embedding: ids and weight on one device",
+            expected=weight.device,
+            got=ids.device,
+            hint=f"ids.to({str(weight.device)!r})",
+        )
+    if positions.shape[1] != weight.shape[1]:
+        raise WeftError(
+            "embedding: the columns of positions",
+            expected=f"{weight.shape[1]}, as weight has",
+            got=positions.shape[1],
+        )
+    if 0 < positions.shape[0] < ids.shape[1]:
+        raise WeftError(
+            "embedding: the rows of positions",
+            expected=f"at least {ids.shape[1]}, one for each token of a sequence",
+            got=positions.shape[0],
+            hint="cut the sequences, or leave positions out",
+        )
+
+
+def check_ids(ids: torch.Tensor, rows: int) -> None:
+    """Raise :class:`WeftError` where an id names no row of ``rows``. Reads every id: on a GPU it
+    waits for the device."""
+    if not ids.numel():
+        return
+    low, high = (int(v) for v in torch.aminmax(ids))
+    if low < 0 or high >= rows:
+        raise WeftError(
+            "embedding: ids",
+            expected=f"at least 0 and below {rows}, the rows of weight",
+            got=low if low < 0 else high,
+        )
+
+
+@cache
+def distinct(rows: int, tokens: int, zipf: bool) -> int:
+    """How many rows so many draws ask for, to be expected."""
+    if not zipf:
+        return round(rows * (1 - (1 - 1 / rows) ** tokens)) if rows else 0
+    whole = sum(1 / (k + 1) for k in range(rows))
+    return round(sum(1 - (1 - 1 / ((k + 1) * whole)) ** tokens for k in range(rows)))
+
+
+def _kind(c: Case) -> str:
+    last = c.name.rsplit("-", 1)[-1]
+    return last if last in ("zipf", "one") else "uniform"
+
+
+def cost(c: Case, direction: str) -> Cost:
+    """Forward reads the ids, the rows of weight that are asked for and T positions, once each, and
+    writes the answer. Backward reads ids and gradient and writes every row of both gradients."""
+    weight, ids, positions = c.inputs
+    rows, columns = weight.shape
+    line = columns * ITEMSIZE[c.dtype]
+    kind, places = _kind(c), positions.shape[0]
+    if direction == FORWARD:
+        asked = min(1, ids.numel) if kind == "one" else distinct(rows, ids.numel, kind == "zipf")
+        read = asked + (ids.shape[1] if places else 0)
+        return Cost(read=ids.nbytes + read * line, written=ids.numel * line)
+    return Cost(read=ids.nbytes + ids.numel * line, written=(rows + places) * line)
+
+
+def draw(c: Case, seed: int, device: str) -> list[torch.Tensor]:
+    """Normal tables, and ids uniform, or by Zipf's law (the k-th id 1/k as likely as the first), or
+    one id for all."""
+    generator = torch.Generator(device)
+    generator.manual_seed(seed)
+    weight, ids, positions = c.inputs
+    normal = [
+        torch.randn(i.shape, generator=generator, device=device).to(getattr(torch, i.dtype))
+        for i in (weight, positions)
+    ]
+    rows, kind = weight.shape[0], _kind(c)
+    if kind == "zipf":
+        chance = 1 / torch.arange(1, rows + 1, device=device, dtype=torch.float64)
+        upto = chance.cumsum(0)
+        where = torch.rand(ids.shape, generator=generator, device=device, dtype=torch.float64)
+        asked = torch.searchsorted(upto, where * upto[-1]).clamp_(max=rows - 1)
+    else:
+        shape = () if kind == "one" else ids.shape
+        asked = torch.randint(max(rows, 1), shape, generator=generator, device=device)
+        asked = asked.expand(ids.shape)
+    return [normal[0], asked, normal[1]]
+
+
+def _case(
+    tokens: tuple[int, int],
+    rows: int,
+    columns: int,
+    places: int,
+    dtype: str = "float32",
+    *,
+    kind: str = "",
+    layout: str = "contiguous",
+    tags: str = "check",
+    devices: tuple[str, ...] = ("cpu", "cuda"),
+) -> Case:
+    """A case named by B x T tokens of C columns, V and P rows: ``bf16-64x1024x768-50304-1024``."""
+    b, t = tokens
+    parts = [SHORT[dtype], f"{b}x{t}x{columns}", str(rows), str(places)]
+    parts += [layout] if layout != "contiguous" else []
+    weight = Input(name="weight", shape=(rows, columns), dtype=dtype, layout=layout)
+    ids = Input(name="ids", shape=tokens, dtype="int64", layout=layout)
+    positions = Input(name="positions", shape=(places, columns), dtype=dtype, layout=layout)
+    return Case(
+        name="-".join([*parts, *([kind] if kind else [])]),
+        inputs=(weight, ids, positions),
+        tags=frozenset({tags}),
+        devices=devices,
+    )
+
+
+CHECKS = [
+    *(_case((3, 17), 29, 40, 20, d) for d in DTYPES),
+    _case((2, 64), 37, 24, 64, kind="zipf"),
+    _case((5, 31), 11, 13, 0, kind="one"),
+    *(
+        _case((16, 257), 3001, 768, 300, d, kind=k, devices=("cuda",))
+        for d, k in (("bfloat16", "zipf"), ("float32", ""), ("float16", "one"))
+    ),
+]
+EDGES = [
+    *(_case(*s, tags="edge") for s in (((0, 4), 5, 8, 4), ((3, 0), 0, 8, 2), ((2, 3), 4, 0, 3))),
+    _case((1, 1), 1, 1, 1, tags="edge"),
+    *(_case((3, 7), 9, 18, 7, layout=k, tags="edge") for k in ("sliced", "shifted")),
+    _case((33, 999), 70001, 99, 1000, "bfloat16", kind="zipf", tags="edge", devices=("cuda",)),
+    _case((64, 1024), 50304, 768, 1024, "bfloat16", kind="one", tags="edge", devices=("cuda",)),
+]
+BENCHES = [
+    _case((64, 1024), 50304, 768, 1024, "bfloat16", tags="bench", devices=("cuda",)),
+    _case((64, 1024), 50304, 768, 1024, "bfloat16", kind="zipf", tags="bench", devices=("cuda",)),
+    _case((8, 2048), 128256, 4096, 0, "bfloat16", kind="zipf", tags="bench", devices=("cuda",)),
+    _case((8, 256), 4096, 256, 256, tags="bench", devices=("cpu",)),
+]
+
+OPERATOR = Operator(
+    name="embedding",
+    summary="token and position embedding",
+    formula="y[b, t] = weight[ids[b, t]] + positions[t]",
+    signature="embedding(ids, weight, positions)",
+    reference=reference,
+    cases=(*CHECKS, *EDGES, *BENCHES),
+    cost=cost,
+    validate=check_arguments,
+    dtypes=DTYPES,
+    differentiable=("weight", "positions"),
+    save=save,
+    draw=draw,
+    tolerance=Tolerance(
+        chain=8.0,
+        reason="the order in which a row's tokens are summed is free: thousands ask for one",
+    ),
+    backward_note="tokens sorted by id, each row's summed in a fixed order, in float32",
+)

@@ -1,0 +1,29 @@
+"""Rotary embedding by the library's complex product: (a + i b) (cos + i sin), in
+float32, between kernels that bring pairs together and part them.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from weft.core import Implementation
+
+
+def forward(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, interleaved: bool = False
+) -> torch.Tensor:
+    wide = x.float()
+    a, b = (wide[..., 0::2], wide[..., 1::2]) if interleaved else wide.chunk(2, -1)
+    turned = torch.complex(a, b) * torch.complex(cos, sin)
+    if interleaved:
+        return torch.view_as_real(turned).flatten(-2).to(x.dtype).contiguous()
+    return torch.cat((turned.real, turned.imag), -1).to(x.dtype)
+
+
+IMPLEMENTATION = Implementation(
+    operator="rope",
+    name="torch",
+    backend="torch",
+    forward=forward,
+    idea="a complex product, in float32",
+)

@@ -1,0 +1,185 @@
+"""Rotary embedding in Triton: a program turns the same positions of several heads, so that cosines
+and sines are read once for them; the backward is the same kernel with the sine's sign turned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from weft.backends.triton_jit import TritonSpecimen, tl, triton
+from weft.core import Implementation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """``positions`` of ``heads`` heads go to a program of ``warps``."""
+
+    positions: int
+    heads: int = 4
+    warps: int = 4
+
+
+@triton.jit
+def rope_turn(
+    x_ptr,
+    cos_ptr,
+    sin_ptr,
+    y_ptr,
+    all_heads,
+    heads,
+    length,
+    half,
+    batch_stride,
+    head_stride,
+    stride,
+    BACK: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    HEADS: tl.constexpr,
+    POSITIONS: tl.constexpr,
+    HALF: tl.constexpr,
+):
+    # x: (all_heads / heads, heads, length, 2 half), elements side by side; y the same, contiguous;
+    # cos, sin: (length, half) float32. A program has POSITIONS of HEADS heads. Bytes: x read, y
+    # written, the tables once for HEADS heads.
+    blocks = tl.cdiv(length, POSITIONS)
+    first = (tl.program_id(0) // blocks) * HEADS
+    t = (tl.program_id(0) % blocks) * POSITIONS + tl.arange(0, POSITIONS)[:, None]
+    i = tl.arange(0, HALF)[None, :]
+    inside = (t < length) & (i < half)
+    c = tl.load(cos_ptr + t * half + i, mask=inside, other=0)
+    s = tl.load(sin_ptr + t * half + i, mask=inside, other=0)
+    if BACK:
+        s = -s
+    for h in tl.static_range(HEADS):
+        head = (first + h).to(tl.int64)
+        there = inside & (head < all_heads)
+        x = x_ptr + (head // heads) * batch_stride + (head % heads) * head_stride
+        x += t.to(tl.int64) * stride
+        y = y_ptr + (head * length + t) * (2 * half)
+        if INTERLEAVED:
+            at = tl.arange(0, 2 * HALF)[None, :]
+            both = (t < length) & (head < all_heads) & (at < 2 * half)
+            pair = tl.load(x + at, mask=both, other=0).to(tl.float32)
+            a, b = tl.split(tl.reshape(pair, (POSITIONS, HALF, 2)))
+            pair = tl.reshape(tl.join(a * c - b * s, b * c + a * s), (POSITIONS, 2 * HALF))
+            tl.store(y + at, pair.to(y_ptr.dtype.element_ty), mask=both)
+        else:
+            a = tl.load(x + i, mask=there, other=0).to(tl.float32)
+            b = tl.load(x + half + i, mask=there, other=0).to(tl.float32)
+            tl.store(y + i, (a * c - b * s).to(y_ptr.dtype.element_ty), mask=there)
+            tl.store(y + half + i, (b * c + a * s).to(y_ptr.dtype.element_ty), mask=there)
+
+
+@cache
+def configure(half: int, itemsize: int, all_heads: int) -> Config:
+    """Sixteen bytes of each half a thread, for as many heads as there are, up to four."""
+    wide = triton.next_power_of_2(half)
+    heads = min(4, triton.next_power_of_2(all_heads))
+    return Config(positions=max(1, 128 * 16 // itemsize // wide), heads=heads)
+
+
+def candidates(half: int, itemsize: int) -> list[Config]:
+    """The configurations worth timing."""
+    wide = triton.next_power_of_2(half)
+    found = []
+    for warps in (2, 4, 8):
+        for bytes_ in (16, 32):
+            positions = max(1, 32 * warps * bytes_ // itemsize // wide)
+            found += [Config(positions=positions, heads=h, warps=warps) for h in (1, 2, 4, 8)]
+    return found
+
+
+def turn_with(
+    config: Config,
+    x: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    interleaved: bool,
+    back: bool,
+) -> torch.Tensor:
+    """Either direction by one configuration; ``x`` (or the gradient) has elements."""
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    batch, heads, length, size = x.shape
+    x = x if x.stride(3) == 1 else x.contiguous()
+    grid = (triton.cdiv(length, config.positions) * triton.cdiv(batch * heads, config.heads),)
+    rope_turn[grid](
+        x,
+        cos.contiguous(),
+        sin.contiguous(),
+        y,
+        batch * heads,
+        heads,
+        length,
+        size // 2,
+        x.stride(0),
+        x.stride(1),
+        x.stride(2),
+        BACK=back,
+        INTERLEAVED=interleaved,
+        HEADS=config.heads,
+        POSITIONS=config.positions,
+        HALF=triton.next_power_of_2(size // 2),
+        num_warps=config.warps,
+    )
+    return y
+
+
+def _turn(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool, back: bool
+) -> torch.Tensor:
+    if not x.numel():
+        return torch.empty_like(x, memory_format=torch.contiguous_format)
+    config = configure(x.shape[3] // 2, x.element_size(), x.shape[0] * x.shape[1])
+    return turn_with(config, x, cos, sin, interleaved, back)
+
+
+def forward(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, interleaved: bool = False
+) -> torch.Tensor:
+    return _turn(x, cos, sin, interleaved, False)
+
+
+def backward(
+    grad: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, interleaved: bool = False
+) -> tuple[torch.Tensor]:
+    return (_turn(grad, cos, sin, interleaved, True),)
+
+
+def _specimen(kind: str, itemsize: int, size: int, interleaved: bool, back: bool) -> TritonSpecimen:
+    config = configure(size // 2, itemsize, 128)
+    pointers = {"x_ptr": f"*{kind}", "cos_ptr": "*fp32", "sin_ptr": "*fp32", "y_ptr": f"*{kind}"}
+    sizes = ("all_heads", "heads", "length", "half", "batch_stride", "head_stride", "stride")
+    parts = [kind, str(size), *["interleaved"] * interleaved, *["back"] * back]
+    return TritonSpecimen(
+        label="rope_turn-" + "-".join(parts),
+        kernel=rope_turn,
+        signature={
+            **pointers,
+            **dict.fromkeys(sizes, "i32:16"),
+            "BACK": back,
+            "INTERLEAVED": interleaved,
+            "HEADS": config.heads,
+            "POSITIONS": config.positions,
+            "HALF": size // 2,
+        },
+        num_warps=config.warps,
+    )
+
+
+IMPLEMENTATION = Implementation(
+    operator="rope",
+    name="triton",
+    backend="triton",
+    forward=forward,
+    backward=backward,
+    specimens=(
+        _specimen("bf16", 2, 128, False, False),
+        _specimen("bf16", 2, 128, True, True),
+        _specimen("bf16", 2, 64, False, True),
+        _specimen("fp32", 4, 128, False, False),
+    ),
+    idea="tables read once for four heads",
+)
