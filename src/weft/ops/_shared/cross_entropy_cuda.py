@@ -42,7 +42,12 @@ def candidates() -> list[Config]:
 
 @cache
 def source(
-    file: Path, kernels: tuple[str, ...], dtype: torch.dtype, config: Config, smooth: bool
+    file: Path,
+    kernels: tuple[str, ...],
+    dtype: torch.dtype,
+    config: Config,
+    smooth: bool,
+    min_arch: int = 80,
 ) -> CudaSource:
     """``file`` compiled for one element type and configuration, with label smoothing or without."""
     kind = str(dtype).removeprefix("torch.")
@@ -56,4 +61,5 @@ def source(
             ("SMOOTH", str(int(smooth))),
         ),
         label=f"{file.stem}-{kind}-{config.threads}x{config.unroll}{'-smooth' * smooth}",
+        min_arch=min_arch,
     )

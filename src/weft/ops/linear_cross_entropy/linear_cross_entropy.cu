@@ -1,10 +1,8 @@
 // A chunk of logits: the losses of its rows, and over the logits the gradient of their sum.
 //
-// Bytes: each logit read once from memory and each gradient written once. Between its two passes a
-// row waits in the L2 (cross_entropy_fused) or, brought there by the bulk copy engine of compute
-// capability 9.0 and later, in shared memory (cross_entropy_held).
+// Bytes: each logit read twice (the second time from the L2, where the rows in flight fit) and each
+// gradient written once. linear_cross_entropy_held.cu reads once.
 #include "cross_entropy.cuh"
-#include "bulk.cuh"
 
 // x: (rows, columns), rows `stride` apart, overwritten; targets, losses: (rows,). A block a row.
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -18,36 +16,6 @@ cross_entropy_fused(WEFT_T* x, const index_t* targets, float* losses, index_t co
   const Answer answer = loss_of(x, row, target, asked);  // ends with a barrier: all is read
   write_gradient(x, x, row, target, answer.lse, 1.0f, keep, asked);
   if (threadIdx.x == 0) losses[blockIdx.x] = keep ? answer.loss : 0.0f;
-}
-
-#if __CUDA_ARCH__ >= 900
-extern __shared__ __align__(128) unsigned char memory[];
-#endif
-
-// The same for rows that start on 16 bytes and are padded to as many: `memory` holds one.
-extern "C" __global__ void __launch_bounds__(THREADS)
-cross_entropy_held(WEFT_T* x, const index_t* targets, float* losses, index_t columns,
-                   index_t stride, index_t ignore_index, double smoothing, double z_loss) {
-#if __CUDA_ARCH__ >= 900
-  __shared__ unsigned long long arrived;
-  const Asked asked(columns, smoothing, z_loss);
-  x += blockIdx.x * stride;
-  if (threadIdx.x == 0) {
-    const int bytes = (asked.columns * (int)sizeof(WEFT_T) + 15) / 16 * 16;
-    prepare(&arrived);
-    expect(&arrived, bytes);
-    copy(memory, x, bytes, &arrived);
-  }
-  const index_t target = targets[blockIdx.x];
-  const bool keep = target != ignore_index;
-  const WEFT_T* held = reinterpret_cast<const WEFT_T*>(memory);
-  __syncthreads();
-  wait(&arrived, 0);
-  const Row row(held, asked.columns);
-  const Answer answer = loss_of(held, row, target, asked);
-  write_gradient(held, x, row, target, answer.lse, 1.0f, keep, asked);
-  if (threadIdx.x == 0) losses[blockIdx.x] = keep ? answer.loss : 0.0f;
-#endif
 }
 
 // x: (n,) of IN; grad: one number; out: (n,). A thread takes N elements, 16 bytes of out.

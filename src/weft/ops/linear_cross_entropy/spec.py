@@ -1,4 +1,4 @@
-"""The LM head and its loss: logits = x W^T, never kept whole, then the sum of their cross entropies.
+"""The LM head and its loss: the sum of the cross entropies of x W^T, which is never kept whole.
 
 The gradients of that sum come with the loss, while a chunk's logits are there; the backward only
 multiplies. Method: chunks of rows and the gradient in the forward, as in Liger Kernel

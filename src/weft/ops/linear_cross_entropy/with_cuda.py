@@ -14,12 +14,15 @@ from weft.ops._shared.cross_entropy_cuda import Config, configure_fused, source
 from weft.ops.linear_cross_entropy import chunks
 
 FILE = Path(__file__).with_name("linear_cross_entropy.cu")
-KERNELS = ("cross_entropy_fused", "cross_entropy_held", "multiply_same", "multiply_wide")
+HELD = Path(__file__).with_name("linear_cross_entropy_held.cu")
+KERNELS = ("cross_entropy_fused", "multiply_same", "multiply_wide")
 ROOM = 110 << 10  # bytes of a row that a block holds: two blocks fit a multiprocessor of 227 KiB
 
 
-def program(dtype: torch.dtype, config: Config, smooth: bool) -> CudaSource:
-    """The kernels for one element type and configuration."""
+def program(dtype: torch.dtype, config: Config, smooth: bool, hold: bool = False) -> CudaSource:
+    """The kernels for one element type and configuration; ``hold``: the one that holds rows."""
+    if hold:
+        return source(HELD, ("cross_entropy_held",), dtype, config, smooth, min_arch=90)
     return source(FILE, KERNELS, dtype, config, smooth)
 
 
@@ -43,7 +46,8 @@ def fused(
     """The losses of some rows; their gradient over their logits."""
     rows, columns = logits.shape
     bytes_held = -(-columns * logits.element_size() // 16) * 16 if hold else 0
-    program(logits.dtype, config, label_smoothing != 0)[KERNELS[int(hold)]](
+    found = program(logits.dtype, config, label_smoothing != 0, hold)
+    found[found.kernels[0]](
         rows,
         config.threads,
         logits,
@@ -103,7 +107,7 @@ def backward(
     config = Config(threads=256)
     kernels = program(dx.dtype, config, False)
     each = config.threads * 16 // dx.element_size()
-    for x, out, name in zip((dx, dweight), found, KERNELS[2:], strict=True):
+    for x, out, name in zip((dx, dweight), found, KERNELS[1:], strict=True):
         if n := x.numel():
             kernels[name](-(-n // each), config.threads, x, grad, out, n)
     return found
@@ -117,8 +121,9 @@ IMPLEMENTATION = Implementation(
     backward=backward,
     supports=supports_head,
     specimens=(
-        program(torch.bfloat16, configure_fused(50304, torch.bfloat16), False),
-        program(torch.bfloat16, configure_fused(50304, torch.bfloat16), True),
+        program(torch.bfloat16, configure_fused(50304, torch.bfloat16), False, True),
+        program(torch.bfloat16, configure_fused(50304, torch.bfloat16), True, True),
+        program(torch.bfloat16, configure_fused(131072, torch.bfloat16), False),
         program(torch.bfloat16, Config(threads=256), False),
         program(torch.float32, configure_fused(4096, torch.float32), False),
     ),

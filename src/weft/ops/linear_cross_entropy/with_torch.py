@@ -39,12 +39,12 @@ def forward(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
 ) -> Tensors:
-    rest = (targets, ignore_index, label_smoothing, z_loss)
+    rest = (ignore_index, label_smoothing, z_loss)
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
-        return loss_of(x, weight, *rest), x.new_empty(0), x.new_empty(0)
+        return loss_of(x, weight, targets, *rest), x.new_empty(0), x.new_empty(0)
     with torch.enable_grad():
         leaves = x.detach().requires_grad_(), weight.detach().requires_grad_()
-        loss = loss_of(*leaves, *rest)
+        loss = loss_of(leaves[0], leaves[1], targets, *rest)
         dx, dweight = torch.autograd.grad(loss, leaves)
     # A gradient has its leaf's strides; an output is contiguous.
     return loss.detach(), dx.contiguous(), dweight.float().contiguous()
