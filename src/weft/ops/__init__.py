@@ -2,6 +2,7 @@
 
 from weft.ops.adamw import adamw
 from weft.ops.attention import attention
+from weft.ops.bias_gelu import bias_gelu
 from weft.ops.cross_entropy import cross_entropy
 from weft.ops.dropout import dropout
 from weft.ops.embedding import embedding
@@ -23,6 +24,7 @@ from weft.ops.swiglu import swiglu
 __all__ = [
     "adamw",
     "attention",
+    "bias_gelu",
     "cross_entropy",
     "dropout",
     "embedding",
