@@ -66,7 +66,16 @@ def candidates(kind: str, padded_d: int) -> list[Config]:
     The tiles that stay and those in flight fit in 227 KiB, and sums and scores in the registers.
     """
     found = []
-    for bm, bn in ((128, 128), (128, 64), (64, 128), (64, 64), (128, 32), (32, 128), (64, 32)):
+    for bm, bn in (
+        (128, 128),
+        (128, 64),
+        (64, 128),
+        (64, 64),
+        (128, 32),
+        (32, 128),
+        (64, 32),
+        (32, 64),
+    ):
         held, walked = (bn, bm) if kind == "keys" else (bm, bn)
         for warps in (4, 8):
             sums = held * padded_d * (2 if kind == "keys" else 1)

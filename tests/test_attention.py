@@ -1,0 +1,151 @@
+"""Attention, what conformance does not see: the merge rule, layouts, refusals, hard scores."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft import WeftError, ops
+from weft.backends.triton_jit import INTERPRETED, tl, triton
+from weft.core import registry
+from weft.ops.attention.configs import KINDS, WIDE, candidates
+from weft.ops.attention.ladder import merged
+from weft.ops.attention.spec import keeps, reference
+
+DEVICE = "cpu" if INTERPRETED else "cuda"
+SCORES = st.lists(
+    st.floats(-200, 200, width=32) | st.just(-math.inf), min_size=3, max_size=24
+).filter(lambda s: max(s) > -math.inf)
+
+
+@triton.jit
+def merge_states(states_ptr, out_ptr):  # type: ignore[no-untyped-def]
+    # states: (2, 2) float32, rows of (maximum, sum); out: (2,)
+    top, total = merged(
+        tl.load(states_ptr),
+        tl.load(states_ptr + 1),
+        tl.load(states_ptr + 2),
+        tl.load(states_ptr + 3),
+    )
+    tl.store(out_ptr, top)
+    tl.store(out_ptr + 1, total)
+
+
+def _state(scores: list[float]) -> torch.Tensor:
+    x = torch.tensor(scores or [-math.inf], dtype=torch.float64)
+    top = x.max()
+    total = torch.exp(x - top).sum() if top > -math.inf else torch.zeros(())
+    return torch.stack([top, total]).float()
+
+
+def _merge(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    out = torch.empty(2, device=DEVICE)
+    merge_states[(1,)](torch.stack([a, b]).to(DEVICE), out)
+    return out.cpu()
+
+
+def _lse(state: torch.Tensor) -> float:
+    return float(state[0].double() + state[1].double().log())
+
+
+@settings(max_examples=12, deadline=None)
+@given(scores=SCORES, data=st.data())
+def test_the_merge_rule_is_associative_and_free_of_order(scores: list[float], data: Any) -> None:
+    cuts = sorted(data.draw(st.integers(0, len(scores))) for _ in range(2))
+    a, b, c = (_state(p) for p in (scores[: cuts[0]], scores[cuts[0] : cuts[1]], scores[cuts[1] :]))
+    exact = float(torch.tensor(scores, dtype=torch.float64).logsumexp(0))
+    for found in (_merge(_merge(a, b), c), _merge(a, _merge(b, c)), _merge(_merge(c, a), b)):
+        assert _lse(found) == pytest.approx(exact, rel=1e-6, abs=2e-6)
+    assert torch.equal(_merge(a, b), _merge(b, a))
+
+
+@pytest.mark.parametrize("impl", ["triton", "triton/01-online", "triton/02-tiled"])
+def test_maxima_that_rise_tile_by_tile(impl: str) -> None:
+    """Each tile's scores are hundreds above the last one's: all that was summed must fade."""
+    torch.manual_seed(0)
+    q, v, k = (torch.randn(1, 1, t, 16, device=DEVICE) for t in (20, 70, 70))
+    q = torch.ones_like(q)
+    k += torch.linspace(-300, 300, 70, device=DEVICE)[:, None]
+    lengths = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    one = registry.implementation("attention", impl)
+    out, lse = one.forward(q, k, v, lengths, scale=0.25)
+    wanted = reference(q.double(), k.double(), v.double(), lengths, scale=0.25)
+    torch.testing.assert_close(out.double(), wanted[0], rtol=2e-4, atol=2e-4)
+    torch.testing.assert_close(lse.double(), wanted[1], rtol=1e-6, atol=1e-6)
+
+
+def test_heads_of_a_model_are_read_and_written_where_they_lie() -> None:
+    x = torch.randn(2, 5, 3, 2, 16, device=DEVICE)
+    q, k, v = x.transpose(1, 3).unbind(2)
+    assert not q.is_contiguous()
+    out = ops.attention(q, k, v, causal=True, impl="triton")
+    assert out.transpose(1, 2).is_contiguous()
+    torch.testing.assert_close(out, ops.attention(q, k, v, causal=True, impl="eager"))
+
+
+@pytest.mark.parametrize("impl", ["eager", "torch", "triton", "triton/02-tiled"])
+@pytest.mark.parametrize("keys", [0, 5])
+def test_nothing_is_answered_with_nothing(impl: str, keys: int) -> None:
+    q = torch.randn(2, 2, 3 if keys == 0 else 0, 16, device=DEVICE)
+    k = torch.randn(2, 1, keys, 16, device=DEVICE)
+    out = ops.attention(q, k, k, impl=impl)
+    assert out.shape == q.shape and torch.equal(out, torch.zeros_like(q))
+
+
+def test_rows_past_a_length_may_hold_anything() -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 1, 20, 16, device=DEVICE) for _ in range(3))
+    lengths = torch.tensor([7, 0], dtype=torch.int32, device=DEVICE)
+    clean = ops.attention(q, k, v, key_lengths=lengths, impl="triton")
+    k[0, :, 7:], v[0, :, 7:] = math.nan, math.inf
+    k[1], v[1] = math.nan, math.nan
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    out = ops.attention(*leaves, key_lengths=lengths, impl="triton")
+    assert torch.equal(out, clean) and torch.equal(out[1], torch.zeros_like(out[1]))
+    gradients = torch.autograd.grad(out.square().sum(), leaves)
+    assert all(bool(g.isfinite().all()) for g in gradients)
+    assert not gradients[1][0, :, 7:].any() and not gradients[2][1].any()
+
+
+def test_dropout_is_of_the_place_and_the_seed() -> None:
+    whole = keeps(0.3, 9, 0, (4, 5, 7), torch.device("cpu"))
+    apart = torch.cat([keeps(0.3, 9, h, (1, 5, 7), torch.device("cpu")) for h in range(4)])
+    assert torch.equal(whole, apart)
+    many = keeps(0.3, 9, 0, (8, 100, 100), torch.device("cpu")).double().mean()
+    assert abs(float(many) - 0.7) < 5 * math.sqrt(0.21 / 80000)
+
+
+Q = torch.ones(2, 4, 5, 16)
+BAD: list[tuple[tuple[torch.Tensor, ...], dict[str, Any]]] = [
+    ((Q, Q[:, :3], Q[:, :3]), {}),
+    ((Q, Q, Q[:, :, :4]), {}),
+    ((Q, Q[..., :8], Q[..., :8]), {}),
+    ((Q[..., :12], Q[..., :12], Q[..., :12]), {}),
+    ((torch.ones(1, 1, 2, 264),) * 3, {}),
+    ((Q, Q.half(), Q), {}),
+    ((Q, Q, Q), {"scale": 0.0}),
+    ((Q, Q, Q), {"dropout_p": 1.0}),
+    ((Q, Q, Q), {"dropout_p": 0.1, "seed": -1}),
+    ((Q, Q, Q), {"key_lengths": torch.ones(2)}),
+    ((Q, Q, Q), {"key_lengths": torch.ones(3, dtype=torch.int32)}),
+    ((Q, Q, Q), {"dropout_p": 0.1, "impl": "torch"}),
+]
+
+
+@pytest.mark.parametrize(("arguments", "more"), BAD, ids=lambda v: None)
+def test_what_has_no_answer_is_refused(
+    arguments: tuple[torch.Tensor, ...], more: dict[str, Any]
+) -> None:
+    with pytest.raises(WeftError) as caught:
+        ops.attention(*arguments, **more)
+    assert caught.value.got
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_shipped_is_among_what_is_timed(kind: str) -> None:
+    assert all(config in candidates(kind, size) for size, config in WIDE[kind].items())
