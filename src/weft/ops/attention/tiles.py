@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from weft.backends.triton_jit import tl, triton
-from weft.ops._shared.philox_triton import words_of_each
+from weft.ops._shared.philox_triton import philox
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -100,4 +100,7 @@ def is_kept(low, high, threshold, line, query, key, tq, tk):
     ``line`` is the head's number of B H; ``query`` and ``key`` broadcast to the tile's shape.
     """
     at = (tl.cast(line, tl.int64) * tq + query.to(tl.int64)) * tk + key.to(tl.int64)
-    return words_of_each(low, high, at) >= tl.cast(threshold, tl.uint32, bitcast=True)
+    a, b, c, d = philox(low, high, at // 4)
+    k = at % 4
+    word = tl.where(k < 2, tl.where(k == 0, a, b), tl.where(k == 2, c, d))
+    return word >= tl.cast(threshold, tl.uint32, bitcast=True)
