@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from weft.workbench.bring import Brought, Source
     from weft.workbench.mutants.mutant import Mutant
 
-WRONG = ("wrong", "wrong_softmax", "wrong_gelu", "wrong_sum", "wrong_matmul", "backward")
+OF_ONE = ("softmax", "gelu", "sum", "matmul", "layer_norm", "cross_entropy")
+WRONG = ("wrong", *(f"wrong_{operator}" for operator in OF_ONE), "backward")
 KERNELS = ("with_triton", "with_numba", "with_cuda")
 MODULES = (*WRONG, *KERNELS, "cheats", "controls")
 

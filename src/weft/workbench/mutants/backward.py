@@ -10,10 +10,12 @@ import torch
 from weft.core import registry
 from weft.ops.matmul.with_torch import gradients
 from weft.ops.sum.spec import spread
+from weft.workbench.mutants import wrong_cross_entropy, wrong_layer_norm
 from weft.workbench.mutants.mutant import Mutant
 from weft.workbench.mutants.planting import Forward, honest, plant
 
 Gradients = tuple[Any, ...]
+SEVERAL = ("matmul", "layer_norm")  # gradients, which are no tensor without their tuple
 
 
 def _gelu(grad: torch.Tensor, x: torch.Tensor) -> Gradients:
@@ -33,6 +35,8 @@ HONEST: Mapping[str, Forward] = {
     "gelu": _gelu,
     "sum": spread,
     "matmul": _matmul,
+    "layer_norm": wrong_layer_norm.gradients,
+    "cross_entropy": wrong_cross_entropy.gradients,
 }
 
 
@@ -64,7 +68,27 @@ def _matmul_turned(grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor, **_: ob
     return da, db.neg()
 
 
+def _layer_norm_no_mean(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *, eps: float
+) -> Gradients:
+    """dx without the mean of what comes in."""
+    dx, dw, db = wrong_layer_norm.gradients(grad, x, weight, eps=eps)
+    wide = x.float()
+    variance = (wide - wide.mean(-1, keepdim=True)).square().mean(-1, keepdim=True)
+    mean = (grad.float() * weight.float()).mean(-1, keepdim=True) * torch.rsqrt(variance + eps)
+    return (dx.float() + mean).to(x.dtype), dw, db
+
+
+def _cross_entropy_no_target(
+    grad: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor, *more: Any, **params: Any
+) -> Gradients:
+    """Probabilities alone, without the 1 that the target's is held against."""
+    return ((grad.float()[:, None] * torch.softmax(logits.float(), -1)).to(logits.dtype),)
+
+
 WRONG: Mapping[str, Forward] = {
+    "layer_norm": _layer_norm_no_mean,
+    "cross_entropy": _cross_entropy_no_target,
     "softmax": _softmax_no_sum,
     "gelu": _gelu_no_slope,
     "sum": _sum_mean,
@@ -105,7 +129,7 @@ def _for(operator: str) -> Iterator[Mutant]:
     yield one("a-term-dropped", "the gradient lacks a term", "error drift", WRONG[operator])
     yield one("missing", "None for a gradient", "type", missing)
     yield one("no-tuple", "a gradient that is not in a tuple", "type", bare,
-              "type" if operator != "matmul" else "backward")  # fmt: skip
+              "backward" if operator in SEVERAL else "type")  # fmt: skip
     yield one("spoils-grad", "zeroes the incoming gradient", "inputs", spoils)
     yield one("nothing", "gradients never written", "written", unwritten)
     if operator == "sum":
