@@ -22,7 +22,7 @@ from weft.core.errors import WeftError
 # In the order of the help: look, judge, time, look inside, ship.
 COMMANDS = (
     *("device", "ops", "check", "bench", "compare", "report", "profile", "inspect"),
-    *("judge", "new", "selftest", "demo", "study"),
+    *("judge", "new", "selftest", "demo", "study", "tune"),
 )
 
 

@@ -28,6 +28,7 @@ FORMAT = 1
 BASE = ("torch", "eager")
 WON = 0.99  # of the base's time: what ours must beat, so that noise chooses nothing
 LOST = 1.02  # of the base's time: what ours may never take, in either direction, or on the host
+REGISTERED = 10.0  # us of host time that a call through torch.library adds to a kernel of ours
 FAR_LAST, FAR_SMALL = 8.0, 16.0  # times from the nearest measured size, past which nothing is known
 Bands = tuple[tuple[float, tuple[tuple[float, str], ...]], ...]
 Times = Mapping[str, tuple[float, float]]  # of an implementation: cold and host, in us
@@ -113,7 +114,9 @@ def best(point: Point, grad: bool) -> str:
         return sum(times[name][0] for times in directions)
 
     def paced(name: str) -> float:
-        return sum(max(times[name]) for times in directions)
+        # A backward's host time is autograd's own for all, though a record has it for torch alone.
+        cold, host = point.forward[name]
+        return max(cold, host + (0.0 if name in BASE else REGISTERED))
 
     least = min(base, key=cold)
     least = base[0] if cold(base[0]) <= LOST * cold(least) else least
@@ -207,6 +210,7 @@ def pick(name: str, device: torch.device, dtype: torch.dtype, elements: int, las
     return look_up(_bands_of(name, device.index, dtype, (), False), elements, last)
 
 
+REMEMBERED = 4096  # calls of distinct sizes
 _chosen: dict[tuple[Any, ...], str] = {}
 
 
@@ -227,6 +231,8 @@ def choose(name: str, inputs: Sequence[Any], params: Mapping[str, Any]) -> str:
     except TypeError:  # a parameter that cannot be a key: decided each time
         return _decide(name, tensors, params, grad)
     if found is None:
+        if len(_chosen) >= REMEMBERED:
+            _chosen.clear()
         found = _chosen[key] = _decide(name, tensors, params, grad)
     return found
 
@@ -240,7 +246,9 @@ def _traced(name: str, tensors: Sequence[torch.Tensor], params: Mapping[str, Any
     return look_up(found, sum([x.numel() for x in tensors]), _last(main))
 
 
-_traced_fallback = torch.compiler.assume_constant_result(fallback)
+@torch.compiler.assume_constant_result
+def _traced_fallback(name: str) -> str:
+    return fallback(name)
 
 
 def _decide(
