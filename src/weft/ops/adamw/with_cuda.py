@@ -73,13 +73,13 @@ def _step(lists: Sequence[Tensors], groups: Groups, n: Numbers) -> None:
             table = group.table(CHUNK)
             program["adamw_many"](
                 *(table.chunks, THREADS),
-                *(table.data, table.rows, group.wide, factors, *numbers),
+                *(table.data, table.rows, int(group.wide), factors, *numbers),
             )
             continue
         tensors, count = group.one(lists), group.addresses[0][-1]
         block = THREADS * (4 if all(d.itemsize == 4 for d in group.kind) else 8)
         program["adamw_one"](
-            *(-(-count // block), THREADS), *tensors, count, group.wide, factors, *numbers
+            *(-(-count // block), THREADS), *tensors, count, int(group.wide), factors, *numbers
         )
 
 
@@ -115,10 +115,10 @@ def _norm(grads: Tensors, groups: Groups, partials: torch.Tensor) -> None:
         to = partials[first:]
         if not group.alone:
             table = group.table(NORM_CHUNK)
-            program["adamw_norm_many"](blocks, THREADS, table.data, table.rows, group.wide, to)
+            program["adamw_norm_many"](blocks, THREADS, table.data, table.rows, int(group.wide), to)
         else:
             grad = grads[group.rows[0]]
-            program["adamw_norm"](blocks, THREADS, grad, grad.numel(), group.wide, to)
+            program["adamw_norm"](blocks, THREADS, grad, grad.numel(), int(group.wide), to)
         first += blocks
 
 
