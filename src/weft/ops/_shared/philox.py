@@ -63,7 +63,6 @@ def scale(p: float) -> float:
     return 1.0 / (1.0 - p) if p < 1.0 else 0.0
 
 
-@cache
 def halves(seed: int) -> tuple[int, int]:
     """The seed's low and high word as signed 32-bit numbers, as kernels take them."""
     return _signed(seed & MASK), _signed((seed >> 32) & MASK)

@@ -1,0 +1,98 @@
+"""What conformance does not see of the activations: dropout's bits by a second hand, bad input."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from weft import WeftError, ops
+from weft.ops._shared import philox
+
+ONES = torch.ones(3, 8)
+
+
+def _by_hand(seed: int, counter: int) -> list[int]:
+    """Philox 4x32-10 in Python's own integers, as the paper's figure has it."""
+    mask = 2**32
+    words, key = [counter % mask, counter >> 32, 0, 0], [seed % mask, seed >> 32]
+    for _ in range(10):
+        first, second = 0xD2511F53 * words[0], 0xCD9E8D57 * words[2]
+        words = [
+            (second >> 32) ^ words[1] ^ key[0],
+            second % mask,
+            (first >> 32) ^ words[3] ^ key[1],
+            first % mask,
+        ]
+        key = [(key[0] + 0x9E3779B9) % mask, (key[1] + 0xBB67AE85) % mask]
+    return words
+
+
+def test_philox_gives_the_published_words() -> None:
+    """The first answer of the authors' own list of known ones: counter 0, key 0."""
+    known = [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+    assert _by_hand(0, 0) == known
+    assert philox.words(0, 4, torch.device("cpu")).tolist() == known
+
+
+@pytest.mark.parametrize("seed", [1, 2**32 - 1, 2**62 + 12345, 2**63 - 1])
+def test_philox_by_torch_is_philox_by_hand(seed: int) -> None:
+    counters = [0, 1, 2**31, 2**32 - 1, 2**32, 2**60 + 7]
+    found = philox.philox(seed, torch.tensor(counters))
+    assert torch.stack(found, -1).tolist() == [_by_hand(seed, c) for c in counters]
+
+
+def test_dropout_differs_by_seed_and_not_by_strides() -> None:
+    x = torch.randn(40, 60)
+    here = ops.dropout(x, p=0.5, seed=3)
+    assert torch.equal(here, ops.dropout(x.T.contiguous().T, p=0.5, seed=3, impl="triton"))
+    assert not torch.equal(here, ops.dropout(x, p=0.5, seed=4))
+    assert not torch.equal(here, ops.dropout(x, p=0.5, seed=3 + (1 << 32)))
+
+
+def test_dropout_of_all_and_of_nothing() -> None:
+    x = torch.tensor([float("nan"), float("inf"), 1.0])
+    for impl in ("eager", "triton"):
+        assert torch.equal(ops.dropout(x, p=1.0, seed=0, impl=impl), torch.zeros(3))
+        whole = ops.dropout(x, p=0.0, seed=0, impl=impl)
+        assert torch.equal(whole[1:], x[1:]) and whole[0].isnan()
+        assert whole.data_ptr() != x.data_ptr()
+
+
+def test_the_sum_holds_the_residual_where_x_was_dropped() -> None:
+    x, residual = torch.randn(5, 64), torch.randn(5, 64)
+    more = (torch.ones(64), torch.zeros(64))
+    _, s = ops.dropout_add_layer_norm(x, residual, *more, p=0.4, seed=9, impl="triton")
+    kept = ops.dropout(torch.ones(5, 64), p=0.4, seed=9, impl="eager") > 0
+    assert torch.equal(s == residual, ~kept) and 0 < int(kept.sum()) < kept.numel()
+
+
+def test_halves_of_a_joint_projection_are_taken_as_they_lie() -> None:
+    gate, up = torch.randn(6, 160).chunk(2, -1)
+    for function in (ops.swiglu, ops.geglu):
+        expected = function(gate.contiguous(), up.contiguous(), impl="eager")
+        torch.testing.assert_close(function(gate, up, impl="triton"), expected)
+
+
+BAD: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
+    ("swiglu", (ONES, ONES[:2]), {}),
+    ("swiglu", (ONES, ONES.half()), {}),
+    ("geglu", (ONES, ONES[0]), {}),
+    ("bias_gelu", (ONES, torch.ones(7)), {}),
+    ("bias_gelu", (ONES, ONES), {}),
+    ("bias_gelu", (torch.tensor(1.0), torch.ones(1)), {}),
+    *(("dropout", (ONES,), {"p": p, "seed": 0}) for p in (-0.1, 1.1, float("nan"), "0.1", True)),
+    *(("dropout", (ONES,), {"p": 0.1, "seed": s}) for s in (-1, 1 << 63, 1.5, None)),
+    ("dropout_add_layer_norm", (ONES, ONES[:2], ONES[0], ONES[0]), {"p": 0.1, "seed": 0}),
+    ("dropout_add_layer_norm", (ONES, ONES, ONES[0], ONES[0]), {"p": 2.0, "seed": 0}),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "more"), BAD, ids=lambda v: None)
+def test_a_call_without_an_answer_gets_one_clear_error(
+    name: str, arguments: tuple[Any, ...], more: dict[str, Any]
+) -> None:
+    with pytest.raises(WeftError) as caught:
+        getattr(ops, name)(*arguments, **more)
+    assert caught.value.expected and caught.value.got
