@@ -55,7 +55,7 @@ REGISTRY: dict[str, dict[str, str]] = {
     "rms_norm": {**FIVE},
     "add_layer_norm": {**FIVE},
     "add_rms_norm": {**FIVE},
-    "embedding": {n: t for n, t in FIVE.items() if n != "cuda"},
+    "embedding": {**FIVE},
     "adamw": {**FIVE},
     "linear": {**FIVE},
     "linear_gelu": {**FIVE},

@@ -303,10 +303,10 @@ def embedding_merge(
     if (last - first > PIECE) & (first >= start):
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
         there = column < columns
-        lane = tl.arange(0, 8)[:, None]
+        lane = tl.arange(0, 32)[:, None]
         pieces = (last - 1) // PIECE + 1
-        total = tl.zeros((8, COLUMNS), tl.float32)
-        for at in range(piece, pieces, 8):
+        total = tl.zeros((32, COLUMNS), tl.float32)
+        for at in range(piece, pieces, 32):
             # The row's tokens are the last ones of its first piece, and the first ones of others.
             slot = 2 * (at + lane) + ((at + lane == piece) & (first > start)).to(tl.int32)
             more = (at + lane < pieces) & there
