@@ -55,8 +55,18 @@ struct Statistics {
 
 __device__ __forceinline__ Statistics merge(Statistics a, Statistics b) {
   const float top = fmaxf(a.top, b.top);
-  return {top, a.total * exp_of_difference(a.top, top) + b.total * exp_of_difference(b.top, top),
-          a.sum + b.sum};
+  const float left = __fmul_rn(a.total, exp_of_difference(a.top, top));
+  const float right = __fmul_rn(b.total, exp_of_difference(b.top, top));
+  return {top, __fadd_rn(left, right), a.sum + b.sum};  // no multiply-add: its sides differ
+}
+
+// The same bits in all lanes: a merge's two sides are products and sums that commute.
+__device__ __forceinline__ Statistics warp_merge(Statistics v) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2)
+    v = merge(v, {__shfl_xor_sync(~0u, v.top, step), __shfl_xor_sync(~0u, v.total, step),
+                  SMOOTH ? __shfl_xor_sync(~0u, v.sum, step) : 0.0f});
+  return v;
 }
 
 // UNROLL accesses, all on their way before the first is used; past the body -inf, or 0 for a sum.
@@ -105,14 +115,15 @@ __device__ __forceinline__ Statistics statistics(const WEFT_T* x, const Row& row
         if (SMOOTH && i + u * THREADS < row.accesses) mine.sum += v;
       }
   }
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2)
-    mine = merge(mine, {__shfl_xor_sync(~0u, mine.top, step), __shfl_xor_sync(~0u, mine.total, step),
-                        SMOOTH ? __shfl_xor_sync(~0u, mine.sum, step) : 0.0f});
-  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = mine;
-  __syncthreads();
-  mine = scratch[0];
-  for (int w = 1; w < THREADS / 32; ++w) mine = merge(mine, scratch[w]);
+  mine = warp_merge(mine);
+  if (THREADS > 32) {
+    const int lane = threadIdx.x % 32;
+    if (lane == 0) scratch[threadIdx.x / 32] = mine;
+    __syncthreads();
+    mine = warp_merge(lane < THREADS / 32 ? scratch[lane] : Statistics{LEAST, 0.0f, 0.0f});
+  } else {
+    __syncwarp();
+  }
   return mine;
 }
 

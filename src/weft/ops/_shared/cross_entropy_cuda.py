@@ -30,9 +30,10 @@ def configure(columns: int, dtype: torch.dtype) -> Config:
 
 @cache
 def configure_fused(columns: int, dtype: torch.dtype) -> Config:
-    """The configuration where a chunk's few rows are resident at once, read again from the L2."""
+    """The configuration for rows that are read and then written: a long one has a block of 1024
+    threads, so that few rows are in flight and those wait in the L2 (or shared memory)."""
     accesses = columns * dtype.itemsize // 16
-    return Config(threads=next((t for t in (32, 64, 128, 256) if accesses <= 4 * t), 512))
+    return Config(threads=next((t for t in (32, 64, 128, 256, 512) if accesses <= 4 * t), 1024))
 
 
 def candidates() -> list[Config]:

@@ -42,9 +42,10 @@ def configure(columns: int, itemsize: int) -> Config:
 
 @cache
 def configure_fused(columns: int, itemsize: int) -> Config:
-    """The configuration where a chunk's few rows are resident at once, read again from the L2."""
+    """The configuration for rows that are read, read again and written: a long one has 32 warps, so
+    that the few rows in flight (two a multiprocessor) are still in the L2."""
     accesses = columns * itemsize // 16
-    return Config(warps=next((w for w in (1, 2, 4, 8) if accesses <= 128 * w), 16), accesses=2)
+    return Config(warps=next((w for w in (1, 2, 4, 8, 16) if accesses <= 128 * w), 32), accesses=2)
 
 
 def candidates(columns: int, itemsize: int) -> list[Config]:
