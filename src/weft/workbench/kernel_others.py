@@ -192,9 +192,9 @@ def _reduction(
 
 
 _CUB = (
+    ("sort", r"Sort"),  # a radix sort's histograms and sums are its own
     ("reduce", r"Reduce(?!ByKey)|Histogram"),
     ("scan", r"Scan"),
-    ("sort", r"Sort"),
     ("select", r"Select|Compact|Partition|Unique|RunLengthEncode"),
     ("elementwise", r"transform_kernel|for_each|parallel_for|static_kernel|DeviceTransform"),
 )
