@@ -1,5 +1,5 @@
 // A chunk of logits whose rows wait in shared memory between their loss and their gradient, brought
-// there by the bulk copy engine (compute capability 9.0 and later): one thread asks for a whole row.
+// there by the bulk copy engine (compute capability 9.0 and later): one thread asks for a row.
 //
 // Bytes: each logit read once and each gradient written once.
 #include "cross_entropy.cuh"
