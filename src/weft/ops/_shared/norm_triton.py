@@ -142,12 +142,12 @@ def backward(
     rows, columns = lines.shape
     mores = grads if more is None else as_rows(more)
     config = config or configure_backward(columns)
-    units, wide = _multiprocessors(x.device), {"CENTRED": centred, "ADD": more is not None}
+    wide = {"CENTRED": centred, "ADD": more is not None}
     tensors = (grads, mores, lines, weight.contiguous(), dx, dr)
     strides = (grads.stride(0), mores.stride(0), lines.stride(0))
     shape = {"BLOCK": config.block, "num_warps": config.warps, **wide}
     if config.programs:
-        parts = min(triton.cdiv(rows, config.rows), config.programs * units)
+        parts = min(triton.cdiv(rows, config.rows), _programs(config, x.device))
         part = _floats(1 + centred, parts, columns, x.device)
         kernels.norm_backward_stay[(parts,)](
             *tensors, part, rows, columns, *strides, eps,
@@ -160,15 +160,14 @@ def backward(
             kernel = kernels.norm_backward_long
         kernel[(rows,)](*tensors, held, columns, *strides, eps, **shape)
         blocks = triton.cdiv(columns, 512)
-        parts = min(triton.cdiv(rows, 8), max(1, 8 * units // blocks))
+        parts = min(triton.cdiv(rows, 8), max(1, 8 * _multiprocessors(x.device) // blocks))
         part = _floats(1 + centred, parts, columns, x.device)
         kernels.norm_weight_parts[(blocks, parts)](
             grads, lines, held, part, rows, columns, strides[0], strides[2],
             BLOCK=512, ROWS=8, CENTRED=centred,
         )  # fmt: skip
-    wide_sum = 16 if columns <= 2048 else 32
-    kernels.norm_sum_parts[(triton.cdiv(columns, wide_sum), 1 + centred)](
-        part, dw, db, parts, columns, BLOCK=wide_sum, TALL=64, num_warps=8
+    kernels.norm_sum_parts[(triton.cdiv(columns, 32), 1 + centred)](
+        part, dw, db, parts, columns, BLOCK=32, TALL=64, num_warps=8
     )
     return dx, dr, dw, db
 
@@ -177,9 +176,15 @@ def _floats(count: int, rows: int, columns: int, device: torch.device) -> torch.
     return torch.empty((count, rows, columns), dtype=torch.float32, device=device)
 
 
+def _programs(config: Config, device: torch.device) -> int:
+    if device.type == "cpu":  # the interpreter: few programs, each with several tiles
+        return 2
+    return config.programs * _multiprocessors(device)
+
+
 @cache
 def _multiprocessors(device: torch.device) -> int:
-    if device.type == "cpu":  # the interpreter: a few programs, each with several tiles
+    if device.type == "cpu":
         return 1
     return torch.cuda.get_device_properties(device).multi_processor_count
 

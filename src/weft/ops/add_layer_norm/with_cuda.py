@@ -1,0 +1,33 @@
+"""Residual and layer norm in CUDA C++: rows read once; see _shared/norm*.cu."""
+
+from __future__ import annotations
+
+import torch
+
+from weft.core import Implementation
+from weft.ops._shared import norm_cuda
+
+
+def forward(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return norm_cuda.forward(x, residual, weight, bias, eps)
+
+
+def backward(
+    grad: torch.Tensor, more: torch.Tensor, s: torch.Tensor, weight: torch.Tensor, *, eps: float
+) -> tuple[torch.Tensor, ...]:
+    dx, dr, dw, db = norm_cuda.backward(grad, more, s, weight, eps, centred=True)
+    return dx, dr, dw, db
+
+
+IMPLEMENTATION = Implementation(
+    operator="add_layer_norm",
+    name="cuda",
+    backend="cuda",
+    forward=forward,
+    backward=backward,
+    supports=norm_cuda.supports,
+    specimens=norm_cuda.specimens(centred=True, add=True),
+    idea="rows in registers, read once, 16 bytes at a time; backward by clusters that stay",
+)
