@@ -49,4 +49,5 @@ def linear_residual(
             not run here.
     """
     check_arguments(x, weight, bias, residual)
-    return call("linear_residual", (x, weight, bias, residual), {}, impl)  # type: ignore[no-any-return]
+    inputs = (x, weight, bias, residual)
+    return call("linear_residual", inputs, {}, impl)  # type: ignore[no-any-return]
