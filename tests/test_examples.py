@@ -47,6 +47,14 @@ def test_draw_a_page(tmp_path: Path) -> None:
     assert "Within a factor of two of the limit" in target.read_text()
 
 
+@pytest.mark.slow
+def test_patch_gpt2() -> None:
+    pytest.importorskip("transformers", reason="needs transformers")
+    said = run("patch_gpt2.py")
+    assert "transformer.h.*.ln_1 (2x)" in said and "logits None" in said
+    assert "undone, bit for bit: True" in said
+
+
 def test_every_example_is_tested() -> None:
     tests = Path(__file__).read_text()
     assert [p.name for p in EXAMPLES.glob("*.py") if p.name not in tests] == []

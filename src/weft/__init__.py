@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     )
     from weft.core.declare import implementation, operator
 
+    patch: Any  # weft.nn.patching's: a higher floor, so it is named as a string alone
+
 __version__ = "0.1.0"
 __all__ = [
     "YES",
@@ -40,12 +42,18 @@ __all__ = [
     "implementation",
     "no",
     "operator",
+    "patch",
 ]
-_DECLARE = ("implementation", "operator")
+# Where a name stands that is not in weft.core.
+_ELSEWHERE = {
+    "implementation": "weft.core.declare",
+    "operator": "weft.core.declare",
+    "patch": "weft.nn.patching",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """The words that one's own file needs, imported when they are first asked for."""
+    """What is imported when it is first asked for: the words of one's own file, and ``patch``."""
     if name not in __all__:
         raise AttributeError(f"module 'weft' has no attribute {name!r}")
-    return getattr(import_module("weft.core.declare" if name in _DECLARE else "weft.core"), name)
+    return getattr(import_module(_ELSEWHERE.get(name, "weft.core")), name)

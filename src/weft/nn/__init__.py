@@ -1,7 +1,20 @@
 """torch.nn's modules computed by ``weft.ops``: the same arguments, the same state dicts."""
 
+from weft.nn.attention import SelfAttention, rotary_angles
 from weft.nn.embedding import Embedding
+from weft.nn.linear import MLP, Linear
+from weft.nn.loss import LinearCrossEntropy
 from weft.nn.norms import LayerNorm, RMSNorm
 from weft.nn.optimizer import AdamW
 
-__all__ = ["AdamW", "Embedding", "LayerNorm", "RMSNorm"]
+__all__ = [
+    "MLP",
+    "AdamW",
+    "Embedding",
+    "LayerNorm",
+    "Linear",
+    "LinearCrossEntropy",
+    "RMSNorm",
+    "SelfAttention",
+    "rotary_angles",
+]

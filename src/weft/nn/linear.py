@@ -63,13 +63,22 @@ def product(
     """A linear layer with its epilogue by the operator that fuses most of it."""
     x, weight, bias = cast(x, weight, weight.new_zeros(len(weight)) if bias is None else bias)
     if activation == "gelu":
-        y = ops.linear_gelu(x, weight, bias, impl=impl)
+        y = _with_gelu(x, weight, bias, impl)
         return y if residual is None else residual + y
     if residual is None:
         return ops.linear(x, weight, bias, impl=impl)
     if residual.dtype != x.dtype:  # under autocast the residual stream stays in float32
         return residual + ops.linear(x, weight, bias, impl=impl)
     return ops.linear_residual(x, weight, bias, residual, impl=impl)
+
+
+def _with_gelu(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, impl: str | None
+) -> torch.Tensor:
+    """GELU's argument is kept where a backward will ask for it, and only there."""
+    keep = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    found = ops.linear_gelu(x, weight, bias, keep=keep, impl=impl)
+    return found[0] if keep else found  # type: ignore[no-any-return]
 
 
 def drop(x: torch.Tensor, p: float, impl: str | None) -> torch.Tensor:

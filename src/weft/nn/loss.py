@@ -8,7 +8,7 @@ from weft import ops
 from weft.core import WeftError
 from weft.nn._common import cast
 
-REDUCTIONS = ("none", "mean", "sum")
+REDUCTIONS = ("mean", "sum")
 
 
 class LinearCrossEntropy(torch.nn.Linear):
@@ -22,13 +22,14 @@ class LinearCrossEntropy(torch.nn.Linear):
         in_features: the width of the hidden states.
         out_features: the number of classes, any number.
         ignore_index: a target that counts for nothing.
-        reduction: ``mean`` over the targets that count, ``sum``, or ``none``.
+        reduction: ``mean`` over the targets that count, or ``sum``.
         label_smoothing: the share of the target that is spread over all classes.
         z_loss: the weight of the squared log-sum-exp, added to each loss (arXiv:2204.02311).
-        impl: the implementation that ``weft.ops.linear_cross_entropy`` is to use.
+        impl: the implementation that ``weft.ops.linear_cross_entropy`` is to use. None is
+            ``triton`` on a GPU, since torch's own keeps all logits; else the operator's choice.
 
     Raises:
-        WeftError: an unknown ``reduction``.
+        WeftError: another ``reduction``.
     """
 
     def __init__(
@@ -54,9 +55,9 @@ class LinearCrossEntropy(torch.nn.Linear):
     def forward(  # type: ignore[override]  # a loss takes its targets too
         self, input: torch.Tensor, target: torch.Tensor
     ) -> torch.Tensor:
-        """Hidden states (..., in_features) and classes (...) to the loss: a scalar, or (...)."""
+        """Hidden states (..., in_features) and classes (...), int64, to the loss, a float32."""
         x, weight = cast(input, self.weight)
-        loss = ops.linear_cross_entropy(
+        return ops.linear_cross_entropy(
             x.flatten(0, -2),
             weight,
             target.flatten(),
@@ -64,6 +65,10 @@ class LinearCrossEntropy(torch.nn.Linear):
             label_smoothing=self.label_smoothing,
             z_loss=self.z_loss,
             reduction=self.reduction,
-            impl=self.impl,
+            impl=sparing(self.impl, x),
         )
-        return loss.view(target.shape) if self.reduction == "none" else loss
+
+
+def sparing(impl: str | None, x: torch.Tensor) -> str | None:
+    """The implementation that keeps no logits, where nobody names one: the reason for the call."""
+    return "triton" if impl is None and x.is_cuda else impl

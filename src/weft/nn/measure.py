@@ -93,7 +93,7 @@ def run(device: str, batch: int, length: int, small: bool, say: Say) -> dict[str
         "length": length,
         "dtype": "bfloat16 autocast" if device == "cuda" else "float32",
         "ways": {w: {**data, "median_ms": _median(data)} for w, data in found.items()},
-        "wrong": list(_disagreements(found)),
+        "wrong": list(disagreements(found)),
     }
 
 
@@ -175,7 +175,7 @@ def _median(data: dict[str, Any]) -> float:
     return float(statistics.median(data["steps_ms"]))
 
 
-def _disagreements(found: dict[str, dict[str, Any]]) -> Iterator[str]:
+def disagreements(found: dict[str, dict[str, Any]]) -> Iterator[str]:
     own = found["unpatched"]["loss"]
     for way, data in found.items():
         if not abs(data["loss"] - own) <= AGREE * abs(own):

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from weft import ops
 from weft.nn._common import cast
+from weft.nn.loss import sparing
 
 Module = Any
 # Of the arguments that come with labels, those that are the loss's alone.
@@ -81,7 +82,7 @@ def _head_and_loss(
         _targets(labels, shift_labels, ignore_index).to(hidden.device),
         ignore_index=ignore_index,
         reduction=_reduction(num_items_in_batch),
-        impl=model._weft_impl,
+        impl=sparing(model._weft_impl, x),
     )
     return _shared_out(loss, num_items_in_batch)
 
