@@ -50,7 +50,7 @@ REGISTRY: dict[str, dict[str, str]] = {
     "geglu": {**FIVE},
     "dropout": {name: FIVE[name] for name in ("eager", "triton", "cuda")},
     "bias_gelu": {**FIVE},
-    "dropout_add_layer_norm": {name: FIVE[name] for name in ("eager", "triton")},
+    "dropout_add_layer_norm": {name: FIVE[name] for name in ("eager", "triton", "cuda")},
     "layer_norm": {**FIVE},
     "rms_norm": {**FIVE},
     "add_layer_norm": {**FIVE},
@@ -71,7 +71,7 @@ REGISTRY: dict[str, dict[str, str]] = {
         "triton/01-online": "ladder:ONLINE",
         "triton/02-tiled": "ladder:TILED",
     },
-    "rope": {n: t for n, t in FIVE.items() if n != "cuda"},
+    "rope": {**FIVE},
 }
 
 

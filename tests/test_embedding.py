@@ -1,0 +1,76 @@
+"""Embedding and rope beyond conformance: ids out of range, shapes that do not fit, strides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from weft import WeftError, ops
+from weft.core import registry
+
+WEIGHT, PLACES = torch.randn(5, 8), torch.randn(4, 8)
+
+
+@pytest.mark.parametrize("bad", [-1, 5, 2**40])
+def test_an_id_out_of_range_raises_and_a_kernel_never_uses_it(bad: int) -> None:
+    ids = torch.tensor([[0, bad, 4], [4, 4, 1]])
+    with pytest.raises(WeftError, match="at least 0 and below 5"):
+        ops.embedding(ids, WEIGHT, PLACES)
+    for name in ("eager", "triton"):
+        y = registry.implementation("embedding", name).forward(WEIGHT, ids, PLACES)
+        wrong = torch.zeros(2, 3, dtype=torch.bool)
+        wrong[0, 1] = True
+        assert y.isnan().equal(wrong[..., None].expand(y.shape))
+    grad = torch.randn(2, 3, 8)
+    backward = registry.implementation("embedding", "triton").backward
+    assert backward is not None
+    dweight, dplaces = backward(grad, ids, 5, 4)
+    expected = torch.zeros(5, 8).index_add_(0, ids[~wrong], grad[~wrong])
+    torch.testing.assert_close(dweight, expected)
+    torch.testing.assert_close(dplaces[:3], grad.sum(0))
+    assert not dplaces[3].any()
+
+
+@pytest.mark.parametrize(
+    ("ids", "weight", "positions"),
+    [
+        (torch.zeros(2, 3), WEIGHT, PLACES),
+        (torch.zeros(2, 5, dtype=torch.int64), WEIGHT, PLACES),
+        (torch.zeros(2, 3, dtype=torch.int64), WEIGHT, PLACES[:, :7]),
+        (torch.zeros(2, 3, dtype=torch.int64), WEIGHT, PLACES.half()),
+        (torch.zeros(2, 3, dtype=torch.int64), WEIGHT[0], PLACES),
+        (torch.tensor(1), WEIGHT, PLACES),
+    ],
+)
+def test_what_does_not_fit_is_refused(ids: Any, weight: Any, positions: Any) -> None:
+    with pytest.raises(WeftError) as caught:
+        ops.embedding(ids, weight, positions)
+    assert caught.value.expected and caught.value.got
+
+
+def test_ids_of_any_shape_and_no_positions() -> None:
+    for shape in ((3,), (2, 3), (2, 0, 3), (2, 2, 3)):
+        ids = torch.randint(5, shape)
+        for impl in ("torch", "triton"):
+            assert torch.equal(ops.embedding(ids, WEIGHT, impl=impl), WEIGHT[ids])
+
+
+@pytest.mark.parametrize("impl", ["eager", "torch", "triton"])
+def test_rope_turns_heads_where_they_lie(impl: str) -> None:
+    x = torch.randn(2, 5, 3, 8).transpose(1, 2)
+    angle = torch.rand(5, 4)
+    cos, sin = angle.cos(), angle.sin()
+    a, b = x.chunk(2, -1)
+    y = ops.rope(x, cos, sin, impl=impl)
+    assert y.is_contiguous()
+    torch.testing.assert_close(y, torch.cat((a * cos - b * sin, b * cos + a * sin), -1))
+    torch.testing.assert_close(y.norm(dim=-1), x.norm(dim=-1))
+
+
+def test_rope_refuses_an_odd_head_and_tables_of_another_length() -> None:
+    x, table = torch.randn(1, 2, 5, 8), torch.randn(5, 4)
+    for bad in ((x[..., :7], table, table), (x, table[:4], table), (x, table, table.half())):
+        with pytest.raises(WeftError, match="rope"):
+            ops.rope(*bad)
