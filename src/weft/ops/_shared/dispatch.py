@@ -221,18 +221,25 @@ def choose(name: str, inputs: Sequence[Any], params: Mapping[str, Any]) -> str:
     device's table counts. Under ``torch.compile`` the choice is made while tracing; a symbolic size
     is compared with the table's borders alone, so that crossing one traces anew.
     """
-    tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
     if torch.compiler.is_compiling():
-        return _traced(name, tensors, params)
-    grad = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    key = (name, grad, *[(x.shape, x.dtype, x.device) for x in tensors], *params.values())
+        return _traced(name, [x for x in inputs if isinstance(x, torch.Tensor)], params)
+    parts, wanted = [name, *params.values()], False
+    for x in inputs:
+        if x is None:
+            parts.append("")
+        else:
+            parts += (x.shape, x.dtype, x.device)
+            wanted = wanted or x.requires_grad
+    grad = wanted and torch.is_grad_enabled()
+    key = (grad, *parts)
     try:
         found = _chosen.get(key)
     except TypeError:  # a parameter that cannot be a key: decided each time
-        return _decide(name, tensors, params, grad)
+        return _decide(name, [x for x in inputs if x is not None], params, grad)
     if found is None:
         if len(_chosen) >= REMEMBERED:
             _chosen.clear()
+        tensors = [x for x in inputs if x is not None]
         found = _chosen[key] = _decide(name, tensors, params, grad)
     return found
 

@@ -1,5 +1,6 @@
 // AdamW, one step in place: g = clip grad, m = b1 m + (1 - b1) g, v = b2 v + (1 - b2) g^2,
-// p = p decay - size m / (sqrt(v) widen + eps). P, G, M: the types of parameter, gradient, averages.
+// p = p decay - size m / (sqrt(v) widen + eps). WEFT_P, WEFT_G, WEFT_M are the types of parameter,
+// gradient and averages.
 //
 // A thread takes N neighbouring elements of every stream, by 16-byte accesses, all loaded before
 // the first is used. Bytes an element, all float32: 16 read, 12 written.
