@@ -1,11 +1,12 @@
 """Dropout, residual and layer norm in Triton: whole rows in one program, read once; see _shared.
 
-Rows that no program holds (above 32768 columns; in the backward above 8192) take two steps, dropout
+Rows that no program holds (above 32768 columns; in the backward above 4096) take two steps, dropout
 and the norm's own kernels.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,11 +17,23 @@ from weft.ops._shared import norm_triton
 from weft.ops._shared.elementwise import contiguous_like
 from weft.ops._shared.elementwise_triton import KINDS, SHIPPED
 from weft.ops._shared.norm_kernels import norm_sum_parts
-from weft.ops._shared.norm_triton import Config, configure, configure_backward
+from weft.ops._shared.norm_triton import Config, configure
 from weft.ops._shared.philox import halves, limit, scale, threshold
 from weft.ops._shared.philox_norm_kernels import dropout_norm_backward, dropout_norm_tile
 from weft.ops._shared.philox_triton import dropout
 from weft.ops._shared.rows import as_rows
+
+
+@cache
+def configure_backward(columns: int) -> Config:
+    """Half the elements a thread that the norm alone has, since the words take registers as well:
+    at 128 of them 16 warps fit, and all programs must be resident at once, since they stay."""
+    block = max(16, triton.next_power_of_2(columns))
+    warps = max(1, block // 256)
+    if warps > 16:
+        return Config(block=block)
+    rows = max(1, 256 * warps // block)
+    return Config(block=block, rows=rows, warps=warps, programs=16 // warps, stages=3)
 
 
 def forward(
