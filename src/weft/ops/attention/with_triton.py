@@ -208,51 +208,36 @@ def backward_with(
     if not _regular(grad):  # expanded, mostly: a sum's gradient
         grad = grad.contiguous()
     dq, dk, dv = like(q), like(k), like(v)
-    lse = lse.contiguous()
-    b, h, tq, d = q.shape
+    (b, h, tq, d), (few, tk) = q.shape, k.shape[1:3]
     one, two = configs
-    whole = triton.cdiv(tq, max(one.bm, two.bm)) * max(one.bm, two.bm)
+    most = max(one.bm, two.bm)
+    whole = triton.cdiv(tq, most) * most
     rows = torch.empty((2 * b * h, whole), dtype=torch.float32, device=q.device)
     factor = d**-0.5 if scale is None else scale
-    sizes = (h, h // k.shape[1], tq, k.shape[2], whole)
-    strides = [s for x in (q, k, v, grad) for s in x.stride()[:3]]
+    sizes = (h, h // few, tq, tk, whole, *_strides(q, k, v, grad))
     numbers = (factor * LOG2E, factor, *_chance(dropout_p, seed))
     wide, dp = copies_tiles(q.device), padded_size(d)
 
     pairs = ((q, one.bm), (k, one.bn), (v, one.bn), (grad, one.bm))
     tma, sources = _sources(wide, dp, *pairs)
+    sources += [out, key_lengths, lse.contiguous(), rows, dq]
+    flags = _flags(q, causal, padded, dropout_p, tma) | _launch(one)
     attention_backward_queries[(whole // one.bm, h, b)](
-        *sources,
-        out,
-        key_lengths,
-        lse,
-        rows,
-        dq,
-        *sizes,
-        *strides,
-        *out.stride()[:3],
-        *dq.stride()[:3],
-        *numbers,
-        **_flags(q, causal, padded, dropout_p, tma),
-        **_launch(one),
+        *sources, *sizes, *_strides(out, dq), *numbers, **flags
     )
     pairs = ((q, two.bm), (k, two.bn), (v, two.bn), (grad, two.bm))
     tma, sources = _sources(wide, dp, *pairs)
-    attention_backward_keys[(triton.cdiv(k.shape[2], two.bn), k.shape[1], b)](
-        *sources,
-        key_lengths,
-        _numbers(rows, two.bm) if tma else rows,
-        dk,
-        dv,
-        *sizes,
-        *strides,
-        *dk.stride()[:3],
-        *dv.stride()[:3],
-        *numbers,
-        **_flags(q, causal, padded, dropout_p, tma),
-        **_launch(two),
+    sources += [key_lengths, _numbers(rows, two.bm) if tma else rows, dk, dv]
+    flags = _flags(q, causal, padded, dropout_p, tma) | _launch(two)
+    attention_backward_keys[(triton.cdiv(tk, two.bn), few, b)](
+        *sources, *sizes, *_strides(dk, dv), *numbers, **flags
     )
     return dq, dk, dv
+
+
+def _strides(*tensors: torch.Tensor) -> list[int]:
+    """Of each tensor those of batches, heads and rows, in elements."""
+    return [s for x in tensors for s in x.stride()[:3]]
 
 
 def supports(case: Case, device: str) -> Support:
