@@ -1,7 +1,7 @@
 """Dropout composed by hand from torch calls, Philox in 64-bit integers.
 
-There is no ``compile`` of it: inductor writes each round's words out anew wherever the next uses
-them, ten rounds deep, and does not end in ten minutes.
+There is no ``compile`` of it: a check that held it had not ended after ten minutes on a busy
+machine. Not looked into; each round's words are used several times by the next, ten rounds deep.
 """
 
 from __future__ import annotations
