@@ -295,6 +295,7 @@ def on_the_stable_abi_alone(made: Path) -> None:
     said = subprocess.run(["readelf", "-d", str(made)], capture_output=True, text=True).stdout
     needed = set(re.findall(r"\(NEEDED\).*\[(.+)\]", said))
     assert {n for n in needed if re.search("torch|c10|cuda|python", n)} == {"libtorch_cpu.so"}
+    assert "libstdc++.so.6" in needed  # a copy of its own would crash where an error is thrown
     assert not re.search("RPATH|RUNPATH", said)
     said = subprocess.run(["nm", "-D", "-u", str(made)], capture_output=True, text=True).stdout
     asked = [w[-1] for w in map(str.split, said.splitlines()) if w[0] == "U" and "@" not in w[-1]]

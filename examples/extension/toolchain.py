@@ -13,9 +13,10 @@ TARGET = "-DTORCH_TARGET_VERSION=0x020b000000000000"
 CXX_FLAGS = [TARGET, "-O2"]
 NVCC_FLAGS = ["-O3", "-lineinfo"]  # the lines, for ncu and compute-sanitizer; no slower
 # What is linked, in this order. libstdc++ is first because PyTorch's libraries export some of its
-# functions too, by accident: taken from there they are no part of the stable ABI. CUDA's runtime
-# becomes part of the library: where it runs, no toolkit is needed.
-LIBRARIES = ["stdc++", "torch_cpu", "cudart_static", "rt", "dl", "pthread"]
+# functions too, by accident; and by its file's whole name, since a compiler installed without the
+# link `libstdc++.so` takes the static one: a second copy in one process, whose exceptions nobody
+# catches.
+LIBRARIES = [":libstdc++.so.6", "torch_cpu", "cudart_static", "rt", "dl", "pthread"]
 WITHOUT_GPU = "8.0 9.0 10.0+PTX"  # compiled for, where no GPU is there to be asked
 
 
