@@ -223,7 +223,7 @@ def choose(name: str, inputs: Sequence[Any], params: Mapping[str, Any]) -> str:
     """
     if torch.compiler.is_compiling():
         return _traced(name, [x for x in inputs if isinstance(x, torch.Tensor)], params)
-    parts, wanted = [name, *params.values()], False
+    parts, wanted = [name, *(v for k, v in params.items() if k != "seed")], False
     for x in inputs:
         if x is None:
             parts.append("")

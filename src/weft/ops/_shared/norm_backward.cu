@@ -1,10 +1,10 @@
 // Norms backward by clusters that stay: a row over CLUSTER blocks, each read once.
 //
-// A block has a slice of the columns, VECTORS accesses a thread, and keeps the sums of g xhat and of
-// g for them in registers over all the rows it takes. A ring of STAGES rows comes by the bulk copy
-// engine into shared memory, so that loads never wait for arithmetic. Each block takes its slice's
-// mean and squares; one exchange a row brings them, and the sums of g w and g w x, together as Chan,
-// Golub and LeVeque (1983) merge variances. Compute capability 9.0 and later.
+// A block has a slice of the columns, VECTORS accesses a thread, and keeps the sums of g xhat and
+// of g for them in registers over all the rows it takes. A ring of STAGES rows comes by the bulk
+// copy engine into shared memory, so that loads never wait for arithmetic. Each block takes its
+// slice's mean and squares; one exchange a row brings them, and the sums of g w and g w x, together
+// as Chan, Golub and LeVeque (1983) merge variances. Compute capability 9.0 and later.
 // g, x and (ADD) more: (rows, columns), strides apart; dx, dr: contiguous; part: (2 or 1, clusters,
 // columns) float32. All are multiples of 16 bytes. Bytes: 2n read + n written (ADD: 3n + 2n).
 #define ACCESS (16 / sizeof(WEFT_T))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ import torch
 from weft.backends import support
 from weft.core import Case, Implementation, Input, WeftError, registry
 from weft.core.operator import Operator, unknown_name
+from weft.ops._shared import dispatch
 
 TRACED = ("eager", "torch", "compile")
 _library = torch.library.Library("weft", "FRAGMENT")
@@ -52,17 +54,18 @@ class Schema:
 
 
 def call(name: str, inputs: tuple[Any, ...], params: dict[str, Any], impl: str | None) -> Any:
-    """Run operator ``name`` by the implementation ``impl`` (None: torch's own).
+    """Run operator ``name`` by the implementation ``impl`` (None: the one that dispatch chooses).
 
     The arguments have been validated. Raises :class:`WeftError` on an unknown ``impl``, or one that
     does not run here, with its reason.
     """
-    chosen = impl or "torch"
+    chosen = impl or dispatch.choose(name, inputs, params)
     if _resolve(name, chosen) not in TRACED:
         return getattr(torch.ops.weft, name)(*inputs, *params.values(), chosen)
     if torch.compiler.is_compiling():
-        return _traceable[name, chosen](*inputs, **params)
-    _refuse_unsupported(name, chosen, inputs, params)
+        return getattr(_traceable, f"{name}:{chosen}")(*inputs, **params)
+    if impl is not None:  # dispatch chooses none that is not supported
+        _refuse_unsupported(name, chosen, inputs, params)
     return _forwards[name, chosen](*inputs, **params)
 
 
@@ -144,7 +147,7 @@ def _define(
 
 
 _forwards: dict[tuple[str, str], Callable[..., Any]] = {}
-_traceable: dict[tuple[str, str], Callable[..., Any]] = {}
+_traceable = SimpleNamespace()  # attributes: of a dict, a trace would see what it held at its start
 
 
 @torch.compiler.assume_constant_result  # runs for real while tracing, which sees its answer only
@@ -154,7 +157,7 @@ def _resolve(name: str, impl: str) -> str:
         raise unknown_name(f"implementation of {name}", impl, registry.implementation_names(name))
     found = registry.implementation(name, impl)
     _forwards[name, impl] = found.forward
-    _traceable[name, impl] = getattr(found.forward, "compiles", found.forward)
+    setattr(_traceable, f"{name}:{impl}", getattr(found.forward, "compiles", found.forward))
     return found.backend
 
 
@@ -183,7 +186,8 @@ def _refuse_unsupported(
     name: str, impl: str, inputs: tuple[Any, ...], params: dict[str, Any]
 ) -> None:
     """Raise :class:`WeftError` with the reason where ``impl`` does not take this call here."""
-    key = (name, impl, *((x.shape, x.dtype, x.device.type) for x in inputs), *params.values())
+    scalars = [v for k, v in params.items() if k != "seed"]  # which is another at each step
+    key = (name, impl, *((x.shape, x.dtype, x.device.type) for x in inputs), *scalars)
     if key in _supported:
         return
     described = tuple(

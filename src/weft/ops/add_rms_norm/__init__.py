@@ -42,7 +42,7 @@ def add_rms_norm(
         residual: as ``x``.
         weight: ``x.shape[-1]`` elements, in the dtype of ``x`` or float32.
         eps: is added to the mean square; 0 or more.
-        impl: an implementation's name (``weft ops`` lists them); None is torch's own.
+        impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
 
     Returns:
         (y, s): the normalised sum and the sum, each with the shape, dtype and device of ``x``,

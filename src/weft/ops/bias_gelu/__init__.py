@@ -27,7 +27,7 @@ def bias_gelu(x: torch.Tensor, bias: torch.Tensor, *, impl: str | None = None) -
         x: (..., C), one dimension or more; float32, float16 or bfloat16; CPU or CUDA.
         bias: (C,), of the same dtype and device. Its gradient is summed in float32 in one order, so
             that a second run gives the same bits.
-        impl: an implementation's name (``weft ops`` lists them); None is torch's own calls.
+        impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
 
     Returns:
         A contiguous tensor with the shape, dtype and device of ``x``. Arithmetic is in float32,

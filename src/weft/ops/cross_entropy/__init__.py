@@ -58,7 +58,7 @@ def cross_entropy(
         overwrite: allow the gradient to be written over ``logits``, whose values are then lost.
             ``triton`` and ``cuda`` do so outside of ``torch.compile``, where rows are dense in
             memory; a second backward through the same logits raises torch's error.
-        impl: an implementation's name (``weft ops`` lists them); None is torch's own.
+        impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
 
     Returns:
         A float32 scalar, or (N,) for ``none``.

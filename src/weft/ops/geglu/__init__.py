@@ -27,7 +27,7 @@ def geglu(gate: torch.Tensor, up: torch.Tensor, *, impl: str | None = None) -> t
         gate: tensor of any shape; float32, float16 or bfloat16; CPU or CUDA.
         up: tensor of the same shape, dtype and device. The halves of a joint projection,
             ``x.chunk(2, -1)``, are read by Triton's kernels where they lie.
-        impl: an implementation's name (``weft ops`` lists them); None is torch's own calls.
+        impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
 
     Returns:
         A contiguous tensor of the same shape, dtype and device. Arithmetic is in float32, rounded

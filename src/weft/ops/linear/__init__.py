@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from weft.ops._shared.autocast import lowered
 from weft.ops._shared.public import Schema, call, register
 from weft.ops.linear.spec import check_arguments
 
@@ -32,7 +33,7 @@ def linear(
         x: (..., K); float32, float16 or bfloat16; CPU or CUDA; any strides.
         weight: (N, K), as ``torch.nn.Linear`` stores it; the same dtype and device; any strides.
         bias: (N,); the same dtype and device.
-        impl: an implementation's name (``weft ops`` lists them); None is torch's own.
+        impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
 
     Returns:
         (..., N), contiguous, of the inputs' dtype and device. float32 is multiplied in float32.
@@ -41,5 +42,6 @@ def linear(
         WeftError: no tensors of these shapes, of one dtype and device; ``impl`` is unknown or does
             not run here.
     """
+    x, weight, bias = lowered(x, weight, bias)
     check_arguments(x, weight, bias)
     return call("linear", (x, weight, bias), {}, impl)  # type: ignore[no-any-return]

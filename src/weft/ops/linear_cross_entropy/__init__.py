@@ -61,7 +61,7 @@ def linear_cross_entropy(
         label_smoothing: the share in [0, 1] of a target that all columns have in equal parts.
         z_loss: z >= 0; z lse^2 is added to each loss.
         reduction: ``mean`` over the rows that are not ignored (NaN where all are) or ``sum``.
-        impl: an implementation's name (``weft ops`` lists them); None is torch's own.
+        impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
 
     Returns:
         A float32 scalar.

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from weft.core import registry
+from weft.ops._shared.autocast import lowered
 from weft.ops._shared.public import (
     TRACED,
     Schema,
@@ -101,7 +102,7 @@ def linear_gelu(
         keep: whether pre = x W^T + b is an output as well. The backward needs it: without, a kernel
             of ours computes it again by a product, a third more work for (..., N) elements less of
             memory; ``eager``, ``torch`` and ``compile`` leave what they keep to autograd.
-        impl: an implementation's name (``weft ops`` lists them); None is torch's own.
+        impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
 
     Returns:
         (y, pre) with ``keep``, else y; both (..., N), contiguous, of the inputs' dtype and device.
@@ -113,6 +114,7 @@ def linear_gelu(
 
     Source of GELU: arXiv:1606.08415.
     """
+    x, weight, bias = lowered(x, weight, bias)
     check_arguments(x, weight, bias, keep=keep)
     if keep:
         return call("linear_gelu", (x, weight, bias), {}, impl)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from weft.ops._shared.autocast import lowered
 from weft.ops._shared.public import Schema, call, register
 from weft.ops.linear_residual.spec import check_arguments
 
@@ -39,7 +40,7 @@ def linear_residual(
         weight: (N, K), as ``torch.nn.Linear`` stores it; the same dtype and device; any strides.
         bias: (N,); the same dtype and device.
         residual: (..., N), with x's leading sizes; the same dtype and device; any strides.
-        impl: an implementation's name (``weft ops`` lists them); None is torch's own.
+        impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
 
     Returns:
         (..., N), contiguous, of the inputs' dtype and device.
@@ -48,6 +49,7 @@ def linear_residual(
         WeftError: no tensors of these shapes, of one dtype and device; ``impl`` is unknown or does
             not run here.
     """
+    x, weight, bias, residual = lowered(x, weight, bias, residual)
     check_arguments(x, weight, bias, residual)
     inputs = (x, weight, bias, residual)
     return call("linear_residual", inputs, {}, impl)  # type: ignore[no-any-return]

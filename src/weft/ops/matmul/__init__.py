@@ -30,7 +30,7 @@ def matmul(
         a: (M, K); float32, float16 or bfloat16; CPU or CUDA; any strides.
         b: (K, N); the same dtype and device; any strides.
         precision: ``ieee`` or, for float32 on a GPU, ``tf32`` (factors of 10 mantissa bits).
-        impl: an implementation's name (``weft ops`` lists them); None is torch's own.
+        impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
 
     Returns:
         (M, N), contiguous, of the inputs' dtype and device; zeros where K is 0. Under

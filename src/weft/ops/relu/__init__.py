@@ -24,7 +24,7 @@ def relu(x: torch.Tensor, *, impl: str | None = None) -> torch.Tensor:
 
     Args:
         x: tensor of any shape; float32, float16 or bfloat16; CPU or CUDA.
-        impl: an implementation's name (``weft ops`` lists them); None is torch's own.
+        impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
 
     Returns:
         A tensor with the shape, dtype, device and strides of ``x``. The gradient at 0 is 0; the

@@ -34,7 +34,7 @@ def rms_norm(
         x: tensor of one dimension or more; float32, float16 or bfloat16; CPU or CUDA; any strides.
         weight: ``x.shape[-1]`` elements, in the dtype of ``x`` or float32.
         eps: is added to the mean square; 0 or more.
-        impl: an implementation's name (``weft ops`` lists them); None is torch's own.
+        impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
 
     Returns:
         A tensor with the shape, dtype and device of ``x``, contiguous.

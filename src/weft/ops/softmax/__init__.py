@@ -30,7 +30,7 @@ def softmax(x: torch.Tensor, *, impl: str | None = None) -> torch.Tensor:
     Args:
         x: tensor of one dimension or more; float32, float16 or bfloat16; CPU or CUDA. A row that
             holds NaN or +Inf, or nothing but -Inf, gives a row of NaN, as torch does.
-        impl: an implementation's name (``weft ops`` lists them); None is torch's own.
+        impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
 
     Returns:
         A tensor with the shape, dtype and device of ``x``, contiguous. Arithmetic is in float32.

@@ -23,7 +23,7 @@ def sum(x: torch.Tensor, *, impl: str | None = None) -> torch.Tensor:
     Args:
         x: tensor of any shape, empty and 0-d included; float32, float64, float16 or bfloat16; CPU
             or CUDA.
-        impl: an implementation's name (``weft ops`` lists them); None is torch's own.
+        impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
 
     Returns:
         A new 0-d tensor with the dtype and device of ``x``; 0 for an empty ``x``. Partial sums are
