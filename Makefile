@@ -63,7 +63,7 @@ types: env-dev ## mypy
 	@$(IN_VENV) -m mypy
 
 compile: env-dev ## every .cu and every Triton kernel for sm_80, sm_90 and sm_100; needs no GPU
-	@$(IN_VENV) -m weft.backends.compile_all --arch sm_80 --arch sm_90 --arch sm_100
+	@$(IN_VENV) -m weft.backends.compile_all --arch sm_80 --arch sm_90 --arch sm_100 $(COMPILE_ARGS)
 
 docs: env-dev ## draw the generated blocks of README and docs anew
 	@PYTHONPATH=src $(IN_VENV) -m cogapp -r $(DOCS)

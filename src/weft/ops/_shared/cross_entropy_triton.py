@@ -280,7 +280,7 @@ def specimens(kernel: object, kinds: Iterable[tuple[str, int]]) -> tuple[TritonS
     name = str(getattr(kernel, "__name__", kernel))
     for kind, columns in kinds:
         size = 4 if kind == "fp32" else 2
-        config = (configure_fused if kernel is cross_entropy_fused else configure)(columns, size)
+        config = (configure if kernel is cross_entropy_forward else configure_fused)(columns, size)
         even = ":16" if columns % 16 == 0 else ""
         signature: dict[str, object] = {}
         if kernel is cross_entropy_backward:

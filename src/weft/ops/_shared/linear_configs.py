@@ -54,15 +54,16 @@ def _pointers(bm: int, bn: int, bk: int, warps: int, stages: int) -> Config:
 
 
 SQUARE = Config(bm=128, bn=128, bk=64, warps=8, stages=3, parts=4)
+TALL = Config(bm=256, bn=128, bk=64, warps=8, stages=4, parts=4)
 SMALL = _pointers(64, 64, 64, 4, 3)
 SINGLE = _pointers(64, 64, 16, 4, 3)
 # For half types, by epilogue: the first whose least count of 128 x 128 tiles a product has. Where
 # strides or device allow no descriptor, DIRECT holds; float32 is summed by fma, in SINGLE.
 SHIPPED = {
-    BIAS: ((132, _wide(4)), (32, SQUARE), (0, SMALL)),
+    BIAS: ((132, _pair(parts=4)), (32, SQUARE), (0, SMALL)),
     GELU: ((132, _pair()), (32, SQUARE), (0, SMALL)),
     GELU_KEEP: ((132, _pair()), (32, SQUARE), (0, SMALL)),
-    RESIDUAL: ((132, _wide(3)), (32, SQUARE), (0, SMALL)),
+    RESIDUAL: ((132, TALL), (32, SQUARE), (0, SMALL)),
 }
 DIRECT = ((64, _pointers(128, 128, 64, 8, 3)), (0, SMALL))
 INTERPRETED_DESCRIPTORS = Config(bm=32, bn=64, bk=32, warps=4, stages=2)
@@ -80,7 +81,7 @@ def worth_timing(epilogue: int, dtype: torch.dtype) -> tuple[Config, ...]:
         _wide(3),
         _wide(3, parts=4),
         _wide(3, parts=4, flatten=False),
-        Config(bm=256, bn=128, bk=64, warps=8, stages=4, parts=4),
+        TALL,
         Config(bm=256, bn=128, bk=64, warps=8, stages=3),
         SQUARE,
         Config(bm=128, bn=128, bk=64, warps=8, stages=3, parts=4, resident=2),

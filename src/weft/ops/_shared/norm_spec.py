@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from weft.core import FORWARD, Case, Cost, Input, Property, WeftError, case
+from weft.core import FORWARD, YES, Case, Cost, Input, Property, Support, WeftError, case, no
 from weft.core.cases import ITEMSIZE, SHORT
 from weft.ops._shared import validate
 
@@ -66,6 +66,13 @@ def check(
         raise WeftError(f"{where}: weight and bias of one dtype", expected="one", got=got)
     if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < float("inf"):
         raise WeftError(f"{where}: eps", expected="a finite number of 0 or more", got=repr(eps))
+
+
+def supports_library(case: Case, device: str) -> Support:
+    """What F.rms_norm takes."""
+    if device == "cuda" and any(i.values == "special" for i in case.inputs):
+        return no("F.rms_norm on a GPU answers NaN all over a row that holds an Inf")
+    return YES
 
 
 def cases(bias: bool, added: bool, eps: float) -> tuple[Case, ...]:

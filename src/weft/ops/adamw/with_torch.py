@@ -11,6 +11,8 @@ from weft.core import YES, Case, Implementation, Support, no
 from weft.ops.adamw.lists import Numbers, Tensors, clip_factor, forward_of
 from weft.ops.adamw.spec import STOCHASTIC
 
+LARGE = 1e-3  # of a learning rate: below, an error in the move's fifth digit is lost in rounding
+
 
 def run(
     params: Tensors,
@@ -78,6 +80,13 @@ def supports(case: Case, device: str) -> Support:
         return no("torch's AdamW does not round stochastically")
     if len({i.dtype for i in case.inputs}) > 1:
         return no("torch's AdamW wants parameter, gradient and averages in one dtype")
+    if device == "cuda" and len({i.layout for i in case.inputs} | {"contiguous"}) > 1:
+        return no("torch's fused AdamW wants parameter, gradient and averages in one layout")
+    if device == "cuda" and case.dtype == "float32" and case.params["lr"] > LARGE:  # type: ignore[operator]
+        return no(
+            "torch's fused AdamW takes 1 - beta^step in float32, which keeps four digits: at so "
+            "large a rate the parameter is past the tolerance (27 times, measured on an H200)"
+        )
     return YES
 
 

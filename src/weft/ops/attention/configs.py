@@ -30,9 +30,9 @@ KINDS = ("forward", "queries", "keys")
 # By kind, then by the padded head size: half types on a chip with the copy engine and 227 KiB of
 # shared memory a block.
 WIDE = {
-    "forward": {64: _c(128, 64, 8, 3), 128: _c(128, 128, 8, 2), 256: _c(128, 64, 8, 2)},
-    "queries": {64: _c(128, 64, 8, 3), 128: _c(128, 64, 8, 3), 256: _c(64, 32, 4, 2)},
-    "keys": {64: _c(64, 128, 8, 3), 128: _c(64, 128, 8, 2), 256: _c(32, 64, 8, 2)},
+    "forward": {64: _c(64, 64, 4, 2), 128: _c(64, 64, 4, 3), 256: _c(128, 64, 8, 2)},
+    "queries": {64: _c(64, 64, 4, 3), 128: _c(64, 32, 4, 4), 256: _c(64, 32, 4, 2)},
+    "keys": {64: _c(64, 64, 4, 3), 128: _c(64, 64, 4, 2), 256: _c(32, 64, 8, 2)},
 }
 # Half types elsewhere: under 99 KiB.
 NARROW = {

@@ -8,7 +8,7 @@ import torch
 
 from weft.core import Implementation
 from weft.ops._shared.cross_entropy import gradient_like, supports
-from weft.ops._shared.cross_entropy_cuda import Config, configure, source
+from weft.ops._shared.cross_entropy_cuda import Config, configure, configure_fused, source
 from weft.ops._shared.rows import as_rows
 
 FILE = Path(__file__).with_name("cross_entropy.cu")
@@ -67,7 +67,7 @@ def backward(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
 ) -> tuple[torch.Tensor]:
-    config, out = configure(logits.shape[1], logits.dtype), gradient_like(logits)
+    config, out = configure_fused(logits.shape[1], logits.dtype), gradient_like(logits)
     rest = (ignore_index, label_smoothing, z_loss)
     return (backward_with(config, out, grad, logits, targets, lse, *rest),)
 
@@ -80,7 +80,7 @@ def backward_into(
     **params: float,
 ) -> torch.Tensor:
     """The backward into memory that is there: ``out`` may be ``logits`` itself."""
-    config = configure(logits.shape[1], logits.dtype)
+    config = configure_fused(logits.shape[1], logits.dtype)
     return backward_with(config, out, grad, logits, *rest, **params)  # type: ignore[arg-type]
 
 
@@ -123,7 +123,9 @@ def backward_with(
 def _specimens() -> tuple[object, ...]:
     shipped = ((torch.bfloat16, 50304, False), (torch.bfloat16, 50304, True))
     more = ((torch.float16, 50304, False), (torch.float32, 4096, False))
-    return tuple(source(FILE, KERNELS, d, configure(n, d), s) for d, n, s in (*shipped, *more))
+    found = [source(FILE, KERNELS, d, configure(n, d), s) for d, n, s in (*shipped, *more)]
+    kind = torch.bfloat16
+    return (*found, source(FILE, KERNELS, kind, configure_fused(50304, kind), False))
 
 
 IMPLEMENTATION = Implementation(

@@ -12,6 +12,7 @@ from weft.ops._shared.cross_entropy import gradient_like, supports
 from weft.ops._shared.cross_entropy_triton import (
     Config,
     configure,
+    configure_fused,
     cross_entropy_backward,
     cross_entropy_forward,
     specimens,
@@ -72,7 +73,7 @@ def backward(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
 ) -> tuple[torch.Tensor]:
-    config, out = configure(logits.shape[1], logits.element_size()), gradient_like(logits)
+    config, out = configure_fused(logits.shape[1], logits.element_size()), gradient_like(logits)
     rest = (ignore_index, label_smoothing, z_loss)
     return (backward_with(config, out, grad, logits, targets, lse, *rest),)
 
@@ -85,7 +86,7 @@ def backward_into(
     **params: float,
 ) -> torch.Tensor:
     """The backward into memory that is there: ``out`` may be ``logits`` itself."""
-    config = configure(logits.shape[1], logits.element_size())
+    config = configure_fused(logits.shape[1], logits.element_size())
     return backward_with(config, out, grad, logits, *rest, **params)  # type: ignore[arg-type]
 
 

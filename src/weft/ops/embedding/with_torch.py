@@ -17,6 +17,9 @@ def backward(
     grad: torch.Tensor, ids: torch.Tensor, vocabulary: int, places: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What autograd does with the forward, and an empty gradient where there are no positions."""
+    if grad.numel() == 0:  # on a GPU the library's kernel is not launched for nothing, and raises
+        shapes = (vocabulary, grad.shape[2]), (places, grad.shape[2])
+        return grad.new_zeros(shapes[0]), grad.new_zeros(shapes[1])
     dweight = torch.ops.aten.embedding_dense_backward(grad, ids, vocabulary, -1, False)
     if not places:
         return dweight, grad.new_empty((0, grad.shape[2]))

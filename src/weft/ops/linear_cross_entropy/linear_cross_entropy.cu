@@ -14,7 +14,7 @@ cross_entropy_fused(WEFT_T* x, const index_t* targets, float* losses, index_t co
   x += blockIdx.x * stride;
   const Row row(x, asked.columns);
   const Answer answer = loss_of(x, row, target, asked);  // ends with a barrier: all is read
-  write_gradient(x, x, row, target, answer.lse, 1.0f, keep, asked);
+  write_gradient(x, x, row, target, keep ? answer.lse : 0.0f, 1.0f, keep, asked);
   if (threadIdx.x == 0) losses[blockIdx.x] = keep ? answer.loss : 0.0f;
 }
 

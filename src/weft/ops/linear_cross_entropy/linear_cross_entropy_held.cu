@@ -30,7 +30,7 @@ cross_entropy_held(WEFT_T* x, const index_t* targets, float* losses, index_t col
   wait(&arrived, 0);
   const Row row(held, asked.columns);
   const Answer answer = loss_of(held, row, target, asked);
-  write_gradient(held, x, row, target, answer.lse, 1.0f, keep, asked);
+  write_gradient(held, x, row, target, keep ? answer.lse : 0.0f, 1.0f, keep, asked);
   if (threadIdx.x == 0) losses[blockIdx.x] = keep ? answer.loss : 0.0f;
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from weft.core import Implementation
+from weft.ops._shared.norm_spec import supports_library
 
 
 def forward(x: torch.Tensor, weight: torch.Tensor, *, eps: float) -> torch.Tensor:
@@ -21,5 +22,6 @@ IMPLEMENTATION = Implementation(
     name="torch",
     backend="torch",
     forward=forward,
+    supports=supports_library,
     idea="F.rms_norm",
 )
