@@ -182,6 +182,13 @@ def test_a_backend_is_held_to_the_kernels_that_take_the_time(backend, rows, accu
         assert told.startswith(f"declared {backend}, but ") and "a library's" in told
 
 
+def test_one_built_around_a_library_s_products_must_still_have_kernels_of_its_own():
+    product = ("nvjet_hsh_256x128_64x4_1x2_h_bz_coopA_NNT", 0.8)
+    assert verdict("cuda", ran(product, ("mine", 0.2)), "cublas") == ""
+    assert "no kernel of its own ran" in verdict("cuda", ran(product), "cublas")
+    assert verdict("cuda", ran(product, (GELU, 0.15), ("mine", 0.05)), "cublas") != ""
+
+
 def test_what_a_cuda_candidate_may_not_have_written():
     assert is_library("numba", "cudapy::__main__::f", "cuda")
     assert not is_library("cub", "cub::DeviceReduceKernel", "cuda")

@@ -27,7 +27,8 @@ class Implementation:
     ``supports(case, device)`` says what it takes ('cpu' or 'cuda'), apart from whether its backend
     works here. ``specimens`` are what its toolchain can compile and take apart with no GPU.
     ``idea`` is one line: the step's idea in a ladder. ``deterministic=False`` declares that two
-    runs may differ in the last bits; ``directions`` that only the forward exists.
+    runs may differ in the last bits; ``directions`` that only the forward exists; ``around`` that
+    a library's kernels are meant to stand among its own (``cublas``, for the products).
     """
 
     operator: str
@@ -41,6 +42,7 @@ class Implementation:
     idea: str = ""
     devices: tuple[str, ...] = ("cpu", "cuda")
     specimens: tuple[Any, ...] = ()
+    around: str = ""
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:

@@ -146,16 +146,18 @@ def compare(with_profiler: Kernels, without: Kernels) -> str:
     return "; ".join(told)
 
 
-def verdict(backend: str, kernels: Kernels) -> str:
+def verdict(backend: str, kernels: Kernels, around: str = "") -> str:
     """Why this is no candidate of that backend, '' where it is: whose kernels take the time.
 
-    Copies and fills are nobody's. On a CPU an operator of PyTorch's tells only where no interpreted
-    kernel ran, since an interpreter's time says nothing of the work it does.
+    Copies and fills are nobody's; nor are those of the library that it is declared to be built
+    ``around``, if there are others beside them. On a CPU an operator of PyTorch's tells only where
+    no interpreted kernel ran, since an interpreter's time says nothing of the work it does.
     """
     if backend not in OWN or not kernels.names:
         return ""
     rows = list(zip(kernels.names, kernels.shares, kernels.origins, strict=True))
     work = [row for row in rows if row[2] != "memory"]
+    work = [row for row in work if row[2] != around] or work
     foreign = [row for row in work if is_library(row[2], row[0], backend)]
     on_cpu = any(name.startswith(_PYTORCH) for name, _, _ in rows)
     if on_cpu and len(foreign) < len(work):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from weft.core import Implementation
+from weft.core import YES, Case, Implementation, Support, no
 
 
 def forward(weight: torch.Tensor, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -17,9 +17,6 @@ def backward(
     grad: torch.Tensor, ids: torch.Tensor, vocabulary: int, places: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What autograd does with the forward, and an empty gradient where there are no positions."""
-    if grad.numel() == 0:  # on a GPU the library's kernel is not launched for nothing, and raises
-        shapes = (vocabulary, grad.shape[2]), (places, grad.shape[2])
-        return grad.new_zeros(shapes[0]), grad.new_zeros(shapes[1])
     dweight = torch.ops.aten.embedding_dense_backward(grad, ids, vocabulary, -1, False)
     if not places:
         return dweight, grad.new_empty((0, grad.shape[2]))
@@ -31,11 +28,18 @@ def backward(
     return dweight, dpositions
 
 
+def supports(case: Case, device: str) -> Support:
+    if device == "cuda" and case.inputs[0].shape[-1] == 0:
+        return no("the library's backward over rows of no columns breaks the device's context")
+    return YES
+
+
 IMPLEMENTATION = Implementation(
     operator="embedding",
     name="torch",
     backend="torch",
     forward=forward,
     backward=backward,
+    supports=supports,
     idea="F.embedding, then add",
 )

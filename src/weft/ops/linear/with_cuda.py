@@ -29,5 +29,6 @@ IMPLEMENTATION = Implementation(
     forward=forward,
     backward=backward,
     specimens=specimens(BIAS),
+    around="cublas",
     idea="cuBLAS's product, then our bias in 16-byte vectors",
 )

@@ -43,5 +43,6 @@ IMPLEMENTATION = Implementation(
     forward=forward,
     backward=backward,
     specimens=(*specimens(BIAS), *column_specimens("sum")),
+    around="cublas",
     idea="tensor cores fed by the copy engine, the bias in the epilogue",
 )

@@ -50,5 +50,6 @@ IMPLEMENTATION = Implementation(
     forward=forward,
     backward=backward,
     specimens=specimens(GELU),
+    around="cublas",
     idea="cuBLAS's product and bias, then our GELU in 16-byte vectors",
 )

@@ -63,5 +63,6 @@ IMPLEMENTATION = Implementation(
     forward=forward,
     backward=backward,
     specimens=(*specimens(GELU_KEEP), *column_specimens("slope")),
+    around="cublas",
     idea="tensor cores fed by the copy engine; bias and GELU while the next tile is multiplied",
 )

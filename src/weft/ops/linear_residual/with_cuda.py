@@ -35,5 +35,6 @@ IMPLEMENTATION = Implementation(
     forward=forward,
     backward=backward,
     specimens=specimens(RESIDUAL),
+    around="cublas",
     idea="cuBLAS's product and bias, then our sum in 16-byte vectors",
 )

@@ -54,5 +54,6 @@ IMPLEMENTATION = Implementation(
     forward=forward,
     backward=backward,
     specimens=(*specimens(RESIDUAL), *column_specimens("copy")),
+    around="cublas",
     idea="tensor cores fed by the copy engine; bias and residual in the epilogue",
 )
