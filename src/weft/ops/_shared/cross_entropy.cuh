@@ -153,8 +153,8 @@ __device__ __forceinline__ Answer loss_of(const WEFT_T* x, const Row& row, index
   return {loss, lse};
 }
 
-// One row's gradient times g; dx may be x. `keep`: the row counts; else it is not read, and lse must
-// be a number (0), for 0 times what comes of a NaN is none.
+// One row's gradient times g; dx may be x. `keep`: the row counts; else it is not read, and lse
+// must be a number (0), for 0 times what comes of a NaN is none.
 __device__ __forceinline__ void write_gradient(const WEFT_T* x, WEFT_T* dx, const Row& row,
                                                index_t target, float lse, float g, bool keep,
                                                const Asked& asked) {

@@ -85,7 +85,7 @@ def supports(case: Case, device: str) -> Support:
     if device == "cuda" and case.dtype == "float32" and case.params["lr"] > LARGE:  # type: ignore[operator]
         return no(
             "torch's fused AdamW takes 1 - beta^step in float32, which keeps four digits: at so "
-            "large a rate the parameter is past the tolerance (27 times, measured on an H200)"
+            "large a rate the parameter is past the tolerance (27 times, measured)"
         )
     return YES
 

@@ -118,7 +118,7 @@ def _supports(case: Case, device: str) -> Support:
     if device == "cuda" and case.dtype == "float32" and case.params.get("causal"):
         return no(
             "SDPA's float32 backward leaves 1.3 times what Weft allows where a causal row has one "
-            "key (measured on an H200); use impl='triton'"
+            "key (measured); use impl='triton'"
         )
     return YES
 
