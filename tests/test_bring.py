@@ -300,7 +300,7 @@ def test_the_examples_declare_what_the_page_says() -> None:
     assert names == {
         "softmax.cu": ["softmax cuda/warp-a-row"],
         "softmax_triton.py": ["softmax triton/whole-row"],
-        "swiglu.py": ["swiglu triton/fused", "swiglu eager"],
+        "reglu.py": ["reglu triton/fused", "reglu eager"],
     }
 
 
@@ -311,10 +311,10 @@ def test_the_triton_examples_are_right() -> None:
         verdict = check(softmax, one, softmax.case(name), "forward", "cpu", n_seeds=1)
         assert verdict.status == PASS, verdict.reason
     assert not one.supports(SimpleNamespace(inputs=[SimpleNamespace(shape=(1, 70000))]), "cuda")
-    found = brought(MINE / "swiglu.py")
-    (swiglu,), (fused, eager) = found.operators, found.implementations
-    for case in swiglu.select("edge", "cpu"):
-        verdict = check(swiglu, fused, case, "forward", "cpu", n_seeds=1, baseline=eager)
+    found = brought(MINE / "reglu.py")
+    (reglu,), (fused, eager) = found.operators, found.implementations
+    for case in reglu.select("edge", "cpu"):
+        verdict = check(reglu, fused, case, "forward", "cpu", n_seeds=1, baseline=eager)
         assert verdict.status == PASS, verdict.reason
 
 

@@ -192,8 +192,8 @@ def test_the_command_writes_a_file_and_names_the_next(
     assert error is None and out == "gelu_cuda.cu\n"
     assert "weft check gelu --with gelu_cuda.cu" in err
     assert "// weft: name cuda/wide" in Path("gelu_cuda.cu").read_text()
-    out, err, error = command("--operator", "rope")
-    assert error is None and out == "rope.py\n" and "weft bench --with rope.py" in err
+    out, err, error = command("--operator", "twist")
+    assert error is None and out == "twist.py\n" and "weft bench --with twist.py" in err
 
 
 def test_the_command_never_writes_over_a_file_unasked(tmp_path: Path) -> None:

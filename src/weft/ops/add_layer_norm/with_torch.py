@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from weft.core import Implementation
+from weft.ops._shared.norm_spec import supports_library
 
 
 def forward(
@@ -24,5 +25,6 @@ IMPLEMENTATION = Implementation(
     name="torch",
     backend="torch",
     forward=forward,
+    supports=supports_library,
     idea="x + residual, F.layer_norm",
 )

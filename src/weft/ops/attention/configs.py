@@ -80,7 +80,8 @@ def candidates(kind: str, padded_d: int) -> list[Config]:
         for warps in (4, 8):
             sums = held * padded_d * (2 if kind == "keys" else 1)
             scores = held * walked * (1 if kind == "forward" else 2)
-            if (sums + scores) // (32 * warps) > 224 or held * walked < 1024 * warps // 2:
+            small = padded_d < 256 and held * walked < 1024 * warps // 2
+            if (sums + scores) // (32 * warps) > 224 or small:
                 continue
             for stages in (2, 3, 4):
                 stays = held * padded_d * 2 * (1 if kind == "forward" else 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from weft.core import Implementation
+from weft.ops._shared.norm_spec import supports_library
 
 
 def forward(
@@ -23,5 +24,6 @@ IMPLEMENTATION = Implementation(
     name="torch",
     backend="torch",
     forward=forward,
+    supports=supports_library,
     idea="F.layer_norm",
 )

@@ -72,7 +72,7 @@ def _count(
     grad = None
     if job["direction"] == BACKWARD:
         like = graded(operator, implementation.forward(*inputs, **case.params))
-        grad = drawing.gradient_like(like, job["seed"], device="cuda")
+        grad = drawing.gradient_like(like, job["seed"], device=str(inputs[0].device))
     call = bind(operator, implementation, case, job["direction"], inputs, grad)
     for _ in range(WARM):
         call()

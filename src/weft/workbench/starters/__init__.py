@@ -25,7 +25,7 @@ def ending(backend: str) -> str:
 
 
 def file_name(operator: str, backend: str | None) -> str:
-    """What a starting file is called unless it is told: ``softmax_cuda.cu``, ``rope.py``."""
+    """What a starting file is called unless it is told: ``softmax_cuda.cu``, ``twist.py``."""
     return f"{operator}_{backend}{ending(backend)}" if backend else f"{operator}.py"
 
 

@@ -1,7 +1,7 @@
-"""An operator of one's own: y = a sigmoid(a) b, the gate of many language models' blocks.
+"""An operator of one's own: y = max(a, 0) b, a gate for language models' blocks.
 
-    weft check --with examples/mine/swiglu.py
-    weft bench --with examples/mine/swiglu.py
+    weft check --with examples/mine/reglu.py
+    weft bench --with examples/mine/reglu.py
 
 Source: Shazeer, "GLU variants improve transformer" (arXiv:2002.05202).
 """
@@ -31,7 +31,7 @@ def cost(case: weft.Case, direction: str) -> weft.Cost:
 
 
 @weft.operator(
-    "swiglu",
+    "reglu",
     cases=[
         *(case(7, 129, dtype=d) for d in SIZE),
         case(64, 64, values="large"),
@@ -42,11 +42,11 @@ def cost(case: weft.Case, direction: str) -> weft.Cost:
     ],
     cost=cost,
     differentiable=("a", "b"),
-    formula="y = a sigmoid(a) b",
+    formula="y = max(a, 0) b",
 )
 def reference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The SwiGLU gate."""
-    return a * torch.sigmoid(a) * b
+    """The ReGLU gate."""
+    return torch.relu(a) * b
 
 
 @triton.jit
@@ -55,11 +55,11 @@ def gate(a_ptr, b_ptr, y_ptr, n, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     a = tl.load(a_ptr + at, mask=at < n).to(tl.float32)
     b = tl.load(b_ptr + at, mask=at < n).to(tl.float32)
-    y = a / (1.0 + tl.exp(-a)) * b
+    y = tl.maximum(a, 0.0) * b
     tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=at < n)
 
 
-@weft.implementation("swiglu", backend="triton", name="triton/fused", idea="one pass")
+@weft.implementation("reglu", backend="triton", name="triton/fused", idea="one pass")
 def fused(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     a, b = a.contiguous(), b.contiguous()
     y = torch.empty_like(a)
