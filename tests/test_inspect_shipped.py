@@ -113,7 +113,7 @@ def test_every_shipped_triton_and_cuda_kernel(shipped: tuple[int, list[dict[str,
         narrow = any(NARROW.search(name) for name in named)
         if (declared.backend == "triton" or WIDE.search(declared.idea)) and not narrow:
             assert bits(kernel) >= 128, named
-        if declared.is_step and not WIDE.search(declared.idea):
+        if declared.is_step and declared.backend == "cuda" and not WIDE.search(declared.idea):
             assert bits(kernel) <= 64, named  # the ladder's vectors come with their step
 
     tensor = {80: "HMMA", 90: "HGMMA", 100: "UTCHMMA"}[arch]
@@ -133,7 +133,12 @@ def test_every_shipped_triton_and_cuda_kernel(shipped: tuple[int, list[dict[str,
             assert full["share"] == 0 if too_large else 0 < full["share"] <= 1, kernel["label"]
 
     if arch == figures.ARCH:
-        stale = figures.differences(kernels)
+        left = [n for n in registry.operator_names() if n not in registry.FIRST_LOOK]
+        stale = [
+            one
+            for one in figures.differences(kernels)
+            if not (one.endswith(" is gone") and one.split()[0] in left)  # a sample is taken
+        ]
         assert stale == [], f"{stale[:3]}; write it anew: {figures.COMMAND}"
 
 
