@@ -69,7 +69,7 @@ def _case(
 
 CASES = (
     *(_case(7, 129, dtype=d) for d in DTYPES),
-    *(_case(2051, values="outliers", dtype=d) for d in DTYPES),
+    *(_case(2051, values="sweep", dtype=d) for d in DTYPES),
     _case(3, 1000, values="large"),
     _case(1025, 4099, dtype="bfloat16", devices=("cuda",)),
     *(_case(*s, tags="edge") for s in ((), (5, 0, 3))),

@@ -71,7 +71,7 @@ def check(
 def supports_library(case: Case, device: str) -> Support:
     """What F.rms_norm and F.layer_norm take."""
     if any(i.values == "offset" for i in case.inputs):
-        return no("F.layer_norm's backward is past the tolerance over rows far from zero")
+        return no("F.layer_norm's backward is 1.2 times past the tolerance far from zero")
     if device == "cuda" and any(i.values == "special" for i in case.inputs):
         return no("F.rms_norm on a GPU answers NaN all over a row that holds an Inf")
     return YES

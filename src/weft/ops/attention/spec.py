@@ -221,10 +221,9 @@ OPERATOR = Operator(
     graded=1,
     save=save,
     tolerance=Tolerance(
-        chain=16.0,
-        reason="a gradient stands behind three sums, over D, keys and queries, each free in its "
-        "order; and a backward that keeps no weights takes the sum of p dp from the output, "
-        "rounded: eager's, from the very same p, cancels where a row has one key",
+        chain=8.0,
+        reason="a backward that keeps no weights takes the sum of p dp from the output, rounded: "
+        "eager's, from the very same p, cancels where a row has one key; the library's does not",
     ),
     properties=(
         Property(

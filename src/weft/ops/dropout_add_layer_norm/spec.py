@@ -77,6 +77,7 @@ CHECKS = [
 EDGES = [
     _case(2, 17, 20, layout="transposed", tags="edge"),
     _case(0, 5, tags="edge"),
+    _case(3, 1, tags="edge"),
     _case(2, 9000, tags="edge"),
     _case(301, 1000, dtype="bfloat16", tags="edge", devices=("cuda",)),
     _case(1030, 4096, dtype="bfloat16", tags="edge", devices=("cuda",)),
