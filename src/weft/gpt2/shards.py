@@ -61,6 +61,15 @@ def open_shards(paths: Sequence[Path]) -> Tokens:
     return Tokens(Part(name=str(p), label=p.name, ids=open_shard(p)) for p in paths)
 
 
+def first_outside(ids: np.ndarray, vocab_size: int) -> int | None:
+    """The place of the first id that is not under ``vocab_size``; a piece in memory at a time."""
+    for start in range(0, len(ids), 1 << 22):
+        outside = np.flatnonzero(ids[start : start + (1 << 22)] >= vocab_size)
+        if len(outside):
+            return start + int(outside[0])
+    return None
+
+
 def write_shards(
     folder: Path,
     name: str,
