@@ -48,3 +48,7 @@ class Cache:
     def advance(self, count: int) -> None:
         """Count tokens that every layer has kept."""
         self.length += count
+
+    def clear(self) -> None:
+        """Forget all tokens; the buffers stay."""
+        self.length = 0

@@ -245,5 +245,5 @@ class GPT(torch.nn.Module):
             expected = f"(B, T) with T of 1 to {most}"
             raise WeftError("GPT: tokens", expected=expected, got=tuple(tokens.shape))
         if targets is not None and targets.shape != tokens.shape:
-            expected, got = (tuple(x.shape) for x in (tokens, targets))
-            raise WeftError("GPT: targets", expected=expected, got=got)
+            wanted, got = (tuple(x.shape) for x in (tokens, targets))
+            raise WeftError("GPT: targets", expected=wanted, got=got)
