@@ -79,8 +79,9 @@ class Operator:
     ``cost(case, direction)`` is the compulsory work. ``validate(*inputs, **params)`` raises
     :class:`WeftError` on a call that has no answer. ``scale(*inputs64, **params)`` replaces the RMS
     of the reference in the tolerance where a result may rightly be near zero;
-    ``gradient_scale(grad64, *inputs64, **params)`` gives the sizes of the one gradient's terms,
-    element by element, before they cancel.
+    ``gradient_scale(grad64, *inputs64, **params)`` gives the sizes of a gradient's terms, element
+    by element, before they cancel: of the one gradient, or a tuple with one for each, None where
+    nothing cancels.
     ``signature`` is the call as one would type it: ``softmax(x)``. ``in_place`` names the inputs
     that a call may overwrite: it is given copies of these, and what they hold is the answer where
     it returns None. ``draw(case, seed, device)`` gives a case's inputs, where Weft's own values
@@ -102,7 +103,7 @@ class Operator:
     properties: tuple[Property, ...] = ()
     tolerance: Tolerance = Tolerance()
     scale: Callable[..., torch.Tensor] | None = None
-    gradient_scale: Callable[..., torch.Tensor] | None = None
+    gradient_scale: Callable[..., Any] | None = None
     scale_reason: str = ""
     backward_note: str = ""
     in_place: tuple[str, ...] = ()

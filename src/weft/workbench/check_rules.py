@@ -44,9 +44,8 @@ class Run:
         """The error of each output against the oracle's answer at this seed."""
         answers = self.oracle.answer(self.seed)
         pairs = [torch.broadcast_tensors(o, a) for o, a in zip(self.outputs, answers, strict=True)]
-        both = zip(pairs, self.oracle.bounds, strict=True)
-        terms = self.oracle.terms(self.seed)
-        return [measure(out, answer, bound, terms) for (out, answer), bound in both]
+        all_of = zip(pairs, self.oracle.bounds, self.oracle.terms(self.seed), strict=True)
+        return [measure(out, answer, bound, terms) for (out, answer), bound, terms in all_of]
 
     @property
     def share(self) -> float:

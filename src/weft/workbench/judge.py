@@ -55,12 +55,14 @@ def judge(
         got = tensors_of(output)
         if len(got) != len(answers):
             return f"{len(got)} tensors where {len(answers)} are due"
-        for one, answer, bound, dtype in zip(got, answers, bounds, dtypes, strict=True):
+        for one, answer, bound, size, dtype in zip(
+            got, answers, bounds, terms, dtypes, strict=True
+        ):
             if one.dtype != dtype:
                 return f"{one.dtype} where {dtype} is due"
             if one.shape != answer.shape:
                 return f"shape {tuple(one.shape)} where {tuple(answer.shape)} is due"
-            error = measure(one, answer, bound, terms)
+            error = measure(one, answer, bound, size)
             if error.misplaced:
                 at, value, wanted = error.first_misplaced
                 return f"{error.misplaced} misplaced NaN or Inf; at {at} {value}, not {wanted}"

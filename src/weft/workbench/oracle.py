@@ -144,13 +144,14 @@ class Oracle:
             for i, (form, scale) in enumerate(zip(self.forms, scales, strict=True))
         )
 
-    def terms(self, seed: int) -> torch.Tensor | None:
-        """The sizes of a gradient's terms before they cancel, where the operator names them."""
+    def terms(self, seed: int) -> tuple[torch.Tensor | None, ...]:
+        """The sizes of each gradient's terms before they cancel, where the operator names them."""
         grad = self.grad(seed)
         if grad is None or self.operator.gradient_scale is None:
-            return None
+            return (None,) * len(self.forms)
         arguments = (grad.double(), *_doubles(self.inputs(seed)))
-        return self.operator.gradient_scale(*arguments, **self.case.params)
+        made = self.operator.gradient_scale(*arguments, **self.case.params)
+        return made if isinstance(made, tuple) else (made,)
 
     def _scales(self, seed: int, answers: tuple[torch.Tensor, ...]) -> list[float]:
         if self.direction == FORWARD and self.operator.scale is not None:
@@ -162,10 +163,14 @@ class Oracle:
         # Where all gradients all but cancel (a softmax that is one-hot), what is left is smaller
         # than one rounding of the incoming gradient, and its own RMS is no measure of anything.
         incoming = rms(grad.double())
-        if (terms := self.terms(seed)) is not None:
-            return [max(rms(answers[0]), rms(terms))]
-        least = [min(torch.finfo(torch.float32).eps, torch.finfo(f.dtype).eps) for f in self.forms]
-        return [max(rms(a), eps * incoming) for a, eps in zip(answers, least, strict=True)]
+        found = []
+        for answer, terms, form in zip(answers, self.terms(seed), self.forms, strict=True):
+            if terms is not None:
+                found.append(max(rms(answer), rms(terms)))
+                continue
+            least = min(torch.finfo(torch.float32).eps, torch.finfo(form.dtype).eps)
+            found.append(max(rms(answer), least * incoming))
+        return found
 
     def _baseline_outputs(self, seed: int) -> tuple[torch.Tensor, ...]:
         x, grad = self.inputs(seed), self.grad(seed)
