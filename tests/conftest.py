@@ -25,6 +25,7 @@ FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync "
     "--disable-background-networking --disable-component-update --disable-dev-shm-usage"
 )
+LEFT_OUT = pytest.StashKey[dict[str, int]]()
 APT, PIP = ("chromium", "chromium-driver"), "pip install selenium"
 
 # No deadline: a first call compiles. In CI the same examples each time, so that red is repeatable.
@@ -41,19 +42,43 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(_FromWorkers())
     if os.environ.get("WEFT_REQUIRE_GPU") and not machine.has_gpu():
         raise pytest.UsageError(f"GPU tests were asked for, but {machine.gpu_reason()}")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _leave_out_what_needs_a_gpu(config, items)
     for item in items:
-        if item.get_closest_marker("gpu") and not machine.has_gpu():
-            item.add_marker(pytest.mark.skip(reason=f"needs a GPU: {machine.gpu_reason()}"))
-        elif item.get_closest_marker("exhaustive") and not config.getoption("--exhaustive"):
+        if item.get_closest_marker("exhaustive") and not config.getoption("--exhaustive"):
             reason = "exhaustive: run with --exhaustive; the other tests take a sample of it"
             item.add_marker(pytest.mark.skip(reason=reason))
         elif item.get_closest_marker("slow") and not config.getoption("--slow"):
             item.add_marker(pytest.mark.skip(reason="slow: run with --slow, or make test"))
+
+
+def _leave_out_what_needs_a_gpu(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Thousands of tests, each of which would take milliseconds to be skipped; the account at the
+    end has them all the same."""
+    if machine.has_gpu():
+        return
+    left_out = [item for item in items if item.get_closest_marker("gpu")]
+    config.stash[LEFT_OUT] = dict(Counter(item.nodeid.split("::")[0] for item in left_out))
+    items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):  # a process of xdist, which the account is not in
+        session.config.workeroutput["left_out"] = session.config.stash.get(LEFT_OUT, {})
+
+
+class _FromWorkers:
+    """Each worker collects the same tests: what one left out, all did."""
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        left_out = getattr(node, "workeroutput", {}).get("left_out", {})
+        node.config.stash[LEFT_OUT] = left_out or node.config.stash.get(LEFT_OUT, {})
 
 
 @pytest.hookimpl(wrapper=True)
@@ -117,6 +142,8 @@ def _no_limit_on_a_cpu() -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """A section that says how many tests were not run here, by reason and by file."""
     reasons: dict[str, Counter[str]] = {}
+    if left_out := terminalreporter.config.stash.get(LEFT_OUT, {}):
+        reasons[f"needs a GPU: {machine.gpu_reason()}"] = Counter(left_out)
     for report in terminalreporter.stats.get("skipped", []):
         # A skip's longrepr is (file, line, reason).
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)

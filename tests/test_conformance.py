@@ -26,7 +26,7 @@ from weft.workbench.oracle import Oracle, fresh_seeds
 
 # numba.cuda's simulator takes a thread at a time, Triton's interpreter a program: elements up to
 # which they are asked to.
-SIMULATED_ELEMENTS = {FORWARD: 300, BACKWARD: 130}
+SIMULATED_ELEMENTS = 300
 INTERPRETED_ELEMENTS = {FORWARD: 5000, BACKWARD: 1100}
 LARGE = {"cpu": 1 << 18, "cuda": 1 << 28}  # elements, from where two seeds must do
 MANY = 1 << 22
@@ -66,13 +66,25 @@ def _first_of_each_dtype(name: str, device: str) -> dict[str, str]:
     return first
 
 
+@lru_cache
+def _smallest(name: str) -> list[str]:
+    """The two smallest cases in float32 that have more than one element, and none that is empty."""
+    known = [c for c in registry.operator(name).cases if c.dtype == "float32"]
+    sized = sorted((sum(i.numel for i in c.inputs), c.name) for c in known if _numel(c))
+    return [c for elements, c in sized if elements > 1][:2]
+
+
+def _numel(case: Case) -> int:
+    return min(i.numel for i in case.inputs)
+
+
 def _too_slow(
     one: Implementation, case: Case, support: Support, device: str, direction: str
 ) -> str:
     """Why a case is left to ``weft check``, or an empty string."""
     first = case.name in _first_of_each_dtype(one.operator, device).values()
     if one.backend == "compile":
-        empty = min(i.numel for i in case.inputs) == 0 and case.dtype == "float32"
+        empty = _numel(case) == 0 and case.dtype == "float32"
         if device == "cpu" and case.dtype != "float32":
             return "compile compiles anew for each case: on a CPU float32, all in `weft check`"
         some = one.operator in registry.FIRST_LOOK or device != "cpu"
@@ -83,8 +95,16 @@ def _too_slow(
     elements = max(i.numel for i in case.inputs)
     if device == "cpu" and direction == BACKWARD and elements > MANY:
         return "gradients of millions of elements take a CPU half a minute: left to `weft check`"
-    if "simulator" in support.reason and elements > SIMULATED_ELEMENTS[direction]:
+    if "simulator" in support.reason and elements > SIMULATED_ELEMENTS:
         return "numba's simulator takes a thread at a time: large cases are left to `weft check`"
+    if (
+        "simulator" in support.reason
+        and direction == BACKWARD
+        and case.name not in _smallest(one.operator)
+    ):
+        return (
+            "numba's simulator starts a thousand threads: two gradients here, all in `weft check`"
+        )
     if not support.timed and not first and elements > INTERPRETED_ELEMENTS[direction]:
         return "interpreted a program at a time: large cases are left to `weft check`"
     return ""

@@ -171,7 +171,9 @@ class Environment:
 
     def pip(self, *args: str, optional: bool = False) -> bool:
         """Run pip; leave with a hint where it fails, unless ``optional``."""
-        command = [str(self.python), "-m", "pip", "--disable-pip-version-check", "install", "-qq"]
+        # Byte code is written where a module is first imported: of most, that is never.
+        options = ["--disable-pip-version-check", "install", "-qq", "--no-compile"]
+        command = [str(self.python), "-m", "pip", *options]
         done = subprocess.run([*command, *args], capture_output=optional)
         if done.returncode and not optional:
             self.unfinished.unlink(missing_ok=True)  # pip cleaned up behind itself
