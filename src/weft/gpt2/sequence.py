@@ -16,8 +16,8 @@ import numpy as np
 
 from weft.core import WeftError
 
-# What a hash reads whole; of more tokens it reads this many, in stretches spread evenly.
-HASHED, STRETCHES = 1 << 25, 256
+# A hash reads so many tokens whole, of more a sample: so many in stretches spread evenly.
+WHOLE, SAMPLE, STRETCHES = 1 << 25, 1 << 18, 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,14 +92,15 @@ class Tokens:
     @cached_property
     def identity(self) -> str:
         """A SHA-256 of the parts' labels and sizes and of the tokens: of all of them up to
-        2^25, of as many in 256 stretches where there are more. A moved folder keeps it."""
+        2^25, of 2^18 in 64 stretches where there are more. A moved folder keeps it."""
         digest = hashlib.sha256()
         for part in self.parts:
             digest.update(f"{part.label}:{part.first}:{len(part.ids)}\n".encode())
-        size = min(len(self), HASHED) // STRETCHES + 1
+        most = WHOLE if len(self) <= WHOLE else SAMPLE
         for i in range(STRETCHES):
             start = i * len(self) // STRETCHES
-            digest.update(self[start : start + size].astype("<u2").tobytes())
+            stop = min((i + 1) * len(self) // STRETCHES, start + most // STRETCHES)
+            digest.update(self[start:stop].astype("<u2").tobytes())
         return digest.hexdigest()
 
 
