@@ -301,6 +301,10 @@ def test_the_examples_declare_what_the_page_says() -> None:
         "softmax.cu": ["softmax cuda/warp-a-row"],
         "softmax_triton.py": ["softmax triton/whole-row"],
         "reglu.py": ["reglu triton/fused", "reglu eager"],
+        "peers.py": [
+            *(f"{name} torch/liger" for name in ("layer_norm", "rms_norm", "swiglu", "geglu")),
+            *(f"{name} torch/quack" for name in ("rms_norm", "softmax")),
+        ],
     }
 
 
