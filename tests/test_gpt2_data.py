@@ -24,7 +24,7 @@ from weft.gpt2.sequence import Part, Tokens
 from weft.gpt2.text import open_tokens
 from weft.gpt2.tokens import tokeniser
 
-few = settings(max_examples=40)
+few = settings(max_examples=25)
 IDS = st.lists(st.integers(0, 65535), max_size=60)
 
 
@@ -63,7 +63,7 @@ def test_an_epoch_has_each_window_once(count: int, seed: int, epoch: int) -> Non
 def test_the_order_is_even_and_another_for_each_seed_and_epoch() -> None:
     """Chi squared of where windows go, over 20 seeds and 20 epochs; 99.9 % of even orders are under
     the limit, and the seeds are fixed, so that it cannot fail by chance."""
-    limits = {2: 10.8, 3: 13.8, 7: 22.5, 16: 37.7}  # count - 1 degrees of freedom
+    limits = {2: 10.8, 7: 22.5}  # count - 1 degrees of freedom
     for count, limit in limits.items():
         orders = [permuted(np.arange(count), count, s, e) for s in range(20) for e in range(20)]
         for window in range(count):
