@@ -1,0 +1,140 @@
+"""From what a user asks for to a run: preset and options to a plan, the plan to a trained model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from weft import machine
+from weft.core.operator import unknown_name
+from weft.gpt2 import checkpoint, config, curves, folder, settings
+from weft.gpt2.config import ModelConfig
+from weft.gpt2.folder import Folder, Plan
+from weft.gpt2.ranks import Ranks
+from weft.gpt2.sequence import Tokens
+from weft.gpt2.settings import TrainConfig
+from weft.gpt2.text import open_tokens
+from weft.gpt2.tokens import Tokeniser, tokeniser
+from weft.gpt2.training import Outcome, Run
+
+Say = Callable[[str], None]
+MODEL = ("layers", "heads", "width", "dropout", "ops")  # length and tokeniser decide the others
+SOURCES = ("data", "tokeniser", "bpe_files")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What a run left: its outcome, a sample of its text, its folder, picture and checkpoint."""
+
+    outcome: Outcome
+    sample: str
+    folder: Path
+    picture: Path | None
+    checkpoint: Path
+
+
+def train(
+    preset: str,
+    given: Mapping[str, Any],
+    *,
+    out: Path | str | None = None,
+    resume: bool = False,
+    device: str | None = None,
+    say: Say = print,
+    quiet: bool = False,
+) -> Trained:
+    """Train by a preset and what is given beside it, or go on with the run that is in ``out``.
+
+    Args:
+        preset: a name of ``weft.gpt2.config``; with ``resume`` it only names the folder.
+        given: values by name, of ``TrainConfig``, of ``ModelConfig`` (layers, heads, width,
+            dropout, ops), and ``data``, ``tokeniser`` and ``bpe_files``; what is missing is the
+            preset's, or with ``resume`` the run's own.
+        out: the run's folder, by default ``runs/PRESET``.
+        device: cuda or cpu; a GPU if there is one.
+        say: takes lines for the user.
+        quiet: report nothing of the steps.
+
+    Raises:
+        WeftError: the call cannot be answered as it was made, or training cannot go on; what was
+            kept before stands.
+    """
+    kind = machine.known_kind(device)
+    ranks = Ranks(torch.device(kind))
+    out = Path(out or Path("runs", config.ALIASES.get(preset, preset)))
+    if not resume:
+        folder.refuse_taken(out)
+    words = _stored(out) if resume else _recipe(preset, kind)
+    plan, tokens, reader = _plan({**words, **_known(given)})
+    place = Folder(out, plan, resume=resume, say=say, writes=ranks.first)
+    if resume and not checkpoint.steps(place.checkpoints):
+        say(f"{out} has no checkpoint yet: the run begins anew")
+    run = Run(plan, tokens, reader, place, ranks, quiet)
+    if run.done >= plan.train.steps:
+        say(f"all {plan.train.steps} steps are done already")
+    outcome = run.go()
+    title = f"{out.name}: GPT-2 of {outcome.parameters / 1e6:.1f} M parameters"
+    return Trained(
+        outcome=outcome,
+        sample=run.sample(),
+        folder=out,
+        picture=curves.picture(out, title) if ranks.first else None,
+        checkpoint=checkpoint.steps(place.checkpoints)[0],
+    )
+
+
+def _known(given: Mapping[str, Any]) -> dict[str, Any]:
+    known = {*settings.names(), *MODEL, *SOURCES}
+    for name in given:
+        if name not in known:
+            raise unknown_name("setting", name, sorted(known))
+    return dict(given)
+
+
+def _recipe(preset: str, kind: str) -> dict[str, Any]:
+    """A preset as values by name."""
+    model = config.preset(preset)
+    name = config.ALIASES.get(preset, preset)
+    gpu = kind == "cuda"
+    return {
+        **{f.name: getattr(model, f.name) for f in fields(model)},
+        **settings.RECIPES[name],
+        "dtype": "bfloat16" if gpu else "float32",
+        "tokeniser": "bytes" if name == "tiny" else "gpt2",
+        "compile": None,
+        "gpu": gpu,
+    }
+
+
+def _stored(out: Path) -> dict[str, Any]:
+    """A run's own plan as values by name."""
+    found = folder.read(out)
+    return {**found["model"], **found["train"], **{name: found[name] for name in SOURCES}}
+
+
+def _plan(words: dict[str, Any]) -> tuple[Plan, tuple[Tokens, Tokens], Tokeniser]:
+    data, files = words.get("data"), words.get("bpe_files")
+    if words.get("compile") is None:  # torch's own operators are slow one by one
+        words["compile"] = bool(words.get("gpu")) and words["ops"] == "torch"
+    train = TrainConfig(**{k: v for k, v in words.items() if k in settings.names()})
+    reader = tokeniser(words["tokeniser"], None if files is None else Path(files))
+    reader.ready()
+    tokens = open_tokens(
+        None if data is None else Path(data), tokeniser=reader, window=train.length + 1
+    )
+    # As many places as are trained: those behind a sequence's end would stay random.
+    sizes = {name: words[name] for name in MODEL}
+    model = ModelConfig(vocab_size=reader.vocab_size, block_size=train.length, **sizes)
+    plan = Plan(
+        model=model,
+        train=train,
+        tokeniser=reader.name,
+        data=None if data is None else str(Path(data).resolve()),
+        bpe_files=None if files is None else str(Path(files).resolve()),
+        identity=dict(zip(("train", "validation"), (t.identity for t in tokens), strict=True)),
+    )
+    return plan, tokens, reader

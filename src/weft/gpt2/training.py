@@ -1,0 +1,303 @@
+"""The loop: batch, loss, backward, a look at the numbers, update; and what is done between steps.
+
+    for step in range(done, steps):
+        losses and gradients of the micro-batches      launched, not waited for
+        loss and norms come to the host                the only wait of a step
+        guards judge them                              NaN, an outlier: the weights stay
+        one AdamW over all parameters                  clipping folded in
+
+A step's batch and its dropout are functions of (seed, step), so that a run that is resumed computes
+what it would have computed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from weft.core import WeftError
+from weft.gpt2 import checkpoint
+from weft.gpt2.data import Batches, Prefetch
+from weft.gpt2.files import Unwritten
+from weft.gpt2.folder import Folder, Plan
+from weft.gpt2.guards import Guard, Signals, memory
+from weft.gpt2.metrics import Metrics
+from weft.gpt2.model import GPT
+from weft.gpt2.optimizer import Optimizer
+from weft.gpt2.progress import Progress, peak
+from weft.gpt2.ranks import Ranks, Reading
+from weft.gpt2.samples import sample
+from weft.gpt2.schedule import cosine
+from weft.gpt2.sequence import Tokens
+from weft.gpt2.tokens import Tokeniser
+
+LATEST = 100  # steps whose median time gives the outcome's speed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a run stands when it ends: ``signal`` is what ended it early, or None.
+
+    ``loss`` is the mean of the last ten steps', ``validation`` the last; in nats a token, None
+    where there was none. ``seconds`` are those of this process.
+    """
+
+    step: int
+    steps: int
+    loss: float | None
+    validation: float | None
+    skipped: int
+    tokens_a_second: float | None
+    mfu: float | None
+    memory_bytes: int | None
+    seconds: float
+    parameters: int
+    signal: int | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+class Run:
+    """A run: model, optimizer, data and guards, as its plan and the newest checkpoint make them.
+
+    Args:
+        plan: what is trained, on what, and how.
+        tokens: the training and the validation part.
+        tokeniser: for samples.
+        folder: the run's; opened for this plan.
+        ranks: the processes that take part.
+        quiet: nothing is reported but what is wrong.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        tokens: tuple[Tokens, Tokens],
+        tokeniser: Tokeniser,
+        folder: Folder,
+        ranks: Ranks,
+        quiet: bool = False,
+    ) -> None:
+        self.plan, self.config, self.folder, self.ranks = plan, plan.train, folder, ranks
+        self.tokeniser, config = tokeniser, plan.train
+        size, self.parts = plan.model.vocab_size, {"accumulate": config.accumulate}
+        config.micro(ranks.world)
+        self.train, self.held = (
+            Batches(t, config.batch, config.length, config.seed, size) for t in tokens
+        )
+        self.model = GPT(plan.model, seed=config.seed, device=ranks.device)
+        self.module, masters = ranks.spread(self.model, getattr(torch, config.dtype))
+        self.optimizer = Optimizer(
+            self.model.named_parameters(),
+            masters=masters,
+            betas=(config.beta1, config.beta2),
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+            local=ranks.local,
+        )
+        self.forward: Any = torch.compile(self.module) if config.compile else self.module
+        self.guard = Guard(config.outlier_z, config.outlier_window, config.patience)
+        self.done = self.updates = self.skipped = 0
+        self.losses: list[float] = []
+        self.seconds: list[float] = []
+        self.validation: float | None = None
+        self.quiet = quiet
+        found = ranks.newest(folder.checkpoints, folder.say) if folder.resumed else None
+        if found is not None:
+            self._go_on(found)
+        self.saved = self.done if found else -1
+        self.saved_at = time.monotonic()
+
+    def _go_on(self, found: checkpoint.Checkpoint) -> None:
+        self.folder.agree(found.state["plan"])
+        self.ranks.load(self.optimizer, found)
+        self.guard.load(found.state["guard"])
+        self.done, self.updates = found.step, found.state["updates"]
+        self.skipped = found.state["skipped"]
+        checkpoint.restore_random(found.tensors[checkpoint.OPTIMIZER])
+        if self.ranks.first:
+            for path in checkpoint.set_aside(self.folder.checkpoints, self.done):
+                self.folder.say(f"set aside: {path}")
+
+    def go(self) -> Outcome:
+        """Train to the end, or to a signal; the last step's checkpoint is on the disk then.
+
+        Raises:
+            WeftError: a step cannot be taken (no memory, a token outside the vocabulary, losses
+                that stay NaN), after a checkpoint of the last good one; or a checkpoint cannot be
+                written.
+        """
+        config, began = self.config, time.perf_counter()
+        first, tensorboard = self.ranks.first, config.tensorboard
+        self.metrics = (
+            Metrics(self.folder.path, after=self.done, tensorboard=tensorboard) if first else None
+        )
+        self.progress = self._progress()
+        where = {"rank": self.ranks.rank, "world": self.ranks.world, **self.parts}
+        stopped = None
+        try:
+            with Signals() as signals, Prefetch(self.train, self.ranks.device, **where) as batches:
+                if self.done == 0 and config.validate_every:
+                    self._validate()
+                while self.done < config.steps and stopped is None:
+                    if self._turn(batches, signals):
+                        stopped = signals.caught or 15
+        except Unwritten:
+            raise
+        except WeftError:
+            self.optimizer.drop()
+            if self.done > self.saved:
+                self._save()
+            raise
+        finally:
+            self.progress.close()
+            if self.metrics:
+                self.metrics.close()
+        return self._outcome(time.perf_counter() - began, stopped)
+
+    def _turn(self, batches: Prefetch, signals: Signals) -> bool:
+        """One step and what is due after it; whether the run was asked to end."""
+        config, began = self.config, time.perf_counter()
+        reading = self._step(batches, signals)
+        seconds, loss = time.perf_counter() - began, reading.loss
+        self.losses = [*self.losses[-9:], loss]
+        self.seconds = [*self.seconds[1 - LATEST :], seconds]
+        self.progress.step(self.done, loss)
+        since = self.progress.pause()
+        last = self.done == config.steps
+        if config.validate_every and (last or self.done % config.validate_every == 0):
+            self._validate()
+        if config.sample_every and self.done % config.sample_every == 0 and not last:
+            self.progress.say(self.sample())
+        due = config.checkpoint_every and self.done % config.checkpoint_every == 0
+        if due or last or reading.save or reading.stop:
+            self._save()
+        self.progress.resume(since)
+        return reading.stop
+
+    def _step(self, batches: Prefetch, signals: Signals) -> Reading:
+        config, optimizer, step = self.config, self.optimizer, self.done
+        parts = config.accumulate
+        total = torch.zeros((), device=self.ranks.device)
+        with memory(step + 1, config.micro(self.ranks.world) * parts, parts):
+            for micro in range(parts):
+                x, y = batches.at(step, micro)
+                with self.ranks.backward(self.forward, last=micro + 1 == parts):
+                    loss = self.forward(x, y, **self._draw(micro))
+                    (loss / parts).backward()
+                total += loss.detach().float() / parts
+                if parts > 1:
+                    optimizer.gather(first=micro == 0)
+            self.ranks.reduce(optimizer.gradients())
+            waited = time.monotonic() - self.saved_at
+            save = config.checkpoint_seconds is not None and waited > config.checkpoint_seconds
+            norms, stop = optimizer.norms(), signals.caught is not None
+            reading = self.ranks.read(total, norms, stop=stop, save=save)
+        self._update(reading)
+        return reading
+
+    def _update(self, reading: Reading) -> None:
+        """Judge the step; take it or leave it, and write it down."""
+        config, step = self.config, self.done
+        rate = cosine(
+            step, steps=config.steps, lr=config.lr, warmup=config.warmup, floor=config.lr_floor
+        )
+        reason = self.guard.judge(reading.loss, reading.norm)
+        told: dict[str, Any] = {"loss": reading.loss, "norm": reading.norm, "lr": rate}
+        if reason is None:
+            self.updates += 1
+            self.optimizer.step(self.updates, rate, reading.norms, reading.norm, config.clip)
+        else:
+            self.optimizer.drop()
+            self.skipped += 1
+            told["skipped"] = reason
+            self.progress.say(f"step {step + 1} is skipped, the weights stay as they are: {reason}")
+        speed = config.batch * config.length / self.seconds[-1] if self.seconds else None
+        self._log(step + 1, **told, tokens_a_second=speed)
+        if reason is not None:
+            self.guard.check(step + 1, reason)
+        self.done += 1
+
+    def _draw(self, micro: int) -> dict[str, int]:
+        """Dropout's seed, where there is dropout, of the run's, the step and the part."""
+        if not self.plan.model.dropout:
+            return {}
+        told = f"dropout {self.config.seed} {self.done} {micro} {self.ranks.rank}"
+        digest = hashlib.blake2b(told.encode(), digest_size=8).digest()
+        return {"seed": int.from_bytes(digest, "little") >> 1}
+
+    @torch.no_grad()
+    def _validate(self) -> None:
+        """The mean loss over the same batches each time, logged."""
+        config, ranks = self.config, self.ranks
+        total = torch.zeros((), device=ranks.device)
+        self.forward.eval()
+        for step in range(config.validate_batches):
+            for micro in range(config.accumulate):
+                x, y = self.held.at(step, micro, config.accumulate, ranks.rank, ranks.world)
+                total += self.forward(x.to(ranks.device), y.to(ranks.device)).float()
+        self.forward.train()
+        self.validation = ranks.mean(total.item() / (config.validate_batches * config.accumulate))
+        self._log(self.done, validation=self.validation)
+        self.progress.say(f"step {self.done}/{config.steps}  validation {self.validation:.4f}")
+
+    def sample(self) -> str:
+        """Text by the model as it is, by the run's seed: the same for the same weights."""
+        config = self.config
+        return sample(self.model, self.tokeniser, config.sample_tokens, config.seed)
+
+    def _save(self) -> None:
+        if self.metrics:
+            self.metrics.sync()
+        state = {
+            "plan": self.plan.to_json(), "guard": self.guard.state(), "updates": self.updates,
+            "skipped": self.skipped,
+        }  # fmt: skip
+        root = self.folder.checkpoints
+        self.ranks.save(root, self.done, self.optimizer, checkpoint.random_state(), state)
+        if self.ranks.first:
+            checkpoint.prune(root, self.config.keep)
+        self.saved, self.saved_at = self.done, time.monotonic()
+
+    def _log(self, step: int, **values: Any) -> None:
+        if self.metrics:
+            self.metrics.log(step, **values)
+
+    def _progress(self) -> Progress:
+        config, most = self.config, peak(self.ranks.device, self.config.dtype)
+        return Progress(
+            steps=config.steps,
+            done=self.done,
+            tokens=config.batch * config.length,
+            flops=self.plan.model.flops_a_token(config.length),
+            peak=most and most * self.ranks.world,
+            device=self.ranks.device,
+            quiet=self.quiet or not self.ranks.first,
+        )
+
+    def _outcome(self, seconds: float, stopped: int | None) -> Outcome:
+        speed, flops = None, self.plan.model.flops_a_token(self.config.length)
+        most = self.progress.peak
+        if self.seconds:
+            median = sorted(self.seconds)[len(self.seconds) // 2]
+            speed = self.config.batch * self.config.length / median
+        pace = self.progress.pace
+        return Outcome(
+            step=self.done,
+            steps=self.config.steps,
+            loss=sum(self.losses) / len(self.losses) if self.losses else None,
+            validation=self.validation,
+            skipped=self.skipped,
+            tokens_a_second=speed,
+            mfu=speed * flops / most if speed and most else None,
+            memory_bytes=pace.memory if pace else None,
+            seconds=seconds,
+            parameters=self.plan.model.parameters,
+            signal=stopped,
+        )
