@@ -115,7 +115,8 @@ def read_config(folder: Path, **more: Any) -> ModelConfig:
     for name, allowed in {**ONLY, "n_inner": (None, 4 * sizes["width"])}.items():
         given = inner if name == "n_inner" else data.get(name, allowed[0])
         if given not in allowed:
-            raise WeftError(f"{folder / CONFIG}: {name}", expected=allowed[0], got=given)
+            expected = "none" if allowed[0] is None else allowed[0]
+            raise WeftError(f"{folder / CONFIG}: {name}", expected=expected, got=given)
     return ModelConfig(**sizes, **more)
 
 
