@@ -229,8 +229,8 @@ def load_model(
     if found is None:
         expected = f"a run's folder with {FOLDER}/step-..., or one such folder"
         raise WeftError(f"{path} holds no checkpoint", expected=expected, got="none")
-    config = ModelConfig(**found.state["model"])
-    return config, found.state["tokeniser"], found.tensors[MODEL]
+    plan = found.state["plan"]
+    return ModelConfig(**plan["model"]), plan["tokeniser"], found.tensors[MODEL]
 
 
 def _broken(path: Path, name: str, why: str) -> WeftError:
