@@ -23,7 +23,7 @@ from weft.core.errors import WeftError
 COMMANDS = (
     *("device", "ops", "check", "bench", "compare", "report", "profile", "inspect"),
     *("judge", "new", "selftest", "demo", "study", "tune"),
-    *("data", "train"),
+    *("data", "train", "generate"),
 )
 
 
