@@ -51,7 +51,7 @@ def open_tokens(
     Raises :class:`WeftError` where nothing is there, a shard is damaged, a text is empty, too large
     for memory, or no UTF-8 where it must be, and where there are too few tokens.
     """
-    shards = None if path is None else _shards(path)
+    shards = shards_of(path)
     if shards is not None:
         held = [p for p in shards if VALIDATION.search(p.name)]
         if held and len(held) < len(shards):
@@ -74,8 +74,11 @@ def _enough(what: str, pair: tuple[Tokens, Tokens], window: int) -> tuple[Tokens
     return pair
 
 
-def _shards(path: Path) -> list[Path] | None:
-    """The shards that are meant, in the order of their names; None where ``path`` is a text."""
+def shards_of(path: Path | None) -> list[Path] | None:
+    """The shards that ``path`` means, in the order of their names; None where it is a text, which a
+    tokeniser must encode. Raises :class:`WeftError` where nothing is there."""
+    if path is None:
+        return None
     if path.is_dir():
         found = sorted(path.glob("*.bin"))
         if not found:
