@@ -31,6 +31,7 @@ LIBRARY_BYTES = 16 << 20
 LEFT_OUT = {"test", "tests", "idle_test", "encodings", "pydoc_data"}
 LEFT_OUT |= {"site-packages", "dist-packages"}
 VALIDATION = re.compile(r"(?<![a-z])val(?:id|idation)?(?![a-z])", re.IGNORECASE)
+EDGE = re.compile(r"\S(?=[ \n])")
 ENCODE = "weft data encode FILE --output DIR writes shards, which may be larger than memory"
 
 
@@ -173,8 +174,10 @@ def encode(name: str, blocks: Iterable[bytes], tokeniser: Tokeniser) -> Iterator
 def _safe(text: str) -> int:
     """The last place between what is no white space and a space or line end; 0 where there is
     none. Python's white space has all of Unicode's, which is the pattern's, and a little more."""
-    end = len(text)
-    while (end := max(text.rfind(" ", 0, end), text.rfind("\n", 0, end))) > 0:
-        if not text[end - 1].isspace():
-            return end
-    return 0
+    reach = 1 << 12
+    while True:
+        start = max(0, len(text) - reach)
+        last = max((found.end() for found in EDGE.finditer(text, start)), default=0)
+        if last or not start:
+            return last
+        reach <<= 4
