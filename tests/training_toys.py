@@ -1,0 +1,126 @@
+"""A training run that takes a second: a text, a model of 60 thousand parameters, and its losses.
+
+As a program it is the kill test: a process with torch loaded forks a child for each attempt, kills
+it at a moment of its choice, and forks the next, which resumes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from weft.gpt2 import checkpoint, launch, metrics
+
+TEXT = "".join(f"def f{i}(x):\n    return x * {i * 7 % 31} + {i % 13}\n\n" for i in range(300))
+SIZES: dict[str, Any] = {
+    **{"layers": 1, "heads": 1, "width": 64, "length": 32, "batch": 4, "lr": 3e-3, "warmup": 4},
+    **{"steps": 20, "validate_every": None, "checkpoint_every": 5, "keep": 2, "seed": 3},
+    **{"tensorboard": False, "sample_tokens": 8},
+}
+
+
+def train(out: Path, *, resume: bool = False, **given: Any) -> launch.Trained:
+    """Train the toy in ``out`` on a text beside it; what it says is kept in SAID."""
+    text = out.parent / "text.py"
+    if not text.exists():
+        text.write_text(TEXT)
+    SAID.clear()
+    device = given.pop("device", "cpu")
+    sizes = {} if resume else {**SIZES, "data": text}
+    return launch.train(
+        "tiny", {**sizes, **given}, out=out, resume=resume, device=device, say=SAID.append,
+        quiet=True,
+    )  # fmt: skip
+
+
+SAID: list[str] = []
+
+
+def lines(out: Path) -> list[dict[str, Any]]:
+    return list(metrics.read(out / metrics.FILE))
+
+
+def losses(out: Path) -> dict[int, float]:
+    """The loss of each step; a step that is there twice is an error."""
+    found: dict[int, float] = {}
+    for line in lines(out):
+        if "loss" in line:
+            assert line["step"] not in found, f"step {line['step']} is there twice"
+            found[line["step"]] = line["loss"]
+    return found
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    return checkpoint.load_model(out)[2]
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
+
+
+def attempt(out: Path, given: dict[str, Any]) -> int:
+    """Fork a child that begins the run, or goes on with it; the child's number."""
+    child = os.fork()
+    if child:
+        return child
+    try:
+        resume = (out / "run.json").exists()
+        train(out, resume=resume, **({"device": given["device"]} if resume else given))
+        code = 0
+    except BaseException:
+        out.with_name("failed.txt").write_text(traceback.format_exc())
+        code = 1
+    os._exit(code)
+
+
+def wait_for(kind: str, out: Path, draw: random.Random, ahead: int) -> None:
+    """Return at the moment to kill: while it starts, in its steps, or as a checkpoint is
+    written."""
+    path = out / metrics.FILE
+    before = path.stat().st_size if path.exists() else 0
+    until = time.monotonic() + 60
+    if kind == "start":
+        time.sleep(draw.random() * 0.3)
+        return
+    more = draw.randrange(60, 60 + 100 * ahead)  # bytes: a line has about a hundred
+    hidden = f"{checkpoint.TEMPORARY}*"
+    while time.monotonic() < until:
+        writing = kind == "writing" and any((out / checkpoint.FOLDER).glob(hidden))
+        grown = path.stat().st_size - before if path.exists() else 0
+        if writing or (kind == "steps" and grown > more):
+            break
+    time.sleep(draw.random() * (0.01 if kind == "steps" else 0.004))
+
+
+def killed(out: Path, kills: int, given: dict[str, Any], seed: int) -> dict[str, Any]:
+    """Run to the end through so many kills; how many came, and how many left half a checkpoint."""
+    draw, found = random.Random(seed), {"killed": 0, "half": 0, "early": 0}
+    ahead = max(1, given["steps"] // (2 * kills))
+    for turn in range(kills):
+        child = attempt(out, given)
+        wait_for(("start", "steps", "writing", "writing")[turn % 4], out, draw, ahead)
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        found["killed"] += os.WIFSIGNALED(status)
+        found["half"] += any((out / checkpoint.FOLDER).glob(f"{checkpoint.TEMPORARY}*"))
+        found["early"] += not (out / checkpoint.FOLDER).exists()
+    _, status = os.waitpid(attempt(out, given), 0)
+    return {**found, "end": os.waitstatus_to_exitcode(status)}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    root, kills, device = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    asked = {"steps": 10 * kills, "checkpoint_every": 2, "device": device}
+    _, whole = os.waitpid(attempt(root / "whole", asked), 0)
+    told = killed(root / "killed", kills, asked, seed=int(sys.argv[4]))
+    print(json.dumps({**told, "whole": os.waitstatus_to_exitcode(whole)}))
