@@ -16,6 +16,15 @@ if TYPE_CHECKING:
 
 EPILOG = 'Example: weft generate runs/tiny --prompt "def " --tokens 200'
 
+Name = Annotated[
+    str | None,
+    typer.Option(metavar="bytes|gpt2", help="By default the run's own; gpt2 for the others."),
+]
+Files = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="GPT-2's encoder.json and vocab.bpe, read from here."),
+]
+
 
 def generate(
     checkpoint: Annotated[
@@ -35,14 +44,8 @@ def generate(
         int | None, typer.Option(metavar="K", help="Only the K likeliest tokens; by default all.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the draws: the same seed, the same text.")] = 0,
-    tokeniser: Annotated[
-        str | None,
-        typer.Option(metavar="bytes|gpt2", help="By default the run's own; gpt2 for the others."),
-    ] = None,
-    bpe_files: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="GPT-2's encoder.json and vocab.bpe, read from here."),
-    ] = None,
+    tokeniser: Name = None,
+    bpe_files: Files = None,
     ops: Annotated[str, typer.Option(metavar="weft|torch|eager", help="Who computes.")] = "weft",
     device: Annotated[
         str | None, typer.Option(help="cuda or cpu; by default what is here.")
@@ -59,24 +62,10 @@ def generate(
 
     Text goes to stdout as it is made; what was loaded, and how fast it went, to stderr.
     """
-    from weft.gpt2.sampling import stream
-
     model, words = _open(checkpoint, ops, device, tokeniser, bpe_files)
     given = _ids(words, prompt)
-    options: dict[str, Any] = {
-        "temperature": temperature,
-        "top_k": top_k,
-        "seed": seed,
-        "cache": not no_cache,
-    }
-    made: list[int] = []
-    show = Shown(words, echo=not json)
-    start = time.perf_counter()
-    for token in stream(model, given, tokens, **options):
-        made.append(int(token))
-        show.add(made)
-    seconds = time.perf_counter() - start
-    show.end(made)
+    options = {"temperature": temperature, "top_k": top_k, "seed": seed, "cache": not no_cache}
+    made, seconds = _made(model, words, given, tokens, options, echo=not json)
     if json:
         found: dict[str, Any] = {"prompt": prompt or "", "text": words.decode(made)}
         found |= {"prompt_tokens": given.shape[1], "tokens": made, "seconds": seconds, **options}
@@ -84,6 +73,23 @@ def generate(
         return
     rate = f", {len(made) / seconds:.0f} a second" if made else ""
     typer.echo(f"{len(made)} tokens in {seconds:.1f} s{rate}", err=True)
+
+
+def _made(
+    model: GPT, words: Tokeniser, given: Any, count: int, options: dict[str, Any], *, echo: bool
+) -> tuple[list[int], float]:
+    """The new tokens, shown as they come, and the seconds that they took."""
+    from weft.gpt2.sampling import stream
+
+    made: list[int] = []
+    shown = Shown(words, echo=echo)
+    start = time.perf_counter()
+    for token in stream(model, given, count, **options):
+        made.append(int(token))
+        shown.add(made)
+    seconds = time.perf_counter() - start
+    shown.end(made)
+    return made, seconds
 
 
 def _open(
