@@ -68,6 +68,7 @@ REGISTRY: dict[str, dict[str, str]] = {
         "torch/efficient": "with_torch:EFFICIENT",
         "compile": "with_eager:COMPILED",
         "triton": "with_triton",
+        "cuda": "with_cuda",
         "triton/01-online": "ladder:ONLINE",
         "triton/02-tiled": "ladder:TILED",
     },

@@ -1,0 +1,203 @@
+// What attention's CUDA kernels share: tiles in shared memory, products of them, dropout's places.
+//
+// A tile has rows of one head, COLUMNS (HEAD, raised to a multiple of 32) wide, in 16-byte chunks
+// whose place in the row is their number XOR a few bits of the row's, so that neither the copies in
+// nor the reads (ldmatrix: eight rows at one chunk) meet in a bank. Columns past HEAD are 0.
+//
+// In a product a warp has 16 MT rows. Of each 16 x 8 of sums a lane has, in this order, two
+// neighbours (columns lane % 4 * 2 on) of row lane / 4 and two of row lane / 4 + 8. Two such side by
+// side, rounded and packed, are the first factor of a next product: no exchange between lanes.
+#pragma once
+#include "attention_words.cuh"
+#include "philox.cuh"
+
+#ifndef HEAD
+#define HEAD 64
+#define WARPS 4
+#define MT 2
+#define STEP 64
+#define BLOCKS 2
+#define SPLIT 1
+#define DROPOUT 0
+#endif
+
+namespace {
+
+using T = WEFT_T;
+constexpr int COLUMNS = (HEAD + 31) / 32 * 32, CHUNKS = COLUMNS / 8, ROW = COLUMNS * 2;
+constexpr int THREADS = 32 * WARPS, ROWS = 16 * MT;  // ROWS: of a warp
+constexpr int BLOCK = ROWS * WARPS;                   // rows that a block owns; it walks STEP others
+constexpr int OWN = BLOCK * ROW, WALKED = STEP * ROW;  // bytes of a tile
+constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
+#define INFINITE __int_as_float(0x7f800000)
+
+__device__ __forceinline__ int lane_id() { return threadIdx.x % 32; }
+__device__ __forceinline__ int warp_row() { return threadIdx.x / 32 * ROWS; }
+
+// What chunk numbers of a row are XORed with: CHUNKS or, where that is an odd number of fours, two
+// rows together fill all banks.
+__device__ __forceinline__ int turn_of(int row) {
+  return CHUNKS % 8 == 0 ? row & 7 : (row >> 1) & 3;
+}
+__device__ __forceinline__ unsigned place(int row, int chunk) {
+  return row * ROW + ((chunk ^ turn_of(row)) << 4);
+}
+
+// Where a lane points ldmatrix: DOWN, matrices 1 and 3 are those eight rows below 0 and 2, and 2 and
+// 3 a chunk to the right (a first factor; a second one that is turned); else the other way about.
+template <bool DOWN> struct Pointer {
+  unsigned row, turn;
+  __device__ __forceinline__ Pointer() {
+    const int lane = lane_id(), below = DOWN ? lane >> 3 & 1 : lane >> 4;
+    const int right = DOWN ? lane >> 4 : lane >> 3 & 1;
+    row = (below * 8 + lane % 8) * ROW;
+    turn = (right ^ turn_of(lane % 8)) << 4;
+  }
+  // `first` is a multiple of 8; `sixteen` counts 16 columns.
+  __device__ __forceinline__ unsigned at(unsigned tile, int first, int sixteen) const {
+    return tile + row + first * ROW + ((sixteen * 32) ^ turn);
+  }
+};
+using Down = Pointer<true>;
+using Across = Pointer<false>;
+
+template <int N> using Sums = float[MT][N / 8][4];
+template <int N> using Packed = unsigned[N / 16][MT][4];
+
+template <int N> __device__ __forceinline__ void clear(Sums<N>& sums) {
+#pragma unroll
+  for (int y = 0; y < MT; ++y)
+#pragma unroll
+    for (int x = 0; x < N / 8; ++x)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sums[y][x][e] = 0.0f;
+}
+
+// sums += (the warp's 16 MT rows at `a`) (N rows at `b`)^T over all columns.
+template <int N>
+__device__ __forceinline__ void rows_by_rows(Sums<N>& sums, unsigned a, unsigned b) {
+  const Down down;
+  const Across across;
+#pragma unroll
+  for (int i = 0; i < COLUMNS / 16; ++i) {
+    unsigned fa[MT][4], fb[N / 16][4];
+#pragma unroll
+    for (int y = 0; y < MT; ++y) matrices<false>(fa[y], down.at(a, y * 16, i));
+#pragma unroll
+    for (int x = 0; x < N / 16; ++x) {
+      matrices<false>(fb[x], across.at(b, x * 16, i));
+#pragma unroll
+      for (int y = 0; y < MT; ++y) {
+        multiply<T>(sums[y][2 * x], fa[y], fb[x][0], fb[x][1]);
+        multiply<T>(sums[y][2 * x + 1], fa[y], fb[x][2], fb[x][3]);
+      }
+    }
+  }
+}
+
+// sums (N columns) += packed (16 MT x K) (K rows at `b`, columns from 16 `first` on).
+template <int K, int N>
+__device__ __forceinline__ void packed_by_rows(Sums<N>& sums, const Packed<K>& packed, unsigned b,
+                                               int first = 0) {
+  const Down down;
+#pragma unroll
+  for (int i = 0; i < K / 16; ++i) {
+#pragma unroll
+    for (int x = 0; x < N / 16; ++x) {
+      unsigned fb[4];
+      matrices<true>(fb, down.at(b, i * 16, first + x));
+#pragma unroll
+      for (int y = 0; y < MT; ++y) {
+        multiply<T>(sums[y][2 * x], packed[i][y], fb[0], fb[1]);
+        multiply<T>(sums[y][2 * x + 1], packed[i][y], fb[2], fb[3]);
+      }
+    }
+  }
+}
+
+template <int N> __device__ __forceinline__ void pack(Packed<N>& packed, const Sums<N>& sums) {
+#pragma unroll
+  for (int i = 0; i < N / 16; ++i)
+#pragma unroll
+    for (int y = 0; y < MT; ++y)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float* two = &sums[y][2 * i + j / 2][j % 2 * 2];
+        packed[i][y][j] = pair<T>(two[0], two[1]);
+      }
+}
+
+// Ask for N rows from `from` on, which lie `stride` apart (below 2^24, so that a tile has 32 bits of
+// them); 0 from row `left` (1 at least) on and past HEAD. All threads of the block together.
+template <int N>
+__device__ __forceinline__ void ask(unsigned to, const T* from, int stride, int left) {
+#pragma unroll
+  for (int i = 0; i < (N * CHUNKS + THREADS - 1) / THREADS; ++i) {
+    const int number = threadIdx.x + i * THREADS;
+    if (N * CHUNKS % THREADS && number >= N * CHUNKS) break;
+    // Where a row has a chunk for each of some threads, a thread keeps to one chunk.
+    constexpr bool EVEN = THREADS % CHUNKS == 0;
+    const int chunk = EVEN ? threadIdx.x % CHUNKS : number % CHUNKS;
+    const int row = EVEN ? threadIdx.x / CHUNKS + i * (THREADS / CHUNKS) : number / CHUNKS;
+    const bool inside = row < left && (HEAD == COLUMNS || chunk * 8 < HEAD);
+    // What is not read still has an address that exists.
+    copy_async(to + place(row, chunk), from + (inside ? row * stride + chunk * 8 : 0),
+               inside ? 16 : 0);
+  }
+}
+
+// Write the warp's rows, N columns from column 8 `chunk` on, of a block that begins at row `start`:
+// through the warp's own rows of a tile that nobody else reads, 16 bytes a lane. Rows from `count`
+// on are not written.
+template <int N>
+__device__ __forceinline__ void write(const Sums<N>& sums, unsigned tile, T* to, index_t stride,
+                                      int start, int count, int chunk = 0) {
+  const int lane = lane_id(), first = warp_row();
+  __syncwarp();
+#pragma unroll
+  for (int y = 0; y < MT; ++y)
+#pragma unroll
+    for (int x = 0; x < N / 8; ++x)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int row = first + y * 16 + h * 8 + lane / 4;
+        const unsigned v = pair<T>(sums[y][x][2 * h], sums[y][x][2 * h + 1]);
+        shared_store(tile + place(row, chunk + x) + lane % 4 * 4, v);
+      }
+  __syncwarp();
+  for (int i = lane; i < ROWS * (N / 8); i += 32) {
+    const int row = first + i / (N / 8), at = chunk + i % (N / 8);
+    if (start + row >= count || at * 8 >= HEAD) continue;
+    unsigned v[4];
+    shared_load(v, tile + place(row, at));
+    *reinterpret_cast<uint4*>(to + (index_t)(start + row) * stride + at * 8) =
+        make_uint4(v[0], v[1], v[2], v[3]);
+  }
+}
+
+// Which weights dropout keeps, by their row-major place in a (B H, Tq, Tk) tensor.
+struct Kept {
+  unsigned long long seed;
+  index_t threshold;
+
+  static __device__ __forceinline__ unsigned word(const Words& words, int i) {
+    return i < 2 ? (i == 0 ? words.at[0] : words.at[1]) : (i == 2 ? words.at[2] : words.at[3]);
+  }
+  __device__ __forceinline__ bool one(index_t at) const {
+    return word(philox(seed, (unsigned long long)at / 4), (int)(at & 3)) >= threshold;
+  }
+  // `at` and its neighbour.
+  __device__ __forceinline__ void two(bool (&kept)[2], index_t at) const {
+    const Words words = philox(seed, (unsigned long long)at / 4);
+    const int i = (int)(at & 3);
+    kept[0] = word(words, i) >= threshold;
+    kept[1] = i < 3 ? word(words, i + 1) >= threshold : one(at + 1);
+  }
+};
+
+// How many keys a batch's queries see: its length where there are any, within [0, tk].
+__device__ __forceinline__ int keys_of(const int* lengths, int batch, index_t tk) {
+  return lengths ? min(max(lengths[batch], 0), (int)tk) : (int)tk;
+}
+
+}  // namespace

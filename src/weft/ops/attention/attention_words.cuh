@@ -1,0 +1,95 @@
+// The machine's own words that attention's CUDA kernels are made of, each one instruction or two.
+//
+// All inline assembly stands here, so that tests can put a CPU's meaning in its place. Addresses are
+// of shared memory, in bytes. Source of the fragments' layouts: NVIDIA's PTX ISA, mma.m16n8k16.
+#ifndef WEFT_ATTENTION_WORDS
+#define WEFT_ATTENTION_WORDS
+#include "numeric.cuh"
+
+template <typename U> constexpr bool is_bfloat16 = false;
+template <> constexpr bool is_bfloat16<__nv_bfloat16> = true;
+
+__device__ __forceinline__ unsigned shared_address(const void* p) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(p));
+}
+
+// Copy 16 bytes, or fill as many with 0 where `valid` is 0 (it is 16 else). Both ends aligned.
+__device__ __forceinline__ void copy_async(unsigned to, const void* from, int valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid)
+               : "memory");
+}
+__device__ __forceinline__ void copies_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+// Wait until at most PENDING of this thread's committed groups are still on their way.
+template <int PENDING> __device__ __forceinline__ void copies_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+// Four 8 x 8 matrices of half types; lane i gives the row i % 8 of matrix i / 8. TURN transposes.
+template <bool TURN> __device__ __forceinline__ void matrices(unsigned (&r)[4], unsigned at) {
+  if constexpr (TURN)
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at)
+                 : "memory");
+  else
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at)
+                 : "memory");
+}
+
+// c (16 x 8) += a (16 x 16) b (16 x 8).
+template <typename T>
+__device__ __forceinline__ void multiply(float (&c)[4], const unsigned (&a)[4], unsigned b0,
+                                         unsigned b1) {
+#define WEFT_MULTIPLY(TYPE)                                                                 \
+  asm("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 "                        \
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                     \
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                      \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
+  if constexpr (is_bfloat16<T>) WEFT_MULTIPLY("bf16");
+  else WEFT_MULTIPLY("f16");
+#undef WEFT_MULTIPLY
+}
+
+// Two values rounded to T, `low` in the lower half.
+template <typename T> __device__ __forceinline__ unsigned pair(float low, float high) {
+  unsigned found;
+  if constexpr (is_bfloat16<T>)
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(found) : "f"(high), "f"(low));
+  else
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(found) : "f"(high), "f"(low));
+  return found;
+}
+
+// 2^x, 0 for -inf.
+__device__ __forceinline__ float power_of_2(float x) {
+  float found;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(found) : "f"(x));
+  return found;
+}
+
+__device__ __forceinline__ void shared_store(unsigned at, unsigned v) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(v) : "memory");
+}
+__device__ __forceinline__ void shared_store(unsigned at, float v) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(v) : "memory");
+}
+__device__ __forceinline__ float shared_load(unsigned at) {
+  float v;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(at) : "memory");
+  return v;
+}
+__device__ __forceinline__ void shared_load(float (&v)[2], unsigned at) {
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v[0]), "=f"(v[1]) : "r"(at) : "memory");
+}
+__device__ __forceinline__ void shared_load(unsigned (&v)[4], unsigned at) {
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+               : "r"(at)
+               : "memory");
+}
+
+#endif

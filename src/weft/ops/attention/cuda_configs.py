@@ -1,0 +1,70 @@
+"""Tiles of attention's CUDA kernels: those shipped, by kernel and head size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """A block is ``warps`` warps with 16 ``mt`` rows each (queries, or keys), and walks ``step``
+    of the others at a time.
+
+    ``blocks`` is how many a multiprocessor is meant to hold, which bounds the registers; where
+    ``split`` is 2, two blocks share the columns of an answer.
+    """
+
+    warps: int
+    mt: int
+    step: int
+    blocks: int
+    split: int = 1
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def own(self) -> int:
+        """The rows that a block owns."""
+        return 16 * self.mt * self.warps
+
+
+def _c(warps: int, mt: int, step: int, blocks: int, split: int = 1) -> Config:
+    return Config(warps=warps, mt=mt, step=step, blocks=blocks, split=split)
+
+
+KINDS = ("forward", "queries", "keys")
+# By kind, then up to which head size.
+SHIPPED = {
+    "forward": {64: _c(4, 2, 64, 2), 128: _c(4, 2, 64, 2), 256: _c(4, 1, 32, 2)},
+    "queries": {64: _c(4, 2, 32, 2), 128: _c(4, 2, 32, 2), 256: _c(4, 1, 32, 1)},
+    "keys": {64: _c(4, 1, 64, 2), 128: _c(8, 1, 64, 1), 256: _c(4, 1, 32, 1, 2)},
+}
+
+
+def columns(d: int) -> int:
+    """The head size as tiles in shared memory have it."""
+    return -(-d // 32) * 32
+
+
+def shared_bytes(kind: str, config: Config, d: int) -> int:
+    """What a block takes of shared memory: the rows it owns, and two tiles of those it walks."""
+    row = 2 * columns(d)
+    own, walked = config.own * row, config.step * row
+    if kind == "forward":
+        return own + 4 * walked
+    if kind == "queries":
+        return 2 * own + 4 * walked + 8 * config.own
+    return 2 * own + 4 * walked + 16 * config.step
+
+
+def configure(kind: str, d: int, dropout: bool, room: float) -> Config:
+    """The shipped configuration of a kernel of ``KINDS``, with fewer warps where a block has not
+    the ``room`` (bytes of shared memory), and more registers for ``dropout``'s random numbers."""
+    config = next(c for most, c in SHIPPED[kind].items() if d <= most)
+    if dropout:
+        config = replace(config, blocks=1)
+    while config.warps > 1 and shared_bytes(kind, config, d) > room:
+        config = replace(config, warps=config.warps // 2)
+    return config
