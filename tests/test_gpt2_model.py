@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from nn_rule import Answers, assert_within
 from weft import WeftError
 from weft.gpt2 import weights
-from weft.gpt2.config import ALIASES, PRESETS, SWITCHES, ModelConfig, preset
+from weft.gpt2.config import ALIASES, ON_A_GPU, PRESETS, SWITCHES, ModelConfig, preset
 from weft.gpt2.model import GPT
 from weft.nn import AdamW
 from weft.ops.attention.layout import like, rowwise
@@ -91,11 +91,12 @@ def each_loss(loss_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> 
 
 
 def asked_of_peer(model: Any) -> Answers:
-    tokens, labels = batch()
+    where = model.device
+    tokens, labels = (t.to(where) for t in batch())
     out = model(tokens, labels=labels)
     out.loss.backward()
     gradients = {n: p.grad for n, p in model.named_parameters()}
-    losses = each_loss(lambda x, y: model(x, labels=y).loss)
+    losses = each_loss(lambda x, y: model(x.to(where), labels=y.to(where)).loss)
     return {"logits": out.logits.detach(), "losses": losses, **gradients}
 
 
@@ -384,3 +385,39 @@ def test_it_is_traced_whole(peer: Any, ops: str) -> None:
     torch.testing.assert_close(got, want)
     for (name, p), q in zip(traced.named_parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad, msg=name)
+
+
+@pytest.mark.slow
+def test_what_a_gpu_is_given_is_the_same_model() -> None:
+    """The kernels that ``weft`` names on a GPU, interpreted: loss and gradients of torch's own."""
+    config = ModelConfig(vocab_size=97, block_size=9, layers=1, heads=2, width=16)
+    named = {**ON_A_GPU, "embedding": "triton", "layer_norm": "triton", "linear_gelu": "triton"}
+    plain, kernels = GPT(config), GPT(replace(config, ops=named))
+    tokens = batch()[0][:2, :9] % 97
+    want, got = (m(tokens, tokens.roll(-1, 1)) for m in (plain, kernels))
+    want.backward()
+    got.backward()
+    torch.testing.assert_close(got, want)
+    for (name, p), q in zip(kernels.named_parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, msg=name)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("ops", SWITCHES)
+def test_on_a_gpu_too_they_are_the_peer_s_and_weft_s_bits_repeat(
+    peer: Any, truth: Answers, ops: str
+) -> None:
+    on_gpu = {n: t.cpu() for n, t in asked_of_peer(copy.deepcopy(peer).cuda().bfloat16()).items()}
+    tokens, labels = (t.cuda() for t in batch())
+    seen = []
+    for _ in range(2):
+        model = ours(peer, torch.bfloat16, replace(CONFIG, ops=ops)).cuda()
+        logits = model(tokens).detach()
+        model(tokens, following(labels)).backward()
+        named = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        found = {"logits": logits, **weights.to_hugging_face(named, CONFIG)}
+        seen.append({n: t.cpu() for n, t in found.items()})
+    losses = each_loss(lambda x, y: model(x.cuda(), following(y).cuda())).cpu()
+    assert_within({"losses": losses, **seen[0]}, on_gpu, truth)
+    if ops == "weft":
+        assert [n for n, t in seen[0].items() if not torch.equal(t, seen[1][n])] == []
