@@ -17,7 +17,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,24 +59,58 @@ def save(root: Path, step: int, files: Mapping[str, Tensors], state: dict[str, A
     Raises:
         WeftError: the disk is full, or the folder cannot be written; what was there still is.
     """
-    path, temporary = root / f"step-{step:08d}", root / f"{TEMPORARY}{step:08d}"
+    with guarded(root, step):
+        temporary = begin(root, step)
+        told = {name: _write(temporary / name, tensors) for name, tensors in files.items()}
+        return finish(root, step, told, state)
+
+
+def place(root: Path, step: int, *, temporary: bool = False) -> Path:
+    """The folder of the checkpoint of ``step``, or of one that is being written."""
+    return root / (f"{TEMPORARY}{step:08d}" if temporary else f"step-{step:08d}")
+
+
+def folder(name: str) -> str:
+    """Where the parts of a file lie, if it is written in parts (``weft.gpt2.parts``)."""
+    return Path(name).stem
+
+
+@contextmanager
+def guarded(root: Path, step: int, *, removes: bool = True) -> Iterator[None]:
+    """Turn a failed write of ``step`` into one message; ``removes`` what was written of it."""
     try:
         with writing(f"the checkpoint of step {step}", root):
-            root.mkdir(parents=True, exist_ok=True)
-            _remove(temporary)
-            temporary.mkdir()
-            told = {name: _write(temporary / name, tensors) for name, tensors in files.items()}
-            whole = {**state, "format": FORMAT, "step": step, "files": told}
-            (temporary / STATE).write_text(json.dumps({**whole, "seal": seal(whole)}, indent=1))
-            sync(temporary / STATE)
-            sync(temporary)
-            if path.exists():  # a torn one that the run did not go on from
-                os.replace(path, _hidden(path))
-            os.replace(temporary, path)
-            sync(root)
+            yield
     except WeftError:
-        _remove(temporary)
+        if removes:
+            _remove(place(root, step, temporary=True))
         raise
+
+
+def begin(root: Path, step: int) -> Path:
+    """Make the folder that the checkpoint of ``step`` is written to, empty."""
+    temporary = place(root, step, temporary=True)
+    root.mkdir(parents=True, exist_ok=True)
+    _remove(temporary)
+    temporary.mkdir()
+    return temporary
+
+
+def finish(root: Path, step: int, told: Mapping[str, Any], state: Mapping[str, Any]) -> Path:
+    """Seal the checkpoint of ``step`` and put it in its place.
+
+    ``told`` is what :func:`describe` said of each file, by its name in the folder.
+    """
+    path, temporary = place(root, step), place(root, step, temporary=True)
+    whole = {**state, "format": FORMAT, "step": step, "files": dict(told)}
+    (temporary / STATE).write_text(json.dumps({**whole, "seal": seal(whole)}, indent=1))
+    sync(temporary / STATE)
+    for inside in {(temporary / name).parent for name in told} | {temporary}:
+        sync(inside)
+    if path.exists():  # a torn one that the run did not go on from
+        os.replace(path, _hidden(path))
+    os.replace(temporary, path)
+    sync(root)
     return path
 
 
@@ -92,6 +127,11 @@ def _write(path: Path, tensors: Tensors) -> dict[str, Any]:
             raise
         code = int(number.group(1))
         raise OSError(code, os.strerror(code)) from error
+    return describe(path)
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """Put a written file onto the disk and return its size and hash."""
     sync(path)
     return {"bytes": path.stat().st_size, "sha256": _hash(path)}
 
@@ -176,24 +216,51 @@ def load(path: Path, names: tuple[str, ...] = (MODEL, OPTIMIZER)) -> Checkpoint:
     """
     from safetensors.torch import load_file
 
-    state, tensors = read_state(path), {}
+    found = check(path, names)
     for name in names:
-        told, file = state["files"].get(name), path / name
-        if told is None or not file.is_file():
+        if name in found.state["files"]:
+            found.tensors[name] = load_file(path / name)
+        else:
+            from weft.gpt2 import parts
+
+            found.tensors[name] = parts.read(path, name)
+    return found
+
+
+def check(path: Path, names: tuple[str, ...] = (MODEL, OPTIMIZER)) -> Checkpoint:
+    """As :func:`load`, but no tensor is read, once the files were held against their hashes."""
+    state = read_state(path)
+    for name in names:
+        beside = f"{folder(name)}/"
+        files = [f for f in state["files"] if f == name or f.startswith(beside)]
+        there = [f"{beside}{p.name}" for p in (path / beside).glob("*")]
+        if not files:
             raise _broken(path, name, "it is missing")
-        size = file.stat().st_size
-        if size != told["bytes"]:
-            raise _broken(path, name, f"{size} bytes of {told['bytes']}")
-        if _hash(file) != told["sha256"]:
-            raise _broken(path, name, "its hash does not hold: it was edited, or the disk erred")
-        tensors[name] = load_file(file)
-    return Checkpoint(path=path, step=state["step"], state=state, tensors=tensors)
+        if odd := sorted(set(there) - set(files)):  # it would be read with the others
+            raise _broken(path, odd[0], "a file that was not written with it")
+        for file in files:
+            _check_file(path, file, state["files"][file])
+    return Checkpoint(path=path, step=state["step"], state=state, tensors={})
+
+
+def _check_file(path: Path, name: str, told: Mapping[str, Any]) -> None:
+    file = path / name
+    if not file.is_file():
+        raise _broken(path, name, "it is missing")
+    size = file.stat().st_size
+    if size != told["bytes"]:
+        raise _broken(path, name, f"{size} bytes of {told['bytes']}")
+    if _hash(file) != told["sha256"]:
+        raise _broken(path, name, "its hash does not hold: it was edited, or the disk erred")
 
 
 def newest(
-    root: Path, say: Callable[[str], None], names: tuple[str, ...] = (MODEL, OPTIMIZER)
+    root: Path,
+    say: Callable[[str], None],
+    names: tuple[str, ...] = (MODEL, OPTIMIZER),
+    read: Callable[[Path, tuple[str, ...]], Checkpoint] = load,
 ) -> Checkpoint | None:
-    """The newest checkpoint that can be read; None where there is none at all.
+    """The newest checkpoint that ``read`` can read; None where there is none at all.
 
     One that is broken is named by ``say``, and the one before it is taken.
 
@@ -203,7 +270,7 @@ def newest(
     found = steps(root)
     for path in found:
         try:
-            return load(path, names)
+            return read(path, names)
         except WeftError as error:
             say(f"{error}; the one before it is tried")
     if found:

@@ -66,12 +66,13 @@ class Ranks:
         """This process' part of a parameter or gradient: all of it."""
         return x
 
-    def backward(self, model: torch.nn.Module, last: bool) -> AbstractContextManager[Any]:
-        """Around the forward and backward of one micro-batch; ``last`` of the step or not."""
+    def backward(self, parts: int) -> AbstractContextManager[Any]:
+        """Around the forward and backward of each of a step's ``parts`` micro-batches."""
         return nullcontext()
 
-    def reduce(self, gradients: Iterable[list[torch.Tensor]]) -> None:
-        """Called when all of a step's gradients are there, before their norm: nothing to add."""
+    def reduce(self, gradients: Iterable[list[torch.Tensor]], parts: int) -> None:
+        """Called when all of a step's gradients are there, before their norm, with those of its
+        ``parts`` micro-batches or their float32 sums: nothing to add."""
 
     def read(self, loss: torch.Tensor, norms: torch.Tensor, *, stop: bool, save: bool) -> Reading:
         """The step's numbers, in the only wait for the device that a step makes.
@@ -85,6 +86,15 @@ class Ranks:
     def mean(self, value: float) -> float:
         """The mean of a number over all processes."""
         return value
+
+    def sampling(self) -> AbstractContextManager[None]:
+        """Around sampling from the model: nothing to gather."""
+        return nullcontext()
+
+    def together(self) -> bool:
+        """Whether all processes raise the error that this one does, and a checkpoint can be written
+        of what they hold."""
+        return True
 
     def save(
         self, root: Path, step: int, optimizer: Optimizer, random: Tensors, state: dict[str, Any]
@@ -101,9 +111,6 @@ class Ranks:
         """Take a checkpoint's weights and moments; as :meth:`Optimizer.load`."""
         moments = {n: t for n, t in found.tensors[OPTIMIZER].items() if not n.startswith("random.")}
         optimizer.load(found.tensors[MODEL], moments)
-
-    def close(self) -> None:
-        """End what was begun for several processes: nothing."""
 
 
 Tensors = Mapping[str, torch.Tensor]

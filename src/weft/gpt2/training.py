@@ -152,7 +152,7 @@ class Run:
             raise
         except WeftError:
             self.optimizer.drop()
-            if self.done > self.saved:
+            if self.done > self.saved and self.ranks.together():
                 self._save()
             raise
         finally:
@@ -188,13 +188,13 @@ class Run:
         with memory(step + 1, config.micro(self.ranks.world) * parts, parts):
             for micro in range(parts):
                 x, y = batches.at(step, micro)
-                with self.ranks.backward(self.forward, last=micro + 1 == parts):
+                with self.ranks.backward(parts):
                     loss = self.forward(x, y, **self._draw(micro))
                     (loss / parts).backward()
                 total += loss.detach().float() / parts
                 if parts > 1:
                     optimizer.gather(first=micro == 0)
-            self.ranks.reduce(optimizer.gradients())
+            self.ranks.reduce(optimizer.gradients(), parts)
             waited = time.monotonic() - self.saved_at
             save = config.checkpoint_seconds is not None and waited > config.checkpoint_seconds
             norms, stop = optimizer.norms(), signals.caught is not None
@@ -250,7 +250,8 @@ class Run:
     def sample(self) -> str:
         """Text by the model as it is, by the run's seed: the same for the same weights."""
         config = self.config
-        return sample(self.model, self.tokeniser, config.sample_tokens, config.seed)
+        with self.ranks.sampling():
+            return sample(self.model, self.tokeniser, config.sample_tokens, config.seed)
 
     def _save(self) -> None:
         if self.metrics:
