@@ -77,7 +77,8 @@ def train(
     found = launch.train(
         preset, {**given, **_settings(settings)}, out=out, resume=resume, device=device, say=_say
     )
-    _print(found, as_json)
+    if found.first:
+        _print(found, as_json)
     if found.outcome.signal is not None:
         raise typer.Exit(128 + found.outcome.signal)
 

@@ -7,14 +7,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from weft import machine
 from weft.core.operator import unknown_name
-from weft.gpt2 import checkpoint, config, curves, folder, settings
+from weft.gpt2 import checkpoint, config, curves, distributed, folder, settings
 from weft.gpt2.config import ModelConfig
 from weft.gpt2.folder import Folder, Plan
-from weft.gpt2.ranks import Ranks
+from weft.gpt2.group import Group, joined
 from weft.gpt2.sequence import Tokens
 from weft.gpt2.settings import TrainConfig
 from weft.gpt2.text import open_tokens
@@ -22,19 +20,22 @@ from weft.gpt2.tokens import Tokeniser, tokeniser
 from weft.gpt2.training import Outcome, Run
 
 Say = Callable[[str], None]
+Planned = tuple[Plan, tuple[Tokens, Tokens], Tokeniser]
 MODEL = ("layers", "heads", "width", "dropout", "ops")  # length and tokeniser decide the others
 SOURCES = ("data", "tokeniser", "bpe_files")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """What a run left: its outcome, a sample of its text, its folder, picture and checkpoint."""
+    """What a run left: its outcome, a sample of its text, its folder, picture and checkpoint; and
+    whether this process is the one to say so."""
 
     outcome: Outcome
     sample: str
     folder: Path
     picture: Path | None
     checkpoint: Path
+    first: bool
 
 
 def train(
@@ -64,12 +65,27 @@ def train(
             kept before stands.
     """
     kind = machine.known_kind(device)
-    ranks = Ranks(torch.device(kind))
     out = Path(out or Path("runs", config.ALIASES.get(preset, preset)))
-    if not resume:
-        folder.refuse_taken(out)
-    words = _stored(out) if resume else _recipe(preset, kind)
-    plan, tokens, reader = _plan({**words, **_known(given)})
+    with joined(kind) as group:
+        if resume:
+            words = _stored(out)
+        else:
+            if group.first:  # who makes it in a moment
+                folder.refuse_taken(out)
+            words = _recipe(preset, kind)
+        planned = _plan({**words, **_known(given)})
+        if not group.first:
+            say, quiet = _nothing, True
+        return _run(group, planned, out, resume, say, quiet)
+
+
+def _nothing(line: str) -> None:
+    """What processes after the first say."""
+
+
+def _run(group: Group, planned: Planned, out: Path, resume: bool, say: Say, quiet: bool) -> Trained:
+    plan, tokens, reader = planned
+    ranks = distributed.ranks(group, plan.train.strategy)
     place = Folder(out, plan, resume=resume, say=say, writes=ranks.first)
     if resume and not checkpoint.steps(place.checkpoints):
         say(f"{out} has no checkpoint yet: the run begins anew")
@@ -84,6 +100,7 @@ def train(
         folder=out,
         picture=curves.picture(out, title) if ranks.first else None,
         checkpoint=checkpoint.steps(place.checkpoints)[0],
+        first=ranks.first,
     )
 
 
@@ -116,7 +133,7 @@ def _stored(out: Path) -> dict[str, Any]:
     return {**found["model"], **found["train"], **{name: found[name] for name in SOURCES}}
 
 
-def _plan(words: dict[str, Any]) -> tuple[Plan, tuple[Tokens, Tokens], Tokeniser]:
+def _plan(words: dict[str, Any]) -> Planned:
     data, files = words.get("data"), words.get("bpe_files")
     if words.get("compile") is None:  # torch's own operators are slow one by one
         words["compile"] = bool(words.get("gpu")) and words["ops"] == "torch"
