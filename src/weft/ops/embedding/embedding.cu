@@ -1,72 +1,24 @@
-// Embedding and its gradients: a warp moves 32 accesses of ACCESS elements of a row at a time.
+// Embedding and its gradients: a warp moves 32 accesses of N elements of a row at a time.
 //
-// Backward: all warps of one slice of 32 * ACCESS columns stand side by side in the grid, so that
-// each element of the gradient, which its token's row and its position's both ask for, comes from
-// memory once and then from L2. Sums are in float, in a fixed order. Bytes: forward, the rows that
-// are asked for, positions, the answer; backward, the gradient and both answers, each row of which
-// is written once, zeros too.
-#include "numeric.cuh"
+// Backward: columns go slice by slice, so that each element of the gradient, which its place's row
+// and its token's both ask for, comes from memory once and then from L2: its places' sums are made
+// `lead` slices ahead of its tokens'. Sums are in float, in a fixed order. Bytes: forward, the rows
+// that are asked for, positions, the answer; backward, the gradient and both answers, each row of
+// which is written once, zeros too.
+#include "rows.cuh"
 
-#ifndef ACCESS
-#define ACCESS (16 / sizeof(WEFT_T))
-#endif
 #ifndef PIECE
-#define PIECE 32
+#define PIECE 16
 #endif
-constexpr int N = ACCESS;
-constexpr int WARPS = 4, ROWS = 4, SEQUENCES = 4;
-using Floats = Vector<float, N>;
-
-// An access as it travels, in words: elements of two bytes would each take a register in flight.
-constexpr int BYTES = N * sizeof(WEFT_T), WORDS = BYTES < 4 ? 1 : BYTES / 4;
-constexpr int E = N / WORDS;
-template <int BYTES> struct Word { using type = unsigned; };
-template <> struct Word<2> { using type = unsigned short; };
-struct alignas(BYTES) Pack {
-  Word<BYTES>::type word[WORDS];
-};
-
-// An answer is not read again here: it should not push out of L2 what is.
-template <int BYTES> struct Streamed {
-  static __device__ __forceinline__ void store(WEFT_T* to, const Pack& p) {
-    *reinterpret_cast<Pack*>(to) = p;
-  }
-};
-template <> struct Streamed<16> {
-  static __device__ __forceinline__ void store(WEFT_T* to, const Pack& p) {
-    __stcs(reinterpret_cast<uint4*>(to), *reinterpret_cast<const uint4*>(&p));
-  }
-};
-
-__device__ __forceinline__ Pack load(const WEFT_T* from) {
-  return *reinterpret_cast<const Pack*>(from);
-}
-
-__device__ __forceinline__ void add(float (&sum)[N], const Pack& p) {
-#pragma unroll
-  for (int k = 0; k < WORDS; ++k) {
-    WEFT_T at[E];
-    memcpy(at, &p.word[k], sizeof(at));
-#pragma unroll
-    for (int j = 0; j < E; ++j) sum[k * E + j] += to_float(at[j]);
-  }
-}
-
-__device__ __forceinline__ Pack packed(const float (&sum)[N]) {
-  Pack p;
-#pragma unroll
-  for (int k = 0; k < WORDS; ++k) {
-    WEFT_T at[E];
-#pragma unroll
-    for (int j = 0; j < E; ++j) at[j] = from_float<WEFT_T>(sum[k * E + j]);
-    memcpy(&p.word[k], at, sizeof(at));
-  }
-  return p;
-}
-
-__device__ __forceinline__ void store(WEFT_T* to, const float (&sum)[N]) {
-  Streamed<sizeof(Pack)>::store(to, packed(sum));
-}
+#ifndef ROWS
+#define ROWS 8
+#endif
+#ifndef LAST
+#define LAST 1
+#endif
+constexpr int WARPS = 4, SEQUENCES = 4;
+constexpr int SUM_WARPS = 8, MERGE_WARPS = 16;
+constexpr int TOKENS = BYTES < 16 ? 10 : 5;  // of a warp's rows that are under way together
 
 // weight: (vocabulary, columns), ids: (batch, length), positions: (>= length, columns) or null; y:
 // (batch, length, columns). A warp has one place of SEQUENCES sequences.
@@ -106,144 +58,179 @@ embedding_forward(const WEFT_T* __restrict__ weight, const index_t* __restrict__
   }
 }
 
-// Rows token(k) of the gradient for k in [from, to), in that order, eight in flight.
-template <typename Token>
-__device__ __forceinline__ void gather(float (&sum)[N], const WEFT_T* grad, index_t stride,
-                                       int from, int to, Token token) {
-  constexpr int FLIGHT = 8;
-  for (int k = from; k < to; k += FLIGHT) {
-    Pack in[FLIGHT];
-#pragma unroll
-    for (int u = 0; u < FLIGHT; ++u)
-      if (k + u < to) in[u] = load(grad + token(k + u) * stride);
-#pragma unroll
-    for (int u = 0; u < FLIGHT; ++u)
-      if (k + u < to) add(sum, in[u]);
-  }
+// A row of the gradient that is not asked for again.
+__device__ __forceinline__ Pack load_last(const WEFT_T* from) {
+  return LAST ? Streamed<sizeof(Pack)>::load(from) : load(from);
 }
 
-// ROWS rows of dweight that PIECE tokens or fewer ask for, two tokens of each in flight.
-__device__ __forceinline__ void sum_rows(const WEFT_T* grad, const int* order,
-                                         const int2* segment, WEFT_T* to, index_t row,
-                                         index_t vocabulary, index_t columns, index_t stride) {
-  int at[ROWS], left[ROWS], most = 0;
-  unsigned own = 0;
+// Rows [0, rows) at `to`, whose tokens are order[at, end), one row's after the other's; lane q
+// knows in `begins` where row q's begin. Every row is written, TOKENS tokens are under way.
+__device__ __forceinline__ void sum_rows(const WEFT_T* grad, const int* order, WEFT_T* to,
+                                         int begins, int q, int rows, int at, int end,
+                                         int columns, int stride, bool inside) {
+  const int lane = threadIdx.x % 32;
+  float sum[N];
+  clear(sum);
+  for (; at < end; at += 32) {
+    const int token = at + lane < end ? order[at + lane] : 0;
+    int its = q;  // the row of place at + lane: the last that begins there or before
+    for (int r = q + 1; r < rows; ++r) its += __shfl_sync(ALL, begins, r) <= at + lane;
+    const int left = min(end - at, 32);
+#pragma unroll 1
+    for (int k = 0; k < left; k += TOKENS) {
+      Pack in[TOKENS];
 #pragma unroll
-  for (int q = 0; q < ROWS; ++q) {
-    const int2 mine = row + q < vocabulary ? segment[row + q] : make_int2(0, PIECE + 1);
-    const bool few = mine.y <= PIECE;
-    at[q] = mine.x, left[q] = few ? mine.y : 0;
-    own |= (unsigned)few << q;
-    most = max(most, left[q]);
-  }
-  to += row * columns;
-  float sum[ROWS][N] = {};
-  for (int k = 0; k < most; k += 2) {
-    Pack in[ROWS][2];
-#pragma unroll
-    for (int q = 0; q < ROWS; ++q)
-#pragma unroll
-      for (int u = 0; u < 2; ++u) {
-        in[q][u] = Pack{};  // zeros, whatever the type
-        if (k + u < left[q]) in[q][u] = load(grad + order[at[q] + k + u] * stride);
+      for (int u = 0; u < TOKENS; ++u) {
+        const int one = __shfl_sync(ALL, token, k + u);
+        if (k + u < left) in[u] = load_last(grad + (index_t)one * stride);
       }
 #pragma unroll
-    for (int q = 0; q < ROWS; ++q)
-#pragma unroll
-      for (int u = 0; u < 2; ++u) add(sum[q], in[q][u]);
+      for (int u = 0; u < TOKENS; ++u) {
+        const int row = __shfl_sync(ALL, its, k + u);
+        if (k + u >= left) continue;
+        for (; q < row; ++q) {
+          if (inside) store(to + (index_t)q * columns, sum);
+          clear(sum);
+        }
+        add(sum, in[u]);
+      }
+    }
   }
-#pragma unroll
-  for (int q = 0; q < ROWS; ++q)
-    if (own >> q & 1) store(to + q * columns, sum[q]);
+  for (; q < rows; ++q) {
+    if (inside) store(to + (index_t)q * columns, sum);
+    clear(sum);
+  }
 }
 
-// What places [begin, end) of the order have of one row that more than PIECE tokens ask for.
-__device__ __forceinline__ void sum_part(const WEFT_T* grad, const int* order, int2 mine,
-                                         float* to, int begin, int end, index_t stride) {
-  if (mine.y <= PIECE) return;
-  float sum[N] = {};
-  gather(sum, grad, stride, max(mine.x, begin), min(mine.x + mine.y, end),
-         [order](int k) { return (index_t)order[k]; });
+// The `nth` of all that the owners found, pieces or rows of many tokens: where it stands; -1 past
+// the last. All lanes of a warp ask together.
+__device__ __forceinline__ int locate(const int4* heads, int owners, int nth, bool rows) {
+  const int lane = threadIdx.x % 32;
+  for (int first = 0; first < owners; first += 32) {
+    const int4 head = first + lane < owners ? heads[first + lane] : make_int4(0, 0, 0, 0);
+    const int from = rows ? head.z : head.x, its = rows ? head.w : head.y;
+    int upto = its;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int other = __shfl_up_sync(ALL, upto, step);
+      if (lane >= step) upto += other;
+    }
+    const unsigned past = __ballot_sync(ALL, upto > nth);
+    if (past) return __shfl_sync(ALL, from + nth - (upto - its), __ffs(past) - 1);
+    nth -= __shfl_sync(ALL, upto, 31);
+  }
+  return -1;
+}
+
+// What one piece of the order has of its row.
+__device__ __forceinline__ void sum_piece(const WEFT_T* grad, const int* order, int2 piece,
+                                          float* to, index_t stride) {
+  float sum[N];
+  clear(sum);
+  for (int k = piece.x; k < piece.y; k += TOKENS) {
+    Pack in[TOKENS];
+#pragma unroll
+    for (int u = 0; u < TOKENS; ++u)
+      if (k + u < piece.y) in[u] = load_last(grad + order[k + u] * stride);
+#pragma unroll
+    for (int u = 0; u < TOKENS; ++u)
+      if (k + u < piece.y) add(sum, in[u]);
+  }
   Floats out;
 #pragma unroll
   for (int j = 0; j < N; ++j) out.at[j] = sum[j];
   *reinterpret_cast<Floats*>(to) = out;
 }
 
-// grad: (batch * length, columns), rows `stride` apart; order, segment, asked: see order.cu.
-// dweight: (vocabulary, columns); dpositions: (places, columns); partial: (2 * pieces, columns), a
-// piece being PIECE places of the order: what it has of its first row, and of its last. A slice is
-// place_blocks, piece_blocks, row_blocks blocks; a warp has one position, piece, or ROWS rows.
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 5)
-embedding_backward(const WEFT_T* __restrict__ grad, const index_t* __restrict__ ids,
-                   const int* __restrict__ order, const int2* __restrict__ segment,
-                   const int* __restrict__ asked, WEFT_T* __restrict__ dweight,
+// grad: (batch * length, columns), rows `stride` apart; from, order, heads, pieces: see order.cu.
+// dweight: (vocabulary, columns); dpositions: (places, columns); partial: a float row for each
+// piece. Slice by slice, blocks of places (of the slice `lead` further on, while there is one), of
+// pieces, and of the rows that PIECE tokens or fewer ask for: a warp has a place, every so many-th
+// piece, or ROWS rows.
+extern "C" __global__ void __launch_bounds__(SUM_WARPS * 32, 3)
+embedding_backward(const WEFT_T* __restrict__ grad, const int* __restrict__ from,
+                   const int* __restrict__ order, const int4* __restrict__ heads,
+                   const int2* __restrict__ pieces, WEFT_T* __restrict__ dweight,
                    WEFT_T* __restrict__ dpositions, float* __restrict__ partial,
-                   index_t vocabulary, index_t places, index_t batch, index_t length,
-                   index_t columns, index_t stride, index_t place_blocks, index_t piece_blocks,
-                   index_t row_blocks) {
+                   index_t vocabulary, index_t owners, index_t places, index_t batch,
+                   index_t length, index_t columns, index_t stride, index_t slices, index_t lead,
+                   index_t place_blocks, index_t piece_blocks, index_t row_blocks) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const index_t each = place_blocks + piece_blocks + row_blocks;
-  const index_t column = (blockIdx.x / each * 32 + threadIdx.x % 32) * N;
-  index_t block = blockIdx.x % each;
-  if (column >= columns) return;
-  grad += column;
-  const int warp = threadIdx.x / 32;
-  if (block < place_blocks) {
-    const index_t t = block * WARPS + warp;
-    if (t >= places) return;
-    float sum[N] = {};
-    gather(sum, grad, stride, 0, t < length ? (int)batch : 0,
-           [length, t](int b) { return b * length + t; });
-    store(dpositions + t * columns + column, sum);
+  const index_t ahead = slices > lead ? slices - lead : 0;  // slices whose places are left
+  index_t slice = blockIdx.x / each, block = blockIdx.x % each;
+  if (slice >= ahead) {
+    block = blockIdx.x - ahead * each;
+    slice = ahead + block / (each - place_blocks);
+    block = place_blocks + block % (each - place_blocks);
+  }
+  const bool place = block < place_blocks;
+  const index_t column = ((slice + (place ? lead : 0)) * 32 + lane) * N;
+  const bool inside = column < columns;
+  grad += inside ? column : 0;  // a lane past the last column reads, and writes nothing
+  if (place) {
+    const index_t t = block * SUM_WARPS + warp;
+    if (t < places && inside)
+      sum_place(grad, dpositions + column, t, (int)batch, length, columns, stride);
   } else if ((block -= place_blocks) < piece_blocks) {
-    const index_t piece = block * WARPS + warp;
-    const int begin = (int)min(piece * PIECE, (index_t)asked[0]);
-    const int end = min(begin + PIECE, asked[0]);
-    if (begin == end) return;
-    const index_t head = ids[order[begin]], tail = ids[order[end - 1]];
-    float* to = partial + 2 * piece * columns + column;
-    sum_part(grad, order, segment[head], to, begin, end, stride);
-    if (tail != head) sum_part(grad, order, segment[tail], to + columns, begin, end, stride);
+    for (int nth = (int)block * SUM_WARPS + warp;; nth += (int)piece_blocks * SUM_WARPS) {
+      const int at = locate(heads, (int)owners, nth, false);
+      if (at < 0) return;
+      if (inside) sum_piece(grad, order, pieces[at], partial + at * columns + column, stride);
+    }
   } else {
-    const index_t row = ((block - piece_blocks) * WARPS + warp) * ROWS;
-    sum_rows(grad, order, segment, dweight + column, row, vocabulary, columns, stride);
+    const index_t first = ((block - piece_blocks) * SUM_WARPS + warp) * ROWS;
+    if (first >= vocabulary) return;
+    const int rows = (int)min((index_t)ROWS, vocabulary - first);
+    const int begins = from[first + min(lane, rows)];
+    const int next = __shfl_down_sync(ALL, begins, 1);
+    const unsigned much = __ballot_sync(ALL, lane < rows && next - begins > PIECE);
+    WEFT_T* to = dweight + first * columns + column;
+    for (int q = 0; q < rows;) {  // rows between two of many tokens
+      const unsigned rest = much >> q;
+      const int upto = rest ? q + __ffs(rest) - 1 : rows;
+      const int at = __shfl_sync(ALL, begins, q), end = __shfl_sync(ALL, begins, upto);
+      sum_rows(grad, order, to, begins, q, upto, at, end, (int)columns, (int)stride, inside);
+      q = upto + 1;
+    }
   }
 }
 
-// A block a piece and slice, 8 warps: if a row of many tokens begins in this piece, which then is
-// the row of its last token, its partial sums are added: every eighth by one warp, then the warps'.
-extern "C" __global__ void __launch_bounds__(256)
-embedding_merge(const index_t* __restrict__ ids, const int* __restrict__ order,
-                const int2* __restrict__ segment, const int* __restrict__ asked,
-                const float* __restrict__ partial, WEFT_T* __restrict__ dweight, index_t columns,
-                index_t pieces) {
-  __shared__ float others[8][32 * N];
-  const int piece = (int)(blockIdx.x % pieces), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const index_t column = (blockIdx.x / pieces * 32 + lane) * N;
-  const int begin = piece * PIECE, end = min(begin + PIECE, asked[0]);
-  if (begin >= end) return;
-  const index_t row = ids[order[end - 1]];
-  const int2 mine = segment[row];
-  if (mine.y <= PIECE || mine.x < begin) return;
-  const int last = (mine.x + mine.y - 1) / PIECE;
-  float sum[N] = {};
-  if (column < columns) {
-#pragma unroll 2
-    for (int at = piece + warp; at <= last; at += 8) {
-      // The row's tokens are the last ones of its first piece, and the first ones of the others.
-      const index_t slot = 2 * (index_t)at + (at == piece && mine.x > begin);
-      const Floats in = *reinterpret_cast<const Floats*>(partial + slot * columns + column);
+// Blocks of one slice take the rows of many tokens in turn: every MERGE_WARPS-th piece is added by
+// one warp, in order, then the warps' sums are.
+extern "C" __global__ void __launch_bounds__(MERGE_WARPS * 32)
+embedding_merge(const int4* __restrict__ heads, const int4* __restrict__ many,
+                const float* __restrict__ partial, WEFT_T* __restrict__ dweight, index_t owners,
+                index_t columns, index_t blocks) {
+  __shared__ float others[MERGE_WARPS][32 * N];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const index_t column = (blockIdx.x / blocks * 32 + lane) * N;
+  const bool inside = column < columns;
+  for (int nth = (int)(blockIdx.x % blocks);; nth += (int)blocks) {
+    const int at = locate(heads, (int)owners, nth, true);
+    if (at < 0) return;
+    const int4 row = many[at];  // which, its first piece, how many
+    float sum[N];
+    clear(sum);
+    if (inside) {
+#pragma unroll 8
+      for (int k = warp; k < row.z; k += MERGE_WARPS) {
+        const index_t one = row.y + k;
+        const Floats in = *reinterpret_cast<const Floats*>(partial + one * columns + column);
 #pragma unroll
-      for (int j = 0; j < N; ++j) sum[j] += in.at[j];
+        for (int j = 0; j < N; ++j) sum[j] += in.at[j];
+      }
     }
+#pragma unroll
+    for (int j = 0; j < N; ++j) others[warp][j * 32 + lane] = sum[j];
+    __syncthreads();
+    if (warp == 0 && inside) {
+#pragma unroll
+      for (int w = 1; w < MERGE_WARPS; ++w)
+#pragma unroll
+        for (int j = 0; j < N; ++j) sum[j] += others[w][j * 32 + lane];
+      store(dweight + (index_t)row.x * columns + column, sum);
+    }
+    __syncthreads();
   }
-#pragma unroll
-  for (int j = 0; j < N; ++j) others[warp][j * 32 + lane] = sum[j];
-  __syncthreads();
-  if (warp || column >= columns) return;
-#pragma unroll
-  for (int w = 1; w < 8; ++w)
-#pragma unroll
-    for (int j = 0; j < N; ++j) sum[j] += others[w][j * 32 + lane];
-  store(dweight + row * columns + column, sum);
 }

@@ -7,10 +7,11 @@ in the L2 cache for whoever asks second.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 
-# Rows asked for by more tokens than this are summed in pieces of as many (in sorted order), each to
-# a float32 row of its own, and the pieces in their order by a second kernel.
+# In Triton, rows asked for by more tokens than this are summed in pieces of as many (in sorted
+# order), each to a float32 row of its own, and the pieces in their order by a second kernel.
 PIECE = 32
 CACHED = 32 << 20  # bytes of gradient that a slice may have: half of an H200's L2 cache
 NARROWEST, WIDEST = 512, 2048  # bytes of a row that a program moves at a time
@@ -30,3 +31,44 @@ def slice_width(tokens: int, columns: int, itemsize: int, places: int) -> int:
             break  # a third of the lanes would move nothing
         width *= 2
     return width // itemsize
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sums:
+    """How the CUDA backward goes.
+
+    A lane moves ``access`` bytes at a time, and 32 lanes are a slice of columns. The first ``lead``
+    slices' positions are summed beside the ordering of the tokens; later ones as far ahead of the
+    tokens' sums. A warp has ``rows`` rows of the table; what more than ``piece`` tokens ask for is
+    summed in pieces of as many. ``last``: a token's reading lets go of its line in the L2.
+    """
+
+    access: int = 8
+    lead: int = 2
+    rows: int = 8
+    piece: int = 16
+    last: bool = True
+
+
+@cache
+def sums(tokens: int, columns: int, itemsize: int, places: int) -> Sums:
+    """The plan shipped: 512 bytes of a row at a time, or 256 where ``lead`` such slices and the one
+    whose tokens are summed would not stay in the L2, waiting for whoever asks second."""
+    lead = Sums().lead
+    slices = -(-columns * itemsize // 512)
+    wait = places > 0 and min(lead + 1, slices) * 512 * tokens > CACHED
+    return Sums(access=8) if wait else Sums(access=16)
+
+
+def candidates() -> list[Sums]:
+    """The plans worth timing, in the order of promise."""
+    return [
+        *(Sums(access=a, lead=d) for d in (2, 1) for a in (8, 16)),
+        Sums(access=8, lead=3),
+        Sums(access=8, lead=4),
+        Sums(access=8, lead=99),
+        Sums(access=4, lead=4),
+        *(Sums(access=a, last=False) for a in (8, 16)),
+        *(Sums(access=a, rows=r) for a in (8, 16) for r in (4, 16)),
+        Sums(access=8, piece=32),
+    ]

@@ -1,5 +1,5 @@
-"""Embedding in CUDA C++: a counting sort of the ids, then both gradients in one launch; see
-order.cu and embedding.cu.
+"""Embedding in CUDA C++. Its backward is three launches: the order of the tokens and the first
+positions, the sums, and those of rows that many tokens ask for; see order.cu and embedding.cu.
 """
 
 from __future__ import annotations
@@ -12,27 +12,42 @@ import torch
 from weft.backends.nvrtc import CudaSource
 from weft.core import Implementation
 from weft.ops._shared.rows import as_rows, width
-from weft.ops.embedding.plan import PIECE
+from weft.ops.embedding.plan import Sums, sums
 
 HERE = Path(__file__).parent
 TYPES = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
-WARPS, ROWS, SEQUENCES = 4, 4, 4  # as embedding.cu has them
-ORDER = CudaSource(
-    file=HERE / "order.cu",
-    kernels=("embedding_count", "embedding_segments", "embedding_scatter", "embedding_order"),
-    defines=(("PIECE", str(PIECE)),),
-    label="order",
-)
+WARPS, SEQUENCES, SUM_WARPS, MERGE_WARPS = 4, 4, 8, 16  # as embedding.cu has them
+ORDER_WARPS, OWN = 16, 512  # as order.cu has them, and what an owner's threads share
+SHARED = 4 * (ORDER_WARPS * (OWN + 128) + 2 * (OWN + 1) + ORDER_WARPS)
+SHIPPED = Sums()
+PIECE_BLOCKS, MERGE_BLOCKS = 64, 128  # at most, of a slice; more pieces or rows come in turns
 
 
 @cache
-def source(dtype: torch.dtype, access: int) -> CudaSource:
+def source(dtype: torch.dtype, access: int, plan: Sums = SHIPPED) -> CudaSource:
     """embedding.cu for one element type, ``access`` elements moving at a time."""
     return CudaSource(
         file=HERE / "embedding.cu",
         kernels=("embedding_forward", "embedding_backward", "embedding_merge"),
-        defines=(("WEFT_T", TYPES[dtype]), ("ACCESS", str(access)), ("PIECE", str(PIECE))),
+        defines=(
+            ("WEFT_T", TYPES[dtype]),
+            ("ACCESS", str(access)),
+            ("PIECE", str(plan.piece)),
+            ("ROWS", str(plan.rows)),
+            ("LAST", str(int(plan.last))),
+        ),
         label=f"{str(dtype).removeprefix('torch.')}-{access}",
+    )
+
+
+@cache
+def ordering(dtype: torch.dtype, access: int, piece: int = SHIPPED.piece) -> CudaSource:
+    """order.cu, whose positions are of that type and access."""
+    return CudaSource(
+        file=HERE / "order.cu",
+        kernels=("embedding_order",),
+        defines=(("WEFT_T", TYPES[dtype]), ("ACCESS", str(access)), ("PIECE", str(piece))),
+        label=f"order-{str(dtype).removeprefix('torch.')}-{access}",
     )
 
 
@@ -66,52 +81,52 @@ def forward(weight: torch.Tensor, ids: torch.Tensor, positions: torch.Tensor) ->
 def backward(
     grad: torch.Tensor, ids: torch.Tensor, vocabulary: int, places: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    if not grad.numel():
+        made = (grad.new_zeros((n, grad.shape[2])) for n in (vocabulary, places))
+        return next(made), next(made)
+    plan = sums(ids.numel(), grad.shape[2], grad.element_size(), places)
+    return backward_with(plan, grad, ids, vocabulary, places)
+
+
+def backward_with(
+    plan: Sums, grad: torch.Tensor, ids: torch.Tensor, vocabulary: int, places: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The backward by one plan; the gradient has elements."""
     (batch, length), columns = ids.shape, grad.shape[2]
     dweight, dpositions = grad.new_empty((vocabulary, columns)), grad.new_empty((places, columns))
-    if not grad.numel():
-        return dweight.zero_(), dpositions.zero_()
     tokens, ids, lines = batch * length, ids.contiguous(), as_rows(grad)
-    counts = torch.zeros(vocabulary + 2, dtype=torch.int32, device=grad.device)
-    # segment (two words a row), then slot, loose, order and the rows of many tokens.
-    held = torch.empty(2 * vocabulary + 4 * tokens, dtype=torch.int32, device=grad.device)
-    asked, segment = counts.data_ptr() + 4 * vocabulary, held.data_ptr()
-    slot, loose, order, many = (segment + 8 * vocabulary + 4 * tokens * k for k in range(4))
-    blocks = -(-tokens // 256)
-    crowded = min(1024, -(-tokens // (PIECE + 1)))
-    ORDER["embedding_count"](blocks, 256, ids, counts, slot, tokens, vocabulary)
-    ORDER["embedding_segments"](
-        max(1, -(-vocabulary // 1024)), 1024, counts, segment, asked, many, vocabulary
+    access = min(width(columns, lines), max(1, plan.access // grad.element_size()))
+    slices, owners = -(-columns // (32 * access)), max(1, -(-vocabulary // OWN))
+    lead, most = min(plan.lead, slices), 2 * tokens // plan.piece + 1
+    # In words: heads and many (4 each), pieces (2), order, from; wider ones first, on 16 bytes.
+    words = (4 * owners, 4 * (tokens // plan.piece + 1), 2 * most, tokens, vocabulary + 1)
+    held = torch.empty(sum(words), dtype=torch.int32, device=grad.device)
+    starts = (held.data_ptr() + 4 * sum(words[:k]) for k in range(5))
+    heads, many, pieces, order, begins = starts
+    ordering(grad.dtype, access, plan.piece)["embedding_order"](
+        owners + -(-places * lead // ORDER_WARPS),
+        OWN,
+        *(ids, lines, begins, order, heads, pieces, many, dpositions),
+        *(tokens, vocabulary, owners, places, lead, batch, length, columns, lines.stride(0)),
+        shared=SHARED,
     )
-    ORDER["embedding_scatter"](blocks, 256, ids, slot, segment, loose, tokens, vocabulary)
-    ORDER["embedding_order"](
-        crowded + blocks, 256, ids, loose, segment, asked, many, order, tokens, vocabulary, crowded
+    partial = torch.empty((most, columns), dtype=torch.float32, device=grad.device)
+    program = source(grad.dtype, access, plan)
+    per_slice = (
+        -(-places // SUM_WARPS),
+        min(PIECE_BLOCKS, -(-most // SUM_WARPS)),
+        -(-vocabulary // (SUM_WARPS * plan.rows)),
     )
-    access = width(columns, lines)
-    program, slices = source(grad.dtype, access), -(-columns // (32 * access))
-    pieces = -(-tokens // PIECE)
-    partial = torch.empty((2 * pieces, columns), dtype=torch.float32, device=grad.device)
-    shares = (-(-places // WARPS), -(-pieces // WARPS), -(-vocabulary // (WARPS * ROWS)))
     program["embedding_backward"](
-        sum(shares) * slices,
-        32 * WARPS,
-        lines,
-        ids,
-        order,
-        segment,
-        asked,
-        dweight,
-        dpositions,
-        partial,
-        vocabulary,
-        places,
-        batch,
-        length,
-        columns,
-        lines.stride(0),
-        *shares,
+        sum(per_slice) * slices - per_slice[0] * lead,
+        SUM_WARPS * 32,
+        *(lines, begins, order, heads, pieces, dweight, dpositions, partial),
+        *(vocabulary, owners, places, batch, length, columns, lines.stride(0), slices, lead),
+        *per_slice,
     )
+    blocks = min(MERGE_BLOCKS, tokens // plan.piece + 1)
     program["embedding_merge"](
-        pieces * slices, 256, ids, order, segment, asked, partial, dweight, columns, pieces
+        blocks * slices, MERGE_WARPS * 32, heads, many, partial, dweight, owners, columns, blocks
     )
     return dweight, dpositions
 
@@ -123,11 +138,15 @@ IMPLEMENTATION = Implementation(
     forward=forward,
     backward=backward,
     specimens=(
-        ORDER,
         source(torch.bfloat16, 8),
         source(torch.float16, 8),
         source(torch.float32, 4),
         source(torch.bfloat16, 1),
+        ordering(torch.bfloat16, 8),
+        source(torch.bfloat16, 4),
+        ordering(torch.bfloat16, 4),
+        ordering(torch.float32, 4),
+        ordering(torch.bfloat16, 1),
     ),
-    idea="a counting sort of the ids; both gradients in one launch, slice by slice of columns",
+    idea="tokens ordered by blocks that own rows, beside positions; sums slice by slice of columns",
 )

@@ -1,0 +1,100 @@
+// A lane's share of a row: N elements that move as one access, and the sums of them.
+//
+// A slice is 32 * N columns. Sums are in float, in a fixed order.
+#pragma once
+#include "numeric.cuh"
+
+#ifndef ACCESS
+#define ACCESS (16 / sizeof(WEFT_T))
+#endif
+constexpr int N = ACCESS;
+constexpr unsigned ALL = 0xffffffffu;
+using Floats = Vector<float, N>;
+
+// An access as it travels, in words: elements of two bytes would each take a register in flight.
+constexpr int BYTES = N * sizeof(WEFT_T), WORDS = BYTES < 4 ? 1 : BYTES / 4;
+constexpr int E = N / WORDS;
+constexpr int FLIGHT = BYTES < 16 ? 16 : 8;  // accesses of a lane that are under way together
+template <int BYTES> struct Word { using type = unsigned; };
+template <> struct Word<2> { using type = unsigned short; };
+struct alignas(BYTES) Pack {
+  Word<BYTES>::type word[WORDS];
+};
+
+// What is not asked for again should not push out of L2 what is: answers, and a gradient's last
+// reading.
+template <int BYTES> struct Streamed {
+  static __device__ __forceinline__ void store(WEFT_T* to, const Pack& p) {
+    *reinterpret_cast<Pack*>(to) = p;
+  }
+  static __device__ __forceinline__ Pack load(const WEFT_T* from) {
+    return *reinterpret_cast<const Pack*>(from);
+  }
+};
+template <typename Access> struct StreamedAs {
+  static __device__ __forceinline__ void store(WEFT_T* to, const Pack& p) {
+    __stcs(reinterpret_cast<Access*>(to), *reinterpret_cast<const Access*>(&p));
+  }
+  static __device__ __forceinline__ Pack load(const WEFT_T* from) {
+    const Access in = __ldcs(reinterpret_cast<const Access*>(from));
+    return *reinterpret_cast<const Pack*>(&in);
+  }
+};
+template <> struct Streamed<16> : StreamedAs<uint4> {};
+template <> struct Streamed<8> : StreamedAs<uint2> {};
+
+__device__ __forceinline__ Pack load(const WEFT_T* from) {
+  return *reinterpret_cast<const Pack*>(from);
+}
+
+__device__ __forceinline__ void add(float (&sum)[N], const Pack& p) {
+#pragma unroll
+  for (int k = 0; k < WORDS; ++k) {
+    WEFT_T at[E];
+    memcpy(at, &p.word[k], sizeof(at));
+#pragma unroll
+    for (int j = 0; j < E; ++j) sum[k * E + j] += to_float(at[j]);
+  }
+}
+
+__device__ __forceinline__ Pack packed(const float (&sum)[N]) {
+  Pack p;
+#pragma unroll
+  for (int k = 0; k < WORDS; ++k) {
+    WEFT_T at[E];
+#pragma unroll
+    for (int j = 0; j < E; ++j) at[j] = from_float<WEFT_T>(sum[k * E + j]);
+    memcpy(&p.word[k], at, sizeof(at));
+  }
+  return p;
+}
+
+__device__ __forceinline__ void store(WEFT_T* to, const float (&sum)[N]) {
+  Streamed<sizeof(Pack)>::store(to, packed(sum));
+}
+
+__device__ __forceinline__ void clear(float (&sum)[N]) {
+#pragma unroll
+  for (int j = 0; j < N; ++j) sum[j] = 0;
+}
+
+// One row of dpositions, at this lane's columns: its place's tokens, sequence by sequence.
+__device__ __forceinline__ void sum_place(const WEFT_T* grad, WEFT_T* dpositions, index_t t,
+                                          int batch, index_t length, index_t columns,
+                                          index_t stride) {
+  float sum[N];
+  clear(sum);
+  const WEFT_T* next = grad + t * stride;
+  const index_t step = length * stride;
+  int b = t < length ? 0 : batch;
+  for (; b + FLIGHT <= batch; b += FLIGHT) {
+    Pack in[FLIGHT];
+#pragma unroll
+    for (int u = 0; u < FLIGHT; ++u, next += step) in[u] = load(next);
+#pragma unroll
+    for (int u = 0; u < FLIGHT; ++u) add(sum, in[u]);
+  }
+#pragma unroll 4
+  for (; b < batch; ++b, next += step) add(sum, load(next));
+  store(dpositions + t * columns, sum);
+}
