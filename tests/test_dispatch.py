@@ -125,7 +125,7 @@ class OnGpu:
 
     def __init__(self, *shape: int, dtype: torch.dtype = torch.float32, grad: bool = False) -> None:
         self.shape, self.dtype, self.requires_grad = torch.Size(shape), dtype, grad
-        self.device = torch.device("cuda", 0)
+        self.device, self.layout = torch.device("cuda", 0), torch.strided
 
     def numel(self) -> int:
         return self.shape.numel()
@@ -134,9 +134,7 @@ class OnGpu:
         return len(self.shape)
 
 
-def test_a_call_is_decided_once_and_then_looked_up(
-    tables: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_is_decided_by_the_table(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tune.write(tables / "example-gpu-9000.json", GPU, POINTS, "here")
     monkeypatch.setattr(torch, "Tensor", OnGpu)
     monkeypatch.setattr(dispatch, "support", lambda one, case, device, d: one.name != "triton"
@@ -147,9 +145,36 @@ def test_a_call_is_decided_once_and_then_looked_up(
     assert dispatch.choose("gelu", (OnGpu(1024, 1024, grad=True),), {}) == "torch"
     with torch.no_grad():
         assert dispatch.choose("gelu", (OnGpu(1024, 1024, grad=True),), {}) == "triton"
-    monkeypatch.setattr(dispatch, "_decide", lambda *a: pytest.fail("decided again"))
-    assert dispatch.choose("gelu", (x,), {}) == "triton"
-    least = min(_seconds(lambda: dispatch.choose("gelu", (x,), {})) for _ in range(20))
+
+
+def test_like_calls_are_decided_once_and_then_looked_up(tables: Path) -> None:
+    made: list[Any] = []
+
+    def recalled(x: Any, impl: str | None = None, **params: Any) -> int:
+        return dispatch.recalled(
+            ("gelu", impl), (x, None), params, lambda: made.append(x) or len(made)
+        )
+
+    x = OnGpu(1024, 1024)
+    assert [recalled(x), recalled(x), recalled(OnGpu(1024, 1024))] == [1, 1, 1]
+    others = [
+        recalled(OnGpu(1024, 1024, grad=True)),
+        recalled(OnGpu(1024, 1025)),
+        recalled(OnGpu(1024, 1024, dtype=torch.float16)),
+        recalled(x, "eager"),
+        recalled(x, eps=1e-5),
+        recalled(x, seed=3),
+    ]
+    assert others == [2, 3, 4, 5, 6, 7]
+    assert recalled(x, seed=4) == 7  # another seed is another call of the same kind
+    assert recalled(x, seed=-4) == 8  # but one that no check has let pass is not
+    with torch.no_grad():
+        assert recalled(OnGpu(1024, 1024, grad=True)) == 1
+    assert [recalled(3.0), recalled(3.0)] == [9, 10]  # no tensor: looked at each time
+    assert [recalled(x, eps=[]), recalled(x, eps=[])] == [11, 12]  # no key
+    dispatch.forget()
+    assert recalled(x) == 13
+    least = min(_seconds(lambda: recalled(x)) for _ in range(20))
     assert least < 10e-6
 
 

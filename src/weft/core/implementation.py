@@ -28,7 +28,9 @@ class Implementation:
     works here. ``specimens`` are what its toolchain can compile and take apart with no GPU.
     ``idea`` is one line: the step's idea in a ladder. ``deterministic=False`` declares that two
     runs may differ in the last bits; ``directions`` that only the forward exists; ``around`` that
-    a library's kernels are meant to stand among its own (``cublas``, for the products).
+    a library's kernels are meant to stand among its own (``cublas``, for the products);
+    ``outputs`` that of several it returns the first so many alone, as a library does that keeps a
+    log-sum-exp to itself: what takes a gradient is always among them.
     """
 
     operator: str
@@ -43,6 +45,7 @@ class Implementation:
     devices: tuple[str, ...] = ("cpu", "cuda")
     specimens: tuple[Any, ...] = ()
     around: str = ""
+    outputs: int | None = None
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:

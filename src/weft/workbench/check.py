@@ -19,7 +19,7 @@ from weft.workbench.cell import CellDied, GuestError
 from weft.workbench.check_rules import RULES, Run
 from weft.workbench.hands import Hands, Holding, here
 from weft.workbench.memory import HUGE, NAN
-from weft.workbench.oracle import Oracle, fresh_seeds
+from weft.workbench.oracle import Oracle, for_outputs, fresh_seeds
 
 SEEDS = 5
 CALLS = 13  # in all, where a call is quick: more than the ten that a kernel may behave for
@@ -62,6 +62,7 @@ def check(
     if oracle is None:
         seeds = seeds or fresh_seeds(1 if "seeds" in without else n_seeds)
         oracle = Oracle(operator, case, direction, device, seeds, baseline)
+    oracle = for_outputs(oracle, implementation)
     try:
         support = backends.support(implementation, case, device, direction)
     except (CellDied, GuestError) as error:  # a stranger's own word on what it takes

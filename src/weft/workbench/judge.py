@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from weft.core import Case, Implementation, Operator
+from weft.core import FORWARD, Case, Implementation, Operator
 from weft.workbench.oracle import Oracle
 from weft.workbench.slots import Result, Slot, tensors_of
 from weft.workbench.tolerance import measure
@@ -49,14 +49,16 @@ def judge(
     oracle = _AtSlot(operator, case, direction, device, baseline, slot)
     answers, bounds, terms = oracle.answer(0), oracle.bounds, oracle.terms(0)
     dtypes = [form.dtype for form in oracle.forms]
+    # An implementation may keep to itself what takes no gradient; the check has seen that it says so.
+    least = operator.graded if direction == FORWARD else len(answers)
     del oracle
 
     def decide(output: Result) -> str | None:
         got = tensors_of(output)
-        if len(got) != len(answers):
+        if not least <= len(got) <= len(answers):
             return f"{len(got)} tensors where {len(answers)} are due"
         for one, answer, bound, size, dtype in zip(
-            got, answers, bounds, terms, dtypes, strict=True
+            got, answers, bounds, terms, dtypes, strict=False
         ):
             if one.dtype != dtype:
                 return f"{one.dtype} where {dtype} is due"

@@ -179,6 +179,35 @@ class Oracle:
         )
 
 
+class _Leading(Oracle):
+    """Another's answers, the first so many outputs of a forward alone."""
+
+    def __init__(self, whole: Oracle, count: int) -> None:
+        vars(self).update(vars(whole))
+        self.whole, self.count = whole, count
+
+    @property
+    def forms(self) -> tuple[Form, ...]:  # type: ignore[override]  # cached there
+        return self.whole.forms[: self.count]
+
+    @property
+    def bounds(self) -> tuple[Bound, ...]:  # type: ignore[override]  # cached there
+        return self.whole.bounds[: self.count]
+
+    def answer(self, seed: int) -> tuple[torch.Tensor, ...]:
+        return self.whole.answer(seed)[: self.count]
+
+    def terms(self, seed: int) -> tuple[torch.Tensor | None, ...]:
+        return self.whole.terms(seed)[: self.count]
+
+
+def for_outputs(oracle: Oracle, implementation: Implementation) -> Oracle:
+    """The oracle for as many outputs as an implementation says it returns."""
+    if implementation.outputs is None or oracle.direction != FORWARD:
+        return oracle
+    return _Leading(oracle, implementation.outputs)
+
+
 def _budget(device: str) -> int:
     """Bytes of answers worth keeping: an eighth of a GPU's memory, a gigabyte of a host's."""
     if device.startswith("cuda"):

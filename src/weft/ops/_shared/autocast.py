@@ -14,9 +14,10 @@ import torch
 
 def lowered(*arguments: Any) -> tuple[Any, ...]:
     """The arguments with each floating tensor in autocast's dtype, where autocast is on; as they
-    are where it is off, and float64 always. For operators of matrix products."""
-    first = next((a for a in arguments if isinstance(a, torch.Tensor)), None)
-    if first is None or not _on(first):
+    are where it is off or where the first is no tensor, and float64 always. For operators of matrix
+    products."""
+    first = arguments[0]
+    if not isinstance(first, torch.Tensor) or not _on(first):
         return arguments
     dtype = torch.get_autocast_dtype(first.device.type)
     return tuple(_cast(a, dtype) for a in arguments)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -210,38 +210,57 @@ def pick(name: str, device: torch.device, dtype: torch.dtype, elements: int, las
     return look_up(_bands_of(name, device.index, dtype, (), False), elements, last)
 
 
-REMEMBERED = 4096  # calls of distinct sizes
-_chosen: dict[tuple[Any, ...], str] = {}
+REMEMBERED = 4096  # kinds of calls
+_remembered: dict[tuple[Any, ...], Any] = {}
+SEEDS = 1 << 63
+Made = TypeVar("Made")
+
+
+def recalled(
+    of: tuple[Any, ...], inputs: Sequence[Any], params: Mapping[str, Any], make: Callable[[], Made]
+) -> Made:
+    """What ``make`` gave when it was first asked for such a call: one dictionary lookup.
+
+    Calls are alike in ``of``, in the tensors' shapes, dtypes, layouts and devices, in whether a
+    gradient is wanted, and in the parameters, seeds apart. What holds no such thing, or a parameter
+    that cannot be a key, is made each time.
+    """
+    parts: list[Any] = [*of]
+    wanted = False
+    try:
+        for x in inputs:
+            if x is None:
+                parts.append(None)
+            else:
+                parts += (x.shape, x.dtype, x.layout, x.device)
+                wanted = wanted or x.requires_grad
+        for name, value in params.items():
+            # One that is out of range is none of those that were validated.
+            known = name == "seed" and type(value) is int and 0 <= value < SEEDS
+            parts.append("seed" if known else value)
+        key = (wanted and torch.is_grad_enabled(), *parts)
+        found = _remembered.get(key)
+    except (AttributeError, TypeError):
+        return make()
+    if found is None:
+        if len(_remembered) >= REMEMBERED:
+            _remembered.clear()
+        found = _remembered[key] = make()
+    return found  # type: ignore[no-any-return]
 
 
 def choose(name: str, inputs: Sequence[Any], params: Mapping[str, Any]) -> str:
-    """The name of the implementation for this call: one dictionary lookup once it was seen.
+    """The name of the implementation for this call.
 
     ``inputs`` are tensors (None for one left out), validated; the first that is on a GPU says which
     device's table counts. Under ``torch.compile`` the choice is made while tracing; a symbolic size
     is compared with the table's borders alone, so that crossing one traces anew.
     """
+    tensors = [x for x in inputs if x is not None]
     if torch.compiler.is_compiling():
-        return _traced(name, [x for x in inputs if isinstance(x, torch.Tensor)], params)
-    parts, wanted = [name, *(v for k, v in params.items() if k != "seed")], False
-    for x in inputs:
-        if x is None:
-            parts.append("")
-        else:
-            parts += (x.shape, x.dtype, x.device)
-            wanted = wanted or x.requires_grad
-    grad = wanted and torch.is_grad_enabled()
-    key = (grad, *parts)
-    try:
-        found = _chosen.get(key)
-    except TypeError:  # a parameter that cannot be a key: decided each time
-        return _decide(name, [x for x in inputs if x is not None], params, grad)
-    if found is None:
-        if len(_chosen) >= REMEMBERED:
-            _chosen.clear()
-        tensors = [x for x in inputs if x is not None]
-        found = _chosen[key] = _decide(name, tensors, params, grad)
-    return found
+        return _traced(name, [x for x in tensors if isinstance(x, torch.Tensor)], params)
+    grad = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    return _decide(name, tensors, params, grad)
 
 
 def _traced(name: str, tensors: Sequence[torch.Tensor], params: Mapping[str, Any]) -> str:
@@ -325,4 +344,4 @@ def forget() -> None:
     caches: tuple[Callable[..., Any], ...] = (points, bands)
     for one in caches:
         one.cache_clear()  # type: ignore[attr-defined]
-    _chosen.clear()
+    _remembered.clear()

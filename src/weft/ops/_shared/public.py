@@ -23,6 +23,10 @@ TRACED = ("eager", "torch", "compile")
 _library = torch.library.Library("weft", "FRAGMENT")
 
 
+def _nothing() -> None:
+    """The check of a call whose arguments have been looked at."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Schema:
     """How an operator looks to PyTorch.
@@ -53,20 +57,61 @@ class Schema:
         return [name for kind, name in words if kind.startswith("Tensor")]
 
 
-def call(name: str, inputs: tuple[Any, ...], params: dict[str, Any], impl: str | None) -> Any:
+def call(
+    name: str,
+    inputs: tuple[Any, ...],
+    params: dict[str, Any],
+    impl: str | None,
+    check: Callable[[], None] = _nothing,
+) -> Any:
     """Run operator ``name`` by the implementation ``impl`` (None: the one that dispatch chooses).
 
-    The arguments have been validated. Raises :class:`WeftError` on an unknown ``impl``, or one that
-    does not run here, with its reason.
+    ``check`` raises where the arguments have no answer. It looks at no tensor's contents, so that
+    it is asked once for all calls with tensors and parameters like these. Raises
+    :class:`WeftError` on an unknown ``impl``, or one that does not run here, with its reason.
     """
+    if torch.compiler.is_compiling():
+        check()
+        return _traced(name, inputs, params, impl)
+    return plan(name, inputs, params, impl, check).run(inputs, params)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How calls of one kind are run: by whom, and ``run(inputs, params)``."""
+
+    impl: str
+    run: Callable[[tuple[Any, ...], dict[str, Any]], Any]
+
+
+def plan(
+    name: str,
+    inputs: tuple[Any, ...],
+    params: dict[str, Any],
+    impl: str | None,
+    check: Callable[[], None] = _nothing,
+) -> Plan:
+    """The plan of a call that is not being traced; as :func:`call`, made once a kind of call."""
+
+    def make() -> Plan:
+        check()
+        chosen = impl or dispatch.choose(name, inputs, params)
+        if _resolve(name, chosen) not in TRACED:
+            kernel = getattr(torch.ops.weft, name).default
+            return Plan(chosen, lambda x, given: kernel(*x, *given.values(), chosen))
+        if impl is not None:  # dispatch chooses none that is not supported
+            _refuse_unsupported(name, chosen, inputs, params)
+        forward = registry.implementation(name, chosen).forward
+        return Plan(chosen, lambda x, given: forward(*x, **given))
+
+    return dispatch.recalled((name, impl), inputs, params, make)
+
+
+def _traced(name: str, inputs: tuple[Any, ...], params: dict[str, Any], impl: str | None) -> Any:
     chosen = impl or dispatch.choose(name, inputs, params)
     if _resolve(name, chosen) not in TRACED:
         return getattr(torch.ops.weft, name)(*inputs, *params.values(), chosen)
-    if torch.compiler.is_compiling():
-        return getattr(_traceable, f"{name}:{chosen}")(*inputs, **params)
-    if impl is not None:  # dispatch chooses none that is not supported
-        _refuse_unsupported(name, chosen, inputs, params)
-    return _forwards[name, chosen](*inputs, **params)
+    return getattr(_traceable, f"{name}:{chosen}")(*inputs, **params)
 
 
 def register(name: str, schema: Schema) -> None:
@@ -146,7 +191,6 @@ def _define(
     torch.library.register_fake(f"weft::{name}", fake, lib=_library)
 
 
-_forwards: dict[tuple[str, str], Callable[..., Any]] = {}
 _traceable = SimpleNamespace()  # attributes: of a dict, a trace would see what it held at its start
 
 
@@ -156,7 +200,6 @@ def _resolve(name: str, impl: str) -> str:
     if impl not in registry.implementation_names(name):
         raise unknown_name(f"implementation of {name}", impl, registry.implementation_names(name))
     found = registry.implementation(name, impl)
-    _forwards[name, impl] = found.forward
     setattr(_traceable, f"{name}:{impl}", getattr(found.forward, "compiles", found.forward))
     return found.backend
 

@@ -61,15 +61,8 @@ def add_layer_norm(
 
     Source: Ba, Kiros and Hinton, "Layer Normalization" (arXiv:1607.06450).
     """
-    check_arguments(x, residual, weight, bias, eps=eps)
-    return call(
-        "add_layer_norm",
-        (
-            x,
-            residual,
-            weight,
-            bias,
-        ),
-        {"eps": eps},
-        impl,
-    )  # type: ignore[no-any-return]
+
+    def check() -> None:
+        check_arguments(x, residual, weight, bias, eps=eps)
+
+    return call("add_layer_norm", (x, residual, weight, bias), {"eps": eps}, impl, check)  # type: ignore[no-any-return]

@@ -55,14 +55,8 @@ def add_rms_norm(
 
     Source: Zhang and Sennrich, "Root Mean Square Layer Normalization" (arXiv:1910.07467).
     """
-    check_arguments(x, residual, weight, eps=eps)
-    return call(
-        "add_rms_norm",
-        (
-            x,
-            residual,
-            weight,
-        ),
-        {"eps": eps},
-        impl,
-    )  # type: ignore[no-any-return]
+
+    def check() -> None:
+        check_arguments(x, residual, weight, eps=eps)
+
+    return call("add_rms_norm", (x, residual, weight), {"eps": eps}, impl, check)  # type: ignore[no-any-return]

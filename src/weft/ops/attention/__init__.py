@@ -84,19 +84,16 @@ def attention(
     calculation for softmax" (arXiv:1805.02867).
     """
     q, k, v = lowered(q, k, v)
-    check_arguments(
-        q, k, v, key_lengths, causal=causal, scale=scale, dropout_p=dropout_p, seed=seed
-    )
-    padded = key_lengths is not None
-    if key_lengths is None:  # a stand-in that no implementation reads
-        key_lengths = q.new_empty(q.shape[:1], dtype=torch.int32)
-    if impl is None and (padded or dropout_p):
-        impl = "triton" if q.is_cuda else "eager"
-    params = {
-        "causal": bool(causal),
-        "scale": scale,
-        "dropout_p": float(dropout_p),
-        "seed": seed,
-        "padded": padded,
-    }
-    return call("attention", (q, k, v, key_lengths), params, impl)[0]  # type: ignore[no-any-return]
+    lengths = key_lengths
+    if isinstance(q, torch.Tensor):
+        if lengths is None:  # a stand-in that no implementation reads
+            lengths = q.new_empty(q.shape[:1], dtype=torch.int32)
+        if impl is None and (key_lengths is not None or dropout_p):
+            impl = "triton" if q.is_cuda else "eager"
+    numbers = {"causal": bool(causal), "scale": scale, "dropout_p": dropout_p, "seed": seed}
+    params = {**numbers, "padded": key_lengths is not None}
+
+    def check() -> None:
+        check_arguments(q, k, v, key_lengths, **numbers)
+
+    return call("attention", (q, k, v, lengths), params, impl, check)[0]  # type: ignore[no-any-return]

@@ -39,5 +39,4 @@ def bias_gelu(x: torch.Tensor, bias: torch.Tensor, *, impl: str | None = None) -
 
     Source: arXiv:1606.08415.
     """
-    check_arguments(x, bias)
-    return call("bias_gelu", (x, bias), {}, impl)  # type: ignore[no-any-return]
+    return call("bias_gelu", (x, bias), {}, impl, lambda: check_arguments(x, bias))  # type: ignore[no-any-return]

@@ -7,11 +7,13 @@ from typing import Any
 import torch
 
 from weft.ops._shared.cross_entropy import check_range, check_reduction, gradient_like
-from weft.ops._shared.public import Schema, call, register
+from weft.ops._shared.public import Schema, call, plan, register
 from weft.ops.cross_entropy.spec import check_arguments
+from weft.ops.cross_entropy.with_torch import reduced
 
 REDUCTIONS = ("mean", "sum", "none")
 SCALARS = "int ignore_index, float label_smoothing, float z_loss"
+
 register(
     "cross_entropy",
     Schema(
@@ -74,15 +76,25 @@ def cross_entropy(
         "label_smoothing": label_smoothing,
         "z_loss": z_loss,
     }
-    check_arguments(logits, targets, **params)  # type: ignore[arg-type]
+    inputs = (logits, targets)
     check_reduction("cross_entropy", reduction, REDUCTIONS)
-    compiling = torch.compiler.is_compiling()
-    if not compiling and targets.device.type == "cpu":
-        check_range("cross_entropy", targets, logits.shape[1], ignore_index)
-    if overwrite and not compiling:
-        losses = _overwriting(logits, targets, params, impl)
+
+    def check() -> None:
+        check_arguments(*inputs, **params)  # type: ignore[arg-type]
+
+    if torch.compiler.is_compiling():
+        losses = call("cross_entropy", inputs, params, impl, check)[0]
     else:
-        losses, _ = call("cross_entropy", (logits, targets), params, impl)
+        found = plan("cross_entropy", inputs, params, impl, check)
+        if targets.device.type == "cpu":
+            check_range("cross_entropy", targets, logits.shape[1], ignore_index)
+        if found.impl == "torch" and reduction != "none" and not (label_smoothing or z_loss):
+            return reduced(logits, targets, ignore_index, reduction)  # in two launches, not five
+        losses = (
+            _overwriting(logits, targets, params, impl)
+            if overwrite
+            else (found.run(inputs, params)[0])
+        )
     if reduction == "none":
         return losses
     total = losses.sum()

@@ -1,4 +1,7 @@
-"""Cross entropy by the library: log_softmax in float32, then nll_loss, as F.cross_entropy does."""
+"""Cross entropy by the library: log_softmax in float32, then nll_loss, as F.cross_entropy does.
+
+It keeps its log-sum-exp to itself: PyTorch's own returns none, and is not to pay for one.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +17,30 @@ def forward(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor]:
     log_p = torch.log_softmax(logits, -1, dtype=torch.float32)
     losses = torch.nn.functional.nll_loss(
         log_p, targets, ignore_index=ignore_index, reduction="none"
     )
-    ignored = targets == ignore_index
     if label_smoothing:
-        smooth = (-log_p.mean(-1)).masked_fill(ignored, 0.0)
+        smooth = (-log_p.mean(-1)).masked_fill(targets == ignore_index, 0.0)
         losses = (1 - label_smoothing) * losses + label_smoothing * smooth
-    # x - log p is the log-sum-exp at any column; at the largest nothing is infinite.
-    at = log_p.detach().argmax(-1, keepdim=True)
-    lse = (logits.gather(1, at).float() - log_p.gather(1, at)).squeeze(-1)
-    lse = lse.masked_fill(ignored, 0.0)
     if z_loss:
-        losses = losses + z_loss * lse.square()
-    return losses, lse
+        # x - log p is the log-sum-exp at any column; at the largest nothing is infinite.
+        at = log_p.detach().argmax(-1, keepdim=True)
+        lse = (logits.gather(1, at).float() - log_p.gather(1, at)).squeeze(-1)
+        losses = losses + z_loss * lse.masked_fill(targets == ignore_index, 0.0).square()
+    return (losses,)
+
+
+def reduced(
+    logits: torch.Tensor, targets: torch.Tensor, ignore_index: int, reduction: str
+) -> torch.Tensor:
+    """The mean or sum of the losses, with no smoothing, by the library: a float32 scalar."""
+    log_p = torch.log_softmax(logits, -1, dtype=torch.float32)
+    return torch.nn.functional.nll_loss(
+        log_p, targets, ignore_index=ignore_index, reduction=reduction
+    )
 
 
 IMPLEMENTATION = Implementation(
@@ -37,5 +48,6 @@ IMPLEMENTATION = Implementation(
     name="torch",
     backend="torch",
     forward=forward,
+    outputs=1,
     idea="log_softmax, nll_loss",
 )

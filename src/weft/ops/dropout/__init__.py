@@ -44,6 +44,7 @@ def dropout(x: torch.Tensor, *, p: float, seed: int, impl: str | None = None) ->
 
     Source: Srivastava et al., JMLR 2014; Salmon et al., SC 2011 (Philox 4x32-10).
     """
-    check_arguments(x, p=p, seed=seed)
-    params = {"p": float(p), "seed": seed}
-    return call("dropout", (x,), params, impl or ("triton" if x.is_cuda else "eager"))  # type: ignore[no-any-return]
+    if impl is None and isinstance(x, torch.Tensor):
+        impl = "triton" if x.is_cuda else "eager"
+    params = {"p": p, "seed": seed}
+    return call("dropout", (x,), params, impl, lambda: check_arguments(x, p=p, seed=seed))  # type: ignore[no-any-return]

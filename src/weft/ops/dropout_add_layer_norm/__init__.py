@@ -65,7 +65,11 @@ def dropout_add_layer_norm(
 
     Source: JMLR 2014 (dropout), arXiv:1607.06450 (layer norm), SC 2011 (Philox 4x32-10).
     """
-    check_arguments(x, residual, weight, bias, p=p, seed=seed, eps=eps)
-    inputs, params = (x, residual, weight, bias), {"p": float(p), "seed": seed, "eps": float(eps)}
-    chosen = impl or ("triton" if x.is_cuda else "eager")
-    return call("dropout_add_layer_norm", inputs, params, chosen)  # type: ignore[no-any-return]
+    if impl is None and isinstance(x, torch.Tensor):
+        impl = "triton" if x.is_cuda else "eager"
+    inputs, params = (x, residual, weight, bias), {"p": p, "seed": seed, "eps": eps}
+
+    def check() -> None:
+        check_arguments(*inputs, **params)
+
+    return call("dropout_add_layer_norm", inputs, params, impl, check)  # type: ignore[no-any-return]

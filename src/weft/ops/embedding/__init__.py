@@ -58,8 +58,13 @@ def embedding(
     flat = ids
     if isinstance(ids, torch.Tensor) and ids.layout == torch.strided and ids.dim() not in (0, 2):
         flat = ids.reshape(-1, ids.shape[-1]) if ids.numel() else ids.new_empty((0, ids.shape[-1]))
-    check_arguments(weight, flat, places)
-    if flat.device.type == "cpu" and not torch.compiler.is_compiling():
+
+    def check() -> None:
+        check_arguments(weight, flat, places)
+
+    on_a_cpu = isinstance(flat, torch.Tensor) and flat.device.type == "cpu"
+    if on_a_cpu and not torch.compiler.is_compiling():
+        check()
         check_ids(flat, weight.shape[0])
-    y = call("embedding", (weight, flat, places), {}, impl)
+    y = call("embedding", (weight, flat, places), {}, impl, check)
     return y if ids.dim() == 2 else y.view(*ids.shape, weight.shape[1])  # type: ignore[no-any-return]

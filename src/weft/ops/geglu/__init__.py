@@ -39,5 +39,4 @@ def geglu(gate: torch.Tensor, up: torch.Tensor, *, impl: str | None = None) -> t
 
     Source: arXiv:2002.05202.
     """
-    check_arguments(gate, up)
-    return call("geglu", (gate, up), {}, impl)  # type: ignore[no-any-return]
+    return call("geglu", (gate, up), {}, impl, lambda: check_arguments(gate, up))  # type: ignore[no-any-return]

@@ -51,14 +51,8 @@ def layer_norm(
 
     Source: Ba, Kiros and Hinton, "Layer Normalization" (arXiv:1607.06450).
     """
-    check_arguments(x, weight, bias, eps=eps)
-    return call(
-        "layer_norm",
-        (
-            x,
-            weight,
-            bias,
-        ),
-        {"eps": eps},
-        impl,
-    )  # type: ignore[no-any-return]
+
+    def check() -> None:
+        check_arguments(x, weight, bias, eps=eps)
+
+    return call("layer_norm", (x, weight, bias), {"eps": eps}, impl, check)  # type: ignore[no-any-return]

@@ -43,5 +43,4 @@ def linear(
             not run here.
     """
     x, weight, bias = lowered(x, weight, bias)
-    check_arguments(x, weight, bias)
-    return call("linear", (x, weight, bias), {}, impl)  # type: ignore[no-any-return]
+    return call("linear", (x, weight, bias), {}, impl, lambda: check_arguments(x, weight, bias))  # type: ignore[no-any-return]

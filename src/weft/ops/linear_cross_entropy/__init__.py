@@ -78,8 +78,8 @@ def linear_cross_entropy(
         "z_loss": z_loss,
     }
     x, weight = lowered(x, weight)
-    check_arguments(x, weight, targets, **params)  # type: ignore[arg-type]
     check_reduction("linear_cross_entropy", reduction, ("mean", "sum"))
+    check_arguments(x, weight, targets, **params)  # type: ignore[arg-type]
     if not torch.compiler.is_compiling() and targets.device.type == "cpu":
         check_range("linear_cross_entropy", targets, weight.shape[0], ignore_index)
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):

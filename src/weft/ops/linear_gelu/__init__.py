@@ -115,9 +115,10 @@ def linear_gelu(
     Source of GELU: arXiv:1606.08415.
     """
     x, weight, bias = lowered(x, weight, bias)
-    check_arguments(x, weight, bias, keep=keep)
-    if keep:
-        return call("linear_gelu", (x, weight, bias), {}, impl)
+    inputs = (x, weight, bias)
+    if keep is True:
+        return call("linear_gelu", inputs, {}, impl, lambda: check_arguments(*inputs))
+    check_arguments(*inputs, keep=keep)
     chosen = impl or "torch"
     if _resolve("linear_gelu", chosen) in TRACED:
         return call("linear_gelu", (x, weight, bias), {"keep": False}, impl)

@@ -44,5 +44,5 @@ def matmul(
     lower = lowered(a, b)
     if lower[0] is not a or lower[1] is not b:
         a, b, precision = *lower, "ieee"
-    check_arguments(a, b, precision=precision)
-    return call("matmul", (a, b), {"precision": precision}, impl)  # type: ignore[no-any-return]
+    inputs, params = (a, b), {"precision": precision}
+    return call("matmul", inputs, params, impl, lambda: check_arguments(*inputs, **params))  # type: ignore[no-any-return]

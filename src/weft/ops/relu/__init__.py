@@ -36,5 +36,4 @@ def relu(x: torch.Tensor, *, impl: str | None = None) -> torch.Tensor:
 
     Source: Nair and Hinton, ICML 2010.
     """
-    check_arguments(x)
-    return call("relu", (x,), {}, impl)  # type: ignore[no-any-return]
+    return call("relu", (x,), {}, impl, lambda: check_arguments(x))  # type: ignore[no-any-return]

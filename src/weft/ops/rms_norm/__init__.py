@@ -46,13 +46,8 @@ def rms_norm(
 
     Source: Zhang and Sennrich, "Root Mean Square Layer Normalization" (arXiv:1910.07467).
     """
-    check_arguments(x, weight, eps=eps)
-    return call(
-        "rms_norm",
-        (
-            x,
-            weight,
-        ),
-        {"eps": eps},
-        impl,
-    )  # type: ignore[no-any-return]
+
+    def check() -> None:
+        check_arguments(x, weight, eps=eps)
+
+    return call("rms_norm", (x, weight), {"eps": eps}, impl, check)  # type: ignore[no-any-return]

@@ -54,5 +54,5 @@ def rope(
 
     Source: arXiv:2104.09864.
     """
-    check_arguments(x, cos, sin, interleaved=interleaved)
-    return call("rope", (x, cos, sin), {"interleaved": interleaved}, impl)  # type: ignore[no-any-return]
+    inputs, params = (x, cos, sin), {"interleaved": interleaved}
+    return call("rope", inputs, params, impl, lambda: check_arguments(*inputs, **params))  # type: ignore[no-any-return]

@@ -39,5 +39,4 @@ def softmax(x: torch.Tensor, *, impl: str | None = None) -> torch.Tensor:
         WeftError: ``x`` is no tensor, has no dimension, or is of another dtype or device; ``impl``
             is unknown or does not run here.
     """
-    check_arguments(x)
-    return call("softmax", (x,), {}, impl)  # type: ignore[no-any-return]
+    return call("softmax", (x,), {}, impl, lambda: check_arguments(x))  # type: ignore[no-any-return]

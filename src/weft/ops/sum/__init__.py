@@ -37,5 +37,4 @@ def sum(x: torch.Tensor, *, impl: str | None = None) -> torch.Tensor:
     Source: blocked and pairwise summation as in Higham, "The accuracy of floating point summation",
     SIAM J. Sci. Comput. 14 (1993).
     """
-    check_arguments(x)
-    return call("sum", (x,), {}, impl)  # type: ignore[no-any-return]
+    return call("sum", (x,), {}, impl, lambda: check_arguments(x))  # type: ignore[no-any-return]

@@ -39,5 +39,4 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor, *, impl: str | None = None) -> 
 
     Source: arXiv:2002.05202.
     """
-    check_arguments(gate, up)
-    return call("swiglu", (gate, up), {}, impl)  # type: ignore[no-any-return]
+    return call("swiglu", (gate, up), {}, impl, lambda: check_arguments(gate, up))  # type: ignore[no-any-return]
