@@ -22,10 +22,10 @@ from weft.gpt2 import checkpoint, launch, metrics
 
 TEXT = "".join(f"def f{i}(x):\n    return x * {i * 7 % 31} + {i % 13}\n\n" for i in range(300))
 SIZES: dict[str, Any] = {
-    **{"layers": 1, "heads": 1, "width": 64, "length": 32, "batch": 4, "lr": 3e-3, "warmup": 4},
-    **{"steps": 20, "validate_every": None, "checkpoint_every": 5, "keep": 2, "seed": 3},
-    **{"tensorboard": False, "sample_tokens": 8},
-}
+    "layers": 1, "heads": 1, "width": 64, "length": 32, "batch": 4, "lr": 3e-3, "warmup": 4,
+    "steps": 20, "validate_every": None, "checkpoint_every": 5, "keep": 2, "seed": 3,
+    "tensorboard": False, "sample_tokens": 8,
+}  # fmt: skip
 
 
 def train(out: Path, *, resume: bool = False, **given: Any) -> launch.Trained:
@@ -72,14 +72,15 @@ def attempt(out: Path, given: dict[str, Any]) -> int:
     child = os.fork()
     if child:
         return child
+    code = 1
     try:
         resume = (out / "run.json").exists()
         train(out, resume=resume, **({"device": given["device"]} if resume else given))
         code = 0
-    except BaseException:
-        out.with_name("failed.txt").write_text(traceback.format_exc())
-        code = 1
-    os._exit(code)
+    finally:  # a child ends here whatever happens, and does not go on as its parent
+        if code:
+            out.with_name("failed.txt").write_text(traceback.format_exc())
+        os._exit(code)
 
 
 def wait_for(kind: str, out: Path, draw: random.Random, ahead: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from weft.gpt2.folder import Folder, Plan
 from weft.gpt2.group import Group, joined
 from weft.gpt2.sequence import Tokens
 from weft.gpt2.settings import TrainConfig
-from weft.gpt2.text import open_tokens
+from weft.gpt2.text import open_tokens, shards_of
 from weft.gpt2.tokens import Tokeniser, tokeniser
 from weft.gpt2.training import Outcome, Run
 
@@ -27,8 +28,9 @@ SOURCES = ("data", "tokeniser", "bpe_files")
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """What a run left: its outcome, a sample of its text, its folder, picture and checkpoint; and
-    whether this process is the one to say so."""
+    """What a run left: its outcome, a sample of its text ("" where a signal ended it, or where the
+    tokeniser has not its files here), its folder, picture and checkpoint; and whether this process
+    is the one to say so."""
 
     outcome: Outcome
     sample: str
@@ -47,6 +49,7 @@ def train(
     device: str | None = None,
     say: Say = print,
     quiet: bool = False,
+    group: Group | None = None,
 ) -> Trained:
     """Train by a preset and what is given beside it, or go on with the run that is in ``out``.
 
@@ -59,6 +62,8 @@ def train(
         device: cuda or cpu; a GPU if there is one.
         say: takes lines for the user.
         quiet: report nothing of the steps.
+        group: the processes that take part, where they have joined already (``group.joined``);
+            else they join for this run.
 
     Raises:
         WeftError: the call cannot be answered as it was made, or training cannot go on; what was
@@ -66,17 +71,20 @@ def train(
     """
     kind = machine.known_kind(device)
     out = Path(out or Path("runs", config.ALIASES.get(preset, preset)))
-    with joined(kind) as group:
+    with joined(kind) if group is None else nullcontext(group) as ours:
         if resume:
             words = _stored(out)
         else:
-            if group.first:  # who makes it in a moment
+            if ours.first:  # who makes it in a moment
                 folder.refuse_taken(out)
             words = _recipe(preset, kind)
-        planned = _plan({**words, **_known(given)})
-        if not group.first:
+        given = _known(given)
+        if "steps" in given and not resume:  # of a short run a preset's warm-up would be the most
+            words["warmup"] = min(words["warmup"], given["steps"] // 10)
+        planned = _plan({**words, **given})
+        if not ours.first:
             say, quiet = _nothing, True
-        return _run(group, planned, out, resume, say, quiet)
+        return _run(ours, planned, out, resume, say, quiet)
 
 
 def _nothing(line: str) -> None:
@@ -96,7 +104,7 @@ def _run(group: Group, planned: Planned, out: Path, resume: bool, say: Say, quie
     title = f"{out.name}: GPT-2 of {outcome.parameters / 1e6:.1f} M parameters"
     return Trained(
         outcome=outcome,
-        sample=run.sample(),
+        sample="" if outcome.signal else run.sample(),
         folder=out,
         picture=curves.picture(out, title) if ranks.first else None,
         checkpoint=checkpoint.steps(place.checkpoints)[0],
@@ -139,7 +147,8 @@ def _plan(words: dict[str, Any]) -> Planned:
         words["compile"] = bool(words.get("gpu")) and words["ops"] == "torch"
     train = TrainConfig(**{k: v for k, v in words.items() if k in settings.names()})
     reader = tokeniser(words["tokeniser"], None if files is None else Path(files))
-    reader.ready()
+    if shards_of(None if data is None else Path(data)) is None:
+        reader.ready()
     tokens = open_tokens(
         None if data is None else Path(data), tokeniser=reader, window=train.length + 1
     )

@@ -86,6 +86,7 @@ class Optimizer:
             for moments in (group.exp_avgs, group.exp_avg_sqs):
                 moments.append(torch.zeros_like(own, dtype=torch.float32))
         self.groups = [g for g in (decayed, plain) if g.names]
+        self._found: list[Tensors] | None = None
         dtypes = {p.dtype for g in self.groups for p in g.params}
         if len(dtypes) != 1:
             got = ", ".join(sorted(map(str, dtypes))) or "no parameters"
@@ -105,8 +106,14 @@ class Optimizer:
                 p.grad = None
 
     def gradients(self) -> list[Tensors]:
-        """Each group's gradients: the sums where micro-batches were several."""
-        return [g.sums or [self.local(_of(p)) for p in g.owners] for g in self.groups]
+        """Each group's gradients: the sums where micro-batches were several.
+
+        They are looked up once a step: between the norms and the update the device has nothing to
+        do, and waits for the host.
+        """
+        if self._found is None:
+            self._found = [g.sums or [self.local(_of(p)) for p in g.owners] for g in self.groups]
+        return self._found
 
     @torch.no_grad()
     def norms(self) -> torch.Tensor:
@@ -149,7 +156,8 @@ class Optimizer:
         self.drop()
 
     def drop(self) -> None:
-        """Forget the gradients: of a step that is skipped, or failed."""
+        """Forget the gradients: of a step that is taken, skipped, or failed."""
+        self._found = None
         for group in self.groups:
             for p in group.owners:
                 p.grad = None

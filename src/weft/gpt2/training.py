@@ -248,8 +248,14 @@ class Run:
         self.progress.say(f"step {self.done}/{config.steps}  validation {self.validation:.4f}")
 
     def sample(self) -> str:
-        """Text by the model as it is, by the run's seed: the same for the same weights."""
+        """Text by the model as it is, by the run's seed: the same for the same weights. Shards can
+        be trained on where GPT-2's tokeniser has not its files: then there is none."""
         config = self.config
+        try:
+            self.tokeniser.ready()
+        except WeftError as error:
+            self.folder.say(f"no sample: {error}")
+            return ""
         with self.ranks.sampling():
             return sample(self.model, self.tokeniser, config.sample_tokens, config.seed)
 
