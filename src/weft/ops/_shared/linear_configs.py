@@ -1,13 +1,14 @@
 """Configurations of the linear operators' Triton product: those worth timing, those shipped.
 
-K is short in a transformer (768): what a tile's epilogue takes is hidden only if another tile's
+K is short in a transformer (768), and what a tile's epilogue takes is hidden only if another tile's
 product runs meanwhile. Two programs a multiprocessor (``resident=2``, 128 x 128 tiles of 4 warps)
-do so for each other; one of 128 x 256 reads a quarter fewer bytes, and waits for its epilogue.
+do so for each other, and read 1.2 GB from the L2 for 16384 x 3072 x 768; one of 128 x 256 reads a
+quarter less and waits for its epilogue, which therefore is kept short.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,6 +18,11 @@ from weft.ops._shared import linear_kernels as kernels
 BIAS, GELU, GELU_KEEP, RESIDUAL = (
     int(e.value) for e in (kernels.BIAS, kernels.GELU, kernels.GELU_KEEP, kernels.RESIDUAL)
 )
+MATHS = {
+    "unit": int(kernels.UNIT.value),
+    "paired": int(kernels.PAIRED.value),
+    "tanh": int(kernels.TANH.value),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +31,8 @@ class Config:
 
     ``stages`` tiles of K are in flight. ``descriptors`` names the kernel; the rest is for that one:
     ``resident`` programs a multiprocessor that take tile after tile, a tile finished in ``parts``
-    (1, 2 or 4), ``flatten`` for the two loops made one, ``tanh`` for GELU by tanh.approx.
+    (1, 2 or 4), ``flatten`` for the two loops made one, ``bring`` for the bias prefetched,
+    ``math`` for GELU's arithmetic: ``unit``, ``paired`` or ``tanh`` (see linear_kernels.py).
     """
 
     bm: int
@@ -38,7 +45,12 @@ class Config:
     resident: int = 1
     parts: int = 2
     flatten: bool = True
-    tanh: bool = False
+    bring: bool = False
+    math: str = "unit"
+
+    def __post_init__(self) -> None:
+        if self.math not in MATHS:
+            raise ValueError(f"math: expected one of {', '.join(MATHS)}, got {self.math!r}")
 
 
 def _wide(stages: int, **more: Any) -> Config:
@@ -49,20 +61,25 @@ def _pair(**more: Any) -> Config:
     return Config(bm=128, bn=128, bk=64, warps=4, stages=3, resident=2, **more)
 
 
+def _three(**more: Any) -> Config:
+    return Config(bm=128, bn=128, bk=64, warps=4, stages=2, resident=3, parts=4, **more)
+
+
 def _pointers(bm: int, bn: int, bk: int, warps: int, stages: int) -> Config:
     return Config(bm=bm, bn=bn, bk=bk, warps=warps, stages=stages, descriptors=False)
 
 
 SQUARE = Config(bm=128, bn=128, bk=64, warps=8, stages=3, parts=4)
 TALL = Config(bm=256, bn=128, bk=64, warps=8, stages=4, parts=4)
+LONG = _wide(4, parts=4)
 SMALL = _pointers(64, 64, 64, 4, 3)
 SINGLE = _pointers(64, 64, 16, 4, 3)
 # For half types, by epilogue: the first whose least count of 128 x 128 tiles a product has. Where
 # strides or device allow no descriptor, DIRECT holds; float32 is summed by fma, in SINGLE.
 SHIPPED = {
-    BIAS: ((132, _pair(parts=4)), (32, SQUARE), (0, SMALL)),
-    GELU: ((132, _pair()), (32, SQUARE), (0, SMALL)),
-    GELU_KEEP: ((132, _pair()), (32, SQUARE), (0, SMALL)),
+    BIAS: ((264, LONG), (132, _pair(parts=4)), (32, SQUARE), (0, SMALL)),
+    GELU: ((264, replace(LONG, math="paired")), (132, _pair()), (32, SQUARE), (0, SMALL)),
+    GELU_KEEP: ((264, replace(LONG, math="paired")), (132, _pair()), (32, SQUARE), (0, SMALL)),
     RESIDUAL: ((132, TALL), (32, SQUARE), (0, SMALL)),
 }
 DIRECT = ((64, _pointers(128, 128, 64, 8, 3)), (0, SMALL))
@@ -73,27 +90,29 @@ def worth_timing(epilogue: int, dtype: torch.dtype) -> tuple[Config, ...]:
     """The configurations worth timing for an epilogue and dtype, in the order of promise."""
     if dtype == torch.float32:
         return (SINGLE, _pointers(64, 128, 16, 8, 3), _pointers(128, 64, 16, 8, 3))
-    four = _wide(4, parts=4)
     found = [
-        *(_pair(parts=p, flatten=f) for p in (4, 2) for f in (True, False)),
-        _pair(parts=4, group=16),
-        four,
-        _wide(3),
+        LONG,
+        _pair(parts=4),
+        replace(LONG, bring=True),
         _wide(3, parts=4),
-        _wide(3, parts=4, flatten=False),
         TALL,
-        Config(bm=256, bn=128, bk=64, warps=8, stages=3),
+        replace(LONG, group=16),
+        replace(LONG, group=4),
+        _pair(parts=4, bring=True),
+        _pair(parts=4, group=16),
+        _pair(parts=4, flatten=False),
+        replace(LONG, flatten=False),
         SQUARE,
         Config(bm=128, bn=128, bk=64, warps=8, stages=3, parts=4, resident=2),
+        Config(bm=128, bn=128, bk=128, warps=8, stages=3, parts=2),
         _pointers(128, 256, 64, 8, 3),
         _pointers(128, 128, 64, 8, 3),
         _pointers(128, 128, 64, 4, 3),
     ]
-    if epilogue != RESIDUAL:
-        found.insert(5, _wide(4))  # with a residual's tile in shared memory there is no room
-    else:
-        found = [c for c in found if not (c.resident == 2 and c.parts == 2)]
+    if epilogue != RESIDUAL:  # whose tile in shared memory leaves no room for these
+        found[4:4] = [_pair(), _wide(4), _wide(3), replace(TALL, stages=3, parts=2), _three()]
     if epilogue in (GELU, GELU_KEEP):
-        found += [_pair(tanh=True), _pair(parts=4, tanh=True), _wide(4, tanh=True)]
-        found += [_wide(3, parts=4, tanh=True), _wide(4, parts=4, tanh=True)]
+        likely = (LONG, _wide(4), _wide(3, parts=4), _pair(), _pair(parts=4), TALL)
+        found[2:2] = [replace(c, math=m) for m in ("paired", "tanh") for c in likely]
+        found[2:2] = [replace(LONG, math=m, bring=True) for m in ("paired", "tanh")]
     return tuple(found)

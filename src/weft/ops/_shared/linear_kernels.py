@@ -11,9 +11,10 @@ from weft.backends.triton_jit import tl, triton
 
 BIAS, GELU, GELU_KEEP, RESIDUAL = (tl.constexpr(i) for i in range(4))
 # How the share of v that GELU lets pass is computed: exp and a division as Triton has them (what
-# its interpreter knows); exp2 and a reciprocal by the special-function unit, 2 ulp each; or one
-# tanh.approx, half the work of that unit, with 2^-11 of error.
-PLAIN, UNIT, TANH = (tl.constexpr(i) for i in range(3))
+# its interpreter knows); exp2 and a reciprocal by the special-function unit, 2 ulp each; PAIRED:
+# one reciprocal for two, 3/4 of that unit's work; or one tanh.approx, half of it, with 2^-11 of
+# error.
+PLAIN, UNIT, TANH, PAIRED = (tl.constexpr(i) for i in range(4))
 ROOT = tl.constexpr(0.7978845608028654)  # sqrt(2 / pi)
 CUBIC = tl.constexpr(0.044715)
 EXPONENT = tl.constexpr(-2 * 0.7978845608028654 * 1.4426950408889634)  # exp(-2u) as a power of 2
@@ -37,6 +38,33 @@ def share(v, SIGN: tl.constexpr, MATH: tl.constexpr):
             dtype=tl.float32,
             is_pure=True,
             pack=1,
+        )
+    elif MATH == PAIRED:
+        # 1/a and 1/b as b/(ab) and a/(ab): the product is held finite, and a share under 2^-63 is 0
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .f32 a, b, r;
+            .reg .pred p, q;
+            setp.gt.f32 p, $2, 0f427C0000;
+            setp.gt.f32 q, $3, 0f427C0000;
+            min.f32 a, $2, 0f427C0000;
+            min.f32 b, $3, 0f427C0000;
+            ex2.approx.ftz.f32 a, a;
+            ex2.approx.ftz.f32 b, b;
+            add.f32 a, a, 0f3F800000;
+            add.f32 b, b, 0f3F800000;
+            mul.f32 r, a, b;
+            rcp.approx.ftz.f32 r, r;
+            mul.f32 b, r, b;
+            mul.f32 a, r, a;
+            selp.f32 $0, 0f00000000, b, p;
+            selp.f32 $1, 0f00000000, a, q;
+            }""",
+            "=f,=f,f,f",
+            [exponent],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=2,
         )
     else:
         return 1.0 / (1.0 + tl.exp2(exponent))
@@ -86,24 +114,33 @@ def in_two(acc, BM: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
+def bring(bias_ptr, column, n, BN: tl.constexpr):
+    """A tile's bias asked for into L1, 64 elements at a time."""
+    columns = column + 64 * tl.arange(0, BN // 64)
+    at = bias_ptr + tl.minimum(columns, n - 1)
+    tl.inline_asm_elementwise(
+        "prefetch.global.L1 [$1]; mov.b32 $0, 0;",
+        "=r,l",
+        [at.to(tl.int64)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
 def finish(
-    sums,
-    bias_ptr,
+    v,
     residual_desc,
     y_desc,
     pre_desc,
     row,
     column,
-    n,
-    BN: tl.constexpr,
     EPILOGUE: tl.constexpr,
     MATH: tl.constexpr,
 ):
-    # sums: float32, BN columns of a tile from (row, column) on; bias: (N,). What lies beyond an
-    # edge is read as 0 and not written.
-    columns = column + tl.arange(0, BN)
-    bias = tl.load(bias_ptr + columns, mask=columns < n, other=0.0).to(tl.float32)
-    v = sums + bias[None, :]
+    # v: float32, with its bias, columns of a tile from (row, column) on. What lies beyond an edge
+    # is read as 0 and not written.
     if EPILOGUE == RESIDUAL:
         v += residual_desc.load([row, column]).to(tl.float32)
     if EPILOGUE == GELU_KEEP:
@@ -130,12 +167,15 @@ def linear_descriptors(
     GROUP: tl.constexpr,
     PARTS: tl.constexpr,
     FLATTEN: tl.constexpr,
+    BRING: tl.constexpr,
     EPILOGUE: tl.constexpr,
     MATH: tl.constexpr,
 ):
     # x: (M, K); weight: (N, K); bias: (N,); residual, y, pre: (M, N), rows in blocks of BN / PARTS
     # columns. A program takes tiles pid, pid + programs, ... The tile is finished in PARTS, whose
-    # staging for the copy engine needs that much less shared memory.
+    # staging for the copy engine needs that much less shared memory. The bias is loaded
+    # for all of the tile, so that its way from L2 is waited for once, not in every part; BRING
+    # asks for it before the product.
     row_tiles = tl.cdiv(m, BM)
     column_tiles = tl.cdiv(n, BN)
     k_tiles = tl.cdiv(k, BK)
@@ -145,6 +185,8 @@ def linear_descriptors(
     stored = first - tl.num_programs(0)
     for tile in tl.range(first, row_tiles * column_tiles, tl.num_programs(0), flatten=FLATTEN):
         row, column = tile_place(tile, row_tiles, column_tiles, GROUP)
+        if BRING:
+            bring(bias_ptr, column * BN, n, BN)
         acc = tl.zeros((BM, BN), dtype=tl.float32)
         for i in range(k_tiles):
             x = x_desc.load([row * BM, i * BK])
@@ -154,29 +196,24 @@ def linear_descriptors(
         row, column = tile_place(stored, row_tiles, column_tiles, GROUP)
         down = row * BM
         at = column * BN
+        columns = at + tl.arange(0, BN)
+        bias = tl.load(bias_ptr + columns, mask=columns < n, other=0.0).to(tl.float32)
+        v = acc + bias[None, :]
         if PARTS == 1:
-            finish(acc, bias_ptr, residual_desc, y_desc, pre_desc, down, at, n, BN, EPILOGUE, MATH)
+            finish(v, residual_desc, y_desc, pre_desc, down, at, EPILOGUE, MATH)
         else:
             W: tl.constexpr = BN // PARTS
-            left, right = in_two(acc, BM, BN)
+            left, right = in_two(v, BM, BN)
             if PARTS == 2:
-                finish(
-                    left, bias_ptr, residual_desc, y_desc, pre_desc, down, at, n, W, EPILOGUE, MATH
-                )
-                at += W
-                finish(
-                    right, bias_ptr, residual_desc, y_desc, pre_desc, down, at, n, W, EPILOGUE, MATH
-                )
+                finish(left, residual_desc, y_desc, pre_desc, down, at, EPILOGUE, MATH)
+                finish(right, residual_desc, y_desc, pre_desc, down, at + W, EPILOGUE, MATH)
             else:
                 a, b = in_two(left, BM, BN // 2)
                 c, d = in_two(right, BM, BN // 2)
-                finish(a, bias_ptr, residual_desc, y_desc, pre_desc, down, at, n, W, EPILOGUE, MATH)
-                at += W
-                finish(b, bias_ptr, residual_desc, y_desc, pre_desc, down, at, n, W, EPILOGUE, MATH)
-                at += W
-                finish(c, bias_ptr, residual_desc, y_desc, pre_desc, down, at, n, W, EPILOGUE, MATH)
-                at += W
-                finish(d, bias_ptr, residual_desc, y_desc, pre_desc, down, at, n, W, EPILOGUE, MATH)
+                finish(a, residual_desc, y_desc, pre_desc, down, at, EPILOGUE, MATH)
+                finish(b, residual_desc, y_desc, pre_desc, down, at + W, EPILOGUE, MATH)
+                finish(c, residual_desc, y_desc, pre_desc, down, at + 2 * W, EPILOGUE, MATH)
+                finish(d, residual_desc, y_desc, pre_desc, down, at + 3 * W, EPILOGUE, MATH)
 
 
 @triton.jit

@@ -14,6 +14,7 @@ from weft.ops._shared.linear_configs import (
     DIRECT,
     GELU_KEEP,
     INTERPRETED_DESCRIPTORS,
+    MATHS,
     RESIDUAL,
     SHIPPED,
     SINGLE,
@@ -93,12 +94,16 @@ def product(
     if residual is not None:
         residual = rows_of(residual)
     config = config or choose(epilogue, lines, weight, residual)
-    math = math_for(x.dtype)
-    if config.tanh and math == kernels.UNIT.value:
-        math = int(kernels.TANH.value)
+    math = _math(config, x.dtype)
     launch = _by_descriptors if config.descriptors else _by_pointers
     launch(config, epilogue, math, lines, weight, bias.contiguous(), residual, y, pre)
     return y, pre
+
+
+def _math(config: Config, dtype: torch.dtype) -> int:
+    """The arithmetic of GELU: the configuration's where the special-function unit serves."""
+    usual = math_for(dtype)
+    return MATHS[config.math] if usual == kernels.UNIT.value else usual
 
 
 def _by_descriptors(
@@ -132,6 +137,7 @@ def _by_descriptors(
         GROUP=config.group,
         PARTS=config.parts,
         FLATTEN=config.flatten,
+        BRING=config.bring and math != kernels.PLAIN.value,
         EPILOGUE=epilogue,
         MATH=math,
         num_warps=config.warps,
@@ -211,6 +217,7 @@ def _specimen(config: Config, epilogue: int, dtype: str) -> TritonSpecimen:
             "pre_desc": part if kept else None,
             "PARTS": config.parts,
             "FLATTEN": config.flatten,
+            "BRING": config.bring,
         }
         kernel = kernels.linear_descriptors
     else:
@@ -223,7 +230,7 @@ def _specimen(config: Config, epilogue: int, dtype: str) -> TritonSpecimen:
         kernel = kernels.linear_pointers
     signature |= {"bias_ptr": f"*{dtype}", **dict.fromkeys("mnk", "i32:16")}
     signature |= {"BM": bm, "BN": bn, "BK": bk, "GROUP": config.group, "EPILOGUE": epilogue}
-    signature["MATH"] = math_for(torch.float32 if dtype == "fp32" else torch.bfloat16)
+    signature["MATH"] = _math(config, torch.float32 if dtype == "fp32" else torch.bfloat16)
     way = "descriptors" if config.descriptors else "pointers"
     return TritonSpecimen(
         label=f"{dtype}-{bm}x{bn}x{config.stages}-{way}-{epilogue}",
