@@ -179,8 +179,8 @@ def test_accumulation_is_the_same_step(tmp_path: Path) -> None:
 
 def test_a_run_learns_and_leaves_what_it_says(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    done = train(out, steps=60, validate_every=20, dropout=0.05, accumulate=2, tensorboard=True,
-                 sample_every=30)  # fmt: skip
+    extras = {"tensorboard": True, "picture": True, "sample_every": 30}
+    done = train(out, steps=60, validate_every=20, dropout=0.05, accumulate=2, **extras)
     found = losses(out)
     assert found[1] == pytest.approx(math.log(256), abs=0.3)
     assert done.outcome.loss is not None and done.outcome.loss < found[1] - 2.0

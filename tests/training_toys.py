@@ -24,7 +24,7 @@ TEXT = "".join(f"def f{i}(x):\n    return x * {i * 7 % 31} + {i % 13}\n\n" for i
 SIZES: dict[str, Any] = {
     "layers": 1, "heads": 1, "width": 64, "length": 32, "batch": 4, "lr": 3e-3, "warmup": 4,
     "steps": 20, "validate_every": None, "checkpoint_every": 5, "keep": 2, "seed": 3,
-    "tensorboard": False, "sample_tokens": 8,
+    "tensorboard": False, "picture": False, "sample_tokens": 8,
 }  # fmt: skip
 
 

@@ -104,7 +104,7 @@ def _say(line: str) -> None:
 
 
 def _print(found: Trained, as_json: bool) -> None:
-    from weft.gpt2.curves import NO_PICTURE
+    from weft.gpt2.curves import missing
     from weft.gpt2.progress import clock
 
     done = found.outcome
@@ -120,7 +120,10 @@ def _print(found: Trained, as_json: bool) -> None:
     if done.skipped:
         _say(f"{done.skipped} steps were skipped: see metrics.jsonl")
     _say(f"checkpoint: {found.checkpoint}")
-    _say(f"curve: {found.picture}" if found.picture else NO_PICTURE)
+    if found.picture:
+        _say(f"curve: {found.picture}")
+    elif missing():
+        _say(missing())
     if done.signal is not None:
         _say(f"stopped; go on with: weft train --resume --out {found.folder}")
     else:

@@ -13,10 +13,15 @@ NO_PICTURE = "matplotlib is not installed, so loss.svg is not drawn: pip install
 POINTS = 400  # of a curve: each is the mean of the steps around it
 
 
+def missing() -> str:
+    """What to install for a picture to be drawn; empty where it can be."""
+    return "" if find_spec("matplotlib") else NO_PICTURE
+
+
 def picture(folder: Path, title: str) -> Path | None:
     """Draw ``folder/loss.svg`` from its metrics; None where matplotlib or a loss is missing."""
     trained, validated = losses(folder)
-    if find_spec("matplotlib") is None or not trained:
+    if missing() or not trained:
         return None
     xs, ys = averaged(trained)
     each = -(-len(trained) // POINTS)

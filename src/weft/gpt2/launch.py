@@ -101,12 +101,13 @@ def _run(group: Group, planned: Planned, out: Path, resume: bool, say: Say, quie
     if run.done >= plan.train.steps:
         say(f"all {plan.train.steps} steps are done already")
     outcome = run.go()
+    drawn = plan.train.picture
     title = f"{out.name}: GPT-2 of {outcome.parameters / 1e6:.1f} M parameters"
     return Trained(
         outcome=outcome,
         sample="" if outcome.signal else run.sample(),
         folder=out,
-        picture=curves.picture(out, title) if ranks.first else None,
+        picture=curves.picture(out, title) if ranks.first and drawn else None,
         checkpoint=checkpoint.steps(place.checkpoints)[0],
         first=ranks.first,
     )

@@ -83,8 +83,13 @@ class Metrics:
             self._writer.close()
 
 
+def missing() -> str:
+    """What to install for TensorBoard's log to be written; empty where it can be."""
+    return "" if find_spec("tensorboard") else NO_TENSORBOARD
+
+
 def _writer(folder: Path, after: int) -> Any:
-    if find_spec("tensorboard") is None:
+    if missing():
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)

@@ -35,7 +35,8 @@ class TrainConfig:
         outlier_z, outlier_window: a step whose loss or gradient norm is more than this many
             standard deviations above the mean of that many steps is skipped.
         patience: so many skipped steps in a row end the run.
-        tensorboard: whether TensorBoard's log is written where that is installed.
+        tensorboard, picture: whether TensorBoard's log is written, and the losses drawn at the end,
+            where what does it is installed.
 
     Raises:
         WeftError: a value outside its range.
@@ -68,6 +69,7 @@ class TrainConfig:
     outlier_window: int = 128
     patience: int = 10
     tensorboard: bool = True
+    picture: bool = True
 
     def __post_init__(self) -> None:
         for name in COUNTS:
@@ -121,7 +123,7 @@ OPTIONAL = (
 LOOSE = frozenset(
     (
         *("checkpoint_every", "checkpoint_seconds", "keep", "sample_every", "sample_tokens"),
-        *("validate_every", "validate_batches", "tensorboard", "patience"),
+        *("validate_every", "validate_batches", "tensorboard", "picture", "patience"),
         *("accumulate", "strategy", "compile"),  # a step in other parts: the same but for rounding
     )
 )

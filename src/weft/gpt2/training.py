@@ -25,7 +25,7 @@ from weft.gpt2.data import Batches, Prefetch
 from weft.gpt2.files import Unwritten
 from weft.gpt2.folder import Folder, Plan
 from weft.gpt2.guards import Guard, Signals, memory
-from weft.gpt2.metrics import Metrics
+from weft.gpt2.metrics import Metrics, missing
 from weft.gpt2.model import GPT
 from weft.gpt2.optimizer import Optimizer
 from weft.gpt2.progress import Progress, peak
@@ -138,6 +138,8 @@ class Run:
         self.metrics = (
             Metrics(self.folder.path, after=self.done, tensorboard=tensorboard) if first else None
         )
+        if first and tensorboard and (lacking := missing()):
+            self.folder.say(lacking)
         self.progress = self._progress()
         where = {"rank": self.ranks.rank, "world": self.ranks.world, **self.parts}
         stopped = None
