@@ -188,9 +188,12 @@ def test_an_element_may_be_off_by_units_in_its_own_last_place_and_none_below_the
 
 
 def test_the_floor_of_the_rms_follows_how_many_elements_make_it():
-    ones, one = torch.ones(100, dtype=torch.float64), torch.eye(10, dtype=torch.float64)[0]
-    assert participants(ones) == pytest.approx(100) and participants(one) == pytest.approx(1)
-    assert participants(1e-300 * ones) == pytest.approx(100)
+    alike = 1 + 1e-9 * torch.arange(100, dtype=torch.float64)
+    one = torch.eye(10, dtype=torch.float64)[0]
+    assert participants(alike) == pytest.approx(100) and participants(one) == pytest.approx(1)
+    assert participants(1e-300 * alike) == pytest.approx(100)
+    equal = torch.ones(100_000, dtype=torch.float64)  # which share one error
+    assert participants(equal) == 1 and participants(equal.cumsum(0) % 7) == 7
     drawn = torch.randn(100_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     assert participants(drawn) == pytest.approx(100_000 / 3, rel=0.05)
     drawn[:2] = torch.tensor([float("nan"), float("inf")])

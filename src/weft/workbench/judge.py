@@ -49,7 +49,7 @@ def judge(
     oracle = _AtSlot(operator, case, direction, device, baseline, slot)
     answers, bounds, terms = oracle.answer(0), oracle.bounds, oracle.terms(0)
     dtypes = [form.dtype for form in oracle.forms]
-    # An implementation may keep to itself what takes no gradient; the check has seen that it says so.
+    # An implementation may keep to itself what takes no gradient, if it says so: the check looks.
     least = operator.graded if direction == FORWARD else len(answers)
     del oracle
 
