@@ -115,7 +115,7 @@ def _open(
     model = weights.build(config, tensors, device=where, dtype=torch.float32)
     millions = config.parameters / 1e6
     typer.echo(f"{path}: {millions:.3g} M parameters, {words.name}, on {where}", err=True)
-    return model, words
+    return model.eval(), words
 
 
 def _ids(words: Tokeniser, prompt: str | None) -> Any:

@@ -109,12 +109,14 @@ def _stream(
 def _logits(model: GPT, window: torch.Tensor, memory: Cache | None) -> torch.Tensor:
     """(B, V) float64 on the CPU, of the window's last token."""
     training = model.training
-    model.eval()
+    if training:  # a walk over all modules, which is felt at each token of a small model
+        model.eval()
     try:
         seen = 0 if memory is None else memory.length
         found = model(window[:, seen:], cache=memory)
     finally:
-        model.train(training)
+        if training:
+            model.train()
     return found[:, -1].double().cpu()  # type: ignore[no-any-return]
 
 
