@@ -1,125 +1,78 @@
-// Norms backward by clusters that stay: a row over CLUSTER blocks, each read once.
+// Norms backward by teams that stay: dx = rstd (g w - mean(g w) - xhat mean(g w xhat)), each row
+// read once, and the sums of g xhat and of g for the weights' gradients.
 //
-// A block has a slice of the columns, VECTORS accesses a thread, and keeps the sums of g xhat and
-// of g for them in registers over all the rows it takes. A ring of STAGES rows comes by the bulk
-// copy engine into shared memory, so that loads never wait for arithmetic. Each block takes its
-// slice's mean and squares; one exchange a row brings them, and the sums of g w and g w x, together
-// as Chan, Golub and LeVeque (1983) merge variances. Compute capability 9.0 and later.
-// g, x and (ADD) more: (rows, columns), strides apart; dx, dr: contiguous; part: (2 or 1, clusters,
-// columns) float32. All are multiples of 16 bytes. Bytes: 2n read + n written (ADD: 3n + 2n).
+// A team is some warps of a block, a block, or a cluster of blocks, and keeps its columns' sums in
+// registers over all the rows it takes, which come through a ring (norm_ring.cuh). One walk over a
+// row in registers takes all statistics, about a reference (norm_merge.cuh), so that a row costs
+// one barrier; a second writes. At the end a block's teams add theirs up: a part a block.
+// g, x and (ADD) more: (rows, columns), strides apart; dx, dr: contiguous; part: (2 or 1, blocks or
+// clusters, columns) float32. All are multiples of 16 bytes. Bytes: 2n read + n written (ADD: 3n +
+// 2n). Shared memory: where w is not HELD in registers its slice; the rings; the teams' sums after.
 #define ACCESS (16 / sizeof(WEFT_T))
-#include "norm.cuh"
-#include "bulk.cuh"
+#define BACKWARD 1
+#include "norm_ring.cuh"
 
-#ifndef CLUSTER
-#define CLUSTER 1
+#ifndef HELD
+#define HELD 0
 #endif
-#ifndef STAGES
-#define STAGES 3
-#endif
-#ifndef VECTORS
-#define VECTORS 2
-#endif
-#ifndef RESIDENT
-#define RESIDENT 2
-#endif
-constexpr int TENSORS = ADD ? 3 : 2;
 
 #if __CUDA_ARCH__ >= 900
 
 extern __shared__ __align__(128) unsigned char memory[];
 
-__device__ __forceinline__ void cluster_barrier() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
+constexpr int TENSORS = 2 + ADD, EACH = VECTORS * N;
+using Row = Pack[VECTORS];
 
-// Mean, what it was off by, squares left, sums of g w and of g w (x - mean): a block's or a row's.
-using Row = Sums<5>;
-
-// What this block sums over its slice of `count` elements.
-__device__ __forceinline__ Row slice_sums(const Pack (&x)[VECTORS], const Pack (&g)[VECTORS],
-                                          const Weights (&w)[VECTORS], int accesses, float count,
-                                          Sums<2>* first, Sums<3>* second) {
-  float mean = 0.0f, average = 0.0f;
-  Sums<2> sums = {};
-#pragma unroll
-  for (int i = 0; i < VECTORS; ++i)
-#pragma unroll
-    for (int j = 0; j < N; ++j) {
-      sums.at[0] += to_float(x[i].at[j]);
-      sums.at[1] = fmaf(to_float(g[i].at[j]), to_float(w[i].at[j]), sums.at[1]);
-    }
-  if (CENTRED) {
-    sums = block_sums<2>(sums, first);
-    mean = count > 0.0f ? sums.at[0] / count : 0.0f;
-    average = sums.at[1];
-  }
-  Sums<3> left = {};
+__device__ __forceinline__ Parts sums_of(const Row& x, const Row& g, const Weights (&held)[VECTORS],
+                                         const Weights* weights, float ref, int first, int count) {
+  Parts sums = {};
 #pragma unroll
   for (int i = 0; i < VECTORS; ++i) {
-    if ((int)threadIdx.x + i * THREADS >= accesses) continue;
+    if (!FULL && first + i * TEAM >= count) continue;
+    const Weights w = HELD ? held[i] : weights[first + i * TEAM];
 #pragma unroll
     for (int j = 0; j < N; ++j) {
-      const float d = to_float(x[i].at[j]) - mean;
-      left.at[0] += d;
-      left.at[1] = fmaf(d, d, left.at[1]);
-      left.at[2] = fmaf(to_float(g[i].at[j]) * to_float(w[i].at[j]), d, left.at[2]);
+      const float left = to_float(x[i].at[j]) - ref;
+      const float grad = to_float(g[i].at[j]) * to_float(w.at[j]);
+      if (CENTRED) {
+        sums.at[0] += left;
+        sums.at[KINDS / 2] += grad;
+      }
+      sums.at[SQUARES] = fmaf(left, left, sums.at[SQUARES]);
+      sums.at[DOT] = fmaf(grad, left, sums.at[DOT]);
     }
   }
-  left = block_sums<3>(left, second);
-  if (!CENTRED) return {{0.0f, 0.0f, left.at[1], 0.0f, left.at[2]}};
-  const float more = count > 0.0f ? left.at[0] / count : 0.0f;
-  return {{mean, more, left.at[1] - more * left.at[0], average, left.at[2] - more * average}};
+  return sums;
 }
 
-// Of the whole row: the shift from this block's mean, 1 / deviation, mean g w, mean g w xhat.
-struct Whole { float shift, scale, average, dot; };
-
-__device__ __forceinline__ Whole merged(const Row& mine, Row* peers, int accesses_all, int each,
-                                        float columns, float eps) {
-  const int lane = threadIdx.x % 32;
-  Row one = {};
-  float count = columns;
-  if (CLUSTER > 1) {
-    if (threadIdx.x < CLUSTER) {
-      const unsigned own = (unsigned)__cvta_generic_to_shared(peers + blockIdx.x % CLUSTER);
-      unsigned theirs;
-      asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(theirs) : "r"(own), "r"(threadIdx.x));
+// Adds up what the block's teams have summed, in their order, and writes the block's part.
+__device__ __forceinline__ void write_part(const float* sums, float* part, int columns) {
+  if (TEAMS == 1) {
 #pragma unroll
-      for (int k = 0; k < 5; ++k)
-        asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(theirs + 4 * k), "f"(mine.at[k])
-                     : "memory");
+    for (int i = 0; i < VECTORS; ++i) {
+      const int at = ((int)threadIdx.x + i * TEAM) * N;
+      if (at >= columns) continue;
+#pragma unroll
+      for (int j = 0; j < N; j += 4)
+        *reinterpret_cast<float4*>(part + at + j) =
+            make_float4(sums[i * N + j], sums[i * N + j + 1], sums[i * N + j + 2],
+                        sums[i * N + j + 3]);
     }
-    cluster_barrier();
-    count = (float)(max(0, min(each, accesses_all - lane * each)) * N);
-    if (lane < CLUSTER) one = peers[lane]; else count = 0.0f;
-  } else if (lane == 0) {
-    one = mine;
-  } else {
-    count = 0.0f;
+    return;
   }
-  if (!CENTRED) {
-    const float scale = inverse_root(warp_sum(one.at[2]) / columns + eps);
-    return {0.0f, scale, 0.0f, warp_sum(one.at[4]) / columns * scale};
-  }
-  const float off = (one.at[0] - mine.at[0]) + one.at[1];  // that block's mean from this one's
-  const float shift = warp_sum(count > 0.0f ? off * count : 0.0f) / columns;
-  const float away = off - shift;
-  const float squares = warp_sum(count > 0.0f ? fmaf(away * away, count, one.at[2]) : 0.0f);
-  const float scale = inverse_root(not_below_zero(squares) / columns + eps);
-  const float dot = warp_sum(count > 0.0f ? fmaf(away, one.at[3], one.at[4]) : 0.0f);
-  return {shift, scale, warp_sum(one.at[3]) / columns, dot / columns * scale};
-}
-
-__device__ __forceinline__ void ask(const WEFT_T* const (&from)[3], const index_t (&stride)[3],
-                                    index_t row, int bytes, unsigned char* to,
-                                    unsigned long long* arrived) {
-  if (!bytes) return;
-  expect(arrived, TENSORS * bytes);
+  // Element e of a thread's sums stands THREADS apart, so that neighbours write side by side.
+  float* const all = reinterpret_cast<float*>(memory);
+  __syncthreads();
 #pragma unroll
-  for (int t = 0; t < TENSORS; ++t)
-    copy(to + t * bytes, from[t] + row * stride[t], bytes, arrived);
+  for (int e = 0; e < EACH; ++e) all[e * THREADS + threadIdx.x] = sums[e];
+  __syncthreads();
+  for (int k = threadIdx.x; k < EACH * TEAM; k += THREADS) {
+    const int e = k / TEAM, first = k % TEAM, column = (first + e / N * TEAM) * N + e % N;
+    float sum = all[e * THREADS + first];
+#pragma unroll
+    for (int t = 1; t < TEAMS; ++t) sum += all[e * THREADS + t * TEAM + first];
+    if (column < columns) part[column] = sum;
+  }
 }
 
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, RESIDENT)
@@ -127,99 +80,80 @@ norm_backward(const WEFT_T* __restrict__ g, const WEFT_T* __restrict__ more,
               const WEFT_T* __restrict__ x, const WEFT_W* __restrict__ w, WEFT_T* __restrict__ dx,
               WEFT_T* __restrict__ dr, float* __restrict__ part, index_t rows, index_t columns,
               index_t g_stride, index_t more_stride, index_t x_stride, double eps) {
-  __shared__ unsigned long long arrived[STAGES];
-  __shared__ Sums<2> first[32];
-  __shared__ Sums<3> second[2][32];  // by turns: without a mean there is one barrier a row
-  __shared__ Row peers[2][CLUSTER];
-  const int all = columns / N, each = (all + CLUSTER - 1) / CLUSTER;
-  const int begin = min((int)(blockIdx.x % CLUSTER) * each, all);
-  const int accesses = min(each, all - begin), bytes = accesses * 16;
-  const index_t clusters = gridDim.x / CLUSTER, from = (index_t)begin * N;
-  const WEFT_T* const sources[3] = {g + from, x + from, more + from};
-  const index_t strides[3] = {g_stride, x_stride, more_stride};
-  if (threadIdx.x == 0)
-    for (int k = 0; k < STAGES; ++k) prepare(arrived + k);
-  __syncthreads();
-  if (CLUSTER > 1) cluster_barrier();  // no block is written to before it runs
-  index_t row = blockIdx.x / CLUSTER;
-  if (threadIdx.x == 0)
-    for (int k = 0; k < STAGES; ++k)
-      if (row + k * clusters < rows)
-        ask(sources, strides, row + k * clusters, bytes, memory + k * TENSORS * bytes, arrived + k);
-
-  Weights weights[VECTORS];
-  float dw[VECTORS * N] = {}, db[CENTRED ? VECTORS * N : 1] = {};
+  __shared__ unsigned long long arrived[TEAMS][STAGES];
+  __shared__ float table[2][TEAMS][ENTRIES * FIELDS];
+  const Slice slice(columns);
+  const int team = threadIdx.x / TEAM, first = threadIdx.x % TEAM, bytes = slice.count * 16;
+  const index_t from = (index_t)slice.begin * N;
+  Weights* const kept = reinterpret_cast<Weights*>(memory);
+  unsigned char* rings =
+      memory + (HELD ? 0 : (slice.each * (int)sizeof(Weights) + 127) / 128 * 128);
+  Ring<TENSORS> ring = {{g + from, x + from}, {g_stride, x_stride}, (int)rows, bytes,
+                        rings + team * STAGES * TENSORS * bytes, arrived[team]};
+  if (ADD) {
+    ring.from[1 + ADD] = more + from;
+    ring.stride[1 + ADD] = more_stride;
+  }
+  ring.start();
+  Weights held[VECTORS];
 #pragma unroll
   for (int i = 0; i < VECTORS; ++i) {
-    const int at = threadIdx.x + i * THREADS;
-#pragma unroll
-    for (int j = 0; j < N; ++j) weights[i].at[j] = from_float<WEFT_W>(0.0f);
-    if (at < accesses) weights[i] = reinterpret_cast<const Weights*>(w + from)[at];
+    const int at = first + i * TEAM;
+    if (at >= slice.count) continue;
+    const Weights one = reinterpret_cast<const Weights*>(w + from)[at];
+    if (HELD) held[i] = one; else if (team == 0) kept[at] = one;
   }
-  int stage = 0;
-  unsigned phase = 0, turn = 0;
-  for (; row < rows; row += clusters) {
-    if (bytes) wait(arrived + stage, phase);
-    const Pack* held = reinterpret_cast<const Pack*>(memory + stage * TENSORS * bytes);
-    Pack gs[VECTORS], xs[VECTORS], extra[ADD ? VECTORS : 1];
+  __syncthreads();
+  const Counts counts = counts_of(slice.all, slice.each);
+  const float share = __frcp_rn((float)columns);
+  float dw[EACH] = {}, db[CENTRED ? EACH : 1] = {};
+  unsigned turn = 0;
+  for (int row = first_row(); row < rows; row += row_step(), turn ^= 1) {
+    ring.await();
+    Row gs, xs, extra;
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
-      const int at = threadIdx.x + i * THREADS;
-      const bool there = at < accesses;
-      gs[i] = there ? held[at] : zeros();
-      xs[i] = there ? held[accesses + at] : zeros();
-      if (ADD) extra[ADD ? i : 0] = there ? held[2 * accesses + at] : zeros();
+      const int at = first + i * TEAM;
+      const bool there = FULL || at < slice.count;
+      gs[i] = there ? ring.held(0)[at] : zeros();
+      xs[i] = there ? ring.held(1)[at] : zeros();
+      if (ADD) extra[i] = there ? ring.held(1 + ADD)[at] : zeros();
     }
-    const Row mine =
-        slice_sums(xs, gs, weights, accesses, (float)(accesses * N), first, second[turn]);
-    // All have passed a barrier since they read the stage: the next row may come into it.
-    if (threadIdx.x == 0 && row + STAGES * clusters < rows)
-      ask(sources, strides, row + STAGES * clusters, bytes, memory + stage * TENSORS * bytes,
-          arrived + stage);
-    const Whole whole = merged(mine, peers[turn], all, each, (float)columns, (float)eps);
+    const float ref = reference(xs[0]);
+    const Parts sums = sums_of(xs, gs, held, kept, ref, first, slice.count);
+    const float one = exchange(sums, ref, table[turn][team]);
+    ring.advance(row);
+    const Whole whole = merged(one, ref, table[turn][team], counts, share, (float)eps);
+    const float less = -whole.shift * whole.scale, average = whole.average * whole.scale;
+    const float dot = whole.dot * whole.scale;
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
-      const int at = threadIdx.x + i * THREADS;
-      if (at >= accesses) continue;
+      const int at = first + i * TEAM;
+      if (!FULL && at >= slice.count) continue;
+      const Weights v = HELD ? held[i] : kept[at];
+      forget(xs[i]);
+      forget(gs[i]);
       Pack out;
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        const float grad = to_float(gs[i].at[j]);
-        const float hat = ((to_float(xs[i].at[j]) - mine.at[0]) - whole.shift) * whole.scale;
-        float d = grad * to_float(weights[i].at[j]) - hat * whole.dot;
-        if (CENTRED) {
-          d -= whole.average;
-          db[CENTRED ? i * N + j : 0] += grad;
-        }
-        dw[i * N + j] = fmaf(grad, hat, dw[i * N + j]);
-        d *= whole.scale;
-        if (ADD) d += to_float(extra[ADD ? i : 0].at[j]);
+        const float grad = to_float(gs[i].at[j]), left = to_float(xs[i].at[j]) - ref;
+        const float hat = CENTRED ? fmaf(left, whole.scale, less) : left * whole.scale;
+        const float rest = CENTRED ? fmaf(hat, dot, average) : hat * dot;
+        float d = fmaf(grad * to_float(v.at[j]), whole.scale, -rest);
+        if (ADD) d += to_float(extra[i].at[j]);
         out.at[j] = from_float<WEFT_T>(d);
+        dw[i * N + j] = fmaf(grad, hat, dw[i * N + j]);
+        if (CENTRED) db[CENTRED ? i * N + j : 0] += grad;
       }
-      reinterpret_cast<Pack*>(dx + row * columns + from)[at] = out;
-      if (ADD) reinterpret_cast<Pack*>(dr + row * columns + from)[at] = out;
-    }
-    turn ^= 1;
-    if (++stage == STAGES) {
-      stage = 0;
-      phase ^= 1;
+      const index_t to = ((index_t)row * (slice.all * N) + from) / N + at;
+      reinterpret_cast<Pack*>(dx)[to] = out;
+      if (ADD) reinterpret_cast<Pack*>(dr)[to] = out;
     }
   }
   float* const mine = part + blockIdx.x / CLUSTER * columns + from;
-#pragma unroll
-  for (int i = 0; i < VECTORS; ++i) {
-    const int at = threadIdx.x + i * THREADS;
-    if (at >= accesses) continue;
-#pragma unroll
-    for (int j = 0; j < N; j += 4) {
-      float4* to = reinterpret_cast<float4*>(mine + at * N + j);
-      const float* s = dw + i * N + j;
-      *to = make_float4(s[0], s[1], s[2], s[3]);
-      if (!CENTRED) continue;
-      const float* t = db + (CENTRED ? i * N + j : 0);
-      to[clusters * columns / 4] = make_float4(t[0], t[1], t[2], t[3]);
-    }
-  }
+  write_part(dw, mine, slice.count * N);
+  if (CENTRED)
+    write_part(db, mine + gridDim.x / CLUSTER * columns, slice.count * N);
 }
 
 #endif

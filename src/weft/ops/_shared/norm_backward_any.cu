@@ -93,23 +93,29 @@ norm_columns(const WEFT_T* __restrict__ g, const WEFT_T* __restrict__ x,
   if (CENTRED) part[(gridDim.y + blockIdx.y) * columns + column] = db;
 }
 
-// Block (c, which): 32 columns of part[which]: (parts, columns), added up in a fixed order.
-extern "C" __global__ void __launch_bounds__(256)
+#ifndef SUMMING
+#define SUMMING 512
+#endif
+
+// Block (c, which): 32 columns of part[which]: (parts, columns), added up in a fixed order. A warp
+// has every 16th row: with a part a multiprocessor its loads are few enough to be all under way.
+extern "C" __global__ void __launch_bounds__(SUMMING)
 norm_sum(const float* __restrict__ part, WEFT_W* __restrict__ dw, WEFT_W* __restrict__ db,
          index_t parts, index_t columns) {
-  __shared__ float sums[8][32];
+  constexpr int GROUPS = SUMMING / 32;
+  __shared__ float sums[GROUPS][32];
   const int lane = threadIdx.x % 32, group = threadIdx.x / 32;
   const index_t column = (index_t)blockIdx.x * 32 + lane;
   float sum = 0.0f;
   if (column < columns) {
     const float* from = part + blockIdx.y * parts * columns + column;
 #pragma unroll 8
-    for (int row = group; row < parts; row += 8) sum += from[row * columns];
+    for (int row = group; row < parts; row += GROUPS) sum += from[row * columns];
   }
   sums[group][lane] = sum;
   __syncthreads();
   if (group || column >= columns) return;
 #pragma unroll
-  for (int k = 1; k < 8; ++k) sum += sums[k][lane];
+  for (int k = 1; k < GROUPS; ++k) sum += sums[k][lane];
   (blockIdx.y ? db : dw)[column] = from_float<WEFT_W>(sum);
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -10,119 +9,58 @@ import torch
 
 from weft.backends.nvrtc import CudaSource
 from weft.core import YES, Case, Support, no
+from weft.ops._shared.norm_configs import (
+    Block,
+    Kind,
+    Long,
+    Stay,
+    configure,
+    configure_backward,
+    shared,
+)
 from weft.ops._shared.rows import as_rows, width
 
 HERE = Path(__file__).parent
-TYPES = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 Pair = tuple[torch.Tensor, torch.Tensor]
-EACH = 16  # columns a thread of the backward has, with two sums in registers for each
-
-
-@dataclass(frozen=True, kw_only=True)
-class Kind:
-    """What a program is compiled for: types, elements an access, and which of the norms."""
-
-    x: torch.dtype
-    w: torch.dtype
-    access: int
-    centred: bool
-    add: bool
-
-    @property
-    def macros(self) -> dict[str, object]:
-        return {
-            "WEFT_T": TYPES[self.x],
-            "WEFT_W": TYPES[self.w],
-            "CENTRED": int(self.centred),
-            "ADD": int(self.add),
-        }
-
-    @property
-    def label(self) -> str:
-        words = [str(self.x).removeprefix("torch."), str(self.w).removeprefix("torch.")]
-        return "-".join([*words, f"{int(self.centred)}{int(self.add)}"])
-
-
-@dataclass(frozen=True, kw_only=True)
-class Forward:
-    """``vectors`` accesses a thread hold a row; 0: the row is walked three times."""
-
-    threads: int
-    vectors: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Backward:
-    """``cluster`` blocks a row, ``resident`` of which a multiprocessor holds, ``stages`` rows under
-    way in each; 0: rows of any length and alignment, in three kernels."""
-
-    threads: int
-    cluster: int = 0
-    resident: int = 1
-    stages: int = 0
+ROUND = 32 << 10  # bytes of rows that a multiprocessor's threads hold at once
+SM90 = 228 << 10  # bytes of shared memory that an sm_90's multiprocessor has for its blocks
+MOST = 1 << 30  # rows that teams count in 32 bits
+SUMMING = 512  # threads of a block of norm_sum
 
 
 @cache
-def configure(columns: int, itemsize: int, access: int) -> Forward:
-    """Two accesses a thread for short rows, four for long ones."""
-    accesses = columns // access
-    for vectors, most in ((2, 128), (4, 1024)):
-        threads = -(-accesses // (32 * vectors)) * 32
-        if threads <= most:
-            return Forward(threads=threads, vectors=vectors)
-    return Forward(threads=512, vectors=0)
-
-
-@cache
-def configure_backward(columns: int, kind: Kind, clusters: bool) -> Backward:
-    """16 columns a thread, so that 16 to 24 warps of 80 to 128 registers fill a multiprocessor. A
-    row of more than 256 threads goes to a cluster of smaller blocks, more of which are in turn."""
-    itemsize, cluster = kind.x.itemsize, 1
-    while columns > 256 * EACH and -(-columns // cluster) > 128 * EACH and cluster < 8:
-        cluster *= 2
-    slice_ = -(-columns // (cluster * kind.access)) * kind.access
-    threads = -(-slice_ // (32 * EACH)) * 32
-    if not clusters or kind.access * itemsize != 16 or threads > 512:
-        return Backward(threads=256)
-    room = 512
-    if itemsize == 2 and kind.w == kind.x and not kind.add:
-        room = 512 if kind.centred else 768
-    resident = max(1, min(16, room // threads))
-    held = (3 if kind.add else 2) * slice_ * itemsize
-    stages = min(4, (200 << 10) // (resident * held))
-    return Backward(threads=threads, cluster=cluster, resident=resident, stages=stages)
-
-
-@cache
-def forward_source(kind: Kind, config: Forward) -> CudaSource:
-    name = "norm_block" if config.vectors else "norm_long"
+def forward_source(kind: Kind, config: Block | Long | Stay) -> CudaSource:
+    if isinstance(config, Stay):
+        return _stay_source("norm_stay", "norm_stay.cu", kind, config, {})
     macros = {**kind.macros, "ACCESS": kind.access, "THREADS": config.threads}
-    if config.vectors:
-        macros["VECTORS"] = config.vectors
+    name, layout = "norm_long", str(config.threads)
+    if isinstance(config, Block):
+        early, full = int(config.early), int(config.full)
+        macros |= {"VECTORS": config.vectors, "EARLY": early, "FULL": full}
+        name, layout = "norm_block", f"{config.threads}x{config.vectors}-{early}{full}"
     return CudaSource(
         file=HERE / "norm_forward.cu",
         kernels=("norm_block", "norm_long"),
         defines=tuple((k, str(v)) for k, v in macros.items()),
-        label=f"{name}-{kind.label}-{config.threads}x{config.vectors}-{kind.access}",
+        label=f"{name}-{kind.label}-{layout}-{kind.access}",
     )
 
 
 @cache
-def backward_source(kind: Kind, config: Backward) -> CudaSource:
-    macros = {
-        **kind.macros,
-        "THREADS": config.threads,
-        "CLUSTER": config.cluster,
-        "RESIDENT": config.resident,
-        "STAGES": config.stages,
-        "VECTORS": EACH // kind.access,
-    }
-    layout = f"{config.threads}-{config.cluster}-{config.resident}-{config.stages}"
+def backward_source(kind: Kind, config: Stay) -> CudaSource:
+    held: dict[str, object] = {"HELD": int(config.held)}
+    return _stay_source("norm_backward", "norm_backward.cu", kind, config, held)
+
+
+def _stay_source(
+    kernel: str, file: str, kind: Kind, config: Stay, more: dict[str, object]
+) -> CudaSource:
+    macros = {**kind.macros, **config.macros, **more}
     return CudaSource(
-        file=HERE / "norm_backward.cu",
-        kernels=("norm_backward",),
+        file=HERE / file,
+        kernels=(kernel,),
         defines=tuple((k, str(v)) for k, v in macros.items()),
-        label=f"norm_backward-{kind.label}-{layout}",
+        label=f"{kernel}-{kind.label}-{config.label}",
         min_arch=90,
     )
 
@@ -130,7 +68,7 @@ def backward_source(kind: Kind, config: Backward) -> CudaSource:
 @cache
 def any_source(kind: Kind) -> CudaSource:
     """For any row: the three kernels of norm_backward_any.cu, the last of which always runs."""
-    macros = {**kind.macros, "ACCESS": kind.access, "THREADS": 256}
+    macros = {**kind.macros, "ACCESS": kind.access, "THREADS": 256, "SUMMING": SUMMING}
     return CudaSource(
         file=HERE / "norm_backward_any.cu",
         kernels=("norm_rows", "norm_columns", "norm_sum"),
@@ -145,8 +83,23 @@ def _units(device: torch.device) -> int:
 
 
 @cache
-def _clusters(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device) >= (9, 0)
+def room(device: torch.device) -> int:
+    """Bytes of shared memory a multiprocessor has for its blocks; 0: it has no bulk copy engine."""
+    if torch.cuda.get_device_capability(device) < (9, 0):
+        return 0
+    return torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
+
+
+def _resident(config: Stay, units: int) -> int:
+    """Blocks or clusters that are surely on the device at once. Multiprocessors come in groups of
+    16 or 18, so that clusters of 4 and 8 leave some of them out."""
+    fit = {1: units, 2: units // 2, 4: units * 15 // 16 // 4, 8: units * 7 // 8 // 8}
+    return config.resident * max(1, fit[config.cluster])
+
+
+def _grid(config: Stay, rows: int, units: int) -> int:
+    """As many blocks or clusters as stay, or as rows give work to."""
+    return min(-(-rows // config.teams), _resident(config, units))
 
 
 def _vector(v: torch.Tensor) -> torch.Tensor:
@@ -161,7 +114,7 @@ def forward(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     eps: float,
-    config: Forward | None = None,
+    config: Block | Long | Stay | None = None,
 ) -> Pair:
     """(y, s): without a ``residual`` s is x; without a ``bias`` nothing is centred."""
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -171,16 +124,23 @@ def forward(
     lines = as_rows(x)
     others = lines if residual is None else as_rows(residual)
     rows, columns = lines.shape
-    access = width(columns, lines, others)
+    access, units = width(columns, lines, others), _units(x.device)
     kind = Kind(
         x=x.dtype, w=weight.dtype, access=access, centred=bias is not None, add=residual is not None
     )
-    config = config or configure(columns, x.element_size(), access)
+    many = rows < MOST and x.numel() * x.element_size() >= 2 * units * ROUND
+    config = config or configure(columns, kind, room(x.device), many)
     w = _vector(weight)
-    b = w if bias is None else _vector(bias)
-    kernel = forward_source(kind, config)["norm_block" if config.vectors else "norm_long"]
-    strides = (lines.stride(0), others.stride(0))
-    kernel(rows, config.threads, lines, others, w, b, y, s, columns, *strides, float(eps))
+    tensors = (lines, others, w, w if bias is None else _vector(bias), y, s)
+    strides = (lines.stride(0), others.stride(0), float(eps))
+    program = forward_source(kind, config)
+    if isinstance(config, Stay):
+        blocks = _grid(config, rows, units) * config.cluster
+        held = shared(columns, kind, config, backward=False)
+        program["norm_stay"](blocks, config.threads, *tensors, rows, columns, *strides, shared=held)
+    else:
+        kernel = program["norm_block" if isinstance(config, Block) else "norm_long"]
+        kernel(rows, config.threads, *tensors, columns, *strides)
     return y, s
 
 
@@ -191,7 +151,7 @@ def backward(
     weight: torch.Tensor,
     eps: float,
     centred: bool,
-    config: Backward | None = None,
+    config: Stay | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """(dx, dresidual, dweight, dbias): see ``norm_triton.backward``."""
     dx = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -203,22 +163,21 @@ def backward(
     lines, grads = as_rows(x), as_rows(grad)
     mores = grads if more is None else as_rows(more)
     rows, columns = lines.shape
-    access = width(columns, lines, grads, mores)
+    access, units = width(columns, lines, grads, mores), _units(x.device)
     kind = Kind(x=x.dtype, w=weight.dtype, access=access, centred=centred, add=more is not None)
-    config = config or configure_backward(columns, kind, _clusters(x.device))
+    each = min(16, 1 << max(0, (rows // units).bit_length() - 1))
+    fast = room(x.device) if rows < MOST else 0
+    config = config or configure_backward(columns, kind, fast, each)
     strides = (grads.stride(0), mores.stride(0), lines.stride(0))
     tensors = (grads, mores, lines, _vector(weight), dx, dr)
-    units, others = _units(x.device), any_source(kind)
-    if config.cluster:
-        # Of clusters of several blocks a device holds fewer: its parts have odd sizes.
-        blocks = config.resident * (units if config.cluster == 1 else units * 7 // 8)
-        parts = min(rows, blocks // config.cluster)
+    others = any_source(kind)
+    if config:
+        parts = _grid(config, rows, units)
         part = _floats((1 + centred) * parts * columns, x.device)
-        held = -(-columns // access // config.cluster) * 16 * (2 + kind.add) * config.stages
+        held, blocks = shared(columns, kind, config, backward=True), parts * config.cluster
         kernel = backward_source(kind, config)["norm_backward"]
-        grid = parts * config.cluster
         kernel(
-            grid, config.threads, *tensors, part, rows, columns, *strides, float(eps), shared=held
+            blocks, config.threads, *tensors, part, rows, columns, *strides, float(eps), shared=held
         )
     else:
         kept = _floats(3 * rows, x.device)
@@ -228,7 +187,7 @@ def backward(
         part = _floats((1 + centred) * parts * columns, x.device)
         inner = (rows, columns, strides[0], strides[2])
         others["norm_columns"]((blocks, parts), 256, grads, lines, kept, part, *inner)
-    others["norm_sum"]((-(-columns // 32), 1 + centred), 256, part, dw, db, parts, columns)
+    others["norm_sum"]((-(-columns // 32), 1 + centred), SUMMING, part, dw, db, parts, columns)
     return dx, dr, dw, db
 
 
@@ -243,11 +202,14 @@ def supports(case: Case, device: str) -> Support:
 
 
 def specimens(centred: bool, add: bool) -> tuple[CudaSource, ...]:
-    """What ships for rows of 4096 and 16384 in bf16, and of 4096 in fp32."""
+    """What ships for rows of 1024, 4096 and 16384 in bf16, and of 4096 in fp32."""
     found = []
-    for dtype, columns in ((torch.bfloat16, 4096), (torch.bfloat16, 16384), (torch.float32, 4096)):
-        size = dtype.itemsize
-        kind = Kind(x=dtype, w=dtype, access=16 // size, centred=centred, add=add)
-        found.append(forward_source(kind, configure(columns, size, 16 // size)))
-        found.append(backward_source(kind, configure_backward(columns, kind, True)))
-    return (*found, any_source(kind))
+    bf16 = torch.bfloat16
+    for dtype, columns in ((bf16, 4096), (bf16, 16384), (bf16, 1024), (torch.float32, 4096)):
+        kind = Kind(x=dtype, w=dtype, access=16 // dtype.itemsize, centred=centred, add=add)
+        found.append(forward_source(kind, configure(columns, kind, SM90, True)))
+        back = configure_backward(columns, kind, SM90, 16)
+        assert back is not None
+        found.append(backward_source(kind, back))
+    found.append(forward_source(kind, configure(columns, kind, 0, True)))
+    return (*dict.fromkeys(found), any_source(kind))

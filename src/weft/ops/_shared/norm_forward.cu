@@ -1,36 +1,23 @@
 // Norms forward, y = (x - mean) rstd w + b or x rstd w, a block a row.
 //
 // norm_block: the row waits in registers, VECTORS accesses a thread, all loaded before the first is
-// used; read once. norm_long: any length, read from L2 again for the variance and the answers.
+// used; read once, one barrier. EARLY asks for the weights with it. norm_long: any length, read
+// from L2 again for the variance and the answers.
 // x, r: (rows, columns), strides apart; w, b: (columns,); y, s: (rows, columns) contiguous.
 // Bytes: n read + n written; with ADD 2n + 2n.
-#include "norm.cuh"
+#define FORGET 1
+#include "norm_answer.cuh"
 
-#ifndef VECTORS
-#define VECTORS 4
+#ifndef EARLY
+#define EARLY 0
 #endif
-
-__device__ __forceinline__ Pack normalised(const Pack& x, float mean, float more, float scale,
-                                           const Weights& w, const WEFT_W* b, int at) {
-  Pack y;
-  Weights shift;
-  if (CENTRED) shift = reinterpret_cast<const Weights*>(b)[at];
-#pragma unroll
-  for (int j = 0; j < N; ++j) {
-    const float hat = ((to_float(x.at[j]) - mean) - more) * scale;
-    const float scaled = hat * to_float(w.at[j]);
-    y.at[j] = from_float<WEFT_T>(CENTRED ? scaled + to_float(shift.at[j]) : scaled);
-  }
-  return y;
-}
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 norm_block(const WEFT_T* __restrict__ x, const WEFT_T* __restrict__ r,
            const WEFT_W* __restrict__ w, const WEFT_W* __restrict__ b, WEFT_T* __restrict__ y,
            WEFT_T* __restrict__ s, index_t columns, index_t x_stride, index_t r_stride,
            double eps) {
-  __shared__ Sums<1> first[32];
-  __shared__ Sums<2> second[32];
+  __shared__ float table[ENTRIES * FIELDS];
   const index_t row = blockIdx.x;
   const int accesses = columns / N;
   Pack in[VECTORS];
@@ -38,48 +25,25 @@ norm_block(const WEFT_T* __restrict__ x, const WEFT_T* __restrict__ r,
   for (int i = 0; i < VECTORS; ++i) {
     const int at = threadIdx.x + i * THREADS;
     in[i] = zeros();
-    if (at < accesses) in[i] = reinterpret_cast<const Pack*>(x + row * x_stride)[at];
+    if (FULL || at < accesses) in[i] = reinterpret_cast<const Pack*>(x + row * x_stride)[at];
   }
+  Scales scales;
+  if (EARLY) scales.load(w, b, threadIdx.x, accesses);
   if (ADD) {
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
       const int at = threadIdx.x + i * THREADS;
-      if (at >= accesses) continue;
+      if (!FULL && at >= accesses) continue;
       in[i] = added(in[i], reinterpret_cast<const Pack*>(r + row * r_stride)[at]);
       reinterpret_cast<Pack*>(s + row * columns)[at] = in[i];
     }
   }
-  float mean = 0.0f, more = 0.0f, sum = 0.0f, squares = 0.0f;
-  if (CENTRED) {
-#pragma unroll
-    for (int i = 0; i < VECTORS; ++i)
-#pragma unroll
-      for (int j = 0; j < N; ++j) sum += to_float(in[i].at[j]);
-    mean = block_sums<1>({sum}, first).at[0] / columns;
-    sum = 0.0f;
-  }
-#pragma unroll
-  for (int i = 0; i < VECTORS; ++i) {
-    if (threadIdx.x + i * THREADS >= accesses) continue;
-#pragma unroll
-    for (int j = 0; j < N; ++j) {
-      const float left = to_float(in[i].at[j]) - mean;
-      sum += left;
-      squares = fmaf(left, left, squares);
-    }
-  }
-  const Sums<2> whole = block_sums<2>({sum, squares}, second);
-  if (CENTRED) more = whole.at[0] / columns;
-  const float scale =
-      inverse_root(not_below_zero(whole.at[1] / columns - more * more) + (float)eps);
-#pragma unroll
-  for (int i = 0; i < VECTORS; ++i) {
-    const int at = threadIdx.x + i * THREADS;
-    if (at >= accesses) continue;
-    const Weights scales = reinterpret_cast<const Weights*>(w)[at];
-    reinterpret_cast<Pack*>(y + row * columns)[at] =
-        normalised(in[i], mean, more, scale, scales, b, at);
-  }
+  const float ref = reference(in[0]);
+  const float one = exchange(sums_of(in, ref, threadIdx.x, accesses), ref, table);
+  const Whole whole = merged(one, ref, table, counts_of(accesses, accesses),
+                             __frcp_rn((float)columns), (float)eps);
+  if (!EARLY) scales.load(w, b, threadIdx.x, accesses);
+  write_row(in, ref, whole, scales, y + row * columns, threadIdx.x, accesses);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -124,7 +88,15 @@ norm_long(const WEFT_T* __restrict__ x, const WEFT_T* __restrict__ r, const WEFT
 #pragma unroll 2
   for (int at = threadIdx.x; at < accesses; at += THREADS) {
     const Weights scales = reinterpret_cast<const Weights*>(w)[at];
-    reinterpret_cast<Pack*>(y + row * columns)[at] =
-        normalised(in[at], mean, more, scale, scales, b, at);
+    const Pack p = in[at];
+    Weights shifts;
+    if (CENTRED) shifts = reinterpret_cast<const Weights*>(b)[at];
+    Pack out;
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      const float scaled = ((to_float(p.at[j]) - mean) - more) * scale * to_float(scales.at[j]);
+      out.at[j] = from_float<WEFT_T>(CENTRED ? scaled + to_float(shifts.at[j]) : scaled);
+    }
+    reinterpret_cast<Pack*>(y + row * columns)[at] = out;
   }
 }

@@ -1,0 +1,39 @@
+// Where the threads that share a row meet: a team of a block, or the blocks of a cluster.
+#pragma once
+
+#ifndef CLUSTER
+#define CLUSTER 1
+#endif
+#ifndef TEAM
+#define TEAM THREADS
+#endif
+
+// The TEAM threads of each team wait for one another; teams do not.
+__device__ __forceinline__ void team_barrier() {
+  if (TEAM == THREADS) {
+    __syncthreads();
+  } else if (TEAM == 32) {
+    __syncwarp();
+  } else {
+    __syncwarp();
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + (int)threadIdx.x / TEAM), "n"(TEAM) : "memory");
+  }
+}
+
+#if CLUSTER > 1
+
+__device__ __forceinline__ void cluster_barrier() {
+  __syncwarp();
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Writes `value` where block `rank` of the cluster has what this block has at `own`.
+__device__ __forceinline__ void write_to(int rank, float* own, float value) {
+  const unsigned here = (unsigned)__cvta_generic_to_shared(own);
+  unsigned there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(here), "r"(rank));
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(value) : "memory");
+}
+
+#endif
