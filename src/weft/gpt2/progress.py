@@ -95,9 +95,11 @@ class Progress:
         """The time now, for :meth:`resume`: before what is no training step."""
         return time.perf_counter()
 
-    def resume(self, since: float) -> None:
-        """Leave what took place since out of the pace."""
-        self._since += time.perf_counter() - since
+    def resume(self, since: float) -> float:
+        """Leave what took place since out of the pace; the time now."""
+        now = time.perf_counter()
+        self._since += now - since
+        return now
 
     def say(self, text: str) -> None:
         """A line that stays."""

@@ -106,6 +106,7 @@ class Run:
         self.done = self.updates = self.skipped = 0
         self.losses: list[float] = []
         self.seconds: list[float] = []
+        self.began = time.perf_counter()
         self.validation: float | None = None
         self.quiet = quiet
         found = ranks.newest(folder.checkpoints, folder.say) if folder.resumed else None
@@ -147,6 +148,7 @@ class Run:
             with Signals() as signals, Prefetch(self.train, self.ranks.device, **where) as batches:
                 if self.done == 0 and config.validate_every:
                     self._validate()
+                self.began = time.perf_counter()
                 while self.done < config.steps and stopped is None:
                     if self._turn(batches, signals):
                         stopped = signals.caught or 15
@@ -165,13 +167,12 @@ class Run:
 
     def _turn(self, batches: Prefetch, signals: Signals) -> bool:
         """One step and what is due after it; whether the run was asked to end."""
-        config, began = self.config, time.perf_counter()
+        config = self.config
         reading = self._step(batches, signals)
-        seconds, loss = time.perf_counter() - began, reading.loss
-        self.losses = [*self.losses[-9:], loss]
-        self.seconds = [*self.seconds[1 - LATEST :], seconds]
-        self.progress.step(self.done, loss)
+        self.losses = [*self.losses[-9:], reading.loss]
+        self.progress.step(self.done, reading.loss)
         since = self.progress.pause()
+        self.seconds = [*self.seconds[1 - LATEST :], since - self.began]
         last = self.done == config.steps
         if config.validate_every and (last or self.done % config.validate_every == 0):
             self._validate()
@@ -180,7 +181,7 @@ class Run:
         due = config.checkpoint_every and self.done % config.checkpoint_every == 0
         if due or last or reading.save or reading.stop:
             self._save()
-        self.progress.resume(since)
+        self.began = self.progress.resume(since)
         return reading.stop
 
     def _step(self, batches: Prefetch, signals: Signals) -> Reading:
@@ -220,7 +221,7 @@ class Run:
             self.skipped += 1
             told["skipped"] = reason
             self.progress.say(f"step {step + 1} is skipped, the weights stay as they are: {reason}")
-        speed = config.batch * config.length / self.seconds[-1] if self.seconds else None
+        speed = config.batch * config.length / (time.perf_counter() - self.began)
         self._log(step + 1, **told, tokens_a_second=speed)
         if reason is not None:
             self.guard.check(step + 1, reason)
