@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from weft.core import WeftError
 
-LOOK, LINGER = 0.5, 2.0  # seconds between looks; and those that the one which tells needs to end
+LOOK, LINGER = 0.5, 5.0  # seconds between looks; and those that the one which tells needs to end
 GRACE = 3.0  # seconds within which processes that fail at the same come to say so
 FAILED = 2
 # What gloo says of a connection whose other end is gone; NCCL has an exception of its own.

@@ -1,0 +1,104 @@
+"""What two processes train, one run after another, for ``test_gpt2_distributed``; started by
+torchrun. In the last two runs a disk is full."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from weft.core import WeftError
+from weft.gpt2 import checkpoint, launch
+from weft.gpt2.group import Group, joined, wait
+
+STEPS, HALF = 6, 3
+# 29 positions are cut into 15 and 14; gradients so large that each step clips them.
+SIZES: dict[str, Any] = {
+    "layers": 2, "heads": 2, "width": 32, "length": 29, "batch": 8, "lr": 1e-2, "warmup": 2,
+    "steps": STEPS, "validate_every": HALF, "validate_batches": 1, "checkpoint_every": HALF,
+    "keep": 9, "seed": 3, "tensorboard": False, "sample_tokens": 4, "clip": 0.5,
+}  # fmt: skip
+BF16: dict[str, Any] = {"dtype": "bfloat16"}
+# Runs by name: what two processes are given beside, and what they go on from, if not from nothing.
+RUNS: dict[str, tuple[dict[str, Any], str | None]] = {
+    "ddp": ({"strategy": "ddp", "ops": "torch"}, None),
+    "ddp-parts": ({"strategy": "ddp", "accumulate": 2}, None),
+    "fsdp": ({"strategy": "fsdp"}, None),
+    "fsdp-parts": ({"strategy": "fsdp", "ops": "torch", "accumulate": 2}, None),
+    "ddp-again": ({}, "ddp"),
+    "fsdp-again": ({}, "fsdp"),
+    "one-to-ddp": ({"strategy": "ddp"}, "one"),
+    "one-to-fsdp": ({"strategy": "fsdp"}, "one"),
+    "ddp-to-fsdp": ({"strategy": "fsdp"}, "ddp"),
+    "fsdp-to-ddp": ({"strategy": "ddp"}, "fsdp"),
+    "bf16-ddp": ({"strategy": "ddp", **BF16}, None),
+    "bf16-fsdp": ({"strategy": "fsdp", **BF16}, None),
+}
+SAID: list[str] = []
+ROOM = 20_000  # bytes a file may have, where a disk is to be full: a checkpoint's have more
+
+
+def train(root: Path, name: str, group: Group | None = None, **given: Any) -> launch.Trained:
+    """A run in ``root``, or the second half of one that was copied there."""
+    text, resume = root / "text.py", (root / name).is_dir()
+    words = given if resume else {**SIZES, "data": text, **given}
+    return launch.train(
+        "tiny", words, out=root / name, resume=resume, device="cpu", say=SAID.append, quiet=True,
+        group=group,
+    )  # fmt: skip
+
+
+def halve(root: Path, before: str, name: str) -> None:
+    """A copy of a run as it was after ``HALF`` steps."""
+    shutil.copytree(root / before, root / name)
+    shutil.rmtree(checkpoint.place(root / name / checkpoint.FOLDER, STEPS))
+
+
+def again(root: Path, name: str, before: str, group: Group, **given: Any) -> None:
+    """The second half of a run that was made before."""
+    if group.first:
+        halve(root, before, name)
+    wait(group)
+    train(root, name, group, **given)
+
+
+def full(root: Path, before: str, group: Group, rank: int) -> None:
+    """Likewise, on a disk that is full for the process of this rank."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if group.first:
+        halve(root, before, f"{before}-full")
+    wait(group)
+    if group.rank == rank:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM, limit[1]))
+    try:
+        train(root, f"{before}-full", group)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+
+
+def main(root: Path) -> None:
+    torch.set_num_threads(1)
+    with joined("cpu") as group:
+        for name, (given, before) in RUNS.items():
+            if before:
+                again(root, name, before, group, **given)
+            else:
+                train(root, name, group, **given)
+            wait(group)
+        try:
+            full(root, "fsdp", group, rank=1)
+        except WeftError as error:  # each process raises it: they can go on
+            (root / f"fsdp-full-{group.rank}.txt").write_text(str(error))
+        full(root, "ddp", group, rank=0)  # that one alone raises, and the other waits for it
+
+
+if __name__ == "__main__":
+    try:
+        main(Path(sys.argv[1]))
+    except WeftError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
