@@ -76,33 +76,41 @@ def cross_entropy(
         "label_smoothing": label_smoothing,
         "z_loss": z_loss,
     }
-    inputs = (logits, targets)
     check_reduction("cross_entropy", reduction, REDUCTIONS)
-
-    def check() -> None:
-        check_arguments(*inputs, **params)  # type: ignore[arg-type]
-
     if torch.compiler.is_compiling():
-        losses = call("cross_entropy", inputs, params, impl, check)[0]
+        check_arguments(logits, targets, **params)  # type: ignore[arg-type]
+        losses = call("cross_entropy", (logits, targets), params, impl)[0]
     else:
-        found = plan("cross_entropy", inputs, params, impl, check)
-        if targets.device.type == "cpu":
-            check_range("cross_entropy", targets, logits.shape[1], ignore_index)
-        if found.impl == "torch" and reduction != "none" and not (label_smoothing or z_loss):
-            return reduced(logits, targets, ignore_index, reduction)  # in two launches, not five
-        losses = (
-            _overwriting(logits, targets, params, impl)
-            if overwrite
-            else (found.run(inputs, params)[0])
-        )
-    if reduction == "none":
+        losses = _at_once(logits, targets, params, reduction, overwrite, impl)
+    if reduction == "none" or losses.dim() == 0:
         return losses
     total = losses.sum()
     return total if reduction == "sum" else total / (targets != ignore_index).sum()
 
 
+def _at_once(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    params: dict[str, Any],
+    reduction: str,
+    overwrite: bool,
+    impl: str | None,
+) -> torch.Tensor:
+    """The losses, or where the library reduces them in the same launch, what is asked for."""
+    inputs = (logits, targets)
+    found = plan("cross_entropy", inputs, params, impl, lambda: check_arguments(*inputs, **params))
+    if targets.device.type == "cpu":
+        check_range("cross_entropy", targets, logits.shape[1], params["ignore_index"])
+    if overwrite:
+        return _overwriting(logits, targets, params, found.impl)
+    plain = not (params["label_smoothing"] or params["z_loss"])
+    if found.impl == "torch" and reduction != "none" and plain:
+        return reduced(logits, targets, params["ignore_index"], reduction)
+    return found.run(inputs, params)[0]  # type: ignore[no-any-return]
+
+
 def _overwriting(
-    logits: torch.Tensor, targets: torch.Tensor, params: dict[str, Any], impl: str | None
+    logits: torch.Tensor, targets: torch.Tensor, params: dict[str, Any], impl: str
 ) -> torch.Tensor:
     from weft.ops.cross_entropy.overwriting import Overwriting, can
 

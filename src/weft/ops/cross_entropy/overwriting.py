@@ -10,7 +10,7 @@ import torch
 from weft.ops._shared.public import call
 
 
-def can(logits: torch.Tensor, impl: str | None) -> bool:
+def can(logits: torch.Tensor, impl: str) -> bool:
     """Whether ``impl`` writes into logits as they lie: its module has a ``backward_into``."""
     return impl in ("triton", "cuda") and logits.stride(1) == 1 and logits.stride(0) > 0
 
