@@ -8,7 +8,7 @@ from pathlib import Path
 
 # In the alphabet of GPT-2's files, where a space is U+0120 and a line end U+010A.
 MERGES = ["h e", "l l", "he ll", "hell o", "\u0120 w", "o r", "l d", "\u0120w or", "\u0120wor ld"]
-MERGES += ["\u0120 \u0120", "\u010a \u010a", "\u0120 hello"]
+MERGES += ["\u0120 \u0120", "\u010a \u010a", "\u0120 hello", "' s", "3 4"]
 
 
 def bpe(folder: Path, names: tuple[str, str] = ("encoder.json", "vocab.bpe")) -> Path:

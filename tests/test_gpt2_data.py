@@ -166,6 +166,21 @@ def test_prefetched_batches_are_the_same_in_any_order(monkeypatch: pytest.Monkey
     assert not [t for t in threading.enumerate() if t.name.startswith("weft-batches")]
 
 
+@pytest.mark.gpu
+def test_prefetched_batches_reach_a_gpu_while_it_works() -> None:
+    """The copy is started and not waited for: pinned memory must not be written over before."""
+    batches = Batches(tokens(i % 60000 for i in range(1 << 18)), 32, 1024, 0, 60000)
+    with Prefetch(batches, "cuda", accumulate=2) as ahead:
+        busy = torch.randn(4096, 4096, device="cuda")
+        found = []
+        for place in [(step, micro) for step in range(20) for micro in range(2)]:
+            busy = busy @ busy.T / busy.norm()
+            found.append((place, ahead.at(*place)))
+    for place, pair in found:
+        for got, wanted in zip(pair, batches.at(*place, 2), strict=True):
+            assert got.device.type == "cuda" and torch.equal(got.cpu(), wanted)
+
+
 def test_a_prefetched_mistake_is_raised_where_the_batch_is_asked_for() -> None:
     batches = Batches(tokens([*range(60), 99]), 1, 4, 0, 60)
     order = permuted(np.arange(15), 15, 0, 0).tolist()

@@ -30,17 +30,17 @@ def test_encode_and_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         "path": str(path),
         "bytes": 1034,
         "tokens": 5,
-        "head": [268, 259, 264, 268, 259],
+        "head": [270, 259, 264, 270, 259],
     }
     assert weft("encode", one, *out) == 2
     assert "train_000000.bin is there already\nhint: --force" in capsys.readouterr().err
     assert weft("show", path, "--bpe-files", files) == 0
     shown = capsys.readouterr().out
-    assert "5 tokens, 1,034 bytes" in shown and "begins 268 259 264 268 259" in shown
+    assert "5 tokens, 1,034 bytes" in shown and "begins 270 259 264 270 259" in shown
     assert "'<|endoftext|>hello world<|endoftext|>hello'" in shown
-    assert "every id is one of gpt2's 269" in shown
+    assert "every id is one of gpt2's 271" in shown
     assert weft("show", path, "--tokeniser", "bytes", "--json") == 1
-    assert json.loads(capsys.readouterr().out)[0]["outside"] == {"place": 0, "id": 268}
+    assert json.loads(capsys.readouterr().out)[0]["outside"] == {"place": 0, "id": 270}
     assert weft("encode", one, *out, "--force") == 0
     assert weft("show", path, "--tokeniser", "bytes") == 0
     assert "'hello world'" in capsys.readouterr().out
