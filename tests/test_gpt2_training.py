@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import training_toys
 from training_toys import SIZES, lines, losses, train, weights
 from weft import WeftError, cli
 from weft.gpt2 import checkpoint, curves, metrics
+from weft.gpt2 import weights as hugging_face
 from weft.gpt2.config import PRESETS, ModelConfig
 from weft.gpt2.guards import Window
 from weft.gpt2.model import GPT
@@ -196,6 +198,31 @@ def test_a_run_learns_and_leaves_what_it_says(tmp_path: Path) -> None:
     drawn = (out / curves.FILE).read_text()
     assert "validation" in drawn and "loss (nats a token)" in drawn
     assert scalars(out / metrics.TENSORBOARD, "loss") == pytest.approx(found, rel=1e-6)
+
+
+def test_a_run_begins_with_a_trained_model(tmp_path: Path) -> None:
+    """From a run, and from the same as a Hugging Face folder; resumed when that is gone."""
+    validate: dict[str, Any] = {"validate_every": 20, "validate_batches": 2}
+    before = train(tmp_path / "first", **validate).outcome.validation
+    config, _, tensors = checkpoint.load_model(tmp_path / "first")
+    hugging_face.save(tmp_path / "theirs", config, tensors)
+    given = {"tokeniser": "bytes", "length": 16, "steps": 6, "checkpoint_every": 3}
+    for name in ("first", "theirs"):
+        train(tmp_path / f"{name}-2", start=tmp_path / name, **{**given, **validate, "length": 32})
+        assert lines(tmp_path / f"{name}-2")[0] == {"step": 0, "validation": before}
+    assert losses(tmp_path / "first-2") == losses(tmp_path / "theirs-2")
+    shorter = tmp_path / "shorter"
+    train(shorter, start=tmp_path / "theirs", **given)
+    assert checkpoint.load_model(shorter)[0].block_size == 32
+    with pytest.raises(WeftError, match="--length: expected at most 32"):
+        train(tmp_path / "longer", start=tmp_path / "theirs", **{**given, "length": 64})
+    with pytest.raises(WeftError, match="--width with --start"):
+        train(tmp_path / "wider", start=tmp_path / "theirs", width=128)
+    shutil.rmtree(tmp_path / "theirs")
+    shutil.rmtree(shorter / "checkpoints" / "step-00000006")
+    kept = losses(shorter)
+    train(shorter, resume=True)
+    assert losses(shorter) == kept
 
 
 def scalars(folder: Path, name: str) -> dict[int, float]:

@@ -36,6 +36,8 @@ def train(out: Path, *, resume: bool = False, **given: Any) -> launch.Trained:
     SAID.clear()
     device = given.pop("device", "cpu")
     sizes = {} if resume else {**SIZES, "data": text}
+    if "start" in given:
+        sizes = {n: v for n, v in sizes.items() if n not in ("layers", "heads", "width")}
     return launch.train(
         "tiny", {**sizes, **given}, out=out, resume=resume, device=device, say=SAID.append,
         quiet=True,

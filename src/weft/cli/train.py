@@ -49,6 +49,7 @@ def train(
     layers: Annotated[Count, _option("Blocks of the model.")] = None,
     heads: Annotated[Count, _option("Heads of its attention.")] = None,
     width: Annotated[Count, _option("Of its residual stream.")] = None,
+    start: Annotated[Path | None, _option("A trained model to begin with.")] = None,
     dropout: Annotated[Number, _option("The share left out in training; 0.")] = None,
     ops: Annotated[str | None, _option("Whose operators: weft, torch or eager; weft.")] = None,
     compile: Compile = None,

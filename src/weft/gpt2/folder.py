@@ -22,8 +22,8 @@ class Plan:
     """What is trained, on what, and how: all that decides a run's numbers.
 
     ``tokeniser`` is its name; ``data`` where the text comes from, or None for the standard
-    library's source; ``bpe_files`` the tokeniser's own, or None; ``identity`` a hash of each part
-    of the tokens.
+    library's source; ``bpe_files`` the tokeniser's own, or None; ``start`` the trained model whose
+    weights it begins with, or None; ``identity`` a hash of each part of the tokens.
     """
 
     model: ModelConfig
@@ -31,6 +31,7 @@ class Plan:
     tokeniser: str
     data: str | None
     bpe_files: str | None
+    start: str | None
     identity: Mapping[str, str]
 
     def to_json(self) -> dict[str, Any]:

@@ -70,7 +70,7 @@ class Guard:
     def check(self, step: int, reason: str) -> None:
         """Raise :class:`Hopeless` where ``patience`` steps in a row were skipped."""
         if self.in_a_row >= self.patience:
-            hint = "a lower --lr or a longer --warmup, in a new --out"
+            hint = "a lower --lr or a longer --warmup in a new --out; --start takes these weights"
             what = f"step {step}: {reason}, and {self.in_a_row} steps in a row were skipped"
             raise Hopeless(what, hint=hint)
 

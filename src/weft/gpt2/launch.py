@@ -8,9 +8,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from weft import machine
+from weft.core import WeftError
 from weft.core.operator import unknown_name
-from weft.gpt2 import checkpoint, config, curves, distributed, folder, settings
+from weft.gpt2 import checkpoint, config, curves, distributed, folder, settings, weights
 from weft.gpt2.config import ModelConfig
 from weft.gpt2.folder import Folder, Plan
 from weft.gpt2.group import Group, joined
@@ -22,8 +25,9 @@ from weft.gpt2.training import Outcome, Run
 
 Say = Callable[[str], None]
 Planned = tuple[Plan, tuple[Tokens, Tokens], Tokeniser]
-MODEL = ("layers", "heads", "width", "dropout", "ops")  # length and tokeniser decide the others
-SOURCES = ("data", "tokeniser", "bpe_files")
+SIZES = ("layers", "heads", "width")
+MODEL = (*SIZES, "dropout", "ops")  # length and tokeniser decide the others
+SOURCES = ("data", "tokeniser", "bpe_files", "start")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +60,9 @@ def train(
     Args:
         preset: a name of ``weft.gpt2.config``; with ``resume`` it only names the folder.
         given: values by name, of ``TrainConfig``, of ``ModelConfig`` (layers, heads, width,
-            dropout, ops), and ``data``, ``tokeniser`` and ``bpe_files``; what is missing is the
-            preset's, or with ``resume`` the run's own.
+            dropout, ops), and ``data``, ``tokeniser``, ``bpe_files`` and ``start``, a run, a
+            checkpoint or a Hugging Face folder whose sizes and weights it begins with; what is
+            missing is the preset's, or with ``resume`` the run's own.
         out: the run's folder, by default ``runs/PRESET``.
         device: cuda or cpu; a GPU if there is one.
         say: takes lines for the user.
@@ -77,11 +82,8 @@ def train(
         else:
             if ours.first:  # who makes it in a moment
                 folder.refuse_taken(out)
-            words = _recipe(preset, kind)
-        given = _known(given)
-        if "steps" in given and not resume:  # of a short run a preset's warm-up would be the most
-            words["warmup"] = min(words["warmup"], given["steps"] // 10)
-        planned = _plan({**words, **given})
+            words = _recipe(preset, kind, _known(given))
+        planned = _plan({**words, **_known(given)})
         if not ours.first:
             say, quiet = _nothing, True
         return _run(ours, planned, out, resume, say, quiet)
@@ -97,7 +99,7 @@ def _run(group: Group, planned: Planned, out: Path, resume: bool, say: Say, quie
     place = Folder(out, plan, resume=resume, say=say, writes=ranks.first)
     if resume and not checkpoint.steps(place.checkpoints):
         say(f"{out} has no checkpoint yet: the run begins anew")
-    run = Run(plan, tokens, reader, place, ranks, quiet)
+    run = Run(plan, tokens, reader, place, ranks, quiet, _first(plan, place, say))
     if run.done >= plan.train.steps:
         say(f"all {plan.train.steps} steps are done already")
     outcome = run.go()
@@ -121,19 +123,45 @@ def _known(given: Mapping[str, Any]) -> dict[str, Any]:
     return dict(given)
 
 
-def _recipe(preset: str, kind: str) -> dict[str, Any]:
-    """A preset as values by name."""
-    model = config.preset(preset)
-    name = config.ALIASES.get(preset, preset)
-    gpu = kind == "cuda"
-    return {
+def _recipe(preset: str, kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """A preset as values by name, where they follow from what is given the right ones for it."""
+    model, name = config.preset(preset), config.ALIASES.get(preset, preset)
+    words: dict[str, Any] = {
         **{f.name: getattr(model, f.name) for f in fields(model)},
         **settings.RECIPES[name],
-        "dtype": "bfloat16" if gpu else "float32",
+        "dtype": "bfloat16" if kind == "cuda" else "float32",
         "tokeniser": "bytes" if name == "tiny" else "gpt2",
-        "compile": None,
-        "gpu": gpu,
+        # torch's own operators are slow one by one
+        "compile": kind == "cuda" and given.get("ops", model.ops) == "torch",
+        "vocab_size": None,
     }
+    # As many places as are trained: those behind a sequence's end would stay random.
+    words["block_size"] = given.get("length", words["length"])
+    if "steps" in given:  # of a short run a preset's warm-up would be the most
+        words["warmup"] = min(words["warmup"], given["steps"] // 10)
+    if "start" in given:
+        words |= _begun(given)
+    return words
+
+
+def _begun(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The sizes and the tokeniser of the model that a run begins with."""
+    if named := [settings.option(name) for name in SIZES if name in given]:
+        raise WeftError(f"{named[0]} with --start", expected="the sizes of what it starts with")
+    model, own, _ = weights.read(Path(given["start"]))
+    sizes = {name: getattr(model, name) for name in (*SIZES, "block_size", "vocab_size")}
+    length = given.get("length", model.block_size)
+    if length > model.block_size:
+        expected = f"at most {model.block_size}, the positions of {given['start']}"
+        raise WeftError("--length", expected=expected, got=length)
+    return {**sizes, "length": length, "tokeniser": own or "gpt2"}
+
+
+def _first(plan: Plan, place: Folder, say: Say) -> dict[str, torch.Tensor] | None:
+    """The weights that a run begins with, if it begins with some and not with a checkpoint."""
+    if plan.start is None or checkpoint.steps(place.checkpoints):
+        return None
+    return weights.read(Path(plan.start), say)[2]
 
 
 def _stored(out: Path) -> dict[str, Any]:
@@ -143,9 +171,7 @@ def _stored(out: Path) -> dict[str, Any]:
 
 
 def _plan(words: dict[str, Any]) -> Planned:
-    data, files = words.get("data"), words.get("bpe_files")
-    if words.get("compile") is None:  # torch's own operators are slow one by one
-        words["compile"] = bool(words.get("gpu")) and words["ops"] == "torch"
+    data, files, start = (words.get(name) for name in ("data", "bpe_files", "start"))
     train = TrainConfig(**{k: v for k, v in words.items() if k in settings.names()})
     reader = tokeniser(words["tokeniser"], None if files is None else Path(files))
     if shards_of(None if data is None else Path(data)) is None:
@@ -153,15 +179,18 @@ def _plan(words: dict[str, Any]) -> Planned:
     tokens = open_tokens(
         None if data is None else Path(data), tokeniser=reader, window=train.length + 1
     )
-    # As many places as are trained: those behind a sequence's end would stay random.
-    sizes = {name: words[name] for name in MODEL}
-    model = ModelConfig(vocab_size=reader.vocab_size, block_size=train.length, **sizes)
+    sizes = {f.name: words[f.name] for f in fields(ModelConfig)}
+    model = ModelConfig(**{**sizes, "vocab_size": sizes["vocab_size"] or reader.vocab_size})
+    if model.vocab_size < reader.vocab_size:
+        expected = f"one of at most {model.vocab_size} ids, as the model has"
+        raise WeftError("--tokeniser", expected=expected, got=reader.name)
     plan = Plan(
         model=model,
         train=train,
         tokeniser=reader.name,
         data=None if data is None else str(Path(data).resolve()),
         bpe_files=None if files is None else str(Path(files).resolve()),
+        start=None if start is None else str(Path(start).resolve()),
         identity=dict(zip(("train", "validation"), (t.identity for t in tokens), strict=True)),
     )
     return plan, tokens, reader

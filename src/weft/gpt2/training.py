@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -73,6 +74,7 @@ class Run:
         folder: the run's; opened for this plan.
         ranks: the processes that take part.
         quiet: nothing is reported but what is wrong.
+        start: the first weights by name, unless there is a checkpoint; else they are drawn.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Run:
         folder: Folder,
         ranks: Ranks,
         quiet: bool = False,
+        start: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         self.plan, self.config, self.folder, self.ranks = plan, plan.train, folder, ranks
         self.tokeniser, config = tokeniser, plan.train
@@ -92,6 +95,8 @@ class Run:
             Batches(t, config.batch, config.length, config.seed, size) for t in tokens
         )
         self.model = GPT(plan.model, seed=config.seed, device=ranks.device)
+        if start is not None:
+            self.model.load_state_dict(start)
         self.module, masters = ranks.spread(self.model, getattr(torch, config.dtype))
         self.optimizer = Optimizer(
             self.model.named_parameters(),
