@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -191,60 +190,13 @@ def test_folders_go_both_ways(peer: Any, tmp_path: Path) -> None:
     assert [p.name for p in (tmp_path / "ours").glob(".*")] == []
 
     # As the published files are: no prefix, constants beside, the head once more.
-    plain = {n.removeprefix("transformer."): t for n, t in load_file(file(tmp_path)).items()}
+    file = tmp_path / "ours" / weights.MODEL
+    plain = {n.removeprefix("transformer."): t for n, t in load_file(file).items()}
     plain["h.0.attn.bias"] = torch.ones(1, 1, LENGTH, LENGTH)
     plain["lm_head.weight"] = plain["wte.weight"].clone()
-    save_file(plain, file(tmp_path))
+    save_file(plain, file)
     again = weights.load(tmp_path / "ours")[1]
     assert all(torch.equal(again[n], t) for n, t in tensors.items())
-
-
-def file(folder: Path) -> Path:
-    return folder / "ours" / weights.MODEL
-
-
-@pytest.mark.parametrize(
-    ("what", "said"),
-    [
-        ("head", "lm_head.weight: expected the token table itself"),
-        ("missing", "transformer.h.1.mlp.c_fc.weight: expected (256, 64), got none"),
-        ("shape", "transformer.wpe.weight: expected (32, 64), got (31, 64)"),
-        ("more", "no others, got transformer.h.7.ln_1.bias"),
-        ("torn", "expected safetensors, got"),
-        ("none", "pickles are not read"),
-        ("activation", "activation_function: expected gelu_new, got relu"),
-        ("inner", "n_inner: expected none, got 100"),
-        ("sizes", "a GPT-2's configuration, got KeyError: 'n_head'"),
-    ],
-)
-def test_a_folder_that_is_no_gpt_2_is_refused(tmp_path: Path, what: str, said: str) -> None:
-    tensors = dict(GPT(CONFIG).named_parameters())
-    weights.save(tmp_path / "ours", CONFIG, tensors)
-    data = load_file(file(tmp_path))
-    config = json.loads((tmp_path / "ours" / "config.json").read_text())
-    if what == "head":
-        data["lm_head.weight"] = data["transformer.wte.weight"] + 1
-    elif what == "missing":
-        del data["transformer.h.1.mlp.c_fc.weight"]
-    elif what == "shape":
-        data["transformer.wpe.weight"] = data["transformer.wpe.weight"][1:].contiguous()
-    elif what == "more":
-        data["transformer.h.7.ln_1.bias"] = torch.zeros(64)
-    elif what == "activation":
-        config["activation_function"] = "relu"
-    elif what == "inner":
-        config["n_inner"] = 100
-    elif what == "sizes":
-        del config["n_head"]
-    save_file(data, file(tmp_path))
-    (tmp_path / "ours" / "config.json").write_text(json.dumps(config))
-    if what == "torn":
-        file(tmp_path).write_bytes(file(tmp_path).read_bytes()[:-1000])
-    elif what == "none":
-        file(tmp_path).unlink()
-    with pytest.raises(WeftError) as refused:
-        weights.load(tmp_path / "ours")
-    assert said in str(refused.value)
 
 
 def test_presets_are_the_published_sizes() -> None:

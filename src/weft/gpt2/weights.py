@@ -160,7 +160,8 @@ def save(folder: Path, config: ModelConfig, tensors: Tensors) -> None:
         (folder / CONFIG).write_text(json.dumps(_config(config, dtype), indent=2) + "\n")
         os.replace(beside, folder / MODEL)
     except (OSError, SafetensorError) as error:
-        beside.unlink(missing_ok=True)
+        if beside.exists():
+            beside.unlink()
         raise WeftError(f"{folder} cannot be written", got=str(error)) from error
 
 
