@@ -28,24 +28,28 @@ __device__ __forceinline__ Parts sums_of(const Pack (&x)[VECTORS], float ref, in
 struct Scales {
   Weights scale[VECTORS], shift[CENTRED ? VECTORS : 1];
 
+  __device__ __forceinline__ void load_one(const WEFT_W* w, const WEFT_W* b, int i, int at) {
+    scale[i] = reinterpret_cast<const Weights*>(w)[at];
+    if (CENTRED) shift[CENTRED ? i : 0] = reinterpret_cast<const Weights*>(b)[at];
+  }
   __device__ __forceinline__ void load(const WEFT_W* w, const WEFT_W* b, int first, int count) {
 #pragma unroll
-    for (int i = 0; i < VECTORS; ++i) {
-      const int at = first + i * TEAM;
-      if (!FULL && at >= count) continue;
-      scale[i] = reinterpret_cast<const Weights*>(w)[at];
-      if (CENTRED) shift[CENTRED ? i : 0] = reinterpret_cast<const Weights*>(b)[at];
-    }
+    for (int i = 0; i < VECTORS; ++i)
+      if (FULL || first + i * TEAM < count) load_one(w, b, i, first + i * TEAM);
   }
 };
 
+// Writes the row. `scales` are loaded, or (LATE) are now from w and b.
+template <bool LATE>
 __device__ __forceinline__ void write_row(Pack (&x)[VECTORS], float ref, const Whole& whole,
-                                          const Scales& scales, WEFT_T* y, int first, int count) {
+                                          Scales& scales, const WEFT_W* w, const WEFT_W* b,
+                                          WEFT_T* y, int first, int count) {
   const float less = -whole.shift * whole.scale;
 #pragma unroll
   for (int i = 0; i < VECTORS; ++i) {
     const int at = first + i * TEAM;
     if (!FULL && at >= count) continue;
+    if (LATE) scales.load_one(w, b, i, at);
     if (FORGET) forget(x[i]);
     Pack out;
 #pragma unroll

@@ -51,8 +51,8 @@ class Kind:
 @dataclass(frozen=True, kw_only=True)
 class Block:
     """Forward: a block has a row in registers, ``vectors`` accesses a thread. ``early``: its
-    weights are asked for with it; else once its statistics are known. ``full``: every thread has
-    all its accesses."""
+    weights are asked for with it; else once its statistics are known, an access at a time.
+    ``full``: every thread has all its accesses, and no load waits for being asked whether."""
 
     threads: int
     vectors: int
@@ -199,7 +199,7 @@ def _smallest(columns: int, kind: Kind, room: int, backward: bool, threads: int)
 def _block(columns: int, kind: Kind, vectors: int, early: bool = False) -> Block:
     accesses = columns // kind.access
     threads = -(-accesses // (32 * vectors)) * 32
-    full = accesses == threads * vectors
+    full = early and accesses == threads * vectors
     return Block(threads=threads, vectors=vectors, early=early, full=full)
 
 
@@ -239,7 +239,7 @@ def candidates(columns: int, kind: Kind, room: int) -> list[Block | Long | Stay]
     for vectors in (2, 4):
         one = _block(columns, kind, vectors)
         if one.threads <= 1024:
-            found += [one, replace(one, early=True)]
+            found += [one, _block(columns, kind, vectors, early=True)]
     return [*found, *_stays(columns, kind, room, backward=False), Long()]
 
 

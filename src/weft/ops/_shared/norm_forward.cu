@@ -42,8 +42,7 @@ norm_block(const WEFT_T* __restrict__ x, const WEFT_T* __restrict__ r,
   const float one = exchange(sums_of(in, ref, threadIdx.x, accesses), ref, table);
   const Whole whole = merged(one, ref, table, counts_of(accesses, accesses),
                              __frcp_rn((float)columns), (float)eps);
-  if (!EARLY) scales.load(w, b, threadIdx.x, accesses);
-  write_row(in, ref, whole, scales, y + row * columns, threadIdx.x, accesses);
+  write_row<!EARLY>(in, ref, whole, scales, w, b, y + row * columns, threadIdx.x, accesses);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)

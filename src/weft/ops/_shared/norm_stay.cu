@@ -54,7 +54,7 @@ norm_stay(const WEFT_T* __restrict__ x, const WEFT_T* __restrict__ r,
     ring.advance(row);
     const Whole whole = merged(one, ref, table[turn][team], counts, share, (float)eps);
     WEFT_T* const to = y + (index_t)row * (slice.all * N) + from;
-    write_row(in, ref, whole, scales, to, first, slice.count);
+    write_row<false>(in, ref, whole, scales, w, b, to, first, slice.count);
   }
 }
 
