@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import warp_emulator
 from weft import WeftError, ops
+from weft.backends.nvrtc import CudaSource
 from weft.core import registry
+from weft.ops.embedding import with_cuda
+from weft.ops.embedding.plan import Sums
 
 WEIGHT, PLACES = torch.randn(5, 8), torch.randn(4, 8)
 
@@ -55,6 +62,57 @@ def test_ids_of_any_shape_and_no_positions() -> None:
         ids = torch.randint(5, shape)
         for impl in ("torch", "triton"):
             assert torch.equal(ops.embedding(ids, WEIGHT, impl=impl), WEIGHT[ids])
+
+
+class Emulated(warp_emulator.Emulated):
+    def __call__(self, grid: int, block: int, *arguments: Any, shared: int = 0) -> None:
+        super().__call__((grid, 1, 1), block, *arguments, shared=shared)
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """The CUDA kernels are run by g++ on CPU tensors, whose memory is NaN before it is written."""
+
+    def kernel(source: CudaSource, name: str) -> Emulated:
+        text = source.file.read_text()
+        for word, here in (
+            ("extern __shared__ int held[];", "int* held = (int*)pool;"),
+            ("  __shared__ ", "  static "),
+            ('"rows.cuh"', f'"{source.file.with_name("rows.cuh")}"'),
+        ):
+            text = text.replace(word, here)
+        words = Path(__file__).with_name("embedding_emulator.hpp")
+        file = tmp_path / source.file.name
+        file.write_text(f'#include "{words}"\n{text}')
+        return Emulated(warp_emulator.build(replace(source, file=file), name, tmp_path))
+
+    monkeypatch.setattr(CudaSource, "__getitem__", kernel)
+    torch.use_deterministic_algorithms(True)  # which fills what is allocated
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(warp_emulator.COMPILER is None, reason="needs g++")
+def test_the_cuda_backward_writes_every_row_once(emulated: None) -> None:
+    """Two owners of rows, several slices, ids out of range, rows of many tokens; one id for all."""
+    torch.manual_seed(0)
+    spread = torch.randint(600, (9, 37))
+    spread[2] = 7
+    spread[:, 5], spread[:, 9], spread[3, 30:] = -3, 2**40, 599
+    for ids, vocabulary, columns, places in (
+        (spread, 600, 260, 40),
+        (torch.full((3, 1100), 2), 9, 4, 0),
+    ):
+        grad = torch.randn(*ids.shape, columns).bfloat16()
+        got = with_cuda.backward_with(Sums(), grad, ids, vocabulary, places)
+        wide, known = grad.double(), (ids >= 0) & (ids < vocabulary)
+        dweight = torch.zeros(vocabulary, columns, dtype=torch.float64)
+        dweight.index_put_((ids[known],), wide[known], accumulate=True)
+        dplaces = torch.zeros(places, columns, dtype=torch.float64)
+        dplaces[: ids.shape[1]] = wide.sum(0)[:places]
+        for mine, exact in zip(got, (dweight, dplaces), strict=True):
+            torch.testing.assert_close(mine.double(), exact, rtol=2**-8, atol=1e-4)
 
 
 @pytest.mark.parametrize("impl", ["eager", "torch", "triton"])

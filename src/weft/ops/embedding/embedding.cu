@@ -11,14 +11,14 @@
 #define PIECE 16
 #endif
 #ifndef ROWS
-#define ROWS 8
+#define ROWS 16
 #endif
 #ifndef LAST
 #define LAST 1
 #endif
 constexpr int WARPS = 4, SEQUENCES = 4;
 constexpr int SUM_WARPS = 8, MERGE_WARPS = 16;
-constexpr int TOKENS = BYTES < 16 ? 10 : 5;  // of a warp's rows that are under way together
+constexpr int TOKENS = BYTES < 16 ? 9 : 5;  // of a warp's rows that are under way together
 
 // weight: (vocabulary, columns), ids: (batch, length), positions: (>= length, columns) or null; y:
 // (batch, length, columns). A warp has one place of SEQUENCES sequences.
@@ -144,9 +144,9 @@ __device__ __forceinline__ void sum_piece(const WEFT_T* grad, const int* order, 
 
 // grad: (batch * length, columns), rows `stride` apart; from, order, heads, pieces: see order.cu.
 // dweight: (vocabulary, columns); dpositions: (places, columns); partial: a float row for each
-// piece. Slice by slice, blocks of places (of the slice `lead` further on, while there is one), of
-// pieces, and of the rows that PIECE tokens or fewer ask for: a warp has a place, every so many-th
-// piece, or ROWS rows.
+// piece. Slice by slice, blocks of pieces, of the rows that PIECE tokens or fewer ask for, and
+// among them of places (of the slice `lead` further on, while there is one): a warp has every so
+// many-th piece, ROWS rows, or a place.
 extern "C" __global__ void __launch_bounds__(SUM_WARPS * 32, 3)
 embedding_backward(const WEFT_T* __restrict__ grad, const int* __restrict__ from,
                    const int* __restrict__ order, const int4* __restrict__ heads,
@@ -162,9 +162,13 @@ embedding_backward(const WEFT_T* __restrict__ grad, const int* __restrict__ from
   if (slice >= ahead) {
     block = blockIdx.x - ahead * each;
     slice = ahead + block / (each - place_blocks);
-    block = place_blocks + block % (each - place_blocks);
+    block %= each - place_blocks;
   }
-  const bool place = block < place_blocks;
+  // Places' blocks stand evenly among the others: memory is read by those, written by these.
+  const index_t apart = slice < ahead ? each / max(place_blocks, (index_t)1) : 0;
+  const bool place = slice < ahead && block % apart == 0 && block / apart < place_blocks;
+  if (place) block /= apart;
+  else if (slice < ahead) block -= min(block / apart + 1, place_blocks);
   const index_t column = ((slice + (place ? lead : 0)) * 32 + lane) * N;
   const bool inside = column < columns;
   grad += inside ? column : 0;  // a lane past the last column reads, and writes nothing
@@ -172,7 +176,7 @@ embedding_backward(const WEFT_T* __restrict__ grad, const int* __restrict__ from
     const index_t t = block * SUM_WARPS + warp;
     if (t < places && inside)
       sum_place(grad, dpositions + column, t, (int)batch, length, columns, stride);
-  } else if ((block -= place_blocks) < piece_blocks) {
+  } else if (block < piece_blocks) {
     for (int nth = (int)block * SUM_WARPS + warp;; nth += (int)piece_blocks * SUM_WARPS) {
       const int at = locate(heads, (int)owners, nth, false);
       if (at < 0) return;

@@ -7,7 +7,7 @@ in the L2 cache for whoever asks second.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 # In Triton, rows asked for by more tokens than this are summed in pieces of as many (in sorted
@@ -45,30 +45,34 @@ class Sums:
 
     access: int = 8
     lead: int = 2
-    rows: int = 8
+    rows: int = 16
     piece: int = 16
     last: bool = True
 
 
+WIDE = Sums(access=16, lead=1, rows=8)
+
+
 @cache
 def sums(tokens: int, columns: int, itemsize: int, places: int) -> Sums:
-    """The plan shipped: 512 bytes of a row at a time, or 256 where ``lead`` such slices and the one
-    whose tokens are summed would not stay in the L2, waiting for whoever asks second."""
-    lead = Sums().lead
+    """The plan shipped: 512 bytes of a row at a time, or 256 where two slices of 512, one whose
+    positions are summed and one whose tokens are, would not stay in the L2 together."""
     slices = -(-columns * itemsize // 512)
-    wait = places > 0 and min(lead + 1, slices) * 512 * tokens > CACHED
-    return Sums(access=8) if wait else Sums(access=16)
+    return Sums() if places and min(2, slices) * 512 * tokens > CACHED else WIDE
 
 
 def candidates() -> list[Sums]:
     """The plans worth timing, in the order of promise."""
+    narrow = Sums()
     return [
-        *(Sums(access=a, lead=d) for d in (2, 1) for a in (8, 16)),
-        Sums(access=8, lead=3),
-        Sums(access=8, lead=4),
-        Sums(access=8, lead=99),
+        narrow,
+        WIDE,
+        replace(narrow, rows=8),
+        replace(WIDE, rows=16),
+        *(replace(narrow, lead=d) for d in (1, 3, 99)),
+        *(replace(WIDE, lead=d) for d in (0, 2)),
+        *(replace(p, last=False) for p in (narrow, WIDE)),
+        replace(WIDE, rows=4),
+        replace(narrow, piece=32),
         Sums(access=4, lead=4),
-        *(Sums(access=a, last=False) for a in (8, 16)),
-        *(Sums(access=a, rows=r) for a in (8, 16) for r in (4, 16)),
-        Sums(access=8, piece=32),
     ]

@@ -12,7 +12,7 @@ import torch
 from weft.backends.nvrtc import CudaSource
 from weft.core import Implementation
 from weft.ops._shared.rows import as_rows, width
-from weft.ops.embedding.plan import Sums, sums
+from weft.ops.embedding.plan import WIDE, Sums, sums
 
 HERE = Path(__file__).parent
 TYPES = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
@@ -95,6 +95,8 @@ def backward_with(
     (batch, length), columns = ids.shape, grad.shape[2]
     dweight, dpositions = grad.new_empty((vocabulary, columns)), grad.new_empty((places, columns))
     tokens, ids, lines = batch * length, ids.contiguous(), as_rows(grad)
+    if lines.stride(0) >= 2**31:  # the kernels' strides have 32 bits
+        lines = lines.contiguous()
     access = min(width(columns, lines), max(1, plan.access // grad.element_size()))
     slices, owners = -(-columns // (32 * access)), max(1, -(-vocabulary // OWN))
     lead, most = min(plan.lead, slices), 2 * tokens // plan.piece + 1
@@ -138,12 +140,11 @@ IMPLEMENTATION = Implementation(
     forward=forward,
     backward=backward,
     specimens=(
-        source(torch.bfloat16, 8),
-        source(torch.float16, 8),
-        source(torch.float32, 4),
-        source(torch.bfloat16, 1),
-        ordering(torch.bfloat16, 8),
         source(torch.bfloat16, 4),
+        source(torch.float16, 8, WIDE),
+        source(torch.bfloat16, 8, WIDE),
+        source(torch.float32, 4, WIDE),
+        source(torch.bfloat16, 1),
         ordering(torch.bfloat16, 4),
         ordering(torch.float32, 4),
         ordering(torch.bfloat16, 1),

@@ -1,0 +1,39 @@
+// What the embedding's kernels say to a warp beyond warp_emulator.hpp's words: integers from lane
+// to lane, votes, and streamed accesses, held to their alignment.
+#pragma once
+struct alignas(8) uint2 { unsigned x, y; };
+struct alignas(8) int2 { int x, y; };
+struct alignas(16) int4 { int x, y, z, w; };
+inline int2 make_int2(int x, int y) { return {x, y}; }
+inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
+inline int from_lane(int v, unsigned lane) { return together({.at = (unsigned)v})[lane].at; }
+inline int __shfl_sync(unsigned, int v, int lane) { return from_lane(v, lane & 31); }
+inline int __shfl_up_sync(unsigned, int v, unsigned step) {
+  const unsigned lane = current % 32;
+  return from_lane(v, lane < step ? lane : lane - step);
+}
+inline int __shfl_down_sync(unsigned, int v, unsigned step) {
+  const unsigned lane = current % 32 + step;
+  return from_lane(v, lane < 32 ? lane : lane - step);
+}
+inline unsigned lanes_with(int v, int wanted) {
+  const Lane* lanes = together({.at = (unsigned)v});
+  unsigned found = 0;
+  for (int i = 0; i < 32; ++i) found |= (unsigned)((int)lanes[i].at == wanted) << i;
+  return found;
+}
+inline unsigned __ballot_sync(unsigned, bool v) { return lanes_with(v, 1); }
+inline unsigned __match_any_sync(unsigned, int v) { return lanes_with(v, v); }
+inline int __popc(unsigned v) { return std::popcount(v); }
+inline int __ffs(unsigned v) { return v ? std::countr_zero(v) + 1 : 0; }
+inline int atomicAdd(int* to, int v) { return std::exchange(*to, *to + v); }
+template <typename T> void __stcs(T* to, T v) {
+  require((size_t)to % sizeof v == 0, "a store to what is not aligned");
+  std::memcpy(to, &v, sizeof v);
+}
+template <typename T> T __ldcs(const T* from) {
+  require((size_t)from % sizeof(T) == 0, "a load from what is not aligned");
+  T v;
+  std::memcpy(&v, from, sizeof v);
+  return v;
+}
