@@ -27,5 +27,5 @@ IMPLEMENTATION = Implementation(
     backward=backward,
     supports=norm_cuda.supports,
     specimens=norm_cuda.specimens(centred=False, add=False),
-    idea="rows in registers, read once, 16 bytes at a time; backward by clusters that stay",
+    idea="rows read once, 16 bytes at a time, by blocks or by teams that stay",
 )
