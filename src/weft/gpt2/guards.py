@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
 import threading
 from collections import deque
@@ -107,6 +108,9 @@ class Signals:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.caught is not None and number == signal.SIGINT:
             signal.default_int_handler(number, frame)
+        if self.caught is None:
+            # No print: the signal may have come in the midst of one.
+            os.write(2, b"\nending after this step, with a checkpoint\n")
         self.caught = number
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -113,7 +114,7 @@ class Run:
         self.seconds: list[float] = []
         self.began = time.perf_counter()
         self.validation: float | None = None
-        self.quiet = quiet
+        self.quiet, self.whole = quiet, True
         found = ranks.newest(folder.checkpoints, folder.say) if folder.resumed else None
         if found is not None:
             self._go_on(found)
@@ -152,16 +153,18 @@ class Run:
         try:
             with Signals() as signals, Prefetch(self.train, self.ranks.device, **where) as batches:
                 if self.done == 0 and config.validate_every:
-                    self._validate()
+                    with self._memory():
+                        self._validate()
                 self.began = time.perf_counter()
                 while self.done < config.steps and stopped is None:
-                    if self._turn(batches, signals):
-                        stopped = signals.caught or 15
+                    with self._memory():
+                        if self._turn(batches, signals):
+                            stopped = signals.caught or 15
         except Unwritten:
             raise
         except WeftError:
             self.optimizer.drop()
-            if self.done > self.saved and self.ranks.together():
+            if self.done > self.saved and self.whole and self.ranks.together():
                 self._save()
             raise
         finally:
@@ -169,6 +172,11 @@ class Run:
             if self.metrics:
                 self.metrics.close()
         return self._outcome(time.perf_counter() - began, stopped)
+
+    def _memory(self) -> AbstractContextManager[None]:
+        config = self.config
+        parts = config.accumulate
+        return memory(self.done + 1, config.micro(self.ranks.world) * parts, parts)
 
     def _turn(self, batches: Prefetch, signals: Signals) -> bool:
         """One step and what is due after it; whether the run was asked to end."""
@@ -193,20 +201,19 @@ class Run:
         config, optimizer, step = self.config, self.optimizer, self.done
         parts = config.accumulate
         total = torch.zeros((), device=self.ranks.device)
-        with memory(step + 1, config.micro(self.ranks.world) * parts, parts):
-            for micro in range(parts):
-                x, y = batches.at(step, micro)
-                with self.ranks.backward(parts):
-                    loss = self.forward(x, y, **self._draw(micro))
-                    (loss / parts).backward()
-                total += loss.detach().float() / parts
-                if parts > 1:
-                    optimizer.gather(first=micro == 0)
-            self.ranks.reduce(optimizer.gradients(), parts)
-            waited = time.monotonic() - self.saved_at
-            save = config.checkpoint_seconds is not None and waited > config.checkpoint_seconds
-            norms, stop = optimizer.norms(), signals.caught is not None
-            reading = self.ranks.read(total, norms, stop=stop, save=save)
+        for micro in range(parts):
+            x, y = batches.at(step, micro)
+            with self.ranks.backward(parts):
+                loss = self.forward(x, y, **self._draw(micro))
+                (loss / parts).backward()
+            total += loss.detach().float() / parts
+            if parts > 1:
+                optimizer.gather(first=micro == 0)
+        self.ranks.reduce(optimizer.gradients(), parts)
+        waited = time.monotonic() - self.saved_at
+        save = config.checkpoint_seconds is not None and waited > config.checkpoint_seconds
+        norms, stop = optimizer.norms(), signals.caught is not None
+        reading = self.ranks.read(total, norms, stop=stop, save=save)
         self._update(reading)
         return reading
 
@@ -220,7 +227,9 @@ class Run:
         told: dict[str, Any] = {"loss": reading.loss, "norm": reading.norm, "lr": rate}
         if reason is None:
             self.updates += 1
+            self.whole = False  # what fails in the midst of an update must not be kept
             self.optimizer.step(self.updates, rate, reading.norms, reading.norm, config.clip)
+            self.whole = True
         else:
             self.optimizer.drop()
             self.skipped += 1
