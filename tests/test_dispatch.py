@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+import weft
 from weft import WeftError
 from weft.core import registry
 from weft.ops._shared import dispatch
@@ -227,3 +231,12 @@ def test_the_shipped_tables_can_be_read_and_never_lose() -> None:
             assert p.operator in registry.operator_names()
             least = min(p.forward[b][0] for b in dispatch.BASE if b in p.forward)
             assert p.forward[dispatch.best(p, False)][0] <= dispatch.LOST * least
+
+
+def test_importing_the_operators_imports_no_compiler() -> None:
+    told = (
+        "import sys, weft.ops; print([m for m in ('torch._dynamo', 'triton') if m in sys.modules])"
+    )
+    found = {**os.environ, "PYTHONPATH": str(Path(weft.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, env=found)
+    assert done.stdout == "[]\n", done.stdout + done.stderr

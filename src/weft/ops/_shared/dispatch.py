@@ -34,6 +34,19 @@ Bands = tuple[tuple[float, tuple[tuple[float, str], ...]], ...]
 Times = Mapping[str, tuple[float, float]]  # of an implementation: cold and host, in us
 
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def settled_while_tracing(function: Function) -> Function:
+    """Run for real by ``torch.compile``, whose graph has the answer as a constant.
+
+    The mark of ``torch.compiler.assume_constant_result``, which imports all of the compiler to put
+    it there: half of what importing Weft's operators would take.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
 @dataclass(frozen=True, kw_only=True)
 class Point:
     """What was measured at one size. ``flags`` are the case's words and switches, as pairs."""
@@ -189,7 +202,7 @@ def device_name(index: int) -> str:
     return torch.cuda.get_device_name(index)
 
 
-@torch.compiler.assume_constant_result
+@settled_while_tracing
 def _traced_bands(
     name: str, index: int | None, dtype: torch.dtype, words: tuple[Any, ...], grad: bool
 ) -> Bands:
@@ -272,7 +285,7 @@ def _traced(name: str, tensors: Sequence[torch.Tensor], params: Mapping[str, Any
     return look_up(found, sum([x.numel() for x in tensors]), _last(main))
 
 
-@torch.compiler.assume_constant_result
+@settled_while_tracing
 def _traced_fallback(name: str) -> str:
     return fallback(name)
 

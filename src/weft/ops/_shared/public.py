@@ -194,7 +194,7 @@ def _define(
 _traceable = SimpleNamespace()  # attributes: of a dict, a trace would see what it held at its start
 
 
-@torch.compiler.assume_constant_result  # runs for real while tracing, which sees its answer only
+@dispatch.settled_while_tracing
 def _resolve(name: str, impl: str) -> str:
     """The backend of an implementation, whose functions are put where a traced call finds them."""
     if impl not in registry.implementation_names(name):
