@@ -1,0 +1,82 @@
+"""The norms' CUDA kernels compiled by g++ and run on float32 CPU tensors; see norm_emulator.hpp."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from weft.backends.nvrtc import SHARED, CudaSource
+
+HEADER = Path(__file__).with_suffix(".hpp")
+COMPILER = shutil.which("g++")
+LEFT_OUT = ("numeric.cuh", "bulk.cuh")  # types and asm, which the emulator has in its own way
+
+
+def source_text(name: str, seen: set[str]) -> str:
+    """A kernel's text, headers and all, its shared memory and barriers in the emulator's words."""
+    if name in seen or name in LEFT_OUT:
+        return ""
+    seen.add(name)
+    text = (SHARED / name).read_text().replace("#pragma once", "")
+    if name == "norm_barriers.cuh":
+        text = re.sub(r"#if CLUSTER > 1.*?#endif", "", text, flags=re.S)
+        named = "named_barrier(1 + (int)threadIdx.x / TEAM, TEAM);"
+        text = re.sub(r'asm volatile\("bar.sync.*?"memory"\);', named, text)
+    text = re.sub(r"extern __shared__.*\n", "", text)
+    text = re.sub(
+        r"__shared__ ([\w<> ]+?) (\w+)((?:\[[^\]]+\])+);",
+        r"typedef \1 \2_t\3; \2_t& \2 = *(\2_t*)declared(__COUNTER__, sizeof(\2_t));",
+        text,
+    )
+    return re.sub(r'#include "([^"]+)"', lambda m: source_text(m[1], seen), text)
+
+
+def build(source: CudaSource, kernel: str, folder: Path) -> ctypes.CDLL:
+    """One float32 kernel as a library with a function ``run``."""
+    text = source_text(source.file.name, set())
+    signature = re.search(rf"\b{kernel}\(([^)]*)\) \{{", text)
+    assert signature and COMPILER
+    casts = []
+    for n, parameter in enumerate(signature[1].split(",")):
+        word = parameter.split()[0 if "const" not in parameter else 1]
+        kinds = {"index_t": f"a[{n}]", "double": f"*(double*)&a[{n}]"}
+        casts.append(kinds.get(word, f"(float*)a[{n}]"))
+    lines = [f"#define {key} {value}" for key, value in source.defines]
+    lines += [f'#include "{HEADER}"', text, "static long long* a;"]
+    lines += [f"static void call() {{ {kernel}({', '.join(casts)}); }}"]
+    lines += ['extern "C" void run(int grid, int threads, int bytes, long long seed, long long* b)']
+    lines += ["{ a = b, body = call, launch(grid, CLUSTER, threads, bytes, seed); }"]
+    (folder / f"{kernel}.cpp").write_text("\n".join(lines))
+    options = ["-std=c++20", "-O1", "-fPIC", "-shared", "-w", "-fno-strict-aliasing"]
+    options += ["-U_FORTIFY_SOURCE", "-ffp-contract=off"]
+    library = folder / f"{source.label}.so"
+    subprocess.run(
+        [COMPILER, *options, str(folder / f"{kernel}.cpp"), "-o", str(library)], check=True
+    )
+    return ctypes.CDLL(str(library))
+
+
+class Emulated:
+    """Stands where a loaded kernel does; every call draws other turns."""
+
+    calls = 0
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.library = library
+
+    def __call__(self, grid: int, block: int, *arguments: Any, shared: int = 0) -> None:
+        bits = [_bits(a) for a in arguments]
+        Emulated.calls += 1
+        seed = ctypes.c_longlong(Emulated.calls)
+        self.library.run(grid, block, shared, seed, (ctypes.c_longlong * len(bits))(*bits))
+
+
+def _bits(argument: Any) -> int:
+    if isinstance(argument, float):
+        return int(struct.unpack("<q", struct.pack("<d", argument))[0])
+    return int(argument) if isinstance(argument, int) else int(argument.data_ptr())

@@ -1,0 +1,97 @@
+"""The norms' teams that stay, executed on a CPU: what a compiler alone does not prove of them.
+
+Barriers, rings and clusters, in an order of threads drawn anew each time, in float32 and against
+float64; row counts that no team divides, rows that no access fills, rows far from zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from norm_emulator import COMPILER, Emulated, build
+from weft.backends.nvrtc import CudaSource
+from weft.ops._shared import norm_cuda
+from weft.ops._shared.norm_configs import Stay
+from weft.ops._shared.norm_spec import layer_norm64, rms_norm64
+
+EPS = 1e-5
+PAIR = Stay(threads=64, team=64, vectors=1, stages=2, cluster=2)  # two blocks a row
+TEAMS = Stay(threads=192, team=64, vectors=2, stages=3, held=False)  # three teams of two warps
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Two multiprocessors with clusters; kernels run by the emulator, parts added up by torch."""
+    properties = SimpleNamespace(
+        multi_processor_count=2, shared_memory_per_multiprocessor=228 << 10
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: properties)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    for asked in (norm_cuda._units, norm_cuda.room):
+        asked.cache_clear()
+
+    def kernel(source: CudaSource, name: str) -> Any:
+        return _add_up if name == "norm_sum" else Emulated(build(source, name, tmp_path))
+
+    monkeypatch.setattr(CudaSource, "__getitem__", kernel)
+    yield
+    for asked in (norm_cuda._units, norm_cuda.room):
+        asked.cache_clear()
+
+
+def _add_up(grid: tuple[int, int], _block: int, part: Any, dw: Any, db: Any, *sizes: int) -> None:
+    sums = part.view(grid[1], *sizes).sum(1)
+    dw.copy_(sums[0])
+    if grid[1] > 1:
+        db.copy_(sums[1])
+
+
+def _rows(rows: int, columns: int) -> tuple[torch.Tensor, ...]:
+    torch.manual_seed(rows)
+    x = torch.randn(rows, columns)
+    x[1] += 1e4  # far from zero
+    x[2, ::61] *= 1e3  # outliers, the first of them in the reference itself
+    return x, torch.randn(columns), torch.randn(columns), torch.randn(rows, columns)
+
+
+def _close(got: torch.Tensor, want: torch.Tensor, units: float) -> None:
+    worst = float((got.double() - want).abs().max() / want.square().mean().sqrt())
+    assert worst <= units * 2**-24, f"{worst / 2**-24:.1f} units"
+
+
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="g++ is not installed")
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.usefixtures("emulated")
+def test_layer_norm_by_clusters_answers_what_float64_does() -> None:
+    x, weight, bias, grad = _rows(7, 388)
+    y, _ = norm_cuda.forward(x, None, weight, bias, EPS, config=PAIR)
+    wide = [v.double().requires_grad_() for v in (x, weight, bias)]
+    want = layer_norm64(wide[0], wide[1], wide[2], EPS)
+    _close(y, want.detach(), 40)
+    gradients = torch.autograd.grad(want, wide, grad.double())
+    dx, _, dw, db = norm_cuda.backward(grad, None, x, weight, EPS, True, config=PAIR)
+    for got, expected in zip((dx, dw, db), gradients, strict=True):
+        _close(got, expected, 40)
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.usefixtures("emulated")
+def test_the_backward_of_a_sum_by_teams_of_a_block_answers_what_float64_does() -> None:
+    x, weight, _bias, grad = _rows(23, 420)
+    more = torch.randn_like(x)
+    wide = [v.double().requires_grad_() for v in (x, weight)]
+    want = torch.autograd.grad(rms_norm64(wide[0], wide[1], EPS), wide, grad.double())
+    dx, dr, dw, _ = norm_cuda.backward(grad, more, x, weight, EPS, False, config=TEAMS)
+    _close(dx, want[0] + more, 40)
+    assert torch.equal(dx, dr)
+    _close(dw, want[1], 40)
