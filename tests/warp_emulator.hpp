@@ -104,6 +104,8 @@ static void run() {
 inline float __shfl_xor_sync(unsigned, float v, int step) {
   return together({.given = v})[current % 32 ^ step].given;
 }
+inline int anew(int x) { return x; }
+inline int thread_anew() { return threadIdx.x; }
 inline unsigned shared_address(const void* p) { return (const unsigned char*)p - pool; }
 inline unsigned char* shared_at(unsigned at, unsigned size) {
   require(at % size == 0 && at + size <= room, "shared memory out of bounds or not aligned");
@@ -174,8 +176,8 @@ const long long* given;
 template <typename... A> void call(void (*kernel)(A...)) {
   bound(kernel, std::index_sequence_for<A...>());
 }
-extern "C" void launch(const unsigned* grid, unsigned threads, unsigned shared, const long long* a) {
-  gridDim = {grid[0], grid[1], grid[2]}, given = a, count = threads, room = shared;
+extern "C" void launch(const unsigned* grid, unsigned threads, unsigned bytes, const long long* a) {
+  gridDim = {grid[0], grid[1], grid[2]}, given = a, count = threads, room = bytes;
   for (unsigned z = 0; z < grid[2]; ++z)
     for (unsigned y = 0; y < grid[1]; ++y)
       for (unsigned x = 0; x < grid[0]; ++x) {
@@ -184,7 +186,8 @@ extern "C" void launch(const unsigned* grid, unsigned threads, unsigned shared, 
         for (Fiber& one : fibers) {
           one.started = one.done = false, one.words = 0, one.groups.assign(1, {});
           getcontext(&one.start);
-          one.start.uc_stack.ss_sp = one.stack.data(), one.start.uc_stack.ss_size = one.stack.size();
+          one.start.uc_stack.ss_sp = one.stack.data();
+          one.start.uc_stack.ss_size = one.stack.size();
           makecontext(&one.start, enter, 0);
         }
         everyone = {};

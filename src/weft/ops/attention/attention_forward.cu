@@ -3,8 +3,9 @@
 // A block owns 16 MT WARPS queries of one head and walks the keys STEP at a time, two tiles of keys
 // and values in shared memory: one read, one on its way by asynchronous copies. A warp has 16 MT
 // queries; its scores, made weights and rounded, are the next product's first factor in the very
-// registers where they were summed. Bytes: q read and out written once; k and v once a block, mostly
-// from the L2. Sources: FlashAttention-2 (arXiv:2307.08691), online softmax (arXiv:1805.02867).
+// registers where they were summed. Bytes: q read and out written once; k and v once a block, most
+// of it from the L2. Sources: FlashAttention-2 (arXiv:2307.08691), online softmax
+// (arXiv:1805.02867).
 #include "attention_tiles.cuh"
 
 namespace {
@@ -72,9 +73,9 @@ struct Rows {
 
 }  // namespace
 
-// q, out: (B, H, Tq, HEAD); k, v: (B, H / group, Tk, HEAD), by strides in elements of batches, heads
-// and rows, every row on 16 bytes; lse: (B, H, Tq); lengths: (B,) or null. `scale` has log2(e) in
-// it. Grid: (blocks of queries, H, B). Dynamic shared memory: OWN + 4 WALKED.
+// q, out: (B, H, Tq, HEAD); k, v: (B, H / group, Tk, HEAD), by strides in elements of batches,
+// heads and rows, every row on 16 bytes; lse: (B, H, Tq); lengths: (B,) or null. `scale` has log2(e)
+// in it. Grid: (blocks of queries, H, B). Dynamic shared memory: OWN + 4 WALKED.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 attention_forward(const T* q, const T* k, const T* v, const int* lengths, T* out, float* lse,
                   index_t heads, index_t group, index_t tq, index_t tk, index_t q_batch,
@@ -86,26 +87,25 @@ attention_forward(const T* q, const T* k, const T* v, const int* lengths, T* out
   const unsigned shared = shared_address(pool), ring = shared + OWN;
   const float scale = (float)scale_, rescale = (float)rescale_;
   const int head = blockIdx.y, batch = blockIdx.z, lane = lane_id();
+  const int few = head / (int)group;  // the head of keys
   // Under a causal mask the longest first: what is left for the end is short.
   const int start = (causal ? gridDim.x - 1 - blockIdx.x : blockIdx.x) * BLOCK;
   const int keys = keys_of(lengths, batch, tk);
   const int tiles = ((causal ? min(keys, start + BLOCK) : keys) + STEP - 1) / STEP;
-  q += batch * q_batch + head * q_head;
-  k += batch * k_batch + head / (int)group * k_head;
-  v += batch * v_batch + head / (int)group * v_head;
   const index_t line = (index_t)batch * heads + head;
   const int first = start + warp_row();  // the warp's first query
 
   auto fetch = [&](int t) {
     const unsigned to = ring + t % 2 * (2 * WALKED);
-    ask<STEP>(to, k, (int)k_row, keys - t * STEP);
-    ask<STEP>(to + WALKED, v, (int)v_row, keys - t * STEP);
-    k += STEP * k_row;
-    v += STEP * v_row;
+    const T* k_at = rows_at(k, k_batch, k_head, k_row, few, t * STEP);
+    const T* v_at = rows_at(v, v_batch, v_head, v_row, few, t * STEP);
+    ask<STEP>(to, k_at, (int)k_row, keys - t * STEP);
+    ask<STEP>(to + WALKED, v_at, (int)v_row, keys - t * STEP);
   };
   Rows rows;
   if (tiles > 0) {
-    ask<BLOCK>(shared, q + start * q_row, (int)q_row, (int)tq - start);
+    const T* q_at = rows_at(q, q_batch, q_head, q_row, head, start);
+    ask<BLOCK>(shared, q_at, (int)q_row, (int)tq - start);
     fetch(0);
   }
   copies_commit();
@@ -114,33 +114,27 @@ attention_forward(const T* q, const T* k, const T* v, const int* lengths, T* out
     Sums<STEP> s = {};
     rows_by_rows<STEP>(s, shared + warp_row() * ROW, from);
     if (masked) {
+      const int thread = thread_anew();
+      const int row0 = start + thread / 32 * ROWS + thread % 32 / 4;
+      const int key0 = t * STEP + thread % 4 * 2;
 #pragma unroll
       for (int y = 0; y < MT; ++y)
 #pragma unroll
-        for (int x = 0; x < STEP / 8; ++x)
+        for (int h = 0; h < 2; ++h) {
+          const int left = (causal ? min(keys, row0 + y * 16 + h * 8 + 1) : keys) - key0;
 #pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            const int row = first + y * 16 + e / 2 * 8 + lane / 4;
-            const int key = t * STEP + x * 8 + lane % 4 * 2 + e % 2;
-            if (key >= (causal ? min(keys, row + 1) : keys)) s[y][x][e] = -INFINITE;
+          for (int x = 0; x < STEP / 8; ++x) {
+            if (x * 8 >= left) s[y][x][2 * h] = -INFINITE;
+            if (x * 8 + 1 >= left) s[y][x][2 * h + 1] = -INFINITE;
           }
+        }
     }
     rows.raise(s, scale);
     rows.weigh(s, scale);
     if constexpr (DROPOUT) {
       const Kept dropout = {(unsigned long long)seed, threshold};
-#pragma unroll
-      for (int y = 0; y < MT; ++y)
-#pragma unroll
-        for (int x = 0; x < STEP / 8; ++x)
-#pragma unroll
-          for (int h = 0; h < 2; ++h) {
-            const int row = first + y * 16 + h * 8 + lane / 4;
-            bool kept[2];
-            dropout.two(kept, (line * tq + row) * tk + t * STEP + x * 8 + lane % 4 * 2);
-            if (!kept[0]) s[y][x][2 * h] = 0.0f;
-            if (!kept[1]) s[y][x][2 * h + 1] = 0.0f;
-          }
+      const index_t at = (line * tq + first + lane / 4) * tk + t * STEP + lane % 4 * 2;
+      drop<STEP>(s, s, dropout.bits<STEP>(at, tk, 1), rescale);
     }
     Packed<STEP> weights;
     pack<STEP>(weights, s);
@@ -161,7 +155,7 @@ attention_forward(const T* q, const T* k, const T* v, const int* lengths, T* out
   for (int y = 0; y < MT; ++y)
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float divisor = rows.divisor(y, h), factor = __fdividef(rescale, divisor);
+      const float divisor = rows.divisor(y, h), factor = __fdividef(1.0f, divisor);
       const int row = first + y * 16 + h * 8 + lane / 4;
       if (lane % 4 == 0 && row < tq)
         lse[line * tq + row] = (rows.top[y][h] + log2f(divisor)) * LN2;

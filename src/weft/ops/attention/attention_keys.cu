@@ -1,11 +1,13 @@
-// Attention's backward toward the keys: dk and dv of a block of keys, over all queries that see them.
+// Attention's backward toward the keys: dk and dv of a block of keys, over all that see them.
 //
 // With p, dp and delta as in attention_queries.cu, which runs before: dv = p^T grad, dk = ds^T q. A
 // block owns 16 MT WARPS keys of one head of keys and walks the queries of all its heads STEP at a
 // time. Scores are made turned round, keys by queries, so that a warp's weights are the next
 // product's first factor in their registers, and each sum is one warp's, in one order. Where SPLIT
-// is 2 a block keeps the half of the columns of dk and dv, and two make the same scores: heads above
-// 128 have no room for more. Bytes: k, v read SPLIT times, dk, dv written once; q, grad once a block.
+// is 2 a block keeps the half of the columns of dk and dv, and two make the same scores: heads
+// above 128 have no room for more. Bytes: k and v read SPLIT times, dk and dv written once; q and
+// grad read once a block.
+#define AHEAD (MT == 2 ? 2 : 4)
 #include "attention_tiles.cuh"
 
 namespace {
@@ -22,8 +24,8 @@ __device__ __forceinline__ void ask_numbers(unsigned to, const float* rows, inde
   }
 }
 
-// Scores to weights, 2^(scale s - top); where `masked`, 0 for a query before its key: `ahead` is how
-// far the lane's first query lies past its first key.
+// Scores to weights, 2^(scale s - top); where `masked`, 0 for a query before its key: `ahead` is
+// how far the lane's first query lies past its first key.
 __device__ __forceinline__ void weigh(Sums<STEP>& s, unsigned numbers, float scale, bool masked,
                                       int ahead) {
 #pragma unroll
@@ -38,20 +40,6 @@ __device__ __forceinline__ void weigh(Sums<STEP>& s, unsigned numbers, float sca
         if (masked && y * 16 + e / 2 * 8 > ahead + x * 8 + e % 2) s[y][x][e] = 0.0f;
       }
   }
-}
-
-// What dropout leaves of `from`; the lane's first weight has place `at`, and a query `tk` of them.
-__device__ __forceinline__ void drop(Sums<STEP>& to, const Sums<STEP>& from, const Kept& dropout,
-                                     float rescale, index_t at, index_t tk) {
-#pragma unroll
-  for (int y = 0; y < MT; ++y)
-#pragma unroll
-    for (int x = 0; x < STEP / 8; ++x)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const bool kept = dropout.one(at + (x * 8 + e % 2) * tk + y * 16 + e / 2 * 8);
-        to[y][x][e] = kept ? from[y][x][e] * rescale : 0.0f;
-      }
 }
 
 // Weights times (dp - delta).
@@ -94,47 +82,46 @@ attention_keys(const T* q, const T* k, const T* v, const T* grad, const int* len
   const int before = causal ? start / STEP * STEP : 0;
   const int each = start < keys ? max(0, ((int)tq - before + STEP - 1) / STEP) : 0;
   const int tiles = each * (int)group, lowest = few * (int)group;
-  const index_t line = (index_t)batch * heads + lowest;
-  q += batch * q_batch + lowest * q_head;
-  grad += batch * grad_batch + lowest * grad_head;
-  rows += line * 2 * whole;
 
-  int asked = before;  // the first query of the tile that is asked for next
+  int asked = before, asked_head = 0;  // of the tile to ask for, the first query and its head
   auto fetch = [&](int i) {
     const unsigned to = ring + i % 2 * STAGE;
-    ask<STEP>(to, q + asked * q_row, (int)q_row, (int)tq - asked);
-    ask<STEP>(to + WALKED, grad + asked * grad_row, (int)grad_row, (int)tq - asked);
-    ask_numbers(to + 2 * WALKED, rows + asked, whole);
-    asked += STEP;
-    if (asked >= tq) asked = before, q += q_head, grad += grad_head, rows += 2 * whole;
+    const int head = lowest + asked_head, left = (int)tq - asked;
+    ask<STEP>(to, rows_at(q, q_batch, q_head, q_row, head, asked), (int)q_row, left);
+    const T* grad_at = rows_at(grad, grad_batch, grad_head, grad_row, head, asked);
+    ask<STEP>(to + WALKED, grad_at, (int)grad_row, left);
+    const float* two = rows + (anew(blockIdx.z) * heads + head) * 2 * whole;
+    ask_numbers(to + 2 * WALKED, two + asked, whole);
   };
   if (tiles > 0) {
-    k += batch * k_batch + few * k_head + start * k_row;
-    v += batch * v_batch + few * v_head + start * v_row;
-    ask<BLOCK>(shared, k, (int)k_row, keys - start);
-    ask<BLOCK>(shared + OWN, v, (int)v_row, keys - start);
+    ask<BLOCK>(shared, rows_at(k, k_batch, k_head, k_row, few, start), (int)k_row, keys - start);
+    const T* v_at = rows_at(v, v_batch, v_head, v_row, few, start);
+    ask<BLOCK>(shared + OWN, v_at, (int)v_row, keys - start);
     fetch(0);
   }
   copies_commit();
   Sums<KEPT_COLUMNS> dk_sums = {}, dv_sums = {};
 
-  int from = before, head = 0;  // the first query of the tile that is read, of which head
-  auto attend = [&](int i, bool masked) {
+  auto attend = [&](int i, int from, int head, bool masked) {
     const unsigned tile = ring + i % 2 * STAGE, own = shared + warp_row() * ROW;
     const unsigned numbers = tile + 2 * WALKED + lane % 4 * 8;
     const int query = from + lane % 4 * 2, key = first + lane / 4;
-    const Kept dropout = {(unsigned long long)seed, threshold};
-    const index_t at = DROPOUT ? ((line + head) * tq + query) * tk + key : 0;
+    unsigned long long kept = 0;
+    if constexpr (DROPOUT) {
+      const Kept dropout = {(unsigned long long)seed, threshold};
+      const index_t line = (index_t)batch * heads + lowest + head;
+      kept = dropout.bits<STEP>((line * tq + query) * tk + key, 1, tk);
+    }
     Sums<STEP> s = {}, dp;
     rows_by_rows<STEP>(s, own, tile);
     weigh(s, numbers, scale, masked, query - key);
     Packed<STEP> packed;
-    if constexpr (DROPOUT) drop(dp, s, dropout, rescale, at, tk);
+    if constexpr (DROPOUT) drop<STEP>(dp, s, kept, rescale);
     pack<STEP>(packed, DROPOUT ? dp : s);
     packed_by_rows<STEP, KEPT_COLUMNS>(dv_sums, packed, tile + WALKED, column);
     clear<STEP>(dp);
     rows_by_rows<STEP>(dp, own + OWN, tile + WALKED);
-    if constexpr (DROPOUT) drop(dp, dp, dropout, rescale, at, tk);
+    if constexpr (DROPOUT) drop<STEP>(dp, dp, kept, rescale);
     slope(s, dp, numbers + TWO);
     pack<STEP>(packed, s);
     packed_by_rows<STEP, KEPT_COLUMNS>(dk_sums, packed, tile, column);
@@ -143,13 +130,14 @@ attention_keys(const T* q, const T* k, const T* v, const T* grad, const int* len
   for (int i = 0; i < tiles; ++i) {
     copies_wait<0>();
     __syncthreads();  // tile i is there, and nobody reads the tile before it any more
+    const int from = asked, head = asked_head;
+    asked += STEP;
+    if (asked >= tq) asked = before, ++asked_head;
     if (i + 1 < tiles) fetch(i + 1);
     copies_commit();
     // Queries before its first key a warp has none of, and those from its last on need no mask.
-    if (!causal || from >= first + ROWS - 1) attend(i, false);
-    else if (from + STEP > first) attend(i, true);
-    from += STEP;
-    if (from >= tq) from = before, ++head;
+    if (!causal || from >= first + ROWS - 1) attend(i, from, head, false);
+    else if (from + STEP > first) attend(i, from, head, true);
   }
 
 #pragma unroll

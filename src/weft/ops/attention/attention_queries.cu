@@ -4,14 +4,15 @@
 // (FlashAttention-2, arXiv:2307.08691). As in attention_forward.cu a block owns 16 MT WARPS queries
 // and walks the keys STEP at a time; each dq is summed by one warp in one order. Bytes: q, grad and
 // out read and dq written once; k and v once a block, mostly from the L2.
+#define AHEAD (STEP == 64 ? 2 : 4)
 #include "attention_tiles.cuh"
 
 namespace {
 
 constexpr int TWO = BLOCK * 4;  // bytes of one number a query of the block
 
-// log2(e) lse and rowsum(out grad) of the warp's queries, into shared memory at `to` and `rows`; past
-// the last query inf and 0, which make weights of 0. LANES lanes have a row, 16 bytes each.
+// log2(e) lse and rowsum(out grad) of the warp's queries, into shared memory at `to` and `rows`;
+// past the last query inf and 0, which make weights of 0. LANES lanes have a row, 16 bytes each.
 __device__ __forceinline__ void two_numbers(unsigned to, float* rows, index_t whole, const T* out,
                                             index_t out_row, const T* grad, index_t grad_row,
                                             const float* lse, int start, int count) {
@@ -63,34 +64,34 @@ attention_queries(const T* q, const T* k, const T* v, const T* grad, const T* ou
   const unsigned numbers = ring + 4 * WALKED;
   const float scale = (float)scale_, rescale = (float)rescale_;
   const int head = blockIdx.y, batch = blockIdx.z, lane = lane_id();
+  const int few = head / (int)group;  // the head of keys
   // Under a causal mask the longest first.
   const int start = (causal ? gridDim.x - 1 - blockIdx.x : blockIdx.x) * BLOCK;
   const int keys = keys_of(lengths, batch, tk);
   // The last blocks may have nothing but two numbers to write.
   const int seen = start >= tq ? 0 : causal ? min(keys, start + BLOCK) : keys;
   const int tiles = (seen + STEP - 1) / STEP;
-  q += batch * q_batch + head * q_head;
-  k += batch * k_batch + head / (int)group * k_head;
-  v += batch * v_batch + head / (int)group * v_head;
-  grad += batch * grad_batch + head * grad_head;
   const index_t line = (index_t)batch * heads + head;
   const int first = start + warp_row();  // the warp's first query
 
   auto fetch = [&](int t) {
     const unsigned to = ring + t % 2 * (2 * WALKED);
-    ask<STEP>(to, k, (int)k_row, keys - t * STEP);
-    ask<STEP>(to + WALKED, v, (int)v_row, keys - t * STEP);
-    k += STEP * k_row;
-    v += STEP * v_row;
+    const T* k_at = rows_at(k, k_batch, k_head, k_row, few, t * STEP);
+    const T* v_at = rows_at(v, v_batch, v_head, v_row, few, t * STEP);
+    ask<STEP>(to, k_at, (int)k_row, keys - t * STEP);
+    ask<STEP>(to + WALKED, v_at, (int)v_row, keys - t * STEP);
   };
   if (tiles > 0) {
-    ask<BLOCK>(shared, q + start * q_row, (int)q_row, (int)tq - start);
-    ask<BLOCK>(shared + OWN, grad + start * grad_row, (int)grad_row, (int)tq - start);
+    const T* q_at = rows_at(q, q_batch, q_head, q_row, head, start);
+    ask<BLOCK>(shared, q_at, (int)q_row, (int)tq - start);
+    const T* grad_at = rows_at(grad, grad_batch, grad_head, grad_row, head, start);
+    ask<BLOCK>(shared + OWN, grad_at, (int)grad_row, (int)tq - start);
     fetch(0);
   }
   copies_commit();
   two_numbers(numbers, rows + line * 2 * whole, whole, out + batch * out_batch + head * out_head,
-              out_row, grad, grad_row, lse + line * tq, start, (int)tq);
+              out_row, rows_at(grad, grad_batch, grad_head, grad_row, head, 0), grad_row,
+              lse + line * tq, start, (int)tq);
   float top[MT][2], delta[MT][2], acc[MT][COLUMNS / 8][4] = {};
 #pragma unroll
   for (int y = 0; y < MT; ++y)
@@ -106,27 +107,27 @@ attention_queries(const T* q, const T* k, const T* v, const T* grad, const T* ou
     Sums<STEP> s = {}, dp = {};
     rows_by_rows<STEP>(s, own, from);
     rows_by_rows<STEP>(dp, own + OWN, from + WALKED);
+    const int row0 = first + lane / 4, key0 = t * STEP + lane % 4 * 2;
+    if constexpr (DROPOUT) {
+      const Kept dropout = {(unsigned long long)seed, threshold};
+      const index_t at = (line * tq + row0) * tk + key0;
+      drop<STEP>(dp, dp, dropout.bits<STEP>(at, tk, 1), rescale);
+    }
 #pragma unroll
     for (int y = 0; y < MT; ++y)
 #pragma unroll
-      for (int x = 0; x < STEP / 8; ++x)
+      for (int h = 0; h < 2; ++h) {
+        const int left = (causal ? min(keys, row0 + y * 16 + h * 8 + 1) : keys) - key0;
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const int row = first + y * 16 + h * 8 + lane / 4;
-          const int key = t * STEP + x * 8 + lane % 4 * 2;
-          bool kept[2] = {true, true};
-          if constexpr (DROPOUT)
-            Kept{(unsigned long long)seed, threshold}.two(kept, (line * tq + row) * tk + key);
+        for (int x = 0; x < STEP / 8; ++x)
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
             float& one = s[y][x][2 * h + e];
-            float given = dp[y][x][2 * h + e];
-            if constexpr (DROPOUT) given = kept[e] ? given * rescale : 0.0f;
             const float p = power_of_2(fmaf(one, scale, -top[y][h]));
-            one = p * (given - delta[y][h]);
-            if (masked && key + e >= (causal ? min(keys, row + 1) : keys)) one = 0.0f;
+            one = p * (dp[y][x][2 * h + e] - delta[y][h]);
+            if (masked && x * 8 + e >= left) one = 0.0f;
           }
-        }
+      }
     Packed<STEP> ds;
     pack<STEP>(ds, s);
     packed_by_rows<STEP, COLUMNS>(acc, ds, from);

@@ -5,8 +5,8 @@
 // nor the reads (ldmatrix: eight rows at one chunk) meet in a bank. Columns past HEAD are 0.
 //
 // In a product a warp has 16 MT rows. Of each 16 x 8 of sums a lane has, in this order, two
-// neighbours (columns lane % 4 * 2 on) of row lane / 4 and two of row lane / 4 + 8. Two such side by
-// side, rounded and packed, are the first factor of a next product: no exchange between lanes.
+// neighbours (columns lane % 4 * 2 on) of row lane / 4 and two of row lane / 4 + 8. Two such side
+// by side, rounded and packed, are the first factor of a next product: no exchange between lanes.
 #pragma once
 #include "attention_words.cuh"
 #include "philox.cuh"
@@ -20,13 +20,16 @@
 #define SPLIT 1
 #define DROPOUT 0
 #endif
+#ifndef AHEAD
+#define AHEAD 4  // steps of 16 columns that the compiler may look ahead
+#endif
 
 namespace {
 
 using T = WEFT_T;
 constexpr int COLUMNS = (HEAD + 31) / 32 * 32, CHUNKS = COLUMNS / 8, ROW = COLUMNS * 2;
 constexpr int THREADS = 32 * WARPS, ROWS = 16 * MT;  // ROWS: of a warp
-constexpr int BLOCK = ROWS * WARPS;                   // rows that a block owns; it walks STEP others
+constexpr int BLOCK = ROWS * WARPS;  // rows that a block owns; it walks STEP others
 constexpr int OWN = BLOCK * ROW, WALKED = STEP * ROW;  // bytes of a tile
 constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
 #define INFINITE __int_as_float(0x7f800000)
@@ -43,8 +46,9 @@ __device__ __forceinline__ unsigned place(int row, int chunk) {
   return row * ROW + ((chunk ^ turn_of(row)) << 4);
 }
 
-// Where a lane points ldmatrix: DOWN, matrices 1 and 3 are those eight rows below 0 and 2, and 2 and
-// 3 a chunk to the right (a first factor; a second one that is turned); else the other way about.
+// Where a lane points ldmatrix: DOWN, matrices 1 and 3 are those eight rows below 0 and 2, and 2
+// and 3 a chunk to the right (a first factor; a second one that is turned); else the other way
+// about.
 template <bool DOWN> struct Pointer {
   unsigned row, turn;
   __device__ __forceinline__ Pointer() {
@@ -78,7 +82,8 @@ template <int N>
 __device__ __forceinline__ void rows_by_rows(Sums<N>& sums, unsigned a, unsigned b) {
   const Down down;
   const Across across;
-#pragma unroll
+  // Not all at once: fragments would be fetched so early that addresses have to be spilled.
+#pragma unroll AHEAD
   for (int i = 0; i < COLUMNS / 16; ++i) {
     unsigned fa[MT][4], fb[N / 16][4];
 #pragma unroll
@@ -127,22 +132,32 @@ template <int N> __device__ __forceinline__ void pack(Packed<N>& packed, const S
       }
 }
 
-// Ask for N rows from `from` on, which lie `stride` apart (below 2^24, so that a tile has 32 bits of
-// them); 0 from row `left` (1 at least) on and past HEAD. All threads of the block together.
+// Row `row` on of a head of this block's batch, found anew at each call: a pointer that goes along
+// would take registers that sums have to give up.
+__device__ __forceinline__ const T* rows_at(const T* x, index_t by_batch, index_t by_head,
+                                            index_t by_row, int head, int row) {
+  return x + (anew(blockIdx.z) * by_batch + anew(head) * by_head + row * by_row);
+}
+
+// Ask for N rows from `from` on, which lie `stride` apart; 0 from row `left` on and past HEAD. All
+// threads of the block together.
 template <int N>
 __device__ __forceinline__ void ask(unsigned to, const T* from, int stride, int left) {
+  // Where a row has a chunk for each of some threads, a thread keeps to one chunk, and its address
+  // goes on by steps that are the same for all.
+  constexpr bool EVEN = THREADS % CHUNKS == 0;
+  constexpr int DOWN = EVEN ? THREADS / CHUNKS : 0;
+  const int thread = thread_anew(), row0 = thread / CHUNKS, chunk0 = thread % CHUNKS;
+  const T* at = from + (row0 * stride + chunk0 * 8);
 #pragma unroll
-  for (int i = 0; i < (N * CHUNKS + THREADS - 1) / THREADS; ++i) {
-    const int number = threadIdx.x + i * THREADS;
+  for (int i = 0; i < (N * CHUNKS + THREADS - 1) / THREADS; ++i, at += DOWN * stride) {
+    const int number = thread + i * THREADS;
     if (N * CHUNKS % THREADS && number >= N * CHUNKS) break;
-    // Where a row has a chunk for each of some threads, a thread keeps to one chunk.
-    constexpr bool EVEN = THREADS % CHUNKS == 0;
-    const int chunk = EVEN ? threadIdx.x % CHUNKS : number % CHUNKS;
-    const int row = EVEN ? threadIdx.x / CHUNKS + i * (THREADS / CHUNKS) : number / CHUNKS;
+    const int chunk = EVEN ? chunk0 : number % CHUNKS;
+    const int row = EVEN ? row0 + i * DOWN : number / CHUNKS;
+    if constexpr (!EVEN) at = from + (row * stride + chunk * 8);
     const bool inside = row < left && (HEAD == COLUMNS || chunk * 8 < HEAD);
-    // What is not read still has an address that exists.
-    copy_async(to + place(row, chunk), from + (inside ? row * stride + chunk * 8 : 0),
-               inside ? 16 : 0);
+    copy_async(to + place(row, chunk), at, inside ? 16 : 0);
   }
 }
 
@@ -183,17 +198,43 @@ struct Kept {
   static __device__ __forceinline__ unsigned word(const Words& words, int i) {
     return i < 2 ? (i == 0 ? words.at[0] : words.at[1]) : (i == 2 ? words.at[2] : words.at[3]);
   }
-  __device__ __forceinline__ bool one(index_t at) const {
-    return word(philox(seed, (unsigned long long)at / 4), (int)(at & 3)) >= threshold;
+  // Of the weights at `at` and `step` on: bits 0 and 1.
+  __device__ __forceinline__ unsigned two(index_t at, index_t step) const {
+    Words words = philox(seed, (unsigned long long)at / 4);
+    const bool first = word(words, (int)(at & 3)) >= threshold;
+    at += step;
+    if (step != 1 || (at & 3) == 0) words = philox(seed, (unsigned long long)at / 4);
+    return first | (word(words, (int)(at & 3)) >= threshold) << 1;
   }
-  // `at` and its neighbour.
-  __device__ __forceinline__ void two(bool (&kept)[2], index_t at) const {
-    const Words words = philox(seed, (unsigned long long)at / 4);
-    const int i = (int)(at & 3);
-    kept[0] = word(words, i) >= threshold;
-    kept[1] = i < 3 ? word(words, i + 1) >= threshold : one(at + 1);
+  // Of a tile of N columns, all that a lane has, as bits in the order of its sums. The first is at
+  // `at`; a row down and a column right are so many places on. A loop as it stands: unrolled, these
+  // random numbers are ten times the rest of the kernel.
+  template <int N>
+  __device__ __forceinline__ unsigned long long bits(index_t at, index_t down,
+                                                     index_t right) const {
+    unsigned long long found = 0;
+#pragma unroll 1
+    for (int i = 0; i < MT * N / 4; ++i) {
+      const int h = i % 2, x = i / 2 % (N / 8), y = i / 2 / (N / 8);
+      const index_t here = at + (y * 16 + h * 8) * down + x * 8 * right;
+      found |= (unsigned long long)two(here, right) << (2 * i);
+    }
+    return found;
   }
 };
+
+// to = from where kept, times `scale`, else 0.
+template <int N>
+__device__ __forceinline__ void drop(Sums<N>& to, const Sums<N>& from, unsigned long long kept,
+                                     float scale) {
+#pragma unroll
+  for (int y = 0; y < MT; ++y)
+#pragma unroll
+    for (int x = 0; x < N / 8; ++x)
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        to[y][x][e] = kept >> ((y * (N / 8) + x) * 4 + e) & 1 ? from[y][x][e] * scale : 0.0f;
+}
 
 // How many keys a batch's queries see: its length where there are any, within [0, tk].
 __device__ __forceinline__ int keys_of(const int* lengths, int batch, index_t tk) {

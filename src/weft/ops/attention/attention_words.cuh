@@ -1,7 +1,7 @@
 // The machine's own words that attention's CUDA kernels are made of, each one instruction or two.
 //
-// All inline assembly stands here, so that tests can put a CPU's meaning in its place. Addresses are
-// of shared memory, in bytes. Source of the fragments' layouts: NVIDIA's PTX ISA, mma.m16n8k16.
+// All inline assembly stands here, so that tests can put a CPU's meaning in its place. Addresses
+// are of shared memory, in bytes. Source of the fragments' layouts: NVIDIA's PTX ISA, mma.m16n8k16.
 #ifndef WEFT_ATTENTION_WORDS
 #define WEFT_ATTENTION_WORDS
 #include "numeric.cuh"
@@ -13,7 +13,20 @@ __device__ __forceinline__ unsigned shared_address(const void* p) {
   return static_cast<unsigned>(__cvta_generic_to_shared(p));
 }
 
-// Copy 16 bytes, or fill as many with 0 where `valid` is 0 (it is 16 else). Both ends aligned.
+// `x`, of which the compiler knows nothing, and the thread's number: what is made of them in a loop
+// is made anew each time, and takes no registers between.
+__device__ __forceinline__ int anew(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+__device__ __forceinline__ int thread_anew() {
+  int found;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(found));
+  return found;
+}
+
+// Copy 16 bytes, or fill as many with 0 where `valid` is 0 (it is 16 else): then nothing is read,
+// and `from` may be any address. Both ends aligned.
 __device__ __forceinline__ void copy_async(unsigned to, const void* from, int valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid)
                : "memory");

@@ -38,8 +38,8 @@ KINDS = ("forward", "queries", "keys")
 # By kind, then up to which head size.
 SHIPPED = {
     "forward": {64: _c(4, 2, 64, 2), 128: _c(4, 2, 64, 2), 256: _c(4, 1, 32, 2)},
-    "queries": {64: _c(4, 2, 32, 2), 128: _c(4, 2, 32, 2), 256: _c(4, 1, 32, 1)},
-    "keys": {64: _c(4, 1, 64, 2), 128: _c(8, 1, 64, 1), 256: _c(4, 1, 32, 1, 2)},
+    "queries": {64: _c(4, 2, 64, 2), 128: _c(4, 2, 32, 2), 256: _c(4, 1, 32, 1)},
+    "keys": {64: _c(4, 2, 32, 2), 128: _c(8, 1, 64, 1), 256: _c(4, 1, 32, 1, 2)},
 }
 
 
@@ -61,10 +61,28 @@ def shared_bytes(kind: str, config: Config, d: int) -> int:
 
 def configure(kind: str, d: int, dropout: bool, room: float) -> Config:
     """The shipped configuration of a kernel of ``KINDS``, with fewer warps where a block has not
-    the ``room`` (bytes of shared memory), and more registers for ``dropout``'s random numbers."""
+    the ``room`` (bytes of shared memory), and smaller steps beside ``dropout``'s random numbers."""
     config = next(c for most, c in SHIPPED[kind].items() if d <= most)
-    if dropout:
-        config = replace(config, blocks=1)
+    if dropout and config.mt == 2:
+        config = replace(config, step=32)
     while config.warps > 1 and shared_bytes(kind, config, d) > room:
         config = replace(config, warps=config.warps // 2)
     return config
+
+
+def candidates(kind: str, d: int) -> list[Config]:
+    """The configurations worth timing for a head size, the shipped one first; none spills (sm_90).
+
+    A warp of 32 rows (``mt`` 2) reads each fragment of the walked rows for two products, and so
+    half as much of shared memory, which is what bounds those of 16 rows; it has twice the sums.
+    """
+    shipped = next(c for most, c in SHIPPED[kind].items() if d <= most)
+    others = {
+        ("forward", True): [_c(4, 2, 32, 3), _c(8, 1, 64, 2), _c(4, 1, 64, 4)],
+        ("forward", False): [_c(4, 2, 32, 2), _c(8, 1, 64, 1)],
+        ("queries", True): [_c(4, 2, 32, 2), _c(4, 1, 64, 3)],
+        ("queries", False): [_c(4, 1, 64, 2), _c(8, 1, 64, 1), _c(4, 1, 32, 3)],
+        ("keys", True): [_c(4, 1, 64, 2), _c(8, 1, 64, 1), _c(8, 1, 32, 1)],
+        ("keys", False): [_c(8, 1, 32, 1), _c(4, 1, 64, 2), _c(4, 1, 32, 2)],
+    }
+    return [shipped, *(others[kind, d <= 64] if d <= 128 else ())]

@@ -17,7 +17,7 @@ from weft.backends.nvrtc import CudaSource
 from weft.core import YES, Case, Implementation, Support, no
 from weft.ops._shared.philox import scale as kept_scale
 from weft.ops._shared.philox import threshold
-from weft.ops.attention.cuda_configs import Config, configure, shared_bytes
+from weft.ops.attention.cuda_configs import KINDS, Config, configure, shared_bytes
 from weft.ops.attention.layout import like, nothing
 
 LOG2E = 1.4426950408889634
@@ -196,8 +196,8 @@ IMPLEMENTATION = Implementation(
     supports=supports,
     specimens=tuple(
         source(kind, torch.bfloat16, d, False, configure(kind, d, False, float("inf")))
-        for kind in ("forward", "queries", "keys")
         for d in (64, 128)
+        for kind in KINDS
     ),
     idea="flash by mma.sync: weights stay in registers, asynchronous copies ahead",
 )
