@@ -1,18 +1,25 @@
 """What two processes train, one run after another, for ``test_gpt2_distributed``; started by
-torchrun. In the last two runs a disk is full."""
+torchrun. Then one is asked to stop, and in two a disk
+is full."""
 
 from __future__ import annotations
 
+import faulthandler
+import json
+import os
 import resource
 import shutil
+import signal
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from weft.core import WeftError
-from weft.gpt2 import checkpoint, launch
+from weft.gpt2 import checkpoint, launch, metrics
 from weft.gpt2.group import Group, joined, wait
 
 STEPS, HALF = 6, 3
@@ -39,13 +46,15 @@ RUNS: dict[str, tuple[dict[str, Any], str | None]] = {
     "bf16-fsdp": ({"strategy": "fsdp", **BF16}, None),
 }
 SAID: list[str] = []
+HANG = 200  # seconds until a hang is told, with the place of each thread
 ROOM = 20_000  # bytes a file may have, where a disk is to be full: a checkpoint's have more
 
 
-def train(root: Path, name: str, group: Group | None = None, **given: Any) -> launch.Trained:
+def train(
+    root: Path, name: str, group: Group | None = None, resume: bool = False, **given: Any
+) -> launch.Trained:
     """A run in ``root``, or the second half of one that was copied there."""
-    text, resume = root / "text.py", (root / name).is_dir()
-    words = given if resume else {**SIZES, "data": text, **given}
+    words = given if resume else {**SIZES, "data": root / "text.py", **given}
     return launch.train(
         "tiny", words, out=root / name, resume=resume, device="cpu", say=SAID.append, quiet=True,
         group=group,
@@ -63,7 +72,7 @@ def again(root: Path, name: str, before: str, group: Group, **given: Any) -> Non
     if group.first:
         halve(root, before, name)
     wait(group)
-    train(root, name, group, **given)
+    train(root, name, group, resume=True, **given)
 
 
 def full(root: Path, before: str, group: Group, rank: int) -> None:
@@ -75,13 +84,29 @@ def full(root: Path, before: str, group: Group, rank: int) -> None:
     if group.rank == rank:
         resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM, limit[1]))
     try:
-        train(root, f"{before}-full", group)
+        train(root, f"{before}-full", group, resume=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
 
 
+def stop(root: Path, group: Group) -> None:
+    """A long run, which the second process alone is asked to end once there are some steps."""
+
+    def ask() -> None:
+        while len(list(metrics.read(root / "stopped" / metrics.FILE))) < HALF:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    if not group.first:
+        threading.Thread(target=ask, daemon=True).start()
+    found = train(root, "stopped", group, strategy="fsdp", steps=10**6)
+    told = {"step": found.outcome.step, "signal": found.outcome.signal}
+    (root / f"stopped-{group.rank}.json").write_text(json.dumps(told))
+
+
 def main(root: Path) -> None:
     torch.set_num_threads(1)
+    faulthandler.dump_traceback_later(HANG, exit=True)
     with joined("cpu") as group:
         for name, (given, before) in RUNS.items():
             if before:
@@ -89,6 +114,7 @@ def main(root: Path) -> None:
             else:
                 train(root, name, group, **given)
             wait(group)
+        stop(root, group)
         try:
             full(root, "fsdp", group, rank=1)
         except WeftError as error:  # each process raises it: they can go on

@@ -141,7 +141,7 @@ def test_two_processes_resume_with_the_same_bits(runs: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ["ddp", "fsdp"])
 def test_one_process_goes_on_with_two_processes_run(runs: Path, name: str) -> None:
     halve(runs, name, f"{name}-to-one")
-    train(runs, f"{name}-to-one")
+    train(runs, f"{name}-to-one", resume=True)
     close(runs / "one", runs / f"{name}-to-one", ROUNDING)
 
 
@@ -191,33 +191,29 @@ def test_a_full_disk_ends_all_with_one_message(runs: Path) -> None:
         checkpoint.load(checkpoint.steps(root)[0])
 
 
-def test_a_signal_and_a_death(tmp_path: Path) -> None:
-    """``weft train`` under torchrun: SIGTERM ends all at one step, with a checkpoint of it; the
-    run goes on; a process that is killed ends the other with one message."""
+def test_a_signal_to_one_ends_all_at_one_step(runs: Path) -> None:
+    each = [json.loads((runs / f"stopped-{rank}.json").read_text()) for rank in range(2)]
+    assert each[0] == each[1] and each[0]["signal"] == signal.SIGTERM
+    assert each[0]["step"] == len(losses(runs / "stopped")) >= HALF - 1
+    found = checkpoint.load(checkpoint.steps(runs / "stopped" / checkpoint.FOLDER)[0])
+    assert found.step == each[0]["step"]
+
+
+def test_a_process_that_is_killed_ends_all_with_one_message(tmp_path: Path) -> None:
+    """``weft train`` under torchrun, as a user calls it."""
     out, text = tmp_path / "run", tmp_path / "text.py"
     text.write_text(TEXT)
-    told = {**SIZES, "data": text, "steps": 10**6, "sample_tokens": 1}
+    told = {**SIZES, "data": text, "steps": 10**6, "keep": 2}
     given = [f"--set={name}={json.dumps(value, default=str)}" for name, value in told.items()]
-    command: list[Any] = ["-m", "weft", "train", "--device", "cpu", "--out", out]
-    with torchrun(tmp_path, *command, *given, "--strategy", "fsdp") as run:
-        run.until(lambda: len(losses_so_far(out)) > 4)
-        run.process.send_signal(signal.SIGTERM)
-        run.end()
-        assert run.said().count("stopped; go on with") == 1, run.said()
-    stopped = checkpoint.load(checkpoint.steps(out / checkpoint.FOLDER)[0]).step
-    assert stopped == len(losses(out)) > 4
-    with torchrun(tmp_path, *command, "--resume", "--strategy", "ddp") as run:
-        run.until(lambda: len(losses_so_far(out)) > stopped + HALF)
+    command: list[Any] = ["-m", "weft", "train", "--device", "cpu", "--out", out, *given]
+    with torchrun(tmp_path, *command) as run:
+        run.until(lambda: len(checkpoint.steps(out / checkpoint.FOLDER)) > 1)
         os.kill(run.processes()[1], signal.SIGKILL)
         run.end()
-        assert run.process.returncode != 0
-        assert run.said().count("error: ") == 1, run.said()
-        assert "error: another of the run's 2 processes is gone" in run.said()
-        assert "hint: what was kept stands" in run.said()
-        assert "Traceback" not in run.said(), run.said()
-    found = checkpoint.newest(out / checkpoint.FOLDER, list[str]().append)
-    assert found is not None and found.step > stopped
-
-
-def losses_so_far(out: Path) -> list[dict[str, Any]]:
-    return [line for line in lines(out) if "loss" in line]
+        said = run.said()
+    assert run.process.returncode != 0
+    assert "error: another of the run's 2 processes is gone" in said, said
+    assert said.count("error: ") == said.count("hint: what was kept stands") == 1, said
+    assert "Traceback" not in said, said
+    newest = checkpoint.steps(out / checkpoint.FOLDER)[0]
+    assert checkpoint.load(newest).step >= 2 * HALF

@@ -36,7 +36,13 @@ def ranks(group: Group, strategy: str) -> Ranks:
 
 
 class Several(Ranks):
-    """What both ways have in common."""
+    """What both ways have in common.
+
+    Attributes:
+        cut: whether each process holds a part of the gradients, or all of them.
+    """
+
+    cut: bool
 
     def __init__(self, group: Group) -> None:
         super().__init__(group.device)
@@ -57,15 +63,10 @@ class Several(Ranks):
         return Reading(
             loss=total / self.world,
             norms=tuple(own),
-            norm=self.norm(squares, own),
+            norm=math.sqrt(math.fsum(squares)) if self.cut else whole_norm(own),
             stop=stops > 0,
             save=saves > 0,
         )
-
-    def norm(self, squares: list[float], own: list[float]) -> float:
-        """The norm of all gradients, of the groups' squared ones summed over all processes, and of
-        this process' own."""
-        raise NotImplementedError
 
     def mean(self, value: float) -> float:
         shared = torch.full((1,), value, dtype=torch.float64, device=self.device)
@@ -85,6 +86,8 @@ class Several(Ranks):
 
 class Replicated(Several):
     """DDP: the whole model in each process."""
+
+    cut = False
 
     def spread(
         self, model: torch.nn.Module, dtype: torch.dtype
@@ -111,9 +114,6 @@ class Replicated(Several):
                 work.wait()
             torch._foreach_div_(sums, self.world)
 
-    def norm(self, squares: list[float], own: list[float]) -> float:
-        return whole_norm(own)
-
     def save(
         self, root: Path, step: int, optimizer: Optimizer, random: Tensors, state: dict[str, Any]
     ) -> Path:
@@ -135,8 +135,3 @@ class Replicated(Several):
         if found or step is None:
             return found[0] if found else None
         return checkpoint.load(checkpoint.place(root, step))
-
-
-def root_of(squares: list[float]) -> float:
-    """The norm of gradients whose groups' squared norms these are."""
-    return math.sqrt(math.fsum(squares))

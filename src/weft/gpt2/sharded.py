@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from weft.gpt2 import checkpoint, parts
 from weft.gpt2.checkpoint import MODEL, OPTIMIZER, Checkpoint, Tensors
-from weft.gpt2.distributed import Several, root_of
+from weft.gpt2.distributed import Several
 from weft.gpt2.group import Group, wait
 from weft.gpt2.model import GPT
 from weft.gpt2.optimizer import Optimizer
@@ -32,6 +32,8 @@ RANDOM = "random."
 
 class Sharded(Several):
     """FSDP2: a part of the model in each process."""
+
+    cut = True
 
     def __init__(self, group: Group) -> None:
         super().__init__(group)
@@ -60,15 +62,13 @@ class Sharded(Several):
     def local(self, x: torch.Tensor) -> torch.Tensor:
         return x.to_local() if isinstance(x, DTensor) else x
 
-    def norm(self, squares: list[float], own: list[float]) -> float:
-        return root_of(squares)
-
     def sampling(self) -> AbstractContextManager[None]:
         """All weights whole, in the run's dtype, gathered once and not for each token."""
         return self._whole()
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
+        self._set_up()
         for module in self._modules:
             module.set_reshard_after_forward(False, recurse=False)
             module.unshard()
@@ -79,6 +79,16 @@ class Sharded(Several):
                 module.reshard()
                 root = module is self._modules[0]
                 module.set_reshard_after_forward(not root, recurse=False)
+
+    @torch.no_grad()
+    def _set_up(self) -> None:
+        """FSDP2 sets itself up in its first forward, and cannot gather before: a run that is done
+        when it is begun again has had none."""
+        model = self._modules[0]
+        training = model.training
+        model.eval()
+        model(torch.zeros(1, 1, dtype=torch.int64, device=self.device))
+        model.train(training)
 
     def save(
         self, root: Path, step: int, optimizer: Optimizer, random: Tensors, state: dict[str, Any]
