@@ -79,7 +79,12 @@ SINGLE = _pointers(64, 64, 16, 4, 3)
 SHIPPED = {
     BIAS: ((264, LONG), (132, _pair(parts=4)), (32, SQUARE), (0, SMALL)),
     GELU: ((264, replace(LONG, math="paired")), (132, _pair()), (32, SQUARE), (0, SMALL)),
-    GELU_KEEP: ((264, replace(LONG, math="paired")), (132, _pair()), (32, SQUARE), (0, SMALL)),
+    GELU_KEEP: (
+        (264, replace(LONG, math="paired")),
+        (132, _pair(parts=4)),
+        (32, SQUARE),
+        (0, SMALL),
+    ),
     RESIDUAL: ((132, TALL), (32, SQUARE), (0, SMALL)),
 }
 DIRECT = ((64, _pointers(128, 128, 64, 8, 3)), (0, SMALL))
