@@ -74,8 +74,8 @@ struct Rows {
 }  // namespace
 
 // q, out: (B, H, Tq, HEAD); k, v: (B, H / group, Tk, HEAD), by strides in elements of batches,
-// heads and rows, every row on 16 bytes; lse: (B, H, Tq); lengths: (B,) or null. `scale` has log2(e)
-// in it. Grid: (blocks of queries, H, B). Dynamic shared memory: OWN + 4 WALKED.
+// heads and rows, every row on 16 bytes; lse: (B, H, Tq); lengths: (B,) or null. `scale` has
+// log2(e) in it. Grid: (blocks of queries, H, B). Dynamic shared memory: OWN + 4 WALKED.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 attention_forward(const T* q, const T* k, const T* v, const int* lengths, T* out, float* lse,
                   index_t heads, index_t group, index_t tq, index_t tk, index_t q_batch,
