@@ -95,6 +95,7 @@ def _nothing(line: str) -> None:
 
 def _run(group: Group, planned: Planned, out: Path, resume: bool, say: Say, quiet: bool) -> Trained:
     plan, tokens, reader = planned
+    plan.train.micro(group.world)  # refused before anything is written
     ranks = distributed.ranks(group, plan.train.strategy)
     place = Folder(out, plan, resume=resume, say=say, writes=ranks.first)
     if resume and not checkpoint.steps(place.checkpoints):
