@@ -236,6 +236,10 @@ def test_a_broken_checkpoint_gives_way_to_the_one_before(
     assert "step-00000015" in said and told in said and "the one before it" in said
     assert losses(copy) == losses(whole)
     assert same(weights(copy), weights(whole))
+    last = [
+        checkpoint.read_state(checkpoint.steps(out / "checkpoints")[0]) for out in (copy, whole)
+    ]
+    assert last[0]["guard"] == last[1]["guard"]  # which judge what comes
     assert checkpoints(copy) == [5, 10, 15, 20]  # the 15th anew
     assert (copy / "checkpoints" / "broken-step-00000015").is_dir()
 

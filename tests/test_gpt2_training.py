@@ -168,13 +168,15 @@ def test_report_tells_what_counts() -> None:
 
 
 def test_accumulation_is_the_same_step(tmp_path: Path) -> None:
-    """4 x 1 sequence, 2 x 2 and 1 x 4: the same losses and weights within rounding."""
+    """1 x 4 sequences, 2 x 2 and 4 x 1: the same losses, norms and weights within rounding."""
     for parts in (1, 2, 4):
         train(tmp_path / str(parts), accumulate=parts, steps=6)
     expected, at = losses(tmp_path / "1"), weights(tmp_path / "1")
     for parts in (2, 4):
         found = losses(tmp_path / str(parts))
         assert list(found.values()) == pytest.approx(list(expected.values()), rel=1e-5)
+        norms = [[x["norm"] for x in lines(tmp_path / str(n))] for n in (1, parts)]
+        assert norms[1] == pytest.approx(norms[0], rel=1e-3)  # AdamW itself is blind to a scale
         for name, weight in weights(tmp_path / str(parts)).items():
             torch.testing.assert_close(weight, at[name], rtol=1e-3, atol=2e-4)
 
