@@ -100,9 +100,11 @@ def test_the_cuda_backward_writes_every_row_once(emulated: None) -> None:
     spread = torch.randint(600, (9, 37))
     spread[2] = 7
     spread[:, 5], spread[:, 9], spread[3, 30:] = -3, 2**40, 599
+    late = torch.full((3, 1100), 16500)
+    late[:, :300] = 2
     for ids, vocabulary, columns, places in (
         (spread, 600, 260, 40),
-        (torch.full((3, 1100), 16500), 16600, 4, 0),
+        (late, 16600, 4, 0),
     ):
         grad = torch.randn(*ids.shape, columns).bfloat16()
         got = with_cuda.backward_with(Sums(), grad, ids, vocabulary, places)
