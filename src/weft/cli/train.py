@@ -106,11 +106,12 @@ def _say(line: str) -> None:
 
 def _print(found: Trained, as_json: bool) -> None:
     from weft.gpt2.curves import missing
+    from weft.gpt2.figures import record
     from weft.gpt2.progress import clock
 
     done = found.outcome
     if as_json:
-        print(json.dumps({**done.to_json(), "out": str(found.folder), "sample": found.sample}))
+        print(json.dumps(record(found)))
     else:
         print(found.sample)
     loss = "-" if done.loss is None else f"{done.loss:.4f}"
