@@ -92,9 +92,11 @@ static float exchanged(float v, int from) {  // two slots a lane, by turns: one 
   meet(self->block->warps[warp]);
   return slot[from];
 }
-static float __shfl_xor_sync(unsigned, float v, int s) { return exchanged(v, self->thread % 32 ^ s); }
+static float __shfl_xor_sync(unsigned, float v, int step) {
+  return exchanged(v, self->thread % 32 ^ step);
+}
 static float __shfl_sync(unsigned, float v, int lane) { return exchanged(v, lane); }
-static void* declared(int id, size_t bytes) {  // a `__shared__` of the source, the same in all blocks
+static void* declared(int id, size_t bytes) {  // a `__shared__` of the source
   if (!places[id]) {
     places[id] = used + 128;
     if ((used += (bytes + 255) / 128 * 128) > FIXED) fail("too much declared shared memory");
@@ -153,9 +155,14 @@ static void run_cluster(Cluster& whole, unsigned first, int blocks, int threads)
     makecontext(&f.context, enter, 0);
     ready.push_back(&f);
   }
+  const Fiber* late = &fibers[0];
   for (size_t left = fibers.size(); left; left -= self->done) {
     if (ready.empty()) fail("a deadlock");
-    const unsigned k = dice(ready.size());
+    // One warp at a time is held back, so that the others run as far ahead as barriers let them.
+    if (dice(2000) == 0) late = &fibers[dice(fibers.size() / 32) * 32];
+    unsigned k = dice(ready.size());
+    for (int t = 0; t < 8 && (ready[k] - late) / 32 == 0 && ready[k] >= late; ++t)
+      k = dice(ready.size());
     self = ready[k], ready[k] = ready.back(), ready.pop_back();
     swapcontext(&scheduler, &self->context);
   }
