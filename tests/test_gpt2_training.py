@@ -251,6 +251,8 @@ def test_shards_need_no_tokeniser_but_for_the_sample(
     done = train(tmp_path / "run", data=tmp_path / "shards", tokeniser="gpt2", steps=4, batch=1)
     assert done.sample == "" and "no sample: GPT-2's merges are not here" in training_toys.SAID
     assert checkpoint.load_model(tmp_path / "run")[0].vocab_size == 50257
+    with pytest.raises(WeftError, match=r"--compile.*no dropout.*--no-compile"):
+        train(tmp_path / "other", compile=True, dropout=0.1)
     with pytest.raises(WeftError, match="merges are not here"):
         train(tmp_path / "other", tokeniser="gpt2")
     assert not (tmp_path / "other").exists()

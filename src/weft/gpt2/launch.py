@@ -133,7 +133,9 @@ def _recipe(preset: str, kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
         "dtype": "bfloat16" if kind == "cuda" else "float32",
         "tokeniser": "bytes" if name == "tiny" else "gpt2",
         # torch's own operators are slow one by one
-        "compile": kind == "cuda" and given.get("ops", model.ops) == "torch",
+        "compile": kind == "cuda"
+        and given.get("ops", model.ops) == "torch"
+        and not given.get("dropout"),
         "vocab_size": None,
     }
     # As many places as are trained: those behind a sequence's end would stay random.
@@ -180,6 +182,10 @@ def _plan(words: dict[str, Any]) -> Planned:
     tokens = open_tokens(
         None if data is None else Path(data), tokeniser=reader, window=train.length + 1
     )
+    if train.compile and words["dropout"]:
+        got, hint = f"--dropout {words['dropout']}", "--no-compile, or no dropout"
+        what = "--compile: a step's seed of dropout is a number of the graph"
+        raise WeftError(what, expected="no dropout", got=got, hint=hint)
     sizes = {f.name: words[f.name] for f in fields(ModelConfig)}
     model = ModelConfig(**{**sizes, "vocab_size": sizes["vocab_size"] or reader.vocab_size})
     if model.vocab_size < reader.vocab_size:

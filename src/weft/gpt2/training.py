@@ -267,11 +267,13 @@ class Run:
     def sample(self) -> str:
         """Text by the model as it is, by the run's seed: the same for the same weights. Shards can
         be trained on where GPT-2's tokeniser has not its files: then there is none."""
-        config = self.config
+        config, missing = self.config, None
         try:
             self.tokeniser.ready()
         except WeftError as error:
-            self.folder.say(f"no sample: {error}")
+            missing = error
+        if self.ranks.mean(float(missing is not None)):  # one process alone cannot sample
+            self.folder.say(f"no sample: {missing or 'a process has no tokeniser'}")
             return ""
         with self.ranks.sampling():
             return sample(self.model, self.tokeniser, config.sample_tokens, config.seed)
