@@ -170,7 +170,7 @@ def check_arguments(
     validate.same("attention", "q and v", q, v)
     _check_shapes(q, k, v)
     check_chance("attention", dropout_p, seed)
-    if dropout_p == 1.0:
+    if threshold(dropout_p) >> 32:  # so near to 1 that every weight is dropped
         hint = "multiply the values by 0"
         raise WeftError("attention: dropout_p", expected="below 1", got=1.0, hint=hint)
     if scale is not None and not (isinstance(scale, int | float) and 0 < scale < math.inf):
