@@ -13,7 +13,8 @@
 
 #if __CUDA_ARCH__ >= 900
 
-// What a block has of every row, in accesses (constants, where rows are FULL): `each` at most, `count` from `begin` on of `all`.
+// What a block has of every row, in accesses (constants, where rows are FULL): `each` at most,
+// `count` from `begin` on of `all`.
 struct Slice {
   int all, each, begin, count;
   __device__ __forceinline__ explicit Slice(index_t columns)

@@ -2,8 +2,8 @@
 //
 // A team is some warps of a block, a block, or a cluster of blocks, and keeps its columns' weights
 // in registers over all the rows it takes: read again for every row, w and b would be twice the
-// bytes that x is, and past 8192 columns they come from L2. Rows come through a ring (norm_ring.cuh)
-// and wait in registers for one barrier, after which they are written.
+// bytes that x is, and past 8192 columns they come from L2. Rows come through a ring
+// (norm_ring.cuh) and wait in registers for one barrier, after which they are written.
 // x, r: (rows, columns), strides apart; w, b: (columns,); y, s: (rows, columns) contiguous. Rows,
 // strides and pointers are multiples of 16 bytes. Bytes: n read + n written; with ADD 2n + 2n.
 #define ACCESS (16 / sizeof(WEFT_T))
