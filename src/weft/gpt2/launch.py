@@ -184,7 +184,9 @@ def _plan(words: dict[str, Any]) -> Planned:
     )
     if train.compile and words["dropout"]:
         got, hint = f"--dropout {words['dropout']}", "--no-compile, or no dropout"
-        what = "--compile: a step's seed of dropout is a number of the graph"
+        # Inductor writes Philox's rounds into each kernel that needs them: nine minutes on a CPU
+        # were not enough for one layer, which takes one without dropout.
+        what = "--compile: torch.compile does not get through dropout's random numbers"
         raise WeftError(what, expected="no dropout", got=got, hint=hint)
     sizes = {f.name: words[f.name] for f in fields(ModelConfig)}
     model = ModelConfig(**{**sizes, "vocab_size": sizes["vocab_size"] or reader.vocab_size})
