@@ -24,12 +24,12 @@ from weft.workbench.inspect.rehearse import identity
 ARCHS = (80, 90, 100)
 # Kernels that are taken of an implementation, but for the operators that `weft bench` looks at
 # first: a kernel takes half a second. All of them: `make compile` and `weft inspect --all`.
-SAMPLE = 2
+SAMPLE = {80: 1, 90: 2, 100: 1}
 
 
 def taken(name: str, one: Implementation, arch: int) -> Implementation:
     known = [s for s in one.specimens if s.min_arch <= arch]
-    few = sorted(known, key=lambda s: "bf" not in s.label)[:SAMPLE]
+    few = sorted(known, key=lambda s: "bf" not in s.label)[: SAMPLE[arch]]
     return one if name in registry.FIRST_LOOK else replace(one, specimens=tuple(few))
 
 
