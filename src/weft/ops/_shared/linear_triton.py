@@ -233,7 +233,7 @@ def _specimen(config: Config, epilogue: int, dtype: str) -> TritonSpecimen:
     signature["MATH"] = _math(config, torch.float32 if dtype == "fp32" else torch.bfloat16)
     way = "descriptors" if config.descriptors else "pointers"
     return TritonSpecimen(
-        label=f"{dtype}-{bm}x{bn}x{config.stages}-{way}-{epilogue}",
+        label=f"{dtype}-{bm}x{bn}x{config.stages}-{config.warps}-{way}-{epilogue}",
         kernel=kernel,
         signature={name: signature[name] for name in kernel.arg_names},
         num_warps=config.warps,
