@@ -27,7 +27,7 @@ from weft.workbench.oracle import Oracle, fresh_seeds
 # numba.cuda's simulator takes a thread at a time, Triton's interpreter a program: elements up to
 # which they are asked to.
 SIMULATED_ELEMENTS = 300
-INTERPRETED_ELEMENTS = {FORWARD: 5000, BACKWARD: 1100}
+INTERPRETED_ELEMENTS = {FORWARD: 3200, BACKWARD: 800}
 LARGE = {"cpu": 1 << 18, "cuda": 1 << 28}  # elements, from where two seeds must do
 MANY = 1 << 22
 
@@ -88,6 +88,8 @@ def _too_slow(
         if device == "cpu" and case.dtype != "float32":
             return "compile compiles anew for each case: on a CPU float32, all in `weft check`"
         some = one.operator in registry.FIRST_LOOK or device != "cpu"
+        if not some and direction == FORWARD and registry.operator(one.operator).differentiable:
+            return "compile compiles both directions for a gradient: that here, all in `weft check`"
         if not (first or (some and (empty or "transposed" in case.layouts))):
             return "compile compiles anew for each case; one a dtype here, all in `weft check`"
     if not support.timed and case.dtype == "float16" and not first:
