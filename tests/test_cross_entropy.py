@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from weft import WeftError, ops
+from weft.core import FORWARD, registry
+from weft.core.record import FAIL, PASS
 from weft.ops._shared.cross_entropy import eager_gradient, eager_losses, gradient_like
 from weft.ops._shared.cross_entropy_triton import Config
 from weft.ops.linear_cross_entropy import chunks
 from weft.ops.linear_cross_entropy.with_triton import forward_with
+from weft.workbench.check import check
+from weft.workbench.judge import judge
+from weft.workbench.slots import Leading, deal
 
 TARGETS = torch.tensor([3, -100, 0])
 
@@ -136,3 +142,20 @@ def test_without_gradients_the_head_computes_the_loss_alone(impl: str) -> None:
     alone = ops.linear_cross_entropy(X, WEIGHT, targets, impl=impl)
     torch.testing.assert_close(alone, with_grad.detach())
     assert with_grad.requires_grad and not alone.requires_grad
+
+
+def test_only_who_says_so_may_return_the_losses_alone() -> None:
+    operator = registry.operator("cross_entropy")
+    case = operator.case("fp32-3x263-3")
+    slot = deal(case, "cpu", None, 5)
+    decide = judge(operator, case, FORWARD, "cpu", None, slot)
+    losses, lse = registry.implementation("cross_entropy", "eager").forward(*slot.inputs)
+    assert decide((losses, lse)) is None and decide(Leading((losses,))) is None
+    assert decide((losses,)) == "1 tensors where 2 are due"
+    assert decide(Leading(())) == "0 tensors where 1 are due"
+    assert "times what is allowed" in (decide(Leading((losses + 1,))) or "")
+    library = registry.implementation("cross_entropy", "torch")
+    assert check(operator, library, case, FORWARD, "cpu", seeds=(5,)).status == PASS
+    whole = replace(library, outputs=None)
+    verdict = check(operator, whole, case, FORWARD, "cpu", seeds=(5,))
+    assert verdict.status == FAIL and "returned 1 tensors, expected 2" in verdict.reason

@@ -20,6 +20,7 @@ from weft import machine
 from weft.backends import support
 from weft.core import (
     BACKWARD,
+    FORWARD,
     Ceilings,
     Implementation,
     Operator,
@@ -41,7 +42,7 @@ from weft.workbench.points import Point, select
 from weft.workbench.ran import look
 from weft.workbench.recording import Found, make_record
 from weft.workbench.remote_clock import RemoteStand, first_call, named
-from weft.workbench.slots import Form, Slot, deal
+from weft.workbench.slots import Form, Leading, Slot, deal
 
 CHECK_SEEDS = 2
 
@@ -275,7 +276,10 @@ def synchronise(device: str) -> None:
 
 
 def _bind(point: Point, implementation: Implementation, slot: Slot) -> Callable[[], Any]:
-    return bind(point.operator, implementation, point.case, point.direction, slot.inputs, slot.grad)
+    call = bind(point.operator, implementation, point.case, point.direction, slot.inputs, slot.grad)
+    if implementation.outputs is None or point.direction != FORWARD:
+        return call
+    return lambda: Leading(call())
 
 
 def _timed(

@@ -17,6 +17,13 @@ from weft.workbench.memory import NAN, bits, pattern_of
 Result = torch.Tensor | tuple[torch.Tensor, ...]
 
 
+class Leading(tuple[torch.Tensor, ...]):
+    """The first of an operator's outputs, by an implementation that says it returns no more.
+
+    Weft's own hands put this around the answer: a stranger's is held to all outputs.
+    """
+
+
 @dataclass(frozen=True)
 class Slot:
     """One call's inputs, and the gradient of its output where the direction is backward.
