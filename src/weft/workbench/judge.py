@@ -30,6 +30,9 @@ class _AtSlot(Oracle):
     def inputs(self, seed: int) -> list[torch.Tensor]:
         return self.slot.inputs
 
+    def further_seeds(self) -> tuple[int, ...]:
+        return ()  # there are no other contents
+
     def grad(self, seed: int) -> torch.Tensor | None:
         return self.slot.grad
 

@@ -8,6 +8,7 @@ the gradient of the output as rounded to the output's dtype.
 from __future__ import annotations
 
 import math
+import random
 import secrets
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -24,6 +25,10 @@ from weft.workbench.tolerance import Bound, Measured, bound, measure, participan
 PIECE = (
     1 << 27
 )  # elements of the first input that the reference gets at once, where rows stand alone
+
+
+FEW, MOST_DRAWS = 64, 16  # elements that a baseline's error is taken over at least, and its draws
+SMALL = 1 << 14  # elements of an input, up to which a draw costs next to nothing
 
 
 def fresh_seeds(n: int) -> tuple[int, ...]:
@@ -138,11 +143,26 @@ class Oracle:
                 counts[i] = min(counts[i], participants(answers[i]))
             for i, out in enumerate(self._baseline_outputs(seed)):
                 errors[i].append(measure(out, answers[i]))
+        for seed in self.further_seeds():
+            for i, out in enumerate(self._baseline_outputs(seed)):
+                errors[i].append(measure(out, self.answer(seed)[i]))
         tolerance = self.operator.tolerance
         return tuple(
             bound(tolerance, form.dtype, scale, errors[i], counts[i])
             for i, (form, scale) in enumerate(zip(self.forms, scales, strict=True))
         )
+
+    def further_seeds(self) -> tuple[int, ...]:
+        """Seeds for the baseline's error alone, where an answer has so few elements that one draw
+        of it says little: that of a single element may be 0 by luck. They follow from the first
+        seed, so that a verdict can be repeated."""
+        largest = max(math.prod(form.shape) for form in self.forms)
+        small = max(i.numel for i in self.case.inputs) <= SMALL
+        if not small or largest == 0 or largest * len(self.seeds) >= FEW:
+            return ()
+        drawn = random.Random(self.seeds[0])
+        wanted = min(-(-FEW // largest), MOST_DRAWS) - len(self.seeds)
+        return tuple(drawn.randrange(1 << 31) for _ in range(wanted))
 
     def terms(self, seed: int) -> tuple[torch.Tensor | None, ...]:
         """The sizes of each gradient's terms before they cancel, where the operator names them."""
