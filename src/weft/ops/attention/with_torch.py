@@ -115,11 +115,6 @@ def _supports(case: Case, device: str) -> Support:
         return no("the library's fused kernels take no lengths of keys; use impl='triton'")
     if case.params.get("dropout_p"):
         return no("the library's dropout has random numbers of its own; use impl='triton'")
-    if device == "cuda" and case.dtype == "float32":
-        return no(
-            "SDPA's float32 backward failed Weft's check on a GPU, and has not been run since what "
-            "cancels counts there; use impl='triton'"
-        )
     return YES
 
 
