@@ -2,8 +2,11 @@
 
 Three products of 2 N C V in all, none twice. Between the products a kernel reads a chunk's logits
 and writes their gradient over them. The weight's gradient is a sum over chunks, kept in float32: in
-bfloat16 each chunk would round it. A chunk's rows are padded to whole 128-byte lines, for cuBLAS
-and the kernel are slow at rows of 50257 that start anywhere.
+bfloat16 each chunk would round it.
+
+The vocabulary is padded to whole 128-byte lines with rows of zeros, a copy of the weight where it
+is not so already: cuBLAS has its fast kernels for sizes of that kind alone, and took four times as
+long for 50257 columns, however far apart their rows lay.
 """
 
 from __future__ import annotations
@@ -32,12 +35,13 @@ class Plan:
 
 @cache
 def plan(rows: int, inner: int, columns: int, itemsize: int) -> Plan:
-    """Chunks of even size within the budget, or half of what the weight's gradient takes.
+    """Chunks of even size within the budget, or half of what the weight's gradient takes, or an
+    eighth of all logits.
 
     A chunk adds to all of that gradient (8 bytes an element, read and written), so that few and
     large ones are better.
     """
-    budget = max(BUDGET, columns * inner * 2)
+    budget = max(BUDGET, columns * inner * 2, rows * columns * itemsize // 8)
     most = max(256, budget // (_padded(columns) * itemsize) // 256 * 256)
     chunks = max(1, -(-rows // most))
     each = min(most, -(-rows // chunks // 256) * 256)
@@ -62,22 +66,33 @@ def forward(
     (rows, inner), columns = x.shape, weight.shape[0]
     losses = x.new_empty(rows, dtype=torch.float32)
     dx = x.new_empty(rows, inner)
-    dweight = x.new_empty(columns, inner, dtype=torch.float32)
+    table = _whole(weight)
+    dweight = x.new_empty(table.shape, dtype=torch.float32)
     if rows == 0:
-        return losses.sum(), dx, dweight.zero_()
-    buffer = x.new_empty(min(rows, chosen.rows), _padded(columns))[:, :columns]
-    head = weight.t()
+        return losses.sum(), dx, dweight.zero_()[:columns]
+    buffer = x.new_empty(min(rows, chosen.rows), len(table))
     for start in range(0, rows, chosen.rows):
         end = min(rows, start + chosen.rows)
         for first in range(start, end, chosen.at_once):
             last = min(end, first + chosen.at_once)
             logits = buffer[first - start : last - start]
-            torch.mm(x[first:last], head, out=logits)
-            fused(logits, targets[first:last], losses[first:last])
+            torch.mm(x[first:last], table.t(), out=logits)
+            logits[:, columns:].zero_()  # 0 times what is no number is none
+            fused(logits[:, :columns], targets[first:last], losses[first:last])
         gradient = buffer[: end - start]
-        torch.mm(gradient, weight, out=dx[start:end])
+        torch.mm(gradient, table, out=dx[start:end])
         _add_product(dweight, gradient.t(), x[start:end], first=start == 0)
-    return losses.sum(), dx, dweight
+    return losses.sum(), dx, dweight[:columns]
+
+
+def _whole(weight: torch.Tensor) -> torch.Tensor:
+    """``weight`` with rows of zeros up to whole lines of columns of logits; itself if it has."""
+    rows, columns = _padded(weight.shape[0]), weight.shape[1]
+    if rows == weight.shape[0]:
+        return weight
+    table = weight.new_zeros(rows, columns)
+    table[: weight.shape[0]] = weight
+    return table
 
 
 def _add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, first: bool) -> None:
