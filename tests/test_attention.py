@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from weft import WeftError, ops
 from weft.backends.triton_jit import INTERPRETED, tl, triton
 from weft.core import registry
+from weft.ops.attention import attention_packed, packed
 from weft.ops.attention.configs import KINDS, WIDE, candidates
 from weft.ops.attention.ladder import merged
 from weft.ops.attention.spec import keeps, reference
@@ -118,6 +119,75 @@ def test_dropout_is_of_the_place_and_the_seed() -> None:
     assert torch.equal(whole, apart)
     many = keeps(0.3, 9, 0, (8, 100, 100), torch.device("cpu")).double().mean()
     assert abs(float(many) - 0.7) < 5 * math.sqrt(0.21 / 80000)
+
+
+def _split(qkv: torch.Tensor, heads: int, few: int, **more: Any) -> torch.Tensor:
+    """The plain way: three parts of the product, each by itself."""
+    d = qkv.shape[2] // (heads + 2 * few)
+    three = qkv.split([heads * d, few * d, few * d], dim=-1)
+    q, k, v = (x.unflatten(-1, (-1, d)).transpose(1, 2) for x in three)
+    return ops.attention(q, k, v, **more).transpose(1, 2).flatten(2)
+
+
+PACKED: list[tuple[str, int, int, dict[str, Any]]] = [
+    ("triton", 4, 4, {"causal": True}),
+    ("triton", 4, 2, {"dropout_p": 0.3, "seed": 7}),
+    ("triton", 1, 1, {"scale": 0.5, "key_lengths": torch.tensor([5, 0], dtype=torch.int32)}),
+    ("torch", 4, 2, {"causal": True}),
+]
+
+
+@pytest.mark.parametrize(("impl", "heads", "few", "more"), PACKED)
+@pytest.mark.parametrize("strided", [False, True])
+def test_packed_it_is_what_it_is_of_parts(
+    impl: str, heads: int, few: int, more: dict[str, Any], strided: bool
+) -> None:
+    """The same bits forward and backward, also where the product is used twice."""
+    torch.manual_seed(0)
+    more = {k: v.to(DEVICE) if isinstance(v, torch.Tensor) else v for k, v in more.items()}
+    x = torch.randn(2, (heads + 2 * few) * 16, 19, device=DEVICE).transpose(1, 2)
+    x = x.detach().requires_grad_() if strided else x.contiguous().requires_grad_()
+    grad = torch.randn(2, 19, heads * 16, device=DEVICE)
+    plain = _split(x, heads, few, impl=impl, **more)
+    ours = attention_packed(x, heads, kv_heads=few, impl=impl, **more)
+    assert torch.equal(ours, plain)
+    (wanted,) = torch.autograd.grad(plain, x, grad)
+    (found,) = torch.autograd.grad(ours, x, grad, retain_graph=True)
+    assert torch.equal(found, wanted) and found.is_contiguous() is (not strided or impl == "triton")
+    twice = ours * 2 + ours + x.sum(-1, keepdim=True)
+    once, again = (torch.autograd.grad(twice, x, grad, retain_graph=True)[0] for _ in range(2))
+    torch.testing.assert_close(once, 3 * wanted + grad.sum(-1, keepdim=True))
+    assert torch.equal(once, again) and torch.equal(found, wanted)
+
+
+def test_packed_it_is_registered_rightly() -> None:
+    qkv = torch.randn(2, 5, 4 * 16, device=DEVICE, requires_grad=True)
+    lengths = torch.zeros(2, dtype=torch.int32, device=DEVICE)
+    rest: tuple[Any, ...] = (True, None, 0.0, 0, False, "triton")
+    packet = torch.ops.weft.attention_packed.default
+    found = torch.library.opcheck(packet, (qkv, lengths, 2, 1, *rest))
+    assert set(found.values()) == {"SUCCESS"}
+    out, lse = packet(qkv.detach(), lengths, 2, 1, *rest)
+    saved = (out, qkv.detach(), lengths, out, lse, 2, 1, *rest)
+    found = torch.library.opcheck(torch.ops.weft.attention_packed_backward.default, saved)
+    assert set(found.values()) == {"SUCCESS"}
+
+
+def test_packed_it_is_traced_and_a_way_with_no_place_for_gradients_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    qkv = torch.randn(2, 5, 6 * 16, device=DEVICE, requires_grad=True)
+    traced = torch.compile(attention_packed, fullgraph=True, backend="aot_eager")
+    outs = [f(qkv, 2, causal=True, impl="triton") for f in (attention_packed, traced)]
+    one, two = (torch.autograd.grad(o.square().sum(), qkv)[0] for o in outs)
+    assert torch.equal(outs[0], outs[1]) and torch.equal(one, two)
+    monkeypatch.setattr(packed, "_writes_in_place", lambda impl: False)
+    out = attention_packed(qkv, 2, causal=True, impl="triton")
+    assert torch.equal(torch.autograd.grad(out.square().sum(), qkv)[0], one)
+    assert attention_packed(qkv[:, :0], 2, impl="triton").shape == (2, 0, 32)
+    for heads, said in ((4, "a multiple"), (0, "1 or more"), (2.0, "1 or more")):
+        with pytest.raises(WeftError, match=said):
+            attention_packed(qkv[..., :90], heads)  # type: ignore[arg-type]
 
 
 Q = torch.ones(2, 4, 5, 16)

@@ -28,9 +28,10 @@ from weft.core import WeftError
 from weft.gpt2.cache import Cache
 from weft.gpt2.config import ModelConfig
 from weft.gpt2.draws import Draws
+from weft.ops.attention import attention_packed
 
 Ways = dict[str, str | None]  # the implementation of each operator; None leaves it to dispatch
-Where = dict[str, Any]  # device and dtype
+Where = dict[str, Any]  # device and dtype, or what else goes along by name
 Maybe = torch.Tensor | None
 EPS = 1e-5
 STD = 0.02
@@ -89,26 +90,24 @@ class Block(torch.nn.Module):
         self, norm_BTC: torch.Tensor, ways: Ways, draws: Draws | None, cache: Cache | None
     ) -> torch.Tensor:
         # q, k and v are views of one product, which reads its input once; attention takes them by
-        # their strides, and answers as the queries lie, so that joining the heads moves nothing.
-        parts = self.c_attn.product(norm_BTC, ways["linear"]).split(norm_BTC.shape[-1], dim=-1)
+        # their strides, answers as the queries lie, and writes their gradients as that product's:
+        # neither splitting nor joining moves anything.
+        qkv_BTE, way = self.c_attn.product(norm_BTC, ways["linear"]), ways["attention"]
+        given = Where(impl=None if draws and way == "torch" else way)
+        if draws is not None:
+            given |= Where(dropout_p=draws.p, seed=draws.at(3 * self.layer + 1))
+        if cache is None and given["impl"] != "torch":
+            return attention_packed(qkv_BTE, self.heads, causal=True, **given)
+        parts = qkv_BTE.split(norm_BTC.shape[-1], dim=-1)
         q_BHTD, k_BHTD, v_BHTD = (x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in parts)
         causal = True
         if cache is not None:
             causal = cache.length == 0  # else one token, which sees all that are kept
             k_BHTD, v_BHTD = cache.extend(self.layer, k_BHTD, v_BHTD)
-        way = ways["attention"]
-        if draws is None and way == "torch":  # whose own choice of a kernel a trace can follow
+        if given["impl"] == "torch":  # whose own choice of a kernel a trace can follow
             y_BHTD = F.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, is_causal=causal)
         else:
-            y_BHTD = ops.attention(
-                q_BHTD,
-                k_BHTD,
-                v_BHTD,
-                causal=causal,
-                dropout_p=draws.p if draws else 0.0,
-                seed=draws.at(3 * self.layer + 1) if draws else 0,
-                impl=None if draws and way == "torch" else way,
-            )
+            y_BHTD = ops.attention(q_BHTD, k_BHTD, v_BHTD, causal=causal, **given)
         return y_BHTD.transpose(1, 2).flatten(2)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from weft import ops
 from weft.core import WeftError
 from weft.nn._common import cast, draw_seed, probability
 from weft.nn.linear import Linear, product
+from weft.ops.attention import attention_packed
 
 Rotary = tuple[torch.Tensor, torch.Tensor]
 
@@ -96,24 +99,22 @@ class SelfAttention(torch.nn.Module):
             rotary: cosines and sines of :func:`rotary_angles`, where layers share them.
         """
         qkv = product(input, self.in_proj_weight, self.in_proj_bias, None, None, self.impl)
-        heads = qkv.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-        q, k, v = heads.split([self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
-        if self.rotary_base is not None:
-            cos, sin = rotary or rotary_angles(
-                input.shape[1], self.head_dim, self.rotary_base, device=q.device
-            )
-            q, k = (ops.rope(x, cos, sin, impl=self.impl) for x in (q, k))
         if key_lengths is not None:
             key_lengths = key_lengths.to(torch.int32)
         p = self.dropout if self.training else 0.0
-        y = ops.attention(
-            *cast(q, k, v),
-            causal=self.is_causal,
-            dropout_p=p,
-            seed=draw_seed() if p else 0,
-            key_lengths=key_lengths,
-            impl=self.impl,
+        given: dict[str, Any] = {"causal": self.is_causal, "key_lengths": key_lengths}
+        given |= {"dropout_p": p, "seed": draw_seed() if p else 0, "impl": self.impl}
+        counts = (self.num_heads, self.num_kv_heads)
+        if self.rotary_base is None:
+            y = attention_packed(cast(qkv), counts[0], kv_heads=counts[1], **given)
+            return self.out_proj(y, residual)
+        heads = qkv.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        q, k, v = heads.split([*counts, self.num_kv_heads], dim=1)
+        cos, sin = rotary or rotary_angles(
+            input.shape[1], self.head_dim, self.rotary_base, device=q.device
         )
+        q, k = (ops.rope(x, cos, sin, impl=self.impl) for x in (q, k))
+        y = ops.attention(*cast(q, k, v), **given)
         return self.out_proj(y.transpose(1, 2).flatten(2), residual)
 
     def extra_repr(self) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -13,11 +14,12 @@ from weft.backends import support
 from weft.core import Case, Input, WeftError, registry
 from weft.core.operator import unknown_name
 from weft.ops._shared import dispatch
-from weft.ops.adamw.lists import Numbers, Run, Tensors
+from weft.ops.adamw.lists import Begun, Numbers, Run, Tensors
 from weft.ops.adamw.spec import NEAREST, NO_CLIP, STOCHASTIC, check_group, check_numbers
-from weft.ops.adamw.tables import KEPT, Kind, key_of
+from weft.ops.adamw.tables import KEPT, Key, Kind, key_of
 
 _RUNS: dict[str, Run] = {}
+_BEGINS: dict[str, Callable[[tuple[Tensors, ...], Key, bool], Begun]] = {}
 
 
 def adamw(
@@ -77,24 +79,90 @@ def adamw(
     _run((params, grads, exp_avgs, exp_avg_sqs, () if masters is None else masters), numbers, impl)
 
 
+def begin(
+    params: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor],
+    exp_avgs: Sequence[torch.Tensor],
+    exp_avg_sqs: Sequence[torch.Tensor],
+    *,
+    masters: Sequence[torch.Tensor] | None = None,
+    clips: bool = True,
+    impl: str | None = None,
+) -> Callable[..., None]:
+    """:func:`adamw` in two parts: here what needs no number, so that the host does it while the
+    gradients are still being computed; the answer takes the numbers, and launches.
+
+    Its keywords are ``lr``, ``betas``, ``eps``, ``weight_decay``, ``step`` and ``max_norm``, as
+    :func:`adamw`'s. ``clips`` says whether ``max_norm`` may be given. No tensor may be moved or
+    resized in between; their values may change.
+
+    Raises:
+        WeftError: as :func:`adamw`, here for the lists, by the answer for the numbers.
+    """
+    lists = (params, grads, exp_avgs, exp_avg_sqs, () if masters is None else masters)
+    chosen, key = _chosen(lists, NEAREST, 0, impl)
+    start = None if key is None else _BEGINS.get(chosen)
+    finish = start(lists, key, clips) if start else None
+
+    def step(
+        *,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float,
+        step: int | torch.Tensor,
+        max_norm: float | None = None,
+    ) -> None:
+        bound = NO_CLIP if max_norm is None else max_norm
+        check_numbers(lr, *betas, eps, weight_decay, step, bound)
+        numbers = Numbers(lr, *betas, eps, weight_decay, step, bound)
+        if finish is None:
+            _run(lists, numbers, chosen or None)
+            return
+        _check_step(step, params[0])
+        with torch.no_grad():
+            finish(numbers)
+
+    return step
+
+
 def _run(lists: tuple[Tensors, ...], numbers: Numbers, impl: str | None) -> None:
-    _check_lists(lists)
-    params = lists[0]
-    if not params:
+    chosen, _ = _chosen(lists, numbers.rounding, numbers.seed, impl)
+    if not chosen:
         return
-    _check_step(numbers.step, params[0])
-    key = (key_of(lists), numbers.rounding, numbers.seed, impl)
-    chosen = _accepted.get(key) if key[0] else None
+    _check_step(numbers.step, lists[0][0])
+    with torch.no_grad():
+        _RUNS[chosen](*lists, numbers)
+
+
+def _chosen(
+    lists: tuple[Tensors, ...], rounding: str, seed: int, impl: str | None
+) -> tuple[str, Key | None]:
+    """Who takes these lists ("" where they are empty), once they were checked; and their key.
+
+    The check looks at shapes, dtypes, devices and layouts, and is made once for lists like these,
+    wherever they lie.
+    """
+    _check_lists(lists)
+    if not lists[0]:
+        return "", None
+    key = key_of(lists)
+    flat = [t for x in lists for t in x]
+    like = (*map(len, lists), *map(_shape, flat), *map(_dtype, flat), *map(_place, flat))
+    told = (like, rounding, seed, impl)
+    chosen = _accepted.get(told) if key else None
     if chosen is None:
-        _check_tensors(lists, numbers)
-        chosen = impl or _choose(lists, numbers)
-        _refuse_unsupported(chosen, lists, numbers)
-        if key[0]:
-            _accepted[key] = chosen
+        _check_tensors(lists, rounding, seed)
+        chosen = impl or _choose(lists, rounding)
+        _refuse_unsupported(chosen, lists, rounding)
+        if key:
+            _accepted[told] = chosen
             while len(_accepted) > KEPT:
                 _accepted.popitem(last=False)
-    with torch.no_grad():
-        (_RUNS.get(chosen) or _load(chosen))(*lists, numbers)
+    return chosen, key
+
+
+_shape, _dtype, _place = (attrgetter(name) for name in ("shape", "dtype", "device"))
 
 
 _accepted: OrderedDict[tuple[Any, ...], str] = OrderedDict()  # calls that were checked, and by whom
@@ -129,11 +197,11 @@ def _kinds(lists: tuple[Tensors, ...]) -> set[Kind]:
     return {(p.dtype, g.dtype, m.dtype) for p, g, m in zip(params, grads, exp_avgs, strict=True)}
 
 
-def _choose(lists: tuple[Tensors, ...], numbers: Numbers) -> str:
+def _choose(lists: tuple[Tensors, ...], rounding: str) -> str:
     """By the table where torch can do it at all; else ours where that runs."""
     first = lists[0][0]
     alike = all(len(set(kind)) == 1 for kind in _kinds(lists))
-    if alike and not lists[4] and not numbers.stochastic:
+    if alike and not lists[4] and rounding != STOCHASTIC:
         elements = sum(p.numel() for p in lists[0])
         # As a case of one flat parameter with its gradient and averages is counted.
         found = dispatch.pick("adamw", first.device, first.dtype, 4 * elements, elements)
@@ -141,16 +209,19 @@ def _choose(lists: tuple[Tensors, ...], numbers: Numbers) -> str:
     return "triton" if first.device.type == "cuda" else "eager"
 
 
-def _load(impl: str) -> Run:
+def _load(impl: str) -> None:
+    if impl in _RUNS:
+        return
     if impl not in registry.implementation_names("adamw"):
         raise unknown_name("implementation of adamw", impl, registry.implementation_names("adamw"))
     module = registry.REGISTRY["adamw"][impl].partition(":")[0]
     if impl == "compile":
         hint = "name another: impl='torch', 'triton', 'cuda'"
         raise WeftError("adamw by 'compile' takes one flat parameter, in the bench", hint=hint)
-    found: Run = import_module(f"weft.ops.adamw.{module}").run
-    _RUNS[impl] = found
-    return found
+    found = import_module(f"weft.ops.adamw.{module}")
+    _RUNS[impl] = found.run
+    if hasattr(found, "begin"):
+        _BEGINS[impl] = found.begin
 
 
 NAMES = ("params", "grads", "exp_avgs", "exp_avg_sqs", "masters")
@@ -171,8 +242,7 @@ def _check_lists(lists: tuple[Any, ...]) -> None:
             )
 
 
-def _check_tensors(lists: tuple[Tensors, ...], numbers: Numbers) -> None:
-    rounding, seed = numbers.rounding, numbers.seed
+def _check_tensors(lists: tuple[Tensors, ...], rounding: str, seed: int) -> None:
     if rounding not in (NEAREST, STOCHASTIC):
         raise WeftError("adamw: rounding", expected=f"{NEAREST} or {STOCHASTIC}", got=rounding)
     if not 0 <= seed < 2**31:
@@ -184,7 +254,7 @@ def _check_tensors(lists: tuple[Tensors, ...], numbers: Numbers) -> None:
             raise WeftError(
                 f"adamw: params[{i}].device", expected=first.device, got=group[0].device
             )
-        if numbers.stochastic and (group[0].dtype != torch.bfloat16 or lists[4]):
+        if rounding == STOCHASTIC and (group[0].dtype != torch.bfloat16 or lists[4]):
             raise WeftError(
                 "adamw: stochastic rounding",
                 expected="bfloat16 parameters without float32 masters",
@@ -201,7 +271,7 @@ def _check_step(step: int | torch.Tensor, param: torch.Tensor) -> None:
         )
 
 
-def _refuse_unsupported(impl: str, lists: tuple[Tensors, ...], numbers: Numbers) -> None:
+def _refuse_unsupported(impl: str, lists: tuple[Tensors, ...], rounding: str) -> None:
     """Raise :class:`WeftError` with the reason where ``impl`` does not take this call here."""
     _load(impl)
     names = ("param", "grad", "exp_avg", "exp_avg_sq", "master")
@@ -211,7 +281,7 @@ def _refuse_unsupported(impl: str, lists: tuple[Tensors, ...], numbers: Numbers)
         inputs = tuple(
             Input(name=n, shape=(1,), dtype=d) for n, d in zip(names, dtypes, strict=False)
         )
-        point = Case(name="call", inputs=inputs, params={"rounding": numbers.rounding})
+        point = Case(name="call", inputs=inputs, params={"rounding": rounding})
         answer = support(registry.implementation("adamw", impl), point, lists[0][0].device.type)
         if not answer:
             hint = "leave impl out, or see `weft ops`"

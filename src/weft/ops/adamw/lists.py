@@ -45,6 +45,7 @@ class Numbers:
 
 # run(params, grads, exp_avgs, exp_avg_sqs, masters (or none), numbers)
 Run = Callable[..., None]
+Begun = Callable[[Numbers], None]  # the rest of a step whose lists were looked at
 
 
 def forward_of(run: Run) -> Callable[..., None]:

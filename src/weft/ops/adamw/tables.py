@@ -3,8 +3,10 @@
 A launch takes parameters of one kind (dtypes), so a list falls into groups. A group's table is one
 int64 tensor: a row of ``WIDTH`` for each parameter (the addresses of param, grad, exp_avg,
 exp_avg_sq and master, and the number of elements), then a pair for each chunk (the parameter's row,
-the chunk's first element). It is written once for a set of addresses and found again by them: a
-step costs the host a look at every tensor, and no more. Nothing here keeps a caller's tensor alive.
+the chunk's first element). It is written once for a set of addresses and found again by them.
+Gradients lie elsewhere at each step: of another table only the rows come from the host, 50 of the
+124M's matrices; the pairs, of which they have 30 thousand, follow from sizes alone and are copied
+on the device. Nothing here keeps a caller's tensor alive.
 """
 
 from __future__ import annotations
@@ -12,8 +14,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
-from typing import Any
+from functools import lru_cache, reduce
+from itertools import chain
+from operator import attrgetter, or_
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,10 +27,34 @@ from weft.ops.adamw.lists import Tensors
 WIDTH = 6
 KEPT = 32  # layouts that are remembered; a training loop needs one or two for each list
 Kind = tuple[torch.dtype, torch.dtype, torch.dtype]
-Key = tuple[Any, ...]
+_dtype = attrgetter("dtype")
+
+
+class Key(NamedTuple):
+    """What must not change for a layout to hold. ``counts`` are the lists' lengths; the others go
+    through all tensors, list by list."""
+
+    counts: tuple[int, ...]
+    pointers: tuple[int, ...]
+    sizes: tuple[int, ...]
+    dtypes: tuple[torch.dtype, ...]
+    device: int
+
+    def columns(self) -> list[tuple[int, ...]]:
+        """The addresses of each list's tensors; zeros for a list that is not there."""
+        most, found, at = self.counts[0], [], 0
+        for count in self.counts:
+            found.append(self.pointers[at : at + count] or (0,) * most)
+            at += count
+        return found
+
+    def kinds(self) -> list[Kind]:
+        """Each parameter's dtype, its gradient's and its averages'."""
+        n, dtypes = self.counts[0], self.dtypes
+        return list(zip(dtypes[:n], dtypes[n : 2 * n], dtypes[2 * n : 3 * n], strict=True))
+
 
 _layouts: OrderedDict[Key, Layout] = OrderedDict()
-_dtype = attrgetter("dtype")
 
 
 @dataclass(frozen=True)
@@ -84,18 +112,22 @@ class Group:
                 got=f"{len(self.rows)} parameters, one of them or its gradient elsewhere",
                 hint="keep the gradients' memory: optimizer.zero_grad(set_to_none=False)",
             )
-        rows = [x for each in self.addresses for x in each]
-        pairs = [
-            x
-            for i, e in enumerate(self.addresses)
-            for at in range(0, e[-1], chunk)
-            for x in (i, at)
-        ]
-        data = torch.tensor([*rows, *pairs], dtype=torch.int64)
+        rows = torch.tensor(list(chain.from_iterable(self.addresses)), dtype=torch.int64)
+        pairs = _pairs(tuple(each[-1] for each in self.addresses), chunk, self.device)
         if self.device.type == "cuda":
             # From pinned memory the host does not wait; the allocator holds it until it is read.
-            data = data.pin_memory().to(self.device, non_blocking=True)
-        return Table(data, len(self.rows), len(pairs) // 2)
+            rows = rows.pin_memory().to(self.device, non_blocking=True)
+        return Table(torch.cat([rows, pairs]), len(self.rows), len(pairs) // 2)
+
+
+@lru_cache(maxsize=KEPT)
+def _pairs(sizes: tuple[int, ...], chunk: int, device: torch.device) -> torch.Tensor:
+    """(row, first element) of every chunk of parameters of these sizes, flat int64."""
+    counts = torch.tensor([-(-size // chunk) for size in sizes])
+    row = torch.arange(len(sizes)).repeat_interleave(counts)
+    before = (counts.cumsum(0) - counts).repeat_interleave(counts)
+    at = (torch.arange(len(row)) - before) * chunk
+    return torch.stack([row, at], dim=1).flatten().to(device)
 
 
 @dataclass(frozen=True)
@@ -106,52 +138,56 @@ class Layout:
 
 
 def key_of(lists: Sequence[Tensors]) -> Key | None:
-    """What must not change for a layout to hold: addresses, sizes and dtypes of all tensors.
-
-    None where a tensor is not contiguous: that is looked at each time.
-    """
+    """Addresses, sizes and dtypes of all tensors; None where one is not contiguous: that is looked
+    at each time."""
     flat = [t for x in lists for t in x]
-    if not all(map(torch.Tensor.is_contiguous, flat)):
-        return None
-    pointers = map(torch.Tensor.data_ptr, flat)
-    sizes = map(torch.Tensor.numel, flat)
-    return (*map(len, lists), *pointers, *sizes, *map(_dtype, flat), flat[0].get_device())
+    return _key(lists, flat) if all(map(torch.Tensor.is_contiguous, flat)) else None
+
+
+def _key(lists: Sequence[Tensors], flat: list[torch.Tensor]) -> Key:
+    return Key(
+        tuple(map(len, lists)),
+        tuple(map(torch.Tensor.data_ptr, flat)),
+        tuple(map(torch.Tensor.numel, flat)),
+        tuple(map(_dtype, flat)),
+        flat[0].get_device(),
+    )
 
 
 def layout_of(lists: Sequence[Tensors], key: Key | None = None) -> Layout:
     """The groups of [params, grads, exp_avgs, exp_avg_sqs, masters or none]; all walk alike."""
-    key = key or key_of(lists)
-    found = _layouts.get(key) if key else None
+    if key is None:
+        return Layout(
+            tuple(_groups(_key(lists, [t for x in lists for t in x]), lists[0][0].device))
+        )
+    found = _layouts.get(key)
     if found is None:
-        found = Layout(tuple(_groups(lists)))
-        if key:
-            _layouts[key] = found
-            while len(_layouts) > KEPT:
-                _layouts.popitem(last=False)
-    elif key:
+        found = _layouts[key] = Layout(tuple(_groups(key, lists[0][0].device)))
+        while len(_layouts) > KEPT:
+            _layouts.popitem(last=False)
+    else:
         _layouts.move_to_end(key)
     return found
 
 
-def _groups(lists: Sequence[Tensors]) -> list[Group]:
-    params, grads, exp_avgs, _, masters = lists
+def _groups(key: Key, device: torch.device) -> list[Group]:
     rows: dict[Kind, list[int]] = {}
-    for i, (p, g, m) in enumerate(zip(params, grads, exp_avgs, strict=True)):
-        if p.numel():
-            rows.setdefault((p.dtype, g.dtype, m.dtype), []).append(i)
+    for i, kind in enumerate(key.kinds()):
+        if key.sizes[i]:
+            rows.setdefault(kind, []).append(i)
+    described = list(zip(*key.columns(), key.sizes[: key.counts[0]], strict=True))
     found = []
     for kind, places in rows.items():
-        addresses = [
-            (*(x[i].data_ptr() if x else 0 for x in lists), params[i].numel()) for i in places
-        ]
+        addresses = tuple(described[i] for i in places)
+        bits = reduce(or_, (a for each in addresses for a in each[:-1]))
         found.append(
             Group(
                 kind=kind,
                 rows=tuple(places),
-                addresses=tuple(addresses),
-                device=params[0].device,
-                masters=bool(masters),
-                wide=all(a % 16 == 0 for each in addresses for a in each[:-1]),
+                addresses=addresses,
+                device=device,
+                masters=bool(key.counts[4]),
+                wide=bits % 16 == 0,
             )
         )
     return found

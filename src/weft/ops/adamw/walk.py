@@ -8,9 +8,18 @@ import torch
 
 from weft.ops._shared.layout import dense
 from weft.ops.adamw.lists import Tensors
-from weft.ops.adamw.tables import Group, key_of, layout_of
+from weft.ops.adamw.tables import Group, Key, key_of, layout_of
 
 Step = Callable[[Sequence[Tensors], tuple[Group, ...]], None]
+
+
+def laid(lists: Sequence[Tensors], key: Key, *chunks: int) -> tuple[Group, ...]:
+    """The groups of contiguous tensors, their tables for these chunks on the device."""
+    groups = layout_of(lists, key).groups
+    for group in groups:
+        for chunk in () if group.alone else chunks:
+            group.table(chunk)
+    return groups
 
 
 def walk(lists: Sequence[Tensors], step: Step) -> None:

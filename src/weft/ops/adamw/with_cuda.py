@@ -12,9 +12,9 @@ import torch
 
 from weft.backends.nvrtc import CudaSource
 from weft.core import Implementation
-from weft.ops.adamw.lists import Numbers, Tensors, forward_of
-from weft.ops.adamw.tables import Group, Kind
-from weft.ops.adamw.walk import walk
+from weft.ops.adamw.lists import Begun, Numbers, Tensors, forward_of
+from weft.ops.adamw.tables import Group, Key, Kind
+from weft.ops.adamw.walk import laid, walk
 
 KERNELS = ("adamw_one", "adamw_many", "adamw_norm", "adamw_norm_many", "adamw_factors")
 NAMES = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
@@ -55,6 +55,12 @@ def run(
         (params, grads, exp_avgs, exp_avg_sqs, masters),
         lambda dense, groups: _step(dense, groups, numbers),
     )
+
+
+def begin(lists: Sequence[Tensors], key: Key, clips: bool) -> Begun:
+    """The step over contiguous lists, all but its numbers and its launches."""
+    groups = laid(lists, key, CHUNK, *[NORM_CHUNK] * clips)
+    return lambda numbers: _step(lists, groups, numbers) if groups else None
 
 
 def _step(lists: Sequence[Tensors], groups: Groups, n: Numbers) -> None:

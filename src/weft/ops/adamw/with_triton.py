@@ -25,9 +25,9 @@ from weft.ops.adamw.kernels import (
     adamw_one,
     specimens,
 )
-from weft.ops.adamw.lists import Numbers, Tensors, forward_of
-from weft.ops.adamw.tables import Group
-from weft.ops.adamw.walk import walk
+from weft.ops.adamw.lists import Begun, Numbers, Tensors, forward_of
+from weft.ops.adamw.tables import Group, Key
+from weft.ops.adamw.walk import laid, walk
 
 Groups = tuple[Group, ...]
 
@@ -62,6 +62,12 @@ def run_with(config: Config, *given: Any) -> None:
     """The step by one launch configuration."""
     *lists, numbers = given
     walk(lists, lambda dense, groups: _step(config, dense, groups, numbers))
+
+
+def begin(lists: Sequence[Tensors], key: Key, clips: bool) -> Begun:
+    """The step over contiguous lists, all but its numbers and its launches."""
+    groups = laid(lists, key, SHIPPED.chunk, *[NORM_CHUNK] * clips)
+    return lambda numbers: _step(SHIPPED, lists, groups, numbers) if groups else None
 
 
 def _step(config: Config, lists: Sequence[Tensors], groups: Groups, n: Numbers) -> None:

@@ -6,12 +6,13 @@ import torch
 
 from weft.ops._shared.autocast import lowered
 from weft.ops._shared.public import Schema, call, register
+from weft.ops.attention.arguments import completed
 from weft.ops.attention.layout import like
+from weft.ops.attention.packed import PARAMS, SCALARS, attention_packed
 from weft.ops.attention.spec import check_arguments
 
-PARAMS = ("causal", "scale", "dropout_p", "seed", "padded")
+__all__ = ["attention", "attention_packed"]
 TENSORS = "Tensor q, Tensor k, Tensor v, Tensor key_lengths"
-SCALARS = "bool causal, float? scale, float dropout_p, int seed, bool padded"
 
 
 def _fake(
@@ -84,12 +85,7 @@ def attention(
     calculation for softmax" (arXiv:1805.02867).
     """
     q, k, v = lowered(q, k, v)
-    lengths = key_lengths
-    if isinstance(q, torch.Tensor):
-        if lengths is None:  # a stand-in that no implementation reads
-            lengths = q.new_empty(q.shape[:1], dtype=torch.int32)
-        if impl is None and (key_lengths is not None or dropout_p):
-            impl = "triton" if q.is_cuda else "eager"
+    lengths, impl = completed(q, key_lengths, dropout_p, impl)
     numbers = {"causal": bool(causal), "scale": scale, "dropout_p": dropout_p, "seed": seed}
     params = {**numbers, "padded": key_lengths is not None}
 

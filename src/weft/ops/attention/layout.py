@@ -23,6 +23,23 @@ def like(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
+Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, into: Three | None) -> Three:
+    """Memory for the three gradients: ``into``, or each laid out as its tensor is."""
+    return (like(q), like(k), like(v)) if into is None else into
+
+
+def no_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, into: Three | None) -> Three:
+    """Where there are no queries or no keys: 0, in ``into`` if given."""
+    if into is None:
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    for one in into:
+        one.zero_()
+    return into
+
+
 def nothing(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The answer where there are no queries or no keys: 0, and a log-sum-exp of -inf."""
     lse = torch.full(q.shape[:3], -math.inf, dtype=torch.float32, device=q.device)

@@ -18,7 +18,7 @@ from weft.core import YES, Case, Implementation, Support, no
 from weft.ops._shared.philox import scale as kept_scale
 from weft.ops._shared.philox import threshold
 from weft.ops.attention.cuda_configs import KINDS, Config, configure, shared_bytes
-from weft.ops.attention.layout import like, nothing
+from weft.ops.attention.layout import Three, gradients, like, no_gradients, nothing
 
 LOG2E = 1.4426950408889634
 TYPES = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
@@ -126,11 +126,14 @@ def backward(
     key_lengths: torch.Tensor,
     out: torch.Tensor,
     lse: torch.Tensor,
+    *,
+    into: Three | None = None,
     **params: Any,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> Three:
     size = (q.shape[3], bool(params.get("dropout_p")), _room(q.device.type))
     configs = (configure("queries", *size), configure("keys", *size))
-    return backward_with(configs, grad, q, k, v, key_lengths, out, lse, **params)
+    saved = (grad, q, k, v, key_lengths, out, lse)
+    return backward_with(configs, *saved, into=into, **params)
 
 
 def backward_with(
@@ -148,12 +151,16 @@ def backward_with(
     dropout_p: float = 0.0,
     seed: int = 0,
     padded: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The backward by one configuration for the queries' kernel and one for the keys'."""
+    into: Three | None = None,
+) -> Three:
+    """The backward by one configuration for the queries' kernel and one for the keys'.
+
+    ``into``: memory for dq, dk and dv, by any strides whose rows the kernels take.
+    """
     if q.numel() == 0 or k.numel() == 0:
-        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        return no_gradients(q, k, v, into)
     q, k, v, grad, out = (_aligned(x) for x in (q, k, v, grad, out))
-    dq, dk, dv = like(q), like(k), like(v)
+    dq, dk, dv = gradients(q, k, v, into)
     (b, h, tq, d), (few, tk) = q.shape, k.shape[1:3]
     one, two = configs
     most = max(one.own, two.step)

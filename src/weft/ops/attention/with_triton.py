@@ -20,7 +20,7 @@ from weft.ops.attention.backward import attention_backward_queries
 from weft.ops.attention.backward_keys import attention_backward_keys
 from weft.ops.attention.configs import Config, configure
 from weft.ops.attention.forward import attention_forward
-from weft.ops.attention.layout import like, nothing, rowwise
+from weft.ops.attention.layout import Three, gradients, like, no_gradients, nothing, rowwise
 from weft.ops.attention.specimens import SPECIMENS
 
 LOG2E = 1.4426950408889634
@@ -177,12 +177,13 @@ def backward(
     dropout_p: float = 0.0,
     seed: int = 0,
     padded: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    into: Three | None = None,
+) -> Three:
     size = (padded_size(q.shape[3]), q.element_size(), copies_tiles(q.device))
     configs = (configure("queries", *size), configure("keys", *size))
     saved = (grad, q, k, v, key_lengths, out, lse)
     flags: Any = {"causal": causal, "dropout_p": dropout_p, "seed": seed, "padded": padded}
-    return backward_with(configs, *saved, scale=scale, **flags)
+    return backward_with(configs, *saved, scale=scale, into=into, **flags)
 
 
 def backward_with(
@@ -200,14 +201,18 @@ def backward_with(
     dropout_p: float = 0.0,
     seed: int = 0,
     padded: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The backward by one configuration for the queries' kernel and one for the keys'."""
+    into: Three | None = None,
+) -> Three:
+    """The backward by one configuration for the queries' kernel and one for the keys'.
+
+    ``into``: memory for dq, dk and dv, by any strides whose rows the kernels take.
+    """
     if q.numel() == 0 or k.numel() == 0:
-        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        return no_gradients(q, k, v, into)
     q, k, v, grad, out = (rowwise(x) for x in (q, k, v, grad, out))
     if not _regular(grad):  # expanded, mostly: a sum's gradient
         grad = grad.contiguous()
-    dq, dk, dv = like(q), like(k), like(v)
+    dq, dk, dv = gradients(q, k, v, into)
     (b, h, tq, d), (few, tk) = q.shape, k.shape[1:3]
     one, two = configs
     most = max(one.bm, two.bm)
