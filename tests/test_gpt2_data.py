@@ -160,6 +160,7 @@ def test_prefetched_batches_are_the_same_in_any_order(monkeypatch: pytest.Monkey
         for place in [(0, 0), (0, 1), (1, 0), (7, 1), (2, 0)]:
             for got, wanted in zip(ahead.at(*place), whole(*place, 2, 0, 2), strict=True):
                 assert torch.equal(got, wanted)
+            ahead.ahead()
         assert all(ready.acquire(timeout=30) for _ in range(6))
     # One ahead each time; what was skipped to was made when it was asked for.
     assert made[:6] == [(0, 0), (0, 1), (1, 0), (1, 1), (7, 1), (8, 0)]
@@ -176,6 +177,7 @@ def test_prefetched_batches_reach_a_gpu_while_it_works() -> None:
         for place in [(step, micro) for step in range(20) for micro in range(2)]:
             busy = busy @ busy.T / busy.norm()
             found.append((place, ahead.at(*place)))
+            ahead.ahead()
     for place, pair in found:
         for got, wanted in zip(pair, batches.at(*place, 2), strict=True):
             assert got.device.type == "cuda" and torch.equal(got.cpu(), wanted)
@@ -188,6 +190,7 @@ def test_a_prefetched_mistake_is_raised_where_the_batch_is_asked_for() -> None:
     with Prefetch(batches, "cpu") as ahead:
         for step in range(last):
             ahead.at(step)
+            ahead.ahead()
         with pytest.raises(WeftError, match="here, token 60"):
             ahead.at(last)
         ahead.at(last + 1)

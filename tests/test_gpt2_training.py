@@ -78,6 +78,33 @@ def test_optimizer_equals_torch(clip: float | None) -> None:
             torch.testing.assert_close(a, b, rtol=3e-6, atol=3e-8)
 
 
+def test_gradients_that_move_cost_rows_alone() -> None:
+    """As an autograd step gives them: elsewhere each time. The chunks are laid out once for all,
+    and what is readied before the norms are known steps the same."""
+    from weft.ops.adamw import tables
+
+    model, peer = (torch.nn.Sequential(torch.nn.Linear(9, 5), torch.nn.Linear(5, 3)) for _ in "ab")
+    peer.load_state_dict(model.state_dict())
+    ours, eager = (
+        Optimizer(m.named_parameters(), impl=i) for m, i in ((model, "triton"), (peer, "eager"))
+    )
+    laid, held = [], []
+    for number, size in enumerate((0.5, 4.0, 4.0), 1):
+        for m in (model, peer):
+            draw(m, size, number)
+        held += [p.grad for p in model.parameters()]  # so that the next lie elsewhere
+        norms = ours.norms()
+        ours.ready(clips=True)
+        before = tables._pairs.cache_info().misses
+        ours.step(number, 1e-2, norms.tolist(), whole_norm(norms.tolist()), 1.0)
+        stepped(eager, number, 1.0)
+        laid.append(tables._pairs.cache_info().misses)
+        assert laid[-1] == before  # nothing is laid out once the numbers are there
+        for a, b in zip(model.parameters(), peer.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=3e-6, atol=3e-7)
+    assert len(set(laid)) == 1
+
+
 def test_masters_are_what_half_precision_is_rounded_from() -> None:
     """Beside a float32 model that gets the same gradients: equal masters, parameters rounded."""
     whole, half = GPT(SMALL, seed=1), GPT(SMALL, seed=1)

@@ -147,7 +147,10 @@ class Batches:
 
 
 class Prefetch:
-    """Batches on a device, the next one made ready by a thread while this one is worked on.
+    """Batches on a device, the next one made ready by a thread once :meth:`ahead` is called.
+
+    The thread and the host's own work hold Python in turns. So a loop calls it when it has launched
+    all that it can, and will wait for the device.
 
     On a GPU the thread copies into pinned memory, and :meth:`at` starts a copy to the device that
     the current stream waits for, not the host.
@@ -173,6 +176,7 @@ class Prefetch:
         self.accumulate, self.rank, self.world = accumulate, rank, world
         self._pool = ThreadPoolExecutor(1, "weft-batches", initializer=self._begin)
         self._next: tuple[tuple[int, int], Future[tuple[torch.Tensor, torch.Tensor]]] | None = None
+        self._after: tuple[int, int] | None = None
 
     def _begin(self) -> None:
         """Pinned memory belongs to the context of a device: to this one, not to the first."""
@@ -189,13 +193,17 @@ class Prefetch:
         Raises what :meth:`Batches.at` raises, here and not in the thread.
         """
         last = micro + 1 == self.accumulate
-        after = (step + 1, 0) if last else (step, micro + 1)
+        self._after = (step + 1, 0) if last else (step, micro + 1)
         waiting, self._next = self._next, None
         if waiting is None or waiting[0] != (step, micro):
             waiting = ((step, micro), self._pool.submit(self._make, step, micro))
         x, y = waiting[1].result()
-        self._next = (after, self._pool.submit(self._make, *after))
         return x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
+
+    def ahead(self) -> None:
+        """Let the thread make what comes after the last that was asked for."""
+        if self._next is None and self._after is not None:
+            self._next = (self._after, self._pool.submit(self._make, *self._after))
 
     def close(self) -> None:
         """End the thread; what it was making is dropped."""

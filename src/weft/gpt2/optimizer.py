@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from weft import ops
 from weft.core import WeftError
+from weft.ops.adamw import begin
 
 CLIP_EPS = 1e-6  # as torch.nn.utils.clip_grad_norm_ adds to a norm, and ops.adamw too
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -87,6 +87,7 @@ class Optimizer:
                 moments.append(torch.zeros_like(own, dtype=torch.float32))
         self.groups = [g for g in (decayed, plain) if g.names]
         self._found: list[Tensors] | None = None
+        self._begun: list[Callable[..., None]] = []
         dtypes = {p.dtype for g in self.groups for p in g.params}
         if len(dtypes) != 1:
             got = ", ".join(sorted(map(str, dtypes))) or "no parameters"
@@ -108,8 +109,7 @@ class Optimizer:
     def gradients(self) -> list[Tensors]:
         """Each group's gradients: the sums where micro-batches were several.
 
-        They are looked up once a step: between the norms and the update the device has nothing to
-        do, and waits for the host.
+        They are looked up once a step.
         """
         if self._found is None:
             self._found = [g.sums or [self.local(_of(p)) for p in g.owners] for g in self.groups]
@@ -123,6 +123,25 @@ class Optimizer:
             each = torch._foreach_norm(grads, 2, dtype=torch.float32)
             found.append(torch.linalg.vector_norm(torch.stack(each)))
         return torch.stack(found)
+
+    def ready(self, clips: bool) -> None:
+        """What :meth:`step` does that needs no number, once all gradients are on their way.
+
+        Between the norms and the update the device has nothing to do and waits for the host, which
+        so has only to launch. ``clips`` says whether ``step`` may be told to clip.
+        """
+        self._begun = [
+            begin(
+                group.params,
+                grads,
+                group.exp_avgs,
+                group.exp_avg_sqs,
+                masters=group.masters or None,
+                clips=clips,
+                impl=self.impl,
+            )
+            for group, grads in zip(self.groups, self.gradients(), strict=True)
+        ]
 
     def step(
         self, number: int, lr: float, norms: Iterable[float], norm: float, clip: float | None
@@ -138,26 +157,22 @@ class Optimizer:
                 c (n + 1e-6), where c is the factor of the whole.
         """
         factor = 1.0 if clip is None else min(1.0, clip / (norm + CLIP_EPS))
-        for group, own, grads in zip(self.groups, norms, self.gradients(), strict=True):
-            ops.adamw(
-                group.params,
-                grads,
-                group.exp_avgs,
-                group.exp_avg_sqs,
+        if not self._begun:
+            self.ready(clip is not None)
+        for group, own, finish in zip(self.groups, norms, self._begun, strict=True):
+            finish(
                 lr=lr,
                 betas=self.betas,
                 eps=self.eps,
                 weight_decay=group.decay,
                 step=number,
                 max_norm=factor * (own + CLIP_EPS) if factor < 1.0 else None,
-                masters=group.masters or None,
-                impl=self.impl,
             )
         self.drop()
 
     def drop(self) -> None:
         """Forget the gradients: of a step that is taken, skipped, or failed."""
-        self._found = None
+        self._found, self._begun = None, []
         for group in self.groups:
             for p in group.owners:
                 p.grad = None

@@ -73,9 +73,8 @@ class Progress:
         self.pace: Pace | None = None
         self._told, self._counted, self._since = 0.0, done, time.perf_counter()
 
-    def step(self, done: int, loss: float) -> None:
-        """After each step; reports where it is time to."""
-        now = time.perf_counter()
+    def step(self, done: int, loss: float, now: float) -> None:
+        """Of each step, which ended ``now`` by time.perf_counter; reports where it is time to."""
         first = self.pace is None
         if not first and done < self.steps and now - self._told < (LIVE if self.live else PIPE):
             return

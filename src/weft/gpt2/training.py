@@ -2,9 +2,14 @@
 
     for step in range(done, steps):
         losses and gradients of the micro-batches      launched, not waited for
+        the step before is told: metrics, progress     while the device works
         loss and norms come to the host                the only wait of a step
         guards judge them                              NaN, an outlier: the weights stay
         one AdamW over all parameters                  clipping folded in
+
+From the wait to the next step's first kernels the device has nothing to do, so that only what must
+be is done there: judge and launch. What AdamW needs beside numbers, the next batch and all that is
+written are made while it is busy. A step is told at once where something is due after it.
 
 A step's batch and its dropout are functions of (seed, step), so that a run that is resumed computes
 what it would have computed.
@@ -14,9 +19,10 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -115,6 +121,7 @@ class Run:
         self.began = time.perf_counter()
         self.validation: float | None = None
         self.quiet, self.whole = quiet, True
+        self._untold: Callable[[], None] | None = None
         found = ranks.newest(folder.checkpoints, folder.say) if folder.resumed else None
         if found is not None:
             self._go_on(found)
@@ -163,14 +170,18 @@ class Run:
         except Unwritten:
             raise
         except WeftError:
+            self._tell()
             self.optimizer.drop()
             if self.done > self.saved and self.whole and self.ranks.together():
                 self._save()
             raise
         finally:
-            self.progress.close()
-            if self.metrics:
-                self.metrics.close()
+            try:
+                self._tell()
+            finally:
+                self.progress.close()
+                if self.metrics:
+                    self.metrics.close()
         return self._outcome(time.perf_counter() - began, stopped)
 
     def _memory(self) -> AbstractContextManager[None]:
@@ -182,17 +193,23 @@ class Run:
         """One step and what is due after it; whether the run was asked to end."""
         config = self.config
         reading = self._step(batches, signals)
-        self.losses = [*self.losses[-9:], reading.loss]
-        self.progress.step(self.done, reading.loss)
+        last = self.done == config.steps
+
+        def due(every: int | None) -> bool:
+            return every is not None and self.done % every == 0
+
+        validates = config.validate_every is not None and (last or due(config.validate_every))
+        samples = due(config.sample_every) and not last
+        saves = due(config.checkpoint_every) or last or reading.save or reading.stop
+        if validates or samples or saves:
+            self._tell()
         since = self.progress.pause()
         self.seconds = [*self.seconds[1 - LATEST :], since - self.began]
-        last = self.done == config.steps
-        if config.validate_every and (last or self.done % config.validate_every == 0):
+        if validates:
             self._validate()
-        if config.sample_every and self.done % config.sample_every == 0 and not last:
+        if samples:
             self.progress.say(self.sample())
-        due = config.checkpoint_every and self.done % config.checkpoint_every == 0
-        if due or last or reading.save or reading.stop:
+        if saves:
             self._save()
         self.began = self.progress.resume(since)
         return reading.stop
@@ -209,16 +226,20 @@ class Run:
             total += loss.detach().float() / parts
             if parts > 1:
                 optimizer.gather(first=micro == 0)
+            batches.ahead()
         self.ranks.reduce(optimizer.gradients(), parts)
+        norms = optimizer.norms()
+        optimizer.ready(config.clip is not None)
+        self._tell()
         waited = time.monotonic() - self.saved_at
         save = config.checkpoint_seconds is not None and waited > config.checkpoint_seconds
-        norms, stop = optimizer.norms(), signals.caught is not None
+        stop = signals.caught is not None
         reading = self.ranks.read(total, norms, stop=stop, save=save)
         self._update(reading)
         return reading
 
     def _update(self, reading: Reading) -> None:
-        """Judge the step; take it or leave it, and write it down."""
+        """Judge the step; take it or leave it."""
         config, step = self.config, self.done
         rate = cosine(
             step, steps=config.steps, lr=config.lr, warmup=config.warmup, floor=config.lr_floor
@@ -235,11 +256,24 @@ class Run:
             self.skipped += 1
             told["skipped"] = reason
             self.progress.say(f"step {step + 1} is skipped, the weights stay as they are: {reason}")
-        speed = config.batch * config.length / (time.perf_counter() - self.began)
-        self._log(step + 1, **told, tokens_a_second=speed)
+        now = time.perf_counter()
+        told["tokens_a_second"] = config.batch * config.length / (now - self.began)
+        self._untold = partial(self._write, step + 1, told, now)
         if reason is not None:
+            self._tell()
             self.guard.check(step + 1, reason)
         self.done += 1
+
+    def _tell(self) -> None:
+        """Write down the last step, if it is not yet: the device may be busy with the next."""
+        untold, self._untold = self._untold, None
+        if untold is not None:
+            untold()
+
+    def _write(self, step: int, told: dict[str, Any], now: float) -> None:
+        self.losses = [*self.losses[-9:], told["loss"]]
+        self._log(step, **told)
+        self.progress.step(step, told["loss"], now)
 
     def _draw(self, micro: int) -> dict[str, int]:
         """Dropout's seed, where there is dropout, of the run's, the step and the part."""

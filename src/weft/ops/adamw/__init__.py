@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from operator import attrgetter
 from typing import Any
@@ -101,8 +102,8 @@ def begin(
     """
     lists = (params, grads, exp_avgs, exp_avg_sqs, () if masters is None else masters)
     chosen, key = _chosen(lists, NEAREST, 0, impl)
-    start = None if key is None else _BEGINS.get(chosen)
-    finish = start(lists, key, clips) if start else None
+    start = _BEGINS.get(chosen)
+    finish = start(lists, key, clips) if start and key else partial(_finish, chosen, lists)
 
     def step(
         *,
@@ -116,23 +117,24 @@ def begin(
         bound = NO_CLIP if max_norm is None else max_norm
         check_numbers(lr, *betas, eps, weight_decay, step, bound)
         numbers = Numbers(lr, *betas, eps, weight_decay, step, bound)
-        if finish is None:
-            _run(lists, numbers, chosen or None)
-            return
-        _check_step(step, params[0])
-        with torch.no_grad():
-            finish(numbers)
+        if chosen:
+            _check_step(step, params[0])
+            with torch.no_grad():
+                finish(numbers)
 
     return step
 
 
 def _run(lists: tuple[Tensors, ...], numbers: Numbers, impl: str | None) -> None:
     chosen, _ = _chosen(lists, numbers.rounding, numbers.seed, impl)
-    if not chosen:
-        return
-    _check_step(numbers.step, lists[0][0])
-    with torch.no_grad():
-        _RUNS[chosen](*lists, numbers)
+    if chosen:
+        _check_step(numbers.step, lists[0][0])
+        with torch.no_grad():
+            _finish(chosen, lists, numbers)
+
+
+def _finish(chosen: str, lists: tuple[Tensors, ...], numbers: Numbers) -> None:
+    _RUNS[chosen](*lists, numbers)
 
 
 def _chosen(

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, reduce
 from itertools import chain
 from operator import attrgetter, or_
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
