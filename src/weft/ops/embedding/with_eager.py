@@ -12,9 +12,18 @@ from weft.backends.inductor import compiled
 from weft.core import Implementation
 
 
+def gather(table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """The rows of ``table`` that ids name, by the library, but for rows of no columns: its backward
+    of those takes their stride for a width and reads a gradient that has no memory, which breaks a
+    GPU's context for all that comes after."""
+    if table.shape[1]:
+        return F.embedding(ids, table)
+    return table.sum(0).expand(*ids.shape, 0)
+
+
 def forward(weight: torch.Tensor, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     inside = (ids >= 0) & (ids < weight.shape[0])
-    rows = F.embedding(ids.clamp(0, max(weight.shape[0] - 1, 0)), weight.float())
+    rows = gather(weight.float(), ids.clamp(0, max(weight.shape[0] - 1, 0)))
     y = torch.where(inside[..., None], rows, math.nan)
     if positions.shape[0]:
         y = y + positions[: ids.shape[1]].float()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
-from weft.core import YES, Case, Implementation, Support, no
+from weft.core import Implementation
+from weft.ops.embedding.with_eager import gather
 
 
 def forward(weight: torch.Tensor, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    y = F.embedding(ids, weight)
+    y = gather(weight, ids)
     return y + positions[: ids.shape[1]] if positions.shape[0] else y
 
 
@@ -17,6 +17,8 @@ def backward(
     grad: torch.Tensor, ids: torch.Tensor, vocabulary: int, places: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What autograd does with the forward, and an empty gradient where there are no positions."""
+    if not grad.shape[2]:  # see gather
+        return grad.new_empty((vocabulary, 0)), grad.new_empty((places, 0))
     dweight = torch.ops.aten.embedding_dense_backward(grad, ids, vocabulary, -1, False)
     if not places:
         return dweight, grad.new_empty((0, grad.shape[2]))
@@ -28,18 +30,11 @@ def backward(
     return dweight, dpositions
 
 
-def supports(case: Case, device: str) -> Support:
-    if device == "cuda" and case.inputs[0].shape[-1] == 0:
-        return no("the library's backward over rows of no columns breaks the device's context")
-    return YES
-
-
 IMPLEMENTATION = Implementation(
     operator="embedding",
     name="torch",
     backend="torch",
     forward=forward,
     backward=backward,
-    supports=supports,
     idea="F.embedding, then add",
 )
