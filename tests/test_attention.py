@@ -129,40 +129,41 @@ def _split(qkv: torch.Tensor, heads: int, few: int, **more: Any) -> torch.Tensor
     return ops.attention(q, k, v, **more).transpose(1, 2).flatten(2)
 
 
-PACKED: list[tuple[str, int, int, dict[str, Any]]] = [
-    ("triton", 4, 4, {"causal": True}),
-    ("triton", 4, 2, {"dropout_p": 0.3, "seed": 7}),
-    ("triton", 1, 1, {"scale": 0.5, "key_lengths": torch.tensor([5, 0], dtype=torch.int32)}),
-    ("torch", 4, 2, {"causal": True}),
+PACKED: list[tuple[str, int, int, bool, dict[str, Any]]] = [
+    ("triton", 2, 2, False, {"causal": True}),
+    ("triton", 2, 1, True, {"dropout_p": 0.3, "seed": 7}),
+    ("triton", 1, 1, True, {"scale": 0.5, "key_lengths": torch.tensor([3], dtype=torch.int32)}),
+    ("torch", 4, 2, False, {"causal": True}),
 ]
 
 
-@pytest.mark.parametrize(("impl", "heads", "few", "more"), PACKED)
-@pytest.mark.parametrize("strided", [False, True])
+@pytest.mark.parametrize(("impl", "heads", "few", "strided", "more"), PACKED)
 def test_packed_it_is_what_it_is_of_parts(
-    impl: str, heads: int, few: int, more: dict[str, Any], strided: bool
+    impl: str, heads: int, few: int, strided: bool, more: dict[str, Any]
 ) -> None:
     """The same bits forward and backward, also where the product is used twice."""
     torch.manual_seed(0)
     more = {k: v.to(DEVICE) if isinstance(v, torch.Tensor) else v for k, v in more.items()}
-    x = torch.randn(2, (heads + 2 * few) * 16, 19, device=DEVICE).transpose(1, 2)
+    x = torch.randn(1, (heads + 2 * few) * 16, 5, device=DEVICE).transpose(1, 2)
     x = x.detach().requires_grad_() if strided else x.contiguous().requires_grad_()
-    grad = torch.randn(2, 19, heads * 16, device=DEVICE)
+    grad = torch.randn(1, 5, heads * 16, device=DEVICE)
     plain = _split(x, heads, few, impl=impl, **more)
     ours = attention_packed(x, heads, kv_heads=few, impl=impl, **more)
     assert torch.equal(ours, plain)
     (wanted,) = torch.autograd.grad(plain, x, grad)
     (found,) = torch.autograd.grad(ours, x, grad, retain_graph=True)
-    assert torch.equal(found, wanted) and found.is_contiguous() is (not strided or impl == "triton")
+    assert torch.equal(found, wanted) and found.is_contiguous()
+    before = found.clone()
     twice = ours * 2 + ours + x.sum(-1, keepdim=True)
-    once, again = (torch.autograd.grad(twice, x, grad, retain_graph=True)[0] for _ in range(2))
-    torch.testing.assert_close(once, 3 * wanted + grad.sum(-1, keepdim=True))
-    assert torch.equal(once, again) and torch.equal(found, wanted)
+    (summed,) = torch.autograd.grad(twice, x, grad)
+    torch.testing.assert_close(summed, 3 * wanted + grad.sum(-1, keepdim=True))
+    assert torch.equal(found, before)  # nobody adds into what was given away
 
 
+@pytest.mark.slow
 def test_packed_it_is_registered_rightly() -> None:
-    qkv = torch.randn(2, 5, 4 * 16, device=DEVICE, requires_grad=True)
-    lengths = torch.zeros(2, dtype=torch.int32, device=DEVICE)
+    qkv = torch.randn(1, 5, 4 * 16, device=DEVICE, requires_grad=True)
+    lengths = torch.zeros(1, dtype=torch.int32, device=DEVICE)
     rest: tuple[Any, ...] = (True, None, 0.0, 0, False, "triton")
     packet = torch.ops.weft.attention_packed.default
     found = torch.library.opcheck(packet, (qkv, lengths, 2, 1, *rest))
@@ -176,7 +177,7 @@ def test_packed_it_is_registered_rightly() -> None:
 def test_packed_it_is_traced_and_a_way_with_no_place_for_gradients_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    qkv = torch.randn(2, 5, 6 * 16, device=DEVICE, requires_grad=True)
+    qkv = torch.randn(1, 5, 6 * 16, device=DEVICE, requires_grad=True)
     traced = torch.compile(attention_packed, fullgraph=True, backend="aot_eager")
     outs = [f(qkv, 2, causal=True, impl="triton") for f in (attention_packed, traced)]
     one, two = (torch.autograd.grad(o.square().sum(), qkv)[0] for o in outs)
@@ -184,7 +185,7 @@ def test_packed_it_is_traced_and_a_way_with_no_place_for_gradients_does(
     monkeypatch.setattr(packed, "_writes_in_place", lambda impl: False)
     out = attention_packed(qkv, 2, causal=True, impl="triton")
     assert torch.equal(torch.autograd.grad(out.square().sum(), qkv)[0], one)
-    assert attention_packed(qkv[:, :0], 2, impl="triton").shape == (2, 0, 32)
+    assert attention_packed(qkv[:, :0], 2, impl="triton").shape == (1, 0, 32)
     for heads, said in ((4, "a multiple"), (0, "1 or more"), (2.0, "1 or more")):
         with pytest.raises(WeftError, match=said):
             attention_packed(qkv[..., :90], heads)  # type: ignore[arg-type]

@@ -11,17 +11,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from nn_rule import Answers, assert_within
 from weft import WeftError
-from weft.core import registry
 from weft.gpt2 import weights
 from weft.gpt2.config import ALIASES, ON_A_GPU, PRESETS, SWITCHES, ModelConfig, preset
 from weft.gpt2.model import GPT
 from weft.nn import AdamW
-from weft.ops.attention import packed
-from weft.ops.attention.layout import like, rowwise
 
 NEEDS = "needs transformers: pip install 'weft[transformers]'"
 BATCH, LENGTH, WORDS = 6, 32, 131
@@ -274,65 +270,6 @@ def test_a_block_keeps_what_the_model_s_head_says() -> None:
     # Beside it two float32 for each row of both norms, and one for each query of each head.
     small = (4 + 4) * BATCH * LENGTH * 4
     assert kept(3) - kept(2) == 16 * unit + small
-
-
-class RecordedOps(TorchDispatchMode):
-    """The names of what is called below autograd."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.add(func.overloadpacket.__name__)
-        return func(*args, **(kwargs or {}))
-
-
-def test_neither_splitting_nor_joining_the_heads_moves_anything(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Kernels of ours take the product as it is, their answer is joined by a view, and the gradient
-    that they write is the very one that the product's backward gets."""
-    model = GPT(replace(CONFIG, ops={"attention": "triton"}))
-    triton = registry.implementation("attention", "triton")
-    answers, written, given = [], [], []
-
-    def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, **__: Any) -> Any:
-        assert len({x.untyped_storage().data_ptr() for x in (q, k, v)}) == 1
-        assert all(rowwise(x) is x for x in (q, k, v))
-        answers.append(like(q).zero_())
-        return answers[-1], q.new_zeros(q.shape[:3])
-
-    def backward(*_: Any, into: tuple[torch.Tensor, ...], **__: Any) -> Any:
-        written.append([x.fill_(i).data_ptr() for i, x in enumerate(into)])
-        return into
-
-    standing = replace(triton, forward=forward, backward=backward)
-    known = registry.implementation
-    monkeypatch.setattr(
-        registry, "implementation", lambda of, n: standing if of == "attention" else known(of, n)
-    )
-    packed._writes_in_place.cache_clear()
-    block: Any = model.h[0]
-    product = block.c_attn.product
-
-    def watched(*arguments: Any) -> torch.Tensor:
-        found: torch.Tensor = product(*arguments)
-        found.register_hook(given.append)
-        return found
-
-    monkeypatch.setattr(block.c_attn, "product", watched)
-    ways = {**CONFIG.ways()[False], "linear": "torch", "attention": "triton"}
-    joined = block.attend(torch.randn(BATCH, LENGTH, 64), ways, None, None)
-    packed._writes_in_place.cache_clear()
-    assert joined.shape == (BATCH, LENGTH, 64)
-    assert joined.data_ptr() == answers[0].data_ptr()
-    with RecordedOps() as seen:
-        joined.sum().backward()
-    at = given[0].data_ptr()
-    assert written == [[at, at + 64 * 4, at + 128 * 4]]
-    assert not {"cat", "copy_", "clone", "split_with_sizes"} & seen.names, seen.names
-    assert torch.equal(given[0], torch.arange(3.0).repeat_interleave(64).expand_as(given[0]))
 
 
 def test_dropout_is_a_function_of_its_seed() -> None:

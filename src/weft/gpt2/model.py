@@ -31,7 +31,7 @@ from weft.gpt2.draws import Draws
 from weft.ops.attention import attention_packed
 
 Ways = dict[str, str | None]  # the implementation of each operator; None leaves it to dispatch
-Where = dict[str, Any]  # device and dtype, or what else goes along by name
+Where = dict[str, Any]  # device and dtype
 Maybe = torch.Tensor | None
 EPS = 1e-5
 STD = 0.02
@@ -93,9 +93,9 @@ class Block(torch.nn.Module):
         # their strides, answers as the queries lie, and writes their gradients as that product's:
         # neither splitting nor joining moves anything.
         qkv_BTE, way = self.c_attn.product(norm_BTC, ways["linear"]), ways["attention"]
-        given = Where(impl=None if draws and way == "torch" else way)
+        given: dict[str, Any] = {"impl": None if draws and way == "torch" else way}
         if draws is not None:
-            given |= Where(dropout_p=draws.p, seed=draws.at(3 * self.layer + 1))
+            given |= {"dropout_p": draws.p, "seed": draws.at(3 * self.layer + 1)}
         if cache is None and given["impl"] != "torch":
             return attention_packed(qkv_BTE, self.heads, causal=True, **given)
         parts = qkv_BTE.split(norm_BTC.shape[-1], dim=-1)
