@@ -93,6 +93,8 @@ def begin(
     """:func:`adamw` in two parts: here what needs no number, so that the host does it while the
     gradients are still being computed; the answer takes the numbers, and launches.
 
+    The lists are :func:`adamw`'s: tensors of any shapes, float32, float16 or bfloat16.
+
     Its keywords are ``lr``, ``betas``, ``eps``, ``weight_decay``, ``step`` and ``max_norm``, as
     :func:`adamw`'s. ``clips`` says whether ``max_norm`` may be given. No tensor may be moved or
     resized in between; their values may change.
