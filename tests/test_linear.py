@@ -39,7 +39,7 @@ def _configs() -> Iterator[Config]:
     """The forms of the descriptor kernel, with tiles small enough for an interpreter."""
     small = Config(bm=32, bn=64, bk=32, warps=4, stages=2)
     for parts, flatten in ((1, True), (2, False), (4, True)):
-        yield replace(small, parts=parts, flatten=flatten)
+        yield replace(small, parts=parts, flatten=flatten, aside=parts == 2)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here for Triton's interpreter")

@@ -2,7 +2,7 @@
 //
 // A thread holds N elements side by side, 16 bytes where the rows allow it (WIDE), else one, and
 // walks down rows with UNROLL of them in flight; a block covers THREADS * N columns of its rows.
-// WAY: 0 adds a bias, 1 makes GELU (tanh form) of what is there, 2 adds a residual.
+// WAY: 1 makes GELU (tanh form) of what is there, 2 adds a residual; 0 has no epilogue of ours.
 // Bytes of the epilogue: p read (M N, and the residual, M N), y written (M N).
 #include "numeric.cuh"
 
@@ -61,15 +61,15 @@ __device__ __forceinline__ void put(T* to, const Pack& v) {
 
 }  // namespace
 
-// p, y: (M, N columns) contiguous, and one memory where the caller wants it so; by: the bias, (N,),
-// or the residual, (M, N), or nothing. A block: UNROLL rows of THREADS * N columns.
+#if WAY != 0
+// p, y: (M, N columns) contiguous, and one memory where the caller wants it so; by: the residual,
+// (M, N), or nothing. A block: UNROLL rows of THREADS * N columns.
 extern "C" __global__ void __launch_bounds__(THREADS)
 linear_epilogue(const T* p, const T* by, T* y, index_t m, index_t n, index_t across) {
   const index_t column = ((index_t)blockIdx.x % across * THREADS + threadIdx.x) * N;
   const index_t first = (index_t)blockIdx.x / across * UNROLL;
   if (column >= n) return;
   Pack in[UNROLL], more[UNROLL];
-  if constexpr (WAY == 0) more[0] = *reinterpret_cast<const Pack*>(by + column);
 #pragma unroll
   for (int i = 0; i < UNROLL; ++i)
     if (first + i < m) {
@@ -84,13 +84,13 @@ linear_epilogue(const T* p, const T* by, T* y, index_t m, index_t n, index_t acr
 #pragma unroll
     for (int j = 0; j < N; ++j) {
       const float v = to_float(in[i].at[j]);
-      if constexpr (WAY == 0) out.at[j] = from_float<T>(v + to_float(more[0].at[j]));
       if constexpr (WAY == 1) out.at[j] = from_float<T>(gelu(v));
       if constexpr (WAY == 2) out.at[j] = from_float<T>(v + to_float(more[i].at[j]));
     }
     put(y + (first + i) * n + column, out);
   }
 }
+#endif
 
 // grad, pre, out: (M, N columns) contiguous; partial: (chunks, N columns). A block sums LANES * N
 // columns over its chunk of `each` rows, a warp every GROUPS-th of them, always in the same order.

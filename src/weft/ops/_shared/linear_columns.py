@@ -6,34 +6,43 @@ Partial sums of a chunk of rows each, then a second small kernel: no atomics, th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
 from weft.backends.triton_jit import INTERPRETED, TritonSpecimen, triton
 from weft.ops._shared.linear_kernels import PLAIN, UNIT, column_pass, column_total
 
-PROGRAMS = 132 * 8  # what a pass aims at: enough bytes in flight on every multiprocessor
 TOTAL = {"ROWS": 128, "COLUMNS": 16, "num_warps": 4}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """``rows x columns`` elements a program at a time, by ``warps`` warps."""
+    """``rows x columns`` elements a program at a time, by ``warps`` warps.
+
+    ``resident`` programs a multiprocessor are aimed at, all of which find room at once: the pass
+    has no second wave. ``stages`` above 1 fetches as many tiles ahead, through shared memory.
+    """
 
     rows: int
     columns: int
     warps: int
+    resident: int
+    stages: int = 1
 
 
-# 32 elements a thread: 64 bytes of each half-type tensor in flight, 128 of a float32 one.
-PASS = Columns(rows=16, columns=256, warps=4)
+# 32 elements a thread, 64 bytes of each half-type tensor in flight: 56 registers, 96 with a slope.
+PASS = Columns(rows=16, columns=256, warps=4, resident=8)
+SLOPE_PASS = Columns(rows=16, columns=256, warps=4, resident=5)
 CANDIDATES = (
     PASS,
-    Columns(rows=8, columns=256, warps=4),
-    Columns(rows=8, columns=512, warps=4),
-    Columns(rows=16, columns=128, warps=4),
-    Columns(rows=16, columns=256, warps=8),
-    Columns(rows=32, columns=256, warps=8),
+    SLOPE_PASS,
+    Columns(rows=16, columns=256, warps=4, resident=4),
+    Columns(rows=8, columns=256, warps=4, resident=8),
+    Columns(rows=16, columns=256, warps=8, resident=4),
+    Columns(rows=32, columns=256, warps=8, resident=2),
+    Columns(rows=16, columns=256, warps=4, resident=4, stages=3),
+    Columns(rows=32, columns=256, warps=8, resident=2, stages=3),
 )
 
 
@@ -43,25 +52,36 @@ def math_for(dtype: torch.dtype) -> int:
     return int(PLAIN.value if plain else UNIT.value)
 
 
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """How many the device has; 1 on a CPU, where programs are interpreted: few, each of several
+    tiles."""
+    if device.type == "cpu":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
 def column_sums(
     grad: torch.Tensor,
     pre: torch.Tensor | None = None,
     *,
     copy: bool = False,
-    config: Columns = PASS,
+    config: Columns | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The sums of grad's columns, (N,), and what the pass wrote, (M, N).
 
     That is grad times GELU's slope at ``pre``, and its sums, where ``pre`` is given; a copy of grad
-    where ``copy`` is set; else None. grad and pre: (M, N), of one dtype.
+    where ``copy`` is set; else None. grad and pre: (M, N), of one dtype. ``config`` None is the one
+    shipped.
     """
+    config = config or (PASS if pre is None else SLOPE_PASS)
     grad = grad.contiguous()
     m, n = grad.shape
     written = torch.empty_like(grad) if pre is not None or copy else None
     if m == 0 or n == 0:
         return grad.new_zeros(n), written
     across = triton.cdiv(n, config.columns)
-    chunks = triton.cdiv(PROGRAMS, across)
+    chunks = max(1, config.resident * multiprocessors(grad.device) // across)
     each = triton.cdiv(triton.cdiv(m, chunks), config.rows) * config.rows
     chunks = triton.cdiv(m, each)
     partial = torch.empty(chunks, n, dtype=torch.float32, device=grad.device)
@@ -75,6 +95,7 @@ def column_sums(
         each,
         ROWS=config.rows,
         COLUMNS=config.columns,
+        STAGES=config.stages,
         SLOPE=pre is not None,
         COPY=copy,
         MATH=math_for(grad.dtype),
@@ -88,6 +109,7 @@ def column_sums(
 def specimens(way: str) -> tuple[TritonSpecimen, ...]:
     """The pass as ``sum``, ``copy`` or ``slope`` for bfloat16, and the total."""
     written = None if way == "sum" else "*bf16"
+    config = SLOPE_PASS if way == "slope" else PASS
     signature = {
         "grad_ptr": "*bf16",
         "pre_ptr": "*bf16" if way == "slope" else None,
@@ -96,8 +118,9 @@ def specimens(way: str) -> tuple[TritonSpecimen, ...]:
         "m": "i32:16",
         "n": "i32:16",
         "rows_each": "i32:16",
-        "ROWS": PASS.rows,
-        "COLUMNS": PASS.columns,
+        "ROWS": config.rows,
+        "COLUMNS": config.columns,
+        "STAGES": config.stages,
         "SLOPE": way == "slope",
         "COPY": way == "copy",
         "MATH": math_for(torch.bfloat16),
@@ -107,7 +130,7 @@ def specimens(way: str) -> tuple[TritonSpecimen, ...]:
             label=f"columns-{way}-bf16",
             kernel=column_pass,
             signature=signature,
-            num_warps=PASS.warps,
+            num_warps=config.warps,
         ),
         TritonSpecimen(
             label="columns-total-bf16",

@@ -9,7 +9,7 @@ import torch
 
 from weft.backends.nvrtc import CudaSource
 
-BIAS, GELU, RESIDUAL = range(3)
+GELU, RESIDUAL = 1, 2
 SUM, SLOPE, COPY = range(3)
 TYPES = {
     torch.float32: "float",
@@ -24,9 +24,10 @@ BLOCKS = 132 * 8  # what a pass aims at: enough bytes in flight on every multipr
 def source(dtype: torch.dtype, way: int, wide: bool) -> CudaSource:
     """linear.cu for one element type, one of its ways, and rows of 16-byte vectors or not."""
     named = str(dtype).removeprefix("torch.")
+    passes = ("linear_columns", "linear_sum_partials")
     return CudaSource(
         file=Path(__file__).with_name("linear.cu"),
-        kernels=("linear_epilogue", "linear_columns", "linear_sum_partials"),
+        kernels=passes if way == SUM else ("linear_epilogue", *passes),
         defines=(("WEFT_T", TYPES[dtype]), ("WAY", str(way)), ("WIDE", str(int(wide)))),
         label=f"{named}-{way}" + ("" if wide else "_any"),
     )
@@ -39,9 +40,9 @@ def _wide(n: int, *tensors: torch.Tensor) -> bool:
 
 
 def epilogue(way: int, p: torch.Tensor, by: torch.Tensor | None, y: torch.Tensor) -> torch.Tensor:
-    """y of p, both (M, N) contiguous and possibly one: plus a bias, by GELU, or plus a residual.
+    """y of p, both (M, N) contiguous and possibly one: by GELU, or plus a residual.
 
-    ``by`` is the bias (N,) or the residual (M, N), contiguous; None for GELU.
+    ``by`` is the residual (M, N), contiguous; None for GELU.
     """
     m, n = p.shape
     if m == 0 or n == 0:

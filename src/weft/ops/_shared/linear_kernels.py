@@ -88,11 +88,34 @@ def gelu(v, MATH: tl.constexpr):
 @triton.jit
 def gelu_slope(v, MATH: tl.constexpr):
     """The derivative of GELU at float32 v: s + v s (1 - s) 2u', with s = sigmoid(2u)."""
-    s = share(v, 1, MATH)
-    # 1 - s loses its digits where s nears 1; there it is sigmoid(-2u), which has them all.
-    rest = tl.where(s < 0.5, 1.0 - s, share(v, -1, MATH))
     # v^2 is held finite so that 0 * inf makes no NaN of a slope that is plainly 0 or 1.
     inner = 2 * ROOT * (1.0 + 3 * CUBIC * tl.minimum(v * v, 1e30))
+    # 1 - s loses its digits where s nears 1; there it is sigmoid(-2u), which has them all.
+    if MATH == UNIT:
+        # That is e s, with e = exp(-2u): no second turn of the special-function unit, which for
+        # this pass is nearly as busy as memory is.
+        exponent = v * (EXPONENT + EXPONENT * CUBIC * (v * v))
+        s, rest = tl.inline_asm_elementwise(
+            """{
+            .reg .f32 e, t;
+            .reg .pred p;
+            setp.gt.f32 p, $2, 0f42FC0000;
+            ex2.approx.ftz.f32 e, $2;
+            add.f32 t, e, 0f3F800000;
+            rcp.approx.ftz.f32 t, t;
+            mul.f32 e, e, t;
+            selp.f32 $0, 0f00000000, t, p;
+            selp.f32 $1, 0f3F800000, e, p;
+            }""",
+            "=&f,=&f,f",
+            [exponent],
+            dtype=(tl.float32, tl.float32),
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        s = share(v, 1, MATH)
+        rest = tl.where(s < 0.5, 1.0 - s, share(v, -1, MATH))
     return s + v * s * rest * inner
 
 
@@ -133,18 +156,29 @@ def finish(
     v,
     residual_desc,
     y_desc,
-    pre_desc,
+    pre,
     row,
     column,
+    m,
+    n,
     EPILOGUE: tl.constexpr,
     MATH: tl.constexpr,
+    ASIDE: tl.constexpr,
 ):
     # v: float32, with its bias, columns of a tile from (row, column) on. What lies beyond an edge
-    # is read as 0 and not written.
+    # is read as 0 and not written. ASIDE: pre goes by pointers, so that it and y need not wait for
+    # the one staging tile that stores by descriptor share; else pre is a descriptor too.
     if EPILOGUE == RESIDUAL:
         v += residual_desc.load([row, column]).to(tl.float32)
     if EPILOGUE == GELU_KEEP:
-        pre_desc.store([row, column], v.to(pre_desc.dtype))
+        if ASIDE:
+            rows = row + tl.arange(0, v.shape[0])
+            columns = column + tl.arange(0, v.shape[1])
+            to = pre + rows.to(tl.int64)[:, None] * n + columns[None, :]
+            inside = (rows[:, None] < m) & (columns[None, :] < n)
+            tl.store(to, v.to(pre.dtype.element_ty), mask=inside)
+        else:
+            pre.store([row, column], v.to(pre.dtype))
     if EPILOGUE == GELU or EPILOGUE == GELU_KEEP:  # noqa: SIM109 - constants of Triton
         v = gelu(v, MATH)
     y_desc.store([row, column], v.to(y_desc.dtype))
@@ -157,7 +191,7 @@ def linear_descriptors(
     bias_ptr,
     residual_desc,
     y_desc,
-    pre_desc,
+    pre,
     m,
     n,
     k,
@@ -168,6 +202,7 @@ def linear_descriptors(
     PARTS: tl.constexpr,
     FLATTEN: tl.constexpr,
     BRING: tl.constexpr,
+    ASIDE: tl.constexpr,
     EPILOGUE: tl.constexpr,
     MATH: tl.constexpr,
 ):
@@ -200,20 +235,20 @@ def linear_descriptors(
         bias = tl.load(bias_ptr + columns, mask=columns < n, other=0.0).to(tl.float32)
         v = acc + bias[None, :]
         if PARTS == 1:
-            finish(v, residual_desc, y_desc, pre_desc, down, at, EPILOGUE, MATH)
+            finish(v, residual_desc, y_desc, pre, down, at, m, n, EPILOGUE, MATH, ASIDE)
         else:
             W: tl.constexpr = BN // PARTS
             left, right = in_two(v, BM, BN)
             if PARTS == 2:
-                finish(left, residual_desc, y_desc, pre_desc, down, at, EPILOGUE, MATH)
-                finish(right, residual_desc, y_desc, pre_desc, down, at + W, EPILOGUE, MATH)
+                finish(left, residual_desc, y_desc, pre, down, at, m, n, EPILOGUE, MATH, ASIDE)
+                finish(right, residual_desc, y_desc, pre, down, at + W, m, n, EPILOGUE, MATH, ASIDE)
             else:
                 a, b = in_two(left, BM, BN // 2)
                 c, d = in_two(right, BM, BN // 2)
-                finish(a, residual_desc, y_desc, pre_desc, down, at, EPILOGUE, MATH)
-                finish(b, residual_desc, y_desc, pre_desc, down, at + W, EPILOGUE, MATH)
-                finish(c, residual_desc, y_desc, pre_desc, down, at + 2 * W, EPILOGUE, MATH)
-                finish(d, residual_desc, y_desc, pre_desc, down, at + 3 * W, EPILOGUE, MATH)
+                finish(a, residual_desc, y_desc, pre, down, at, m, n, EPILOGUE, MATH, ASIDE)
+                finish(b, residual_desc, y_desc, pre, down, at + W, m, n, EPILOGUE, MATH, ASIDE)
+                finish(c, residual_desc, y_desc, pre, down, at + 2 * W, m, n, EPILOGUE, MATH, ASIDE)
+                finish(d, residual_desc, y_desc, pre, down, at + 3 * W, m, n, EPILOGUE, MATH, ASIDE)
 
 
 @triton.jit
@@ -285,6 +320,7 @@ def column_pass(
     rows_each,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    STAGES: tl.constexpr,
     SLOPE: tl.constexpr,
     COPY: tl.constexpr,
     MATH: tl.constexpr,
@@ -298,7 +334,7 @@ def column_pass(
     first = chunk * rows_each
     last = tl.minimum(first + rows_each, m)
     total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
-    for start in range(first, last, ROWS):
+    for start in tl.range(first, last, ROWS, num_stages=STAGES):
         rows = start + tl.arange(0, ROWS)
         at = rows.to(tl.int64)[:, None] * n + columns[None, :]
         inside = (rows[:, None] < last) & (columns[None, :] < n)

@@ -9,7 +9,7 @@ import torch
 
 from weft.backends.triton_jit import INTERPRETED, TritonSpecimen, triton
 from weft.ops._shared import linear_kernels as kernels
-from weft.ops._shared.linear_columns import math_for
+from weft.ops._shared.linear_columns import math_for, multiprocessors
 from weft.ops._shared.linear_configs import (
     DIRECT,
     GELU_KEEP,
@@ -65,13 +65,6 @@ def _copies_tiles(device: torch.device) -> bool:
     return major * 10 + minor >= DESCRIPTOR_ARCH and held["max_shared_mem"] >= 227 * 1024
 
 
-@cache
-def _multiprocessors(device: torch.device) -> int:
-    if device.type == "cpu":
-        return 1  # interpreted: few programs, so that each takes several tiles
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
 def product(
     epilogue: int,
     x: torch.Tensor,
@@ -101,9 +94,14 @@ def product(
 
 
 def _math(config: Config, dtype: torch.dtype) -> int:
-    """The arithmetic of GELU: the configuration's where the special-function unit serves."""
+    """The arithmetic of GELU: the configuration's where the special-function unit serves.
+
+    The unit's tanh errs by 2^-11, under half of bfloat16's last place; float16's is as small.
+    """
     usual = math_for(dtype)
-    return MATHS[config.math] if usual == kernels.UNIT.value else usual
+    if usual != kernels.UNIT.value or (config.math == "tanh" and dtype == torch.float16):
+        return usual
+    return MATHS[config.math]
 
 
 def _by_descriptors(
@@ -119,7 +117,7 @@ def _by_descriptors(
 ) -> None:
     (m, k), n = x.shape, weight.shape[0]
     tiles = triton.cdiv(m, config.bm) * triton.cdiv(n, config.bn)
-    programs = min(tiles, config.resident * _multiprocessors(x.device))
+    programs = min(tiles, config.resident * multiprocessors(x.device))
     part = config.bn // config.parts
     kernels.linear_descriptors[(programs,)](
         _descriptor(x, m, config.bm, config.bk),
@@ -127,7 +125,7 @@ def _by_descriptors(
         bias,
         None if residual is None else _descriptor(residual, m, config.bm, part),
         _descriptor(y, m, config.bm, part),
-        None if pre is None else _descriptor(pre, m, config.bm, part),
+        pre if pre is None or config.aside else _descriptor(pre, m, config.bm, part),
         m,
         n,
         k,
@@ -138,6 +136,7 @@ def _by_descriptors(
         PARTS=config.parts,
         FLATTEN=config.flatten,
         BRING=config.bring and math != kernels.PLAIN.value,
+        ASIDE=config.aside,
         EPILOGUE=epilogue,
         MATH=math,
         num_warps=config.warps,
@@ -214,10 +213,11 @@ def _specimen(config: Config, epilogue: int, dtype: str) -> TritonSpecimen:
             "weight_desc": blocks(bn, bk),
             "residual_desc": part if residual else None,
             "y_desc": part,
-            "pre_desc": part if kept else None,
+            "pre": (f"*{dtype}" if config.aside else part) if kept else None,
             "PARTS": config.parts,
             "FLATTEN": config.flatten,
             "BRING": config.bring,
+            "ASIDE": config.aside,
         }
         kernel = kernels.linear_descriptors
     else:
