@@ -322,9 +322,10 @@ def test_it_is_traced_whole(peer: Any, ops: str) -> None:
 
 @pytest.mark.slow
 def test_what_a_gpu_is_given_is_the_same_model() -> None:
-    """The kernels that ``weft`` names on a GPU, interpreted: loss and gradients of torch's own."""
+    """The operators that ``weft`` names on a GPU, by Triton's kernels, which are interpreted: loss
+    and gradients of torch's own."""
     config = ModelConfig(vocab_size=97, block_size=9, layers=1, heads=2, width=16)
-    named = {**ON_A_GPU, "embedding": "triton", "layer_norm": "triton", "linear_gelu": "triton"}
+    named = dict.fromkeys([*ON_A_GPU, "embedding", "layer_norm", "linear_gelu"], "triton")
     plain, kernels = GPT(config), GPT(replace(config, ops=named))
     tokens = batch()[0][:2, :9] % 97
     want, got = (m(tokens, tokens.roll(-1, 1)) for m in (plain, kernels))

@@ -29,7 +29,7 @@ ON_A_GPU = {
     # dispatch knows no measured size of it; layer norm's own kernels take half of torch's time;
     "add_layer_norm": "triton",
     # torch's own keeps all logits: 6.6 GB of them at 64 x 1024 tokens, in bfloat16 alone.
-    "linear_cross_entropy": "triton",
+    "linear_cross_entropy": "cuda",
 }
 PADDED = 128  # rows of the token table: whole tiles of a product, as llm.c and nanoGPT pad it
 
