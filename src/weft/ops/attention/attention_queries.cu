@@ -74,19 +74,14 @@ attention_queries(const T* q, const T* k, const T* v, const T* grad, const T* ou
   const index_t line = (index_t)batch * heads + head;
   const int first = start + warp_row();  // the warp's first query
 
-  auto fetch = [&](int t) {
-    const unsigned to = ring + t % 2 * (2 * WALKED);
-    const T* k_at = rows_at(k, k_batch, k_head, k_row, few, t * STEP);
-    const T* v_at = rows_at(v, v_batch, v_head, v_row, few, t * STEP);
-    ask<STEP>(to, k_at, (int)k_row, keys - t * STEP);
-    ask<STEP>(to + WALKED, v_at, (int)v_row, keys - t * STEP);
-  };
+  const Keys walked = {k,      v,      k_batch, k_head, k_row, v_batch,
+                       v_head, v_row,  few,     keys,   tiles, ring};
   if (tiles > 0) {
     const T* q_at = rows_at(q, q_batch, q_head, q_row, head, start);
     ask<BLOCK>(shared, q_at, (int)q_row, (int)tq - start);
     const T* grad_at = rows_at(grad, grad_batch, grad_head, grad_row, head, start);
     ask<BLOCK>(shared + OWN, grad_at, (int)grad_row, (int)tq - start);
-    fetch(0);
+    walked.fetch(0);
   }
   copies_commit();
   two_numbers(numbers, rows + line * 2 * whole, whole, out + batch * out_batch + head * out_head,
@@ -103,7 +98,7 @@ attention_queries(const T* q, const T* k, const T* v, const T* grad, const T* ou
     }
 
   auto attend = [&](int t, bool masked) {
-    const unsigned from = ring + t % 2 * (2 * WALKED), own = shared + warp_row() * ROW;
+    const unsigned from = walked.at(t), own = shared + warp_row() * ROW;
     Sums<STEP> s = {}, dp = {};
     rows_by_rows<STEP>(s, own, from);
     rows_by_rows<STEP>(dp, own + OWN, from + WALKED);
@@ -133,15 +128,7 @@ attention_queries(const T* q, const T* k, const T* v, const T* grad, const T* ou
     packed_by_rows<STEP, COLUMNS>(acc, ds, from);
   };
 
-  for (int t = 0; t < tiles; ++t) {
-    copies_wait<0>();
-    __syncthreads();  // tile t is there, and nobody reads the tile before it any more
-    if (t + 1 < tiles) fetch(t + 1);
-    copies_commit();
-    // Of a tile past its last query a warp sees nothing, and one before its first needs no mask.
-    if ((t + 1) * STEP <= (causal ? min(keys, first + 1) : keys)) attend(t, false);
-    else if (!causal || t * STEP < first + ROWS) attend(t, true);
-  }
+  walked.walk(causal, first, attend);
 
 #pragma unroll
   for (int y = 0; y < MT; ++y)

@@ -161,6 +161,37 @@ __device__ __forceinline__ void ask(unsigned to, const T* from, int stride, int 
   }
 }
 
+// Keys and values of one head, of which `tiles` tiles of STEP rows are read one after another, two
+// at a time in shared memory from `ring` on: one read, one on its way.
+struct Keys {
+  const T *k, *v;
+  index_t k_batch, k_head, k_row, v_batch, v_head, v_row;
+  int head, keys, tiles;  // which head, how many keys any query sees
+  unsigned ring;
+
+  __device__ __forceinline__ unsigned at(int t) const { return ring + t % 2 * (2 * WALKED); }
+  __device__ __forceinline__ void fetch(int t) const {
+    const T* k_at = rows_at(k, k_batch, k_head, k_row, head, t * STEP);
+    const T* v_at = rows_at(v, v_batch, v_head, v_row, head, t * STEP);
+    ask<STEP>(at(t), k_at, (int)k_row, keys - t * STEP);
+    ask<STEP>(at(t) + WALKED, v_at, (int)v_row, keys - t * STEP);
+  }
+  // attend(t, masked) for each tile, the first of which has been asked for, that the warp's queries
+  // from `first` on see: of a tile past its last query a warp sees nothing, and one before its
+  // first needs no mask.
+  template <typename Attend>
+  __device__ __forceinline__ void walk(index_t causal, int first, Attend attend) const {
+    for (int t = 0; t < tiles; ++t) {
+      copies_wait<0>();
+      __syncthreads();  // tile t is there, and nobody reads the tile before it any more
+      if (t + 1 < tiles) fetch(t + 1);
+      copies_commit();
+      if ((t + 1) * STEP <= (causal ? min(keys, first + 1) : keys)) attend(t, false);
+      else if (!causal || t * STEP < first + ROWS) attend(t, true);
+    }
+  }
+};
+
 // Write the warp's rows, N columns from column 8 `chunk` on, of a block that begins at row `start`:
 // through the warp's own rows of a tile that nobody else reads, 16 bytes a lane. Rows from `count`
 // on are not written.

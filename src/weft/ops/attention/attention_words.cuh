@@ -4,6 +4,7 @@
 // are of shared memory, in bytes. Source of the fragments' layouts: NVIDIA's PTX ISA, mma.m16n8k16.
 #ifndef WEFT_ATTENTION_WORDS
 #define WEFT_ATTENTION_WORDS
+#include "matrices.cuh"
 #include "numeric.cuh"
 
 template <typename U> constexpr bool is_bfloat16 = false;
@@ -37,20 +38,6 @@ __device__ __forceinline__ void copies_commit() {
 // Wait until at most PENDING of this thread's committed groups are still on their way.
 template <int PENDING> __device__ __forceinline__ void copies_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
-
-// Four 8 x 8 matrices of half types; lane i gives the row i % 8 of matrix i / 8. TURN transposes.
-template <bool TURN> __device__ __forceinline__ void matrices(unsigned (&r)[4], unsigned at) {
-  if constexpr (TURN)
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(at)
-                 : "memory");
-  else
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(at)
-                 : "memory");
 }
 
 // c (16 x 8) += a (16 x 16) b (16 x 8).

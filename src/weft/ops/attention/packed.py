@@ -149,7 +149,8 @@ def attention_packed(
     write the three gradients where that of ``qkv`` has them, so that nothing is joined after.
 
     Args:
-        qkv: (B, T, (H + 2 Hkv) D): in each row the heads of q, those of k, those of v.
+        qkv: (B, T, (H + 2 Hkv) D), float32, float16 or bfloat16, CPU or CUDA, any strides: in each
+            row the heads of q, those of k, those of v.
         heads: H. kv_heads: Hkv, of which H is a multiple; None is H.
         causal, scale, dropout_p, seed, key_lengths, impl: as for ``attention``.
 

@@ -8,6 +8,7 @@
 // fastest dimension) meet in a bank. float32 goes in as it is: the unit itself leaves off the lower
 // 13 bits, and rounding them first takes four instructions a factor. Source of the fragments'
 // layouts: NVIDIA's PTX ISA, mma.m16n8k16 and .m16n8k8.
+#include "matrices.cuh"
 #include "tiles.cuh"
 
 #ifndef WARPS_M
@@ -118,19 +119,6 @@ template <int MODE, int SPAN> struct Tile {
     }
   }
 };
-
-template <bool TURN> __device__ __forceinline__ void matrices(unsigned (&r)[4], unsigned at) {
-  if constexpr (TURN)
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(at)
-                 : "memory");
-  else
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(at)
-                 : "memory");
-}
 
 __device__ __forceinline__ unsigned word(unsigned at) {
   unsigned v;
