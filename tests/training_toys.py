@@ -34,13 +34,13 @@ def train(out: Path, *, resume: bool = False, **given: Any) -> launch.Trained:
     if not text.exists():
         text.write_text(TEXT)
     SAID.clear()
-    device = given.pop("device", "cpu")
+    device, profile = given.pop("device", "cpu"), given.pop("profile", None)
     sizes = {} if resume else {**SIZES, "data": text}
     if "start" in given:
         sizes = {n: v for n, v in sizes.items() if n not in ("layers", "heads", "width")}
     return launch.train(
         "tiny", {**sizes, **given}, out=out, resume=resume, device=device, say=SAID.append,
-        quiet=True,
+        quiet=True, profile=profile,
     )  # fmt: skip
 
 

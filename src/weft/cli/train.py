@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from weft.gpt2.launch import Trained
 
 EPILOG = "Every option, and what happens when something goes wrong: docs/train.md"
-ASIDE = ("preset", "out", "resume", "device", "as_json", "settings")
+ASIDE = ("preset", "out", "resume", "device", "as_json", "settings", "profile")
 
 
 def _option(text: str, *names: str, **more: Any) -> Any:
@@ -63,6 +63,9 @@ def train(
     keep: Annotated[Count, _option("Checkpoints that are kept, the newest; 2.")] = None,
     strategy: Annotated[str | None, _option("Several GPUs by ddp or fsdp; ddp.")] = None,
     settings: Settings = None,
+    profile: Annotated[
+        Count, _option("Steps whose time is told by operator, with its share and floor.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
 ) -> None:
     """Train a GPT-2; with nothing named a tiny one, on Python's own library, in two minutes.
@@ -76,7 +79,13 @@ def train(
     from weft.gpt2 import launch
 
     found = launch.train(
-        preset, {**given, **_settings(settings)}, out=out, resume=resume, device=device, say=_say
+        preset,
+        {**given, **_settings(settings)},
+        out=out,
+        resume=resume,
+        device=device,
+        say=_say,
+        profile=profile,
     )
     if found.first:
         _print(found, as_json)
@@ -105,6 +114,7 @@ def _say(line: str) -> None:
 
 
 def _print(found: Trained, as_json: bool) -> None:
+    from weft.gpt2 import shares
     from weft.gpt2.curves import missing
     from weft.gpt2.figures import record
     from weft.gpt2.progress import clock
@@ -114,6 +124,12 @@ def _print(found: Trained, as_json: bool) -> None:
         print(json.dumps(record(found)))
     else:
         print(found.sample)
+    if found.profile is not None:
+        told = "\n".join(shares.lines(found.profile))
+        if as_json:
+            _say(told)
+        else:
+            print(told)
     loss = "-" if done.loss is None else f"{done.loss:.4f}"
     held = "" if done.validation is None else f", validation {done.validation:.4f}"
     speed = f", {done.tokens_a_second:,.0f} tokens/s" if done.tokens_a_second else ""

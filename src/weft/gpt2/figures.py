@@ -41,6 +41,7 @@ def record(found: Trained) -> dict[str, Any]:
         "validations": [list(point) for point in validated],
         "out": str(found.folder),
         "sample": found.sample,
+        **({} if found.profile is None else {"profile": found.profile}),
     }
 
 

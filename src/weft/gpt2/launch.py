@@ -13,7 +13,17 @@ import torch
 from weft import machine
 from weft.core import WeftError
 from weft.core.operator import unknown_name
-from weft.gpt2 import checkpoint, config, curves, distributed, folder, settings, weights
+from weft.gpt2 import (
+    checkpoint,
+    config,
+    curves,
+    distributed,
+    folder,
+    profiling,
+    settings,
+    shares,
+    weights,
+)
 from weft.gpt2.config import ModelConfig
 from weft.gpt2.folder import Folder, Plan
 from weft.gpt2.group import Group, joined
@@ -33,14 +43,16 @@ SOURCES = ("data", "tokeniser", "bpe_files", "start")
 @dataclass(frozen=True, kw_only=True)
 class Trained:
     """What a run left: its outcome, a sample of its text ("" where a signal ended it, or where the
-    tokeniser has not its files here), its folder, picture and checkpoint; and whether this process
-    is the one to say so."""
+    tokeniser has not its files here), its folder, picture and checkpoint; where its time went, as
+    ``shares.to_json`` has it, if that was asked for; and whether this process is the one to say so.
+    """
 
     outcome: Outcome
     sample: str
     folder: Path
     picture: Path | None
     checkpoint: Path
+    profile: dict[str, Any] | None
     first: bool
 
 
@@ -53,6 +65,7 @@ def train(
     device: str | None = None,
     say: Say = print,
     quiet: bool = False,
+    profile: int | None = None,
     group: Group | None = None,
 ) -> Trained:
     """Train by a preset and what is given beside it, or go on with the run that is in ``out``.
@@ -67,6 +80,7 @@ def train(
         device: cuda or cpu; a GPU if there is one.
         say: takes lines for the user.
         quiet: report nothing of the steps.
+        profile: how many steps are put under the profiler, once the run goes at its pace.
         group: the processes that take part, where they have joined already (``group.joined``);
             else they join for this run.
 
@@ -86,21 +100,30 @@ def train(
         planned = _plan({**words, **_known(given)})
         if not ours.first:
             say, quiet = _nothing, True
-        return _run(ours, planned, out, resume, say, quiet)
+        return _run(ours, planned, out, resume, say, quiet, profile)
 
 
 def _nothing(line: str) -> None:
     """What processes after the first say."""
 
 
-def _run(group: Group, planned: Planned, out: Path, resume: bool, say: Say, quiet: bool) -> Trained:
+def _run(
+    group: Group,
+    planned: Planned,
+    out: Path,
+    resume: bool,
+    say: Say,
+    quiet: bool,
+    profile: int | None,
+) -> Trained:
     plan, tokens, reader = planned
     plan.train.micro(group.world)  # refused before anything is written
+    profiling.check(profile, plan.train.steps)
     ranks = distributed.ranks(group, plan.train.strategy)
     place = Folder(out, plan, resume=resume, say=say, writes=ranks.first)
     if resume and not checkpoint.steps(place.checkpoints):
         say(f"{out} has no checkpoint yet: the run begins anew")
-    run = Run(plan, tokens, reader, place, ranks, quiet, _first(plan, place, say))
+    run = Run(plan, tokens, reader, place, ranks, quiet, _first(plan, place, say), profile)
     if run.done >= plan.train.steps:
         say(f"all {plan.train.steps} steps are done already")
     outcome = run.go()
@@ -112,6 +135,7 @@ def _run(group: Group, planned: Planned, out: Path, resume: bool, say: Say, quie
         folder=out,
         picture=curves.picture(out, title) if ranks.first and drawn else None,
         checkpoint=checkpoint.steps(place.checkpoints)[0],
+        profile=shares.of(run, say) if ranks.first else None,
         first=ranks.first,
     )
 

@@ -36,6 +36,7 @@ from weft.gpt2.guards import Guard, Signals, memory
 from weft.gpt2.metrics import Metrics, missing
 from weft.gpt2.model import GPT
 from weft.gpt2.optimizer import Optimizer
+from weft.gpt2.profiling import Profiler, check
 from weft.gpt2.progress import Progress, peak
 from weft.gpt2.ranks import Ranks, Reading
 from weft.gpt2.samples import sample
@@ -82,6 +83,7 @@ class Run:
         ranks: the processes that take part.
         quiet: nothing is reported but what is wrong.
         start: the first weights by name, unless there is a checkpoint; else they are drawn.
+        profiled: how many steps are put under the profiler, or None.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class Run:
         ranks: Ranks,
         quiet: bool = False,
         start: Mapping[str, torch.Tensor] | None = None,
+        profiled: int | None = None,
     ) -> None:
         self.plan, self.config, self.folder, self.ranks = plan, plan.train, folder, ranks
         self.tokeniser, config = tokeniser, plan.train
@@ -127,6 +130,8 @@ class Run:
             self._go_on(found)
         self.saved = self.done if found else -1
         self.saved_at = time.monotonic()
+        check(profiled, config.steps - self.done)
+        self.profiler = Profiler(steps=profiled, device=ranks.device)
 
     def _go_on(self, found: checkpoint.Checkpoint) -> None:
         self.folder.agree(found.state["plan"])
@@ -177,6 +182,7 @@ class Run:
             raise
         finally:
             try:
+                self.profiler.close()
                 self._tell()
             finally:
                 self.progress.close()
@@ -192,15 +198,12 @@ class Run:
     def _turn(self, batches: Prefetch, signals: Signals) -> bool:
         """One step and what is due after it; whether the run was asked to end."""
         config = self.config
-        reading = self._step(batches, signals)
+        with self.profiler.turn(self.seconds, self._clear(self.profiler.steps or 0)):
+            reading = self._step(batches, signals)
         last = self.done == config.steps
-
-        def due(every: int | None) -> bool:
-            return every is not None and self.done % every == 0
-
-        validates = config.validate_every is not None and (last or due(config.validate_every))
-        samples = due(config.sample_every) and not last
-        saves = due(config.checkpoint_every) or last or reading.save or reading.stop
+        validates = config.validate_every is not None and (last or self._due(config.validate_every))
+        samples = self._due(config.sample_every) and not last
+        saves = self._due(config.checkpoint_every) or last or reading.save or reading.stop
         if validates or samples or saves:
             self._tell()
         since = self.progress.pause()
@@ -213,6 +216,15 @@ class Run:
             self._save()
         self.began = self.progress.resume(since)
         return reading.stop
+
+    def _due(self, every: int | None, ahead: int = 0) -> bool:
+        return every is not None and (self.done + ahead) % every == 0
+
+    def _clear(self, steps: int) -> bool:
+        """Whether so many steps come one after another, with nothing due between them."""
+        config = self.config
+        each = (config.validate_every, config.sample_every, config.checkpoint_every)
+        return not any(self._due(every, ahead) for every in each for ahead in range(1, steps))
 
     def _step(self, batches: Prefetch, signals: Signals) -> Reading:
         config, optimizer, step = self.config, self.optimizer, self.done
