@@ -160,6 +160,26 @@ def test_packed_it_is_what_it_is_of_parts(
     assert torch.equal(found, before)  # nobody adds into what was given away
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("impl", ["triton", "cuda"])
+@pytest.mark.parametrize("d", [64, 128])
+def test_packed_on_a_gpu_the_bits_are_the_same(impl: str, d: int) -> None:
+    torch.manual_seed(0)
+    qkv = torch.randn(2, 300, 8 * d, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    grad = torch.randn(2, 300, 4 * d, device="cuda", dtype=torch.bfloat16)
+    outs = [f(qkv, 4, 2, impl) for f in (_plain, _packed)]
+    one, two = (torch.autograd.grad(out, qkv, grad)[0] for out in outs)
+    assert torch.equal(outs[0], outs[1]) and torch.equal(one, two)
+
+
+def _plain(qkv: torch.Tensor, heads: int, few: int, impl: str) -> torch.Tensor:
+    return _split(qkv, heads, few, causal=True, impl=impl)
+
+
+def _packed(qkv: torch.Tensor, heads: int, few: int, impl: str) -> torch.Tensor:
+    return attention_packed(qkv, heads, kv_heads=few, causal=True, impl=impl)
+
+
 @pytest.mark.slow
 def test_packed_it_is_registered_rightly() -> None:
     qkv = torch.randn(1, 5, 4 * 16, device=DEVICE, requires_grad=True)
