@@ -26,6 +26,8 @@ using std::min;
 typedef long long index_t;
 struct Index { unsigned x; };
 struct float4 { float x, y, z, w; };
+struct uint4 { unsigned x, y, z, w; };
+static uint4 __ldcs(const uint4* from) { return *from; }
 struct Fiber;
 struct Meeting { int expected = 0, arrived = 0; std::vector<Fiber*> waiting; };
 struct Cluster;
@@ -35,14 +37,20 @@ struct Block {
   std::vector<unsigned char> fixed, dynamic;
   std::vector<float> slots;
   Meeting all;
-  Meeting named[17], warps[32];
+  Meeting named[16], warps[32];
+  bool begun = false;
 };
-struct Cluster { std::vector<Block*> blocks; Meeting all; };
+struct Cluster {
+  std::vector<Block*> blocks;
+  std::vector<Fiber*> waiting;
+  int threads = 0, arrived = 0;
+  unsigned phase = 0;
+};
 struct Fiber {
   ucontext_t context;
   std::vector<char> stack = std::vector<char>(32 << 10);
   Block* block;
-  unsigned thread, parity = 0;
+  unsigned thread, parity = 0, awaited = 0;
   bool done = false;
 };
 struct Copying { void* to; const void* from; int bytes; unsigned long long* arrived; };
@@ -77,11 +85,26 @@ static void meet(Meeting& m) {
 static void __syncthreads() { meet(self->block->all); }
 static void __syncwarp() { meet(self->block->warps[self->thread / 32]); }
 static void named_barrier(int id, int count) {
+  if (id < 1 || id > 15) fail("a barrier of a number that a block does not have");
   self->block->named[id].expected = count;
   meet(self->block->named[id]);
 }
-static void cluster_barrier() { meet(self->block->cluster->all); }
+static void cluster_arrive() {
+  Cluster& c = *self->block->cluster;
+  self->awaited = c.phase;
+  if (++c.arrived < c.threads) return;
+  c.arrived = 0, ++c.phase;
+  ready.insert(ready.end(), c.waiting.begin(), c.waiting.end());
+  c.waiting.clear();
+}
+static void cluster_wait() {
+  Cluster& c = *self->block->cluster;
+  (c.phase == self->awaited ? c.waiting : ready).push_back(self);
+  leave();
+}
+static void cluster_barrier() { cluster_arrive(), cluster_wait(); }
 static void write_to(int rank, float* own, float value) {
+  if (!self->block->cluster->blocks[rank]->begun) fail("a write to a block that may not run yet");
   const auto at = (unsigned char*)own - self->block->fixed.data();
   *(float*)(self->block->cluster->blocks[rank]->fixed.data() + at) = value;
 }
@@ -134,11 +157,11 @@ static void wait(unsigned long long* arrived, unsigned phase) {
     leave();
   }
 }
-static void enter() { body(); self->done = true; leave(); }
+static void enter() { self->block->begun = true; body(); self->done = true; leave(); }
 static void run_cluster(Cluster& whole, unsigned first, int blocks, int threads) {
   std::vector<Block> made(blocks);
   std::vector<Fiber> fibers(blocks * threads);
-  whole.all.expected = blocks * threads;
+  whole.threads = blocks * threads;
   for (int k = 0; k < blocks * threads; ++k) {
     Block& b = made[k / threads];
     if (k % threads == 0) {

@@ -1,4 +1,4 @@
-"""The norms' teams that stay, executed on a CPU: what a compiler alone does not prove of them.
+"""The norms' blocks and teams, executed on a CPU: what a compiler alone does not prove of them.
 
 Barriers, rings and clusters, in an order of threads drawn anew each time, in float32 and against
 float64; row counts that no team divides, rows that no access fills, rows far from zero.
@@ -7,6 +7,7 @@ float64; row counts that no team divides, rows that no access fills, rows far fr
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,12 +18,14 @@ import torch
 from norm_emulator import COMPILER, Emulated, build
 from weft.backends.nvrtc import CudaSource
 from weft.ops._shared import norm_cuda
-from weft.ops._shared.norm_configs import Stay
+from weft.ops._shared.norm_configs import Block, Kind, Stay, candidates_backward
 from weft.ops._shared.norm_spec import layer_norm64, rms_norm64
 
 EPS = 1e-5
 PAIR = Stay(threads=64, team=64, vectors=1, stages=2, cluster=2)  # two blocks a row
 TEAMS = Stay(threads=192, team=64, vectors=2, stages=3, held=False)  # three teams of two warps
+ALONE = Stay(threads=96, team=32, vectors=4, stages=2)  # three teams of a warp
+TWO = Block(threads=64, vectors=1, cluster=2, rows=2)  # two blocks for two rows
 
 
 @pytest.fixture
@@ -37,6 +40,8 @@ def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
         asked.cache_clear()
 
     def kernel(source: CudaSource, name: str) -> Any:
+        if name == "norm_backward":  # about what 16-bit rows are summed about
+            source = replace(source, defines=(*source.defines, ("EXACT", "0")))
         return _add_up if name == "norm_sum" else Emulated(build(source, name, tmp_path))
 
     monkeypatch.setattr(CudaSource, "__getitem__", kernel)
@@ -68,12 +73,33 @@ def _close(got: torch.Tensor, want: torch.Tensor, units: float) -> None:
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="g++ is not installed")
 
 
+@needs_compiler
+@pytest.mark.usefixtures("emulated")
+def test_float32_rows_whose_first_element_lies_far_off_keep_their_digits() -> None:
+    torch.manual_seed(5)
+    x, weight, bias = torch.randn(15, 67), torch.randn(67), torch.randn(67)
+    x[:, 0] = 4.0
+    y, _ = norm_cuda.forward(x, None, weight, bias, EPS)
+    want = layer_norm64(x.double(), weight.double(), bias.double(), EPS)
+    _close(y, want, 14)  # as torch; about the first element it was 40
+
+
+def test_a_block_has_fifteen_barriers_for_its_teams() -> None:
+    """With sixteen teams of two warps the last one's barrier was the block's own."""
+    with pytest.raises(ValueError, match="16 teams"):
+        Stay(threads=1024, team=64, vectors=2, stages=3)
+    Stay(threads=1024, team=32, vectors=2, stages=3)  # warps alone need none
+    for columns in (768, 1024, 4096, 16384, 65536):
+        kind = Kind(x=torch.bfloat16, w=torch.bfloat16, access=8, centred=False, add=False)
+        assert len(candidates_backward(columns, kind, 228 << 10)) > 1
+
+
 @pytest.mark.slow
 @needs_compiler
 @pytest.mark.usefixtures("emulated")
 def test_layer_norm_by_clusters_answers_what_float64_does() -> None:
     x, weight, bias, grad = _rows(7, 388)
-    y, _ = norm_cuda.forward(x, None, weight, bias, EPS, config=PAIR)
+    y, _ = norm_cuda.forward(x, None, weight, bias, EPS, config=TWO)
     wide = [v.double().requires_grad_() for v in (x, weight, bias)]
     want = layer_norm64(wide[0], wide[1], wide[2], EPS)
     _close(y, want.detach(), 40)
@@ -86,12 +112,13 @@ def test_layer_norm_by_clusters_answers_what_float64_does() -> None:
 @pytest.mark.slow
 @needs_compiler
 @pytest.mark.usefixtures("emulated")
-def test_the_backward_of_a_sum_by_teams_of_a_block_answers_what_float64_does() -> None:
+@pytest.mark.parametrize("config", [TEAMS, ALONE])
+def test_the_backward_of_a_sum_by_teams_of_a_block_answers_what_float64_does(config: Stay) -> None:
     x, weight, _bias, grad = _rows(23, 420)
     more = torch.randn_like(x)
     wide = [v.double().requires_grad_() for v in (x, weight)]
     want = torch.autograd.grad(rms_norm64(wide[0], wide[1], EPS), wide, grad.double())
-    dx, dr, dw, _ = norm_cuda.backward(grad, more, x, weight, EPS, False, config=TEAMS)
+    dx, dr, dw, _ = norm_cuda.backward(grad, more, x, weight, EPS, False, config=config)
     _close(dx, want[0] + more, 40)
     assert torch.equal(dx, dr)
     _close(dw, want[1], 40)

@@ -1,11 +1,22 @@
-// What the forward does with a row in registers: its warps' sums, and its answers.
+// What the forward does with rows in registers: their warps' sums, and their answers.
 #pragma once
 #include "norm_merge.cuh"
 
-// Where more registers a thread mean fewer rows under way.
-#ifndef FORGET
-#define FORGET 0
+#ifndef ROWS
+#define ROWS 1
 #endif
+#ifndef STREAM
+#define STREAM 0
+#endif
+
+// x and r are read once: with STREAM they give way first in L1, where the weights stay.
+__device__ __forceinline__ Pack loaded(const Pack* from) {
+  if (!STREAM || sizeof(Pack) != 16) return *from;
+  const uint4 words = __ldcs(reinterpret_cast<const uint4*>(from));
+  Pack p;
+  memcpy(&p, &words, sizeof(Pack));
+  return p;
+}
 
 // A warp's part of the sums of a row about `ref`; `first` is this thread's first access.
 __device__ __forceinline__ Parts sums_of(const Pack (&x)[VECTORS], float ref, int first,
@@ -39,27 +50,33 @@ struct Scales {
   }
 };
 
-// Writes the row. `scales` are loaded, or (LATE) are now from w and b.
+// Writes the rows, `y` their first, of which there are `left`. `scales` are loaded, or (LATE) are
+// now from w and b. More registers a thread mean fewer rows under way: floats are made again.
 template <bool LATE>
-__device__ __forceinline__ void write_row(Pack (&x)[VECTORS], float ref, const Whole& whole,
-                                          Scales& scales, const WEFT_W* w, const WEFT_W* b,
-                                          WEFT_T* y, int first, int count) {
-  const float less = -whole.shift * whole.scale;
+__device__ __forceinline__ void write_rows(Pack (&x)[ROWS][VECTORS], const float (&ref)[ROWS],
+                                           const Whole (&whole)[ROWS], Scales& scales,
+                                           const WEFT_W* w, const WEFT_W* b, WEFT_T* y,
+                                           index_t columns, index_t left, int count) {
 #pragma unroll
   for (int i = 0; i < VECTORS; ++i) {
-    const int at = first + i * TEAM;
+    const int at = threadIdx.x + i * THREADS;
     if (!FULL && at >= count) continue;
     if (LATE) scales.load_one(w, b, i, at);
-    if (FORGET) forget(x[i]);
-    Pack out;
 #pragma unroll
-    for (int j = 0; j < N; ++j) {
-      const float left = to_float(x[i].at[j]) - ref;
-      const float hat = CENTRED ? fmaf(left, whole.scale, less) : left * whole.scale;
-      const float scaled = hat * to_float(scales.scale[i].at[j]);
-      out.at[j] = from_float<WEFT_T>(
-          CENTRED ? scaled + to_float(scales.shift[CENTRED ? i : 0].at[j]) : scaled);
+    for (int k = 0; k < ROWS; ++k) {
+      if (k && k >= left) break;
+      forget(x[k][i]);
+      const float scale = whole[k].scale, less = -whole[k].shift * scale;
+      Pack out;
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        const float off = to_float(x[k][i].at[j]) - ref[k];
+        const float hat = CENTRED ? fmaf(off, scale, less) : off * scale;
+        const float scaled = hat * to_float(scales.scale[i].at[j]);
+        out.at[j] = from_float<WEFT_T>(
+            CENTRED ? scaled + to_float(scales.shift[CENTRED ? i : 0].at[j]) : scaled);
+      }
+      reinterpret_cast<Pack*>(y + k * columns)[at] = out;
     }
-    reinterpret_cast<Pack*>(y)[at] = out;
   }
 }

@@ -1,10 +1,12 @@
 // Norms backward by teams that stay: dx = rstd (g w - mean(g w) - xhat mean(g w xhat)), each row
 // read once, and the sums of g xhat and of g for the weights' gradients.
 //
-// A team is some warps of a block, a block, or a cluster of blocks, and keeps its columns' sums in
-// registers over all the rows it takes, which come through a ring (norm_ring.cuh). One walk over a
-// row in registers takes all statistics, about a reference (norm_merge.cuh), so that a row costs
-// one barrier; a second writes. At the end a block's teams add theirs up: a part a block.
+// A team is some warps of a block, a block, or a cluster of blocks, and keeps its columns' sums
+// in registers over all the rows it takes, which come through a ring (norm_ring.cuh). One walk
+// over a row in registers takes all statistics, about a reference (norm_merge.cuh), so that a
+// row costs one barrier; a second writes, for which a team of one warp reads the ring again: its
+// rows need no registers in between, so that sums, weights and four warps a scheduler fit. At
+// the end a block's teams add theirs up: a part a block.
 // g, x and (ADD) more: (rows, columns), strides apart; dx, dr: contiguous; part: (2 or 1, blocks or
 // clusters, columns) float32. All are multiples of 16 bytes. Bytes: 2n read + n written (ADD: 3n +
 // 2n). Shared memory: where w is not HELD in registers its slice; the rings; the teams' sums after.
@@ -21,6 +23,7 @@
 extern __shared__ __align__(128) unsigned char memory[];
 
 constexpr int TENSORS = 2 + ADD, EACH = VECTORS * N;
+constexpr bool AGAIN = TEAM == 32;  // more warps would need a second barrier for it
 using Row = Pack[VECTORS];
 
 __device__ __forceinline__ Parts sums_of(const Row& x, const Row& g, const Weights (&held)[VECTORS],
@@ -45,18 +48,18 @@ __device__ __forceinline__ Parts sums_of(const Row& x, const Row& g, const Weigh
   return sums;
 }
 
-// Adds up what the block's teams have summed, in their order, and writes the block's part.
-__device__ __forceinline__ void write_part(const float* sums, float* part, int columns) {
+// Adds up what the block's teams have summed, in their order, and writes the block's parts: four
+// columns a thread at a time; those of g stand `apart` from those of g xhat.
+__device__ __forceinline__ void write_parts(const float (&sums)[1 + CENTRED][EACH], float* part,
+                                            index_t apart, int columns) {
   if (TEAMS == 1) {
 #pragma unroll
-    for (int i = 0; i < VECTORS; ++i) {
-      const int at = ((int)threadIdx.x + i * TEAM) * N;
+    for (int k = 0; k < (1 + CENTRED) * EACH; k += 4) {
+      const float* four = &sums[k / EACH][k % EACH];
+      const int e = k % EACH, at = ((int)threadIdx.x + e / N * TEAM) * N + e % N;
       if (at >= columns) continue;
-#pragma unroll
-      for (int j = 0; j < N; j += 4)
-        *reinterpret_cast<float4*>(part + at + j) =
-            make_float4(sums[i * N + j], sums[i * N + j + 1], sums[i * N + j + 2],
-                        sums[i * N + j + 3]);
+      *reinterpret_cast<float4*>(part + k / EACH * apart + at) =
+          make_float4(four[0], four[1], four[2], four[3]);
     }
     return;
   }
@@ -64,14 +67,20 @@ __device__ __forceinline__ void write_part(const float* sums, float* part, int c
   float* const all = reinterpret_cast<float*>(memory);
   __syncthreads();
 #pragma unroll
-  for (int e = 0; e < EACH; ++e) all[e * THREADS + threadIdx.x] = sums[e];
+  for (int e = 0; e < (1 + CENTRED) * EACH; ++e)
+    all[e * THREADS + threadIdx.x] = sums[e / EACH][e % EACH];
   __syncthreads();
-  for (int k = threadIdx.x; k < EACH * TEAM; k += THREADS) {
-    const int e = k / TEAM, first = k % TEAM, column = (first + e / N * TEAM) * N + e % N;
-    float sum = all[e * THREADS + first];
+  for (int k = threadIdx.x; k < (1 + CENTRED) * EACH / 4 * TEAM; k += THREADS) {
+    const int first = k % TEAM, from = k / TEAM * 4, e = from % EACH;
+    const int column = (first + e / N * TEAM) * N + e % N;
+    float four[4] = {};
 #pragma unroll
-    for (int t = 1; t < TEAMS; ++t) sum += all[e * THREADS + t * TEAM + first];
-    if (column < columns) part[column] = sum;
+    for (int t = 0; t < TEAMS; ++t)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) four[j] += all[(from + j) * THREADS + t * TEAM + first];
+    if (column < columns)
+      *reinterpret_cast<float4*>(part + from / EACH * apart + column) =
+          make_float4(four[0], four[1], four[2], four[3]);
   }
 }
 
@@ -94,19 +103,19 @@ norm_backward(const WEFT_T* __restrict__ g, const WEFT_T* __restrict__ more,
     ring.from[1 + ADD] = more + from;
     ring.stride[1 + ADD] = more_stride;
   }
-  ring.start();
   Weights held[VECTORS];
+  if (!HELD) ring.start();
 #pragma unroll
   for (int i = 0; i < VECTORS; ++i) {
     const int at = first + i * TEAM;
-    if (at >= slice.count) continue;
+    if (!FULL && at >= slice.count) continue;
     const Weights one = reinterpret_cast<const Weights*>(w + from)[at];
     if (HELD) held[i] = one; else if (team == 0) kept[at] = one;
   }
-  __syncthreads();
+  if (HELD) ring.start(); else __syncthreads();
   const Counts counts = counts_of(slice.all, slice.each);
   const float share = __frcp_rn((float)columns);
-  float dw[EACH] = {}, db[CENTRED ? EACH : 1] = {};
+  float added[1 + CENTRED][EACH] = {};
   unsigned turn = 0;
   for (int row = first_row(); row < rows; row += row_step(), turn ^= 1) {
     ring.await();
@@ -117,12 +126,13 @@ norm_backward(const WEFT_T* __restrict__ g, const WEFT_T* __restrict__ more,
       const bool there = FULL || at < slice.count;
       gs[i] = there ? ring.held(0)[at] : zeros();
       xs[i] = there ? ring.held(1)[at] : zeros();
-      if (ADD) extra[i] = there ? ring.held(1 + ADD)[at] : zeros();
+      if (ADD && !AGAIN) extra[i] = there ? ring.held(1 + ADD)[at] : zeros();
     }
-    const float ref = reference(xs[0]);
+    const float ref = reference(xs, slice.count);
     const Parts sums = sums_of(xs, gs, held, kept, ref, first, slice.count);
-    const float one = exchange(sums, ref, table[turn][team]);
-    ring.advance(row);
+    const float one = put(sums, ref, table[turn][team]);
+    all_meet();
+    if (!AGAIN) ring.advance(row);
     const Whole whole = merged(one, ref, table[turn][team], counts, share, (float)eps);
     const float less = -whole.shift * whole.scale, average = whole.average * whole.scale;
     const float dot = whole.dot * whole.scale;
@@ -131,8 +141,14 @@ norm_backward(const WEFT_T* __restrict__ g, const WEFT_T* __restrict__ more,
       const int at = first + i * TEAM;
       if (!FULL && at >= slice.count) continue;
       const Weights v = HELD ? held[i] : kept[at];
-      forget(xs[i]);
-      forget(gs[i]);
+      if (AGAIN) {
+        gs[i] = ring.held(0)[at];
+        xs[i] = ring.held(1)[at];
+        if (ADD) extra[i] = ring.held(1 + ADD)[at];
+      } else {
+        forget(xs[i]);
+        forget(gs[i]);
+      }
       Pack out;
 #pragma unroll
       for (int j = 0; j < N; ++j) {
@@ -142,18 +158,21 @@ norm_backward(const WEFT_T* __restrict__ g, const WEFT_T* __restrict__ more,
         float d = fmaf(grad * to_float(v.at[j]), whole.scale, -rest);
         if (ADD) d += to_float(extra[i].at[j]);
         out.at[j] = from_float<WEFT_T>(d);
-        dw[i * N + j] = fmaf(grad, hat, dw[i * N + j]);
-        if (CENTRED) db[CENTRED ? i * N + j : 0] += grad;
+        float& dw = added[0][i * N + j];
+        dw = fmaf(grad, hat, dw);
+        if (CENTRED) added[CENTRED][i * N + j] += grad;
       }
       const index_t to = ((index_t)row * (slice.all * N) + from) / N + at;
       reinterpret_cast<Pack*>(dx)[to] = out;
       if (ADD) reinterpret_cast<Pack*>(dr)[to] = out;
     }
+    if (AGAIN) {
+      __syncwarp();
+      ring.advance(row);
+    }
   }
-  float* const mine = part + blockIdx.x / CLUSTER * columns + from;
-  write_part(dw, mine, slice.count * N);
-  if (CENTRED)
-    write_part(db, mine + gridDim.x / CLUSTER * columns, slice.count * N);
+  write_parts(added, part + blockIdx.x / CLUSTER * columns + from, gridDim.x / CLUSTER * columns,
+              slice.count * N);
 }
 
 #endif

@@ -98,19 +98,25 @@ norm_columns(const WEFT_T* __restrict__ g, const WEFT_T* __restrict__ x,
 #endif
 
 // Block (c, which): 32 columns of part[which]: (parts, columns), added up in a fixed order. A warp
-// has every 16th row: with a part a multiprocessor its loads are few enough to be all under way.
+// has every 16th row, twelve at once: of a part a multiprocessor all loads are under way.
 extern "C" __global__ void __launch_bounds__(SUMMING)
 norm_sum(const float* __restrict__ part, WEFT_W* __restrict__ dw, WEFT_W* __restrict__ db,
          index_t parts, index_t columns) {
-  constexpr int GROUPS = SUMMING / 32;
+  constexpr int GROUPS = SUMMING / 32, BATCH = 12;
   __shared__ float sums[GROUPS][32];
   const int lane = threadIdx.x % 32, group = threadIdx.x / 32;
   const index_t column = (index_t)blockIdx.x * 32 + lane;
   float sum = 0.0f;
   if (column < columns) {
     const float* from = part + blockIdx.y * parts * columns + column;
-#pragma unroll 8
-    for (int row = group; row < parts; row += GROUPS) sum += from[row * columns];
+    for (int row = group; row < parts; row += BATCH * GROUPS) {
+      float some[BATCH];
+#pragma unroll
+      for (int k = 0; k < BATCH; ++k)
+        some[k] = row + k * GROUPS < parts ? from[(row + k * GROUPS) * columns] : 0.0f;
+#pragma unroll
+      for (int k = 0; k < BATCH; ++k) sum += some[k];
+    }
   }
   sums[group][lane] = sum;
   __syncthreads();

@@ -22,10 +22,18 @@ __device__ __forceinline__ void team_barrier() {
 
 #if CLUSTER > 1
 
-__device__ __forceinline__ void cluster_barrier() {
+// Every thread of the cluster arrives, and later waits until all have.
+__device__ __forceinline__ void cluster_arrive() {
   __syncwarp();
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  __syncwarp();
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_barrier() {
+  cluster_arrive();
+  cluster_wait();
 }
 
 // Writes `value` where block `rank` of the cluster has what this block has at `own`.

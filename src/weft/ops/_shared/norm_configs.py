@@ -12,9 +12,8 @@ from functools import cache
 import torch
 
 THREADS = 512  # a block of teams, by which 128 registers a thread fill a multiprocessor
-ROOMY = 384  # by which 168 do: the weights fit in them, too, beside two sums a column
-STAY_FROM = 8192  # columns: longer rows' weights come from L2 for every row, unless they stay
-STAY_TO = 2048  # columns: up to here a warp or two have a row, with no barrier, or one of two warps
+NAMED = 15  # barriers by which teams of several warps meet: a block has 16, and one is its own
+SHORT = ((2, 128), (3, 128), (4, 1024))  # accesses a thread, and of how many threads at most
 TYPES = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 
 
@@ -50,14 +49,42 @@ class Kind:
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """Forward: a block has a row in registers, ``vectors`` accesses a thread. ``early``: its
-    weights are asked for with it; else once its statistics are known, an access at a time.
-    ``full``: every thread has all its accesses, and no load waits for being asked whether."""
+    """Forward: a block, or a ``cluster`` of them above 1, has ``rows`` in registers, ``vectors``
+    accesses a thread of each. ``early``: its weights are asked for with them; else once their
+    statistics are known, an access at a time. ``full``: every thread has all its accesses, and no
+    load waits for being asked whether. ``stream``: rows give way to weights in L1."""
 
     threads: int
     vectors: int
+    cluster: int = 1
+    rows: int = 1
     early: bool = False
     full: bool = False
+    stream: bool = False
+
+    def __post_init__(self) -> None:
+        if self.threads % 32 or not 32 <= self.threads <= 1024:
+            raise ValueError(f"a block is of 1 to 32 warps, not of {self.threads} threads")
+        if self.cluster not in (1, 2, 4, 8) or self.rows not in (1, 2, 4):
+            raise ValueError("a cluster is of 1, 2, 4 or 8 blocks, and has 1, 2 or 4 rows")
+
+    @property
+    def macros(self) -> dict[str, object]:
+        return {
+            "THREADS": self.threads,
+            "VECTORS": self.vectors,
+            "CLUSTER": self.cluster,
+            "ROWS": self.rows,
+            "EARLY": int(self.early),
+            "FULL": int(self.full),
+            "STREAM": int(self.stream),
+        }
+
+    @property
+    def label(self) -> str:
+        """Unlike for unlike programs: what is compiled in."""
+        flags = f"{int(self.early)}{int(self.full)}{int(self.stream)}"
+        return f"{self.threads}x{self.vectors}-{self.cluster}-{self.rows}-{flags}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +93,18 @@ class Long:
 
     threads: int = 512
 
+    @property
+    def macros(self) -> dict[str, object]:
+        return {"THREADS": self.threads}
+
+    @property
+    def label(self) -> str:
+        return str(self.threads)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Stay:
-    """Forward and backward: ``team`` of a block's ``threads`` have a row, or with ``cluster`` above
+    """Backward: ``team`` of a block's ``threads`` have a row, or with ``cluster`` above
     1 so many blocks do, ``vectors`` accesses a thread; ``stages`` rows are under way for each team,
     and a multiprocessor holds ``resident`` blocks. ``held``: weights stay in registers; else in
     shared memory. ``full``: every thread has all its accesses."""
@@ -88,6 +123,8 @@ class Stay:
             raise ValueError(f"a team is some of a block's warps, not {self.team}, {self.threads}")
         if self.cluster not in (1, 2, 4, 8) or (self.cluster > 1 and self.team != self.threads):
             raise ValueError("a cluster is of 1, 2, 4 or 8 blocks, each of one team")
+        if self.team > 32 and self.cluster == 1 and self.teams > NAMED:
+            raise ValueError(f"{self.teams} teams of several warps, and {NAMED} barriers for them")
         if self.stages < 2:
             raise ValueError(f"two rows at least are under way, not {self.stages}")
 
@@ -104,6 +141,7 @@ class Stay:
             "STAGES": self.stages,
             "CLUSTER": self.cluster,
             "RESIDENT": self.resident,
+            "HELD": int(self.held),
             "FULL": int(self.full),
         }
 
@@ -115,59 +153,65 @@ class Stay:
         return f"{size}-{self.cluster}-{self.resident}-{held}"
 
 
-def shared(columns: int, kind: Kind, stay: Stay, backward: bool) -> int:
+def shared(columns: int, kind: Kind, stay: Stay) -> int:
     """Dynamic shared memory of a block, in bytes: weights, rings, and then the teams' sums."""
     each = -(-columns // kind.access // stay.cluster)
-    tensors = 1 + backward + kind.add
     weights = 0 if stay.held else -(-each * kind.access * kind.w.itemsize // 128) * 128
-    rings = stay.teams * stay.stages * tensors * each * 16
-    sums = 4 * stay.vectors * kind.access * stay.threads if backward and stay.teams > 1 else 0
+    rings = stay.teams * stay.stages * (2 + kind.add) * each * 16
+    each_team = 4 * (1 + kind.centred) * stay.vectors * kind.access * stay.team
+    sums = each_team * stay.teams if stay.teams > 1 else 0
     return max(weights + rings, sums)
 
 
-def _declared(kind: Kind, stay: Stay, backward: bool) -> int:
+def _declared(kind: Kind, stay: Stay) -> int:
     """Static shared memory: barriers, two tables of the warps' sums, and what aligns them."""
-    fields = (1 + kind.centred) * (1 + backward) + kind.centred
+    fields = (1 + kind.centred) * 2 + kind.centred
     entries = stay.cluster * stay.threads // 32
     return 8 * stay.teams * stay.stages + 8 * entries * fields + 256
 
 
-def _registers(kind: Kind, vectors: int, backward: bool, held: bool) -> int:
-    """What a thread keeps: its sums, the row's words, the weights' words."""
+def _registers(kind: Kind, team: int, vectors: int, held: bool) -> int:
+    """What a thread of the backward keeps: its sums, the row's words (one warp alone: an access's),
+    the weights' words."""
     columns = vectors * kind.access
-    sums = columns * (1 + kind.centred) if backward else 0
-    words = 4 * vectors * (1 + backward + kind.add)
-    weights = columns * kind.w.itemsize // 4 * (1 if backward else 1 + kind.centred)
-    return sums + words + (weights if held else 0)
+    words = 4 * (1 if team == 32 else vectors) * (2 + kind.add)
+    weights = columns * kind.w.itemsize // 4
+    return columns * (1 + kind.centred) + words + (weights if held else 0)
+
+
+def _team(accesses: int, threads: int, vectors: int, cluster: int) -> int:
+    """The threads of the smallest team that holds a row; 0: these are too few, or do not divide."""
+    team = -(-accesses // (32 * vectors)) * 32
+    while threads % team or (team > 32 and threads > NAMED * team):
+        team += 32
+        if team > threads:
+            return 0
+    return threads if cluster > 1 else team
 
 
 def stay(
     columns: int,
     kind: Kind,
     room: int,
-    backward: bool,
     *,
     threads: int = THREADS,
     vectors: int = 4,
     cluster: int = 1,
     resident: int = 1,
-    stages: int = 6,
+    stages: int = 3,
 ) -> Stay | None:
     """The teams that ``threads`` with at most ``vectors`` accesses each make, or None: rows are too
     long for them, for their registers, or for ``room``, a multiprocessor's shared memory in bytes.
     """
     accesses = -(-columns // kind.access // cluster)
     budget = 65536 // (threads * resident) - 32
-    while vectors > 1 and _registers(kind, vectors, backward, held=not backward) > budget:
-        vectors //= 2
-    team = 32
-    while team * vectors < accesses:
-        team *= 2
-    if cluster > 1:
-        team = threads
-    if threads % team or team * vectors < accesses:
+    for most in range(vectors, 0, -1):
+        team = _team(accesses, threads, most, cluster)
+        vectors = -(-accesses // team) if team else 0
+        if team and _registers(kind, team, vectors, held=False) <= budget:
+            break
+    else:
         return None
-    vectors = -(-accesses // team)
     found = Stay(
         threads=threads,
         team=team,
@@ -175,47 +219,82 @@ def stay(
         stages=2,
         cluster=cluster,
         resident=resident,
-        held=_registers(kind, vectors, backward, held=True) <= budget - 8 * backward,
+        held=_registers(kind, team, vectors, held=True) <= budget - 12,
         full=accesses == team * vectors and columns == accesses * kind.access * cluster,
     )
     for count in range(stages, 1, -1):
         tried = replace(found, stages=count)
-        asked = shared(columns, kind, tried, backward) + _declared(kind, tried, backward) + 1024
+        asked = shared(columns, kind, tried) + _declared(kind, tried) + 1024
         if asked * resident <= room:
             return tried
     return None
 
 
-def _smallest(columns: int, kind: Kind, room: int, backward: bool, threads: int) -> Stay | None:
-    """By the smallest cluster that holds a row."""
+def _smallest(columns: int, kind: Kind, room: int) -> Stay | None:
+    """By the smallest cluster that holds a row; of teams whose registers do not hold the weights,
+    rather twice as wide ones."""
     for cluster in (1, 2, 4, 8):
-        found = stay(columns, kind, room, backward, threads=threads, cluster=cluster)
+        found = stay(columns, kind, room, cluster=cluster)
         if found:
-            roomy = None if found.held else stay(columns, kind, room, backward, threads=ROOMY)
-            return roomy if roomy and roomy.held else found
+            wider = None if found.held else stay(columns, kind, room, vectors=2)
+            return wider if wider and wider.held else found
     return None
 
 
-def _block(columns: int, kind: Kind, vectors: int, early: bool = False) -> Block:
-    accesses = columns // kind.access
+def _block(
+    columns: int,
+    kind: Kind,
+    vectors: int,
+    *,
+    early: bool = False,
+    cluster: int = 1,
+    rows: int = 1,
+    stream: bool = False,
+) -> Block | None:
+    """The block of the fewest threads by these accesses each; None: more than 1024."""
+    accesses = -(-columns // kind.access // cluster)
     threads = -(-accesses // (32 * vectors)) * 32
-    full = early and accesses == threads * vectors
-    return Block(threads=threads, vectors=vectors, early=early, full=full)
+    if threads > 1024:
+        return None
+    full = columns == threads * vectors * kind.access * cluster
+    return Block(
+        threads=threads, vectors=vectors, cluster=cluster, rows=rows, early=early,
+        full=full and (early or cluster > 1), stream=stream,
+    )  # fmt: skip
+
+
+def _early(columns: int, kind: Kind, block: Block) -> bool:
+    """Whether weights are worth asking for with the row: where threads have all their accesses, and
+    registers for them. In between they come as soon, asked for late, by more blocks at once."""
+    words = 4 * block.vectors * (1 + kind.add)
+    words += block.vectors * kind.access * kind.w.itemsize // 4 * (1 + kind.centred)
+    full = columns == block.threads * block.vectors * kind.access
+    between = 128 <= block.threads < 512
+    return full and not between and words + 24 <= min(96, 65536 // block.threads)
+
+
+def _short(columns: int, kind: Kind) -> Block | None:
+    """A block a row of 4096 accesses at most; the fewer threads wait at its barrier, the better."""
+    ways = [(one, most) for v, most in SHORT if (one := _block(columns, kind, v))]
+    fitting = [one for one, most in ways if one.threads <= most]
+    filled = (b for b in fitting if columns == b.threads * b.vectors * kind.access)
+    return next(filled, None) or next(iter(fitting), None)
 
 
 @cache
-def configure(columns: int, kind: Kind, room: int, many: bool) -> Block | Long | Stay:
-    """The forward's. ``room``: shared memory of a multiprocessor in bytes, 0 where there is no bulk
-    copy engine. ``many``: rows enough for every team of a full device to take several."""
-    between = STAY_TO < columns <= STAY_FROM
-    if room and many and kind.wide and not between:
-        found = _smallest(columns, kind, room, False, THREADS)
-        if found:
-            return found
-    for vectors, most in ((2, 128), (4, 1024)):
-        one = _block(columns, kind, vectors)
-        if one.threads <= most:
-            return one
+def configure(columns: int, kind: Kind, room: int) -> Block | Long:
+    """The forward's. ``room``: shared memory of a multiprocessor in bytes, 0 where there are no
+    clusters. Of the configurations timed on an H200 the fastest."""
+    one = _short(columns, kind)
+    if one:
+        return _block(columns, kind, one.vectors, early=_early(columns, kind, one)) or one
+    # Two rows at once read the weights half as often, which with a mean are two rows' bytes.
+    vectors, rows = (4, 2 - kind.add) if kind.centred else (8, 1)
+    for most in (256, 1024):
+        for cluster in (4, 8) if room else ():
+            more = _block(columns, kind, vectors, cluster=cluster, rows=rows)
+            if more and more.threads <= most:
+                return more
     return Long()
 
 
@@ -226,44 +305,55 @@ def configure_backward(columns: int, kind: Kind, room: int, teams: int) -> Stay 
     some."""
     if not room or not kind.wide:
         return None
-    found = _smallest(columns, kind, room, True, THREADS)
+    found = _smallest(columns, kind, room)
     if found and found.teams > teams:
-        return stay(columns, kind, room, True, threads=found.team * teams)
+        return stay(columns, kind, room, threads=found.team * teams)
     return found
 
 
-def candidates(columns: int, kind: Kind, room: int) -> list[Block | Long | Stay]:
+def candidates(columns: int, kind: Kind, room: int) -> list[Block | Long]:
     """The forward configurations worth timing for rows of ``columns``, moved 16 bytes at a time on
     a device with clusters."""
-    found: list[Block | Long | Stay] = []
-    for vectors in (2, 4):
-        one = _block(columns, kind, vectors)
-        if one.threads <= 1024:
-            found += [one, _block(columns, kind, vectors, early=True)]
-    return [*found, *_stays(columns, kind, room, backward=False), Long()]
+    accesses = columns // kind.access
+    if accesses <= 256:  # vectors, cluster, rows, early, stream
+        ways = [(2, 1, 1, 1, 0), (2, 1, 1, 1, 1), (2, 1, 2, 1, 0), (1, 1, 1, 1, 0), (1, 1, 2, 1, 0)]
+        ways += [(3, 1, 1, 1, 0), (3, 1, 2, 1, 0), (4, 1, 1, 1, 0), (4, 1, 2, 1, 0)]
+    elif accesses <= 4096:
+        ways = [(4, 1, 1, 0, 0), (4, 1, 1, 1, 0), (4, 1, 1, 1, 1), (2, 1, 1, 1, 0), (4, 1, 2, 0, 0)]
+        ways += [(4, 2, 1, 0, 0), (4, 2, 1, 1, 0), (4, 4, 1, 0, 0), (4, 2, 2, 0, 0)]
+    else:
+        ways = [(4, 8, 2, 0, 0), (8, 4, 1, 0, 0), (4, 4, 1, 0, 0), (4, 4, 2, 0, 0), (4, 8, 1, 0, 0)]
+        ways += [
+            (4, 8, 2, 0, 1),
+            (8, 8, 2, 0, 0),
+            (4, 8, 4, 0, 0),
+            (8, 4, 1, 0, 1),
+            (4, 2, 1, 0, 0),
+        ]
+    found: list[Block | Long] = []
+    for vectors, cluster, rows, early, stream in ways:
+        one = _block(
+            columns, kind, vectors, cluster=cluster, rows=rows, early=bool(early),
+            stream=bool(stream),
+        )  # fmt: skip
+        if one and (one.full or not early) and (cluster == 1 or room) and one not in found:
+            found.append(one)
+    return found
 
 
 def candidates_backward(columns: int, kind: Kind, room: int) -> list[Stay]:
-    """The backward configurations worth timing, as :func:`candidates`."""
-    return _stays(columns, kind, room, backward=True)
-
-
-def _stays(columns: int, kind: Kind, room: int, backward: bool) -> list[Stay]:
-    """One block of 512 threads or two of 256, 384 with more registers each or 1024 with half the
-    columns, the two smallest clusters; deep rings and shallow ones."""
+    """The backward configurations worth timing, as :func:`candidates`: shallow rings above all,
+    since what is under way when the last row has been asked for is waited for."""
+    ways = [(512, 4, 3), (512, 4, 2), (512, 2, 3), (512, 2, 2), (384, 4, 3), (384, 2, 3)]
+    ways += [(640, 2, 3), (768, 1, 4), (640, 4, 2), (256, 4, 3)]
     found: list[Stay] = []
-    ways = ((512, 4, 1), (512, 2, 1), (384, 4, 1), (256, 4, 2), (1024, 2, 1))
-    for threads, vectors, resident in ways:
-        fitting = 0
+    for threads, vectors, stages in ways:
         for cluster in (1, 2, 4, 8):
-            for stages in (6, 3):
-                one = stay(
-                    columns, kind, room, backward, threads=threads, vectors=vectors,
-                    cluster=cluster, resident=resident, stages=stages,
-                )  # fmt: skip
-                if one and one not in found:
-                    found.append(one)
-            fitting += one is not None
-            if fitting == 2 or (fitting and columns <= STAY_FROM):
+            one = stay(
+                columns, kind, room, threads=threads, vectors=vectors, cluster=cluster,
+                resident=2 if threads == 256 else 1, stages=stages,
+            )  # fmt: skip
+            if one:
+                found += [one] if one not in found else []
                 break
     return found

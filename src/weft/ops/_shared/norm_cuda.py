@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -22,45 +23,32 @@ from weft.ops._shared.rows import as_rows, width
 
 HERE = Path(__file__).parent
 Pair = tuple[torch.Tensor, torch.Tensor]
-ROUND = 32 << 10  # bytes of rows that a multiprocessor's threads hold at once
 SM90 = 228 << 10  # bytes of shared memory that an sm_90's multiprocessor has for its blocks
 MOST = 1 << 30  # rows that teams count in 32 bits
 SUMMING = 512  # threads of a block of norm_sum
 
 
 @cache
-def forward_source(kind: Kind, config: Block | Long | Stay) -> CudaSource:
-    if isinstance(config, Stay):
-        return _stay_source("norm_stay", "norm_stay.cu", kind, config, {})
-    macros = {**kind.macros, "ACCESS": kind.access, "THREADS": config.threads}
-    name, layout = "norm_long", str(config.threads)
-    if isinstance(config, Block):
-        early, full = int(config.early), int(config.full)
-        macros |= {"VECTORS": config.vectors, "EARLY": early, "FULL": full}
-        name, layout = "norm_block", f"{config.threads}x{config.vectors}-{early}{full}"
+def forward_source(kind: Kind, config: Block | Long) -> CudaSource:
+    name = "norm_block" if isinstance(config, Block) else "norm_long"
+    macros = {**kind.macros, "ACCESS": kind.access, **config.macros}
     return CudaSource(
         file=HERE / "norm_forward.cu",
         kernels=("norm_block", "norm_long"),
         defines=tuple((k, str(v)) for k, v in macros.items()),
-        label=f"{name}-{kind.label}-{layout}-{kind.access}",
+        label=f"{name}-{kind.label}-{config.label}-{kind.access}",
+        min_arch=90 if isinstance(config, Block) and config.cluster > 1 else 80,
     )
 
 
 @cache
 def backward_source(kind: Kind, config: Stay) -> CudaSource:
-    held: dict[str, object] = {"HELD": int(config.held)}
-    return _stay_source("norm_backward", "norm_backward.cu", kind, config, held)
-
-
-def _stay_source(
-    kernel: str, file: str, kind: Kind, config: Stay, more: dict[str, object]
-) -> CudaSource:
-    macros = {**kind.macros, **config.macros, **more}
+    macros = {**kind.macros, **config.macros}
     return CudaSource(
-        file=HERE / file,
-        kernels=(kernel,),
+        file=HERE / "norm_backward.cu",
+        kernels=("norm_backward",),
         defines=tuple((k, str(v)) for k, v in macros.items()),
-        label=f"{kernel}-{kind.label}-{config.label}",
+        label=f"norm_backward-{kind.label}-{config.label}",
         min_arch=90,
     )
 
@@ -114,7 +102,7 @@ def forward(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     eps: float,
-    config: Block | Long | Stay | None = None,
+    config: Block | Long | None = None,
 ) -> Pair:
     """(y, s): without a ``residual`` s is x; without a ``bias`` nothing is centred."""
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -124,23 +112,18 @@ def forward(
     lines = as_rows(x)
     others = lines if residual is None else as_rows(residual)
     rows, columns = lines.shape
-    access, units = width(columns, lines, others), _units(x.device)
-    kind = Kind(
-        x=x.dtype, w=weight.dtype, access=access, centred=bias is not None, add=residual is not None
-    )
-    many = rows < MOST and x.numel() * x.element_size() >= 2 * units * ROUND
-    config = config or configure(columns, kind, room(x.device), many)
+    access, centred, add = width(columns, lines, others), bias is not None, residual is not None
+    kind = Kind(x=x.dtype, w=weight.dtype, access=access, centred=centred, add=add)
+    config = config or configure(columns, kind, room(x.device))
     w = _vector(weight)
     tensors = (lines, others, w, w if bias is None else _vector(bias), y, s)
     strides = (lines.stride(0), others.stride(0), float(eps))
     program = forward_source(kind, config)
-    if isinstance(config, Stay):
-        blocks = _grid(config, rows, units) * config.cluster
-        held = shared(columns, kind, config, backward=False)
-        program["norm_stay"](blocks, config.threads, *tensors, rows, columns, *strides, shared=held)
+    if isinstance(config, Block):
+        blocks = -(-rows // config.rows) * config.cluster
+        program["norm_block"](blocks, config.threads, *tensors, rows, columns, *strides)
     else:
-        kernel = program["norm_block" if isinstance(config, Block) else "norm_long"]
-        kernel(rows, config.threads, *tensors, columns, *strides)
+        program["norm_long"](rows, config.threads, *tensors, columns, *strides)
     return y, s
 
 
@@ -174,7 +157,7 @@ def backward(
     if config:
         parts = _grid(config, rows, units)
         part = _floats((1 + centred) * parts * columns, x.device)
-        held, blocks = shared(columns, kind, config, backward=True), parts * config.cluster
+        held, blocks = shared(columns, kind, config), parts * config.cluster
         kernel = backward_source(kind, config)["norm_backward"]
         kernel(
             blocks, config.threads, *tensors, part, rows, columns, *strides, float(eps), shared=held
@@ -202,14 +185,15 @@ def supports(case: Case, device: str) -> Support:
 
 
 def specimens(centred: bool, add: bool) -> tuple[CudaSource, ...]:
-    """What ships for rows of 1024, 4096 and 16384 in bf16, and of 4096 in fp32."""
+    """What ships for rows of 1024, 4096 and 16384 in bf16 (forward also of 65536), 4096 in fp32."""
     found = []
     bf16 = torch.bfloat16
     for dtype, columns in ((bf16, 4096), (bf16, 16384), (bf16, 1024), (torch.float32, 4096)):
         kind = Kind(x=dtype, w=dtype, access=16 // dtype.itemsize, centred=centred, add=add)
-        found.append(forward_source(kind, configure(columns, kind, SM90, True)))
+        found.append(forward_source(kind, configure(columns, kind, SM90)))
         back = configure_backward(columns, kind, SM90, 16)
         assert back is not None
         found.append(backward_source(kind, back))
-    found.append(forward_source(kind, configure(columns, kind, 0, True)))
+    long = replace(kind, x=bf16, w=bf16, access=8)
+    found += [forward_source(long, configure(65536, long, held)) for held in (SM90, 0)]
     return (*dict.fromkeys(found), any_source(kind))

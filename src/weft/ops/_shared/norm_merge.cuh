@@ -1,9 +1,10 @@
 // A row's statistics from those of its warps, with one barrier (Chan, Golub and LeVeque, 1983).
 //
-// A warp sums what is left of its elements after a reference, a mean of a few of them, so that a
-// row far from zero keeps its digits and one walk is enough. The error that a reference off by r
-// leaves in a variance v is r^2 / v units in the last place, and a mean of k of a warp's n elements
-// is off by n v / k squared at worst. Without a mean (CENTRED 0) the reference is 0.
+// A warp sums what is left of its elements after a reference, so that a row far from zero keeps its
+// digits. The error that a reference off by r leaves in a variance v is r^2 / v units in the last
+// place. In float32, where that shows, it is the warp's mean (EXACT), by a walk of its own; else a
+// mean of a few elements, and one walk is enough: of k of a warp's n it is off by n v / k squared
+// at worst. Without a mean (CENTRED 0) the reference is 0.
 // A row has CLUSTER blocks, or TEAM of a block's THREADS; VECTORS accesses a thread, STEP apart.
 #pragma once
 #include "norm.cuh"
@@ -17,6 +18,9 @@
 #endif
 #ifndef FULL
 #define FULL 0
+#endif
+#ifndef EXACT
+#define EXACT (sizeof(WEFT_T) == 4)
 #endif
 
 constexpr int power_of_two(int n) {
@@ -41,6 +45,25 @@ struct Counts {
   float of[LOTS], inverse[LOTS];
 };
 
+// What a block has of every row, in accesses (constants, where rows are FULL): `each` at most,
+// `count` from `begin` on of `all`.
+struct Slice {
+  int all, each, begin, count;
+  __device__ __forceinline__ explicit Slice(index_t columns)
+      : all(FULL ? TEAM * VECTORS * CLUSTER : columns / N), each((all + CLUSTER - 1) / CLUSTER),
+        begin(min((int)(blockIdx.x % CLUSTER) * each, all)),
+        count(FULL || CLUSTER == 1 ? each : min(each, all - begin)) {}
+};
+
+// The accesses that a warp of a team has of a slice of `count`.
+__device__ __forceinline__ int accesses_of(int warp, int count) {
+  if (FULL) return 32 * VECTORS;
+  int n = 0;
+#pragma unroll
+  for (int i = 0; i < VECTORS; ++i) n += max(0, min(32, count - i * TEAM - warp * 32));
+  return n;
+}
+
 // `all` accesses a row, `each` of them a block.
 __device__ __forceinline__ Counts counts_of(int all, int each) {
   Counts counts;
@@ -48,12 +71,7 @@ __device__ __forceinline__ Counts counts_of(int all, int each) {
   for (int p = 0; p < LOTS; ++p) {
     const int entry = threadIdx.x % WIDTH + 32 * p, warp = entry % WARPS;
     const int slice = max(0, min(each, all - entry / WARPS * each));
-    int n = entry < ENTRIES ? 32 * VECTORS : 0;
-    if (!FULL && n) {
-      n = 0;
-#pragma unroll
-      for (int i = 0; i < VECTORS; ++i) n += max(0, min(32, slice - i * TEAM - warp * 32));
-    }
+    const int n = entry < ENTRIES ? accesses_of(warp, slice) : 0;
     counts.of[p] = n * N;
     counts.inverse[p] = n ? __frcp_rn((float)(n * N)) : 0.0f;
   }
@@ -63,6 +81,7 @@ __device__ __forceinline__ Counts counts_of(int all, int each) {
 // Keeps the compiler from holding on to the floats it made of these words: made again, a float
 // costs an instruction; held, a register.
 __device__ __forceinline__ void forget(Pack& p) {
+  if (sizeof(WEFT_T) == 4) return;
   constexpr int WORDS = sizeof(Pack) / 4;  // none of a lone 16-bit element
   unsigned words[WORDS + 1];
   memcpy(words, &p, 4 * WORDS);
@@ -71,12 +90,21 @@ __device__ __forceinline__ void forget(Pack& p) {
   memcpy(&p, words, 4 * WORDS);
 }
 
-// The mean of what the warp's first lane has first.
-__device__ __forceinline__ float reference(const Pack& x) {
+// What the warp's sums are about: its mean, or the mean of what its first lane has first. x holds
+// zeros past the slice's `count`.
+__device__ __forceinline__ float reference(const Pack (&x)[VECTORS], int count) {
   float sum[N] = {};
-  if (!CENTRED) return sum[0];
+  if (!CENTRED) return 0.0f;
+  if (EXACT) {
 #pragma unroll
-  for (int j = 0; j < N; ++j) sum[j] = to_float(x.at[j]);
+    for (int i = 0; i < VECTORS; ++i)
+#pragma unroll
+      for (int j = 0; j < N; ++j) sum[0] += to_float(x[i].at[j]);
+    const int n = accesses_of(threadIdx.x % TEAM / 32, count);
+    return n ? warp_sum(sum[0]) * __frcp_rn((float)(n * N)) : 0.0f;
+  }
+#pragma unroll
+  for (int j = 0; j < N; ++j) sum[j] = to_float(x[0].at[j]);
 #pragma unroll
   for (int step = N / 2; step > 0; step /= 2)
 #pragma unroll
@@ -103,14 +131,10 @@ __device__ __forceinline__ float scattered(Parts v) {
 }
 
 // Puts the warp's sums and reference into `table`, (ENTRIES, FIELDS) of shared memory, in every
-// block of the row; then all that share the row meet. Two tables used by turns need no other
-// barrier. Returns what `merged` wants of a warp that has a row for itself.
-__device__ __forceinline__ float exchange(const Parts& mine, float ref, float* table) {
+// block of the row. Returns what `merged` wants of a warp that has a row for itself.
+__device__ __forceinline__ float put(const Parts& mine, float ref, float* table) {
   const float one = scattered(mine);
-  if (ENTRIES == 1) {
-    __syncwarp();
-    return one;
-  }
+  if (ENTRIES == 1) return one;
   constexpr int LANES = 32 / KINDS;
   const int lane = threadIdx.x % 32, kind = lane / LANES, rank = lane % LANES;
   const int warp = threadIdx.x % TEAM / 32;
@@ -118,14 +142,26 @@ __device__ __forceinline__ float exchange(const Parts& mine, float ref, float* t
   float* to = table + (blockIdx.x % CLUSTER * WARPS + warp) * FIELDS;
   if (rank < CLUSTER) write_to(rank, to + kind, one);
   if (CENTRED && lane < CLUSTER) write_to(lane, to + KINDS, ref);
-  cluster_barrier();
 #else
   float* to = table + warp * FIELDS;
   if (rank == 0) to[kind] = one;
   if (CENTRED && lane == 0) to[KINDS] = ref;
-  team_barrier();
 #endif
   return one;
+}
+
+// All that share the row meet: what they have put is there. Two tables used by turns need no other
+// barrier.
+__device__ __forceinline__ void all_meet() {
+  if (ENTRIES == 1) {
+    __syncwarp();
+    return;
+  }
+#if CLUSTER > 1
+  cluster_barrier();
+#else
+  team_barrier();
+#endif
 }
 
 // Of the whole row: its mean less the warp's reference, 1 / deviation, and (BACKWARD) the means of

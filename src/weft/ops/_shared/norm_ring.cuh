@@ -13,16 +13,6 @@
 
 #if __CUDA_ARCH__ >= 900
 
-// What a block has of every row, in accesses (constants, where rows are FULL): `each` at most,
-// `count` from `begin` on of `all`.
-struct Slice {
-  int all, each, begin, count;
-  __device__ __forceinline__ explicit Slice(index_t columns)
-      : all(FULL ? TEAM * VECTORS * CLUSTER : columns / N), each((all + CLUSTER - 1) / CLUSTER),
-        begin(min((int)(blockIdx.x % CLUSTER) * each, all)),
-        count(FULL || CLUSTER == 1 ? each : min(each, all - begin)) {}
-};
-
 // Which rows a team takes, of 2^30 at most: the first, and every so many after it.
 __device__ __forceinline__ int first_row() {
   return blockIdx.x / CLUSTER * TEAMS + threadIdx.x / TEAM;
