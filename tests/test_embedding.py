@@ -15,7 +15,7 @@ from weft import WeftError, ops
 from weft.backends.nvrtc import CudaSource
 from weft.core import registry
 from weft.ops.embedding import with_cuda
-from weft.ops.embedding.plan import Sums
+from weft.ops.embedding.plan import WIDE, Sums
 
 WEIGHT, PLACES = torch.randn(5, 8), torch.randn(4, 8)
 
@@ -102,12 +102,12 @@ def test_the_cuda_backward_writes_every_row_once(emulated: None) -> None:
     spread[:, 5], spread[:, 9], spread[3, 30:] = -3, 2**40, 599
     late = torch.full((3, 1100), 16500)
     late[:, :300] = 2
-    for ids, vocabulary, columns, places in (
-        (spread, 600, 260, 40),
-        (late, 16600, 4, 0),
+    for plan, ids, vocabulary, columns, places in (
+        (WIDE, spread, 600, 264, 40),
+        (Sums(owners=32), late, 16600, 4, 0),
     ):
         grad = torch.randn(*ids.shape, columns).bfloat16()
-        got = with_cuda.backward_with(Sums(), grad, ids, vocabulary, places)
+        got = with_cuda.backward_with(plan, grad, ids, vocabulary, places)
         wide, known = grad.double(), (ids >= 0) & (ids < vocabulary)
         dweight = torch.zeros(vocabulary, columns, dtype=torch.float64)
         dweight.index_put_((ids[known],), wide[known], accumulate=True)

@@ -17,7 +17,8 @@ TYPES = {
     torch.bfloat16: "__nv_bfloat16",
 }
 THREADS, UNROLL, LANES, GROUPS = 128, 4, 32, 4  # as in linear.cu
-BLOCKS = 132 * 8  # what a pass aims at: enough bytes in flight on every multiprocessor
+# What a pass aims at: as many blocks as 132 multiprocessors hold at once, by its registers.
+BLOCKS = {SUM: 132 * 7, SLOPE: 132 * 6, COPY: 132 * 8}
 
 
 @cache
@@ -70,7 +71,7 @@ def column_sums(
     pre = None if pre is None else pre.contiguous()
     wide = _wide(n, *(t for t in (grad, pre, out) if t is not None))
     across = -(-n // (LANES * (16 // grad.element_size() if wide else 1)))
-    each = -(-m * across // BLOCKS)
+    each = -(-m * across // BLOCKS[way])
     each = -(-each // (GROUPS * UNROLL)) * GROUPS * UNROLL
     chunks = -(-m // each)
     partial = torch.empty(chunks, n, dtype=torch.float32, device=grad.device)

@@ -18,7 +18,14 @@
 #endif
 constexpr int WARPS = 4, SEQUENCES = 4;
 constexpr int SUM_WARPS = 8, MERGE_WARPS = 16;
-constexpr int TOKENS = BYTES < 16 ? 9 : 5;  // of a warp's rows that are under way together
+constexpr int PARTS = 4;  // of a row's pieces that a merging warp has under way together
+#ifndef FLIGHT_TOKENS
+#define FLIGHT_TOKENS 5
+#endif
+#ifndef RESIDENT
+#define RESIDENT 3
+#endif
+constexpr int TOKENS = FLIGHT_TOKENS;  // of a warp's rows that are under way together, up to 16
 
 // weight: (vocabulary, columns), ids: (batch, length), positions: (>= length, columns) or null; y:
 // (batch, length, columns). A warp has one place of SEQUENCES sequences.
@@ -71,28 +78,32 @@ __device__ __forceinline__ void sum_rows(const WEFT_T* grad, const int* order, W
   const int lane = threadIdx.x % 32;
   float sum[N];
   clear(sum);
+  int later = at + lane < end ? order[at + lane] : 0;
   for (; at < end; at += 32) {
-    const int token = at + lane < end ? order[at + lane] : 0;
+    const int token = later;
+    later = at + 32 + lane < end ? order[at + 32 + lane] : 0;
     int its = q;  // the row of place at + lane: the last that begins there or before
     for (int r = q + 1; r < rows; ++r) its += __shfl_sync(ALL, begins, r) <= at + lane;
     const int left = min(end - at, 32);
+    Pack in[TOKENS];
+#pragma unroll
+    for (int u = 0; u < TOKENS; ++u) {
+      const int one = __shfl_sync(ALL, token, u);
+      if (u < left) in[u] = load_last(grad + (index_t)one * stride);
+    }
 #pragma unroll 1
     for (int k = 0; k < left; k += TOKENS) {
-      Pack in[TOKENS];
 #pragma unroll
-      for (int u = 0; u < TOKENS; ++u) {
-        const int one = __shfl_sync(ALL, token, k + u);
-        if (k + u < left) in[u] = load_last(grad + (index_t)one * stride);
-      }
-#pragma unroll
-      for (int u = 0; u < TOKENS; ++u) {
-        const int row = __shfl_sync(ALL, its, k + u);
+      for (int u = 0; u < TOKENS; ++u) {  // as one is added another is asked for
+        const int row = __shfl_sync(ALL, its, (k + u) % 32);
+        const int one = __shfl_sync(ALL, token, (k + u + TOKENS) % 32);
         if (k + u >= left) continue;
         for (; q < row; ++q) {
           if (inside) store(to + (index_t)q * columns, sum);
           clear(sum);
         }
         add(sum, in[u]);
+        if (k + u + TOKENS < left) in[u] = load_last(grad + (index_t)one * stride);
       }
     }
   }
@@ -103,43 +114,61 @@ __device__ __forceinline__ void sum_rows(const WEFT_T* grad, const int* order, W
 }
 
 // The `nth` of all that the owners found, pieces or rows of many tokens: where it stands; -1 past
-// the last. All lanes of a warp ask together.
+// the last. All lanes of a warp ask together, each of SIDE owners in a row.
 __device__ __forceinline__ int locate(const int4* heads, int owners, int nth, bool rows) {
+  constexpr int SIDE = 4;
   const int lane = threadIdx.x % 32;
-  for (int first = 0; first < owners; first += 32) {
-    const int4 head = first + lane < owners ? heads[first + lane] : make_int4(0, 0, 0, 0);
-    const int from = rows ? head.z : head.x, its = rows ? head.w : head.y;
-    int upto = its;
+  for (int first = 0; first < owners; first += 32 * SIDE) {
+    int from[SIDE], its[SIDE], upto = 0;
+#pragma unroll
+    for (int i = 0; i < SIDE; ++i) {
+      const int owner = first + lane * SIDE + i;
+      const int4 head = owner < owners ? heads[owner] : make_int4(0, 0, 0, 0);
+      from[i] = rows ? head.z : head.x, its[i] = rows ? head.w : head.y;
+      upto += its[i];
+    }
+    const int mine = upto;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
       const int other = __shfl_up_sync(ALL, upto, step);
       if (lane >= step) upto += other;
     }
+    int rest = nth - (upto - mine), at = -1;  // among what this lane's owners found
+#pragma unroll
+    for (int i = 0; i < SIDE; ++i) {
+      if (at < 0 && rest < its[i]) at = from[i] + rest;
+      rest -= its[i];
+    }
     const unsigned past = __ballot_sync(ALL, upto > nth);
-    if (past) return __shfl_sync(ALL, from + nth - (upto - its), __ffs(past) - 1);
+    if (past) return __shfl_sync(ALL, at, __ffs(past) - 1);
     nth -= __shfl_sync(ALL, upto, 31);
   }
   return -1;
 }
 
-// What one piece of the order has of its row.
+// What one piece of the order has of its row; PIECE is 32 at most.
 __device__ __forceinline__ void sum_piece(const WEFT_T* grad, const int* order, int2 piece,
-                                          float* to, index_t stride) {
+                                          float* to, index_t stride, bool inside) {
+  static_assert(PIECE <= 32, "a lane has one token");
+  const int lane = threadIdx.x % 32, left = piece.y - piece.x;
+  const int token = lane < left ? order[piece.x + lane] : 0;
   float sum[N];
   clear(sum);
-  for (int k = piece.x; k < piece.y; k += TOKENS) {
-    Pack in[TOKENS];
+  for (int k = 0; k < left; k += FLIGHT) {
+    Pack in[FLIGHT];
 #pragma unroll
-    for (int u = 0; u < TOKENS; ++u)
-      if (k + u < piece.y) in[u] = load_last(grad + order[k + u] * stride);
+    for (int u = 0; u < FLIGHT; ++u) {
+      const int one = __shfl_sync(ALL, token, (k + u) % 32);
+      if (k + u < left) in[u] = load_last(grad + (index_t)one * stride);
+    }
 #pragma unroll
-    for (int u = 0; u < TOKENS; ++u)
-      if (k + u < piece.y) add(sum, in[u]);
+    for (int u = 0; u < FLIGHT; ++u)
+      if (k + u < left) add(sum, in[u]);
   }
   Floats out;
 #pragma unroll
   for (int j = 0; j < N; ++j) out.at[j] = sum[j];
-  *reinterpret_cast<Floats*>(to) = out;
+  if (inside) *reinterpret_cast<Floats*>(to) = out;
 }
 
 // grad: (batch * length, columns), rows `stride` apart; from, order, heads, pieces: see order.cu.
@@ -147,7 +176,7 @@ __device__ __forceinline__ void sum_piece(const WEFT_T* grad, const int* order, 
 // piece. Slice by slice, blocks of pieces, of the rows that PIECE tokens or fewer ask for, and
 // among them of places (of the slice `lead` further on, while there is one): a warp has every so
 // many-th piece, ROWS rows, or a place.
-extern "C" __global__ void __launch_bounds__(SUM_WARPS * 32, 3)
+extern "C" __global__ void __launch_bounds__(SUM_WARPS * 32, RESIDENT)
 embedding_backward(const WEFT_T* __restrict__ grad, const int* __restrict__ from,
                    const int* __restrict__ order, const int4* __restrict__ heads,
                    const int2* __restrict__ pieces, WEFT_T* __restrict__ dweight,
@@ -180,7 +209,7 @@ embedding_backward(const WEFT_T* __restrict__ grad, const int* __restrict__ from
     for (int nth = (int)block * SUM_WARPS + warp;; nth += (int)piece_blocks * SUM_WARPS) {
       const int at = locate(heads, (int)owners, nth, false);
       if (at < 0) return;
-      if (inside) sum_piece(grad, order, pieces[at], partial + at * columns + column, stride);
+      sum_piece(grad, order, pieces[at], partial + at * columns + column, stride, inside);
     }
   } else {
     const index_t first = ((block - piece_blocks) * SUM_WARPS + warp) * ROWS;
@@ -202,7 +231,7 @@ embedding_backward(const WEFT_T* __restrict__ grad, const int* __restrict__ from
 
 // Blocks of one slice take the rows of many tokens in turn: every MERGE_WARPS-th piece is added by
 // one warp, in order, then the warps' sums are.
-extern "C" __global__ void __launch_bounds__(MERGE_WARPS * 32)
+extern "C" __global__ void __launch_bounds__(MERGE_WARPS * 32, 2)
 embedding_merge(const int4* __restrict__ heads, const int4* __restrict__ many,
                 const float* __restrict__ partial, WEFT_T* __restrict__ dweight, index_t owners,
                 index_t columns, index_t blocks) {
@@ -216,14 +245,19 @@ embedding_merge(const int4* __restrict__ heads, const int4* __restrict__ many,
     const int4 row = many[at];  // which, its first piece, how many
     float sum[N];
     clear(sum);
-    if (inside) {
-#pragma unroll 8
-      for (int k = warp; k < row.z; k += MERGE_WARPS) {
-        const index_t one = row.y + k;
-        const Floats in = *reinterpret_cast<const Floats*>(partial + one * columns + column);
+    for (int k = warp; k < row.z; k += MERGE_WARPS * PARTS) {
+      Floats in[PARTS];
 #pragma unroll
-        for (int j = 0; j < N; ++j) sum[j] += in.at[j];
+      for (int u = 0; u < PARTS; ++u) {
+        const int one = k + u * MERGE_WARPS;
+        if (inside && one < row.z)
+          in[u] = *reinterpret_cast<const Floats*>(partial + (row.y + one) * columns + column);
       }
+#pragma unroll
+      for (int u = 0; u < PARTS; ++u)
+#pragma unroll
+        for (int j = 0; j < N; ++j)
+          if (inside && k + u * MERGE_WARPS < row.z) sum[j] += in[u].at[j];
     }
 #pragma unroll
     for (int j = 0; j < N; ++j) others[warp][j * 32 + lane] = sum[j];

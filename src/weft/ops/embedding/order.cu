@@ -11,9 +11,12 @@
 #ifndef PIECE
 #define PIECE 16
 #endif
-constexpr int ORDER_WARPS = 16, OWN = ORDER_WARPS * 32;
+#ifndef OWNERS
+#define OWNERS 16
+#endif
+constexpr int ORDER_WARPS = OWNERS, OWN = ORDER_WARPS * 32;
 constexpr int LIST = 128;   // tokens that a warp remembers; if it finds more, it looks again
-constexpr int AHEAD = 16;   // ids of a lane that are under way together
+constexpr int AHEAD = ORDER_WARPS > 16 ? 8 : 16;  // ids of a lane that are under way together
 constexpr int OFFSET = 22;  // bits of a token's place in its warp's share, in such a memory
 
 // Exclusive sum over the block's threads; `whole` gets the block's total.
@@ -75,7 +78,7 @@ __device__ __forceinline__ void put(int* order, const int* start, int* count, in
 // first piece and how many; heads: (owners,), each owner's first piece, how many, its first of
 // many, how many. Each owner writes where its tokens begin, so that no two meet.
 // grad, dpositions: see embedding.cu; a warp has one place and slice, of `lead` slices.
-extern "C" __global__ void __launch_bounds__(OWN, 2)
+extern "C" __global__ void __launch_bounds__(OWN, 32 / ORDER_WARPS)
 embedding_order(const index_t* __restrict__ ids, const WEFT_T* __restrict__ grad,
                 int* __restrict__ from, int* __restrict__ order, int4* __restrict__ heads,
                 int2* __restrict__ pieces, int4* __restrict__ many,
@@ -167,12 +170,9 @@ embedding_order(const index_t* __restrict__ ids, const WEFT_T* __restrict__ grad
   for (index_t at = begin; at < end; at += 32 * AHEAD) {
     index_t id[AHEAD];
     read(id, ids, at, end);
-#pragma unroll 1
-    for (int u = 0; u < AHEAD; ++u) {
-      index_t one = id[0];
 #pragma unroll
-      for (int v = 1; v < AHEAD; ++v) one = v == u ? id[v] : one;
-      const index_t of = one - first;
+    for (int u = 0; u < AHEAD; ++u) {
+      const index_t of = id[u] - first;
       const bool mine = of >= 0 && of < rows;
       if (__ballot_sync(ALL, mine))
         put(order, own.start, count, mine ? (int)of : -1, (int)(at + u * 32 + lane));

@@ -12,15 +12,14 @@ import torch
 from weft.backends.nvrtc import CudaSource
 from weft.core import Implementation
 from weft.ops._shared.rows import as_rows, width
-from weft.ops.embedding.plan import WIDE, Sums, sums
+from weft.ops.embedding.plan import WIDE, Sums
 
 HERE = Path(__file__).parent
 TYPES = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 WARPS, SEQUENCES, SUM_WARPS, MERGE_WARPS = 4, 4, 8, 16  # as embedding.cu has them
-ORDER_WARPS, OWN = 16, 512  # as order.cu has them, and what an owner's threads share
-SHARED = 4 * (ORDER_WARPS * (OWN + 128) + 2 * (OWN + 1) + ORDER_WARPS)
 SHIPPED = Sums()
-PIECE_BLOCKS, MERGE_BLOCKS = 64, 128  # at most, of a slice; more pieces or rows come in turns
+PIECE_BLOCKS = 64  # at most, of a slice; more pieces come in turns
+MERGE_BLOCKS = 240  # at most, of all slices: what 132 multiprocessors hold at once
 
 
 @cache
@@ -35,18 +34,21 @@ def source(dtype: torch.dtype, access: int, plan: Sums = SHIPPED) -> CudaSource:
             ("PIECE", str(plan.piece)),
             ("ROWS", str(plan.rows)),
             ("LAST", str(int(plan.last))),
+            ("FLIGHT_TOKENS", str(plan.flight)),
+            ("RESIDENT", str(plan.resident)),
         ),
         label=f"{str(dtype).removeprefix('torch.')}-{access}",
     )
 
 
 @cache
-def ordering(dtype: torch.dtype, access: int, piece: int = SHIPPED.piece) -> CudaSource:
+def ordering(dtype: torch.dtype, access: int, plan: Sums = SHIPPED) -> CudaSource:
     """order.cu, whose positions are of that type and access."""
+    defines = (("ACCESS", access), ("PIECE", plan.piece), ("OWNERS", plan.owners))
     return CudaSource(
         file=HERE / "order.cu",
         kernels=("embedding_order",),
-        defines=(("WEFT_T", TYPES[dtype]), ("ACCESS", str(access)), ("PIECE", str(piece))),
+        defines=(("WEFT_T", TYPES[dtype]), *((name, str(value)) for name, value in defines)),
         label=f"order-{str(dtype).removeprefix('torch.')}-{access}",
     )
 
@@ -84,8 +86,7 @@ def backward(
     if not grad.numel():
         made = (grad.new_zeros((n, grad.shape[2])) for n in (vocabulary, places))
         return next(made), next(made)
-    plan = sums(ids.numel(), grad.shape[2], grad.element_size(), places)
-    return backward_with(plan, grad, ids, vocabulary, places)
+    return backward_with(WIDE, grad, ids, vocabulary, places)
 
 
 def backward_with(
@@ -98,19 +99,20 @@ def backward_with(
     if lines.stride(0) >= 2**31:  # the kernels' strides have 32 bits
         lines = lines.contiguous()
     access = min(width(columns, lines), max(1, plan.access // grad.element_size()))
-    slices, owners = -(-columns // (32 * access)), max(1, -(-vocabulary // OWN))
+    own = 32 * plan.owners
+    slices, owners = -(-columns // (32 * access)), max(1, -(-vocabulary // own))
     lead, most = min(plan.lead, slices), 2 * tokens // plan.piece + 1
     # In words: heads and many (4 each), pieces (2), order, from; wider ones first, on 16 bytes.
     words = (4 * owners, 4 * (tokens // plan.piece + 1), 2 * most, tokens, vocabulary + 1)
     held = torch.empty(sum(words), dtype=torch.int32, device=grad.device)
     starts = (held.data_ptr() + 4 * sum(words[:k]) for k in range(5))
     heads, many, pieces, order, begins = starts
-    ordering(grad.dtype, access, plan.piece)["embedding_order"](
-        owners + -(-places * lead // ORDER_WARPS),
-        OWN,
+    ordering(grad.dtype, access, plan)["embedding_order"](
+        owners + -(-places * lead // plan.owners),
+        own,
         *(ids, lines, begins, order, heads, pieces, many, dpositions),
         *(tokens, vocabulary, owners, places, lead, batch, length, columns, lines.stride(0)),
-        shared=SHARED,
+        shared=4 * (plan.owners * (own + 128) + 2 * (own + 1) + plan.owners),  # as order.cu has it
     )
     partial = torch.empty((most, columns), dtype=torch.float32, device=grad.device)
     program = source(grad.dtype, access, plan)
@@ -126,7 +128,7 @@ def backward_with(
         *(vocabulary, owners, places, batch, length, columns, lines.stride(0), slices, lead),
         *per_slice,
     )
-    blocks = min(MERGE_BLOCKS, tokens // plan.piece + 1)
+    blocks = min(max(1, MERGE_BLOCKS // slices), tokens // plan.piece + 1)
     program["embedding_merge"](
         blocks * slices, MERGE_WARPS * 32, heads, many, partial, dweight, owners, columns, blocks
     )
@@ -145,7 +147,7 @@ IMPLEMENTATION = Implementation(
         source(torch.bfloat16, 8, WIDE),
         source(torch.float32, 4, WIDE),
         source(torch.bfloat16, 1),
-        ordering(torch.bfloat16, 4),
+        ordering(torch.bfloat16, 8),
         ordering(torch.float32, 4),
         ordering(torch.bfloat16, 1),
     ),
