@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 HEAD = ("run", "ops", "steps", "tokens a step", "first loss", "last", "validation", "took",
         "tokens/s", "MFU", "peak memory")  # fmt: skip
 SHOWN = 16  # lines of a sample
+# The first words of runs that are told elsewhere: train-shakespeare-weft-0.json, and so on.
+BESIDE = ("shakespeare", "scale", "same", "profile", "124M", "350M", "774M", "1.5B")
 
 
 def record(found: Trained) -> dict[str, Any]:
@@ -52,10 +54,13 @@ def runs(results: Path = RESULTS) -> list[tuple[str, dict[str, Any]]]:
 
 
 def figures(results: Path = RESULTS) -> str:
-    """Every committed run as a row of Markdown, machine by machine."""
+    """Committed runs as rows of Markdown, machine by machine, but for those that
+    ``weft.gpt2.comparisons`` sets beside each other."""
     by_machine: dict[str, list[tuple[str, ...]]] = {}
     for name, one in runs(results):
-        by_machine.setdefault(_machine(one), []).append(_row(name, one))
+        if name.partition("-")[0] in BESIDE:
+            continue
+        by_machine.setdefault(machine(one), []).append(_row(name, one))
     align = " " + "l" + "r" * (len(HEAD) - 2)
     return "\n\n".join(f"{m}\n\n{table(HEAD, rows, align)}" for m, rows in by_machine.items())
 
@@ -69,14 +74,15 @@ def tiny(results: Path = RESULTS) -> str:
     lines = one["sample"].splitlines()
     sample = "\n".join(lines[:SHOWN])
     return (
-        f"{_machine(one)}: {one['parameters'] / 1e6:.2f} M parameters, {one['steps']} steps in "
+        f"{machine(one)}: {one['parameters'] / 1e6:.2f} M parameters, {one['steps']} steps in "
         f"{_took(one['seconds'])}, loss from {one['first_loss']:.2f} to {one['loss']:.2f} nats a "
         f"byte, {one['validation']:.2f} on text it never saw. It writes:\n\n"
         f"```\n{sample}\n```\n"
     )
 
 
-def _machine(one: dict[str, Any]) -> str:
+def machine(one: dict[str, Any]) -> str:
+    """Device, date, commit and torch's version of a run."""
     here = one["machine"]
     changed = " with uncommitted changes" if here["dirty"] else ""
     return (
