@@ -138,7 +138,8 @@ def test_two_processes_compile_one_kernel_at_once(tmp_path: Path) -> None:
 
 def test_every_operator_is_tested_here() -> None:
     assert set(NAMES) <= set(CALLS)
-    assert set(registry.operator_names()) == set(ops.__all__)
+    forms = {"attention_packed"}  # of an operator: the same numbers, from another layout
+    assert set(registry.operator_names()) == set(ops.__all__) - forms
 
 
 def test_a_tile_that_the_device_has_no_room_for_is_not_chosen(

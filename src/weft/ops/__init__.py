@@ -3,7 +3,7 @@
 from weft.ops.adamw import adamw
 from weft.ops.add_layer_norm import add_layer_norm
 from weft.ops.add_rms_norm import add_rms_norm
-from weft.ops.attention import attention
+from weft.ops.attention import attention, attention_packed
 from weft.ops.bias_gelu import bias_gelu
 from weft.ops.cross_entropy import cross_entropy
 from weft.ops.dropout import dropout
@@ -29,6 +29,7 @@ __all__ = [
     "add_layer_norm",
     "add_rms_norm",
     "attention",
+    "attention_packed",
     "bias_gelu",
     "cross_entropy",
     "dropout",

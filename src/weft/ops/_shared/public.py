@@ -20,7 +20,7 @@ from weft.core.operator import Operator, unknown_name
 from weft.ops._shared import dispatch
 
 TRACED = ("eager", "torch", "compile")
-_library = torch.library.Library("weft", "FRAGMENT")
+library = torch.library.Library("weft", "FRAGMENT")
 
 
 def _nothing() -> None:
@@ -96,11 +96,11 @@ def plan(
     def make() -> Plan:
         check()
         chosen = impl or dispatch.choose(name, inputs, params)
-        if _resolve(name, chosen) not in TRACED:
+        if resolve(name, chosen) not in TRACED:
             kernel = getattr(torch.ops.weft, name).default
             return Plan(chosen, lambda x, given: kernel(*x, *given.values(), chosen))
         if impl is not None:  # dispatch chooses none that is not supported
-            _refuse_unsupported(name, chosen, inputs, params)
+            refuse_unsupported(name, chosen, inputs, params)
         forward = registry.implementation(name, chosen).forward
         return Plan(chosen, lambda x, given: forward(*x, **given))
 
@@ -109,7 +109,7 @@ def plan(
 
 def _traced(name: str, inputs: tuple[Any, ...], params: dict[str, Any], impl: str | None) -> Any:
     chosen = impl or dispatch.choose(name, inputs, params)
-    if _resolve(name, chosen) not in TRACED:
+    if resolve(name, chosen) not in TRACED:
         return getattr(torch.ops.weft, name)(*inputs, *params.values(), chosen)
     return getattr(_traceable, f"{name}:{chosen}")(*inputs, **params)
 
@@ -125,7 +125,7 @@ def register(name: str, schema: Schema) -> None:
 
     def forward(*arguments: Any) -> Any:
         inputs, params, impl = split(arguments)
-        _refuse_unsupported(name, impl, inputs, params)
+        refuse_unsupported(name, impl, inputs, params)
         return registry.implementation(name, impl).forward(*inputs, **params)
 
     def fake(*arguments: Any) -> Any:
@@ -152,11 +152,11 @@ def register(name: str, schema: Schema) -> None:
         found = dict(zip(registry.operator(name).differentiable, gradients, strict=True))
         return (*(found.get(one) for one in schema.tensors()), *([None] * (taken + 1)))
 
-    _define(name, f"({schema.inputs}, str impl) -> {_result(schema.outputs)}", forward, fake)
+    define(name, f"({schema.inputs}, str impl) -> {_result(schema.outputs)}", forward, fake)
     if schema.view_backward is None:
         _register_backward(name, schema, split)
     torch.library.register_autograd(
-        f"weft::{name}", differentiate, setup_context=setup_context, lib=_library
+        f"weft::{name}", differentiate, setup_context=setup_context, lib=library
     )
 
 
@@ -165,7 +165,7 @@ def _register_backward(name: str, schema: Schema, split: Callable[..., Any]) -> 
 
     def backward(*arguments: Any) -> Any:
         saved, params, impl = split(arguments)  # the gradients that come in are the first of them
-        gradients = _backward(name, impl)(*saved, **params)
+        gradients = backward_of(name, impl)(*saved, **params)
         return gradients[0] if single else gradients
 
     def fake(*arguments: Any) -> Any:
@@ -175,27 +175,25 @@ def _register_backward(name: str, schema: Schema, split: Callable[..., Any]) -> 
 
     grads = ", ".join(f"Tensor grad{i or ''}" for i in range(schema.graded))
     signature = f"({grads}, {schema.saved}, str impl) -> {_result(schema.gradients)}"
-    _define(f"{name}_backward", signature, backward, fake)
+    define(f"{name}_backward", signature, backward, fake)
 
 
 def _result(count: int) -> str:
     return "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
 
 
-def _define(
-    name: str, signature: str, kernel: Callable[..., Any], fake: Callable[..., Any]
-) -> None:
-    _library.define(name + signature)
+def define(name: str, signature: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    library.define(name + signature)
     for device in ("CPU", "CUDA"):
-        _library.impl(name, kernel, device)
-    torch.library.register_fake(f"weft::{name}", fake, lib=_library)
+        library.impl(name, kernel, device)
+    torch.library.register_fake(f"weft::{name}", fake, lib=library)
 
 
 _traceable = SimpleNamespace()  # attributes: of a dict, a trace would see what it held at its start
 
 
 @dispatch.settled_while_tracing
-def _resolve(name: str, impl: str) -> str:
+def resolve(name: str, impl: str) -> str:
     """The backend of an implementation, whose functions are put where a traced call finds them."""
     if impl not in registry.implementation_names(name):
         raise unknown_name(f"implementation of {name}", impl, registry.implementation_names(name))
@@ -212,7 +210,7 @@ def _implementation(name: str, impl: str) -> Implementation:
     return registry.implementation(name, impl)
 
 
-def _backward(name: str, impl: str) -> Callable[..., Any]:
+def backward_of(name: str, impl: str) -> Callable[..., Any]:
     found = registry.implementation(name, impl).backward
     if found is None:
         raise WeftError(
@@ -225,7 +223,7 @@ def _backward(name: str, impl: str) -> Callable[..., Any]:
 _supported: set[tuple[Any, ...]] = set()
 
 
-def _refuse_unsupported(
+def refuse_unsupported(
     name: str, impl: str, inputs: tuple[Any, ...], params: dict[str, Any]
 ) -> None:
     """Raise :class:`WeftError` with the reason where ``impl`` does not take this call here."""

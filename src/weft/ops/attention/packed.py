@@ -21,12 +21,12 @@ from weft.ops._shared import dispatch, validate
 from weft.ops._shared.autocast import lowered
 from weft.ops._shared.public import (
     TRACED,
-    _backward,
-    _define,
-    _library,
-    _refuse_unsupported,
-    _resolve,
+    backward_of,
     call,
+    define,
+    library,
+    refuse_unsupported,
+    resolve,
 )
 from weft.ops.attention.arguments import completed
 from weft.ops.attention.cases import DTYPES
@@ -52,7 +52,7 @@ def _joined(out: torch.Tensor) -> torch.Tensor:
 @cache
 def _writes_in_place(impl: str) -> bool:
     """Whether a backward takes ``into``, the memory for its gradients."""
-    return "into" in inspect.signature(_backward("attention", impl)).parameters
+    return "into" in inspect.signature(backward_of("attention", impl)).parameters
 
 
 def _forward(
@@ -60,7 +60,7 @@ def _forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     params, impl = dict(zip(PARAMS, rest, strict=False)), rest[-1]
     inputs = (*parts(qkv, heads, kv_heads), lengths)
-    _refuse_unsupported("attention", impl, inputs, params)
+    refuse_unsupported("attention", impl, inputs, params)
     out, lse = registry.implementation("attention", impl).forward(*inputs, **params)
     return _joined(out).contiguous(), lse
 
@@ -84,7 +84,7 @@ def _gradient(
     *rest: Any,
 ) -> torch.Tensor:
     params, impl = dict(zip(PARAMS, rest, strict=False)), rest[-1]
-    run = _backward("attention", impl)
+    run = backward_of("attention", impl)
     given, answer = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (grad, out))
     saved = (given, *parts(qkv, heads, kv_heads), lengths, answer, lse)
     whole = qkv.new_empty(qkv.shape)
@@ -114,20 +114,20 @@ def _differentiate(ctx: Any, grad: torch.Tensor, _: Any) -> tuple[Any, ...]:
 
 
 _SIZES = f"int heads, int kv_heads, {SCALARS}, str impl"
-_define(
+define(
     "attention_packed",
     f"(Tensor qkv, Tensor key_lengths, {_SIZES}) -> (Tensor, Tensor)",
     _forward,
     _fake,
 )
-_define(
+define(
     "attention_packed_backward",
     f"(Tensor grad, Tensor qkv, Tensor key_lengths, Tensor out, Tensor lse, {_SIZES}) -> Tensor",
     _gradient,
     _fake_gradient,
 )
 torch.library.register_autograd(
-    "weft::attention_packed", _differentiate, setup_context=_setup_context, lib=_library
+    "weft::attention_packed", _differentiate, setup_context=_setup_context, lib=library
 )
 
 
@@ -172,7 +172,7 @@ def attention_packed(
         three = parts(qkv, heads, few)
         check_arguments(*three, key_lengths, **numbers)
         chosen = impl or dispatch.choose("attention", (*three, lengths), params)
-        return None if _resolve("attention", chosen) in TRACED else chosen
+        return None if resolve("attention", chosen) in TRACED else chosen
 
     if torch.compiler.is_compiling():
         whose = kernel()

@@ -11,10 +11,10 @@ from weft.ops._shared.autocast import lowered
 from weft.ops._shared.public import (
     TRACED,
     Schema,
-    _refuse_unsupported,
-    _resolve,
     call,
+    refuse_unsupported,
     register,
+    resolve,
 )
 from weft.ops.linear_gelu.spec import check_arguments
 
@@ -53,7 +53,7 @@ _lean.define(
 
 
 def _forward(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, impl: str) -> Any:
-    _refuse_unsupported("linear_gelu", impl, (x, weight, bias), {"keep": False})
+    refuse_unsupported("linear_gelu", impl, (x, weight, bias), {"keep": False})
     return registry.implementation("linear_gelu", impl).forward(x, weight, bias, keep=False)
 
 
@@ -120,6 +120,6 @@ def linear_gelu(
         return call("linear_gelu", inputs, {}, impl, lambda: check_arguments(*inputs))
     check_arguments(*inputs, keep=keep)
     chosen = impl or "torch"
-    if _resolve("linear_gelu", chosen) in TRACED:
+    if resolve("linear_gelu", chosen) in TRACED:
         return call("linear_gelu", (x, weight, bias), {"keep": False}, impl)
     return torch.ops.weft.linear_gelu_lean(x, weight, bias, chosen)
