@@ -13,7 +13,7 @@ import torch
 from weft.backends.triton_jit import INTERPRETED, TritonSpecimen, triton
 from weft.ops._shared.linear_kernels import PLAIN, UNIT, column_pass, column_total
 
-TOTAL = {"ROWS": 128, "COLUMNS": 16, "num_warps": 4}
+TOTAL = {"ROWS": 512, "COLUMNS": 16, "num_warps": 8}
 
 
 @dataclass(frozen=True, kw_only=True)
