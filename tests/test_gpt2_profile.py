@@ -77,6 +77,13 @@ def test_kernels_are_joined_to_what_launched_them() -> None:
     seen.operator("aten::_foreach_norm", kernel="multi", us=2.0)
     seen.kernel("adamw_many", 20.0, after=60.0)
     seen.kernel("void at::native::fill<4>(int)", 1.0)
+    overhead = "Activity Buffer Request"  # said to have launched what AddmmBackward0 did
+    seen.events.append(
+        SimpleNamespace(
+            name=overhead, device_type=CPU, cpu_parent=None, input_shapes=[],
+            kernels=[SimpleNamespace(name=product, duration=41.0)],
+        )
+    )  # fmt: skip
     seen.kernel("a range of a name", 999.0, annotation=True)
     launches = on_a_gpu(seen.events)
     found = Profile(steps=2, step_us=200.0, gaps_us=gaps(seen.events) / 2, launches=launches)

@@ -21,6 +21,8 @@ from weft.core import WeftError
 
 WARM, TIMED = 20, 10  # steps before the profile; the last of them tell what a step takes
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm")
+# The profiler's own work, which it numbers as if it were an operator: kernels of another.
+OVERHEADS = ("Activity Buffer Request", "Buffer Flush", "Instrumentation", "Resource")
 Shapes = tuple[tuple[int, ...], ...]
 Key = tuple[tuple[str, ...], str, Shapes]
 
@@ -131,7 +133,7 @@ def on_a_gpu(events: Iterable[Any]) -> list[Launch]:
             one = whole.setdefault(event.name, [0, 0.0])
             one[0] += 1
             one[1] += event.time_range.elapsed_us()
-        for kernel in event.kernels:
+        for kernel in () if event.name in OVERHEADS else event.kernels:
             names, shapes = _place(event)
             counts[names, kernel.name, shapes] += 1
             times[names, kernel.name, shapes] += kernel.duration
