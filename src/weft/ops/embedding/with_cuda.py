@@ -18,7 +18,6 @@ HERE = Path(__file__).parent
 TYPES = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 WARPS, SEQUENCES, SUM_WARPS, MERGE_WARPS = 4, 4, 8, 16  # as embedding.cu has them
 SHIPPED = Sums()
-PIECE_BLOCKS = 64  # at most, of a slice; more pieces come in turns
 MERGE_BLOCKS = 240  # at most, of all slices: what 132 multiprocessors hold at once
 
 
@@ -118,7 +117,7 @@ def backward_with(
     program = source(grad.dtype, access, plan)
     per_slice = (
         -(-places // SUM_WARPS),
-        min(PIECE_BLOCKS, -(-most // SUM_WARPS)),
+        min(plan.piece_blocks, -(-most // SUM_WARPS)),
         -(-vocabulary // (SUM_WARPS * plan.rows)),
     )
     program["embedding_backward"](
