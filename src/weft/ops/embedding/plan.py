@@ -42,8 +42,8 @@ class Sums:
     tokens' sums. A warp has ``rows`` rows of the table and keeps ``flight`` of their tokens under
     way; what more than ``piece`` tokens ask for is summed in pieces of as many. ``last``: a token's
     reading lets go of its line in the L2. ``resident`` blocks a multiprocessor are made room for in
-    registers; a block of ``owners`` warps orders the tokens of 32 rows a warp. A slice's pieces have
-    ``piece_blocks`` blocks at most: more come in turns.
+    registers; a block of ``owners`` warps orders the tokens of 32 rows a warp. The pieces of a
+    slice have ``piece_blocks`` blocks at most: more come in turns.
     """
 
     access: int = 8
