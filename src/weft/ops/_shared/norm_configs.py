@@ -259,7 +259,7 @@ def _block(
     full = columns == threads * vectors * kind.access * cluster
     return Block(
         threads=threads, vectors=vectors, cluster=cluster, rows=rows, early=early,
-        full=full and (early or cluster > 1), stream=stream,
+        full=full, stream=stream,
     )  # fmt: skip
 
 
@@ -311,7 +311,7 @@ def configure_backward(columns: int, kind: Kind, room: int, teams: int) -> Stay 
     return found
 
 
-def candidates(columns: int, kind: Kind, room: int) -> list[Block | Long]:
+def candidates(columns: int, kind: Kind, room: int) -> list[Block]:
     """The forward configurations worth timing for rows of ``columns``, moved 16 bytes at a time on
     a device with clusters."""
     accesses = columns // kind.access
@@ -330,7 +330,7 @@ def candidates(columns: int, kind: Kind, room: int) -> list[Block | Long]:
             (8, 4, 1, 0, 1),
             (4, 2, 1, 0, 0),
         ]
-    found: list[Block | Long] = []
+    found: list[Block] = []
     for vectors, cluster, rows, early, stream in ways:
         one = _block(
             columns, kind, vectors, cluster=cluster, rows=rows, early=bool(early),
@@ -338,7 +338,7 @@ def candidates(columns: int, kind: Kind, room: int) -> list[Block | Long]:
         )  # fmt: skip
         if one and (one.full or not early) and (cluster == 1 or room) and one not in found:
             found.append(one)
-    return found
+    return [*found, replace(found[0], full=False)] if found else found
 
 
 def candidates_backward(columns: int, kind: Kind, room: int) -> list[Stay]:
