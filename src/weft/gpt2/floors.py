@@ -91,19 +91,21 @@ def _products(config: ModelConfig, m: int, dtype: str, fused: bool) -> dict[str,
     """The linear layers of a block: y (m, n) = x (m, k) W^T, and what its backward computes."""
     c, item, rate = config.width, ITEMSIZE[dtype], SHORT[dtype]
     found: dict[str, list[Cost]] = {}
-    for n, k in ((3 * c, c), (c, c), (c, 4 * c), *([] if fused else [(4 * c, c)])):
+    for n, k in ((3 * c, c), (c, c), (c, 4 * c), (4 * c, c)):
         x, w, y = m * k * item, n * k * item, m * n * item
         sizes: Shapes = {"x": (m, k), "weight": (n, k), "bias": (n,)}
-        flops = 2.0 * m * n * k
+        name, flops = "linear", 2.0 * m * n * k
         costs = {
-            "linear forward": _cost("linear", FORWARD, dtype, sizes),
-            "linear backward": _cost("linear", BACKWARD, dtype, sizes),
-            "linear dx": Cost(read=y + w, written=x, flops=flops, rate=rate),
-            "linear dW": Cost(read=y + x, written=w, flops=flops, rate=rate),
-            "linear bias": Cost(read=y, written=n * item),
+            "dx": Cost(read=y + w, written=x, flops=flops, rate=rate),
+            "dW": Cost(read=y + x, written=w, flops=flops, rate=rate),
+            "bias": Cost(read=y, written=n * item),
         }
-        for row, cost in costs.items():
-            found.setdefault(row, []).append(cost)
+        if fused and n > 3 * c:  # GELU's slope is taken where the bias' gradient is summed
+            name, costs["bias"] = "linear_gelu", Cost(read=2 * y, written=y + n * item)
+        else:
+            costs |= {way: _cost("linear", way, dtype, sizes) for way in (FORWARD, BACKWARD)}
+        for part, cost in costs.items():
+            found.setdefault(f"{name} {part}", []).append(cost)
     return found
 
 

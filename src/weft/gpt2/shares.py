@@ -49,6 +49,7 @@ NODES = (
     ("AccumulateGrad", "gradients kept"),
 )
 UPDATES = (("_foreach_norm", "gradients' norm"), ("linalg_vector_norm", "gradients' norm"))
+LINEAR = ("linear", "linear_gelu")
 KERNELS = (("adamw", "optimizer"), ("Memcpy", "copies"), ("Memset", "copies"))
 LEAST = 0.002  # of the busy time: rows below are told together
 
@@ -72,7 +73,10 @@ def place(one: Launch, tokens: int, vocabulary: int) -> str:
     """The row of a launch, of a step with so many ``tokens`` at once."""
     for name in reversed(one.names):  # what an operator of ours calls within is its own
         if found := OURS.match(name):
-            return f"{_group(found[1])} {'backward' if found[2] else 'forward'}"
+            group, back = _group(found[1]), bool(found[2])
+            if back and group in LINEAR:
+                return f"{group} {_part(one, tokens)}"
+            return f"{group} {'backward' if back else 'forward'}"
     node = next((n for n in one.names if n.startswith(NODE)), "").removeprefix(NODE)
     if node:
         return _of_node(node, one, tokens)
@@ -99,11 +103,16 @@ def _of_node(node: str, one: Launch, tokens: int) -> str:
             continue
         if group != "linear":
             return group if " " in group and group.startswith("grad") else f"{group} backward"
-        if not one.shapes:
-            return "linear bias"
-        # dx = g W has a row a token; dW = g^T x sums over them.
-        return "linear dx" if one.shapes[0][0] == tokens else "linear dW"
+        return f"linear {_part(one, tokens) if one.shapes else 'bias'}"
     return _short(node)
+
+
+def _part(one: Launch, tokens: int) -> str:
+    """Which part of a linear layer's backward: dx = g W has a row a token, dW = g^T x sums over
+    them, the bias' gradient sums columns; of a kernel that is another, the whole."""
+    if one.shapes:
+        return "dx" if one.shapes[0][0] == tokens else "dW"
+    return "bias" if "column" in one.kernel or "sum" in one.kernel else "backward"
 
 
 def _group(name: str) -> str:
