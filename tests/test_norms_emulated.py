@@ -112,13 +112,18 @@ def test_layer_norm_by_clusters_answers_what_float64_does() -> None:
 @pytest.mark.slow
 @needs_compiler
 @pytest.mark.usefixtures("emulated")
-@pytest.mark.parametrize("config", [TEAMS, ALONE])
-def test_the_backward_of_a_sum_by_teams_of_a_block_answers_what_float64_does(config: Stay) -> None:
-    x, weight, _bias, grad = _rows(23, 420)
+@pytest.mark.parametrize(("config", "centred"), [(TEAMS, False), (ALONE, True)])
+def test_the_backward_of_a_sum_by_teams_of_a_block_answers_what_float64_does(
+    config: Stay, centred: bool
+) -> None:
+    x, weight, bias, grad = _rows(23, 420)
     more = torch.randn_like(x)
-    wide = [v.double().requires_grad_() for v in (x, weight)]
-    want = torch.autograd.grad(rms_norm64(wide[0], wide[1], EPS), wide, grad.double())
-    dx, dr, dw, _ = norm_cuda.backward(grad, more, x, weight, EPS, False, config=config)
+    wide = [v.double().requires_grad_() for v in (x, weight, bias)[: 2 + centred]]
+    s, scale = wide[:2]
+    y = layer_norm64(s, scale, wide[2], EPS) if centred else rms_norm64(s, scale, EPS)
+    want = torch.autograd.grad(y, wide, grad.double())
+    dx, dr, dw, db = norm_cuda.backward(grad, more, x, weight, EPS, centred, config=config)
     _close(dx, want[0] + more, 40)
     assert torch.equal(dx, dr)
-    _close(dw, want[1], 40)
+    for got, expected in zip((dw, db), want[1:], strict=False):
+        _close(got, expected, 40)
