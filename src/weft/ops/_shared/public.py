@@ -138,11 +138,22 @@ def register(name: str, schema: Schema) -> None:
         ctx.others = [None if isinstance(s, torch.Tensor) else s for s in saved]
         if schema.outputs > schema.graded:
             ctx.mark_non_differentiable(*output[schema.graded :])
+        if schema.outputs > 1:
+            # A gradient of zeros for an output that nothing used, which is as large as it, is made
+            # for those alone that the backward takes.
+            ctx.set_materialize_grads(False)
+            ctx.graded = [(o.shape, o.dtype, o.device) for o in output[: schema.graded]]
 
     def differentiate(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         tensors = iter(ctx.saved_tensors)
         saved = [next(tensors) if o is None else o for o in ctx.others]
         grads = grads[: schema.graded]
+        if any(g is None for g in grads):
+            made = zip(grads, ctx.graded, strict=True)
+            grads = tuple(
+                torch.zeros(shape, dtype=dtype, device=device) if g is None else g
+                for g, (shape, dtype, device) in made
+            )
         if schema.view_backward is not None:
             gradients = schema.view_backward(*grads, *saved)
         else:
