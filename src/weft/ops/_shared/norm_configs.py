@@ -12,6 +12,7 @@ from functools import cache
 import torch
 
 THREADS = 512  # a block of teams, by which 128 registers a thread fill a multiprocessor
+ENOUGH = 24 << 10  # bytes of loads under way by which a multiprocessor's backward does not wait
 NAMED = 15  # barriers by which teams of several warps meet: a block has 16, and one is its own
 SHORT = ((2, 128), (3, 128), (4, 1024))  # accesses a thread, and of how many threads at most
 TYPES = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
@@ -231,14 +232,21 @@ def stay(
 
 
 def _smallest(columns: int, kind: Kind, room: int) -> Stay | None:
-    """By the smallest cluster that holds a row; of teams whose registers do not hold the weights,
-    rather twice as wide ones."""
+    """By the smallest cluster that holds a row. Rather by teams twice as wide, with their weights
+    in registers, than by teams without; or, of filled accesses or a sum, than by a warp alone."""
     for cluster in (1, 2, 4, 8):
         found = stay(columns, kind, room, cluster=cluster)
         if found:
-            wider = None if found.held else stay(columns, kind, room, vectors=2)
-            return wider if wider and wider.held else found
+            wider = stay(columns, kind, room, vectors=2) if cluster == 1 else None
+            alone = found.team == 32 and wider and (wider.full or kind.add)
+            return wider if wider and wider.held and (alone or not found.held) else found
     return None
+
+
+def _shallow(columns: int, kind: Kind, found: Stay) -> Stay:
+    """Of two stages where a row of each team is enough under way."""
+    row = found.teams * (2 + kind.add) * columns * kind.x.itemsize // found.cluster
+    return replace(found, stages=2) if row >= ENOUGH else found
 
 
 def _block(
@@ -288,11 +296,9 @@ def configure(columns: int, kind: Kind, room: int) -> Block | Long:
     one = _short(columns, kind)
     if one:
         return _block(columns, kind, one.vectors, early=_early(columns, kind, one)) or one
-    # Two rows at once read the weights half as often, which with a mean are two rows' bytes.
-    vectors, rows = (4, 2 - kind.add) if kind.centred else (8, 1)
-    for most in (256, 1024):
+    for vectors, most in ((8, 256), (4, 1024)):
         for cluster in (4, 8) if room else ():
-            more = _block(columns, kind, vectors, cluster=cluster, rows=rows)
+            more = _block(columns, kind, vectors, cluster=cluster)
             if more and more.threads <= most:
                 return more
     return Long()
@@ -307,8 +313,8 @@ def configure_backward(columns: int, kind: Kind, room: int, teams: int) -> Stay 
         return None
     found = _smallest(columns, kind, room)
     if found and found.teams > teams:
-        return stay(columns, kind, room, threads=found.team * teams)
-    return found
+        found = stay(columns, kind, room, threads=found.team * teams, vectors=found.vectors)
+    return _shallow(columns, kind, found) if found else None
 
 
 def candidates(columns: int, kind: Kind, room: int) -> list[Block]:
