@@ -67,11 +67,11 @@ def test_runs_beside_runs(tmp_path: Path) -> None:
     assert found["ddp, 2 GPUs"][:2] == ["570,000", "95.0 %"]
     assert found["fsdp, 4 GPUs"][:2] == ["0.0200", "0.0100"]
     row = {"what": "linear dx", "us": 12000.0, "launches": 48.0, "floor_us": 9000.0}
-    profile = {"step_us": 100e3, "busy_us": 90e3, "idle_us": 10e3, "gaps_us": 9e3, "rows": [row]}
+    profile = {"step_us": 100e3, "busy_us": 90e3, "beyond_us": 10e3, "gaps_us": 9e3, "rows": [row]}
     record(gpu, "profile-124M", profile=profile)
     found = rows(comparisons.profiles(tmp_path))
     assert found["linear dx"] == ["12.00 ms", "12.0 %", "48", "9.00 ms", "75 %"]
-    assert found["nothing: idle"][:2] == ["10.00 ms", "10.0 %"]
+    assert found["beyond these"][:2] == ["10.00 ms", "10.0 %"]
     assert figures.figures(tmp_path) == ""  # each of them is told above
 
 

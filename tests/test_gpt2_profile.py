@@ -104,11 +104,11 @@ def test_kernels_are_joined_to_what_launched_them() -> None:
         "at::native::fill": 3.0,
     }  # fmt: skip
     kept = shares.to_json(found, told, H200)
-    assert (kept["busy_us"], kept["idle_us"], kept["gaps_us"]) == (268.5, 31.5, 30.0)
+    assert (kept["busy_us"], kept["beyond_us"], kept["gaps_us"]) == (268.5, 31.5, 30.0)
     lines = shares.lines(kept)
     row = next(line for line in lines if line.startswith("attention forward"))
     assert row.split()[2:] == ["0.015", "ms", "5.0", "%", "0.5", "0.010", "ms", "67", "%"]
-    assert any(line.startswith("nothing: idle") and "10.5 %" in line for line in lines)
+    assert any(line.startswith("beyond these") and "10.5 %" in line for line in lines)
 
 
 def test_floors_of_the_124m_are_those_of_its_work() -> None:

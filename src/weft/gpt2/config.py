@@ -28,6 +28,10 @@ ON_A_GPU = {
     "attention": "triton",
     # dispatch knows no measured size of it; layer norm's own kernels take half of torch's time;
     "add_layer_norm": "triton",
+    # cuBLAS with its bias epilogue either way; the bias' gradient is a pass at the copy's speed;
+    "linear": "cuda",
+    # GELU while the product's tile is in registers, and its slope with the bias' gradient;
+    "linear_gelu": "triton",
     # torch's own keeps all logits: 6.6 GB of them at 64 x 1024 tokens, in bfloat16 alone.
     "linear_cross_entropy": "cuda",
 }

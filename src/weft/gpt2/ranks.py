@@ -52,6 +52,11 @@ class Ranks:
         """Whether this process is the one that talks and writes."""
         return self.rank == 0
 
+    @property
+    def graphs(self) -> bool:
+        """Whether forward and backward can be one CUDA graph: nothing in them is another's."""
+        return self.device.type == "cuda"
+
     def spread(
         self, model: torch.nn.Module, dtype: torch.dtype
     ) -> tuple[torch.nn.Module, dict[str, torch.Tensor] | None]:

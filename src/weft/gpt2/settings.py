@@ -26,6 +26,8 @@ class TrainConfig:
         seed: of the weights, the order of the text, dropout and the samples.
         dtype: of weights and activations, float32 or bfloat16, which keeps float32 masters.
         compile: whether the model goes through ``torch.compile``.
+        graph: whether a micro-batch's kernels are launched as one CUDA graph where that can be: on
+            one GPU, with neither dropout nor ``compile``.
         strategy: how several processes share the work, ddp or fsdp.
         validate_every, validate_batches: steps between validations, and batches of one.
         sample_every, sample_tokens: steps between samples, and tokens of one.
@@ -57,6 +59,7 @@ class TrainConfig:
     seed: int = 0
     dtype: str = "float32"
     compile: bool = False
+    graph: bool = True
     strategy: str = "ddp"
     validate_every: int | None = None
     validate_batches: int = 8
@@ -123,7 +126,7 @@ OPTIONAL = (
 LOOSE = frozenset(
     (
         *("checkpoint_every", "checkpoint_seconds", "keep", "sample_every", "sample_tokens"),
-        *("validate_every", "validate_batches", "tensorboard", "picture", "patience"),
+        *("validate_every", "validate_batches", "tensorboard", "picture", "patience", "graph"),
         *("accumulate", "strategy", "compile"),  # a step in other parts: the same but for rounding
     )
 )

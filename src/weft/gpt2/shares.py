@@ -154,7 +154,7 @@ def to_json(found: Profile, told: list[Row], ceilings: Any) -> dict[str, Any]:
         "steps": found.steps,
         "step_us": round(found.step_us, 1),
         "busy_us": round(busy, 1),
-        "idle_us": round(max(0.0, found.step_us - busy), 1),
+        "beyond_us": round(max(0.0, found.step_us - busy), 1),
         "gaps_us": round(found.gaps_us, 1),
         "ceilings": None if ceilings is None else {"copy": ceilings.copy, **ceilings.matrix},
         "rows": [
@@ -199,7 +199,8 @@ HEAD = ("operator", "time a step", "of the step", "launches", "floor", "of the f
 
 
 def cells(told: dict[str, Any]) -> list[tuple[str, ...]]:
-    """The rows of a table with ``HEAD``, from a record's profile; its last is the idle time."""
+    """The rows of a table with ``HEAD``, from a record's profile. The last is what a step takes
+    beyond its kernels: waiting, and the lower clocks of a device that no profiler slows down."""
     whole = max(told["step_us"], told["busy_us"])
     found: list[tuple[str, ...]] = []
     for row in told["rows"]:
@@ -215,8 +216,8 @@ def cells(told: dict[str, Any]) -> list[tuple[str, ...]]:
                 reached,
             )
         )
-    idle = told["idle_us"]
-    found.append(("nothing: idle", _ms(idle), f"{100 * idle / whole:.1f} %", "", "", ""))
+    beyond = told["beyond_us"]
+    found.append(("beyond these", _ms(beyond), f"{100 * beyond / whole:.1f} %", "", "", ""))
     return found
 
 

@@ -36,6 +36,7 @@ from weft.gpt2.guards import Guard, Signals, memory
 from weft.gpt2.metrics import Metrics, missing
 from weft.gpt2.model import GPT
 from weft.gpt2.optimizer import Optimizer
+from weft.gpt2.passes import Pass
 from weft.gpt2.profiling import Profiler, check
 from weft.gpt2.progress import Progress, peak
 from weft.gpt2.ranks import Ranks, Reading
@@ -117,6 +118,12 @@ class Run:
             local=ranks.local,
         )
         self.forward: Any = torch.compile(self.module) if config.compile else self.module
+        self.passes = Pass(
+            self.forward,
+            list(self.model.parameters()),
+            config.accumulate,
+            graph=config.graph and not config.compile and profiled is None and ranks.graphs,
+        )
         self.guard = Guard(config.outlier_z, config.outlier_window, config.patience)
         self.done = self.updates = self.skipped = 0
         self.losses: list[float] = []
@@ -233,9 +240,7 @@ class Run:
         for micro in range(parts):
             x, y = batches.at(step, micro)
             with self.ranks.backward(parts):
-                loss = self.forward(x, y, **self._draw(micro))
-                (loss / parts).backward()
-            total += loss.detach().float() / parts
+                total += self.passes(x, y, self._draw(micro))
             if parts > 1:
                 optimizer.gather(first=micro == 0)
             batches.ahead()
