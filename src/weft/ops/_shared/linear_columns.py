@@ -31,17 +31,19 @@ class Columns:
     stages: int = 1
 
 
-# 32 elements a thread, 64 bytes of each half-type tensor in flight: 56 registers, 96 with a slope.
-PASS = Columns(rows=16, columns=256, warps=4, resident=8)
+# A pass that only reads fetches tiles ahead: 97 us of 117 for 65536 x 3072 on an H200. One that
+# writes does better with many programs, of 56 registers a thread, 96 with a slope: 302 us of 322.
+PASS = Columns(rows=16, columns=256, warps=4, resident=4, stages=3)
+COPY_PASS = Columns(rows=16, columns=256, warps=4, resident=8)
 SLOPE_PASS = Columns(rows=16, columns=256, warps=4, resident=5)
 CANDIDATES = (
     PASS,
+    COPY_PASS,
     SLOPE_PASS,
     Columns(rows=16, columns=256, warps=4, resident=4),
     Columns(rows=8, columns=256, warps=4, resident=8),
     Columns(rows=16, columns=256, warps=8, resident=4),
     Columns(rows=32, columns=256, warps=8, resident=2),
-    Columns(rows=16, columns=256, warps=4, resident=4, stages=3),
     Columns(rows=32, columns=256, warps=8, resident=2, stages=3),
 )
 
@@ -74,7 +76,7 @@ def column_sums(
     where ``copy`` is set; else None. grad and pre: (M, N), of one dtype. ``config`` None is the one
     shipped.
     """
-    config = config or (PASS if pre is None else SLOPE_PASS)
+    config = config or (SLOPE_PASS if pre is not None else COPY_PASS if copy else PASS)
     grad = grad.contiguous()
     m, n = grad.shape
     written = torch.empty_like(grad) if pre is not None or copy else None
@@ -109,7 +111,7 @@ def column_sums(
 def specimens(way: str) -> tuple[TritonSpecimen, ...]:
     """The pass as ``sum``, ``copy`` or ``slope`` for bfloat16, and the total."""
     written = None if way == "sum" else "*bf16"
-    config = SLOPE_PASS if way == "slope" else PASS
+    config = {"sum": PASS, "copy": COPY_PASS, "slope": SLOPE_PASS}[way]
     signature = {
         "grad_ptr": "*bf16",
         "pre_ptr": "*bf16" if way == "slope" else None,

@@ -64,6 +64,7 @@ EDGES = [
 ]
 BENCHES = [
     make_case(16384, 3072, 768, "bfloat16", tags="bench", devices=("cuda",)),
+    make_case(65536, 3072, 768, "bfloat16", tags="bench", devices=("cuda",)),
     make_case(16384, 3072, 768, "bfloat16", tags="bench", devices=("cuda",), keep=False),
     make_case(512, 512, 512, tags="bench", devices=("cpu",)),
 ]
