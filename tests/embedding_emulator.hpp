@@ -7,14 +7,19 @@ struct alignas(16) int4 { int x, y, z, w; };
 inline int2 make_int2(int x, int y) { return {x, y}; }
 inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 inline int from_lane(int v, unsigned lane) { return together({.at = (unsigned)v})[lane].at; }
-inline int __shfl_sync(unsigned, int v, int lane) { return from_lane(v, lane & 31); }
-inline int __shfl_up_sync(unsigned, int v, unsigned step) {
-  const unsigned lane = current % 32;
-  return from_lane(v, lane < step ? lane : lane - step);
+inline int __shfl_sync(unsigned, int v, int lane, unsigned width = 32) {
+  return from_lane(v, current % 32 / width * width + lane % width);
 }
-inline int __shfl_down_sync(unsigned, int v, unsigned step) {
-  const unsigned lane = current % 32 + step;
-  return from_lane(v, lane < 32 ? lane : lane - step);
+inline int __shfl_xor_sync(unsigned, int v, int step) {
+  return from_lane(v, current % 32 ^ step);
+}
+inline int __shfl_up_sync(unsigned, int v, unsigned step, unsigned width = 32) {
+  const unsigned lane = current % 32;
+  return from_lane(v, lane % width < step ? lane : lane - step);
+}
+inline int __shfl_down_sync(unsigned, int v, unsigned step, unsigned width = 32) {
+  const unsigned lane = current % 32;
+  return from_lane(v, lane % width + step < width ? lane + step : lane);
 }
 inline unsigned lanes_with(int v, int wanted) {
   const Lane* lanes = together({.at = (unsigned)v});

@@ -25,7 +25,8 @@ constexpr int PARTS = 4;  // of a row's pieces that a merging warp has under way
 #ifndef RESIDENT
 #define RESIDENT 3
 #endif
-constexpr int TOKENS = FLIGHT_TOKENS;  // of a warp's rows that are under way together, up to 16
+constexpr int TOKENS = FLIGHT_TOKENS;  // of a group's rows that are under way together, up to 16
+static_assert(ROWS < LANES, "a lane for each row's begin, and one for the end");
 
 // weight: (vocabulary, columns), ids: (batch, length), positions: (>= length, columns) or null; y:
 // (batch, length, columns). A warp has one place of SEQUENCES sequences.
@@ -70,36 +71,58 @@ __device__ __forceinline__ Pack load_last(const WEFT_T* from) {
   return LAST ? Streamed<sizeof(Pack)>::load(from) : load(from);
 }
 
-// Rows [0, rows) at `to`, whose tokens are order[at, end), one row's after the other's; lane q
-// knows in `begins` where row q's begin. Every row is written, TOKENS tokens are under way.
+// What a group's lane `i` has, of a lane's own `v`; all lanes of a warp ask together.
+__device__ __forceinline__ int of_lane(int v, int i) { return __shfl_sync(ALL, v, i, LANES); }
+
+// Rows [0, rows) at `to`, of which row q's tokens are order[begins, begins of the lane after) in
+// lane q. Those of more than PIECE tokens are left out; others are written, TOKENS of their tokens
+// are under way. A warp's groups go in step: each has its own rows.
 __device__ __forceinline__ void sum_rows(const WEFT_T* grad, const int* order, WEFT_T* to,
-                                         int begins, int q, int rows, int at, int end,
-                                         int columns, int stride, bool inside) {
-  const int lane = threadIdx.x % 32;
+                                         int begins, int rows, int columns, int stride,
+                                         bool inside) {
+  const int lane = threadIdx.x % LANES, shift = threadIdx.x % 32 / LANES * LANES;
+  const int next = __shfl_down_sync(ALL, begins, 1, LANES);
+  const bool much = lane < rows && next - begins > PIECE;
+  const unsigned left_out = __ballot_sync(ALL, much) >> shift;
+  const int mine = lane < rows && !much ? next - begins : 0;
+  int upto = mine;
+#pragma unroll
+  for (int step = 1; step < LANES; step *= 2) {
+    const int other = __shfl_up_sync(ALL, upto, step, LANES);
+    if (lane >= step) upto += other;
+  }
+  const int before = upto - mine, skip = begins - before;
+  const int all = of_lane(upto, LANES - 1);
+  int most = all;
+  if (GROUPS > 1) most = max(most, __shfl_xor_sync(ALL, all, LANES % 32));
   float sum[N];
   clear(sum);
-  int later = at + lane < end ? order[at + lane] : 0;
-  for (; at < end; at += 32) {
-    const int token = later;
-    later = at + 32 + lane < end ? order[at + 32 + lane] : 0;
-    int its = q;  // the row of place at + lane: the last that begins there or before
-    for (int r = q + 1; r < rows; ++r) its += __shfl_sync(ALL, begins, r) <= at + lane;
-    const int left = min(end - at, 32);
+  int q = 0;
+  for (int at = 0; at < most; at += LANES) {
+    int its = 0;  // the row of token at + lane: the last that begins there or before
+#pragma unroll
+    for (int r = 1; r < ROWS; ++r) {
+      const int where = of_lane(before, r);
+      its += r < rows && where <= at + lane;
+    }
+    const int place = of_lane(skip, its) + at + lane;
+    const int token = at + lane < all ? order[place] : 0;
+    const int left = min(all - at, LANES), steps = min(most - at, LANES);
     Pack in[TOKENS];
 #pragma unroll
     for (int u = 0; u < TOKENS; ++u) {
-      const int one = __shfl_sync(ALL, token, u);
+      const int one = of_lane(token, u);
       if (u < left) in[u] = load_last(grad + (index_t)one * stride);
     }
 #pragma unroll 1
-    for (int k = 0; k < left; k += TOKENS) {
+    for (int k = 0; k < steps; k += TOKENS) {
 #pragma unroll
       for (int u = 0; u < TOKENS; ++u) {  // as one is added another is asked for
-        const int row = __shfl_sync(ALL, its, (k + u) % 32);
-        const int one = __shfl_sync(ALL, token, (k + u + TOKENS) % 32);
+        const int row = of_lane(its, (k + u) % LANES);
+        const int one = of_lane(token, (k + u + TOKENS) % LANES);
         if (k + u >= left) continue;
         for (; q < row; ++q) {
-          if (inside) store(to + (index_t)q * columns, sum);
+          if (inside && !(left_out >> q & 1)) store(to + (index_t)q * columns, sum);
           clear(sum);
         }
         add(sum, in[u]);
@@ -108,7 +131,7 @@ __device__ __forceinline__ void sum_rows(const WEFT_T* grad, const int* order, W
     }
   }
   for (; q < rows; ++q) {
-    if (inside) store(to + (index_t)q * columns, sum);
+    if (inside && !(left_out >> q & 1)) store(to + (index_t)q * columns, sum);
     clear(sum);
   }
 }
@@ -146,35 +169,38 @@ __device__ __forceinline__ int locate(const int4* heads, int owners, int nth, bo
   return -1;
 }
 
-// What one piece of the order has of its row; PIECE is 32 at most.
+// What one piece of the order has of its row, of none for a group whose piece is empty.
 __device__ __forceinline__ void sum_piece(const WEFT_T* grad, const int* order, int2 piece,
                                           float* to, index_t stride, bool inside) {
-  static_assert(PIECE <= 32, "a lane has one token");
-  const int lane = threadIdx.x % 32, left = piece.y - piece.x;
-  const int token = lane < left ? order[piece.x + lane] : 0;
+  const int lane = threadIdx.x % LANES;
   float sum[N];
   clear(sum);
-  for (int k = 0; k < left; k += FLIGHT) {
-    Pack in[FLIGHT];
+#pragma unroll 1
+  for (int first = 0; first < PIECE; first += LANES) {
+    const int left = min(piece.y - piece.x - first, LANES);
+    const int token = lane < left ? order[piece.x + first + lane] : 0;
+    for (int k = 0; k < min(PIECE, LANES); k += FLIGHT) {
+      Pack in[FLIGHT];
 #pragma unroll
-    for (int u = 0; u < FLIGHT; ++u) {
-      const int one = __shfl_sync(ALL, token, (k + u) % 32);
-      if (k + u < left) in[u] = load_last(grad + (index_t)one * stride);
+      for (int u = 0; u < FLIGHT; ++u) {
+        const int one = of_lane(token, (k + u) % LANES);
+        if (k + u < left) in[u] = load_last(grad + (index_t)one * stride);
+      }
+#pragma unroll
+      for (int u = 0; u < FLIGHT; ++u)
+        if (k + u < left) add(sum, in[u]);
     }
-#pragma unroll
-    for (int u = 0; u < FLIGHT; ++u)
-      if (k + u < left) add(sum, in[u]);
   }
   Floats out;
 #pragma unroll
   for (int j = 0; j < N; ++j) out.at[j] = sum[j];
-  if (inside) *reinterpret_cast<Floats*>(to) = out;
+  if (inside && piece.y > piece.x) *reinterpret_cast<Floats*>(to) = out;
 }
 
 // grad: (batch * length, columns), rows `stride` apart; from, order, heads, pieces: see order.cu.
 // dweight: (vocabulary, columns); dpositions: (places, columns); partial: a float row for each
 // piece. Slice by slice, blocks of pieces, of the rows that PIECE tokens or fewer ask for, and
-// among them of places (of the slice `lead` further on, while there is one): a warp has every so
+// among them of places (of the slice `lead` further on, while there is one): a group has every so
 // many-th piece, ROWS rows, or a place.
 extern "C" __global__ void __launch_bounds__(SUM_WARPS * 32, RESIDENT)
 embedding_backward(const WEFT_T* __restrict__ grad, const int* __restrict__ from,
@@ -184,7 +210,8 @@ embedding_backward(const WEFT_T* __restrict__ grad, const int* __restrict__ from
                    index_t vocabulary, index_t owners, index_t places, index_t batch,
                    index_t length, index_t columns, index_t stride, index_t slices, index_t lead,
                    index_t place_blocks, index_t piece_blocks, index_t row_blocks) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  constexpr int SUMMERS = SUM_WARPS * GROUPS;
+  const int summer = threadIdx.x / LANES, lane = threadIdx.x % LANES;
   const index_t each = place_blocks + piece_blocks + row_blocks;
   const index_t ahead = slices > lead ? slices - lead : 0;  // slices whose places are left
   index_t slice = blockIdx.x / each, block = blockIdx.x % each;
@@ -198,46 +225,46 @@ embedding_backward(const WEFT_T* __restrict__ grad, const int* __restrict__ from
   const bool place = slice < ahead && block % apart == 0 && block / apart < place_blocks;
   if (place) block /= apart;
   else if (slice < ahead) block -= min(block / apart + 1, place_blocks);
-  const index_t column = ((slice + (place ? lead : 0)) * 32 + lane) * N;
+  const index_t column = ((slice + (place ? lead : 0)) * LANES + lane) * N;
   const bool inside = column < columns;
   grad += inside ? column : 0;  // a lane past the last column reads, and writes nothing
   if (place) {
-    const index_t t = block * SUM_WARPS + warp;
+    const index_t t = block * SUMMERS + summer;
     if (t < places && inside)
       sum_place(grad, dpositions + column, t, (int)batch, length, columns, stride);
   } else if (block < piece_blocks) {
-    for (int nth = (int)block * SUM_WARPS + warp;; nth += (int)piece_blocks * SUM_WARPS) {
-      const int at = locate(heads, (int)owners, nth, false);
-      if (at < 0) return;
-      sum_piece(grad, order, pieces[at], partial + at * columns + column, stride, inside);
+    const int warp = threadIdx.x / 32, mine = summer % GROUPS;
+    for (int nth = ((int)block * SUM_WARPS + warp) * GROUPS;; nth += (int)piece_blocks * SUMMERS) {
+      int at = -1;
+#pragma unroll
+      for (int g = 0; g < GROUPS; ++g) {
+        const int one = locate(heads, (int)owners, nth + g, false);
+        if (g == 0 && one < 0) return;
+        if (g == mine) at = one;
+      }
+      const int2 piece = at < 0 ? make_int2(0, 0) : pieces[at];
+      sum_piece(grad, order, piece, partial + at * columns + column, stride, inside);
     }
   } else {
-    const index_t first = ((block - piece_blocks) * SUM_WARPS + warp) * ROWS;
-    if (first >= vocabulary) return;
+    // A group past the last row has none, and goes along with its warp's other.
+    const index_t first = min(((block - piece_blocks) * SUMMERS + summer) * ROWS, vocabulary);
     const int rows = (int)min((index_t)ROWS, vocabulary - first);
     const int begins = from[first + min(lane, rows)];
-    const int next = __shfl_down_sync(ALL, begins, 1);
-    const unsigned much = __ballot_sync(ALL, lane < rows && next - begins > PIECE);
     WEFT_T* to = dweight + first * columns + column;
-    for (int q = 0; q < rows;) {  // rows between two of many tokens
-      const unsigned rest = much >> q;
-      const int upto = rest ? q + __ffs(rest) - 1 : rows;
-      const int at = __shfl_sync(ALL, begins, q), end = __shfl_sync(ALL, begins, upto);
-      sum_rows(grad, order, to, begins, q, upto, at, end, (int)columns, (int)stride, inside);
-      q = upto + 1;
-    }
+    sum_rows(grad, order, to, begins, rows, (int)columns, (int)stride, inside);
   }
 }
 
-// Blocks of one slice take the rows of many tokens in turn: every MERGE_WARPS-th piece is added by
-// one warp, in order, then the warps' sums are.
+// Blocks of one slice take the rows of many tokens in turn: every ADDERS-th piece is added by one
+// group, in order, then the groups' sums are.
 extern "C" __global__ void __launch_bounds__(MERGE_WARPS * 32, 2)
 embedding_merge(const int4* __restrict__ heads, const int4* __restrict__ many,
                 const float* __restrict__ partial, WEFT_T* __restrict__ dweight, index_t owners,
                 index_t columns, index_t blocks) {
-  __shared__ float others[MERGE_WARPS][32 * N];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const index_t column = (blockIdx.x / blocks * 32 + lane) * N;
+  constexpr int ADDERS = MERGE_WARPS * GROUPS;
+  __shared__ float others[ADDERS][LANES * N];
+  const int adder = threadIdx.x / LANES, lane = threadIdx.x % LANES;
+  const index_t column = (blockIdx.x / blocks * LANES + lane) * N;
   const bool inside = column < columns;
   for (int nth = (int)(blockIdx.x % blocks);; nth += (int)blocks) {
     const int at = locate(heads, (int)owners, nth, true);
@@ -245,11 +272,11 @@ embedding_merge(const int4* __restrict__ heads, const int4* __restrict__ many,
     const int4 row = many[at];  // which, its first piece, how many
     float sum[N];
     clear(sum);
-    for (int k = warp; k < row.z; k += MERGE_WARPS * PARTS) {
+    for (int k = adder; k < row.z; k += ADDERS * PARTS) {
       Floats in[PARTS];
 #pragma unroll
       for (int u = 0; u < PARTS; ++u) {
-        const int one = k + u * MERGE_WARPS;
+        const int one = k + u * ADDERS;
         if (inside && one < row.z)
           in[u] = *reinterpret_cast<const Floats*>(partial + (row.y + one) * columns + column);
       }
@@ -257,16 +284,16 @@ embedding_merge(const int4* __restrict__ heads, const int4* __restrict__ many,
       for (int u = 0; u < PARTS; ++u)
 #pragma unroll
         for (int j = 0; j < N; ++j)
-          if (inside && k + u * MERGE_WARPS < row.z) sum[j] += in[u].at[j];
+          if (inside && k + u * ADDERS < row.z) sum[j] += in[u].at[j];
     }
 #pragma unroll
-    for (int j = 0; j < N; ++j) others[warp][j * 32 + lane] = sum[j];
+    for (int j = 0; j < N; ++j) others[adder][j * LANES + lane] = sum[j];
     __syncthreads();
-    if (warp == 0 && inside) {
+    if (adder == 0 && inside) {
 #pragma unroll
-      for (int w = 1; w < MERGE_WARPS; ++w)
+      for (int w = 1; w < ADDERS; ++w)
 #pragma unroll
-        for (int j = 0; j < N; ++j) sum[j] += others[w][j * 32 + lane];
+        for (int j = 0; j < N; ++j) sum[j] += others[w][j * LANES + lane];
       store(dweight + (index_t)row.x * columns + column, sum);
     }
     __syncthreads();

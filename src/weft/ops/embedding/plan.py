@@ -37,16 +37,18 @@ def slice_width(tokens: int, columns: int, itemsize: int, places: int) -> int:
 class Sums:
     """How the CUDA backward goes.
 
-    A lane moves ``access`` bytes at a time, and 32 lanes are a slice of columns. The first ``lead``
-    slices' positions are summed beside the ordering of the tokens; later ones as far ahead of the
-    tokens' sums. A warp has ``rows`` rows of the table and keeps ``flight`` of their tokens under
-    way; what more than ``piece`` tokens ask for is summed in pieces of as many. ``last``: a token's
-    reading lets go of its line in the L2. ``resident`` blocks a multiprocessor are made room for in
-    registers; a block of ``owners`` warps orders the tokens of 32 rows a warp. The pieces of a
-    slice have ``piece_blocks`` blocks at most: more come in turns.
+    A lane moves ``access`` bytes at a time, and ``lanes`` of a warp, 32 or 16, are a group and a
+    slice of columns. The first ``lead`` slices' positions are summed beside the ordering of the
+    tokens; later ones as far ahead of the tokens' sums. A group has ``rows`` rows of the table,
+    fewer than its lanes, and keeps ``flight`` of their tokens under way; what more than ``piece``
+    tokens ask for is summed in pieces of as many. ``last``: a token's reading lets go of its line
+    in the L2. ``resident`` blocks a multiprocessor are made room for in registers; a block of
+    ``owners`` warps orders the tokens of 32 rows a warp. The pieces of a slice have
+    ``piece_blocks`` blocks at most: more come in turns.
     """
 
     access: int = 8
+    lanes: int = 32
     lead: int = 2
     rows: int = 16
     piece: int = 16
@@ -59,22 +61,27 @@ class Sums:
 
 # 512 bytes of a row at a time: an H200 prefers them to 256 even where two slices of the gradient do
 # not stay in the L2 together, 87 us of 96.
-WIDE = Sums(access=16, lead=1, flight=5)
+WIDE = Sums(access=16, lead=0, flight=5)
+# 256 bytes of two rows at a time: as few instructions a byte, and slices of half the size.
+TWO = Sums(access=16, lanes=16, lead=1, rows=8, flight=5)
 
 
 def candidates() -> list[Sums]:
     """The plans worth timing, in the order of promise."""
     return [
+        TWO,
+        replace(TWO, lead=0, last=False),
+        replace(TWO, lead=0),
+        replace(TWO, rows=12, flight=6),
         WIDE,
-        replace(WIDE, flight=7),
-        replace(WIDE, flight=12, resident=2),
-        replace(WIDE, flight=4, resident=4),
+        replace(TWO, lead=2),
+        replace(TWO, lead=1, last=False),
+        replace(TWO, flight=4, resident=4),
+        replace(TWO, owners=32),
+        replace(TWO, flight=7),
+        replace(TWO, rows=4, flight=4),
+        replace(WIDE, lead=1),
+        replace(WIDE, last=False),
         replace(WIDE, owners=32),
-        replace(WIDE, owners=32, lead=0),
-        replace(WIDE, lead=0),
-        replace(WIDE, rows=24, flight=7),
-        replace(WIDE, rows=8, piece=8),
-        replace(WIDE, rows=16, piece=8),
-        replace(WIDE, lead=2),
-        Sums(lead=1),
+        replace(TWO, rows=12, lead=0, last=False),
     ]

@@ -1,13 +1,18 @@
 // A lane's share of a row: N elements that move as one access, and the sums of them.
 //
-// A slice is 32 * N columns. Sums are in float, in a fixed order.
+// A slice is LANES * N columns, a group of as many lanes has one of its rows at a time. Sums are in
+// float, in a fixed order.
 #pragma once
 #include "numeric.cuh"
 
 #ifndef ACCESS
 #define ACCESS (16 / sizeof(WEFT_T))
 #endif
-constexpr int N = ACCESS;
+#ifndef LANES
+#define LANES 32
+#endif
+constexpr int N = ACCESS, GROUPS = 32 / LANES;
+static_assert(LANES == 32 || LANES == 16, "a warp is one group or two");
 constexpr unsigned ALL = 0xffffffffu;
 using Floats = Vector<float, N>;
 

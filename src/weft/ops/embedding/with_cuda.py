@@ -1,5 +1,6 @@
-"""Embedding in CUDA C++. Its backward is three launches: the order of the tokens and the first
-positions, the sums, and those of rows that many tokens ask for; see order.cu and embedding.cu.
+"""Embedding in CUDA C++. Its backward is four launches: the tokens by owner, their order and the
+first positions, the sums, and those of rows that many tokens ask for; see buckets.cu, order.cu and
+embedding.cu.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import torch
 from weft.backends.nvrtc import CudaSource
 from weft.core import Implementation
 from weft.ops._shared.rows import as_rows, width
-from weft.ops.embedding.plan import WIDE, Sums
+from weft.ops.embedding.plan import TWO, WIDE, Sums
 
 HERE = Path(__file__).parent
 TYPES = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 WARPS, SEQUENCES, SUM_WARPS, MERGE_WARPS = 4, 4, 8, 16  # as embedding.cu has them
 SHIPPED = Sums()
+RUNS, SHARE = 1024, 1024  # runs at most, of so many tokens or a multiple
 MERGE_BLOCKS = 240  # at most, of all slices: what 132 multiprocessors hold at once
 
 
@@ -30,25 +32,38 @@ def source(dtype: torch.dtype, access: int, plan: Sums = SHIPPED) -> CudaSource:
         defines=(
             ("WEFT_T", TYPES[dtype]),
             ("ACCESS", str(access)),
+            ("LANES", str(plan.lanes)),
             ("PIECE", str(plan.piece)),
             ("ROWS", str(plan.rows)),
             ("LAST", str(int(plan.last))),
             ("FLIGHT_TOKENS", str(plan.flight)),
             ("RESIDENT", str(plan.resident)),
         ),
-        label=f"{str(dtype).removeprefix('torch.')}-{access}",
+        label=f"{str(dtype).removeprefix('torch.')}-{access}x{plan.lanes}",
     )
 
 
 @cache
 def ordering(dtype: torch.dtype, access: int, plan: Sums = SHIPPED) -> CudaSource:
     """order.cu, whose positions are of that type and access."""
-    defines = (("ACCESS", access), ("PIECE", plan.piece), ("OWNERS", plan.owners))
+    sizes = {"LANES": plan.lanes, "PIECE": plan.piece, "OWNERS": plan.owners, "RUNS": RUNS}
+    defines = (("ACCESS", access), *sizes.items())
     return CudaSource(
         file=HERE / "order.cu",
         kernels=("embedding_order",),
         defines=(("WEFT_T", TYPES[dtype]), *((name, str(value)) for name, value in defines)),
-        label=f"order-{str(dtype).removeprefix('torch.')}-{access}",
+        label=f"order-{str(dtype).removeprefix('torch.')}-{access}x{plan.lanes}",
+    )
+
+
+@cache
+def sorting(owners: int) -> CudaSource:
+    """buckets.cu for owners of as many warps; it moves no element."""
+    return CudaSource(
+        file=HERE / "buckets.cu",
+        kernels=("embedding_buckets",),
+        defines=(("WEFT_T", "float"), ("OWNERS", str(owners))),
+        label=f"buckets-{owners}",
     )
 
 
@@ -94,44 +109,76 @@ def backward_with(
     """The backward by one plan; the gradient has elements."""
     (batch, length), columns = ids.shape, grad.shape[2]
     dweight, dpositions = grad.new_empty((vocabulary, columns)), grad.new_empty((places, columns))
-    tokens, ids, lines = batch * length, ids.contiguous(), as_rows(grad)
+    tokens, lines = batch * length, as_rows(grad)
     if lines.stride(0) >= 2**31:  # the kernels' strides have 32 bits
         lines = lines.contiguous()
     access = min(width(columns, lines), max(1, plan.access // grad.element_size()))
-    own = 32 * plan.owners
-    slices, owners = -(-columns // (32 * access)), max(1, -(-vocabulary // own))
+    slices, owners = -(-columns // (plan.lanes * access)), max(1, -(-vocabulary // _own(plan)))
     lead, most = min(plan.lead, slices), 2 * tokens // plan.piece + 1
-    # In words: heads and many (4 each), pieces (2), order, from; wider ones first, on 16 bytes.
-    words = (4 * owners, 4 * (tokens // plan.piece + 1), 2 * most, tokens, vocabulary + 1)
-    held = torch.empty(sum(words), dtype=torch.int32, device=grad.device)
-    starts = (held.data_ptr() + 4 * sum(words[:k]) for k in range(5))
-    heads, many, pieces, order, begins = starts
-    ordering(grad.dtype, access, plan)["embedding_order"](
-        owners + -(-places * lead // plan.owners),
-        own,
-        *(ids, lines, begins, order, heads, pieces, many, dpositions),
-        *(tokens, vocabulary, owners, places, lead, batch, length, columns, lines.stride(0)),
-        shared=4 * (plan.owners * (own + 128) + 2 * (own + 1) + plan.owners),  # as order.cu has it
+    held, (order, begins, tops, pieces, many) = _order(
+        plan, lines, ids.contiguous(), dpositions, vocabulary, access, lead
     )
     partial = torch.empty((most, columns), dtype=torch.float32, device=grad.device)
-    program = source(grad.dtype, access, plan)
+    program, summers = source(grad.dtype, access, plan), SUM_WARPS * 32 // plan.lanes
     per_slice = (
-        -(-places // SUM_WARPS),
-        min(plan.piece_blocks, -(-most // SUM_WARPS)),
-        -(-vocabulary // (SUM_WARPS * plan.rows)),
+        -(-places // summers),
+        min(plan.piece_blocks, -(-most // summers)),
+        -(-vocabulary // (summers * plan.rows)),
     )
     program["embedding_backward"](
         sum(per_slice) * slices - per_slice[0] * lead,
         SUM_WARPS * 32,
-        *(lines, begins, order, heads, pieces, dweight, dpositions, partial),
+        *(lines, begins, order, tops, pieces, dweight, dpositions, partial),
         *(vocabulary, owners, places, batch, length, columns, lines.stride(0), slices, lead),
         *per_slice,
     )
     blocks = min(max(1, MERGE_BLOCKS // slices), tokens // plan.piece + 1)
     program["embedding_merge"](
-        blocks * slices, MERGE_WARPS * 32, heads, many, partial, dweight, owners, columns, blocks
+        blocks * slices, MERGE_WARPS * 32, tops, many, partial, dweight, owners, columns, blocks
     )
+    del held  # whose addresses the kernels had
     return dweight, dpositions
+
+
+def _own(plan: Sums) -> int:
+    """Rows of the table that an owner has, as order.cuh has them."""
+    return 32 * plan.owners
+
+
+def _order(
+    plan: Sums,
+    lines: torch.Tensor,
+    ids: torch.Tensor,
+    dpositions: torch.Tensor,
+    vocabulary: int,
+    access: int,
+    lead: int,
+) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """Memory, and where order.cu's answers lie in it: order, from, tops, pieces, many. The first
+    ``lead`` slices of dpositions are made too."""
+    (batch, length), places = ids.shape, dpositions.shape[0]
+    tokens, own = batch * length, _own(plan)
+    owners, most = max(1, -(-vocabulary // own)), 2 * tokens // plan.piece + 1
+    share = -(-tokens // (SHARE * RUNS)) * SHARE
+    runs = -(-tokens // share)
+    # In words: tops and many (4 each), pieces and heads (2), order, found, from; the wide first.
+    longest = tokens // plan.piece + 1
+    words = (4 * owners, 4 * longest, 2 * most, 2 * owners * runs, tokens, tokens, vocabulary + 1)
+    held = torch.empty(sum(words), dtype=torch.int32, device=ids.device)
+    starts = (held.data_ptr() + 4 * sum(words[:k]) for k in range(7))
+    tops, many, pieces, heads, order, found, begins = starts
+    sorting(plan.owners)["embedding_buckets"](
+        runs, 1024, ids, found, heads, tokens, vocabulary, owners, share, runs
+    )
+    ordering(lines.dtype, access, plan)["embedding_order"](
+        owners + -(-places * lead // (own // plan.lanes)),
+        own,
+        *(heads, found, lines, begins, order, tops, pieces, many, dpositions),
+        *(runs, share, vocabulary, owners, places, lead, batch, length),
+        *(lines.shape[1], lines.stride(0)),
+        shared=4 * (plan.owners * (own + 1) + 2 * (own + 1) + 2 * RUNS + 1),  # as order.cu has it
+    )
+    return held, (order, begins, tops, pieces, many)
 
 
 IMPLEMENTATION = Implementation(
@@ -146,7 +193,10 @@ IMPLEMENTATION = Implementation(
         source(torch.bfloat16, 8, WIDE),
         source(torch.float32, 4, WIDE),
         source(torch.bfloat16, 1),
+        source(torch.bfloat16, 8, TWO),
+        sorting(16),
         ordering(torch.bfloat16, 8),
+        ordering(torch.bfloat16, 8, TWO),
         ordering(torch.float32, 4),
         ordering(torch.bfloat16, 1),
     ),
