@@ -30,6 +30,9 @@ SIMULATED_ELEMENTS = 300
 INTERPRETED_ELEMENTS = {FORWARD: 3200, BACKWARD: 800}
 LARGE = {"cpu": 1 << 18, "cuda": 1 << 28}  # elements, from where two seeds must do
 MANY = 1 << 22
+# Whose empty and transposed cases `compile` compiles on a CPU, too; the other operators' would show
+# the same of Inductor, at four seconds a case.
+STRIDED = "softmax"
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -87,7 +90,7 @@ def _too_slow(
         empty = _numel(case) == 0 and case.dtype == "float32"
         if device == "cpu" and case.dtype != "float32":
             return "compile compiles anew for each case: on a CPU float32, all in `weft check`"
-        some = one.operator in registry.FIRST_LOOK or device != "cpu"
+        some = one.operator == STRIDED or device != "cpu"
         if not some and direction == FORWARD and registry.operator(one.operator).differentiable:
             return "compile compiles both directions for a gradient: that here, all in `weft check`"
         if not (first or (some and (empty or "transposed" in case.layouts))):
