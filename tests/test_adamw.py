@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from weft import WeftError, ops
+from weft.core import registry
+from weft.ops.adamw.with_torch import supports
 
 Lists = list[list[torch.Tensor]]
 SIZES = ((7, 9), (0,), (), (3, 5, 7))
@@ -123,3 +126,22 @@ def test_a_call_without_an_answer_gets_one_clear_error(
     with pytest.raises(WeftError, match=told):
         ops.adamw(*lists, **{"step": 1, **more})
     assert float(ONE.sum()) == 3.0
+
+
+def test_a_call_is_answered_for_before_its_numbers_are_known() -> None:
+    """A GPU's float32 lists by torch: what a call is described by holds no learning rate."""
+    case = registry.operator("adamw").case("fp32-4099-first-step")
+    assert case.dtype == "float32"
+    assert supports(replace(case, params={"rounding": "nearest"}), "cuda")
+    assert not supports(replace(case, params={**case.params, "lr": 1.0}), "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("impl", [None, "torch", "triton", "cuda"])
+def test_on_a_gpu_float32_lists_are_stepped_as_on_a_cpu(impl: str | None) -> None:
+    here, there = _lists(), [[t.cuda() for t in x] for x in _lists()]
+    ops.adamw(*here, **USUAL, step=1, impl="eager")
+    ops.adamw(*there, **USUAL, step=1, impl=impl)
+    for mine, theirs in zip(here, there, strict=True):
+        for a, b in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(a, b.cpu(), rtol=1e-5, atol=1e-6)

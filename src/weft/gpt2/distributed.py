@@ -48,6 +48,10 @@ class Several(Ranks):
         super().__init__(group.device)
         self.group, self.rank, self.world = group, group.rank, group.world
 
+    @property
+    def graphs(self) -> bool:
+        return False
+
     def read(self, loss: torch.Tensor, norms: torch.Tensor, *, stop: bool, save: bool) -> Reading:
         """As one process' own, after the one reduction over all that a step makes."""
         count = len(norms)

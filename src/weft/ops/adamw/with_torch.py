@@ -82,7 +82,8 @@ def supports(case: Case, device: str) -> Support:
         return no("torch's AdamW wants parameter, gradient and averages in one dtype")
     if device == "cuda" and len({i.layout for i in case.inputs} | {"contiguous"}) > 1:
         return no("torch's fused AdamW wants parameter, gradient and averages in one layout")
-    if device == "cuda" and case.dtype == "float32" and case.params["lr"] > LARGE:  # type: ignore[operator]
+    rate = case.params.get("lr", 0.0)  # a call is asked about before its numbers are known
+    if device == "cuda" and case.dtype == "float32" and rate > LARGE:  # type: ignore[operator]
         return no(
             "torch's fused AdamW takes 1 - beta^step in float32, which keeps four digits: at so "
             "large a rate the parameter is past the tolerance (27 times, measured)"
