@@ -18,7 +18,8 @@ import torch
 from norm_emulator import COMPILER, Emulated, build
 from weft.backends.nvrtc import CudaSource
 from weft.ops._shared import norm_cuda
-from weft.ops._shared.norm_configs import Block, Kind, Stay, candidates_backward
+from weft.ops._shared.norm_candidates import candidates_backward
+from weft.ops._shared.norm_configs import Block, Kind, Stay, Walk
 from weft.ops._shared.norm_spec import layer_norm64, rms_norm64
 
 EPS = 1e-5
@@ -26,6 +27,7 @@ PAIR = Stay(threads=64, team=64, vectors=1, stages=2, cluster=2)  # two blocks a
 TEAMS = Stay(threads=192, team=64, vectors=2, stages=3, held=False)  # three teams of two warps
 ALONE = Stay(threads=96, team=32, vectors=4, stages=2)  # three teams of a warp
 TWO = Block(threads=64, vectors=1, cluster=2, rows=2)  # two blocks for two rows
+WALK = Walk(threads=64, vectors=2, cluster=2, rows=4, resident=1)  # two blocks, four rows
 
 
 @pytest.fixture
@@ -107,6 +109,20 @@ def test_layer_norm_by_clusters_answers_what_float64_does() -> None:
     dx, _, dw, db = norm_cuda.backward(grad, None, x, weight, EPS, True, config=PAIR)
     for got, expected in zip((dx, dw, db), gradients, strict=True):
         _close(got, expected, 40)
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("config", [WALK, replace(WALK, cluster=1), replace(WALK, rows=1)])
+@pytest.mark.parametrize("add", [False, True])
+def test_clusters_that_take_one_row_after_another_answer_what_float64_does(
+    config: Walk, add: bool
+) -> None:
+    x, weight, bias, more = _rows(11, 388 if config.cluster == 1 else 836)
+    y, s = norm_cuda.forward(x, more if add else None, weight, bias, EPS, config=config)
+    assert torch.equal(s, x + more if add else x)
+    _close(y, layer_norm64(s.double(), weight.double(), bias.double(), EPS), 40)
 
 
 @pytest.mark.slow

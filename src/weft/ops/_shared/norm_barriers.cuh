@@ -44,4 +44,19 @@ __device__ __forceinline__ void write_to(int rank, float* own, float value) {
   asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(value) : "memory");
 }
 
+// The same, and counts 4 bytes on that block's mbarrier `arrived`, by which it sees the value. The
+// cluster's barrier would first wait until all that its threads have stored is seen by the device.
+__device__ __forceinline__ void send(int rank, float* own, float value,
+                                     unsigned long long* arrived) {
+  unsigned there, count;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(there) : "r"((unsigned)__cvta_generic_to_shared(own)), "r"(rank));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(count) : "r"((unsigned)__cvta_generic_to_shared(arrived)), "r"(rank));
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];"
+               :
+               : "r"(there), "r"(__float_as_uint(value)), "r"(count)
+               : "memory");
+}
+
 #endif

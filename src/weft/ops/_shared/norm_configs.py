@@ -89,6 +89,46 @@ class Block:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Walk:
+    """Forward: a ``cluster`` of blocks takes up to ``rows`` one after another, with its weights in
+    shared memory; ``vectors`` accesses a thread, and a multiprocessor holds ``resident`` blocks."""
+
+    threads: int
+    vectors: int
+    cluster: int
+    rows: int
+    resident: int
+    full: bool = False
+
+    def __post_init__(self) -> None:
+        if self.threads % 32 or not 32 <= self.threads <= 1024:
+            raise ValueError(f"a block is of 1 to 32 warps, not of {self.threads} threads")
+        if self.cluster not in (1, 2, 4, 8) or self.rows < 1:
+            raise ValueError("a cluster is of 1, 2, 4 or 8 blocks, and takes a row at least")
+
+    @property
+    def macros(self) -> dict[str, object]:
+        return {
+            "THREADS": self.threads,
+            "VECTORS": self.vectors,
+            "CLUSTER": self.cluster,
+            "RESIDENT": self.resident,
+            "FULL": int(self.full),
+        }
+
+    @property
+    def label(self) -> str:
+        """Unlike for unlike ways; how many rows are taken is not compiled in."""
+        size = f"{self.threads}x{self.vectors}-{self.cluster}-{self.rows}"
+        return f"walk{size}-{self.resident}-{int(self.full)}"
+
+    def shared(self, kind: Kind) -> int:
+        """Dynamic shared memory of a block, in bytes: its weights, and its shifts."""
+        each = self.threads * self.vectors * kind.access * kind.w.itemsize
+        return (1 + kind.centred) * each
+
+
+@dataclass(frozen=True, kw_only=True)
 class Long:
     """Forward: the row is walked three times, whatever its length."""
 
@@ -249,7 +289,7 @@ def _shallow(columns: int, kind: Kind, found: Stay) -> Stay:
     return replace(found, stages=2) if row >= ENOUGH else found
 
 
-def _block(
+def block(
     columns: int,
     kind: Kind,
     vectors: int,
@@ -283,22 +323,40 @@ def _early(columns: int, kind: Kind, block: Block) -> bool:
 
 def _short(columns: int, kind: Kind) -> Block | None:
     """A block a row of 4096 accesses at most; the fewer threads wait at its barrier, the better."""
-    ways = [(one, most) for v, most in SHORT if (one := _block(columns, kind, v))]
+    ways = [(one, most) for v, most in SHORT if (one := block(columns, kind, v))]
     fitting = [one for one, most in ways if one.threads <= most]
     filled = (b for b in fitting if columns == b.threads * b.vectors * kind.access)
     return next(filled, None) or next(iter(fitting), None)
 
 
+def walk(
+    columns: int, kind: Kind, vectors: int, *, cluster: int, rows: int, resident: int
+) -> Walk | None:
+    """The walk of the fewest threads by these accesses each; None: more than 1024, or accesses
+    that the kernel does not take."""
+    one = block(columns, kind, vectors, cluster=cluster) if kind.wide else None
+    if one is None:
+        return None
+    return Walk(
+        threads=one.threads, vectors=vectors, cluster=cluster, rows=rows, resident=resident,
+        full=one.full,
+    )  # fmt: skip
+
+
 @cache
-def configure(columns: int, kind: Kind, room: int) -> Block | Long:
+def configure(columns: int, kind: Kind, room: int) -> Block | Walk | Long:
     """The forward's. ``room``: shared memory of a multiprocessor in bytes, 0 where there are no
     clusters. Of the configurations timed on an H200 the fastest."""
     one = _short(columns, kind)
     if one:
-        return _block(columns, kind, one.vectors, early=_early(columns, kind, one)) or one
+        return block(columns, kind, one.vectors, early=_early(columns, kind, one)) or one
+    # Weights are as many bytes from L2 as the row, or twice: read once for several rows.
+    kept = walk(columns, kind, 4, cluster=8, rows=8, resident=4 - 2 * kind.add) if room else None
+    if kept and kept.threads <= 256:
+        return kept
     for vectors, most in ((8, 256), (4, 1024)):
         for cluster in (4, 8) if room else ():
-            more = _block(columns, kind, vectors, cluster=cluster)
+            more = block(columns, kind, vectors, cluster=cluster)
             if more and more.threads <= most:
                 return more
     return Long()
@@ -315,51 +373,3 @@ def configure_backward(columns: int, kind: Kind, room: int, teams: int) -> Stay 
     if found and found.teams > teams:
         found = stay(columns, kind, room, threads=found.team * teams, vectors=found.vectors)
     return _shallow(columns, kind, found) if found else None
-
-
-def candidates(columns: int, kind: Kind, room: int) -> list[Block]:
-    """The forward configurations worth timing for rows of ``columns``, moved 16 bytes at a time on
-    a device with clusters."""
-    accesses = columns // kind.access
-    if accesses <= 256:  # vectors, cluster, rows, early, stream
-        ways = [(2, 1, 1, 1, 0), (2, 1, 1, 1, 1), (2, 1, 2, 1, 0), (1, 1, 1, 1, 0), (1, 1, 2, 1, 0)]
-        ways += [(3, 1, 1, 1, 0), (3, 1, 2, 1, 0), (4, 1, 1, 1, 0), (4, 1, 2, 1, 0)]
-    elif accesses <= 4096:
-        ways = [(4, 1, 1, 0, 0), (4, 1, 1, 1, 0), (4, 1, 1, 1, 1), (2, 1, 1, 1, 0), (4, 1, 2, 0, 0)]
-        ways += [(4, 2, 1, 0, 0), (4, 2, 1, 1, 0), (4, 4, 1, 0, 0), (4, 2, 2, 0, 0)]
-    else:
-        ways = [(4, 8, 2, 0, 0), (8, 4, 1, 0, 0), (4, 4, 1, 0, 0), (4, 4, 2, 0, 0), (4, 8, 1, 0, 0)]
-        ways += [
-            (4, 8, 2, 0, 1),
-            (8, 8, 2, 0, 0),
-            (4, 8, 4, 0, 0),
-            (8, 4, 1, 0, 1),
-            (4, 2, 1, 0, 0),
-        ]
-    found: list[Block] = []
-    for vectors, cluster, rows, early, stream in ways:
-        one = _block(
-            columns, kind, vectors, cluster=cluster, rows=rows, early=bool(early),
-            stream=bool(stream),
-        )  # fmt: skip
-        if one and (one.full or not early) and (cluster == 1 or room) and one not in found:
-            found.append(one)
-    return [*found, replace(found[0], full=False)] if found else found
-
-
-def candidates_backward(columns: int, kind: Kind, room: int) -> list[Stay]:
-    """The backward configurations worth timing, as :func:`candidates`: shallow rings above all,
-    since what is under way when the last row has been asked for is waited for."""
-    ways = [(512, 4, 3), (512, 4, 2), (512, 2, 3), (512, 2, 2), (384, 4, 3), (384, 2, 3)]
-    ways += [(640, 2, 3), (768, 1, 4), (640, 4, 2), (256, 4, 3)]
-    found: list[Stay] = []
-    for threads, vectors, stages in ways:
-        for cluster in (1, 2, 4, 8):
-            one = stay(
-                columns, kind, room, threads=threads, vectors=vectors, cluster=cluster,
-                resident=2 if threads == 256 else 1, stages=stages,
-            )  # fmt: skip
-            if one:
-                found += [one] if one not in found else []
-                break
-    return found

@@ -15,6 +15,7 @@ from weft.ops._shared.norm_configs import (
     Kind,
     Long,
     Stay,
+    Walk,
     configure,
     configure_backward,
     shared,
@@ -29,7 +30,15 @@ SUMMING = 512  # threads of a block of norm_sum
 
 
 @cache
-def forward_source(kind: Kind, config: Block | Long) -> CudaSource:
+def forward_source(kind: Kind, config: Block | Walk | Long) -> CudaSource:
+    if isinstance(config, Walk):
+        return CudaSource(
+            file=HERE / "norm_walk.cu",
+            kernels=("norm_walk",),
+            defines=tuple((k, str(v)) for k, v in {**kind.macros, **config.macros}.items()),
+            label=f"norm_walk-{kind.label}-{config.label}",
+            min_arch=90,
+        )
     name = "norm_block" if isinstance(config, Block) else "norm_long"
     macros = {**kind.macros, "ACCESS": kind.access, **config.macros}
     return CudaSource(
@@ -90,6 +99,13 @@ def _grid(config: Stay, rows: int, units: int) -> int:
     return min(-(-rows // config.teams), _resident(config, units))
 
 
+def _walking(config: Walk, rows: int, units: int) -> int:
+    """Clusters: as many as the device holds at once, and no fewer than take ``config.rows`` each,
+    so that what a late one begins with is hidden by others."""
+    at_once = max(1, units * config.resident // config.cluster)
+    return min(rows, max(at_once, -(-rows // config.rows)))
+
+
 def _vector(v: torch.Tensor) -> torch.Tensor:
     """``v`` contiguous, and on a boundary of 32 bytes, where any access to it may start."""
     v = v.contiguous()
@@ -102,7 +118,7 @@ def forward(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     eps: float,
-    config: Block | Long | None = None,
+    config: Block | Walk | Long | None = None,
 ) -> Pair:
     """(y, s): without a ``residual`` s is x; without a ``bias`` nothing is centred."""
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -114,7 +130,7 @@ def forward(
     rows, columns = lines.shape
     access, centred, add = width(columns, lines, others), bias is not None, residual is not None
     kind = Kind(x=x.dtype, w=weight.dtype, access=access, centred=centred, add=add)
-    config = config or configure(columns, kind, room(x.device))
+    config = config or configure(columns, kind, room(x.device) if rows < MOST else 0)
     w = _vector(weight)
     tensors = (lines, others, w, w if bias is None else _vector(bias), y, s)
     strides = (lines.stride(0), others.stride(0), float(eps))
@@ -122,6 +138,10 @@ def forward(
     if isinstance(config, Block):
         blocks = -(-rows // config.rows) * config.cluster
         program["norm_block"](blocks, config.threads, *tensors, rows, columns, *strides)
+    elif isinstance(config, Walk):
+        blocks = _walking(config, rows, _units(x.device)) * config.cluster
+        inner, held = (rows, columns, *strides), config.shared(kind)
+        program["norm_walk"](blocks, config.threads, *tensors, *inner, shared=held)
     else:
         program["norm_long"](rows, config.threads, *tensors, columns, *strides)
     return y, s

@@ -131,8 +131,11 @@ __device__ __forceinline__ float scattered(Parts v) {
 }
 
 // Puts the warp's sums and reference into `table`, (ENTRIES, FIELDS) of shared memory, in every
-// block of the row. Returns what `merged` wants of a warp that has a row for itself.
-__device__ __forceinline__ float put(const Parts& mine, float ref, float* table) {
+// block of the row; COUNTED, in bytes, on its mbarrier `arrived`. Returns what `merged` wants of a
+// warp that has a row for itself.
+template <bool COUNTED = false>
+__device__ __forceinline__ float put(const Parts& mine, float ref, float* table,
+                                     unsigned long long* arrived = nullptr) {
   const float one = scattered(mine);
   if (ENTRIES == 1) return one;
   constexpr int LANES = 32 / KINDS;
@@ -140,6 +143,11 @@ __device__ __forceinline__ float put(const Parts& mine, float ref, float* table)
   const int warp = threadIdx.x % TEAM / 32;
 #if CLUSTER > 1
   float* to = table + (blockIdx.x % CLUSTER * WARPS + warp) * FIELDS;
+  if (COUNTED) {
+    if (rank < CLUSTER) send(rank, to + kind, one, arrived);
+    if (CENTRED && lane < CLUSTER) send(lane, to + KINDS, ref, arrived);
+    return one;
+  }
   if (rank < CLUSTER) write_to(rank, to + kind, one);
   if (CENTRED && lane < CLUSTER) write_to(lane, to + KINDS, ref);
 #else
