@@ -33,11 +33,15 @@ def slug(device: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") or "unknown"
 
 
+RATE = "TFLOP/s"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Goal:
     """What was aimed at: the best of ``ours`` reaches ``at_least`` of the limit, or of the speed of
-    the implementation ``of`` (``torch``, ``torch/flash``). ``ours`` are names of implementations or
-    of backends. ``readme``: whether the README shows it; docs/figures.md shows all."""
+    the implementation ``of`` (``torch``, ``torch/flash``, ``compile``), or as many ``TFLOP/s``.
+    ``ours`` are names of implementations or of backends. ``readme``: whether the README shows it;
+    docs/figures.md shows all."""
 
     operator: str
     case: str
@@ -48,8 +52,21 @@ class Goal:
     readme: bool = True
 
     def __post_init__(self) -> None:
-        if self.of != "limit" and self.of.partition("/")[0] != "torch":
-            raise WeftError("a goal's `of`", expected="limit, torch or torch/...", got=self.of)
+        if self.of not in ("limit", RATE, "compile") and self.of.partition("/")[0] != "torch":
+            expected = f"limit, {RATE}, compile, torch or torch/..."
+            raise WeftError("a goal's `of`", expected=expected, got=self.of)
+
+    @property
+    def aim(self) -> str:
+        """In words."""
+        if self.of == RATE:
+            return f"≥ {self.at_least:g} {RATE}"
+        return f"≥ {self.at_least * 100:g} % of {'the limit' if self.of == 'limit' else self.of}"
+
+    def outcome(self, reached: float) -> str:
+        """Whether it was met, and by what."""
+        told = f"{reached:.1f} {RATE}" if self.of == RATE else share(reached)
+        return f"met: {told}" if reached >= self.at_least else f"**missed: {told}**"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,17 +148,16 @@ def _by_goal(measured: Measured, goals: Iterable[Goal]) -> str:
     rows = []
     for goal in goals:
         here = points.get((goal.operator, goal.case, goal.direction), [])
-        other = "torch" if goal.of == "limit" else goal.of
+        other = "torch" if goal.of in ("limit", RATE) else goal.of
         torch = next((r for r in here if r.implementation == other and r.timed), None)
         best = _best(r for r in here if _named(r, goal.ours))
         reached = _reached(goal, best, torch)
-        outcome = "not measured" if reached is None else _outcome(reached, goal.at_least)
-        aim = f"≥ {goal.at_least * 100:g} % of {'the limit' if goal.of == 'limit' else goal.of}"
+        outcome = "not measured" if reached is None else goal.outcome(reached)
         name = goal.case if goal.direction == "forward" else f"{goal.case} {goal.direction}"
         ours = best.implementation if best else " or ".join(goal.ours)
         figures = [time(best.cold), share(best.efficiency)] if best else [NONE, NONE]
         theirs = f"{time(torch.cold)}, {share(torch.efficiency)}" if torch else NONE
-        rows.append([goal.operator, f"`{name}`", ours, *figures, theirs, aim, outcome])
+        rows.append([goal.operator, f"`{name}`", ours, *figures, theirs, goal.aim, outcome])
     return table(head, rows, "   rrr")
 
 
@@ -159,11 +175,9 @@ def _reached(goal: Goal, best: Row | None, torch: Row | None) -> float | None:
         return None
     if goal.of == "limit":
         return best.efficiency
+    if goal.of == RATE:
+        return best.tflops
     return torch.cold / best.cold if torch and torch.cold else None
-
-
-def _outcome(reached: float, wanted: float) -> str:
-    return f"met: {share(reached)}" if reached >= wanted else f"**missed: {share(reached)}**"
 
 
 def _fastest(device: DeviceRecords, forward_only: bool = False) -> str:
