@@ -59,11 +59,17 @@ class Sums:
     piece_blocks: int = 64
 
 
-# 512 bytes of a row at a time: an H200 prefers them to 256 even where two slices of the gradient do
-# not stay in the L2 together, 87 us of 96.
+# 512 bytes of a row at a time: an H200 prefers them to 256 a warp even where a slice of the
+# gradient does not stay in the L2, 87 us of 96.
 WIDE = Sums(access=16, lead=0, flight=5)
-# 256 bytes of two rows at a time: as few instructions a byte, and slices of half the size.
-TWO = Sums(access=16, lanes=16, lead=1, rows=8, flight=5)
+# 256 bytes of two rows at a time: as few instructions a byte, and slices of half the size. Expected
+# to be the faster one with positions, not yet measured.
+TWO = Sums(access=16, lanes=16, lead=1, rows=8, flight=5, piece_blocks=32)
+
+
+def shipped(places: int) -> Sums:
+    """Without positions every row of the gradient is asked for once, and nothing need stay."""
+    return TWO if places else WIDE
 
 
 def candidates() -> list[Sums]:

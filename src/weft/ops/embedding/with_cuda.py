@@ -13,7 +13,7 @@ import torch
 from weft.backends.nvrtc import CudaSource
 from weft.core import Implementation
 from weft.ops._shared.rows import as_rows, width
-from weft.ops.embedding.plan import TWO, WIDE, Sums
+from weft.ops.embedding.plan import TWO, WIDE, Sums, shipped
 
 HERE = Path(__file__).parent
 TYPES = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
@@ -100,7 +100,7 @@ def backward(
     if not grad.numel():
         made = (grad.new_zeros((n, grad.shape[2])) for n in (vocabulary, places))
         return next(made), next(made)
-    return backward_with(WIDE, grad, ids, vocabulary, places)
+    return backward_with(shipped(places), grad, ids, vocabulary, places)
 
 
 def backward_with(
@@ -192,12 +192,14 @@ IMPLEMENTATION = Implementation(
         source(torch.float16, 8, WIDE),
         source(torch.bfloat16, 8, WIDE),
         source(torch.float32, 4, WIDE),
+        source(torch.float32, 4, TWO),
+        source(torch.float16, 8, TWO),
         source(torch.bfloat16, 1),
         source(torch.bfloat16, 8, TWO),
         sorting(16),
         ordering(torch.bfloat16, 8),
         ordering(torch.bfloat16, 8, TWO),
-        ordering(torch.float32, 4),
+        ordering(torch.float32, 4, TWO),
         ordering(torch.bfloat16, 1),
     ),
     idea="tokens ordered by blocks that own rows, beside positions; sums slice by slice of columns",
