@@ -246,7 +246,6 @@ SMALL_HERE = (*SMALL, "--device", "cpu", "--direction", "forward")
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_the_command_by_itself(tmp_path: Path) -> None:
     saved = tmp_path / "deep" / "records.jsonl"
     done = call(*SMALL_HERE, "--json", "--save", saved)
