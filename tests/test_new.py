@@ -80,7 +80,11 @@ def test_a_starting_file_passes_its_check(operator: str, backend: str, tmp_path:
     assert one.directions == ("forward", "backward")
     spec = registry.operator(operator)
     small = cases(spec, QUICK[backend])
-    assert judge(spec, one, small[:: -(-len(small) // FEW)]) >= FEW // 2
+    if backend == "numba":  # the simulator computes all types as it does float32
+        small = [c for c in small if c.dtype == "float32"]
+        small.sort(key=lambda c: -max(i.numel for i in c.inputs))  # not rows of one element alone
+    few = FEW // 2 if backend == "numba" else FEW
+    assert judge(spec, one, small[:: -(-len(small) // few)]) >= FEW // 2
 
 
 @pytest.mark.exhaustive
