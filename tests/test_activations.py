@@ -8,7 +8,11 @@ import pytest
 import torch
 
 from weft import WeftError, ops
+from weft.core import FORWARD, registry
 from weft.ops._shared import philox
+from weft.workbench import inputs as drawing
+from weft.workbench import oracle
+from weft.workbench.oracle import Oracle
 
 ONES = torch.ones(3, 8)
 
@@ -96,3 +100,17 @@ def test_a_call_without_an_answer_gets_one_clear_error(
     with pytest.raises(WeftError) as caught:
         getattr(ops, name)(*arguments, **more)
     assert caught.value.expected and caught.value.got
+
+
+@pytest.mark.parametrize("name", ["swiglu", "gelu"])
+def test_a_large_reference_by_rows_is_the_whole_one(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inputs of one shape are cut together; a reference that takes the whole is the same."""
+    operator = registry.operator(name)
+    case = next(c for c in operator.cases if c.inputs[0].numel > 512 and len(c.inputs[0].shape) > 1)
+    whole = Oracle(operator, case, FORWARD, "cpu", (5,)).answer(5)
+    monkeypatch.setattr(oracle, "PIECE", 64)
+    assert oracle._of_rows(operator, drawing.make(case, "cpu", 5), case) is not None
+    pieces = Oracle(operator, case, FORWARD, "cpu", (5,)).answer(5)
+    torch.testing.assert_close(pieces, whole, rtol=1e-12, atol=0.0, equal_nan=True)

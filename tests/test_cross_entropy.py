@@ -17,6 +17,7 @@ from weft.ops.linear_cross_entropy import chunks
 from weft.ops.linear_cross_entropy.with_triton import forward_with
 from weft.workbench.check import check
 from weft.workbench.judge import judge
+from weft.workbench.local_rig import _copy
 from weft.workbench.slots import Leading, deal
 
 TARGETS = torch.tensor([3, -100, 0])
@@ -159,3 +160,8 @@ def test_only_who_says_so_may_return_the_losses_alone() -> None:
     whole = replace(library, outputs=None)
     verdict = check(operator, whole, case, FORWARD, "cpu", seeds=(5,))
     assert verdict.status == FAIL and "returned 1 tensors, expected 2" in verdict.reason
+
+
+def test_a_timed_answer_s_copy_lacks_no_more_than_the_answer() -> None:
+    assert isinstance(_copy(Leading((torch.ones(1),))), Leading)
+    assert not isinstance(_copy((torch.ones(1),)), Leading)

@@ -30,7 +30,8 @@ class Implementation:
     runs may differ in the last bits; ``directions`` that only the forward exists; ``around`` that
     a library's kernels are meant to stand among its own (``cublas``, for the products);
     ``outputs`` that of several it returns the first so many alone, as a library does that keeps a
-    log-sum-exp to itself: what takes a gradient is always among them.
+    log-sum-exp to itself: what takes a gradient is always among them; ``handed`` the directions
+    that are PyTorch's own call as a whole, and are recorded as that.
     """
 
     operator: str
@@ -46,10 +47,15 @@ class Implementation:
     specimens: tuple[Any, ...] = ()
     around: str = ""
     outputs: int | None = None
+    handed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
             raise ValueError(f"{self.name}: backend {self.backend!r} is none of {BACKENDS}")
+
+    def backend_of(self, direction: str) -> str:
+        """Whose kernels are to run in a direction."""
+        return "torch" if direction in self.handed else self.backend
 
     @property
     def is_step(self) -> bool:

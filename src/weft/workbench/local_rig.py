@@ -15,6 +15,7 @@ import torch
 from weft.workbench.guard import replaced
 from weft.workbench.plan import Caught, Plan, Rig
 from weft.workbench.slots import (
+    Leading,
     MakeSlot,
     Result,
     Slot,
@@ -153,7 +154,8 @@ class LocalRig:
 
 
 def _copy(result: Result) -> tuple[torch.Tensor, ...]:
-    return tuple(t.clone() for t in tensors_of(result))
+    copied = tuple(t.clone() for t in tensors_of(result))
+    return Leading(copied) if isinstance(result, Leading) else copied
 
 
 def _apart(outputs: Sequence[Result]) -> None:

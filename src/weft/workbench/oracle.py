@@ -11,7 +11,7 @@ import math
 import random
 import secrets
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 
@@ -241,19 +241,38 @@ def _doubles(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 def _forward64(operator: Operator, x: Sequence[torch.Tensor], case: Case) -> Result:
     """The reference on the inputs in float64; by rows of the first where those stand alone."""
-
-    def reference(part: slice) -> torch.Tensor:
-        with torch.no_grad():
-            found = operator.reference(*_doubles([x[0][part], *x[1:]]), **case.params)
-        assert isinstance(found, torch.Tensor), "by rows there is one output"
-        return found
-
-    if x[0].numel() > PIECE and operator.draw is None and _alone(reference):
-        return _by_rows(reference, x[0])
+    if x[0].numel() > PIECE and operator.draw is None:
+        by_part = _of_rows(operator, x, case)
+        if by_part is not None:
+            return _by_rows(by_part, x[0])
     copies = [d.clone() if d is v else d for d, v in zip(_doubles(x), x, strict=True)]
     with torch.no_grad():  # on copies: a reference that writes into an input harms no one
         found: Result = operator.reference(*copies, **case.params)
     return found
+
+
+def _of_rows(
+    operator: Operator, x: Sequence[torch.Tensor], case: Case
+) -> Callable[[slice], torch.Tensor] | None:
+    """The reference on some rows of the first input, and of others of its shape if those go with
+    it; None where a row's answer hangs on other rows."""
+
+    def reference(beside: bool, part: slice) -> torch.Tensor:
+        others = [v[part] if beside and v.shape == x[0].shape else v for v in x[1:]]
+        with torch.no_grad():
+            found = operator.reference(*_doubles([x[0][part], *others]), **case.params)
+        assert isinstance(found, torch.Tensor), "by rows there is one output"
+        return found
+
+    for beside in (False, True):
+        one = partial(reference, beside)
+        try:
+            if _alone(one):
+                return one
+        except RuntimeError as error:  # what torch raises on sizes that do not go together
+            if "size" not in str(error):
+                raise
+    return None
 
 
 def _backward64(

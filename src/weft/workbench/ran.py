@@ -57,7 +57,8 @@ def look(
         found = provenance.kernels(partial(_call, point, implementation, slot), point.device)
     except torch.OutOfMemoryError:
         return Ran(note=provenance.NOT_LOOKED + "out of memory")
-    why = provenance.verdict(implementation.backend, found, implementation.around)
+    expected = implementation.backend_of(point.direction)
+    why = provenance.verdict(expected, found, implementation.around)
     note = found.note if point.device != "cpu" else ""
     return Ran(kernels=found.names, against={"provenance": why} if why else {}, note=note)
 

@@ -49,7 +49,7 @@ def make_record(
     return Record(
         operator=point.operator.name,
         implementation=implementation.name,
-        backend=implementation.backend,
+        backend=implementation.backend_of(point.direction),
         case=point.case.name,
         direction=point.direction,
         verdict=found.verdict,

@@ -80,7 +80,7 @@ SINGLE = _pointers(64, 64, 16, 4, 3)
 # For half types, by epilogue: the first whose least count of 128 x 128 tiles a product has. Where
 # strides or device allow no descriptor, DIRECT holds; float32 is summed by fma, in SINGLE.
 SHIPPED = {
-    BIAS: ((264, _wide(4, group=4)), (132, _pair(parts=4)), (32, SQUARE), (0, SMALL)),
+    BIAS: ((264, replace(LONG, group=4)), (132, _pair(parts=4)), (32, SQUARE), (0, SMALL)),
     GELU: ((132, _pair(parts=4, math="tanh")), (32, SQUARE), (0, SMALL)),
     GELU_KEEP: ((132, _pair(math="tanh")), (32, SQUARE), (0, SMALL)),
     RESIDUAL: ((132, replace(LONG, group=4)), (32, SQUARE), (0, SMALL)),

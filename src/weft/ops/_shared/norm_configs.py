@@ -313,11 +313,12 @@ def block(
 
 def _early(columns: int, kind: Kind, block: Block) -> bool:
     """Whether weights are worth asking for with the row: where threads have all their accesses, and
-    registers for them. In between they come as soon, asked for late, by more blocks at once."""
+    registers for them. In between, and for a weight and a bias of long rows, they come as soon,
+    asked for late, by more blocks at once."""
     words = 4 * block.vectors * (1 + kind.add)
     words += block.vectors * kind.access * kind.w.itemsize // 4 * (1 + kind.centred)
     full = columns == block.threads * block.vectors * kind.access
-    between = 128 <= block.threads < 512
+    between = 128 <= block.threads < (1024 if kind.centred else 512)
     return full and not between and words + 24 <= min(96, 65536 // block.threads)
 
 

@@ -152,7 +152,8 @@ def _chosen(
         return "", None
     key = key_of(lists)
     flat = [t for x in lists for t in x]
-    like = (*map(len, lists), *map(_shape, flat), *map(_dtype, flat), *map(_place, flat))
+    each = (_shape, _dtype, _place, torch.Tensor.stride)
+    like = (*map(len, lists), *(of(t) for of in each for t in flat))
     told = (like, rounding, seed, impl)
     chosen = _accepted.get(told) if key else None
     if chosen is None:
@@ -205,12 +206,17 @@ def _choose(lists: tuple[Tensors, ...], rounding: str) -> str:
     """By the table where torch can do it at all; else ours where that runs."""
     first = lists[0][0]
     alike = all(len(set(kind)) == 1 for kind in _kinds(lists))
-    if alike and not lists[4] and rounding != STOCHASTIC:
+    if alike and _lie_alike(lists) and not lists[4] and rounding != STOCHASTIC:
         elements = sum(p.numel() for p in lists[0])
         # As a case of one flat parameter with its gradient and averages is counted.
         found = dispatch.pick("adamw", first.device, first.dtype, 4 * elements, elements)
         return "torch" if found == "compile" else found
     return "triton" if first.device.type == "cuda" else "eager"
+
+
+def _lie_alike(lists: tuple[Tensors, ...]) -> bool:
+    """Whether each parameter, its gradient and its averages have the same strides."""
+    return all(len({t.stride() for t in group}) == 1 for group in zip(*lists[:4], strict=True))
 
 
 def _load(impl: str) -> None:
@@ -279,11 +285,13 @@ def _refuse_unsupported(impl: str, lists: tuple[Tensors, ...], rounding: str) ->
     """Raise :class:`WeftError` with the reason where ``impl`` does not take this call here."""
     _load(impl)
     names = ("param", "grad", "exp_avg", "exp_avg_sq", "master")
+    lie = {"param": "contiguous" if _lie_alike(lists) else "transposed"}
     for kind in _kinds(lists):
         dtypes = [str(d).removeprefix("torch.") for d in (*kind, kind[2])]
         dtypes += ["float32"] if lists[4] else []
         inputs = tuple(
-            Input(name=n, shape=(1,), dtype=d) for n, d in zip(names, dtypes, strict=False)
+            Input(name=n, shape=(1, 1), dtype=d, layout=lie.get(n, "contiguous"))
+            for n, d in zip(names, dtypes, strict=False)
         )
         point = Case(name="call", inputs=inputs, params={"rounding": rounding})
         answer = support(registry.implementation("adamw", impl), point, lists[0][0].device.type)

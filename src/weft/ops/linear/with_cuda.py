@@ -29,5 +29,6 @@ IMPLEMENTATION = Implementation(
     backward=backward,
     specimens=specimens(SUM),
     around="cublas",
+    handed=("forward",),
     idea="cuBLAS with its bias epilogue; dbias by our one pass of 16-byte vectors",
 )
