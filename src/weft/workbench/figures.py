@@ -218,6 +218,30 @@ def operator(name: str, results: Path = RESULTS) -> str:
     return "\n".join(parts) if parts else f"No records of `{name}` are committed yet.\n"
 
 
+def memory(name: str, results: Path = RESULTS) -> str:
+    """What an operator takes beyond its operands, forward and backward together, by the records
+    of ``tools/head_memory.py``."""
+    parts = []
+    for file in sorted(results.glob(f"*/{name}-memory.json")):
+        told = json.loads(file.read_text())
+        here = told["machine"]
+        head = (
+            f"`{told['case']}`, both directions",
+            "time",
+            "memory beyond operands and gradients",
+        )
+        rows = [
+            (r["implementation"], time(r["ms"] * 1e3), f"{r['extra_bytes'] / 2**20:,.0f} MiB")
+            for r in sorted(told["rows"], key=lambda r: r["ms"])
+        ]
+        date, commit = str(here["date"])[:10], str(here["commit"])[:10]
+        told_of = (
+            f"**{here['device']}**, {date}, commit {commit}, torch {here['versions']['torch']}."
+        )
+        parts.append(f"{told_of}\n\n{table(head, rows, ' rr')}")
+    return "\n".join(parts) if parts else MISSING + "\n"
+
+
 def _six_ways(device: DeviceRecords, name: str) -> str:
     """Times by case and backend, the fastest bold; a cell with no time says why in a word."""
     rows = []
