@@ -117,9 +117,11 @@ def test_every_shipped_triton_and_cuda_kernel(shipped: tuple[int, list[dict[str,
     ways = {(k["operator"], k["implementation"]) for k in kernels}
     assert {(k["operator"], k["implementation"]) for k in counted} == ways
 
-    labels = {k["label"] for k in kernels}
-    assert labels & SPILLING[arch], "none that spills is among those taken"
-    assert {k["label"] for k in kernels if k["stack"]} == SPILLING[arch] & labels
+    expected = SPILLING[arch]
+    if arch != figures.ARCH:  # of a sample some alone
+        expected = expected & {k["label"] for k in kernels}
+    assert expected, "none that spills is among those taken"
+    assert {k["label"] for k in kernels if k["stack"]} == expected
     for kernel in counted:
         assert (kernel["spill_stores"] > 0) == (kernel["stack"] > 0), kernel["label"]
 
