@@ -48,6 +48,13 @@ class Kind:
         return "-".join([*words, f"{int(self.centred)}{int(self.add)}"])
 
 
+def _hold(threads: int, cluster: int) -> None:
+    if threads % 32 or not 32 <= threads <= 1024:
+        raise ValueError(f"a block is of 1 to 32 warps, not of {threads} threads")
+    if cluster not in (1, 2, 4, 8):
+        raise ValueError(f"a cluster is of 1, 2, 4 or 8 blocks, not of {cluster}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Block:
     """Forward: a block, or a ``cluster`` of them above 1, has ``rows`` in registers, ``vectors``
@@ -64,10 +71,9 @@ class Block:
     stream: bool = False
 
     def __post_init__(self) -> None:
-        if self.threads % 32 or not 32 <= self.threads <= 1024:
-            raise ValueError(f"a block is of 1 to 32 warps, not of {self.threads} threads")
-        if self.cluster not in (1, 2, 4, 8) or self.rows not in (1, 2, 4):
-            raise ValueError("a cluster is of 1, 2, 4 or 8 blocks, and has 1, 2 or 4 rows")
+        _hold(self.threads, self.cluster)
+        if self.rows not in (1, 2, 4):
+            raise ValueError(f"a block has 1, 2 or 4 rows, not {self.rows}")
 
     @property
     def macros(self) -> dict[str, object]:
@@ -101,10 +107,9 @@ class Walk:
     full: bool = False
 
     def __post_init__(self) -> None:
-        if self.threads % 32 or not 32 <= self.threads <= 1024:
-            raise ValueError(f"a block is of 1 to 32 warps, not of {self.threads} threads")
-        if self.cluster not in (1, 2, 4, 8) or self.rows < 1:
-            raise ValueError("a cluster is of 1, 2, 4 or 8 blocks, and takes a row at least")
+        _hold(self.threads, self.cluster)
+        if self.rows < 1:
+            raise ValueError(f"a cluster takes a row at least, not {self.rows}")
 
     @property
     def macros(self) -> dict[str, object]:

@@ -152,8 +152,7 @@ def _chosen(
         return "", None
     key = key_of(lists)
     flat = [t for x in lists for t in x]
-    each = (_shape, _dtype, _place, torch.Tensor.stride)
-    like = (*map(len, lists), *(of(t) for of in each for t in flat))
+    like = (*map(len, lists), *map(_shape, flat), *map(_dtype, flat), *map(_place, flat))
     told = (like, rounding, seed, impl)
     chosen = _accepted.get(told) if key else None
     if chosen is None:
