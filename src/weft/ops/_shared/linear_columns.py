@@ -5,7 +5,7 @@ Partial sums of a chunk of rows each, then a second small kernel: no atomics, th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -36,6 +36,7 @@ class Columns:
 PASS = Columns(rows=16, columns=256, warps=4, resident=4, stages=3)
 COPY_PASS = Columns(rows=16, columns=256, warps=4, resident=8)
 SLOPE_PASS = Columns(rows=16, columns=256, warps=4, resident=5)
+SLOPE_BIAS_PASS = replace(SLOPE_PASS, resident=4)  # a bias of 256 columns is kept: 125 registers
 CANDIDATES = (
     PASS,
     COPY_PASS,
@@ -67,16 +68,18 @@ def column_sums(
     grad: torch.Tensor,
     pre: torch.Tensor | None = None,
     *,
+    bias: torch.Tensor | None = None,
     copy: bool = False,
     config: Columns | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The sums of grad's columns, (N,), and what the pass wrote, (M, N).
 
-    That is grad times GELU's slope at ``pre``, and its sums, where ``pre`` is given; a copy of grad
-    where ``copy`` is set; else None. grad and pre: (M, N), of one dtype. ``config`` None is the one
-    shipped.
+    That is grad times GELU's slope at ``pre``, or at ``pre`` and ``bias`` together, and its sums,
+    where ``pre`` is given; a copy of grad where ``copy`` is set; else None. grad and pre: (M, N),
+    bias: (N,), of one dtype. ``config`` None is the one shipped.
     """
-    config = config or (SLOPE_PASS if pre is not None else COPY_PASS if copy else PASS)
+    slope = SLOPE_PASS if bias is None else SLOPE_BIAS_PASS
+    config = config or (slope if pre is not None else COPY_PASS if copy else PASS)
     grad = grad.contiguous()
     m, n = grad.shape
     written = torch.empty_like(grad) if pre is not None or copy else None
@@ -90,6 +93,7 @@ def column_sums(
     column_pass[(across * chunks,)](
         grad,
         pre.contiguous() if pre is not None else None,
+        bias.contiguous() if bias is not None else None,
         written,
         partial,
         m,
@@ -108,13 +112,14 @@ def column_sums(
     return sums, written
 
 
-def specimens(way: str) -> tuple[TritonSpecimen, ...]:
+def specimens(way: str, bias: bool = False) -> tuple[TritonSpecimen, ...]:
     """The pass as ``sum``, ``copy`` or ``slope`` for bfloat16, and the total."""
     written = None if way == "sum" else "*bf16"
     config = {"sum": PASS, "copy": COPY_PASS, "slope": SLOPE_PASS}[way]
     signature = {
         "grad_ptr": "*bf16",
         "pre_ptr": "*bf16" if way == "slope" else None,
+        "bias_ptr": "*bf16" if bias else None,
         "out_ptr": written,
         "partial_ptr": "*fp32",
         "m": "i32:16",
@@ -129,7 +134,7 @@ def specimens(way: str) -> tuple[TritonSpecimen, ...]:
     }
     return (
         TritonSpecimen(
-            label=f"columns-{way}-bf16",
+            label=f"columns-{way}{'-bias' * bias}-bf16",
             kernel=column_pass,
             signature=signature,
             num_warps=config.warps,

@@ -313,6 +313,7 @@ def linear_pointers(
 def column_pass(
     grad_ptr,
     pre_ptr,
+    bias_ptr,
     out_ptr,
     partial_ptr,
     m,
@@ -325,15 +326,17 @@ def column_pass(
     COPY: tl.constexpr,
     MATH: tl.constexpr,
 ):
-    # grad, pre, out: (M, N) contiguous; partial: (chunks, N) float32. A program sums COLUMNS
-    # columns over its chunk of rows_each rows, always in the same order, and on the way writes
-    # out = grad (COPY) or grad * gelu'(pre) (SLOPE), which is what it then sums. Every element
-    # read once, written once.
+    # grad, pre, out: (M, N) contiguous; bias: (N,), added to pre, or None; partial: (chunks, N)
+    # float32. A program sums COLUMNS columns over its chunk of rows_each rows, always in the same
+    # order, and on the way writes out = grad (COPY) or grad * gelu'(pre) (SLOPE), which is what it
+    # then sums. Every element read once, written once.
     chunk = tl.program_id(0) // tl.cdiv(n, COLUMNS)
     columns = tl.program_id(0) % tl.cdiv(n, COLUMNS) * COLUMNS + tl.arange(0, COLUMNS)
     first = chunk * rows_each
     last = tl.minimum(first + rows_each, m)
     total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + columns, mask=columns < n, other=0.0).to(tl.float32)[None, :]
     for start in tl.range(first, last, ROWS, num_stages=STAGES):
         rows = start + tl.arange(0, ROWS)
         at = rows.to(tl.int64)[:, None] * n + columns[None, :]
@@ -341,6 +344,8 @@ def column_pass(
         g = tl.load(grad_ptr + at, mask=inside, other=0.0)
         if SLOPE:
             pre = tl.load(pre_ptr + at, mask=inside, other=0.0).to(tl.float32)
+            if bias_ptr is not None:
+                pre += bias
             wide = g.to(tl.float32) * gelu_slope(pre, MATH)
             tl.store(out_ptr + at, wide.to(out_ptr.dtype.element_ty), mask=inside)
             total += wide
