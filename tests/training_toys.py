@@ -1,7 +1,7 @@
 """A training run that takes a second: a text, a model of 60 thousand parameters, and its losses.
 
-As a program it is the kill test: a process with torch loaded forks a child for each attempt, kills
-it at a moment of its choice, and forks the next, which resumes.
+As a program it is the kill test: a process with torch loaded starts a child for each attempt, kills
+it at a moment of its choice, and starts the next, which resumes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -70,10 +70,21 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 
 def attempt(out: Path, given: dict[str, Any]) -> int:
-    """Fork a child that begins the run, or goes on with it; the child's number."""
+    """Start a child that begins the run, or goes on with it; the child's number.
+
+    A fork costs no imports; but a GPU's driver that the parent has touched is lost to its forks.
+    """
+    if given["device"] != "cpu":
+        words = [sys.executable, __file__, "attempt", str(out), json.dumps(given)]
+        return os.posix_spawn(sys.executable, words, os.environ)
     child = os.fork()
     if child:
         return child
+    run(out, given)
+
+
+def run(out: Path, given: dict[str, Any]) -> NoReturn:
+    """One attempt, to the end of this process."""
     code = 1
     try:
         resume = (out / "run.json").exists()
@@ -85,14 +96,14 @@ def attempt(out: Path, given: dict[str, Any]) -> int:
         os._exit(code)
 
 
-def wait_for(kind: str, out: Path, draw: random.Random, ahead: int) -> None:
-    """Return at the moment to kill: while it starts, in its steps, or as a checkpoint is
-    written."""
+def wait_for(kind: str, out: Path, draw: random.Random, ahead: int, start: float) -> None:
+    """Return at the moment to kill: while it starts (``start`` seconds), in its steps, or as a
+    checkpoint is written."""
     path = out / metrics.FILE
     before = path.stat().st_size if path.exists() else 0
     until = time.monotonic() + 60
     if kind == "start":
-        time.sleep(draw.random() * 0.3)
+        time.sleep(draw.random() * start)
         return
     more = draw.randrange(60, 60 + 100 * ahead)  # bytes: a line has about a hundred
     hidden = f"{checkpoint.TEMPORARY}*"
@@ -108,9 +119,10 @@ def killed(out: Path, kills: int, given: dict[str, Any], seed: int) -> dict[str,
     """Run to the end through so many kills; how many came, and how many left half a checkpoint."""
     draw, found = random.Random(seed), {"killed": 0, "half": 0, "early": 0}
     ahead = max(1, given["steps"] // (2 * kills))
+    start = 0.3 if given["device"] == "cpu" else 10.0
     for turn in range(kills):
         child = attempt(out, given)
-        wait_for(("start", "steps", "writing", "writing")[turn % 4], out, draw, ahead)
+        wait_for(("start", "steps", "writing", "writing")[turn % 4], out, draw, ahead, start)
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         found["killed"] += os.WIFSIGNALED(status)
@@ -122,6 +134,8 @@ def killed(out: Path, kills: int, given: dict[str, Any], seed: int) -> dict[str,
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    if sys.argv[1] == "attempt":
+        run(Path(sys.argv[2]), json.loads(sys.argv[3]))
     root, kills, device = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     asked = {"steps": 10 * kills, "checkpoint_every": 2, "device": device}
     _, whole = os.waitpid(attempt(root / "whole", asked), 0)
