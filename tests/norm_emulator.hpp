@@ -104,6 +104,7 @@ static void cluster_wait() {
   (c.phase == self->awaited ? c.waiting : ready).push_back(self);
   leave();
 }
+static void cluster_arrive_relaxed() { cluster_arrive(); }
 static void cluster_barrier() { cluster_arrive(), cluster_wait(); }
 static void write_to(int rank, float* own, float value) {
   if (!self->block->cluster->blocks[rank]->begun) fail("a write to a block that may not run yet");
@@ -139,7 +140,9 @@ static void land(unsigned k) {
   ((Arrivals*)c.arrived)->bytes -= c.bytes;
   settle((Arrivals*)c.arrived);
 }
-static void prepare(unsigned long long* a) { *(Arrivals*)a = {0, 1, 0}; }
+static void prepare(unsigned long long* a, int count = 1) {
+  for (int k = 0; k < count; ++k) *(Arrivals*)(a + k) = {0, 1, 0};
+}
 static void expect(unsigned long long* arrived, int bytes) {
   auto* a = (Arrivals*)arrived;
   a->bytes += bytes, a->left -= 1;

@@ -28,6 +28,7 @@ TEAMS = Stay(threads=192, team=64, vectors=2, stages=3, held=False)  # three tea
 ALONE = Stay(threads=96, team=32, vectors=4, stages=2)  # three teams of a warp
 TWO = Block(threads=64, vectors=1, cluster=2, rows=2)  # two blocks for two rows
 WALK = Walk(threads=64, vectors=2, cluster=2, rows=4, resident=1)  # two blocks, four rows
+FLOW = replace(WALK, stages=2)
 
 
 @pytest.fixture
@@ -114,8 +115,18 @@ def test_layer_norm_by_clusters_answers_what_float64_does() -> None:
 @pytest.mark.slow
 @needs_compiler
 @pytest.mark.usefixtures("emulated")
-@pytest.mark.parametrize("config", [WALK, replace(WALK, cluster=1), replace(WALK, rows=1)])
 @pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize(
+    "config",
+    [
+        WALK,
+        replace(WALK, cluster=1),
+        replace(WALK, rows=1),
+        FLOW,
+        replace(FLOW, stages=3, held=True),
+        replace(FLOW, rows=1, stages=1),
+    ],
+)
 def test_clusters_that_take_one_row_after_another_answer_what_float64_does(
     config: Walk, add: bool
 ) -> None:

@@ -8,10 +8,12 @@ __device__ __forceinline__ unsigned address(const void* shared) {
   return (unsigned)__cvta_generic_to_shared(shared);
 }
 
-// One arrival and the bytes that it announces complete the barrier's phase. The fences let the
-// copy engine, which is a proxy of its own, see the barrier before the first copy counts on it.
-__device__ __forceinline__ void prepare(unsigned long long* arrived) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(address(arrived)) : "memory");
+// `count` barriers. One arrival and the bytes that it announces complete a barrier's phase. The
+// fences let the copy engine, which is a proxy of its own, see the barrier before the first copy
+// counts on it.
+__device__ __forceinline__ void prepare(unsigned long long* arrived, int count = 1) {
+  for (int k = 0; k < count; ++k)
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(address(arrived + k)) : "memory");
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

@@ -96,8 +96,10 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class Walk:
-    """Forward: a ``cluster`` of blocks takes up to ``rows`` one after another, with its weights in
-    shared memory; ``vectors`` accesses a thread, and a multiprocessor holds ``resident`` blocks."""
+    """Forward: a ``cluster`` of blocks takes up to ``rows`` one after another, and reads its weights
+    once; ``vectors`` accesses a thread, and a multiprocessor holds ``resident`` blocks. The next row
+    comes in registers, or with ``stages`` above 0 so many rows come in shared memory. ``held``: then
+    weights stay in registers; else in shared memory."""
 
     threads: int
     vectors: int
@@ -105,32 +107,44 @@ class Walk:
     rows: int
     resident: int
     full: bool = False
+    stages: int = 0
+    held: bool = False
 
     def __post_init__(self) -> None:
         _hold(self.threads, self.cluster)
         if self.rows < 1:
             raise ValueError(f"a cluster takes a row at least, not {self.rows}")
+        if self.held and not self.stages:
+            raise ValueError("weights are held in registers where no row comes in them")
+
+    @property
+    def kernel(self) -> str:
+        """Also its file's name."""
+        return "norm_flow" if self.stages else "norm_walk"
 
     @property
     def macros(self) -> dict[str, object]:
-        return {
+        found: dict[str, object] = {
             "THREADS": self.threads,
             "VECTORS": self.vectors,
             "CLUSTER": self.cluster,
             "RESIDENT": self.resident,
             "FULL": int(self.full),
         }
+        return found | {"STAGES": self.stages, "HELD": int(self.held)} if self.stages else found
 
     @property
     def label(self) -> str:
         """Unlike for unlike ways; how many rows are taken is not compiled in."""
         size = f"{self.threads}x{self.vectors}-{self.cluster}-{self.rows}"
-        return f"walk{size}-{self.resident}-{int(self.full)}"
+        size += f"-{self.resident}-{int(self.full)}"
+        return f"flow{size}-{self.stages}-{int(self.held)}" if self.stages else f"walk{size}"
 
     def shared(self, kind: Kind) -> int:
-        """Dynamic shared memory of a block, in bytes: its weights, and its shifts."""
-        each = self.threads * self.vectors * kind.access * kind.w.itemsize
-        return (1 + kind.centred) * each
+        """Dynamic shared memory of a block, in bytes: rows on their way, weights, and shifts."""
+        part = self.threads * self.vectors
+        weights = 0 if self.held else (1 + kind.centred) * part * kind.access * kind.w.itemsize
+        return self.stages * (1 + kind.add) * part * 16 + weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,8 +350,9 @@ def _short(columns: int, kind: Kind) -> Block | None:
 
 
 def walk(
-    columns: int, kind: Kind, vectors: int, *, cluster: int, rows: int, resident: int
-) -> Walk | None:
+    columns: int, kind: Kind, vectors: int, *, cluster: int, rows: int, resident: int,
+    stages: int = 0, held: bool = False,
+) -> Walk | None:  # fmt: skip
     """The walk of the fewest threads by these accesses each; None: more than 1024, or accesses
     that the kernel does not take."""
     one = block(columns, kind, vectors, cluster=cluster) if kind.wide else None
@@ -345,7 +360,7 @@ def walk(
         return None
     return Walk(
         threads=one.threads, vectors=vectors, cluster=cluster, rows=rows, resident=resident,
-        full=one.full,
+        full=one.full, stages=stages, held=held,
     )  # fmt: skip
 
 

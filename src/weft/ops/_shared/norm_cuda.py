@@ -33,10 +33,10 @@ SUMMING = 512  # threads of a block of norm_sum
 def forward_source(kind: Kind, config: Block | Walk | Long) -> CudaSource:
     if isinstance(config, Walk):
         return CudaSource(
-            file=HERE / "norm_walk.cu",
-            kernels=("norm_walk",),
+            file=HERE / f"{config.kernel}.cu",
+            kernels=(config.kernel,),
             defines=tuple((k, str(v)) for k, v in {**kind.macros, **config.macros}.items()),
-            label=f"norm_walk-{kind.label}-{config.label}",
+            label=f"{config.kernel}-{kind.label}-{config.label}",
             min_arch=90,
         )
     name = "norm_block" if isinstance(config, Block) else "norm_long"
@@ -141,7 +141,7 @@ def forward(
     elif isinstance(config, Walk):
         blocks = _walking(config, rows, _units(x.device)) * config.cluster
         inner, held = (rows, columns, *strides), config.shared(kind)
-        program["norm_walk"](blocks, config.threads, *tensors, *inner, shared=held)
+        program[config.kernel](blocks, config.threads, *tensors, *inner, shared=held)
     else:
         program["norm_long"](rows, config.threads, *tensors, columns, *strides)
     return y, s

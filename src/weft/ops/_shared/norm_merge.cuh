@@ -80,9 +80,9 @@ __device__ __forceinline__ Counts counts_of(int all, int each) {
 
 // Keeps the compiler from holding on to the floats it made of these words: made again, a float
 // costs an instruction; held, a register.
-__device__ __forceinline__ void forget(Pack& p) {
-  if (sizeof(WEFT_T) == 4) return;
-  constexpr int WORDS = sizeof(Pack) / 4;  // none of a lone 16-bit element
+template <typename P> __device__ __forceinline__ void forget(P& p) {
+  if (sizeof(P) == 4 * N) return;
+  constexpr int WORDS = sizeof(P) / 4;  // none of a lone 16-bit element
   unsigned words[WORDS + 1];
   memcpy(words, &p, 4 * WORDS);
 #pragma unroll

@@ -55,9 +55,8 @@ norm_walk(const WEFT_T* __restrict__ x, const WEFT_T* __restrict__ r,
   __shared__ float table[2][ENTRIES * FIELDS];
   __shared__ unsigned long long arrived[2];
 #if CLUSTER > 1
-  if (threadIdx.x == 0)
-    for (int k = 0; k < 2; ++k) prepare(arrived + k);
-  cluster_arrive();
+  if (threadIdx.x == 0) prepare(arrived, 2);
+  cluster_arrive_relaxed();
 #endif
   const Slice slice(columns);
   const index_t from = (index_t)slice.begin * N;
