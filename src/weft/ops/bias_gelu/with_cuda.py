@@ -1,27 +1,86 @@
-"""Bias and GELU in CUDA C++: 16 bytes a thread; the bias's gradient in strips; see bias_gelu.cu."""
+"""Bias and GELU in CUDA C++: 16 bytes a thread; the bias's gradient by chunks of rows.
+
+See bias_gelu.cu and bias_gelu_backward.cu.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 import torch
 
+from weft.backends.nvrtc import CudaSource
 from weft.core import Implementation
-from weft.ops._shared.elementwise import THREADS, Walk, contiguous_like
+from weft.ops._shared.elementwise import TYPES, Walk, contiguous_like
 
-WALK = Walk(
-    Path(__file__).with_name("bias_gelu.cu"),
-    "bias_gelu_forward",
-    "bias_gelu_backward",
-    more=("bias_gelu_sum_partials",),
-)
-STRIPS = 16  # a multiprocessor, so that the last ones to end leave little of the machine idle
+HERE = Path(__file__).parent
+WALK = Walk(HERE / "bias_gelu.cu", "bias_gelu_forward")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunks:
+    """A block of the backward: ``rows`` rows by 32 accesses a warp, and ``warps`` warps, of which
+    ``groups`` share a column and the rest stand side by side.
+
+    A warp has ``ahead`` of its rows under way; ``blocks`` a multiprocessor are made room for in
+    registers. ``stream``: what is read and written goes first from the L2, and the sums stay.
+    """
+
+    rows: int = 128
+    warps: int = 8
+    groups: int = 8
+    ahead: int = 2
+    blocks: int = 4
+    stream: bool = True
+
+
+SHIPPED = Chunks()
+
+
+def candidates() -> list[Chunks]:
+    """The blocks worth timing, in the order of promise."""
+    side = replace(SHIPPED, groups=4)  # two warps side by side: 1 KiB of a row in bf16
+    small = replace(SHIPPED, warps=4, groups=4, blocks=8)
+    return [
+        SHIPPED,
+        replace(SHIPPED, stream=False),
+        side,
+        replace(small, rows=64),
+        small,
+        replace(SHIPPED, rows=64),
+        replace(SHIPPED, rows=256),
+        replace(SHIPPED, ahead=3, blocks=3),
+        replace(SHIPPED, ahead=1, blocks=5),
+        replace(SHIPPED, ahead=1, blocks=5, rows=256),
+        replace(side, ahead=1, blocks=5),
+        replace(SHIPPED, groups=2, rows=64),
+        replace(small, groups=1, rows=32, ahead=2),
+        replace(SHIPPED, warps=16, groups=16, blocks=2, rows=256),
+        replace(small, stream=False),
+    ]
 
 
 @cache
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
+def source(dtype: torch.dtype, chunks: Chunks = SHIPPED) -> CudaSource:
+    """bias_gelu_backward.cu for one element type and block."""
+    ways = ("bias_gelu_backward_wide", "bias_gelu_backward_any")
+    c = chunks
+    named = f"{str(dtype).removeprefix('torch.')}-{c.warps}-{c.groups}-{c.ahead}-{c.blocks}"
+    return CudaSource(
+        file=HERE / "bias_gelu_backward.cu",
+        kernels=(*ways, "bias_gelu_sum_partials"),
+        defines=(
+            ("WEFT_T", TYPES[dtype]),
+            ("BACK_WARPS", str(c.warps)),
+            ("GROUPS", str(c.groups)),
+            ("AHEAD", str(c.ahead)),
+            ("BLOCKS", str(c.blocks)),
+            ("STREAM", str(int(c.stream))),
+        ),
+        label=f"bias_gelu_backward-{named}" + ("" if c.stream else "-kept"),
+    )
 
 
 def _wide(columns: int, *tensors: torch.Tensor) -> bool:
@@ -40,6 +99,13 @@ def forward(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
 def backward(
     grad: torch.Tensor, x: torch.Tensor, bias: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    return backward_with(SHIPPED, grad, x, bias)
+
+
+def backward_with(
+    chunks: Chunks, grad: torch.Tensor, x: torch.Tensor, bias: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The backward by one kind of block."""
     dx, dbias = contiguous_like(x), contiguous_like(bias)
     if not x.numel():
         return dx, dbias.zero_()
@@ -47,17 +113,16 @@ def backward(
     columns = x.shape[-1]
     rows = x.numel() // columns
     wide = _wide(columns, grad, x, bias, dx)
-    across = -(-columns // (32 * (16 // x.element_size() if wide else 1)))
-    least = THREADS // 32 * 2
-    strips = max(1, min(STRIPS * _multiprocessors(x.device) // across, rows // least, 65535))
-    each = -(-rows // strips)
-    strips = -(-rows // each)
-    partial = torch.empty(strips, columns, dtype=torch.float32, device=x.device)
-    program = WALK.sources[x.dtype]
-    sizes = (rows, columns, each)
-    kernel = program["bias_gelu_backward_wide" if wide else "bias_gelu_backward_any"]
-    kernel((across, strips), THREADS, grad, x, bias, dx, partial, *sizes)
-    program["bias_gelu_sum_partials"](-(-columns // 32), 512, partial, dbias, strips, columns)
+    access = 16 // x.element_size() if wide else 1
+    across = -(-columns // (32 * access * (chunks.warps // chunks.groups)))
+    parts = -(-rows // chunks.rows)
+    partial = torch.empty(parts, columns, dtype=torch.float32, device=x.device)
+    program = source(x.dtype, chunks)
+    program["bias_gelu_backward_wide" if wide else "bias_gelu_backward_any"](
+        *(across * parts, 32 * chunks.warps, grad, x, bias, dx, partial),
+        *(rows, columns, chunks.rows, across),
+    )
+    program["bias_gelu_sum_partials"](-(-columns // 32), 1024, partial, dbias, parts, columns)
     return dx, dbias
 
 
@@ -67,6 +132,6 @@ IMPLEMENTATION = Implementation(
     backend="cuda",
     forward=forward,
     backward=backward,
-    specimens=WALK.specimens,
-    idea="one 16-byte vector a thread; the bias's gradient in strips",
+    specimens=(*WALK.specimens, *(source(t) for t in TYPES)),
+    idea="one 16-byte vector a thread; the bias's gradient by chunks of rows",
 )
