@@ -20,8 +20,9 @@ TOTAL = {"ROWS": 512, "COLUMNS": 16, "num_warps": 8}
 class Columns:
     """``rows x columns`` elements a program at a time, by ``warps`` warps.
 
-    ``resident`` programs a multiprocessor are aimed at, all of which find room at once: the pass
-    has no second wave. ``stages`` above 1 fetches as many tiles ahead, through shared memory.
+    ``resident`` programs a multiprocessor are aimed at: as many as find room at once, and the pass
+    has no second wave; or several times as many, and what ends late is a small part. ``stages``
+    above 1 fetches as many tiles ahead, through shared memory.
     """
 
     rows: int
@@ -36,7 +37,19 @@ class Columns:
 PASS = Columns(rows=16, columns=256, warps=4, resident=4, stages=3)
 COPY_PASS = Columns(rows=16, columns=256, warps=4, resident=8)
 SLOPE_PASS = Columns(rows=16, columns=256, warps=4, resident=5)
-SLOPE_BIAS_PASS = replace(SLOPE_PASS, resident=4)  # a bias of 256 columns is kept: 125 registers
+# With a bias, which is kept, 16 rows take 125 registers a thread and eight 68: seven programs find
+# room at once, and four times as many come in turns.
+SLOPE_BIAS_PASS = replace(SLOPE_PASS, rows=8, resident=28)
+SLOPE_BIAS_CANDIDATES = (
+    SLOPE_BIAS_PASS,
+    replace(SLOPE_BIAS_PASS, resident=7),
+    replace(SLOPE_BIAS_PASS, resident=14),
+    replace(SLOPE_BIAS_PASS, resident=56),
+    replace(SLOPE_BIAS_PASS, rows=4, resident=40),
+    replace(SLOPE_BIAS_PASS, rows=16, warps=8, resident=12),
+    replace(SLOPE_BIAS_PASS, rows=16, resident=4),
+    replace(SLOPE_BIAS_PASS, rows=16, resident=16),
+)
 CANDIDATES = (
     PASS,
     COPY_PASS,
@@ -115,7 +128,8 @@ def column_sums(
 def specimens(way: str, bias: bool = False) -> tuple[TritonSpecimen, ...]:
     """The pass as ``sum``, ``copy`` or ``slope`` for bfloat16, and the total."""
     written = None if way == "sum" else "*bf16"
-    config = {"sum": PASS, "copy": COPY_PASS, "slope": SLOPE_PASS}[way]
+    slope = SLOPE_BIAS_PASS if bias else SLOPE_PASS
+    config = {"sum": PASS, "copy": COPY_PASS, "slope": slope}[way]
     signature = {
         "grad_ptr": "*bf16",
         "pre_ptr": "*bf16" if way == "slope" else None,
