@@ -9,7 +9,7 @@ import torch
 
 from weft import WeftError, ops
 from weft.core import FORWARD, registry
-from weft.ops._shared import philox
+from weft.ops._shared import philox, philox_dropout
 from weft.workbench import inputs as drawing
 from weft.workbench import oracle
 from weft.workbench.oracle import Oracle
@@ -37,7 +37,7 @@ def test_philox_gives_the_published_words() -> None:
     """The first answer of the authors' own list of known ones: counter 0, key 0."""
     known = [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
     assert _by_hand(0, 0) == known
-    assert philox.words(0, 4, torch.device("cpu")).tolist() == known
+    assert [int(w) for w in philox.philox(0, torch.tensor([0]))] == known
 
 
 @pytest.mark.parametrize("seed", [1, 2**32 - 1, 2**62 + 12345, 2**63 - 1])
@@ -45,6 +45,34 @@ def test_philox_by_torch_is_philox_by_hand(seed: int) -> None:
     counters = [0, 1, 2**31, 2**32 - 1, 2**32, 2**60 + 7]
     found = philox.philox(seed, torch.tensor(counters))
     assert torch.stack(found, -1).tolist() == [_by_hand(seed, c) for c in counters]
+
+
+def test_eight_elements_share_a_block_low_halves_first() -> None:
+    seed, n = 2**62 + 12345, 29
+    words = [w for c in range(4) for w in _by_hand(seed, c)]
+    halves = [h for w in words for h in (w & 0xFFFF, w >> 16)][:n]
+    assert philox_dropout.numbers(seed, n, torch.device("cpu")).tolist() == halves
+    kept = ops.dropout(torch.ones(n), p=0.3, seed=seed) > 0
+    assert kept.tolist() == [h >= round(0.3 * 65536) for h in halves]
+
+
+@pytest.mark.parametrize("p", [0.02, 0.1, 0.5, 0.97])
+def test_the_mean_stays_by_the_chance_that_is_taken(p: float) -> None:
+    """The share kept is within five standard errors of 1 - p', and each of them is 1 / (1 - p')."""
+    n = 1 << 18
+    taken = round(p * 65536) / 65536
+    y = ops.dropout(torch.ones(n), p=p, seed=77)
+    kept = y[y != 0]
+    assert abs(len(kept) / n - (1 - taken)) < 5 * (taken * (1 - taken) / n) ** 0.5
+    assert torch.equal(kept, torch.full_like(kept, 1 / (1 - taken)))
+
+
+def test_a_chance_too_small_for_sixteen_bits_drops_nothing_and_scales_nothing() -> None:
+    x = torch.randn(1 << 17)
+    assert torch.equal(ops.dropout(x, p=2.0**-17, seed=5), x)
+    few = ops.dropout(x, p=2.0**-13, seed=5) == 0
+    assert 0 < int(few.sum()) < 50  # 16 are to be expected
+    assert int((ops.dropout(x, p=1 - 2.0**-18, seed=5) != 0).sum()) == 0
 
 
 def test_dropout_differs_by_seed_and_not_by_strides() -> None:

@@ -1,9 +1,10 @@
 """Random bits by counter: Philox 4x32-10, in torch's integers, the one exact definition here.
 
-Element ``i`` of a tensor, counted in row-major order, gets word ``i % 4`` of the block whose
-counter is ``i // 4`` (64 bits, low word first, then two zero words) and whose key is the seed (64
-bits, low word first). Nothing is stored: whoever knows the seed and the place knows the bits. The
-kernels (philox.cuh, philox_triton.py) give the very same words.
+A block of four 32-bit words belongs to a counter (64 bits, low word first, then two zero words)
+under a key, the seed (64 bits, low word first). Nothing is stored: whoever knows the seed and the
+place knows the bits. What takes which of them: attention's dropout a word an element, for which the
+thresholds below are, and dropout 16 bits (philox_dropout.py). The kernels (philox.cuh,
+philox_triton.py) give the very same words.
 
 Source: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
 """
@@ -42,20 +43,9 @@ def philox(seed: int, counter: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return a, b, c, d
 
 
-def words(seed: int, n: int, device: torch.device) -> torch.Tensor:
-    """The first ``n`` elements' words: int64, shape ``(n,)``."""
-    blocks = torch.arange((n + 3) // 4, device=device)
-    return torch.stack(philox(seed, blocks), -1).view(-1)[:n]
-
-
 def threshold(p: float) -> int:
     """An element is kept where its word is at least this: one in 2^32 is the finest share."""
     return min(round(p * 2.0**32), 1 << 32)
-
-
-def kept(x: torch.Tensor, p: float, seed: int) -> torch.Tensor:
-    """Which elements of ``x`` dropout keeps: booleans, contiguous, by row-major place."""
-    return (words(seed, x.numel(), x.device) >= threshold(p)).view(x.shape)
 
 
 def scale(p: float) -> float:
@@ -65,16 +55,17 @@ def scale(p: float) -> float:
 
 def halves(seed: int) -> tuple[int, int]:
     """The seed's low and high word as signed 32-bit numbers, as kernels take them."""
-    return _signed(seed & MASK), _signed((seed >> 32) & MASK)
+    return signed(seed & MASK), signed((seed >> 32) & MASK)
 
 
 @cache
 def limit(p: float) -> int:
     """The threshold as a signed 32-bit number, for ``p`` that drops not all."""
-    return _signed(threshold(p))
+    return signed(threshold(p))
 
 
-def _signed(word: int) -> int:
+def signed(word: int) -> int:
+    """An unsigned 32-bit number as a signed one of the same bits."""
     return word - (1 << 32) if word >> 31 else word
 
 

@@ -30,7 +30,9 @@ def dropout(x: torch.Tensor, *, p: float, seed: int, impl: str | None = None) ->
 
     Args:
         x: tensor of any shape; float32, float16 or bfloat16; CPU or CUDA.
-        p: from 0 (a copy) to 1 (zeros, whatever ``x`` holds), in steps of 2^-32.
+        p: from 0 (a copy) to 1 (zeros, whatever ``x`` holds). What is taken is the 65536th nearest
+            to it, p' = round(p * 65536) / 65536, and the others are divided by ``1 - p'``, so that
+            the mean stays: 0.1 is 0.100006. Up to 2^-17 nothing is dropped.
         seed: from 0 to 2^63 - 1. A fresh one for each call in training.
         impl: an implementation's name (``weft ops`` lists them); None is ``triton`` on a GPU and
             ``eager`` on a CPU. The library's own dropout has other bits and is none of them.

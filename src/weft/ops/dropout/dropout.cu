@@ -1,9 +1,9 @@
-// Dropout over n elements in row-major order, 16 bytes a thread; the random words are made in
-// registers, a block of four for four neighbours (philox.cuh).
+// Dropout over n elements in row-major order, 16 bytes a thread; the random numbers are made in
+// registers, a block of Philox for eight neighbours (philox_dropout.cuh).
 //
 // Bytes: n read + n written. The backward is the same kernel, from gradient to gradient.
 #include "elementwise.cuh"
-#include "philox.cuh"
+#include "philox_dropout.cuh"
 
 struct Apply {
   Dropout dropout;
@@ -12,24 +12,17 @@ struct Apply {
                                              index_t first) const {
 #pragma unroll
     for (int j = 0; j < M; ++j) out[0][j] = in[0][j];
-    if constexpr (M == 1)
-      out[0][0] = dropout.apply(in[0][0], first);
-    else
-      dropout.apply(out[0], first);
+    dropout.apply(out[0], first);
   }
 };
 
-// x, y: (n,); an element is kept where its word is at least `threshold`, a 32-bit number.
+// x, y: (n,).
 extern "C" __global__ void __launch_bounds__(THREADS)
-dropout_apply_wide(const WEFT_T* x, WEFT_T* y, index_t n, index_t seed, index_t threshold,
-                   double scale) {
-  const Apply f{{(unsigned long long)seed, (unsigned)threshold, (float)scale}};
-  walk_wide<1, 1>({{x}}, {{y}}, n, f);
+dropout_apply_wide(const WEFT_T* x, WEFT_T* y, index_t n, index_t seed, index_t rule) {
+  walk_wide<1, 1>({{x}}, {{y}}, n, Apply{{seed, rule}});
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-dropout_apply_any(const WEFT_T* x, WEFT_T* y, index_t n, index_t seed, index_t threshold,
-                  double scale) {
-  const Apply f{{(unsigned long long)seed, (unsigned)threshold, (float)scale}};
-  walk_each<1, 1>({{x}}, {{y}}, n, f);
+dropout_apply_any(const WEFT_T* x, WEFT_T* y, index_t n, index_t seed, index_t rule) {
+  walk_each<1, 1>({{x}}, {{y}}, n, Apply{{seed, rule}});
 }

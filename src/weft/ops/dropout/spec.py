@@ -1,7 +1,8 @@
-"""Dropout: y = x / (1 - p) where the element's random word is at least p 2^32, else 0.
+"""Dropout: y = x / (1 - p) where the element's random number is at least p 2^16, else 0.
 
-The words are Philox 4x32-10's, keyed by the seed and counted by the element's place in row-major
-order (see _shared/philox.py): nothing is stored, and the backward makes them again. Sources:
+The numbers are 16 bits of Philox 4x32-10, keyed by the seed and counted by the element's place in
+row-major order (see _shared/philox_dropout.py): nothing is stored, and the backward makes them
+again. p is the 65536th nearest to what is asked for, for the scale as well. Sources:
 Srivastava et al., "Dropout: a simple way to prevent neural networks from overfitting" (JMLR 2014);
 Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
 """
@@ -16,7 +17,8 @@ import torch
 from weft.core import Case, Cost, Input, Operator, Property, case
 from weft.core.cases import ITEMSIZE
 from weft.ops._shared import validate
-from weft.ops._shared.philox import check_chance, kept, scale
+from weft.ops._shared.philox import check_chance
+from weft.ops._shared.philox_dropout import kept, scale, taken
 
 DTYPES = ("float32", "float16", "bfloat16")
 SEED = 0x1234_5678_9ABC_DEF
@@ -50,9 +52,10 @@ def _same_bits(y: torch.Tensor, x: torch.Tensor, *, p: float, seed: int) -> floa
 
 
 def _share(y: torch.Tensor, x: torch.Tensor, *, p: float, seed: int) -> float:
-    """The share of zeros is p, within six standard errors of so many fair draws."""
+    """The share of zeros is the p taken, within six standard errors of so many fair draws."""
     if y.numel() == 0:
         return 0.0
+    p = taken(p)
     off = abs(float((y == 0).double().mean()) - p)
     return off / (6 * math.sqrt(p * (1 - p) / y.numel()) + 1 / y.numel())
 
@@ -94,7 +97,7 @@ BENCHES = [
 OPERATOR = Operator(
     name="dropout",
     summary="seeded dropout, no mask stored",
-    formula="y = x / (1 - p) where word(seed, place) >= p 2^32, else 0",
+    formula="y = x / (1 - p) where number(seed, place) >= p 2^16, else 0",
     signature="dropout(x, p=0.1, seed=0)",
     reference=reference,
     cases=(*CHECKS, *EDGES, *BENCHES),

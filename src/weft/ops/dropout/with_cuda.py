@@ -8,17 +8,16 @@ import torch
 
 from weft.core import Implementation
 from weft.ops._shared.elementwise import Walk, contiguous_like
-from weft.ops._shared.philox import scale, threshold
+from weft.ops._shared.philox_dropout import drops_all, rule
 
 WALK = Walk(Path(__file__).with_name("dropout.cu"), "dropout_apply")
 
 
 def forward(x: torch.Tensor, *, p: float, seed: int) -> torch.Tensor:
     y = contiguous_like(x)
-    least = threshold(p)
-    if least >> 32:
+    if drops_all(p):
         return y.zero_()
-    WALK.run("dropout_apply", (x.contiguous(), y), seed, least, scale(p))
+    WALK.run("dropout_apply", (x.contiguous(), y), seed, rule(p))
     return y
 
 
@@ -33,5 +32,5 @@ IMPLEMENTATION = Implementation(
     forward=forward,
     backward=backward,
     specimens=WALK.specimens,
-    idea="one 16-byte vector a thread, words made in registers",
+    idea="one 16-byte vector a thread, random numbers made in registers",
 )

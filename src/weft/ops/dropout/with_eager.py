@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from weft.core import Implementation
-from weft.ops._shared.philox import kept, scale
+from weft.ops._shared.philox_dropout import kept, scale
 
 
 def forward(x: torch.Tensor, *, p: float, seed: int) -> torch.Tensor:

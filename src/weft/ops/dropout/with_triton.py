@@ -1,4 +1,4 @@
-"""Dropout in Triton: one pass, a block of random words for four elements; see philox_triton.py."""
+"""Dropout in Triton: one pass, a block of random words for eight; see philox_dropout_triton.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 from weft.core import Implementation
 from weft.ops._shared.elementwise_triton import SHIPPED, specimens
-from weft.ops._shared.philox_triton import dropout, dropout_apply
+from weft.ops._shared.philox_dropout_triton import dropout, dropout_apply
 
 
 def forward(x: torch.Tensor, *, p: float, seed: int) -> torch.Tensor:
@@ -25,5 +25,5 @@ IMPLEMENTATION = Implementation(
     forward=forward,
     backward=backward,
     specimens=specimens({dropout_apply: ("x_ptr", "y_ptr")}, SCALARS),
-    idea="one fused pass, words made in registers",
+    idea="one fused pass, random numbers made in registers",
 )

@@ -1,7 +1,7 @@
 """Dropout, a residual added, layer norm: s = dropout(x) + residual, y = layer_norm(s).
 
 Sources: Srivastava et al., "Dropout" (JMLR 2014); Ba, Kiros and Hinton, "Layer Normalization"
-(arXiv:1607.06450). Which elements are dropped: see _shared/philox.py.
+(arXiv:1607.06450). Which elements are dropped: see _shared/philox_dropout.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import torch
 from weft.core import Case, Input, Operator, case
 from weft.core.cases import SHORT
 from weft.ops._shared.norm_spec import DTYPES, check, cost, layer_norm64
-from weft.ops._shared.philox import check_chance, kept, scale
+from weft.ops._shared.philox import check_chance
+from weft.ops._shared.philox_dropout import kept, scale
 
 SEED = 0x1234_5678_9ABC_DEF
 

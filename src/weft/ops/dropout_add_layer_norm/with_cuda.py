@@ -12,7 +12,7 @@ import torch
 from weft.core import Case, Implementation, Support, no
 from weft.ops._shared import norm_cuda
 from weft.ops._shared.elementwise import Walk, contiguous_like
-from weft.ops._shared.philox import scale, threshold
+from weft.ops._shared.philox_dropout import drops_all, rule
 
 WALK = Walk(Path(__file__).with_name("dropout_add.cu"), "dropout_add", "dropout_back")
 
@@ -27,12 +27,12 @@ def forward(
     seed: int,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    s, least = contiguous_like(x), threshold(p)
-    if least >> 32:
+    s = contiguous_like(x)
+    if drops_all(p):
         s.copy_(residual)
     else:
         tensors = (x.contiguous(), residual.contiguous(), s)
-        WALK.run("dropout_add", tensors, seed, least, scale(p))
+        WALK.run("dropout_add", tensors, seed, rule(p))
     y, _ = norm_cuda.forward(s, None, weight, bias, eps)
     return y, s
 
@@ -48,11 +48,10 @@ def backward(
     eps: float,
 ) -> tuple[torch.Tensor, ...]:
     dx, dr, dw, db = norm_cuda.backward(grad, more, s, weight, eps, centred=True)
-    least = threshold(p)
-    if least >> 32:
+    if drops_all(p):
         dx.zero_()
     else:
-        WALK.run("dropout_back", (dr, dx), seed, least, scale(p))
+        WALK.run("dropout_back", (dr, dx), seed, rule(p))
     return dx, dr, dw, db
 
 

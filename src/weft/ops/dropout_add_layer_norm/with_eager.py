@@ -6,7 +6,7 @@ import torch
 
 from weft.core import Implementation
 from weft.ops._shared import norm_eager
-from weft.ops._shared.philox import kept, scale
+from weft.ops._shared.philox_dropout import kept, scale
 
 
 def forward(

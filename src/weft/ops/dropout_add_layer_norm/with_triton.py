@@ -18,9 +18,10 @@ from weft.ops._shared.elementwise import contiguous_like
 from weft.ops._shared.elementwise_triton import KINDS, SHIPPED
 from weft.ops._shared.norm_kernels import norm_sum_parts
 from weft.ops._shared.norm_triton import Config, configure
-from weft.ops._shared.philox import halves, limit, scale, threshold
+from weft.ops._shared.philox import halves
+from weft.ops._shared.philox_dropout import drops_all, limit, scale
+from weft.ops._shared.philox_dropout_triton import dropout
 from weft.ops._shared.philox_norm_kernels import dropout_norm_backward, dropout_norm_tile
-from weft.ops._shared.philox_triton import dropout
 from weft.ops._shared.rows import as_rows
 
 
@@ -48,7 +49,7 @@ def forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     columns = x.shape[-1]
     config = configure(columns)
-    if config.block < columns or threshold(p) >> 32:
+    if config.block < columns or drops_all(p):
         dropped = dropout(SHIPPED[x.element_size()], x, p, seed)
         return norm_triton.forward(dropped, residual, weight, bias, eps)
     y, s = contiguous_like(x), contiguous_like(x)
@@ -59,7 +60,7 @@ def forward(
     dropout_norm_tile[(triton.cdiv(rows, config.rows),)](
         lines, others, weight.contiguous(), bias.contiguous(), y, s, rows, columns,
         lines.stride(0), others.stride(0), eps, *halves(seed), limit(p), scale(p),
-        BLOCK=config.block, ROWS=config.rows, FOUR=columns % 4 == 0, num_warps=config.warps,
+        BLOCK=config.block, ROWS=config.rows, EIGHT=columns % 8 == 0, num_warps=config.warps,
     )  # fmt: skip
     return y, s
 
@@ -76,7 +77,7 @@ def backward(
 ) -> tuple[torch.Tensor, ...]:
     columns = s.shape[-1]
     config = configure_backward(columns)
-    if not s.numel() or not config.programs or threshold(p) >> 32:
+    if not s.numel() or not config.programs or drops_all(p):
         _, dr, dw, db = norm_triton.backward(grad, more, s, weight, eps, centred=True)
         return dropout(SHIPPED[s.element_size()], dr, p, seed), dr, dw, db
     return backward_with(config, grad, more, s, weight, p, seed, eps)
@@ -104,7 +105,7 @@ def backward_with(
     dropout_norm_backward[(parts,)](
         grads, mores, s, weight, dx, dr, part, rows, columns, grads.stride(0), mores.stride(0),
         eps, *halves(seed), limit(p), scale(p), BLOCK=config.block, ROWS=config.rows,
-        STAGES=config.stages, FOUR=columns % 4 == 0, num_warps=config.warps,
+        STAGES=config.stages, EIGHT=columns % 8 == 0, num_warps=config.warps,
     )  # fmt: skip
     wide = 16 if columns <= 2048 else 32
     norm_sum_parts[(triton.cdiv(columns, wide), 2)](
@@ -115,7 +116,7 @@ def backward_with(
 
 def _specimen(kernel: Any, config: Config, kind: str, columns: int) -> TritonSpecimen:
     types: dict[str, Any] = {"eps": "fp32", "part_ptr": "*fp32", "keep": "fp32"}
-    types |= {"BLOCK": config.block, "ROWS": config.rows, "STAGES": config.stages, "FOUR": True}
+    types |= {"BLOCK": config.block, "ROWS": config.rows, "STAGES": config.stages, "EIGHT": True}
     types |= dict.fromkeys(("low", "high", "limit"), "i32")
     integers = ("rows", "columns", "x_stride", "r_stride", "g_stride", "more_stride")
     types |= dict.fromkeys(integers, "i32:16")

@@ -1,0 +1,57 @@
+// What dropout keeps: the 16-bit numbers of philox_dropout.py, a block of Philox for eight elements.
+#pragma once
+#include "numeric.cuh"
+#include "philox.cuh"
+
+// Which halves of a word are at least those of `least`.
+struct Both { bool low, high; };
+
+__device__ __forceinline__ Both at_least(unsigned word, unsigned least) {
+#if __CUDA_ARCH__ >= 900
+  Both kept;
+  __vibmax_u16x2(word, least, &kept.high, &kept.low);  // one instruction
+  return kept;
+#else
+  return {word << 16 >= least << 16, word >= (least & 0xffff0000u)};
+#endif
+}
+
+// Elements are kept where their number is at least the threshold, and scaled. `rule`, which the host
+// makes (philox_dropout.py), has the threshold in both halves of its low word, and a float's bits.
+struct Dropout {
+  unsigned long long seed;
+  unsigned least;
+  float scale;
+
+  __device__ __forceinline__ Dropout(index_t seed, index_t rule)
+      : seed((unsigned long long)seed), least((unsigned)rule),
+        scale(__int_as_float((int)(rule >> 32))) {}
+
+  // Rounded by itself: no sum that follows takes the product in.
+  __device__ __forceinline__ float of(float v, bool kept) const {
+    const float scaled = __fmul_rn(v, scale);
+    return kept ? scaled : 0.0f;
+  }
+
+  // M neighbours (1, 2, 4 or 8) from element `first` on, a multiple of M.
+  template <int M>
+  __device__ __forceinline__ void apply(float (&v)[M], index_t first) const {
+    static_assert(M == 1 || M == 2 || M == 4 || M == 8, "");
+    const Words words = philox(seed, (unsigned long long)first / 8);
+    const int place = (int)(first % 8);
+    if constexpr (M == 1) {
+      const Both kept = at_least(words.of(place / 2), least);
+      v[0] = of(v[0], place % 2 ? kept.high : kept.low);
+    } else {
+#pragma unroll
+      for (int k = 0; k < M / 2; ++k) {
+        const unsigned word = M == 8   ? words.at[k]
+                              : M == 4 ? (place ? words.at[2 + k] : words.at[k])
+                                       : words.of(place / 2);
+        const Both kept = at_least(word, least);
+        v[2 * k] = of(v[2 * k], kept.low);
+        v[2 * k + 1] = of(v[2 * k + 1], kept.high);
+      }
+    }
+  }
+};
