@@ -1,4 +1,5 @@
-"""The norms' CUDA kernels compiled by g++ and run on float32 CPU tensors; see norm_emulator.hpp."""
+"""The norms' and softmax's CUDA kernels of clusters compiled by g++ and run on float32 CPU tensors;
+see norm_emulator.hpp."""
 
 from __future__ import annotations
 
@@ -14,31 +15,36 @@ from weft.backends.nvrtc import SHARED, CudaSource
 
 HEADER = Path(__file__).with_suffix(".hpp")
 COMPILER = shutil.which("g++")
-LEFT_OUT = ("numeric.cuh", "bulk.cuh")  # types and asm, which the emulator has in its own way
+# Types and asm, which the emulator has in its own way.
+LEFT_OUT = ("numeric.cuh", "bulk.cuh", "clusters.cuh")
 
 
-def source_text(name: str, seen: set[str]) -> str:
+def source_text(folder: Path, name: str, seen: set[str]) -> str:
     """A kernel's text, headers and all, its shared memory and barriers in the emulator's words."""
     if name in seen or name in LEFT_OUT:
         return ""
     seen.add(name)
-    text = (SHARED / name).read_text().replace("#pragma once", "")
+    found = folder / name if (folder / name).exists() else SHARED / name
+    text = found.read_text().replace("#pragma once", "")
     if name == "norm_barriers.cuh":
-        text = re.sub(r"#if CLUSTER > 1.*?#endif", "", text, flags=re.S)
         named = "named_barrier(1 + (int)threadIdx.x / TEAM, TEAM);"
         text = re.sub(r'asm volatile\("bar.sync.*?"memory"\);', named, text)
+    if name.startswith("softmax"):
+        halves = r"template <>[^{]*code<__(?:half|nv_bfloat16)>.*?\n}\n"
+        text = re.sub(halves, "", text, flags=re.S)
+        text = re.sub(r'asm\("ex2[^"]*" : "=f"\((\w+)\) : "f"\((.*)\)\);', r"\1 = exp2f(\2);", text)
     text = re.sub(r"extern __shared__.*\n", "", text)
     text = re.sub(
         r"__shared__ ([\w<> ]+?) (\w+)((?:\[[^\]]+\])+);",
         r"typedef \1 \2_t\3; \2_t& \2 = *(\2_t*)declared(__COUNTER__, sizeof(\2_t));",
         text,
     )
-    return re.sub(r'#include "([^"]+)"', lambda m: source_text(m[1], seen), text)
+    return re.sub(r'#include "([^"]+)"', lambda m: source_text(folder, m[1], seen), text)
 
 
 def build(source: CudaSource, kernel: str, folder: Path) -> ctypes.CDLL:
     """One float32 kernel as a library with a function ``run``."""
-    text = source_text(source.file.name, set())
+    text = source_text(source.file.parent, source.file.name, set())
     signature = re.search(rf"\b{kernel}\(([^)]*)\) \{{", text)
     assert signature and COMPILER
     casts = []

@@ -20,13 +20,15 @@ TYPES = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """What a program is compiled for: types, elements an access, and which of the norms."""
+    """What a program is compiled for: types, elements an access, and which of the norms; ``drop``:
+    x is dropped out before it is added."""
 
     x: torch.dtype
     w: torch.dtype
     access: int
     centred: bool
     add: bool
+    drop: bool = False
 
     @property
     def wide(self) -> bool:
@@ -40,12 +42,14 @@ class Kind:
             "WEFT_W": TYPES[self.w],
             "CENTRED": int(self.centred),
             "ADD": int(self.add),
+            **({"DROP": 1} if self.drop else {}),
         }
 
     @property
     def label(self) -> str:
         words = [str(self.x).removeprefix("torch."), str(self.w).removeprefix("torch.")]
-        return "-".join([*words, f"{int(self.centred)}{int(self.add)}"])
+        flags = f"{int(self.centred)}{int(self.add)}" + "1" * self.drop
+        return "-".join([*words, flags])
 
 
 def _hold(threads: int, cluster: int) -> None:
@@ -96,10 +100,10 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class Walk:
-    """Forward: a ``cluster`` of blocks takes up to ``rows`` one after another, and reads its weights
-    once; ``vectors`` accesses a thread, and a multiprocessor holds ``resident`` blocks. The next row
-    comes in registers, or with ``stages`` above 0 so many rows come in shared memory. ``held``: then
-    weights stay in registers; else in shared memory."""
+    """Forward: a ``cluster`` of blocks takes up to ``rows`` one after another, and reads its
+    weights once; ``vectors`` accesses a thread, and a multiprocessor holds ``resident`` blocks. The
+    next row comes in registers, or with ``stages`` above 0 so many rows come in shared memory.
+    ``held``: then weights stay in registers; else in shared memory."""
 
     threads: int
     vectors: int

@@ -15,9 +15,7 @@
 #ifndef RESIDENT
 #define RESIDENT 1
 #endif
-#include "bulk.cuh"
 #include "cluster.cuh"
-
 
 #if __CUDA_ARCH__ >= 900
 
@@ -43,19 +41,6 @@ struct Exponent {
   }
 };
 
-// The maximum of an access; bf16 two at a time, as they lie.
-__device__ __forceinline__ float wide_max(const Pack& p) {
-#ifdef PAIRS
-  __nv_bfloat162 top = reinterpret_cast<const __nv_bfloat162&>(p.word[0]);
-#pragma unroll
-  for (int k = 1; k < WORDS; ++k)
-    top = __hmax2(top, reinterpret_cast<const __nv_bfloat162&>(p.word[k]));
-  return fmaxf(__low2float(top), __high2float(top));
-#else
-  return pack_max(p);
-#endif
-}
-
 template <bool DIRECT>
 __device__ __forceinline__ float total_of(const Pack* in, int accesses, const Exponent& exponent) {
   float total = 0.0f;
@@ -80,16 +65,16 @@ __device__ __forceinline__ void write(const Pack* in, Pack* out, int accesses,
 }
 
 // Asks for this block's part of `count` tensors, one after the other in `memory`; returns when they
-// are there. All threads call.
+// are there, and `arrived`, of two barriers, has one left. All threads call.
 __device__ __forceinline__ void bring(const WEFT_T* const* parts, int count, int bytes,
                                       unsigned long long* arrived) {
   if (threadIdx.x == 0) {
-    prepare(arrived);
+    prepare(arrived, 2);
     expect(arrived, count * bytes);
     for (int i = 0; i < count && bytes; ++i) copy(memory + i * bytes, parts[i], bytes, arrived);
   }
   __syncthreads();
-  cluster_arrive();
+  cluster_arrive_relaxed();
   wait(arrived, 0);
 }
 
@@ -99,11 +84,12 @@ __device__ __forceinline__ void bring(const WEFT_T* const* parts, int count, int
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, RESIDENT)
 softmax_shared(const WEFT_T* __restrict__ x, WEFT_T* __restrict__ y, index_t columns,
                index_t stride) {
-  __shared__ unsigned long long arrived;
-  __shared__ Statistics scratch[32], peers[CLUSTER];
+  __shared__ unsigned long long arrived[2];
+  __shared__ Statistics scratch[32];
+  __shared__ Statistics peers[CLUSTER];
   const Slice part = slice_of(columns);
   const WEFT_T* const from[] = {x + part.row * stride + part.from};
-  bring(from, 1, part.accesses * BYTES, &arrived);
+  bring(from, 1, part.accesses * BYTES, arrived);
   const Pack* in = reinterpret_cast<const Pack*>(memory);
 
   Statistics mine = {LEAST, 0.0f};
@@ -116,7 +102,7 @@ softmax_shared(const WEFT_T* __restrict__ x, WEFT_T* __restrict__ y, index_t col
                            : total_of<false>(in, part.accesses, here);
   mine.total = warp_sum(mine.total);
   const Statistics block = block_merge(mine, scratch);
-  const Statistics theirs = cluster_gather(block, peers, {LEAST, 0.0f});
+  const Statistics theirs = cluster_gather(block, peers, {LEAST, 0.0f}, arrived + 1);
   const float top = warp_max(theirs.top);
   const float scale = __frcp_rn(warp_sum(theirs.total * exp_of_difference(theirs.top, top)));
 
@@ -134,12 +120,13 @@ softmax_shared(const WEFT_T* __restrict__ x, WEFT_T* __restrict__ y, index_t col
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, RESIDENT)
 softmax_backward_shared(const WEFT_T* __restrict__ grad, const WEFT_T* __restrict__ y,
                         WEFT_T* __restrict__ dx, index_t columns, index_t stride) {
-  __shared__ unsigned long long arrived;
-  __shared__ float scratch[32], peers[CLUSTER];
+  __shared__ unsigned long long arrived[2];
+  __shared__ float scratch[32];
+  __shared__ float peers[CLUSTER];
   const Slice part = slice_of(columns);
   const index_t place = part.row * columns + part.from;
   const WEFT_T* const from[] = {grad + part.row * stride + part.from, y + place};
-  bring(from, 2, part.accesses * BYTES, &arrived);
+  bring(from, 2, part.accesses * BYTES, arrived);
   const Pack* g = reinterpret_cast<const Pack*>(memory);
   const Pack* out = g + part.accesses;
 
@@ -147,7 +134,7 @@ softmax_backward_shared(const WEFT_T* __restrict__ grad, const WEFT_T* __restric
 #pragma unroll 4
   for (int at = threadIdx.x; at < part.accesses; at += THREADS) dot += pack_dot(g[at], out[at]);
   dot = block_sum(dot, scratch);
-  dot = warp_sum(cluster_gather(dot, peers, 0.0f));
+  dot = warp_sum(cluster_gather(dot, peers, 0.0f, arrived + 1));
 
   Pack* to = reinterpret_cast<Pack*>(dx + place);
 #pragma unroll 4
