@@ -1,4 +1,4 @@
-// What dropout keeps: the 16-bit numbers of philox_dropout.py, a block of Philox for eight elements.
+// What dropout keeps: the 16-bit numbers of philox_dropout.py, a block of words for eight elements.
 #pragma once
 #include "numeric.cuh"
 #include "philox.cuh"
@@ -16,8 +16,8 @@ __device__ __forceinline__ Both at_least(unsigned word, unsigned least) {
 #endif
 }
 
-// Elements are kept where their number is at least the threshold, and scaled. `rule`, which the host
-// makes (philox_dropout.py), has the threshold in both halves of its low word, and a float's bits.
+// Elements are kept where their number is at least the threshold, and scaled. `rule`, which the
+// host makes (philox_dropout.py), has the threshold twice in its low word, the scale in its high.
 struct Dropout {
   unsigned long long seed;
   unsigned least;
