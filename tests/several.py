@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from weft.core import WeftError
-from weft.gpt2 import checkpoint, launch, metrics
+from weft.gpt2 import checkpoint, launch, metrics, sharded
 from weft.gpt2.group import Group, joined, wait
 
 STEPS, HALF = 6, 3
@@ -35,7 +35,7 @@ RUNS: dict[str, tuple[dict[str, Any], str | None]] = {
     "ddp": ({"strategy": "ddp", "ops": "torch"}, None),
     "ddp-parts": ({"strategy": "ddp", "accumulate": 2}, None),
     "fsdp": ({"strategy": "fsdp"}, None),
-    "fsdp-parts": ({"strategy": "fsdp", "ops": "torch", "accumulate": 2}, None),
+    "fsdp-parts": ({"strategy": "fsdp", "ops": "torch", "accumulate": 2, "reshard": True}, None),
     "ddp-again": ({}, "ddp"),
     "fsdp-again": ({}, "fsdp"),
     "one-to-ddp": ({"strategy": "ddp"}, "one"),
@@ -45,6 +45,8 @@ RUNS: dict[str, tuple[dict[str, Any], str | None]] = {
     "bf16-ddp": ({"strategy": "ddp", **BF16}, None),
     "bf16-fsdp": ({"strategy": "fsdp", **BF16}, None),
 }
+# Runs whose blocks are one unit of FSDP2's, as a small model's are; in the others each is one.
+TOGETHER = ("fsdp-parts", "bf16-fsdp")
 SAID: list[str] = []
 HANG = 200  # seconds until a hang is told, with the place of each thread
 ROOM = 20_000  # bytes a file may have, where a disk is to be full: a checkpoint's have more
@@ -108,7 +110,9 @@ def main(root: Path) -> None:
     torch.set_num_threads(1)
     faulthandler.dump_traceback_later(HANG, exit=True)
     with joined("cpu") as group:
+        together = sharded.UNIT
         for name, (given, before) in RUNS.items():
+            sharded.UNIT = together if name in TOGETHER else 1
             if before:
                 again(root, name, before, group, **given)
             else:

@@ -24,15 +24,16 @@ from weft.gpt2.ranks import Ranks, Reading
 NONE = -1  # over the wire: no step
 
 
-def ranks(group: Group, strategy: str) -> Ranks:
-    """The processes of a group, sharing the work by ``strategy``, ``ddp`` or ``fsdp``."""
+def ranks(group: Group, strategy: str, reshard: bool | None = None) -> Ranks:
+    """The processes of a group, sharing the work by ``strategy``, ``ddp`` or ``fsdp``; ``reshard``
+    is :class:`~weft.gpt2.sharded.Sharded`'s."""
     if group.world == 1:
         return Ranks(group.device)
     if strategy == "ddp":
         return Replicated(group)
     from weft.gpt2.sharded import Sharded
 
-    return Sharded(group)
+    return Sharded(group, reshard)
 
 
 class Several(Ranks):

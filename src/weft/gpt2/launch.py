@@ -119,7 +119,7 @@ def _run(
     plan, tokens, reader = planned
     plan.train.micro(group.world)  # refused before anything is written
     profiling.check(profile, plan.train.steps)
-    ranks = distributed.ranks(group, plan.train.strategy)
+    ranks = distributed.ranks(group, plan.train.strategy, plan.train.reshard)
     place = Folder(out, plan, resume=resume, say=say, writes=ranks.first)
     if resume and not checkpoint.steps(place.checkpoints):
         say(f"{out} has no checkpoint yet: the run begins anew")

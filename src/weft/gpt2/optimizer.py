@@ -93,6 +93,7 @@ class Optimizer:
             got = ", ".join(sorted(map(str, dtypes))) or "no parameters"
             raise WeftError("Optimizer: parameters", expected="of one dtype", got=got)
 
+    @torch.no_grad()  # or a part's own tensor would be taken from it by autograd, 30 us each
     def gather(self, first: bool) -> None:
         """Add the gradients of one of several micro-batches to float32 sums, and drop them."""
         for g in self.groups:
@@ -106,6 +107,7 @@ class Optimizer:
             for p in g.owners:
                 p.grad = None
 
+    @torch.no_grad()
     def gradients(self) -> list[Tensors]:
         """Each group's gradients: the sums where micro-batches were several.
 

@@ -29,6 +29,8 @@ class TrainConfig:
         graph: whether a micro-batch's kernels are launched as one CUDA graph where that can be: on
             one GPU, with neither dropout nor ``compile``.
         strategy: how several processes share the work, ddp or fsdp.
+        reshard: whether fsdp drops weights that it gathered for a forward and gathers them again
+            for the backward, 2 bytes a parameter less between the two; None: above a billion.
         validate_every, validate_batches: steps between validations, and batches of one.
         sample_every, sample_tokens: steps between samples, and tokens of one.
         checkpoint_every, checkpoint_seconds: steps and seconds between checkpoints; the last step
@@ -61,6 +63,7 @@ class TrainConfig:
     compile: bool = False
     graph: bool = True
     strategy: str = "ddp"
+    reshard: bool | None = None
     validate_every: int | None = None
     validate_batches: int = 8
     sample_every: int | None = None
@@ -87,6 +90,7 @@ class TrainConfig:
         self._hold("outlier_window", lambda v: v >= 8, "8 or more, for a deviation to mean much")
         self._hold("dtype", DTYPES.__contains__, " or ".join(DTYPES))
         self._hold("strategy", STRATEGIES.__contains__, " or ".join(STRATEGIES))
+        self._hold("reshard", lambda v: isinstance(v, bool), "true, false or null")
         if self.warmup > self.steps:
             raise WeftError("--warmup", expected=f"at most --steps {self.steps}", got=self.warmup)
         self.micro(1)
@@ -119,7 +123,7 @@ COUNTS = (
     *("sample_every", "sample_tokens", "checkpoint_every", "keep", "patience"),
 )
 OPTIONAL = (
-    *("clip", "checkpoint_seconds", "outlier_z"),
+    *("clip", "checkpoint_seconds", "outlier_z", "reshard"),
     *("validate_every", "sample_every", "checkpoint_every"),
 )
 # What may differ between a run and its resumption: nothing of it changes what is computed.
@@ -127,7 +131,8 @@ LOOSE = frozenset(
     (
         *("checkpoint_every", "checkpoint_seconds", "keep", "sample_every", "sample_tokens"),
         *("validate_every", "validate_batches", "tensorboard", "picture", "patience", "graph"),
-        *("accumulate", "strategy", "compile"),  # a step in other parts: the same but for rounding
+        # A step in other parts, or places: the same but for rounding.
+        *("accumulate", "strategy", "reshard", "compile"),
     )
 )
 # The batch, rate and length that each size is trained with unless told: GPT-3's rates
