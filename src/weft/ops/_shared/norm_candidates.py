@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from weft.ops._shared.norm_configs import Block, Kind, Stay, Walk, block, stay, walk
+from weft.ops._shared.norm_configs import Stay, stay
+from weft.ops._shared.norm_walks import Block, Kind, Walk, block, walk
 
 
 def candidates(columns: int, kind: Kind, room: int) -> list[Block | Walk]:
@@ -28,21 +29,52 @@ def candidates(columns: int, kind: Kind, room: int) -> list[Block | Walk]:
             found.append(one)
     if accesses <= 4096 and found and isinstance(found[0], Block):
         found.append(replace(found[0], full=False))
-    return [*found, *_walks(columns, kind)] if room else found
+    return [*found, *_walks(columns, kind, room)] if room else found
 
 
-def _walks(columns: int, kind: Kind) -> list[Block | Walk]:
+# Walks of rows past 4096 accesses: vectors, threads, rows, resident, stages, held. Few rows begin
+# often and are shared out evenly, many read weights once; a row alone comes and goes.
+WALKS = ((4, 256, 8, 4, 0, 0), (4, 256, 4, 4, 0, 0), (8, 128, 8, 5, 0, 0))
+FLOWS = {
+    False: (
+        (8, 256, 1, 3, 1, 1), (8, 256, 1, 2, 1, 1), (8, 256, 1, 3, 1, 0), (4, 512, 1, 2, 1, 1),
+        (4, 256, 1, 4, 1, 1), (8, 128, 1, 6, 1, 1), (8, 256, 4, 3, 2, 1), (8, 256, 8, 3, 2, 1),
+        (8, 256, 2, 3, 2, 1), (8, 256, 4, 2, 2, 0), (8, 256, 8, 2, 3, 1), (4, 256, 4, 4, 2, 0),
+        (4, 256, 8, 4, 2, 0), (4, 256, 8, 4, 3, 1), (4, 256, 4, 4, 3, 1), (4, 256, 8, 3, 4, 1),
+        (4, 256, 128, 4, 3, 1), (4, 256, 128, 3, 4, 1), (8, 256, 128, 2, 3, 1),
+        (4, 1024, 8, 1, 2, 0), (4, 512, 4, 2, 2, 0),
+    ),
+    True: (
+        (4, 256, 8, 4, 3, 1), (4, 256, 4, 4, 3, 1), (4, 256, 2, 4, 2, 1), (4, 256, 1, 4, 1, 1),
+        (8, 256, 1, 2, 1, 1), (8, 256, 2, 2, 2, 1), (8, 256, 4, 2, 3, 1), (8, 256, 8, 2, 3, 1),
+        (4, 256, 4, 3, 3, 1), (4, 256, 8, 3, 4, 1), (4, 256, 16, 4, 3, 1), (4, 256, 8, 3, 2, 0),
+        (4, 256, 4, 4, 1, 0), (4, 256, 8, 2, 5, 1), (4, 256, 128, 4, 3, 1), (4, 256, 128, 3, 4, 1),
+        (8, 256, 128, 2, 3, 1), (4, 512, 8, 1, 4, 1), (8, 128, 4, 4, 3, 1), (4, 512, 4, 2, 3, 1),
+    ),
+}  # fmt: skip
+
+
+def _walks(columns: int, kind: Kind, room: int) -> list[Block | Walk]:
     """Rows at a time above all: few begin often, many end at unlike times."""
     accesses = columns // kind.access
-    if accesses < 1024:
-        return []
-    if accesses <= 4096:  # vectors, cluster, rows, resident
+    found: list[Block | Walk] = []
+    if 1024 <= accesses <= 4096:  # vectors, cluster, rows, resident
         ways = [(4, 2, 16, 4), (4, 1, 16, 2), (2, 2, 16, 2), (4, 2, 64, 4)]
-    else:
-        ways = [(4, 8, 8, 4), (4, 8, 16, 4), (4, 8, 4, 4), (4, 8, 64, 4), (2, 8, 8, 2)]
-        ways += [(8, 4, 8, 2), (8, 8, 8, 5), (4, 8, 8, 3), (4, 4, 8, 2)]
-    made = (walk(columns, kind, v, cluster=c, rows=n, resident=k) for v, c, n, k in ways)
-    return [one for one in made if one]
+        made = [walk(columns, kind, v, cluster=c, rows=n, resident=k) for v, c, n, k in ways]
+        found += [one for one in made if one]
+    if accesses < 4096:
+        return found
+    for vectors, threads, rows, resident, stages, held in (*WALKS, *FLOWS[kind.centred]):
+        cluster = -(-accesses // (vectors * threads))
+        if cluster not in (1, 2, 4, 8):
+            continue
+        one = walk(
+            columns, kind, vectors, cluster=cluster, rows=rows, resident=resident, stages=stages,
+            held=bool(held),
+        )  # fmt: skip
+        if one and resident * (one.shared(kind) + (5 << 10)) <= room and one not in found:
+            found.append(one)
+    return found
 
 
 def candidates_backward(columns: int, kind: Kind, room: int) -> list[Stay]:

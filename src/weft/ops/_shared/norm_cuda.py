@@ -87,7 +87,7 @@ def room(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
 
 
-def _resident(config: Stay, units: int) -> int:
+def _resident(config: Stay | Walk, units: int) -> int:
     """Blocks or clusters that are surely on the device at once. Multiprocessors come in groups of
     16 or 18, so that clusters of 4 and 8 leave some of them out."""
     fit = {1: units, 2: units // 2, 4: units * 15 // 16 // 4, 8: units * 7 // 8 // 8}
@@ -100,10 +100,9 @@ def _grid(config: Stay, rows: int, units: int) -> int:
 
 
 def _walking(config: Walk, rows: int, units: int) -> int:
-    """Clusters: as many as the device holds at once, and no fewer than take ``config.rows`` each,
-    so that what a late one begins with is hidden by others."""
-    at_once = max(1, units * config.resident // config.cluster)
-    return min(rows, max(at_once, -(-rows // config.rows)))
+    """Clusters: as many as are surely on the device at once, and no fewer than take ``config.rows``
+    each, so that what a late one begins with is hidden by others."""
+    return min(rows, max(_resident(config, units), -(-rows // config.rows)))
 
 
 def _vector(v: torch.Tensor) -> torch.Tensor:

@@ -1,11 +1,11 @@
 // Norms forward of long rows by clusters whose rows flow through shared memory.
 //
 // As norm_walk.cu: a cluster takes one row after another, and its weights are read once. But what
-// is on its way lies in a ring of STAGES slices that the bulk copy engine fills, and no thread holds
-// registers for it, so that several rows may be. A slice is read once, into registers; when the
-// row's sums have come from every warp of the cluster, each has read its part, and the next row is
-// asked for in its place: the ring needs no barrier of its own. Weights stay in registers (HELD) or
-// in shared memory. A block ends when all that others send to it has come.
+// is on its way lies in a ring of STAGES slices that the bulk copy engine fills, and no thread
+// holds registers for it, so that several rows may be. A slice is read once, into registers; when
+// the row's sums have come from every warp of the cluster, each has read its part, and the next row
+// is asked for in its place: the ring needs no barrier of its own. Weights stay in registers (HELD)
+// or in shared memory. A block ends when all that others send to it has come.
 // x, r: (rows, columns), strides apart; w, b: (columns,); y, s: (rows, columns) contiguous; 2^30
 // rows at most, and no more clusters than rows. x and r in multiples of 16 bytes.
 // Bytes: n read + n written; with ADD 2n + 2n. Shared memory: the ring, then unless HELD the slices
@@ -30,6 +30,30 @@ extern __shared__ __align__(128) unsigned char memory[];
 
 constexpr int PART = THREADS * VECTORS;  // accesses that a block has room for of each slice
 constexpr int TENSORS = 1 + ADD, BARRIERS = STAGES + 3;
+
+// Accesses by words, which the compiler would else hold as halves, and what they hold.
+template <typename P> struct Words {
+  uint4 word[sizeof(P) / 16] = {};
+
+  __device__ __forceinline__ void load(const void* from, int at, bool there) {
+    if (!FULL && !there) return;
+#pragma unroll
+    for (int k = 0; k < (int)(sizeof(P) / 16); ++k)
+      word[k] = reinterpret_cast<const uint4*>(from)[at * (sizeof(P) / 16) + k];
+  }
+  __device__ __forceinline__ P held() {
+    P p;
+    memcpy(&p, word, sizeof(P));
+    return p;
+  }
+  // What was made of the words is made anew.
+  __device__ __forceinline__ P anew() {
+#pragma unroll
+    for (int k = 0; k < (int)(sizeof(P) / 16); ++k)
+      asm volatile("" : "+r"(word[k].x), "+r"(word[k].y), "+r"(word[k].z), "+r"(word[k].w));
+    return held();
+  }
+};
 
 // The slices of a block on their way: stage k has x's, and then (ADD) r's.
 struct Flow {
@@ -79,8 +103,13 @@ norm_flow(const WEFT_T* __restrict__ x, const WEFT_T* __restrict__ r,
 #if CLUSTER > 1
   cluster_arrive_relaxed();
 #endif
-  Scales held;
-  if (HELD) held.load(w + from, b + from, threadIdx.x, slice.count);
+  Words<Weights> scale[VECTORS], shift[CENTRED ? VECTORS : 1];
+#pragma unroll
+  for (int i = 0; HELD && i < VECTORS; ++i) {
+    const int at = threadIdx.x + i * THREADS;
+    scale[i].load(w + from, at, at < slice.count);
+    if (CENTRED) shift[CENTRED ? i : 0].load(b + from, at, at < slice.count);
+  }
   const Counts counts = counts_of(slice.all, slice.each);
   const float share = __frcp_rn((float)columns);
   int stage = 0;
@@ -88,41 +117,53 @@ norm_flow(const WEFT_T* __restrict__ x, const WEFT_T* __restrict__ r,
   for (int row = first; row < flow.end; row += step, ++taken) {
     const int turn = taken % 2;
     if (slice.count) wait(arrived + stage, phase);
-    Pack in[1][VECTORS];
+    Words<Pack> in[VECTORS];
+    Pack held[VECTORS];
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
       const int at = threadIdx.x + i * THREADS;
-      in[0][i] = zeros();
-      if (!FULL && at >= slice.count) continue;
-      in[0][i] = flow.at(stage)[at];
-      if (!ADD) continue;
-      in[0][i] = added(in[0][i], flow.at(stage)[PART + at]);
-      reinterpret_cast<Pack*>(s + row * columns + from)[at] = in[0][i];
+      in[i].load(flow.at(stage), at, at < slice.count);
+      held[i] = in[i].held();
+      if (!ADD || (!FULL && at >= slice.count)) continue;
+      held[i] = added(held[i], flow.at(stage)[PART + at]);
+      memcpy(in[i].word, &held[i], sizeof(Pack));
+      reinterpret_cast<uint4*>(s + row * columns + from)[at] = in[i].word[0];
     }
-    const float ref[1] = {reference(in[0], slice.count)};
-    const Parts sums = sums_of(in[0], ref[0], threadIdx.x, slice.count);
+    const float ref = reference(held, slice.count);
+    const Parts sums = sums_of(held, ref, threadIdx.x, slice.count);
 #if CLUSTER > 1
     if (!taken) cluster_wait();
     if (threadIdx.x == 0) expect(met + turn, sizeof(table[0]));
-    const float one = put<true>(sums, ref[0], table[turn], met + turn);
+    const float one = put<true>(sums, ref, table[turn], met + turn);
     wait(met + turn, taken / 2 % 2);
     __syncwarp();
 #else
-    const float one = put(sums, ref[0], table[turn]);
+    const float one = put(sums, ref, table[turn]);
     all_meet();
 #endif
     if (threadIdx.x == 0) flow.ask(row + STAGES * step, stage);
     if (++stage == STAGES) stage = 0, phase ^= 1;
-    const Whole whole[1] = {merged(one, ref[0], table[turn], counts, share, (float)eps)};
+    const Whole whole = merged(one, ref, table[turn], counts, share, (float)eps);
+    const float less = -whole.shift * whole.scale;
     if (!HELD && !taken && slice.count) wait(weighed, 0);
 #pragma unroll
-    for (int i = 0; HELD && i < VECTORS; ++i) {
-      forget(held.scale[i]);
-      if (CENTRED) forget(held.shift[CENTRED ? i : 0]);
+    for (int i = 0; i < VECTORS; ++i) {
+      const int at = threadIdx.x + i * THREADS;
+      if (!FULL && at >= slice.count) continue;
+      const Pack x_at = in[i].anew();
+      Weights w_at, b_at;
+      w_at = HELD ? scale[i].anew() : scales[at];
+      if (CENTRED) b_at = HELD ? shift[CENTRED ? i : 0].anew() : shifts[at];
+      Pack out;
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        const float off = to_float(x_at.at[j]) - ref;
+        const float hat = CENTRED ? fmaf(off, whole.scale, less) : off * whole.scale;
+        const float scaled = hat * to_float(w_at.at[j]);
+        out.at[j] = from_float<WEFT_T>(CENTRED ? scaled + to_float(b_at.at[j]) : scaled);
+      }
+      reinterpret_cast<Pack*>(y + row * columns + from)[at] = out;
     }
-    write_rows<!HELD>(in, ref, whole, held, reinterpret_cast<const WEFT_W*>(scales),
-                      reinterpret_cast<const WEFT_W*>(shifts), y + row * columns + from, columns,
-                      1, slice.count);
   }
 }
 
