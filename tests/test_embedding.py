@@ -15,7 +15,7 @@ from weft import WeftError, ops
 from weft.backends.nvrtc import CudaSource
 from weft.core import registry
 from weft.ops.embedding import with_cuda
-from weft.ops.embedding.plan import TWO, WIDE
+from weft.ops.embedding.plan import TOGETHER, TWO, WIDE
 
 WEIGHT, PLACES = torch.randn(5, 8), torch.randn(4, 8)
 
@@ -78,7 +78,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
         for word, here in (
             ("extern __shared__ int held[];", "int* held = (int*)pool;"),
             ("  __shared__ ", "  static "),
-            ("AT_ONCE = 256", "AT_ONCE = 16"),
+            ("AT_ONCE = 256", "AT_ONCE = 4"),
             ('"rows.cuh"', f'"{source.file.with_name("rows.cuh")}"'),
             ('"order.cuh"', f'"{source.file.with_name("order.cuh")}"'),
         ):
@@ -89,6 +89,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
         return Emulated(warp_emulator.build(replace(source, file=file), name, tmp_path))
 
     monkeypatch.setattr(CudaSource, "__getitem__", kernel)
+    monkeypatch.setattr(with_cuda, "LEAST_OWNERS", 4)
     torch.use_deterministic_algorithms(True)  # which fills what is allocated
     yield
     torch.use_deterministic_algorithms(False)
@@ -97,19 +98,25 @@ def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.skipif(warp_emulator.COMPILER is None, reason="needs g++")
 def test_the_cuda_backward_writes_every_row_once(emulated: None) -> None:
-    """Owners of rows, two, and 33, more than are counted at once; one of 1024, whose upper rows'
+    """Owners of rows, eight, more than are counted at once, and 32; one of 1024, whose upper rows'
     numbers reach an int's last bits; several slices, also of two rows a warp; ids out of range,
-    rows of many tokens, several runs."""
+    rows of many tokens, in one piece and in several; several runs; sequences for one warp a place
+    and for several."""
     torch.manual_seed(0)
     spread = torch.randint(600, (9, 37))
     spread[2] = 7
     spread[:, 5], spread[:, 9], spread[3, 30:] = -3, 2**40, 599
+    deep = torch.randint(40, (70, 7))
+    deep[:, 3], deep[33:60], deep[:2] = 11, 39, -1
     late = torch.full((3, 1100), 16500)
     late[:, :300] = 2
     for plan, ids, vocabulary, columns, places in (
         (WIDE, spread, 600, 264, 40),
         (replace(TWO, owners=32), spread, 600, 264, 37),
         (WIDE, late, 16600, 8, 0),
+        (TOGETHER, spread, 600, 264, 40),
+        (replace(TOGETHER, piece=4, flight=2, piece_blocks=2), deep, 41, 136, 9),
+        (replace(TOGETHER, lanes=32, owners=32, flight=3), late, 33000, 264, 1100),
     ):
         grad = torch.randn(*ids.shape, columns).bfloat16()
         got = with_cuda.backward_with(plan, grad, ids, vocabulary, places)

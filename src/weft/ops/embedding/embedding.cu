@@ -13,6 +13,9 @@
 #ifndef ROWS
 #define ROWS 16
 #endif
+#ifndef OWNERS
+#define OWNERS 16
+#endif
 #ifndef LAST
 #define LAST 1
 #endif
@@ -26,6 +29,7 @@ constexpr int PARTS = 4;  // of a row's pieces that a merging warp has under way
 #define RESIDENT 3
 #endif
 constexpr int TOKENS = FLIGHT_TOKENS;  // of a group's rows that are under way together, up to 16
+static_assert(32 * OWNERS % ROWS == 0, "a group's rows are one owner's");
 static_assert(ROWS < LANES, "a lane for each row's begin, and one for the end");
 
 // weight: (vocabulary, columns), ids: (batch, length), positions: (>= length, columns) or null; y:
@@ -74,11 +78,11 @@ __device__ __forceinline__ Pack load_last(const WEFT_T* from) {
 // What a group's lane `i` has, of a lane's own `v`; all lanes of a warp ask together.
 __device__ __forceinline__ int of_lane(int v, int i) { return __shfl_sync(ALL, v, i, LANES); }
 
-// Rows [0, rows) at `to`, of which row q's tokens are order[begins, begins of the lane after) in
-// lane q. Those of more than PIECE tokens are left out; others are written, TOKENS of their tokens
+// Rows 0, apart, ... below rows * apart at `to`, of which the q-th's tokens are order[begins, begins
+// of the lane after) in lane q. Those of more than PIECE tokens are left out; others are written, TOKENS of their tokens
 // are under way. A warp's groups go in step: each has its own rows.
 __device__ __forceinline__ void sum_rows(const WEFT_T* grad, const int* order, WEFT_T* to,
-                                         int begins, int rows, int columns, int stride,
+                                         int begins, int rows, index_t apart, int stride,
                                          bool inside) {
   const int lane = threadIdx.x % LANES, shift = threadIdx.x % 32 / LANES * LANES;
   const int next = __shfl_down_sync(ALL, begins, 1, LANES);
@@ -122,7 +126,7 @@ __device__ __forceinline__ void sum_rows(const WEFT_T* grad, const int* order, W
         const int one = of_lane(token, (k + u + TOKENS) % LANES);
         if (k + u >= left) continue;
         for (; q < row; ++q) {
-          if (inside && !(left_out >> q & 1)) store(to + (index_t)q * columns, sum);
+          if (inside && !(left_out >> q & 1)) store(to + q * apart, sum);
           clear(sum);
         }
         add(sum, in[u]);
@@ -131,7 +135,7 @@ __device__ __forceinline__ void sum_rows(const WEFT_T* grad, const int* order, W
     }
   }
   for (; q < rows; ++q) {
-    if (inside && !(left_out >> q & 1)) store(to + (index_t)q * columns, sum);
+    if (inside && !(left_out >> q & 1)) store(to + q * apart, sum);
     clear(sum);
   }
 }
@@ -207,10 +211,11 @@ embedding_backward(const WEFT_T* __restrict__ grad, const int* __restrict__ from
                    const int* __restrict__ order, const int4* __restrict__ heads,
                    const int2* __restrict__ pieces, WEFT_T* __restrict__ dweight,
                    WEFT_T* __restrict__ dpositions, float* __restrict__ partial,
-                   index_t vocabulary, index_t owners, index_t places, index_t batch,
+                   index_t vocabulary, index_t bits, index_t places, index_t batch,
                    index_t length, index_t columns, index_t stride, index_t slices, index_t lead,
                    index_t place_blocks, index_t piece_blocks, index_t row_blocks) {
-  constexpr int SUMMERS = SUM_WARPS * GROUPS;
+  constexpr int SUMMERS = SUM_WARPS * GROUPS, OWN = 32 * OWNERS;
+  const index_t owners = 1 << bits;
   const int summer = threadIdx.x / LANES, lane = threadIdx.x % LANES;
   const index_t each = place_blocks + piece_blocks + row_blocks;
   const index_t ahead = slices > lead ? slices - lead : 0;  // slices whose places are left
@@ -246,12 +251,15 @@ embedding_backward(const WEFT_T* __restrict__ grad, const int* __restrict__ from
       sum_piece(grad, order, piece, partial + at * columns + column, stride, inside);
     }
   } else {
-    // A group past the last row has none, and goes along with its warp's other.
-    const index_t first = min(((block - piece_blocks) * SUMMERS + summer) * ROWS, vocabulary);
-    const int rows = (int)min((index_t)ROWS, vocabulary - first);
+    // A group has rows of one owner; past its last there are none, and it goes along with its
+    // warp's other.
+    const index_t first = min(((block - piece_blocks) * SUMMERS + summer) * ROWS, owners * OWN);
+    const index_t row = (first % OWN << bits) + first / OWN;
+    const bool some = first < owners * OWN && row < vocabulary;
+    const int rows = some ? (int)min((index_t)ROWS, ((vocabulary - 1 - row) >> bits) + 1) : 0;
     const int begins = from[first + min(lane, rows)];
-    WEFT_T* to = dweight + first * columns + column;
-    sum_rows(grad, order, to, begins, rows, (int)columns, (int)stride, inside);
+    WEFT_T* to = dweight + row * columns + column;
+    sum_rows(grad, order, to, begins, rows, columns << bits, (int)stride, inside);
   }
 }
 

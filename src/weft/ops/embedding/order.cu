@@ -1,6 +1,6 @@
 // The tokens in the order of their ids, and of their places among equal ids; beside it, dpositions.
 //
-// A block owns OWN rows of the table. Its tokens lie in as many runs as buckets.cu had blocks, each
+// A block owns every 2^bits-th row of the table, OWN at most. Its tokens lie in as many runs as buckets.cu had blocks, each
 // by place; what those found of earlier owners says where its part of the order begins, so that no
 // block waits for another. Each warp has a share of the runs, in order, and counts of its own; the
 // counts' sums over warps and rows say where each token belongs. There is no atomic whose order
@@ -11,6 +11,9 @@
 
 #ifndef PIECE
 #define PIECE 16
+#endif
+#ifndef CHUNK
+#define CHUNK PIECE
 #endif
 #ifndef RUNS
 #define RUNS 1024  // at most
@@ -71,21 +74,22 @@ __device__ __forceinline__ void its_tokens(const Shared& own, const int* found, 
 }
 
 // heads: (owners, runs) and found: (tokens,), `share` a run: see buckets.cu.
-// from: (vocabulary + 1,), where each row's tokens begin in order: (tokens,).
-// Rows that more than PIECE tokens ask for are cut into pieces of PIECE places of the order:
-// pieces: (2 * tokens / PIECE + 1,), begin and end; many: (tokens / PIECE + 1,), such a row, its
-// first piece and how many; tops: (owners,), each owner's first piece, how many, its first of
-// many, how many. Each owner writes where its tokens begin, so that no two meet.
+// from: (owners * OWN + 1,), where the tokens of each of an owner's rows begin in order: (tokens,).
+// Rows that more than PIECE tokens ask for are cut into pieces of CHUNK places of the order, PIECE
+// or more: pieces: (2 * tokens / PIECE + 1,), begin and end, and as many tickets a slice, zeros;
+// many: (tokens / PIECE + 1,), such a row, its first piece and how many; tops: (owners,), each
+// owner's first piece, how many, its first of many, how many. Each owner writes where its tokens
+// begin, so that no two meet.
 // grad, dpositions: see embedding.cu; a group has one place and slice, of `lead` slices.
 extern "C" __global__ void __launch_bounds__(OWN, 32 / ORDER_WARPS)
 embedding_order(const int2* __restrict__ heads, const int* __restrict__ found,
                 const WEFT_T* __restrict__ grad, int* __restrict__ from, int* __restrict__ order,
                 int4* __restrict__ tops, int2* __restrict__ pieces, int4* __restrict__ many,
-                WEFT_T* __restrict__ dpositions, index_t runs, index_t share, index_t vocabulary,
-                index_t owners, index_t places, index_t lead, index_t batch, index_t length,
-                index_t columns, index_t stride) {
+                int* __restrict__ tickets, WEFT_T* __restrict__ dpositions, index_t runs,
+                index_t share, index_t bits, index_t places, index_t lead, index_t batch,
+                index_t length, index_t columns, index_t stride, index_t slices) {
   extern __shared__ int held[];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, owners = 1 << bits;
   if (blockIdx.x >= owners) {
     const index_t task = (blockIdx.x - owners) * (OWN / LANES) + threadIdx.x / LANES;
     const index_t column = (task / places * LANES + threadIdx.x % LANES) * N;
@@ -96,14 +100,15 @@ embedding_order(const int2* __restrict__ heads, const int* __restrict__ found,
   }
   Shared& own = *reinterpret_cast<Shared*>(held);
   const index_t first = (index_t)blockIdx.x * OWN;
-  const int rows = (int)min((index_t)OWN, vocabulary - first), row = threadIdx.x;
+  const int row = threadIdx.x;
   int* count = own.count[warp];
   for (int i = lane; i < OWN; i += 32) count[i] = 0;
   int base;
   const int all = read_runs(own, heads + blockIdx.x * runs, (int)runs, base);
   const int each = (all + OWN - 1) / OWN * 32;
   const int begin = min(warp * each, all), end = min(begin + each, all);
-  int its[AHEAD], token[AHEAD];
+  const bool once = begin + 32 * AHEAD >= end;  // then they are kept
+  int its[AHEAD] = {}, token[AHEAD] = {};
   for (int at = begin; at < end; at += 32 * AHEAD) {
     its_tokens(own, found, at + lane, end, (int)runs, share, its, token);
 #pragma unroll
@@ -121,34 +126,33 @@ embedding_order(const int2* __restrict__ heads, const int* __restrict__ found,
   }
   const int start = base + before<ORDER_WARPS>(mine, own.scratch, whole);
   for (int w = 0; w < ORDER_WARPS; ++w) own.count[w][row] += start;
-  const int cut = mine > PIECE ? (mine + PIECE - 1) / PIECE : 0;
+  const int cut = mine > PIECE ? (mine + CHUNK - 1) / CHUNK : 0;
   int parts, long_rows;
   const int part = before<ORDER_WARPS>(cut, own.scratch, parts);
   const int nth = before<ORDER_WARPS>(cut > 0, own.scratch, long_rows);
   const int slot0 = (int)(2 * (index_t)base / PIECE), many0 = base / PIECE;
-  if (row < rows) {
-    from[first + row] = own.start[row] = start;
-    own.piece[row] = part;
-    if (cut) many[many0 + nth] = make_int4((int)first + row, slot0 + part, cut, 0);
-  }
+  from[first + row] = own.start[row] = start;
+  own.piece[row] = part;
+  if (cut) many[many0 + nth] = make_int4((row << bits) + (int)blockIdx.x, slot0 + part, cut, 0);
   if (row == 0) {
     tops[blockIdx.x] = make_int4(slot0, parts, many0, long_rows);
-    own.start[rows] = base + all, own.piece[rows] = parts;
-    if (blockIdx.x == owners - 1) from[vocabulary] = base + all;
+    own.start[OWN] = base + all, own.piece[OWN] = parts;
+    if (blockIdx.x == owners - 1) from[first + OWN] = base + all;
   }
   __syncthreads();
 
   for (int p = threadIdx.x; p < parts; p += OWN) {
-    int low = 0, high = rows;  // the last row whose pieces begin at p or before
+    int low = 0, high = OWN;  // the last row whose pieces begin at p or before
     while (high - low > 1) {
       const int middle = (low + high) / 2;
       (own.piece[middle] <= p ? low : high) = middle;
     }
-    const int at = own.start[low] + (p - own.piece[low]) * PIECE;
-    pieces[slot0 + p] = make_int2(at, min(at + PIECE, own.start[low + 1]));
+    const int at = own.start[low] + (p - own.piece[low]) * CHUNK;
+    pieces[slot0 + p] = make_int2(at, min(at + CHUNK, own.start[low + 1]));
+    for (index_t s = 0; s < slices; ++s) tickets[(slot0 + p) * slices + s] = 0;
   }
   for (int at = begin; at < end; at += 32 * AHEAD) {
-    its_tokens(own, found, at + lane, end, (int)runs, share, its, token);
+    if (!once) its_tokens(own, found, at + lane, end, (int)runs, share, its, token);
 #pragma unroll
     for (int u = 0; u < AHEAD; ++u) put(order, count, its[u], token[u]);
   }

@@ -1,10 +1,10 @@
-"""Embedding in CUDA C++. Its backward is four launches: the tokens by owner, their order and the
-first positions, the sums, and those of rows that many tokens ask for; see buckets.cu, order.cu and
-embedding.cu.
+"""Embedding in CUDA C++. Its backward is three launches: the tokens by owner, their order, and the
+sums; see buckets.cu, order.cu and together.cu. Without positions the sums are two: embedding.cu.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -13,13 +13,14 @@ import torch
 from weft.backends.nvrtc import CudaSource
 from weft.core import Implementation
 from weft.ops._shared.rows import as_rows, width
-from weft.ops.embedding.plan import TWO, WIDE, Sums, shipped
+from weft.ops.embedding.plan import TOGETHER, TWO, WIDE, Sums, shipped
 
 HERE = Path(__file__).parent
 TYPES = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
-WARPS, SEQUENCES, SUM_WARPS, MERGE_WARPS = 4, 4, 8, 16  # as embedding.cu has them
+WARPS, SEQUENCES, SUM_WARPS, MERGE_WARPS = 4, 4, 8, 16  # as embedding.cu, together.cu have them
 SHIPPED = Sums()
 RUNS, SHARE = 1024, 1024  # runs at most, of so many tokens or a multiple
+LEAST_OWNERS = 127  # less one: rows that are often asked for should come to many
 MERGE_BLOCKS = 240  # at most, of all slices: what 132 multiprocessors hold at once
 
 
@@ -35,6 +36,7 @@ def source(dtype: torch.dtype, access: int, plan: Sums = SHIPPED) -> CudaSource:
             ("LANES", str(plan.lanes)),
             ("PIECE", str(plan.piece)),
             ("ROWS", str(plan.rows)),
+            ("OWNERS", str(plan.owners)),
             ("LAST", str(int(plan.last))),
             ("FLIGHT_TOKENS", str(plan.flight)),
             ("RESIDENT", str(plan.resident)),
@@ -44,9 +46,30 @@ def source(dtype: torch.dtype, access: int, plan: Sums = SHIPPED) -> CudaSource:
 
 
 @cache
+def walking(dtype: torch.dtype, access: int, plan: Sums) -> CudaSource:
+    """together.cu for one element type, ``access`` elements moving at a time."""
+    return CudaSource(
+        file=HERE / "together.cu",
+        kernels=("embedding_together",),
+        defines=(
+            ("WEFT_T", TYPES[dtype]),
+            ("ACCESS", str(access)),
+            ("LANES", str(plan.lanes)),
+            ("PIECE", str(plan.piece)),
+            ("OWNERS", str(plan.owners)),
+            ("FLIGHT_TOKENS", str(plan.flight)),
+            ("RESIDENT", str(plan.resident)),
+        ),
+        label=f"together-{str(dtype).removeprefix('torch.')}-{access}x{plan.lanes}",
+    )
+
+
+@cache
 def ordering(dtype: torch.dtype, access: int, plan: Sums = SHIPPED) -> CudaSource:
     """order.cu, whose positions are of that type and access."""
     sizes = {"LANES": plan.lanes, "PIECE": plan.piece, "OWNERS": plan.owners, "RUNS": RUNS}
+    if plan.together:
+        sizes["CHUNK"] = 32 * SUM_WARPS
     defines = (("ACCESS", access), *sizes.items())
     return CudaSource(
         file=HERE / "order.cu",
@@ -107,37 +130,92 @@ def backward_with(
     plan: Sums, grad: torch.Tensor, ids: torch.Tensor, vocabulary: int, places: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The backward by one plan; the gradient has elements."""
-    (batch, length), columns = ids.shape, grad.shape[2]
+    columns = grad.shape[2]
     dweight, dpositions = grad.new_empty((vocabulary, columns)), grad.new_empty((places, columns))
-    tokens, lines = batch * length, as_rows(grad)
+    if not places or ids.numel() >= 2**29:  # a token's number and two bits are an int there
+        plan = replace(plan, together=False)
+    lines = as_rows(grad)
     if lines.stride(0) >= 2**31:  # the kernels' strides have 32 bits
         lines = lines.contiguous()
     access = min(width(columns, lines), max(1, plan.access // grad.element_size()))
-    slices, owners = -(-columns // (plan.lanes * access)), max(1, -(-vocabulary // _own(plan)))
-    lead, most = min(plan.lead, slices), 2 * tokens // plan.piece + 1
-    held, (order, begins, tops, pieces, many) = _order(
-        plan, lines, ids.contiguous(), dpositions, vocabulary, access, lead
+    slices = -(-columns // (plan.lanes * access))
+    ids, lead = ids.contiguous(), min(plan.lead, slices)
+    held, order = _order(plan, lines, ids, dpositions, vocabulary, access, lead)
+    sums = _sum_together if plan.together else _sum_apart
+    sums(plan, lines, ids, order, dweight, dpositions, access)
+    del held  # whose addresses the kernels had
+    return dweight, dpositions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """Where order.cu's answers lie in memory, which has room for ``most`` pieces."""
+
+    order: int
+    begins: int
+    tops: int
+    pieces: int
+    many: int
+    tickets: int
+    most: int
+    bits: int
+
+
+def _sum_together(
+    plan: Sums,
+    lines: torch.Tensor,
+    ids: torch.Tensor,
+    order: Order,
+    dweight: torch.Tensor,
+    dpositions: torch.Tensor,
+    access: int,
+) -> None:
+    (batch, length), (vocabulary, columns), places = ids.shape, dweight.shape, dpositions.shape[0]
+    slices = -(-columns // (plan.lanes * access))
+    partial = torch.empty((order.most, columns), dtype=torch.float32, device=lines.device)
+    team = min(SUM_WARPS, 1 << (-(-batch // 32) - 1).bit_length())
+    clear_blocks = -(-(_own(plan) << order.bits) // (32 * SUM_WARPS * slices))
+    blocks = (plan.piece_blocks, -(-places * team // SUM_WARPS), clear_blocks)
+    walking(lines.dtype, access, plan)["embedding_together"](
+        blocks[0] + slices * (blocks[1] + blocks[2]),
+        SUM_WARPS * 32,
+        *(lines, ids, order.begins, order.order, order.tops, order.pieces, order.tickets),
+        *(dweight, dpositions, partial, vocabulary, order.bits, places, batch, length),
+        *(columns, lines.stride(0), slices, team, *blocks),
     )
-    partial = torch.empty((most, columns), dtype=torch.float32, device=grad.device)
-    program, summers = source(grad.dtype, access, plan), SUM_WARPS * 32 // plan.lanes
+
+
+def _sum_apart(
+    plan: Sums,
+    lines: torch.Tensor,
+    ids: torch.Tensor,
+    order: Order,
+    dweight: torch.Tensor,
+    dpositions: torch.Tensor,
+    access: int,
+) -> None:
+    (batch, length), (vocabulary, columns), places = ids.shape, dweight.shape, dpositions.shape[0]
+    slices, owners = -(-columns // (plan.lanes * access)), 1 << order.bits
+    lead, summers = min(plan.lead, slices), SUM_WARPS * 32 // plan.lanes
+    partial = torch.empty((order.most, columns), dtype=torch.float32, device=lines.device)
+    program = source(lines.dtype, access, plan)
     per_slice = (
         -(-places // summers),
-        min(plan.piece_blocks, -(-most // summers)),
-        -(-vocabulary // (summers * plan.rows)),
+        min(plan.piece_blocks, -(-order.most // summers)),
+        -(-_own(plan) * owners // (summers * plan.rows)),
     )
     program["embedding_backward"](
         sum(per_slice) * slices - per_slice[0] * lead,
         SUM_WARPS * 32,
-        *(lines, begins, order, tops, pieces, dweight, dpositions, partial),
-        *(vocabulary, owners, places, batch, length, columns, lines.stride(0), slices, lead),
+        *(lines, order.begins, order.order, order.tops, order.pieces, dweight, dpositions, partial),
+        *(vocabulary, order.bits, places, batch, length, columns, lines.stride(0), slices, lead),
         *per_slice,
     )
-    blocks = min(max(1, MERGE_BLOCKS // slices), tokens // plan.piece + 1)
+    blocks = min(max(1, MERGE_BLOCKS // slices), ids.numel() // plan.piece + 1)
     program["embedding_merge"](
-        blocks * slices, MERGE_WARPS * 32, tops, many, partial, dweight, owners, columns, blocks
+        *(blocks * slices, MERGE_WARPS * 32, order.tops, order.many, partial, dweight),
+        *(owners, columns, blocks),
     )
-    del held  # whose addresses the kernels had
-    return dweight, dpositions
 
 
 def _own(plan: Sums) -> int:
@@ -153,32 +231,41 @@ def _order(
     vocabulary: int,
     access: int,
     lead: int,
-) -> tuple[torch.Tensor, tuple[int, ...]]:
-    """Memory, and where order.cu's answers lie in it: order, from, tops, pieces, many. The first
-    ``lead`` slices of dpositions are made too."""
+) -> tuple[torch.Tensor, Order]:
+    """Memory, and order.cu's answers in it; the first ``lead`` slices of dpositions are made."""
     (batch, length), places = ids.shape, dpositions.shape[0]
-    tokens, own = batch * length, _own(plan)
-    owners, most = max(1, -(-vocabulary // own)), 2 * tokens // plan.piece + 1
+    tokens, own, columns = batch * length, _own(plan), lines.shape[1]
+    slices, most = -(-columns // (plan.lanes * access)), 2 * tokens // plan.piece + 1
+    bits = max(LEAST_OWNERS, -(-vocabulary // own) - 1).bit_length()
+    owners = 1 << bits
     share = -(-tokens // (SHARE * RUNS)) * SHARE
     runs = -(-tokens // share)
-    # In words: tops and many (4 each), pieces and heads (2), order, found, from; the wide first.
-    longest = tokens // plan.piece + 1
-    words = (4 * owners, 4 * longest, 2 * most, 2 * owners * runs, tokens, tokens, vocabulary + 1)
+    # In words: tops and many (4 each), pieces and heads (2), the rest; the wide first.
+    wide = (4 * owners, 4 * (tokens // plan.piece + 1), 2 * most, 2 * owners * runs)
+    words = (*wide, tokens, tokens, own * owners + 1, most * slices)
     held = torch.empty(sum(words), dtype=torch.int32, device=ids.device)
-    starts = (held.data_ptr() + 4 * sum(words[:k]) for k in range(7))
-    tops, many, pieces, heads, order, found, begins = starts
+    starts = [held.data_ptr() + 4 * sum(words[:k]) for k in range(8)]
+    tops, many, pieces, heads, order, found, begins, tickets = starts
     sorting(plan.owners)["embedding_buckets"](
-        runs, 1024, ids, found, heads, tokens, vocabulary, owners, share, runs
+        runs, 1024, ids, found, heads, tokens, vocabulary, bits, share, runs
     )
     ordering(lines.dtype, access, plan)["embedding_order"](
         owners + -(-places * lead // (own // plan.lanes)),
         own,
-        *(heads, found, lines, begins, order, tops, pieces, many, dpositions),
-        *(runs, share, vocabulary, owners, places, lead, batch, length),
-        *(lines.shape[1], lines.stride(0)),
+        *(heads, found, lines, begins, order, tops, pieces, many, tickets, dpositions),
+        *(runs, share, bits, places, lead, batch, length, columns, lines.stride(0), slices),
         shared=4 * (plan.owners * (own + 1) + 2 * (own + 1) + 2 * RUNS + 1),  # as order.cu has it
     )
-    return held, (order, begins, tops, pieces, many)
+    return held, Order(
+        order=order,
+        begins=begins,
+        tops=tops,
+        pieces=pieces,
+        many=many,
+        tickets=tickets,
+        most=most,
+        bits=bits,
+    )
 
 
 IMPLEMENTATION = Implementation(
@@ -188,19 +275,20 @@ IMPLEMENTATION = Implementation(
     forward=forward,
     backward=backward,
     specimens=(
-        source(torch.bfloat16, 4),
-        source(torch.float16, 8, WIDE),
         source(torch.bfloat16, 8, WIDE),
+        source(torch.float16, 8, WIDE),
         source(torch.float32, 4, WIDE),
-        source(torch.float32, 4, TWO),
-        source(torch.float16, 8, TWO),
-        source(torch.bfloat16, 1),
+        source(torch.bfloat16, 1, WIDE),
         source(torch.bfloat16, 8, TWO),
+        walking(torch.bfloat16, 8, TOGETHER),
+        walking(torch.float16, 8, TOGETHER),
+        walking(torch.float32, 4, TOGETHER),
+        walking(torch.bfloat16, 1, TOGETHER),
         sorting(16),
-        ordering(torch.bfloat16, 8),
-        ordering(torch.bfloat16, 8, TWO),
-        ordering(torch.float32, 4, TWO),
-        ordering(torch.bfloat16, 1),
+        ordering(torch.bfloat16, 8, TOGETHER),
+        ordering(torch.bfloat16, 8, WIDE),
+        ordering(torch.float32, 4, TOGETHER),
+        ordering(torch.bfloat16, 1, TOGETHER),
     ),
-    idea="tokens ordered by blocks that own rows, beside positions; sums slice by slice of columns",
+    idea="tokens ordered by blocks that own rows; a place's rows and the table's in one walk",
 )
