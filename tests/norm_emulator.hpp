@@ -223,7 +223,15 @@ static float __fsqrt_rn(float v) { return std::sqrt(v); }
 static float __uint_as_float(unsigned v) { float f; memcpy(&f, &v, 4); return f; }
 static unsigned __float_as_uint(float v) { unsigned u; memcpy(&u, &v, 4); return u; }
 static float __int_as_float(int v) { float f; memcpy(&f, &v, 4); return f; }
+static float __fmul_rn(float a, float b) { return a * b; }
+static unsigned __vibmax_u16x2(unsigned a, unsigned b, bool* high, bool* low) {
+  *high = a >> 16 >= b >> 16, *low = (a & 0xffff) >= (b & 0xffff);
+  return (max(a >> 16, b >> 16) << 16) | max(a & 0xffff, b & 0xffff);
+}
 static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 static float to_float(float v) { return v; }
 template <typename T> static T from_float(float v) { return v; }
 template <typename T, int N> struct alignas(sizeof(T) * N) Vector { T at[N]; };
+template <typename T, int N> static float element(const Vector<T, N>& v, int j) {
+  return to_float(v.at[j]);
+}

@@ -29,6 +29,8 @@ def source_text(folder: Path, name: str, seen: set[str]) -> str:
     if name == "norm_barriers.cuh":
         named = "named_barrier(1 + (int)threadIdx.x / TEAM, TEAM);"
         text = re.sub(r'asm volatile\("bar.sync.*?"memory"\);', named, text)
+    if name == "philox.cuh":
+        text = re.sub(r'asm\("mul.wide.*\);', "both = 1ull * a * b;", text)
     if name.startswith("softmax"):
         halves = r"template <>[^{]*code<__(?:half|nv_bfloat16)>.*?\n}\n"
         text = re.sub(halves, "", text, flags=re.S)
@@ -47,8 +49,9 @@ def build(source: CudaSource, kernel: str, folder: Path) -> ctypes.CDLL:
     text = source_text(source.file.parent, source.file.name, set())
     signature = re.search(rf"\b{kernel}\(([^)]*)\) \{{", text)
     assert signature and COMPILER
+    more = ", index_t seed, index_t rule" if dict(source.defines).get("DROP") else ""
     casts = []
-    for n, parameter in enumerate(signature[1].split(",")):
+    for n, parameter in enumerate(signature[1].replace(" AND_DROPOUT", more).split(",")):
         word = parameter.split()[0 if "const" not in parameter else 1]
         kinds = {"index_t": f"a[{n}]", "double": f"*(double*)&a[{n}]"}
         casts.append(kinds.get(word, f"(float*)a[{n}]"))

@@ -69,7 +69,7 @@ print(json.dumps([k.to_json() for k in (*counted(chosen), *rest)]))
 HELD = {"softmax_block-float16-1024x8-32-1-1-8", "softmax_block-bfloat16-1024x8-32-1-1-8"}
 HALF = ("float16", "bfloat16")
 TIGHT = {f"mma-{t}-{tile}-01" for t in HALF for tile in ("256x128x4", "128x128x3")}
-NORMS = {"norm_backward-bfloat16-bfloat16-00-512-128x4-3-1-1-11"}
+NORMS = {"norm_backward-bfloat16-bfloat16-111-512-32x3-2-1-1-11"}
 SPILLING = {
     80: HELD | TIGHT,
     90: HELD,

@@ -17,15 +17,18 @@ import torch
 
 from norm_emulator import COMPILER, Emulated, build
 from weft.backends.nvrtc import CudaSource
-from weft.ops._shared import norm_cuda
+from weft.ops._shared import norm_cuda, philox_dropout
 from weft.ops._shared.norm_candidates import candidates_backward
 from weft.ops._shared.norm_configs import Block, Kind, Stay, Walk
 from weft.ops._shared.norm_spec import layer_norm64, rms_norm64
+from weft.ops.dropout_add_layer_norm import with_eager
 
 EPS = 1e-5
 PAIR = Stay(threads=64, team=64, vectors=1, stages=2, cluster=2)  # two blocks a row
 TEAMS = Stay(threads=192, team=64, vectors=2, stages=3, held=False)  # three teams of two warps
 ALONE = Stay(threads=96, team=32, vectors=4, stages=2)  # three teams of a warp
+FILLED = Stay(threads=96, team=32, vectors=3, stages=2, full=True)  # a warp's row, filled
+THREE = Block(threads=64, vectors=2, rows=2)  # two rows at a time, the last by itself
 TWO = Block(threads=64, vectors=1, cluster=2, rows=2)  # two blocks for two rows
 WALK = Walk(threads=64, vectors=2, cluster=2, rows=4, resident=1)  # two blocks, four rows
 FLOW = replace(WALK, stages=2)
@@ -153,4 +156,33 @@ def test_the_backward_of_a_sum_by_teams_of_a_block_answers_what_float64_does(
     _close(dx, want[0] + more, 40)
     assert torch.equal(dx, dr)
     for got, expected in zip((dw, db), want[1:], strict=False):
+        _close(got, expected, 40)
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize(
+    ("columns", "way", "config"), [(388, THREE, PAIR), (420, None, TEAMS), (384, None, FILLED)]
+)
+def test_what_is_dropped_on_the_way_is_what_eager_drops(
+    columns: int, way: Block | None, config: Stay
+) -> None:
+    """Every bit of the sum and of which gradients are 0: rows of 97, 105 and 96 accesses, so that
+    those of odd rows begin in the middle of a block of random words."""
+    p, seed = 0.3, 2**62 + 12345
+    x, weight, bias, residual = _rows(19, columns)
+    grad, more = torch.randn_like(x), torch.randn_like(x)
+    dropout = (seed, philox_dropout.rule(p))
+    y, s = norm_cuda.forward(x, residual, weight, bias, EPS, config=way, dropout=dropout)
+    _, eager = with_eager.forward(x, residual, weight, bias, p=p, seed=seed, eps=EPS)
+    assert torch.equal(s, eager)
+    _close(y, layer_norm64(s.double(), weight.double(), bias.double(), EPS), 40)
+    found = norm_cuda.backward(grad, more, s, weight, EPS, True, config=config, dropout=dropout)
+    kept = philox_dropout.kept(x, p, seed)
+    assert torch.equal(found[0] != 0, kept)
+    assert torch.equal(found[0], torch.where(kept, found[1] * philox_dropout.scale(p), 0.0))
+    wide = [v.double().requires_grad_() for v in (s, weight, bias)]
+    want = torch.autograd.grad(layer_norm64(wide[0], wide[1], wide[2], EPS), wide, grad.double())
+    for got, expected in zip(found[1:], (want[0] + more, *want[1:]), strict=True):
         _close(got, expected, 40)

@@ -9,9 +9,11 @@
 // the end a block's teams add theirs up: a part a block.
 // g, x and (ADD) more: (rows, columns), strides apart; dx, dr: contiguous; part: (2 or 1, blocks or
 // clusters, columns) float32. All are multiples of 16 bytes. Bytes: 2n read + n written (ADD: 3n +
-// 2n). Shared memory: where w is not HELD in registers its slice; the rings; the teams' sums after.
+// 2n). With DROP dx is what dropout makes of dr. Shared memory: where w is not HELD in registers its
+// slice; the rings; the teams' sums after.
 #define ACCESS (16 / sizeof(WEFT_T))
 #define BACKWARD 1
+#include "norm_dropped.cuh"
 #include "norm_ring.cuh"
 
 #ifndef HELD
@@ -35,8 +37,8 @@ __device__ __forceinline__ Parts sums_of(const Row& x, const Row& g, const Weigh
     const Weights w = HELD ? held[i] : weights[first + i * TEAM];
 #pragma unroll
     for (int j = 0; j < N; ++j) {
-      const float left = to_float(x[i].at[j]) - ref;
-      const float grad = to_float(g[i].at[j]) * to_float(w.at[j]);
+      const float left = element(x[i], j) - ref;
+      const float grad = element(g[i], j) * element(w, j);
       if (CENTRED) {
         sums.at[0] += left;
         sums.at[KINDS / 2] += grad;
@@ -88,7 +90,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
 norm_backward(const WEFT_T* __restrict__ g, const WEFT_T* __restrict__ more,
               const WEFT_T* __restrict__ x, const WEFT_W* __restrict__ w, WEFT_T* __restrict__ dx,
               WEFT_T* __restrict__ dr, float* __restrict__ part, index_t rows, index_t columns,
-              index_t g_stride, index_t more_stride, index_t x_stride, double eps) {
+              index_t g_stride, index_t more_stride, index_t x_stride, double eps AND_DROPOUT) {
   __shared__ unsigned long long arrived[TEAMS][STAGES];
   __shared__ float table[2][TEAMS][ENTRIES * FIELDS];
   const Slice slice(columns);
@@ -149,22 +151,30 @@ norm_backward(const WEFT_T* __restrict__ g, const WEFT_T* __restrict__ more,
         forget(xs[i]);
         forget(gs[i]);
       }
+      const index_t to = ((index_t)row * (slice.all * N) + from) / N + at;
       Pack out;
+      float ds[N];
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        const float grad = to_float(gs[i].at[j]), left = to_float(xs[i].at[j]) - ref;
+        const float grad = element(gs[i], j), left = element(xs[i], j) - ref;
         const float hat = CENTRED ? fmaf(left, whole.scale, less) : left * whole.scale;
         const float rest = CENTRED ? fmaf(hat, dot, average) : hat * dot;
-        float d = fmaf(grad * to_float(v.at[j]), whole.scale, -rest);
-        if (ADD) d += to_float(extra[i].at[j]);
+        float d = fmaf(grad * element(v, j), whole.scale, -rest);
+        if (ADD) d += element(extra[i], j);
+        ds[j] = d;
         out.at[j] = from_float<WEFT_T>(d);
         float& dw = added[0][i * N + j];
         dw = fmaf(grad, hat, dw);
         if (CENTRED) added[CENTRED][i * N + j] += grad;
       }
-      const index_t to = ((index_t)row * (slice.all * N) + from) / N + at;
-      reinterpret_cast<Pack*>(dx)[to] = out;
       if (ADD) reinterpret_cast<Pack*>(dr)[to] = out;
+      if (DROP) {
+        DROPOUT.apply(ds, to * N);
+#pragma unroll
+        for (int j = 0; j < N; ++j) out.at[j] = from_float<WEFT_T>(ds[j]);
+      }
+      reinterpret_cast<Pack*>(dx)[to] = out;
+      if (DROP && AGAIN && FULL) __syncwarp();  // two accesses at once would spill
     }
     if (AGAIN) {
       __syncwarp();

@@ -162,12 +162,13 @@ def stay(
 
 def _smallest(columns: int, kind: Kind, room: int) -> Stay | None:
     """By the smallest cluster that holds a row. Rather by teams twice as wide, with their weights
-    in registers, than by teams without; or, of filled accesses or a sum, than by a warp alone."""
+    in registers, than by teams without; or, of filled accesses or a sum, than by a warp alone. With
+    dropout threads that have nothing would make random numbers for nothing."""
     for cluster in (1, 2, 4, 8):
         found = stay(columns, kind, room, cluster=cluster)
         if found:
             wider = stay(columns, kind, room, vectors=2) if cluster == 1 else None
-            alone = found.team == 32 and wider and (wider.full or kind.add)
+            alone = found.team == 32 and wider and (wider.full or (kind.add and not kind.drop))
             return wider if wider and wider.held and (alone or not found.held) else found
     return None
 

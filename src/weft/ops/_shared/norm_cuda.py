@@ -118,8 +118,11 @@ def forward(
     bias: torch.Tensor | None,
     eps: float,
     config: Block | Walk | Long | None = None,
+    dropout: tuple[int, int] | None = None,
 ) -> Pair:
-    """(y, s): without a ``residual`` s is x; without a ``bias`` nothing is centred."""
+    """(y, s): without a ``residual`` s is x; without a ``bias`` nothing is centred. ``dropout``, a
+    seed and a rule (philox_dropout.py), first leaves out some of x, where the configuration is a
+    :class:`Block`."""
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     s = torch.empty_like(y) if residual is not None else x
     if x.numel() == 0:
@@ -128,7 +131,9 @@ def forward(
     others = lines if residual is None else as_rows(residual)
     rows, columns = lines.shape
     access, centred, add = width(columns, lines, others), bias is not None, residual is not None
-    kind = Kind(x=x.dtype, w=weight.dtype, access=access, centred=centred, add=add)
+    kind = Kind(
+        x=x.dtype, w=weight.dtype, access=access, centred=centred, add=add, drop=bool(dropout)
+    )
     config = config or configure(columns, kind, room(x.device) if rows < MOST else 0)
     w = _vector(weight)
     tensors = (lines, others, w, w if bias is None else _vector(bias), y, s)
@@ -136,7 +141,8 @@ def forward(
     program = forward_source(kind, config)
     if isinstance(config, Block):
         blocks = -(-rows // config.rows) * config.cluster
-        program["norm_block"](blocks, config.threads, *tensors, rows, columns, *strides)
+        inner = (rows, columns, *strides, *(dropout or ()))
+        program["norm_block"](blocks, config.threads, *tensors, *inner)
     elif isinstance(config, Walk):
         blocks = _walking(config, rows, _units(x.device)) * config.cluster
         inner, held = (rows, columns, *strides), config.shared(kind)
@@ -144,6 +150,12 @@ def forward(
     else:
         program["norm_long"](rows, config.threads, *tensors, columns, *strides)
     return y, s
+
+
+def staying(rows: int, columns: int, kind: Kind, device: torch.device) -> Stay | None:
+    """The backward's teams, or None where three kernels take rows of any length and alignment."""
+    each = min(16, 1 << max(0, (rows // _units(device)).bit_length() - 1))
+    return configure_backward(columns, kind, room(device) if rows < MOST else 0, each)
 
 
 def backward(
@@ -154,8 +166,10 @@ def backward(
     eps: float,
     centred: bool,
     config: Stay | None = None,
+    dropout: tuple[int, int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(dx, dresidual, dweight, dbias): see ``norm_triton.backward``."""
+    """(dx, dresidual, dweight, dbias): see ``norm_triton.backward``. With ``dropout``, as in
+    :func:`forward`, dx is what it makes of the residual's gradient; there must be teams for it."""
     dx = torch.empty_like(x, memory_format=torch.contiguous_format)
     dr = torch.empty_like(dx) if more is not None else dx
     dw = torch.empty_like(weight, memory_format=torch.contiguous_format)
@@ -166,21 +180,19 @@ def backward(
     mores = grads if more is None else as_rows(more)
     rows, columns = lines.shape
     access, units = width(columns, lines, grads, mores), _units(x.device)
-    kind = Kind(x=x.dtype, w=weight.dtype, access=access, centred=centred, add=more is not None)
-    each = min(16, 1 << max(0, (rows // units).bit_length() - 1))
-    fast = room(x.device) if rows < MOST else 0
-    config = config or configure_backward(columns, kind, fast, each)
+    add, drop = more is not None, dropout is not None
+    kind = Kind(x=x.dtype, w=weight.dtype, access=access, centred=centred, add=add, drop=drop)
+    config = config or staying(rows, columns, kind, x.device)
     strides = (grads.stride(0), mores.stride(0), lines.stride(0))
     tensors = (grads, mores, lines, _vector(weight), dx, dr)
-    others = any_source(kind)
+    others = any_source(replace(kind, drop=False))
     if config:
         parts = _grid(config, rows, units)
         part = _floats((1 + centred) * parts * columns, x.device)
         held, blocks = shared(columns, kind, config), parts * config.cluster
         kernel = backward_source(kind, config)["norm_backward"]
-        kernel(
-            blocks, config.threads, *tensors, part, rows, columns, *strides, float(eps), shared=held
-        )
+        inner = (rows, columns, *strides, float(eps), *(dropout or ()))
+        kernel(blocks, config.threads, *tensors, part, *inner, shared=held)
     else:
         kept = _floats(3 * rows, x.device)
         others["norm_rows"](rows, 256, *tensors, kept, columns, *strides, float(eps))

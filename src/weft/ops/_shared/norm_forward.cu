@@ -7,8 +7,9 @@
 // write their sums into each other's shared memory, for which all must have begun. norm_long: any
 // length, read from L2 again for the variance and the answers.
 // x, r: (rows, columns), strides apart; w, b: (columns,); y, s: (rows, columns) contiguous.
-// Bytes: n read + n written; with ADD 2n + 2n.
+// Bytes: n read + n written; with ADD 2n + 2n. With DROP, norm_block's x is dropped out first.
 #include "norm_answer.cuh"
+#include "norm_dropped.cuh"
 
 #ifndef EARLY
 #define EARLY 0
@@ -23,7 +24,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS)
 norm_block(const WEFT_T* __restrict__ x, const WEFT_T* __restrict__ r,
            const WEFT_W* __restrict__ w, const WEFT_W* __restrict__ b, WEFT_T* __restrict__ y,
            WEFT_T* __restrict__ s, index_t rows, index_t columns, index_t x_stride,
-           index_t r_stride, double eps) {
+           index_t r_stride, double eps AND_DROPOUT) {
   __shared__ float table[ROWS][ENTRIES * FIELDS];
 #if CLUSTER > 1
   cluster_arrive();
@@ -54,9 +55,10 @@ norm_block(const WEFT_T* __restrict__ x, const WEFT_T* __restrict__ r,
       for (int i = 0; i < VECTORS; ++i) {
         const int at = threadIdx.x + i * THREADS;
         if (!FULL && at >= slice.count) continue;
-        in[k][i] = added(in[k][i], more[k][ADD ? i : 0]);
+        const index_t first = (top + k) * columns + from;
+        in[k][i] = added(in[k][i], more[k][ADD ? i : 0], DROPOUT, first + at * N);
         if (k && top + k >= rows) continue;
-        reinterpret_cast<Pack*>(s + (top + k) * columns + from)[at] = in[k][i];
+        reinterpret_cast<Pack*>(s + first)[at] = in[k][i];
       }
     }
     ref[k] = reference(in[k], slice.count);

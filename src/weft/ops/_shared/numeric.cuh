@@ -27,4 +27,20 @@ template <> __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(f
 // N elements that move as one aligned access: 16 bytes when N * sizeof(T) is 16.
 template <typename T, int N> struct alignas(sizeof(T) * N) Vector { T at[N]; };
 
+// Element j as a float.
+template <typename T, int N>
+__device__ __forceinline__ float element(const Vector<T, N>& v, int j) {
+  return to_float(v.at[j]);
+}
+
+// bfloat16 is a float's upper half: one instruction on the word of two, where an element taken out
+// of it by itself costs two every other time.
+template <int N>
+__device__ __forceinline__ float element(const Vector<__nv_bfloat16, N>& v, int j) {
+  if constexpr (N % 2) return to_float(v.at[j]);
+  unsigned word;
+  memcpy(&word, &v.at[j / 2 * 2], sizeof(word));
+  return __uint_as_float(j % 2 ? word & 0xffff0000u : word << 16);
+}
+
 template <typename T> struct Wide { static constexpr int N = 16 / sizeof(T); };

@@ -1,6 +1,8 @@
-"""Dropout, residual and layer norm in CUDA C++, in two steps; see dropout_add.cu, _shared/norm*.cu.
+"""Dropout, residual and layer norm in CUDA C++: the norms' kernels, x dropped on the way.
 
-Ten bytes an element forward where eight must move in bf16, fourteen backward where ten must.
+Rows that those do not take so (no multiple of 16 bytes, apart in memory, above 64 KiB) go in two
+steps, dropout_add.cu and the norm: in bf16 ten bytes an element forward where eight must move, and
+fourteen backward where ten must.
 """
 
 from __future__ import annotations
@@ -9,12 +11,26 @@ from pathlib import Path
 
 import torch
 
+from weft.backends.nvrtc import CudaSource
 from weft.core import Case, Implementation, Support, no
 from weft.ops._shared import norm_cuda
 from weft.ops._shared.elementwise import Walk, contiguous_like
+from weft.ops._shared.norm_configs import Block, Kind, configure, configure_backward
 from weft.ops._shared.philox_dropout import drops_all, rule
+from weft.ops._shared.rows import width
 
 WALK = Walk(Path(__file__).with_name("dropout_add.cu"), "dropout_add", "dropout_back")
+
+
+def _kind(weight: torch.Tensor, *tensors: torch.Tensor) -> Kind | None:
+    """What the norms' kernels with dropout are compiled for, if they take these rows at all."""
+    first = tensors[0]
+    if not first.numel() or not all(t.is_contiguous() for t in tensors):
+        return None
+    columns = first.shape[-1]
+    access = width(columns, *(t.view(-1, columns) for t in tensors))
+    kind = Kind(x=first.dtype, w=weight.dtype, access=access, centred=True, add=True, drop=True)
+    return kind if kind.wide else None
 
 
 def forward(
@@ -27,6 +43,10 @@ def forward(
     seed: int,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    kind = None if drops_all(p) else _kind(weight, x, residual)
+    config = configure(x.shape[-1], kind, 0) if kind else None
+    if isinstance(config, Block):
+        return norm_cuda.forward(x, residual, weight, bias, eps, config, (seed, rule(p)))
     s = contiguous_like(x)
     if drops_all(p):
         s.copy_(residual)
@@ -47,6 +67,13 @@ def backward(
     seed: int,
     eps: float,
 ) -> tuple[torch.Tensor, ...]:
+    kind = None if drops_all(p) else _kind(weight, grad, more, s)
+    if kind:
+        columns = s.shape[-1]
+        config = norm_cuda.staying(s.numel() // columns, columns, kind, s.device)
+        if config:
+            dropout = (seed, rule(p))
+            return norm_cuda.backward(grad, more, s, weight, eps, True, config, dropout)
     dx, dr, dw, db = norm_cuda.backward(grad, more, s, weight, eps, centred=True)
     if drops_all(p):
         dx.zero_()
@@ -61,6 +88,16 @@ def supports(case: Case, device: str) -> Support:
     return norm_cuda.supports(case, device)
 
 
+def _fused(dtype: torch.dtype, columns: int) -> tuple[CudaSource, CudaSource]:
+    """Forward and backward as they ship for rows of ``columns``."""
+    kind = Kind(x=dtype, w=dtype, access=16 // dtype.itemsize, centred=True, add=True, drop=True)
+    back = configure_backward(columns, kind, norm_cuda.SM90, 16)
+    assert back is not None
+    forth = norm_cuda.forward_source(kind, configure(columns, kind, 0))
+    return forth, norm_cuda.backward_source(kind, back)
+
+
+SHIPPED = (*((torch.bfloat16, columns) for columns in (768, 1024, 4096)), (torch.float32, 1024))
 IMPLEMENTATION = Implementation(
     operator="dropout_add_layer_norm",
     name="cuda",
@@ -68,6 +105,6 @@ IMPLEMENTATION = Implementation(
     forward=forward,
     backward=backward,
     supports=supports,
-    specimens=WALK.specimens,
-    idea="two steps: dropout and residual, 16 bytes a thread, then the norm",
+    specimens=(*(one for pair in SHIPPED for one in _fused(*pair)), *WALK.specimens),
+    idea="the norm's kernels, x dropped on the way; 16 bytes a thread",
 )
