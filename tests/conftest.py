@@ -3,6 +3,7 @@ what was not run here and why."""
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import shutil
@@ -65,6 +66,13 @@ def _leave_out_what_needs_a_gpu(config: pytest.Config, items: list[pytest.Item])
     left_out = [item for item in items if item.get_closest_marker("gpu")]
     config.stash[LEFT_OUT] = dict(Counter(item.nodeid.split("::")[0] for item in left_out))
     items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests by the ten thousand, which stay to the end, are no garbage collector's to
+    look through: it would at every collection, and the workbench asks for one at every point."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
