@@ -44,3 +44,12 @@ template <typename T> T __ldcs(const T* from) {
 }
 template <typename T> T __ldcg(const T* from) { return __ldcs(from); }
 inline void __threadfence() {}
+inline int __syncthreads_or(int v) {
+  static int found;
+  __syncthreads();
+  found = 0;
+  __syncthreads();
+  if (v) found = 1;
+  __syncthreads();
+  return found;
+}

@@ -7,7 +7,7 @@
 // Bytes: an id read twice and an int written for each token, an int2 for each block and owner.
 #include "order.cuh"
 
-constexpr int BUCKET_WARPS = 32;
+constexpr int BUCKET_WARPS = 16;
 constexpr int AT_ONCE = 256;  // owners that are counted together; if there are more, it looks again
 
 // ids: (tokens,). found: (tokens,), a block's `share` (at most 2^OFFSET) tokens by owner and then
@@ -47,6 +47,7 @@ embedding_buckets(const index_t* __restrict__ ids, int* __restrict__ found,
     const int start = done + before<BUCKET_WARPS>(mine, scratch, whole);
     if (threadIdx.x < some) {
       heads[((index_t)low + threadIdx.x) * blocks + blockIdx.x] = make_int2(start, mine);
+#pragma unroll 8
       for (int w = 0; w < BUCKET_WARPS; ++w) count[w][threadIdx.x] += start;
     }
     __syncthreads();

@@ -78,9 +78,9 @@ __device__ __forceinline__ Pack load_last(const WEFT_T* from) {
 // What a group's lane `i` has, of a lane's own `v`; all lanes of a warp ask together.
 __device__ __forceinline__ int of_lane(int v, int i) { return __shfl_sync(ALL, v, i, LANES); }
 
-// Rows 0, apart, ... below rows * apart at `to`, of which the q-th's tokens are order[begins, begins
-// of the lane after) in lane q. Those of more than PIECE tokens are left out; others are written, TOKENS of their tokens
-// are under way. A warp's groups go in step: each has its own rows.
+// Rows 0, apart, ... below rows * apart at `to`; the q-th's tokens are order[begins, begins of the
+// lane after) in lane q. Those of more than PIECE tokens are left out; others are written, TOKENS
+// of their tokens are under way. A warp's groups go in step: each has its own rows.
 __device__ __forceinline__ void sum_rows(const WEFT_T* grad, const int* order, WEFT_T* to,
                                          int begins, int rows, index_t apart, int stride,
                                          bool inside) {

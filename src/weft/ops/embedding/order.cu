@@ -1,10 +1,10 @@
 // The tokens in the order of their ids, and of their places among equal ids; beside it, dpositions.
 //
-// A block owns every 2^bits-th row of the table, OWN at most. Its tokens lie in as many runs as buckets.cu had blocks, each
-// by place; what those found of earlier owners says where its part of the order begins, so that no
-// block waits for another. Each warp has a share of the runs, in order, and counts of its own; the
-// counts' sums over warps and rows say where each token belongs. There is no atomic whose order
-// shows, and nothing to clear. Ids that name no row have no place.
+// A block owns every 2^bits-th row of the table, OWN at most. Its tokens lie in as many runs as
+// buckets.cu had blocks, each by place; what those found of earlier owners says where its part of
+// the order begins, so that no block waits for another. Each warp has a share of the runs, in
+// order, and counts of its own; the counts' sums over warps and rows say where each token belongs.
+// There is no atomic whose order shows, and nothing to clear. Ids that name no row have no place.
 // Blocks past the owners sum positions (see embedding.cu) while the owners count.
 // Bytes: from L2, eight for each run and 4 a token, twice; a few words a token and a row.
 #include "order.cuh"
@@ -125,11 +125,14 @@ embedding_order(const int2* __restrict__ heads, const int* __restrict__ found,
     mine += its;
   }
   const int start = base + before<ORDER_WARPS>(mine, own.scratch, whole);
+#pragma unroll 8
   for (int w = 0; w < ORDER_WARPS; ++w) own.count[w][row] += start;
   const int cut = mine > PIECE ? (mine + CHUNK - 1) / CHUNK : 0;
-  int parts, long_rows;
-  const int part = before<ORDER_WARPS>(cut, own.scratch, parts);
-  const int nth = before<ORDER_WARPS>(cut > 0, own.scratch, long_rows);
+  int parts = 0, long_rows = 0, part = 0, nth = 0;
+  if (__syncthreads_or(cut)) {
+    part = before<ORDER_WARPS>(cut, own.scratch, parts);
+    nth = before<ORDER_WARPS>(cut > 0, own.scratch, long_rows);
+  }
   const int slot0 = (int)(2 * (index_t)base / PIECE), many0 = base / PIECE;
   from[first + row] = own.start[row] = start;
   own.piece[row] = part;

@@ -39,7 +39,8 @@ class Sums:
 
     A lane moves ``access`` bytes at a time, and ``lanes`` of a warp, 32 or 16, are a group and a
     slice of columns. ``together``: places and rows of the table are summed in one walk over places,
-    where there are positions; see together.cu. ``flight`` rows of the gradient are under way in a
+    where there are positions; see together.cu. ``early``: the L2 is asked for what a warp will read
+    before it is known in which order. ``flight`` rows of the gradient are under way in a
     group, ``resident`` blocks a multiprocessor are made room for in registers, and a block of
     ``owners`` warps orders the tokens of 32 rows a warp. What more than ``piece`` tokens ask for is
     summed in pieces, by ``piece_blocks`` blocks at most (apart: a slice's): more come in turns.
@@ -60,6 +61,7 @@ class Sums:
     owners: int = 16
     piece_blocks: int = 64
     together: bool = False
+    early: bool = False
 
 
 # 512 bytes of a row at a time: an H200 prefers them to 256 a warp even where a slice of the
@@ -69,7 +71,9 @@ WIDE = Sums(access=16, lead=0, flight=5)
 # H200 85 us of 87 where ids are uniform, 192 of 215 where they are as words are.
 TWO = Sums(access=16, lanes=16, lead=1, rows=8, flight=5, piece_blocks=32)
 # A row of the gradient is read once for its place and its token: a third fewer reads from the L2.
-TOGETHER = Sums(access=16, lanes=16, lead=0, flight=4, resident=4, piece_blocks=264, together=True)
+TOGETHER = Sums(
+    access=16, lanes=16, lead=0, rows=8, flight=4, resident=4, piece_blocks=264, together=True
+)
 
 
 def shipped(places: int) -> Sums:
@@ -81,9 +85,11 @@ def candidates() -> list[Sums]:
     """The plans worth timing, in the order of promise."""
     return [
         TOGETHER,
+        replace(TOGETHER, early=True),
         replace(TOGETHER, lanes=32),
+        replace(TOGETHER, lanes=32, early=True),
         replace(TOGETHER, flight=3),
-        replace(TOGETHER, flight=2, resident=5),
+        replace(TOGETHER, flight=3, early=True),
         replace(TOGETHER, flight=6, resident=3),
         replace(TOGETHER, piece=8),
         replace(TOGETHER, owners=8),

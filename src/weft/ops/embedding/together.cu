@@ -3,10 +3,11 @@
 // A warp has a place, a slice of columns and 32 sequences, half of them a group. What it reads for
 // the place's sum is also what a row of the table begins with, where this token is the first that
 // asks for it; the others' are read after it, and the row is written. So a token is read twice only
-// where another asked before it. Which come after each other stands in a list in shared memory. Rows that nobody asks for are zeros, by warps that only write.
-// Rows that more than PIECE tokens ask for are summed in pieces of THREADS places of the order, a
-// block each; the last of a row's blocks to end adds the pieces, in their order: nobody waits, and
-// whoever adds them gets the same bits. Bytes: the gradient, the other tokens', both answers.
+// where another asked before it. Which come after each other stands in a list in shared memory.
+// Rows that nobody asks for are zeros, by warps that only write. Rows that more than PIECE tokens
+// ask for are summed in pieces of THREADS places of the order, a block each; the last of a row's
+// blocks to end adds the pieces, in their order: nobody waits, and whoever adds them gets the same
+// bits. Bytes: the gradient, those tokens that are read again, both answers.
 #include "rows.cuh"
 
 #ifndef PIECE
@@ -17,6 +18,9 @@
 #endif
 #ifndef FLIGHT_TOKENS
 #define FLIGHT_TOKENS 4
+#endif
+#ifndef EARLY
+#define EARLY 0
 #endif
 #ifndef RESIDENT
 #define RESIDENT 4
@@ -53,14 +57,24 @@ struct List {
   int word[GROUPS][LANES * PIECE], row[32];
 };
 
-// Writes the lists of up to 32 sequences from `first`, of which a group has LANES; a group's length.
-__device__ __forceinline__ int list_tokens(const Tables& at, List& list, int first, int batch,
-                                           int length, int t) {
+// Asks the L2 for `bytes` bytes, of which nobody waits for an answer.
+__device__ __forceinline__ void bring(const WEFT_T* from, int bytes) {
+#ifdef __CUDA_ARCH__
+  const char* at = reinterpret_cast<const char*>(from);
+  for (int b = 0; b < bytes; b += 128) asm volatile("prefetch.global.L2 [%0];" ::"l"(at + b));
+#endif
+}
+
+// Writes the lists of up to 32 sequences from `first`, LANES a group; how long a group's is.
+__device__ __forceinline__ int list_tokens(const Tables& at, List& list, const WEFT_T* left,
+                                           int bytes, int first, int batch, int length, int t,
+                                           int stride) {
   const int lane = threadIdx.x % 32, group = lane / LANES;
   const int token = (first + lane) * length + t;
   int count = 0, start = 0;
   const bool here = first + lane < batch;
   const index_t id = here ? at.ids[token] : -1, slot = at.slot(id);
+  if (EARLY && here) bring(left + (index_t)token * stride, bytes);
   if (slot >= 0) {
     start = at.from[slot];
     count = at.from[slot + 1] - start;
@@ -93,9 +107,9 @@ __device__ __forceinline__ int list_tokens(const Tables& at, List& list, int fir
 
 // Adds what a group's listed tokens have of this place to `place`, and writes the rows of the table
 // that they end.
-__device__ __forceinline__ void sum_listed(const List& list, int all, const WEFT_T* grad, WEFT_T* to,
-                                           float (&place)[N], index_t columns, int stride,
-                                           bool inside) {
+__device__ __forceinline__ void sum_listed(const List& list, int all, const WEFT_T* grad,
+                                           WEFT_T* to, float (&place)[N], index_t columns,
+                                           int stride, bool inside) {
   const int group = threadIdx.x % 32 / LANES;
   const int* word = list.word[group];
   const int* row = list.row + group * LANES - 1;
@@ -133,11 +147,13 @@ __device__ __forceinline__ void sum_places(const Tables& at, const WEFT_T* grad,
                                            bool inside) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % LANES, member = warp % team;
   const int t = first + warp / team;
+  const WEFT_T* left = grad + (inside ? 0 : column) - lane * N;  // where the slice begins
+  const int bytes = (int)min((index_t)SLICE, columns - (column - lane * N)) * (int)sizeof(WEFT_T);
   float place[N];
   clear(place);
   if (t < places && t < length)
     for (int from = member * 32; from < batch; from += team * 32) {
-      const int all = list_tokens(at, list, from, batch, length, t);
+      const int all = list_tokens(at, list, left, bytes, from, batch, length, t, stride);
       sum_listed(list, all, grad, dweight + column, place, columns, stride, inside);
     }
 #pragma unroll
@@ -264,10 +280,11 @@ __device__ __forceinline__ void sum_piece(const Tables& at, const WEFT_T* grad, 
   __syncthreads();
 }
 
-// grad: (batch * length, columns), rows `stride` apart; ids, from, order, tops, pieces, tickets: see
-// order.cu. dweight: (vocabulary, columns); dpositions: (places, columns); partial: a float row for
-// each piece. First blocks of pieces, then slice by slice those of places, of `team` warps each, and
-// evenly among them those of rows that nobody asks for: those read, these write.
+// grad: (batch * length, columns), rows `stride` apart; ids: (batch, length); from, order, tops,
+// pieces, tickets: see order.cu. dweight: (vocabulary, columns); dpositions: (places, columns);
+// partial: a float row for each piece. First blocks of pieces, then slice by slice those of places,
+// of `team` warps each, and evenly among them those of rows that nobody asks for: those read, these
+// write.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 embedding_together(const WEFT_T* __restrict__ grad, const index_t* __restrict__ ids,
                    const int* __restrict__ from, const int* __restrict__ order,

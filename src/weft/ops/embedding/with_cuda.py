@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 TYPES = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 WARPS, SEQUENCES, SUM_WARPS, MERGE_WARPS = 4, 4, 8, 16  # as embedding.cu, together.cu have them
 SHIPPED = Sums()
-RUNS, SHARE = 1024, 1024  # runs at most, of so many tokens or a multiple
+RUNS, SHARE = 1024, 512  # runs at most, of so many tokens or a multiple: a thread's each
 LEAST_OWNERS = 127  # less one: rows that are often asked for should come to many
 MERGE_BLOCKS = 240  # at most, of all slices: what 132 multiprocessors hold at once
 
@@ -59,6 +59,7 @@ def walking(dtype: torch.dtype, access: int, plan: Sums) -> CudaSource:
             ("OWNERS", str(plan.owners)),
             ("FLIGHT_TOKENS", str(plan.flight)),
             ("RESIDENT", str(plan.resident)),
+            ("EARLY", str(int(plan.early))),
         ),
         label=f"together-{str(dtype).removeprefix('torch.')}-{access}x{plan.lanes}",
     )
@@ -247,7 +248,7 @@ def _order(
     starts = [held.data_ptr() + 4 * sum(words[:k]) for k in range(8)]
     tops, many, pieces, heads, order, found, begins, tickets = starts
     sorting(plan.owners)["embedding_buckets"](
-        runs, 1024, ids, found, heads, tokens, vocabulary, bits, share, runs
+        runs, SHARE, ids, found, heads, tokens, vocabulary, bits, share, runs
     )
     ordering(lines.dtype, access, plan)["embedding_order"](
         owners + -(-places * lead // (own // plan.lanes)),
