@@ -9,8 +9,8 @@
 // the end a block's teams add theirs up: a part a block.
 // g, x and (ADD) more: (rows, columns), strides apart; dx, dr: contiguous; part: (2 or 1, blocks or
 // clusters, columns) float32. All are multiples of 16 bytes. Bytes: 2n read + n written (ADD: 3n +
-// 2n). With DROP dx is what dropout makes of dr. Shared memory: where w is not HELD in registers its
-// slice; the rings; the teams' sums after.
+// 2n). With DROP dx is what dropout makes of dr. Shared memory: where w is not HELD in registers,
+// its slice; the rings; the teams' sums after.
 #define ACCESS (16 / sizeof(WEFT_T))
 #define BACKWARD 1
 #include "norm_dropped.cuh"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from weft.ops._shared.dropout_ways import shipped
 from weft.ops._shared.elementwise import contiguous_like
 from weft.ops._shared.public import Schema, call, register
 from weft.ops.dropout.spec import check_arguments
@@ -34,8 +35,9 @@ def dropout(x: torch.Tensor, *, p: float, seed: int, impl: str | None = None) ->
             to it, p' = round(p * 65536) / 65536, and the others are divided by ``1 - p'``, so that
             the mean stays: 0.1 is 0.100006. Up to 2^-17 nothing is dropped.
         seed: from 0 to 2^63 - 1. A fresh one for each call in training.
-        impl: an implementation's name (``weft ops`` lists them); None is ``triton`` on a GPU and
-            ``eager`` on a CPU. The library's own dropout has other bits and is none of them.
+        impl: an implementation's name (``weft ops`` lists them); None is ``cuda`` on a GPU, or
+            ``triton`` where CUDA's packages are missing, and ``eager`` on a CPU. The library's own
+            dropout has other bits and is none of them.
 
     Returns:
         A contiguous tensor with the shape, dtype and device of ``x``; a dropped NaN is 0.
@@ -47,6 +49,6 @@ def dropout(x: torch.Tensor, *, p: float, seed: int, impl: str | None = None) ->
     Source: Srivastava et al., JMLR 2014; Salmon et al., SC 2011 (Philox 4x32-10).
     """
     if impl is None and isinstance(x, torch.Tensor):
-        impl = "triton" if x.is_cuda else "eager"
+        impl = shipped(x)
     params = {"p": p, "seed": seed}
     return call("dropout", (x,), params, impl, lambda: check_arguments(x, p=p, seed=seed))  # type: ignore[no-any-return]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from weft.ops._shared.dropout_ways import shipped
 from weft.ops._shared.elementwise import contiguous_like
 from weft.ops._shared.public import Schema, call, register
 from weft.ops.dropout_add_layer_norm.spec import check_arguments
@@ -48,11 +49,13 @@ def dropout_add_layer_norm(
         x: tensor of one dimension or more; float32, float16 or bfloat16; CPU or CUDA; any strides.
         residual: as ``x``.
         weight, bias: ``x.shape[-1]`` elements each, in the dtype of ``x`` or float32.
-        p: the chance that an element of ``x`` is dropped, from 0 to 1.
+        p: the chance that an element of ``x`` is dropped, from 0 to 1; the 65536th nearest to it is
+            taken, for the scale as well.
         seed: from 0 to 2^63 - 1. A fresh one for each call in training.
         eps: is added to the variance; 0 or more.
-        impl: an implementation's name (``weft ops`` lists them); None is ``triton`` on a GPU and
-            ``eager`` on a CPU: the library's own dropout has other bits.
+        impl: an implementation's name (``weft ops`` lists them); None is ``cuda`` on a GPU, or
+            ``triton`` for rows of one column or where CUDA's packages are missing, and ``eager`` on
+            a CPU: the library's own dropout has other bits.
 
     Returns:
         (y, s): the normalised sum and the sum, each with the shape, dtype and device of ``x``,
@@ -66,7 +69,8 @@ def dropout_add_layer_norm(
     Source: JMLR 2014 (dropout), arXiv:1607.06450 (layer norm), SC 2011 (Philox 4x32-10).
     """
     if impl is None and isinstance(x, torch.Tensor):
-        impl = "triton" if x.is_cuda else "eager"
+        one = x.is_cuda and x.shape[-1:] == (1,)  # which the CUDA kernels refuse
+        impl = "triton" if one else shipped(x)
     inputs, params = (x, residual, weight, bias), {"p": p, "seed": seed, "eps": eps}
 
     def check() -> None:
