@@ -166,7 +166,8 @@ static void send(int rank, float* own, float value, unsigned long long* arrived)
   copying.push_back({moved(own), &sent.back(), 4, (unsigned long long*)moved(arrived)});
 }
 static void wait(unsigned long long* arrived, unsigned phase) {
-  while ((unsigned)((Arrivals*)arrived)->phase == phase) {
+  for (int turns = 0; (unsigned)((Arrivals*)arrived)->phase == phase; ++turns) {
+    if (turns == 50000) fail("a wait that does not end");
     if (!copying.empty() && dice(2)) land(dice(copying.size()));
     ready.push_back(self);
     leave();
@@ -194,6 +195,9 @@ static void run_cluster(Cluster& whole, unsigned first, int blocks, int threads)
     ready.push_back(&f);
   }
   const Fiber* late = &fibers[0];
+  // Half the time one block of the cluster begins long after the others.
+  const Block* asleep = dice(2) ? &made[dice(blocks)] : nullptr;
+  unsigned turns = 20 * threads * blocks;
   for (size_t left = fibers.size(); left; left -= self->done) {
     if (ready.empty()) fail("a deadlock");
     // One warp at a time is held back, so that the others run as far ahead as barriers let them.
@@ -201,6 +205,8 @@ static void run_cluster(Cluster& whole, unsigned first, int blocks, int threads)
     unsigned k = dice(ready.size());
     for (int t = 0; t < 8 && (ready[k] - late) / 32 == 0 && ready[k] >= late; ++t)
       k = dice(ready.size());
+    if (turns && --turns && asleep)
+      for (int t = 0; t < 64 && ready[k]->block == asleep; ++t) k = dice(ready.size());
     self = ready[k], ready[k] = ready.back(), ready.pop_back();
     swapcontext(&scheduler, &self->context);
   }
