@@ -88,6 +88,9 @@ class Ranks:
         norm = whole_norm(each)
         return Reading(loss=mean, norms=tuple(each), norm=norm, stop=stop, save=save)
 
+    def updated(self) -> None:
+        """Called when the weights have changed: nothing to gather."""
+
     def mean(self, value: float) -> float:
         """The mean of a number over all processes."""
         return value

@@ -30,6 +30,7 @@ from torch.distributed.tensor import DTensor
 from weft.gpt2 import checkpoint, parts
 from weft.gpt2.checkpoint import MODEL, OPTIMIZER, Checkpoint, Tensors
 from weft.gpt2.distributed import Several
+from weft.gpt2.gathering import Gathering, Pair
 from weft.gpt2.group import Group, wait
 from weft.gpt2.model import GPT
 from weft.gpt2.optimizer import Optimizer
@@ -55,6 +56,7 @@ class Sharded(Several):
     def __init__(self, group: Group, reshard: bool | None = None) -> None:
         super().__init__(group)
         self._reshard = reshard
+        self._gathering: Gathering | None = None
         self._mesh = init_device_mesh(self.device.type, (self.world,))
 
     def spread(
@@ -72,10 +74,8 @@ class Sharded(Several):
         if self._reshard is None:
             self._reshard = model.config.parameters > KEPT
         how: dict[str, Any] = {"mesh": self._mesh, "mp_policy": policy}
-        units = [
-            fully_shard(blocks, reshard_after_forward=self._reshard, **how)[0]
-            for blocks in in_units(list(model.h))
-        ]
+        grouped = in_units(list(model.h))
+        units = [fully_shard(g, reshard_after_forward=self._reshard, **how)[0] for g in grouped]
         # The tables and the last norm: gathered once a step, and kept until the backward has ended,
         # since the token table is its first operand and its last.
         root = fully_shard(model, reshard_after_forward=False, **how)
@@ -84,7 +84,32 @@ class Sharded(Several):
         self._units: list[FSDPModule] = [root, *units]
         for unit, after in pairwise(self._units):
             unit.set_modules_to_forward_prefetch([after])
+        if not self._reshard:  # FSDP2 gathers for the first forward alone
+            root.set_reshard_after_backward(False)
+        self._owners = dict(model.named_parameters())
         return model, None
+
+    def updated(self) -> None:
+        """Gather what stays whole; else FSDP2 does, as each unit's forward and backward begin."""
+        if self._reshard:
+            return
+        if self._gathering is None:
+            self._gathering = Gathering(self._buckets(), self.rank, self.world)
+        self._gathering()
+
+    def _buckets(self) -> list[list[Pair]]:
+        """Parts and wholes, about a unit's in a bucket; called when a backward has been."""
+        found: list[list[Pair]] = []
+        room = 0
+        for name, whole in cast(GPT, self._units[0]).named_parameters():
+            part = self._owners[name]
+            assert isinstance(part, DTensor) and not isinstance(whole, DTensor)
+            if whole.numel() > room:
+                found.append([])
+                room = UNIT
+            found[-1].append((part.to_local().detach(), whole))
+            room -= whole.numel()
+        return found
 
     def local(self, x: torch.Tensor) -> torch.Tensor:
         return x.to_local() if isinstance(x, DTensor) else x
@@ -95,6 +120,9 @@ class Sharded(Several):
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
+        if not self._reshard:  # it is all there, or will be with the first forward
+            yield
+            return
         self._set_up()
         for unit in self._units:
             unit.set_reshard_after_forward(False, recurse=False)
@@ -105,7 +133,7 @@ class Sharded(Several):
             for unit in self._units:
                 unit.reshard()
             for unit in self._units[1:]:
-                unit.set_reshard_after_forward(bool(self._reshard), recurse=False)
+                unit.set_reshard_after_forward(True, recurse=False)
 
     @torch.no_grad()
     def _set_up(self) -> None:

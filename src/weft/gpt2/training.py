@@ -268,6 +268,7 @@ class Run:
             self.whole = False  # what fails in the midst of an update must not be kept
             self.optimizer.step(self.updates, rate, reading.norms, reading.norm, config.clip)
             self.whole = True
+            self.ranks.updated()
         else:
             self.optimizer.drop()
             self.skipped += 1
