@@ -52,14 +52,34 @@ __device__ __forceinline__ Pack load(const WEFT_T* from) {
   return *reinterpret_cast<const Pack*>(from);
 }
 
-__device__ __forceinline__ void add(float (&sum)[N], const Pack& p) {
+// Whether an element is a float's upper half: of two in a word, each takes one instruction.
+template <typename T> constexpr bool UPPER = false;
+template <> constexpr bool UPPER<__nv_bfloat16> = true;
+
+__device__ __forceinline__ void unpack(const Pack& p, float (&to)[N]) {
 #pragma unroll
   for (int k = 0; k < WORDS; ++k) {
-    WEFT_T at[E];
-    memcpy(at, &p.word[k], sizeof(at));
+    if constexpr (UPPER<WEFT_T> && E == 2) {
+      to[2 * k] = __int_as_float((int)(p.word[k] << 16));
+      to[2 * k + 1] = __int_as_float((int)(p.word[k] & 0xffff0000u));
+    } else {
+      WEFT_T at[E];
+      memcpy(at, &p.word[k], sizeof(at));
 #pragma unroll
-    for (int j = 0; j < E; ++j) sum[k * E + j] += to_float(at[j]);
+      for (int j = 0; j < E; ++j) to[k * E + j] = to_float(at[j]);
+    }
   }
+}
+
+__device__ __forceinline__ void add(float (&sum)[N], const float (&v)[N]) {
+#pragma unroll
+  for (int j = 0; j < N; ++j) sum[j] += v[j];
+}
+
+__device__ __forceinline__ void add(float (&sum)[N], const Pack& p) {
+  float v[N];
+  unpack(p, v);
+  add(sum, v);
 }
 
 __device__ __forceinline__ Pack packed(const float (&sum)[N]) {

@@ -105,10 +105,15 @@ __device__ __forceinline__ int list_tokens(const Tables& at, List& list, const W
   return of_lane(upto, group * LANES + LANES - 1);
 }
 
+// Of two that are not negative, one instruction.
+__device__ __forceinline__ index_t product(int a, int b) {
+  return (index_t)((unsigned long long)(unsigned)a * (unsigned)b);
+}
+
 // Adds what a group's listed tokens have of this place to `place`, and writes the rows of the table
 // that they end.
 __device__ __forceinline__ void sum_listed(const List& list, int all, const WEFT_T* grad,
-                                           WEFT_T* to, float (&place)[N], index_t columns,
+                                           WEFT_T* to, float (&place)[N], int columns,
                                            int stride, bool inside) {
   const int group = threadIdx.x % 32 / LANES;
   const int* word = list.word[group];
@@ -118,22 +123,26 @@ __device__ __forceinline__ void sum_listed(const List& list, int all, const WEFT
   clear(sum);
 #pragma unroll
   for (int u = 0; u < TOKENS; ++u)
-    if (u < all) in[u] = load(grad + (index_t)(word[u] >> FIRST_BIT) * stride);
+    if (u < all) in[u] = load(grad + product(word[u] >> FIRST_BIT, stride));
 #pragma unroll 1
   for (int k = 0; k < all; k += TOKENS, word += TOKENS) {
 #pragma unroll
     for (int u = 0; u < TOKENS; ++u) {
       if (k + u >= all) break;
       const int its = word[u];
+      float v[N];
+      unpack(in[u], v);
       if (its & OWN_TOKEN) {
         ++row;
-        clear(sum);
-        add(place, in[u]);
+        add(place, v);
+#pragma unroll
+        for (int j = 0; j < N; ++j) sum[j] = v[j];
+      } else {
+        add(sum, v);
       }
-      add(sum, in[u]);
-      if ((its & LAST_TOKEN) && inside) store(to + *row * columns, sum);
+      if ((its & LAST_TOKEN) && inside) store(to + product(*row, columns), sum);
       if (k + u + TOKENS < all)
-        in[u] = load(grad + (index_t)(word[u + TOKENS] >> FIRST_BIT) * stride);
+        in[u] = load(grad + product(word[u + TOKENS] >> FIRST_BIT, stride));
     }
   }
 }
@@ -154,7 +163,7 @@ __device__ __forceinline__ void sum_places(const Tables& at, const WEFT_T* grad,
   if (t < places && t < length)
     for (int from = member * 32; from < batch; from += team * 32) {
       const int all = list_tokens(at, list, left, bytes, from, batch, length, t, stride);
-      sum_listed(list, all, grad, dweight + column, place, columns, stride, inside);
+      sum_listed(list, all, grad, dweight + column, place, (int)columns, stride, inside);
     }
 #pragma unroll
   for (int j = 0; j < N; ++j) {
