@@ -29,8 +29,6 @@ def source_text(folder: Path, name: str, seen: set[str]) -> str:
     if name == "norm_barriers.cuh":
         named = "named_barrier(1 + (int)threadIdx.x / TEAM, TEAM);"
         text = re.sub(r'asm volatile\("bar.sync.*?"memory"\);', named, text)
-    if name == "philox.cuh":
-        text = re.sub(r'asm\("mul.wide.*\);', "both = 1ull * a * b;", text)
     if name.startswith("softmax"):
         halves = r"template <>[^{]*code<__(?:half|nv_bfloat16)>.*?\n}\n"
         text = re.sub(halves, "", text, flags=re.S)

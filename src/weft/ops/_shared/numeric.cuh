@@ -40,7 +40,10 @@ __device__ __forceinline__ float element(const Vector<__nv_bfloat16, N>& v, int 
   if constexpr (N % 2) return to_float(v.at[j]);
   unsigned word;
   memcpy(&word, &v.at[j / 2 * 2], sizeof(word));
-  return __uint_as_float(j % 2 ? word & 0xffff0000u : word << 16);
+  word = j % 2 ? word & 0xffff0000u : word << 16;
+  float wide;
+  memcpy(&wide, &word, sizeof(wide));
+  return wide;
 }
 
 template <typename T> struct Wide { static constexpr int N = 16 / sizeof(T); };
