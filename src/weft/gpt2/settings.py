@@ -29,8 +29,8 @@ class TrainConfig:
         graph: whether a micro-batch's kernels are launched as one CUDA graph where that can be: on
             one GPU, with neither dropout nor ``compile``.
         strategy: how several processes share the work, ddp or fsdp.
-        reshard: whether fsdp drops weights that it gathered for a forward and gathers them again
-            for the backward, 2 bytes a parameter less between the two; None: above a billion.
+        reshard: whether fsdp gathers weights before each forward and backward and drops them after,
+            2 bytes a parameter less in bfloat16; None: above a billion parameters.
         validate_every, validate_batches: steps between validations, and batches of one.
         sample_every, sample_tokens: steps between samples, and tokens of one.
         checkpoint_every, checkpoint_seconds: steps and seconds between checkpoints; the last step
