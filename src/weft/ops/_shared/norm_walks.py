@@ -186,7 +186,7 @@ def clustered(columns: int, kind: Kind) -> Walk | None:
     if kind.add or kind.w != kind.x:
         return walk(columns, kind, 4, cluster=8, rows=8, resident=4 - 2 * kind.add)
     if kind.centred:
-        return walk(columns, kind, 4, cluster=8, rows=8, resident=4, stages=3, held=True)
+        return walk(columns, kind, 4, cluster=8, rows=8, resident=3, stages=4, held=True)
     ways = (
         walk(columns, kind, 8, cluster=cluster, rows=1, resident=3, stages=1, held=True)
         for cluster in (2, 4, 8)
