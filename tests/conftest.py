@@ -16,6 +16,7 @@ import hypothesis
 import pytest
 
 from alone import place
+from interpreting import search_once
 from weft import machine
 from weft.core import Ceilings
 from weft.machine.ceilings import Kept, path_for, save
@@ -133,6 +134,15 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WEFT_CACHE_DIR", str(tmp_path_factory.mktemp("weft-cache")))
         _no_limit_on_a_cpu()
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_interpreter() -> Iterator[None]:
+    """Triton's interpreter, where it is this machine's way, without its search at every call."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not machine.has_gpu():
+            search_once(patch)
         yield
 
 

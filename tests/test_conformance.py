@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from interpreting import asked_twice
 from weft import backends
 from weft.core import BACKWARD, FORWARD, Case, Implementation, Support, registry
 from weft.core.record import PASS, UNSUPPORTED
-from weft.workbench import check as checking
 from weft.workbench.check import SEEDS, check
 from weft.workbench.oracle import Oracle, fresh_seeds
 
@@ -139,9 +139,7 @@ def _check(name: str, case_name: str, direction: str, way: str, device: str) -> 
     with _alone() if large and device == "cuda" else nullcontext():
         seeds = 1 if not support.timed else 2 if large else SEEDS  # what is interpreted takes long
         oracle = _oracle(name, case_name, direction, device, seeds)
-        with pytest.MonkeyPatch.context() as patch:
-            if not support.timed:  # by Python, however quick: the same bits twice, not 13 times
-                patch.setattr(checking, "QUICK", 0.0)
+        with asked_twice(support):
             verdict = check(operator, one, case, direction, device, oracle=oracle)
     if verdict.status == UNSUPPORTED:
         pytest.skip(verdict.reason)

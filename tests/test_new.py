@@ -10,6 +10,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from interpreting import asked_twice
 from weft import backends
 from weft.cli.new import new
 from weft.core import Case, Implementation, Operator, WeftError, registry
@@ -63,9 +64,10 @@ def judge(
     passed = 0
     for case in chosen:
         for direction in one.directions:
-            if not backends.support(one, case, "cpu", direction):
+            support = backends.support(one, case, "cpu", direction)
+            if not support:
                 continue
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), asked_twice(support):
                 warnings.simplefilter("ignore", RuntimeWarning)  # numpy's, of NaN that is meant
                 verdict = check(operator, one, case, direction, "cpu", n_seeds=1, baseline=baseline)
             assert verdict.status == PASS, f"{case.name} {direction}: {verdict.reason}"
