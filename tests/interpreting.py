@@ -12,19 +12,18 @@ from typing import Any
 
 import pytest
 
-from weft.core import Support
 from weft.workbench import check
 
 
 @contextmanager
-def asked_twice(support: Support) -> Iterator[None]:
-    """The check asks what is interpreted for its bits twice, in two memories, however quick it is.
+def asked_twice(twice: bool) -> Iterator[None]:
+    """Where ``twice``, the check asks for the same bits twice, in two memories, and no more often.
 
     It repeats a call of under 0.05 s up to thirteen times, for kernels that behave ten times over;
     whether an interpreter's is one of these hangs on the machine, and it computes the same again.
     """
     with pytest.MonkeyPatch.context() as patch:
-        if not support.timed:
+        if twice:
             patch.setattr(check, "QUICK", 0.0)
         yield
 
