@@ -28,8 +28,9 @@ def run(
         return
     scaled = list(grads)
     if numbers.clips:
-        factor = clip_factor(grads, numbers.max_norm)
-        scaled = [(g.float() * factor).to(g.dtype) for g in grads]
+        norms = torch._foreach_norm(scaled, 2, dtype=torch.float32)
+        factor = clip_factor([torch.stack(norms)], numbers.max_norm)
+        scaled = list(torch._foreach_mul(scaled, factor))
     n, device = numbers, params[0].device
     if device.type == "cpu":
         from torch.optim.adamw import adamw
