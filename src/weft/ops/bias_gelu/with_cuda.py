@@ -33,7 +33,7 @@ class Chunks:
     groups: int = 8
     ahead: int = 2
     blocks: int = 4
-    stream: bool = True
+    stream: bool = False
 
 
 SHIPPED = Chunks()
@@ -45,7 +45,7 @@ def candidates() -> list[Chunks]:
     small = replace(SHIPPED, warps=4, groups=4, blocks=8)
     return [
         SHIPPED,
-        replace(SHIPPED, stream=False),
+        replace(SHIPPED, stream=True),
         side,
         replace(small, rows=64),
         small,
@@ -58,7 +58,7 @@ def candidates() -> list[Chunks]:
         replace(SHIPPED, groups=2, rows=64),
         replace(small, groups=1, rows=32, ahead=2),
         replace(SHIPPED, warps=16, groups=16, blocks=2, rows=256),
-        replace(small, stream=False),
+        replace(small, stream=True),
     ]
 
 
@@ -79,7 +79,7 @@ def source(dtype: torch.dtype, chunks: Chunks = SHIPPED) -> CudaSource:
             ("BLOCKS", str(c.blocks)),
             ("STREAM", str(int(c.stream))),
         ),
-        label=f"bias_gelu_backward-{named}" + ("" if c.stream else "-kept"),
+        label=f"bias_gelu_backward-{named}" + "-streamed" * c.stream,
     )
 
 
