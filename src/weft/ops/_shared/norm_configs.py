@@ -14,6 +14,7 @@ from weft.ops._shared.norm_walks import Block, Kind, Walk, block, clustered
 THREADS = 512  # a block of teams, by which 128 registers a thread fill a multiprocessor
 ENOUGH = 24 << 10  # bytes of loads under way by which a multiprocessor's backward does not wait
 NAMED = 15  # barriers by which teams of several warps meet: a block has 16, and one is its own
+DROPPING = {96: 768, 128: 640, 512: 1024}  # a team's and its block's threads, of those timed
 SHORT = ((2, 128), (3, 128), (4, 1024))  # accesses a thread, and of how many threads at most
 
 
@@ -160,15 +161,25 @@ def stay(
     return None
 
 
+def _dropping(columns: int, kind: Kind, room: int) -> Stay | None:
+    """With dropout: teams of an access a thread, whose random numbers the many warps hide."""
+    team = -(-columns // kind.access // 32) * 32
+    if team > 512:
+        return None
+    threads = DROPPING.get(team) or team * max(1, 512 // team)
+    return stay(columns, kind, room, threads=threads, vectors=1)
+
+
 def _smallest(columns: int, kind: Kind, room: int) -> Stay | None:
     """By the smallest cluster that holds a row. Rather by teams twice as wide, with their weights
-    in registers, than by teams without; or, of filled accesses or a sum, than by a warp alone. With
-    dropout threads that have nothing would make random numbers for nothing."""
+    in registers, than by teams without; or, of filled accesses or a sum, than by a warp alone."""
+    if kind.drop and (found := _dropping(columns, kind, room)):
+        return found
     for cluster in (1, 2, 4, 8):
         found = stay(columns, kind, room, cluster=cluster)
         if found:
             wider = stay(columns, kind, room, vectors=2) if cluster == 1 else None
-            alone = found.team == 32 and wider and (wider.full or (kind.add and not kind.drop))
+            alone = found.team == 32 and wider and (wider.full or kind.add)
             return wider if wider and wider.held and (alone or not found.held) else found
     return None
 
@@ -203,9 +214,9 @@ def configure(columns: int, kind: Kind, room: int) -> Block | Walk | Long:
     """The forward's. ``room``: shared memory of a multiprocessor in bytes, 0 where there are no
     clusters. Of the configurations timed on an H200 the fastest."""
     one = _short(columns, kind)
-    if one:
-        return block(columns, kind, one.vectors, early=_early(columns, kind, one)) or one
     kept = clustered(columns, kind) if room else None
+    if one and not (kept and kept.stages and one.threads > 512):
+        return block(columns, kind, one.vectors, early=_early(columns, kind, one)) or one
     if kept and kept.threads <= 256:
         return kept
     for vectors, most in ((8, 256), (4, 1024)):
@@ -226,4 +237,4 @@ def configure_backward(columns: int, kind: Kind, room: int, teams: int) -> Stay 
     found = _smallest(columns, kind, room)
     if found and found.teams > teams:
         found = stay(columns, kind, room, threads=found.team * teams, vectors=found.vectors)
-    return _shallow(columns, kind, found) if found else None
+    return found if kind.drop or not found else _shallow(columns, kind, found)

@@ -182,13 +182,19 @@ def walk(
 
 def clustered(columns: int, kind: Kind) -> Walk | None:
     """What ships for rows past a block's. Weights are as many bytes from L2 as the row, which L2
-    bears; or with a bias twice: read once for several rows."""
+    bears; or with a bias twice: read once for two rows, or, where a cluster is all that fits, for
+    as many as it takes."""
     if kind.add or kind.w != kind.x:
         return walk(columns, kind, 4, cluster=8, rows=8, resident=4 - 2 * kind.add)
-    if kind.centred:
-        return walk(columns, kind, 4, cluster=8, rows=8, resident=3, stages=4, held=True)
+    rows, vectors, resident = (2, 4, 4) if kind.centred else (1, 8, 3)
     ways = (
-        walk(columns, kind, 8, cluster=cluster, rows=1, resident=3, stages=1, held=True)
+        walk(
+            columns, kind, vectors, cluster=cluster, rows=rows, resident=resident, stages=rows,
+            held=True,
+        )
         for cluster in (2, 4, 8)
-    )
-    return next((one for one in ways if one and one.threads <= 256), None)
+    )  # fmt: skip
+    found = next((one for one in ways if one and one.threads <= 256), None)
+    if found or not kind.centred:
+        return found
+    return walk(columns, kind, 8, cluster=8, rows=128, resident=2, stages=3, held=True)

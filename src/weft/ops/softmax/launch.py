@@ -67,9 +67,12 @@ def configure(
         return Config(strategy="block", threads=64, vectors=most)  # 1 % under 128 threads and half
     usual = max(1, most // 2)
     threads = -(-accesses // (32 * usual)) * 32
+    bulk = clusters and access * dtype.itemsize == 16
+    if 512 < threads <= 1024 and bulk and not backward:
+        return Config(strategy="shared", threads=512, cluster=2, blocks=4)
     if threads <= 1024:
         return Config(strategy="block", threads=threads, vectors=usual)
-    if clusters and access * dtype.itemsize == 16:
+    if bulk:
         for cluster in (1, 2, 4, 8):
             part = accesses * copies * 16 // cluster
             if part <= PART:
