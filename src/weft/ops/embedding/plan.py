@@ -47,7 +47,8 @@ class Sums:
 
     Apart, a group has ``rows`` rows of the table, fewer than its lanes; the first ``lead`` slices'
     positions are summed beside the ordering of the tokens, and later ones as far ahead of the
-    tokens' sums. ``last``: a token's reading lets go of its line in the L2.
+    tokens' sums. ``last``: a token's reading lets go of its line in the L2;
+    ``stream``: so do answers.
     """
 
     access: int = 8
@@ -62,6 +63,7 @@ class Sums:
     piece_blocks: int = 64
     together: bool = False
     early: bool = False
+    stream: bool = True
 
 
 # 512 bytes of a row at a time: an H200 prefers them to 256 a warp even where a slice of the
@@ -93,6 +95,9 @@ def candidates() -> list[Sums]:
         replace(TOGETHER, flight=6, resident=3),
         replace(TOGETHER, piece=8),
         replace(TOGETHER, owners=8),
+        replace(TOGETHER, stream=False),
+        replace(TOGETHER, stream=False, owners=8),
+        replace(TOGETHER, stream=False, lanes=32, flight=6, resident=3),
         replace(TOGETHER, piece_blocks=132),
         replace(TOGETHER, lanes=32, flight=6, resident=3),
         TWO,

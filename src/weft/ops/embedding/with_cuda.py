@@ -60,6 +60,7 @@ def walking(dtype: torch.dtype, access: int, plan: Sums) -> CudaSource:
             ("FLIGHT_TOKENS", str(plan.flight)),
             ("RESIDENT", str(plan.resident)),
             ("EARLY", str(int(plan.early))),
+            ("STREAM", str(int(plan.stream))),
         ),
         label=f"together-{str(dtype).removeprefix('torch.')}-{access}x{plan.lanes}",
     )
