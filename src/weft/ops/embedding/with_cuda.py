@@ -286,7 +286,7 @@ IMPLEMENTATION = Implementation(
         walking(torch.float16, 8, TOGETHER),
         walking(torch.float32, 4, TOGETHER),
         walking(torch.bfloat16, 1, TOGETHER),
-        sorting(16),
+        sorting(TOGETHER.owners),
         ordering(torch.bfloat16, 8, TOGETHER),
         ordering(torch.bfloat16, 8, WIDE),
         ordering(torch.float32, 4, TOGETHER),
