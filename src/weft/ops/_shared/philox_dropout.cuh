@@ -6,14 +6,22 @@
 // Which halves of a word are at least those of `least`.
 struct Both { bool low, high; };
 
-__device__ __forceinline__ Both at_least(unsigned word, unsigned least) {
+// Whether T's elements may lie in halves of registers while words are compared: ptxas (CUDA 13.0)
+// gives the 32-bit result of the instruction below, which nobody reads, a register whose other half
+// still holds a __half. bfloat16's elements are words (numeric.cuh). tests/test_dropout_registers.py
+// looks at what is compiled.
+template <typename T> constexpr bool HALVES = false;
+template <> constexpr bool HALVES<__half> = true;
+
+template <typename T> __device__ __forceinline__ Both at_least(unsigned word, unsigned least) {
 #if __CUDA_ARCH__ >= 900
-  Both kept;
-  __vibmax_u16x2(word, least, &kept.high, &kept.low);  // one instruction
-  return kept;
-#else
-  return {word << 16 >= least << 16, word >= (least & 0xffff0000u)};
+  if constexpr (!HALVES<T>) {
+    Both kept;
+    __vibmax_u16x2(word, least, &kept.high, &kept.low);  // one instruction
+    return kept;
+  }
 #endif
+  return {word << 16 >= least << 16, word >= (least & 0xffff0000u)};
 }
 
 // Elements are kept where their number is at least the threshold, and scaled. `rule`, which the
@@ -40,7 +48,7 @@ struct Dropout {
     const Words words = philox(seed, (unsigned long long)first / 8);
     const int place = (int)(first % 8);
     if constexpr (M == 1) {
-      const Both kept = at_least(words.of(place / 2), least);
+      const Both kept = at_least<WEFT_T>(words.of(place / 2), least);
       v[0] = of(v[0], place % 2 ? kept.high : kept.low);
     } else {
 #pragma unroll
@@ -48,7 +56,7 @@ struct Dropout {
         const unsigned word = M == 8   ? words.at[k]
                               : M == 4 ? (place ? words.at[2 + k] : words.at[k])
                                        : words.of(place / 2);
-        const Both kept = at_least(word, least);
+        const Both kept = at_least<WEFT_T>(word, least);
         v[2 * k] = of(v[2 * k], kept.low);
         v[2 * k + 1] = of(v[2 * k + 1], kept.high);
       }
