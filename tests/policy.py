@@ -39,6 +39,12 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), str(path))
 
 
+@cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """Walked once for all rules."""
+    return tuple(ast.walk(tree_of(path)))
+
+
 def files(root: Path, *suffixes: str, under: tuple[str, ...] = FOLDERS) -> list[Path]:
     found = (p for folder in under for p in sorted((root / folder).rglob("*")))
     return [p for p in found if p.is_file() and p.suffix in suffixes and _ours(p, root)]
@@ -87,7 +93,7 @@ def line_lengths(root: Path) -> Iterator[str]:
 def function_lengths(root: Path) -> Iterator[str]:
     """A host function has at most 60 lines, a kernel 120."""
     for path in files(root, ".py"):
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 kernel = any("jit" in ast.unparse(d) for d in node.decorator_list)
                 length, most = (
@@ -153,7 +159,8 @@ def imports(
             isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
             or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
         ):
-            stack.extend(ast.iter_child_nodes(node))
+            # No import stands in an expression.
+            stack.extend(n for n in ast.iter_child_nodes(node) if not isinstance(n, ast.expr))
 
 
 def layering(root: Path) -> Iterator[str]:
@@ -213,7 +220,7 @@ def device_names(root: Path) -> Iterator[str]:
         if path.relative_to(root / "src/weft").parts[0] == "machine":
             continue
         if path.suffix == ".py":
-            found = [(n.lineno, ast.unparse(n)) for n in _words(tree_of(path))]
+            found = list(_words(path))
         else:
             found = list(enumerate(without_comments(path.read_text()).splitlines(), 1))
         for line, text in found:
@@ -221,19 +228,20 @@ def device_names(root: Path) -> Iterator[str]:
                 yield where(root, path, line, f"names the device {name.group()}")
 
 
-def _words(tree: ast.Module) -> Iterator[ast.Constant | ast.Name]:
-    """Every name and every string that is not a docstring."""
-    bare = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
-    for node in ast.walk(tree):
-        text = isinstance(node, ast.Constant) and isinstance(node.value, str)
-        if (text and id(node) not in bare) or isinstance(node, ast.Name):
-            yield node
+def _words(path: Path) -> Iterator[tuple[int, str]]:
+    """Every name and every string that is not a docstring, with its line."""
+    bare = {id(n.value) for n in nodes_of(path) if isinstance(n, ast.Expr)}
+    for node in nodes_of(path):
+        if isinstance(node, ast.Name):
+            yield node.lineno, node.id
+        elif isinstance(node, ast.Constant) and id(node) not in bare:
+            yield node.lineno, str(node.value)
 
 
 def swallowed_errors(root: Path) -> Iterator[str]:
     """No bare except, and none that only passes; suppress() names what it expects."""
     for path in files(root, ".py"):
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.ExceptHandler):
                 if node.type is None:
                     yield where(root, path, node.lineno, "a bare except")
@@ -253,7 +261,7 @@ def unfinished(root: Path) -> Iterator[str]:
             if mark.search(line):
                 yield where(root, path, number, "work put off")
     for path in files(root, ".py", under=("src",)):
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.Raise) and "NotImplementedError" in ast.unparse(node):
                 yield where(root, path, node.lineno, "a stub")
 
