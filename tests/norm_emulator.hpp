@@ -235,6 +235,7 @@ static unsigned __vibmax_u16x2(unsigned a, unsigned b, bool* high, bool* low) {
   return (max(a >> 16, b >> 16) << 16) | max(a & 0xffff, b & 0xffff);
 }
 static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+struct __half;
 static float to_float(float v) { return v; }
 template <typename T> static T from_float(float v) { return v; }
 template <typename T, int N> struct alignas(sizeof(T) * N) Vector { T at[N]; };
