@@ -64,10 +64,12 @@ def point_of(operator: Operator, case: Case, records: Iterable[Record]) -> Point
 
 
 def from_records(records: Iterable[Record]) -> dict[str, list[Point]]:
-    """Points by device, from records of a GPU at cases that the registry's operators have."""
+    """Points by device, from records of a GPU at cases that the registry's operators have; what a
+    user brought is not among what a call may be given."""
     groups: dict[str, dict[tuple[str, str], list[Record]]] = {}
     for one in records:
-        if one.machine.get("kind") == "cuda" and one.operator in registry.operator_names():
+        ours = registry.REGISTRY.get(one.operator, {})
+        if one.machine.get("kind") == "cuda" and one.implementation in ours:
             of = groups.setdefault(str(one.machine.get("device")), {})
             of.setdefault((one.operator, one.case), []).append(one)
     found: dict[str, list[Point]] = {}

@@ -126,13 +126,19 @@ def best(point: Point, grad: bool) -> str:
     def cold(name: str) -> float:
         return sum(times[name][0] for times in directions)
 
-    def paced(name: str) -> float:
-        # A backward's host time is autograd's own for all, though a record has it for torch alone.
-        cold, host = point.forward[name]
-        return max(cold, host + (0.0 if name in BASE else REGISTERED))
-
     least = min(base, key=cold)
     least = base[0] if cold(base[0]) <= LOST * cold(least) else least
+
+    def paced(name: str) -> float:
+        # Device and host go side by side through both directions. A record has autograd's own host
+        # time for torch alone, and ours takes it too.
+        if name in BASE:
+            host = sum(times[name][1] for times in directions)
+        else:
+            host = directions[0][name][1] + REGISTERED
+            host += sum(max(t[name][1], t[least][1]) + REGISTERED for t in directions[1:])
+        return max(cold(name), host)
+
     ours = [
         n
         for n in names
