@@ -61,7 +61,9 @@ def train(
     sample_every: Annotated[Count, _option("Steps between samples.")] = None,
     checkpoint_every: Annotated[Count, _option("Steps between checkpoints.")] = None,
     keep: Annotated[Count, _option("Checkpoints that are kept, the newest; 2.")] = None,
-    strategy: Annotated[str | None, _option("Several GPUs by ddp or fsdp; ddp.")] = None,
+    strategy: Annotated[
+        str | None, _option("Several GPUs by ddp or fsdp (--set reshard=true frees memory); ddp.")
+    ] = None,
     settings: Settings = None,
     profile: Annotated[
         Count, _option("Steps whose time is told by operator, with its share and floor.")

@@ -1,8 +1,9 @@
 """Whole weights from the parts that processes hold: one all-gather a bucket, into what stays there.
 
-FSDP2's own gathering takes the host some 0.07 ms a parameter at each forward: it makes memory, and
-puts each tensor in its place anew. Where whole weights stay, their places do, and a bucket is three
-launches: the parts rounded into a buffer, the all-gather, and the buffer copied to the weights.
+FSDP2's own gathering takes the host's time for each parameter, at each forward: it makes memory,
+and puts each tensor in its place anew. Where whole weights stay, their places do, and a bucket is
+three launches: the parts rounded into a buffer, the all-gather, and the buffer copied to the
+weights.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ class Columns:
 PASS = Columns(rows=16, columns=256, warps=4, resident=4, stages=3)
 COPY_PASS = Columns(rows=16, columns=256, warps=4, resident=8)
 SLOPE_PASS = Columns(rows=16, columns=256, warps=4, resident=5)
-# With a bias, which is kept, 16 rows take 125 registers a thread and eight 68; yet an H200 takes
-# 319 us with those and 344 to 377 with these, however many come in turns.
+# With a bias, which is kept, 16 rows take 125 registers a thread and eight 68; yet an H200
+# is slower with these, many in turns or not: results' sweep-embedding-bias_gelu-2026-11-22.ndjson.
 SLOPE_BIAS_PASS = replace(SLOPE_PASS, resident=4)
 SLOPE_BIAS_CANDIDATES = (
     SLOPE_BIAS_PASS,

@@ -8,8 +8,8 @@ struct Both { bool low, high; };
 
 // Whether T's elements may lie in halves of registers while words are compared: ptxas (CUDA 13.0)
 // gives the 32-bit maximum of the instruction below, which nobody reads, a register whose upper
-// half still holds a __half. bfloat16's elements are words (numeric.cuh). What is compiled is
-// looked at by tests/test_dropout_registers.py.
+// half still holds a __half: an H200 answered NaN. bfloat16's elements are words (numeric.cuh).
+// What is compiled is looked at by tests/test_dropout_registers.py.
 template <typename T> constexpr bool HALVES = false;
 template <> constexpr bool HALVES<__half> = true;
 

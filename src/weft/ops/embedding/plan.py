@@ -69,12 +69,12 @@ class Sums:
 # 512 bytes of a row at a time: an H200 prefers them to 256 a warp even where a slice of the
 # gradient does not stay in the L2.
 WIDE = Sums(access=16, lead=0, flight=5)
-# 256 bytes of two rows at a time: as few instructions a byte, and slices of half the size. On an
-# H200 85 us of 87 where ids are uniform, 192 of 215 where they are as words are.
+# 256 bytes of two rows at a time: as few instructions a byte, and slices of half the size. See
+# results' sweep-embedding.ndjson.
 TWO = Sums(access=16, lanes=16, lead=1, rows=8, flight=5, piece_blocks=32)
-# A row of the gradient is read once for its place and its token: a third fewer reads from the L2.
-# Half a warp a row is 1 % faster where ids are uniform, and a whole one 15 % where they are as
-# words are.
+# A row of the gradient is read once for its place and its token, and again only where another token
+# asked first. On an H200 half a warp a row is the faster by little where ids are uniform, and a
+# whole one by more where they are as words are: results' sweep-finals-2026-11-22.ndjson.
 TOGETHER = Sums(
     access=16, lanes=32, lead=0, rows=8, flight=6, resident=3, owners=8, piece_blocks=264,
     together=True,

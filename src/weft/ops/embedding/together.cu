@@ -1,6 +1,6 @@
 // The embedding's backward in one walk over places: each row of the gradient is read once for both.
 //
-// A warp has a place, a slice of columns and 32 sequences, half of them a group. What it reads for
+// A warp has a place, a slice of columns and 32 sequences, LANES of them a group. What it reads for
 // the place's sum is also what a row of the table begins with, where this token is the first that
 // asks for it; the others' are read after it, and the row is written. So a token is read twice only
 // where another asked before it. Which come after each other stands in a list in shared memory.

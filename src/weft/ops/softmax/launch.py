@@ -53,7 +53,8 @@ def configure(
     """The configuration for rows of ``columns``, moved ``access`` elements at a time.
 
     ``clusters``: the device has thread-block clusters and the bulk copy engine. The backward holds
-    two rows where the forward holds one. Chosen on an H200, bf16: see docs/log.md, 2026-11-20.
+    two rows where the forward holds one. Chosen on an H200, bf16: see docs/log.md, 2026-11-20, and
+    for rows past 32 KiB results' sweep-long-rows-2026-11-22.ndjson.
     """
     accesses = columns // access
     copies = 2 if backward else 1
