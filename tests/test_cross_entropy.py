@@ -57,14 +57,18 @@ def test_the_gradient_takes_the_logits_memory_and_says_so() -> None:
 
 
 def test_columns_of_a_padded_vocabulary_are_read_where_they_lie() -> None:
-    wide = torch.randn(3, 40)[:, :37]
+    padded = torch.randn(3, 40, generator=torch.Generator().manual_seed(5))
+    padded[:, 37:] = torch.nan  # nobody's, and not to be read
+    wide = padded[:, :37]
     assert gradient_like(wide).stride() == (40, 1)
     dense = wide.contiguous()
     for x in (wide, dense):
         x.requires_grad_()
     losses = [ops.cross_entropy(x, TARGETS, impl="triton") for x in (wide, dense)]
     found = [torch.autograd.grad(one, x)[0] for one, x in zip(losses, (wide, dense), strict=True)]
-    assert torch.equal(losses[0], losses[1]) and torch.equal(found[0], found[1])
+    # Rows that begin elsewhere off 16 bytes are added up in another order.
+    for one, other in (losses, found):
+        torch.testing.assert_close(one, other, rtol=2e-6, atol=0.0)
 
 
 def test_a_target_out_of_range_is_refused_where_it_can_be_seen() -> None:
