@@ -18,9 +18,6 @@
 #ifndef BLOCKS
 #define BLOCKS 4
 #endif
-#ifndef STREAM
-#define STREAM 1
-#endif
 constexpr int BACK_THREADS = BACK_WARPS * 32, ACROSS = BACK_WARPS / GROUPS;
 
 // An access of N elements, and how it travels: as one word or vector, whatever its elements are (a
@@ -35,13 +32,10 @@ template <> constexpr bool UPPER<__nv_bfloat16> = true;
 template <int N> struct Access {
   using W = typename Word<N * sizeof(WEFT_T)>::type;
   static __device__ __forceinline__ W load(const WEFT_T* from) {
-    const W* at = reinterpret_cast<const W*>(from);
-    return STREAM ? __ldcs(at) : *at;
+    return *reinterpret_cast<const W*>(from);
   }
   static __device__ __forceinline__ void store(WEFT_T* to, const W& v) {
-    W* at = reinterpret_cast<W*>(to);
-    if (STREAM) __stcs(at, v);
-    else *at = v;
+    *reinterpret_cast<W*>(to) = v;
   }
   static __device__ __forceinline__ void unpack(const W& from, float (&to)[N]) {
     WEFT_T at[N];

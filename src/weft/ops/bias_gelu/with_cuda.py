@@ -25,7 +25,7 @@ class Chunks:
     ``groups`` share a column and the rest stand side by side.
 
     A warp has ``ahead`` of its rows under way; ``blocks`` a multiprocessor are made room for in
-    registers. ``stream``: what is read and written goes first from the L2, and the sums stay.
+    registers.
     """
 
     rows: int = 128
@@ -33,7 +33,6 @@ class Chunks:
     groups: int = 8
     ahead: int = 2
     blocks: int = 4
-    stream: bool = False
 
 
 SHIPPED = Chunks()
@@ -45,7 +44,6 @@ def candidates() -> list[Chunks]:
     small = replace(SHIPPED, warps=4, groups=4, blocks=8)
     return [
         SHIPPED,
-        replace(SHIPPED, stream=True),
         side,
         replace(small, rows=64),
         small,
@@ -58,7 +56,6 @@ def candidates() -> list[Chunks]:
         replace(SHIPPED, groups=2, rows=64),
         replace(small, groups=1, rows=32, ahead=2),
         replace(SHIPPED, warps=16, groups=16, blocks=2, rows=256),
-        replace(small, stream=True),
     ]
 
 
@@ -77,9 +74,8 @@ def source(dtype: torch.dtype, chunks: Chunks = SHIPPED) -> CudaSource:
             ("GROUPS", str(c.groups)),
             ("AHEAD", str(c.ahead)),
             ("BLOCKS", str(c.blocks)),
-            ("STREAM", str(int(c.stream))),
         ),
-        label=f"bias_gelu_backward-{named}" + "-streamed" * c.stream,
+        label=f"bias_gelu_backward-{named}",
     )
 
 

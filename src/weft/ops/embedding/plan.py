@@ -39,16 +39,14 @@ class Sums:
 
     A lane moves ``access`` bytes at a time, and ``lanes`` of a warp, 32 or 16, are a group and a
     slice of columns. ``together``: places and rows of the table are summed in one walk over places,
-    where there are positions; see together.cu. ``early``: the L2 is asked for what a warp will read
-    before it is known in which order. ``flight`` rows of the gradient are under way in a
-    group, ``resident`` blocks a multiprocessor are made room for in registers, and a block of
+    where there are positions; see together.cu. ``flight`` rows of the gradient are under way in
+    a group, ``resident`` blocks a multiprocessor are made room for in registers, and a block of
     ``owners`` warps orders the tokens of 32 rows a warp. What more than ``piece`` tokens ask for is
     summed in pieces, by ``piece_blocks`` blocks at most (apart: a slice's): more come in turns.
 
     Apart, a group has ``rows`` rows of the table, fewer than its lanes; the first ``lead`` slices'
     positions are summed beside the ordering of the tokens, and later ones as far ahead of the
-    tokens' sums. ``last``: a token's reading lets go of its line in the L2;
-    ``stream``: so do answers.
+    tokens' sums. ``last``: a token's reading lets go of its line in the L2.
     """
 
     access: int = 8
@@ -62,8 +60,6 @@ class Sums:
     owners: int = 16
     piece_blocks: int = 64
     together: bool = False
-    early: bool = False
-    stream: bool = True
 
 
 # 512 bytes of a row at a time: an H200 prefers them to 256 a warp even where a slice of the
@@ -95,8 +91,6 @@ def candidates() -> list[Sums]:
         replace(TOGETHER, lanes=16, flight=4, resident=4),
         replace(TOGETHER, lanes=16, flight=5, resident=4),
         replace(TOGETHER, lanes=16, flight=4, resident=4, piece=8),
-        replace(TOGETHER, stream=False),
-        replace(TOGETHER, early=True),
         TWO,
         replace(TWO, lead=0, last=False),
         replace(TWO, flight=4, resident=4),

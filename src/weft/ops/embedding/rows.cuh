@@ -26,9 +26,6 @@ struct alignas(BYTES) Pack {
   Word<BYTES>::type word[WORDS];
 };
 
-#ifndef STREAM
-#define STREAM 1
-#endif
 // What is not asked for again should not push out of L2 what is: answers, and a gradient's last
 // reading.
 template <int BYTES> struct Streamed {
@@ -48,10 +45,8 @@ template <typename Access> struct StreamedAs {
     return *reinterpret_cast<const Pack*>(&in);
   }
 };
-#if STREAM
 template <> struct Streamed<16> : StreamedAs<uint4> {};
 template <> struct Streamed<8> : StreamedAs<uint2> {};
-#endif
 
 __device__ __forceinline__ Pack load(const WEFT_T* from) {
   return *reinterpret_cast<const Pack*>(from);

@@ -19,9 +19,6 @@
 #ifndef FLIGHT_TOKENS
 #define FLIGHT_TOKENS 4
 #endif
-#ifndef EARLY
-#define EARLY 0
-#endif
 #ifndef RESIDENT
 #define RESIDENT 4
 #endif
@@ -57,24 +54,14 @@ struct List {
   int word[GROUPS][LANES * PIECE], row[32];
 };
 
-// Asks the L2 for `bytes` bytes, of which nobody waits for an answer.
-__device__ __forceinline__ void bring(const WEFT_T* from, int bytes) {
-#ifdef __CUDA_ARCH__
-  const char* at = reinterpret_cast<const char*>(from);
-  for (int b = 0; b < bytes; b += 128) asm volatile("prefetch.global.L2 [%0];" ::"l"(at + b));
-#endif
-}
-
 // Writes the lists of up to 32 sequences from `first`, LANES a group; how long a group's is.
-__device__ __forceinline__ int list_tokens(const Tables& at, List& list, const WEFT_T* left,
-                                           int bytes, int first, int batch, int length, int t,
-                                           int stride) {
+__device__ __forceinline__ int list_tokens(const Tables& at, List& list, int first, int batch,
+                                           int length, int t) {
   const int lane = threadIdx.x % 32, group = lane / LANES;
   const int token = (first + lane) * length + t;
   int count = 0, start = 0;
   const bool here = first + lane < batch;
   const index_t id = here ? at.ids[token] : -1, slot = at.slot(id);
-  if (EARLY && here) bring(left + (index_t)token * stride, bytes);
   if (slot >= 0) {
     start = at.from[slot];
     count = at.from[slot + 1] - start;
@@ -156,13 +143,11 @@ __device__ __forceinline__ void sum_places(const Tables& at, const WEFT_T* grad,
                                            bool inside) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % LANES, member = warp % team;
   const int t = first + warp / team;
-  const WEFT_T* left = grad + (inside ? 0 : column) - lane * N;  // where the slice begins
-  const int bytes = (int)min((index_t)SLICE, columns - (column - lane * N)) * (int)sizeof(WEFT_T);
   float place[N];
   clear(place);
   if (t < places && t < length)
     for (int from = member * 32; from < batch; from += team * 32) {
-      const int all = list_tokens(at, list, left, bytes, from, batch, length, t, stride);
+      const int all = list_tokens(at, list, from, batch, length, t);
       sum_listed(list, all, grad, dweight + column, place, (int)columns, stride, inside);
     }
 #pragma unroll

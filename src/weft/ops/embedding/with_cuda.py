@@ -59,8 +59,6 @@ def walking(dtype: torch.dtype, access: int, plan: Sums) -> CudaSource:
             ("OWNERS", str(plan.owners)),
             ("FLIGHT_TOKENS", str(plan.flight)),
             ("RESIDENT", str(plan.resident)),
-            ("EARLY", str(int(plan.early))),
-            ("STREAM", str(int(plan.stream))),
         ),
         label=f"together-{str(dtype).removeprefix('torch.')}-{access}x{plan.lanes}",
     )
