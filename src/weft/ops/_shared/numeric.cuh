@@ -27,6 +27,10 @@ template <> __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(f
 // N elements that move as one aligned access: 16 bytes when N * sizeof(T) is 16.
 template <typename T, int N> struct alignas(sizeof(T) * N) Vector { T at[N]; };
 
+// Whether an element is a float's upper half: of two in a word, each takes one instruction.
+template <typename T> constexpr bool UPPER = false;
+template <> constexpr bool UPPER<__nv_bfloat16> = true;
+
 // Element j as a float.
 template <typename T, int N>
 __device__ __forceinline__ float element(const Vector<T, N>& v, int j) {

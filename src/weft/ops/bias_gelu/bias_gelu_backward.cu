@@ -26,9 +26,6 @@ template <int BYTES> struct Word;
 template <> struct Word<2> { using type = unsigned short; };
 template <> struct Word<4> { using type = unsigned; };
 template <> struct Word<16> { using type = uint4; };
-// Whether an element is a float's upper half: of two in a word, one is taken by a mask.
-template <typename T> constexpr bool UPPER = false;
-template <> constexpr bool UPPER<__nv_bfloat16> = true;
 template <int N> struct Access {
   using W = typename Word<N * sizeof(WEFT_T)>::type;
   static __device__ __forceinline__ W load(const WEFT_T* from) {

@@ -52,9 +52,6 @@ __device__ __forceinline__ Pack load(const WEFT_T* from) {
   return *reinterpret_cast<const Pack*>(from);
 }
 
-// Whether an element is a float's upper half: of two in a word, each takes one instruction.
-template <typename T> constexpr bool UPPER = false;
-template <> constexpr bool UPPER<__nv_bfloat16> = true;
 
 __device__ __forceinline__ void unpack(const Pack& p, float (&to)[N]) {
 #pragma unroll
