@@ -34,7 +34,8 @@ class Config:
     ``resident`` programs a multiprocessor that take tile after tile, a tile finished in ``parts``
     (1, 2 or 4), ``flatten`` for the two loops made one, ``bring`` for the bias prefetched,
     ``math`` for GELU's arithmetic: ``unit``, ``paired`` or ``tanh`` (see linear_kernels.py),
-    ``aside`` for what is kept stored by plain pointers, past the copy engine.
+    ``aside`` for what is kept stored by plain pointers, past the copy engine. ``turns`` is the
+    kernel of linear_turns.py, 128 x 128 tiles on compute capability 9.0 alone, with no residual.
     """
 
     bm: int
@@ -50,6 +51,7 @@ class Config:
     bring: bool = False
     math: str = "unit"
     aside: bool = False
+    turns: bool = False
 
     def __post_init__(self) -> None:
         if self.math not in MATHS:
@@ -70,6 +72,10 @@ def _three(**more: Any) -> Config:
 
 def _pointers(bm: int, bn: int, bk: int, warps: int, stages: int) -> Config:
     return Config(bm=bm, bn=bn, bk=bk, warps=warps, stages=stages, descriptors=False)
+
+
+def _turns(**more: Any) -> Config:
+    return Config(bm=128, bn=128, bk=64, warps=4, turns=True, **{"stages": 5, **more})
 
 
 SQUARE = Config(bm=128, bn=128, bk=64, warps=8, stages=3, parts=4)
@@ -106,6 +112,7 @@ def worth_timing(epilogue: int, dtype: torch.dtype) -> tuple[Config, ...]:
         )
     if epilogue == BIAS:
         return (
+            _turns(),
             _wide(4, group=4),
             _wide(4),
             replace(LONG, group=4),
@@ -123,4 +130,5 @@ def worth_timing(epilogue: int, dtype: torch.dtype) -> tuple[Config, ...]:
         likely.insert(2, _three())  # with two answers its registers leave no room for a third
     else:  # every store by descriptor waits until the one before it has been read
         likely[:0] = [replace(c, aside=True) for c in (_pair(parts=4), LONG, _wide(3))]
+    likely[:0] = [_turns(), _turns(stages=6, parts=4), _turns(group=16), _turns(group=4)]
     return tuple(replace(c, math="tanh") for c in likely)

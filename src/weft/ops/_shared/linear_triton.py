@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -88,9 +89,17 @@ def product(
         residual = rows_of(residual)
     config = config or choose(epilogue, lines, weight, residual)
     math = _math(config, x.dtype)
-    launch = _by_descriptors if config.descriptors else _by_pointers
+    launch = _launcher(config)
     launch(config, epilogue, math, lines, weight, bias.contiguous(), residual, y, pre)
     return y, pre
+
+
+def _launcher(config: Config) -> Callable[..., None]:
+    if config.turns:
+        from weft.ops._shared.linear_turns import launch
+
+        return launch
+    return _by_descriptors if config.descriptors else _by_pointers
 
 
 def _math(config: Config, dtype: torch.dtype) -> int:
