@@ -65,7 +65,9 @@ def test_ids_of_any_shape_and_no_positions() -> None:
 
 
 class Emulated(warp_emulator.Emulated):
-    def __call__(self, grid: int, block: int, *arguments: Any, shared: int = 0) -> None:
+    def __call__(
+        self, grid: int, block: int, *arguments: Any, shared: int = 0, overlap: bool = False
+    ) -> None:
         super().__call__((grid, 1, 1), block, *arguments, shared=shared)
 
 
@@ -101,7 +103,7 @@ def test_the_cuda_backward_writes_every_row_once(emulated: None) -> None:
     """Owners of rows, eight, more than are counted at once; one of 1024, whose upper rows'
     numbers reach an int's last bits; several slices, also of two rows a warp; ids out of range,
     rows of many tokens, in one piece and in several; several runs; sequences for one warp a place
-    and for several."""
+    and for several; blocks that have pieces and places."""
     torch.manual_seed(0)
     spread = torch.randint(600, (9, 37))
     spread[2] = 7
@@ -116,6 +118,7 @@ def test_the_cuda_backward_writes_every_row_once(emulated: None) -> None:
         (TOGETHER, spread, 600, 264, 37),
         (TOGETHER, deep, 41, 136, 9),
         (replace(TOGETHER, piece_blocks=2), late, 4094, 24, 600),
+        (replace(TOGETHER, warps=4, resident=6, joined=True, early=8), deep, 41, 264, 9),
     ):
         grad = torch.randn(*ids.shape, columns).bfloat16()
         got = with_cuda.backward_with(plan, grad, ids, vocabulary, places)

@@ -111,6 +111,10 @@ class Kernel:
 
     Arguments: tensors and Python integers both go as 64 bits (``T*``, ``long long``), Python
     floats as C++ ``double``; anything else as a ctypes or numpy scalar of its exact type.
+
+    ``overlap``: it may begin before the kernel in front of it on the stream has ended, from compute
+    capability 9.0 on (programmatic dependent launch). It then says itself when it needs what that
+    one wrote (ops/_shared/overlap.cuh); one that is no part of the same call must not be in front.
     """
 
     def __init__(self, name: str, handle: Any) -> None:
@@ -125,16 +129,17 @@ class Kernel:
         block: int | tuple[int, ...],
         *arguments: Any,
         shared: int = 0,
+        overlap: bool = False,
     ) -> None:
         import torch
-        from cuda.core import LaunchConfig, launch
+        from cuda.core import launch
 
-        key = (grid, block, shared)
+        key = (grid, block, shared, overlap)
         config = self._configs.get(key)
         if config is None:
             if shared > self._shared:
                 self._allow(shared)
-            config = self._configs[key] = LaunchConfig(grid=grid, block=block, shmem_size=shared)
+            config = self._configs[key] = _launch_config(grid, block, shared, overlap)
         stream = _stream(torch.cuda.current_stream().cuda_stream)
         pointers = [a.data_ptr() if isinstance(a, torch.Tensor) else a for a in arguments]
         launch(stream, config, self.handle, *pointers)
@@ -155,6 +160,17 @@ class Kernel:
         ):
             _ok(driver.cuKernelSetAttribute(attribute, value, self.handle.handle, device))
         self._shared = shared
+
+
+def _launch_config(grid: Any, block: Any, shared: int, overlap: bool) -> Any:
+    """``overlap`` changes nothing before 9.0, where no kernel can begin early."""
+    import torch
+    from cuda.core import LaunchConfig
+
+    sizes = {"grid": grid, "block": block, "shmem_size": shared}
+    if overlap and torch.cuda.get_device_capability() >= (9, 0):
+        return LaunchConfig(**sizes, programmatic_stream_serialization=True)
+    return LaunchConfig(**sizes)
 
 
 @cache

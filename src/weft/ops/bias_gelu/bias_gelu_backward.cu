@@ -4,6 +4,7 @@
 // again. Bytes: 2n read + n written; four bytes a column and chunk, written and read from L2.
 #include "elementwise_math.cuh"
 #include "numeric.cuh"
+#include "overlap.cuh"
 
 // A block: GROUPS warps down, of AHEAD rows each under way, and the rest side by side.
 #ifndef BACK_WARPS
@@ -79,6 +80,7 @@ __device__ __forceinline__ void backward(const WEFT_T* grad, const WEFT_T* x, co
                                          WEFT_T* dx, float* partial, index_t rows,
                                          index_t columns, index_t each, index_t across) {
   using A = Access<N>;
+  let_next_begin();
   __shared__ float sums[GROUPS][ACROSS * 32 * N];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int group = warp / ACROSS, mine = (warp % ACROSS * 32 + lane) * N;
@@ -153,6 +155,7 @@ bias_gelu_sum_partials(const float* partial, WEFT_T* dbias, index_t chunks, inde
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const index_t column = (index_t)blockIdx.x * 32 + lane;
   float sum = 0.0f;
+  wait_for_previous();
   if (column < columns) {
     for (index_t c = warp; c < chunks; c += 32 * FLIGHT) {
       float in[FLIGHT];

@@ -25,7 +25,8 @@ class Chunks:
     ``groups`` share a column and the rest stand side by side.
 
     A warp has ``ahead`` of its rows under way; ``blocks`` a multiprocessor are made room for in
-    registers.
+    registers. ``overlap``: the kernel that adds the chunks' sums is launched before they are there,
+    and waits for them.
     """
 
     rows: int = 128
@@ -33,6 +34,7 @@ class Chunks:
     groups: int = 8
     ahead: int = 2
     blocks: int = 4
+    overlap: bool = False
 
 
 SHIPPED = Chunks()
@@ -42,8 +44,15 @@ def candidates() -> list[Chunks]:
     """The blocks worth timing, in the order of promise."""
     side = replace(SHIPPED, groups=4)  # two warps side by side: 1 KiB of a row in bf16
     small = replace(SHIPPED, warps=4, groups=4, blocks=8)
+    tall = replace(SHIPPED, warps=16, groups=16, blocks=2, rows=256)
     return [
         SHIPPED,
+        replace(SHIPPED, overlap=True),
+        replace(tall, overlap=True),
+        replace(tall, rows=512, overlap=True),
+        replace(SHIPPED, ahead=3, blocks=3, overlap=True),
+        replace(SHIPPED, ahead=3, blocks=3, rows=256, overlap=True),
+        tall,
         side,
         replace(small, rows=64),
         small,
@@ -55,7 +64,6 @@ def candidates() -> list[Chunks]:
         replace(side, ahead=1, blocks=5),
         replace(SHIPPED, groups=2, rows=64),
         replace(small, groups=1, rows=32, ahead=2),
-        replace(SHIPPED, warps=16, groups=16, blocks=2, rows=256),
     ]
 
 
@@ -74,8 +82,9 @@ def source(dtype: torch.dtype, chunks: Chunks = SHIPPED) -> CudaSource:
             ("GROUPS", str(c.groups)),
             ("AHEAD", str(c.ahead)),
             ("BLOCKS", str(c.blocks)),
+            *((("OVERLAP", "1"),) if c.overlap else ()),
         ),
-        label=f"bias_gelu_backward-{named}",
+        label=f"bias_gelu_backward-{named}" + "-overlap" * c.overlap,
     )
 
 
@@ -118,7 +127,9 @@ def backward_with(
         *(across * parts, 32 * chunks.warps, grad, x, bias, dx, partial),
         *(rows, columns, chunks.rows, across),
     )
-    program["bias_gelu_sum_partials"](-(-columns // 32), 1024, partial, dbias, parts, columns)
+    program["bias_gelu_sum_partials"](
+        *(-(-columns // 32), 1024, partial, dbias, parts, columns), overlap=chunks.overlap
+    )
     return dx, dbias
 
 

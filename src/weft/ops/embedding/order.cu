@@ -8,6 +8,7 @@
 // Blocks past the owners sum positions (see embedding.cu) while the owners count.
 // Bytes: from L2, eight for each run and 4 a token, twice; a few words a token and a row.
 #include "order.cuh"
+#include "overlap.cuh"
 
 #ifndef PIECE
 #define PIECE 16
@@ -89,6 +90,7 @@ embedding_order(const int2* __restrict__ heads, const int* __restrict__ found,
                 index_t share, index_t bits, index_t places, index_t lead, index_t batch,
                 index_t length, index_t columns, index_t stride, index_t slices) {
   extern __shared__ int held[];
+  let_next_begin();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, owners = 1 << bits;
   if (blockIdx.x >= owners) {
     const index_t task = (blockIdx.x - owners) * (OWN / LANES) + threadIdx.x / LANES;
@@ -103,6 +105,7 @@ embedding_order(const int2* __restrict__ heads, const int* __restrict__ found,
   const int row = threadIdx.x;
   int* count = own.count[warp];
   for (int i = lane; i < OWN; i += 32) count[i] = 0;
+  wait_for_previous();
   int base;
   const int all = read_runs(own, heads + blockIdx.x * runs, (int)runs, base);
   const int each = (all + OWN - 1) / OWN * 32;

@@ -44,6 +44,11 @@ class Sums:
     ``owners`` warps orders the tokens of 32 rows a warp. What more than ``piece`` tokens ask for is
     summed in pieces, by ``piece_blocks`` blocks at most (apart: a slice's): more come in turns.
 
+    ``warps``: of a block that walks. ``early``: of a warp's sequences, for whose rows the L2 is
+    asked at its start. ``ahead``: places for whose first slice it is asked while tokens are
+    ordered. ``joined``: a block of pieces has a place too. ``overlap``: each launch is made before
+    the one before it has ended, and waits for it.
+
     Apart, a group has ``rows`` rows of the table, fewer than its lanes; the first ``lead`` slices'
     positions are summed beside the ordering of the tokens, and later ones as far ahead of the
     tokens' sums. ``last``: a token's reading lets go of its line in the L2.
@@ -60,6 +65,11 @@ class Sums:
     owners: int = 16
     piece_blocks: int = 64
     together: bool = False
+    warps: int = 8
+    early: int = 0
+    ahead: int = 0
+    joined: bool = False
+    overlap: bool = False
 
 
 # 512 bytes of a row at a time: an H200 prefers them to 256 a warp even where a slice of the
@@ -84,8 +94,25 @@ def shipped(places: int) -> Sums:
 
 def candidates() -> list[Sums]:
     """The plans worth timing, in the order of promise."""
+    soon = replace(TOGETHER, overlap=True)
+    joined = replace(soon, joined=True, early=8)
     return [
         TOGETHER,
+        soon,
+        joined,
+        replace(soon, early=8),
+        replace(soon, joined=True),
+        replace(soon, ahead=512),
+        replace(joined, ahead=256),
+        replace(joined, ahead=512),
+        replace(joined, early=16),
+        replace(joined, warps=4, resident=6),
+        replace(joined, warps=4, resident=6, ahead=512),
+        replace(joined, warps=2, resident=12),
+        replace(TOGETHER, warps=4, resident=6),
+        replace(TOGETHER, ahead=256),
+        replace(TOGETHER, ahead=512),
+        replace(TOGETHER, early=8),
         replace(TOGETHER, owners=16),
         replace(TOGETHER, flight=4, resident=4),
         replace(TOGETHER, lanes=16, flight=4, resident=4),

@@ -52,6 +52,12 @@ __device__ __forceinline__ Pack load(const WEFT_T* from) {
   return *reinterpret_cast<const Pack*>(from);
 }
 
+// Asks the L2 for a line of memory, without an answer that somebody waits for.
+__device__ __forceinline__ void ask_l2(const void* at) {
+#ifdef __CUDA_ARCH__
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+#endif
+}
 
 __device__ __forceinline__ void unpack(const Pack& p, float (&to)[N]) {
 #pragma unroll

@@ -8,6 +8,7 @@
 // ask for are summed in pieces of THREADS places of the order, a block each; the last of a row's
 // blocks to end adds the pieces, in their order: nobody waits, and whoever adds them gets the same
 // bits. Bytes: the gradient, those tokens that are read again, both answers.
+#include "overlap.cuh"
 #include "rows.cuh"
 
 #ifndef PIECE
@@ -22,7 +23,16 @@
 #ifndef RESIDENT
 #define RESIDENT 4
 #endif
-constexpr int WARPS = 8, THREADS = WARPS * 32, SUMMERS = WARPS * GROUPS;
+#ifndef SUM_WARPS
+#define SUM_WARPS 8
+#endif
+#ifndef EARLY
+#define EARLY 0  // of a warp's sequences whose rows the L2 is asked for at its start
+#endif
+#ifndef JOINED
+#define JOINED 0  // whether blocks of pieces then have a place like the others
+#endif
+constexpr int WARPS = SUM_WARPS, THREADS = WARPS * 32, SUMMERS = WARPS * GROUPS;
 constexpr int OWN = OWNERS * 32;
 constexpr int TOKENS = FLIGHT_TOKENS;  // of a group's rows that are under way together
 constexpr int BESIDE = 4;  // places of the order that a lane has under way
@@ -53,6 +63,22 @@ constexpr int FIRST_BIT = 2, OWN_TOKEN = 1, LAST_TOKEN = 2;
 struct List {
   int word[GROUPS][LANES * PIECE], row[32];
 };
+
+// Asks the L2 for this slice of the rows of a place that a warp will read first: those are known
+// before the order is.
+__device__ __forceinline__ void bring_first(const WEFT_T* grad, index_t left, int first, int t,
+                                            int batch, index_t length, index_t columns,
+                                            index_t stride) {
+  constexpr int LINE = 128 / sizeof(WEFT_T), LINES = (SLICE + LINE - 1) / LINE;
+#pragma unroll
+  for (int i = 0; i < EARLY * LINES; i += 32) {
+    const int at = i + threadIdx.x % 32;
+    const int from = first + at / LINES;
+    const index_t column = left + at % LINES * LINE;
+    if (at < EARLY * LINES && from < batch && t < length && column < columns)
+      ask_l2(grad + (from * length + t) * stride + column);
+  }
+}
 
 // Writes the lists of up to 32 sequences from `first`, LANES a group; how long a group's is.
 __device__ __forceinline__ int list_tokens(const Tables& at, List& list, int first, int batch,
@@ -274,6 +300,22 @@ __device__ __forceinline__ void sum_piece(const Tables& at, const WEFT_T* grad, 
   __syncthreads();
 }
 
+// A block's share of all pieces of all slices.
+__device__ __forceinline__ void sum_pieces(const Tables& at, const WEFT_T* grad, const int4* tops,
+                                           const int2* pieces, int blocks, float (*held)[SLICE],
+                                           float* partial, int* tickets, WEFT_T* dweight,
+                                           index_t columns, index_t stride, index_t slices) {
+  const int owners = 1 << at.bits;
+  for (index_t slice = 0; slice < slices; ++slice)
+    for (int nth = blockIdx.x;; nth += blocks) {
+      const int piece = locate(tops, owners, nth);
+      if (piece < 0 && slice == 0 && nth == blockIdx.x) return;
+      if (piece < 0) break;
+      sum_piece(at, grad, pieces[piece], piece, held, partial, tickets, dweight, columns, stride,
+                slice, slices);
+    }
+}
+
 // grad: (batch * length, columns), rows `stride` apart; ids: (batch, length); from, order, tops,
 // pieces, tickets: see order.cu. dweight: (vocabulary, columns); dpositions: (places, columns);
 // partial: a float row for each piece. First blocks of pieces, then slice by slice those of places,
@@ -290,29 +332,33 @@ embedding_together(const WEFT_T* __restrict__ grad, const index_t* __restrict__ 
   __shared__ float held[SUMMERS][SLICE];
   __shared__ List lists[WARPS];
   const Tables at = {ids, from, order, vocabulary, (int)bits};
-  const int owners = 1 << bits;
-  if (blockIdx.x < piece_blocks) {
-    for (index_t slice = 0; slice < slices; ++slice)
-      for (int nth = blockIdx.x;; nth += (int)piece_blocks) {
-        const int piece = locate(tops, owners, nth);
-        if (piece < 0 && slice == 0 && nth == blockIdx.x) return;
-        if (piece < 0) break;
-        sum_piece(at, grad, pieces[piece], piece, held, partial, tickets, dweight, columns, stride,
-                  slice, slices);
-      }
+  if (!JOINED && blockIdx.x < piece_blocks) {
+    wait_for_previous();
+    sum_pieces(at, grad, tops, pieces, (int)piece_blocks, held, partial, tickets, dweight, columns,
+               stride, slices);
     return;
   }
-  const index_t each = place_blocks + clear_blocks, block = (blockIdx.x - piece_blocks) % each;
-  const index_t slice = (blockIdx.x - piece_blocks) / each;
+  const index_t each = place_blocks + clear_blocks;
+  const index_t nth = blockIdx.x - (JOINED ? 0 : piece_blocks), block = nth % each;
+  const index_t slice = nth / each;
   const index_t before = block * clear_blocks / each;  // of those that write, blocks before this
-  if ((block + 1) * clear_blocks / each > before) {
-    const index_t first = ((slice * clear_blocks + before) * WARPS + threadIdx.x / 32) * 32;
-    if (first < (index_t)owners * OWN) clear_rows(at, dweight, first, columns);
+  const bool writes = (block + 1) * clear_blocks / each > before;
+  const int warp = threadIdx.x / 32, first = (int)((block - before) * (WARPS / team));
+  if (EARLY && !writes && slice < slices)
+    bring_first(grad, slice * SLICE, warp % (int)team * 32, first + warp / (int)team, (int)batch,
+                length, columns, stride);
+  wait_for_previous();
+  if (JOINED && blockIdx.x < piece_blocks)
+    sum_pieces(at, grad, tops, pieces, (int)piece_blocks, held, partial, tickets, dweight, columns,
+               stride, slices);
+  if (JOINED && slice >= slices) return;
+  if (writes) {
+    const index_t row = ((slice * clear_blocks + before) * WARPS + warp) * 32;
+    if (row < (index_t)OWN << bits) clear_rows(at, dweight, row, columns);
     return;
   }
   const index_t column = (slice * LANES + threadIdx.x % LANES) * N;
   const bool inside = column < columns;
-  sum_places(at, grad + (inside ? column : 0), dweight, dpositions, held,
-             lists[threadIdx.x / 32], (int)((block - before) * (WARPS / team)), (int)team,
-             (int)places, (int)batch, (int)length, columns, (int)stride, column, inside);
+  sum_places(at, grad + (inside ? column : 0), dweight, dpositions, held, lists[warp], first,
+             (int)team, (int)places, (int)batch, (int)length, columns, (int)stride, column, inside);
 }

@@ -59,6 +59,10 @@ def walking(dtype: torch.dtype, access: int, plan: Sums) -> CudaSource:
             ("OWNERS", str(plan.owners)),
             ("FLIGHT_TOKENS", str(plan.flight)),
             ("RESIDENT", str(plan.resident)),
+            ("SUM_WARPS", str(plan.warps)),
+            ("EARLY", str(plan.early)),
+            ("JOINED", str(int(plan.joined))),
+            ("OVERLAP", str(int(plan.overlap))),
         ),
         label=f"together-{str(dtype).removeprefix('torch.')}-{access}x{plan.lanes}",
     )
@@ -69,7 +73,8 @@ def ordering(dtype: torch.dtype, access: int, plan: Sums = SHIPPED) -> CudaSourc
     """order.cu, whose positions are of that type and access."""
     sizes = {"LANES": plan.lanes, "PIECE": plan.piece, "OWNERS": plan.owners, "RUNS": RUNS}
     if plan.together:
-        sizes["CHUNK"] = 32 * SUM_WARPS
+        sizes["CHUNK"] = 32 * plan.warps
+        sizes["OVERLAP"] = int(plan.overlap)
     defines = (("ACCESS", access), *sizes.items())
     return CudaSource(
         file=HERE / "order.cu",
@@ -80,12 +85,13 @@ def ordering(dtype: torch.dtype, access: int, plan: Sums = SHIPPED) -> CudaSourc
 
 
 @cache
-def sorting(owners: int) -> CudaSource:
+def sorting(owners: int, ahead: int = 0, overlap: bool = False) -> CudaSource:
     """buckets.cu for owners of as many warps; it moves no element."""
+    sizes = {"OWNERS": owners, "AHEAD": ahead, "OVERLAP": int(overlap)}
     return CudaSource(
         file=HERE / "buckets.cu",
         kernels=("embedding_buckets",),
-        defines=(("WEFT_T", "float"), ("OWNERS", str(owners))),
+        defines=(("WEFT_T", "float"), *((name, str(value)) for name, value in sizes.items())),
         label=f"buckets-{owners}",
     )
 
@@ -133,7 +139,7 @@ def backward_with(
     columns = grad.shape[2]
     dweight, dpositions = grad.new_empty((vocabulary, columns)), grad.new_empty((places, columns))
     if not places or ids.numel() >= 2**29:  # a token's number and two bits are an int there
-        plan = replace(plan, together=False)
+        plan = replace(plan, together=False, overlap=False, ahead=0)
     lines = as_rows(grad)
     if lines.stride(0) >= 2**31:  # the kernels' strides have 32 bits
         lines = lines.contiguous()
@@ -173,15 +179,17 @@ def _sum_together(
     (batch, length), (vocabulary, columns), places = ids.shape, dweight.shape, dpositions.shape[0]
     slices = -(-columns // (plan.lanes * access))
     partial = torch.empty((order.most, columns), dtype=torch.float32, device=lines.device)
-    team = min(SUM_WARPS, 1 << (-(-batch // 32) - 1).bit_length())
-    clear_blocks = -(-(_own(plan) << order.bits) // (32 * SUM_WARPS * slices))
-    blocks = (plan.piece_blocks, -(-places * team // SUM_WARPS), clear_blocks)
+    team = min(plan.warps, 1 << (-(-batch // 32) - 1).bit_length())
+    clear_blocks = -(-(_own(plan) << order.bits) // (32 * plan.warps * slices))
+    blocks = (plan.piece_blocks, -(-places * team // plan.warps), clear_blocks)
+    walks = slices * (blocks[1] + blocks[2])
     walking(lines.dtype, access, plan)["embedding_together"](
-        blocks[0] + slices * (blocks[1] + blocks[2]),
-        SUM_WARPS * 32,
+        max(blocks[0], walks) if plan.joined else blocks[0] + walks,
+        plan.warps * 32,
         *(lines, ids, order.begins, order.order, order.tops, order.pieces, order.tickets),
         *(dweight, dpositions, partial, vocabulary, order.bits, places, batch, length),
         *(columns, lines.stride(0), slices, team, *blocks),
+        overlap=plan.overlap,
     )
 
 
@@ -246,8 +254,10 @@ def _order(
     held = torch.empty(sum(words), dtype=torch.int32, device=ids.device)
     starts = [held.data_ptr() + 4 * sum(words[:k]) for k in range(8)]
     tops, many, pieces, heads, order, found, begins, tickets = starts
-    sorting(plan.owners)["embedding_buckets"](
-        runs, SHARE, ids, found, heads, tokens, vocabulary, bits, share, runs
+    slice_bytes = min(plan.lanes * access, columns) * lines.element_size()
+    sorting(plan.owners, plan.ahead, plan.overlap)["embedding_buckets"](
+        *(runs, SHARE, ids, found, heads, tokens, vocabulary, bits, share, runs),
+        *(lines, lines.stride(0) * lines.element_size(), slice_bytes, length),
     )
     ordering(lines.dtype, access, plan)["embedding_order"](
         owners + -(-places * lead // (own // plan.lanes)),
@@ -255,6 +265,7 @@ def _order(
         *(heads, found, lines, begins, order, tops, pieces, many, tickets, dpositions),
         *(runs, share, bits, places, lead, batch, length, columns, lines.stride(0), slices),
         shared=4 * (plan.owners * (own + 1) + 2 * (own + 1) + 2 * RUNS + 1),  # as order.cu has it
+        overlap=plan.overlap,
     )
     return held, Order(
         order=order,
