@@ -10,7 +10,6 @@ ARGS ?=
 PYTEST_ARGS ?=
 JOBS ?= 2
 GPU_JOBS ?= 6
-GPU_CLOCK = tests/test_gpu_clock.py
 # Each worker has neighbouring tests, which share a float64 reference, until another runs out.
 PYTEST = -m pytest -n $(JOBS) --dist worksteal
 DOCS = $(wildcard README.md) $(wildcard docs/*.md) $(wildcard src/weft/ops/*/README.md)
@@ -47,9 +46,9 @@ test-fast: env-dev ## the tests without the slow ones
 	@$(IN_VENV) $(PYTEST) $(PYTEST_ARGS)
 
 gpu-test: ## the GPU tests, with the python3 that is there and no install: answers, then timings
-	@export WEFT_REQUIRE_GPU=1 PYTHONPATH=src; run="python3 -m pytest --slow -m gpu"; failed=0; \
-	$$run -n $(GPU_JOBS) --dist worksteal --ignore $(GPU_CLOCK) tests $(PYTEST_ARGS) || failed=1; \
-	$$run $(GPU_CLOCK) || failed=1; exit $$failed
+	@export WEFT_REQUIRE_GPU=1 PYTHONPATH=src; run="python3 -m pytest --slow"; failed=0; \
+	$$run -m "gpu and not alone" -n $(GPU_JOBS) --dist worksteal tests $(PYTEST_ARGS) || failed=1; \
+	$$run -m "gpu and alone" tests $(PYTEST_ARGS) || failed=1; exit $$failed
 
 lint: env-dev ## ruff: lint and format
 	@$(IN_VENV) -m ruff check .

@@ -18,7 +18,7 @@ from weft.workbench.compare import AMBIGUOUS, SAME, compare
 from weft.workbench.plan import Budget, Candidate, Outcome, Plan
 from weft.workbench.slots import Slot
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 Tensor = torch.Tensor
 Work = Callable[..., Tensor]
