@@ -220,7 +220,7 @@ def test_a_halved_event_is_refused_and_seen_by_the_judges_watch(tmp_path: Path) 
 
 
 def test_kernels_of_the_house_are_never_suspect() -> None:
-    """Every operator's kernels, forward; the others' timings are in the records, with their flags."""
+    """Every operator's kernels, forward; the records have the other timings and their flags."""
     alarms, count = [], 0
     names = registry.operator_names()
     ways = [i for n in names for i in registry.implementations(n) if not i.is_step]
