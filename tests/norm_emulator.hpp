@@ -226,6 +226,7 @@ static void launch(int grid, int cluster, int threads, int bytes, uint64_t seed)
 // What the kernels' own headers have of CUDA's.
 static float __frcp_rn(float v) { return 1.0f / v; }
 static float __fsqrt_rn(float v) { return std::sqrt(v); }
+static float rsqrtf(float v) { return 1.0f / std::sqrt(v); }
 static float __uint_as_float(unsigned v) { float f; memcpy(&f, &v, 4); return f; }
 static unsigned __float_as_uint(float v) { unsigned u; memcpy(&u, &v, 4); return u; }
 static float __int_as_float(int v) { float f; memcpy(&f, &v, 4); return f; }

@@ -14,27 +14,69 @@
 #define ACCESS (16 / sizeof(WEFT_T))
 #define BACKWARD 1
 #include "norm_dropped.cuh"
+#include "norm_lean.cuh"
 #include "norm_ring.cuh"
 
 #ifndef HELD
 #define HELD 0
+#endif
+#ifndef LEAN
+#define LEAN 0  // as norm_lean.cuh says
+#endif
+#ifndef WIDE
+#define WIDE 0  // weights in shared memory are floats
+#endif
+#ifndef COUNTING
+#define COUNTING 0  // blocks of a cluster count each other's sums, without a barrier of theirs
 #endif
 
 #if __CUDA_ARCH__ >= 900
 
 extern __shared__ __align__(128) unsigned char memory[];
 
+static_assert(!LEAN || CLUSTER == 1, "a cluster's blocks do not have the row's first elements");
 constexpr int TENSORS = 2 + ADD, EACH = VECTORS * N;
 constexpr bool AGAIN = TEAM == 32;  // more warps would need a second barrier for it
 using Row = Pack[VECTORS];
 
-__device__ __forceinline__ Parts sums_of(const Row& x, const Row& g, const Weights (&held)[VECTORS],
-                                         const Weights* weights, float ref, int first, int count) {
+#if WIDE
+// Floats by fours, each four's first beside the next access's.
+struct Kept { Vector<float, 4> four[N / 4]; };
+constexpr int WEIGHT_BYTES = 4 * N;
+
+__device__ __forceinline__ float element(const Kept& w, int j) { return w.four[j / 4].at[j % 4]; }
+__device__ __forceinline__ Kept weight_at(const unsigned char* kept, int at, int each) {
+  Kept w;
+#pragma unroll
+  for (int k = 0; k < N / 4; ++k)
+    w.four[k] = reinterpret_cast<const Vector<float, 4>*>(kept)[k * each + at];
+  return w;
+}
+__device__ __forceinline__ void keep(unsigned char* kept, int at, int each, const Weights& w) {
+#pragma unroll
+  for (int j = 0; j < N; ++j)
+    reinterpret_cast<Vector<float, 4>*>(kept)[j / 4 * each + at].at[j % 4] = element(w, j);
+}
+#else
+using Kept = Weights;
+constexpr int WEIGHT_BYTES = sizeof(Weights);
+
+__device__ __forceinline__ Kept weight_at(const unsigned char* kept, int at, int) {
+  return reinterpret_cast<const Weights*>(kept)[at];
+}
+__device__ __forceinline__ void keep(unsigned char* kept, int at, int, const Weights& w) {
+  reinterpret_cast<Weights*>(kept)[at] = w;
+}
+#endif
+
+__device__ __forceinline__ Parts sums_of(const Row& x, const Row& g, const Kept (&held)[VECTORS],
+                                         const unsigned char* kept, int each, float ref, int first,
+                                         int count) {
   Parts sums = {};
 #pragma unroll
   for (int i = 0; i < VECTORS; ++i) {
     if (!FULL && first + i * TEAM >= count) continue;
-    const Weights w = HELD ? held[i] : weights[first + i * TEAM];
+    const Kept w = HELD ? held[i] : weight_at(kept, first + i * TEAM, each);
 #pragma unroll
     for (int j = 0; j < N; ++j) {
       const float left = element(x[i], j) - ref;
@@ -49,6 +91,40 @@ __device__ __forceinline__ Parts sums_of(const Row& x, const Row& g, const Weigh
   }
   return sums;
 }
+
+#if LEAN
+using Table = Entry[ENTRIES];
+__device__ __forceinline__ float met(const Parts& sums, float, Table& table, unsigned long long*,
+                                     unsigned) {
+  const float one = put_sums(sums, table);
+  all_meet();
+  return one;
+}
+__device__ __forceinline__ Whole whole_of(float one, float, const Table& table, const Counts&,
+                                          float share, float eps) {
+  return added_up(one, table, share, eps);
+}
+#else
+// The warps' sums; all that share the row have put theirs, and with COUNTING have told so.
+using Table = float[ENTRIES * FIELDS];
+__device__ __forceinline__ float met(const Parts& sums, float ref, Table& table,
+                                     unsigned long long* told, unsigned phase) {
+#if COUNTING
+  if (threadIdx.x == 0) expect(told, sizeof(table));
+  const float one = put<true>(sums, ref, table, told);
+  wait(told, phase);
+  __syncwarp();
+#else
+  const float one = put(sums, ref, table);
+  all_meet();
+#endif
+  return one;
+}
+__device__ __forceinline__ Whole whole_of(float one, float ref, const Table& table,
+                                          const Counts& counts, float share, float eps) {
+  return merged(one, ref, table, counts, share, eps);
+}
+#endif
 
 // Adds up what the block's teams have summed, in their order, and writes the block's parts: four
 // columns a thread at a time; those of g stand `apart` from those of g xhat.
@@ -92,33 +168,38 @@ norm_backward(const WEFT_T* __restrict__ g, const WEFT_T* __restrict__ more,
               WEFT_T* __restrict__ dr, float* __restrict__ part, index_t rows, index_t columns,
               index_t g_stride, index_t more_stride, index_t x_stride, double eps AND_DROPOUT) {
   __shared__ unsigned long long arrived[TEAMS][STAGES];
-  __shared__ float table[2][TEAMS][ENTRIES * FIELDS];
+  __shared__ Table table[2][TEAMS];
+  __shared__ unsigned long long told[1 + COUNTING];
   const Slice slice(columns);
   const int team = threadIdx.x / TEAM, first = threadIdx.x % TEAM, bytes = slice.count * 16;
   const index_t from = (index_t)slice.begin * N;
-  Weights* const kept = reinterpret_cast<Weights*>(memory);
-  unsigned char* rings =
-      memory + (HELD ? 0 : (slice.each * (int)sizeof(Weights) + 127) / 128 * 128);
+  unsigned char* const kept = memory;
+  unsigned char* rings = memory + (HELD ? 0 : (slice.each * WEIGHT_BYTES + 127) / 128 * 128);
   Ring<TENSORS> ring = {{g + from, x + from}, {g_stride, x_stride}, (int)rows, bytes,
                         rings + team * STAGES * TENSORS * bytes, arrived[team]};
   if (ADD) {
     ring.from[1 + ADD] = more + from;
     ring.stride[1 + ADD] = more_stride;
   }
-  Weights held[VECTORS];
+  Kept held[VECTORS];
+  if (COUNTING && threadIdx.x == 0) prepare(told, 2);
   if (!HELD) ring.start();
 #pragma unroll
   for (int i = 0; i < VECTORS; ++i) {
     const int at = first + i * TEAM;
     if (!FULL && at >= slice.count) continue;
     const Weights one = reinterpret_cast<const Weights*>(w + from)[at];
-    if (HELD) held[i] = one; else if (team == 0) kept[at] = one;
+#if HELD
+    held[i] = one;
+#else
+    if (team == 0) keep(kept, at, slice.each, one);
+#endif
   }
   if (HELD) ring.start(); else __syncthreads();
   const Counts counts = counts_of(slice.all, slice.each);
   const float share = __frcp_rn((float)columns);
   float added[1 + CENTRED][EACH] = {};
-  unsigned turn = 0;
+  unsigned turn = 0, phase = 0;
   for (int row = first_row(); row < rows; row += row_step(), turn ^= 1) {
     ring.await();
     Row gs, xs, extra;
@@ -130,19 +211,21 @@ norm_backward(const WEFT_T* __restrict__ g, const WEFT_T* __restrict__ more,
       xs[i] = there ? ring.held(1)[at] : zeros();
       if (ADD && !AGAIN) extra[i] = there ? ring.held(1 + ADD)[at] : zeros();
     }
-    const float ref = reference(xs, slice.count);
-    const Parts sums = sums_of(xs, gs, held, kept, ref, first, slice.count);
-    const float one = put(sums, ref, table[turn][team]);
-    all_meet();
+    const float ref = LEAN ? head_mean(ring.held(1)) : reference(xs, slice.count);
+    const Parts sums = sums_of(xs, gs, held, kept, slice.each, ref, first, slice.count);
+    const float one = met(sums, ref, table[turn][team], told + turn, phase);
+    phase ^= turn;
     if (!AGAIN) ring.advance(row);
-    const Whole whole = merged(one, ref, table[turn][team], counts, share, (float)eps);
+    const Whole whole = whole_of(one, ref, table[turn][team], counts, share, (float)eps);
     const float less = -whole.shift * whole.scale, average = whole.average * whole.scale;
     const float dot = whole.dot * whole.scale;
+    const float mean = ref + whole.shift, slope = dot * whole.scale;
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
       const int at = first + i * TEAM;
       if (!FULL && at >= slice.count) continue;
-      const Weights v = HELD ? held[i] : kept[at];
+      if (LEAN) asm volatile("" ::: "memory");  // accesses one by one: more at once would spill
+      const Kept v = HELD ? held[i] : weight_at(kept, at, slice.each);
       if (AGAIN) {
         gs[i] = ring.held(0)[at];
         xs[i] = ring.held(1)[at];
@@ -156,15 +239,22 @@ norm_backward(const WEFT_T* __restrict__ g, const WEFT_T* __restrict__ more,
       float ds[N];
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        const float grad = element(gs[i], j), left = element(xs[i], j) - ref;
+#if LEAN
+        const float grad = element(gs[i], j), left = element(xs[i], j) - mean;
+        const float hat = left, scaled = grad * whole.scale;
+        const float rest = CENTRED ? fmaf(left, slope, average) : left * slope;
+        float d = fmaf(scaled, element(v, j), -rest);
+#else
+        const float grad = element(gs[i], j), left = element(xs[i], j) - ref, scaled = grad;
         const float hat = CENTRED ? fmaf(left, whole.scale, less) : left * whole.scale;
         const float rest = CENTRED ? fmaf(hat, dot, average) : hat * dot;
         float d = fmaf(grad * element(v, j), whole.scale, -rest);
+#endif
         if (ADD) d += element(extra[i], j);
         ds[j] = d;
         out.at[j] = from_float<WEFT_T>(d);
         float& dw = added[0][i * N + j];
-        dw = fmaf(grad, hat, dw);
+        dw = fmaf(scaled, hat, dw);
         if (CENTRED) added[CENTRED][i * N + j] += grad;
       }
       if (ADD) reinterpret_cast<Pack*>(dr)[to] = out;

@@ -38,7 +38,9 @@ class Stay:
     """Backward: ``team`` of a block's ``threads`` have a row, or with ``cluster`` above
     1 so many blocks do, ``vectors`` accesses a thread; ``stages`` rows are under way for each team,
     and a multiprocessor holds ``resident`` blocks. ``held``: weights stay in registers; else in
-    shared memory. ``full``: every thread has all its accesses."""
+    shared memory. ``full``: every thread has all its accesses. ``lean``: the statistics of 16-bit
+    rows about one reference (norm_lean.cuh). ``wide``: weights in shared memory are floats.
+    ``counted``: the blocks of a cluster count each other's sums."""
 
     threads: int
     team: int
@@ -48,6 +50,9 @@ class Stay:
     resident: int = 1
     held: bool = True
     full: bool = False
+    lean: bool = False
+    wide: bool = False
+    counted: bool = False
 
     def __post_init__(self) -> None:
         if self.team % 32 or self.threads % self.team or not 32 <= self.threads <= 1024:
@@ -58,6 +63,10 @@ class Stay:
             raise ValueError(f"{self.teams} teams of several warps, and {NAMED} barriers for them")
         if self.stages < 2:
             raise ValueError(f"two rows at least are under way, not {self.stages}")
+        if self.lean if self.cluster > 1 else self.counted:
+            raise ValueError("a cluster is counted and not lean, a block lean and not counted")
+        if self.wide and self.held:
+            raise ValueError("weights in registers are words, not floats")
 
     @property
     def teams(self) -> int:
@@ -74,12 +83,16 @@ class Stay:
             "RESIDENT": self.resident,
             "HELD": int(self.held),
             "FULL": int(self.full),
+            "LEAN": int(self.lean),
+            "WIDE": int(self.wide),
+            "COUNTING": int(self.counted),
         }
 
     @property
     def label(self) -> str:
         """Unlike for unlike programs: what is compiled in."""
         held = f"{int(self.held)}{int(self.full)}"
+        held += "-lean" * self.lean + "-wide" * self.wide + "-counted" * self.counted
         size = f"{self.threads}-{self.team}x{self.vectors}-{self.stages}"
         return f"{size}-{self.cluster}-{self.resident}-{held}"
 
@@ -87,7 +100,8 @@ class Stay:
 def shared(columns: int, kind: Kind, stay: Stay) -> int:
     """Dynamic shared memory of a block, in bytes: weights, rings, and then the teams' sums."""
     each = -(-columns // kind.access // stay.cluster)
-    weights = 0 if stay.held else -(-each * kind.access * kind.w.itemsize // 128) * 128
+    weight = 4 if stay.wide else kind.w.itemsize
+    weights = 0 if stay.held else -(-each * kind.access * weight // 128) * 128
     rings = stay.teams * stay.stages * (2 + kind.add) * each * 16
     each_team = 4 * (1 + kind.centred) * stay.vectors * kind.access * stay.team
     sums = each_team * stay.teams if stay.teams > 1 else 0
