@@ -14,7 +14,7 @@ from weft.nn._common import refuse
 # What torch's own has besides. foreach and fused name torch's implementations; impl= names Weft's.
 ONLY = {"amsgrad": False, "maximize": False, "capturable": False, "differentiable": False}
 TENSORS = ("params", "grads", "exp_avgs", "exp_avg_sqs")
-Lists = dict[str, list[torch.Tensor]]
+Lists = dict[str, list[Any]]
 
 
 class AdamW(torch.optim.AdamW):
@@ -100,18 +100,23 @@ class AdamW(torch.optim.AdamW):
     def _parts(self) -> Iterator[tuple[dict[str, Any], int, Lists]]:
         """Lists that one launch may take: of one group, device, dtype and number of steps."""
         for group in self.param_groups:
-            parts: dict[Any, Lists] = {}
             with_gradient = [p for p in group["params"] if p.grad is not None]
+            if not with_gradient:
+                continue
             states = [self._begun(p) for p in with_gradient]
-            if states:
-                torch._foreach_add_([s["step"] for s in states], 1)
-            for p, state in zip(with_gradient, states, strict=True):
-                key = (p.device, p.dtype, int(state["step"]))
-                lists = parts.setdefault(key, {name: [] for name in TENSORS})
-                given = (p, p.grad, state["exp_avg"], state["exp_avg_sq"])
-                for name, tensor in zip(TENSORS, given, strict=True):
-                    lists[name].append(tensor)
-            yield from ((group, step, lists) for (_, _, step), lists in parts.items())
+            steps = [state["step"] for state in states]
+            torch._foreach_add_(steps, 1)
+            counts = map(int, torch.stack(steps).tolist())  # one read of them all
+            kinds = [(p.device, p.dtype, n) for p, n in zip(with_gradient, counts, strict=True)]
+            for kind in dict.fromkeys(kinds):
+                rows = [i for i, k in enumerate(kinds) if k == kind]
+                lists: Lists = {
+                    "params": [with_gradient[i] for i in rows],
+                    "grads": [with_gradient[i].grad for i in rows],
+                    "exp_avgs": [states[i]["exp_avg"] for i in rows],
+                    "exp_avg_sqs": [states[i]["exp_avg_sq"] for i in rows],
+                }
+                yield group, kind[2], lists
 
     def _begun(self, p: torch.Tensor) -> dict[str, torch.Tensor]:
         """A parameter's state, in torch's layout; made at its first step."""

@@ -104,8 +104,7 @@ def begin(
     """
     lists = (params, grads, exp_avgs, exp_avg_sqs, () if masters is None else masters)
     chosen, key = _chosen(lists, NEAREST, 0, impl)
-    start = _BEGINS.get(chosen)
-    finish = start(lists, key, clips) if start and key else partial(_finish, chosen, lists)
+    finish = _begun(chosen, lists, key, clips) if chosen else None
 
     def step(
         *,
@@ -119,7 +118,7 @@ def begin(
         bound = NO_CLIP if max_norm is None else max_norm
         check_numbers(lr, *betas, eps, weight_decay, step, bound)
         numbers = Numbers(lr, *betas, eps, weight_decay, step, bound)
-        if chosen:
+        if finish:
             _check_step(step, params[0])
             with torch.no_grad():
                 finish(numbers)
@@ -128,15 +127,17 @@ def begin(
 
 
 def _run(lists: tuple[Tensors, ...], numbers: Numbers, impl: str | None) -> None:
-    chosen, _ = _chosen(lists, numbers.rounding, numbers.seed, impl)
+    chosen, key = _chosen(lists, numbers.rounding, numbers.seed, impl)
     if chosen:
         _check_step(numbers.step, lists[0][0])
         with torch.no_grad():
-            _finish(chosen, lists, numbers)
+            _begun(chosen, lists, key, numbers.clips)(numbers)
 
 
-def _finish(chosen: str, lists: tuple[Tensors, ...], numbers: Numbers) -> None:
-    _RUNS[chosen](*lists, numbers)
+def _begun(chosen: str, lists: tuple[Tensors, ...], key: Key | None, clips: bool) -> Begun:
+    """The step over these lists but for its numbers; their tables stand where they have a key."""
+    start = _BEGINS.get(chosen)
+    return start(lists, key, clips) if start and key else partial(_RUNS[chosen], *lists)
 
 
 def _chosen(
