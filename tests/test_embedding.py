@@ -118,7 +118,7 @@ def test_the_cuda_backward_writes_every_row_once(emulated: None) -> None:
         (TOGETHER, spread, 600, 264, 37),
         (TOGETHER, deep, 41, 136, 9),
         (replace(TOGETHER, piece_blocks=2), late, 4094, 24, 600),
-        (replace(TOGETHER, warps=4, resident=6, joined=True, early=8), deep, 41, 264, 9),
+        (replace(TOGETHER, warps=4, resident=6, joined=True, leads=True), deep, 41, 264, 9),
     ):
         grad = torch.randn(*ids.shape, columns).bfloat16()
         got = with_cuda.backward_with(plan, grad, ids, vocabulary, places)

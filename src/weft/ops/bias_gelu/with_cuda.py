@@ -25,8 +25,8 @@ class Chunks:
     ``groups`` share a column and the rest stand side by side.
 
     A warp has ``ahead`` of its rows under way; ``blocks`` a multiprocessor are made room for in
-    registers. ``overlap``: the kernel that adds the chunks' sums is launched before they are there,
-    and waits for them.
+    registers. Blocks of ``totals`` warps add the chunks' sums; ``overlap``: they are launched
+    before those are there, and wait for them.
     """
 
     rows: int = 128
@@ -34,6 +34,7 @@ class Chunks:
     groups: int = 8
     ahead: int = 2
     blocks: int = 4
+    totals: int = 32
     overlap: bool = False
 
 
@@ -48,8 +49,15 @@ def candidates() -> list[Chunks]:
     return [
         SHIPPED,
         replace(SHIPPED, overlap=True),
+        replace(SHIPPED, overlap=True, totals=8),
+        replace(SHIPPED, totals=8),
         replace(tall, overlap=True),
-        replace(tall, rows=512, overlap=True),
+        replace(tall, overlap=True, totals=8),
+        replace(tall, overlap=True, totals=16),
+        replace(tall, rows=512, overlap=True, totals=8),
+        replace(tall, warps=32, groups=32, blocks=1, rows=512, overlap=True),
+        replace(tall, ahead=4, blocks=1, rows=512, overlap=True),
+        replace(SHIPPED, warps=12, groups=12, ahead=3, blocks=2, rows=192, overlap=True),
         replace(SHIPPED, ahead=3, blocks=3, overlap=True),
         replace(SHIPPED, ahead=3, blocks=3, rows=256, overlap=True),
         tall,
@@ -82,7 +90,8 @@ def source(dtype: torch.dtype, chunks: Chunks = SHIPPED) -> CudaSource:
             ("GROUPS", str(c.groups)),
             ("AHEAD", str(c.ahead)),
             ("BLOCKS", str(c.blocks)),
-            *((("OVERLAP", "1"),) if c.overlap else ()),
+            ("TOTALS", str(c.totals)),
+            ("OVERLAP", str(int(c.overlap))),
         ),
         label=f"bias_gelu_backward-{named}" + "-overlap" * c.overlap,
     )
@@ -128,7 +137,8 @@ def backward_with(
         *(rows, columns, chunks.rows, across),
     )
     program["bias_gelu_sum_partials"](
-        *(-(-columns // 32), 1024, partial, dbias, parts, columns), overlap=chunks.overlap
+        *(-(-columns // 32), 32 * chunks.totals, partial, dbias, parts, columns),
+        overlap=chunks.overlap,
     )
     return dx, dbias
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 # In Triton, rows asked for by more tokens than this are summed in pieces of as many (in sorted
 # order), each to a float32 row of its own, and the pieces in their order by a second kernel.
@@ -46,8 +47,9 @@ class Sums:
 
     ``warps``: of a block that walks. ``early``: of a warp's sequences, for whose rows the L2 is
     asked at its start. ``ahead``: places for whose first slice it is asked while tokens are
-    ordered. ``joined``: a block of pieces has a place too. ``overlap``: each launch is made before
-    the one before it has ended, and waits for it.
+    ordered. ``joined``: a block of pieces has a place too. ``leads``: a token's row need not be
+    looked up by the walk, the order told its first token of it. ``overlap``: each launch is made
+    before the one before it has ended, and waits for it.
 
     Apart, a group has ``rows`` rows of the table, fewer than its lanes; the first ``lead`` slices'
     positions are summed beside the ordering of the tokens, and later ones as far ahead of the
@@ -69,6 +71,7 @@ class Sums:
     early: int = 0
     ahead: int = 0
     joined: bool = False
+    leads: bool = False
     overlap: bool = False
 
 
@@ -96,20 +99,26 @@ def candidates() -> list[Sums]:
     """The plans worth timing, in the order of promise."""
     soon = replace(TOGETHER, overlap=True)
     joined = replace(soon, joined=True, early=8)
+    fine: dict[str, Any] = {"warps": 4, "resident": 6, "piece_blocks": 528}
     return [
         TOGETHER,
         soon,
         joined,
+        replace(TOGETHER, leads=True),
+        replace(soon, leads=True),
+        replace(soon, leads=True, ahead=512),
+        replace(joined, leads=True),
+        replace(joined, leads=True, ahead=512),
+        replace(joined, leads=True, **fine),
+        replace(joined, leads=True, ahead=512, **fine),
         replace(soon, early=8),
         replace(soon, joined=True),
         replace(soon, ahead=512),
         replace(joined, ahead=256),
         replace(joined, ahead=512),
         replace(joined, early=16),
-        replace(joined, warps=4, resident=6),
-        replace(joined, warps=4, resident=6, ahead=512),
-        replace(joined, warps=2, resident=12),
-        replace(TOGETHER, warps=4, resident=6),
+        replace(joined, **fine),
+        replace(TOGETHER, **fine),
         replace(TOGETHER, ahead=256),
         replace(TOGETHER, ahead=512),
         replace(TOGETHER, early=8),

@@ -29,6 +29,9 @@
 #ifndef EARLY
 #define EARLY 0  // of a warp's sequences whose rows the L2 is asked for at its start
 #endif
+#ifndef LEADS
+#define LEADS 0  // whether order.cu told each token of its row
+#endif
 #ifndef JOINED
 #define JOINED 0  // whether blocks of pieces then have a place like the others
 #endif
@@ -45,6 +48,7 @@ struct Tables {
   const index_t* ids;
   const int* from;
   const int* order;
+  const int2* leads;
   index_t vocabulary;
   int bits;
   // Where the row of an id stands in `from`, -1 if it is none.
@@ -88,7 +92,11 @@ __device__ __forceinline__ int list_tokens(const Tables& at, List& list, int fir
   int count = 0, start = 0;
   const bool here = first + lane < batch;
   const index_t id = here ? at.ids[token] : -1, slot = at.slot(id);
-  if (slot >= 0) {
+  if (LEADS) {
+    const int2 lead = here ? at.leads[token] : make_int2(0, 0);
+    start = lead.x;
+    count = slot >= 0 && lead.y <= PIECE ? lead.y : 0;
+  } else if (slot >= 0) {
     start = at.from[slot];
     count = at.from[slot + 1] - start;
     if (count > PIECE || at.order[start] != token) count = 0;
@@ -317,7 +325,7 @@ __device__ __forceinline__ void sum_pieces(const Tables& at, const WEFT_T* grad,
 }
 
 // grad: (batch * length, columns), rows `stride` apart; ids: (batch, length); from, order, tops,
-// pieces, tickets: see order.cu. dweight: (vocabulary, columns); dpositions: (places, columns);
+// pieces, tickets, leads: see order.cu. dweight: (vocabulary, columns); dpositions: (places, columns);
 // partial: a float row for each piece. First blocks of pieces, then slice by slice those of places,
 // of `team` warps each, and evenly among them those of rows that nobody asks for: those read, these
 // write.
@@ -328,10 +336,11 @@ embedding_together(const WEFT_T* __restrict__ grad, const index_t* __restrict__ 
                    WEFT_T* __restrict__ dweight, WEFT_T* __restrict__ dpositions, float* partial,
                    index_t vocabulary, index_t bits, index_t places, index_t batch, index_t length,
                    index_t columns, index_t stride, index_t slices, index_t team,
-                   index_t piece_blocks, index_t place_blocks, index_t clear_blocks) {
+                   index_t piece_blocks, index_t place_blocks, index_t clear_blocks,
+                   const int2* __restrict__ leads) {
   __shared__ float held[SUMMERS][SLICE];
   __shared__ List lists[WARPS];
-  const Tables at = {ids, from, order, vocabulary, (int)bits};
+  const Tables at = {ids, from, order, leads, vocabulary, (int)bits};
   if (!JOINED && blockIdx.x < piece_blocks) {
     wait_for_previous();
     sum_pieces(at, grad, tops, pieces, (int)piece_blocks, held, partial, tickets, dweight, columns,

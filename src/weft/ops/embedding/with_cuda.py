@@ -62,6 +62,7 @@ def walking(dtype: torch.dtype, access: int, plan: Sums) -> CudaSource:
             ("SUM_WARPS", str(plan.warps)),
             ("EARLY", str(plan.early)),
             ("JOINED", str(int(plan.joined))),
+            ("LEADS", str(int(plan.leads))),
             ("OVERLAP", str(int(plan.overlap))),
         ),
         label=f"together-{str(dtype).removeprefix('torch.')}-{access}x{plan.lanes}",
@@ -74,7 +75,7 @@ def ordering(dtype: torch.dtype, access: int, plan: Sums = SHIPPED) -> CudaSourc
     sizes = {"LANES": plan.lanes, "PIECE": plan.piece, "OWNERS": plan.owners, "RUNS": RUNS}
     if plan.together:
         sizes["CHUNK"] = 32 * plan.warps
-        sizes["OVERLAP"] = int(plan.overlap)
+        sizes |= {"OVERLAP": int(plan.overlap), "LEADS": int(plan.leads)}
     defines = (("ACCESS", access), *sizes.items())
     return CudaSource(
         file=HERE / "order.cu",
@@ -139,7 +140,7 @@ def backward_with(
     columns = grad.shape[2]
     dweight, dpositions = grad.new_empty((vocabulary, columns)), grad.new_empty((places, columns))
     if not places or ids.numel() >= 2**29:  # a token's number and two bits are an int there
-        plan = replace(plan, together=False, overlap=False, ahead=0)
+        plan = replace(plan, together=False, overlap=False, ahead=0, leads=False)
     lines = as_rows(grad)
     if lines.stride(0) >= 2**31:  # the kernels' strides have 32 bits
         lines = lines.contiguous()
@@ -163,6 +164,7 @@ class Order:
     pieces: int
     many: int
     tickets: int
+    leads: int
     most: int
     bits: int
 
@@ -188,7 +190,7 @@ def _sum_together(
         plan.warps * 32,
         *(lines, ids, order.begins, order.order, order.tops, order.pieces, order.tickets),
         *(dweight, dpositions, partial, vocabulary, order.bits, places, batch, length),
-        *(columns, lines.stride(0), slices, team, *blocks),
+        *(columns, lines.stride(0), slices, team, *blocks, order.leads),
         overlap=plan.overlap,
     )
 
@@ -248,12 +250,13 @@ def _order(
     owners = 1 << bits
     share = -(-tokens // (SHARE * RUNS)) * SHARE
     runs = -(-tokens // share)
-    # In words: tops and many (4 each), pieces and heads (2), the rest; the wide first.
+    # In words: tops and many (4 each), pieces, heads and leads (2), the rest; the wide first.
     wide = (4 * owners, 4 * (tokens // plan.piece + 1), 2 * most, 2 * owners * runs)
-    words = (*wide, tokens, tokens, own * owners + 1, most * slices)
+    told = 2 * tokens * plan.leads
+    words = (*wide, told, tokens, tokens, own * owners + 1, most * slices)
     held = torch.empty(sum(words), dtype=torch.int32, device=ids.device)
-    starts = [held.data_ptr() + 4 * sum(words[:k]) for k in range(8)]
-    tops, many, pieces, heads, order, found, begins, tickets = starts
+    starts = [held.data_ptr() + 4 * sum(words[:k]) for k in range(9)]
+    tops, many, pieces, heads, leads, order, found, begins, tickets = starts
     slice_bytes = min(plan.lanes * access, columns) * lines.element_size()
     sorting(plan.owners, plan.ahead, plan.overlap)["embedding_buckets"](
         *(runs, SHARE, ids, found, heads, tokens, vocabulary, bits, share, runs),
@@ -263,7 +266,7 @@ def _order(
         owners + -(-places * lead // (own // plan.lanes)),
         own,
         *(heads, found, lines, begins, order, tops, pieces, many, tickets, dpositions),
-        *(runs, share, bits, places, lead, batch, length, columns, lines.stride(0), slices),
+        *(runs, share, bits, places, lead, batch, length, columns, lines.stride(0), slices, leads),
         shared=4 * (plan.owners * (own + 1) + 2 * (own + 1) + 2 * RUNS + 1),  # as order.cu has it
         overlap=plan.overlap,
     )
@@ -274,6 +277,7 @@ def _order(
         pieces=pieces,
         many=many,
         tickets=tickets,
+        leads=leads,
         most=most,
         bits=bits,
     )
