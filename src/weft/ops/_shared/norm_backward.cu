@@ -93,7 +93,7 @@ __device__ __forceinline__ Parts sums_of(const Row& x, const Row& g, const Kept 
 }
 
 #if LEAN
-using Table = Entry[ENTRIES];
+using Table = Entry[ENTRIES];  // and below, as without LEAN
 __device__ __forceinline__ float met(const Parts& sums, float, Table& table, unsigned long long*,
                                      unsigned) {
   const float one = put_sums(sums, table);
@@ -241,7 +241,7 @@ norm_backward(const WEFT_T* __restrict__ g, const WEFT_T* __restrict__ more,
       for (int j = 0; j < N; ++j) {
 #if LEAN
         const float grad = element(gs[i], j), left = element(xs[i], j) - mean;
-        const float hat = left, scaled = grad * whole.scale;
+        const float hat = left, scaled = grad * whole.scale;  // whose product is grad xhat
         const float rest = CENTRED ? fmaf(left, slope, average) : left * slope;
         float d = fmaf(scaled, element(v, j), -rest);
 #else
