@@ -84,8 +84,8 @@ __device__ __forceinline__ void its_tokens(const Shared& own, const int* found, 
 // many: (tokens / PIECE + 1,), such a row, its first piece and how many; tops: (owners,), each
 // owner's first piece, how many, its first of many, how many. Each owner writes where its tokens
 // begin, so that no two meet.
-// leads: (tokens,), where a row's tokens begin in order and how many they are, at the first of them;
-// none at its others. Only if LEADS.
+// leads: (tokens,), where a row's tokens begin in order and how many they are, at the first of
+// them; none at its others. Only if LEADS.
 // grad, dpositions: see embedding.cu; a group has one place and slice, of `lead` slices.
 extern "C" __global__ void __launch_bounds__(OWN, 32 / ORDER_WARPS)
 embedding_order(const int2* __restrict__ heads, const int* __restrict__ found,
