@@ -3,8 +3,8 @@
 // The reference is the mean of the row's first four elements, which each thread reads itself. Sums
 // about it are added as they are: no shuffle for it, no second walk over the warps' entries, no
 // counts. Of n columns of deviation s it is off by s sqrt(n / 4) at worst, which leaves n / 4 units
-// in the last place of float32 in the variance: 2^-12 of 16384 columns'. The row's mean is one float
-// then, off by 2^-24 of itself, and 16-bit elements beside it are 2^-11 of it apart at least.
+// in the last place of float32 in the variance: 2^-12 of 16384 columns'. The row's mean is then a
+// float, off by 2^-24 of itself, and 16-bit elements beside it are 2^-11 of it apart at least.
 #pragma once
 #include "norm_merge.cuh"
 
