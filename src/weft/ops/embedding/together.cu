@@ -326,9 +326,9 @@ __device__ __forceinline__ void sum_pieces(const Tables& at, const WEFT_T* grad,
 
 // grad: (batch * length, columns), rows `stride` apart; ids: (batch, length); from, order, tops,
 // pieces, tickets, leads: see order.cu. dweight: (vocabulary, columns); dpositions: (places,
-// columns); partial: a float row for each piece. First blocks of pieces, then slice by slice those of places,
-// of `team` warps each, and evenly among them those of rows that nobody asks for: those read, these
-// write.
+// columns); partial: a float row for each piece. First blocks of pieces, then slice by slice those
+// of places, of `team` warps each, and evenly among them those of rows that nobody asks for: those
+// read, these write.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 embedding_together(const WEFT_T* __restrict__ grad, const index_t* __restrict__ ids,
                    const int* __restrict__ from, const int* __restrict__ order,
