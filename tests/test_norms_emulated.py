@@ -26,7 +26,7 @@ from weft.ops.dropout_add_layer_norm import with_eager
 EPS = 1e-5
 PAIR = Stay(threads=64, team=64, vectors=1, stages=2, cluster=2)  # two blocks a row
 TEAMS = Stay(threads=192, team=64, vectors=2, stages=3, held=False)  # three teams of two warps
-LEAN = replace(TEAMS, lean=True, wide=True)
+LEAN = replace(TEAMS, lean=True)
 ALONE = Stay(threads=96, team=32, vectors=4, stages=2)  # three teams of a warp
 FILLED = Stay(threads=96, team=32, vectors=3, stages=2, full=True)  # a warp's row, filled
 THREE = Block(threads=64, vectors=2, rows=2)  # two rows at a time, the last by itself

@@ -23,9 +23,6 @@
 #ifndef LEAN
 #define LEAN 0  // as norm_lean.cuh says
 #endif
-#ifndef WIDE
-#define WIDE 0  // weights in shared memory are floats
-#endif
 #ifndef COUNTING
 #define COUNTING 0  // blocks of a cluster count each other's sums, without a barrier of theirs
 #endif
@@ -39,44 +36,13 @@ constexpr int TENSORS = 2 + ADD, EACH = VECTORS * N;
 constexpr bool AGAIN = TEAM == 32;  // more warps would need a second barrier for it
 using Row = Pack[VECTORS];
 
-#if WIDE
-// Floats by fours, each four's first beside the next access's.
-struct Kept { Vector<float, 4> four[N / 4]; };
-constexpr int WEIGHT_BYTES = 4 * N;
-
-__device__ __forceinline__ float element(const Kept& w, int j) { return w.four[j / 4].at[j % 4]; }
-__device__ __forceinline__ Kept weight_at(const unsigned char* kept, int at, int each) {
-  Kept w;
-#pragma unroll
-  for (int k = 0; k < N / 4; ++k)
-    w.four[k] = reinterpret_cast<const Vector<float, 4>*>(kept)[k * each + at];
-  return w;
-}
-__device__ __forceinline__ void keep(unsigned char* kept, int at, int each, const Weights& w) {
-#pragma unroll
-  for (int j = 0; j < N; ++j)
-    reinterpret_cast<Vector<float, 4>*>(kept)[j / 4 * each + at].at[j % 4] = element(w, j);
-}
-#else
-using Kept = Weights;
-constexpr int WEIGHT_BYTES = sizeof(Weights);
-
-__device__ __forceinline__ Kept weight_at(const unsigned char* kept, int at, int) {
-  return reinterpret_cast<const Weights*>(kept)[at];
-}
-__device__ __forceinline__ void keep(unsigned char* kept, int at, int, const Weights& w) {
-  reinterpret_cast<Weights*>(kept)[at] = w;
-}
-#endif
-
-__device__ __forceinline__ Parts sums_of(const Row& x, const Row& g, const Kept (&held)[VECTORS],
-                                         const unsigned char* kept, int each, float ref, int first,
-                                         int count) {
+__device__ __forceinline__ Parts sums_of(const Row& x, const Row& g, const Weights (&held)[VECTORS],
+                                         const Weights* kept, float ref, int first, int count) {
   Parts sums = {};
 #pragma unroll
   for (int i = 0; i < VECTORS; ++i) {
     if (!FULL && first + i * TEAM >= count) continue;
-    const Kept w = HELD ? held[i] : weight_at(kept, first + i * TEAM, each);
+    const Weights w = HELD ? held[i] : kept[first + i * TEAM];
 #pragma unroll
     for (int j = 0; j < N; ++j) {
       const float left = element(x[i], j) - ref;
@@ -173,15 +139,16 @@ norm_backward(const WEFT_T* __restrict__ g, const WEFT_T* __restrict__ more,
   const Slice slice(columns);
   const int team = threadIdx.x / TEAM, first = threadIdx.x % TEAM, bytes = slice.count * 16;
   const index_t from = (index_t)slice.begin * N;
-  unsigned char* const kept = memory;
-  unsigned char* rings = memory + (HELD ? 0 : (slice.each * WEIGHT_BYTES + 127) / 128 * 128);
+  Weights* const kept = reinterpret_cast<Weights*>(memory);
+  unsigned char* rings =
+      memory + (HELD ? 0 : (slice.each * (int)sizeof(Weights) + 127) / 128 * 128);
   Ring<TENSORS> ring = {{g + from, x + from}, {g_stride, x_stride}, (int)rows, bytes,
                         rings + team * STAGES * TENSORS * bytes, arrived[team]};
   if (ADD) {
     ring.from[1 + ADD] = more + from;
     ring.stride[1 + ADD] = more_stride;
   }
-  Kept held[VECTORS];
+  Weights held[VECTORS];
   if (COUNTING && threadIdx.x == 0) prepare(told, 2);
   if (!HELD) ring.start();
 #pragma unroll
@@ -189,11 +156,7 @@ norm_backward(const WEFT_T* __restrict__ g, const WEFT_T* __restrict__ more,
     const int at = first + i * TEAM;
     if (!FULL && at >= slice.count) continue;
     const Weights one = reinterpret_cast<const Weights*>(w + from)[at];
-#if HELD
-    held[i] = one;
-#else
-    if (team == 0) keep(kept, at, slice.each, one);
-#endif
+    if (HELD) held[i] = one; else if (team == 0) kept[at] = one;
   }
   if (HELD) ring.start(); else __syncthreads();
   const Counts counts = counts_of(slice.all, slice.each);
@@ -212,7 +175,7 @@ norm_backward(const WEFT_T* __restrict__ g, const WEFT_T* __restrict__ more,
       if (ADD && !AGAIN) extra[i] = there ? ring.held(1 + ADD)[at] : zeros();
     }
     const float ref = LEAN ? head_mean(ring.held(1)) : reference(xs, slice.count);
-    const Parts sums = sums_of(xs, gs, held, kept, slice.each, ref, first, slice.count);
+    const Parts sums = sums_of(xs, gs, held, kept, ref, first, slice.count);
     const float one = met(sums, ref, table[turn][team], told + turn, phase);
     phase ^= turn;
     if (!AGAIN) ring.advance(row);
@@ -225,7 +188,7 @@ norm_backward(const WEFT_T* __restrict__ g, const WEFT_T* __restrict__ more,
       const int at = first + i * TEAM;
       if (!FULL && at >= slice.count) continue;
       if (LEAN) asm volatile("" ::: "memory");  // accesses one by one: more at once would spill
-      const Kept v = HELD ? held[i] : weight_at(kept, at, slice.each);
+      const Weights v = HELD ? held[i] : kept[at];
       if (AGAIN) {
         gs[i] = ring.held(0)[at];
         xs[i] = ring.held(1)[at];

@@ -39,8 +39,8 @@ class Stay:
     1 so many blocks do, ``vectors`` accesses a thread; ``stages`` rows are under way for each team,
     and a multiprocessor holds ``resident`` blocks. ``held``: weights stay in registers; else in
     shared memory. ``full``: every thread has all its accesses. ``lean``: the statistics of 16-bit
-    rows about one reference (norm_lean.cuh). ``wide``: weights in shared memory are floats.
-    ``counted``: the blocks of a cluster count each other's sums."""
+    rows about one reference (norm_lean.cuh). ``counted``: the blocks of a cluster
+    count each other's sums."""
 
     threads: int
     team: int
@@ -51,7 +51,6 @@ class Stay:
     held: bool = True
     full: bool = False
     lean: bool = False
-    wide: bool = False
     counted: bool = False
 
     def __post_init__(self) -> None:
@@ -65,8 +64,6 @@ class Stay:
             raise ValueError(f"two rows at least are under way, not {self.stages}")
         if self.lean if self.cluster > 1 else self.counted:
             raise ValueError("a cluster is counted and not lean, a block lean and not counted")
-        if self.wide and self.held:
-            raise ValueError("weights in registers are words, not floats")
 
     @property
     def teams(self) -> int:
@@ -84,7 +81,6 @@ class Stay:
             "HELD": int(self.held),
             "FULL": int(self.full),
             "LEAN": int(self.lean),
-            "WIDE": int(self.wide),
             "COUNTING": int(self.counted),
         }
 
@@ -92,7 +88,7 @@ class Stay:
     def label(self) -> str:
         """Unlike for unlike programs: what is compiled in."""
         held = f"{int(self.held)}{int(self.full)}"
-        held += "-lean" * self.lean + "-wide" * self.wide + "-counted" * self.counted
+        held += "-lean" * self.lean + "-counted" * self.counted
         size = f"{self.threads}-{self.team}x{self.vectors}-{self.stages}"
         return f"{size}-{self.cluster}-{self.resident}-{held}"
 
@@ -100,8 +96,7 @@ class Stay:
 def shared(columns: int, kind: Kind, stay: Stay) -> int:
     """Dynamic shared memory of a block, in bytes: weights, rings, and then the teams' sums."""
     each = -(-columns // kind.access // stay.cluster)
-    weight = 4 if stay.wide else kind.w.itemsize
-    weights = 0 if stay.held else -(-each * kind.access * weight // 128) * 128
+    weights = 0 if stay.held else -(-each * kind.access * kind.w.itemsize // 128) * 128
     rings = stay.teams * stay.stages * (2 + kind.add) * each * 16
     each_team = 4 * (1 + kind.centred) * stay.vectors * kind.access * stay.team
     sums = each_team * stay.teams if stay.teams > 1 else 0
