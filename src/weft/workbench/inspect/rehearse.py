@@ -131,7 +131,9 @@ def _cuda(launches: list[Launch]) -> Iterator[None]:
     from weft.backends.nvrtc import CudaSource
 
     def kernel(source: CudaSource, name: str) -> Any:
-        def launch(grid: Any, block: Any, *arguments: Any, shared: int = 0) -> None:
+        def launch(
+            grid: Any, block: Any, *arguments: Any, shared: int = 0, overlap: bool = False
+        ) -> None:
             made = Launch(
                 kernel=name, specimen=source, grid=_tuple(grid), block=_all(block), shared=shared
             )
