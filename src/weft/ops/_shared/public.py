@@ -2,7 +2,8 @@
 
 ``eager``, ``torch`` and ``compile`` are plain torch code and are called as they stand, so that
 autograd and ``torch.compile`` see through them. Kernels of our own go through a ``torch.library``
-operator ``weft::NAME(..., str impl)`` with a fake kernel and a registered ``weft::NAME_backward``.
+operator ``weft::NAME(..., str impl)`` with a fake kernel and a registered ``weft::NAME_backward``;
+an eager call that nobody watches takes a shorter way to the same kernels (``direct.py``).
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ import torch
 from weft.backends import support
 from weft.core import Case, Implementation, Input, WeftError, registry
 from weft.core.operator import Operator, unknown_name
-from weft.ops._shared import dispatch
+from weft.ops._shared import direct, dispatch
 
 TRACED = ("eager", "torch", "compile")
+DEVICES = ("cpu", "cuda")
+Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 library = torch.library.Library("weft", "FRAGMENT")
 
 
@@ -81,7 +84,7 @@ class Plan:
     """How calls of one kind are run: by whom, and ``run(inputs, params)``."""
 
     impl: str
-    run: Callable[[tuple[Any, ...], dict[str, Any]], Any]
+    run: Run
 
 
 def plan(
@@ -96,15 +99,38 @@ def plan(
     def make() -> Plan:
         check()
         chosen = impl or dispatch.choose(name, inputs, params)
-        if resolve(name, chosen) not in TRACED:
-            kernel = getattr(torch.ops.weft, name).default
-            return Plan(chosen, lambda x, given: kernel(*x, *given.values(), chosen))
-        if impl is not None:  # dispatch chooses none that is not supported
+        kernel = resolve(name, chosen) not in TRACED
+        if impl is not None and _placed(inputs):  # dispatch chooses none that is not supported
             refuse_unsupported(name, chosen, inputs, params)
+        if kernel:
+            return Plan(chosen, _kernels(name, chosen, inputs))
         forward = registry.implementation(name, chosen).forward
         return Plan(chosen, lambda x, given: forward(*x, **given))
 
     return dispatch.recalled((name, impl), inputs, params, make)
+
+
+def _placed(inputs: tuple[Any, ...]) -> bool:
+    """Whether the tensors are where kernels run, and not only described."""
+    return all(x is None or x.device.type in DEVICES for x in inputs)
+
+
+def _kernels(name: str, impl: str, inputs: tuple[Any, ...]) -> Run:
+    """How a kernel of ours is called: the short way where nobody hears of it (``direct.py``)."""
+    operator = getattr(torch.ops.weft, name).default
+    if not _placed(inputs):
+        return lambda x, given: operator(*x, *given.values(), impl)
+    wanted = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+    forward = registry.implementation(name, impl).forward
+    # A gradient that is a view is torch's own calls, which have gradients themselves.
+    apply = _functions.get(name, operator)
+
+    def run(x: tuple[Any, ...], given: dict[str, Any]) -> Any:
+        if not direct.unheard(x):
+            return operator(*x, *given.values(), impl)
+        return apply(*x, *given.values(), impl) if wanted else forward(*x, **given)
+
+    return run
 
 
 def _traced(name: str, inputs: tuple[Any, ...], params: dict[str, Any], impl: str | None) -> Any:
@@ -136,6 +162,7 @@ def register(name: str, schema: Schema) -> None:
         saved = registry.operator(name).save(tensors, output)
         ctx.save_for_backward(*(s for s in saved if isinstance(s, torch.Tensor)))
         ctx.others = [None if isinstance(s, torch.Tensor) else s for s in saved]
+        ctx.short = False
         if schema.outputs > schema.graded:
             ctx.mark_non_differentiable(*output[schema.graded :])
         if schema.outputs > 1:
@@ -144,30 +171,45 @@ def register(name: str, schema: Schema) -> None:
             ctx.set_materialize_grads(False)
             ctx.graded = [(o.shape, o.dtype, o.device) for o in output[: schema.graded]]
 
-    def differentiate(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+    def differentiate(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
         tensors = iter(ctx.saved_tensors)
         saved = [next(tensors) if o is None else o for o in ctx.others]
-        grads = grads[: schema.graded]
-        if any(g is None for g in grads):
-            made = zip(grads, ctx.graded, strict=True)
-            grads = tuple(
-                torch.zeros(shape, dtype=dtype, device=device) if g is None else g
-                for g, (shape, dtype, device) in made
-            )
+        given = _materialised(ctx, grads[: schema.graded])
         if schema.view_backward is not None:
-            gradients = schema.view_backward(*grads, *saved)
+            gradients = schema.view_backward(*given, *saved)
         else:
-            run = getattr(torch.ops.weft, f"{name}_backward")
-            gradients = run(*grads, *saved, *ctx.params.values(), ctx.impl)
+            arguments = (*given, *saved, *ctx.params.values(), ctx.impl)
+            short = ctx.short and direct.unheard(arguments)
+            at = _backwards if short else torch.ops.weft
+            gradients = getattr(at, f"{name}_backward")(*arguments)
             gradients = (gradients,) if schema.gradients == 1 else gradients
         found = dict(zip(registry.operator(name).differentiable, gradients, strict=True))
         return (*(found.get(one) for one in schema.tensors()), *([None] * (taken + 1)))
 
+    def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        setup_context(ctx, inputs, output)
+        ctx.short = True
+
     define(name, f"({schema.inputs}, str impl) -> {_result(schema.outputs)}", forward, fake)
     if schema.view_backward is None:
         _register_backward(name, schema, split)
+        _functions[name] = direct.function_of(name, forward, keep, differentiate)
     torch.library.register_autograd(
         f"weft::{name}", differentiate, setup_context=setup_context, lib=library
+    )
+
+
+_functions: dict[str, Callable[..., Any]] = {}  # the short ways of operators with a backward
+_backwards = SimpleNamespace()
+
+
+def _materialised(ctx: Any, grads: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The gradients, with zeros for those of outputs that nothing used."""
+    if all(g is not None for g in grads):
+        return grads
+    return tuple(
+        torch.zeros(shape, dtype=dtype, device=device) if g is None else g
+        for g, (shape, dtype, device) in zip(grads, ctx.graded, strict=True)
     )
 
 
@@ -187,6 +229,7 @@ def _register_backward(name: str, schema: Schema, split: Callable[..., Any]) -> 
     grads = ", ".join(f"Tensor grad{i or ''}" for i in range(schema.graded))
     signature = f"({grads}, {schema.saved}, str impl) -> {_result(schema.gradients)}"
     define(f"{name}_backward", signature, backward, fake)
+    setattr(_backwards, f"{name}_backward", backward)
 
 
 def _result(count: int) -> str:
@@ -195,8 +238,8 @@ def _result(count: int) -> str:
 
 def define(name: str, signature: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> None:
     library.define(name + signature)
-    for device in ("CPU", "CUDA"):
-        library.impl(name, kernel, device)
+    for device in DEVICES:
+        library.impl(name, kernel, device.upper())
     torch.library.register_fake(f"weft::{name}", fake, lib=library)
 
 
