@@ -2,7 +2,10 @@
 
 One warp asks the copy engine for all that is multiplied, tile after tile, through one ring. Two
 groups of four warps take a program's tiles by turns: while one finishes a tile, the other has the
-tensor cores and the whole ring to itself (CUTLASS calls it ping-pong). What a group stores goes
+tensor cores and the whole ring to itself (CUTLASS calls it ping-pong). The turn is handed over
+through a barrier of each group's own. What is right hangs on it, not speed alone: a wait for a
+slot tells odd uses of it from even ones, so a group may come to a slot only when the use before
+has arrived there. What a group stores goes
 through two buffers of its own, so that it waits for the store before the last one, not for the
 last.
 
@@ -52,7 +55,7 @@ def place(tile, row_tiles, column_tiles, GROUP: gl.constexpr):
 def bring(x_desc, weight_desc, ring, sizes, GROUP: gl.constexpr):
     # The warp that asks: step i of the program's j-th tile into slot (j steps + i) % STAGES, once
     # the group that read what was there says so.
-    xs, weights, full, empty = ring
+    xs, weights, full, empty, turn = ring
     BM: gl.constexpr = x_desc.block_type.shape[0]
     BK: gl.constexpr = x_desc.block_type.shape[1]
     BN: gl.constexpr = weight_desc.block_type.shape[0]
@@ -117,7 +120,7 @@ def multiply(
 ):
     # A group of four warps: the program's tiles who, who + 2, ...
     y_desc, pre_desc, bias_ptr = given
-    xs, weights, full, empty = ring
+    xs, weights, full, empty, turn = ring
     STAGES: gl.constexpr = xs.type.shape[0]
     BM: gl.constexpr = xs.type.shape[1]
     BK: gl.constexpr = xs.type.shape[2]
@@ -132,11 +135,14 @@ def multiply(
     steps = gl.cdiv(k, BK)
     programs = gl.num_programs(0)
     step = who * steps
+    taken = 0
     for tile in range(gl.program_id(0) + who * programs, row_tiles * column_tiles, 2 * programs):
         row, column = place(tile, row_tiles, column_tiles, GROUP)
         columns = column * BN + gl.arange(0, BN, layout=gl.SliceLayout(0, layout))
         bias = gl.load(bias_ptr + columns, mask=columns < n, other=0.0)
         acc = gl.zeros((BM, BN), dtype=gl.float32, layout=layout)
+        # The first turn is group 0's; the j-th after it comes as the other group ends its own.
+        mbarrier.wait(turn.index(who), (taken & 1) ^ (1 - who))
         for i in range(steps):
             slot = step % STAGES
             mbarrier.wait(full.index(slot), step // STAGES & 1)
@@ -147,9 +153,11 @@ def multiply(
             acc = warpgroup_mma_wait(num_outstanding=1, deps=(acc,))
             mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), pred=i > 0)
             step += 1
+        mbarrier.arrive(turn.index(1 - who))  # all is here, and the last product under way
         acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
         mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES))
         step += steps
+        taken += 1
         v = acc + bias.to(gl.float32)[None, :]
         down = row * BM
         at = column * BN
@@ -195,12 +203,15 @@ def linear_turns(
     other = gl.allocate_shared_memory(y_desc.dtype, [BUFFERS, BM, W], y_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(turn.index(0), count=1)
+    mbarrier.init(turn.index(1), count=1)
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=1)
     fence_async_shared()
     sizes = (m, n, k)
-    ring = (xs, weights, full, empty)
+    ring = (xs, weights, full, empty, turn)
     given = (y_desc, pre_desc, bias_ptr)
     gl.warp_specialize(
         [
