@@ -55,7 +55,7 @@ def place(tile, row_tiles, column_tiles, GROUP: gl.constexpr):
 def bring(x_desc, weight_desc, ring, sizes, GROUP: gl.constexpr):
     # The warp that asks: step i of the program's j-th tile into slot (j steps + i) % STAGES, once
     # the group that read what was there says so.
-    xs, weights, full, empty, turn = ring
+    xs, weights, full, empty, _ = ring
     BM: gl.constexpr = x_desc.block_type.shape[0]
     BK: gl.constexpr = x_desc.block_type.shape[1]
     BN: gl.constexpr = weight_desc.block_type.shape[0]
@@ -157,7 +157,7 @@ def multiply(
         acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
         mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES))
         step += steps
-        taken += 1
+        taken += 1  # noqa: SIM113 (Gluon has no enumerate)
         v = acc + bias.to(gl.float32)[None, :]
         down = row * BM
         at = column * BN
