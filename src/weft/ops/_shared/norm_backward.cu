@@ -23,9 +23,6 @@
 #ifndef LEAN
 #define LEAN 0  // as norm_lean.cuh says
 #endif
-#ifndef COUNTING
-#define COUNTING 0  // blocks of a cluster count each other's sums, without a barrier of theirs
-#endif
 
 #if __CUDA_ARCH__ >= 900
 
@@ -71,11 +68,12 @@ __device__ __forceinline__ Whole whole_of(float one, float, const Table& table, 
   return added_up(one, table, share, eps);
 }
 #else
-// The warps' sums; all that share the row have put theirs, and with COUNTING have told so.
+// The warps' sums; all that share the row have put theirs. Blocks of a cluster count them as they
+// come: its barrier would wait for their stores of dx.
 using Table = float[ENTRIES * FIELDS];
 __device__ __forceinline__ float met(const Parts& sums, float ref, Table& table,
                                      unsigned long long* told, unsigned phase) {
-#if COUNTING
+#if CLUSTER > 1
   if (threadIdx.x == 0) expect(told, sizeof(table));
   const float one = put<true>(sums, ref, table, told);
   wait(told, phase);
@@ -135,7 +133,7 @@ norm_backward(const WEFT_T* __restrict__ g, const WEFT_T* __restrict__ more,
               index_t g_stride, index_t more_stride, index_t x_stride, double eps AND_DROPOUT) {
   __shared__ unsigned long long arrived[TEAMS][STAGES];
   __shared__ Table table[2][TEAMS];
-  __shared__ unsigned long long told[1 + COUNTING];
+  __shared__ unsigned long long told[2];
   const Slice slice(columns);
   const int team = threadIdx.x / TEAM, first = threadIdx.x % TEAM, bytes = slice.count * 16;
   const index_t from = (index_t)slice.begin * N;
@@ -149,7 +147,7 @@ norm_backward(const WEFT_T* __restrict__ g, const WEFT_T* __restrict__ more,
     ring.stride[1 + ADD] = more_stride;
   }
   Weights held[VECTORS];
-  if (COUNTING && threadIdx.x == 0) prepare(told, 2);
+  if (CLUSTER > 1 && threadIdx.x == 0) prepare(told, 2);
   if (!HELD) ring.start();
 #pragma unroll
   for (int i = 0; i < VECTORS; ++i) {

@@ -81,7 +81,7 @@ def candidates_backward(columns: int, kind: Kind, room: int) -> list[Stay]:
     """The backward configurations worth timing, as :func:`candidates`: shallow rings above all,
     since what is under way when the last row has been asked for is waited for."""
     ways = [(512, 4, 3), (512, 4, 2), (512, 2, 3), (512, 2, 2), (384, 4, 3), (384, 2, 3)]
-    ways += [(640, 2, 3), (768, 1, 4), (640, 4, 2), (256, 4, 3)]
+    ways += [(640, 2, 3), (768, 1, 4), (640, 4, 2), (256, 4, 3), (256, 4, 2)]
     found: list[Stay] = []
     for threads, vectors, stages in ways:
         for cluster in (1, 2, 4, 8):
