@@ -47,7 +47,8 @@ def operators(device: str, dtype: torch.dtype) -> dict[str, tuple[Call, Callable
         draw(COLUMNS),
     )
     q, k, v = (draw(1, 8, 128, 64) for _ in range(3))
-    ids = torch.randint(0, COLUMNS, (ROWS,), device=device)
+    ids = torch.randint(0, COLUMNS, (1, ROWS), device=device)
+    targets = ids[0]
     last = (COLUMNS,)
     return {
         "gelu": (
@@ -72,8 +73,8 @@ def operators(device: str, dtype: torch.dtype) -> dict[str, tuple[Call, Callable
             lambda impl: ops.linear(x, square, bias, impl=impl),
         ),
         "cross_entropy": (
-            lambda: functional.cross_entropy(x, ids),
-            lambda impl: ops.cross_entropy(x, ids, impl=impl),
+            lambda: functional.cross_entropy(x, targets),
+            lambda impl: ops.cross_entropy(x, targets, impl=impl),
         ),
         "attention": (
             lambda: functional.scaled_dot_product_attention(q, k, v, is_causal=True),
@@ -160,10 +161,11 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), help="a GPU if there is one")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="batches of each way")
     parser.add_argument("--save", type=Path, metavar="FILE", help="where the record goes")
     given = parser.parse_args(arguments)
     try:
-        record = run(machine.known_kind(given.device))
+        record = run(machine.known_kind(given.device), given.rounds)
     except WeftError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -1,0 +1,27 @@
+"""What a call costs the host: measured, kept and drawn; rows say what is above the aten call."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from weft import machine
+from weft.workbench import host_time
+
+
+def test_every_operator_is_measured_here_and_drawn(tmp_path: Path) -> None:
+    file = tmp_path / "some device" / host_time.RECORD
+    assert host_time.main(["--device", "cpu", "--save", str(file), "--rounds", "1"]) == 0
+    kept = json.loads(file.read_text())
+    assert set(kept["us"]) == set(host_time.operators("cpu", host_time.torch.float32))
+    assert all(us["aten"] > 0 and us["dispatched"] > 0 for us in kept["us"].values())
+    text = host_time.figures(tmp_path)
+    us = kept["us"]["softmax"]
+    assert f"| softmax | {us['aten']:.1f} | {us['dispatched']:.1f} |" in text
+    assert f"{us['dispatched'] - us['aten']:+.1f}" in text
+
+
+def test_where_there_is_no_record_the_command_is_told(tmp_path: Path) -> None:
+    assert host_time.COMMAND in host_time.figures(tmp_path)
+    if not machine.has_gpu():
+        assert host_time.main(["--device", "cuda"]) == 2
