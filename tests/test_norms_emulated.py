@@ -28,6 +28,7 @@ PAIR = Stay(threads=64, team=64, vectors=1, stages=2, cluster=2)  # two blocks a
 TEAMS = Stay(threads=192, team=64, vectors=2, stages=3, held=False)  # three teams of two warps
 LEAN = replace(TEAMS, lean=True)
 ALONE = Stay(threads=96, team=32, vectors=4, stages=2)  # three teams of a warp
+WHOLE = Stay(threads=96, team=96, vectors=1, stages=3, full=True, lean=True)  # a block's row
 FILLED = Stay(threads=96, team=32, vectors=3, stages=2, full=True)  # a warp's row, filled
 THREE = Block(threads=64, vectors=2, rows=2)  # two rows at a time, the last by itself
 TWO = Block(threads=64, vectors=1, cluster=2, rows=2)  # two blocks for two rows
@@ -168,7 +169,7 @@ def test_the_backward_of_a_sum_by_teams_of_a_block_answers_what_float64_does(
 @pytest.mark.usefixtures("emulated")
 @pytest.mark.parametrize(
     ("columns", "way", "config"),
-    [(388, THREE, PAIR), (420, None, TEAMS), (384, None, replace(FILLED, lean=True))],
+    [(388, THREE, PAIR), (420, None, TEAMS), (384, None, FILLED), (384, None, WHOLE)],
 )
 def test_what_is_dropped_on_the_way_is_what_eager_drops(
     columns: int, way: Block | None, config: Stay

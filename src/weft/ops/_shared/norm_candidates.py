@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from weft.ops._shared.norm_configs import Stay, stay
+from weft.ops._shared.norm_configs import Stay, leans, stay
 from weft.ops._shared.norm_walks import Block, Kind, Walk, block, walk
 
 
@@ -82,6 +82,8 @@ def candidates_backward(columns: int, kind: Kind, room: int) -> list[Stay]:
     since what is under way when the last row has been asked for is waited for."""
     ways = [(512, 4, 3), (512, 4, 2), (512, 2, 3), (512, 2, 2), (384, 4, 3), (384, 2, 3)]
     ways += [(640, 2, 3), (768, 1, 4), (640, 4, 2), (256, 4, 3), (256, 4, 2)]
+    if kind.drop:
+        ways += [(512, 1, 3), (640, 1, 3), (768, 1, 3), (1024, 1, 3)]
     found: list[Stay] = []
     for threads, vectors, stages in ways:
         for cluster in (1, 2, 4, 8):
@@ -90,6 +92,7 @@ def candidates_backward(columns: int, kind: Kind, room: int) -> list[Stay]:
                 resident=2 if threads == 256 else 1, stages=stages,
             )  # fmt: skip
             if one:
-                found += [one] if one not in found else []
+                both = [one, replace(one, lean=True)] if leans(kind) and cluster == 1 else [one]
+                found += [way for way in both if way not in found]
                 break
     return found

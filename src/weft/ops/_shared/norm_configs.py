@@ -166,13 +166,23 @@ def stay(
     return None
 
 
+def leans(kind: Kind) -> bool:
+    """Whether lean statistics are worth timing: of 16-bit rows, but for layer norm by itself, which
+    fell from 95.4 % to 85.9 at 4096 columns of an H200."""
+    return kind.x.itemsize == 2 and (kind.add or not kind.centred)
+
+
 def _dropping(columns: int, kind: Kind, room: int) -> Stay | None:
-    """With dropout: teams of an access a thread, whose random numbers the many warps hide."""
+    """With dropout: teams of an access a thread, whose random numbers the many warps hide. A lean
+    one of 512 threads has its block for itself: 94.7 % on an H200, by two that are not 88.9; of 128
+    lean ones are slower, 82.5 for 88.3."""
     team = -(-columns // kind.access // 32) * 32
     if team > 512:
         return None
-    threads = DROPPING.get(team) or team * max(1, 512 // team)
-    return stay(columns, kind, room, threads=threads, vectors=1)
+    lean = team == 512 and leans(kind)
+    threads = team if lean else DROPPING.get(team) or team * max(1, 512 // team)
+    found = stay(columns, kind, room, threads=threads, vectors=1)
+    return replace(found, lean=lean) if found else None
 
 
 def _smallest(columns: int, kind: Kind, room: int) -> Stay | None:
@@ -246,4 +256,8 @@ def configure_backward(columns: int, kind: Kind, room: int, teams: int) -> Stay 
     found = _smallest(columns, kind, room)
     if found and found.teams > teams:
         found = stay(columns, kind, room, threads=found.team * teams, vectors=found.vectors)
-    return found if kind.drop or not found else _shallow(columns, kind, found)
+    if kind.drop or not found:
+        return found
+    # Added, 4096 columns 87.1 to 88.5 %; RMS norm of 16384 columns 84.0 to 85.5, shorter ones as
+    # they were.
+    return replace(_shallow(columns, kind, found), lean=found.cluster == 1 and leans(kind))
