@@ -15,7 +15,7 @@ from weft import WeftError, ops
 from weft.backends.nvrtc import CudaSource
 from weft.core import registry
 from weft.ops.embedding import with_cuda
-from weft.ops.embedding.plan import TOGETHER, WIDE
+from weft.ops.embedding.plan import COARSE, TOGETHER, WIDE
 
 WEIGHT, PLACES = torch.randn(5, 8), torch.randn(4, 8)
 
@@ -101,9 +101,8 @@ def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 @pytest.mark.skipif(warp_emulator.COMPILER is None, reason="needs g++")
 def test_the_cuda_backward_writes_every_row_once(emulated: None) -> None:
     """Owners of rows, eight, more than are counted at once; one of 1024, whose upper rows'
-    numbers reach an int's last bits; several slices, also of two rows a warp; ids out of range,
-    rows of many tokens, in one piece and in several; several runs; sequences for one warp a place
-    and for several; blocks that have pieces and places."""
+    numbers reach an int's last bits; several slices; ids out of range, rows of many tokens, in one
+    piece and in several; several runs; sequences for one warp a place and for several."""
     torch.manual_seed(0)
     spread = torch.randint(600, (9, 37))
     spread[2] = 7
@@ -114,11 +113,10 @@ def test_the_cuda_backward_writes_every_row_once(emulated: None) -> None:
     late[:, :200] = 2
     for plan, ids, vocabulary, columns, places in (
         (replace(WIDE, owners=32), late, 4094, 264, 0),
-        (replace(TOGETHER, together=False), spread, 600, 264, 40),
-        (TOGETHER, spread, 600, 264, 37),
+        (WIDE, spread, 600, 264, 40),
+        (COARSE, spread, 600, 264, 37),
         (TOGETHER, deep, 41, 136, 9),
         (replace(TOGETHER, piece_blocks=2), late, 4094, 24, 600),
-        (replace(TOGETHER, warps=4, resident=6, joined=True, leads=True), deep, 41, 264, 9),
     ):
         grad = torch.randn(*ids.shape, columns).bfloat16()
         got = with_cuda.backward_with(plan, grad, ids, vocabulary, places)

@@ -19,8 +19,9 @@ __device__ __forceinline__ void let_next_begin() {
 #endif
 }
 
-// Until the kernel before this one has ended, and what it wrote can be read. Every block says this,
-// also one that reads nothing of it: the next kernel waits for this one alone.
+// Until the kernel before this one has ended, and what it wrote can be read; but not through a
+// pointer that is const and restrict, which says that nobody writes there while this kernel is on.
+// Every block says this, also one that reads nothing of it: the next kernel waits for this alone.
 __device__ __forceinline__ void wait_for_previous() {
 #if WEFT_OVERLAPS
   asm volatile("griddepcontrol.wait;" ::: "memory");

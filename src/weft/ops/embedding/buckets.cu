@@ -4,27 +4,20 @@
 // asked for stand together, and come to many. A block's warps have shares of its tokens, in
 // order, and counts of their own for each owner, whose sums say where each token belongs among the
 // block's: no atomic's order shows. Then an owner has few tokens to look at, not all of them.
-// Memory has nothing to do meanwhile: where that is wanted, the L2 is asked for what is read next.
 // Bytes: an id read twice and an int written for each token, an int2 for each block and owner.
 #include "order.cuh"
 #include "overlap.cuh"
 
-#ifndef AHEAD
-#define AHEAD 0
-#endif
 constexpr int BUCKET_WARPS = 16;
 constexpr int AT_ONCE = 256;  // owners that are counted together; if there are more, it looks again
 
 // ids: (tokens,). found: (tokens,), a block's `share` (at most 2^OFFSET) tokens by owner and then
 // by place: the row among its owner's, and the place in the share. heads: (owners, blocks), where
 // an owner's begin in a block's found, and how many. Ids that name no row are not found.
-// grad: (tokens,) rows, `stride` bytes apart, of which the first `bytes` of those at the first
-// AHEAD places of each sequence of `length` are asked for.
 extern "C" __global__ void __launch_bounds__(BUCKET_WARPS * 32, 1)
 embedding_buckets(const index_t* __restrict__ ids, int* __restrict__ found,
                   int2* __restrict__ heads, index_t tokens, index_t vocabulary, index_t bits,
-                  index_t share, index_t blocks, const char* grad, index_t stride, index_t bytes,
-                  index_t length) {
+                  index_t share, index_t blocks) {
   __shared__ int count[BUCKET_WARPS][AT_ONCE];
   __shared__ int scratch[BUCKET_WARPS];
   let_next_begin();
@@ -69,13 +62,5 @@ embedding_buckets(const index_t* __restrict__ ids, int* __restrict__ found,
     }
     done += whole;
     __syncthreads();
-  }
-  if (AHEAD == 0) return;
-  constexpr int LINE = 128;
-  const int lines = (int)(bytes + LINE - 1) / LINE;
-  for (int i = threadIdx.x; i < (int)(last - first) * lines; i += BUCKET_WARPS * 32) {
-    const index_t token = first + i / lines;
-    if ((unsigned)token % (unsigned)length < AHEAD)
-      ask_l2(grad + token * stride + i % lines * LINE);
   }
 }

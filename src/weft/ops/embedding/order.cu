@@ -19,9 +19,6 @@
 #ifndef RUNS
 #define RUNS 1024  // at most
 #endif
-#ifndef LEADS
-#define LEADS 0
-#endif
 constexpr int AHEAD = 4;  // tokens of a lane that are under way together
 
 // What a block's threads share: counts by warp and row, then where such a token of the warp's goes;
@@ -84,17 +81,15 @@ __device__ __forceinline__ void its_tokens(const Shared& own, const int* found, 
 // many: (tokens / PIECE + 1,), such a row, its first piece and how many; tops: (owners,), each
 // owner's first piece, how many, its first of many, how many. Each owner writes where its tokens
 // begin, so that no two meet.
-// leads: (tokens,), where a row's tokens begin in order and how many they are, at the first of
-// them; none at its others. Only if LEADS.
 // grad, dpositions: see embedding.cu; a group has one place and slice, of `lead` slices.
+// heads and found are not restrict: buckets.cu may still write them when this kernel begins.
 extern "C" __global__ void __launch_bounds__(OWN, 32 / ORDER_WARPS)
-embedding_order(const int2* __restrict__ heads, const int* __restrict__ found,
-                const WEFT_T* __restrict__ grad, int* __restrict__ from, int* __restrict__ order,
-                int4* __restrict__ tops, int2* __restrict__ pieces, int4* __restrict__ many,
-                int* __restrict__ tickets, WEFT_T* __restrict__ dpositions, index_t runs,
-                index_t share, index_t bits, index_t places, index_t lead, index_t batch,
-                index_t length, index_t columns, index_t stride, index_t slices,
-                int2* __restrict__ leads) {
+embedding_order(const int2* heads, const int* found, const WEFT_T* __restrict__ grad,
+                int* __restrict__ from, int* __restrict__ order, int4* __restrict__ tops,
+                int2* __restrict__ pieces, int4* __restrict__ many, int* __restrict__ tickets,
+                WEFT_T* __restrict__ dpositions, index_t runs, index_t share, index_t bits,
+                index_t places, index_t lead, index_t batch, index_t length, index_t columns,
+                index_t stride, index_t slices) {
   extern __shared__ int held[];
   let_next_begin();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, owners = 1 << bits;
@@ -166,11 +161,6 @@ embedding_order(const int2* __restrict__ heads, const int* __restrict__ found,
   for (int at = begin; at < end; at += 32 * AHEAD) {
     if (!once) its_tokens(own, found, at + lane, end, (int)runs, share, its, token);
 #pragma unroll
-    for (int u = 0; u < AHEAD; ++u) {
-      const int where = put(order, count, its[u], token[u]);
-      if (!LEADS || its[u] < 0) continue;
-      const int begins = own.start[its[u]], all = own.start[its[u] + 1] - begins;
-      leads[token[u]] = where == begins ? make_int2(begins, all) : make_int2(0, 0);
-    }
+    for (int u = 0; u < AHEAD; ++u) put(order, count, its[u], token[u]);
   }
 }

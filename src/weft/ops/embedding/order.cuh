@@ -34,8 +34,8 @@ __device__ __forceinline__ int before(int mine, int* scratch, int& whole) {
 }
 
 // `to` gets what up to 32 lanes of a warp have, each of a row or of none (-1), where the warp's own
-// `next` of that row says, in the order of lanes; returns where.
-__device__ __forceinline__ int put(int* to, int* next, int row, int what) {
+// `next` of that row says, in the order of lanes.
+__device__ __forceinline__ void put(int* to, int* next, int row, int what) {
   const unsigned equal = __match_any_sync(ALL, row);
   const int rank = __popc(equal & ((1u << threadIdx.x % 32) - 1));
   const int at = row < 0 ? 0 : next[row];
@@ -43,5 +43,4 @@ __device__ __forceinline__ int put(int* to, int* next, int row, int what) {
   if (row >= 0 && rank == 0) next[row] = at + __popc(equal);
   __syncwarp();
   if (row >= 0) to[at + rank] = what;
-  return at + rank;
 }

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
 
 # In Triton, rows asked for by more tokens than this are summed in pieces of as many (in sorted
 # order), each to a float32 row of its own, and the pieces in their order by a second kernel.
@@ -46,10 +45,8 @@ class Sums:
     summed in pieces, by ``piece_blocks`` blocks at most (apart: a slice's): more come in turns.
 
     ``warps``: of a block that walks. ``early``: of a warp's sequences, for whose rows the L2 is
-    asked at its start. ``ahead``: places for whose first slice it is asked while tokens are
-    ordered. ``joined``: a block of pieces has a place too. ``leads``: a token's row need not be
-    looked up by the walk, the order told its first token of it. ``overlap``: each launch is made
-    before the one before it has ended, and waits for it.
+    asked at its start. ``overlap``: what orders and what walks is launched before the kernel in
+    front of it has ended, and waits for it.
 
     Apart, a group has ``rows`` rows of the table, fewer than its lanes; the first ``lead`` slices'
     positions are summed beside the ordering of the tokens, and later ones as far ahead of the
@@ -69,9 +66,6 @@ class Sums:
     together: bool = False
     warps: int = 8
     early: int = 0
-    ahead: int = 0
-    joined: bool = False
-    leads: bool = False
     overlap: bool = False
 
 
@@ -83,11 +77,14 @@ WIDE = Sums(access=16, lead=0, flight=5)
 TWO = Sums(access=16, lanes=16, lead=1, rows=8, flight=5, piece_blocks=32)
 # A row of the gradient is read once for its place and its token, and again only where another token
 # asked first. On an H200 half a warp a row is the faster by little where ids are uniform, and a
-# whole one by more where they are as words are: results' sweep-finals-2026-11-22.ndjson.
+# whole one by more where they are as words are: results' sweep-finals-2026-11-22.ndjson. Small
+# blocks, launches that overlap and rows asked for early: sweep-embedding-bias_gelu-2026-11-22b.
 TOGETHER = Sums(
-    access=16, lanes=32, lead=0, rows=8, flight=6, resident=3, owners=8, piece_blocks=264,
-    together=True,
+    access=16, lanes=32, lead=0, rows=8, flight=6, resident=6, owners=8, piece_blocks=528,
+    together=True, warps=4, early=8, overlap=True,
 )  # fmt: skip
+# The same in blocks of twice the size, half as many at once.
+COARSE = replace(TOGETHER, resident=3, piece_blocks=264, warps=8)
 
 
 def shipped(places: int) -> Sums:
@@ -97,36 +94,18 @@ def shipped(places: int) -> Sums:
 
 def candidates() -> list[Sums]:
     """The plans worth timing, in the order of promise."""
-    soon = replace(TOGETHER, overlap=True)
-    joined = replace(soon, joined=True, early=8)
-    fine: dict[str, Any] = {"warps": 4, "resident": 6, "piece_blocks": 528}
     return [
         TOGETHER,
-        soon,
-        joined,
-        replace(TOGETHER, leads=True),
-        replace(soon, leads=True),
-        replace(soon, leads=True, ahead=512),
-        replace(joined, leads=True),
-        replace(joined, leads=True, ahead=512),
-        replace(joined, leads=True, **fine),
-        replace(joined, leads=True, ahead=512, **fine),
-        replace(soon, early=8),
-        replace(soon, joined=True),
-        replace(soon, ahead=512),
-        replace(joined, ahead=256),
-        replace(joined, ahead=512),
-        replace(joined, early=16),
-        replace(joined, **fine),
-        replace(TOGETHER, **fine),
-        replace(TOGETHER, ahead=256),
-        replace(TOGETHER, ahead=512),
-        replace(TOGETHER, early=8),
+        COARSE,
+        replace(TOGETHER, overlap=False),
+        replace(TOGETHER, early=0),
+        replace(COARSE, overlap=False),
+        replace(COARSE, early=0),
         replace(TOGETHER, owners=16),
-        replace(TOGETHER, flight=4, resident=4),
-        replace(TOGETHER, lanes=16, flight=4, resident=4),
-        replace(TOGETHER, lanes=16, flight=5, resident=4),
-        replace(TOGETHER, lanes=16, flight=4, resident=4, piece=8),
+        replace(TOGETHER, flight=4, resident=8),
+        replace(TOGETHER, lanes=16, flight=4, resident=8),
+        replace(TOGETHER, lanes=16, flight=5, resident=8),
+        replace(TOGETHER, lanes=16, flight=4, resident=8, piece=8),
         TWO,
         replace(TWO, lead=0, last=False),
         replace(TWO, flight=4, resident=4),

@@ -29,12 +29,6 @@
 #ifndef EARLY
 #define EARLY 0  // of a warp's sequences whose rows the L2 is asked for at its start
 #endif
-#ifndef LEADS
-#define LEADS 0  // whether order.cu told each token of its row
-#endif
-#ifndef JOINED
-#define JOINED 0  // whether blocks of pieces then have a place like the others
-#endif
 constexpr int WARPS = SUM_WARPS, THREADS = WARPS * 32, SUMMERS = WARPS * GROUPS;
 constexpr int OWN = OWNERS * 32;
 constexpr int TOKENS = FLIGHT_TOKENS;  // of a group's rows that are under way together
@@ -48,7 +42,6 @@ struct Tables {
   const index_t* ids;
   const int* from;
   const int* order;
-  const int2* leads;
   index_t vocabulary;
   int bits;
   // Where the row of an id stands in `from`, -1 if it is none.
@@ -92,11 +85,7 @@ __device__ __forceinline__ int list_tokens(const Tables& at, List& list, int fir
   int count = 0, start = 0;
   const bool here = first + lane < batch;
   const index_t id = here ? at.ids[token] : -1, slot = at.slot(id);
-  if (LEADS) {
-    const int2 lead = here ? at.leads[token] : make_int2(0, 0);
-    start = lead.x;
-    count = slot >= 0 && lead.y <= PIECE ? lead.y : 0;
-  } else if (slot >= 0) {
+  if (slot >= 0) {
     start = at.from[slot];
     count = at.from[slot + 1] - start;
     if (count > PIECE || at.order[start] != token) count = 0;
@@ -308,62 +297,46 @@ __device__ __forceinline__ void sum_piece(const Tables& at, const WEFT_T* grad, 
   __syncthreads();
 }
 
-// A block's share of all pieces of all slices.
-__device__ __forceinline__ void sum_pieces(const Tables& at, const WEFT_T* grad, const int4* tops,
-                                           const int2* pieces, int blocks, float (*held)[SLICE],
-                                           float* partial, int* tickets, WEFT_T* dweight,
-                                           index_t columns, index_t stride, index_t slices) {
-  const int owners = 1 << at.bits;
-  for (index_t slice = 0; slice < slices; ++slice)
-    for (int nth = blockIdx.x;; nth += blocks) {
-      const int piece = locate(tops, owners, nth);
-      if (piece < 0 && slice == 0 && nth == blockIdx.x) return;
-      if (piece < 0) break;
-      sum_piece(at, grad, pieces[piece], piece, held, partial, tickets, dweight, columns, stride,
-                slice, slices);
-    }
-}
-
 // grad: (batch * length, columns), rows `stride` apart; ids: (batch, length); from, order, tops,
-// pieces, tickets, leads: see order.cu. dweight: (vocabulary, columns); dpositions: (places,
-// columns); partial: a float row for each piece. First blocks of pieces, then slice by slice those
-// of places, of `team` warps each, and evenly among them those of rows that nobody asks for: those
-// read, these write.
+// pieces, tickets: see order.cu. dweight: (vocabulary, columns); dpositions: (places, columns);
+// partial: a float row for each piece. First blocks of pieces, then slice by slice those of places,
+// of `team` warps each, and evenly among them those of rows that nobody asks for: those read, these
+// write. What order.cu writes is not restrict: it may still write when this kernel begins.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 embedding_together(const WEFT_T* __restrict__ grad, const index_t* __restrict__ ids,
-                   const int* __restrict__ from, const int* __restrict__ order,
-                   const int4* __restrict__ tops, const int2* __restrict__ pieces, int* tickets,
-                   WEFT_T* __restrict__ dweight, WEFT_T* __restrict__ dpositions, float* partial,
-                   index_t vocabulary, index_t bits, index_t places, index_t batch, index_t length,
-                   index_t columns, index_t stride, index_t slices, index_t team,
-                   index_t piece_blocks, index_t place_blocks, index_t clear_blocks,
-                   const int2* __restrict__ leads) {
+                   const int* from, const int* order, const int4* tops, const int2* pieces,
+                   int* tickets, WEFT_T* __restrict__ dweight, WEFT_T* __restrict__ dpositions,
+                   float* partial, index_t vocabulary, index_t bits, index_t places, index_t batch,
+                   index_t length, index_t columns, index_t stride, index_t slices, index_t team,
+                   index_t piece_blocks, index_t place_blocks, index_t clear_blocks) {
   __shared__ float held[SUMMERS][SLICE];
   __shared__ List lists[WARPS];
-  const Tables at = {ids, from, order, leads, vocabulary, (int)bits};
-  if (!JOINED && blockIdx.x < piece_blocks) {
+  const Tables at = {ids, from, order, vocabulary, (int)bits};
+  const int owners = 1 << bits;
+  if (blockIdx.x < piece_blocks) {
     wait_for_previous();
-    sum_pieces(at, grad, tops, pieces, (int)piece_blocks, held, partial, tickets, dweight, columns,
-               stride, slices);
+    for (index_t slice = 0; slice < slices; ++slice)
+      for (int nth = blockIdx.x;; nth += (int)piece_blocks) {
+        const int piece = locate(tops, owners, nth);
+        if (piece < 0 && slice == 0 && nth == blockIdx.x) return;
+        if (piece < 0) break;
+        sum_piece(at, grad, pieces[piece], piece, held, partial, tickets, dweight, columns, stride,
+                  slice, slices);
+      }
     return;
   }
-  const index_t each = place_blocks + clear_blocks;
-  const index_t nth = blockIdx.x - (JOINED ? 0 : piece_blocks), block = nth % each;
-  const index_t slice = nth / each;
+  const index_t each = place_blocks + clear_blocks, block = (blockIdx.x - piece_blocks) % each;
+  const index_t slice = (blockIdx.x - piece_blocks) / each;
   const index_t before = block * clear_blocks / each;  // of those that write, blocks before this
   const bool writes = (block + 1) * clear_blocks / each > before;
   const int warp = threadIdx.x / 32, first = (int)((block - before) * (WARPS / team));
-  if (EARLY && !writes && slice < slices)
+  if (EARLY && !writes)
     bring_first(grad, slice * SLICE, warp % (int)team * 32, first + warp / (int)team, (int)batch,
                 length, columns, stride);
   wait_for_previous();
-  if (JOINED && blockIdx.x < piece_blocks)
-    sum_pieces(at, grad, tops, pieces, (int)piece_blocks, held, partial, tickets, dweight, columns,
-               stride, slices);
-  if (JOINED && slice >= slices) return;
   if (writes) {
     const index_t row = ((slice * clear_blocks + before) * WARPS + warp) * 32;
-    if (row < (index_t)OWN << bits) clear_rows(at, dweight, row, columns);
+    if (row < (index_t)owners * OWN) clear_rows(at, dweight, row, columns);
     return;
   }
   const index_t column = (slice * LANES + threadIdx.x % LANES) * N;

@@ -4,7 +4,7 @@ sums; see buckets.cu, order.cu and together.cu. Without positions the sums are t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from weft.ops.embedding.plan import TOGETHER, TWO, WIDE, Sums, shipped
 
 HERE = Path(__file__).parent
 TYPES = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
-WARPS, SEQUENCES, SUM_WARPS, MERGE_WARPS = 4, 4, 8, 16  # as embedding.cu, together.cu have them
+WARPS, SEQUENCES, SUM_WARPS, MERGE_WARPS = 4, 4, 8, 16  # as embedding.cu has them
 SHIPPED = Sums()
 RUNS, SHARE = 1024, 512  # runs at most, of so many tokens or a multiple: a thread's each
 LEAST_OWNERS = 127  # less one: rows that are often asked for should come to many
@@ -61,8 +61,6 @@ def walking(dtype: torch.dtype, access: int, plan: Sums) -> CudaSource:
             ("RESIDENT", str(plan.resident)),
             ("SUM_WARPS", str(plan.warps)),
             ("EARLY", str(plan.early)),
-            ("JOINED", str(int(plan.joined))),
-            ("LEADS", str(int(plan.leads))),
             ("OVERLAP", str(int(plan.overlap))),
         ),
         label=f"together-{str(dtype).removeprefix('torch.')}-{access}x{plan.lanes}",
@@ -73,9 +71,9 @@ def walking(dtype: torch.dtype, access: int, plan: Sums) -> CudaSource:
 def ordering(dtype: torch.dtype, access: int, plan: Sums = SHIPPED) -> CudaSource:
     """order.cu, whose positions are of that type and access."""
     sizes = {"LANES": plan.lanes, "PIECE": plan.piece, "OWNERS": plan.owners, "RUNS": RUNS}
+    sizes["OVERLAP"] = int(plan.overlap)
     if plan.together:
         sizes["CHUNK"] = 32 * plan.warps
-        sizes |= {"OVERLAP": int(plan.overlap), "LEADS": int(plan.leads)}
     defines = (("ACCESS", access), *sizes.items())
     return CudaSource(
         file=HERE / "order.cu",
@@ -86,14 +84,14 @@ def ordering(dtype: torch.dtype, access: int, plan: Sums = SHIPPED) -> CudaSourc
 
 
 @cache
-def sorting(owners: int, ahead: int = 0, overlap: bool = False) -> CudaSource:
-    """buckets.cu for owners of as many warps; it moves no element."""
-    sizes = {"OWNERS": owners, "AHEAD": ahead, "OVERLAP": int(overlap)}
+def sorting(plan: Sums) -> CudaSource:
+    """buckets.cu for a plan's owners; it moves no element."""
+    sizes = {"OWNERS": plan.owners, "OVERLAP": int(plan.overlap)}
     return CudaSource(
         file=HERE / "buckets.cu",
         kernels=("embedding_buckets",),
         defines=(("WEFT_T", "float"), *((name, str(value)) for name, value in sizes.items())),
-        label=f"buckets-{owners}",
+        label=f"buckets-{plan.owners}",
     )
 
 
@@ -139,8 +137,8 @@ def backward_with(
     """The backward by one plan; the gradient has elements."""
     columns = grad.shape[2]
     dweight, dpositions = grad.new_empty((vocabulary, columns)), grad.new_empty((places, columns))
-    if not places or ids.numel() >= 2**29:  # a token's number and two bits are an int there
-        plan = replace(plan, together=False, overlap=False, ahead=0, leads=False)
+    if plan.together and (not places or ids.numel() >= 2**29):
+        plan = WIDE  # the walk has a token's number and two bits in an int
     lines = as_rows(grad)
     if lines.stride(0) >= 2**31:  # the kernels' strides have 32 bits
         lines = lines.contiguous()
@@ -164,7 +162,6 @@ class Order:
     pieces: int
     many: int
     tickets: int
-    leads: int
     most: int
     bits: int
 
@@ -184,13 +181,12 @@ def _sum_together(
     team = min(plan.warps, 1 << (-(-batch // 32) - 1).bit_length())
     clear_blocks = -(-(_own(plan) << order.bits) // (32 * plan.warps * slices))
     blocks = (plan.piece_blocks, -(-places * team // plan.warps), clear_blocks)
-    walks = slices * (blocks[1] + blocks[2])
     walking(lines.dtype, access, plan)["embedding_together"](
-        max(blocks[0], walks) if plan.joined else blocks[0] + walks,
+        blocks[0] + slices * (blocks[1] + blocks[2]),
         plan.warps * 32,
         *(lines, ids, order.begins, order.order, order.tops, order.pieces, order.tickets),
         *(dweight, dpositions, partial, vocabulary, order.bits, places, batch, length),
-        *(columns, lines.stride(0), slices, team, *blocks, order.leads),
+        *(columns, lines.stride(0), slices, team, *blocks),
         overlap=plan.overlap,
     )
 
@@ -250,23 +246,20 @@ def _order(
     owners = 1 << bits
     share = -(-tokens // (SHARE * RUNS)) * SHARE
     runs = -(-tokens // share)
-    # In words: tops and many (4 each), pieces, heads and leads (2), the rest; the wide first.
+    # In words: tops and many (4 each), pieces and heads (2), the rest; the wide first.
     wide = (4 * owners, 4 * (tokens // plan.piece + 1), 2 * most, 2 * owners * runs)
-    told = 2 * tokens * plan.leads
-    words = (*wide, told, tokens, tokens, own * owners + 1, most * slices)
+    words = (*wide, tokens, tokens, own * owners + 1, most * slices)
     held = torch.empty(sum(words), dtype=torch.int32, device=ids.device)
-    starts = [held.data_ptr() + 4 * sum(words[:k]) for k in range(9)]
-    tops, many, pieces, heads, leads, order, found, begins, tickets = starts
-    slice_bytes = min(plan.lanes * access, columns) * lines.element_size()
-    sorting(plan.owners, plan.ahead, plan.overlap)["embedding_buckets"](
-        *(runs, SHARE, ids, found, heads, tokens, vocabulary, bits, share, runs),
-        *(lines, lines.stride(0) * lines.element_size(), slice_bytes, length),
+    starts = [held.data_ptr() + 4 * sum(words[:k]) for k in range(8)]
+    tops, many, pieces, heads, order, found, begins, tickets = starts
+    sorting(plan)["embedding_buckets"](
+        runs, SHARE, ids, found, heads, tokens, vocabulary, bits, share, runs
     )
     ordering(lines.dtype, access, plan)["embedding_order"](
         owners + -(-places * lead // (own // plan.lanes)),
         own,
         *(heads, found, lines, begins, order, tops, pieces, many, tickets, dpositions),
-        *(runs, share, bits, places, lead, batch, length, columns, lines.stride(0), slices, leads),
+        *(runs, share, bits, places, lead, batch, length, columns, lines.stride(0), slices),
         shared=4 * (plan.owners * (own + 1) + 2 * (own + 1) + 2 * RUNS + 1),  # as order.cu has it
         overlap=plan.overlap,
     )
@@ -277,7 +270,6 @@ def _order(
         pieces=pieces,
         many=many,
         tickets=tickets,
-        leads=leads,
         most=most,
         bits=bits,
     )
@@ -299,7 +291,7 @@ IMPLEMENTATION = Implementation(
         walking(torch.float16, 8, TOGETHER),
         walking(torch.float32, 4, TOGETHER),
         walking(torch.bfloat16, 1, TOGETHER),
-        sorting(TOGETHER.owners),
+        sorting(TOGETHER),
         ordering(torch.bfloat16, 8, TOGETHER),
         ordering(torch.bfloat16, 8, WIDE),
         ordering(torch.float32, 4, TOGETHER),
