@@ -8,19 +8,16 @@
 
 // A block: GROUPS warps down, of AHEAD rows each under way, and the rest side by side.
 #ifndef BACK_WARPS
-#define BACK_WARPS 8
+#define BACK_WARPS 16
 #endif
 #ifndef GROUPS
-#define GROUPS 8
+#define GROUPS 16
 #endif
 #ifndef AHEAD
 #define AHEAD 2
 #endif
 #ifndef BLOCKS
-#define BLOCKS 4
-#endif
-#ifndef TOTALS
-#define TOTALS 32  // warps of a block that adds the chunks' sums
+#define BLOCKS 2
 #endif
 constexpr int BACK_THREADS = BACK_WARPS * 32, ACROSS = BACK_WARPS / GROUPS;
 
@@ -149,24 +146,22 @@ bias_gelu_backward_any(const WEFT_T* grad, const WEFT_T* x, const WEFT_T* bias, 
   backward<1>(grad, x, bias, dx, partial, rows, columns, each, across);
 }
 
-// partial: (chunks, columns); dbias: (columns,). A block has 32 columns; each of its warps adds
-// every so many-th chunk, eight under way, and the warps' sums are added in order.
-extern "C" __global__ void __launch_bounds__(TOTALS * 32)
+// partial: (chunks, columns); dbias: (columns,). A block of 1024 has 32 columns; a warp adds every
+// 32nd chunk, eight under way, and the warps' sums are added in order.
+extern "C" __global__ void __launch_bounds__(1024)
 bias_gelu_sum_partials(const float* partial, WEFT_T* dbias, index_t chunks, index_t columns) {
   constexpr int FLIGHT = 8;
-  __shared__ float sums[32][TOTALS + 1];
+  __shared__ float sums[32][33];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const index_t column = (index_t)blockIdx.x * 32 + lane;
   float sum = 0.0f;
   wait_for_previous();
   if (column < columns) {
-    for (index_t c = warp; c < chunks; c += TOTALS * FLIGHT) {
+    for (index_t c = warp; c < chunks; c += 32 * FLIGHT) {
       float in[FLIGHT];
 #pragma unroll
-      for (int u = 0; u < FLIGHT; ++u) {
-        const index_t one = c + u * TOTALS;
-        in[u] = one < chunks ? __ldcg(partial + one * columns + column) : 0.0f;
-      }
+      for (int u = 0; u < FLIGHT; ++u)
+        in[u] = c + u * 32 < chunks ? __ldcg(partial + (c + u * 32) * columns + column) : 0.0f;
 #pragma unroll
       for (int u = 0; u < FLIGHT; ++u) sum += in[u];
     }
@@ -176,6 +171,6 @@ bias_gelu_sum_partials(const float* partial, WEFT_T* dbias, index_t chunks, inde
   if (warp != 0 || column >= columns) return;
   sum = 0.0f;
 #pragma unroll
-  for (int w = 0; w < TOTALS; ++w) sum += sums[lane][w];
+  for (int w = 0; w < 32; ++w) sum += sums[lane][w];
   dbias[column] = from_float<WEFT_T>(sum);
 }
