@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from weft import WeftError, ops
-from weft.ops._shared.linear_configs import BIAS, GELU_KEEP, RESIDUAL, Config, worth_timing
+from weft.ops._shared.linear_configs import BIAS, GELU, GELU_KEEP, RESIDUAL, Config, worth_timing
 from weft.ops._shared.linear_triton import product
 
 X, W, B = torch.ones(3, 4), torch.ones(5, 4), torch.ones(5)
@@ -89,3 +89,28 @@ def test_no_gradient_flows_through_what_is_kept() -> None:
     for impl in ("eager", "torch", "triton"):
         _, pre = ops.linear_gelu(torch.randn(5, 16), weight, torch.zeros(24), impl=impl)
         assert not pre.requires_grad
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("epilogue", [BIAS, GELU, GELU_KEEP])
+@pytest.mark.parametrize("size", [(300, 200, 136), (5000, 1544, 776), (4100, 136, 40)], ids=str)
+def test_turns_answer_at_sizes_that_no_tile_divides(
+    epilogue: int, size: tuple[int, int, int]
+) -> None:
+    """Few tiles and many, one step of K and a part of one; into memory that was NaN."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the kernel's instructions are compute capability 9.0's alone")
+    m, n, k = size
+    torch.manual_seed(0)
+    x, weight, bias = (torch.randn(*s, device="cuda").bfloat16() for s in ((m, k), (n, k), (n,)))
+    config = next(c for c in worth_timing(epilogue, torch.bfloat16) if c.turns)
+    poison = [torch.full((m, n), torch.nan, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
+    del poison
+    y, pre = product(epilogue, x, weight, bias, config=config)
+    wanted = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
+    rounding = 2**-8 * 1.01
+    if pre is not None:
+        torch.testing.assert_close(pre.double(), wanted, rtol=rounding, atol=2e-3)
+    if epilogue != BIAS:
+        wanted = torch.nn.functional.gelu(wanted, approximate="tanh")
+    torch.testing.assert_close(y.double(), wanted, rtol=rounding, atol=4e-3)

@@ -18,6 +18,7 @@ from typing import Any
 os.environ["TRITON_INTERPRET"] = "0"
 os.environ["NUMBA_ENABLE_CUDASIM"] = "0"
 
+from weft.backends.take_apart import suits
 from weft.core import Implementation, registry
 
 ARCHS = ("sm_80", "sm_90", "sm_100")
@@ -58,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
         tuple(options.backend or ("triton", "cuda", "numba"))
     ):
         for arch in archs:
-            if arch < specimen.min_arch:
+            if not suits(specimen, arch):
                 continue
             label = f"{implementation.operator} {implementation.name} {specimen.label} sm_{arch}"
             try:

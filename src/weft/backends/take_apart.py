@@ -101,6 +101,12 @@ def compile_for(backend: str, specimen: Any, arch: int) -> Program:
     raise WeftError("backend", expected=" or ".join(COMPILING), got=backend)
 
 
+def suits(specimen: Any, arch: int) -> bool:
+    """Whether ``sm_<arch>`` has the instructions of a specimen of any backend."""
+    last = getattr(specimen, "max_arch", None)
+    return specimen.min_arch <= arch and (last is None or arch <= last)
+
+
 def _program(
     specimen: Any, target: str, by: str, cubin: bytes, arch: int, file: Path, **more: Any
 ) -> Program:

@@ -25,7 +25,7 @@ class TritonSpecimen:
     ``signature`` maps every argument to its type (``*bf16``, ``i32``, ``fp32``) or, for a
     constexpr, to its value. Pointers count as 16-byte aligned, unless their type ends in ``:1``; an
     integer is taken as divisible by 16 where its type ends in ``:16``, as Triton specialises at
-    launch.
+    launch. ``max_arch``: the last that has the kernel's instructions; None: any later one has.
     """
 
     label: str
@@ -34,6 +34,7 @@ class TritonSpecimen:
     num_warps: int = 4
     num_stages: int = 3
     min_arch: int = 80
+    max_arch: int | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -57,6 +58,11 @@ def compile_specimen(specimen: TritonSpecimen, arch: int) -> Any:
         signature[name] = kind.removesuffix(":16").removesuffix(":1")
         if (kind.startswith("*") and not kind.endswith(":1")) or kind.endswith(":16"):
             attributes[(position,)] = [["tt.divisibility", 16]]
-    source = ASTSource(specimen.kernel, signature, constants, attributes)
+    if specimen.kernel.is_gluon():
+        from triton.experimental.gluon._runtime import GluonASTSource
+
+        source = GluonASTSource(specimen.kernel, signature, constants, attributes)
+    else:
+        source = ASTSource(specimen.kernel, signature, constants, attributes)
     options = {"num_warps": specimen.num_warps, "num_stages": specimen.num_stages, **specimen.extra}
     return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)

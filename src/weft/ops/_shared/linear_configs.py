@@ -75,7 +75,7 @@ def _pointers(bm: int, bn: int, bk: int, warps: int, stages: int) -> Config:
 
 
 def _turns(**more: Any) -> Config:
-    return Config(bm=128, bn=128, bk=64, warps=4, turns=True, **{"stages": 5, **more})
+    return Config(bm=128, bn=128, bk=64, warps=4, turns=True, **{"stages": 6, "parts": 4, **more})
 
 
 SQUARE = Config(bm=128, bn=128, bk=64, warps=8, stages=3, parts=4)
@@ -84,11 +84,28 @@ LONG = _wide(4, parts=4)
 SMALL = _pointers(64, 64, 64, 4, 3)
 SINGLE = _pointers(64, 64, 16, 4, 3)
 # For half types, by epilogue: the first whose least count of 128 x 128 tiles a product has. Where
-# strides or device allow no descriptor, DIRECT holds; float32 is summed by fma, in SINGLE.
+# strides or device allow no descriptor, DIRECT holds; float32 is summed by fma, in SINGLE. What
+# takes turns is passed over on a device or a Triton that it is not for.
 SHIPPED = {
-    BIAS: ((264, replace(LONG, group=4)), (132, _pair(parts=4)), (32, SQUARE), (0, SMALL)),
-    GELU: ((132, _pair(parts=4, math="tanh")), (32, SQUARE), (0, SMALL)),
-    GELU_KEEP: ((132, _pair(math="tanh")), (32, SQUARE), (0, SMALL)),
+    BIAS: (
+        (132, _turns()),
+        (264, replace(LONG, group=4)),
+        (132, _pair(parts=4)),
+        (32, SQUARE),
+        (0, SMALL),
+    ),
+    GELU: (
+        (132, _turns(math="tanh")),
+        (132, _pair(parts=4, math="tanh")),
+        (32, SQUARE),
+        (0, SMALL),
+    ),
+    GELU_KEEP: (
+        (132, _turns(math="tanh")),
+        (132, _pair(math="tanh")),
+        (32, SQUARE),
+        (0, SMALL),
+    ),
     RESIDUAL: ((132, replace(LONG, group=4)), (32, SQUARE), (0, SMALL)),
 }
 DIRECT = ((64, _pointers(128, 128, 64, 8, 3)), (0, SMALL))
@@ -130,5 +147,5 @@ def worth_timing(epilogue: int, dtype: torch.dtype) -> tuple[Config, ...]:
         likely.insert(2, _three())  # with two answers its registers leave no room for a third
     else:  # every store by descriptor waits until the one before it has been read
         likely[:0] = [replace(c, aside=True) for c in (_pair(parts=4), LONG, _wide(3))]
-    likely[:0] = [_turns(), _turns(stages=6, parts=4), _turns(group=16), _turns(group=4)]
+    likely[:0] = [_turns(), _turns(stages=5, parts=2), _turns(group=16), _turns(group=4)]
     return tuple(replace(c, math="tanh") for c in likely)

@@ -23,6 +23,7 @@ from weft.ops._shared.linear_configs import (
 )
 from weft.ops._shared.linear_spec import rows_of
 
+GLUON_KNOWN = (3, 6)  # experimental: its names may change with the next
 DESCRIPTOR_ARCH = 90  # the first with the copy engine that reads tensor descriptors
 
 
@@ -36,7 +37,11 @@ def choose(
     if x.dtype == torch.float32:
         return SINGLE
     tiles = triton.cdiv(x.shape[0], 128) * triton.cdiv(weight.shape[0], 128)
-    chosen = next(config for least, config in SHIPPED[epilogue] if tiles >= least)
+    chosen = next(
+        config
+        for least, config in SHIPPED[epilogue]
+        if tiles >= least and (not config.turns or _takes_turns(x.device))
+    )
     if chosen.descriptors and not fits:
         chosen = next(config for least, config in DIRECT if tiles >= least)
     return chosen
@@ -56,6 +61,17 @@ def _regular(x: torch.Tensor) -> bool:
     down, across = x.stride()
     aligned = x.data_ptr() % 16 == 0 and down * x.element_size() % 16 == 0
     return across == 1 and down >= x.shape[1] and aligned
+
+
+@cache
+def _gluon() -> bool:
+    return tuple(map(int, triton.__version__.split(".")[:2])) == GLUON_KNOWN
+
+
+@cache
+def _takes_turns(device: torch.device) -> bool:
+    """Whether the device has the instructions of linear_turns.py, and this Triton its Gluon."""
+    return _gluon() and not INTERPRETED and torch.cuda.get_device_capability(device) == (9, 0)
 
 
 @cache
@@ -202,8 +218,13 @@ def _by_pointers(
 
 def specimens(epilogue: int) -> tuple[TritonSpecimen, ...]:
     """The product as shipped for large and small half types, by pointers, and float32."""
-    half = dict.fromkeys(c for _, c in SHIPPED[epilogue] + DIRECT)
-    return (*(_specimen(c, epilogue, "bf16") for c in half), _specimen(SINGLE, epilogue, "fp32"))
+    half = list(dict.fromkeys(c for _, c in SHIPPED[epilogue] + DIRECT))
+    found = [_specimen(c, epilogue, "bf16") for c in half if not c.turns]
+    if any(c.turns for c in half) and _gluon():
+        from weft.ops._shared.linear_turns import specimen
+
+        found += [specimen(c, epilogue, _math(c, torch.bfloat16)) for c in half if c.turns]
+    return (*found, _specimen(SINGLE, epilogue, "fp32"))
 
 
 def _specimen(config: Config, epilogue: int, dtype: str) -> TritonSpecimen:

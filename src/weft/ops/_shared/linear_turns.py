@@ -28,7 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from weft.backends.triton_jit import triton
+from weft.backends.triton_jit import TritonSpecimen, triton
 from weft.ops._shared.linear_columns import multiprocessors
 from weft.ops._shared.linear_kernels import GELU, GELU_KEEP, gelu
 
@@ -270,3 +270,33 @@ def _descriptor(x: torch.Tensor, rows: int, block_rows: int, block_columns: int)
 def _layout(rows: int, columns: int) -> Any:
     """A block of a half type in shared memory as the tensor cores and the copy engine read it."""
     return gl.NVMMASharedLayout.get_default_for([rows, columns], gl.bfloat16)
+
+
+def specimen(config: Config, epilogue: int, math: int) -> TritonSpecimen:
+    """What a bfloat16 product of sizes divisible by 16 compiles."""
+
+    def blocks(rows: int, columns: int) -> str:
+        return f"tensordesc<bf16[{rows}, {columns}],{_layout(rows, columns)!r}>"
+
+    part = blocks(config.bm, config.bn // config.parts)
+    signature = {
+        "x_desc": blocks(config.bm, config.bk),
+        "weight_desc": blocks(config.bn, config.bk),
+        "bias_ptr": "*bf16",
+        "y_desc": part,
+        "pre_desc": part if epilogue == GELU_KEEP.value else None,
+        **dict.fromkeys("mnk", "i32:16"),
+        "STAGES": config.stages,
+        "GROUP": config.group,
+        "PARTS": config.parts,
+        "EPILOGUE": epilogue,
+        "MATH": math,
+    }
+    return TritonSpecimen(
+        label=f"bf16-{config.bm}x{config.bn}x{config.stages}-turns-{epilogue}",
+        kernel=linear_turns,
+        signature=signature,
+        extra={"maxnreg": REGISTERS},
+        min_arch=90,
+        max_arch=90,
+    )

@@ -58,7 +58,7 @@ def compiled(
     found: list[Kernel] = []
     skipped: list[str] = []
     for use in uses:
-        if number < use.specimen.min_arch:
+        if not take_apart.suits(use.specimen, number):
             skipped.append(f"{use.specimen.label} (needs sm_{use.specimen.min_arch})")
             continue
         progress(f"{operator.name} {implementation.name} {use.specimen.label} sm_{number}")

@@ -181,6 +181,7 @@ def _specimen(kernel: Any, arguments: tuple[Any, ...], named: Mapping[str, Any])
         signature=signature,
         num_warps=named.get("num_warps", 4),
         num_stages=named.get("num_stages", 3),
+        extra={n: named[n] for n in ("maxnreg",) if n in named},
     )
     return made, dict(bound.arguments)
 
@@ -191,7 +192,8 @@ def _kind(parameter: Any, value: Any) -> Any:
         return value
     if hasattr(value, "block_shape"):  # a tensor descriptor
         sizes = ", ".join(map(str, value.block_shape))
-        return f"tensordesc<{_dtype(value.base)}[{sizes}]>"
+        layout = f",{value.layout!r}" if hasattr(value, "layout") else ""  # Gluon's have one
+        return f"tensordesc<{_dtype(value.base)}[{sizes}]{layout}>"
     if hasattr(value, "data_ptr"):
         return f"*{_dtype(value)}" + ("" if value.data_ptr() % 16 == 0 else ":1")
     if isinstance(value, bool):
