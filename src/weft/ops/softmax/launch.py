@@ -17,9 +17,7 @@ class Config:
 
     ``strategy`` is ``warp`` (``lanes`` lanes hold a row) or ``block`` (a block does), in registers,
     ``vectors`` accesses a thread; ``shared`` (the shared memory of ``cluster`` blocks does, and
-    ``blocks`` of them must fit on a multiprocessor); ``flow`` (the registers of such a cluster do,
-    which takes up to ``rows`` one after another, of which ``stages`` are on their way in shared
-    memory; forward only); or ``long`` (two passes).
+    ``blocks`` of them must fit on a multiprocessor); or ``long`` (two passes).
     """
 
     strategy: str
@@ -28,8 +26,6 @@ class Config:
     lanes: int = 32
     cluster: int = 1
     blocks: int = 1
-    rows: int = 1
-    stages: int = 0
 
     def __post_init__(self) -> None:
         if self.threads % 32 or not 32 <= self.threads <= 1024:
@@ -38,8 +34,7 @@ class Config:
     @property
     def label(self) -> str:
         """Unlike for unlike programs: what is compiled in."""
-        label = f"{self.threads}x{self.vectors}-{self.lanes}-{self.cluster}-{self.blocks}"
-        return f"{label}-{self.rows}-{self.stages}" if self.stages else label
+        return f"{self.threads}x{self.vectors}-{self.lanes}-{self.cluster}-{self.blocks}"
 
 
 def _power(n: int) -> int:
@@ -101,31 +96,7 @@ def candidates(columns: int, dtype: torch.dtype, backward: bool = False) -> list
         threads = -(-accesses // (32 * vectors)) * 32
         if threads <= 1024 and threads * vectors * copies <= 8192 and vectors <= 2 * most:
             found.append(Config(strategy="block", threads=threads, vectors=vectors))
-    found += _shared(accesses * copies)
-    return found if backward else found + _flow(accesses)
-
-
-def flow(
-    accesses: int, vectors: int, *, cluster: int, blocks: int, rows: int, stages: int
-) -> Config | None:
-    """The flow of the fewest threads by these accesses each; None: more than 1024."""
-    threads = -(-accesses // (32 * vectors * cluster)) * 32
-    if threads > 1024:
-        return None
-    return Config(
-        strategy="flow", threads=threads, vectors=vectors, cluster=cluster, blocks=blocks,
-        rows=rows, stages=stages,
-    )  # fmt: skip
-
-
-def _flow(accesses: int) -> list[Config]:
-    """For rows too long for a block's registers."""
-    if accesses <= 4096:
-        return []
-    ways = [(4, 8, 4, 1, 1), (4, 8, 5, 1, 1), (4, 8, 4, 4, 2), (4, 8, 4, 8, 3), (4, 4, 2, 1, 1)]
-    ways += [(4, 8, 4, 128, 3), (4, 4, 2, 8, 2), (8, 4, 4, 1, 1), (8, 4, 3, 8, 2), (4, 2, 1, 8, 3)]
-    made = (flow(accesses, v, cluster=c, blocks=b, rows=n, stages=k) for v, c, b, n, k in ways)
-    return [one for one in made if one]
+    return found + _shared(accesses * copies)
 
 
 def _shared(accesses: int) -> list[Config]:

@@ -15,7 +15,7 @@ from weft.ops.softmax.rows import as_rows, width
 
 HERE = Path(__file__).parent
 TYPES = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
-FILES = {name: f"softmax_{name}.cu" for name in ("shared", "flow", "long")}
+FILES = {name: f"softmax_{name}.cu" for name in ("shared", "long")}
 LONG = (
     "softmax_long",
     "softmax_statistics",
@@ -24,7 +24,7 @@ LONG = (
     "softmax_dots",
     "softmax_backward_write",
 )
-CHIP = {"shared": 90, "flow": 90}  # where a strategy needs a chip's own instructions
+CHIP = {"shared": 90}  # where a strategy needs a chip's own instructions
 
 
 @cache
@@ -40,9 +40,7 @@ def source(config: Config, dtype: torch.dtype, access: int, backward: bool) -> C
             macros["PAIRS"] = 1
     else:
         macros["ACCESS"] = access
-    if strategy == "flow":
-        macros["STAGES"] = config.stages
-    if strategy in ("warp", "block", "flow"):
+    if strategy in ("warp", "block"):
         macros["VECTORS"] = config.vectors
     if strategy == "warp":
         macros["LANES"] = config.lanes
@@ -125,14 +123,6 @@ def _launch(
         _launch_long(program, threads, columns // access, lines, others)
         return
     kernel = program[program.kernels[0]]
-    if config.strategy == "flow":
-        # As many clusters as are surely on the device at once, or more that take fewer rows.
-        at_once = _multiprocessors(lines.device) * config.blocks * 7 // 8 // config.cluster
-        clusters = min(rows, max(1, at_once, -(-rows // config.rows)))
-        held = config.stages * threads * config.vectors * 16
-        grid = clusters * config.cluster
-        kernel(grid, threads, lines, *others, rows, columns, stride, shared=held)
-        return
     if config.strategy != "warp":
         held = 0
         if config.strategy == "shared":
