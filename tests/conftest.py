@@ -110,6 +110,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(reason)
 
 
+@pytest.fixture(autouse=True)
+def memory_back(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a GPU test held is free for the next, and for the other workers on its device."""
+    yield
+    if request.node.get_closest_marker("gpu"):
+        import torch
+
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Chromium without a screen, whose console and requests are kept for the test to read."""

@@ -113,7 +113,8 @@ def test_a_starting_file_passes_on_a_gpu(operator: str, backend: str, tmp_path: 
     spec, passed = registry.operator(operator), 0
     chosen = dict.fromkeys([*spec.select("check", "cuda"), *spec.select("edge", "cuda")])
     for case in chosen:
-        if max(i.numel for i in case.inputs) > GPU_MOST:
+        moved = spec.cost(case, "forward")  # a product's answer may be larger than what it is of
+        if max(*(i.numel for i in case.inputs), moved.written // 4) > GPU_MOST:
             continue
         for direction in one.directions:
             if backends.support(one, case, "cuda", direction):
