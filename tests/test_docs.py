@@ -159,6 +159,16 @@ def test_a_suspect_time_is_nobody_s_best(tmp_path: Path) -> None:
     assert "| suspect |" in figures.operator("gelu", tmp_path)
 
 
+def test_no_committed_time_is_suspect() -> None:
+    timed = 0
+    for file in sorted((ROOT / "results").glob("*/*.jsonl")):
+        for one in map(json.loads, file.read_text().splitlines()):
+            timed += one.get("timing") is not None and one["timing"]["cold"] is not None
+            alarms = [f for f in one.get("flags", ()) if f.startswith("suspect")]
+            assert not alarms, (file.name, one["case"], one["implementation"], alarms)
+    assert timed > 500
+
+
 def test_tables_hold_text_with_bars_and_no_records_are_said(tmp_path: Path) -> None:
     odd = replace(record(), operator="a|b\nc")
     append(tmp_path / "a" / "a.jsonl", [odd])
