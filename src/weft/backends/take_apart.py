@@ -103,8 +103,17 @@ def compile_for(backend: str, specimen: Any, arch: int) -> Program:
 
 def suits(specimen: Any, arch: int) -> bool:
     """Whether ``sm_<arch>`` has the instructions of a specimen of any backend."""
-    last = getattr(specimen, "max_arch", None)
-    return specimen.min_arch <= arch and (last is None or arch <= last)
+    return specimen.min_arch <= arch <= (_last(specimen) or arch)
+
+
+def needs(specimen: Any) -> str:
+    """The architectures that a specimen is for, in words."""
+    last = _last(specimen)
+    return f"sm_{specimen.min_arch}" + (f", at most sm_{last}" if last else "")
+
+
+def _last(specimen: Any) -> int | None:
+    return getattr(specimen, "max_arch", None)
 
 
 def _program(

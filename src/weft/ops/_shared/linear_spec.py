@@ -7,7 +7,7 @@ which count as M rows.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -106,6 +106,23 @@ def make_case(
         tags=frozenset({tags}),
         devices=devices,
     )
+
+
+class Operands(NamedTuple):
+    """What a product's launch is given: x (M, K), weight (N, K), bias (N,), and the residual, y and
+    what is kept of it, (M, N)."""
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor
+    residual: torch.Tensor | None
+    y: torch.Tensor
+    pre: torch.Tensor | None
+
+
+def pitch_of(x: torch.Tensor) -> int:
+    """Elements from a row of (..., C) to the next; of more dimensions than two it has no gaps."""
+    return x.stride(0) if x.dim() == 2 else x.shape[-1]
 
 
 def rows_of(x: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ from weft.ops._shared.linear_configs import (
     SINGLE,
     Config,
 )
-from weft.ops._shared.linear_spec import rows_of
+from weft.ops._shared.linear_spec import Operands, pitch_of, rows_of
 
 GLUON_KNOWN = (3, 6)  # experimental: its names may change with the next
 DESCRIPTOR_ARCH = 90  # the first with the copy engine that reads tensor descriptors
@@ -106,7 +106,7 @@ def product(
     config = config or choose(epilogue, lines, weight, residual)
     math = _math(config, x.dtype)
     launch = _launcher(config)
-    launch(config, epilogue, math, lines, weight, bias.contiguous(), residual, y, pre)
+    launch(config, epilogue, math, Operands(lines, weight, bias.contiguous(), residual, y, pre))
     return y, pre
 
 
@@ -129,17 +129,8 @@ def _math(config: Config, dtype: torch.dtype) -> int:
     return MATHS[config.math]
 
 
-def _by_descriptors(
-    config: Config,
-    epilogue: int,
-    math: int,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    residual: torch.Tensor | None,
-    y: torch.Tensor,
-    pre: torch.Tensor | None,
-) -> None:
+def _by_descriptors(config: Config, epilogue: int, math: int, operands: Operands) -> None:
+    x, weight, bias, residual, y, pre = operands
     (m, k), n = x.shape, weight.shape[0]
     tiles = triton.cdiv(m, config.bm) * triton.cdiv(n, config.bn)
     programs = min(tiles, config.resident * multiprocessors(x.device))
@@ -173,22 +164,11 @@ def _descriptor(x: torch.Tensor, rows: int, block_rows: int, block_columns: int)
     """A descriptor of x, (..., C) with rows a pitch apart, in blocks."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    columns = x.shape[-1]
-    pitch = x.stride(0) if x.dim() == 2 else columns
-    return TensorDescriptor(x, [rows, columns], [pitch, 1], [block_rows, block_columns])
+    return TensorDescriptor(x, [rows, x.shape[-1]], [pitch_of(x), 1], [block_rows, block_columns])
 
 
-def _by_pointers(
-    config: Config,
-    epilogue: int,
-    math: int,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    residual: torch.Tensor | None,
-    y: torch.Tensor,
-    pre: torch.Tensor | None,
-) -> None:
+def _by_pointers(config: Config, epilogue: int, math: int, operands: Operands) -> None:
+    x, weight, bias, residual, y, pre = operands
     (m, k), n = x.shape, weight.shape[0]
     tiles = triton.cdiv(m, config.bm) * triton.cdiv(n, config.bn)
     strides = (0, 1) if residual is None else residual.stride()

@@ -5,9 +5,8 @@ groups of four warps take a program's tiles by turns: while one finishes a tile,
 tensor cores and the whole ring to itself (CUTLASS calls it ping-pong). The turn is handed over
 through a barrier of each group's own. What is right hangs on it, not speed alone: a wait for a
 slot tells odd uses of it from even ones, so a group may come to a slot only when the use before
-has arrived there. What a group stores goes
-through two buffers of its own, so that it waits for the store before the last one, not for the
-last.
+has arrived there. What a group stores goes through two buffers of its own, so that it waits for the
+store before the last one, not for the last.
 
 Gluon is an experimental part of Triton: this module is imported when it is launched.
 """
@@ -31,6 +30,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from weft.backends.triton_jit import TritonSpecimen, triton
 from weft.ops._shared.linear_columns import multiprocessors
 from weft.ops._shared.linear_kernels import GELU, GELU_KEEP, gelu
+from weft.ops._shared.linear_spec import Operands, pitch_of
 
 if TYPE_CHECKING:
     import torch
@@ -224,18 +224,9 @@ def linear_turns(
     )
 
 
-def launch(
-    config: Config,
-    epilogue: int,
-    math: int,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    residual: torch.Tensor | None,
-    y: torch.Tensor,
-    pre: torch.Tensor | None,
-) -> None:
+def launch(config: Config, epilogue: int, math: int, operands: Operands) -> None:
     """As linear_triton's other launches; there is no residual."""
+    x, weight, bias, residual, y, pre = operands
     assert residual is None
     (m, k), n = x.shape, weight.shape[0]
     tiles = triton.cdiv(m, config.bm) * triton.cdiv(n, config.bn)
@@ -260,10 +251,8 @@ def launch(
 
 
 def _descriptor(x: torch.Tensor, rows: int, block_rows: int, block_columns: int) -> Any:
-    columns = x.shape[-1]
-    pitch = x.stride(0) if x.dim() == 2 else columns
     block = [block_rows, block_columns]
-    return TensorDescriptor(x, [rows, columns], [pitch, 1], block, _layout(*block))
+    return TensorDescriptor(x, [rows, x.shape[-1]], [pitch_of(x), 1], block, _layout(*block))
 
 
 @cache

@@ -59,7 +59,7 @@ def compiled(
     skipped: list[str] = []
     for use in uses:
         if not take_apart.suits(use.specimen, number):
-            skipped.append(f"{use.specimen.label} (needs sm_{use.specimen.min_arch})")
+            skipped.append(f"{use.specimen.label} (needs {take_apart.needs(use.specimen)})")
             continue
         progress(f"{operator.name} {implementation.name} {use.specimen.label} sm_{number}")
         found += _compiled(operator, implementation, use, number)
