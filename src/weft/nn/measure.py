@@ -25,6 +25,7 @@ import torch
 
 from weft import machine, nn
 from weft.core import WeftError
+from weft.machine.keep import write_json
 from weft.nn.patching import patch
 
 FORMAT = 1
@@ -203,12 +204,11 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         device = machine.known_kind(given.device)
         record = run(device, given.batch, length, given.small, lambda t: print(t, file=sys.stderr))
+        if given.save:
+            write_json(given.save, record, what="the record", hint="name another file: --save")
     except WeftError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    if given.save:
-        given.save.parent.mkdir(parents=True, exist_ok=True)
-        given.save.write_text(json.dumps(record, indent=1) + "\n")
     from weft.nn.figures import drawn
 
     print(json.dumps(record) if given.json else drawn(record))

@@ -24,6 +24,7 @@ from torch.nn import functional
 
 from weft import machine, ops
 from weft.core import WeftError, registry
+from weft.machine.keep import write_json
 from weft.workbench.figures import RESULTS, table
 from weft.workbench.report.scales import NONE
 
@@ -166,12 +167,11 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         record = run(machine.known_kind(given.device), given.rounds)
+        if given.save:
+            write_json(given.save, record, what="the record", hint="name another file: --save")
     except WeftError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    if given.save:
-        given.save.parent.mkdir(parents=True, exist_ok=True)
-        given.save.write_text(json.dumps(record, indent=1) + "\n")
     print(drawn(record))
     return 0
 
