@@ -99,27 +99,22 @@ def plan(
     def make() -> Plan:
         check()
         chosen = impl or dispatch.choose(name, inputs, params)
-        kernel = resolve(name, chosen) not in TRACED
-        if impl is not None and _placed(inputs):  # dispatch chooses none that is not supported
+        if resolve(name, chosen) not in TRACED:
+            return Plan(chosen, _kernels(name, chosen, inputs, params))
+        if impl is not None:  # dispatch chooses none that is not supported
             refuse_unsupported(name, chosen, inputs, params)
-        if kernel:
-            return Plan(chosen, _kernels(name, chosen, inputs))
         forward = registry.implementation(name, chosen).forward
         return Plan(chosen, lambda x, given: forward(*x, **given))
 
     return dispatch.recalled((name, impl), inputs, params, make)
 
 
-def _placed(inputs: tuple[Any, ...]) -> bool:
-    """Whether the tensors are where kernels run, and not only described."""
-    return all(x is None or x.device.type in DEVICES for x in inputs)
-
-
-def _kernels(name: str, impl: str, inputs: tuple[Any, ...]) -> Run:
+def _kernels(name: str, impl: str, inputs: tuple[Any, ...], params: dict[str, Any]) -> Run:
     """How a kernel of ours is called: the short way where nobody hears of it (``direct.py``)."""
     operator = getattr(torch.ops.weft, name).default
-    if not _placed(inputs):
+    if any(x is not None and x.device.type not in DEVICES for x in inputs):  # described, not there
         return lambda x, given: operator(*x, *given.values(), impl)
+    refuse_unsupported(name, impl, inputs, params)
     wanted = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
     forward = registry.implementation(name, impl).forward
     # A gradient that is a view is torch's own calls, which have gradients themselves.
