@@ -1,9 +1,10 @@
 """The short way from a call to a kernel of ours, where nobody would hear of the long one.
 
 ``torch.library`` tells the dispatcher of an operator: so it is traced, profiled, transformed and
-seen by modes and subclasses of tensors. Each of its layers is Python, tens of microseconds of the
-host a call. Where nothing of the kind is at hand, an implementation's forward is called as it
-stands, or through a plain ``torch.autograd.Function`` where a gradient is wanted.
+seen by modes and subclasses of tensors. Each of its layers is Python, and takes the host more
+than a launch does (docs/dispatch.md). Where nothing of the kind is at hand, an implementation's
+forward is called as it stands, or through a plain ``torch.autograd.Function`` where a gradient is
+wanted.
 """
 
 from __future__ import annotations

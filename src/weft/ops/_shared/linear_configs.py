@@ -3,8 +3,9 @@
 K is short in a transformer (768), and what a tile's epilogue takes is hidden only if another tile's
 product runs meanwhile. Two programs a multiprocessor (``resident=2``, 128 x 128 tiles of 4 warps)
 do so for each other, and read 1.2 GB from the L2 for 16384 x 3072 x 768; one of 128 x 256 reads a
-quarter less and waits for its epilogue. GELU wants the first (618 TFLOP/s on an H200, 609 by the
-library), a bias alone the second.
+quarter less and waits for its epilogue. GELU wants the first, a bias alone the second, and on
+compute capability 9.0 both are behind two groups of warps that take turns (linear_turns.py):
+results' sweep-linear.ndjson and sweep-linear-2026-11-22.ndjson.
 """
 
 from __future__ import annotations

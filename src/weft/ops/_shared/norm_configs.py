@@ -168,14 +168,14 @@ def stay(
 
 def leans(kind: Kind) -> bool:
     """Whether lean statistics are worth timing: of 16-bit rows, but for layer norm by itself, which
-    fell from 95.4 % to 85.9 at 4096 columns of an H200."""
+    is slower with them on an H200: results' sweep-norm-backward-2026-11-22.ndjson."""
     return kind.x.itemsize == 2 and (kind.add or not kind.centred)
 
 
 def _dropping(columns: int, kind: Kind, room: int) -> Stay | None:
     """With dropout: teams of an access a thread, whose random numbers the many warps hide. A lean
-    one of 512 threads has its block for itself: 94.7 % on an H200, by two that are not 88.9; of 128
-    lean ones are slower, 82.5 for 88.3."""
+    one of 512 threads has its block for itself, which an H200 is faster with than with two that are
+    not lean; small lean ones are slower: sweep-norm-backward-2026-11-22.ndjson."""
     team = -(-columns // kind.access // 32) * 32
     if team > 512:
         return None
@@ -187,7 +187,7 @@ def _dropping(columns: int, kind: Kind, room: int) -> Stay | None:
 
 def _smallest(columns: int, kind: Kind, room: int) -> Stay | None:
     """By the smallest cluster that holds a row; rather than by four blocks by eight of half their
-    threads, two a multiprocessor: layer norm of 65536 columns 79.4 %, by four 77.6. Rather by teams
+    threads, two a multiprocessor (sweep-norm-backward-2026-11-22.ndjson). Rather by teams
     twice as wide, with their weights in registers, than by teams without; or, of filled accesses or
     a sum, than by a warp alone."""
     if kind.drop and (found := _dropping(columns, kind, room)):
@@ -258,6 +258,5 @@ def configure_backward(columns: int, kind: Kind, room: int, teams: int) -> Stay 
         found = stay(columns, kind, room, threads=found.team * teams, vectors=found.vectors)
     if kind.drop or not found:
         return found
-    # Added, 4096 columns 87.1 to 88.5 %; RMS norm of 16384 columns 84.0 to 85.5, shorter ones as
-    # they were.
+    # Faster with a sum, and for RMS norm of long rows; short ones are as they were.
     return replace(_shallow(columns, kind, found), lean=found.cluster == 1 and leans(kind))
