@@ -86,7 +86,7 @@ def test_twenty_kills_change_no_bit(tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.slow
 def test_kills_on_a_gpu_change_no_bit(tmp_path: Path) -> None:
-    assert kill_test(tmp_path, 4, "cuda")["killed"] == 4
+    assert kill_test(tmp_path, 8, "cuda")["killed"] == 8
 
 
 def at(step: int, what: Callable[[torch.Tensor], torch.Tensor], until: int | None = None) -> Any:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from weft.core import Record, registry
+from weft.core.implementation import BACKENDS
 from weft.machine import driver
 from weft.workbench import bench
 from weft.workbench.bring import Source
@@ -219,13 +220,22 @@ def test_a_halved_event_is_refused_and_seen_by_the_judges_watch(tmp_path: Path) 
     assert "wall" in suspect(found), found.flags
 
 
-def test_kernels_of_the_house_are_never_suspect() -> None:
-    """Every operator's kernels, forward; the records have the other timings and their flags."""
+@pytest.mark.parametrize(
+    ("backends", "directions"),
+    [
+        (("triton", "cuda"), ["forward"]),
+        pytest.param(BACKENDS, None, marks=pytest.mark.exhaustive),
+    ],
+    ids=["kernels", "all"],
+)
+def test_built_in_operators_are_never_suspect(
+    backends: tuple[str, ...], directions: list[str] | None
+) -> None:
     alarms, count = [], 0
     names = registry.operator_names()
     ways = [i for n in names for i in registry.implementations(n) if not i.is_step]
-    ways = [i for i in ways if i.backend in ("triton", "cuda")]
-    for records in bench.run_points(names, ways, directions=["forward"], device="cuda", quick=True):
+    ways = [i for i in ways if i.backend in backends]
+    for records in bench.run_points(names, ways, directions=directions, device="cuda", quick=True):
         for r in records:
             count += r.timing is not None
             alarms += [(r.operator, r.implementation, f) for f in suspect(r)]

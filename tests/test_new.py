@@ -109,19 +109,40 @@ def test_a_cuda_starting_file_compiles_everywhere(operator: str, tmp_path: Path)
 @pytest.mark.parametrize("backend", starters.BACKENDS)
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_a_starting_file_passes_on_a_gpu(operator: str, backend: str, tmp_path: Path) -> None:
-    (one,) = brought(written(tmp_path, operator, backend)).implementations
-    spec, passed = registry.operator(operator), 0
+    small = [c for c in on_a_gpu(operator) if not large_answer(operator, c)]
+    assert passes_on_a_gpu(written(tmp_path, operator, backend), operator, small) >= 20
+
+
+@pytest.mark.gpu
+@pytest.mark.alone  # with its reference it takes what a device has
+@pytest.mark.parametrize("backend", starters.BACKENDS)
+def test_a_starting_product_passes_past_31_bits_on_a_gpu(backend: str, tmp_path: Path) -> None:
+    large = [c for c in on_a_gpu("matmul") if large_answer("matmul", c)]
+    assert large
+    if not passes_on_a_gpu(written(tmp_path, "matmul", backend), "matmul", large):
+        pytest.skip(f"{backend}'s starting file does not take {[c.name for c in large]}")
+
+
+def on_a_gpu(operator: str) -> list[Case]:
+    spec = registry.operator(operator)
     chosen = dict.fromkeys([*spec.select("check", "cuda"), *spec.select("edge", "cuda")])
+    return [c for c in chosen if max(i.numel for i in c.inputs) <= GPU_MOST]
+
+
+def large_answer(operator: str, case: Case) -> bool:
+    return registry.operator(operator).cost(case, "forward").written > 4 * GPU_MOST
+
+
+def passes_on_a_gpu(path: Path, operator: str, chosen: list[Case]) -> int:
+    (one,) = brought(path).implementations
+    spec, passed = registry.operator(operator), 0
     for case in chosen:
-        moved = spec.cost(case, "forward")  # a product's answer may be larger than what it is of
-        if max(*(i.numel for i in case.inputs), moved.written // 4) > GPU_MOST:
-            continue
         for direction in one.directions:
             if backends.support(one, case, "cuda", direction):
                 verdict = check(spec, one, case, direction, "cuda", n_seeds=2)
                 assert verdict.status == PASS, f"{case.name} {direction}: {verdict.reason}"
                 passed += 1
-    assert passed >= 20
+    return passed
 
 
 def test_an_operator_of_one_s_own_passes_its_check(tmp_path: Path) -> None:
