@@ -206,15 +206,16 @@ def softmax_call(name: str, shape: tuple[int, ...]) -> Callable[[], object]:
 
 
 @pytest.mark.parametrize(
-    ("name", "kernel"),
+    ("name", "kernel", "shape"),
     [
-        pytest.param("triton", "triton:softmax_tile", marks=interpreted),
-        pytest.param("numba", "numba:softmax_forward", marks=interpreted),
-        ("numba/parallel", "numba:softmax_forward_parallel"),
+        pytest.param("triton", "triton:softmax_tile", (3, 7), marks=interpreted),
+        pytest.param("numba", "numba:softmax_forward", (3, 7), marks=interpreted),
+        # A busy core may hold back the making of the output for longer than 21 exponentials take.
+        ("numba/parallel", "numba:softmax_forward_parallel", (270, 16384)),
     ],
 )
-def test_an_interpreted_kernel_is_seen_with_a_profiler_and_without(name, kernel):
-    call = softmax_call(name, (3, 7))
+def test_an_interpreted_kernel_is_seen_with_a_profiler_and_without(name, kernel, shape):
+    call = softmax_call(name, shape)
     found, again = kernels(call, "cpu"), observed(call, "cpu")
     assert found.names[0] == kernel and found.source == "torch.profiler" and not found.note
     assert sum(found.shares) == pytest.approx(1.0) and found.shares[0] > 0.3

@@ -27,8 +27,8 @@ PIECE = (
 )  # elements of the first input that the reference gets at once, where rows stand alone
 
 
-FEW, MOST_DRAWS = 64, 16  # elements that a baseline's error is taken over at least, and its draws
-SMALL = 1 << 14  # elements of an input, up to which a draw costs next to nothing
+DRAWS = 16  # of which a baseline's error is taken at least, where a draw costs next to nothing:
+SMALL = 1 << 14  # up to so many elements of an input
 
 
 def fresh_seeds(n: int) -> tuple[int, ...]:
@@ -153,16 +153,15 @@ class Oracle:
         )
 
     def further_seeds(self) -> tuple[int, ...]:
-        """Seeds for the baseline's error alone, where an answer has so few elements that one draw
-        of it says little: that of a single element may be 0 by luck. They follow from the first
-        seed, so that a verdict can be repeated."""
-        largest = max(math.prod(form.shape) for form in self.forms)
-        small = max(i.numel for i in self.case.inputs) <= SMALL
-        if not small or largest == 0 or largest * len(self.seeds) >= FEW:
+        """Seeds for the baseline's error alone, where an answer is so small that a draw or two of
+        it say little: the error of a single element may be 0 by luck, and so may what all of a
+        row share, the rounding of its norm. They follow from the first seed, so that a verdict can
+        be repeated."""
+        empty = not any(math.prod(form.shape) for form in self.forms)
+        if empty or max(i.numel for i in self.case.inputs) > SMALL:
             return ()
         drawn = random.Random(self.seeds[0])
-        wanted = min(-(-FEW // largest), MOST_DRAWS) - len(self.seeds)
-        return tuple(drawn.randrange(1 << 31) for _ in range(wanted))
+        return tuple(drawn.randrange(1 << 31) for _ in range(DRAWS - len(self.seeds)))
 
     def terms(self, seed: int) -> tuple[torch.Tensor | None, ...]:
         """The sizes of each gradient's terms before they cancel, where the operator names them."""

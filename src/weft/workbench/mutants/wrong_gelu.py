@@ -42,10 +42,13 @@ def _short(x: torch.Tensor) -> torch.Tensor:
 
 
 def _above_the_ramp(y: torch.Tensor) -> torch.Tensor:
-    """Now and then an element a step or two high: within the tolerance, but more than x."""
+    """Now and then an element a step or two high: within the tolerance, but more than x.
+
+    So few that no seed makes their RMS error too large: only the property may kill this one.
+    """
     made = owned(y)
-    some = made.view(-1)[::16]
-    high = (some.double() * (1 + 1.6 * torch.finfo(y.dtype).eps)).to(y.dtype)
+    some = made.view(-1)[::64]
+    high = (some.double() * (1 + 1.3 * torch.finfo(y.dtype).eps)).to(y.dtype)
     some.copy_(torch.where(some.abs() < 3, some, high))
     return made
 
