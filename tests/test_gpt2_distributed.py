@@ -217,3 +217,11 @@ def test_a_process_that_is_killed_ends_all_with_one_message(tmp_path: Path) -> N
     assert "Traceback" not in said, said
     newest = checkpoint.steps(out / checkpoint.FOLDER)[0]
     assert checkpoint.load(newest).step >= 2 * HALF
+
+
+def test_an_error_is_told_however_late(tmp_path: Path) -> None:
+    """torchrun ends the other processes as soon as it sees one gone."""
+    with torchrun(tmp_path, TESTS / "late.py") as run:
+        run.end()
+        said = run.said()
+    assert "WeftError: another of the run's 2 processes is gone" in said, said

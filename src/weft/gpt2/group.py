@@ -9,11 +9,14 @@ fail says so in the store, and a thread in each of the others ends that one, wit
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -140,7 +143,8 @@ def wait(group: Group) -> None:
 def joined(kind: str) -> Iterator[Group]:
     """The group of the processes that this one was started with; ``kind`` is cuda or cpu.
 
-    Whatever is raised within is raised by one process alone; the others end without a word.
+    Whatever is raised within is raised by one process alone; the others end without a word. That
+    one outlives torchrun's SIGTERM, sent to all as soon as one is gone, until its error is told.
 
     Raises:
         WeftError: the environment is half set; or another process is gone without a word.
@@ -149,18 +153,35 @@ def joined(kind: str) -> Iterator[Group]:
         yield Group(torch.device(kind))
         return
     group = Torchrun(kind)
+    before = _at_sigterm(_after_the_error)
     try:
         group.take_device()
         yield group
         group.leave()
+        _at_sigterm(before)
     except BaseException as error:
         if not group.tells():
+            _at_sigterm(signal.SIG_DFL)
             group.end()
         if _gone(error):
             got = str(error).partition("\n")[0]
             what = f"another of the run's {group.world} processes is gone"
             raise WeftError(what, got=got, hint=HINT) from error
         raise
+
+
+def _at_sigterm(handler: Any) -> Any:
+    """Have SIGTERM do this, and return what it did. Only a main thread can."""
+    if threading.current_thread() is threading.main_thread():
+        return signal.signal(signal.SIGTERM, handler or signal.SIG_DFL)
+    return None
+
+
+def _after_the_error(number: int, frame: FrameType | None) -> None:
+    """End by this signal, unless an error is on its way up: it ends this process anyway."""
+    if sys.exc_info()[1] is None:
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
 
 
 def _gone(error: BaseException) -> bool:
