@@ -316,6 +316,9 @@ def test_a_baseline_s_error_is_taken_from_more_draws_where_a_case_is_small():
     assert few.bounds[0].maximum > 0
     five = Oracle(gelu, gelu.case("fp32-7x129"), FORWARD, "cpu", (5, 6, 7, 8, 9))
     assert len({*five.seeds, *five.further_seeds()}) == 16
+    many = gelu.case("fp32-64x64-outliers")
+    assert len(Oracle(gelu, many, FORWARD, "cpu", (5,)).further_seeds()) == 3
+    assert Oracle(gelu, many, FORWARD, "cpu", (5, 6, 7, 8, 9)).further_seeds() == ()
     assert Oracle(gelu, gelu.case("fp32-0"), FORWARD, "cpu", (5,)).further_seeds() == ()
     large = next(c for c in total.cases if max(i.numel for i in c.inputs) > 1 << 20)
     assert Oracle(total, large, FORWARD, "cpu", (5,)).further_seeds() == ()

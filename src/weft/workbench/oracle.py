@@ -27,8 +27,8 @@ PIECE = (
 )  # elements of the first input that the reference gets at once, where rows stand alone
 
 
-DRAWS = 16  # of which a baseline's error is taken at least, where a draw costs next to nothing:
-SMALL = 1 << 14  # up to so many elements of an input
+FEW, MOST_DRAWS = 1 << 14, 16  # elements that a baseline's error is taken over, and its draws
+SMALL = 1 << 14  # elements of an input, up to which a draw costs next to nothing
 
 
 def fresh_seeds(n: int) -> tuple[int, ...]:
@@ -157,11 +157,12 @@ class Oracle:
         it say little: the error of a single element may be 0 by luck, and so may what all of a
         row share, the rounding of its norm. They follow from the first seed, so that a verdict can
         be repeated."""
-        empty = not any(math.prod(form.shape) for form in self.forms)
-        if empty or max(i.numel for i in self.case.inputs) > SMALL:
+        largest = max(math.prod(form.shape) for form in self.forms)
+        if largest == 0 or max(i.numel for i in self.case.inputs) > SMALL:
             return ()
         drawn = random.Random(self.seeds[0])
-        return tuple(drawn.randrange(1 << 31) for _ in range(DRAWS - len(self.seeds)))
+        wanted = min(-(-FEW // largest), MOST_DRAWS)
+        return tuple(drawn.randrange(1 << 31) for _ in range(wanted - len(self.seeds)))
 
     def terms(self, seed: int) -> tuple[torch.Tensor | None, ...]:
         """The sizes of each gradient's terms before they cancel, where the operator names them."""

@@ -28,7 +28,7 @@ FORMAT = 1
 BASE = ("torch", "eager")
 WON = 0.99  # of the base's time: what ours must beat, so that noise chooses nothing
 LOST = 1.02  # of the base's time: what ours may never take, in either direction, or on the host
-REGISTERED = 5.0  # us of host time allowed for the way to a kernel of ours, each direction
+WAY = 5.0  # us of host time allowed for the way to a kernel of ours, each direction
 FAR_LAST, FAR_SMALL = 8.0, 16.0  # times from the nearest measured size, past which nothing is known
 Bands = tuple[tuple[float, tuple[tuple[float, str], ...]], ...]
 Times = Mapping[str, tuple[float, float]]  # of an implementation: cold and host, in us
@@ -135,8 +135,8 @@ def best(point: Point, grad: bool) -> str:
         if name in BASE:
             host = sum(times[name][1] for times in directions)
         else:
-            host = directions[0][name][1] + REGISTERED
-            host += sum(max(t[name][1], t[least][1]) + REGISTERED for t in directions[1:])
+            host = directions[0][name][1] + WAY
+            host += sum(max(t[name][1], t[least][1]) + WAY for t in directions[1:])
         return max(cold(name), host)
 
     ours = [
