@@ -2,8 +2,8 @@
 #   make bench   the environment if it is missing, then `weft bench` on whatever this machine is
 #   make test    the environment if it is missing, then every test that can run here
 #
-# Variables: PYTHON (which Python), VENV (where the environment stands), ARGS (for weft bench),
-# PYTEST_ARGS (for pytest), JOBS and GPU_JOBS (tests side by side),
+# Variables: PYTHON (which Python), VENV (folder of the environment), ARGS (for weft bench),
+# PYTEST_ARGS (for pytest), JOBS (test workers) and GPU_JOBS (test workers for each GPU),
 # WEFT_ACCELERATOR=cpu|cuda (instead of looking for a GPU), TORCH_INDEX_URL (where torch is taken from, e.g. https://download.pytorch.org/whl/cu128).
 VENV ?= .venv
 ARGS ?=
@@ -12,7 +12,7 @@ JOBS ?= 2
 GPU_JOBS ?= 6
 # Each worker has neighbouring tests, which share a float64 reference, until another runs out.
 PYTEST = -m pytest -n $(JOBS) --dist worksteal
-DOCS = $(wildcard README.md) $(wildcard docs/*.md) $(wildcard src/weft/ops/*/README.md)
+DOCS = README.md $(shell find docs -name "*.md" -not -name log.md) $(wildcard src/weft/ops/*/README.md)
 
 # A python3 that has torch comes first, so that a working torch is kept; then the newest supported.
 # Each is run, not only looked up: version managers leave shims for Pythons that are not there.
@@ -30,7 +30,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Workers share the cores: a thread that waits for its neighbours is to sleep, not to spin.
 test test-fast: export OMP_WAIT_POLICY ?= passive
 
-.PHONY: help bench test test-fast gpu-test lint format types compile docs docs-check env env-dev clean
+.PHONY: help bench test test-fast gpu-test lint format types compile docs docs-check site env env-dev clean
 .DEFAULT_GOAL := help
 
 help: ## what can be made
@@ -45,10 +45,8 @@ test: env-dev ## every test that can run on this machine
 test-fast: env-dev ## the tests without the slow ones
 	@$(IN_VENV) $(PYTEST) $(PYTEST_ARGS)
 
-gpu-test: ## the GPU tests, with the python3 that is there and no install: answers, then timings
-	@export WEFT_REQUIRE_GPU=1 PYTHONPATH=src; run="python3 -m pytest --slow"; failed=0; \
-	$$run -m "gpu and not alone" -n $(GPU_JOBS) --dist worksteal tests $(PYTEST_ARGS) || failed=1; \
-	$$run -m "gpu and alone" tests $(PYTEST_ARGS) || failed=1; exit $$failed
+gpu-test: ## the GPU tests on all GPUs of this machine, with the python3 that is there and no install
+	@python3 tools/gpu_tests.py --jobs $(GPU_JOBS) $(PYTEST_ARGS)
 
 lint: env-dev ## ruff: lint and format
 	@$(IN_VENV) -m ruff check .
@@ -64,11 +62,16 @@ types: env-dev ## mypy
 compile: env-dev ## every .cu and every Triton kernel for sm_80, sm_90 and sm_100; needs no GPU
 	@$(IN_VENV) -m weft.backends.compile_all --arch sm_80 --arch sm_90 --arch sm_100 $(COMPILE_ARGS)
 
-docs: env-dev ## draw the generated blocks of README and docs anew
+docs: env-dev ## regenerate the README's pictures, the generated blocks of README and docs, the names for completion
+	@PYTHONPATH=src $(IN_VENV) -m weft.workbench.report.overview
+	@PYTHONPATH=src $(IN_VENV) -m weft.cli.completion
 	@PYTHONPATH=src $(IN_VENV) -m cogapp -r $(DOCS)
 
 docs-check: env-dev ## are the generated blocks current
 	@PYTHONPATH=src $(IN_VENV) -m cogapp --check --diff $(DOCS)
+
+site: env-dev ## the documentation as a searchable site in build/site
+	@NO_MKDOCS_2_WARNING=1 $(IN_VENV) -m mkdocs build --strict --quiet && echo build/site/index.html
 
 env: ## the environment to run in
 	@$(call make_env,run)

@@ -1,7 +1,7 @@
-"""Judge two GELUs of one's own: one that is right and one that is wrong only for large inputs.
+"""Check and time two GELUs: one that is correct, and one that is wrong only for large inputs.
 
-Nothing needs to be registered: an ``Implementation`` is made on the spot, checked at the
-operator's own cases, and timed beside eager and torch where it passed.
+Nothing needs to be registered: an ``Implementation`` is created here, checked at the operator's cases, and
+timed beside torch where it passed.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import torch
 from weft import machine
 from weft.core import Implementation, registry
 from weft.workbench import bench
-from weft.workbench.check import check
+from weft.workbench.check.check import check
 
 
 def sigmoid_form(x: torch.Tensor) -> torch.Tensor:
-    """x sigmoid(2u), which is the tanh form exactly, and safe for every x."""
+    """Return x sigmoid(2u), which equals the tanh form and is safe for every x."""
     x32 = x.float()
     u = math.sqrt(2 / math.pi) * (x32 + 0.044715 * x32**3)
     return (x32 * torch.sigmoid(2 * u)).to(x.dtype)
 
 
 def textbook_form(x: torch.Tensor) -> torch.Tensor:
-    """tanh(u) as (e^2u - 1) / (e^2u + 1): inf / inf, which is NaN, above x = 10.07."""
+    """Compute tanh(u) as (e^2u - 1) / (e^2u + 1): inf / inf, which is NaN, above x = 10.07."""
     x32 = x.float()
     e = torch.exp(2 * math.sqrt(2 / math.pi) * (x32 + 0.044715 * x32**3))
     return (0.5 * x32 * (1 + (e - 1) / (e + 1))).to(x.dtype)
@@ -40,17 +40,15 @@ def main() -> None:
 
     print("Is it right?")
     for name in ("fp32-7x129", "fp32-4099-sweep"):
-        for one in mine:
-            verdict = check(gelu, one, gelu.case(name), "forward", device, n_seeds=2)
-            print(f"  {one.name:14} {name:16} {verdict.status}  {verdict.reason}")
+        for implementation in mine:
+            verdict = check(gelu, implementation, gelu.case(name), "forward", device, n_seeds=2)
+            print(f"  {implementation.name:14} {name:16} {verdict.status}  {verdict.reason}")
 
     print("How fast is it? Only what passed at the case is timed.")
-    records = bench.run(
-        [gelu], [*mine, "torch"], ["fp32-4099-sweep"], ["forward"], device, quick=True
-    )
+    records = bench.run([gelu], [*mine, "torch"], ["fp32-4099-sweep"], ["forward"], device, quick=True)
     for record in records:
-        told = f"{record.timing.cold:.2f} us" if record.timing else record.verdict.reason
-        print(f"  {record.implementation:14} {told}")
+        text = f"{record.timing.cold:.2f} us" if record.timing else record.verdict.reason
+        print(f"  {record.implementation:14} {text}")
 
 
 if __name__ == "__main__":

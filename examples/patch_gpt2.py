@@ -1,4 +1,4 @@
-"""Patch a Hugging Face GPT-2 (tiny, random): the table, the same logits, and the way back."""
+"""Patch a small random Hugging Face GPT-2: print the report, compare the logits, undo."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def main() -> None:
 
     report = weft.patch(model)
     print(report)
-    apart = (model(ids).logits - before).abs().max() / before.abs().max()
-    print(f"\nlogits patched and unpatched differ by {apart:.1e} of the largest")
+    difference = (model(ids).logits - before).abs().max() / before.abs().max()
+    print(f"\nlogits patched and unpatched differ by {difference:.1e} of the largest")
 
-    # In training the logits need not be in memory at all.
+    # In training the logits need not be stored.
     report.undo()
     with weft.patch(model.train(), keep_logits=False):
-        answer = model(ids, labels=ids)
-        answer.loss.backward()
-        print(f"loss {answer.loss:.3f}, logits {answer.logits}")
+        output = model(ids, labels=ids)
+        output.loss.backward()
+        print(f"loss {output.loss:.3f}, logits {output.logits}")
     print("undone, bit for bit:", torch.equal(model.eval()(ids).logits, before))
 
 

@@ -20,7 +20,7 @@ def main() -> None:
     rows = attend(x.detach()).sum(-1)
     print(f"softmax, compiled: rows sum to 1 within {(rows - 1).abs().max():.1e}")
 
-    # One implementation by name. What cannot run here says why, before anything is launched.
+    # Name an implementation. One that cannot run here raises an error with the reason before any launch.
     for name in ("eager", "torch", "triton", "cuda"):
         try:
             total = ops.sum(x.detach(), impl=name)
@@ -29,7 +29,7 @@ def main() -> None:
         else:
             print(f"sum, {name}: {total:.4f}")
 
-    # A call that has no answer is one clear error.
+    # Invalid arguments raise one clear error.
     try:
         ops.matmul(torch.ones(2, 3), torch.ones(4, 5))
     except WeftError as error:

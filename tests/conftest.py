@@ -1,11 +1,11 @@
-"""What every test shares: the markers, hypothesis' profiles, a cache of its own, and an account of
-what was not run here and why."""
+"""Fixtures, options and markers of all tests, and the summary of the tests that were not run here."""
 
 from __future__ import annotations
 
 import gc
 import importlib.util
 import os
+import secrets
 import shutil
 from collections import Counter
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ from typing import Any
 import hypothesis
 import pytest
 
-from alone import place
-from interpreting import search_once
+from helpers.alone import place
+from helpers.interpreting import search_once
 from weft import machine
 from weft.core import Ceilings
-from weft.machine.ceilings import Kept, path_for, save
+from weft.machine.ceilings import StoredCeilings, path_for, save
 
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 BROWSER = ("chromium", "chromedriver")
@@ -27,23 +27,29 @@ FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync "
     "--disable-background-networking --disable-component-update --disable-dev-shm-usage"
 )
+NEIGHBOURS = 16  # tests in a stretch that one shard gets
 LEFT_OUT = pytest.StashKey[dict[str, int]]()
 APT, PIP = ("chromium", "chromium-driver"), "pip install selenium"
 
-# No deadline: a first call compiles. In CI the same examples each time, so that red is repeatable.
+# No deadline: a first call compiles. In CI the same examples each time, so that a failure is repeatable.
 hypothesis.settings.register_profile("here", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("ci" if IN_CI else "here")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--exhaustive", action="store_true", help="every point of what slow tests sample"
-    )
+    parser.addoption("--exhaustive", action="store_true", help="every point of what slow tests sample")
     parser.addoption("--slow", action="store_true", help="run the slow tests too")
+    parser.addoption("--shard", metavar="I/N", help="run part I of N parts of the tests, I from 0")
+
+
+def pytest_report_header() -> str:
+    return f"WEFT_SAMPLE_SEED={os.environ['WEFT_SAMPLE_SEED']} (sampled tests; set it to repeat a run)"
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Here, so that xdist's workers inherit it: all must collect the same tests.
+    os.environ.setdefault("WEFT_SAMPLE_SEED", str(secrets.randbelow(1 << 31)))
     config.pluginmanager.register(_FromWorkers())
     if os.environ.get("WEFT_REQUIRE_GPU") and not machine.has_gpu():
         raise pytest.UsageError(f"GPU tests were asked for, but {machine.gpu_reason()}")
@@ -51,6 +57,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _leave_out_what_needs_a_gpu(config, items)
+    if shard := config.getoption("--shard"):
+        part, parts = map(int, shard.split("/"))
+        # Neighbouring tests share a float64 reference, so that they stay together.
+        items[:] = [item for i, item in enumerate(items) if i // NEIGHBOURS % parts == part]
     for item in items:
         if item.get_closest_marker("exhaustive") and not config.getoption("--exhaustive"):
             reason = "exhaustive: run with --exhaustive; the other tests take a sample of it"
@@ -60,8 +70,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _leave_out_what_needs_a_gpu(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Thousands of tests, each of which would take milliseconds to be skipped; the account at the
-    end has them all the same."""
+    """Deselect GPU tests on a machine without a GPU; the summary at the end counts them.
+
+    There are thousands, and to skip each would take milliseconds.
+    """
     if machine.has_gpu():
         return
     left_out = [item for item in items if item.get_closest_marker("gpu")]
@@ -70,8 +82,10 @@ def _leave_out_what_needs_a_gpu(config: pytest.Config, items: list[pytest.Item])
 
 
 def pytest_collection_finish() -> None:
-    """Modules and tests by the ten thousand, which stay to the end, are no garbage collector's to
-    look through: it would at every collection, and the workbench asks for one at every point."""
+    """Exempt the collected tests from garbage collection.
+
+    There are ten thousand objects that live to the end, and the workbench collects at every point.
+    """
     gc.collect()
     gc.freeze()
 
@@ -82,7 +96,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 class _FromWorkers:
-    """Each worker collects the same tests: what one left out, all did."""
+    """Take the counts of deselected tests from the workers: each worker collects the same tests."""
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
@@ -112,7 +126,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(autouse=True)
 def memory_back(request: pytest.FixtureRequest) -> Iterator[None]:
-    """What a GPU test held is free for the next, and for the other workers on its device."""
+    """Return a GPU test's memory to the device, for the next test and for the other workers there."""
     yield
     if request.node.get_closest_marker("gpu"):
         import torch
@@ -123,7 +137,7 @@ def memory_back(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Chromium without a screen, whose console and requests are kept for the test to read."""
+    """Start headless Chromium; the test can read its console and its requests."""
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 
@@ -141,7 +155,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Compiled kernels and ceilings of this run go to a folder of its own, not to the user's."""
+    """Keep compiled kernels and ceilings of this run in a temporary folder, apart from the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WEFT_CACHE_DIR", str(tmp_path_factory.mktemp("weft-cache")))
         _no_limit_on_a_cpu()
@@ -150,7 +164,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def quick_interpreter() -> Iterator[None]:
-    """Triton's interpreter, where it is this machine's way, without its search at every call."""
+    """Make Triton's interpreter search for its functions once instead of at every call."""
     with pytest.MonkeyPatch.context() as patch:
         if not machine.has_gpu():
             search_once(patch)
@@ -158,18 +172,21 @@ def quick_interpreter() -> Iterator[None]:
 
 
 def _no_limit_on_a_cpu() -> None:
-    """Ceilings out of reach, so that no command measures them: beside other tests that takes ten
-    seconds, is doubtful, and is done again by the next process. GPU tests measure theirs."""
+    """Store CPU ceilings that no kernel reaches, so that no command measures them.
+
+    Beside other tests a measurement takes ten seconds and is doubtful, and the next process would repeat
+    it. GPU tests measure their own.
+    """
     cpu = machine.query("cpu")
     rates = dict.fromkeys(("fp64", "fp32", "tf32", "bf16", "fp16"), 1e15)
     out_of_reach = Ceilings(
         device=cpu.name, copy=1e13, read=1e13, fill=1e13, matrix=rates, measured="never: a test's"
     )
-    save(path_for(cpu), Kept(out_of_reach, "", machine.fingerprint("cpu")))
+    save(path_for(cpu), StoredCeilings(out_of_reach, "", machine.fingerprint("cpu")))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """A section that says how many tests were not run here, by reason and by file."""
+    """Print how many tests were not run here, by reason and by file."""
     reasons: dict[str, Counter[str]] = {}
     if left_out := terminalreporter.config.stash.get(LEFT_OUT, {}):
         reasons[f"needs a GPU: {machine.gpu_reason()}"] = Counter(left_out)

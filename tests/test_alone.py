@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import alone as rooms
-from alone import place
+from helpers import alone as rooms
+from helpers.alone import place
 
 
 def _visit(folder: Path, alone: bool, times: int, told: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sample_records import bench
+from helpers.sample_records import bench
 from weft.core.record import append
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -89,9 +89,7 @@ def test_the_kept_torch_is_pinned_and_ours_are_not(tool: ModuleType, tmp_path: P
     assert "numpy<2.4" in pins and "cuda-bindings<13" in pins
 
 
-def test_an_unknown_accelerator_is_refused(
-    tool: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unknown_accelerator_is_refused(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_ACCELERATOR", "tpu")
     with pytest.raises(SystemExit, match="expected cpu or cuda, got 'tpu'"):
         tool.has_gpu()
@@ -108,7 +106,7 @@ def test_the_wheel_holds_all_that_runs(tmp_path: Path) -> None:
     source = tmp_path / "source"  # a build leaves files beside the source
     source.mkdir()
     listed = subprocess.run(
-        ["git", "ls-files", "-z", "src", "pyproject.toml", "README.md", "LICENSE"],
+        ["git", "ls-files", "-z", "src", "docs", "pyproject.toml", "README.md", "LICENSE"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -126,3 +124,7 @@ def test_the_wheel_holds_all_that_runs(tmp_path: Path) -> None:
     wanted = {n.removeprefix("src/") for n in names if n.startswith("src/")}
     assert wanted <= packed, f"left out of the wheel: {sorted(wanted - packed)}"
     assert any(n.endswith("licenses/LICENSE") for n in packed)
+    # `weft help` finds every page of an installation: no shelf of docs/ is left out.
+    pages = {n for n in names if n.startswith("docs/") and n.endswith(".md")}
+    data = {n.partition("/data/share/weft/")[2] for n in packed if "/data/share/weft/" in n}
+    assert data == pages

@@ -1,18 +1,16 @@
-"""The house's rules hold, and each rule is seen to catch a planted violation."""
+"""The project keeps its rules, and each rule catches a planted violation."""
 
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-import policy
+from helpers import policy
 
 ROOT = Path(__file__).resolve().parent.parent
 Rule = Callable[[Path], Iterator[str]]
@@ -39,9 +37,9 @@ SOUND = {
     "src/weft/core/errors.py": "import numpy\n\n\nclass WeftError(ValueError):\n    pass\n",
     "src/weft/machine/__init__.py": "KNOWN = {'H100': 3350}\n",
     "src/weft/ops/__init__.py": "from weft.ops.a import a\n",
-    "src/weft/ops/_shared/__init__.py": "",
+    "src/weft/ops/_common/__init__.py": "",
     "src/weft/ops/a/__init__.py": (
-        "from weft.ops import _shared\n\n\ndef a(x):\n"
+        "from weft.ops import _common\n\n\ndef a(x):\n"
         '    """A of any shape, float32. Raises WeftError."""\n    return x  # 3 us on an H100\n'
     ),
     "src/weft/ops/a/a.cu": "// on an H100\n__global__ void a(float* x) { if (x) { x[0] = 1; } }\n",
@@ -54,24 +52,25 @@ def lines(count: int, text: str = "    x = 1\n") -> str:
     return text * count
 
 
+CHECK = {"src/weft/workbench/check/__init__.py": ""}
+LATE_IMPORT = "def f():\n    import weft.workbench.check\n"
 # rule -> the files that break it, laid over the sound tree
 PLANTED: list[tuple[Rule, dict[str, str]]] = [
-    (policy.file_lengths, {"src/weft/core/long.py": lines(401, "x = 1\n")}),
-    (policy.file_lengths, {f"src/weft/core/m{i}.py": lines(150, "x = 1\n") for i in range(20)}),
-    (policy.line_lengths, {"src/weft/ops/a/a.cu": "//" + "x" * 99 + "\n"}),
-    (policy.function_lengths, {"src/weft/core/f.py": "def f():\n" + lines(60)}),
-    (policy.function_lengths, {"src/weft/core/f.py": "@triton.jit\ndef f():\n" + lines(120)}),
+    (policy.file_lengths, {"src/weft/core/long.py": lines(601, "x = 1\n")}),
+    (
+        policy.small_modules,
+        {"src/weft/core/one.py": "X = 1\n", "src/weft/core/two.py": "import weft.core.one\n"},
+    ),
+    (policy.line_lengths, {"src/weft/ops/a/a.cu": "//" + "x" * 109 + "\n"}),
+    (policy.function_lengths, {"src/weft/core/f.py": "def f():\n" + lines(80)}),
+    (policy.function_lengths, {"src/weft/core/f.py": "@triton.jit\ndef f():\n" + lines(150)}),
     (
         policy.function_lengths,
-        {"src/weft/core/f.py": "@cuda.jit(lineinfo=1)\ndef f():\n" + lines(120)},
+        {"src/weft/core/f.py": "@cuda.jit(lineinfo=1)\ndef f():\n" + lines(150)},
     ),
     (
         policy.function_lengths,
-        {
-            "src/weft/ops/a/a.cu": "__global__ void f() {\n"
-            + lines(120, "  if (x) { y(); }\n")
-            + "}"
-        },
+        {"src/weft/ops/a/a.cu": "__global__ void f() {\n" + lines(150, "  if (x) { y(); }\n") + "}"},
     ),
     (policy.layering, {"src/weft/core/up.py": "from weft.machine import query\n"}),
     (policy.layering, {"src/weft/core/up.py": "def f():\n    import weft.ops.a\n"}),
@@ -79,10 +78,22 @@ PLANTED: list[tuple[Rule, dict[str, str]]] = [
     (policy.layering, {"src/weft/ops/b/__init__.py": "from weft.ops.a import a\n"}),
     (policy.layering, {"src/weft/ops/b/__init__.py": "from weft.ops import a\n"}),
     (policy.layering, {"src/weft/attic/__init__.py": "import weft.core\n"}),
+    (policy.layering, {"src/weft/workbench/calls/a.py": "from weft.workbench import check\n"} | CHECK),
+    (
+        policy.layering,
+        {"src/weft/workbench/calls/a.py": LATE_IMPORT} | CHECK,
+    ),
     (policy.cycles, {"src/weft/core/errors.py": "from weft.core import WeftError\n"}),
     (
         policy.cycles,
         {"src/weft/core/p.py": "import weft.core.q\n", "src/weft/core/q.py": "from . import p\n"},
+    ),
+    (
+        policy.cycles,
+        {
+            "src/weft/core/p.py": "import weft.core.q\n",
+            "src/weft/core/q.py": "def f():\n    from . import p\n",
+        },
     ),
     (policy.device_names, {"src/weft/ops/a/tuned.py": "FAST = name == 'NVIDIA H100 80GB'\n"}),
     (policy.device_names, {"src/weft/ops/a/tuned.py": "H200 = 1\n"}),
@@ -115,6 +126,12 @@ PLANTED: list[tuple[Rule, dict[str, str]]] = [
     (policy.private_places, {"README.md": "cd /" + "work/main\n"}),
     (policy.private_places, {"README.md": "see '/" + "home/jo/notes'\n"}),
     (policy.private_places, {"README.md": "https:" + "//wiki.corp.internal/x\n"}),
+    (policy.vague_names, {"src/weft/core/e.py": "def f(x):\n    found = x\n    return found\n"}),
+    (policy.vague_names, {"src/weft/core/e.py": "class Kept:\n    pass\n"}),
+    (policy.vague_names, {"src/weft/core/e.py": "def f(given):\n    return given\n"}),
+    (policy.docstring_openings, {"src/weft/core/e.py": 'def f():\n    """What this returns."""\n'}),
+    (policy.json_files, {"src/weft/core/e.py": "import json\nX = json.loads(FILE.read_text())\n"}),
+    (policy.json_files, {"src/weft/core/e.py": "import json\nX = json.load(open('x'))\n"}),
 ]
 
 
@@ -127,7 +144,7 @@ def plant(root: Path, tree: dict[str, str]) -> Path:
 
 
 @pytest.mark.parametrize("rule", policy.RULES, ids=lambda r: r.__name__)
-def test_the_house_keeps(rule: Rule) -> None:
+def test_the_project_keeps_its_rules(rule: Rule) -> None:
     broken = list(rule(ROOT))
     assert not broken, f"{rule.__doc__}\n" + "\n".join(broken)
 
@@ -148,12 +165,15 @@ def test_every_rule_has_a_planted_violation() -> None:
     assert {r for r, _ in PLANTED} == set(policy.RULES)
 
 
-# What was imported shows in sys.modules; the time is a whole process's, Python's start included.
+# The start of a command is quick because it imports little. Seconds differ from machine to machine, and
+# the number of modules does not: `weft --help` loads 185, and takes 0.2 s on a core of 2.5 GHz.
+MAX_MODULES = 250
 LIGHT = """
 import sys
 {action}
 heavy = [m for m in ("torch", "triton", "numpy", "numba", "jinja2") if m in sys.modules]
 assert not heavy, f"imported {{heavy}}"
+print(len(sys.modules), file=sys.stderr)
 """
 HELP = """
 import contextlib, io
@@ -168,36 +188,32 @@ assert "bench" in out.getvalue(), out.getvalue()
 """
 
 
-def run_light(action: str) -> tuple[float, float]:
-    """Run in a fresh Python; raise if it imported what is heavy; seconds by the wall and of CPU."""
-    wall, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+def modules_loaded(action: str) -> int:
+    """Run ``action`` in a fresh Python; return how many modules it has loaded. Raise if one is heavy."""
     done = subprocess.run(
         [sys.executable, "-c", LIGHT.format(action=action)],
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
         text=True,
     )
-    wall, after = time.perf_counter() - wall, resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode:
         raise AssertionError(done.stderr)
-    return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return int(done.stderr.split()[-1])
 
 
 @pytest.mark.parametrize("action", ["import weft", HELP], ids=["import", "help"])
-def test_light_and_fast(action: str) -> None:
-    """Under 0.3 s by the wall; on a machine whose cores are all taken, of CPU time."""
-    runs = [run_light(action)]  # the first writes the byte code
-    while min(runs)[0] >= 0.3 and len(runs) < 20:
-        runs.append(run_light(action))
-    wall, cpu = min(w for w, _ in runs), min(c for _, c in runs)
-    busy = os.getloadavg()[0] > (os.cpu_count() or 1)
-    told = f"the fastest of {len(runs)} took {wall:.2f} s, {cpu:.2f} s of CPU"
-    assert wall < 0.3 or (busy and cpu < 0.3), told
+def test_the_start_is_light(action: str) -> None:
+    assert modules_loaded(action) <= MAX_MODULES
+
+
+def test_a_start_with_many_modules_is_caught() -> None:
+    action = "import asyncio, unittest.mock, multiprocessing.pool, typer, pip._internal.cli.main"
+    assert modules_loaded(action) > MAX_MODULES
 
 
 def test_heavy_import_is_caught() -> None:
     with pytest.raises(AssertionError, match=r"imported \['numpy'\]"):
-        run_light("import numpy")
+        modules_loaded("import numpy")
 
 
 def test_every_command_has_an_example_and_a_page() -> None:
@@ -211,7 +227,7 @@ def test_every_command_has_an_example_and_a_page() -> None:
     helps = {}
     for name, command in commands.items():
         helps[name] = " ".join(f"{command.help or ''} {command.epilog or ''}".split())
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     broken = list(policy.commands_documented(helps, "\n".join(p.read_text() for p in pages)))
     assert not broken, "\n".join(broken)
 

@@ -163,9 +163,7 @@ class Environment:
         if kept and kept["outer"]:
             lib = next((self.folder / "lib").glob("python3.*")) / "site-packages"
             (lib / "outer.pth").write_text("\n".join(kept["outer"]) + "\n")
-        if (
-            kept
-        ):  # Python 3.11 puts an old setuptools here, in front of the one that torch came with
+        if kept:  # Python 3.11 puts an old setuptools here, in front of the one that torch came with
             drop = [str(self.python), "-m", "pip", "uninstall", "-qq", "-y", "setuptools"]
             subprocess.run(drop, capture_output=True)
 

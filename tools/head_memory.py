@@ -2,9 +2,9 @@
 
     python tools/head_memory.py > results/<device>/linear_cross_entropy-memory.json
 
-Each implementation runs as its users call it, through autograd, at the operator's bench case: the
-median of some calls by events, and what was allocated at most beyond what lay there before the call
-and the two gradients that stay after it.
+Each implementation runs through autograd, as users call it, at the operator's first bench case. Reported are
+the median time of CALLS calls by CUDA events, and the peak of allocated memory beyond what was allocated
+before the call and the two gradients that remain after it.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ import torch
 
 from weft import machine, ops
 from weft.core import registry
-from weft.workbench import inputs
+from weft.workbench.calls import inputs
 
 OPERATOR, CALLS = "linear_cross_entropy", 20
 
 
 def measure(name: str, leaves: list[torch.Tensor], targets: torch.Tensor) -> dict[str, Any]:
-    """Median milliseconds of a call and its extra bytes."""
+    """Return the median time of a call in milliseconds, and its extra bytes."""
 
     def step() -> None:
         for x in leaves:
             x.grad = None
         ops.linear_cross_entropy(leaves[0], leaves[1], targets, impl=name).backward()
 
-    step()
-    step()
+    step()  # compiles
+    step()  # warms the caching allocator
     for x in leaves:
         x.grad = None
     torch.cuda.synchronize()
@@ -40,8 +40,8 @@ def measure(name: str, leaves: list[torch.Tensor], targets: torch.Tensor) -> dic
     torch.cuda.reset_peak_memory_stats()
     step()
     torch.cuda.synchronize()
-    stays = sum(x.nbytes for x in leaves)
-    extra = torch.cuda.max_memory_allocated() - before - stays
+    gradient_bytes = sum(x.nbytes for x in leaves)
+    extra = torch.cuda.max_memory_allocated() - before - gradient_bytes
     times = []
     for _ in range(CALLS):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -66,8 +66,8 @@ def main() -> None:
         print(rows[-1], file=sys.stderr)
         del leaves
         torch.cuda.empty_cache()
-    told = {"operator": OPERATOR, "case": case.name, "rows": rows}
-    print(json.dumps(told | {"machine": machine.fingerprint()}))
+    report = {"operator": OPERATOR, "case": case.name, "rows": rows}
+    print(json.dumps(report | {"machine": machine.fingerprint()}))
 
 
 if __name__ == "__main__":

@@ -22,35 +22,34 @@ from typing import Any
 
 import torch
 
-Trial = tuple[str, str, Any, Callable[[], torch.Tensor], Callable[[], torch.Tensor]]
+CheckRun = tuple[str, str, Any, Callable[[], torch.Tensor], Callable[[], torch.Tensor]]
 
 
-def gelu() -> Iterator[Trial]:
+def gelu() -> Iterator[CheckRun]:
     for dtype in (torch.bfloat16, torch.float32):
         x = torch.randn(16384, 16384, device="cuda", dtype=dtype)
         oracle = partial(torch.nn.functional.gelu, x, approximate="tanh")
         for backend in ("cuda", "triton"):
-            loaded = import_module(f"weft.ops.gelu.with_{backend}")
-            for config in loaded.CANDIDATES:
-                yield backend, f"{dtype} 16384x16384", config, _with(loaded, config, x), oracle
+            loaded = import_module(f"weft.ops.activations.with_{backend}")
+            for config in loaded.GELU_CANDIDATES:
+                run = partial(loaded.forward_gelu_with, config, x)
+                yield backend, f"{dtype} 16384x16384", config, run, oracle
 
 
-def softmax() -> Iterator[Trial]:
-    launch = import_module("weft.ops.softmax.launch")
+def softmax() -> Iterator[CheckRun]:
     cuda = import_module("weft.ops.softmax.with_cuda")
     by_triton = import_module("weft.ops.softmax.with_triton")
     dtype = torch.bfloat16
     for rows, columns in ((32768, 1024), (32768, 4096), (8192, 16384), (4096, 65536)):
         x = torch.randn(rows, columns, device="cuda", dtype=dtype)
         case, oracle = f"bf16 {rows}x{columns}", partial(torch.softmax, x, -1)
-        for config in launch.candidates(columns, dtype):
+        for config in cuda.candidates(columns, dtype):
             yield "cuda", case, config, _with(cuda, config, x), oracle
         for config in by_triton.candidates(columns, dtype):
             yield "triton", case, config, _with(by_triton, config, x), oracle
 
 
-def softmax_backward() -> Iterator[Trial]:
-    launch = import_module("weft.ops.softmax.launch")
+def softmax_backward() -> Iterator[CheckRun]:
     cuda = import_module("weft.ops.softmax.with_cuda")
     dtype = torch.bfloat16
     for rows, columns in ((32768, 1024), (32768, 4096), (8192, 16384), (4096, 65536)):
@@ -58,7 +57,7 @@ def softmax_backward() -> Iterator[Trial]:
         g = torch.randn(rows, columns, device="cuda", dtype=dtype)
         case = f"backward bf16 {rows}x{columns}"
         oracle = partial(torch.ops.aten._softmax_backward_data, g, y, -1, dtype)
-        for config in launch.candidates(columns, dtype, backward=True):
+        for config in cuda.candidates(columns, dtype, is_backward=True):
             yield "cuda", case, config, partial(_first, cuda.backward_with, config, g, y), oracle
 
 
@@ -66,7 +65,7 @@ def _first(function: Callable[..., tuple[torch.Tensor, ...]], *arguments: Any) -
     return function(*arguments)[0]
 
 
-def sum() -> Iterator[Trial]:
+def sum() -> Iterator[CheckRun]:
     for dtype, n in ((torch.float32, 1 << 28), (torch.bfloat16, 1 << 28)):
         x = torch.randn(n, device="cuda", dtype=dtype)
         for backend in ("cuda", "triton"):
@@ -75,7 +74,7 @@ def sum() -> Iterator[Trial]:
                 yield backend, f"{dtype} {n}", config, _with(loaded, config, x), x.sum
 
 
-def matmul() -> Iterator[Trial]:
+def matmul() -> Iterator[CheckRun]:
     for dtype, size, backends in (
         (torch.bfloat16, 8192, ("triton", "cuda")),
         (torch.float32, 4096, ("cuda", "triton")),
@@ -92,9 +91,7 @@ def _with(loaded: Any, config: Any, *inputs: torch.Tensor) -> Callable[[], torch
     return lambda: loaded.forward_with(config, *inputs)
 
 
-def trial(
-    backend: str, case: str, config: Any, run: Callable[[], Any], oracle: Any
-) -> dict[str, Any]:
+def trial(backend: str, case: str, config: Any, run: Callable[[], Any], oracle: Any) -> dict[str, Any]:
     """One configuration's time (us) and its largest difference from torch's answer."""
     import triton
 
@@ -131,9 +128,7 @@ def main() -> int:
                 found.append({"op": name, **trial(backend, case, config, run, oracle)})
                 print(json.dumps(found[-1]), file=out, flush=True)
     for row in sorted(found, key=lambda r: (r["op"], r["case"], r.get("us", math.inf))):
-        shown = (
-            f"{row['us']:9.2f} us  err {row['error']:.1e}" if "us" in row else row["raised"][:90]
-        )
+        shown = f"{row['us']:9.2f} us  err {row['error']:.1e}" if "us" in row else row["raised"][:90]
         print(f"{row['op']:8} {row['case']:28} {row['backend']:7} {shown}  {row['config'][:110]}")
     return 0
 

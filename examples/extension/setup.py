@@ -1,8 +1,8 @@
-"""The compiled part, for pip: one library, tiles/_C.abi3.so, for every Python from 3.10 on.
+"""The compiled library for pip: tiles/_C.abi3.so, for every Python from 3.10 on.
 
 A plain Extension, not CUDAExtension, which would link libc10, libc10_cuda and libtorch_cuda too:
-the stable ABI's functions are in libtorch_cpu. It has no PyInit function and is not imported: the
-package gives it to torch.ops.load_library. So nothing of Python is in it, hence py_limited_api.
+the stable ABI's functions are in libtorch_cpu. It has no PyInit function and is not imported:
+the package loads it with torch.ops.load_library. It uses nothing of Python, hence py_limited_api.
 """
 
 import sys
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-# pip runs this file without its folder on the path.
+# pip runs this file without its folder on the path, and toolchain.py is in it.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import toolchain

@@ -1,4 +1,4 @@
-"""What all ways of building share: flags, the CUDA toolkit's folder, which GPUs to compile for."""
+"""Common settings of all build methods: flags, the CUDA toolkit's folder, the GPUs to compile for."""
 
 from __future__ import annotations
 
@@ -8,27 +8,26 @@ import shutil
 import subprocess
 from pathlib import Path
 
-# Only what libtorch 2.11 has of the stable ABI: the library then works with 2.11 and later.
+# Use only the stable ABI of libtorch 2.11, so that the library works with 2.11 and later.
 TARGET = "-DTORCH_TARGET_VERSION=0x020b000000000000"
 CXX_FLAGS = [TARGET, "-O2"]
-NVCC_FLAGS = ["-O3", "-lineinfo"]  # the lines, for ncu and compute-sanitizer; no slower
-# What is linked, in this order. libstdc++ is first because PyTorch's libraries export some of its
-# functions too, by accident; and by its file's whole name, since a compiler installed without the
-# link `libstdc++.so` takes the static one: a second copy in one process, whose exceptions nobody
-# catches.
+NVCC_FLAGS = ["-O3", "-lineinfo"]  # line numbers for ncu and compute-sanitizer; no slower
+# Libraries in link order. libstdc++ is first because PyTorch's libraries accidentally export some of its
+# functions too. It has its full file name because a compiler without the link `libstdc++.so` would take
+# the static one: a second copy in the process, whose exceptions are not caught.
 LIBRARIES = [":libstdc++.so.6", "torch_cpu", "cudart_static", "rt", "dl", "pthread"]
-WITHOUT_GPU = "8.0 9.0 10.0+PTX"  # compiled for, where no GPU is there to be asked
+WITHOUT_GPU = "8.0 9.0 10.0+PTX"  # compile for these if there is no GPU
 
 
 class Missing(RuntimeError):
-    """A tool that a way of building needs is not here; the message says how to get it."""
+    """A tool of a build method is missing; the message says how to get it."""
 
 
 def prepare() -> Path:
-    """The CUDA toolkit's folder; PyTorch is told of it, and of the GPUs to compile for.
+    """Set the CUDA toolkit's folder and the GPUs to compile for in PyTorch; return the folder.
 
-    A CPU build of PyTorch looks for no toolkit, and any build takes an nvcc that is a link or a
-    script for the toolkit's own: hence told. Raises Missing.
+    PyTorch does not find them itself: a CPU build looks for no toolkit, and any build mistakes an nvcc
+    that is a link or a script for the toolkit's own. Raises Missing.
     """
     toolkit = cuda_home()
     os.environ["CUDA_HOME"] = str(toolkit)
@@ -40,7 +39,7 @@ def prepare() -> Path:
 
 
 def cuda_home() -> Path:
-    """CUDA_HOME or CUDA_PATH if set, otherwise where nvcc itself says that it lies."""
+    """Return CUDA_HOME or CUDA_PATH if set, otherwise the folder that nvcc itself reports."""
     for name in ("CUDA_HOME", "CUDA_PATH"):
         if folder := os.environ.get(name):
             return _with_headers(Path(folder), f"{name}={folder}")
@@ -50,54 +49,52 @@ def cuda_home() -> Path:
             "nvcc was not found: install the CUDA toolkit, from "
             "https://developer.nvidia.com/cuda-downloads, or set CUDA_HOME to its folder"
         )
-    said = subprocess.run([nvcc, "--dryrun", "none.cu"], capture_output=True, text=True).stderr
-    top = re.search(r"^#\$ TOP=(.+)$", said, re.MULTILINE)
+    output = subprocess.run([nvcc, "--dryrun", "none.cu"], capture_output=True, text=True).stderr
+    top = re.search(r"^#\$ TOP=(.+)$", output, re.MULTILINE)
     folder = top.group(1).strip() if top else str(Path(nvcc).resolve().parent.parent)
     return _with_headers(Path(folder).resolve(), nvcc)
 
 
 def _with_headers(folder: Path, source: str) -> Path:
     if not (folder / "include" / "cuda_runtime.h").is_file():
-        raise Missing(
-            f"{source}: no toolkit with include/cuda_runtime.h there; set CUDA_HOME to its folder"
-        )
+        raise Missing(f"{source}: no toolkit with include/cuda_runtime.h there; set CUDA_HOME to its folder")
     return folder
 
 
 def cuda_libraries(toolkit: Path) -> Path:
-    """The folder of the toolkit where its static runtime lies. Raises Missing."""
+    """Return the toolkit's folder with the static runtime. Raises Missing."""
     for inner in ("lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib"):
         if (toolkit / inner / "libcudart_static.a").is_file():
             return toolkit / inner
-    raise Missing(f"{toolkit} has no libcudart_static.a: is the toolkit whole?")
+    raise Missing(f"{toolkit} has no libcudart_static.a: is the toolkit complete?")
 
 
 def architectures() -> list[str]:
-    """TORCH_CUDA_ARCH_LIST if set, such as `8.0 9.0+PTX`; else the GPUs here, else a default."""
+    """Return TORCH_CUDA_ARCH_LIST if set, such as `8.0 9.0+PTX`; else the GPUs here, else a default."""
     if named := os.environ.get("TORCH_CUDA_ARCH_LIST"):
         return re.split(r"[;\s]+", named.strip())
     import torch
 
-    found = sorted({torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())})
-    if not found:
+    capabilities = sorted({torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())})
+    if not capabilities:
         return WITHOUT_GPU.split()
-    names = [f"{major}.{minor}" for major, minor in found]
+    names = [f"{major}.{minor}" for major, minor in capabilities]
     return [*names[:-1], f"{names[-1]}+PTX"]
 
 
 def for_cmake(names: list[str]) -> str:
-    """The same as CMAKE_CUDA_ARCHITECTURES has it: 8.0 is 80-real, and 9.0+PTX is 90."""
-    made = []
+    """Convert to CMAKE_CUDA_ARCHITECTURES: 8.0 is 80-real, and 9.0+PTX is 90."""
+    converted = []
     for name in names:
         parts = re.fullmatch(r"(\d+)\.(\d)([af]?)(\+PTX)?", name)
         if parts is None:
-            raise Missing(f"TORCH_CUDA_ARCH_LIST: CMake is told numbers such as 9.0, not {name!r}")
-        made.append("".join(parts.group(1, 2, 3)) + ("" if parts.group(4) else "-real"))
-    return ";".join(made)
+            raise Missing(f"TORCH_CUDA_ARCH_LIST: CMake needs numbers such as 9.0, not {name!r}")
+        converted.append("".join(parts.group(1, 2, 3)) + ("" if parts.group(4) else "-real"))
+    return ";".join(converted)
 
 
 def need(*tools: str) -> None:
-    """Raises Missing for a tool that is not on PATH, with what brings it."""
+    """Raise Missing for a tool that is not on PATH, with the command that installs it."""
     for tool in tools:
         if shutil.which(tool) is None:
             raise Missing(f"{tool} was not found: pip install {tool}")

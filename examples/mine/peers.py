@@ -1,10 +1,10 @@
-"""Other people's operators beside Weft's, through the same check and in the same run.
+"""Liger's and quack's operators beside Weft's, checked and timed in the same run.
 
     pip install liger-kernel quack-kernels
     weft bench rms_norm --with examples/mine/peers.py
 
-Each is called as its own users call it, and goes through autograd as theirs does. What is not
-installed, or wants a GPU, is *not run*, with the reason.
+Each is called as its users call it, and goes through autograd. A package that is not installed, or that
+needs a GPU, is *not run*, with the reason.
 """
 
 from importlib import import_module
@@ -19,7 +19,7 @@ PACKAGES = {"liger_kernel": "liger-kernel", "quack": "quack-kernels"}
 
 
 def has(package: str):
-    """Whether a case can be asked of a package's kernels here."""
+    """Return the function that says whether a package's kernels can run a case here."""
 
     def supports(case: Case, device: str) -> Support:
         if find_spec(package) is None:
@@ -30,14 +30,14 @@ def has(package: str):
 
 
 def peer(operator: str, package: str):
-    """A function as the implementation of an operator by a package."""
+    """Return the decorator that declares a function as a package's implementation of an operator."""
     name = PACKAGES[package].partition("-")[0]
     return weft.implementation(
         operator,
         backend="torch",
         name=f"torch/{name}",
         supports=has(package),
-        deterministic=False,  # not promised
+        deterministic=False,  # the packages do not promise it
         idea=f"{PACKAGES[package]}, as its users call it",
     )
 
@@ -51,7 +51,7 @@ def liger_layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, 
 @peer("rms_norm", "liger_kernel")
 def liger_rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float):
     function = import_module("liger_kernel.ops.rms_norm").LigerRMSNormFunction
-    return function.apply(x, weight, eps, 0.0, "llama", False)  # its gradient not over dy
+    return function.apply(x, weight, eps, 0.0, "llama", False)  # False: do not overwrite dy with the gradient
 
 
 @peer("swiglu", "liger_kernel")

@@ -1,4 +1,4 @@
-"""An operator of one's own: y = max(a, 0) b, a gate for language models' blocks.
+"""A new operator with its reference, cases and cost: y = max(a, 0) b, a gate for language models.
 
     weft check --with examples/mine/reglu.py
     weft bench --with examples/mine/reglu.py
@@ -12,22 +12,22 @@ import triton.language as tl
 
 import weft
 
-BLOCK = 1024  # elements a program
+BLOCK = 1024  # elements per program
 SIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
-def case(*shape: int, tags: str = "check", devices: tuple = ("cpu", "cuda"), **more: str):
-    inputs = [weft.Input(name=name, shape=shape, **more) for name in ("a", "b")]
+def case(*shape: int, tags: str = "check", devices: tuple = ("cpu", "cuda"), **options: str):
+    inputs = [weft.Input(name=name, shape=shape, **options) for name in ("a", "b")]
     return weft.case(*inputs, tags=tags, devices=devices)
 
 
 def cost(case: weft.Case, direction: str) -> weft.Cost:
-    # Forward reads a and b and writes y; backward reads those and the gradient and writes two.
-    one = case.inputs[0].numel * SIZE[case.dtype]
+    # Forward reads a and b and writes y; backward also reads the gradient and writes two gradients.
+    output = case.inputs[0].numel * SIZE[case.dtype]
     read = sum(i.nbytes for i in case.inputs)
     if direction == "forward":
-        return weft.Cost(read=read, written=one)
-    return weft.Cost(read=read + one, written=2 * one)
+        return weft.Cost(read=read, written=output)
+    return weft.Cost(read=read + output, written=2 * output)
 
 
 @weft.operator(
@@ -51,12 +51,12 @@ def reference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 @triton.jit
 def gate(a_ptr, b_ptr, y_ptr, n, BLOCK: tl.constexpr):
-    # a, b, y: n elements, contiguous. Bytes: 2n read, n written, which is all there must be.
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    a = tl.load(a_ptr + at, mask=at < n).to(tl.float32)
-    b = tl.load(b_ptr + at, mask=at < n).to(tl.float32)
+    # a, b, y: n elements, contiguous. Bytes: 2n read, n written, the minimum.
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    a = tl.load(a_ptr + index, mask=index < n).to(tl.float32)
+    b = tl.load(b_ptr + index, mask=index < n).to(tl.float32)
     y = tl.maximum(a, 0.0) * b
-    tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=at < n)
+    tl.store(y_ptr + index, y.to(y_ptr.dtype.element_ty), mask=index < n)
 
 
 @weft.implementation("reglu", backend="triton", name="triton/fused", idea="one pass")

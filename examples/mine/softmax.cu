@@ -1,23 +1,23 @@
-// A softmax of one's own in CUDA C++, a warp a row, with no host code: the header says the launch.
+// A softmax in CUDA C++, one warp per row, without host code: the header describes the launch.
 //
 //     weft check softmax --with examples/mine/softmax.cu
 //     weft bench softmax --with examples/mine/softmax.cu
 //
 // weft: operator softmax
 // weft: name cuda/warp-a-row
-// weft: idea a warp a row, two passes with a running maximum
+// weft: idea one warp per row, two passes with a running maximum
 // weft: require contiguous x
 // weft: let columns = x.shape[-1]; rows = x.numel() / columns
 // weft: output y = empty_like(x)
 // weft: launch softmax_warp<<<cdiv(rows, 4), 128>>>(x, y, rows, columns)
 
-// Adds v to a running sum of exp(x - top), which stands against the largest v so far.
-__device__ void take(float v, float& top, float& total) {
+// Adds v to a running sum of exp(x - top), where top is the largest value so far.
+__device__ void accumulate(float v, float& top, float& total) {
   if (v > top) {
     total = total * expf(top - v) + 1.0f;
     top = v;
   } else {
-    total += expf(v - top);  // a NaN comes here, and stays
+    total += expf(v - top);  // a NaN takes this branch and stays
   }
 }
 
@@ -26,12 +26,12 @@ __device__ void take(float v, float& top, float& total) {
 extern "C" __global__ void softmax_warp(const scalar_t* x, scalar_t* y, long long rows,
                                         long long columns) {
   const long long row = (long long)blockIdx.x * 4 + threadIdx.x / 32;
-  if (row >= rows) return;  // the whole warp: nobody is missed in the shuffles
+  if (row >= rows) return;  // the whole warp returns, so the shuffles have all lanes
   const int lane = threadIdx.x % 32;
   x += row * columns;
   y += row * columns;
-  float top = -3.4028235e38f, total = 0.0f;  // the least finite number: -inf - -inf would be NaN
-  for (long long j = lane; j < columns; j += 32) take((float)x[j], top, total);
+  float top = -3.4028235e38f, total = 0.0f;  // the smallest finite number: -inf - -inf would be NaN
+  for (long long j = lane; j < columns; j += 32) accumulate((float)x[j], top, total);
   for (int step = 16; step > 0; step /= 2) {
     const float other_top = __shfl_xor_sync(0xffffffffu, top, step);
     const float other_total = __shfl_xor_sync(0xffffffffu, total, step);

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     )
     from weft.core.declare import implementation, operator
 
-    patch: Any  # weft.nn.patching's: a higher floor, so it is named as a string alone
+    patch: Any  # from weft.nn.patching, a higher layer, so that only a string names it
 
 __version__ = "0.1.0"
 __all__ = [
@@ -44,7 +44,8 @@ __all__ = [
     "operator",
     "patch",
 ]
-# Where a name stands that is not in weft.core.
+SUBMODULES = ("nn", "ops")  # packages that users import: weft.ops.softmax works after `import weft`
+# Modules of the names that are not in weft.core.
 _ELSEWHERE = {
     "implementation": "weft.core.declare",
     "operator": "weft.core.declare",
@@ -53,7 +54,14 @@ _ELSEWHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    """What is imported when it is first asked for: the words of one's own file, and ``patch``."""
+    """Import a public name when it is first used, so that ``import weft`` stays light."""
+    if name in SUBMODULES:
+        return import_module(f"weft.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'weft' has no attribute {name!r}")
     return getattr(import_module(_ELSEWHERE.get(name, "weft.core")), name)
+
+
+def __dir__() -> list[str]:
+    """List the public names, for completion in an interactive session; import nothing."""
+    return sorted({*__all__, *SUBMODULES})

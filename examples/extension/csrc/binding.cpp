@@ -1,7 +1,7 @@
-// The operators as PyTorch sees them: schemas, checks, outputs, device and stream. Only the stable
-// ABI of libtorch is used, so that a library built once works with this PyTorch and later ones, and
-// compiles in seconds; torch/extension.h would take a minute. Built with
-// -DTORCH_TARGET_VERSION=0x020b000000000000, which hides what came after 2.11.
+// The binding to PyTorch: schemas, checks, outputs, device and stream. It uses only the stable ABI of
+// libtorch, so a library built once works with this PyTorch and later ones, and compiles in seconds;
+// torch/extension.h would take a minute. -DTORCH_TARGET_VERSION=0x020b000000000000 hides functions
+// that are newer than 2.11.
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <torch/csrc/stable/accelerator.h>
@@ -13,8 +13,8 @@
 
 #include <cstdint>
 
-// What csrc/tiles.cu has. Should one of these differ from it, the library names a function that
-// nobody defines, and does not load.
+// The launchers in csrc/tiles.cu. If a declaration differs from its definition, the library has an
+// undefined symbol and does not load.
 namespace tiles_kernels {
 cudaError_t relu(const float* x, float* y, int64_t n, cudaStream_t stream);
 cudaError_t add(const float* a, int64_t a_row, int64_t a_column, const float* b, int64_t b_row,
@@ -31,13 +31,13 @@ using torch::stable::accelerator::DeviceGuard;
 
 #define CUDA_CHECK(call)                                                                \
   do {                                                                                  \
-    const cudaError_t said = (call);                                                    \
-    STD_TORCH_CHECK(said == cudaSuccess, #call ": ", cudaGetErrorName(said), ", ",      \
-                    cudaGetErrorString(said));                                          \
+    const cudaError_t status = (call);                                                  \
+    STD_TORCH_CHECK(status == cudaSuccess, #call ": ", cudaGetErrorName(status), ", ",  \
+                    cudaGetErrorString(status));                                        \
   } while (false)
 
-// PyTorch's current stream. It is asked for by name while the program runs, since libtorch_cuda,
-// where it lives, is no part of a CPU build of PyTorch: linked, this could not be loaded there.
+// Return PyTorch's current stream. The function is looked up by name at run time because it is in
+// libtorch_cuda, which a CPU build of PyTorch does not have: a linked library could not be loaded there.
 cudaStream_t current_stream(int32_t device) {
   using Getter = AOTITorchError (*)(int32_t, void**);
   static const auto getter = [] {
@@ -136,8 +136,8 @@ STABLE_TORCH_LIBRARY_IMPL(tiles, CUDA, m) {
   m.impl("matmul", TORCH_BOX(&matmul));
 }
 
-// The same for CPU tensors, for the sake of check_input's message: PyTorch's own, of an operator
-// that a backend lacks, is a page long.
+// Register the same functions for CPU tensors, so that check_input's message appears: PyTorch's own
+// message for a missing backend is a page long.
 STABLE_TORCH_LIBRARY_IMPL(tiles, CPU, m) {
   m.impl("relu", TORCH_BOX(&relu));
   m.impl("add", TORCH_BOX(&add));

@@ -1,8 +1,8 @@
-// Three kernels and the host code that launches them. No header of PyTorch is read here: nvcc takes
-// seconds, and the file can be compiled, profiled and sanitized by itself.
+// Three kernels and the host code that launches them. The file includes no header of PyTorch, so nvcc
+// takes seconds, and the file can be compiled, profiled and sanitized by itself.
 //
-// Each launcher returns what the CUDA runtime says of the launch; csrc/binding.cpp makes an error
-// of it. A launch is asynchronous: a fault inside the kernel shows at a later call.
+// Each launcher returns the CUDA runtime's status of the launch; csrc/binding.cpp raises an error from
+// it. A launch is asynchronous: a fault inside the kernel appears at a later call.
 #include <cuda_runtime.h>
 
 #include <climits>
@@ -11,19 +11,19 @@
 namespace tiles_kernels {
 namespace {
 
-// Blocks that cover n things, `each` of them a block. Rounded up: n / each would leave the last
-// n % each without a thread, and their outputs as torch.empty found them.
+// Blocks for n elements, `each` of them in a block, rounded up: n / each would leave the last
+// n % each elements without a thread, and their outputs uninitialised.
 __host__ __device__ constexpr int64_t blocks_for(int64_t n, int64_t each) {
   return (n + each - 1) / each;
 }
 
 // ---- relu: y[i] = max(x[i], 0)
 //
-// x, y: n floats. Of `vectors` groups of four each thread takes one at a time, as one load and one
-// store of 16 bytes; the floats after them, n - 4 * vectors, are taken singly. Moves 8 n bytes.
+// x, y: n floats. The first 4 * vectors are loaded and stored as float4, 16 bytes at a time; the
+// remaining n - 4 * vectors are processed one by one. Moves 8 n bytes.
 
 constexpr int RELU_THREADS = 256;
-constexpr int64_t RELU_BLOCKS = 1 << 20;  // more work than this goes round the loop again
+constexpr int64_t RELU_BLOCKS = 1 << 20;  // for more work, the threads loop (grid-stride loop)
 
 // NaN stays NaN, as in torch.relu: fmaxf(NaN, 0) would be 0.
 __device__ float positive(float value) { return value <= 0.0f ? 0.0f : value; }
@@ -51,20 +51,20 @@ bool takes_float4(const void* pointer) {
 
 // ---- add: out[r, c] = a[r, c] + b[r, c]
 //
-// out: rows x columns floats, row by row. a and b lie as their strides say, so that a transposed or
-// an expanded tensor needs no copy. A block covers 8 rows of 32 columns, a thread one place of
-// them, and goes down by whole grids. Moves 12 bytes a place.
+// out: rows x columns floats, row-major. a and b have any strides, so a transposed or an expanded tensor
+// needs no copy. A block covers 8 rows of 32 columns, one element for each thread; the rows are a
+// grid-stride loop. Moves 12 bytes an element.
 
 constexpr int ADD_COLUMNS = 32;
 constexpr int ADD_ROWS = 8;
-constexpr int64_t GRID_Y = 65535;  // the most blocks that CUDA takes in y
+constexpr int64_t GRID_Y = 65535;  // CUDA's limit of blocks in y
 
-struct Lie {
+struct Strides {
   int64_t row, column;  // elements from one row, and one column, to the next
 };
 
 __global__ void add_2d(const float* __restrict__ a, const float* __restrict__ b,
-                       float* __restrict__ out, int64_t rows, int64_t columns, Lie of_a, Lie of_b) {
+                       float* __restrict__ out, int64_t rows, int64_t columns, Strides of_a, Strides of_b) {
   const int64_t c = static_cast<int64_t>(blockIdx.x) * ADD_COLUMNS + threadIdx.x;
   if (c >= columns) return;  // the last block's columns past the edge
   const int64_t step = static_cast<int64_t>(gridDim.y) * ADD_ROWS;
@@ -75,15 +75,14 @@ __global__ void add_2d(const float* __restrict__ a, const float* __restrict__ b,
 
 // ---- matmul: c = a b
 //
-// a: rows x inner, b: inner x columns, c: rows x columns, floats, row by row. A block computes a
-// TILE x TILE piece of c in steps of DEPTH along inner: it brings TILE x DEPTH of a and
-// DEPTH x TILE of b to shared memory, where each float serves TILE sums. A thread holds 4 x 4 sums,
-// at rows and columns 16 apart, and adds along inner in order, so that the same bits come out each
-// time.
+// a: rows x inner, b: inner x columns, c: rows x columns, floats, row-major. A block computes a
+// TILE x TILE tile of c in steps of DEPTH along inner: it loads TILE x DEPTH of a and DEPTH x TILE of b
+// into shared memory, where each float is used TILE times. A thread accumulates 4 x 4 sums, at rows and
+// columns 16 apart, in the order of inner, so the result has the same bits each time.
 //
-// Each row of a's tile is one float longer than it need be: the two rows that a warp reads at once
-// then lie in different banks. Together 65,792 bytes, more than the 49,152 that a kernel may have
-// without asking: hence dynamic shared memory, and cudaFuncSetAttribute before the launch.
+// Each row of a's tile has one float of padding, so that the two rows that a warp reads at once are in
+// different banks. Both tiles have 65,792 bytes, more than the 49,152 of static shared memory that a
+// kernel may have: hence dynamic shared memory, and cudaFuncSetAttribute before the launch.
 
 constexpr int TILE = 64;
 constexpr int DEPTH = 128;
@@ -109,7 +108,7 @@ __global__ void __launch_bounds__(MATMUL_THREADS)
   float sums[EACH][EACH] = {};
   for (int64_t begin = 0; begin < inner; begin += DEPTH) {
     const int depth = static_cast<int>(inner - begin < DEPTH ? inner - begin : DEPTH);
-    // What lies outside of a or b is 0 in the tile, and is never read from memory.
+    // Elements outside of a or b are 0 in the tile and are not read from memory.
     for (int i = thread; i < TILE * DEPTH; i += MATMUL_THREADS) {
       const int r = i / DEPTH, k = i % DEPTH;
       const bool inside = row + r < rows && k < depth;
@@ -120,7 +119,7 @@ __global__ void __launch_bounds__(MATMUL_THREADS)
       const bool inside = k < depth && column + n < columns;
       b_tile[i] = inside ? b[(begin + k) * columns + column + n] : 0.0f;
     }
-    __syncthreads();  // the tiles are whole before they are read
+    __syncthreads();  // the tiles are complete before they are read
     for (int k = 0; k < depth; ++k) {
       float of_a[EACH], of_b[EACH];
 #pragma unroll
@@ -134,7 +133,7 @@ __global__ void __launch_bounds__(MATMUL_THREADS)
         for (int n = 0; n < EACH; ++n) sums[m][n] += of_a[m] * of_b[n];
       }
     }
-    __syncthreads();  // all have read before the next step writes
+    __syncthreads();  // all threads have read the tiles before the next step overwrites them
   }
 
 #pragma unroll
@@ -149,16 +148,16 @@ __global__ void __launch_bounds__(MATMUL_THREADS)
 
 }  // namespace
 
-// ---- launchers: pointers to the device's memory, sizes, a stream. An empty output is no launch,
-// since a grid of 0 blocks is an error to CUDA.
+// ---- launchers: device pointers, sizes, a stream. An empty output returns without a launch, since a
+// grid of 0 blocks is an error in CUDA.
 
 cudaError_t relu(const float* x, float* y, int64_t n, cudaStream_t stream) {
   if (n == 0) return cudaSuccess;
-  // A slice such as x[1:] begins between two groups of four, where a 16-byte load would be a fault:
-  // all of it is then taken singly.
+  // A slice such as x[1:] is not aligned to 16 bytes, where a float4 load would fault: all of its
+  // elements are then processed one by one.
   const int64_t vectors = takes_float4(x) && takes_float4(y) ? n / 4 : 0;
-  const int64_t alone = n - 4 * vectors;
-  const int64_t blocks = blocks_for(vectors > alone ? vectors : alone, RELU_THREADS);
+  const int64_t singles = n - 4 * vectors;
+  const int64_t blocks = blocks_for(vectors > singles ? vectors : singles, RELU_THREADS);
   const auto grid = static_cast<unsigned>(blocks < RELU_BLOCKS ? blocks : RELU_BLOCKS);
   relu_float4<<<grid, RELU_THREADS, 0, stream>>>(x, y, n, vectors);
   return cudaGetLastError();
@@ -172,7 +171,7 @@ cudaError_t add(const float* a, int64_t a_row, int64_t a_column, const float* b,
   const dim3 grid(static_cast<unsigned>(across),
                   static_cast<unsigned>(down < GRID_Y ? down : GRID_Y));
   const dim3 block(ADD_COLUMNS, ADD_ROWS);
-  const Lie of_a = {a_row, a_column}, of_b = {b_row, b_column};
+  const Strides of_a = {a_row, a_column}, of_b = {b_row, b_column};
   add_2d<<<grid, block, 0, stream>>>(a, b, out, rows, columns, of_a, of_b);
   return cudaGetLastError();
 }
@@ -182,11 +181,11 @@ cudaError_t matmul(const float* a, const float* b, float* c, int64_t rows, int64
   if (rows == 0 || columns == 0) return cudaSuccess;
   const int64_t blocks = blocks_for(rows, TILE) * blocks_for(columns, TILE);
   if (blocks > INT_MAX) return cudaErrorInvalidConfiguration;
-  // Kept by CUDA for each device and cheap to say again, so nothing is remembered here.
-  const cudaError_t asked =
+  // CUDA stores the attribute for each device, and setting it again is cheap, so it is set each time.
+  const cudaError_t status =
       cudaFuncSetAttribute(reinterpret_cast<const void*>(matmul_tiled),
                            cudaFuncAttributeMaxDynamicSharedMemorySize, MATMUL_SHARED);
-  if (asked != cudaSuccess) return asked;
+  if (status != cudaSuccess) return status;
   const auto grid = static_cast<unsigned>(blocks);
   matmul_tiled<<<grid, MATMUL_THREADS, MATMUL_SHARED, stream>>>(a, b, c, rows, columns, inner);
   return cudaGetLastError();

@@ -1,7 +1,7 @@
-"""On a GPU: the operators against PyTorch's, at sizes that are no multiple of a block or a tile.
+"""Tests on a GPU: the operators against PyTorch's, at sizes that are no multiple of a block or a tile.
 
-Before each call PyTorch's cache of freed memory is filled with NaN, so that a place which a kernel
-leaves unwritten is seen.
+Before each call PyTorch's cache of freed memory is filled with NaN, so that an element that a kernel
+does not write is detected.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def normal(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, device="cuda")
 
 
-def poisoned(numel: int) -> None:
-    """What the next output of this size is made of is NaN."""
+def poison(numel: int) -> None:
+    """Fill the memory of the next output of this size with NaN."""
     freed = [torch.full((max(numel, 1),), float("nan"), device="cuda") for _ in range(4)]
     del freed
 
@@ -30,7 +30,7 @@ def poisoned(numel: int) -> None:
 @pytest.mark.parametrize("n", [0, 1, 3, 4, 17, 1000, 1023, 1_000_003])
 def test_relu(n: int, offset: int) -> None:
     x = normal(n + offset)[offset:]  # offset 1, 2, 3: not aligned to 16 bytes
-    poisoned(n)
+    poison(n)
     assert torch.equal(tiles.relu(x), torch.relu(x))
 
 
@@ -44,14 +44,14 @@ def test_relu_keeps_nan() -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_add(shape: tuple[int, int]) -> None:
     a, b = normal(*shape), normal(*shape)
-    poisoned(a.numel())
+    poison(a.numel())
     assert torch.equal(tiles.add(a, b), a + b)
 
 
 @gpu
 def test_add_takes_any_strides() -> None:
     a, b = normal(1000, 17).t(), normal(17, 1).expand(17, 1000)
-    poisoned(17000)
+    poison(17000)
     assert torch.equal(tiles.add(a, b), a + b)
 
 
@@ -59,7 +59,7 @@ def test_add_takes_any_strides() -> None:
 @pytest.mark.parametrize(("rows", "inner", "columns"), PRODUCTS)
 def test_matmul(rows: int, inner: int, columns: int) -> None:
     a, b = normal(rows, inner), normal(inner, columns)
-    poisoned(rows * columns)
+    poison(rows * columns)
     exact = a.double() @ b.double()
     # A sum of n rounded products is off by at most n * 2^-24 of the sum of their magnitudes.
     bound = a.double().abs() @ b.double().abs() * (max(inner, 1) * 2.0**-24)
@@ -69,7 +69,7 @@ def test_matmul(rows: int, inner: int, columns: int) -> None:
 @gpu
 @pytest.mark.parametrize("operator", ["relu", "add", "matmul"])
 def test_opcheck(operator: str) -> None:
-    """Schema, gradients' registration, fake tensors and torch.compile's tracing, by PyTorch."""
+    """Run PyTorch's own check of schema, gradients, fake tensors and tracing."""
     shapes = {"relu": [(17, 5)], "add": [(17, 5), (17, 5)], "matmul": [(17, 5), (5, 9)]}[operator]
     inputs = tuple(normal(*shape).requires_grad_() for shape in shapes)
     torch.library.opcheck(getattr(torch.ops.tiles, operator).default, inputs)
@@ -77,14 +77,14 @@ def test_opcheck(operator: str) -> None:
 
 @gpu
 def test_gradients() -> None:
-    mine = [normal(17, 100).requires_grad_(), normal(17, 100).requires_grad_()]
-    mine.append(normal(100, 9).requires_grad_())
-    theirs = [x.detach().clone().requires_grad_() for x in mine]
+    inputs = [normal(17, 100).requires_grad_(), normal(17, 100).requires_grad_()]
+    inputs.append(normal(100, 9).requires_grad_())
+    references = [x.detach().clone().requires_grad_() for x in inputs]
     weight = normal(17, 9)
-    tiles.matmul(tiles.relu(tiles.add(*mine[:2])), mine[2]).mul(weight).sum().backward()
-    (torch.relu(theirs[0] + theirs[1]) @ theirs[2]).mul(weight).sum().backward()
-    for one, other in zip(mine, theirs, strict=True):
-        torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-4)
+    tiles.matmul(tiles.relu(tiles.add(*inputs[:2])), inputs[2]).mul(weight).sum().backward()
+    (torch.relu(references[0] + references[1]) @ references[2]).mul(weight).sum().backward()
+    for x, reference in zip(inputs, references, strict=True):
+        torch.testing.assert_close(x.grad, reference.grad, rtol=1e-4, atol=1e-4)
 
 
 @gpu
@@ -93,7 +93,7 @@ def test_the_current_stream_is_used() -> None:
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(50_000_000)  # the ones are written late; a call on another stream sees 0
+        torch.cuda._sleep(50_000_000)  # the ones are written late; a call on another stream would read 0
         x.fill_(1.0)
         y = tiles.relu(x)
     stream.synchronize()
@@ -117,7 +117,7 @@ def test_compiles_in_one_graph() -> None:
         (lambda: (normal(4, 5), normal(4, 5)), "as many as b's rows, got 5 and 4"),
     ],
 )
-def test_a_wrong_call_says_what_is_wrong(inputs: object, message: str) -> None:
+def test_invalid_arguments_are_refused(inputs: object, message: str) -> None:
     with pytest.raises(RuntimeError, match=message):
         tiles.matmul(*inputs())
 

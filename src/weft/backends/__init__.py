@@ -1,9 +1,9 @@
-"""Toolchains: how an implementation's source becomes something callable, and whether it can here.
+"""Toolchains: each file turns an implementation's source into something callable.
 
-One file a toolchain. None of them knows any operator's maths.
+A toolchain knows whether it can run on this machine. None of them knows an operator's maths.
 """
 
 from weft.backends import environment
-from weft.backends.support import backend_support, support
+from weft.backends.support import backend_support, missing_package, support
 
-__all__ = ["backend_support", "environment", "support"]
+__all__ = ["backend_support", "environment", "missing_package", "support"]

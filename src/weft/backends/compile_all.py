@@ -1,4 +1,4 @@
-"""Compile every kernel of every operator for the targets named, with no GPU.
+"""Compile every kernel of every operator for the given targets, without a GPU.
 
     python -m weft.backends.compile_all --arch sm_80 --arch sm_90 --arch sm_100
 
@@ -14,37 +14,38 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-# Before any triton or numba: this process compiles kernels, it does not interpret them.
+# Set before triton or numba is imported: this process compiles kernels and does not interpret them.
 os.environ["TRITON_INTERPRET"] = "0"
 os.environ["NUMBA_ENABLE_CUDASIM"] = "0"
 
-from weft.backends.take_apart import suits
+from weft.backends.aot import suits
 from weft.core import Implementation, registry
 
 ARCHS = ("sm_80", "sm_90", "sm_100")
 
 
-def specimens(backends: tuple[str, ...]) -> Iterator[tuple[Implementation, Any]]:
-    """Every compilable kernel in the registry, with the implementation it belongs to."""
+def aot_kernels(backends: tuple[str, ...]) -> Iterator[tuple[Implementation, Any]]:
+    """Yield every kernel in the registry that can be compiled ahead of time, with its implementation."""
     for name in registry.operator_names():
         for implementation in registry.implementations(name):
             if implementation.backend in backends:
-                yield from ((implementation, s) for s in implementation.specimens)
+                yield from ((implementation, s) for s in implementation.aot_kernels)
 
 
-def compile_one(implementation: Implementation, specimen: Any, arch: int) -> None:
-    """Compile one specimen for ``sm_<arch>``; raises what its toolchain raises."""
+def compile_one(implementation: Implementation, aot_kernel: Any, arch: int) -> None:
+    """Compile one kernel for ``sm_<arch>``. The toolchain's own exceptions pass through."""
     if implementation.backend == "triton":
         from weft.backends import triton_jit
 
-        triton_jit.compile_specimen(specimen, arch)
+        triton_jit.compile_aot_kernel(aot_kernel, arch)
     elif implementation.backend == "cuda":
-        # Where a kernel uses one chip's own instructions, only that chip's "a" target has them.
-        specimen.compile(f"sm_{arch}{'a' if specimen.min_arch == arch >= 90 else ''}")
+        # wgmma and setmaxnreg exist for sm_90a, not for sm_90.
+        # Instructions of one chip alone are only in that chip's "a" target.
+        aot_kernel.compile(f"sm_{arch}{'a' if aot_kernel.min_arch == arch >= 90 else ''}")
     else:
         from weft.backends import numba_jit
 
-        numba_jit.compile_specimen(specimen, arch)
+        numba_jit.compile_aot_kernel(aot_kernel, arch)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -55,17 +56,15 @@ def main(arguments: list[str] | None = None) -> int:
     archs = [int(a.removeprefix("sm_")) for a in options.arch or ARCHS]
     failed = compiled = 0
     started = time.perf_counter()
-    for implementation, specimen in specimens(
-        tuple(options.backend or ("triton", "cuda", "numba"))
-    ):
+    for implementation, aot_kernel in aot_kernels(tuple(options.backend or ("triton", "cuda", "numba"))):
         for arch in archs:
-            if not suits(specimen, arch):
+            if not suits(aot_kernel, arch):
                 continue
-            label = f"{implementation.operator} {implementation.name} {specimen.label} sm_{arch}"
+            label = f"{implementation.operator} {implementation.name} {aot_kernel.label} sm_{arch}"
             try:
-                compile_one(implementation, specimen, arch)
+                compile_one(implementation, aot_kernel, arch)
                 compiled += 1
-            except Exception as error:  # noqa: BLE001 - each toolchain raises its own kind; all are shown
+            except Exception as error:  # noqa: BLE001 - each toolchain has its own exceptions
                 failed += 1
                 print(f"FAILED {label}: {type(error).__name__}: {error}", file=sys.stderr)
     seconds = time.perf_counter() - started

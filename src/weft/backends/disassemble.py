@@ -1,6 +1,6 @@
-"""From a cubin to SASS, the instructions that the GPU executes, by NVIDIA's ``nvdisasm``.
+"""Disassembly of cubins to SASS, the GPU's own instructions, with NVIDIA's ``nvdisasm``.
 
-Triton's wheel brings it, and a CUDA toolkit does. It needs no GPU and no driver.
+Triton's wheel and a CUDA toolkit contain it. It needs no GPU and no driver.
 """
 
 from __future__ import annotations
@@ -21,65 +21,64 @@ TIMEOUT = 120.0  # seconds; a second is usual
 
 
 def folders() -> list[Path]:
-    """Where CUDA's tools may lie: a toolkit first, which is as new as its own NVRTC."""
-    named = [os.environ.get(v) for v in ("CUDA_HOME", "CUDA_PATH")]
-    found = [Path(p) / "bin" for p in named if p]
-    found += [Path(p) for p in os.environ.get("PATH", "").split(os.pathsep) if p]
-    found.append(Path("/usr/local/cuda/bin"))
+    """Return the folders that may hold CUDA's tools. A toolkit comes first: it matches its own NVRTC."""
+    # CUDA_PATH is the name on Windows.
+    toolkits = [os.environ.get(v) for v in ("CUDA_HOME", "CUDA_PATH")]
+    paths = [Path(p) / "bin" for p in toolkits if p]
+    paths += [Path(p) for p in os.environ.get("PATH", "").split(os.pathsep) if p]
+    paths.append(Path("/usr/local/cuda/bin"))
     triton = find_spec("triton")
     if triton is not None and triton.origin:
-        found.append(Path(triton.origin).parent / "backends/nvidia/bin")
-    return found
+        paths.append(Path(triton.origin).parent / "backends/nvidia/bin")
+    return paths
 
 
 @cache
 def tools(name: str) -> tuple[str, ...]:
-    """Every copy of one of CUDA's tools, the likeliest first."""
-    found = [shutil.which(name, path=str(folder)) for folder in folders()]
-    return tuple(dict.fromkeys(t for t in found if t))
+    """Return every copy of one of CUDA's tools, the preferred one first."""
+    paths = [shutil.which(name, path=str(folder)) for folder in folders()]
+    return tuple(dict.fromkeys(p for p in paths if p))
 
 
 def nvdisasm() -> str:
-    """The disassembler; raises :class:`WeftError` where there is none."""
-    found = tools("nvdisasm")
-    if not found:
+    """Return the path of the disassembler. Raise :class:`WeftError` if there is none."""
+    copies = tools("nvdisasm")
+    if not copies:
         raise WeftError(
             "nvdisasm was not found",
             expected="Triton's wheel, which brings it, or a CUDA toolkit",
             got="neither",
             hint="pip install 'triton>=3.6', or set CUDA_HOME",
         )
-    return found[0]
+    return copies[0]
 
 
 def run(command: Sequence[str], what: str) -> str:
-    """The tool's stdout; raises :class:`WeftError` with its last words where it failed."""
+    """Run a tool and return its stdout. Raise :class:`WeftError` with the end of its output if it failed."""
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT
-        )
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise WeftError(f"{what} could not be run", got=str(error)) from error
     if done.returncode:
-        said = (done.stderr or done.stdout).strip()[-600:]
-        raise WeftError(f"{what} failed", got=said or f"exit code {done.returncode}")
+        output = (done.stderr or done.stdout).strip()[-600:]
+        raise WeftError(f"{what} failed", got=output or f"exit code {done.returncode}")
     return done.stdout
 
 
 def sass(cubin: bytes) -> str:
-    """A cubin's SASS with source lines, inlining and PTX lines between, as nvdisasm prints it."""
+    """Return a cubin's SASS with source lines, inlining and PTX lines, as nvdisasm prints it."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        # Dataflow analysis (-ndf leaves it out) serves chips before Volta, and takes half the time.
+        # Dataflow analysis serves chips before Volta and takes half the time; -ndf leaves it out.
         return run([nvdisasm(), "-c", "-gi", "-gp", "-ndf", file.name], "nvdisasm")
 
 
 def sass_of_all(texts: Sequence[bytes], arch: int) -> list[str]:
-    """The SASS of many kernels' code at once, without names and lines: one start of the tool.
+    """Return the SASS of many kernels' code with one start of the tool, without names and source lines.
 
-    It takes half a second to start, so that kernels by the hundred are read as one raw stretch of
-    instructions (16 bytes each) and told apart by their addresses.
+    The tool takes half a second to start. Hundreds of kernels are therefore read as one raw sequence of
+    instructions (16 bytes each) and separated by their addresses.
     """
     if not texts:
         return []
@@ -91,12 +90,13 @@ def sass_of_all(texts: Sequence[bytes], arch: int) -> list[str]:
     for text in texts:
         total += len(text)
         ends.append(total)
-    found: list[list[str]] = [[] for _ in texts]
+    # An instruction's address is its offset in the joined code, so that it tells the kernel.
+    by_kernel: list[list[str]] = [[] for _ in texts]
     number = 0
     for line in printed.splitlines():
         if address := re.match(r"\s*/\*([0-9a-f]{4,})\*/", line):
             while number < len(ends) and int(address[1], 16) >= ends[number]:
                 number += 1
             if number < len(ends):
-                found[number].append(line)
-    return ["\n".join(lines) for lines in found]
+                by_kernel[number].append(line)
+    return ["\n".join(lines) for lines in by_kernel]

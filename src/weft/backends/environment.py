@@ -1,7 +1,7 @@
-"""Which toolchains interpret: decided before triton or numba is first imported, by anyone.
+"""Switch triton and numba to interpretation on a machine without a GPU, before either is imported.
 
-Both read an environment variable once, at import, and ``torch.compile`` imports triton too. So this
-module comes first in ``weft.backends``; a variable that is set already is left as it is.
+Both read an environment variable once, at import, and ``torch.compile`` imports triton too. This module is
+therefore imported first in ``weft.backends``. A variable that is already set is left as it is.
 """
 
 from __future__ import annotations
@@ -17,5 +17,5 @@ if not machine.has_gpu():
     for _module, _variable in SWITCHES.items():
         if _module not in sys.modules:
             os.environ.setdefault(_variable, "1")
-# A toy grid on a big GPU is what a check runs; numba's advice about it would be noise.
+# A check runs small grids on a large GPU; numba's advice about them is noise.
 os.environ.setdefault("NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS", "0")

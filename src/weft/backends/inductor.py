@@ -1,8 +1,7 @@
 """torch.compile: an implementation derived from another by compiling it.
 
-A large call is compiled for its exact shapes (what a user who cares for speed gets); small calls
-share compiled code whose sizes are dynamic, so that a hundred odd shapes do not compile a hundred
-times.
+A large call is compiled for its exact shapes, as a user who wants speed would do. Small calls share code
+with dynamic sizes, so that a hundred odd shapes do not compile a hundred times.
 """
 
 from __future__ import annotations
@@ -18,14 +17,17 @@ LARGE = 1 << 18  # elements
 
 
 def compiled(of: Implementation) -> Implementation:
-    """``of.forward`` under torch.compile; the backward through autograd."""
+    """Return ``of`` with its forward under torch.compile; the backward goes through autograd."""
 
     def forward(*inputs: Any, **params: Any) -> Any:
+        # Two caches: exact shapes for large calls, which are worth a compilation, and dynamic shapes for
+        # small ones.
         large = max(x.numel() for x in inputs) >= LARGE
+        # None is the key of the one function for all small shapes.
         shapes = tuple(x.shape for x in inputs) if large else None
         return _compile(of.forward, shapes)(*inputs, **params)
 
-    forward.compiles = of.forward  # type: ignore[attr-defined]  # what an outer torch.compile traces
+    forward.compiles = of.forward  # type: ignore[attr-defined]  # an outer torch.compile traces this
 
     return Implementation(
         operator=of.operator,

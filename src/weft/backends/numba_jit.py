@@ -21,12 +21,12 @@ from numba import cuda
 
 SIMULATED = bool(numba.config.ENABLE_CUDASIM)
 
-__all__ = ["SIMULATED", "NumbaSpecimen", "array", "compile_specimen", "cuda", "launch", "numba"]
+__all__ = ["SIMULATED", "NumbaAotKernel", "array", "compile_aot_kernel", "cuda", "launch", "numba"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class NumbaSpecimen:
-    """One ``numba.cuda`` kernel with argument types, e.g. ``float32[::1], float32[::1]``."""
+class NumbaAotKernel:
+    """A ``numba.cuda`` kernel with argument types, e.g. ``float32[::1], float32[::1]``."""
 
     label: str
     kernel: Any
@@ -35,7 +35,7 @@ class NumbaSpecimen:
 
 
 def array(tensor: Any) -> Any:
-    """A tensor as numba takes it, without a copy: a device array, or numpy in the simulator."""
+    """Return a tensor as numba takes it, without a copy: a device array, or numpy in the simulator."""
     tensor = tensor.detach()
     return tensor.numpy() if SIMULATED else cuda.as_cuda_array(tensor)
 
@@ -60,7 +60,7 @@ def _stream(handle: int) -> Any:
     return _streams[handle]
 
 
-def compile_specimen(specimen: NumbaSpecimen, arch: int, *, lines: bool = False) -> str:
+def compile_aot_kernel(aot_kernel: NumbaAotKernel, arch: int, *, lines: bool = False) -> str:
     """The kernel's PTX for ``sm_<arch>``, with no GPU; ``lines``: with its source lines.
 
     Raises RuntimeError in a process that simulates: use a fresh one with NUMBA_ENABLE_CUDASIM=0.
@@ -70,8 +70,8 @@ def compile_specimen(specimen: NumbaSpecimen, arch: int, *, lines: bool = False)
     from numba.core import types
 
     names = {n: getattr(types, n) for n in dir(types)}
-    arguments = eval(f"({specimen.signature},)", {"__builtins__": {}}, names)
-    function: Callable[..., Any] = getattr(specimen.kernel, "py_func", specimen.kernel)
+    arguments = eval(f"({aot_kernel.signature},)", {"__builtins__": {}}, names)
+    function: Callable[..., Any] = getattr(aot_kernel.kernel, "py_func", aot_kernel.kernel)
     target = (arch // 10, arch % 10)
     ptx, _ = cuda.compile_ptx(function, arguments, cc=target, lineinfo=lines)
     return str(ptx)

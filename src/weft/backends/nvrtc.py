@@ -1,12 +1,13 @@
-"""CUDA C++ through NVRTC: compiled at first use in tenths of a second, cached, launched.
+"""CUDA C++ through NVRTC: compile at first use (tenths of a second), cache, launch.
 
-NVRTC comes with PyTorch's CUDA wheels, so a user with a driver and pip needs no CUDA toolkit, and
-every ``.cu`` compiles on a machine with no GPU. Compilation goes through ``cuda.bindings``, which
-needs no driver; loading and launching through ``cuda.core``, on PyTorch's current stream.
+NVRTC comes with PyTorch's CUDA wheels: a user with a driver and pip needs no CUDA toolkit, and every ``.cu``
+compiles on a machine without a GPU. Compilation uses ``cuda.bindings``, which needs no driver. Loading and
+launching use ``cuda.core``, on PyTorch's current stream.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import tempfile
@@ -19,14 +20,16 @@ from typing import Any
 from weft.core import WeftError
 from weft.machine.ceilings import cache_folder
 
-SHARED = Path(__file__).parent.parent / "ops" / "_shared"
+OPS = Path(__file__).parent.parent / "ops"
+SHARED = OPS / "_common"
+INCLUDES = (SHARED, *(OPS / family for family in ("norms", "linear", "losses", "gated", "activations")))
 
 
 @dataclass(frozen=True)
 class CudaSource:
-    """One ``.cu`` file with the macros that make it one program; ``kernels`` are ``extern "C"``.
+    """A ``.cu`` file with the macros that select one program of it; ``kernels`` are ``extern "C"``.
 
-    Compiled once a process and cached on disk by contents, flags, compiler version and target.
+    It is compiled once in a process and cached on disk by contents, flags, compiler version and target.
     """
 
     file: Path
@@ -37,39 +40,43 @@ class CudaSource:
     options: tuple[str, ...] = ()
 
     def flags(self, arch: str) -> list[str]:
-        """The options NVRTC is given for a target such as ``sm_90``."""
+        """Return NVRTC's options for a target such as ``sm_90``."""
         return [
             f"-arch={arch}",
             "-std=c++17",
+            # Functions without an annotation are device functions: the helpers of a .cu file need no
+            # __device__.
             "-default-device",
+            # Line numbers for profilers and `weft inspect`; they do not change the machine code.
             "-lineinfo",
             f"-I{self.file.parent}",
-            f"-I{SHARED}",
+            *(f"-I{folder}" for folder in INCLUDES),
             *(f"-D{name}={value}" for name, value in self.defines),
             *self.options,
         ]
 
     def compile(self, arch: str) -> bytes:
-        """The cubin for a target such as ``sm_90``, from the cache where it is there.
+        """Return the cubin for a target such as ``sm_90``, from the cache if possible.
 
-        Raises :class:`WeftError` with the compiler's own log where the source does not compile.
+        Raises :class:`WeftError` with the compiler's log if the source does not compile.
         """
-        kept = cache_folder() / "cubin" / f"{self._key(arch)}.cubin"
+        cached = cache_folder() / "cubin" / f"{self._key(arch)}.cubin"
         try:
-            return kept.read_bytes()
+            return cached.read_bytes()
         except FileNotFoundError:
             cubin = self._compile(arch)
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        # Written beside and renamed, so that two processes at once both end with a whole file.
-        descriptor, beside = tempfile.mkstemp(dir=kept.parent)
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        # Written to a temporary file and renamed: two processes at once both leave a complete file.
+        descriptor, temporary = tempfile.mkstemp(dir=cached.parent)
         with os.fdopen(descriptor, "wb") as out:
             out.write(cubin)
-        os.replace(beside, kept)
+        os.replace(temporary, cached)
         return cubin
 
     def _key(self, arch: str) -> str:
         parts = [self.file.read_text(), *map(str, self.flags(arch)), str(compiler_version())]
-        for header in sorted((*SHARED.glob("*.cuh"), *self.file.parent.glob("*.cuh"))):
+        # Every header that could be included: an edit of one must not leave an old cubin in the cache.
+        for header in sorted({h for folder in (*INCLUDES, self.file.parent) for h in folder.glob("*.cuh")}):
             parts.append(header.read_text())
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
@@ -78,6 +85,7 @@ class CudaSource:
 
         flags = [f.encode() for f in (*self.flags(arch), *(f"-I{p}" for p in include_paths()))]
         name = str(self.file).encode()
+        # The file's real name is passed, so that errors and line numbers refer to it.
         program = _ok(nvrtc.nvrtcCreateProgram(self.file.read_bytes(), name, 0, [], []))
         try:
             (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
@@ -98,30 +106,34 @@ class CudaSource:
     def _loaded(self) -> dict[str, Kernel]:
         from cuda.core import ObjectCode
 
+        # A cubin, not PTX: the driver then compiles nothing at load time.
         code = ObjectCode.from_cubin(self.compile(current_arch()))
         return {name: Kernel(name, code.get_kernel(name)) for name in self.kernels}
 
     def __getitem__(self, kernel: str) -> Kernel:
-        """A kernel of this program, loaded for the current device."""
+        """Return a kernel of this program, loaded for the current device."""
         return self._loaded[kernel]
 
 
 class Kernel:
     """A loaded kernel: ``kernel(grid, block, *arguments, shared=bytes)``.
 
-    Arguments: tensors and Python integers both go as 64 bits (``T*``, ``long long``), Python
-    floats as C++ ``double``; anything else as a ctypes or numpy scalar of its exact type.
+    Tensors and Python integers are passed as 64 bits (``T*``, ``long long``), Python floats as C++
+    ``double``, and other values as ctypes or numpy scalars of their exact type. A kernel whose
+    only argument is a structure by value takes one ``ctypes.Structure``.
 
-    ``overlap``: it may begin before the kernel in front of it on the stream has ended, from compute
-    capability 9.0 on (programmatic dependent launch). It then says itself when it needs what that
-    one wrote (ops/_shared/overlap.cuh); one that is no part of the same call must not be in front.
+    With ``overlap`` the kernel may start before the preceding kernel on the stream has ended (programmatic
+    dependent launch, compute capability 9.0 on). It must then wait before it reads what that kernel wrote
+    (ops/_common/overlap.cuh), and the preceding kernel must belong to the same call.
     """
 
     def __init__(self, name: str, handle: Any) -> None:
         self.name = name
         self.handle = handle
         self._configs: dict[tuple[Any, ...], Any] = {}
-        self._shared = 40 * 1024  # of 48 KiB, which a kernel's own declared memory takes from
+        self._shared = (
+            40 * 1024
+        )  # below the default limit of 48 KiB, which static shared memory counts towards
 
     def __call__(
         self,
@@ -134,21 +146,35 @@ class Kernel:
         import torch
         from cuda.core import launch
 
+        # Cached for each shape of launch, since building a LaunchConfig costs host time in every call.
         key = (grid, block, shared, overlap)
         config = self._configs.get(key)
         if config is None:
             if shared > self._shared:
                 self._allow(shared)
             config = self._configs[key] = _launch_config(grid, block, shared, overlap)
+        if arguments and isinstance(arguments[0], ctypes.Structure):
+            self._launch_structure(config, torch.cuda.current_stream().cuda_stream, *arguments)
+            return
+        # Looked up in each call: the user may have changed the stream or the device.
         stream = _stream(torch.cuda.current_stream().cuda_stream)
         pointers = [a.data_ptr() if isinstance(a, torch.Tensor) else a for a in arguments]
         launch(stream, config, self.handle, *pointers)
 
-    def _allow(self, shared: int) -> None:
-        """More than 48 KiB of shared memory, declared and dynamic, must be asked for.
+    def _launch_structure(self, config: Any, stream: int, structure: ctypes.Structure) -> None:
+        """Launch with one structure by value, which ``cuda.core`` cannot pass; the driver copies it."""
+        from cuda.bindings import driver
 
-        Such a kernel lives on shared memory: the L1 gives it all it can, so that as many blocks as
-        possible are resident.
+        addresses = (ctypes.c_void_p * 1)(ctypes.addressof(structure))
+        function = driver.CUfunction(int(self.handle.handle))
+        sizes = (*config.grid, *config.block, config.shmem_size)
+        _ok(driver.cuLaunchKernel(function, *sizes, stream, ctypes.addressof(addresses), 0))
+
+    def _allow(self, shared: int) -> None:
+        """Opt in to more than 48 KiB of shared memory, static and dynamic together.
+
+        The carve-out of 100 % takes as much as possible from the L1 cache: shared memory limits how many
+        blocks of such a kernel are resident.
         """
         from cuda.bindings import driver
 
@@ -163,7 +189,7 @@ class Kernel:
 
 
 def _launch_config(grid: Any, block: Any, shared: int, overlap: bool) -> Any:
-    """``overlap`` changes nothing before 9.0, where no kernel can begin early."""
+    """Return the launch configuration. Before 9.0 no kernel can start early, and ``overlap`` is ignored."""
     import torch
     from cuda.core import LaunchConfig
 
@@ -182,6 +208,7 @@ def _stream(handle: int) -> Any:
 
 def _ok(answer: Sequence[Any]) -> Any:
     status, *rest = answer
+    # cuda.bindings returns (status, values...) and raises nothing itself.
     if int(status) != 0:
         raise RuntimeError(f"CUDA call failed: {status!r}")
     return rest[0] if rest else None
@@ -189,7 +216,7 @@ def _ok(answer: Sequence[Any]) -> Any:
 
 @cache
 def current_arch() -> str:
-    """The current device's target, e.g. ``sm_90a``: the ``a`` has the chip's own instructions."""
+    """Return the current device's target, e.g. ``sm_90a``; ``a`` enables instructions of this chip alone."""
     import torch
 
     major, minor = torch.cuda.get_device_capability()
@@ -198,7 +225,7 @@ def current_arch() -> str:
 
 @cache
 def compiler_version() -> tuple[int, int]:
-    """NVRTC's (major, minor)."""
+    """Return NVRTC's version (major, minor)."""
     from cuda.bindings import nvrtc
 
     status, major, minor = nvrtc.nvrtcVersion()
@@ -208,15 +235,15 @@ def compiler_version() -> tuple[int, int]:
 
 @cache
 def include_paths() -> tuple[str, ...]:
-    """CUDA's headers as pip's wheels or a toolkit bring them; raises :class:`WeftError` if none."""
+    """Return the folders of CUDA's headers, from wheels or a toolkit. Raise :class:`WeftError` if none."""
     from cuda.pathfinder import find_nvidia_header_directory
 
-    found = [find_nvidia_header_directory(n) for n in ("cudart", "cccl")]
-    if found[0] is None:
+    folders = [find_nvidia_header_directory(n) for n in ("cudart", "cccl")]
+    if folders[0] is None:
         raise WeftError(
             "CUDA's headers were not found",
             expected="the wheels nvidia-cuda-runtime and nvidia-cuda-crt, or a CUDA toolkit",
             got="neither",
             hint="pip install 'weft[cuda]', or set CUDA_HOME",
         )
-    return tuple(p for p in found if p)
+    return tuple(p for p in folders if p)

@@ -1,4 +1,4 @@
-"""Whether a backend works on this machine, and whether an implementation takes a case on it."""
+"""Support of a backend by this machine, and of a case by an implementation."""
 
 from __future__ import annotations
 
@@ -13,19 +13,16 @@ from weft.core import FORWARD, YES, Case, Implementation, Support, check_only, n
 CUDA_PACKAGES = ("cuda.core", "cuda.bindings", "cuda.pathfinder")
 
 
-def support(
-    implementation: Implementation, case: Case, device: str, direction: str = FORWARD
-) -> Support:
-    """What the backend says of ``device`` ('cpu' or 'cuda'), and the implementation of the case."""
+def support(implementation: Implementation, case: Case, device: str, direction: str = FORWARD) -> Support:
+    """Return whether ``implementation`` can run ``case`` on ``device`` ('cpu' or 'cuda'), and if not, why."""
     if direction not in implementation.directions:
-        return no(
-            f"{implementation.name} computes the {' and '.join(implementation.directions)} only"
-        )
+        return no(f"{implementation.name} computes only the {' and '.join(implementation.directions)}")
     if device not in case.devices:
         return no(f"this case is not meant for a {device} device")
     if device not in implementation.devices:
-        made = " or ".join(implementation.devices)
-        return no(f"{implementation.name} is made for a {made} device, and this is a {device}")
+        devices = " or ".join(implementation.devices)
+        return no(f"{implementation.name} is made for a {devices} device, and this is a {device}")
+    # The order of the tests is the order of the reasons: the first that applies is the one a user can act on.
     here = backend_support(implementation.backend, device)
     if implementation.devices == ("cpu",):  # compiled for this CPU: nothing is simulated
         here = _installed(implementation.backend)
@@ -34,7 +31,7 @@ def support(
 
 @cache
 def backend_support(backend: str, device: str) -> Support:
-    """Whether a backend can run, or at least be checked, on ``device``; if not, why."""
+    """Return whether a backend can run, or at least be checked, on ``device``; if not, why."""
     if device == "cuda" and not machine.has_gpu():
         return no("no NVIDIA GPU is visible here; run on a machine with one and its driver")
     checks = {"compile": _compile, "triton": _triton, "cuda": _cuda, "numba": _numba}
@@ -43,13 +40,20 @@ def backend_support(backend: str, device: str) -> Support:
 
 def _missing(*modules: str) -> str | None:
     for name in modules:
+        # find_spec of a submodule imports its parent, which may be missing.
         try:
-            found = find_spec(name)
+            spec = find_spec(name)
         except ModuleNotFoundError:
-            found = None
-        if found is None:
+            spec = None
+        if spec is None:
             return name
     return None
+
+
+def missing_package(backend: str) -> str | None:
+    """Return the first package that a backend needs and that is not installed, or None."""
+    packages = {"triton": ("triton",), "cuda": CUDA_PACKAGES, "numba": ("numba", "numba.cuda")}
+    return _missing(*packages.get(backend, ()))
 
 
 def _compile(device: str) -> Support:
@@ -59,7 +63,7 @@ def _compile(device: str) -> Support:
 
 
 def _triton(device: str) -> Support:
-    if _missing("triton"):
+    if missing_package("triton"):
         return no("triton is not installed; pip install 'triton>=3.6'")
     if device == "cuda":
         return YES
@@ -67,11 +71,12 @@ def _triton(device: str) -> Support:
 
     if not INTERPRETED:
         return no("triton was imported before weft without TRITON_INTERPRET=1; set it and rerun")
-    return check_only("no GPU: checked in Triton's interpreter and compiled, never timed")
+    return check_only("not timed (no GPU): checked in Triton's interpreter, and compiled")
 
 
 def _cuda(device: str) -> Support:
-    if missing := _missing(*CUDA_PACKAGES):
+    # The packages first: without them nothing can be compiled either.
+    if missing := missing_package("cuda"):
         return no(f"{missing} is not installed; pip install cuda-core cuda-bindings")
     if device == "cpu":
         return no("CUDA C++ needs a GPU to run; here it is compiled only (NVRTC, no driver needed)")
@@ -79,7 +84,7 @@ def _cuda(device: str) -> Support:
 
 
 def _numba(device: str) -> Support:
-    if missing := _missing("numba", "numba.cuda"):
+    if missing := missing_package("numba"):
         return no(f"{missing} is not installed; pip install numba numba-cuda")
     if device == "cuda":
         return YES
@@ -87,7 +92,7 @@ def _numba(device: str) -> Support:
 
     if not SIMULATED:
         return no("numba was imported before weft without NUMBA_ENABLE_CUDASIM=1; set it and rerun")
-    return check_only("no GPU: checked in numba.cuda's simulator at toy sizes, never timed")
+    return check_only("not timed (no GPU): checked in numba.cuda's simulator at small sizes")
 
 
 def _installed(backend: str) -> Support:
@@ -95,20 +100,20 @@ def _installed(backend: str) -> Support:
     return no(f"{missing} is not installed; pip install {missing}") if missing else YES
 
 
+# Each GPU thread is a Python thread in numba's simulator, which is therefore limited to small arrays.
 SIMULATOR_ELEMENTS = 1024
 INTERPRETER_ELEMENTS = 1 << 22
 
 
 def _interpreter(here: Support, case: Case) -> Support:
-    """What an interpreter may be trusted with: small sizes, no bf16 (silently wrong there)."""
+    """Refuse what an interpreter cannot do: bf16, which it computes wrongly, and large sizes."""
     if here.timed:
         return YES
     if any(i.dtype == "bfloat16" for i in case.inputs):
-        return no(
-            "bf16 is silently wrong in Triton's interpreter and unknown to numba; needs a GPU"
-        )
+        return no("bf16 needs a GPU: Triton's interpreter gets it wrong silently, and numba has none")
+    # The largest input decides: an interpreter's time grows with the elements, not with the bytes.
     numel = max(i.numel for i in case.inputs)
     limit = SIMULATOR_ELEMENTS if "numba" in here.reason else INTERPRETER_ELEMENTS
     if numel > limit:
-        return no(f"{numel} elements are too many for an interpreter (limit {limit}); needs a GPU")
+        return no(f"{numel} elements need a GPU: an interpreter takes at most {limit}")
     return YES

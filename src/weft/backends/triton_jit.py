@@ -1,11 +1,12 @@
-"""Triton: run on a GPU, interpreted where there is none, compiled for any target anywhere.
+"""Triton: runs on a GPU, is interpreted without one, and compiles for any target anywhere.
 
-Whether kernels are interpreted is decided when triton is first imported: see environment.py.
+The first import of triton decides whether kernels are interpreted: see environment.py.
 Import ``triton`` and ``tl`` from here.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,18 +15,27 @@ import triton
 import triton.language as tl
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
+if INTERPRETED:
+    # The interpreter computes with numpy. Edge cases with infinities, NaN and large magnitudes overflow
+    # there on purpose, as they do silently on a GPU, and the check judges the results.
+    warnings.filterwarnings(
+        "ignore",
+        message="(overflow|underflow|invalid value|divide by zero) encountered",
+        category=RuntimeWarning,
+        module=r"triton\.runtime\.interpreter",
+    )
 
-__all__ = ["INTERPRETED", "TritonSpecimen", "compile_specimen", "tl", "triton"]
+__all__ = ["INTERPRETED", "TritonAotKernel", "compile_aot_kernel", "tl", "triton"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TritonSpecimen:
-    """One kernel as a GPU user would get it compiled: enough to compile it with no GPU.
+class TritonAotKernel:
+    """A kernel with everything needed to compile it without a GPU, as a launch would compile it.
 
-    ``signature`` maps every argument to its type (``*bf16``, ``i32``, ``fp32``) or, for a
-    constexpr, to its value. Pointers count as 16-byte aligned, unless their type ends in ``:1``; an
-    integer is taken as divisible by 16 where its type ends in ``:16``, as Triton specialises at
-    launch. ``max_arch``: the last that has the kernel's instructions; None: any later one has.
+    ``signature`` maps every argument to its type (``*bf16``, ``i32``, ``fp32``) or, for a constexpr, to its
+    value. A pointer counts as 16-byte aligned unless its type ends in ``:1``. An integer counts as divisible
+    by 16 if its type ends in ``:16``, which Triton specialises at launch. ``max_arch`` is the last
+    architecture with the kernel's instructions; None means that later ones have them too.
     """
 
     label: str
@@ -38,7 +48,7 @@ class TritonSpecimen:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
-def compile_specimen(specimen: TritonSpecimen, arch: int) -> Any:
+def compile_aot_kernel(aot_kernel: TritonAotKernel, arch: int) -> Any:
     """Compile for ``sm_<arch>``; returns Triton's CompiledKernel (``.asm`` holds ptx, cubin, sass).
 
     Raises RuntimeError in a process that interprets kernels: use a fresh one with
@@ -50,7 +60,7 @@ def compile_specimen(specimen: TritonSpecimen, arch: int) -> Any:
     from triton.compiler import ASTSource
 
     signature, constants, attributes = {}, {}, {}
-    for position, (name, kind) in enumerate(specimen.signature.items()):
+    for position, (name, kind) in enumerate(aot_kernel.signature.items()):
         if not isinstance(kind, str):
             signature[name] = "constexpr"
             constants[name] = kind
@@ -58,11 +68,11 @@ def compile_specimen(specimen: TritonSpecimen, arch: int) -> Any:
         signature[name] = kind.removesuffix(":16").removesuffix(":1")
         if (kind.startswith("*") and not kind.endswith(":1")) or kind.endswith(":16"):
             attributes[(position,)] = [["tt.divisibility", 16]]
-    if specimen.kernel.is_gluon():
+    if aot_kernel.kernel.is_gluon():
         from triton.experimental.gluon._runtime import GluonASTSource
 
-        source = GluonASTSource(specimen.kernel, signature, constants, attributes)
+        source = GluonASTSource(aot_kernel.kernel, signature, constants, attributes)
     else:
-        source = ASTSource(specimen.kernel, signature, constants, attributes)
-    options = {"num_warps": specimen.num_warps, "num_stages": specimen.num_stages, **specimen.extra}
+        source = ASTSource(aot_kernel.kernel, signature, constants, attributes)
+    options = {"num_warps": aot_kernel.num_warps, "num_stages": aot_kernel.num_stages, **aot_kernel.extra}
     return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)

@@ -1,7 +1,7 @@
-"""The command line: one file a command, thin: parse, call, print.
+"""The command line: one module for each command, which parses, calls and prints.
 
-Data goes to stdout, talk and progress to stderr. Exit 0: good; 1: a verdict went against you; 2:
-the call was wrong.
+Data goes to stdout, log lines and progress to stderr. Exit 0: good; 1: something failed or got
+slower; 2: invalid arguments.
 """
 
 from __future__ import annotations
@@ -19,17 +19,16 @@ import typer.main
 from weft import __version__
 from weft.core.errors import WeftError
 
-# In the order of the help: look, judge, time, look inside, ship.
+# In the order of the help.
 COMMANDS = (
     *("device", "ops", "check", "bench", "compare", "report", "profile", "inspect"),
     *("judge", "new", "selftest", "demo", "study", "tune"),
-    *("data", "train", "generate"),
+    *("data", "train", "generate", "help"),
 )
 
 
-class _Built(Mapping[str, Any]):
-    """The commands by name, each built when it is asked for: building all takes longer than Python
-    takes to start."""
+class _LazyCommands(Mapping[str, Any]):
+    """The commands by name, each built at its first use: building all takes longer than Python's start."""
 
     def __iter__(self) -> Iterator[str]:
         return iter(COMMANDS)
@@ -40,49 +39,60 @@ class _Built(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         if name not in COMMANDS:
             raise KeyError(name)
-        function, summary, epilog = _parts(name)
-        alone = typer.Typer(add_completion=False, **STYLE)
-        alone.command(name, short_help=summary, epilog=epilog)(function)
-        return typer.main.get_command(alone)
+        function, summary, epilog = _load(name)
+        single = typer.Typer(add_completion=False, **STYLE)
+        # Imported here: `weft --help` builds no command.
+        from weft.cli.command import WeftCommand
+
+        single.command(name, cls=WeftCommand, short_help=summary, epilog=epilog)(function)
+        return typer.main.get_command(single)
 
 
 class _Group(typer.core.TyperGroup):
-    """``weft``: its help needs the commands' first sentences alone."""
+    """The group ``weft``: its help reads the first sentence of each command and builds none of them."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.commands: Any = _Built()
+        self.commands: Any = _LazyCommands()
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, _parts(name)[1]) for name in COMMANDS])
+            formatter.write_dl([(name, _load(name)[1]) for name in COMMANDS])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
+            from weft.core.operator import unknown_name
+
+            raise unknown_name("command", args[0], list(COMMANDS))
+        return super().resolve_command(ctx, args)
 
 
-def _parts(name: str) -> tuple[Callable[..., None], str, str | None]:
-    """A command's function, the first sentence of its docstring, and what its help ends with."""
+def _load(name: str) -> tuple[Callable[..., None], str, str | None]:
+    """Return a command's function, the first paragraph of its docstring, and its epilog."""
     module = import_module(f"weft.cli.{name}")
     function = getattr(module, name)
     summary = " ".join((function.__doc__ or "").partition("\n\n")[0].split())
     return function, summary, getattr(module, "EPILOG", None)
 
 
+HELP = "Is a GPU kernel correct, how fast is it, and how far is it from the machine's limit?"
 STYLE: Any = {
-    "rich_markup_mode": None,  # plain help: drawing it with rich takes a third of its time
+    "rich_markup_mode": None,  # plain help: rendering it by rich takes a third of its time
     "pretty_exceptions_enable": False,
     "context_settings": {"help_option_names": ["-h", "--help"]},
 }
 app = typer.Typer(
     name="weft",
     cls=_Group,
-    help="Is a GPU kernel right, how fast is it, and how far is it from the machine's limit?",
-    epilog="Start with: weft bench",
+    help=HELP,
+    epilog="Start with: weft bench. Pages of the documentation: weft help",
     no_args_is_help=True,
     **STYLE,
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"weft {__version__}")
         raise typer.Exit
 
@@ -90,23 +100,40 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version")
     ] = False,
 ) -> None:
-    """Is a GPU kernel right, how fast is it, and how far is it from the machine's limit?"""
+    """Declare the options of ``weft`` itself; ``HELP`` is its help."""
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is one line on stderr and exit code 2."""
+    """Run the command line. A wrong call is one line on stderr, with its hint, and exit code 2."""
     try:
-        app()
+        code = app(standalone_mode=False)
     except WeftError as error:
-        message, _, hint = str(error).partition("; hint: ")
-        print(f"error: {message}", file=sys.stderr)
-        if hint:
-            print(f"hint: {hint}", file=sys.stderr)
-        sys.exit(2)
+        _print_error(error)
+        code = 2
+    except typer.Abort:  # Ctrl-C, in releases of Typer that do not exit by themselves
+        code = 130
     except BrokenPipeError:
-        # `weft ops | head` closed the pipe: not an error of ours, and nothing is left to say.
+        # `weft ops | head` closed the pipe. Python's flush at exit must not raise again: redirect it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+        code = 141
+    except Exception as error:
+        from weft.cli.command import UsageError, usage_error
+
+        if not isinstance(error, UsageError):
+            raise
+        if type(error).__name__ == "NoArgsIsHelpError":  # `weft` alone
+            print(error.format_message(), file=sys.stderr)
+        else:
+            _print_error(usage_error(error))
+        code = 2
+    sys.exit(code)
+
+
+def _print_error(error: WeftError) -> None:
+    message, _, hint = str(error).partition("; hint: ")
+    print(f"error: {message}", file=sys.stderr)
+    if hint:
+        print(f"hint: {hint}", file=sys.stderr)

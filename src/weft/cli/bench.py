@@ -1,4 +1,4 @@
-"""``weft bench``: which of the ways is right, how fast each is, and how far from the limit."""
+"""``weft bench``: check implementations, time those that pass, and compare them with the limit."""
 
 from __future__ import annotations
 
@@ -9,81 +9,146 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.options import MEMORY, SECONDS, Files, Memory, Names, Seconds, limits
+from weft.cli import ending, output, progress
+from weft.cli.busy import log_doubts, warn_if_busy
+from weft.cli.options import (
+    MEMORY,
+    SECONDS,
+    Case,
+    Csv,
+    Device,
+    Files,
+    Impl,
+    Json,
+    Memory,
+    Names,
+    Seconds,
+    limits,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from weft.core import Record
 
-EPILOG = "What each number means, and what it cannot see: docs/timing.md"
-PATIENCE = 30.0  # seconds after which the default set begins no further backward
+EPILOG = """Examples:
+  weft bench
+  weft bench softmax --with mine.py --save records.jsonl
+  weft bench gelu sum --impl torch --impl compile --quick
+
+Meaning and limits of each number: weft help time"""
+PATIENCE = 30.0  # seconds after which the default set starts no further backward
 
 
 def bench(
     operators: Annotated[
-        Names, typer.Argument(help="Operators; by default four.", show_default=False)
+        Names,
+        typer.Argument(metavar="OPERATOR", help="Operators [default: gelu, softmax, sum and matmul]"),
     ] = None,
-    impl: Annotated[
-        Names, typer.Option("--impl", help="An implementation (repeatable); 'cuda' has its steps.")
-    ] = None,
-    case: Annotated[Names, typer.Option("--case", help="A case by name (repeatable).")] = None,
+    impl: Impl = None,
+    case: Case = None,
     direction: Annotated[
-        Names, typer.Option("--direction", help="forward or backward; by default both.")
+        Names,
+        typer.Option(metavar="forward|backward", help="Direction to run (repeatable) [default: both]"),
     ] = None,
-    device: Annotated[
-        str | None, typer.Option("--device", help="cuda or cpu; by default a GPU if there is one.")
-    ] = None,
+    device: Device = None,
     all_cases: Annotated[
-        bool, typer.Option("--all-cases", help="Every bench case, not each operator's first.")
+        bool, typer.Option("--all-cases", help="Run every bench case instead of each operator's first")
     ] = False,
     save: Annotated[
-        Path | None, typer.Option("--save", help="Append records to this JSON-lines file.")
+        Path | None, typer.Option(metavar="FILE", help="Append the records to this JSON Lines file")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list of records.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Shorter, with wider intervals.")] = False,
+    as_json: Json = False,
+    as_csv: Csv = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Measure for less time, with wider confidence intervals")
+    ] = False,
     files: Files = None,
     seconds: Seconds = SECONDS,
     memory: Memory = MEMORY,
 ) -> None:
-    """Check each implementation, then time those that passed, side by side.
+    """Check each implementation, then time those that pass, side by side.
 
-    With nothing named: gelu, softmax, sum and matmul at their first case, forward and then, while
-    quick, backward. --all-cases alone: every case of every operator.
+    Without arguments: gelu, softmax, sum and matmul at their first case, one implementation for each
+    backend, forward, and backward if time allows; this takes less than a minute. With --all-cases
+    alone: every case of every operator.
 
-    Exit 0: all good; 1: something is wrong, suspect or could not be timed; 2: the call was wrong.
-
-    Example: weft bench softmax --with mine.py --save records.jsonl
+    Exit 0: everything passed; 1: something failed, is suspect or could not be timed; 2: invalid
+    arguments.
     """
+    output.only_one_format(json=as_json, csv=as_csv)
     from weft.core import registry
     from weft.workbench.bench import went_against
-    from weft.workbench.strangers import Strangers, Unreadable
+    from weft.workbench.sandbox.candidates import ExternalCandidates, UnreadableFile
 
-    named = bool(operators or case or direction or all_cases)
+    restricted = bool(operators or case or direction or all_cases)
     if not (operators or case or all_cases or files):
         operators = list(registry.FIRST_LOOK)
-    asked = {"operators": operators, "impls": impl, "cases": case, "directions": direction}
-    more = {"all_cases": all_cases, "quick": quick, "patience": None if named else PATIENCE}
+    names = {"operators": operators, "impls": impl, "cases": case, "directions": direction}
+    options = {
+        "all_cases": all_cases,
+        "quick": quick,
+        "patience": None if restricted else PATIENCE,
+        "first_look": not (restricted or impl or files),
+    }
+    watch, records = ending.Stopwatch(), []
     try:
-        with Strangers(files or [], limits(seconds, memory)) as strangers:
-            done = _run(device, save, as_json, strangers.beside(asked) | more)
-    except Unreadable as error:
-        print(f"failed: {error}", file=sys.stderr)
+        with (
+            ExternalCandidates(files or [], limits(seconds, memory)) as candidates,
+            progress.stoppable() as stop,
+        ):
+            for record in _run(device, save, as_json or as_csv, candidates.bench_arguments(names) | options):
+                records.append(record)
+    except UnreadableFile as error:
+        output.log(f"failed: {error}")
         raise typer.Exit(1) from error
+    from weft.workbench.report import table
+
     if as_json:
-        print(json.dumps([r.to_json() for r in done]))
+        shown = [r.to_json() for r in records]
+        print(json.dumps({**stop.to_json(), "records": shown} if stop else shown))
+    elif as_csv:
+        output.print_csv(table.csv_table(records))
+    elif records:
+        output.show_notes(table.footnote(records).splitlines())
+    log_doubts(records)
+    ending.print_verdict(_verdict_line(records, watch, stop, save), to_stderr=as_json or as_csv)
+    if stop or went_against(records):
+        raise typer.Exit(stop.exit_code or 1)
+
+
+def _verdict_line(
+    records: Sequence[Record], watch: ending.Stopwatch, stop: progress.StopRequest, save: Path | None
+) -> str:
+    """Return the last line: counts, seconds, and the reasons of all that was not timed."""
+    from weft.core.record import FAIL, UNSUPPORTED
+
+    not_run = [(r.backend, r.verdict.reason) for r in records if r.verdict.status == UNSUPPORTED]
+    points = {(r.operator, r.case, r.direction) for r in records}
+    timed = [r for r in records if r.timing is not None]
+    counts = {
+        "failed": sum(r.verdict.status == FAIL for r in records),
+        "suspect": sum(any(f.startswith("suspect") for f in r.flags) for r in timed),
+        "not timed": len(records)
+        - len(timed)
+        - len(not_run)
+        - sum(r.verdict.status == FAIL for r in records),
+    }
+    against = ", ".join(f"{n} {name}" for name, n in counts.items() if n)
+    operators = ending.names_text([r.operator for r in records], "operator")
+    text = f"{len(timed)} timed at {ending.count_text(len(points), 'point')} of {operators} ({watch})"
+    if stop:
+        saved = f"; saved in {save}" if save is not None and records else ""
+        text = f"stopped after {ending.count_text(len(points), 'point')}: {len(timed)} timed ({watch}){saved}"
+    elif against:
+        text = f"failed: {against}; {text}"
     else:
-        from weft.workbench import table
-
-        table.console().print(table.footnote(done), style="dim")
-    if went_against(done):
-        raise typer.Exit(1)
+        text = f"passed: {text}"
+    return text + ending.not_run_text(not_run)
 
 
-def _run(
-    device: str | None, save: Path | None, as_json: bool, asked: dict[str, Any]
-) -> list[Record]:
-    """All records, each point's saved and shown when it is done."""
+def _run(device: str | None, save: Path | None, quiet: bool, arguments: dict[str, Any]) -> Iterator[Record]:
+    """Yield all records; save and show each point's as soon as it is measured."""
     from weft.core import WeftError
     from weft.machine.query import known_kind
     from weft.workbench import bench as workbench
@@ -91,69 +156,43 @@ def _run(
     kind = known_kind(device)
     if save is not None and save.is_dir():
         raise WeftError("--save", expected="a file", got=f"the folder {save}")
-    with _Progress() as say:
-        points = workbench.run_points(device=kind, on_event=say, **asked)
-        done = list(_shown(points, save, as_json, say.clear))
-    if not done:
+    warn_if_busy(kind)
+    n_records = 0
+    with progress.Progress(at_once=True) as status:
+
+        def expect(seconds: list[float]) -> None:
+            status.expect(seconds, ending.count_text(len(seconds), "point"))
+
+        points = workbench.run_points(device=kind, on_event=status, on_start=expect, **arguments)
+        for record in save_and_show(points, save, quiet, status.clear):
+            n_records += 1
+            yield record
+    if not n_records:
         raise WeftError(
             "nothing to bench",
             expected=f"an operator with a bench case for {kind}",
             got="none",
-            hint="see weft ops, or name a --case",
+            hint="list the operators with weft ops, or name a --case",
         )
-    return done
 
 
-def _shown(
-    points: Iterator[list[Record]], save: Path | None, as_json: bool, clear: Callable[[], None]
+def save_and_show(
+    points: Iterator[list[Record]], save: Path | None, quiet: bool, clear_status: Callable[[], None]
 ) -> Iterator[Record]:
-    """Each point's records saved and shown as soon as it is done, so that nothing is lost."""
+    """Yield the records of the points; save and show each point's before the next one is measured.
+
+    A run that is killed therefore loses at most one point.
+    """
     from weft.core.record import append
+    from weft.workbench.report import table
 
-    for group in points:
+    for records in points:
         if save is not None:
-            append(save, group)
-        clear()
-        if not as_json:
-            _show(group)
-        yield from group
-
-
-def _show(group: Sequence[Record]) -> None:
-    from weft.workbench import table
-
-    out = table.console()
-    out.print(table.render(group, plain=not out.is_terminal))
-    sys.stdout.flush()
-
-
-class _Progress:
-    """One line on a terminal's stderr, rewritten as work goes on; in a pipe, nothing but the
-    steps that take long."""
-
-    def __enter__(self) -> _Progress:
-        from rich.console import Console
-
-        self.console = Console(stderr=True, highlight=False)
-        self.live = self.console.is_terminal
-        self.status = self.console.status("") if self.live else None
-        if self.status:
-            self.status.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.clear()
-
-    def __call__(self, line: str) -> None:
-        if self.status and line.startswith("left out"):
-            self.console.print(line)
-        elif self.status:
-            self.status.update(line)
-            self.status.start()
-        elif "round" not in line:
-            print(line, file=sys.stderr, flush=True)
-
-    def clear(self) -> None:
-        """Take the line away, so that a table can be printed."""
-        if self.status:
-            self.status.stop()
+            append(save, records)
+        clear_status()
+        if not quiet:
+            for point in table.tables(records):
+                output.show_table(point, options=("csv", "json"))
+                print()
+            sys.stdout.flush()
+        yield from records

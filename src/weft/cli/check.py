@@ -1,332 +1,405 @@
-"""``weft check``: is each implementation right? One row each, and every reason in full."""
+"""``weft check``: check the correctness of implementations; one table row for each, and every reason."""
 
 from __future__ import annotations
 
-import json as jsonlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from functools import partial
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli.options import MEMORY, SECONDS, Files, Memory, Names, Seconds, limits
+from weft.cli import ending, output, progress
+from weft.cli.options import (
+    MAX_SEED,
+    MEMORY,
+    SECONDS,
+    Case,
+    Csv,
+    Device,
+    Files,
+    Impl,
+    Json,
+    Memory,
+    Names,
+    Seconds,
+    limits,
+)
 from weft.core.errors import WeftError
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from weft.core import Case as CaseOf
+    from weft.core import Implementation, Operator, Verdict
+    from weft.core.table import Table
+    from weft.workbench.calls.selection import BenchPoint
+    from weft.workbench.sandbox.candidates import ExternalCandidates
 
-    from weft.core import Case, Implementation, Operator, Verdict
-    from weft.workbench.strangers import Strangers
+EPILOG = """Examples:
+  weft check softmax --impl triton --impl cuda
+  weft check softmax --with mine.py
+  weft check gelu --case fp32-7x129 --direction forward --json
 
-EPILOG = "Example: weft check softmax --impl triton --impl cuda. Each rule: docs/checking.md"
-SANITIZE = "Run under compute-sanitizer: memcheck, racecheck, initcheck or synccheck (a GPU)."
+Rules of the check: weft help correct"""
 BENCH_SEEDS = 2  # large cases: each seed costs a float64 reference of gigabytes
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What a call asks for; empty lists ask for everything."""
-
-    operators: Sequence[str]
-    impls: Sequence[str]
-    cases: Sequence[str]
-    direction: str | None
-    device: str
-    all_cases: bool = False
-
-
-@dataclass(frozen=True)
-class Job:
-    """The implementations to check at one case in one direction."""
-
-    operator: Operator
-    case: Case
-    direction: str
-    implementations: tuple[Implementation, ...]
+SHOWN_NAMES = 4  # names of implementations in a note; the others are counted
 
 
 def check(
-    operators: Annotated[
-        Names, typer.Argument(metavar="[OPERATOR]...", help="All when none is named.")
-    ] = None,
-    impl: Annotated[Names, typer.Option(metavar="NAME", help="Only this one; may repeat.")] = None,
-    case: Annotated[Names, typer.Option(metavar="NAME", help="Only this one; may repeat.")] = None,
+    operators: Annotated[Names, typer.Argument(metavar="OPERATOR", help="Operators [default: all]")] = None,
+    impl: Impl = None,
+    case: Case = None,
     direction: Annotated[
-        str | None, typer.Option(metavar="forward|backward", help="Only this one.")
+        str | None, typer.Option(metavar="forward|backward", help="Direction to check [default: both]")
     ] = None,
-    device: Annotated[
-        str | None, typer.Option(metavar="cpu|cuda", help="Default: the GPU where there is one.")
-    ] = None,
+    device: Device = None,
     seed: Annotated[
         list[int] | None,
-        typer.Option(metavar="N", help="Use this seed, not fresh ones; may repeat."),
+        typer.Option(
+            metavar="N", min=0, max=MAX_SEED, help="Random seed (repeatable) [default: new seeds in each run]"
+        ),
     ] = None,
     all_cases: Annotated[
-        bool, typer.Option("--all-cases", help="The large bench cases too.")
+        bool, typer.Option("--all-cases", help="Check the large bench cases as well")
     ] = False,
     files: Files = None,
     seconds: Seconds = SECONDS,
     memory: Memory = MEMORY,
-    sanitize: Annotated[str | None, typer.Option(metavar="TOOL", help=SANITIZE)] = None,
-    json: Annotated[bool, typer.Option("--json", help="Verdicts as JSON on stdout.")] = False,
+    sanitize: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOOL",
+            help="Run under compute-sanitizer (GPU only): memcheck, racecheck, initcheck or synccheck",
+        ),
+    ] = None,
+    as_json: Json = False,
+    as_csv: Csv = False,
 ) -> None:
-    """Check implementations against the float64 reference, at every check and edge case.
+    """Check implementations against the float64 reference, on all check and edge cases.
 
-    With --with FILE only what the file declares is checked, unless --impl names others too; it runs
-    in a process of its own. Exits 1 where one fails, or where nothing could be checked here.
+    With --with FILE only the implementations that the file declares are checked, unless --impl
+    names others. Your code runs in a worker process.
+
+    Exit 0: at least one case ran and none failed; 1: one failed, or none could run here; 2: invalid
+    arguments.
     """
-    from weft.workbench.strangers import Strangers, Unreadable
+    output.only_one_format(json=as_json, csv=as_csv)
+    from weft.machine.query import known_kind
+    from weft.workbench.sandbox.candidates import ExternalCandidates, UnreadableFile
 
-    wanted = Wanted(
-        operators or [], impl or [], case or [], direction, _device(device, direction), all_cases
-    )
+    kind, watch = known_kind(device), ending.Stopwatch()
+    verdicts: list[Verdict] = []
     try:
-        with Strangers(files or [], limits(seconds, memory)) as strangers:
-            jobs = plan(wanted, strangers)
-            if sanitize is not None:
-                verdicts = list(_sanitized(jobs, sanitize, strangers, wanted.cases))
-            else:
-                verdicts = list(_run(jobs, strangers, wanted.device, seed))
-    except Unreadable as error:
-        _unreadable(str(error), json)
+        with ExternalCandidates(files or [], limits(seconds, memory)) as candidates:
+            points = _select(candidates, operators or [], impl or [], case or [], direction, kind, all_cases)
+            with progress.stoppable() as stop, progress.Progress() as status:
+                if sanitize is not None:
+                    total = len(_without_cases(points))
+                    run = _sanitize(points, sanitize, candidates, case or [])
+                else:
+                    total = sum(len(p.implementations) for p in points)
+                    run = _check(points, candidates, kind, seed, status)
+                for verdict in run:
+                    verdicts.append(verdict)
+                    status.advance()
+            code = _print(verdicts, candidates, as_json, as_csv, stop)
+            ending.print_verdict(_verdict_line(verdicts, total, watch, stop), to_stderr=as_json or as_csv)
+    except UnreadableFile as error:
+        if as_json:
+            print(json.dumps({"passed": False, "reason": str(error), "verdicts": []}))
+        output.log(f"failed: {error}")
         raise typer.Exit(1) from error
-    raise typer.Exit(_answer(verdicts, strangers, json))
+    raise typer.Exit(code)
 
 
-def _device(device: str | None, direction: str | None) -> str:
-    """The device that is meant; raises :class:`WeftError` for one that is not here."""
-    from weft import machine
-    from weft.core.operator import DIRECTIONS
-
-    where = machine.known_kind(device)
-    if direction not in (None, *DIRECTIONS):
-        raise WeftError("--direction", expected=" or ".join(DIRECTIONS), got=direction)
-    return where
-
-
-def _answer(verdicts: Sequence[Verdict], strangers: Strangers, json: bool) -> int:
-    """Print what was found; the exit code."""
+def _print(
+    verdicts: Sequence[Verdict],
+    candidates: ExternalCandidates,
+    as_json: bool,
+    as_csv: bool,
+    stop: progress.StopRequest,
+) -> int:
+    """Print the verdicts; return the exit code."""
     from weft.core.record import FAIL, PASS
 
     failed = any(v.status == FAIL for v in verdicts)
     passed = not failed and any(v.status == PASS for v in verdicts)
-    if json:
-        data = {"passed": passed, "verdicts": [asdict(v) for v in verdicts]}
-        typer.echo(jsonlib.dumps(data))
-    else:
-        _show(verdicts, strangers)
-    if not passed and not failed:
-        typer.echo("nothing could be checked here; the reasons are above", err=True)
-    return 0 if passed else 1
+    if as_json:
+        report = {"passed": passed and not stop, "verdicts": [asdict(v) for v in verdicts]}
+        print(json.dumps(report | stop.to_json()))
+    elif as_csv:
+        output.print_csv(table_by_direction(verdicts))
+    elif verdicts:
+        show(verdicts, candidates)
+    return stop.exit_code or (0 if passed else 1)
 
 
-def _unreadable(why: str, json: bool) -> None:
-    if json:
-        typer.echo(jsonlib.dumps({"passed": False, "reason": why, "verdicts": []}))
-    typer.echo(f"failed: {why}", err=True)
-
-
-def plan(wanted: Wanted, strangers: Strangers) -> list[Job]:
-    """The jobs that a call names; raises :class:`WeftError` for a name that none has."""
-    from weft.core import registry
-
-    names = wanted.operators or strangers.operator_names or registry.operator_names()
-    chosen = [strangers.operator(n) for n in names]
-    ways = {o.name: _ways(o, strangers) for o in chosen}
-    _all_known("implementation", wanted.impls, [n for w in ways.values() for n in w])
-    _all_known("case", wanted.cases, [c.name for o in chosen for c in o.cases])
-    tags = {"check", "edge", "bench"} if wanted.all_cases else {"check", "edge"}
-    jobs = []
-    for operator in chosen:
-        picked = tuple(
-            one
-            for name, one in ways[operator.name].items()
-            if (name in wanted.impls if wanted.impls else True)
-            and (strangers.guest(one) or wanted.impls or not strangers.guests)
-        )
-        for one in operator.cases:
-            meant = one.name in wanted.cases if wanted.cases else bool(tags & one.tags)
-            if not meant or (wanted.device not in one.devices and not wanted.cases):
-                continue
-            jobs += [
-                Job(operator, one, d, picked)
-                for d in operator.directions
-                if wanted.direction in (None, d) and picked
-            ]
-    if not jobs:
-        raise WeftError("nothing to check", hint="see what there is: weft ops")
-    return jobs
-
-
-def _ways(operator: Operator, strangers: Strangers) -> dict[str, Implementation]:
-    """All implementations of an operator by name: Weft's own, then what the files declare."""
-    from weft.core import registry
-
-    found = {}
-    if operator.name not in strangers.operators:
-        found = {i.name: i for i in registry.implementations(operator.name)}
-    return found | {i.name: i for i in strangers.implementations if i.operator == operator.name}
-
-
-def _all_known(what: str, wanted: Sequence[str], known: list[str]) -> None:
-    from weft.core.operator import unknown_name
-
-    for name in wanted:
-        if name not in known:
-            raise unknown_name(what, name, list(dict.fromkeys(known)))
-
-
-def _run(
-    jobs: Sequence[Job], strangers: Strangers, device: str, seeds: Sequence[int] | None
-) -> Iterator[Verdict]:
-    """The verdicts as they come, with live progress on stderr where that is a terminal.
-
-    A stranger whose process ended (it hung, it crashed) is not asked again.
-    """
-    from weft.workbench.check import SEEDS, check_all
-
-    gone: set[tuple[str, str]] = set()
-    with _bar(sum(len(j.implementations) for j in jobs)) as advance:
-        for job in jobs:
-            title = f"{job.operator.name} {job.case.name} {job.direction}"
-            verdicts = check_all(
-                job.operator,
-                [i for i in job.implementations if (i.operator, i.name) not in gone],
-                job.case,
-                job.direction,
-                device,
-                seeds=seeds,
-                n_seeds=BENCH_SEEDS if job.case.tags == {"bench"} else SEEDS,
-                baseline=strangers.baseline(job.operator.name),
-                hands_of=strangers.hands,
-            )
-            for verdict in verdicts:
-                advance(title)
-                if any(f.check == "channel" for f in verdict.findings):
-                    gone.add((verdict.operator, verdict.implementation))
-                yield verdict
-
-
-def _sanitized(
-    jobs: Sequence[Job], tool: str, strangers: Strangers, named: Sequence[str]
-) -> Iterator[Verdict]:
-    """The sanitizer's verdicts, one implementation after another: at the cases that were named,
-    else at a few small ones."""
-    from weft.workbench import sanitize
-
-    for operator, one, direction in _each(jobs):
-        title = f"{operator} {one.name} {direction}"
-        guest = strangers.guest(one)
-        report = sanitize.run(
-            operator,
-            one.name,
-            named,
-            direction,
-            tool,
-            with_file=guest.source if guest else None,
-            progress=partial(_told, title),
-        )
-        yield report.verdict(operator, one.name, direction)
-
-
-def _told(title: str, line: str) -> None:
-    typer.echo(f"{title}: {line}", err=True)
-
-
-def _each(jobs: Sequence[Job]) -> Iterator[tuple[str, Implementation, str]]:
-    """Operator, implementation and direction of these jobs, each once."""
-    seen: set[tuple[str, str, str]] = set()
-    for job in jobs:
-        for one in job.implementations:
-            key = (job.operator.name, one.name, job.direction)
-            if key not in seen and job.direction in one.directions:
-                seen.add(key)
-                yield job.operator.name, one, job.direction
-
-
-@contextmanager
-def _bar(total: int) -> Iterator[Callable[[str], None]]:
-    """A bar on stderr where that is a terminal; called with a title for each step done."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task("check", total=total)
-
-        def advance(title: str) -> None:
-            bar.update(task, description=title, advance=1)
-
-        yield advance
-
-
-def _show(verdicts: Sequence[Verdict], strangers: Strangers) -> None:
-    """The table, then each distinct reason, then every failure with the call that repeats it."""
-    from rich.console import Console
-    from rich.markup import escape
-
-    from weft.core.record import FAIL, UNSUPPORTED
-
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=160)
-    console.print(_table(verdicts))
-    reasons: dict[tuple[str, str], dict[str, None]] = {}
-    for v in verdicts:
-        if v.status != FAIL and v.reason:
-            reasons.setdefault((v.status, v.reason), {})[f"{v.operator} {v.implementation}"] = None
-    for (status, reason), who in reasons.items():
-        word = "not run" if status == UNSUPPORTED else "note"
-        console.print(f"{word}: {escape(reason)} ({', '.join(who)})", soft_wrap=True)
-    for v in verdicts:
-        if v.status == FAIL:
-            where = f"{v.operator} {v.implementation} {v.case} {v.direction}"
-            console.print(f"[red]failed[/]: {where}: {escape(v.reason)}", soft_wrap=True)
-            console.print(f"  again: {_again(v, strangers)}", soft_wrap=True)
-
-
-def _table(verdicts: Sequence[Verdict]) -> Table:
-    from rich.table import Table
-
+def _verdict_line(
+    verdicts: Sequence[Verdict], total: int, watch: ending.Stopwatch, stop: progress.StopRequest
+) -> str:
+    """Return the last line: counts, seconds, and the reasons of the checks that did not run."""
     from weft.core.record import FAIL, PASS, UNSUPPORTED
 
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("operator", "implementation", "direction"):
-        table.add_column(name, no_wrap=True)
-    for name in ("passed", "failed", "not run", "worst"):
-        table.add_column(name, justify="right")
-    table.add_column("of the tolerance, at", no_wrap=True)
-    rows: dict[tuple[str, str, str], list[Verdict]] = {}
+    passed, failed = (sum(v.status == s for v in verdicts) for s in (PASS, FAIL))
+    not_run = [(v.implementation.partition("/")[0], v.reason) for v in verdicts if v.status == UNSUPPORTED]
+    operators = ending.names_text([v.operator for v in verdicts], "operator")
+    implementations = {(v.operator, v.implementation) for v in verdicts if v.status != UNSUPPORTED}
+    checks = f"{ending.count_text(passed + failed, 'check')} of {operators}"
+    checks += f", {ending.count_text(len(implementations), 'implementation')} ({watch})"
+    if stop:
+        text = f"stopped after {len(verdicts)} of {ending.count_text(total, 'check')}"
+        text += f": {passed} passed, {failed} failed ({watch})"
+    elif failed:
+        text = f"failed: {failed} of {checks}"
+    elif passed:
+        text = f"passed: {passed} of {checks}"
+    else:
+        text = f"nothing could be checked on this machine ({watch})"
+    return text + ending.not_run_text(not_run)
+
+
+def _select(
+    candidates: ExternalCandidates,
+    operators: Sequence[str],
+    impls: Sequence[str],
+    cases: Sequence[str],
+    direction: str | None,
+    device: str,
+    all_cases: bool,
+) -> list[BenchPoint]:
+    """Return the selected points; raise :class:`WeftError` for an unknown name."""
+    from weft.core import registry
+    from weft.workbench.calls.selection import select
+
+    tags = {"check", "edge", "bench"} if all_cases else {"check", "edge"}
+
+    def default_cases(operator: Operator) -> list[CaseOf]:
+        return [c for c in operator.cases if tags & c.tags and device in c.devices]
+
+    names = operators or candidates.operator_names or registry.operator_names()
+    selection = select(
+        [candidates.operator(n) for n in names],
+        default_cases,
+        device=device,
+        impls=impls,
+        cases=cases,
+        directions=[direction] if direction else (),
+        external=candidates.implementations,
+    )
+    points = list(selection.points())
+    if not points:
+        raise WeftError("nothing to check", hint="list operators and implementations with weft ops")
+    return points
+
+
+def _check(
+    points: Sequence[BenchPoint],
+    candidates: ExternalCandidates,
+    device: str,
+    seeds: Sequence[int] | None,
+    status: progress.Progress,
+) -> Iterator[Verdict]:
+    """Yield the verdicts one by one.
+
+    A candidate whose worker process ended (a hang or a crash) is skipped at all further points.
+    """
+    from weft.workbench.check.check import SEEDS, check_all
+    from weft.workbench.durations import expected_check_seconds
+
+    ended: set[tuple[str, str]] = set()
+    seconds = [expected_check_seconds(p, i) for p in points for i in p.implementations]
+    status.expect(seconds, ending.count_text(len(seconds), "check"))
+    for point in points:
+        implementations = [i for i in point.implementations if (i.operator, i.name) not in ended]
+        status(point.title)
+        verdicts = check_all(
+            point.operator,
+            implementations,
+            point.case,
+            point.direction,
+            device,
+            seeds=seeds,
+            n_seeds=BENCH_SEEDS if point.case.tags == {"bench"} else SEEDS,
+            baseline=candidates.baseline(point.operator.name),
+            factory_of=candidates.caller_factory,
+        )
+        for verdict, following in zip_longest(verdicts, implementations[1:]):
+            if any(f.check == "channel" for f in verdict.findings):
+                ended.add((verdict.operator, verdict.implementation))
+            yield verdict
+            status(f"{point.title} {following.name}" if following else point.title)
+
+
+def _sanitize(
+    points: Sequence[BenchPoint], tool: str, candidates: ExternalCandidates, cases: Sequence[str]
+) -> Iterator[Verdict]:
+    """Yield the sanitizer's verdict on each implementation, at ``cases`` or else at a few small ones."""
+    from weft.workbench.sanitizer import sanitize
+
+    for operator, implementation, direction in _without_cases(points):
+
+        def log_line(line: str, title: str = f"{operator} {implementation.name} {direction}") -> None:
+            output.log(f"{title}: {line}")
+
+        worker = candidates.worker(implementation)
+        report = sanitize.run(
+            operator,
+            implementation.name,
+            cases,
+            direction,
+            tool,
+            with_file=worker.source if worker else None,
+            log=log_line,
+        )
+        yield report.verdict(operator, implementation.name, direction)
+
+
+def _without_cases(points: Sequence[BenchPoint]) -> list[tuple[str, Implementation, str]]:
+    """Return operator, implementation and direction of the points, without repetitions."""
+    runs = {
+        (p.operator.name, i.name, p.direction): (p.operator.name, i, p.direction)
+        for p in points
+        for i in p.implementations
+        if p.direction in i.directions
+    }
+    return list(runs.values())
+
+
+def show(verdicts: Sequence[Verdict], candidates: ExternalCandidates) -> None:
+    """Print the table, the reasons in groups, and every failure with the command that repeats it."""
+    from weft.core.record import FAIL
+
+    summary = summary_table(verdicts)
+    if summary.rows:
+        output.show_table(summary, options=("csv", "json"))
+    output.show_notes(reasons(verdicts), style="")
+    _show_yardstick_faults(verdicts, candidates)
+    for v in verdicts:
+        if v.status == FAIL and not _is_yardstick_fault(v):
+            title = f"{v.operator} {v.implementation} {v.case} {v.direction}"
+            output.show_notes([f"failed: {title}: {v.reason}"], style="red")
+            output.show_command(f"  rerun: {_rerun_command(v, candidates)}")
+
+
+def _is_yardstick_fault(v: Verdict) -> bool:
+    return any(f.check == "yardstick" for f in v.findings)
+
+
+def _show_yardstick_faults(verdicts: Sequence[Verdict], candidates: ExternalCandidates) -> None:
+    """Print an operator's wrong baseline once, in place of the same failure of each implementation."""
+    groups: dict[str, list[Verdict]] = {}
+    for v in verdicts:
+        if _is_yardstick_fault(v):
+            groups.setdefault(v.operator, []).append(v)
+    for operator, group in groups.items():
+        names = ", ".join(dict.fromkeys(v.implementation for v in group))
+        points = len({(v.case, v.direction) for v in group})
+        dependents = f"{names} cannot be judged at {points} point{'s'[: points != 1]} (case and direction)"
+        output.show_notes([f"failed: {operator}: {group[0].reason}; until then {dependents}"], style="red")
+        output.show_command(f"  rerun: {_rerun_command(group[0], candidates)}")
+
+
+def summary_table(verdicts: Sequence[Verdict]) -> Table:
+    """Return a row for each implementation that ran at some case, over both directions."""
+    from weft.core.record import UNSUPPORTED
+
+    rows: dict[tuple[str, ...], list[Verdict]] = {}
+    for v in verdicts:
+        rows.setdefault((v.operator, v.implementation), []).append(v)
+    return _table({k: r for k, r in rows.items() if any(v.status != UNSUPPORTED for v in r)})
+
+
+def table_by_direction(verdicts: Sequence[Verdict]) -> Table:
+    """Return a row for each operator, implementation and direction, also for those that did not run."""
+    rows: dict[tuple[str, ...], list[Verdict]] = {}
     for v in verdicts:
         rows.setdefault((v.operator, v.implementation, v.direction), []).append(v)
-    for key, group in rows.items():
-        count = {s: sum(v.status == s for v in group) for s in (PASS, FAIL, UNSUPPORTED)}
-        judged = [v for v in group if v.tolerance_used is not None]
-        worst = max(judged, key=lambda v: v.tolerance_used or 0.0, default=None)
-        table.add_row(
-            *key,
-            str(count[PASS]),
-            f"[red]{count[FAIL]}[/]" if count[FAIL] else "0",
-            str(count[UNSUPPORTED]),
-            f"{worst.tolerance_used:.0%}" if worst else "-",
-            worst.case if worst else "",
-        )
-    return table
+    return _table(rows)
 
 
-def _again(v: Verdict, strangers: Strangers) -> str:
-    guest = strangers.guests.get((v.operator, v.implementation))
-    told = [s for s in v.seeds if f"seed {s}" in v.reason]
+def _table(rows: Mapping[tuple[str, ...], Sequence[Verdict]]) -> Table:
+    """Return a table with the verdicts counted; a key has operator, implementation and perhaps direction."""
+    from weft.core.record import FAIL
+    from weft.core.table import Column, Table
+
+    directions = any(len(key) == 3 for key in rows)
+    columns = (
+        Column("operator"),
+        Column("implementation"),
+        *([Column("direction")] if directions else []),
+        Column("verdict"),
+        Column("passed", numeric=True),
+        Column("failed", numeric=True),
+        Column("not run", numeric=True),
+        Column("of tolerance", 1, numeric=True, unit="%"),
+        Column("at case", 2),
+    )
+    styles = ["red" if any(v.status == FAIL for v in group) else "" for group in rows.values()]
+    return Table(columns, [(*key, *_summary(group)) for key, group in rows.items()], styles=styles)
+
+
+def _summary(verdicts: Sequence[Verdict]) -> tuple[str, ...]:
+    """Return the verdict in one word, the three counts, the worst error and its case."""
+    from weft.core.record import FAIL, PASS, UNSUPPORTED
+    from weft.core.table import Number
+
+    counts = {s: sum(v.status == s for v in verdicts) for s in (PASS, FAIL, UNSUPPORTED)}
+    verdict = "FAIL" if counts[FAIL] else "pass" if counts[PASS] else "not run"
+    compared = [v for v in verdicts if v.tolerance_used is not None]
+    worst = max(compared, key=lambda v: v.tolerance_used or 0.0, default=None)
+    percent = 100 * (worst.tolerance_used or 0.0) if worst else None
+    return (
+        verdict,
+        *(Number(str(n), n) for n in counts.values()),
+        Number("-" if percent is None else f"{percent:.0f} %", percent),
+        worst.case if worst else "",
+    )
+
+
+def reasons(verdicts: Sequence[Verdict]) -> list[str]:
+    """Return each reason of what did not run, then each note, with its cases and implementations.
+
+    Reasons that differ only in the implementation's own name or in numbers are one.
+    """
+    from weft.core.record import FAIL, UNSUPPORTED
+    from weft.core.table import group_notes
+
+    groups: dict[tuple[str, str], list[Verdict]] = {}
+    for v in verdicts:
+        if v.status != FAIL and v.reason:
+            label = "not run" if v.status == UNSUPPORTED else "note"
+            reason = v.reason.removeprefix(f"{v.implementation} ")
+            groups.setdefault((label, reason), []).append(v)
+    lines = []
+    for label in ("not run", "note"):
+        for text, originals in group_notes(r for key, r in groups if key == label).items():
+            group = [v for original in originals for v in groups[label, original]]
+            number = f"{len(group)} case{'s'[: len(group) != 1]}"
+            lines.append(f"{label}: {text} ({number} of {_names(group)})")
+    return lines
+
+
+def _names(verdicts: Sequence[Verdict]) -> str:
+    """Name the first implementations of the verdicts, with each operator once, and count the others."""
+    pairs = list(dict.fromkeys((v.operator, v.implementation) for v in verdicts))
+    # One name more takes no more space than its count.
+    shown = pairs if len(pairs) <= SHOWN_NAMES + 1 else pairs[:SHOWN_NAMES]
+    names: dict[str, list[str]] = {}
+    for operator, implementation in shown:
+        names.setdefault(operator, []).append(implementation)
+    text = "; ".join(f"{operator} {', '.join(of)}" for operator, of in names.items())
+    return text if shown is pairs else f"{text} and {len(pairs) - len(shown)} more"
+
+
+def _rerun_command(v: Verdict, candidates: ExternalCandidates) -> str:
+    """Return the command that repeats a failure, with the seeds that its reason names, else the first."""
+    worker = candidates.workers.get((v.operator, v.implementation))
+    seeds = [s for s in v.seeds if f"seed {s}" in v.reason] or v.seeds[:1]
     return " ".join(
         [
             f"weft check {v.operator} --impl {v.implementation}",
-            *([f"--with {guest.source.path}"] if guest else []),
+            *([f"--with {worker.source.path}"] if worker else []),
             f"--case {v.case} --direction {v.direction}",
-            *(f"--seed {s}" for s in told or v.seeds[:1]),
+            *(f"--seed {s}" for s in seeds),
         ]
     )

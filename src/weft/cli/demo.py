@@ -1,102 +1,119 @@
-"""``weft demo``: small pairs of a bad and a good kernel, and the counter that tells them apart."""
+"""``weft demo``: run pairs of a bad and a good kernel, with the evidence for the difference."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-EPILOG = "What each of them shows, with figures: docs/demos.md"
+from weft.cli import ending, output, progress
+from weft.cli.options import Json
+
+if TYPE_CHECKING:
+    from weft.core.table import Table
+
+EPILOG = """Examples:
+  weft demo
+  weft demo coalescing --source
+  weft demo all --save demos.json
+
+All demos, with measured times: weft help demos"""
 ALL = "all"
 
 
 def demo(
     name: Annotated[
-        str | None, typer.Argument(help="One of them, or 'all'; left out: list them.")
+        str | None, typer.Argument(metavar="NAME", help="Demo to run, or all [default: list the demos]")
     ] = None,
-    as_list: Annotated[bool, typer.Option("--list", help="List them, run none.")] = False,
+    as_list: Annotated[bool, typer.Option("--list", help="List the demos; run none")] = False,
     source: Annotated[
-        bool, typer.Option("--source", help="Print both files whole: kernels and their launch.")
+        bool, typer.Option("--source", help="Print both source files: kernels and launch code")
     ] = False,
     arch: Annotated[
         str | None,
-        typer.Option(metavar="sm_90", help="Target of the static evidence; default: this GPU's."),
+        typer.Option(metavar="sm_NN", help="Architecture of the compiled code to show [default: this GPU's]"),
     ] = None,
     picture: Annotated[
-        Path | None, typer.Option(help="Draw the sweep of wave-quantization as this SVG.")
+        Path | None, typer.Option(metavar="FILE", help="Draw the sweep of wave-quantization as an SVG file")
     ] = None,
     save: Annotated[
-        Path | None, typer.Option(help="Write what was found, and the machine, as JSON.")
+        Path | None, typer.Option(metavar="FILE", help="Write the results and the machine as JSON")
     ] = None,
     read: Annotated[
-        Path | None, typer.Option("--from", help="Show what --save wrote; run nothing.")
+        Path | None,
+        typer.Option("--from", metavar="FILE", help="Show a file that --save wrote; run nothing"),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Run a bad and a good kernel that compute the same: their times, the ratio, and the cause.
+    """Run a bad and a good kernel that compute the same: times, ratio and the cause.
 
-    With no GPU: the kernels and what their code and addresses tell.
+    Without a GPU: the kernels, and the evidence in their machine code and addresses.
 
-    Exit 0: shown, or not timed here for the reason told; 1: not so, or an answer was wrong.
-
-    Example: weft demo coalescing
+    Exit 0: demo shown (timing may be skipped without a GPU); 1: unexpected timing or wrong result;
+    2: invalid arguments.
     """
-    from weft.workbench import demos
+    from weft.lab import demos
 
     if (name is None and read is None) or as_list:
         _list(as_json)
         return
-    chosen = demos.DEMOS if name in (None, ALL) else (demos.demo(str(name)).name,)
-    _validate(chosen, arch, picture, save, read)
-    said = _kept(read, chosen) if read is not None else _run(chosen, arch)
+    watch = ending.Stopwatch()
+    names = demos.DEMOS if name in (None, ALL) else (demos.demo(str(name)).name,)
+    _validate(names, arch, picture, save, read)
+    report = _read(read, names) if read is not None else _run(names, arch)
     if save is not None:
         save.parent.mkdir(parents=True, exist_ok=True)
-        save.write_text(json.dumps(said, indent=1) + "\n")
+        save.write_text(json.dumps(report, indent=1) + "\n")
     if picture is not None:
-        _draw(said["demos"], picture)
+        _draw(report["demos"], picture)
     if as_json:
-        print(json.dumps(said))
+        print(json.dumps(report))
     else:
-        for shown in said["demos"]:
-            _show(shown, whole=source, code=len(chosen) == 1)
-    if any(shown["status"] in ("not shown", "wrong") for shown in said["demos"]):
+        for result in report["demos"]:
+            _show(result, whole_files=source, with_code=len(names) == 1)
+    bad = [r["name"] for r in report["demos"] if r["status"] in ("not shown", "wrong")]
+    timed = sum("ratio" in r for r in report["demos"])
+    line = f"{'wrong or not as expected: ' + ', '.join(bad) if bad else 'shown'}: "
+    line += f"{ending.count_text(len(report['demos']), 'demo')}, {timed} timed ({watch})"
+    ending.print_verdict(line, to_stderr=as_json)
+    if bad:
         raise typer.Exit(1)
 
 
 def _list(as_json: bool) -> None:
-    from weft.workbench import demos
+    from weft.lab import demos
 
-    found = demos.all_demos()
+    entries = demos.all_demos()
     if as_json:
-        print(json.dumps([{"name": d.name, "sentence": d.sentence} for d in found]))
+        print(json.dumps([{"name": d.name, "sentence": d.sentence} for d in entries]))
         return
-    width = max(len(d.name) for d in found)
-    for d in found:
+    width = max(len(d.name) for d in entries)
+    for d in entries:
         print(f"{d.name:{width}}  {d.sentence}")
+    ending.print_verdict(f"{ending.count_text(len(entries), 'demo')}; run one with weft demo NAME")
 
 
 def _validate(
-    chosen: Sequence[str],
+    names: Sequence[str],
     arch: str | None,
     picture: Path | None,
     save: Path | None,
     read: Path | None,
 ) -> None:
-    """What would come to nothing is refused before anything runs."""
+    """Raise :class:`WeftError`, before anything runs, for options that cannot have a result."""
     import re
 
     from weft.core.errors import WeftError
+    from weft.lab import demos
     from weft.machine.query import known_kind
-    from weft.workbench import demos
 
     if arch is not None and not re.fullmatch(r"sm_\d{2,3}", arch):
         raise WeftError("--arch", expected="a target such as sm_90", got=arch)
-    if picture is not None and not any(demos.demo(n).sweep for n in chosen):
-        raise WeftError("--picture", expected="wave-quantization, which has one", got=chosen[0])
+    if picture is not None and not any(demos.demo(n).sweep for n in names):
+        raise WeftError("--picture", expected="wave-quantization, which has one", got=names[0])
     if picture is not None and picture.suffix != ".svg":
         raise WeftError("--picture", expected="a name that ends in .svg", got=picture)
     if save is not None and read is not None:
@@ -104,103 +121,98 @@ def _validate(
     if save is not None and save.is_dir():
         raise WeftError("--save", expected="a file", got=f"the folder {save}")
     if read is None and (save is not None or picture is not None):
-        known_kind("cuda")  # with nothing timed there is nothing to keep or draw
+        known_kind("cuda")  # without a GPU nothing is timed, so there is nothing to save or draw
 
 
-def _kept(read: Path, chosen: Sequence[str]) -> dict[str, Any]:
+def _read(file: Path, names: Sequence[str]) -> dict[str, Any]:
+    """Read the results of these demos; raise :class:`WeftError` if the file has none of them."""
     from weft.core.errors import WeftError
-    from weft.workbench.demos import page
+    from weft.lab.demos.report import load
 
-    said = page.load(read)
-    found = [d for d in said["demos"] if d["name"] in chosen]
-    if not found:
-        raise WeftError(f"{read}", expected=f"the demo {chosen[0]} in it", got="others")
-    return {**said, "demos": found}
+    report = load(file)
+    results = [d for d in report["demos"] if d["name"] in names]
+    if not results:
+        raise WeftError(f"{file}", expected=f"results of the demo {names[0]}", got="others")
+    return {**report, "demos": results}
 
 
-def _run(chosen: Sequence[str], arch: str | None) -> dict[str, Any]:
-    from weft import backends, machine  # backends decides what is interpreted, so before torch
-    from weft.workbench import demos
-    from weft.workbench.demos import running
+def _run(names: Sequence[str], arch: str | None) -> dict[str, Any]:
+    # Weft's backends decide whether Triton interprets kernels, so they are imported before torch.
+    from weft import backends, machine
+    from weft.lab import demos
+    from weft.lab.demos import run
 
     assert backends
-    found = [running.run(demos.demo(n), _say, arch=arch) for n in chosen]
-    return {"machine": machine.fingerprint(), "demos": found}
+    results = []
+    with progress.Progress(total=len(names), every_line=len(names) == 1) as status:
+        for name in names:
+            status(name)
+            results.append(run.run(demos.demo(name), status.describe, arch=arch))
+            status.advance()
+    return {"machine": machine.fingerprint(), "demos": results}
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def _draw(demos: Sequence[Mapping[str, Any]], path: Path) -> None:
+def _draw(results: Sequence[Mapping[str, Any]], path: Path) -> None:
     from weft.core.errors import WeftError
-    from weft.workbench.demos import page
+    from weft.lab.demos import report
 
-    found = next((s for s in map(page.sweep, demos) if s is not None), None)
-    if found is None:
+    sweep = next((s for s in map(report.sweep, results) if s is not None), None)
+    if sweep is None:
         raise WeftError("--picture", expected="a sweep that was measured", got="none")
-    page.picture(found, path)
-    _say(f"drawn: {path}")
+    report.plot(sweep, path)
+    output.log(f"picture: {path}")
 
 
-def _show(shown: Mapping[str, Any], *, whole: bool, code: bool) -> None:
-    """What it shows, the kernels, both times, the cause, and what to see."""
-    from weft.workbench import demos, table
-    from weft.workbench.demos import page
+def _show(result: Mapping[str, Any], *, whole_files: bool, with_code: bool) -> None:
+    """Print a demo's sentence, kernels, times, evidence, cause and what to look for."""
+    from weft.lab import demos
+    from weft.lab.demos import report
 
-    out = table.console()
-    out.print(f"{shown['name']}: {shown['sentence']}", style="bold", markup=False)
-    if whole:
-        for file in demos.demo(shown["name"]).files:
+    output.show_notes([f"{result['name']}: {result['sentence']}"], style="bold")
+    if whole_files:
+        for file in demos.demo(result["name"]).files:
             print(f"\n--- {file.name}\n{file.read_text().rstrip()}")
-    elif code:
-        print(f"\n{shown['code']}")
+    elif with_code:
+        print(f"\n{result['code']}")
     print()
-    out.print(_table(shown))
+    output.show_table(_table(result))
     print()
-    print(page.verdict(shown))
-    if "ratio" in shown:
-        allowed = shown["tolerance"]
-        within = f"within {allowed:g} of float64" if allowed else "to the bit"
-        print(f"both answers are right, {within}; times are {shown['clock']}")
-    for side, taken in shown.get("times", {}).items():
-        if taken["flags"]:
-            print(f"{side}: {', '.join(taken['flags'])}")
-    for word, about in (("no_evidence", "no static evidence"), ("not_counted", "not counted")):
-        if word in shown:
-            print(f"{about}: {shown[word]}")
-    if code and shown.get("hint"):
-        print(f"hint: {shown['hint']}")
-    print(f"why: {shown['because']}")
-    print(f"see: {shown['see']}\n")
+    lines = [report.verdict(result)]
+    if "ratio" in result:
+        tolerance = result["tolerance"]
+        exactness = f"within {tolerance:g} of float64" if tolerance else "bit for bit"
+        lines.append(f"both results are correct, {exactness}; times are {result['clock']}")
+    for side, timing in result.get("times", {}).items():
+        if timing["flags"]:
+            lines.append(f"{side}: {', '.join(timing['flags'])}")
+    for key, label in (("no_evidence", "no static evidence"), ("not_counted", "not counted")):
+        if key in result:
+            lines.append(f"{label}: {result[key]}")
+    if with_code and result.get("hint"):
+        lines.append(f"hint: {result['hint']}")
+    lines += [f"why: {result['because']}", f"see: {result['see']}"]
+    output.show_notes(lines, style="")
+    print()
 
 
-def _table(shown: Mapping[str, Any]) -> Any:
-    """Both ways side by side: how, time, and each piece of evidence."""
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table
+def _table(result: Mapping[str, Any]) -> Table:
+    """Return a table of both kernels side by side: what differs, time, and each piece of evidence."""
+    from weft.core.table import plain_table
+    from weft.lab.demos.report import number
 
-    from weft.workbench.demos.page import figure
-    from weft.workbench.table import duration
-
-    ways, taken = shown["ways"], shown.get("times")
-    rows = [[word, *(ways[s][word] for s in ways), ""] for word in ("kernel", "how")]
-    if taken:
-        clock = shown["clock"].partition(":")[0]
-        rows.append(["time", *(_time(duration, taken[s]) for s in ways), clock])
-    for fact in shown["evidence"]:
-        by = f"{fact['source']}, {shown['arch']}" if fact["source"] == "SASS" else fact["source"]
-        rows.append([fact["label"], figure(fact["bad"]), figure(fact["good"]), by])
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("", "bad", "good", "by"):
-        made.add_column(column, overflow="fold")
-    for row in rows:
-        made.add_row(*map(escape, row))
-    return made
+    sides, times = result["ways"], result.get("times")
+    rows = [[key, *(side[key] for side in sides.values()), ""] for key in ("kernel", "how")]
+    if times:
+        rows.append(["time", *(_time(times[name]) for name in sides), result["clock"].partition(":")[0]])
+    for fact in result["evidence"]:
+        by = f"{fact['source']}, {result['arch']}" if fact["source"] == "SASS" else fact["source"]
+        rows.append([fact["label"], number(fact["bad"]), number(fact["good"]), by])
+    return plain_table(("", "bad", "good", "by"), rows, priorities={"by": 1}, fold=12)
 
 
-def _time(duration: Any, taken: Mapping[str, Any]) -> str:
-    low, high = taken["interval"]
-    warm = f", warm {duration(taken['warm_us'])}" if taken["warm_us"] is not None else ""
-    return f"{duration(taken['us'])} ({duration(low)} to {duration(high)}){warm}"
+def _time(timing: Mapping[str, Any]) -> str:
+    from weft.workbench.report.table import duration
+
+    low, high = timing["interval"]
+    warm = f", warm {duration(timing['warm_us'])}" if timing["warm_us"] is not None else ""
+    return f"{duration(timing['us'])} ({duration(low)} to {duration(high)}){warm}"

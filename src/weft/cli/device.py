@@ -1,174 +1,214 @@
-"""``weft device``: what this machine is, what it can reach, and which backends work on it."""
+"""``weft device``: show this machine, the rates it reaches, and the backends that work on it."""
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from rich.table import Table
+from weft.cli import ending, output, progress
+from weft.cli.options import Csv, Device, Json
 
+if TYPE_CHECKING:
     from weft.core import Ceilings, Support
-    from weft.machine import Device
+    from weft.core.table import Table
+    from weft.machine import Device as DeviceFacts
     from weft.machine.datasheet import Peaks
 
 BANDWIDTHS = {
     "copy": "copy (bytes read + written)",
-    "read": "read (a sum)",
+    "read": "read (sum of an array)",
     "fill": "fill (bytes written)",
 }
-EPILOG = "What each line means, and how the ceilings are measured: docs/device.md"
+EPILOG = """Examples:
+  weft device
+  weft device --measure --json
+  weft device --hierarchy --quick --save hierarchy.json
+
+Meaning of each line, and how the peak rates are measured: weft help machine"""
 UNKNOWN = "unknown"
+FOLD = 20  # characters to which text is folded at least
+SHARE = "of datasheet"  # column of measured rate / datasheet rate
 Facts = list[tuple[str, str]]
 
 
 def device(
     measure: Annotated[
-        bool, typer.Option("--measure", help="Measure the ceilings now, in seconds, and keep them.")
+        bool, typer.Option("--measure", help="Measure the peak rates now, in seconds, and save them")
     ] = False,
-    on: Annotated[
-        str | None, typer.Option("--device", help="cuda or cpu; by default a GPU if there is one.")
-    ] = None,
+    kind: Device = None,
     hierarchy: Annotated[
         bool,
-        typer.Option("--hierarchy", help="Measure latency and bandwidth of L1 to DRAM, by size."),
+        typer.Option("--hierarchy", help="Measure latency and bandwidth from L1 to DRAM, by size"),
     ] = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help="With --hierarchy: smaller sizes, a few seconds.")
+        bool, typer.Option("--quick", help="With --hierarchy: use fewer sizes, in a few seconds")
     ] = False,
     save: Annotated[
-        Path | None, typer.Option("--save", help="With --hierarchy: keep it as JSON in this file.")
+        Path | None, typer.Option(metavar="FILE", help="With --hierarchy: save the result as JSON")
     ] = None,
     picture: Annotated[
-        Path | None, typer.Option("--picture", help="With --hierarchy: draw it as this SVG.")
+        Path | None, typer.Option(metavar="FILE", help="With --hierarchy: draw the latency as an SVG file")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
+    as_csv: Csv = False,
 ) -> None:
-    """Show this machine: units, clocks, memories, limits, what it reaches, and which backends work.
-
-    Example: weft device --measure --hierarchy
-    """
+    """Show this machine: units, clocks, memories, limits, measured rates, and backends that work."""
+    output.only_one_format(json=as_json, csv=as_csv)
     _validate(hierarchy, quick, save, picture)
     from weft import machine
     from weft.backends import backend_support
     from weft.core.implementation import BACKENDS
     from weft.machine.datasheet import look_up
-    from weft.workbench.limits import ceilings
+    from weft.workbench.timing.ceilings import ceilings
 
-    here = machine.query(on)
-    found = ceilings(here.kind, measure=measure, refresh=measure, progress=_say)
-    peaks = look_up(here.name) if here.kind == "cuda" else None
-    support = {name: backend_support(name, here.kind) for name in BACKENDS}
-    fingerprint = machine.fingerprint(here.kind)
-    levels = _hierarchy(here, found, quick, save, picture) if hierarchy else None
+    watch, facts = ending.Stopwatch(), machine.query(kind)
+    measured = ceilings(facts.kind, measure=measure, refresh=measure, progress=output.log)
+    peaks = look_up(facts.name) if facts.kind == "cuda" else None
+    support = {name: backend_support(name, facts.kind) for name in BACKENDS}
+    fingerprint = machine.fingerprint(facts.kind)
+    levels = None
+    with progress.stoppable() as stop:
+        if hierarchy:
+            levels = _measure_hierarchy(facts, measured, quick)
+    if stop:
+        levels = stop.partial and stop.partial | stop.to_json()
+    if levels is not None:
+        _write_hierarchy(levels, save, None if stop else picture)
     if as_json:
-        answer = {
-            "device": here.to_json(),
+        report = {
+            "device": facts.to_json(),
             "gpu": machine.gpu_reason() or None,
             "datasheet": peaks.to_json() if peaks else None,
-            "ceilings": asdict(found) if found else None,
-            "share": _shares(found, peaks),
+            "ceilings": asdict(measured) if measured else None,
+            "share": _shares(measured, peaks),
             "backends": [
                 {"name": n, "supported": s.ok, "timed": s.timed, "reason": s.reason}
                 for n, s in support.items()
             ],
             "machine": fingerprint,
             **({"hierarchy": levels} if levels else {}),
+            **stop.to_json(),
         }
-        print(json.dumps(answer, indent=1))
-        return
-    _show(here, found, peaks, support, fingerprint, machine.gpu_reason())
-    if levels:
-        from weft.workbench.hierarchy import show
+        print(json.dumps(report, indent=1))
+    elif as_csv:
+        output.print_csv(rates_table(measured, peaks))
+    else:
+        show(facts, measured, peaks, support, fingerprint, machine.gpu_reason())
+        if levels:
+            from weft.lab.hierarchy import report as text
 
-        print("\n".join(show.lines(levels)))
+            print("\n".join(text.text_lines(levels)))
+    if hierarchy or not (as_json or as_csv):
+        line = _verdict_line(facts, measured, support, levels, watch, stop)
+        ending.print_verdict(line, to_stderr=as_json or as_csv)
+    if stop:
+        raise typer.Exit(stop.exit_code)
+
+
+def _verdict_line(
+    facts: DeviceFacts,
+    measured: Ceilings | None,
+    support: Mapping[str, Support],
+    levels: Mapping[str, Any] | None,
+    watch: ending.Stopwatch,
+    stop: progress.StopRequest,
+) -> str:
+    """Return the last line: the device, the backends that work, and what was measured."""
+    if stop:
+        from weft.lab.hierarchy import NUM_CURVES
+
+        curves = len(levels["series"]) if levels else 0
+        return f"stopped after {curves} of {NUM_CURVES[facts.kind]} curves ({watch})"
+    working = sum(s.ok for s in support.values())
+    rates = "peak rates measured" if measured else "peak rates not measured"
+    hierarchy = f", {len(levels['series'])} curves of the hierarchy" if levels else ""
+    text = f"{facts.name}: {working} of {len(support)} backends work, {rates}{hierarchy} ({watch})"
+    return text + ending.not_run_text((name, s.reason) for name, s in support.items() if not s.ok)
 
 
 def _validate(hierarchy: bool, quick: bool, save: Path | None, picture: Path | None) -> None:
     from weft.core import WeftError
 
     options = {"--quick": quick, "--save": save, "--picture": picture}
-    if not hierarchy and (lonely := [name for name, given in options.items() if given]):
-        raise WeftError(" and ".join(lonely), expected="--hierarchy beside it", got="none")
+    if not hierarchy and (unused := [name for name, value in options.items() if value]):
+        raise WeftError(" and ".join(unused), expected="--hierarchy as well", got="none")
     if picture is not None and picture.suffix != ".svg":
         raise WeftError("--picture", expected="a name that ends in .svg", got=picture.name)
 
 
-def _hierarchy(
-    here: Device, found: Ceilings | None, quick: bool, save: Path | None, picture: Path | None
-) -> dict[str, Any]:
+def _measure_hierarchy(facts: DeviceFacts, measured: Ceilings | None, quick: bool) -> dict[str, Any]:
+    from weft.lab.hierarchy import EXPECTED_SECONDS, NUM_CURVES, QUICK_SHARE, measure
+
+    with progress.Progress(every_line=True) as status:
+        seconds = EXPECTED_SECONDS[facts.kind] * (QUICK_SHARE if quick else 1)
+        status.announce(seconds, f"{NUM_CURVES[facts.kind]} curves of the memory hierarchy")
+        return measure(facts, measured, quick=quick, log=status)
+
+
+def _write_hierarchy(levels: Mapping[str, Any], save: Path | None, picture: Path | None) -> None:
     from weft.machine.keep import write_json
-    from weft.workbench.hierarchy import measure
 
-    said = measure(here, found, quick=quick, say=_say)
     if save is not None:
-        write_json(save, said, what="the hierarchy", hint="name a file that can be written")
+        write_json(save, dict(levels), what="the hierarchy", hint="choose a file that can be written")
     if picture is not None:
-        from weft.workbench.hierarchy.picture import latency
+        from weft.lab.hierarchy.report import plot_latency
 
-        latency(said, picture)
-    return said
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+        plot_latency(levels, picture)
 
 
-def _shares(found: Ceilings | None, peaks: Peaks | None) -> dict[str, float]:
-    """Measured over datasheet, where both are known."""
-    if not found or not peaks:
+def _shares(measured: Ceilings | None, peaks: Peaks | None) -> dict[str, float]:
+    """Return measured rate / datasheet rate by name, where both are known."""
+    if not measured or not peaks:
         return {}
-    pairs = {word: (getattr(found, word), peaks.bandwidth) for word in BANDWIDTHS}
-    pairs |= {rate: (reached, peaks.matrix.get(rate)) for rate, reached in found.matrix.items()}
-    return {word: reached / peak for word, (reached, peak) in pairs.items() if peak}
+    pairs = {name: (getattr(measured, name), peaks.bandwidth) for name in BANDWIDTHS}
+    pairs |= {name: (rate, peaks.matrix.get(name)) for name, rate in measured.matrix.items()}
+    return {name: rate / peak for name, (rate, peak) in pairs.items() if peak}
 
 
-def _show(
-    here: Device,
-    found: Ceilings | None,
+def show(
+    facts: DeviceFacts,
+    measured: Ceilings | None,
     peaks: Peaks | None,
     support: Mapping[str, Support],
     fingerprint: Mapping[str, Any],
     why_no_gpu: str,
 ) -> None:
-    from rich.console import Console
+    """Print the tables of facts, peak rates and backends."""
+    from weft.core.table import Column, Table
 
-    console = Console(highlight=False)
-    facts = _gpu_facts(here) if here.kind == "cuda" else _cpu_facts(here)
-    if here.kind == "cpu":
-        facts.append(("GPU", why_no_gpu or "there is one: weft device --device cuda"))
+    rows = _gpu_facts(facts) if facts.kind == "cuda" else _cpu_facts(facts)
+    if facts.kind == "cpu":
+        rows.append(("GPU", why_no_gpu or "present; show it with weft device --device cuda"))
     versions = [f"{name} {value}" for name, value in fingerprint["versions"].items() if value]
-    facts.append(("versions", ", ".join(versions)))
-    facts.append(("Weft's commit", _commit(fingerprint)))
-    console.print(_table(here.name, ("", ""), facts, head=False))
-    columns = ("reaches", "datasheet", "measured here", "share")
-    console.print(_table("ceilings", columns, _reach(found, peaks)))
-    for line in _notes(found, peaks, here):
-        console.print(line, style="dim", soft_wrap=True)
-    rows = [(name, _works(s), s.reason) for name, s in support.items()]
-    console.print(_table("backends", ("backend", "here", "why, and what to do"), rows))
+    rows.append(("versions", ", ".join(versions)))
+    rows.append(("Weft's commit", _commit(fingerprint)))
+    output.show_table(Table((Column(""), Column("", fold=FOLD)), rows, title=facts.name))
+    print()
+    rates = rates_table(measured, peaks)
+    rates = replace(rates, title="peak rates", notes=_notes(measured, peaks, facts))
+    output.show_table(rates, options=("csv", "json"))
+    print()
+    backends = [(name, _status(s), s.reason) for name, s in support.items()]
+    columns = (Column("backend"), Column("works here"), Column("reason and remedy", fold=FOLD))
+    output.show_table(Table(columns, backends, title="backends"))
 
 
-def _table(
-    title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], head: bool = True
-) -> Table:
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table
+def rates_table(measured: Ceilings | None, peaks: Peaks | None) -> Table:
+    """Return a row for each bandwidth and matrix rate that the datasheet has or that is measured."""
+    from weft.core.table import Column, Table
 
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_header=head)
-    for number, column in enumerate(columns):
-        numeric = column in ("datasheet", "measured here", "share")
-        table.add_column(column, justify="right" if numeric else "left", no_wrap=number == 0)
-    for row in rows:
-        table.add_row(*map(escape, row))
-    return table
+    columns = (
+        Column("rate", fold=FOLD),
+        Column("measured", numeric=True, unit="1/s"),
+        Column(SHARE, numeric=True, unit="%"),
+        Column("datasheet", 1, numeric=True, unit="1/s"),
+    )
+    return Table(columns, _rates(measured, peaks))
 
 
 def _number(value: float | None, unit: str = "") -> str:
@@ -176,7 +216,7 @@ def _number(value: float | None, unit: str = "") -> str:
 
 
 def _size(nbytes: float | None) -> str:
-    """Bytes in the largest binary unit that leaves at least one."""
+    """Format bytes in the largest binary unit of which there is at least one."""
     if nbytes is None:
         return UNKNOWN
     units = ["B", "KiB", "MiB", "GiB"]
@@ -186,13 +226,14 @@ def _size(nbytes: float | None) -> str:
     return f"{nbytes:.4g} {units[0]}"
 
 
-def _clock(now: float | None, highest: float | None) -> str:
-    if now is None and highest is None:
+def _clock(now: float | None, maximum: float | None) -> str:
+    if now is None and maximum is None:
         return UNKNOWN
-    return f"{_number(now and round(now))} MHz now, {_number(highest and round(highest))} at most"
+    current = UNKNOWN if now is None else f"{round(now):,} MHz"
+    return f"{current} (maximum {UNKNOWN if maximum is None else f'{round(maximum):,} MHz'})"
 
 
-def _gpu_facts(d: Device) -> Facts:
+def _gpu_facts(d: DeviceFacts) -> Facts:
     ecc = UNKNOWN if d.ecc is None else "on" if d.ecc else "off"
     return [
         ("device", f"NVIDIA GPU, {d.arch}" + (f" (the first of {d.count})" if d.count > 1 else "")),
@@ -220,7 +261,7 @@ def _gpu_facts(d: Device) -> Facts:
     ]
 
 
-def _cpu_facts(d: Device) -> Facts:
+def _cpu_facts(d: DeviceFacts) -> Facts:
     caches = ", ".join(f"{name} {_size(size)}" for name, size in d.caches.items())
     return [
         ("device", f"CPU, {d.arch}"),
@@ -235,56 +276,59 @@ def _cpu_facts(d: Device) -> Facts:
 def _commit(fingerprint: Mapping[str, Any]) -> str:
     if not fingerprint["commit"]:
         return UNKNOWN
-    return str(fingerprint["commit"])[:12] + (", changed since" if fingerprint["dirty"] else "")
+    return str(fingerprint["commit"])[:12] + (" and uncommitted changes" if fingerprint["dirty"] else "")
 
 
-def _reach(found: Ceilings | None, peaks: Peaks | None) -> list[tuple[str, ...]]:
-    """One row for each bandwidth and matrix rate that is either known or measured."""
-    shares = _shares(found, peaks)
+def _rates(measured: Ceilings | None, peaks: Peaks | None) -> list[tuple[str, ...]]:
+    """Return the rows of :func:`rates_table`."""
+    from weft.core.table import Number
+
+    shares = _shares(measured, peaks)
     bandwidth = peaks.bandwidth if peaks else None
-    rows = [
-        (word, label, bandwidth, getattr(found, word, None), "B/s")
-        for word, label in BANDWIDTHS.items()
-    ]
-    listed = peaks.matrix if peaks else {}
-    measured = found.matrix if found else {}
-    rows += [
-        (rate, f"matrix product, {rate}", listed.get(rate), measured.get(rate), "FLOP/s")
-        for rate in dict.fromkeys([*listed, *measured])
+    rates = [(n, label, bandwidth, getattr(measured, n, None), "B/s") for n, label in BANDWIDTHS.items()]
+    listed_matrix = peaks.matrix if peaks else {}
+    measured_matrix = measured.matrix if measured else {}
+    rates += [
+        (n, f"matrix product, {n}", listed_matrix.get(n), measured_matrix.get(n), "FLOP/s")
+        for n in dict.fromkeys([*listed_matrix, *measured_matrix])
     ]
     return [
         (
             label,
-            UNKNOWN if peak is None else _rate(peak, unit),
-            "not measured" if reached is None else _rate(reached, unit),
-            f"{shares[word]:.1%}" if word in shares else "",
+            Number("not measured" if rate is None else _rate(rate, unit), rate),
+            Number(f"{100 * shares[name]:.1f} %", 100 * shares[name]) if name in shares else Number("", None),
+            Number(UNKNOWN if peak is None else _rate(peak, unit), peak),
         )
-        for word, label, peak, reached, unit in rows
+        for name, label, peak, rate, unit in rates
     ]
 
 
 def _rate(value: float, unit: str) -> str:
-    """Four digits: GB/s for a bandwidth; for FLOP/s, tera above a tenth of one, else giga."""
+    """Format a rate with four digits: bandwidths in GB/s, others in TFLOP/s from 0.1 TFLOP/s on."""
     if unit == "B/s" or value < 1e11:
         return f"{value / 1e9:,.4g} G{unit}"
     return f"{value / 1e12:,.4g} T{unit}"
 
 
-def _notes(found: Ceilings | None, peaks: Peaks | None, here: Device) -> list[str]:
-    """Where the figures come from, and what to do where there are none."""
+def _notes(measured: Ceilings | None, peaks: Peaks | None, facts: DeviceFacts) -> list[str]:
+    """Return the source of the rates, and what to do if there are none."""
     lines = []
     if peaks:
-        lines.append(f"  datasheet: {peaks.source}; dense, at the boost clock")
-    elif here.kind == "cuda":
-        lines.append("  datasheet: unknown for a card of this name, and not guessed")
-    if found:
-        lines.append(f"  measured: {found.measured}; weft device --measure keeps what is better")
+        lines.append(f"datasheet: {peaks.source}; dense, at the boost clock")
+    elif facts.kind == "cuda":
+        lines.append("datasheet: unknown for a GPU of this name, and not guessed")
+    if measured:
+        lines.append(
+            f"measured {measured.measured}; re-measure with weft device --measure (keeps the higher value)"
+        )
+        if measured.doubt:
+            lines.append(f"  doubtful: {measured.doubt}")
     else:
-        lines.append("  measured: not yet; do it with weft device --measure")
+        lines.append("not measured yet: run weft device --measure")
     return lines
 
 
-def _works(support: Support) -> str:
+def _status(support: Support) -> str:
     if not support.ok:
         return "no"
     return "yes" if support.timed else "check only"

@@ -1,8 +1,8 @@
-"""``weft generate``: text from a trained GPT-2, printed token by token as it is made."""
+"""``weft generate``: sample text from a trained GPT-2 and print it token by token."""
 
 from __future__ import annotations
 
-import json as jsonlib
+import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -10,138 +10,147 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from weft.cli import output
+from weft.cli.options import MAX_SEED, Device, Json
+
 if TYPE_CHECKING:
-    from weft.gpt2.model import GPT
-    from weft.gpt2.tokens import Tokeniser
+    from weft.gpt2.data.tokenisers import Tokeniser
+    from weft.gpt2.model.model import GPT
 
-EPILOG = 'Example: weft generate runs/tiny --prompt "def " --tokens 200'
+EPILOG = """Examples:
+  weft generate runs/tiny
+  weft generate runs/tiny --prompt "def " --tokens 200
+  weft generate gpt2/ --temperature 0 --json
 
-Name = Annotated[
-    str | None,
-    typer.Option(metavar="bytes|gpt2", help="By default the run's own; gpt2 for the others."),
-]
-Files = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="GPT-2's encoder.json and vocab.bpe, read from here."),
-]
+Training, checkpoints and samples: weft help training"""
 
 
 def generate(
     checkpoint: Annotated[
         Path,
         typer.Argument(
-            metavar="CHECKPOINT", help="A run's folder, one checkpoint, or a Hugging Face GPT-2."
+            metavar="CHECKPOINT", help="Run directory, checkpoint, or Hugging Face GPT-2 directory"
         ),
     ],
     prompt: Annotated[
-        str | None, typer.Option(help="The text to go on from; by default a new text begins.")
+        str | None, typer.Option(metavar="TEXT", help="Text to continue [default: start a new text]")
     ] = None,
-    tokens: Annotated[int, typer.Option(metavar="N", help="How many tokens.")] = 200,
+    tokens: Annotated[int, typer.Option(metavar="N", help="Number of tokens to generate")] = 200,
     temperature: Annotated[
-        float, typer.Option(metavar="T", help="Under 1 more sure, over 1 less; 0: the likeliest.")
+        float, typer.Option(metavar="T", help="Sampling temperature; 0 picks the most likely token")
     ] = 0.8,
     top_k: Annotated[
-        int | None, typer.Option(metavar="K", help="Only the K likeliest tokens; by default all.")
+        int | None, typer.Option(metavar="K", help="Sample from the K most likely tokens [default: all]")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the draws: the same seed, the same text.")] = 0,
-    tokeniser: Name = None,
-    bpe_files: Files = None,
-    ops: Annotated[str, typer.Option(metavar="weft|torch|eager", help="Who computes.")] = "weft",
-    device: Annotated[
-        str | None, typer.Option(help="cuda or cpu; by default what is here.")
+    seed: Annotated[
+        int, typer.Option(metavar="N", min=0, max=MAX_SEED, help="Random seed of the sampling")
+    ] = 0,
+    tokeniser: Annotated[
+        str | None,
+        typer.Option(metavar="bytes|gpt2", help="Tokeniser [default: the run's own, or gpt2]"),
     ] = None,
+    bpe_files: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Directory with GPT-2's encoder.json and vocab.bpe"),
+    ] = None,
+    ops: Annotated[str, typer.Option(metavar="weft|torch|eager", help="Operators to use")] = "weft",
+    device: Device = None,
     no_cache: Annotated[
-        bool, typer.Option("--no-cache", help="Compute all tokens again for each; slower.")
+        bool, typer.Option("--no-cache", help="Recompute all earlier tokens for each new one (slower)")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object, at the end.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Sample text from a trained GPT-2, by temperature and top-k.
 
-    Weights and arithmetic are float32. Keys and values of earlier tokens are kept; past the model's
-    longest sequence the last tokens count, and each further one costs a whole forward.
+    Weights and arithmetic are float32. Keys and values of earlier tokens are cached. Beyond the
+    model's maximum length only the last tokens count, and each further one costs a whole forward.
 
-    Text goes to stdout as it is made; what was loaded, and how fast it went, to stderr.
+    The text goes to stdout as it is generated; the model and the speed go to stderr.
     """
-    model, words = _open(checkpoint, ops, device, tokeniser, bpe_files)
-    given = _ids(words, prompt)
+    model, coder = _load(checkpoint, ops, device, tokeniser, bpe_files)
+    prompt_ids = _prompt_ids(coder, prompt)
     options = {"temperature": temperature, "top_k": top_k, "seed": seed, "cache": not no_cache}
-    made, seconds = _made(model, words, given, tokens, options, echo=not json)
-    if json:
-        found: dict[str, Any] = {"prompt": prompt or "", "text": words.decode(made)}
-        found |= {"prompt_tokens": given.shape[1], "tokens": made, "seconds": seconds, **options}
-        typer.echo(jsonlib.dumps(found))
+    ids, seconds = _generate(model, coder, prompt_ids, tokens, options, echo=not as_json)
+    if as_json:
+        report: dict[str, Any] = {"prompt": prompt or "", "text": coder.decode(ids)}
+        report |= {"prompt_tokens": prompt_ids.shape[1], "tokens": ids, "seconds": seconds, **options}
+        print(json.dumps(report))
         return
-    rate = f", {len(made) / seconds:.0f} a second" if made else ""
-    typer.echo(f"{len(made)} tokens in {seconds:.1f} s{rate}", err=True)
+    rate = f", {len(ids) / seconds:.0f} tokens/s" if ids else ""
+    output.log(f"{len(ids)} tokens in {seconds:.1f} s{rate}")
 
 
-def _made(
-    model: GPT, words: Tokeniser, given: Any, count: int, options: dict[str, Any], *, echo: bool
+def _generate(
+    model: GPT, coder: Tokeniser, prompt_ids: Any, count: int, options: dict[str, Any], *, echo: bool
 ) -> tuple[list[int], float]:
-    """The new tokens, shown as they come, and the seconds that they took."""
-    from weft.gpt2.sampling import stream
+    """Generate tokens, printing them with ``echo``; return them and the seconds that it took."""
+    from weft.gpt2.model.sampling import stream
 
-    made: list[int] = []
-    shown = Shown(words, echo=echo)
+    ids: list[int] = []
+    printer = StreamPrinter(coder, echo=echo)
     start = time.perf_counter()
-    for token in stream(model, given, count, **options):
-        made.append(int(token))
-        shown.add(made)
+    for token in stream(model, prompt_ids, count, **options):
+        ids.append(int(token))
+        printer.update(ids)
     seconds = time.perf_counter() - start
-    shown.end(made)
-    return made, seconds
+    printer.end(ids)
+    return ids, seconds
 
 
-def _open(
+def _load(
     path: Path, ops: str, device: str | None, name: str | None, bpe_files: Path | None
 ) -> tuple[GPT, Tokeniser]:
-    """The model in float32, and the tokeniser that it was trained with."""
+    """Load the model in float32, and the tokeniser that it was trained with."""
     import torch
 
     from weft import machine
     from weft.core import WeftError
-    from weft.gpt2 import tokens, weights
+    from weft.gpt2.data import tokenisers
+    from weft.gpt2.model import weights
 
-    where = machine.known_kind(device)
-    config, own, tensors = weights.read(path, lambda line: typer.echo(line, err=True))
+    kind = machine.known_kind(device)
+    config, own_tokeniser, tensors = weights.read(path, output.log)
     config = replace(config, ops=ops)
-    if bpe_files is None and own is None and (path / "merges.txt").is_file():
-        bpe_files = path  # a Hugging Face folder may hold its tokeniser's files too
-    words = tokens.tokeniser(name or own or "gpt2", bpe_files)
-    if words.vocab_size > config.vocab_size:
+    if bpe_files is None and own_tokeniser is None and (path / "merges.txt").is_file():
+        bpe_files = path  # a Hugging Face folder may contain its tokeniser's files too
+    coder = tokenisers.tokeniser(name or own_tokeniser or "gpt2", bpe_files)
+    if coder.vocab_size > config.vocab_size:
         most = f"at most {config.vocab_size} tokens, as {path} has"
-        raise WeftError(f"the tokeniser {words.name}", expected=most, got=words.vocab_size)
-    words.ready()
-    model = weights.build(config, tensors, device=where, dtype=torch.float32)
-    millions = config.parameters / 1e6
-    typer.echo(f"{path}: {millions:.3g} M parameters, {words.name}, on {where}", err=True)
-    return model.eval(), words
+        raise WeftError(f"the tokeniser {coder.name}", expected=most, got=coder.vocab_size)
+    coder.ready()
+    model = weights.build(config, tensors, device=kind, dtype=torch.float32)
+    output.log(f"{path}: {config.parameters / 1e6:.3g} M parameters, {coder.name}, on {kind}")
+    return model.eval(), coder
 
 
-def _ids(words: Tokeniser, prompt: str | None) -> Any:
-    """(1, T) int64. No prompt: what stands before each text, or a line's end where nothing does."""
+def _prompt_ids(coder: Tokeniser, prompt: str | None) -> Any:
+    """Return the prompt's tokens, (1, T) int64.
+
+    Without a prompt: the token that separates texts, or a newline if the tokeniser has none.
+    """
     import torch
 
     if prompt:
-        return torch.tensor([[int(i) for i in words.encode(prompt)]])
-    first = words.end_of_text
-    return torch.tensor([[int(words.encode("\n")[0]) if first is None else first]])
+        return torch.tensor([[int(i) for i in coder.encode(prompt)]])
+    first = coder.end_of_text
+    return torch.tensor([[int(coder.encode("\n")[0]) if first is None else first]])
 
 
-class Shown:
-    """Prints what of the text is settled: a character's first bytes alone are not yet one."""
+class StreamPrinter:
+    """Prints a growing text without its last character while that is incomplete in UTF-8."""
 
-    def __init__(self, words: Tokeniser, *, echo: bool) -> None:
-        self.words, self.echo, self.printed = words, echo, 0
+    def __init__(self, coder: Tokeniser, *, echo: bool) -> None:
+        self.coder, self.echo, self.n_printed = coder, echo, 0
 
-    def add(self, made: list[int]) -> None:
+    def update(self, ids: list[int]) -> None:
         if self.echo:
-            self._print(self.words.decode(made).rstrip("\ufffd"))
+            # The decoder marks a character whose last bytes are missing by U+FFFD.
+            self._print(self.coder.decode(ids).rstrip("\ufffd"))
 
-    def end(self, made: list[int]) -> None:
+    def end(self, ids: list[int]) -> None:
         if self.echo:
-            self._print(self.words.decode(made) + "\n")
+            self._print(self.coder.decode(ids) + "\n")
 
     def _print(self, text: str) -> None:
-        typer.echo(text[self.printed :], nl=False)
-        self.printed = max(self.printed, len(text))
+        typer.echo(text[self.n_printed :], nl=False)
+        self.n_printed = max(self.n_printed, len(text))

@@ -1,8 +1,8 @@
-"""``weft inspect``: what the compiler made of a kernel, taken apart with no GPU."""
+"""``weft inspect``: show the compiled code of kernels. Needs no GPU."""
 
 from __future__ import annotations
 
-import json as jsonlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,90 +10,83 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.options import Files, Names
+from weft.cli import ending, output, progress
+from weft.cli.options import Files, Json, Names
 from weft.core.errors import WeftError
 
 if TYPE_CHECKING:
-    from weft.workbench.inspect.choose import Ways
-    from weft.workbench.inspect.kernel import Kernel
+    from weft.workbench.explain.inspect.kernel import Kernel
+    from weft.workbench.explain.inspect.subjects import Subjects
 
-EPILOG = "Example: weft inspect gelu --impl cuda --sass. What each line means: docs/inspect.md"
-MOST = 12  # kernels whose code is listed at once
+EPILOG = """Examples:
+  weft inspect gelu --impl cuda --sass
+  weft inspect softmax --diff cuda triton
+  weft inspect softmax --with mine.cu --arch sm_100 --ptx
+
+Meaning of each line: weft help inspect"""
+MAX_LISTINGS = 12  # kernels whose code is listed at once
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """Which kernels a call asks for, and for which target."""
+class InspectRequest:
+    """Kernels to compile, and the target; None and empty fields select everything."""
 
     operator: str | None
     impl: str | None
     case: str | None
     direction: str | None
     arch: str
-    kernel: str
+    kernel: str  # part of the kernel's name
     backends: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Texts:
-    """Which of a kernel's texts are to be shown."""
-
-    source: bool
-    ptx: bool
-    sass: bool
-
-    def __bool__(self) -> bool:
-        return self.source or self.ptx or self.sass
-
-
-Operator = Annotated[str | None, typer.Argument(help="An operator: see weft ops.")]
-Impl = Annotated[str | None, typer.Option(metavar="NAME", help="One implementation; else all.")]
-Case = Annotated[str | None, typer.Option(metavar="NAME", help="Only what this case launches.")]
-Direction = Annotated[
-    str | None, typer.Option(metavar="forward|backward", help="Only what this one launches.")
-]
-Matching = Annotated[
-    str, typer.Option(metavar="TEXT", help="Only kernels and specimens whose name holds this.")
-]
-Html = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Write source, PTX and SASS as a page.")
-]
-Diff = Annotated[
-    tuple[str, str] | None, typer.Option(metavar="I1 I2", help="Compare two implementations.")
-]
-Backends = Annotated[
-    Names, typer.Option(metavar="NAME", help="Only implementations in it; may repeat.")
-]
-
-
 def inspect(
-    operator: Operator = None,
-    impl: Impl = None,
-    case: Case = None,
-    direction: Direction = None,
-    kernel: Matching = "",
-    arch: Annotated[str, typer.Option(metavar="sm_NN", help="What to compile for.")] = "sm_90",
-    source: Annotated[bool, typer.Option("--source", help="The source that became code.")] = False,
-    ptx: Annotated[bool, typer.Option("--ptx", help="The PTX.")] = False,
-    sass: Annotated[bool, typer.Option("--sass", help="SASS under its source lines.")] = False,
-    html: Html = None,
-    diff: Diff = None,
-    backend: Backends = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every operator, in brief.")] = False,
+    operator: Annotated[
+        str | None, typer.Argument(metavar="OPERATOR", help="Operator, as listed by weft ops")
+    ] = None,
+    impl: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Implementation to compile [default: all]")
+    ] = None,
+    case: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only the kernels that this case launches")
+    ] = None,
+    direction: Annotated[
+        str | None,
+        typer.Option(metavar="forward|backward", help="Only the kernels that this direction launches"),
+    ] = None,
+    kernel: Annotated[str, typer.Option(metavar="TEXT", help="Only kernels whose name contains TEXT")] = "",
+    arch: Annotated[str, typer.Option(metavar="sm_NN", help="GPU architecture to compile for")] = "sm_90",
+    source: Annotated[bool, typer.Option("--source", help="Show the source lines that became code")] = False,
+    ptx: Annotated[bool, typer.Option("--ptx", help="Show the PTX")] = False,
+    sass: Annotated[bool, typer.Option("--sass", help="Show the SASS under its source lines")] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write source, PTX and SASS side by side as an HTML page"),
+    ] = None,
+    diff: Annotated[
+        tuple[str, str] | None, typer.Option(metavar="NAME NAME", help="Compare two implementations")
+    ] = None,
+    backend: Annotated[
+        Names, typer.Option(metavar="NAME", help="Only implementations of this backend (repeatable)")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Summarise all operators")] = False,
     files: Files = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Take kernels apart: registers, spills, occupancy, widths of accesses, source, PTX and SASS.
+    """Show registers, spills, occupancy, access widths, source, PTX and SASS of kernels.
 
-    Needs no GPU: kernels are compiled for --arch. What a case launches is found by a rehearsal.
+    Needs no GPU: kernels are compiled for --arch. A dry run on fake tensors determines which
+    kernels a case launches.
     """
-    from weft.workbench.inspect.choose import Ways, compile_here
+    from weft.workbench.explain.inspect.subjects import Subjects, disable_interpreters
 
     if not operator and not everything:
-        raise WeftError("inspect what?", expected="an operator, or --all", hint="see: weft ops")
-    compile_here()
-    ways = Ways(files or [])
-    wanted = Wanted(
+        raise WeftError(
+            "nothing to inspect", expected="an operator, or --all", hint="list them with weft ops"
+        )
+    disable_interpreters()
+    subjects = Subjects(files or [])
+    request = InspectRequest(
         operator=operator,
         impl=impl,
         case=case,
@@ -102,166 +95,172 @@ def inspect(
         kernel=kernel,
         backends=tuple(backend or ()),
     )
+    watch = ending.Stopwatch()
     if diff is not None:
-        _compare(wanted, ways, diff, json)
+        _compare(request, subjects, diff, as_json)
+        ending.print_verdict(f"compared: {diff[0]} and {diff[1]} ({watch})", to_stderr=as_json)
         return
-    if impl is not None and operator and ways.implementation(operator, impl).backend == "compile":
-        _generated(wanted, ways, json)
+    if impl is not None and operator and subjects.implementation(operator, impl).backend == "compile":
+        _show_generated(operator, impl, case, subjects, as_json)
+        # The code is data, such as for a file: nothing is added to it.
+        ending.print_verdict(f"generated: the code of {operator} {impl} ({watch})", to_stderr=True)
         return
-    found = _kernels(wanted, ways)
-    texts = Texts(source=source, ptx=ptx, sass=sass)
-    if (texts or html) and len(found) > MOST:
+    kernels = _kernels(request, subjects)
+    listings = [name for name, shown in (("source", source), ("ptx", ptx), ("sass", sass)) if shown]
+    if (listings or html) and len(kernels) > MAX_LISTINGS:
         raise WeftError(
-            f"{len(found)} kernels are too many to list",
-            expected=f"at most {MOST}",
-            hint="name some of them with --case, --direction or --kernel",
+            f"{len(kernels)} kernels are too many to list",
+            expected=f"at most {MAX_LISTINGS}",
+            hint="select some of them with --case, --direction or --kernel",
         )
     if html is not None:
-        _write(html, found)
-    if json:
-        print(jsonlib.dumps({"arch": arch, "kernels": [_data(k, texts) for k in found]}))
+        _write_page(html, kernels)
+    if as_json:
+        print(json.dumps({"arch": arch, "kernels": [_to_json(k, listings) for k in kernels]}))
     else:
-        _show(found, texts)
+        _show(kernels, listings)
+    ending.print_verdict(_verdict_line(kernels, arch, watch), to_stderr=as_json)
 
 
-def _say(line: str) -> None:
-    """Progress on a terminal's stderr, one line rewritten; nothing in a pipe."""
-    import sys
+def _verdict_line(kernels: Sequence[Kernel], arch: str, watch: ending.Stopwatch) -> str:
+    implementations = len({(k.operator, k.implementation) for k in kernels})
+    operators = ending.names_text([k.operator for k in kernels], "operator")
+    counts = f"{ending.count_text(len(kernels), 'kernel')} of "
+    counts += ending.count_text(implementations, "implementation")
+    return f"compiled: {counts} of {operators} for {arch} ({watch})"
 
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
 
-
-def _kernels(wanted: Wanted, ways: Ways) -> list[Kernel]:
-    """The kernels that a call names; raises :class:`WeftError` where there are none."""
+def _kernels(request: InspectRequest, subjects: Subjects) -> list[Kernel]:
+    """Compile and return the requested kernels; raise :class:`WeftError` if there are none."""
     from weft.core import registry
-    from weft.workbench.inspect.choose import usual_case
-    from weft.workbench.inspect.gather import compiled, counted
+    from weft.workbench.explain.inspect.compile import compile_kernels, with_counts
+    from weft.workbench.explain.inspect.subjects import default_case
 
-    found = []
-    for name in [wanted.operator] if wanted.operator else registry.operator_names():
-        operator = ways.operator(name)
-        chosen = [i for i in ways.compiling(name) if i.backend in (wanted.backends or (i.backend,))]
-        if wanted.impl is not None:
-            chosen = [ways.implementation(name, wanted.impl)]
-        for one in chosen:
-            case = wanted.case
-            if case is None and not one.specimens and one in ways.brought:
-                case = usual_case(operator, one).name  # nothing else tells what it compiles
-            found += compiled(
-                operator,
-                one,
-                wanted.arch,
-                case=case,
-                direction=wanted.direction,
-                matching=wanted.kernel,
-                progress=_say,
-            )
-    _say("")
-    if not found:
-        raise WeftError("kernels", expected="some", got=f"none in {', '.join(wanted.backends)}")
-    return counted(found)
-
-
-def _data(kernel: Kernel, texts: Texts) -> dict[str, Any]:
-    from weft.workbench.inspect import text
-    from weft.workbench.inspect.side import side_by_side
-
-    data = kernel.to_json()
-    if texts:
-        side = side_by_side(kernel)
-        for name in ("source", "ptx", "sass"):
-            if getattr(texts, name):
-                data[name] = "\n".join(getattr(text, name)(side))
-    return data
+    kernels = []
+    with progress.Progress() as status:
+        for name in [request.operator] if request.operator else registry.operator_names():
+            operator = subjects.operator(name)
+            if request.impl is not None:
+                implementations = [subjects.implementation(name, request.impl)]
+            else:
+                implementations = [
+                    i
+                    for i in subjects.compilable(name)
+                    if not request.backends or i.backend in request.backends
+                ]
+            for implementation in implementations:
+                case = request.case
+                if case is None and not implementation.aot_kernels and implementation in subjects.external:
+                    # An external file lists no kernels to compile; only a case's launches show them.
+                    case = default_case(operator, implementation).name
+                kernels += compile_kernels(
+                    operator,
+                    implementation,
+                    request.arch,
+                    case=case,
+                    direction=request.direction,
+                    matching=request.kernel,
+                    log=status,
+                )
+    if not kernels:
+        raise WeftError("kernels", expected="some", got=f"none in {', '.join(request.backends)}")
+    return with_counts(kernels)
 
 
-def _show(found: Sequence[Kernel], texts: Texts) -> None:
-    from weft.workbench import table
-    from weft.workbench.inspect import text
-    from weft.workbench.inspect.side import side_by_side
-
-    out = table.console()
-    for _, group in _by_implementation(found).items():
-        first = group[0]
-        by = dict.fromkeys(f"{k.program.by} for {k.program.target}" for k in group)
-        title = f"[bold]{first.operator} {first.implementation}[/]"
-        out.print(f"{title}: {', '.join(by)}", soft_wrap=True)
-        out.print(text.summary(group))
-        for note in dict.fromkeys(note for k in group for note in k.notes):
-            about = ", ".join(dict.fromkeys(k.name for k in group if note in k.notes))
-            out.print(f"note: {about}: {note}", style="dim", soft_wrap=True)
-        print()
-    for kernel in found if texts else ():
-        side = side_by_side(kernel)
-        for name in ("source", "ptx", "sass"):
-            if getattr(texts, name):
-                print(f"== {kernel.title}: {name}")
-                print(*getattr(text, name)(side), sep="\n")
-                print()
+def _to_json(kernel: Kernel, listings: Sequence[str]) -> dict[str, Any]:
+    return kernel.to_json() | {name: "\n".join(lines) for name, lines in _listings(kernel, listings).items()}
 
 
-def _by_implementation(found: Sequence[Kernel]) -> dict[tuple[str, str], list[Kernel]]:
+def _listings(kernel: Kernel, names: Sequence[str]) -> dict[str, list[str]]:
+    """Return the lines of a kernel's ``source``, ``ptx`` or ``sass``, by name."""
+    from weft.workbench.explain.inspect import text
+    from weft.workbench.explain.inspect.listing import make_listing
+
+    if not names:
+        return {}
+    listing = make_listing(kernel)
+    return {name: list(getattr(text, name)(listing)) for name in names}
+
+
+def _show(kernels: Sequence[Kernel], listings: Sequence[str]) -> None:
+    """Print a summary of each implementation's kernels with its notes, then the listings."""
+    from weft.workbench.explain.inspect import text
+
     groups: dict[tuple[str, str], list[Kernel]] = {}
-    for kernel in found:
+    for kernel in kernels:
         groups.setdefault((kernel.operator, kernel.implementation), []).append(kernel)
-    return groups
+    for (operator, implementation), group in groups.items():
+        compilers = dict.fromkeys(f"{k.program.by} for {k.program.target}" for k in group)
+        output.show_notes([f"{operator} {implementation}: {', '.join(compilers)}"], style="bold")
+        table = text.summary(group)
+        # Columns of facts that do not fit side by side stand below each other.
+        for each in [table] if output.fits(table) else [text.summary([k]) for k in group]:
+            output.show_table(each)
+        for note in dict.fromkeys(note for k in group for note in k.notes):
+            names = ", ".join(dict.fromkeys(k.name for k in group if note in k.notes))
+            output.show_notes([f"note: {names}: {note}"])
+        print()
+    for kernel in kernels:
+        for name, lines in _listings(kernel, listings).items():
+            print(f"== {kernel.title}: {name}")
+            print(*lines, sep="\n")
+            print()
 
 
-def _write(file: Path, found: Sequence[Kernel]) -> None:
-    from weft.workbench.inspect.page import page
+def _write_page(file: Path, kernels: Sequence[Kernel]) -> None:
+    from weft.workbench.explain.inspect.page import page
 
     try:
-        file.write_text(page(found), encoding="utf-8")
+        file.write_text(page(kernels), encoding="utf-8")
     except OSError as error:
         raise WeftError("--html", expected="a file that can be written", got=str(error)) from error
-    typer.echo(f"wrote {file}", err=True)
+    output.log(f"wrote {file}")
 
 
-def _compare(wanted: Wanted, ways: Ways, diff: tuple[str, str], json: bool) -> None:
-    """Two implementations at one case, forward unless told otherwise."""
-    from weft.workbench import table
-    from weft.workbench.inspect import facts, text
-    from weft.workbench.inspect.choose import usual_case, usual_direction
-    from weft.workbench.inspect.gather import able, kernels
+def _compare(request: InspectRequest, subjects: Subjects, names: tuple[str, str], as_json: bool) -> None:
+    """Compare two implementations at one case: the requested one, or the first that both support."""
+    from weft.core import FORWARD
+    from weft.workbench.explain.inspect import facts, text
+    from weft.workbench.explain.inspect.compile import compile_kernels, target_number, with_counts
+    from weft.workbench.explain.inspect.subjects import default_case
 
-    if not wanted.operator:
-        raise WeftError("--diff", expected="an operator, whose implementations are compared")
-    operator = ways.operator(wanted.operator)
-    both = [ways.implementation(operator.name, name) for name in diff]
-    for one in both:
-        able(one, wanted.arch)
-    case = wanted.case or usual_case(operator, *both).name
-    direction = wanted.direction or usual_direction(*both)
-    left, right = (
-        kernels(
-            operator,
-            one,
-            wanted.arch,
-            case=case,
-            direction=direction,
-            matching=wanted.kernel,
-            progress=_say,
+    if not request.operator:
+        raise WeftError("--diff", expected="an operator whose implementations to compare")
+    operator = subjects.operator(request.operator)
+    pair = [subjects.implementation(operator.name, name) for name in names]
+    for implementation in pair:
+        target_number(implementation, request.arch)
+    case = request.case or default_case(operator, *pair).name
+    direction = request.direction or FORWARD
+    with progress.Progress() as status:
+        left, right = (
+            with_counts(
+                compile_kernels(
+                    operator,
+                    implementation,
+                    request.arch,
+                    case=case,
+                    direction=direction,
+                    matching=request.kernel,
+                    log=status,
+                )
+            )
+            for implementation in pair
         )
-        for one in both
-    )
-    _say("")
-    if json:
-        print(jsonlib.dumps(facts.compared_json(left, right, case, direction)))
+    if as_json:
+        print(json.dumps(facts.comparison_json(left, right, case, direction)))
         return
-    print(f"{operator.name} {case} {direction}, {wanted.arch}: {diff[0]} and {diff[1]}")
-    table.console().print(text.comparison(left, right))
+    print(f"{operator.name} {case} {direction}, {request.arch}: {names[0]} and {names[1]}")
+    output.show_table(text.comparison(left, right))
 
 
-def _generated(wanted: Wanted, ways: Ways, json: bool) -> None:
-    """What torch.compile writes: C++ where there is no GPU, Triton where there is one."""
-    from weft.workbench.inspect.generated import generated
+def _show_generated(operator: str, impl: str, case: str | None, subjects: Subjects, as_json: bool) -> None:
+    """Print the code that torch.compile generates: Triton on a GPU, C++ elsewhere."""
+    from weft.workbench.explain.inspect.generated import generated
 
-    assert wanted.operator and wanted.impl
-    operator = ways.operator(wanted.operator)
-    one = ways.implementation(operator.name, wanted.impl)
-    made = generated(operator, one, operator.case(wanted.case) if wanted.case else None)
-    if json:
-        print(jsonlib.dumps(made.to_json()))
+    of = subjects.operator(operator)
+    code = generated(of, subjects.implementation(operator, impl), of.case(case) if case else None)
+    if as_json:
+        print(json.dumps(code.to_json()))
     else:
-        print(made.text(), end="")
+        print(code.text(), end="")

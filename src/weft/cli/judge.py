@@ -1,117 +1,192 @@
-"""``weft judge``: is a candidate in KernelBench's or GPU MODE's format right, and how fast?"""
+"""``weft judge``: check and time a candidate in the format of a kernel benchmark."""
 
 from __future__ import annotations
 
-import json as jsonlib
+import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
 
 import typer
 
-from weft.core import WeftError
+from weft.cli import ending, output, progress
+from weft.cli.options import MEMORY, SECONDS, Case, Device, Json, Memory, Seconds, Seed, limits
+from weft.core.errors import WeftError
 
 if TYPE_CHECKING:
-    from weft.workbench.formats.judgement import Judgement
+    from weft.workbench.judge.judgement import Judgement
 
-EPILOG = "Example: weft judge problem.py candidate.py --json. What it means: docs/judge.md"
+EPILOG = """Examples:
+  weft judge problem.py candidate.py
+  weft judge reference.py submission.py --no-time --json
+  weft judge problems/ --candidates kernels/ --save results.jsonl --resume
+
+Formats, checks and results: weft help suites"""
+LANGUAGES = {"eager": "PyTorch", "triton": "Triton", "cuda": "CUDA C++", "numba": "Numba"}
+
+Candidates = Annotated[
+    Path | None,
+    typer.Option(metavar="FOLDER", help="Candidates named after the problems: judge all of them"),
+]
+Jobs = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, help="Judgements at once, where memory allows [default: by cores]"),
+]
+Save = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Append each result to this file as a JSON line")
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Skip what the file of --save already has")]
 
 
 def judge(
     reference: Annotated[
-        Path, typer.Argument(help="KernelBench's file, or GPU MODE's folder or reference.py.")
+        Path,
+        typer.Argument(
+            metavar="REFERENCE",
+            help="Problem: KernelBench file, GPU MODE folder, definition.json; with --candidates a folder",
+        ),
     ],
-    candidate: Annotated[Path, typer.Argument(help="The file with ModelNew or custom_kernel.")],
-    case: Annotated[
-        list[str] | None, typer.Option("--case", metavar="NAME", help="Only this; may repeat.")
+    candidate: Annotated[
+        Path | None,
+        typer.Argument(metavar="CANDIDATE", help="File with ModelNew or custom_kernel, or solution.json"),
     ] = None,
-    device: Annotated[
-        str | None, typer.Option(metavar="cpu|cuda", help="Default: the GPU where there is one.")
+    candidates: Candidates = None,
+    jobs: Jobs = None,
+    save: Save = None,
+    resume: Resume = False,
+    case: Case = None,
+    device: Device = None,
+    seconds: Seconds = SECONDS,
+    memory: Memory = MEMORY,
+    seed: Seed = None,
+    backward: Annotated[
+        bool,
+        typer.Option("--backward", help="Judge the gradients of inputs and parameters (KernelBench)"),
+    ] = False,
+    workloads: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.jsonl", help="Workloads of a definition [default: beside it]"),
     ] = None,
-    seconds: Annotated[
-        float, typer.Option(metavar="S", help="The longest that one call may take.")
-    ] = 120.0,
-    memory: Annotated[
-        float, typer.Option(metavar="GIB", help="The most memory of the candidate, in GiB.")
-    ] = 8.0,
-    seed: Annotated[
-        int | None, typer.Option(metavar="N", help="Draw everything from this seed, to repeat it.")
-    ] = None,
-    no_time: Annotated[bool, typer.Option("--no-time", help="Judge it, time nothing.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    no_time: Annotated[bool, typer.Option("--no-time", help="Check only; measure no time")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Judge a candidate by a reference, both in the format they are in.
+    """Judge a submission to a kernel benchmark against its reference, without editing either file.
 
-    The reference runs here, the candidate in a process of its own with limits.
+    Formats: KernelBench, GPU MODE, FlashInfer-Bench, SOL-ExecBench.
+    The reference runs in this process, the candidate in a worker process with limits. With
+    --candidates a folder of problems is judged, each in a process of its own, and scored.
 
-    Exit 0: right; 1: wrong, cheating or not run; 2: the call was wrong.
+    Exit 0: correct; 1: wrong, cheating or not run; 2: invalid arguments.
     """
     from weft.machine.query import known_kind
-    from weft.workbench.cell import Limits
-    from weft.workbench.formats.judge import Wanted
-    from weft.workbench.formats.judge import judge as verdict_on
 
-    for name, value in (("--seconds", seconds), ("--memory", memory)):
-        if value <= 0:
-            raise WeftError(name, expected="a number above 0", got=value)
-    wanted = Wanted(
-        device=known_kind(device),
+    kind = known_kind(device)
+    if candidates is not None:
+        arguments = {"cases": case or [], "seed": seed, "time": not no_time, "backward": backward}
+        sandbox = {"limits": asdict(limits(seconds, memory))}
+        flags = SuiteFlags(kind, jobs, arguments | sandbox, save, resume, as_json)
+        _judge_folder(reference, candidate, candidates, flags)
+    if candidate is None:
+        raise WeftError("CANDIDATE", expected="a file, or --candidates FOLDER", got="none")
+    for option, value in (("--save", save), ("--jobs", jobs), ("--resume", resume or None)):
+        if value is not None:
+            raise WeftError(option, expected="--candidates FOLDER with it", got="one candidate")
+    from weft.workbench.judge import judge as workbench
+
+    options = workbench.JudgeOptions(
+        device=kind,
+        backward=backward,
+        workloads=workloads,
         cases=tuple(case or ()),
         seed=seed,
         time=not no_time,
-        limits=Limits(seconds=seconds, memory_bytes=int(memory * (1 << 30))),
+        limits=limits(seconds, memory),
     )
-    with _Progress() as say:
-        found = verdict_on(reference, candidate, wanted, say)
-    if json:
-        typer.echo(jsonlib.dumps(found.to_json()))
-    else:
-        _show(found, candidate.name)
-    raise typer.Exit(0 if found.correct else 1)
+    watch = ending.Stopwatch()
+    with progress.stoppable() as stop, progress.Progress() as status:
+        judgement: Judgement | None = workbench.judge(reference, candidate, options, status.describe)
+    if stop:
+        judgement = stop.partial
+    if as_json:
+        print(json.dumps((judgement.to_json() if judgement else {"correct": False}) | stop.to_json()))
+    elif judgement is not None:
+        _show(judgement, reference.name, candidate.name)
+    ending.print_verdict(_verdict_line(judgement, watch, stop), to_stderr=as_json)
+    raise typer.Exit(stop.exit_code or (0 if judgement and judgement.correct else 1))
 
 
-class _Progress:
-    """One line on a terminal's stderr, rewritten as work goes on; nothing in a pipe."""
-
-    def __enter__(self) -> _Progress:
-        from rich.console import Console
-
-        self.console = Console(stderr=True, highlight=False)
-        return self
-
-    def __call__(self, line: str) -> None:
-        if self.console.is_terminal:
-            self.console.print(f"\r\x1b[2K{line}", end="", markup=False, soft_wrap=True)
-
-    def __exit__(self, *raised: object) -> None:
-        if self.console.is_terminal:
-            self.console.print("\r\x1b[2K", end="")
+def _verdict_line(judgement: Judgement | None, watch: ending.Stopwatch, stop: progress.StopRequest) -> str:
+    """Return the last line: the verdict, the number of checks that passed, and the speed."""
+    checks = judgement.checks if judgement else []
+    passed = ending.count_text(sum(c.status == "pass" for c in checks), "check") + " passed"
+    if stop or judgement is None:
+        return f"stopped after {ending.count_text(len(checks), 'check')}: {passed} ({watch})"
+    if judgement.correct:
+        speed = "not timed" if judgement.speedup is None else ending.speed_text(judgement.speedup)
+        return f"correct: {passed}; {speed} ({watch})"
+    if judgement.reason.startswith("not run"):
+        return f"{judgement.reason} ({watch})"
+    return f"not correct: {judgement.reason}; {passed} ({watch})"
 
 
-def _show(found: Judgement, name: str) -> None:
-    """The verdict on one line, then its findings, the file's own check, times and kernels."""
-    from rich.console import Console
+class SuiteFlags(NamedTuple):
+    """Options of a suite as the command line has them."""
+
+    device: str
+    jobs: int | None
+    arguments: dict[str, Any]
+    save: Path | None
+    resume: bool
+    as_json: bool
+
+
+def _judge_folder(problems: Path, candidate: Path | None, candidates: Path, flags: SuiteFlags) -> NoReturn:
+    """Judge a folder of problems; exit."""
+    from weft.cli.judge_suite import judge_suite
+    from weft.workbench.judge.suite import SuiteOptions
+
+    if candidate is not None:
+        raise WeftError("--candidates", expected="no CANDIDATE beside it", got=candidate)
+    if not problems.is_dir():
+        raise WeftError("REFERENCE", expected="a folder of problems with --candidates", got=problems)
+    if flags.resume and flags.save is None:
+        raise WeftError("--resume", expected="--save FILE, which has what is done", got="none")
+    options = SuiteOptions(device=flags.device, jobs=flags.jobs, arguments=flags.arguments)
+    judge_suite(problems, candidates, options, flags.save, flags.resume, flags.as_json)
+
+
+def _show(judgement: Judgement, reference: str, candidate: str) -> None:
+    """Print the verdict on one line, then the checks, the file's own check, times and kernels."""
+    from functools import partial
+
     from rich.markup import escape
 
-    out = Console(highlight=False, soft_wrap=True)
-    word = "[green]right[/]" if found.correct else "[red]not right[/]"
-    told = f": {escape(found.reason)}" if found.reason else ""
-    out.print(f"{escape(name)} ({found.backend or 'unread'}) as {found.operator}: {word}{told}")
-    for one in found.checks:
-        mark = {"pass": "[green]pass[/]", "fail": "[red]FAIL[/]"}.get(one.status, one.status)
-        out.print(f"  {mark}  {one.check:9} {escape(one.detail)}".rstrip())
-    if found.own is not None:
-        passed = found.own.passed
-        said = "not asked" if passed is None else "would pass it" if passed else "would refuse it"
-        detail = f" ({escape(found.own.detail)})" if found.own.detail else ""
-        out.print(f"its own check ({escape(found.own.rule)}): {said}{detail}")
-    for timed in found.times:
-        times = f"{timed.time_us:.2f} us, the reference {timed.baseline_us:.2f} us"
-        out.print(f"time at {escape(timed.case)}: {times}: {timed.speedup:.2f} times as fast")
-    if len(found.times) > 1 and found.speedup is not None:
-        out.print(f"over all of them {found.speedup:.2f} times as fast (geometric mean)")
-    if found.kernels:
-        out.print(f"kernels: {escape(', '.join(found.kernels))}")
-    for flag in found.flags:
-        out.print(f"flag: {escape(flag)}")
-    for note in found.notes:
-        out.print(f"note: {escape(note)}")
+    show = partial(output.console().print, soft_wrap=True)
+    verdict = "[green]correct[/]" if judgement.correct else "[red]not correct[/]"
+    backend = judgement.backend
+    language = f"{LANGUAGES.get(backend, backend)} code" if backend else "not loaded"
+    reason = f": {escape(judgement.reason)}" if judgement.reason else ""
+    subject = "gradients against" if judgement.direction == "backward" else "against"
+    show(f"{escape(candidate)} is {verdict} ({language}, {subject} {escape(reference)}){reason}")
+    if judgement.gradients:
+        show(f"gradients compared: {escape(', '.join(judgement.gradients))}")
+    for check in judgement.checks:
+        status = {"pass": "[green]pass[/]", "fail": "[red]FAIL[/]"}.get(check.status, check.status)
+        show(f"  {status}  {check.check:9} {escape(check.detail)}".rstrip())
+    if judgement.own is not None:
+        passed = judgement.own.passed
+        result = "not run" if passed is None else "would accept it" if passed else "would reject it"
+        detail = f" ({escape(judgement.own.detail)})" if judgement.own.detail else ""
+        show(f"the problem's own check ({escape(judgement.own.rule)}): {result}{detail}")
+    for timed in judgement.times:
+        times = f"{timed.time_us:.2f} us, reference {timed.baseline_us:.2f} us"
+        measured = "time of forward and backward" if judgement.direction == "backward" else "time"
+        show(f"{measured} at {escape(timed.case)}: {times}; {ending.speed_text(timed.speedup)}")
+    if len(judgement.times) > 1 and judgement.speedup is not None:
+        show(f"geometric mean of all cases: {ending.speed_text(judgement.speedup)}")
+    if judgement.kernels:
+        show(f"kernels: {escape(', '.join(judgement.kernels))}")
+    for flag in judgement.flags:
+        show(f"flag: {escape(flag)}")
+    for note in judgement.notes:
+        show(f"note: {escape(note)}")

@@ -1,105 +1,89 @@
-"""``weft profile``: where the time of a call went, by three instruments, or by Nsight Compute."""
+"""``weft profile``: show where the time of a call goes, by PyTorch's profilers or Nsight Compute."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from weft.cli.options import Files
+from weft.cli import ending, output, progress
+from weft.cli.options import Device, Files, Json
 
-if TYPE_CHECKING:
-    from weft.workbench.profile.words import Table
+EPILOG = """Examples:
+  weft profile softmax
+  weft profile softmax --impl triton --out profile
+  weft profile gelu --impl cuda --tool ncu
 
-EPILOG = "What each instrument measures, and how to read the files: docs/profile.md"
+Instruments and output files: weft help profile"""
+FOLD = 16  # characters to which names are folded at least
 TOOLS = ("torch", "ncu")
-STEPS = "Steps of a cycle"
-Wait = Annotated[int | None, typer.Option(help=f"{STEPS} that no profiler sees.")]
-Warmup = Annotated[int | None, typer.Option(help=f"{STEPS} seen, and thrown away.")]
-Active = Annotated[int | None, typer.Option(help=f"{STEPS} that are kept.")]
-Repeat = Annotated[int | None, typer.Option(help="Cycles.")]
+Wait = Annotated[int | None, typer.Option(metavar="N", help="Steps per cycle that no profiler records")]
+Warmup = Annotated[
+    int | None, typer.Option(metavar="N", help="Warm-up steps per cycle (profiled but discarded)")
+]
+Active = Annotated[int | None, typer.Option(metavar="N", help="Recorded steps per cycle")]
+Repeat = Annotated[int | None, typer.Option(metavar="N", help="Number of cycles")]
 
 
 def profile(
-    operator: Annotated[str, typer.Argument(help="An operator: see weft ops.")],
+    operator: Annotated[str, typer.Argument(metavar="OPERATOR", help="Operator, as listed by weft ops")],
     impl: Annotated[
         str | None,
-        typer.Option("--impl", metavar="NAME", help="By default torch, the vendor's own call."),
+        typer.Option(metavar="NAME", help="Implementation [default: torch, PyTorch's own]"),
     ] = None,
     case: Annotated[
-        str | None, typer.Option(metavar="NAME", help="By default the first bench case.")
+        str | None, typer.Option(metavar="NAME", help="Case [default: the first bench case]")
     ] = None,
     direction: Annotated[
-        str, typer.Option(metavar="forward|backward", help="Which of the two.")
+        str, typer.Option(metavar="forward|backward", help="Direction to profile")
     ] = "forward",
-    device: Annotated[
-        str | None, typer.Option("--device", help="cuda or cpu; by default a GPU if there is one.")
-    ] = None,
+    device: Device = None,
     tool: Annotated[
-        str, typer.Option(metavar="torch|ncu", help="PyTorch's profilers, or Nsight Compute.")
+        str, typer.Option(metavar="torch|ncu", help="PyTorch's profilers (torch) or Nsight Compute (ncu)")
     ] = "torch",
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Where it goes; by default profile-OP-IMPL-CASE."),
+        typer.Option(metavar="FOLDER", help="Output folder [default: profile-OPERATOR-IMPL-CASE]"),
     ] = None,
     wait: Wait = None,
     warmup: Warmup = None,
     active: Active = None,
     repeat: Repeat = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer steps.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Record fewer steps")] = False,
     files: Files = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show where the time of a call goes: kernels, trace, flame graph, TensorBoard log.
 
-    Measured by CUDA events (on a CPU the clock), torch.autograd.profiler and torch.profiler, which
-    must agree within 5 % where a call takes over 1 ms.
+    Three instruments measure it: CUDA events (on a CPU the clock), torch.autograd.profiler and
+    torch.profiler. They must agree within 5 % where a call takes over 1 ms.
 
-    Exit 0: good; 1: it fails its check, or the instruments disagree; 2: the call was wrong.
-
-    Example: weft profile softmax --impl triton --out profile
+    Exit 0: good; 1: the implementation fails its check, or the instruments disagree; 2: invalid
+    arguments.
     """
     from weft.core import WeftError
 
     if tool not in TOOLS:
         raise WeftError("--tool", expected=" or ".join(TOOLS), got=tool)
-    given = {"wait": wait, "warmup": warmup, "active": active, "repeat": repeat}
-    steps = {name: n for name, n in given.items() if n is not None}
+    cycle = {"wait": wait, "warmup": warmup, "active": active, "repeat": repeat}
+    steps = {name: n for name, n in cycle.items() if n is not None}
     if tool == "ncu":
-        _refuse_for_ncu([*steps, *(["quick"] if quick else [])])
+        if options := [*steps, *(["quick"] if quick else [])]:
+            what = ", ".join(f"--{name}" for name in options)
+            raise WeftError(f"{what} with --tool ncu", hint="ncu measures a single call and has no cycles")
         _by_ncu(operator, impl, case, direction, device, files or [], out, as_json)
         return
-    _refuse_strangers(files or [])
-    _by_torch(operator, impl, case, direction, device, steps, quick, out, as_json)
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def _refuse_for_ncu(options: list[str]) -> None:
-    from weft.core import WeftError
-
-    if options:
-        named = ", ".join(f"--{name}" for name in options)
-        raise WeftError(f"{named} with --tool ncu", hint="ncu counts one call, in no schedule")
-
-
-def _refuse_strangers(files: list[str]) -> None:
-    from weft.core import WeftError
-
     if files:
         raise WeftError(
-            "--with is read by --tool ncu only",
-            expected="an implementation of Weft's own",
+            "--with requires --tool ncu",
+            expected="one of Weft's own implementations",
             got=files[0],
-            hint="the profilers run within our process, where no stranger's file is read; "
-            "--tool ncu runs in a process of its own, and weft bench --with times it and "
-            "names its kernels",
+            hint="the profilers run in Weft's own process, which never loads your code; --tool ncu runs it "
+            "in another process, and weft bench --with times it and names its kernels",
         )
+    _by_torch(operator, impl, case, direction, device, steps, quick, out, as_json)
 
 
 def _by_torch(
@@ -116,65 +100,55 @@ def _by_torch(
     from dataclasses import replace
 
     from weft.machine import known_kind
-    from weft.workbench.profile import session
-    from weft.workbench.profile.schedule import QUICK, Schedule
-    from weft.workbench.profile.work import subject
+    from weft.workbench.explain.profile import session
+    from weft.workbench.explain.profile.instruments import QUICK, Schedule
+    from weft.workbench.explain.profile.workload import select_subject
 
     schedule = replace(QUICK if quick else Schedule(), **steps)
-    one = subject(operator, impl, case, direction, known_kind(device))
-    folder = out or default_folder(operator, one.implementation.name, one.case.name)
+    subject = select_subject(operator, impl, case, direction, known_kind(device))
+    folder = out or default_folder(operator, subject.implementation.name, subject.case.name)
+    watch = ending.Stopwatch()
     try:
-        found = session.run(one, schedule, folder, _say)
-    except session.Failed as error:
-        _say(f"failed: {error}")
+        with progress.Progress(every_line=True) as status:
+            result = session.run(subject, schedule, folder, status)
+    except session.CheckFailed as error:
+        output.log(f"failed: {error}")
         raise typer.Exit(1) from error
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps(result))
+        for flag in result["flags"]:
+            output.log(f"wrong: {flag}")
     else:
-        _show(found, folder)
-    if found["flags"]:
-        for flag in found["flags"] if as_json else ():
-            _say(f"wrong: {flag}")
+        show(result, folder)
+    verdict = f"wrong: {ending.count_text(len(result['flags']), 'flag')}" if result["flags"] else "good"
+    files = ending.count_text(len(result["files"]), "file")
+    ending.print_verdict(f"{verdict}: {files} written to {folder} ({watch})", to_stderr=as_json)
+    if result["flags"]:
         raise typer.Exit(1)
 
 
 def default_folder(operator: str, implementation: str, case: str) -> Path:
-    """``profile-softmax-cuda-03-shared-fp32-64x64``: a name's slash would be another folder."""
+    """Return a name such as ``profile-softmax-cuda-03-shared-fp32-64x64``.
+
+    A slash of the implementation's name becomes a dash, because it would make a folder of its own.
+    """
     return Path(f"profile-{operator}-{implementation}-{case}".replace("/", "-"))
 
 
-def _show(found: dict[str, Any], folder: Path) -> None:
-    from weft.workbench.profile import words
+def show(result: dict[str, Any], folder: Path) -> None:
+    """Print a profile's tables and sentences, and the list of its files."""
+    from weft.core.table import plain_table
+    from weft.workbench.explain.profile import text
 
-    print(words.title(found))
+    output.show_notes([text.title(result)], indent="", style="")
     print()
-    _table(words.instruments(found))
-    _table(words.ran(found))
-    for line in words.sentences(found):
-        print(line)
-    print(f"written to {folder}: {', '.join(found['files'])}")
-
-
-def _table(made: Table) -> None:
-    """Words from the left and numbers from the right; a name is folded, a number is not."""
-    from rich.markup import escape
-    from rich.table import Table as Rich
-
-    from weft.workbench import table
-    from weft.workbench.profile.words import LEFT
-
-    head, rows = made
-    drawn = Rich(box=None, header_style="bold", pad_edge=False)
-    for column in head:
-        left = column in LEFT
-        drawn.add_column(
-            column, justify="left" if left else "right", overflow="fold", no_wrap=not left
-        )
-    for row in rows:
-        drawn.add_row(*map(escape, row))
-    out = table.console()
-    out.print(drawn)
-    out.print()
+    for names, rows in (text.instruments(result), text.kernels(result)):
+        numeric = [name for name in names if name not in text.LEFT_ALIGNED]
+        table = plain_table(names, rows, numeric=numeric, priorities=text.PRIORITIES, fold=FOLD)
+        output.show_table(table)
+        print()
+    output.show_notes(text.sentences(result), style="")
+    output.show_notes([f"written to {folder}: {', '.join(result['files'])}"], style="")
 
 
 def _by_ncu(
@@ -187,36 +161,41 @@ def _by_ncu(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Hand over to Nsight Compute, which runs in a process of its own."""
+    """Profile one call by Nsight Compute, in a process of its own."""
     from weft.core import WeftError, registry
-    from weft.workbench import ncu
+    from weft.workbench.explain import ncu
 
     if device == "cpu":
         raise WeftError("--tool ncu", expected="a GPU", got="--device cpu")
     if files and not (impl and case):
+        missing = [f"no --{name}" for name, value in (("impl", impl), ("case", case)) if not value]
         raise WeftError(
             "--with needs --impl and --case here",
-            expected="both, since the file is read in the counted process only",
-            got=", ".join(f"no --{n}" for n, v in (("impl", impl), ("case", case)) if not v),
+            expected="both, since only the profiled process loads the file",
+            got=", ".join(missing),
         )
     if case is None:
-        known = registry.operator(operator)
-        case = next(iter(known.select("bench", "cuda")), known.cases[0]).name
+        cases = registry.operator(operator)
+        case = next(iter(cases.select("bench", "cuda")), cases.cases[0]).name
+    watch = ending.Stopwatch()
     report = ncu.profile(
         operator=operator,
         implementation=impl or "torch",
         case=case,
         direction=direction,
         files=files,
-        progress=_say,
+        log=output.log,
     )
-    said = report.to_json()
+    result = report.to_json()
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        (out / "ncu.json").write_text(json.dumps(said, indent=1) + "\n")
+        (out / "ncu.json").write_text(json.dumps(result, indent=1) + "\n")
     if as_json:
-        print(json.dumps(said))
+        print(json.dumps(result))
     else:
         print(*report.lines(), sep="\n")
+    ending.print_verdict(
+        f"{'good' if report.good else 'wrong'}: one call by ncu ({watch})", to_stderr=as_json
+    )
     if not report.good:
         raise typer.Exit(1)

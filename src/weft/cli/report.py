@@ -1,4 +1,4 @@
-"""``weft report``: one self-contained HTML page from records."""
+"""``weft report``: write one self-contained HTML page from records."""
 
 from __future__ import annotations
 
@@ -11,27 +11,32 @@ from typing import Annotated
 
 import typer
 
+from weft.cli import ending
+from weft.cli import output as terminal
+from weft.cli.options import Json
 from weft.core.errors import WeftError
 
-EPILOG = "Example: weft report a.jsonl results/ -o page.html"
+EPILOG = """Examples:
+  weft report records.jsonl
+  weft report a.jsonl results/ -o page.html --title "Before and after"
+  weft report records.jsonl -o - > page.html
+
+The quantities on the page: weft help time"""
 
 
 def report(
     records: Annotated[
-        list[Path],
-        typer.Argument(help="Records files (JSON lines), or folders of them.", show_default=False),
+        list[Path], typer.Argument(metavar="PATH", help="Record files (JSON Lines), or folders of them")
     ],
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="The page to write; - for standard output.")
+        Path, typer.Option("--output", "-o", metavar="FILE", help="Page to write; - for stdout")
     ] = Path("weft-report.html"),
-    title: Annotated[str, typer.Option(help="The page's title.")] = "Weft report",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Say what was written as JSON on standard output.")
-    ] = False,
+    title: Annotated[str, typer.Option(metavar="TEXT", help="Title of the page")] = "Weft report",
+    as_json: Json = False,
 ) -> None:
-    """Draw one self-contained HTML page from records: roofline, bars, ladders, verdicts, tables.
+    """Write one self-contained HTML page from records: roofline, bars, ladders, verdicts, tables.
 
-    The page fetches nothing and can be mailed or opened from disk. Nothing is run to draw it.
+    The page loads nothing from the network, so it can be mailed or opened from disk. No kernel runs.
     """
     from weft.workbench.report import load, page
 
@@ -39,12 +44,12 @@ def report(
     html = page(loaded, torn=torn, title=title)
     if torn:
         lines = "line was" if torn == 1 else "lines were"
-        print(f"{torn} torn {lines} passed over; the page says so", file=sys.stderr)
+        terminal.log(f"{torn} torn {lines} skipped; the page shows their number")
     if str(output) == "-":
         if as_json:
             raise WeftError(
-                "one of the two can have standard output",
-                expected="--json with a file to write to, or --output - alone",
+                "only one output can go to stdout",
+                expected="--json with a file as --output, or --output - alone",
                 got="--json --output -",
             )
         sys.stdout.write(html)
@@ -52,22 +57,21 @@ def report(
     _write(output, html)
     devices = len({str(r.machine.get("device")) for r in loaded if hasattr(r.machine, "get")})
     if as_json:
-        told = {"page": str(output), "records": len(loaded), "devices": devices, "torn": torn}
-        print(json.dumps(told))
+        print(json.dumps({"page": str(output), "records": len(loaded), "devices": devices, "torn": torn}))
     else:
-        print(output)
-        print(f"{len(loaded)} records drawn", file=sys.stderr)
+        counts = f"{ending.count_text(len(loaded), 'record')} of {ending.count_text(devices, 'device')}"
+        ending.print_verdict(f"written: {output} ({counts})")
 
 
 def _write(output: Path, html: str) -> None:
-    """The whole page or none of it: an earlier page outlives a full disk."""
+    """Write the whole page or nothing: a full disk leaves the earlier page as it was."""
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=output.parent, prefix=f".{output.name}.")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.write(html)
-            os.chmod(name, 0o644)
+            os.chmod(name, 0o644)  # mkstemp makes a file that only its owner can read
             os.replace(name, output)
         except BaseException:
             os.unlink(name)
@@ -76,5 +80,5 @@ def _write(output: Path, html: str) -> None:
         raise WeftError(
             f"the page could not be written to {output}",
             got=error.strerror or str(error),
-            hint="name another place: --output FILE",
+            hint="choose another file: --output FILE",
         ) from error

@@ -1,119 +1,175 @@
-"""``weft selftest``: the judge is judged, by kernels that must not pass and honest ones too."""
+"""``weft selftest``: check the checks, by kernels that must fail and honest ones that must pass."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from weft.workbench.mutants.mutant import Mutant
-    from weft.workbench.selftest import Summary
-    from weft.workbench.selftest_judge import Judged
+from weft.cli import ending, output, progress
+from weft.cli.busy import warn_if_busy
+from weft.cli.options import Csv, Device, Json, Names
+from weft.core.errors import WeftError
 
-EPILOG = "What is planted, and what kills it: docs/selftest.md"
-Names = list[str] | None
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from weft.core.table import Table
+    from weft.workbench.selftest.judge import MutantResult
+    from weft.workbench.selftest.mutants.mutant import Mutant
+
+EPILOG = """Examples:
+  weft selftest --operator softmax
+  weft selftest --operator softmax --without guards
+  weft selftest --list --json
+
+Planted kernels and the checks that catch them: weft help tested"""
 
 
 def selftest(
     operator: Annotated[
-        Names, typer.Option("--operator", help="Mutants of this operator alone (repeatable).")
+        Names, typer.Option(metavar="NAME", help="Only mutants of this operator (repeatable)")
     ] = None,
     row: Annotated[
-        Names, typer.Option("--row", help="One way of being wrong, W05 (repeatable).")
+        Names, typer.Option(metavar="ROW", help="Only one kind of fault, such as W05 (repeatable)")
     ] = None,
     without: Annotated[
         Names,
-        typer.Option("--without", help="Leave a check, or a kind of cases, out (repeatable)."),
+        typer.Option(metavar="CHECK", help="Skip this check or kind of cases (repeatable)"),
     ] = None,
-    only: Annotated[
-        Names, typer.Option("--mutant", help="One mutant by its id (repeatable).")
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option("--device", help="cuda or cpu; by default a GPU if there is one.")
-    ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", help="How many are checked at once.")] = 2,
-    as_list: Annotated[
-        bool, typer.Option("--list", help="Name what is planted, run none.")
-    ] = False,
-    honest: Annotated[
-        int, typer.Option("--honest", metavar="N", help="N runs of Weft's own kernels instead.")
-    ] = 0,
+    mutant: Annotated[Names, typer.Option(metavar="ID", help="Only this mutant (repeatable)")] = None,
+    device: Device = None,
+    jobs: Annotated[int, typer.Option(metavar="N", help="Number of mutants judged at once")] = 2,
+    as_list: Annotated[bool, typer.Option("--list", help="List the planted kernels; run none")] = False,
+    honest: Annotated[int, typer.Option(metavar="N", help="Judge Weft's own kernels N times instead")] = 0,
     save: Annotated[
-        Path | None, typer.Option("--save", help="Write the JSON to this file too.")
+        Path | None, typer.Option(metavar="FILE", help="Also write the JSON to this file")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
+    as_csv: Csv = False,
 ) -> None:
-    """Judge kernels that are known to be wrong, or to cheat, and honest ones: who kills what?
+    """Run Weft on kernels known to be broken, cheating or honest, and report which check catches each.
 
-    Each is judged as a stranger's kernel is. With --without CHECK: who survives then?
+    Each is judged in a worker process, as your code is. Use --without CHECK to see which faults only
+    that check catches.
 
-    Exit 0: all that ran were killed and every control passed; 1: not so; 2: the call was wrong.
-
-    Example: weft selftest --operator softmax --without guards
+    Exit 0: all mutants that ran were caught and every control passed; 1: otherwise; 2: invalid
+    arguments.
     """
-    from weft.machine import fingerprint
+    output.only_one_format(json=as_json, csv=as_csv)
     from weft.machine.query import known_kind
-    from weft.workbench import selftest as mutants_judged
+    from weft.workbench.selftest.run import Summary, expected_seconds, run, select
 
+    if as_csv and (honest or as_list):
+        raise WeftError("--csv", expected="a run of the planted kernels", got="--honest or --list")
     kind = known_kind(device)
     if honest:
-        _honest(honest, kind, as_json, save)
+        _run_honest(honest, kind, as_json, save)
         return
-    planted = mutants_judged.select(operator or (), row or (), only or ())
+    mutants = select(operator or (), row or (), mutant or ())
+    if not as_list:
+        warn_if_busy(kind)
     if as_list:
-        _list(planted, as_json)
+        _list(mutants, as_json)
         return
-    found = mutants_judged.run(planted, kind, without=without or (), jobs=jobs, on_done=_progress)
-    said = found.to_json() | {"machine": fingerprint(kind)}
-    if save is not None:
-        save.write_text(json.dumps(said, indent=1) + "\n")
+    watch, results = ending.Stopwatch(), []
+    with progress.stoppable() as stop, progress.Progress() as status:
+
+        def on_done(result: MutantResult, done: int, total: int) -> None:
+            results.append(result)
+            _show_progress(status, result, done, total)
+
+        status.expect(sorted(expected_seconds(mutants, kind, jobs)), f"{len(mutants)} planted kernels")
+        status("judging")
+        run(mutants, kind, without=without or (), jobs=jobs, on_done=on_done)
+    by_id = {r.id: r for r in results}
+    judged = [m for m in mutants if m.id in by_id]
+    summary = Summary(results=tuple(by_id[m.id] for m in judged), planted=tuple(judged))
+    report = _save(summary.to_json() | stop.to_json(), kind, save)
     if as_json:
-        print(json.dumps(said))
+        print(json.dumps(report))
+    elif as_csv:
+        output.print_csv(kill_table(report))
     else:
-        _show(found, said)
-    if not found.good:
-        raise typer.Exit(1)
+        show(report)
+    line = _verdict_line(report, summary.good, len(mutants), watch, stop)
+    ending.print_verdict(line, to_stderr=as_json or as_csv)
+    if stop or not summary.good:
+        raise typer.Exit(stop.exit_code or 1)
 
 
-def _progress(found: Judged, done: int, total: int) -> None:
-    by = f" by {found.check} at {found.case or 'its process'}" if found.check else ""
-    passed = found.status == "survived" and found.id.startswith("H")  # an honest control is to
-    status = "passed" if passed else found.status
-    line = f"[{done}/{total}] {found.id}: {status}{by} ({found.seconds:.1f} s)"
-    print(line, file=sys.stderr, flush=True)
+def _verdict_line(
+    report: dict[str, Any], good: bool, total: int, watch: ending.Stopwatch, stop: progress.StopRequest
+) -> str:
+    """Return the last line: kills, controls, seconds, and the mutants that did not run."""
+    killed = f"killed {report['killed']} of {report['planted']} that ran"
+    passed = f"{report['controls_passed']} of {report['controls']} honest controls passed"
+    verdict = "passed" if good else "failed"
+    if stop:
+        done = report["planted"] + report["controls"] + len(report["not_run"])
+        verdict = f"stopped after {done} of {total} planted kernels"
+    elif not report["planted"] + report["controls"]:
+        verdict = "nothing could run"
+    not_run = [(m["id"].split("/")[2], m["reason"]) for m in report["not_run"]]
+    counts = f"{killed}; {passed}" if report["controls"] else killed
+    return f"{verdict}: {counts} ({watch}){ending.not_run_text(not_run)}"
 
 
-def _honest(count: int, device: str, as_json: bool, save: Path | None) -> None:
+def _save(report: dict[str, Any], device: str, save: Path | None) -> dict[str, Any]:
+    """Return the report with the machine's fingerprint; also write it to ``save``."""
     from weft.machine import fingerprint
-    from weft.workbench import selftest_honest
 
-    def progress(line: str, done: int, total: int) -> None:
-        print(f"[{done}/{total}] {line}", file=sys.stderr, flush=True)
-
-    found = selftest_honest.run(count, device, progress)
-    said = found.to_json() | {"machine": fingerprint(device)}
+    report = report | {"machine": fingerprint(device)}
     if save is not None:
-        save.write_text(json.dumps(said, indent=1) + "\n")
+        save.write_text(json.dumps(report, indent=1) + "\n")
+    return report
+
+
+def _show_progress(status: progress.Progress, result: MutantResult, done: int, total: int) -> None:
+    """Show a result; one that may be wrong stays on the screen."""
+    by = f" by {result.check} at {result.case or 'its process'}" if result.check else ""
+    # An honest control (its id starts with H) is meant to survive.
+    honest = result.id.startswith("H")
+    verdict = "passed" if result.status == "survived" and honest else result.status
+    if (result.status == "killed" and honest) or (result.status == "survived" and not honest):
+        status.keep(f"{result.id}: {verdict}{by} ({result.seconds:.1f} s)")
+    status.advance()
+    status(f"after {result.id}: {verdict}{by}")
+
+
+def _run_honest(count: int, device: str, as_json: bool, save: Path | None) -> None:
+    """Judge Weft's own kernels; exit 1 for a false alarm."""
+    from weft.workbench.selftest.honest import HonestRuns, run
+
+    watch = ending.Stopwatch()
+    with progress.stoppable() as stop, progress.Progress(total=count) as status:
+
+        def on_done(line: str, done: int, total: int) -> None:
+            status.advance()
+            status(line)
+
+        status("judging")
+        runs = run(count, device, on_done)
+    if stop:
+        runs = stop.partial or HonestRuns(runs=0, verdicts=0, alarms=())
+    report = _save(runs.to_json() | stop.to_json(), device, save)
     if as_json:
-        print(json.dumps(said))
+        print(json.dumps(report))
     else:
-        for v in found.alarms:
-            print(
-                f"false alarm: {v.operator} {v.implementation} {v.case} {v.direction}: {v.reason}"
-            )
-        told = f"{found.runs} honest runs, {found.verdicts} verdicts"
-        print(f"{told}: {len(found.alarms)} false alarms")
-    if found.alarms:
-        raise typer.Exit(1)
+        for v in runs.alarms:
+            print(f"false alarm: {v.operator} {v.implementation} {v.case} {v.direction}: {v.reason}")
+    verdict = f"stopped after {runs.runs} of {count}" if stop else "failed" if runs.alarms else "passed"
+    counts = f"{runs.runs} honest runs, {runs.verdicts} verdicts: {len(runs.alarms)} false alarms"
+    ending.print_verdict(f"{verdict}: {counts} ({watch})", to_stderr=as_json)
+    if stop or runs.alarms:
+        raise typer.Exit(stop.exit_code or 1)
 
 
-def _list(planted: list[Mutant], as_json: bool) -> None:
+def _list(mutants: list[Mutant], as_json: bool) -> None:
     if as_json:
-        told = [
+        entries = [
             {
                 "id": m.id,
                 "title": m.title,
@@ -123,56 +179,57 @@ def _list(planted: list[Mutant], as_json: bool) -> None:
                 "devices": list(m.devices),
                 "honest": m.honest,
             }
-            for m in planted
+            for m in mutants
         ]
-        print(json.dumps(told))
+        print(json.dumps(entries))
         return
-    for m in planted:
-        by = "must pass" if m.honest else f"killed by {', '.join(m.killed_by)}"
-        print(f"{m.id}: {m.title} ({by})")
+    for m in mutants:
+        expectation = "must pass" if m.honest else f"killed by {', '.join(m.killed_by)}"
+        print(f"{m.id}: {m.title} ({expectation})")
+    controls = sum(m.honest for m in mutants)
+    ending.print_verdict(
+        f"{len(mutants) - controls} planted kernels, {controls} honest controls; none was run"
+    )
 
 
-def _show(found: Summary, said: dict[str, Any]) -> None:
-    """The kill rates, then who survived, who was killed by another, and who was not run."""
-    from weft.workbench import table
+def kill_table(report: Mapping[str, Any]) -> Table:
+    """Return the number of killed mutants by operator, with those planted, and by the check that killed."""
+    from weft.core.table import Column, Number, Table
 
-    out = table.console()
-    by_operator = ((n, f"{c['killed']} of {c['planted']}") for n, c in said["by_operator"].items())
-    out.print(_table("operator", "killed", by_operator))
-    out.print()
-    out.print(_table("check", "killed", ((n, str(c)) for n, c in said["by_check"].items())))
-    out.print()
-    for one in said["unexpected"]:
-        meant = ", ".join(one["meant"])
-        print(f"killed by another check: {one['id']}: {one['killed_by']}, not {meant}")
-    for reason, ids in _by_reason(said["not_run"]).items():
-        print(f"not run: {reason} ({len(ids)}: {_some(ids)})")
-    for name in said["survivors"]:
-        print(f"survived: {name}")
-    for one in said["false_alarms"]:
-        print(f"refused, though honest: {one['id']}: {one['reason']}")
-    print(f"killed {said['killed']} of {said['planted']} that ran", end="; ")
-    print(f"{said['controls_passed']} of {said['controls']} honest controls passed", end="; ")
-    print(f"{len(said['not_run'])} not run here")
+    rows = [("operator", n, c["killed"], c["planted"]) for n, c in report["by_operator"].items()]
+    rows += [("check", n, count, None) for n, count in report["by_check"].items()]
+    columns = (
+        Column("by"),
+        Column("name"),
+        Column("killed", numeric=True),
+        Column("planted", numeric=True),
+    )
+    cells = [
+        (by, name, *(Number("" if n is None else str(n), n) for n in numbers)) for by, name, *numbers in rows
+    ]
+    return Table(columns, cells)
 
 
-def _some(ids: list[str]) -> str:
-    return ", ".join(ids[:3]) + (", ..." if len(ids) > 3 else "")
-
-
-def _by_reason(not_run: list[dict[str, str]]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for one in not_run:
-        found.setdefault(one["reason"], []).append(one["id"])
-    return found
-
-
-def _table(first: str, second: str, rows: Any) -> Any:
-    from rich.table import Table
-
-    made = Table(box=None, header_style="bold", pad_edge=False)
-    made.add_column(first, no_wrap=True)
-    made.add_column(second, justify="right")
-    for row in rows:
-        made.add_row(*row)
-    return made
+def show(report: dict[str, Any]) -> None:
+    """Print the kill rates, then mutants that survived, were killed by another check or did not run."""
+    output.show_table(kill_table(report), options=("csv", "json"))
+    print()
+    for mutant in report["unexpected"]:
+        expected = ", ".join(mutant["meant"])
+        output.show_notes(
+            [f"killed by another check: {mutant['id']}: {mutant['killed_by']}, not {expected}"], style=""
+        )
+    ids_by_reason: dict[str, list[str]] = {}
+    for mutant in report["not_run"]:
+        ids_by_reason.setdefault(mutant["reason"], []).append(mutant["id"])
+    for reason, ids in ids_by_reason.items():
+        first_ids = ", ".join(ids[:3]) + (", ..." if len(ids) > 3 else "")
+        output.show_notes([f"not run: {reason} ({len(ids)}: {first_ids})"], style="")
+    for mutant in report.get("inconclusive", ()):
+        output.show_notes([f"inconclusive: {mutant['id']}: {mutant['reason']}"], style="yellow")
+    for name in report["survivors"]:
+        output.show_notes([f"survived: {name}"], style="red")
+    for control in report["false_alarms"]:
+        output.show_notes(
+            [f"false alarm on an honest kernel: {control['id']}: {control['reason']}"], style="red"
+        )

@@ -1,87 +1,129 @@
-"""``weft study``: a whole program timed over its sizes, fitted, and held to the roofline."""
+"""``weft study``: time a whole program over its sizes, fit the times, compare them with the roofline."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from weft.workbench.study.sizes import Sizes
-    from weft.workbench.study.words import Table
+from weft.cli import ending, output, progress
+from weft.cli.busy import warn_if_busy
+from weft.cli.options import Device, Json
+from weft.core.json_files import read_json
 
-EPILOG = "What is measured, how it is fitted, and what to see: docs/study.md"
+if TYPE_CHECKING:
+    from weft.lab.study.report import Table
+    from weft.lab.study.workload import Sizes
+
+EPILOG = """Examples:
+  weft study mlp
+  weft study mlp --device cpu --quick --out study
+  weft study mlp --redraw study/study.json
+
+Measurement, fits and results: weft help study"""
 STUDIES = ("mlp",)
-LISTS = "A list, 1,2,4; what stands still while another varies stands at its middle."
+LIST = "as a list such as 1,2,4"
 
 
 def study(
-    what: Annotated[str, typer.Argument(help="What is studied: mlp.")],
-    device: Annotated[
-        str | None, typer.Option("--device", help="cuda or cpu; by default a GPU if there is one.")
+    name: Annotated[str, typer.Argument(metavar="STUDY", help="Study to run: mlp")],
+    device: Device = None,
+    depths: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help=f"Numbers of layers, {LIST}. A size that does not vary stays at the middle of its list",
+        ),
     ] = None,
-    depths: Annotated[str | None, typer.Option(help=f"Layers. {LISTS}")] = None,
-    widths: Annotated[str | None, typer.Option(help="Widths of a layer, a list.")] = None,
-    batches: Annotated[str | None, typer.Option(help="Batches, a list.")] = None,
-    steps: Annotated[str | None, typer.Option(help="Training steps in a row, a list.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16.")] = None,
+    widths: Annotated[str | None, typer.Option(metavar="LIST", help="Layer widths, as a list")] = None,
+    batches: Annotated[str | None, typer.Option(metavar="LIST", help="Batch sizes, as a list")] = None,
+    steps: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Numbers of consecutive training steps, as a list")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(metavar="fp32|bf16|fp16", help="Data type [default: by the device]")
+    ] = None,
     out: Annotated[
-        Path, typer.Option("--out", metavar="FOLDER", help="Where record and pictures go.")
+        Path, typer.Option(metavar="FOLDER", help="Output folder of the record and the pictures")
     ] = Path("study-mlp"),
     redraw: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Measure nothing: draw this record's pictures anew."),
+        typer.Option(metavar="FILE", help="Draw the pictures of this record again; measure nothing"),
     ] = None,
     no_pictures: Annotated[
-        bool, typer.Option("--no-pictures", help="The record alone, with no matplotlib.")
+        bool, typer.Option("--no-pictures", help="Write only the record, without matplotlib")
     ] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Small sizes, in seconds.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the record.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Use small sizes, in a few seconds")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Time an MLP over steps, layers, width and batch: how does it scale, and what bounds it?
+    """Time an MLP over steps, layers, width and batch, to show how it scales and what limits it.
 
-    Writes study.json and five pictures. Exit 0: good; 1: a loss, a FLOP count or a time is wrong;
-    2: the call was wrong.
+    Writes study.json and five pictures.
 
-    Example: weft study mlp --device cpu --quick --out study
+    Exit 0: good; 1: a loss, a FLOP count or a time is wrong; 2: invalid arguments.
     """
     from weft.core import WeftError
 
-    if what not in STUDIES:
-        raise WeftError("a study", expected=" or ".join(STUDIES), got=what)
+    if name not in STUDIES:
+        raise WeftError("a study", expected=" or ".join(STUDIES), got=name)
     if out.exists() and not out.is_dir():
         raise WeftError("--out", expected="a folder", got=f"the file {out}")
     if not no_pictures:
-        _needs_matplotlib()
-    if redraw is not None:
-        found = _read(redraw)
-    else:
-        lists = {"depths": depths, "widths": widths, "batches": batches, "steps": steps}
-        found = _measure(device, dtype, lists, quick)
+        _require_matplotlib()
+    watch, pictures = ending.Stopwatch(), 0
+    with progress.stoppable() as stop:
+        if redraw is not None:
+            record = _read(redraw)
+        else:
+            lists = {"depths": depths, "widths": widths, "batches": batches, "steps": steps}
+            record = _measure(device, dtype, lists, quick)
+    if stop:
+        record = (stop.partial or {}) | stop.to_json()
+    if redraw is None and "points" in record:
         out.mkdir(parents=True, exist_ok=True)
-        (out / "study.json").write_text(json.dumps(found, indent=1) + "\n")
-    if not no_pictures:
-        from weft.workbench.study.drawn import pictures
+        (out / "study.json").write_text(json.dumps(record, indent=1) + "\n")
+    if not (no_pictures or stop):
+        from weft.lab.study.report import plot_all
 
-        for path in pictures(found, out):
-            _say(f"drawn: {path}")
+        for path in plot_all(record, out):
+            output.log(f"picture: {path}")
+            pictures += 1
     if as_json:
-        print(json.dumps(found))
-    else:
-        _show(found)
-    if found["wrong"]:
-        raise typer.Exit(1)
+        print(json.dumps(record))
+    elif "points" in record:
+        _show(record)
+    line = _verdict_line(record, pictures, out if redraw is None else None, watch, stop)
+    ending.print_verdict(line, to_stderr=as_json)
+    if stop or record["wrong"]:
+        raise typer.Exit(stop.exit_code or 1)
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+def _verdict_line(
+    record: dict[str, Any],
+    pictures: int,
+    out: Path | None,
+    watch: ending.Stopwatch,
+    stop: progress.StopRequest,
+) -> str:
+    """Return the last line: the faults, the number of points, and the files."""
+    if stop and "points" not in record:
+        return f"stopped before enough was measured ({watch}); nothing is saved"
+    saved = f"; saved in {out / 'study.json'}" if out is not None else ""
+    saved += f"; {ending.count_text(pictures, 'picture')}" if pictures else ""
+    points = [p for sweep in record["points"].values() for p in sweep]
+    text = f"{ending.count_text(len(points), 'point')} of the MLP on {record['device']} ({watch}){saved}"
+    if stop:
+        rounds = min(p["samples"] for p in points)
+        return f"stopped after {ending.count_text(rounds, 'round')} of {text}; without a profile"
+    if record["wrong"]:
+        return f"wrong: {ending.count_text(len(record['wrong']), 'fault')} in {text}"
+    return f"good: {text}"
 
 
-def _needs_matplotlib() -> None:
-    """Known before minutes are spent."""
+def _require_matplotlib() -> None:
+    """Raise :class:`WeftError` without matplotlib: before the measurement, which takes minutes."""
     from importlib.util import find_spec
 
     from weft.core import WeftError
@@ -99,60 +141,56 @@ def _measure(
 ) -> dict[str, Any]:
     from dataclasses import replace
 
+    from weft.lab.study import mlp, workload
     from weft.machine import known_kind
-    from weft.workbench.study import mlp, sizes
 
     kind = known_kind(device)
-    asked: dict[str, Any] = {w: _numbers(w, text) for w, text in lists.items() if text is not None}
-    chosen: Sizes = replace(sizes.default(kind, quick, dtype), **asked)
-    return mlp.run(kind, chosen, quick=quick, say=_say)
+    warn_if_busy(kind)
+    options: dict[str, Any] = {name: _numbers(name, text) for name, text in lists.items() if text is not None}
+    chosen: Sizes = replace(workload.default_sizes(kind, quick, dtype), **options)
+    with progress.Progress(every_line=True) as status:
+        seconds = mlp.EXPECTED_QUICK_SECONDS if quick else mlp.EXPECTED_SECONDS[kind]
+        status.announce(seconds, f"{len(chosen.points())} points")
+        return mlp.run(kind, chosen, quick=quick, log=status)
 
 
-def _numbers(word: str, text: str) -> tuple[int, ...]:
+def _numbers(option: str, text: str) -> tuple[int, ...]:
     from weft.core import WeftError
 
     try:
         return tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError as error:
-        raise WeftError(f"--{word}", expected="whole numbers, as in 1,2,4", got=text) from error
+        raise WeftError(f"--{option}", expected="integers such as 1,2,4", got=text) from error
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """Read a study's record; raise :class:`WeftError` for anything else."""
     from weft.core import WeftError
-    from weft.workbench.study.mlp import FORMAT
+    from weft.lab.study.mlp import FORMAT
 
     try:
-        found = json.loads(path.read_text())
+        record = read_json(path)
     except (OSError, ValueError) as error:
         raise WeftError("--redraw", expected="a study.json", got=f"{path}: {error}") from error
-    if not isinstance(found, dict) or (found.get("study"), found.get("format")) != ("mlp", FORMAT):
+    if not isinstance(record, dict) or (record.get("study"), record.get("format")) != ("mlp", FORMAT):
         raise WeftError("--redraw", expected=f"a study of the mlp in format {FORMAT}", got=path)
-    return found
+    return record
 
 
-def _show(found: dict[str, Any]) -> None:
-    from weft.workbench.study import words
+def _show(record: dict[str, Any]) -> None:
+    from weft.core.table import plain_table
+    from weft.lab.study import report
 
-    for made in (words.scaling, words.shares, words.turning):
-        _table(made(found))
-    for line in words.sentences(found):
-        print(line)
-    for line in found["wrong"]:
-        print(f"wrong: {line}")
-
-
-def _table(made: Table) -> None:
-    from rich.markup import escape
-    from rich.table import Table as Rich
-
-    from weft.workbench import table
-
-    head, rows = made
-    drawn = Rich(box=None, header_style="bold", pad_edge=False)
-    for number, column in enumerate(head):
-        drawn.add_column(column, no_wrap=number < 2)
-    for row in rows:
-        drawn.add_row(*map(escape, row))
-    out = table.console()
-    out.print(drawn)
-    out.print()
+    tables: list[Table] = [
+        report.scaling_table(record),
+        report.kinds_table(record),
+        report.transition_table(record),
+    ]
+    priorities = {"95 % interval": 1, "roofline": 2, "points": 3}
+    for columns, rows in tables:
+        # Only the shares by kind of operator are all numbers.
+        numeric = columns if columns[0] == "batch" else ()
+        output.show_table(plain_table(columns, rows, numeric=numeric, priorities=priorities, fold=12))
+        print()
+    output.show_notes(report.sentences(record), indent="", style="")
+    output.show_notes([f"wrong: {line}" for line in record["wrong"]], style="red")

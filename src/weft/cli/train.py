@@ -1,150 +1,183 @@
-"""``weft train``: a GPT-2 on Weft's own operators, from a text to a checkpoint and a sample."""
+"""``weft train``: train a GPT-2 on Weft's own operators, from a text to a checkpoint and a sample."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from weft.cli import ending, output
+from weft.cli.options import Device, Json
+
 if TYPE_CHECKING:
-    from weft.gpt2.launch import Trained
+    from weft.gpt2.train.training import TrainResult
 
-EPILOG = "Every option, and what happens when something goes wrong: docs/train.md"
-ASIDE = ("preset", "out", "resume", "device", "as_json", "settings", "profile")
+EPILOG = """Examples:
+  weft train
+  weft train --preset 124M --data shards/ --out runs/first
+  weft train --preset 124M --out runs/first --resume
 
-
-def _option(text: str, *names: str, **more: Any) -> Any:
-    return typer.Option(*names, help=text, show_default=False, **more)
-
-
-Count = int | None
-Number = float | None
+All options, and errors with their recovery: weft help training"""
+# Parameters of the command that are no settings of the run.
+NOT_SETTINGS = ("preset", "out", "resume", "device", "as_json", "settings", "profile")
 
 
-Data = Annotated[
-    Path | None, _option("A text, a .bin shard or a folder of them; else Python's library.")
+def _option(text: str, *names: str, metavar: str) -> Any:
+    return typer.Option(*names, help=text, show_default=False, metavar=metavar)
+
+
+def _count(text: str) -> Any:
+    return _option(text, metavar="N")
+
+
+def _number(text: str) -> Any:
+    return _option(text, metavar="X")
+
+
+Ops = Annotated[
+    str | None,
+    _option("Operators to use: weft, torch or eager [default: weft]", metavar="weft|torch|eager"),
 ]
-Out = Annotated[Path | None, _option("The run's folder; runs/PRESET.", "--out", "-o")]
-Compile = Annotated[bool | None, _option("Through torch.compile; with --ops torch on a GPU.")]
+Compile = Annotated[
+    bool | None,
+    typer.Option(help="Use torch.compile [default: with --ops torch on a GPU]", show_default=False),
+]
+Strategy = Annotated[
+    str | None,
+    _option(
+        "Parallelism over GPUs; --set reshard=true reduces fsdp's memory [default: ddp]", metavar="ddp|fsdp"
+    ),
+]
 Settings = Annotated[
-    list[str] | None, _option("Any other setting: NAME=VALUE (repeatable).", "--set")
+    list[str] | None, _option("Any other setting (repeatable)", "--set", metavar="NAME=VALUE")
 ]
 
 
 def train(
-    preset: Annotated[str, typer.Option(help="tiny, 124M, 350M, 774M or 1.5B.")] = "tiny",
-    data: Data = None,
-    out: Out = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
-    steps: Annotated[Count, _option("Updates of the weights.")] = None,
-    batch: Annotated[Count, _option("Sequences a step, all parts together.")] = None,
-    length: Annotated[Count, _option("Tokens a sequence.")] = None,
-    accumulate: Annotated[Count, _option("Parts of a batch, one after another.")] = None,
-    lr: Annotated[Number, _option("The highest learning rate.")] = None,
-    warmup: Annotated[Count, _option("Steps until it is reached.")] = None,
-    seed: Annotated[Count, _option("Of weights, order and samples; 0.")] = None,
-    layers: Annotated[Count, _option("Blocks of the model.")] = None,
-    heads: Annotated[Count, _option("Heads of its attention.")] = None,
-    width: Annotated[Count, _option("Of its residual stream.")] = None,
-    start: Annotated[Path | None, _option("A trained model to begin with.")] = None,
-    dropout: Annotated[Number, _option("The share left out in training; 0.")] = None,
-    ops: Annotated[str | None, _option("Whose operators: weft, torch or eager; weft.")] = None,
-    compile: Compile = None,
-    dtype: Annotated[str | None, _option("bfloat16 or float32; by the device.")] = None,
-    device: Annotated[str | None, _option("cuda or cpu; a GPU if there is one.")] = None,
-    tokeniser: Annotated[str | None, _option("bytes or gpt2; by the preset.")] = None,
-    bpe_files: Annotated[Path | None, _option("A folder with GPT-2's merges.")] = None,
-    validate_every: Annotated[Count, _option("Steps between validations.")] = None,
-    sample_every: Annotated[Count, _option("Steps between samples.")] = None,
-    checkpoint_every: Annotated[Count, _option("Steps between checkpoints.")] = None,
-    keep: Annotated[Count, _option("Checkpoints that are kept, the newest; 2.")] = None,
-    strategy: Annotated[
-        str | None, _option("Several GPUs by ddp or fsdp (--set reshard=true frees memory); ddp.")
+    preset: Annotated[
+        str, typer.Option(metavar="NAME", help="Model preset: tiny, 124M, 350M, 774M or 1.5B")
+    ] = "tiny",
+    data: Annotated[
+        Path | None,
+        _option("Text, .bin shard or folder of shards [default: Python's own library]", metavar="PATH"),
     ] = None,
+    out: Annotated[
+        Path | None, _option("Run directory [default: runs/PRESET]", "--out", "-o", metavar="DIR")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out")] = False,
+    steps: Annotated[int | None, _count("Number of optimizer steps")] = None,
+    batch: Annotated[int | None, _count("Sequences per step, over all micro-batches")] = None,
+    length: Annotated[int | None, _count("Tokens per sequence")] = None,
+    accumulate: Annotated[int | None, _count("Micro-batches per step, for gradient accumulation")] = None,
+    lr: Annotated[float | None, _number("Peak learning rate")] = None,
+    warmup: Annotated[int | None, _count("Steps of learning rate warm-up")] = None,
+    seed: Annotated[
+        int | None, _count("Random seed for weights, data order and sampling [default: 0]")
+    ] = None,
+    layers: Annotated[int | None, _count("Transformer blocks")] = None,
+    heads: Annotated[int | None, _count("Attention heads")] = None,
+    width: Annotated[int | None, _count("Embedding dimension (residual stream)")] = None,
+    start: Annotated[
+        Path | None, _option("Trained model to start from, with its sizes and weights", metavar="PATH")
+    ] = None,
+    dropout: Annotated[float | None, _number("Dropout probability [default: 0]")] = None,
+    ops: Ops = None,
+    compile: Compile = None,
+    dtype: Annotated[
+        str | None, _option("Data type [default: by the device]", metavar="bfloat16|float32")
+    ] = None,
+    device: Device = None,
+    tokeniser: Annotated[str | None, _option("Tokeniser", metavar="bytes|gpt2")] = None,
+    bpe_files: Annotated[
+        Path | None, _option("Directory with GPT-2's encoder.json and vocab.bpe", metavar="DIR")
+    ] = None,
+    validate_every: Annotated[int | None, _count("Steps between validations")] = None,
+    sample_every: Annotated[int | None, _count("Steps between samples")] = None,
+    checkpoint_every: Annotated[int | None, _count("Steps between checkpoints")] = None,
+    keep: Annotated[int | None, _count("Number of newest checkpoints to keep [default: 2]")] = None,
+    strategy: Strategy = None,
     settings: Settings = None,
     profile: Annotated[
-        Count, _option("Steps whose time is told by operator, with its share and floor.")
+        int | None,
+        _count("Number of steps to profile: time by operator, its share and its roofline limit"),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Train a GPT-2; with nothing named a tiny one, on Python's own library, in two minutes.
+    """Train a GPT-2. Without arguments: a tiny one on Python's own library, in two minutes.
 
-    Exit 0: trained to the end; 2: the call was wrong, or training cannot go on; 130, 143: stopped
-    by a signal after a checkpoint.
+    An option without a default takes the preset's value.
 
-    Example: weft train --preset 124M --data shards/ --out runs/first
+    Exit 0: training finished; 2: invalid arguments, or training cannot continue; 130, 143: stopped
+    by a signal, after a checkpoint.
     """
-    given = {k: v for k, v in locals().items() if k not in ASIDE and v is not None}
+    options = {k: v for k, v in locals().items() if k not in NOT_SETTINGS and v is not None}
     from weft.gpt2 import launch
 
-    found = launch.train(
+    result = launch.train(
         preset,
-        {**given, **_settings(settings)},
+        {**options, **_parse_settings(settings)},
         out=out,
         resume=resume,
         device=device,
-        say=_say,
+        log=output.log,
         profile=profile,
     )
-    if found.first:
-        _print(found, as_json)
-    if found.outcome.signal is not None:
-        raise typer.Exit(128 + found.outcome.signal)
+    if result.is_main:
+        _print(result, as_json)
+    if result.outcome.signal is not None:
+        raise typer.Exit(128 + result.outcome.signal)
 
 
-def _settings(given: list[str] | None) -> dict[str, Any]:
-    """NAME=VALUE pairs, values as JSON where they are that: null is none."""
+def _parse_settings(pairs: list[str] | None) -> dict[str, Any]:
+    """Parse NAME=VALUE pairs. A value that is valid JSON is read as such (null is None)."""
     from weft.core import WeftError
 
-    found = {}
-    for pair in given or ():
+    settings = {}
+    for pair in pairs or ():
         name, equals, value = pair.partition("=")
         if not equals:
             raise WeftError("--set", expected="NAME=VALUE", got=pair)
         try:
-            found[name.replace("-", "_")] = json.loads(value)
+            settings[name.replace("-", "_")] = json.loads(value)
         except json.JSONDecodeError:
-            found[name.replace("-", "_")] = value
-    return found
+            settings[name.replace("-", "_")] = value
+    return settings
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+def _print(result: TrainResult, as_json: bool) -> None:
+    """Print the sample or the JSON, and the profile; log the losses and the next command."""
+    from weft.gpt2.report import step_profile
+    from weft.gpt2.report.run_record import matplotlib_hint, to_json
+    from weft.gpt2.train.progress import format_duration
 
-
-def _print(found: Trained, as_json: bool) -> None:
-    from weft.gpt2 import shares
-    from weft.gpt2.curves import missing
-    from weft.gpt2.figures import record
-    from weft.gpt2.progress import clock
-
-    done = found.outcome
-    if as_json:
-        print(json.dumps(record(found)))
-    else:
-        print(found.sample)
-    if found.profile is not None:
-        told = "\n".join(shares.lines(found.profile))
+    outcome = result.outcome
+    print(json.dumps(to_json(result)) if as_json else result.sample)
+    if result.profile is not None:
+        profile = "\n".join(step_profile.text_lines(result.profile))
         if as_json:
-            _say(told)
+            output.log(profile)
         else:
-            print(told)
-    loss = "-" if done.loss is None else f"{done.loss:.4f}"
-    held = "" if done.validation is None else f", validation {done.validation:.4f}"
-    speed = f", {done.tokens_a_second:,.0f} tokens/s" if done.tokens_a_second else ""
-    mfu = f", MFU {100 * done.mfu:.1f} %" if done.mfu else ""
-    _say(f"step {done.step}/{done.steps}: loss {loss}{held}{speed}{mfu}, {clock(done.seconds)}")
-    if done.skipped:
-        _say(f"{done.skipped} steps were skipped: see metrics.jsonl")
-    _say(f"checkpoint: {found.checkpoint}")
-    if found.picture:
-        _say(f"curve: {found.picture}")
-    elif missing():
-        _say(missing())
-    if done.signal is not None:
-        _say(f"stopped; go on with: weft train --resume --out {found.folder}")
+            print(profile)
+    loss = "-" if outcome.loss is None else f"{outcome.loss:.4f}"
+    validation = "" if outcome.validation is None else f", validation {outcome.validation:.4f}"
+    speed = f", {outcome.tokens_a_second:,.0f} tokens/s" if outcome.tokens_a_second else ""
+    mfu = f", MFU {100 * outcome.mfu:.1f} %" if outcome.mfu else ""
+    step = f"step {outcome.step}/{outcome.steps}"
+    output.log(f"{step}: loss {loss}{validation}{speed}{mfu}, {format_duration(outcome.seconds)}")
+    if outcome.skipped:
+        output.log(f"{outcome.skipped} steps were skipped: see metrics.jsonl")
+    output.log(f"checkpoint: {result.checkpoint}")
+    if result.picture:
+        output.log(f"curve: {result.picture}")
+    elif matplotlib_hint():
+        output.log(matplotlib_hint())
+    if outcome.signal is not None:
+        output.log(f"stopped; resume with: weft train --resume --out {result.directory}")
+        verdict = f"stopped after {outcome.step} of {outcome.steps} steps"
     else:
-        _say(f"more text: weft generate {found.folder}")
+        output.log(f"generate more text with: weft generate {result.directory}")
+        verdict = f"trained: {outcome.step} of {outcome.steps} steps"
+    line = f"{verdict}, loss {loss}{validation} ({ending.elapsed_text(outcome.seconds)})"
+    ending.print_verdict(line, to_stderr=as_json)

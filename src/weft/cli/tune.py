@@ -1,146 +1,196 @@
-"""``weft tune``: measure on this machine what `weft.ops` then picks by."""
+"""``weft tune``: measure on this machine the times by which ``weft.ops`` chooses implementations."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.options import Names
+from weft.cli import ending, output, progress
+from weft.cli.options import Csv, Json, Names
 
 if TYPE_CHECKING:
-    from weft.ops._shared.dispatch import Point
+    from collections.abc import Mapping, Sequence
 
-EPILOG = "How a call is dispatched: docs/dispatch.md"
+    from weft.core.table import Number, Table
+    from weft.dispatch.choice import Point
+
+EPILOG = """Examples:
+  weft tune softmax gelu
+  weft tune softmax --show --json
+  weft tune --from records.jsonl --output table.json
+
+Dispatch of a call: weft help dispatch"""
 
 
 def tune(
-    operators: Annotated[
-        Names, typer.Argument(help="Operators; by default all.", show_default=False)
-    ] = None,
+    operators: Annotated[Names, typer.Argument(metavar="OPERATOR", help="Operators [default: all]")] = None,
     show: Annotated[
-        bool, typer.Option("--show", help="Print what is chosen at each size; measure nothing.")
+        bool, typer.Option("--show", help="Print the choice at each size; measure nothing")
     ] = False,
     device: Annotated[
         str | None,
-        typer.Option("--device", metavar="NAME", help="With --show: a device by its full name."),
+        typer.Option(metavar="NAME", help="With --show: full name of a GPU [default: this machine's]"),
     ] = None,
     source: Annotated[
         Path | None,
-        typer.Option("--from", help="Draw the shipped table from these records; measure nothing."),
+        typer.Option(
+            "--from", metavar="RECORDS", help="Build the shipped table from records; measure nothing"
+        ),
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="With --from: the table's file.")
+    table: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="With --from: table to write")
     ] = None,
     thorough: Annotated[
-        bool, typer.Option("--thorough", help="Measure as long as `weft bench` does.")
+        bool, typer.Option("--thorough", help="Measure each point for as long as weft bench does")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list of sizes.")] = False,
+    as_json: Json = False,
+    as_csv: Csv = False,
 ) -> None:
-    """Measure where each implementation is fastest, and let `weft.ops` pick by it from then on.
+    """Measure where each implementation is fastest, and use the results for dispatch from then on.
 
-    Forward and backward, at each bench case and at smaller sizes around the crossover. Kept in
-    Weft's cache folder, over the table that is shipped for this device. Minutes an operator.
-
-    Example: weft tune softmax gelu
+    Measures forward and backward, at each bench case and at smaller sizes around the crossover,
+    for a few minutes per operator. The results go to Weft's cache folder and take precedence over
+    the table that is shipped for this GPU.
     """
     from weft.core import WeftError, registry
 
+    output.only_one_format(json=as_json, csv=as_csv)
     for name in operators or ():
         registry.operator(name)
-    if source is None and output is not None:
-        raise WeftError("--output goes with --from", expected="--from RECORDS", got="none")
-    if source is not None:
-        found = _drawn(source, output, operators)
-    elif show:
-        found = _known(device, operators)
+    if source is None and table is not None:
+        raise WeftError("--output requires --from", expected="--from RECORDS", got="none")
+    watch = ending.Stopwatch()
+    with progress.stoppable() as stop:
+        points: list[Point] = []
+        if source is not None:
+            points += _from_records(source, table, operators)
+        elif show:
+            points += _known_points(device, operators)
+        else:
+            points += _measure(operators, thorough)
+    if stop:
+        points = stop.partial or []
+    _print(points, as_json, as_csv, stop)
+    names = ending.names_text([p.operator for p in points], "operator")
+    count = ending.count_text(len(points), "point") + (f" of {names}" if points else "")
+    if stop:
+        line = f"stopped after {count} ({watch}); each was saved at once"
     else:
-        found = _measured(operators, thorough)
-    _print(found, as_json)
+        verb = "measured: " if source is None and not show else "written: " if source is not None else ""
+        line = f"{verb}{count} ({watch})"
+    ending.print_verdict(line, to_stderr=as_json or as_csv)
+    if stop:
+        raise typer.Exit(stop.exit_code)
 
 
-def _drawn(source: Path, output: Path | None, operators: Names) -> list[Point]:
+def _from_records(source: Path, table: Path | None, operators: Names) -> list[Point]:
+    """Write the table of each device among the records; return the points of the named operators."""
     from weft.core import WeftError
-    from weft.ops._shared import dispatch
+    from weft.core.text import slug
+    from weft.dispatch import choice
     from weft.workbench import tune
     from weft.workbench.report import load
 
     records, torn = load([source])
     if torn:
-        print(f"{torn} torn lines passed over", file=sys.stderr)
-    drawn = tune.from_records(records)
-    if not drawn:
-        raise WeftError("no records of a GPU at cases that Weft has", got=source)
-    if output is not None and len(drawn) > 1:
-        raise WeftError("--output", expected="records of one device", got=", ".join(drawn))
-    found = []
-    for device, points in drawn.items():
-        path = output or dispatch.SHIPPED / f"{dispatch.slug(device)}.json"
-        tune.write(path, device, points, source.as_posix())
-        print(path, file=sys.stderr)
-        found += points
-    return [p for p in found if not operators or p.operator in operators]
-
-
-def _known(device: str | None, operators: Names) -> list[Point]:
-    from weft.ops._shared import dispatch
-
-    points = dispatch.points(device or _gpu("--show")[0])
+        output.log(f"{torn} torn lines skipped")
+    by_device = tune.from_records(records)
+    if not by_device:
+        raise WeftError("no GPU records at Weft's cases", got=source)
+    if table is not None and len(by_device) > 1:
+        raise WeftError("--output", expected="records of one device", got=", ".join(by_device))
+    points = []
+    for device, of_device in by_device.items():
+        path = table or choice.SHIPPED / f"{slug(device)}.json"
+        tune.write(path, device, of_device, source.as_posix())
+        output.log(str(path))
+        points += of_device
     return [p for p in points if not operators or p.operator in operators]
 
 
-def _measured(operators: Names, thorough: bool) -> list[Point]:
+def _known_points(device: str | None, operators: Names) -> list[Point]:
+    from weft.dispatch import choice
+
+    points = choice.points(device or _gpu_name("--show"))
+    return [p for p in points if not operators or p.operator in operators]
+
+
+def _measure(operators: Names, thorough: bool) -> list[Point]:
+    """Measure and save; raise :class:`Interrupted` with the points so far for a ``KeyboardInterrupt``."""
+    from weft.core import Interrupted
     from weft.workbench import tune
 
-    name, kind = _gpu("weft tune")
-    found = []
-    for point in tune.measured(operators, kind, quick=not thorough, say=_say):
-        found.append(point)
-        path = tune.keep(name, [point])  # each as soon as it is there, so that nothing is lost
-    if found:
-        print(path, file=sys.stderr)
-    return found
+    gpu = _gpu_name("weft tune")
+    points: list[Point] = []
+    path = None
+    with progress.Progress(at_once=True) as status:
+        expected = tune.expected_seconds(operators, "cuda", quick=not thorough)
+        status.expect(expected, ending.count_text(len(expected), "point"))
+        try:
+            for point in tune.measure_points(operators, "cuda", quick=not thorough, on_event=status.describe):
+                points.append(point)
+                path = tune.store(gpu, [point])  # at once, so that an interrupted run loses at most one point
+                status.advance()
+        except KeyboardInterrupt as error:
+            raise Interrupted(points) from error
+    if path is not None:
+        output.log(str(path))
+    return points
 
 
-def _gpu(what: str) -> tuple[str, str]:
+def _gpu_name(request: str) -> str:
+    """Return the name of this machine's GPU; raise :class:`WeftError` if there is none."""
     from weft import machine
     from weft.core import WeftError
 
     if not machine.has_gpu():
         raise WeftError(
-            f"{what}: there is nothing to choose on a CPU, which runs torch's own",
+            f"{request}: on a CPU every call runs PyTorch's own implementation",
             expected="a GPU, or --show --device NAME",
             got=machine.gpu_reason(),
         )
-    return machine.query("cuda").name, "cuda"
+    return machine.query("cuda").name
 
 
-def _say(line: str) -> None:
-    if "round" not in line:
-        print(line, file=sys.stderr, flush=True)
-
-
-def _print(points: list[Point], as_json: bool) -> None:
+def _print(points: list[Point], as_json: bool, as_csv: bool, stop: progress.StopRequest) -> None:
     from weft.workbench import tune
 
     rows = tune.rows(points)
     if as_json:
-        print(json.dumps(rows))
-        return
-    width = max((len(r["case"]) for r in rows), default=4)
-    print(f"{'operator':14} {'case':{width}} {'inference':24} training")
-    for row in rows:
-        print(f"{row['operator']:14} {row['case']:{width}} {_told(row.get('inference')):24} "
-              f"{_told(row.get('training'))}".rstrip())  # fmt: skip
+        print(json.dumps({**stop.to_json(), "points": rows} if stop else rows))
+    elif as_csv:
+        output.print_csv(choice_table(rows))
+    elif rows:
+        output.show_table(choice_table(rows), options=("csv", "json"))
     if not rows:
-        print("nothing is known of this device: every call runs torch's own", file=sys.stderr)
+        output.log("no measurements for this device: every call runs torch's own implementation")
 
 
-def _told(one: dict[str, Any] | None) -> str:
-    if one is None:
-        return "-"
-    gain = one["base_us"] / one["us"] if one["us"] else 1.0
-    return f"{one['choice']} {one['us']:.1f} us, {gain:.2f}x"
+def choice_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the choice of each mode at each case: implementation, time, and speed-up over PyTorch's own."""
+    from weft.core.table import Column, Table
+
+    modes = ("inference", "training")
+    columns = [Column("operator"), Column("case")]
+    for mode in modes:
+        columns += [
+            Column(mode),
+            Column(f"{mode} time", 2, numeric=True, unit="us"),
+            Column(f"{mode} speed-up", 1, numeric=True),
+        ]
+    cells = [(r["operator"], r["case"], *(c for m in modes for c in _choice(r.get(m)))) for r in rows]
+    return Table(columns, cells)
+
+
+def _choice(entry: Mapping[str, Any] | None) -> tuple[str, Number, Number]:
+    """Return the cells of a choice: the implementation, its time, and the speed-up over PyTorch's own."""
+    from weft.core.table import Number
+    from weft.workbench.report.table import duration
+
+    if entry is None:
+        return "-", Number("", None), Number("", None)
+    speedup = entry["base_us"] / entry["us"] if entry["us"] else 1.0
+    return entry["choice"], duration(entry["us"]), Number(f"{speedup:.2f}x", speedup)

@@ -1,4 +1,4 @@
-"""A case is one named point to run an operator at: shapes, dtypes, layouts and values, as data."""
+"""Cases: the named points to run an operator at, with shapes, dtypes, layouts and values as data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from weft.core.errors import WeftError
+from weft.core.errors import WeftError, check_name
 
 ITEMSIZE = {
     "float64": 8,
@@ -37,9 +37,9 @@ VALUES = {
     "offset": "1e4 plus normal, of at least four steps of the dtype there",
     "rising": "rising from -50 to 50 along the last dimension, plus normal",
     "falling": "falling from 50 to -50 along the last dimension, plus normal",
-    "equal": "one value everywhere (drawn anew for each seed)",
+    "equal": "one value everywhere (another for each seed)",
     "ones": "1 everywhere",
-    "sweep": "evenly spaced over [-60, 60], jittered",
+    "sweep": "evenly spaced over [-60, 60], with jitter",
     "tiny": "normal, scaled by 1e-4",
     "outliers": "normal, with one value in a thousand scaled by 100",
     "special": "normal, with NaN, +Inf, -Inf and signed zeros planted",
@@ -50,7 +50,7 @@ TAGS = frozenset({"check", "bench", "edge"})
 
 @dataclass(frozen=True, kw_only=True)
 class Input:
-    """One tensor argument of a case: shape, dtype by torch's name, layout, values."""
+    """A tensor argument of a case: shape, dtype (named as in torch), layout and distribution of values."""
 
     name: str
     shape: tuple[int, ...]
@@ -69,24 +69,25 @@ class Input:
 
     @property
     def numel(self) -> int:
-        """Elements, counting each of an expanded input's repeats."""
+        """Number of elements; each repeat of an expanded row counts."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that must be read to know this input: an expanded row is read once."""
+        """Bytes that must be read: an expanded row counts once."""
+        # A row with stride 0 is read from memory once, and then from the caches.
         stored = self.shape[-1:] if self.layout == "expanded" else self.shape
         return math.prod(stored) * ITEMSIZE[self.dtype]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One named point to run an operator at.
+    """A named point to run an operator at.
 
-    ``tags``: ``check`` (small, every machine), ``edge`` (empties, strides, special values; checked
-    too), ``bench`` (worth timing). ``devices`` limits a case to where it makes sense: a
+    ``tags`` are ``check`` (small, for every machine), ``edge`` (empty inputs, strides, special values; also
+    checked) and ``bench`` (worth timing). ``devices`` limits a case to the devices it makes sense for: a
     gigabyte softmax is no case for a laptop's CPU. ``params`` are the operator's scalar arguments.
-    ``draw(seed, device)`` gives the inputs' values where the operator has a generator of its own.
+    ``draw(seed, device)`` generates the inputs' values if the operator has a generator of its own.
     """
 
     name: str
@@ -97,20 +98,24 @@ class Case:
     draw: Callable[[int, str], Sequence[Any]] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
+        check_name("case", self.name)
         unknown = set(self.tags) - TAGS
         if unknown or not self.tags:
             raise WeftError(f"case {self.name!r}: tags", expected=sorted(TAGS), got=sorted(unknown))
+        # Read-only: a case is a constant that many checks share. object.__setattr__ since the dataclass is
+        # frozen.
         object.__setattr__(self, "params", MappingProxyType(dict(self.params)))
 
     @property
     def dtype(self) -> str:
-        """The dtype of the first input, which names the case's precision."""
+        """Dtype of the first input, which names the case's precision."""
         return self.inputs[0].dtype
 
     @property
     def layouts(self) -> frozenset[str]:
         return frozenset(i.layout for i in self.inputs)
 
+    # Without params, whose mapping has no hash; the name tells cases with other params apart.
     def __hash__(self) -> int:
         return hash((self.name, self.inputs))
 
@@ -122,7 +127,8 @@ def case(
     name: str | None = None,
     **params: object,
 ) -> Case:
-    """A case named after its contents, e.g. ``bf16-32768x1024`` or ``fp32-7x13-sliced``."""
+    """Make a case named after its contents, e.g. ``bf16-32768x1024`` or ``fp32-7x13-sliced``."""
+    # The name is the key of records and tables: it must not change for an existing case.
     parts = [SHORT.get(inputs[0].dtype, inputs[0].dtype)]
     parts.append("-".join("x".join(map(str, i.shape)) or "scalar" for i in inputs))
     parts += [i.layout for i in inputs if i.layout != "contiguous"]

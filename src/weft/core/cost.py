@@ -1,4 +1,4 @@
-"""Cost: a case's FLOPs and compulsory bytes, and the floor a device's ceilings put under it."""
+"""Cost of a case (FLOPs and compulsory bytes), and the shortest time that a device's ceilings allow."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What a case cannot do without.
+    """Compulsory work of a case.
 
-    ``read`` and ``written`` are bytes, each input read once and each output written once; ``flops``
-    are floating-point operations (a multiply-add counts 2); ``rate`` names the matrix rate that
-    bounds them (``bf16``, ``fp16``, ``tf32``, ``fp32``, ``fp64``) or is None where the arithmetic
-    is not matrix work and bytes alone bound the case.
+    ``read`` and ``written`` are bytes: each input is read once, each output written once. ``flops`` are
+    floating-point operations (a multiply-add counts 2). ``rate`` names the matrix rate that bounds them
+    (``bf16``, ``fp16``, ``tf32``, ``fp32``, ``fp64``). It is None if the arithmetic is not matrix work and
+    bytes alone bound the case.
     """
 
     read: int
@@ -27,10 +27,11 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class Ceilings:
-    """What a device reaches at best, measured on it.
+    """Highest rates that were measured on a device.
 
-    ``copy`` (read + written), ``read`` and ``fill`` (written) are in bytes a second; ``matrix``
-    maps a rate's name to FLOP/s. ``device`` is where they were measured and ``measured`` when.
+    ``copy`` (read + written), ``read`` and ``fill`` (written) are in bytes per second. ``matrix`` maps a
+    rate's name to FLOP/s. ``device`` and ``measured`` say where and when they were measured. ``doubt`` says
+    why they may be too low, for instance because the machine was busy; it is empty for good ones.
     """
 
     device: str
@@ -39,21 +40,27 @@ class Ceilings:
     fill: float
     matrix: dict[str, float]
     measured: str
+    doubt: str = ""
 
     def bandwidth(self, cost: Cost) -> float:
-        """Bytes a second for a case's mix of reads and writes.
+        """Return bytes per second for a case's mix of reads and writes.
 
-        Only reads: the read ceiling; as many of each: the copy ceiling; only writes: the fill
-        ceiling; between two of them, time in proportion.
+        It is the read ceiling for reads only, the copy ceiling for equal parts, and the fill ceiling for
+        writes only. Between two of them the times are interpolated.
         """
-        share = cost.written / cost.nbytes if cost.nbytes else 0.5
-        other, part = (self.read, 1 - 2 * share) if share < 0.5 else (self.fill, 2 * share - 1)
-        return 1 / (part / other + (1 - part) / self.copy)
+        # A DRAM bus loses time when it turns from reads to writes: the mix decides which ceiling applies.
+        written_share = cost.written / cost.nbytes if cost.nbytes else 0.5
+        if written_share < 0.5:
+            other, weight = self.read, 1 - 2 * written_share
+        else:
+            other, weight = self.fill, 2 * written_share - 1
+        # Times are added, not rates: the weighted harmonic mean of the two bandwidths.
+        return 1 / (weight / other + (1 - weight) / self.copy)
 
     def floor(self, cost: Cost) -> float | None:
-        """The least time in seconds: the larger of bytes / bandwidth and FLOPs / rate.
+        """Return the shortest possible time in seconds: the larger of bytes / bandwidth and FLOPs / rate.
 
-        None where the case's rate has not been measured here: nothing is assumed.
+        None means that the case's rate was not measured on this device.
         """
         by_bytes = cost.nbytes / self.bandwidth(cost)
         if cost.rate is None:

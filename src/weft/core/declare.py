@@ -1,7 +1,8 @@
-"""Declaring one's own: decorators that tag a function, and change nothing anywhere else.
+"""Decorators for your own implementations and operators.
 
-A tagged function is returned as it was, with what it declares as its attribute ``__weft__``; who
-reads the file (``weft check --with mine.py``) collects the tags. Nothing is registered.
+A decorator stores its declaration in the function's attribute ``__weft__`` and returns the function
+unchanged. Nothing is registered: a command that reads the file (``weft check --with mine.py``) collects the
+declarations.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from weft.core.operator import DIRECTIONS, FORWARD, Operator, unknown_name
 from weft.core.support import Support
 
 TAG = "__weft__"
-THROUGH_AUTOGRAD = ("eager", "torch", "compile")  # whose backward autograd can work out
+THROUGH_AUTOGRAD = ("eager", "torch", "compile")  # autograd differentiates these
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -34,27 +35,37 @@ def implementation(
     devices: Sequence[str] = ("cpu", "cuda"),
     idea: str = "",
 ) -> Callable[[F], F]:
-    """Declare the decorated function as one way of computing ``operator``.
+    """Declare the decorated function as an implementation of ``operator``.
 
-    The function is the forward: it gets the operator's inputs as tensors and its parameters by
-    name, and returns the output. ``backward(grad, *saved, **params)`` returns a tuple with one
-    gradient for each differentiable input (``weft ops OPERATOR`` says what is saved). Without it
-    torch code is differentiated by autograd, and a kernel (triton, cuda, numba) is forward only.
-    ``name`` is the function's own unless given. ``deterministic=False`` declares that two runs may
-    differ in the last bits. ``supports(case, device)`` says where it cannot run, with the reason;
-    ``devices=("cpu",)`` is for compiled CPU code (``numba.njit``), which runs there and is timed.
+    The function is the forward: it gets the operator's inputs as tensors and its parameters by name, and
+    returns the output.
 
-    Raises :class:`WeftError` for a backend that there is not.
+    Args:
+        operator: name of the operator.
+        backend: one of ``eager``, ``torch``, ``compile``, ``triton``, ``cuda``, ``numba``.
+        name: name of the implementation; the function's own by default.
+        backward: ``backward(grad, *saved, **params)`` returns a tuple with one gradient for each
+            differentiable input. Without it torch code is differentiated by autograd, and a kernel
+            (triton, cuda, numba) is forward only.
+        deterministic: False declares that two runs may differ in the last bits.
+        directions: the directions that exist, if not those that follow from ``backward``.
+        supports: ``supports(case, device)`` returns whether the case can run, with the reason if not.
+        devices: ``("cpu",)`` is for compiled CPU code (``numba.njit``), which runs there and is timed.
+        idea: one line that says how the implementation works.
+
+    Raises:
+        WeftError: ``backend`` is unknown, or the function is already declared.
     """
     if backend not in BACKENDS:
         raise unknown_name("backend", str(backend), list(BACKENDS))
+    # A kernel without a backward is forward only. Code of torch calls has one through autograd.
     if directions is None:
-        both = backward is not None or backend in THROUGH_AUTOGRAD
-        directions = DIRECTIONS if both else (FORWARD,)
+        has_backward = backward is not None or backend in THROUGH_AUTOGRAD
+        directions = DIRECTIONS if has_backward else (FORWARD,)
 
     def tag(function: F) -> F:
         _taggable(function, "@weft.implementation")
-        found = Implementation(
+        declared = Implementation(
             operator=operator,
             name=name or function.__name__,
             backend=backend,
@@ -66,36 +77,45 @@ def implementation(
             idea=idea,
             devices=tuple(devices),
         )
-        setattr(function, TAG, found)
+        # A tag instead of a registration: importing the file does not change the registry of this process.
+        setattr(function, TAG, declared)
         return function
 
     return tag
 
 
 def operator(
-    name: str, *, cases: Sequence[Case], cost: Callable[[Case, str], Cost], **more: Any
+    name: str, *, cases: Sequence[Case], cost: Callable[[Case, str], Cost], **fields: Any
 ) -> Callable[[F], F]:
-    """Declare the decorated function as the float64 reference of an operator of one's own.
+    """Declare the decorated function as the float64 reference of an operator of your own.
 
-    It gets float64 tensors and returns a float64 tensor (or a tuple of them). ``cases`` are where
-    the operator is checked (tags ``check``, ``edge``) and timed (``bench``), ``cost(case,
-    direction)`` is the compulsory work there, and ``more`` are the other fields of
-    :class:`~weft.core.operator.Operator`: ``differentiable``, ``properties``, ``tolerance``, ...
+    The function gets float64 tensors and returns a float64 tensor (or a tuple of them).
 
-    Raises :class:`WeftError` where there is no case, or for a field that an operator has not.
+    Args:
+        name: name of the operator.
+        cases: the points to check (tags ``check``, ``edge``) and to time (``bench``).
+        cost: ``cost(case, direction)`` returns the compulsory work.
+        fields: the other fields of :class:`~weft.core.operator.Operator`: ``differentiable``,
+            ``properties``, ``tolerance``, ...
+
+    Raises:
+        WeftError: ``cases`` is empty, or a field is unknown.
     """
     if not cases:
         raise WeftError(f"operator {name!r}: cases", expected="at least one", got="none")
+    # `name` is the decorator's own argument, and `reference` the decorated function.
     known = [f for f in Operator.__dataclass_fields__ if f not in ("name", "reference")]
-    for field in more:
+    for field in fields:
         if field not in known:
             raise unknown_name(f"field of operator {name!r}", field, known)
 
     def tag(function: F) -> F:
         _taggable(function, "@weft.operator")
-        fields = {"summary": (function.__doc__ or "").strip().partition("\n")[0], **more}
-        found = Operator(name=name, reference=function, cases=tuple(cases), cost=cost, **fields)
-        setattr(function, TAG, found)
+        # The first line of the docstring describes the operator in lists, unless `summary` is given.
+        summary = (function.__doc__ or "").strip().partition("\n")[0]
+        values = {"summary": summary, **fields}
+        declared = Operator(name=name, reference=function, cases=tuple(cases), cost=cost, **values)
+        setattr(function, TAG, declared)
         return function
 
     return tag
@@ -107,7 +127,7 @@ def _taggable(function: object, what: str) -> None:
         raise WeftError(f"{what} decorates a function", expected="a function", got=kind)
     if hasattr(function, TAG):
         raise WeftError(
-            f"{what} decorates a function that is declared already",
+            f"{what} decorates a function that is already declared",
             got=getattr(function, "__name__", "a function"),
-            hint="one decorator a function; for a second name write a second function",
+            hint="use one decorator for each function; write a second function for a second name",
         )

@@ -1,13 +1,26 @@
-"""The one error a user's mistake gives: what was expected, what was got, what to do."""
+"""``WeftError``, raised for every mistake of a user: what was expected, what was given, what to do.
+
+``Interrupted`` is a ``KeyboardInterrupt`` with the results that are ready.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
+from weft.core.text import printable
+
+
+def check_name(what: str, name: object) -> None:
+    """Raise :class:`WeftError` unless ``name`` is a text that a terminal shows as it is."""
+    if not isinstance(name, str) or not name or not name.isprintable():
+        raise WeftError(f"the name of {what}", expected="visible characters", got=repr(name))
+
 
 class WeftError(ValueError):
-    """A call that cannot be answered as it was made; raised before anything is launched.
+    """Error for an invalid call, raised before anything is launched.
 
-    The message reads ``what: expected ..., got ...; hint: ...`` and each part is kept as an
-    attribute, so that a caller can show them apart.
+    The message reads ``what: expected ..., got ...; hint: ...``. Each part is also an attribute, so that a
+    caller can show the parts separately.
     """
 
     def __init__(
@@ -18,11 +31,12 @@ class WeftError(ValueError):
         got: object | None = None,
         hint: str | None = None,
     ) -> None:
-        self.what = what
-        self.expected = None if expected is None else str(expected)
-        self.got = None if got is None else str(got)
+        # Any part may quote a file or an exception of somebody else. A compiler's log has several lines.
+        self.what = printable(what, keep="\n\t")
+        self.expected = None if expected is None else printable(str(expected), keep="\n\t")
+        self.got = None if got is None else printable(str(got), keep="\n\t")
         self.hint = hint
-        text = what
+        text = self.what
         if self.expected is not None:
             text += f": expected {self.expected}"
         if self.got is not None:
@@ -30,3 +44,11 @@ class WeftError(ValueError):
         if hint:
             text += f"; hint: {hint}"
         super().__init__(text)
+
+
+class Interrupted(KeyboardInterrupt):
+    """A ``KeyboardInterrupt`` of long work; ``partial`` is its result so far, None if there is none."""
+
+    def __init__(self, partial: Any = None) -> None:
+        self.partial = partial
+        super().__init__()

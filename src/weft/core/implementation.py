@@ -1,4 +1,4 @@
-"""An implementation is one way of computing an operator, in one backend."""
+"""``Implementation``: how one backend computes an operator."""
 
 from __future__ import annotations
 
@@ -7,31 +7,35 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.core.cases import Case
+from weft.core.errors import check_name
 from weft.core.support import YES, Support
 
 BACKENDS = ("eager", "torch", "compile", "triton", "cuda", "numba")
 
 
 def anywhere(case: Case, device: str) -> Support:
-    """The default of ``supports``: every case, on every device."""
+    """Default of ``supports``: every case on every device."""
     return YES
 
 
 @dataclass(frozen=True, kw_only=True)
 class Implementation:
-    """One way of computing an operator.
+    """Description of how one backend computes an operator.
 
-    ``forward(*inputs, **params)`` returns the output. ``backward(grad, *saved, **params)`` returns
-    a tuple with one gradient for each differentiable input, ``saved`` being what the operator's
-    ``save`` gives; None means that autograd through ``forward`` is the backward.
-    ``supports(case, device)`` says what it takes ('cpu' or 'cuda'), apart from whether its backend
-    works here. ``specimens`` are what its toolchain can compile and take apart with no GPU.
-    ``idea`` is one line: the step's idea in a ladder. ``deterministic=False`` declares that two
-    runs may differ in the last bits; ``directions`` that only the forward exists; ``around`` that
-    a library's kernels are meant to stand among its own (``cublas``, for the products);
-    ``outputs`` that of several it returns the first so many alone, as a library does that keeps a
-    log-sum-exp to itself: what takes a gradient is always among them; ``handed`` the directions
-    that are PyTorch's own call as a whole, and are recorded as that.
+    ``forward(*inputs, **params)`` returns the output. ``backward(grad, *saved, **params)`` returns a tuple
+    with one gradient for each differentiable input, where ``saved`` is what the operator's ``save`` returns.
+    None means that autograd differentiates ``forward``.
+
+    ``supports(case, device)`` says whether the implementation takes a case ('cpu' or 'cuda'); whether its
+    backend works on this machine is asked separately. ``devices`` are the kinds of device it is made for.
+    ``directions`` are the directions that exist. ``deterministic=False`` declares that two runs may differ
+    in the last bits. ``idea`` is one line that says how it works; in a ladder, what the step adds.
+
+    ``aot_kernels`` are the kernels that its toolchain can compile ahead of time, without a GPU.
+    ``wraps_library`` names a library (``cublas``) whose kernels are expected among its own.
+    ``delegates_to_torch`` are the directions that are PyTorch's own call as a whole and are recorded as
+    such. ``outputs`` limits the outputs it returns to the first so many, for a library that does not return
+    a log-sum-exp, say; every output that takes a gradient is among them.
     """
 
     operator: str
@@ -44,20 +48,21 @@ class Implementation:
     directions: tuple[str, ...] = ("forward", "backward")
     idea: str = ""
     devices: tuple[str, ...] = ("cpu", "cuda")
-    specimens: tuple[Any, ...] = ()
-    around: str = ""
+    aot_kernels: tuple[Any, ...] = ()
+    wraps_library: str = ""
     outputs: int | None = None
-    handed: tuple[str, ...] = ()
+    delegates_to_torch: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        check_name("implementation", self.name)
         if self.backend not in BACKENDS:
             raise ValueError(f"{self.name}: backend {self.backend!r} is none of {BACKENDS}")
 
     def backend_of(self, direction: str) -> str:
-        """Whose kernels are to run in a direction."""
-        return "torch" if direction in self.handed else self.backend
+        """Return the backend whose kernels run in a direction."""
+        return "torch" if direction in self.delegates_to_torch else self.backend
 
     @property
     def is_step(self) -> bool:
-        """Whether this is a step of a ladder (``cuda/03-shared-tile``)."""
+        """True for a step of a ladder (``cuda/03-shared-tile``)."""
         return "/" in self.name and self.name.split("/", 1)[1][:2].isdigit()

@@ -1,4 +1,4 @@
-"""An operator is a mathematical function with a contract: reference, cases, cost, properties."""
+"""``Operator``: a mathematical function with a contract (reference, cases, cost, properties)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft.core.cases import Case
 from weft.core.cost import Cost
-from weft.core.errors import WeftError
+from weft.core.errors import WeftError, check_name
 
 if TYPE_CHECKING:
     import torch
@@ -20,13 +20,15 @@ DIRECTIONS = (FORWARD, BACKWARD)
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerance:
-    """How far an implementation may stand from the float64 reference.
+    """Largest allowed distance of an implementation from the float64 reference.
 
-    Its error may be ``c`` times the error of the ``baseline`` implementation at the same case and
-    dtype, plus ``ulps`` units in the last place of the output dtype, scaled by the RMS of the
-    reference (or by the operator's own ``scale``), plus ``chain`` units in the last place of the
-    accumulator (float32, or float64 for that dtype), for what the free order of a long sum may
-    lose: next to nothing in a half type. ``reason`` is due where a default is changed.
+    The error may be ``c`` times the error of the ``baseline`` implementation at the same case and dtype,
+    plus ``ulps`` units in the last place of the output dtype scaled by the RMS of the reference (or by the
+    operator's own ``scale``), plus ``chain`` units in the last place of the accumulator (float32, or
+    float64 for that dtype). ``chain`` allows for the free order of a long sum; it is next to nothing in a
+    16-bit type. ``sum_length(case)`` is the number of terms of the longest sum, where a library adds it in
+    a few lanes: the allowance then grows with it (:meth:`chain_at`). ``reason`` must be given if a default
+    is changed.
     """
 
     c: float = 2.0
@@ -34,19 +36,32 @@ class Tolerance:
     chain: float = 0.0
     baseline: str = "eager"
     reason: str = ""
+    sum_length: Callable[[Case], int] | None = None
 
     def __post_init__(self) -> None:
-        changed = (self.c, self.ulps, self.chain, self.baseline) != (2.0, 2.0, 0.0, "eager")
-        if changed and not self.reason:
-            raise ValueError("a tolerance that differs from the house's needs its reason")
+        # A tolerance may only be widened together with the reason that reports print beside it.
+        default = (self.c, self.ulps, self.chain, self.baseline) == (2.0, 2.0, 0.0, "eager")
+        if not (default and self.sum_length is None) and not self.reason:
+            raise ValueError("a tolerance that differs from the default needs its reason")
+
+    def chain_at(self, case: Case) -> float:
+        """Return the units of the accumulator that the order of a sum may cost at ``case``.
+
+        One lane that adds n positive terms one after another is off by 0.12 sqrt(n) units of their sum
+        (standard deviation); L lanes by 0.12 sqrt(n) / L. A CPU's vector has at least eight float32
+        lanes. Five deviations are allowed, so that an honest sum fails less than once in a million rows.
+        """
+        if self.sum_length is None:
+            return self.chain
+        return max(self.chain, 5 * 0.12 / 8 * float(self.sum_length(case)) ** 0.5)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Property:
-    """A fact that must hold of an output whatever the reference says, e.g. 'rows sum to 1'.
+    """A fact that must hold for every output, e.g. 'rows sum to 1'.
 
-    ``holds(output, *inputs, **params)`` returns the largest deviation, as a share of what the
-    output's dtype allows: at most 1.0 passes. ``applies(case)`` says where it is meant to hold.
+    ``holds(output, *inputs, **params)`` returns the largest deviation as a share of what the output's
+    dtype allows: at most 1.0 passes. ``applies(case)`` says at which cases it must hold.
     """
 
     name: str
@@ -54,12 +69,12 @@ class Property:
     applies: Callable[[Case], bool] = lambda case: True
 
 
-def _the_inputs(inputs: tuple[Any, ...], output: Any) -> tuple[Any, ...]:
+def _save_inputs(inputs: tuple[Any, ...], output: Any) -> tuple[Any, ...]:
     return inputs
 
 
 def _any_call(*inputs: Any, **params: Any) -> None:
-    """The default of ``validate``: every call has an answer, or raises on its own."""
+    """Default of ``validate``: accept every call."""
 
 
 Draw = Callable[[Case, int, str], Sequence[Any]]
@@ -67,25 +82,32 @@ Draw = Callable[[Case, int, str], Sequence[Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Operator:
-    """What it means to compute this function, whoever computes it.
+    """A mathematical function with a contract that every implementation must meet.
 
-    ``reference(*inputs, **params)`` gets float64 tensors and returns a float64 tensor; it is the
-    only oracle, and autograd through it gives the oracle of the backward. It may return a tuple of
-    them, and forward only integers too, which must be met exactly. ``graded`` says how many of the
-    outputs, from the first on, a gradient comes in for; several must be of one shape and dtype.
-    ``save(inputs, output)`` names what an implementation's backward is given besides these:
-    ``backward(grad, *save(inputs, output), **params)``, with one ``grad`` after the other where
-    several are ``graded``, returns one gradient for each name in ``differentiable``.
+    ``reference(*inputs, **params)`` gets float64 tensors and returns a float64 tensor or a tuple of them. It
+    is the only oracle, and autograd through it is the oracle of the backward. An operator without gradients
+    may also return integers, which must be met exactly. A gradient comes in for the first
+    ``differentiable_outputs`` outputs; if there are several they share one shape and dtype.
+
+    ``save(inputs, output)`` returns what a backward gets besides the gradients:
+    ``backward(*grads, *save(inputs, output), **params)`` returns one gradient for each name in
+    ``differentiable``.
+
     ``cost(case, direction)`` is the compulsory work. ``validate(*inputs, **params)`` raises
-    :class:`WeftError` on a call that has no answer. ``scale(*inputs64, **params)`` replaces the RMS
-    of the reference in the tolerance where a result may rightly be near zero;
-    ``gradient_scale(grad64, *inputs64, **params)`` gives the sizes of a gradient's terms, element
-    by element, before they cancel: of the one gradient, or a tuple with one for each, None where
-    nothing cancels.
-    ``signature`` is the call as one would type it: ``softmax(x)``. ``in_place`` names the inputs
-    that a call may overwrite: it is given copies of these, and what they hold is the answer where
-    it returns None. ``draw(case, seed, device)`` gives a case's inputs, where Weft's own values
-    would not do.
+    :class:`WeftError` for an invalid call. ``signature`` is the call as a user types it: ``softmax(x)``.
+    ``in_place`` names the inputs that a call may overwrite: it gets copies of them, and their contents are
+    the answer if it returns None. ``draw(case, seed, device)`` generates a case's inputs if Weft's own
+    values do not suit. ``output_names`` name the outputs in the reasons of verdicts. ``splits_rows``: the
+    reference has no side effects and no random numbers, so the oracle may compute it for some rows at a
+    time where a comparison shows that this changes nothing.
+
+    ``scale(*inputs64, **params)`` replaces the RMS of the reference in the tolerance if a result may
+    legitimately be near zero. ``gradient_scale(grad64, *inputs64, **params)`` returns, element by element,
+    the size of a gradient's terms before they cancel: for one gradient, or a tuple with one entry for each
+    (None if nothing cancels).
+
+    ``public_arguments(arguments)`` turns a case's inputs and params, by name, into the arguments of
+    ``weft.ops.NAME`` if that function has others; by default they are the same.
     """
 
     name: str
@@ -98,8 +120,8 @@ class Operator:
     validate: Callable[..., None] = _any_call
     dtypes: tuple[str, ...] = ()
     differentiable: tuple[str, ...] = ()
-    graded: int = 1
-    save: Callable[[tuple[Any, ...], Any], tuple[Any, ...]] = _the_inputs
+    differentiable_outputs: int = 1
+    save: Callable[[tuple[Any, ...], Any], tuple[Any, ...]] = _save_inputs
     properties: tuple[Property, ...] = ()
     tolerance: Tolerance = Tolerance()
     scale: Callable[..., torch.Tensor] | None = None
@@ -108,14 +130,19 @@ class Operator:
     backward_note: str = ""
     in_place: tuple[str, ...] = ()
     draw: Draw | None = None
+    output_names: tuple[str, ...] = ()
+    public_arguments: Callable[[dict[str, Any]], dict[str, Any]] = dict
+    splits_rows: bool = False
 
     def __post_init__(self) -> None:
+        check_name("operator", self.name)
         self._fill_in("dtypes", tuple(dict.fromkeys(c.dtype for c in self.cases)))
         arguments = [i.name for i in self.cases[0].inputs] if self.cases else []
         self._fill_in("signature", f"{self.name}({', '.join(arguments)})")
         if self.draw is not None:
-            drawn = tuple(replace(c, draw=partial(self.draw, c)) for c in self.cases)
-            object.__setattr__(self, "cases", drawn)
+            # The generator is bound to its case here, so that a case alone suffices to make inputs.
+            cases = tuple(replace(c, draw=partial(self.draw, c)) for c in self.cases)
+            object.__setattr__(self, "cases", cases)
         names = [c.name for c in self.cases]
         twice = {n for n in names if names.count(n) > 1}
         if twice:
@@ -130,11 +157,12 @@ class Operator:
         return DIRECTIONS if self.differentiable else (FORWARD,)
 
     def select(self, tag: str, device: str) -> tuple[Case, ...]:
-        """The cases with this tag that are meant for ``device`` ('cpu' or 'cuda')."""
+        """Return the cases with this tag that are meant for ``device`` ('cpu' or 'cuda')."""
         return tuple(c for c in self.cases if tag in c.tags and device in c.devices)
 
     def case(self, name: str) -> Case:
-        """The case of this name; raises :class:`WeftError` naming the near ones."""
+        """Return the case of this name. Raise :class:`WeftError` with the nearest names if there is none."""
+        # Cases are few (tens): a search needs no index.
         for c in self.cases:
             if c.name == name:
                 return c
@@ -142,9 +170,10 @@ class Operator:
 
 
 def unknown_name(what: str, got: str, known: list[str]) -> WeftError:
-    """The error for a name that is not there, with the nearest that is."""
+    """Return the error for an unknown name, with the nearest known names as a hint."""
     import difflib
 
+    # 0.4 is below difflib's default of 0.6: a short or abbreviated name still gets a hint.
     near = difflib.get_close_matches(got, known, n=3, cutoff=0.4)
     hint = f"did you mean {', '.join(near)}?" if near else None
     return WeftError(f"unknown {what}", expected="one of " + ", ".join(known), got=got, hint=hint)

@@ -1,6 +1,6 @@
-"""Records: a verdict and a timing with the machine's fingerprint, one JSON line each.
+"""Records: a verdict and a timing with the machine's fingerprint, as one JSON line.
 
-Every table, plot, page and comparison is drawn from records; nothing downstream runs a kernel.
+Every table, plot, page and comparison is generated from records. Nothing that reads a record runs a kernel.
 """
 
 from __future__ import annotations
@@ -9,17 +9,21 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from weft.core.errors import WeftError
+from weft.core.json_files import loads, read_text
 
 PASS, FAIL, UNSUPPORTED = "pass", "fail", "unsupported"
+MAX_RECORDS_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What one check found: ``status`` pass or fail, and a line of detail."""
+    """Result of one rule of the check: ``status`` is pass or fail, ``detail`` a line of text."""
 
     check: str
     status: str
@@ -28,9 +32,9 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What checking one implementation at one case and direction found.
+    """Result of checking one implementation at one case and direction.
 
-    ``tolerance_used`` is the largest error as a share of what was allowed (1.0 is the limit);
+    ``tolerance_used`` is the largest error as a share of what was allowed (1.0 is the limit).
     ``error`` and ``baseline_error`` are RMS errors relative to the RMS of the reference.
     """
 
@@ -49,11 +53,11 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """What measuring found. Times are in microseconds a call; ``None`` means not measured here.
+    """Result of timing. Times are in microseconds for one call; ``None`` means not measured.
 
-    ``cold`` is the headline: the median with no useful line in the cache. ``interval`` is the 95 %
-    bootstrap interval of that median; ``samples`` are all of them, throttled ones included and
-    counted in ``throttled``. ``clocks`` holds what was read beside each round.
+    ``cold`` is the headline: the median time with no useful line in the cache. ``interval`` is the 95 %
+    bootstrap interval of that median. ``samples`` holds every sample; ``throttled`` counts those that were
+    taken while the clock was held down. ``clocks`` holds the clocks that were read in each round.
     """
 
     cold: float
@@ -73,11 +77,13 @@ class Timing:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """Verdict + timing + machine: the unit that everything shown is drawn from.
+    """Verdict, timing and machine: the unit from which everything shown is generated.
 
     ``floor`` (us), ``gbps`` and ``tflops`` come from the operator's cost and the device's measured
-    ceilings; ``efficiency`` = floor / cold. ``machine`` is the fingerprint. ``kernels`` are the
-    names of what really ran, the longest first, from a profiler in a pass of its own.
+    ceilings; ``efficiency`` = floor / cold. ``doubt`` says why these ceilings may be too low, and with them
+    floor and efficiency wrong; it is empty for good ones. ``machine`` is the fingerprint with ``load``, the
+    use of the machine by other processes. ``kernels`` are the names of the kernels that a profiler saw in a
+    separate pass, the longest first.
     """
 
     operator: str
@@ -98,10 +104,13 @@ class Record:
     machine: Mapping[str, Any]
     idea: str = ""
     kernels: tuple[str, ...] = ()
+    doubt: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """The record as plain data, with the keys of the machine-readable contract on top."""
+        """Return the record as plain data, with the keys of the JSON contract at the top level."""
+        # The JSON keys are a contract with other programs: fields are added, never renamed.
         data = asdict(self)
+        # Everything of verdict and timing stays under "detail", so that from_json restores the record.
         timing = data.pop("timing")
         verdict = data["verdict"]
         data["detail"] = {"verdict": verdict, "timing": timing}
@@ -114,8 +123,9 @@ class Record:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Record:
-        """The record that :meth:`to_json` wrote; raises :class:`WeftError` on another shape."""
+        """Return the record that :meth:`to_json` wrote. Raise :class:`WeftError` on other data."""
         try:
+            # Unknown keys are ignored: a newer version may have written the record.
             rest = {k: v for k, v in data.items() if k in Record.__dataclass_fields__}
             verdict = dict(data["detail"]["verdict"])
             verdict["findings"] = tuple(Finding(**f) for f in verdict["findings"])
@@ -126,8 +136,11 @@ class Record:
                 timing = Timing(**{**timing, **{k: tuple(timing[k]) for k in lists}})
             rest |= {"verdict": Verdict(**verdict), "timing": timing, "flags": tuple(data["flags"])}
             rest |= {"kernels": tuple(data.get("kernels", ()))}
-            return Record(**rest)
-        except (KeyError, TypeError, AttributeError) as error:
+            record = Record(**rest)
+            for part in (record, record.verdict, *record.verdict.findings, *([timing] if timing else [])):
+                _check_types(part)
+            return record
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise WeftError(
                 "not a Weft record",
                 expected="a line that `weft bench --save` or `--json` wrote",
@@ -135,12 +148,42 @@ class Record:
             ) from error
 
 
-def append(path: Path, records: Iterable[Record]) -> None:
-    """Append records to a JSON-lines file so that a kill or a full disk costs no earlier record.
+def _check_types(part: Any) -> None:
+    """Raise TypeError for a field whose value is not of its declared type.
 
-    All lines go out in one write to a file opened for appending, then to the disk. A torn last line
-    (from a kill in mid-write) is ended first, so that it harms no line after it; a write that
-    fails is cut back off.
+    A record is data from a file: a time that is text would fail far from here, in a table or a comparison.
+    """
+    for name, hint in _hints(type(part)).items():  # type: ignore[arg-type]
+        if not _matches(getattr(part, name), hint):
+            raise TypeError(f"{name} is {getattr(part, name)!r:.60}")
+
+
+@cache
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _matches(value: Any, hint: Any) -> bool:
+    """Return True if ``value`` is of the type ``hint``: a class, a union, a tuple or a mapping."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if origin is UnionType:
+        return any(_matches(value, a) for a in arguments)
+    if origin is tuple:
+        items = [arguments[0]] * len(value) if arguments[1:] == (...,) else arguments
+        return len(items) == len(value) and all(map(_matches, value, items))
+    if origin is not None:
+        return isinstance(value, origin)
+    return isinstance(value, hint) and not (hint is int and isinstance(value, bool))
+
+
+def append(path: Path, records: Iterable[Record]) -> None:
+    """Append records to a JSON-lines file. A kill or a full disk loses no earlier record.
+
+    All lines are written by one call to a file opened for appending, and flushed to the disk. A torn last
+    line (from a kill in the middle of a write) is terminated first, so that it damages no line after it. A
+    write that fails is truncated away.
     """
     lines = "".join(json.dumps(r.to_json(), separators=(",", ":")) + "\n" for r in records)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -167,19 +210,23 @@ def append(path: Path, records: Iterable[Record]) -> None:
 
 
 def read(path: Path) -> tuple[list[Record], int]:
-    """All records of a JSON-lines file, and how many torn lines were passed over.
+    """Return all records of a JSON-lines file, and the number of torn lines that were skipped.
 
-    Raises :class:`WeftError` where the file is missing or holds no record at all.
+    Raises :class:`WeftError` if the file is missing or holds no record.
     """
     if not path.exists():
         raise WeftError("no such records file", got=path, hint="write one: weft bench --save FILE")
+    try:
+        lines = read_text(path, limit=MAX_RECORDS_BYTES).splitlines()
+    except (OSError, ValueError) as error:
+        raise WeftError("records cannot be read", got=f"{path}: {error}") from error
     records, torn = [], 0
-    for line in path.read_text().splitlines():
+    for line in lines:
         if not line.strip():
             continue
         try:
-            data = json.loads(line)
-        except json.JSONDecodeError:
+            data = loads(line)
+        except ValueError:
             torn += 1
             continue
         records.append(Record.from_json(data))

@@ -1,82 +1,118 @@
-"""The registry: operators and implementations by name, as strings, imported only when asked for.
+"""The registry: operators and implementations by name, imported only when they are asked for.
 
-Adding an implementation is one file and one line here. A target is ``module`` (its attribute
-``IMPLEMENTATION`` is meant) or ``module:ATTRIBUTE``, relative to ``weft.ops.<operator>``.
+Adding an implementation is one file and one line here. A target is ``module:ATTRIBUTE``, relative to the
+package that holds the operator: ``weft.ops.softmax`` for an operator with a package of its own, a family
+such as ``weft.ops.norms`` for operators that share their kernels.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 
 from weft.core.implementation import Implementation
 from weft.core.operator import Operator, unknown_name
 
-SIX = {
-    "eager": "with_eager",
-    "torch": "with_torch",
-    "compile": "with_eager:COMPILED",
-    "triton": "with_triton",
-    "cuda": "with_cuda",
-    "numba": "with_numba",
-    "numba/parallel": "with_numba:PARALLEL",
+FIVE = ("eager", "torch", "compile", "triton", "cuda")
+SIX = (*FIVE, "numba", "numba/parallel")
+EAGER_TRITON_CUDA = ("eager", "triton", "cuda")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Location of an operator: its package under ``weft.ops``, and the targets inside it."""
+
+    package: str
+    spec: str
+    implementations: dict[str, str]
+
+
+def _single(package: str, names: tuple[str, ...], **more: str) -> Entry:
+    """An operator with a package of its own: ``with_<backend>.py`` defines ``IMPLEMENTATION``."""
+    targets = {name: f"with_{name.partition('/')[0]}:IMPLEMENTATION" for name in names}
+    # The compiled implementation is derived from the eager one and defined beside it.
+    if "compile" in targets:
+        targets["compile"] = "with_eager:COMPILED"
+    if "numba/parallel" in targets:
+        targets["numba/parallel"] = "with_numba:PARALLEL"
+    return Entry(package, "spec:OPERATOR", targets | more)
+
+
+def _member(family: str, operator_name: str, names: tuple[str, ...], **more: str) -> Entry:
+    """A member of a family: ``with_<backend>.py`` defines one implementation for each member, by its name."""
+    member = operator_name.upper()
+    targets = {name: f"with_{name}:{member}" for name in names}
+    if "compile" in targets:
+        targets["compile"] = f"with_eager:{member}_COMPILED"
+    return Entry(family, f"spec:{member}", targets | more)
+
+
+REGISTRY: dict[str, Entry] = {
+    "gelu": _member(
+        "activations", "gelu", FIVE, **{"numba": "gelu_numba:CUDA", "numba/parallel": "gelu_numba:PARALLEL"}
+    ),
+    "softmax": _single(
+        "softmax",
+        SIX,
+        **{
+            "cuda/01-three-passes": "ladder:THREE_PASSES",
+            "cuda/02-shared-reduction": "ladder:SHARED",
+            "cuda/03-warp-per-row": "ladder:WARP",
+            "cuda/04-online-registers": "ladder:ONLINE",
+            "cuda/05-long-rows": "ladder:LONG",
+        },
+    ),
+    "sum": _single(
+        "sum",
+        SIX,
+        **{
+            "cuda/01-global-atomics": "ladder.steps:GLOBAL_ATOMICS",
+            "cuda/02-shared-tree": "ladder.steps:SHARED_TREE",
+            "cuda/03-dynamic-shared": "ladder.steps:DYNAMIC_SHARED",
+            "cuda/04-warp-shuffle": "ladder.steps:WARP_SHUFFLE",
+            "cuda/05-vectorised-grid-stride": "ladder.steps:VECTORISED_GRID_STRIDE",
+        },
+    ),
+    "matmul": _single("matmul", SIX, compile="with_compile:IMPLEMENTATION"),
+    "relu": _member("activations", "relu", FIVE, **{"cuda/01-scalar": "with_cuda:RELU_SCALAR"}),
+    "swiglu": _member("gated", "swiglu", FIVE),
+    "cross_entropy": _member("losses", "cross_entropy", FIVE),
+    "linear_cross_entropy": _member("losses", "linear_cross_entropy", FIVE),
+    "geglu": _member("gated", "geglu", FIVE),
+    "dropout": _single("dropout", EAGER_TRITON_CUDA),
+    "bias_gelu": _member("activations", "bias_gelu", FIVE),
+    "dropout_add_layer_norm": _member("norms", "dropout_add_layer_norm", EAGER_TRITON_CUDA),
+    "layer_norm": _member("norms", "layer_norm", FIVE),
+    "rms_norm": _member("norms", "rms_norm", FIVE),
+    "add_layer_norm": _member("norms", "add_layer_norm", FIVE),
+    "add_rms_norm": _member("norms", "add_rms_norm", FIVE),
+    "embedding": _single("embedding", FIVE),
+    "adamw": _single("adamw", FIVE),
+    "linear": _member("linear", "linear", FIVE),
+    "linear_gelu": _member("linear", "linear_gelu", FIVE),
+    "linear_residual": _member("linear", "linear_residual", FIVE),
+    "attention": Entry(
+        "attention",
+        "spec:OPERATOR",
+        {
+            "eager": "with_eager:IMPLEMENTATION",
+            "torch": "with_torch:IMPLEMENTATION",
+            "torch/flash": "with_torch:FLASH_ATTENTION",
+            "torch/cudnn": "with_torch:CUDNN_ATTENTION",
+            "torch/efficient": "with_torch:EFFICIENT",
+            "compile": "with_eager:COMPILED",
+            "triton": "with_triton:IMPLEMENTATION",
+            "cuda": "with_cuda:IMPLEMENTATION",
+            "triton/01-online": "ladder:ONLINE",
+            "triton/02-tiled": "ladder:TILED",
+        },
+    ),
+    "rope": _single("rope", FIVE),
 }
 
-FIVE = {name: target for name, target in SIX.items() if not name.startswith("numba")}
-
-REGISTRY: dict[str, dict[str, str]] = {
-    "gelu": {**SIX},
-    "softmax": {
-        **SIX,
-        "cuda/01-three-passes": "ladder:THREE_PASSES",
-        "cuda/02-shared-reduction": "ladder:SHARED",
-        "cuda/03-warp-per-row": "ladder:WARP",
-        "cuda/04-online-registers": "ladder:ONLINE",
-        "cuda/05-long-rows": "ladder:LONG",
-    },
-    "sum": {
-        **SIX,
-        "cuda/01-global-atomics": "ladder.steps:GLOBAL_ATOMICS",
-        "cuda/02-shared-tree": "ladder.steps:SHARED_TREE",
-        "cuda/03-dynamic-shared": "ladder.steps:DYNAMIC_SHARED",
-        "cuda/04-warp-shuffle": "ladder.steps:WARP_SHUFFLE",
-        "cuda/05-vectorised-grid-stride": "ladder.steps:VECTORISED_GRID_STRIDE",
-    },
-    "matmul": {**SIX, "compile": "with_compile"},
-    "relu": {**FIVE, "cuda/01-scalar": "ladder:SCALAR"},
-    "swiglu": {**FIVE},
-    "cross_entropy": {**FIVE},
-    "linear_cross_entropy": {**FIVE},
-    "geglu": {**FIVE},
-    "dropout": {name: FIVE[name] for name in ("eager", "triton", "cuda")},
-    "bias_gelu": {**FIVE},
-    "dropout_add_layer_norm": {name: FIVE[name] for name in ("eager", "triton", "cuda")},
-    "layer_norm": {**FIVE},
-    "rms_norm": {**FIVE},
-    "add_layer_norm": {**FIVE},
-    "add_rms_norm": {**FIVE},
-    "embedding": {**FIVE},
-    "adamw": {**FIVE},
-    "linear": {**FIVE},
-    "linear_gelu": {**FIVE},
-    "linear_residual": {**FIVE},
-    "attention": {
-        "eager": "with_eager",
-        "torch": "with_torch",
-        "torch/flash": "with_torch:FLASH_ATTENTION",
-        "torch/cudnn": "with_torch:CUDNN_ATTENTION",
-        "torch/efficient": "with_torch:EFFICIENT",
-        "compile": "with_eager:COMPILED",
-        "triton": "with_triton",
-        "cuda": "with_cuda",
-        "triton/01-online": "ladder:ONLINE",
-        "triton/02-tiled": "ladder:TILED",
-    },
-    "rope": {**FIVE},
-}
-
-
-# What `weft bench` takes where nothing is named: a look at every kind of work, in a minute.
+# Elementwise, row reduction, full reduction, matrix product.
+# The operators that `weft bench` takes when none is named: one of each kind of work, in a minute.
 FIRST_LOOK = ("gelu", "softmax", "sum", "matmul")
 
 
@@ -84,37 +120,50 @@ def operator_names() -> list[str]:
     return list(REGISTRY)
 
 
+def entry(operator_name: str) -> Entry:
+    """Return an operator's entry. Raise :class:`WeftError` with the nearest names if there is none."""
+    if operator_name not in REGISTRY:
+        raise unknown_name("operator", operator_name, operator_names())
+    return REGISTRY[operator_name]
+
+
+def module_name(operator_name: str, target: str) -> str:
+    """The full name of a target's module: ``weft.ops.norms.with_cuda``."""
+    return f"weft.ops.{entry(operator_name).package}.{target.partition(':')[0]}"
+
+
+def _load(operator_name: str, target: str) -> object:
+    # Imported on first use: `weft --help` and one operator's call must not import all kernels.
+    return getattr(import_module(module_name(operator_name, target)), target.partition(":")[2])
+
+
 @cache
 def operator(name: str) -> Operator:
-    """The operator of this name; raises :class:`WeftError` with the near names."""
-    if name not in REGISTRY:
-        raise unknown_name("operator", name, operator_names())
-    found = import_module(f"weft.ops.{name}.spec").OPERATOR
-    assert isinstance(found, Operator)
-    return found
+    """Return the operator of this name. Raise :class:`WeftError` with the nearest names if there is none."""
+    loaded = _load(name, entry(name).spec)
+    # A copied file that keeps the old name would be checked and timed under the wrong one.
+    assert isinstance(loaded, Operator) and loaded.name == name, f"the spec of {name} is another's"
+    return loaded
 
 
 def implementation_names(operator_name: str) -> list[str]:
-    """The names of an operator's implementations, in the order they are shown."""
-    if operator_name not in REGISTRY:
-        raise unknown_name("operator", operator_name, operator_names())
-    return list(REGISTRY[operator_name])
+    """Return the names of an operator's implementations, in the order they are shown."""
+    return list(entry(operator_name).implementations)
 
 
 @cache
 def implementation(operator_name: str, name: str) -> Implementation:
-    """One implementation; raises :class:`WeftError` with the near names."""
+    """Return one implementation. Raise :class:`WeftError` with the nearest names if there is none."""
     names = implementation_names(operator_name)
     if name not in names:
         raise unknown_name(f"implementation of {operator_name}", name, names)
-    module, _, attribute = REGISTRY[operator_name][name].partition(":")
-    loaded = import_module(f"weft.ops.{operator_name}.{module}")
-    found = getattr(loaded, attribute or "IMPLEMENTATION")
-    assert isinstance(found, Implementation)
-    assert (found.operator, found.name) == (operator_name, name), f"{module} calls itself otherwise"
-    return found
+    target = entry(operator_name).implementations[name]
+    loaded = _load(operator_name, target)
+    assert isinstance(loaded, Implementation)
+    assert (loaded.operator, loaded.name) == (operator_name, name), f"{target} is {loaded.name}"
+    return loaded
 
 
 def implementations(operator_name: str) -> list[Implementation]:
-    """All implementations of an operator, in the order they are shown."""
+    """Return all implementations of an operator, in the order they are shown."""
     return [implementation(operator_name, n) for n in implementation_names(operator_name)]

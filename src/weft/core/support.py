@@ -1,4 +1,4 @@
-"""Support: yes, or no with a reason that a user can act on."""
+"""``Support``: yes, or no with a reason that a user can act on."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Support:
-    """Whether an implementation runs somewhere, and whether its time there means anything.
+    """Answer to whether an implementation can run, and whether its time means anything.
 
-    ``timed`` is False where something can be *checked* but not *timed*, as a Triton kernel can
-    in Triton's interpreter; ``reason`` then says so.
+    ``timed`` is False if it can be checked but not timed, as a Triton kernel in Triton's interpreter;
+    ``reason`` then says so.
     """
 
     ok: bool
@@ -25,7 +25,7 @@ class Support:
         return self.ok
 
     def __and__(self, other: Support) -> Support:
-        """Both must say yes; the first refusal gives the reason."""
+        """Combine two answers: yes only if both are yes; the first refusal gives the reason."""
         if not self.ok or not other.ok:
             return self if not self.ok else other
         return self if not self.timed else other
@@ -35,10 +35,10 @@ YES = Support(ok=True)
 
 
 def no(reason: str) -> Support:
-    """A refusal, with its reason."""
+    """Return a refusal with its reason."""
     return Support(ok=False, reason=reason, timed=False)
 
 
 def check_only(reason: str) -> Support:
-    """Runs here, but only to be checked: its time would mean nothing."""
+    """Return support for checking only: a time measured here would mean nothing."""
     return Support(ok=True, reason=reason, timed=False)

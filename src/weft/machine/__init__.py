@@ -1,9 +1,9 @@
-"""What is this machine: query, datasheet, measured ceilings, clocks, fingerprint. No torch here."""
+"""This machine: device query, datasheet, measured ceilings, clocks, fingerprint. No torch at import."""
 
 from weft.machine.ceilings import ceilings
+from weft.machine.device import Device
 from weft.machine.fingerprint import fingerprint
 from weft.machine.query import (
-    Device,
     default_device,
     gpu_reason,
     has_gpu,

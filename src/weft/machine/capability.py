@@ -1,6 +1,6 @@
-"""What one multiprocessor of each compute capability holds, as CUDA's programming guide tells it.
+"""Limits of one SM (streaming multiprocessor) for each compute capability.
 
-With these the theoretical occupancy of a compiled kernel follows with no GPU at hand. Figures: CUDA
+They give the theoretical occupancy of a compiled kernel without a GPU. Figures: CUDA
 C++ Programming Guide, "Compute Capabilities", table "Technical Specifications"; the allocation
 steps are those of CUDA's occupancy calculator (``cuda_occupancy.h``).
 """
@@ -13,12 +13,11 @@ from weft.core import WeftError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Multiprocessor:
-    """Limits of one multiprocessor (SM); sizes in bytes, registers are of 32 bits.
+class SmLimits:
+    """Limits of one SM. Sizes are in bytes; registers have 32 bits.
 
-    ``shared_reserved`` is what the system keeps of shared memory for each block. ``usual_units`` is
-    how many SMs the data-centre part of this capability has: where grids are only rehearsed, they
-    are made for so many.
+    ``shared_reserved`` is the shared memory that the system reserves for each block. ``usual_num_sms`` is the
+    number of SMs of the data-centre part of this capability; dry runs compute grids for that many.
     """
 
     capability: int
@@ -26,7 +25,7 @@ class Multiprocessor:
     blocks: int
     shared: int
     shared_per_block: int
-    usual_units: int
+    usual_num_sms: int
     registers: int = 65536
     registers_per_thread: int = 255
     threads_per_block: int = 1024
@@ -37,14 +36,14 @@ class Multiprocessor:
     shared_reserved: int = 1024
 
 
-def _row(capability: int, threads: int, blocks: int, kib: int, units: int) -> Multiprocessor:
-    return Multiprocessor(
+def _row(capability: int, threads: int, blocks: int, kib: int, num_sms: int) -> SmLimits:
+    return SmLimits(
         capability=capability,
         threads=threads,
         blocks=blocks,
         shared=kib << 10,
         shared_per_block=(kib - 1) << 10,
-        usual_units=units,
+        usual_num_sms=num_sms,
     )
 
 
@@ -60,8 +59,8 @@ TABLE = {
 }
 
 
-def multiprocessor(capability: int) -> Multiprocessor:
-    """The limits of a capability written as a number, 90 for 9.0; :class:`WeftError` if unknown."""
+def sm_limits(capability: int) -> SmLimits:
+    """Return the limits of a capability (90 for 9.0). Raise :class:`WeftError` if it is unknown."""
     if capability not in TABLE:
         raise WeftError(
             "compute capability",

@@ -1,4 +1,4 @@
-"""Clocks, power, heat and throttling, read beside a measurement (NVML; nothing without it)."""
+"""Clocks, power, temperature and throttling, read during a measurement (from NVML)."""
 
 from __future__ import annotations
 
@@ -58,8 +58,6 @@ class Sampler:
             "sm_mhz": nvml.ask(lib.nvmlDeviceGetClockInfo, self._handle, lib.NVML_CLOCK_SM),
             "mem_mhz": nvml.ask(lib.nvmlDeviceGetClockInfo, self._handle, lib.NVML_CLOCK_MEM),
             "power_w": None if power is None else power / 1000,
-            "temp_c": nvml.ask(
-                lib.nvmlDeviceGetTemperature, self._handle, lib.NVML_TEMPERATURE_GPU
-            ),
+            "temp_c": nvml.ask(lib.nvmlDeviceGetTemperature, self._handle, lib.NVML_TEMPERATURE_GPU),
             "throttle": throttle_words(mask or 0),
         }

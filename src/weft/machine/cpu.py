@@ -1,4 +1,4 @@
-"""Describe the CPU from what the operating system tells; in an odd container, less is known."""
+"""Description of the CPU, from the operating system's files. Unusual containers leave fields unknown."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from weft.machine.query import Device
+from weft.machine.device import Device
 
 # Vector extensions that change a kernel's speed, by the kernel's names for them, narrow to wide.
 # fmt: off
@@ -31,16 +31,17 @@ def _read(path: Path) -> str | None:
 
 
 def parse_size(text: str | None) -> int | None:
-    """Bytes of a size as /sys writes it (``1024K``); None where it is not one."""
-    found = re.fullmatch(r"(\d+)([KMG]?)", text or "")
-    return int(found[1]) * UNITS.get(found[2], 1) if found else None
+    """Return the bytes of a size as /sys writes it (``1024K``); None if it is not one."""
+    match = re.fullmatch(r"(\d+)([KMG]?)", text or "")
+    return int(match[1]) * UNITS.get(match[2], 1) if match else None
 
 
 def caches(sys_cpu: Path = Path("/sys/devices/system/cpu")) -> dict[str, int]:
-    """Bytes of each level's data caches, all instances together: ``{"L1d": ..., "L3": ...}``.
+    """Return the bytes of each level's data caches, all instances together: ``{"L1d": ..., "L3": ...}``.
 
     Cores that share a cache list the same ``shared_cpu_list``, so that each is counted once.
     """
+    # One entry for each physical cache: (level, the CPUs that share it).
     seen: dict[tuple[str, str], int] = {}
     for index in sorted(sys_cpu.glob("cpu[0-9]*/cache/index[0-9]*")):
         kind, level = _read(index / "type"), _read(index / "level")
@@ -55,7 +56,7 @@ def caches(sys_cpu: Path = Path("/sys/devices/system/cpu")) -> dict[str, int]:
 
 
 def cpuinfo(text: str) -> tuple[str | None, int | None, float | None, frozenset[str]]:
-    """Model, physical cores, MHz and flags out of ``/proc/cpuinfo``'s text."""
+    """Return model, physical cores, MHz and flags from the text of ``/proc/cpuinfo``."""
     model, mhz, flags = None, None, frozenset[str]()
     cores, package = set(), "0"
     for line in text.splitlines():
@@ -64,21 +65,24 @@ def cpuinfo(text: str) -> tuple[str | None, int | None, float | None, frozenset[
             model = value
         elif key == "cpu MHz" and re.fullmatch(r"[\d.]+", value):
             mhz = max(mhz or 0.0, float(value))
+        # "Features" is the key on Arm.
         elif key in ("flags", "Features") and not flags:
             flags = frozenset(value.split())
         elif key == "physical id":
             package = value
+        # Hyper-threads of a core repeat its id; ids repeat between packages.
         elif key == "core id":
             cores.add((package, value))
     return model, len(cores) or None, mhz, flags
 
 
 def usable_threads() -> int:
-    """Threads that may run at once: the affinity mask, and a container's CPU quota."""
+    """Return how many threads may run at once, by affinity mask and container quota."""
     if hasattr(os, "sched_getaffinity"):
         count = len(os.sched_getaffinity(0))
     else:
         count = os.cpu_count() or 1
+    # cgroup v2: "quota period" in microseconds, or "max period" without a limit.
     quota = (_read(Path("/sys/fs/cgroup/cpu.max")) or "max").split()
     if len(quota) == 2 and quota[0].isdigit() and int(quota[1]) > 0:
         count = min(count, max(1, round(int(quota[0]) / int(quota[1]))))
@@ -86,7 +90,7 @@ def usable_threads() -> int:
 
 
 def memory_bytes() -> int | None:
-    """Main memory, or a container's limit where that is lower."""
+    """Return the bytes of main memory, or a container's limit if that is lower."""
     try:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -96,8 +100,9 @@ def memory_bytes() -> int | None:
 
 
 def _sysctl(name: str) -> str | None:
-    """macOS's answer to one question, or None."""
+    """Return a value from macOS, or None."""
     try:
+        # macOS has no /proc: sysctl has the same figures.
         done = subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, timeout=5)
     except (OSError, subprocess.TimeoutExpired):
         return None
@@ -105,18 +110,18 @@ def _sysctl(name: str) -> str | None:
 
 
 def describe() -> Device:
-    """This machine's CPU; nothing here raises because a file is missing."""
+    """Describe this machine's CPU. A missing file raises nothing."""
     text = _read(Path("/proc/cpuinfo")) or ""
     model, cores, mhz, flags = cpuinfo(text)
-    found = caches()
+    sizes = caches()
     if sys.platform == "darwin":
         model = _sysctl("machdep.cpu.brand_string")
         physical = _sysctl("hw.physicalcpu")
         cores = int(physical) if physical and physical.isdigit() else None
         l2 = parse_size(_sysctl("hw.l2cachesize"))
-        found = {"L2": l2} if l2 else {}
+        sizes = {"L2": l2} if l2 else {}
     highest = _read(Path("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq"))
-    data = {name: size for name, size in found.items() if size}
+    data = {name: size for name, size in sizes.items() if size}
     return Device(
         kind="cpu",
         name=model or platform.processor() or platform.machine() or "unknown",

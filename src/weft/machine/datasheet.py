@@ -24,7 +24,7 @@ class Peaks:
     source: str
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, bytes/s and FLOP/s."""
+        """Return plain data in bytes/s and FLOP/s."""
         return {
             "bandwidth": self.bandwidth,
             "matrix": dict(self.matrix),
@@ -90,7 +90,7 @@ TABLE: tuple[Row, ...] = (
 
 
 def look_up(name: str) -> Peaks | None:
-    """The peaks of the card with this name, or None: unknown.
+    """Return the peaks of the card with this name, or None if it is unknown.
 
     >>> look_up("NVIDIA H100 PCIe").bandwidth
     2000000000000.0

@@ -1,7 +1,7 @@
-"""NVIDIA's driver, asked through ctypes: is there a GPU, and what are its limits? No torch.
+"""Queries of NVIDIA's driver through ctypes: presence and limits of a GPU. No torch.
 
-``import torch`` takes seconds and a driver's first answer may never come (a container with half
-a driver), so the question is put in a thread that is given up after ``TIMEOUT`` seconds.
+``import torch`` takes seconds, and a driver's first answer may never come (in a container with half a
+driver). The query therefore runs in a thread that is abandoned after ``TIMEOUT`` seconds.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ ERRORS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
-    """What the driver answered: the visible GPUs, device 0's attributes, or why there are none."""
+class DriverInfo:
+    """Answer of the driver: number of visible GPUs and device 0's attributes, or why there is none."""
 
     count: int = 0
     reason: str = ""
@@ -63,7 +63,8 @@ class Found:
 
 
 def library() -> ctypes.CDLL | None:
-    """The driver's library, or None where no driver is installed."""
+    """Return the driver's library, or None if no driver is installed."""
+    # libcuda.so alone may be the toolkit's stub, so that the driver's own name comes first.
     for name in ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1", "libcuda.so"):
         try:
             return ctypes.CDLL(name)
@@ -72,17 +73,18 @@ def library() -> ctypes.CDLL | None:
     return None
 
 
-def _ask(lib: ctypes.CDLL) -> Found:
+def _ask(lib: ctypes.CDLL) -> DriverInfo:
+    # Only queries follow: no context is created, so that the GPU's memory and a later fork are not affected.
     status = lib.cuInit(0)
     if status:
         why = ERRORS.get(status, "see whether nvidia-smi works")
-        return Found(reason=f"the NVIDIA driver does not start (error {status}): {why}")
+        return DriverInfo(reason=f"the NVIDIA driver does not start (error {status}): {why}")
     count = ctypes.c_int()
     if lib.cuDeviceGetCount(ctypes.byref(count)) or count.value < 1:
-        return Found(reason="the NVIDIA driver sees no GPU")
+        return DriverInfo(reason="the NVIDIA driver sees no GPU")
     device = ctypes.c_int()
     if lib.cuDeviceGet(ctypes.byref(device), 0):
-        return Found(reason="the NVIDIA driver cannot open its first GPU")
+        return DriverInfo(reason="the NVIDIA driver cannot open its first GPU")
     text = ctypes.create_string_buffer(256)
     name = pci = cuda = memory = None
     if not lib.cuDeviceGetName(text, 256, device):
@@ -100,7 +102,7 @@ def _ask(lib: ctypes.CDLL) -> Found:
     for word, number in ATTRIBUTES.items():
         if not lib.cuDeviceGetAttribute(ctypes.byref(value), number, device):
             attributes[word] = value.value
-    return Found(
+    return DriverInfo(
         count=count.value,
         name=name,
         pci=pci,
@@ -111,35 +113,38 @@ def _ask(lib: ctypes.CDLL) -> Found:
 
 
 @cache
-def find() -> Found:
-    """What the driver says, asked once a process; at most ``TIMEOUT`` seconds."""
+def find() -> DriverInfo:
+    """Query the driver, once in a process and for at most ``TIMEOUT`` seconds."""
+    # Answered without asking the driver.
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1", "NoDevFiles"):
-        return Found(reason="CUDA_VISIBLE_DEVICES hides every GPU; unset it to use one")
+        return DriverInfo(reason="CUDA_VISIBLE_DEVICES hides every GPU; unset it to use one")
     lib = library()
     if lib is None:
-        return Found(reason="no NVIDIA driver is installed here")
-    answer: list[Found] = []
+        return DriverInfo(reason="no NVIDIA driver is installed here")
+    answer: list[DriverInfo] = []
 
     def ask() -> None:
         try:
             answer.append(_ask(lib))
         except AttributeError as error:  # a stub library, as CUDA toolkits ship for linking
-            answer.append(Found(reason=f"the NVIDIA driver's library is not whole: {error}"))
+            answer.append(DriverInfo(reason=f"the NVIDIA driver's library is incomplete: {error}"))
 
+    # A daemon: a driver call that never returns must not keep the process from exiting.
     thread = threading.Thread(target=ask, daemon=True, name="weft-driver")
     thread.start()
     thread.join(TIMEOUT)
     if not answer:
-        return Found(reason=f"the NVIDIA driver gave no answer within {TIMEOUT:.0f} s")
+        return DriverInfo(reason=f"the NVIDIA driver gave no answer within {TIMEOUT:.0f} s")
     return answer[0]
 
 
 @cache
 def torch_cuda() -> str | None:
-    """The CUDA version that the torch installed here is built for, read without importing it.
+    """Return the CUDA version that the installed torch is built for, without importing torch.
 
-    None for a build without CUDA, and where torch is not installed.
+    None means a build without CUDA, or no torch.
     """
+    # version.py is read as text: importing torch takes seconds, and `weft --help` may take 0.3 s.
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
@@ -147,5 +152,5 @@ def torch_cuda() -> str | None:
         text = (Path(spec.origin).parent / "version.py").read_text()
     except OSError:
         return None
-    found = re.search(r"^cuda\b[^=\n]*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
-    return found.group(1) if found else None
+    match = re.search(r"^cuda\b[^=\n]*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
+    return match.group(1) if match else None

@@ -1,4 +1,4 @@
-"""The machine's fingerprint: what a number was measured on, by what, and when."""
+"""Fingerprint of the machine: device, software versions, commit and date of a measurement."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ def _version(distribution: str) -> str | None:
 
 @cache
 def versions() -> dict[str, str | None]:
-    """Weft's, Python's and the libraries' versions, and the CUDA that torch is built for."""
+    """Return the versions of Weft, Python and the libraries, and the CUDA that torch is built for."""
     from weft import __version__
 
-    found = {word: _version(name) for word, name in LIBRARIES.items()}
+    libraries = {key: _version(name) for key, name in LIBRARIES.items()}
     return {
         "weft": __version__,
         "python": platform.python_version(),
         "cuda": driver.torch_cuda(),
-        **found,
+        **libraries,
     }
 
 
 def _git(*arguments: str) -> str | None:
-    """Git's answer about the package's folder, or None: no git, no checkout, no answer."""
+    """Run git in the package's folder; return its output, or None without git or a checkout."""
     command = ["git", "--no-optional-locks", "-C", str(PACKAGE), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10)
@@ -59,23 +59,22 @@ def _git(*arguments: str) -> str | None:
 
 
 def _installed_commit() -> str | None:
-    """The commit that ``pip install git+...`` noted beside the installed package."""
+    """Return the commit that ``pip install git+...`` recorded for the installed package."""
     try:
-        noted = metadata.distribution("weft").read_text("direct_url.json")
-        found = json.loads(noted or "{}").get("vcs_info", {}).get("commit_id")
+        origin = metadata.distribution("weft").read_text("direct_url.json")
+        commit_id = json.loads(origin or "{}").get("vcs_info", {}).get("commit_id")
     except (metadata.PackageNotFoundError, ValueError, AttributeError):
         return None
-    return str(found) if found else None
+    return str(commit_id) if commit_id else None
 
 
 @cache
 def commit() -> tuple[str | None, bool | None]:
-    """The commit of the running source and whether the package's folder differs from it.
+    """Return the commit of the running source, and whether the package's folder differs from it.
 
-    ``WEFT_COMMIT`` comes first, for a machine where the tree travels without ``.git``; like
-    ``git describe``, it may end in ``-dirty``. Then git, if it tracks this very file: a virtual
-    environment inside somebody's checkout must not report their commit. Then what pip noted.
-    None where nobody knows. Asked once a process.
+    ``WEFT_COMMIT`` comes first, for a machine that has the tree without ``.git``; like ``git describe`` it
+    may end in ``-dirty``. Git comes next, if it tracks this very file: a virtual environment inside a
+    user's checkout must not report the user's commit. pip's record comes last. None means unknown.
     """
     named = os.environ.get("WEFT_COMMIT", "").strip()
     if named:
@@ -83,13 +82,15 @@ def commit() -> tuple[str | None, bool | None]:
     if _git("ls-files", "--error-unmatch", "__init__.py") is not None:
         changes = _git("status", "--porcelain", "--", ".")
         return _git("rev-parse", "HEAD"), None if changes is None else bool(changes)
-    noted = _installed_commit()
-    return noted, None if noted is None else False
+    installed = _installed_commit()
+    return installed, None if installed is None else False
 
 
 def fingerprint(kind: str | None = None) -> dict[str, Any]:
-    """The machine as plain data, for a record: device, kind, arch, driver, date, commit, dirty,
-    versions, os. Heavy libraries are named by their metadata, not imported."""
+    """Return the machine as plain data for a record: device, driver, date, commit, versions, os.
+
+    The versions of heavy libraries come from their metadata; nothing is imported.
+    """
     device = query(kind)
     revision, dirty = commit()
     return {

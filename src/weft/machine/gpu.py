@@ -1,11 +1,11 @@
-"""Describe CUDA's device 0: limits from the driver, clocks and power from NVML."""
+"""Description of CUDA's device 0: limits from the driver, clocks and power from NVML."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from weft.machine import driver, nvml
-from weft.machine.query import Device
+from weft.machine.device import Device
 
 
 def _from_nvml() -> dict[str, Any]:
@@ -28,27 +28,27 @@ def _from_nvml() -> dict[str, Any]:
 
 
 def describe() -> Device:
-    """CUDA's device 0. What neither the driver nor NVML knows is None."""
-    found = driver.find()
-    limits: dict[str, Any] = dict(found.attributes)
+    """Describe CUDA's device 0. A field that neither the driver nor NVML knows is None."""
+    first = driver.find()
+    limits: dict[str, Any] = dict(first.attributes)
     major, minor = limits.pop("major", None), limits.pop("minor", None)
     clock, memory_clock = limits.pop("clock_khz", None), limits.pop("memory_clock_khz", None)
     ecc = limits.pop("ecc", None)
-    said: dict[str, Any] = {
-        # The driver's clocks are the highest ones; NVML, where it is there, replaces them.
+    state: dict[str, Any] = {
+        # The driver reports the highest clocks; NVML, if present, replaces them with the current ones.
         "clock_max_mhz": clock / 1000 if clock else None,
         "memory_clock_max_mhz": memory_clock / 1000 if memory_clock else None,
         "ecc": None if ecc is None else bool(ecc),
     }
-    said |= {word: value for word, value in _from_nvml().items() if value is not None}
+    state |= {key: value for key, value in _from_nvml().items() if value is not None}
     return Device(
         kind="cuda",
-        name=found.name or "unknown",
+        name=first.name or "unknown",
         arch="unknown" if major is None or minor is None else f"sm_{major}{minor}",
         units=limits.pop("sms", None),
-        memory_bytes=found.memory_bytes,
-        driver_cuda=found.cuda,
-        count=found.count,
+        memory_bytes=first.memory_bytes,
+        driver_cuda=first.cuda,
+        count=first.count,
         **limits,
-        **said,
+        **state,
     )

@@ -1,4 +1,4 @@
-"""Keep a small JSON file: whoever reads it finds the old one or the new one, never half of one."""
+"""Atomic writes of small JSON files: a reader sees the old file or the new one, never a part."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from weft.core import WeftError
 
 
 def write_json(path: Path, data: Any, *, what: str, hint: str) -> None:
-    """Write ``data`` to ``path``, whose folder is made where it is missing.
+    """Write ``data`` to ``path``; create the folder if it is missing.
 
-    Raises :class:`WeftError`, in which ``what`` could not be kept, where it cannot be written.
+    Raises :class:`WeftError` ("``what`` could not be stored") if it cannot be written.
     """
     text = json.dumps(data, indent=1)
     try:
@@ -29,4 +29,4 @@ def write_json(path: Path, data: Any, *, what: str, hint: str) -> None:
             raise
     except OSError as error:
         got = error.strerror or str(error)
-        raise WeftError(f"{what} could not be kept at {path}", got=got, hint=hint) from error
+        raise WeftError(f"{what} could not be stored at {path}", got=got, hint=hint) from error

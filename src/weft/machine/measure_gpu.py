@@ -1,4 +1,4 @@
-"""Measure a GPU's ceilings with torch and CUDA events, in a few seconds.
+"""Measurement of a GPU's ceilings with torch and CUDA events, in a few seconds.
 
 Each figure is the best over a few sizes of the median of ``CALLS`` calls, timed once rounds no
 longer improve. The queue is kept full: every round is launched as a whole, some calls ahead of the
@@ -17,6 +17,8 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
+from weft.core import Log
+
 Readers = Sequence[Callable[[Any], object]]
 CALLS = 20
 AHEAD = 4
@@ -34,17 +36,16 @@ PRODUCTS = {
 }
 
 
-def best_median(
-    torch: Any, call: Callable[[], object], calls: int = CALLS, rest: float = 0.0
-) -> float:
-    """Seconds of ``call`` on the current stream: the least median of rounds, once steady.
+def best_median(torch: Any, call: Callable[[], object], calls: int = CALLS, rest: float = 0.0) -> float:
+    """Return the seconds of ``call`` on the current stream: the lowest median of rounds, once steady.
 
-    ``rest`` seconds of nothing go before each round, for what draws all the power there is.
+    ``rest`` seconds of idling precede each round, for calls that reach the power limit.
     """
     best = float("inf")
     for _ in range(ROUNDS):
         events = [torch.cuda.Event(enable_timing=True) for _ in range(calls + 1)]
         time.sleep(rest)
+        # These calls fill the queue: the first event is recorded while the device is still busy with them.
         for _ in range(min(AHEAD, calls // 2)):
             call()
         events[0].record()
@@ -53,6 +54,7 @@ def best_median(
             event.record()
         torch.cuda.synchronize()
         median = statistics.median(a.elapsed_time(b) for a, b in pairwise(events)) / 1e3
+        # Rounds go on while they improve: clocks rise from idle, and the allocator's first calls are slow.
         steady = median > best * (1 - STEADY)
         best = min(best, median)
         if steady:
@@ -62,7 +64,8 @@ def best_median(
 
 @contextmanager
 def product_precision(torch: Any, precision: str) -> Iterator[None]:
-    """fp32 products as ``"ieee"`` or ``"tf32"`` inside, whatever the user had chosen after."""
+    """Compute fp32 products as ``"ieee"`` or ``"tf32"`` inside; restore the user's choice afterwards."""
+    # fp32_precision is global state of torch: the caller's setting is restored.
     switch = torch.backends.cuda.matmul
     before = switch.fp32_precision
     switch.fp32_precision = precision
@@ -73,12 +76,12 @@ def product_precision(torch: Any, precision: str) -> Iterator[None]:
 
 
 def fitting(free: int) -> tuple[int, ...]:
-    """The buffer sizes that leave room, else one of an eighth of what is free."""
+    """Return the buffer sizes that fit, or one of an eighth of the free memory."""
     return tuple(b for b in BUFFERS if b <= free // 8) or (max(1 << 20, free // 8 // 512 * 512),)
 
 
 def bandwidths(torch: Any, nbytes: int, readers: Readers = ()) -> dict[str, float]:
-    """Bytes a second of a copy (read + written), a read and a fill of fp32 data.
+    """Return bytes per second of a copy (read + written), a read and a fill of fp32 data.
 
     The read is by torch's sum or a faster one of ``readers``.
     """
@@ -98,7 +101,7 @@ def bandwidths(torch: Any, nbytes: int, readers: Readers = ()) -> dict[str, floa
 
 
 def matrix_rate(torch: Any, rate: str) -> float:
-    """FLOP/s of a square product at this rate, the best over its sizes.
+    """Return the FLOP/s of a square product at this rate, the best over its sizes.
 
     A size is left out when the one before says that a call would take over ``LONGEST``: a card
     that is slow in fp64 reaches its rate at the smaller size as well.
@@ -107,9 +110,11 @@ def matrix_rate(torch: Any, rate: str) -> float:
     dtype = getattr(torch, name)
     best = 0.0
     with product_precision(torch, "tf32" if rate == "tf32" else "ieee"):
+        # Ascending: a slow rate is known after the smaller product, and the larger one is left out.
         for n in sizes:
             if best and 2 * n**3 / best > LONGEST:
                 break
+            # Normal values: zeros draw less power and would run at higher clocks.
             a, b = (torch.randn(n, n, device="cuda").to(dtype) for _ in range(2))
             c = torch.empty(n, n, dtype=dtype, device="cuda")
             # A large product is held back by the power limit after some milliseconds: what the card
@@ -119,25 +124,27 @@ def matrix_rate(torch: Any, rate: str) -> float:
     return best
 
 
-def measure(torch: Any, say: Callable[[str], None], readers: Readers = ()) -> dict[str, Any]:
+def measure(torch: Any, log: Log, readers: Readers = ()) -> dict[str, Any]:
     """``copy``, ``read``, ``fill`` in bytes/s and ``matrix`` in FLOP/s by rate, on device 0.
 
     A rate is left out where the card has no such arithmetic: tf32 and bf16 before compute
     capability 8.0, where torch would answer with another, slower one.
     """
+    # The user's random state is unchanged by a measurement.
     with torch.random.fork_rng(devices=[0]), torch.cuda.device(0), torch.no_grad():
         torch.manual_seed(0)
         free, _ = torch.cuda.mem_get_info()
-        found: dict[str, Any] = {"copy": 0.0, "read": 0.0, "fill": 0.0}
+        rates: dict[str, Any] = {"copy": 0.0, "read": 0.0, "fill": 0.0}
         for nbytes in fitting(free):
-            say(f"copy, read and fill of {nbytes / (1 << 30):.2g} GiB")
+            log(f"copy, read and fill of {nbytes / (1 << 30):.2g} GiB")
             for word, reached in bandwidths(torch, nbytes, readers).items():
-                found[word] = max(found[word], reached)
+                rates[word] = max(rates[word], reached)
         modern = torch.cuda.get_device_capability(0) >= (8, 0)
         matrix = {}
         for rate in PRODUCTS:
             if modern or rate not in ("bf16", "tf32"):
-                say(f"matrix products in {rate}")
+                log(f"matrix products in {rate}")
                 matrix[rate] = matrix_rate(torch, rate)
+        # Up to 4 GiB of buffers go back to the driver before the benchmark allocates its own.
         torch.cuda.empty_cache()
-    return {**found, "matrix": matrix}
+    return {**rates, "matrix": matrix}

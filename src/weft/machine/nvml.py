@@ -1,7 +1,7 @@
-"""NVML, NVIDIA's management library, opened once; every question may go unanswered.
+"""NVML, NVIDIA's management library, opened once. Any query may return nothing.
 
-What a card does not support raises in NVML; here it is None, so that a missing fan or ECC
-counter never costs the rest of the page.
+NVML raises for a query that a card does not support; here the answer is None, so that a missing ECC counter
+never costs the other values.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from weft.machine import driver
 
 @cache
 def library() -> Any | None:
-    """The started ``pynvml`` module, or None where the package or NVML itself is missing."""
+    """Return the initialised ``pynvml`` module, or None if the package or NVML is missing."""
     try:
         import pynvml
     except ImportError:
@@ -29,7 +29,7 @@ def library() -> Any | None:
 
 @cache
 def handle() -> Any | None:
-    """NVML's handle of CUDA's device 0, found by its PCI address.
+    """Return NVML's handle of CUDA's device 0, looked up by its PCI address.
 
     NVML counts every card of the machine and does not know CUDA_VISIBLE_DEVICES, so its card 0
     may be another than CUDA's.
@@ -41,7 +41,7 @@ def handle() -> Any | None:
 
 
 def ask(question: Callable[..., Any], *arguments: Any) -> Any | None:
-    """The answer, or None where this card or driver does not know."""
+    """Return the answer to a query, or None if this card or driver does not support it."""
     import pynvml
 
     try:

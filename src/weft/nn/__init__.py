@@ -1,4 +1,4 @@
-"""torch.nn's modules computed by ``weft.ops``: the same arguments, the same state dicts."""
+"""torch.nn's modules computed by ``weft.ops``, with the same arguments and state dicts."""
 
 from weft.nn.attention import SelfAttention, rotary_angles
 from weft.nn.embedding import Embedding

@@ -1,4 +1,4 @@
-"""What several modules need: autocast's casts, the seeds of dropout, and refusals."""
+"""Helpers of several modules: autocast's casts, seeds of dropout, and checks of arguments."""
 
 from __future__ import annotations
 
@@ -9,51 +9,56 @@ import torch
 
 from weft.core import WeftError
 
-Tensors = tuple[torch.Tensor | None, ...]
+OptionalTensors = tuple[torch.Tensor | None, ...]
 
 
 def cast(*tensors: torch.Tensor | None) -> Any:
-    """The tensors in autocast's dtype where autocast is on, as torch casts a product's factors."""
-    return _to(torch.get_autocast_dtype(_kind(tensors)) if _autocast(tensors) else None, tensors)
+    """Return the tensors in autocast's dtype if autocast is on, as torch casts a product's operands."""
+    # Autocast is a setting per device type; all operands are on one device.
+    device = _device_type(tensors)
+    return _to(torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None, tensors)
 
 
 def cast_norm(*tensors: torch.Tensor | None) -> Any:
-    """What a norm takes under autocast: float32 on a GPU; on a CPU it stays, as with torch."""
-    up = _kind(tensors) == "cuda" and _autocast(tensors)
-    return _to(torch.float32 if up else None, tensors)
+    """Return a norm's inputs as torch casts them under autocast: float32 on a GPU, unchanged on a CPU."""
+    # torch's policy lists norms under float32 for CUDA and not at all for the CPU.
+    use_float32 = _device_type(tensors) == "cuda" and torch.is_autocast_enabled("cuda")
+    return _to(torch.float32 if use_float32 else None, tensors)
 
 
-def _kind(tensors: Tensors) -> str:
+def _device_type(tensors: OptionalTensors) -> str:
     assert tensors[0] is not None
     return tensors[0].device.type
 
 
-def _autocast(tensors: Tensors) -> bool:
-    return torch.is_autocast_enabled(_kind(tensors))
+def _to(dtype: torch.dtype | None, tensors: OptionalTensors) -> Any:
+    converted = tuple(t if t is None or dtype is None else t.to(dtype) for t in tensors)
+    return converted if len(converted) > 1 else converted[0]
 
 
-def _to(dtype: torch.dtype | None, tensors: Tensors) -> Any:
-    cast = tuple(t if t is None or dtype is None else t.to(dtype) for t in tensors)
-    return cast if len(cast) > 1 else cast[0]
+def new_seed() -> int:
+    """Return a seed from torch's CPU generator.
 
-
-def draw_seed() -> int:
-    """A seed from torch's CPU generator: ``torch.manual_seed`` repeats it, and activation
-    checkpointing, which restores that generator, draws the same one again. No GPU is waited for.
+    ``torch.manual_seed`` repeats it, and so does activation checkpointing, which restores that generator
+    before it recomputes. It does not wait for a GPU.
     """
+    # The CPU generator: reading a GPU's would wait for the device.
     return int(torch.randint(0, 2**31 - 1, ()).item())
 
 
-def refuse(where: str, given: Mapping[str, Any], defaults: Mapping[str, Any], hint: str) -> None:
-    """Raise :class:`WeftError` for the first option of torch's that has no answer here."""
-    for name, default in defaults.items():
-        if given[name] != default:
-            expected = repr(default)
-            raise WeftError(f"{where}: {name}", expected=expected, got=given[name], hint=hint)
+def refuse_unsupported(
+    name: str, arguments: Mapping[str, Any], defaults: Mapping[str, Any], hint: str
+) -> None:
+    """Raise :class:`WeftError` for the first argument of torch's that differs from its only supported
+    value."""
+    for argument, default in defaults.items():
+        if arguments[argument] != default:
+            got = arguments[argument]
+            raise WeftError(f"{name}: {argument}", expected=repr(default), got=got, hint=hint)
 
 
-def probability(where: str, p: float) -> float:
-    """``p`` if it is a share that dropout can leave out, else :class:`WeftError`."""
+def check_dropout(name: str, p: float) -> float:
+    """Return ``p`` if it is a valid dropout probability, else raise :class:`WeftError`."""
     if not 0.0 <= p < 1.0:
-        raise WeftError(f"{where}: dropout", expected="at least 0 and under 1", got=p)
+        raise WeftError(f"{name}: dropout", expected="at least 0 and under 1", got=p)
     return float(p)

@@ -1,4 +1,4 @@
-"""``Embedding``: rows of a table by their ids, plus each position's row of another."""
+"""``Embedding``: rows of a table by token id, plus learned position embeddings."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import torch
 
 from weft import ops
 from weft.core import WeftError
-from weft.nn._common import refuse
+from weft.nn._common import refuse_unsupported
 
-ONLY = {"padding_idx": None, "max_norm": None, "scale_grad_by_freq": False, "sparse": False}
+SUPPORTED = {"padding_idx": None, "max_norm": None, "scale_grad_by_freq": False, "sparse": False}
 
 
 class Embedding(torch.nn.Embedding):
-    """``weight[id] + positions[t]`` for the token at place t; without positions, ``weight[id]``.
+    """``weight[id] + positions[t]`` for the token at position t; ``weight[id]`` without positions.
 
-    Arguments and state dict are ``torch.nn.Embedding``'s; with ``max_positions`` a second
-    parameter ``positions`` is added. The backward sums each row's gradients in a fixed order.
+    Arguments and state dict are those of ``torch.nn.Embedding``; ``max_positions`` adds a second
+    parameter, ``positions``. The backward sums each row's gradients in a fixed order.
 
     Args:
-        max_positions: the longest sequence; None: tokens alone.
-        impl: the implementation that ``weft.ops.embedding`` is to use; None is its choice.
+        max_positions: longest sequence; None: no position embeddings.
+        impl: implementation of ``weft.ops.embedding``; None leaves the choice to dispatch.
 
     Raises:
-        WeftError: an option of torch's other than its default: ``padding_idx``, ``max_norm``,
+        WeftError: an option of torch's that is not supported: ``padding_idx``, ``max_norm``,
             ``scale_grad_by_freq``, ``sparse``.
     """
 
@@ -43,21 +43,23 @@ class Embedding(torch.nn.Embedding):
         max_positions: int | None = None,
         impl: str | None = None,
     ) -> None:
-        refuse("Embedding", locals(), ONLY, "torch.nn.Embedding has it")
+        refuse_unsupported("Embedding", locals(), SUPPORTED, "use torch.nn.Embedding for it")
         super().__init__(num_embeddings, embedding_dim, device=device, dtype=dtype)
         self.impl = impl
-        places = None
+        positions = None
         if max_positions is not None:
-            empty = torch.empty(max_positions, embedding_dim, device=device, dtype=dtype)
-            places = torch.nn.Parameter(torch.nn.init.normal_(empty))
-        self.register_parameter("positions", places)
+            table = torch.empty(max_positions, embedding_dim, device=device, dtype=dtype)
+            # Normal, as torch.nn.Embedding initialises its own table.
+            positions = torch.nn.Parameter(torch.nn.init.normal_(table))
+        # Registered also as None: the attribute exists, and the state dict then has no such key.
+        self.register_parameter("positions", positions)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Integers (..., length) to (..., length, embedding_dim)."""
+        """Map integers (..., length) to (..., length, embedding_dim)."""
         if self.positions is None:
             return ops.embedding(input.long(), self.weight, impl=self.impl)
         length = input.shape[-1] if input.dim() else 1
         if length > len(self.positions):
-            most = f"at most {len(self.positions)} tokens"
-            raise WeftError("Embedding: the sequence", expected=most, got=length)
+            expected = f"at most {len(self.positions)} tokens"
+            raise WeftError("Embedding: the sequence", expected=expected, got=length)
         return ops.embedding(input.long(), self.weight, self.positions[:length], impl=self.impl)

@@ -1,4 +1,4 @@
-"""``LayerNorm`` and ``RMSNorm``: torch's modules, whose forward is ``weft.ops``."""
+"""``LayerNorm`` and ``RMSNorm``: torch's modules with a forward by ``weft.ops``."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import torch
 from weft import ops
 from weft.nn._common import cast_norm
 
-# What torch.nn.RMSNorm adds where eps is None: it computes half types in float32.
-EPS = torch.finfo(torch.float32).eps
+# torch.nn.RMSNorm adds float32's epsilon if eps is None, because it computes half types in float32.
+RMS_NORM_EPS = torch.finfo(torch.float32).eps
 
 
 class LayerNorm(torch.nn.LayerNorm):
     """``(x - mean) / sqrt(variance + eps) * weight + bias`` over the last dimensions.
 
-    Arguments, parameters and state dict are ``torch.nn.LayerNorm``'s. Source: arXiv:1607.06450.
+    Arguments, parameters and state dict are those of ``torch.nn.LayerNorm``. Source: arXiv:1607.06450.
 
     Args:
-        normalized_shape: the sizes of the last dimensions, or the size of the last one.
-        impl: the implementation that ``weft.ops.layer_norm`` is to use; None is its choice.
+        normalized_shape: sizes of the last dimensions, or the size of the last one.
+        impl: implementation of ``weft.ops.layer_norm``; None leaves the choice to dispatch.
 
-    The input is (*, *normalized_shape), float32, float16 or bfloat16, of the parameters' dtype;
-    under autocast it is computed and returned in float32, as by torch.
+    The input is (*, *normalized_shape), float32, float16 or bfloat16, of the parameters' dtype; under
+    autocast the result is float32, as torch's.
     """
 
     def __init__(
@@ -38,7 +38,9 @@ class LayerNorm(torch.nn.LayerNorm):
         *,
         impl: str | None = None,
     ) -> None:
+        # torch's annotation accepts lists, not every sequence.
         shape = normalized_shape if isinstance(normalized_shape, int) else list(normalized_shape)
+        # torch creates the parameters: names, shapes and initial values are its own.
         super().__init__(shape, eps, elementwise_affine, bias, device, dtype)
         self.impl = impl
 
@@ -49,12 +51,12 @@ class LayerNorm(torch.nn.LayerNorm):
 class RMSNorm(torch.nn.RMSNorm):
     """``x / sqrt(mean(x^2) + eps) * weight`` over the last dimensions.
 
-    Arguments, parameters and state dict are ``torch.nn.RMSNorm``'s. Source: arXiv:1910.07467.
+    Arguments, parameters and state dict are those of ``torch.nn.RMSNorm``. Source: arXiv:1910.07467.
 
     Args:
-        normalized_shape: the sizes of the last dimensions, or the size of the last one.
+        normalized_shape: sizes of the last dimensions, or the size of the last one.
         eps: None is float32's machine epsilon, as in torch.
-        impl: the implementation that ``weft.ops.rms_norm`` is to use; None is its choice.
+        impl: implementation of ``weft.ops.rms_norm``; None leaves the choice to dispatch.
     """
 
     def __init__(
@@ -72,11 +74,11 @@ class RMSNorm(torch.nn.RMSNorm):
         self.impl = impl
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        eps = EPS if self.eps is None else self.eps
+        eps = RMS_NORM_EPS if self.eps is None else self.eps
         x, weight = cast_norm(x, self.weight)
-        rows = _rows(x, self.normalized_shape)
-        weight = rows.new_ones(rows.shape[-1]) if weight is None else weight.reshape(-1)
-        return ops.rms_norm(rows, weight, eps=eps, impl=self.impl).view(x.shape)
+        x2d = _flatten_normalized(x, self.normalized_shape)
+        weight = x2d.new_ones(x2d.shape[-1]) if weight is None else weight.reshape(-1)
+        return ops.rms_norm(x2d, weight, eps=eps, impl=self.impl).view(x.shape)
 
 
 def layer_norm(
@@ -87,15 +89,16 @@ def layer_norm(
     eps: float,
     impl: str | None,
 ) -> torch.Tensor:
-    """``torch.nn.functional.layer_norm`` by ``weft.ops``: ones and zeros stand for what is None."""
+    """``torch.nn.functional.layer_norm`` by ``weft.ops``: None becomes a weight of ones, a bias of zeros."""
     x, weight, bias = cast_norm(x, weight, bias)
-    rows = _rows(x, shape)
-    columns = rows.shape[-1]
-    weight = rows.new_ones(columns) if weight is None else weight.reshape(-1)
-    bias = rows.new_zeros(columns) if bias is None else bias.reshape(-1)
-    return ops.layer_norm(rows, weight, bias, eps=eps, impl=impl).view(x.shape)
+    x2d = _flatten_normalized(x, shape)
+    columns = x2d.shape[-1]
+    # The operators need both parameters; these constants get no gradient.
+    weight = x2d.new_ones(columns) if weight is None else weight.reshape(-1)
+    bias = x2d.new_zeros(columns) if bias is None else bias.reshape(-1)
+    return ops.layer_norm(x2d, weight, bias, eps=eps, impl=impl).view(x.shape)
 
 
-def _rows(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """The input with its normalised dimensions as one."""
+def _flatten_normalized(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """Return the input with its normalised dimensions as one."""
     return x if len(shape) == 1 else x.reshape(*x.shape[: x.dim() - len(shape)], prod(shape))

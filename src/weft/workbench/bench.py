@@ -1,17 +1,16 @@
-"""bench: check, then time only what passed, and make records of it, case by case.
+"""Bench: check each implementation, time those that passed, and make records, point by point.
 
-Nothing that has not passed at a case is timed there; what cannot run is a record with its reason.
+An implementation is never timed at a case where it has not passed. One that cannot run gets a record
+with its reason.
 """
 
 from __future__ import annotations
 
 import gc
-import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import torch
@@ -25,53 +24,58 @@ from weft.core import (
     Implementation,
     Operator,
     Record,
+    Support,
     Verdict,
 )
+from weft.core.log import Log, no_log
 from weft.core.record import FAIL, PASS, UNSUPPORTED
-from weft.workbench.bind import bind
-from weft.workbench.cell import CellDied, GuestError
-from weft.workbench.check import check
-from weft.workbench.clock import measure
-from weft.workbench.guests import restart, without_their_baseline
-from weft.workbench.hands import Guest, here
-from weft.workbench.judge import judge
-from weft.workbench.limits import ceilings as measured_ceilings
-from weft.workbench.oracle import Oracle, fresh_seeds
-from weft.workbench.plan import Budget, Candidate, Outcome
-from weft.workbench.points import Point, select
-from weft.workbench.ran import look
-from weft.workbench.recording import Found, make_record
-from weft.workbench.remote_clock import RemoteStand, first_call, named
-from weft.workbench.slots import Form, Leading, Slot, deal
+from weft.machine.load import busier
+from weft.machine.load import measure as measure_load
+from weft.workbench.calls.bind import bind
+from weft.workbench.calls.buffers import InputBuffers, LeadingOutputs, ShapeDtype, allocate_buffers
+from weft.workbench.calls.call import make_local_caller
+from weft.workbench.calls.errors import SandboxDied, WorkerError
+from weft.workbench.calls.seeds import fresh_seeds
+from weft.workbench.calls.selection import BenchPoint, select_points
+from weft.workbench.check.by_rows import return_freed_memory
+from weft.workbench.check.check import check
+from weft.workbench.check.oracle import Oracle
+from weft.workbench.check.output_judge import judge
+from weft.workbench.durations import expected_bench_seconds
+from weft.workbench.records import BenchResult, make_record
+from weft.workbench.sandbox.caller import WorkerProcess
+from weft.workbench.sandbox.candidates import restart_workers, without_external_baseline
+from weft.workbench.sandbox.observed_kernels import observe_kernels
+from weft.workbench.sandbox.remote_timing import RemoteTimingBackend, describe_point, measure_first_call
+from weft.workbench.timing.ceilings import ceilings as measured_ceilings
+from weft.workbench.timing.measure import measure
+from weft.workbench.timing.plan import Budget, Candidate, Outcome
 
-CHECK_SEEDS = 2
+CHECK_SEEDS = 2  # a bench case is large: each seed costs a float64 reference
+# Budget of a point in the default set, whose eight points must take less than a minute together.
+FIRST_LOOK_SECONDS = {"cuda": 2.5, "cpu": 0.8}
 
 _now = time.perf_counter_ns
-Say = Callable[[str], None]
-
-
-def _silent(line: str) -> None:
-    return None
 
 
 @dataclass(frozen=True, kw_only=True)
-class _How:
-    """What is the same at every point of a run. ``guests`` holds a stranger's process by the name
-    of its implementation, ``without`` the checks that are left out."""
+class _Options:
+    """Options that all points of a run share.
+
+    ``workers`` are the worker processes of external implementations by name, ``without`` the checks
+    to leave out, ``first_look`` and ``verdicts`` as in :func:`run_points`.
+    """
 
     budget: Budget
-    seed: int
-    say: Say
-    guests: Mapping[str, Guest]
-    without: Collection[str]
+    seed: int = 0
+    log: Log = no_log
+    workers: Mapping[str, WorkerProcess]
+    without: Collection[str] = ()
+    first_look: bool = False
+    verdicts: Mapping[tuple[str, str], Verdict] = field(default_factory=dict)
 
 
-def run(*arguments: Any, **more: Any) -> Iterator[Record]:
-    """The records of :func:`run_points` one by one; the same arguments, and the same errors."""
-    return chain.from_iterable(run_points(*arguments, **more))
-
-
-def run_points(
+def run(
     operators: Sequence[str | Operator] | None = None,
     impls: Sequence[str | Implementation] | None = None,
     cases: Sequence[str] | None = None,
@@ -83,135 +87,242 @@ def run_points(
     budget: Budget | None = None,
     ceilings: Ceilings | None = None,
     patience: float | None = None,
-    seed: int = 0,
-    on_event: Say = _silent,
-    guests: Mapping[str, Guest] | None = None,
+    on_event: Log = no_log,
+    workers: Mapping[str, WorkerProcess] | None = None,
     baselines: Mapping[str, Implementation] | None = None,
     without: Collection[str] = (),
+) -> Iterator[Record]:
+    """Return the records of :func:`run_points` one by one; arguments and errors are the same."""
+    groups = run_points(
+        operators,
+        impls,
+        cases,
+        directions,
+        device,
+        all_cases=all_cases,
+        quick=quick,
+        budget=budget,
+        ceilings=ceilings,
+        patience=patience,
+        on_event=on_event,
+        workers=workers,
+        baselines=baselines,
+        without=without,
+    )
+    return (record for group in groups for record in group)
+
+
+def run_points(
+    operators: Sequence[str | Operator] | None = None,
+    impls: Sequence[str | Implementation] | None = None,
+    cases: Sequence[str] | None = None,
+    directions: Sequence[str] | None = None,
+    device: str | None = None,
+    *,
+    all_cases: bool = False,
+    quick: bool = False,
+    first_look: bool = False,
+    budget: Budget | None = None,
+    ceilings: Ceilings | None = None,
+    patience: float | None = None,
+    seed: int = 0,
+    on_event: Log = no_log,
+    workers: Mapping[str, WorkerProcess] | None = None,
+    baselines: Mapping[str, Implementation] | None = None,
+    without: Collection[str] = (),
+    verdicts: Mapping[tuple[str, str], Verdict] | None = None,
+    on_start: Callable[[list[float]], None] | None = None,
 ) -> Iterator[list[Record]]:
-    """Records of these operators, a list for each point as soon as it is done.
+    """Check and time these operators; yield the records of each point as soon as it is done.
 
     By default every operator's first bench case of the device, in every direction; ``all_cases``
     takes all of them, ``cases`` names some. ``operators`` and ``impls`` may be objects as well as
-    names, for what is not in the registry. With ``patience`` (seconds) forward comes first, and a
-    backward that would begin later is left out and said to be. ``on_event`` gets a line of progress
-    at a time. ``guests`` are the processes of strangers' implementations, by their names: those are
-    checked and timed there, started anew for each point, on seeds from the operating system.
-    ``baselines`` set the tolerance of operators that are not in the registry. ``without`` names
-    checks to leave out, of the check and of the clock.
-    Raises :class:`WeftError` for a name that is not there, before anything runs.
+    names, for those outside the registry. With ``patience`` (seconds) forward comes first, and a
+    backward that would begin later is left out and logged. ``on_event`` gets one line of progress at
+    a time, ``on_start`` the expected seconds of each point. ``workers`` are the worker processes of
+    external implementations by name: those are checked and timed there, started anew for each point,
+    on seeds from the operating system.
+    ``baselines`` set the tolerance of operators outside the registry. ``without`` names checks to
+    leave out, of the check and of the timing. ``verdicts``, by implementation and case, are those of
+    a check that the caller has just made: they stand, and the check is not repeated.
+
+    With ``first_look`` the whole run is short: one implementation for each backend unless ``impls`` names
+    some, a smaller budget, and one seed at the large case after all seeds at a small check case.
+
+    Raises :class:`WeftError` for an unknown name before anything runs.
     """
     device = device or machine.default_device()
-    chosen = select(operators, impls, cases, directions, device, all_cases, baselines)
-    points = [without_their_baseline(p, guests or {}, baselines or {}) for p in chosen]
-    budget = budget or Budget.of(device, quick)
+    chosen = select_points(operators, impls, cases, directions, device, all_cases, baselines)
+    points = [without_external_baseline(p, workers or {}, baselines or {}) for p in chosen]
+    budget = budget or Budget.for_device(device, quick)
+    if first_look:
+        seconds = min(budget.seconds, FIRST_LOOK_SECONDS[device])
+        budget = replace(budget, seconds=seconds, side_samples=3, recheck_seconds=0.5)
+        if not impls:
+            points = [_without_variants(p) for p in points]
     if ceilings is None:
         ceilings = measured_ceilings(device, progress=on_event)
-    machine_now = machine.fingerprint(device) | {"ceilings": asdict(ceilings) if ceilings else None}
+    fingerprint = machine.fingerprint(device) | {"ceilings": asdict(ceilings) if ceilings else None}
     if patience is not None:
         points.sort(key=lambda p: p.direction == BACKWARD)
-    how = _How(budget=budget, seed=seed, say=on_event, guests=guests or {}, without=without)
-    return _run(points, how, ceilings, machine_now, patience)
+    if on_start is not None:
+        on_start(expected_bench_seconds(points, budget))
+    options = _Options(
+        budget=budget,
+        seed=seed,
+        log=on_event,
+        workers=workers or {},
+        without=without,
+        first_look=first_look,
+        verdicts=verdicts or {},
+    )
+    return _run(points, options, ceilings, fingerprint, patience)
+
+
+def _without_variants(point: BenchPoint) -> BenchPoint:
+    """Return the point with one implementation for each backend: no ladder steps, no variants."""
+    main_ones = tuple(i for i in point.implementations if "/" not in i.name)
+    return replace(point, implementations=main_ones)
 
 
 def _run(
-    points: Sequence[Point],
-    how: _How,
+    points: Sequence[BenchPoint],
+    options: _Options,
     ceilings: Ceilings | None,
     fingerprint: Mapping[str, Any],
     patience: float | None,
 ) -> Iterator[list[Record]]:
-    began = _now()
+    start = _now()
     for number, point in enumerate(points, 1):
-        late = patience is not None and _now() - began > patience * 1e9
+        late = patience is not None and _now() - start > patience * 1e9
         if late and point.direction == BACKWARD:
-            left = ", ".join(p.operator.name for p in points[number - 1 :])
-            how.say(f"left out to stay quick: backward of {left}; weft bench --direction backward")
+            skipped = ", ".join(p.operator.name for p in points[number - 1 :])
+            options.log(f"Skipped backward ({skipped}). Run it with: weft bench --direction backward")
             return
-        progress = partial(_prefixed, how.say, f"[{number}/{len(points)}] {point.title}: ")
-        found = _point(point, replace(how, say=progress), number > 1)
-        yield [
-            make_record(point, i, found[i.name], ceilings, fingerprint)
-            for i in point.implementations
-        ]
-        del found
+        progress = partial(_log_with_prefix, options.log, f"[{number}/{len(points)}] {point.title}: ")
+        before = measure_load(point.device)
+        results = _bench_point(point, replace(options, log=progress), restart_external=number > 1)
+        load = busier(before, measure_load(point.device)).to_json()
+        here = {**fingerprint, "load": load}
+        yield [make_record(point, i, results[i.name], ceilings, here) for i in point.implementations]
+        del results
         free_memory(point.device)
 
 
-def _prefixed(say: Say, prefix: str, line: str) -> None:
-    say(prefix + line)
+def _log_with_prefix(log: Log, prefix: str, line: str) -> None:
+    log(prefix + line)
 
 
-def _point(point: Point, how: _How, anew: bool) -> dict[str, Found]:
+def _bench_point(point: BenchPoint, options: _Options, restart_external: bool) -> dict[str, BenchResult]:
     """Check every implementation at a point, then time those that passed, side by side."""
-    found: dict[str, Found] = {}
+    results: dict[str, BenchResult] = {}
     passed: list[Implementation] = []
-    broken = restart(point, how.guests) if anew else {}
-    # One float64 reference for all of them, on seeds that no implementation can know.
-    seeds = fresh_seeds(CHECK_SEEDS)
-    oracle = Oracle(
-        point.operator, point.case, point.direction, point.device, seeds, point.baseline
-    )
+    broken = restart_workers(point, options.workers) if restart_external else {}
+    oracle = _oracle(point, CHECK_SEEDS)
+    small = _small_point(point) if options.first_look else None
+    quick_oracle = _oracle(point, 1) if small else oracle
     for implementation in point.implementations:
         name = implementation.name
         try:
             if name in broken:
-                raise CellDied(broken[name])
+                raise SandboxDied(broken[name])
             answer = support(implementation, point.case, point.device, point.direction)
-        except (CellDied, GuestError) as error:
-            found[name] = Found(verdict=_verdict(point, implementation, FAIL, f"channel: {error}"))
+        except (SandboxDied, WorkerError) as error:
+            verdict = _verdict(point, implementation, FAIL, f"channel: {error}")
+            results[name] = BenchResult(verdict=verdict)
             continue
         if not (answer.ok and answer.timed):
             verdict = _verdict(point, implementation, UNSUPPORTED, answer.reason)
-            found[name] = Found(verdict=verdict)
+            results[name] = BenchResult(verdict=verdict)
             continue
-        how.say(f"checking {name}")
-        found[name] = one = _checked(point, implementation, oracle, how)
-        if one.verdict.status == PASS:
+        if verdict_before := options.verdicts.get((name, point.case.name)):
+            results[name] = BenchResult(verdict=verdict_before)
+            passed += [implementation] if verdict_before.status == PASS else []
+            continue
+        options.log(f"checking {name}")
+        checked_small = small is not None and _passes_small(small, implementation, options)
+        results[name] = _check(point, implementation, quick_oracle if checked_small else oracle, options)
+        if results[name].verdict.status == PASS:
             passed.append(implementation)
     if passed:
         grad = _grad_form(oracle)
-        del oracle
-        how.say(f"timing {', '.join(i.name for i in passed)}")
-        for name, outcome in _timed(point, passed, grad, found, how).items():
-            _take(found[name], outcome)
-        _look(point, passed, grad, found, how)
-    return found
+        del oracle, quick_oracle
+        options.log(f"timing {', '.join(i.name for i in passed)}")
+        for name, outcome in _time(point, passed, grad, results, options).items():
+            _add_outcome(results[name], outcome)
+        _add_kernels(point, passed, grad, results, options)
+    return results
 
 
-def _look(
-    point: Point,
+def _oracle(point: BenchPoint, seeds: int) -> Oracle:
+    """Return one float64 reference for all implementations, on seeds that none can predict."""
+    unpredictable = fresh_seeds(seeds)
+    return Oracle(point.operator, point.case, point.direction, point.device, unpredictable, point.baseline)
+
+
+def _small_point(point: BenchPoint) -> BenchPoint | None:
+    """Return the point at the operator's first check case of the same dtype; None without one."""
+    cases = point.operator.select("check", point.device)
+    case = next((c for c in cases if c.dtype == point.case.dtype), None)
+    return replace(point, case=case) if case else None
+
+
+def _passes_small(small: BenchPoint, implementation: Implementation, options: _Options) -> bool:
+    """Return True if an implementation passes at the small point.
+
+    ``compile`` is left out, since it compiles anew for each shape.
+    """
+    if implementation.backend == "compile" or implementation.name in options.workers:
+        return False
+    answer: Support = support(implementation, small.case, small.device, small.direction)
+    return bool(answer) and (
+        check(
+            small.operator,
+            implementation,
+            small.case,
+            small.direction,
+            small.device,
+            without=options.without,
+            baseline=small.baseline,
+        ).status
+        == PASS
+    )
+
+
+def _add_kernels(
+    point: BenchPoint,
     passed: Sequence[Implementation],
-    grad: Form | None,
-    found: Mapping[str, Found],
-    how: _How,
+    grad: ShapeDtype | None,
+    results: Mapping[str, BenchResult],
+    options: _Options,
 ) -> None:
-    """Name the kernels that ran, in a pass of its own, after all the timing."""
+    """Add the names of the observed kernels, in a pass of its own after all the timing."""
     free_memory(point.device)
-    for one in passed:
-        if found[one.name].timing is not None and "provenance" not in how.without:
-            ran = look(point, one, grad, how.guests.get(one.name))
-            found[one.name].kernels = ran.kernels
-            found[one.name].flags |= ran.flags
+    for implementation in passed:
+        result = results[implementation.name]
+        if result.timing is not None and "provenance" not in options.without:
+            observed = observe_kernels(point, implementation, grad, options.workers.get(implementation.name))
+            result.kernels = observed.kernels
+            result.flags |= observed.flags
 
 
-def _grad_form(oracle: Oracle) -> Form | None:
-    """The form of the gradient that a backward is given; None in the forward."""
+def _grad_form(oracle: Oracle) -> ShapeDtype | None:
+    """Return the shape and dtype of a backward's incoming gradient; None in the forward."""
     if oracle.direction != BACKWARD:
         return None
     form = oracle.grad_form
     return form.shape, form.dtype
 
 
-def _take(one: Found, outcome: Outcome) -> None:
-    one.timing = outcome.timing
+def _add_outcome(result: BenchResult, outcome: Outcome) -> None:
+    result.timing = outcome.timing
     if outcome.refusal:
-        one.verdict = replace(one.verdict, status=FAIL, reason=outcome.refusal)
+        result.verdict = replace(result.verdict, status=FAIL, reason=outcome.refusal)
     if outcome.trouble:
-        one.flags.add(f"not timed: {outcome.trouble}")
+        result.flags.add(f"not timed: {outcome.trouble}")
 
 
-def _verdict(point: Point, implementation: Implementation, status: str, reason: str) -> Verdict:
+def _verdict(point: BenchPoint, implementation: Implementation, status: str, reason: str) -> Verdict:
     return Verdict(
         operator=point.operator.name,
         implementation=implementation.name,
@@ -222,18 +333,20 @@ def _verdict(point: Point, implementation: Implementation, status: str, reason: 
     )
 
 
-def _checked(point: Point, implementation: Implementation, oracle: Oracle, how: _How) -> Found:
-    """The very first call, timed, and then the check. A first call that raises is left to the
-    check to judge."""
-    first = None
-    guest = how.guests.get(implementation.name)
+def _check(
+    point: BenchPoint, implementation: Implementation, oracle: Oracle, options: _Options
+) -> BenchResult:
+    """Time the first call, then check. The check judges a first call that raises."""
+    first_call_us = None
+    worker = options.workers.get(implementation.name)
     try:
         grad = _grad_form(oracle)
-        if guest is None:
-            first = _first_call(point, implementation, grad, how.seed)
+        if worker is None:
+            first_call_us = _first_call(point, implementation, grad, options.seed)
         else:
-            first = first_call(guest.cell, _named(point, implementation, grad), _seed())
-    except Exception:  # noqa: BLE001 - the check makes the same call and says what it raised
+            request = _request(point, implementation, grad)
+            first_call_us = measure_first_call(worker.sandbox, request, fresh_seeds(1)[0])
+    except Exception:  # noqa: BLE001 - the check makes the same call and reports what it raises
         free_memory(point.device)
     verdict = check(
         point.operator,
@@ -242,30 +355,26 @@ def _checked(point: Point, implementation: Implementation, oracle: Oracle, how: 
         point.direction,
         point.device,
         oracle=oracle,
-        without=how.without,
-        hands=here if guest is None else guest.hands,
+        without=options.without,
+        make_caller=make_local_caller if worker is None else worker.make_caller,
     )
-    return Found(verdict=verdict, first=first)
+    return BenchResult(verdict=verdict, first_call_us=first_call_us)
 
 
-def _seed() -> int:
-    """A seed that a stranger cannot know."""
-    return secrets.randbelow(1 << 31)
-
-
-def _named(point: Point, implementation: Implementation, grad: Form | None) -> dict[str, Any]:
+def _request(point: BenchPoint, implementation: Implementation, grad: ShapeDtype | None) -> dict[str, Any]:
+    """Return the names by which a worker process knows this point."""
     names = (point.operator.name, implementation.name, point.case.name)
-    return named(*names, point.direction, point.device, grad)
+    return describe_point(*names, point.direction, point.device, grad)
 
 
 def _first_call(
-    point: Point, implementation: Implementation, grad: Form | None, seed: int
+    point: BenchPoint, implementation: Implementation, grad: ShapeDtype | None, seed: int
 ) -> float:
-    """Wall time (us) of binding and calling for the first time, compilation included."""
-    slot = deal(point.case, point.device, grad, seed)
+    """Return the wall time (us) of binding and calling for the first time, compilation included."""
+    buffers = allocate_buffers(point.case, point.device, grad, seed)
     synchronise(point.device)
     start = _now()
-    _bind(point, implementation, slot)()
+    _bind(point, implementation, buffers)()
     synchronise(point.device)
     return (_now() - start) / 1000
 
@@ -275,47 +384,49 @@ def synchronise(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def _bind(point: Point, implementation: Implementation, slot: Slot) -> Callable[[], Any]:
-    call = bind(point.operator, implementation, point.case, point.direction, slot.inputs, slot.grad)
+def _bind(point: BenchPoint, implementation: Implementation, buffers: InputBuffers) -> Callable[[], Any]:
+    call = bind(point.operator, implementation, point.case, point.direction, buffers.inputs, buffers.grad)
     if implementation.outputs is None or point.direction != FORWARD:
         return call
-    return lambda: Leading(call())
+    return lambda: LeadingOutputs(call())
 
 
-def _timed(
-    point: Point,
+def _time(
+    point: BenchPoint,
     passed: Sequence[Implementation],
-    grad: Form | None,
-    found: Mapping[str, Found],
-    how: _How,
+    grad: ShapeDtype | None,
+    results: Mapping[str, BenchResult],
+    options: _Options,
 ) -> dict[str, Outcome]:
+    """Time the implementations that passed, side by side; return an outcome for each name."""
+
     def on_round(number: int, medians: Mapping[str, float]) -> None:
         best = min(medians, key=medians.__getitem__, default="")
         if best:
-            how.say(f"round {number + 1}, fastest so far {best} at {medians[best]:.1f} us")
+            options.log(f"round {number + 1}, fastest so far {best} at {medians[best]:.1f} us")
 
     free_memory(point.device)
-    make_judge = partial(
-        judge, point.operator, point.case, point.direction, point.device, point.baseline
-    )
-    lost: dict[str, Outcome] = {}
+    make_judge = partial(judge, point.operator, point.case, point.direction, point.device, point.baseline)
+    outcomes: dict[str, Outcome] = {}
     candidates = []
-    for one in passed:
+    for implementation in passed:
+        first_call_us = results[implementation.name].first_call_us
         try:
-            candidates.append(_candidate(point, one, grad, found[one.name].first, how))
-        except (CellDied, GuestError) as error:
-            lost[one.name] = Outcome(trouble=f"its process: {error}")
-    strange = any(c.stand is not None for c in candidates)
+            candidates.append(_candidate(point, implementation, grad, first_call_us, options))
+        except (SandboxDied, WorkerError) as error:
+            outcomes[implementation.name] = Outcome(trouble=f"its process: {error}")
+    # External code must not be able to predict any seed; for Weft's own a run can be repeated.
+    any_external = any(c.backend is not None for c in candidates)
     try:
-        return lost | measure(
+        return outcomes | measure(
             candidates,
-            partial(deal, point.case, point.device, grad),
+            partial(allocate_buffers, point.case, point.device, grad),
             device=point.device,
-            budget=how.budget,
+            budget=options.budget,
             make_judge=make_judge,
-            seed=None if strange else how.seed,
+            seed=None if any_external else options.seed,
             on_round=on_round,
-            without=how.without,
+            without=options.without,
         )
     except (torch.OutOfMemoryError, MemoryError):
         free_memory(point.device)
@@ -323,24 +434,35 @@ def _timed(
 
 
 def _candidate(
-    point: Point, one: Implementation, grad: Form | None, first: float | None, how: _How
+    point: BenchPoint,
+    implementation: Implementation,
+    grad: ShapeDtype | None,
+    first_call_us: float | None,
+    options: _Options,
 ) -> Candidate:
-    guest = how.guests.get(one.name)
-    stand = None
-    if guest is not None:
-        stand = RemoteStand(guest.cell, _named(point, one, grad), point.device, how.without)
-    return Candidate(name=one.name, bind=partial(_bind, point, one), first=first, stand=stand)
+    worker = options.workers.get(implementation.name)
+    backend = None
+    if worker is not None:
+        request = _request(point, implementation, grad)
+        backend = RemoteTimingBackend(worker.sandbox, request, point.device, options.without)
+    return Candidate(
+        name=implementation.name,
+        bind=partial(_bind, point, implementation),
+        first_call_us=first_call_us,
+        backend=backend,
+    )
 
 
 def free_memory(device: str) -> None:
-    """Give back what the last case held, so that the next one finds the device empty."""
+    """Free the memory of the last case, so that the next one finds the device empty."""
     gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()
+    return_freed_memory()
 
 
 def went_against(records: Sequence[Record]) -> bool:
-    """Whether a verdict went against somebody: a fail, a suspect time, or a pass with no time."""
+    """Return True for a fail, a suspect time, or a pass without a time among the records."""
     return any(
         r.verdict.status == FAIL
         or (r.verdict.status == PASS and r.timing is None)
@@ -349,4 +471,4 @@ def went_against(records: Sequence[Record]) -> bool:
     )
 
 
-__all__ = ["Budget", "Found", "Point", "make_record", "run", "run_points", "select", "went_against"]
+__all__ = ["BenchPoint", "BenchResult", "Budget", "make_record", "run", "run_points", "went_against"]

@@ -1,7 +1,8 @@
-"""Tune: from records to the table that dispatch looks up, and the records that a table lacks.
+"""Tuning: make the tables that dispatch reads, from records or from new measurements.
 
-A table's points come from committed records (the shipped tables), or are measured here: each bench
-case, and from the first of every dtype down to small sizes, closer where the choice changes.
+The points of a shipped table come from committed records. On a user's machine they are measured: each
+bench case, and below the first case of each dtype a sweep down to small sizes, with an extra point
+where the choice changes.
 """
 
 from __future__ import annotations
@@ -11,82 +12,88 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from weft.core import BACKWARD, FORWARD, Case, Implementation, Operator, Record, WeftError, registry
+from weft.core.json_files import read_json
+from weft.core.log import Log, no_log
 from weft.core.record import PASS
-from weft.ops._shared import dispatch
-from weft.ops._shared.dispatch import BASE, Point
+from weft.dispatch import choice as dispatch
+from weft.dispatch.choice import BASELINES, Point
+from weft.dispatch.operator import clear_caches
+from weft.workbench.calls.selection import BenchPoint
+from weft.workbench.durations import expected_bench_seconds
+from weft.workbench.timing.plan import Budget
 
-Say = Callable[[str], None]
-SHARES = (8, 64, 512)  # of a bench case's rows, where the sweep goes first
-FEWEST = 1024  # elements, below which every call is the host's
-
-
-def _silent(line: str) -> None:
-    return None
+SHARES = (8, 64, 512)  # divisors of a bench case's rows: the points of the sweep
+MIN_ELEMENTS = 1024  # of a swept case: below it every call takes the host's time alone
 
 
 def point_of(operator: Operator, case: Case, records: Iterable[Record]) -> Point | None:
-    """What dispatch is to know of a case; None where the base was not timed there.
+    """Return the point of a case for dispatch; None if no baseline was timed there.
 
-    Of each implementation the last record counts. Left out: what failed or is suspect, ladders'
-    steps, and ``compile``, which costs a user seconds at the first call of each shape.
+    The last record of each implementation counts. Left out: failed and suspect records, steps of
+    ladders, and ``compile``, which costs a user seconds at the first call of each shape.
     """
     times: dict[str, dict[str, tuple[float, float]]] = {FORWARD: {}, BACKWARD: {}}
-    for one in records:
-        step = one.implementation.partition("/")[2][:2].isdigit()
-        if step or one.backend == "compile":
+    for record in records:
+        is_step = record.implementation.partition("/")[2][:2].isdigit()
+        if is_step or record.backend == "compile":
             continue
-        here = times[one.direction]
-        here.pop(one.implementation, None)
-        suspect = any(f.startswith("suspect") for f in one.flags)
-        if one.verdict.status == PASS and one.timing is not None and not suspect:
-            cold = one.timing.cold
-            here[one.implementation] = (round(cold, 3), round(one.timing.host or cold, 3))
-    if not any(b in times[FORWARD] for b in BASE):
+        by_name = times[record.direction]
+        # Removed first: if the last record of an implementation failed, an older time must not stay.
+        by_name.pop(record.implementation, None)
+        suspect = any(f.startswith("suspect") for f in record.flags)
+        if record.verdict.status == PASS and record.timing is not None and not suspect:
+            cold = record.timing.cold
+            by_name[record.implementation] = (round(cold, 3), round(record.timing.host or cold, 3))
+    if not any(b in times[FORWARD] for b in BASELINES):
         return None
     if operator.differentiable and not operator.cost(case, BACKWARD).written:
-        # The gradient is a view: whoever computed the output, it costs nothing.
+        # The gradient is a view and costs nothing, whichever implementation computed the output.
         times[BACKWARD] = dict.fromkeys(times[FORWARD], (0.0, 0.0))
-    dtype, elements, last = dispatch.described(case.inputs)
+    dtype, elements, last = dispatch.lookup_key(case.inputs)
     return Point(
         operator=operator.name,
         case=case.name,
         dtype=dtype,
         elements=elements,
         last=last,
-        flags=dispatch.words_of(case.params),
+        flags=dispatch.discrete_params(case.params),
         forward=times[FORWARD],
         backward=times[BACKWARD],
     )
 
 
 def from_records(records: Iterable[Record]) -> dict[str, list[Point]]:
-    """Points by device, from records of a GPU at cases that the registry's operators have; what a
-    user brought is not among what a call may be given."""
+    """Return the points by device, from GPU records at cases of the registry's operators.
+
+    Records of external candidates are left out: dispatch can call only the registry's implementations.
+    """
     groups: dict[str, dict[tuple[str, str], list[Record]]] = {}
-    for one in records:
-        ours = registry.REGISTRY.get(one.operator, {})
-        if one.machine.get("kind") == "cuda" and one.implementation in ours:
-            of = groups.setdefault(str(one.machine.get("device")), {})
-            of.setdefault((one.operator, one.case), []).append(one)
-    found: dict[str, list[Point]] = {}
+    for record in records:
+        known = record.operator in registry.REGISTRY
+        builtin = registry.implementation_names(record.operator) if known else []
+        if record.machine.get("kind") == "cuda" and record.implementation in builtin:
+            by_case = groups.setdefault(str(record.machine.get("device")), {})
+            by_case.setdefault((record.operator, record.case), []).append(record)
+    points: dict[str, list[Point]] = {}
     for device, cases in groups.items():
-        for (name, case_name), here in cases.items():
+        for (name, case_name), case_records in cases.items():
             operator = registry.operator(name)
             case = next((c for c in operator.cases if c.name == case_name), None)
-            point = point_of(operator, case, here) if case else None
+            point = point_of(operator, case, case_records) if case else None
             if point is not None:
-                found.setdefault(device, []).append(point)
-    return found
+                points.setdefault(device, []).append(point)
+    return points
 
 
 def scaled(case: Case, share: int) -> Case | None:
-    """The case with a share of its rows: each dimension of the first input's first size shrinks.
+    """Return the case with its rows divided by ``share``; None if too few elements would remain.
 
-    None where that would leave next to nothing.
+    Each dimension whose size is that of the first input's first dimension is divided.
     """
     shape = case.inputs[0].shape
     rows = shape[0] // share if shape else 0
@@ -95,7 +102,7 @@ def scaled(case: Case, share: int) -> Case | None:
     inputs = tuple(
         replace(i, shape=tuple(rows if d == shape[0] else d for d in i.shape)) for i in case.inputs
     )
-    if sum(i.numel for i in inputs) < FEWEST:
+    if sum(i.numel for i in inputs) < MIN_ELEMENTS:
         return None
     return replace(case, name=f"{case.name}/{share}", inputs=inputs, draw=None)
 
@@ -104,134 +111,184 @@ Measure = Callable[[Operator, Case], Point | None]
 
 
 def sweep(operator: Operator, device: str, measure: Measure) -> Iterator[Point]:
-    """The points of an operator: its bench cases; and around the crossover below the first of
-    every dtype and of every word among its parameters."""
+    """Yield the points of an operator: its bench cases, and a sweep below the first case of each kind.
+
+    Cases are of one kind if they have the same dtype and the same discrete parameters.
+    """
     swept: set[tuple[str, tuple[tuple[str, object], ...]]] = set()
     for case in operator.select("bench", device):
-        kind = (case.dtype, dispatch.words_of(case.params))
+        kind = _kind(case)
         point = measure(operator, case)
         if point is not None:
             yield point
         if kind not in swept:
             swept.add(kind)
-            yield from _down(operator, case, point, measure)
+            yield from _sweep_down(operator, case, point, measure)
 
 
-def _down(operator: Operator, case: Case, top: Point | None, measure: Measure) -> Iterator[Point]:
-    before, at = top, 1
+def _kind(case: Case) -> tuple[str, tuple[tuple[str, object], ...]]:
+    return case.dtype, dispatch.discrete_params(case.params)
+
+
+def _sweep_down(operator: Operator, case: Case, top: Point | None, measure: Measure) -> Iterator[Point]:
+    """Yield points at shares of the case's rows, with one more where the choice changes between two."""
+    larger, larger_share = top, 1
     for share in SHARES:
         smaller = scaled(case, share)
         point = measure(operator, smaller) if smaller else None
         if point is None:
             return
         yield point
-        if before is not None and _choices(before) != _choices(point):
-            middle = scaled(case, round((at * share) ** 0.5))
-            between = measure(operator, middle) if middle else None
-            if between is not None:
-                yield between
-        before, at = point, share
+        if larger is not None and _choices(larger) != _choices(point):
+            # The crossover lies between: measure at the geometric mean, since sizes fall by factors.
+            middle_case = scaled(case, round((larger_share * share) ** 0.5))
+            middle = measure(operator, middle_case) if middle_case else None
+            if middle is not None:
+                yield middle
+        larger, larger_share = point, share
 
 
 def _choices(point: Point) -> tuple[str, str]:
     return dispatch.best(point, False), dispatch.best(point, True) if point.backward else ""
 
 
-def measured(
-    names: Sequence[str] | None, device: str, *, quick: bool = True, say: Say = _silent
+def expected_seconds(names: Sequence[str] | None, device: str, *, quick: bool = True) -> list[float]:
+    """Return the expected seconds of each point of :func:`measure_points`, without those at crossovers."""
+    expected: list[float] = []
+
+    def measure(operator: Operator, case: Case) -> None:
+        implementations = tuple(filter(_can_be_chosen, registry.implementations(operator.name)))
+        points = [
+            BenchPoint(
+                operator=operator,
+                case=case,
+                direction=direction,
+                device=device,
+                baseline=None,
+                implementations=implementations,
+            )
+            for direction in operator.directions
+        ]
+        expected.append(sum(expected_bench_seconds(points, Budget.for_device(device, quick))))
+
+    for name in names or registry.operator_names():
+        operator = registry.operator(name)
+        swept = set()
+        for case in operator.select("bench", device):
+            measure(operator, case)
+            if (kind := _kind(case)) not in swept:
+                swept.add(kind)
+                for smaller in map(partial(scaled, case), SHARES):
+                    if smaller is None:
+                        break
+                    measure(operator, smaller)
+    return expected
+
+
+def measure_points(
+    names: Sequence[str] | None, device: str, *, quick: bool = True, on_event: Log = no_log
 ) -> Iterator[Point]:
-    """Measure on this machine: the workbench checks, then times, every implementation but
-    ``compile`` and ladders' steps, forward and backward. Raises :class:`WeftError` for a name that
-    is not there, before anything runs."""
+    """Measure on this machine; yield the points of the named operators, or of all.
+
+    The workbench checks and then times every implementation except ``compile`` and steps of ladders,
+    forward and backward. Raises :class:`WeftError` for an unknown name before anything runs.
+    """
     from weft.workbench import bench
 
     chosen = [registry.operator(n) for n in names or registry.operator_names()]
 
     def measure(operator: Operator, case: Case) -> Point | None:
-        ways = [i for i in registry.implementations(operator.name) if _counts(i)]
-        one = replace(operator, cases=(replace(case, tags=frozenset({"bench"})),))
-        more: dict[str, Any] = {"all_cases": True, "quick": quick, "on_event": say}
-        return point_of(one, case, bench.run([one], ways, device=device, **more))
+        implementations = [i for i in registry.implementations(operator.name) if _can_be_chosen(i)]
+        # The bench selects by tag: a copy of the operator with this case alone, tagged for it.
+        with_case = replace(operator, cases=(replace(case, tags=frozenset({"bench"})),))
+        options: dict[str, Any] = {"all_cases": True, "quick": quick, "on_event": on_event}
+        records = bench.run([with_case], implementations, device=device, **options)
+        return point_of(with_case, case, records)
 
     for operator in chosen:
         yield from sweep(operator, device, measure)
 
 
-def _counts(one: Implementation) -> bool:
-    return not one.is_step and one.backend != "compile"
+def _can_be_chosen(implementation: Implementation) -> bool:
+    """Return True for what dispatch may choose; see :func:`point_of`."""
+    return not implementation.is_step and implementation.backend != "compile"
 
 
 def write(path: Path, device: str, points: Iterable[Point], source: str) -> None:
-    """Write a table, a point a line, so that whoever reads it finds a whole one. Raises
-    :class:`WeftError` where it cannot be written."""
+    """Write a table, one point a line. Raises :class:`WeftError` if it cannot be written.
+
+    The file is replaced atomically, so a reader in another process never sees half a table.
+    """
     ordered = sorted(points, key=lambda p: (p.operator, p.dtype, p.last, p.elements, p.case))
-    head = {"format": dispatch.FORMAT, "device": device, "from": source}
+    header = {"format": dispatch.FORMAT, "device": device, "from": source}
     lines = ",\n".join(json.dumps(p.to_json(), separators=(",", ":")) for p in ordered)
-    text = json.dumps(head)[:-1] + ', "points": [\n' + lines + "\n]}\n"
+    text = json.dumps(header)[:-1] + ', "points": [\n' + lines + "\n]}\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
         with os.fdopen(descriptor, "w") as file:
             file.write(text)
-        os.chmod(name, 0o644)
+        os.chmod(name, 0o644)  # mkstemp's 0600 would hide a shipped table from other users
         os.replace(name, path)
     except OSError as error:
         got = error.strerror or str(error)
         raise WeftError(f"the table could not be written to {path}", got=got) from error
-    dispatch.forget()
+    clear_caches()
 
 
-def keep(device: str, points: Iterable[Point]) -> Path:
-    """Put points into this machine's own table, over those of the same cases."""
+def store(device: str, points: Iterable[Point]) -> Path:
+    """Add points to this machine's own table, in place of those of the same cases; return its path."""
     path = dispatch.own_table(device)
     known: Mapping[tuple[str, str], Point] = {}
     if path.exists():
         known = {(p.operator, p.case): p for p in dispatch.read(path)}
-    new = {(p.operator, p.case): p for p in points}
-    write(path, device, {**known, **new}.values(), "weft tune")
+    measured_points = {(p.operator, p.case): p for p in points}
+    write(path, device, {**known, **measured_points}.values(), "weft tune")
     return path
 
 
 def rows(points: Iterable[Point]) -> list[dict[str, Any]]:
-    """What each point says, for a reader: the choice for inference and for training, and the
-    time beside the better of eager and torch."""
-    found = []
+    """Return a row for each point: the choice for inference and for training, with their times.
+
+    ``base_us`` is the time of the better of eager and torch. Training adds up both directions.
+    """
+    listed = []
     ordered = sorted(points, key=lambda p: (p.operator, p.dtype, p.last, p.elements))
     for p in ordered:
         row: dict[str, Any] = {"operator": p.operator, "case": p.case, "dtype": p.dtype}
         row |= {"elements": p.elements, "last": p.last}
-        for word, grad in (("inference", False), ("training", True)):
-            if grad and not p.backward:
+        for use, with_grad in (("inference", False), ("training", True)):
+            if with_grad and not p.backward:
                 continue
-            name = dispatch.best(p, grad)
-            directions = (p.forward, p.backward) if grad else (p.forward,)
-            base = [b for b in BASE if all(b in t for t in directions)]
-            if not base or any(name not in t for t in directions):
+            name = dispatch.best(p, with_grad)
+            directions = (p.forward, p.backward) if with_grad else (p.forward,)
+            baselines = [b for b in BASELINES if all(b in t for t in directions)]
+            if not baselines or any(name not in t for t in directions):
                 continue
-            ours = sum(t[name][0] for t in directions)
-            theirs = min(sum(t[b][0] for t in directions) for b in base)
-            row[word] = {"choice": name, "us": round(ours, 3), "base_us": round(theirs, 3)}
-        found.append(row)
-    return found
+            us = sum(t[name][0] for t in directions)
+            base_us = min(sum(t[b][0] for t in directions) for b in baselines)
+            row[use] = {"choice": name, "us": round(us, 3), "base_us": round(base_us, 3)}
+        listed.append(row)
+    return listed
 
 
 def crossovers(operator: str | None = None) -> str:
-    """Markdown: what the shipped tables choose, for the docs."""
-    from weft.workbench.figures import table
+    """Return the choices of the shipped tables as Markdown tables, for the docs."""
+    from weft.workbench.report.markdown import table
     from weft.workbench.report.scales import NONE, time, times
 
-    parts = []
+    sections = []
     for path in sorted(dispatch.SHIPPED.glob("*.json")):
         points = [p for p in dispatch.read(path) if operator in (None, p.operator)]
         body = []
         for row in rows(points):
             cells = [row["operator"], f"`{row['case']}`"]
-            for word in ("inference", "training"):
-                one = row.get(word)
-                gain = times(one["base_us"] / one["us"]) if one and one["us"] else NONE
-                cells += [one["choice"], time(one["us"]), gain] if one else [NONE] * 3
+            for use in ("inference", "training"):
+                choice = row.get(use)
+                gain = times(choice["base_us"] / choice["us"]) if choice and choice["us"] else NONE
+                cells += [choice["choice"], time(choice["us"]), gain] if choice else [NONE] * 3
             body.append(cells)
         head = ("operator", "case", "inference", "time", "gain", "training", "time", "gain")
-        name = json.loads(path.read_text())["device"]
-        parts.append(f"**{name}**\n\n{table(head, body, '   rr rr')}")
-    return "\n".join(parts) or "No table is shipped yet.\n"
+        name = read_json(path)["device"]
+        sections.append(f"**{name}**\n\n{table(head, body, '   rr rr')}")
+    return "\n".join(sections) or "No table is shipped yet.\n"

@@ -1,4 +1,4 @@
-"""What PyTorch has to know beside the kernels: shapes without data, and gradients.
+"""The operators' Python side: shapes without data (fake tensors), and gradients.
 
 With these the operators work under torch.compile, in fake tensors, in autograd and in
 torch.library.opcheck.
@@ -13,17 +13,17 @@ from torch import Tensor
 
 
 def relu(x: Tensor) -> Tensor:
-    """max(x, 0), NaN staying NaN. x: any shape, float32, contiguous, on a CUDA device."""
+    """Return max(x, 0); NaN stays NaN. x: any shape, float32, contiguous, on a CUDA device."""
     return torch.ops.tiles.relu(x)
 
 
 def add(a: Tensor, b: Tensor) -> Tensor:
-    """a + b. Both (rows, columns), float32, any strides, on one CUDA device."""
+    """Return a + b. Both (rows, columns), float32, any strides, on one CUDA device."""
     return torch.ops.tiles.add(a, b)
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b. (rows, inner) and (inner, columns), float32, contiguous, on one CUDA device."""
+    """Return a @ b. (rows, inner) and (inner, columns), float32, contiguous, on one CUDA device."""
     return torch.ops.tiles.matmul(a, b)
 
 
@@ -46,33 +46,33 @@ def _(a: Tensor, b: Tensor) -> Tensor:
     return a.new_empty((a.shape[0], b.shape[1]))
 
 
-def _relu_saves(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+def _relu_setup(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
     ctx.save_for_backward(output)
 
 
 def _relu_backward(ctx: Any, grad: Tensor) -> Tensor:
     (y,) = ctx.saved_tensors
-    return torch.where(y <= 0, 0.0, grad)  # where y is NaN the gradient passes, as in torch.relu
+    return torch.where(y <= 0, 0.0, grad)  # the gradient passes where y is NaN, as in torch.relu
 
 
 def _add_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
     return grad, grad
 
 
-def _matmul_saves(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+def _matmul_setup(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
 def _matmul_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    # With this project's own matmul, so that the gradient can be differentiated in its turn. The
-    # copies are what the kernel asks for: it reads its inputs row by row.
+    # Use this project's own matmul, so that the gradient can be differentiated again. The kernel needs
+    # contiguous inputs, hence the copies.
     a, b = ctx.saved_tensors
     grad = grad.contiguous()
-    of_a = matmul(grad, b.t().contiguous()) if ctx.needs_input_grad[0] else None
-    of_b = matmul(a.t().contiguous(), grad) if ctx.needs_input_grad[1] else None
-    return of_a, of_b
+    grad_a = matmul(grad, b.t().contiguous()) if ctx.needs_input_grad[0] else None
+    grad_b = matmul(a.t().contiguous(), grad) if ctx.needs_input_grad[1] else None
+    return grad_a, grad_b
 
 
-torch.library.register_autograd("tiles::relu", _relu_backward, setup_context=_relu_saves)
+torch.library.register_autograd("tiles::relu", _relu_backward, setup_context=_relu_setup)
 torch.library.register_autograd("tiles::add", _add_backward)
-torch.library.register_autograd("tiles::matmul", _matmul_backward, setup_context=_matmul_saves)
+torch.library.register_autograd("tiles::matmul", _matmul_backward, setup_context=_matmul_setup)

@@ -1,6 +1,6 @@
-"""``weft.patch``: replace a Hugging Face GPT-2's or Llama's operators by Weft's, and put them back.
+"""``weft.patch``: replace the operators of a model, above all Hugging Face's, by Weft's, and undo it.
 
-Forwards are set on the modules themselves; parameters, module tree and state dict stay as they are.
+New forwards are set on the modules themselves; parameters, module tree and state dict do not change.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from weft.core import WeftError
-from weft.nn.patching import attention, rules
-from weft.nn.patching.loss import causal_loss, without_logits
-from weft.nn.patching.report import Report, Row
+from weft.nn.patching import forwards, rules, structure
+from weft.nn.patching.loss import causal_loss, forward_without_logits
+from weft.nn.patching.report import Kind, Report, Row
 
-__all__ = ["Report", "Row", "patch"]
+__all__ = ["Kind", "Report", "Row", "patch"]
 KINDS = (
     *("norm", "embedding", "mlp", "activation", "dropout", "rope", "block"),
     *("attention", "loss", "head"),
@@ -31,145 +31,195 @@ def patch(
     keep_logits: bool = True,
     dropout: bool = False,
 ) -> Report:
-    """Let a model compute with Weft's operators: same parameters, same state dict, same answers.
+    """Let a model compute with Weft's operators: same parameters, same state dict, same results.
 
-    Known are Hugging Face's GPT-2 and Llama, whole; of any other model torch's ``LayerNorm``,
-    ``RMSNorm``, ``Embedding`` and ``GELU("tanh")``. Patch before ``torch.compile``.
+    Hugging Face's GPT-2 and Llama are replaced as a whole; of other models torch's ``LayerNorm``,
+    ``RMSNorm``, ``Embedding`` and ``GELU("tanh")``, and RMS norms and gated MLPs of other classes (Mistral,
+    Qwen, Gemma) if a trial call gives what Weft computes. Patch before ``torch.compile``.
 
     Args:
         model: changed in place: its modules' forwards, its config's attention and its loss.
-        impl: the implementation that ``weft.ops`` is to use; None is its choice.
-        skip: kinds that stay: ``norm``, ``embedding``, ``mlp``, ``activation``, ``rope``,
-            ``block``, ``attention``, ``loss``.
-        keep_logits: False joins head and loss in training where ``labels=`` is given: the logits
-            are never in memory, and the answer's ``logits`` is None.
-        dropout: True replaces dropout too. No mask is stored; the random numbers are others.
+        impl: implementation of the ``weft.ops`` operators; None leaves the choice to dispatch.
+        skip: kinds to leave unchanged: ``norm``, ``embedding``, ``mlp``, ``activation``, ``dropout``,
+            ``rope``, ``block``, ``attention``, ``loss``, ``head``.
+        keep_logits: False fuses head and loss in training with ``labels=``: the logits are never stored,
+            and the output's ``logits`` is None.
+        dropout: True replaces dropout too. No mask is stored; the random numbers differ from torch's.
 
     Returns:
-        A :class:`Report`: what was replaced by what, and what not and why. ``report.undo()`` puts
-        everything back, as the end of ``with weft.patch(model):`` does.
+        A :class:`Report` of what was replaced by which operators, and of what was not and why: printed, its
+        first line counts the kinds; ``report.kinds`` has them as data, ``report.rows`` each module.
+        ``report.undo()`` restores the model, as the end of ``with weft.patch(model):`` does.
 
     Raises:
-        WeftError: ``model`` is no module, a kind is unknown, or nothing in it can be replaced.
+        WeftError: ``model`` is no module, a kind is unknown, the model is patched already, or nothing in
+            it can be replaced.
     """
     if not isinstance(model, torch.nn.Module):
         raise WeftError("patch: model", expected="a torch.nn.Module", got=type(model).__name__)
+    # A second patch would record the first one's forwards as the originals.
     if any("_weft_impl" in vars(module) for module in model.modules()):
-        raise WeftError("patch: the model is patched already", hint="first report.undo()")
+        raise WeftError("patch: the model is patched already", hint="call report.undo() first")
     for kind in skip:
         if kind not in KINDS:
             raise WeftError("patch: skip", expected="some of " + ", ".join(KINDS), got=repr(kind))
-    work = _Patch(model, impl, skip, dropout)
-    work.modules()
-    work.attention()
-    work.loss(keep_logits)
-    if not work.report.replaced:
-        kinds = sorted({type(m).__name__ for m in model.modules()})
-        known = "a Hugging Face GPT-2 or Llama, or a model with LayerNorm, RMSNorm or Embedding"
-        why = "; ".join(sorted({f"{r.kind}: {r.reason}" for r in work.report.rows})[:3])
+    patcher = _Patcher(model, impl, skip, dropout)
+    patcher.replace_modules()
+    patcher.replace_attention()
+    patcher.replace_loss(keep_logits)
+    report = patcher.report
+    if not report.replaced:
+        classes = sorted({type(m).__name__ for m in model.modules()})
+        reasons = "; ".join(sorted({f"{r.kind}: {r.reason}" for r in report.rows})[:3])
         raise WeftError(
             "patch: nothing in this model can be replaced",
-            expected=known,
-            got=", ".join(kinds[:8]),
-            hint=why or None,
+            expected="a Hugging Face GPT-2 or Llama, or a model with LayerNorm, RMSNorm or Embedding",
+            got=", ".join(classes[:8]),
+            hint=reasons or None,
         )
-    work.finish()
-    return work.report
+    patcher.add_remaining()
+    # Rows were added rule by rule; the table follows the model.
+    order = {path: number for number, path in enumerate(patcher.modules)}
+    report.rows.sort(key=lambda row: (order[row.path], row.kind))
+    return report
 
 
-class _Patch:
-    """One patch in the making."""
+class _Patcher:
+    """Applies the rules to one model and records the changes in ``report``."""
 
     def __init__(self, model: Any, impl: str | None, skip: Collection[str], dropout: bool) -> None:
-        self.model, self.impl, self.skip = model, impl, skip
-        self.dropout = dropout
+        self.model, self.impl, self.skip, self.dropout = model, impl, skip, dropout
         self.report = Report()
-        self.named: dict[str, Any] = dict(model.named_modules())
-        self.covered: set[Any] = set()  # what a replaced parent computes itself
+        self.modules: dict[str, Any] = dict(model.named_modules())
+        self.covered: set[Any] = set()  # children that a replaced parent computes itself
 
-    def modules(self) -> None:
-        """Every module with a rule, children's rules before the blocks'."""
+    def replace_modules(self) -> None:
+        """Replace every module with a rule, children before the blocks."""
+        for path, module in self.modules.items():
+            if rules.class_of(module) in rules.RULES:
+                continue
+            rule = structure.recognise(module)
+            if isinstance(rule, rules.Rule):
+                self._replace(path, module, rule)
+            elif rule:
+                self._add_unchanged(path, "mlp" if list(module.children()) else "norm", rule)
         for known, rule in rules.RULES.items():
-            for path, module in self.named.items():
+            for path, module in self.modules.items():
                 if rules.class_of(module) == known and module not in self.covered:
                     self._replace(path, module, rule)
-        for path, module in self.named.items():
-            product = isinstance(module, torch.nn.Linear) or type(module).__name__ == "Conv1D"
-            if product and module not in self.covered and path != "lm_head":
-                self._keep(path, "linear", rules.PRODUCT)
+        for path, module in self.modules.items():
+            # transformers' Conv1D is a linear layer with a transposed weight.
+            is_linear = isinstance(module, torch.nn.Linear) or type(module).__name__ == "Conv1D"
+            if is_linear and module not in self.covered and path != "lm_head":
+                self._add_unchanged(path, "linear", rules.PLAIN_MATMUL)
 
     def _replace(self, path: str, module: Any, rule: rules.Rule) -> None:
-        if why := self._why_not(module, rule):
-            self._keep(path, rule.kind, why)
+        if rule.kind in self.skip:
+            reason = rules.SKIPPED
+        elif rule.kind == "dropout" and not self.dropout:
+            reason = rules.OTHER_RANDOM_NUMBERS
+        else:
+            reason = rules.not_plain(module) or rule.reason_against(module)
+        if reason:
+            self._add_unchanged(path, rule.kind, reason)
             return
         self._set_forward(module, rule.forward)
-        self.covered.update(getattr(module, name) for name in rule.inside)
-        self.report.rows.append(Row(path=path, kind=rule.kind, by=_named(rule.by)))
+        # A covered child gets no row and no forward of its own: it is never called.
+        self._cover(path, module, rule)
+        self._add_replaced(path, rule.kind, _with_prefix(rule.by))
 
-    def _why_not(self, module: Any, rule: rules.Rule) -> str:
-        if rule.kind in self.skip:
-            return "left out: skip"
-        if rule.kind == "dropout" and not self.dropout:
-            return rules.DROPOUT
-        return rules.not_plain(module) or rule.unless(module)
+    def _cover(self, path: str, module: Any, rule: rules.Rule) -> None:
+        for name in rule.covers:
+            child = getattr(module, name)
+            if child not in self.covered and "forward" not in vars(child):
+                kind = type(child).__name__
+                by = f"inside {type(module).__name__}"
+                self.report.covered.append(
+                    Row(path=f"{path}.{name}".lstrip("."), kind=kind, by=by, class_name=kind)
+                )
+            self.covered.add(child)
 
-    def attention(self) -> None:
-        """Send attention through transformers' interface, whose choice stands in the config."""
-        found = {p: m for p, m in self.named.items() if rules.class_of(m) in rules.ATTENTION}
+    def replace_attention(self) -> None:
+        """Select Weft in transformers' attention interface; the config has the choice."""
         configs = {}
-        for path, module in found.items():
-            skipped = "left out: skip" if "attention" in self.skip else ""
-            if why := skipped or rules.attention_unless(module):
-                self._keep(path, "attention", why)
+        for path, module in self.modules.items():
+            if rules.class_of(module) not in rules.ATTENTION:
+                continue
+            skipped = rules.SKIPPED if "attention" in self.skip else ""
+            if reason := skipped or rules.attention_reason_against(module):
+                self._add_unchanged(path, "attention", reason)
             else:
+                # Layers share one config, which is changed once.
                 configs[id(module.config)] = module.config
-                self._mark(module)
-                by = f"{_named('attention')}; a masked call by transformers' sdpa"
-                self.report.rows.append(Row(path=path, kind="attention", by=by))
+                self._set_impl(module)
+                by = f"{_with_prefix('attention')}; calls with a mask by transformers' sdpa"
+                self._add_replaced(path, "attention", by)
         if configs:
-            attention.register()
+            # transformers is imported only if an attention module is replaced.
+            forwards.register_attention()
         for config in configs.values():
-            self.report.set(config, "_attn_implementation_internal", attention.NAME)
+            self.report.set(config, "_attn_implementation_internal", forwards.ATTENTION_NAME)
 
-    def loss(self, keep_logits: bool) -> None:
-        """The loss function of a causal model, and its head where logits need not be kept."""
+    def replace_loss(self, keep_logits: bool) -> None:
+        """Replace a causal model's loss function, and fuse its head with it if no logits are needed."""
         model = self.model
-        if rules.class_of(model) not in rules.CAUSAL:
+        if rules.class_of(model) not in rules.CAUSAL_MODELS:
             return
         if "loss" in self.skip:
-            self._keep("", "loss", "left out: skip")
-            self._keep("lm_head", "head", "left out: skip")
+            self._add_unchanged("", "loss", rules.SKIPPED)
+            self._add_unchanged("lm_head", "head", rules.SKIPPED)
             return
-        if why := rules.loss_unless(model):
-            self._keep("", "loss", why)
+        if reason := rules.loss_reason_against(model):
+            self._add_unchanged("", "loss", reason)
         else:
-            self._mark(model)
+            self._set_impl(model)
             self.report.set(model, "_loss_function", MethodType(causal_loss, model))
-            self.report.rows.append(Row(path="", kind="loss", by=_named("cross_entropy")))
-        asked = "" if not keep_logits else "the logits are asked for: keep_logits=False joins them"
-        if why := why or asked or rules.head_unless(model):
-            self._keep("lm_head", "head", why)
+            self._add_replaced("", "loss", _with_prefix("cross_entropy"))
+        if not reason and "head" in self.skip:
+            reason = rules.SKIPPED
+        elif not reason:
+            reason = rules.LOGITS_RETURNED if keep_logits else rules.head_reason_against(model)
+        if reason:
+            self._add_unchanged("lm_head", "head", reason)
         else:
-            self._set_forward(model, without_logits)
-            by = f"{_named('linear_cross_entropy')} in training"
-            self.report.rows.append(Row(path="lm_head", kind="head", by=by))
+            self._set_forward(model, forward_without_logits)
+            by = f"{_with_prefix('linear_cross_entropy')} in training"
+            self._add_replaced("lm_head", "head", by)
 
-    def finish(self) -> None:
-        """The table in the model's own order."""
-        order = {path: number for number, path in enumerate(self.named)}
-        self.report.rows.sort(key=lambda row: (order[row.path], row.kind))
+    def add_remaining(self) -> None:
+        """Add a row for each module that no rule has looked at, with the reason.
+
+        These are the modules without children, and those that compute something with their children: not the
+        model itself, torch's containers, and modules around a container (a stack of blocks).
+        """
+        listed = {row.path for row in self.report.rows}
+        for path, module in self.modules.items():
+            children = list(module.children())
+            is_around = any(isinstance(child, rules.CONTAINERS) for child in children)
+            is_passive = isinstance(module, rules.CONTAINERS) or is_around or (children and not path)
+            if path not in listed and not is_passive and module not in self.covered:
+                kind = "block" if children else "linear" if isinstance(module, torch.nn.Linear) else "other"
+                self._add_unchanged(path, kind, rules.reason_without_rule(module))
 
     def _set_forward(self, module: Any, forward: Any) -> None:
-        self._mark(module)
+        self._set_impl(module)
         self.report.set(module, "forward", MethodType(forward, module))
 
-    def _mark(self, module: Any) -> None:
+    def _set_impl(self, module: Any) -> None:
         if "_weft_impl" not in vars(module):
             self.report.set(module, "_weft_impl", self.impl)
 
-    def _keep(self, path: str, kind: str, reason: str) -> None:
-        self.report.rows.append(Row(path=path, kind=kind, reason=reason))
+    def _add_replaced(self, path: str, kind: str, by: str) -> None:
+        self.report.rows.append(Row(path=path, kind=kind, by=by, class_name=self._class_name(path, kind)))
+
+    def _add_unchanged(self, path: str, kind: str, reason: str) -> None:
+        row = Row(path=path, kind=kind, reason=reason, class_name=self._class_name(path, kind))
+        self.report.rows.append(row)
+
+    def _class_name(self, path: str, kind: str) -> str:
+        """Return the name of a module's class; loss and head belong to the model, not to a class."""
+        return kind if kind in ("loss", "head") else type(self.modules[path]).__name__
 
 
-def _named(operators: str) -> str:
+def _with_prefix(operators: str) -> str:
     return ", ".join(f"weft.ops.{name}" for name in operators.split(", "))

@@ -1,4 +1,4 @@
-"""The loss of a causal language model: with its logits, or together with the head, without them."""
+"""Loss of a causal language model: from its logits, or fused with the head, without logits."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch.nn import functional
 
 from weft import ops
 from weft.nn._common import cast
-from weft.nn.loss import sparing
+from weft.nn.loss import without_stored_logits
 
 Module = Any
-# Of the arguments that come with labels, those that are the loss's alone.
-FOR_LOSS = ("num_items_in_batch", "ignore_index", "shift_labels")
+# Arguments of a model's forward that its loss function receives.
+LOSS_ARGUMENTS = ("num_items_in_batch", "ignore_index", "shift_labels")
 
 
 def causal_loss(
@@ -24,46 +24,46 @@ def causal_loss(
     num_items_in_batch: torch.Tensor | int | None = None,
     ignore_index: int = -100,
     shift_labels: torch.Tensor | None = None,
-    **others: Any,
+    **kwargs: Any,
 ) -> torch.Tensor:
-    """transformers' causal loss by ``weft.ops.cross_entropy``: no float32 copy of the logits."""
-    targets = _targets(labels, shift_labels, ignore_index).to(logits.device)
+    """Compute transformers' causal loss by ``weft.ops.cross_entropy``, without a float32 copy of the
+    logits."""
     loss = ops.cross_entropy(
         logits.reshape(-1, vocab_size),
-        targets,
+        _targets(labels, shift_labels, ignore_index).to(logits.device),
         ignore_index=ignore_index,
         reduction=_reduction(num_items_in_batch),
         impl=self._weft_impl,
     )
-    return _shared_out(loss, num_items_in_batch)
+    return _divide(loss, num_items_in_batch)
 
 
-def without_logits(self: Module, *args: Any, **kwargs: Any) -> Any:
-    """A causal model's forward whose loss is ``weft.ops.linear_cross_entropy``: ``logits`` is None.
+def forward_without_logits(self: Module, *args: Any, **kwargs: Any) -> Any:
+    """Forward of a causal model whose loss is ``weft.ops.linear_cross_entropy``; ``logits`` is None.
 
-    Only in training and where ``labels=`` is given; else the model's own forward runs.
+    Used in training with ``labels=`` only; otherwise the model's own forward runs.
     """
-    fits = kwargs.get("labels") is not None and not kwargs.get("logits_to_keep")
-    if not (self.training and fits):
+    has_labels = kwargs.get("labels") is not None and not kwargs.get("logits_to_keep")
+    if not (self.training and has_labels):
         return type(self).forward(self, *args, **kwargs)
     labels, return_dict = kwargs.pop("labels"), kwargs.pop("return_dict", None)
     kwargs.pop("logits_to_keep", None)
-    given = {name: kwargs.pop(name) for name in FOR_LOSS if name in kwargs}
+    loss_arguments = {name: kwargs.pop(name) for name in LOSS_ARGUMENTS if name in kwargs}
+    # The model without its head: its last hidden state is the input of the fused operator.
     inner = self.base_model(*args, **kwargs, return_dict=True)
-    loss = _head_and_loss(self, inner.last_hidden_state, labels, **given)
-    answer = _output_class(self)(loss=loss, **{k: v for k, v in inner.items() if k not in LAST})
-    asked = self.config.return_dict if return_dict is None else return_dict
-    return answer if asked else answer.to_tuple()
-
-
-LAST = ("last_hidden_state",)
+    loss = _head_and_loss(self, inner.last_hidden_state, labels, **loss_arguments)
+    fields = {name: value for name, value in inner.items() if name != "last_hidden_state"}
+    output = _output_class(self)(loss=loss, **fields)
+    as_dict = self.config.return_dict if return_dict is None else return_dict
+    return output if as_dict else output.to_tuple()
 
 
 def _output_class(model: Module) -> Any:
     from transformers import modeling_outputs
 
-    crossed = type(model).__name__.startswith("GPT2")
-    name = "CausalLMOutputWithCrossAttentions" if crossed else "CausalLMOutputWithPast"
+    # The class that the model's own forward returns, so that callers see the same fields.
+    is_gpt2 = type(model).__name__.startswith("GPT2")
+    name = "CausalLMOutputWithCrossAttentions" if is_gpt2 else "CausalLMOutputWithPast"
     return getattr(modeling_outputs, name)
 
 
@@ -82,15 +82,14 @@ def _head_and_loss(
         _targets(labels, shift_labels, ignore_index).to(hidden.device),
         ignore_index=ignore_index,
         reduction=_reduction(num_items_in_batch),
-        impl=sparing(model._weft_impl, x),
+        # The purpose of the fused head; dispatch might choose torch's, which stores the logits.
+        impl=without_stored_logits(model._weft_impl, x),
     )
-    return _shared_out(loss, num_items_in_batch)
+    return _divide(loss, num_items_in_batch)
 
 
-def _targets(
-    labels: torch.Tensor, shift_labels: torch.Tensor | None, ignore_index: int
-) -> torch.Tensor:
-    """Each position's target is the next position's label; the last has none."""
+def _targets(labels: torch.Tensor, shift_labels: torch.Tensor | None, ignore_index: int) -> torch.Tensor:
+    """Return each position's target: the next position's label; the last position has none."""
     if shift_labels is None:
         shift_labels = functional.pad(labels[..., 1:], (0, 1), value=ignore_index)
     return shift_labels.reshape(-1)
@@ -100,7 +99,8 @@ def _reduction(num_items_in_batch: Any) -> str:
     return "mean" if num_items_in_batch is None else "sum"
 
 
-def _shared_out(loss: torch.Tensor, count: torch.Tensor | int | None) -> torch.Tensor:
+def _divide(loss: torch.Tensor, count: torch.Tensor | int | None) -> torch.Tensor:
+    """Divide a sum by the number of items of the whole batch, which gradient accumulation passes."""
     if count is None:
         return loss
     return loss / (count.to(loss.device) if isinstance(count, torch.Tensor) else count)

@@ -1,20 +1,24 @@
-// AdamW, one step in place: g = clip grad, m = b1 m + (1 - b1) g, v = b2 v + (1 - b2) g^2,
-// p = p decay - size m / (sqrt(v) widen + eps). WEFT_P, WEFT_G, WEFT_M are the types of parameter,
-// gradient and averages.
+// One step of AdamW: g = clip grad, m = b1 m + (1 - b1) g, v = b2 v + (1 - b2) g^2,
+// p = p decay - size m / (sqrt(v) correction + eps), with size = lr / (1 - b1^t), correction =
+// 1 / sqrt(1 - b2^t) and decay = 1 - lr weight_decay, computed once by the host or by adamw_factors. WEFT_P,
+// WEFT_G, WEFT_M are the types of parameter, gradient and averages. All arithmetic is in float32.
 //
-// A thread takes N neighbouring elements of every stream, by 16-byte accesses, all loaded before
-// the first is used. Bytes an element, all float32: 16 read, 12 written.
+// A thread steps N neighbouring elements of every tensor, by 16-byte accesses, and loads all of them before
+// it uses the first. Bytes of an element, all float32: 16 read, 12 written.
 #include "numeric.cuh"
 #include "reduce.cuh"
 
+// With a 16-bit tensor N is 8, so that its access has 16 bytes; the float32 tensors then take two accesses.
 constexpr int N = sizeof(WEFT_P) == 2 || sizeof(WEFT_G) == 2 || sizeof(WEFT_M) == 2 ? 8 : 4;
-constexpr int WIDTH = 6;  // of a table's row: see tables.py
+constexpr int WIDTH = 6;  // numbers in a row of the table, see parameter_groups.py
 
 struct Numbers {
-  float decay, size, widen, eps, beta1, rest1, beta2, rest2;
+  float decay, size, correction, eps, beta1, rest1, beta2, rest2;
 };
 
-template <typename T> __device__ __forceinline__ void take(const T* from, float (&to)[N]) {
+// PIECE is what one 16-byte access holds. A float row of eight elements is two pieces, which are in flight
+// together.
+template <typename T> __device__ __forceinline__ void load_elements(const T* from, float (&to)[N]) {
   constexpr int PIECE = N * sizeof(T) > 16 ? 16 / sizeof(T) : N;
 #pragma unroll
   for (int i = 0; i < N; i += PIECE) {
@@ -24,7 +28,7 @@ template <typename T> __device__ __forceinline__ void take(const T* from, float 
   }
 }
 
-template <typename T> __device__ __forceinline__ void give(T* to, const float (&from)[N]) {
+template <typename T> __device__ __forceinline__ void store_elements(T* to, const float (&from)[N]) {
   constexpr int PIECE = N * sizeof(T) > 16 ? 16 / sizeof(T) : N;
 #pragma unroll
   for (int i = 0; i < N; i += PIECE) {
@@ -36,9 +40,11 @@ template <typename T> __device__ __forceinline__ void give(T* to, const float (&
 }
 
 __device__ __forceinline__ void update(float& p, float g, float& m, float& v, const Numbers& n) {
+  // eps is added after the correction of sqrt(v), as in torch's AdamW. __fdividef (2 ulp) is about the cost
+  // of a reciprocal; the update is small beside p, so that its last bits do not reach the parameter.
   m = fmaf(n.beta1, m, n.rest1 * g);
   v = fmaf(n.beta2, v, n.rest2 * g * g);
-  p = fmaf(p, n.decay, -n.size * __fdividef(m, fmaf(sqrtf(v), n.widen, n.eps)));
+  p = fmaf(p, n.decay, -n.size * __fdividef(m, fmaf(sqrtf(v), n.correction, n.eps)));
 }
 
 #if STOCHASTIC
@@ -55,13 +61,15 @@ __device__ __forceinline__ uint4 philox(uint4 c, unsigned k0, unsigned k1) {
   return c;
 }
 
-// float to bfloat16, still as a float: 16 random bits are added below the cut.
-__device__ __forceinline__ float cut(float p, unsigned noise) {
+// Round float to bfloat16 stochastically, still as a float: add 16 random bits below the cut, then truncate.
+// The rounding is unbiased: the chance to round up equals the distance from the lower neighbour.
+// Infinities and NaN are left alone: the addition could turn one into the other.
+__device__ __forceinline__ float round_stochastic(float p, unsigned noise) {
   const float down = __uint_as_float((__float_as_uint(p) + noise) & 0xFFFF0000u);
   return fabsf(p) < __int_as_float(0x7f800000) ? down : p;
 }
 
-__device__ __forceinline__ unsigned noise_of(const uint4& words, int i) {
+__device__ __forceinline__ unsigned noise_bits(const uint4& words, int i) {
   const unsigned word = i < 4 ? (i < 2 ? words.x : words.y) : (i < 6 ? words.z : words.w);
   return i % 2 ? word >> 16 : word & 0xFFFFu;
 }
@@ -76,40 +84,45 @@ struct Streams {
   index_t n;
 };
 
-// Elements at to at + N of one parameter; `wide`: all addresses are 16-byte aligned.
+// Step elements at to at + N of one parameter; `wide`: all addresses are 16-byte aligned.
 __device__ __forceinline__ void step(const Streams& s, index_t at, bool wide, float clip,
-                                     const Numbers& numbers, unsigned seed, unsigned turn,
+                                     const Numbers& numbers, unsigned seed, unsigned step_count,
                                      unsigned row) {
   if (at >= s.n) return;
 #if STOCHASTIC
+  // One Philox call gives 128 bits: 16 for each of eight elements. The counter has the element's group, the
+  // parameter's row and the step, so that no two elements of a run share random bits.
   const index_t group = at / 8;
   const uint4 words = philox(
-      make_uint4((unsigned)group, (unsigned)(group >> 32), row, turn), seed, 0u);
+      make_uint4((unsigned)group, (unsigned)(group >> 32), row, step_count), seed, 0u);
 #endif
   if (wide && at + N <= s.n) {
+    // All four streams are loaded before the arithmetic, so that their latencies overlap.
     float p[N], g[N], m[N], v[N];
-    take(s.grad + at, g);
-    take(s.exp_avg + at, m);
-    take(s.exp_avg_sq + at, v);
+    load_elements(s.grad + at, g);
+    load_elements(s.exp_avg + at, m);
+    load_elements(s.exp_avg_sq + at, v);
 #if MASTER
-    take(s.master + at, p);
+    load_elements(s.master + at, p);
 #else
-    take(s.param + at, p);
+    load_elements(s.param + at, p);
 #endif
 #pragma unroll
     for (int i = 0; i < N; ++i) update(p[i], g[i] * clip, m[i], v[i], numbers);
-    give(s.exp_avg + at, m);
-    give(s.exp_avg_sq + at, v);
+    store_elements(s.exp_avg + at, m);
+    store_elements(s.exp_avg_sq + at, v);
 #if MASTER
-    give(s.master + at, p);
+    store_elements(s.master + at, p);
 #endif
 #if STOCHASTIC
 #pragma unroll
-    for (int i = 0; i < N; ++i) p[i] = cut(p[i], noise_of(words, i));
+    for (int i = 0; i < N; ++i) p[i] = round_stochastic(p[i], noise_bits(words, i));
 #endif
-    give(s.param + at, p);
+    store_elements(s.param + at, p);
     return;
   }
+  // The last elements of a parameter, and parameters that are not 16-byte aligned (a view into a flat
+  // buffer).
 #pragma unroll 1
   for (int i = 0; i < N && at + i < s.n; ++i) {
     const index_t k = at + i;
@@ -126,48 +139,53 @@ __device__ __forceinline__ void step(const Streams& s, index_t at, bool wide, fl
     s.master[k] = p;
 #endif
 #if STOCHASTIC
-    p = cut(p, noise_of(words, i));
+    p = round_stochastic(p, noise_bits(words, i));
 #endif
     s.param[k] = from_float<WEFT_P>(p);
   }
 }
 
-// factors: [clip, size, widen, turn], or null.
-__device__ __forceinline__ float read(const float* factors, Numbers& numbers, index_t& turn) {
+// The factors are on the device if gradients are clipped or the step is a tensor: the host then need not wait
+// for the norm.
+// factors: [clip, size, correction, step_count], or null.
+__device__ __forceinline__ float read_factors(const float* factors, Numbers& numbers, index_t& step_count) {
   if (!factors) return 1.0f;
   const float4 f = *reinterpret_cast<const float4*>(factors);
   numbers.size = f.y;
-  numbers.widen = f.z;
-  turn += (index_t)f.w;
+  numbers.correction = f.z;
+  step_count += (index_t)f.w;
   return f.x;
 }
 
-#define NUMBERS                                                                              \
-  float decay, float size, float widen, float eps, float beta1, float rest1, float beta2,    \
-      float rest2, index_t seed, index_t turn, index_t place
-#define GATHERED Numbers numbers{decay, size, widen, eps, beta1, rest1, beta2, rest2}
+#define NUMBER_PARAMETERS                                                                              \
+  float decay, float size, float correction, float eps, float beta1, float rest1, float beta2,    \
+      float rest2, index_t seed, index_t step_count, index_t group_index
+#define DECLARE_NUMBERS Numbers numbers{decay, size, correction, eps, beta1, rest1, beta2, rest2}
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 adamw_one(WEFT_P* param, const WEFT_G* grad, WEFT_M* exp_avg, WEFT_M* exp_avg_sq, float* master,
-          index_t n, index_t wide, const float* factors, NUMBERS) {
-  GATHERED;
-  const float clip = read(factors, numbers, turn);
+          index_t n, index_t wide, const float* factors, NUMBER_PARAMETERS) {
+  DECLARE_NUMBERS;
+  const float clip = read_factors(factors, numbers, step_count);
   const Streams s{param, grad, exp_avg, exp_avg_sq, master, n};
   const index_t at = ((index_t)blockIdx.x * THREADS + threadIdx.x) * N;
-  step(s, at, wide, clip, numbers, (unsigned)seed, (unsigned)turn, (unsigned)(place << 20));
+  step(s, at, wide, clip, numbers, (unsigned)seed, (unsigned)step_count, (unsigned)(group_index << 20));
 }
 
-// An address out of a table is an address in global memory, which the compiler cannot know.
+// Return a pointer from an address of the table. The compiler cannot know that it is in global memory;
+// without this it uses generic accesses.
 template <typename T> __device__ __forceinline__ T* global(index_t address) {
   return static_cast<T*>(__cvta_global_to_generic(static_cast<size_t>(address)));
 }
 
-// table: (6 rows + 2 chunks,), see tables.py; a chunk of CHUNK elements a block.
+// One launch for all parameters: with hundreds of small tensors the launches would take longer than the step.
+// A chunk belongs to one parameter, so that a block reads its table entry once.
+// table: (6 rows + 2 chunks,), see parameter_groups.py; a block steps one chunk of CHUNK elements.
 extern "C" __global__ void __launch_bounds__(THREADS)
 adamw_many(const index_t* __restrict__ table, index_t rows, index_t wide, const float* factors,
-           NUMBERS) {
-  GATHERED;
-  const float clip = read(factors, numbers, turn);
+           NUMBER_PARAMETERS) {
+  DECLARE_NUMBERS;
+  const float clip = read_factors(factors, numbers, step_count);
   const index_t* chunk = table + rows * WIDTH + 2 * (index_t)blockIdx.x;
   const index_t row = chunk[0], first = chunk[1];
   const index_t* entry = table + row * WIDTH;
@@ -176,11 +194,12 @@ adamw_many(const index_t* __restrict__ table, index_t rows, index_t wide, const 
                   global<float>(entry[4]),  entry[5]};
 #pragma unroll 1
   for (int at = threadIdx.x * N; at < CHUNK; at += THREADS * N)
-    step(s, first + at, wide, clip, numbers, (unsigned)seed, (unsigned)turn,
-         (unsigned)((place << 20) + row));
+    step(s, first + at, wide, clip, numbers, (unsigned)seed, (unsigned)step_count,
+         (unsigned)((group_index << 20) + row));
 }
 
-// The sum of squares of `count` elements: a thread its own, then the block, always in this order.
+// Write the sum of squares of `count` elements, summed by each thread and then by the block, always in this
+// order.
 __device__ __forceinline__ void squares(const WEFT_G* grad, index_t count, bool wide, float* to) {
   __shared__ float scratch[32];
   constexpr int V = 16 / sizeof(WEFT_G);
@@ -189,6 +208,7 @@ __device__ __forceinline__ void squares(const WEFT_G* grad, index_t count, bool 
 #pragma unroll 8
   for (int at = threadIdx.x; at < vectors; at += THREADS) {
     const auto g = reinterpret_cast<const Vector<WEFT_G, V>*>(grad)[at];
+    // float32 suffices within a chunk of NORM_CHUNK elements; adamw_factors adds the chunks in double.
 #pragma unroll
     for (int i = 0; i < V; ++i) total = fmaf(to_float(g.at[i]), to_float(g.at[i]), total);
   }
@@ -217,24 +237,26 @@ adamw_norm_many(const index_t* __restrict__ table, index_t rows, index_t wide, f
   squares(global<const WEFT_G>(entry[1]) + first, count, wide, partials + blockIdx.x);
 }
 
-// One block. partials: (count,), added in double; step: one float, or null where the step is a
-// number; factors: (4,). log1, log2: of the betas. 1 - beta^t in double: it cancels.
+// One block. partials: (count,), summed in double; step: one float, or null if the step is a number;
+// factors: (4,). log1, log2: logarithms of the betas. 1 - beta^t is in double because it cancels.
 extern "C" __global__ void __launch_bounds__(THREADS)
 adamw_factors(const float* partials, index_t count, const float* step, float* factors, float lr,
-              float log1, float log2, float size, float widen, float max_norm) {
+              float log1, float log2, float size, float correction, float max_norm) {
   __shared__ double scratch[32];
   double total = 0.0;
   for (index_t i = threadIdx.x; i < count; i += THREADS) total += partials[i];
   total = block_sum(total, scratch);
   if (threadIdx.x != 0) return;
+  // 1e-6 is torch's constant in clip_grad_norm_, and avoids a division by zero.
   const float scale = max_norm / ((float)sqrt(total) + 1e-6f);
-  // A norm that is NaN makes every gradient NaN, as torch's clipping does.
+  // A NaN norm makes every gradient NaN, as torch's clipping does.
   factors[0] = count == 0 || scale > 1.0f ? 1.0f : scale;
   if (step) {
+    // 1 - beta^t = -expm1(t log beta): no digit is lost, also for betas near 1 and t = 1.
     size = (float)(lr / -expm1(*step * (double)log1));
-    widen = (float)(1.0 / sqrt(-expm1(*step * (double)log2)));
+    correction = (float)(1.0 / sqrt(-expm1(*step * (double)log2)));
   }
   factors[1] = size;
-  factors[2] = widen;
+  factors[2] = correction;
   factors[3] = step ? *step : 0.0f;
 }

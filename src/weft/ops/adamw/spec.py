@@ -1,4 +1,4 @@
-"""AdamW, one step: m and v follow the gradient and its square, the parameter shrinks and moves.
+"""AdamW, one step: m and v average the gradient and its square; the parameter decays and moves.
 
     g = clip grad,  clip = min(1, max_norm / (norm(grad) + 1e-6))
     m = beta1 m + (1 - beta1) g,  v = beta2 v + (1 - beta2) g^2
@@ -18,7 +18,7 @@ import torch
 
 from weft.core import Case, Cost, Input, Operator, WeftError, case
 from weft.core.cases import ITEMSIZE
-from weft.ops._shared import validate
+from weft.ops._common import validate
 
 DTYPES = ("float32", "float16", "bfloat16")
 WRITTEN = ("param", "exp_avg", "exp_avg_sq", "master")
@@ -46,19 +46,21 @@ def reference(
 ) -> tuple[torch.Tensor, ...]:
     g = grad
     if max_norm != NO_CLIP:
+        # min(1.0, nan) is 1.0 in Python, where torch's clamp gives NaN: no case has a NaN norm and a clip.
         g = grad * min(1.0, max_norm / (float(grad.square().sum().sqrt()) + CLIP_EPS))
     m = beta1 * exp_avg + (1 - beta1) * g
     v = beta2 * exp_avg_sq + (1 - beta2) * g * g
-    whole = param if master is None else master
+    value = param if master is None else master
+    # eps is outside of the square root, as in torch.
     denominator = (v / (1 - beta2**step)).sqrt() + eps
-    p = whole * (1 - lr * weight_decay) - lr / (1 - beta1**step) * m / denominator
+    p = value * (1 - lr * weight_decay) - lr / (1 - beta1**step) * m / denominator
     return (p, m, v) if master is None else (p, m, v, p.clone())
 
 
 def check_numbers(
     lr: Any, beta1: Any, beta2: Any, eps: Any, weight_decay: Any, step: Any, max_norm: Any
 ) -> None:
-    """Raise :class:`WeftError` for a number that has no answer."""
+    """Raise :class:`WeftError` if a number is out of range."""
     ranges = (
         ("lr", lr, lr >= 0, "0 or more"),
         ("betas[0]", beta1, 0 <= beta1 < 1, "from 0 to below 1"),
@@ -76,28 +78,25 @@ def check_numbers(
 
 
 def check_group(*tensors: Any, where: str = "") -> None:
-    """Raise :class:`WeftError` unless these tensors belong to one parameter: param, grad, exp_avg,
-    exp_avg_sq and, where there is one, master."""
+    """Raise :class:`WeftError` unless these tensors can belong to one parameter: param, grad, exp_avg,
+    exp_avg_sq and optionally master."""
     names = ("param", "grad", "exp_avg", "exp_avg_sq", "master")
-    given = dict(zip(names, tensors, strict=False))
-    param, exp_avg, exp_avg_sq = given["param"], given["exp_avg"], given["exp_avg_sq"]
-    for name, x in given.items():
+    by_name = dict(zip(names, tensors, strict=False))
+    param, exp_avg, exp_avg_sq = by_name["param"], by_name["exp_avg"], by_name["exp_avg_sq"]
+    for name, x in by_name.items():
         validate.tensor("adamw", name + where, x, DTYPES if name != "master" else ("float32",))
         if x.device != param.device:
-            raise WeftError(
-                f"adamw: {name}{where} beside param", expected=param.device, got=x.device
-            )
+            raise WeftError(f"adamw: {name}{where} beside param", expected=param.device, got=x.device)
         if x.shape != param.shape:
-            raise WeftError(
-                f"adamw: {name}{where}.shape", expected=tuple(param.shape), got=tuple(x.shape)
-            )
+            raise WeftError(f"adamw: {name}{where}.shape", expected=tuple(param.shape), got=tuple(x.shape))
     validate.same("adamw", f"exp_avg{where} and exp_avg_sq{where}", exp_avg, exp_avg_sq)
+    # Averages in float32 beside half parameters are usual: in bfloat16 v stops changing at beta2 = 0.999.
     for name in ("grad", "exp_avg"):
-        if given[name].dtype not in (param.dtype, torch.float32):
+        if by_name[name].dtype not in (param.dtype, torch.float32):
             raise WeftError(
                 f"adamw: {name}{where}.dtype",
                 expected=f"float32 or the parameter's {param.dtype}",
-                got=given[name].dtype,
+                got=by_name[name].dtype,
             )
 
 
@@ -118,37 +117,39 @@ def validate_call(*inputs: Any, **params: Any) -> None:
 
 
 def cost(c: Case, direction: str) -> Cost:
-    """Each input read once and all but the gradient written once, and beside that the copies.
+    """Count each input read once, all but the gradient written once, and the workbench's copies.
 
-    A step overwrites its inputs, so the workbench hands every call fresh copies of them, inside
-    what is timed: what is written is read and written once more. For fp32 that is 28 bytes an
-    element for the step and 24 for the copies. ``tools/adamw_step.py`` times the bare step.
+    A step overwrites its inputs, so the workbench copies them for every call inside the timed region: each
+    written tensor is read and written once more. For fp32 that is 28 bytes of an element for the step and 24
+    for the copies. ``tools/adamw_step.py`` times the bare step.
     """
     read = sum(i.nbytes for i in c.inputs if not (i.name == "param" and len(c.inputs) > 4))
     written = sum(i.numel * ITEMSIZE[i.dtype] for i in c.inputs if i.name in WRITTEN)
     if c.params.get("max_norm", NO_CLIP) != NO_CLIP:
+        # Two passes over the gradient are compulsory.
         read += c.inputs[1].nbytes  # the norm of all must be known before the first is scaled
     return Cost(read=read + written, written=2 * written)
 
 
 def draw(c: Case, seed: int, device: str) -> Sequence[torch.Tensor]:
-    """Values as training has them: v is the square of something, the master is near the param."""
+    """Generate values as in training: v is a square, and the parameter is the rounded master."""
     generator = torch.Generator(device)
     generator.manual_seed(seed * 1_000_003 + 29)
-    made: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for spec in c.inputs:
         x = torch.empty(spec.shape, dtype=torch.float32, device=device)
-        made[spec.name] = x.normal_(generator=generator)
+        tensors[spec.name] = x.normal_(generator=generator)
         if spec.values == "special" and x.numel() > 8:
             x.view(-1)[:: x.numel() // 6][:3] = torch.tensor([math.nan, math.inf, -math.inf]).to(x)
         if spec.values == "large":
             x.mul_(1e4)
-    made["exp_avg"].mul_(0.1)
-    made["exp_avg_sq"].square_().mul_(0.1)
-    if "master" in made:
-        # The master's low bits are its own: a step that read the rounded parameter would lose them.
-        made["param"].copy_(made["master"])
-    return [made[i.name] for i in c.inputs]
+    tensors["exp_avg"].mul_(0.1)
+    # v is an average of squares: a negative value would make every implementation NaN.
+    tensors["exp_avg_sq"].square_().mul_(0.1)
+    if "master" in tensors:
+        # Only the master has the low bits: a step that reads the rounded parameter instead loses them.
+        tensors["param"].copy_(tensors["master"])
+    return [tensors[i.name] for i in c.inputs]
 
 
 GPT2 = 124_439_808  # the parameters of GPT-2's smallest
@@ -187,7 +188,7 @@ def _inputs(
 def _case(name: str, *shape: int, tags: str = "check", step: int = 10, **more: Any) -> Case:
     inputs = {k: more.pop(k) for k in ("dtype", "state", "master", "layout", "grad") if k in more}
     devices = more.pop("devices", ("cpu", "cuda"))
-    # lr is large so that a wrong move of the parameter shows beside its rounding.
+    # lr is large, so that a wrong update is larger than the rounding of the parameter.
     params = {**USUAL, "lr": 3e-2 if tags != "bench" else 3e-4, "step": step, **more}
     return case(*_inputs(*shape, **inputs), name=name, tags=tags, devices=devices, **params)
 
@@ -196,6 +197,7 @@ HALF: dict[str, Any] = {"dtype": "float16", "state": "float32"}
 BF16: dict[str, Any] = {"dtype": "bfloat16", "state": "float32"}
 GPU: dict[str, Any] = {"devices": ("cuda",)}
 CHECKS = [
+    # Step 1: the bias corrections 1 - beta^t are smallest, and their digits cancel most.
     _case("fp32-4099-first-step", 4099, step=1),
     _case("fp32-7x129-clipped", 7, 129, max_norm=1.0, step=1000),
     _case("fp16-1031-fp32-state", 1031, **HALF),
@@ -207,6 +209,7 @@ CHECKS = [
 ]
 EDGES = [
     *(_case(f"fp32-{'x'.join(map(str, s)) or 'scalar'}", *s, tags="edge") for s in ((), (0,))),
+    # No 16-byte alignment: the scalar path.
     _case("fp32-1031-shifted", 1031, layout="shifted", tags="edge"),
     _case("fp32-33x17-transposed", 33, 17, layout="transposed", tags="edge", **GPU),
     _case("fp32-33x17-sliced", 33, 17, layout="sliced", tags="edge"),

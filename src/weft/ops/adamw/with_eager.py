@@ -1,4 +1,4 @@
-"""AdamW composed by hand from torch calls: some fifteen passes; ``compile`` fuses them."""
+"""AdamW composed of about fifteen torch calls for each parameter; ``compile`` fuses them."""
 
 from __future__ import annotations
 
@@ -8,30 +8,22 @@ import torch
 
 from weft.backends.inductor import compiled
 from weft.core import YES, Case, Implementation, Support, no
-from weft.ops.adamw.lists import Numbers, Tensors, clip_factor, forward_of
 from weft.ops.adamw.spec import STOCHASTIC
+from weft.ops.adamw.step import Numbers, StepLists, clip_factor, forward_of
 
 
 def stochastic(x: torch.Tensor, seed: int) -> torch.Tensor:
-    """float32 to bfloat16, up with a chance of what is left over: 16 random bits, then a cut."""
+    """Round float32 to bfloat16 stochastically: add 16 random bits below the cut, then truncate."""
     generator = torch.Generator(x.device)
     generator.manual_seed(seed)
-    noise = torch.randint(
-        0, 1 << 16, x.shape, dtype=torch.int32, device=x.device, generator=generator
-    )
+    noise = torch.randint(0, 1 << 16, x.shape, dtype=torch.int32, device=x.device, generator=generator)
     cut = ((x.view(torch.int32) + noise) & -65536).view(torch.float32)
     return torch.where(x.isfinite(), cut, x).to(torch.bfloat16)
 
 
-def run(
-    params: Tensors,
-    grads: Tensors,
-    exp_avgs: Tensors,
-    exp_avg_sqs: Tensors,
-    masters: Tensors,
-    numbers: Numbers,
-) -> None:
-    """One step, a parameter after another."""
+def run(lists: StepLists, numbers: Numbers) -> None:
+    """Step one parameter after another."""
+    params, grads, exp_avgs, exp_avg_sqs, masters = lists
     clip = clip_factor(grads, numbers.max_norm) if numbers.clips and grads else None
     for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
         m, v = exp_avgs[i], exp_avg_sqs[i]
@@ -44,24 +36,24 @@ def run(
 
 
 def _update(
-    whole: torch.Tensor,
+    param: torch.Tensor,
     grad: torch.Tensor,
     exp_avg: torch.Tensor,
     exp_avg_sq: torch.Tensor,
     clip: torch.Tensor | None,
     n: Numbers,
 ) -> torch.Tensor:
-    """The parameter after the step, in float32; the two averages are written."""
+    """Return the parameter after the step in float32; overwrite the two averages."""
     g = grad.float() if clip is None else grad.float() * clip
     m = n.beta1 * exp_avg.float() + (1 - n.beta1) * g
     v = n.beta2 * exp_avg_sq.float() + (1 - n.beta2) * g * g
-    # In float64 where the step is a tensor: 1 - beta2^t would keep four digits of float32.
+    # In float64 if the step is a tensor: 1 - beta2^t cancels and leaves four digits of float32.
     step = n.step.double() if isinstance(n.step, torch.Tensor) else n.step
     size, widen = n.lr / (1 - n.beta1**step), (1 - n.beta2**step) ** -0.5
     move = m / (v.sqrt() * widen + n.eps) * size
     exp_avg.copy_(m)
     exp_avg_sq.copy_(v)
-    return whole.float() * (1 - n.lr * n.weight_decay) - move
+    return param.float() * (1 - n.lr * n.weight_decay) - move
 
 
 def compiles(case: Case, device: str) -> Support:

@@ -1,33 +1,34 @@
-// Attention's forward: online softmax over tiles of keys, scores and weights in registers only.
+// Attention's forward: online softmax over tiles of keys; scores and weights stay in registers.
 //
-// A block owns 16 MT WARPS queries of one head and walks the keys STEP at a time, two tiles of keys
-// and values in shared memory: one read, one on its way by asynchronous copies. A warp has 16 MT
-// queries; its scores, made weights and rounded, are the next product's first factor in the very
-// registers where they were summed. Bytes: q read and out written once; k and v once a block, most
-// of it from the L2. Sources: FlashAttention-2 (arXiv:2307.08691), online softmax
-// (arXiv:1805.02867).
+// A block computes 16 MT WARPS queries of one head and reads the keys STEP at a time, with two tiles of keys
+// and values in shared memory: one is read while asynchronous copies fill the other. A warp has 16 MT
+// queries. Its scores become weights in place, are rounded, and are the first factor of the second product in
+// the registers where they were summed. Bytes: q read and out written once; k and v read once by each block,
+// mostly from the L2. Sources: FlashAttention-2 (arXiv:2307.08691), online softmax (arXiv:1805.02867).
 #include "attention_tiles.cuh"
 
 namespace {
 
-// A row's largest score so far may lag behind by this many powers of 2 before what was summed is
-// scaled anew: weights up to 2^8 fit float16 and round as those below 1 do, and once the first tile
-// is past, that is hardly ever due.
+// The reference of a row's exponentials may lag behind its maximum by this power of 2 before the sums are
+// rescaled. Weights up to 2^8 fit float16 and round like those below 1. After the first tile a rescale is
+// rare.
 constexpr float LAG = 8.0f;
 
-struct Rows {
+// Running state of online softmax, for rows lane / 4 and lane / 4 + 8 of each 16.
+struct SoftmaxState {
   float acc[MT][COLUMNS / 8][4] = {};
-  float top[MT][2], total[MT][2];  // of rows lane / 4 and + 8; a lane's total is of its columns
+  float top[MT][2], total[MT][2];  // a lane's total covers its own columns only
 
-  __device__ __forceinline__ Rows() {
+  __device__ __forceinline__ SoftmaxState() {
 #pragma unroll
     for (int y = 0; y < MT; ++y)
 #pragma unroll
       for (int h = 0; h < 2; ++h) top[y][h] = -INFINITE, total[y][h] = 0.0f;
   }
 
-  // The first key of all is seen by every query, so that after one tile no maximum is -inf.
-  __device__ __forceinline__ void raise(const Sums<STEP>& s, float scale) {
+  // Raise the rows' reference to the scores' maximum if it lags too far, and rescale the sums. Every query
+  // sees the first key, so that no reference is -inf after the first tile.
+  __device__ __forceinline__ void raise(const Accumulators<STEP>& s, float scale) {
 #pragma unroll
     for (int y = 0; y < MT; ++y)
 #pragma unroll
@@ -36,9 +37,12 @@ struct Rows {
 #pragma unroll
         for (int x = 0; x < STEP / 8; ++x)
           most = fmaxf(most, fmaxf(s[y][x][2 * h], s[y][x][2 * h + 1]));
+        // Lanes 4 k to 4 k + 3 share a row: two exchanges reduce it, and no shared memory is needed.
         most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
         most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2)) * scale;
         if (most > top[y][h] + LAG) {
+          // At the first tile top is -inf and shrink is 0: the sums, which are 0, stay 0. A NaN score fails
+          // the comparison above, and reaches the total through weigh.
           const float shrink = power_of_2(top[y][h] - most);
           top[y][h] = most;
           total[y][h] *= shrink;
@@ -49,22 +53,25 @@ struct Rows {
       }
   }
 
-  // Scores to weights, of which `total` has the sum.
-  __device__ __forceinline__ void weigh(Sums<STEP>& s, float scale) {
+  // Replace scores by weights 2^(scale s - top) and add them to the totals.
+  __device__ __forceinline__ void weigh(Accumulators<STEP>& s, float scale) {
 #pragma unroll
     for (int y = 0; y < MT; ++y)
 #pragma unroll
       for (int x = 0; x < STEP / 8; ++x)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
+          // scale_log2 includes log2(e): one fma and one exp2 for each score. The unrounded weight is added
+          // to the total.
           s[y][x][e] = power_of_2(fmaf(s[y][x][e], scale, -top[y][e / 2]));
           total[y][e / 2] += s[y][x][e];
         }
   }
 
-  // What every row's answer is divided by (1 where it has seen no key), over all four lanes.
+  // Return a row's divisor, summed over the four lanes that share it; 1 for a row that has seen no key.
   __device__ __forceinline__ float divisor(int y, int h) const {
     float sum = total[y][h];
+    // The totals are reduced once, at the end, instead of at each tile.
     sum += __shfl_xor_sync(0xffffffffu, sum, 1);
     sum += __shfl_xor_sync(0xffffffffu, sum, 2);
     return sum == 0.0f ? 1.0f : sum;
@@ -73,50 +80,42 @@ struct Rows {
 
 }  // namespace
 
-// q, out: (B, H, Tq, HEAD); k, v: (B, H / group, Tk, HEAD), by strides in elements of batches,
-// heads and rows, every row on 16 bytes; lse: (B, H, Tq); lengths: (B,) or null. `scale` has
-// log2(e) in it. Grid: (blocks of queries, H, B). Dynamic shared memory: OWN + 4 WALKED.
+// Reads q, k, v, lengths; writes out and lse. Grid: (blocks of queries, H, B). Dynamic shared memory:
+// BLOCK_TILE + 4 STEP_TILE.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-attention_forward(const T* q, const T* k, const T* v, const int* lengths, T* out, float* lse,
-                  index_t heads, index_t group, index_t tq, index_t tk, index_t q_batch,
-                  index_t q_head, index_t q_row, index_t k_batch, index_t k_head, index_t k_row,
-                  index_t v_batch, index_t v_head, index_t v_row, index_t out_batch,
-                  index_t out_head, index_t out_row, double scale_, index_t causal, index_t seed,
-                  index_t threshold, double rescale_) {
+attention_forward(const __grid_constant__ AttentionArgs args) {
   extern __shared__ __align__(128) unsigned char pool[];
-  const unsigned shared = shared_address(pool), ring = shared + OWN;
-  const float scale = (float)scale_, rescale = (float)rescale_;
+  const unsigned shared = shared_address(pool), buffer = shared + BLOCK_TILE;
   const int head = blockIdx.y, batch = blockIdx.z, lane = lane_id();
-  const int few = head / (int)group;  // the head of keys
-  // Under a causal mask the longest first: what is left for the end is short.
-  const int start = (causal ? gridDim.x - 1 - blockIdx.x : blockIdx.x) * BLOCK;
-  const int keys = keys_of(lengths, batch, tk);
-  const int tiles = ((causal ? min(keys, start + BLOCK) : keys) + STEP - 1) / STEP;
-  const index_t line = (index_t)batch * heads + head;
+  const int tq = (int)args.tq;
+  // Under a causal mask the blocks with most keys start first, so that the last blocks of the grid are short.
+  const int start = (args.causal ? gridDim.x - 1 - blockIdx.x : blockIdx.x) * BLOCK_ROWS;
+  const int keys = visible_keys(args.lengths, batch, args.tk);
+  const int tiles = ((args.causal ? min(keys, start + BLOCK_ROWS) : keys) + STEP - 1) / STEP;
+  const index_t head_index = (index_t)batch * args.heads + head;
   const int first = start + warp_row();  // the warp's first query
 
-  const Keys walked = {k,      v,      k_batch, k_head, k_row, v_batch,
-                       v_head, v_row,  few,     keys,   tiles, ring};
-  Rows rows;
+  const KeyValueStream stream = {args.k, args.v, head / (int)args.group, keys, tiles, buffer};
+  SoftmaxState state;
+  // No key is visible (a length of 0): nothing is loaded, and out is written as zeros.
   if (tiles > 0) {
-    const T* q_at = rows_at(q, q_batch, q_head, q_row, head, start);
-    ask<BLOCK>(shared, q_at, (int)q_row, (int)tq - start);
-    walked.fetch(0);
+    load_tile<BLOCK_ROWS>(shared, row_address(args.q, head, start), (int)args.q.row_stride, tq - start);
+    stream.load(0);
   }
   copies_commit();
   auto attend = [&](int t, bool masked) {
-    const unsigned from = walked.at(t);
-    Sums<STEP> s = {};
-    rows_by_rows<STEP>(s, shared + warp_row() * ROW, from);
+    const unsigned tile = stream.at(t);
+    Accumulators<STEP> s = {};
+    multiply_transposed<STEP>(s, shared + warp_row() * ROW_BYTES, tile);
     if (masked) {
-      const int thread = thread_anew();
-      const int row0 = start + thread / 32 * ROWS + thread % 32 / 4;
+      const int thread = opaque_thread();  // the mask's row numbers hold no registers in unmasked tiles
+      const int row0 = start + thread / 32 * WARP_ROWS + thread % 32 / 4;
       const int key0 = t * STEP + thread % 4 * 2;
 #pragma unroll
       for (int y = 0; y < MT; ++y)
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          const int left = (causal ? min(keys, row0 + y * 16 + h * 8 + 1) : keys) - key0;
+          const int left = (args.causal ? min(keys, row0 + y * 16 + h * 8 + 1) : keys) - key0;
 #pragma unroll
           for (int x = 0; x < STEP / 8; ++x) {
             if (x * 8 >= left) s[y][x][2 * h] = -INFINITE;
@@ -124,34 +123,36 @@ attention_forward(const T* q, const T* k, const T* v, const int* lengths, T* out
           }
         }
     }
-    rows.raise(s, scale);
-    rows.weigh(s, scale);
+    state.raise(s, args.scale_log2);
+    state.weigh(s, args.scale_log2);
     if constexpr (DROPOUT) {
-      const Kept dropout = {(unsigned long long)seed, threshold};
-      const index_t at = (line * tq + first + lane / 4) * tk + t * STEP + lane % 4 * 2;
-      drop<STEP>(s, s, dropout.bits<STEP>(at, tk, 1), rescale);
+      const DropoutMask dropout = {(unsigned long long)args.seed, args.threshold};
+      const index_t at = (head_index * args.tq + first + lane / 4) * args.tk + t * STEP + lane % 4 * 2;
+      // After weigh: the divisor is the sum of all weights, dropped ones included, as in torch.
+      apply_dropout<STEP>(s, s, dropout.bits<STEP>(at, args.tk, 1), args.rescale);
     }
-    Packed<STEP> weights;
+    Fragments<STEP> weights;
     pack<STEP>(weights, s);
-    packed_by_rows<STEP, COLUMNS>(rows.acc, weights, from + WALKED);
+    multiply_packed<STEP, COLUMNS>(state.acc, weights, tile + STEP_TILE);
   };
 
-  walked.walk(causal, first, attend);
+  stream.for_each_tile(args.causal, first, attend);
 
 #pragma unroll
   for (int y = 0; y < MT; ++y)
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float divisor = rows.divisor(y, h), factor = __fdividef(1.0f, divisor);
+      // A row without visible keys has top -inf and divisor 1: its lse is -inf, and its output 0.
+      const float divisor = state.divisor(y, h), factor = __fdividef(1.0f, divisor);
       const int row = first + y * 16 + h * 8 + lane / 4;
       if (lane % 4 == 0 && row < tq)
-        lse[line * tq + row] = (rows.top[y][h] + log2f(divisor)) * LN2;
+        args.lse[head_index * args.tq + row] = (state.top[y][h] + log2f(divisor)) * LN2;
 #pragma unroll
       for (int x = 0; x < COLUMNS / 8; ++x) {
-        rows.acc[y][x][2 * h] *= factor;
-        rows.acc[y][x][2 * h + 1] *= factor;
+        state.acc[y][x][2 * h] *= factor;
+        state.acc[y][x][2 * h + 1] *= factor;
       }
     }
-  write<COLUMNS>(rows.acc, shared, out + batch * out_batch + head * out_head, out_row, start,
-                 (int)tq);
+  T* out = args.out.data + batch * args.out.batch_stride + head * args.out.head_stride;
+  store_rows<COLUMNS>(state.acc, shared, out, args.out.row_stride, start, tq);
 }

@@ -1,14 +1,15 @@
-// What attention's CUDA kernels share: tiles in shared memory, products of them, dropout's places.
+// Device code of attention's CUDA kernels: launch arguments, tiles in shared memory, their products, dropout.
 //
-// A tile has rows of one head, COLUMNS (HEAD, raised to a multiple of 32) wide, in 16-byte chunks
-// whose place in the row is their number XOR a few bits of the row's, so that neither the copies in
-// nor the reads (ldmatrix: eight rows at one chunk) meet in a bank. Columns past HEAD are 0.
+// A tile holds rows of one head. A row is COLUMNS wide (HEAD rounded up to a multiple of 32; the columns past
+// HEAD are 0) and is stored as 16-byte chunks. The position of a chunk in its row is its number XOR a few
+// bits of the row's number (a swizzle). Neither the copies into a tile nor the reads by ldmatrix, eight rows
+// at one chunk, then have bank conflicts.
 //
-// In a product a warp has 16 MT rows. Of each 16 x 8 of sums a lane has, in this order, two
-// neighbours (columns lane % 4 * 2 on) of row lane / 4 and two of row lane / 4 + 8. Two such side
-// by side, rounded and packed, are the first factor of a next product: no exchange between lanes.
+// In a product a warp has 16 MT rows. Of each 16 x 8 block of accumulators a lane has four, in this order:
+// two neighbours (columns lane % 4 * 2 and the next) of row lane / 4, and two of row lane / 4 + 8. Two such
+// blocks side by side, rounded and packed, are the first factor of the next mma: lanes exchange nothing.
 #pragma once
-#include "attention_words.cuh"
+#include "attention_ptx.cuh"
 #include "philox.cuh"
 
 #ifndef HEAD
@@ -21,54 +22,83 @@
 #define DROPOUT 0
 #endif
 #ifndef AHEAD
-#define AHEAD 4  // steps of 16 columns that the compiler may look ahead
+#define AHEAD 4  // steps of 16 columns that are unrolled, so that their fragments are loaded in advance
 #endif
+
+using T = WEFT_T;
+
+// A tensor of heads (B, H or Hkv, T, HEAD). Strides are in elements; columns are adjacent and every row is
+// 16-byte aligned.
+struct HeadTensor {
+  T* data;
+  index_t batch_stride, head_stride, row_stride;
+};
+
+// Arguments of one launch, passed by value. with_cuda.py declares the same fields in the same order; a kernel
+// that does not use a field gets 0 there.
+struct AttentionArgs {
+  HeadTensor q, k, v, grad, out, dq, dk, dv;
+  const int* lengths;  // (B,): visible keys of each batch; null: all
+  float* lse;          // (B, H, Tq): log-sum-exp of each query's scores
+  float* row_terms;    // (B, H, 2, padded_tq): log2(e) lse and rowsum(out grad), for the backward
+  index_t heads, group, tq, tk, padded_tq;  // `group` query heads share one head of keys
+  index_t causal, seed, threshold;          // a weight whose random word is below threshold is dropped
+  float scale_log2;                         // scale * log2(e): exponentials are powers of 2
+  float scale;
+  float rescale;                            // factor of the weights that dropout keeps
+};
 
 namespace {
 
-using T = WEFT_T;
-constexpr int COLUMNS = (HEAD + 31) / 32 * 32, CHUNKS = COLUMNS / 8, ROW = COLUMNS * 2;
-constexpr int THREADS = 32 * WARPS, ROWS = 16 * MT;  // ROWS: of a warp
-constexpr int BLOCK = ROWS * WARPS;  // rows that a block owns; it walks STEP others
-constexpr int OWN = BLOCK * ROW, WALKED = STEP * ROW;  // bytes of a tile
+// 32 columns of a 16-bit type are 64 bytes, so that the swizzle always has four chunks or more to permute.
+constexpr int COLUMNS = (HEAD + 31) / 32 * 32, CHUNKS = COLUMNS / 8, ROW_BYTES = COLUMNS * 2;
+constexpr int THREADS = 32 * WARPS, WARP_ROWS = 16 * MT;
+constexpr int BLOCK_ROWS = WARP_ROWS * WARPS;  // rows whose results a block computes
+constexpr int BLOCK_TILE = BLOCK_ROWS * ROW_BYTES;  // bytes of a tile of the block's own rows
+constexpr int STEP_TILE = STEP * ROW_BYTES;         // bytes of a tile of the rows that are streamed
 constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
+// A macro, since NVRTC has no <limits> and a constexpr float cannot be made from bits.
 #define INFINITE __int_as_float(0x7f800000)
 
 __device__ __forceinline__ int lane_id() { return threadIdx.x % 32; }
-__device__ __forceinline__ int warp_row() { return threadIdx.x / 32 * ROWS; }
+__device__ __forceinline__ int warp_row() { return threadIdx.x / 32 * WARP_ROWS; }
 
-// What chunk numbers of a row are XORed with: CHUNKS or, where that is an odd number of fours, two
-// rows together fill all banks.
-__device__ __forceinline__ int turn_of(int row) {
+// Return the bits that the chunk numbers of a row are XORed with. Where CHUNKS is an odd multiple of 4, two
+// rows together fill all banks, and the pattern advances every second row.
+// A row of 8 k chunks is a multiple of 128 bytes, which is all 32 banks: without a swizzle the same chunk of
+// eight rows would be in the same four banks, an eightfold conflict of ldmatrix.
+__device__ __forceinline__ int swizzle(int row) {
   return CHUNKS % 8 == 0 ? row & 7 : (row >> 1) & 3;
 }
-__device__ __forceinline__ unsigned place(int row, int chunk) {
-  return row * ROW + ((chunk ^ turn_of(row)) << 4);
+__device__ __forceinline__ unsigned chunk_offset(int row, int chunk) {
+  return row * ROW_BYTES + ((chunk ^ swizzle(row)) << 4);
 }
 
-// Where a lane points ldmatrix: DOWN, matrices 1 and 3 are those eight rows below 0 and 2, and 2
-// and 3 a chunk to the right (a first factor; a second one that is turned); else the other way
-// about.
-template <bool DOWN> struct Pointer {
-  unsigned row, turn;
-  __device__ __forceinline__ Pointer() {
+// Address that a lane gives to ldmatrix, which loads four 8 x 8 matrices. DOWN: matrices 1 and 3 are the
+// eight rows below 0 and 2, and 2 and 3 are one chunk to the right (a first factor, or a transposed second
+// one). Otherwise the two directions are exchanged (a second factor).
+template <bool DOWN> struct LdmatrixAddress {
+  unsigned row_offset, flip;
+  __device__ __forceinline__ LdmatrixAddress() {
     const int lane = lane_id(), below = DOWN ? lane >> 3 & 1 : lane >> 4;
     const int right = DOWN ? lane >> 4 : lane >> 3 & 1;
-    row = (below * 8 + lane % 8) * ROW;
-    turn = (right ^ turn_of(lane % 8)) << 4;
+    row_offset = (below * 8 + lane % 8) * ROW_BYTES;
+    flip = (right ^ swizzle(lane % 8)) << 4;
   }
-  // `first` is a multiple of 8; `sixteen` counts 16 columns.
+  // `first` is a multiple of 8, so that the swizzle depends on the lane alone; `sixteen` counts 16 columns.
   __device__ __forceinline__ unsigned at(unsigned tile, int first, int sixteen) const {
-    return tile + row + first * ROW + ((sixteen * 32) ^ turn);
+    return tile + row_offset + first * ROW_BYTES + ((sixteen * 32) ^ flip);
   }
 };
-using Down = Pointer<true>;
-using Across = Pointer<false>;
+using FirstFactor = LdmatrixAddress<true>;
+using SecondFactor = LdmatrixAddress<false>;
 
-template <int N> using Sums = float[MT][N / 8][4];
-template <int N> using Packed = unsigned[N / 16][MT][4];
+// Registers are arrays of fixed size, indexed by unrolled loops only: an index that is known at run time
+// would move the array to local memory.
+template <int N> using Accumulators = float[MT][N / 8][4];
+template <int N> using Fragments = unsigned[N / 16][MT][4];
 
-template <int N> __device__ __forceinline__ void clear(Sums<N>& sums) {
+template <int N> __device__ __forceinline__ void clear(Accumulators<N>& sums) {
 #pragma unroll
   for (int y = 0; y < MT; ++y)
 #pragma unroll
@@ -77,20 +107,20 @@ template <int N> __device__ __forceinline__ void clear(Sums<N>& sums) {
       for (int e = 0; e < 4; ++e) sums[y][x][e] = 0.0f;
 }
 
-// sums += (the warp's 16 MT rows at `a`) (N rows at `b`)^T over all columns.
+// sums += A B^T over all columns: A is the warp's 16 MT rows at `a`, B the N rows at `b`.
 template <int N>
-__device__ __forceinline__ void rows_by_rows(Sums<N>& sums, unsigned a, unsigned b) {
-  const Down down;
-  const Across across;
-  // Not all at once: fragments would be fetched so early that addresses have to be spilled.
+__device__ __forceinline__ void multiply_transposed(Accumulators<N>& sums, unsigned a, unsigned b) {
+  const FirstFactor a_address;
+  const SecondFactor b_address;
+  // Unrolled by AHEAD only: a full unroll loads fragments so early that addresses spill.
 #pragma unroll AHEAD
   for (int i = 0; i < COLUMNS / 16; ++i) {
     unsigned fa[MT][4], fb[N / 16][4];
 #pragma unroll
-    for (int y = 0; y < MT; ++y) matrices<false>(fa[y], down.at(a, y * 16, i));
+    for (int y = 0; y < MT; ++y) ldmatrix_x4<false>(fa[y], a_address.at(a, y * 16, i));
 #pragma unroll
     for (int x = 0; x < N / 16; ++x) {
-      matrices<false>(fb[x], across.at(b, x * 16, i));
+      ldmatrix_x4<false>(fb[x], b_address.at(b, x * 16, i));
 #pragma unroll
       for (int y = 0; y < MT; ++y) {
         multiply<T>(sums[y][2 * x], fa[y], fb[x][0], fb[x][1]);
@@ -100,27 +130,29 @@ __device__ __forceinline__ void rows_by_rows(Sums<N>& sums, unsigned a, unsigned
   }
 }
 
-// sums (N columns) += packed (16 MT x K) (K rows at `b`, columns from 16 `first` on).
+// sums (N columns) += A B: A (16 MT x K) is in registers, B is K rows at `b`, from column 16 `first` on.
 template <int K, int N>
-__device__ __forceinline__ void packed_by_rows(Sums<N>& sums, const Packed<K>& packed, unsigned b,
-                                               int first = 0) {
-  const Down down;
+__device__ __forceinline__ void multiply_packed(Accumulators<N>& sums, const Fragments<K>& a, unsigned b,
+                                                int first = 0) {
+  const FirstFactor b_address;  // ldmatrix transposes: B's rows are the dimension that is summed over
 #pragma unroll
   for (int i = 0; i < K / 16; ++i) {
 #pragma unroll
     for (int x = 0; x < N / 16; ++x) {
       unsigned fb[4];
-      matrices<true>(fb, down.at(b, i * 16, first + x));
+      ldmatrix_x4<true>(fb, b_address.at(b, i * 16, first + x));
 #pragma unroll
       for (int y = 0; y < MT; ++y) {
-        multiply<T>(sums[y][2 * x], packed[i][y], fb[0], fb[1]);
-        multiply<T>(sums[y][2 * x + 1], packed[i][y], fb[2], fb[3]);
+        multiply<T>(sums[y][2 * x], a[i][y], fb[0], fb[1]);
+        multiply<T>(sums[y][2 * x + 1], a[i][y], fb[2], fb[3]);
       }
     }
   }
 }
 
-template <int N> __device__ __forceinline__ void pack(Packed<N>& packed, const Sums<N>& sums) {
+// Round accumulators to T and pack them as the first factor of the next product.
+template <int N>
+__device__ __forceinline__ void pack(Fragments<N>& packed, const Accumulators<N>& sums) {
 #pragma unroll
   for (int i = 0; i < N / 16; ++i)
 #pragma unroll
@@ -132,74 +164,76 @@ template <int N> __device__ __forceinline__ void pack(Packed<N>& packed, const S
       }
 }
 
-// Row `row` on of a head of this block's batch, found anew at each call: a pointer that goes along
-// would take registers that sums have to give up.
-__device__ __forceinline__ const T* rows_at(const T* x, index_t by_batch, index_t by_head,
-                                            index_t by_row, int head, int row) {
-  return x + (anew(blockIdx.z) * by_batch + anew(head) * by_head + row * by_row);
+// Return the address of a row of this block's batch, computed again at each call: a pointer that is advanced
+// in the loop would take registers that the accumulators need.
+__device__ __forceinline__ const T* row_address(const HeadTensor& x, int head, int row) {
+  return x.data +
+         (opaque(blockIdx.z) * x.batch_stride + opaque(head) * x.head_stride + row * x.row_stride);
 }
 
-// Ask for N rows from `from` on, which lie `stride` apart; 0 from row `left` on and past HEAD. All
-// threads of the block together.
+// Start asynchronous copies of N rows, `stride` elements apart, into a tile. Rows from `count` on and columns
+// past HEAD are filled with 0. All threads of the block take part.
 template <int N>
-__device__ __forceinline__ void ask(unsigned to, const T* from, int stride, int left) {
-  // Where a row has a chunk for each of some threads, a thread keeps to one chunk, and its address
-  // goes on by steps that are the same for all.
+__device__ __forceinline__ void load_tile(unsigned tile, const T* from, int stride, int count) {
+  // If the block has whole rows of chunks, a thread copies the same chunk of every row it takes, and its
+  // address advances by a step that is the same for all threads.
   constexpr bool EVEN = THREADS % CHUNKS == 0;
-  constexpr int DOWN = EVEN ? THREADS / CHUNKS : 0;
-  const int thread = thread_anew(), row0 = thread / CHUNKS, chunk0 = thread % CHUNKS;
+  constexpr int ROW_STEP = EVEN ? THREADS / CHUNKS : 0;
+  const int thread = opaque_thread(), row0 = thread / CHUNKS, chunk0 = thread % CHUNKS;
   const T* at = from + (row0 * stride + chunk0 * 8);
 #pragma unroll
-  for (int i = 0; i < (N * CHUNKS + THREADS - 1) / THREADS; ++i, at += DOWN * stride) {
+  for (int i = 0; i < (N * CHUNKS + THREADS - 1) / THREADS; ++i, at += ROW_STEP * stride) {
+    // The break is compiled only if the tile's chunks are no multiple of the threads.
     const int number = thread + i * THREADS;
     if (N * CHUNKS % THREADS && number >= N * CHUNKS) break;
     const int chunk = EVEN ? chunk0 : number % CHUNKS;
-    const int row = EVEN ? row0 + i * DOWN : number / CHUNKS;
+    const int row = EVEN ? row0 + i * ROW_STEP : number / CHUNKS;
     if constexpr (!EVEN) at = from + (row * stride + chunk * 8);
-    const bool inside = row < left && (HEAD == COLUMNS || chunk * 8 < HEAD);
-    copy_async(to + place(row, chunk), at, inside ? 16 : 0);
+    const bool inside = row < count && (HEAD == COLUMNS || chunk * 8 < HEAD);
+    copy_async(tile + chunk_offset(row, chunk), at, inside ? 16 : 0);
   }
 }
 
-// Keys and values of one head, of which `tiles` tiles of STEP rows are read one after another, two
-// at a time in shared memory from `ring` on: one read, one on its way.
-struct Keys {
-  const T *k, *v;
-  index_t k_batch, k_head, k_row, v_batch, v_head, v_row;
-  int head, keys, tiles;  // which head, how many keys any query sees
-  unsigned ring;
+// Double-buffered stream of one head's keys and values: `tiles` tiles of STEP rows, two at a time in shared
+// memory from `buffer` on. One is read while the next is copied.
+struct KeyValueStream {
+  const HeadTensor &k, &v;
+  int head, keys, tiles;  // the head of keys; the number of keys that any query of the block sees
+  unsigned buffer;
 
-  __device__ __forceinline__ unsigned at(int t) const { return ring + t % 2 * (2 * WALKED); }
-  __device__ __forceinline__ void fetch(int t) const {
-    const T* k_at = rows_at(k, k_batch, k_head, k_row, head, t * STEP);
-    const T* v_at = rows_at(v, v_batch, v_head, v_row, head, t * STEP);
-    ask<STEP>(at(t), k_at, (int)k_row, keys - t * STEP);
-    ask<STEP>(at(t) + WALKED, v_at, (int)v_row, keys - t * STEP);
+  __device__ __forceinline__ unsigned at(int t) const { return buffer + t % 2 * (2 * STEP_TILE); }
+  __device__ __forceinline__ void load(int t) const {
+    const T* k_from = row_address(k, head, t * STEP);
+    const T* v_from = row_address(v, head, t * STEP);
+    load_tile<STEP>(at(t), k_from, (int)k.row_stride, keys - t * STEP);
+    load_tile<STEP>(at(t) + STEP_TILE, v_from, (int)v.row_stride, keys - t * STEP);
   }
-  // attend(t, masked) for each tile, the first of which has been asked for, that the warp's queries
-  // from `first` on see: of a tile past its last query a warp sees nothing, and one before its
-  // first needs no mask.
+  // Call attend(t, masked) for each tile that the warp's queries, from `first` on, see. Tile 0 is already
+  // requested. A tile past the warp's last query is skipped; one that all its queries see needs no mask.
   template <typename Attend>
-  __device__ __forceinline__ void walk(index_t causal, int first, Attend attend) const {
+  __device__ __forceinline__ void for_each_tile(index_t causal, int first, Attend attend) const {
     for (int t = 0; t < tiles; ++t) {
+      // At most one group is in flight here, that of tile t.
       copies_wait<0>();
-      __syncthreads();  // tile t is there, and nobody reads the tile before it any more
-      if (t + 1 < tiles) fetch(t + 1);
+      __syncthreads();  // tile t is complete for all threads, and no warp still reads the other buffer
+      if (t + 1 < tiles) load(t + 1);
+      // Every thread commits in every iteration, also without a copy, so that the count of groups stays
+      // uniform.
       copies_commit();
       if ((t + 1) * STEP <= (causal ? min(keys, first + 1) : keys)) attend(t, false);
-      else if (!causal || t * STEP < first + ROWS) attend(t, true);
+      else if (!causal || t * STEP < first + WARP_ROWS) attend(t, true);
     }
   }
 };
 
-// Write the warp's rows, N columns from column 8 `chunk` on, of a block that begins at row `start`:
-// through the warp's own rows of a tile that nobody else reads, 16 bytes a lane. Rows from `count`
-// on are not written.
+// Write the warp's rows, N columns from column 8 `chunk` on, of a block that begins at row `start`. They go
+// through the warp's own rows of `tile`, which no other warp reads, so that a lane stores 16 bytes at a time.
+// Rows from `count` on are not written.
 template <int N>
-__device__ __forceinline__ void write(const Sums<N>& sums, unsigned tile, T* to, index_t stride,
-                                      int start, int count, int chunk = 0) {
+__device__ __forceinline__ void store_rows(const Accumulators<N>& sums, unsigned tile, T* to, index_t stride,
+                                           int start, int count, int chunk = 0) {
   const int lane = lane_id(), first = warp_row();
-  __syncwarp();
+  __syncwarp();  // the warp's last ldmatrix of these rows is done
 #pragma unroll
   for (int y = 0; y < MT; ++y)
 #pragma unroll
@@ -208,67 +242,70 @@ __device__ __forceinline__ void write(const Sums<N>& sums, unsigned tile, T* to,
       for (int h = 0; h < 2; ++h) {
         const int row = first + y * 16 + h * 8 + lane / 4;
         const unsigned v = pair<T>(sums[y][x][2 * h], sums[y][x][2 * h + 1]);
-        shared_store(tile + place(row, chunk + x) + lane % 4 * 4, v);
+        shared_store(tile + chunk_offset(row, chunk + x) + lane % 4 * 4, v);
       }
   __syncwarp();
-  for (int i = lane; i < ROWS * (N / 8); i += 32) {
+  for (int i = lane; i < WARP_ROWS * (N / 8); i += 32) {
     const int row = first + i / (N / 8), at = chunk + i % (N / 8);
+    // The columns that pad HEAD to COLUMNS exist in shared memory only.
     if (start + row >= count || at * 8 >= HEAD) continue;
     unsigned v[4];
-    shared_load(v, tile + place(row, at));
+    shared_load(v, tile + chunk_offset(row, at));
     *reinterpret_cast<uint4*>(to + (index_t)(start + row) * stride + at * 8) =
         make_uint4(v[0], v[1], v[2], v[3]);
   }
 }
 
-// Which weights dropout keeps, by their row-major place in a (B H, Tq, Tk) tensor.
-struct Kept {
+// Dropout's mask: random words numbered by a weight's row-major index in a (B H, Tq, Tk) tensor, so that the
+// forward, both backward kernels and every other implementation drop the same weights.
+struct DropoutMask {
   unsigned long long seed;
   index_t threshold;
 
-  static __device__ __forceinline__ unsigned word(const Words& words, int i) {
-    return i < 2 ? (i == 0 ? words.at[0] : words.at[1]) : (i == 2 ? words.at[2] : words.at[3]);
-  }
-  // Of the weights at `at` and `step` on: bits 0 and 1.
+  // Bits 0 and 1: whether the weights `at` and `at + step` are kept. One Philox call has four words.
   __device__ __forceinline__ unsigned two(index_t at, index_t step) const {
-    Words words = philox(seed, (unsigned long long)at / 4);
-    const bool first = word(words, (int)(at & 3)) >= threshold;
+    // A lane's two neighbouring weights usually share a block of four words; the second call is needed only
+    // if the pair crosses a block or lies in two rows (the transposed tile of attention_keys).
+    auto words = philox(seed, (unsigned long long)at / 4);
+    const bool first = words.of((int)(at & 3)) >= threshold;
     at += step;
     if (step != 1 || (at & 3) == 0) words = philox(seed, (unsigned long long)at / 4);
-    return first | (word(words, (int)(at & 3)) >= threshold) << 1;
+    return first | (words.of((int)(at & 3)) >= threshold) << 1;
   }
-  // Of a tile of N columns, all that a lane has, as bits in the order of its sums. The first is at
-  // `at`; a row down and a column right are so many places on. A loop as it stands: unrolled, these
-  // random numbers are ten times the rest of the kernel.
+  // Return the bits of all weights that a lane has of a tile of N columns, in the order of its accumulators.
+  // The first weight is `at`; `row_step` and `column_step` lead to the next row and column. The loop is not
+  // unrolled: unrolled, the random numbers were ten times the code of the rest of the kernel.
   template <int N>
-  __device__ __forceinline__ unsigned long long bits(index_t at, index_t down,
-                                                     index_t right) const {
-    unsigned long long found = 0;
+  __device__ __forceinline__ unsigned long long bits(index_t at, index_t row_step,
+                                                     index_t column_step) const {
+    unsigned long long mask = 0;
 #pragma unroll 1
     for (int i = 0; i < MT * N / 4; ++i) {
       const int h = i % 2, x = i / 2 % (N / 8), y = i / 2 / (N / 8);
-      const index_t here = at + (y * 16 + h * 8) * down + x * 8 * right;
-      found |= (unsigned long long)two(here, right) << (2 * i);
+      const index_t here = at + (y * 16 + h * 8) * row_step + x * 8 * column_step;
+      mask |= (unsigned long long)two(here, column_step) << (2 * i);
     }
-    return found;
+    return mask;
   }
 };
 
-// to = from where kept, times `scale`, else 0.
+// to = from times `scale` where the mask has a 1, else 0.
 template <int N>
-__device__ __forceinline__ void drop(Sums<N>& to, const Sums<N>& from, unsigned long long kept,
-                                     float scale) {
+__device__ __forceinline__ void apply_dropout(Accumulators<N>& to, const Accumulators<N>& from,
+                                              unsigned long long mask, float scale) {
 #pragma unroll
   for (int y = 0; y < MT; ++y)
 #pragma unroll
     for (int x = 0; x < N / 8; ++x)
 #pragma unroll
       for (int e = 0; e < 4; ++e)
-        to[y][x][e] = kept >> ((y * (N / 8) + x) * 4 + e) & 1 ? from[y][x][e] * scale : 0.0f;
+        to[y][x][e] = mask >> ((y * (N / 8) + x) * 4 + e) & 1 ? from[y][x][e] * scale : 0.0f;
 }
 
-// How many keys a batch's queries see: its length where there are any, within [0, tk].
-__device__ __forceinline__ int keys_of(const int* lengths, int batch, index_t tk) {
+// Return the number of keys that a batch's queries see: its length, clamped to [0, tk].
+// A length from the device cannot be checked by the host without a wait: it is clamped, so that no read
+// leaves the tensor.
+__device__ __forceinline__ int visible_keys(const int* lengths, int batch, index_t tk) {
   return lengths ? min(max(lengths[batch], 0), (int)tk) : (int)tk;
 }
 

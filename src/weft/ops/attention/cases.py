@@ -1,4 +1,4 @@
-"""The points attention is run at: q (B, H, Tq, D), k and v (B, Hkv, Tk, D), key_lengths (B,)."""
+"""Cases of attention: q (B, H, Tq, D), k and v (B, Hkv, Tk, D), key_lengths (B,)."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ DTYPES = ("float32", "float16", "bfloat16")
 GPU = ("cuda",)
 
 
-def _draw(made: Case, seed: int, device: str) -> Sequence[torch.Tensor]:
-    """Normal values, and lengths of keys from none to all: the first batch has none."""
+def _generate(case: Case, seed: int, device: str) -> Sequence[torch.Tensor]:
+    """Generate normal values, and key lengths from 0 to Tk: 0 for the first batch, Tk for the second."""
     generator = torch.Generator(device)
     generator.manual_seed(seed)
-    *floats, lengths = made.inputs
-    drawn = [
+    *floats, lengths = case.inputs
+    tensors = [
         torch.randn(i.shape, generator=generator, device=device, dtype=getattr(torch, i.dtype))
         for i in floats
     ]
-    most = made.inputs[1].shape[2]
-    found = torch.randint(0, most + 1, lengths.shape, generator=generator, device=device)
-    found[:1] = 0
-    found[1:2] = most
-    return (*drawn, found.int())
+    tk = case.inputs[1].shape[2]
+    key_lengths = torch.randint(0, tk + 1, lengths.shape, generator=generator, device=device)
+    key_lengths[:1] = 0
+    key_lengths[1:2] = tk
+    return (*tensors, key_lengths.int())
 
 
 def _case(
@@ -41,9 +41,9 @@ def _case(
     devices: tuple[str, ...] = ("cpu", "cuda"),
     **params: Any,
 ) -> Case:
-    """A case of queries ``q`` (B, H, Tq, D) and ``kv`` (Hkv, Tk), by default as many of each.
+    """Return a case of queries ``q`` (B, H, Tq, D) and ``kv`` (Hkv, Tk), by default (H, Tq).
 
-    Named by these, e.g. ``bf16-4x16x4096x128-causal`` or ``fp32-1x4x33x32-2x50``.
+    Its name tells these sizes, e.g. ``bf16-4x16x4096x128-causal`` or ``fp32-1x4x33x32-2x50``.
     """
     b, h, t, d = q
     parts = [SHORT[dtype], f"{b}x{h}x{t}x{d}"]
@@ -58,14 +58,14 @@ def _case(
         Input(name=name, shape=shape, dtype=dtype, layout=layout)
         for (name, shape), layout in zip(shapes.items(), layouts, strict=True)
     ]
-    made = Case(
+    case = Case(
         name="-".join(parts),
         inputs=(*inputs, Input(name="key_lengths", shape=(b,), dtype="int32")),
         params={"padded": False, **params},
         tags=frozenset({tags}),
         devices=devices,
     )
-    return replace(made, draw=partial(_draw, made)) if params.get("padded") else made
+    return replace(case, draw=partial(_generate, case)) if params.get("padded") else case
 
 
 DROP: dict[str, Any] = {"dropout_p": 0.3, "seed": 2**40 + 12345}

@@ -1,4 +1,4 @@
-"""Tiles of attention's CUDA kernels: those shipped, by kernel and head size."""
+"""Configurations of attention's CUDA kernels by kernel and head size, and the candidates for tuning."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A block is ``warps`` warps with 16 ``mt`` rows each (queries, or keys), and walks ``step``
-    of the others at a time.
+    """A block has ``warps`` warps with 16 ``mt`` rows each (queries, or keys) and streams ``step`` rows of
+    the other kind at a time.
 
-    ``blocks`` is how many a multiprocessor is meant to hold, which bounds the registers; where
-    ``split`` is 2, two blocks share the columns of an answer.
+    ``blocks`` is the number of resident blocks of an SM, which bounds the registers of a thread. With
+    ``split`` 2, two blocks share the columns of dk and dv.
     """
 
     warps: int
@@ -26,7 +26,7 @@ class Config:
 
     @property
     def own(self) -> int:
-        """The rows that a block owns."""
+        """Rows whose results a block computes."""
         return 16 * self.mt * self.warps
 
 
@@ -35,7 +35,7 @@ def _c(warps: int, mt: int, step: int, blocks: int, split: int = 1) -> Config:
 
 
 KINDS = ("forward", "queries", "keys")
-# By kind, then up to which head size.
+# By kernel, then by the largest head size.
 SHIPPED = {
     "forward": {64: _c(4, 1, 64, 4), 128: _c(4, 2, 64, 2), 256: _c(4, 1, 32, 2)},
     "queries": {64: _c(4, 2, 64, 2), 128: _c(4, 2, 32, 2), 256: _c(4, 1, 32, 1)},
@@ -44,41 +44,44 @@ SHIPPED = {
 
 
 def columns(d: int) -> int:
-    """The head size as tiles in shared memory have it."""
+    """Return the width of a tile's rows in shared memory."""
     return -(-d // 32) * 32
 
 
 def shared_bytes(kind: str, config: Config, d: int) -> int:
-    """What a block takes of shared memory: the rows it owns, and two tiles of those it walks."""
+    """Return a block's shared memory in bytes: its own rows, and two tiles of the rows that it streams."""
     row = 2 * columns(d)
-    own, walked = config.own * row, config.step * row
+    own, tile = config.own * row, config.step * row
     if kind == "forward":
-        return own + 4 * walked
+        return own + 4 * tile
     if kind == "queries":
-        return 2 * own + 4 * walked + 8 * config.own
-    return 2 * own + 4 * walked + 16 * config.step
+        return 2 * own + 4 * tile + 8 * config.own
+    return 2 * own + 4 * tile + 16 * config.step
 
 
-def configure(kind: str, d: int, dropout: bool, room: float) -> Config:
-    """The shipped configuration of a kernel of ``KINDS``, with fewer warps where a block has not
-    the ``room`` (bytes of shared memory), and smaller steps beside ``dropout``'s random numbers."""
+def configure(kind: str, d: int, dropout: bool, smem_per_block: float) -> Config:
+    """Return the shipped configuration of a kernel of ``KINDS``.
+
+    It has fewer warps if a block needs more than ``smem_per_block`` bytes, and smaller steps with
+    ``dropout``, whose random numbers take registers.
+    """
     config = next(c for most, c in SHIPPED[kind].items() if d <= most)
     if dropout and config.mt == 2:
         config = replace(config, step=32)
-    while config.warps > 1 and shared_bytes(kind, config, d) > room:
+    while config.warps > 1 and shared_bytes(kind, config, d) > smem_per_block:
         config = replace(config, warps=config.warps // 2)
     return config
 
 
 def candidates(kind: str, d: int) -> list[Config]:
-    """The configurations worth timing for a head size, the shipped one first; none spills (sm_90).
+    """Return the configurations worth timing for a head size, the shipped one first; none spills (sm_90).
 
-    A warp of 32 rows (``mt`` 2) reads each fragment of the walked rows for two products, and so
-    half as much of shared memory; one of 16 has half the sums, and twice as many run beside it to
-    hide what each waits for. On an H200 that is worth more to the forward of heads of 64 (0.223 ms
-    for 0.235 at 32 x 12 x 1024), and to the keys' backward of heads of 128 two blocks of 64 keys
-    are worth more than one of 128 (3.04 ms for 3.13 in all at 4 x 16 x 4096). Eight warps of 32
-    rows are one block that reads the walked rows half as often from the L2.
+    A warp of 32 rows (``mt`` 2) uses each fragment of the streamed rows for two products, and reads half as
+    much shared memory. A warp of 16 rows has half the accumulators, so that twice as many warps are resident
+    and hide each other's latency. On an H200 the forward for heads of 64 is faster with 16 rows (0.223 ms
+    against 0.235 at 32 x 12 x 1024), and the keys' backward for heads of 128 with two blocks of 64 keys
+    instead of one of 128 (3.04 ms against 3.13 for the whole backward at 4 x 16 x 4096); docs/log.md has
+    both. Eight warps of 32 rows are one block, which reads the streamed rows half as often from the L2.
     """
     shipped = next(c for most, c in SHIPPED[kind].items() if d <= most)
     others = {

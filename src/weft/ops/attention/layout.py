@@ -1,4 +1,4 @@
-"""Memory of (B, H, T, D) tensors: columns side by side, and outputs that lie as the queries do."""
+"""Memory layout of (B, H, T, D) tensors: adjacent columns, and outputs with the layout of the queries."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import math
 
 import torch
 
+Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
 
 def rowwise(x: torch.Tensor) -> torch.Tensor:
-    """``x``, copied only where a row's columns do not lie side by side."""
+    """Return ``x``, copied only if the columns of a row are not adjacent."""
     return x if x.stride(3) == 1 else x.contiguous()
 
 
 def like(x: torch.Tensor) -> torch.Tensor:
-    """Memory for an answer of the shape of ``x``: contiguous, or (B, T, H, D) if so ``x`` lies.
+    """Allocate an output of the shape of ``x``: contiguous, or (B, T, H, D) in memory if ``x`` is.
 
-    A model's heads are views of (B, T, H D): what is joined to that again should not be copied.
+    A model's heads are views of (B, T, H D), and merging the output's heads again should not copy it.
     """
     if x.stride(3) == 1 and 0 < x.stride(1) < x.stride(2):
         b, h, t, d = x.shape
@@ -23,24 +25,21 @@ def like(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-
-
-def gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, into: Three | None) -> Three:
-    """Memory for the three gradients: ``into``, or each laid out as its tensor is."""
+def allocate_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, into: Three | None) -> Three:
+    """Return memory for the three gradients: ``into``, or new tensors with the layouts of q, k and v."""
     return (like(q), like(k), like(v)) if into is None else into
 
 
-def no_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, into: Three | None) -> Three:
-    """Where there are no queries or no keys: 0, in ``into`` if given."""
+def zero_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, into: Three | None) -> Three:
+    """Return the gradients of a call with no queries or no keys: 0, in ``into`` if it is given."""
     if into is None:
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    for one in into:
-        one.zero_()
+    for gradient in into:
+        gradient.zero_()
     return into
 
 
-def nothing(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The answer where there are no queries or no keys: 0, and a log-sum-exp of -inf."""
+def empty_output(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the output of a call with no queries or no keys: 0, and a log-sum-exp of -inf."""
     lse = torch.full(q.shape[:3], -math.inf, dtype=torch.float32, device=q.device)
     return torch.zeros_like(q, memory_format=torch.contiguous_format), lse

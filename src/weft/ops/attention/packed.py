@@ -1,11 +1,11 @@
-"""Attention on q, k and v as one product gives them, side by side; so their gradients are written.
+"""Attention on q, k and v packed side by side in one tensor, as one linear product returns them.
 
-    qkv (B, T, (H + 2 Hkv) D)  ->  out (B, T, H D),  backward: one gradient laid out as qkv is
+    qkv (B, T, (H + 2 Hkv) D)  ->  out (B, T, H D); the gradient has the layout of qkv
 
-Splitting first costs a pass: three gradients in three places have to be joined to that of the
-product, 2 x (H + 2 Hkv) D elements a token read and written. Outputs of one ``torch.library``
-operator may not share memory, so that three parts of one buffer cannot be the answer of
-``weft::attention_backward``: ``weft::attention_packed_backward`` gives the buffer itself.
+Attention on three views of qkv would return three gradients, which autograd concatenates: a pass that
+reads and writes 2 x (H + 2 Hkv) D elements of each token. Here the kernels write the gradients as
+three views of one buffer. Outputs of one ``torch.library`` operator may not share memory, so
+``weft::attention_packed_backward`` returns the buffer.
 """
 
 from __future__ import annotations
@@ -17,63 +17,61 @@ from typing import Any
 import torch
 
 from weft.core import WeftError, registry
-from weft.ops._shared import dispatch, validate
-from weft.ops._shared.autocast import lowered
-from weft.ops._shared.public import (
+from weft.dispatch import choice as dispatch
+from weft.dispatch.autocast import lowered
+from weft.dispatch.operator import (
     TRACED,
+    Schema,
     backward_of,
     call,
-    define,
-    library,
+    memoized,
     refuse_unsupported,
+    register,
     resolve,
 )
-from weft.ops.attention.arguments import completed
+from weft.ops._common import validate
 from weft.ops.attention.cases import DTYPES
-from weft.ops.attention.spec import check_arguments
-
-SCALARS = "bool causal, float? scale, float dropout_p, int seed, bool padded"
-PARAMS = ("causal", "scale", "dropout_p", "seed", "padded")
-Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+from weft.ops.attention.layout import Three
+from weft.ops.attention.spec import PARAMS, SCALARS, check_arguments, default_lengths_and_impl
 
 
-def parts(qkv: torch.Tensor, heads: int, kv_heads: int) -> Three:
-    """Views of q (B, H, T, D), k and v (B, Hkv, T, D)."""
-    split = qkv.unflatten(-1, (heads + 2 * kv_heads, -1)).transpose(1, 2)
-    q, k, v = split.split((heads, kv_heads, kv_heads), dim=1)
+def split_qkv(qkv: torch.Tensor, heads: int, kv_heads: int) -> Three:
+    """Return views of q (B, H, T, D), k and v (B, Hkv, T, D)."""
+    x_BHTD = qkv.unflatten(-1, (heads + 2 * kv_heads, -1)).transpose(1, 2)
+    q, k, v = x_BHTD.split((heads, kv_heads, kv_heads), dim=1)
     return q, k, v
 
 
-def _joined(out: torch.Tensor) -> torch.Tensor:
-    """(B, T, H D): a view of an answer that lies as its queries do."""
-    return out.transpose(1, 2).flatten(2)
+def _merge_heads(x_BHTD: torch.Tensor) -> torch.Tensor:
+    """Return (B, T, H D): a view if the tokens' heads are side by side in memory."""
+    return x_BHTD.transpose(1, 2).flatten(2)
 
 
 @cache
-def _writes_in_place(impl: str) -> bool:
-    """Whether a backward takes ``into``, the memory for its gradients."""
+def _accepts_gradient_buffer(impl: str) -> bool:
+    """True if the backward of ``impl`` has the parameter ``into``, the memory for its gradients."""
     return "into" in inspect.signature(backward_of("attention", impl)).parameters
 
 
 def _forward(
-    qkv: torch.Tensor, lengths: torch.Tensor, heads: int, kv_heads: int, *rest: Any
+    impl: str, qkv: torch.Tensor, lengths: torch.Tensor, heads: int, kv_heads: int, **params: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    params, impl = dict(zip(PARAMS, rest, strict=False)), rest[-1]
-    inputs = (*parts(qkv, heads, kv_heads), lengths)
+    inputs = (*split_qkv(qkv, heads, kv_heads), lengths)
     refuse_unsupported("attention", impl, inputs, params)
     out, lse = registry.implementation("attention", impl).forward(*inputs, **params)
-    return _joined(out).contiguous(), lse
+    return _merge_heads(out).contiguous(), lse
 
 
 def _fake(
-    qkv: torch.Tensor, lengths: torch.Tensor, heads: int, kv_heads: int, *rest: Any
+    qkv: torch.Tensor, lengths: torch.Tensor, heads: int, kv_heads: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    b, t, wide = qkv.shape
-    out = qkv.new_empty((b, t, wide // (heads + 2 * kv_heads) * heads))
+    b, t, width = qkv.shape
+    out = qkv.new_empty((b, t, width // (heads + 2 * kv_heads) * heads))
     return out, qkv.new_empty((b, heads, t), dtype=torch.float32)
 
 
-def _gradient(
+def _backward(
+    impl: str,
     grad: torch.Tensor,
     qkv: torch.Tensor,
     lengths: torch.Tensor,
@@ -81,53 +79,36 @@ def _gradient(
     lse: torch.Tensor,
     heads: int,
     kv_heads: int,
-    *rest: Any,
-) -> torch.Tensor:
-    params, impl = dict(zip(PARAMS, rest, strict=False)), rest[-1]
+    **params: Any,
+) -> tuple[torch.Tensor]:
     run = backward_of("attention", impl)
-    given, answer = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (grad, out))
-    saved = (given, *parts(qkv, heads, kv_heads), lengths, answer, lse)
-    whole = qkv.new_empty(qkv.shape)
-    into = parts(whole, heads, kv_heads)
-    if _writes_in_place(impl):
-        run(*saved, into=into, **params)
+    grad_BHTD, out_BHTD = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (grad, out))
+    saved = (grad_BHTD, *split_qkv(qkv, heads, kv_heads), lengths, out_BHTD, lse)
+    dqkv = qkv.new_empty(qkv.shape)
+    views = split_qkv(dqkv, heads, kv_heads)
+    if _accepts_gradient_buffer(impl):
+        run(*saved, into=views, **params)
     else:
-        for to, one in zip(into, run(*saved, **params), strict=True):
-            to.copy_(one)
-    return whole
+        for view, gradient in zip(views, run(*saved, **params), strict=True):
+            view.copy_(gradient)
+    return (dqkv,)
 
 
-def _fake_gradient(grad: torch.Tensor, qkv: torch.Tensor, *rest: Any) -> torch.Tensor:
-    return qkv.new_empty(qkv.shape)
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-    qkv, lengths, *ctx.others = inputs
-    ctx.save_for_backward(qkv, lengths, *output)
-    ctx.mark_non_differentiable(output[1])
-
-
-def _differentiate(ctx: Any, grad: torch.Tensor, _: Any) -> tuple[Any, ...]:
-    run = torch.ops.weft.attention_packed_backward
-    found = run(grad, *ctx.saved_tensors, *ctx.others)
-    return (found, None, *([None] * len(ctx.others)))
-
-
-_SIZES = f"int heads, int kv_heads, {SCALARS}, str impl"
-define(
+register(
     "attention_packed",
-    f"(Tensor qkv, Tensor key_lengths, {_SIZES}) -> (Tensor, Tensor)",
-    _forward,
-    _fake,
-)
-define(
-    "attention_packed_backward",
-    f"(Tensor grad, Tensor qkv, Tensor key_lengths, Tensor out, Tensor lse, {_SIZES}) -> Tensor",
-    _gradient,
-    _fake_gradient,
-)
-torch.library.register_autograd(
-    "weft::attention_packed", _differentiate, setup_context=_setup_context, lib=library
+    Schema(
+        inputs=f"Tensor qkv, Tensor key_lengths, int heads, int kv_heads, {SCALARS}",
+        saved=f"Tensor qkv, Tensor key_lengths, Tensor out, Tensor lse, int heads, int kv_heads, {SCALARS}",
+        params=PARAMS,
+        outputs=2,
+        differentiable_outputs=1,
+        differentiable=("qkv",),
+        fake=_fake,
+        fake_backward=lambda grad, qkv, *saved: (qkv.new_empty(qkv.shape),),
+        forward=_forward,
+        backward=_backward,
+        save=lambda inputs, output: (*inputs[:2], *output, *inputs[2:]),
+    ),
 )
 
 
@@ -143,47 +124,47 @@ def attention_packed(
     key_lengths: torch.Tensor | None = None,
     impl: str | None = None,
 ) -> torch.Tensor:
-    """Self attention of q, k and v that lie side by side, as one product gives them.
+    """Self-attention on q, k and v packed side by side in one tensor.
 
-    The same numbers as ``attention`` on the three parts; kernels of ours (``triton``, ``cuda``)
-    write the three gradients where that of ``qkv`` has them, so that nothing is joined after.
+    Returns the same numbers as ``attention`` on the three parts. The ``triton`` and ``cuda`` kernels write
+    the three gradients directly into the gradient of ``qkv``, so that nothing is concatenated afterwards.
 
     Args:
-        qkv: (B, T, (H + 2 Hkv) D), float32, float16 or bfloat16, CPU or CUDA, any strides: in each
-            row the heads of q, those of k, those of v.
-        heads: H. kv_heads: Hkv, of which H is a multiple; None is H.
+        qkv: (B, T, (H + 2 Hkv) D), float32, float16 or bfloat16, CPU or CUDA, any strides. A row holds
+            the heads of q, then those of k, then those of v.
+        heads: H. kv_heads: Hkv, which divides H; None is H.
         causal, scale, dropout_p, seed, key_lengths, impl: as for ``attention``.
 
     Returns:
-        (B, T, H D) of the dtype of ``qkv``, contiguous where a kernel of ours computes it.
+        (B, T, H D) of the dtype of ``qkv``; contiguous if a kernel of Weft computes it.
 
     Raises:
-        WeftError: a width that the heads do not divide, and what ``attention`` raises.
+        WeftError: the heads do not divide the width; and the errors of ``attention``.
     """
     (qkv,) = lowered(qkv)
-    few = heads if kv_heads is None else kv_heads
-    lengths, impl = completed(qkv, key_lengths, dropout_p, impl)
+    num_kv_heads = heads if kv_heads is None else kv_heads
+    lengths, impl = default_lengths_and_impl(qkv, key_lengths, dropout_p, impl)
     numbers = {"causal": bool(causal), "scale": scale, "dropout_p": dropout_p, "seed": seed}
     params = {**numbers, "padded": key_lengths is not None}
 
-    def kernel() -> str | None:
-        """Whose kernel it is; None where plain torch code, which autograd sees through."""
-        _check(qkv, heads, few)
-        three = parts(qkv, heads, few)
-        check_arguments(*three, key_lengths, **numbers)
-        chosen = impl or dispatch.choose("attention", (*three, lengths), params)
+    def choose_kernel() -> str | None:
+        """Return the implementation whose kernels run; None for plain torch code, which autograd traces."""
+        _check(qkv, heads, num_kv_heads)
+        q, k, v = split_qkv(qkv, heads, num_kv_heads)
+        check_arguments(q, k, v, key_lengths, **numbers)
+        chosen = impl or dispatch.choose("attention", (q, k, v, lengths), params)
         return None if resolve("attention", chosen) in TRACED else chosen
 
     if torch.compiler.is_compiling():
-        whose = kernel()
+        kernel_impl = choose_kernel()
     else:
-        kind = ("attention_packed", impl, heads, few)
-        (whose,) = dispatch.recalled(kind, (qkv, lengths), params, lambda: (kernel(),))
-    if whose is None:
-        found = call("attention", (*parts(qkv, heads, few), lengths), params, impl)
-        return _joined(found[0])
+        key = ("attention_packed", impl, heads, num_kv_heads)
+        (kernel_impl,) = memoized(key, (qkv, lengths), params, lambda: (choose_kernel(),))
+    if kernel_impl is None:
+        out, _ = call("attention", (*split_qkv(qkv, heads, num_kv_heads), lengths), params, impl)
+        return _merge_heads(out)
     run = torch.ops.weft.attention_packed
-    return run(qkv, lengths, heads, few, *params.values(), whose)[0]  # type: ignore[no-any-return]
+    return run(qkv, lengths, heads, num_kv_heads, *params.values(), kernel_impl)[0]  # type: ignore[no-any-return]
 
 
 def _check(qkv: Any, heads: Any, kv_heads: Any) -> None:

@@ -1,143 +1,149 @@
-"""Attention: out = softmax(scale q k^T) v, each head by itself, with the log-sum-exp of its scores.
+"""Attention: out = softmax(scale q k^T) v for each head, with the log-sum-exp of its scores.
 
-Heads of queries share heads of keys in groups (arXiv:2305.13245). ``causal`` counts from the top
-left, as PyTorch's scaled_dot_product_attention does: query i sees keys 0 to i, whatever the two
-lengths. A query that sees no key has an answer of 0, and -inf for its log-sum-exp.
+Groups of query heads share a head of keys (arXiv:2305.13245). ``causal`` is aligned at the top left, as
+PyTorch's scaled_dot_product_attention is: query i sees keys 0 to i, for any two lengths. A query that sees
+no key has an output of 0 and a log-sum-exp of -inf.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from weft.core import FORWARD, Case, Cost, Operator, Property, Tolerance, WeftError
 from weft.core.cases import ITEMSIZE, SHORT
-from weft.ops._shared import validate
-from weft.ops._shared.philox import check_chance, philox, threshold
-from weft.ops._shared.philox import scale as kept_scale
-from weft.ops._shared.terms import finite
+from weft.ops._common import validate
+from weft.ops._common.gradient_scale import zero_nonfinite
+from weft.ops._common.philox import check_dropout_arguments, keep_scale, philox, threshold
 from weft.ops.attention.cases import CASES, DTYPES
 
-LEAST, MOST = 8, 256  # of a head's size
-Drop = tuple[float, int, int] | None  # its chance, the seed, and the first head's number
-PIECE = 1 << 22  # scores, from where a gradient's reference makes them again and keeps none
+MIN_HEAD_SIZE, MAX_HEAD_SIZE = 8, 256
+SCALARS = "bool causal, float? scale, float dropout_p, int seed, bool padded"  # of weft::attention
 
 
-def reference(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    key_lengths: torch.Tensor,
-    *,
-    causal: bool = False,
-    scale: float | None = None,
-    dropout_p: float = 0.0,
-    seed: int = 0,
-    padded: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Head of keys by head of keys, so that a case needs no memory for all scores at once."""
+class AttentionOptions(NamedTuple):
+    """Scalars of a call. Implementations receive them as keywords: ``AttentionOptions(**params)``."""
+
+    causal: bool = False
+    scale: float | None = None
+    dropout_p: float = 0.0
+    seed: int = 0
+    padded: bool = False
+
+    def factor(self, head_size: int) -> float:
+        """Return the factor of the scores; None is torch's default, 1 / sqrt(head size)."""
+        return default_scale(head_size) if self.scale is None else float(self.scale)
+
+
+PARAMS = AttentionOptions._fields
+Dropout = tuple[float, int, int] | None  # probability, seed, number of the first head
+CHECKPOINT_SCORES = 1 << 22  # above this many the reference's gradient recomputes scores to save memory
+
+
+def reference(q: Tensor, k: Tensor, v: Tensor, key_lengths: Tensor, **params: Any) -> tuple[Tensor, Tensor]:
+    """Compute one head of keys at a time, so that a case needs no memory for all scores at once."""
+    causal, scale, dropout_p, seed, padded = AttentionOptions(**params)
+    # Query heads that share one head of keys; max() for a tensor without heads.
     group = q.shape[1] // max(k.shape[1], 1)
     factor = default_scale(q.shape[-1]) if scale is None else scale
-    found = []
+    results = []
     for batch in range(q.shape[0]):
         keys = k.shape[2]
         if padded:
+            # The kernels clamp as well: a length out of range is not an error.
             keys = min(max(int(key_lengths[batch]), 0), keys)
         for head in range(k.shape[1]):
             queries = q[batch, head * group : (head + 1) * group]
             first = batch * q.shape[1] + head * group
             arguments = (queries, k[batch, head], v[batch, head])
-            drop = (dropout_p, seed, first) if dropout_p else None
-            if queries.requires_grad and group * q.shape[2] * k.shape[2] > PIECE:
-                one = checkpoint(_one, *arguments, keys, causal, factor, drop, use_reentrant=False)
+            # The mask depends on the head's number over all batches, so that every implementation drops the
+            # same weights.
+            dropout = (dropout_p, seed, first) if dropout_p else None
+            # The scores of all heads would not fit: they are computed again in the backward, head by head.
+            if queries.requires_grad and group * q.shape[2] * k.shape[2] > CHECKPOINT_SCORES:
+                result = checkpoint(_group, *arguments, keys, causal, factor, dropout, use_reentrant=False)
             else:
-                one = _one(*arguments, keys, causal, factor, drop)
-            found.append(one)
-    if not found:
+                result = _group(*arguments, keys, causal, factor, dropout)
+            results.append(result)
+    # q * 0 instead of zeros: the result then depends on q, and autograd returns gradients of the right shape.
+    if not results:
         return q * 0, q.new_zeros(q.shape[:3])
-    out = torch.stack([o for o, _ in found]).view(q.shape)
-    return out, torch.stack([lse for _, lse in found]).view(q.shape[:3])
+    out = torch.stack([o for o, _ in results]).view(q.shape)
+    return out, torch.stack([lse for _, lse in results]).view(q.shape[:3])
 
 
-def _one(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+def _group(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     keys: int,
     causal: bool,
     scale: float,
-    drop: Drop,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The answers for queries (G, Tq, D) of the first ``keys`` of the keys (Tk, D)."""
+    dropout: Dropout,
+) -> tuple[Tensor, Tensor]:
+    """Return out and log-sum-exp of queries (G, Tq, D) over the first ``keys`` of the keys (Tk, D)."""
     if keys == 0:
         return q * 0, torch.full_like(q[..., 0], -math.inf)
-    p, kept, lse = _weights(q, k, keys, causal, scale, drop)
-    return (p * kept) @ v[:keys], lse
+    p, keep_factor, lse = _weights(q, k, keys, causal, scale, dropout)
+    return (p * keep_factor) @ v[:keys], lse
 
 
 def _weights(
-    q: torch.Tensor, k: torch.Tensor, keys: int, causal: bool, scale: float, drop: Drop
-) -> tuple[torch.Tensor, torch.Tensor | float, torch.Tensor]:
-    """The weights (G, Tq, keys), what dropout multiplies each by, and the log-sum-exp (G, Tq)."""
+    q: Tensor, k: Tensor, keys: int, causal: bool, scale: float, dropout: Dropout
+) -> tuple[Tensor, Tensor | float, Tensor]:
+    """Return the weights (G, Tq, keys), dropout's factor of each, and the log-sum-exp (G, Tq)."""
     s = q @ k[:keys].T * scale
     if causal:
+        # Aligned at the upper left: query i sees the keys 0 to i, also if there are more keys than queries.
         hidden = torch.ones(s.shape[1:], dtype=torch.bool, device=s.device).triu(1)
         s = s.masked_fill(hidden, -math.inf)
     top = s.amax(-1, keepdim=True).detach()
     e = torch.exp(s - top)
     total = e.sum(-1, keepdim=True)
-    kept: torch.Tensor | float = 1.0
-    if drop is not None:
-        chance, seed, first = drop
-        every = keeps(chance, seed, first, (*s.shape[:2], k.shape[0]), s.device)
-        kept = every[..., :keys] * kept_scale(chance)
-    return e / total, kept, (top + total.log())[..., 0]
+    keep_factor: Tensor | float = 1.0
+    if dropout is not None:
+        p, seed, first = dropout
+        mask = dropout_mask(p, seed, first, (*s.shape[:2], k.shape[0]), s.device)
+        keep_factor = mask[..., :keys] * keep_scale(p)
+    return e / total, keep_factor, (top + total.log())[..., 0]
 
 
 def gradient_scale(
-    grad: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    key_lengths: torch.Tensor,
-    *,
-    causal: bool = False,
-    scale: float | None = None,
-    dropout_p: float = 0.0,
-    seed: int = 0,
-    padded: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """For q and k: what ds = p (dp - sum of p dp) is of before it cancels, which it does in a row
-    with few keys, carried through the last product. A sum's size is the root of its terms' squares:
-    so do their roundings add up. v's gradient, a sum of p do, has its own size."""
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, key_lengths: Tensor, **params: Any
+) -> tuple[Tensor, Tensor, None]:
+    """Return the magnitudes that the tolerances of dq and dk refer to; None: dv's own magnitude.
+
+    ds = p (dp - sum of p dp) cancels in a row with few keys. Its magnitude before the difference is carried
+    through the last product. The magnitude of a sum is the root of its terms' squares, as roundings add up.
+    """
+    causal, scale, dropout_p, seed, padded = AttentionOptions(**params)
     group = q.shape[1] // max(k.shape[1], 1)
     factor = default_scale(q.shape[-1]) if scale is None else scale
     of_q, of_k = torch.zeros_like(q), torch.zeros_like(k)
     for batch in range(q.shape[0]):
         keys = min(max(int(key_lengths[batch]), 0), k.shape[2]) if padded else k.shape[2]
         for head in range(k.shape[1] if keys else 0):
-            mine = slice(head * group, (head + 1) * group)
-            drop = (dropout_p, seed, batch * q.shape[1] + mine.start) if dropout_p else None
-            queries, values = q[batch, mine], v[batch, head, :keys]
-            p, kept, _ = _weights(queries, k[batch, head], keys, causal, factor, drop)
-            squares = grad[batch, mine].square()
-            dp = (squares @ values.square().T).sqrt() * kept
-            summed = (squares * ((p * kept) @ values).square()).sum(-1, keepdim=True).sqrt()
+            members = slice(head * group, (head + 1) * group)
+            dropout = (dropout_p, seed, batch * q.shape[1] + members.start) if dropout_p else None
+            queries, values = q[batch, members], v[batch, head, :keys]
+            p, keep_factor, _ = _weights(queries, k[batch, head], keys, causal, factor, dropout)
+            squares = grad[batch, members].square()
+            dp = (squares @ values.square().T).sqrt() * keep_factor
+            summed = (squares * ((p * keep_factor) @ values).square()).sum(-1, keepdim=True).sqrt()
             ds = (factor * p * (dp + summed)).square()
-            of_q[batch, mine] = (ds @ k[batch, head, :keys].square()).sqrt()
+            of_q[batch, members] = (ds @ k[batch, head, :keys].square()).sqrt()
             of_k[batch, head, :keys] = (ds.transpose(1, 2) @ queries.square()).sum(0).sqrt()
-    return finite(of_q), finite(of_k), None
+    return zero_nonfinite(of_q), zero_nonfinite(of_k), None
 
 
-def keeps(
-    p: float, seed: int, first: int, shape: tuple[int, ...], device: torch.device
-) -> torch.Tensor:
-    """Which weights dropout keeps: booleans of ``shape`` (heads, Tq, Tk), from head ``first`` on.
+def dropout_mask(p: float, seed: int, first: int, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return True for the weights that dropout keeps: booleans of ``shape`` (heads, Tq, Tk).
 
-    By the row-major place in the tensor (B, H, Tq, Tk) of all of them.
+    Weights are numbered row-major in the whole (B, H, Tq, Tk) tensor; ``first`` is the first head's number.
     """
     count = math.prod(shape)
     start = first * shape[1] * shape[2]
@@ -147,8 +153,21 @@ def keeps(
 
 
 def default_scale(d: int) -> float:
-    """1 / sqrt(D), the scale where none is given."""
+    """Return 1 / sqrt(D)."""
     return d**-0.5
+
+
+def default_lengths_and_impl(
+    x: Any, key_lengths: Tensor | None, dropout_p: float, impl: str | None
+) -> tuple[Tensor | None, str | None]:
+    """Return the operator's ``key_lengths`` and ``impl`` for a call whose queries are (in) ``x``."""
+    lengths = key_lengths
+    if isinstance(x, Tensor):
+        if lengths is None:  # the operator needs a tensor; without ``padded`` no implementation reads it
+            lengths = x.new_empty(x.shape[:1], dtype=torch.int32)
+        if impl is None and (key_lengths is not None or dropout_p):
+            impl = "triton" if x.is_cuda else "eager"
+    return lengths, impl
 
 
 def check_arguments(
@@ -163,21 +182,19 @@ def check_arguments(
     seed: Any = 0,
     padded: Any = False,
 ) -> None:
-    """Raise :class:`WeftError` on a call that has no answer."""
+    """Raise :class:`WeftError` if the arguments of a call are invalid."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         validate.tensor("attention", name, x, DTYPES, dims=range(4, 5))
     validate.same("attention", "q and k", q, k)
     validate.same("attention", "q and v", q, v)
     _check_shapes(q, k, v)
-    check_chance("attention", dropout_p, seed)
-    if threshold(dropout_p) >> 32:  # so near to 1 that every weight is dropped
+    check_dropout_arguments("attention", dropout_p, seed)
+    if threshold(dropout_p) >> 32:  # p rounds to 1: every weight would be dropped
         hint = "multiply the values by 0"
         raise WeftError("attention: dropout_p", expected="below 1", got=1.0, hint=hint)
     if scale is not None and not (isinstance(scale, int | float) and 0 < scale < math.inf):
         hint = "a negative scale is that of -q"
-        raise WeftError(
-            "attention: scale", expected="a finite number above 0", got=repr(scale), hint=hint
-        )
+        raise WeftError("attention: scale", expected="a finite number above 0", got=repr(scale), hint=hint)
     if key_lengths is not None:
         validate.tensor("attention", "key_lengths", key_lengths, ("int32",), dims=range(1, 2))
         if key_lengths.shape != q.shape[:1] or key_lengths.device != q.device:
@@ -188,7 +205,7 @@ def check_arguments(
             )
 
 
-def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
     if k.shape != v.shape or (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
         raise WeftError(
             "attention: the shapes",
@@ -201,24 +218,24 @@ def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
             expected="as many of q as of k and v, or a multiple",
             got=f"{q.shape[1]} of q, {k.shape[1]} of k",
         )
-    if not LEAST <= q.shape[3] <= MOST or q.shape[3] % 8:
+    if not MIN_HEAD_SIZE <= q.shape[3] <= MAX_HEAD_SIZE or q.shape[3] % 8:
         raise WeftError(
             "attention: the head size D",
-            expected=f"a multiple of 8 from {LEAST} to {MOST}",
+            expected=f"a multiple of 8 from {MIN_HEAD_SIZE} to {MAX_HEAD_SIZE}",
             got=q.shape[3],
             hint="pad q, k and v with columns of 0, and give scale=D**-0.5 of the true D",
         )
 
 
 def save(inputs: tuple[Any, ...], output: Any) -> tuple[Any, ...]:
-    """The backward makes the weights again from the scores and their log-sum-exp."""
+    """Save inputs and outputs: the backward recomputes the weights from scores and log-sum-exp."""
     return (*inputs, *output)
 
 
 def cost(c: Case, direction: str) -> Cost:
-    """Forward: two products of 2 B H Tq Tk D FLOPs, a causal mask half of them; backward 2.5 times.
+    """Count two products of 2 B H Tq Tk D FLOPs, half of that with a causal mask; the backward 2.5 times.
 
-    That is the usual count: an implementation that makes its scores twice gets no credit for it.
+    This is the usual count: recomputing scores earns no credit.
     """
     q, k, _, lengths = c.inputs
     item = ITEMSIZE[q.dtype]
@@ -233,23 +250,31 @@ def cost(c: Case, direction: str) -> Cost:
 
 
 def _within_the_values(
-    out: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    key_lengths: torch.Tensor,
+    out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_lengths: Tensor,
     **params: Any,
 ) -> float:
-    """Weights are at least 0 and sum to 1: no answer is above the largest value nor below the
-    least, but for its own rounding and that of the weights."""
+    """Return by how much the output leaves the range of the values, as a share of the rounding error.
+
+    Weights are at least 0 and sum to 1, so that each output lies between the least and the largest value.
+    """
     if 0 in (*out.shape, *v.shape):
         return 0.0
     group = q.shape[1] // k.shape[1]
-    most = v.amax(2).repeat_interleave(group, 1)[:, :, None].float()
+    largest = v.amax(2).repeat_interleave(group, 1)[:, :, None].float()
     least = v.amin(2).repeat_interleave(group, 1)[:, :, None].float()
-    over = torch.maximum(out.float() - most, least - out.float()).amax()
-    size = float(torch.maximum(most.abs(), least.abs()).amax())
+    over = torch.maximum(out.float() - largest, least - out.float()).amax()
+    size = float(torch.maximum(largest.abs(), least.abs()).amax())
     return max(0.0, float(over)) / (8 * torch.finfo(out.dtype).eps * size)
+
+
+def public_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of ``weft.ops.attention``, where lengths stand for ``padded``."""
+    hidden = {"padded"} if arguments.get("padded") else {"padded", "key_lengths"}
+    return {name: value for name, value in arguments.items() if name not in hidden}
 
 
 OPERATOR = Operator(
@@ -263,16 +288,16 @@ OPERATOR = Operator(
     validate=check_arguments,
     dtypes=DTYPES,
     differentiable=("q", "k", "v"),
-    graded=1,
+    differentiable_outputs=1,
     save=save,
     tolerance=Tolerance(
         chain=16.0,
-        reason="a gradient stands behind three sums, over D, keys and queries, each free in its "
-        "order; with 8 units the library's float32 on a CPU would be refused in one draw of 150",
+        reason="a gradient follows three sums, over D, keys and queries, each in any order; with 8 units "
+        "torch's own float32 on a CPU would fail for one set of inputs in 150",
     ),
     gradient_scale=gradient_scale,
-    scale_reason="p (dp - sum of p dp) cancels in a row with few keys: eager's, from the very same "
-    "p, wholly; one that takes the sum from the output, rounded, does not",
+    scale_reason="p (dp - sum of p dp) cancels in a row with few keys: completely in eager, which uses the "
+    "same p twice, and not completely where the sum comes from the rounded output",
     properties=(
         Property(
             name="within the values' range",
@@ -280,5 +305,6 @@ OPERATOR = Operator(
             applies=lambda c: not (c.params.get("dropout_p") or c.params.get("padded")),
         ),
     ),
-    backward_note="scores made again from q, k and the log-sum-exp: none are kept",
+    backward_note="scores are recomputed from q, k and the log-sum-exp; none are stored",
+    public_arguments=public_arguments,
 )

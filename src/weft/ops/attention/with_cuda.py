@@ -1,35 +1,97 @@
-"""Attention in CUDA C++, on tensor cores through ``mma.sync``: forward and backward for half types.
+"""Attention in CUDA C++ on tensor cores (``mma.sync``): forward and backward for float16 and bfloat16.
 
-See attention_forward.cu, attention_queries.cu and attention_keys.cu for the kernels. Rows of a head
-are read and written where they lie, if each stands on 16 bytes; else they are copied first.
+The kernels are in attention_forward.cu, attention_backward_queries.cu and attention_backward_keys.cu. They
+read and write rows of a head by the tensors' strides if every row is 16-byte aligned; other tensors are
+copied first.
 """
 
 from __future__ import annotations
 
+from ctypes import Structure, c_float, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from weft import machine
 from weft.backends.nvrtc import CudaSource
 from weft.core import YES, Case, Implementation, Support, no
-from weft.ops._shared.philox import scale as kept_scale
-from weft.ops._shared.philox import threshold
+from weft.ops._common.layout import CUDA_TYPES, dtype_name
+from weft.ops._common.philox import keep_scale, threshold
 from weft.ops.attention.cuda_configs import KINDS, Config, configure, shared_bytes
-from weft.ops.attention.layout import Three, gradients, like, no_gradients, nothing
+from weft.ops.attention.layout import Three, allocate_gradients, empty_output, like, zero_gradients
+from weft.ops.attention.spec import AttentionOptions
 
 LOG2E = 1.4426950408889634
-TYPES = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
-LARGEST_STRIDE = 1 << 24  # of a row, in elements: 128 of them are below 2^31
+FILES = {"forward": "forward", "queries": "backward_queries", "keys": "backward_keys"}
+MAX_ROW_STRIDE = 1 << 24  # elements; row times stride then fits 31 bits for a tile's 128 rows
+
+
+class HeadTensor(Structure):
+    """A (B, H, T, D) tensor with adjacent columns; the strides are in elements."""
+
+    _fields_ = (
+        ("data", c_void_p),
+        ("batch_stride", c_int64),
+        ("head_stride", c_int64),
+        ("row_stride", c_int64),
+    )
+
+
+TENSORS = ("q", "k", "v", "grad", "out", "dq", "dk", "dv")
+POINTERS = ("lengths", "lse", "row_terms")
+INTEGERS = ("heads", "group", "tq", "tk", "padded_tq", "causal", "seed", "threshold")
+FLOATS = ("scale_log2", "scale", "rescale")
+
+
+class AttentionArgs(Structure):
+    """Arguments of one launch, as attention_tiles.cuh declares them; a field that is not given is 0."""
+
+    _fields_ = (
+        *((name, HeadTensor) for name in TENSORS),
+        *((name, c_void_p) for name in POINTERS),
+        *((name, c_int64) for name in INTEGERS),
+        *((name, c_float) for name in FLOATS),
+    )
+
+    def bind(self, **tensors: Tensor | None) -> None:
+        """Store the addresses and strides of tensors by field name; None leaves a null pointer."""
+        for name, x in tensors.items():
+            if x is not None:
+                setattr(
+                    self, name, HeadTensor(x.data_ptr(), *x.stride()[:3]) if name in TENSORS else x.data_ptr()
+                )
+
+
+def common_arguments(
+    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, options: AttentionOptions
+) -> AttentionArgs:
+    """Return the arguments that all three kernels share."""
+    factor = options.factor(q.shape[3])
+    args = AttentionArgs(
+        heads=q.shape[1],
+        group=q.shape[1] // k.shape[1],
+        tq=q.shape[2],
+        tk=k.shape[2],
+        causal=options.causal,
+        scale_log2=factor * LOG2E,
+        scale=factor,
+        rescale=1.0,
+    )
+    # Without dropout the kernels are compiled without it, and the three fields stay 0, 0 and 1.
+    if p := options.dropout_p:
+        args.seed, args.threshold, args.rescale = options.seed, threshold(p), keep_scale(p)
+    args.bind(q=q, k=k, v=v, lengths=lengths)
+    return args
 
 
 @cache
 def source(kind: str, dtype: torch.dtype, d: int, dropout: bool, config: Config) -> CudaSource:
-    """The program of one kernel (``forward``, ``queries``, ``keys``) for heads of ``d``."""
+    """Return the program of one kernel (``forward``, ``queries``, ``keys``) for head size ``d``."""
     defines = {
-        "WEFT_T": TYPES[dtype],
+        "WEFT_T": CUDA_TYPES[dtype],
         "HEAD": d,
         "WARPS": config.warps,
         "MT": config.mt,
@@ -38,9 +100,9 @@ def source(kind: str, dtype: torch.dtype, d: int, dropout: bool, config: Config)
         "SPLIT": config.split,
         "DROPOUT": int(dropout),
     }
-    parts = [kind, str(dtype).removeprefix("torch."), str(d), f"{config.own}x{config.step}"]
+    parts = [kind, dtype_name(dtype), str(d), f"{config.own}x{config.step}"]
     return CudaSource(
-        file=Path(__file__).with_name(f"attention_{kind}.cu"),
+        file=Path(__file__).with_name(f"attention_{FILES[kind]}.cu"),
         kernels=(f"attention_{kind}",),
         defines=tuple((name, str(value)) for name, value in defines.items()),
         label="-".join([*parts, *["dropout"] * dropout]),
@@ -48,138 +110,92 @@ def source(kind: str, dtype: torch.dtype, d: int, dropout: bool, config: Config)
 
 
 @cache
-def _room(kind: str) -> float:
-    """Bytes of shared memory that a block may have; no limit where nothing is launched (meta)."""
-    known = machine.query("cuda").shared_per_block_optin if kind == "cuda" else None
-    return known or float("inf")
+def _smem_per_block(device_type: str) -> float:
+    """Return the shared memory that a block may use, in bytes; unlimited for a dry run (meta device)."""
+    limit = machine.query("cuda").shared_per_block_optin if device_type == "cuda" else None
+    return limit or float("inf")
 
 
-def _aligned(x: torch.Tensor) -> torch.Tensor:
-    """``x``, copied only where a row does not stand on 16 bytes with its columns side by side, or
-    rows are 2^24 elements apart."""
+def _aligned(x: Tensor) -> Tensor:
+    """Return ``x``, or a contiguous copy if its columns are not adjacent, a row is not 16-byte aligned or
+    rows are 2^24 elements or more apart."""
     strides = x.stride()
-    good = strides[3] == 1 and x.data_ptr() % 16 == 0 and strides[2] < LARGEST_STRIDE
-    if good and all(s % 8 == 0 for s in strides[:3]):
+    # cp.async copies 16 bytes from 16-byte addresses.
+    usable = strides[3] == 1 and x.data_ptr() % 16 == 0 and strides[2] < MAX_ROW_STRIDE
+    if usable and all(s % 8 == 0 for s in strides[:3]):
         return x
     return x.clone(memory_format=torch.contiguous_format)
 
 
-def _strides(*tensors: torch.Tensor) -> list[int]:
-    """Of each tensor those of batches, heads and rows, in elements."""
-    return [s for x in tensors for s in x.stride()[:3]]
+def _launch(kind: str, config: Config, q: Tensor, dropout: bool, grid: Any, args: AttentionArgs) -> None:
+    kernel = source(kind, q.dtype, q.shape[3], dropout, config)[f"attention_{kind}"]
+    kernel(grid, config.threads, args, shared=shared_bytes(kind, config, q.shape[3]))
 
 
-def _chance(dropout_p: float, seed: int) -> tuple[int, int, float]:
-    """The seed, the threshold and what the kept are multiplied by."""
-    return (seed, threshold(dropout_p), kept_scale(dropout_p)) if dropout_p else (0, 0, 1.0)
-
-
-def _launch(
-    kind: str, config: Config, d: int, x: torch.Tensor, dropout: bool, grid: Any, *arguments: Any
-) -> None:
-    kernel = source(kind, x.dtype, d, dropout, config)[f"attention_{kind}"]
-    kernel(grid, config.threads, *arguments, shared=shared_bytes(kind, config, d))
-
-
-def forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, key_lengths: torch.Tensor, **params: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
+def forward(q: Tensor, k: Tensor, v: Tensor, key_lengths: Tensor, **params: Any) -> tuple[Tensor, Tensor]:
     dropout = bool(params.get("dropout_p"))
-    config = configure("forward", q.shape[3], dropout, _room(q.device.type))
+    config = configure("forward", q.shape[3], dropout, _smem_per_block(q.device.type))
     return forward_with(config, q, k, v, key_lengths, **params)
 
 
 def forward_with(
-    config: Config,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    key_lengths: torch.Tensor,
-    *,
-    causal: bool = False,
-    scale: float | None = None,
-    dropout_p: float = 0.0,
-    seed: int = 0,
-    padded: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The forward by one configuration."""
+    config: Config, q: Tensor, k: Tensor, v: Tensor, key_lengths: Tensor, **params: Any
+) -> tuple[Tensor, Tensor]:
+    """Compute the forward with one configuration."""
+    options = AttentionOptions(**params)
     if q.numel() == 0 or k.numel() == 0:
-        return nothing(q)
+        return empty_output(q)
     q, k, v = _aligned(q), _aligned(k), _aligned(v)
-    out = like(q)
-    (b, h, tq, d), (few, tk) = q.shape, k.shape[1:3]
-    lse = torch.empty((b, h, tq), dtype=torch.float32, device=q.device)
-    factor = d**-0.5 if scale is None else float(scale)
-    tensors = (q, k, v, key_lengths.contiguous() if padded else 0, out, lse)
-    sizes = (h, h // few, tq, tk, *_strides(q, k, v, out))
-    numbers = (factor * LOG2E, int(causal), *_chance(dropout_p, seed))
-    grid = (-(-tq // config.own), h, b)
-    _launch("forward", config, d, q, dropout_p > 0, grid, *tensors, *sizes, *numbers)
+    # The operator's schema has a tensor in any case; without `padded` it is a placeholder and is not read.
+    lengths = key_lengths.contiguous() if options.padded else None
+    b, h, tq, _ = q.shape
+    out, lse = like(q), torch.empty((b, h, tq), dtype=torch.float32, device=q.device)
+    args = common_arguments(q, k, v, lengths, options)
+    args.bind(out=out, lse=lse)
+    _launch("forward", config, q, options.dropout_p > 0, (-(-tq // config.own), h, b), args)
     return out, lse
 
 
-def backward(
-    grad: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    key_lengths: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    *,
-    into: Three | None = None,
-    **params: Any,
-) -> Three:
-    size = (q.shape[3], bool(params.get("dropout_p")), _room(q.device.type))
+def backward(grad: Tensor, *saved: Tensor, into: Three | None = None, **params: Any) -> Three:
+    q = saved[0]
+    size = (q.shape[3], bool(params.get("dropout_p")), _smem_per_block(q.device.type))
     configs = (configure("queries", *size), configure("keys", *size))
-    saved = (grad, q, k, v, key_lengths, out, lse)
-    return backward_with(configs, *saved, into=into, **params)
+    return backward_with(configs, grad, *saved, into=into, **params)
 
 
 def backward_with(
     configs: tuple[Config, Config],
-    grad: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    key_lengths: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    *,
-    causal: bool = False,
-    scale: float | None = None,
-    dropout_p: float = 0.0,
-    seed: int = 0,
-    padded: bool = False,
+    grad: Tensor,
+    *saved: Tensor,
     into: Three | None = None,
+    **params: Any,
 ) -> Three:
-    """The backward by one configuration for the queries' kernel and one for the keys'.
+    """Compute the backward with one configuration for the queries' kernel and one for the keys'.
 
-    ``into``: memory for dq, dk and dv, by any strides whose rows the kernels take.
+    ``into`` is memory for dq, dk and dv, with any strides whose rows the kernels can write.
     """
+    q, k, v, key_lengths, out, lse = saved
+    options = AttentionOptions(**params)
     if q.numel() == 0 or k.numel() == 0:
-        return no_gradients(q, k, v, into)
+        return zero_gradients(q, k, v, into)
     q, k, v, grad, out = (_aligned(x) for x in (q, k, v, grad, out))
-    dq, dk, dv = gradients(q, k, v, into)
-    (b, h, tq, d), (few, tk) = q.shape, k.shape[1:3]
-    one, two = configs
-    most = max(one.own, two.step)
-    whole = -(-tq // most) * most
-    rows = torch.empty((b, h, 2, whole), dtype=torch.float32, device=q.device)
-    lengths = key_lengths.contiguous() if padded else 0
-    factor = d**-0.5 if scale is None else float(scale)
-    sizes = (h, h // few, tq, tk, whole, *_strides(q, k, v, grad))
-    numbers = (factor * LOG2E, factor, int(causal), *_chance(dropout_p, seed))
-    dropout = dropout_p > 0
-
-    tensors: tuple[Any, ...] = (q, k, v, grad, out, lengths, lse.contiguous(), rows, dq)
-    grid = (whole // one.own, h, b)
-    more = _strides(out, dq)
-    _launch("queries", one, d, q, dropout, grid, *tensors, *sizes, *more, *numbers)
-    tensors = (q, k, v, grad, lengths, rows, dk, dv)
-    grid = (-(-tk // two.own) * two.split, few, b)
-    more = _strides(dk, dv)
-    _launch("keys", two, d, q, dropout, grid, *tensors, *sizes, *more, *numbers)
+    lengths, lse = key_lengths.contiguous() if options.padded else None, lse.contiguous()
+    dq, dk, dv = allocate_gradients(q, k, v, into)
+    (b, h, tq, _), (kv_heads, tk) = q.shape, k.shape[1:3]
+    for_queries, for_keys = configs
+    # The queries' kernel writes whole blocks of row terms, and the keys' kernel reads whole tiles of them.
+    multiple = max(for_queries.own, for_keys.step)
+    padded_tq = -(-tq // multiple) * multiple
+    # Uninitialised: the queries' kernel writes every element, the padding included.
+    row_terms = torch.empty((b, h, 2, padded_tq), dtype=torch.float32, device=q.device)
+    args = common_arguments(q, k, v, lengths, options)
+    args.bind(grad=grad, out=out, dq=dq, dk=dk, dv=dv, lse=lse, row_terms=row_terms)
+    args.padded_tq = padded_tq
+    dropout = options.dropout_p > 0
+    _launch("queries", for_queries, q, dropout, (padded_tq // for_queries.own, h, b), args)
+    grid = (-(-tk // for_keys.own) * for_keys.split, kv_heads, b)
+    # On the same stream, after the kernel that wrote row_terms.
+    _launch("keys", for_keys, q, dropout, grid, args)
     return dq, dk, dv
 
 
@@ -201,7 +217,7 @@ IMPLEMENTATION = Implementation(
     forward=forward,
     backward=backward,
     supports=supports,
-    specimens=tuple(
+    aot_kernels=tuple(
         source(kind, torch.bfloat16, d, False, configure(kind, d, False, float("inf")))
         for d in (64, 128)
         for kind in KINDS

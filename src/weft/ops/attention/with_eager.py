@@ -1,60 +1,50 @@
-"""Attention composed by hand from torch calls, all scores in memory; ``compile`` fuses what it can.
+"""Attention composed of torch calls, with all scores in memory; ``compile`` fuses what it can.
 
-Products are in the inputs' dtype, as autocast would make them, and the softmax in float32.
+Products are in the inputs' dtype, as under autocast, and the softmax is in float32.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from weft.backends.inductor import compiled
 from weft.core import Implementation
-from weft.ops._shared.philox import scale as kept_scale
-from weft.ops.attention.spec import default_scale, keeps
+from weft.ops._common.philox import keep_scale
+from weft.ops.attention.spec import AttentionOptions, dropout_mask
 
 
-def forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    key_lengths: torch.Tensor,
-    *,
-    causal: bool = False,
-    scale: float | None = None,
-    dropout_p: float = 0.0,
-    seed: int = 0,
-    padded: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def forward(q: Tensor, k: Tensor, v: Tensor, key_lengths: Tensor, **params: Any) -> tuple[Tensor, Tensor]:
+    options = AttentionOptions(**params)
     if k.shape[2] == 0 or q.numel() == 0:
-        nothing = torch.full(q.shape[:3], -math.inf, dtype=torch.float32, device=q.device)
-        return (q * 0 + 0 * (k.sum() + v.sum())).contiguous(), nothing
+        lse = torch.full(q.shape[:3], -math.inf, dtype=torch.float32, device=q.device)
+        return (q * 0 + 0 * (k.sum() + v.sum())).contiguous(), lse
     group = q.shape[1] // k.shape[1]
     if group > 1:
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    factor = default_scale(q.shape[-1]) if scale is None else scale
-    s = (q @ k.transpose(-1, -2)).float() * factor
-    hidden = _hidden(s, key_lengths, causal, padded)
+    s = (q @ k.transpose(-1, -2)).float() * options.factor(q.shape[-1])
+    hidden = _hidden(s, key_lengths, options.causal, options.padded)
     if hidden is not None:
         s = s.masked_fill(hidden, -math.inf)
     top = s.amax(-1, keepdim=True).detach()
-    if padded:  # where no key is seen: -inf - -inf would be NaN
+    if options.padded:  # a query that sees no key: -inf - -inf would be NaN
         top = top.clamp(min=torch.finfo(torch.float32).min)
     e = torch.exp(s - top)
     total = e.sum(-1, keepdim=True)
     lse = (top + total.detach().log())[..., 0]
-    p = e / (total.masked_fill(total == 0, 1.0) if padded else total)
-    if dropout_p:
+    p = e / (total.masked_fill(total == 0, 1.0) if options.padded else total)
+    if dropout_p := options.dropout_p:
         shape = (s.shape[0] * s.shape[1], *s.shape[2:])
-        p = p * keeps(dropout_p, seed, 0, shape, s.device).view(s.shape) * kept_scale(dropout_p)
+        mask = dropout_mask(dropout_p, options.seed, 0, shape, s.device)
+        p = p * mask.view(s.shape) * keep_scale(dropout_p)
     return (p.to(v.dtype) @ v).contiguous(), lse
 
 
-def _hidden(
-    s: torch.Tensor, key_lengths: torch.Tensor, causal: bool, padded: bool
-) -> torch.Tensor | None:
-    """Which scores count for nothing; None for none."""
+def _hidden(s: Tensor, key_lengths: Tensor, causal: bool, padded: bool) -> Tensor | None:
+    """Return True for the scores that the masks exclude; None if there is no mask."""
     if not (causal or padded):
         return None
     key = torch.arange(s.shape[3], device=s.device)

@@ -1,248 +1,181 @@
 """Attention in Triton, forward and backward, with no memory that grows with Tq Tk.
 
-What is a tensor descriptor where the device has the copy engine is a pointer elsewhere, and where
-strides do not suit it. See forward.py, backward.py and backward_keys.py for the kernels.
+On a device with the tensor memory accelerator (TMA) and for tensors whose strides it takes, kernels read
+tiles through tensor descriptors; otherwise through pointers. The kernels are in triton_forward.py and
+triton_backward.py.
 """
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from weft.backends.triton_jit import INTERPRETED, triton
+from weft.backends.triton_jit import INTERPRETED, TritonAotKernel, triton
 from weft.core import Case, Implementation, Support, no
 from weft.core.support import YES
-from weft.ops._shared.philox import halves, limit
-from weft.ops._shared.philox import scale as kept_scale
-from weft.ops.attention.backward import attention_backward_queries
-from weft.ops.attention.backward_keys import attention_backward_keys
-from weft.ops.attention.configs import Config, configure
-from weft.ops.attention.forward import attention_forward
-from weft.ops.attention.layout import Three, gradients, like, no_gradients, nothing, rowwise
-from weft.ops.attention.specimens import SPECIMENS
+from weft.machine.device_limits import has_tma
+from weft.ops._common.philox import keep_scale, seed_words, threshold_int32
+from weft.ops.attention.layout import Three, allocate_gradients, empty_output, like, rowwise, zero_gradients
+from weft.ops.attention.spec import AttentionOptions
+from weft.ops.attention.triton_backward import attention_backward_keys, attention_backward_queries
+from weft.ops.attention.triton_configs import NARROW, SINGLE, WIDE, Config, configure
+from weft.ops.attention.triton_forward import attention_forward
 
 LOG2E = 1.4426950408889634
+KERNELS = {
+    "forward": attention_forward,
+    "queries": attention_backward_queries,
+    "keys": attention_backward_keys,
+}
 
 
 def padded_size(d: int) -> int:
-    """The head size as kernels take it: a power of two that a product can have."""
+    """Return the head size rounded up to a power of two that ``tl.dot`` accepts."""
     return max(16, 1 << (d - 1).bit_length())
 
 
-@cache
-def copies_tiles(device: torch.device) -> bool:
-    """Whether the device has the copy engine, and 227 KiB of shared memory a block."""
-    if INTERPRETED or device.type == "cpu":
-        return False
-    held = triton.runtime.driver.active.utils.get_device_properties(device.index or 0)
-    newest = torch.cuda.get_device_capability(device) >= (9, 0)
-    return bool(newest and held["max_shared_mem"] >= 227 * 1024)
+def _has_tma(device: torch.device) -> bool:
+    """True if kernels may use tensor descriptors and 227 KiB of shared memory; the interpreter may not."""
+    return not INTERPRETED and has_tma(device)
 
 
-def _regular(x: torch.Tensor) -> bool:
-    """16-byte alignment of every row, and no two rows in one place."""
+def _configure(kind: str, q: Tensor) -> Config:
+    return configure(kind, padded_size(q.shape[3]), q.element_size(), _has_tma(q.device))
+
+
+def _fits_descriptor(x: Tensor) -> bool:
+    """True if every row is 16-byte aligned and no stride is 0 (expanded): a descriptor takes the tensor."""
     size = x.element_size()
     strides = x.stride()[:3]
-    return (
-        x.data_ptr() % 16 == 0
-        and all(s > 0 and s * size % 16 == 0 for s in strides)
-        and 0 not in x.shape
-    )
+    return x.data_ptr() % 16 == 0 and all(s > 0 and s * size % 16 == 0 for s in strides) and 0 not in x.shape
 
 
-def _sources(wide: bool, padded_d: int, *pairs: tuple[torch.Tensor, int]) -> tuple[bool, list[Any]]:
-    """Descriptors of tensors in tiles of so many rows, if all can have one; else the tensors."""
-    if not wide or pairs[0][0].element_size() == 4 or not all(_regular(x) for x, _ in pairs):
-        return False, [x for x, _ in pairs]
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    return True, [
-        TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, padded_d])
-        for x, rows in pairs
-    ]
-
-
-def _numbers(rows: torch.Tensor, most: int) -> Any:
-    """A descriptor of lines of float32 by so many; a line is a multiple of 16 of them."""
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    return TensorDescriptor(rows, list(rows.shape), list(rows.stride()), [1, most])
-
-
-def _flags(
-    q: torch.Tensor, causal: bool, padded: bool, dropout_p: float, tma: bool
-) -> dict[str, Any]:
-    d = q.shape[3]
+def common_arguments(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> dict[str, Any]:
+    """Return the kernel arguments, by name, that all three kernels share."""
+    d, dropout_p = q.shape[3], options.dropout_p
+    factor = options.factor(d)
+    low, high = seed_words(options.seed) if dropout_p else (0, 0)
     return {
+        "heads": q.shape[1],
+        "group": q.shape[1] // k.shape[1],
+        "tq": q.shape[2],
+        "tk": k.shape[2],
+        **strides(q=q, k=k, v=v),
+        "scale": factor * LOG2E,
+        "factor": factor,
+        "low": low,
+        "high": high,
+        "threshold": threshold_int32(dropout_p) if dropout_p else 0,
+        "rescale": keep_scale(dropout_p) if dropout_p else 1.0,
         "D": d,
         "DP": padded_size(d),
-        "CAUSAL": causal,
-        "PADDED": padded,
+        "CAUSAL": options.causal,
+        "PADDED": options.padded,
         "DROPOUT": dropout_p > 0.0,
-        "TMA": tma,
     }
 
 
-def _launch(config: Config) -> dict[str, int]:
+def strides(**tensors: Tensor) -> dict[str, int]:
+    """Return each tensor's strides of batches, heads and rows, as ``q_batch``, ``q_head``, ``q_row``."""
     return {
-        "BM": config.bm,
-        "BN": config.bn,
-        "num_warps": config.warps,
-        "num_stages": config.stages,
+        f"{name}_{dimension}": stride
+        for name, x in tensors.items()
+        for dimension, stride in zip(("batch", "head", "row"), x.stride()[:3], strict=True)
     }
 
 
-def _chance(dropout_p: float, seed: int) -> tuple[int, int, int, float]:
-    """The seed's halves, the threshold and what the kept are multiplied by."""
-    if not dropout_p:
-        return 0, 0, 0, 1.0
-    return *halves(seed), limit(dropout_p), kept_scale(dropout_p)
+def _sources(config: Config, row_terms: Tensor | None = None, **tensors: Tensor) -> dict[str, Any]:
+    """Return the ``..._source`` arguments: tensor descriptors if all tensors can have one, else the tensors.
+
+    ``q`` and ``grad`` are read in tiles of ``bm`` rows, ``k`` and ``v`` in tiles of ``bn``. The keys' kernel
+    also reads ``row_terms`` (lines, length), whose lines are a multiple of 16 floats.
+    """
+    first = next(iter(tensors.values()))
+    tma = _has_tma(first.device) and first.element_size() < 4 and all(map(_fits_descriptor, tensors.values()))
+    sources: dict[str, Any] = dict(tensors)
+    if row_terms is not None:
+        sources["rows"] = row_terms
+    if tma:
+        from triton.tools.tensor_descriptor import TensorDescriptor
+
+        for name, x in sources.items():
+            rows = config.bn if name in ("k", "v") else config.bm
+            block = [1, rows] if name == "rows" else [1, 1, rows, padded_size(x.shape[3])]
+            sources[name] = TensorDescriptor(x, list(x.shape), list(x.stride()), block)
+    return {f"{name}_source": source for name, source in sources.items()} | {"TMA": tma}
 
 
-def forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    key_lengths: torch.Tensor,
-    *,
-    causal: bool = False,
-    scale: float | None = None,
-    dropout_p: float = 0.0,
-    seed: int = 0,
-    padded: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    size = (padded_size(q.shape[3]), q.element_size(), copies_tiles(q.device))
-    config = configure("forward", *size)
-    flags: Any = {"causal": causal, "dropout_p": dropout_p, "seed": seed, "padded": padded}
-    return forward_with(config, q, k, v, key_lengths, scale=scale, **flags)
+def _launch(kind: str, config: Config, grid: tuple[int, ...], arguments: dict[str, Any]) -> None:
+    kernel = KERNELS[kind]
+    arguments |= {"BM": config.bm, "BN": config.bn}
+    by_name = {name: arguments[name] for name in kernel.arg_names}
+    kernel[grid](**by_name, num_warps=config.warps, num_stages=config.stages)
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, key_lengths: Tensor, **params: Any) -> tuple[Tensor, Tensor]:
+    return forward_with(_configure("forward", q), q, k, v, key_lengths, **params)
 
 
 def forward_with(
-    config: Config,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    key_lengths: torch.Tensor,
-    *,
-    causal: bool = False,
-    scale: float | None = None,
-    dropout_p: float = 0.0,
-    seed: int = 0,
-    padded: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The forward by one configuration."""
+    config: Config, q: Tensor, k: Tensor, v: Tensor, key_lengths: Tensor, **params: Any
+) -> tuple[Tensor, Tensor]:
+    """Compute the forward with one configuration."""
+    options = AttentionOptions(**params)
     if q.numel() == 0 or k.numel() == 0:
-        return nothing(q)
+        return empty_output(q)
     q, k, v = rowwise(q), rowwise(k), rowwise(v)
-    out = like(q)
-    b, h, tq, d = q.shape
-    lse = torch.empty((b, h, tq), dtype=torch.float32, device=q.device)
-    factor = d**-0.5 if scale is None else scale
-    pairs = ((q, config.bm), (k, config.bn), (v, config.bn))
-    tma, sources = _sources(copies_tiles(q.device), padded_size(d), *pairs)
-    attention_forward[(triton.cdiv(tq, config.bm), h, b)](
-        *sources,
-        key_lengths,
-        out,
-        lse,
-        h,
-        h // k.shape[1],
-        tq,
-        k.shape[2],
-        *q.stride()[:3],
-        *k.stride()[:3],
-        *v.stride()[:3],
-        *out.stride()[:3],
-        factor * LOG2E,
-        *_chance(dropout_p, seed),
-        **_flags(q, causal, padded, dropout_p, tma),
-        **_launch(config),
-    )
+    b, h, tq, _ = q.shape
+    out, lse = like(q), torch.empty((b, h, tq), dtype=torch.float32, device=q.device)
+    arguments = common_arguments(q, k, v, options)
+    arguments |= {"lengths": key_lengths, "out_ptr": out, "lse_ptr": lse, **strides(out=out)}
+    arguments |= _sources(config, q=q, k=k, v=v)
+    _launch("forward", config, (triton.cdiv(tq, config.bm), h, b), arguments)
     return out, lse
 
 
-def backward(
-    grad: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    key_lengths: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    *,
-    causal: bool = False,
-    scale: float | None = None,
-    dropout_p: float = 0.0,
-    seed: int = 0,
-    padded: bool = False,
-    into: Three | None = None,
-) -> Three:
-    size = (padded_size(q.shape[3]), q.element_size(), copies_tiles(q.device))
-    configs = (configure("queries", *size), configure("keys", *size))
-    saved = (grad, q, k, v, key_lengths, out, lse)
-    flags: Any = {"causal": causal, "dropout_p": dropout_p, "seed": seed, "padded": padded}
-    return backward_with(configs, *saved, scale=scale, into=into, **flags)
+def backward(grad: Tensor, *saved: Tensor, into: Three | None = None, **params: Any) -> Three:
+    q = saved[0]
+    configs = (_configure("queries", q), _configure("keys", q))
+    return backward_with(configs, grad, *saved, into=into, **params)
 
 
 def backward_with(
     configs: tuple[Config, Config],
-    grad: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    key_lengths: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    *,
-    causal: bool = False,
-    scale: float | None = None,
-    dropout_p: float = 0.0,
-    seed: int = 0,
-    padded: bool = False,
+    grad: Tensor,
+    *saved: Tensor,
     into: Three | None = None,
+    **params: Any,
 ) -> Three:
-    """The backward by one configuration for the queries' kernel and one for the keys'.
+    """Compute the backward with one configuration for the queries' kernel and one for the keys'.
 
-    ``into``: memory for dq, dk and dv, by any strides whose rows the kernels take.
+    ``into`` is memory for dq, dk and dv, with any strides whose rows the kernels can write.
     """
+    q, k, v, key_lengths, out, lse = saved
+    options = AttentionOptions(**params)
     if q.numel() == 0 or k.numel() == 0:
-        return no_gradients(q, k, v, into)
+        return zero_gradients(q, k, v, into)
     q, k, v, grad, out = (rowwise(x) for x in (q, k, v, grad, out))
-    if not _regular(grad):  # expanded, mostly: a sum's gradient
+    if not _fits_descriptor(grad):  # usually expanded: the gradient of a sum
         grad = grad.contiguous()
-    dq, dk, dv = gradients(q, k, v, into)
-    (b, h, tq, d), (few, tk) = q.shape, k.shape[1:3]
-    one, two = configs
-    most = max(one.bm, two.bm)
-    whole = triton.cdiv(tq, most) * most
-    rows = torch.empty((2 * b * h, whole), dtype=torch.float32, device=q.device)
-    factor = d**-0.5 if scale is None else scale
-    sizes = (h, h // few, tq, tk, whole, *_strides(q, k, v, grad))
-    numbers = (factor * LOG2E, factor, *_chance(dropout_p, seed))
-    wide, dp = copies_tiles(q.device), padded_size(d)
-
-    pairs = ((q, one.bm), (k, one.bn), (v, one.bn), (grad, one.bm))
-    tma, sources = _sources(wide, dp, *pairs)
-    sources += [out, key_lengths, lse.contiguous(), rows, dq]
-    flags = _flags(q, causal, padded, dropout_p, tma) | _launch(one)
-    attention_backward_queries[(whole // one.bm, h, b)](
-        *sources, *sizes, *_strides(out, dq), *numbers, **flags
-    )
-    pairs = ((q, two.bm), (k, two.bn), (v, two.bn), (grad, two.bm))
-    tma, sources = _sources(wide, dp, *pairs)
-    sources += [key_lengths, _numbers(rows, two.bm) if tma else rows, dk, dv]
-    flags = _flags(q, causal, padded, dropout_p, tma) | _launch(two)
-    attention_backward_keys[(triton.cdiv(tk, two.bn), few, b)](
-        *sources, *sizes, *_strides(dk, dv), *numbers, **flags
-    )
+    dq, dk, dv = allocate_gradients(q, k, v, into)
+    (b, h, tq, _), (kv_heads, tk) = q.shape, k.shape[1:3]
+    for_queries, for_keys = configs
+    # The queries' kernel writes whole tiles of row terms, and the keys' kernel reads whole tiles of them.
+    multiple = max(for_queries.bm, for_keys.bm)
+    tq_padded = triton.cdiv(tq, multiple) * multiple
+    row_terms = torch.empty((2 * b * h, tq_padded), dtype=torch.float32, device=q.device)
+    arguments = common_arguments(q, k, v, options)
+    arguments |= {"out_ptr": out, "lengths": key_lengths, "lse_ptr": lse.contiguous(), "rows_ptr": row_terms}
+    arguments |= {"dq_ptr": dq, "dk_ptr": dk, "dv_ptr": dv, "tq_padded": tq_padded}
+    arguments |= strides(grad=grad, out=out, dq=dq, dk=dk, dv=dv)
+    tensors = {"q": q, "k": k, "v": v, "grad": grad}
+    grid = (tq_padded // for_queries.bm, h, b)
+    _launch("queries", for_queries, grid, arguments | _sources(for_queries, **tensors))
+    grid = (triton.cdiv(tk, for_keys.bn), kv_heads, b)
+    _launch("keys", for_keys, grid, arguments | _sources(for_keys, row_terms, **tensors))
     return dq, dk, dv
-
-
-def _strides(*tensors: torch.Tensor) -> list[int]:
-    """Of each tensor those of batches, heads and rows, in elements."""
-    return [s for x in tensors for s in x.stride()[:3]]
 
 
 def supports(case: Case, device: str) -> Support:
@@ -252,6 +185,40 @@ def supports(case: Case, device: str) -> Support:
     return YES
 
 
+def aot_kernel(kind: str, config: Config, dtype: str, d: int, *, tma: bool = False) -> TritonAotKernel:
+    """Describe one causal kernel for contiguous tensors whose lengths are multiples of 16."""
+    kernel = KERNELS[kind]
+    constants: dict[str, Any] = {"CAUSAL": True, "PADDED": False, "DROPOUT": False, "TMA": tma}
+    constants |= {"D": d, "DP": padded_size(d), "BM": config.bm, "BN": config.bn}
+    floats = ("scale", "factor", "rescale")
+    unaligned = ("low", "high", "threshold", "heads", "group")  # integers that 16 need not divide
+    signature: dict[str, Any] = {}
+    for name in kernel.arg_names:
+        if name in constants:
+            signature[name] = constants[name]
+        elif name == "rows_source":
+            signature[name] = f"tensordesc<fp32[1, {config.bm}]>" if tma else "*fp32"
+        elif name.endswith("_source"):
+            rows = config.bm if name in ("q_source", "grad_source") else config.bn
+            descriptor = f"tensordesc<{dtype}[1, 1, {rows}, {constants['DP']}]>"
+            signature[name] = descriptor if tma else f"*{dtype}"
+        elif name.endswith("_ptr"):
+            signature[name] = "*fp32" if name in ("lse_ptr", "rows_ptr") else f"*{dtype}"
+        elif name == "lengths":
+            signature[name] = "*i32"
+        else:
+            signature[name] = "fp32" if name in floats else "i32" if name in unaligned else "i32:16"
+    parts = [kind, dtype, str(d), f"{config.bm}x{config.bn}x{config.stages}"]
+    return TritonAotKernel(
+        label="-".join([*parts, "descriptors" if tma else "pointers"]),
+        kernel=kernel,
+        signature=signature,
+        num_warps=config.warps,
+        num_stages=config.stages,
+        min_arch=90 if tma else 80,
+    )
+
+
 IMPLEMENTATION = Implementation(
     operator="attention",
     name="triton",
@@ -259,6 +226,10 @@ IMPLEMENTATION = Implementation(
     forward=forward,
     backward=backward,
     supports=supports,
-    specimens=SPECIMENS,
+    aot_kernels=(
+        *(aot_kernel(kind, WIDE[kind][d], "bf16", d, tma=True) for kind in KERNELS for d in (64, 128)),
+        *(aot_kernel(kind, NARROW[kind][128], "bf16", 128) for kind in KERNELS),
+        *(aot_kernel(kind, SINGLE[kind][64], "fp32", 64) for kind in KERNELS),
+    ),
     idea="flash: no score written, masks only on the diagonal, tiles by the copy engine",
 )

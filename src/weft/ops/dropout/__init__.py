@@ -1,12 +1,12 @@
-"""Seeded dropout; see README.md beside this for the ways and their figures."""
+"""Seeded dropout; README.md has its implementations and times."""
 
 from __future__ import annotations
 
 import torch
 
-from weft.ops._shared.dropout_ways import shipped
-from weft.ops._shared.elementwise import contiguous_like
-from weft.ops._shared.public import Schema, call, register
+from weft.dispatch.operator import Schema, call, register
+from weft.ops._common.layout import contiguous_like
+from weft.ops._common.philox_dropout import default_implementation
 from weft.ops.dropout.spec import check_arguments
 
 register(
@@ -23,11 +23,11 @@ register(
 
 
 def dropout(x: torch.Tensor, *, p: float, seed: int, impl: str | None = None) -> torch.Tensor:
-    """Each element zeroed with chance ``p``, the others divided by ``1 - p``.
+    """Set each element to 0 with probability ``p``, and divide the others by ``1 - p``.
 
-    Which ones is a function of the seed and of the element's place in row-major order alone: the
-    same on CPU and GPU, by every implementation, whatever the strides, and once more in the
-    backward, which stores no mask.
+    The mask is a function of the seed and of the element's position in row-major order alone. It is the same
+    on CPU and GPU, in every implementation and for all strides. The backward computes it again: no mask is
+    stored.
 
     Args:
         x: tensor of any shape; float32, float16 or bfloat16; CPU or CUDA.
@@ -49,6 +49,6 @@ def dropout(x: torch.Tensor, *, p: float, seed: int, impl: str | None = None) ->
     Source: Srivastava et al., JMLR 2014; Salmon et al., SC 2011 (Philox 4x32-10).
     """
     if impl is None and isinstance(x, torch.Tensor):
-        impl = shipped(x)
+        impl = default_implementation(x)
     params = {"p": p, "seed": seed}
     return call("dropout", (x,), params, impl, lambda: check_arguments(x, p=p, seed=seed))  # type: ignore[no-any-return]

@@ -19,10 +19,10 @@ struct Apply {
 // x, y: (n,).
 extern "C" __global__ void __launch_bounds__(THREADS)
 dropout_apply_wide(const WEFT_T* x, WEFT_T* y, index_t n, index_t seed, index_t rule) {
-  walk_wide<1, 1>({{x}}, {{y}}, n, Apply{{seed, rule}});
+  elementwise_wide<1, 1>({{x}}, {{y}}, n, Apply{{seed, rule}});
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 dropout_apply_any(const WEFT_T* x, WEFT_T* y, index_t n, index_t seed, index_t rule) {
-  walk_each<1, 1>({{x}}, {{y}}, n, Apply{{seed, rule}});
+  elementwise_any<1, 1>({{x}}, {{y}}, n, Apply{{seed, rule}});
 }

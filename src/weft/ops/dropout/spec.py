@@ -1,7 +1,7 @@
 """Dropout: y = x / (1 - p) where the element's random number is at least p 2^16, else 0.
 
 The numbers are 16 bits of Philox 4x32-10, keyed by the seed and counted by the element's place in
-row-major order (see _shared/philox_dropout.py): nothing is stored, and the backward makes them
+row-major order (see _common/philox_dropout.py): nothing is stored, and the backward makes them
 again. p is the 65536th nearest to what is asked for, for the scale as well. Sources:
 Srivastava et al., "Dropout: a simple way to prevent neural networks from overfitting" (JMLR 2014);
 Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
@@ -16,25 +16,25 @@ import torch
 
 from weft.core import Case, Cost, Input, Operator, Property, case
 from weft.core.cases import ITEMSIZE
-from weft.ops._shared import validate
-from weft.ops._shared.philox import check_chance
-from weft.ops._shared.philox_dropout import kept, scale, taken
+from weft.ops._common import validate
+from weft.ops._common.philox import check_dropout_arguments
+from weft.ops._common.philox_dropout import keep_mask, keep_scale, rounded_probability
 
 DTYPES = ("float32", "float16", "bfloat16")
 SEED = 0x1234_5678_9ABC_DEF
 
 
 def reference(x: torch.Tensor, *, p: float, seed: int) -> torch.Tensor:
-    return torch.where(kept(x, p, seed), x * scale(p), 0.0)
+    return torch.where(keep_mask(x, p, seed), x * keep_scale(p), 0.0)
 
 
 def check_arguments(x: Any, *, p: float, seed: int) -> None:
     validate.tensor("dropout", "x", x, DTYPES)
-    check_chance("dropout", p, seed)
+    check_dropout_arguments("dropout", p, seed)
 
 
 def save(inputs: tuple[Any, ...], output: Any) -> tuple[Any, ...]:
-    """The backward wants nothing but the gradient: the seed tells what was kept."""
+    """Save nothing: the seed determines the mask."""
     return ()
 
 
@@ -46,16 +46,16 @@ def cost(c: Case, direction: str) -> Cost:
 
 
 def _same_bits(y: torch.Tensor, x: torch.Tensor, *, p: float, seed: int) -> float:
-    """Every element is the one product in float32, rounded once, or 0: no bit is free."""
-    wanted = torch.where(kept(x, p, seed), x.float() * scale(p), 0.0).to(x.dtype)
-    return 0.0 if bool(((y == wanted) | (y.isnan() & wanted.isnan())).all()) else 2.0
+    """Return 0 if every element is the float32 product rounded once, or 0, bit for bit; else 2."""
+    expected = torch.where(keep_mask(x, p, seed), x.float() * keep_scale(p), 0.0).to(x.dtype)
+    return 0.0 if bool(((y == expected) | (y.isnan() & expected.isnan())).all()) else 2.0
 
 
 def _share(y: torch.Tensor, x: torch.Tensor, *, p: float, seed: int) -> float:
-    """The share of zeros is the p taken, within six standard errors of so many fair draws."""
+    """Deviation of the share of zeros from the rounded p, in units of six standard errors."""
     if y.numel() == 0:
         return 0.0
-    p = taken(p)
+    p = rounded_probability(p)
     off = abs(float((y == 0).double().mean()) - p)
     return off / (6 * math.sqrt(p * (1 - p) / y.numel()) + 1 / y.numel())
 
@@ -67,11 +67,11 @@ def _case(
     values: str = "normal",
     p: float = 0.1,
     seed: int = SEED,
-    **more: Any,
+    **options: Any,
 ) -> Case:
     x = Input(name="x", shape=shape, dtype=dtype, layout=layout, values=values)
-    plain = case(x, p=p, seed=seed, **more)
-    return case(x, p=p, seed=seed, name=plain.name.replace(f"-{seed}", f"-seed{seed % 97}"), **more)
+    plain = case(x, p=p, seed=seed, **options)
+    return case(x, p=p, seed=seed, name=plain.name.replace(f"-{seed}", f"-seed{seed % 97}"), **options)
 
 
 CHECKS = [

@@ -7,17 +7,18 @@ from pathlib import Path
 import torch
 
 from weft.core import Implementation
-from weft.ops._shared.elementwise import Walk, contiguous_like
-from weft.ops._shared.philox_dropout import drops_all, rule
+from weft.ops._common.elementwise import ElementwiseKernels
+from weft.ops._common.layout import contiguous_like
+from weft.ops._common.philox_dropout import drops_all, pack_threshold_and_scale
 
-WALK = Walk(Path(__file__).with_name("dropout.cu"), "dropout_apply")
+KERNELS = ElementwiseKernels(Path(__file__).with_name("dropout.cu"), "dropout_apply")
 
 
 def forward(x: torch.Tensor, *, p: float, seed: int) -> torch.Tensor:
     y = contiguous_like(x)
     if drops_all(p):
         return y.zero_()
-    WALK.run("dropout_apply", (x.contiguous(), y), seed, rule(p))
+    KERNELS.launch("dropout_apply", (x.contiguous(), y), seed, pack_threshold_and_scale(p))
     return y
 
 
@@ -31,6 +32,6 @@ IMPLEMENTATION = Implementation(
     backend="cuda",
     forward=forward,
     backward=backward,
-    specimens=WALK.specimens,
+    aot_kernels=KERNELS.aot_kernels,
     idea="one 16-byte vector a thread, random numbers made in registers",
 )

@@ -1,7 +1,7 @@
 """Dropout composed by hand from torch calls, Philox in 64-bit integers.
 
-There is no ``compile`` of it: a check that held it had not ended after ten minutes on a busy
-machine. Not looked into; each round's words are used several times by the next, ten rounds deep.
+There is no ``compile`` implementation: its check had not ended after ten minutes on a busy machine. The cause
+was not examined. Each round uses the words of the last one several times, ten rounds deep.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import torch
 
 from weft.core import Implementation
-from weft.ops._shared.philox_dropout import kept, scale
+from weft.ops._common.philox_dropout import keep_mask, keep_scale
 
 
 def forward(x: torch.Tensor, *, p: float, seed: int) -> torch.Tensor:
-    return torch.where(kept(x, p, seed), x.float() * scale(p), 0.0).to(x.dtype).contiguous()
+    return torch.where(keep_mask(x, p, seed), x.float() * keep_scale(p), 0.0).to(x.dtype).contiguous()
 
 
 IMPLEMENTATION = Implementation(

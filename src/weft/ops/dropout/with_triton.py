@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from weft.core import Implementation
-from weft.ops._shared.elementwise_triton import SHIPPED, specimens
-from weft.ops._shared.philox_dropout_triton import dropout, dropout_apply
+from weft.ops._common.elementwise_triton import SHIPPED, elementwise_aot_kernels
+from weft.ops._common.philox_dropout_triton import dropout, dropout_apply
 
 
 def forward(x: torch.Tensor, *, p: float, seed: int) -> torch.Tensor:
@@ -24,6 +24,6 @@ IMPLEMENTATION = Implementation(
     backend="triton",
     forward=forward,
     backward=backward,
-    specimens=specimens({dropout_apply: ("x_ptr", "y_ptr")}, SCALARS),
+    aot_kernels=elementwise_aot_kernels({dropout_apply: ("x_ptr", "y_ptr")}, SCALARS),
     idea="one fused pass, random numbers made in registers",
 )

@@ -1,10 +1,10 @@
-"""Token and position embedding; see README.md beside this for the ways and their figures."""
+"""Token and position embedding; README.md in this folder describes the kernels and has their figures."""
 
 from __future__ import annotations
 
 import torch
 
-from weft.ops._shared.public import Schema, call, register
+from weft.dispatch.operator import Schema, call, register
 from weft.ops.embedding.spec import check_arguments, check_ids
 
 register(
@@ -29,14 +29,14 @@ def embedding(
     *,
     impl: str | None = None,
 ) -> torch.Tensor:
-    """The rows of ``weight`` that ``ids`` name, plus a row of ``positions`` for each place.
+    """Return the rows of ``weight`` that ``ids`` name, plus a row of ``positions`` for each position.
 
     Args:
         ids: (..., T) int64, each at least 0 and below V.
         weight: (V, C); float32, float16 or bfloat16; CPU or CUDA.
-        positions: (P, C) with P >= T, of the same dtype and device: place t gets row t. None adds
-            nothing; so does a table of no rows, (0, C).
-        impl: an implementation's name (``weft ops`` lists them); None chooses.
+        positions: (P, C) with P >= T, of the same dtype and device: position t gets row t. None adds
+            nothing; neither does a table of no rows, (0, C).
+        impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
 
     Returns:
         (..., T, C), contiguous, of ``weight``'s dtype and device; the sum is rounded once.
@@ -44,13 +44,12 @@ def embedding(
         order, and rows that no id names are zero.
 
     Raises:
-        WeftError: shapes, dtypes or devices that do not fit; on a CPU, an id out of range; ``impl``
-            is unknown or does not run here.
+        WeftError: shapes, dtypes or devices do not match; on a CPU, an id is out of range; ``impl`` is
+            unknown or does not run here.
 
-    On a GPU no call looks at the ids' values, which would wait for the device. An id out of range
-    is never used as an address by ``triton`` and ``cuda``: its row of the answer is NaN, and no row
-    of ``weight`` gets its gradient; ``torch`` ends in a device-side assertion.
-    ``weft.ops.embedding.spec.check_ids(ids, V)`` looks, and raises.
+    On a GPU no call reads the ids on the host, which would wait for the device. ``triton`` and ``cuda`` never
+    use an id out of range as an address: its output row is NaN, and its gradient is dropped; ``torch`` ends
+    in a device-side assertion. ``weft.ops.embedding.spec.check_ids(ids, V)`` reads the ids and raises.
     """
     places = positions
     if places is None and isinstance(weight, torch.Tensor) and weight.dim() == 2:

@@ -1,8 +1,7 @@
-"""How the embedding's backward is laid out: slices of columns, so that a gradient is read once.
+"""Plans of the embedding's backward: slices of columns, so that the gradient comes from memory once.
 
-Each row of the gradient is asked for twice, by its token's row and by its position's. All programs
-of one slice of columns stand side by side in the grid: the slice comes from memory once and waits
-in the L2 cache for whoever asks second.
+Each row of the gradient is read twice, for its token's row and for its position's. All programs of one slice
+of columns are neighbours in the grid: the slice comes from memory once, and the second read hits the L2.
 """
 
 from __future__ import annotations
@@ -10,47 +9,48 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 
-# In Triton, rows asked for by more tokens than this are summed in pieces of as many (in sorted
-# order), each to a float32 row of its own, and the pieces in their order by a second kernel.
+# In Triton, rows with more tokens than this are summed in pieces of this many sorted tokens, each to its own
+# float32 row; a second kernel adds the pieces in their order.
 PIECE = 32
-CACHED = 32 << 20  # bytes of gradient that a slice may have: half of an H200's L2 cache
-NARROWEST, WIDEST = 512, 2048  # bytes of a row that a program moves at a time
+CACHED = 32 << 20  # bytes of gradient of a slice: half of an H200's L2 cache
+MIN_SLICE, MAX_SLICE = 512, 2048  # bytes of a row that a program moves at a time
 
 
 @cache
 def slice_width(tokens: int, columns: int, itemsize: int, places: int) -> int:
-    """Columns of a slice, a power of two: 512 to 2048 bytes, and ``CACHED`` where it is needed.
+    """Return the columns of a slice, a power of two: 512 to 2048 bytes, and at most ``CACHED`` with
+    positions.
 
-    Without positions every row of the gradient is asked for once, and slices need not wait.
+    Without positions every row of the gradient is read once, and slices need not stay in the L2.
     """
-    width = NARROWEST
-    while width < min(WIDEST, columns * itemsize):
+    width = MIN_SLICE
+    while width < min(MAX_SLICE, columns * itemsize):
         if 2 * width * tokens > CACHED and places:
             break
         if -(-columns * itemsize // (2 * width)) * 2 * width > 1.25 * columns * itemsize:
-            break  # a third of the lanes would move nothing
+            break  # more than a fifth of the lanes would be idle
         width *= 2
     return width // itemsize
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sums:
-    """How the CUDA backward goes.
+class BackwardPlan:
+    """Configuration of the CUDA backward.
 
-    A lane moves ``access`` bytes at a time, and ``lanes`` of a warp, 32 or 16, are a group and a
-    slice of columns. ``together``: places and rows of the table are summed in one walk over places,
-    where there are positions; see together.cu. ``flight`` rows of the gradient are under way in
-    a group, ``resident`` blocks a multiprocessor are made room for in registers, and a block of
-    ``owners`` warps orders the tokens of 32 rows a warp. What more than ``piece`` tokens ask for is
-    summed in pieces, by ``piece_blocks`` blocks at most (apart: a slice's): more come in turns.
+    A lane moves ``access`` bytes at a time; ``lanes`` lanes of a warp, 32 or 16, are a group and process one
+    slice of columns. A group has ``flight`` gradient rows in flight. ``resident`` blocks of an SM bound the
+    registers of a thread. A block of ``owners`` warps sorts the tokens of 32 table rows for each warp. Rows
+    with more than ``piece`` tokens are summed in pieces, by at most ``piece_blocks`` blocks (without
+    ``fused``: of each slice).
 
-    ``warps``: of a block that walks. ``early``: of a warp's sequences, for whose rows the L2 is
-    asked at its start. ``overlap``: what orders and what walks is launched before the kernel in
-    front of it has ended, and waits for it.
+    ``fused``: one loop over positions sums both gradients, if there are positions; see embedding_backward.cu.
+    Its blocks have ``warps`` warps, and a warp prefetches the rows of ``early`` sequences into the L2 when it
+    starts. ``overlap``: the sort and the sums are launched before the previous kernel has ended, and wait for
+    it.
 
-    Apart, a group has ``rows`` rows of the table, fewer than its lanes; the first ``lead`` slices'
-    positions are summed beside the ordering of the tokens, and later ones as far ahead of the
-    tokens' sums. ``last``: a token's reading lets go of its line in the L2.
+    Without ``fused`` a group sums ``rows`` table rows, fewer than its lanes. The positions of the first
+    ``lead`` slices are summed beside the sort, and those of later slices equally far ahead of the tokens.
+    ``last``: the last read of a token evicts its line from the L2 first.
     """
 
     access: int = 8
@@ -63,7 +63,7 @@ class Sums:
     resident: int = 3
     owners: int = 16
     piece_blocks: int = 64
-    together: bool = False
+    fused: bool = False
     warps: int = 8
     early: int = 0
     overlap: bool = False
@@ -71,41 +71,41 @@ class Sums:
 
 # 512 bytes of a row at a time: an H200 prefers them to 256 a warp even where a slice of the
 # gradient does not stay in the L2.
-WIDE = Sums(access=16, lead=0, flight=5)
-# 256 bytes of two rows at a time: as few instructions a byte, and slices of half the size. See
-# results' sweep-embedding.ndjson.
-TWO = Sums(access=16, lanes=16, lead=1, rows=8, flight=5, piece_blocks=32)
-# A row of the gradient is read once for its place and its token, and again only where another token
-# asked first. On an H200 half a warp a row is the faster by little where ids are uniform, and a
-# whole one by more where they are as words are: results' sweep-finals-2026-11-22.ndjson. Small
-# blocks, launches that overlap and rows asked for early: sweep-embedding-bias_gelu-2026-11-22b.
-TOGETHER = Sums(
+WIDE = BackwardPlan(access=16, lead=0, flight=5)
+# 256 bytes of two rows at a time: as few instructions for each byte, and slices of half the size
+# (results/nvidia-h200/sweep-embedding.ndjson).
+TWO = BackwardPlan(access=16, lanes=16, lead=1, rows=8, flight=5, piece_blocks=32)
+# A row of the gradient is read once for its position and its token, and again only if its id occurred
+# earlier. On an H200 half a warp for each row is slightly faster for uniform ids, and a whole warp is clearly
+# faster for Zipf ids (results/nvidia-h200/sweep-finals-2026-11-22.ndjson). Small blocks, overlapping launches
+# and early prefetches: sweep-embedding-bias_gelu-2026-11-22b.ndjson.
+FUSED = BackwardPlan(
     access=16, lanes=32, lead=0, rows=8, flight=6, resident=6, owners=8, piece_blocks=528,
-    together=True, warps=4, early=8, overlap=True,
+    fused=True, warps=4, early=8, overlap=True,
 )  # fmt: skip
-# The same in blocks of twice the size, half as many at once.
-COARSE = replace(TOGETHER, resident=3, piece_blocks=264, warps=8)
+# The same in blocks of twice the size, half as many resident.
+COARSE = replace(FUSED, resident=3, piece_blocks=264, warps=8)
 
 
-def shipped(places: int) -> Sums:
-    """Without positions every row of the gradient is asked for once, and nothing need stay."""
-    return TOGETHER if places else WIDE
+def shipped(places: int) -> BackwardPlan:
+    """Return the shipped plan: without positions every row of the gradient is read once."""
+    return FUSED if places else WIDE
 
 
-def candidates() -> list[Sums]:
-    """The plans worth timing, in the order of promise."""
+def candidates() -> list[BackwardPlan]:
+    """Return the plans worth timing, the most promising first."""
     return [
-        TOGETHER,
+        FUSED,
         COARSE,
-        replace(TOGETHER, overlap=False),
-        replace(TOGETHER, early=0),
+        replace(FUSED, overlap=False),
+        replace(FUSED, early=0),
         replace(COARSE, overlap=False),
         replace(COARSE, early=0),
-        replace(TOGETHER, owners=16),
-        replace(TOGETHER, flight=4, resident=8),
-        replace(TOGETHER, lanes=16, flight=4, resident=8),
-        replace(TOGETHER, lanes=16, flight=5, resident=8),
-        replace(TOGETHER, lanes=16, flight=4, resident=8, piece=8),
+        replace(FUSED, owners=16),
+        replace(FUSED, flight=4, resident=8),
+        replace(FUSED, lanes=16, flight=4, resident=8),
+        replace(FUSED, lanes=16, flight=5, resident=8),
+        replace(FUSED, lanes=16, flight=4, resident=8, piece=8),
         TWO,
         replace(TWO, lead=0, last=False),
         replace(TWO, flight=4, resident=4),

@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-def,no-any-return"
-# A kernel's parameters have no Python type: the compiler gives them theirs at launch.
-"""The embedding's Triton kernels: one forward; keys, bounds, sums and their merge for the backward.
+# Parameters of a kernel have no Python type: the compiler infers their types at launch.
+"""Triton kernels of embedding: the forward; sort keys, row offsets, sums and their merge for the backward.
 
-Places among the tokens are int32: fewer than 2^31 of them.
+Offsets into the tokens are int32: at most 2^31 - 1 tokens.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ def embedding_forward(
     COLUMNS: tl.constexpr,
 ):
     # weight: (vocabulary, columns); ids: (batch, length); positions: (>= length, columns); rows
-    # as far apart as their strides. y: (batch, length, columns) contiguous. A program has PLACES
-    # positions of SEQUENCES sequences and COLUMNS columns. Bytes: the rows asked for, positions
-    # once for SEQUENCES (then from L1), y. Answers are streamed, so that the L2 keeps rows that are
-    # asked for again.
+    # as far apart as their strides. y: (batch, length, columns) contiguous. A program computes PLACES
+    # positions of SEQUENCES sequences and COLUMNS columns. Bytes: the rows that ids name, positions
+    # once for SEQUENCES (then from L1), y. Outputs are streamed, so that the L2 keeps rows of frequent ids.
     slices = tl.cdiv(columns, COLUMNS)
     groups = tl.cdiv(batch, SEQUENCES)
     program = tl.program_id(0)
@@ -41,9 +40,11 @@ def embedding_forward(
     t = (program // slices // groups) * PLACES + line % PLACES
     asked = (t < length) & (b < batch)
     there = asked & (column < columns)
+    # int64 before it is multiplied by a row's length: tokens * columns exceeds 2^31 in large batches.
     token = (b * length + t).to(tl.int64)
     id = tl.load(ids_ptr + token, mask=asked, other=0)
     known = (id >= 0) & (id < vocabulary)
+    # An id that names no row is masked out, so that it is never an address, and gives NaN.
     row = tl.load(weight_ptr + id * weight_stride + column, mask=there & known, other=float("nan"))
     y = row.to(tl.float32)
     if POSITIONS:
@@ -55,22 +56,22 @@ def embedding_forward(
 
 @triton.jit
 def embedding_keys(ids_ptr, key_ptr, tokens, vocabulary, BIAS: tl.constexpr, BLOCK: tl.constexpr):
-    # ids, key: (tokens,). An id that names no row comes last of all: vocabulary.
+    # ids, key: (tokens,). An id that names no row becomes `vocabulary` and is sorted last.
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     id = tl.load(ids_ptr + at, mask=at < tokens, other=0)
+    # BIAS shifts ids to the signed range of int16, which halves the passes of torch's radix sort.
     id = tl.where((id >= 0) & (id < vocabulary), id, vocabulary) - BIAS
     tl.store(key_ptr + at, id.to(key_ptr.dtype.element_ty), mask=at < tokens)
 
 
 @triton.jit
-def embedding_bounds(
-    key_ptr, from_ptr, tokens, vocabulary, BIAS: tl.constexpr, STEPS, BLOCK: tl.constexpr
-):
-    # key: (tokens,) sorted; from: (vocabulary + 1,), the first place whose key is not below a row:
-    # found by halving, STEPS times.
+def embedding_bounds(key_ptr, from_ptr, tokens, vocabulary, BIAS: tl.constexpr, STEPS, BLOCK: tl.constexpr):
+    # key: (tokens,) sorted; from: (vocabulary + 1,), the offset of the first key that is not
+    # below a row, by a binary search of STEPS steps.
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     low = tl.zeros((BLOCK,), tl.int32)
     high = low + tokens
+    # tokens.bit_length() steps suffice; once low == high, `open` masks the loads and nothing changes.
     for _ in range(STEPS):
         middle = low + (high - low) // 2
         open = low < high
@@ -82,7 +83,7 @@ def embedding_bounds(
 
 
 @triton.jit
-def _places(
+def _sum_positions(
     grad_ptr,
     to_ptr,
     one,
@@ -95,10 +96,12 @@ def _places(
     there,
     PLACES: tl.constexpr,
 ):
-    # PLACES positions: each summed over the sequences, in their order.
+    # Sums PLACES positions, each over the sequences, in their order.
     t = one * PLACES + tl.arange(0, PLACES)[:, None]
     total = tl.zeros((PLACES, column.shape[1]), tl.float32)
     for b in range(0, batch, 8):
+        # Eight unrolled steps: the compiler issues their loads together. The order of the additions stays
+        # that of b.
         for u in tl.static_range(8):
             token = (t + (b + u) * length).to(tl.int64)
             mine = (t < length) & (b + u < batch) & there
@@ -109,13 +112,13 @@ def _places(
 
 
 @triton.jit
-def _part(
+def _sum_piece(
     grad_ptr,
     order_ptr,
     from_ptr,
     to_ptr,
     row,
-    wanted,
+    in_bounds,
     begin,
     end,
     columns,
@@ -124,10 +127,12 @@ def _part(
     there,
     PIECE: tl.constexpr,
 ):
-    # What order[begin:end] has of a row that more than PIECE tokens ask for; eight at a time.
-    first = tl.load(from_ptr + row, mask=wanted, other=0)
-    last = tl.load(from_ptr + row + 1, mask=wanted, other=0)
+    # Sums the part of a row with more than PIECE tokens that is in order[begin:end], eight tokens at a time.
+    first = tl.load(from_ptr + row, mask=in_bounds, other=0)
+    last = tl.load(from_ptr + row + 1, mask=in_bounds, other=0)
+    # A program of a piece sums its head row and its tail row; rows in between have at most PIECE tokens.
     if last - first > PIECE:
+        # Eight rows in flight, added by a tree at the end: a fixed order, whatever the timing.
         lane = tl.arange(0, 8)[:, None]
         total = tl.zeros((8, column.shape[1]), tl.float32)
         last = tl.minimum(last, end)
@@ -140,7 +145,7 @@ def _part(
 
 
 @triton.jit
-def _lines(
+def _sum_rows(
     grad_ptr,
     order_ptr,
     from_ptr,
@@ -153,13 +158,14 @@ def _lines(
     there,
     PIECE: tl.constexpr,
 ):
-    # Rows that PIECE tokens or fewer ask for, four tokens of each in flight; row: (ROWS, 1).
+    # Sums rows with at most PIECE tokens, with loads of four tokens in flight for each; row: (ROWS, 1).
     first = tl.load(from_ptr + row, mask=row < vocabulary, other=0)
     last = tl.load(from_ptr + row + 1, mask=row < vocabulary, other=0)
     mine = (row < vocabulary) & (last - first <= PIECE)
     last = tl.where(mine, last, first)
     total = tl.zeros((row.shape[0], column.shape[1]), tl.float32)
     grad = grad_ptr + column
+    # The longest of the ROWS rows sets the number of steps; shorter rows are masked.
     for k in range(0, tl.max(last - first), 4):
         at = first + k
         n0 = tl.load(order_ptr + at, mask=at < last, other=0)
@@ -201,18 +207,17 @@ def embedding_backward(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    # grad: (tokens, columns), rows stride apart, token b * length + t; order: the tokens as sorted
-    # by key; from: where each row's begin in it. dweight: (vocabulary, columns) and dpositions:
-    # (places, columns), every row written once. partial: (2 * pieces, columns) float32. Slice by
-    # slice of COLUMNS: programs for positions, for pieces of rows asked for by more than PIECE
-    # tokens, and for the other rows. Bytes: the gradient (twice, once of them from L2), both
-    # answers.
+    # grad: (tokens, columns), rows `stride` apart, token b * length + t; order: the tokens sorted by key;
+    # from: the offset of each row's first token in order. dweight: (vocabulary, columns) and dpositions:
+    # (places, columns), every row written once. partial: (2 * pieces, columns) float32. The grid goes slice
+    # by slice of COLUMNS columns: programs for positions, for pieces of rows with more than PIECE tokens, and
+    # for the other rows. Bytes: the gradient twice, the second time from the L2, and both outputs.
     each = place_programs + piece_programs + row_programs
     one = tl.program_id(0) % each
     column = (tl.program_id(0) // each) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     there = column < columns
     if one < place_programs:
-        _places(
+        _sum_positions(
             grad_ptr,
             dpositions_ptr,
             one,
@@ -230,9 +235,11 @@ def embedding_backward(
         at = partial_ptr + 2 * piece.to(tl.int64) * columns
         begin = piece * PIECE
         end = tl.minimum(begin + PIECE, tokens)
+        # A long row covers a piece's begin or end: it has more tokens than a piece, so that it cannot lie
+        # inside.
         head = tl.load(key_ptr + begin).to(tl.int32) + BIAS
         tail = tl.load(key_ptr + end - 1).to(tl.int32) + BIAS
-        _part(
+        _sum_piece(
             grad_ptr,
             order_ptr,
             from_ptr,
@@ -247,8 +254,9 @@ def embedding_backward(
             there,
             PIECE,
         )
+        # One row may cover the whole piece; it is then summed once, as the head.
         other = (tail < vocabulary) & (tail != head)
-        _part(
+        _sum_piece(
             grad_ptr,
             order_ptr,
             from_ptr,
@@ -265,7 +273,7 @@ def embedding_backward(
         )
     else:
         row = (one - place_programs - piece_programs) * ROWS + tl.arange(0, ROWS)[:, None]
-        _lines(
+        _sum_rows(
             grad_ptr,
             order_ptr,
             from_ptr,
@@ -293,8 +301,8 @@ def embedding_merge(
     PIECE: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    # A program a piece and slice: if a row of many tokens begins in this piece, which then is the
-    # row of its last token, its partial sums are added in the order of the pieces.
+    # One program for each piece and slice. A long row that begins in this piece is the row of the piece's
+    # last token. This program then adds the row's partial sums in the order of the pieces.
     piece = tl.program_id(0)
     start = piece * PIECE
     row = tl.load(key_ptr + tl.minimum(start + PIECE, tokens) - 1).to(tl.int32) + BIAS
@@ -308,8 +316,8 @@ def embedding_merge(
         total = tl.zeros((32, COLUMNS), tl.float32)
         for at in range(piece, pieces, 32):
             # The row's tokens are the last ones of its first piece, and the first ones of others.
-            slot = 2 * (at + lane) + ((at + lane == piece) & (first > start)).to(tl.int32)
+            partial_row = 2 * (at + lane) + ((at + lane == piece) & (first > start)).to(tl.int32)
             more = (at + lane < pieces) & there
-            total += tl.load(partial_ptr + slot.to(tl.int64) * columns + column, mask=more, other=0)
+            total += tl.load(partial_ptr + partial_row.to(tl.int64) * columns + column, mask=more, other=0)
         to = dweight_ptr + row.to(tl.int64) * columns + column
         tl.store(to, tl.sum(total, 0)[None, :].to(to.dtype.element_ty), mask=there)

@@ -1,5 +1,7 @@
-"""Embedding in CUDA C++. Its backward is three launches: the tokens by owner, their order, and the
-sums; see buckets.cu, order.cu and together.cu. Without positions the sums are two: embedding.cu.
+"""Embedding in CUDA C++.
+
+The backward has three launches: embedding_partition.cu and embedding_sort.cu sort the tokens by id, and
+embedding_backward.cu sums both gradients. Without positions two kernels of embedding.cu sum instead.
 """
 
 from __future__ import annotations
@@ -12,26 +14,25 @@ import torch
 
 from weft.backends.nvrtc import CudaSource
 from weft.core import Implementation
-from weft.ops._shared.rows import as_rows, width
-from weft.ops.embedding.plan import TOGETHER, TWO, WIDE, Sums, shipped
+from weft.ops._common.layout import CUDA_TYPES, max_vec_width, view_2d
+from weft.ops.embedding.plan import FUSED, TWO, WIDE, BackwardPlan, shipped
 
 HERE = Path(__file__).parent
-TYPES = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
-WARPS, SEQUENCES, SUM_WARPS, MERGE_WARPS = 4, 4, 8, 16  # as embedding.cu has them
-SHIPPED = Sums()
-RUNS, SHARE = 1024, 512  # runs at most, of so many tokens or a multiple: a thread's each
-LEAST_OWNERS = 127  # less one: rows that are often asked for should come to many
-MERGE_BLOCKS = 240  # at most, of all slices: what 132 multiprocessors hold at once
+WARPS, SEQUENCES, SUM_WARPS, MERGE_WARPS = 4, 4, 8, 16  # the constants of embedding.cu
+SHIPPED = BackwardPlan()
+MAX_RUNS, RUN_TOKENS = 1024, 512  # sorted runs, each of RUN_TOKENS tokens (one for each thread) or a multiple
+MIN_OWNERS_LESS_1 = 127  # frequent ids should be spread over many owners
+MERGE_BLOCKS = 240  # upper bound for all slices: the resident blocks of 132 SMs
 
 
 @cache
-def source(dtype: torch.dtype, access: int, plan: Sums = SHIPPED) -> CudaSource:
-    """embedding.cu for one element type, ``access`` elements moving at a time."""
+def source(dtype: torch.dtype, access: int, plan: BackwardPlan = SHIPPED) -> CudaSource:
+    """Return embedding.cu for one element type and ``access`` elements in one access."""
     return CudaSource(
         file=HERE / "embedding.cu",
         kernels=("embedding_forward", "embedding_backward", "embedding_merge"),
         defines=(
-            ("WEFT_T", TYPES[dtype]),
+            ("WEFT_T", CUDA_TYPES[dtype]),
             ("ACCESS", str(access)),
             ("LANES", str(plan.lanes)),
             ("PIECE", str(plan.piece)),
@@ -46,13 +47,13 @@ def source(dtype: torch.dtype, access: int, plan: Sums = SHIPPED) -> CudaSource:
 
 
 @cache
-def walking(dtype: torch.dtype, access: int, plan: Sums) -> CudaSource:
-    """together.cu for one element type, ``access`` elements moving at a time."""
+def backward_source(dtype: torch.dtype, access: int, plan: BackwardPlan) -> CudaSource:
+    """Return embedding_backward.cu for one element type and ``access`` elements in one access."""
     return CudaSource(
-        file=HERE / "together.cu",
+        file=HERE / "embedding_backward.cu",
         kernels=("embedding_together",),
         defines=(
-            ("WEFT_T", TYPES[dtype]),
+            ("WEFT_T", CUDA_TYPES[dtype]),
             ("ACCESS", str(access)),
             ("LANES", str(plan.lanes)),
             ("PIECE", str(plan.piece)),
@@ -68,27 +69,27 @@ def walking(dtype: torch.dtype, access: int, plan: Sums) -> CudaSource:
 
 
 @cache
-def ordering(dtype: torch.dtype, access: int, plan: Sums = SHIPPED) -> CudaSource:
-    """order.cu, whose positions are of that type and access."""
-    sizes = {"LANES": plan.lanes, "PIECE": plan.piece, "OWNERS": plan.owners, "RUNS": RUNS}
+def sort_source(dtype: torch.dtype, access: int, plan: BackwardPlan = SHIPPED) -> CudaSource:
+    """Return embedding_sort.cu; it sums positions with this type and access."""
+    sizes = {"LANES": plan.lanes, "PIECE": plan.piece, "OWNERS": plan.owners, "RUNS": MAX_RUNS}
     sizes["OVERLAP"] = int(plan.overlap)
-    if plan.together:
+    if plan.fused:
         sizes["CHUNK"] = 32 * plan.warps
     defines = (("ACCESS", access), *sizes.items())
     return CudaSource(
-        file=HERE / "order.cu",
+        file=HERE / "embedding_sort.cu",
         kernels=("embedding_order",),
-        defines=(("WEFT_T", TYPES[dtype]), *((name, str(value)) for name, value in defines)),
+        defines=(("WEFT_T", CUDA_TYPES[dtype]), *((name, str(value)) for name, value in defines)),
         label=f"order-{str(dtype).removeprefix('torch.')}-{access}x{plan.lanes}",
     )
 
 
 @cache
-def sorting(plan: Sums) -> CudaSource:
-    """buckets.cu for a plan's owners; it moves no element."""
+def partition_source(plan: BackwardPlan) -> CudaSource:
+    """Return embedding_partition.cu for a plan's owners; it reads no element, so the type does not matter."""
     sizes = {"OWNERS": plan.owners, "OVERLAP": int(plan.overlap)}
     return CudaSource(
-        file=HERE / "buckets.cu",
+        file=HERE / "embedding_partition.cu",
         kernels=("embedding_buckets",),
         defines=(("WEFT_T", "float"), *((name, str(value)) for name, value in sizes.items())),
         label=f"buckets-{plan.owners}",
@@ -98,12 +99,13 @@ def sorting(plan: Sums) -> CudaSource:
 def forward(weight: torch.Tensor, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     (batch, length), columns = ids.shape, weight.shape[1]
     y = weight.new_empty((batch, length, columns))
+    # A grid of 0 blocks is an error of the driver.
     if not y.numel():
         return y
     ids = ids.contiguous()
-    rows = as_rows(weight) if weight.numel() else weight
-    places = as_rows(positions) if positions.shape[0] else None
-    access = width(columns, rows) if places is None else width(columns, rows, places)
+    rows = view_2d(weight) if weight.numel() else weight
+    places = view_2d(positions) if positions.shape[0] else None
+    access = max_vec_width(columns, rows) if places is None else max_vec_width(columns, rows, places)
     tasks = -(-batch // SEQUENCES) * length * -(-columns // (32 * access))
     source(weight.dtype, access)["embedding_forward"](
         -(-tasks // WARPS),
@@ -126,76 +128,77 @@ def backward(
     grad: torch.Tensor, ids: torch.Tensor, vocabulary: int, places: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if not grad.numel():
-        made = (grad.new_zeros((n, grad.shape[2])) for n in (vocabulary, places))
-        return next(made), next(made)
+        columns = grad.shape[2]
+        return grad.new_zeros((vocabulary, columns)), grad.new_zeros((places, columns))
     return backward_with(shipped(places), grad, ids, vocabulary, places)
 
 
 def backward_with(
-    plan: Sums, grad: torch.Tensor, ids: torch.Tensor, vocabulary: int, places: int
+    plan: BackwardPlan, grad: torch.Tensor, ids: torch.Tensor, vocabulary: int, places: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The backward by one plan; the gradient has elements."""
+    """Compute the backward with one plan; the gradient is not empty."""
     columns = grad.shape[2]
     dweight, dpositions = grad.new_empty((vocabulary, columns)), grad.new_empty((places, columns))
-    if plan.together and (not places or ids.numel() >= 2**29):
-        plan = WIDE  # the walk has a token's number and two bits in an int
-    lines = as_rows(grad)
-    if lines.stride(0) >= 2**31:  # the kernels' strides have 32 bits
-        lines = lines.contiguous()
-    access = min(width(columns, lines), max(1, plan.access // grad.element_size()))
+    # Without positions there is no loop to fuse with.
+    if plan.fused and (not places or ids.numel() >= 2**29):
+        plan = WIDE  # embedding_backward.cu packs a token's number and two bits into an int
+    grad_2d = view_2d(grad)
+    if grad_2d.stride(0) >= 2**31:  # the kernels' strides have 32 bits
+        grad_2d = grad_2d.contiguous()
+    access = min(max_vec_width(columns, grad_2d), max(1, plan.access // grad.element_size()))
     slices = -(-columns // (plan.lanes * access))
     ids, lead = ids.contiguous(), min(plan.lead, slices)
-    held, order = _order(plan, lines, ids, dpositions, vocabulary, access, lead)
-    sums = _sum_together if plan.together else _sum_apart
-    sums(plan, lines, ids, order, dweight, dpositions, access)
-    del held  # whose addresses the kernels had
+    workspace, order = _sort_tokens(plan, grad_2d, ids, dpositions, vocabulary, access, lead)
+    sum_gradients = _sum_fused if plan.fused else _sum_separately
+    sum_gradients(plan, grad_2d, ids, order, dweight, dpositions, access)
+    del workspace  # the kernels have its addresses, so it must live until they are launched
     return dweight, dpositions
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
-    """Where order.cu's answers lie in memory, which has room for ``most`` pieces."""
+class SortedTokens:
+    """Addresses of the outputs of embedding_sort.cu; there are at max_pieces ``max_pieces`` pieces."""
 
     order: int
     begins: int
-    tops: int
+    owner_pieces: int
     pieces: int
-    many: int
+    split_rows: int
     tickets: int
-    most: int
+    max_pieces: int
     bits: int
 
 
-def _sum_together(
-    plan: Sums,
-    lines: torch.Tensor,
+def _sum_fused(
+    plan: BackwardPlan,
+    grad_2d: torch.Tensor,
     ids: torch.Tensor,
-    order: Order,
+    order: SortedTokens,
     dweight: torch.Tensor,
     dpositions: torch.Tensor,
     access: int,
 ) -> None:
     (batch, length), (vocabulary, columns), places = ids.shape, dweight.shape, dpositions.shape[0]
     slices = -(-columns // (plan.lanes * access))
-    partial = torch.empty((order.most, columns), dtype=torch.float32, device=lines.device)
-    team = min(plan.warps, 1 << (-(-batch // 32) - 1).bit_length())
+    partial = torch.empty((order.max_pieces, columns), dtype=torch.float32, device=grad_2d.device)
+    warps_per_place = min(plan.warps, 1 << (-(-batch // 32) - 1).bit_length())
     clear_blocks = -(-(_own(plan) << order.bits) // (32 * plan.warps * slices))
-    blocks = (plan.piece_blocks, -(-places * team // plan.warps), clear_blocks)
-    walking(lines.dtype, access, plan)["embedding_together"](
+    blocks = (plan.piece_blocks, -(-places * warps_per_place // plan.warps), clear_blocks)
+    backward_source(grad_2d.dtype, access, plan)["embedding_together"](
         blocks[0] + slices * (blocks[1] + blocks[2]),
         plan.warps * 32,
-        *(lines, ids, order.begins, order.order, order.tops, order.pieces, order.tickets),
+        *(grad_2d, ids, order.begins, order.order, order.owner_pieces, order.pieces, order.tickets),
         *(dweight, dpositions, partial, vocabulary, order.bits, places, batch, length),
-        *(columns, lines.stride(0), slices, team, *blocks),
+        *(columns, grad_2d.stride(0), slices, warps_per_place, *blocks),
         overlap=plan.overlap,
     )
 
 
-def _sum_apart(
-    plan: Sums,
-    lines: torch.Tensor,
+def _sum_separately(
+    plan: BackwardPlan,
+    grad_2d: torch.Tensor,
     ids: torch.Tensor,
-    order: Order,
+    order: SortedTokens,
     dweight: torch.Tensor,
     dpositions: torch.Tensor,
     access: int,
@@ -203,74 +206,82 @@ def _sum_apart(
     (batch, length), (vocabulary, columns), places = ids.shape, dweight.shape, dpositions.shape[0]
     slices, owners = -(-columns // (plan.lanes * access)), 1 << order.bits
     lead, summers = min(plan.lead, slices), SUM_WARPS * 32 // plan.lanes
-    partial = torch.empty((order.most, columns), dtype=torch.float32, device=lines.device)
-    program = source(lines.dtype, access, plan)
+    partial = torch.empty((order.max_pieces, columns), dtype=torch.float32, device=grad_2d.device)
+    program = source(grad_2d.dtype, access, plan)
     per_slice = (
         -(-places // summers),
-        min(plan.piece_blocks, -(-order.most // summers)),
+        min(plan.piece_blocks, -(-order.max_pieces // summers)),
         -(-_own(plan) * owners // (summers * plan.rows)),
     )
     program["embedding_backward"](
         sum(per_slice) * slices - per_slice[0] * lead,
         SUM_WARPS * 32,
-        *(lines, order.begins, order.order, order.tops, order.pieces, dweight, dpositions, partial),
-        *(vocabulary, order.bits, places, batch, length, columns, lines.stride(0), slices, lead),
+        *(grad_2d, order.begins, order.order, order.owner_pieces, order.pieces, dweight, dpositions, partial),
+        *(vocabulary, order.bits, places, batch, length, columns, grad_2d.stride(0), slices, lead),
         *per_slice,
     )
     blocks = min(max(1, MERGE_BLOCKS // slices), ids.numel() // plan.piece + 1)
     program["embedding_merge"](
-        *(blocks * slices, MERGE_WARPS * 32, order.tops, order.many, partial, dweight),
+        *(blocks * slices, MERGE_WARPS * 32, order.owner_pieces, order.split_rows, partial, dweight),
         *(owners, columns, blocks),
     )
 
 
-def _own(plan: Sums) -> int:
-    """Rows of the table that an owner has, as order.cuh has them."""
+def _own(plan: BackwardPlan) -> int:
+    """Return the number of table rows of an owner (OWNER_ROWS in sort.cuh)."""
     return 32 * plan.owners
 
 
-def _order(
-    plan: Sums,
-    lines: torch.Tensor,
+def _sort_tokens(
+    plan: BackwardPlan,
+    grad_2d: torch.Tensor,
     ids: torch.Tensor,
     dpositions: torch.Tensor,
     vocabulary: int,
     access: int,
     lead: int,
-) -> tuple[torch.Tensor, Order]:
-    """Memory, and order.cu's answers in it; the first ``lead`` slices of dpositions are made."""
+) -> tuple[torch.Tensor, SortedTokens]:
+    """Sort the tokens by id, and compute the first ``lead`` slices of dpositions meanwhile.
+
+    Returns the workspace, which must stay alive, and the addresses in it.
+    """
     (batch, length), places = ids.shape, dpositions.shape[0]
-    tokens, own, columns = batch * length, _own(plan), lines.shape[1]
-    slices, most = -(-columns // (plan.lanes * access)), 2 * tokens // plan.piece + 1
-    bits = max(LEAST_OWNERS, -(-vocabulary // own) - 1).bit_length()
+    tokens, own, columns = batch * length, _own(plan), grad_2d.shape[1]
+    slices, max_pieces = -(-columns // (plan.lanes * access)), 2 * tokens // plan.piece + 1
+    # At least 128 owners, also for a small vocabulary: one block would sort all tokens otherwise.
+    bits = max(MIN_OWNERS_LESS_1, -(-vocabulary // own) - 1).bit_length()
     owners = 1 << bits
-    share = -(-tokens // (SHARE * RUNS)) * SHARE
+    # As few tokens for each run as MAX_RUNS allows: more runs are more parallel blocks in the first kernel.
+    share = -(-tokens // (RUN_TOKENS * MAX_RUNS)) * RUN_TOKENS
     runs = -(-tokens // share)
-    # In words: tops and many (4 each), pieces and heads (2), the rest; the wide first.
-    wide = (4 * owners, 4 * (tokens // plan.piece + 1), 2 * most, 2 * owners * runs)
-    words = (*wide, tokens, tokens, own * owners + 1, most * slices)
-    held = torch.empty(sum(words), dtype=torch.int32, device=ids.device)
-    starts = [held.data_ptr() + 4 * sum(words[:k]) for k in range(8)]
-    tops, many, pieces, heads, order, found, begins, tickets = starts
-    sorting(plan)["embedding_buckets"](
-        runs, SHARE, ids, found, heads, tokens, vocabulary, bits, share, runs
+    # Sizes in int32: owner_pieces and split_rows (int4), pieces and heads (int2), then ints. The wide ones
+    # come first, so that all are aligned.
+    wide = (4 * owners, 4 * (tokens // plan.piece + 1), 2 * max_pieces, 2 * owners * runs)
+    sizes = (*wide, tokens, tokens, own * owners + 1, max_pieces * slices)
+    workspace = torch.empty(sum(sizes), dtype=torch.int32, device=ids.device)
+    starts = [workspace.data_ptr() + 4 * sum(sizes[:k]) for k in range(8)]
+    owner_pieces, split_rows, pieces, heads, order, bucket_tokens, begins, tickets = starts
+    partition_source(plan)["embedding_buckets"](
+        *(runs, RUN_TOKENS, ids, bucket_tokens, heads, tokens, vocabulary, bits, share, runs)
     )
-    ordering(lines.dtype, access, plan)["embedding_order"](
+    sort_source(grad_2d.dtype, access, plan)["embedding_order"](
         owners + -(-places * lead // (own // plan.lanes)),
         own,
-        *(heads, found, lines, begins, order, tops, pieces, many, tickets, dpositions),
-        *(runs, share, bits, places, lead, batch, length, columns, lines.stride(0), slices),
-        shared=4 * (plan.owners * (own + 1) + 2 * (own + 1) + 2 * RUNS + 1),  # as order.cu has it
+        *(heads, bucket_tokens, grad_2d, begins, order, owner_pieces, pieces, split_rows),
+        *(tickets, dpositions),
+        *(runs, share, bits, places, lead, batch, length, columns, grad_2d.stride(0), slices),
+        shared=4
+        * (plan.owners * (own + 1) + 2 * (own + 1) + 2 * MAX_RUNS + 1),  # struct Shared of embedding_sort.cu
         overlap=plan.overlap,
     )
-    return held, Order(
+    return workspace, SortedTokens(
         order=order,
         begins=begins,
-        tops=tops,
+        owner_pieces=owner_pieces,
         pieces=pieces,
-        many=many,
+        split_rows=split_rows,
         tickets=tickets,
-        most=most,
+        max_pieces=max_pieces,
         bits=bits,
     )
 
@@ -281,21 +292,21 @@ IMPLEMENTATION = Implementation(
     backend="cuda",
     forward=forward,
     backward=backward,
-    specimens=(
+    aot_kernels=(
         source(torch.bfloat16, 8, WIDE),
         source(torch.float16, 8, WIDE),
         source(torch.float32, 4, WIDE),
         source(torch.bfloat16, 1, WIDE),
         source(torch.bfloat16, 8, TWO),
-        walking(torch.bfloat16, 8, TOGETHER),
-        walking(torch.float16, 8, TOGETHER),
-        walking(torch.float32, 4, TOGETHER),
-        walking(torch.bfloat16, 1, TOGETHER),
-        sorting(TOGETHER),
-        ordering(torch.bfloat16, 8, TOGETHER),
-        ordering(torch.bfloat16, 8, WIDE),
-        ordering(torch.float32, 4, TOGETHER),
-        ordering(torch.bfloat16, 1, TOGETHER),
+        backward_source(torch.bfloat16, 8, FUSED),
+        backward_source(torch.float16, 8, FUSED),
+        backward_source(torch.float32, 4, FUSED),
+        backward_source(torch.bfloat16, 1, FUSED),
+        partition_source(FUSED),
+        sort_source(torch.bfloat16, 8, FUSED),
+        sort_source(torch.bfloat16, 8, WIDE),
+        sort_source(torch.float32, 4, FUSED),
+        sort_source(torch.bfloat16, 1, FUSED),
     ),
-    idea="tokens ordered by blocks that own rows; a place's rows and the table's in one walk",
+    idea="tokens sorted by blocks that own rows; both gradients summed in one loop over positions",
 )

@@ -1,4 +1,4 @@
-"""Embedding composed by hand from torch calls, in float32; ``compile`` fuses them."""
+"""Embedding composed of torch calls, in float32; ``compile`` fuses them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from weft.core import Implementation
 
 
 def gather(table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """The rows of ``table`` that ids name, by the library, but for rows of no columns: its backward
-    of those takes their stride for a width and reads a gradient that has no memory, which breaks a
-    GPU's context for all that comes after."""
+    """Return the rows of ``table`` that ids name.
+
+    torch's backward of rows without columns takes their stride for their width and reads a gradient that has
+    no memory, which breaks the CUDA context of the process: such tables do not reach it.
+    """
     if table.shape[1]:
         return F.embedding(ids, table)
     return table.sum(0).expand(*ids.shape, 0)
@@ -28,7 +30,7 @@ def forward(weight: torch.Tensor, ids: torch.Tensor, positions: torch.Tensor) ->
     if positions.shape[0]:
         y = y + positions[: ids.shape[1]].float()
     elif positions.requires_grad:
-        y = y + positions.float().sum(0)  # of nothing: zeros, that the gradient of nothing exists
+        y = y + positions.float().sum(0)  # an empty sum: zeros, so that positions get a gradient
     return y.to(weight.dtype).contiguous()
 
 

@@ -1,12 +1,35 @@
-"""Linear layer; see README.md beside this for the ways and their figures."""
+"""The linear family: a linear layer alone, with GELU, or with a residual; figures are in README.md."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from weft.ops._shared.autocast import lowered
-from weft.ops._shared.public import Schema, call, register
-from weft.ops.linear.spec import check_arguments
+from weft.core import WeftError, registry
+from weft.dispatch import choice as dispatch
+from weft.dispatch.autocast import lowered
+from weft.dispatch.operator import (
+    TRACED,
+    Schema,
+    call,
+    define,
+    library,
+    memoized,
+    refuse_unsupported,
+    register,
+    resolve,
+)
+from weft.ops.linear.spec import check_flag, check_linear, check_linear_gelu, check_linear_residual
+
+
+def _fake_output(x: torch.Tensor, weight: torch.Tensor, *rest: Any) -> torch.Tensor:
+    return x.new_empty(*x.shape[:-1], weight.shape[0])
+
+
+def _fake_gradients(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *rest: Any) -> Any:
+    return x.new_empty(x.shape), weight.new_empty(weight.shape), weight.new_empty(weight.shape[0])
+
 
 register(
     "linear",
@@ -14,33 +37,204 @@ register(
         inputs="Tensor x, Tensor weight, Tensor bias",
         saved="Tensor x, Tensor weight",
         gradients=3,
-        fake=lambda x, weight, bias: x.new_empty(*x.shape[:-1], weight.shape[0]),
+        fake=_fake_output,
+        fake_backward=_fake_gradients,
+    ),
+)
+register(
+    "linear_gelu",
+    Schema(
+        inputs="Tensor x, Tensor weight, Tensor bias",
+        saved="Tensor x, Tensor weight, Tensor pre",
+        gradients=3,
+        outputs=2,
+        fake=lambda x, weight, bias: (_fake_output(x, weight), _fake_output(x, weight)),
+        fake_backward=_fake_gradients,
+    ),
+)
+register(
+    "linear_residual",
+    Schema(
+        inputs="Tensor x, Tensor weight, Tensor bias, Tensor residual",
+        saved="Tensor x, Tensor weight",
+        gradients=4,
+        fake=_fake_output,
         fake_backward=lambda grad, x, weight: (
-            x.new_empty(x.shape),
-            weight.new_empty(weight.shape),
-            weight.new_empty(weight.shape[0]),
+            *_fake_gradients(grad, x, weight),
+            grad.new_empty(grad.shape),
         ),
     ),
 )
 
 
+# linear_gelu without the pre-activation (``keep=False`` in the contract) has one output and saves other
+# tensors. To PyTorch this is an operator of its own: weft::linear_gelu_lean.
+def _lean_forward(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, impl: str) -> Any:
+    refuse_unsupported("linear_gelu", impl, (x, weight, bias), {"keep": False})
+    return registry.implementation("linear_gelu", impl).forward(x, weight, bias, keep=False)
+
+
+def _lean_backward(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, impl: str
+) -> Any:
+    backward = registry.implementation("linear_gelu", impl).backward
+    assert backward is not None, "each implementation that is not traced has a backward"
+    return backward(grad, x, weight, bias, keep=False)
+
+
+def _differentiate_lean(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    backward = torch.ops.weft.linear_gelu_lean_backward
+    return (*backward(grad, *ctx.saved_tensors, ctx.impl), None)
+
+
+def _save_lean(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(*inputs[:3])
+    ctx.impl = inputs[3]
+
+
+define(
+    "linear_gelu_lean",
+    "(Tensor x, Tensor weight, Tensor bias, str impl) -> Tensor",
+    _lean_forward,
+    _fake_output,
+)
+define(
+    "linear_gelu_lean_backward",
+    "(Tensor grad, Tensor x, Tensor weight, Tensor bias, str impl) -> (Tensor, Tensor, Tensor)",
+    _lean_backward,
+    _fake_gradients,
+)
+torch.library.register_autograd(
+    "weft::linear_gelu_lean", _differentiate_lean, setup_context=_save_lean, lib=library
+)
+
+
 def linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, impl: str | None = None
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, impl: str | None = None
 ) -> torch.Tensor:
-    """x W^T + b, summed in float32, with one rounding at the end.
+    """Return x W^T + b, summed in float32, with one rounding at the end.
 
     Args:
         x: (..., K); float32, float16 or bfloat16; CPU or CUDA; any strides.
         weight: (N, K), as ``torch.nn.Linear`` stores it; the same dtype and device; any strides.
-        bias: (N,); the same dtype and device.
+        bias: (N,); the same dtype and device. None adds zeros.
         impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
 
     Returns:
         (..., N), contiguous, of the inputs' dtype and device. float32 is multiplied in float32.
 
     Raises:
-        WeftError: no tensors of these shapes, of one dtype and device; ``impl`` is unknown or does
-            not run here.
+        WeftError: the arguments are no tensors of these shapes, of one dtype and device; ``impl`` is
+            unknown or does not run here.
     """
-    x, weight, bias = lowered(x, weight, bias)
-    return call("linear", (x, weight, bias), {}, impl, lambda: check_arguments(x, weight, bias))  # type: ignore[no-any-return]
+    inputs = lowered(x, weight, _bias_or_zeros(weight, bias))
+    return call("linear", inputs, {}, impl, lambda: check_linear(*inputs))  # type: ignore[no-any-return]
+
+
+def linear_gelu(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    return_pre_activation: bool = False,
+    recompute_pre_activation: bool = False,
+    impl: str | None = None,
+) -> Any:
+    """Return gelu(x W^T + b), GELU in tanh form.
+
+    Where a gradient is needed, the pre-activation x W^T + b is saved for the backward, as by
+    ``torch.nn.functional.gelu`` after ``linear``. Elsewhere it is not written to memory.
+
+    Args:
+        x: (..., K); float32, float16 or bfloat16; CPU or CUDA; any strides.
+        weight: (N, K), as ``torch.nn.Linear`` stores it; the same dtype and device; any strides.
+        bias: (N,); the same dtype and device. None adds zeros.
+        return_pre_activation: return ``(y, pre_activation)`` instead of ``y`` alone.
+        recompute_pre_activation: do not save the pre-activation. The backward of ``triton`` and
+            ``cuda`` computes it again by a product: half as much work again for (..., N) elements less
+            of memory. ``eager``, ``torch`` and ``compile`` leave to autograd what is saved.
+        impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
+
+    Returns:
+        ``y``, or ``(y, pre_activation)``; both (..., N), contiguous, of the inputs' dtype and device.
+        No gradient flows through the pre-activation.
+
+    Raises:
+        WeftError: the arguments are no tensors of these shapes, of one dtype and device; a flag is no
+            bool, or both are True; ``impl`` is unknown or does not run here.
+
+    Source of GELU: arXiv:1606.08415.
+    """
+    inputs = lowered(x, weight, _bias_or_zeros(weight, bias))
+    check_flag("linear_gelu", "return_pre_activation", return_pre_activation)
+    check_flag("linear_gelu", "recompute_pre_activation", recompute_pre_activation)
+    # A contradiction is an error, not a silent choice of one of them.
+    if return_pre_activation and recompute_pre_activation:
+        raise WeftError(
+            "linear_gelu: return_pre_activation and recompute_pre_activation",
+            expected="at most one of them",
+            got="both",
+            hint="what is returned need not be computed again",
+        )
+    if not return_pre_activation and (recompute_pre_activation or not _needs_gradient(inputs)):
+        return _linear_gelu_lean(inputs, impl)
+    y, pre = call("linear_gelu", inputs, {}, impl, lambda: check_linear_gelu(*inputs))
+    return (y, pre) if return_pre_activation else y
+
+
+def linear_residual(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor,
+    *,
+    impl: str | None = None,
+) -> torch.Tensor:
+    """Return x W^T + b + residual, summed in float32, with one rounding at the end.
+
+    Args:
+        x: (..., K); float32, float16 or bfloat16; CPU or CUDA; any strides.
+        weight: (N, K), as ``torch.nn.Linear`` stores it; the same dtype and device; any strides.
+        bias: (N,); the same dtype and device. None adds zeros.
+        residual: (..., N), with x's leading sizes; the same dtype and device; any strides.
+        impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
+
+    Returns:
+        (..., N), contiguous, of the inputs' dtype and device.
+
+    Raises:
+        WeftError: the arguments are no tensors of these shapes, of one dtype and device; ``impl`` is
+            unknown or does not run here.
+    """
+    inputs = lowered(x, weight, _bias_or_zeros(weight, bias), residual)
+    return call("linear_residual", inputs, {}, impl, lambda: check_linear_residual(*inputs))  # type: ignore[no-any-return]
+
+
+def _bias_or_zeros(weight: Any, bias: Any) -> Any:
+    """``bias``, or zeros for a None; a weight that is no matrix is left to the check of arguments."""
+    # The kernels always add a bias: a second set of kernels without it would save N bytes of M N.
+    if bias is None and isinstance(weight, torch.Tensor) and weight.dim():
+        return weight.new_zeros(weight.shape[0])
+    return bias
+
+
+def _needs_gradient(inputs: tuple[Any, ...]) -> bool:
+    return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
+
+
+def _linear_gelu_lean(inputs: tuple[Any, ...], impl: str | None) -> torch.Tensor:
+    """``linear_gelu`` that neither returns nor saves the pre-activation."""
+    params = {"keep": False}
+
+    def choose() -> str:
+        check_linear_gelu(*inputs)
+        return impl or dispatch.choose("linear_gelu", inputs, params)
+
+    # While tracing, the choice becomes a constant of the graph; there is no memo to look up.
+    if torch.compiler.is_compiling():
+        chosen = choose()
+    else:
+        chosen = memoized(("linear_gelu_lean", impl), inputs, params, choose)
+    if resolve("linear_gelu", chosen) in TRACED:
+        return call("linear_gelu", inputs, params, chosen)  # type: ignore[no-any-return]
+    return torch.ops.weft.linear_gelu_lean(*inputs, chosen)  # type: ignore[no-any-return]

@@ -1,34 +1,185 @@
-"""A linear layer by cuBLAS, bias in its epilogue; dbias by a pass in CUDA C++, in a fixed order."""
+"""The linear family in CUDA C++ around cuBLAS's products: epilogues and column sums of linear.cu.
+
+cuBLAS adds the bias in its own epilogue. GELU and the residual are passes of ours, 16 bytes at a time. A
+backward is one pass over the gradient and two products of the library.
+"""
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
+from typing import Any
+
 import torch
 
+from weft.backends.nvrtc import CudaSource
 from weft.core import Implementation
-from weft.ops._shared.linear_cuda import SUM, column_sums, specimens
-from weft.ops._shared.linear_library import held, products
-from weft.ops._shared.linear_spec import rows_of
+from weft.ops._common.layout import CUDA_TYPES, dtype_name
+from weft.ops.linear.products import backward_products, library_linear, to_2d
+
+# MODE of linear.cu: for the column sums what the pass writes, for the epilogue what it computes.
+SUM, GELU, RESIDUAL = range(3)
+SLOPE, COPY = GELU, RESIDUAL
+THREADS, UNROLL, LANES, GROUPS = 128, 4, 32, 4  # as in linear.cu
+# Blocks that one pass aims at: as many as the 132 SMs of an H200 hold at once, by registers. The number is
+# the same on every device, and with it the order of the sums.
+BLOCKS = {SUM: 132 * 7, SLOPE: 132 * 6, COPY: 132 * 8}
 
 
-def forward(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    y = held(torch.nn.functional.linear, rows_of(x), weight, bias)
-    return y.view(*x.shape[:-1], weight.shape[0])  # type: ignore[no-any-return]
+def linear_forward(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return library_linear(to_2d(x), weight, bias).view(*x.shape[:-1], weight.shape[0])
 
 
-def backward(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    lines = rows_of(grad)
-    dbias, _ = column_sums(SUM, lines)
-    return (*products(lines, x, weight), dbias)
+def linear_backward(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    grad2d = to_2d(grad)
+    dbias, _ = column_sums(SUM, grad2d)
+    return (*backward_products(grad2d, x, weight), dbias)
 
 
-IMPLEMENTATION = Implementation(
+def linear_gelu_forward(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, keep: bool = True
+) -> Any:
+    """Without ``keep`` GELU is computed in place."""
+    shape = (*x.shape[:-1], weight.shape[0])
+    pre = library_linear(to_2d(x), weight, bias)
+    y = epilogue(GELU, pre, None, torch.empty_like(pre) if keep else pre).view(shape)
+    return (y, pre.view(shape)) if keep else y
+
+
+def linear_gelu_backward(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, pre_or_bias: torch.Tensor, *, keep: bool = True
+) -> tuple[torch.Tensor, ...]:
+    """``pre_or_bias`` is pre, or without ``keep`` the bias, with which pre is computed again."""
+    pre = to_2d(pre_or_bias) if keep else library_linear(to_2d(x), weight, pre_or_bias)
+    dbias, dpre = column_sums(SLOPE, to_2d(grad), pre)
+    assert dpre is not None
+    return (*backward_products(dpre, x, weight), dbias)
+
+
+def linear_residual_forward(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor
+) -> torch.Tensor:
+    y = library_linear(to_2d(x), weight, bias)
+    epilogue(RESIDUAL, y, to_2d(residual).contiguous(), y)
+    return y.view(*x.shape[:-1], weight.shape[0])
+
+
+def linear_residual_backward(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """One pass over the gradient computes dbias and the copy that is returned as dresidual."""
+    grad2d = to_2d(grad)
+    dbias, dresidual = column_sums(COPY, grad2d)
+    assert dresidual is not None
+    return (*backward_products(grad2d, x, weight), dbias, dresidual.view(grad.shape))
+
+
+@cache
+def source(dtype: torch.dtype, mode: int, wide: bool) -> CudaSource:
+    """Return linear.cu for one element type and mode, with 16-byte vectors or element by element."""
+    # Only the kernels that the mode needs are compiled.
+    column_kernels = ("linear_columns", "linear_sum_partials")
+    return CudaSource(
+        file=Path(__file__).with_name("linear.cu"),
+        kernels=column_kernels if mode == SUM else ("linear_epilogue", *column_kernels),
+        defines=(("WEFT_T", CUDA_TYPES[dtype]), ("MODE", str(mode)), ("WIDE", str(int(wide)))),
+        label=f"{dtype_name(dtype)}-{mode}" + ("" if wide else "_any"),
+    )
+
+
+def _rows_are_vectors(n: int, *tensors: torch.Tensor) -> bool:
+    """True if rows of n elements are whole 16-byte vectors at aligned addresses."""
+    size = tensors[0].element_size()
+    return n * size % 16 == 0 and all(t.data_ptr() % 16 == 0 for t in tensors)
+
+
+def epilogue(mode: int, p: torch.Tensor, residual2d: torch.Tensor | None, y: torch.Tensor) -> torch.Tensor:
+    """Write gelu(p), or p plus the residual, to ``y`` and return it.
+
+    p, y and the residual are (M, N) contiguous; y may be p. ``residual2d`` is None for GELU.
+    """
+    m, n = p.shape
+    if m == 0 or n == 0:
+        return y
+    wide = _rows_are_vectors(n, *(t for t in (p, residual2d, y) if t is not None))
+    columns = THREADS * (16 // p.element_size() if wide else 1)
+    column_blocks = -(-n // columns)
+    kernel = source(p.dtype, mode, wide)["linear_epilogue"]
+    blocks = column_blocks * -(-m // UNROLL)
+    kernel(blocks, THREADS, p, 0 if residual2d is None else residual2d, y, m, n, column_blocks)
+    return y
+
+
+def column_sums(
+    mode: int, grad: torch.Tensor, pre: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the sums of a gradient's columns, (N,), and the tensor that the pass writes, (M, N).
+
+    SUM writes nothing (None), COPY a copy of grad, and SLOPE grad times GELU's slope at ``pre``: then the
+    sums are of those products, before they are rounded. grad and pre are (M, N).
+    """
+    grad = grad.contiguous()
+    m, n = grad.shape
+    out = None if mode == SUM else torch.empty_like(grad)
+    if m == 0 or n == 0:
+        return grad.new_zeros(n), out
+    pre = None if pre is None else pre.contiguous()
+    wide = _rows_are_vectors(n, *(t for t in (grad, pre, out) if t is not None))
+    column_blocks = -(-n // (LANES * (16 // grad.element_size() if wide else 1)))
+    # Whole trips of the kernel's loop: GROUPS warps with UNROLL rows each.
+    # BLOCKS chunks times column blocks: one wave of resident blocks, so that no SM waits for a second one.
+    rows_per_chunk = -(-m * column_blocks // BLOCKS[mode])
+    rows_per_chunk = -(-rows_per_chunk // (GROUPS * UNROLL)) * GROUPS * UNROLL
+    chunks = -(-m // rows_per_chunk)
+    partial = torch.empty(chunks, n, dtype=torch.float32, device=grad.device)
+    sums = grad.new_empty(n)
+    program = source(grad.dtype, mode, wide)
+    pre_and_out = (0 if pre is None else pre, 0 if out is None else out)
+    sizes = (m, n, rows_per_chunk, column_blocks)
+    program["linear_columns"](column_blocks * chunks, THREADS, grad, *pre_and_out, partial, *sizes)
+    program["linear_sum_partials"](-(-n // LANES), THREADS, partial, sums, chunks, n)
+    return sums, out
+
+
+def aot_kernels(mode: int) -> tuple[CudaSource, ...]:
+    """Return bfloat16 in vectors and element by element, and float32 in vectors."""
+    return (
+        source(torch.bfloat16, mode, True),
+        source(torch.bfloat16, mode, False),
+        source(torch.float32, mode, True),
+    )
+
+
+LINEAR = Implementation(
     operator="linear",
     name="cuda",
     backend="cuda",
-    forward=forward,
-    backward=backward,
-    specimens=specimens(SUM),
-    around="cublas",
-    handed=("forward",),
+    forward=linear_forward,
+    backward=linear_backward,
+    aot_kernels=aot_kernels(SUM),
+    wraps_library="cublas",
+    delegates_to_torch=("forward",),
     idea="cuBLAS with its bias epilogue; dbias by our one pass of 16-byte vectors",
+)
+
+LINEAR_GELU = Implementation(
+    operator="linear_gelu",
+    name="cuda",
+    backend="cuda",
+    forward=linear_gelu_forward,
+    backward=linear_gelu_backward,
+    aot_kernels=aot_kernels(GELU),
+    wraps_library="cublas",
+    idea="cuBLAS's product and bias, then our GELU in 16-byte vectors",
+)
+
+LINEAR_RESIDUAL = Implementation(
+    operator="linear_residual",
+    name="cuda",
+    backend="cuda",
+    forward=linear_residual_forward,
+    backward=linear_residual_backward,
+    aot_kernels=aot_kernels(RESIDUAL),
+    wraps_library="cublas",
+    idea="cuBLAS's product and bias, then our sum in 16-byte vectors",
 )

@@ -1,31 +1,121 @@
-"""A linear layer by the library: cuBLAS adds the bias in its own epilogue."""
+"""The linear family by the library: cuBLAS adds the bias in its own epilogue.
+
+cuBLAS fuses bias and GELU (tanh form) too, which PyTorch offers as ``_addmm_activation``: on a GPU
+alone, without a derivative, and without the pre-activation as an output. It serves where the
+pre-activation is not kept and no gradient is needed; elsewhere GELU is a pass of its own.
+
+``forward.compiles`` is the function that an outer ``torch.compile`` traces: it cannot trace the
+process-wide switch of ``call_at_precision``.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
 from weft.core import Implementation
-from weft.ops._shared.linear_library import held, products
-from weft.ops._shared.linear_spec import rows_of
+from weft.ops._common.cublas import call_at_precision
+from weft.ops.linear.products import backward_products, library_linear, to_2d
 
 
-def forward(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    return held(torch.nn.functional.linear, x, weight, bias)  # type: ignore[no-any-return]
+def linear_forward(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return library_linear(x, weight, bias)
 
 
-def backward(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    lines = rows_of(grad)
-    return (*products(lines, x, weight), lines.sum(0))
+def linear_backward(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    grad2d = to_2d(grad)
+    return (*backward_products(grad2d, x, weight), grad2d.sum(0))
 
 
-# What an outer torch.compile traces: it cannot trace a process-wide switch.
-forward.compiles = torch.nn.functional.linear  # type: ignore[attr-defined]
+linear_forward.compiles = torch.nn.functional.linear  # type: ignore[attr-defined]
 
-IMPLEMENTATION = Implementation(
+
+def _linear_then_gelu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Any:
+    pre = torch.nn.functional.linear(x, weight, bias)
+    return torch.nn.functional.gelu(pre, approximate="tanh"), pre.detach()
+
+
+def _fused_linear_gelu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    y: torch.Tensor = torch.ops.aten._addmm_activation(bias, to_2d(x), weight.t(), use_gelu=True)
+    return y.view(*x.shape[:-1], weight.shape[0])
+
+
+def linear_gelu_forward(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, keep: bool = True
+) -> Any:
+    needs_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in (x, weight, bias))
+    # On a CPU _addmm_activation computes the erf form.
+    if not keep and x.is_cuda and not needs_gradient:
+        return call_at_precision(_fused_linear_gelu, x, "ieee", x, weight, bias)
+    y, pre = call_at_precision(_linear_then_gelu, x, "ieee", x, weight, bias)
+    return (y, pre) if keep else y
+
+
+def linear_gelu_backward(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, pre_or_bias: torch.Tensor, *, keep: bool = True
+) -> tuple[torch.Tensor, ...]:
+    """``pre_or_bias`` is pre, or without ``keep`` the bias, with which pre is computed again."""
+    pre = pre_or_bias if keep else library_linear(x, weight, pre_or_bias)
+    dpre = to_2d(torch.ops.aten.gelu_backward(grad, pre, approximate="tanh"))
+    return (*backward_products(dpre, x, weight), dpre.sum(0))
+
+
+def _traced_linear_gelu(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, keep: bool = True
+) -> Any:
+    y, pre = _linear_then_gelu(x, weight, bias)
+    return (y, pre) if keep else y
+
+
+linear_gelu_forward.compiles = _traced_linear_gelu  # type: ignore[attr-defined]
+
+
+def _linear_plus_residual(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor
+) -> torch.Tensor:
+    y = torch.nn.functional.linear(x, weight, bias) + residual
+    return y.contiguous()  # torch's sum takes the residual's strides
+
+
+def linear_residual_forward(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor
+) -> torch.Tensor:
+    return call_at_precision(_linear_plus_residual, x, "ieee", x, weight, bias, residual)  # type: ignore[no-any-return]
+
+
+def linear_residual_backward(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """dresidual is a copy: a backward's results share no memory with the gradient that came in."""
+    return (*linear_backward(grad, x, weight), grad.clone())
+
+
+linear_residual_forward.compiles = _linear_plus_residual  # type: ignore[attr-defined]
+
+LINEAR = Implementation(
     operator="linear",
     name="torch",
     backend="torch",
-    forward=forward,
-    backward=backward,
+    forward=linear_forward,
+    backward=linear_backward,
     idea="F.linear: cuBLAS with its bias epilogue",
+)
+
+LINEAR_GELU = Implementation(
+    operator="linear_gelu",
+    name="torch",
+    backend="torch",
+    forward=linear_gelu_forward,
+    backward=linear_gelu_backward,
+    idea="cuBLAS with its bias epilogue, then F.gelu; with both fused where pre is not kept",
+)
+
+LINEAR_RESIDUAL = Implementation(
+    operator="linear_residual",
+    name="torch",
+    backend="torch",
+    forward=linear_residual_forward,
+    backward=linear_residual_backward,
+    idea="F.linear, then a sum",
 )

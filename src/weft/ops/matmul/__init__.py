@@ -1,11 +1,11 @@
-"""Matrix product; see README.md beside this for the six ways and their figures."""
+"""Matrix product of two 2-D tensors; implementations and figures are in README.md."""
 
 from __future__ import annotations
 
 import torch
 
-from weft.ops._shared.autocast import lowered
-from weft.ops._shared.public import Schema, call, register
+from weft.dispatch.autocast import lowered
+from weft.dispatch.operator import Schema, call, register
 from weft.ops.matmul.spec import check_arguments
 
 register(
@@ -24,7 +24,7 @@ register(
 def matmul(
     a: torch.Tensor, b: torch.Tensor, *, precision: str = "ieee", impl: str | None = None
 ) -> torch.Tensor:
-    """The matrix product of two 2-D tensors, summed in float32, with one rounding at the end.
+    """Return the matrix product of two 2-D tensors, summed in float32, with one rounding at the end.
 
     Args:
         a: (M, K); float32, float16 or bfloat16; CPU or CUDA; any strides.
@@ -34,15 +34,15 @@ def matmul(
 
     Returns:
         (M, N), contiguous, of the inputs' dtype and device; zeros where K is 0. Under
-        ``torch.autocast`` of its lower dtype, and ``precision`` is of no account.
+        ``torch.autocast`` of its lower dtype, and ``precision`` is ignored.
 
     Raises:
-        WeftError: not two 2-D tensors of one dtype and device whose inner sizes agree; another
-            ``precision``, or ``tf32`` for half types or on a CPU; ``impl`` is unknown or does not
-            run here.
+        WeftError: the arguments are not two 2-D tensors of one dtype and device whose inner sizes agree;
+            ``precision`` is unknown, or ``tf32`` for half types or on a CPU; ``impl`` is unknown or does
+            not run here.
     """
-    lower = lowered(a, b)
-    if lower[0] is not a or lower[1] is not b:
-        a, b, precision = *lower, "ieee"
+    cast_a, cast_b = lowered(a, b)
+    if cast_a is not a or cast_b is not b:  # autocast to a half type, which has no tf32
+        a, b, precision = cast_a, cast_b, "ieee"
     inputs, params = (a, b), {"precision": precision}
     return call("matmul", inputs, params, impl, lambda: check_arguments(*inputs, **params))  # type: ignore[no-any-return]

@@ -1,12 +1,13 @@
-// c = a b in float32 by the ordinary arithmetic units: every product and sum an fma.
+// c = a b in float32 by fma on the CUDA cores, without tensor cores.
 //
-// A block computes BM x BN of c, a warp 64 x 32, a thread 8 x 8 in registers as four 4 x 4 squares.
-// K is taken 16 at a time through STAGES buffers of shared memory, filled by asynchronous copies;
-// both operands lie there with K as the row, whatever their strides, so that a thread reads its
-// 8 + 8 factors of one k as four float4. 64 fma to 4 shared reads; DRAM bytes a block:
-// (BM + BN) 4 K.
+// A block computes BM x BN of c, a warp 64 x 32, a thread 8 x 8 in registers as four 4 x 4 squares. K is
+// taken 16 at a time through a pipeline of STAGES buffers in shared memory, filled by asynchronous copies.
+// There both operands have K as the row, whatever their strides, so that a thread reads its 8 + 8 factors
+// of one k as four float4: 64 fma per 4 shared loads. Bytes per block from global memory: (BM + BN) 4 K.
 #include "tiles.cuh"
 
+// 2 x 4 warps make a tile of 128 x 128; 3 stages of 16 x 264 floats are 50 KiB, so that two blocks fit on an
+// SM.
 #ifndef WARPS_M
 #define WARPS_M 2
 #define WARPS_N 4
@@ -18,16 +19,16 @@
 
 namespace {
 
-// How an operand is stored: K fastest; the other dimension fastest; that in aligned 16-byte groups.
+// How an operand is stored: K fastest; the other dimension fastest; the latter in aligned 16-byte groups.
 enum Mode { ALONG_K, ACROSS, ACROSS_WIDE };
 
 constexpr int BM = 64 * WARPS_M, BN = 32 * WARPS_N, BK = 16;
 constexpr int THREADS = 32 * WARPS_M * WARPS_N;
 
-// Brings SPAN rows of a (or columns of b) by BK into shared memory, [k][span], pitch SPAN + 4: with
-// it the 8 k by 4 rows that a warp writes in mode ALONG_K fall into 32 different banks.
-// What lies beyond K is filled with 0. What lies beyond the span's end repeats the last row: it
-// only meets elements of c that are never stored.
+// Copies SPAN rows of a (or columns of b) by BK into shared memory as [k][span], pitch SPAN + 4. The
+// padding of 4 puts the 8 k by 4 rows that a warp writes in mode ALONG_K into 32 different banks. Elements
+// beyond K are filled with 0. Rows beyond the span's end repeat the last row: they only affect elements of
+// c that are never stored.
 template <int MODE, int SPAN> struct Loader {
   static constexpr int PITCH = SPAN + 4;
   static constexpr int ACROSS_LANES = MODE == ALONG_K ? THREADS / 8
@@ -57,9 +58,11 @@ template <int MODE, int SPAN> struct Loader {
 #pragma unroll
     for (int p = 0; p < PASSES; ++p) {
       index_t row = first + s + p * ACROSS_LANES;
+      // Rows past the edge keep a valid address, since a copy of 0 bytes must not have an invalid one.
       if (row >= extent) row = MODE == ACROSS_WIDE ? 0 : extent - 1;
       at[p] = base + row * stride + lane * k_stride;
     }
+    // At the edge a group of four may be cut: the copy reads `valid` bytes and fills the rest with 0.
     const index_t left = extent - first - s;
     valid = MODE != ACROSS_WIDE ? 4 : left >= 4 || left <= 0 ? 16 : 4 * (int)left;
     to = shared_address(shared + lane * PITCH + s);
@@ -79,16 +82,18 @@ template <int MODE, int SPAN> struct Loader {
                                                 inside ? valid : 0);
     }
     k_left -= BK;
-    // A pointer past the last tile is formed but never followed: its copies have 0 bytes.
+    // A pointer past the last tile is computed but never dereferenced: its copies have 0 bytes.
 #pragma unroll
     for (int p = 0; p < PASSES; ++p) at[p] += BK * k_stride;
   }
 };
 
+// Two sets of factors: the next k's are read from shared memory while this k's are multiplied.
 struct Factors { float a[8], b[8]; };
 
 __device__ __forceinline__ void read_factors(Factors& f, const float* a, const float* b) {
   *reinterpret_cast<float4*>(f.a) = *reinterpret_cast<const float4*>(a);
+  // 32 apart: a thread's second square of rows, 16 apart for columns. Within a square, lanes are 4 apart.
   *reinterpret_cast<float4*>(f.a + 4) = *reinterpret_cast<const float4*>(a + 32);
   *reinterpret_cast<float4*>(f.b) = *reinterpret_cast<const float4*>(b);
   *reinterpret_cast<float4*>(f.b + 4) = *reinterpret_cast<const float4*>(b + 16);
@@ -107,22 +112,24 @@ matmul(const float* a, const float* b, float* c, index_t m, index_t n, index_t k
   float* const a_tile = reinterpret_cast<float*>(pool);
   float* const b_tile = a_tile + STAGES * BK * LoadA::PITCH;
 
-  const Place place = tile_place(blockIdx.x, (int)((m + BM - 1) / BM), (int)((n + BN - 1) / BN));
-  LoadA load_a(a, place.row * BM, m, a_row, a_column, k, a_tile);
-  LoadB load_b(b, place.column * BN, n, b_column, b_row, k, b_tile);
+  const TilePosition tile = tile_position(blockIdx.x, (int)((m + BM - 1) / BM), (int)((n + BN - 1) / BN));
+  LoadA load_a(a, tile.row * BM, m, a_row, a_column, k, a_tile);
+  LoadB load_b(b, tile.column * BN, n, b_column, b_row, k, b_tile);
   const int tiles = (int)((k + BK - 1) / BK);
 #pragma unroll
   for (int t = 0; t < STAGES - 1; ++t) {
     if (t < tiles) load_a.next(t), load_b.next(t);
+    // An empty group is committed as well, past the last tile: copies_wait counts groups, not tiles.
     copies_commit();
   }
 
-  // Lanes to squares: neighbours share a's factors, and lanes two apart share b's, which lets each
-  // float4 read of the warp go through in two passes over the banks rather than four.
+  // Assignment of lanes to squares: neighbours share a's factors, and lanes two apart share b's. Each
+  // float4 load of a warp then takes two passes over the banks instead of four.
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int row = warp / WARPS_N * 64 + (lane >> 1 & 7) * 4;
   const int column = warp % WARPS_N * 32 + ((lane & 1) | (lane >> 3 & 2)) * 4;
 
+  // One fma chain for each element, in the order of k: the result does not depend on the tile size.
   float acc[8][8] = {};
   Factors f[2];
   copies_wait<STAGES - 2>();
@@ -132,7 +139,7 @@ matmul(const float* a, const float* b, float* c, index_t m, index_t n, index_t k
   for (int t = 0; t < tiles; ++t) {
 #pragma unroll
     for (int i = 0; i < BK; ++i) {
-      if (i == BK - 1) {  // the factors of this i are read: on to the next tile of K
+      if (i == BK - 1) {  // the last factors of this tile are in registers: advance to the next tile of K
         copies_wait<STAGES - 2>();
         __syncthreads();
         stage = stage + 1 == STAGES ? 0 : stage + 1;
@@ -140,7 +147,7 @@ matmul(const float* a, const float* b, float* c, index_t m, index_t n, index_t k
       const int at = stage * BK + (i + 1) % BK;
       read_factors(f[(i + 1) & 1], a_tile + at * LoadA::PITCH + row,
                    b_tile + at * LoadB::PITCH + column);
-      if (i == 0) {  // the buffer that the last tile was read from is free since the barrier
+      if (i == 0) {  // since that barrier no thread reads the previous tile's buffer: refill it
         if (t + STAGES - 1 < tiles) load_a.next(fill), load_b.next(fill);
         copies_commit();
         fill = fill + 1 == STAGES ? 0 : fill + 1;
@@ -152,7 +159,9 @@ matmul(const float* a, const float* b, float* c, index_t m, index_t n, index_t k
     }
   }
 
-  const index_t i = place.row * BM + row, j = place.column * BN + column;
+  // The accumulators are written from registers: the float4 of four lanes are 64 adjacent bytes of
+  // a row.
+  const index_t i = tile.row * BM + row, j = tile.column * BN + column;
   const int rows = (int)min(m - i, (index_t)64), columns = (int)min(n - j, (index_t)32);
   float* const first = c + i * n + j;
 #pragma unroll

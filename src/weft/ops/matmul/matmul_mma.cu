@@ -1,14 +1,13 @@
-// c = a b by tensor cores through mma.sync: float16 and bfloat16 factors, or float32 cut to tf32.
+// c = a b by tensor cores through mma.sync: float16 and bfloat16 factors, or float32 truncated to tf32.
 //
-// A block computes BM x BN of c, a warp WM x WN of it in registers. 128 bytes of K (64 half types,
-// 32 float32) are taken at a time through STAGES buffers of shared memory, filled by asynchronous
-// copies.
-// An operand lies there as it is stored, in 16-byte chunks whose place in the row is its number XOR
-// the row's, so that neither the copies nor the reads (ldmatrix, transposing where K is not the
-// fastest dimension) meet in a bank. float32 goes in as it is: the unit itself leaves off the lower
-// 13 bits, and rounding them first takes four instructions a factor. Source of the fragments'
+// A block computes BM x BN of c, a warp WM x WN of it in registers. 128 bytes of K (64 half types, 32
+// float32) are taken at a time through a pipeline of STAGES buffers in shared memory, filled by
+// asynchronous copies. An operand keeps its storage order there, in 16-byte chunks swizzled by XOR of the
+// chunk's number with the row's, so that neither the copies nor the loads (ldmatrix, transposing where K is
+// not the fastest dimension) have bank conflicts. float32 is passed unchanged: the tensor core ignores the
+// lower 13 bits, and rounding them first would take four instructions per factor. Source of the fragment
 // layouts: NVIDIA's PTX ISA, mma.m16n8k16 and .m16n8k8.
-#include "matrices.cuh"
+#include "ldmatrix.cuh"
 #include "tiles.cuh"
 
 #ifndef WARPS_M
@@ -42,15 +41,18 @@ template <int MODE, int SPAN> struct Tile {
   static constexpr int ROW = BY_K ? 128 : SPAN * (int)sizeof(T);
   static constexpr int BYTES = SPAN * 128;
 
+  // The XOR maps the same chunk of 8 consecutive rows to 8 different groups of 4 banks: ldmatrix reads such a
+  // column of chunks in one pass.
   // The byte at which chunk `chunk` of row `row` begins.
   static __device__ __forceinline__ int byte(int row, int chunk) {
-    const int turn = BY_K || HALF ? row & 7 : (row & 3) << 1;
-    return row * ROW + ((chunk ^ turn) << 4);
+    // float32 with another dimension than K fastest is read word by word, 4 rows at a time (see fragment).
+    const int swizzle = BY_K || HALF ? row & 7 : (row & 3) << 1;
+    return row * ROW + ((chunk ^ swizzle) << 4);
   }
 
-  const T* from;  // what this thread copies first of the tile of K that comes next
+  const T* from;  // the first element that this thread copies of the next tile of K
   index_t stride, k_stride;
-  int last, k_left;  // the last row of the span that exists; what is left of K from `from` on
+  int last, k_left;  // the last row of the span that exists; elements of K left from `from` on
   int valid;         // bytes of a 16-byte chunk that exist, where K is not the fastest dimension
 
   __device__ __forceinline__ Tile(const T* base, index_t first, index_t extent, index_t stride,
@@ -63,7 +65,7 @@ template <int MODE, int SPAN> struct Tile {
       from += threadIdx.x % 8 * CHUNK;
     } else if constexpr (MODE == ACROSS) {
       const int s = threadIdx.x % (SPAN / CHUNK) * CHUNK, lane = threadIdx.x / (SPAN / CHUNK);
-      // A chunk that lies beyond the span's end repeats the first, so that its address exists.
+      // A chunk beyond the span's end repeats the first one, so that its address is valid.
       if (s <= last) {
         from += s;
         valid = min(CHUNK, last + 1 - s) * (int)sizeof(T);
@@ -73,13 +75,13 @@ template <int MODE, int SPAN> struct Tile {
     }
   }
 
-  // Copy the next tile of K to the shared address `to`. What lies beyond K is filled with 0; what
-  // lies beyond the span's end only meets elements of c that are never stored.
+  // Copy the next tile of K to the shared address `to`. Elements beyond K are filled with 0; rows beyond
+  // the span's end only affect elements of c that are never stored.
   __device__ __forceinline__ void next(unsigned to) {
     if constexpr (MODE == ALONG_K) {
       const int chunk = threadIdx.x % 8;
       const int bytes = min(max(k_left, 0), CHUNK) * (int)sizeof(T);
-      // Beyond K the address is a whole row's that exists: it is not followed, but stays in bounds.
+      // Beyond K no byte is read, but the address must stay in bounds: use the start of the row.
       const T* const at = bytes ? from : from - chunk * CHUNK;
 #pragma unroll
       for (int i = 0; i < SPAN / (THREADS / 8); ++i) {
@@ -133,9 +135,9 @@ __device__ __forceinline__ void fragment(unsigned (&r)[4], unsigned tile, int s,
   const int lane = threadIdx.x % 32, quarter = lane / 8;
   const int down = IS_A ? quarter & 1 : quarter >> 1, along = IS_A ? quarter >> 1 : quarter & 1;
   if constexpr (Operand::BY_K) {
-    matrices<false>(r, tile + Operand::byte(s + down * 8 + lane % 8, step * 2 + along));
+    ldmatrix_x4<false>(r, tile + Operand::byte(s + down * 8 + lane % 8, step * 2 + along));
   } else if constexpr (HALF) {
-    matrices<true>(r, tile + Operand::byte(step * 16 + along * 8 + lane % 8, s / 8 + down));
+    ldmatrix_x4<true>(r, tile + Operand::byte(step * 16 + along * 8 + lane % 8, s / 8 + down));
   } else {
     // ldmatrix turns pairs of 16 bits only: float32 whose fastest dimension is not K word by word.
 #pragma unroll
@@ -171,16 +173,21 @@ matmul(const T* a, const T* b, T* c, index_t m, index_t n, index_t k, index_t a_
   using TileB = Tile<B_MODE, BN>;
   constexpr int STAGE = TileA::BYTES + TileB::BYTES, MT = WM / 16, NT = WN / 16;
 
-  const Place place = tile_place(blockIdx.x, (int)((m + BM - 1) / BM), (int)((n + BN - 1) / BN));
-  TileA tile_a(a, place.row * BM, m, a_row, a_column, k);
-  TileB tile_b(b, place.column * BN, n, b_column, b_row, k);
+  const TilePosition tile = tile_position(blockIdx.x, (int)((m + BM - 1) / BM), (int)((n + BN - 1) / BN));
+  TileA tile_a(a, tile.row * BM, m, a_row, a_column, k);
+  TileB tile_b(b, tile.column * BN, n, b_column, b_row, k);
   const unsigned shared = shared_address(pool);
   const int tiles = (int)((k + BK - 1) / BK);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int row = warp / WARPS_N * WM, column = warp % WARPS_N * WN;
 
+  // The layout of mma's result: lane / 4 is the row within 8, lane % 4 * 2 the column; [0], [1] are rows 0 to
+  // 7, [2], [3] rows 8 to 15.
   float acc[MT][2 * NT][4] = {};
+  // Double buffer in registers: the next step's fragments are loaded while this step's are multiplied.
   unsigned fa[2][MT][4], fb[2][NT][4];
+  // A group is committed even when nothing is copied, so that copies_wait<STAGES - 2> counts correctly at the
+  // end.
   auto fetch = [&](int t, int stage) {
     if (t < tiles) {
       tile_a.next(shared + stage * STAGE);
@@ -206,13 +213,13 @@ matmul(const T* a, const T* b, T* c, index_t m, index_t n, index_t k, index_t a_
   for (int t = 0; t < tiles; ++t) {
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      if (step == 3) {  // the fragments of this step are read: on to the next tile of K
+      if (step == 3) {  // the last fragments of this tile are in registers: advance to the next tile of K
         copies_wait<STAGES - 2>();
         __syncthreads();
         stage = stage + 1 == STAGES ? 0 : stage + 1;
       }
       read((step + 1) & 1, stage, (step + 1) % 4);
-      if (step == 0) {  // the buffer that the last tile was read from is free since the barrier
+      if (step == 0) {  // since that barrier no thread reads the previous tile's buffer: refill it
         fetch(t + STAGES - 1, fill);
         fill = fill + 1 == STAGES ? 0 : fill + 1;
       }
@@ -224,8 +231,9 @@ matmul(const T* a, const T* b, T* c, index_t m, index_t n, index_t k, index_t a_
     }
   }
 
-  const index_t i = place.row * BM + row + lane / 4;
-  const index_t j = place.column * BN + column + lane % 4 * 2;
+  // Stores of two elements: four lanes write 16 bytes (half types) or a 32-byte sector (float32) of one row.
+  const index_t i = tile.row * BM + row + lane / 4;
+  const index_t j = tile.column * BN + column + lane % 4 * 2;
   const int rows = (int)min(m - i, (index_t)WM), columns = (int)min(n - j, (index_t)WN);
   T* out = c + i * n + j;
 #pragma unroll

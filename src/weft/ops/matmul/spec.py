@@ -1,21 +1,21 @@
 """Matrix product: c[i, j] = sum over k of a[i, k] b[k, j].
 
 Half types are multiplied exactly and summed in float32, with one rounding at the end. float32 is
-either ``ieee`` (every product and sum in float32) or ``tf32`` (factors cut to 10 bits of mantissa,
-as tensor cores take them, and summed in float32).
+either ``ieee`` (every product and sum in float32) or ``tf32`` (factors rounded or truncated to 10
+bits of mantissa, as tensor cores read them, and summed in float32).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from weft.core import FORWARD, Case, Cost, Input, Operator, Property, Tolerance, WeftError
 from weft.core.cases import ITEMSIZE, SHORT
-from weft.ops._shared import validate
+from weft.ops._common import validate
 
 DTYPES = ("float32", "float16", "bfloat16")
 PRECISIONS = ("ieee", "tf32")
@@ -34,7 +34,7 @@ def check_arguments(a: Any, b: Any, *, precision: str = "ieee") -> None:
             "matmul: the inner sizes",
             expected="a (M, K) and b (K, N)",
             got=f"{tuple(a.shape)} and {tuple(b.shape)}",
-            hint="b.t() turns a (N, K) weight round without a copy",
+            hint="b.t() transposes a (N, K) weight without a copy",
         )
     if precision not in PRECISIONS:
         raise WeftError("matmul: precision", expected=" or ".join(PRECISIONS), got=repr(precision))
@@ -48,9 +48,23 @@ def check_arguments(a: Any, b: Any, *, precision: str = "ieee") -> None:
 
 
 def sizes(c: Case) -> tuple[int, int, int]:
-    """(M, N, K) of a case."""
+    """Return (M, N, K) of a case."""
     (m, k), (_, n) = (i.shape for i in c.inputs)
     return m, n, k
+
+
+def backward_by(product: Callable[..., torch.Tensor]) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    """Return the backward that calls ``product`` twice: da = grad b^T and db = a^T grad.
+
+    The transposed operands are views: no implementation here needs a copy of them.
+    """
+
+    def backward(
+        grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, precision: str = "ieee"
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return product(grad, b.t(), precision=precision), product(a.t(), grad, precision=precision)
+
+    return backward
 
 
 def cost(c: Case, direction: str) -> Cost:
@@ -65,27 +79,28 @@ def cost(c: Case, direction: str) -> Cost:
     return Cost(read=inputs + m * n * item, written=written, flops=4.0 * m * n * k, rate=rate)
 
 
-def _freivalds(
-    c: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, precision: str = "ieee"
-) -> float:
-    """c r = a (b r) for a vector r of signs (Freivalds, 1977): a wrong block shows in its rows.
+def _freivalds(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, precision: str = "ieee") -> float:
+    """Check c r = a (b r) for a vector r of signs (Freivalds, 1977): a wrong block shows in its rows.
 
-    Allowed: eight times the standard error of N independent roundings and of sums of K terms.
+    The bound is eight times the standard error of N independent roundings and of sums of K terms. A result
+    above 1 fails.
     """
     if 0 in (*a.shape, *b.shape):
         return 0.0
     signs = torch.ones(c.shape[1], 1, dtype=torch.float64, device=c.device)
     signs[1::2] = -1
     c64 = c.double()
+    # Three products with vectors, O(MK + KN + MN), instead of a reference product: this checks sizes that a
+    # float64 product would take minutes for.
     gap = (c64 @ signs - a.double() @ (b.double() @ signs)).abs().max()
+    # A tf32 factor has 10 bits of mantissa.
     eps = 2.0**-10 if precision == "tf32" else torch.finfo(c.dtype).eps
     summing = 0.2 * math.sqrt(a.shape[1]) if c.dtype == torch.float32 else 0.0
-    # One product may cancel to nearly nothing: its K terms tell its size, and c's own RMS of many.
-    terms = (
-        math.sqrt(a.shape[1]) * math.prod(float(x.double().square().mean()) for x in (a, b)) ** 0.5
-    )
-    one = eps * (1 + summing) * max(float(c64.square().mean().sqrt()), terms)
-    return float(gap) / (8 * one * math.sqrt(c.shape[1]) + 1e-300)
+    # A single product may cancel almost completely. The scale is therefore the larger of c's RMS and of the
+    # size that K terms of these factors give.
+    terms = math.sqrt(a.shape[1]) * math.prod(float(x.double().square().mean()) for x in (a, b)) ** 0.5
+    standard_error = eps * (1 + summing) * max(float(c64.square().mean().sqrt()), terms)
+    return float(gap) / (8 * standard_error * math.sqrt(c.shape[1]) + 1e-300)
 
 
 def _case(
@@ -100,7 +115,7 @@ def _case(
     devices: tuple[str, ...] = ("cpu", "cuda"),
     **params: str,
 ) -> Case:
-    """A case named by precision and M x N x K, e.g. ``bf16-8192x8192x8192``."""
+    """Return a case named by precision and M x N x K, e.g. ``bf16-8192x8192x8192``."""
     parts = [params.get("precision") or SHORT[dtype], f"{m}x{n}x{k}"]
     if layouts != ("contiguous", "contiguous"):
         parts.append("-".join(layouts))
@@ -108,22 +123,23 @@ def _case(
         parts.append(values)
     a = Input(name="a", shape=(m, k), dtype=dtype, layout=layouts[0], values=values)
     b = Input(name="b", shape=(k, n), dtype=dtype, layout=layouts[1])
-    tagged = frozenset({tags})
-    return Case(name="-".join(parts), inputs=(a, b), params=params, tags=tagged, devices=devices)
+    tag_set = frozenset({tags})
+    return Case(name="-".join(parts), inputs=(a, b), params=params, tags=tag_set, devices=devices)
 
 
-def _tf32(m: int, n: int, k: int, **more: Any) -> Case:
-    return _case(m, n, k, devices=("cuda",), precision="tf32", **more)
+def _tf32(m: int, n: int, k: int, **options: Any) -> Case:
+    return _case(m, n, k, devices=("cuda",), precision="tf32", **options)
 
 
-def _pairs() -> Iterable[tuple[str, str]]:
-    """Every order of rows and columns, and strides that no 16-byte access fits."""
+def _layout_pairs() -> Iterable[tuple[str, str]]:
+    """Yield every order of rows and columns, and strides that are no multiple of 16 bytes."""
     yield from (("transposed", "contiguous"), ("contiguous", "transposed"))
     yield from (("transposed", "transposed"), ("sliced", "shifted"), ("shifted", "sliced"))
     yield from (("expanded", "contiguous"), ("contiguous", "expanded"))
 
 
 CHECKS = [
+    # A single tile; then sizes that no tile divides, several tiles, and vectors as matrices.
     *(_case(16, 24, 8, dtype=d) for d in DTYPES),
     *(_case(7, 13, 11, dtype=d) for d in DTYPES),
     *(_case(67, 129, 97, dtype=d) for d in DTYPES),
@@ -133,23 +149,29 @@ CHECKS = [
     *(_case(24, 23, 1, dtype=d) for d in ("float32", "float16")),
     *(_case(1, 1, 131, dtype=d) for d in ("float32", "float16")),
     _case(131, 257, 521, dtype="bfloat16", devices=("cuda",)),
+    # Overflow of float16 sums, underflow, and a few large factors among small ones.
     _case(64, 48, 72, values="large"),
     _case(64, 48, 72, values="tiny"),
     _case(64, 48, 72, dtype="bfloat16", values="outliers"),
     *(_tf32(*s) for s in ((7, 13, 11), (67, 129, 97), (128, 256, 192), (300, 520, 1000))),
 ]
 EDGES = [
+    # K = 0 gives a matrix of zeros, not an empty one.
     *(_case(*s, tags="edge") for s in ((0, 5, 3), (5, 0, 3), (5, 3, 0), (0, 0, 0))),
     *(_case(5, 3, 0, dtype=d, tags="edge") for d in ("float16", "bfloat16")),
-    *(_case(12, 20, 16, layouts=p, tags="edge") for p in _pairs()),
-    *(_case(72, 136, 88, dtype=d, layouts=p, tags="edge") for p in _pairs() for d in DTYPES[1:]),
-    *(_tf32(72, 136, 88, layouts=p, tags="edge") for p in _pairs()),
+    *(_case(12, 20, 16, layouts=p, tags="edge") for p in _layout_pairs()),
+    *(_case(72, 136, 88, dtype=d, layouts=p, tags="edge") for p in _layout_pairs() for d in DTYPES[1:]),
+    *(_tf32(72, 136, 88, layouts=p, tags="edge") for p in _layout_pairs()),
     *(_case(33, 40, 65, dtype=d, values="special", tags="edge") for d in DTYPES),
     _case(1000, 1016, 1032, dtype="bfloat16", tags="edge", devices=("cuda",)),
+    # A long K that no tile divides: the error of the sum grows with it.
     _case(513, 640, 4099, tags="edge", devices=("cuda",)),
+    # More than 2^31 elements of c: 32-bit offsets overflow.
     _case(65536, 40000, 16, dtype="bfloat16", tags="edge", devices=("cuda",)),
 ]
 BENCHES = [
+    # Large squares (bound by power), GPT-2's products (16384 tokens), and one that is too small to fill the
+    # GPU.
     _case(8192, 8192, 8192, dtype="bfloat16", tags="bench", devices=("cuda",)),
     _case(4096, 4096, 4096, dtype="bfloat16", tags="bench", devices=("cuda",)),
     _case(16384, 3072, 768, dtype="bfloat16", tags="bench", devices=("cuda",)),

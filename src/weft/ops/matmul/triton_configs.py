@@ -1,4 +1,4 @@
-"""Launch configurations of matmul's Triton kernels: those worth timing, and those shipped."""
+"""Launch configurations of matmul's Triton kernels: candidates for tuning, and those shipped."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import torch
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """One way to launch: a ``bm x bn`` tile of c by ``warps`` warps, ``bk`` of K at a time.
+    """Launch configuration: a ``bm x bn`` tile of c by ``warps`` warps, ``bk`` of K per pipeline stage.
 
-    ``stages`` tiles of K are in flight. ``descriptors`` names the kernel; the rest is for that one:
-    ``persistent`` programs (one a multiprocessor) that take tile after tile, ``halves`` of a tile
-    stored apart, ``flatten`` for the two loops made one.
+    ``stages`` is the depth of the pipeline; tiles are taken in bands of ``group`` rows of tiles.
+    ``descriptors`` selects the kernel that loads by tensor descriptors. The other fields are for that
+    kernel: ``persistent`` programs, one per SM, that take tile after tile; ``halves`` to store a tile in
+    two parts; ``flatten`` to merge the tile loop with the K loop.
     """
 
     bm: int
@@ -60,7 +61,7 @@ HALF_CANDIDATES = (
     _pointers(64, 64, 64, 4, 4),
     _pointers(64, 32, 64, 4, 4),
 )
-SINGLE_CANDIDATES = {
+FLOAT32_CANDIDATES = {
     "tf32": (
         Config(bm=128, bn=128, bk=32, warps=8, stages=4),
         Config(bm=128, bn=256, bk=32, warps=8, stages=3, halves=True),
@@ -77,8 +78,9 @@ SINGLE_CANDIDATES = {
         _pointers(32, 32, 32, 4, 3),
     ),
 }
-# By dtype or precision, the first whose least count of 128 x 128 tiles a product has. Where strides
-# or device allow no descriptor, DIRECT holds. (See the candidates above and tools/sweep.py.)
+# By dtype or precision: (least number of 128 x 128 tiles, configuration), the first that fits wins. 132 tiles
+# give each SM of an H200 one. WITHOUT_DESCRIPTORS applies where strides or device allow no descriptor. Chosen
+# by tools/sweep.py among the candidates above.
 SHIPPED = {
     "half": (
         (132, _wide(4, halves=True)),
@@ -91,7 +93,7 @@ SHIPPED = {
     ),
     "ieee": ((0, _pointers(64, 64, 16, 4, 3)),),
 }
-DIRECT = {
+WITHOUT_DESCRIPTORS = {
     "half": ((64, _pointers(128, 128, 64, 8, 3)), (0, _pointers(64, 64, 64, 4, 3))),
     "tf32": ((64, _pointers(128, 128, 32, 8, 3)), (0, _pointers(64, 64, 32, 4, 3))),
     "ieee": SHIPPED["ieee"],
@@ -99,5 +101,5 @@ DIRECT = {
 
 
 def CANDIDATES(dtype: torch.dtype, precision: str = "ieee") -> tuple[Config, ...]:
-    """The configurations worth timing for a dtype and precision."""
-    return SINGLE_CANDIDATES[precision] if dtype == torch.float32 else HALF_CANDIDATES
+    """Return the configurations worth timing for a dtype and precision."""
+    return FLOAT32_CANDIDATES[precision] if dtype == torch.float32 else HALF_CANDIDATES

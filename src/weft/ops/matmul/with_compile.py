@@ -1,4 +1,4 @@
-"""torch.compile of the library's call: nobody compiles multiply-and-sum of M N K products."""
+"""torch.compile of the library's call. (Compiling ``eager`` would compile a sum of M N K products.)"""
 
 from __future__ import annotations
 
@@ -8,29 +8,21 @@ import torch
 
 from weft.backends.inductor import compiled
 from weft.core import Implementation
+from weft.ops._common.cublas import call_at_precision
+from weft.ops.matmul.spec import backward_by
 from weft.ops.matmul.with_torch import IMPLEMENTATION as LIBRARY
-from weft.ops.matmul.with_torch import exactly, traced
+from weft.ops.matmul.with_torch import traced
 
 
 def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.mm(a, b)
 
 
-_product = compiled(replace(LIBRARY, forward=product)).forward
+_compiled_product = compiled(replace(LIBRARY, forward=product)).forward
 
 
 def forward(a: torch.Tensor, b: torch.Tensor, *, precision: str = "ieee") -> torch.Tensor:
-    return exactly(_product, a, precision, a, b)  # type: ignore[no-any-return]
-
-
-def backward(
-    grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, precision: str = "ieee"
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The compiled product twice: one function of other strides, compiled once for each."""
-    return (
-        forward(grad, b.t(), precision=precision),
-        forward(a.t(), grad, precision=precision),
-    )
+    return call_at_precision(_compiled_product, a, precision, a, b)  # type: ignore[no-any-return]
 
 
 forward.compiles = traced  # type: ignore[attr-defined]
@@ -40,7 +32,7 @@ IMPLEMENTATION = Implementation(
     name="compile",
     backend="compile",
     forward=forward,
-    backward=backward,
+    backward=backward_by(forward),  # with other strides: compiled once for each
     supports=LIBRARY.supports,
     idea="torch.compile of torch.mm",
 )

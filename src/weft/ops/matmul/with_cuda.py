@@ -1,7 +1,7 @@
-"""The matrix product in CUDA C++: float32 by fma, all else by tensor cores; see the two .cu files.
+"""The matrix product in CUDA C++: float32 by fma, the rest by tensor cores; see the two .cu files.
 
-Operands are read as they are stored: each order of strides is a variant of its program, and a third
-and fourth take any strides and alignment, one element at a time.
+Operands are read as they are stored. Each order of strides is a variant of the program; further variants take
+any strides and alignment, one element at a time.
 """
 
 from __future__ import annotations
@@ -15,19 +15,15 @@ import torch
 from weft import machine
 from weft.backends.nvrtc import CudaSource
 from weft.core import Implementation
-
-TYPES = {
-    torch.float32: "float",
-    torch.float16: "__half",
-    torch.bfloat16: "__nv_bfloat16",
-}
+from weft.ops._common.layout import CUDA_TYPES, FLOAT_DTYPES, dtype_name
+from weft.ops.matmul.spec import backward_by
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """``warps_m x warps_n`` warps a block, each with ``wm x wn`` of c; ``stages`` tiles of K.
+    """``warps_m x warps_n`` warps per block, each with ``wm x wn`` of c; ``stages`` tiles of K in flight.
 
-    ``blocks`` is how many blocks a multiprocessor is meant to hold, which bounds the registers.
+    ``blocks`` is the intended number of blocks per SM, which limits the registers of a thread.
     """
 
     warps_m: int
@@ -43,7 +39,7 @@ class Config:
 
     @property
     def tile(self) -> tuple[int, int]:
-        """(rows, columns) of c a block."""
+        """(rows, columns) of c per block."""
         return self.warps_m * self.wm, self.warps_n * self.wn
 
 
@@ -51,13 +47,11 @@ def _fma(warps_m: int, warps_n: int, stages: int, blocks: int) -> Config:
     return Config(warps_m=warps_m, warps_n=warps_n, stages=stages, blocks=blocks, wm=64, wn=32)
 
 
-def _mma(
-    warps_m: int, warps_n: int, stages: int, blocks: int, wm: int = 64, wn: int = 64
-) -> Config:
+def _mma(warps_m: int, warps_n: int, stages: int, blocks: int, wm: int = 64, wn: int = 64) -> Config:
     return Config(warps_m=warps_m, warps_n=warps_n, stages=stages, blocks=blocks, wm=wm, wn=wn)
 
 
-# In the order of promise. SHIPPED: the first whose least count of 128 x 128 tiles a product has.
+# Most promising first. SHIPPED: (least number of 128 x 128 tiles, configuration), the first that fits wins.
 FMA_CANDIDATES = (
     _fma(2, 4, 3, 2),
     _fma(2, 4, 4, 2),
@@ -85,7 +79,7 @@ SHIPPED = {
 
 
 def CANDIDATES(dtype: torch.dtype, precision: str = "ieee") -> tuple[Config, ...]:
-    """The configurations worth timing for a dtype and precision."""
+    """Return the configurations worth timing for a dtype and precision."""
     return FMA_CANDIDATES if _arithmetic(dtype, precision) == "ieee" else MMA_CANDIDATES
 
 
@@ -95,9 +89,9 @@ def _arithmetic(dtype: torch.dtype, precision: str) -> str:
 
 @cache
 def source(kind: str, dtype: torch.dtype, config: Config, a_mode: int, b_mode: int) -> CudaSource:
-    """One program: its tile, element type and the order in which its operands are stored."""
+    """Return one program: a tile, an element type, and the storage orders of both operands."""
     defines = {
-        "WEFT_T": TYPES[dtype],
+        "WEFT_T": CUDA_TYPES[dtype],
         "WARPS_M": config.warps_m,
         "WARPS_N": config.warps_n,
         "STAGES": config.stages,
@@ -107,7 +101,7 @@ def source(kind: str, dtype: torch.dtype, config: Config, a_mode: int, b_mode: i
     }
     if kind == "mma":
         defines |= {"WM": config.wm, "WN": config.wn}
-    named = str(dtype).removeprefix("torch.")
+    named = dtype_name(dtype)
     rows, columns = config.tile
     return CudaSource(
         file=Path(__file__).with_name("matmul_fp32.cu" if kind == "fma" else "matmul_mma.cu"),
@@ -117,7 +111,7 @@ def source(kind: str, dtype: torch.dtype, config: Config, a_mode: int, b_mode: i
     )
 
 
-def _shared_bytes(kind: str, config: Config) -> int:
+def _smem_bytes(kind: str, config: Config) -> int:
     rows, columns = config.tile
     if kind == "mma":
         return config.stages * 128 * (rows + columns)
@@ -125,7 +119,7 @@ def _shared_bytes(kind: str, config: Config) -> int:
 
 
 def _mode(kind: str, x: torch.Tensor, k_stride: int, stride: int) -> int:
-    """How the kernel reads an operand: the numbers of ``Mode`` in its .cu file."""
+    """Return how the kernel reads an operand: the numbers of ``Mode`` in its .cu file."""
     aligned = x.data_ptr() % 16 == 0
     by_k = k_stride == 1 and aligned and stride * x.element_size() % 16 == 0
     across = stride == 1 and aligned and k_stride * x.element_size() % 16 == 0
@@ -146,8 +140,8 @@ def forward_with(
     a_mode = _mode(kind, a, a.stride(1), a.stride(0))
     b_mode = _mode(kind, b, b.stride(0), b.stride(1))
     rows, columns = config.tile
-    together = 4 if kind == "fma" else 2
-    wide = n % together == 0 and c.data_ptr() % (together * c.element_size()) == 0
+    store_width = 4 if kind == "fma" else 2  # elements
+    wide = n % store_width == 0 and c.data_ptr() % (store_width * c.element_size()) == 0
     source(kind, a.dtype, config, a_mode, b_mode)["matmul"](
         -(-m // rows) * -(-n // columns),
         config.threads,
@@ -160,28 +154,31 @@ def forward_with(
         *a.stride(),
         *b.stride(),
         int(wide),
-        shared=_shared_bytes(kind, config),
+        shared=_smem_bytes(kind, config),
     )
     return c
 
 
 @cache
-def _room(kind: str) -> float:
-    """Bytes of shared memory that a block may have; no limit where nothing is launched (meta)."""
-    known = machine.query("cuda").shared_per_block_optin if kind == "cuda" else None
-    return known or float("inf")
+def _max_smem(device_type: str) -> float:
+    """Return the shared memory limit of a block in bytes; no limit where nothing is launched (meta)."""
+    limit = machine.query("cuda").shared_per_block_optin if device_type == "cuda" else None
+    return limit or float("inf")
 
 
 def choose(a: torch.Tensor, b: torch.Tensor, precision: str) -> Config:
-    """The configuration shipped for a product of this size and dtype, of those that the device has
-    the shared memory for: the widest tile takes 192 KiB, and an sm_80 gives a block 163."""
+    """Return the configuration shipped for a product of this size and dtype.
+
+    Configurations that need more shared memory than a block may have are skipped: the widest tile takes
+    192 KiB, and sm_80 gives a block 163 KiB.
+    """
     tiles = -(-a.shape[0] // 128) * -(-b.shape[1] // 128)
     kind = "fma" if (arithmetic := _arithmetic(a.dtype, precision)) == "ieee" else "mma"
-    room = _room(a.device.type)
+    max_smem = _max_smem(a.device.type)
     return next(
         config
         for least, config in SHIPPED[arithmetic]
-        if tiles >= least and _shared_bytes(kind, config) <= room
+        if tiles >= least and _smem_bytes(kind, config) <= max_smem
     )
 
 
@@ -189,28 +186,18 @@ def forward(a: torch.Tensor, b: torch.Tensor, *, precision: str = "ieee") -> tor
     return forward_with(choose(a, b, precision), a, b, precision=precision)
 
 
-def backward(
-    grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, precision: str = "ieee"
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """da = grad @ b^T and db = a^T @ grad: views, read by the kernels as they are stored."""
-    return (
-        forward(grad, b.t(), precision=precision),
-        forward(a.t(), grad, precision=precision),
-    )
-
-
-def _specimens() -> tuple[CudaSource, ...]:
-    """Forward, both products of a backward, and any strides, for each program shipped."""
-    found = []
-    for dtype in TYPES:
+def _aot_kernels() -> tuple[CudaSource, ...]:
+    """Return forward, both products of a backward, and any strides, for each program shipped."""
+    aot_kernels = []
+    for dtype in FLOAT_DTYPES:
         for precision in ("ieee", "tf32") if dtype == torch.float32 else ("ieee",):
             kind = "fma" if _arithmetic(dtype, precision) == "ieee" else "mma"
             large, *rest = (config for _, config in SHIPPED[_arithmetic(dtype, precision)])
             row_major = (0, 2) if kind == "fma" else (0, 1)
             others = ((0, 0), (2, 2), (1, 1)) if kind == "fma" else ((0, 0), (1, 1), (2, 3))
-            found += [source(kind, dtype, large, *modes) for modes in (row_major, *others)]
-            found += [source(kind, dtype, config, *row_major) for config in rest]
-    return tuple(found)
+            aot_kernels += [source(kind, dtype, large, *modes) for modes in (row_major, *others)]
+            aot_kernels += [source(kind, dtype, config, *row_major) for config in rest]
+    return tuple(aot_kernels)
 
 
 IMPLEMENTATION = Implementation(
@@ -218,7 +205,7 @@ IMPLEMENTATION = Implementation(
     name="cuda",
     backend="cuda",
     forward=forward,
-    backward=backward,
-    specimens=_specimens(),
+    backward=backward_by(forward),
+    aot_kernels=_aot_kernels(),
     idea="asynchronous copies ahead, 8 x 8 of c a thread (fma) or 64 x 64 a warp (mma.sync)",
 )

@@ -7,18 +7,18 @@ import torch
 from weft.core import YES, Case, Implementation, Support, no
 from weft.ops.matmul.spec import sizes
 
-PIECE = 1 << 22  # products held at once: 16 MiB in float32
-MOST = 1 << 27  # M N K, and with it the number of products made: 512 MiB written and read again
+MAX_PRODUCTS_AT_ONCE = 1 << 22  # 16 MiB in float32
+MAX_PRODUCTS = 1 << 27  # M N K: 512 MiB written and read again
 
 
 def forward(a: torch.Tensor, b: torch.Tensor, *, precision: str = "ieee") -> torch.Tensor:
     (m, k), n = a.shape, b.shape[1]
-    # Widened once, outside the pieces, so that gradients too are summed in float32.
+    # Converted once, outside the pieces, so that autograd too sums gradients in float32.
     wide_a, wide_b = a.float(), b.float()
     if m == 0 or n == 0:
         return _sum_of_products(wide_a, wide_b).to(a.dtype)
-    columns = min(n, max(1, PIECE // max(k, 1)))
-    rows = max(1, PIECE // max(k * columns, 1))
+    columns = min(n, max(1, MAX_PRODUCTS_AT_ONCE // max(k, 1)))
+    rows = max(1, MAX_PRODUCTS_AT_ONCE // max(k * columns, 1))
     strips = [
         torch.cat([_sum_of_products(x, y) for y in wide_b.split(columns, dim=1)], dim=1)
         for x in wide_a.split(rows)
@@ -32,8 +32,8 @@ def _sum_of_products(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def supports(case: Case, device: str) -> Support:
     m, n, k = sizes(case)
-    if m * n * k > MOST:
-        return no(f"eager makes all {m * n * k} products one by one (limit {MOST}); use torch")
+    if m * n * k > MAX_PRODUCTS:
+        return no(f"eager computes all {m * n * k} products one by one (limit {MAX_PRODUCTS}); use torch")
     if case.params.get("precision") == "tf32" and device == "cpu":
         return no("a CPU has no tf32; use precision='ieee' there")
     return YES

@@ -8,20 +8,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from weft.backends.numba_jit import SIMULATED, NumbaSpecimen, array, cuda, launch, numba
+from weft.backends.numba_jit import SIMULATED, NumbaAotKernel, array, cuda, launch, numba
 from weft.core import YES, Case, Implementation, Support, no
-from weft.ops.matmul.spec import sizes
+from weft.ops._common.numba_parallel import parallel_implementation
+from weft.ops.matmul.spec import backward_by, sizes
 
-# Threads a side of a block, and the tile's side. The simulator runs each as a thread of the host.
+# Threads per side of a block, which is the tile's side. The simulator runs each as a thread of the host.
 SIDE = 8 if SIMULATED else 16
-TOY = 1 << 12  # multiply-adds that the simulator is given: it makes a few thousand a second
+MAX_SIMULATED = 1 << 12  # multiply-adds: the simulator computes a few thousand per second
 DEPTH = 128  # rows of b packed at once; a multiple of 4
 
 
 @cuda.jit
 def matmul_tiles(a, b, c):
-    # a: (M, K), b: (K, N), c: (M, N), float32, any strides. A block brings 16 x 16 of a and of b
-    # into shared memory for its 16 x 16 of c: every factor is read from memory 16 times less often.
+    # a: (M, K), b: (K, N), c: (M, N), float32, any strides. A block loads 16 x 16 of a and of b into shared
+    # memory for its 16 x 16 of c: each factor is read from global memory 16 times less often.
     a_tile = cuda.shared.array((SIDE, SIDE), numba.float32)
     b_tile = cuda.shared.array((SIDE, SIDE), numba.float32)
     x, y = cuda.threadIdx.x, cuda.threadIdx.y
@@ -35,13 +36,13 @@ def matmul_tiles(a, b, c):
         cuda.syncthreads()
         for k in range(SIDE):
             total += a_tile[y, k] * b_tile[k, x]
-        cuda.syncthreads()
+        cuda.syncthreads()  # the next step overwrites both tiles
     if row < c.shape[0] and column < c.shape[1]:
         c[row, column] = total
 
 
 def _array(x: torch.Tensor) -> Any:
-    """An operand as it is stored; the simulator alone takes none with gaps between its elements."""
+    """Return an operand as it is stored. Only the simulator needs a copy of one with gaps in memory."""
     return array(x.contiguous() if SIMULATED and 1 not in x.stride() else x)
 
 
@@ -50,43 +51,38 @@ def forward(a: torch.Tensor, b: torch.Tensor, *, precision: str = "ieee") -> tor
     if 0 in (m, n, k):
         return a.new_zeros(m, n)
     c = a.new_empty(m, n)
+    # x runs along the columns of c, so that neighbouring threads read neighbouring elements of b.
     grid = (-(-n // SIDE), -(-m // SIDE))
     launch(matmul_tiles, grid, (SIDE, SIDE), _array(a), _array(b), array(c))
     return c
 
 
-def backward(
-    grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, precision: str = "ieee"
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return forward(grad, b.t()), forward(a.t(), grad)
-
-
 def supports(case: Case, device: str) -> Support:
     if case.dtype != "float32" or case.params.get("precision") == "tf32":
-        return no(
-            "numba.cuda reaches no tensor core and is written for float32; use triton or cuda"
-        )
+        return no("numba.cuda reaches no tensor core and is written for float32; use triton or cuda")
     m, n, k = sizes(case)
-    if device == "cpu" and SIMULATED and m * n * k > TOY:
-        return no(f"{m * n * k} multiply-adds are too many to simulate (limit {TOY}); needs a GPU")
+    if device == "cpu" and SIMULATED and m * n * k > MAX_SIMULATED:
+        return no(f"{m * n * k} multiply-adds are too many to simulate (limit {MAX_SIMULATED}); needs a GPU")
     return YES
 
 
 @cache
 def _parallel() -> Any:
-    """matmul_parallel compiled once for every stride order: packing reads what lies apart."""
+    """Compile matmul_parallel once for every stride order: packing handles any strides."""
     signature = "void(float32[:, :], float32[:, :], float32[:, ::1])"
+    # "contract" alone allows fused multiply-adds. Full fastmath would assume that there are no NaN.
     return numba.njit(signature, parallel=True, fastmath={"contract"})(matmul_parallel)
 
 
 def matmul_parallel(a, b, c):
     # a: (M, K), b: (K, N), any strides; c: (M, N) of zeros; float32. DEPTH rows of b at a time are
-    # packed, with 0 beyond K, and each strip of 4 rows of c adds their share, summed apart first:
-    # so errors grow with DEPTH and with the number of packs, not with K.
+    # packed, with 0 beyond K. Each strip of 4 rows of c sums their products separately and then adds them:
+    # errors grow with DEPTH and with the number of packs, not with K.
     m, k = a.shape
     n = b.shape[1]
     for start in range(0, k, DEPTH):
         stop = min(start + DEPTH, k)
+        # Packing makes the inner loop contiguous for any strides of b; zeros beyond K add nothing.
         panel = np.zeros((DEPTH, n), np.float32)
         panel[: stop - start] = b[start:stop]
         for strip in numba.prange((m + 3) // 4):
@@ -103,8 +99,9 @@ def matmul_parallel(a, b, c):
 
 @numba.njit(fastmath={"contract"}, cache=False)
 def add_products(total, a, b):
-    """total (4, N) += a (4, DEPTH) @ b (DEPTH, N): 16 multiply-adds to 4 + 4 vectors read."""
+    """Add a (4, DEPTH) @ b (DEPTH, N) to total (4, N): 16 multiply-adds per 4 + 4 vectors read."""
     for k in range(0, DEPTH, 4):
+        # Four rows of c share the four rows of b that were just loaded, in order of k within each element.
         for r in range(4):
             a0, a1, a2, a3 = a[r, k], a[r, k + 1], a[r, k + 2], a[r, k + 3]
             for j in range(total.shape[1]):
@@ -120,29 +117,15 @@ def forward_parallel(a: torch.Tensor, b: torch.Tensor, *, precision: str = "ieee
     return c
 
 
-def backward_parallel(
-    grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, precision: str = "ieee"
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return forward_parallel(grad, b.t()), forward_parallel(a.t(), grad)
-
-
-def supports_parallel(case: Case, device: str) -> Support:
-    if case.dtype != "float32":
-        return no(f"numba compiles no {case.dtype} arithmetic for a CPU; use float32")
-    if case.params.get("precision") == "tf32":
-        return no("a CPU has no tf32; use precision='ieee' there")
-    return YES
-
-
 IMPLEMENTATION = Implementation(
     operator="matmul",
     name="numba",
     backend="numba",
     forward=forward,
-    backward=backward,
+    backward=backward_by(forward),
     supports=supports,
-    specimens=(
-        NumbaSpecimen(
+    aot_kernels=(
+        NumbaAotKernel(
             label="matmul_tiles-float32",
             kernel=matmul_tiles,
             signature=", ".join(["float32[:, :]"] * 3),
@@ -150,13 +133,9 @@ IMPLEMENTATION = Implementation(
     ),
     idea="16 x 16 tiles in shared memory",
 )
-PARALLEL = Implementation(
-    operator="matmul",
-    name="numba/parallel",
-    backend="numba",
-    forward=forward_parallel,
-    backward=backward_parallel,
-    supports=supports_parallel,
-    idea="njit(parallel=True): strips of 4 rows, packed rows of b",
-    devices=("cpu",),
+PARALLEL = parallel_implementation(
+    "matmul",
+    forward_parallel,
+    backward_by(forward_parallel),
+    "njit(parallel=True): strips of 4 rows, packed rows of b",
 )

@@ -1,28 +1,28 @@
-"""The matrix product in Triton: one kernel reads tiles by tensor descriptors, one by pointers.
+"""The matrix product in Triton: one kernel loads tiles by tensor descriptors, one by pointers.
 
-Both walk the tiles of c in bands of GROUP rows of tiles, so that the tiles in flight at one time
-share their rows of a and columns of b in the L2 cache. Triton 3.6's warp specialisation does not
-compile for the first on sm_90 (its pass knows neither the split tile nor the store): not used.
+Both take the tiles of c in bands of GROUP rows of tiles, so that the tiles in flight at one time share rows
+of a and columns of b in the L2 cache. Triton 3.6's warp specialisation does not compile the first kernel for
+sm_90: its pass supports neither the split tile nor the store. It is not used.
 """
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 
-from weft.backends.triton_jit import INTERPRETED, TritonSpecimen, tl, triton
+from weft.backends.triton_jit import INTERPRETED, TritonAotKernel, tl, triton
 from weft.core import YES, Case, Implementation, Support, no
-from weft.ops.matmul.triton_configs import CANDIDATES, DIRECT, SHIPPED, Config
+from weft.machine.device_limits import has_tma, num_sms
+from weft.ops.matmul.spec import backward_by
+from weft.ops.matmul.triton_configs import CANDIDATES, SHIPPED, WITHOUT_DESCRIPTORS, Config
 
 __all__ = ["CANDIDATES", "IMPLEMENTATION", "forward_with"]
 
-DESCRIPTOR_ARCH = 90  # the first with the copy engine that reads tensor descriptors
+DESCRIPTOR_ARCH = 90  # the first with TMA, which reads tensor descriptors
 
 
 @triton.jit
-def tile_place(tile, row_tiles, column_tiles, GROUP: tl.constexpr):
-    """(row, column) of a tile, counted down bands of GROUP rows, each band column by column."""
+def tile_position(tile, row_tiles, column_tiles, GROUP: tl.constexpr):
+    """Return (row, column) of a tile, in tiles: bands of GROUP rows, each column by column."""
     in_band = GROUP * column_tiles
     band = tile // in_band
     first = band * GROUP
@@ -39,8 +39,8 @@ def matmul_descriptors(
     m,
     n,
     k,
-    A_TURNED: tl.constexpr,
-    B_TURNED: tl.constexpr,
+    A_TRANSPOSED: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -49,35 +49,35 @@ def matmul_descriptors(
     FLATTEN: tl.constexpr,
     TF32: tl.constexpr,
 ):
-    # a: (M, K), or stored (K, M) where A_TURNED; b: (K, N), or stored (N, K) where B_TURNED;
-    # c: (M, N). A program takes tiles pid, pid + programs, ... Beyond the edges a descriptor reads
-    # 0 and writes nothing. HALVES stores a tile as two: its staging needs half the shared memory.
+    # a: (M, K), or stored as (K, M) if A_TRANSPOSED; b: (K, N), or stored as (N, K) if B_TRANSPOSED; c: (M,
+    # N). Persistent: a program takes tiles pid, pid + programs, ... Beyond the edges a descriptor reads 0
+    # and writes nothing. HALVES stores a tile in two parts: the staging of stores needs half the shared
+    # memory.
     PRECISION: tl.constexpr = "tf32" if TF32 else "ieee"
     row_tiles = tl.cdiv(m, BM)
     column_tiles = tl.cdiv(n, BN)
     k_tiles = tl.cdiv(k, BK)
     first = tl.program_id(0)
-    # Counted apart from the loop's own variable: when FLATTEN makes one loop of the two, the next
-    # tile's loads are issued before this tile is stored, and each needs its own place.
+    # A second counter beside the loop variable: when FLATTEN merges the two loops, the loads of the next tile
+    # are issued before this tile is stored, so that loads and stores need a position each.
     stored = first - tl.num_programs(0)
     for tile in tl.range(first, row_tiles * column_tiles, tl.num_programs(0), flatten=FLATTEN):
-        row, column = tile_place(tile, row_tiles, column_tiles, GROUP)
+        row, column = tile_position(tile, row_tiles, column_tiles, GROUP)
         acc = tl.zeros((BM, BN), dtype=tl.float32)
         for i in range(k_tiles):
-            if A_TURNED:  # noqa: SIM108 - Triton's own conditional, on a constant
+            if A_TRANSPOSED:
                 a = a_desc.load([i * BK, row * BM]).T
             else:
                 a = a_desc.load([row * BM, i * BK])
-            if B_TURNED:
+            if B_TRANSPOSED:
                 b = b_desc.load([column * BN, i * BK]).T
             else:
                 b = b_desc.load([i * BK, column * BN])
             acc = tl.dot(a, b, acc, input_precision=PRECISION)
         stored += tl.num_programs(0)
-        row, column = tile_place(stored, row_tiles, column_tiles, GROUP)
+        row, column = tile_position(stored, row_tiles, column_tiles, GROUP)
         if HALVES:
-            both = tl.permute(tl.reshape(acc, (BM, 2, BN // 2)), (0, 2, 1))
-            left, right = tl.split(both)
+            left, right = tl.split(tl.permute(tl.reshape(acc, (BM, 2, BN // 2)), (0, 2, 1)))
             c_desc.store([row * BM, column * BN], left.to(c_desc.dtype))
             c_desc.store([row * BM, column * BN + BN // 2], right.to(c_desc.dtype))
         else:
@@ -102,75 +102,61 @@ def matmul_pointers(
     GROUP: tl.constexpr,
     TF32: tl.constexpr,
 ):
-    # a: (M, K) and b: (K, N) by row and column strides in elements, whatever they are; c: (M, N)
-    # contiguous. One tile of c a program. Factors beyond an edge are read as 0.
+    # a: (M, K) and b: (K, N) by any row and column strides, in elements; c: (M, N) contiguous. One tile of c
+    # per program. Masked loads read 0 beyond an edge.
     PRECISION: tl.constexpr = "tf32" if TF32 else "ieee"
-    row, column = tile_place(tl.program_id(0), tl.cdiv(m, BM), tl.cdiv(n, BN), GROUP)
+    row, column = tile_position(tl.program_id(0), tl.cdiv(m, BM), tl.cdiv(n, BN), GROUP)
     rows = row * BM + tl.arange(0, BM)
     columns = column * BN + tl.arange(0, BN)
     inner = tl.arange(0, BK)
-    # 64 bits: a row's number times its stride passes 2^31 in a large matrix.
-    a_at = a_ptr + rows.to(tl.int64)[:, None] * a_row + inner.to(tl.int64)[None, :] * a_column
-    b_at = b_ptr + inner.to(tl.int64)[:, None] * b_row + columns.to(tl.int64)[None, :] * b_column
+    # 64 bits: row index times stride exceeds 2^31 in a large matrix.
+    a_ptrs = a_ptr + rows.to(tl.int64)[:, None] * a_row + inner.to(tl.int64)[None, :] * a_column
+    b_ptrs = b_ptr + inner.to(tl.int64)[:, None] * b_row + columns.to(tl.int64)[None, :] * b_column
     acc = tl.zeros((BM, BN), dtype=tl.float32)
     for i in range(tl.cdiv(k, BK)):
-        left = k - i * BK
-        a = tl.load(a_at, mask=(rows[:, None] < m) & (inner[None, :] < left), other=0.0)
-        b = tl.load(b_at, mask=(inner[:, None] < left) & (columns[None, :] < n), other=0.0)
+        k_left = k - i * BK
+        a = tl.load(a_ptrs, mask=(rows[:, None] < m) & (inner[None, :] < k_left), other=0.0)
+        b = tl.load(b_ptrs, mask=(inner[:, None] < k_left) & (columns[None, :] < n), other=0.0)
         acc = tl.dot(a, b, acc, input_precision=PRECISION)
-        a_at += BK * tl.cast(a_column, tl.int64)
-        b_at += BK * tl.cast(b_row, tl.int64)
-    c_at = c_ptr + rows.to(tl.int64)[:, None] * n + columns[None, :]
+        a_ptrs += BK * tl.cast(a_column, tl.int64)
+        b_ptrs += BK * tl.cast(b_row, tl.int64)
+    c_ptrs = c_ptr + rows.to(tl.int64)[:, None] * n + columns[None, :]
     inside = (rows[:, None] < m) & (columns[None, :] < n)
-    tl.store(c_at, acc.to(c_ptr.dtype.element_ty), mask=inside)
+    tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=inside)
 
 
 def choose(a: torch.Tensor, b: torch.Tensor, precision: str) -> Config:
-    """The configuration shipped for a product of this size, dtype and memory."""
+    """Return the configuration shipped for a product of this size, dtype and memory layout."""
     kind = precision if a.dtype == torch.float32 else "half"
     tiles = triton.cdiv(a.shape[0], 128) * triton.cdiv(b.shape[1], 128)
     chosen = next(config for least, config in SHIPPED[kind] if tiles >= least)
     if chosen.descriptors and not descriptors_fit(a, b):
-        chosen = next(config for least, config in DIRECT[kind] if tiles >= least)
+        chosen = next(config for least, config in WITHOUT_DESCRIPTORS[kind] if tiles >= least)
     return chosen
 
 
 def descriptors_fit(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether device, addresses and strides let the copy engine read a and b and write c."""
-    if not INTERPRETED and not _copies_tiles(a.device):
+    """True if device, addresses and strides let TMA read a and b and write c."""
+    if not INTERPRETED and not has_tma(a.device):
         return False
-    return b.shape[1] * b.element_size() % 16 == 0 and all(_regular(x) for x in (a, b))
+    return b.shape[1] * b.element_size() % 16 == 0 and all(_has_aligned_rows(x) for x in (a, b))
 
 
-def _regular(x: torch.Tensor) -> bool:
-    """One stride is 1 and the other a multiple of 16 bytes that lets no two rows overlap."""
+def _has_aligned_rows(x: torch.Tensor) -> bool:
+    """True if one stride is 1, and the other a multiple of 16 bytes without overlapping rows."""
     if x.data_ptr() % 16:
         return False
-    (rows, columns), (down, across) = x.shape, x.stride()
-    pitch, row = (down, columns) if across == 1 else (across, rows)
-    return 1 in (down, across) and pitch >= row and pitch * x.element_size() % 16 == 0
-
-
-@cache
-def _copies_tiles(device: torch.device) -> bool:
-    """Whether the device has the copy engine, and room for the tiles in flight."""
-    major, minor = torch.cuda.get_device_capability(device)
-    held = triton.runtime.driver.active.utils.get_device_properties(device.index)
-    return major * 10 + minor >= DESCRIPTOR_ARCH and held["max_shared_mem"] >= 227 * 1024
-
-
-@cache
-def _multiprocessors(device: torch.device) -> int:
-    if device.type == "cpu":
-        return 3  # interpreted: few programs, so that each takes several tiles
-    return torch.cuda.get_device_properties(device).multi_processor_count
+    (rows, columns), strides = x.shape, x.stride()
+    pitch, length = (strides[0], columns) if strides[1] == 1 else (strides[1], rows)
+    return 1 in strides and pitch >= length and pitch * x.element_size() % 16 == 0
 
 
 def forward_with(
     config: Config, a: torch.Tensor, b: torch.Tensor, *, precision: str = "ieee"
 ) -> torch.Tensor:
-    """a (M, K) @ b (K, N) by one configuration; M, N and K may be 0."""
+    """Return a (M, K) @ b (K, N), computed with one configuration; M, N and K may be 0."""
     (m, k), n = a.shape, b.shape[1]
+    # An empty sum is 0: for K = 0 c is a matrix of zeros.
     if 0 in (m, n, k):
         return a.new_zeros(m, n)
     c = a.new_empty(m, n)
@@ -180,9 +166,11 @@ def forward_with(
     if not config.descriptors:
         matmul_pointers[(tiles,)](a, b, c, m, n, k, *a.stride(), *b.stride(), **shape, **launch)
         return c
-    programs = min(tiles, _multiprocessors(a.device)) if config.persistent else tiles
-    a_desc, a_turned = _descriptor(a, config.bm, config.bk)
-    b_desc, b_turned = _descriptor(b, config.bk, config.bn)
+    # In the interpreter 3 programs suffice to run the persistent loop several times.
+    programs = min(tiles, num_sms(a.device, interpreted=3)) if config.persistent else tiles
+    # A transposed operand is described as it is stored: TMA needs adjacent elements in the last dimension.
+    a_desc, a_transposed = _descriptor(a, config.bm, config.bk)
+    b_desc, b_transposed = _descriptor(b, config.bk, config.bn)
     c_desc, _ = _descriptor(c, config.bm, config.bn // 2 if config.halves else config.bn)
     matmul_descriptors[(programs,)](
         a_desc,
@@ -191,8 +179,8 @@ def forward_with(
         m,
         n,
         k,
-        A_TURNED=a_turned,
-        B_TURNED=b_turned,
+        A_TRANSPOSED=a_transposed,
+        B_TRANSPOSED=b_transposed,
         HALVES=config.halves,
         FLATTEN=config.flatten,
         **shape,
@@ -202,28 +190,18 @@ def forward_with(
 
 
 def _descriptor(x: torch.Tensor, rows: int, columns: int) -> tuple[object, bool]:
-    """A descriptor of x in blocks of rows x columns, and whether x is stored turned."""
+    """Return a descriptor of x in blocks of rows x columns, and True if x is stored transposed."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    turned = x.stride(1) != 1
-    if turned:
+    transposed = x.stride(1) != 1
+    if transposed:
         x, rows, columns = x.t(), columns, rows
     pitch = [x.stride(0), 1]
-    return TensorDescriptor(x, list(x.shape), pitch, [rows, columns]), turned
+    return TensorDescriptor(x, list(x.shape), pitch, [rows, columns]), transposed
 
 
 def forward(a: torch.Tensor, b: torch.Tensor, *, precision: str = "ieee") -> torch.Tensor:
     return forward_with(choose(a, b, precision), a, b, precision=precision)
-
-
-def backward(
-    grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, precision: str = "ieee"
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """da = grad @ b^T and db = a^T @ grad: views, read by the kernels as they are stored."""
-    return (
-        forward(grad, b.t(), precision=precision),
-        forward(a.t(), grad, precision=precision),
-    )
 
 
 def supports(case: Case, device: str) -> Support:
@@ -232,37 +210,34 @@ def supports(case: Case, device: str) -> Support:
     return YES
 
 
-def _specimens() -> tuple[TritonSpecimen, ...]:
-    found: list[TritonSpecimen] = []
-    for config in dict.fromkeys(c for _, c in SHIPPED["half"] + DIRECT["half"]):
-        found += [
-            _specimen(config, t, "ieee", turned) for t in ("bf16", "fp16") for turned in ("",)
-        ]
+def _aot_kernels() -> tuple[TritonAotKernel, ...]:
+    aot_kernels: list[TritonAotKernel] = []
+    for config in dict.fromkeys(c for _, c in SHIPPED["half"] + WITHOUT_DESCRIPTORS["half"]):
+        aot_kernels += [_aot_kernel(config, dtype, "ieee", "") for dtype in ("bf16", "fp16")]
     wide = SHIPPED["half"][0][1]
-    found += [_specimen(wide, "bf16", "ieee", turned) for turned in ("a", "b")]
+    aot_kernels += [_aot_kernel(wide, "bf16", "ieee", transposed) for transposed in ("a", "b")]
     for precision in ("tf32", "ieee"):
-        for config in dict.fromkeys(c for _, c in SHIPPED[precision] + DIRECT[precision]):
-            found.append(_specimen(config, "fp32", precision, ""))
-    return tuple(found)
+        for config in dict.fromkeys(c for _, c in SHIPPED[precision] + WITHOUT_DESCRIPTORS[precision]):
+            aot_kernels.append(_aot_kernel(config, "fp32", precision, ""))
+    return tuple(aot_kernels)
 
 
-def _specimen(config: Config, dtype: str, precision: str, turned: str) -> TritonSpecimen:
-    """What a product of sizes divisible by 16 compiles; ``turned``: the operands stored turned."""
+def _aot_kernel(config: Config, dtype: str, precision: str, transposed: str) -> TritonAotKernel:
+    """Return the kernel for sizes divisible by 16; ``transposed`` names the operands stored transposed."""
     bm, bn, bk = config.bm, config.bn, config.bk
     signature: dict[str, object] = {"m": "i32:16", "n": "i32:16", "k": "i32:16"}
     if config.descriptors:
         stored = bn // 2 if config.halves else bn
         blocks = {
-            "a_desc": (bk, bm) if "a" in turned else (bm, bk),
-            "b_desc": (bn, bk) if "b" in turned else (bk, bn),
+            "a_desc": (bk, bm) if "a" in transposed else (bm, bk),
+            "b_desc": (bn, bk) if "b" in transposed else (bk, bn),
             "c_desc": (bm, stored),
         }
         described = {
-            name: f"tensordesc<{dtype}[{rows}, {columns}]>"
-            for name, (rows, columns) in blocks.items()
+            name: f"tensordesc<{dtype}[{rows}, {columns}]>" for name, (rows, columns) in blocks.items()
         }
         signature = {**described, **signature}
-        signature |= {"A_TURNED": "a" in turned, "B_TURNED": "b" in turned}
+        signature |= {"A_TRANSPOSED": "a" in transposed, "B_TRANSPOSED": "b" in transposed}
         signature |= {"HALVES": config.halves, "FLATTEN": config.flatten}
     else:
         pointers = {f"{name}_ptr": f"*{dtype}" for name in "abc"}
@@ -273,8 +248,8 @@ def _specimen(config: Config, dtype: str, precision: str, turned: str) -> Triton
     order = {name: signature[name] for name in kernel.arg_names}
     names = [precision if dtype == "fp32" else dtype, f"{bm}x{bn}x{bk}x{config.stages}"]
     names.append("descriptors" if config.descriptors else "pointers")
-    names += [f"{turned}-turned"] if turned else []
-    return TritonSpecimen(
+    names += [f"{transposed}-transposed"] if transposed else []
+    return TritonAotKernel(
         label="-".join(names),
         kernel=kernel,
         signature=order,
@@ -289,8 +264,8 @@ IMPLEMENTATION = Implementation(
     name="triton",
     backend="triton",
     forward=forward,
-    backward=backward,
+    backward=backward_by(forward),
     supports=supports,
-    specimens=_specimens(),
+    aot_kernels=_aot_kernels(),
     idea="tensor cores fed by the copy engine, one program a multiprocessor",
 )

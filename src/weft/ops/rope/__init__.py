@@ -1,10 +1,10 @@
-"""Rotary position embedding; see README.md beside this for the ways and their figures."""
+"""Rotary position embedding; README.md has its implementations and times."""
 
 from __future__ import annotations
 
 import torch
 
-from weft.ops._shared.public import Schema, call, register
+from weft.dispatch.operator import Schema, call, register
 from weft.ops.rope.spec import check_arguments
 
 

@@ -1,22 +1,22 @@
 // Rotary embedding: each pair (a, b) of a head's elements becomes (a c - b s, b c + a s).
 //
-// A thread has N elements of the first half of a row and N of the second (INTERLEAVED: 2N in a
-// row), of HEADS heads at one position: cosines and sines are read once for all of them, and all
-// rows are loaded before the first is turned. ACCESS elements move at a time. Bytes: x read, y
-// written, the tables once for HEADS heads.
+// A thread has N elements of the first half of a row and N of the second (INTERLEAVED: 2N adjacent ones), of
+// HEADS heads at one position. It reads cosines and sines once for all of these heads, and loads all rows
+// before it rotates the first: 2 HEADS loads of 16 bytes are in flight. Arithmetic is in float, with one
+// rounding at the end. Bytes: x read, y written, the tables once for HEADS heads.
 #include "numeric.cuh"
 
-#ifndef ACCESS
-#define ACCESS (16 / sizeof(WEFT_T))
+#ifndef VEC_WIDTH
+#define VEC_WIDTH (16 / sizeof(WEFT_T))
 #endif
 #ifndef INTERLEAVED
 #define INTERLEAVED 0
 #endif
 constexpr int THREADS = 128, HEADS = 4;
 // Elements of each half: an access of each, or one access that holds both.
-constexpr int N = INTERLEAVED && ACCESS > 1 ? ACCESS / 2 : ACCESS;
-constexpr int BYTES = ACCESS * sizeof(WEFT_T), WORDS = BYTES < 4 ? 1 : BYTES / 4;
-constexpr int ACCESSES = 2 * N / ACCESS;
+constexpr int N = INTERLEAVED && VEC_WIDTH > 1 ? VEC_WIDTH / 2 : VEC_WIDTH;
+constexpr int BYTES = VEC_WIDTH * sizeof(WEFT_T), WORDS = BYTES < 4 ? 1 : BYTES / 4;
+constexpr int ACCESSES = 2 * N / VEC_WIDTH;
 constexpr int F = N < 4 ? N : 4;  // of the tables, which are 16-byte aligned, at a time
 using Floats = Vector<float, F>;
 template <int BYTES> struct Word { using type = unsigned; };
@@ -25,14 +25,14 @@ struct alignas(BYTES) Pack {
   Word<BYTES>::type word[WORDS];
 };
 
-// Where a thread's access number k begins in a row, its first element of a half being `i`.
+// Return the offset in a row of a thread's access number k; `i` is its first element of a half.
 __device__ __forceinline__ index_t begin(int k, index_t i, index_t half) {
-  return INTERLEAVED ? 2 * i + k * ACCESS : k * half + i;
+  return INTERLEAVED ? 2 * i + k * VEC_WIDTH : k * half + i;
 }
 
-// x: (all_heads / heads, heads, length, 2 half), elements side by side; cos, sin: (length, half);
-// y as x, contiguous; sign: 1, or -1 to turn back. Blocks of one group of HEADS heads stand side
-// by side.
+// x: (all_heads / heads, heads, length, 2 half) by strides, with adjacent elements; cos, sin: (length, half)
+// float; y: as x, contiguous; sign: 1, or -1 for the backward, which rotates by the negative angles. Blocks
+// of one group of HEADS heads are adjacent in the grid.
 extern "C" __global__ void __launch_bounds__(THREADS)
 rope_turn(const WEFT_T* __restrict__ x, const float* __restrict__ cos,
           const float* __restrict__ sin, WEFT_T* __restrict__ y, index_t all_heads, index_t heads,
@@ -47,6 +47,7 @@ rope_turn(const WEFT_T* __restrict__ x, const float* __restrict__ cos,
   Pack in[HEADS][ACCESSES];
 #pragma unroll
   for (int h = 0; h < HEADS; ++h) {
+    // Past the last head the last one is read again: a load without a branch. It is not written.
     const index_t head = min(first + h, all_heads - 1);
     const WEFT_T* row = x + head / heads * batch_stride + head % heads * head_stride + t * stride;
 #pragma unroll
@@ -64,17 +65,17 @@ rope_turn(const WEFT_T* __restrict__ x, const float* __restrict__ cos,
 #pragma unroll
   for (int h = 0; h < HEADS; ++h) {
     if (first + h >= all_heads) break;
-    WEFT_T was[2 * N], now[2 * N];
-    memcpy(was, in[h], sizeof(was));
+    WEFT_T elements[2 * N], rotated[2 * N];
+    memcpy(elements, in[h], sizeof(elements));
 #pragma unroll
     for (int j = 0; j < N; ++j) {
       const int p = INTERLEAVED ? 2 * j : j, q = INTERLEAVED ? 2 * j + 1 : N + j;
-      const float a = to_float(was[p]), b = to_float(was[q]);
-      now[p] = from_float<WEFT_T>(a * c[j] - b * s[j]);
-      now[q] = from_float<WEFT_T>(b * c[j] + a * s[j]);
+      const float a = to_float(elements[p]), b = to_float(elements[q]);
+      rotated[p] = from_float<WEFT_T>(a * c[j] - b * s[j]);
+      rotated[q] = from_float<WEFT_T>(b * c[j] + a * s[j]);
     }
     Pack out[ACCESSES];
-    memcpy(out, now, sizeof(now));
+    memcpy(out, rotated, sizeof(rotated));
 #pragma unroll
     for (int k = 0; k < ACCESSES; ++k)
       *reinterpret_cast<Pack*>(y + ((first + h) * length + t) * 2 * half + begin(k, i, half)) =

@@ -1,4 +1,4 @@
-"""Rotary position embedding: each pair of a head's elements is turned by its position's angle.
+"""Rotary position embedding: each pair of a head's elements is rotated by its position's angle.
 
 With a pair (a, b) and its angle's cosine c and sine s: (a c - b s, b c + a s). The pairs are (x[i],
 x[i + D/2]), as in Llama, or (x[2i], x[2i + 1]), as in GPT-J (``interleaved``). Source: Su et al.,
@@ -13,7 +13,7 @@ import torch
 
 from weft.core import Case, Cost, Input, Operator, WeftError, case
 from weft.core.cases import ITEMSIZE
-from weft.ops._shared import validate
+from weft.ops._common import validate
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -29,7 +29,7 @@ def reference(
 
 
 def save(inputs: tuple[Any, ...], output: Any) -> tuple[Any, ...]:
-    """The backward turns back by the same angles and needs no x."""
+    """Save the tables alone: the backward rotates by the negative angles and needs no x."""
     return inputs[1:]
 
 
@@ -38,24 +38,22 @@ def check_arguments(x: Any, cos: Any, sin: Any, *, interleaved: bool = False) ->
     for name, table in (("cos", cos), ("sin", sin)):
         validate.tensor("rope", name, table, ("float32",), dims=range(2, 3))
         if table.device != x.device:
-            raise WeftError(
-                f"rope: x and {name} on one device", expected=x.device, got=table.device
-            )
+            raise WeftError(f"rope: x and {name} on one device", expected=x.device, got=table.device)
     if x.shape[3] % 2:
         raise WeftError("rope: x.shape[3]", expected="an even head size", got=x.shape[3])
     for name, table in (("cos", cos), ("sin", sin)):
-        wanted = (x.shape[2], x.shape[3] // 2)
-        if tuple(table.shape) != wanted:
+        expected_shape = (x.shape[2], x.shape[3] // 2)
+        if tuple(table.shape) != expected_shape:
             raise WeftError(
                 f"rope: {name}.shape",
-                expected=f"(T, D/2) = {wanted}, since x is {tuple(x.shape)}",
+                expected=f"(T, D/2) = {expected_shape}, since x is {tuple(x.shape)}",
                 got=tuple(table.shape),
                 hint=f"{name}[:T, : D // 2], of the positions that x holds",
             )
 
 
 def cost(c: Case, direction: str) -> Cost:
-    """Either way: x (or the gradient) and both tables read once, as much as x written."""
+    """Both directions read x (or the gradient) and both tables once and write one tensor of x's size."""
     x, *tables = c.inputs
     size = x.numel * ITEMSIZE[x.dtype]
     read = x.nbytes if direction == "forward" else size
@@ -68,18 +66,19 @@ def _case(
     layout: str = "contiguous",
     values: str = "normal",
     interleaved: bool = False,
-    **more: Any,
+    **options: Any,
 ) -> Case:
-    """A case named by x alone: the tables follow from it."""
+    """Return a case named by x alone: the shapes of the tables follow from it."""
     x = Input(name="x", shape=shape, dtype=dtype, layout=layout, values=values)
     table = (shape[2], shape[3] // 2)
     name = case(x).name + ("-interleaved" if interleaved else "")
     tables = (Input(name=n, shape=table) for n in ("cos", "sin"))
-    return case(x, *tables, name=name, interleaved=interleaved, **more)
+    return case(x, *tables, name=name, interleaved=interleaved, **options)
 
 
 CHECKS = [
     *(_case(2, 3, 9, 16, dtype=d, interleaved=i) for d in DTYPES for i in (False, True)),
+    # Half of the head, 3, is odd: no vector of two or more elements fits.
     _case(1, 5, 7, 6),
     _case(1, 2, 5, 22, interleaved=True),
     *(
@@ -89,6 +88,7 @@ CHECKS = [
 ]
 EDGES = [
     *(_case(*s, tags="edge") for s in ((0, 2, 3, 4), (2, 3, 0, 4), (1, 1, 1, 2), (1, 2, 3, 0))),
+    # Heads as views of one product's output have such strides.
     *(_case(2, 3, 5, 16, layout=k, tags="edge") for k in ("transposed", "shifted")),
     _case(2, 3, 5, 16, layout="shifted", interleaved=True, tags="edge"),
     _case(2, 2, 6, 8, dtype="float16", values="special", tags="edge"),

@@ -1,4 +1,4 @@
-"""Rotary embedding in CUDA C++: one position of four heads a thread; see rope.cu."""
+"""Rotary embedding in CUDA C++: a thread has one position of four heads; see rope.cu."""
 
 from __future__ import annotations
 
@@ -9,53 +9,55 @@ import torch
 
 from weft.backends.nvrtc import CudaSource
 from weft.core import Implementation
+from weft.ops._common.layout import CUDA_TYPES, contiguous_like, dtype_name
 
-TYPES = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
-THREADS, HEADS = 128, 4  # as rope.cu has them
+THREADS, HEADS = 128, 4  # the constants of rope.cu
 
 
 @cache
-def source(dtype: torch.dtype, access: int, interleaved: bool) -> CudaSource:
-    """rope.cu for one element type and convention, ``access`` elements moving at a time."""
+def source(dtype: torch.dtype, vec_width: int, interleaved: bool) -> CudaSource:
+    """Return rope.cu for one element type and pairing; vectors have ``vec_width`` elements."""
     return CudaSource(
         file=Path(__file__).with_name("rope.cu"),
         kernels=("rope_turn",),
         defines=(
-            ("WEFT_T", TYPES[dtype]),
-            ("ACCESS", str(access)),
+            ("WEFT_T", CUDA_TYPES[dtype]),
+            ("VEC_WIDTH", str(vec_width)),
             ("INTERLEAVED", str(int(interleaved))),
         ),
-        label=f"{str(dtype).removeprefix('torch.')}-{access}" + "-interleaved" * interleaved,
+        label=f"{dtype_name(dtype)}-{vec_width}" + "-interleaved" * interleaved,
     )
 
 
-def _access(x: torch.Tensor, interleaved: bool) -> int:
-    """The most elements (a power of two, up to 16 bytes) that every access may take."""
+def _vec_width(x: torch.Tensor, interleaved: bool) -> int:
+    """Return the widest vector, in elements (a power of two, up to 16 bytes), that fits every row."""
     size, run = x.element_size(), x.shape[3] if interleaved else x.shape[3] // 2
-    fits = x.data_ptr() | run * size
+    # The lowest set bit of the OR of addresses and sizes is their largest common power of two.
+    alignment = x.data_ptr() | run * size
     for stride in x.stride()[:3]:
-        fits |= stride * size
-    return min(16, fits & -fits) // size
+        alignment |= stride * size
+    return min(16, alignment & -alignment) // size
 
 
 def _table(table: torch.Tensor) -> torch.Tensor:
+    # The kernel reads the tables by float4. They are small beside x, so that a copy costs little.
     if table.is_contiguous() and table.data_ptr() % 16 == 0:
         return table
     return table.clone(memory_format=torch.contiguous_format)
 
 
-def _turn(
+def _rotate(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool, sign: int
 ) -> torch.Tensor:
-    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    y = contiguous_like(x)
     if not x.numel():
         return y
     batch, heads, length, size = x.shape
     x = x if x.stride(3) == 1 else x.contiguous()
-    access = _access(x, interleaved)
-    each = size // 2 // (max(1, access // 2) if interleaved else access)
-    blocks = -(-length * each // THREADS) * -(-batch * heads // HEADS)
-    source(x.dtype, access, interleaved)["rope_turn"](
+    vec_width = _vec_width(x, interleaved)
+    vecs_per_position = size // 2 // (max(1, vec_width // 2) if interleaved else vec_width)
+    blocks = -(-length * vecs_per_position // THREADS) * -(-batch * heads // HEADS)
+    source(x.dtype, vec_width, interleaved)["rope_turn"](
         blocks,
         THREADS,
         x,
@@ -75,13 +77,13 @@ def _turn(
 def forward(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, interleaved: bool = False
 ) -> torch.Tensor:
-    return _turn(x, cos, sin, interleaved, 1)
+    return _rotate(x, cos, sin, interleaved, 1)
 
 
 def backward(
     grad: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, interleaved: bool = False
 ) -> tuple[torch.Tensor]:
-    return (_turn(grad, cos, sin, interleaved, -1),)
+    return (_rotate(grad, cos, sin, interleaved, -1),)
 
 
 IMPLEMENTATION = Implementation(
@@ -90,7 +92,7 @@ IMPLEMENTATION = Implementation(
     backend="cuda",
     forward=forward,
     backward=backward,
-    specimens=(
+    aot_kernels=(
         source(torch.bfloat16, 8, False),
         source(torch.bfloat16, 8, True),
         source(torch.float32, 4, False),

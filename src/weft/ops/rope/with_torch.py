@@ -1,5 +1,7 @@
-"""Rotary embedding by the library's complex product: (a + i b) (cos + i sin), in
-float32, between kernels that bring pairs together and part them.
+"""Rotary embedding by torch's complex product (a + i b) (cos + i sin) in float32.
+
+PyTorch has no rotary embedding of its own. One kernel before the product packs the pairs, and one after it
+unpacks them.
 """
 
 from __future__ import annotations

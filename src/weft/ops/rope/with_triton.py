@@ -1,5 +1,6 @@
-"""Rotary embedding in Triton: a program turns the same positions of several heads, so that cosines
-and sines are read once for them; the backward is the same kernel with the sine's sign turned.
+"""Rotary embedding in Triton: a program rotates the same positions of several heads.
+
+It reads the cosines and sines once for them. The backward is the same kernel with the sines negated.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from functools import cache
 
 import torch
 
-from weft.backends.triton_jit import TritonSpecimen, tl, triton
+from weft.backends.triton_jit import TritonAotKernel, tl, triton
 from weft.core import Implementation
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """``positions`` of ``heads`` heads go to a program of ``warps``."""
+    """A program of ``warps`` warps rotates ``positions`` positions of ``heads`` heads."""
 
     positions: int
     heads: int = 4
@@ -41,9 +42,9 @@ def rope_turn(
     POSITIONS: tl.constexpr,
     HALF: tl.constexpr,
 ):
-    # x: (all_heads / heads, heads, length, 2 half), elements side by side; y the same, contiguous;
-    # cos, sin: (length, half) float32. A program has POSITIONS of HEADS heads. Bytes: x read, y
-    # written, the tables once for HEADS heads.
+    # x: (all_heads / heads, heads, length, 2 half) by strides, with adjacent elements; y: the same,
+    # contiguous; cos, sin: (length, half) float32. A program has POSITIONS positions of HEADS heads. Bytes: x
+    # read, y written, the tables once for HEADS heads.
     blocks = tl.cdiv(length, POSITIONS)
     first = (tl.program_id(0) // blocks) * HEADS
     t = (tl.program_id(0) % blocks) * POSITIONS + tl.arange(0, POSITIONS)[:, None]
@@ -55,41 +56,45 @@ def rope_turn(
         s = -s
     for h in tl.static_range(HEADS):
         head = (first + h).to(tl.int64)
-        there = inside & (head < all_heads)
+        in_bounds = inside & (head < all_heads)
         x = x_ptr + (head // heads) * batch_stride + (head % heads) * head_stride
+        # int64 offsets: batch * heads * length * size may exceed 2^31.
         x += t.to(tl.int64) * stride
         y = y_ptr + (head * length + t) * (2 * half)
         if INTERLEAVED:
-            at = tl.arange(0, 2 * HALF)[None, :]
-            both = (t < length) & (head < all_heads) & (at < 2 * half)
-            pair = tl.load(x + at, mask=both, other=0).to(tl.float32)
+            columns = tl.arange(0, 2 * HALF)[None, :]
+            pairs_inside = (t < length) & (head < all_heads) & (columns < 2 * half)
+            pair = tl.load(x + columns, mask=pairs_inside, other=0).to(tl.float32)
+            # Pairs are adjacent in one 16-byte vector of a thread, so that the split moves no data between
+            # threads.
             a, b = tl.split(tl.reshape(pair, (POSITIONS, HALF, 2)))
             pair = tl.reshape(tl.join(a * c - b * s, b * c + a * s), (POSITIONS, 2 * HALF))
-            tl.store(y + at, pair.to(y_ptr.dtype.element_ty), mask=both)
+            tl.store(y + columns, pair.to(y_ptr.dtype.element_ty), mask=pairs_inside)
         else:
-            a = tl.load(x + i, mask=there, other=0).to(tl.float32)
-            b = tl.load(x + half + i, mask=there, other=0).to(tl.float32)
-            tl.store(y + i, (a * c - b * s).to(y_ptr.dtype.element_ty), mask=there)
-            tl.store(y + half + i, (b * c + a * s).to(y_ptr.dtype.element_ty), mask=there)
+            a = tl.load(x + i, mask=in_bounds, other=0).to(tl.float32)
+            b = tl.load(x + half + i, mask=in_bounds, other=0).to(tl.float32)
+            tl.store(y + i, (a * c - b * s).to(y_ptr.dtype.element_ty), mask=in_bounds)
+            tl.store(y + half + i, (b * c + a * s).to(y_ptr.dtype.element_ty), mask=in_bounds)
 
 
 @cache
 def configure(half: int, itemsize: int, all_heads: int) -> Config:
-    """Sixteen bytes of each half a thread, for as many heads as there are, up to four."""
+    """Return the shipped configuration: 16 bytes of each half for each thread, and up to four heads."""
     wide = triton.next_power_of_2(half)
+    # Four heads share a table's loads; more would need more registers for rows in flight.
     heads = min(4, triton.next_power_of_2(all_heads))
     return Config(positions=max(1, 128 * 16 // itemsize // wide), heads=heads)
 
 
 def candidates(half: int, itemsize: int) -> list[Config]:
-    """The configurations worth timing."""
+    """Return the configurations worth timing."""
     wide = triton.next_power_of_2(half)
-    found = []
+    configs = []
     for warps in (2, 4, 8):
         for bytes_ in (16, 32):
             positions = max(1, 32 * warps * bytes_ // itemsize // wide)
-            found += [Config(positions=positions, heads=h, warps=warps) for h in (1, 2, 4, 8)]
-    return found
+            configs += [Config(positions=positions, heads=h, warps=warps) for h in (1, 2, 4, 8)]
+    return configs
 
 
 def turn_with(
@@ -98,9 +103,9 @@ def turn_with(
     cos: torch.Tensor,
     sin: torch.Tensor,
     interleaved: bool,
-    back: bool,
+    is_backward: bool,
 ) -> torch.Tensor:
-    """Either direction by one configuration; ``x`` (or the gradient) has elements."""
+    """Compute either direction with one configuration; ``x`` (or the gradient) is not empty."""
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     batch, heads, length, size = x.shape
     x = x if x.stride(3) == 1 else x.contiguous()
@@ -117,7 +122,7 @@ def turn_with(
         x.stride(0),
         x.stride(1),
         x.stride(2),
-        BACK=back,
+        BACK=is_backward,
         INTERLEAVED=interleaved,
         HEADS=config.heads,
         POSITIONS=config.positions,
@@ -128,12 +133,12 @@ def turn_with(
 
 
 def _turn(
-    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool, back: bool
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool, is_backward: bool
 ) -> torch.Tensor:
     if not x.numel():
         return torch.empty_like(x, memory_format=torch.contiguous_format)
     config = configure(x.shape[3] // 2, x.element_size(), x.shape[0] * x.shape[1])
-    return turn_with(config, x, cos, sin, interleaved, back)
+    return turn_with(config, x, cos, sin, interleaved, is_backward)
 
 
 def forward(
@@ -148,18 +153,18 @@ def backward(
     return (_turn(grad, cos, sin, interleaved, True),)
 
 
-def _specimen(kind: str, itemsize: int, size: int, interleaved: bool, back: bool) -> TritonSpecimen:
+def _aot_kernel(kind: str, itemsize: int, size: int, interleaved: bool, is_backward: bool) -> TritonAotKernel:
     config = configure(size // 2, itemsize, 128)
     pointers = {"x_ptr": f"*{kind}", "cos_ptr": "*fp32", "sin_ptr": "*fp32", "y_ptr": f"*{kind}"}
     sizes = ("all_heads", "heads", "length", "half", "batch_stride", "head_stride", "stride")
-    parts = [kind, str(size), *["interleaved"] * interleaved, *["back"] * back]
-    return TritonSpecimen(
+    parts = [kind, str(size), *["interleaved"] * interleaved, *["back"] * is_backward]
+    return TritonAotKernel(
         label="rope_turn-" + "-".join(parts),
         kernel=rope_turn,
         signature={
             **pointers,
             **dict.fromkeys(sizes, "i32:16"),
-            "BACK": back,
+            "BACK": is_backward,
             "INTERLEAVED": interleaved,
             "HEADS": config.heads,
             "POSITIONS": config.positions,
@@ -175,11 +180,11 @@ IMPLEMENTATION = Implementation(
     backend="triton",
     forward=forward,
     backward=backward,
-    specimens=(
-        _specimen("bf16", 2, 128, False, False),
-        _specimen("bf16", 2, 128, True, True),
-        _specimen("bf16", 2, 64, False, True),
-        _specimen("fp32", 4, 128, False, False),
+    aot_kernels=(
+        _aot_kernel("bf16", 2, 128, False, False),
+        _aot_kernel("bf16", 2, 128, True, True),
+        _aot_kernel("bf16", 2, 64, False, True),
+        _aot_kernel("fp32", 4, 128, False, False),
     ),
     idea="tables read once for four heads",
 )

@@ -1,16 +1,12 @@
-"""Softmax over the last dimension; see README.md beside this for the six ways and their figures."""
+"""Softmax over the last dimension; README.md has its implementations, ladder and times."""
 
 from __future__ import annotations
 
 import torch
 
-from weft.ops._shared.public import Schema, call, register
+from weft.dispatch.operator import Schema, call, register
+from weft.ops._common.layout import contiguous_like
 from weft.ops.softmax.spec import check_arguments
-
-
-def _contiguous(like: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(like, memory_format=torch.contiguous_format)
-
 
 register(
     "softmax",
@@ -18,8 +14,8 @@ register(
         inputs="Tensor x",
         saved="Tensor y",
         gradients=1,
-        fake=_contiguous,
-        fake_backward=lambda grad, y: (_contiguous(y),),
+        fake=contiguous_like,
+        fake_backward=lambda grad, y: (contiguous_like(y),),
     ),
 )
 

@@ -1,24 +1,23 @@
-// What the softmax kernels share: accesses of ACCESS elements, and a row's statistics.
+// Device code of all softmax kernels: vectors of VEC_WIDTH elements, and the statistics of a row.
 //
-// A row's statistics are (top, total): its maximum and the sum of exp(x - top). The maximum is
-// never below LEAST, the least finite float, for -inf - -inf would be NaN: a row of nothing but
-// -inf ends with a total of 0 and answers 0 * (1/0) = NaN, as torch does. A NaN is dropped by fmaxf
-// and found again by exp, hence in the total and in every answer of its row.
+// The statistics of a row are (top, total): its maximum and the sum of exp(x - top). The maximum is at least
+// LEAST, the least finite float, since -inf - -inf would be NaN. A row of -inf alone ends with a total of 0
+// and gives 0 * (1/0) = NaN, as torch does. fmaxf drops a NaN, but its exponential is NaN again: it reaches
+// the total, and with it every output of its row.
 #pragma once
 #include "numeric.cuh"
 #include "reduce.cuh"
 
-#ifndef ACCESS
-#define ACCESS (16 / sizeof(WEFT_T))
+#ifndef VEC_WIDTH
+#define VEC_WIDTH (16 / sizeof(WEFT_T))
 #endif
 #ifndef THREADS
 #define THREADS 256
 #endif
 
-// An access as it travels: N elements in WORDS words of E elements, a word being 4 bytes (2 where
-// the access is). A row waits in this form, for 16-bit elements in half the registers that floats
-// take.
-constexpr int N = ACCESS;  // a power of two, 16 bytes at most
+// A vector as it is loaded: N elements in WORDS words of E elements each; a word has 4 bytes (2 if the whole
+// vector has). Rows stay in registers in this form: 16-bit elements take half the registers of floats.
+constexpr int N = VEC_WIDTH;  // a power of two, 16 bytes at most
 constexpr int BYTES = N * sizeof(WEFT_T);
 constexpr int WORDS = BYTES < 4 ? 1 : BYTES / 4;
 constexpr int E = N / WORDS;
@@ -33,8 +32,8 @@ constexpr float LEAST = -3.4028234663852886e38f;
 
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
 
-// exp(a - b), through the special-function unit's exp2 (2 ulp). The difference comes first: b *
-// LOG2E could overflow where a - b is small.
+// Returns exp(a - b) by exp2 of the special function unit (2 ulp). The subtraction comes first, since
+// b * LOG2E may overflow although a - b is small.
 __device__ __forceinline__ float exp_of_difference(float a, float b) {
   float e;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"((a - b) * LOG2E));
@@ -45,6 +44,7 @@ template <typename T> __device__ __forceinline__ float decode(unsigned word, int
 template <> __device__ __forceinline__ float decode<float>(unsigned word, int high) {
   return __uint_as_float(word);
 }
+// A bfloat16 is the upper half of a float: one shift or mask, no conversion instruction.
 template <> __device__ __forceinline__ float decode<__nv_bfloat16>(unsigned word, int high) {
   return __uint_as_float(high ? word & 0xffff0000u : word << 16);
 }
@@ -69,7 +69,7 @@ __device__ __forceinline__ float element(const Pack& p, int j) {
   return decode<WEFT_T>(p.word[j / E], j % E);
 }
 
-// The access whose element j is value(j).
+// Returns the vector whose element j is value(j).
 template <typename Value> __device__ __forceinline__ Pack packed(Value value) {
   Pack p;
 #pragma unroll
@@ -78,13 +78,13 @@ template <typename Value> __device__ __forceinline__ Pack packed(Value value) {
   return p;
 }
 
-__device__ __forceinline__ Pack filled(float v) {
+__device__ __forceinline__ Pack filled_pack(float v) {
   return packed([v](int) { return v; });
 }
 
-// Keeps the compiler from holding on to the floats it made of these words: made again, a float
-// costs an instruction; held, a register.
-__device__ __forceinline__ void forget(Pack& p) {
+// Hides from the compiler that the words are unchanged, so that it converts them to floats again instead of
+// keeping the floats alive: a conversion costs one instruction, a live float one register.
+__device__ __forceinline__ void discard_floats(Pack& p) {
 #pragma unroll
   for (int k = 0; k < WORDS; ++k) {
     unsigned word = p.word[k];
@@ -111,14 +111,15 @@ struct Statistics {
   float top, total;
 };
 
-// From each warp's statistics (the same in all its lanes) to the block's, with one barrier. Two
-// scratches (32 each, shared) used by turns need no barrier between calls.
-__device__ __forceinline__ Statistics block_merge(Statistics mine, Statistics* scratch) {
+// Merges the statistics of all warps (the same in all lanes of a warp) with one barrier. Each warp merges the
+// 32 entries of `scratch` (shared memory) itself. A second call needs another scratch or a barrier before it.
+__device__ __forceinline__ Statistics block_merge(Statistics own, Statistics* scratch) {
   const int lane = threadIdx.x % 32;
-  if (lane == 0) scratch[threadIdx.x / 32] = mine;
+  if (lane == 0) scratch[threadIdx.x / 32] = own;
   __syncthreads();
-  const bool there = lane < blockDim.x / 32;
-  const Statistics part = there ? scratch[lane] : Statistics{LEAST, 0.0f};
+  const bool has_warp = lane < blockDim.x / 32;
+  const Statistics part = has_warp ? scratch[lane] : Statistics{LEAST, 0.0f};
   const float top = warp_max(part.top);
+  // An empty part has the total 0 and the top LEAST: exp of the difference is finite, and the product 0.
   return {top, warp_sum(part.total * exp_of_difference(part.top, top))};
 }

@@ -1,29 +1,77 @@
-// Softmax with a row in the shared memory of the CLUSTER blocks of a cluster (compute capability
-// 9.0 and later), brought there by the bulk copy engine.
+// Softmax with a row in the shared memory of the CLUSTER blocks of a thread-block cluster (compute capability
+// 9.0 and later), loaded by bulk copies.
 //
-// A row that waits in registers limits how many blocks a multiprocessor holds: while few wait for
-// their cluster, nobody loads. Shared memory holds as many bytes again, and one thread asks for all
-// of a block's part in one instruction, so that five or more parts are under way a multiprocessor.
-// The exponentials are taken twice, once to be added and once to be written, so instructions count:
-// see Exponent.
-// Rows, row strides and pointers are multiples of 16 bytes. Bytes: n read + n written (backward: 2n
-// read + n written).
-#define ACCESS (16 / sizeof(WEFT_T))
+// Rows in registers limit the number of blocks on an SM: while these wait for their cluster, no loads are in
+// flight. Shared memory has as much space again, and one thread loads a block's slice with one instruction,
+// so that five or more slices are in flight on an SM. Exponentials are computed twice, once for the sum and
+// once for the output, so the number of instructions matters: see Exponent. Rows, row strides and pointers
+// are multiples of 16 bytes. Bytes: n read + n written (backward: 2n read + n written).
+#define VEC_WIDTH (16 / sizeof(WEFT_T))
 #ifndef CLUSTER
 #define CLUSTER 4
 #endif
-#ifndef RESIDENT
-#define RESIDENT 1
+#ifndef MIN_BLOCKS
+#define MIN_BLOCKS 1
 #endif
-#include "cluster.cuh"
+#include "hopper.cuh"
+#include "softmax.cuh"
+
+// The slice of a row that this block has: its first element, and its length in vectors.
+struct Slice {
+  index_t row;
+  index_t from;
+  int vecs;
+};
+
+__device__ __forceinline__ Slice slice_of(index_t columns) {
+  // Equal parts but for the last block, whose slice may be shorter or empty.
+  const int all = columns / N, per_part = (all + CLUSTER - 1) / CLUSTER;
+  const int from = min((int)(blockIdx.x % CLUSTER) * per_part, all);
+  return {blockIdx.x / CLUSTER, (index_t)from * N, min(per_part, all - from)};
+}
+
+// Returns the maximum of a vector; bf16 two elements at a time, without a conversion.
+__device__ __forceinline__ float wide_max(const Pack& p) {
+#ifdef PAIRS
+  __nv_bfloat162 top = reinterpret_cast<const __nv_bfloat162&>(p.word[0]);
+#pragma unroll
+  for (int k = 1; k < WORDS; ++k)
+    top = __hmax2(top, reinterpret_cast<const __nv_bfloat162&>(p.word[k]));
+  return fmaxf(__low2float(top), __high2float(top));
+#else
+  return pack_max(p);
+#endif
+}
 
 #if __CUDA_ARCH__ >= 900
 
+// Sends `own` to every block of the cluster and returns the values of all blocks, one in each lane (`nothing`
+// from lane CLUSTER on), in every warp. The values are counted on `mbarrier` in its first phase. The caller
+// has arrived at the cluster barrier before: no block writes into another that does not run yet. Each block
+// waits for everything that is sent to it, so that none ends while others may still write to its shared
+// memory.
+template <typename T>
+__device__ __forceinline__ T cluster_gather(T own, T* peers, T nothing, unsigned long long* mbarrier) {
+  cluster_wait();
+  if (threadIdx.x == 0) mbarrier_expect_bytes(mbarrier, CLUSTER * sizeof(T));
+  if (threadIdx.x < CLUSTER) {
+    float words[sizeof(T) / 4];
+    memcpy(words, &own, sizeof(T));
+    float* own = reinterpret_cast<float*>(peers + blockIdx.x % CLUSTER);
+#pragma unroll
+    for (int k = 0; k < (int)(sizeof(T) / 4); ++k) send_to_block(threadIdx.x, own + k, words[k], mbarrier);
+  }
+  mbarrier_wait(mbarrier, 0);
+  __syncwarp();
+  const int lane = threadIdx.x % 32;
+  return lane < CLUSTER ? peers[lane] : nothing;
+}
+
 extern __shared__ __align__(128) unsigned char memory[];
 
-// exp(x - top) as 2^(x L - t), one multiply-add and one exp2 an element, where t is top L rounded
-// and L = log2(e). All of a row then carry the factor 2^(top L - t), which `factor` undoes: exact
-// but for exp2, and finite while |top| < 1e6, past which the difference is taken first.
+// Computes exp(x - top) as 2^(x L - t) with L = log2(e) and t = top L rounded: one fma and one exp2 for each
+// element. The rounding of t multiplies all of them by 2^(top L - t); `factor` is the inverse. It is exact
+// apart from exp2, and finite while |top| < 1e6. For a larger |top| the subtraction comes first (not DIRECT).
 struct Exponent {
   float top, t, factor;
   bool direct;
@@ -42,11 +90,11 @@ struct Exponent {
 };
 
 template <bool DIRECT>
-__device__ __forceinline__ float total_of(const Pack* in, int accesses, const Exponent& exponent) {
+__device__ __forceinline__ float total_of(const Pack* in, int vecs, const Exponent& exponent) {
   float total = 0.0f;
 #pragma unroll 4
-  for (int at = threadIdx.x; at < accesses; at += THREADS) {
-    const Pack p = in[at];
+  for (int i = threadIdx.x; i < vecs; i += THREADS) {
+    const Pack p = in[i];
 #pragma unroll
     for (int j = 0; j < N; ++j) total += exponent.of<DIRECT>(element(p, j));
   }
@@ -54,34 +102,36 @@ __device__ __forceinline__ float total_of(const Pack* in, int accesses, const Ex
 }
 
 template <bool DIRECT>
-__device__ __forceinline__ void write(const Pack* in, Pack* out, int accesses,
+__device__ __forceinline__ void write(const Pack* in, Pack* out, int vecs,
                                       const Exponent& exponent, float scale) {
   scale *= exponent.factor;
 #pragma unroll 4
-  for (int at = threadIdx.x; at < accesses; at += THREADS) {
-    const Pack p = in[at];
-    out[at] = packed([&](int j) { return exponent.of<DIRECT>(element(p, j)) * scale; });
+  for (int i = threadIdx.x; i < vecs; i += THREADS) {
+    const Pack p = in[i];
+    out[i] = packed([&](int j) { return exponent.of<DIRECT>(element(p, j)) * scale; });
   }
 }
 
-// Asks for this block's part of `count` tensors, one after the other in `memory`; returns when they
-// are there, and `arrived`, of two barriers, has one left. All threads call.
-__device__ __forceinline__ void bring(const WEFT_T* const* parts, int count, int bytes,
+// Loads this block's slice of `count` tensors, one after the other, to `memory`, and waits for them. All
+// threads call it. `arrived` has two mbarriers: the first counts these loads, the second is left for
+// cluster_gather. __syncthreads makes the initialised mbarriers visible to the other threads, and the cluster
+// arrival to the other blocks.
+__device__ __forceinline__ void load_slices(const WEFT_T* const* parts, int count, int bytes,
                                       unsigned long long* arrived) {
   if (threadIdx.x == 0) {
-    prepare(arrived, 2);
-    expect(arrived, count * bytes);
-    for (int i = 0; i < count && bytes; ++i) copy(memory + i * bytes, parts[i], bytes, arrived);
+    init_mbarriers(arrived, 2);
+    mbarrier_expect_bytes(arrived, count * bytes);
+    for (int i = 0; i < count && bytes; ++i) bulk_copy(memory + i * bytes, parts[i], bytes, arrived);
   }
   __syncthreads();
   cluster_arrive_relaxed();
-  wait(arrived, 0);
+  mbarrier_wait(arrived, 0);
 }
 
 #ifndef BACKWARD
 
 // x: (rows, columns), rows `stride` apart; y: (rows, columns) contiguous. One cluster a row.
-extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, RESIDENT)
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, MIN_BLOCKS)
 softmax_shared(const WEFT_T* __restrict__ x, WEFT_T* __restrict__ y, index_t columns,
                index_t stride) {
   __shared__ unsigned long long arrived[2];
@@ -89,58 +139,59 @@ softmax_shared(const WEFT_T* __restrict__ x, WEFT_T* __restrict__ y, index_t col
   __shared__ Statistics peers[CLUSTER];
   const Slice part = slice_of(columns);
   const WEFT_T* const from[] = {x + part.row * stride + part.from};
-  bring(from, 1, part.accesses * BYTES, arrived);
+  load_slices(from, 1, part.vecs * BYTES, arrived);
   const Pack* in = reinterpret_cast<const Pack*>(memory);
 
-  Statistics mine = {LEAST, 0.0f};
+  Statistics own = {LEAST, 0.0f};
 #pragma unroll 4
-  for (int at = threadIdx.x; at < part.accesses; at += THREADS)
-    mine.top = fmaxf(mine.top, wide_max(in[at]));
-  mine.top = warp_max(mine.top);
-  const Exponent here(mine.top);
-  mine.total = here.direct ? total_of<true>(in, part.accesses, here)
-                           : total_of<false>(in, part.accesses, here);
-  mine.total = warp_sum(mine.total);
-  const Statistics block = block_merge(mine, scratch);
-  const Statistics theirs = cluster_gather(block, peers, {LEAST, 0.0f}, arrived + 1);
-  const float top = warp_max(theirs.top);
-  const float scale = __frcp_rn(warp_sum(theirs.total * exp_of_difference(theirs.top, top)));
+  for (int i = threadIdx.x; i < part.vecs; i += THREADS)
+    own.top = fmaxf(own.top, wide_max(in[i]));
+  own.top = warp_max(own.top);
+  // Each warp uses its own maximum first; block_merge and cluster_gather rescale the totals.
+  const Exponent block_exponent(own.top);
+  own.total = block_exponent.direct ? total_of<true>(in, part.vecs, block_exponent)
+                           : total_of<false>(in, part.vecs, block_exponent);
+  own.total = warp_sum(own.total);
+  const Statistics block = block_merge(own, scratch);
+  const Statistics peer = cluster_gather(block, peers, {LEAST, 0.0f}, arrived + 1);
+  const float top = warp_max(peer.top);
+  const float scale = __frcp_rn(warp_sum(peer.total * exp_of_difference(peer.top, top)));
 
   Pack* out = reinterpret_cast<Pack*>(y + part.row * columns + part.from);
-  const Exponent there(top);
-  if (there.direct)
-    write<true>(in, out, part.accesses, there, scale);
+  const Exponent row_exponent(top);
+  if (row_exponent.direct)
+    write<true>(in, out, part.vecs, row_exponent, scale);
   else
-    write<false>(in, out, part.accesses, there, scale);
+    write<false>(in, out, part.vecs, row_exponent, scale);
 }
 
 #else
 
 // grad: (rows, columns), rows `stride` apart; y, dx: (rows, columns) contiguous. One cluster a row.
-extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, RESIDENT)
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, MIN_BLOCKS)
 softmax_backward_shared(const WEFT_T* __restrict__ grad, const WEFT_T* __restrict__ y,
                         WEFT_T* __restrict__ dx, index_t columns, index_t stride) {
   __shared__ unsigned long long arrived[2];
   __shared__ float scratch[32];
   __shared__ float peers[CLUSTER];
   const Slice part = slice_of(columns);
-  const index_t place = part.row * columns + part.from;
-  const WEFT_T* const from[] = {grad + part.row * stride + part.from, y + place};
-  bring(from, 2, part.accesses * BYTES, arrived);
+  const index_t offset = part.row * columns + part.from;
+  const WEFT_T* const from[] = {grad + part.row * stride + part.from, y + offset};
+  load_slices(from, 2, part.vecs * BYTES, arrived);
   const Pack* g = reinterpret_cast<const Pack*>(memory);
-  const Pack* out = g + part.accesses;
+  const Pack* out = g + part.vecs;
 
   float dot = 0.0f;
 #pragma unroll 4
-  for (int at = threadIdx.x; at < part.accesses; at += THREADS) dot += pack_dot(g[at], out[at]);
+  for (int i = threadIdx.x; i < part.vecs; i += THREADS) dot += pack_dot(g[i], out[i]);
   dot = block_sum(dot, scratch);
   dot = warp_sum(cluster_gather(dot, peers, 0.0f, arrived + 1));
 
-  Pack* to = reinterpret_cast<Pack*>(dx + place);
+  Pack* to = reinterpret_cast<Pack*>(dx + offset);
 #pragma unroll 4
-  for (int at = threadIdx.x; at < part.accesses; at += THREADS) {
-    const Pack p = g[at], q = out[at];
-    to[at] = packed([&](int j) { return element(q, j) * (element(p, j) - dot); });
+  for (int i = threadIdx.x; i < part.vecs; i += THREADS) {
+    const Pack p = g[i], q = out[i];
+    to[i] = packed([&](int j) { return element(q, j) * (element(p, j) - dot); });
   }
 }
 

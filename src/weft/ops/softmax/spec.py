@@ -1,6 +1,6 @@
 """Softmax over the last dimension: y = exp(x - max x) / sum exp(x - max x), row by row.
 
-The maximum is taken away first, so that no exponential overflows (Blanchard, Higham and Higham,
+The maximum is subtracted first, so that no exponential overflows (Blanchard, Higham and Higham,
 "Accurately computing the log-sum-exp and softmax functions", IMA J. Numer. Anal. 2021).
 """
 
@@ -12,7 +12,7 @@ import torch
 
 from weft.core import FORWARD, Case, Cost, Input, Operator, Property, Tolerance, case
 from weft.core.cases import ITEMSIZE
-from weft.ops._shared import validate
+from weft.ops._common import validate
 
 DTYPES = ("float32", "float16", "bfloat16")
 HALVES = ("float16", "bfloat16")
@@ -31,12 +31,12 @@ def check_arguments(x: Any) -> None:
 
 
 def save(inputs: tuple[Any, ...], output: Any) -> tuple[Any, ...]:
-    """The backward wants the output alone: dx = y (g - sum(g y))."""
+    """Save the output alone, which is all that the backward reads: dx = y (g - sum(g y))."""
     return (output,)
 
 
 def gradient_scale(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """The terms of y g - y sum(g y) as they are before they cancel, as in a one-hot row they do."""
+    """Return the size of the terms of y g - y sum(g y) before they cancel, which they do in a one-hot row."""
     y, size = reference(x), grad.abs()
     return y * (size + (size * y).sum(-1, keepdim=True))
 
@@ -49,7 +49,10 @@ def cost(c: Case, direction: str) -> Cost:
 
 
 def _rows_sum_to_one(y: torch.Tensor, x: torch.Tensor) -> float:
-    """Each element is rounded once: to half an ulp of itself, or half the least subnormal."""
+    """Return the largest deviation of a row's sum from 1, in units of the allowed rounding error.
+
+    Each element is rounded once: by half an ulp of itself, or by half the least subnormal number.
+    """
     if y.numel() == 0:
         return 0.0
     info = torch.finfo(y.dtype)
@@ -58,6 +61,7 @@ def _rows_sum_to_one(y: torch.Tensor, x: torch.Tensor) -> float:
     worst = 0.0
     for rows in _blocks(y):
         sums = rows.double().sum(-1)
+        # A row with a NaN has a NaN sum, as it must; such rows are left to the comparison with the reference.
         away = (sums[~sums.isnan()] - 1).abs()
         worst = max(worst, float(away.max()) / allowed if away.numel() else 0.0)
     return worst
@@ -74,39 +78,33 @@ def _in_unit_interval(y: torch.Tensor, x: torch.Tensor) -> float:
 
 
 def _blocks(y: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The rows of ``y`` some at a time, so that a huge case needs no huge temporary."""
+    """Return the rows of ``y`` in blocks of 2^26 elements, so that a huge case needs no huge temporary."""
     if y.numel() == 0:
         return ()
     flat = y.detach().reshape(-1, y.shape[-1])
     return flat.split(max(1, (1 << 26) // y.shape[-1]))
 
 
-def _x(
-    *shape: int, dtype: str = "float32", layout: str = "contiguous", values: str = "normal"
-) -> Input:
+def _x(*shape: int, dtype: str = "float32", layout: str = "contiguous", values: str = "normal") -> Input:
     return Input(name="x", shape=shape, dtype=dtype, layout=layout, values=values)
 
 
 CHECKS = [
+    # Lengths around a warp and around powers of two, where tails and padding begin.
     *(case(_x(3, n, dtype=d)) for d in DTYPES for n in (1, 7, 32, 129, 1000)),
     *(case(_x(2, n, dtype=d)) for d in DTYPES for n in (1023, 1024, 1025)),
     case(_x(2, 3, 4, 65)),
+    # Without the subtraction of the maximum exp overflows here.
     *(case(_x(5, 257, dtype=d, values="large")) for d in DTYPES),
-    # Rows enough that eager's largest error, the yardstick, is not one lucky draw.
+    # So many rows that eager's largest error, which sets the tolerance, is not a matter of chance.
     *(case(_x(24, 200, values=v)) for v in ("offset", "rising", "falling", "equal", "outliers")),
 ]
 EDGES = [
     *(case(_x(*s), tags="edge") for s in ((1,), (1031,), (0,), (0, 5), (5, 0), (2, 0, 3))),
-    *(
-        case(_x(33, 65, layout=k), tags="edge")
-        for k in ("transposed", "sliced", "expanded", "shifted")
-    ),
+    # "shifted" rows are not 16-byte aligned: they take the kernels with narrow accesses.
+    *(case(_x(33, 65, layout=k), tags="edge") for k in ("transposed", "sliced", "expanded", "shifted")),
     *(case(_x(9, 136, dtype=d, layout="shifted"), tags="edge") for d in HALVES),
-    *(
-        case(_x(31, 67, dtype=d, values=v), tags="edge")
-        for d in DTYPES
-        for v in ("special", "neginf")
-    ),
+    *(case(_x(31, 67, dtype=d, values=v), tags="edge") for d in DTYPES for v in ("special", "neginf")),
     *(case(_x(1, 4096, dtype=d, values="rising"), tags="edge") for d in DTYPES),
     case(_x(2, 8200, values="falling"), tags="edge"),
     *(case(_x(2, 70000, dtype=d), tags="edge") for d in DTYPES),
@@ -143,8 +141,10 @@ OPERATOR = Operator(
     save=save,
     tolerance=Tolerance(
         chain=8.0,
-        reason="the order of a row's sum is free: at 70000 columns the library's loses four units "
-        "where eager's pairwise tree loses less than one",
+        sum_length=lambda c: c.inputs[0].shape[-1] if c.inputs[0].shape else 1,
+        reason="the order of a row's sum is free: at 70000 columns the library's, in eight lanes, is off "
+        "by four units (standard deviation of 3000 rows; 16 at most) where eager's pairwise tree loses "
+        "less than one",
     ),
     gradient_scale=gradient_scale,
     scale_reason="where a row is nearly one-hot its gradient's terms cancel, each rounded before",

@@ -1,4 +1,4 @@
-"""Softmax in numba: ``numba.cuda`` (a block a row) and ``njit(parallel=True)`` on a CPU."""
+"""Softmax in numba: ``numba.cuda`` (one block for each row), and ``njit(parallel=True)`` on a CPU."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import math
 
 import torch
 
-from weft.backends.numba_jit import NumbaSpecimen, array, cuda, launch, numba
+from weft.backends.numba_jit import NumbaAotKernel, array, cuda, launch, numba
 from weft.core import YES, Case, Implementation, Support, no
-from weft.ops.softmax.rows import as_rows
+from weft.ops._common.layout import view_2d
+from weft.ops._common.numba_parallel import parallel_implementation
 
 THREADS = 64  # a power of two; numba's simulator runs each as a thread of the host
 ZERO = numba.float32(0)
@@ -17,7 +18,8 @@ LOWEST = numba.float32(-math.inf)
 
 @cuda.jit
 def softmax_forward(x, y):
-    # x, y: (rows, columns). A block a row, trees in shared memory. Bytes: 3n read + n written.
+    # x, y: (rows, columns). One block for each row; maximum and sum by trees in shared memory.
+    # Bytes: 3n read + n written, the second and third read mostly from the caches.
     scratch = cuda.shared.array(THREADS, numba.float32)
     row, t = cuda.blockIdx.x, cuda.threadIdx.x
     top = LOWEST
@@ -34,7 +36,7 @@ def softmax_forward(x, y):
         half //= 2
     cuda.syncthreads()
     top = scratch[0]
-    cuda.syncthreads()  # all have read it before any writes again
+    cuda.syncthreads()  # every thread has read the maximum before scratch is overwritten
     total = ZERO
     for j in range(t, x.shape[1], THREADS):
         total += numba.float32(math.exp(numba.float32(x[row, j]) - top))
@@ -73,14 +75,14 @@ def softmax_backward(grad, y, dx):
 
 
 def _flat(x: torch.Tensor) -> torch.Tensor:
-    return as_rows(x).contiguous()
+    return view_2d(x).contiguous()
 
 
 def forward(x: torch.Tensor) -> torch.Tensor:
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     if x.numel():
-        lines = _flat(x)
-        launch(softmax_forward, lines.shape[0], THREADS, array(lines), array(as_rows(y)))
+        rows2d = _flat(x)
+        launch(softmax_forward, rows2d.shape[0], THREADS, array(rows2d), array(view_2d(y)))
     return y
 
 
@@ -88,7 +90,7 @@ def backward(grad: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor]:
     dx = torch.empty_like(y, memory_format=torch.contiguous_format)
     if y.numel():
         arrays = [array(_flat(t)) for t in (grad, y)]
-        launch(softmax_backward, arrays[0].shape[0], THREADS, *arrays, array(as_rows(dx)))
+        launch(softmax_backward, arrays[0].shape[0], THREADS, *arrays, array(view_2d(dx)))
     return (dx,)
 
 
@@ -105,11 +107,13 @@ def softmax_forward_parallel(x, y):
         for j in range(x.shape[1]):
             if x[row, j] > top:
                 top = x[row, j]
+        # A float64 sum costs nothing beside exp and makes the order of a long row irrelevant.
         total = 0.0
         for j in range(x.shape[1]):
             e = math.exp(x[row, j] - top)
             y[row, j] = e
             total += e
+        # numba raises ZeroDivisionError in compiled code; a row of -inf alone gives NaN, as in torch.
         scale = numba.float32(1.0 / total) if total != 0.0 else numba.float32(math.nan)
         for j in range(x.shape[1]):
             y[row, j] *= scale
@@ -118,33 +122,28 @@ def softmax_forward_parallel(x, y):
 @numba.njit(parallel=True, fastmath=False, cache=False)
 def softmax_backward_parallel(grad, y, dx):
     for row in numba.prange(y.shape[0]):
+        # float64, as the forward's sum.
         dot = 0.0
         for j in range(y.shape[1]):
             dot += numba.float64(grad[row, j]) * y[row, j]
-        whole = numba.float32(dot)
+        row_dot = numba.float32(dot)
         for j in range(y.shape[1]):
-            dx[row, j] = y[row, j] * (grad[row, j] - whole)
+            dx[row, j] = y[row, j] * (grad[row, j] - row_dot)
 
 
 def forward_parallel(x: torch.Tensor) -> torch.Tensor:
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     if x.numel():
-        softmax_forward_parallel(_flat(x.detach()).numpy(), as_rows(y).numpy())
+        softmax_forward_parallel(_flat(x.detach()).numpy(), view_2d(y).numpy())
     return y
 
 
 def backward_parallel(grad: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor]:
     dx = torch.empty_like(y, memory_format=torch.contiguous_format)
     if y.numel():
-        lines = [_flat(t.detach()).numpy() for t in (grad, y)]
-        softmax_backward_parallel(*lines, as_rows(dx).numpy())
+        rows2d = [_flat(t.detach()).numpy() for t in (grad, y)]
+        softmax_backward_parallel(*rows2d, view_2d(dx).numpy())
     return (dx,)
-
-
-def supports_parallel(case: Case, device: str) -> Support:
-    if case.dtype != "float32":
-        return no(f"numba compiles no {case.dtype} arithmetic for a CPU; use float32")
-    return YES
 
 
 IMPLEMENTATION = Implementation(
@@ -154,10 +153,8 @@ IMPLEMENTATION = Implementation(
     forward=forward,
     backward=backward,
     supports=supports,
-    specimens=tuple(
-        NumbaSpecimen(
-            label=f"{name}-{t}", kernel=kernel, signature=", ".join([f"{t}[:, ::1]"] * count)
-        )
+    aot_kernels=tuple(
+        NumbaAotKernel(label=f"{name}-{t}", kernel=kernel, signature=", ".join([f"{t}[:, ::1]"] * count))
         for name, kernel, count in (
             ("softmax_forward", softmax_forward, 2),
             ("softmax_backward", softmax_backward, 3),
@@ -166,13 +163,6 @@ IMPLEMENTATION = Implementation(
     ),
     idea="a block a row, trees in shared memory",
 )
-PARALLEL = Implementation(
-    operator="softmax",
-    name="numba/parallel",
-    backend="numba",
-    forward=forward_parallel,
-    backward=backward_parallel,
-    supports=supports_parallel,
-    idea="njit(parallel=True): rows over all cores",
-    devices=("cpu",),
+PARALLEL = parallel_implementation(
+    "softmax", forward_parallel, backward_parallel, "njit(parallel=True): rows over all cores"
 )

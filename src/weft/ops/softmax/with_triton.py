@@ -1,7 +1,6 @@
-"""Softmax in Triton: a program holds whole rows, so each element is read and written once.
+"""Softmax in Triton: a program has whole rows in registers, so that each element is read and written once.
 
-Rows longer than a program can hold are walked twice: statistics online (arXiv:1805.02867), then
-answers.
+Longer rows take two passes: one for the statistics, online (arXiv:1805.02867), and one for the output.
 """
 
 from __future__ import annotations
@@ -11,9 +10,10 @@ from functools import cache
 
 import torch
 
-from weft.backends.triton_jit import TritonSpecimen, tl, triton
+from weft.backends.triton_jit import TritonAotKernel, tl, triton
 from weft.core import Implementation
-from weft.ops.softmax.rows import as_rows
+from weft.machine.device_limits import num_sms
+from weft.ops._common.layout import contiguous_like, view_2d
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LEAST = tl.constexpr(-3.4028234663852886e38)
@@ -21,12 +21,11 @@ LEAST = tl.constexpr(-3.4028234663852886e38)
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """How rows are laid on programs.
+    """Mapping of rows to programs.
 
-    ``block`` is the power of two of columns a program holds at once: where it is below the row's
-    length the row is walked twice. ``rows`` go to a program at a time. ``programs`` a
-    multiprocessor stay and take tile after tile with ``stages`` loads in flight; None is one
-    program a tile.
+    ``block`` is the number of columns (a power of two) that a program has at once; a longer row takes two
+    passes. A tile has ``rows`` rows. ``programs`` None launches one program for each tile; a number launches
+    that many persistent programs on each SM, with the loads of ``stages`` tiles in flight.
     """
 
     block: int
@@ -38,14 +37,16 @@ class Config:
 
 @triton.jit
 def normalised(x):
-    """Softmax along the last axis of a float32 tile; what is masked comes as -inf."""
+    """Return the softmax along the last axis of a float32 tile; masked elements are -inf."""
+    # A row of -inf alone gives -inf - -inf = NaN, as torch does. The subtraction comes before the product
+    # with log2(e), which could overflow.
     e = tl.exp2((x - tl.max(x, 1)[:, None]) * LOG2E)
     return e * (1.0 / tl.sum(e, 1))[:, None]
 
 
 @triton.jit
 def softmax_tile(x_ptr, y_ptr, rows, columns, x_stride, BLOCK: tl.constexpr, ROWS: tl.constexpr):
-    # x: (rows, columns), rows x_stride apart; y: (rows, columns) contiguous. A tile of ROWS rows a
+    # x: (rows, columns), rows x_stride apart; y: (rows, columns) contiguous. One tile of ROWS rows for each
     # program. Bytes moved: every element read once, written once.
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
@@ -56,7 +57,7 @@ def softmax_tile(x_ptr, y_ptr, rows, columns, x_stride, BLOCK: tl.constexpr, ROW
 
 
 @triton.jit
-def softmax_stay(
+def softmax_persistent(
     x_ptr,
     y_ptr,
     rows,
@@ -66,7 +67,7 @@ def softmax_stay(
     ROWS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    # As softmax_tile, by programs that stay: the next tiles' loads overlap this tile's arithmetic.
+    # As softmax_tile, by persistent programs: the loads of the next tiles overlap this tile's arithmetic.
     column = tl.arange(0, BLOCK)[None, :]
     step = tl.num_programs(0)
     for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), step, num_stages=STAGES):
@@ -79,9 +80,10 @@ def softmax_stay(
 
 @triton.jit
 def softmax_long(x_ptr, y_ptr, columns, x_stride, BLOCK: tl.constexpr):
-    # One program a row, longer than BLOCK; read twice (the second time from L2 where it fits),
-    # written once. Each of BLOCK lanes keeps its own running maximum and sum, merged at the end.
-    # The maximum starts at the least finite number, not at -inf: -inf - -inf would be NaN.
+    # One program for each row, which is longer than BLOCK: read twice (the second time from L2 if it fits),
+    # written once. Each of BLOCK lanes has its own running maximum and sum, merged at the end. The maximum
+    # starts at the least finite number, not at -inf: -inf - -inf would be NaN. The eviction policies ask the
+    # L2 to keep the row for the second pass and to drop it after that.
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row * x_stride
     y_ptr += row * columns
@@ -90,18 +92,19 @@ def softmax_long(x_ptr, y_ptr, columns, x_stride, BLOCK: tl.constexpr):
     total = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, columns, BLOCK):
         inside = start + lane < columns
-        x = tl.load(
-            x_ptr + start + lane, mask=inside, other=float("-inf"), eviction_policy="evict_last"
-        ).to(tl.float32)
-        higher = tl.maximum(top, x)
-        total = total * tl.exp2((top - higher) * LOG2E) + tl.exp2((x - higher) * LOG2E)
-        top = higher
-    highest = tl.max(top, 0)
-    scale = 1.0 / tl.sum(total * tl.exp2((top - highest) * LOG2E), 0)
+        x = tl.load(x_ptr + start + lane, mask=inside, other=float("-inf"), eviction_policy="evict_last").to(
+            tl.float32
+        )
+        # Each lane rescales its own sum: no reduction across threads inside the loop.
+        new_top = tl.maximum(top, x)
+        total = total * tl.exp2((top - new_top) * LOG2E) + tl.exp2((x - new_top) * LOG2E)
+        top = new_top
+    row_top = tl.max(top, 0)
+    scale = 1.0 / tl.sum(total * tl.exp2((top - row_top) * LOG2E), 0)
     for start in range(0, columns, BLOCK):
         inside = start + lane < columns
         x = tl.load(x_ptr + start + lane, mask=inside, eviction_policy="evict_first").to(tl.float32)
-        y = tl.exp2((x - highest) * LOG2E) * scale
+        y = tl.exp2((x - row_top) * LOG2E) * scale
         tl.store(y_ptr + start + lane, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
@@ -121,7 +124,7 @@ def softmax_backward_tile(
 
 @triton.jit
 def softmax_backward_long(grad_ptr, y_ptr, dx_ptr, columns, grad_stride, BLOCK: tl.constexpr):
-    # One program a row, longer than BLOCK: the sum first, then the answers.
+    # One program for each row, which is longer than BLOCK: first the dot product, then the output.
     row = tl.program_id(0).to(tl.int64)
     grad_ptr += row * grad_stride
     y_ptr += row * columns
@@ -133,19 +136,20 @@ def softmax_backward_long(grad_ptr, y_ptr, dx_ptr, columns, grad_stride, BLOCK: 
         y = tl.load(y_ptr + start + lane, mask=inside, other=0, eviction_policy="evict_last")
         g = tl.load(grad_ptr + start + lane, mask=inside, other=0, eviction_policy="evict_last")
         dot += g.to(tl.float32) * y.to(tl.float32)
-    whole = tl.sum(dot, 0)
+    row_dot = tl.sum(dot, 0)
     for start in range(0, columns, BLOCK):
         inside = start + lane < columns
         y = tl.load(y_ptr + start + lane, mask=inside, eviction_policy="evict_first").to(tl.float32)
         g = tl.load(grad_ptr + start + lane, mask=inside, eviction_policy="evict_first")
-        dx = y * (g.to(tl.float32) - whole)
+        dx = y * (g.to(tl.float32) - row_dot)
         tl.store(dx_ptr + start + lane, dx.to(dx_ptr.dtype.element_ty), mask=inside)
 
 
 @cache
 def configure(columns: int, dtype: torch.dtype) -> Config:
-    """The forward's launch configuration for rows of ``columns``."""
+    """Return the forward's launch configuration for rows of ``columns``."""
     block = triton.next_power_of_2(columns)
+    # Short rows share a program: about 1024 elements for each warp, 32 for each thread.
     if block <= 2048:
         return Config(block=block, rows=max(1, 1024 // block), warps=max(1, block // 1024))
     if block <= 32768:
@@ -155,7 +159,7 @@ def configure(columns: int, dtype: torch.dtype) -> Config:
 
 @cache
 def configure_backward(columns: int, dtype: torch.dtype) -> Config:
-    """The backward's: a row takes twice the registers, so twice the warps."""
+    """Return the backward's configuration: a row takes twice the registers, hence twice the warps."""
     block = triton.next_power_of_2(columns)
     if block <= 1024:
         return Config(block=block, rows=max(1, 512 // block), warps=max(1, block // 512))
@@ -165,76 +169,71 @@ def configure_backward(columns: int, dtype: torch.dtype) -> Config:
 
 
 def candidates(columns: int, dtype: torch.dtype) -> list[Config]:
-    """The forward configurations worth timing for rows of ``columns``."""
+    """Return the forward configurations worth timing for rows of ``columns``."""
     block = triton.next_power_of_2(columns)
-    found = []
+    configs = []
     for warps in (1, 2, 4, 8, 16, 32):
         each = block // (32 * warps)  # elements a thread
         for rows in (1, 2, 4):
             if not 4 <= each * rows <= 64 or (rows > 1 and block > 2048):
                 continue
-            found.append(Config(block=block, rows=rows, warps=warps))
-            held = block * rows * dtype.itemsize
+            configs.append(Config(block=block, rows=rows, warps=warps))
+            tile_bytes = block * rows * dtype.itemsize
             for stages in (1, 2, 3):
-                room = (200 * 1024) // (held * stages) if stages > 1 else 64 // warps
-                programs = min(64 // warps, room, 8 if warps > 1 else 16)
+                # Pipelined tiles are in shared memory: 200 of an SM's 228 KiB, shared by its programs.
+                max_programs = (200 * 1024) // (tile_bytes * stages) if stages > 1 else 64 // warps
+                programs = min(64 // warps, max_programs, 8 if warps > 1 else 16)
                 if programs:
-                    found.append(
-                        Config(
-                            block=block, rows=rows, warps=warps, programs=programs, stages=stages
-                        )
+                    configs.append(
+                        Config(block=block, rows=rows, warps=warps, programs=programs, stages=stages)
                     )
-    found += [
-        Config(block=b, warps=w) for b, w in ((4096, 8), (8192, 16), (16384, 32)) if b < columns
-    ]
-    return found
+    configs += [Config(block=b, warps=w) for b, w in ((4096, 8), (8192, 16), (16384, 32)) if b < columns]
+    return configs
 
 
 def forward(x: torch.Tensor) -> torch.Tensor:
     if x.numel() == 0:
-        return torch.empty_like(x, memory_format=torch.contiguous_format)
+        return contiguous_like(x)
     return forward_with(configure(x.shape[-1], x.dtype), x)
 
 
 def forward_with(config: Config, x: torch.Tensor) -> torch.Tensor:
-    """The forward by one configuration; ``x`` has elements."""
-    y = torch.empty_like(x, memory_format=torch.contiguous_format)
-    lines = as_rows(x)
-    rows, columns = lines.shape
-    stride, warps = lines.stride(0), config.warps
+    """Compute the forward with one configuration; ``x`` is not empty."""
+    y = contiguous_like(x)
+    input2d = view_2d(x)
+    rows, columns = input2d.shape
+    stride, warps = input2d.stride(0), config.warps
     if config.block < columns:
-        softmax_long[(rows,)](lines, y, columns, stride, BLOCK=config.block, num_warps=warps)
+        softmax_long[(rows,)](input2d, y, columns, stride, BLOCK=config.block, num_warps=warps)
         return y
     tiles = triton.cdiv(rows, config.rows)
     shape = {"BLOCK": config.block, "ROWS": config.rows, "num_warps": warps}
     if config.programs is None:
-        softmax_tile[(tiles,)](lines, y, rows, columns, stride, **shape)
+        softmax_tile[(tiles,)](input2d, y, rows, columns, stride, **shape)
     else:
-        grid = (min(tiles, config.programs * _multiprocessors(x.device)),)
-        softmax_stay[grid](lines, y, rows, columns, stride, STAGES=config.stages, **shape)
+        grid = (min(tiles, config.programs * num_sms(x.device, interpreted=2)),)
+        softmax_persistent[grid](input2d, y, rows, columns, stride, STAGES=config.stages, **shape)
     return y
 
 
 def backward(grad: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor]:
     if y.numel() == 0:
-        return (torch.empty_like(y, memory_format=torch.contiguous_format),)
+        return (contiguous_like(y),)
     return backward_with(configure_backward(y.shape[-1], y.dtype), grad, y)
 
 
 def backward_with(config: Config, grad: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor]:
-    """The backward by one configuration, from the forward's output ``y``, which has elements."""
+    """Compute the backward with one configuration from the output ``y``, which is not empty."""
     y = y.contiguous()
     dx = torch.empty_like(y)
-    lines = as_rows(grad)
-    rows, columns = lines.shape
-    stride, warps = lines.stride(0), config.warps
+    input2d = view_2d(grad)
+    rows, columns = input2d.shape
+    stride, warps = input2d.stride(0), config.warps
     if config.block < columns:
-        softmax_backward_long[(rows,)](
-            lines, y, dx, columns, stride, BLOCK=config.block, num_warps=warps
-        )
+        softmax_backward_long[(rows,)](input2d, y, dx, columns, stride, BLOCK=config.block, num_warps=warps)
     else:
         softmax_backward_tile[(triton.cdiv(rows, config.rows),)](
-            lines,
+            input2d,
             y,
             dx,
             rows,
@@ -247,41 +246,34 @@ def backward_with(config: Config, grad: torch.Tensor, y: torch.Tensor) -> tuple[
     return (dx,)
 
 
-@cache
-def _multiprocessors(device: torch.device) -> int:
-    if device.type == "cpu":  # the interpreter: a few programs, each with several tiles
-        return 2
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def _specimens() -> tuple[TritonSpecimen, ...]:
-    found = []
+def _aot_kernels() -> tuple[TritonAotKernel, ...]:
+    kernels = []
     for dtype, kind in ((torch.float32, "fp32"), (torch.float16, "fp16"), (torch.bfloat16, "bf16")):
         for columns in (1024, 4096, 16384, 65536):
-            found.append(_specimen(configure(columns, dtype), kind, columns))
-            found.append(_specimen(configure_backward(columns, dtype), kind, columns, back=True))
-    stay = Config(block=4096, warps=8, programs=2, stages=3)
-    found.append(_specimen(stay, "bf16", 4096))
-    return tuple(found)
+            kernels.append(_aot_kernel(configure(columns, dtype), kind, columns))
+            kernels.append(_aot_kernel(configure_backward(columns, dtype), kind, columns, is_backward=True))
+    persistent = Config(block=4096, warps=8, programs=2, stages=3)
+    kernels.append(_aot_kernel(persistent, "bf16", 4096))
+    return tuple(kernels)
 
 
-def _specimen(config: Config, kind: str, columns: int, back: bool = False) -> TritonSpecimen:
-    pointers = ("grad_ptr", "y_ptr", "dx_ptr") if back else ("x_ptr", "y_ptr")
-    stride = "grad_stride" if back else "x_stride"
+def _aot_kernel(config: Config, kind: str, columns: int, is_backward: bool = False) -> TritonAotKernel:
+    pointers = ("grad_ptr", "y_ptr", "dx_ptr") if is_backward else ("x_ptr", "y_ptr")
+    stride = "grad_stride" if is_backward else "x_stride"
     signature: dict[str, object] = dict.fromkeys(pointers, f"*{kind}")
     if config.block >= columns:
         signature["rows"] = "i32:16"
     signature |= {"columns": "i32:16", stride: "i32:16", "BLOCK": config.block}
     if config.block < columns:
-        kernel = softmax_backward_long if back else softmax_long
+        kernel = softmax_backward_long if is_backward else softmax_long
     else:
         signature["ROWS"] = config.rows
-        kernel = softmax_backward_tile if back else softmax_tile
+        kernel = softmax_backward_tile if is_backward else softmax_tile
         if config.programs is not None:
-            kernel = softmax_stay
+            kernel = softmax_persistent
             signature["STAGES"] = config.stages
     name = getattr(kernel, "__name__", str(kernel))
-    return TritonSpecimen(
+    return TritonAotKernel(
         label=f"{name}-{kind}-{columns}", kernel=kernel, signature=signature, num_warps=config.warps
     )
 
@@ -292,6 +284,6 @@ IMPLEMENTATION = Implementation(
     backend="triton",
     forward=forward,
     backward=backward,
-    specimens=_specimens(),
-    idea="whole rows in one program, read once",
+    aot_kernels=_aot_kernels(),
+    idea="row_dot rows in one program, read once",
 )

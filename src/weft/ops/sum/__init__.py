@@ -1,10 +1,10 @@
-"""The sum of all elements; README.md beside this has the six ways, the ladder and the figures."""
+"""The sum of all elements; README.md has its implementations, ladder and times."""
 
 from __future__ import annotations
 
 import torch
 
-from weft.ops._shared.public import Schema, call, register
+from weft.dispatch.operator import Schema, call, register
 from weft.ops.sum.spec import check_arguments, spread
 
 register(
@@ -18,12 +18,12 @@ register(
 
 
 def sum(x: torch.Tensor, *, impl: str | None = None) -> torch.Tensor:
-    """The sum of all elements of a tensor.
+    """Return the sum of all elements of a tensor.
 
     Args:
         x: tensor of any shape, empty and 0-d included; float32, float64, float16 or bfloat16; CPU
             or CUDA.
-        impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
+        impl: name of an implementation (``weft ops`` lists them); None lets dispatch choose.
 
     Returns:
         A new 0-d tensor with the dtype and device of ``x``; 0 for an empty ``x``. Partial sums are
@@ -31,8 +31,8 @@ def sum(x: torch.Tensor, *, impl: str | None = None) -> torch.Tensor:
         end. NaN, and +Inf with -Inf, give NaN.
 
     Raises:
-        WeftError: ``x`` is no tensor or of another dtype or device; ``impl`` is unknown or does
-            not run here.
+        WeftError: ``x`` is not a tensor, or has an unsupported dtype or device; ``impl`` is unknown or
+            cannot run here.
 
     Source: blocked and pairwise summation as in Higham, "The accuracy of floating point summation",
     SIAM J. Sci. Comput. 14 (1993).

@@ -1,6 +1,6 @@
-"""What the method alone costs: the error of n equal float32 values, summed five ways.
+"""Error of summation methods: the sum of n equal float32 values by five methods.
 
-No array is made, since all terms are one value. Source of the methods and their bounds:
+No array is needed, since all terms are one value. Source of the methods and their bounds:
 Higham, "The accuracy of floating point summation", SIAM J. Sci. Comput. 14 (1993).
 """
 
@@ -25,7 +25,8 @@ def naive(value: Any, n: int) -> Any:
 
 @numba.njit
 def blocked(value: Any, n: int) -> Any:
-    # 4096 at a time, each started from 0, then the blocks' sums.
+    # Blocks of 4096 elements, each summed from 0; then the blocks' sums are added.
+    # single() after each operation: numba would compute an intermediate float32 expression in float64.
     total, left = single(0), n
     while left > 0:
         take = min(left, 4096)
@@ -41,6 +42,7 @@ def blocked(value: Any, n: int) -> Any:
 def kahan(value: Any, n: int) -> Any:
     total = lost = single(0)
     for _ in range(n):
+        # `lost` is the part of the last term that the rounding of `total` dropped.
         term = single(value - lost)
         new = single(total + term)
         lost = single(single(new - total) - term)
@@ -62,10 +64,11 @@ def added(a: Any, b: Any) -> Any:
 
 
 def pairwise(value: float, n: int) -> float:
-    """Halves summed apart and then together; equal halves are summed once."""
+    """Return the pairwise sum of ``n`` equal values: halves are summed separately and then added."""
 
     @cache
     def half(count: int) -> float:
+        # Both halves are equal if count is even, and the cache makes the recursion logarithmic in n.
         if count == 1:
             return value
         return float(added(single(half(count // 2)), single(half(count - count // 2))))
@@ -83,15 +86,16 @@ METHODS = {
 
 
 def errors(n: int = 10**8, value: float = 0.1) -> dict[str, tuple[float, float]]:
-    """For each method the sum of n times float32(value), and its relative error."""
+    """Return, for each method, the sum of n times float32(value) and its relative error."""
     term = single(value)
+    # Exact rational arithmetic: a float64 reference would have an error near that of the last method.
     exact = Fraction(float(term)) * n
-    found = {name: float(method(term, n)) for name, method in METHODS.items()}
-    return {k: (got, float(abs(Fraction(got) - exact) / exact)) for k, got in found.items()}
+    sums = {name: float(method(term, n)) for name, method in METHODS.items()}
+    return {k: (got, float(abs(Fraction(got) - exact) / exact)) for k, got in sums.items()}
 
 
 def table() -> str:
-    """The errors as a Markdown table, for the README."""
+    """Return the errors as a Markdown table, for the README."""
     lines = ["| method | 1e8 times float32(0.1) | relative error |", "|---|---|---|"]
     lines += [f"| {k} | {got:.1f} | {error:.1e} |" for k, (got, error) in errors().items()]
     return "\n".join(lines) + "\n"

@@ -13,16 +13,16 @@ import torch
 
 from weft.core import FORWARD, Case, Cost, Input, Operator, Property, Tolerance, case
 from weft.core.cases import ITEMSIZE
-from weft.ops._shared import validate
+from weft.ops._common import validate
 
 DTYPES = ("float32", "bfloat16", "float64", "float16")
 
 
-PIECE = 1 << 24  # elements whose rounding errors the reference looks at together
+PIECE = 1 << 24  # elements whose rounding errors the reference computes in one pass: 128 MiB of float64
 
 
 def reference(x: torch.Tensor) -> torch.Tensor:
-    """The float64 sum, with what its own roundings lost: float64 answers are judged too."""
+    """Return the float64 sum plus its own rounding errors, since float64 outputs are checked too."""
     total = x.sum()
     if not torch.isfinite(total):
         return total
@@ -30,17 +30,17 @@ def reference(x: torch.Tensor) -> torch.Tensor:
 
 
 def _nearest(x: torch.Tensor) -> float:
-    """The sum of finite float64 elements to within about one rounding: pairwise, errors kept."""
+    """Return the sum of finite float64 elements to about one rounding: pairwise, with error terms."""
     parts = []
     for piece in x.reshape(-1).split(PIECE):
-        narrow = torch.equal(piece, piece.float().double())  # no float32 answer could tell
+        narrow = torch.equal(piece, piece.float().double())  # a float64 sum of float32 values is exact enough
         while piece.numel() > 1 and not narrow:
             half = piece.numel() // 2
             a, b = piece[:half], piece[half : 2 * half]
-            both = a + b
-            of_b = both - a
-            parts.append(float(((a - (both - of_b)) + (b - of_b)).sum()))  # Knuth's two-sum
-            piece = torch.cat((both, piece[2 * half :]))
+            total = a + b
+            b_part = total - a
+            parts.append(float(((a - (total - b_part)) + (b - b_part)).sum()))  # Knuth's two-sum
+            piece = torch.cat((total, piece[2 * half :]))
         parts.append(float(piece.sum()))
     return math.fsum(parts)
 
@@ -50,9 +50,9 @@ def check_arguments(x: Any) -> None:
 
 
 def spread(grad: torch.Tensor, shape: torch.Size) -> tuple[torch.Tensor]:
-    """The gradient: the output's, at every place. A view with strides 0; one element is copied.
+    """Return the output's gradient expanded to ``shape``: a view with strides 0.
 
-    (A view of one element would be the caller's own gradient under another name.)
+    A gradient of one element is copied, since the view would alias the caller's own gradient.
     """
     view = grad.expand(shape)
     return (view.clone() if view.numel() == 1 else view,)
@@ -68,9 +68,9 @@ def cost(c: Case, direction: str) -> Cost:
 
 
 def scale(x: torch.Tensor) -> torch.Tensor:
-    """max(|sum x|, sqrt(sum x^2), sqrt(sum of the columns' sums squared)) of a float64 tensor.
+    """Return max(|sum x|, sqrt(sum x^2), sqrt(sum of the columns' sums squared)) of a float64 tensor.
 
-    The last is the larger where rows repeat, as an expanded row's do.
+    The last one is the largest if rows repeat, as those of an expanded tensor do.
     """
     columns = x.flatten(0, -2).sum(0) if x.dim() > 1 else x
     norms = (torch.linalg.vector_norm(v) for v in (x, columns))
@@ -78,19 +78,18 @@ def scale(x: torch.Tensor) -> torch.Tensor:
 
 
 def _between(y: torch.Tensor, x: torch.Tensor) -> float:
-    """n min(x) <= sum(x) <= n max(x) for finite x, with room for the roundings on the way."""
+    """Return how far n min(x) <= sum(x) <= n max(x) is violated, in units of the allowed rounding error."""
     if not x.numel():
         return float(y.double().abs())
     low, high = (float(v) * x.numel() for v in x.aminmax())
     if not all(map(torch.isfinite, (torch.tensor(low), torch.tensor(high), y))):
         return 0.0
+    # 1e-300 avoids a division by zero for a tensor of zeros.
     slack = 16 * torch.finfo(y.dtype).eps * max(abs(low), abs(high)) + 1e-300
     return max(float(y) - high, low - float(y), 0.0) / slack
 
 
-def _x(
-    *shape: int, dtype: str = "float32", layout: str = "contiguous", values: str = "normal"
-) -> Input:
+def _x(*shape: int, dtype: str = "float32", layout: str = "contiguous", values: str = "normal") -> Input:
     return Input(name="x", shape=shape, dtype=dtype, layout=layout, values=values)
 
 
@@ -100,8 +99,10 @@ CHECKS = [
     *(case(_x(4093, dtype=d)) for d in DTYPES),
     *(case(_x(30011, dtype=d)) for d in DTYPES),
     *(case(_x(3, 5, 211, dtype=d, values="outliers")) for d in ("float32", "bfloat16")),
+    # Equal terms: their rounding errors have one sign and do not cancel.
     *(case(_x(4093, dtype=d, values="equal")) for d in DTYPES),
     *(case(_x(3001, values=v)) for v in ("large", "tiny", "outliers")),
+    # A sum far from zero: errors are relative to a large value.
     *(case(_x(3001, dtype=d, values="offset")) for d in ("float32", "float64")),
     case(_x(1 << 20)),
     case(_x(1000003, dtype="bfloat16")),
@@ -109,18 +110,18 @@ CHECKS = [
 EDGES = [
     *(case(_x(*s), tags="edge") for s in ((), (0,), (1,), (2,), (5, 0, 3), (1031,), (1, 1, 1))),
     *(case(_x(0, dtype=d), tags="edge") for d in ("bfloat16", "float64", "float16")),
-    *(
-        case(_x(33, 65, layout=k), tags="edge")
-        for k in ("transposed", "sliced", "expanded", "shifted")
-    ),
+    *(case(_x(33, 65, layout=k), tags="edge") for k in ("transposed", "sliced", "expanded", "shifted")),
     *(case(_x(1001, dtype=d, layout="shifted"), tags="edge") for d in DTYPES if d != "float32"),
     *(case(_x(259, dtype=d, values="special"), tags="edge") for d in DTYPES),
     *(case(_x(n, values="special"), tags="edge") for n in (1, 2, 3)),
+    # -Inf must survive: an implementation that pads with it or masks by 0 * x gives NaN.
     case(_x(1021, values="neginf"), tags="edge"),
-    # A float32 count of ones stops at 2^24, a bfloat16 one at 2^8: no lone running sum passes.
+    # A running sum of ones stops at 2^24 in float32 and at 2^8 in bfloat16: one running sum fails these
+    # cases.
     case(_x(2**24 + 3, values="ones"), tags="edge", name="fp32-past-2^24-ones"),
     case(_x(1000, dtype="bfloat16", values="ones"), tags="edge"),
     case(_x(10**8, values="equal"), tags="edge", devices=CUDA, name="fp32-1e8-equal"),
+    # Past the range of a 32-bit index.
     case(_x(2**31 + 8, dtype="bfloat16"), tags="edge", devices=CUDA),
 ]
 BENCHES = [
@@ -152,8 +153,6 @@ OPERATOR = Operator(
         "library's chains lose seven, of 1e8 equal float32 values whose roundings do not cancel",
     ),
     scale=scale,
-    scale_reason=(
-        "a sum may rightly be near zero; sqrt(sum x^2) is its RMS over random signs of the terms"
-    ),
+    scale_reason=("a sum may rightly be near zero; sqrt(sum x^2) is its RMS over random signs of the terms"),
     backward_note="the gradient is grad.expand(x.shape): a view, no kernel and no bytes",
 )

@@ -1,8 +1,10 @@
-// The sum of n elements in one launch, in a fixed order: many 16-byte loads in flight, partial sums
-// in double, and the block that finishes last adds them up.
+// The sum of n elements in one launch, in a fixed order.
 //
-// A thread loads UNROLL vectors before it uses the first, adds those by a tree in float (double
-// stays double), and adds only that to a double. Bytes: n read, 8 a block written and read again.
+// A thread loads UNROLL 16-byte vectors before it uses the first. It adds their elements by a tree in float
+// (double stays double) and adds only that result to a running sum in double. Each block writes one partial
+// sum; the block that finishes last adds them up. A double addition for every UNROLL vectors costs nothing
+// beside the loads, and the error does not grow with n. Bytes: n read, 8 for each block written and read
+// again.
 #include "numeric.cuh"
 #include "reduce.cuh"
 
@@ -12,12 +14,12 @@
 #ifndef THREADS
 #define THREADS 256
 #endif
-// Blocks that must fit on a multiprocessor at once: bounds the registers, 65536 shared by all.
+// Blocks that must fit on an SM at once: bounds the registers of a thread, of which an SM has 65536.
 #ifndef RESIDENT
 #define RESIDENT 1
 #endif
-// How vectors are loaded: 0 as the compiler likes, 1 past the L1 cache, 2 past L1 and first out of
-// L2.
+// Cache policy of the loads. 0: the compiler's. 1: not allocated in the L1, since no element is read twice.
+// 2: as 1, and evicted first from the L2, so that the sum does not displace other data there.
 #ifndef HINT
 #define HINT 1
 #endif
@@ -29,7 +31,7 @@ constexpr int TICKETS = 4096;
 using Pack = Vector<WEFT_T, N>;
 static_assert((UNROLL & (UNROLL - 1)) == 0 && THREADS % 32 == 0, "trees need powers of two");
 
-// Zero when the module is loaded; each call leaves its own at zero again.
+// Counters of finished blocks. All are 0 when the module is loaded, and each call leaves its own at 0.
 __device__ unsigned int tickets[TICKETS];
 
 struct AddDouble {
@@ -39,8 +41,10 @@ struct AddDouble {
 
 __device__ __forceinline__ double widen(double v) { return v; }
 template <typename T> __device__ __forceinline__ float widen(T v) { return to_float(v); }
-using Narrow = decltype(widen(WEFT_T()));  // what short trees are added in
+using Narrow = decltype(widen(WEFT_T()));  // type in which one tile's elements are added: float or double
 
+// The only rounding to the output's type. float16 and bfloat16 go through float: double rounding can differ
+// from one rounding by an ulp only at exact ties of the float.
 __device__ __forceinline__ void round_to(double v, double* y) { *y = v; }
 template <typename T> __device__ __forceinline__ void round_to(double v, T* y) {
   *y = from_float<T>((float)v);
@@ -65,7 +69,7 @@ __device__ __forceinline__ Pack load(const Pack* p) {
 #endif
 }
 
-// v[0] + ... + v[COUNT - 1] by a tree, in place.
+// Return v[0] + ... + v[COUNT - 1], added by a tree in place: an error of log2(COUNT) roundings, not COUNT.
 template <int COUNT> __device__ __forceinline__ Narrow tree(Narrow (&v)[COUNT]) {
 #pragma unroll
   for (int half = COUNT / 2; half > 0; half /= 2)
@@ -93,19 +97,22 @@ __device__ __forceinline__ void load_tile(Pack (&in)[UNROLL], const Pack* tile) 
   for (int i = 0; i < UNROLL; ++i) in[i] = load(tile + i * THREADS + threadIdx.x);
 }
 
-// The sum over the block, to thread 0. `shared` may be used again after the next __syncthreads().
+// Return the sum over the block in thread 0; the other threads get no useful value. `shared` may be used
+// again after the next __syncthreads().
 __device__ __forceinline__ double block_sum(double v, double* shared) {
   v = warp_reduce<AddDouble>(v);
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = v;
   __syncthreads();
+  // A whole warp takes part, since the shuffles name all 32 lanes; lanes past the last warp add 0.
   if (threadIdx.x < 32) v = warp_reduce<AddDouble>(threadIdx.x < WARPS ? shared[threadIdx.x] : 0.0);
   return v;
 }
 
-// This thread's share of x: full tiles blockIdx.x, blockIdx.x + gridDim.x, ...; in the block whose
-// turn is next also what no full tile covers: some vectors, and up to N - 1 elements on either
-// side.
+// Return the sum of this thread's part of x: full tiles blockIdx.x, blockIdx.x + gridDim.x, ... One block
+// also adds what no full tile covers: some vectors, and up to N - 1 elements on either side. It is the block
+// that would have the next tile, since it has at most as many tiles as the others.
 __device__ __forceinline__ double share(const WEFT_T* __restrict__ x, index_t n) {
+  // x may begin at any element (a view with an offset): vectors start at the next 16-byte boundary.
   const index_t before = ((16 - (reinterpret_cast<size_t>(x) & 15)) & 15) / sizeof(WEFT_T);
   const index_t head = before < n ? before : n;
   const Pack* wide = reinterpret_cast<const Pack*>(x + head);
@@ -133,8 +140,8 @@ __device__ __forceinline__ double share(const WEFT_T* __restrict__ x, index_t n)
   return total;
 }
 
-// x: (n,), aligned as its type; y: one element; partials: (gridDim.x,). `slot` names a ticket that
-// no other call in flight holds.
+// x: (n,), aligned as its type; y: one element; partials: (gridDim.x,). `slot` is the index of a ticket that
+// no other call in flight uses; _ticket in with_cuda.py chooses it.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 sum_once(const WEFT_T* __restrict__ x, WEFT_T* y, double* partials, index_t n, index_t slot) {
   __shared__ double shared[WARPS];
@@ -142,21 +149,22 @@ sum_once(const WEFT_T* __restrict__ x, WEFT_T* y, double* partials, index_t n, i
   const double mine = block_sum(share(x, n), shared);
   if (threadIdx.x == 0) {
     partials[blockIdx.x] = mine;
-    __threadfence();  // the partial sum is seen by all before the ticket that tells of it
-    // atomicInc goes back to 0 after gridDim.x - 1: the last block leaves the ticket as it found
-    // it.
+    __threadfence();  // release: the partial sum is visible to the device before the ticket counts it
+    // atomicInc wraps to 0 after gridDim.x - 1, so that the last block resets the ticket without a store.
     last = atomicInc(&tickets[slot], gridDim.x - 1) == gridDim.x - 1;
   }
   __syncthreads();
   if (!last) return;
-  __threadfence();
+  __threadfence();  // acquire: every block's partial sum is visible from here on
   double total = 0.0;
+  // __ldcg reads the L2, where the other blocks' stores are; this SM's L1 may have stale lines. The order of
+  // the additions depends on the indices alone, so that each run gives the same bits.
   for (unsigned int i = threadIdx.x; i < gridDim.x; i += THREADS) total += __ldcg(partials + i);
   total = block_sum(total, shared);
   if (threadIdx.x == 0) round_to(total, y);
 }
 
-// The same in two launches, for where no ticket is left: partial sums, then one block adds them.
+// The same in two launches, for calls that get no ticket: partial sums, then one block adds them.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 sum_tiles(const WEFT_T* __restrict__ x, double* partials, index_t n) {
   __shared__ double shared[WARPS];

@@ -1,8 +1,7 @@
 """The sum in CUDA C++, the ladder's last step: many loads in flight, one launch; see sum.cu.
 
-The block that finishes last adds up the blocks' sums. It knows that it is the last by a ticket, a
-counter in the module's own memory; calls that may run at one time hold different ones (see
-:func:`_slot`).
+The block that finishes last adds up the blocks' sums. A ticket, a counter in the module's own memory, tells
+it that it is the last. Calls that may run at the same time use different tickets (see :func:`_ticket`).
 """
 
 from __future__ import annotations
@@ -16,27 +15,23 @@ import torch
 
 from weft.backends.nvrtc import CudaSource
 from weft.core import Implementation
-from weft.ops._shared.layout import dense
+from weft.machine.device_limits import num_sms
+from weft.ops._common.layout import CUDA_TYPES, dense, dtype_name
 from weft.ops.sum.spec import spread
 
-TYPES = {
-    torch.float32: "float",
-    torch.bfloat16: "__nv_bfloat16",
-    torch.float64: "double",
-    torch.float16: "__half",
-}
+DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.float16)
 KERNELS = ("sum_once", "sum_tiles", "sum_partials")
 TICKETS = 4096  # as in sum.cu
-STREAMS = 1024  # tickets kept for streams; the others are for calls captured into graphs
+STREAMS = 1024  # counters for streams; the others are for calls captured into graphs
 HINTS = {"plain": 0, "past L1": 1, "past L1, first out of L2": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """How the kernel is launched: ``unroll`` 16-byte loads in flight for each of ``threads``.
+    """Launch configuration: ``unroll`` 16-byte loads in flight for each of ``threads`` threads.
 
-    ``blocks`` is how many share the work on each multiprocessor, striding over it; None gives each
-    block ``tiles`` tiles and lets the hardware deal the blocks out.
+    ``blocks`` is the number of blocks on each SM, which stride over the tensor. None launches as many blocks
+    as there are groups of ``tiles`` tiles and leaves their distribution to the hardware.
     """
 
     threads: int = 256
@@ -46,25 +41,25 @@ class Config:
     hint: str = "past L1"
 
     def source(self, dtype: torch.dtype) -> CudaSource:
-        """The program for one dtype."""
-        return _source(self.threads, self.unroll, self.resident, HINTS[self.hint], dtype)
+        """Return the program for one dtype."""
+        return _source(self.threads, self.unroll, self.min_blocks, HINTS[self.hint], dtype)
 
     @property
-    def resident(self) -> int:
-        """Blocks that must fit on a multiprocessor at once: where dealt out, all that do."""
-        return self.blocks or min(2048 // self.threads, self.room // self.threads)
+    def min_blocks(self) -> int:
+        """Number of blocks that must fit on an SM, which bounds the registers."""
+        return self.blocks or min(2048 // self.threads, self.max_threads_per_sm // self.threads)
 
     @property
-    def room(self) -> int:
-        """Threads that a multiprocessor's 65536 registers hold: a thread needs 24 + 8 a vector."""
+    def max_threads_per_sm(self) -> int:
+        """Number of threads that the 65536 registers of an SM allow: each needs 24, and 8 for each vector."""
         return 65536 // (24 + 8 * self.unroll)
 
     def grid(self, elements: int, itemsize: int, device: torch.device) -> int:
-        """Blocks for a tensor: at least one, and no more than there are full tiles."""
+        """Return the number of blocks for a tensor: at least one, at most the number of full tiles."""
         full = elements // (self.threads * self.unroll * (16 // itemsize))
         if self.blocks is None:
             return max(1, -(-full // self.tiles))
-        return max(1, min(full, self.blocks * _units(device)))
+        return max(1, min(full, self.blocks * num_sms(device)))
 
 
 CONFIG = Config()
@@ -75,60 +70,57 @@ CANDIDATES = tuple(
     for blocks, tiles in ((1, 1), (2, 1), (4, 1), (8, 1), (None, 1), (None, 4), (None, 16))
     for hint in HINTS
     for config in [Config(threads=threads, unroll=unroll, blocks=blocks, tiles=tiles, hint=hint)]
-    if threads * (blocks or 1) <= config.room
+    if threads * (blocks or 1) <= config.max_threads_per_sm
 )
 
 
 @cache
-def _source(threads: int, unroll: int, resident: int, hint: int, dtype: torch.dtype) -> CudaSource:
-    numbers = (("THREADS", threads), ("UNROLL", unroll), ("RESIDENT", resident), ("HINT", hint))
+def _source(threads: int, unroll: int, min_blocks: int, hint: int, dtype: torch.dtype) -> CudaSource:
+    numbers = (("THREADS", threads), ("UNROLL", unroll), ("RESIDENT", min_blocks), ("HINT", hint))
     return CudaSource(
         file=Path(__file__).with_name("sum.cu"),
         kernels=KERNELS,
-        defines=(("WEFT_T", TYPES[dtype]), *((name, str(value)) for name, value in numbers)),
-        label=str(dtype).removeprefix("torch."),
+        defines=(("WEFT_T", CUDA_TYPES[dtype]), *((name, str(value)) for name, value in numbers)),
+        label=dtype_name(dtype),
     )
-
-
-@cache
-def _units(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 _streams: dict[tuple[int | None, int], int] = {}
 _for_streams, _for_captures = count(0), count(STREAMS)
 
 
-def _slot(device: torch.device) -> int | None:
-    """A ticket that no other call in flight holds; None where none is left.
+def _ticket(device: torch.device) -> int | None:
+    """Return the index of a ticket counter that no other call in flight uses; None if all are taken.
 
-    Calls on one stream run one after another and share theirs. A captured call is replayed on any
-    stream, beside anything, so it gets one that is never given again.
+    Calls on one stream run one after another and share a counter. A captured call may be replayed on any
+    stream, beside any other call, so that it gets a counter of its own for good.
     """
     if torch.cuda.is_current_stream_capturing():
-        slot = next(_for_captures)
+        # The counter never runs backwards: a graph may be replayed at any later time.
+        ticket = next(_for_captures)
     else:
         key = (device.index, torch.cuda.current_stream(device).cuda_stream)
-        found = _streams.get(key)
-        slot = _streams.setdefault(key, next(_for_streams)) if found is None else found
-        return slot if slot < STREAMS else None
-    return slot if slot < TICKETS else None
+        cached_ticket = _streams.get(key)
+        ticket = _streams.setdefault(key, next(_for_streams)) if cached_ticket is None else cached_ticket
+        return ticket if ticket < STREAMS else None
+    return ticket if ticket < TICKETS else None
 
 
 def forward_with(config: Config, x: torch.Tensor) -> torch.Tensor:
-    """The sum under a given launch configuration (for tuning)."""
+    """Compute the sum with one launch configuration."""
     x = dense(x)
     n = x.numel()
     source = config.source(x.dtype)
     blocks = config.grid(n, x.element_size(), x.device)
     partials = torch.empty(blocks, dtype=torch.float64, device=x.device)
     y = torch.empty((), dtype=x.dtype, device=x.device)
-    slot = _slot(x.device)
-    if slot is None:
+    ticket = _ticket(x.device)
+    # Slower by a launch, but correct with any number of streams and captured graphs.
+    if ticket is None:
         source["sum_tiles"](blocks, config.threads, x, partials, n)
         source["sum_partials"](1, config.threads, partials, y, blocks)
     else:
-        source["sum_once"](blocks, config.threads, x, y, partials, n, slot)
+        source["sum_once"](blocks, config.threads, x, y, partials, n, ticket)
     return y
 
 
@@ -142,6 +134,6 @@ IMPLEMENTATION = Implementation(
     backend="cuda",
     forward=forward,
     backward=spread,
-    specimens=tuple(CONFIG.source(dtype) for dtype in TYPES),
+    aot_kernels=tuple(CONFIG.source(dtype) for dtype in DTYPES),
     idea="four vectors in flight, one launch: the last block ends it",
 )

@@ -1,4 +1,4 @@
-"""The sum composed by hand from torch calls: rows of 256, then their sums, until one is left."""
+"""Sum composed of torch calls: rows of 256 are summed, then their sums, until one is left."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import torch
 
 from weft.backends.inductor import compiled
 from weft.core import Implementation
-from weft.ops._shared.layout import dense, flat
+from weft.ops._common.layout import dense, flat
 from weft.ops.sum.spec import spread
 
-ROW = 256  # elements; short, so that whatever order a row is summed in, its error stays small
+ROW = 256  # elements; so short that the error stays small in any order of summation
 
 
 def forward(x: torch.Tensor) -> torch.Tensor:
-    # A dtype given to sum() widens each element on its way in: no wide copy of x is made.
+    # sum(dtype=...) converts each element as it is read, so that no converted copy of x is allocated.
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     parts = flat(dense(x))
     while parts.numel() > ROW:

@@ -1,12 +1,13 @@
-"""The sum in numba: ``numba.cuda`` (a tree in shared memory), ``njit(parallel=True)`` on a CPU."""
+"""Sum in numba: ``numba.cuda`` (a tree in shared memory), and ``njit(parallel=True)`` on a CPU."""
 
 from __future__ import annotations
 
 import torch
 
-from weft.backends.numba_jit import SIMULATED, NumbaSpecimen, array, cuda, launch, numba
+from weft.backends.numba_jit import SIMULATED, NumbaAotKernel, array, cuda, launch, numba
 from weft.core import YES, Case, Implementation, Support, no
-from weft.ops._shared.layout import dense, flat
+from weft.ops._common.layout import dense, flat
+from weft.ops._common.numba_parallel import parallel_implementation
 from weft.ops.sum.spec import spread
 
 THREADS = 32 if SIMULATED else 256  # the simulator runs each as a thread of the host
@@ -16,8 +17,8 @@ SPAN = 256  # elements that one iteration of the CPU's parallel loop sums
 
 @cuda.jit
 def sum_blocks(x, partials):
-    # x: (n,); partials: (blocks,) float64. A thread sums every step-th element from its own place,
-    # four at a time. Bytes: n read, 8 a block written.
+    # x: (n,); partials: (blocks,) float64. A thread sums every step-th element from its own index on, with
+    # four loads in flight. Bytes: n read, 8 for each block written.
     shared = cuda.shared.array(THREADS, numba.float64)
     t = cuda.threadIdx.x
     total = numba.float64(0)
@@ -48,6 +49,7 @@ def forward(x: torch.Tensor) -> torch.Tensor:
         return torch.zeros((), dtype=x.dtype, device=x.device)
     blocks = min(-(-n // THREADS), 2 if SIMULATED else BLOCKS)
     partials = torch.empty(blocks, dtype=torch.float64, device=x.device)
+    # The same kernel with one block adds the partial sums: x is then an array of float64.
     total = torch.empty(1, dtype=torch.float64, device=x.device)
     launch(sum_blocks, blocks, THREADS, array(flat(x)), array(partials))
     launch(sum_blocks, 1, THREADS, array(partials), array(total))
@@ -62,13 +64,14 @@ def supports(case: Case, device: str) -> Support:
 
 @numba.njit(parallel=True, fastmath=False, cache=False)
 def sum_parallel(x, partials):
-    # x: (n,); partials: (spans,) float64. Spans have a fixed length and a fixed order within, eight
-    # running sums apart, so that the answer is the same on any number of cores.
+    # x: (n,); partials: (spans,) float64. A span has a fixed length and a fixed order, so that the result
+    # does not depend on the number of cores. Eight independent sums hide the latency of an addition and let
+    # LLVM vectorise the loop without fastmath, which would assume that there are no NaN.
     for span in numba.prange(partials.size):
         at = span * SPAN
-        past = min(at + SPAN, x.size)
+        stop = min(at + SPAN, x.size)
         a = b = c = d = e = f = g = h = numba.float64(0)
-        while at + 8 <= past:
+        while at + 8 <= stop:
             a += x[at]
             b += x[at + 1]
             c += x[at + 2]
@@ -78,7 +81,7 @@ def sum_parallel(x, partials):
             g += x[at + 6]
             h += x[at + 7]
             at += 8
-        while at < past:
+        while at < stop:
             a += x[at]
             at += 1
         partials[span] = ((a + b) + (c + d)) + ((e + f) + (g + h))
@@ -91,12 +94,6 @@ def forward_parallel(x: torch.Tensor) -> torch.Tensor:
     return partials.sum().to(x.dtype)
 
 
-def supports_parallel(case: Case, device: str) -> Support:
-    if case.dtype not in ("float32", "float64"):
-        return no(f"numba compiles no {case.dtype} arithmetic for a CPU; use float32 or float64")
-    return YES
-
-
 IMPLEMENTATION = Implementation(
     operator="sum",
     name="numba",
@@ -104,8 +101,8 @@ IMPLEMENTATION = Implementation(
     forward=forward,
     backward=spread,
     supports=supports,
-    specimens=tuple(
-        NumbaSpecimen(
+    aot_kernels=tuple(
+        NumbaAotKernel(
             label=f"sum_blocks-{dtype}",
             kernel=sum_blocks,
             signature=f"{dtype}[::1], float64[::1]",
@@ -114,13 +111,10 @@ IMPLEMENTATION = Implementation(
     ),
     idea="grid stride in float64, a tree in shared memory, twice",
 )
-PARALLEL = Implementation(
-    operator="sum",
-    name="numba/parallel",
-    backend="numba",
-    forward=forward_parallel,
-    backward=spread,
-    supports=supports_parallel,
-    idea="njit(parallel=True): spans of 256 in float64, over all cores",
-    devices=("cpu",),
+PARALLEL = parallel_implementation(
+    "sum",
+    forward_parallel,
+    spread,
+    "njit(parallel=True): spans of 256 in float64, over all cores",
+    ("float32", "float64"),
 )

@@ -1,4 +1,4 @@
-"""The sum by the library: one call."""
+"""Sum by PyTorch: one call of Tensor.sum."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The sum in Triton: programs stride over tiles, keeping float64 sums; a second kernel adds those.
+"""Sum in Triton: programs stride over tiles with float64 sums; a second kernel adds the programs' sums.
 
-A tile is DEPTH rows of WIDTH elements, loaded whole, so that each thread has DEPTH 16-byte loads in
-flight. Its rows are added in float32 by a tree, and only that sum of DEPTH is added in float64: a
-float64 addition for every DEPTH elements costs nothing beside the loads, and leaves an error that
-does not grow with the number of tiles.
+A tile has DEPTH rows of WIDTH elements and is loaded at once, so that each thread has DEPTH 16-byte loads in
+flight. Its rows are added in float32 by a tree, and only that sum of DEPTH elements is added in float64. One
+float64 addition for every DEPTH elements costs nothing beside the loads, and the error does not grow with the
+number of tiles.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ from dataclasses import dataclass
 
 import torch
 
-from weft.backends.triton_jit import INTERPRETED, TritonSpecimen, tl, triton
+from weft.backends.triton_jit import TritonAotKernel, tl, triton
 from weft.core import Implementation
-from weft.ops._shared.layout import dense
+from weft.machine.device_limits import num_sms
+from weft.ops._common.layout import dense
 from weft.ops.sum.spec import spread
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """How the first kernel is launched: ``depth`` loads of 16 bytes in flight for each thread.
+    """Launch configuration of the first kernel: ``depth`` loads of 16 bytes in flight for each thread.
 
-    ``programs`` is how many share the work on each multiprocessor; None gives each ``tiles`` tiles
-    and lets the hardware deal them out.
+    ``programs`` is the number of programs on each SM, which stride over the tensor. With None each program
+    has ``tiles`` tiles, and the hardware distributes the programs.
     """
 
     warps: int = 8
@@ -33,7 +34,7 @@ class Config:
     evict_first: bool = False
 
     def width(self, itemsize: int) -> int:
-        """Elements that the threads of a program load at 16 bytes each."""
+        """Return the number of elements that the threads of a program load with 16 bytes each."""
         return self.warps * 32 * (16 // itemsize)
 
 
@@ -46,33 +47,32 @@ CANDIDATES = tuple(
     for e in (False, True)
     if w * (p or 1) <= 64
 )
-FINAL = 1024  # partial sums that the second kernel takes at a time
+FINAL = 1024  # partial sums that the second kernel loads at a time
 
 
 @triton.jit
 def tree_of_rows(x):
-    """A tile's column sums, in float64: added in float32 down the few rows, float64 as it is."""
+    """Return a tile's column sums in float64; rows are added in float32 (in float64 for float64)."""
     if x.dtype != tl.float64:
         x = x.to(tl.float32)
     return tl.sum(x, axis=0).to(tl.float64)
 
 
 @triton.jit
-def sum_tiles(
-    x_ptr, partials_ptr, n, DEPTH: tl.constexpr, WIDTH: tl.constexpr, EVICT: tl.constexpr
-):
-    # x: (n,) storage order; partials: (programs,) float64. Bytes: n read, 8 a program written.
+def sum_tiles(x_ptr, partials_ptr, n, DEPTH: tl.constexpr, WIDTH: tl.constexpr, EVICT: tl.constexpr):
+    # x: (n,) in storage order; partials: (programs,) float64. Bytes: n read, 8 for each program written.
     TILE: tl.constexpr = DEPTH * WIDTH
     within = tl.arange(0, DEPTH)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
     total = tl.zeros((WIDTH,), tl.float64)
     first, programs = tl.program_id(0), tl.num_programs(0)
     full = n // TILE
+    # int64: a tensor may have more than 2^31 elements.
     base = x_ptr + first.to(tl.int64) * TILE
     for _ in range(first, full, programs):
         x = tl.load(base + within, eviction_policy="evict_first" if EVICT else "")
         total += tree_of_rows(x)
         base += programs.to(tl.int64) * TILE
-    # Only the last tile is masked: a bound that is no multiple of 16 would break up every load.
+    # Only the last tile is masked: with a bound that is no multiple of 16, Triton splits every masked load.
     if first == programs - 1:
         at = full * TILE + within.to(tl.int64)
         total += tree_of_rows(tl.load(x_ptr + at, mask=at < n, other=0.0))
@@ -90,14 +90,14 @@ def sum_partials(partials_ptr, y_ptr, count, BLOCK: tl.constexpr):
 
 
 def _programs(config: Config, tiles: int, device: torch.device) -> int:
+    # Without a stride: as many programs as tiles need, in the hardware's order.
     if config.programs is None:
         return max(1, triton.cdiv(tiles, config.tiles))
-    units = 2 if INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count
-    return max(1, min(tiles, config.programs * units))
+    return max(1, min(tiles, config.programs * num_sms(device, interpreted=2)))
 
 
 def forward_with(config: Config, x: torch.Tensor) -> torch.Tensor:
-    """The sum under a given launch configuration (for tuning)."""
+    """Compute the sum with one launch configuration."""
     x = dense(x)
     n, width = x.numel(), config.width(x.element_size())
     tiles = triton.cdiv(n, config.depth * width)
@@ -121,9 +121,9 @@ def forward(x: torch.Tensor) -> torch.Tensor:
     return forward_with(CONFIG, x)
 
 
-def _specimens() -> tuple[TritonSpecimen, ...]:
+def _aot_kernels() -> tuple[TritonAotKernel, ...]:
     tiles = tuple(
-        TritonSpecimen(
+        TritonAotKernel(
             label=f"sum_tiles-{dtype}",
             kernel=sum_tiles,
             signature={
@@ -139,7 +139,7 @@ def _specimens() -> tuple[TritonSpecimen, ...]:
         for dtype, itemsize in (("fp32", 4), ("bf16", 2), ("fp16", 2), ("fp64", 8))
     )
     ends = tuple(
-        TritonSpecimen(
+        TritonAotKernel(
             label=f"sum_partials-{dtype}",
             kernel=sum_partials,
             signature={
@@ -160,6 +160,6 @@ IMPLEMENTATION = Implementation(
     backend="triton",
     forward=forward,
     backward=spread,
-    specimens=_specimens(),
+    aot_kernels=_aot_kernels(),
     idea="tiles in flight, float64 partial sums, a second kernel",
 )

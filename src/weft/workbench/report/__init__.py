@@ -1,11 +1,10 @@
-"""The report: records in, one self-contained page out.
+"""The report: one self-contained HTML page, and tables, from records.
 
-``rows`` makes records safe to draw, ``devices`` gathers them, ``roofline``, ``bandwidth``,
-``charts`` and ``ladders`` place marks, ``page`` fills the templates. Nothing here runs a kernel or
-imports torch.
+``device_records`` reads records and makes them safe to show. ``roofline``, ``charts`` and ``ladders`` compute
+plots of them, ``page`` fills the templates. Nothing here runs a kernel or imports torch.
 """
 
-from weft.workbench.report.files import load
+from weft.workbench.report.device_records import load
 from weft.workbench.report.page import page
 
 __all__ = ["load", "page"]

@@ -1,7 +1,7 @@
-"""The page: one self-contained HTML file from records, with no network and nothing trusted.
+"""The page: one self-contained HTML file from records, which needs no network.
 
-Everything a record says is escaped by the templates; a content security policy lets only the
-page's own script run and lets nothing be fetched.
+Records are not trusted: the templates escape all of their text, and a content security policy allows only the
+page's own script and no requests.
 """
 
 from __future__ import annotations
@@ -19,43 +19,42 @@ from markupsafe import Markup
 from weft.core.implementation import BACKENDS
 from weft.core.record import FAIL, PASS, UNSUPPORTED, Record
 from weft.workbench.report import scales, svg
-from weft.workbench.report.bandwidth import bandwidth_roof
-from weft.workbench.report.charts import bars, closeness
-from weft.workbench.report.devices import DeviceRecords, by_device
+from weft.workbench.report.charts import Bars, bars, closeness
+from weft.workbench.report.device_records import OTHER, DeviceRecords, Row, by_device, mapping
 from weft.workbench.report.ladders import Ladder, ladders
-from weft.workbench.report.roofline import roofline
-from weft.workbench.report.rows import OTHER, Row, mapping
+from weft.workbench.report.roofline import bandwidth_plot, roofline
 
-BACKEND_SAYS = {
-    "eager": "composed by hand from torch calls",
-    "torch": "the library's own fused call",
-    "compile": "eager through torch.compile",
+BACKEND_TITLES = {
+    "eager": "plain PyTorch calls",
+    "torch": "PyTorch's own fused operator",
+    "compile": "the eager implementation through torch.compile",
     "triton": "a Triton kernel",
     "cuda": "CUDA C++ through NVRTC",
     "numba": "numba.cuda, or njit on a CPU",
-    OTHER: "a backend this page does not know",
+    OTHER: "a backend unknown to this page",
 }
-# The versions that a figure hangs on; the fingerprint at the foot has all of them.
-NAMED = ("weft", "python", "torch", "triton", "numba", "cuda")
+# Versions that affect times; the fingerprint at the end of the page has all of them.
+SHOWN_VERSIONS = ("weft", "python", "torch", "triton", "numba", "cuda")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Refusal:
-    """One reason, and everything that it holds for."""
+class SharedReason:
+    """Reason for a missing time, with all rows that it applies to."""
 
     reason: str
     rows: tuple[Row, ...]
 
     @property
-    def who(self) -> list[str]:
+    def names(self) -> list[str]:
+        """Operators and implementations of the rows, each once."""
         return list(dict.fromkeys(f"{r.operator} {r.implementation}" for r in self.rows))
 
 
 def page(records: Iterable[Record], *, torn: int = 0, title: str = "Weft report") -> str:
-    """The report as HTML. ``torn`` is how many lines of the files could not be read."""
+    """Return the report as HTML. ``torn`` is the number of lines of the files that could not be read."""
     devices = by_device(records)
     rows = [r for d in devices for r in d.rows]
-    used = {r.backend for r in rows}
+    backends = {r.backend for r in rows}
     script = Markup(_source("page.js"))
     return (
         _templates()
@@ -65,37 +64,38 @@ def page(records: Iterable[Record], *, torn: int = 0, title: str = "Weft report"
             torn=torn,
             devices=[_device(d, i) for i, d in enumerate(devices)],
             counts={s: sum(r.status == s for r in rows) for s in (PASS, FAIL, UNSUPPORTED)},
-            legend=[(b, BACKEND_SAYS[b], svg.swatch(b)) for b in (*BACKENDS, OTHER) if b in used],
+            # The legend has the fixed order of all backends, but only those in the records.
+            legend=[(b, BACKEND_TITLES[b], svg.swatch(b)) for b in (*BACKENDS, OTHER) if b in backends],
             style=Markup(_source("page.css")),
             script=script,
+            # The content security policy names this hash, so a script injected by a record cannot run.
             script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-            many=len(devices) > 1,
         )
     )
 
 
 def _device(device: DeviceRecords, index: int) -> dict[str, Any]:
-    refused = [r for r in device.rows if r.status == UNSUPPORTED]
+    unsupported = [r for r in device.rows if r.status == UNSUPPORTED]
     untimed = [r for r in device.rows if r.status == PASS and not r.timed]
     return {
         "id": f"device-{index + 1}",
         "data": device,
         "facts": _facts(device),
-        "ceilings": _ceilings(device),
+        "peaks": _peaks(device),
         "closeness": closeness(device),
-        "plots": [p for p in (bandwidth_roof(device), roofline(device)) if p],
+        "plots": [p for p in (bandwidth_plot(device), roofline(device)) if p],
         "bars": _by_operator(bars(device)),
-        "ladders": _folded(ladders(device)),
+        "ladders": _by_backend(ladders(device)),
         "failed": [r for r in device.rows if r.status == FAIL],
-        "unsupported": _refusals(refused),
-        "untimed": _refusals(untimed),
+        "unsupported": _by_reason(unsupported),
+        "untimed": _by_reason(untimed),
         "tally": _tally(device),
         "machines": [flatten(m) for m in device.machines],
     }
 
 
 def _facts(device: DeviceRecords) -> list[tuple[str, str]]:
-    """What a reader must know to judge a figure: the date, the commit, the driver, the versions."""
+    """Return what a reader needs to judge a time: date, commit, driver, versions."""
     machine = device.machine
     commit = str(machine.get("commit") or "")[:12]
     if commit and machine.get("dirty"):
@@ -104,58 +104,59 @@ def _facts(device: DeviceRecords) -> list[tuple[str, str]]:
     date = str(machine.get("date") or "")[:16].replace("T", " ")
     facts = [("date", date), ("commit", commit)]
     facts += [(k, str(machine.get(k) or "")) for k in ("arch", "driver", "os")]
-    facts += [(k, str(versions.get(k) or "")) for k in NAMED]
+    facts += [(k, str(versions.get(k) or "")) for k in SHOWN_VERSIONS]
     return [(k, v) for k, v in facts if v]
 
 
-def _ceilings(device: DeviceRecords) -> list[tuple[str, str]]:
-    """What the device was measured to reach; nothing where the records do not say."""
-    roofs, facts = device.roofs, []
-    if not roofs.derived:
-        facts.append(("copy", scales.unit(roofs.copy, "B/s")))
-        facts.append(("read", scales.unit(roofs.read, "B/s")))
-        for rate, value in roofs.matrix.items():
+def _peaks(device: DeviceRecords) -> list[tuple[str, str]]:
+    """Return the measured peaks of the device; an empty list if the records have none."""
+    peaks, facts = device.peaks, []
+    if not peaks.derived:
+        facts.append(("copy", scales.unit(peaks.copy, "B/s")))
+        facts.append(("read", scales.unit(peaks.read, "B/s")))
+        for rate, value in peaks.matrix.items():
             facts.append((rate, scales.unit(value, "FLOP/s")))
     return [(k, v) for k, v in facts if v != scales.NONE]
 
 
-def flatten(machine: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
-    """A fingerprint as rows of dotted name and value, nested mappings opened."""
-    found: list[tuple[str, str]] = []
+def flatten(machine: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Return a fingerprint as pairs of dotted name and value."""
+    pairs: list[tuple[str, str]] = []
     for key, value in machine.items():
-        name = f"{before}{key}"
+        name = f"{prefix}{key}"
         if isinstance(value, Mapping):
-            found += flatten(value, f"{name}.")
+            pairs += flatten(value, f"{name}.")
         else:
-            told = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-            found.append((name, scales.NONE if value is None else told))
-    return found
+            text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            pairs.append((name, scales.NONE if value is None else text))
+    return pairs
 
 
-def _by_operator(charts: list[Any]) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = {}
+def _by_operator(charts: list[Bars]) -> dict[str, list[Bars]]:
+    groups: dict[str, list[Bars]] = {}
     for chart in charts:
-        found.setdefault(chart.operator, []).append(chart)
-    return found
+        groups.setdefault(chart.operator, []).append(chart)
+    return groups
 
 
-def _folded(found: list[Ladder]) -> list[tuple[Ladder, list[Ladder]]]:
-    """Each ladder at its largest case, with the same ladder's other cases behind it."""
+def _by_backend(sorted_ladders: list[Ladder]) -> list[tuple[Ladder, list[Ladder]]]:
+    """Return each operator's ladder in each backend: the one at its largest case, and the other cases."""
+    # `ladders` sorts the largest case first; the page folds the others.
     groups: dict[tuple[str, str], list[Ladder]] = {}
-    for ladder in found:
+    for ladder in sorted_ladders:
         groups.setdefault((ladder.operator, ladder.backend), []).append(ladder)
     return [(group[0], group[1:]) for group in groups.values()]
 
 
-def _refusals(rows: list[Row]) -> list[Refusal]:
+def _by_reason(rows: list[Row]) -> list[SharedReason]:
     reasons: dict[str, list[Row]] = {}
     for row in rows:
-        reasons.setdefault(row.why, []).append(row)
-    return [Refusal(reason=k, rows=tuple(v)) for k, v in reasons.items()]
+        reasons.setdefault(row.why_untimed, []).append(row)
+    return [SharedReason(reason=k, rows=tuple(v)) for k, v in reasons.items()]
 
 
 def _tally(device: DeviceRecords) -> list[dict[str, Any]]:
-    """Verdicts counted by operator and implementation, with the most of a tolerance used."""
+    """Count the verdicts by operator and implementation, with the largest share of the tolerance used."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in device.rows:
         groups.setdefault((row.operator, row.implementation), []).append(row)
@@ -176,7 +177,7 @@ def _templates() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("weft.workbench.report"),
         autoescape=True,
-        undefined=jinja2.StrictUndefined,
+        undefined=jinja2.StrictUndefined,  # a misspelled name is an error, not an empty string
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -194,7 +195,7 @@ def _templates() -> jinja2.Environment:
 
 
 def _source(name: str) -> str:
-    """A file of the templates folder as it stands."""
+    """Return the text of a file of the templates folder, not rendered."""
     environment = _templates()
     assert environment.loader is not None
     return environment.loader.get_source(environment, name)[0]

@@ -1,5 +1,5 @@
-// Step 2: a block a row, so that neighbouring threads read neighbouring elements; maximum and sum
-// by trees in shared memory. Bytes: 3n read + n written, coalesced.
+// Step 2: one block for each row, so that neighbouring threads read neighbouring elements; maximum and sum by
+// trees in shared memory, with 2 log2(THREADS) barriers. Bytes: 3n read + n written, coalesced.
 #include "numeric.cuh"
 
 #ifndef THREADS
@@ -25,7 +25,7 @@ softmax_shared_reduction(const WEFT_T* x, WEFT_T* y, index_t rows, index_t colum
   }
   __syncthreads();
   top = scratch[0];
-  __syncthreads();  // all have read it before any writes again
+  __syncthreads();  // every thread has read the maximum before scratch is overwritten
 
   float total = 0.0f;
   for (index_t j = t; j < columns; j += THREADS) total += expf(to_float(x[j]) - top);

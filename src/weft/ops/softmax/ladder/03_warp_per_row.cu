@@ -1,5 +1,6 @@
-// Step 3: a warp a row, whose lanes exchange registers by shuffles: no shared memory, no barrier.
-// Bytes: 3n read + n written, the second and third read mostly from the caches.
+// Step 3: one warp for each row, whose lanes exchange registers by shuffles: no shared memory, no barrier.
+// Each lane adds columns / 32 elements. Bytes: 3n read + n written, the second and third read mostly from the
+// caches.
 #include "numeric.cuh"
 #include "reduce.cuh"
 
@@ -13,7 +14,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 softmax_warp_per_row(const WEFT_T* x, WEFT_T* y, index_t rows, index_t columns, index_t stride) {
   const index_t row = (index_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
-  if (row >= rows) return;  // a whole warp at a time
+  if (row >= rows) return;  // uniform over a warp, so that all lanes take part in the shuffles below
   x += row * stride;
   y += row * columns;
 

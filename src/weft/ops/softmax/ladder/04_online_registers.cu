@@ -1,6 +1,6 @@
-// Step 4: maximum and sum in one pass, online in registers: where a larger maximum comes, the sum
-// so far is scaled down to it (Milakov and Gimelshein, arXiv:1805.02867). A block a row. Bytes: 2n
-// read + n written.
+// Step 4: maximum and sum in one pass, online in registers. When a thread meets a larger maximum, it rescales
+// its sum so far (Milakov and Gimelshein, arXiv:1805.02867). One block for each row. Bytes: 2n read + n
+// written.
 #include "numeric.cuh"
 #include "reduce.cuh"
 
@@ -20,6 +20,8 @@ softmax_online_registers(const WEFT_T* x, WEFT_T* y, index_t rows, index_t colum
   float mine = -3.4028234663852886e38f, total = 0.0f;
   for (index_t j = threadIdx.x; j < columns; j += THREADS) {
     const float v = to_float(x[j]);
+    // The branch is rarely taken after the first elements; a NaN fails it, and v - mine then makes the total
+    // NaN.
     if (v > mine) {
       total *= expf(mine - v);
       mine = v;

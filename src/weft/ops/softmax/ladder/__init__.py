@@ -1,7 +1,7 @@
-"""The CUDA ladder of softmax, naive to best, one idea a step, each an implementation.
+"""CUDA ladder of softmax, naive to best: one idea for each step, each step an implementation.
 
-Steps 1 to 4 are the files beside this. Step 5 is softmax_long.cu, which the last step (``cuda``)
-also uses for rows that no block holds.
+The kernels of steps 1 to 4 are in this folder. Step 5 is softmax_long.cu, which the last step (``cuda``) also
+uses for rows that do not fit in a block.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ import torch
 
 from weft.backends.nvrtc import CudaSource
 from weft.core import FORWARD, Implementation
+from weft.ops._common.layout import CUDA_TYPES, FLOAT_DTYPES, contiguous_like, dtype_name, view_2d
 from weft.ops.softmax import with_cuda
-from weft.ops.softmax.launch import Config
-from weft.ops.softmax.rows import as_rows
 
 HERE = Path(__file__).parent
 THREADS = 256
@@ -26,33 +25,31 @@ def _source(step: str, dtype: torch.dtype) -> CudaSource:
     return CudaSource(
         file=HERE / f"{step}.cu",
         kernels=(f"softmax_{step[3:]}",),
-        defines=(("WEFT_T", with_cuda.TYPES[dtype]), ("THREADS", str(THREADS))),
-        label=f"{step}-{str(dtype).removeprefix('torch.')}",
+        defines=(("WEFT_T", CUDA_TYPES[dtype]), ("THREADS", str(THREADS))),
+        label=f"{step}-{dtype_name(dtype)}",
     )
 
 
-def _forward(
-    sources: dict[torch.dtype, CudaSource], rows_a_block: int, x: torch.Tensor
-) -> torch.Tensor:
-    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+def _forward(sources: dict[torch.dtype, CudaSource], rows_per_block: int, x: torch.Tensor) -> torch.Tensor:
+    y = contiguous_like(x)
     if x.numel() == 0:
         return y
-    lines = as_rows(x)
-    rows, columns = lines.shape
+    x2d = view_2d(x)
+    rows, columns = x2d.shape
     source = sources[x.dtype]
-    blocks = -(-rows // rows_a_block)
-    source[source.kernels[0]](blocks, THREADS, lines, y, rows, columns, lines.stride(0))
+    blocks = -(-rows // rows_per_block)
+    source[source.kernels[0]](blocks, THREADS, x2d, y, rows, columns, x2d.stride(0))
     return y
 
 
 def _long(x: torch.Tensor) -> torch.Tensor:
     if x.numel() == 0:
-        return torch.empty_like(x, memory_format=torch.contiguous_format)
-    return with_cuda.forward_with(Config(strategy="long", threads=512), x)
+        return contiguous_like(x)
+    return with_cuda.forward_with(with_cuda.Config(strategy="long", threads=512), x)
 
 
-def _step(
-    step: str, idea: str, forward: Callable[..., torch.Tensor], specimens: tuple[CudaSource, ...]
+def _implementation(
+    step: str, idea: str, forward: Callable[..., torch.Tensor], aot_kernels: tuple[CudaSource, ...]
 ) -> Implementation:
     return Implementation(
         operator="softmax",
@@ -61,27 +58,27 @@ def _step(
         forward=forward,
         directions=(FORWARD,),
         supports=with_cuda.supports,
-        specimens=specimens,
+        aot_kernels=aot_kernels,
         idea=idea,
     )
 
 
-def _own(step: str, rows_a_block: int, idea: str) -> Implementation:
-    sources = {dtype: _source(step, dtype) for dtype in with_cuda.TYPES}
-    forward = partial(_forward, sources, rows_a_block)
-    return _step(step, idea, forward, tuple(sources.values()))
+def _single_kernel_step(step: str, rows_per_block: int, idea: str) -> Implementation:
+    sources = {dtype: _source(step, dtype) for dtype in FLOAT_DTYPES}
+    forward = partial(_forward, sources, rows_per_block)
+    return _implementation(step, idea, forward, tuple(sources.values()))
 
 
-THREE_PASSES = _own("01_three_passes", THREADS, "one thread a row, three passes over memory")
-SHARED = _own("02_shared_reduction", 1, "a block a row, trees in shared memory")
-WARP = _own("03_warp_per_row", THREADS // 32, "a warp a row, shuffles, no barrier")
-ONLINE = _own("04_online_registers", 1, "maximum and sum in one pass, online in registers")
-LONG = _step(
+THREE_PASSES = _single_kernel_step("01_three_passes", THREADS, "one thread a row, three passes over memory")
+SHARED = _single_kernel_step("02_shared_reduction", 1, "a block a row, trees in shared memory")
+WARP = _single_kernel_step("03_warp_per_row", THREADS // 32, "a warp a row, shuffles, no barrier")
+ONLINE = _single_kernel_step("04_online_registers", 1, "maximum and sum in one pass, online in registers")
+LONG = _implementation(
     "05_long_rows",
     "16-byte accesses, several blocks a row where rows are few",
     _long,
     tuple(
-        with_cuda.source(Config(strategy="long", threads=512), dtype, 16 // dtype.itemsize, False)
-        for dtype in with_cuda.TYPES
+        with_cuda.source(with_cuda.Config(strategy="long", threads=512), dtype, 16 // dtype.itemsize, False)
+        for dtype in FLOAT_DTYPES
     ),
 )

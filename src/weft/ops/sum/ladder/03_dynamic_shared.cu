@@ -1,10 +1,10 @@
-// Step 3: shared memory sized at launch, so that the block is free to be large, and the first
-// addition done on the way in, so that no thread idles at once.
+// Step 3: each thread adds two elements as it loads them, so that no thread is idle after the load. Shared
+// memory is sized at launch: the block size is a parameter.
 //
-// Bytes: n read, 8 a block written, which now covers 2 * blockDim.x elements.
+// A block covers 2 * blockDim.x elements: half as many partial sums. Bytes: n read, 8 for each block written.
 #include "partial.cuh"
 
-// x: (n,); sums: (gridDim.x,). blockDim.x is a power of two; shared memory holds a Short for each.
+// x: (n,); sums: (gridDim.x,). blockDim.x is a power of two; shared memory has one Short for each thread.
 extern "C" __global__ void sum_step(const WEFT_T* x, double* sums, index_t n) {
   extern __shared__ Short shared[];
   const unsigned int t = threadIdx.x;

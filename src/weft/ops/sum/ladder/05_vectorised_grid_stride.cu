@@ -1,7 +1,9 @@
-// Step 5: 16 bytes a load, and just enough blocks to fill the GPU, each striding over the whole.
+// Step 5: 16-byte loads, and just enough blocks to fill the GPU, which stride over the tensor.
 //
-// A thread's running sum is a double, since it now grows long. Bytes: n read, 8 a block written,
-// and blocks are few. One load is in flight for each thread: the last step, sum.cu, has many.
+// A quarter (float) or an eighth (16-bit types) of the load instructions, and a second launch with few
+// partial sums. A thread now adds many elements one after another, so that its running sum is a double. One
+// load is in flight for each thread; the last step, sum.cu, has several. Bytes: n read, 8 for each block
+// written.
 #include "partial.cuh"
 
 constexpr int N = Wide<WEFT_T>::N;
@@ -22,6 +24,7 @@ extern "C" __global__ void sum_step(const WEFT_T* x, double* sums, index_t n) {
   const index_t head = before < n ? before : n;
   const index_t vectors = (n - head) / N, done = head + vectors * N;
   double sum = 0.0;
+// No unrolling: the compiler would issue several loads at once, which is the idea of the next step.
 #pragma unroll 1
   for (index_t v = first; v < vectors; v += step) {
     const Pack pack = reinterpret_cast<const Pack*>(x + head)[v];

@@ -1,7 +1,7 @@
-// What the ladder's steps share: elements as they are read, and what short sums are added in.
+// Shared by the ladder's steps: conversion of elements, and the type of short sums.
 //
-// Every step adds at most a block's worth of elements in Short (float; double for double), and
-// gives the block's sum as a double. The host runs the step again on those, until one is left.
+// Every step adds the elements of one block in Short (float; double for double) and writes the block's sum as
+// a double. The host runs the step again on these sums until one is left.
 #pragma once
 #include "numeric.cuh"
 #include "reduce.cuh"

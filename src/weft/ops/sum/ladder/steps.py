@@ -1,7 +1,7 @@
-"""The ladder's first five steps; the sixth is the implementation ``cuda`` itself (with_cuda.py).
+"""CUDA ladder of sum, steps one to five; step six is the implementation ``cuda`` (with_cuda.py).
 
-A step's kernel turns n elements into one double a block. The host runs the step's own kernel,
-compiled for double, on those again, until one is left, and rounds that to the dtype.
+A step's kernel reduces n elements to one double for each block. The host runs the same kernel, compiled for
+double, on these sums until one is left, and rounds it to the dtype.
 """
 
 from __future__ import annotations
@@ -16,27 +16,23 @@ import torch
 from weft.backends.nvrtc import CudaSource
 from weft.core import YES, Case, Implementation, Support, no
 from weft.core.implementation import anywhere
-from weft.ops._shared.layout import dense
+from weft.machine.device_limits import num_sms
+from weft.ops._common.layout import CUDA_TYPES, dense, dtype_name
 from weft.ops.sum.spec import spread
 
-TYPES = {
-    torch.float32: "float",
-    torch.bfloat16: "__nv_bfloat16",
-    torch.float64: "double",
-    torch.float16: "__half",
-}
-STRIDING = 8  # blocks on each multiprocessor where they stride: 2048 threads of 256
-LONGEST = 64  # vectors that a striding thread adds up one by one: the error grows with their number
-FEW = 1 << 14  # elements that one striding block sums faster than another launch would take
+DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.float16)
+STRIDING = 8  # blocks of 256 threads on each SM in a striding grid: the 2048 threads that an SM can have
+LONGEST = 64  # vectors that a striding thread adds one after another: the error grows with their number
+FEW = 1 << 14  # elements up to which one block is faster than several blocks and a second launch
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One step: its file, the threads of a block, and the elements that a thread is launched for.
+    """Configuration of a step: its file, threads per block, and elements per thread.
 
-    ``per_thread`` None is a grid that strides: as many blocks as fill the GPU, or more where a
-    thread would have more than LONGEST vectors to add. ``dynamic`` shared memory is one Short
-    (4 bytes; 8 for double) a thread.
+    With ``per_thread`` None the grid strides: as many blocks as fill the GPU, or more if a thread would have
+    more than LONGEST vectors to add. ``dynamic`` shared memory is one Short (4 bytes; 8 for double) for each
+    thread.
     """
 
     file: str
@@ -46,30 +42,29 @@ class Step:
 
     @cached_property
     def sources(self) -> dict[torch.dtype, CudaSource]:
-        """The step's program for each dtype."""
+        """Return the step's program for each dtype."""
         return {
             dtype: CudaSource(
                 file=Path(__file__).with_name(self.file),
                 kernels=("sum_step",),
-                defines=(("WEFT_T", name), ("THREADS", str(self.threads))),
-                label=str(dtype).removeprefix("torch."),
+                defines=(("WEFT_T", CUDA_TYPES[dtype]), ("THREADS", str(self.threads))),
+                label=dtype_name(dtype),
             )
-            for dtype, name in TYPES.items()
+            for dtype in DTYPES
         }
 
     def blocks(self, x: torch.Tensor) -> int:
-        """The grid for x: at least one block, so that an empty sum is written too."""
+        """Return the number of blocks for x: at least one, so that an empty tensor's sum is written as 0."""
         n = x.numel()
         if self.per_thread is not None:
             return max(1, -(-n // (self.threads * self.per_thread)))
         if n <= FEW:
             return 1
         rounds = -(-n * x.element_size() // (16 * self.threads))  # of all threads of one block
-        units = torch.cuda.get_device_properties(x.device).multi_processor_count
-        return min(rounds, max(STRIDING * units, -(-rounds // LONGEST)))
+        return min(rounds, max(STRIDING * num_sms(x.device), -(-rounds // LONGEST)))
 
     def launch(self, x: torch.Tensor, sums: torch.Tensor, blocks: int) -> None:
-        """Run the kernel once: x (n,) to sums (blocks,)."""
+        """Launch the kernel once: x (n,) to sums (blocks,)."""
         short = 8 if x.dtype == torch.float64 else 4
         shared = short * self.threads if self.dynamic else 0
         kernel = self.sources[x.dtype]["sum_step"]
@@ -102,9 +97,7 @@ def _by_levels(step: Step) -> Callable[[torch.Tensor], torch.Tensor]:
 
 def _not_double(case: Case, device: str) -> Support:
     if case.dtype == "float64":
-        return no(
-            "one double takes all float64 elements in turn: the error grows with their number"
-        )
+        return no("one double accumulates all float64 elements: the error grows with their number")
     return YES
 
 
@@ -117,7 +110,7 @@ def _implementation(name: str, idea: str, step: Step, *, atomic: bool = False) -
         backward=spread,
         supports=_not_double if atomic else anywhere,
         deterministic=not atomic,
-        specimens=tuple(step.sources.values()),
+        aot_kernels=tuple(step.sources.values()),
         idea=idea,
     )
 

@@ -3,31 +3,31 @@
   const root = document.documentElement;
   const all = (selector, from = document) => [...from.querySelectorAll(selector)];
 
-  // Theme: auto, light, dark; remembered where the browser allows it.
+  // Theme: auto, light or dark; stored if the browser allows it.
   const themes = ["auto", "light", "dark"];
-  const theme = document.getElementById("theme");
-  const remember = (value) => {
+  const button = document.getElementById("theme");
+  const stored = (value) => {
     try {
       if (value) localStorage.setItem("weft-theme", value);
       return localStorage.getItem("weft-theme");
     } catch {
-      return value ?? null; // a file page may have no storage; the toggle works all the same
+      return value ?? null; // a page opened as a file may have no storage; the button still works
     }
   };
-  const wear = (name) => {
+  const applyTheme = (name) => {
     if (name === "auto") delete root.dataset.theme;
     else root.dataset.theme = name;
-    theme.textContent = `Theme: ${name}`;
+    button.textContent = `Theme: ${name}`;
   };
-  let worn = themes.includes(remember()) ? remember() : "auto";
-  wear(worn);
-  theme.addEventListener("click", () => {
-    worn = themes[(themes.indexOf(worn) + 1) % themes.length];
-    remember(worn);
-    wear(worn);
+  let current = themes.includes(stored()) ? stored() : "auto";
+  applyTheme(current);
+  button.addEventListener("click", () => {
+    current = themes[(themes.indexOf(current) + 1) % themes.length];
+    stored(current);
+    applyTheme(current);
   });
 
-  // Sorting: numbers by data-value, text by the reader's language, empty cells always last.
+  // Sorting: numbers by data-value, text by the reader's language; empty cells are always last.
   const value = (row, column) => {
     const cell = row.cells[column];
     const raw = cell.dataset.value;
@@ -42,25 +42,25 @@
     const heads = all("thead th", table);
     heads.forEach((head, column) => {
       head.querySelector("button").addEventListener("click", () => {
-        const up = head.getAttribute("aria-sort") !== "ascending";
+        const ascending = head.getAttribute("aria-sort") !== "ascending";
         heads.forEach((h) => h.setAttribute("aria-sort", "none"));
-        head.setAttribute("aria-sort", up ? "ascending" : "descending");
+        head.setAttribute("aria-sort", ascending ? "ascending" : "descending");
         const body = table.tBodies[0];
         const rows = [...body.rows].map((row) => [value(row, column), row]);
         const missing = (v) => v === null || v === "";
         rows.sort(([a], [b]) => {
           if (missing(a) || missing(b)) return missing(a) - missing(b);
-          return up ? compare(a, b) : compare(b, a);
+          return ascending ? compare(a, b) : compare(b, a);
         });
         body.append(...rows.map(([, row]) => row));
       });
     });
   });
 
-  // Filter: every word must stand somewhere in the row.
+  // Filter: a row is shown if it contains every word.
   all(".filter input").forEach((input) => {
     const rows = all("tbody tr", document.getElementById(input.getAttribute("aria-controls")));
-    const told = input.parentElement.querySelector("output");
+    const output = input.parentElement.querySelector("output");
     input.addEventListener("input", () => {
       const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
       let shown = 0;
@@ -69,11 +69,11 @@
         row.hidden = !words.every((word) => text.includes(word));
         shown += !row.hidden;
       });
-      told.textContent = words.length ? `${shown} of ${rows.length}` : "";
+      output.textContent = words.length ? `${shown} of ${rows.length}` : "";
     });
   });
 
-  // Backends: press a chip to hide its marks, bars and rows.
+  // Legend: a button hides the marks, bars and rows of its backend.
   all("[data-toggle]").forEach((chip) => {
     chip.addEventListener("click", () => {
       const hidden = root.classList.toggle(`hide-${chip.dataset.toggle}`);
@@ -81,22 +81,22 @@
     });
   });
 
-  // Marks: a tip on hover and focus, and one tab stop a plot with the arrow keys inside.
+  // Marks: a tooltip on hover and focus. Each plot is one tab stop; arrow keys move within it.
   const tip = document.getElementById("tip");
-  let told = null;
+  let tipMark = null;
   const show = (mark) => {
-    told = mark;
+    tipMark = mark;
     tip.textContent = mark.getAttribute("aria-label");
     tip.hidden = false;
     const at = mark.querySelector("path").getBoundingClientRect();
-    const room = root.clientWidth - tip.offsetWidth - 8;
-    const left = Math.max(8, Math.min(room, at.left + at.width / 2 - tip.offsetWidth / 2));
+    const maxLeft = root.clientWidth - tip.offsetWidth - 8;
+    const left = Math.max(8, Math.min(maxLeft, at.left + at.width / 2 - tip.offsetWidth / 2));
     const above = at.top - tip.offsetHeight - 8;
     tip.style.left = `${left}px`;
     tip.style.top = `${above > 8 ? above : at.bottom + 8}px`;
   };
   const hide = () => {
-    told = null;
+    tipMark = null;
     tip.hidden = true;
   };
   all("[data-roving]").forEach((plot) => {
@@ -106,7 +106,7 @@
     const stop = (mark) => marks.forEach((m) => m.setAttribute("tabindex", m === mark ? 0 : -1));
     stop(marks[0]);
     marks.forEach((mark) => {
-      mark.querySelector("title")?.remove(); // the label stays; two tips at once would not do
+      mark.querySelector("title")?.remove(); // the browser would show it as a second tooltip; the label stays
       mark.addEventListener("pointerenter", () => show(mark));
       mark.addEventListener("pointerleave", hide);
       mark.addEventListener("focus", () => (stop(mark), show(mark)));
@@ -122,5 +122,5 @@
       event.preventDefault();
     });
   });
-  addEventListener("scroll", () => told && show(told), { passive: true });
+  addEventListener("scroll", () => tipMark && show(tipMark), { passive: true });
 })();

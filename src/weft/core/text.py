@@ -1,0 +1,28 @@
+"""Text helpers that several layers share."""
+
+from __future__ import annotations
+
+import re
+
+
+def printable(text: str, keep: str = "") -> str:
+    r"""Return foreign text with everything that is not a visible character escaped, except ``keep``.
+
+    A candidate's message could otherwise clear the terminal, begin a line of its own ("all passed"), or
+    reverse the text after it.
+
+    >>> printable("boom\x1b[2K\rall passed")
+    'boom\\x1b[2K\\rall passed'
+    """
+    if text.isprintable():  # almost always
+        return text
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
+
+
+def slug(text: str) -> str:
+    """Return ``text`` as a file name: lower case, words joined by dashes; "unknown" for an empty one.
+
+    >>> slug("NVIDIA H200 NVL")
+    'nvidia-h200-nvl'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "unknown"

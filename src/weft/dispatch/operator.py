@@ -1,0 +1,439 @@
+"""Registration: from a registry entry to a function that PyTorch can trace and differentiate.
+
+The way of a call ``ops.softmax(x, impl=...)``:
+
+1. :func:`call` looks up the plan for this kind of call (shapes, dtypes, devices, gradient wanted). The first
+   call of a kind makes it: it validates the arguments, lets ``choice.py`` choose if ``impl`` is None, and
+   refuses an implementation that does not support the call.
+2. ``eager``, ``torch`` and ``compile`` are plain torch code. They are called as they are, so that autograd
+   and ``torch.compile`` see through them.
+3. Our own kernels are called directly if nothing but the kernel would act on the call (the fast path).
+4. Otherwise the call goes through a ``torch.library`` operator ``weft::NAME(..., str impl)`` with a fake
+   kernel and a registered ``weft::NAME_backward``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import torch
+from torch.autograd import forward_ad
+
+from weft.backends import support
+from weft.core import Case, Input, WeftError, registry
+from weft.core.operator import unknown_name
+from weft.dispatch import choice
+
+TRACED = ("eager", "torch", "compile")  # implementations of plain torch code
+DEVICES = ("cpu", "cuda")
+PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+Function = Callable[..., Any]
+Value = TypeVar("Value")
+library = torch.library.Library("weft", "FRAGMENT")
+
+
+def _accept() -> None:
+    """Accept a call whose arguments were validated before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schema:
+    """Signature of an operator for PyTorch, and the functions that compute it.
+
+    ``inputs`` and ``saved`` are argument lists in torch.library's schema language, without ``impl``.
+    ``fake(*inputs)`` returns an output with the right shape, dtype and strides, or a tuple if there are
+    several ``outputs``. ``fake_backward(grad, *saved)`` returns the gradients, one for each differentiable
+    input. A gradient comes in for the first ``differentiable_outputs`` outputs. ``params`` names the scalar
+    arguments, which come last in ``inputs`` and ``saved``; the fakes do not get them.
+
+    If the gradient is only a view (a broadcast), ``view_backward(grad, *saved)`` returns it without a
+    kernel, and ``saved``, ``gradients`` and ``fake_backward`` are not needed.
+
+    An operator that the registry does not name brings its own ``forward(impl, *inputs, **params)`` and
+    ``backward(impl, *grads, *saved, **params)``, which check whether ``impl`` supports the call, its
+    ``save(inputs, output)`` and the names of its ``differentiable`` inputs. Inputs may be lists of tensors
+    (``Tensor(a!)[] params``: overwritten) and numbers that the fakes need. ``outputs=0`` means that the
+    operator overwrites its inputs and has no gradient. Outputs of one operator may not share memory:
+    gradients that are views of one buffer are returned as that buffer. With ``optional_impl`` the argument
+    ``impl`` may be None, and ``forward`` chooses.
+    """
+
+    inputs: str
+    fake: Callable[..., Any]
+    saved: str = ""
+    gradients: int = 1
+    fake_backward: Callable[..., tuple[torch.Tensor, ...]] | None = None
+    view_backward: Callable[..., tuple[torch.Tensor, ...]] | None = None
+    params: tuple[str, ...] = ()
+    outputs: int = 1
+    differentiable_outputs: int = 1
+    forward: Callable[..., Any] | None = None
+    backward: Callable[..., tuple[torch.Tensor, ...]] | None = None
+    save: Callable[[tuple[Any, ...], Any], tuple[Any, ...]] | None = None
+    differentiable: tuple[str, ...] | None = None
+    optional_impl: bool = False
+
+    def input_names(self) -> list[str]:
+        """Return the names of the inputs in order, without ``params``."""
+        # "Tensor(a!)[] params" -> "params": the last word is the name.
+        names = [argument.split()[-1] for argument in self.inputs.split(",")]
+        return names[: len(names) - len(self.params)]
+
+
+def call(
+    name: str,
+    inputs: tuple[Any, ...],
+    params: dict[str, Any],
+    impl: str | None,
+    check: Callable[[], None] = _accept,
+) -> Any:
+    """Run operator ``name`` with the implementation ``impl`` (None: the one that dispatch chooses).
+
+    ``check`` raises for invalid arguments. It reads no tensor's contents, so that it runs once for all calls
+    with tensors and parameters like these. Raises :class:`WeftError` for an unknown ``impl``, or for one
+    that does not run here, with the reason.
+    """
+    if torch.compiler.is_compiling():
+        check()
+        return _call_traced(name, inputs, params, impl)
+    return plan(name, inputs, params, impl, check).run(inputs, params)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Decision for one kind of call: the implementation's name, and ``run(inputs, params)``."""
+
+    impl: str
+    run: Run
+
+
+def plan(
+    name: str,
+    inputs: tuple[Any, ...],
+    params: dict[str, Any],
+    impl: str | None,
+    check: Callable[[], None] = _accept,
+) -> Plan:
+    """Return the plan of a call that is not traced. Arguments and errors are those of :func:`call`."""
+
+    def make() -> Plan:
+        check()
+        chosen = impl or choice.choose(name, inputs, params)
+        if resolve(name, chosen) not in TRACED:
+            return Plan(chosen, _kernel_runner(name, chosen, inputs, params))
+        if impl is not None:  # dispatch itself chooses only supported implementations
+            refuse_unsupported(name, chosen, inputs, params)
+        forward = registry.implementation(name, chosen).forward
+        return Plan(chosen, lambda x, scalars: forward(*x, **scalars))
+
+    return memoized((name, impl), inputs, params, make)
+
+
+def _kernel_runner(name: str, impl: str, inputs: tuple[Any, ...], params: dict[str, Any]) -> Run:
+    """Return the function that calls one of our kernels, directly where possible."""
+    operator = getattr(torch.ops.weft, name).default
+    if any(x is not None and x.device.type not in DEVICES for x in inputs):  # meta tensors have no memory
+        return lambda x, scalars: operator(*x, *scalars.values(), impl)
+    refuse_unsupported(name, impl, inputs, params)
+    # Fixed for the plan: whether a gradient is wanted is part of the key of `memoized`.
+    needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+    forward = registry.implementation(name, impl).forward
+    # A gradient that is only a view consists of torch's own calls, which have gradients themselves.
+    apply = _autograd_functions.get(name, operator)
+
+    def run(x: tuple[Any, ...], scalars: dict[str, Any]) -> Any:
+        if not can_skip_dispatcher(x):
+            return operator(*x, *scalars.values(), impl)
+        return apply(*x, *scalars.values(), impl) if needs_grad else forward(*x, **scalars)
+
+    return run
+
+
+def _call_traced(name: str, inputs: tuple[Any, ...], params: dict[str, Any], impl: str | None) -> Any:
+    chosen = impl or choice.choose(name, inputs, params)
+    if resolve(name, chosen) not in TRACED:
+        return getattr(torch.ops.weft, name)(*inputs, *params.values(), chosen)
+    return getattr(_traceable, f"{name}:{chosen}")(*inputs, **params)
+
+
+MAX_MEMOIZED = 4096  # kinds of calls; a program with more starts over
+SEED_END = 1 << 63
+_memo: dict[tuple[Any, ...], Any] = {}
+
+
+def memoized(
+    prefix: tuple[Any, ...], inputs: Sequence[Any], params: Mapping[str, Any], make: Callable[[], Value]
+) -> Value:
+    """Return ``make()`` as it was computed for the first call of this kind: one dictionary lookup.
+
+    Calls are of one kind if they agree in ``prefix``, in the tensors' shapes, dtypes, layouts and devices,
+    in whether a gradient is wanted, and in the parameters except seeds. ``make`` runs each time for an
+    argument without these attributes, or for a parameter that cannot be hashed.
+    """
+    key_parts: list[Any] = [*prefix]
+    needs_grad = False
+    try:
+        for x in inputs:
+            if x is None:
+                key_parts.append(None)
+            else:
+                key_parts += (x.shape, x.dtype, x.layout, x.device)
+                needs_grad = needs_grad or x.requires_grad
+        for name, value in params.items():
+            # A seed out of range is kept in the key: it must be validated, and refused, again.
+            valid_seed = name == "seed" and type(value) is int and 0 <= value < SEED_END
+            key_parts.append("seed" if valid_seed else value)
+        key = (needs_grad and torch.is_grad_enabled(), *key_parts)
+        value = _memo.get(key)
+    except (AttributeError, TypeError):
+        return make()
+    if value is None:
+        # Cleared as a whole: an eviction order would cost each hit more than a rare rebuild costs.
+        if len(_memo) >= MAX_MEMOIZED:
+            _memo.clear()
+        value = _memo[key] = make()
+    return value  # type: ignore[no-any-return]
+
+
+def clear_caches() -> None:
+    """Drop every earlier choice, after a table changed."""
+    choice.clear_caches()
+    _memo.clear()
+
+
+# ---- Fast path
+#
+# torch.library tells PyTorch's dispatcher of an operator, so that it is traced, profiled, transformed, and
+# seen by modes and tensor subclasses. Each of these layers is Python and costs the host more than a launch
+# does (docs/use/dispatch.md). If none of them is active, the implementation's forward is called as it is, or
+# through a plain torch.autograd.Function if a gradient is wanted.
+
+
+def can_skip_dispatcher(arguments: Iterable[Any]) -> bool:
+    """True if nothing but the kernel would act on a call with these arguments.
+
+    It is False for a tensor subclass, a lazily negated tensor, an active dispatch or function mode
+    (``FakeTensorMode``, selective checkpointing, ``with torch.device(...)``), a ``torch.func`` transform,
+    a forward-mode gradient, a ``torch.jit`` trace, and a running profiler.
+    """
+    # The cheapest test first: a Python loop over a few tensors.
+    for x in arguments:
+        if isinstance(x, torch.Tensor) and (type(x) not in PLAIN_TYPES or x.is_neg()):
+            return False
+    return not (
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch._C._functorch.peek_interpreter_stack()
+        or torch._C._get_tracing_state()
+        or torch._C._autograd._profiler_enabled()
+        or forward_ad._current_level >= 0
+    )
+
+
+def autograd_function(
+    name: str, forward: Function, save_for_backward: Function, differentiate: Function
+) -> Function:
+    """Return ``apply`` of an autograd function for the operator ``name``.
+
+    It calls ``forward(*arguments)`` and ``save_for_backward(ctx, arguments, output)``; its backward is
+    ``differentiate(ctx, *grads)``. A gradient of the gradient is refused with a :class:`WeftError`.
+    """
+
+    def run(ctx: Any, *arguments: Any) -> Any:
+        output = forward(*arguments)
+        save_for_backward(ctx, arguments, output)
+        return output
+
+    def run_backward(ctx: Any, *grads: Any) -> Any:
+        # create_graph=True differentiates the backward too. Its kernels have no gradient, which would
+        # silently be missing from the result.
+        if torch.is_grad_enabled():
+            raise WeftError(
+                f"a gradient of {name}'s gradient",
+                expected="backward without create_graph",
+                got="create_graph=True",
+                hint="impl='torch' can be differentiated as often as torch's own",
+            )
+        return differentiate(ctx, *grads)
+
+    methods = {"forward": staticmethod(run), "backward": staticmethod(run_backward)}
+    function = type(f"weft_{name}", (torch.autograd.Function,), methods)
+    apply: Function = function.apply  # type: ignore[attr-defined]
+    return apply
+
+
+# ---- Registration with torch.library
+
+
+def register(name: str, schema: Schema) -> None:
+    """Define ``weft::name`` and, if a kernel computes the gradient, ``weft::name_backward``."""
+    num_params = len(schema.params)
+
+    def split(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any], str]:
+        # Positional arguments only: torch.library fills in no names.
+        *rest, impl = arguments
+        # torch.library passes all arguments by position: tensors, scalars, and `impl` last.
+        cut = len(rest) - num_params
+        return tuple(rest[:cut]), dict(zip(schema.params, rest[cut:], strict=True)), impl
+
+    def forward(*arguments: Any) -> Any:
+        inputs, params, impl = split(arguments)
+        if schema.forward is not None:
+            return schema.forward(impl, *inputs, **params)
+        refuse_unsupported(name, impl, inputs, params)
+        return registry.implementation(name, impl).forward(*inputs, **params)
+
+    def fake(*arguments: Any) -> Any:
+        return schema.fake(*split(arguments)[0])
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        tensors, ctx.params, ctx.impl = split(inputs)
+        saved = (schema.save or registry.operator(name).save)(tensors, output)
+        # Tensors go through save_for_backward, which checks their versions and honours saved-tensor hooks.
+        ctx.save_for_backward(*(s for s in saved if isinstance(s, torch.Tensor)))
+        ctx.non_tensors = [None if isinstance(s, torch.Tensor) else s for s in saved]
+        ctx.is_direct = False
+        if schema.outputs > schema.differentiable_outputs:
+            ctx.mark_non_differentiable(*output[schema.differentiable_outputs :])
+        if schema.outputs > 1:
+            # PyTorch would allocate zeros for the gradient of every unused output. They are made in the
+            # backward instead, and only for the outputs whose gradient it takes.
+            ctx.set_materialize_grads(False)
+            ctx.differentiable_outputs = [
+                (o.shape, o.dtype, o.device) for o in output[: schema.differentiable_outputs]
+            ]
+
+    def differentiate(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
+        # saved_tensors unpacks all at once; None in non_tensors marks the places of tensors.
+        tensors = iter(ctx.saved_tensors)
+        saved = [next(tensors) if o is None else o for o in ctx.non_tensors]
+        incoming = _materialised(ctx, grads[: schema.differentiable_outputs])
+        if schema.view_backward is not None:
+            gradients = schema.view_backward(*incoming, *saved)
+        else:
+            arguments = (*incoming, *saved, *ctx.params.values(), ctx.impl)
+            direct = ctx.is_direct and can_skip_dispatcher(arguments)
+            namespace = _direct_backwards if direct else torch.ops.weft
+            gradients = getattr(namespace, f"{name}_backward")(*arguments)
+            gradients = (gradients,) if schema.gradients == 1 else gradients
+        names = schema.differentiable or registry.operator(name).differentiable
+        by_name = dict(zip(names, gradients, strict=True))
+        return (*map(by_name.get, schema.input_names()), *([None] * (num_params + 1)))
+
+    def setup_direct_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        setup_context(ctx, inputs, output)
+        ctx.is_direct = True
+
+    kind = "str?" if schema.optional_impl else "str"
+    define(name, f"({schema.inputs}, {kind} impl) -> {_result(schema.outputs)}", forward, fake)
+    if schema.outputs == 0:
+        return
+    if schema.view_backward is None:
+        _register_backward(name, schema, split)
+        _autograd_functions[name] = autograd_function(name, forward, setup_direct_context, differentiate)
+    torch.library.register_autograd(f"weft::{name}", differentiate, setup_context=setup_context, lib=library)
+
+
+_autograd_functions: dict[str, Callable[..., Any]] = {}  # fast path of operators with a backward
+_direct_backwards = SimpleNamespace()
+
+
+def _materialised(ctx: Any, grads: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the gradients, with zeros for outputs that nothing used."""
+    if all(g is not None for g in grads):
+        return grads
+    return tuple(
+        torch.zeros(shape, dtype=dtype, device=device) if g is None else g
+        for g, (shape, dtype, device) in zip(grads, ctx.differentiable_outputs, strict=True)
+    )
+
+
+def _register_backward(name: str, schema: Schema, split: Callable[..., Any]) -> None:
+    single = schema.gradients == 1
+
+    def backward(*arguments: Any) -> Any:
+        saved, params, impl = split(arguments)  # starts with the incoming gradients
+        if schema.backward is not None:
+            gradients = schema.backward(impl, *saved, **params)
+        else:
+            gradients = backward_of(name, impl)(*saved, **params)
+        return gradients[0] if single else gradients
+
+    def fake(*arguments: Any) -> Any:
+        assert schema.fake_backward is not None
+        # Shapes only: the fake runs while tracing, without data.
+        gradients = schema.fake_backward(*split(arguments)[0])
+        return gradients[0] if single else gradients
+
+    grads = ", ".join(f"Tensor grad{i or ''}" for i in range(schema.differentiable_outputs))
+    signature = f"({grads}, {schema.saved}, str impl) -> {_result(schema.gradients)}"
+    define(f"{name}_backward", signature, backward, fake)
+    setattr(_direct_backwards, f"{name}_backward", backward)
+
+
+def _result(count: int) -> str:
+    return "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
+
+
+def define(name: str, signature: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    library.define(name + signature)
+    # No CompositeImplicit registration: autograd would then trace into the kernel instead of its registered
+    # gradient.
+    for device in DEVICES:
+        library.impl(name, kernel, device.upper())
+    torch.library.register_fake(f"weft::{name}", fake, lib=library)
+
+
+_traceable = SimpleNamespace()  # a trace would read a dict as it was at its start
+
+
+@choice.constant_while_tracing
+def resolve(name: str, impl: str) -> str:
+    """Return an implementation's backend. Put its function where a traced call finds it."""
+    if impl not in registry.implementation_names(name):
+        raise unknown_name(f"implementation of {name}", impl, registry.implementation_names(name))
+    implementation = registry.implementation(name, impl)
+    forward = implementation.forward
+    # torch.compile traces the function that `compile` wraps: a compiled function cannot be traced again.
+    setattr(_traceable, f"{name}:{impl}", getattr(forward, "compiles", forward))
+    return implementation.backend
+
+
+def backward_of(name: str, impl: str) -> Callable[..., Any]:
+    """Return the backward of an implementation. Raise :class:`WeftError` if it has none."""
+    backward = registry.implementation(name, impl).backward
+    if backward is None:
+        raise WeftError(
+            f"{name} by {impl!r} has no backward",
+            hint="use another implementation: impl='torch', 'triton', 'cuda'",
+        )
+    return backward
+
+
+_supported: set[tuple[Any, ...]] = set()
+
+
+def refuse_unsupported(name: str, impl: str, inputs: tuple[Any, ...], params: dict[str, Any]) -> None:
+    """Raise :class:`WeftError` with the reason if ``impl`` does not support this call here."""
+    # Only shapes, dtypes and scalars decide about support: an answer holds for all calls that share them.
+    scalars = [v for k, v in params.items() if k != "seed"]  # the seed differs in each step
+    key = (name, impl, *((x.shape, x.dtype, x.device.type) for x in inputs), *scalars)
+    if key in _supported:
+        return
+    specs = tuple(
+        Input(name=f"input{i}", shape=tuple(x.shape), dtype=str(x.dtype).removeprefix("torch."))
+        for i, x in enumerate(inputs)
+    )
+    case = Case(name="call", inputs=specs, params=params)
+    answer = support(registry.implementation(name, impl), case, inputs[0].device.type)
+    if not answer:
+        raise WeftError(
+            f'{name}: impl="{impl}" is not available',
+            got=answer.reason,
+            hint="leave impl out, or see `weft ops`",
+        )
+    _supported.add(key)

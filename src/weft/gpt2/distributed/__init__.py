@@ -1,0 +1,1 @@
+"""Data parallel and sharded training."""

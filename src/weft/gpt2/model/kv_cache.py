@@ -1,0 +1,56 @@
+"""``KVCache``: keys and values of the tokens that a model has already processed."""
+
+from __future__ import annotations
+
+import torch
+
+from weft.core import WeftError
+from weft.gpt2.model.config import ModelConfig
+
+
+class KVCache:
+    """Two preallocated buffers of (layers, batch, heads, block_size, width / heads).
+
+    The prompt is processed in one call and each later call adds one token. Several new tokens after
+    cached ones are refused: attention aligns its causal mask at the first token, so they would see
+    each other wrongly.
+
+    Attributes:
+        length: number of cached tokens; 0 at first.
+        capacity: largest number of tokens, the model's ``block_size``.
+    """
+
+    def __init__(self, config: ModelConfig, batch: int, *, device: torch.device, dtype: torch.dtype) -> None:
+        head_dim = config.width // config.heads
+        shape = (config.layers, batch, config.heads, config.block_size, head_dim)
+        self.keys = torch.empty(shape, device=device, dtype=dtype)
+        self.values = torch.empty(shape, device=device, dtype=dtype)
+        self.capacity = config.block_size
+        self.length = 0
+
+    def check_new_tokens(self, count: int) -> None:
+        """Raise :class:`WeftError` if ``count`` more tokens do not fit or do not come one by one."""
+        if self.length and count != 1:
+            hint = "process the whole prompt in the first call"
+            raise WeftError("KVCache: new tokens", expected="1 at a time", got=count, hint=hint)
+        if self.length + count > self.capacity:
+            expected = f"at most {self.capacity} tokens in all"
+            raise WeftError("KVCache: new tokens", expected=expected, got=self.length + count)
+
+    def append(
+        self, layer: int, k_BHTD: torch.Tensor, v_BHTD: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store one layer's new keys and values; return all of that layer's, as views."""
+        end = self.length + k_BHTD.shape[2]
+        for buffer, new in ((self.keys, k_BHTD), (self.values, v_BHTD)):
+            # Written in place; attention reads a view of the filled part, so nothing is concatenated.
+            buffer[layer, :, :, self.length : end] = new
+        return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
+
+    def advance(self, count: int) -> None:
+        """Count ``count`` tokens as cached, once every layer has appended them."""
+        self.length += count
+
+    def clear(self) -> None:
+        """Drop all tokens; the buffers are reused."""
+        self.length = 0

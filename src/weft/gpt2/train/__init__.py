@@ -1,0 +1,1 @@
+"""The training loop, optimizer, checkpoints and run directory."""

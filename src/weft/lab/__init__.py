@@ -1,0 +1,1 @@
+"""Experiments on the machine: demonstrations, memory hierarchy, studies, host time."""

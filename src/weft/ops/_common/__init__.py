@@ -1,0 +1,1 @@
+"""Host and device code that several operators or families use."""

@@ -1,0 +1,48 @@
+"""Validation of arguments: a clear error before anything is launched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from weft.core import WeftError
+
+
+def tensor(where: str, name: str, x: object, dtypes: Sequence[str], dims: range | None = None) -> None:
+    """Raise :class:`WeftError` unless ``x`` is a strided tensor on a CPU or CUDA device.
+
+    ``dtypes`` are torch's names; ``dims`` the numbers of dimensions that have an answer.
+    """
+    if not isinstance(x, torch.Tensor):
+        hint = "wrap it: torch.as_tensor(...)"
+        raise WeftError(f"{where}: {name}", expected="a tensor", got=type(x).__name__, hint=hint)
+    if x.layout != torch.strided:
+        hint = "x.to_dense()"
+        raise WeftError(f"{where}: {name}", expected="a dense tensor", got=x.layout, hint=hint)
+    if str(x.dtype).removeprefix("torch.") not in dtypes:
+        raise WeftError(
+            f"{where}: {name}.dtype",
+            expected=" or ".join(dtypes),
+            got=str(x.dtype).removeprefix("torch."),
+            hint=f"{name}.to(torch.{dtypes[0]})",
+        )
+    if x.device.type not in ("cpu", "cuda"):
+        raise WeftError(
+            f"{where}: {name}.device",
+            expected="cpu or cuda",
+            got=x.device.type,
+            hint="move it: x.to('cuda')",
+        )
+    if dims is not None and x.dim() not in dims:
+        most = "" if dims.stop > 64 else f" to {dims.stop - 1}"
+        exact = f"{dims.start} dimensions" if len(dims) == 1 else f"{dims.start}{most or ' or more'}"
+        raise WeftError(f"{where}: {name}.dim()", expected=exact, got=f"{x.dim()}, {tuple(x.shape)}")
+
+
+def same(where: str, names: str, a: torch.Tensor, b: torch.Tensor) -> None:
+    """Raise :class:`WeftError` unless two tensors share dtype and device."""
+    if a.device != b.device:
+        raise WeftError(f"{where}: {names} on one device", expected=a.device, got=b.device)
+    if a.dtype != b.dtype:
+        raise WeftError(f"{where}: {names} of one dtype", expected=a.dtype, got=b.dtype)

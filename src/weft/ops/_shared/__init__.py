@@ -1,1 +1,0 @@
-"""What two or more operators use: validation, registration with PyTorch, device code."""

@@ -1,0 +1,33 @@
+"""Activations by PyTorch's own functions."""
+
+from __future__ import annotations
+
+import torch
+
+from weft.core import Implementation
+
+
+def forward_gelu(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.gelu(x, approximate="tanh")
+
+
+def forward_relu(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x)
+
+
+def forward_bias_gelu(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Add and activate in two kernels; the sum is rounded between them."""
+    return torch.nn.functional.gelu(x + bias, approximate="tanh").contiguous()
+
+
+GELU = Implementation(
+    operator="gelu", name="torch", backend="torch", forward=forward_gelu, idea="F.gelu, approximate='tanh'"
+)
+RELU = Implementation(operator="relu", name="torch", backend="torch", forward=forward_relu, idea="torch.relu")
+BIAS_GELU = Implementation(
+    operator="bias_gelu",
+    name="torch",
+    backend="torch",
+    forward=forward_bias_gelu,
+    idea="F.gelu(x + bias, approximate='tanh')",
+)

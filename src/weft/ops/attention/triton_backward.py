@@ -1,0 +1,155 @@
+"""Attention's backward in Triton: scores are computed again from q, k and the log-sum-exp.
+
+With p = exp(s - lse), dp = grad v^T and delta = rowsum(out grad): ds = p (dp - delta), dq = ds k,
+dk = ds^T q and dv = p^T grad (FlashAttention-2, arXiv:2307.08691). Two kernels compute seven products where
+one with atomics would compute five: one program sums each gradient in one order, so that the same inputs give
+the same bits. The first kernel, over queries, stores delta for the second, over keys.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+from __future__ import annotations
+
+from weft.backends.triton_jit import tl, triton
+from weft.ops.attention.triton_tiles import (
+    LOG2E,
+    dropout_mask,
+    load_row_terms,
+    load_tile,
+    store_tile,
+    visible_keys,
+)
+
+
+@triton.jit(do_not_specialize=["low", "high", "threshold"])
+def attention_backward_queries(
+    q_source, k_source, v_source, grad_source, out_ptr, lengths, lse_ptr, rows_ptr, dq_ptr,
+    heads, group, tq, tk, tq_padded,
+    q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, grad_batch, grad_head, grad_row,
+    out_batch, out_head, out_row, dq_batch, dq_head, dq_row,
+    scale, factor, low, high, threshold, rescale,
+    D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    CAUSAL: tl.constexpr, PADDED: tl.constexpr, DROPOUT: tl.constexpr, TMA: tl.constexpr,
+):  # fmt: skip
+    # q, grad, out, dq: (B, H, Tq, D); k, v: (B, H / group, Tk, D), by strides; lse: (B, H, Tq) float32. A
+    # program computes dq of BM queries of one head, and writes two terms of each query into rows:
+    # (B, H, 2, tq_padded) float32, log2(e) lse and delta; past Tq they are inf and 0: weights of 0.
+    # `scale` includes log2(e), `factor` does not.
+    head, batch = tl.program_id(1), tl.program_id(2)
+    block = tl.program_id(0)
+    if CAUSAL:  # blocks with most keys start first
+        block = tl.num_programs(0) - 1 - block
+    start = block * BM
+    rows = start + tl.arange(0, BM)
+    keys = visible_keys(lengths, batch, tk, PADDED)
+    line = batch * heads + head
+    q = load_tile(q_source, batch, head, start, tq, q_batch, q_head, q_row, BM, D, DP, TMA)
+    grad = load_tile(grad_source, batch, head, start, tq, grad_batch, grad_head, grad_row, BM, D, DP, TMA)
+    out = load_tile(out_ptr, batch, head, start, tq, out_batch, out_head, out_row, BM, D, DP, False)
+    delta = tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1)
+    lse_ptr += tl.cast(line, tl.int64) * tq
+    top = tl.load(lse_ptr + rows, mask=rows < tq, other=float("inf")) * LOG2E
+    rows_ptr += tl.cast(line, tl.int64) * 2 * tq_padded
+    tl.store(rows_ptr + rows, top)
+    tl.store(rows_ptr + tq_padded + rows, delta)
+    last = keys
+    unmasked_end = keys // BN * BN
+    if CAUSAL:
+        last = tl.minimum(keys, start + BM)
+        unmasked_end = tl.minimum(unmasked_end, (start + 1) // BN * BN)
+    dq = tl.zeros((BM, DP), tl.float32)
+    kv_head = head // group
+    for masked in tl.static_range(2):
+        for key_start in tl.range(unmasked_end if masked else 0, last if masked else unmasked_end, BN):
+            key_start = tl.multiple_of(key_start, BN)
+            column = key_start + tl.arange(0, BN)
+            k = load_tile(k_source, batch, kv_head, key_start, tk, k_batch, k_head, k_row, BN, D, DP, TMA)
+            s = tl.dot(q, k.T, input_precision="ieee")
+            v = load_tile(v_source, batch, kv_head, key_start, tk, v_batch, v_head, v_row, BN, D, DP, TMA)
+            dp = tl.dot(grad, v.T, input_precision="ieee")
+            p = tl.exp2(s * scale - top[:, None])
+            if DROPOUT:
+                keep_mask = dropout_mask(low, high, threshold, line, rows[:, None], column[None, :], tq, tk)
+                dp = tl.where(keep_mask, dp * rescale, 0.0)
+            ds = p * (dp - delta[:, None])
+            if masked == 1:
+                seen = (column < keys)[None, :]
+                if CAUSAL:
+                    seen = seen & (column[None, :] <= rows[:, None])
+                ds = tl.where(seen, ds, 0.0)
+                if PADDED:  # keys past a length may be NaN, and 0 times NaN is NaN
+                    k = tl.where((column < keys)[:, None], k, 0.0)
+            # ds is rounded to the inputs' dtype, as tensor cores require; the sum stays in float32.
+            dq = tl.dot(ds.to(k.dtype), k, dq, input_precision="ieee")
+    store_tile(dq_ptr, dq * factor, batch, head, start, tq, dq_batch, dq_head, dq_row, BM, D, DP)
+
+
+@triton.jit(do_not_specialize=["low", "high", "threshold"])
+def attention_backward_keys(
+    q_source, k_source, v_source, grad_source, lengths, rows_source, dk_ptr, dv_ptr,
+    heads, group, tq, tk, tq_padded,
+    q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, grad_batch, grad_head, grad_row,
+    dk_batch, dk_head, dk_row, dv_batch, dv_head, dv_row,
+    scale, factor, low, high, threshold, rescale,
+    D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    CAUSAL: tl.constexpr, PADDED: tl.constexpr, DROPOUT: tl.constexpr, TMA: tl.constexpr,
+):  # fmt: skip
+    # Shapes as in attention_backward_queries, which wrote rows; dk, dv: (B, H / group, Tk, D). A program
+    # computes BN keys of one head of keys, and reads the queries of its ``group`` heads BM at a time. Tiles
+    # of scores are (keys, queries). Rows of different keys are independent: keys past a length are cleared at
+    # the end.
+    kv_head, batch = tl.program_id(1), tl.program_id(2)
+    start = tl.program_id(0) * BN
+    columns = start + tl.arange(0, BN)
+    keys = visible_keys(lengths, batch, tk, PADDED)
+    k = load_tile(k_source, batch, kv_head, start, tk, k_batch, k_head, k_row, BN, D, DP, TMA)
+    v = load_tile(v_source, batch, kv_head, start, tk, v_batch, v_head, v_row, BN, D, DP, TMA)
+    dk = tl.zeros((BN, DP), tl.float32)
+    dv = tl.zeros((BN, DP), tl.float32)
+    first = 0
+    masked_end = 0
+    last = tq
+    if PADDED:
+        # A tile of keys past the length reads no query; its gradients stay 0.
+        last = tl.where(start < keys, tq, 0)
+    if CAUSAL:
+        first = start // BM * BM
+        # From this query on every query sees all keys of the tile, so that the second loop needs no causal
+        # mask.
+        masked_end = tl.minimum(tl.cdiv(start + BN - 1, BM) * BM, tl.cdiv(last, BM) * BM)
+    for member in range(group):
+        head = kv_head * group + member
+        line = batch * heads + head
+        for unmasked in tl.static_range(0 if CAUSAL else 1, 2):
+            for row_start in tl.range(
+                masked_end if unmasked else first, last if unmasked else tl.minimum(masked_end, last), BM
+            ):
+                row_start = tl.multiple_of(row_start, BM)
+                row = row_start + tl.arange(0, BM)
+                q = load_tile(q_source, batch, head, row_start, tq, q_batch, q_head, q_row, BM, D, DP, TMA)
+                s = tl.dot(k, q.T, input_precision="ieee")
+                # Past the last query: exp2(0 - inf) is 0, so that such rows add nothing.
+                top = load_row_terms(rows_source, 2 * line, row_start, tq_padded, BM, TMA)
+                p = tl.exp2(s * scale - top[None, :])
+                if unmasked == 0:
+                    p = tl.where(columns[:, None] <= row[None, :], p, 0.0)
+                grad = load_tile(
+                    grad_source, batch, head, row_start, tq, grad_batch, grad_head, grad_row, BM, D, DP, TMA
+                )
+                weights = p
+                if DROPOUT:
+                    keep_mask = dropout_mask(
+                        low, high, threshold, line, row[None, :], columns[:, None], tq, tk
+                    )
+                    weights = tl.where(keep_mask, p * rescale, 0.0)
+                dv = tl.dot(weights.to(grad.dtype), grad, dv, input_precision="ieee")
+                dp = tl.dot(v, grad.T, input_precision="ieee")
+                if DROPOUT:
+                    dp = tl.where(keep_mask, dp * rescale, 0.0)
+                delta = load_row_terms(rows_source, 2 * line + 1, row_start, tq_padded, BM, TMA)
+                ds = p * (dp - delta[None, :])
+                dk = tl.dot(ds.to(q.dtype), q, dk, input_precision="ieee")
+    if PADDED:
+        dk = tl.where((columns < keys)[:, None], dk, 0.0)
+        dv = tl.where((columns < keys)[:, None], dv, 0.0)
+    store_tile(dk_ptr, dk * factor, batch, kv_head, start, tk, dk_batch, dk_head, dk_row, BN, D, DP)
+    store_tile(dv_ptr, dv, batch, kv_head, start, tk, dv_batch, dv_head, dv_row, BN, D, DP)

@@ -1,0 +1,49 @@
+"""Products that the implementations share: cuBLAS's, held to the operators' precision, and 2-D views."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from weft.ops._common.cublas import call_at_precision
+
+
+class Operands(NamedTuple):
+    """The tensors of one launch of a Triton product. ``pre`` takes the pre-activation."""
+
+    x2d: torch.Tensor  # (M, K)
+    weight: torch.Tensor  # (N, K)
+    bias: torch.Tensor  # (N,)
+    residual2d: torch.Tensor | None  # (M, N)
+    y: torch.Tensor  # (..., N)
+    pre: torch.Tensor | None  # (..., N)
+
+
+def to_2d(x: torch.Tensor) -> torch.Tensor:
+    """``x`` (..., K) as (M, K): a view where the strides allow one, else a copy."""
+    return x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+
+
+def row_pitch(x: torch.Tensor) -> int:
+    """Elements from one row of ``x`` (..., C) to the next. More than two dimensions have no gaps."""
+    return x.stride(0) if x.dim() == 2 else x.shape[-1]
+
+
+def library_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """x W^T + b by cuBLAS, which adds the bias in its epilogue."""
+    return call_at_precision(torch.nn.functional.linear, x, "ieee", x, weight, bias)  # type: ignore[no-any-return]
+
+
+def backward_products(
+    grad2d: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """dx = grad W, of x's shape, and dW = grad^T x, for grad (M, N), x (..., K), weight (N, K)."""
+    return call_at_precision(_backward_products, grad2d, "ieee", grad2d, x, weight)  # type: ignore[no-any-return]
+
+
+def _backward_products(
+    grad2d: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.mm(grad2d, weight).view(x.shape), torch.mm(grad2d.t(), to_2d(x))

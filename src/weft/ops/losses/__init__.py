@@ -1,0 +1,237 @@
+"""The losses: cross entropy of logits, and of the LM head's product; figures are in README.md."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from weft.dispatch.autocast import lowered
+from weft.dispatch.operator import Schema, call, plan, register
+from weft.ops.losses.chunks import plan_chunks
+from weft.ops.losses.spec import (
+    check_cross_entropy,
+    check_linear_cross_entropy,
+    check_reduction,
+    check_target_range,
+    gradient_like,
+)
+from weft.ops.losses.with_torch import reduced_cross_entropy
+
+_SCALARS = "int ignore_index, float label_smoothing, float z_loss"
+_SCALAR_NAMES = ("ignore_index", "label_smoothing", "z_loss")
+
+register(
+    "cross_entropy",
+    Schema(
+        inputs=f"Tensor logits, Tensor targets, {_SCALARS}",
+        saved=f"Tensor logits, Tensor targets, Tensor lse, {_SCALARS}",
+        outputs=2,
+        differentiable_outputs=1,
+        gradients=1,
+        fake=lambda logits, targets: tuple(
+            logits.new_empty(logits.shape[:1], dtype=torch.float32) for _ in range(2)
+        ),
+        fake_backward=lambda grad, logits, targets, lse: (gradient_like(logits),),
+        params=_SCALAR_NAMES,
+    ),
+)
+register(
+    "linear_cross_entropy",
+    Schema(
+        inputs=f"Tensor x, Tensor weight, Tensor targets, {_SCALARS}",
+        saved=f"Tensor dx, Tensor dweight, {_SCALARS}",
+        outputs=3,
+        differentiable_outputs=1,
+        gradients=2,
+        fake=lambda x, weight, targets: (
+            x.new_empty((), dtype=torch.float32),
+            x.new_empty(x.shape),
+            weight.new_empty(weight.shape, dtype=torch.float32),
+        ),
+        fake_backward=lambda grad, dx, dweight: (
+            torch.empty_like(dx),
+            torch.empty_like(dweight, dtype=dx.dtype),
+        ),
+        params=_SCALAR_NAMES,
+    ),
+)
+
+
+def cross_entropy(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    overwrite: bool = False,
+    impl: str | None = None,
+) -> torch.Tensor:
+    """Return the cross entropy of each row of logits and its target, in float32.
+
+    Args:
+        logits: (N, V), V of any size; float32, float16 or bfloat16; CPU or CUDA. Rows may be strided:
+            some columns of a padded vocabulary are read without a copy.
+        targets: (N,), int64, on the same device: a column, or ``ignore_index``. On a CPU a target out of
+            range raises. On a GPU the check would wait for the device: such a row reads nothing out of
+            bounds, and its loss and gradient are NaN (``impl='torch'`` ends the program by an assertion of
+            its own). :func:`weft.ops.losses.spec.check_target_range` checks, and waits.
+        ignore_index: rows with this target have a loss of 0 and no gradient.
+        reduction: ``mean`` over the rows that are not ignored (NaN if all are), ``sum`` or ``none``.
+        label_smoothing: the share e in [0, 1] of a target that is spread evenly over all columns.
+        z_loss: z >= 0; z lse^2 is added to each loss, which keeps the log-sum-exp near 0.
+        overwrite: allow the gradient to be written over ``logits``, whose values are then lost. ``triton``
+            and ``cuda`` do so outside of ``torch.compile``, where rows are dense in memory. A second
+            backward through the same logits raises torch's error.
+        impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
+
+    Returns:
+        A float32 scalar, or (N,) for ``none``.
+
+    Raises:
+        WeftError: a dtype, shape, device, ``reduction`` or scalar is not supported; on a CPU a target is
+            out of range; ``impl`` is unknown or does not run here.
+
+    Source: label smoothing arXiv:1512.00567; z-loss arXiv:2204.02311.
+    """
+    params = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "z_loss": z_loss}
+    check_reduction("cross_entropy", reduction, ("mean", "sum", "none"))
+    if torch.compiler.is_compiling():
+        check_cross_entropy(logits, targets, **params)  # type: ignore[arg-type]
+        losses = call("cross_entropy", (logits, targets), params, impl)[0]
+    else:
+        losses = _eager_losses(logits, targets, params, reduction, overwrite, impl)
+    if reduction == "none" or losses.dim() == 0:
+        return losses
+    # `mean` divides by the rows that count: with none of them 0 / 0 is NaN, as in torch.
+    total = losses.sum()
+    return total if reduction == "sum" else total / (targets != ignore_index).sum()
+
+
+def _eager_losses(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    params: dict[str, Any],
+    reduction: str,
+    overwrite: bool,
+    impl: str | None,
+) -> torch.Tensor:
+    """Return the losses of the rows, or their reduction where the library computes it in one launch."""
+    inputs = (logits, targets)
+    # The plan is needed here, not only its result: the implementation decides what may be overwritten or
+    # fused.
+    call_plan = plan("cross_entropy", inputs, params, impl, lambda: check_cross_entropy(*inputs, **params))
+    if targets.device.type == "cpu":
+        check_target_range("cross_entropy", targets, logits.shape[1], params["ignore_index"])
+    # `overwrite` is a permission: where an implementation cannot use it, the call works as without it.
+    if overwrite and _can_overwrite(logits, call_plan.impl):
+        losses = _OverwritingCrossEntropy.apply(logits, targets, params, call_plan.impl)  # type: ignore[no-untyped-call]
+        return losses  # type: ignore[no-any-return]
+    plain = not (params["label_smoothing"] or params["z_loss"])
+    if call_plan.impl == "torch" and reduction != "none" and plain and not overwrite:
+        return reduced_cross_entropy(logits, targets, params["ignore_index"], reduction)
+    return call_plan.run(inputs, params)[0]  # type: ignore[no-any-return]
+
+
+def _can_overwrite(logits: torch.Tensor, impl: str) -> bool:
+    """True if ``impl`` can write the gradient into logits of this layout."""
+    return impl in ("triton", "cuda") and logits.stride(1) == 1 and logits.stride(0) > 0
+
+
+class _OverwritingCrossEntropy(torch.autograd.Function):
+    """(logits, targets, params, impl) -> losses, whose backward writes the gradient over the logits.
+
+    A functional operator of ``torch.library`` cannot declare this.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, params: dict[str, Any], impl: str
+    ) -> torch.Tensor:
+        losses, lse = call("cross_entropy", (logits, targets), params, impl)
+        ctx.save_for_backward(logits, targets, lse)
+        ctx.params, ctx.impl = params, impl
+        return losses  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        logits, targets, lse = ctx.saved_tensors
+        module = import_module(f"weft.ops.losses.with_{ctx.impl}")
+        memory = logits.detach()
+        module.cross_entropy_backward_into(memory, grads[0], memory, targets, lse, **ctx.params)
+        # Autograd's version check then refuses a second backward, whose logits are lost.
+        torch.autograd.graph.increment_version(logits)
+        return memory, None, None, None
+
+
+def linear_cross_entropy(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    impl: str | None = None,
+) -> torch.Tensor:
+    """Return the cross entropy of ``x @ weight.T`` without storing all logits.
+
+    ``triton`` and ``cuda`` take chunks of rows (at most 320 MiB of logits, or as much as the weight's
+    gradient takes) and compute both gradients with the loss, so that no product is computed twice. Between
+    forward and backward they store dx and, in float32, dweight. If nothing needs a gradient they compute
+    the loss alone. ``torch``, ``eager`` and ``compile`` store all logits.
+
+    Args:
+        x: (N, C), float32, float16 or bfloat16; CPU or CUDA; any strides.
+        weight: (V, C), of the same dtype and device (under autocast both take its dtype).
+        targets: (N,), int64: a row of ``weight``, or ``ignore_index``. Out of range as in
+            :func:`weft.ops.cross_entropy`: an error on a CPU, NaN on a GPU, never read out of bounds.
+        ignore_index: rows with this target have a loss of 0 and no gradient.
+        reduction: ``mean`` over the rows that are not ignored (NaN if all are) or ``sum``.
+        label_smoothing: the share in [0, 1] of a target that is spread evenly over all columns.
+        z_loss: z >= 0; z lse^2 is added to each loss.
+        impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
+
+    Returns:
+        A float32 scalar.
+
+    Raises:
+        WeftError: a dtype, shape, device, ``reduction`` or scalar is not supported; on a CPU a target is
+            out of range; ``impl`` is unknown or does not run here.
+
+    Source: chunks and the gradient in the forward, arXiv:2410.10989.
+    """
+    params = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "z_loss": z_loss}
+    x, weight = lowered(x, weight)
+    check_reduction("linear_cross_entropy", reduction, ("mean", "sum"))
+    check_linear_cross_entropy(x, weight, targets, **params)  # type: ignore[arg-type]
+    if not torch.compiler.is_compiling() and targets.device.type == "cpu":
+        check_target_range("linear_cross_entropy", targets, weight.shape[0], ignore_index)
+    # The fused forward computes both gradients: without a need for them it would triple the work.
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        loss = call("linear_cross_entropy", (x, weight, targets), params, impl)[0]
+    else:
+        loss = _loss_without_gradients(x, weight, targets, params, impl)
+    if reduction == "mean":
+        loss = loss / (targets != ignore_index).sum()
+    return loss  # type: ignore[no-any-return]
+
+
+def _loss_without_gradients(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    params: dict[str, float],
+    impl: str | None,
+) -> torch.Tensor:
+    """Return the summed loss, by the operator cross_entropy on chunks of logits: enough for evaluation."""
+    rows = plan_chunks(x.shape[0], x.shape[1], weight.shape[0], x.element_size()).rows
+    total = x.new_zeros((), dtype=torch.float32)
+    for x_chunk, target_chunk in zip(x.split(rows), targets.split(rows), strict=True):
+        inputs = (x_chunk @ weight.T, target_chunk)
+        total = total + call("cross_entropy", inputs, params, impl)[0].sum()
+    return total

@@ -1,0 +1,257 @@
+"""The losses in CUDA C++: one block per row, 16 bytes at a time; see cross_entropy.cuh.
+
+``linear_cross_entropy`` takes chunks of rows (chunks.py), between whose products a kernel works in place.
+Rows that fit wait in shared memory between their loss and their gradient, and are then read once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.backends.nvrtc import CudaSource
+from weft.core import Implementation
+from weft.ops._common.layout import CUDA_TYPES, dtype_name, view_2d
+from weft.ops.losses.chunks import ChunkPlan, Tensors, chunked_forward, plan_chunks
+from weft.ops.losses.spec import (
+    LossOptions,
+    gradient_like,
+    supports_cross_entropy,
+    supports_linear_cross_entropy,
+)
+
+ROW_KERNELS = ("cross_entropy_forward", "cross_entropy_backward")
+FUSED_KERNELS = ("cross_entropy_fused", "scale_same_dtype", "scale_from_float32")
+# Bytes of a row in shared memory: two blocks then fit in the 227 KiB of an SM.
+MAX_SMEM_ROW = 110 << 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """One block of ``threads`` per row; each thread has ``unroll`` 16-byte loads in flight."""
+
+    threads: int
+    unroll: int = 2
+
+
+@cache
+def configure(columns: int, dtype: torch.dtype) -> Config:
+    """Return the configuration for rows that are read once: about 4 vectors per thread, up to 256 threads."""
+    vectors = columns * dtype.itemsize // 16
+    # A short row takes a small block, so that no thread is without a vector.
+    return Config(threads=next((t for t in (32, 64, 128) if vectors <= 4 * t), 256))
+
+
+@cache
+def configure_fused(columns: int, dtype: torch.dtype) -> Config:
+    """Return the configuration for rows that are read and then written.
+
+    A long row takes a block of 1024 threads: few rows are then in flight, and they stay in the L2 (or in
+    shared memory) until they are written.
+    """
+    vectors = columns * dtype.itemsize // 16
+    return Config(threads=next((t for t in (32, 64, 128, 256, 512) if vectors <= 4 * t), 1024))
+
+
+def candidates() -> list[Config]:
+    """Return the configurations worth timing for rows of a vocabulary."""
+    return [Config(threads=t, unroll=u) for t in (128, 256, 512, 1024) for u in (1, 2, 4)]
+
+
+@cache
+def _source(
+    file: str, kernels: tuple[str, ...], dtype: torch.dtype, config: Config, smooth: bool, min_arch: int = 80
+) -> CudaSource:
+    return CudaSource(
+        file=Path(__file__).with_name(f"{file}.cu"),
+        kernels=kernels,
+        defines=(
+            ("WEFT_T", CUDA_TYPES[dtype]),
+            ("THREADS", str(config.threads)),
+            ("UNROLL", str(config.unroll)),
+            ("SMOOTH", str(int(smooth))),
+        ),
+        label=f"{file}-{dtype_name(dtype)}-{config.threads}x{config.unroll}{'-smooth' * smooth}",
+        min_arch=min_arch,
+    )
+
+
+def row_source(dtype: torch.dtype, config: Config, smooth: bool) -> CudaSource:
+    """Return forward and backward of ``cross_entropy``; ``smooth``: with label smoothing."""
+    return _source("cross_entropy", ROW_KERNELS, dtype, config, smooth)
+
+
+def fused_source(dtype: torch.dtype, config: Config, smooth: bool, in_smem: bool = False) -> CudaSource:
+    """Return the kernels between the products; ``in_smem``: the one that stores rows in shared memory."""
+    if in_smem:
+        kernels = ("cross_entropy_fused_smem",)
+        return _source("cross_entropy_fused_smem", kernels, dtype, config, smooth, min_arch=90)
+    return _source("cross_entropy_fused", FUSED_KERNELS, dtype, config, smooth)
+
+
+def cross_entropy_forward(
+    logits: Tensor, targets: Tensor, *, config: Config | None = None, **params: Any
+) -> tuple[Tensor, Tensor]:
+    """``config`` None is the configuration shipped for rows of this length."""
+    options = LossOptions(**params)
+    rows, columns = logits.shape
+    config = config or configure(columns, logits.dtype)
+    losses, lse = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(2))
+    if rows:
+        x2d = view_2d(logits)
+        row_source(logits.dtype, config, options.label_smoothing != 0)["cross_entropy_forward"](
+            rows,
+            config.threads,
+            x2d,
+            targets.contiguous(),
+            losses,
+            lse,
+            columns,
+            x2d.stride(0),
+            *options.kernel_arguments,
+        )
+    return losses, lse
+
+
+def cross_entropy_backward(
+    grad: Tensor, logits: Tensor, targets: Tensor, lse: Tensor, **params: Any
+) -> tuple[Tensor]:
+    return (cross_entropy_backward_into(gradient_like(logits), grad, logits, targets, lse, **params),)
+
+
+def cross_entropy_backward_into(
+    out: Tensor,
+    grad: Tensor,
+    logits: Tensor,
+    targets: Tensor,
+    lse: Tensor,
+    *,
+    config: Config | None = None,
+    **params: Any,
+) -> Tensor:
+    """Write the gradient to ``out``, which has adjacent columns and may be ``logits`` itself."""
+    options = LossOptions(**params)
+    rows, columns = logits.shape
+    config = config or configure_fused(columns, logits.dtype)
+    if rows:
+        x2d = view_2d(logits)
+        # Smoothing is an argument of this kernel; only the forward is compiled apart for it.
+        row_source(logits.dtype, config, False)["cross_entropy_backward"](
+            rows,
+            config.threads,
+            grad,
+            x2d,
+            targets.contiguous(),
+            lse,
+            out,
+            columns,
+            grad.stride(0),
+            x2d.stride(0),
+            out.stride(0),
+            *options.kernel_arguments,
+        )
+    return out
+
+
+@cache
+def fits_in_smem(columns: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """True if a row can wait in shared memory: the device has bulk copies, and two rows fit in an SM."""
+    # cp.async.bulk exists from Hopper on.
+    has_bulk_copies = torch.cuda.get_device_capability(device) >= (9, 0)
+    return has_bulk_copies and columns * dtype.itemsize <= MAX_SMEM_ROW
+
+
+def linear_cross_entropy_forward(
+    x: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    plan: ChunkPlan | None = None,
+    config: Config | None = None,
+    in_smem: bool | None = None,
+    **params: Any,
+) -> Tensors:
+    """``plan``, ``config`` and ``in_smem`` are the shipped ones where they are None."""
+    columns = weight.shape[0]
+    plan = plan or plan_chunks(x.shape[0], x.shape[1], columns, x.element_size())
+    config = config or configure_fused(columns, x.dtype)
+    in_smem = fits_in_smem(columns, x.dtype, x.device) if in_smem is None else in_smem
+    fused_rows = partial(_fused_rows, config, in_smem, LossOptions(**params))
+    return chunked_forward(fused_rows, plan, x, weight, targets.contiguous())
+
+
+def _fused_rows(
+    config: Config, in_smem: bool, options: LossOptions, logits: Tensor, targets: Tensor, losses: Tensor
+) -> None:
+    """Compute the losses of some rows, and write their gradient over their logits."""
+    rows, columns = logits.shape
+    smem_bytes = -(-columns * logits.element_size() // 16) * 16 if in_smem else 0
+    source = fused_source(logits.dtype, config, options.label_smoothing != 0, in_smem)
+    source[source.kernels[0]](
+        rows,
+        config.threads,
+        logits,
+        targets,
+        losses,
+        columns,
+        logits.stride(0),
+        *options.kernel_arguments,
+        shared=smem_bytes,
+    )
+
+
+def linear_cross_entropy_backward(
+    grad: Tensor, dx: Tensor, dweight: Tensor, **unused: Any
+) -> tuple[Tensor, Tensor]:
+    """Multiply the forward's gradients by the incoming one, and round dweight to the inputs' dtype."""
+    scaled = torch.empty_like(dx), torch.empty_like(dweight, dtype=dx.dtype)
+    config = Config(threads=256)
+    source = fused_source(dx.dtype, config, False)
+    # N of cross_entropy.cuh, the elements of one 16-byte vector of the output, for each thread.
+    elements_per_block = config.threads * 16 // dx.element_size()
+    for gradient, out, kernel in zip((dx, dweight), scaled, FUSED_KERNELS[1:], strict=True):
+        if n := gradient.numel():
+            source[kernel](-(-n // elements_per_block), config.threads, gradient, grad, out, n)
+    return scaled
+
+
+def _aot_row_kernels() -> tuple[CudaSource, ...]:
+    bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
+    shipped = ((bf16, 50304, False), (bf16, 50304, True), (fp16, 50304, False), (fp32, 4096, False))
+    forward = [row_source(dtype, configure(n, dtype), smooth) for dtype, n, smooth in shipped]
+    return (*forward, row_source(bf16, configure_fused(50304, bf16), False))
+
+
+CROSS_ENTROPY = Implementation(
+    operator="cross_entropy",
+    name="cuda",
+    backend="cuda",
+    forward=cross_entropy_forward,
+    backward=cross_entropy_backward,
+    supports=supports_cross_entropy,
+    aot_kernels=_aot_row_kernels(),
+    idea="a block a row, 16 bytes at a time wherever it starts",
+)
+
+LINEAR_CROSS_ENTROPY = Implementation(
+    operator="linear_cross_entropy",
+    name="cuda",
+    backend="cuda",
+    forward=linear_cross_entropy_forward,
+    backward=linear_cross_entropy_backward,
+    supports=supports_linear_cross_entropy,
+    aot_kernels=(
+        fused_source(torch.bfloat16, configure_fused(50304, torch.bfloat16), False, True),
+        fused_source(torch.bfloat16, configure_fused(50304, torch.bfloat16), True, True),
+        fused_source(torch.bfloat16, configure_fused(131072, torch.bfloat16), False),
+        fused_source(torch.bfloat16, Config(threads=256), False),
+        fused_source(torch.float32, configure_fused(4096, torch.float32), False),
+    ),
+    wraps_library="cublas",
+    idea="chunks of rows; a row waits in shared memory for its gradient",
+)

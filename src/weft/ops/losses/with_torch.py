@@ -1,0 +1,85 @@
+"""The losses by the library: log_softmax in float32 and nll_loss, which ``F.cross_entropy`` calls.
+
+``cross_entropy`` returns no log-sum-exp here: PyTorch's own does not compute one, and is not slowed down for
+it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.core import Implementation
+from weft.ops.losses.spec import LossOptions
+from weft.ops.losses.with_eager import ThreeTensors, linear_cross_entropy_backward
+
+
+def cross_entropy_forward(logits: Tensor, targets: Tensor, **params: Any) -> tuple[Tensor]:
+    ignore_index, label_smoothing, z_loss = LossOptions(**params)
+    log_p = torch.log_softmax(logits, -1, dtype=torch.float32)
+    losses = torch.nn.functional.nll_loss(log_p, targets, ignore_index=ignore_index, reduction="none")
+    if label_smoothing:
+        smooth = (-log_p.mean(-1)).masked_fill(targets == ignore_index, 0.0)
+        losses = (1 - label_smoothing) * losses + label_smoothing * smooth
+    if z_loss:
+        # x - log p is the log-sum-exp at any column; at the largest logit both are finite.
+        at = log_p.detach().argmax(-1, keepdim=True)
+        lse = (logits.gather(1, at).float() - log_p.gather(1, at)).squeeze(-1)
+        losses = losses + z_loss * lse.masked_fill(targets == ignore_index, 0.0).square()
+    return (losses,)
+
+
+def reduced_cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int, reduction: str) -> Tensor:
+    """Return the mean or sum of the losses without smoothing: a float32 scalar."""
+    log_p = torch.log_softmax(logits, -1, dtype=torch.float32)
+    return torch.nn.functional.nll_loss(log_p, targets, ignore_index=ignore_index, reduction=reduction)
+
+
+def _summed_loss(x: Tensor, weight: Tensor, targets: Tensor, options: LossOptions) -> Tensor:
+    ignore_index, label_smoothing, z_loss = options
+    logits = torch.nn.functional.linear(x, weight).float()
+    loss = torch.nn.functional.cross_entropy(
+        logits,
+        targets,
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        reduction="sum",
+    )
+    if z_loss:
+        lse = torch.logsumexp(logits, -1).masked_fill(targets == ignore_index, 0.0)
+        loss = loss + z_loss * lse.square().sum()
+    return loss
+
+
+def linear_cross_entropy_forward(x: Tensor, weight: Tensor, targets: Tensor, **params: Any) -> ThreeTensors:
+    options = LossOptions(**params)
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        # Autograd computes the gradients.
+        return _summed_loss(x, weight, targets, options), x.new_empty(0), x.new_empty(0)
+    with torch.enable_grad():
+        leaves = x.detach().requires_grad_(), weight.detach().requires_grad_()
+        loss = _summed_loss(leaves[0], leaves[1], targets, options)
+        dx, dweight = torch.autograd.grad(loss, leaves)
+    # A gradient has its leaf's strides; the operator's outputs are contiguous.
+    return loss.detach(), dx.contiguous(), dweight.float().contiguous()
+
+
+CROSS_ENTROPY = Implementation(
+    operator="cross_entropy",
+    name="torch",
+    backend="torch",
+    forward=cross_entropy_forward,
+    outputs=1,
+    idea="log_softmax, nll_loss",
+)
+
+LINEAR_CROSS_ENTROPY = Implementation(
+    operator="linear_cross_entropy",
+    name="torch",
+    backend="torch",
+    forward=linear_cross_entropy_forward,
+    backward=linear_cross_entropy_backward,
+    idea="F.linear, F.cross_entropy, autograd",
+)

@@ -1,0 +1,341 @@
+// Norms backward by a persistent kernel: dx = rstd (g w - mean(g w) - xhat mean(g w xhat)), each row
+// read once, and the sums of g xhat and of g for the gradients of weight and bias.
+//
+// A team (some warps of a block, a block, or a cluster of blocks) takes one row after another and
+// keeps its columns' sums in registers over all its rows. Rows come through a pipeline of STAGES
+// stages in shared memory, filled by the bulk copy engine (TMA), so that loads never wait for
+// arithmetic. One pass over a row in registers takes all statistics (row_statistics.cuh), so that a
+// row costs one barrier; a second pass writes dx. A team of one warp reads the stage again for the
+// second pass: its rows then need no registers in between, and its sums, its weights and four warps
+// a scheduler fit. At the end the teams of a block add up their sums: one partial row a block.
+// g, x and (RESIDUAL) grad_s, the gradient of s: (rows, columns), with row strides; dx, dr:
+// contiguous; partials: (2 or 1, blocks or clusters, columns) float32. Rows are multiples of 16
+// bytes; at most 2^30 rows. Bytes: 2n read + n written (RESIDUAL: 3n + 2n). WITH_DROPOUT: dx is
+// dropout's gradient of dr. Shared memory: the slice of w unless WEIGHTS_IN_REGISTERS, then the
+// pipelines; the teams' sums reuse it after the last row.
+#define VEC_WIDTH (16 / sizeof(WEFT_T))
+#define BACKWARD 1
+#include "hopper.cuh"
+#include "row_statistics.cuh"
+
+#ifndef STAGES
+#define STAGES 3
+#endif
+#ifndef BLOCKS_PER_SM
+#define BLOCKS_PER_SM 1
+#endif
+#ifndef WEIGHTS_IN_REGISTERS
+#define WEIGHTS_IN_REGISTERS 0
+#endif
+
+#if __CUDA_ARCH__ >= 900
+
+extern __shared__ __align__(128) unsigned char memory[];
+
+static_assert(!SINGLE_REFERENCE || CLUSTER == 1,
+              "only the first block of a cluster has the row's first elements");
+// THREAD_COLUMNS floats of running sums (twice as many with a bias) stay in registers for the whole kernel:
+// they, not the row, limit the vectors of a thread.
+constexpr int TENSORS = 2 + RESIDUAL, THREAD_COLUMNS = VECS_PER_THREAD * N;
+// More warps would need a second barrier before the stage may be overwritten.
+constexpr bool READ_STAGE_TWICE = TEAM == 32;
+using ThreadRow = Pack[VECS_PER_THREAD];
+
+// Rows of a team: the first, and every row_step() after it.
+__device__ __forceinline__ int first_row() {
+  return blockIdx.x / CLUSTER * TEAMS + threadIdx.x / TEAM;
+}
+__device__ __forceinline__ int row_step() { return gridDim.x / CLUSTER * TEAMS; }
+
+// A team's pipeline of rows: stage k holds one slice of `bytes` bytes of each of TENSORS tensors.
+// The slice of row r of tensor t starts at source[t] + r stride[t]. The team's first thread issues
+// the copies; an mbarrier for each stage counts their bytes.
+struct RowPipeline {
+  const WEFT_T* source[TENSORS];
+  index_t stride[TENSORS];
+  int rows;
+  int bytes;
+  unsigned char* base;
+  unsigned long long* arrived;  // STAGES mbarriers
+  int stage = 0;
+  unsigned phase = 0;  // parity of the mbarriers; flips each time all stages have been used
+
+  __device__ __forceinline__ bool is_producer() const { return threadIdx.x % TEAM == 0; }
+
+  // An empty slice (the last block of a cluster may have one) issues no copy: a bulk copy of 0 bytes is
+  // invalid.
+  __device__ __forceinline__ void issue_load(int row, int to_stage) {
+    if (row >= rows || !bytes) return;
+    unsigned char* at = base + to_stage * TENSORS * bytes;
+    mbarrier_expect_bytes(arrived + to_stage, TENSORS * bytes);
+#pragma unroll
+    for (int t = 0; t < TENSORS; ++t)
+      bulk_copy(at + t * bytes, source[t] + row * stride[t], bytes, arrived + to_stage);
+  }
+
+  // Initialises the mbarriers and issues the first loads. The barrier between lets no thread wait on
+  // an mbarrier before it is initialised, and no block write to another that has not started.
+  __device__ __forceinline__ void start() {
+    if (is_producer())
+      for (int k = 0; k < STAGES; ++k) init_mbarriers(arrived + k);
+#if CLUSTER > 1
+    cluster_barrier();
+#else
+    team_barrier();
+#endif
+    if (is_producer())
+      for (int k = 0; k < STAGES; ++k) issue_load(first_row() + k * row_step(), k);
+  }
+
+  __device__ __forceinline__ void wait_for_row() {
+    if (bytes) mbarrier_wait(arrived + stage, phase);
+  }
+  // Tensor t of the row in the current stage.
+  __device__ __forceinline__ const Pack* stage_row(int t) const {
+    return reinterpret_cast<const Pack*>(base + (stage * TENSORS + t) * bytes);
+  }
+
+  // To be called when the whole team has read `row`: loads the row STAGES steps later in its place.
+  __device__ __forceinline__ void advance(int row) {
+    if (is_producer()) issue_load(row + STAGES * row_step(), stage);
+    if (++stage == STAGES) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// This thread's sums of a row about `ref`. Weights come from `in_registers` or `in_shared`.
+__device__ __forceinline__ PartialSums thread_sums(const ThreadRow& x, const ThreadRow& g,
+                                                   const Weights (&in_registers)[VECS_PER_THREAD],
+                                                   const Weights* in_shared, float ref, int first,
+                                                   int count) {
+  PartialSums sums = {};
+#pragma unroll
+  for (int i = 0; i < VECS_PER_THREAD; ++i) {
+    if (!NO_TAIL && first + i * TEAM >= count) continue;
+    const Weights w = WEIGHTS_IN_REGISTERS ? in_registers[i] : in_shared[first + i * TEAM];
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      const float diff = element(x[i], j) - ref;
+      const float gw = element(g[i], j) * element(w, j);
+      if (CENTRED) {
+        sums.at[0] += diff;
+        sums.at[NUM_SUMS / 2] += gw;
+      }
+      sums.at[SQUARES] = fmaf(diff, diff, sums.at[SQUARES]);
+      // The sum of g w (x - reference): merge_partials moves it to the row's mean, so that one pass suffices.
+      sums.at[DOT] = fmaf(gw, diff, sums.at[DOT]);
+    }
+  }
+  return sums;
+}
+
+// exchange_partials publishes the thread's sums and waits until all threads of the row have done so;
+// row_statistics then reads them. Both have a version for a single reference.
+#if SINGLE_REFERENCE
+using Table = WarpEntry[ROW_WARPS];
+__device__ __forceinline__ float exchange_partials(const PartialSums& sums, float, Table& table,
+                                                   unsigned long long*, unsigned) {
+  const float total = publish_partials(sums, table);
+  row_barrier();
+  return total;
+}
+__device__ __forceinline__ RowStatistics row_statistics(float total, float, const Table& table,
+                                                        const WarpCounts&, float inverse_columns,
+                                                        float eps) {
+  return add_partials(total, table, inverse_columns, eps);
+}
+#else
+// Blocks of a cluster count the arriving bytes on an mbarrier: the cluster's own barrier would also
+// wait for their stores of dx.
+using Table = float[ROW_WARPS * NUM_FIELDS];
+__device__ __forceinline__ float exchange_partials(const PartialSums& sums, float ref, Table& table,
+                                                   unsigned long long* sums_arrived,
+                                                   unsigned phase) {
+#if CLUSTER > 1
+  if (threadIdx.x == 0) mbarrier_expect_bytes(sums_arrived, sizeof(table));
+  const float total = publish_partials<true>(sums, ref, table, sums_arrived);
+  mbarrier_wait(sums_arrived, phase);
+  __syncwarp();
+#else
+  const float total = publish_partials(sums, ref, table);
+  row_barrier();
+#endif
+  return total;
+}
+__device__ __forceinline__ RowStatistics row_statistics(float total, float ref, const Table& table,
+                                                        const WarpCounts& counts,
+                                                        float inverse_columns, float eps) {
+  return merge_partials(total, ref, table, counts, inverse_columns, eps);
+}
+#endif
+
+// Adds up the sums of the block's teams, in the order of the teams, and writes the block's partial
+// rows, four columns a thread at a time. The sums of g start `g_offset` floats after those of g xhat.
+__device__ __forceinline__ void write_partials(const float (&sums)[1 + CENTRED][THREAD_COLUMNS],
+                                               float* partials, index_t g_offset, int columns) {
+  // One team: its sums are the block's, and go from registers to memory without a barrier.
+  if (TEAMS == 1) {
+#pragma unroll
+    for (int k = 0; k < (1 + CENTRED) * THREAD_COLUMNS; k += 4) {
+      const float* four = &sums[k / THREAD_COLUMNS][k % THREAD_COLUMNS];
+      const int e = k % THREAD_COLUMNS, at = ((int)threadIdx.x + e / N * TEAM) * N + e % N;
+      if (at >= columns) continue;
+      *reinterpret_cast<float4*>(partials + k / THREAD_COLUMNS * g_offset + at) =
+          make_float4(four[0], four[1], four[2], four[3]);
+    }
+    return;
+  }
+  // The elements of a thread's sums lie THREADS floats apart, so that neighbouring threads write to
+  // neighbouring banks. The first barrier ends all reads of the pipelines, whose memory this reuses.
+  float* const all = reinterpret_cast<float*>(memory);
+  __syncthreads();
+#pragma unroll
+  for (int e = 0; e < (1 + CENTRED) * THREAD_COLUMNS; ++e)
+    all[e * THREADS + threadIdx.x] = sums[e / THREAD_COLUMNS][e % THREAD_COLUMNS];
+  __syncthreads();
+  for (int k = threadIdx.x; k < (1 + CENTRED) * THREAD_COLUMNS / 4 * TEAM; k += THREADS) {
+    const int first = k % TEAM, from = k / TEAM * 4, e = from % THREAD_COLUMNS;
+    const int column = (first + e / N * TEAM) * N + e % N;
+    float four[4] = {};
+#pragma unroll
+    for (int t = 0; t < TEAMS; ++t)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) four[j] += all[(from + j) * THREADS + t * TEAM + first];
+    if (column < columns)
+      *reinterpret_cast<float4*>(partials + from / THREAD_COLUMNS * g_offset + column) =
+          make_float4(four[0], four[1], four[2], four[3]);
+  }
+}
+
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, BLOCKS_PER_SM)
+norm_backward(const WEFT_T* __restrict__ g, const WEFT_T* __restrict__ grad_s,
+              const WEFT_T* __restrict__ x, const WEFT_W* __restrict__ w, WEFT_T* __restrict__ dx,
+              WEFT_T* __restrict__ dr, float* __restrict__ partials, index_t rows, index_t columns,
+              index_t g_stride, index_t grad_s_stride, index_t x_stride,
+              double eps DROPOUT_PARAMETERS) {
+  __shared__ unsigned long long arrived[TEAMS][STAGES];
+  __shared__ Table table[2][TEAMS];
+  __shared__ unsigned long long sums_arrived[2];
+  const Slice slice(columns);
+  const int team = threadIdx.x / TEAM, first = threadIdx.x % TEAM, bytes = slice.count * 16;
+  const index_t from = (index_t)slice.begin * N;
+  Weights* const shared_weights = reinterpret_cast<Weights*>(memory);
+  // Bulk copies need 16-byte addresses; the pipelines start at the next multiple of 128.
+  unsigned char* pipelines =
+      memory +
+      (WEIGHTS_IN_REGISTERS ? 0 : (slice.per_block * (int)sizeof(Weights) + 127) / 128 * 128);
+  RowPipeline pipeline = {{g + from, x + from}, {g_stride, x_stride}, (int)rows, bytes,
+                          pipelines + team * STAGES * TENSORS * bytes, arrived[team]};
+  if (RESIDUAL) {
+    pipeline.source[1 + RESIDUAL] = grad_s + from;
+    pipeline.stride[1 + RESIDUAL] = grad_s_stride;
+  }
+  Weights weights[VECS_PER_THREAD];
+  if (CLUSTER > 1 && threadIdx.x == 0) init_mbarriers(sums_arrived, 2);
+  if (!WEIGHTS_IN_REGISTERS) pipeline.start();
+#pragma unroll
+  for (int i = 0; i < VECS_PER_THREAD; ++i) {
+    const int at = first + i * TEAM;
+    if (!NO_TAIL && at >= slice.count) continue;
+    const Weights one = reinterpret_cast<const Weights*>(w + from)[at];
+    if (WEIGHTS_IN_REGISTERS) weights[i] = one; else if (team == 0) shared_weights[at] = one;
+  }
+  if (WEIGHTS_IN_REGISTERS) pipeline.start(); else __syncthreads();
+  const WarpCounts counts = warp_counts(slice.per_row, slice.per_block);
+  const float inverse_columns = __frcp_rn((float)columns);
+  float column_sums[1 + CENTRED][THREAD_COLUMNS] = {};
+  unsigned parity = 0, phase = 0;  // of the table in use, and of its mbarrier
+  for (int row = first_row(); row < rows; row += row_step(), parity ^= 1) {
+    pipeline.wait_for_row();
+    ThreadRow gs, xs, grads_s;
+#pragma unroll
+    for (int i = 0; i < VECS_PER_THREAD; ++i) {
+      const int at = first + i * TEAM;
+      const bool in_slice = NO_TAIL || at < slice.count;
+      gs[i] = in_slice ? pipeline.stage_row(0)[at] : zeros();
+      xs[i] = in_slice ? pipeline.stage_row(1)[at] : zeros();
+      if (RESIDUAL && !READ_STAGE_TWICE)
+        grads_s[i] = in_slice ? pipeline.stage_row(1 + RESIDUAL)[at] : zeros();
+    }
+#if SINGLE_REFERENCE
+    const float ref = row_reference(pipeline.stage_row(1));
+#else
+    const float ref = warp_reference(xs, slice.count);
+#endif
+    const PartialSums sums = thread_sums(xs, gs, weights, shared_weights, ref, first, slice.count);
+    const float total =
+        exchange_partials(sums, ref, table[parity][team], sums_arrived + parity, phase);
+    // Parity 0, 1, 0, 1, ... and phase 0, 0, 1, 1, ...: the phase flips after each use of the second table.
+    phase ^= parity;  // each of the two mbarriers completes a phase at every second row
+    if (!READ_STAGE_TWICE) pipeline.advance(row);
+    const RowStatistics statistics =
+        row_statistics(total, ref, table[parity][team], counts, inverse_columns, (float)eps);
+    const float rstd = statistics.rstd, offset = -statistics.shift * rstd;
+    const float mean_gw = statistics.mean_gw * rstd;
+    const float mean_gw_xhat = statistics.mean_gw_xhat * rstd;
+    // `slope` includes rstd twice, once for xhat and once for dx.
+    const float mean = ref + statistics.shift, slope = mean_gw_xhat * rstd;
+#pragma unroll
+    for (int i = 0; i < VECS_PER_THREAD; ++i) {
+      const int at = first + i * TEAM;
+      if (!NO_TAIL && at >= slice.count) continue;
+      if (SINGLE_REFERENCE) asm volatile("" ::: "memory");  // one vector at a time: two would spill
+      const Weights v = WEIGHTS_IN_REGISTERS ? weights[i] : shared_weights[at];
+      if (READ_STAGE_TWICE) {
+        gs[i] = pipeline.stage_row(0)[at];
+        xs[i] = pipeline.stage_row(1)[at];
+        if (RESIDUAL) grads_s[i] = pipeline.stage_row(1 + RESIDUAL)[at];
+      } else {
+        discard_floats(xs[i]);
+        discard_floats(gs[i]);
+      }
+      const index_t to = ((index_t)row * (slice.per_row * N) + from) / N + at;
+      Pack out;
+      float ds[N];
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+#if SINGLE_REFERENCE
+        // `scaled` has the factor rstd that `xhat` lacks: their product is g xhat.
+        const float grad = element(gs[i], j), diff = element(xs[i], j) - mean;
+        const float xhat = diff, scaled = grad * rstd;
+        const float projection = CENTRED ? fmaf(diff, slope, mean_gw) : diff * slope;
+        float d = fmaf(scaled, element(v, j), -projection);
+#else
+        const float grad = element(gs[i], j), diff = element(xs[i], j) - ref, scaled = grad;
+        const float xhat = CENTRED ? fmaf(diff, rstd, offset) : diff * rstd;
+        const float projection = CENTRED ? fmaf(xhat, mean_gw_xhat, mean_gw) : xhat * mean_gw_xhat;
+        float d = fmaf(grad * element(v, j), rstd, -projection);
+#endif
+        // The gradient that reaches s directly is added in float32, before the only rounding.
+        if (RESIDUAL) d += element(grads_s[i], j);
+        ds[j] = d;
+        out.at[j] = from_float<WEFT_T>(d);
+        // Sums over all rows of a team in float32, in the order of the rows; norm_sum_partials adds the
+        // blocks' sums.
+        float& dw = column_sums[0][i * N + j];
+        dw = fmaf(scaled, xhat, dw);
+        if (CENTRED) column_sums[CENTRED][i * N + j] += grad;
+      }
+      // dr is the gradient of the residual: dropout does not apply to it, and to dx it does.
+      if (RESIDUAL) reinterpret_cast<Pack*>(dr)[to] = out;
+      if (WITH_DROPOUT) {
+        DROPOUT.apply(ds, to * N);
+#pragma unroll
+        for (int j = 0; j < N; ++j) out.at[j] = from_float<WEFT_T>(ds[j]);
+      }
+      reinterpret_cast<Pack*>(dx)[to] = out;
+      // Keeps the compiler from working on two vectors at once, which would spill registers.
+      if (WITH_DROPOUT && READ_STAGE_TWICE && NO_TAIL) __syncwarp();
+    }
+    if (READ_STAGE_TWICE) {
+      __syncwarp();
+      pipeline.advance(row);
+    }
+  }
+  write_partials(column_sums, partials + blockIdx.x / CLUSTER * columns + from,
+                 gridDim.x / CLUSTER * columns, slice.count * N);
+}
+
+#endif

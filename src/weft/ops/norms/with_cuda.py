@@ -1,0 +1,387 @@
+"""The norms in CUDA C++: choice of the kernel, launch, and one implementation for each norm.
+
+Forward: ``norm_block`` (a block or cluster holds a row), ``norm_pipelined`` or ``norm_row_loop`` (clusters
+loop over long rows), ``norm_multi_pass`` (any row). Backward: ``norm_backward`` (persistent teams) or three
+plain kernels for any row, and ``norm_sum_partials``. configs.py chooses among their configurations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from weft.backends.nvrtc import CudaSource
+from weft.core import YES, Case, Implementation, Support, no
+from weft.machine.device_limits import has_tma, num_sms, smem_per_sm
+from weft.ops._common.elementwise import ElementwiseKernels
+from weft.ops._common.layout import contiguous_like, max_vec_width, view_2d
+from weft.ops._common.philox_dropout import drops_all, pack_threshold_and_scale
+from weft.ops.norms import spec
+from weft.ops.norms.configs import (
+    BlockConfig,
+    ForwardConfig,
+    KernelVariant,
+    PersistentConfig,
+    RowLoopConfig,
+    choose_backward,
+    choose_forward,
+)
+
+FOLDER = Path(__file__).parent
+SM90_SMEM = 228 << 10  # shared memory of an sm_90's SM in bytes
+MAX_LOOP_ROWS = 1 << 30  # kernels that loop over rows count them in 32 bits
+ROW_THREADS = 256  # threads of a block of the multi-pass backward
+SUM_THREADS = 512  # threads of a block of norm_sum_partials
+# s = dropout(x) + residual and dx = dropout(ds), for rows that the norm kernels do not fuse with dropout.
+DROPOUT_KERNELS = ElementwiseKernels(FOLDER / "dropout_add.cu", "dropout_add", "dropout_back")
+
+
+def _source(file: str, kernels: tuple[str, ...], macros: dict[str, Any], label: str, arch: int) -> CudaSource:
+    defines = tuple((name, str(value)) for name, value in macros.items())
+    return CudaSource(file=FOLDER / file, kernels=kernels, defines=defines, label=label, min_arch=arch)
+
+
+@cache
+def forward_source(variant: KernelVariant, config: ForwardConfig) -> CudaSource:
+    macros = {**variant.macros, **config.macros}
+    if isinstance(config, RowLoopConfig):
+        file = "forward_pipelined.cu" if config.stages else "forward_row_loop.cu"
+        label = f"{config.kernel}-{variant.label}-{config.label}"
+        return _source(file, (config.kernel,), macros, label, 90)
+    kernel, arch = "norm_multi_pass", 80
+    if isinstance(config, BlockConfig):
+        kernel, arch = "norm_block", 90 if config.cluster > 1 else 80
+    label = f"{kernel}-{variant.label}-{config.label}-{variant.vec_width}"
+    macros["VEC_WIDTH"] = variant.vec_width
+    return _source("forward.cu", ("norm_block", "norm_multi_pass"), macros, label, arch)
+
+
+@cache
+def backward_source(variant: KernelVariant, config: PersistentConfig) -> CudaSource:
+    macros = {**variant.macros, **config.macros}
+    label = f"norm_backward-{variant.label}-{config.label}"
+    return _source("backward.cu", ("norm_backward",), macros, label, 90)
+
+
+@cache
+def multi_pass_backward_source(variant: KernelVariant) -> CudaSource:
+    """Return the kernels for any row; the last of them sums the partials of every backward."""
+    sizes = {"VEC_WIDTH": variant.vec_width, "THREADS": ROW_THREADS, "SUM_THREADS": SUM_THREADS}
+    kernels = ("norm_backward_rows", "norm_backward_columns", "norm_sum_partials")
+    label = f"norm_backward_multi_pass-{variant.label}-{variant.vec_width}"
+    return _source("backward_multi_pass.cu", kernels, variant.macros | sizes, label, 80)
+
+
+def _loop_smem(rows: int, device: torch.device) -> int:
+    """Shared memory of an SM for kernels that loop over rows, in bytes; 0 if they cannot run."""
+    return smem_per_sm(device) if rows < MAX_LOOP_ROWS and has_tma(device) else 0
+
+
+def _resident_clusters(config: PersistentConfig | RowLoopConfig, sms: int) -> int:
+    """Return a number of blocks or clusters that are certainly resident at once.
+
+    SMs come in groups (GPCs) of 16 or 18, and a cluster lies inside one: clusters of 4 and 8 leave some SMs
+    of a group unused.
+    """
+    fitting = {1: sms, 2: sms // 2, 4: sms * 15 // 16 // 4, 8: sms * 7 // 8 // 8}
+    return config.blocks_per_sm * max(1, fitting[config.cluster])
+
+
+def _aligned(v: torch.Tensor) -> torch.Tensor:
+    """Return ``v`` contiguous and 32-byte aligned, as the widest load of a float32 weight needs it."""
+    v = v.contiguous()
+    return v if v.data_ptr() % 32 == 0 else v.clone()
+
+
+def launch_forward(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    eps: float,
+    config: ForwardConfig | None = None,
+    dropout: tuple[int, int] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (y, s). Without ``residual`` s is x; without ``bias`` the norm is RMS norm.
+
+    ``dropout``: a seed and ``pack_threshold_and_scale``; only a :class:`BlockConfig` takes it.
+    """
+    y = contiguous_like(x)
+    s = torch.empty_like(y) if residual is not None else x
+    if x.numel() == 0:
+        return y, s
+    x2d = view_2d(x)
+    residual2d = x2d if residual is None else view_2d(residual)
+    rows, columns = x2d.shape
+    variant = KernelVariant(
+        x_dtype=x.dtype,
+        weight_dtype=weight.dtype,
+        vec_width=max_vec_width(columns, x2d, residual2d),
+        centred=bias is not None,
+        residual=residual is not None,
+        dropout=dropout is not None,
+    )
+    config = config or choose_forward(columns, variant, _loop_smem(rows, x.device))
+    # A copy of a row-sized tensor: cheap beside the rows, and every kernel may use its widest loads.
+    w = _aligned(weight)
+    # A missing tensor is replaced by another one: the kernel never reads it, and no null pointer is passed.
+    tensors = (x2d, residual2d, w, w if bias is None else _aligned(bias), y, s)
+    tail = (columns, x2d.stride(0), residual2d.stride(0), float(eps))
+    source = forward_source(variant, config)
+    if isinstance(config, BlockConfig):
+        blocks = -(-rows // config.rows) * config.cluster
+        source["norm_block"](blocks, config.threads, *tensors, rows, *tail, *(dropout or ()))
+    elif isinstance(config, RowLoopConfig):
+        # No fewer clusters than are resident at once, and none with more rows than `config.rows`: the start
+        # of a late cluster is then hidden by others.
+        clusters = max(_resident_clusters(config, num_sms(x.device)), -(-rows // config.rows))
+        blocks = min(rows, clusters) * config.cluster
+        smem = config.dynamic_smem(variant)
+        source[config.kernel](blocks, config.threads, *tensors, rows, *tail, shared=smem)
+    else:
+        source["norm_multi_pass"](rows, config.threads, *tensors, *tail)
+    return y, s
+
+
+def _persistent(
+    rows: int, columns: int, variant: KernelVariant, device: torch.device
+) -> PersistentConfig | None:
+    """Return the configuration of the persistent backward, or None if the multi-pass kernels must run."""
+    # No more teams in a block than an SM has rows: with few rows, larger teams have fewer idle warps.
+    rows_per_sm = rows // num_sms(device)
+    max_teams = min(16, 1 << max(0, rows_per_sm.bit_length() - 1))  # a power of two
+    return choose_backward(columns, variant, _loop_smem(rows, device), max_teams)
+
+
+def launch_backward(
+    grad: torch.Tensor,
+    grad_s: torch.Tensor | None,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    centred: bool,
+    config: PersistentConfig | None = None,
+    dropout: tuple[int, int] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return (dx, dresidual, dweight, dbias); ``x`` is the normalised tensor, which is s with a residual.
+
+    With ``grad_s``, the gradient of s, dresidual is a copy of dx in memory of its own; otherwise it is dx.
+    dbias is dweight unless ``centred``. With ``dropout``, as in :func:`launch_forward`, dx is dropout's
+    gradient of dresidual; only the persistent kernel takes it.
+    """
+    dx = contiguous_like(x)
+    dr = torch.empty_like(dx) if grad_s is not None else dx
+    dw = contiguous_like(weight)
+    db = torch.empty_like(dw) if centred else dw
+    if x.numel() == 0:
+        return dx, dr, dw.zero_(), db.zero_()
+    x2d, grad2d = view_2d(x), view_2d(grad)
+    grad_s2d = grad2d if grad_s is None else view_2d(grad_s)
+    rows, columns = x2d.shape
+    variant = KernelVariant(
+        x_dtype=x.dtype,
+        weight_dtype=weight.dtype,
+        vec_width=max_vec_width(columns, x2d, grad2d, grad_s2d),
+        centred=centred,
+        residual=grad_s is not None,
+        dropout=dropout is not None,
+    )
+    config = config or _persistent(rows, columns, variant, x.device)
+    strides = (grad2d.stride(0), grad_s2d.stride(0), x2d.stride(0))
+    tensors = (grad2d, grad_s2d, x2d, _aligned(weight), dx, dr)
+    plain_source = multi_pass_backward_source(replace(variant, dropout=False))
+    if config:
+        parts = min(-(-rows // config.teams), _resident_clusters(config, num_sms(x.device)))
+        partials = _float32((1 + centred) * parts * columns, x.device)
+        backward_source(variant, config)["norm_backward"](
+            parts * config.cluster, config.threads, *tensors, partials, rows, columns, *strides,
+            float(eps), *(dropout or ()), shared=config.dynamic_smem(columns, variant),
+        )  # fmt: skip
+    else:
+        statistics = _float32(3 * rows, x.device)
+        plain_source["norm_backward_rows"](
+            rows, ROW_THREADS, *tensors, statistics, columns, *strides, float(eps)
+        )
+        blocks = -(-columns // ROW_THREADS)
+        # About 8 blocks an SM, at least 16 rows each; 65535 is the limit of a grid's second dimension.
+        parts = min(-(-rows // 16), max(1, 8 * num_sms(x.device) // blocks), 65535)
+        partials = _float32((1 + centred) * parts * columns, x.device)
+        plain_source["norm_backward_columns"](
+            (blocks, parts), ROW_THREADS, grad2d, x2d, statistics, partials, rows, columns,
+            strides[0], strides[2],
+        )  # fmt: skip
+    grid = (-(-columns // 32), 1 + centred)
+    plain_source["norm_sum_partials"](grid, SUM_THREADS, partials, dw, db, parts, columns)
+    return dx, dr, dw, db
+
+
+def _float32(count: int, device: torch.device) -> torch.Tensor:
+    return torch.empty(count, dtype=torch.float32, device=device)
+
+
+def _dropout_variant(weight: torch.Tensor, *tensors: torch.Tensor) -> KernelVariant | None:
+    """Return the variant of the norm kernels with fused dropout, or None if they do not take these rows.
+
+    They take contiguous rows of a multiple of 16 bytes: the position of an element in memory then tells its
+    random word. Other rows, and rows above 64 KiB, take two kernels: in bf16 10 bytes an element instead of
+    8 forward, and 14 instead of 10 backward.
+    """
+    first = tensors[0]
+    if not first.numel() or not all(t.is_contiguous() for t in tensors):
+        return None
+    columns = first.shape[-1]
+    vec_width = max_vec_width(columns, *(t.view(-1, columns) for t in tensors))
+    variant = _fused_dropout_variant(first.dtype, weight.dtype, vec_width)
+    return variant if variant.uses_16_byte_vectors else None
+
+
+def _fused_dropout_variant(x_dtype: torch.dtype, weight_dtype: torch.dtype, vec_width: int) -> KernelVariant:
+    return KernelVariant(
+        x_dtype=x_dtype,
+        weight_dtype=weight_dtype,
+        vec_width=vec_width,
+        centred=True,
+        residual=True,
+        dropout=True,
+    )
+
+
+def dropout_forward(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    *,
+    p: float,
+    seed: int,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (y, s), by one kernel if it takes the rows, else by two."""
+    variant = None if drops_all(p) else _dropout_variant(weight, x, residual)
+    config = choose_forward(x.shape[-1], variant, 0) if variant else None
+    if isinstance(config, BlockConfig):
+        dropout = (seed, pack_threshold_and_scale(p))
+        return launch_forward(x, residual, weight, bias, eps, config, dropout)
+    s = contiguous_like(x)
+    if drops_all(p):
+        # Everything is dropped (p rounds to 1): the kernels' scale 1 / (1 - p) would be infinite.
+        s.copy_(residual)
+    else:
+        tensors = (x.contiguous(), residual.contiguous(), s)
+        DROPOUT_KERNELS.launch("dropout_add", tensors, seed, pack_threshold_and_scale(p))
+    y, _ = launch_forward(s, None, weight, bias, eps)
+    return y, s
+
+
+def dropout_backward(
+    grad: torch.Tensor,
+    grad_s: torch.Tensor,
+    s: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    p: float,
+    seed: int,
+    eps: float,
+) -> tuple[torch.Tensor, ...]:
+    """Return (dx, dresidual, dweight, dbias), by the persistent kernel if it takes the rows."""
+    # The multi-pass kernels have no dropout: those rows take one more elementwise kernel.
+    variant = None if drops_all(p) else _dropout_variant(weight, grad, grad_s, s)
+    if variant:
+        columns = s.shape[-1]
+        config = _persistent(s.numel() // columns, columns, variant, s.device)
+        if config:
+            dropout = (seed, pack_threshold_and_scale(p))
+            return launch_backward(grad, grad_s, s, weight, eps, True, config, dropout)
+    dx, dr, dw, db = launch_backward(grad, grad_s, s, weight, eps, centred=True)
+    if drops_all(p):
+        dx.zero_()
+    else:
+        DROPOUT_KERNELS.launch("dropout_back", (dr, dx), seed, pack_threshold_and_scale(p))
+    return dx, dr, dw, db
+
+
+def supports(case: Case, device: str) -> Support:
+    shape = case.inputs[0].shape
+    if shape and shape[-1] >= 2**31 - 2**20:
+        return no("rows of 2^31 elements and more are not for these kernels; use impl='torch'")
+    return YES
+
+
+def supports_dropout(case: Case, device: str) -> Support:
+    if case.inputs[0].shape[-1:] == (1,):
+        return no("a row of one column: its backward drifts by 1.15 times what is allowed")
+    return supports(case, device)
+
+
+def _aot_kernels(norm: spec.NormVariant) -> tuple[CudaSource, ...]:
+    """Return what ships for rows of 1024, 4096 and 16384 in bf16 (forward also 65536), and 4096 in fp32."""
+    sources = []
+    for dtype, columns in (
+        (torch.bfloat16, 4096),
+        (torch.bfloat16, 16384),
+        (torch.bfloat16, 1024),
+        (torch.float32, 4096),
+    ):
+        variant = KernelVariant(
+            x_dtype=dtype,
+            weight_dtype=dtype,
+            vec_width=16 // dtype.itemsize,
+            centred=norm.centred,
+            residual=norm.residual,
+        )
+        sources.append(forward_source(variant, choose_forward(columns, variant, SM90_SMEM)))
+        persistent = choose_backward(columns, variant, SM90_SMEM, 16)
+        assert persistent is not None
+        sources.append(backward_source(variant, persistent))
+    long = replace(variant, x_dtype=torch.bfloat16, weight_dtype=torch.bfloat16, vec_width=8)
+    sources += [forward_source(long, choose_forward(65536, long, smem)) for smem in (SM90_SMEM, 0)]
+    return (*dict.fromkeys(sources), multi_pass_backward_source(variant))
+
+
+def _dropout_aot_kernels() -> tuple[CudaSource, ...]:
+    """Return what ships for rows of 768, 1024 and 4096 in bf16, 1024 in fp32, and the separate kernels."""
+    sources = []
+    shapes = (*((torch.bfloat16, columns) for columns in (768, 1024, 4096)), (torch.float32, 1024))
+    for dtype, columns in shapes:
+        variant = _fused_dropout_variant(dtype, dtype, 16 // dtype.itemsize)
+        sources.append(forward_source(variant, choose_forward(columns, variant, 0)))
+        persistent = choose_backward(columns, variant, SM90_SMEM, 16)
+        assert persistent is not None
+        sources.append(backward_source(variant, persistent))
+    return (*sources, *DROPOUT_KERNELS.aot_kernels)
+
+
+def _implementation(norm: spec.NormVariant) -> Implementation:
+    def forward(*inputs: torch.Tensor, eps: float) -> Any:
+        y, s = launch_forward(*norm.unpack_inputs(inputs), eps)
+        return (y, s) if norm.residual else y
+
+    def backward(*tensors: torch.Tensor, eps: float) -> tuple[torch.Tensor, ...]:
+        gradients = launch_backward(*norm.unpack_backward(tensors), eps, norm.centred)
+        return norm.select_gradients(*gradients)
+
+    if norm.dropout:
+        idea = "the norm's kernels with dropout of x fused in; 16 bytes a thread"
+    else:
+        idea = "rows read once, 16 bytes at a time, by blocks or clusters; persistent backward"
+    return Implementation(
+        operator=norm.name,
+        name="cuda",
+        backend="cuda",
+        forward=dropout_forward if norm.dropout else forward,
+        backward=dropout_backward if norm.dropout else backward,
+        supports=supports_dropout if norm.dropout else supports,
+        aot_kernels=_dropout_aot_kernels() if norm.dropout else _aot_kernels(norm),
+        idea=idea,
+    )
+
+
+LAYER_NORM = _implementation(spec.LAYER_NORM_VARIANT)
+RMS_NORM = _implementation(spec.RMS_NORM_VARIANT)
+ADD_LAYER_NORM = _implementation(spec.ADD_LAYER_NORM_VARIANT)
+ADD_RMS_NORM = _implementation(spec.ADD_RMS_NORM_VARIANT)
+DROPOUT_ADD_LAYER_NORM = _implementation(spec.DROPOUT_VARIANT)

@@ -1,0 +1,49 @@
+"""The norms by PyTorch's own functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from weft.core import YES, Case, Implementation, Support, no
+from weft.ops.norms import spec
+
+
+def supports(case: Case, device: str) -> Support:
+    if any(i.values == "offset" for i in case.inputs):
+        return no("F.layer_norm's backward is 1.2 times past the tolerance far from zero")
+    if device == "cuda" and any(i.values == "special" for i in case.inputs):
+        return no("F.rms_norm on a GPU answers NaN all over a row that holds an Inf")
+    return YES
+
+
+def _implementation(norm: spec.NormVariant) -> Implementation:
+    def forward(*inputs: torch.Tensor, eps: float) -> Any:
+        x, residual, weight, bias = norm.unpack_inputs(inputs)
+        s = x if residual is None else (x + residual).contiguous()
+        rows = s if weight.dtype == x.dtype else s.float()  # the functions take one dtype only
+        columns = x.shape[-1:]
+        if norm.centred:
+            y = functional.layer_norm(rows, columns, weight, bias, eps)
+        else:
+            y = functional.rms_norm(rows, columns, weight, eps)
+        y = y.to(x.dtype).contiguous()
+        return (y, s) if norm.residual else y
+
+    function = "F.layer_norm" if norm.centred else "F.rms_norm"
+    return Implementation(
+        operator=norm.name,
+        name="torch",
+        backend="torch",
+        forward=forward,
+        supports=supports,
+        idea=f"x + residual, {function}" if norm.residual else function,
+    )
+
+
+LAYER_NORM = _implementation(spec.LAYER_NORM_VARIANT)
+RMS_NORM = _implementation(spec.RMS_NORM_VARIANT)
+ADD_LAYER_NORM = _implementation(spec.ADD_LAYER_NORM_VARIANT)
+ADD_RMS_NORM = _implementation(spec.ADD_RMS_NORM_VARIANT)

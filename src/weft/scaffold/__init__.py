@@ -1,0 +1,1 @@
+"""Generated projects and starter files."""

@@ -1,0 +1,1 @@
+"""Calls of an implementation: inputs, buffers, staging, guarded memory, seeds, selection."""

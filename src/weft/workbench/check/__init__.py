@@ -1,0 +1,1 @@
+"""Correctness: the rules, the float64 oracle and the tolerance."""

@@ -1,0 +1,550 @@
+"""Oracle: an operator's float64 answers at a case, and the error that its baseline makes there.
+
+The answers are computed once for a case, direction and device, for all implementations, from inputs
+in memory of their own. A gradient's answer is autograd through the reference in float64, at the
+gradient of the output as rounded to the output's dtype.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+
+import torch
+
+from weft.core import FORWARD, Case, Implementation, Operator, registry
+from weft.workbench.calls import inputs as case_inputs
+from weft.workbench.calls.bind import bind, differentiable_outputs, split_gradients
+from weft.workbench.calls.buffers import Outputs, tensors_of
+from weft.workbench.calls.staging import CallSpec, TensorForm
+from weft.workbench.check.by_rows import (
+    DISTRUST,
+    MIN_BYTES,
+    Moments,
+    RowReference,
+    merge,
+    return_freed_memory,
+    row_reference,
+)
+from weft.workbench.check.tolerance import Bound, Measured, bound, measure, participants, rms
+
+# Elements of the first input that the reference gets at once, where rows are independent: float64
+# temporaries of 1 GiB each.
+PIECE = 1 << 27
+# A small answer says little of the baseline's error: more seeds are taken until this many elements
+# were seen, up to MAX_SEEDS, where the inputs have at most SMALL_INPUT elements.
+ENOUGH_ELEMENTS, MAX_SEEDS = 1 << 14, 16
+SMALL_INPUT = 1 << 14
+# The baseline itself is at fault if its error is so many times what one rounding explains: of float32, where
+# sums and chains of operations are long, and of a shorter type, to which results are rounded a few times.
+# Weft's own baselines use at most 2.3 and 1.1 of these on a CPU. On a GPU this was not run; from the H200's
+# records of float32 products about 10 are expected.
+ROUNDINGS_FLOAT32, ROUNDINGS_SHORT = 64.0, 8.0
+EPS_TF32 = 2.0**-10
+
+
+class Oracle:
+    """Right answers at one case, direction and device, shared by all candidates checked there.
+
+    ``baseline`` is the implementation whose error sets the tolerance; by default the registry's, by
+    the name that the operator's tolerance gives. Answers are cached up to a budget of memory and
+    recomputed past it.
+    """
+
+    def __init__(
+        self,
+        operator: Operator,
+        case: Case,
+        direction: str,
+        device: str,
+        seeds: Sequence[int],
+        baseline: Implementation | None = None,
+    ) -> None:
+        self.operator, self.case = operator, case
+        self.direction, self.device = direction, device
+        self.seeds = tuple(seeds)
+        self.baseline = baseline or registry.implementation(operator.name, operator.tolerance.baseline)
+        self._answers: dict[int, tuple[torch.Tensor, ...]] = {}
+        large = sum(i.nbytes for i in case.inputs) >= MIN_BYTES
+        # False as soon as the rows turn out to depend on each other.
+        self.may_split = direction == FORWARD and operator.splits_rows and large
+        self._row_reference: RowReference | None = None
+        self._cache_bytes_left = _cache_budget(device)
+
+    def inputs(self, seed: int) -> list[torch.Tensor]:
+        """Return the inputs of this seed in ordinary memory, in the case's layouts."""
+        return case_inputs.make(self.case, self.device, seed)
+
+    def grad(self, seed: int) -> torch.Tensor | None:
+        """Return the gradient of the output for this seed; None in the forward direction."""
+        if self.direction == FORWARD:
+            return None
+        form = self.grad_form
+        output = torch.empty(form.shape, dtype=form.dtype, device="meta")
+        return case_inputs.gradient_like(output, seed, device=self.device)
+
+    @cached_property
+    def forward_forms(self) -> tuple[TensorForm, ...]:
+        """Form of each forward output: the baseline's dtype and strides, the reference's shape."""
+        x = self.inputs(self.seeds[0])
+        outputs = tensors_of(bind(self.operator, self.baseline, self.case, FORWARD, x)())
+        if self.direction == FORWARD and self._rows(x) is None:
+            answers = self.answer(self.seeds[0])
+            assert len(outputs) == len(answers), "the baseline returns as much as the reference"
+            for out, answer in zip(outputs, answers, strict=True):
+                assert out.shape == answer.shape, "the baseline has another shape"
+        return tuple(TensorForm(tuple(out.shape), out.dtype, tuple(out.stride())) for out in outputs)
+
+    @property
+    def grad_form(self) -> TensorForm:
+        """Form of a backward's incoming gradient; of several differentiable outputs, stacked."""
+        outputs = tuple(torch.empty(f.shape, dtype=f.dtype, device="meta") for f in self.forward_forms)
+        like = differentiable_outputs(self.operator, outputs)
+        return TensorForm(tuple(like.shape), like.dtype, None)
+
+    @cached_property
+    def forms(self) -> tuple[TensorForm, ...]:
+        """Form of each output: the forward's, or one gradient for each differentiable input."""
+        if self.direction == FORWARD:
+            return self.forward_forms
+        inputs = [i for i in self.case.inputs if i.name in self.operator.differentiable]
+        return tuple(TensorForm(i.shape, getattr(torch, i.dtype), None) for i in inputs)
+
+    @property
+    def call_spec(self) -> CallSpec:
+        """Specification of the call for a candidate; it holds no answer."""
+        grad_form = None if self.direction == FORWARD else self.grad_form
+        return CallSpec(
+            operator=self.operator,
+            case=self.case,
+            direction=self.direction,
+            device=self.device,
+            output_forms=self.forms,
+            grad_form=grad_form,
+        )
+
+    def answer(self, seed: int) -> tuple[torch.Tensor, ...]:
+        """Return the float64 outputs (forward) or gradients (backward) for this seed."""
+        if seed in self._answers:
+            return self._answers[seed]
+        x, grad = list(self.inputs(seed)), self.grad(seed)
+        answer: tuple[torch.Tensor, ...]
+        if grad is None:
+            rows = self._rows(x)
+            answer = rows.whole(x) if rows else tuple(tensors_of(_forward64(self.operator, x, self.case)))
+        else:
+            answer = _backward64(self.operator, x, grad, self.case)
+        size = sum(t.numel() * t.element_size() for t in answer)
+        if size <= self._cache_bytes_left:
+            self._cache_bytes_left -= size
+            self._answers[seed] = answer
+        return answer
+
+    def _rows(self, x: Sequence[torch.Tensor]) -> RowReference | None:
+        """Return how this reference is computed by rows; None if it is not."""
+        if self.may_split and self._row_reference is None:
+            self._row_reference = row_reference(self.operator, x, self.case)
+            self.may_split = self._row_reference is not None
+        return self._row_reference if self.may_split else None
+
+    def errors(
+        self, seed: int, outputs: Sequence[torch.Tensor], bounds: Sequence[Bound] | None = None
+    ) -> list[Measured]:
+        """Measure the error of each output at this seed, less what ``bounds`` allow an element itself."""
+        return self._compare(seed, outputs, bounds)[0]
+
+    def _compare(
+        self, seed: int, outputs: Sequence[torch.Tensor], bounds: Sequence[Bound] | None = None
+    ) -> tuple[list[Measured], list[Moments] | None]:
+        """Return the errors, and the moments of the answers where those were computed by rows."""
+        limits: Sequence[Bound | None] = bounds or [None] * len(outputs)
+        x = self.inputs(seed) if self.may_split else []
+        rows = self._rows(x) if x else None
+        if rows is None or rows.mean:
+            del x
+            answers, terms = self.answer(seed), self.terms(seed)
+            pairs = [torch.broadcast_tensors(o, a) for o, a in zip(outputs, answers, strict=True)]
+            return [measure(o, a, b, t) for (o, a), b, t in zip(pairs, limits, terms, strict=True)], None
+        result = _compare_by_rows(rows, x, outputs, limits)
+        del x
+        return_freed_memory()
+        return result
+
+    @cached_property
+    def bounds(self) -> tuple[Bound, ...]:
+        """Bound on each output's error, from the baseline's error over all the seeds."""
+        if self.may_split and (bounds := self._bounds_by_rows()) is not None:
+            return bounds
+        return self._bounds_of_answers()
+
+    def _bounds_of_whole_answers(self) -> tuple[Bound, ...]:
+        """Compute the bounds again: pieces of the rows gave an answer far from the baseline."""
+        self.may_split = False
+        self._answers.clear()
+        return self._bounds_of_answers()
+
+    def _bounds_of_answers(self) -> tuple[Bound, ...]:
+        errors: list[list[Measured]] = [[] for _ in self.forms]
+        self._errors: dict[int, list[Measured]] = {}  # of the baseline, by seed
+        scales = [0.0] * len(self.forms)
+        counts = [math.inf] * len(self.forms)
+        for seed in self.seeds:
+            answers = self.answer(seed)
+            # Pooled over the seeds: the largest scale and the largest error, so that one lucky seed of
+            # the baseline does not make the bound too tight.
+            for i, scale in enumerate(self._scales(seed, answers)):
+                scales[i] = max(scales[i], scale)
+                counts[i] = min(counts[i], participants(answers[i]))
+            outputs = self._baseline_outputs(seed)
+            self._errors[seed] = [measure(out, answers[i]) for i, out in enumerate(outputs)]
+            for i, error in enumerate(self._errors[seed]):
+                errors[i].append(error)
+                if self.may_split and error.rms > DISTRUST * scales[i]:
+                    return self._bounds_of_whole_answers()
+        for seed in self.further_seeds():
+            for i, out in enumerate(self._baseline_outputs(seed)):
+                errors[i].append(measure(out, self.answer(seed)[i]))
+        tolerance = self.operator.tolerance
+        return tuple(
+            bound(tolerance, form.dtype, scale, errors[i], counts[i], self.case)
+            for i, (form, scale) in enumerate(zip(self.forms, scales, strict=True))
+        )
+
+    @cached_property
+    def baseline_fault(self) -> str:
+        """Return how the baseline disagrees with the reference, or an empty string if it does not.
+
+        The baseline's error sets the tolerance of all others. Its own bound has no baseline: a factor times
+        the sum of (1) the tolerance's units in the last place of the case's shortest dtype, at the scale of
+        the output, (2) the change of the answer when each input changes by one such unit, and (3) the error
+        of the reference's own formula in float32. (2) and (3) are the errors of honest code where large
+        numbers cancel, in the inputs and on the way. They cost a reference each and are computed only where
+        (1) alone is exceeded.
+        """
+        forward = self.baseline.forward
+        # A judged problem's reference in its own dtype, or a file's without an eager: one formula with the
+        # oracle, however badly it rounds.
+        if self.baseline.name != self.operator.tolerance.baseline or hasattr(forward, "computes_reference"):
+            return ""
+        eps = self._longest_step()
+        factor = ROUNDINGS_FLOAT32 if eps <= torch.finfo(torch.float32).eps else ROUNDINGS_SHORT
+        chain = self.operator.tolerance.chain_at(self.case) * torch.finfo(torch.float32).eps
+        unit = self.operator.tolerance.ulps * eps + chain
+        for seed in self.seeds:
+            limits = [unit * bound.scale for bound in self.bounds]
+            if all(e.maximum <= factor * n for e, n in zip(self._errors[seed], limits, strict=True)):
+                continue
+            try:
+                fault = self._fault_at(seed, eps, unit, factor)
+            except torch.OutOfMemoryError:
+                return ""  # of the second reference, at a huge case: the smaller cases show a fault as well
+            if fault:
+                return fault
+        return ""
+
+    def _fault_at(self, seed: int, eps: float, unit: float, factor: float) -> str:
+        """Return the baseline's fault at one seed, with elements far above the scale judged by their own."""
+        honest = [self._answer_at_changed_inputs(seed, eps)]
+        # A float64 baseline may not round so.
+        if (
+            eps >= torch.finfo(torch.float32).eps
+            and (in_float32 := self._answer_in_float32(seed)) is not None
+        ):
+            honest.append(in_float32)
+        columns = (self._baseline_outputs(seed), self.answer(seed), self.terms(seed), self.bounds)
+        for i, (out, answer, terms, usual) in enumerate(zip(*columns, strict=True)):
+            if not out.is_floating_point():
+                continue
+            own = replace(usual, own=factor * unit)
+            error = measure(out, answer, own, terms)
+            rounding = unit * usual.scale + max(measure(h[i], answer, own, terms).maximum for h in honest)
+            if error.maximum > factor * rounding:
+                index, got, expected = error.worst
+                direction = "output" if self.direction == FORWARD else "gradient"
+                return (
+                    f"the baseline {self.baseline.name!r} disagrees with the reference: error "
+                    f"{error.maximum:.3g} at element {index} of {direction} {i} of case {self.case.name} "
+                    f"(got {got:.6g}, expected {expected:.6g}, seed {seed}), over {factor:g} times what "
+                    f"rounding explains; fix {self._baseline_sources()} first"
+                )
+        return ""
+
+    def _longest_step(self) -> float:
+        """Return the largest machine epsilon of the case: of its inputs, its outputs, and of tf32."""
+        dtypes = [getattr(torch, i.dtype) for i in self.case.inputs] + [form.dtype for form in self.forms]
+        steps = [torch.finfo(dtype).eps for dtype in dtypes if dtype.is_floating_point]
+        return max([*steps, *([EPS_TF32] if "tf32" in self.case.params.values() else [])], default=0.0)
+
+    def _answer_at_changed_inputs(self, seed: int, eps: float) -> tuple[torch.Tensor, ...]:
+        """Return the answer where each element of each input is changed by up to ``eps`` of itself."""
+        x, grad = self.inputs(seed), self.grad(seed)
+        generator = torch.Generator(x[0].device)
+        generator.manual_seed(seed)
+
+        def change(t: torch.Tensor) -> torch.Tensor:
+            if not t.is_floating_point():
+                return t
+            noise = torch.rand(t.shape, generator=generator, dtype=torch.float64, device=t.device)
+            return t.double() * (1.0 + eps * (2.0 * noise - 1.0))
+
+        x = [change(t) for t in x]
+        if grad is None:
+            return tuple(tensors_of(_forward64(self.operator, x, self.case)))
+        return _backward64(self.operator, x, change(grad), self.case)
+
+    def _answer_in_float32(self, seed: int) -> tuple[torch.Tensor, ...] | None:
+        """Return the answer by the reference's formula in float32; None if torch cannot compute it so."""
+        x, grad = self.inputs(seed), self.grad(seed)
+        try:
+            if grad is not None:
+                return _gradients_in(torch.float32, self.operator, x, grad, self.case)
+            with torch.no_grad():
+                return tuple(
+                    tensors_of(self.operator.reference(*_cast(x, torch.float32), **self.case.params))
+                )
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, TypeError):  # a reference written for float64 alone
+            return None
+
+    def _baseline_sources(self) -> str:
+        if self.operator.name not in registry.operator_names():
+            return "the reference or the function of the baseline"
+        return f"spec.py's reference or with_{self.baseline.backend}.py"
+
+    def _bounds_by_rows(self) -> tuple[Bound, ...] | None:
+        """Return the bounds with answers that are never whole; None if the reference is not computed so.
+
+        The baseline is close to the right answer at every size. Where it is not, the rows depend on
+        each other in a way that few rows do not show, and the whole reference is computed.
+        """
+        errors: list[list[Measured]] = [[] for _ in self.forms]
+        scales, counts = [0.0] * len(self.forms), [math.inf] * len(self.forms)
+        for seed in self.seeds:
+            outputs = self._baseline_outputs(seed)
+            measured, moments = self._compare(seed, outputs)
+            if moments is None:
+                return None
+            for i, (error, moment) in enumerate(zip(measured, moments, strict=True)):
+                if error.misplaced or error.rms > DISTRUST * moment.rms:
+                    self.may_split = False
+                    return None
+                errors[i].append(error)
+                scales[i] = max(scales[i], moment.rms)
+                counts[i] = min(counts[i], moment.participants)
+        return tuple(
+            bound(self.operator.tolerance, form.dtype, scale, e, count, self.case)
+            for form, scale, e, count in zip(self.forms, scales, errors, counts, strict=True)
+        )
+
+    def further_seeds(self) -> tuple[int, ...]:
+        """Return more seeds for the baseline's error, where the answer is small.
+
+        The error of a single element may be 0 by luck, and so may an error that all elements of a
+        row share, such as the rounding of its norm. The seeds follow from the first seed, so that a
+        verdict can be repeated.
+        """
+        largest = max(math.prod(form.shape) for form in self.forms)
+        if largest == 0 or max(i.numel for i in self.case.inputs) > SMALL_INPUT:
+            return ()
+        generator = random.Random(self.seeds[0])  # not the global one: the candidate may seed that
+        total = min(-(-ENOUGH_ELEMENTS // largest), MAX_SEEDS)
+        return tuple(generator.randrange(1 << 31) for _ in range(total - len(self.seeds)))
+
+    def terms(self, seed: int) -> tuple[torch.Tensor | None, ...]:
+        """Return the sizes of each gradient's terms before they cancel, or None for each output."""
+        grad = self.grad(seed)
+        if grad is None or self.operator.gradient_scale is None:
+            return (None,) * len(self.forms)
+        arguments = (grad.double(), *_doubles(self.inputs(seed)))
+        terms = self.operator.gradient_scale(*arguments, **self.case.params)
+        return terms if isinstance(terms, tuple) else (terms,)
+
+    def _scales(self, seed: int, answers: tuple[torch.Tensor, ...]) -> list[float]:
+        if self.direction == FORWARD and self.operator.scale is not None:
+            scale = self.operator.scale(*_doubles(self.inputs(seed)), **self.case.params)
+            return [rms(torch.as_tensor(scale, dtype=torch.float64))] * len(answers)
+        grad = self.grad(seed)
+        if grad is None:
+            return [rms(a) for a in answers]
+        # Where all gradients nearly cancel (a softmax that is one-hot), the rest is smaller than one
+        # rounding of the incoming gradient, and its own RMS measures nothing.
+        incoming = rms(grad.double())
+        scales = []
+        for answer, terms, form in zip(answers, self.terms(seed), self.forms, strict=True):
+            if terms is not None:
+                scales.append(max(rms(answer), rms(terms)))
+                continue
+            eps = min(torch.finfo(torch.float32).eps, torch.finfo(form.dtype).eps)
+            scales.append(max(rms(answer), eps * incoming))
+        return scales
+
+    def _baseline_outputs(self, seed: int) -> tuple[torch.Tensor, ...]:
+        x, grad = self.inputs(seed), self.grad(seed)
+        return tuple(tensors_of(bind(self.operator, self.baseline, self.case, self.direction, x, grad)()))
+
+
+def _compare_by_rows(
+    rows: RowReference,
+    x: Sequence[torch.Tensor],
+    outputs: Sequence[torch.Tensor],
+    limits: Sequence[Bound | None],
+) -> tuple[list[Measured], list[Moments]]:
+    """Return the errors of outputs and the moments of their answers, a piece of the rows at a time."""
+    moments = [Moments(out.numel()) for out in outputs]
+    parts: list[list[tuple[int, Measured]]] = [[] for _ in outputs]
+    for start, count, pieces in rows.pieces(x):
+        for i, (out, piece) in enumerate(zip(outputs, pieces, strict=True)):
+            part = out[start : start + count]
+            assert part.shape == piece.shape, "the baseline has another shape"
+            parts[i].append((start * (part.numel() // count), measure(part, piece, limits[i])))
+            moments[i].add(piece)
+    return [merge(p) for p in parts], moments
+
+
+class _LeadingOracle(Oracle):
+    """View of an oracle with the first ``count`` outputs of a forward alone."""
+
+    def __init__(self, whole: Oracle, count: int) -> None:
+        vars(self).update(vars(whole))
+        self.whole, self.count = whole, count
+
+    @property
+    def forms(self) -> tuple[TensorForm, ...]:  # type: ignore[override]  # cached there
+        return self.whole.forms[: self.count]
+
+    @property
+    def bounds(self) -> tuple[Bound, ...]:  # type: ignore[override]  # cached there
+        return self.whole.bounds[: self.count]
+
+    @property
+    def baseline_fault(self) -> str:  # type: ignore[override]  # cached there
+        return self.whole.baseline_fault
+
+    def answer(self, seed: int) -> tuple[torch.Tensor, ...]:
+        return self.whole.answer(seed)[: self.count]
+
+    def terms(self, seed: int) -> tuple[torch.Tensor | None, ...]:
+        return self.whole.terms(seed)[: self.count]
+
+
+def for_outputs(oracle: Oracle, implementation: Implementation) -> Oracle:
+    """Return the oracle for as many outputs as an implementation declares that it returns."""
+    if implementation.outputs is None or oracle.direction != FORWARD:
+        return oracle
+    return _LeadingOracle(oracle, implementation.outputs)
+
+
+def _cache_budget(device: str) -> int:
+    """Return the bytes of answers worth caching: an eighth of a GPU's memory, 1 GiB of a host's."""
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_properties(torch.device(device)).total_memory // 8
+    return 1 << 30
+
+
+def _cast(inputs: Sequence[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+    return [x.to(dtype, copy=True) if x.is_floating_point() else x for x in inputs]
+
+
+def _doubles(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [x.double() if x.is_floating_point() else x for x in inputs]
+
+
+def _forward64(operator: Operator, x: list[torch.Tensor], case: Case) -> Outputs:
+    """Compute the reference in float64, by rows of the first input where those are independent.
+
+    ``x`` is emptied: the inputs in their own dtype are not in memory beside those in float64.
+    """
+    if x[0].numel() > PIECE and operator.draw is None:
+        row_reference = _of_rows(operator, x, case)
+        if row_reference is not None:
+            return _by_rows(row_reference, x[0])
+    # Copies: a reference that writes into an input must not change the caller's.
+    copies = [d.clone() if d is v else d for d, v in zip(_doubles(x), x, strict=True)]
+    x.clear()
+    with torch.no_grad():
+        outputs: Outputs = operator.reference(*copies, **case.params)
+    return outputs
+
+
+def _of_rows(
+    operator: Operator, x: Sequence[torch.Tensor], case: Case
+) -> Callable[[slice], torch.Tensor] | None:
+    """Return the reference on some rows of the first input; None where rows depend on each other.
+
+    Other inputs of its shape are cut to the same rows if the reference needs that.
+    """
+
+    def reference(cut_others: bool, rows: slice) -> torch.Tensor:
+        others = [v[rows] if cut_others and v.shape == x[0].shape else v for v in x[1:]]
+        with torch.no_grad():
+            output = operator.reference(*_doubles([x[0][rows], *others]), **case.params)
+        assert isinstance(output, torch.Tensor), "by rows there is one output"
+        return output
+
+    # First with the other inputs whole (a weight), then cut to the same rows (a residual).
+    for cut_others in (False, True):
+        candidate = partial(reference, cut_others)
+        try:
+            if _rows_are_independent(candidate):
+                return candidate
+        except RuntimeError as error:  # torch raises this where sizes do not match
+            if "size" not in str(error):
+                raise
+    return None
+
+
+def _backward64(
+    operator: Operator, x: Sequence[torch.Tensor], grad: torch.Tensor, case: Case
+) -> tuple[torch.Tensor, ...]:
+    def gradient_of_rows(rows: slice) -> torch.Tensor:
+        return _gradients_in(torch.float64, operator, (x[0][rows],), grad[rows], case)[0]
+
+    may_split = len(x) == 1 and x[0].shape == grad.shape and x[0].numel() > PIECE
+    if may_split and _rows_are_independent(gradient_of_rows):
+        return (_by_rows(gradient_of_rows, x[0]),)
+    return _gradients_in(torch.float64, operator, x, grad, case)
+
+
+def _gradients_in(
+    dtype: torch.dtype, operator: Operator, x: Sequence[torch.Tensor], grad: torch.Tensor, case: Case
+) -> tuple[torch.Tensor, ...]:
+    """Return autograd's gradients of the reference with all floating tensors in ``dtype``."""
+    inputs = _doubles(x) if dtype == torch.float64 else _cast(x, dtype)
+    needs_grad = [spec.name in operator.differentiable for spec in case.inputs]
+    arguments = [v.detach().requires_grad_(n) for v, n in zip(inputs, needs_grad, strict=True)]
+    with torch.enable_grad():
+        outputs = tensors_of(operator.reference(*arguments, **case.params))
+    leaves = [v for v in arguments if v.requires_grad]
+    grads = split_gradients(operator, grad.to(dtype))
+    results = torch.autograd.grad(outputs[: len(grads)], leaves, grads, allow_unused=True)
+    return tuple(
+        torch.zeros_like(leaf) if result is None else result
+        for leaf, result in zip(leaves, results, strict=True)
+    )
+
+
+def _by_rows(compute: Callable[[slice], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """Compute the answers for a piece of the rows at a time, in float64."""
+    rows = max(1, PIECE // (x.numel() // x.shape[0]))
+    result: torch.Tensor | None = None
+    for start in range(0, x.shape[0], rows):
+        answer = compute(slice(start, start + rows))
+        if result is None:
+            result = answer.new_empty((x.shape[0], *answer.shape[1:]))
+        result[start : start + rows] = answer
+    assert result is not None
+    return result
+
+
+def _rows_are_independent(compute: Callable[[slice], torch.Tensor]) -> bool:
+    """Return True if the answer for two rows is the answers for each row, one after another."""
+    both, first, second = compute(slice(0, 2)), compute(slice(0, 1)), compute(slice(1, 2))
+    if both.dim() == 0 or both.shape[0] != 2 or first.shape[0] != 1:
+        return False
+    separate = torch.cat((first, second))
+    # Not bit for bit: float64 sums of another shape may be added in another order.
+    return torch.allclose(both, separate, rtol=1e-12, atol=1e-300, equal_nan=True)

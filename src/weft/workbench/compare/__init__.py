@@ -1,0 +1,1 @@
+"""Comparison of two sets of records: faster, slower, same or ambiguous."""

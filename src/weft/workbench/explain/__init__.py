@@ -1,0 +1,1 @@
+"""Explanations of a kernel's speed: profile, static inspection and hardware counters."""

@@ -1,0 +1,194 @@
+"""Result of judging a candidate in another suite's format: the machine-readable contract."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from weft.core import FORWARD, Finding, Record, Verdict
+from weft.core.record import FAIL, PASS, UNSUPPORTED
+from weft.workbench.judge.memory import Shortage
+from weft.workbench.records import doubts
+
+NOT_RUN = "not run"
+# Checks in the order that a reader expects: the file, the output's form, then the values.
+ORDER = ("import", "returns", "type", "shape", "dtype", "device", "layout", "alias", "inputs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnCheck:
+    """Result of the file's own check; ``passed`` is None if it could not be applied."""
+
+    passed: bool | None
+    detail: str
+    rule: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Time:
+    """Median times (us) of the candidate and of the reference at one case."""
+
+    case: str
+    time_us: float
+    baseline_us: float
+
+    @property
+    def speedup(self) -> float:
+        return self.baseline_us / self.time_us if self.time_us else math.inf
+
+
+@dataclass(kw_only=True)
+class Judgement:
+    """Judgement of a candidate. ``reason`` is one line, empty if the candidate is correct.
+
+    ``gradients`` name the gradients that were compared, in the backward direction.
+    """
+
+    format: str
+    operator: str
+    direction: str = FORWARD
+    backend: str = ""
+    correct: bool = False
+    reason: str = ""
+    checks: list[Finding] = field(default_factory=list)
+    own: OwnCheck | None = None
+    times: list[Time] = field(default_factory=list)
+    kernels: list[str] = field(default_factory=list)
+    flags: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    gradients: list[str] = field(default_factory=list)
+    problem_bytes: int = 0  # inputs, outputs and weights
+    shortage: Shortage | None = None
+    seconds: dict[str, float] = field(default_factory=dict)  # by step
+
+    def name_gradients(self, compared: Sequence[str], left_out: Sequence[str]) -> None:
+        """Name the gradients that are compared, and flag those that are not."""
+        self.gradients = [name.removeprefix("gradient of ") for name in compared]
+        if left_out:
+            self.flags.append(
+                f"gradients not compared: {', '.join(left_out)} (the candidate has no parameter of this "
+                "name, or alone of this shape)"
+            )
+
+    def refuse(self, check: str, why: str, status: str = FAIL) -> None:
+        """Refuse the candidate; the first refusal is its ``reason``."""
+        self.checks = [c for c in self.checks if c.check != check]
+        self.checks.append(Finding(check=check, status=status, detail=why))
+        self.correct = False
+        if not self.reason:
+            self.reason = f"{check}: {why}" if status == FAIL else f"{NOT_RUN}: {why}"
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Add the time of a step to ``seconds``."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - began
+
+    def run_out_of_memory(self, shortage: Shortage) -> None:
+        """Record that memory ran out: the candidate is not judged, whatever was seen of it before."""
+        self.shortage, self.correct = shortage, False
+        self.checks = [c for c in self.checks if c.status == PASS]
+        self.checks.append(Finding(check="memory", status=NOT_RUN, detail=shortage.reason))
+        self.reason = f"{NOT_RUN}: {shortage.reason}"
+
+    def stop(self) -> None:
+        """Record that the user stopped the judgement: the candidate is not judged."""
+        self.correct = False
+        self.reason = self.reason or f"{NOT_RUN}: stopped"
+        self.sort_checks()
+
+    def add_verdicts(self, verdicts: Sequence[Verdict]) -> None:
+        """Add the check's verdicts: the candidate is correct only if every case passed."""
+        self.checks += merge_findings(verdicts)
+        failed = next((v for v in verdicts if v.status == FAIL), None)
+        unsupported = next((v for v in verdicts if v.status == UNSUPPORTED), None)
+        if failed is not None:
+            name_case = len(verdicts) > 1 and failed.case not in failed.reason
+            self.reason = f"{failed.reason}{f' at {failed.case}' if name_case else ''}"
+        elif unsupported is not None:
+            self.refuse("case", f"{unsupported.reason} ({unsupported.case})", NOT_RUN)
+        else:
+            self.correct = bool(verdicts)
+
+    def add_records(self, records: Sequence[Record], candidate: str) -> None:
+        """Add the records of a timed case; a failed or suspect timing refuses the candidate."""
+        timed = next(r for r in records if r.implementation == candidate)
+        baseline = next(r for r in records if r.implementation != candidate)
+        self.flags += [f for f in timed.flags if f not in self.flags]
+        self.kernels += [k for k in timed.kernels if k not in self.kernels]
+        if timed.verdict.status == FAIL:
+            self.refuse("timed", f"{timed.verdict.reason} at {timed.case}")
+            return
+        for flag in timed.flags:
+            if flag.startswith("suspect"):
+                self.refuse("timed", f"{flag} at {timed.case}")
+        self.notes += [note for note in doubts([timed, baseline]) if note not in self.notes]
+        if timed.timing and baseline.timing:
+            time_us, baseline_us = timed.timing.cold, baseline.timing.cold
+            self.times.append(Time(case=timed.case, time_us=time_us, baseline_us=baseline_us))
+
+    def sort_checks(self) -> None:
+        """Put the checks into the order of ``ORDER``; the others follow."""
+        rank = {name: n for n, name in enumerate(ORDER)}
+        self.checks.sort(key=lambda c: rank.get(c.check, len(ORDER)))
+
+    @property
+    def speedup(self) -> float | None:
+        """Geometric mean over the timed cases."""
+        return _geometric_mean([t.speedup for t in self.times])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return one object with the keys of the contract and a few more."""
+        return {
+            "correct": self.correct,
+            "reason": self.reason,
+            "checks": [{"name": c.check, "status": c.status, "detail": c.detail} for c in self.checks],
+            "speedup": self.speedup,
+            "time_us": _geometric_mean([t.time_us for t in self.times]),
+            "baseline": _geometric_mean([t.baseline_us for t in self.times]),
+            "kernels": self.kernels,
+            "flags": self.flags,
+            "own_check": asdict(self.own) if self.own else None,
+            "times": [asdict(t) | {"speedup": t.speedup} for t in self.times],
+            "format": self.format,
+            "operator": self.operator,
+            "direction": self.direction,
+            "gradients": self.gradients,
+            "backend": self.backend,
+            "notes": self.notes,
+            "problem_bytes": self.problem_bytes,
+            "out_of_memory": asdict(self.shortage) if self.shortage else None,
+            "seconds_by_step": {step: round(s, 3) for step, s in self.seconds.items()},
+        }
+
+
+def _geometric_mean(values: Sequence[float]) -> float | None:
+    if not values or min(values) <= 0:
+        return None
+    return math.exp(sum(math.log(v) for v in values) / len(values))
+
+
+def merge_findings(verdicts: Sequence[Verdict]) -> list[Finding]:
+    """Return one finding for each rule over all cases: its first failure, else its last pass."""
+    merged: dict[str, Finding] = {}
+    for verdict in verdicts:
+        for finding in verdict.findings:
+            rule = finding.check
+            if rule in merged and merged[rule].status == FAIL:
+                continue
+            detail = finding.detail
+            if finding.status == FAIL and len(verdicts) > 1:
+                detail = f"{finding.detail} at {verdict.case}"
+            merged[rule] = Finding(check=rule, status=finding.status, detail=detail)
+    shares = [v.tolerance_used for v in verdicts if v.tolerance_used is not None]
+    if "error" in merged and merged["error"].status == PASS and shares:
+        detail = f"{max(shares):.0%} of the tolerance"
+        merged["error"] = Finding(check="error", status=PASS, detail=detail)
+    return list(merged.values())

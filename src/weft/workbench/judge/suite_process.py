@@ -1,0 +1,44 @@
+"""Process of one judgement in a suite: it asks for memory and for time, then sends its judgement."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from weft.core import WeftError
+from weft.workbench.judge.judge import JudgeOptions, judge
+from weft.workbench.sandbox.process import Limits
+
+
+def main() -> None:
+    """Judge what the JSON of the first argument names; messages go to stdout, one line each."""
+    # The reference may print: its lines must not be taken for messages.
+    channel = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the worker process on the way out
+
+    def send(message: dict[str, Any]) -> None:
+        channel.write(json.dumps(message) + "\n")
+
+    def wait(resource: str, nbytes: int) -> None:
+        send({"wait": resource, "bytes": nbytes})
+        if not sys.stdin.readline():  # the suite has ended
+            sys.exit(1)
+
+    send({"judgement": judge_job(json.loads(sys.argv[1]), wait)})
+
+
+def judge_job(job: dict[str, Any], wait: Callable[[str, int], None]) -> dict[str, Any]:
+    """Return the judgement of a job as JSON; a mistake in the problem is a reason too."""
+    reference, candidate = Path(job.pop("reference")), Path(job.pop("candidate"))
+    limits = Limits(**job.pop("limits", {}))
+    try:
+        judgement = judge(reference, candidate, JudgeOptions(limits=limits, wait=wait, **job))
+    except WeftError as error:
+        return {"correct": False, "reason": f"not run: {error}", "speedup": None}
+    return judgement.to_json()

@@ -1,0 +1,1 @@
+"""Names of GPU kernels: who wrote each kernel that a profiler lists."""

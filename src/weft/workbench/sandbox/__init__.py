@@ -1,0 +1,1 @@
+"""Worker processes for external code: fork server, protocol, limits and remote calls."""

@@ -1,0 +1,225 @@
+"""Messages between a sandbox and its worker process: a JSON header, then the raw bytes of tensors.
+
+Nothing is pickled, so a message of a worker cannot execute code here; every length is checked
+before memory is allocated for it. :func:`read_message` is a generator of the buffers to fill, in
+order, so that one description of the format serves the blocking and the non-blocking reader.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+import struct
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+PREFIX = struct.Struct("<8sQ")  # magic bytes, and the length of the header
+MAGIC = b"weftcell"
+MAX_HEADER_BYTES = 64 << 20
+DTYPES = {
+    name: getattr(torch, name)
+    for name in (
+        *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+        *("float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128"),
+        *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"),
+    )
+}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+STAGING_BYTES = 1 << 26  # of a GPU's tensor that are on the host at once
+MAX_PIECES = 64  # send or receive calls in a row, so that the caller regularly checks its deadline
+
+Message = tuple[dict[str, Any], list[torch.Tensor]]
+MessageReader = Generator[memoryview, None, Message]
+
+
+class ProtocolError(Exception):
+    """Raised if the received bytes are not a message."""
+
+
+def byte_view(dense: torch.Tensor) -> memoryview:
+    """Return the bytes of a dense CPU tensor, to be read or written in place."""
+    flat = dense.as_strided((dense.numel(),), (1,))  # one element may have any stride, even 0
+    return flat.view(torch.uint8).numpy().data
+
+
+def pack(header: dict[str, Any], tensors: Sequence[torch.Tensor]) -> Iterable[memoryview]:
+    """Return a message as pieces to send in order.
+
+    Tensors may have any layout and device; they arrive dense. Those of a GPU are copied to the host
+    while they are sent, so that the host never holds a whole one.
+    """
+    dense = [t.detach().resolve_conj().resolve_neg().contiguous() for t in tensors]
+    described = [[DTYPE_NAMES[t.dtype], list(t.shape)] for t in dense]
+    text = json.dumps({**header, "tensors": described}).encode()
+    if len(text) > MAX_HEADER_BYTES:
+        raise ValueError(f"a header of {len(text)} bytes, more than {MAX_HEADER_BYTES}")
+    start = PREFIX.pack(MAGIC, len(text)) + text
+    return _pieces(start, dense)
+
+
+def _pieces(start: bytes, dense: list[torch.Tensor]) -> Iterator[memoryview]:
+    yield memoryview(start)
+    staging: torch.Tensor | None = None
+    while dense:
+        tensor = dense.pop(0)  # freed as soon as it is sent
+        if not tensor.numel():
+            continue  # a reader takes a buffer that is filled with nothing for the channel's end
+        if tensor.device.type == "cpu":
+            yield byte_view(tensor)
+            continue
+        for piece in _bytes_of(tensor).split(STAGING_BYTES):
+            staging = _staging_buffer() if staging is None else staging
+            # The receiver of the view before has read it when the next one is requested.
+            staging[: piece.numel()].copy_(piece)
+            yield byte_view(staging[: piece.numel()])
+
+
+def _bytes_of(dense: torch.Tensor) -> torch.Tensor:
+    return dense.reshape(-1).view(torch.uint8)
+
+
+def _staging_buffer() -> torch.Tensor:
+    """Return a buffer on the host through which tensors of a GPU pass, pinned where that is possible."""
+    try:
+        return torch.empty(STAGING_BYTES, dtype=torch.uint8, pin_memory=True)
+    except RuntimeError:
+        return torch.empty(STAGING_BYTES, dtype=torch.uint8)
+
+
+def read_message(limit: int | None = None, device: str = "cpu") -> MessageReader:
+    """Yield each buffer to fill; return header and tensors. ``limit``: bytes of all tensors.
+
+    The tensors are on ``device``. Raises ProtocolError if the bytes are not a message.
+    """
+    # Fixed size first, then lengths that were checked: a sender cannot make the reader allocate at will.
+    prefix = bytearray(PREFIX.size)
+    yield memoryview(prefix)
+    magic, length = PREFIX.unpack(prefix)
+    if magic != MAGIC or not 0 < length <= MAX_HEADER_BYTES:
+        raise ProtocolError("it does not begin as a message does")
+    text = bytearray(length)
+    yield memoryview(text)
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError("its header is no JSON") from error
+    if not isinstance(header, dict):
+        raise ProtocolError("its header is no object")
+    tensors = _allocate(header.pop("tensors", None), limit, device)
+    for tensor in tensors:
+        if not tensor.numel():
+            continue
+        if tensor.device.type == "cpu":
+            yield byte_view(tensor)
+            continue
+        staging = _staging_buffer()
+        for piece in _bytes_of(tensor).split(STAGING_BYTES):
+            yield byte_view(staging[: piece.numel()])
+            piece.copy_(staging[: piece.numel()])
+    return header, tensors
+
+
+def _allocate(described: Any, limit: int | None, device: str) -> list[torch.Tensor]:
+    """Allocate the described tensors. The sender is not trusted: validate everything first."""
+    if not isinstance(described, list):
+        raise ProtocolError("its header lists no tensors")
+    total, tensors = 0, []
+    for entry in described:
+        name, shape = entry if isinstance(entry, list) and len(entry) == 2 else (None, None)
+        if not isinstance(name, str) or name not in DTYPES or not isinstance(shape, list):
+            raise ProtocolError("its header describes no tensor")
+        # type(n) is int: True is an instance of int, too
+        if not all(type(n) is int and 0 <= n < 1 << 48 for n in shape) or len(shape) > 64:
+            raise ProtocolError("its header describes an impossible shape")
+        # Python integers: the product of announced sizes cannot overflow before it is compared.
+        total += math.prod(shape) * DTYPES[name].itemsize
+        if limit is not None and total > limit:
+            raise ProtocolError(f"it announces more than {limit} bytes")
+        try:
+            tensors.append(torch.empty(shape, dtype=DTYPES[name], device=device))
+        except RuntimeError as error:  # more memory than there is, or strides that overflow
+            raise ProtocolError("its tensors do not fit in memory") from error
+    return tensors
+
+
+def send(channel: socket.socket, pieces: Iterable[memoryview]) -> None:
+    """Send a packed message over a blocking channel."""
+    for piece in pieces:
+        channel.sendall(piece)
+
+
+def receive(channel: socket.socket) -> Message | None:
+    """Return the next message of a blocking channel, or None at its end."""
+    reader = read_message()
+    unfilled = next(reader)
+    while True:
+        count = channel.recv_into(unfilled)
+        if not count:
+            return None
+        unfilled = unfilled[count:]
+        if not unfilled:
+            try:
+                unfilled = next(reader)
+            except StopIteration as stop:
+                message: Message = stop.value
+                return message
+
+
+def receive_available(channel: socket.socket, reader: MessageReader, unfilled: memoryview) -> memoryview:
+    """Receive from a non-blocking channel; return the rest of the buffer that is still unfilled.
+
+    Raises StopIteration with the complete message, and EOFError at the channel's end.
+    """
+    for _ in range(MAX_PIECES):
+        try:
+            count = channel.recv_into(unfilled)
+        except BlockingIOError:
+            break
+        if not count:
+            raise EOFError
+        # A filled buffer asks the reader for the next one; StopIteration ends the message.
+        unfilled = unfilled[count:] or next(reader)
+    return unfilled
+
+
+def send_available(channel: socket.socket, outgoing: deque[memoryview]) -> None:
+    """Send as much as a non-blocking channel accepts; remove it from ``outgoing``."""
+    with suppress(BlockingIOError):
+        for _ in range(MAX_PIECES):
+            if not outgoing:
+                return
+            outgoing[0] = outgoing[0][channel.send(outgoing[0]) :]
+            if not outgoing[0]:
+                outgoing.popleft()
+
+
+class OutputTail:
+    """The first and the last bytes of a stream of any length, in bounded memory."""
+
+    def __init__(self, limit: int) -> None:
+        self.half = max(limit // 2, 1)
+        self.first, self.last, self.dropped = bytearray(), bytearray(), 0
+
+    def add(self, data: bytes) -> None:
+        free = self.half - len(self.first)
+        self.first += data[:free]
+        self.last += data[max(free, 0) :]
+        if len(self.last) > 2 * self.half:  # trim rarely: each trim moves the bytes
+            self._trim()
+
+    def _trim(self) -> None:
+        self.dropped += max(len(self.last) - self.half, 0)
+        del self.last[: -self.half]
+
+    def text(self) -> str:
+        self._trim()
+        gap = f"\n... {self.dropped} bytes left out ...\n" if self.dropped else ""
+        first, last = (bytes(part) for part in (self.first, self.last))
+        if not gap:
+            return (first + last).decode(errors="replace")
+        return first.decode(errors="replace") + gap + last.decode(errors="replace")

@@ -1,0 +1,330 @@
+"""Timing of a candidate in a worker process: the part that runs in the parent process.
+
+The worker takes the samples with its own clock, because a request takes longer than a kernel. The
+parent therefore checks them with its clock: it requests the timed calls many times back to back,
+so often that the cost of a request is small. The wall time of that request must not be longer than
+the samples claimed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from weft.workbench.calls.buffers import InputBuffers, MakeBuffers, Outputs, ShapeDtype
+from weft.workbench.timing.plan import MAX_BUSY_FACTOR, Candidate, Estimate, IntegrityError, Plan
+
+_now = time.perf_counter_ns
+
+MIN_WALL_US = 20_000.0  # the repeats last at least this long by the parent's clock
+TRIES = 8  # times that the clocks may disagree before the candidate is suspect
+PAUSE_SECONDS = 0.01  # before the second try; longer by as much before each further one
+LOAD_SAMPLES = 5  # samples that show how busy the machine is now
+EMPTY_REQUESTS = 9  # empty requests that show the cost of a request
+MARGIN = 1.1  # the wall time may exceed the claimed time by 10 %
+
+
+# Clocks that all processes of a machine share, by the first words of their names: only then can the worker's
+# reading be compared with the parent's.
+SHARED_CLOCKS = ("clock_gettime(CLOCK_MONOTONIC", "mach_absolute_time", "QueryPerformanceCounter")
+PROC = Path("/proc")
+
+
+def scheduled_seconds(pid: int | None) -> float | None:
+    """Return how long the threads of a process have run or waited for a core; None if it is unknown.
+
+    The kernel counts both for each thread. Time in which a thread sleeps is in neither.
+    """
+    if pid is None:
+        return None
+    total = 0
+    try:
+        for thread in (PROC / str(pid) / "task").iterdir():
+            running, waiting = (thread / "schedstat").read_text().split()[:2]
+            total += int(running) + int(waiting)
+    except (OSError, ValueError):  # no such file here, or a thread that ended just now
+        return None
+    return total / 1e9
+
+
+class Requester(Protocol):
+    """Part of a :class:`~weft.workbench.sandbox.process.Sandbox` that sends requests."""
+
+    def request(
+        self,
+        verb: str,
+        payload: dict[str, Any] | None = None,
+        tensors: Sequence[torch.Tensor] = (),
+        *,
+        seconds: float | None = None,
+        device: str = "cpu",
+    ) -> Any: ...
+
+
+def describe_point(
+    operator: str, implementation: str, case: str, direction: str, device: str, grad: ShapeDtype | None
+) -> dict[str, Any]:
+    """Describe a bench point to a worker: names, and the gradient's form for a backward."""
+    point: dict[str, Any] = {
+        "operator": operator,
+        "implementation": implementation,
+        "case": case,
+        "direction": direction,
+        "device": device,
+    }
+    if grad is not None:
+        point["grad"] = [list(grad[0]), str(grad[1]).removeprefix("torch.")]
+    return point
+
+
+def measure_first_call(sandbox: Requester, point: Mapping[str, Any], seed: int) -> float:
+    """Return the wall time (us) of the first call in a worker, by the parent's clock.
+
+    It includes binding the implementation and generating its inputs.
+    """
+    start = _now()
+    sandbox.request("timing.first_call", {**point, "seed": seed})
+    return (_now() - start) / 1000
+
+
+class RemoteTimingBackend:
+    """Timing backend in a worker process, for one candidate at one point (:func:`describe_point`)."""
+
+    def __init__(
+        self,
+        sandbox: Requester,
+        point: Mapping[str, Any],
+        device: str,
+        without: Collection[str] = (),
+    ) -> None:
+        self.sandbox, self.device = sandbox, device
+        self.without = frozenset(without)
+        payload = dict(point) | {"without": sorted(without)}
+        backend = sandbox.request("timing.create", payload).payload
+        self.timing_id = int(backend["timing"])
+        self.cache_bytes, self.slow_us = int(backend["cache_bytes"]), float(backend["slow_us"])
+        self.overhead_us = float(backend["overhead_us"])
+        self.flags: set[str] = set()
+
+    def context(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def request(self, verb: str, device: str = "cpu", **payload: Any) -> Any:
+        """Send a request on this timing; add the flags that the worker raised to this process's.
+
+        The tensors of the reply arrive on ``device``.
+        """
+        reply = self.sandbox.request(f"timing.{verb}", {"timing": self.timing_id, **payload}, device=device)
+        self.flags.update(map(str, reply.payload.get("flags", ())))
+        if names := ", ".join(map(str, reply.payload.get("threads", ()))):
+            self.flags.add(f"suspect: threads: {names} outlived a call")
+        return reply
+
+    def available_memory(self) -> int:
+        return int(self.request("memory").payload["bytes"])
+
+    def estimate(self, candidate: Candidate, buffers: InputBuffers) -> Estimate:
+        estimate = self.request("estimate", seed=buffers.seed).payload
+        return Estimate(us=float(estimate["us"]), output_bytes=int(estimate["output_bytes"]))
+
+    def prepare(
+        self,
+        candidate: Candidate,
+        buffer_sets: Sequence[InputBuffers],
+        contents: MakeBuffers,
+        plan: Plan,
+    ) -> RemoteTimedCandidate:
+        return RemoteTimedCandidate(self, [buffers.seed for buffers in buffer_sets], plan)
+
+
+@dataclass(frozen=True)
+class RemoteOutputs:
+    """Outputs in a worker process; only those that are picked are sent to the parent."""
+
+    backend: RemoteTimingBackend
+    label: str
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def pick(self, indexes: Sequence[int]) -> Mapping[int, Outputs]:
+        reply = self.backend.request("pick", self.backend.device, indexes=list(indexes))
+        tensors = iter(reply.tensors)
+        outputs: dict[int, Outputs] = {}
+        sizes, singles = reply.payload["group_sizes"], reply.payload["is_single"]
+        for index, size, is_single in zip(indexes, sizes, singles, strict=True):
+            group = tuple(next(tensors) for _ in range(int(size)))
+            outputs[index] = group[0] if is_single and len(group) == 1 else group
+        return outputs
+
+
+class RemoteTimedCandidate:
+    """A candidate prepared in its worker. Times are in us for one call, as the worker claims them."""
+
+    is_local = False
+
+    def __init__(self, backend: RemoteTimingBackend, seeds: Sequence[int], plan: Plan) -> None:
+        self.backend, self.plan, self.flags = backend, plan, backend.flags
+        self.pid: int | None = getattr(backend.sandbox, "pid", None) if backend.device == "cpu" else None
+        self.asleep_seconds: float | None = None
+        reply = backend.request("prepare", seeds=list(seeds), calls=plan.calls, flush=plan.flush)
+        self.calls = int(reply.payload["calls"])
+        if self.calls != len(seeds):
+            raise IntegrityError("its process prepared another number of calls than requested")
+        self.audit_calls = self.calls
+
+    def sample(self) -> float:
+        start, scheduled = _now(), scheduled_seconds(self.pid)
+        sample = self.backend.request("sample").payload
+        self._count_sleep((_now() - start) / 1e9, scheduled)
+        # The worker's figure is not trusted: keep it in range.
+        self.audit_calls = max(1, min(self.calls, int(sample["audit_calls"])))
+        return float(sample["us"])
+
+    def _count_sleep(self, seconds: float, before: float | None) -> None:
+        """Add the part of a sample's wall time in which no thread of the worker ran or waited for a core."""
+        after = scheduled_seconds(self.pid)
+        # A thread that ended takes its time along: the difference is then unknown.
+        if before is not None and after is not None and after >= before:
+            self.asleep_seconds = (self.asleep_seconds or 0.0) + max(0.0, seconds - (after - before))
+
+    def sample_warm(self) -> float:
+        return float(self.backend.request("side_sample", warm=True).payload["us"])
+
+    def sample_host(self) -> float:
+        return float(self.backend.request("side_sample", warm=False).payload["us"])
+
+    def replaced_functions(self) -> list[str]:
+        reply = self.backend.sandbox.request("timing.replaced_functions")
+        return [str(n) for n in reply.payload["replaced"]]
+
+    def cross_check(self, cold: float = 0.0, busy: float = 1.0) -> list[str]:
+        """Compare the worker's two clocks, and the parent's clock with the claimed times."""
+        flags = [str(f) for f in self.backend.request("cross_check").payload["suspicions"]]
+        if "wall" in self.backend.without:
+            return flags
+        flags += self._compare_readings()
+        flags += self._compare_wall_time(cold, busy, warm=False)
+        if self.plan.flush:
+            # The samples have a cold cache but their repeats do not: compare warm with warm, too.
+            warm = float(np.median([self.sample_warm() for _ in range(5)]))
+            flags += self._compare_wall_time(warm, busy, warm=True)
+        return flags
+
+    def _compare_readings(self) -> list[str]:
+        """Compare a reading of the worker's clock with readings of the parent's before and after it.
+
+        All processes share this clock, so the worker's reading lies between the two however busy the machine
+        is. A clock that runs slower than it should falls behind.
+        """
+        clock = time.get_clock_info("perf_counter").implementation
+        if self.backend.device != "cpu" or not clock.startswith(SHARED_CLOCKS):
+            return []
+        before = _now()
+        reading = int(self.backend.request("clock").payload["ns"])
+        after = _now()
+        if before <= reading <= after:
+            return []
+        behind = max(before - reading, reading - after) / 1e9
+        return [f"suspect: the parent's clock disagrees (the worker's reading is off by {behind:.3g} s)"]
+
+    def _compare_wall_time(self, claimed: float, busy: float, warm: bool) -> list[str]:
+        """Repeat the timed calls and compare with the parent's clock; return a flag if it disagrees.
+
+        If the machine has become busier since the samples, the worker's time of the repeats shows
+        it. That time is accepted up to ``busy`` times the claimed time or the time of new samples,
+        and up to ``MAX_BUSY_FACTOR`` times the claimed time at most.
+        """
+        sample_us = max(claimed, 0.01) * self.calls
+        # Three times the usual request: a reply may wait for a core on a busy machine.
+        request_us = 3.0 * self._empty_request_us()
+        repeats, min_wall = 1, max(MIN_WALL_US, 10.0 * request_us)
+        wall = 0.0
+        for attempt in range(TRIES):
+            wall, repeated = self._repeat(repeats, warm)
+            # Double until the cost of the request is small against the work (10 times at least).
+            while wall < min_wall and repeats * sample_us < min_wall and repeats < 1 << 20:
+                repeats *= 2
+                wall, repeated = self._repeat(repeats, warm)
+            current = sample_us if attempt == 0 else self.calls * self._current_sample_us(warm)
+            limit = float("inf")
+            # The worker's own time of the repeats is as little trusted as its samples: it is bounded.
+            if self._runs_without_gaps:
+                limit = min(busy * max(sample_us, current), MAX_BUSY_FACTOR * sample_us)
+            accepted = min(max(repeated / repeats, sample_us), limit)
+            # On a CPU the overhead (of the loop) is for each call, on a GPU for each sample.
+            overhead = self.backend.overhead_us * (self.calls if self.backend.device == "cpu" else 1)
+            if wall <= repeats * (MARGIN * accepted + overhead) + request_us:
+                return []
+            time.sleep(attempt * PAUSE_SECONDS)
+        return [
+            f"suspect: the parent's clock disagrees ({wall / repeats / self.calls:.1f} us a call "
+            f"by its watch, {claimed:.1f} us claimed{' warm' if warm else ''})"
+        ]
+
+    def _current_sample_us(self, warm: bool) -> float:
+        """Return the mean of new samples: a single one may fall between two bursts of other work."""
+        take_sample = self.sample_warm if warm else self.sample
+        return float(np.mean([take_sample() for _ in range(LOAD_SAMPLES)]))
+
+    @property
+    def _runs_without_gaps(self) -> bool:
+        """True if repeats run without gaps, as samples do.
+
+        Calls outside a graph are launched one by one; then only two clocks around the same repeats
+        can be compared.
+        """
+        return not any(f.startswith(("no-graph", "host-bound")) for f in self.flags)
+
+    def _repeat(self, repeats: int, warm: bool) -> tuple[float, float]:
+        """Repeat the timed calls; return the wall time here and the worker's time (us)."""
+        start = _now()
+        payload = self.backend.request("repeat", repeats=repeats, warm=warm).payload
+        return (_now() - start) / 1000, float(payload["us"])
+
+    def _empty_request_us(self) -> float:
+        """Return the median wall time (us) of a request without work."""
+        times = []
+        for _ in range(EMPTY_REQUESTS):
+            start = _now()
+            self.backend.sandbox.request("timing.nothing")
+            times.append((_now() - start) / 1000)
+        return float(np.median(times))
+
+    def audit(self, seeds: Sequence[int]) -> tuple[float | None, RemoteOutputs]:
+        payload = self.backend.request("audit", seeds=list(seeds)).payload
+        if "integrity_error" in payload:
+            raise IntegrityError(str(payload["integrity_error"]))
+        us = None if payload["us"] is None else float(payload["us"])
+        return us, RemoteOutputs(self.backend, "timed", int(payload["count"]))
+
+    def repeat_audit(self, calls: int) -> float | None:
+        us = self.backend.request("repeat_audit", calls=calls).payload["us"]
+        return None if us is None else float(us)
+
+    def rerun(
+        self, seeds: Sequence[int], round_number: int, alteration: int | None = None
+    ) -> Iterator[RemoteOutputs]:
+        # The first request starts the rerun with its seeds; the others continue it.
+        pending_seeds = list(seeds)
+        while True:
+            reply = self.backend.request(
+                "rerun", seeds=pending_seeds, round_number=round_number, alteration=alteration
+            )
+            payload = reply.payload
+            if "integrity_error" in payload:
+                raise IntegrityError(str(payload["integrity_error"]))
+            if "label" not in payload:
+                return
+            if int(payload["count"]) != self.calls:
+                raise IntegrityError(f"{payload['count']} calls were made where {self.calls} were due")
+            yield RemoteOutputs(self.backend, str(payload["label"]), int(payload["count"]))
+            pending_seeds = []

@@ -1,0 +1,216 @@
+"""Timing of a candidate in a worker process: the part that runs in the worker.
+
+It prepares the candidate, takes samples, overwrites inputs, runs again and sends the requested
+outputs. The parent process keeps the session, the oracle and a clock of its own
+(:mod:`remote_timing`). It sends seeds and receives numbers and the outputs that it picks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+from weft.core import BACKWARD, Case, Implementation, Operator
+from weft.workbench.calls.bind import bind
+from weft.workbench.calls.buffers import ShapeDtype, allocate_buffers, tensors_of
+from weft.workbench.timing import cpu
+from weft.workbench.timing.integrity import ThreadMonitor, replaced_functions, snapshot
+from weft.workbench.timing.local_candidate import BufferCache, LocalTimedCandidate
+from weft.workbench.timing.measure import timing_backend
+from weft.workbench.timing.plan import Candidate, IntegrityError, Plan, TimedOutputs, TimingBackend
+
+Payload = dict[str, Any]
+Result = tuple[dict[str, Any], Sequence[torch.Tensor]]
+Handler = Callable[[Payload, list[torch.Tensor]], Result]
+
+
+class PointResolver(Protocol):
+    """Part of the worker's state that finds the objects which a request names."""
+
+    def point(self, payload: Mapping[str, Any]) -> tuple[Operator, Implementation, Case, str, str]: ...
+
+
+@dataclass(kw_only=True)
+class WorkerTiming:
+    """Candidate at one point: its backend, and the objects prepared from it."""
+
+    backend: TimingBackend
+    candidate: Candidate
+    contents: BufferCache
+    prepared: LocalTimedCandidate | None = None
+    rerun_passes: Iterator[TimedOutputs] | None = None
+    outputs: TimedOutputs | None = None
+    new_threads: set[str] = field(default_factory=set)
+
+    @property
+    def timed(self) -> LocalTimedCandidate:
+        assert self.prepared is not None, "timing.prepare comes before"
+        return self.prepared
+
+
+class TimingHandlers:
+    """Handlers of the timing requests, and the timings in this worker by id."""
+
+    def __init__(self, state: PointResolver) -> None:
+        self.state = state
+        self.threads = ThreadMonitor()
+        self.timings: dict[int, WorkerTiming] = {}
+        self.n_timings = 0
+
+    def handlers(self) -> dict[str, Handler]:
+        steps = (
+            *(_memory, _estimate, _prepare, _sample, _side_sample, _cross_check, _repeat),
+            *(_audit, _repeat_audit, _rerun, _pick, _clock),
+        )
+        on_a_timing: dict[str, Handler] = {
+            f"timing.{step.__name__.removeprefix('_')}": partial(self._run_step, step) for step in steps
+        }
+        return on_a_timing | {
+            "timing.first_call": self._first_call,
+            "timing.create": self._create,
+            "timing.replaced_functions": lambda payload, _: ({"replaced": replaced_functions()}, ()),
+            "timing.nothing": lambda payload, _: ({}, ()),
+        }
+
+    def _run_step(self, step: Step, payload: Payload, _: list[torch.Tensor]) -> Result:
+        """Run one step in the backend's context; report flags and threads that outlived it."""
+        timing = self.timings[payload["timing"]]
+        with timing.backend.context():
+            fields, tensors = step(timing, payload)
+        # Threads that a step left behind could go on with its work while the next step is timed.
+        timing.new_threads |= self.threads.new_threads()
+        flags = sorted(timing.prepared.flags) if timing.prepared else []
+        return {**fields, "flags": flags, "threads": sorted(timing.new_threads)}, tensors
+
+    def _first_call(self, payload: Payload, _: list[torch.Tensor]) -> Result:
+        """Bind and call for the first time; the parent measures the wall time."""
+        operator, implementation, case, direction, device = self.state.point(payload)
+        buffers = allocate_buffers(case, device, _grad_form(payload, direction), payload["seed"])
+        bind(operator, implementation, case, direction, buffers.inputs, buffers.grad)()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return {}, ()
+
+    def _create(self, payload: Payload, _: list[torch.Tensor]) -> Result:
+        operator, implementation, case, direction, device = self.state.point(payload)
+        backend = timing_backend(device, payload["without"])
+        self.n_timings += 1
+        self.timings[self.n_timings] = WorkerTiming(
+            backend=backend,
+            candidate=Candidate(
+                name=implementation.name,
+                bind=lambda b: bind(operator, implementation, case, direction, b.inputs, b.grad),
+            ),
+            contents=BufferCache(partial(allocate_buffers, case, device, _grad_form(payload, direction))),
+        )
+        return {
+            "timing": self.n_timings,
+            "cache_bytes": backend.cache_bytes,
+            "overhead_us": backend.overhead_us,
+            "slow_us": backend.slow_us,
+        }, ()
+
+
+Step = Callable[[WorkerTiming, Payload], Result]
+
+
+def _grad_form(payload: Payload, direction: str) -> ShapeDtype | None:
+    if direction != BACKWARD:
+        return None
+    shape, dtype = payload["grad"]
+    return tuple(shape), getattr(torch, dtype)
+
+
+def _memory(timing: WorkerTiming, payload: Payload) -> Result:
+    return {"bytes": timing.backend.available_memory()}, ()
+
+
+def _estimate(timing: WorkerTiming, payload: Payload) -> Result:
+    buffers = timing.contents.make_buffers(payload["seed"])
+    estimate = timing.backend.estimate(timing.candidate, buffers)
+    return {"us": estimate.us, "output_bytes": estimate.output_bytes}, ()
+
+
+def _prepare(timing: WorkerTiming, payload: Payload) -> Result:
+    # Release the previous candidate's memory before the next one allocates its own.
+    timing.prepared = timing.rerun_passes = timing.outputs = None
+    buffers = [timing.contents.make_buffers(seed) for seed in payload["seeds"]]
+    plan = Plan(calls=payload["calls"], flush=payload["flush"])
+    prepared = timing.backend.prepare(timing.candidate, buffers, timing.contents, plan)
+    assert isinstance(prepared, LocalTimedCandidate)
+    timing.prepared = prepared
+    return {"calls": prepared.calls}, ()
+
+
+def _sample(timing: WorkerTiming, payload: Payload) -> Result:
+    return {"us": timing.timed.sample(), "audit_calls": timing.timed.audit_calls}, ()
+
+
+def _side_sample(timing: WorkerTiming, payload: Payload) -> Result:
+    """Take one sample with a warm cache, or of the host's time."""
+    timed = timing.timed
+    return {"us": timed.sample_warm() if payload["warm"] else timed.sample_host()}, ()
+
+
+def _cross_check(timing: WorkerTiming, payload: Payload) -> Result:
+    return {"suspicions": timing.timed.cross_check()}, ()
+
+
+def _repeat(timing: WorkerTiming, payload: Payload) -> Result:
+    return {"us": timing.timed.runner.repeat(payload["repeats"], payload["warm"])}, ()
+
+
+def _clock(timing: WorkerTiming, payload: Payload) -> Result:
+    """Read the clock that takes the samples on a CPU."""
+    return {"ns": cpu._now()}, ()
+
+
+def _audit(timing: WorkerTiming, payload: Payload) -> Result:
+    """Time calls on contents that the candidate has never seen."""
+    try:
+        us, timing.outputs = timing.timed.audit(payload["seeds"])
+    except IntegrityError as error:
+        return {"integrity_error": str(error)}, ()
+    return {"us": us, "count": len(timing.outputs)}, ()
+
+
+def _repeat_audit(timing: WorkerTiming, payload: Payload) -> Result:
+    """Time the calls of the audit again, on the same contents."""
+    return {"us": timing.timed.repeat_audit(payload["calls"])}, ()
+
+
+def _rerun(timing: WorkerTiming, payload: Payload) -> Result:
+    """Start a rerun on contents of these seeds; without seeds, continue to the next pass."""
+    if payload["seeds"]:
+        timing.rerun_passes = timing.timed.rerun(
+            payload["seeds"], payload["round_number"], payload["alteration"]
+        )
+    assert timing.rerun_passes is not None, "a rerun starts with seeds"
+    timing.outputs = None
+    try:
+        timing.outputs = next(timing.rerun_passes, None)
+    except IntegrityError as error:
+        return {"integrity_error": str(error)}, ()
+    if timing.outputs is None:
+        return {}, ()
+    return {"label": timing.outputs.label, "count": len(timing.outputs)}, ()
+
+
+def _pick(timing: WorkerTiming, payload: Payload) -> Result:
+    assert timing.outputs is not None, "no outputs: audit or rerun comes before"
+    picked = timing.outputs.pick(payload["indexes"])
+    # The picked outputs leave the process; the others stay, so that a recheck of large outputs is cheap.
+    groups = [tensors_of(picked[i]) for i in payload["indexes"]]
+    is_single = [isinstance(picked[i], torch.Tensor) for i in payload["indexes"]]
+    tensors = [t.detach() for group in groups for t in group]
+    return {"group_sizes": [len(group) for group in groups], "is_single": is_single}, tensors
+
+
+def handlers(state: PointResolver) -> Mapping[str, Handler]:
+    """Return the timing handlers; call it before any of the candidate's code is loaded."""
+    snapshot()
+    return TimingHandlers(state).handlers()

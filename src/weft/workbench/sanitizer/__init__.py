@@ -1,0 +1,1 @@
+"""Runs of an implementation under NVIDIA's compute-sanitizer."""

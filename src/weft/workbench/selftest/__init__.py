@@ -1,0 +1,1 @@
+"""Planted wrong kernels and honest controls that test Weft itself."""

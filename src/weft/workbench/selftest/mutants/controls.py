@@ -1,0 +1,101 @@
+"""Honest kernels that look like cheats and must pass: a judge that refuses everything is useless."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from weft.backends.triton_jit import tl, triton
+from weft.core import FORWARD, Implementation, registry
+from weft.ops._common.layout import dense
+from weft.workbench.selftest.mutants import own_operators
+from weft.workbench.selftest.mutants.mutant import Mutant
+from weft.workbench.selftest.mutants.planting import OPERATORS
+
+# In the interpreter all cases of softmax or gelu take as long as fifty mutants.
+ON_GPU: dict[str, Any] = {
+    "devices": ("cuda",),
+    "not_here": "too slow in Triton's interpreter; the kernels of sum and matmul are judged there",
+}
+BLOCK = 4096
+PROGRAMS = 64
+
+
+@triton.jit
+def sum_atomically(x_ptr, y_ptr, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    # x: (n,); y: one float64, zeroed. A program strides over blocks and adds once, in any order.
+    total = tl.zeros((BLOCK,), tl.float64)
+    for start in range(tl.program_id(0) * BLOCK, n, tl.num_programs(0) * BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        total += tl.load(x_ptr + at, mask=at < n, other=0.0).to(tl.float64)
+    tl.atomic_add(y_ptr, tl.sum(total, axis=0))
+
+
+def atomic_sum(x: torch.Tensor) -> torch.Tensor:
+    """Sum all elements; the hardware chooses the order of the programs' sums."""
+    x = dense(x)
+    y = torch.zeros((), dtype=torch.float64, device=x.device)
+    programs = max(1, min(PROGRAMS, triton.cdiv(x.numel(), BLOCK)))
+    sum_atomically[(programs,)](x, y, x.numel(), BLOCK=BLOCK)
+    return y.to(x.dtype)
+
+
+def _control(identity: str, title: str, make: Callable[[], Implementation], **more: Any) -> Mutant:
+    return Mutant(
+        id=identity,
+        operator=identity.split("/")[1],
+        title=title,
+        killed_by=(),
+        make=make,
+        honest=True,
+        **more,
+    )
+
+
+def _same_as(identity: str, name: str) -> Callable[[], Implementation]:
+    """Wrap an implementation of the registry under another name, as a user's file might."""
+
+    def make() -> Implementation:
+        base = registry.implementation(identity.split("/")[1], name)
+
+        def forward(*x: torch.Tensor, **params: Any) -> Any:
+            return base.forward(*x, **params)
+
+        return replace(base, name=identity, forward=forward, aot_kernels=())
+
+    return make
+
+
+def _atomic() -> Implementation:
+    return Implementation(
+        operator="sum",
+        name="H4/sum/triton/atomic",
+        backend="triton",
+        forward=atomic_sum,
+        directions=(FORWARD,),
+        deterministic=False,
+    )
+
+
+def _controls() -> Iterator[Mutant]:
+    for operator in OPERATORS:
+        eager = f"H1/{operator}/eager/wrapped"
+        yield _control(eager, "a wrapper around eager", _same_as(eager, "eager"))
+        kernel = f"H2/{operator}/triton/float32"
+        device_options = {} if operator in ("sum", "matmul") else ON_GPU
+        make = _same_as(kernel, "triton")
+        yield _control(kernel, "a Triton kernel that sums in float32", make, **device_options)
+    yield _control("H3/halve/eager/in-place", "a declared in-place operator",
+                   lambda: own_operators.IN_PLACE)  # fmt: skip
+    yield _control("H4/sum/triton/atomic", "a declared nondeterministic atomic sum", _atomic)
+    yield _control("H5/balance/eager/differences", "an answer that is truly about 0",
+                   lambda: own_operators.DIFFERENCES)  # fmt: skip
+    small = "H6/softmax/eager/from-cache"
+    yield _control(small, "a small kernel, served from the cache when warm",
+                   _same_as(small, "torch"), phase="bench")  # fmt: skip
+
+
+MUTANTS = tuple(_controls())

@@ -1,0 +1,1 @@
+"""Loading a user's .py or .cu file."""

@@ -1,0 +1,1 @@
+"""Timing sessions, CPU and CUDA clocks, rechecks, statistics and integrity."""

@@ -1,0 +1,69 @@
+"""Timing of the candidates of one case, side by side, in rounds of random order.
+
+docs/trust/time.md says what a number means and what it cannot show. ``session`` has the steps that all
+devices share; ``cuda`` and ``cpu`` take one sample; ``sandbox.remote_timing`` and
+``sandbox.worker_timing`` take it in a worker process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from weft.machine.clocks import Sampler
+from weft.workbench.calls.buffers import MakeBuffers
+from weft.workbench.timing.gpu_clocks import Readings
+from weft.workbench.timing.integrity import ClockReplaced, replaced_functions, snapshot
+from weft.workbench.timing.plan import Budget, Candidate, Outcome, TimingBackend
+from weft.workbench.timing.recheck import MakeJudge
+from weft.workbench.timing.session import TimingSession
+
+
+def timing_backend(device: str, without: Collection[str] = ()) -> TimingBackend:
+    """Return the timing backend of a device, 'cuda' or 'cpu', in this process."""
+    if device == "cuda":
+        from weft.workbench.timing.cuda import CudaTimingBackend
+
+        return CudaTimingBackend(whole_cache="cache" not in without)
+    from weft.workbench.timing.cpu import CpuTimingBackend
+
+    return CpuTimingBackend()
+
+
+def measure(
+    candidates: Sequence[Candidate],
+    make_buffers: MakeBuffers,
+    *,
+    device: str,
+    budget: Budget | None = None,
+    make_judge: MakeJudge | None = None,
+    seed: int | None = 0,
+    on_round: Callable[[int, Mapping[str, float]], None] | None = None,
+    without: Collection[str] = (),
+) -> dict[str, Outcome]:
+    """Time candidates side by side at one case and direction; return an outcome for each name.
+
+    ``make_buffers(seed)`` returns the inputs of one call; ``make_judge(buffers)`` returns what
+    compares an output with the oracle at these contents (without it no output is re-checked, for
+    tests of the clock alone). ``seed`` None takes every seed from the operating system, as external
+    candidates require. ``on_round(round, medians)`` is called after each round. ``without`` names
+    checks of the timing to leave out (``plan.CHECKS``).
+    Raises :class:`ClockReplaced` where functions of the clock were replaced before it begins.
+    """
+    if "replaced" not in without and (names := replaced_functions()):
+        raise ClockReplaced(f"replaced: {', '.join(names)}")
+    backend = timing_backend(device, without)
+    with backend.context():
+        budget = budget or Budget.for_device(device)
+        session = TimingSession(
+            backend, candidates, make_buffers, budget, seed, device=device, without=without
+        )
+        session.prepare()
+        session.sample(Readings(Sampler(device)), on_round)
+        session.measure_side_times()
+        session.audit(make_judge)
+        if make_judge is not None:
+            session.recheck(make_judge)
+        return session.outcomes()
+
+
+snapshot()

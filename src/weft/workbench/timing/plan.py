@@ -1,0 +1,238 @@
+"""Types of a timing: candidate, budget, plan and outcome, and the protocols of backends and candidates.
+
+A ``TimingBackend`` knows one device, in this process or in a worker process. It prepares a
+``TimedCandidate`` on the buffers of a case; a ``TimingSession`` samples and re-checks it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from weft.core import Timing
+from weft.workbench.calls.buffers import InputBuffers, MakeBuffers, Outputs
+
+# The timing's own checks by the names that `without` takes, each with the first words of the flags
+# and refusals that it makes. Records hold these words: a reader must still find the check by them.
+CHECKS: dict[str, tuple[str, ...]] = {
+    "recheck": ("recheck:",),
+    "altered": ("altered:",),
+    "fresh": ("suspect: slower on contents", "suspect: never timed on contents"),
+    "clocks": ("suspect: clocks disagree", "suspect: side-stream"),
+    "wall": ("suspect: the parent's clock disagrees",),
+    "replaced": ("replaced:",),
+    "samples": ("suspect: too few samples",),
+    "threads": ("suspect: threads",),
+    "cache": ("suspect: L2 set aside",),
+}
+
+MIN_SAMPLE_US = 50.0  # a sample lasts at least this long: below it the clock's resolution shows
+TARGET_SAMPLE_US = 200.0  # a sample is planned to last this long
+MAX_CALLS = 256  # calls in one sample, and nodes in one graph
+# A call may take this many times its sampled time a moment later, because other work runs on the
+# machine. The factor grows with the width of the samples' interval, up to MAX_BUSY_FACTOR.
+BUSY_FACTOR = {"cuda": 1.25, "cpu": 2.0}
+MAX_BUSY_FACTOR = 8.0
+CROSS_CHECK_TRIES = 3  # two clocks may disagree this often before the candidate is suspect
+MAX_OVERTIME = 3.0  # multiple of a budget's seconds for a candidate that has too few samples
+
+
+class CannotTime(RuntimeError):
+    """Raised for a candidate that can be checked but not timed; the message says why."""
+
+
+class IntegrityError(Exception):
+    """Raised when a candidate's outputs share memory, change later or were never written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """An implementation to time: ``bind(buffers)`` returns the closure that makes one call on them.
+
+    ``first_call_us`` is the wall time of the first call in this process, measured by the caller of
+    the session. A candidate in a worker process has a ``backend`` of its own there; its ``bind`` is
+    never called in this process.
+    """
+
+    name: str
+    bind: Callable[[InputBuffers], Callable[[], Outputs]]
+    first_call_us: float | None = None
+    backend: TimingBackend | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """Time and samples for one case in one direction, for all candidates together.
+
+    Sampling of a candidate ends when its interval is narrower than ``target_width`` (a share of the
+    median) and it has at least ``min_samples``. Sampling of all ends after ``seconds`` or
+    ``max_rounds``; candidates that are still wider are flagged ``noisy``. A candidate with fewer than
+    ``min_samples`` by then is sampled further, up to ``MAX_OVERTIME`` times ``seconds`` (for an
+    external candidate: of its own time), so that wasting the time wins nothing. Once the re-check of
+    one candidate has taken ``recheck_seconds``, two rounds of it are enough.
+    """
+
+    seconds: float = 20.0
+    warmup: float = 1.0
+    min_samples: int = 20
+    max_rounds: int = 400
+    target_width: float = 0.005
+    side_samples: int = 10
+    recheck_seconds: float = 10.0
+
+    @staticmethod
+    def for_device(device: str, quick: bool = False) -> Budget:
+        """Return the default budget of a device ('cuda' or 'cpu')."""
+        if device == "cuda":
+            return Budget(seconds=3.0, warmup=0.3) if quick else Budget()
+        seconds, warmup = (0.5, 0.05) if quick else (1.2, 0.1)
+        return Budget(seconds=seconds, warmup=warmup, max_rounds=200, side_samples=5, recheck_seconds=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Number of calls in one sample, and whether the cache is flushed before it.
+
+    Without a flush the inputs and outputs of all calls are at least twice the cache, so that each
+    call finds other calls' lines in the cache and none of its own.
+    """
+
+    calls: int
+    flush: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """Result of timing one candidate.
+
+    ``refusal``: a timed call was wrong, so the verdict becomes fail. ``trouble``: the candidate
+    could not be timed (out of memory, raised); its verdict stands.
+    """
+
+    timing: Timing | None = None
+    refusal: str = ""
+    trouble: str = ""
+
+
+class TimedOutputs(Protocol):
+    """Outputs of one pass over the buffers, one for each call; ``label`` names the kind of pass.
+
+    Of calls in a worker process only the outputs that are picked travel to this process.
+    """
+
+    @property
+    def label(self) -> str: ...
+    def __len__(self) -> int: ...
+    def pick(self, indexes: Sequence[int]) -> Mapping[int, Outputs]: ...
+
+
+class Sampled(Protocol):
+    """Candidate that can be sampled, in this process or in another. Times are us for each call.
+
+    ``cross_check`` compares two clocks or more and returns flags; ``cold`` is the headline time and
+    ``busy`` the factor by which a call may be slower by now. ``audit_calls`` is the number of calls
+    that one audit times.
+    """
+
+    plan: Plan
+    flags: set[str]
+
+    @property
+    def calls(self) -> int: ...
+    @property
+    def audit_calls(self) -> int: ...
+    def sample(self) -> float: ...
+    def sample_warm(self) -> float: ...
+    def sample_host(self) -> float: ...
+    def cross_check(self, cold: float = 0.0, busy: float = 1.0) -> list[str]: ...
+
+
+class Runner(Sampled, Protocol):
+    """Candidate bound in this process, with the operations that need its closures."""
+
+    def repeat(self, repeats: int, warm: bool) -> float: ...
+    def run_once(self, calls: int) -> tuple[float | None, list[Outputs]]: ...
+    def replay(self) -> list[Outputs]: ...
+    def call(self, index: int) -> Outputs: ...
+    def wait(self) -> None: ...
+
+
+class TimedCandidate(Sampled, Protocol):
+    """Candidate as a session sees it: sampled, audited on unseen inputs, and run again.
+
+    ``audit(seeds)`` overwrites the first buffers with the contents of seeds that were never used
+    and times those calls once, from a clean cache; the time is None where the sample was spoilt.
+    ``repeat_audit`` times the same number of calls on the same contents. ``rerun`` overwrites all
+    buffers with the contents of a few seeds and yields the outputs of the timed path, then those of
+    plain calls; it raises :class:`IntegrityError` for faults that show only in the memory itself. With
+    ``alteration``, a seed, a few elements of these contents change (``altered_inputs``).
+    ``asleep_seconds`` is the time of the samples in which no thread of an external candidate ran or
+    waited for a core; None if it is unknown.
+    ``is_local`` is true where outputs are in this process, so that every one can be compared.
+    """
+
+    is_local: bool
+
+    @property
+    def asleep_seconds(self) -> float | None: ...
+    def audit(self, seeds: Sequence[int]) -> tuple[float | None, TimedOutputs]: ...
+    def repeat_audit(self, calls: int) -> float | None: ...
+    def rerun(
+        self, seeds: Sequence[int], round_number: int, alteration: int | None = None
+    ) -> Iterator[TimedOutputs]: ...
+    def replaced_functions(self) -> list[str]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Least time (us) of a few calls, and the bytes that one call returns."""
+
+    us: float
+    output_bytes: int
+
+
+class TimingBackend(Protocol):
+    """Device on which candidates are prepared for timing, in this process or in a worker.
+
+    ``overhead_us`` is the cost of a sample itself and already subtracted. Above ``slow_us`` a pass
+    over distinct buffers takes too long, and a flush replaces it.
+    """
+
+    cache_bytes: int
+    overhead_us: float
+    slow_us: float
+
+    def context(self) -> AbstractContextManager[None]: ...
+    def available_memory(self) -> int: ...
+    def estimate(self, candidate: Candidate, buffers: InputBuffers) -> Estimate: ...
+    def prepare(
+        self, candidate: Candidate, buffer_sets: Sequence[InputBuffers], contents: MakeBuffers, plan: Plan
+    ) -> TimedCandidate: ...
+
+
+def timing_check_of(flag: str) -> str:
+    """Return the name of the check that made a flag or refusal; '' for any other flag.
+
+    >>> timing_check_of("suspect: slower on contents it had not seen: 9 us against 1 us")
+    'fresh'
+    """
+    return next((name for name, prefixes in CHECKS.items() if flag.startswith(prefixes)), "")
+
+
+def make_plan(footprint: int, cache: int, call_us: float, *, slow_us: float, fits: int) -> Plan:
+    """Plan the samples of a call of ``call_us`` that touches ``footprint`` bytes.
+
+    The calls rotate over distinct buffers if ``fits`` of them are enough for twice the ``cache`` and
+    one rotation lasts at most ``slow_us`` (two calls always may). Otherwise a sample has fewer calls
+    and a flush before it.
+    """
+    # Twice the cache: a buffer's lines are gone before its turn comes again, whatever the replacement.
+    rotation = max(2, -(-2 * cache // max(1, footprint)))
+    target = max(1, int(-(-TARGET_SAMPLE_US // max(call_us, 0.1))))
+    limit = max(1, min(MAX_CALLS, fits))
+    # Rotation is preferred to a flush: it leaves the cache as a long run of calls does.
+    if rotation <= limit and max(rotation - 1, 1) * call_us <= slow_us:
+        return Plan(calls=min(max(rotation, target), limit), flush=False)
+    return Plan(calls=min(target, limit), flush=True)

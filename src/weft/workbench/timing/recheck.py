@@ -1,0 +1,139 @@
+"""Re-check of timed calls: overwrite the inputs in place, poison the outputs, run again, compare.
+
+A candidate that is right when checked and skips work when timed fails here. The contents of its
+inputs change under it, neighbouring calls get different contents, old outputs hold poison, and at
+least ``COMPARED_CALLS`` calls are compared. In the last rounds the inputs are those of the rounds before
+with a few elements altered, which exposes outputs that are cached by a part of the inputs.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+
+from weft.workbench.calls.buffers import InputBuffers, MakeBuffers, Outputs, values_equal
+from weft.workbench.timing.altered_inputs import altered
+from weft.workbench.timing.plan import IntegrityError, TimedCandidate, TimedOutputs
+
+Judge = Callable[[Outputs], str | None]  # the reason why outputs are wrong, or None
+MakeJudge = Callable[[InputBuffers], Judge]
+
+COMPARED_CALLS = 12  # more than ten, so that a skip on every tenth call is among them
+SEED_COUNT = 2  # sets of contents that the buffers alternate between
+
+
+class Recheck:
+    """Contents that overwrite the buffers and the oracle's judges, shared by a session's candidates.
+
+    Forward: the inputs are overwritten from ``SEED_COUNT`` sets of contents, so the right output of
+    every call is known, and all outputs in this process are compared. Backward: only the gradient
+    is overwritten, since what the forward saved belongs to the old inputs; the first, the last and a
+    random tenth of the outputs are judged, and no output may hold poison. The same sample is judged
+    of outputs in another process.
+
+    ``buffer_seeds`` are the seeds of the buffers, ``content_seeds`` those of the new contents, and
+    ``alteration_seed`` that of the altered elements.
+    """
+
+    def __init__(
+        self,
+        buffer_seeds: Sequence[int],
+        contents: MakeBuffers,
+        make_judge: MakeJudge,
+        content_seeds: Sequence[int],
+        backward: bool,
+        alteration_seed: int = 0,
+    ) -> None:
+        self.buffer_seeds, self.content_seeds = list(buffer_seeds), list(content_seeds)
+        self.contents, self.make_judge, self.backward = contents, make_judge, backward
+        self.judges: dict[Hashable, Judge] = {}
+        self.round_number = 0
+        self.alteration_seed = alteration_seed
+        self.alters = False  # in this round
+        # From the operating system: no candidate can predict which calls are compared.
+        self.random = random.SystemRandom()
+        self.positions: list[float] = []
+
+    def begin_round(self, round_number: int, alters: bool = False) -> None:
+        """Assign other contents to each buffer and choose other calls to compare."""
+        self.round_number, self.alters = round_number, alters
+        self.positions = [self.random.random() for _ in range(1 + len(self.buffer_seeds) // 10)]
+        if self.backward:
+            self.judges.clear()  # keyed by call and seed: the pairs change with the round
+
+    def _content_index(self, index: int) -> int:
+        return (index + self.round_number) % len(self.content_seeds)
+
+    def _content_seed(self, index: int) -> int:
+        return self.content_seeds[self._content_index(index)]
+
+    def _judge(self, index: int) -> Judge:
+        seed = self._content_seed(index)
+        key = (index, seed, self.alters) if self.backward else (seed, self.alters)
+        if key not in self.judges:
+            # The judge computes its answers here, so that the contents may be restored afterwards.
+            with self._contents_of(index) as buffers:
+                if self.backward:
+                    grad = buffers.grad
+                    buffers = replace(self.contents(self.buffer_seeds[index]), grad=grad)
+                self.judges[key] = self.make_judge(buffers)
+        return self.judges[key]
+
+    def _contents_of(self, index: int) -> AbstractContextManager[InputBuffers]:
+        """Return the contents of call ``index``, with a few elements altered in a round that alters."""
+        number = self._content_index(index)
+        buffers = self.contents(self.content_seeds[number])
+        if not self.alters:
+            return nullcontext(buffers)
+        other = self.contents(self.content_seeds[(number + 1) % len(self.content_seeds)])
+        return altered(buffers, other, self.alteration_seed, many=number % 2 == 1)
+
+    def compared_calls(self, calls: int, is_local: bool) -> list[int]:
+        """Return the indexes of the calls whose outputs are compared."""
+        if is_local and not self.backward:
+            return list(range(calls))
+        sample = self.positions[: 1 + calls // 10]
+        return sorted({0, calls - 1, *(int(p * calls) for p in sample)})
+
+    def check(self, candidate: TimedCandidate) -> str | None:
+        """Run the candidate's timed path and its plain calls again; return why it is refused."""
+        try:
+            alteration = self.alteration_seed if self.alters else None
+            for outputs in candidate.rerun(self.content_seeds, self.round_number, alteration):
+                reason = self._verify(outputs, candidate.is_local)
+                if reason is not None:
+                    return reason
+        except IntegrityError as error:
+            return str(error)
+        return None
+
+    def _verify(self, outputs: TimedOutputs, is_local: bool) -> str | None:
+        """Return why one of these outputs is wrong, or None."""
+        right_outputs: dict[int, Outputs] = {}  # by seed: an equal output need not be judged again
+        count = len(outputs)
+        for i, output in outputs.pick(self.compared_calls(count, is_local)).items():
+            seed = self._content_seed(i)
+            # The judge computes in float64; equality with an output already judged costs far less.
+            if seed in right_outputs and values_equal(right_outputs[seed], output):
+                continue
+            reason = self._judge(i)(output)
+            if reason is not None:
+                return f"{outputs.label} call {i + 1} of {count} is wrong: {reason}"
+            if not self.backward:
+                right_outputs[seed] = output
+        return None
+
+
+def altered_rounds(calls: int) -> int:
+    """Return how many rounds show the first or the last call both kinds of altered contents."""
+    # The contents alternate: with an even number of calls the first and the last have different ones.
+    return 2 if calls % SEED_COUNT else 1
+
+
+def rounds_needed(calls: int, is_local: bool = True) -> int:
+    """Return how many rounds compare at least ``COMPARED_CALLS`` calls."""
+    # Of a worker's outputs only a sample travels here: the first, the last and a tenth.
+    compared = calls if is_local else min(calls, 2 + calls // 10)
+    return max(1, -(-COMPARED_CALLS // compared))

@@ -1,0 +1,429 @@
+"""Timing session: candidates are prepared, sampled in rounds of random order, cross-checked and
+re-checked, all at one case and direction."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from weft.core import Timing
+from weft.workbench.calls.buffers import InputBuffers, MakeBuffers
+from weft.workbench.calls.errors import SandboxDied, WorkerError
+from weft.workbench.timing.gpu_clocks import Readings, is_throttled, summarise_clocks
+from weft.workbench.timing.integrity import ThreadMonitor
+from weft.workbench.timing.local_candidate import BufferCache
+from weft.workbench.timing.plan import (
+    BUSY_FACTOR,
+    MAX_BUSY_FACTOR,
+    MAX_CALLS,
+    MAX_OVERTIME,
+    MIN_SAMPLE_US,
+    Budget,
+    Candidate,
+    CannotTime,
+    Outcome,
+    TimedCandidate,
+    TimingBackend,
+    make_plan,
+    timing_check_of,
+)
+from weft.workbench.timing.recheck import SEED_COUNT, MakeJudge, Recheck, altered_rounds, rounds_needed
+from weft.workbench.timing.stats import Summary, drift, is_steady, summarise
+from weft.workbench.timing.unseen_inputs import UnseenInputs
+
+_now = time.perf_counter_ns
+
+# A call that touches more bytes is sampled alone, after a flush: each further call would need as much memory
+# again. It takes half a millisecond on the fastest memory, so that the gap before a launch does not count.
+SINGLE_CALL_BYTES = 1 << 31
+MAX_THROTTLED = 20  # throttled samples of one candidate that are taken again
+MAX_ASLEEP_SHARE = 0.5  # of the sampling time, of an external candidate with too few samples
+WINDOW = 5  # samples; the medians of two windows must agree before sampling begins
+CONVERGENCE_ROUNDS = 5  # a bootstrap costs a millisecond, so intervals are computed this rarely
+# First seeds of re-checks and of audits where the session's seed is fixed; far from those of the
+# buffers (0, 1, 2, ...), so that no contents come twice.
+RECHECK_SEED, ALTERATION_SEED, AUDIT_SEED = 7_000_000, 8_000_000, 9_000_000
+OnRound = Callable[[int, Mapping[str, float]], None]
+
+
+@dataclass(kw_only=True)
+class CandidateState:
+    """A candidate in a session: its samples, its readings of the clocks and its refusal."""
+
+    candidate: Candidate
+    timed: TimedCandidate
+    clean: list[float] = field(default_factory=list)
+    throttled: list[float] = field(default_factory=list)
+    readings: list[dict[str, Any]] = field(default_factory=list)
+    warm: float | None = None
+    host: float | None = None
+    unseen_ratio: float | None = None  # time on unseen inputs over the least sample
+    least: float = float("inf")  # us for a call, over all samples and the estimate
+    sampling_seconds: float = 0.0
+    recheck_ns: int = 0
+    refusal: str = ""
+    done: bool = False
+
+    @property
+    def samples(self) -> list[float]:
+        """Clean samples, or the throttled ones where no sample was clean."""
+        return self.clean or self.throttled
+
+    @property
+    def cold(self) -> float:
+        return float(np.median(self.samples))
+
+    def busy(self, device: str) -> float:
+        """Return the factor by which a call may honestly be slower a moment later.
+
+        It grows with the width of the samples' interval: an unsteady machine stays unsteady.
+        """
+        width = summarise(self.samples).width
+        return min(MAX_BUSY_FACTOR, BUSY_FACTOR[device] * (1.0 + 4.0 * width))
+
+    def sample(self, readings: Readings | None) -> None:
+        """Take one sample; store it with a reading of the clocks, or drop it without ``readings``."""
+        start = _now()
+        us = self.timed.sample()
+        self.sampling_seconds += (_now() - start) / 1e9
+        self.least = min(self.least, us)  # also of a dropped sample: it shows the candidate's best speed
+        if readings is None:
+            return
+        reading = readings.read()
+        self.readings.append(reading)
+        # Bounded, so that a GPU that is always too hot still gets a result, flagged `throttled`.
+        retry = is_throttled(reading) and len(self.throttled) < MAX_THROTTLED
+        (self.throttled if retry else self.clean).append(us)
+
+    def wants_more_samples(self, budget: Budget) -> bool:
+        """Return True while an external candidate has own sampling time left.
+
+        Its time is counted apart, so that other candidates cannot use it up.
+        """
+        return self.candidate.backend is not None and self.sampling_seconds < MAX_OVERTIME * budget.seconds
+
+    def stalled(self, budget: Budget) -> bool:
+        """Return True if an external candidate took far fewer samples than its budget allowed.
+
+        It did so if it slept: no thread of it ran or waited for a core, which is no fault of a busy
+        machine. Where that is unknown, the budget is compared with the time that the missing samples would
+        take at its best speed, times MAX_BUSY_FACTOR.
+        """
+        if self.candidate.backend is None or len(self.clean) >= budget.min_samples:
+            return False
+        asleep = self.timed.asleep_seconds
+        if asleep is not None:
+            return asleep > MAX_ASLEEP_SHARE * self.sampling_seconds
+        seconds_at_best = budget.min_samples * self.timed.calls * self.least / 1e6
+        return MAX_BUSY_FACTOR * seconds_at_best < MAX_OVERTIME * budget.seconds
+
+    def measure_side_times(self, samples: int, device: str) -> None:
+        """Measure the warm and host times, and compare the clocks."""
+        self.warm = float(np.median([self.timed.sample_warm() for _ in range(samples)]))
+        self.host = float(np.median([self.timed.sample_host() for _ in range(samples)]))
+        self.timed.flags.update(self.timed.cross_check(self.cold, self.busy(device)))
+
+    def audit(self, unseen: UnseenInputs, device: str) -> None:
+        """Time the candidate on unseen inputs, to expose outputs that it looks up."""
+        best = min(self.samples)
+        result = unseen.audit(self.timed, best, self.busy(device))
+        if result.refusal:
+            self.refusal = f"recheck: {result.refusal}"
+        elif result.least is None:
+            self.timed.flags.add("suspect: never timed on contents it had not seen")
+        if result.least is None:
+            return
+        self.unseen_ratio = result.least / best if best else None
+        if result.slower:
+            self.timed.flags.add(
+                f"suspect: slower on contents it had not seen: {result.least:.1f} us against {best:.1f} us"
+            )
+
+    def recheck(self, recheck: Recheck) -> None:
+        """Compare the outputs of this round's re-run with the oracle."""
+        start = _now()
+        reason = recheck.check(self.timed)
+        if reason:
+            changed = "altered: after a few elements of its inputs changed, "
+            self.refusal = f"{changed if recheck.alters else 'recheck: '}{reason}"
+        self.recheck_ns += _now() - start
+
+    def check_integrity(self) -> None:
+        """Refuse the candidate if functions of the clock were replaced in the process that timed it."""
+        if names := self.timed.replaced_functions():
+            self.refusal = f"replaced: the clock's own functions: {', '.join(names)}"
+
+    def outcome(self, backend: TimingBackend, budget: Budget, without: Collection[str]) -> Outcome:
+        """Return the refusal, or the timing with its flags."""
+        if self.refusal:
+            return Outcome(refusal=self.refusal)
+        summary = summarise(self.samples)
+        clocks = summarise_clocks(self.readings)
+        flags = self._flags(summary, budget, without)
+        if "sw_power_cap" in clocks.get("throttle", {}):
+            flags.add("power-capped")
+        clocks |= {
+            "drift": round(drift(self.samples), 5),
+            "flushed": self.timed.plan.flush,
+            "overhead_us": round(backend.overhead_us, 3),
+        }
+        if self.unseen_ratio is not None:
+            clocks["fresh"] = round(self.unseen_ratio, 3)
+        timing = Timing(
+            cold=summary.median,
+            warm=self.warm,
+            host=self.host,
+            first=self.candidate.first_call_us,
+            interval=summary.interval,
+            p10=summary.p10,
+            p90=summary.p90,
+            minimum=summary.minimum,
+            samples=(*self.clean, *self.throttled),
+            calls_per_sample=self.timed.calls,
+            throttled=len(self.throttled),
+            flags=tuple(sorted(flags)),
+            clocks=clocks,
+        )
+        return Outcome(timing=timing)
+
+    def _flags(self, summary: Summary, budget: Budget, without: Collection[str]) -> set[str]:
+        flags = {f for f in self.timed.flags if timing_check_of(f) not in without}
+        if summary.width >= budget.target_width or summary.n < budget.min_samples:
+            flags.add("noisy")
+        if "samples" not in without and self.stalled(budget):
+            flags.add(f"suspect: too few samples: {summary.n} of {budget.min_samples}; it has been quicker")
+        if self.throttled:
+            flags.add("throttled")
+        return flags
+
+
+class TimingSession:
+    """The candidates of one case and direction, from preparation to their outcomes.
+
+    A candidate that raises at any step leaves the session with its trouble; the others go on. With
+    ``seed`` None every seed comes from the operating system.
+    """
+
+    def __init__(
+        self,
+        backend: TimingBackend,
+        candidates: Sequence[Candidate],
+        make_buffers: MakeBuffers,
+        budget: Budget,
+        seed: int | None,
+        *,
+        device: str,
+        without: Collection[str] = (),
+    ) -> None:
+        self.device = device
+        self.backend, self.candidates, self.make_buffers = backend, candidates, make_buffers
+        self.budget, self.seed, self.without = budget, seed, frozenset(without)
+        self.rng = np.random.default_rng(seed)
+        self.threads = ThreadMonitor()
+        self.seeds: list[int] = []
+        self.buffers: list[InputBuffers] = []
+        self._local_buffers(1)  # the first buffers say how many bytes one call touches
+        self.contents = BufferCache(make_buffers)
+        self._audit_seed = AUDIT_SEED
+        self.states: list[CandidateState] = []
+        self.troubles: dict[str, str] = {}
+        self.local_names = {c.name for c in candidates if c.backend is None}
+        self.new_threads: dict[str, set[str]] = {c.name: set() for c in candidates}
+
+    def _seed(self, index: int) -> int:
+        """Return the session's seed at this index, or an unpredictable one."""
+        # A seed that an external candidate could predict would let it prepare the outputs in advance.
+        return secrets.randbelow(1 << 31) if self.seed is None else self.seed + index
+
+    def _next_audit_seed(self) -> int:
+        self._audit_seed += 1
+        return self._seed(self._audit_seed)
+
+    def _extend_seeds(self, count: int) -> None:
+        while len(self.seeds) < count:
+            self.seeds.append(self._seed(len(self.seeds)))
+
+    def _local_buffers(self, count: int) -> list[InputBuffers]:
+        """Return the first ``count`` buffers, allocating those that are missing."""
+        self._extend_seeds(count)
+        while len(self.buffers) < count:
+            seed = self.seeds[len(self.buffers)]
+            self.buffers.append(replace(self.make_buffers(seed), seed=seed))
+        return self.buffers[:count]
+
+    def _remote_buffers(self, count: int) -> list[InputBuffers]:
+        """Return buffers without tensors: their seeds are enough for a worker process."""
+        self._extend_seeds(count)
+        return [InputBuffers([], seed=seed) for seed in self.seeds[:count]]
+
+    def _try(self, name: str, step: Callable[[], None]) -> bool:
+        """Run a candidate's step; store what it raises as trouble and the threads that it leaves."""
+        self.threads.accept_current()
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001 - a candidate may raise anything
+            self.troubles[name] = _describe_trouble(error)
+            return False
+        finally:
+            # Threads that start here during a worker's step belong to this process, not to it.
+            if name in self.local_names:
+                self.new_threads[name] |= self.threads.new_threads()
+        return True
+
+    @property
+    def running(self) -> list[CandidateState]:
+        return [s for s in self.states if s.candidate.name not in self.troubles]
+
+    def prepare(self) -> None:
+        """Bind every candidate to its buffers and run it until its times are steady."""
+        for index, candidate in enumerate(self.candidates):
+            self._try(candidate.name, partial(self._prepare_candidate, candidate, index))
+
+    def _prepare_candidate(self, candidate: Candidate, index: int) -> None:
+        is_local, first = candidate.backend is None, self.buffers[0]
+        backend = candidate.backend or self.backend
+        estimate = backend.estimate(candidate, first)
+        # Local candidates share the inputs, but each holds outputs of its own until the end.
+        sharing = sum(c.backend is None for c in self.candidates[index:]) if is_local else 1
+        bytes_per_call = first.nbytes + sharing * estimate.output_bytes
+        fits = max(1, int(0.6 * backend.available_memory() / max(1, bytes_per_call)))
+        footprint = first.nbytes + estimate.output_bytes
+        if footprint > SINGLE_CALL_BYTES:
+            fits = 1
+        timed, least = self._warm_up(candidate, estimate.us, footprint, fits)
+        self.states.append(CandidateState(candidate=candidate, timed=timed, least=least))
+
+    def _warm_up(
+        self, candidate: Candidate, estimate: float, footprint: int, fits: int
+    ) -> tuple[TimedCandidate, float]:
+        """Plan, allocate and sample until two windows agree within 1 %; return the least time too.
+
+        A candidate that was slow only at first gave a wrong estimate. Where its samples turn out too
+        short, the plan is made again from them.
+        """
+        least = estimate
+        backend = candidate.backend or self.backend
+        make_buffers = self._local_buffers if candidate.backend is None else self._remote_buffers
+        seconds = self.budget.warmup / len(self.candidates)
+        for _ in range(3):
+            plan = make_plan(footprint, backend.cache_bytes, estimate, slow_us=backend.slow_us, fits=fits)
+            timed = backend.prepare(candidate, make_buffers(plan.calls), self.contents, plan)
+            samples: list[float] = []
+            deadline = _now() + int(seconds * 1e9)
+            while len(samples) < 2 or (_now() < deadline and not is_steady(samples, WINDOW)):
+                samples.append(timed.sample())
+            least = min(least, *samples)
+            steady = float(np.median(samples[-WINDOW:]))
+            if steady * timed.calls >= MIN_SAMPLE_US or plan.calls >= min(MAX_CALLS, fits):
+                break
+            estimate = steady
+        return timed, least
+
+    def sample(self, readings: Readings, on_round: OnRound | None) -> None:
+        """Sample in rounds over all candidates in random order, until each is done or time is up.
+
+        After the budget's seconds only candidates with too few samples go on, up to MAX_OVERTIME.
+        """
+        start = _now()
+        least_samples = 2 if "samples" in self.without else self.budget.min_samples
+        # The first sample after another candidate's warm-up differs from the rest: drop it.
+        for state in self.running:
+            self._try(state.candidate.name, partial(state.sample, None))
+        for number in range(self.budget.max_rounds):
+            active = [s for s in self.running if not s.done]
+            spent = (_now() - start) / 1e9 / self.budget.seconds
+            if spent > 1.0 and number > 1:
+                lacking = [s for s in active if len(s.clean) < least_samples]
+                active = [s for s in lacking if spent < MAX_OVERTIME or s.wants_more_samples(self.budget)]
+            if not active:
+                break
+            # Rounds over all candidates, in random order: a machine that becomes slower or hotter during
+            # the session then slows all of them alike, and no one always follows the same neighbour.
+            for index in self.rng.permutation(len(active)):
+                state = active[index]
+                self._try(state.candidate.name, partial(state.sample, readings))
+            for state in active:
+                enough = len(state.clean) >= self.budget.min_samples
+                due = number % CONVERGENCE_ROUNDS == CONVERGENCE_ROUNDS - 1
+                state.done = enough and due and summarise(state.clean).width < self.budget.target_width
+            if on_round is not None:
+                timed = (s for s in self.running if s.clean)
+                on_round(number, {s.candidate.name: float(np.median(s.clean)) for s in timed})
+
+    def measure_side_times(self) -> None:
+        """Measure ``warm`` and ``host``, compare the clocks, and flag threads that outlive a call."""
+        for state in self.running:
+            step = partial(state.measure_side_times, self.budget.side_samples, self.device)
+            self._try(state.candidate.name, step)
+        extra_os_threads = self.threads.extra_os_threads()
+        for state in self.running:
+            name = state.candidate.name
+            if threads := sorted(self.new_threads[name]):
+                state.timed.flags.add(f"suspect: threads: {', '.join(threads)} outlived a call")
+            if extra_os_threads and name in self.local_names:
+                state.timed.flags.add(f"threads: {extra_os_threads} more of the system's than before")
+
+    def audit(self, make_judge: MakeJudge | None) -> None:
+        """Time every candidate on unseen inputs, and judge an output of those calls."""
+        if "fresh" in self.without:
+            return
+        judge = None if "recheck" in self.without else make_judge
+        unseen = UnseenInputs(self.seeds, self.contents, judge, self._next_audit_seed, self.device)
+        for state in self.running:
+            self._try(state.candidate.name, partial(state.audit, unseen, self.device))
+
+    def recheck(self, make_judge: MakeJudge) -> None:
+        """Overwrite the buffers and compare each candidate's timed path and plain calls, in rounds."""
+        if not self.running or "recheck" in self.without:
+            return
+        used = max(s.timed.calls for s in self.running)
+        content_seeds = [self._seed(RECHECK_SEED + i) for i in range(SEED_COUNT)]
+        backward = self.buffers[0].grad is not None
+        alteration_seed = self._seed(ALTERATION_SEED)
+        recheck = Recheck(
+            self.seeds[:used], self.contents, make_judge, content_seeds, backward, alteration_seed
+        )
+        rounds = {s.candidate.name: rounds_needed(s.timed.calls, s.timed.is_local) for s in self.running}
+        for number in range(max(rounds.values())):
+            recheck.begin_round(number)
+            for state in self.running:
+                budget_spent = number > 1 and state.recheck_ns > self.budget.recheck_seconds * 1e9
+                due = number < rounds[state.candidate.name]
+                if due and not (state.refusal or budget_spent):
+                    self._try(state.candidate.name, partial(state.recheck, recheck))
+        if "altered" in self.without:
+            return
+        for number in range(max(altered_rounds(s.timed.calls) for s in self.running)):
+            recheck.begin_round(number, alters=True)
+            for state in self.running:
+                if number < altered_rounds(state.timed.calls) and not state.refusal:
+                    self._try(state.candidate.name, partial(state.recheck, recheck))
+
+    def outcomes(self) -> dict[str, Outcome]:
+        """Return one outcome for each candidate, in the order of the candidates."""
+        for state in self.running if "replaced" not in self.without else ():
+            self._try(state.candidate.name, state.check_integrity)
+        outcomes = {name: Outcome(trouble=trouble) for name, trouble in self.troubles.items()}
+        for state in self.running:
+            backend = state.candidate.backend or self.backend
+            outcomes[state.candidate.name] = state.outcome(backend, self.budget, self.without)
+        return {c.name: outcomes[c.name] for c in self.candidates}
+
+
+def _describe_trouble(error: Exception) -> str:
+    if isinstance(error, SandboxDied):
+        return f"its process {error.reason}"
+    if isinstance(error, WorkerError):
+        return "out of memory" if "OutOfMemoryError" in str(error) else f"raised {error}"
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return "out of memory"
+    lines = str(error).strip().splitlines()
+    message = lines[0] if lines else ""
+    return message if isinstance(error, CannotTime) else f"raised {type(error).__name__}: {message}"

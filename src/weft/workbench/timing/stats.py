@@ -1,0 +1,87 @@
+"""Statistics of samples: the median with its bootstrap interval, percentiles and drift.
+
+The interval is Efron's percentile bootstrap of the median: resample with replacement, take the median
+of each resample, and cut 2.5 % off either end. The noise of a timing is one-sided, hence medians.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+RESAMPLES = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """Summary of a set of samples; every field is in the samples' own unit."""
+
+    median: float
+    interval: tuple[float, float]
+    p10: float
+    p90: float
+    minimum: float
+    n: int
+
+    @property
+    def width(self) -> float:
+        """Width of the interval as a share of the median."""
+        low, high = self.interval
+        return (high - low) / self.median if self.median else 0.0
+
+
+def median_interval(
+    samples: Sequence[float], *, seed: int = 0, resamples: int = RESAMPLES, level: float = 0.95
+) -> tuple[float, float]:
+    """Return the bootstrap interval of the median; it depends on the samples and the seed alone.
+
+    Raises ``ValueError`` for no samples.
+    """
+    values = np.asarray(samples, dtype=np.float64)
+    if values.size == 0:
+        raise ValueError("no samples")
+    # Seeded: the same samples give the same interval in the record and in a later comparison.
+    picks = np.random.default_rng(seed).integers(0, values.size, (resamples, values.size))
+    medians = np.median(values[picks], axis=1)
+    tail = 50.0 * (1.0 - level)
+    low, high = np.percentile(medians, [tail, 100.0 - tail])
+    return float(low), float(high)
+
+
+def summarise(samples: Sequence[float], *, seed: int = 0) -> Summary:
+    """Return median, 95 % interval, p10, p90 and minimum; raises ``ValueError`` for no samples."""
+    interval = median_interval(samples, seed=seed)
+    p10, median, p90 = np.percentile(np.asarray(samples, dtype=np.float64), [10, 50, 90])
+    return Summary(
+        median=float(median),
+        interval=interval,
+        p10=float(p10),
+        p90=float(p90),
+        minimum=float(min(samples)),
+        n=len(samples),
+    )
+
+
+def drift(samples: Sequence[float], blocks: int = 4) -> float:
+    """Return how far the medians of successive blocks lie apart, as a share of the whole median.
+
+    It shows a clock that wanders during the run, which an interval cannot: that takes samples for
+    independent. It is 0 below two samples a block.
+    """
+    values = np.asarray(samples, dtype=np.float64)
+    if values.size < 2 * blocks:
+        return 0.0
+    medians = [float(np.median(block)) for block in np.array_split(values, blocks)]
+    whole = float(np.median(values))
+    return (max(medians) - min(medians)) / whole if whole else 0.0
+
+
+def is_steady(samples: Sequence[float], window: int = 5, within: float = 0.01) -> bool:
+    """Return True if the medians of the last two windows agree within a share (1 %)."""
+    if len(samples) < 2 * window:
+        return False
+    before = float(np.median(samples[-2 * window : -window]))
+    now = float(np.median(samples[-window:]))
+    return abs(now - before) <= within * max(before, now)

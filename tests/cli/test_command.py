@@ -1,0 +1,125 @@
+"""Help pages have three examples that parse and one style of defaults; wrong calls have one form of error."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Any
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+import weft
+from weft import cli
+from weft.cli.command import GROUPS, UsageError
+from weft.workbench import pages
+
+GROUP: Any = get_command(cli.app)
+
+
+def help_page(name: str, width: int = 80) -> str:
+    arguments = [name, "--help"] if name else ["--help"]
+    result = CliRunner().invoke(cli.app, arguments, prog_name="weft", terminal_width=width)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def examples(name: str) -> list[str]:
+    epilog = GROUP.commands[name].epilog
+    return re.findall(r"^  (weft .*)$", epilog.partition("\n\n")[0], re.M)
+
+
+def parse(line: str) -> None:
+    """Parse a command line as the shell and the command's parser do; raise a usage error if that fails."""
+    words = shlex.split(re.sub(r" > \S+$", "", line))
+    assert words[0] == "weft"
+    with GROUP.commands[words[1]].make_context(words[1], words[2:]):
+        pass
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_the_help_of_a_command_has_three_examples_that_parse(name: str) -> None:
+    lines = examples(name)
+    assert len(lines) == 3 and len(set(lines)) == 3
+    for line in lines:
+        assert line.split()[1] == name and len(line) <= 78
+        parse(line)
+    assert "Examples:\n  weft" in help_page(name)  # as they are written, one in a line
+
+
+def test_an_example_with_an_unknown_option_is_caught() -> None:
+    for line in ("weft bench --nope", "weft study", "weft check --seed x"):
+        with pytest.raises(UsageError):
+            parse(line)
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_defaults_have_one_style(name: str) -> None:
+    page = " ".join(help_page(name).split())
+    assert not re.search(r"(?i)\(default|default[^:]?=|defaults to|\[default [^:]", page)
+    assert len(re.findall("default: ", page)) == len(re.findall(r"\[default: [^\]]+\]", page))
+    assert not re.search(r"\[default: \d+\.0\]", page)
+    for param in GROUP.commands[name].params:
+        stated = "[default: " in (param.help or "")
+        valued = param.default not in (None, False, "") and not callable(param.default)
+        assert stated or not valued, f"{name} {param.opts}: its default {param.default} is not shown"
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_many_options_are_shown_in_groups(name: str) -> None:
+    page = help_page(name)
+    headings = re.findall(r"^([A-Z][A-Za-z ]+):$", page, re.M)
+    options = [p for p in GROUP.commands[name].params if p.param_type_name == "option"]
+    assert set(headings) <= {*GROUPS, "Arguments", "Examples"}
+    assert len(headings) >= 4 if len(options) > 8 else "Examples" in headings
+    groups = page[page.index(f"\n{headings[0]}:\n") :]  # without the description, which names options too
+    for option in options:
+        assert len(re.findall(rf"^  (?:-\w, )?{option.opts[-1]}\b", groups, re.M)) == 1
+
+
+@pytest.mark.parametrize("name", ["", *cli.COMMANDS])
+def test_help_names_topics_that_exist_and_no_file_of_a_checkout(name: str) -> None:
+    page = help_page(name)
+    assert "docs/" not in page
+    for topic in re.findall(r"weft help ([a-z][\w-]*)", page):
+        assert pages.page(topic).file.is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "hint"),
+    [
+        ("bench --nope", "unknown option of weft bench: got --nope", "weft bench --help"),
+        ("bench --cas x", "unknown option of weft bench: got --cas", "--all-cases, --case"),
+        ("judge", "weft judge: expected REFERENCE, got none", "weft judge --help"),
+        ("check --seed", "weft check: --seed: expected a value, got none", "weft check --help"),
+        ("check --seed x", "weft check: --seed: expected a valid integer, got x", "weft check --help"),
+        ("help a b", "weft help: expected no further argument, got b", "weft help --help"),
+        ("bnch", "unknown command: expected one of device,", "did you mean bench"),
+        ("--nope", "unknown option of weft: got --nope", "weft --help"),
+        ("help corect", "unknown topic: expected one of install,", "did you mean correct"),
+    ],
+)
+def test_a_wrong_call_is_an_error_a_hint_and_exit_2(
+    arguments: str,
+    error: str,
+    hint: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("sys.argv", ["weft", *arguments.split()])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    out, err = capsys.readouterr()
+    first, second = err.splitlines()
+    assert stopped.value.code == 2 and out == ""
+    assert first.startswith(f"error: {error}")
+    assert second.startswith("hint: ") and hint in second
+
+
+def test_dir_lists_the_public_names_and_each_is_there() -> None:
+    names = dir(weft)
+    assert {"patch", "implementation", "operator", "ops", "nn", "WeftError", "case"} <= set(names)
+    assert all(getattr(weft, name) is not None for name in names)
+    with pytest.raises(AttributeError):
+        weft.no_such_name  # noqa: B018

@@ -1,0 +1,203 @@
+"""Sampling and ``weft generate``: cache, probabilities, and printed text."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from weft import WeftError
+from weft.cli import app
+from weft.gpt2.model import weights
+from weft.gpt2.model.config import OPS_CHOICES, ModelConfig
+from weft.gpt2.model.kv_cache import KVCache
+from weft.gpt2.model.model import GPT
+from weft.gpt2.model.sampling import generate, stream
+from weft.gpt2.train import checkpoint
+from weft.gpt2.train.checkpoint_files import CHECKPOINTS, MODEL
+
+CONFIG = ModelConfig(vocab_size=256, block_size=24, layers=2, heads=2, width=32)
+WAYS = {
+    "greedy": {"temperature": 0.0},
+    "top-k": {"temperature": 0.9, "top_k": 7, "seed": 3},
+    "all": {"temperature": 1.3, "seed": 4},
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def lively(ops: str = "weft") -> GPT:
+    """A model whose next token depends on all earlier ones; initial weights give a nearly uniform one."""
+    model = GPT(replace(CONFIG, ops=ops, dropout=0.5), seed=1)
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.dim() == 2:
+                p.mul_(12)
+    return model
+
+
+def prompt(length: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(length)
+    return torch.randint(CONFIG.vocab_size, (2, length), generator=generator)
+
+
+@pytest.mark.parametrize(
+    ("ops", "length", "count"),
+    [("weft", 1, 25), ("weft", 24, 3), ("weft", 31, 3), *((o, 7, 20) for o in OPS_CHOICES)],
+)
+def test_cache_does_not_change_tokens(ops: str, length: int, count: int) -> None:
+    """Prompts of one token, of an odd number, up to the last position, and beyond it."""
+    model, given = lively(ops), prompt(length)
+    for options in WAYS.values():
+        both = [generate(model, given, count, cache=c, **options) for c in (True, False)]  # type: ignore[arg-type]
+        assert torch.equal(*both)
+        assert both[0].shape == (2, length + count) and torch.equal(both[0][:, :length], given)
+    assert model.training, "as it was before"
+    again = generate(model, given, count, **WAYS["all"])  # type: ignore[arg-type]
+    other = generate(model, given, count, temperature=1.3, seed=5)
+    assert torch.equal(again, both[0]) and not torch.equal(again, other)
+
+
+def test_cached_logits_equal_those_of_the_whole_sequence() -> None:
+    """Compare the logits of each step; the buffers are never reallocated."""
+    model = lively().eval()
+    tokens = prompt(24)
+    cache = KVCache(CONFIG, 2, device=torch.device("cpu"), dtype=torch.float32)
+    addresses = cache.keys.data_ptr(), cache.values.data_ptr()
+    with torch.no_grad():
+        whole = model(tokens)
+        for start, end in ((0, 5), *((i, i + 1) for i in range(5, 24))):
+            last = model(tokens[:, start:end], cache=cache)
+            assert last.shape == (2, 1, 256)
+            torch.testing.assert_close(last[:, 0], whole[:, end - 1], atol=1e-4, rtol=1e-4)
+        with pytest.raises(WeftError, match=r"T of 1 to 0"):
+            model(tokens[:, :1], cache=cache)
+        cache.clear()
+        model(tokens[:, :3], cache=cache)
+        with pytest.raises(WeftError, match="expected 1 at a time, got 2"):
+            model(tokens[:, :2], cache=cache)
+    assert addresses == (cache.keys.data_ptr(), cache.values.data_ptr()) and cache.length == 3
+
+
+def test_window_slides_past_block_size() -> None:
+    model = lively().eval()
+    made = generate(model, prompt(20), 10, temperature=0.0)
+    for end in range(24, 30):
+        last = model(made[:, end - 24 : end])[:, -1]
+        assert torch.equal(made[:, end], last.argmax(-1))
+
+
+def test_tokens_follow_their_probabilities() -> None:
+    """4000 samples follow the distribution by a chi-square test with 3 or 1 degrees of freedom."""
+    model, rows = GPT(replace(CONFIG, vocab_size=4)), 4000
+    with torch.no_grad():
+        for p in model.parameters():
+            p.zero_()
+        model.ln_f.bias[0] = 1.0
+        model.wte[:4, 0] = torch.tensor([0.0, 1.0, 2.0, 0.5])
+
+    def drawn(**options: Any) -> Counter[int]:
+        return Counter(next(stream(model, torch.zeros(rows, 1).long(), 1, **options)).tolist())
+
+    logits = torch.tensor([0.0, 1.0, 2.0, 0.5], dtype=torch.float64)
+    for options, allowed in (({"temperature": 0.7}, [0, 1, 2, 3]), ({"top_k": 2}, [1, 2])):
+        chances = (logits[allowed] / options.get("temperature", 1.0)).softmax(0)
+        counts = drawn(seed=11, **options)
+        assert set(counts) == set(allowed)
+        expected = {i: rows * c for i, c in zip(allowed, chances.tolist(), strict=True)}
+        assert sum((counts[i] - e) ** 2 / e for i, e in expected.items()) < 20
+    assert drawn(temperature=0.0) == drawn(temperature=1e-4) == drawn(top_k=1) == {2: rows}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"count": -1}, "count: expected 0 or more, got -1"),
+        ({"top_k": 0}, "top_k: expected 1 or more, got 0"),
+        ({"temperature": -0.1}, "temperature: expected 0 or more"),
+        ({"tokens": torch.zeros(2, 0).long()}, "expected (B, T), one at least, got (2, 0)"),
+        ({"tokens": torch.tensor([[3, 256]])}, "expected 0 to 255, got 256"),
+        ({"tokens": torch.tensor([[-2, 25]])}, "expected 0 to 255, got -2"),
+    ],
+)
+def test_invalid_arguments_are_refused_before_the_first_token(options: Any, said: str) -> None:
+    with pytest.raises(WeftError) as refused:
+        stream(lively(), **{"tokens": prompt(3), "count": 4, **options})
+    assert said in str(refused.value)
+
+
+def test_logits_that_are_not_finite_are_an_error() -> None:
+    model = lively()
+    with torch.no_grad():
+        model.ln_f.weight[3] = float("nan")
+    with pytest.raises(WeftError, match="logits: expected finite"):
+        generate(model, prompt(3), 4)
+
+
+def folders(root: Path) -> dict[str, Path]:
+    """Write one model as a run's directory, a checkpoint and a Hugging Face folder."""
+    tensors = {n: p.detach() for n, p in lively().named_parameters()}
+    state = {"plan": {"model": asdict(CONFIG), "tokeniser": "bytes"}}
+    files = {MODEL: tensors}
+    one = checkpoint.save(root / "run" / CHECKPOINTS, 100, files, state)
+    weights.save(root / "hf", CONFIG, tensors)
+    return {"run": root / "run", "checkpoint": one, "hugging face": root / "hf"}
+
+
+def test_generate_prints_the_same_text_from_each_format(tmp_path: Path) -> None:
+    def asked(folder: Path, *more: str) -> Any:
+        given = ["generate", str(folder), "--prompt", "def ", "--tokens", "26", "--seed", "2"]
+        done = CliRunner().invoke(app, [*given, *more], catch_exceptions=False)
+        assert done.exit_code == 0 and "M parameters, bytes, on " in done.stderr
+        return done
+
+    known = folders(tmp_path)
+    plain = asked(known["run"])
+    assert "26 tokens in" in plain.stderr
+    assert asked(known["checkpoint"], "--no-cache", "--ops", "eager").stdout == plain.stdout
+    found = json.loads(asked(known["hugging face"], "--tokeniser", "bytes", "--json").stdout)
+    assert found["text"] + "\n" == plain.stdout
+    assert len(found["tokens"]) == 26 and found["prompt_tokens"] == 4
+
+
+def test_generate_refuses_unreadable_models(tmp_path: Path) -> None:
+    known = folders(tmp_path)
+    for arguments, said in (
+        ([str(tmp_path / "nothing")], "expected a folder, got none"),
+        ([str(tmp_path)], "holds no checkpoint"),
+        ([str(known["run"]), "--ops", "tritn"], "ops: expected weft, torch, eager"),
+        ([str(known["run"]), "--tokeniser", "words"], "expected bytes or gpt2, got words"),
+        ([str(known["hugging face"])], "the tokeniser gpt2: expected at most 256 tokens"),
+    ):
+        with pytest.raises(WeftError) as refused:
+            CliRunner().invoke(app, ["generate", *arguments], catch_exceptions=False)
+        assert said in str(refused.value)
+
+
+def test_incomplete_characters_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    from weft.cli.generate import StreamPrinter
+    from weft.gpt2.data.tokenisers import tokeniser
+
+    words = tokeniser("bytes")
+    made: list[int] = []
+    printer = StreamPrinter(words, echo=True)
+    seen = []
+    for byte in "é!".encode() + b"\xff":
+        made.append(byte)
+        printer.update(made)
+        seen.append(capsys.readouterr().out)
+    printer.end(made)
+    assert seen == ["", "é", "!", ""] and capsys.readouterr().out == "\ufffd\n"

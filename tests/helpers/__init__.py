@@ -1,0 +1,1 @@
+"""Shared parts of the tests: toy operators, planted faults, emulators, sample records."""

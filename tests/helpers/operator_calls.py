@@ -1,0 +1,74 @@
+"""An example call of each operator of the registry: its smallest telling case, in float32.
+
+Nothing is listed by hand: an operator that is added to the registry is called by the tests as well.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from weft import ops
+from weft.core import Case, registry
+from weft.workbench.calls import inputs as drawing
+
+FEWEST = 32  # elements of the first input: fewer show nothing of rows, columns and vectors
+OTHER_FLOATS = ("float16", "bfloat16", "float64")
+# Under these names a case gives a probability. 0 and 1 need no random numbers, and so show none.
+PROBABILITIES = ("p", "dropout_p")
+
+
+@dataclass(frozen=True)
+class Example:
+    """Arguments of a call by name: ``inputs`` are tensors, ``params`` scalars; ``leaves`` take gradients."""
+
+    inputs: dict[str, torch.Tensor]
+    params: dict[str, Any]
+
+    @property
+    def leaves(self) -> list[torch.Tensor]:
+        return [x for x in self.inputs.values() if x.requires_grad]
+
+
+@cache
+def example_case(name: str) -> Case:
+    """Return an operator's smallest case that is float32, normal, contiguous, and run by torch and triton."""
+    operator = registry.operator(name)
+    implementations = [i for i in registry.implementations(name) if i.name in ("torch", "triton")]
+    taken = [c for c in operator.cases if {"check", "edge"} & c.tags and "cpu" in c.devices]
+    chosen = [c for c in taken if _is_plain(c) and all(i.supports(c, "cpu") for i in implementations)]
+    assert chosen, f"{name} has no contiguous float32 case of normal values with {FEWEST} elements or more"
+    return min(chosen, key=lambda c: sum(i.numel for i in c.inputs))
+
+
+def _is_plain(case: Case) -> bool:
+    shape = case.inputs[0].shape
+    return (
+        not any(i.dtype in OTHER_FLOATS for i in case.inputs)
+        and all(i.layout == "contiguous" and i.values == "normal" and i.numel for i in case.inputs)
+        and len(shape) > 1
+        and min(shape[-2:]) > 1
+        and case.inputs[0].numel >= FEWEST
+        and not any(case.params.get(p) in (0.0, 1.0) for p in PROBABILITIES)
+    )
+
+
+def example(name: str, seed: int = 0) -> Example:
+    """Return the arguments of ``weft.ops.NAME`` at the operator's example case, new tensors in each call."""
+    operator, case = registry.operator(name), example_case(name)
+    tensors = drawing.make(case, "cpu", seed)
+    drawn = dict(zip((i.name for i in case.inputs), tensors, strict=True))
+    arguments = operator.public_arguments({**drawn, **case.params})
+    inspect.signature(getattr(ops, name)).bind(**arguments)  # else the error that a user would get
+    for key in operator.differentiable:
+        drawn[key].requires_grad_()
+    inputs = {key: value for key, value in arguments.items() if key in drawn}
+    return Example(inputs, {key: value for key, value in arguments.items() if key not in drawn})
+
+
+def differentiable_operators() -> list[str]:
+    return [name for name in registry.operator_names() if registry.operator(name).differentiable]

@@ -1,0 +1,274 @@
+"""``weft.patch`` on Hugging Face's GPT-2 and Llama: same results, correct report, undo."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import weft
+from helpers.nn_rule import Answers, answers, assert_within, in_float64
+from weft import WeftError
+from weft.nn import measure, step_table
+
+NEEDS = "needs transformers: pip install 'weft[transformers]'"
+transformers = pytest.importorskip("transformers", reason=NEEDS)
+LENGTH, WORDS = 17, 97
+
+
+def gpt2(**more: Any) -> Any:
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        n_head=2,
+        n_embd=32,
+        vocab_size=WORDS,
+        n_positions=32,
+        bos_token_id=0,
+        eos_token_id=0,
+        initializer_range=0.3,
+        **{"n_layer": 2, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, **more},
+    )
+    return transformers.GPT2LMHeadModel(config)
+
+
+def llama(**more: Any) -> Any:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=WORDS,
+        max_position_embeddings=64,
+        initializer_range=0.3,
+        **{"num_hidden_layers": 2, **more},
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+MODELS = {"gpt2": gpt2, "llama": llama}
+KINDS = {
+    "gpt2": {"norm", "embedding", "mlp", "block", "attention", "loss"},
+    "llama": {"norm", "embedding", "mlp", "rope", "block", "attention", "loss"},
+}
+
+
+def batch() -> dict[str, torch.Tensor]:
+    torch.manual_seed(3)
+    ids = torch.randint(0, WORDS, (2, LENGTH))
+    labels = ids.clone()
+    labels[0, 4] = -100
+    return {"input_ids": ids, "labels": labels}
+
+
+def ask(model: Any, **more: Any) -> Answers:
+    """Return loss, logits if there are any, and all gradients."""
+
+    def call(model: Any) -> tuple[torch.Tensor, ...]:
+        out = model(**batch(), **more)
+        return tuple(t for t in (out.loss, out.logits) if t is not None)
+
+    return answers(model, call)
+
+
+def inside(model: Any) -> Any:
+    """Return the attributes of each module and of the config, by identity."""
+    holders = [*model.modules(), model.config]
+    return [{name: id(value) for name, value in vars(holder).items()} for holder in holders]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_patched_model_equals_and_undo_restores_the_bits(name: str) -> None:
+    model = MODELS[name]().train()
+    truth, own = ask(in_float64(model)), ask(model)
+    before, keys = inside(model), {k: v.data_ptr() for k, v in model.state_dict().items()}
+    report = weft.patch(model)
+    assert {row.kind for row in report.replaced} == KINDS[name]
+    assert {k: v.data_ptr() for k, v in model.state_dict().items()} == keys
+    assert_within(ask(model), own, truth)
+    report.undo()
+    assert inside(model) == before
+    again = ask(model)
+    assert again.keys() == own.keys() and all(torch.equal(again[k], own[k]) for k in own)
+    report.undo()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_fused_head_and_loss_return_no_logits(name: str) -> None:
+    model = MODELS[name]().train()
+
+    def loss(model: Any) -> Answers:
+        return answers(model, lambda m: m(**batch()).loss)
+
+    truth, own = loss(in_float64(model)), loss(model)
+    with weft.patch(model, keep_logits=False) as report:
+        assert [r.by for r in report.rows if r.kind == "head"] == [
+            "weft.ops.linear_cross_entropy in training"
+        ]
+        assert model(**batch()).logits is None
+        assert_within(loss(model), own, truth)
+        counted = model(**batch(), num_items_in_batch=7).loss
+        model.eval()
+        assert model(**batch()).logits.shape == (2, LENGTH, WORDS)
+        without = model(input_ids=batch()["input_ids"])
+        assert without.loss is None and without.logits is not None
+    model.train()
+    torch.testing.assert_close(counted, model(**batch(), num_items_in_batch=7).loss)
+    as_tuple = model(**batch(), return_dict=False)
+    with weft.patch(model, keep_logits=False):
+        assert len(model(**batch(), return_dict=False)) == len(as_tuple) - 1
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_padding_and_generation_do_not_change(name: str) -> None:
+    model = MODELS[name]().eval()
+    mask = torch.ones(2, LENGTH, dtype=torch.int64)
+    mask[1, :5] = 0
+    given = {"input_ids": batch()["input_ids"], "attention_mask": mask}
+    settings = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+    want, words = model(**given).logits, model.generate(**given, **settings)
+    with weft.patch(model):
+        torch.testing.assert_close(model(**given).logits, want, rtol=1e-4, atol=1e-4)
+        assert torch.equal(model.generate(**given, **settings), words)
+
+
+def assert_near(got: torch.Tensor, want: torch.Tensor) -> None:
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_patched_model_compiles_without_graph_breaks(name: str) -> None:
+    model = {"gpt2": lambda: gpt2(n_layer=1), "llama": lambda: llama(num_hidden_layers=1)}[name]()
+    model.train()
+    want = ask(model)
+    with weft.patch(model):
+        assert_near(model(**batch(), use_cache=False).loss, want["output 0"])
+        traced = torch.compile(model, fullgraph=True, backend="eager")
+        loss = traced(**batch(), use_cache=False).loss
+        assert_near(loss, want["output 0"])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_under_autocast_and_checkpointing(name: str) -> None:
+    model = MODELS[name]().train()
+
+    def cast() -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(**batch(), use_cache=False)
+
+    want = cast()
+    with weft.patch(model):
+        got = cast()
+        assert got.logits.dtype == want.logits.dtype and got.loss.dtype == want.loss.dtype
+        torch.testing.assert_close(got.loss, want.loss, rtol=0.02, atol=0.02)
+        plain = ask(model, use_cache=False)
+        model.activation_checkpointing_enable()
+        saved = ask(model, use_cache=False)
+        model.activation_checkpointing_disable()
+    for key, value in plain.items():
+        torch.testing.assert_close(saved[key], value)
+
+
+def test_dropout_is_replaced_on_request() -> None:
+    model = gpt2(resid_pdrop=0.2, embd_pdrop=0.2, attn_pdrop=0.2).train()
+    given = batch()
+
+    def seeded(seed: int) -> torch.Tensor:
+        torch.manual_seed(seed)
+        return model(**given).loss.detach()  # type: ignore[no-any-return]
+
+    with weft.patch(model) as report:
+        assert all("random" in r.reason for r in report.unchanged if r.kind == "dropout")
+        assert torch.equal(seeded(1), seeded(1)) and not torch.equal(seeded(1), seeded(2))
+    with weft.patch(model, dropout=True) as report:
+        assert len([r for r in report.replaced if r.kind == "dropout"]) > 0
+        assert torch.equal(seeded(1), seeded(1)) and not torch.equal(seeded(1), seeded(2))
+
+
+def test_report_gives_a_reason_for_each_module() -> None:
+    model = gpt2(activation_function="relu", attn_implementation="eager")
+    report = weft.patch(model, skip=("loss",))
+    told = {(r.path, r.kind): r for r in report.rows}
+    assert told["transformer.h.1.ln_1", "norm"].by == "weft.ops.layer_norm"
+    assert "not GELU's tanh form" in told["transformer.h.0.mlp", "mlp"].reason
+    assert "its mlp is not replaced" in told["transformer.h.0", "block"].reason
+    assert told["", "loss"].reason == "skipped by skip="
+    assert "keep_logits" in weft.patch(llama()).rows[-1].reason
+    text = str(report)
+    assert "transformer.h.*.ln_1 (2x)" in text and "left to cuBLAS" in text
+    assert all(bool(r.by) != bool(r.reason) for r in report.rows)
+
+
+def test_hooked_and_changed_modules_are_not_replaced() -> None:
+    model = gpt2()
+    model.transformer.h[0].ln_1.register_forward_hook(lambda *a: None)
+    model.transformer.h[1].mlp.c_fc.register_forward_hook(lambda *a: None)
+    own = model.transformer.ln_f.forward
+    model.transformer.ln_f.forward = lambda x: own(x)
+    told = {r.path: r.reason for r in weft.patch(model).unchanged}
+    assert "hooks" in told["transformer.h.0.ln_1"]
+    assert "c_fc: it has hooks" in told["transformer.h.1.mlp"]
+    assert "replaced already" in told["transformer.ln_f"]
+
+
+def test_undo_below_another_change_is_refused() -> None:
+    model = gpt2()
+    report = weft.patch(model)
+    patched, norm = inside(model), model.transformer.ln_f
+    ours = norm.forward
+    norm.forward = lambda x: ours(x)
+    with pytest.raises(WeftError, match=r"LayerNorm.forward was changed"):
+        report.undo()
+    norm.forward = ours
+    assert inside(model) == patched
+    report.undo()
+
+
+def test_copy_of_a_patched_model_is_independent() -> None:
+    model = gpt2()
+    with weft.patch(model):
+        copied = copy.deepcopy(model)
+        with torch.no_grad():
+            copied.transformer.h[0].ln_1.weight.zero_()
+        assert not torch.equal(copied(**batch()).logits, model(**batch()).logits)
+
+
+def test_patch_of_any_model_with_torch_norms() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4), torch.nn.GELU())
+    report = weft.patch(model)
+    assert [(r.path, bool(r.by)) for r in report.rows] == [("0", False), ("1", True), ("2", False)]
+
+
+def test_nothing_to_replace_is_an_error_with_reasons() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.1))
+    with pytest.raises(WeftError, match=r"nothing in this model.*Linear.*hint: .*dropout"):
+        weft.patch(model)
+    patched = gpt2()
+    weft.patch(patched)
+    with pytest.raises(WeftError, match=r"patched already.*undo"):
+        weft.patch(patched)
+    for bad in ({"model": "gpt2"}, {"model": gpt2(), "skip": ("norms",)}):
+        with pytest.raises(WeftError) as caught:
+            weft.patch(**bad)
+        assert caught.value.expected and caught.value.got
+
+
+@pytest.mark.slow
+def test_measure_records_and_tables_every_variant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "some-device" / step_table.RECORD
+    assert step_table.COMMAND in step_table.all_records(tmp_path)
+    few = ["--device", "cpu", "--small", "--batch", "1", "--length", "8"]
+    assert measure.main([*few, "--save", str(file)]) == 0
+    record = json.loads(file.read_text())
+    assert record["wrong"] == [] and set(record["ways"]) == set(measure.VARIANTS)
+    assert all(len(way["steps_ms"]) == 4 for way in record["ways"].values())
+    text = step_table.all_records(tmp_path)
+    assert text.strip() in capsys.readouterr().out and "| unpatched |" in text
+    record["ways"]["patched"]["loss"] *= 2
+    assert list(measure.loss_differences(record["ways"])) != []
+    assert measure.main([*few[:2], "--small", "--length", "999"]) == 2

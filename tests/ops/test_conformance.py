@@ -1,0 +1,230 @@
+"""Conformance: every operator x case x direction x implementation of the registry passes the check.
+
+Points that cannot run here are skipped with their reason, and the run's summary lists each. On a CPU a
+third of the points is run, another part each time: pytest's header has the
+seed, and ``WEFT_SAMPLE_SEED`` repeats it. The sample has a point of each
+operator, implementation, direction and dtype, and in eager, torch and triton of each layout, kind of
+values and kind of size. A GPU and ``--exhaustive`` run all.
+
+Two kinds of implementation are held to fewer cases, since each costs seconds: see :func:`_too_slow`.
+On a CPU the same call is made thirteen times at one case of each dtype, and twice at the others.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import cache, lru_cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers.interpreting import asked_twice
+from weft import backends
+from weft.core import BACKWARD, FORWARD, Case, Implementation, Operator, Support, registry
+from weft.core.record import PASS, UNSUPPORTED
+from weft.workbench.calls.case_kinds import kinds
+from weft.workbench.calls.seeds import fresh_seeds
+from weft.workbench.check.check import SEEDS, check
+from weft.workbench.check.oracle import Oracle
+
+# numba.cuda's simulator takes a thread at a time, Triton's interpreter a program: elements up to
+# which they are asked to.
+SIMULATED_ELEMENTS = 300
+INTERPRETED_ELEMENTS = {FORWARD: 3200, BACKWARD: 800}
+LARGE = {"cpu": 1 << 18, "cuda": 1 << 28}  # elements, from where two seeds must do
+MANY = 1 << 22
+# Whose empty and transposed cases `compile` compiles on a CPU, too; the other operators' would show
+# the same of Inductor, at four seconds a case.
+STRIDED = "softmax"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Small cases on one core: waking the others costs ten times the work where they are busy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+Point = tuple[str, str, str, str]  # operator, case, direction, implementation
+
+
+def _points(device: str) -> list[Point]:
+    points = []
+    for name in registry.operator_names():
+        operator = registry.operator(name)
+        cases = [c for c in operator.cases if {"check", "edge"} & c.tags and device in c.devices]
+        for case in cases:
+            for direction in operator.directions:
+                for implementation in registry.implementation_names(name):
+                    points.append((name, case.name, direction, implementation))
+    return points
+
+
+SAMPLED_SHARE = 0.1  # of all points, before those that every combination and kind needs
+
+
+def _sample_seed() -> int:
+    return int(os.environ["WEFT_SAMPLE_SEED"])  # conftest.py sets it for all workers of a run
+
+
+def _kinds(case: Case, operator: Operator) -> Iterator[str]:
+    """The kinds of edge that a case shows: its layouts and values, and its kinds of size."""
+    yield from (f"layout {i.layout}" for i in case.inputs)
+    yield from (f"values {i.values}" for i in case.inputs)
+    yield from kinds(case, operator)
+
+
+@cache
+def _keys(point: Point) -> frozenset[tuple[str, ...]]:
+    """The combination that a point stands for, and the kinds of edge where it is sure to run here."""
+    name, case_name, direction, implementation = point
+    operator = registry.operator(name)
+    case = operator.case(case_name)
+    combination = (name, direction, implementation, case.dtype)
+    if implementation not in ("eager", "torch", "triton"):
+        return frozenset({combination})
+    edge_kinds = {(name, direction, implementation, kind) for kind in _kinds(case, operator)}
+    return frozenset(edge_kinds | {combination})
+
+
+def sample(points: list[Point], seed: int) -> set[Point]:
+    """A tenth of the points, and more until each combination and each kind of edge is met.
+
+    A combination is met by the first case of its dtype, since that is never left out as too slow.
+    """
+    shuffled = random.Random(seed).sample(points, len(points))
+    chosen = set(shuffled[: round(SAMPLED_SHARE * len(points))])
+    chosen |= {p for p in points if p[1] in _first_of_each_dtype(p[0], "cpu").values()}
+    met = set().union(*map(_keys, chosen))
+    for point in shuffled:
+        if keys := _keys(point) - met:
+            chosen.add(point)
+            met |= keys
+    return chosen
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "case_name" not in metafunc.fixturenames:
+        return
+    device = "cuda" if metafunc.definition.get_closest_marker("gpu") else "cpu"
+    points = _points(device)
+    if device == "cpu" and not metafunc.config.getoption("--exhaustive"):
+        chosen = sample(points, _sample_seed())
+        points = [p for p in points if p in chosen]
+    metafunc.parametrize(("name", "case_name", "direction", "way"), points, ids=["-".join(p) for p in points])
+
+
+def test_the_sample_meets_every_combination_and_kind() -> None:
+    points, seed = _points("cpu"), _sample_seed()
+    chosen = sample(points, seed)
+    assert chosen == sample(points, seed) and chosen != sample(points, seed + 1)
+    assert set().union(*map(_keys, chosen)) == set().union(*map(_keys, points))
+    assert len(chosen) < 0.5 * len(points)
+
+
+@lru_cache(maxsize=2)
+def _oracle(name: str, case_name: str, direction: str, device: str, n_seeds: int) -> Oracle:
+    operator = registry.operator(name)
+    case = operator.case(case_name)
+    return Oracle(operator, case, direction, device, fresh_seeds(n_seeds))
+
+
+@lru_cache
+def _first_of_each_dtype(name: str, device: str) -> dict[str, str]:
+    first: dict[str, str] = {}
+    for case in registry.operator(name).select("check", device):
+        first.setdefault(case.dtype, case.name)
+    return first
+
+
+@lru_cache
+def _smallest(name: str) -> str:
+    """The smallest case in float32, of rows of more than one element, and no empty one."""
+    known = [c for c in registry.operator(name).cases if c.dtype == "float32" and _numel(c)]
+    long = [c for c in known if all(not i.shape or i.shape[-1] > 1 for i in c.inputs)]
+    sized = sorted((sum(i.numel for i in c.inputs), c.name) for c in long)
+    return next(c for elements, c in sized if elements > 1)
+
+
+def _numel(case: Case) -> int:
+    return min(i.numel for i in case.inputs)
+
+
+def _too_slow(one: Implementation, case: Case, support: Support, device: str, direction: str) -> str:
+    """Why a case is left to ``weft check``, or an empty string."""
+    first = case.name in _first_of_each_dtype(one.operator, device).values()
+    if one.backend == "compile":
+        empty = _numel(case) == 0 and case.dtype == "float32"
+        if device == "cpu" and case.dtype != "float32":
+            return "compile compiles anew for each case: on a CPU float32, all in `weft check`"
+        some = one.operator == STRIDED or device != "cpu"
+        if not some and direction == FORWARD and registry.operator(one.operator).differentiable:
+            return "compile compiles both directions for a gradient: that here, all in `weft check`"
+        if not (first or (some and (empty or "transposed" in case.layouts))):
+            return "compile compiles anew for each case; one a dtype here, all in `weft check`"
+    if not support.timed and case.dtype == "float16" and not first:
+        return "interpreted as float32 is: one case in float16 here, all in `weft check`"
+    elements = max(i.numel for i in case.inputs)
+    if device == "cpu" and direction == BACKWARD and elements > MANY:
+        return "gradients of millions of elements take a CPU half a minute: left to `weft check`"
+    if "simulator" in support.reason and elements > SIMULATED_ELEMENTS:
+        return "numba's simulator takes a thread at a time: large cases are left to `weft check`"
+    if "simulator" in support.reason and direction == BACKWARD and case.name != _smallest(one.operator):
+        return "numba's simulator starts a thousand threads: one gradient here, all in `weft check`"
+    if not support.timed and not first and elements > INTERPRETED_ELEMENTS[direction]:
+        return "interpreted a program at a time: large cases are left to `weft check`"
+    return ""
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """One worker at a time: two cases of 2^31 elements do not fit on a card together."""
+    with (Path(tempfile.gettempdir()) / "weft-large-cases.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            _oracle.cache_clear()
+            torch.cuda.empty_cache()
+
+
+def _check(name: str, case_name: str, direction: str, way: str, device: str) -> None:
+    operator, one = registry.operator(name), registry.implementation(name, way)
+    case = operator.case(case_name)
+    support = backends.support(one, case, device, direction)
+    if not support:
+        pytest.skip(support.reason)
+    if reason := _too_slow(one, case, support, device, direction):
+        pytest.skip(reason)
+    large = max(i.numel for i in case.inputs) > LARGE[device]
+    with _alone() if large and device == "cuda" else nullcontext():
+        seeds = 1 if not support.timed else 2 if large else SEEDS  # what is interpreted takes long
+        oracle = _oracle(name, case_name, direction, device, seeds)
+        first = case.name in _first_of_each_dtype(name, device).values()
+        with asked_twice(not support.timed or (device == "cpu" and not first)):
+            verdict = check(operator, one, case, direction, device, oracle=oracle)
+    if verdict.status == UNSUPPORTED:
+        pytest.skip(verdict.reason)
+    if "AcceleratorError" in verdict.reason and "PYTEST_XDIST_WORKER" in os.environ:
+        # What broke the device's context fails all that this process runs after it.
+        print(f"{name} {case_name} {direction} {way}: {verdict.reason}", file=sys.__stderr__)
+        os._exit(1)  # xdist starts another worker
+    assert verdict.status == PASS, f"{verdict.reason} (seeds {verdict.seeds})"
+
+
+def test_conforms_on_a_cpu(name: str, case_name: str, direction: str, way: str) -> None:
+    _check(name, case_name, direction, way, "cpu")
+
+
+@pytest.mark.gpu
+def test_conforms_on_a_gpu(name: str, case_name: str, direction: str, way: str) -> None:
+    _check(name, case_name, direction, way, "cuda")

@@ -1,0 +1,211 @@
+"""CUDA norm kernels executed on a CPU by an emulator: barriers, pipelines and clusters.
+
+The emulator switches threads in a random order, another one in each call. Kernels run in float32 and are
+compared with float64, on row counts that no team divides, row lengths that no vector divides, and rows far
+from zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from helpers.norm_emulator import COMPILER, Emulated, build
+from weft.backends.nvrtc import CudaSource
+from weft.ops._common import philox_dropout
+from weft.ops.norms import with_cuda, with_eager
+from weft.ops.norms.candidates import backward_candidates
+from weft.ops.norms.configs import BlockConfig, KernelVariant, PersistentConfig, RowLoopConfig
+from weft.ops.norms.spec import layer_norm64, rms_norm64
+
+EPS = 1e-5
+SM90_SMEM = 228 << 10
+# Backward: two blocks a row; three teams of two warps; the same about a single reference; three teams of one
+# warp; one block a row, without a tail; one warp a row, without a tail.
+CLUSTER_OF_TWO = PersistentConfig(threads=64, team=64, vecs_per_thread=1, stages=2, cluster=2)
+TEAMS_OF_TWO_WARPS = PersistentConfig(
+    threads=192, team=64, vecs_per_thread=2, stages=3, weights_in_registers=False
+)
+SINGLE_REFERENCE = replace(TEAMS_OF_TWO_WARPS, single_reference=True)
+TEAMS_OF_ONE_WARP = PersistentConfig(threads=96, team=32, vecs_per_thread=4, stages=2)
+WHOLE_BLOCK = PersistentConfig(
+    threads=96, team=96, vecs_per_thread=1, stages=3, no_tail=True, single_reference=True
+)
+FULL_WARPS = PersistentConfig(threads=96, team=32, vecs_per_thread=3, stages=2, no_tail=True)
+# Forward: two rows at a time, the last row alone; two blocks for two rows; two blocks that loop over rows.
+TWO_ROWS = BlockConfig(threads=64, vecs_per_thread=2, rows=2)
+TWO_ROWS_IN_CLUSTER = BlockConfig(threads=64, vecs_per_thread=1, cluster=2, rows=2)
+ROW_LOOP = RowLoopConfig(threads=64, vecs_per_thread=2, cluster=2, rows=4, blocks_per_sm=1)
+PIPELINED = replace(ROW_LOOP, stages=2)
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Emulate a device with two SMs and clusters; torch computes norm_sum_partials."""
+    monkeypatch.setattr(with_cuda, "num_sms", lambda _: 2)
+    monkeypatch.setattr(with_cuda, "smem_per_sm", lambda _: SM90_SMEM)
+    monkeypatch.setattr(with_cuda, "has_tma", lambda _: True)
+
+    def kernel(source: CudaSource, name: str) -> Any:
+        if name == "norm_backward":  # the reference that 16-bit rows use
+            source = replace(source, defines=(*source.defines, ("EXACT_MEAN", "0")))
+        if name == "norm_sum_partials":
+            return _sum_partials
+        return Emulated(build(source, name, tmp_path))
+
+    monkeypatch.setattr(CudaSource, "__getitem__", kernel)
+
+
+def _sum_partials(grid: tuple[int, int], _block: int, partials: Any, dw: Any, db: Any, *sizes: int) -> None:
+    sums = partials.view(grid[1], *sizes).sum(1)
+    dw.copy_(sums[0])
+    if grid[1] > 1:
+        db.copy_(sums[1])
+
+
+def _inputs(rows: int, columns: int, offset: float = 1e4) -> tuple[torch.Tensor, ...]:
+    """Return x, weight, bias and another tensor like x. Row 1 of x is far from zero, row 2 has outliers."""
+    torch.manual_seed(rows)
+    x = torch.randn(rows, columns)
+    x[1] += offset
+    x[2, ::61] *= 1e3  # the first outlier lies in the reference itself
+    return x, torch.randn(columns), torch.randn(columns), torch.randn(rows, columns)
+
+
+def _assert_close(actual: torch.Tensor, expected: torch.Tensor, units: float) -> None:
+    """Compare the largest error with ``units`` of 2^-24 of the root mean square."""
+    worst = float((actual.double() - expected).abs().max() / expected.square().mean().sqrt())
+    assert worst <= units * 2**-24, f"{worst / 2**-24:.1f} units"
+
+
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="g++ is not installed")
+
+
+@needs_compiler
+@pytest.mark.usefixtures("emulated")
+def test_float32_rows_with_an_outlying_first_element_keep_their_digits() -> None:
+    torch.manual_seed(5)
+    x, weight, bias = torch.randn(15, 67), torch.randn(67), torch.randn(67)
+    x[:, 0] = 4.0
+    y, _ = with_cuda.launch_forward(x, None, weight, bias, EPS)
+    expected = layer_norm64(x.double(), weight.double(), bias.double(), EPS)
+    _assert_close(y, expected, 14)  # as torch; with the first element as reference it was 40
+
+
+def test_teams_of_several_warps_are_limited_to_fifteen_a_block() -> None:
+    """A block has 16 named barriers, and __syncthreads uses one: a sixteenth team would share it."""
+    with pytest.raises(ValueError, match="16 teams"):
+        PersistentConfig(threads=1024, team=64, vecs_per_thread=2, stages=3)
+    PersistentConfig(threads=1024, team=32, vecs_per_thread=2, stages=3)  # teams of one warp need none
+    for columns in (768, 1024, 4096, 16384, 65536):
+        variant = KernelVariant(
+            x_dtype=torch.bfloat16, weight_dtype=torch.bfloat16, vec_width=8, centred=False, residual=False
+        )
+        assert len(backward_candidates(columns, variant, SM90_SMEM)) > 1
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.usefixtures("emulated")
+def test_layer_norm_by_clusters_agrees_with_float64() -> None:
+    x, weight, bias, grad = _inputs(7, 388)
+    y, _ = with_cuda.launch_forward(x, None, weight, bias, EPS, config=TWO_ROWS_IN_CLUSTER)
+    leaves = [v.double().requires_grad_() for v in (x, weight, bias)]
+    expected = layer_norm64(leaves[0], leaves[1], leaves[2], EPS)
+    _assert_close(y, expected.detach(), 40)
+    gradients = torch.autograd.grad(expected, leaves, grad.double())
+    dx, _, dw, db = with_cuda.launch_backward(grad, None, x, weight, EPS, True, config=CLUSTER_OF_TWO)
+    for actual, expected_gradient in zip((dx, dw, db), gradients, strict=True):
+        _assert_close(actual, expected_gradient, 40)
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize(
+    "config",
+    [
+        ROW_LOOP,
+        replace(ROW_LOOP, cluster=1),
+        replace(ROW_LOOP, rows=1),
+        PIPELINED,
+        replace(PIPELINED, stages=3, weights_in_registers=True),
+        replace(PIPELINED, rows=1, stages=1),
+    ],
+)
+def test_row_loops_agree_with_float64(config: RowLoopConfig, add: bool) -> None:
+    x, weight, bias, residual = _inputs(11, 388 if config.cluster == 1 else 836)
+    y, s = with_cuda.launch_forward(x, residual if add else None, weight, bias, EPS, config=config)
+    assert torch.equal(s, x + residual if add else x)
+    _assert_close(y, layer_norm64(s.double(), weight.double(), bias.double(), EPS), 40)
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize(
+    ("config", "centred"),
+    [
+        (TEAMS_OF_TWO_WARPS, False),
+        (TEAMS_OF_ONE_WARP, True),
+        (SINGLE_REFERENCE, True),
+        (SINGLE_REFERENCE, False),
+    ],
+)
+def test_backward_with_residual_by_teams_agrees_with_float64(config: PersistentConfig, centred: bool) -> None:
+    # With a single reference the row's mean is one float: no 16-bit row lies as far from zero as the float32
+    # row of the other configurations.
+    x, weight, bias, grad = _inputs(23, 420, 16.0 if config.single_reference else 1e4)
+    grad_s = torch.randn_like(x)
+    leaves = [v.double().requires_grad_() for v in (x, weight, bias)[: 2 + centred]]
+    s, scale = leaves[:2]
+    y = layer_norm64(s, scale, leaves[2], EPS) if centred else rms_norm64(s, scale, EPS)
+    expected = torch.autograd.grad(y, leaves, grad.double())
+    dx, dr, dw, db = with_cuda.launch_backward(grad, grad_s, x, weight, EPS, centred, config=config)
+    _assert_close(dx, expected[0] + grad_s, 40)
+    assert torch.equal(dx, dr)
+    for actual, expected_gradient in zip((dw, db), expected[1:], strict=False):
+        _assert_close(actual, expected_gradient, 40)
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize(
+    ("columns", "forward_config", "config"),
+    [
+        (388, TWO_ROWS, CLUSTER_OF_TWO),
+        (420, None, TEAMS_OF_TWO_WARPS),
+        (384, None, FULL_WARPS),
+        (384, None, WHOLE_BLOCK),
+    ],
+)
+def test_fused_dropout_drops_the_same_elements_as_eager(
+    columns: int, forward_config: BlockConfig | None, config: PersistentConfig
+) -> None:
+    """Compare every bit of the sum and which gradients are 0.
+
+    Rows of 97, 105 and 96 vectors: some odd rows begin in the middle of a block of random words.
+    """
+    p, seed = 0.3, 2**62 + 12345
+    x, weight, bias, residual = _inputs(19, columns)
+    grad, grad_s = torch.randn_like(x), torch.randn_like(x)
+    dropout = (seed, philox_dropout.pack_threshold_and_scale(p))
+    y, s = with_cuda.launch_forward(x, residual, weight, bias, EPS, forward_config, dropout)
+    eager = with_eager.DROPOUT_ADD_LAYER_NORM.forward(x, residual, weight, bias, p=p, seed=seed, eps=EPS)
+    assert torch.equal(s, eager[1])
+    _assert_close(y, layer_norm64(s.double(), weight.double(), bias.double(), EPS), 40)
+    dx, *others = with_cuda.launch_backward(grad, grad_s, s, weight, EPS, True, config, dropout)
+    keep = philox_dropout.keep_mask(x, p, seed)
+    assert torch.equal(dx != 0, keep)
+    assert torch.equal(dx, torch.where(keep, others[0] * philox_dropout.keep_scale(p), 0.0))
+    leaves = [v.double().requires_grad_() for v in (s, weight, bias)]
+    expected = torch.autograd.grad(layer_norm64(leaves[0], leaves[1], leaves[2], EPS), leaves, grad.double())
+    expected = (expected[0] + grad_s, *expected[1:])
+    for actual, expected_gradient in zip(others, expected, strict=True):
+        _assert_close(actual, expected_gradient, 40)

@@ -1,0 +1,138 @@
+"""The operators as a user calls them: traced whole, differentiated, registered, refusing well."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from helpers.operator_calls import differentiable_operators, example
+from helpers.paths import ROOT
+from weft import WeftError, ops
+from weft.core import registry
+from weft.workbench.calls import inputs as drawing
+
+NAMES = differentiable_operators()
+# Inductor takes ten seconds for what surrounds a kernel of ours, and that is the same for all.
+INDUCTOR = {("softmax", "triton"), ("matmul", "torch")}
+
+
+def _ways() -> list[tuple[str, str]]:
+    shown = {name: registry.implementation_names(name) for name in NAMES}
+    found = [(n, way) for n, known in shown.items() for way in ("torch", "triton") if way in known]
+    return [*found, ("sum", "numba/parallel")]
+
+
+def _tensors(output: Any) -> list[torch.Tensor]:
+    found = [output] if isinstance(output, torch.Tensor) else list(output)
+    return [x for x in found if x.requires_grad]
+
+
+@pytest.mark.parametrize(("name", "impl"), _ways())
+def test_traced_whole_and_differentiated(name: str, impl: str) -> None:
+    function = getattr(ops, name)
+    call = example(name)
+    expected = _tensors(function(**call.inputs, **call.params, impl="eager"))
+    wanted = torch.autograd.grad(sum(x.square().sum() for x in expected), call.leaves)
+    torch._dynamo.reset()  # the lambda's code is one for all cases, which would use up its limit
+    backend = "inductor" if (name, impl) in INDUCTOR else "aot_eager"
+    params = call.params
+    traced = torch.compile(lambda **a: function(**a, **params, impl=impl), fullgraph=True, backend=backend)
+    again = example(name)
+    outputs = _tensors(traced(**again.inputs))
+    gradients = torch.autograd.grad(sum(x.square().sum() for x in outputs), again.leaves)
+    for got, want in zip((*outputs, *gradients), (*expected, *wanted), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_registered_as_pytorch_asks(name: str) -> None:
+    """By opcheck: the schema, the fake kernels, the registered gradient, tracing."""
+    operator, packet = registry.operator(name), getattr(torch.ops.weft, name).default
+    case = next(c for c in operator.select("check", "cpu") if c.dtype == "float32")
+    inputs = drawing.make(case, "cpu", 0)
+    for spec, x in zip(case.inputs, inputs, strict=True):
+        x.requires_grad_(spec.name in operator.differentiable)
+    public = inspect.signature(getattr(ops, name)).parameters
+    scalars = [a.name for a in packet._schema.arguments[len(inputs) : -1]]
+    params = [case.params[a] if a in case.params else public[a].default for a in scalars]
+    found = torch.library.opcheck(packet, (*inputs, *params, "triton"))
+    assert set(found.values()) == {"SUCCESS"}
+
+
+ONES = torch.ones(3, 4)
+WRONG = ("text", ONES.int(), ONES.to("meta"), ONES.to_sparse())
+BAD: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
+    *((n, (), dict.fromkeys(example(n).inputs, x) | example(n).params) for n in NAMES for x in WRONG),
+    *((n, (), example(n).inputs | example(n).params | {"impl": "tritn"}) for n in NAMES),
+    ("softmax", (torch.tensor(1.0),), {}),
+    ("matmul", (ONES, ONES), {}),
+    ("matmul", (ONES, ONES[0]), {}),
+    ("matmul", (ONES, ONES.T.half()), {}),
+    ("matmul", (ONES, ONES.T), {"precision": "tf16"}),
+    ("matmul", (ONES.half(), ONES.T.half()), {"precision": "tf32"}),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "more"), BAD, ids=lambda v: None)
+def test_a_call_without_an_answer_gets_one_clear_error(
+    name: str, arguments: tuple[Any, ...], more: dict[str, Any]
+) -> None:
+    with pytest.raises(WeftError) as caught:
+        getattr(ops, name)(*arguments, **more)
+    assert caught.value.expected and caught.value.got
+
+
+def test_an_implementation_that_does_not_run_here_says_why() -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    impl = "numba/parallel" if device == "cuda" else "cuda"
+    with pytest.raises(WeftError, match=r"is not available.*hint"):
+        ops.gelu(torch.ones(3, device=device), impl=impl)
+
+
+@pytest.mark.parametrize("name", ["gelu", "softmax", "sum", "matmul"])
+def test_empties_are_answered_as_torch_does(name: str) -> None:
+    shapes = [(0, 4), (4, 3)] if name == "matmul" else [(0, 4)]
+    empty = [torch.ones(s) for s in shapes]
+    got = getattr(ops, name)(*empty, impl="triton")
+    assert torch.equal(got, getattr(ops, name)(*empty, impl="torch"))
+
+
+COMPILE = """
+from weft.core import registry
+source = registry.implementation("gelu", "cuda").aot_kernels[0]
+print(len(source.compile("sm_90")))
+"""
+
+
+def test_two_processes_compile_one_kernel_at_once(tmp_path: Path) -> None:
+    environment = {**os.environ, "WEFT_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, "-c", COMPILE]
+    both = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    answers = [process.communicate(timeout=120)[0] for process in both]
+    assert [p.returncode for p in both] == [0, 0] and answers[0] == answers[1]
+    assert len(list(tmp_path.rglob("*.cubin"))) == 1 and len(list(tmp_path.rglob("tmp*"))) == 0
+
+
+def test_every_operator_is_public() -> None:
+    forms = {"attention_packed"}  # of an operator: the same numbers, from another layout
+    assert set(registry.operator_names()) == set(ops.__all__) - forms
+
+
+def test_a_tile_that_the_device_has_no_room_for_is_not_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from weft.ops.matmul import with_cuda
+
+    a = torch.empty(8192, 8192, dtype=torch.bfloat16, device="meta")
+    tiles = {}
+    for kib in (163, 227):
+        monkeypatch.setattr(with_cuda, "_max_smem", lambda kind, kib=kib: kib << 10)
+        tiles[kib] = with_cuda.choose(a, a, "ieee").tile
+    assert tiles == {163: (128, 128), 227: (256, 128)}

@@ -1,0 +1,73 @@
+"""Input buffers: overwritten in place, poisoned, and compared for shared memory."""
+
+from __future__ import annotations
+
+import torch
+
+from weft.core import Input, case
+from weft.workbench.calls import inputs as case_inputs
+from weft.workbench.calls.buffers import (
+    InputBuffers,
+    allocate_buffers,
+    has_poison,
+    overwrite,
+    overwrite_buffers,
+    poison,
+    shares_memory,
+    storages,
+)
+
+
+def make_buffers(seed: int) -> InputBuffers:
+    generator = torch.Generator().manual_seed(seed)
+    return InputBuffers([torch.randn(16, 16, generator=generator)])
+
+
+def test_overwriting_preserves_addresses_versions_and_strides() -> None:
+    row = torch.randn(5)
+    for target in (torch.zeros(4, 5).t(), row.expand(4, 5), torch.zeros(4, 10)[:, ::2]):
+        source = torch.randn(5).expand(target.shape) if target.shape[-1] == 5 else torch.randn(5, 4)
+        address, version = target.data_ptr(), target._version
+        overwrite(target, source)
+        assert torch.equal(target, source)
+        assert (target.data_ptr(), target._version) == (address, version)
+
+
+def test_poison_leaves_an_inputs_memory_alone() -> None:
+    buffers, out = make_buffers(0), torch.ones(3)
+    poison((out, buffers.inputs[0]), storages([buffers]))
+    assert bool(out.isnan().all()) and has_poison(out) and not has_poison(buffers.inputs[0])
+    assert not has_poison(torch.full((3,), float("nan"))), "a NaN that a kernel computed is no poison"
+    whole, flags, pairs = (
+        torch.ones(3, dtype=torch.int32),
+        torch.zeros(3) > 1,
+        torch.ones(2, 2) * 1j,
+    )
+    for each in (whole, flags, pairs, torch.ones(2, 3, dtype=torch.bfloat16).t()):
+        poison(each)
+    assert int(whole[0]) == torch.iinfo(torch.int32).max and bool(flags.all())
+    assert bool(pairs.isnan().all())
+
+
+def test_shared_memory_is_detected_except_of_empty_results() -> None:
+    x, none = torch.ones(2), torch.empty(0)
+    assert shares_memory([x, x]) and not shares_memory([x, x.clone()])
+    assert not shares_memory([none, none])
+
+
+def test_buffers_have_the_inputs_of_a_check_at_the_same_seed() -> None:
+    one = case(Input(name="x", shape=(5, 7), layout="sliced"), Input(name="w", shape=(7,)))
+    buffers = allocate_buffers(one, "cpu", ((5, 7), torch.float16), 12)
+    for mine, expected in zip(buffers.inputs, case_inputs.make(one, "cpu", 12), strict=True):
+        assert torch.equal(mine, expected) and mine.stride() == expected.stride()
+    like = case_inputs.gradient_like(torch.empty(5, 7, dtype=torch.float16), 12)
+    assert buffers.grad is not None and torch.equal(buffers.grad, like) and buffers.seed == 12
+
+
+def test_in_a_backward_only_the_gradient_is_overwritten() -> None:
+    one = case(Input(name="x", shape=(5, 7)))
+    buffers, other = (allocate_buffers(one, "cpu", ((5, 7), torch.float32), seed) for seed in (1, 2))
+    before = buffers.inputs[0].clone()
+    overwrite_buffers(buffers, other)
+    assert buffers.grad is not None and other.grad is not None
+    assert torch.equal(buffers.inputs[0], before) and torch.equal(buffers.grad, other.grad)

@@ -1,0 +1,146 @@
+"""References by rows: the same verdict as with whole answers, and none by rows where rows depend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from weft.core import FORWARD, Case, Cost, Implementation, Input, Operator
+from weft.workbench.calls.guarded_memory import digest
+from weft.workbench.check import by_rows
+from weft.workbench.check.by_rows import Moments, row_reference
+from weft.workbench.check.oracle import Oracle
+from weft.workbench.check.tolerance import measure, participants, rms
+
+ROWS, COLUMNS = 40, 33
+Compute = Callable[..., torch.Tensor]
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Split problems of a few rows, as gigabytes are split otherwise."""
+    monkeypatch.setattr(by_rows, "MIN_BYTES", 1)
+    monkeypatch.setattr("weft.workbench.check.oracle.MIN_BYTES", 1)
+    monkeypatch.setattr(by_rows, "PIECE_ELEMENTS", (7 * COLUMNS, 7 * COLUMNS))
+
+
+def make_operator(compute: Compute, *shapes: tuple[int, ...], splits: bool = True) -> Operator:
+    inputs = tuple(Input(name=f"x{n}", shape=shape) for n, shape in enumerate(shapes))
+    return Operator(
+        name="toy",
+        reference=compute,
+        cases=(Case(name="case", inputs=inputs),),
+        cost=lambda case, direction: Cost(read=1, written=1),
+        splits_rows=splits,
+    )
+
+
+def oracle_of(operator: Operator, native: Compute | None = None) -> Oracle:
+    forward = native or operator.reference
+    baseline = Implementation(operator="toy", name="eager", backend="eager", forward=forward)
+    oracle = Oracle(operator, operator.cases[0], FORWARD, "cpu", (1, 2), baseline)
+    oracle.further_seeds = lambda: ()  # type: ignore[method-assign]  # large problems have none
+    return oracle
+
+
+BY_ROWS: dict[str, tuple[Compute, tuple[tuple[int, ...], ...]]] = {
+    "softmax": (lambda x: torch.softmax(x, 1), ((ROWS, COLUMNS),)),
+    "two of the same rows": (lambda x, y: (x * y).cumsum(1), ((ROWS, COLUMNS), (ROWS, COLUMNS))),
+    "product": (lambda a, b: a @ b, ((ROWS, COLUMNS), (COLUMNS, 5))),
+    "square product": (lambda a, b: a @ b, ((ROWS, ROWS), (ROWS, ROWS))),
+    "a number for each row": (lambda x, y: x.sum(1) * y, ((ROWS, COLUMNS), (ROWS,))),
+}
+MEANS: dict[str, tuple[Compute, tuple[tuple[int, ...], ...]]] = {
+    "mean squared error": (lambda x, y: ((x - y) ** 2).mean(), ((ROWS, COLUMNS), (ROWS, COLUMNS))),
+    "mean over the batch": (lambda x: x.mean(0), ((ROWS, COLUMNS),)),
+}
+DEPENDENT: dict[str, tuple[Compute, tuple[tuple[int, ...], ...]]] = {
+    "batch norm": (lambda x: (x - x.mean(0)) / x.std(0), ((ROWS, COLUMNS),)),
+    "norm of all": (lambda x: x / x.norm(), ((ROWS, COLUMNS),)),
+    "sum down the rows": (lambda x: x.cumsum(0), ((ROWS, COLUMNS),)),
+    "largest of all": (lambda x: x.max(), ((ROWS, COLUMNS),)),
+}
+
+
+@pytest.mark.parametrize("name", [*BY_ROWS, *MEANS])
+def test_bounds_and_errors_are_those_of_whole_answers(name: str) -> None:
+    compute, shapes = (BY_ROWS | MEANS)[name]
+    split, whole = oracle_of(make_operator(compute, *shapes)), oracle_of(make_operator(compute, *shapes))
+    whole.may_split = False
+    reference = row_reference(split.operator, split.inputs(1), split.case)
+    assert reference is not None and reference.mean == (name in MEANS)
+    for ours, theirs in zip(split.bounds, whole.bounds, strict=True):
+        for field in ("maximum", "rms", "scale", "baseline_rms"):
+            assert getattr(ours, field) == pytest.approx(getattr(theirs, field), rel=1e-9, abs=1e-12)
+    assert split.may_split
+    output = compute(*split.inputs(2))
+    output.view(-1)[output.numel() * 2 // 3] += 0.5
+    ours, theirs = (o.errors(2, [output], o.bounds)[0] for o in (split, whole))
+    assert ours.maximum == pytest.approx(theirs.maximum) and ours.rms == pytest.approx(theirs.rms)
+    assert ours.worst[0] == theirs.worst[0] == output.numel() * 2 // 3
+
+
+@pytest.mark.parametrize("name", DEPENDENT)
+def test_dependent_rows_are_not_split(name: str) -> None:
+    compute, shapes = DEPENDENT[name]
+    oracle = oracle_of(make_operator(compute, *shapes))
+    assert row_reference(oracle.operator, oracle.inputs(1), oracle.case) is None
+    assert oracle.bounds and not oracle.may_split
+    x = torch.randn(ROWS, COLUMNS)
+    assert row_reference(make_operator(torch.relu, (ROWS, COLUMNS), splits=False), [x], oracle.case) is None
+
+
+def test_rows_that_depend_only_in_large_batches_are_noticed_by_the_baseline() -> None:
+    def centred_if_many(x: torch.Tensor) -> torch.Tensor:
+        return x - x.mean(0) * 10 if x.shape[0] > 20 else x
+
+    oracle = oracle_of(make_operator(centred_if_many, (ROWS, COLUMNS)))
+    assert row_reference(oracle.operator, oracle.inputs(1), oracle.case) is not None
+    assert oracle.bounds[0].baseline_rms < 1e-5  # with the pieces' answer it would be about 1
+    assert not oracle.may_split
+    assert oracle.errors(1, [centred_if_many(oracle.inputs(1)[0])])[0].maximum < 1e-4
+
+
+def test_moments_of_pieces_are_those_of_the_whole() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for values in (
+        torch.randn(1000, generator=generator, dtype=torch.float64) * torch.logspace(-3, 3, 1000),
+        torch.tensor([1.0, float("nan"), float("-inf"), 2.0, 3.0]).double(),
+        torch.full((100,), 7.0).double(),
+        torch.zeros(10).double(),
+    ):
+        moments = Moments(values.numel())
+        for piece in values.split(7):
+            moments.add(piece)
+        assert moments.rms == pytest.approx(rms(values))
+        assert moments.participants == pytest.approx(participants(values))
+
+
+def test_special_values_are_compared_as_before() -> None:
+    want = torch.tensor([1.0, 2.0, float("inf"), float("nan"), 1e300], dtype=torch.float64)
+    right = want.float()
+    assert measure(right, want).misplaced == 0 and measure(right, want).maximum == 0.0
+    for index, value in ((0, float("nan")), (2, 1.0), (3, 0.0), (4, 3.0)):
+        wrong = right.clone()
+        wrong[index] = value
+        measured = measure(wrong, want)
+        assert measured.misplaced == 1 and measured.first_misplaced[0] == index
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8, torch.bool, torch.int64])
+def test_a_digest_shows_every_changed_element(dtype: torch.dtype) -> None:
+    for count in (1, 7, 8, 1027):
+        tensor = torch.randint(0, 2, (count,)).to(dtype)
+        before = digest(tensor)
+        assert digest(tensor.clone()) == before and digest(tensor.view(1, -1)) == before
+        for index in {0, count // 2, count - 1}:
+            changed = tensor.clone()
+            changed[index] = 1 - changed[index].to(torch.int64)
+            assert digest(changed) != before, (count, index)
+    exchanged = torch.arange(1 << 21)
+    before = digest(exchanged)
+    exchanged[[0, 1 << 20]] = exchanged[[1 << 20, 0]]  # the same place of two pieces
+    assert digest(exchanged) != before
+    assert digest(torch.arange(10.0)[1:]) == digest(torch.arange(1.0, 10.0))  # not at a word's beginning

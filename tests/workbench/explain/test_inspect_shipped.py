@@ -1,0 +1,206 @@
+"""Inspection of all shipped Triton and CUDA kernels for three targets.
+
+Slow: another process compiles some hundreds of kernels a target. Registers, stacks and occupancy are read
+of all; instructions are counted of the bf16 kernels, which every implementation has. sm_90, whose table is
+committed, has the most kernels; the other targets have a sample, another one for each WEFT_SAMPLE_SEED.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.inspecting import weft
+from helpers.paths import TESTS
+from weft.backends import aot
+from weft.backends import cubin as elf
+from weft.core import Implementation, registry
+from weft.workbench.explain.inspect import tables
+from weft.workbench.explain.inspect.compile import compile_kernels
+from weft.workbench.explain.inspect.dry_run import identity
+
+ARCHS = (80, 90, 100)
+# Number of kernels sampled from an implementation. The operators that `weft bench` runs first have all for
+# sm_90, and for the other targets one of each family (the label before its types and sizes), at least
+# AT_LEAST. Of the other operators a third of the implementations is compiled for the other targets.
+# `make compile` and `weft inspect --all` cover all kernels.
+SAMPLE = {80: 1, 90: 2, 100: 1}
+SHARE = 1 / 3
+AT_LEAST = 4
+TYPE = re.compile(r"^(?:b?f(?:loat|p)?|tf)\d+")
+
+
+def sample(name: str, implementation: Implementation, arch: int) -> Implementation:
+    """Sample an implementation's kernels. Kernels known to spill come first, so that the sample has one."""
+    known = [s for s in implementation.aot_kernels if aot.suits(s, arch)]
+    if name in registry.FIRST_LOOK and arch == tables.ARCH:
+        return implementation
+    if name not in registry.FIRST_LOOK and arch != tables.ARCH:
+        # The same answer in the process that compiles as in the one that compares.
+        seed = f"{os.environ['WEFT_SAMPLE_SEED']}/{name}/{implementation.name}/{arch}"
+        if random.Random(seed).random() >= SHARE:
+            return replace(implementation, aot_kernels=())
+    known.sort(key=lambda s: (s.label not in SPILLING[arch], "bf" not in s.label))
+    few = known[: SAMPLE[arch]]
+    if name in registry.FIRST_LOOK:
+        families: dict[str, Any] = {}
+        for aot_kernel in known:
+            families.setdefault(TYPE.sub("", aot_kernel.label).partition("-")[0], aot_kernel)
+        few = list(families.values())
+        rest, missing = [s for s in known if s not in few], max(0, AT_LEAST - len(few))
+        few += rest[:: max(1, len(rest) // max(1, missing))][:missing]
+    return replace(implementation, aot_kernels=tuple(few))
+
+
+SCRIPT = """
+import json, sys
+sys.path[:0] = sys.argv[2:]
+from weft.workbench.explain.inspect.subjects import Subjects, disable_interpreters
+disable_interpreters()
+from weft.core import registry
+from weft.workbench.explain.inspect.compile import compile_kernels, with_counts
+from test_inspect_shipped import sample
+arch, kernels = int(sys.argv[1]), []
+for name in registry.operator_names():
+    for implementation in Subjects().compilable(name):
+        if implementation.backend in ("triton", "cuda"):
+            few = sample(name, implementation, arch)
+            if implementation.aot_kernels and not few.aot_kernels:
+                continue  # not in the sample
+            kernels += compile_kernels(registry.operator(name), few, f"sm_{arch}")
+chosen = [k for k in kernels if "bf" in k.program.label]
+rest = [k for k in kernels if "bf" not in k.program.label]
+print(json.dumps([k.to_json() for k in (*with_counts(chosen), *rest)]))
+"""
+# Shipped kernels that spill, by target; docs/speed/inspect.md lists them. softmax's has 8 vectors a thread
+# in 64 registers and runs on targets without clusters; matmul's are limited to 256 registers.
+SOFTMAX = {"softmax_block-float16-1024x8-32-1-1-8", "softmax_block-bfloat16-1024x8-32-1-1-8"}
+HALF = ("float16", "bfloat16")
+MATMUL = {f"mma-{t}-{tile}-01" for t in HALF for tile in ("256x128x4", "128x128x3")}
+NORMS = {"norm_backward-bfloat16-bfloat16-111-512-32x3-2-1-1-11"}
+SPILLING = {
+    80: SOFTMAX | MATMUL,
+    90: SOFTMAX,
+    100: SOFTMAX | MATMUL | NORMS | {f"mma-{t}-256x128x4-00" for t in HALF},
+}
+# matmul's widest tile takes 192 KiB of shared memory, and an sm_80 gives a block 163.
+TOO_LARGE = {80: "256x128x4"}
+# An implementation whose idea says so moves 16 bytes at a time, and so does Triton's code for aligned rows.
+# Exceptions by design: `_any` takes any alignment, ACCESS is 1 in -1-1-1, modes 2 and 3 take any strides,
+# and partial sums are added one double a thread.
+WIDE = re.compile(r"16.byte|16 bytes|vectors in flight|asynchronous copies")
+NARROW = re.compile(r"_any$|adamw_factors$|sum_partials|-1-1-1$|-23$|^fma-.*-(?:00|11)$|mma-float32-.*-23")
+
+
+@pytest.fixture(scope="module", params=ARCHS)
+def shipped(request: pytest.FixtureRequest) -> tuple[int, list[dict[str, Any]]]:
+    done = weft("-c", SCRIPT, str(request.param), str(Path(__file__).parent), str(TESTS))
+    assert done.returncode == 0, done.stderr[-2000:]
+    return request.param, json.loads(done.stdout)
+
+
+def bits(kernel: dict[str, Any]) -> int:
+    """Return the widest load from global memory; a bulk engine moves more than 128 bits."""
+    counts = kernel["counts"]
+    if counts["bulk"]:
+        return 128
+    kinds = ("global loads", "generic loads", "async copies")
+    return max((int(w) for k in kinds for w in counts["memory"].get(k, {})), default=0)
+
+
+@pytest.mark.slow
+def test_every_shipped_triton_and_cuda_kernel(shipped: tuple[int, list[dict[str, Any]]]) -> None:
+    arch, kernels = shipped
+    expected_kernels = {
+        (i.operator, i.name, s.label)
+        for name in registry.operator_names()
+        for i in registry.implementations(name)
+        for s in {identity(s): s for s in sample(name, i, arch).aot_kernels}.values()  # once each
+        if i.backend in ("triton", "cuda") and aot.suits(s, arch)
+    }
+    assert {(k["operator"], k["implementation"], k["label"]) for k in kernels} == expected_kernels
+    counted = [k for k in kernels if k["counts"]["instructions"]]
+    implementations = {(k["operator"], k["implementation"]) for k in kernels}
+    assert {(k["operator"], k["implementation"]) for k in counted} == implementations
+
+    expected = SPILLING[arch]
+    if arch != tables.ARCH:  # a sample has only some of them
+        expected = expected & {k["label"] for k in kernels}
+    assert expected, "no spilling kernel is in the sample"
+    assert {k["label"] for k in kernels if k["stack"]} == expected
+    for kernel in counted:
+        assert (kernel["spill_stores"] > 0) == (kernel["stack"] > 0), kernel["label"]
+
+    for kernel in counted:
+        declared = registry.implementation(kernel["operator"], kernel["implementation"])
+        named = (kernel["kernel"], kernel["label"])
+        narrow = any(NARROW.search(name) for name in named)
+        if (declared.backend == "triton" or WIDE.search(declared.idea)) and not narrow:
+            assert bits(kernel) >= 128, named
+        if declared.is_step and declared.backend == "cuda" and not WIDE.search(declared.idea):
+            assert bits(kernel) <= 64, named  # earlier steps of a ladder have no vector loads
+
+    tensor = {80: "HMMA", 90: "HGMMA", 100: "UTCHMMA"}[arch]
+    for kernel in counted:
+        if kernel["operator"] != "matmul" or kernel["label"].startswith(("fma", "ieee")):
+            continue
+        kind = tensor if kernel["implementation"] == "triton" else "HMMA"
+        kinds = {name.partition(".")[0] for name in kernel["counts"]["tensor"]}
+        assert kinds == {kind}, kernel["label"]
+
+    for kernel in kernels:
+        occupied = kernel["occupancy"]
+        if occupied is None:
+            assert kernel["notes"] and not kernel["cases"], kernel["label"]
+        else:
+            too_large = arch in TOO_LARGE and TOO_LARGE[arch] in kernel["label"]
+            assert occupied["share"] == 0 if too_large else 0 < occupied["share"] <= 1, kernel["label"]
+
+    if arch == tables.ARCH:
+        sampled = [n for n in registry.operator_names() if n not in registry.FIRST_LOOK]
+        stale = [
+            line
+            for line in tables.differences(kernels)
+            if not (line.endswith(" is gone") and line.split()[0] in sampled)
+        ]
+        assert stale == [], f"{stale[:3]}; write it again: {tables.COMMAND}"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["gelu", "softmax", "sum", "matmul"])
+def test_registers_memory_and_occupancy_agree_with_the_driver(name: str) -> None:
+    """Compare the values read from a cubin, and the occupancy, with the driver's for every CUDA kernel."""
+    import torch
+
+    from weft.backends.nvrtc import current_arch
+
+    torch.zeros(1, device="cuda")  # creates the context that modules are loaded into
+    implementation, operator = registry.implementation(name, "cuda"), registry.operator(name)
+    arch = int(re.sub(r"\D", "", current_arch()))
+    kernels = compile_kernels(operator, implementation, f"sm_{arch}")
+    known = {(k.program.label, k.code.name): k for k in kernels}
+    compared = 0
+    for source in implementation.aot_kernels:
+        for code in elf.kernels(source.compile(current_arch()), arch):
+            loaded = source[code.name]
+            attributes = loaded.handle.attributes
+            assert attributes.num_regs == code.registers, (source.label, code.name)
+            assert (attributes.local_size_bytes > 0) == (code.stack > 0), (source.label, code.name)
+            kernel = known.get((source.label, code.name))  # None: the same program under another label
+            occupied = kernel.occupancy if kernel else None
+            if kernel is None or occupied is None or kernel.code.registers != code.registers:
+                continue  # no case launches it, or the `a` target compiles it differently
+            dynamic = kernel.dynamic or 0
+            if dynamic > 48 << 10:
+                loaded._allow(dynamic)
+            fits = loaded.handle.occupancy.max_active_blocks_per_multiprocessor
+            assert fits(occupied.threads, dynamic) == occupied.blocks, kernel.title
+            compared += 1
+    assert compared

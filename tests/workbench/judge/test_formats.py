@@ -1,0 +1,242 @@
+"""Formats of other suites: definitions of a file, its cases, its data and float64."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers.judge_problems import model, task, write
+from weft.core import FORWARD, Finding, Verdict, WeftError
+from weft.core.record import FAIL, PASS, UNSUPPORTED
+from weft.workbench.judge import kernelbench
+from weft.workbench.judge.data_template import output_tensors, split_data
+from weft.workbench.judge.gpumode import read_task_yml
+from weft.workbench.judge.judge import GPUMODE, KERNELBENCH, detect_format
+from weft.workbench.judge.judgement import Judgement, Time
+from weft.workbench.judge.source_facts import source_facts
+from weft.workbench.judge.torch_modes import Float64Mode, cuda_generators_on_cpu, cuda_on_cpu
+
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a test of cuda without a GPU")
+
+
+# -- which format ------------------------------------------------------------------------------
+
+
+def test_detects_both_formats(tmp_path: Path) -> None:
+    candidate = write(tmp_path, "c.py", "x = = 1")  # what is wrong with it is a verdict
+    assert detect_format(model(tmp_path / "a"), candidate) == KERNELBENCH
+    folder = task(tmp_path / "b", "return torch.rand(size)", "return data")
+    assert detect_format(folder, candidate) == GPUMODE
+    assert detect_format(folder / "reference.py", candidate) == GPUMODE
+
+
+@pytest.mark.parametrize("text", ["x = 1", "def f(:", "", "\x00"])
+def test_a_reference_in_no_format_is_a_mistake_in_the_request(tmp_path: Path, text: str) -> None:
+    candidate = write(tmp_path, "c.py", "")
+    with pytest.raises(WeftError):
+        detect_format(write(tmp_path, "r.py", text), candidate)
+
+
+def test_missing_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(WeftError, match="REFERENCE"):
+        detect_format(tmp_path / "no.py", tmp_path / "c.py")
+    with pytest.raises(WeftError, match="CANDIDATE"):
+        detect_format(model(tmp_path), tmp_path / "c.py")
+    candidate, folder = write(tmp_path, "c.py", ""), tmp_path / "empty"
+    folder.mkdir()
+    with pytest.raises(WeftError, match="reference"):
+        detect_format(folder, candidate)
+
+
+@pytest.mark.parametrize(
+    ("text", "backend"),
+    [
+        ("import torch", "eager"),
+        ("import triton.language as tl", "triton"),
+        ("from torch.utils.cpp_extension import load_inline\nload_inline(cuda_sources='')", "cuda"),
+        ("from torch.utils.cpp_extension import load_inline\nload_inline(cpp_sources='')", "eager"),
+        ("from torch.utils.cpp_extension import load\nload('k', ['k.cu'])", "cuda"),
+        ("import cupy", "cuda"),
+        ("from numba import cuda", "numba"),
+        ("from numba import njit", "eager"),
+        ("import torch\nf = torch.compile(g)", "compile"),
+    ],
+)
+def test_the_backend_of_a_file(tmp_path: Path, text: str, backend: str) -> None:
+    assert source_facts(write(tmp_path, "c.py", text)).backend == backend
+
+
+def verdict(case: str, status: str, **findings: str) -> Verdict:
+    return Verdict(
+        operator="o",
+        implementation="i",
+        case=case,
+        direction=FORWARD,
+        status=status,
+        reason="" if status == PASS else f"error: {findings['error']}",
+        findings=tuple(
+            Finding(check=k, status=v if v == PASS else FAIL, detail="" if v == PASS else v)
+            for k, v in findings.items()
+        ),
+        tolerance_used=0.25,
+    )
+
+
+def test_a_failure_at_one_case_fails_the_candidate() -> None:
+    judgement = Judgement(format="gpumode", operator="o")
+    judgement.add_verdicts([verdict("a", PASS, type=PASS, error=PASS), verdict("b", FAIL, error="x")])
+    assert not judgement.correct and judgement.reason == "error: x at b"
+    assert [(c.check, c.status, c.detail) for c in judgement.checks] == [
+        ("type", PASS, ""),
+        ("error", FAIL, "x at b"),
+    ]
+    right = Judgement(format="gpumode", operator="o")
+    right.add_verdicts([verdict("a", PASS, type=PASS, error=PASS)])
+    assert right.correct and right.checks[1].detail == "25% of the tolerance"
+    right.times = [
+        Time(case="a", time_us=2, baseline_us=8),
+        Time(case="b", time_us=8, baseline_us=8),
+    ]
+    data = right.to_json()
+    assert data["speedup"] == pytest.approx(2) and data["time_us"] == pytest.approx(4)
+    right.refuse("provenance", "declared triton")
+    assert not right.correct and right.to_json()["reason"] == "provenance: declared triton"
+
+
+def test_a_case_that_was_not_run_is_not_correct() -> None:
+    judgement = Judgement(format="gpumode", operator="o")
+    judgement.add_verdicts([verdict("a", PASS, error=PASS), verdict("b", UNSUPPORTED, error=PASS)])
+    assert not judgement.correct and judgement.reason.startswith("not run:")
+    assert not Judgement(format="gpumode", operator="o").to_json()["correct"]
+
+
+# -- task.yml ----------------------------------------------------------------------------------
+
+
+def test_cases_in_braces_over_lines_and_as_blocks(tmp_path: Path) -> None:
+    text = """# a comment
+description: |
+  tests: are not here
+  - {"nor": here}
+tests:
+  - {"m": 32, 'n': 4.5, k: true,
+     "shape": [1, 2], "kind": "a b"}   # behind
+  - size: 7
+    seed: -3
+benchmarks: []
+config:
+  - {"size": 9}
+"""
+    judgement = read_task_yml(write(tmp_path, "task.yml", text))
+    assert judgement["tests"] == [
+        {"m": 32, "n": 4.5, "k": True, "shape": [1, 2], "kind": "a b"},
+        {"size": 7, "seed": -3},
+    ]
+    assert judgement["benchmarks"] == []
+
+
+@pytest.mark.parametrize(
+    "item", ['{"size": 1', "[1, 2]", '{"a": 1} b', '{"size": "x", "seed": [1,2}', "{1: 2}", "[" * 3000]
+)
+def test_a_case_that_cannot_be_parsed_is_refused(tmp_path: Path, item: str) -> None:
+    path = write(tmp_path, "task.yml", f"tests:\n  - {item}\nlang: py\n")
+    with pytest.raises(WeftError, match=r"task\.yml"):
+        read_task_yml(path)
+
+
+# -- float64 -----------------------------------------------------------------------------------
+
+
+def test_every_named_dtype_becomes_float64() -> None:
+    x = torch.rand(4, dtype=torch.float64)
+    constant = torch.rand(4)  # a constant of the file's, result before
+    with Float64Mode():
+        for result in (
+            x.half(),
+            x.to(torch.bfloat16),
+            x.float() + constant,
+            torch.zeros(3),
+            torch.empty(2, dtype=torch.float16),
+            torch.tensor([1.5]),
+            torch.full((2,), 1.0),
+            torch.softmax(x, 0, dtype=torch.float32),
+            x.type(torch.float32),
+            torch.nn.Linear(4, 2).half()(x),
+            torch.stack([x, constant]),
+        ):
+            assert result.dtype is torch.float64
+        assert torch.arange(3).dtype is torch.int64 and (x > 0).dtype is torch.bool
+        alias = x.clone()
+        assert alias.mul_(2) is alias
+    assert torch.get_default_dtype() is torch.float32 and x.half().dtype is torch.float16
+
+
+def test_random_numbers_are_generated_in_the_requested_dtype() -> None:
+    torch.manual_seed(7)
+    own = torch.randn(5)
+    torch.manual_seed(7)
+    with Float64Mode():
+        wide = torch.randn(5)
+    assert wide.dtype is torch.float64 and torch.equal(wide, own.double())
+
+
+def test_a_reference_that_casts_is_still_exact(tmp_path: Path) -> None:
+    body = "(x.half() @ x.half().t()).float()"
+    problem = kernelbench.read_problem(model(tmp_path, body), "cpu", seed=1)
+    (case,) = problem.operator.cases
+    (x,) = problem.operator.draw(case, 5, "cpu")
+    exact = problem.operator.reference(x.double(), **case.params)
+    assert torch.allclose(exact, x.double() @ x.double().t(), rtol=1e-14)
+    own = problem.baseline.forward(x, **case.params)
+    assert own.dtype is torch.float32 and 1e-5 < (own - exact).abs().max() < 1e-2
+
+
+# -- cuda without one --------------------------------------------------------------------------
+
+
+@no_gpu
+def test_cuda_is_the_cpu_on_a_machine_without_a_gpu() -> None:
+    with cuda_on_cpu():
+        x = torch.zeros(2, device="cuda:0").cuda().to("cuda").to(torch.device("cuda"))
+        assert x.is_cuda and x.device.type == "cpu"
+    own = torch.Generator
+    with cuda_generators_on_cpu():
+        g = torch.Generator(device="cuda")
+        first = torch.rand(2, device="cuda", generator=g.manual_seed(3))
+    assert torch.Generator is own and not x.is_cuda
+    assert torch.equal(first, torch.rand(2, generator=own().manual_seed(3)))
+
+
+# -- data --------------------------------------------------------------------------------------
+
+
+def test_data_is_split_and_rebuilt() -> None:
+    a, b = torch.rand(2, 3), torch.arange(4)
+    data = (a, {"w": [b, 5], "none": None}, 2.5, "name")
+    template, tensors = split_data(data)
+    assert [i.name for i in template.tensors] == ["data[0]", "data[1]['w'][0]"]
+    assert [i.dtype for i in template.tensors] == ["float32", "int64"]
+    built, buffers = template.build(tensors)
+    assert torch.equal(built[1]["w"].pop(0), b) and built[1] == {"w": [5], "none": None}
+    assert built[0] is tensors[0] and built[2:] == (2.5, "name") and not buffers
+
+
+def test_a_transposed_tensor_keeps_its_layout() -> None:
+    template, _ = split_data((torch.rand(3, 5).t(), torch.rand(3, 5)[:, ::2]))
+    assert [i.layout for i in template.tensors] == ["transposed", "contiguous"]
+
+
+def test_unsupported_data_is_refused_with_its_path() -> None:
+    with pytest.raises(WeftError, match=r"data\[1\]"):
+        split_data((torch.rand(1), object()))
+    with pytest.raises(WeftError, match="complex64"):
+        split_data(torch.zeros(1, dtype=torch.complex64))
+
+
+def test_outputs_become_a_tensor_or_a_tuple() -> None:
+    a, b = torch.rand(1), torch.rand(2)
+    assert output_tensors(a) is a and output_tensors([a, (b,)]) == (a, b) and output_tensors({"x": a}) is a
+    assert output_tensors(None) is None and output_tensors(None, [b]) is b
+    assert output_tensors(3).dtype is torch.int64 and output_tensors(0.1).dtype is torch.float64

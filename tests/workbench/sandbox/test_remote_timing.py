@@ -1,0 +1,540 @@
+"""Timing of external candidates: the parent process checks the worker's times with its own clock."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from helpers.toy_clock import ToyClock
+from weft.core import Case, Ceilings, Implementation, Input, Operator, case
+from weft.workbench import bench
+from weft.workbench.calls.buffers import InputBuffers, allocate_buffers
+from weft.workbench.calls.errors import SandboxDied
+from weft.workbench.sandbox import remote_timing, worker_timing
+from weft.workbench.sandbox.caller import WorkerProcess
+from weft.workbench.sandbox.process import Reply
+from weft.workbench.sandbox.remote_timing import RemoteTimingBackend, describe_point
+from weft.workbench.sources.source import Source
+from weft.workbench.timing import cpu as cpu_timing
+from weft.workbench.timing.local_candidate import BufferCache
+from weft.workbench.timing.measure import measure
+from weft.workbench.timing.plan import CHECKS, Budget, Candidate, Outcome, timing_check_of
+from weft.workbench.timing.recheck import Recheck
+
+Forward = Callable[..., torch.Tensor]
+QUICK = Budget(seconds=0.4, warmup=0.04, min_samples=8, max_rounds=20, side_samples=3, recheck_seconds=3.0)
+POINT = case(Input(name="x", shape=(160, 128)), tags="bench", devices=("cpu",))
+DESCRIBED = describe_point("toy", "theirs", POINT.name, "forward", "cpu", None)
+CEILINGS = Ceilings(device="toy", copy=1e12, read=1e12, fill=1e12, matrix={"fp32": 1e12}, measured="today")
+
+
+WORK_US, COPY_US = 300.0, 10.0  # of the toy clock: a call that computes, and one that only copies
+
+
+_clock: ToyClock | None = None
+on_toy_clock = pytest.mark.usefixtures("clock")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[ToyClock]:
+    """Clock that the calls of this file advance, in place of the machine's."""
+    global _clock
+    _clock = ToyClock(monkeypatch)
+    yield _clock
+    _clock = None
+
+
+def spend(us: float) -> None:
+    """Advance the toy clock of the running test, if it has one."""
+    if _clock is not None:
+        _clock.advance(us)
+
+
+@pytest.fixture(autouse=True)
+def small_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    monkeypatch.setattr("weft.machine.l2_bytes", lambda kind: 1 << 20)
+    yield
+    torch.set_num_threads(before)
+
+
+def work(x: torch.Tensor) -> torch.Tensor:
+    """Compute the output in 300 us of the toy clock, 30 times as long as a copy of it takes."""
+    spend(WORK_US)
+    return compute(x)
+
+
+def compute(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(6):
+        x = torch.tanh(x) + x
+    return x
+
+
+class OnePoint:
+    """Worker state with one implementation of one toy operator."""
+
+    def __init__(self, forward: Forward) -> None:
+        self.implementation = Implementation(operator="toy", name="theirs", backend="torch", forward=forward)
+
+    def point(self, payload: Any) -> tuple[Operator, Implementation, Case, str, str]:
+        operator: Any = None  # the clock binds without it in the forward
+        operator = type("Toy", (), {"in_place": ()})()
+        return operator, self.implementation, POINT, payload["direction"], payload["device"]
+
+
+class FakeSandbox:
+    """A worker in this process. JSON goes in and comes out; ``context`` is entered while it answers."""
+
+    def __init__(self, forward: Forward, context: Callable[[], Any] = nullcontext) -> None:
+        self.verbs = worker_timing.handlers(OnePoint(forward))
+        self.context, self.verbs_called = context, []
+
+    def request(self, verb: str, payload: Any = None, tensors: Sequence[Any] = (), **_: Any) -> Reply:
+        self.verbs_called.append(verb)
+        with self.context():
+            fields, sent = self.verbs[verb](json.loads(json.dumps(payload or {})), list(tensors))
+        return Reply(payload=json.loads(json.dumps(fields)), tensors=[t.clone() for t in sent])
+
+
+def judge_of(buffers: InputBuffers) -> Callable[[object], str | None]:
+    expected = compute(buffers.inputs[0].double())
+
+    def judge(output: object) -> str | None:
+        assert isinstance(output, torch.Tensor)
+        error = (output.double() - expected).abs().max().item()
+        return None if error < 1e-4 else f"off by {error}"
+
+    return judge
+
+
+def unavailable(buffers: InputBuffers) -> Callable[[], torch.Tensor]:
+    raise AssertionError("an external candidate is not called in the parent process")
+
+
+def time_candidate(
+    forward: Forward,
+    *,
+    context: Callable[[], Any] = nullcontext,
+    without: Sequence[str] = (),
+    budget: Budget = QUICK,
+    ours: Forward = work,
+) -> dict[str, Outcome]:
+    """Time an external candidate beside an implementation of this process."""
+    sandbox = FakeSandbox(forward, context)
+    # The toy clock replaces functions of the timing, which `replaced` would refuse.
+    without = [*without, "replaced"]
+    backend = RemoteTimingBackend(sandbox, DESCRIBED, "cpu", without)
+    return measure(
+        [
+            Candidate(name="theirs", bind=unavailable, backend=backend),
+            Candidate(name="ours", bind=lambda buffers: lambda: ours(buffers.inputs[0])),
+        ],
+        partial(allocate_buffers, POINT, "cpu", None),
+        device="cpu",
+        budget=budget,
+        make_judge=judge_of,
+        seed=None,
+        without=without,
+    )
+
+
+def suspicions(outcomes: Outcome) -> list[str]:
+    flags = outcomes.timing.flags if outcomes.timing else ()
+    fields = [timing_check_of(f) for f in flags if f.startswith("suspect")]
+    return [*fields, timing_check_of(outcomes.refusal)] if outcomes.refusal else fields
+
+
+@on_toy_clock
+def test_an_external_candidate_gets_every_number() -> None:
+    outcomes = time_candidate(work)
+    for one in outcomes.values():
+        assert one.timing is not None, one
+        assert suspicions(one) == [] and len(one.timing.samples) >= QUICK.min_samples
+        assert one.timing.warm and one.timing.host and one.timing.clocks["fresh"] > 0
+
+
+def caches_by(key: Callable[[torch.Tensor], object]) -> Forward:
+    cache: dict[object, torch.Tensor] = {}
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        spend(COPY_US)
+        cached = key(x)
+        if cached not in cache:
+            cache[cached] = work(x)
+        return cache[cached].clone()
+
+    return forward
+
+
+def first_bytes(x: torch.Tensor) -> bytes:
+    return x.flatten()[:16].numpy().tobytes()
+
+
+def whole(x: torch.Tensor) -> float:
+    return float(x.sum())
+
+
+@on_toy_clock
+@pytest.mark.parametrize("key", [first_bytes, whole])
+def test_a_cache_by_contents_is_slower_on_unseen_inputs(key: Callable[..., object]) -> None:
+    outcomes = time_candidate(caches_by(key), without=["altered"])
+    assert "fresh" in suspicions(outcomes["theirs"]), outcomes["theirs"]
+    assert outcomes["theirs"].timing is not None and suspicions(outcomes["ours"]) == []
+
+
+def some_elements(x: torch.Tensor) -> float:
+    return float(x.flatten()[::61].sum())
+
+
+@on_toy_clock
+@pytest.mark.parametrize("key", [first_bytes, some_elements])
+def test_a_cache_by_a_part_of_the_contents_is_wrong_on_altered_inputs(key: Callable[..., object]) -> None:
+    """Its output is wrong, whatever the clock says: here it is as fast as an honest one."""
+    outcomes = time_candidate(caches_by(key), without=["fresh"])
+    assert suspicions(outcomes["theirs"]) == ["altered"], outcomes["theirs"]
+    assert "a few elements of its inputs changed" in outcomes["theirs"].refusal
+    assert suspicions(outcomes["ours"]) == [] and outcomes["ours"].timing is not None
+
+
+@on_toy_clock
+def test_without_fresh_and_altered_a_cache_by_contents_survives() -> None:
+    without = ["fresh", "altered"]
+    assert suspicions(time_candidate(caches_by(first_bytes), without=without)["theirs"]) == []
+    assert suspicions(time_candidate(caches_by(whole), without=["fresh"])["theirs"]) == []
+
+
+def skips_after(calls: int) -> Forward:
+    count = [0]
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        count[0] += 1
+        if count[0] < calls:
+            return work(x)
+        spend(COPY_US)
+        return torch.zeros_like(x)
+
+    return forward
+
+
+@on_toy_clock
+def test_skipping_work_after_40_calls_is_refused_by_the_recheck_only() -> None:
+    outcomes = time_candidate(skips_after(40))["theirs"]
+    assert suspicions(outcomes) == ["recheck"] and "is wrong" in outcomes.refusal
+    assert time_candidate(skips_after(40), without=["recheck"])["theirs"].refusal == ""
+
+
+@on_toy_clock
+def test_calls_that_are_deferred_and_done_together_are_refused() -> None:
+    waiting: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        spend(COPY_US)
+        waiting.append((x, torch.empty_like(x)))
+        out = waiting[-1][1]
+        if len(waiting) == 8:
+            for x_deferred, out_deferred in waiting:
+                out_deferred.copy_(work(x_deferred))
+            waiting.clear()
+        return out
+
+    assert suspicions(time_candidate(forward)["theirs"]) == ["recheck"]
+
+
+class Slowed:
+    """The clock of the samples runs at a tenth of its speed while the worker answers."""
+
+    def __enter__(self) -> None:
+        self.real, began = cpu_timing._now, cpu_timing._now()
+        real = self.real
+        cpu_timing._now = lambda: began + (real() - began) // 10
+
+    def __exit__(self, *_: object) -> None:
+        cpu_timing._now = self.real
+
+
+@on_toy_clock
+def test_a_tenfold_too_short_time_is_seen_by_the_parents_clock() -> None:
+    outcomes = time_candidate(work, context=Slowed, without=["replaced"])
+    assert "wall" in suspicions(outcomes["theirs"]), outcomes["theirs"]
+    assert suspicions(outcomes["ours"]) == []
+
+
+class HalfSpeed:
+    """A worker whose clock has run at half speed since its start."""
+
+    def __init__(self) -> None:
+        self.real, began = cpu_timing._now, cpu_timing._now()
+        real = self.real
+        self.slow = lambda: began + (real() - began) // 2
+
+    def __call__(self) -> HalfSpeed:
+        return self
+
+    def __enter__(self) -> None:
+        cpu_timing._now = self.slow
+
+    def __exit__(self, *_: object) -> None:
+        cpu_timing._now = self.real
+
+
+@on_toy_clock
+@pytest.mark.parametrize("half", [False, True])
+def test_the_readings_of_a_slow_clock_fall_behind_whatever_the_load(
+    half: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No rule about durations is asked: on a busy machine they all allow twice the time."""
+    candidate = remote_timing.RemoteTimedCandidate
+    monkeypatch.setattr(candidate, "_compare_wall_time", lambda self, *args, **named: [])
+    context = HalfSpeed() if half else nullcontext
+    outcomes = time_candidate(work, context=context, without=["clocks", "fresh"])
+    assert suspicions(outcomes["theirs"]) == (["wall"] if half else [])
+
+
+@on_toy_clock
+def test_without_wall_a_tenfold_too_short_time_survives() -> None:
+    outcomes = time_candidate(work, context=Slowed, without=["replaced", "wall", "clocks"])["theirs"]
+    assert suspicions(outcomes) == [] and outcomes.timing is not None
+
+
+def test_a_worker_whose_clock_was_replaced_is_refused() -> None:
+    sandbox = FakeSandbox(work)
+    sandbox.verbs["timing.replaced_functions"] = lambda payload, _: ({"replaced": ["time.sleep"]}, ())  # type: ignore[index]
+    backend = RemoteTimingBackend(
+        sandbox, describe_point("toy", "theirs", POINT.name, "forward", "cpu", None), "cpu"
+    )
+    outcomes = measure(
+        [Candidate(name="it", bind=unavailable, backend=backend)],
+        partial(allocate_buffers, POINT, "cpu", None),
+        device="cpu",
+        budget=QUICK,
+        seed=None,
+    )["it"]
+    assert suspicions(outcomes) == ["replaced"] and "time.sleep" in outcomes.refusal
+
+
+@on_toy_clock
+def test_a_thread_that_outlives_a_call_is_suspect() -> None:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        threading.Thread(target=time.sleep, args=(0.2,), name="later", daemon=True).start()
+        return work(x)
+
+    few = Budget(seconds=0.1, warmup=0.01, min_samples=3, max_rounds=4, side_samples=1, recheck_seconds=1.0)
+    outcomes = time_candidate(forward, budget=few)["theirs"]
+    assert outcomes.timing is not None, outcomes
+    assert any("threads: later outlived" in f for f in outcomes.timing.flags), outcomes.timing.flags
+    assert "threads" in suspicions(outcomes)
+
+
+@pytest.mark.parametrize(("slept_us", "suspect"), [(50_000.0, True), (20.0, False)])
+def test_sleeping_through_the_budget_leaves_too_few_samples(
+    slept_us: float, suspect: bool, clock: ToyClock
+) -> None:
+    """A call takes 20 us in the first samples and 50 ms in the later ones: 20 samples of 13 calls fit
+    in the budget at its best speed, and it takes half of them."""
+    calls = [0]
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        calls[0] += 1
+        clock.advance(20.0 if calls[0] <= 300 else slept_us)
+        return compute(x)
+
+    few = Budget(seconds=0.2, warmup=0.02, min_samples=20, max_rounds=60, side_samples=1, recheck_seconds=0.5)
+    backend = RemoteTimingBackend(
+        FakeSandbox(forward), describe_point("toy", "theirs", POINT.name, "forward", "cpu", None), "cpu"
+    )
+    outcome = measure(
+        [Candidate(name="theirs", bind=unavailable, backend=backend)],
+        partial(allocate_buffers, POINT, "cpu", None),
+        device="cpu",
+        budget=few,
+        seed=None,
+        without=["replaced", "fresh", "clocks", "wall"],
+    )["theirs"]
+    assert ("samples" in suspicions(outcome)) == suspect, outcome
+    assert outcome.timing is not None and (len(outcome.timing.samples) < 20) == suspect
+
+
+@pytest.mark.parametrize("sleeps", [True, False])
+def test_few_samples_are_suspect_if_the_worker_slept_and_not_if_the_machine_was_busy(
+    sleeps: bool, clock: ToyClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls become 2500 times slower. The worker sleeps meanwhile, or it waits for a core."""
+    calls, scheduled = [0], [0.0]
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        calls[0] += 1
+        us = 20.0 if calls[0] <= 300 else 50_000.0
+        clock.advance(us)
+        scheduled[0] += 20e-6 if sleeps else us / 1e6
+        return compute(x)
+
+    sandbox = FakeSandbox(forward)
+    sandbox.pid = 1  # type: ignore[attr-defined]
+    monkeypatch.setattr(remote_timing, "scheduled_seconds", lambda pid: scheduled[0])
+    few = Budget(seconds=0.2, warmup=0.02, min_samples=20, max_rounds=60, side_samples=1, recheck_seconds=0.5)
+    outcome = measure(
+        [Candidate(name="theirs", bind=unavailable, backend=RemoteTimingBackend(sandbox, DESCRIBED, "cpu"))],
+        partial(allocate_buffers, POINT, "cpu", None),
+        device="cpu",
+        budget=few,
+        seed=None,
+        without=["replaced", "fresh", "clocks", "wall"],
+    )["theirs"]
+    assert outcome.timing is not None and len(outcome.timing.samples) < 20
+    assert "noisy" in outcome.timing.flags
+    assert suspicions(outcome) == (["samples"] if sleeps else [])
+
+
+def test_the_time_of_a_process_is_that_of_its_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for thread, text in (("7", "1500000000 250000000 9\n"), ("8", "250000000 0 1\n")):
+        (tmp_path / "7/task" / thread).mkdir(parents=True)
+        (tmp_path / "7/task" / thread / "schedstat").write_text(text)
+    monkeypatch.setattr(remote_timing, "PROC", tmp_path)
+    assert remote_timing.scheduled_seconds(7) == pytest.approx(2.0)
+    assert remote_timing.scheduled_seconds(None) is remote_timing.scheduled_seconds(9) is None
+
+
+def test_the_end_of_a_worker_is_reported_and_the_others_are_timed() -> None:
+    sandbox = FakeSandbox(work)
+    real = sandbox.request
+
+    def request(verb: str, *rest: Any, **more: Any) -> Reply:
+        if verb == "timing.sample" and sandbox.verbs_called.count(verb) > 5:
+            raise SandboxDied("was killed by SIGSEGV")
+        return real(verb, *rest, **more)
+
+    sandbox.request = request  # type: ignore[method-assign]
+    backend = RemoteTimingBackend(
+        sandbox, describe_point("toy", "theirs", POINT.name, "forward", "cpu", None), "cpu"
+    )
+    outcomes = measure(
+        [
+            Candidate(name="theirs", bind=unavailable, backend=backend),
+            Candidate(name="ours", bind=lambda buffers: lambda: work(buffers.inputs[0])),
+        ],
+        partial(allocate_buffers, POINT, "cpu", None),
+        device="cpu",
+        budget=QUICK,
+        make_judge=judge_of,
+        seed=None,
+    )
+    assert outcomes["theirs"].trouble == "its process was killed by SIGSEGV"
+    assert outcomes["ours"].timing is not None
+
+
+def test_the_remote_outputs_to_compare_are_unpredictable() -> None:
+    contents = BufferCache(partial(allocate_buffers, POINT, "cpu", None))
+    recheck = Recheck(range(100), contents, judge_of, [1, 2], backward=False)
+    seen = set()
+    for turn in range(20):
+        recheck.begin_round(turn)
+        chosen = recheck.compared_calls(100, is_local=False)
+        assert {0, 99} <= set(chosen) and 2 <= len(chosen) <= 13
+        assert recheck.compared_calls(100, is_local=True) == list(range(100))
+        seen |= set(chosen)
+    assert len(seen) > 40
+
+
+def test_seeds_of_external_candidates_are_unpredictable() -> None:
+    first, second = FakeSandbox(work), FakeSandbox(work)
+    seeds: list[list[int]] = []
+    for sandbox in (first, second):
+        real = sandbox.request
+
+        def request(verb: str, payload: Any = None, *rest: Any, real: Any = real, **more: Any) -> Reply:
+            if verb == "timing.prepare":
+                seeds.append(payload["seeds"])
+            return real(verb, payload, *rest, **more)  # type: ignore[no-any-return]
+
+        sandbox.request = request  # type: ignore[method-assign]
+        backend = RemoteTimingBackend(
+            sandbox, describe_point("toy", "theirs", POINT.name, "forward", "cpu", None), "cpu"
+        )
+        candidates = [Candidate(name="it", bind=unavailable, backend=backend)]
+        make_slot = partial(allocate_buffers, POINT, "cpu", None)
+        measure(candidates, make_slot, device="cpu", budget=QUICK, seed=None)
+    assert not set(seeds[0]) & set(seeds[-1]), "no buffer is generated from a cached seed"
+
+
+def test_every_timing_check_has_a_name() -> None:
+    assert {timing_check_of(begins[0]) for begins in CHECKS.values()} == set(CHECKS)
+    assert timing_check_of("noisy") == "" and timing_check_of("suspect: faster than the floor") == ""
+
+
+@on_toy_clock
+def test_honest_implementations_are_never_suspect() -> None:
+    """Time honest work in many short sessions, here and in a worker, on a busy machine.
+
+    Each call takes up to a fifth longer than the quickest, and one in fifty is interrupted for 3 ms.
+    """
+    generator = random.Random(0)
+
+    def busy_work(x: torch.Tensor) -> torch.Tensor:
+        spend(WORK_US * (1.0 + 0.2 * generator.random()) + (3000.0 if generator.random() < 0.02 else 0.0))
+        return compute(x)
+
+    few = Budget(seconds=0.1, warmup=0.01, min_samples=5, max_rounds=8, side_samples=1, recheck_seconds=0.2)
+    sessions = [time_candidate(busy_work, ours=busy_work, budget=few) for _ in range(15)]
+    alarms = [s for outcomes in sessions for one in outcomes.values() for s in suspicions(one)]
+    print(f"30 honest timings, {len(alarms)} alarms")
+    assert alarms == []
+
+
+THEIRS = """
+import torch, weft
+
+@weft.implementation("gelu", backend="torch", name="honest")
+def honest(x):
+    return torch.nn.functional.gelu(x, approximate="tanh")
+
+cache = {}
+
+@weft.implementation("gelu", backend="torch", name="first-bytes")
+def first_bytes(x):
+    key = (x.shape, x.dtype, x.stride(), x.flatten()[:16].numpy().tobytes())
+    if key not in cache:
+        cache[key] = honest(honest(x) * 0 + x)
+    return cache[key].clone()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_a_file_is_timed_in_its_own_process(tmp_path: Path) -> None:
+    """Go from a file to records through a real sandbox; the cheat among them is suspect."""
+    path = tmp_path / "theirs.py"
+    path.write_text(THEIRS)
+    budget = Budget(
+        seconds=0.6, warmup=0.1, min_samples=8, max_rounds=30, side_samples=2, recheck_seconds=2.0
+    )
+    with WorkerProcess(Source(kind="file", path=str(path))) as worker:
+        (records,) = bench.run_points(
+            ["gelu"],
+            ["torch", *worker.implementations],
+            directions=["forward"],
+            device="cpu",
+            budget=budget,
+            workers={i.name: worker for i in worker.implementations},
+            ceilings=CEILINGS,
+        )
+    outcomes = {r.implementation: r for r in records}
+    for name in ("torch", "honest"):
+        assert outcomes[name].timing is not None, outcomes[name].verdict.reason
+        assert not [f for f in outcomes[name].flags if f.startswith("suspect")], outcomes[name].flags
+    cheat = outcomes["first-bytes"]
+    refused_as = {timing_check_of(text) for text in (*cheat.flags, cheat.verdict.reason)}
+    assert refused_as & {"altered", "fresh"}, (cheat.verdict, cheat.flags)
+    assert bench.went_against([cheat]) and not bench.went_against([outcomes["honest"]])

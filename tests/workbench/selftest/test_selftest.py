@@ -1,0 +1,202 @@
+"""The selftest fails if the judge is weakened, and passes with the unmodified judge."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from helpers.sample_records import GPU, record
+from weft.cli import selftest as command
+from weft.core import WeftError
+from weft.workbench.check import rules as check_rules
+from weft.workbench.selftest import honest as selftest_honest
+from weft.workbench.selftest import judge as selftest_judge
+from weft.workbench.selftest import mutants
+from weft.workbench.selftest import run as selftest
+from weft.workbench.selftest.judge import INCONCLUSIVE, KILLED, NOT_RUN, SURVIVED, MutantResult
+from weft.workbench.selftest.mutants.mutant import Mutant
+
+CONTRACT = ["planted", "killed", "survivors", "not_run", "controls", "controls_passed", "by_check"]
+
+
+def judge(*ids: str, without: tuple[str, ...] = ()) -> selftest.Summary:
+    return selftest.run(selftest.select(ids=ids), "cpu", without=without)
+
+
+def run(*arguments: str) -> Any:
+    import typer
+
+    app = typer.Typer()
+    app.command()(command.selftest)
+    return CliRunner().invoke(app, ["--device", "cpu", *arguments])
+
+
+def _picked(*arguments: str) -> list[str]:
+    return [a for one in arguments for a in ("--mutant", one)]
+
+
+A_FEW = ("W02/softmax/eager/zeros", "C07/softmax/eager/lazy", "C12/softmax/eager/exit")
+ONE_OFF = "W04/gelu/eager/one-element"
+ON_GPU = "C05/softmax/eager/side-stream"
+
+
+def test_an_unmodified_judge_kills_all_mutants() -> None:
+    done = run("--json", *_picked(*A_FEW, ON_GPU))
+    report = json.loads(done.stdout)
+    assert done.exit_code == 0, done.output
+    assert list(report)[: len(CONTRACT)] == CONTRACT
+    assert (report["planted"], report["killed"], report["survivors"]) == (3, 3, [])
+    assert report["by_check"] == {"error": 1, "type": 1, "channel": 1}
+    assert report["not_run"] == [{"id": ON_GPU, "reason": mutants.find(ON_GPU).not_here}]
+    assert report["unexpected"] == []
+
+
+def test_the_output_lists_killed_mutants_and_those_not_run() -> None:
+    done = run(*_picked(A_FEW[0], ON_GPU))
+    assert done.exit_code == 0
+    assert "killed 1 of 1 that ran" in done.stdout
+    assert mutants.find(ON_GPU).not_here in done.stdout
+
+
+def test_an_error_rule_that_always_passes_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(check_rules.RULES, "error", lambda run: "")
+    done = run(*_picked(ONE_OFF, A_FEW[1]))
+    assert done.exit_code == 1
+    assert f"survived: {ONE_OFF}" in done.stdout
+    assert "killed 1 of 2 that ran" in done.stdout
+
+
+def test_a_tolerance_that_is_far_too_wide_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = selftest_judge.Subject.of
+
+    def lenient(mutant: Mutant) -> selftest_judge.Subject:
+        subject = of(mutant)
+        wide = replace(subject.operator.tolerance, c=1e9, ulps=1e9, reason="a test")
+        return replace(subject, operator=replace(subject.operator, tolerance=wide, properties=()))
+
+    monkeypatch.setattr(selftest_judge.Subject, "of", staticmethod(lenient))
+    summary = judge(ONE_OFF)
+    assert summary.to_json()["survivors"] == [ONE_OFF]
+    assert not summary.good
+
+
+def test_a_missing_rule_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(check_rules.RULES, "written")
+    summary = judge("W16/softmax/eager/nan-unwritten")
+    assert summary.to_json()["survivors"] == ["W16/softmax/eager/nan-unwritten"]
+
+
+def test_a_control_that_is_refused_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(check_rules.RULES, "shape", lambda run: "no shape is good enough")
+    summary = judge("H5/balance/eager/differences")
+    report = summary.to_json()
+    assert (report["controls"], report["controls_passed"]) == (1, 0)
+    assert report["false_alarms"][0]["check"] == "shape"
+    assert not summary.good
+
+
+def test_an_unknown_name_is_refused() -> None:
+    with pytest.raises(WeftError, match="did you mean guards"):
+        judge(A_FEW[0], without=("guard",))
+    with pytest.raises(WeftError, match="unknown row"):
+        selftest.select(rows=["W99"])
+
+
+def test_a_mutant_killed_by_another_check_is_listed() -> None:
+    mutant = mutants.find(A_FEW[0])
+    by_another = MutantResult(id=mutant.id, status=KILLED, check="written", reason="written: 3 of 4")
+    report = selftest.Summary(results=(by_another,), planted=(mutant,)).to_json()
+    assert (report["planted"], report["killed"]) == (1, 1)
+    assert report["unexpected"][0]["killed_by"] == "written"
+
+
+BY_TIME = "C02/matmul/eager/whole"  # a cache by all contents, which only its time shows
+
+
+@pytest.mark.parametrize("busy", ["", "load 7.1 on 2 cores"])
+@pytest.mark.parametrize(
+    "identity", [BY_TIME, "C02/softmax/eager/first-bytes", "H6/softmax/eager/from-cache"]
+)
+def test_on_a_busy_machine_a_time_is_not_trusted_and_values_are(
+    identity: str, busy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing kills the kernel. That says something, unless it is shown by its time alone."""
+    here = {**GPU, "load": {"busy": busy}}
+    monkeypatch.setattr(selftest_judge, "run", lambda *_, **__: iter([record(machine=here)]))
+
+    def step(name: str, subject: Any, settings: Any) -> MutantResult:
+        result = MutantResult(id=subject.mutant.id)
+        if name != "clock":
+            return result
+        implementation = subject.mutant.make()
+        return selftest_judge._time(subject, implementation, {}, settings, result)
+
+    monkeypatch.setattr(selftest, "run_step", step)
+    summary = judge(identity)
+    (result,) = summary.results
+    undecided = bool(busy) and identity == BY_TIME
+    assert result.status == (INCONCLUSIVE if undecided else SURVIVED)
+    report = summary.to_json()
+    assert [m["id"] for m in report["inconclusive"]] == ([identity] if undecided else [])
+    assert undecided == any("could not be trusted" in m["reason"] for m in report["inconclusive"])
+    assert report["survivors"] == ([] if undecided or identity.startswith("H") else [identity])
+
+
+def test_a_selftest_without_results_does_not_pass() -> None:
+    mutant = mutants.find(ON_GPU)
+    none = MutantResult(id=mutant.id, status=NOT_RUN, reason="no GPU")
+    assert not selftest.Summary(results=(none,), planted=(mutant,)).good
+    alive = MutantResult(id=mutant.id, status=SURVIVED)
+    assert not selftest.Summary(results=(alive,), planted=(mutant,)).good
+
+
+def test_save_writes_what_json_prints(tmp_path: Path) -> None:
+    file = tmp_path / "selftest.json"
+    done = run("--json", "--save", str(file), *_picked(A_FEW[1]))
+    assert json.loads(file.read_text()) == json.loads(done.stdout)
+
+
+def test_the_list_runs_nothing() -> None:
+    done = run("--list", "--row", "C01", "--operator", "gelu")
+    assert done.exit_code == 0
+    assert done.stdout.count("C01/gelu/eager/") == 3
+
+
+@pytest.mark.slow
+def test_an_honest_run_raises_no_alarm() -> None:
+    summary = selftest_honest.run(1, "cpu")
+    assert summary.runs == 1 and summary.verdicts > 50
+    assert summary.alarms == ()
+
+
+ONLY = {m.only: m for m in reversed(mutants.catalogue()) if m.only and "cpu" in m.devices}
+# This mutant sleeps through its budget, twice; test_remote_timing tests the same check quickly.
+SLEEPS = "samples"
+
+
+def _by_check() -> Iterator[Any]:
+    for name, mutant in sorted(ONLY.items()):
+        marks = [pytest.mark.alone] if "clock" in selftest.steps_of(mutant) else []
+        marks += [pytest.mark.exhaustive] if name == SLEEPS else []
+        yield pytest.param(name, id=name, marks=marks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(_by_check()))
+def test_each_check_kills_a_mutant_that_no_other_kills(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant = ONLY[name]
+    if "clock" in selftest.steps_of(mutant):  # right at every case: a few will do
+        every = selftest_judge.cases_of
+        monkeypatch.setattr(selftest_judge, "cases_of", lambda *a: islice(every(*a), 5))
+    summary = judge(mutant.id)
+    if summary.results[0].status == NOT_RUN:
+        pytest.skip(summary.results[0].reason)
+    assert summary.good, summary.to_json()
+    assert judge(mutant.id, without=(name,)).to_json()["survivors"] == [mutant.id]

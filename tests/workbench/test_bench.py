@@ -1,0 +1,411 @@
+"""bench: check before clock, records, what cannot run, saving through kills and full disks."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from helpers.paths import SRC, TESTS
+from helpers.sample_records import record
+from weft.cli import app, output
+from weft.core import (
+    Ceilings,
+    Cost,
+    Implementation,
+    Input,
+    Operator,
+    Record,
+    Timing,
+    WeftError,
+    case,
+    check_only,
+    no,
+)
+from weft.core.record import append, read
+from weft.workbench import bench
+from weft.workbench.calls.errors import SandboxDied
+from weft.workbench.calls.selection import select_points
+from weft.workbench.report import table
+from weft.workbench.sandbox.candidates import without_external_baseline
+from weft.workbench.timing.plan import Budget
+
+QUICK = Budget(seconds=0.3, warmup=0.02, min_samples=5, max_rounds=12, side_samples=2)
+CEILINGS = Ceilings(device="toy", copy=1e12, read=1e12, fill=1e12, matrix={"fp32": 1e12}, measured="today")
+CASES = tuple(case(Input(name="x", shape=(n, 64)), tags="bench", devices=("cpu",)) for n in (32, 48))
+WEFT = [sys.executable, "-c", "from weft.cli import main; main()"]
+
+
+def _nothing(*_: object, **__: object) -> None:
+    return None
+
+
+TOY = Operator(
+    name="toy",
+    summary="twice",
+    formula="y = 2x",
+    signature="toy(x)",
+    reference=lambda x: 2 * x,
+    cases=CASES,
+    cost=lambda c, direction: Cost(read=c.inputs[0].nbytes, written=c.inputs[0].nbytes),
+    validate=_nothing,
+    dtypes=("float32",),
+    differentiable=("x",),
+)
+
+
+def way(name: str, forward: Callable[..., Any], **more: Any) -> Implementation:
+    return Implementation(
+        operator="toy", name=name, backend=more.pop("backend", "eager"), forward=forward, **more
+    )
+
+
+EAGER = way("eager", lambda x: x + x)
+ALSO = way("torch", lambda x: torch.mul(x, 2), backend="torch")
+
+
+@pytest.fixture(autouse=True)
+def small_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    monkeypatch.setattr("weft.machine.l2_bytes", lambda kind: 1 << 20)
+    yield
+    torch.set_num_threads(before)
+
+
+def run(*ways: Implementation, **how: Any) -> list[Record]:
+    how = {"budget": QUICK, "ceilings": CEILINGS, "directions": ["forward"], **how}
+    return list(bench.run([TOY], ways, device="cpu", **how))
+
+
+def test_a_record_has_its_figures_from_cost_and_ceilings() -> None:
+    eager, other = run(EAGER, ALSO)
+    assert (eager.implementation, other.implementation) == ("eager", "torch")
+    for one in (eager, other):
+        assert one.verdict.status == "pass" and one.timing is not None
+        cold = one.timing.cold
+        assert one.nbytes == 2 * 32 * 64 * 4
+        assert one.gbps == pytest.approx(one.nbytes / (cold * 1e-6) / 1e9)
+        assert one.floor == pytest.approx(one.nbytes / 1e12 * 1e6)
+        assert one.efficiency == pytest.approx(one.floor / cold)
+        assert one.timing.first is not None and one.timing.first > 0
+        assert one.machine["ceilings"]["copy"] == 1e12
+    assert not bench.went_against([eager, other])
+    assert Record.from_json(json.loads(json.dumps(eager.to_json()))) == replace(
+        eager, machine=dict(eager.machine)
+    )
+
+
+def test_what_fails_the_check_is_never_timed() -> None:
+    calls = []
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        calls.append(time.perf_counter())
+        return x * 2.5
+
+    eager, wrong = run(EAGER, way("cuda", forward))
+    assert wrong.verdict.status == "fail" and wrong.timing is None and wrong.verdict.reason
+    assert eager.timing is not None and len(calls) < 10
+    assert bench.went_against([wrong])
+
+
+def test_an_implementation_that_raises_is_a_fail_with_what_it_raised() -> None:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("no such luck")
+
+    _, raising = run(EAGER, way("cuda", forward))
+    assert raising.verdict.status == "fail" and "no such luck" in raising.verdict.reason
+
+
+def test_a_skip_after_the_check_turns_the_verdict() -> None:
+    count = [0]
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        count[0] += 1
+        return torch.zeros_like(x) if count[0] > 80 and count[0] % 10 == 0 else x + x
+
+    _, found = run(EAGER, way("cuda", forward))
+    assert found.verdict.status == "fail" and found.timing is None
+    assert "call" in found.verdict.reason
+
+
+@pytest.mark.parametrize("answer", [no("not on a Tuesday"), check_only("in a simulator")])
+def test_what_cannot_be_timed_is_a_record_with_its_reason(answer: Any) -> None:
+    _, found = run(EAGER, way("cuda", lambda x: x + x, supports=lambda c, d: answer))
+    assert found.verdict.status == "unsupported" and found.timing is None
+    assert found.verdict.reason == answer.reason and not bench.went_against([found])
+
+
+def test_backward_is_timed_too() -> None:
+    (found,) = run(EAGER, directions=["backward"])
+    assert found.direction == "backward" and found.timing is not None, found.verdict.reason
+
+
+def test_out_of_memory_is_told_and_the_next_case_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = bench.measure, []
+
+    def measure(*arguments: Any, **more: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 1:
+            raise torch.OutOfMemoryError("no room")
+        return real(*arguments, **more)
+
+    monkeypatch.setattr(bench, "measure", measure)
+    first, second = run(EAGER, all_cases=True)
+    assert first.flags == ("not timed: out of memory",) and first.timing is None
+    assert second.timing is not None and bench.went_against([first])
+
+
+def test_beating_the_floor_is_suspect_on_a_gpu_and_flagged_on_a_cpu() -> None:
+    point = bench.BenchPoint(
+        operator=TOY,
+        case=CASES[0],
+        direction="forward",
+        device="cuda",
+        baseline=EAGER,
+        implementations=(EAGER,),
+    )
+    timing = record(cold=1e-6).timing
+    found = bench.BenchResult(verdict=record().verdict, timing=timing)
+    suspect = bench.make_record(point, EAGER, found, CEILINGS, {})
+    assert "suspect: faster than the floor" in suspect.flags and bench.went_against([suspect])
+    told = bench.make_record(replace(point, device="cpu"), EAGER, found, CEILINGS, {})
+    assert "faster than the floor" in told.flags[0] and not bench.went_against([told])
+
+
+def test_names_that_are_not_there_are_errors_before_anything_runs() -> None:
+    for how in ({"cases": ["fp32-9x9"]}, {"directions": ["sideways"]}):
+        with pytest.raises(WeftError, match="unknown"):
+            run(EAGER, **how)
+    with pytest.raises(WeftError, match="unknown operator"):
+        bench.run(["gel"], device="cpu")
+    with pytest.raises(WeftError, match="unknown implementation"):
+        bench.run(["gelu"], ["tritn"], device="cpu")
+
+
+def test_a_name_brings_its_ladder(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = list(select_points(["gelu"], ["numba"], None, ["forward"], "cpu", False))
+    assert [i.name for i in points[0].implementations] == ["numba", "numba/parallel"]
+
+
+def plain(records: list[Record]) -> str:
+    lines = (line.plain for of_point in table.tables(records) for line in output.table_lines(of_point, None))
+    return "\n".join(lines)
+
+
+def test_the_table_says_time_speed_up_and_reasons() -> None:
+    rows = [
+        record(implementation="eager", cold=200.0),
+        record(implementation="cuda", cold=100.0, flags=("noisy",)),
+        record(implementation="triton", cold=None, verdict={"status": "fail", "reason": "off by 3"}),
+        record(implementation="numba", cold=None, verdict={"status": "unsupported", "reason": "x"}),
+    ]
+    text = plain(rows)
+    assert "2.00x" in text and "100 us" in text and "noisy" in text
+    assert "failed: triton: off by 3" in text and "not run: numba: x" in text
+    assert text.isascii() or set(text) - set(map(chr, range(128))) == {"±"}
+    assert "\x1b" not in text
+
+
+def test_durations_read_well() -> None:
+    told = [table.duration(us) for us in (0.512, 12.34, 999.6, 1500, 2.5e6, None)]
+    assert told == ["0.51 us", "12.3 us", "1000 us", "1.50 ms", "2.50 s", ""]
+
+
+def call(*arguments: object, **more: Any) -> subprocess.CompletedProcess[str]:
+    source = str(SRC)
+    env = {**os.environ, "PYTHONPATH": source, "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [*WEFT, "bench", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env=env,
+        timeout=300,
+        **more,
+    )
+
+
+SMALL = ("gelu", "--case", "fp32-7x129", "--impl", "eager", "--impl", "torch", "--quick")
+SMALL_HERE = (*SMALL, "--device", "cpu", "--direction", "forward")
+
+
+@pytest.mark.slow
+def test_the_command_by_itself(tmp_path: Path) -> None:
+    saved = tmp_path / "deep" / "records.jsonl"
+    done = call(*SMALL_HERE, "--json", "--save", saved)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert [r["implementation"] for r in answer] == ["eager", "torch"]
+    assert set(answer[0]["time_us"]) == {"cold", "warm", "host", "first"}
+    assert answer[0]["verdict"] == "pass" and len(answer[0]["interval"]) == 2
+    records, torn = read(saved)
+    assert len(records) == 2 and torn == 0
+    assert "checking eager" in done.stderr
+
+    # Once more for the screen, where torch is imported.
+    shown = CliRunner().invoke(app, ["bench", *SMALL_HERE, "--save", str(saved)])
+    assert shown.exit_code == 0 and "gelu  fp32-7x129  forward" in shown.stdout
+    assert "\x1b" not in shown.stdout and len(read(saved)[0]) == 4
+
+
+@pytest.mark.slow
+def test_a_wrong_call_exits_2() -> None:
+    done = call("gelu", "--case", "nope", "--device", "cpu")
+    # A note that the machine is busy may come first.
+    assert done.returncode == 2 and not done.stdout
+    assert any(line.startswith("error:") for line in done.stderr.splitlines())
+
+
+@pytest.mark.slow
+def test_a_full_disk_costs_no_earlier_record(tmp_path: Path) -> None:
+    saved = tmp_path / "records.jsonl"
+    append(saved, [record()])
+    size = saved.stat().st_size
+
+    def limit() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, size + 100))
+
+    done = call(*SMALL_HERE, "--save", saved, preexec_fn=limit)
+    assert done.returncode == 2 and "could not be saved" in done.stderr, done.stderr
+    records, torn = read(saved)
+    assert len(records) == 1 and torn == 0 and saved.stat().st_size == size
+
+
+SAVES_FOR_EVER = """
+import sys
+from pathlib import Path
+sys.path[:0] = sys.argv[2:]
+from helpers.sample_records import record
+from weft.core.record import append
+big = record(idea="x" * 200_000)
+print("begun", flush=True)
+while True:
+    append(Path(sys.argv[1]), [big])
+"""
+
+
+def test_a_kill_in_mid_save_leaves_the_earlier_records_readable(tmp_path: Path) -> None:
+    saved = tmp_path / "records.jsonl"
+    append(saved, [record(implementation="cuda")])
+    here = TESTS
+    command = [
+        sys.executable,
+        "-c",
+        SAVES_FOR_EVER,
+        str(saved),
+        str(here),
+        str(here.parent / "src"),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "begun\n"
+        time.sleep(0.1)
+        process.kill()
+    records, torn = read(saved)
+    assert records[0].implementation == "cuda" and torn <= 1
+    with saved.open("ab") as file:
+        file.write(b'{"operator": "gelu", "impl')  # a line torn in its middle
+    append(saved, [record(implementation="eager")])
+    again, torn = read(saved)
+    assert len(again) == len(records) + 1 and again[-1].implementation == "eager" and torn >= 1
+
+
+def test_records_are_saved_and_shown_point_by_point(tmp_path: Path) -> None:
+    """A crash at the second point leaves the first one's records."""
+    from weft.cli.bench import save_and_show
+
+    def points() -> Iterator[list[Record]]:
+        yield [record(case="first"), record(case="first", implementation="cuda")]
+        raise KeyboardInterrupt
+
+    saved = tmp_path / "r.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        list(save_and_show(points(), saved, True, lambda: None))
+    assert [r.case for r in read(saved)[0]] == ["first", "first"]
+
+
+def test_a_timing_with_flags_reaches_the_record() -> None:
+    timing = record(cold=5.0).timing
+    assert isinstance(timing, Timing)
+    point = next(iter(select_points([TOY], [EAGER], None, ["forward"], "cpu", False)))
+    found = bench.BenchResult(verdict=record().verdict, timing=replace(timing, flags=("no-graph",)))
+    assert "no-graph" in bench.make_record(point, EAGER, found, None, {}).flags
+
+
+def test_with_patience_forward_comes_first_and_what_is_left_out_is_said() -> None:
+    lines: list[str] = []
+    how: dict[str, Any] = {"directions": None, "all_cases": True, "on_event": lines.append}
+    records = run(EAGER, patience=0.0, **how)
+    assert [r.direction for r in records] == ["forward", "forward"]
+    assert any(line.startswith("Skipped backward") and "toy" in line for line in lines)
+    assert len(run(EAGER, **how)) == 4
+
+
+class Broken:
+    """Worker process that cannot be restarted."""
+
+    sandbox = make_caller = None
+
+    def restart(self) -> None:
+        raise SandboxDied("was killed by SIGKILL")
+
+
+def test_a_worker_that_cannot_be_restarted_fails_and_the_others_are_timed() -> None:
+    """It is started anew for each point; nothing is asked of one that is not there."""
+    theirs, guest = way("theirs", _nothing), Broken()
+    point = next(iter(select_points([TOY], [EAGER, theirs], None, ["forward"], "cpu", False)))
+    how = bench._Options(budget=QUICK, workers={"theirs": guest})  # type: ignore[dict-item]
+    found = bench._bench_point(point, how, restart_external=True)
+    assert found["theirs"].verdict.status == "fail"
+    assert found["theirs"].verdict.reason == "channel: was killed by SIGKILL"
+    assert found["eager"].timing is not None
+
+
+def test_a_stranger_does_not_set_the_tolerance_by_its_name() -> None:
+    point = next(iter(select_points([TOY], [EAGER], None, ["forward"], "cpu", False)))
+    assert point.baseline is EAGER
+    guests: dict[str, Any] = {"eager": Broken()}
+    assert without_external_baseline(point, guests, {}).baseline is None
+    assert without_external_baseline(point, guests, {"toy": EAGER}).baseline is EAGER
+    assert without_external_baseline(point, {}, {}).baseline is EAGER
+
+
+def test_a_first_look_has_no_ladder_steps_and_checks_a_small_case_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checked: list[tuple[str, str, int]] = []
+    real = bench.check
+
+    def check(operator: Any, one: Any, at: Any, *rest: Any, **more: Any) -> Any:
+        verdict = real(operator, one, at, *rest, **more)
+        checked.append((one.name, at.name, len(verdict.seeds)))
+        return verdict
+
+    monkeypatch.setattr(bench, "check", check)
+    small = case(Input(name="x", shape=(7, 9)), devices=("cpu",))
+    toy = replace(TOY, cases=(*CASES, small))
+    step, more = way("eager/01-naive", lambda x: x + x), way("torch", lambda x: 2 * x, backend="torch")
+    ways = (EAGER, step, more)
+    point = next(iter(select_points([toy], [EAGER], None, ["forward"], "cpu", False)))
+    point = bench._without_variants(replace(point, implementations=ways))
+    assert [i.name for i in point.implementations] == ["eager", "torch"]
+    results = bench._bench_point(
+        point, bench._Options(budget=QUICK, workers={}, first_look=True), restart_external=False
+    )
+    assert all(r.timing is not None for r in results.values())
+    large, few = CASES[0].name, bench.CHECK_SEEDS - 1
+    assert checked == [
+        ("eager", small.name, 5), ("eager", large, few), ("torch", small.name, 5), ("torch", large, few)
+    ]  # fmt: skip

@@ -1,0 +1,151 @@
+"""Tune: points from records, the sweep around a crossover, and the command."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from helpers.sample_records import CPU, GPU, record
+from weft import WeftError
+from weft.cli import app
+from weft.core import Case, Operator, Record, registry
+from weft.core.record import append
+from weft.dispatch import choice as dispatch
+from weft.dispatch.choice import Point
+from weft.dispatch.operator import clear_caches
+from weft.workbench import tune
+
+CASE = "bf16-16384x16384"
+DEVICE = str(GPU["device"])
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setattr(dispatch, "SHIPPED", tmp_path / "tables")
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path / "own"))
+    clear_caches()
+    yield tmp_path
+    clear_caches()
+
+
+def timed(name: str, cold: float, direction: str = "forward", **more: object) -> Record:
+    return record(implementation=name, cold=cold, case=CASE, direction=direction, **{"machine": GPU, **more})
+
+
+RECORDS = [
+    timed("torch", 200.0),
+    timed("torch", 100.0),  # measured again: the last counts
+    timed("triton", 80.0),
+    timed("cuda", 10.0, flags=("suspect: faster than the floor",)),
+    timed("numba", 10.0, verdict={"status": "fail", "reason": "wrong"}),
+    timed("compile", 10.0),
+    timed("cuda/01-atomics", 10.0),
+    timed("torch", 100.0, "backward"),
+    timed("triton", 70.0, "backward"),
+    timed("torch", 1.0, machine=CPU),
+    record(implementation="torch", case="fp32-1x1-of-old", machine=GPU),
+    record(operator="of a stranger", implementation="torch", case=CASE, machine=GPU),
+]
+
+
+def test_a_point_has_what_passed_is_not_suspect_and_may_be_chosen() -> None:
+    ((device, (point,)),) = tune.from_records(RECORDS).items()
+    assert device == DEVICE
+    assert (point.dtype, point.elements, point.last) == ("bfloat16", 1 << 28, 16384)
+    assert point.forward == {"torch": (100.0, 106.0), "triton": (80.0, 86.0)}
+    assert point.backward == {"torch": (100.0, 106.0), "triton": (70.0, 76.0)}
+    assert Point.from_json(json.loads(json.dumps(point.to_json()))) == point
+
+
+def test_a_gradient_that_is_a_view_costs_nothing() -> None:
+    operator = registry.operator("sum")
+    case = operator.select("bench", "cuda")[0]
+    timings = {"torch": 100.0, "triton": 80.0}
+    records = [record(implementation=n, cold=t, operator="sum") for n, t in timings.items()]
+    point = tune.point_of(operator, case, records)
+    assert point is not None and dispatch.best(point, grad=True) == "triton"
+
+
+def test_a_case_with_a_share_of_its_rows() -> None:
+    case = registry.operator("matmul").case("bf16-16384x3072x768")
+    smaller = tune.scaled(case, 64)
+    assert smaller is not None
+    for was, now in zip(case.inputs, smaller.inputs, strict=True):
+        assert now.shape == tuple(256 if d == 16384 else d for d in was.shape)
+    assert smaller.params == case.params and smaller.name == f"{case.name}/64"
+    assert tune.scaled(case, 1 << 20) is None
+
+
+def test_the_sweep_looks_closer_where_the_choice_changes() -> None:
+    operator = registry.operator("gelu")
+    asked: list[int] = []
+
+    def measure(_: Operator, case: Case) -> Point:
+        rows = case.inputs[0].shape[0]
+        asked.append(rows)
+        ours = 50.0 if rows > 500 else 200.0
+        one = record(implementation="triton", cold=ours), record(implementation="torch", cold=100.0)
+        point = tune.point_of(operator, case, one)
+        assert point is not None
+        return point
+
+    one = replace(operator, cases=(operator.case(CASE),))
+    points = list(tune.sweep(one, "cuda", measure))
+    assert asked == [16384, 2048, 256, 16384 // 23, 32]
+    assert [dispatch.best(p, grad=False) for p in points] == [
+        *("triton", "triton", "torch", "triton", "torch")
+    ]
+
+
+def test_points_are_measured_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure eager and torch on a CPU, in the forward: the timing is the same as on a GPU."""
+    monkeypatch.setattr("weft.workbench.bench.measured_ceilings", lambda *a, **k: None)
+    monkeypatch.setattr("weft.machine.l2_bytes", lambda kind: 1 << 20)
+    monkeypatch.setattr(tune, "_can_be_chosen", lambda i: i.name in ("eager", "torch"))
+    operator = registry.operator("gelu")
+    small = replace(operator.case("fp32-1024x1024"), inputs=operator.case("fp32-7x129").inputs)
+    one = replace(operator, cases=(small,), differentiable=())
+    monkeypatch.setattr(registry, "operator", lambda name: one)
+    found = list(tune.measure_points(["gelu"], "cpu"))
+    assert len(found) == 1 and set(found[0].forward) >= {"eager", "torch"}
+    assert all(cold > 0 for cold, _ in found[0].forward.values())
+
+
+def test_from_records_to_a_table_that_is_shown(folders: Path) -> None:
+    append(folders / "r.jsonl", RECORDS)
+    done = CliRunner().invoke(app, ["tune", "--from", str(folders / "r.jsonl"), "--json"])
+    assert done.exit_code == 0, done.output
+    (row,) = json.loads(done.stdout)
+    assert row["inference"] == {"choice": "triton", "us": 80.0, "base_us": 100.0}
+    assert row["training"] == {"choice": "triton", "us": 150.0, "base_us": 200.0}
+    shown = CliRunner().invoke(app, ["tune", "--show", "--device", DEVICE])
+    assert re.search(r"triton +80\.0 us +1\.25x +triton +150 us +1\.33x", shown.stdout)
+    assert (dispatch.SHIPPED / "example-gpu-9000.json").read_text().count("\n") == 3
+    assert DEVICE in tune.crossovers() and "1.25" in tune.crossovers("gelu")
+    unknown = CliRunner().invoke(app, ["tune", "--show", "--device", "another"])
+    assert unknown.exit_code == 0 and "torch's own" in unknown.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["tune", "gelo"], "did you mean gelu"),
+        (["tune", "-o", "x.json"], "--from"),
+        (["tune", "--from", "nowhere.jsonl"], "nowhere"),
+    ],
+)
+def test_a_wrong_call(arguments: list[str], told: str) -> None:
+    with pytest.raises(WeftError, match=told):
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+
+def test_a_cpu_has_nothing_to_choose(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.machine.has_gpu", lambda: False)
+    with pytest.raises(WeftError, match="runs PyTorch's own"):
+        CliRunner().invoke(app, ["tune"], catch_exceptions=False)

@@ -1,0 +1,68 @@
+"""Run the GPU tests on every GPU of this machine: the suite in shards, then the timings on the first GPU.
+
+    python3 tools/gpu_tests.py [--jobs N] [PYTEST ARGUMENTS...]
+
+Each GPU gets one pytest run with ``--jobs`` workers and every n-th stretch of the collected tests. Tests that
+measure time (marker ``alone``) run at the end, by themselves. The exit code is 1 if any run failed.
+Four H200s with 14 workers each took 290 s for everything but the timings (docs/log.md, 2026-11-22).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PYTEST = [sys.executable, "-m", "pytest", "--slow", str(ROOT / "tests")]
+
+
+def visible_gpus() -> list[str]:
+    """Return the GPUs as ``CUDA_VISIBLE_DEVICES`` names them. Exit with 2 if there are none."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named:
+        return [g.strip() for g in named.split(",")]
+    import torch
+
+    count = torch.cuda.device_count()
+    if not count:
+        sys.exit("no GPU is visible here; hint: run this on a machine with an NVIDIA GPU and its driver")
+    return [str(i) for i in range(count)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=6, help="workers for each GPU [default: 6]")
+    options, pytest_arguments = parser.parse_known_args()
+    gpus = visible_gpus()
+    base = {**os.environ, "WEFT_REQUIRE_GPU": "1", "PYTHONPATH": str(ROOT / "src")}
+    start, codes = time.monotonic(), []
+    with tempfile.TemporaryDirectory() as folder:
+        runs = []
+        for i, gpu in enumerate(gpus):
+            command = [*PYTEST, "-m", "gpu and not alone", "-n", str(options.jobs), "--dist", "worksteal"]
+            command += ["--shard", f"{i}/{len(gpus)}", *pytest_arguments]
+            # One GPU prints as it goes; the output of several would be mixed, and is printed at the end.
+            output = None if len(gpus) == 1 else (Path(folder) / gpu).open("w+")
+            environment = base | {"CUDA_VISIBLE_DEVICES": gpu}
+            process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
+            runs.append((gpu, process, output))
+        for gpu, process, output in runs:
+            codes.append(process.wait())
+            if output is not None:
+                output.seek(0)
+                print(f"\n== GPU {gpu}: exit code {codes[-1]}\n{output.read()}", flush=True)
+                output.close()
+    print(f"== answers on {len(gpus)} GPUs: {time.monotonic() - start:.0f} s; now the timings", flush=True)
+    alone = [*PYTEST, "-m", "gpu and alone", *pytest_arguments]
+    codes.append(subprocess.call(alone, env=base | {"CUDA_VISIBLE_DEVICES": gpus[0]}))
+    print(f"== all GPU tests: {time.monotonic() - start:.0f} s, exit codes {codes}", flush=True)
+    return int(any(codes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
