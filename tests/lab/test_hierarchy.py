@@ -345,6 +345,7 @@ def test_options_of_the_hierarchy_are_refused_without_it(tmp_path: Path) -> None
 
 
 @pytest.mark.gpu
+@pytest.mark.alone  # it measures times
 def test_levels_of_a_gpu_are_in_order() -> None:
     from weft.lab.hierarchy import measure
 

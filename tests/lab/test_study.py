@@ -299,6 +299,7 @@ def test_invalid_arguments_are_refused_with_the_reason(
 
 
 @pytest.mark.gpu
+@pytest.mark.alone  # it measures times
 def test_small_study_on_a_gpu_is_captured_and_sound() -> None:
     chosen = workload.Sizes(
         depths=(2, 4, 6),

@@ -88,7 +88,8 @@ def test_a_tolerance_that_is_far_too_wide_is_detected(monkeypatch: pytest.Monkey
 
 
 def test_a_missing_rule_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(check_rules.RULES, "written")
+    # Not deleted: a key that comes back is the last one, and the order of the rules names the reason.
+    monkeypatch.setitem(check_rules.RULES, "written", lambda call: "")
     summary = judge("W16/softmax/eager/nan-unwritten")
     assert summary.to_json()["survivors"] == ["W16/softmax/eager/nan-unwritten"]
 
