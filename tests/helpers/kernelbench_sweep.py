@@ -1,8 +1,9 @@
-"""Judge KernelBench's own problems with divided sizes, each with a right, a wrong and a cached candidate.
+"""Judge KernelBench's own problems, each with a right, a wrong and a cached candidate.
 
 Run it by hand: ``python -m helpers.kernelbench_sweep LEVEL_FOLDER [LEVEL_FOLDER ...] --count 20``. The
-files are read where they are; the divided copies and the candidates are written to a temporary folder.
-It prints a row for each judgement and ends with 1 if a verdict is not the expected one.
+sizes are divided until a problem is small, or stay as they are (``--own-sizes``, for a GPU). The files are
+read where they are; the copies and the candidates are written to a temporary folder. It prints a row for
+each judgement and ends with 1 if a verdict is not the expected one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from helpers.process_memory import run
@@ -91,16 +93,18 @@ def small_copy(path: Path, folder: Path) -> Path | None:
     return copy
 
 
-def judgements(path: Path, folder: Path, arguments: list[str]) -> Iterator[tuple[str, bool]]:
+def judgements(path: Path, folder: Path, options: argparse.Namespace) -> Iterator[tuple[str, bool]]:
     """Judge the three candidates of a problem; yield a row of the table and whether it is as expected."""
-    problem = small_copy(path, folder)
+    problem = path if options.own_sizes else small_copy(path, folder)
     if problem is None:
         yield f"{path.stem[:44]:44} cannot be divided", True
         return
     for kind, ending in CANDIDATES.items():
         candidate = folder / f"{path.stem}-{kind}.py"
         candidate.write_text(problem.read_text() + ending)
-        command = [sys.executable, "-m", "weft", "judge", str(problem), str(candidate), "--json", *arguments]
+        command = [sys.executable, "-m", "weft", "judge", str(problem), str(candidate), "--json"]
+        if options.time == "none" or (options.time == "right" and kind != "right"):
+            command.append("--no-time")
         code, output, errors, seconds, peak = run(command, timeout=600)
         if code not in (0, 1) or not output:
             yield f"{path.stem[:44]:44} {kind:6} exit {code}: {errors.strip()[-200:]}", False
@@ -111,6 +115,8 @@ def judgements(path: Path, folder: Path, arguments: list[str]) -> Iterator[tuple
         own = (result["own_check"] or {}).get("passed")
         row = f"{path.stem[:44]:44} {kind:6} {verdict:8} own {own!s:5} {seconds:6.1f} s {peak >> 20:5} MiB"
         row += f" of {result['problem_bytes'] / 2**20:.1f}"
+        if result["speedup"] is not None:
+            row += f", {result['speedup']:.2f}x"
         yield row if as_expected else f"{row}  UNEXPECTED: {result['reason'][:300]}", as_expected
 
 
@@ -118,20 +124,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--count", type=int, default=20, help="problems of each folder")
-    parser.add_argument("--time", action="store_true", help="measure times too")
+    parser.add_argument("--own-sizes", action="store_true", help="do not divide the sizes")
+    parser.add_argument("--time", choices=("none", "right", "all"), default="none", help="candidates to time")
+    parser.add_argument("--jobs", type=int, default=1, help="problems judged at once")
     options = parser.parse_args()
-    unexpected = 0
-    with tempfile.TemporaryDirectory() as temporary:
-        for folder in options.folders:
-            paths = sorted(folder.glob("*.py"), key=lambda p: int(p.stem.split("_")[0]))
-            step = max(1, len(paths) // options.count)
-            for path in paths[::step][: options.count]:
-                rows = judgements(path, Path(temporary), [] if options.time else ["--no-time"])
-                for row, as_expected in rows:
-                    print(row, flush=True)
-                    unexpected += not as_expected
-    print(f"{unexpected} verdicts are not the expected ones")
+    chosen: list[Path] = []
+    for folder in options.folders:
+        paths = sorted(folder.glob("*.py"), key=lambda p: int(p.stem.split("_")[0]))
+        step = max(1, len(paths) // options.count)
+        chosen += paths[::step][: options.count]
+    with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(options.jobs) as pool:
+        unexpected = sum(pool.map(lambda path: _print_rows(path, Path(temporary), options), chosen))
+    print(f"{unexpected} verdicts of {len(chosen)} problems are not the expected ones")
     sys.exit(1 if unexpected else 0)
+
+
+def _print_rows(path: Path, folder: Path, options: argparse.Namespace) -> int:
+    unexpected = 0
+    for row, as_expected in judgements(path, folder, options):
+        print(row, flush=True)
+        unexpected += not as_expected
+    return unexpected
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from weft.workbench.calls.graph_capture import graph_capture
 from weft.workbench.kernels.names import INTERPRETED, is_library, origin, plain
 
 PROFILER, GRAPH, DISPATCHER = "torch.profiler", "cuda graph", "torch dispatcher"
@@ -255,7 +256,7 @@ def _captured(call: Callable[[], object]) -> Kernels:
         with torch.cuda.stream(side):  # a failed capture leaves its stream current; this restores it
             call()  # workspaces and compiled code of a first call cannot be captured
             side.synchronize()
-            with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+            with graph_capture(graph, side, error_mode="thread_local"):
                 outputs = call()  # must outlive the capture: freed memory would be reused in the graph
         torch.cuda.synchronize()
         names = list(_nodes(graph.raw_cuda_graph()))

@@ -31,6 +31,7 @@ from weft.workbench.calls.buffers import (
     storages,
     tensors_of,
 )
+from weft.workbench.calls.graph_capture import graph_capture
 from weft.workbench.timing.local_candidate import LocalTimedCandidate
 from weft.workbench.timing.plan import CROSS_CHECK_TRIES, Candidate, Estimate, Plan
 
@@ -192,7 +193,7 @@ def capture(
     # A graph replays without the host: a launch from Python costs more than a small kernel takes.
     graph = _Graph()
     outputs: list[Outputs] = []
-    with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), pool=pool):
+    with graph_capture(graph, torch.cuda.current_stream(), pool=pool):
         for call in calls:
             output = call()
             if keep:

@@ -1,0 +1,39 @@
+"""CUDA graph captures that give their memory back when they fail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+
+
+@contextmanager
+def graph_capture(
+    graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, *, pool: Any = None, error_mode: str = "global"
+) -> Iterator[None]:
+    """Capture what the body launches on ``stream`` into ``graph``, as ``torch.cuda.graph`` does.
+
+    ``pool`` is the memory pool of another graph to share, or None for a new one. Raises whatever the body
+    raises, and ``RuntimeError`` for operations that a capture forbids.
+    """
+    pool = torch.cuda.graph_pool_handle() if pool is None else pool
+    try:
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=error_mode):
+            yield
+    except BaseException:
+        _release_failed_capture(pool)
+        raise
+
+
+def _release_failed_capture(pool: Any) -> None:
+    """Tell torch's allocator that a capture has ended, where ``capture_end`` raised before it did so.
+
+    Up to torch 2.11 a capture that fails stays underway for the allocator (pytorch#180395): it then
+    frees no cached memory until the process ends, and a later call runs out of memory.
+    """
+    device = torch.cuda.current_device()
+    with suppress(RuntimeError):  # the allocator knows already: nothing was left
+        torch._C._cuda_endAllocateToPool(device, pool)
+        torch._C._cuda_releasePool(device, pool)
