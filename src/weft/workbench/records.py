@@ -71,12 +71,20 @@ def make_record(
     )
 
 
+def busy_reason(records: Sequence[Record]) -> str:
+    """Return how busy the machine was while these records were measured; empty if it was quiet.
+
+    The load differs a little from point to point: the first busy one stands for all.
+    """
+    loads = (r.machine.get("load") for r in records)
+    reasons = (str(load.get("busy") or "") for load in loads if isinstance(load, Mapping))
+    return next(filter(None, reasons), "")
+
+
 def doubts(records: Sequence[Record]) -> list[str]:
     """Return one sentence for each reason why times or shares of the limit are doubtful."""
-    loads = (r.machine.get("load") for r in records if r.timing)
-    busy = dict.fromkeys(str(load.get("busy") or "") for load in loads if isinstance(load, Mapping))
+    busy = busy_reason([r for r in records if r.timing])
     ceilings = dict.fromkeys(r.doubt for r in records)
-    # The load differs a little from point to point: the first reading stands for all.
-    times = [f"the machine was busy ({reason}): times are doubtful" for reason in busy if reason][:1]
+    times = [f"the machine was busy ({busy}): times are doubtful"] if busy else []
     shares = [f"shares of the limit marked ~ are doubtful: {reason}" for reason in ceilings if reason]
     return times + shares

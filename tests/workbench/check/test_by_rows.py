@@ -8,11 +8,14 @@ import pytest
 import torch
 
 from weft.core import FORWARD, Case, Cost, Implementation, Input, Operator
+from weft.workbench.calls.buffers import allocate_buffers
 from weft.workbench.calls.guarded_memory import digest
 from weft.workbench.check import by_rows
 from weft.workbench.check.by_rows import Moments, row_reference
 from weft.workbench.check.oracle import Oracle
+from weft.workbench.check.output_judge import judge
 from weft.workbench.check.tolerance import measure, participants, rms
+from weft.workbench.timing.altered_inputs import altered
 
 ROWS, COLUMNS = 40, 33
 Compute = Callable[..., torch.Tensor]
@@ -144,3 +147,19 @@ def test_a_digest_shows_every_changed_element(dtype: torch.dtype) -> None:
     exchanged[[0, 1 << 20]] = exchanged[[1 << 20, 0]]  # the same place of two pieces
     assert digest(exchanged) != before
     assert digest(torch.arange(10.0)[1:]) == digest(torch.arange(1.0, 10.0))  # not at a word's beginning
+
+
+@pytest.mark.parametrize("by_rows", [True, False])
+def test_a_judge_remembers_altered_elements(by_rows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not by_rows:
+        monkeypatch.setattr("weft.workbench.check.oracle.MIN_BYTES", 1 << 60)
+    operator = make_operator(lambda x: 2 * x, (ROWS, COLUMNS))
+    case, baseline = operator.cases[0], oracle_of(operator).baseline
+    buffers, other = (allocate_buffers(case, "cpu", None, seed) for seed in (1, 2))
+    before = 2 * buffers.inputs[0]
+    with altered(buffers, other, seed=3, many=True) as contents:
+        decide = judge(operator, case, FORWARD, "cpu", baseline, contents)
+        after = 2 * buffers.inputs[0]
+    assert not after.equal(before)
+    assert decide(after) is None
+    assert "error" in (decide(before) or "")

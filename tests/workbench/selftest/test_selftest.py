@@ -16,6 +16,7 @@ from helpers.sample_records import GPU, record
 from weft.cli import selftest as command
 from weft.core import WeftError
 from weft.workbench.check import rules as check_rules
+from weft.workbench.judge.judgement import Judgement
 from weft.workbench.selftest import honest as selftest_honest
 from weft.workbench.selftest import judge as selftest_judge
 from weft.workbench.selftest import mutants
@@ -148,6 +149,32 @@ def test_on_a_busy_machine_a_time_is_not_trusted_and_values_are(
     assert [m["id"] for m in report["inconclusive"]] == ([identity] if undecided else [])
     assert undecided == any("could not be trusted" in m["reason"] for m in report["inconclusive"])
     assert report["survivors"] == ([] if undecided or identity.startswith("H") else [identity])
+
+
+@pytest.mark.parametrize(
+    ("flag", "busy", "status"),
+    [
+        ("suspect: slower on contents it had not seen: 9 us", "load 7.1 on 2 cores", INCONCLUSIVE),
+        ("suspect: slower on contents it had not seen: 9 us", "", KILLED),
+        ("suspect: threads: one outlived its call", "load 7.1 on 2 cores", KILLED),
+        ("suspect: the parent's clock disagrees (the worker's reading is off by 1 s)", "load 7", KILLED),
+    ],
+)
+def test_load_explains_suspicions_by_time_alone(
+    flag: str, busy: str, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed = record(machine={**GPU, "load": {"busy": busy}}, flags=(flag,), implementation="it")
+    monkeypatch.setattr(selftest_judge, "run", lambda *_, **__: iter([timed]))
+    mutant = mutants.find("H6/softmax/eager/from-cache")
+    subject, settings = selftest_judge.Subject.of(mutant), selftest_judge.SelftestSettings.create("cpu", ())
+    result = selftest_judge._time(subject, mutant.make(), {}, settings, MutantResult(id=mutant.id))
+    assert result.status == status
+
+    judgement = Judgement(format="", operator="softmax", direction="forward", backend="eager", correct=True)
+    judgement.add_records([timed, record(implementation="eager")], "it")
+    assert judgement.correct == (status == INCONCLUSIVE)
+    assert judgement.speedup is None or not judgement.correct
+    assert any("could not be trusted" in note for note in judgement.notes) == judgement.correct
 
 
 def test_a_selftest_without_results_does_not_pass() -> None:

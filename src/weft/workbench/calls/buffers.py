@@ -25,15 +25,29 @@ class LeadingOutputs(tuple[torch.Tensor, ...]):
 
 
 @dataclass(frozen=True)
+class ElementChanges:
+    """Elements of tensor ``index`` of a call that differ from what the seed generated.
+
+    ``where`` has one (n,) index tensor for each dimension of its distinct elements, and ``values`` the (n,)
+    new elements; those of a dtype of one byte are bytes, since torch cannot index float8.
+    """
+
+    index: int
+    where: tuple[torch.Tensor, ...]
+    values: torch.Tensor
+
+
+@dataclass(frozen=True)
 class InputBuffers:
     """Inputs of one call and, in the backward, the gradient of its output.
 
-    ``seed`` generated them; a worker process needs no more than the seed to generate the same ones.
+    ``seed`` and then ``changes`` generated them: who has both can generate the same ones again.
     """
 
     inputs: list[torch.Tensor]
     grad: torch.Tensor | None = None
     seed: int = 0
+    changes: tuple[ElementChanges, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -60,6 +74,18 @@ def allocate_buffers(case: Case, device: str, grad: ShapeDtype | None, seed: int
         return InputBuffers(inputs, seed=seed)
     output = torch.empty(grad[0], dtype=grad[1], device="meta")
     return InputBuffers(inputs, case_inputs.gradient_like(output, seed, device=device), seed)
+
+
+def indexed_elements(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's distinct elements in a form that an index can write; those of one byte as bytes."""
+    stored = distinct_elements(tensor).data
+    return stored.view(torch.uint8) if stored.dtype.itemsize == 1 else stored
+
+
+def apply_changes(buffers: InputBuffers, changes: Sequence[ElementChanges]) -> None:
+    """Write changed elements into buffers that have the contents of the same seed."""
+    for change in changes:
+        indexed_elements(buffers.all_tensors[change.index])[change.where] = change.values
 
 
 def stored_bytes(tensor: torch.Tensor) -> int:

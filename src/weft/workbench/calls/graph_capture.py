@@ -28,12 +28,15 @@ def graph_capture(
 
 
 def _release_failed_capture(pool: Any) -> None:
-    """Tell torch's allocator that a capture has ended, where ``capture_end`` raised before it did so.
+    """Undo what a capture leaves behind in torch where ``capture_end`` raised (torch 2.11, pytorch#180395).
 
-    Up to torch 2.11 a capture that fails stays underway for the allocator (pytorch#180395): it then
-    frees no cached memory until the process ends, and a later call runs out of memory.
+    The allocator would take the capture for one that is still underway: it frees no cached memory until the
+    process ends, and a later call runs out of memory. The default generator would refuse every random
+    number outside a capture.
     """
     device = torch.cuda.current_device()
     with suppress(RuntimeError):  # the allocator knows already: nothing was left
         torch._C._cuda_endAllocateToPool(device, pool)
         torch._C._cuda_releasePool(device, pool)
+    generator = torch.cuda.default_generators[device]
+    generator.graphsafe_set_state(generator.clone_state())  # the same numbers, and no capture

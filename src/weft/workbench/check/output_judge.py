@@ -7,14 +7,22 @@ from collections.abc import Callable
 import torch
 
 from weft.core import FORWARD, Case, Implementation, Operator
-from weft.workbench.calls.buffers import InputBuffers, LeadingOutputs, Outputs, allocate_buffers, tensors_of
+from weft.workbench.calls.buffers import (
+    InputBuffers,
+    LeadingOutputs,
+    Outputs,
+    allocate_buffers,
+    apply_changes,
+    tensors_of,
+)
 from weft.workbench.check.oracle import Oracle
 from weft.workbench.check.tolerance import Bound, Measured, measure
 
 
 def _judge_by_rows(oracle: _BufferOracle) -> Callable[[Outputs], str | None]:
     """Return the judge of a large problem: it stores the bounds, and computes answers when it is asked."""
-    bounds, forms, seed = oracle.bounds, oracle.forms, oracle.buffers.seed
+    bounds, forms = oracle.bounds, oracle.forms
+    seed, changes = oracle.buffers.seed, oracle.buffers.changes
     arguments = (oracle.operator, oracle.case, oracle.direction, oracle.device, oracle.baseline)
     del oracle  # it holds the buffers, which are overwritten before the judge is used
 
@@ -28,7 +36,9 @@ def _judge_by_rows(oracle: _BufferOracle) -> Callable[[Outputs], str | None]:
             if tensor.shape != form.shape:
                 return f"shape {tuple(tensor.shape)} where {tuple(form.shape)} is due"
         case, device = arguments[1], arguments[3]
-        same = _BufferOracle(*arguments, allocate_buffers(case, device, None, seed))
+        buffers = allocate_buffers(case, device, None, seed)
+        apply_changes(buffers, changes)
+        same = _BufferOracle(*arguments, buffers)
         for error, bound in zip(same.errors(0, tensors, bounds), bounds, strict=True):
             if reason := _violation(error, bound):
                 return reason

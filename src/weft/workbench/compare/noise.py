@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -211,15 +212,38 @@ def _bench(arguments: Sequence[str], path: Path) -> list[Record]:
     Exit code 1 means that an implementation failed; its other records still count.
     """
     command = [sys.executable, "-m", "weft", "bench", *arguments, "--save", str(path)]
-    # No standard input: a question of the candidate's code must not wait for an answer.
-    process = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    if process.returncode not in (0, 1) or not path.exists():
+    code, errors_text = _run(command)
+    if code not in (0, 1) or not path.exists():
         # Progress is on stderr as well: report the error line, or the last line if there is none.
-        lines = [line for line in process.stderr.splitlines() if line.strip()]
+        lines = [line for line in errors_text.splitlines() if line.strip()]
         errors = [line for line in lines if line.startswith("error: ")] or lines[-1:] or ["no output"]
         raise WeftError(
             f"weft bench {' '.join(arguments)} did not run",
-            got=f"exit code {process.returncode}: {errors[0].removeprefix('error: ')}",
+            got=f"exit code {code}: {errors[0].removeprefix('error: ')}",
             hint="what follows --measure-noise goes to weft bench; options come after --",
         )
     return record.read(path)[0]
+
+
+def _run(command: Sequence[str]) -> tuple[int, str]:
+    """Run a command that ends with this process; return its exit code and its standard error."""
+    # Signals interrupt the main thread alone. Were the process started there, one that comes while it
+    # starts would leave a process that nobody knows.
+    with ThreadPoolExecutor(1) as pool:
+        starting = pool.submit(
+            subprocess.Popen,
+            command,
+            text=True,
+            stdin=subprocess.DEVNULL,  # a question of the candidate's code must not wait for an answer
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        try:
+            process = starting.result()
+            errors = process.communicate()[1]
+        except BaseException:
+            process = starting.result()
+            process.kill()
+            process.communicate()
+            raise
+    return process.returncode, errors

@@ -16,6 +16,7 @@ from weft.workbench.compare import verdict as rules
 from weft.workbench.compare.noise import Noise, machine_key, path_for
 from weft.workbench.compare.sides import MIN_POOLED_RUNS, commits, differences
 from weft.workbench.compare.verdict import AMBIGUOUS, FASTER, NOT_COMPARED, SAME, SLOWER, Comparison
+from weft.workbench.records import busy_reason
 from weft.workbench.report.table import duration
 
 COLUMNS = ("operator", "implementation", "case", "direction", "A", "B", "B / A", "noise", "verdict")
@@ -120,7 +121,7 @@ def noise_notes(report: ComparisonReport) -> list[str]:
     if report.threshold is not None:
         notes.append(f"threshold: {report.threshold:.1%}")
     for name, records in report.sides:
-        if reason := rules.busy_reason(records):
+        if reason := busy_reason(records):
             notes.append(f"the machine was busy during {name} ({reason}): its times are doubtful")
     return notes
 

@@ -25,6 +25,7 @@ from weft.core import Record, WeftError
 from weft.core.record import FAIL, PASS
 from weft.workbench.compare.noise import DEFAULT_NOISE, MachineKey, Noise, machine_key
 from weft.workbench.compare.sides import MIN_POOLED_RUNS, Range, SideTime, side_time, suspect_flags
+from weft.workbench.records import busy_reason
 
 FASTER, SLOWER, SAME, AMBIGUOUS = "faster", "slower", "same", "ambiguous"
 NOT_COMPARED = "none"  # in counts: points without a verdict
@@ -185,13 +186,6 @@ def _compare_point(
 def visible_difference(threshold: float | None) -> float:
     """Return the difference, as a share, that must have been visible for a point to be ``same``."""
     return VISIBLE if threshold is None else threshold
-
-
-def busy_reason(records: Sequence[Record]) -> str:
-    """Return how busy the machine was while these records were measured; empty if it was quiet."""
-    loads = (r.machine.get("load") for r in records)
-    reasons = [str(load.get("busy") or "") for load in loads if isinstance(load, Mapping)]
-    return next(filter(None, reasons), "")
 
 
 def _busy_noise(records: Sequence[Record]) -> tuple[float, str]:

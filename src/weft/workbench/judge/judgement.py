@@ -12,7 +12,8 @@ from typing import Any
 from weft.core import FORWARD, Finding, Record, Verdict
 from weft.core.record import FAIL, PASS, UNSUPPORTED
 from weft.workbench.judge.memory import Shortage
-from weft.workbench.records import doubts
+from weft.workbench.records import busy_reason, doubts
+from weft.workbench.timing.plan import is_by_time_alone
 
 NOT_RUN = "not run"
 # Checks in the order that a reader expects: the file, the output's form, then the values.
@@ -118,7 +119,10 @@ class Judgement:
             self.correct = bool(verdicts)
 
     def add_records(self, records: Sequence[Record], candidate: str) -> None:
-        """Add the records of a timed case; a failed or suspect timing refuses the candidate."""
+        """Add the records of a timed case; a failed or suspect timing refuses the candidate.
+
+        On a busy machine a suspicion by time alone costs the speed-up of the case and refuses nothing.
+        """
         timed = next(r for r in records if r.implementation == candidate)
         baseline = next(r for r in records if r.implementation != candidate)
         self.flags += [f for f in timed.flags if f not in self.flags]
@@ -126,10 +130,13 @@ class Judgement:
         if timed.verdict.status == FAIL:
             self.refuse("timed", f"{timed.verdict.reason} at {timed.case}")
             return
-        for flag in timed.flags:
-            if flag.startswith("suspect"):
-                self.refuse("timed", f"{flag} at {timed.case}")
+        suspicions = [flag for flag in timed.flags if flag.startswith("suspect")]
         self.notes += [note for note in doubts([timed, baseline]) if note not in self.notes]
+        if suspicions and all(map(is_by_time_alone, suspicions)) and busy_reason([timed]):
+            self.notes.append(f"no speed-up at {timed.case}: timing could not be trusted: {suspicions[0]}")
+            return
+        for flag in suspicions:
+            self.refuse("timed", f"{flag} at {timed.case}")
         if timed.timing and baseline.timing:
             time_us, baseline_us = timed.timing.cold, baseline.timing.cold
             self.times.append(Time(case=timed.case, time_us=time_us, baseline_us=baseline_us))

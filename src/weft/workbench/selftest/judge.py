@@ -25,14 +25,14 @@ from weft.workbench.calls.seeds import fresh_seeds
 from weft.workbench.check.check import ACROSS, check
 from weft.workbench.check.oracle import Oracle
 from weft.workbench.check.rules import RULES
-from weft.workbench.records import doubts
+from weft.workbench.records import busy_reason
 from weft.workbench.sandbox.caller import WorkerProcess
 from weft.workbench.sandbox.observed_kernels import observe_in_worker
 from weft.workbench.sandbox.process import Limits, Sandbox
 from weft.workbench.selftest import mutants
 from weft.workbench.selftest.mutants.mutant import Mutant
 from weft.workbench.sources.source import Source, load
-from weft.workbench.timing.plan import CHECKS, Budget, timing_check_of
+from weft.workbench.timing.plan import CHECKS, Budget, is_by_time_alone, timing_check_of
 
 N_SEEDS = 3  # for each case; `weft check` uses five
 LIMITS = Limits(seconds=120.0, memory_bytes=6 << 30)
@@ -308,21 +308,21 @@ def _time(
         # Kinds of cases and parts of judging are no names that a bench can leave out.
         without=settings.without & {*CHECKS, *RULES, *ACROSS},
     )
+    busy = busy_reason([record])
     for check_name, reason in record_violations(record):
+        if busy and subject.mutant.honest and is_by_time_alone(reason):
+            return _inconclusive(result, case, busy)
         # A check that is left out may still report: `without` must show what survives without it.
         if check_name not in settings.without:
             return result.killed(check_name, reason, case.name)
-    if busy := _time_is_doubtful(subject.mutant, record):
-        reason = f"timing could not be trusted: {busy}"
-        return replace(result, status=INCONCLUSIVE, reason=reason, case=case.name)
+    if busy and not subject.mutant.honest and set(subject.mutant.killed_by) <= TIME_CHECKS:
+        return _inconclusive(result, case, busy)
     return result
 
 
-def _time_is_doubtful(mutant: Mutant, record: Record) -> str:
-    """Return why nothing follows from a mutant's time; empty for one that other checks must show."""
-    if mutant.honest or not set(mutant.killed_by) <= TIME_CHECKS:
-        return ""
-    return "; ".join(doubts([record]))
+def _inconclusive(result: MutantResult, case: Case, busy: str) -> MutantResult:
+    reason = f"timing could not be trusted: the machine was busy ({busy}): times are doubtful"
+    return replace(result, status=INCONCLUSIVE, reason=reason, case=case.name)
 
 
 def record_violations(record: Record) -> Iterator[tuple[str, str]]:

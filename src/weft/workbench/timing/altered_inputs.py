@@ -8,12 +8,19 @@ same elements. A cache by all bytes of the inputs is not seen here, only by its 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
-from weft.workbench.calls.buffers import InputBuffers, distinct_elements
+from weft.workbench.calls.buffers import (
+    ElementChanges,
+    InputBuffers,
+    apply_changes,
+    distinct_elements,
+    indexed_elements,
+)
 
 LEAST_ELEMENTS = 256  # of an input: a smaller one is as quickly read as looked up
 CHOICES = 64  # random positions from which the element with the largest change is taken
@@ -21,49 +28,38 @@ CHOICES = 64  # random positions from which the element with the largest change 
 SPARSENESS = 2048
 CORNER = 32  # side of the corner that shows whether an input is symmetric or sorted
 
-Undo = tuple[torch.Tensor, tuple[torch.Tensor, ...], torch.Tensor]
 
-
-def alter(buffers: InputBuffers, source: InputBuffers, seed: int, many: bool) -> list[Undo]:
+def alter(buffers: InputBuffers, source: InputBuffers, seed: int, many: bool) -> list[ElementChanges]:
     """Replace elements of ``buffers`` in place by those of ``source`` at the same positions.
 
     In the backward only the gradient changes. One element of each input changes, or one in ``SPARSENESS``
     with ``many``. Inputs that are small, not floating-point, symmetric or sorted stay as they are: their
-    elements depend on each other. Returns what :func:`restore` takes.
+    elements depend on each other. Returns the changes that bring the former elements back.
     """
-    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]
-    if buffers.grad is not None and source.grad is not None:
-        pairs = [(buffers.grad, source.grad)]
-    else:
-        pairs = list(zip(buffers.inputs, source.inputs, strict=True))
+    pairs = list(zip(buffers.all_tensors, source.all_tensors, strict=True))
+    first = len(buffers.inputs) if buffers.grad is not None else 0
     undo = []
-    for index, (target, other) in enumerate(pairs):
+    for index, (target, other) in enumerate(pairs[first:], first):
         stored = distinct_elements(target).data
         if not target.is_floating_point() or stored.numel() < LEAST_ELEMENTS or _has_order(stored):
             continue
         values = other[tuple(slice(0, n) for n in stored.shape)]
-        where = _positions(stored, values, seed + index, many)
-        if stored.dtype.itemsize == 1:  # indexing has no float8
-            stored, values = stored.view(torch.uint8), values.view(torch.uint8)
-        undo.append((stored, where, stored[where]))
-        stored[where] = values[where]
+        where = _positions(stored, values, seed + index - first, many)
+        undo.append(ElementChanges(index, where, indexed_elements(target)[where]))
+        indexed_elements(target)[where] = indexed_elements(other)[where]
     return undo
-
-
-def restore(undo: Sequence[Undo]) -> None:
-    """Write the elements back that :func:`alter` replaced."""
-    for stored, where, before in undo:
-        stored[where] = before
 
 
 @contextmanager
 def altered(buffers: InputBuffers, source: InputBuffers, seed: int, many: bool) -> Iterator[InputBuffers]:
-    """Alter the buffers inside, and restore them afterwards."""
+    """Alter the buffers inside, and restore them afterwards. What is yielded names its ``changes``."""
     undo = alter(buffers, source, seed, many)
     try:
-        yield buffers
+        tensors = buffers.all_tensors
+        changes = (replace(u, values=indexed_elements(tensors[u.index])[u.where]) for u in undo)
+        yield replace(buffers, changes=tuple(changes))
     finally:
-        restore(undo)
+        apply_changes(buffers, undo)
 
 
 def _positions(stored: torch.Tensor, values: torch.Tensor, seed: int, many: bool) -> tuple[torch.Tensor, ...]:

@@ -28,6 +28,10 @@ CHECKS: dict[str, tuple[str, ...]] = {
     "cache": ("suspect: L2 set aside",),
 }
 
+# Suspicions that rest on a comparison of times alone. Other processes can cause them too.
+_BY_TIME_ALONE = (*CHECKS["fresh"], "suspect: clocks disagree", *CHECKS["wall"])
+_NOT_BY_LOAD = ("suspect: the parent's clock disagrees (the worker's reading",)
+
 MIN_SAMPLE_US = 50.0  # a sample lasts at least this long: below it the clock's resolution shows
 TARGET_SAMPLE_US = 200.0  # a sample is planned to last this long
 MAX_CALLS = 256  # calls in one sample, and nodes in one graph
@@ -219,6 +223,15 @@ def timing_check_of(flag: str) -> str:
     'fresh'
     """
     return next((name for name, prefixes in CHECKS.items() if flag.startswith(prefixes)), "")
+
+
+def is_by_time_alone(flag: str) -> bool:
+    """Return True for a suspicion that a busy machine can cause.
+
+    >>> is_by_time_alone("suspect: slower on contents it had not seen: 9 us against 1 us")
+    True
+    """
+    return flag.startswith(_BY_TIME_ALONE) and not flag.startswith(_NOT_BY_LOAD)
 
 
 def make_plan(footprint: int, cache: int, call_us: float, *, slow_us: float, fits: int) -> Plan:
