@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -115,6 +117,26 @@ def test_a_wrong_call_is_an_error_a_hint_and_exit_2(
     assert stopped.value.code == 2 and out == ""
     assert first.startswith(f"error: {error}")
     assert second.startswith("hint: ") and hint in second
+
+
+@pytest.mark.parametrize("gpu_was_used", [True, False])
+def test_destructors_of_a_gpus_libraries_do_not_change_the_exit_code(gpu_was_used: bool) -> None:
+    program = f"""
+import atexit, os, sys
+from types import SimpleNamespace
+class Library:
+    def __del__(self):
+        os._exit(99)
+library = Library()
+sys.modules["torch"] = SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: {gpu_was_used}))
+atexit.register(print, "atexit ran")
+sys.argv = ["weft", "--version"]
+from weft.cli import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "atexit ran" in done.stdout, done.stderr
+    assert done.returncode == (0 if gpu_was_used else 99)
 
 
 def test_dir_lists_the_public_names_and_each_is_there() -> None:

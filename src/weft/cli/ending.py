@@ -114,7 +114,11 @@ def speed_text(ratio: float) -> str:
 
     >>> speed_text(1.5), speed_text(0.1)
     ('1.50x faster than the reference', '10.00x slower than the reference')
+    >>> speed_text(0.997)
+    'as fast as the reference'
     """
+    if 0.995 <= ratio < 1.005:  # either form would say 1.00x
+        return "as fast as the reference"
     if ratio >= 1 or ratio <= 0:
         return f"{ratio:.2f}x faster than the reference"
     return f"{1 / ratio:.2f}x slower than the reference"
