@@ -1,8 +1,11 @@
-"""Timing session: the number of samples, and threads that outlive a call."""
+"""Timing session: the number of samples, and threads that work after a call."""
 
 from __future__ import annotations
 
+import _thread
+import sys
 import threading
+import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -14,9 +17,9 @@ from weft.core import Input, case
 from weft.machine.clocks import Sampler
 from weft.workbench.calls.buffers import InputBuffers, allocate_buffers
 from weft.workbench.timing.gpu_clocks import Readings
-from weft.workbench.timing.integrity import ThreadMonitor
 from weft.workbench.timing.plan import Budget, Candidate, Estimate, Plan
 from weft.workbench.timing.session import TimingSession
+from weft.workbench.timing.threads import ThreadMonitor
 
 POINT = case(Input(name="x", shape=(8, 8)))
 
@@ -68,16 +71,47 @@ def test_the_least_number_of_samples_is_taken_past_the_seconds_within_reason(
     assert session.troubles == {} and abs(len(session.states[0].clean) - samples) <= 1
 
 
-def test_threads_of_torch_compile_are_its_own() -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a clock for each thread")
+def test_threads_are_judged_by_the_time_that_they_use() -> None:
     from torch._inductor.compile_worker.timer import Timer
 
-    threads = ThreadMonitor()
-    timer = Timer(5, lambda: None)
+    stop, work = threading.Event(), threading.Event()
+
+    def compute() -> None:
+        while not stop.is_set():
+            work.wait()
+            sum(range(1000))
+
+    def names_after_work() -> set[str]:
+        work.set()
+        for _ in range(200):  # at once on a quiet machine
+            time.sleep(0.02)
+            monitor.begin_step()
+            if names := monitor.working_threads():
+                break
+        work.clear()
+        return names
+
+    monitor = ThreadMonitor()
+    timer = Timer(5, lambda: None)  # torch.compile's own, which waits
     timer.record_call()
-    stop = threading.Event()
-    waiting = threading.Thread(target=stop.wait, name="mine", daemon=True)
-    waiting.start()
-    assert threads.new_threads() == {"mine"} and threads.new_threads() == set()
-    stop.set()
-    waiting.join()
-    timer.quit()
+    thread = threading.Thread(target=compute, name="mine", daemon=True)
+    try:
+        threading.Thread(target=stop.wait, daemon=True).start()
+        thread.start()
+        for _ in range(3):  # the thread works, but only while a step runs
+            monitor.begin_step()
+            work.set()
+            time.sleep(0.02)
+            work.clear()
+            time.sleep(0.005)
+            assert monitor.working_threads() == set()
+        assert "mine" in names_after_work()
+        monitor.accept_current()  # it belongs to the candidate before
+        _thread.start_new_thread(compute, ())  # not listed by `threading`
+        assert names_after_work() == {"a thread"}
+    finally:
+        stop.set()
+        work.set()
+        thread.join()
+        timer.quit()

@@ -18,8 +18,10 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from weft.core.text import printable
 from weft.workbench.calls.buffers import InputBuffers, MakeBuffers, Outputs, ShapeDtype
 from weft.workbench.timing.plan import MAX_BUSY_FACTOR, Candidate, Estimate, IntegrityError, Plan
+from weft.workbench.timing.threads import WORKED
 
 _now = time.perf_counter_ns
 
@@ -122,9 +124,10 @@ class RemoteTimingBackend:
         The tensors of the reply arrive on ``device``.
         """
         reply = self.sandbox.request(f"timing.{verb}", {"timing": self.timing_id, **payload}, device=device)
-        self.flags.update(map(str, reply.payload.get("flags", ())))
+        # Flags and names come from the candidate's process.
+        self.flags.update(printable(str(flag)) for flag in reply.payload.get("flags", ()))
         if names := ", ".join(map(str, reply.payload.get("threads", ()))):
-            self.flags.add(f"suspect: threads: {names} outlived a call")
+            self.flags.add(f"suspect: threads: {printable(names)} {WORKED}")
         return reply
 
     def available_memory(self) -> int:

@@ -18,10 +18,11 @@ from weft.core import BACKWARD, Case, Implementation, Operator
 from weft.workbench.calls.bind import bind
 from weft.workbench.calls.buffers import ShapeDtype, allocate_buffers, tensors_of
 from weft.workbench.timing import cpu
-from weft.workbench.timing.integrity import ThreadMonitor, replaced_functions, snapshot
+from weft.workbench.timing.integrity import replaced_functions, snapshot
 from weft.workbench.timing.local_candidate import BufferCache, LocalTimedCandidate
 from weft.workbench.timing.measure import timing_backend
 from weft.workbench.timing.plan import Candidate, IntegrityError, Plan, TimedOutputs, TimingBackend
+from weft.workbench.timing.threads import ThreadMonitor
 
 Payload = dict[str, Any]
 Result = tuple[dict[str, Any], Sequence[torch.Tensor]]
@@ -44,7 +45,7 @@ class WorkerTiming:
     prepared: LocalTimedCandidate | None = None
     rerun_passes: Iterator[TimedOutputs] | None = None
     outputs: TimedOutputs | None = None
-    new_threads: set[str] = field(default_factory=set)
+    working_threads: set[str] = field(default_factory=set)
 
     @property
     def timed(self) -> LocalTimedCandidate:
@@ -77,14 +78,15 @@ class TimingHandlers:
         }
 
     def _run_step(self, step: Step, payload: Payload, _: list[torch.Tensor]) -> Result:
-        """Run one step in the backend's context; report flags and threads that outlived it."""
+        """Run one step in the backend's context; report flags and threads that work after it."""
         timing = self.timings[payload["timing"]]
+        self.threads.begin_step()
         with timing.backend.context():
             fields, tensors = step(timing, payload)
-        # Threads that a step left behind could go on with its work while the next step is timed.
-        timing.new_threads |= self.threads.new_threads()
+        # Threads that a step left behind could go on with its work while nothing is timed.
+        timing.working_threads |= self.threads.working_threads()
         flags = sorted(timing.prepared.flags) if timing.prepared else []
-        return {**fields, "flags": flags, "threads": sorted(timing.new_threads)}, tensors
+        return {**fields, "flags": flags, "threads": sorted(timing.working_threads)}, tensors
 
     def _first_call(self, payload: Payload, _: list[torch.Tensor]) -> Result:
         """Bind and call for the first time; the parent measures the wall time."""
@@ -97,6 +99,7 @@ class TimingHandlers:
 
     def _create(self, payload: Payload, _: list[torch.Tensor]) -> Result:
         operator, implementation, case, direction, device = self.state.point(payload)
+        self.threads.reset()  # other requests than this timing's may have come before
         backend = timing_backend(device, payload["without"])
         self.n_timings += 1
         self.timings[self.n_timings] = WorkerTiming(

@@ -1,4 +1,4 @@
-"""Integrity of a timing: are its functions its own, and do other threads run beside it?
+"""Integrity of a timing: are its functions its own?
 
 A snapshot of the functions is taken when their modules are imported, which is before any candidate
 is. They are compared with it before and after a timing.
@@ -7,10 +7,7 @@ is. They are compared with it before and after a timing.
 from __future__ import annotations
 
 import sys
-import threading
 import time
-from collections import Counter
-from pathlib import Path
 
 import torch
 
@@ -84,58 +81,3 @@ def replaced_functions() -> list[str]:
     # Modules imported since the last snapshot are stored now, before the next candidate can reach them.
     snapshot()
     return [n for n, (owner, name, own) in _own.items() if getattr(owner, name, None) is not own]
-
-
-# First letters of the names of threads that a driver or torch starts.
-_LIBRARY_THREADS = ("cuda", "pt_", "nv")
-
-
-def _os_threads() -> int:
-    """Count the threads of this process without those of drivers and torch; 0 without a /proc."""
-    tasks = Path("/proc/self/task")
-    if not tasks.is_dir():
-        return 0
-    names: Counter[bool] = Counter()
-    for task in tasks.iterdir():
-        try:
-            name = (task / "comm").read_text()
-        except OSError:  # the thread ended since the folder was listed
-            name = _LIBRARY_THREADS[0]
-        names[name.startswith(_LIBRARY_THREADS)] += 1
-    return names[False]
-
-
-def _is_inductor_thread(thread: threading.Thread) -> bool:
-    """Return True if torch.compile started this thread, to compile or to stop its workers."""
-    target = getattr(thread, "_target", None)
-    if str(getattr(target, "__module__", "")).startswith("torch._inductor."):
-        return True
-    module = sys.modules.get("torch._inductor.async_compile")
-    pool = getattr(getattr(module, "AsyncCompile", None), "pool", None)
-    # `pool` is a cached function: it is called only where the pool exists already.
-    if pool is None or not pool.cache_info().currsize:
-        return False
-    return thread in getattr(pool(), "_threads", ())
-
-
-class ThreadMonitor:
-    """Threads of this process: the accepted ones, and those that start during a candidate's step."""
-
-    def __init__(self) -> None:
-        self._accepted = set(threading.enumerate())
-        pools = torch.get_num_threads() + torch.get_num_interop_threads()
-        self._expected_tasks = _os_threads() - threading.active_count() + pools
-
-    def accept_current(self) -> None:
-        """Accept all current threads: the next candidate did not start them."""
-        self._accepted |= set(threading.enumerate())
-
-    def new_threads(self) -> set[str]:
-        """Return the names of Python threads that are new and not torch.compile's; accept them."""
-        new = [t for t in threading.enumerate() if t not in self._accepted]
-        self._accepted |= set(new)
-        return {t.name for t in new if not _is_inductor_thread(t)}
-
-    def extra_os_threads(self) -> int:
-        """Count OS threads beyond those at the start and torch's own pools."""
-        return max(0, _os_threads() - threading.active_count() - self._expected_tasks)

@@ -17,7 +17,6 @@ from weft.core import Timing
 from weft.workbench.calls.buffers import InputBuffers, MakeBuffers
 from weft.workbench.calls.errors import SandboxDied, WorkerError
 from weft.workbench.timing.gpu_clocks import Readings, is_throttled, summarise_clocks
-from weft.workbench.timing.integrity import ThreadMonitor
 from weft.workbench.timing.local_candidate import BufferCache
 from weft.workbench.timing.plan import (
     BUSY_FACTOR,
@@ -36,6 +35,7 @@ from weft.workbench.timing.plan import (
 )
 from weft.workbench.timing.recheck import SEED_COUNT, MakeJudge, Recheck, altered_rounds, rounds_needed
 from weft.workbench.timing.stats import Summary, drift, is_steady, summarise
+from weft.workbench.timing.threads import WORKED, ThreadMonitor
 from weft.workbench.timing.unseen_inputs import UnseenInputs
 
 _now = time.perf_counter_ns
@@ -264,7 +264,7 @@ class TimingSession:
         return [InputBuffers([], seed=seed) for seed in self.seeds[:count]]
 
     def _try(self, name: str, step: Callable[[], None]) -> bool:
-        """Run a candidate's step; store what it raises as trouble and the threads that it leaves."""
+        """Run a candidate's step; store what it raises as trouble and the threads that work after it."""
         self.threads.accept_current()
         try:
             step()
@@ -274,7 +274,7 @@ class TimingSession:
         finally:
             # Threads that start here during a worker's step belong to this process, not to it.
             if name in self.local_names:
-                self.new_threads[name] |= self.threads.new_threads()
+                self.new_threads[name] |= self.threads.working_threads()
         return True
 
     @property
@@ -358,7 +358,7 @@ class TimingSession:
                 on_round(number, {s.candidate.name: float(np.median(s.clean)) for s in timed})
 
     def measure_side_times(self) -> None:
-        """Measure ``warm`` and ``host``, compare the clocks, and flag threads that outlive a call."""
+        """Measure ``warm`` and ``host``, compare the clocks, and flag threads that work after a call."""
         for state in self.running:
             step = partial(state.measure_side_times, self.budget.side_samples, self.device)
             self._try(state.candidate.name, step)
@@ -366,7 +366,7 @@ class TimingSession:
         for state in self.running:
             name = state.candidate.name
             if threads := sorted(self.new_threads[name]):
-                state.timed.flags.add(f"suspect: threads: {', '.join(threads)} outlived a call")
+                state.timed.flags.add(f"suspect: threads: {', '.join(threads)} {WORKED}")
             if extra_os_threads and name in self.local_names:
                 state.timed.flags.add(f"threads: {extra_os_threads} more of the system's than before")
 

@@ -1,0 +1,132 @@
+"""Threads that work while no call of a candidate is timed: work that a call left behind.
+
+A thread is judged by the CPU time that it uses, not by its existence. A pool's idle threads, tqdm's monitor
+and torch.compile's timers wait; a thread that computes after a call has returned does a part of the call's
+work outside of its time.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+import threading
+import time
+from collections import Counter
+from itertools import chain
+from pathlib import Path
+
+import torch
+
+WORKED = "worked after a call had returned"  # the end of the flag that names such threads
+TASKS = Path("/proc/self/task")
+# First letters of the names of threads that a driver or torch starts.
+_LIBRARY_THREADS = ("cuda", "pt_", "nv")
+# CPU time that all threads together may use outside of steps: in all, after each step, and as a share of the
+# time. An idle pool takes 7 us after a step to wait again, tqdm's monitor 50 us every ten seconds; a thread
+# that reads the inputs of the last call once more, 270 us after a step (Xeon, 2.5 GHz).
+ALLOWED_NS, ALLOWED_STEP_NS, ALLOWED_SHARE = 200_000, 50_000, 1e-4
+# A thread that is seen for the first time is watched this long, this often, since it may end soon.
+WATCHES, WATCH_SECONDS = 4, 0.005
+
+
+def _os_threads() -> int:
+    """Count the threads of this process without those of drivers and torch; 0 without a /proc."""
+    if not TASKS.is_dir():
+        return 0
+    names: Counter[bool] = Counter()
+    for task in TASKS.iterdir():
+        try:
+            name = (task / "comm").read_text()
+        except OSError:  # the thread ended since the folder was listed
+            name = _LIBRARY_THREADS[0]
+        names[name.startswith(_LIBRARY_THREADS)] += 1
+    return names[False]
+
+
+def _python_threads() -> set[int]:
+    """Return the system's ids of all Python threads that run Python code, except the calling one."""
+    known = {t.native_id for t in threading.enumerate() if t.native_id is not None}
+    if hasattr(time, "pthread_getcpuclockid"):
+        # `threading` does not list what `_thread` started. The chain is one call in C, which keeps the
+        # interpreter's lock: no thread can end between its listing and the look at its memory.
+        frames = chain.from_iterable(map(operator.call, (sys._current_frames,)))
+        clocks = list(map(time.pthread_getcpuclockid, frames))
+        known |= {~(clock >> 3) for clock in clocks}  # the system's encoding of a thread's clock
+    return known - {threading.get_native_id()}
+
+
+def _cpu_ns(thread: int) -> int | None:
+    """Return the CPU time of a thread of this process; None if it has ended."""
+    try:
+        return time.clock_gettime_ns((~thread << 3) | 6)  # 6: of one thread, user and system time
+    except (OSError, OverflowError):
+        return None
+
+
+class ThreadMonitor:
+    """Python threads that a candidate started, and their CPU time outside of its steps.
+
+    A step is what the worker does on one request: :meth:`begin_step` before it, :meth:`working_threads`
+    after it. Without per-thread clocks (not Linux) every thread that outlives a step counts as working.
+    """
+
+    def __init__(self) -> None:
+        self._has_clocks = sys.platform == "linux"
+        self._accepted = _python_threads()
+        pools = torch.get_num_threads() + torch.get_num_interop_threads()
+        self._expected_tasks = _os_threads() - threading.active_count() + pools
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all CPU times: what ran since the last step is not part of a timing."""
+        self._cpu: dict[int, int] = {}  # of each watched thread, at the last reading
+        self._used: Counter[int] = Counter()  # ns outside of steps, by thread
+        self._read_at: int | None = None  # None while a step runs
+        self._observed_ns = self._steps = 0
+
+    def accept_current(self) -> None:
+        """Accept all current threads: the next candidate did not start them."""
+        self._accepted |= _python_threads()
+        self.reset()
+
+    def begin_step(self) -> None:
+        """Count the CPU time that the watched threads used since the last step."""
+        self._read()
+        self._read_at = None
+
+    def _read(self) -> None:
+        now = time.perf_counter_ns()
+        if self._read_at is not None:
+            self._observed_ns += now - self._read_at
+        for thread, before in list(self._cpu.items()):
+            if (cpu := _cpu_ns(thread)) is None:
+                del self._cpu[thread]
+                continue
+            if self._read_at is not None:
+                self._used[thread] += cpu - before
+            self._cpu[thread] = cpu
+        self._read_at = now
+
+    def working_threads(self) -> set[str]:
+        """Return the names of the threads that use CPU time between steps, once they used too much of it."""
+        own = _python_threads() - self._accepted
+        names = {t.native_id: t.name for t in threading.enumerate()}
+        if not self._has_clocks:
+            self._accepted |= own
+            return {names.get(t, "a thread") for t in own}
+        new = own - self._cpu.keys()
+        self._cpu |= dict.fromkeys(new, 0)
+        self._steps += 1
+        self._read_at = None  # the CPU time up to now belongs to the step
+        self._read()
+        for _ in range(WATCHES if new else 0):
+            time.sleep(WATCH_SECONDS)
+            self._read()
+        allowed = ALLOWED_NS + ALLOWED_STEP_NS * self._steps + ALLOWED_SHARE * self._observed_ns
+        if sum(self._used.values()) <= allowed:
+            return set()
+        return {names.get(t, "a thread") for t, _ in self._used.most_common(3)}
+
+    def extra_os_threads(self) -> int:
+        """Count OS threads beyond those at the start and torch's own pools."""
+        return max(0, _os_threads() - threading.active_count() - self._expected_tasks)
