@@ -11,9 +11,9 @@ from helpers.judge_problems import model, task, write
 from weft.core import FORWARD, Finding, Verdict, WeftError
 from weft.core.record import FAIL, PASS, UNSUPPORTED
 from weft.workbench.judge import kernelbench
-from weft.workbench.judge.data_template import output_tensors, split_data
+from weft.workbench.judge.data_template import output_keys, output_tensors, split_data
 from weft.workbench.judge.gpumode import read_task_yml
-from weft.workbench.judge.judge import GPUMODE, KERNELBENCH, detect_format
+from weft.workbench.judge.judge import GPUMODE, KERNELBENCH, JudgeOptions, detect_format, judge
 from weft.workbench.judge.judgement import Judgement, Time
 from weft.workbench.judge.source_facts import source_facts
 from weft.workbench.judge.torch_modes import Float64Mode, cuda_generators_on_cpu, cuda_on_cpu
@@ -240,3 +240,31 @@ def test_outputs_become_a_tensor_or_a_tuple() -> None:
     assert output_tensors(a) is a and output_tensors([a, (b,)]) == (a, b) and output_tensors({"x": a}) is a
     assert output_tensors(None) is None and output_tensors(None, [b]) is b
     assert output_tensors(3).dtype is torch.int64 and output_tensors(0.1).dtype is torch.float64
+
+
+def test_dictionaries_are_read_in_the_order_of_the_reference() -> None:
+    a, b, c = torch.rand(1), torch.rand(2), torch.rand(3)
+    keys = output_keys((c, {"mean": a, 7: {"x": b}}))
+    assert keys == {"[1]": ["'mean'", "7"], "[1][7]": ["'x'"]}
+    assert output_tensors((c, {7: {"x": b}, "mean": a}), keys=keys) == (c, a, b)
+    assert output_tensors((c, a, b), keys=keys) == (c, a, b)
+    assert output_tensors({"rstd": b, "mean": a}, keys=keys) == (b, a)  # the reference has none here
+    with pytest.raises(
+        ValueError, match=r"output\[1\] has the keys 'mean', 8; the reference's has 'mean', 7"
+    ):
+        output_tensors((c, {"mean": a, 8: {"x": b}}), keys=keys)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "correct"),
+    [('{"low": x.amin(1), "high": x.amax(1)}', True), ('{"low": x.amin(1), "top": x.amax(1)}', False)],
+)
+def test_a_dictionary_is_compared_by_key(tmp_path: Path, outputs: str, correct: bool) -> None:
+    reference = model(tmp_path, '{"high": x.amax(1), "low": x.amin(1)}')
+    candidate = tmp_path / "candidate.py"
+    candidate.write_text(reference.read_text().replace("Model", "ModelNew").replace(
+        '{"high": x.amax(1), "low": x.amin(1)}', outputs
+    ))  # fmt: skip
+    judgement = judge(reference, candidate, JudgeOptions(time=False))
+    assert judgement.correct == correct, judgement.reason
+    assert correct or "the reference's has 'high', 'low'" in judgement.reason

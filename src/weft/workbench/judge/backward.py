@@ -85,9 +85,11 @@ def gradients(
     tensors: Tensors,
     context: Any = None,
     float64: bool = False,
+    keys: Mapping[str, Sequence[str]] | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """Return the gradients at the case's inputs, which ``tensors`` holds before the incoming gradients.
 
+    ``keys`` are the reference's, if it returns dictionaries.
     Raises :class:`MissingGradient` if the function's graph does not reach one of them.
     """
     assert case.template is not None
@@ -97,7 +99,7 @@ def gradients(
         leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in inputs]
         with context or nullcontext():
             data, _ = case.template.build(leaves, float64=float64)
-            outputs = tensors_of(output_tensors(function.compute(data, case)))
+            outputs = tensors_of(output_tensors(function.compute(data, case), keys=keys))
         weights = function.parameters(case)
         targets = [leaves[n] for n in spec.inputs] + [weights[n] for n in spec.parameters]
         names = gradient_names(spec, case.template.inputs)
@@ -242,7 +244,9 @@ class GradientFamily:
 
         def forward(*tensors: torch.Tensor, point: str) -> tuple[torch.Tensor, ...] | torch.Tensor:
             context = self.generator.call_context(self.behavior)
-            results = gradients(function, self.spec, by_name[point], tensors, context)
+            results = gradients(
+                function, self.spec, by_name[point], tensors, context, keys=self.behavior.keys
+            )
             return results[0] if len(results) == 1 else results
 
         return Implementation(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,26 +126,51 @@ def _fill_tree(tree: Any, tensors: Sequence[torch.Tensor]) -> Any:
     return tree
 
 
-def output_tensors(output: Any, buffers: Sequence[torch.Tensor] = ()) -> Any:
+def output_tensors(
+    output: Any, buffers: Sequence[torch.Tensor] = (), keys: Mapping[str, Sequence[str]] | None = None
+) -> Any:
     """Return a call's output as one tensor or a tuple of them, in order; None if there is none.
 
-    If the call returns nothing, the buffers that it wrote are the output. Numbers become tensors.
+    If the call returns nothing, the buffers that it wrote are the output. Numbers become tensors. ``keys``
+    are the reference's, as :func:`output_keys` returns them: a dictionary is read in their order. Raises
+    ValueError for a dictionary with other keys.
     """
     if output is None and buffers:
         output = tuple(buffers)
     if output is None or isinstance(output, torch.Tensor):
         return output
-    tensors = tuple(_leaves(output))
+    tensors = tuple(_leaves(output, keys or {}, ""))
     return tensors[0] if len(tensors) == 1 else tensors
 
 
-def _leaves(output: Any) -> Iterable[Any]:
+def output_keys(output: Any, path: str = "") -> dict[str, list[str]]:
+    """Return the keys of each dictionary in an output, in order, by its path: plain data for a worker."""
     if isinstance(output, tuple | list):
-        for item in output:
-            yield from _leaves(item)
+        items = list(enumerate(output))
+        keys = {}
     elif isinstance(output, dict):
-        for item in output.values():
-            yield from _leaves(item)
+        items = list(output.items())
+        keys = {path: [repr(key) for key in output]}
+    else:
+        return {}
+    for key, item in items:
+        keys |= output_keys(item, f"{path}[{key!r}]")
+    return keys
+
+
+def _leaves(output: Any, keys: Mapping[str, Sequence[str]], path: str) -> Iterable[Any]:
+    if isinstance(output, tuple | list):
+        for index, item in enumerate(output):
+            yield from _leaves(item, keys, f"{path}[{index}]")
+    elif isinstance(output, dict):
+        items = {repr(key): item for key, item in output.items()}
+        # A reference without a dictionary here has no keys: then the order alone says which is which.
+        order = keys.get(path, list(items))
+        if sorted(order) != sorted(items):
+            got, expected = ", ".join(items), ", ".join(order)
+            raise ValueError(f"the output{path} has the keys {got}; the reference's has {expected}")
+        for key in order:
+            yield from _leaves(items[key], keys, f"{path}[{key}]")
     elif isinstance(output, bool | int | float):
         yield torch.tensor(output, dtype=torch.float64 if isinstance(output, float) else None)
     else:

@@ -21,7 +21,7 @@ from weft.core import BACKWARD, FORWARD, Case, Cost, Implementation, Operator, T
 from weft.core.text import printable
 from weft.workbench.calls.buffers import tensors_of
 from weft.workbench.calls.guarded_memory import digest
-from weft.workbench.judge.data_template import DataTemplate, output_tensors, split_data
+from weft.workbench.judge.data_template import DataTemplate, output_keys, output_tensors, split_data
 from weft.workbench.judge.torch_modes import cuda_generators_on_cpu, cuda_on_cpu
 
 Data = Any
@@ -48,6 +48,7 @@ class ReferenceBehavior:
     names of tensors that it reads and then overwrites. ``random``: it uses random numbers.
     ``repeatable``: the same data and random numbers give the same bits. ``longest_sum`` is an upper
     estimate of the number of terms in one of its sums. ``output_bytes`` are the bytes of its outputs.
+    ``keys`` are the keys of its dictionaries, by which a candidate's are read.
     """
 
     buffers: Sequence[int] = ()
@@ -56,6 +57,7 @@ class ReferenceBehavior:
     repeatable: bool = True
     longest_sum: int = 1
     output_bytes: int = 0
+    keys: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def splits_rows(self) -> bool:
@@ -252,7 +254,7 @@ def make_implementation(
         case = by_name[point]
         data, buffers = _template(case).build(inputs)
         with torch.no_grad(), generator.call_context(behavior):
-            return output_tensors(compute(data, case), buffers)
+            return output_tensors(compute(data, case), buffers, behavior.keys)
 
     return Implementation(
         operator=operator.name,
@@ -288,7 +290,7 @@ def observe_behavior(
         first = _wrap_errors("the reference raised", run, 1)
         if not isinstance(run.shapes, list):  # what it returned is not tensors
             raise WeftError("the reference", expected="tensors as its output", got=run.shapes)
-        kinds, shapes = run.kinds, run.shapes
+        kinds, shapes, keys = run.kinds, run.shapes, run.keys
         changed = run.changed()
         if run.nbytes <= OBSERVED_IN_FLOAT64:
             # Above that the check itself shows it; float64 at full size would be the peak of memory.
@@ -310,6 +312,7 @@ def observe_behavior(
         repeatable=repeatable,
         longest_sum=max([1, *sizes, *(t.numel // smallest // 10 for t in tensors)]),
         output_bytes=sum(math.prod(shape) * dtype.itemsize for shape, dtype in kinds),
+        keys=keys,
     )
 
 
@@ -317,7 +320,7 @@ class _ReferenceRun:
     """Runs of a reference on the inputs of one seed. Calling it returns digests of the outputs.
 
     Digests stand for the tensors, so that one call's inputs and outputs are in memory at a time.
-    After a run ``kinds`` are the outputs' shapes and dtypes.
+    After a run ``kinds`` are the outputs' shapes and dtypes, ``keys`` those of its dictionaries.
     """
 
     def __init__(
@@ -327,6 +330,7 @@ class _ReferenceRun:
         self.case, self.generator, self.device = case, generator, device
         self.kinds: list[tuple[torch.Size, torch.dtype]] = []
         self.shapes: Any = []
+        self.keys: dict[str, list[str]] = {}
         self._generate()
         self.digests = [digest(t) for t in self.tensors]
 
@@ -356,7 +360,8 @@ class _ReferenceRun:
         torch.manual_seed(seed)
         compute = self.float64 if wide else self.native
         with torch.no_grad(), cuda_on_cpu() if self.generator.cuda_on_cpu else nullcontext():
-            output = output_tensors(compute(self.template.build(inputs)[0], self.case))
+            returned = compute(self.template.build(inputs)[0], self.case)
+        self.keys, output = output_keys(returned), output_tensors(returned)
         if output is None:
             changed = (t for t, d in zip(inputs, before, strict=True) if digest(t) != d)
             output = output_tensors(tuple(changed))
