@@ -169,10 +169,12 @@ class Operator:
         raise unknown_name(f"case of {self.name}", name, [c.name for c in self.cases])
 
 
-def unknown_name(what: str, got: str, known: list[str]) -> WeftError:
+def unknown_name(what: str, got: object, known: list[str]) -> WeftError:
     """Return the error for an unknown name, with the nearest known names as a hint."""
     import difflib
 
+    if not isinstance(got, str):
+        return WeftError(f"unknown {what}", expected="one of " + ", ".join(known), got=f"{got!r:.80}")
     # 0.4 is below difflib's default of 0.6: a short or abbreviated name still gets a hint.
     near = difflib.get_close_matches(got, known, n=3, cutoff=0.4)
     hint = f"did you mean {', '.join(near)}?" if near else None

@@ -122,7 +122,7 @@ def plan(
 
     def make() -> Plan:
         check()
-        chosen = impl or choice.choose(name, inputs, params)
+        chosen = choice.choose(name, inputs, params) if impl is None else impl
         if resolve(name, chosen) not in TRACED:
             return Plan(chosen, _kernel_runner(name, chosen, inputs, params))
         if impl is not None:  # dispatch itself chooses only supported implementations
@@ -154,7 +154,7 @@ def _kernel_runner(name: str, impl: str, inputs: tuple[Any, ...], params: dict[s
 
 
 def _call_traced(name: str, inputs: tuple[Any, ...], params: dict[str, Any], impl: str | None) -> Any:
-    chosen = impl or choice.choose(name, inputs, params)
+    chosen = choice.choose(name, inputs, params) if impl is None else impl
     if resolve(name, chosen) not in TRACED:
         return getattr(torch.ops.weft, name)(*inputs, *params.values(), chosen)
     return getattr(_traceable, f"{name}:{chosen}")(*inputs, **params)
@@ -189,7 +189,7 @@ def memoized(
             key_parts.append("seed" if valid_seed else value)
         key = (needs_grad and torch.is_grad_enabled(), *key_parts)
         value = _memo.get(key)
-    except (AttributeError, TypeError):
+    except (AttributeError, TypeError, RuntimeError):  # RuntimeError: a nested tensor has no shape
         return make()
     if value is None:
         # Cleared as a whole: an eviction order would cost each hit more than a rare rebuild costs.

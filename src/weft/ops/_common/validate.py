@@ -8,6 +8,8 @@ import torch
 
 from weft.core import WeftError
 
+MAX_EXPANDED = 1 << 36  # 128 GiB of the narrowest dtype: more than one GPU holds
+
 
 def tensor(where: str, name: str, x: object, dtypes: Sequence[str], dims: range | None = None) -> None:
     """Raise :class:`WeftError` unless ``x`` is a strided tensor on a CPU or CUDA device.
@@ -17,6 +19,9 @@ def tensor(where: str, name: str, x: object, dtypes: Sequence[str], dims: range 
     if not isinstance(x, torch.Tensor):
         hint = "wrap it: torch.as_tensor(...)"
         raise WeftError(f"{where}: {name}", expected="a tensor", got=type(x).__name__, hint=hint)
+    if x.is_nested:
+        hint = "torch.nested.to_padded_tensor(x, 0.0)"
+        raise WeftError(f"{where}: {name}", expected="a dense tensor", got="a nested tensor", hint=hint)
     if x.layout != torch.strided:
         hint = "x.to_dense()"
         raise WeftError(f"{where}: {name}", expected="a dense tensor", got=x.layout, hint=hint)
@@ -34,6 +39,12 @@ def tensor(where: str, name: str, x: object, dtypes: Sequence[str], dims: range 
             got=x.device.type,
             hint="move it: x.to('cuda')",
         )
+    # Only an expanded tensor can be so large; the call would take hours, or fail for want of memory.
+    # A trace would add a guard on its sizes.
+    if not torch.compiler.is_compiling() and x.numel() > MAX_EXPANDED and 0 in x.stride():
+        hint = "work on the stored part: " + name + ".select(dim, 0)"
+        expected = f"at most {MAX_EXPANDED} elements of an expanded tensor"
+        raise WeftError(f"{where}: {name}", expected=expected, got=x.numel(), hint=hint)
     if dims is not None and x.dim() not in dims:
         most = "" if dims.stop > 64 else f" to {dims.stop - 1}"
         exact = f"{dims.start} dimensions" if len(dims) == 1 else f"{dims.start}{most or ' or more'}"

@@ -71,7 +71,7 @@ def adamw(
     Source: arXiv:1711.05101; stochastic rounding by Philox (Salmon et al., SC 2011).
     """
     bound = NO_CLIP if max_norm is None else max_norm
-    check_numbers(lr, *betas, eps, weight_decay, step, bound)
+    check_numbers(lr, *_pair(betas), eps, weight_decay, step, bound)
     if torch.compiler.is_compiling():
         # A schema has no union of number and tensor: two arguments, one of which is used.
         number, tensor = (0, step) if isinstance(step, torch.Tensor) else (step, None)
@@ -81,6 +81,14 @@ def adamw(
         return
     numbers = Numbers(lr, *betas, eps, weight_decay, step, bound, rounding, seed)
     _run((params, grads, exp_avgs, exp_avg_sqs, () if masters is None else masters), numbers, impl)
+
+
+def _pair(betas: tuple[float, float]) -> tuple[float, float]:
+    try:
+        first, second = betas
+    except (TypeError, ValueError) as error:
+        raise WeftError("adamw: betas", expected="two numbers", got=f"{betas!r:.80}") from error
+    return first, second
 
 
 def begin(
@@ -117,7 +125,7 @@ def begin(
         max_norm: float | None = None,
     ) -> None:
         bound = NO_CLIP if max_norm is None else max_norm
-        check_numbers(lr, *betas, eps, weight_decay, step, bound)
+        check_numbers(lr, *_pair(betas), eps, weight_decay, step, bound)
         numbers = Numbers(lr, *betas, eps, weight_decay, step, bound)
         if finish:
             _check_step(step, params[0])
@@ -158,10 +166,13 @@ def _check_and_choose(
     described = (*map(len, lists), *map(_shape, tensors), *map(_dtype, tensors), *map(_device, tensors))
     call_key = (described, rounding, seed, impl)
     # A hit skips all checks: with hundreds of parameters they would take longer than the step on the device.
-    chosen = _accepted.get(call_key) if key else None
+    try:
+        chosen = _accepted.get(call_key) if key else None
+    except TypeError:  # an argument that has no hash is refused below
+        key = chosen = None
     if chosen is None:
         _check_tensors(lists, rounding, seed)
-        chosen = impl or _choose(lists, rounding)
+        chosen = _choose(lists, rounding) if impl is None else impl
         _refuse_unsupported(chosen, lists, rounding)
         if key:
             _accepted[call_key] = chosen
@@ -227,10 +238,10 @@ def _same_strides(lists: tuple[Tensors, ...]) -> bool:
 
 
 def _load(impl: str) -> None:
-    if impl in _RUNS:
-        return
     if impl not in registry.implementation_names("adamw"):
         raise unknown_name("implementation of adamw", impl, registry.implementation_names("adamw"))
+    if impl in _RUNS:
+        return
     module = registry.entry("adamw").implementations[impl].partition(":")[0]
     if impl == "compile":
         hint = "name another: impl='torch', 'triton', 'cuda'"
@@ -259,7 +270,7 @@ def _check_lists(lists: tuple[Any, ...]) -> None:
 def _check_tensors(lists: tuple[Tensors, ...], rounding: str, seed: int) -> None:
     if rounding not in (NEAREST, STOCHASTIC):
         raise WeftError("adamw: rounding", expected=f"{NEAREST} or {STOCHASTIC}", got=rounding)
-    if not 0 <= seed < 2**31:
+    if not isinstance(seed, int) or not 0 <= seed < 2**31:
         raise WeftError("adamw: seed", expected="from 0 to below 2^31", got=seed)
     first = lists[0][0]
     for i, group in enumerate(zip(*(x for x in lists if x), strict=True)):

@@ -60,7 +60,20 @@ def reference(
 def check_numbers(
     lr: Any, beta1: Any, beta2: Any, eps: Any, weight_decay: Any, step: Any, max_norm: Any
 ) -> None:
-    """Raise :class:`WeftError` if a number is out of range."""
+    """Raise :class:`WeftError` if a number is out of range, or is no number."""
+    try:
+        _check_ranges(lr, beta1, beta2, eps, weight_decay, step, max_norm)
+    except (TypeError, RuntimeError) as error:  # RuntimeError: a tensor of several numbers
+        numbers = {"lr": lr, "betas[0]": beta1, "betas[1]": beta2, "eps": eps}
+        numbers |= {"weight_decay": weight_decay, "max_norm": max_norm, "step": step}
+        wrong = [(name, got) for name, got in numbers.items() if not isinstance(got, int | float)]
+        name, got = wrong[0] if wrong else ("its numbers", error)
+        raise WeftError(f"adamw: {name}", expected="a number", got=f"{got!r:.80}") from error
+
+
+def _check_ranges(
+    lr: Any, beta1: Any, beta2: Any, eps: Any, weight_decay: Any, step: Any, max_norm: Any
+) -> None:
     ranges = (
         ("lr", lr, lr >= 0, "0 or more"),
         ("betas[0]", beta1, 0 <= beta1 < 1, "from 0 to below 1"),

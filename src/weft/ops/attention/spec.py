@@ -164,7 +164,10 @@ def default_lengths_and_impl(
     lengths = key_lengths
     if isinstance(x, Tensor):
         if lengths is None:  # the operator needs a tensor; without ``padded`` no implementation reads it
-            lengths = x.new_empty(x.shape[:1], dtype=torch.int32)
+            try:
+                lengths = x.new_empty(x.shape[:1], dtype=torch.int32)
+            except RuntimeError:  # a nested tensor, which the check refuses
+                lengths = None
         if impl is None and (key_lengths is not None or dropout_p):
             impl = "triton" if x.is_cuda else "eager"
     return lengths, impl

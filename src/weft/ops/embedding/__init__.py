@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from weft.core import WeftError
 from weft.dispatch.operator import Schema, call, register
 from weft.ops.embedding.spec import check_arguments, check_ids
 
@@ -52,10 +53,10 @@ def embedding(
     in a device-side assertion. ``weft.ops.embedding.spec.check_ids(ids, V)`` reads the ids and raises.
     """
     places = positions
-    if places is None and isinstance(weight, torch.Tensor) and weight.dim() == 2:
+    if places is None and _is_dense(weight) and weight.dim() == 2:
         places = weight.new_empty((0, weight.shape[1]))
     flat = ids
-    if isinstance(ids, torch.Tensor) and ids.layout == torch.strided and ids.dim() not in (0, 2):
+    if _is_dense(ids) and ids.dim() not in (0, 2):
         flat = ids.reshape(-1, ids.shape[-1]) if ids.numel() else ids.new_empty((0, ids.shape[-1]))
 
     def check() -> None:
@@ -64,6 +65,16 @@ def embedding(
     on_a_cpu = isinstance(flat, torch.Tensor) and flat.device.type == "cpu"
     if on_a_cpu and not torch.compiler.is_compiling():
         check()
-        check_ids(flat, weight.shape[0])
-    y = call("embedding", (weight, flat, places), {}, impl, check)
+        # A transform such as vmap has no values to read; torch's own lookup refuses an id out of range there.
+        if torch._C._functorch.peek_interpreter_stack() is None:
+            check_ids(flat, weight.shape[0])
+    try:
+        y = call("embedding", (weight, flat, places), {}, impl, check)
+    except IndexError as error:  # torch's own, where the ids were not read
+        expected = f"at least 0 and below {weight.shape[0]}, the rows of weight"
+        raise WeftError("embedding: ids", expected=expected, got=error) from error
     return y if ids.dim() == 2 else y.view(*ids.shape, weight.shape[1])  # type: ignore[no-any-return]
+
+
+def _is_dense(x: object) -> bool:
+    return isinstance(x, torch.Tensor) and x.layout == torch.strided and not x.is_nested

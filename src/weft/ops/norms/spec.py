@@ -116,8 +116,8 @@ def check_arguments(norm: NormVariant, inputs: Sequence[Any], params: dict[str, 
         got = " and ".join(str(v.dtype) for v in vectors.values())
         raise WeftError(f"{where}: weight and bias of one dtype", expected="one", got=got)
     eps = params.get("eps", norm.eps)
-    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < float("inf"):
-        raise WeftError(f"{where}: eps", expected="a finite number of 0 or more", got=repr(eps))
+    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < 2**63:
+        raise WeftError(f"{where}: eps", expected="a number of 0 or more, below 2^63", got=repr(eps))
     if norm.dropout:
         check_dropout_arguments(where, params["p"], params["seed"])
 

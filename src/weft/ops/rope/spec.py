@@ -39,6 +39,8 @@ def check_arguments(x: Any, cos: Any, sin: Any, *, interleaved: bool = False) ->
         validate.tensor("rope", name, table, ("float32",), dims=range(2, 3))
         if table.device != x.device:
             raise WeftError(f"rope: x and {name} on one device", expected=x.device, got=table.device)
+    if not isinstance(interleaved, bool):
+        raise WeftError("rope: interleaved", expected="True or False", got=f"{interleaved!r:.80}")
     if x.shape[3] % 2:
         raise WeftError("rope: x.shape[3]", expected="an even head size", got=x.shape[3])
     for name, table in (("cos", cos), ("sin", sin)):
