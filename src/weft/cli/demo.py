@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 
 from weft.cli import ending, output, progress
 from weft.cli.options import Json
+from weft.core.json_files import content_errors
 
 if TYPE_CHECKING:
     from weft.core.table import Table
@@ -67,14 +69,15 @@ def demo(
     if save is not None:
         save.parent.mkdir(parents=True, exist_ok=True)
         save.write_text(json.dumps(report, indent=1) + "\n")
-    if picture is not None:
-        _draw(report["demos"], picture)
-    if as_json:
-        print(json.dumps(report))
-    else:
-        for result in report["demos"]:
-            _show(result, whole_files=source, with_code=len(names) == 1)
-    bad = [r["name"] for r in report["demos"] if r["status"] in ("not shown", "wrong")]
+    with nullcontext() if read is None else content_errors(read, "what weft demo --save wrote"):
+        if picture is not None:
+            _draw(report["demos"], picture)
+        if as_json:
+            print(json.dumps(report))
+        else:
+            for result in report["demos"]:
+                _show(result, whole_files=source, with_code=len(names) == 1)
+        bad = [r["name"] for r in report["demos"] if r["status"] in ("not shown", "wrong")]
     timed = sum("ratio" in r for r in report["demos"])
     line = f"{'wrong or not as expected: ' + ', '.join(bad) if bad else 'shown'}: "
     line += f"{ending.count_text(len(report['demos']), 'demo')}, {timed} timed ({watch})"
@@ -130,7 +133,8 @@ def _read(file: Path, names: Sequence[str]) -> dict[str, Any]:
     from weft.lab.demos.report import load
 
     report = load(file)
-    results = [d for d in report["demos"] if d["name"] in names]
+    with content_errors(file, "what weft demo --save wrote"):
+        results = [d for d in report["demos"] if d["name"] in names]
     if not results:
         raise WeftError(f"{file}", expected=f"results of the demo {names[0]}", got="others")
     return {**report, "demos": results}

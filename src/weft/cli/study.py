@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +12,7 @@ import typer
 from weft.cli import ending, output, progress
 from weft.cli.busy import warn_if_busy
 from weft.cli.options import Device, Json
-from weft.core.json_files import read_json
+from weft.core.json_files import content_errors, read_json
 
 if TYPE_CHECKING:
     from weft.lab.study.report import Table
@@ -84,17 +85,18 @@ def study(
     if redraw is None and "points" in record:
         out.mkdir(parents=True, exist_ok=True)
         (out / "study.json").write_text(json.dumps(record, indent=1) + "\n")
-    if not (no_pictures or stop):
-        from weft.lab.study.report import plot_all
+    with nullcontext() if redraw is None else content_errors(redraw, "a study.json"):
+        if not (no_pictures or stop):
+            from weft.lab.study.report import plot_all
 
-        for path in plot_all(record, out):
-            output.log(f"picture: {path}")
-            pictures += 1
-    if as_json:
-        print(json.dumps(record))
-    elif "points" in record:
-        _show(record)
-    line = _verdict_line(record, pictures, out if redraw is None else None, watch, stop)
+            for path in plot_all(record, out):
+                output.log(f"picture: {path}")
+                pictures += 1
+        if as_json:
+            print(json.dumps(record))
+        elif redraw is not None or "points" in record:
+            _show(record)
+        line = _verdict_line(record, pictures, out if redraw is None else None, watch, stop)
     ending.print_verdict(line, to_stderr=as_json)
     if stop or record["wrong"]:
         raise typer.Exit(stop.exit_code or 1)

@@ -80,6 +80,7 @@ def train(
         # Everything that can be refused is checked before the directory is created.
         plan.train.micro_batch_size(processes.world)  # refused before anything is written
         check_profile_steps(profile, plan.train.steps)
+        _require_memory(plan, kind, processes.world)
         strategy = choose_strategy(processes, plan.train.strategy, plan.train.reshard)
         directory = RunDirectory(out, plan, resume=resume, log=log, writes=strategy.is_main)
         begins = not list_checkpoints(directory.checkpoints)
@@ -100,6 +101,23 @@ def train(
             checkpoint=list_checkpoints(directory.checkpoints)[0],
             profile=step_profile.of_run(trainer, log) if strategy.is_main else None,
             is_main=strategy.is_main,
+        )
+
+
+def _require_memory(plan: RunPlan, kind: str, world: int) -> None:
+    """Raise :class:`WeftError` for a model that certainly does not fit, before it fills the memory.
+
+    Counted is a lower bound: the weights in float32 once among all processes, and one activation.
+    """
+    here = machine.query(kind).memory_bytes
+    tokens = plan.train.micro_batch_size(world) * plan.train.length
+    needed = 4 * plan.model.parameters / world + 2 * tokens * plan.model.width
+    if here is not None and needed > here:
+        raise WeftError(
+            "the model and a micro-batch",
+            expected=f"at most {here / 2**30:.3g} GiB, the memory here",
+            got=f"{needed / 2**30:.3g} GiB at least ({plan.model.parameters:.3g} parameters)",
+            hint="fewer --layers or a smaller --width; a smaller --batch or a larger --accumulate",
         )
 
 

@@ -15,6 +15,7 @@ from typing import BinaryIO
 import numpy as np
 
 from weft.core import WeftError
+from weft.core.json_files import regular_size
 from weft.gpt2.data.token_sequence import Segment, TokenSequence
 
 MAGIC, VERSION = 20240520, 1
@@ -35,11 +36,12 @@ def open_shard(path: Path) -> np.ndarray:
     try:
         # The size is compared with the header's count: a copy that was cut off is found before the training
         # starts.
-        size = path.stat().st_size
+        size = regular_size(path)
         with path.open("rb") as file:
             header = file.read(HEADER_BYTES)
-    except OSError as error:
-        raise WeftError(f"{path} cannot be read", got=error.strerror or str(error)) from error
+    except (OSError, ValueError) as error:
+        got = getattr(error, "strerror", None) or str(error)
+        raise WeftError(f"{path} cannot be read", got=got) from error
     hint = "it is not a shard, or was not written to its end; weft data encode writes one"
     if len(header) < HEADER_BYTES:
         raise WeftError(f"{path}", expected=f"{HEADER_BYTES} bytes of header", got=size, hint=hint)

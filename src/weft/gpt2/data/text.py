@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from weft.core import WeftError
+from weft.core.json_files import regular_size
 from weft.gpt2.data.shards import open_shards
 from weft.gpt2.data.token_sequence import Segment, TokenSequence
 from weft.gpt2.data.tokenisers import Tokeniser, not_utf8
@@ -149,10 +150,18 @@ def library_source() -> bytes:
     return b"".join(sources)
 
 
+def _require_regular(path: Path) -> None:
+    try:
+        regular_size(path)
+    except ValueError as error:
+        raise WeftError(f"{path} cannot be read", expected="a file", got=error) from error
+
+
 def encode_file(path: Path, tokeniser: Tokeniser, piece: int = PIECE) -> Iterator[np.ndarray]:
     """Yield the ids of a file in (n,) uint16 arrays, after the tokeniser's end of text if it has one:
     it comes before each document, as in llm.c's shards."""
     try:
+        _require_regular(path)
         with path.open("rb") as file:
             yield from encode(str(path), iter(lambda: file.read(piece), b""), tokeniser)
     except OSError as error:

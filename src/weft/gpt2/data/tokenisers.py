@@ -191,7 +191,7 @@ def read_bpe_files(folder: Path) -> BpeVocabulary:
         # Special tokens are text, not bytes in GPT-2's alphabet.
         ranks = {to_bytes(t): int(i) for t, i in ids.items() if t not in special}
         merges = [to_bytes("".join(line.split())) for line in lines[1:] if line.strip()]
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, OverflowError) as error:
         got = f"{type(error).__name__}: {error}"
         raise WeftError(f"{folder}: no byte-pair encoding of GPT-2's form", got=got) from error
     _check_consistent(folder, ranks, special, merges)

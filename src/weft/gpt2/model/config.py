@@ -37,6 +37,8 @@ GPU_IMPLEMENTATIONS = {
 }
 # The token table's rows are padded to whole tiles of a product, as in llm.c and nanoGPT.
 VOCAB_MULTIPLE = 128
+# Beyond these sizes no machine builds the model: a thousand times GPT-3's width, ten times its blocks.
+MOST = {"vocab_size": 1 << 24, "block_size": 1 << 24, "layers": 1024, "heads": 1 << 14, "width": 1 << 20}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,14 +74,18 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for name in ("vocab_size", "block_size", "layers", "heads", "width"):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise WeftError(f"ModelConfig: {name}", expected="an integer of 1 or more", got=value)
+            is_whole = isinstance(value, int) and not isinstance(value, bool)
+            if not is_whole or not 1 <= value <= MOST[name]:
+                too_large = is_whole and value > 1
+                expected = f"an integer of {f'at most {MOST[name]}' if too_large else '1 or more'}"
+                raise WeftError(f"ModelConfig: {name}", expected=expected, got=f"{value!r:.80}")
         head_dim, remainder = divmod(self.width, self.heads)
         if remainder or head_dim % 8 or head_dim > 256:
             expected = f"a divisor of the width {self.width}, with heads of a multiple of 8 up to 256"
             raise WeftError("ModelConfig: heads", expected=expected, got=self.heads)
-        if not 0.0 <= self.dropout < 1.0:
-            raise WeftError("ModelConfig: dropout", expected="0 to below 1", got=self.dropout)
+        dropout = self.dropout
+        if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0.0 <= dropout < 1.0:
+            raise WeftError("ModelConfig: dropout", expected="0 to below 1", got=f"{dropout!r:.80}")
         _check_ops(self.ops)
 
     @property
@@ -119,7 +125,7 @@ class ModelConfig:
 
 
 def _check_ops(ops: str | Mapping[str, str]) -> None:
-    if isinstance(ops, str):
+    if not isinstance(ops, Mapping):
         if ops not in OPS_CHOICES:
             expected = f"{', '.join(OPS_CHOICES)}, or a mapping from operators to implementations"
             raise WeftError("ModelConfig: ops", expected=expected, got=repr(ops))

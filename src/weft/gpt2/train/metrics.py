@@ -16,7 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from weft.core.json_files import loads
+from weft.core import WeftError
+from weft.core.json_files import loads, read_text
 from weft.gpt2.train.durable_io import replace_text, write_errors
 
 FILE, TENSORBOARD = "metrics.jsonl", "tensorboard"
@@ -27,10 +28,17 @@ NO_TENSORBOARD = (
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a metrics file in order; a line that a crash truncated is skipped."""
+    """Yield the lines of a metrics file in order; a line that a crash truncated is skipped.
+
+    Raises :class:`WeftError` for what is no regular file, or cannot be read.
+    """
     if not path.exists():
         return
-    for text in path.read_text(encoding="utf-8").splitlines():
+    try:
+        content = read_text(path, errors="replace")
+    except (OSError, ValueError) as error:
+        raise WeftError(f"{path} cannot be read", expected="lines of JSON", got=error) from error
+    for text in content.splitlines():
         try:
             line = loads(text)
         except ValueError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -113,11 +113,23 @@ def require_new(path: Path) -> None:
 
 
 def read_plan(path: Path) -> dict[str, Any]:
-    """Read a run's plan as plain data; raises :class:`WeftError` if the directory has no run."""
+    """Read a run's plan as plain data.
+
+    Raises :class:`WeftError` if the directory has no run, or if its plan lacks a field or has one of another
+    type.
+    """
     try:
         plan = read_json(path / RUN)
     except (OSError, ValueError) as error:
         hint = "without --resume a new run begins there"
         raise WeftError(f"{path} holds no run", expected=RUN, got=error, hint=hint) from error
-    assert isinstance(plan, dict)
-    return plan
+    types: dict[str, Any] = {"model": dict, "train": dict, "identity": dict, "tokeniser": str}
+    types |= dict.fromkeys(("data", "bpe_files", "start"), str | None)
+    for name, expected in types.items():
+        if not isinstance(plan, dict) or not isinstance(plan.get(name, ...), expected):
+            got = f"{plan.get(name)!r:.60}" if isinstance(plan, dict) else type(plan).__name__
+            raise WeftError(f"{path / RUN}: {name}", expected="what weft train wrote", got=got)
+    for section, kind in (("model", ModelConfig), ("train", TrainConfig)):
+        if missing := sorted(f.name for f in fields(kind) if f.name not in plan[section]):
+            raise WeftError(f"{path / RUN}: {section}", expected=", ".join(missing), got="none")
+    return dict(plan)

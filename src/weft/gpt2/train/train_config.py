@@ -81,11 +81,17 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         for name in COUNTS:
-            self._require(name, lambda v: isinstance(v, int) and v >= 1, "a whole number, 1 or more")
-        for name in ("lr", "eps", "clip", "checkpoint_seconds", "outlier_z"):
+            self._require(name, lambda v: _is_whole(v) and 1 <= v <= MOST, f"a whole number from 1 to {MOST}")
+        for name in ("clip", "checkpoint_seconds", "outlier_z"):
             self._require(name, lambda v: v > 0, "above 0")
+        for name in ("lr", "eps"):
+            self._require(name, lambda v: 0 < v < math.inf, "a finite number above 0")
         for name in ("warmup", "weight_decay", "seed"):
-            self._require(name, lambda v: v >= 0, "0 or more")
+            self._require(name, lambda v: 0 <= v < math.inf, "0 or more")
+        for name in ("warmup", "seed"):
+            self._require(name, lambda v: _is_whole(v) and v <= MOST_SEED, "a whole number below 2^62")
+        for name in ("compile", "graph", "tensorboard", "picture"):
+            self._require(name, lambda v: isinstance(v, bool), "true or false")
         for name in ("beta1", "beta2"):
             self._require(name, lambda v: 0 <= v < 1, "from 0 to below 1")
         self._require("lr_floor", lambda v: 0 <= v <= 1, "from 0 to 1")
@@ -101,9 +107,13 @@ class TrainConfig:
         value = getattr(self, name)
         if value is None and name in OPTIONAL:
             return
-        # Comparisons with NaN are false, so a range check alone would not catch it in every direction.
-        if value is None or value != value or not is_valid(value):  # value != value: NaN
-            raise WeftError(option_name(name), expected=expected, got=value)
+        try:
+            # Comparisons with NaN are false, so a range check alone would not catch it in every direction.
+            good = value is not None and value == value and is_valid(value)
+        except TypeError:  # text or a list, from --set or from a file
+            good = False
+        if not good:
+            raise WeftError(option_name(name), expected=expected, got=f"{value!r:.80}")
 
     def micro_batch_size(self, world: int) -> int:
         """Return the sequences of a micro-batch of one of ``world`` processes.
@@ -119,6 +129,13 @@ class TrainConfig:
     def to_json(self) -> dict[str, Any]:
         """Return plain data, every field by its name."""
         return asdict(self)
+
+
+MOST, MOST_SEED = 1 << 40, (1 << 62) - 1
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 COUNTS = (

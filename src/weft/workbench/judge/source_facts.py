@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from weft.core import WeftError
+from weft.core.json_files import read_text
 
 # Imports and calls that show a candidate's backend; the first match decides.
 CUDA_MODULES = ("cuda", "cupy", "pycuda")
@@ -83,9 +84,12 @@ def _is_within(module: str, roots: tuple[str, ...]) -> bool:
 
 
 def source_facts(path: Path) -> SourceFacts:
-    """Parse a file; raise SyntaxError, OSError or UnicodeDecodeError."""
-    text = path.read_text()
-    return SourceFacts(path, text, ast.parse(text, str(path)))
+    """Parse a file; raise SyntaxError, OSError, or ValueError for what is no source at all."""
+    text = read_text(path)
+    try:
+        return SourceFacts(path, text, ast.parse(text, str(path)))
+    except (RecursionError, MemoryError) as error:  # the parser's two ways to say so
+        raise ValueError("the source nests too deeply") from error
 
 
 KERNELBENCH, GPUMODE, TRACE = "kernelbench", "gpumode", "flashinfer-trace"

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import weft
-from weft.core import WeftError
+from weft.core import WeftError, json_files
 from weft.workbench.judge.source_facts import format_of
 
 SPEEDS = (0.0, 1.0, 1.5, 2.0)  # the p of fast_p
@@ -200,18 +200,35 @@ def read_done(path: Path, pairs: Sequence[Pair], options: SuiteOptions) -> dict[
     """Return the rows of a results file that need not be judged again, by the pair's name.
 
     A row counts if it has the same contents of both files, the same options and Weft's version. A
-    line that was cut off is ignored. The last row of a name is returned.
+    line that was cut off is ignored. The last row of a name is returned. Raises :class:`WeftError` for a
+    file that cannot be read.
     """
-    if not path.is_file():
+    if not path.exists():
         return {}
+    try:
+        lines = json_files.read_text(path, errors="replace").splitlines()
+    except (OSError, ValueError) as error:
+        raise WeftError("--save", expected="a file of results, to resume from", got=error) from error
     keys = {p.name: _key(p, options) for p in pairs}
     rows: dict[str, dict[str, Any]] = {}
-    for line in path.read_text().splitlines():
+    for line in lines:
         with suppress(ValueError, TypeError, AttributeError):
-            row = json.loads(line)
-            if row.get("key") == keys.get(row.get("problem"), ""):
+            row = json_files.loads(line)
+            if row.get("key") == keys.get(row.get("problem"), "") and _is_row(row):
                 rows[row["problem"]] = row
     return rows
+
+
+def _is_row(row: Mapping[str, Any]) -> bool:
+    """Return True if the fields that are read from a stored row are of the types that were written."""
+    own = row.get("own_check")
+    return (
+        isinstance(row.get("correct"), bool)
+        and isinstance(row.get("reason"), str)
+        and isinstance(row.get("seconds"), int | float)
+        and isinstance(row.get("speedup"), int | float | None)
+        and (own is None or (isinstance(own, dict) and isinstance(own.get("passed"), bool | None)))
+    )
 
 
 def _key(pair: Pair, options: SuiteOptions) -> str:
