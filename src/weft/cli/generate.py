@@ -152,5 +152,5 @@ class StreamPrinter:
             self._print(self.coder.decode(ids) + "\n")
 
     def _print(self, text: str) -> None:
-        typer.echo(text[self.n_printed :], nl=False)
+        output.show_text(text[self.n_printed :], end="")
         self.n_printed = max(self.n_printed, len(text))

@@ -13,6 +13,7 @@ import typer
 
 from weft.cli import ending, output
 from weft.cli.progress import stoppable
+from weft.core.text import printable
 
 if TYPE_CHECKING:
     from weft.workbench.judge.suite import Suite, SuiteOptions
@@ -103,7 +104,7 @@ def _line(row: Row) -> str:
     status = MARKS[status_of(row)]
     speed = f", {ending.speed_text(row['speedup'])}" if row["speedup"] else ""
     reason = f": {row['reason'][:REASON_COLUMNS]}" if row["reason"] not in ("", "no candidate") else ""
-    return f"{row['problem']}: {status} ({row['seconds']:.1f} s{speed}){reason}"
+    return printable(f"{row['problem']}: {status} ({row['seconds']:.1f} s{speed}){reason}")
 
 
 def _speedup(row: Row) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from weft.core.errors import WeftError
 from weft.core.table import ESSENTIAL, Number, Table
+from weft.core.text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,8 +26,13 @@ PIECE = re.compile(rf"\s+|[-+±]?\d[\d.,]*(?:e[-+]?\d+)?(?: {UNIT})?{BODY}*[/,:-
 
 
 def log(line: str) -> None:
-    """Print a line to stderr at once, also in a pipe."""
-    print(line, file=sys.stderr, flush=True)
+    """Print a line to stderr at once, also in a pipe; what is not visible is escaped."""
+    print(printable(line, keep="\n\t"), file=sys.stderr, flush=True)
+
+
+def show_text(text: str, *, end: str = "\n") -> None:
+    """Print text that a model or a file made to stdout at once: on a terminal it cannot steer it."""
+    print(printable(text, keep="\n\t") if sys.stdout.isatty() else text, end=end, flush=True)
 
 
 def console() -> Console:
@@ -69,6 +76,7 @@ def show_notes(notes: Iterable[str], *, indent: str = "  ", style: str = "dim") 
 
     stdout = console()
     for note in notes:
+        note = printable(note, keep="\n")
         for line in fold(note, stdout.width, indent) if stdout.is_terminal else [note]:
             stdout.print(Text(line, style), soft_wrap=True)
 
@@ -99,13 +107,14 @@ def print_csv(table: Table) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(f"{c.name} ({c.unit})" if c.unit else c.name for c in table.columns)
     for row in table.rows:
-        writer.writerow(c.value if isinstance(c, Number) else c for c in row)
+        writer.writerow(c.value if isinstance(c, Number) else printable(c, keep="\n") for c in row)
 
 
 def table_lines(table: Table, width: int | None, options: Collection[str] = ("json",)) -> Iterator[Text]:
     """Yield the lines of a table with its title and notes; ``width`` None means unlimited."""
     from rich.text import Text
 
+    table = _visible(table)
     if table.title:
         yield from (Text(line, "bold") for line in fold(table.title, width))
     shown = _fitting_columns(table, width)
@@ -122,6 +131,13 @@ def table_lines(table: Table, width: int | None, options: Collection[str] = ("js
         yield from (Text(line, "dim") for line in fold(note, width))
     for note in table.notes:
         yield from (Text(line, "dim") for line in fold(note, width, "  "))
+
+
+def _visible(table: Table) -> Table:
+    """Return the table with the texts of candidates and files made printable."""
+    rows = [[printable(text, keep="\n") for text in row] for row in table.rows]
+    notes = [printable(note) for note in table.notes]
+    return replace(table, rows=rows, notes=notes, title=printable(table.title))
 
 
 def _fitting_columns(table: Table, width: int | None) -> list[int]:

@@ -132,7 +132,7 @@ def train(
 
 def _parse_settings(pairs: list[str] | None) -> dict[str, Any]:
     """Parse NAME=VALUE pairs. A value that is valid JSON is read as such (null is None)."""
-    from weft.core import WeftError
+    from weft.core import WeftError, json_files
 
     settings = {}
     for pair in pairs or ():
@@ -140,8 +140,8 @@ def _parse_settings(pairs: list[str] | None) -> dict[str, Any]:
         if not equals:
             raise WeftError("--set", expected="NAME=VALUE", got=pair)
         try:
-            settings[name.replace("-", "_")] = json.loads(value)
-        except json.JSONDecodeError:
+            settings[name.replace("-", "_")] = json_files.loads(value)
+        except ValueError:
             settings[name.replace("-", "_")] = value
     return settings
 
@@ -153,7 +153,10 @@ def _print(result: TrainResult, as_json: bool) -> None:
     from weft.gpt2.train.progress import format_duration
 
     outcome = result.outcome
-    print(json.dumps(to_json(result)) if as_json else result.sample)
+    if as_json:
+        print(json.dumps(to_json(result)))
+    else:
+        output.show_text(result.sample)
     if result.profile is not None:
         profile = "\n".join(step_profile.text_lines(result.profile))
         if as_json:

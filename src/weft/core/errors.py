@@ -35,14 +35,14 @@ class WeftError(ValueError):
         self.what = printable(what, keep="\n\t")
         self.expected = None if expected is None else printable(str(expected), keep="\n\t")
         self.got = None if got is None else printable(str(got), keep="\n\t")
-        self.hint = hint
+        self.hint = None if hint is None else printable(hint, keep="\n\t")
         text = self.what
         if self.expected is not None:
             text += f": expected {self.expected}"
         if self.got is not None:
             text += f"{',' if self.expected is not None else ':'} got {self.got}"
-        if hint:
-            text += f"; hint: {hint}"
+        if self.hint:
+            text += f"; hint: {self.hint}"
         super().__init__(text)
 
 

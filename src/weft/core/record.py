@@ -16,6 +16,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from weft.core.errors import WeftError
 from weft.core.json_files import loads, read_text
+from weft.core.text import printable_tree
 
 PASS, FAIL, UNSUPPORTED = "pass", "fail", "unsupported"
 MAX_RECORDS_BYTES = 1 << 30
@@ -212,6 +213,7 @@ def append(path: Path, records: Iterable[Record]) -> None:
 def read(path: Path) -> tuple[list[Record], int]:
     """Return all records of a JSON-lines file, and the number of torn lines that were skipped.
 
+    Strings are made printable: a record may come from somebody else, and its texts reach terminals and pages.
     Raises :class:`WeftError` if the file is missing or holds no record.
     """
     if not path.exists():
@@ -225,7 +227,7 @@ def read(path: Path) -> tuple[list[Record], int]:
         if not line.strip():
             continue
         try:
-            data = loads(line)
+            data = printable_tree(loads(line))
         except ValueError:
             torn += 1
             continue

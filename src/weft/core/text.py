@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 
 def printable(text: str, keep: str = "") -> str:
@@ -17,6 +18,21 @@ def printable(text: str, keep: str = "") -> str:
     if text.isprintable():  # almost always
         return text
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
+
+
+def printable_tree(value: Any) -> Any:
+    r"""Return data from a file with all its strings as :func:`printable` returns them.
+
+    >>> printable_tree({"name": ["a\nb", 1.5]})
+    {'name': ['a\\nb', 1.5]}
+    """
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, list):
+        return [printable_tree(v) for v in value]
+    if isinstance(value, dict):
+        return {printable_tree(k): printable_tree(v) for k, v in value.items()}
+    return value
 
 
 def slug(text: str) -> str:
