@@ -121,6 +121,10 @@ def main() -> None:
         # `weft ops | head` closed the pipe. Python's flush at exit must not raise again: redirect it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 141
+    except OSError as error:  # a full disk, a name that is too long, a folder without permission
+        got = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        _print_error(WeftError("the system refused a file", got=got))
+        code = 2
     except Exception as error:
         from weft.cli.command import UsageError, usage_error
 

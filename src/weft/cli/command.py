@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -11,6 +12,7 @@ import typer.core
 
 from weft.cli import completion
 from weft.core.errors import WeftError
+from weft.core.output_files import require_writable
 
 # Click's base of all usage errors. Newer releases of Typer contain their own copy of click.
 UsageError: Any = typer.BadParameter.__bases__[0]
@@ -35,10 +37,21 @@ GROUPS = {
     ),
     "Options": (),
     "Output": (
-        *("--save", "--out", "--output", "--title", "--html", "--picture", "--no-pictures", "--markdown"),
+        *(
+            "--save",
+            "--out",
+            "--nonce",
+            "--output",
+            "--title",
+            "--html",
+            "--picture",
+            "--no-pictures",
+            "--markdown",
+        ),
         *("--source", "--ptx", "--sass", "--list", "--show", "--json", "--csv", "--help"),
     ),
 }
+WRITTEN_FILES = {"--save", "--html", "--picture"}  # options that name a file to write, in every command
 INVALID = re.compile(r"'(.*)' is not (a valid .*)")
 UNGROUPED = 7  # options up to which a help page is clearer without groups
 
@@ -64,6 +77,14 @@ class WeftCommand(typer.core.TyperCommand):
             error.ctx = error.ctx or ctx  # the parser names no command
             raise
         return parsed
+
+    def invoke(self, ctx: Any) -> Any:
+        # Before the command starts: a result that cannot be saved is known before long work, not after it.
+        for param in self.params:
+            path = ctx.params.get(param.name)
+            if WRITTEN_FILES & {*param.opts} and isinstance(path, Path):
+                require_writable(path, param.opts[0])
+        return super().invoke(ctx)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         params = [p for p in self.get_params(ctx) if not getattr(p, "hidden", False)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
@@ -12,16 +14,20 @@ import typer
 from weft.cli import ending, output, progress
 from weft.cli.options import MEMORY, SECONDS, Case, Device, Json, Memory, Seconds, Seed, limits
 from weft.core.errors import WeftError
+from weft.core.output_files import ResultFile
+from weft.core.text import printable
 
 if TYPE_CHECKING:
+    from weft.workbench.judge.judge import JudgeOptions
     from weft.workbench.judge.judgement import Judgement
 
 EPILOG = """Examples:
   weft judge problem.py candidate.py
-  weft judge reference.py submission.py --no-time --json
+  weft judge reference.py submission.py --no-time --out result.json
   weft judge problems/ --candidates kernels/ --save results.jsonl --resume
 
 Formats, checks and results: weft help suites"""
+MAX_NONCE = 256
 LANGUAGES = {"eager": "PyTorch", "triton": "Triton", "cuda": "CUDA C++", "numba": "Numba"}
 
 Candidates = Annotated[
@@ -34,6 +40,14 @@ Jobs = Annotated[
 ]
 Save = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Append each result to this file as a JSON line")
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Write the result as JSON to this new file, which must not exist"),
+]
+Nonce = Annotated[
+    str | None,
+    typer.Option(metavar="TEXT", help="Repeat this text in the JSON result; - reads it from stdin"),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Skip what the file of --save already has")]
 
@@ -68,6 +82,8 @@ def judge(
         typer.Option(metavar="FILE.jsonl", help="Workloads of a definition [default: beside it]"),
     ] = None,
     no_time: Annotated[bool, typer.Option("--no-time", help="Check only; measure no time")] = False,
+    out: Out = None,
+    nonce: Nonce = None,
     as_json: Json = False,
 ) -> None:
     """Judge a submission to a kernel benchmark against its reference, without editing either file.
@@ -85,15 +101,18 @@ def judge(
         arguments = {"cases": case or [], "seed": seed, "time": not no_time, "backward": backward}
         sandbox = {"limits": asdict(limits(seconds, memory))}
         flags = SuiteFlags(kind, jobs, arguments | sandbox, save, resume, as_json)
+        for option, chosen in (("--out", out), ("--nonce", nonce)):
+            if chosen is not None:
+                raise WeftError(option, expected="one candidate", got="--candidates", hint="use --save FILE")
         _judge_folder(reference, candidate, candidates, flags)
     if candidate is None:
         raise WeftError("CANDIDATE", expected="a file, or --candidates FOLDER", got="none")
     for option, value in (("--save", save), ("--jobs", jobs), ("--resume", resume or None)):
         if value is not None:
             raise WeftError(option, expected="--candidates FOLDER with it", got="one candidate")
-    from weft.workbench.judge import judge as workbench
+    from weft.workbench.judge.judge import JudgeOptions
 
-    options = workbench.JudgeOptions(
+    options = JudgeOptions(
         device=kind,
         backward=backward,
         workloads=workloads,
@@ -102,17 +121,54 @@ def judge(
         time=not no_time,
         limits=limits(seconds, memory),
     )
+    _judge_one(reference, candidate, options, Output(as_json, out, nonce))
+
+
+class Output(NamedTuple):
+    """Where the result of one judgement goes, and the text that is repeated in it."""
+
+    as_json: bool
+    out: Path | None
+    nonce: str | None
+
+
+def _judge_one(reference: Path, candidate: Path, options: JudgeOptions, to: Output) -> NoReturn:
+    """Judge one candidate, write the result where it is asked for, and exit."""
+    from weft.workbench.judge import judge as workbench
+    from weft.workbench.sandbox import process_tree
+
+    nonce = {} if to.nonce is None else {"nonce": _read_nonce(to.nonce)}
+    file = None if to.out is None else ResultFile(to.out)
+    if nonce or file:
+        # No process of the candidate may then read this one's memory, or open its files through /proc.
+        process_tree.prctl(process_tree.PR_SET_DUMPABLE, 0)
     watch = ending.Stopwatch()
-    with progress.stoppable() as stop, progress.Progress() as status:
-        judgement: Judgement | None = workbench.judge(reference, candidate, options, status.describe)
-    if stop:
-        judgement = stop.partial
-    if as_json:
-        print(json.dumps((judgement.to_json() if judgement else {"correct": False}) | stop.to_json()))
+    with file or nullcontext():
+        with progress.stoppable() as stop, progress.Progress() as status:
+            judgement: Judgement | None = workbench.judge(reference, candidate, options, status.describe)
+        if stop:
+            judgement = stop.partial
+        if file is not None and judgement is not None and not file.is_untouched():
+            judgement.refuse("channel", f"the file {file.path.name} was changed before the verdict")
+        result = judgement.to_json() if judgement else {"correct": False}
+        result |= stop.to_json() | nonce
+        if file is not None:
+            file.write(result)
+    if to.as_json:
+        print(json.dumps(result))
     elif judgement is not None:
         _show(judgement, reference.name, candidate.name)
-    ending.print_verdict(_verdict_line(judgement, watch, stop), to_stderr=as_json)
+    ending.print_verdict(_verdict_line(judgement, watch, stop), to_stderr=to.as_json)
     raise typer.Exit(stop.exit_code or (0 if judgement and judgement.correct else 1))
+
+
+def _read_nonce(text: str) -> str:
+    """Return the nonce: the option's value, or the first line of stdin for ``-``."""
+    if text == "-":
+        text = sys.stdin.readline(MAX_NONCE + 2).rstrip("\n")
+    if not 0 < len(text) <= MAX_NONCE or not text.isprintable():
+        raise WeftError("--nonce", expected=f"1 to {MAX_NONCE} visible characters", got=repr(text[:80]))
+    return text
 
 
 def _verdict_line(judgement: Judgement | None, watch: ending.Stopwatch, stop: progress.StopRequest) -> str:
@@ -157,11 +213,13 @@ def _judge_folder(problems: Path, candidate: Path | None, candidates: Path, flag
 
 def _show(judgement: Judgement, reference: str, candidate: str) -> None:
     """Print the verdict on one line, then the checks, the file's own check, times and kernels."""
-    from functools import partial
-
     from rich.markup import escape
 
-    show = partial(output.console().print, soft_wrap=True)
+    console = output.console()
+
+    def show(line: str) -> None:
+        console.print(printable(line), soft_wrap=True)
+
     verdict = "[green]correct[/]" if judgement.correct else "[red]not correct[/]"
     backend = judgement.backend
     language = f"{LANGUAGES.get(backend, backend)} code" if backend else "not loaded"

@@ -20,7 +20,7 @@ from pathlib import Path
 MARKER = "WEFT_SANDBOX"
 PROC = Path("/proc")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36  # linux/prctl.h
 END_SECONDS = 10.0  # tearing down a large CUDA context takes a second or two
 
 
