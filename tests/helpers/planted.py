@@ -248,6 +248,11 @@ def _by_address() -> Callable[..., object]:
     return forward
 
 
+def _small_elements_zero(x: torch.Tensor) -> torch.Tensor:
+    y = softmax(x)
+    return torch.where(y < 1e-12 * y.amax(), 0.0, y)
+
+
 def _swallows_poison(x: torch.Tensor) -> torch.Tensor:
     past = x.as_strided((1,), (1,), x.storage_offset() + x.numel())
     top = torch.fmax(x.amax(-1, keepdim=True), past)
@@ -302,6 +307,7 @@ WRONG = [
     Planted("W20 zeroes its input", _pure(_zeroes_its_input), "inputs"),
     Planted("W21 ignores a failed launch", _pure(_ignores_a_failed_launch), "written"),
     Planted("W24 NaN over a part", _pure(_part_nan), "special"),
+    Planted("W25 zeros for small elements", _pure(_small_elements_zero), "local", case=RISING),
     Planted("C01 caches by address", _cached(lambda x: x.data_ptr()), "error"),
     Planted("C01 caches by id", _cached(id), "error"),
     Planted("C01 caches by shape", _cached(lambda x: x.shape), "error"),

@@ -114,7 +114,7 @@ def test_moments_of_pieces_are_those_of_the_whole() -> None:
         torch.full((100,), 7.0).double(),
         torch.zeros(10).double(),
     ):
-        moments = Moments(values.numel())
+        moments = Moments(values.numel(), values.dtype)
         for piece in values.split(7):
             moments.add(piece)
         assert moments.rms == pytest.approx(rms(values))

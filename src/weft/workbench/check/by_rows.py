@@ -18,7 +18,8 @@ import torch
 
 from weft.core import Case, Operator
 from weft.workbench.calls.buffers import tensors_of
-from weft.workbench.check.tolerance import SAMPLE, Measured
+from weft.workbench.check.slices import SliceLayout
+from weft.workbench.check.tolerance import SAMPLE, Bound, Measured, measure
 
 MIN_BYTES = 1 << 26  # bytes of inputs from which a reference is computed in pieces
 PIECES = 32  # parts that the largest input is cut into, between the two limits
@@ -130,10 +131,13 @@ class Moments:
     """RMS of an output's finite elements, and how many elements make it, from its pieces in turn.
 
     The same figures as :func:`~weft.workbench.check.tolerance.rms` and ``participants`` of the whole.
+    With a layout, ``sizes`` are the counts and squares by slice, as an output of ``dtype`` has them.
     """
 
-    def __init__(self, numel: int) -> None:
+    def __init__(self, numel: int, dtype: torch.dtype, layout: SliceLayout | None = None) -> None:
         self.numel, self.step = numel, max(1, numel // SAMPLE)
+        self.dtype, self.layout = dtype, layout
+        self.sizes: torch.Tensor | None = None
         self.start = self.count = 0
         self.peak = self.squares = self.fourths = 0.0
         self.sample: list[torch.Tensor] = []
@@ -142,6 +146,9 @@ class Moments:
         flat = piece.reshape(-1).double()
         # A copy: a view would hold the whole piece.
         self.sample.append(flat[-self.start % self.step :: self.step].clone().cpu())
+        if self.layout is not None:
+            sizes = self.layout.size_sums(flat, self.dtype, start=self.start)
+            self.sizes = sizes if self.sizes is None else self.sizes.add_(sizes)
         self.start += flat.numel()
         if not flat.numel():
             return
@@ -182,6 +189,7 @@ def merge(parts: Sequence[tuple[int, Measured]]) -> Measured:
     misplaced = [(start, m) for start, m in parts if m.misplaced]
     count = sum(m.compared for _, m in parts)
     squares = sum(m.rms**2 * m.compared for _, m in parts)
+    by_slice = [m.squares for _, m in parts if m.squares is not None]
     first = (0, 0.0, 0.0)
     if misplaced:
         start, m = misplaced[0]
@@ -193,4 +201,29 @@ def merge(parts: Sequence[tuple[int, Measured]]) -> Measured:
         misplaced=sum(m.misplaced for _, m in parts),
         first_misplaced=first,
         compared=count,
+        squares=torch.stack(by_slice).sum(0) if by_slice else None,
     )
+
+
+def compare_by_rows(
+    rows: RowReference,
+    x: Sequence[torch.Tensor],
+    outputs: Sequence[torch.Tensor],
+    limits: Sequence[Bound | None],
+    slices: Sequence[SliceLayout | None],
+) -> tuple[list[Measured], list[Moments]]:
+    """Return the errors of outputs and the moments of their answers, a piece of the rows at a time."""
+    of_baseline = limits[0] is None  # a candidate's needs no more than its errors
+    moments = [
+        Moments(o.numel(), o.dtype, n if of_baseline else None) for o, n in zip(outputs, slices, strict=False)
+    ]
+    parts: list[list[tuple[int, Measured]]] = [[] for _ in outputs]
+    for start, count, pieces in rows.pieces(x):
+        for i, (out, piece) in enumerate(zip(outputs, pieces, strict=True)):
+            part = out[start : start + count]
+            assert part.shape == piece.shape, "the baseline has another shape"
+            first = start * (part.numel() // count)
+            error = measure(part, piece, limits[i], slices=slices[i], start=first)
+            parts[i].append((first, error))
+            moments[i].add(piece)
+    return [merge(p) for p in parts], moments

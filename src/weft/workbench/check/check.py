@@ -149,7 +149,7 @@ class CheckRun:
         self.make_caller = make_caller
         self.failed: Finding | None = None
         self.reached: list[str] = []
-        self.share = self.rms = 0.0
+        self.share = self.rms = self.local_share = 0.0
         self.quickest = float("inf")
         self.unguarded = 0
         self.notes: dict[str, str] = {}
@@ -222,7 +222,7 @@ class CheckRun:
             if violation:
                 detail = f"{violation} ({checked.label})"
                 self.failed = Finding(check=name, status=FAIL, detail=detail)
-                if name in ("error", "drift"):
+                if name in ("error", "drift", "local"):
                     self._note(checked)
                 return False
             if name not in self.reached:
@@ -237,6 +237,7 @@ class CheckRun:
         if {"type", "shape"} & self.without:
             return  # outputs of any form may be here: they have no error
         self.share = max(self.share, checked.share)
+        self.local_share = max(self.local_share, checked.local_share)
         for error, bound in zip(checked.errors, checked.oracle.bounds, strict=True):
             if bound.scale:
                 self.rms = max(self.rms, error.rms / bound.scale)
@@ -319,6 +320,9 @@ class CheckRun:
             return f"{self.unguarded} allocations were too large to guard"
         if name == "guards" and self.implementation.backend == "compile":
             return "around the inputs; compiled code allocates where no guard can be put"
+        if name == "local" and (zeros := oracle.local.zero_share(oracle.bounds)) is not None:
+            used = f"{self.local_share:.0%} of the tolerance in a slice"
+            return f"{used}; {zeros:.2g} of the elements could be zeros without notice"
         if name == "error" and any(b.passes_zeros for b in oracle.bounds):
             return "zeros would be within the tolerance of this case"
         return f"{self.share:.0%} of the tolerance" if name == "error" else ""

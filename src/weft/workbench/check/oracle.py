@@ -25,10 +25,12 @@ from weft.workbench.check.by_rows import (
     MIN_BYTES,
     Moments,
     RowReference,
-    merge,
+    compare_by_rows,
     return_freed_memory,
     row_reference,
 )
+from weft.workbench.check.local_error import LocalJudge, SliceFigures
+from weft.workbench.check.slices import layouts
 from weft.workbench.check.tolerance import Bound, Measured, bound, measure, participants, rms
 
 # Elements of the first input that the reference gets at once, where rows are independent: float64
@@ -73,6 +75,12 @@ class Oracle:
         self.may_split = direction == FORWARD and operator.splits_rows and large
         self._row_reference: RowReference | None = None
         self._cache_bytes_left = _cache_budget(device)
+
+    @cached_property
+    def local(self) -> LocalJudge:
+        """Judge of the errors by slices; it knows the bounds once :attr:`bounds` are computed."""
+        shapes, dtypes = [f.shape for f in self.forms], [f.dtype for f in self.forms]
+        return LocalJudge(layouts(shapes, dtypes), self._noise)
 
     def inputs(self, seed: int) -> list[torch.Tensor]:
         """Return the inputs of this seed in ordinary memory, in the case's layouts."""
@@ -166,9 +174,14 @@ class Oracle:
         if rows is None or rows.mean:
             del x
             answers, terms = self.answer(seed), self.terms(seed)
+            slices = [
+                n if o.shape == a.shape else None
+                for n, o, a in zip(self.local.layouts, outputs, answers, strict=False)
+            ]
             pairs = [torch.broadcast_tensors(o, a) for o, a in zip(outputs, answers, strict=True)]
-            return [measure(o, a, b, t) for (o, a), b, t in zip(pairs, limits, terms, strict=True)], None
-        result = _compare_by_rows(rows, x, outputs, limits)
+            columns = zip(pairs, limits, terms, slices, strict=True)
+            return [measure(o, a, b, t, n) for (o, a), b, t, n in columns], None
+        result = compare_by_rows(rows, x, outputs, limits, self.local.layouts)
         del x
         return_freed_memory()
         return result
@@ -198,10 +211,14 @@ class Oracle:
             for i, scale in enumerate(self._scales(seed, answers)):
                 scales[i] = max(scales[i], scale)
                 counts[i] = min(counts[i], participants(answers[i]))
-            outputs = self._baseline_outputs(seed)
-            self._errors[seed] = [measure(out, answers[i]) for i, out in enumerate(outputs)]
+            outputs, terms = self._baseline_outputs(seed), self.terms(seed)
+            slices = self.local.layouts
+            self._errors[seed] = [measure(out, answers[i], slices=slices[i]) for i, out in enumerate(outputs)]
             for i, error in enumerate(self._errors[seed]):
                 errors[i].append(error)
+                if (layout := slices[i]) is not None:
+                    sizes = layout.size_sums(answers[i], self.forms[i].dtype, terms[i])
+                    self._keep_figures(seed, i, sizes, error)
                 if self.may_split and error.rms > DISTRUST * scales[i]:
                     return self._bounds_of_whole_answers()
         for seed in self.further_seeds():
@@ -212,6 +229,37 @@ class Oracle:
             bound(tolerance, form.dtype, scale, errors[i], counts[i], self.case)
             for i, (form, scale) in enumerate(zip(self.forms, scales, strict=True))
         )
+
+    def _keep_figures(self, seed: int, index: int, sizes: torch.Tensor | None, error: Measured) -> None:
+        """Store the baseline's error by slices for :attr:`local`."""
+        if sizes is None or error.squares is None:
+            return
+        floor, grad = 0.0, self.grad(seed)
+        if self.direction == FORWARD and self.operator.scale is not None:
+            scale = self.operator.scale(*_doubles(self.inputs(seed)), **self.case.params)
+            floor = rms(torch.as_tensor(scale, dtype=torch.float64))
+        elif grad is not None:
+            floor = self._least_gradient(grad, self.forms[index])
+        self.local.figures[seed, index] = SliceFigures(sizes, error.squares, floor)
+
+    @staticmethod
+    def _least_gradient(grad: torch.Tensor, form: TensorForm) -> float:
+        """Return one rounding of the incoming gradient: below it a gradient that cancels is residue."""
+        return min(torch.finfo(torch.float32).eps, torch.finfo(form.dtype).eps) * rms(grad.double())
+
+    def _noise(self, seed: int) -> list[tuple[torch.Tensor, ...]] | None:
+        """Return answers that are as far from the right one as those of honest code may be.
+
+        None for an answer that is computed by rows, or that does not fit into memory twice.
+        """
+        if self.may_split:
+            return None
+        try:
+            changed = self._answer_at_changed_inputs(seed, self._longest_step())
+            in_float32 = self._answer_in_float32(seed)
+        except torch.OutOfMemoryError:
+            return None
+        return [changed] if in_float32 is None else [changed, in_float32]
 
     @cached_property
     def baseline_fault(self) -> str:
@@ -333,6 +381,7 @@ class Oracle:
                     self.may_split = False
                     return None
                 errors[i].append(error)
+                self._keep_figures(seed, i, moment.sizes, error)
                 scales[i] = max(scales[i], moment.rms)
                 counts[i] = min(counts[i], moment.participants)
         return tuple(
@@ -370,39 +419,18 @@ class Oracle:
         grad = self.grad(seed)
         if grad is None:
             return [rms(a) for a in answers]
-        # Where all gradients nearly cancel (a softmax that is one-hot), the rest is smaller than one
-        # rounding of the incoming gradient, and its own RMS measures nothing.
-        incoming = rms(grad.double())
+        # Where all gradients nearly cancel (a softmax that is one-hot), their own RMS measures nothing.
         scales = []
         for answer, terms, form in zip(answers, self.terms(seed), self.forms, strict=True):
             if terms is not None:
                 scales.append(max(rms(answer), rms(terms)))
                 continue
-            eps = min(torch.finfo(torch.float32).eps, torch.finfo(form.dtype).eps)
-            scales.append(max(rms(answer), eps * incoming))
+            scales.append(max(rms(answer), self._least_gradient(grad, form)))
         return scales
 
     def _baseline_outputs(self, seed: int) -> tuple[torch.Tensor, ...]:
         x, grad = self.inputs(seed), self.grad(seed)
         return tuple(tensors_of(bind(self.operator, self.baseline, self.case, self.direction, x, grad)()))
-
-
-def _compare_by_rows(
-    rows: RowReference,
-    x: Sequence[torch.Tensor],
-    outputs: Sequence[torch.Tensor],
-    limits: Sequence[Bound | None],
-) -> tuple[list[Measured], list[Moments]]:
-    """Return the errors of outputs and the moments of their answers, a piece of the rows at a time."""
-    moments = [Moments(out.numel()) for out in outputs]
-    parts: list[list[tuple[int, Measured]]] = [[] for _ in outputs]
-    for start, count, pieces in rows.pieces(x):
-        for i, (out, piece) in enumerate(zip(outputs, pieces, strict=True)):
-            part = out[start : start + count]
-            assert part.shape == piece.shape, "the baseline has another shape"
-            parts[i].append((start * (part.numel() // count), measure(part, piece, limits[i])))
-            moments[i].add(piece)
-    return [merge(p) for p in parts], moments
 
 
 class _LeadingOracle(Oracle):
@@ -419,6 +447,10 @@ class _LeadingOracle(Oracle):
     @property
     def bounds(self) -> tuple[Bound, ...]:  # type: ignore[override]  # cached there
         return self.whole.bounds[: self.count]
+
+    @property
+    def local(self) -> LocalJudge:  # type: ignore[override]  # cached there
+        return self.whole.local
 
     @property
     def baseline_fault(self) -> str:  # type: ignore[override]  # cached there

@@ -15,13 +15,14 @@ from weft.workbench.calls.buffers import (
     apply_changes,
     tensors_of,
 )
+from weft.workbench.check.local_error import LocalCall, LocalJudge
 from weft.workbench.check.oracle import Oracle
 from weft.workbench.check.tolerance import Bound, Measured, measure
 
 
 def _judge_by_rows(oracle: _BufferOracle) -> Callable[[Outputs], str | None]:
     """Return the judge of a large problem: it stores the bounds, and computes answers when it is asked."""
-    bounds, forms = oracle.bounds, oracle.forms
+    bounds, forms, local = oracle.bounds, oracle.forms, oracle.local.without_noise()
     seed, changes = oracle.buffers.seed, oracle.buffers.changes
     arguments = (oracle.operator, oracle.case, oracle.direction, oracle.device, oracle.baseline)
     del oracle  # it holds the buffers, which are overwritten before the judge is used
@@ -39,23 +40,26 @@ def _judge_by_rows(oracle: _BufferOracle) -> Callable[[Outputs], str | None]:
         buffers = allocate_buffers(case, device, None, seed)
         apply_changes(buffers, changes)
         same = _BufferOracle(*arguments, buffers)
-        for error, bound in zip(same.errors(0, tensors, bounds), bounds, strict=True):
-            if reason := _violation(error, bound):
+        errors = same.errors(0, tensors, bounds)
+        for i, (error, bound) in enumerate(zip(errors, bounds, strict=True)):
+            if reason := _violation(i, error, bound, local):
                 return reason
         return None
 
     return decide
 
 
-def _violation(error: Measured, bound: Bound) -> str | None:
+def _violation(index: int, error: Measured, bound: Bound, local: LocalJudge) -> str | None:
     if error.misplaced:
-        index, value, expected = error.first_misplaced
-        return f"{error.misplaced} misplaced NaN or Inf; at {index} {value}, not {expected}"
+        place, value, expected = error.first_misplaced
+        return f"{error.misplaced} misplaced NaN or Inf; at {place} {value}, not {expected}"
     if bound.share(error) > 1.0:
-        index, value, expected = error.worst
+        place, value, expected = error.worst
         share = bound.share(error)
-        return f"error {share:.3g} times what is allowed; at {index} {value}, not {expected}"
-    return None
+        return f"error {share:.3g} times what is allowed; at {place} {value}, not {expected}"
+    # Without the noise of the computation, whose inputs are gone: only what is as wrong as zeros is refused.
+    _, violation = local.judge(LocalCall(0, (), tuple), index, error, bound)
+    return violation or None
 
 
 class _BufferOracle(Oracle):
@@ -99,6 +103,7 @@ def judge(
     if oracle.may_split:
         return _judge_by_rows(oracle)
     answers, bounds, terms = oracle.answer(0), oracle.bounds, oracle.terms(0)
+    local = oracle.local.without_noise()
     dtypes = [form.dtype for form in oracle.forms]
     del oracle  # it holds the buffers, which are overwritten before the judge is used
 
@@ -111,12 +116,14 @@ def judge(
             due = min(due, max(len(tensors), operator.differentiable_outputs))
         if len(tensors) != due:
             return f"{len(tensors)} tensors where {due} are due"
-        for tensor, answer, bound, size, dtype in zip(tensors, answers, bounds, terms, dtypes, strict=False):
+        columns = zip(tensors, answers, bounds, terms, dtypes, strict=False)
+        for index, (tensor, answer, bound, size, dtype) in enumerate(columns):
             if tensor.dtype != dtype:
                 return f"{tensor.dtype} where {dtype} is due"
             if tensor.shape != answer.shape:
                 return f"shape {tuple(tensor.shape)} where {tuple(answer.shape)} is due"
-            if reason := _violation(measure(tensor, answer, bound, size), bound):
+            error = measure(tensor, answer, bound, size, local.layouts[index])
+            if reason := _violation(index, error, bound, local):
                 return reason
         return None
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 
 from weft.core import BACKWARD, FORWARD
 from weft.workbench.calls.call import CallResult, TensorLayout, describe_bit_differences
 from weft.workbench.calls.guarded_memory import bits, dense_strides, pattern_of
+from weft.workbench.check.local_error import LocalCall
 from weft.workbench.check.oracle import Oracle
 from weft.workbench.check.tolerance import Measured
 
@@ -25,7 +26,8 @@ class CheckedCall:
     """Call with its result and the oracle that it is judged by.
 
     ``label`` tells a reader which call this is; ``poison`` is the pattern of unwritten memory;
-    ``notes`` say, by the rule's name, what a rule could not judge.
+    ``notes`` say, by the rule's name, what a rule could not judge. ``local_share`` is the largest share
+    of a slice's bound that the rule ``local`` saw.
     """
 
     oracle: Oracle
@@ -34,6 +36,7 @@ class CheckedCall:
     poison: int
     result: CallResult
     notes: dict[str, str] = field(default_factory=dict)
+    local_share: float = 0.0
 
     @property
     def outputs(self) -> tuple[torch.Tensor, ...]:
@@ -176,6 +179,18 @@ def drift(call: CheckedCall) -> str:
     return ""
 
 
+def local(call: CheckedCall) -> str:
+    """Require that no slice of an output is wrong at its own scale, however small it is."""
+    oracle = call.oracle
+    local_call = LocalCall(call.seed, call.outputs, partial(oracle.answer, call.seed))
+    for i, (measured, bound) in enumerate(zip(call.errors, oracle.bounds, strict=True)):
+        share, violation = oracle.local.judge(local_call, i, measured, bound)
+        call.local_share = max(call.local_share, share)
+        if violation:
+            return f"{call.output_label(i)}{violation}"
+    return ""
+
+
 def properties(call: CheckedCall) -> str:
     """Require the operator's own properties of the output."""
     operator, case = call.oracle.operator, call.oracle.case
@@ -219,6 +234,7 @@ RULES: dict[str, Rule | None] = {
     "special": special,
     "error": error,
     "drift": drift,
+    "local": local,
     "property": properties,
     "kept": None,
 }

@@ -11,16 +11,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
 from weft.core import Case, Tolerance
 
+if TYPE_CHECKING:
+    from weft.workbench.check.slices import SliceLayout
+
 # Elements compared at once: the float64 temporaries are ten times as large on a GPU, where small pieces
 # would leave it idle, and fit into a cache on a CPU.
 PIECES = {"cpu": 1 << 20, "cuda": 1 << 24}
 SAMPLE = 512  # elements whose distinct values are counted, to notice answers of equal elements
+FLUSHED = 1e-30  # smallest normal number below which kernels may flush subnormal ones to zero
 MAX_SHARE = 1e9  # largest reported share of the tolerance: infinity is no number in JSON
 
 
@@ -31,7 +36,8 @@ class Measured:
     ``misplaced`` counts elements whose NaN or Inf stands where the reference, rounded to the
     output's dtype, has none, or the other way round, or with the other sign. ``worst`` and
     ``first_misplaced`` are (flat index, value of the output, value of the reference). ``compared``
-    counts the elements that the RMS is over.
+    counts the elements that the RMS is over. ``squares`` are the sums of the squared errors by slice,
+    where a layout was given.
     """
 
     maximum: float
@@ -40,6 +46,7 @@ class Measured:
     misplaced: int = 0
     first_misplaced: tuple[int, float, float] = (0, 0.0, 0.0)
     compared: int = 0
+    squares: torch.Tensor | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +54,8 @@ class Bound:
     """Bound on one output's error: ``maximum`` and ``rms``; ``scale`` is the reference's RMS.
 
     An element whose reference exceeds ``scale`` may be off by ``own`` times the excess in addition.
+    ``least`` is what a flush of subnormal numbers to zero may lose; ``c`` is the tolerance's factor of the
+    baseline's error.
     """
 
     own: float
@@ -54,6 +63,8 @@ class Bound:
     rms: float
     scale: float
     baseline_rms: float
+    least: float = 0.0
+    c: float = 2.0
 
     @property
     def passes_zeros(self) -> bool:
@@ -104,6 +115,9 @@ def bound(
         rms=tolerance.c * worst_rms + floor * averaged + chain * scale,
         scale=scale,
         baseline_rms=worst_rms,
+        # Kernels flush subnormals of float32's range only: a conversion to float16 keeps its own.
+        least=info.smallest_normal if info.smallest_normal < FLUSHED else least,
+        c=tolerance.c,
     )
 
 
@@ -112,13 +126,16 @@ def measure(
     reference: torch.Tensor,
     within: Bound | None = None,
     terms: torch.Tensor | None = None,
+    slices: SliceLayout | None = None,
+    start: int = 0,
 ) -> Measured:
     """Measure the error of ``output`` against the float64 ``reference`` of the same shape.
 
     With a bound, the maximum is over each error less the element's own allowance: the units in the
     last place by which it exceeds the scale. ``terms`` are the sizes of an element's terms before
-    they cancelled, used where they are larger. Pieces are compared one at a time, so that no
-    temporary is as large as the output.
+    they cancelled, used where they are larger. With ``slices``, errors are summed by slice too;
+    ``start`` is the flat index of the first element where both are some rows of the whole. Pieces are
+    compared one at a time, so that no temporary is as large as the output.
     """
     if not output.dtype.is_floating_point:
         return _measure_integers(output, reference)
@@ -168,6 +185,7 @@ def measure(
         misplaced=misplaced,
         first_misplaced=first,
         compared=compared,
+        squares=slices.error_sums(output, reference, start) if slices is not None else None,
     )
 
 
@@ -209,17 +227,18 @@ def _pieces(
     output: torch.Tensor, reference: torch.Tensor
 ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
     flat, want = output.detach().reshape(-1), reference.reshape(-1)
-    size = _piece(flat)
+    size = piece_elements(flat)
     for start in range(0, flat.numel(), size):
         yield start, flat[start : start + size].double(), want[start : start + size]
 
 
 def _float64_pieces(flat: torch.Tensor) -> Iterator[torch.Tensor]:
     if flat.numel():
-        yield from (piece.double() for piece in flat.split(_piece(flat)))
+        yield from (piece.double() for piece in flat.split(piece_elements(flat)))
 
 
-def _piece(tensor: torch.Tensor) -> int:
+def piece_elements(tensor: torch.Tensor) -> int:
+    """Return how many elements of a tensor are compared at once."""
     return PIECES.get(tensor.device.type, PIECES["cuda"])
 
 

@@ -1,6 +1,6 @@
 """Catalogue of the planted kernels: mutants that must fail and honest controls that must pass.
 
-Rows W01 to W24 are kinds of errors, C01 to C16 kinds of cheating, H1 to H6 controls. Each module of
+Rows W01 to W25 are kinds of errors, C01 to C16 kinds of cheating, H1 to H8 controls. Each module of
 this folder defines ``MUTANTS``; it is imported when the catalogue is first requested.
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SINGLE_OPERATORS = ("softmax", "gelu", "sum", "matmul", "layer_norm", "cross_entropy")
 WRONG = ("wrong", *(f"wrong_{operator}" for operator in SINGLE_OPERATORS), "backward")
 KERNELS = ("with_triton", "with_numba", "with_cuda")
-MODULES = (*WRONG, *KERNELS, "cheats", "controls")
+MODULES = (*WRONG, *KERNELS, "small_parts", "cheats", "controls")
 
 
 @cache

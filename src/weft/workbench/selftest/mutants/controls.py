@@ -69,6 +69,22 @@ def _same_as(identity: str, name: str) -> Callable[[], Implementation]:
     return make
 
 
+def _flushed(identity: str) -> Callable[[], Implementation]:
+    """Flush subnormal numbers to zero, as a GPU's fast exponentials do."""
+
+    def make() -> Implementation:
+        base = registry.implementation(identity.split("/")[1], "torch")
+
+        def forward(*x: torch.Tensor, **params: Any) -> Any:
+            y = base.forward(*x, **params)
+            tiny = torch.finfo(torch.float32).smallest_normal
+            return torch.where(y.abs() < tiny, 0.0, y) if y.dtype == torch.float32 else y
+
+        return replace(base, name=identity, forward=forward, aot_kernels=(), directions=(FORWARD,))
+
+    return make
+
+
 def _atomic() -> Implementation:
     return Implementation(
         operator="sum",
@@ -93,6 +109,8 @@ def _controls() -> Iterator[Mutant]:
     yield _control("H4/sum/triton/atomic", "a declared nondeterministic atomic sum", _atomic)
     yield _control("H5/balance/eager/differences", "an answer that is truly about 0",
                    lambda: own_operators.DIFFERENCES)  # fmt: skip
+    flushed = "H8/softmax/eager/flushed"
+    yield _control(flushed, "subnormal numbers flushed to zero", _flushed(flushed))
     small = "H6/softmax/eager/from-cache"
     yield _control(small, "a small kernel, served from the cache when warm",
                    _same_as(small, "torch"), phase="bench")  # fmt: skip

@@ -102,6 +102,13 @@ def _in_place(x: torch.Tensor) -> torch.Tensor:
     return torch.softmax(x, -1)
 
 
+def _small_elements_zero(y: torch.Tensor) -> torch.Tensor:
+    """Write zeros for elements in float32 that are a millionth of a millionth of the largest."""
+    if y.dtype != torch.float32 or not y.numel():
+        return y
+    return torch.where(y < 1e-12 * y.nan_to_num().amax(), 0.0, y)
+
+
 def _rows_too_heavy(x: torch.Tensor) -> torch.Tensor:
     """In fp16 make each element slightly high: by less than its rounding, but all in one direction."""
     y = torch.softmax(x.double(), -1)
@@ -154,4 +161,6 @@ MUTANTS = (
     _plant("W20", "in-place", "shifts its input in place", "inputs", _in_place, "inputs"),
     _plant("W10", "heavy-rows", "fp16 rows that sum to 1.001", "property", _rows_too_heavy,
            "property"),
+    _after("W25", "small-elements", "zeros for the elements that are small", "local",
+           _small_elements_zero, "local"),
 )  # fmt: skip

@@ -1,0 +1,148 @@
+"""The rule ``local``: an error counts at the scale of the part that it is in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from weft.core import BACKWARD, FORWARD, Case, Input, Verdict, registry
+from weft.core.record import FAIL, PASS
+from weft.workbench.calls.buffers import allocate_buffers
+from weft.workbench.check import tolerance
+from weft.workbench.check.check import check
+from weft.workbench.check.output_judge import judge as judge_outputs
+from weft.workbench.check.slices import SliceLayout
+from weft.workbench.selftest.judge import Subject
+from weft.workbench.selftest.mutants import catalogue
+from weft.workbench.selftest.mutants.mutant import Mutant
+from weft.workbench.selftest.mutants.small_parts import MUTANTS
+
+SEEDS = (5, 6)
+SOFTMAX = [m for m in catalogue() if m.id in ("W25/softmax/eager/small-elements", "H8/softmax/eager/flushed")]
+
+
+def verdicts(mutant: Mutant, without: tuple[str, ...] = ()) -> list[Verdict]:
+    subject = Subject.of(mutant)
+    cases = subject.operator.select("check", "cpu")
+    if mutant.operator == "softmax":
+        cases = [subject.operator.case("fp32-24x200-rising")]
+    options = {"seeds": SEEDS, "baseline": subject.baseline, "without": without}
+    return [check(subject.operator, mutant.make(), c, FORWARD, "cpu", **options) for c in cases]
+
+
+@pytest.mark.parametrize("mutant", [m for m in (*MUTANTS, *SOFTMAX) if not m.honest], ids=lambda m: m.id)
+def test_only_the_local_rule_refuses_what_is_wrong_in_small_parts(mutant: Mutant) -> None:
+    for verdict in verdicts(mutant):
+        assert verdict.status == FAIL and verdict.reason.startswith("local: RMS error "), verdict.reason
+        assert verdict.tolerance_used is not None and verdict.tolerance_used < 0.5
+    assert {v.status for v in verdicts(mutant, ("local",))} == {PASS}
+
+
+@pytest.mark.parametrize("mutant", [m for m in (*MUTANTS, *SOFTMAX) if m.honest], ids=lambda m: m.id)
+def test_honest_small_parts_pass(mutant: Mutant) -> None:
+    for verdict in verdicts(mutant):
+        assert verdict.status == PASS, verdict.reason
+        (finding,) = (f for f in verdict.findings if f.check == "local")
+        assert "could be zeros without notice" in finding.detail
+
+
+def test_the_verdict_tells_how_much_could_be_zero() -> None:
+    """Of rows that are noise most could, of a product's elements few; without slices nothing is said."""
+    told = {}
+    noise = next(m for m in MUTANTS if m.operator == "residue")
+    product = registry.operator("matmul")
+    told["noise"] = verdicts(noise)[0]
+    torchs = registry.implementation("matmul", "torch")
+    case = product.case("fp32-128x256x192")
+    told["product"] = check(product, torchs, case, FORWARD, "cpu", seeds=SEEDS)
+    total = registry.operator("sum")
+    case = total.case("fp32-1031")
+    told["sum"] = check(total, registry.implementation("sum", "torch"), case, FORWARD, "cpu", seeds=SEEDS)
+    details = {n: next(f.detail for f in v.findings if f.check == "local") for n, v in told.items()}
+    assert details["sum"] == ""
+    share = {n: float(d.split(";")[1].split()[0]) for n, d in details.items() if d}
+    assert share["noise"] > 0.5 and share["product"] < 0.01
+
+
+CANCELLING = {
+    "layer_norm": ("fp16-7x129",),
+    "cross_entropy": ("fp32-2x1000-2-0.1-0.001",),
+    "attention": ("fp32-1x1x20x80-causal",),
+    "gelu": ("fp32-4099-sweep", "bf16-4099-sweep"),
+    "softmax": ("fp32-5x257-large", "fp16-1x4096-rising"),
+}
+
+
+@pytest.mark.parametrize(("name", "case"), [(n, c) for n, cases in CANCELLING.items() for c in cases])
+def test_torchs_own_kernels_pass_where_numbers_cancel(name: str, case: str) -> None:
+    operator, library = registry.operator(name), registry.implementation(name, "torch")
+    told = []
+    for direction in operator.directions:
+        verdict = check(operator, library, operator.case(case), direction, "cpu", seeds=SEEDS)
+        assert verdict.status == PASS, verdict.reason
+        told += [f.detail for f in verdict.findings if f.check == "local" and f.detail]
+    assert told  # a scalar or two have no slices
+
+
+@pytest.mark.parametrize("shape", [(100,), (7, 129), (5, 1, 40, 33), (2, 3, 4, 40), (1, 300)])
+def test_the_sums_of_slices_do_not_depend_on_the_pieces(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    reference = torch.randn(shape, generator=generator, dtype=torch.float64).exp()
+    output = reference + torch.randn(shape, generator=generator)
+    layout = SliceLayout(shape)
+    whole = layout.error_sums(output, reference)
+    for part in layout.split(whole):
+        assert float(part.sum()) == pytest.approx(float((output - reference).square().sum()))
+    monkeypatch.setitem(tolerance.PIECES, "cpu", 37)
+    assert torch.allclose(layout.error_sums(output, reference), whole, rtol=1e-12)
+    one = torch.zeros(shape, dtype=torch.float64)
+    one.view(-1)[70] = 1.0
+    names = [layout.name(int(n)) for n in layout.error_sums(one, torch.zeros_like(one)).nonzero()]
+    assert len(names) == len(layout.parts)
+
+
+def test_a_timed_output_is_held_to_the_local_rule() -> None:
+    """Apart from its oracle: what is as wrong as zeros is refused, honest noise is not."""
+    mutant = next(m for m in MUTANTS if m.id.startswith("W25/fade_rows/eager/zeros"))
+    subject = Subject.of(mutant)
+    (case, *_) = subject.operator.cases
+    assert isinstance(case, Case) and isinstance(case.inputs[0], Input)
+    buffers = allocate_buffers(case, "cpu", None, 3)
+    arguments = (subject.operator, case, FORWARD, "cpu", subject.baseline, buffers)
+    decide = judge_outputs(*arguments)
+    right = subject.operator.reference(*buffers.inputs)
+    assert decide(right) is None
+    assert "row" in str(decide(mutant.make().forward(*buffers.inputs)))
+    noise = next(m for m in MUTANTS if m.operator == "residue" and m.honest)
+    subject = Subject.of(noise)
+    case = subject.operator.cases[0]
+    buffers = allocate_buffers(case, "cpu", None, 3)
+    decide = judge_outputs(subject.operator, case, FORWARD, "cpu", subject.baseline, buffers)
+    assert decide(noise.make().forward(*buffers.inputs)) is None
+
+
+def test_small_parts_of_a_gradient_count() -> None:
+    operator = registry.operator("softmax")
+    library = registry.implementation("softmax", "eager")
+
+    def gradient(grad: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return y * (grad - (grad * y).sum(-1, keepdim=True))
+
+    def without_small(grad: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        result = gradient(grad, y)
+        return torch.where(result.abs() < 1e-10, 0.0, result)
+
+    case = operator.case("fp32-24x200-rising")
+
+    def verdict(function: Callable[..., torch.Tensor], without: tuple[str, ...] = ()) -> Verdict:
+        made = replace(library, name="it", backward=lambda g, y: (function(g, y),))
+        return check(operator, made, case, BACKWARD, "cpu", seeds=SEEDS, without=without)
+
+    assert verdict(gradient).status == PASS
+    assert verdict(without_small).reason.startswith("local: ")
+    assert verdict(without_small, ("local",)).status == PASS
