@@ -28,10 +28,10 @@ from weft.workbench.judge.problem import (
     ProblemCase,
     ReferenceBehavior,
     error_line,
-    preserved_rng,
     sum_tolerance,
 )
 from weft.workbench.judge.torch_modes import cuda_on_cpu
+from weft.workbench.judge.variation import preserved_rng
 
 Tensors = Sequence[torch.Tensor]
 _RAISED = "returns: raised MissingGradient: "

@@ -11,7 +11,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -34,6 +34,7 @@ from weft.workbench.judge.problem import (
     make_implementation,
     make_operator,
     observe_behavior,
+    vary_inputs,
 )
 from weft.workbench.judge.source_facts import execute, reference_facts, source_facts
 from weft.workbench.judge.torch_modes import (
@@ -42,6 +43,7 @@ from weft.workbench.judge.torch_modes import (
     cuda_generators_on_cpu,
     cuda_on_cpu,
 )
+from weft.workbench.judge.variation import seed_generators
 from weft.workbench.sources.source import LoadedFile, Source
 
 SUBSTITUTES = {"utils": gpumode_modules.make_utils, "task": gpumode_modules.make_task}
@@ -81,6 +83,8 @@ def read_problem(path: Path, device: str, seed: int | None = None) -> Problem:
 
     behavior = observe_behavior(native, float64, cases[0], generator, device)
     cases = [generator.with_template(c, behavior) for c in cases]
+    variation = vary_inputs(native, cases, generator, behavior, device)
+    generator, behavior = variation.generator, variation.behavior
     operator = make_operator(path.resolve().parent.name, cases, generator, behavior, float64)
     check = getattr(file.module, "check_implementation", None)
     return Problem(
@@ -88,11 +92,14 @@ def read_problem(path: Path, device: str, seed: int | None = None) -> Problem:
         path=path,
         operator=operator,
         baseline=make_implementation(operator, "reference", cases, generator, behavior, native),
-        own_check=_OwnCheck(check or gpumode_modules.make_match_reference(ref_kernel), file, cases),
+        own_check=_OwnCheck(
+            check or gpumode_modules.make_match_reference(ref_kernel), generator, cases, device
+        ),
         own_seed=0,
         own_rule="check_implementation" if check else "no check of its own: compared with ref_kernel",
         extra={"device": device, "behavior": asdict(behavior), "cuda_on_cpu": file.cuda_on_cpu},
-        notes=(CPU_NOTE,) if file.cuda_on_cpu else (),
+        notes=((CPU_NOTE,) if file.cuda_on_cpu else ()) + variation.notes,
+        constant=variation.constant,
         nbytes=behavior.output_bytes + max(sum(i.nbytes for i in c.inputs) for c in operator.cases),
     )
 
@@ -104,7 +111,7 @@ def load(source: Source) -> LoadedFile:
     facts, behavior = source_facts(path), ReferenceBehavior(**extra["behavior"])
     mentions_cuda = facts.mentions_cuda or bool(extra["cuda_on_cpu"])
     file = _ReferenceFile(problem_path, str(extra["device"]), mentions_cuda)
-    generator = file.generator()
+    generator = replace(file.generator(), varied=behavior.varied)
     cases = [generator.with_template(c, behavior) for c in file.cases()]
     file.delete_reference()
     operator = make_operator(problem_path.resolve().parent.name, cases, generator, behavior, None)
@@ -217,7 +224,7 @@ class _ReferenceFile:
 
         def generate(case: ProblemCase, seed: int) -> Data:
             arguments = dict(case.arguments)
-            torch.manual_seed(seed)
+            seed_generators(seed)
             if takes_seed:
                 arguments["seed"] = int(arguments.get("seed", 42)) + seed % SEED_RANGE
             return generate_input(**arguments)
@@ -234,14 +241,16 @@ class _ReferenceFile:
 class _OwnCheck:
     """The file's own ``check_implementation``, applied at the file's own seeds."""
 
-    def __init__(self, check: Callable[..., Any], file: _ReferenceFile, cases: Sequence[ProblemCase]) -> None:
-        self.check, self.file = check, file
+    def __init__(
+        self, check: Callable[..., Any], generator: Generator, cases: Sequence[ProblemCase], device: str
+    ) -> None:
+        self.check, self.generator, self.device = check, generator, device
         self.cases = {c.name: c for c in cases}
 
     def __call__(self, case: Case, seed: int, output: Any) -> tuple[bool, str]:
-        template, tensors = self.file.generator().split(self.cases[case.name], seed)
-        data, _ = template.build([t.to(self.file.device) for t in tensors])
-        with torch.no_grad(), cuda_on_cpu() if self.file.cuda_on_cpu else nullcontext():
+        template, tensors = self.generator.split(self.cases[case.name], seed)
+        data, _ = template.build([t.to(self.device) for t in tensors])
+        with torch.no_grad(), cuda_on_cpu() if self.generator.cuda_on_cpu else nullcontext():
             result = self.check(data, output)
         # A check returns (passed, message), or a message that is empty for a pass.
         passed, message = result if isinstance(result, tuple) else (not result, result)

@@ -6,14 +6,14 @@ read. A file of the folder itself always takes precedence.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import torch
+
+from weft.workbench.judge.variation import seed_generators
 
 CheckResult = tuple[bool, str]
 MAX_SHOWN = 5  # mismatches that a message lists
@@ -21,9 +21,7 @@ MAX_SHOWN = 5  # mismatches that a message lists
 
 def set_seed(seed: int = 42) -> None:
     """Seed every random generator that a file may use."""
-    random.seed(seed)
-    np.random.seed(seed % (1 << 32))
-    torch.manual_seed(seed)
+    seed_generators(seed)
 
 
 def get_device(use_cuda: bool = True) -> torch.device:

@@ -398,6 +398,11 @@ class _Judging:
         if not self.options.time:
             judgement.flags.append("not timed: left out")
             return
+        if problem.constant:
+            # An answer to constant inputs can be stored in the candidate: its time says nothing.
+            names = ", ".join(problem.constant)
+            judgement.flags.append(f"not timed: the same at every seed, and cannot be varied: {names}")
+            return
         answer = support(self.implementation, cases[0], device)
         if not answer.timed:
             judgement.flags.append(f"not timed: {answer.reason}")

@@ -23,6 +23,7 @@ import torch
 
 from weft.core import Case, WeftError
 from weft.workbench.calls.buffers import tensors_of
+from weft.workbench.calls.guarded_memory import digest
 from weft.workbench.calls.seeds import fresh_seeds
 from weft.workbench.judge.backward import (
     Differentiable,
@@ -34,6 +35,7 @@ from weft.workbench.judge.backward import (
 from weft.workbench.judge.data_template import output_tensors
 from weft.workbench.judge.problem import (
     Data,
+    Digest,
     Generator,
     Problem,
     ProblemCase,
@@ -42,10 +44,18 @@ from weft.workbench.judge.problem import (
     make_implementation,
     make_operator,
     observe_behavior,
-    preserved_rng,
+    vary_inputs,
 )
 from weft.workbench.judge.source_facts import execute, reference_facts, source_facts
 from weft.workbench.judge.torch_modes import CPU_NOTE, Float64Mode, cuda_generators_on_cpu
+from weft.workbench.judge.variation import (
+    constant_weights,
+    count_special,
+    is_taken,
+    preserved_rng,
+    seed_generators,
+    vary_weights,
+)
 from weft.workbench.sources.source import LoadedFile, Source
 
 WEIGHT_SETS = 2  # sets of weights that a candidate with parameters is judged at
@@ -82,6 +92,10 @@ def read_problem(path: Path, device: str, seed: int | None = None, backward: boo
         generator = generator.on_gpu(cases[0])
     behavior = observe_behavior(reference.native, reference.float64, cases[0], generator, device, weights)
     cases = _with_template(cases, generator, behavior)
+    variation = vary_inputs(reference.native, cases, generator, behavior, device, same_data=True)
+    generator, behavior = variation.generator, variation.behavior
+    notes = ((CPU_NOTE,) if file.cuda_on_cpu else ()) + variation.notes
+    notes += _vary_weights(reference, cases, generator, behavior, device)
     nbytes = sum(w.nbytes for w in weights)
     del weights  # of the model that is kept, or of none
     operator = make_operator(problem_name(path), cases, generator, behavior, reference.float64, nbytes)
@@ -101,8 +115,10 @@ def read_problem(path: Path, device: str, seed: int | None = None, backward: boo
             "with_weights": with_weights,
             "generates_on": generator.device,
             "cuda_on_cpu": file.cuda_on_cpu,
+            "varied_weights": file.varied_weights,
         },
-        notes=(CPU_NOTE,) if file.cuda_on_cpu else (),
+        notes=notes,
+        constant=variation.constant,
         nbytes=nbytes + behavior.output_bytes + sum(i.nbytes for i in operator.cases[0].inputs),
     )
     if not backward:
@@ -110,6 +126,37 @@ def read_problem(path: Path, device: str, seed: int | None = None, backward: boo
     native = Differentiable(compute=reference.native, parameters=partial(reference.parameters, False))
     float64 = Differentiable(compute=reference.float64, parameters=partial(reference.parameters, True))
     return gradient_problem(problem, cases, generator, behavior, native, float64)
+
+
+def _vary_weights(
+    reference: _Reference,
+    cases: Sequence[ProblemCase],
+    generator: Generator,
+    behavior: ReferenceBehavior,
+    device: str,
+) -> tuple[str, ...]:
+    """Let the constant weights of the second set vary, if the reference takes it; return the notes."""
+    first, last = cases[0], cases[-1]
+    assert first.weights_seed is not None
+    model = reference.model(first.weights_seed, float64=False)
+    if len(cases) < WEIGHT_SETS or not any(True for _ in constant_weights(model)):
+        return ()
+    del model
+
+    def run(case: ProblemCase) -> list[torch.Tensor]:
+        assert case.template is not None
+        inputs = generator.inputs(first, 0, device)
+        with preserved_rng(), torch.no_grad(), generator.call_context(behavior):
+            data, buffers = case.template.build(inputs)
+            return list(tensors_of(output_tensors(reference.native(data, case), buffers)))
+
+    usual = count_special(run(first))
+    reference.file.varied_weights = last.weights_seed
+    if is_taken(lambda: run(last), usual):
+        return (f"constant weights have other values in {last.name}",)
+    reference.file.varied_weights = None
+    reference.forget()
+    return ("the reference does not take other values of its constant weights",)
 
 
 def estimate_bytes(path: Path) -> int:
@@ -146,10 +193,11 @@ def load(source: Source) -> LoadedFile:
     facts = source_facts(path)
     mentions_cuda = facts.mentions_cuda or bool(extra["cuda_on_cpu"])
     file = _ReferenceFile(Path(source.reference), "weft_problem", device, mentions_cuda)
+    file.varied_weights = extra["varied_weights"]
     with_weights = bool(extra["with_weights"])
     states = _Weights(file, extra["weights"] if with_weights else ())
     file.delete_reference()
-    generator = replace(file.generator(), device=str(extra["generates_on"]))
+    generator = replace(file.generator(), device=str(extra["generates_on"]), varied=behavior.varied)
     cases = _with_template(_cases(extra["weights"], with_weights), generator, behavior)
     name = problem_name(Path(source.reference))
     module = execute(path, "candidate")
@@ -199,6 +247,7 @@ class _ReferenceFile:
     def __init__(self, path: Path, name: str, device: str, mentions_cuda: bool) -> None:
         self.cuda_on_cpu = mentions_cuda and device == "cpu"
         self.device = device
+        self.varied_weights: int | None = None  # the seed at which constant weights get other values
         try:
             with self._device_context():
                 self.module = execute(path, name)
@@ -210,14 +259,19 @@ class _ReferenceFile:
         return cuda_generators_on_cpu() if self.cuda_on_cpu else nullcontext()
 
     def create(self, model_class: Callable[..., Any], seed: int) -> torch.nn.Module:
-        """Create a model; the seed determines its initial arguments and its weights."""
+        """Create a model; the seed determines its initial arguments and its weights.
+
+        At the seed ``varied_weights`` those that are constant get other values.
+        """
         with preserved_rng(), torch.no_grad(), self._device_context():
-            torch.manual_seed(seed)
+            seed_generators(seed)
             get_init_inputs = getattr(self.module, "get_init_inputs", None)
             arguments: Any = get_init_inputs() if get_init_inputs else []
-            torch.manual_seed(seed)  # as KernelBench: the weights do not depend on the arguments' draws
+            seed_generators(seed)  # as KernelBench: the weights do not depend on the arguments' draws
             by_name = isinstance(arguments, dict)
             model = model_class(**arguments) if by_name else model_class(*arguments)
+            if seed == self.varied_weights and isinstance(model, torch.nn.Module):
+                vary_weights(model, seed)
             on_device: torch.nn.Module = model.to(self.device)
             return on_device
 
@@ -236,7 +290,7 @@ class _ReferenceFile:
         module = self.module
 
         def generate(case: ProblemCase, seed: int) -> Data:
-            torch.manual_seed(seed)
+            seed_generators(seed)
             return tuple(module.get_inputs())
 
         return Generator(generate=generate, names=self.input_names, cuda_on_cpu=self.cuda_on_cpu)
@@ -258,15 +312,38 @@ class _Reference:
         self.file = file
         self.models: dict[bool, tuple[int, torch.nn.Module]] = {}  # one of each dtype is cached
         self._parameters: dict[bool, dict[str, torch.Tensor]] = {}  # of these models
+        self._digests: dict[int, dict[str, Digest] | None] = {}  # by seed; None where two were equal
 
     def model(self, weights_seed: int, float64: bool) -> torch.nn.Module:
         seed, model = self.models.get(float64, (None, None))
         if seed != weights_seed or model is None:
             model = self.file.create(self.file.module.Model, weights_seed)
+            self._compare_weights(weights_seed, model)
             model = model.double() if float64 else model
             self.models[float64] = weights_seed, model
             self._parameters[float64] = dict(model.named_parameters())
         return model
+
+    def _compare_weights(self, seed: int, model: torch.nn.Module) -> None:
+        """Raise :class:`WeftError` if the second model of a seed has other weights than the first."""
+        if self._digests.get(seed, ()) is None:
+            return
+        digests = {name: digest(w) for name, w in model.state_dict().items()}
+        first = self._digests.get(seed)
+        self._digests[seed] = digests if first is None else None
+        if first is not None and first != digests:
+            names = [n for n in digests if digests[n] != first.get(n)]
+            raise WeftError(
+                "the reference's weights",
+                expected="the same values for the same seed",
+                got=f"others in the second model: {', '.join(names[:8])}",
+                hint="torch, numpy and random are seeded before a model is created",
+            )
+
+    def forget(self) -> None:
+        """Drop the models: their weights have changed."""
+        self.models.clear()
+        self._digests.clear()
 
     def parameters(self, float64: bool, case: ProblemCase) -> dict[str, torch.Tensor]:
         """Return the parameters at the weights of a case, by name."""
@@ -347,6 +424,9 @@ class _Candidate:
         state = self.states.get(seed)
         if self.model is None or not self._matches(state):
             self.model = self.file.create(self.model_new, seed)
+            packs = callable(getattr(self.model, "setup", None))
+            if seed == self.file.varied_weights and packs and not self._matches(state):
+                self.model.setup()  # what it packed in its constructor is out of date
         if state and self._matches(state):
             self.model.load_state_dict(state)
             if callable(setup := getattr(self.model, "setup", None)):

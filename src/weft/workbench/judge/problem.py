@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,17 @@ from weft.workbench.calls.buffers import tensors_of
 from weft.workbench.calls.guarded_memory import digest
 from weft.workbench.judge.data_template import DataTemplate, output_keys, output_tensors, split_data
 from weft.workbench.judge.torch_modes import cuda_generators_on_cpu, cuda_on_cpu
+from weft.workbench.judge.variation import (
+    can_vary,
+    count_special,
+    is_taken,
+    preserved_rng,
+    seed_generators,
+    vary,
+)
 
 Data = Any
+Digest = tuple[int, int]
 Compute = Callable[[Data, "ProblemCase"], Any]  # a file's function, at the weights of a case
 OwnCheckFunction = Callable[[Case, int, Any], tuple[bool, str]]
 
@@ -49,6 +59,7 @@ class ReferenceBehavior:
     ``repeatable``: the same data and random numbers give the same bits. ``longest_sum`` is an upper
     estimate of the number of terms in one of its sums. ``output_bytes`` are the bytes of its outputs.
     ``keys`` are the keys of its dictionaries, by which a candidate's are read.
+    ``varied`` are the indexes of constant tensors that get other values at each seed, by case.
     """
 
     buffers: Sequence[int] = ()
@@ -58,6 +69,7 @@ class ReferenceBehavior:
     longest_sum: int = 1
     output_bytes: int = 0
     keys: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    varied: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @property
     def splits_rows(self) -> bool:
@@ -73,7 +85,8 @@ class Problem:
     ``own_seed`` is the seed for it; gradients have no such check. ``extra`` is sent to the worker;
     ``notes`` go to the user; ``nbytes`` are the bytes of inputs, outputs and weights of the largest case.
     In a problem of gradients ``for_parameters`` returns it for the parameters that a candidate has, and
-    ``not_compared`` names the gradients that are left out.
+    ``not_compared`` names the gradients that are left out. ``constant`` names inputs that are the same at
+    every seed: no time is measured at them.
     """
 
     kind: str
@@ -88,17 +101,11 @@ class Problem:
     nbytes: int = 0
     for_parameters: Callable[[Collection[str]], Problem] | None = None
     not_compared: tuple[str, ...] = ()
+    constant: tuple[str, ...] = ()
 
     @property
     def direction(self) -> str:
         return BACKWARD if self.for_parameters else FORWARD
-
-
-def preserved_rng() -> Any:
-    """Return a context that restores the state of torch's random generators at its end."""
-    # Only the current device: by default fork_rng saves the state of every GPU of the machine.
-    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    return torch.random.fork_rng(devices=devices)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,20 +113,27 @@ class Generator:
     """Input generator of a file: ``generate(case, seed)`` returns data whose elements have ``names``.
 
     ``cuda_on_cpu`` is true if the file names a GPU and is judged on the CPU. ``device`` is where
-    tensors are created that name no device; '' leaves the host.
+    tensors are created that name no device; '' leaves the host. ``varied`` is the behavior's.
+    ``draws`` are digests of the inputs by case and seed, None for a seed that was drawn twice; without
+    it nothing is compared.
     """
 
     generate: Callable[[ProblemCase, int], Data]
     names: Sequence[str] = ()
     cuda_on_cpu: bool = False
     device: str = ""
+    varied: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    draws: dict[tuple[str, int], list[Digest] | None] | None = None
 
     def split(self, case: ProblemCase, seed: int) -> tuple[DataTemplate, list[torch.Tensor]]:
-        """Generate data and split it; torch's random state is preserved."""
+        """Generate data and split it; the states of the random generators are preserved."""
         device = cuda_generators_on_cpu() if self.cuda_on_cpu else nullcontext()
         factories = torch.device(self.device) if self.device else nullcontext()
         with preserved_rng(), torch.no_grad(), device, factories:
-            return split_data(self.generate(case, seed), self.names)
+            template, tensors = split_data(self.generate(case, seed), self.names)
+            for index in self.varied.get(case.name, ()):
+                tensors[index] = vary(tensors[index], seed + index)
+            return template, tensors
 
     def on_gpu(self, case: ProblemCase) -> Generator:
         """Return the generator that creates its tensors on the GPU, where the file allows that.
@@ -154,7 +168,19 @@ class Generator:
                 expected="the same shapes, dtypes and plain values for every seed",
                 got="others",
             )
+        self._compare_draws(case, seed, tensors)
         return [t.to(device) for t in expected.without_buffers(tensors)]
+
+    def _compare_draws(self, case: ProblemCase, seed: int, tensors: Sequence[torch.Tensor]) -> None:
+        """Raise :class:`WeftError` if the second draw of a seed differs from the first."""
+        key = case.name, seed
+        if self.draws is None or self.draws.get(key, ()) is None:
+            return
+        digests = [digest(t) for t in tensors]
+        first = self.draws.get(key)
+        self.draws[key] = digests if first is None else None
+        if first is not None:
+            _require_same(case, first, digests)
 
     def call_context(self, behavior: ReferenceBehavior) -> Any:
         """Return the context of a call: fixed random numbers and ``cuda`` as ``cpu`` if needed."""
@@ -166,7 +192,7 @@ class Generator:
     def _call_context(self, behavior: ReferenceBehavior) -> Iterator[None]:
         # Reference and candidate draw the same random numbers, in the order of their calls.
         if behavior.random:
-            torch.manual_seed(0)
+            seed_generators(0)
         with cuda_on_cpu() if self.cuda_on_cpu else nullcontext():
             yield
 
@@ -174,6 +200,112 @@ class Generator:
 def _template(case: ProblemCase) -> DataTemplate:
     assert case.template is not None
     return case.template
+
+
+# -- inputs that vary ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variation:
+    """How the inputs of a problem vary with the seed: the generator and the behavior to go on with.
+
+    ``constant`` names the inputs that stay constant although values decide there; ``notes`` tell the user.
+    """
+
+    generator: Generator
+    behavior: ReferenceBehavior
+    constant: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def vary_inputs(
+    native: Compute,
+    cases: Sequence[ProblemCase],
+    generator: Generator,
+    behavior: ReferenceBehavior,
+    device: str,
+    same_data: bool = False,
+) -> Variation:
+    """Find the inputs that are the same at every seed, and vary those that the reference takes so.
+
+    From here on the generator compares the draws of each seed. Integers are never varied: an index or
+    a length may have one right value. They count as constant only where no input varies. With
+    ``same_data`` all cases have the data of the first. Raises :class:`WeftError` for a generator whose
+    draws differ at one seed.
+    """
+    varied: dict[str, list[int]] = {}
+    taken: dict[str, bool] = {}
+    same: dict[str, None] = {}
+    constant: dict[str, None] = {}
+    for case in cases[:1] if same_data else cases:
+        names = [i.name for i in _template(case).tensors]
+        unvaried, tensors = _unvaried(case, generator, case is cases[0])
+        same |= dict.fromkeys(names[n] for n in unvaried)
+        for n in (n for n in unvaried if can_vary(tensors[n])):
+            if names[n] not in taken:
+                run = partial(_run_varied, native, case, generator, behavior, device)
+                taken[names[n]] = is_taken(partial(run, [n]), count_special(run([])))
+            if taken[names[n]]:
+                varied.setdefault(case.name, []).append(n)
+            else:
+                constant[names[n]] = None
+        if len(unvaried) == len(_template(case).inputs) and case.name not in varied:
+            constant |= dict.fromkeys(names[n] for n in unvaried)
+    if same_data and varied:
+        varied = {c.name: varied[cases[0].name] for c in cases}
+    changed = [name for name, is_varied in taken.items() if is_varied]
+    told = [f"the same at every seed: {', '.join(same)}"] if same else []
+    told += [f"given other values at each seed: {', '.join(changed)}"] if changed else []
+    return Variation(
+        generator=replace(generator, varied=varied, draws={}),
+        behavior=replace(behavior, varied=varied),
+        constant=tuple(constant),
+        notes=("; ".join(told),) if told else (),
+    )
+
+
+def _unvaried(
+    case: ProblemCase, generator: Generator, is_first: bool
+) -> tuple[list[int], list[torch.Tensor]]:
+    """Return the indexes of the inputs that are the same at two seeds, and the tensors of the first."""
+    tensors = generator.split(case, 0)[1]
+    digests = [digest(t) for t in tensors]
+    if is_first:  # each seed that is judged at is compared when it is drawn
+        _require_same(case, digests, [digest(t) for t in generator.split(case, 0)[1]])
+    others = [digest(t) for t in generator.split(case, 1)[1]]
+    pairs = enumerate(zip(digests, others, strict=True))
+    unread = _template(case).buffers
+    return [n for n, (a, b) in pairs if a == b and n not in unread and tensors[n].numel()], tensors
+
+
+def _require_same(case: ProblemCase, first: Sequence[Digest], again: Sequence[Digest]) -> None:
+    """Raise :class:`WeftError` if two draws of one seed differ in more than the buffers."""
+    template = _template(case)
+    rows = enumerate(zip(template.tensors, first, again, strict=True))
+    names = [i.name for n, (i, a, b) in rows if a != b and n not in template.buffers]
+    if names:
+        raise WeftError(
+            f"the file's generator at {case.name}",
+            expected="the same values for the same seed",
+            got=f"others at the second call with it: {', '.join(names)}",
+            hint="torch, numpy and random are seeded before each call; a generator of the file's own must "
+            "be created in each call and seeded from one of these",
+        )
+
+
+def _run_varied(
+    native: Compute,
+    case: ProblemCase,
+    generator: Generator,
+    behavior: ReferenceBehavior,
+    device: str,
+    varied: Sequence[int],
+) -> Sequence[torch.Tensor]:
+    """Return the reference's outputs at one seed with these tensors varied."""
+    template, tensors = replace(generator, varied={case.name: varied}).split(case, 1)
+    with preserved_rng(), torch.no_grad(), generator.call_context(behavior):
+        data, _ = template.build([t.to(device) for t in tensors])
+        return tensors_of(output_tensors(native(data, case), tensors))
 
 
 # -- operator and implementations --------------------------------------------------------------
@@ -357,7 +489,7 @@ class _ReferenceRun:
             tensor.fill_(math.nan if tensor.is_floating_point() else 1)
         plain = not wide and overwritten is None
         before = self.digests if plain else [digest(t) for t in inputs]
-        torch.manual_seed(seed)
+        seed_generators(seed)
         compute = self.float64 if wide else self.native
         with torch.no_grad(), cuda_on_cpu() if self.generator.cuda_on_cpu else nullcontext():
             returned = compute(self.template.build(inputs)[0], self.case)

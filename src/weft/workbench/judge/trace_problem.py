@@ -44,6 +44,7 @@ from weft.workbench.judge.problem import (
     make_implementation,
     make_operator,
     observe_behavior,
+    vary_inputs,
 )
 from weft.workbench.judge.solution import (
     FLASHINFER_BENCH,
@@ -60,6 +61,7 @@ from weft.workbench.judge.torch_modes import (
     Float64Mode,
     cuda_generators_on_cpu,
 )
+from weft.workbench.judge.variation import seed_generators
 from weft.workbench.sources.source import LoadedFile, Source
 
 TAGS = frozenset({"check", "bench"})
@@ -180,7 +182,7 @@ class TraceInputs:
     def generate(self, case: ProblemCase, seed: int) -> Data:
         """Return the arguments of ``run``."""
         workload = self.workloads[case.name]
-        torch.manual_seed(seed)
+        seed_generators(seed)
         custom = self._custom_inputs(workload)
         return tuple(self._input(spec, workload, custom) for spec in self.definition.inputs)
 
@@ -373,6 +375,8 @@ def read_problem(
     sizes = [size for w in entries for size in w.axes.values()]
     behavior = replace(behavior, buffers=(), longest_sum=max([behavior.longest_sum, *sizes]))
     cases = [generator.with_template(c, behavior) for c in cases]
+    variation = vary_inputs(run.native, cases, generator, behavior, device)
+    generator, behavior = variation.generator, variation.behavior
     operator = make_operator(definition.name, cases, generator, behavior, run.float64)
     if len(definition.outputs) > 1 and run.all_outputs:
         operator = replace(operator, output_names=tuple(o.name for o in definition.outputs))
@@ -395,7 +399,8 @@ def read_problem(
             "folder": str(folder),
             "cuda_on_cpu": cuda_on_cpu,
         },
-        notes=(*notes, *((CPU_NOTE,) if cuda_on_cpu else ())),
+        notes=(*notes, *((CPU_NOTE,) if cuda_on_cpu else ()), *variation.notes),
+        constant=variation.constant,
         nbytes=max(inputs.nbytes(w) for w in entries),
     )
 
@@ -415,7 +420,7 @@ def load(source: Source) -> LoadedFile:
     if module is not None:
         del module.run
     inputs = TraceInputs(definition, workloads, files, device, module)
-    generator = _generator(inputs, cuda_on_cpu)
+    generator = replace(_generator(inputs, cuda_on_cpu), varied=behavior.varied)
     cases = [generator.with_template(c, behavior) for c in inputs.cases()]
     operator = make_operator(definition.name, cases, generator, behavior, None)
     solution = read_solution(Path(source.path), definition.name)
