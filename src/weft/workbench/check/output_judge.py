@@ -51,12 +51,12 @@ def _judge_by_rows(oracle: _BufferOracle) -> Callable[[Outputs], str | None]:
 
 def _violation(index: int, error: Measured, bound: Bound, local: LocalJudge) -> str | None:
     if error.misplaced:
-        place, value, expected = error.first_misplaced
-        return f"{error.misplaced} misplaced NaN or Inf; at {place} {value}, not {expected}"
+        flat, value, expected = error.first_misplaced
+        return f"{error.misplaced} misplaced NaN or Inf; at {flat} {value}, not {expected}"
     if bound.share(error) > 1.0:
-        place, value, expected = error.worst
+        flat, value, expected = error.worst
         share = bound.share(error)
-        return f"error {share:.3g} times what is allowed; at {place} {value}, not {expected}"
+        return f"error {share:.3g} times what is allowed; at {flat} {value}, not {expected}"
     # Without the noise of the computation, whose inputs are gone: only what is as wrong as zeros is refused.
     _, violation = local.judge(LocalCall(0, (), tuple), index, error, bound)
     return violation or None

@@ -114,7 +114,7 @@ class Generator:
 
     ``cuda_on_cpu`` is true if the file names a GPU and is judged on the CPU. ``device`` is where
     tensors are created that name no device; '' leaves the host. ``varied`` is the behavior's.
-    ``draws`` are digests of the inputs by case and seed, None for a seed that was drawn twice; without
+    ``seen_digests`` are digests of the inputs by case and seed, None for a seed that was drawn twice; without
     it nothing is compared.
     """
 
@@ -123,7 +123,7 @@ class Generator:
     cuda_on_cpu: bool = False
     device: str = ""
     varied: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    draws: dict[tuple[str, int], list[Digest] | None] | None = None
+    seen_digests: dict[tuple[str, int], list[Digest] | None] | None = None
 
     def split(self, case: ProblemCase, seed: int) -> tuple[DataTemplate, list[torch.Tensor]]:
         """Generate data and split it; the states of the random generators are preserved."""
@@ -174,11 +174,11 @@ class Generator:
     def _compare_draws(self, case: ProblemCase, seed: int, tensors: Sequence[torch.Tensor]) -> None:
         """Raise :class:`WeftError` if the second draw of a seed differs from the first."""
         key = case.name, seed
-        if self.draws is None or self.draws.get(key, ()) is None:
+        if self.seen_digests is None or self.seen_digests.get(key, ()) is None:
             return
         digests = [digest(t) for t in tensors]
-        first = self.draws.get(key)
-        self.draws[key] = digests if first is None else None
+        first = self.seen_digests.get(key)
+        self.seen_digests[key] = digests if first is None else None
         if first is not None:
             _require_same(case, first, digests)
 
@@ -207,7 +207,7 @@ def _template(case: ProblemCase) -> DataTemplate:
 
 @dataclass(frozen=True, kw_only=True)
 class Variation:
-    """How the inputs of a problem vary with the seed: the generator and the behavior to go on with.
+    """Result of :func:`vary_inputs`: the generator and the behavior to go on with.
 
     ``constant`` names the inputs that stay constant although values decide there; ``notes`` tell the user.
     """
@@ -254,13 +254,13 @@ def vary_inputs(
     if same_data and varied:
         varied = {c.name: varied[cases[0].name] for c in cases}
     changed = [name for name, is_varied in taken.items() if is_varied]
-    told = [f"the same at every seed: {', '.join(same)}"] if same else []
-    told += [f"given other values at each seed: {', '.join(changed)}"] if changed else []
+    remarks = [f"the same at every seed: {', '.join(same)}"] if same else []
+    remarks += [f"given other values at each seed: {', '.join(changed)}"] if changed else []
     return Variation(
-        generator=replace(generator, varied=varied, draws={}),
+        generator=replace(generator, varied=varied, seen_digests={}),
         behavior=replace(behavior, varied=varied),
         constant=tuple(constant),
-        notes=("; ".join(told),) if told else (),
+        notes=("; ".join(remarks),) if remarks else (),
     )
 
 
