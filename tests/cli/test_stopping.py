@@ -108,7 +108,8 @@ EAGER = ("--impl", "eager", "--impl", "torch", "--device", "cpu")
 
 
 def test_check_shows_the_checks_that_are_done() -> None:
-    done = stop(r"\[([5-9]|\d\d)/\d+\]", signal.SIGINT, "check", "gelu", *EAGER)
+    several = "from weft.cli import check\ncheck.PARALLEL_SECONDS = 0.0\n"  # processes, which must end too
+    done = stop(r"\[([5-9]|\d\d)/\d+\]", signal.SIGINT, "check", "gelu", *EAGER, patch=several)
     assert done.code == 130 and done.left == [], done.err
     assert "gelu" in done.out.splitlines()[1]
     match = re.fullmatch(r"stopped after (\d+) of (\d+) checks: (\d+) passed, 0 failed \(.*\)", done.last)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+import math
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from weft.core import Implementation, Operator, Verdict
     from weft.core.table import Table
     from weft.workbench.calls.selection import BenchPoint
+    from weft.workbench.check.sampling import Sample
     from weft.workbench.sandbox.candidates import ExternalCandidates
 
 EPILOG = """Examples:
@@ -42,6 +45,10 @@ EPILOG = """Examples:
 
 Rules of the check: weft help correct"""
 BENCH_SEEDS = 2  # large cases: each seed costs a float64 reference of gigabytes
+# Expected seconds of a sample of an operator's checks. Two processes on two cores take half of the first;
+# with what an estimate is off by, that is a minute.
+SAMPLE_SECONDS = {"processes": 80.0, "one process": 45.0}
+PARALLEL_SECONDS = 15.0  # expected; a process imports torch for some seconds before its first check
 SHOWN_NAMES = 4  # names of implementations in a note; the others are counted
 
 
@@ -56,11 +63,16 @@ def check(
     seed: Annotated[
         list[int] | None,
         typer.Option(
-            metavar="N", min=0, max=MAX_SEED, help="Random seed (repeatable) [default: new seeds in each run]"
+            metavar="N",
+            min=0,
+            max=MAX_SEED,
+            help="Random seed of the inputs and, the first one, of the sample (repeatable) [default: new "
+            "seeds in each run]",
         ),
     ] = None,
     all_cases: Annotated[
-        bool, typer.Option("--all-cases", help="Check the large bench cases as well")
+        bool,
+        typer.Option("--all-cases", help="Check all cases instead of a sample, the large bench cases too"),
     ] = False,
     files: Files = None,
     seconds: Seconds = SECONDS,
@@ -75,7 +87,10 @@ def check(
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
-    """Check implementations against the float64 reference, on all check and edge cases.
+    """Check implementations against the float64 reference, in about a minute for each operator.
+
+    Where all check and edge cases take longer, a random sample of them is checked: every rule, kind of
+    edge and dtype of each implementation. A case that is named is always checked.
 
     With --with FILE only the implementations that the file declares are checked, unless --impl
     names others. Your code runs in a worker process.
@@ -92,18 +107,23 @@ def check(
     try:
         with ExternalCandidates(files or [], limits(seconds, memory)) as candidates:
             points = _select(candidates, operators or [], impl or [], case or [], direction, kind, all_cases)
+            sampled = not (all_cases or case or sanitize)
+            plan = _plan(points, candidates, kind, seed or [], sampled=sampled)
             with progress.stoppable() as stop, progress.Progress() as status:
                 if sanitize is not None:
                     total = len(_without_cases(points))
                     run = _sanitize(points, sanitize, candidates, case or [])
                 else:
-                    total = sum(len(p.implementations) for p in points)
-                    run = _check(points, candidates, kind, seed, status)
-                for verdict in run:
-                    verdicts.append(verdict)
-                    status.advance()
-            code = _print(verdicts, candidates, as_json, as_csv, stop)
-            ending.print_verdict(_verdict_line(verdicts, total, watch, stop), to_stderr=as_json or as_csv)
+                    total = sum(len(p.implementations) for p in plan.points)
+                    run = _check(plan, candidates, kind, seed, status)
+                with closing(run):  # also at Ctrl-C: the processes end before the verdicts are shown
+                    for verdict in run:
+                        verdicts.append(verdict)
+                        status.advance()
+            verdicts = plan.in_order(verdicts)
+            code = _print(verdicts, candidates, as_json, as_csv, stop, plan.sample)
+            line = _verdict_line(verdicts, total, watch, stop, plan.sample)
+            ending.print_verdict(line, to_stderr=as_json or as_csv)
     except UnreadableFile as error:
         if as_json:
             print(json.dumps({"passed": False, "reason": str(error), "verdicts": []}))
@@ -118,6 +138,7 @@ def _print(
     as_json: bool,
     as_csv: bool,
     stop: progress.StopRequest,
+    sample: Sample | None,
 ) -> int:
     """Print the verdicts; return the exit code."""
     from weft.core.record import FAIL, PASS
@@ -126,7 +147,8 @@ def _print(
     passed = not failed and any(v.status == PASS for v in verdicts)
     if as_json:
         report = {"passed": passed and not stop, "verdicts": [asdict(v) for v in verdicts]}
-        print(json.dumps(report | stop.to_json()))
+        numbers = {"seed": sample.seed, "checks": sample.checks, "of": sample.total} if sample else None
+        print(json.dumps(report | {"sample": numbers} | stop.to_json()))
     elif as_csv:
         output.print_csv(table_by_direction(verdicts))
     elif verdicts:
@@ -135,7 +157,11 @@ def _print(
 
 
 def _verdict_line(
-    verdicts: Sequence[Verdict], total: int, watch: ending.Stopwatch, stop: progress.StopRequest
+    verdicts: Sequence[Verdict],
+    total: int,
+    watch: ending.Stopwatch,
+    stop: progress.StopRequest,
+    sample: Sample | None,
 ) -> str:
     """Return the last line: counts, seconds, and the reasons of the checks that did not run."""
     from weft.core.record import FAIL, PASS, UNSUPPORTED
@@ -155,7 +181,66 @@ def _verdict_line(
         text = f"passed: {passed} of {checks}"
     else:
         text = f"nothing could be checked on this machine ({watch})"
+    if sample:
+        text += f"; {_sample_text(sample)}"
     return text + ending.not_run_text(not_run)
+
+
+def _sample_text(sample: Sample) -> str:
+    numbers = f"{sample.checks} of {ending.count_text(sample.total, 'check')}"
+    return f"a sample of {numbers} (repeat: --seed {sample.seed}, all: --all-cases)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """Points to check, the sample that they are (None if they are all), and how.
+
+    ``seconds`` are the expected ones of each check, in the order of the points and their implementations.
+    """
+
+    points: tuple[BenchPoint, ...]
+    sample: Sample | None
+    seconds: tuple[float, ...]
+    processes: int
+
+    def in_order(self, verdicts: Sequence[Verdict]) -> list[Verdict]:
+        """Return verdicts in the order of the points: several processes give them in another one."""
+        names = [(p.operator.name, p.case.name, p.direction) for p in self.points]
+        numbers = {name: number for number, name in enumerate(names)}
+
+        def point_number(v: Verdict) -> int:
+            return numbers.get((v.operator, v.case, v.direction), 0)
+
+        return sorted(verdicts, key=point_number)
+
+
+def _plan(
+    points: Sequence[BenchPoint],
+    candidates: ExternalCandidates,
+    device: str,
+    seeds: Sequence[int],
+    *,
+    sampled: bool,
+) -> _Plan:
+    """Return how the points are checked; with ``sampled``, a part of them if all take too long."""
+    from weft.workbench.calls.seeds import fresh_seeds
+    from weft.workbench.check.parallel import default_processes
+    from weft.workbench.check.sampling import sample
+    from weft.workbench.durations import expected_check_cost
+
+    # External code has one worker process, and a GPU is shared: several checks there would wait for each
+    # other and exhaust its memory.
+    in_one = device == "cuda" or bool(candidates.workers)
+    # The same budget for any number of processes, so that a seed repeats the sample on another machine.
+    budget = SAMPLE_SECONDS["one process" if in_one else "processes"] if sampled else math.inf
+    seed = seeds[0] if seeds else fresh_seeds(1)[0]
+    chosen = sample(points, expected_check_cost, budget=budget, seed=seed)
+    return _Plan(
+        points=chosen.points,
+        sample=None if chosen.is_all else chosen,
+        seconds=chosen.seconds,
+        processes=1 if in_one or sum(chosen.seconds) < PARALLEL_SECONDS else default_processes(),
+    )
 
 
 def _select(
@@ -193,22 +278,68 @@ def _select(
 
 
 def _check(
+    plan: _Plan,
+    candidates: ExternalCandidates,
+    device: str,
+    seeds: Sequence[int] | None,
+    status: progress.Progress,
+) -> Generator[Verdict]:
+    """Yield the verdicts one by one, in the order in which they are ready."""
+    if sample := plan.sample:
+        status.keep(_sample_text(sample))
+    each = [s / plan.processes for s in plan.seconds]
+    status.expect(each, ending.count_text(len(each), "check"))
+    if plan.processes == 1:
+        yield from _check_here(plan.points, candidates, device, seeds, status)
+    else:
+        yield from _check_in_processes(plan, device, seeds, status)
+
+
+def _check_in_processes(
+    plan: _Plan, device: str, seeds: Sequence[int] | None, status: progress.Progress
+) -> Generator[Verdict]:
+    from weft.workbench.check.check import SEEDS
+    from weft.workbench.check.parallel import CheckTask, check_in_processes
+
+    status(f"starting {plan.processes} processes")
+    tasks = [
+        CheckTask(
+            operator=p.operator.name,
+            case=p.case.name,
+            direction=p.direction,
+            device=device,
+            implementations=tuple(i.name for i in p.implementations),
+            seeds=tuple(seeds or ()),
+            n_seeds=BENCH_SEEDS if p.case.tags == {"bench"} else SEEDS,
+        )
+        for p in sorted(plan.points, key=_form)
+    ]
+    with closing(check_in_processes(tasks, plan.processes)) as run:
+        for verdict in run:
+            yield verdict
+            status(f"{verdict.operator} {verdict.case} {verdict.direction} {verdict.implementation}")
+
+
+def _form(point: BenchPoint) -> tuple[object, ...]:
+    """Return what the code that a compiler makes for a point depends on; alike points are sorted together."""
+    forms = [(i.dtype, i.layout, len(i.shape)) for i in point.case.inputs]
+    return (point.operator.name, point.direction, forms)
+
+
+def _check_here(
     points: Sequence[BenchPoint],
     candidates: ExternalCandidates,
     device: str,
     seeds: Sequence[int] | None,
     status: progress.Progress,
-) -> Iterator[Verdict]:
-    """Yield the verdicts one by one.
+) -> Generator[Verdict]:
+    """Yield the verdicts of checks in this process and in the candidates' worker processes.
 
     A candidate whose worker process ended (a hang or a crash) is skipped at all further points.
     """
     from weft.workbench.check.check import SEEDS, check_all
-    from weft.workbench.durations import expected_check_seconds
 
     ended: set[tuple[str, str]] = set()
-    seconds = [expected_check_seconds(p, i) for p in points for i in p.implementations]
-    status.expect(seconds, ending.count_text(len(seconds), "check"))
     for point in points:
         implementations = [i for i in point.implementations if (i.operator, i.name) not in ended]
         status(point.title)
@@ -232,7 +363,7 @@ def _check(
 
 def _sanitize(
     points: Sequence[BenchPoint], tool: str, candidates: ExternalCandidates, cases: Sequence[str]
-) -> Iterator[Verdict]:
+) -> Generator[Verdict]:
     """Yield the sanitizer's verdict on each implementation, at ``cases`` or else at a few small ones."""
     from weft.workbench.sanitizer import sanitize
 
