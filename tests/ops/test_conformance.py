@@ -69,7 +69,7 @@ def _points(device: str) -> list[Point]:
     return points
 
 
-SAMPLED_SHARE = 0.1  # of all points, before those that every combination and kind needs
+SAMPLED_SHARE = 0.05  # of all points, before those that every combination and kind needs
 
 
 def _sample_seed() -> int:
@@ -97,7 +97,7 @@ def _keys(point: Point) -> frozenset[tuple[str, ...]]:
 
 
 def sample(points: list[Point], seed: int) -> set[Point]:
-    """A tenth of the points, and more until each combination and each kind of edge is met.
+    """A twentieth of the points, and more until each combination and each kind of edge is met.
 
     A combination is met by the first case of its dtype, since that is never left out as too slow.
     """

@@ -121,6 +121,8 @@ def check(
                         verdicts.append(verdict)
                         status.advance()
             verdicts = plan.in_order(verdicts)
+            if not as_json:
+                verdicts = plan.by_implementation(verdicts)
             code = _print(verdicts, candidates, as_json, as_csv, stop, plan.sample)
             line = _verdict_line(verdicts, total, watch, stop, plan.sample)
             ending.print_verdict(line, to_stderr=as_json or as_csv)
@@ -202,16 +204,18 @@ class _Plan:
     sample: Sample | None
     seconds: tuple[float, ...]
     processes: int
+    implementations: tuple[tuple[str, str], ...]  # all, by the names of operator and implementation
 
     def in_order(self, verdicts: Sequence[Verdict]) -> list[Verdict]:
         """Return verdicts in the order of the points: several processes give them in another one."""
         names = [(p.operator.name, p.case.name, p.direction) for p in self.points]
         numbers = {name: number for number, name in enumerate(names)}
+        return sorted(verdicts, key=lambda v: numbers.get((v.operator, v.case, v.direction), 0))
 
-        def point_number(v: Verdict) -> int:
-            return numbers.get((v.operator, v.case, v.direction), 0)
-
-        return sorted(verdicts, key=point_number)
+    def by_implementation(self, verdicts: Sequence[Verdict]) -> list[Verdict]:
+        """Return verdicts in the order of the operators and their implementations, as all points have it."""
+        numbers = {name: number for number, name in enumerate(self.implementations)}
+        return sorted(verdicts, key=lambda v: numbers.get((v.operator, v.implementation), 0))
 
 
 def _plan(
@@ -239,6 +243,9 @@ def _plan(
         points=chosen.points,
         sample=None if chosen.is_all else chosen,
         seconds=chosen.seconds,
+        implementations=tuple(
+            dict.fromkeys((p.operator.name, i.name) for p in points for i in p.implementations)
+        ),
         processes=1 if in_one or sum(chosen.seconds) < PARALLEL_SECONDS else default_processes(),
     )
 

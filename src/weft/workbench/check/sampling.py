@@ -19,6 +19,7 @@ from weft.workbench.calls.case_kinds import kinds
 from weft.workbench.calls.selection import BenchPoint
 
 Trait = tuple[str, ...]
+DTYPES = "dtypes"  # the first word of a trait
 LEAST_SECONDS = 0.01  # of a check, in a comparison of what checks show for their time
 
 
@@ -45,20 +46,30 @@ class Sample:
 def traits(point: BenchPoint) -> frozenset[Trait]:
     """Return all that a check at this point shows of an implementation.
 
-    These are the direction with each dtype and number of dimensions; each input's layout and values; the
-    kinds of sizes; each parameter's value; the tags; and the rules that apply at some cases only.
+    These are the dtypes; the number of dimensions; each input's layout and values; the kinds of sizes; each
+    parameter's value; the tags; and the properties that apply.
     """
-    case, operator, direction = point.case, point.operator, point.direction
+    case, operator = point.case, point.operator
     shown: set[Trait] = {("tag", tag) for tag in case.tags}
-    shown.add(("dtypes", *(i.dtype for i in case.inputs)))
+    shown.add((DTYPES, *(i.dtype for i in case.inputs)))
     shown.add(("dimensions", *(str(len(i.shape)) for i in case.inputs)))
     shown |= {("layout", i.name, i.layout) for i in case.inputs}
     shown |= {("values", i.name, i.values) for i in case.inputs}
     shown |= {("kind", kind) for kind in kinds(case, operator)}
     shown |= {("parameter", name, repr(value)) for name, value in case.params.items()}
-    if direction == FORWARD:
+    if point.direction == FORWARD:
         shown |= {("property", rule.name) for rule in operator.properties if rule.applies(case)}
-    return frozenset((direction, *trait) for trait in shown)
+    return frozenset(shown)
+
+
+def _in_direction(shown: frozenset[Trait], direction: str, implementation: Implementation) -> set[Trait]:
+    """Return the traits that must be shown in this direction.
+
+    An implementation with a backward of its own has other kernels there, which must meet every edge too.
+    The gradient of the others is autograd's: each edge in one direction will do, each dtype in both.
+    """
+    own_backward = implementation.backward is not None
+    return {(direction, *t) if own_backward or t[0] == DTYPES else t for t in shown}
 
 
 class Cost(Protocol):
@@ -122,23 +133,30 @@ class _Draw:
 
     def _cover(self) -> None:
         """Choose for each implementation checks that show all of its traits, by a greedy set cover."""
-        shown = [traits(p) for p in self.points]
+        of_points = [traits(p) for p in self.points]
         # Without a random weight, each sample would have the same cheapest checks.
         weights = [self._generator.uniform(0.5, 1.0) for _ in self.points]
-        by_name: dict[str, list[tuple[int, str]]] = {}
-        for check in self.costs:
-            by_name.setdefault(check[1], []).append(check)
+        by_name: dict[str, dict[tuple[int, str], set[Trait]]] = {}
+        for at, point in enumerate(self.points):
+            for i in point.implementations:
+                if (at, i.name) in self.costs:
+                    shown = _in_direction(of_points[at], point.direction, i)
+                    by_name.setdefault(i.name, {})[at, i.name] = shown
         for checks in by_name.values():
-            missing = set().union(*(shown[at] for at, _ in checks))
+            missing = set().union(*checks.values())
             while missing:
 
-                def gain(check: tuple[int, str], missing: set[Trait] = missing) -> float:
-                    at = check[0]
-                    return len(shown[at] & missing) * weights[at] / (self._seconds(check) + LEAST_SECONDS)
+                def gain(
+                    check: tuple[int, str],
+                    checks: dict[tuple[int, str], set[Trait]] = checks,
+                    missing: set[Trait] = missing,
+                ) -> float:
+                    shown = len(checks[check] & missing) * weights[check[0]]
+                    return shown / (self._seconds(check) + LEAST_SECONDS)
 
                 best = max(checks, key=gain)
                 self._add(best)
-                missing -= shown[best[0]]
+                missing -= checks[best]
 
     def _seconds(self, check: tuple[int, str]) -> float:
         """Return the expected seconds that a check adds to those already chosen."""
