@@ -274,7 +274,7 @@ def test_no_committed_time_is_suspect() -> None:
 def test_tables_hold_text_with_bars_and_no_records_are_said(tmp_path: Path) -> None:
     odd = replace(record(), operator="a|b\nc")
     append(tmp_path / "a" / "a.jsonl", [odd])
-    assert "a\\|b c" in figures.everything(tmp_path)
+    assert "a\\|b\\nc" in figures.everything(tmp_path)
     assert overview.readme(tmp_path / "none") == figures.MISSING + "\n"
 
 
