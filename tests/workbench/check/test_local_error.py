@@ -12,9 +12,11 @@ from weft.core import BACKWARD, FORWARD, Case, Input, Verdict, registry
 from weft.core.record import FAIL, PASS
 from weft.workbench.calls.buffers import allocate_buffers
 from weft.workbench.check import tolerance
+from weft.workbench.check.by_rows import merge
 from weft.workbench.check.check import check
 from weft.workbench.check.output_judge import judge as judge_outputs
 from weft.workbench.check.slices import SliceLayout
+from weft.workbench.check.tolerance import measure
 from weft.workbench.selftest.judge import Subject
 from weft.workbench.selftest.mutants import catalogue
 from weft.workbench.selftest.mutants.mutant import Mutant
@@ -100,6 +102,14 @@ def test_the_sums_of_slices_do_not_depend_on_the_pieces(
         assert float(part.sum()) == pytest.approx(float((output - reference).square().sum()))
     monkeypatch.setitem(tolerance.PIECES, "cpu", 37)
     assert torch.allclose(layout.error_sums(output, reference), whole, rtol=1e-12)
+    measured = measure(output, reference, slices=layout)
+    assert measured.squares is not None and torch.allclose(measured.squares, whole, rtol=1e-12)
+    rows = next((n for n in shape if n > 1), 1)
+    if shape[0] == rows:  # as a reference that is computed by rows hands them in
+        parts = [(output[i : i + 3], reference[i : i + 3], i) for i in range(0, rows, 3)]
+        pieces = [(i, measure(o, r, slices=layout, offset=i * reference[0].numel())) for o, r, i in parts]
+        merged = merge(pieces).squares
+        assert merged is not None and torch.allclose(merged, whole, rtol=1e-12)
     one = torch.zeros(shape, dtype=torch.float64)
     one.view(-1)[70] = 1.0
     names = [layout.name(int(n)) for n in layout.error_sums(one, torch.zeros_like(one)).nonzero()]

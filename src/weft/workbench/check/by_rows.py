@@ -223,7 +223,7 @@ def compare_by_rows(
             part = out[start : start + count]
             assert part.shape == piece.shape, "the baseline has another shape"
             first = start * (part.numel() // count)
-            error = measure(part, piece, limits[i], slices=slices[i], start=first)
+            error = measure(part, piece, limits[i], slices=slices[i], offset=first)
             parts[i].append((first, error))
             moments[i].add(piece)
     return [merge(p) for p in parts], moments

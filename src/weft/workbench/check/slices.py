@@ -18,8 +18,8 @@ from weft.workbench.check.tolerance import piece_elements
 MIN_ELEMENTS = 32  # a smaller slice is not judged: the baseline's error there may be 0 by luck
 BLOCKS = 128  # blocks that a flattened output is cut into, where they have MIN_ELEMENTS
 LEVEL_BITS = 3  # elements of like magnitude lie within a factor of 2^3
-LOWEST_EXPONENT = -1074  # of a float64
-LEVELS = (1024 - LOWEST_EXPONENT) // LEVEL_BITS + 2  # the first is for elements that are exactly 0
+MANTISSA_BITS, MAX_EXPONENT, EXPONENT_BIAS = 52, 2047, 1023  # of a float64
+LEVELS = (MAX_EXPONENT + LEVEL_BITS - 1) // LEVEL_BITS + 1  # the first is for elements that are exactly 0
 WIDEST_ROW = 1 << 26  # elements of a row above which there are no columns: a piece holds whole rows
 
 
@@ -100,7 +100,7 @@ class SliceLayout:
             if index < part.count:
                 if part.inner >= 0:
                     return part.title.format(index)
-                low = (index - 1) * LEVEL_BITS + LOWEST_EXPONENT - 1
+                low = (index - 1) * LEVEL_BITS + 1 - EXPONENT_BIAS
                 return f"the elements between 2^{low} and 2^{low + LEVEL_BITS}"
             index -= part.count
         raise IndexError(index)
@@ -166,10 +166,10 @@ class SliceLayout:
 
 
 def _levels(reference: torch.Tensor) -> torch.Tensor:
-    """Return the magnitude of each element as an index; 0 for an element that is exactly 0."""
-    exponents = torch.frexp(reference).exponent.long()
-    levels = (exponents - LOWEST_EXPONENT).clamp_(0, 1024 - LOWEST_EXPONENT) // LEVEL_BITS + 1
-    return torch.where((reference == 0) | ~reference.isfinite(), 0, levels)
+    """Return the magnitude of each element of a float64 tensor as an index; 0 for 0."""
+    # From the bits of the exponent, which are 0 for 0: frexp takes several times as long.
+    exponents = (reference.view(torch.int64) >> MANTISSA_BITS) & MAX_EXPONENT
+    return exponents.add_(LEVEL_BITS - 1).div_(LEVEL_BITS, rounding_mode="floor")
 
 
 def layouts(shapes: Sequence[Sequence[int]], dtypes: Sequence[torch.dtype]) -> list[SliceLayout | None]:

@@ -127,14 +127,14 @@ def measure(
     within: Bound | None = None,
     terms: torch.Tensor | None = None,
     slices: SliceLayout | None = None,
-    start: int = 0,
+    offset: int = 0,
 ) -> Measured:
     """Measure the error of ``output`` against the float64 ``reference`` of the same shape.
 
     With a bound, the maximum is over each error less the element's own allowance: the units in the
     last place by which it exceeds the scale. ``terms`` are the sizes of an element's terms before
     they cancelled, used where they are larger. With ``slices``, errors are summed by slice too;
-    ``start`` is the flat index of the first element where both are some rows of the whole. Pieces are
+    ``offset`` is the flat index of the first element where both are some rows of the whole. Pieces are
     compared one at a time, so that no temporary is as large as the output.
     """
     if not output.dtype.is_floating_point:
@@ -185,7 +185,7 @@ def measure(
         misplaced=misplaced,
         first_misplaced=first,
         compared=compared,
-        squares=slices.error_sums(output, reference, start) if slices is not None else None,
+        squares=slices.error_sums(output, reference, offset) if slices is not None else None,
     )
 
 
