@@ -21,10 +21,13 @@ WORKED = "worked after a call had returned"  # the end of the flag that names su
 TASKS = Path("/proc/self/task")
 # First letters of the names of threads that a driver or torch starts.
 _LIBRARY_THREADS = ("cuda", "pt_", "nv")
-# CPU time that all threads together may use outside of steps: in all, after each step, and as a share of the
-# time. An idle pool takes 7 us after a step to wait again, tqdm's monitor 50 us every ten seconds; a thread
-# that reads the inputs of the last call once more, 270 us after a step (Xeon, 2.5 GHz).
-ALLOWED_NS, ALLOWED_STEP_NS, ALLOWED_SHARE = 200_000, 50_000, 1e-4
+# CPU time that all threads together may use outside of steps, in all and as a share of the time: tqdm's
+# monitor takes 50 us every ten seconds.
+ALLOWED_NS, ALLOWED_SHARE = 2_000_000, 1e-4
+# Work that follows a step is seen sooner: so many pauses, and such a share of them, with so much CPU time
+# each. An idle pool takes 7 us after a step to wait again, at most 85; a thread that reads the inputs of the last
+# call once more takes 270 (Xeon, 2.5 GHz).
+BUSY_NS, BUSY_PAUSES, BUSY_SHARE = 100_000, 3, 0.05
 # A thread that is seen for the first time is watched this long, this often, since it may end soon.
 WATCHES, WATCH_SECONDS = 4, 0.005
 
@@ -82,7 +85,7 @@ class ThreadMonitor:
         self._cpu: dict[int, int] = {}  # of each watched thread, at the last reading
         self._used: Counter[int] = Counter()  # ns outside of steps, by thread
         self._read_at: int | None = None  # None while a step runs
-        self._observed_ns = self._steps = 0
+        self._observed_ns = self._pause_ns = self._pauses = self._busy_pauses = 0
 
     def accept_current(self) -> None:
         """Accept all current threads: the next candidate did not start them."""
@@ -92,7 +95,9 @@ class ThreadMonitor:
     def begin_step(self) -> None:
         """Count the CPU time that the watched threads used since the last step."""
         self._read()
-        self._read_at = None
+        self._pauses += bool(self._cpu)
+        self._busy_pauses += self._pause_ns > BUSY_NS
+        self._pause_ns, self._read_at = 0, None
 
     def _read(self) -> None:
         now = time.perf_counter_ns()
@@ -104,6 +109,7 @@ class ThreadMonitor:
                 continue
             if self._read_at is not None:
                 self._used[thread] += cpu - before
+                self._pause_ns += cpu - before
             self._cpu[thread] = cpu
         self._read_at = now
 
@@ -116,14 +122,13 @@ class ThreadMonitor:
             return {names.get(t, "a thread") for t in own}
         new = own - self._cpu.keys()
         self._cpu |= dict.fromkeys(new, 0)
-        self._steps += 1
         self._read_at = None  # the CPU time up to now belongs to the step
         self._read()
         for _ in range(WATCHES if new else 0):
             time.sleep(WATCH_SECONDS)
             self._read()
-        allowed = ALLOWED_NS + ALLOWED_STEP_NS * self._steps + ALLOWED_SHARE * self._observed_ns
-        if sum(self._used.values()) <= allowed:
+        often = self._busy_pauses >= max(BUSY_PAUSES, BUSY_SHARE * self._pauses)
+        if not often and sum(self._used.values()) <= ALLOWED_NS + ALLOWED_SHARE * self._observed_ns:
             return set()
         return {names.get(t, "a thread") for t, _ in self._used.most_common(3)}
 
