@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -19,10 +20,12 @@ from weft.core import Case, Ceilings, Implementation, Input, Operator, case
 from weft.workbench import bench
 from weft.workbench.calls.buffers import InputBuffers, allocate_buffers
 from weft.workbench.calls.errors import SandboxDied
+from weft.workbench.calls.staging import TensorForm
 from weft.workbench.sandbox import remote_timing, worker_timing
 from weft.workbench.sandbox.caller import WorkerProcess
 from weft.workbench.sandbox.process import Reply
 from weft.workbench.sandbox.remote_timing import RemoteTimingBackend, describe_point
+from weft.workbench.selftest.mutants.cheats_samples import LazyTensor, Samples
 from weft.workbench.sources.source import Source
 from weft.workbench.timing import cpu as cpu_timing
 from weft.workbench.timing.local_candidate import BufferCache
@@ -90,6 +93,9 @@ class OnePoint:
         operator: Any = None  # the clock binds without it in the forward
         operator = type("Toy", (), {"in_place": ()})()
         return operator, self.implementation, POINT, payload["direction"], payload["device"]
+
+    def output_forms(self, payload: Any) -> tuple[TensorForm, ...]:
+        return (TensorForm((160, 128), torch.float32, (128, 1)),)
 
 
 class FakeSandbox:
@@ -227,10 +233,10 @@ def skips_after(calls: int) -> Forward:
 
 
 @on_toy_clock
-def test_skipping_work_after_40_calls_is_refused_by_the_recheck_only() -> None:
-    outcomes = time_candidate(skips_after(40))["theirs"]
+def test_without_sampled_skipping_work_after_40_calls_is_refused_by_the_recheck_only() -> None:
+    outcomes = time_candidate(skips_after(40), without=["sampled"])["theirs"]
     assert suspicions(outcomes) == ["recheck"] and "is wrong" in outcomes.refusal
-    assert time_candidate(skips_after(40), without=["recheck"])["theirs"].refusal == ""
+    assert time_candidate(skips_after(40), without=["sampled", "recheck"])["theirs"].refusal == ""
 
 
 @on_toy_clock
@@ -247,7 +253,60 @@ def test_calls_that_are_deferred_and_done_together_are_refused() -> None:
             waiting.clear()
         return out
 
-    assert suspicions(time_candidate(forward)["theirs"]) == ["recheck"]
+    assert suspicions(time_candidate(forward, without=["sampled"])["theirs"]) == ["recheck"]
+
+
+def lazy_after_40_calls() -> Forward:
+    count = [0]
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        count[0] += 1
+        if count[0] < 40:
+            return work(x)
+        spend(COPY_US)
+        out = torch.empty_like(x).as_subclass(LazyTensor)
+        out.work = lambda: compute(x)
+        return out
+
+    return forward
+
+
+def wrong_in_samples() -> Forward:
+    """Zeros until the contents of an input change: after the samples it is right."""
+    samples = Samples()
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(work(x)) if samples.has((x,)) else work(x)
+
+    return forward
+
+
+def with_a_profile_function() -> Forward:
+    return lambda x: (sys.setprofile(lambda *_: None), work(x))[1]  # type: ignore[func-returns-value]
+
+
+@on_toy_clock
+@pytest.mark.parametrize(
+    ("make", "check"),
+    [(lazy_after_40_calls, "outputs"), (wrong_in_samples, "sampled"), (with_a_profile_function, "hooks")],
+)
+def test_a_cheat_in_the_samples_is_refused_by_one_check_only(make: Callable[[], Forward], check: str) -> None:
+    before = sys.getprofile()
+    try:
+        outcomes = time_candidate(make())
+        assert suspicions(outcomes["theirs"]) == [check], outcomes["theirs"]
+        assert suspicions(outcomes["ours"]) == []
+        sys.setprofile(before)
+        assert suspicions(time_candidate(make(), without=[check])["theirs"]) == []
+    finally:
+        sys.setprofile(before)
+
+
+@on_toy_clock
+def test_an_output_buffer_for_each_input_is_refused() -> None:
+    cached: dict[int, torch.Tensor] = {}
+    outcome = time_candidate(lambda x: cached.setdefault(x.data_ptr(), work(x)).copy_(compute(x)))["theirs"]
+    assert suspicions(outcome) == ["recheck"] and "still in use" in outcome.refusal
 
 
 class Slowed:

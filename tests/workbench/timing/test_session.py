@@ -17,6 +17,7 @@ from weft.core import Input, case
 from weft.machine.clocks import Sampler
 from weft.workbench.calls.buffers import InputBuffers, allocate_buffers
 from weft.workbench.timing.gpu_clocks import Readings
+from weft.workbench.timing.local_candidate import LocalOutputs
 from weft.workbench.timing.plan import Budget, Candidate, Estimate, Plan
 from weft.workbench.timing.session import TimingSession
 from weft.workbench.timing.threads import ThreadMonitor
@@ -50,6 +51,9 @@ class Steady:
     def sample(self) -> float:
         self.now += self.seconds
         return self.seconds * 1e6
+
+    def sampled_outputs(self) -> LocalOutputs:
+        return LocalOutputs("sampled", [torch.zeros(1)])
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,7 @@ class RemoteTimingBackend:
         self.cache_bytes, self.slow_us = int(backend["cache_bytes"]), float(backend["slow_us"])
         self.overhead_us = float(backend["overhead_us"])
         self.flags: set[str] = set()
+        self.violations: dict[str, str] = {}
 
     def context(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -128,6 +129,8 @@ class RemoteTimingBackend:
         self.flags.update(printable(str(flag)) for flag in reply.payload.get("flags", ()))
         if names := ", ".join(map(str, reply.payload.get("threads", ()))):
             self.flags.add(f"suspect: threads: {printable(names)} {WORKED}")
+        for name, why in reply.payload.get("violations", {}).items():
+            self.violations.setdefault(str(name), printable(str(why)))
         return reply
 
     def available_memory(self) -> int:
@@ -199,6 +202,13 @@ class RemoteTimedCandidate:
         if before is not None and after is not None and after >= before:
             self.asleep_seconds = (self.asleep_seconds or 0.0) + max(0.0, seconds - (after - before))
 
+    @property
+    def violations(self) -> Mapping[str, str]:
+        return self.backend.violations
+
+    def sampled_outputs(self) -> RemoteOutputs:
+        return RemoteOutputs(self.backend, "sampled", self.calls)
+
     def sample_warm(self) -> float:
         return float(self.backend.request("side_sample", warm=True).payload["us"])
 
@@ -206,8 +216,10 @@ class RemoteTimedCandidate:
         return float(self.backend.request("side_sample", warm=False).payload["us"])
 
     def replaced_functions(self) -> list[str]:
-        reply = self.backend.sandbox.request("timing.replaced_functions")
-        return [str(n) for n in reply.payload["replaced"]]
+        payload = self.backend.sandbox.request("timing.replaced_functions").payload
+        if hooks := "; ".join(map(str, payload.get("hooks", ()))):
+            self.backend.violations.setdefault("hooks", printable(hooks))
+        return [str(n) for n in payload["replaced"]]
 
     def cross_check(self, cold: float = 0.0, busy: float = 1.0) -> list[str]:
         """Compare the worker's two clocks, and the parent's clock with the claimed times."""

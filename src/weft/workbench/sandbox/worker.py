@@ -18,7 +18,7 @@ import torch
 from weft.core import Case, Implementation, Operator, registry
 from weft.core.implementation import anywhere
 from weft.workbench.calls.call import LocalCaller
-from weft.workbench.calls.staging import CallSpec, StagedCall
+from weft.workbench.calls.staging import CallSpec, StagedCall, TensorForm
 from weft.workbench.sandbox import worker_timing
 from weft.workbench.sandbox.caller import forms_from_json
 from weft.workbench.sources.source import LoadedFile, Source, load
@@ -37,6 +37,7 @@ class WorkerState:
         self.source = source
         self.callers: dict[int, LocalCaller] = {}
         self.n_callers = 0
+        self._output_forms: dict[tuple[str, ...], Sequence[TensorForm]] = {}
 
     @cached_property
     def loaded(self) -> LoadedFile:
@@ -54,6 +55,18 @@ class WorkerState:
         implementation = self.loaded.implementation(operator.name, payload["implementation"])
         case = operator.case(payload["case"])
         return operator, implementation, case, payload["direction"], payload["device"]
+
+    def output_forms(self, payload: Mapping[str, Any]) -> Sequence[TensorForm] | None:
+        """Return the forms of the outputs at a point; None where no caller was created for it."""
+        return self._output_forms.get(_point_key(payload))
+
+    def remember_output_forms(self, payload: Mapping[str, Any], forms: Sequence[TensorForm]) -> None:
+        """Store the forms that the parent process sent for the check: timed calls must have them too."""
+        self._output_forms[_point_key(payload)] = forms
+
+
+def _point_key(payload: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(payload[n] for n in ("operator", "implementation", "case", "direction", "device"))
 
 
 def handlers(argument: Mapping[str, Any]) -> Mapping[str, Handler]:
@@ -108,6 +121,7 @@ def _supports(state: WorkerState, payload: dict[str, Any]) -> Result:
 def _create_caller(state: WorkerState, payload: dict[str, Any]) -> Result:
     operator, implementation, case, direction, device = state.point(payload)
     output_forms, grad_form = forms_from_json(payload)
+    state.remember_output_forms(payload, output_forms)
     spec = CallSpec(
         operator=operator,
         case=case,

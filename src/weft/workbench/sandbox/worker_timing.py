@@ -17,8 +17,10 @@ import torch
 from weft.core import BACKWARD, Case, Implementation, Operator
 from weft.workbench.calls.bind import bind
 from weft.workbench.calls.buffers import ShapeDtype, allocate_buffers, tensors_of
+from weft.workbench.calls.staging import TensorForm
 from weft.workbench.timing import cpu
-from weft.workbench.timing.integrity import replaced_functions, snapshot
+from weft.workbench.timing.hooks import HookMonitor
+from weft.workbench.timing.integrity import protected_functions, replaced_functions, snapshot
 from weft.workbench.timing.local_candidate import BufferCache, LocalTimedCandidate
 from weft.workbench.timing.measure import timing_backend
 from weft.workbench.timing.plan import Candidate, IntegrityError, Plan, TimedOutputs, TimingBackend
@@ -33,6 +35,7 @@ class PointResolver(Protocol):
     """Part of the worker's state that finds the objects which a request names."""
 
     def point(self, payload: Mapping[str, Any]) -> tuple[Operator, Implementation, Case, str, str]: ...
+    def output_forms(self, payload: Mapping[str, Any]) -> Sequence[TensorForm] | None: ...
 
 
 @dataclass(kw_only=True)
@@ -59,6 +62,7 @@ class TimingHandlers:
     def __init__(self, state: PointResolver) -> None:
         self.state = state
         self.threads = ThreadMonitor()
+        self.hooks = HookMonitor(protected_functions())
         self.timings: dict[int, WorkerTiming] = {}
         self.n_timings = 0
 
@@ -73,9 +77,12 @@ class TimingHandlers:
         return on_a_timing | {
             "timing.first_call": self._first_call,
             "timing.create": self._create,
-            "timing.replaced_functions": lambda payload, _: ({"replaced": replaced_functions()}, ()),
+            "timing.replaced_functions": self._replaced_functions,
             "timing.nothing": lambda payload, _: ({}, ()),
         }
+
+    def _replaced_functions(self, payload: Payload, _: list[torch.Tensor]) -> Result:
+        return {"replaced": replaced_functions(), "hooks": self.hooks.look_at_all()}, ()
 
     def _run_step(self, step: Step, payload: Payload, _: list[torch.Tensor]) -> Result:
         """Run one step in the backend's context; report flags and threads that work after it."""
@@ -86,7 +93,12 @@ class TimingHandlers:
         # Threads that a step left behind could go on with its work while nothing is timed.
         timing.working_threads |= self.threads.working_threads()
         flags = sorted(timing.prepared.flags) if timing.prepared else []
-        return {**fields, "flags": flags, "threads": sorted(timing.working_threads)}, tensors
+        violations = dict(timing.prepared.violations) if timing.prepared else {}
+        # Before the reply: a hook could do the work, and remove itself, when the next request arrives.
+        if hooks := self.hooks.look():
+            violations["hooks"] = "; ".join(hooks)
+        reports = {"flags": flags, "threads": sorted(timing.working_threads), "violations": violations}
+        return {**fields, **reports}, tensors
 
     def _first_call(self, payload: Payload, _: list[torch.Tensor]) -> Result:
         """Bind and call for the first time; the parent measures the wall time."""
@@ -107,6 +119,9 @@ class TimingHandlers:
             candidate=Candidate(
                 name=implementation.name,
                 bind=lambda b: bind(operator, implementation, case, direction, b.inputs, b.grad),
+                inspected=True,
+                output_forms=self.state.output_forms(payload),
+                hooks=self.hooks,
             ),
             contents=BufferCache(partial(allocate_buffers, case, device, _grad_form(payload, direction))),
         )
@@ -150,7 +165,10 @@ def _prepare(timing: WorkerTiming, payload: Payload) -> Result:
 
 
 def _sample(timing: WorkerTiming, payload: Payload) -> Result:
-    return {"us": timing.timed.sample(), "audit_calls": timing.timed.audit_calls}, ()
+    timing.outputs = None
+    us = timing.timed.sample()
+    timing.outputs = timing.timed.sampled_outputs()
+    return {"us": us, "audit_calls": timing.timed.audit_calls}, ()
 
 
 def _side_sample(timing: WorkerTiming, payload: Payload) -> Result:

@@ -7,6 +7,7 @@ Where the buffers do not outgrow the last-level cache, a buffer of twice its siz
 from __future__ import annotations
 
 import os
+import random
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -22,7 +23,9 @@ from weft.workbench.calls.buffers import (
     storages,
     tensors_of,
 )
+from weft.workbench.timing.hooks import HookMonitor
 from weft.workbench.timing.local_candidate import LocalTimedCandidate
+from weft.workbench.timing.output_inspector import OutputInspector
 from weft.workbench.timing.plan import (
     CROSS_CHECK_TRIES,
     MIN_SAMPLE_US,
@@ -35,6 +38,7 @@ from weft.workbench.timing.plan import (
 # Bound at import, so that a candidate that replaces `time`'s functions changes nothing here.
 _now = time.perf_counter_ns
 _cpu_now = time.process_time_ns
+_random = random.SystemRandom()  # a candidate could reproduce a seeded generator
 
 SLOW_US = 60_000.0  # above it a rotation over buffers is replaced by a flush
 WARM_BATCH_US = 2_000.0  # length of a batch of warm calls
@@ -45,6 +49,7 @@ IDLE_SHARE = 0.2  # share of a core below which the process counts as idle
 # Consecutive idle readings: on a busy machine one reading may only show that the process waited
 # for a core.
 IDLE_READINGS = 4
+INSPECTED_REPEATS = 8  # outputs of repeats that are inspected: all would take too much of the wall time
 
 
 def _cores() -> int:
@@ -116,7 +121,16 @@ class CpuTimingBackend:
 
     def make_runner(self, candidate: Candidate, buffer_sets: Sequence[InputBuffers], plan: Plan) -> CpuRunner:
         calls = [candidate.bind(buffers) for buffers in buffer_sets]
-        return CpuRunner(self, calls, plan, subtract=self.loop_ns, protected=storages(buffer_sets))
+        inspector = OutputInspector(buffer_sets, candidate.output_forms) if candidate.inspected else None
+        return CpuRunner(
+            self,
+            calls,
+            plan,
+            subtract=self.loop_ns,
+            protected=storages(buffer_sets),
+            inspector=inspector,
+            hooks=candidate.hooks,
+        )
 
 
 class CpuRunner:
@@ -130,8 +144,11 @@ class CpuRunner:
         *,
         subtract: float,
         protected: frozenset[int] = frozenset(),
+        inspector: OutputInspector | None = None,
+        hooks: HookMonitor | None = None,
     ) -> None:
         self.backend, self.plan, self.subtract = backend, plan, subtract
+        self._inspector, self._hooks = inspector, hooks
         self._protected = protected
         self.flags: set[str] = set()
         self._closures = list(closures)
@@ -144,6 +161,19 @@ class CpuRunner:
         return len(self._closures)
 
     @property
+    def outputs(self) -> Sequence[Outputs]:
+        # The list itself: a copy would keep the outputs alive, and the next sample would need other memory.
+        return self._outputs  # type: ignore[return-value]  # complete after a sample
+
+    @property
+    def violation(self) -> str:
+        return self._inspector.violation if self._inspector else ""
+
+    def _inspect(self, outputs: Sequence[object], first_call: int = 0) -> None:
+        if self._inspector is not None:
+            self._inspector.inspect(outputs, first_call)
+
+    @property
     def audit_calls(self) -> int:
         """Calls that make one long sample: new contents for all buffers would take too long."""
         return min(self.calls, max(1, int(-(-AUDIT_US // max(self._least, 0.1)))))
@@ -152,6 +182,7 @@ class CpuRunner:
         if self.plan.flush:
             self.backend.flush()
         us = self._time(self._closures)
+        self._inspect(self._outputs)
         self._least = min(self._least, us)
         return us
 
@@ -162,6 +193,8 @@ class CpuRunner:
         for i, call in enumerate(closures):
             outputs[i] = call()
         spent = _now() - start
+        if self._hooks is not None:
+            self._hooks.after_clock(_now, start, spent)
         return max(0.0, spent / len(closures) - self.subtract) / 1000
 
     def repeat(self, repeats: int, warm: bool) -> float:
@@ -170,7 +203,10 @@ class CpuRunner:
         start = _now()
         for _ in range(repeats):
             self._time(closures)
-        return (_now() - start) / 1000
+        spent = (_now() - start) / 1000
+        first = _random.randrange(max(1, self.calls - INSPECTED_REPEATS))
+        self._inspect(self._outputs[first : first + INSPECTED_REPEATS], first)
+        return spent
 
     def run_once(self, calls: int) -> tuple[float | None, list[Outputs]]:
         """Time the first calls once, from a clean cache and over poisoned outputs.
@@ -187,18 +223,25 @@ class CpuRunner:
         if lead is not None:
             lead()
         us = self._time(self._closures[:calls])
+        self._inspect(self._outputs[:calls])
         outputs = [o for o in self._outputs[:calls] if o is not None]
         self._outputs = [None] * self.calls
         return us, outputs
 
     def sample_warm(self) -> float:
         """Time calls on one buffer, for at least the length of a sample."""
-        call, n, spent = self._closures[0], 0, 0
+        call, n, spent = self._closures[0], 1, 0
+        # Random, so that no call can know that it is the last one, whose output is inspected. The other
+        # outputs are not kept: with them alive the calls would need other memory.
+        least = MIN_SAMPLE_US * 1000 * (1.0 + _random.random())
         start = _now()
-        while spent < MIN_SAMPLE_US * 1000 or (spent < WARM_BATCH_US * 1000 and n < 10):
+        while spent < least or (spent < WARM_BATCH_US * 1000 and n < 10):
             call()
             n += 1
             spent = _now() - start
+        output = call()
+        spent = _now() - start
+        self._inspect([output])
         return spent / n / 1000
 
     sample_host = sample_warm  # a CPU has no launch to leave out: a warm call is the host's time
@@ -236,7 +279,9 @@ class CpuRunner:
         return outputs
 
     def call(self, index: int) -> Outputs:
-        return self._closures[index]()
+        output = self._closures[index]()
+        self._inspect([output], index)
+        return output
 
     def wait(self) -> None:
         wait_until_idle()

@@ -12,6 +12,7 @@ Part of the L2 can be set aside for accesses marked persisting
 from __future__ import annotations
 
 import ctypes
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,12 +34,14 @@ from weft.workbench.calls.buffers import (
 )
 from weft.workbench.calls.graph_capture import graph_capture
 from weft.workbench.timing.local_candidate import LocalTimedCandidate
+from weft.workbench.timing.output_inspector import OutputInspector
 from weft.workbench.timing.plan import CROSS_CHECK_TRIES, Candidate, Estimate, Plan
 
 # Bound at import, so that a candidate that replaces them in `time` or `torch` changes nothing here.
 _now = time.perf_counter_ns
 _Event, _Graph = torch.cuda.Event, torch.cuda.CUDAGraph
 _synchronize, _sleep = torch.cuda.synchronize, torch.cuda._sleep
+_random = random.SystemRandom()  # a candidate could reproduce a seeded generator
 
 SLOW_US = 50_000.0  # above it a rotation over buffers is replaced by a flush
 SPIN_CYCLES = 200_000  # about 0.1 ms; doubled until the host's queue is ahead of the GPU
@@ -215,6 +218,9 @@ class CudaRunner:
         self.backend, self.plan, self.spin = backend, plan, SPIN_CYCLES
         self.flags: set[str] = set()
         self._protected = storages(buffer_sets)
+        self._inspector = (
+            OutputInspector(buffer_sets, candidate.output_forms) if candidate.inspected else None
+        )
         self._closures = [candidate.bind(buffers) for buffers in buffer_sets]
         # Compile, tune and allocate before the capture, which forbids all of that.
         for call in (*self._closures[:2], self._closures[-1]):
@@ -226,6 +232,8 @@ class CudaRunner:
         self._lead: Callable[[], object] = self._closures[-1]
         try:
             self._graph, self._outputs = capture(self._closures, keep=True)
+            # A replay returns no new objects: these are the outputs of all samples.
+            self._inspect(self._outputs)
             # The same memory pool: the lead needs no memory beside the graph's.
             lead, _ = capture(self._closures[-1:], keep=False, pool=self._graph.pool())
             self._lead = lead.replay
@@ -246,12 +254,30 @@ class CudaRunner:
     def calls(self) -> int:
         return len(self._closures)
 
+    @property
+    def outputs(self) -> Sequence[Outputs]:
+        return self._outputs
+
+    @property
+    def violation(self) -> str:
+        return self._inspector.violation if self._inspector else ""
+
+    def _inspect(self, outputs: Sequence[object], first_call: int = 0) -> None:
+        if self._inspector is not None:
+            self._inspector.inspect(outputs, first_call)
+
     def _body(self) -> None:
         if self._graph is not None:
             self._graph.replay()
             return
-        for call in self._closures:
-            call()
+        if self._inspector is None:
+            for call in self._closures:
+                call()
+            return
+        # An output lives until its buffer's next call, as those of a graph do: all of them are inspected.
+        self._outputs = self._outputs or [None] * self.calls  # type: ignore[list-item]  # complete below
+        for index, call in enumerate(self._closures):
+            self._outputs[index] = call()
 
     def _time(self, before: Callable[[], object], body: Callable[[], object]) -> float:
         """Take a sample behind a spin that is long enough, or without a spin where none is."""
@@ -275,6 +301,8 @@ class CudaRunner:
         before = self.backend.flush if self.plan.flush else self._lead
         # Without a flush a lead call puts the cache into the state between two calls of a long run.
         us = self._per_call(self._time(before, self._body))
+        if self._graph is None:
+            self._inspect(self._outputs)
         if self.backend.whole_cache:
             set_aside = persisting_l2_bytes() or self.backend.set_aside_bytes
             if set_aside:
@@ -294,7 +322,8 @@ class CudaRunner:
         the candidate has seen the contents by then.
         """
         for output in self._outputs:
-            poison(output, self._protected)
+            if output is not None:
+                poison(output, self._protected)
         plain_outputs: list[Outputs] = []
 
         def body() -> None:
@@ -304,6 +333,7 @@ class CudaRunner:
                 plain_outputs.extend(call() for call in self._closures)
 
         us = self.backend.timed(self.backend.evict, body, self.spin)
+        self._inspect(plain_outputs)
         if us < 0:
             self.spin = min(2 * self.spin, MAX_SPIN_CYCLES)
         return (None if us < 0 else self._per_call(us)), plain_outputs or self._outputs
@@ -336,13 +366,17 @@ class CudaRunner:
         """Return the host's wall time for a call, back to back, with an empty queue around them."""
         call = self._closures[0]
         call()
+        # Random, so that no call can know that it is the last one, whose output is inspected.
+        calls = HOST_CALLS - _random.randrange(HOST_CALLS // 2)
         _synchronize()  # an empty queue: a full one would make the host wait for the GPU
         start = _now()
-        for _ in range(HOST_CALLS):
+        for _ in range(calls - 1):
             call()
+        output = call()
         spent = _now() - start
         _synchronize()
-        return spent / HOST_CALLS / 1000
+        self._inspect([output])
+        return spent / calls / 1000
 
     def cross_check(self, cold: float = 0.0, busy: float = 1.0) -> list[str]:
         """Compare events around many samples with the wall clock around them.
@@ -374,7 +408,9 @@ class CudaRunner:
     def replay(self) -> list[Outputs]:
         """Make the timed calls once more over poisoned outputs; return what they wrote."""
         if self._graph is None:
-            return [call() for call in self._closures]
+            outputs = [call() for call in self._closures]
+            self._inspect(outputs)
+            return outputs
         # A graph that was captured without the work would leave the poison in its outputs.
         for output in self._outputs:
             poison(output, self._protected)
@@ -382,7 +418,9 @@ class CudaRunner:
         return self._outputs
 
     def call(self, index: int) -> Outputs:
-        return self._closures[index]()
+        output = self._closures[index]()
+        self._inspect([output], index)
+        return output
 
     def wait(self) -> None:
         _synchronize()

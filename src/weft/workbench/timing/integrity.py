@@ -40,6 +40,7 @@ PROTECTED_MODULES = (
     "weft.workbench.timing.",
     "weft.workbench.sandbox.remote_timing",
     "weft.workbench.sandbox.worker",
+    "weft.workbench.sandbox.protocol",
 )
 _own: dict[str, tuple[object, str, object]] = {
     f"{label}.{name}": (owner, name, getattr(owner, name))
@@ -81,3 +82,8 @@ def replaced_functions() -> list[str]:
     # Modules imported since the last snapshot are stored now, before the next candidate can reach them.
     snapshot()
     return [n for n, (owner, name, own) in _own.items() if getattr(owner, name, None) is not own]
+
+
+def protected_functions() -> dict[str, object]:
+    """Return the functions of the protected modules by name, as they were at the last snapshot."""
+    return {name: own for name, (_, _, own) in _own.items()}

@@ -7,6 +7,7 @@ are picked.
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,9 +31,12 @@ from weft.workbench.timing.altered_inputs import alter
 from weft.workbench.timing.integrity import replaced_functions
 from weft.workbench.timing.plan import IntegrityError, Plan, Runner
 
+HELD_OUTPUTS = 4  # outputs of plain calls that stay alive through the re-check
+MAX_HELD_BYTES = 1 << 28
 LATE_WRITE_SECONDS = 0.02  # work that a call left running has this long to change its output
 CACHED_SEEDS = 2  # sets of contents that stay in memory for the next candidate
 MAX_CACHED_BYTES = 1 << 26  # larger contents are made again: they would be much of a large problem's memory
+_random = random.SystemRandom()  # a candidate could reproduce a seeded generator
 
 
 class BufferCache:
@@ -76,6 +80,7 @@ class LocalTimedCandidate:
     def __init__(self, runner: Runner, buffer_sets: Sequence[InputBuffers], contents: MakeBuffers) -> None:
         self.runner, self.buffer_sets, self.contents = runner, buffer_sets, contents
         self.protected = storages(buffer_sets)
+        self._held: dict[int, Outputs] = {}  # outputs of plain calls by address
         self.plan: Plan = runner.plan
         self.flags = runner.flags
         self.sample, self.sample_warm = runner.sample, runner.sample_warm
@@ -88,6 +93,13 @@ class LocalTimedCandidate:
     @property
     def audit_calls(self) -> int:
         return self.runner.audit_calls
+
+    @property
+    def violations(self) -> Mapping[str, str]:
+        return {"outputs": self.runner.violation} if self.runner.violation else {}
+
+    def sampled_outputs(self) -> LocalOutputs:
+        return LocalOutputs("sampled", self.runner.outputs)
 
     def replaced_functions(self) -> list[str]:
         return replaced_functions()
@@ -146,11 +158,13 @@ class LocalTimedCandidate:
         first_output: Outputs | None = None
         for i in range(self.calls):
             output = self.runner.call(i)
+            self._refuse_held_memory(output)
             copies.append(_copy(output))
             if i == 0:
                 first_output = output
                 continue
             poison(output, self.protected)  # a later call that returns this memory again is noticed
+            self._hold(output)
             del output
         self.runner.wait()
         assert first_output is not None
@@ -160,6 +174,20 @@ class LocalTimedCandidate:
         _refuse_unwritten("plain", outputs)
         if round_number == 0 and self._changes_later(copies[:1], [first_output]):
             raise IntegrityError("the output changed after the call had returned")
+
+    def _hold(self, output: Outputs) -> None:
+        """Keep a random few outputs alive: a call that returns their memory again does not own it."""
+        tensors = tensors_of(output)
+        nbytes = sum(t.nbytes for t in tensors)
+        due = _random.randrange(self.calls) < HELD_OUTPUTS and len(self._held) < HELD_OUTPUTS
+        if any(t.untyped_storage().data_ptr() in self.protected for t in tensors):
+            return  # a view of the incoming gradient, which stays where it is
+        if due and HELD_OUTPUTS * nbytes <= MAX_HELD_BYTES and tensors[0].numel():
+            self._held[tensors[0].data_ptr()] = output
+
+    def _refuse_held_memory(self, output: Outputs) -> None:
+        if any(t.numel() and t.data_ptr() in self._held for t in tensors_of(output)):
+            raise IntegrityError("a call returned the memory of an earlier output that is still in use")
 
     def _changes_later(self, copies: Sequence[Outputs], outputs: Sequence[Outputs]) -> bool:
         """Return True if outputs change while no call is made."""

@@ -59,6 +59,8 @@ def measure(
         )
         session.prepare()
         session.sample(Readings(Sampler(device)), on_round)
+        if make_judge is not None:
+            session.judge_samples(make_judge)
         session.measure_side_times()
         session.audit(make_judge)
         if make_judge is not None:

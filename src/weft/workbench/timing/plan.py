@@ -13,11 +13,16 @@ from typing import Protocol
 
 from weft.core import Timing
 from weft.workbench.calls.buffers import InputBuffers, MakeBuffers, Outputs
+from weft.workbench.calls.staging import TensorForm
+from weft.workbench.timing.hooks import HookMonitor
 
 # The timing's own checks by the names that `without` takes, each with the first words of the flags
 # and refusals that it makes. Records hold these words: a reader must still find the check by them.
 CHECKS: dict[str, tuple[str, ...]] = {
     "recheck": ("recheck:",),
+    "outputs": ("outputs:",),
+    "sampled": ("sampled:",),
+    "hooks": ("hooks:",),
     "altered": ("altered:",),
     "fresh": ("suspect: slower on contents", "suspect: never timed on contents"),
     "clocks": ("suspect: clocks disagree", "suspect: side-stream"),
@@ -57,13 +62,18 @@ class Candidate:
 
     ``first_call_us`` is the wall time of the first call in this process, measured by the caller of
     the session. A candidate in a worker process has a ``backend`` of its own there; its ``bind`` is
-    never called in this process.
+    never called in this process. In the worker it is ``inspected``: each output of a timed call must be
+    a plain tensor, in the form of ``output_forms`` where those are known, and ``hooks`` looks for code
+    that runs when the clock has stopped.
     """
 
     name: str
     bind: Callable[[InputBuffers], Callable[[], Outputs]]
     first_call_us: float | None = None
     backend: TimingBackend | None = None
+    inspected: bool = False
+    output_forms: Sequence[TensorForm] | None = None
+    hooks: HookMonitor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,8 +164,16 @@ class Sampled(Protocol):
 
 
 class Runner(Sampled, Protocol):
-    """Candidate bound in this process, with the operations that need its closures."""
+    """Candidate bound in this process, with the operations that need its closures.
 
+    ``outputs`` are those of the last sample, ``violation`` is how an output of a timed call differed
+    from a plain tensor of the form that is due; empty if none did.
+    """
+
+    @property
+    def outputs(self) -> Sequence[Outputs]: ...
+    @property
+    def violation(self) -> str: ...
     def repeat(self, repeats: int, warm: bool) -> float: ...
     def run_once(self, calls: int) -> tuple[float | None, list[Outputs]]: ...
     def replay(self) -> list[Outputs]: ...
@@ -175,10 +193,15 @@ class TimedCandidate(Sampled, Protocol):
     ``asleep_seconds`` is the time of the samples in which no thread of an external candidate ran or
     waited for a core; None if it is unknown.
     ``is_local`` is true where outputs are in this process, so that every one can be compared.
+    ``sampled_outputs`` are the outputs of the last sample, until the next call. ``violations`` are the
+    reasons to refuse the candidate that its process reported, by the name of the check.
     """
 
     is_local: bool
 
+    @property
+    def violations(self) -> Mapping[str, str]: ...
+    def sampled_outputs(self) -> TimedOutputs: ...
     @property
     def asleep_seconds(self) -> float | None: ...
     def audit(self, seeds: Sequence[int]) -> tuple[float | None, TimedOutputs]: ...

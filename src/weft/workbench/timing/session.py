@@ -34,6 +34,7 @@ from weft.workbench.timing.plan import (
     timing_check_of,
 )
 from weft.workbench.timing.recheck import SEED_COUNT, MakeJudge, Recheck, altered_rounds, rounds_needed
+from weft.workbench.timing.sampled_outputs import SampledOutputs
 from weft.workbench.timing.stats import Summary, drift, is_steady, summarise
 from weft.workbench.timing.threads import WORKED, ThreadMonitor
 from weft.workbench.timing.unseen_inputs import UnseenInputs
@@ -68,6 +69,7 @@ class CandidateState:
     least: float = float("inf")  # us for a call, over all samples and the estimate
     sampling_seconds: float = 0.0
     recheck_ns: int = 0
+    sampled: SampledOutputs = field(default_factory=SampledOutputs)
     refusal: str = ""
     done: bool = False
 
@@ -101,6 +103,8 @@ class CandidateState:
         # Bounded, so that a GPU that is always too hot still gets a result, flagged `throttled`.
         retry = is_throttled(reading) and len(self.throttled) < MAX_THROTTLED
         (self.throttled if retry else self.clean).append(us)
+        if not self.timed.is_local:  # Weft's own implementations do not try to deceive
+            self.sampled.take(self.timed, self.sampling_seconds)
 
     def wants_more_samples(self, budget: Budget) -> bool:
         """Return True while an external candidate has own sampling time left.
@@ -123,6 +127,11 @@ class CandidateState:
             return asleep > MAX_ASLEEP_SHARE * self.sampling_seconds
         seconds_at_best = budget.min_samples * self.timed.calls * self.least / 1e6
         return MAX_BUSY_FACTOR * seconds_at_best < MAX_OVERTIME * budget.seconds
+
+    def judge_samples(self, make_judge: MakeJudge, contents: MakeBuffers, seeds: Sequence[int]) -> None:
+        """Compare the outputs picked from the samples with the oracle."""
+        if reason := self.sampled.judge(make_judge, contents, seeds):
+            self.refusal = f"sampled: {reason}"
 
     def measure_side_times(self, samples: int, device: str) -> None:
         """Measure the warm and host times, and compare the clocks."""
@@ -155,10 +164,17 @@ class CandidateState:
             self.refusal = f"{changed if recheck.alters else 'recheck: '}{reason}"
         self.recheck_ns += _now() - start
 
-    def check_integrity(self) -> None:
-        """Refuse the candidate if functions of the clock were replaced in the process that timed it."""
-        if names := self.timed.replaced_functions():
+    def check_integrity(self, without: Collection[str]) -> None:
+        """Refuse the candidate for what its process reports, replaced functions first."""
+        names = self.timed.replaced_functions()
+        names = names if "replaced" not in without else []
+        violations = {name: why for name, why in self.timed.violations.items() if name not in without}
+        if names:
             self.refusal = f"replaced: the clock's own functions: {', '.join(names)}"
+        elif violations:
+            # Before a wrong value: a lazy output is the cause of many of those.
+            name, why = next(iter(violations.items()))
+            self.refusal = f"{name}: {why}"
 
     def outcome(self, backend: TimingBackend, budget: Budget, without: Collection[str]) -> Outcome:
         """Return the refusal, or the timing with its flags."""
@@ -357,6 +373,13 @@ class TimingSession:
                 timed = (s for s in self.running if s.clean)
                 on_round(number, {s.candidate.name: float(np.median(s.clean)) for s in timed})
 
+    def judge_samples(self, make_judge: MakeJudge) -> None:
+        """Judge the outputs that were picked from the samples of external candidates."""
+        for state in self.running if "sampled" not in self.without else ():
+            self._try(
+                state.candidate.name, partial(state.judge_samples, make_judge, self.contents, self.seeds)
+            )
+
     def measure_side_times(self) -> None:
         """Measure ``warm`` and ``host``, compare the clocks, and flag threads that work after a call."""
         for state in self.running:
@@ -377,7 +400,8 @@ class TimingSession:
         judge = None if "recheck" in self.without else make_judge
         unseen = UnseenInputs(self.seeds, self.contents, judge, self._next_audit_seed, self.device)
         for state in self.running:
-            self._try(state.candidate.name, partial(state.audit, unseen, self.device))
+            if not state.refusal:
+                self._try(state.candidate.name, partial(state.audit, unseen, self.device))
 
     def recheck(self, make_judge: MakeJudge) -> None:
         """Overwrite the buffers and compare each candidate's timed path and plain calls, in rounds."""
@@ -408,8 +432,8 @@ class TimingSession:
 
     def outcomes(self) -> dict[str, Outcome]:
         """Return one outcome for each candidate, in the order of the candidates."""
-        for state in self.running if "replaced" not in self.without else ():
-            self._try(state.candidate.name, state.check_integrity)
+        for state in self.running:
+            self._try(state.candidate.name, partial(state.check_integrity, self.without))
         outcomes = {name: Outcome(trouble=trouble) for name, trouble in self.troubles.items()}
         for state in self.running:
             backend = state.candidate.backend or self.backend

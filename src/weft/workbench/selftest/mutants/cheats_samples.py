@@ -1,0 +1,299 @@
+"""Cheats with the samples of a timing: lazy outputs, wrong outputs, and work in hooks after the clock.
+
+Each is honest in its check. Once it is timed, an output is computed when it is looked at, or is wrong until
+its inputs change, or is written by a hook that runs when the clock has stopped.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import types
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from weft.workbench.selftest.mutants.mutant import Mutant
+from weft.workbench.selftest.mutants.planting import Forward, blank, honest, plant
+
+CHECKED = 25  # calls at one shape: more than a check makes, fewer than a timing
+SETTLED = 4  # calls on one tensor: fewer are made where no sample is taken
+MAX_PENDING = 300  # unwritten outputs: more than a sample has
+LOOKING = ("sample", "run_once", "replay", "call")  # functions of the clock whose outputs are looked at
+ON_GPU = {"devices": ("cpu",), "not_here": "a GPU's samples replay a graph, and call nothing"}
+
+Compute = Callable[[], torch.Tensor]
+
+
+def counted(x: tuple[torch.Tensor, ...], counts: dict[Hashable, Iterator[int]]) -> int:
+    """Return the number of calls so far with inputs of these shapes."""
+    key = tuple((tuple(t.shape), t.stride(), t.dtype) for t in x)
+    return next(counts.setdefault(key, itertools.count()))
+
+
+# -- outputs that are no plain tensors -------------------------------------------------------------
+
+
+class LazyTensor(torch.Tensor):
+    """Tensor that computes its contents at the first access."""
+
+    work: Compute
+    contents: torch.Tensor | None = None
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        return func(*(a.computed() if isinstance(a, cls) else a for a in args), **(kwargs or {}))
+
+    def computed(self) -> torch.Tensor:
+        self.contents = self.work() if self.contents is None else self.contents
+        return self.contents
+
+
+class LazyTuple(tuple[torch.Tensor, ...]):
+    """Tuple of one tensor that writes it when its items are first read."""
+
+    work: Compute | None
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        (output,) = tuple.__iter__(self)
+        if self.work is not None:
+            output.copy_(self.work())
+            self.work = None
+        yield output
+
+
+def _lazy_tensor(work: Compute, operator: str, x: tuple[torch.Tensor, ...]) -> Any:
+    output = blank(operator, *x).as_subclass(LazyTensor)
+    output.work = work
+    return output
+
+
+def _lazy_tuple(work: Compute, operator: str, x: tuple[torch.Tensor, ...]) -> Any:
+    output = LazyTuple((blank(operator, *x),))
+    output.work = work
+    return output
+
+
+def _lazy_copy(work: Compute, operator: str, x: tuple[torch.Tensor, ...]) -> Any:
+    return torch._lazy_clone(work())  # type: ignore[attr-defined]
+
+
+def _other_strides(work: Compute, operator: str, x: tuple[torch.Tensor, ...]) -> Any:
+    return work().t().contiguous().t()
+
+
+def _late(operator: str, output_of: Callable[..., Any]) -> Callable[[], Forward]:
+    """Return other objects than tensors once the candidate is timed."""
+
+    def make() -> Forward:
+        counts: dict[Hashable, Iterator[int]] = {}
+
+        def forward(*x: torch.Tensor, **params: Any) -> Any:
+            def work() -> torch.Tensor:
+                return honest(operator)(*x, **params)  # type: ignore[no-any-return]
+
+            return work() if counted(x, counts) < CHECKED else output_of(work, operator, x)
+
+        return forward
+
+    return make
+
+
+# -- wrong outputs while the inputs stay the same --------------------------------------------------
+
+
+class Samples:
+    """Tell the calls of samples from all others: a timed tensor has no guard bands and keeps its contents.
+
+    The check puts its inputs between guards, and the re-check writes other contents into the timed ones.
+    """
+
+    def __init__(self) -> None:
+        # By id, with the tensor itself, so that no other one gets its id.
+        self.seen: dict[int, tuple[torch.Tensor, set[bytes], Iterator[int]]] = {}
+
+    def has(self, x: tuple[torch.Tensor, ...]) -> bool:
+        """Return True for a timed tensor that has come several times with the same contents alone."""
+        if x[0].untyped_storage().nbytes() != x[0].nbytes:
+            return False
+        first = x[0].reshape(-1)[:16].view(torch.uint8).numpy().tobytes()
+        _, contents, calls = self.seen.setdefault(id(x[0]), (x[0], set(), itertools.count()))
+        contents.add(first)
+        return next(calls) >= SETTLED and len(contents) == 1
+
+
+def _wrong_in_samples(operator: str, change: Callable[[torch.Tensor], Any]) -> Callable[[], Forward]:
+    def make() -> Forward:
+        samples = Samples()
+
+        def forward(*x: torch.Tensor, **params: Any) -> torch.Tensor:
+            y = honest(operator)(*x, **params)
+            return change(y) if samples.has(x) else y  # type: ignore[no-any-return]
+
+        return forward
+
+    return make
+
+
+def _every_other(change: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+    turn = itertools.count()
+    return lambda y: change(y) if next(turn) % 2 else y
+
+
+# -- hooks -----------------------------------------------------------------------------------------
+
+
+class Pending:
+    """Outputs that were returned unwritten, with the work that writes them."""
+
+    def __init__(self, operator: str) -> None:
+        self.operator = operator
+        self.counts: dict[Hashable, Iterator[int]] = {}
+        self.waiting: deque[tuple[torch.Tensor, Compute]] = deque(maxlen=MAX_PENDING)
+        self.busy = False
+
+    def defer(self, work: Compute, x: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        output = blank(self.operator, *x)
+        self.waiting.append((output, work))
+        return output
+
+    def write(self) -> None:
+        """Write all outputs that wait."""
+        if self.busy:
+            return
+        self.busy = True
+        while self.waiting:
+            output, work = self.waiting.popleft()
+            output.copy_(work())
+        self.busy = False
+
+
+def _by_hook(operator: str, install: Callable[[Pending], None]) -> Callable[[], Forward]:
+    """Return unwritten outputs once the candidate is timed; ``install`` places what writes them."""
+
+    def make() -> Forward:
+        pending, installed = Pending(operator), [False]
+
+        def forward(*x: torch.Tensor, **params: Any) -> torch.Tensor:
+            def work() -> torch.Tensor:
+                return honest(operator)(*x, **params)  # type: ignore[no-any-return]
+
+            if pending.busy or counted(x, pending.counts) < CHECKED:
+                return work()
+            if not installed[0] or operator == "softmax":  # a profile function is removed again and again
+                installed[0] = True
+                install(pending)
+            pending.busy = True
+            output = pending.defer(work, x)
+            pending.busy = False
+            return output
+
+        return forward
+
+    return make
+
+
+def _profile(pending: Pending) -> None:
+    """Write when a function of the clock returns whose outputs are looked at."""
+
+    def hook(frame: types.FrameType, event: str, argument: object) -> None:
+        if event == "return" and frame.f_code.co_name in LOOKING:
+            sys.setprofile(None)
+            pending.write()
+
+    sys.setprofile(hook)
+
+
+class _WritingMode(TorchDispatchMode):
+    """Mode that writes before any operator runs."""
+
+    def __init__(self, pending: Pending) -> None:
+        super().__init__()
+        self.pending = pending
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        self.pending.write()
+        return func(*args, **(kwargs or {}))
+
+
+def _mode(pending: Pending) -> None:
+    _WritingMode(pending).__enter__()
+
+
+def _patched_methods(pending: Pending) -> None:
+    """Hide methods of a tensor that are needed to look at it."""
+
+    def writing(real: Callable[..., Any]) -> Callable[..., Any]:
+        def method(self: torch.Tensor, *rest: Any, **more: Any) -> Any:
+            pending.write()
+            return real(self, *rest, **more)
+
+        return method
+
+    for name in ("detach", "untyped_storage", "view"):
+        setattr(torch.Tensor, name, writing(getattr(torch.Tensor, name)))
+
+
+def _swapped_code(pending: Pending) -> None:
+    """Give the functions that look at outputs other code; they stay the same objects."""
+    from weft.workbench.calls import buffers
+    from weft.workbench.sandbox import worker_timing
+    from weft.workbench.timing import local_candidate
+
+    for function in (local_candidate._copy, worker_timing._pick, buffers.poison, buffers.shares_memory):
+        real = types.FunctionType(
+            function.__code__, function.__globals__, function.__name__, function.__defaults__
+        )
+        name = f"_written_{function.__name__}"
+        function.__globals__[name] = partial(_after_writing, pending, real)
+        source = f"lambda *rest: {name}(*rest)"
+        function.__code__ = eval(source).__code__
+
+
+def _after_writing(pending: Pending, real: Callable[..., Any], *rest: Any) -> Any:
+    pending.write()
+    return real(*rest)
+
+
+def _cheats() -> Iterator[Mutant]:
+    def one(identity: str, title: str, check: str, forward: Callable[[], Forward]) -> Mutant:
+        return plant(identity, title, check, forward, phase="bench", only=check, **ON_GPU)  # type: ignore[arg-type]
+
+    yield one("C07/softmax/eager/late-lazy", "a tensor that computes when it is looked at, once it is timed",
+              "outputs", _late("softmax", _lazy_tensor))  # fmt: skip
+    yield one("C07/gelu/eager/late-tuple", "a tuple that computes when it is read, once it is timed",
+              "outputs", _late("gelu", _lazy_tuple))  # fmt: skip
+    yield one("C07/sum/eager/late-copy", "a copy that is made when it is read, once it is timed",
+              "outputs", _late("sum", _lazy_copy))  # fmt: skip
+    yield one("C07/matmul/eager/late-strides", "other strides once it is timed",
+              "outputs", _late("matmul", _other_strides))  # fmt: skip
+    yield one("C20/softmax/eager/zeros", "zeros while its inputs stay the same",
+              "sampled", _wrong_in_samples("softmax", torch.zeros_like))  # fmt: skip
+    yield one("C20/gelu/eager/short", "an answer in bf16 while its inputs stay the same",
+              "sampled", _wrong_in_samples("gelu", lambda y: y.bfloat16().to(y.dtype)))  # fmt: skip
+    yield one("C20/sum/eager/every-other", "every other answer doubled while its inputs stay the same",
+              "sampled", _wrong_in_samples("sum", _every_other(lambda y: 2 * y)))  # fmt: skip
+    yield one("C20/matmul/eager/half", "half of the rows while its inputs stay the same",
+              "sampled", _wrong_in_samples("matmul", _half_of_the_rows))  # fmt: skip
+    yield one("C21/softmax/eager/profile", "a profile function that computes after the clock",
+              "hooks", _by_hook("softmax", _profile))  # fmt: skip
+    yield one("C21/sum/eager/mode", "a torch mode that computes after the clock",
+              "hooks", _by_hook("sum", _mode))  # fmt: skip
+    yield one("C21/gelu/eager/methods", "patched methods of a tensor that compute after the clock",
+              "hooks", _by_hook("gelu", _patched_methods))  # fmt: skip
+    yield one("C21/sum/eager/code", "other code in functions of the clock that computes after it",
+              "hooks", _by_hook("sum", _swapped_code))  # fmt: skip
+
+
+def _half_of_the_rows(y: torch.Tensor) -> torch.Tensor:
+    y[y.shape[0] // 2 :] = 0
+    return y
+
+
+MUTANTS = tuple(_cheats())
