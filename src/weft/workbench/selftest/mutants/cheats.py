@@ -249,11 +249,11 @@ def _for(operator: str) -> Iterator[Mutant]:
     late = "written error special kept returns"
     yield one("C04", "pairs", "computes two calls at the second", late, _in_pairs(operator, 0))
     yield one("C04", "late-pairs", "computes two calls at the second, once it is timed",
-              "recheck fresh", _in_pairs(operator, CHECKED), phase="bench")  # fmt: skip
+              "recheck sampled fresh", _in_pairs(operator, CHECKED), phase="bench")  # fmt: skip
     yield one("C06", "thread", "a thread computes after the call returned", late,
               _in_a_thread(operator, 0, 0.02))  # fmt: skip
     yield one("C06", "late-thread", "a thread computes after the call returned, once it is timed",
-              "threads recheck clocks fresh", _in_a_thread(operator, CHECKED, 0.0),
+              "threads recheck sampled clocks fresh", _in_a_thread(operator, CHECKED, 0.0),
               phase="bench")  # fmt: skip
     if operator == "matmul":
         yield one("C06", "fetching-thread", "a thread keeps the inputs in the cache", "threads",

@@ -239,21 +239,21 @@ def _for(operator: str) -> Iterator[Mutant]:
     def one(row: str, what: str, *rest: Any, **more: Any) -> Mutant:
         return plant(f"{row}/{operator}/eager/{what}", *rest, phase="bench", **more)
 
-    yield one("C05", "side-stream", "works on a stream that nobody waits for", "clocks recheck",
+    yield one("C05", "side-stream", "works on a stream that nobody waits for", "clocks recheck sampled",
               _on_a_side_stream(operator), only="clocks", not_here=NO_STREAMS, **NEEDS_GPU)  # fmt: skip
     yield one("C08", "perf-counter", "puts a slow clock in place of perf_counter_ns", "replaced",
               _patched(operator, _slow_clock), only="replaced")  # fmt: skip
     yield one("C10", "old-answer", "copies an old answer in a captured graph",
-              "recheck observed fresh",
+              "recheck sampled observed fresh",
               _not_in_a_graph(operator, 0.0), not_here=NO_GRAPHS, **NEEDS_GPU)  # fmt: skip
     if operator != "sum":
         yield one("C10", "half", "computes half its rows in a captured graph",
-                  "recheck observed fresh",
+                  "recheck sampled observed fresh",
                   _not_in_a_graph(operator, 0.5), not_here=NO_GRAPHS, **NEEDS_GPU)  # fmt: skip
     yield one("C11", "persisting", "sets L2 aside for itself", "cache",
               _reserves_cache(operator), only="cache", not_here=NO_L2, **NEEDS_GPU)  # fmt: skip
-    yield one("C14", "unsampled", "writes an answer unless the clock samples it", "recheck",
-              _unwritten_when_sampled(operator), only="recheck", devices=("cpu",),
+    yield one("C14", "unsampled", "writes an answer unless the clock samples it", "recheck sampled",
+              _unwritten_when_sampled(operator), devices=("cpu",),
               not_here="a GPU's samples replay a graph, and call nothing")  # fmt: skip
 
 

@@ -139,7 +139,7 @@ def _for(operator: str) -> Iterator[Mutant]:
         return plant(f"{row}/{operator}/{backend}/{what}", *rest, **more)
 
     yield one("C03", "eager", "another-process", "replays what an earlier process answered",
-              "error special fresh", _replays(operator), phase="bench")  # fmt: skip
+              "error special sampled fresh", _replays(operator), phase="bench")  # fmt: skip
     yield one("C12", "eager", "exit", "prints a verdict and ends its process", "channel",
               _ends_itself(operator), only="channel")  # fmt: skip
     yield one("C12", "eager", "system-exit", "raises SystemExit", "returns", _raises_system_exit(operator))
