@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from weft.core import Input, case
+from weft.core import Input, case, registry
 from weft.workbench.calls import inputs as case_inputs
 from weft.workbench.calls.buffers import (
     InputBuffers,
     allocate_buffers,
+    allocate_empty,
+    changing_tensors,
+    distinct_elements,
     has_poison,
     overwrite,
     overwrite_buffers,
     poison,
     shares_memory,
     storages,
+    values_equal,
 )
 
 
@@ -71,3 +76,25 @@ def test_in_a_backward_only_the_gradient_is_overwritten() -> None:
     overwrite_buffers(buffers, other)
     assert buffers.grad is not None and other.grad is not None
     assert torch.equal(buffers.inputs[0], before) and torch.equal(buffers.grad, other.grad)
+
+
+@pytest.mark.parametrize("operator", registry.operator_names())
+def test_contents_arrive_in_buffers_that_were_allocated_without_values(operator: str) -> None:
+    """In every layout, over a channel that knows no strides, as a worker gets the inputs of its timing."""
+    seen: set[tuple[str, ...]] = set()
+    for point in registry.operator(operator).select("check", "cpu"):
+        layouts = tuple(i.layout for i in point.inputs)
+        if layouts in seen or sum(i.numel for i in point.inputs) > 1 << 18:
+            continue
+        seen.add(layouts)
+        grad = (5, 3), torch.bfloat16
+        expected = allocate_buffers(point, "cpu", grad, 7)
+        buffers = allocate_empty(point, "cpu", grad)
+        sent = [distinct_elements(t) for t in expected.all_tensors]
+        for target, source in zip(buffers.all_tensors, sent, strict=True):
+            overwrite(target, source.contiguous().clone())
+        for ours, theirs in zip(expected.all_tensors, buffers.all_tensors, strict=True):
+            assert (ours.stride(), ours.dtype) == (theirs.stride(), theirs.dtype)
+            assert values_equal(ours, theirs)
+        assert changing_tensors(buffers) == [len(point.inputs)]
+    assert seen

@@ -351,7 +351,6 @@ class HalfSpeed:
 def test_the_readings_of_a_slow_clock_fall_behind_whatever_the_load(
     half: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No rule about durations is asked: on a busy machine they all allow twice the time."""
     candidate = remote_timing.RemoteTimedCandidate
     monkeypatch.setattr(candidate, "_compare_wall_time", lambda self, *args, **named: [])
     context = HalfSpeed() if half else nullcontext
@@ -520,25 +519,31 @@ def test_the_remote_outputs_to_compare_are_unpredictable() -> None:
     assert len(seen) > 40
 
 
-def test_seeds_of_external_candidates_are_unpredictable() -> None:
-    first, second = FakeSandbox(work), FakeSandbox(work)
-    seeds: list[list[int]] = []
-    for sandbox in (first, second):
+def test_a_worker_gets_contents_and_never_a_seed() -> None:
+    firsts: list[list[float]] = []
+    for _ in range(2):
+        sandbox, loaded = FakeSandbox(work), []
         real = sandbox.request
 
-        def request(verb: str, payload: Any = None, *rest: Any, real: Any = real, **more: Any) -> Reply:
-            if verb == "timing.prepare":
-                seeds.append(payload["seeds"])
-            return real(verb, payload, *rest, **more)  # type: ignore[no-any-return]
+        def request(
+            verb: str,
+            payload: Any = None,
+            tensors: Any = (),
+            real: Any = real,
+            loaded: Any = loaded,
+            **_: Any,
+        ) -> Reply:
+            assert "seed" not in str(payload), payload
+            loaded += [float(t.flatten()[0]) for t in tensors]
+            return real(verb, payload, tensors)  # type: ignore[no-any-return]
 
         sandbox.request = request  # type: ignore[method-assign]
-        backend = RemoteTimingBackend(
-            sandbox, describe_point("toy", "theirs", POINT.name, "forward", "cpu", None), "cpu"
-        )
-        candidates = [Candidate(name="it", bind=unavailable, backend=backend)]
-        make_slot = partial(allocate_buffers, POINT, "cpu", None)
-        measure(candidates, make_slot, device="cpu", budget=QUICK, seed=None)
-    assert not set(seeds[0]) & set(seeds[-1]), "no buffer is generated from a cached seed"
+        backend = RemoteTimingBackend(sandbox, DESCRIBED, "cpu")
+        candidate = Candidate(name="it", bind=unavailable, backend=backend)
+        make_buffers = partial(allocate_buffers, POINT, "cpu", None)
+        measure([candidate], make_buffers, device="cpu", budget=QUICK, make_judge=judge_of, seed=None)
+        firsts.append(loaded)
+    assert not set(firsts[0]) & set(firsts[1]) and len(set(firsts[0])) > 2
 
 
 def test_every_timing_check_has_a_name() -> None:
@@ -548,10 +553,7 @@ def test_every_timing_check_has_a_name() -> None:
 
 @on_toy_clock
 def test_honest_implementations_are_never_suspect() -> None:
-    """Time honest work in many short sessions, here and in a worker, on a busy machine.
-
-    Each call takes up to a fifth longer than the quickest, and one in fifty is interrupted for 3 ms.
-    """
+    """Each call takes up to a fifth longer than the quickest, and one in fifty is interrupted for 3 ms."""
     generator = random.Random(0)
 
     def busy_work(x: torch.Tensor) -> torch.Tensor:
@@ -586,7 +588,6 @@ def first_bytes(x):
 @pytest.mark.slow
 @pytest.mark.alone
 def test_a_file_is_timed_in_its_own_process(tmp_path: Path) -> None:
-    """Go from a file to records through a real sandbox; the cheat among them is suspect."""
     path = tmp_path / "theirs.py"
     path.write_text(THEIRS)
     budget = Budget(

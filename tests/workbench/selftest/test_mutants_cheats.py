@@ -22,12 +22,13 @@ from weft.workbench.timing.plan import Plan
 
 check_module = importlib.import_module("weft.workbench.check.check")
 
-ROWS = [f"C{n:02}" for n in (*range(1, 17), 20, 21)]
+ROWS = [f"C{n:02}" for n in (*range(1, 17), 20, 21, 22)]
 # What cannot be planted in every operator, with the reason.
 FEWER = {
     "C09": "sleeping is no matter of the operator, and costs a selftest its own time",
     "C13": "only a product has weights to pack",
     "C21": "what a hook computes is no matter of the operator",
+    "C22": "nor is what it computes while inputs are written",
 }
 # These put functions of the process they run in out of place.
 PATCHES = ("C08", "C12")

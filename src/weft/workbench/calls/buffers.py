@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from weft.core import Case
+from weft.core import Case, Input
 from weft.workbench.calls import inputs as case_inputs
 from weft.workbench.calls.guarded_memory import NAN, bits, pattern_of
 
@@ -88,6 +88,15 @@ def apply_changes(buffers: InputBuffers, changes: Sequence[ElementChanges]) -> N
         indexed_elements(buffers.all_tensors[change.index])[change.where] = change.values
 
 
+def allocate_empty(case: Case, device: str, grad: ShapeDtype | None) -> InputBuffers:
+    """Allocate a case's inputs, and a gradient of shape and dtype ``grad`` unless None, without values."""
+    inputs = [case_inputs.allocate(spec, device).tensor for spec in case.inputs]
+    if grad is None:
+        return InputBuffers(inputs)
+    spec = Input(name="grad", shape=grad[0], dtype=str(grad[1]).removeprefix("torch."))
+    return InputBuffers(inputs, case_inputs.allocate(spec, device).tensor)
+
+
 def stored_bytes(tensor: torch.Tensor) -> int:
     """Return the bytes of the distinct elements of a tensor."""
     sizes = (n for n, s in zip(tensor.shape, tensor.stride(), strict=True) if s != 0 or n == 0)
@@ -120,12 +129,15 @@ def overwrite(target: torch.Tensor, source: torch.Tensor) -> None:
 
 def overwrite_buffers(buffers: InputBuffers, source: InputBuffers) -> None:
     """Copy the contents of ``source`` into ``buffers``; in the backward, of the gradient alone."""
+    for position in changing_tensors(source):
+        overwrite(buffers.all_tensors[position], source.all_tensors[position])
+
+
+def changing_tensors(buffers: InputBuffers) -> list[int]:
+    """Return which of all tensors get other contents between calls: in the backward, the gradient alone."""
     # The forward ran while binding: what it saved belongs to the old inputs, which must stay.
-    if buffers.grad is not None and source.grad is not None:
-        overwrite(buffers.grad, source.grad)
-        return
-    for target, source_input in zip(buffers.inputs, source.inputs, strict=True):
-        overwrite(target, source_input)
+    n_inputs = len(buffers.inputs)
+    return list(range(n_inputs)) if buffers.grad is None else [n_inputs]
 
 
 def storages(buffer_sets: Sequence[InputBuffers]) -> frozenset[int]:

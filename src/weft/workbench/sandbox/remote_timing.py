@@ -9,9 +9,9 @@ the samples claimed.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,7 +19,15 @@ import numpy as np
 import torch
 
 from weft.core.text import printable
-from weft.workbench.calls.buffers import InputBuffers, MakeBuffers, Outputs, ShapeDtype
+from weft.workbench.calls.buffers import (
+    InputBuffers,
+    MakeBuffers,
+    Outputs,
+    ShapeDtype,
+    changing_tensors,
+    distinct_elements,
+)
+from weft.workbench.timing.altered_inputs import altered
 from weft.workbench.timing.plan import MAX_BUSY_FACTOR, Candidate, Estimate, IntegrityError, Plan
 from weft.workbench.timing.threads import WORKED
 
@@ -30,6 +38,8 @@ TRIES = 8  # times that the clocks may disagree before the candidate is suspect
 PAUSE_SECONDS = 0.01  # before the second try; longer by as much before each further one
 LOAD_SAMPLES = 5  # samples that show how busy the machine is now
 EMPTY_REQUESTS = 9  # empty requests that show the cost of a request
+SENT_AT_ONCE = 1 << 25  # bytes of contents after which a request is sent
+MAX_SENT_BYTES = 1 << 28  # of contents for a GPU: larger ones are generated where they are used
 MARGIN = 1.1  # the wall time may exceed the claimed time by 10 %
 
 
@@ -119,12 +129,15 @@ class RemoteTimingBackend:
     def context(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def request(self, verb: str, device: str = "cpu", **payload: Any) -> Any:
+    def request(
+        self, verb: str, device: str = "cpu", tensors: Sequence[torch.Tensor] = (), **payload: Any
+    ) -> Any:
         """Send a request on this timing; add the flags that the worker raised to this process's.
 
         The tensors of the reply arrive on ``device``.
         """
-        reply = self.sandbox.request(f"timing.{verb}", {"timing": self.timing_id, **payload}, device=device)
+        request = {"timing": self.timing_id, **payload}
+        reply = self.sandbox.request(f"timing.{verb}", request, tensors, device=device)
         # Flags and names come from the candidate's process.
         self.flags.update(printable(str(flag)) for flag in reply.payload.get("flags", ()))
         if names := ", ".join(map(str, reply.payload.get("threads", ()))):
@@ -137,7 +150,9 @@ class RemoteTimingBackend:
         return int(self.request("memory").payload["bytes"])
 
     def estimate(self, candidate: Candidate, buffers: InputBuffers) -> Estimate:
-        estimate = self.request("estimate", seed=buffers.seed).payload
+        self.request("allocate", count=1)
+        self.load([Contents(buffers, [0], range(len(buffers.all_tensors)))])
+        estimate = self.request("estimate").payload
         return Estimate(us=float(estimate["us"]), output_bytes=int(estimate["output_bytes"]))
 
     def prepare(
@@ -147,7 +162,52 @@ class RemoteTimingBackend:
         contents: MakeBuffers,
         plan: Plan,
     ) -> RemoteTimedCandidate:
-        return RemoteTimedCandidate(self, [buffers.seed for buffers in buffer_sets], plan)
+        seeds = [buffers.seed for buffers in buffer_sets]
+        self.request("allocate", count=len(seeds))
+        # One at a time: the worker's buffers together may be much larger than one set of contents.
+        generated = (replace(contents(seed), seed=seed) for seed in seeds)
+        self.load(Contents(b, [i], range(len(b.all_tensors))) for i, b in enumerate(generated))
+        return RemoteTimedCandidate(self, contents, plan)
+
+    def load(self, writes: Iterable[Contents]) -> None:
+        """Write contents into the worker's buffers. Each tensor is sent once, whatever buffers get it."""
+        tensors: list[torch.Tensor] = []
+        places: list[tuple[int, list[int]]] = []
+        for write in writes:
+            # Contents of a large problem on a GPU would take seconds through the host: by seed, as its check.
+            if self.device != "cpu" and write.buffers.nbytes > MAX_SENT_BYTES:
+                self.request("generate", **write.to_json())
+                continue
+            for position in write.positions:
+                tensors.append(distinct_elements(write.buffers.all_tensors[position]))
+                places.append((position, list(write.indexes)))
+                if sum(t.nbytes for t in tensors) >= SENT_AT_ONCE:
+                    self.request("load", tensors=tensors, writes=places)
+                    tensors, places = [], []
+        if tensors:
+            self.request("load", tensors=tensors, writes=places)
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Contents for some of a worker's buffers: of their tensors at these positions.
+
+    ``alteration`` is how the contents differ from those of their seed: the seed of other contents, that
+    of the positions, and whether many elements change (:mod:`altered_inputs`).
+    """
+
+    buffers: InputBuffers
+    indexes: Sequence[int]
+    positions: Sequence[int]
+    alteration: tuple[int, int, bool] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "seed": self.buffers.seed,
+            "indexes": list(self.indexes),
+            "positions": list(self.positions),
+            "alteration": self.alteration,
+        }
 
 
 @dataclass(frozen=True)
@@ -177,13 +237,14 @@ class RemoteTimedCandidate:
 
     is_local = False
 
-    def __init__(self, backend: RemoteTimingBackend, seeds: Sequence[int], plan: Plan) -> None:
+    def __init__(self, backend: RemoteTimingBackend, contents: MakeBuffers, plan: Plan) -> None:
         self.backend, self.plan, self.flags = backend, plan, backend.flags
+        self.contents = contents
         self.pid: int | None = getattr(backend.sandbox, "pid", None) if backend.device == "cpu" else None
         self.asleep_seconds: float | None = None
-        reply = backend.request("prepare", seeds=list(seeds), calls=plan.calls, flush=plan.flush)
+        reply = backend.request("prepare", calls=plan.calls, flush=plan.flush)
         self.calls = int(reply.payload["calls"])
-        if self.calls != len(seeds):
+        if self.calls != plan.calls:
             raise IntegrityError("its process prepared another number of calls than requested")
         self.audit_calls = self.calls
 
@@ -315,7 +376,9 @@ class RemoteTimedCandidate:
         return float(np.median(times))
 
     def audit(self, seeds: Sequence[int]) -> tuple[float | None, RemoteOutputs]:
-        payload = self.backend.request("audit", seeds=list(seeds)).payload
+        generated = (replace(self.contents(seed), seed=seed) for seed in seeds)
+        self.backend.load(Contents(b, [i], changing_tensors(b)) for i, b in enumerate(generated))
+        payload = self.backend.request("audit", calls=len(seeds)).payload
         if "integrity_error" in payload:
             raise IntegrityError(str(payload["integrity_error"]))
         us = None if payload["us"] is None else float(payload["us"])
@@ -328,12 +391,10 @@ class RemoteTimedCandidate:
     def rerun(
         self, seeds: Sequence[int], round_number: int, alteration: int | None = None
     ) -> Iterator[RemoteOutputs]:
-        # The first request starts the rerun with its seeds; the others continue it.
-        pending_seeds = list(seeds)
+        self._load_for_rerun(seeds, round_number, alteration)
+        starts = True  # the other requests continue the rerun
         while True:
-            reply = self.backend.request(
-                "rerun", seeds=pending_seeds, round_number=round_number, alteration=alteration
-            )
+            reply = self.backend.request("rerun", starts=starts, round_number=round_number)
             payload = reply.payload
             if "integrity_error" in payload:
                 raise IntegrityError(str(payload["integrity_error"]))
@@ -342,4 +403,18 @@ class RemoteTimedCandidate:
             if int(payload["count"]) != self.calls:
                 raise IntegrityError(f"{payload['count']} calls were made where {self.calls} were due")
             yield RemoteOutputs(self.backend, str(payload["label"]), int(payload["count"]))
-            pending_seeds = []
+            starts = False
+
+    def _load_for_rerun(self, seeds: Sequence[int], round_number: int, alteration: int | None) -> None:
+        """Write the contents of these seeds into the buffers in turn, with a few elements altered or none."""
+        for number, seed in enumerate(seeds):
+            indexes = [i for i in range(self.calls) if (i + round_number) % len(seeds) == number]
+            contents = replace(self.contents(seed), seed=seed)
+            positions = changing_tensors(contents)
+            if alteration is None:
+                self.backend.load([Contents(contents, indexes, positions)] if indexes else [])
+                continue
+            other, many = seeds[(number + 1) % len(seeds)], number % 2 == 1
+            with altered(contents, self.contents(other), alteration, many) as changed:
+                how = (other, alteration, many)
+                self.backend.load([Contents(changed, indexes, positions, how)] if indexes else [])

@@ -2,7 +2,8 @@
 
 It prepares the candidate, takes samples, overwrites inputs, runs again and sends the requested
 outputs. The parent process keeps the session, the oracle and a clock of its own
-(:mod:`remote_timing`). It sends seeds and receives numbers and the outputs that it picks.
+(:mod:`remote_timing`). It generates the inputs, where no code of the candidate can do work in passing,
+and sends them; it receives numbers and the outputs that it picks.
 """
 
 from __future__ import annotations
@@ -16,9 +17,17 @@ import torch
 
 from weft.core import BACKWARD, Case, Implementation, Operator
 from weft.workbench.calls.bind import bind
-from weft.workbench.calls.buffers import ShapeDtype, allocate_buffers, tensors_of
+from weft.workbench.calls.buffers import (
+    InputBuffers,
+    ShapeDtype,
+    allocate_buffers,
+    allocate_empty,
+    overwrite,
+    tensors_of,
+)
 from weft.workbench.calls.staging import TensorForm
 from weft.workbench.timing import cpu
+from weft.workbench.timing.altered_inputs import alter
 from weft.workbench.timing.hooks import HookMonitor
 from weft.workbench.timing.integrity import protected_functions, replaced_functions, snapshot
 from weft.workbench.timing.local_candidate import BufferCache, LocalTimedCandidate
@@ -44,7 +53,10 @@ class WorkerTiming:
 
     backend: TimingBackend
     candidate: Candidate
+    allocate: Callable[[], InputBuffers]
     contents: BufferCache
+    buffers: list[InputBuffers] = field(default_factory=list)
+    received: list[torch.Tensor] = field(default_factory=list)  # of the request that is answered
     prepared: LocalTimedCandidate | None = None
     rerun_passes: Iterator[TimedOutputs] | None = None
     outputs: TimedOutputs | None = None
@@ -68,7 +80,18 @@ class TimingHandlers:
 
     def handlers(self) -> dict[str, Handler]:
         steps = (
-            *(_memory, _estimate, _prepare, _sample, _side_sample, _cross_check, _repeat),
+            *(
+                _memory,
+                _allocate,
+                _load,
+                _generate,
+                _estimate,
+                _prepare,
+                _sample,
+                _side_sample,
+                _cross_check,
+                _repeat,
+            ),
             *(_audit, _repeat_audit, _rerun, _pick, _clock),
         )
         on_a_timing: dict[str, Handler] = {
@@ -84,12 +107,14 @@ class TimingHandlers:
     def _replaced_functions(self, payload: Payload, _: list[torch.Tensor]) -> Result:
         return {"replaced": replaced_functions(), "hooks": self.hooks.look_at_all()}, ()
 
-    def _run_step(self, step: Step, payload: Payload, _: list[torch.Tensor]) -> Result:
+    def _run_step(self, step: Step, payload: Payload, tensors_received: list[torch.Tensor]) -> Result:
         """Run one step in the backend's context; report flags and threads that work after it."""
         timing = self.timings[payload["timing"]]
+        timing.received = tensors_received
         self.threads.begin_step()
         with timing.backend.context():
             fields, tensors = step(timing, payload)
+        timing.received = []
         # Threads that a step left behind could go on with its work while nothing is timed.
         timing.working_threads |= self.threads.working_threads()
         flags = sorted(timing.prepared.flags) if timing.prepared else []
@@ -123,6 +148,7 @@ class TimingHandlers:
                 output_forms=self.state.output_forms(payload),
                 hooks=self.hooks,
             ),
+            allocate=partial(allocate_empty, case, device, _grad_form(payload, direction)),
             contents=BufferCache(partial(allocate_buffers, case, device, _grad_form(payload, direction))),
         )
         return {
@@ -147,18 +173,43 @@ def _memory(timing: WorkerTiming, payload: Payload) -> Result:
     return {"bytes": timing.backend.available_memory()}, ()
 
 
+def _allocate(timing: WorkerTiming, payload: Payload) -> Result:
+    """Allocate buffers without values; release those before, and what was prepared on them."""
+    timing.prepared = timing.rerun_passes = timing.outputs = None
+    timing.buffers.clear()
+    timing.buffers += [timing.allocate() for _ in range(payload["count"])]
+    return {}, ()
+
+
+def _load(timing: WorkerTiming, payload: Payload) -> Result:
+    """Write each received tensor into the buffers of the request's indexes, at its position."""
+    for tensor, (position, indexes) in zip(timing.received, payload["writes"], strict=True):
+        for index in indexes:
+            overwrite(timing.buffers[index].all_tensors[position], tensor)
+    return {}, ()
+
+
+def _generate(timing: WorkerTiming, payload: Payload) -> Result:
+    """Write contents from a seed, for those that are too large to be sent."""
+    contents = timing.contents(payload["seed"])
+    for index in payload["indexes"]:
+        buffers = timing.buffers[index]
+        for position in payload["positions"]:
+            overwrite(buffers.all_tensors[position], contents.all_tensors[position])
+        if payload["alteration"] is not None:
+            other, seed, many = payload["alteration"]
+            alter(buffers, timing.contents(other), seed, many=many)
+    return {}, ()
+
+
 def _estimate(timing: WorkerTiming, payload: Payload) -> Result:
-    buffers = timing.contents.make_buffers(payload["seed"])
-    estimate = timing.backend.estimate(timing.candidate, buffers)
+    estimate = timing.backend.estimate(timing.candidate, timing.buffers[0])
     return {"us": estimate.us, "output_bytes": estimate.output_bytes}, ()
 
 
 def _prepare(timing: WorkerTiming, payload: Payload) -> Result:
-    # Release the previous candidate's memory before the next one allocates its own.
-    timing.prepared = timing.rerun_passes = timing.outputs = None
-    buffers = [timing.contents.make_buffers(seed) for seed in payload["seeds"]]
     plan = Plan(calls=payload["calls"], flush=payload["flush"])
-    prepared = timing.backend.prepare(timing.candidate, buffers, timing.contents, plan)
+    prepared = timing.backend.prepare(timing.candidate, timing.buffers, timing.contents, plan)
     assert isinstance(prepared, LocalTimedCandidate)
     timing.prepared = prepared
     return {"calls": prepared.calls}, ()
@@ -191,9 +242,9 @@ def _clock(timing: WorkerTiming, payload: Payload) -> Result:
 
 
 def _audit(timing: WorkerTiming, payload: Payload) -> Result:
-    """Time calls on contents that the candidate has never seen."""
+    """Time calls on contents that the candidate has never seen, which were loaded before."""
     try:
-        us, timing.outputs = timing.timed.audit(payload["seeds"])
+        us, timing.outputs = timing.timed.audit_loaded(payload["calls"])
     except IntegrityError as error:
         return {"integrity_error": str(error)}, ()
     return {"us": us, "count": len(timing.outputs)}, ()
@@ -205,12 +256,10 @@ def _repeat_audit(timing: WorkerTiming, payload: Payload) -> Result:
 
 
 def _rerun(timing: WorkerTiming, payload: Payload) -> Result:
-    """Start a rerun on contents of these seeds; without seeds, continue to the next pass."""
-    if payload["seeds"]:
-        timing.rerun_passes = timing.timed.rerun(
-            payload["seeds"], payload["round_number"], payload["alteration"]
-        )
-    assert timing.rerun_passes is not None, "a rerun starts with seeds"
+    """Start a rerun on the contents that were loaded before, or continue to its next pass."""
+    if payload["starts"]:
+        timing.rerun_passes = timing.timed.rerun_loaded(payload["round_number"])
+    assert timing.rerun_passes is not None, "a rerun was not started"
     timing.outputs = None
     try:
         timing.outputs = next(timing.rerun_passes, None)

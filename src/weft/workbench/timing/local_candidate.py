@@ -111,7 +111,11 @@ class LocalTimedCandidate:
         """
         for buffers, seed in zip(self.buffer_sets, seeds, strict=False):
             overwrite_buffers(buffers, self.contents(seed))
-        us, outputs = self.runner.run_once(len(seeds))
+        return self.audit_loaded(len(seeds))
+
+    def audit_loaded(self, calls: int) -> tuple[float | None, LocalOutputs]:
+        """Time the first calls, whose inputs were overwritten before."""
+        us, outputs = self.runner.run_once(calls)
         self.runner.wait()
         _refuse_shared_memory(outputs)
         return us, LocalOutputs("timed", outputs)
@@ -137,6 +141,10 @@ class LocalTimedCandidate:
             if alteration is not None:
                 other = self.contents(seeds[(index + 1) % len(seeds)])
                 alter(buffers, other, alteration, many=index % 2 == 1)
+        yield from self.rerun_loaded(round_number)
+
+    def rerun_loaded(self, round_number: int) -> Iterator[LocalOutputs]:
+        """Run the timed path and plain calls on inputs that were overwritten before; see :meth:`rerun`."""
         outputs = self.runner.replay()
         # Copied before the wait: work that another thread or stream still does shows as a change.
         copies = [_copy(o) for o in (outputs[0], outputs[-1])]

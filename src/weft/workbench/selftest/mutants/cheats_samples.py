@@ -1,7 +1,7 @@
 """Cheats with the samples of a timing: lazy outputs, wrong outputs, and work in hooks after the clock.
 
 Each is honest in its check. Once it is timed, an output is computed when it is looked at, or is wrong until
-its inputs change, or is written by a hook that runs when the clock has stopped.
+its inputs change, or is written by a hook that runs when the clock has stopped or when inputs are written.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from weft.workbench.selftest.mutants.mutant import Mutant
 from weft.workbench.selftest.mutants.planting import Forward, blank, honest, plant
 
 CHECKED = 25  # calls at one shape: more than a check makes, fewer than a timing
+LARGE = 1 << 14  # elements: timed cases have more
 SETTLED = 4  # calls on one tensor: fewer are made where no sample is taken
 MAX_PENDING = 300  # unwritten outputs: more than a sample has
 LOOKING = ("sample", "run_once", "replay", "call")  # functions of the clock whose outputs are looked at
@@ -256,6 +257,95 @@ def _swapped_code(pending: Pending) -> None:
         function.__code__ = eval(source).__code__
 
 
+# -- work while inputs are written -----------------------------------------------------------------
+
+
+class Prepared:
+    """Answers for the contents of buffers, computed when the contents were written."""
+
+    def __init__(self, operator: str) -> None:
+        self.operator = operator
+        self.counts: dict[Hashable, Iterator[int]] = {}
+        self.answers: dict[int, torch.Tensor] = {}  # by the input's address
+        self.params: dict[str, Any] = {}
+        self.busy = self.installed = False
+
+    def written(self, target: object) -> None:
+        """Compute the answer for an input that was written, if it is one of a timed call."""
+        if self.busy or type(target) is not torch.Tensor or target.numel() < LARGE:
+            return
+        self.busy = True
+        self.answers[target.data_ptr()] = honest(self.operator)(target, **self.params)
+        self.busy = False
+
+
+def _while_written(operator: str, install: Callable[[Prepared], None]) -> Callable[[], Forward]:
+    """Return an answer that was computed while the input was written; ``install`` places what does it."""
+
+    def make() -> Forward:
+        prepared = Prepared(operator)
+
+        def forward(x: torch.Tensor, **params: Any) -> torch.Tensor:
+            prepared.busy, prepared.params = True, params
+            late = counted((x,), prepared.counts) >= CHECKED and x.numel() >= LARGE
+            if late and not prepared.installed:
+                prepared.installed = True
+                install(prepared)
+            answer = prepared.answers.get(x.data_ptr())
+            answer = answer.clone() if answer is not None else honest(operator)(x, **params)
+            prepared.busy = False
+            return answer
+
+        return forward
+
+    return make
+
+
+class _ReadingMode(TorchDispatchMode):
+    """Mode that sees each copy."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        super().__init__()
+        self.prepared = prepared
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.copy_.default:
+            self.prepared.written(args[0])
+        return result
+
+
+def _mode_at_copies(prepared: Prepared) -> None:
+    _ReadingMode(prepared).__enter__()
+
+
+def _patched_copies(prepared: Prepared) -> None:
+    real = torch.Tensor.copy_
+
+    def copy(self: torch.Tensor, *rest: Any, **more: Any) -> torch.Tensor:
+        real(self, *rest, **more)
+        prepared.written(self)
+        return self
+
+    torch.Tensor.copy_ = copy  # type: ignore[method-assign, assignment]
+
+
+def _code_of_writing(prepared: Prepared) -> None:
+    from weft.workbench.calls import buffers
+
+    function = buffers.overwrite
+    real = types.FunctionType(function.__code__, function.__globals__)
+
+    def then_prepared(target: torch.Tensor, source: torch.Tensor) -> None:
+        real(target, source)
+        prepared.written(target)
+
+    function.__globals__["_prepared"] = then_prepared
+    function.__code__ = (lambda target, source: _prepared(target, source)).__code__  # type: ignore[name-defined]  # noqa: F821
+
+
 def _after_writing(pending: Pending, real: Callable[..., Any], *rest: Any) -> Any:
     pending.write()
     return real(*rest)
@@ -263,7 +353,8 @@ def _after_writing(pending: Pending, real: Callable[..., Any], *rest: Any) -> An
 
 def _cheats() -> Iterator[Mutant]:
     def one(identity: str, title: str, check: str, forward: Callable[[], Forward]) -> Mutant:
-        return plant(identity, title, check, forward, phase="bench", only=check, **ON_GPU)  # type: ignore[arg-type]
+        only = "" if " " in check else check
+        return plant(identity, title, check, forward, phase="bench", only=only, **ON_GPU)  # type: ignore[arg-type]
 
     yield one("C07/softmax/eager/late-lazy", "a tensor that computes when it is looked at, once it is timed",
               "outputs", _late("softmax", _lazy_tensor))  # fmt: skip
@@ -289,6 +380,14 @@ def _cheats() -> Iterator[Mutant]:
               "hooks", _by_hook("gelu", _patched_methods))  # fmt: skip
     yield one("C21/sum/eager/code", "other code in functions of the clock that computes after it",
               "hooks", _by_hook("sum", _swapped_code))  # fmt: skip
+
+    # The check puts its inputs elsewhere, so that it would see nothing of these.
+    yield one("C22/softmax/eager/mode", "a torch mode that computes while inputs are written",
+              "hooks", _while_written("softmax", _mode_at_copies))  # fmt: skip
+    yield one("C22/gelu/eager/copies", "a patched copy_ that computes while inputs are written",
+              "replaced hooks", _while_written("gelu", _patched_copies))  # fmt: skip
+    yield one("C22/sum/eager/code", "other code in what writes inputs, which computes then",
+              "hooks", _while_written("sum", _code_of_writing))  # fmt: skip
 
 
 def _half_of_the_rows(y: torch.Tensor) -> torch.Tensor:
