@@ -85,7 +85,11 @@ def _changed(arguments: dict[str, Any], rng: random.Random) -> dict[str, Any]:
     for name in rng.sample(sorted(changed), min(len(changed), rng.choice((1, 1, 2, 3)))):
         value = changed[name]
         if isinstance(value, torch.Tensor):
-            changed[name] = rng.choice(STRANGE)(value) if rng.random() < 0.9 else rng.choice(SCALARS)
+            changed[name] = (
+                rng.choice(STRANGE if value.dim() else STRANGE[-7:])(value)
+                if rng.random() < 0.9
+                else rng.choice(SCALARS)
+            )
         elif isinstance(value, list | tuple) and value and isinstance(value[0], torch.Tensor):
             changed[name] = rng.choice(
                 ([], [*value, *value], [rng.choice(STRANGE)(value[0])], None, value[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from weft.core import WeftError
 from weft.dispatch.autocast import lowered
 from weft.dispatch.operator import Schema, call, register
 from weft.ops.attention.layout import like
@@ -85,6 +86,8 @@ def attention(
     """
     q, k, v = lowered(q, k, v)
     lengths, impl = default_lengths_and_impl(q, key_lengths, dropout_p, impl)
+    if isinstance(causal, torch.Tensor):
+        raise WeftError("attention: causal", expected="True or False", got="a tensor")
     numbers = {"causal": bool(causal), "scale": scale, "dropout_p": dropout_p, "seed": seed}
     params = {**numbers, "padded": key_lengths is not None}
 

@@ -168,7 +168,9 @@ def default_lengths_and_impl(
                 lengths = x.new_empty(x.shape[:1], dtype=torch.int32)
             except RuntimeError:  # a nested tensor, which the check refuses
                 lengths = None
-        if impl is None and (key_lengths is not None or dropout_p):
+        # What is no number has no truth, and is refused by the check.
+        drops = isinstance(dropout_p, int | float) and dropout_p != 0
+        if impl is None and (key_lengths is not None or drops):
             impl = "triton" if x.is_cuda else "eager"
     return lengths, impl
 

@@ -122,8 +122,9 @@ def _check_targets(operator: str, targets: Any, rows: int, device: torch.device)
 
 def _check_scalars(operator: str, options: LossOptions) -> None:
     ignore_index, label_smoothing, z_loss = options
-    if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
-        raise WeftError(f"{operator}: ignore_index", expected="an int", got=repr(ignore_index))
+    is_whole = isinstance(ignore_index, int) and not isinstance(ignore_index, bool)
+    if not is_whole or not -(2**63) <= ignore_index < 2**63:
+        raise WeftError(f"{operator}: ignore_index", expected="an int of 64 bits", got=repr(ignore_index))
     if not isinstance(label_smoothing, (int, float)) or not 0 <= label_smoothing <= 1:
         raise WeftError(
             f"{operator}: label_smoothing", expected="a number in [0, 1]", got=repr(label_smoothing)
@@ -134,6 +135,8 @@ def _check_scalars(operator: str, options: LossOptions) -> None:
 
 def check_target_range(operator: str, targets: Tensor, columns: int, ignore_index: int) -> None:
     """Raise :class:`WeftError` if a target is neither a column nor ignored. Waits for the device."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return  # a transform such as vmap has no values to read
     out_of_range = ((targets < 0) | (targets >= columns)) & (targets != ignore_index)
     if bool(out_of_range.any()):
         # The first such row, for the message; the error path may wait for the device again.
