@@ -55,7 +55,7 @@ def test_a_mutant_of_a_single_check_is_killed_by_it() -> None:
 
 def test_the_listed_controls_exist() -> None:
     titles = " ".join(m.title for m in controls.MUTANTS)
-    for word in ("eager", "float32", "in-place", "atomic", "about 0", "cache"):
+    for word in ("eager", "float32", "in-place", "atomic", "about 0", "cache", "thread pool"):
         assert word in titles
 
 

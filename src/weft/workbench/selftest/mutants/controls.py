@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from weft.core import FORWARD, Implementation, registry
 from weft.ops._common.layout import dense
 from weft.workbench.selftest.mutants import own_operators
 from weft.workbench.selftest.mutants.mutant import Mutant
-from weft.workbench.selftest.mutants.planting import OPERATORS
+from weft.workbench.selftest.mutants.planting import OPERATORS, honest
 
 # In the interpreter all cases of softmax or gelu take as long as fifty mutants.
 ON_GPU: dict[str, Any] = {
@@ -96,6 +97,27 @@ def _atomic() -> Implementation:
     )
 
 
+def _by_rows_in_a_pool() -> Implementation:
+    """Return a GELU whose rows are halved between two threads, which stay for the next call."""
+    pool, gelu = ThreadPoolExecutor(2, thread_name_prefix="rows"), honest("gelu")
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        y = torch.empty_like(x, memory_format=torch.contiguous_format)
+        if x.dim() < 2 or x.is_cuda:
+            return y.copy_(gelu(x))
+        pairs = zip(x.chunk(2), y.chunk(2), strict=True)
+        list(pool.map(lambda pair: pair[1].copy_(gelu(pair[0])), pairs))
+        return y
+
+    return Implementation(
+        operator="gelu",
+        name="H9/gelu/eager/pool",
+        backend="eager",
+        forward=forward,
+        directions=(FORWARD,),
+    )
+
+
 def _controls() -> Iterator[Mutant]:
     for operator in OPERATORS:
         eager = f"H1/{operator}/eager/wrapped"
@@ -111,6 +133,8 @@ def _controls() -> Iterator[Mutant]:
                    lambda: own_operators.DIFFERENCES)  # fmt: skip
     flushed = "H8/softmax/eager/flushed"
     yield _control(flushed, "subnormal numbers flushed to zero", _flushed(flushed))
+    yield _control("H9/gelu/eager/pool", "a thread pool that waits between calls",
+                   _by_rows_in_a_pool, phase="bench")  # fmt: skip
     small = "H6/softmax/eager/from-cache"
     yield _control(small, "a small kernel, served from the cache when warm",
                    _same_as(small, "torch"), phase="bench")  # fmt: skip
