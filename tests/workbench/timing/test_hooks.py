@@ -165,6 +165,18 @@ def test_what_honest_files_do_is_no_finding() -> None:
         del builtins.name_of_a_library, torch.Tensor.method_of_a_library  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
+def test_compilers_leave_no_hook() -> None:
+    """torch.compile evaluates frames and replaces functions of torch; numba registers for a thread pool."""
+    monitor = HookMonitor(PROTECTED)
+    compiled = torch.compile(lambda x: torch.tanh(x) * 2, backend="eager")
+    compiled(torch.randn(4, requires_grad=True)).sum().backward()
+    numba = pytest.importorskip("numba")
+    assert numba.njit(lambda n: n + 1)(1) == 2
+    monitor.after_clock(lambda: 10_100, 0, 10_000)
+    assert monitor.look_at_all() == []
+
+
 def test_a_hook_that_removes_itself_is_found_when_the_clock_has_stopped() -> None:
     monitor = HookMonitor(PROTECTED)
     with profiled():

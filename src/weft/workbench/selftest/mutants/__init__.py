@@ -1,6 +1,6 @@
 """Catalogue of the planted kernels: mutants that must fail and honest controls that must pass.
 
-Rows W01 to W25 are kinds of errors, C01 to C16 kinds of cheating, H1 to H8 controls. Each module of
+Rows W01 to W25 are kinds of errors, C01 to C22 kinds of cheating, H1 to H9 controls. Each module of
 this folder defines ``MUTANTS``; it is imported when the catalogue is first requested.
 """
 
