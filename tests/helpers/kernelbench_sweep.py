@@ -99,7 +99,8 @@ def judgements(path: Path, folder: Path, options: argparse.Namespace) -> Iterato
     if problem is None:
         yield f"{path.stem[:44]:44} cannot be divided", True
         return
-    for kind, ending in CANDIDATES.items():
+    for kind in options.candidate or CANDIDATES:
+        ending = CANDIDATES[kind]
         candidate = folder / f"{path.stem}-{kind}.py"
         candidate.write_text(problem.read_text() + ending)
         command = [sys.executable, "-m", "weft", "judge", str(problem), str(candidate), "--json"]
@@ -126,6 +127,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=20, help="problems of each folder")
     parser.add_argument("--own-sizes", action="store_true", help="do not divide the sizes")
     parser.add_argument("--time", choices=("none", "right", "all"), default="none", help="candidates to time")
+    parser.add_argument("--candidate", action="append", choices=CANDIDATES, help="which (default: all)")
     parser.add_argument("--jobs", type=int, default=1, help="problems judged at once")
     options = parser.parse_args()
     chosen: list[Path] = []
