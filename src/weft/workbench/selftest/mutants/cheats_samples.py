@@ -377,7 +377,7 @@ def _cheats() -> Iterator[Mutant]:
     yield one("C21/sum/eager/mode", "a torch mode that computes after the clock",
               "hooks", _by_hook("sum", _mode))  # fmt: skip
     yield one("C21/gelu/eager/methods", "patched methods of a tensor that compute after the clock",
-              "hooks", _by_hook("gelu", _patched_methods))  # fmt: skip
+              "hooks wall", _by_hook("gelu", _patched_methods))  # fmt: skip
     yield one("C21/sum/eager/code", "other code in functions of the clock that computes after it",
               "hooks", _by_hook("sum", _swapped_code))  # fmt: skip
 
