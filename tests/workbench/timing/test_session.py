@@ -75,6 +75,22 @@ def test_the_least_number_of_samples_is_taken_past_the_seconds_within_reason(
     assert session.troubles == {} and abs(len(session.states[0].clean) - samples) <= 1
 
 
+def test_memory_that_runs_out_in_the_re_check_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend: Any = Steady(0.05, monkeypatch)
+    candidates = [Candidate(name="it", bind=unavailable, backend=backend)]
+    make_buffers = partial(allocate_buffers, POINT, "cpu", None)
+    session = TimingSession(backend, candidates, make_buffers, Budget(seconds=0.2), 0, device="cpu")
+    session.prepare()
+    session.sample(Readings(Sampler("cpu")), None)
+
+    def rerun(*_: object) -> Any:
+        raise torch.OutOfMemoryError
+
+    backend.rerun = rerun
+    session.recheck(lambda buffers: lambda outputs: None)
+    assert session.troubles == {"it": "out of memory"} and session.running == []
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a clock for each thread")
 def test_threads_are_judged_by_the_time_that_they_use() -> None:
     from torch._inductor.compile_worker.timer import Timer

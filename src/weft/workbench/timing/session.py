@@ -422,7 +422,7 @@ class TimingSession:
                 due = number < rounds[state.candidate.name]
                 if due and not (state.refusal or budget_spent):
                     self._try(state.candidate.name, partial(state.recheck, recheck))
-        if "altered" in self.without:
+        if "altered" in self.without or not self.running:  # a re-check may have ended the last one
             return
         for number in range(max(altered_rounds(s.timed.calls) for s in self.running)):
             recheck.begin_round(number, alters=True)
