@@ -125,7 +125,8 @@ def _call(number: int) -> str:
         arguments["impl"] = rng.choice(IMPLEMENTATIONS)
     call = partial(function, **arguments)
     tensors = {k: torch.stack([v, v]) for k, v in arguments.items() if _can_be_batched(v)}
-    if tensors and rng.random() < 0.1:
+    batched = bool(tensors) and rng.random() < 0.1
+    if batched:
         fixed = {k: v for k, v in arguments.items() if k not in tensors}
         call = partial(torch.vmap(lambda x: function(**fixed, **x)), tensors)
     try:
@@ -134,6 +135,9 @@ def _call(number: int) -> str:
     except WeftError:
         return "refused"
     except (Exception, Hung) as error:
+        # Under vmap nobody can look at a label's value beforehand: torch's own error names it.
+        if batched and "out of bounds" in str(error):
+            return "refused"
         described = {k: _described(v) for k, v in arguments.items()}
         raise AssertionError(f"example {number}: {name}({described})") from error
     return "returned"

@@ -275,7 +275,10 @@ def test_safetensors_inputs_are_read_and_a_missing_file_is_named(tmp_path: Path)
 
     first = problem()
     a, b = first.operator.draw(first.operator.cases[0], 9, "cpu")
-    assert torch.equal(a, stored) and not torch.equal(b, stored)
+    # A file's values do not vary with the seed, so each seed multiplies them by factors of its own.
+    factor = a / stored
+    assert 0.5 <= float(factor.min()) < float(factor.max()) <= 1.5
+    assert not bool(((b / stored).abs() <= 1.5).all())
     for changes, message in (
         ({"path": "gone.safetensors"}, r"gone\.safetensors in .*got no such file"),
         ({"tensor_key": "none"}, "the tensor none"),

@@ -15,9 +15,12 @@ from typer.testing import CliRunner
 from helpers.marked_processes import marked_processes
 from helpers.paths import ROOT
 from weft.cli import app
-from weft.core import Implementation, registry
+from weft.core import Ceilings, Implementation, registry
+from weft.workbench import bench
+from weft.workbench.sandbox.caller import WorkerProcess
 from weft.workbench.sandbox.observed_kernels import observe_in_worker
 from weft.workbench.sources.source import Source
+from weft.workbench.timing.plan import Budget, timing_check_of
 
 HEAD = "import torch, weft\n\n\n"
 DECLARED = HEAD + '@weft.implementation("softmax", backend="eager")\ndef mine(x):\n'
@@ -157,3 +160,51 @@ def test_a_missing_file_is_a_mistake_in_the_request(tmp_path: Path) -> None:
     done = weft("check", "softmax", "--with", str(tmp_path / "none.py"))
     assert done.returncode == 2
     assert "none.py" in done.stderr
+
+
+TIMED = """
+import torch, weft
+
+@weft.implementation("gelu", backend="torch", name="honest")
+def honest(x):
+    return torch.nn.functional.gelu(x, approximate="tanh")
+
+cache = {}
+
+@weft.implementation("gelu", backend="torch", name="first-bytes")
+def first_bytes(x):
+    key = (x.shape, x.dtype, x.stride(), x.flatten()[:16].numpy().tobytes())
+    if key not in cache:
+        cache[key] = honest(honest(x) * 0 + x)
+    return cache[key].clone()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_a_file_is_timed_in_its_own_process(tmp_path: Path) -> None:
+    path = tmp_path / "theirs.py"
+    path.write_text(TIMED)
+    budget = Budget(
+        seconds=0.6, warmup=0.1, min_samples=8, max_rounds=30, side_samples=2, recheck_seconds=2.0
+    )
+    with WorkerProcess(Source(kind="file", path=str(path))) as worker:
+        (records,) = bench.run_points(
+            ["gelu"],
+            ["torch", *worker.implementations],
+            directions=["forward"],
+            device="cpu",
+            budget=budget,
+            workers={i.name: worker for i in worker.implementations},
+            ceilings=Ceilings(
+                device="toy", copy=1e12, read=1e12, fill=1e12, matrix={"fp32": 1e12}, measured=""
+            ),
+        )
+    outcomes = {r.implementation: r for r in records}
+    for name in ("torch", "honest"):
+        assert outcomes[name].timing is not None, outcomes[name].verdict.reason
+        assert not [f for f in outcomes[name].flags if f.startswith("suspect")], outcomes[name].flags
+    cheat = outcomes["first-bytes"]
+    refused_as = {timing_check_of(text) for text in (*cheat.flags, cheat.verdict.reason)}
+    assert refused_as & {"altered", "fresh"}, (cheat.verdict, cheat.flags)
+    assert bench.went_against([cheat]) and not bench.went_against([outcomes["honest"]])

@@ -17,16 +17,13 @@ import torch
 
 from helpers.toy_clock import ToyClock
 from weft.core import Case, Ceilings, Implementation, Input, Operator, case
-from weft.workbench import bench
 from weft.workbench.calls.buffers import InputBuffers, allocate_buffers
 from weft.workbench.calls.errors import SandboxDied
 from weft.workbench.calls.staging import TensorForm
 from weft.workbench.sandbox import remote_timing, worker_timing
-from weft.workbench.sandbox.caller import WorkerProcess
 from weft.workbench.sandbox.process import Reply
 from weft.workbench.sandbox.remote_timing import RemoteTimingBackend, describe_point
 from weft.workbench.selftest.mutants.cheats_samples import LazyTensor, Samples
-from weft.workbench.sources.source import Source
 from weft.workbench.timing import cpu as cpu_timing
 from weft.workbench.timing.local_candidate import BufferCache
 from weft.workbench.timing.measure import measure
@@ -565,49 +562,3 @@ def test_honest_implementations_are_never_suspect() -> None:
     alarms = [s for outcomes in sessions for one in outcomes.values() for s in suspicions(one)]
     print(f"30 honest timings, {len(alarms)} alarms")
     assert alarms == []
-
-
-THEIRS = """
-import torch, weft
-
-@weft.implementation("gelu", backend="torch", name="honest")
-def honest(x):
-    return torch.nn.functional.gelu(x, approximate="tanh")
-
-cache = {}
-
-@weft.implementation("gelu", backend="torch", name="first-bytes")
-def first_bytes(x):
-    key = (x.shape, x.dtype, x.stride(), x.flatten()[:16].numpy().tobytes())
-    if key not in cache:
-        cache[key] = honest(honest(x) * 0 + x)
-    return cache[key].clone()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.alone
-def test_a_file_is_timed_in_its_own_process(tmp_path: Path) -> None:
-    path = tmp_path / "theirs.py"
-    path.write_text(THEIRS)
-    budget = Budget(
-        seconds=0.6, warmup=0.1, min_samples=8, max_rounds=30, side_samples=2, recheck_seconds=2.0
-    )
-    with WorkerProcess(Source(kind="file", path=str(path))) as worker:
-        (records,) = bench.run_points(
-            ["gelu"],
-            ["torch", *worker.implementations],
-            directions=["forward"],
-            device="cpu",
-            budget=budget,
-            workers={i.name: worker for i in worker.implementations},
-            ceilings=CEILINGS,
-        )
-    outcomes = {r.implementation: r for r in records}
-    for name in ("torch", "honest"):
-        assert outcomes[name].timing is not None, outcomes[name].verdict.reason
-        assert not [f for f in outcomes[name].flags if f.startswith("suspect")], outcomes[name].flags
-    cheat = outcomes["first-bytes"]
-    refused_as = {timing_check_of(text) for text in (*cheat.flags, cheat.verdict.reason)}
-    assert refused_as & {"altered", "fresh"}, (cheat.verdict, cheat.flags)
-    assert bench.went_against([cheat]) and not bench.went_against([outcomes["honest"]])
