@@ -209,6 +209,10 @@ def test_an_honest_run_raises_no_alarm() -> None:
 ONLY = {m.only: m for m in reversed(mutants.catalogue()) if m.only and "cpu" in m.devices}
 # This mutant sleeps through its budget, twice; test_remote_timing tests the same check quickly.
 SLEEPS = "samples"
+# Comparisons of times on a real clock: once in many runs one of them speaks against a kernel by chance,
+# most of all against one that is a quarter faster where it has seen the inputs. A check that really kills
+# a mutant does so each time.
+BY_TIME, TRIES = selftest_judge.TIME_CHECKS | {"wall"}, 3
 
 
 def _by_check() -> Iterator[Any]:
@@ -232,4 +236,8 @@ def test_each_check_kills_a_mutant_that_no_other_kills(name: str, monkeypatch: p
     if summary.results[0].status == NOT_RUN:
         pytest.skip(summary.results[0].reason)
     assert summary.good, summary.to_json()
-    assert judge(mutant.id, without=(name,)).to_json()["survivors"] == [mutant.id]
+    for _ in range(TRIES):
+        summary = judge(mutant.id, without=(name,))
+        if summary.results[0].check not in BY_TIME - {name}:
+            break
+    assert summary.to_json()["survivors"] == [mutant.id], summary.results
