@@ -212,7 +212,7 @@ SLEEPS = "samples"
 # Comparisons of times on a real clock: once in many runs one of them speaks against a kernel by chance,
 # most of all against one that is a quarter faster where it has seen the inputs. A check that really kills
 # a mutant does so each time.
-BY_TIME, TRIES = selftest_judge.TIME_CHECKS | {"wall"}, 3
+COMPARES_TIMES, TRIES = selftest_judge.TIME_CHECKS | {"wall"}, 3
 
 
 def _by_check() -> Iterator[Any]:
@@ -238,6 +238,6 @@ def test_each_check_kills_a_mutant_that_no_other_kills(name: str, monkeypatch: p
     assert summary.good, summary.to_json()
     for _ in range(TRIES):
         summary = judge(mutant.id, without=(name,))
-        if summary.results[0].check not in BY_TIME - {name}:
+        if summary.results[0].check not in COMPARES_TIMES - {name}:
             break
     assert summary.to_json()["survivors"] == [mutant.id], summary.results
