@@ -125,7 +125,7 @@ def judge(
 
 
 class Output(NamedTuple):
-    """Where the result of one judgement goes, and the text that is repeated in it."""
+    """Destination of the result of one judgement, and the text that is repeated in it."""
 
     as_json: bool
     out: Path | None

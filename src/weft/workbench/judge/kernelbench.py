@@ -155,7 +155,7 @@ def _vary_weights(
     if is_taken(lambda: run(last), usual):
         return (f"constant weights have other values in {last.name}",)
     reference.file.varied_weights = None
-    reference.forget()
+    reference.drop_models()
     return ("the reference does not take other values of its constant weights",)
 
 
@@ -340,7 +340,7 @@ class _Reference:
                 hint="torch, numpy and random are seeded before a model is created",
             )
 
-    def forget(self) -> None:
+    def drop_models(self) -> None:
         """Drop the models: their weights have changed."""
         self.models.clear()
         self._digests.clear()

@@ -147,17 +147,18 @@ class LocalTimedCandidate:
         """Run the timed path and plain calls on inputs that were overwritten before; see :meth:`rerun`."""
         outputs = self.runner.replay()
         # Copied before the wait: work that another thread or stream still does shows as a change.
-        copies = [_copy(o) for o in (outputs[0], outputs[-1])]
+        ends = [outputs[0], *outputs[1:][-1:]]  # of a single call once: its output may be gigabytes
+        copies = [_copy(o) for o in ends]
         self.runner.wait()
         _refuse_shared_memory(outputs)
         yield LocalOutputs("timed", outputs)
         _refuse_unwritten("timed", outputs)
-        if round_number == 0 and self._changes_later(copies, [outputs[0], outputs[-1]]):
+        if round_number == 0 and self._changes_later(copies, ends):
             raise IntegrityError("the output changed after the timed calls had returned")
         # A plain call that returns the timed path's memory untouched would show this poison.
         for output in outputs:
             poison(output, self.protected)
-        del outputs
+        del outputs, output, ends, copies  # memory that the plain calls need
         yield from self._plain_calls(round_number)
 
     def _plain_calls(self, round_number: int) -> Iterator[LocalOutputs]:

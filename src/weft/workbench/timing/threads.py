@@ -26,7 +26,7 @@ _LIBRARY_THREADS = ("cuda", "pt_", "nv")
 ALLOWED_NS, ALLOWED_SHARE = 2_000_000, 1e-4
 # Work that follows a step is seen sooner: so many pauses, and such a share of them, with so much CPU time
 # each. An idle pool takes 7 us after a step to wait again, at most 85; a thread that reads the inputs of
-# the last call once more takes 270 (Xeon, 2.5 GHz).
+# the last call once more takes 270 (two cores of a server).
 BUSY_NS, BUSY_PAUSES, BUSY_SHARE = 100_000, 3, 0.05
 # A thread that is seen for the first time is watched this long, this often, since it may end soon.
 WATCHES, WATCH_SECONDS = 4, 0.005
