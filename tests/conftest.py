@@ -10,11 +10,13 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
 
+from helpers import sampling
 from helpers.alone import place
 from helpers.interpreting import search_once
 from weft import machine
@@ -50,6 +52,8 @@ def pytest_report_header() -> str:
 def pytest_configure(config: pytest.Config) -> None:
     # Here, so that xdist's workers inherit it: all must collect the same tests.
     os.environ.setdefault("WEFT_SAMPLE_SEED", str(secrets.randbelow(1 << 31)))
+    if config.getoption("--exhaustive") or machine.has_gpu():
+        os.environ["WEFT_SAMPLE_ALL"] = "1"
     config.pluginmanager.register(_FromWorkers())
     if os.environ.get("WEFT_REQUIRE_GPU") and not machine.has_gpu():
         raise pytest.UsageError(f"GPU tests were asked for, but {machine.gpu_reason()}")
@@ -61,6 +65,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         part, parts = map(int, shard.split("/"))
         # Neighbouring tests share a float64 reference, so that they stay together.
         items[:] = [item for i, item in enumerate(items) if i // NEIGHBOURS % parts == part]
+    for item in sampling.left_out(items):
+        item.add_marker(pytest.mark.skip(reason=sampling.REASON))
+    # What measures time comes last: no worker waits for it while it has tests of its own.
+    items.sort(key=lambda item: item.get_closest_marker("alone") is not None)
     for item in items:
         if item.get_closest_marker("exhaustive") and not config.getoption("--exhaustive"):
             reason = "exhaustive: run with --exhaustive; the other tests take a sample of it"
@@ -135,6 +143,18 @@ def memory_back(request: pytest.FixtureRequest) -> Iterator[None]:
         torch.cuda.empty_cache()
 
 
+@pytest.fixture
+def small_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Use a single thread (two on a shared core measure the scheduler) and a small cache to flush."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    monkeypatch.setattr("weft.machine.l2_bytes", lambda kind: 1 << 20)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Start headless Chromium; the test can read its console and its requests."""
@@ -160,6 +180,14 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("WEFT_CACHE_DIR", str(tmp_path_factory.mktemp("weft-cache")))
         _no_limit_on_a_cpu()
         yield
+
+
+@pytest.fixture
+def cache_with_ceilings(tmp_path: Path) -> Path:
+    """Return a cache folder of the test's own that has the ceilings of this run's: nothing measures them."""
+    folder = tmp_path / "cache"
+    shutil.copytree(Path(os.environ["WEFT_CACHE_DIR"]) / "ceilings", folder / "ceilings")
+    return folder
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers import sampling
 from helpers.sample_records import CPU, GPU, bench, record
 from weft.core import registry
 from weft.core.errors import WeftError
@@ -176,15 +176,14 @@ def test_python_blocks_of_the_readme_run() -> None:
             exec(compile(block, "README.md", "exec"), {})
 
 
-def test_generated_blocks_are_current(request: pytest.FixtureRequest) -> None:
+def test_generated_blocks_are_current() -> None:
     """Run one of the pages that show many commands, another each time; all with --exhaustive."""
     pages = [str(p) for p in PAGES if "[[[cog" in p.read_text(encoding="utf-8")]
     assert str(ROOT / "README.md") in pages
     commands = [p for p in pages if "overview.transcript(" in Path(p).read_text(encoding="utf-8")]
     assert len(commands) == 3  # each takes half a minute: it runs the commands
-    if not request.config.getoption("--exhaustive"):
-        shown = random.Random(os.environ["WEFT_SAMPLE_SEED"]).choice(commands)
-        pages = [p for p in pages if p == shown or p not in commands]
+    shown = sampling.sample(commands, 1, "pages that show commands")
+    pages = [p for p in pages if p in shown or p not in commands]
     command = [sys.executable, "-m", "cogapp", "--check", "--diff", *pages]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=600)

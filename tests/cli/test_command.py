@@ -145,3 +145,22 @@ def test_dir_lists_the_public_names_and_each_is_there() -> None:
     assert all(getattr(weft, name) is not None for name in names)
     with pytest.raises(AttributeError):
         weft.no_such_name  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("selftest", "--honest", "-1"), "--honest: expected"),
+        (("selftest", "--honest", str(2**70)), "--honest: expected"),
+        (("selftest", "--jobs", "0"), "--jobs: expected"),
+        (("generate", "no-such-folder", "--prompt", "a\udcff"), "other bytes at character 2"),
+    ],
+)
+def test_a_value_out_of_range_is_one_error(
+    words: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["weft", *words])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 2
+    assert said in capsys.readouterr().err

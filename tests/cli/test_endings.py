@@ -107,13 +107,14 @@ def test_every_command_has_a_pattern() -> None:
     assert {*ENDINGS} | DATA_ON_STDOUT == {*cli.COMMANDS} | DATA_ON_STDOUT
 
 
+@pytest.mark.sampled(3, each=lambda command: "" if command in SLOW else command)
 @pytest.mark.parametrize(
     "command", [pytest.param(c, marks=pytest.mark.slow) if c in SLOW else c for c in ENDINGS]
 )
 def test_a_command_ends_with_its_verdict(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, tmp_path: Path, cache_with_ceilings: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(cache_with_ceilings))
     arguments, pattern = ENDINGS[command]
     words = [command, *map(str, arguments(tmp_path))]
     if command == "inspect":  # not where Triton was imported to interpret kernels

@@ -166,13 +166,13 @@ def test_judge_shows_the_checks_that_are_done() -> None:
     assert {"name": "import", "status": "pass", "detail": ""} in report["checks"]
 
 
-def test_the_noise_of_stopped_runs_is_shown_and_not_saved(tmp_path: Path) -> None:
+def test_the_noise_of_stopped_runs_is_shown_and_not_saved(tmp_path: Path, cache_with_ceilings: Path) -> None:
     noise = tmp_path / "noise.json"
     bench = ("gelu", "--", "--case", "fp32-7x129", "--direction", "forward", "--quick", *EAGER)
     done = stop(
         r"\[3/6\]",
         *(signal.SIGTERM, "compare", "--measure-noise", "--noise", noise, "--json", *bench),
-        WEFT_CACHE_DIR=str(tmp_path / "cache"),
+        WEFT_CACHE_DIR=str(cache_with_ceilings),
     )
     assert done.code == 143 and done.left == [], done.err
     report = json.loads(done.out)
@@ -180,7 +180,7 @@ def test_the_noise_of_stopped_runs_is_shown_and_not_saved(tmp_path: Path) -> Non
     assert report["path"] is None and not noise.exists()
 
 
-def test_a_stopped_study_is_a_record_without_a_profile(tmp_path: Path) -> None:
+def test_a_stopped_study_is_a_record_without_a_profile(tmp_path: Path, cache_with_ceilings: Path) -> None:
     sizes = ("--depths", "1,2,3", "--widths", "16,32,64", "--batches", "1,2,4,8,16", "--steps", "1,2,3")
     out = tmp_path / "study"
     done = stop(
@@ -188,7 +188,7 @@ def test_a_stopped_study_is_a_record_without_a_profile(tmp_path: Path) -> None:
         *(signal.SIGINT, "study", "mlp", "--device", "cpu", *sizes, "--no-pictures", "--out", out),
         # Rounds of these sizes are short: without the patch a quick machine ends before the signal.
         patch="from weft.lab.study import measure\nmeasure.MAX_ROUNDS = 10**6\n",
-        WEFT_CACHE_DIR=str(tmp_path / "cache"),
+        WEFT_CACHE_DIR=str(cache_with_ceilings),
     )
     assert done.code == 130 and done.left == [], done.err
     record = json.loads((out / "study.json").read_text())

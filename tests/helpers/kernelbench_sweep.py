@@ -11,7 +11,10 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import os
 import re
+import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -93,6 +96,29 @@ def small_copy(path: Path, folder: Path) -> Path | None:
     return copy
 
 
+class DeviceMemory:
+    """Peak of the memory in use on the first visible GPU, by all processes, until ``stop``.
+
+    It is the judgement's own peak where nothing else runs on that GPU; contexts of CUDA are included.
+    """
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+        if shutil.which("nvidia-smi"):
+            gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+            query = ["--query-gpu=memory.used", "--format=csv,noheader,nounits", "-lms", "50", "-i", gpu]
+            self._process = subprocess.Popen(["nvidia-smi", *query], stdout=subprocess.PIPE, text=True)
+
+    def stop(self) -> int:
+        """Return the peak in bytes; 0 without a GPU."""
+        if self._process is None:
+            return 0
+        self._process.terminate()
+        readings = self._process.communicate()[0].split()
+        self._process = None
+        return max((int(mib) << 20 for mib in readings if mib.isdigit()), default=0)
+
+
 def judgements(path: Path, folder: Path, options: argparse.Namespace) -> Iterator[tuple[str, bool]]:
     """Judge the three candidates of a problem; yield a row of the table and whether it is as expected."""
     problem = path if options.own_sizes else small_copy(path, folder)
@@ -106,7 +132,9 @@ def judgements(path: Path, folder: Path, options: argparse.Namespace) -> Iterato
         command = [sys.executable, "-m", "weft", "judge", str(problem), str(candidate), "--json"]
         if options.time == "none" or (options.time == "right" and kind != "right"):
             command.append("--no-time")
+        device = DeviceMemory()
         code, output, errors, seconds, peak = run(command, timeout=600)
+        device_peak = device.stop()
         if code not in (0, 1) or not output:
             yield f"{path.stem[:44]:44} {kind:6} exit {code}: {errors.strip()[-200:]}", False
             continue
@@ -116,8 +144,11 @@ def judgements(path: Path, folder: Path, options: argparse.Namespace) -> Iterato
         own = (result["own_check"] or {}).get("passed")
         row = f"{path.stem[:44]:44} {kind:6} {verdict:8} own {own!s:5} {seconds:6.1f} s {peak >> 20:5} MiB"
         row += f" of {result['problem_bytes'] / 2**20:.1f}"
+        if device_peak:
+            row += f", device {device_peak / 2**20:.0f} MiB ({device_peak / result['problem_bytes']:.1f}x)"
         if result["speedup"] is not None:
             row += f", {result['speedup']:.2f}x"
+        row += "; " + ", ".join(f"{step} {s:.1f}" for step, s in result["seconds_by_step"].items())
         yield row if as_expected else f"{row}  UNEXPECTED: {result['reason'][:300]}", as_expected
 
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
 
-from weft import ops
+from weft import WeftError, ops
 from weft.core import Case, registry
 from weft.workbench.calls import inputs as drawing
 
@@ -20,6 +21,15 @@ FEWEST = 32  # elements of the first input: fewer show nothing of rows, columns 
 OTHER_FLOATS = ("float16", "bfloat16", "float64")
 # Under these names a case gives a probability. 0 and 1 need no random numbers, and so show none.
 PROBABILITIES = ("p", "dropout_p")
+Call = tuple[str, tuple[Any, ...], dict[str, Any]]  # operator, arguments by position, by name
+
+
+def assert_refused(call: Call) -> None:
+    """The call raises an error that says what was expected and what was given."""
+    name, arguments, options = call
+    with pytest.raises(WeftError) as caught:
+        getattr(ops, name)(*arguments, **options)
+    assert caught.value.expected and caught.value.got
 
 
 @dataclass(frozen=True)

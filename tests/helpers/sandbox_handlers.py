@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from weft.workbench.sandbox import process_tree, protocol
+from weft.workbench.selftest.mutants import cheats_conditions
 
 Result = tuple[dict[str, Any], Sequence[torch.Tensor]]
 MIB = 1 << 20
@@ -170,6 +171,14 @@ def _daemon(command: list[str] | None) -> int:
         os.execvp(command[0], command)
     os.wait()
     return int(os.read(read_end, 20))
+
+
+def leave_a_running_child(payload: dict, tensors: list[torch.Tensor]) -> Result:
+    """Leave a process in a session of its own that computes, also after SIGSTOP."""
+    child = os.fork()
+    if not child:
+        cheats_conditions.run_for_ever()
+    return {"pids": [child]}, []
 
 
 def leave_daemons(payload: dict, tensors: list[torch.Tensor]) -> Result:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from weft.workbench.sandbox import remote_timing
-from weft.workbench.timing import cpu, sampled_outputs, session
+from weft.workbench.timing import cpu, sampled_outputs, session, unseen_inputs
 from weft.workbench.timing.integrity import snapshot
 
 READING_NS = 20  # cost of a reading: a loop that waits for the clock ends even if no call advances it
@@ -22,7 +22,7 @@ class ToyClock:
         self.ns = 0
         snapshot()  # first: a later snapshot would take the toy functions for the clock's own
         monkeypatch.setattr(cpu, "_cpu_now", self.read)
-        for module in (cpu, session, remote_timing, sampled_outputs):
+        for module in (cpu, session, remote_timing, sampled_outputs, unseen_inputs):
             monkeypatch.setattr(module, "_now", self.read)
 
     def read(self) -> int:

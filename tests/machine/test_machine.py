@@ -353,6 +353,7 @@ def test_device_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_the_gpu_here_is_known_and_its_ceilings_stand_below_the_datasheet() -> None:
     import torch
 

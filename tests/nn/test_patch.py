@@ -141,6 +141,7 @@ def assert_near(got: torch.Tensor, want: torch.Tensor) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_patched_model_compiles_without_graph_breaks(name: str) -> None:
     model = {"gpt2": lambda: gpt2(n_layer=1), "llama": lambda: llama(num_hidden_layers=1)}[name]()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from helpers.operator_calls import Call, assert_refused
 from weft import WeftError, ops
 from weft.core import FORWARD, registry
 from weft.core.record import FAIL, PASS
@@ -18,7 +19,6 @@ from weft.ops.losses.with_triton import Config, linear_cross_entropy_forward
 from weft.workbench.calls.buffers import LeadingOutputs, allocate_buffers
 from weft.workbench.check.check import check
 from weft.workbench.check.output_judge import judge
-from weft.workbench.timing.local_candidate import _copy
 
 TARGETS = torch.tensor([3, -100, 0])
 
@@ -117,7 +117,7 @@ def test_a_chunk_stays_within_its_budget() -> None:
 
 
 X, WEIGHT, IDS = torch.randn(3, 4), torch.randn(7, 4), torch.tensor([3, 1, 0])
-BAD_CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
+BAD_CALLS: list[Call] = [
     ("cross_entropy", (X, IDS.int()), {}),
     ("cross_entropy", (X, IDS[:2]), {}),
     ("cross_entropy", (X[0], IDS), {}),
@@ -132,13 +132,9 @@ BAD_CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "arguments", "options"), BAD_CALLS, ids=lambda v: None)
-def test_bad_arguments_raise_one_clear_error(
-    name: str, arguments: tuple[Any, ...], options: dict[str, Any]
-) -> None:
-    with pytest.raises(WeftError) as caught:
-        getattr(ops, name)(*arguments, **options)
-    assert caught.value.expected and caught.value.got
+@pytest.mark.parametrize("call", BAD_CALLS, ids=lambda v: None)
+def test_bad_arguments_raise_one_clear_error(call: Call) -> None:
+    assert_refused(call)
 
 
 @pytest.mark.parametrize("impl", ["torch", "triton"])
@@ -165,8 +161,3 @@ def test_only_an_implementation_that_declares_it_may_return_the_losses_alone() -
     whole = replace(library, outputs=None)
     verdict = check(operator, whole, case, FORWARD, "cpu", seeds=(5,))
     assert verdict.status == FAIL and "returned 1 tensors, expected 2" in verdict.reason
-
-
-def test_a_copy_of_a_timed_result_keeps_its_type() -> None:
-    assert isinstance(_copy(LeadingOutputs((torch.ones(1),))), LeadingOutputs)
-    assert not isinstance(_copy((torch.ones(1),)), LeadingOutputs)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from helpers import warp_emulator
+from helpers import sampling, warp_emulator
 from helpers.paths import HELPERS
 from weft import WeftError, ops
 from weft.backends.nvrtc import CudaSource
@@ -102,9 +100,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(warp_emulator.COMPILER is None, reason="needs g++")
-def test_cuda_backward_matches_float64_in_the_emulator(
-    emulated: None, request: pytest.FixtureRequest
-) -> None:
+def test_cuda_backward_matches_float64_in_the_emulator(emulated: None) -> None:
     """Two of the plans, other ones each time; all with ``--exhaustive``, and in conformance on a GPU.
 
     Owners of rows, eight, more than are counted at once; one of 1024, whose upper rows'
@@ -125,9 +121,7 @@ def test_cuda_backward_matches_float64_in_the_emulator(
         (FUSED, deep, 41, 136, 9),
         (replace(FUSED, piece_blocks=2), late, 4094, 24, 600),
     ]
-    if not request.config.getoption("--exhaustive"):
-        plans = random.Random(os.environ["WEFT_SAMPLE_SEED"]).sample(plans, 2)
-    for plan, ids, vocabulary, columns, places in plans:
+    for plan, ids, vocabulary, columns, places in sampling.sample(plans, 2, "embedding's plans"):
         grad = torch.randn(*ids.shape, columns).bfloat16()
         got = with_cuda.backward_with(plan, grad, ids, vocabulary, places)
         wide, known = grad.double(), (ids >= 0) & (ids < vocabulary)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 
-from weft import WeftError, ops
+from helpers.operator_calls import Call, assert_refused
+from weft import ops
 from weft.ops.linear.configs import BIAS, GELU, GELU_KEEP, RESIDUAL, Config, candidates
 from weft.ops.linear.with_triton import product
 
 X, W, B = torch.ones(3, 4), torch.ones(5, 4), torch.ones(5)
-BAD_CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
+BAD_CALLS: list[Call] = [
     ("linear", (X, W.t(), B), {}),
     ("linear", (X, W, B[:4]), {}),
     ("linear", (X, W[0], B), {}),
@@ -29,13 +29,9 @@ BAD_CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "arguments", "options"), BAD_CALLS, ids=lambda v: None)
-def test_bad_arguments_raise_one_clear_error(
-    name: str, arguments: tuple[Any, ...], options: dict[str, Any]
-) -> None:
-    with pytest.raises(WeftError) as caught:
-        getattr(ops, name)(*arguments, **options)
-    assert caught.value.expected and caught.value.got
+@pytest.mark.parametrize("call", BAD_CALLS, ids=lambda v: None)
+def test_bad_arguments_raise_one_clear_error(call: Call) -> None:
+    assert_refused(call)
 
 
 def _descriptor_configs() -> Iterator[Config]:

@@ -126,6 +126,7 @@ def test_layer_norm_by_clusters_agrees_with_float64() -> None:
 @pytest.mark.slow
 @needs_compiler
 @pytest.mark.usefixtures("emulated")
+@pytest.mark.sampled(4)  # each configuration is compiled for two seconds
 @pytest.mark.parametrize("add", [False, True])
 @pytest.mark.parametrize(
     "config",
@@ -148,6 +149,7 @@ def test_row_loops_agree_with_float64(config: RowLoopConfig, add: bool) -> None:
 @pytest.mark.slow
 @needs_compiler
 @pytest.mark.usefixtures("emulated")
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("config", "centred"),
     [
@@ -176,6 +178,7 @@ def test_backward_with_residual_by_teams_agrees_with_float64(config: PersistentC
 @pytest.mark.slow
 @needs_compiler
 @pytest.mark.usefixtures("emulated")
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("columns", "forward_config", "config"),
     [

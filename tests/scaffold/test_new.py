@@ -75,6 +75,7 @@ def judge(
     return passed
 
 
+@pytest.mark.sampled(2, each=lambda operator, backend: backend)
 @pytest.mark.parametrize(("operator", "backend"), RUNNABLE)
 def test_a_starter_passes_its_check(operator: str, backend: str, tmp_path: Path) -> None:
     (one,) = load_one(write_starter(tmp_path, operator, backend)).implementations
@@ -97,6 +98,7 @@ def test_a_starter_passes_at_every_case(operator: str, backend: str, tmp_path: P
     assert judge(spec, one, cases(spec, SLOW_SIZES[backend])) >= 12
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_a_cuda_starter_compiles_for_every_architecture(operator: str, tmp_path: Path) -> None:
     path = write_starter(tmp_path, operator, "cuda")

@@ -45,6 +45,7 @@ from weft.workbench.timing.plan import Budget
 QUICK = Budget(seconds=0.3, warmup=0.02, min_samples=5, max_rounds=12, side_samples=2)
 CEILINGS = Ceilings(device="toy", copy=1e12, read=1e12, fill=1e12, matrix={"fp32": 1e12}, measured="today")
 CASES = tuple(case(Input(name="x", shape=(n, 64)), tags="bench", devices=("cpu",)) for n in (32, 48))
+pytestmark = pytest.mark.usefixtures("small_machine")
 WEFT = [sys.executable, "-c", "from weft.cli import main; main()"]
 
 
@@ -74,15 +75,6 @@ def way(name: str, forward: Callable[..., Any], **more: Any) -> Implementation:
 
 EAGER = way("eager", lambda x: x + x)
 ALSO = way("torch", lambda x: torch.mul(x, 2), backend="torch")
-
-
-@pytest.fixture(autouse=True)
-def small_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    monkeypatch.setattr("weft.machine.l2_bytes", lambda kind: 1 << 20)
-    yield
-    torch.set_num_threads(before)
 
 
 def run(*ways: Implementation, **how: Any) -> list[Record]:

@@ -31,7 +31,6 @@ def compiled(of: Implementation) -> Implementation:
 
     return Implementation(
         operator=of.operator,
-        name="compile",
         backend="compile",
         forward=forward,
         supports=of.supports,

@@ -67,6 +67,7 @@ def generate(
 
     The text goes to stdout as it is generated; the model and the speed go to stderr.
     """
+    _require_utf8(prompt or "")
     model, coder = _load(checkpoint, ops, device, tokeniser, bpe_files)
     prompt_ids = _prompt_ids(coder, prompt)
     options = {"temperature": temperature, "top_k": top_k, "seed": seed, "cache": not no_cache}
@@ -78,6 +79,17 @@ def generate(
         return
     rate = f", {len(ids) / seconds:.0f} tokens/s" if ids else ""
     output.log(f"{len(ids)} tokens in {seconds:.1f} s{rate}")
+
+
+def _require_utf8(prompt: str) -> None:
+    """Raise :class:`WeftError` for bytes of an argument that were no UTF-8, before a model is loaded."""
+    from weft.core import WeftError
+
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        got = f"other bytes at character {error.start + 1}"
+        raise WeftError("--prompt", expected="text in UTF-8", got=got) from error
 
 
 def _generate(

@@ -19,7 +19,7 @@ from weft.core.text import printable
 
 if TYPE_CHECKING:
     from weft.workbench.judge.judge import JudgeOptions
-    from weft.workbench.judge.judgement import Judgement
+    from weft.workbench.judge.judgement import Judgement, SpeedUp
 
 EPILOG = """Examples:
   weft judge problem.py candidate.py
@@ -89,7 +89,7 @@ def judge(
     """Judge a submission to a kernel benchmark against its reference, without editing either file.
 
     Formats: KernelBench, GPU MODE, FlashInfer-Bench, SOL-ExecBench.
-    The reference runs in this process, the candidate in a worker process with limits. With
+    The candidate runs in a worker process with limits, and the reference is timed in another. With
     --candidates a folder of problems is judged, each in a process of its own, and scored.
 
     Exit 0: correct; 1: wrong, cheating or not run; 2: invalid arguments.
@@ -110,6 +110,9 @@ def judge(
     for option, value in (("--save", save), ("--jobs", jobs), ("--resume", resume or None)):
         if value is not None:
             raise WeftError(option, expected="--candidates FOLDER with it", got="one candidate")
+    from weft.workbench.sandbox import fork_client
+
+    fork_client.prepare()  # its imports run while this process imports its own
     from weft.workbench.judge.judge import JudgeOptions
 
     options = JudgeOptions(
@@ -178,11 +181,24 @@ def _verdict_line(judgement: Judgement | None, watch: ending.Stopwatch, stop: pr
     if stop or judgement is None:
         return f"stopped after {ending.count_text(len(checks), 'check')}: {passed} ({watch})"
     if judgement.correct:
-        speed = "not timed" if judgement.speedup is None else ending.speed_text(judgement.speedup)
-        return f"correct: {passed}; {speed} ({watch})"
+        comparison = judgement.comparison
+        unknown = "no speed-up" if judgement.times else "not timed"
+        return f"correct: {passed}; {_speed_text(comparison) if comparison else unknown} ({watch})"
     if judgement.reason.startswith("not run"):
         return f"{judgement.reason} ({watch})"
     return f"not correct: {judgement.reason}; {passed} ({watch})"
+
+
+def _speed_text(comparison: SpeedUp) -> str:
+    """Describe a speed-up with its 95 % interval, or say that there is none to tell."""
+    low, high = comparison.interval
+    if not comparison.is_known:
+        return "no speed-up: the reference differed as much from itself"
+    if not comparison.is_shown:
+        return f"no difference shown ({low:.2f} to {high:.2f} times as fast)"
+    if comparison.ratio < 1:
+        low, high = 1 / high, 1 / low
+    return f"{ending.speed_text(comparison.ratio)} ({low:.2f} to {high:.2f})"
 
 
 class SuiteFlags(NamedTuple):
@@ -239,9 +255,9 @@ def _show(judgement: Judgement, reference: str, candidate: str) -> None:
     for timed in judgement.times:
         times = f"{timed.time_us:.2f} us, reference {timed.baseline_us:.2f} us"
         measured = "time of forward and backward" if judgement.direction == "backward" else "time"
-        show(f"{measured} at {escape(timed.case)}: {times}; {ending.speed_text(timed.speedup)}")
-    if len(judgement.times) > 1 and judgement.speedup is not None:
-        show(f"geometric mean of all cases: {ending.speed_text(judgement.speedup)}")
+        show(f"{measured} at {escape(timed.case)}: {times}; {_speed_text(timed.comparison)}")
+    if len(judgement.times) > 1 and judgement.comparison is not None:
+        show(f"geometric mean of all cases: {_speed_text(judgement.comparison)}")
     if judgement.kernels:
         show(f"kernels: {escape(', '.join(judgement.kernels))}")
     for flag in judgement.flags:

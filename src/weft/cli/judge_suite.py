@@ -102,7 +102,9 @@ def _line(row: Row) -> str:
     from weft.workbench.judge.suite import status_of
 
     status = MARKS[status_of(row)]
-    speed = f", {ending.speed_text(row['speedup'])}" if row["speedup"] else ""
+    shown = row["speedup"] and row.get("difference_shown")
+    text = ending.speed_text(row["speedup"]) if shown else "no difference shown"
+    speed = f", {text}" if row["speedup"] else ""
     reason = f": {row['reason'][:REASON_COLUMNS]}" if row["reason"] not in ("", "no candidate") else ""
     return printable(f"{row['problem']}: {status} ({row['seconds']:.1f} s{speed}){reason}")
 

@@ -27,6 +27,8 @@ EPILOG = """Examples:
 
 Planted kernels and the checks that catch them: weft help tested"""
 
+MAX_JOBS, MAX_RUNS = 1024, 1_000_000
+
 
 def selftest(
     operator: Annotated[
@@ -41,9 +43,13 @@ def selftest(
     ] = None,
     mutant: Annotated[Names, typer.Option(metavar="ID", help="Only this mutant (repeatable)")] = None,
     device: Device = None,
-    jobs: Annotated[int, typer.Option(metavar="N", help="Number of mutants judged at once")] = 2,
+    jobs: Annotated[
+        int, typer.Option(metavar="N", min=1, max=MAX_JOBS, help="Number of mutants judged at once")
+    ] = 2,
     as_list: Annotated[bool, typer.Option("--list", help="List the planted kernels; run none")] = False,
-    honest: Annotated[int, typer.Option(metavar="N", help="Judge Weft's own kernels N times instead")] = 0,
+    honest: Annotated[
+        int, typer.Option(metavar="N", min=0, max=MAX_RUNS, help="Judge Weft's own kernels N times instead")
+    ] = 0,
     save: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write the JSON to this file")
     ] = None,

@@ -10,6 +10,7 @@ from weft.core.cases import Case
 from weft.core.errors import check_name
 from weft.core.support import YES, Support
 
+OF_BACKEND = "(the backend's)"  # the default of a name; an empty name is an error
 BACKENDS = ("eager", "torch", "compile", "triton", "cuda", "numba")
 
 
@@ -21,6 +22,9 @@ def anywhere(case: Case, device: str) -> Support:
 @dataclass(frozen=True, kw_only=True)
 class Implementation:
     """Description of how one backend computes an operator.
+
+    ``name`` is the backend's unless it is given, as for a second implementation of a backend
+    (``cuda/03-shared-tile``).
 
     ``forward(*inputs, **params)`` returns the output. ``backward(grad, *saved, **params)`` returns a tuple
     with one gradient for each differentiable input, where ``saved`` is what the operator's ``save`` returns.
@@ -39,8 +43,8 @@ class Implementation:
     """
 
     operator: str
-    name: str
     backend: str
+    name: str = OF_BACKEND
     forward: Callable[..., Any]
     backward: Callable[..., tuple[Any, ...]] | None = None
     supports: Callable[[Case, str], Support] = anywhere
@@ -54,6 +58,8 @@ class Implementation:
     delegates_to_torch: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.name == OF_BACKEND:
+            object.__setattr__(self, "name", self.backend)
         check_name("implementation", self.name)
         if self.backend not in BACKENDS:
             raise ValueError(f"{self.name}: backend {self.backend!r} is none of {BACKENDS}")

@@ -48,6 +48,15 @@ def require_folder(path: Path, option: str) -> None:
         raise WeftError(option, expected="a folder that can be written", got=got) from error
 
 
+def sync(path: Path) -> None:
+    """Put a file, or a folder's list of names, onto the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 class ResultFile:
     """JSON file for one result, created empty and exclusively before untrusted code runs.
 

@@ -58,7 +58,8 @@ class Timing:
 
     ``cold`` is the headline: the median time with no useful line in the cache. ``interval`` is the 95 %
     bootstrap interval of that median. ``samples`` holds every sample; ``throttled`` counts those that were
-    taken while the clock was held down. ``clocks`` holds the clocks that were read in each round.
+    taken while the clock was held down. ``repeated`` holds the second samples of the rounds, of a judged
+    candidate's reference. ``clocks`` holds the clocks that were read in each round.
     """
 
     cold: float
@@ -71,6 +72,7 @@ class Timing:
     minimum: float
     samples: tuple[float, ...]
     calls_per_sample: int
+    repeated: tuple[float, ...] = ()
     throttled: int = 0
     flags: tuple[str, ...] = ()
     clocks: Mapping[str, Any] = field(default_factory=dict)
@@ -134,7 +136,8 @@ class Record:
             timing = data["detail"]["timing"]
             if timing is not None:
                 lists = ("interval", "samples", "flags")
-                timing = Timing(**{**timing, **{k: tuple(timing[k]) for k in lists}})
+                repeated = tuple(timing.get("repeated", ()))  # older records have none
+                timing = Timing(**{**timing, **{k: tuple(timing[k]) for k in lists}, "repeated": repeated})
             rest |= {"verdict": Verdict(**verdict), "timing": timing, "flags": tuple(data["flags"])}
             rest |= {"kernels": tuple(data.get("kernels", ()))}
             record = Record(**rest)

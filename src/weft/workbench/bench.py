@@ -63,7 +63,7 @@ class _Options:
     """Options that all points of a run share.
 
     ``workers`` are the worker processes of external implementations by name, ``without`` the checks
-    to leave out, ``first_look`` and ``verdicts`` as in :func:`run_points`.
+    to leave out, ``first_look``, ``verdicts`` and ``trusted`` as in :func:`run_points`.
     """
 
     budget: Budget
@@ -73,6 +73,7 @@ class _Options:
     without: Collection[str] = ()
     first_look: bool = False
     verdicts: Mapping[tuple[str, str], Verdict] = field(default_factory=dict)
+    trusted: Collection[str] = ()
 
 
 def run(
@@ -131,6 +132,7 @@ def run_points(
     baselines: Mapping[str, Implementation] | None = None,
     without: Collection[str] = (),
     verdicts: Mapping[tuple[str, str], Verdict] | None = None,
+    trusted: Collection[str] = (),
     on_start: Callable[[list[float]], None] | None = None,
 ) -> Iterator[list[Record]]:
     """Check and time these operators; yield the records of each point as soon as it is done.
@@ -144,7 +146,9 @@ def run_points(
     on seeds from the operating system.
     ``baselines`` set the tolerance of operators outside the registry. ``without`` names checks to
     leave out, of the check and of the timing. ``verdicts``, by implementation and case, are those of
-    a check that the caller has just made: they stand, and the check is not repeated.
+    a check that the caller has just made: they stand, and the check is not repeated. ``trusted`` names
+    implementations in worker processes that are references: they are timed under the same conditions as
+    the others, twice in each round, and their timed calls are not examined.
 
     With ``first_look`` the whole run is short: one implementation for each backend unless ``impls`` names
     some, a smaller budget, and one seed at the large case after all seeds at a small check case.
@@ -175,6 +179,7 @@ def run_points(
         without=without,
         first_look=first_look,
         verdicts=verdicts or {},
+        trusted=trusted,
     )
     return _run(points, options, ceilings, fingerprint, patience)
 
@@ -300,7 +305,8 @@ def _add_kernels(
     free_memory(point.device)
     for implementation in passed:
         result = results[implementation.name]
-        if result.timing is not None and "provenance" not in options.without:
+        examined = implementation.name not in options.trusted and "provenance" not in options.without
+        if result.timing is not None and examined:
             observed = observe_kernels(point, implementation, grad, options.workers.get(implementation.name))
             result.kernels = observed.kernels
             result.flags |= observed.flags
@@ -441,15 +447,17 @@ def _candidate(
     options: _Options,
 ) -> Candidate:
     worker = options.workers.get(implementation.name)
-    backend = None
+    backend, trusted = None, implementation.name in options.trusted
     if worker is not None:
         request = _request(point, implementation, grad)
-        backend = RemoteTimingBackend(worker.sandbox, request, point.device, options.without)
+        backend = RemoteTimingBackend(worker.sandbox, request, point.device, options.without, trusted)
     return Candidate(
         name=implementation.name,
         bind=partial(_bind, point, implementation),
         first_call_us=first_call_us,
         backend=backend,
+        worker=worker,
+        trusted=trusted,
     )
 
 

@@ -17,6 +17,7 @@ from weft.workbench.calls.buffers import (
     overwrite,
     overwrite_buffers,
     poison,
+    regenerate,
     shares_memory,
     storages,
     values_equal,
@@ -97,4 +98,8 @@ def test_contents_arrive_in_buffers_that_were_allocated_without_values(operator:
             assert (ours.stride(), ours.dtype) == (theirs.stride(), theirs.dtype)
             assert values_equal(ours, theirs)
         assert changing_tensors(buffers) == [len(point.inputs)]
+        generated = allocate_empty(point, "cpu", grad)
+        regenerate(generated, point, 7, range(len(point.inputs) + 1))
+        for ours, theirs in zip(expected.all_tensors, generated.all_tensors, strict=True):
+            assert values_equal(ours, theirs), "the same contents, generated in place"
     assert seen

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
+from weakref import ref
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from weft.workbench.check.by_rows import Moments, row_reference
 from weft.workbench.check.oracle import Oracle
 from weft.workbench.check.output_judge import judge
 from weft.workbench.check.tolerance import measure, participants, rms
-from weft.workbench.timing.altered_inputs import altered
+from weft.workbench.timing.altered_inputs import altered, choose
 
 ROWS, COLUMNS = 40, 33
 Compute = Callable[..., torch.Tensor]
@@ -157,9 +159,35 @@ def test_a_judge_remembers_altered_elements(by_rows: bool, monkeypatch: pytest.M
     case, baseline = operator.cases[0], oracle_of(operator).baseline
     buffers, other = (allocate_buffers(case, "cpu", None, seed) for seed in (1, 2))
     before = 2 * buffers.inputs[0]
-    with altered(buffers, other, seed=3, many=True) as contents:
+    with altered(buffers, choose(other, seed=3, many=True)) as contents:
         decide = judge(operator, case, FORWARD, "cpu", baseline, contents)
         after = 2 * buffers.inputs[0]
     assert not after.equal(before)
     assert decide(after) is None
     assert "error" in (decide(before) or "")
+
+
+def test_inputs_are_freed_when_an_output_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cycle of objects would keep gigabytes until the garbage collector runs."""
+    operator = make_operator(torch.sigmoid, (ROWS, COLUMNS))
+    case = operator.cases[0]
+    eager = Implementation(operator="toy", name="eager", backend="eager", forward=torch.sigmoid)
+    made = []
+
+    def allocate(*arguments):
+        buffers = allocate_buffers(*arguments)
+        made.extend(map(ref, buffers.inputs))
+        return buffers
+
+    monkeypatch.setattr("weft.workbench.check.output_judge.allocate_buffers", allocate)
+    gc.collect()
+    gc.disable()
+    try:
+        buffers = allocate(case, "cpu", None, 3)
+        decide = judge(operator, case, FORWARD, "cpu", eager, buffers)
+        output = torch.sigmoid(buffers.inputs[0])
+        del buffers
+        assert decide(output) is None and "error" in str(decide(output + 1.0))
+        assert len(made) == 3 and [tensor() for tensor in made] == [None] * 3
+    finally:
+        gc.enable()

@@ -26,6 +26,7 @@ def judge_gradients(folder: Path, name: str, candidate: str) -> Judgement:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("fault", WRONG)
 def test_a_wrong_gradient_is_judged_wrong(tmp_path: Path, fault: str) -> None:
     name, candidate, reason = WRONG[fault]
@@ -38,6 +39,7 @@ def test_a_wrong_gradient_is_judged_wrong(tmp_path: Path, fault: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("how", RIGHT)
 def test_a_right_gradient_is_judged_right(tmp_path: Path, how: str) -> None:
     name, candidate = RIGHT[how]

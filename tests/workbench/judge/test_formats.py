@@ -8,15 +8,16 @@ import pytest
 import torch
 
 from helpers.judge_problems import model, task, write
-from weft.core import FORWARD, Finding, Verdict, WeftError
+from weft.core import FORWARD, Finding, Timing, Verdict, WeftError
 from weft.core.record import FAIL, PASS, UNSUPPORTED
 from weft.workbench.judge import kernelbench
 from weft.workbench.judge.data_template import output_keys, output_tensors, split_data
 from weft.workbench.judge.gpumode import read_task_yml
 from weft.workbench.judge.judge import GPUMODE, KERNELBENCH, JudgeOptions, detect_format, judge
-from weft.workbench.judge.judgement import Judgement, Time
+from weft.workbench.judge.judgement import Judgement, SpeedUp, Time, compare
 from weft.workbench.judge.source_facts import source_facts
 from weft.workbench.judge.torch_modes import Float64Mode, cuda_generators_on_cpu, cuda_on_cpu
+from weft.workbench.timing.stats import Ratio, summarise
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a test of cuda without a GPU")
 
@@ -95,14 +96,68 @@ def test_a_failure_at_one_case_fails_the_candidate() -> None:
     right = Judgement(format="gpumode", operator="o")
     right.add_verdicts([verdict("a", PASS, type=PASS, error=PASS)])
     assert right.correct and right.checks[1].detail == "25% of the tolerance"
+    same = Ratio(value=1.0, interval=(0.99, 1.02))
     right.times = [
-        Time(case="a", time_us=2, baseline_us=8),
-        Time(case="b", time_us=8, baseline_us=8),
+        Time(case=c, time_us=t, baseline_us=8, comparison=SpeedUp(ratio=r, interval=i, against_itself=same))
+        for c, t, r, i in (("a", 2, 4.0, (3.9, 4.2)), ("b", 8, 1.0, (0.97, 1.04)))
     ]
     data = right.to_json()
     assert data["speedup"] == pytest.approx(2) and data["time_us"] == pytest.approx(4)
+    assert data["difference_shown"] and data["reference_against_itself"]["interval"] == [
+        pytest.approx(0.99),
+        pytest.approx(1.02),
+    ]
+    assert [t["difference_shown"] for t in data["times"]] == [True, False]
     right.refuse("provenance", "declared triton")
     assert not right.correct and right.to_json()["reason"] == "provenance: declared triton"
+
+
+@pytest.mark.parametrize(
+    ("interval", "itself", "is_shown", "is_known"),
+    [
+        ((1.4, 1.6), (0.98, 1.02), True, True),
+        ((0.5, 0.6), (0.98, 1.02), True, True),  # slower is a difference, too
+        ((0.99, 1.01), (0.98, 1.02), False, True),
+        ((1.01, 1.03), (0.98, 1.02), False, True),  # less than the machine's own noise
+        ((1.4, 1.6), (0.6, 1.2), False, False),  # so noisy that not even "the same" can be told
+        ((11.0, 13.0), (0.6, 1.2), True, True),
+    ],
+)
+def test_a_speed_up_is_told_as_far_as_the_reference_agrees_with_itself(
+    interval: tuple[float, float], itself: tuple[float, float], is_shown: bool, is_known: bool
+) -> None:
+    against_itself = Ratio(value=1.0, interval=itself)
+    comparison = SpeedUp(ratio=sum(interval) / 2, interval=interval, against_itself=against_itself)
+    assert (comparison.is_shown, comparison.is_known) == (is_shown, is_known)
+    judgement = Judgement(format="gpumode", operator="o")
+    judgement.times = [Time(case="a", time_us=1, baseline_us=1, comparison=comparison)]
+    assert (judgement.speedup is not None) == is_known
+
+
+def test_a_speed_up_by_medians_alone_is_not_shown() -> None:
+    """Other work on the machine makes most samples longer, and hardly the least."""
+
+    def timing(samples: list[float]) -> Timing:
+        figures = summarise(samples)
+        return Timing(
+            cold=figures.median,
+            warm=None,
+            host=None,
+            first=None,
+            interval=figures.interval,
+            p10=figures.p10,
+            p90=figures.p90,
+            minimum=figures.minimum,
+            samples=tuple(samples),
+            calls_per_sample=1,
+            repeated=(8000.0,) * 15,
+        )
+
+    reference = timing([210.0, *[8000.0] * 15])
+    for least, shown in ((205.0, False), (20.0, True)):
+        time = compare("a", timing([least, *[1.5 * least] * 15]), reference)
+        assert time.comparison.ratio > 20 and time.comparison.is_shown == shown
+        assert time.comparison.is_known == shown
 
 
 def test_a_case_that_was_not_run_is_not_correct() -> None:

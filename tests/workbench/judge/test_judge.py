@@ -81,6 +81,7 @@ def check_problem(kind: str, name: str, device: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(2, each=lambda kind, name: kind)
 @pytest.mark.parametrize(("kind", "name"), ALL)
 def test_problems_without_a_gpu(kind: str, name: str) -> None:
     if machine.has_gpu():
@@ -108,7 +109,11 @@ def test_a_correct_candidate_is_timed_against_its_reference() -> None:
     assert judgement.correct, judgement.reason
     contract = judgement.to_json()
     assert contract["time_us"] > 0 and contract["baseline"] > 0
-    assert contract["speedup"] == pytest.approx(contract["baseline"] / contract["time_us"])
+    (timed,) = judgement.times
+    assert timed.speedup == pytest.approx(contract["baseline"] / contract["time_us"])
+    assert contract["speedup"] == (timed.speedup if timed.comparison.is_known else None)
+    (low, high), itself = timed.comparison.interval, timed.comparison.against_itself
+    assert low <= timed.speedup <= high and itself.value > 0 and timed.comparison.against_itself.spread >= 1
 
 
 # -- candidates that fail -------------------------------------------------------------
@@ -163,6 +168,7 @@ def children() -> set[int]:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", BAD)
 def test_a_candidate_that_fails_is_reported_in_one_line(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch

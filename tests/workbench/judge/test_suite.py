@@ -37,10 +37,15 @@ OPTIONS = SuiteOptions(arguments={"time": False, "limits": {"seconds": 60.0}})
 @pytest.fixture
 def folders(tmp_path: Path) -> tuple[Path, Path]:
     """Five problems in natural order, and a candidate for each: two of them wrong."""
+    return write_suite(tmp_path, tuple(BODIES))
+
+
+def write_suite(tmp_path: Path, names: tuple[str, ...]) -> tuple[Path, Path]:
     problems, candidates = tmp_path / "problems", tmp_path / "candidates"
     for folder in (problems / "level1", candidates / "level1"):
         folder.mkdir(parents=True)
-    for name, body in BODIES.items():
+    for name in names:
+        body = BODIES[name]
         (problems / "level1" / f"{name}.py").write_text(PROBLEM.format(body=body))
         text = PROBLEM.format(body=WRONG.get(name, body)).replace("Model(", "ModelNew(")
         (candidates / "level1" / f"{name}.py").write_text(text)
@@ -71,12 +76,10 @@ def test_problems_and_candidates_are_matched_by_name(folders: tuple[Path, Path],
 
 @pytest.mark.slow
 def test_a_suite_is_judged_saved_and_resumed(
-    folders: tuple[Path, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    problems, candidates = folders
+    # Three problems: each judgement is a process that imports PyTorch, and starts others that do.
+    problems, candidates = write_suite(tmp_path, ("1_relu", "2_square", "12_tanh"))
     results = tmp_path / "results.jsonl"
     monkeypatch.setenv("NO_COLOR", "1")
     weft = command(monkeypatch)
@@ -84,11 +87,11 @@ def test_a_suite_is_judged_saved_and_resumed(
     assert weft(*arguments, "--json") == 1
     output = json.loads(capsys.readouterr().out)
     rows = {r["problem"].removeprefix("level1/"): r for r in output["results"]}
-    assert {n for n, r in rows.items() if r["correct"]} == set(BODIES) - set(WRONG)
+    assert {n for n, r in rows.items() if r["correct"]} == {"1_relu"}
     assert all(rows[n]["reason"].startswith("error: ") for n in WRONG), rows
-    assert output["score"]["counts"] == {"correct": 3, "wrong": 2, "not run": 0, "no candidate": 0}
-    assert output["score"]["fast_p"]["0"] == 0.6
-    assert len(results.read_text().splitlines()) == 5
+    assert output["score"]["counts"] == {"correct": 1, "wrong": 2, "not run": 0, "no candidate": 0}
+    assert output["score"]["fast_p"]["0"] == 1 / 3
+    assert len(results.read_text().splitlines()) == 3
     # A changed candidate is judged again, the others are not; a line that was cut off does no harm.
     with results.open("a") as file:
         file.write('{"problem": "level1/1_relu", "cor')
@@ -97,9 +100,9 @@ def test_a_suite_is_judged_saved_and_resumed(
     )
     assert weft(*arguments, "--resume") == 1
     captured = capsys.readouterr()
-    assert "4 of 5 are in" in captured.err and "12_tanh: correct" in captured.err
-    assert "4 correct, 1 wrong" in captured.out and "fast_0 80.0%" in captured.out
-    assert len(results.read_text().splitlines()) == 7
+    assert "2 of 3 are in" in captured.err and "12_tanh: correct" in captured.err
+    assert "2 correct, 1 wrong" in captured.out and "fast_0 66.7%" in captured.out
+    assert len(results.read_text().splitlines()) == 5
     # Other options are another judgement.
     pairs = find_pairs(problems, candidates)
     assert read_done(results, pairs, SuiteOptions(arguments={"time": True})) == {}
@@ -158,11 +161,13 @@ class FakeChild:
 
 def test_the_score_counts_all_problems() -> None:
     def row(correct: bool, speedup: float | None, reason: str = "", candidate: str | None = "c") -> dict:
-        return {"candidate": candidate, "correct": correct, "reason": reason, "speedup": speedup}
+        shown = speedup is not None and abs(speedup - 1.0) > 0.1
+        row = {"candidate": candidate, "correct": correct, "reason": reason, "speedup": speedup}
+        return row | {"difference_shown": shown}
 
     rows = [
         row(True, 4.0),
-        row(True, 1.0),
+        row(True, 1.01),  # no more than the reference differs from itself
         row(True, None),
         row(False, 9.0, "error: wrong"),
         row(False, None, "not run: needs a GPU"),
@@ -171,7 +176,7 @@ def test_the_score_counts_all_problems() -> None:
     result = score(rows)
     assert result["counts"] == {"correct": 3, "wrong": 1, "not run": 1, "no candidate": 1}
     assert result["fast_p"] == {"0": 3 / 6, "1": 1 / 6, "1.5": 1 / 6, "2": 1 / 6}
-    assert result["speedup"] == pytest.approx(2.0) and result["timed"] == 2
+    assert result["speedup"] == pytest.approx(2.01, abs=0.01) and result["timed"] == 2
 
 
 def test_rows_are_appended_whole(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ def judge_solution(folder: Path, name: str, data: dict[str, Any], seconds: float
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_a_right_solution_is_right_and_a_wrong_one_wrong(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch

@@ -155,9 +155,6 @@ def test_a_constant_that_the_reference_does_not_take_otherwise_stays(tmp_path: P
     (case,) = read.operator.cases
     assert torch.equal(read.operator.draw(case, 5, "cpu")[1], torch.ones(4))
     assert len(read.constant) == 1 and "given other values" not in read.notes[0]
-    # Beside inputs that vary, a table of integers is no reason to give no time.
-    table = problem(tmp_path, f"{RAND}, torch.arange(8)", "x[0][x[1]]")
-    assert kernelbench.read_problem(table, "cpu").constant == ()
 
 
 def test_each_case_of_a_task_is_looked_at(tmp_path: Path) -> None:
@@ -236,3 +233,29 @@ def test_varied_weights_keep_their_signs_and_do_not_depend_on_names() -> None:
     before = linear.weight.clone()
     vary_weights(linear, 5)
     assert torch.equal(linear.weight, before)
+
+
+def test_weights_that_are_zeros_or_ones_in_part_vary_there_and_masks_do_not() -> None:
+    layer = torch.nn.BatchNorm1d(64)
+    with torch.no_grad():
+        layer.weight[::2] = 0.0
+    mask, scale = torch.ones(8, 8).tril(), torch.tensor([0.125])
+    for name, buffer in (("mask", mask), ("scale", scale), ("fade", torch.zeros(1))):
+        layer.register_buffer(name, buffer.clone())
+    vary_weights(layer, 5)
+    assert (layer.weight != 0).all() and (layer.weight != 1).all() and layer.bias.std() > 0.1
+    assert torch.equal(layer.mask, mask) and torch.equal(layer.scale, scale)
+    assert layer.fade != 0, "the branch that it turns off is judged"
+
+
+def test_an_answer_made_for_constant_integers_gets_no_speed_up(tmp_path: Path) -> None:
+    """Several integers decide what is computed; one alone is a size."""
+    ids, length = "torch.arange(64) // 8", "torch.tensor(3)"
+    read = {
+        inputs: kernelbench.read_problem(problem(tmp_path, f"{RAND}, {inputs}", "x[0] * x[1]"), "cpu")
+        for inputs in (ids, length, "torch.randint(9, (64,))", "torch.rand(8, 64).tril()")
+    }
+    assert [len(p.constant) for p in read.values()] == [1, 0, 0, 0]
+    fixed = "torch.cat([torch.linspace(2, 3, 7 * 64).view(7, 64), torch.rand(1, 64)])"
+    partly = kernelbench.read_problem(problem(tmp_path, f"{RAND}, {fixed}", "x[0] * x[1]"), "cpu")
+    assert len(partly.constant) == 1 and "the same at every seed in part" in partly.notes[0]

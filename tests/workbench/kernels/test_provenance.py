@@ -15,7 +15,15 @@ from weft.core import FORWARD, registry
 from weft.workbench.calls import inputs
 from weft.workbench.calls.bind import bind
 from weft.workbench.kernels.names import demangle, is_library, origin, plain
-from weft.workbench.kernels.provenance import NOT_LISTED, Kernels, compare, kernels, observed, verdict
+from weft.workbench.kernels.provenance import (
+    NOT_LISTED,
+    Kernels,
+    compare,
+    is_same_without_kernels,
+    kernels,
+    observed,
+    verdict,
+)
 
 import triton  # isort: skip  # after weft.backends, which decides whether it interprets
 import triton.language as tl  # isort: skip
@@ -193,13 +201,13 @@ def test_what_a_cuda_candidate_may_not_have_written():
     assert not is_library("unknown", "mine", "triton")
 
 
-def softmax_call(name: str, shape: tuple[int, ...]) -> Callable[[], object]:
+def softmax_call(name: str, shape: tuple[int, ...], seed: int = 1) -> Callable[[], object]:
     operator, implementation = (
         registry.operator("softmax"),
         registry.implementation("softmax", name),
     )
     case = next(c for c in operator.cases if c.inputs[0].shape == shape)
-    return bind(operator, implementation, case, FORWARD, inputs.make(case, "cpu", 1))
+    return bind(operator, implementation, case, FORWARD, inputs.make(case, "cpu", seed))
 
 
 @pytest.mark.parametrize(
@@ -296,9 +304,37 @@ def test_a_candidate_that_changes_path_under_a_profiler_differs():
 
     found = kernels(cheat, "cpu")
     assert verdict("triton", found) == ""
-    told = compare(found, observed(cheat, "cpu"))
-    assert "only under a profiler: triton:softmax_tile" in told
-    assert "only without one: aten::_softmax" in told
+    dispatched = kernels(cheat, "cpu", dispatched=True)
+    assert verdict("triton", dispatched) == ""
+    for told in (
+        compare(found, observed(cheat, "cpu")),
+        compare(found, observed(cheat, "cpu"), dispatched),
+    ):
+        assert "only under a profiler: triton:softmax_tile" in told
+        assert "only without one: aten::_softmax" in told
+
+
+@interpreted
+def test_a_kernel_that_computes_nothing_of_the_answer_is_told():
+    # A seed of its own: freed memory could hold the answer to inputs that another test had.
+    own, seen = softmax_call("triton", (3, 7), seed=20_261_123), torch.randn(3, 7)
+
+    def beside_a_kernel() -> object:
+        own()
+        return torch.softmax(seen, -1)
+
+    assert is_same_without_kernels(beside_a_kernel)
+    assert not is_same_without_kernels(own)
+    assert not is_same_without_kernels(lambda: torch.softmax(seen, -1)), "no kernel was launched"
+
+
+def test_other_operators_of_pytorch_under_a_dispatch_mode_are_no_change_of_path():
+    def call() -> object:
+        return torch.nn.functional.max_pool1d(X[None], 2)
+
+    found, unprofiled = kernels(call, "cpu"), observed(call, "cpu")
+    assert "max_pool2d_with_indices" in compare(found, unprofiled), "the two paths are one in this torch"
+    assert compare(found, unprofiled, kernels(call, "cpu", dispatched=True)) == ""
 
 
 @pytest.mark.parametrize("name", ["eager", "torch"])

@@ -19,7 +19,7 @@ from helpers.paths import ROOT
 from helpers.sample_records import CPU, GPU, bench, record
 from weft.core.errors import WeftError
 from weft.core.record import Record, append
-from weft.workbench.report import load, page
+from weft.workbench.report import device_records, load, page
 from weft.workbench.report.device_records import by_device
 from weft.workbench.report.scales import linear_ticks, log_axis, share, time, times, unit
 
@@ -235,6 +235,16 @@ def test_command_writes_the_page_and_prints_its_path(tmp_path: Path) -> None:
     assert "1 torn line was skipped" in target.read_text()
     assert [p.name for p in target.parent.iterdir()] == ["page.html"]
     assert run(saved, "-o", "-").stdout.startswith("<!doctype html>")
+
+
+def test_a_folder_that_is_a_whole_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    append(tmp_path / "run.jsonl", bench())
+    monkeypatch.setattr(device_records, "MAX_ENTRIES", 3)
+    assert load([tmp_path])[0]
+    for n in range(3):
+        (tmp_path / f"{n}.txt").write_text("")
+    with pytest.raises(WeftError, match=r"too many files below a folder: .*at most 3 files"):
+        load([tmp_path])
 
 
 def test_invalid_record_files_are_errors(tmp_path: Path) -> None:

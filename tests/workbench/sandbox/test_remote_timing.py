@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,12 +24,11 @@ from weft.workbench.sandbox.process import Reply
 from weft.workbench.sandbox.remote_timing import RemoteTimingBackend, describe_point
 from weft.workbench.selftest.mutants.cheats_samples import LazyTensor, Samples
 from weft.workbench.timing import cpu as cpu_timing
-from weft.workbench.timing.local_candidate import BufferCache
 from weft.workbench.timing.measure import measure
-from weft.workbench.timing.plan import CHECKS, Budget, Candidate, Outcome, timing_check_of
-from weft.workbench.timing.recheck import Recheck
+from weft.workbench.timing.plan import Budget, Candidate, Outcome, timing_check_of
 
 Forward = Callable[..., torch.Tensor]
+pytestmark = pytest.mark.usefixtures("small_machine")
 QUICK = Budget(seconds=0.4, warmup=0.04, min_samples=8, max_rounds=20, side_samples=3, recheck_seconds=3.0)
 POINT = case(Input(name="x", shape=(160, 128)), tags="bench", devices=("cpu",))
 DESCRIBED = describe_point("toy", "theirs", POINT.name, "forward", "cpu", None)
@@ -57,15 +55,6 @@ def spend(us: float) -> None:
     """Advance the toy clock of the running test, if it has one."""
     if _clock is not None:
         _clock.advance(us)
-
-
-@pytest.fixture(autouse=True)
-def small_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    monkeypatch.setattr("weft.machine.l2_bytes", lambda kind: 1 << 20)
-    yield
-    torch.set_num_threads(before)
 
 
 def work(x: torch.Tensor) -> torch.Tensor:
@@ -133,7 +122,12 @@ def time_candidate(
     ours: Forward = work,
 ) -> dict[str, Outcome]:
     """Time an external candidate beside an implementation of this process."""
-    sandbox = FakeSandbox(forward, context)
+    return time_in(FakeSandbox(forward, context), without=without, budget=budget, ours=ours)
+
+
+def time_in(
+    sandbox: FakeSandbox, *, without: Sequence[str] = (), budget: Budget = QUICK, ours: Forward = work
+) -> dict[str, Outcome]:
     # The toy clock replaces functions of the timing, which `replaced` would refuse.
     without = [*without, "replaced"]
     backend = RemoteTimingBackend(sandbox, DESCRIBED, "cpu", without)
@@ -303,7 +297,64 @@ def test_a_cheat_in_the_samples_is_refused_by_one_check_only(make: Callable[[], 
 def test_an_output_buffer_for_each_input_is_refused() -> None:
     cached: dict[int, torch.Tensor] = {}
     outcome = time_candidate(lambda x: cached.setdefault(x.data_ptr(), work(x)).copy_(compute(x)))["theirs"]
-    assert suspicions(outcome) == ["recheck"] and "still in use" in outcome.refusal
+    assert suspicions(outcome) == ["outputs"] and "still in use" in outcome.refusal
+
+
+@on_toy_clock
+def test_every_timed_call_has_the_same_callers() -> None:
+    """Samples, audits, re-checks, warm calls and repeats: the same functions at the same lines."""
+    stacks: set[tuple[tuple[str, int], ...]] = set()
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        frame, stack = sys._getframe(1), []
+        while frame.f_back is not None and frame.f_code.co_name != "request":
+            stack.append((frame.f_code.co_name, frame.f_lineno))
+            frame = frame.f_back
+        # The estimate and the binding come once, before the first timed call.
+        if all(name != "estimate" for name, _ in stack):
+            stacks.add(tuple(stack))
+        return work(x)
+
+    sandbox = FakeSandbox(forward)
+    cold: set[str] = set()
+    real = sandbox.request
+
+    def request(verb: str, payload: Any = None, *rest: Any, **more: Any) -> Reply:
+        if verb == "timing.run" and payload["mode"] == "cold":
+            cold.add(json.dumps(payload))
+        return real(verb, payload, *rest, **more)
+
+    sandbox.request = request  # type: ignore[method-assign]
+    outcome = time_in(sandbox)["theirs"]
+    assert outcome.timing is not None and suspicions(outcome) == []
+    assert len(stacks) == 1, stacks
+    assert sandbox.verbs_called.count("timing.evict") >= 2, "there were audits"
+    # Those of the three plans at most, which differ in the number of calls: one for each plan.
+    assert len({len(json.loads(c)["indexes"]) for c in cold}) == len(cold), cold
+
+
+def slow_when_compared() -> Forward:
+    """Look answers up, but not in the first calls on new contents, with which an audit was once compared."""
+    answers: dict[float, torch.Tensor] = {}
+    calls: dict[float, int] = {}
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        key = whole(x)
+        calls[key] = calls.get(key, 0) + 1
+        if calls[key] <= 4:
+            answers[key] = work(x)
+            return answers[key].clone()
+        spend(COPY_US)
+        return answers[key].clone()
+
+    return forward
+
+
+@on_toy_clock
+def test_slow_calls_on_new_contents_gain_nothing() -> None:
+    outcome = time_candidate(slow_when_compared(), without=["altered"])["theirs"]
+    assert outcome.timing is not None, outcome
+    assert "fresh" in suspicions(outcome) or outcome.timing.cold > 0.6 * WORK_US, outcome
 
 
 class Slowed:
@@ -464,23 +515,12 @@ def test_few_samples_are_suspect_if_the_worker_slept_and_not_if_the_machine_was_
     assert suspicions(outcome) == (["samples"] if sleeps else [])
 
 
-def test_the_time_of_a_process_is_that_of_its_threads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for thread, text in (("7", "1500000000 250000000 9\n"), ("8", "250000000 0 1\n")):
-        (tmp_path / "7/task" / thread).mkdir(parents=True)
-        (tmp_path / "7/task" / thread / "schedstat").write_text(text)
-    monkeypatch.setattr(remote_timing, "PROC", tmp_path)
-    assert remote_timing.scheduled_seconds(7) == pytest.approx(2.0)
-    assert remote_timing.scheduled_seconds(None) is remote_timing.scheduled_seconds(9) is None
-
-
 def test_the_end_of_a_worker_is_reported_and_the_others_are_timed() -> None:
     sandbox = FakeSandbox(work)
     real = sandbox.request
 
     def request(verb: str, *rest: Any, **more: Any) -> Reply:
-        if verb == "timing.sample" and sandbox.verbs_called.count(verb) > 5:
+        if verb == "timing.run" and sandbox.verbs_called.count(verb) > 5:
             raise SandboxDied("was killed by SIGSEGV")
         return real(verb, *rest, **more)
 
@@ -501,19 +541,6 @@ def test_the_end_of_a_worker_is_reported_and_the_others_are_timed() -> None:
     )
     assert outcomes["theirs"].trouble == "its process was killed by SIGSEGV"
     assert outcomes["ours"].timing is not None
-
-
-def test_the_remote_outputs_to_compare_are_unpredictable() -> None:
-    contents = BufferCache(partial(allocate_buffers, POINT, "cpu", None))
-    recheck = Recheck(range(100), contents, judge_of, [1, 2], backward=False)
-    seen = set()
-    for turn in range(20):
-        recheck.begin_round(turn)
-        chosen = recheck.compared_calls(100, is_local=False)
-        assert {0, 99} <= set(chosen) and 2 <= len(chosen) <= 13
-        assert recheck.compared_calls(100, is_local=True) == list(range(100))
-        seen |= set(chosen)
-    assert len(seen) > 40
 
 
 def test_a_worker_gets_contents_and_never_a_seed() -> None:
@@ -541,11 +568,6 @@ def test_a_worker_gets_contents_and_never_a_seed() -> None:
         measure([candidate], make_buffers, device="cpu", budget=QUICK, make_judge=judge_of, seed=None)
         firsts.append(loaded)
     assert not set(firsts[0]) & set(firsts[1]) and len(set(firsts[0])) > 2
-
-
-def test_every_timing_check_has_a_name() -> None:
-    assert {timing_check_of(begins[0]) for begins in CHECKS.values()} == set(CHECKS)
-    assert timing_check_of("noisy") == "" and timing_check_of("suspect: faster than the floor") == ""
 
 
 @on_toy_clock

@@ -246,6 +246,40 @@ def test_files_left_behind_are_removed_and_no_others(tmp_path: Path) -> None:
     assert (tmp_path / "own").read_text() == "mine"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_paused_sandbox_stands_still_and_can_be_used_and_closed() -> None:
+    def states(pids: list[int]) -> set[str]:
+        stats = (Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2] for pid in pids)
+        return {stat.split()[0] for stat in stats}
+
+    with make_sandbox() as sandbox:
+        sandbox.pause()  # before the worker is known: nothing to stop
+        pids = [sandbox.pid, *sandbox.request("leave_daemons").payload["pids"]]
+        sandbox.pause()
+        assert states(pids) == {"T"} and sandbox.paused_cpu_seconds == 0.0
+        assert sandbox.request("echo", {"a": 1}).payload == {"a": 1}
+        assert "T" not in states(pids)
+        with pytest.raises(SandboxDied, match="ran longer than 1 s"):
+            sandbox.request("hang", seconds=1)
+    with make_sandbox() as sandbox:
+        pids = [sandbox.pid, *sandbox.request("leave_daemons").payload["pids"]]
+        sandbox.pause()
+    assert all(gone(p) for p in pids)
+    assert_nothing_left(sandbox)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_process_that_continues_itself_is_noticed() -> None:
+    with make_sandbox() as sandbox:
+        (pid,) = sandbox.request("leave_a_running_child").payload["pids"]
+        assert within(20, lambda: process_tree.cpu_seconds([pid]) > 0.05)  # its timer is set
+        before = process_tree.cpu_seconds([pid])
+        sandbox.pause()
+        within(10, lambda: process_tree.cpu_seconds([pid]) > before + 0.05)
+        sandbox.request("echo")
+        assert sandbox.paused_cpu_seconds > 0.02
+
+
 SCRIPT = """
 import json, signal, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
@@ -263,7 +297,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("then", "send", "code"),
     [
-        ("time.sleep(1000)", signal.SIGKILL, -signal.SIGKILL),
+        ("sandbox.pause(); time.sleep(1000)", signal.SIGKILL, -signal.SIGKILL),
         ("sandbox.request('hang')", signal.SIGINT, -signal.SIGINT),
         pytest.param("time.sleep(9)", signal.SIGTERM, -signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param("pass", None, 0, marks=pytest.mark.slow),

@@ -12,6 +12,7 @@ import torch
 from weft import backends
 from weft.core import FORWARD, registry
 from weft.workbench.calls import inputs
+from weft.workbench.calls.make_calls import call_once
 from weft.workbench.selftest import mutants
 from weft.workbench.selftest.mutants import cheats, cheats_clock, controls
 from weft.workbench.selftest.mutants.mutant import Mutant
@@ -22,13 +23,14 @@ from weft.workbench.timing.plan import Plan
 
 check_module = importlib.import_module("weft.workbench.check.check")
 
-ROWS = [f"C{n:02}" for n in (*range(1, 17), 20, 21, 22)]
+ROWS = [f"C{n:02}" for n in (*range(1, 17), 20, 21, 22, 23)]
 # What cannot be planted in every operator, with the reason.
 FEWER = {
     "C09": "sleeping is no matter of the operator, and costs a selftest its own time",
     "C13": "only a product has weights to pack",
     "C21": "what a hook computes is no matter of the operator",
     "C22": "nor is what it computes while inputs are written",
+    "C23": "nor are the conditions of other processes",
 }
 # These put functions of the process they run in out of place.
 PATCHES = ("C08", "C12")
@@ -104,17 +106,15 @@ def test_cheats_that_look_for_a_sample_see_it(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(cheats_clock, "blank", lambda operator, x: torch.full_like(x, torch.nan))
     x = torch.randn(4, 8)
     runner = runner_of(mutants.find("C14/softmax/eager/unsampled").make().forward, x)
-    runner.sample()
-    assert bool(torch.isnan(runner._outputs[0]).all()), "a sampled call computes nothing"
-    torch.testing.assert_close(runner.call(0), torch.softmax(x, -1))
+    runner.run([0])
+    assert bool(torch.isnan(runner._outputs[0]).all()), "a timed call computes nothing"
+    forward = mutants.find("C14/softmax/eager/unsampled").make().forward
+    torch.testing.assert_close(call_once(lambda: forward(x)), torch.softmax(x, -1))
     slept: list[float] = []
     monkeypatch.setattr(cheats_clock.time, "sleep", slept.append)
     runner = runner_of(mutants.find("C09/softmax/eager/sleeps").make().forward, x)
     for _ in range(3):
-        runner.call(0)
-    assert slept == []
-    for _ in range(3):
-        runner.sample()
+        runner.run([0])
     assert slept == [cheats_clock.PAUSE]
 
 
@@ -130,9 +130,9 @@ def test_the_slow_sampler_halves_the_time_of_a_sample(monkeypatch: pytest.Monkey
         return x
 
     runner = runner_of(call, torch.zeros(1))
-    assert runner.sample() == pytest.approx(1000, rel=0.01)
+    assert runner.run([0]).us == pytest.approx(1000, rel=0.01)
     cheats_clock._slow_sampler()
-    assert runner.sample() == pytest.approx(500, rel=0.01)
+    assert runner.run([0]).us == pytest.approx(500, rel=0.01)
 
 
 @pytest.mark.parametrize("what", ["old-answer", "half"])

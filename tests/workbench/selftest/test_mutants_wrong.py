@@ -107,26 +107,22 @@ def refused_by(mutant: Mutant, left: list[Case], without: str = "") -> tuple[str
     return "", ""
 
 
+@pytest.mark.sampled(2, each=lambda mutant: mutant.row)
 @pytest.mark.parametrize("mutant", EAGER, ids=lambda m: m.id)
 def test_a_mutant_is_refused_by_the_named_check(mutant: Mutant) -> None:
     rule, reason = refused_by(mutant, cases(mutant))
     assert rule in mutant.killed_by, reason
 
 
-@pytest.mark.parametrize("mutant", [m for m in INTERPRETED if m.operator == "sum"], ids=lambda m: m.id)
+@pytest.mark.parametrize("mutant", INTERPRETED, ids=lambda m: m.id)
+@pytest.mark.sampled(4, each=lambda mutant: mutant.backend)
 @pytest.mark.slow
 def test_an_interpreted_mutant_is_refused(mutant: Mutant) -> None:
     rule, reason = refused_by(mutant, cases(mutant))
     assert rule in mutant.killed_by, reason
 
 
-@pytest.mark.parametrize("mutant", [m for m in INTERPRETED if m.operator != "sum"], ids=lambda m: m.id)
-@pytest.mark.exhaustive
-def test_a_mutant_of_every_operator_is_refused(mutant: Mutant) -> None:
-    rule, reason = refused_by(mutant, cases(mutant))
-    assert rule in mutant.killed_by, reason
-
-
+@pytest.mark.sampled(1, each=lambda mutant: mutant.only)
 @pytest.mark.parametrize("mutant", UNIQUE, ids=lambda m: m.id)
 def test_without_its_check_a_mutant_survives_the_case_that_killed_it(mutant: Mutant) -> None:
     killed = next(v for v in verdicts(mutant, cases(mutant)) if v.status == FAIL)

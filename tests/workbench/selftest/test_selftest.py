@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import random
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
@@ -215,17 +213,20 @@ SLEEPS = "samples"
 COMPARES_TIMES, TRIES = selftest_judge.TIME_CHECKS | {"wall"}, 3
 
 
+def _is_timed(name: str) -> bool:
+    """True if only a timing shows the mutant of this check."""
+    return "clock" in selftest.steps_of(ONLY[name])
+
+
 def _by_check() -> Iterator[Any]:
-    """Yield the checks. Half of those that only a timing shows are run, another half each time."""
-    timed = sorted(n for n, m in ONLY.items() if "clock" in selftest.steps_of(m) and n != SLEEPS)
-    left_out = random.Random(os.environ["WEFT_SAMPLE_SEED"]).sample(timed, len(timed) // 2)
     for name in sorted(ONLY):
-        marks = [pytest.mark.alone] if name in timed else []
-        marks += [pytest.mark.exhaustive] if name in (SLEEPS, *left_out) else []
+        marks = [pytest.mark.alone] if _is_timed(name) else []
+        marks += [pytest.mark.exhaustive] if name == SLEEPS else []
         yield pytest.param(name, id=name, marks=marks)
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(4, each=_is_timed)  # test_mutants_wrong.py has each rule in each run
 @pytest.mark.parametrize("name", list(_by_check()))
 def test_each_check_kills_a_mutant_that_no_other_kills(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant = ONLY[name]

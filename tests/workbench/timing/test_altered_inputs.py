@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from weft.workbench.calls.buffers import InputBuffers
-from weft.workbench.timing.altered_inputs import LEAST_ELEMENTS, SPARSENESS, alter, altered
+from weft.workbench.timing.altered_inputs import LEAST_ELEMENTS, SPARSENESS, alter, altered, choose
 
 
 def random_inputs(seed: int, dtype: torch.dtype = torch.float32) -> InputBuffers:
@@ -26,7 +26,7 @@ def changed(before: InputBuffers, after: InputBuffers) -> list[int]:
 @pytest.mark.parametrize("many", [False, True])
 def test_few_elements_change_and_come_back(dtype: torch.dtype, many: bool) -> None:
     before, buffers, other = (random_inputs(s, dtype) for s in (1, 1, 2))
-    with altered(buffers, other, 5, many):
+    with altered(buffers, choose(other, 5, many)):
         most = 1 + 64 * 128 // SPARSENESS if many else 1
         first, second, small = changed(before, buffers)
         assert 1 <= first <= most and 1 <= second <= most and small == 0
@@ -42,7 +42,7 @@ def test_every_process_alters_the_same_elements_in_any_layout_and_another_seed_a
         plain, strided = random_inputs(1), random_inputs(1)
         strided = InputBuffers([x.transpose(0, -1).contiguous().transpose(0, -1) for x in strided.inputs])
         for buffers in (plain, strided):
-            alter(buffers, random_inputs(2), seed, many=True)
+            alter(buffers, choose(random_inputs(2), seed, many=True))
         assert changed(plain, strided) == [0, 0, 0]
         seen.append((plain.inputs[0] != random_inputs(1).inputs[0]).nonzero().tolist())
     assert len({str(s) for s in seen}) > 6
@@ -52,7 +52,7 @@ def test_a_sum_in_low_precision_shows_many_changes() -> None:
     torch.manual_seed(0)
     before, other = torch.randn(1 << 20).bfloat16(), torch.randn(1 << 20).bfloat16()
     after = before.clone()
-    alter(InputBuffers([after]), InputBuffers([other]), 3, many=True)
+    alter(InputBuffers([after]), choose(InputBuffers([other]), 3, many=True))
     assert (after.double().sum() - before.double().sum()).item() > 300
 
 
@@ -60,7 +60,7 @@ def test_only_the_gradient_changes_in_a_backward() -> None:
     buffers, other = random_inputs(1), random_inputs(2)
     grad = torch.zeros(32, 32)
     backward = InputBuffers(buffers.inputs, grad + torch.randn(32, 32))
-    alter(backward, InputBuffers(other.inputs, torch.randn(32, 32)), 1, many=False)
+    alter(backward, choose(InputBuffers(other.inputs, torch.randn(32, 32)), 1, many=False))
     assert changed(buffers, InputBuffers(backward.inputs)) == [0, 0, 0]
 
 
@@ -77,5 +77,5 @@ def test_inputs_whose_elements_depend_on_each_other_stay(make: Callable[..., tor
     torch.manual_seed(0)
     first, second = (make(torch.randn(64, 64)) for _ in range(2))
     before = first.clone()
-    alter(InputBuffers([first]), InputBuffers([second]), 1, many=True)
+    alter(InputBuffers([first]), choose(InputBuffers([second]), 1, many=True))
     assert torch.equal(first, before)

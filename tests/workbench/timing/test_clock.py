@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -16,7 +16,6 @@ from weft.workbench.calls.buffers import InputBuffers
 from weft.workbench.timing import cpu as cpu_timing
 from weft.workbench.timing.gpu_clocks import Readings, is_throttled, summarise_clocks
 from weft.workbench.timing.integrity import ClockReplaced, replaced_functions
-from weft.workbench.timing.local_candidate import LocalTimedCandidate
 from weft.workbench.timing.measure import measure
 from weft.workbench.timing.plan import MIN_SAMPLE_US, Budget, Candidate, Outcome, Plan, make_plan
 from weft.workbench.timing.recheck import rounds_needed
@@ -25,16 +24,7 @@ from weft.workbench.timing.stats import drift, is_steady, median_interval, summa
 Call = Callable[[], torch.Tensor]
 QUICK = Budget(seconds=0.4, warmup=0.04, min_samples=8, max_rounds=30, side_samples=3)
 SIZE = 128
-
-
-@pytest.fixture(autouse=True)
-def small_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Use a single thread (two on a shared core measure the scheduler) and a small cache to flush."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    monkeypatch.setattr("weft.machine.l2_bytes", lambda kind: 1 << 20)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("small_machine")
 
 
 def make_buffers(seed: int) -> InputBuffers:
@@ -163,10 +153,11 @@ def test_cpu_time_beyond_the_wall_time_is_suspect(
     backend = cpu_timing.CpuTimingBackend()
     backend.cores, backend.spin_ns = 2, 0
     candidate = Candidate(name="x", bind=costs(clock, lambda n: 100.0))
-    runner = backend.make_runner(candidate, [make_buffers(0)], Plan(calls=1, flush=False))
+    timed = backend.prepare(candidate, [make_buffers(0)], make_buffers, Plan(calls=1, flush=False))
     monkeypatch.setattr(cpu_timing, "wait_until_idle", lambda: None)
     monkeypatch.setattr(cpu_timing, "_cpu_now", lambda: int(cpu_share * clock.ns))
-    assert bool(runner.cross_check()) == suspect
+    timed.sample()
+    assert bool(timed.cross_check()) == suspect
 
 
 def costs(clock: ToyClock, us: Callable[[int], float]) -> Callable[[InputBuffers], Call]:
@@ -354,8 +345,8 @@ def test_drift_and_steadiness() -> None:
 def test_neighbouring_buffers_and_rounds_have_different_contents() -> None:
     buffer_sets = [make_buffers(i) for i in range(4)]
     backend = cpu_timing.CpuTimingBackend()
-    runner = backend.make_runner(Candidate(name="x", bind=honest), buffer_sets, Plan(calls=4, flush=False))
-    local = LocalTimedCandidate(runner, buffer_sets, make_buffers)
+    plan = Plan(calls=4, flush=False)
+    local = backend.prepare(Candidate(name="x", bind=honest), buffer_sets, make_buffers, plan)
     next(local.rerun([100, 200], round_number=0))
     first = [s.inputs[0].clone() for s in buffer_sets]
     assert torch.equal(first[0], first[2]) and torch.equal(first[0], make_buffers(100).inputs[0])

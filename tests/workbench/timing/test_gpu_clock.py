@@ -143,7 +143,7 @@ def test_samples_after_a_call_and_after_a_flush() -> None:
             candidate = Candidate(name=name, bind=bound(work))
             medians = []
             for plan in (Plan(calls=2, flush=False), Plan(calls=1, flush=True)):
-                runner = backend.make_runner(candidate, buffer_sets[: plan.calls], plan)
+                runner = backend.prepare(candidate, buffer_sets[: plan.calls], make_buffers, plan)
                 samples = sorted(runner.sample() for _ in range(31))
                 medians.append(samples[15])
                 assert not runner.flags and samples[0] > 0
@@ -186,7 +186,8 @@ def test_a_warm_sample_calls_on_one_buffer_only() -> None:
     backend = CudaTimingBackend()
     with backend.context():
         buffer_sets = [maker((1024, 3072))(i) for i in range(3)]
-        runner = backend.make_runner(Candidate(name="it", bind=bind), buffer_sets, Plan(calls=3, flush=False))
+        plan = Plan(calls=3, flush=False)
+        runner = backend.prepare(Candidate(name="it", bind=bind), buffer_sets, maker((1, 1)), plan)
         assert len(counts) == 3, "a cold sample rotates over all buffers"
         counts.clear()
         runner.sample_warm()

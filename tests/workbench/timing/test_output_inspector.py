@@ -112,5 +112,9 @@ def test_without_forms_all_calls_have_the_form_of_the_first() -> None:
 def test_a_gradient_may_repeat_one_element_of_the_incoming_one() -> None:
     grad = torch.randn(())
     assert inspect((grad.expand(6, 4),), grad=grad) == ""
+    one = TensorForm((1, 1), torch.float32, (1, 1))
+    assert inspect((grad.expand(1, 1),), grad=grad, forms=(one,)) == "", (
+        "the gradient of a sum of one element"
+    )
     dense = torch.randn(6, 4)
     assert "memory of its inputs" in inspect((dense,), grad=dense)

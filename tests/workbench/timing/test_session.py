@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +17,19 @@ import torch
 from weft.core import Input, case
 from weft.machine.clocks import Sampler
 from weft.workbench.calls.buffers import InputBuffers, allocate_buffers
+from weft.workbench.sandbox import remote_timing
 from weft.workbench.timing.gpu_clocks import Readings
-from weft.workbench.timing.local_candidate import LocalOutputs
-from weft.workbench.timing.plan import Budget, Candidate, Estimate, Plan
+from weft.workbench.timing.local_candidate import BufferCache
+from weft.workbench.timing.plan import (
+    CHECKS,
+    Budget,
+    Candidate,
+    ContentSource,
+    Estimate,
+    Plan,
+    timing_check_of,
+)
+from weft.workbench.timing.recheck import Recheck
 from weft.workbench.timing.session import TimingSession
 from weft.workbench.timing.threads import ThreadMonitor
 
@@ -36,7 +47,7 @@ class Steady:
 
     def __init__(self, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seconds, self.now, self.flags = seconds, 0.0, set[str]()
-        self.plan = Plan(calls=1, flush=False)
+        self.plan, self.sources = Plan(calls=1, flush=False), [ContentSource(0)]
         monkeypatch.setattr("weft.workbench.timing.session._now", lambda: int(self.now * 1e9))
 
     def available_memory(self) -> int:
@@ -52,8 +63,14 @@ class Steady:
         self.now += self.seconds
         return self.seconds * 1e6
 
-    def sampled_outputs(self) -> LocalOutputs:
-        return LocalOutputs("sampled", [torch.zeros(1)])
+    def sample_unseen(self, seeds: Sequence[int]) -> float:
+        return self.seconds * 1e6
+
+    def sampled_outputs(self) -> Steady:
+        return self
+
+    def pick(self, indexes: Sequence[int]) -> dict[int, torch.Tensor]:
+        return {i: torch.zeros(1) for i in indexes}
 
 
 @pytest.mark.parametrize(
@@ -135,3 +152,32 @@ def test_threads_are_judged_by_the_time_that_they_use() -> None:
         work.set()
         thread.join()
         timer.quit()
+
+
+def test_the_time_of_a_process_is_that_of_its_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for thread, text in (("7", "1500000000 250000000 9\n"), ("8", "250000000 0 1\n")):
+        (tmp_path / "7/task" / thread).mkdir(parents=True)
+        (tmp_path / "7/task" / thread / "schedstat").write_text(text)
+    monkeypatch.setattr(remote_timing, "PROC", tmp_path)
+    assert remote_timing.scheduled_seconds(7) == pytest.approx(2.0)
+    assert remote_timing.scheduled_seconds(None) is remote_timing.scheduled_seconds(9) is None
+
+
+def test_the_remote_outputs_to_compare_are_unpredictable() -> None:
+    contents = BufferCache(partial(allocate_buffers, POINT, "cpu", None))
+    recheck = Recheck(range(100), contents, lambda buffers: lambda outputs: None, [1, 2], backward=False)
+    seen = set()
+    for turn in range(20):
+        recheck.begin_round(turn)
+        chosen = recheck.compared_calls(100, is_local=False)
+        assert {0, 99} <= set(chosen) and 2 <= len(chosen) <= 13
+        assert recheck.compared_calls(100, is_local=True) == list(range(100))
+        seen |= set(chosen)
+    assert len(seen) > 40
+
+
+def test_every_timing_check_has_a_name() -> None:
+    assert {timing_check_of(begins[0]) for begins in CHECKS.values()} == set(CHECKS)
+    assert timing_check_of("noisy") == "" and timing_check_of("suspect: faster than the floor") == ""

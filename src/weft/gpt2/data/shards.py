@@ -16,6 +16,7 @@ import numpy as np
 
 from weft.core import WeftError
 from weft.core.json_files import regular_size
+from weft.core.output_files import sync
 from weft.gpt2.data.token_sequence import Segment, TokenSequence
 
 MAGIC, VERSION = 20240520, 1
@@ -108,7 +109,7 @@ def write_shards(
         # A shorter new set must not leave shards of the old one behind it.
         for old in set(existing) - set(written):
             old.unlink()
-        _sync_folder(folder)
+        sync(folder)  # a renamed file is durable only with its folder
     except OSError as error:
         writer.discard()
         got = error.strerror or str(error)
@@ -176,12 +177,3 @@ class _ShardWriter:
                 self.file.close()
         for path in self.temporary:
             path.unlink(missing_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Put a folder's list of names onto the disk: a renamed file is durable only then."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -36,8 +36,8 @@ CONNECTION_LOST = ("gloo", "Connection closed by peer", "Connection reset by pee
 RESUME_HINT = "finished checkpoints are intact: start it again with the same command and --resume"
 
 
-class ProcessGroup:
-    """A run's processes; this base class is a group of one.
+class RunProcess:
+    """Position of this process in a run.
 
     Attributes:
         rank, world: number of this process, and number of processes.
@@ -53,6 +53,10 @@ class ProcessGroup:
     def is_main(self) -> bool:
         """True in the process that prints and writes files."""
         return self.rank == 0
+
+
+class ProcessGroup(RunProcess):
+    """A run's processes; this base class is a group of one."""
 
     def all_failed_together(self) -> bool:
         """True if all processes raise an error now, so that they can still do something together."""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from weft.gpt2.distributed.process_group import ProcessGroup, barrier
+from weft.gpt2.distributed.process_group import ProcessGroup, RunProcess, barrier
 from weft.gpt2.train import checkpoint
 from weft.gpt2.train.checkpoint import Checkpoint
 from weft.gpt2.train.checkpoint_files import MODEL, OPTIMIZER, RNG_PREFIX, Tensors, checkpoint_path
@@ -44,23 +44,8 @@ class StepNumbers:
     save: bool
 
 
-class SingleProcess:
-    """Strategy of a run with one process.
-
-    Attributes:
-        rank, world: number of this process, and number of processes.
-        device: where this process computes.
-    """
-
-    rank, world = 0, 1
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-
-    @property
-    def is_main(self) -> bool:
-        """True in the process that prints and writes files."""
-        return self.rank == 0
+class SingleProcess(RunProcess):
+    """Strategy of a run with one process."""
 
     @property
     def can_capture_graph(self) -> bool:

@@ -27,7 +27,8 @@ import torch
 
 from weft.core import WeftError
 from weft.core.json_files import read_json
-from weft.gpt2.train.durable_io import sync, write_errors
+from weft.core.output_files import sync
+from weft.gpt2.train.durable_io import write_errors
 
 FORMAT = 1
 CHECKPOINTS = "checkpoints"

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from weft.core import WeftError
+from weft.core.output_files import sync
 
 DISK_FULL = {
     errno.ENOSPC: "the disk is full",
@@ -33,15 +34,6 @@ def write_errors(name: str, path: Path) -> Iterator[None]:
             hint = "make the folder writable, then weft train --resume"
         reason = DISK_FULL.get(number) or error.strerror or str(error)
         raise WriteError(f"{name} cannot be written to {path}", got=reason, hint=hint) from error
-
-
-def sync(path: Path) -> None:
-    """Put a file, or a folder's list of names, onto the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def replace_text(path: Path, text: str) -> None:

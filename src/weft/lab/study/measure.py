@@ -35,7 +35,7 @@ from weft.machine.measure_gpu import product_precision
 from weft.workbench.calls.buffers import InputBuffers
 from weft.workbench.timing.gpu_clocks import Readings, summarise_clocks
 from weft.workbench.timing.measure import timing_backend
-from weft.workbench.timing.plan import Candidate, Plan, Sampled, TimingBackend
+from weft.workbench.timing.plan import Candidate, Plan, TimedCandidate, TimingBackend
 from weft.workbench.timing.stats import Summary, summarise
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -203,13 +203,13 @@ def time_points(
     :class:`Interrupted` for a ``KeyboardInterrupt``, with the same result from the rounds so far, if
     there are enough.
     """
-    runners: dict[Point, Sampled] = {}
+    runners: dict[Point, TimedCandidate] = {}
     calls = {}
     for number, point in enumerate(points):
         if number % 10 == 0:
             log(f"prepared {number} of {len(points)} points")
         calls[point] = bench.call(point)
-        runners[point] = _runner(backend, point.title, calls[point], bench.device)
+        runners[point] = _prepared(backend, point.title, calls[point])
     interrupt = None
     try:
         samples, clocks = _sample_rounds(runners, Readings(Sampler(bench.device)), seconds, log)
@@ -236,22 +236,16 @@ def time_points(
     return timings, clocks
 
 
-def _runner(backend: TimingBackend, name: str, call: Callable[[], torch.Tensor], device: str) -> Sampled:
-    plan = Plan(calls=1, flush=False)
-    if device == "cuda":
-        from weft.workbench.timing.cuda import CudaRunner, CudaTimingBackend
-
-        assert isinstance(backend, CudaTimingBackend)
-        # The call owns its tensors, so it ignores the empty buffers that it is bound to.
-        return CudaRunner(backend, Candidate(name=name, bind=lambda _: call), [InputBuffers([])], plan)
-    from weft.workbench.timing.cpu import CpuRunner, CpuTimingBackend
-
-    assert isinstance(backend, CpuTimingBackend)
-    return CpuRunner(backend, [call], plan, subtract=backend.loop_ns)
+def _prepared(backend: TimingBackend, name: str, call: Callable[[], torch.Tensor]) -> TimedCandidate:
+    # The call owns its tensors, so it ignores the empty buffers that it is bound to.
+    candidate = Candidate(name=name, bind=lambda _: call)
+    return backend.prepare(
+        candidate, [InputBuffers([])], lambda seed: InputBuffers([]), Plan(calls=1, flush=False)
+    )
 
 
 def _sample_rounds(
-    runners: Mapping[Point, Sampled], readings: Readings, seconds: float, log: Log
+    runners: Mapping[Point, TimedCandidate], readings: Readings, seconds: float, log: Log
 ) -> tuple[dict[Point, list[float]], dict[str, object]]:
     """Run one discarded warm-up round, then as many rounds as fit in the seconds, with a minimum.
 

@@ -1,4 +1,4 @@
-"""Declare an operator's numba implementation for a CPU: a loop over all cores by ``njit(parallel=True)``."""
+"""Support of numba: the dtypes of ``numba.cuda``, and loops over all cores by ``njit(parallel=True)``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from weft.core import YES, Case, Implementation, Support, no
+
+
+def support_without_bfloat16(alternatives: str) -> Callable[[Case, str], Support]:
+    """Return ``supports`` of a ``numba.cuda`` kernel; ``alternatives`` ends the reason."""
+
+    def supports(case: Case, device: str) -> Support:
+        if case.dtype == "bfloat16":
+            return no(f"numba.cuda takes no bfloat16 arrays; use {alternatives}")
+        return YES
+
+    return supports
 
 
 def parallel_implementation(

@@ -7,9 +7,9 @@ import math
 import torch
 
 from weft.backends.numba_jit import NumbaAotKernel, array, cuda, launch, numba
-from weft.core import YES, Case, Implementation, Support, no
+from weft.core import Implementation
 from weft.ops._common.layout import dense, flat, match_strides
-from weft.ops._common.numba_parallel import parallel_implementation
+from weft.ops._common.numba_parallel import parallel_implementation, support_without_bfloat16
 
 THREADS = 256
 # float32 constants: a Python float would turn the arithmetic into float64.
@@ -58,10 +58,7 @@ def backward(grad: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor]:
     return (dx,)
 
 
-def supports(case: Case, device: str) -> Support:
-    if case.dtype == "bfloat16":
-        return no("numba.cuda takes no bfloat16 arrays; use float32, float16 or another backend")
-    return YES
+supports = support_without_bfloat16("float32, float16 or another backend")
 
 
 # fastmath stays off: it lets the compiler assume that there are no NaN, which the check plants.
@@ -99,7 +96,6 @@ def backward_parallel(grad: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor
 
 CUDA = Implementation(
     operator="gelu",
-    name="numba",
     backend="numba",
     forward=forward,
     backward=backward,

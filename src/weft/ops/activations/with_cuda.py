@@ -256,7 +256,6 @@ def backward_bias_gelu_with(
 
 GELU = Implementation(
     operator="gelu",
-    name="cuda",
     backend="cuda",
     forward=forward_gelu,
     backward=backward_gelu,
@@ -265,7 +264,6 @@ GELU = Implementation(
 )
 RELU = Implementation(
     operator="relu",
-    name="cuda",
     backend="cuda",
     forward=forward_relu,
     backward=backward_relu,
@@ -283,7 +281,6 @@ RELU_SCALAR = Implementation(
 )
 BIAS_GELU = Implementation(
     operator="bias_gelu",
-    name="cuda",
     backend="cuda",
     forward=forward_bias_gelu,
     backward=backward_bias_gelu,

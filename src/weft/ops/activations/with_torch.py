@@ -26,7 +26,6 @@ GELU = Implementation(
 RELU = Implementation(operator="relu", name="torch", backend="torch", forward=forward_relu, idea="torch.relu")
 BIAS_GELU = Implementation(
     operator="bias_gelu",
-    name="torch",
     backend="torch",
     forward=forward_bias_gelu,
     idea="F.gelu(x + bias, approximate='tanh')",

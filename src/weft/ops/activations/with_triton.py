@@ -206,7 +206,6 @@ def _bias_gelu_aot_kernels() -> tuple[TritonAotKernel, ...]:
 
 GELU = Implementation(
     operator="gelu",
-    name="triton",
     backend="triton",
     forward=forward_gelu,
     backward=backward_gelu,
@@ -219,7 +218,6 @@ GELU = Implementation(
 )
 RELU = Implementation(
     operator="relu",
-    name="triton",
     backend="triton",
     forward=forward_relu,
     backward=backward_relu,
@@ -230,7 +228,6 @@ RELU = Implementation(
 )
 BIAS_GELU = Implementation(
     operator="bias_gelu",
-    name="triton",
     backend="triton",
     forward=forward_bias_gelu,
     backward=backward_bias_gelu,

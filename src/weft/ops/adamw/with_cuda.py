@@ -123,7 +123,6 @@ def _norm(grads: Tensors, groups: Groups, partials: torch.Tensor) -> None:
 HALF: Dtypes = (torch.bfloat16, torch.bfloat16, torch.float32)
 IMPLEMENTATION = Implementation(
     operator="adamw",
-    name="cuda",
     backend="cuda",
     forward=forward_of(run),
     aot_kernels=(source(), source(HALF, True), source(HALF, False, True)),

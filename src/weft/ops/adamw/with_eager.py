@@ -64,7 +64,6 @@ def compiles(case: Case, device: str) -> Support:
 
 IMPLEMENTATION = Implementation(
     operator="adamw",
-    name="eager",
     backend="eager",
     forward=forward_of(run),
     idea="some fifteen torch calls",

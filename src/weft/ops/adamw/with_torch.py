@@ -91,7 +91,6 @@ def supports(case: Case, device: str) -> Support:
 
 IMPLEMENTATION = Implementation(
     operator="adamw",
-    name="torch",
     backend="torch",
     forward=forward_of(run),
     supports=supports,

@@ -152,7 +152,6 @@ def _log(beta: float) -> float:
 
 IMPLEMENTATION = Implementation(
     operator="adamw",
-    name="triton",
     backend="triton",
     forward=forward_of(run),
     aot_kernels=aot_kernels(SHIPPED.block, SHIPPED.warps, SHIPPED.chunk),

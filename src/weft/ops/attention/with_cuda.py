@@ -212,7 +212,6 @@ def supports(case: Case, device: str) -> Support:
 
 IMPLEMENTATION = Implementation(
     operator="attention",
-    name="cuda",
     backend="cuda",
     forward=forward,
     backward=backward,

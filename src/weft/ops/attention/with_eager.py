@@ -58,7 +58,6 @@ def _hidden(s: Tensor, key_lengths: Tensor, causal: bool, padded: bool) -> Tenso
 
 IMPLEMENTATION = Implementation(
     operator="attention",
-    name="eager",
     backend="eager",
     forward=forward,
     idea="all scores in memory: product, softmax, product",

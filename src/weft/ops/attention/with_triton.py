@@ -221,7 +221,6 @@ def aot_kernel(kind: str, config: Config, dtype: str, d: int, *, tma: bool = Fal
 
 IMPLEMENTATION = Implementation(
     operator="attention",
-    name="triton",
     backend="triton",
     forward=forward,
     backward=backward,

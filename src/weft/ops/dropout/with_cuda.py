@@ -28,7 +28,6 @@ def backward(grad: torch.Tensor, *, p: float, seed: int) -> tuple[torch.Tensor]:
 
 IMPLEMENTATION = Implementation(
     operator="dropout",
-    name="cuda",
     backend="cuda",
     forward=forward,
     backward=backward,

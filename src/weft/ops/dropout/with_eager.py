@@ -18,7 +18,6 @@ def forward(x: torch.Tensor, *, p: float, seed: int) -> torch.Tensor:
 
 IMPLEMENTATION = Implementation(
     operator="dropout",
-    name="eager",
     backend="eager",
     forward=forward,
     idea="Philox by torch calls, one after another",

@@ -20,7 +20,6 @@ def backward(grad: torch.Tensor, *, p: float, seed: int) -> tuple[torch.Tensor]:
 SCALARS = {"low": "i32", "high": "i32", "limit": "i32", "scale": "fp32"}
 IMPLEMENTATION = Implementation(
     operator="dropout",
-    name="triton",
     backend="triton",
     forward=forward,
     backward=backward,

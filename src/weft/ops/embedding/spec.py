@@ -49,6 +49,8 @@ def check_arguments(weight: Any, ids: Any, positions: Any) -> None:
             expected=f"{weight.shape[1]}, as weight has",
             got=positions.shape[1],
         )
+    if not weight.shape[0] and ids.numel():
+        raise WeftError("embedding: ids", expected="none, as weight has no rows", got=tuple(ids.shape))
     if 0 < positions.shape[0] < ids.shape[1]:
         raise WeftError(
             "embedding: the rows of positions",

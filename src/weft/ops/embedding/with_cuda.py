@@ -288,7 +288,6 @@ def _sort_tokens(
 
 IMPLEMENTATION = Implementation(
     operator="embedding",
-    name="cuda",
     backend="cuda",
     forward=forward,
     backward=backward,

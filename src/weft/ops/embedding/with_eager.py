@@ -36,7 +36,6 @@ def forward(weight: torch.Tensor, ids: torch.Tensor, positions: torch.Tensor) ->
 
 IMPLEMENTATION = Implementation(
     operator="embedding",
-    name="eager",
     backend="eager",
     forward=forward,
     idea="the table in float32, gather, add",

@@ -34,7 +34,6 @@ def backward(
 
 IMPLEMENTATION = Implementation(
     operator="embedding",
-    name="torch",
     backend="torch",
     forward=forward,
     backward=backward,

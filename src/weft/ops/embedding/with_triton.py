@@ -242,7 +242,6 @@ def _aot_kernels() -> tuple[TritonAotKernel, ...]:
 
 IMPLEMENTATION = Implementation(
     operator="embedding",
-    name="triton",
     backend="triton",
     forward=forward,
     backward=backward,

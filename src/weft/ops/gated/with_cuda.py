@@ -31,7 +31,6 @@ def _implementation(name: str) -> Implementation:
 
     return Implementation(
         operator=name,
-        name="cuda",
         backend="cuda",
         forward=forward,
         backward=backward,

@@ -26,7 +26,6 @@ def _implementation(operator_name: str, activation: Callable[[torch.Tensor], tor
 
     return Implementation(
         operator=operator_name,
-        name="eager",
         backend="eager",
         forward=forward,
         idea="torch calls one after another",

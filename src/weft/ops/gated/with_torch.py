@@ -20,7 +20,6 @@ SWIGLU = Implementation(
 )
 GEGLU = Implementation(
     operator="geglu",
-    name="torch",
     backend="torch",
     forward=forward_geglu,
     idea="F.gelu(gate, approximate='tanh') * up",

@@ -121,7 +121,6 @@ def _implementation(name: str, function: Any) -> Implementation:
 
     return Implementation(
         operator=name,
-        name="triton",
         backend="triton",
         forward=forward,
         backward=backward,

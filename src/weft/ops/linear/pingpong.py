@@ -45,7 +45,7 @@ REGISTERS = 168
 
 @gluon.jit
 def tile_position(tile, row_tiles, column_tiles, GROUP: gl.constexpr):
-    """As triton_kernels.tile_position: bands of GROUP rows of tiles, each column by column."""
+    """As _common/tiles_triton.py: bands of GROUP rows of tiles, each column by column."""
     in_band = GROUP * column_tiles
     first = tile // in_band * GROUP
     height = gl.minimum(row_tiles - first, GROUP)

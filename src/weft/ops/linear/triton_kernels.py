@@ -9,21 +9,9 @@ from __future__ import annotations
 
 from weft.backends.triton_jit import tl, triton
 from weft.ops._common.gelu_triton import gelu
+from weft.ops._common.tiles_triton import tile_position
 
 BIAS, GELU, GELU_KEEP, RESIDUAL = (tl.constexpr(i) for i in range(4))
-
-
-@triton.jit
-def tile_position(tile, row_tiles, column_tiles, GROUP: tl.constexpr):
-    """Return (row, column) of a tile, in tiles. The order is bands of GROUP rows, each column by column, so
-    that tiles in flight together share rows of x and of the weight in the L2 cache."""
-    # The last band may have fewer than GROUP rows of tiles: `height` is its size.
-    in_band = GROUP * column_tiles
-    band = tile // in_band
-    first = band * GROUP
-    height = min(row_tiles - first, GROUP)
-    within = tile % in_band
-    return first + within % height, within // height
 
 
 @triton.jit

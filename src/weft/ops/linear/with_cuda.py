@@ -152,7 +152,6 @@ def aot_kernels(mode: int) -> tuple[CudaSource, ...]:
 
 LINEAR = Implementation(
     operator="linear",
-    name="cuda",
     backend="cuda",
     forward=linear_forward,
     backward=linear_backward,
@@ -164,7 +163,6 @@ LINEAR = Implementation(
 
 LINEAR_GELU = Implementation(
     operator="linear_gelu",
-    name="cuda",
     backend="cuda",
     forward=linear_gelu_forward,
     backward=linear_gelu_backward,
@@ -175,7 +173,6 @@ LINEAR_GELU = Implementation(
 
 LINEAR_RESIDUAL = Implementation(
     operator="linear_residual",
-    name="cuda",
     backend="cuda",
     forward=linear_residual_forward,
     backward=linear_residual_backward,

@@ -44,7 +44,6 @@ def linear_residual_backward(
 
 LINEAR = Implementation(
     operator="linear",
-    name="eager",
     backend="eager",
     forward=linear_forward,
     idea="a product, then the bias",
@@ -53,7 +52,6 @@ LINEAR_COMPILED = compiled(LINEAR)
 
 LINEAR_GELU = Implementation(
     operator="linear_gelu",
-    name="eager",
     backend="eager",
     forward=linear_gelu_forward,
     idea="a product, then ten passes",
@@ -62,7 +60,6 @@ LINEAR_GELU_COMPILED = compiled(LINEAR_GELU)
 
 LINEAR_RESIDUAL = Implementation(
     operator="linear_residual",
-    name="eager",
     backend="eager",
     forward=linear_residual_forward,
     backward=linear_residual_backward,

@@ -95,7 +95,6 @@ linear_residual_forward.compiles = _linear_plus_residual  # type: ignore[attr-de
 
 LINEAR = Implementation(
     operator="linear",
-    name="torch",
     backend="torch",
     forward=linear_forward,
     backward=linear_backward,
@@ -104,7 +103,6 @@ LINEAR = Implementation(
 
 LINEAR_GELU = Implementation(
     operator="linear_gelu",
-    name="torch",
     backend="torch",
     forward=linear_gelu_forward,
     backward=linear_gelu_backward,
@@ -113,7 +111,6 @@ LINEAR_GELU = Implementation(
 
 LINEAR_RESIDUAL = Implementation(
     operator="linear_residual",
-    name="torch",
     backend="torch",
     forward=linear_residual_forward,
     backward=linear_residual_backward,

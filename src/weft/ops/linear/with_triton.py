@@ -301,7 +301,6 @@ def _aot_kernel(config: Config, epilogue: int, dtype: str) -> TritonAotKernel:
 
 LINEAR = Implementation(
     operator="linear",
-    name="triton",
     backend="triton",
     forward=linear_forward,
     backward=linear_backward,
@@ -312,7 +311,6 @@ LINEAR = Implementation(
 
 LINEAR_GELU = Implementation(
     operator="linear_gelu",
-    name="triton",
     backend="triton",
     forward=linear_gelu_forward,
     backward=linear_gelu_backward,
@@ -323,7 +321,6 @@ LINEAR_GELU = Implementation(
 
 LINEAR_RESIDUAL = Implementation(
     operator="linear_residual",
-    name="triton",
     backend="triton",
     forward=linear_residual_forward,
     backward=linear_residual_backward,

@@ -229,7 +229,6 @@ def _aot_row_kernels() -> tuple[CudaSource, ...]:
 
 CROSS_ENTROPY = Implementation(
     operator="cross_entropy",
-    name="cuda",
     backend="cuda",
     forward=cross_entropy_forward,
     backward=cross_entropy_backward,
@@ -240,7 +239,6 @@ CROSS_ENTROPY = Implementation(
 
 LINEAR_CROSS_ENTROPY = Implementation(
     operator="linear_cross_entropy",
-    name="cuda",
     backend="cuda",
     forward=linear_cross_entropy_forward,
     backward=linear_cross_entropy_backward,

@@ -79,7 +79,6 @@ def linear_cross_entropy_backward(
 
 CROSS_ENTROPY = Implementation(
     operator="cross_entropy",
-    name="eager",
     backend="eager",
     forward=cross_entropy_forward,
     backward=cross_entropy_backward,
@@ -89,7 +88,6 @@ CROSS_ENTROPY_COMPILED = compiled(CROSS_ENTROPY)
 
 LINEAR_CROSS_ENTROPY = Implementation(
     operator="linear_cross_entropy",
-    name="eager",
     backend="eager",
     forward=linear_cross_entropy_forward,
     backward=linear_cross_entropy_backward,

@@ -68,7 +68,6 @@ def linear_cross_entropy_forward(x: Tensor, weight: Tensor, targets: Tensor, **p
 
 CROSS_ENTROPY = Implementation(
     operator="cross_entropy",
-    name="torch",
     backend="torch",
     forward=cross_entropy_forward,
     outputs=1,
@@ -77,7 +76,6 @@ CROSS_ENTROPY = Implementation(
 
 LINEAR_CROSS_ENTROPY = Implementation(
     operator="linear_cross_entropy",
-    name="torch",
     backend="torch",
     forward=linear_cross_entropy_forward,
     backward=linear_cross_entropy_backward,

@@ -232,7 +232,6 @@ _AOT_SCALE_GRADIENT = TritonAotKernel(
 
 CROSS_ENTROPY = Implementation(
     operator="cross_entropy",
-    name="triton",
     backend="triton",
     forward=cross_entropy_forward,
     backward=cross_entropy_backward,
@@ -246,7 +245,6 @@ CROSS_ENTROPY = Implementation(
 
 LINEAR_CROSS_ENTROPY = Implementation(
     operator="linear_cross_entropy",
-    name="triton",
     backend="triton",
     forward=linear_cross_entropy_forward,
     backward=linear_cross_entropy_backward,

@@ -29,7 +29,6 @@ forward.compiles = traced  # type: ignore[attr-defined]
 
 IMPLEMENTATION = Implementation(
     operator="matmul",
-    name="compile",
     backend="compile",
     forward=forward,
     backward=backward_by(forward),  # with other strides: compiled once for each

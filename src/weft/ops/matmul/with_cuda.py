@@ -202,7 +202,6 @@ def _aot_kernels() -> tuple[CudaSource, ...]:
 
 IMPLEMENTATION = Implementation(
     operator="matmul",
-    name="cuda",
     backend="cuda",
     forward=forward,
     backward=backward_by(forward),

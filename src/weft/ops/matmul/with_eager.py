@@ -41,7 +41,6 @@ def supports(case: Case, device: str) -> Support:
 
 IMPLEMENTATION = Implementation(
     operator="matmul",
-    name="eager",
     backend="eager",
     forward=forward,
     supports=supports,

@@ -119,7 +119,6 @@ def forward_parallel(a: torch.Tensor, b: torch.Tensor, *, precision: str = "ieee
 
 IMPLEMENTATION = Implementation(
     operator="matmul",
-    name="numba",
     backend="numba",
     forward=forward,
     backward=backward_by(forward),

@@ -68,7 +68,6 @@ def supports(case: Case, device: str) -> Support:
 
 IMPLEMENTATION = Implementation(
     operator="matmul",
-    name="torch",
     backend="torch",
     forward=forward,
     backward=backward,

@@ -12,23 +12,13 @@ import torch
 from weft.backends.triton_jit import INTERPRETED, TritonAotKernel, tl, triton
 from weft.core import YES, Case, Implementation, Support, no
 from weft.machine.device_limits import has_tma, num_sms
+from weft.ops._common.tiles_triton import tile_position
 from weft.ops.matmul.spec import backward_by
 from weft.ops.matmul.triton_configs import CANDIDATES, SHIPPED, WITHOUT_DESCRIPTORS, Config
 
 __all__ = ["CANDIDATES", "IMPLEMENTATION", "forward_with"]
 
 DESCRIPTOR_ARCH = 90  # the first with TMA, which reads tensor descriptors
-
-
-@triton.jit
-def tile_position(tile, row_tiles, column_tiles, GROUP: tl.constexpr):
-    """Return (row, column) of a tile, in tiles: bands of GROUP rows, each column by column."""
-    in_band = GROUP * column_tiles
-    band = tile // in_band
-    first = band * GROUP
-    height = min(row_tiles - first, GROUP)
-    within = tile % in_band
-    return first + within % height, within // height
 
 
 @triton.jit
@@ -261,7 +251,6 @@ def _aot_kernel(config: Config, dtype: str, precision: str, transposed: str) -> 
 
 IMPLEMENTATION = Implementation(
     operator="matmul",
-    name="triton",
     backend="triton",
     forward=forward,
     backward=backward_by(forward),

@@ -370,7 +370,6 @@ def _implementation(norm: spec.NormVariant) -> Implementation:
         idea = "rows read once, 16 bytes at a time, by blocks or clusters; persistent backward"
     return Implementation(
         operator=norm.name,
-        name="cuda",
         backend="cuda",
         forward=dropout_forward if norm.dropout else forward,
         backward=dropout_backward if norm.dropout else backward,

@@ -71,7 +71,6 @@ def _implementation(norm: spec.NormVariant, idea: str) -> Implementation:
 
     return Implementation(
         operator=norm.name,
-        name="eager",
         backend="eager",
         forward=forward,
         backward=backward,

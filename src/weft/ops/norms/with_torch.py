@@ -35,7 +35,6 @@ def _implementation(norm: spec.NormVariant) -> Implementation:
     function = "F.layer_norm" if norm.centred else "F.rms_norm"
     return Implementation(
         operator=norm.name,
-        name="torch",
         backend="torch",
         forward=forward,
         supports=supports,

@@ -335,7 +335,6 @@ def _implementation(norm: spec.NormVariant) -> Implementation:
 
     return Implementation(
         operator=norm.name,
-        name="triton",
         backend="triton",
         forward=dropout_forward if norm.dropout else forward,
         backward=dropout_backward if norm.dropout else backward,

@@ -88,7 +88,6 @@ def backward(
 
 IMPLEMENTATION = Implementation(
     operator="rope",
-    name="cuda",
     backend="cuda",
     forward=forward,
     backward=backward,

@@ -23,7 +23,6 @@ def forward(
 
 IMPLEMENTATION = Implementation(
     operator="rope",
-    name="eager",
     backend="eager",
     forward=forward,
     idea="halves, four products, one cat",

@@ -24,7 +24,6 @@ def forward(
 
 IMPLEMENTATION = Implementation(
     operator="rope",
-    name="torch",
     backend="torch",
     forward=forward,
     idea="a complex product, in float32",

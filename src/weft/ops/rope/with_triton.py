@@ -176,7 +176,6 @@ def _aot_kernel(kind: str, itemsize: int, size: int, interleaved: bool, is_backw
 
 IMPLEMENTATION = Implementation(
     operator="rope",
-    name="triton",
     backend="triton",
     forward=forward,
     backward=backward,

@@ -285,7 +285,6 @@ def _aot_kernels() -> tuple[CudaSource, ...]:
 
 IMPLEMENTATION = Implementation(
     operator="softmax",
-    name="cuda",
     backend="cuda",
     forward=forward,
     backward=backward,

@@ -24,7 +24,6 @@ def backward(grad: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor]:
 
 IMPLEMENTATION = Implementation(
     operator="softmax",
-    name="eager",
     backend="eager",
     forward=forward,
     backward=backward,

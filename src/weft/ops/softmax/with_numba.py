@@ -7,9 +7,9 @@ import math
 import torch
 
 from weft.backends.numba_jit import NumbaAotKernel, array, cuda, launch, numba
-from weft.core import YES, Case, Implementation, Support, no
+from weft.core import Implementation
 from weft.ops._common.layout import view_2d
-from weft.ops._common.numba_parallel import parallel_implementation
+from weft.ops._common.numba_parallel import parallel_implementation, support_without_bfloat16
 
 THREADS = 64  # a power of two; numba's simulator runs each as a thread of the host
 ZERO = numba.float32(0)
@@ -94,10 +94,7 @@ def backward(grad: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor]:
     return (dx,)
 
 
-def supports(case: Case, device: str) -> Support:
-    if case.dtype == "bfloat16":
-        return no("numba.cuda takes no bfloat16 arrays; use float32, float16 or another backend")
-    return YES
+supports = support_without_bfloat16("float32, float16 or another backend")
 
 
 @numba.njit(parallel=True, fastmath=False, cache=False)
@@ -148,7 +145,6 @@ def backward_parallel(grad: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor
 
 IMPLEMENTATION = Implementation(
     operator="softmax",
-    name="numba",
     backend="numba",
     forward=forward,
     backward=backward,

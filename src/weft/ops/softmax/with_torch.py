@@ -13,7 +13,6 @@ def forward(x: torch.Tensor) -> torch.Tensor:
 
 IMPLEMENTATION = Implementation(
     operator="softmax",
-    name="torch",
     backend="torch",
     forward=forward,
     idea="torch.softmax",

@@ -280,7 +280,6 @@ def _aot_kernel(config: Config, kind: str, columns: int, is_backward: bool = Fal
 
 IMPLEMENTATION = Implementation(
     operator="softmax",
-    name="triton",
     backend="triton",
     forward=forward,
     backward=backward,

@@ -130,7 +130,6 @@ def forward(x: torch.Tensor) -> torch.Tensor:
 
 IMPLEMENTATION = Implementation(
     operator="sum",
-    name="cuda",
     backend="cuda",
     forward=forward,
     backward=spread,

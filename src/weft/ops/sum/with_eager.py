@@ -25,7 +25,6 @@ def forward(x: torch.Tensor) -> torch.Tensor:
 
 IMPLEMENTATION = Implementation(
     operator="sum",
-    name="eager",
     backend="eager",
     forward=forward,
     backward=spread,

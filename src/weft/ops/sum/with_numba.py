@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from weft.backends.numba_jit import SIMULATED, NumbaAotKernel, array, cuda, launch, numba
-from weft.core import YES, Case, Implementation, Support, no
+from weft.core import Implementation
 from weft.ops._common.layout import dense, flat
-from weft.ops._common.numba_parallel import parallel_implementation
+from weft.ops._common.numba_parallel import parallel_implementation, support_without_bfloat16
 from weft.ops.sum.spec import spread
 
 THREADS = 32 if SIMULATED else 256  # the simulator runs each as a thread of the host
@@ -56,10 +56,7 @@ def forward(x: torch.Tensor) -> torch.Tensor:
     return total[0].to(x.dtype, copy=True)
 
 
-def supports(case: Case, device: str) -> Support:
-    if case.dtype == "bfloat16":
-        return no("numba.cuda takes no bfloat16 arrays; use float32, float64 or another backend")
-    return YES
+supports = support_without_bfloat16("float32, float64 or another backend")
 
 
 @numba.njit(parallel=True, fastmath=False, cache=False)
@@ -96,7 +93,6 @@ def forward_parallel(x: torch.Tensor) -> torch.Tensor:
 
 IMPLEMENTATION = Implementation(
     operator="sum",
-    name="numba",
     backend="numba",
     forward=forward,
     backward=spread,

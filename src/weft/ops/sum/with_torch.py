@@ -14,7 +14,6 @@ def forward(x: torch.Tensor) -> torch.Tensor:
 
 IMPLEMENTATION = Implementation(
     operator="sum",
-    name="torch",
     backend="torch",
     forward=forward,
     backward=spread,

@@ -156,7 +156,6 @@ def _aot_kernels() -> tuple[TritonAotKernel, ...]:
 
 IMPLEMENTATION = Implementation(
     operator="sum",
-    name="triton",
     backend="triton",
     forward=forward,
     backward=spread,

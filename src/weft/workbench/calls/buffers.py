@@ -14,6 +14,8 @@ from weft.core import Case, Input
 from weft.workbench.calls import inputs as case_inputs
 from weft.workbench.calls.guarded_memory import NAN, bits, pattern_of
 
+COMPARED_AT_ONCE = 1 << 24  # elements
+
 Outputs = torch.Tensor | tuple[torch.Tensor, ...]
 
 
@@ -93,8 +95,46 @@ def allocate_empty(case: Case, device: str, grad: ShapeDtype | None) -> InputBuf
     inputs = [case_inputs.allocate(spec, device).tensor for spec in case.inputs]
     if grad is None:
         return InputBuffers(inputs)
-    spec = Input(name="grad", shape=grad[0], dtype=str(grad[1]).removeprefix("torch."))
-    return InputBuffers(inputs, case_inputs.allocate(spec, device).tensor)
+    return InputBuffers(inputs, case_inputs.allocate(_grad_spec(*grad), device).tensor)
+
+
+def regenerate(buffers: InputBuffers, case: Case, seed: int, positions: Sequence[int]) -> None:
+    """Write a seed's contents over these tensors of a call, in place: a second set would not fit beside them.
+
+    The contents are those of :func:`allocate_buffers`. A case with a generator of its own needs the memory of
+    what that returns.
+    """
+    tensors, n_inputs = buffers.all_tensors, len(buffers.inputs)
+    chosen = list(positions)
+    if case.draw is not None and any(p < n_inputs for p in chosen):
+        values = list(case.draw(seed, str(tensors[0].device)))
+        for position in reversed(range(n_inputs)):
+            source = values.pop()  # released as soon as it is copied
+            if position in chosen:
+                distinct_elements(tensors[position]).data.copy_(source)
+        chosen = [p for p in chosen if p >= n_inputs]
+    for position in chosen:
+        tensor = tensors[position]
+        is_input = position < n_inputs
+        spec = case.inputs[position] if is_input else _grad_spec(tuple(tensor.shape), tensor.dtype)
+        window = distinct_elements(tensor).data
+        allocated = case_inputs.AllocatedInput(spec.name, spec, tensor, window, None)
+        case_inputs.fill(allocated, seed, position if is_input else -1)
+
+
+def _grad_spec(shape: tuple[int, ...], dtype: torch.dtype) -> Input:
+    return Input(name="grad", shape=shape, dtype=str(dtype).removeprefix("torch."))
+
+
+def release_unused_memory(most: int) -> None:
+    """Give the GPU memory back that torch's allocator keeps unused, if that is more than ``most`` bytes.
+
+    Other processes need it: the parent process and its workers share one GPU.
+    """
+    if not torch.cuda.is_initialized():
+        return
+    if torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > most:
+        torch.cuda.empty_cache()
 
 
 def stored_bytes(tensor: torch.Tensor) -> int:
@@ -177,10 +217,12 @@ def has_poison(outputs: Outputs) -> bool:
 
     A NaN that a kernel computed has other bits.
     """
+    # In pieces: of gigabytes the comparison would not fit beside the tensor.
     return any(
-        bool((bits(t) == pattern_of(NAN, t.element_size())).any())
+        bool((piece == pattern_of(NAN, t.element_size())).any())
         for t in tensors_of(outputs)
         if _has_poison_pattern(t.dtype)
+        for piece in bits(t).reshape(-1).split(COMPARED_AT_ONCE)
     )
 
 

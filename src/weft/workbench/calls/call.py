@@ -17,6 +17,7 @@ import torch
 from weft.core import BACKWARD, Implementation
 from weft.workbench.calls.bind import bind
 from weft.workbench.calls.guarded_memory import Arena, bits, digest, prepoison, served_from, span
+from weft.workbench.calls.make_calls import call_once
 from weft.workbench.calls.staging import CallSpec, StagedCall
 
 COPIED_BYTES = 1 << 26  # outputs above it are remembered by a digest in place of a copy
@@ -95,7 +96,7 @@ def call(
             # The clock starts after binding: a backward's forward is not part of the call.
             began = time.perf_counter()
             with served_from(raw.served):
-                raw.result = closure()
+                raw.result = call_once(closure)
         if spec.device.startswith("cuda"):
             # A failed launch is reported at the next synchronisation: here it is the candidate's own.
             torch.cuda.synchronize()
@@ -164,7 +165,10 @@ def alias(raw: RawCall) -> str:
             low, high = block.address
             if past <= low or first >= high:
                 continue
-            broadcast = any(n > 1 and s == 0 for n, s in zip(out.shape, out.stride(), strict=True))
+            # Of one element it is the same gradient: autograd returns that for a sum, too.
+            broadcast = out.numel() == 1 or any(
+                n > 1 and s == 0 for n, s in zip(out.shape, out.stride(), strict=True)
+            )
             backward = raw.stage.spec.direction == BACKWARD
             if backward and block.name == "input 'grad'" and broadcast:
                 continue

@@ -25,6 +25,7 @@ MIN_BYTES = 1 << 26  # bytes of inputs from which a reference is computed in pie
 PIECES = 32  # parts that the largest input is cut into, between the two limits
 PIECE_ELEMENTS = (1 << 18, 1 << 27)
 PROOF_ROWS = 3
+MAX_CACHED_BYTES = 1 << 30  # of a GPU's memory that this process may keep for later
 # A baseline further from the pieces' answer than this share of its RMS: the rows may be dependent after
 # all, so the whole reference is computed.
 DISTRUST = 0.05
@@ -122,7 +123,14 @@ def _is_equal(reference: RowReference, x: Sequence[torch.Tensor]) -> bool:
 
 
 def return_freed_memory() -> None:
-    """Return the host memory of freed pieces to the system; glibc would keep some pieces for later."""
+    """Return the memory of freed pieces to the system, on the host and on a GPU, where much is cached.
+
+    glibc and PyTorch's allocator would keep it for this process, and the candidate's needs it.
+    """
+    if torch.cuda.is_initialized():
+        cached = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        if cached > MAX_CACHED_BYTES:
+            torch.cuda.empty_cache()
     with suppress(OSError, AttributeError):  # another C library than glibc
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -212,10 +220,14 @@ def compare_by_rows(
     limits: Sequence[Bound | None],
     slices: Sequence[SliceLayout | None],
 ) -> tuple[list[Measured], list[Moments]]:
-    """Return the errors of outputs and the moments of their answers, a piece of the rows at a time."""
-    of_baseline = limits[0] is None  # a candidate's needs no more than its errors
+    """Return the errors of outputs and the moments of their answers, a piece of the rows at a time.
+
+    Without moments where the outputs have limits: those of a candidate need no more than their errors.
+    """
     moments = [
-        Moments(o.numel(), o.dtype, n if of_baseline else None) for o, n in zip(outputs, slices, strict=False)
+        Moments(o.numel(), o.dtype, n)
+        for o, n, limit in zip(outputs, slices, limits, strict=False)
+        if limit is None
     ]
     parts: list[list[tuple[int, Measured]]] = [[] for _ in outputs]
     for start, count, pieces in rows.pieces(x):
@@ -225,5 +237,6 @@ def compare_by_rows(
             first = start * (part.numel() // count)
             error = measure(part, piece, limits[i], slices=slices[i], offset=first)
             parts[i].append((first, error))
-            moments[i].add(piece)
+            if moments:
+                moments[i].add(piece)
     return [merge(p) for p in parts], moments

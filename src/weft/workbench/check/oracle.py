@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from weakref import WeakMethod
 
 import torch
 
@@ -80,7 +81,14 @@ class Oracle:
     def local(self) -> LocalJudge:
         """Judge of the errors by slices; it knows the bounds once :attr:`bounds` are computed."""
         shapes, dtypes = [f.shape for f in self.forms], [f.dtype for f in self.forms]
-        return LocalJudge(layouts(shapes, dtypes), self._noise)
+        # Weak: in a cycle the oracle's tensors, gigabytes of them, would wait for the garbage collector.
+        method = WeakMethod(self._noise)
+
+        def noise(seed: int) -> Sequence[Sequence[torch.Tensor]] | None:
+            of_oracle = method()
+            return of_oracle(seed) if of_oracle is not None else None
+
+        return LocalJudge(layouts(shapes, dtypes), noise)
 
     def inputs(self, seed: int) -> list[torch.Tensor]:
         """Return the inputs of this seed in ordinary memory, in the case's layouts."""

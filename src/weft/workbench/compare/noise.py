@@ -228,22 +228,28 @@ def _bench(arguments: Sequence[str], path: Path) -> list[Record]:
 def _run(command: Sequence[str]) -> tuple[int, str]:
     """Run a command that ends with this process; return its exit code and its standard error."""
     # Signals interrupt the main thread alone. Were the process started there, one that comes while it
-    # starts would leave a process that nobody knows.
-    with ThreadPoolExecutor(1) as pool:
-        starting = pool.submit(
-            subprocess.Popen,
+    # starts would leave a process that nobody knows. `submit` itself can be interrupted, too, after its
+    # thread has begun: so the thread puts the process where the handler finds it.
+    started: list[subprocess.Popen[str]] = []
+
+    def start() -> None:
+        process = subprocess.Popen(
             command,
             text=True,
             stdin=subprocess.DEVNULL,  # a question of the candidate's code must not wait for an answer
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
+        started.append(process)
+
+    with ThreadPoolExecutor(1) as pool:
         try:
-            process = starting.result()
-            errors = process.communicate()[1]
+            pool.submit(start).result()
+            errors = started[0].communicate()[1]
         except BaseException:
-            process = starting.result()
-            process.kill()
-            process.communicate()
+            pool.shutdown()  # waits for the start, if it has begun
+            for process in started:
+                process.kill()
+                process.communicate()
             raise
-    return process.returncode, errors
+    return started[0].returncode, errors

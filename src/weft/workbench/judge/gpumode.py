@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from importlib.abc import Loader, MetaPathFinder
@@ -56,10 +56,11 @@ def reference_file(path: Path) -> Path:
     return path / "reference.py" if path.is_dir() else path
 
 
-def read_problem(path: Path, device: str, seed: int | None = None) -> Problem:
+def read_problem(path: Path, device: str, seed: int | None = None, without: Collection[str] = ()) -> Problem:
     """Read the problem in a folder or a ``reference.py``; raise :class:`WeftError` if it is none.
 
-    ``seed`` is not used: these problems have no weights apart from their inputs.
+    ``seed`` is not used: these problems have no weights apart from their inputs. ``without``
+    "constants" leaves inputs that never vary as they are.
     """
     path = reference_file(path)
     facts = reference_facts(path)
@@ -83,7 +84,7 @@ def read_problem(path: Path, device: str, seed: int | None = None) -> Problem:
 
     behavior = observe_behavior(native, float64, cases[0], generator, device)
     cases = [generator.with_template(c, behavior) for c in cases]
-    variation = vary_inputs(native, cases, generator, behavior, device)
+    variation = vary_inputs(native, cases, generator, behavior, device, without=without)
     generator, behavior = variation.generator, variation.behavior
     operator = make_operator(path.resolve().parent.name, cases, generator, behavior, float64)
     check = getattr(file.module, "check_implementation", None)
@@ -105,7 +106,10 @@ def read_problem(path: Path, device: str, seed: int | None = None) -> Problem:
 
 
 def load(source: Source) -> LoadedFile:
-    """Load the submission in a worker process, with the reference's generator but no reference."""
+    """Load the submission in a worker process, with the reference's generator but no reference.
+
+    A source that ``is_reference`` is the reference itself, which is timed in a worker of its own.
+    """
     extra = source.extra
     path, problem_path = Path(source.path), reference_file(Path(source.reference))
     facts, behavior = source_facts(path), ReferenceBehavior(**extra["behavior"])
@@ -113,8 +117,14 @@ def load(source: Source) -> LoadedFile:
     file = _ReferenceFile(problem_path, str(extra["device"]), mentions_cuda)
     generator = replace(file.generator(), varied=behavior.varied)
     cases = [generator.with_template(c, behavior) for c in file.cases()]
-    file.delete_reference()
     operator = make_operator(problem_path.resolve().parent.name, cases, generator, behavior, None)
+    if source.is_reference:
+        ref_kernel = file.module.ref_kernel
+        reference = make_implementation(
+            operator, "reference", cases, generator, behavior, lambda data, case: ref_kernel(data)
+        )
+        return LoadedFile(operators=(operator,), implementations=(reference,))
+    file.delete_reference()
     sys.meta_path.append(_FolderImporter(problem_path.resolve().parent))
     with cuda_generators_on_cpu() if file.cuda_on_cpu else nullcontext():
         module = execute(path, "submission")

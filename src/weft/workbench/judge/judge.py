@@ -1,14 +1,15 @@
 """Judge a candidate in another suite's format: check it, apply the file's own check, time it.
 
 The reference runs in this process, because the author of a problem is trusted. The candidate runs
-in a worker process, which receives the input generator and never an expected output.
+in a worker process, which receives the input generator and never an expected output. To be timed under
+the candidate's conditions the reference has a worker of its own, which starts when the check has passed.
 """
 
 from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +42,7 @@ from weft.workbench.judge.judgement import NOT_RUN, Judgement, OwnCheck
 from weft.workbench.judge.memory import GIB, PEAK_FACTOR, Shortage, free_bytes, is_shortage
 from weft.workbench.judge.problem import Problem, error_line
 from weft.workbench.judge.source_facts import GPUMODE, KERNELBENCH, TRACE, reference_facts, source_facts
+from weft.workbench.judge.suite import Pair
 from weft.workbench.sandbox.caller import WorkerProcess
 from weft.workbench.sandbox.observed_kernels import observe_in_worker
 from weft.workbench.sandbox.process import Limits
@@ -77,9 +79,10 @@ class JudgeOptions:
     """Options of a judgement. ``seed`` fixes every seed, to repeat a failure.
 
     ``backward`` judges the gradients of inputs and parameters in place of the outputs. ``workloads`` is
-    the file of the workloads, if the reference is a definition and they are not beside it. ``wait`` is
-    called before memory is used, with "memory" and about the bytes that are needed, and before time is
-    measured, with "time" and 0: it returns when the judgement may go on.
+    the file of the workloads, if the reference is a definition and they are not beside it. ``without``
+    names checks to leave out, for the selftest; "weights" and "constants" are the values that vary in place
+    of constants. ``wait`` is called before memory is used, with "memory" and about the bytes that are
+    needed, and before time is measured, with "time" and 0: it returns when the judgement may go on.
     """
 
     device: str = "cpu"
@@ -89,6 +92,7 @@ class JudgeOptions:
     seed: int | None = None
     time: bool = True
     limits: Limits = field(default_factory=Limits)
+    without: Collection[str] = ()
     wait: Callable[[str, int], None] = _no_wait
 
 
@@ -159,6 +163,7 @@ def _judge_problem(
         extra=problem.extra,
     )
     log("loading the candidate")
+    digest = _digest(problem)
     try:
         with judgement.step("loading the candidate"):
             worker = WorkerProcess(source, options.limits)
@@ -166,7 +171,7 @@ def _judge_problem(
             if problem.for_parameters is not None:
                 problem = problem.for_parameters(worker.parameters)
                 judgement.name_gradients(problem.operator.output_names, problem.not_compared)
-            _Judging(problem, worker, options, judgement, log).run(cases)
+            _Judging(problem, worker, options, judgement, log, digest).run(cases)
     except (SandboxDied, WorkerError) as error:
         # No check yet means that the process ended while it loaded the candidate's file.
         check_name = "channel" if judgement.checks else "import"
@@ -206,7 +211,9 @@ def _read_problem(
     kind: str, reference: Path, candidate: Path, options: JudgeOptions, stack: ExitStack
 ) -> Problem:
     if kind == KERNELBENCH:
-        return kernelbench.read_problem(reference, options.device, options.seed, options.backward)
+        return kernelbench.read_problem(
+            reference, options.device, options.seed, options.backward, options.without
+        )
     if options.workloads is not None and kind != TRACE:
         raise WeftError("--workloads", expected="a definition in JSON as REFERENCE", got=reference)
     if options.backward:
@@ -220,7 +227,7 @@ def _read_problem(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="weft-solution-")))
         files = (reference, candidate, options.workloads)
         return trace_problem.read_problem(*files, options.device, options.seed, folder)
-    return gpumode.read_problem(reference, options.device, options.seed)
+    return gpumode.read_problem(reference, options.device, options.seed, options.without)
 
 
 def detect_format(reference: Path, candidate: Path) -> str:
@@ -278,9 +285,10 @@ class _Judging:
         options: JudgeOptions,
         judgement: Judgement,
         log: Log,
+        digest: str,
     ) -> None:
         self.problem, self.worker, self.options = problem, worker, options
-        self.judgement, self.log = judgement, log
+        self.judgement, self.log, self.digest = judgement, log, digest
         self.implementation: Implementation = worker.implementations[0]
         self.passed: dict[tuple[str, str], Verdict] = {}  # by implementation and case
 
@@ -323,6 +331,7 @@ class _Judging:
                 FORWARD,
                 device,
                 oracle=oracle,
+                without=self.options.without,
                 make_caller=self.worker.make_caller,
             )
             verdicts.append(name_missing_gradient(verdict))
@@ -332,6 +341,8 @@ class _Judging:
 
     def _n_seeds(self, number: int) -> int:
         """Return how many seeds case ``number`` is checked at; a note says if they are fewer."""
+        if "seeds" in self.options.without:
+            return 1
         nbytes = self.problem.nbytes
         if nbytes <= LARGE[self.options.device]:
             return N_SEEDS
@@ -343,7 +354,8 @@ class _Judging:
     def _apply_own_check(self, oracle: Oracle) -> None:
         """Apply the file's own check to one call at its own seed; the first failure is final."""
         own = self.judgement.own
-        if self.problem.own_check is None:
+        # It uses a seed of its own, which is a further one.
+        if self.problem.own_check is None or "seeds" in self.options.without:
             return
         # KernelBench has one check of one input set; GPU MODE checks each case until one fails.
         if own is not None and (self.problem.kind == KERNELBENCH or own.passed is not True):
@@ -387,6 +399,8 @@ class _Judging:
             judgement.flags.append(f"kernels {observed.note}")
         # "observed" passes only if both observations could be made; a note says that one could not.
         for name in ("provenance", "observed"):
+            if name in self.options.without:
+                continue
             if name in observed.violations:
                 judgement.refuse(name, observed.violations[name])
             elif observed.kernels and not (name == "observed" and observed.note):
@@ -414,7 +428,7 @@ class _Judging:
             (problem.baseline.name, c.name): _passed(problem, c) for c in timed if self._was_checked(c)
         }
         try:
-            with judgement.step("timing"):
+            with judgement.step("timing"), self._start_reference() as reference_worker:
                 for records in run_points(
                     [problem.operator],
                     [problem.baseline, self.implementation],
@@ -424,17 +438,40 @@ class _Judging:
                     quick=device == "cpu",
                     budget=CUDA_BUDGET if device == "cuda" else None,
                     ceilings=None if device == "cuda" else NO_CEILINGS,
-                    workers={self.implementation.name: self.worker},
+                    workers={
+                        self.implementation.name: self.worker,
+                        problem.baseline.name: reference_worker,
+                    },
+                    trusted=(problem.baseline.name,),
                     baselines={problem.operator.name: problem.baseline},
                     verdicts=self.passed | reference,
+                    without=self.options.without,
                     on_event=self.log,
                 ):
                     judgement.add_records(records, self.implementation.name)
+        except (SandboxDied, WorkerError) as error:  # run_points reports those of the candidate
+            judgement.flags.append(f"not timed: the reference's process: {error}")
         except Exception as error:
             if not is_shortage(error):
                 raise
             # The check has passed: the verdict stands without a time.
             judgement.flags.append(f"not timed: {_shortage(judgement, self.options).reason}")
+        if _digest(problem) != self.digest:  # the candidate could write another, slower one
+            judgement.refuse("conditions", "a file of the reference was changed after it had been read")
+
+    def _start_reference(self) -> WorkerProcess:
+        """Start the worker in which the reference is timed; raise what :class:`WorkerProcess` raises."""
+        # No process of the candidate runs while another's conditions are set.
+        self.worker.pause()
+        path = str(self.problem.path.resolve())
+        source = Source(
+            kind=self.judgement.format,
+            path=path,
+            reference=path,
+            is_reference=True,
+            extra={**self.problem.extra, "parameters": list(self.worker.parameters)},
+        )
+        return WorkerProcess(source, self.options.limits)
 
     def _was_checked(self, case: Case) -> bool:
         return (self.implementation.name, case.name) in self.passed
@@ -448,6 +485,11 @@ def _passed(problem: Problem, case: Case) -> Verdict:
         direction=FORWARD,
         status=PASS,
     )
+
+
+def _digest(problem: Problem) -> str:
+    """Return a hash of the reference's files, which is read again to be timed."""
+    return Pair(name="", reference=problem.path, candidate=None).digest()
 
 
 def _compute_reference(oracle: Oracle) -> None:

@@ -9,13 +9,18 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from weft.core import FORWARD, Finding, Record, Verdict
+from weft.core import FORWARD, Finding, Record, Timing, Verdict
 from weft.core.record import FAIL, PASS, UNSUPPORTED
 from weft.workbench.judge.memory import Shortage
 from weft.workbench.records import busy_reason, doubts
 from weft.workbench.timing.plan import is_by_time_alone
+from weft.workbench.timing.stats import Ratio, ratio_of_medians
 
 NOT_RUN = "not run"
+# Factor by which the reference may differ from itself, and a speed-up from either end of a narrow interval,
+# where no difference is shown: above it the machine was too busy to say that there is none.
+MAX_SPREAD = 1.1
+LEAST_US = 1e-3  # of a call: a shorter time is below every clock
 # Checks in the order that a reader expects: the file, the output's form, then the values.
 ORDER = ("import", "returns", "type", "shape", "dtype", "device", "layout", "alias", "inputs")
 
@@ -30,16 +35,59 @@ class OwnCheck:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SpeedUp:
+    """Speed-up with its interval, and the reference against itself: two sets of its samples.
+
+    The interval is the 95 % interval of the ratio of medians, widened to the ratio of the least times: other
+    work on the machine makes a median longer, and hardly the least time. The ratio of the two sets is 1
+    where nothing disturbs; ``spread`` is the largest factor in their interval. It widens the interval of
+    the speed-up, since such a factor may be the machine's.
+    """
+
+    ratio: float
+    interval: tuple[float, float]
+    against_itself: Ratio
+
+    @property
+    def is_shown(self) -> bool:
+        """True if the candidate and the reference differ by more than the reference from itself."""
+        low, high = self.interval
+        spread = (
+            self.against_itself.spread if self._is_narrow else max(self.against_itself.spread, MAX_SPREAD)
+        )
+        return low / spread > 1 or high * spread < 1
+
+    @property
+    def is_known(self) -> bool:
+        """True if the speed-up is worth telling: a difference is shown, or the machine was quiet."""
+        return self.is_shown or (self.against_itself.spread <= MAX_SPREAD and self._is_narrow)
+
+    @property
+    def _is_narrow(self) -> bool:
+        low, high = self.interval
+        return high <= low * MAX_SPREAD**2
+
+
+@dataclass(frozen=True, kw_only=True)
 class Time:
-    """Median times (us) of the candidate and of the reference at one case."""
+    """Median times (us) of the candidate and of the reference at one case, and the speed-up."""
 
     case: str
     time_us: float
     baseline_us: float
+    comparison: SpeedUp
 
     @property
     def speedup(self) -> float:
-        return self.baseline_us / self.time_us if self.time_us else math.inf
+        return self.comparison.ratio
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "case": self.case,
+            "time_us": self.time_us,
+            "baseline_us": self.baseline_us,
+            **_speedup_json(self.comparison),
+        }
 
 
 @dataclass(kw_only=True)
@@ -137,9 +185,19 @@ class Judgement:
             return
         for flag in suspicions:
             self.refuse("timed", f"{flag} at {timed.case}")
-        if timed.timing and baseline.timing:
-            time_us, baseline_us = timed.timing.cold, baseline.timing.cold
-            self.times.append(Time(case=timed.case, time_us=time_us, baseline_us=baseline_us))
+        if timed.timing is None or baseline.timing is None:
+            reasons = [baseline.verdict.reason, *(f for f in baseline.flags if f.startswith("not timed"))]
+            if baseline.timing is None and (reason := next(filter(None, reasons), "")):
+                self.flags.append(f"not timed: the reference: {reason.removeprefix('not timed: ')}")
+            return
+        time = compare(timed.case, timed.timing, baseline.timing)
+        self.times.append(time)
+        if not time.comparison.is_known:
+            self.notes.append(
+                f"no speed-up at {timed.case}: the reference against itself was "
+                f"{_range(time.comparison.against_itself.interval)} in this run, so a factor of "
+                f"{time.speedup:.2f} may be the machine's"
+            )
 
     def sort_checks(self) -> None:
         """Put the checks into the order of ``ORDER``; the others follow."""
@@ -147,9 +205,26 @@ class Judgement:
         self.checks.sort(key=lambda c: rank.get(c.check, len(ORDER)))
 
     @property
+    def comparison(self) -> SpeedUp | None:
+        """Speed-up over the timed cases where it is known: geometric means, of the bounds as well."""
+        known = [t.comparison for t in self.times if t.comparison.is_known]
+        if not known:
+            return None
+        itself = [c.against_itself for c in known]
+        return SpeedUp(
+            ratio=_mean([c.ratio for c in known]),
+            interval=_mean_interval([c.interval for c in known]),
+            against_itself=Ratio(
+                value=_mean([r.value for r in itself]),
+                interval=_mean_interval([r.interval for r in itself]),
+            ),
+        )
+
+    @property
     def speedup(self) -> float | None:
-        """Geometric mean over the timed cases."""
-        return _geometric_mean([t.speedup for t in self.times])
+        """Geometric mean over the timed cases; None if none is known."""
+        comparison = self.comparison
+        return comparison.ratio if comparison else None
 
     def to_json(self) -> dict[str, Any]:
         """Return one object with the keys of the contract and a few more."""
@@ -157,13 +232,13 @@ class Judgement:
             "correct": self.correct,
             "reason": self.reason,
             "checks": [{"name": c.check, "status": c.status, "detail": c.detail} for c in self.checks],
-            "speedup": self.speedup,
+            **_speedup_json(self.comparison),
             "time_us": _geometric_mean([t.time_us for t in self.times]),
             "baseline": _geometric_mean([t.baseline_us for t in self.times]),
             "kernels": self.kernels,
             "flags": self.flags,
             "own_check": asdict(self.own) if self.own else None,
-            "times": [asdict(t) | {"speedup": t.speedup} for t in self.times],
+            "times": [t.to_json() for t in self.times],
             "format": self.format,
             "operator": self.operator,
             "direction": self.direction,
@@ -176,10 +251,53 @@ class Judgement:
         }
 
 
+def compare(case: str, candidate: Timing, reference: Timing) -> Time:
+    """Return the times at a case, with the speed-up's interval from the samples."""
+    speedup = ratio_of_medians(reference.samples, candidate.samples)
+    # Also of a sample that is no more than a reading of the clock: no ratio is infinite.
+    least = max(reference.minimum, LEAST_US) / max(candidate.minimum, LEAST_US)
+    low, high = speedup.interval
+    return Time(
+        case=case,
+        time_us=candidate.cold,
+        baseline_us=reference.cold,
+        comparison=SpeedUp(
+            ratio=speedup.value,
+            interval=(min(low, least), max(high, least)),
+            # Without a second set, as in an older record, it is compared with all of its samples.
+            against_itself=ratio_of_medians(reference.samples, reference.repeated or reference.samples),
+        ),
+    )
+
+
+def _speedup_json(comparison: SpeedUp | None) -> dict[str, Any]:
+    """Return the keys of a speed-up; ``speedup`` is None where it is not known."""
+    itself = comparison.against_itself if comparison else None
+    return {
+        "speedup": comparison.ratio if comparison and comparison.is_known else None,
+        "speedup_interval": list(comparison.interval) if comparison else None,
+        "difference_shown": comparison.is_shown if comparison else None,
+        "reference_against_itself": {"ratio": itself.value, "interval": list(itself.interval)}
+        if itself
+        else None,
+    }
+
+
+def _range(interval: tuple[float, float]) -> str:
+    return f"{interval[0]:.2f} to {interval[1]:.2f}"
+
+
 def _geometric_mean(values: Sequence[float]) -> float | None:
-    if not values or min(values) <= 0:
-        return None
+    return _mean(values) if values and min(values) > 0 else None
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Return the geometric mean of positive values."""
     return math.exp(sum(math.log(v) for v in values) / len(values))
+
+
+def _mean_interval(intervals: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    return _mean([low for low, _ in intervals]), _mean([high for _, high in intervals])
 
 
 def merge_findings(verdicts: Sequence[Verdict]) -> list[Finding]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import gc
 import inspect
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
@@ -67,11 +67,18 @@ COMPARED_AT_ONCE = 1 << 22  # elements of an output that the format's own check 
 WEIGHTS_IN_MEMORY = 1 << 26  # bytes of a set of weights above which a worker keeps it in a file
 
 
-def read_problem(path: Path, device: str, seed: int | None = None, backward: bool = False) -> Problem:
+def read_problem(
+    path: Path,
+    device: str,
+    seed: int | None = None,
+    backward: bool = False,
+    without: Collection[str] = (),
+) -> Problem:
     """Read the problem in a reference file; raise :class:`WeftError` if it is none.
 
     ``seed`` fixes the seeds of the weights, which otherwise come from the operating system.
-    ``backward`` makes it the problem of the gradients of its inputs and parameters.
+    ``backward`` makes it the problem of the gradients of its inputs and parameters. ``without`` leaves
+    constant "weights", or inputs that are "constants", as they are.
     """
     facts = reference_facts(path)
     missing = [n for n in REQUIRED if n not in facts.names]
@@ -92,10 +99,13 @@ def read_problem(path: Path, device: str, seed: int | None = None, backward: boo
         generator = generator.on_gpu(cases[0])
     behavior = observe_behavior(reference.native, reference.float64, cases[0], generator, device, weights)
     cases = _with_template(cases, generator, behavior)
-    variation = vary_inputs(reference.native, cases, generator, behavior, device, same_data=True)
+    variation = vary_inputs(
+        reference.native, cases, generator, behavior, device, same_data=True, without=without
+    )
     generator, behavior = variation.generator, variation.behavior
     notes = ((CPU_NOTE,) if file.cuda_on_cpu else ()) + variation.notes
-    notes += _vary_weights(reference, cases, generator, behavior, device)
+    if "weights" not in without:
+        notes += _vary_weights(reference, cases, generator, behavior, device)
     nbytes = sum(w.nbytes for w in weights)
     del weights  # of the model that is kept, or of none
     operator = make_operator(problem_name(path), cases, generator, behavior, reference.float64, nbytes)
@@ -186,7 +196,10 @@ def _with_template(
 
 
 def load(source: Source) -> LoadedFile:
-    """Load the candidate in a worker process, with the reference's generator but no reference."""
+    """Load the candidate in a worker process, with the reference's generator but no reference.
+
+    A source that ``is_reference`` is the reference itself, which is timed in a worker of its own.
+    """
     extra = source.extra
     device, behavior = str(extra["device"]), ReferenceBehavior(**extra["behavior"])
     path = Path(source.path)
@@ -195,11 +208,14 @@ def load(source: Source) -> LoadedFile:
     file = _ReferenceFile(Path(source.reference), "weft_problem", device, mentions_cuda)
     file.varied_weights = extra["varied_weights"]
     with_weights = bool(extra["with_weights"])
-    states = _Weights(file, extra["weights"] if with_weights else ())
-    file.delete_reference()
+    states = _Weights(file, extra["weights"] if with_weights and not source.is_reference else ())
+    if not source.is_reference:
+        file.delete_reference()
     generator = replace(file.generator(), device=str(extra["generates_on"]), varied=behavior.varied)
     cases = _with_template(_cases(extra["weights"], with_weights), generator, behavior)
     name = problem_name(Path(source.reference))
+    if source.is_reference:
+        return _load_reference(source, file, name, cases, generator, behavior)
     module = execute(path, "candidate")
     model_new = getattr(module, "ModelNew", None)
     if not isinstance(model_new, type):
@@ -227,6 +243,31 @@ def load(source: Source) -> LoadedFile:
         backend=facts.backend,
         deterministic=deterministic,
     )
+    return LoadedFile(operators=(operator,), implementations=(implementation,))
+
+
+def _load_reference(
+    source: Source,
+    file: _ReferenceFile,
+    name: str,
+    cases: Sequence[ProblemCase],
+    generator: Generator,
+    behavior: ReferenceBehavior,
+) -> LoadedFile:
+    """Return the reference as an implementation; its gradients are those that the candidate has too."""
+    reference = _Reference(file)
+    if "gradients" in source.extra:
+        spec = GradientSpec(**source.extra["gradients"])
+        names = [n for n in spec.parameters if n in source.extra["parameters"]]
+        spec = replace(spec, parameters={n: spec.parameters[n] for n in names})
+        function = Differentiable(compute=reference.native, parameters=partial(reference.parameters, False))
+        family = GradientFamily(name=name, cases=cases, generator=generator, behavior=behavior, spec=spec)
+        operator = family.operator(None)
+        return LoadedFile(
+            operators=(operator,), implementations=(family.implementation(operator, "reference", function),)
+        )
+    operator = make_operator(name, cases, generator, behavior, None)
+    implementation = make_implementation(operator, "reference", cases, generator, behavior, reference.native)
     return LoadedFile(operators=(operator,), implementations=(implementation,))
 
 

@@ -23,10 +23,12 @@ from weft.core.text import printable
 from weft.workbench.calls.buffers import tensors_of
 from weft.workbench.calls.guarded_memory import digest
 from weft.workbench.judge.data_template import DataTemplate, output_keys, output_tensors, split_data
+from weft.workbench.judge.definition import NotSupported
 from weft.workbench.judge.torch_modes import cuda_generators_on_cpu, cuda_on_cpu
 from weft.workbench.judge.variation import (
     can_vary,
     count_special,
+    is_partly_equal,
     is_taken,
     preserved_rng,
     seed_generators,
@@ -225,21 +227,28 @@ def vary_inputs(
     behavior: ReferenceBehavior,
     device: str,
     same_data: bool = False,
+    given_integers: bool = False,
+    without: Collection[str] = (),
 ) -> Variation:
     """Find the inputs that are the same at every seed, and vary those that the reference takes so.
 
     From here on the generator compares the draws of each seed. Integers are never varied: an index or
-    a length may have one right value. They count as constant only where no input varies. With
-    ``same_data`` all cases have the data of the first. Raises :class:`WeftError` for a generator whose
+    a length may have one right value. Several of them count as constant, for an answer may be made for
+    them, and so does an input that varies in part; with ``given_integers``, where a workload gives them,
+    and for one integer alone only where no input varies. With ``same_data`` all cases have the data of
+    the first; ``without`` "constants" nothing is varied. Raises :class:`WeftError` for a generator whose
     draws differ at one seed.
     """
+    if "constants" in without:
+        return Variation(generator=replace(generator, seen_digests={}), behavior=behavior)
     varied: dict[str, list[int]] = {}
     taken: dict[str, bool] = {}
     same: dict[str, None] = {}
+    in_part: dict[str, None] = {}
     constant: dict[str, None] = {}
     for case in cases[:1] if same_data else cases:
         names = [i.name for i in _template(case).tensors]
-        unvaried, tensors = _unvaried(case, generator, case is cases[0])
+        unvaried, partly, tensors = _unvaried(case, generator, case is cases[0])
         same |= dict.fromkeys(names[n] for n in unvaried)
         for n in (n for n in unvaried if can_vary(tensors[n])):
             if names[n] not in taken:
@@ -249,12 +258,17 @@ def vary_inputs(
                 varied.setdefault(case.name, []).append(n)
             else:
                 constant[names[n]] = None
+        if not given_integers:
+            several = [n for n in unvaried if not can_vary(tensors[n]) and tensors[n].numel() > 1]
+            constant |= dict.fromkeys(names[n] for n in (*several, *partly))
+            in_part |= dict.fromkeys(names[n] for n in partly)
         if len(unvaried) == len(_template(case).inputs) and case.name not in varied:
             constant |= dict.fromkeys(names[n] for n in unvaried)
     if same_data and varied:
         varied = {c.name: varied[cases[0].name] for c in cases}
     changed = [name for name, is_varied in taken.items() if is_varied]
     remarks = [f"the same at every seed: {', '.join(same)}"] if same else []
+    remarks += [f"the same at every seed in part: {', '.join(in_part)}"] if in_part else []
     remarks += [f"given other values at each seed: {', '.join(changed)}"] if changed else []
     return Variation(
         generator=replace(generator, varied=varied, seen_digests={}),
@@ -266,16 +280,17 @@ def vary_inputs(
 
 def _unvaried(
     case: ProblemCase, generator: Generator, is_first: bool
-) -> tuple[list[int], list[torch.Tensor]]:
-    """Return the indexes of the inputs that are the same at two seeds, and the tensors of the first."""
+) -> tuple[list[int], list[int], list[torch.Tensor]]:
+    """Return the indexes of inputs that are the same at two seeds, whole and in part, and the tensors."""
     tensors = generator.split(case, 0)[1]
     digests = [digest(t) for t in tensors]
     if is_first:  # each seed that is judged at is compared when it is drawn
         _require_same(case, digests, [digest(t) for t in generator.split(case, 0)[1]])
-    others = [digest(t) for t in generator.split(case, 1)[1]]
-    pairs = enumerate(zip(digests, others, strict=True))
-    unread = _template(case).buffers
-    return [n for n, (a, b) in pairs if a == b and n not in unread and tensors[n].numel()], tensors
+    others = generator.split(case, 1)[1]
+    read = [n for n, t in enumerate(tensors) if t.numel() and n not in _template(case).buffers]
+    same = [n for n in read if digests[n] == digest(others[n])]
+    partly = [n for n in read if n not in same and is_partly_equal(tensors[n], others[n])]
+    return same, partly, tensors
 
 
 def _require_same(case: ProblemCase, first: Sequence[Digest], again: Sequence[Digest]) -> None:
@@ -423,6 +438,8 @@ def observe_behavior(
         if not isinstance(run.shapes, list):  # what it returned is not tensors
             raise WeftError("the reference", expected="tensors as its output", got=run.shapes)
         kinds, shapes, keys = run.kinds, run.shapes, run.keys
+        if any(dtype.is_complex for _, dtype in kinds):
+            raise NotSupported("the reference returns complex numbers, which Weft does not compare")
         changed = run.changed()
         if run.nbytes <= OBSERVED_IN_FLOAT64:
             # Above that the check itself shows it; float64 at full size would be the peak of memory.

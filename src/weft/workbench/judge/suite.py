@@ -176,15 +176,16 @@ def status_of(row: Mapping[str, Any]) -> str:
 def score(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return counts by status, fast_p, and the geometric mean of the speedups of correct candidates.
 
-    ``fast_p`` is the share of all rows that are correct and faster than p times the reference;
-    ``fast_0`` is the share of correct ones, timed or not.
+    ``fast_p`` is the share of all rows that are correct and faster than p times the reference, where a
+    difference is shown at all; ``fast_0`` is the share of correct ones, timed or not.
     """
     statuses = [status_of(r) for r in rows]
     correct = [r for r, s in zip(rows, statuses, strict=True) if s == CORRECT]
     speedups = [float(r["speedup"]) for r in correct if r["speedup"]]
+    shown = [float(r["speedup"]) for r in correct if r["speedup"] and r.get("difference_shown")]
     own = [r["own_check"]["passed"] for r in rows if r.get("own_check")]
     total = max(len(rows), 1)
-    fast = {f"{p:g}": (len(correct) if p == 0 else sum(s > p for s in speedups)) / total for p in SPEEDS}
+    fast = {f"{p:g}": (len(correct) if p == 0 else sum(s > p for s in shown)) / total for p in SPEEDS}
     mean = math.exp(sum(map(math.log, speedups)) / len(speedups)) if speedups else None
     return {
         "problems": len(rows),
@@ -227,6 +228,7 @@ def _is_row(row: Mapping[str, Any]) -> bool:
         and isinstance(row.get("reason"), str)
         and isinstance(row.get("seconds"), int | float)
         and isinstance(row.get("speedup"), int | float | None)
+        and isinstance(row.get("difference_shown"), bool | None)
         and (own is None or (isinstance(own, dict) and isinstance(own.get("passed"), bool | None)))
     )
 

@@ -375,7 +375,7 @@ def read_problem(
     sizes = [size for w in entries for size in w.axes.values()]
     behavior = replace(behavior, buffers=(), longest_sum=max([behavior.longest_sum, *sizes]))
     cases = [generator.with_template(c, behavior) for c in cases]
-    variation = vary_inputs(run.native, cases, generator, behavior, device)
+    variation = vary_inputs(run.native, cases, generator, behavior, device, given_integers=True)
     generator, behavior = variation.generator, variation.behavior
     operator = make_operator(definition.name, cases, generator, behavior, run.float64)
     if len(definition.outputs) > 1 and run.all_outputs:
@@ -406,7 +406,10 @@ def read_problem(
 
 
 def load(source: Source) -> LoadedFile:
-    """Load the solution in a worker process, with the inputs of the definition but no reference."""
+    """Load the solution in a worker process, with the inputs of the definition but no reference.
+
+    A source that ``is_reference`` is the reference itself, which is timed in a worker of its own.
+    """
     extra = source.extra
     device, cuda_on_cpu = str(extra["device"]), bool(extra["cuda_on_cpu"])
     files = TraceFiles(
@@ -416,13 +419,19 @@ def load(source: Source) -> LoadedFile:
     definition = read_definition(files.definition)
     workloads, _ = read_workloads(files.workloads, definition)
     # The reference's code runs here only where it generates the inputs, and without its run().
-    module = _execute_reference(definition, cuda_on_cpu) if definition.custom_inputs else None
-    if module is not None:
+    executes = definition.custom_inputs or source.is_reference
+    module = _execute_reference(definition, cuda_on_cpu) if executes else None
+    if module is not None and not source.is_reference:
         del module.run
     inputs = TraceInputs(definition, workloads, files, device, module)
     generator = replace(_generator(inputs, cuda_on_cpu), varied=behavior.varied)
     cases = [generator.with_template(c, behavior) for c in inputs.cases()]
     operator = make_operator(definition.name, cases, generator, behavior, None)
+    if source.is_reference:
+        assert module is not None
+        native = _Reference(definition, inputs, module.run).native
+        reference = make_implementation(operator, "reference", cases, generator, behavior, native)
+        return LoadedFile(operators=(operator,), implementations=(reference,))
     solution = read_solution(Path(source.path), definition.name)
     function, deterministic = load_entry(solution, Path(extra["folder"]))
     implementation = make_implementation(

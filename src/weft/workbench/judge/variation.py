@@ -20,6 +20,7 @@ import torch
 FLIPPED = 0.25  # share of a mask's elements that get its other value
 FACTORS = (0.5, 1.5)  # range of the factor of a constant that is not 0: its sign stays
 ADDED = 0.5  # width of the range around 0 of the values in place of zeros
+CONSTANT_SHARE = 1 / 8  # of a parameter's elements that are exactly 0 or 1: random ones hardly ever are
 
 
 def seed_generators(seed: int) -> None:
@@ -67,6 +68,17 @@ def vary(tensor: torch.Tensor, seed: int) -> torch.Tensor:
     return torch.where(wide == 0, _around_zero(noise), wide * _factor(noise)).to(tensor.dtype)
 
 
+def is_partly_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return True if a share of the floating elements of two draws is equal, which chance does not explain.
+
+    Zeros, ones and infinities do not count: they are the structure of a triangle, a diagonal or a mask.
+    """
+    if not one.is_floating_point() or one.itemsize < 2 or one.shape != other.shape:
+        return False
+    equal = (one == other) & one.isfinite() & (one != 0) & (one.abs() != 1)
+    return int(equal.count_nonzero()) >= CONSTANT_SHARE * one.numel()
+
+
 def _factor(noise: torch.Tensor) -> torch.Tensor:
     low, high = FACTORS
     return low + (high - low) * noise
@@ -76,18 +88,26 @@ def _around_zero(noise: torch.Tensor) -> torch.Tensor:
     return ADDED * (noise - 0.5)
 
 
-def constant_weights(model: torch.nn.Module) -> Iterator[torch.Tensor]:
-    """Yield the weights of a model whose elements are all equal: what :func:`vary_weights` changes.
+def constant_weights(model: torch.nn.Module) -> Iterator[tuple[torch.Tensor, float]]:
+    """Yield the weights of a model that hold a constant, and the constant: what :func:`vary_weights` changes.
 
-    These are floating parameters (ones, zeros), and buffers of several elements (running statistics).
+    These are floating parameters of which a share of at least ``CONSTANT_SHARE`` is one value (ones, zeros),
+    and buffers all of whose elements are equal (running statistics). A buffer of one element counts if it is
+    0, which turns a part of the model off; another number, such as a scale, may be written into a kernel.
     """
     for tensor in model.state_dict(keep_vars=True).values():
-        least = 1 if isinstance(tensor, torch.nn.Parameter) else 2
-        if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point() or tensor.numel() < least:
+        if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point() or not tensor.numel():
             continue
         flat = tensor.detach().reshape(-1)
-        if bool((flat == flat[0]).all()):
-            yield tensor
+        first, is_parameter = float(flat[0]), isinstance(tensor, torch.nn.Parameter)
+        if bool((flat == first).all()):
+            if is_parameter or flat.numel() > 1 or first == 0.0:
+                yield tensor, first
+        elif is_parameter:
+            # Not of a buffer: that may be a mask, whose zeros and ones are its meaning.
+            for value in (0.0, 1.0):
+                if int((flat == value).count_nonzero()) >= CONSTANT_SHARE * flat.numel():
+                    yield tensor, value
 
 
 def vary_weights(model: torch.nn.Module, seed: int) -> None:
@@ -97,18 +117,17 @@ def vary_weights(model: torch.nn.Module, seed: int) -> None:
     candidate that calls its weights otherwise gets the same.
     """
     seen: Counter[tuple[int, float]] = Counter()
-    for tensor in constant_weights(model):
-        key = (tensor.numel(), float(tensor.detach().reshape(-1)[0]))
+    for tensor, value in list(constant_weights(model)):
+        key = (tensor.numel(), value)
         generator = torch.Generator().manual_seed(zlib.crc32(repr((seed, *key, seen[key])).encode()))
         seen[key] += 1
         noise = torch.rand(tensor.numel(), generator=generator).view(tensor.shape)
-        values = key[1] * _factor(noise) if key[1] else _around_zero(noise)
-        if (
-            not key[1] and max(tensor.shape, default=1) < tensor.numel()
-        ):  # of a matrix: its products stay near 1
+        values = value * _factor(noise) if value else _around_zero(noise)
+        # Of a matrix: its products stay near 1.
+        if not value and max(tensor.shape, default=1) < tensor.numel():
             values = values / math.sqrt(tensor.shape[-1])
         with torch.no_grad():
-            tensor.copy_(values)
+            tensor.copy_(torch.where(tensor == value, values.to(tensor), tensor))
 
 
 def count_special(outputs: Sequence[torch.Tensor]) -> int:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from weft.workbench.calls.buffers import Outputs, tensors_of, values_equal
 from weft.workbench.calls.graph_capture import graph_capture
 from weft.workbench.kernels.names import INTERPRETED, is_library, origin, plain
 
@@ -58,10 +59,12 @@ class Kernels:
     note: str = ""
 
 
-def kernels(call: Callable[[], object], device: str) -> Kernels:
+def kernels(call: Callable[[], object], device: str, *, dispatched: bool = False) -> Kernels:
     """List what one call runs, with ``torch.profiler``, after one call without it.
 
-    Exceptions of the call pass through. If the profiler lists nothing, ``note`` says so.
+    With ``dispatched`` an empty dispatch mode is active on a CPU: some of PyTorch's functions, such as
+    ``max_pool1d``, are made of other operators then. Exceptions of the call pass through. If the profiler
+    lists nothing, ``note`` says so.
     """
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise it writes to stderr by itself
     call()
@@ -78,7 +81,8 @@ def kernels(call: Callable[[], object], device: str) -> Kernels:
                 failed.append(name)
                 raise
 
-    with _launches(launch):
+    mode = _Collector({}) if dispatched else nullcontext()
+    with _launches(launch), mode:
         events = _profiled(call, torch.profiler.ProfilerActivity.CPU)
     return _on_host(events, failed)
 
@@ -121,18 +125,46 @@ def observed(call: Callable[[], object], device: str) -> Kernels:
     return _kernels(ops, {n: _origin_of(n) for n in ops}, DISPATCHER, frozenset(ops))
 
 
-def compare(with_profiler: Kernels, without: Kernels) -> str:
+def is_same_without_kernels(call: Callable[[], Outputs]) -> bool:
+    """Return True if a call on a CPU returns the same numbers where its interpreted kernels do nothing.
+
+    Other code computes the answer then. The inputs must be new to the process: memory that was freed before
+    could hold the answer to old ones, and an output that no kernel wrote would be right. False where a kernel
+    is needed for the call to return, where none was launched, and for outputs without elements.
+    """
+    launched: list[str] = []
+
+    def note(name: str) -> AbstractContextManager[None]:
+        launched.append(name)
+        return nullcontext()
+
+    with _launches(note, run_kernels=False):
+        try:
+            without = tuple(t.clone() for t in tensors_of(call()))  # a copy: outputs may be inputs
+        except Exception:  # noqa: BLE001 - the candidate's code may raise anything without its kernels
+            return False
+    try:
+        equal = values_equal(without, tuple(tensors_of(call())))
+    except (RuntimeError, ValueError, AttributeError):  # other shapes, another number, or no tensors
+        return False
+    return equal and bool(launched) and any(t.numel() for t in without)
+
+
+def compare(with_profiler: Kernels, without: Kernels, dispatched: Kernels | None = None) -> str:
     """Return how the two lists differ, '' if they do not.
 
     They differ for a candidate that looks for a profiler and takes the honest path when it finds one.
-    ``not looked at: ...`` means that one of the two could not be made.
+    ``dispatched`` is the profiler's list under a dispatch mode, the instrument of the second list on a CPU:
+    what PyTorch runs because of the mode is in both. ``not looked at: ...`` means that one of the two could
+    not be made.
     """
     for listing in (with_profiler, without):
         if listing.note:
             return listing.note
     if without.source == DISPATCHER:
         # An operator may run in place or not: autograd accumulates differently under a dispatch mode.
-        profiled = {n.rstrip("_") for n in with_profiler.seen}
+        seen = with_profiler.seen | (dispatched.seen if dispatched else frozenset())
+        profiled = {n.rstrip("_") for n in seen}
         more = {n for n in with_profiler.seen if n.startswith(_LAUNCHED)} - without.seen
         fewer = {n for n in without.seen if n not in BOOKKEEPING and n.rstrip("_") not in profiled}
     else:
@@ -335,16 +367,18 @@ class _Collector(TorchDispatchMode):
 
 
 @contextmanager
-def _launches(context: Callable[[str], Any]) -> Iterator[None]:
+def _launches(context: Callable[[str], Any], *, run_kernels: bool = True) -> Iterator[None]:
     """Enter ``context('triton:name')`` for each kernel run by an interpreter, or by numba's njit.
 
-    Nothing is imported for it: a toolchain that a first call did not load launches nothing.
+    Without ``run_kernels`` a launch does nothing else and returns None. Nothing is imported for it: a
+    toolchain that a first call did not load launches nothing.
     """
     with ExitStack() as stack:
         for module, kind, prefix in _LAUNCHERS:
             loaded = sys.modules.get(module)
             if loaded is not None:
-                stack.enter_context(_patched(getattr(loaded, kind), loaded, prefix, context))
+                kernels = getattr(loaded, kind)
+                stack.enter_context(_patched(kernels, loaded, prefix, context, run_kernels))
         yield
 
 
@@ -358,7 +392,9 @@ _LAUNCHED = tuple(INTERPRETED.values())
 
 
 @contextmanager
-def _patched(kind: Any, module: Any, prefix: str, context: Callable[[str], Any]) -> Iterator[None]:
+def _patched(
+    kind: Any, module: Any, prefix: str, context: Callable[[str], Any], run_kernels: bool
+) -> Iterator[None]:
     """Replace ``kind.__call__`` by one that enters ``context`` with the kernel's name."""
     run, own = kind.__call__, "__call__" in vars(kind)
 
@@ -368,7 +404,7 @@ def _patched(kind: Any, module: Any, prefix: str, context: Callable[[str], Any])
             return run(self, *arguments, **keywords)
         function = getattr(self, "fn", None) or self.py_func
         with context(prefix + function.__name__):
-            return run(self, *arguments, **keywords)
+            return run(self, *arguments, **keywords) if run_kernels else None
 
     kind.__call__ = call
     try:

@@ -7,6 +7,7 @@ finite floats or None, and strings; the modules that render rows do not check ty
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from weft.workbench.report.scales import share
 
 COMPOSED = ("eager", "compile")  # speed-ups are against the faster of these two
 OTHER = "other"
+MAX_ENTRIES = 20_000  # files and folders below a folder of records
 HUGE = 1e30  # larger than any real time, rate or size; larger values would break the axes
 
 
@@ -26,12 +28,12 @@ def load(paths: Iterable[Path]) -> tuple[list[Record], int]:
     """Return all records of files, and of every ``.jsonl`` file in folders, in the order of the paths.
 
     The second value is the number of torn lines that were skipped. Raises :class:`WeftError` if a path is
-    missing, holds no record, or holds something else.
+    missing, holds no record, or holds something else, or is a folder of more than ``MAX_ENTRIES`` files.
     """
     records: list[Record] = []
     torn = 0
     for path in paths:
-        files = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
+        files = _record_files(path) if path.is_dir() else [path]
         if not files:
             raise WeftError(
                 "no records in folder",
@@ -51,6 +53,22 @@ def load(paths: Iterable[Path]) -> tuple[list[Record], int]:
             records += file_records
             torn += file_torn
     return records, torn
+
+
+def _record_files(folder: Path) -> list[Path]:
+    """Return the ``.jsonl`` files below a folder, sorted; refuse a folder that is a whole disk."""
+    files, entries = [], 0
+    for root, folders, names in os.walk(folder):  # follows no links, as ``rglob``
+        entries += len(folders) + len(names)
+        if entries > MAX_ENTRIES:
+            raise WeftError(
+                "too many files below a folder",
+                expected=f"a folder of records, with at most {MAX_ENTRIES} files and folders",
+                got=folder,
+                hint="name the record files, or the folder that holds them",
+            )
+        files += [Path(root, name) for name in names if name.endswith(".jsonl")]
+    return sorted(files)
 
 
 def number(value: object) -> float | None:

@@ -7,6 +7,7 @@ output tensors, which the parent judges.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from functools import partial
@@ -22,6 +23,8 @@ from weft.workbench.calls.errors import SandboxDied
 from weft.workbench.calls.staging import CallSpec, TensorForm
 from weft.workbench.sandbox.process import Limits, Reply, Sandbox
 from weft.workbench.sources.source import Source
+from weft.workbench.timing.conditions import Conditions
+from weft.workbench.timing.conditions import read as read_conditions
 
 # Parts of error messages after which the GPU's context of that process may be unusable.
 CUDA_ERRORS = ("CUDA error", "CUDA_ERROR")
@@ -39,6 +42,9 @@ class WorkerProcess:
 
     def __init__(self, source: Source, limits: Limits | None = None) -> None:
         self.source, self.limits = source, limits or Limits()
+        # Read before any of the source's code has run, which could change them for other processes.
+        self.parent_conditions = read_conditions(os.getpid())
+        self.start_conditions: list[Conditions] = []  # of each start's worker, before it loads the source
         declared = self._start()
         self.operators: tuple[str, ...] = tuple(declared["operators"])
         self.parameters = tuple(map(str, declared["parameters"]))
@@ -48,6 +54,7 @@ class WorkerProcess:
         self.is_broken = False
         self.sandbox = Sandbox(limits=self.limits, argument={"source": self.source.to_json()})
         try:
+            self.start_conditions.append(read_conditions(self.sandbox.pid))
             return self.sandbox.request("load").payload
         except BaseException:
             self.sandbox.close()
@@ -66,6 +73,20 @@ class WorkerProcess:
 
     def close(self) -> None:
         self.sandbox.close()
+
+    @property
+    def pid(self) -> int:
+        """Process id of the worker."""
+        return self.sandbox.pid
+
+    @property
+    def paused_cpu_seconds(self) -> float:
+        """CPU time that the worker's processes used although they were stopped."""
+        return self.sandbox.paused_cpu_seconds
+
+    def pause(self) -> None:
+        """Stop the worker and all processes that it started, until the next request."""
+        self.sandbox.pause()
 
     def _proxy(self, declared: Mapping[str, Any]) -> Implementation:
         """Return the description of a worker's implementation; its forward cannot be called."""

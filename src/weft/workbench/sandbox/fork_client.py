@@ -24,8 +24,11 @@ from weft.backends import environment
 
 # Modules imported before any fork. On a machine with a GPU the Weft modules are left out, because
 # they ask the driver (``weft.backends``): CUDA initialised before a fork does not work after it.
-LIBRARY_MODULES = ("torch", "numpy", "triton", "triton.language", "numba", "torch._dynamo")
-WEFT_MODULES = ("weft.backends", "weft.workbench.check.check", "weft.ops", "numba.cuda")
+LIBRARY_MODULES = ("torch", "numpy", "triton", "triton.language", "numba", "torch._dynamo", "tqdm")
+WEFT_MODULES = (
+    *("weft.backends", "weft.workbench.check.check", "weft.ops", "numba.cuda"),
+    "weft.workbench.sandbox.observed_kernels",
+)
 READ_AT_IMPORT = (
     # importing `environment` also sets these switches, and workers inherit them
     *environment.SWITCHES.values(),

@@ -35,6 +35,7 @@ MEMBERS_SECONDS = 0.5  # between two scans of /proc for the worker's child proce
 START_SECONDS = 60.0  # for a fork, on an overloaded machine
 CLOSE_SECONDS = 15.0  # for the supervisor to clean up; it takes at most process_tree.END_SECONDS
 EXIT_SECONDS = 5.0  # from a closed channel to the worker's end, with tearing down a CUDA context
+STOP_SLACK_SECONDS = 0.0005  # that threads may run on after the first of their process has stopped
 SUPERVISOR_ENDED = "ended the process that keeps it"
 FORGED = "answered with a forged or broken message"
 
@@ -83,7 +84,7 @@ class Sandbox:
 
     def __init__(
         self,
-        entry: str = "weft.workbench.sandbox.worker:handlers",
+        entry: str = "weft.workbench.sandbox.observed_kernels:handlers",
         *,
         limits: Limits | None = None,
         argument: dict[str, Any] | None = None,
@@ -96,6 +97,9 @@ class Sandbox:
         self._isolated = False
         self._printed = protocol.OutputTail(self.limits.output_bytes)
         self._members: list[int] = []
+        self._paused: list[int] = []  # the processes that pause() stopped
+        self._cpu_at_pause = 0.0
+        self._paused_cpu_seconds = 0.0
         self._members_due = self._memory_due = 0.0
         # In the environment of all that the worker execs: it finds processes that left the session.
         self._marker = secrets.token_hex(16)
@@ -155,6 +159,7 @@ class Sandbox:
         """
         if self._death_reason:
             raise SandboxDied(self._death_reason)
+        self._resume()
         # A late or forged reply carries another nonce, so it cannot pass for the answer to this request.
         nonce = secrets.token_hex(16)
         request = {"nonce": nonce, "verb": verb, "payload": payload or {}}
@@ -177,6 +182,30 @@ class Sandbox:
         if not isinstance(header.get("payload"), dict):
             self._die(FORGED)
         return Reply(payload=header["payload"], tensors=reply_tensors)
+
+    def pause(self) -> None:
+        """Stop the worker and all processes that it started, until the next request.
+
+        The supervisor goes on: it ends a stopped worker like any other.
+        """
+        if self._paused or self._death_reason or not self._isolated:
+            return
+        self._paused = process_tree.stop_processes(self._facts["supervisor"], self._facts["worker"])
+        self._cpu_at_pause = process_tree.cpu_seconds(self._paused)
+
+    @property
+    def paused_cpu_seconds(self) -> float:
+        """CPU time that its processes used after they were stopped: a timer can send SIGCONT to its own."""
+        if not self._paused:
+            return self._paused_cpu_seconds
+        used = process_tree.cpu_seconds(self._paused) - self._cpu_at_pause
+        return self._paused_cpu_seconds + max(0.0, used - STOP_SLACK_SECONDS)
+
+    def _resume(self) -> None:
+        if self._paused:
+            self._paused_cpu_seconds = self.paused_cpu_seconds
+            paused, self._paused = self._paused, []
+            process_tree.continue_processes(paused)
 
     @property
     def output(self) -> str:

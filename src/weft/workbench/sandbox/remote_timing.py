@@ -9,9 +9,8 @@ the samples claimed.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,8 +26,18 @@ from weft.workbench.calls.buffers import (
     changing_tensors,
     distinct_elements,
 )
-from weft.workbench.timing.altered_inputs import altered
-from weft.workbench.timing.plan import MAX_BUSY_FACTOR, Candidate, Estimate, IntegrityError, Plan
+from weft.workbench.timing.altered_inputs import altered, choose
+from weft.workbench.timing.composed_candidate import ComposedCandidate
+from weft.workbench.timing.plan import (
+    COLD,
+    MAX_BUSY_FACTOR,
+    Candidate,
+    ContentSource,
+    Estimate,
+    IntegrityError,
+    Plan,
+    RunTimes,
+)
 from weft.workbench.timing.threads import WORKED
 
 _now = time.perf_counter_ns
@@ -115,14 +124,21 @@ class RemoteTimingBackend:
         point: Mapping[str, Any],
         device: str,
         without: Collection[str] = (),
+        trusted: bool = False,
     ) -> None:
         self.sandbox, self.device = sandbox, device
         self.without = frozenset(without)
-        payload = dict(point) | {"without": sorted(without)}
+        payload = dict(point) | {"without": sorted(without), "trusted": trusted}
         backend = sandbox.request("timing.create", payload).payload
         self.timing_id = int(backend["timing"])
         self.cache_bytes, self.slow_us = int(backend["cache_bytes"]), float(backend["slow_us"])
         self.overhead_us = float(backend["overhead_us"])
+        cores, spin_ns = backend["cpu_limits"]
+        self.cpu_limits = int(cores), int(spin_ns)
+        # Known by the estimate: bytes of one call, its tensors, and those that change between calls.
+        self.call_bytes = 0
+        self.all_positions: list[int] = []
+        self.changing_positions: list[int] = []
         self.flags: set[str] = set()
         self.violations: dict[str, str] = {}
 
@@ -150,8 +166,11 @@ class RemoteTimingBackend:
         return int(self.request("memory").payload["bytes"])
 
     def estimate(self, candidate: Candidate, buffers: InputBuffers) -> Estimate:
+        self.call_bytes = buffers.nbytes
+        self.all_positions = list(range(len(buffers.all_tensors)))
+        self.changing_positions = changing_tensors(buffers)
         self.request("allocate", count=1)
-        self.load([Contents(buffers, [0], range(len(buffers.all_tensors)))])
+        self.write({0: ContentSource(buffers.seed)}, lambda _: buffers, self.all_positions)
         estimate = self.request("estimate").payload
         return Estimate(us=float(estimate["us"]), output_bytes=int(estimate["output_bytes"]))
 
@@ -164,23 +183,47 @@ class RemoteTimingBackend:
     ) -> RemoteTimedCandidate:
         seeds = [buffers.seed for buffers in buffer_sets]
         self.request("allocate", count=len(seeds))
-        # One at a time: the worker's buffers together may be much larger than one set of contents.
-        generated = (replace(contents(seed), seed=seed) for seed in seeds)
-        self.load(Contents(b, [i], range(len(b.all_tensors))) for i, b in enumerate(generated))
-        return RemoteTimedCandidate(self, contents, plan)
+        sources = {index: ContentSource(seed) for index, seed in enumerate(seeds)}
+        self.write(sources, contents, self.all_positions)
+        return RemoteTimedCandidate(self, RemoteSteps(self, contents, plan, self.call_bytes), seeds)
 
-    def load(self, writes: Iterable[Contents]) -> None:
-        """Write contents into the worker's buffers. Each tensor is sent once, whatever buffers get it."""
+    def write(
+        self, sources: Mapping[int, ContentSource], contents: MakeBuffers, positions: Sequence[int]
+    ) -> None:
+        """Write contents into the worker's buffers of these indexes: their tensors at these positions."""
+        indexes: dict[ContentSource, list[int]] = {}
+        for index, source in sources.items():
+            indexes.setdefault(source, []).append(index)
+        # Contents of a large problem on a GPU would take seconds through the host: by seed, as its check.
+        if self.device != "cpu" and self.call_bytes > MAX_SENT_BYTES:
+            for source, places in indexes.items():
+                self.request(
+                    "generate",
+                    seed=source.seed,
+                    indexes=places,
+                    positions=list(positions),
+                    alteration=source.alteration,
+                )
+            return
+        # One at a time: the worker's buffers together may be much larger than one set of contents.
+        unaltered = {s: i for s, i in indexes.items() if s.alteration is None}
+        self._send(((contents(s.seed), i) for s, i in unaltered.items()), positions)
+        for source, places in indexes.items():
+            if source.alteration is not None:
+                other, seed, many = source.alteration
+                choices = choose(contents(other), seed, many)
+                with altered(contents(source.seed), choices) as changed:
+                    # Sent inside of the block, which restores the contents when it ends.
+                    self._send([(changed, places)], positions)
+
+    def _send(self, writes: Iterable[tuple[InputBuffers, list[int]]], positions: Sequence[int]) -> None:
+        """Send contents; each tensor once, whatever buffers get it."""
         tensors: list[torch.Tensor] = []
         places: list[tuple[int, list[int]]] = []
-        for write in writes:
-            # Contents of a large problem on a GPU would take seconds through the host: by seed, as its check.
-            if self.device != "cpu" and write.buffers.nbytes > MAX_SENT_BYTES:
-                self.request("generate", **write.to_json())
-                continue
-            for position in write.positions:
-                tensors.append(distinct_elements(write.buffers.all_tensors[position]))
-                places.append((position, list(write.indexes)))
+        for buffers, indexes in writes:
+            for position in positions:
+                tensors.append(distinct_elements(buffers.all_tensors[position]))
+                places.append((position, indexes))
                 if sum(t.nbytes for t in tensors) >= SENT_AT_ONCE:
                     self.request("load", tensors=tensors, writes=places)
                     tensors, places = [], []
@@ -188,40 +231,47 @@ class RemoteTimingBackend:
             self.request("load", tensors=tensors, writes=places)
 
 
-@dataclass(frozen=True)
-class Contents:
-    """Contents for some of a worker's buffers: of their tensors at these positions.
+class RemoteSteps:
+    """Steps of a candidate that is prepared in its worker; each is one request (:class:`CandidateSteps`)."""
 
-    ``alteration`` is how the contents differ from those of their seed: the seed of other contents, that
-    of the positions, and whether many elements change (:mod:`altered_inputs`).
-    """
+    is_local = False
 
-    buffers: InputBuffers
-    indexes: Sequence[int]
-    positions: Sequence[int]
-    alteration: tuple[int, int, bool] | None = None
+    def __init__(
+        self, backend: RemoteTimingBackend, contents: MakeBuffers, plan: Plan, call_bytes: int
+    ) -> None:
+        self.backend, self.contents, self.plan = backend, contents, plan
+        self.flags, self.violations, self.device = backend.flags, backend.violations, backend.device
+        self.call_bytes = call_bytes
+        reply = backend.request("prepare", calls=plan.calls, flush=plan.flush)
+        self.calls = int(reply.payload["calls"])
+        if self.calls != plan.calls:
+            raise IntegrityError("its process prepared another number of calls than requested")
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "seed": self.buffers.seed,
-            "indexes": list(self.indexes),
-            "positions": list(self.positions),
-            "alteration": self.alteration,
-        }
+    def run(self, indexes: Sequence[int], repeats: int = 1, mode: str = COLD) -> RunTimes:
+        payload = self.backend.request("run", indexes=list(indexes), repeats=repeats, mode=mode).payload
+        us = payload["us"]
+        return RunTimes(
+            us=None if us is None else float(us),
+            total_us=float(payload["total_us"]),
+            wall_us=float(payload["wall_us"]),
+            cpu_ns=int(payload["cpu_ns"]),
+        )
 
+    def load(self, sources: Mapping[int, ContentSource]) -> None:
+        """Write contents into the buffers of these indexes; in the backward, gradients alone."""
+        self.backend.write(sources, self.contents, self.backend.changing_positions)
 
-@dataclass(frozen=True)
-class RemoteOutputs:
-    """Outputs in a worker process; only those that are picked are sent to the parent."""
+    def poison(self) -> None:
+        self.backend.request("poison")
 
-    backend: RemoteTimingBackend
-    label: str
-    count: int
+    def evict(self) -> None:
+        self.backend.request("evict")
 
-    def __len__(self) -> int:
-        return self.count
+    def wait(self) -> int:
+        return int(self.backend.request("wait").payload["cpu_ns"])
 
     def pick(self, indexes: Sequence[int]) -> Mapping[int, Outputs]:
+        """Return outputs of the last run by index; only these are sent to this process."""
         reply = self.backend.request("pick", self.backend.device, indexes=list(indexes))
         tensors = iter(reply.tensors)
         outputs: dict[int, Outputs] = {}
@@ -231,30 +281,45 @@ class RemoteOutputs:
             outputs[index] = group[0] if is_single and len(group) == 1 else group
         return outputs
 
+    def shared_memory(self) -> str:
+        return printable(str(self.backend.request("shared_memory").payload["reason"]))
 
-class RemoteTimedCandidate:
+    def unwritten(self) -> int | None:
+        index = self.backend.request("unwritten").payload["index"]
+        return None if index is None else int(index)
+
+    def hold(self, indexes: Sequence[int]) -> None:
+        self.backend.request("hold", indexes=list(indexes))
+
+    def store_digests(self, indexes: Sequence[int]) -> None:
+        self.backend.request("store_digests", indexes=list(indexes))
+
+    def has_changed(self) -> bool:
+        return bool(self.backend.request("has_changed").payload["changed"])
+
+    def cpu_limits(self) -> tuple[int, int]:
+        return self.backend.cpu_limits
+
+    def replaced_functions(self) -> list[str]:
+        payload = self.backend.sandbox.request("timing.replaced_functions").payload
+        if hooks := "; ".join(map(str, payload.get("hooks", ()))):
+            self.backend.violations.setdefault("hooks", printable(hooks))
+        return [str(n) for n in payload["replaced"]]
+
+
+class RemoteTimedCandidate(ComposedCandidate):
     """A candidate prepared in its worker. Times are in us for one call, as the worker claims them."""
 
-    is_local = False
-
-    def __init__(self, backend: RemoteTimingBackend, contents: MakeBuffers, plan: Plan) -> None:
-        self.backend, self.plan, self.flags = backend, plan, backend.flags
-        self.contents = contents
+    def __init__(self, backend: RemoteTimingBackend, steps: RemoteSteps, seeds: Sequence[int]) -> None:
+        super().__init__(steps, seeds)
+        self.backend = backend
         self.pid: int | None = getattr(backend.sandbox, "pid", None) if backend.device == "cpu" else None
-        self.asleep_seconds: float | None = None
-        reply = backend.request("prepare", calls=plan.calls, flush=plan.flush)
-        self.calls = int(reply.payload["calls"])
-        if self.calls != plan.calls:
-            raise IntegrityError("its process prepared another number of calls than requested")
-        self.audit_calls = self.calls
 
     def sample(self) -> float:
         start, scheduled = _now(), scheduled_seconds(self.pid)
-        sample = self.backend.request("sample").payload
+        us = super().sample()
         self._count_sleep((_now() - start) / 1e9, scheduled)
-        # The worker's figure is not trusted: keep it in range.
-        self.audit_calls = max(1, min(self.calls, int(sample["audit_calls"])))
-        return float(sample["us"])
+        return us
 
     def _count_sleep(self, seconds: float, before: float | None) -> None:
         """Add the part of a sample's wall time in which no thread of the worker ran or waited for a core."""
@@ -263,28 +328,9 @@ class RemoteTimedCandidate:
         if before is not None and after is not None and after >= before:
             self.asleep_seconds = (self.asleep_seconds or 0.0) + max(0.0, seconds - (after - before))
 
-    @property
-    def violations(self) -> Mapping[str, str]:
-        return self.backend.violations
-
-    def sampled_outputs(self) -> RemoteOutputs:
-        return RemoteOutputs(self.backend, "sampled", self.calls)
-
-    def sample_warm(self) -> float:
-        return float(self.backend.request("side_sample", warm=True).payload["us"])
-
-    def sample_host(self) -> float:
-        return float(self.backend.request("side_sample", warm=False).payload["us"])
-
-    def replaced_functions(self) -> list[str]:
-        payload = self.backend.sandbox.request("timing.replaced_functions").payload
-        if hooks := "; ".join(map(str, payload.get("hooks", ()))):
-            self.backend.violations.setdefault("hooks", printable(hooks))
-        return [str(n) for n in payload["replaced"]]
-
     def cross_check(self, cold: float = 0.0, busy: float = 1.0) -> list[str]:
         """Compare the worker's two clocks, and the parent's clock with the claimed times."""
-        flags = [str(f) for f in self.backend.request("cross_check").payload["suspicions"]]
+        flags = super().cross_check(cold, busy)
         if "wall" in self.backend.without:
             return flags
         flags += self._compare_readings()
@@ -363,8 +409,8 @@ class RemoteTimedCandidate:
     def _repeat(self, repeats: int, warm: bool) -> tuple[float, float]:
         """Repeat the timed calls; return the wall time here and the worker's time (us)."""
         start = _now()
-        payload = self.backend.request("repeat", repeats=repeats, warm=warm).payload
-        return (_now() - start) / 1000, float(payload["us"])
+        total_us = self.repeat(repeats, warm).total_us
+        return (_now() - start) / 1000, total_us
 
     def _empty_request_us(self) -> float:
         """Return the median wall time (us) of a request without work."""
@@ -374,47 +420,3 @@ class RemoteTimedCandidate:
             self.backend.sandbox.request("timing.nothing")
             times.append((_now() - start) / 1000)
         return float(np.median(times))
-
-    def audit(self, seeds: Sequence[int]) -> tuple[float | None, RemoteOutputs]:
-        generated = (replace(self.contents(seed), seed=seed) for seed in seeds)
-        self.backend.load(Contents(b, [i], changing_tensors(b)) for i, b in enumerate(generated))
-        payload = self.backend.request("audit", calls=len(seeds)).payload
-        if "integrity_error" in payload:
-            raise IntegrityError(str(payload["integrity_error"]))
-        us = None if payload["us"] is None else float(payload["us"])
-        return us, RemoteOutputs(self.backend, "timed", int(payload["count"]))
-
-    def repeat_audit(self, calls: int) -> float | None:
-        us = self.backend.request("repeat_audit", calls=calls).payload["us"]
-        return None if us is None else float(us)
-
-    def rerun(
-        self, seeds: Sequence[int], round_number: int, alteration: int | None = None
-    ) -> Iterator[RemoteOutputs]:
-        self._load_for_rerun(seeds, round_number, alteration)
-        starts = True  # the other requests continue the rerun
-        while True:
-            reply = self.backend.request("rerun", starts=starts, round_number=round_number)
-            payload = reply.payload
-            if "integrity_error" in payload:
-                raise IntegrityError(str(payload["integrity_error"]))
-            if "label" not in payload:
-                return
-            if int(payload["count"]) != self.calls:
-                raise IntegrityError(f"{payload['count']} calls were made where {self.calls} were due")
-            yield RemoteOutputs(self.backend, str(payload["label"]), int(payload["count"]))
-            starts = False
-
-    def _load_for_rerun(self, seeds: Sequence[int], round_number: int, alteration: int | None) -> None:
-        """Write the contents of these seeds into the buffers in turn, with a few elements altered or none."""
-        for number, seed in enumerate(seeds):
-            indexes = [i for i in range(self.calls) if (i + round_number) % len(seeds) == number]
-            contents = replace(self.contents(seed), seed=seed)
-            positions = changing_tensors(contents)
-            if alteration is None:
-                self.backend.load([Contents(contents, indexes, positions)] if indexes else [])
-                continue
-            other, many = seeds[(number + 1) % len(seeds)], number % 2 == 1
-            with altered(contents, self.contents(other), alteration, many) as changed:
-                how = (other, alteration, many)
-                self.backend.load([Contents(changed, indexes, positions, how)] if indexes else [])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import cached_property
 from typing import Any
@@ -74,6 +75,9 @@ def handlers(argument: Mapping[str, Any]) -> Mapping[str, Handler]:
     # Imported before the candidate's file, so that the snapshot below includes the timing's functions.
     importlib.import_module(TIMING_MODULES[torch.cuda.is_available()])
     integrity.snapshot()  # Weft's own functions, before the candidate's file is loaded
+    # A backward runs more than once here (retain_graph): compiled code may not eat its saved tensors.
+    setattr(importlib.import_module("torch._functorch.config"), "donated_buffer", False)  # noqa: B010
+    _start_no_monitor_of_tqdm()
     state = WorkerState(Source.from_json(argument["source"]))
     verbs = {
         "load": _load,
@@ -85,6 +89,16 @@ def handlers(argument: Mapping[str, Any]) -> Mapping[str, Handler]:
     }
     own = {name: _with_state(state, verb) for name, verb in verbs.items()}
     return {**own, **worker_timing.handlers(state)}
+
+
+def _start_no_monitor_of_tqdm() -> None:
+    """Let tqdm, which torch.compile uses, start no thread that wakes every ten seconds.
+
+    A process that is stopped between its turns wakes it when it continues, outside of every call, and the
+    check of threads would take that for work that a call left behind.
+    """
+    with suppress(ImportError):
+        importlib.import_module("tqdm").tqdm.monitor_interval = 0
 
 
 def _with_state(state: WorkerState, verb: Callable[[WorkerState, dict[str, Any]], Result]) -> Handler:

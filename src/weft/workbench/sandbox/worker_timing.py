@@ -1,14 +1,16 @@
 """Timing of a candidate in a worker process: the part that runs in the worker.
 
-It prepares the candidate, takes samples, overwrites inputs, runs again and sends the requested
-outputs. The parent process keeps the session, the oracle and a clock of its own
-(:mod:`remote_timing`). It generates the inputs, where no code of the candidate can do work in passing,
-and sends them; it receives numbers and the outputs that it picks.
+One request, ``timing.run``, makes calls of the candidate, between two readings of the clock. All others
+make none: they overwrite inputs, poison old outputs, empty the cache or look at memory. The parent process
+composes samples, audits and re-checks of them, so that nothing here tells which of these a run belongs to
+(:mod:`remote_timing`). It keeps the session, the oracle and a clock of its own. It generates the inputs,
+where no code of the candidate can do work in passing, and sends them; it receives numbers and the outputs
+that it picks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -23,18 +25,22 @@ from weft.workbench.calls.buffers import (
     allocate_buffers,
     allocate_empty,
     overwrite,
+    regenerate,
+    release_unused_memory,
     tensors_of,
 )
+from weft.workbench.calls.make_calls import call_once
 from weft.workbench.calls.staging import TensorForm
 from weft.workbench.timing import cpu
-from weft.workbench.timing.altered_inputs import alter
+from weft.workbench.timing.altered_inputs import ElementChoices, alter, choose
 from weft.workbench.timing.hooks import HookMonitor
 from weft.workbench.timing.integrity import protected_functions, replaced_functions, snapshot
-from weft.workbench.timing.local_candidate import BufferCache, LocalTimedCandidate
+from weft.workbench.timing.local_candidate import BufferCache, LocalSteps
 from weft.workbench.timing.measure import timing_backend
-from weft.workbench.timing.plan import Candidate, IntegrityError, Plan, TimedOutputs, TimingBackend
+from weft.workbench.timing.plan import Candidate, LocalTimingBackend, Plan
 from weft.workbench.timing.threads import ThreadMonitor
 
+UNUSED_BYTES = 1 << 28  # of GPU memory that the allocator may keep when contents were generated
 Payload = dict[str, Any]
 Result = tuple[dict[str, Any], Sequence[torch.Tensor]]
 Handler = Callable[[Payload, list[torch.Tensor]], Result]
@@ -51,19 +57,19 @@ class PointResolver(Protocol):
 class WorkerTiming:
     """Candidate at one point: its backend, and the objects prepared from it."""
 
-    backend: TimingBackend
+    backend: LocalTimingBackend
+    device: str
     candidate: Candidate
     allocate: Callable[[], InputBuffers]
+    regenerate: Callable[[InputBuffers, int, Sequence[int]], None]
     contents: BufferCache
     buffers: list[InputBuffers] = field(default_factory=list)
     received: list[torch.Tensor] = field(default_factory=list)  # of the request that is answered
-    prepared: LocalTimedCandidate | None = None
-    rerun_passes: Iterator[TimedOutputs] | None = None
-    outputs: TimedOutputs | None = None
+    prepared: LocalSteps | None = None
     working_threads: set[str] = field(default_factory=set)
 
     @property
-    def timed(self) -> LocalTimedCandidate:
+    def steps(self) -> LocalSteps:
         assert self.prepared is not None, "timing.prepare comes before"
         return self.prepared
 
@@ -79,23 +85,14 @@ class TimingHandlers:
         self.n_timings = 0
 
     def handlers(self) -> dict[str, Handler]:
-        steps = (
-            *(
-                _memory,
-                _allocate,
-                _load,
-                _generate,
-                _estimate,
-                _prepare,
-                _sample,
-                _side_sample,
-                _cross_check,
-                _repeat,
-            ),
-            *(_audit, _repeat_audit, _rerun, _pick, _clock),
+        calling = (_estimate, _prepare, _run)
+        others = (
+            *(_memory, _allocate, _load, _generate, _poison, _evict, _wait, _clock),
+            *(_pick, _shared_memory, _unwritten, _hold, _store_digests, _has_changed),
         )
         on_a_timing: dict[str, Handler] = {
-            f"timing.{step.__name__.removeprefix('_')}": partial(self._run_step, step) for step in steps
+            f"timing.{step.__name__.removeprefix('_')}": partial(self._run_step, step, step in calling)
+            for step in (*calling, *others)
         }
         return on_a_timing | {
             "timing.first_call": self._first_call,
@@ -107,16 +104,21 @@ class TimingHandlers:
     def _replaced_functions(self, payload: Payload, _: list[torch.Tensor]) -> Result:
         return {"replaced": replaced_functions(), "hooks": self.hooks.look_at_all()}, ()
 
-    def _run_step(self, step: Step, payload: Payload, tensors_received: list[torch.Tensor]) -> Result:
-        """Run one step in the backend's context; report flags and threads that work after it."""
+    def _run_step(
+        self, step: Step, calls: bool, payload: Payload, tensors_received: list[torch.Tensor]
+    ) -> Result:
+        """Run one step in the backend's context; report flags and threads that work outside of calls."""
         timing = self.timings[payload["timing"]]
         timing.received = tensors_received
-        self.threads.begin_step()
+        if calls:
+            self.threads.begin_step()
         with timing.backend.context():
             fields, tensors = step(timing, payload)
         timing.received = []
-        # Threads that a step left behind could go on with its work while nothing is timed.
-        timing.working_threads |= self.threads.working_threads()
+        if calls:
+            # Threads that a step left behind could go on with its work while nothing is timed. No other step
+            # makes calls, so what they use while contents arrive counts as well.
+            timing.working_threads |= self.threads.working_threads()
         flags = sorted(timing.prepared.flags) if timing.prepared else []
         violations = dict(timing.prepared.violations) if timing.prepared else {}
         # Before the reply: a hook could do the work, and remove itself, when the next request arrives.
@@ -129,7 +131,7 @@ class TimingHandlers:
         """Bind and call for the first time; the parent measures the wall time."""
         operator, implementation, case, direction, device = self.state.point(payload)
         buffers = allocate_buffers(case, device, _grad_form(payload, direction), payload["seed"])
-        bind(operator, implementation, case, direction, buffers.inputs, buffers.grad)()
+        call_once(bind(operator, implementation, case, direction, buffers.inputs, buffers.grad))
         if device == "cuda":
             torch.cuda.synchronize()
         return {}, ()
@@ -138,17 +140,20 @@ class TimingHandlers:
         operator, implementation, case, direction, device = self.state.point(payload)
         self.threads.reset()  # other requests than this timing's may have come before
         backend = timing_backend(device, payload["without"])
+        trusted = bool(payload.get("trusted"))  # a reference may return what a candidate may not
         self.n_timings += 1
         self.timings[self.n_timings] = WorkerTiming(
             backend=backend,
+            device=device,
             candidate=Candidate(
                 name=implementation.name,
                 bind=lambda b: bind(operator, implementation, case, direction, b.inputs, b.grad),
-                inspected=True,
+                inspected=not trusted,
                 output_forms=self.state.output_forms(payload),
-                hooks=self.hooks,
+                hooks=None if trusted else self.hooks,
             ),
             allocate=partial(allocate_empty, case, device, _grad_form(payload, direction)),
+            regenerate=lambda buffers, seed, positions: regenerate(buffers, case, seed, positions),
             contents=BufferCache(partial(allocate_buffers, case, device, _grad_form(payload, direction))),
         )
         return {
@@ -156,6 +161,7 @@ class TimingHandlers:
             "cache_bytes": backend.cache_bytes,
             "overhead_us": backend.overhead_us,
             "slow_us": backend.slow_us,
+            "cpu_limits": [getattr(backend, "cores", 1), getattr(backend, "spin_ns", 0)],
         }, ()
 
 
@@ -175,7 +181,7 @@ def _memory(timing: WorkerTiming, payload: Payload) -> Result:
 
 def _allocate(timing: WorkerTiming, payload: Payload) -> Result:
     """Allocate buffers without values; release those before, and what was prepared on them."""
-    timing.prepared = timing.rerun_passes = timing.outputs = None
+    timing.prepared = None
     timing.buffers.clear()
     timing.buffers += [timing.allocate() for _ in range(payload["count"])]
     return {}, ()
@@ -191,14 +197,18 @@ def _load(timing: WorkerTiming, payload: Payload) -> Result:
 
 def _generate(timing: WorkerTiming, payload: Payload) -> Result:
     """Write contents from a seed, for those that are too large to be sent."""
-    contents = timing.contents(payload["seed"])
-    for index in payload["indexes"]:
-        buffers = timing.buffers[index]
+    first, *others = (timing.buffers[index] for index in payload["indexes"])
+    choices: list[ElementChoices] = []
+    if payload["alteration"] is not None:
+        other, seed, many = payload["alteration"]
+        timing.regenerate(first, other, payload["positions"])  # in place too, before they are overwritten
+        choices = choose(first, seed, many)
+    timing.regenerate(first, payload["seed"], payload["positions"])
+    alter(first, choices)
+    for buffers in others:
         for position in payload["positions"]:
-            overwrite(buffers.all_tensors[position], contents.all_tensors[position])
-        if payload["alteration"] is not None:
-            other, seed, many = payload["alteration"]
-            alter(buffers, timing.contents(other), seed, many=many)
+            overwrite(buffers.all_tensors[position], first.all_tensors[position])
+    release_unused_memory(UNUSED_BYTES)
     return {}, ()
 
 
@@ -209,31 +219,29 @@ def _estimate(timing: WorkerTiming, payload: Payload) -> Result:
 
 def _prepare(timing: WorkerTiming, payload: Payload) -> Result:
     plan = Plan(calls=payload["calls"], flush=payload["flush"])
-    prepared = timing.backend.prepare(timing.candidate, timing.buffers, timing.contents, plan)
-    assert isinstance(prepared, LocalTimedCandidate)
-    timing.prepared = prepared
-    return {"calls": prepared.calls}, ()
+    runner = timing.backend.make_runner(timing.candidate, timing.buffers, plan)
+    timing.prepared = LocalSteps(runner, timing.buffers, timing.contents, timing.device)
+    release_unused_memory(UNUSED_BYTES)  # outputs of the calls before a capture, which has memory of its own
+    return {"calls": runner.calls}, ()
 
 
-def _sample(timing: WorkerTiming, payload: Payload) -> Result:
-    timing.outputs = None
-    us = timing.timed.sample()
-    timing.outputs = timing.timed.sampled_outputs()
-    return {"us": us, "audit_calls": timing.timed.audit_calls}, ()
+def _run(timing: WorkerTiming, payload: Payload) -> Result:
+    """Make the calls of these indexes and keep their outputs: of a sample, a re-check or anything else."""
+    return vars(timing.steps.run(payload["indexes"], payload["repeats"], payload["mode"])), ()
 
 
-def _side_sample(timing: WorkerTiming, payload: Payload) -> Result:
-    """Take one sample with a warm cache, or of the host's time."""
-    timed = timing.timed
-    return {"us": timed.sample_warm() if payload["warm"] else timed.sample_host()}, ()
+def _poison(timing: WorkerTiming, payload: Payload) -> Result:
+    timing.steps.poison()
+    return {}, ()
 
 
-def _cross_check(timing: WorkerTiming, payload: Payload) -> Result:
-    return {"suspicions": timing.timed.cross_check()}, ()
+def _evict(timing: WorkerTiming, payload: Payload) -> Result:
+    timing.steps.evict()
+    return {}, ()
 
 
-def _repeat(timing: WorkerTiming, payload: Payload) -> Result:
-    return {"us": timing.timed.runner.repeat(payload["repeats"], payload["warm"])}, ()
+def _wait(timing: WorkerTiming, payload: Payload) -> Result:
+    return {"cpu_ns": timing.steps.wait()}, ()
 
 
 def _clock(timing: WorkerTiming, payload: Payload) -> Result:
@@ -241,38 +249,30 @@ def _clock(timing: WorkerTiming, payload: Payload) -> Result:
     return {"ns": cpu._now()}, ()
 
 
-def _audit(timing: WorkerTiming, payload: Payload) -> Result:
-    """Time calls on contents that the candidate has never seen, which were loaded before."""
-    try:
-        us, timing.outputs = timing.timed.audit_loaded(payload["calls"])
-    except IntegrityError as error:
-        return {"integrity_error": str(error)}, ()
-    return {"us": us, "count": len(timing.outputs)}, ()
+def _shared_memory(timing: WorkerTiming, payload: Payload) -> Result:
+    return {"reason": timing.steps.shared_memory()}, ()
 
 
-def _repeat_audit(timing: WorkerTiming, payload: Payload) -> Result:
-    """Time the calls of the audit again, on the same contents."""
-    return {"us": timing.timed.repeat_audit(payload["calls"])}, ()
+def _unwritten(timing: WorkerTiming, payload: Payload) -> Result:
+    return {"index": timing.steps.unwritten()}, ()
 
 
-def _rerun(timing: WorkerTiming, payload: Payload) -> Result:
-    """Start a rerun on the contents that were loaded before, or continue to its next pass."""
-    if payload["starts"]:
-        timing.rerun_passes = timing.timed.rerun_loaded(payload["round_number"])
-    assert timing.rerun_passes is not None, "a rerun was not started"
-    timing.outputs = None
-    try:
-        timing.outputs = next(timing.rerun_passes, None)
-    except IntegrityError as error:
-        return {"integrity_error": str(error)}, ()
-    if timing.outputs is None:
-        return {}, ()
-    return {"label": timing.outputs.label, "count": len(timing.outputs)}, ()
+def _hold(timing: WorkerTiming, payload: Payload) -> Result:
+    timing.steps.hold(payload["indexes"])
+    return {}, ()
+
+
+def _store_digests(timing: WorkerTiming, payload: Payload) -> Result:
+    timing.steps.store_digests(payload["indexes"])
+    return {}, ()
+
+
+def _has_changed(timing: WorkerTiming, payload: Payload) -> Result:
+    return {"changed": timing.steps.has_changed()}, ()
 
 
 def _pick(timing: WorkerTiming, payload: Payload) -> Result:
-    assert timing.outputs is not None, "no outputs: audit or rerun comes before"
-    picked = timing.outputs.pick(payload["indexes"])
+    picked = timing.steps.pick(payload["indexes"])
     # The picked outputs leave the process; the others stay, so that a recheck of large outputs is cheap.
     groups = [tensors_of(picked[i]) for i in payload["indexes"]]
     is_single = [isinstance(picked[i], torch.Tensor) for i in payload["indexes"]]

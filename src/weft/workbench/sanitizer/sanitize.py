@@ -25,7 +25,7 @@ from weft.core.operator import DIRECTIONS
 from weft.core.record import FAIL, PASS, UNSUPPORTED
 from weft.workbench.calls.seeds import fresh_seeds
 from weft.workbench.kernels.names import is_library, origin
-from weft.workbench.sanitizer.subprocess_target import RunFiles, environment, read_events
+from weft.workbench.sanitizer.subprocess_target import EventState, RunFiles, environment
 from weft.workbench.sources.source import Source
 
 TOOLS = {
@@ -182,7 +182,7 @@ def run(
 
 
 @dataclass
-class TargetState:
+class TargetState(EventState):
     """State of the target, from the events that it has written so far."""
 
     started: bool = False
@@ -196,14 +196,7 @@ class TargetState:
     raised: str = ""
     memory: bool = False
 
-    @staticmethod
-    def read(path: Path) -> TargetState:
-        state = TargetState()
-        for event in read_events(path):
-            state._update(event)
-        return state
-
-    def _update(self, event: dict[str, Any]) -> None:
+    def update(self, event: dict[str, Any]) -> None:
         name = event["event"]
         if name in ("started", "finished"):
             setattr(self, name, True)

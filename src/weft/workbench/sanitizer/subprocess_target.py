@@ -12,11 +12,12 @@ import os
 import subprocess
 import sys
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import weft
 from weft.core import WeftError, registry
@@ -88,6 +89,22 @@ def read_events(report: Path) -> Iterator[dict[str, Any]]:
     for line in text.splitlines(keepends=True):
         if line.endswith("\n"):  # a line without its end is still being written
             yield json.loads(line)
+
+
+class EventState(ABC):
+    """State of a target, as its events describe it; a subclass has the fields."""
+
+    @abstractmethod
+    def update(self, event: dict[str, Any]) -> None:
+        """Change the fields as an event says."""
+
+    @classmethod
+    def read(cls, report: Path) -> Self:
+        """Return the state after the events that the target has written so far."""
+        state = cls()
+        for event in read_events(report):
+            state.update(event)
+        return state
 
 
 @contextmanager

@@ -40,6 +40,7 @@ KILLED, SURVIVED, NOT_RUN = "killed", "survived", "not run"
 # Status of a mutant that only its time can show, judged on a busy machine: no time can be trusted there.
 INCONCLUSIVE = "inconclusive"
 TIME_CHECKS = {"fresh", "clocks", "floor"}  # checks that compare times
+BUSY = "timing could not be trusted"
 # Output that a judge would accept if it read verdicts from the candidate's output.
 FORGED_VERDICTS = ('"correct": true', '"status": "pass"')
 # Without ceilings: the floor shows whether a time is possible, not whether it was measured honestly.
@@ -112,6 +113,7 @@ class SelftestSettings:
     without: frozenset[str]
     oracles: OracleCache
     huge_case_lock: threading.Lock = field(default_factory=threading.Lock)
+    problem_lock: threading.Lock = field(default_factory=threading.Lock)
 
     @staticmethod
     def create(device: str, without: Collection[str] = ()) -> SelftestSettings:
@@ -321,7 +323,7 @@ def _time(
 
 
 def _inconclusive(result: MutantResult, case: Case, busy: str) -> MutantResult:
-    reason = f"timing could not be trusted: the machine was busy ({busy}): times are doubtful"
+    reason = f"{BUSY}: the machine was busy ({busy}): times are doubtful"
     return replace(result, status=INCONCLUSIVE, reason=reason, case=case.name)
 
 

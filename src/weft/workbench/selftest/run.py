@@ -39,6 +39,7 @@ from weft.workbench.selftest.judge import (
 )
 from weft.workbench.selftest.mutants.cheats_process import SHARED
 from weft.workbench.selftest.mutants.mutant import Mutant
+from weft.workbench.selftest.problems import judge_problem
 from weft.workbench.timing.plan import CHECKS
 
 # Parts of judging that can be left out, besides the rules of the check and the timing's checks.
@@ -49,6 +50,8 @@ JUDGE_PARTS = {
     "channel": "the private channel: what is printed is believed",
     "provenance": "whose kernels ran",
     "observed": "the kernels with a profiler and without, compared",
+    "weights": "other values for the constant weights of a problem",
+    "constants": "other values for a problem's inputs that never vary, and no time where there are none",
 }
 OnDone = Callable[[MutantResult, int, int], None]
 END_PERIOD = 0.2  # seconds between two requests to end the workers of an interrupted run
@@ -150,6 +153,8 @@ def select(
 
 def steps_of(mutant: Mutant) -> tuple[str, ...]:
     """Return the judge's steps, in the order that kills soonest. A control goes through all."""
+    if mutant.problem is not None:  # judged in one piece; alone on the machine if it is timed
+        return ("clock",) if mutant.problem.timed else ("check",)
     # A control must pass every step: a false alarm of any of them is a bug.
     if mutant.phase == "check" and not mutant.honest:
         return ("check",)
@@ -225,6 +230,9 @@ class _SelftestRun:
         self.run_parallel(others, partial(self._step, "check"))
 
     def _step(self, name: str, mutant: Mutant, settings: SelftestSettings) -> MutantResult:
+        if mutant.problem is not None:
+            in_this_step = name in steps_of(mutant)
+            return judge_problem(mutant, settings) if in_this_step else MutantResult(id=mutant.id)
         return run_step(name, Subject.of(mutant), settings)
 
     def _is_killed_by_clock(self, mutant: Mutant) -> bool:

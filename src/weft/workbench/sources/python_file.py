@@ -237,7 +237,6 @@ def reference_implementation(operator: Operator) -> Implementation:
     eager.computes_reference = True  # type: ignore[attr-defined]  # the check does not compare it with itself
     return Implementation(
         operator=operator.name,
-        name="eager",
         backend="eager",
         forward=eager,
         directions=operator.directions,

@@ -30,13 +30,15 @@ class Source:
     """Origin of a candidate: ``kind`` names its loader, ``path`` is what that loader reads.
 
     ``reference`` is the problem's file if the candidate's format has one, and ``operator`` the
-    operator to compute if the file does not name it.
+    operator to compute if the file does not name it. With ``is_reference`` the source is that file
+    itself, in place of a candidate.
     """
 
     kind: str
     path: str
     reference: str = ""
     operator: str = ""
+    is_reference: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:

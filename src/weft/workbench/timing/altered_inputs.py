@@ -8,9 +8,9 @@ same elements. A cache by all bytes of the inputs is not seen here, only by its 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -29,31 +29,68 @@ SPARSENESS = 2048
 CORNER = 32  # side of the corner that shows whether an input is symmetric or sorted
 
 
-def alter(buffers: InputBuffers, source: InputBuffers, seed: int, many: bool) -> list[ElementChanges]:
-    """Replace elements of ``buffers`` in place by those of ``source`` at the same positions.
+@dataclass(frozen=True)
+class ElementChoices:
+    """Elements of a tensor of other contents at random positions: (n,) indexes for each dimension, values.
 
-    In the backward only the gradient changes. One element of each input changes, or one in ``SPARSENESS``
-    with ``many``. Inputs that are small, not floating-point, symmetric or sorted stay as they are: their
-    elements depend on each other. Returns the changes that bring the former elements back.
+    Of these the ``count`` with the largest change replace those of a tensor of the same shape.
     """
-    pairs = list(zip(buffers.all_tensors, source.all_tensors, strict=True))
-    first = len(buffers.inputs) if buffers.grad is not None else 0
-    undo = []
-    for index, (target, other) in enumerate(pairs[first:], first):
-        stored = distinct_elements(target).data
-        if not target.is_floating_point() or stored.numel() < LEAST_ELEMENTS or _has_order(stored):
+
+    index: int
+    where: tuple[torch.Tensor, ...]
+    values: torch.Tensor
+    count: int
+
+
+def choose(source: InputBuffers, seed: int, many: bool) -> list[ElementChoices]:
+    """Choose elements of ``source`` to replace those of other contents of the same case.
+
+    One element of each input, or one in ``SPARSENESS`` with ``many``; in the backward of the gradient alone.
+    The source is not needed any more: two contents of a large problem need not be in memory together.
+    """
+    first = len(source.inputs) if source.grad is not None else 0
+    choices = []
+    for index, tensor in enumerate(source.all_tensors[first:], first):
+        stored = distinct_elements(tensor).data
+        if not tensor.is_floating_point() or stored.numel() < LEAST_ELEMENTS:
             continue
-        values = other[tuple(slice(0, n) for n in stored.shape)]
-        where = _positions(stored, values, seed + index - first, many)
-        undo.append(ElementChanges(index, where, indexed_elements(target)[where]))
-        indexed_elements(target)[where] = indexed_elements(other)[where]
+        # On the CPU, so that every process and every device takes the same positions.
+        generator = torch.Generator().manual_seed(seed + index - first)
+        count = 1 + (stored.numel() // SPARSENESS if many else 0)
+        n_choices = CHOICES if count == 1 else 4 * count
+        flat = torch.randint(0, stored.numel(), (n_choices,), generator=generator).to(stored.device)
+        where = torch.unravel_index(flat, stored.shape)
+        choices.append(ElementChoices(index, where, indexed_elements(tensor)[where], count))
+    return choices
+
+
+def alter(buffers: InputBuffers, choices: Sequence[ElementChoices]) -> list[ElementChanges]:
+    """Replace elements of ``buffers`` in place by those chosen from other contents.
+
+    Inputs that are symmetric or sorted stay as they are, as do those that are small or not floating-point:
+    their elements depend on each other. Returns the changes that bring the former elements back.
+    """
+    undo = []
+    for choice in choices:
+        target = buffers.all_tensors[choice.index]
+        if _has_order(distinct_elements(target).data):
+            continue
+        elements = indexed_elements(target)
+        before = elements[choice.where]
+        change = _as_double(choice.values, target.dtype) - _as_double(before, target.dtype)
+        # The largest changes: a small one could hide in the tolerance.
+        change = (change if choice.count > 1 else change.abs()).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        largest = change.topk(choice.count).indices
+        where = tuple(w[largest] for w in choice.where)
+        undo.append(ElementChanges(choice.index, where, before[largest]))
+        elements[where] = choice.values[largest]
     return undo
 
 
 @contextmanager
-def altered(buffers: InputBuffers, source: InputBuffers, seed: int, many: bool) -> Iterator[InputBuffers]:
+def altered(buffers: InputBuffers, choices: Sequence[ElementChoices]) -> Iterator[InputBuffers]:
     """Alter the buffers inside, and restore them afterwards. What is yielded names its ``changes``."""
-    undo = alter(buffers, source, seed, many)
+    undo = alter(buffers, choices)
     try:
         tensors = buffers.all_tensors
         changes = (replace(u, values=indexed_elements(tensors[u.index])[u.where]) for u in undo)
@@ -62,25 +99,9 @@ def altered(buffers: InputBuffers, source: InputBuffers, seed: int, many: bool) 
         apply_changes(buffers, undo)
 
 
-def _positions(stored: torch.Tensor, values: torch.Tensor, seed: int, many: bool) -> tuple[torch.Tensor, ...]:
-    """Return the indexes of the elements to replace, one tensor for each dimension."""
-    # On the CPU, so that every process and every device takes the same positions.
-    generator = torch.Generator().manual_seed(seed)
-    count = 1 + (stored.numel() // SPARSENESS if many else 0)
-    choices = CHOICES if count == 1 else 4 * count
-    flat = torch.randint(0, stored.numel(), (choices,), generator=generator).to(stored.device)
-    where = torch.unravel_index(flat, stored.shape)
-    change = _take(values, where) - _take(stored, where)
-    # The largest changes: a small one could hide in the tolerance.
-    change = (change if many else change.abs()).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-    largest = change.topk(count).indices
-    return tuple(w[largest] for w in where)
-
-
-def _take(tensor: torch.Tensor, where: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    if tensor.dtype.itemsize == 1:
-        return tensor.view(torch.uint8)[where].view(tensor.dtype).double()
-    return tensor[where].double()
+def _as_double(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return elements in float64; those of one byte are bytes, since torch cannot index float8."""
+    return values.view(dtype).double()
 
 
 def _has_order(tensor: torch.Tensor) -> bool:

@@ -12,11 +12,10 @@ Part of the L2 can be set aside for accesses marked persisting
 from __future__ import annotations
 
 import ctypes
-import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -24,30 +23,22 @@ import torch
 
 from weft import machine
 from weft.machine import driver
-from weft.workbench.calls.buffers import (
-    InputBuffers,
-    MakeBuffers,
-    Outputs,
-    poison,
-    storages,
-    tensors_of,
-)
+from weft.workbench.calls.buffers import InputBuffers, MakeBuffers, Outputs, tensors_of
 from weft.workbench.calls.graph_capture import graph_capture
-from weft.workbench.timing.local_candidate import LocalTimedCandidate
+from weft.workbench.calls.make_calls import call_once, make_calls, schedule
+from weft.workbench.timing.composed_candidate import ComposedCandidate
+from weft.workbench.timing.local_candidate import prepare
 from weft.workbench.timing.output_inspector import OutputInspector
-from weft.workbench.timing.plan import CROSS_CHECK_TRIES, Candidate, Estimate, Plan
+from weft.workbench.timing.plan import COLD, PLAIN, REPEATED, Candidate, Estimate, Plan, RunTimes
 
 # Bound at import, so that a candidate that replaces them in `time` or `torch` changes nothing here.
 _now = time.perf_counter_ns
 _Event, _Graph = torch.cuda.Event, torch.cuda.CUDAGraph
 _synchronize, _sleep = torch.cuda.synchronize, torch.cuda._sleep
-_random = random.SystemRandom()  # a candidate could reproduce a seeded generator
 
 SLOW_US = 50_000.0  # above it a rotation over buffers is replaced by a flush
 SPIN_CYCLES = 200_000  # about 0.1 ms; doubled until the host's queue is ahead of the GPU
 MAX_SPIN_CYCLES = 40_000_000
-CROSS_CHECK_US = 5_000.0  # the two clocks are compared over this time
-HOST_CALLS = 20  # calls in a batch: far fewer than the launch queue holds
 EMPTY_KERNELS = (1, 33)  # sizes of the two empty graphs whose times give the overhead
 PERSISTING_L2_LIMIT = 6  # CU_LIMIT_PERSISTING_L2_CACHE_SIZE in cuda.h
 
@@ -161,16 +152,17 @@ class CudaTimingBackend:
     def estimate(self, candidate: Candidate, buffers: InputBuffers) -> Estimate:
         """Estimate one call; the time includes launches where they cannot be queued ahead."""
         call = candidate.bind(buffers)
-        output_bytes = sum(t.nbytes for t in tensors_of(call()))
-        call()  # a second call: the first one compiles, tunes and fills the allocator
+        output_bytes = sum(t.nbytes for t in tensors_of(call_once(call)))
+        call_once(call)  # a second call: the first one compiles, tunes and fills the allocator
         _synchronize()
-        least = min(abs(self.timed(lambda: None, call, 5 * SPIN_CYCLES)) for _ in range(4))
+        once = partial(call_once, call)
+        least = min(abs(self.timed(lambda: None, once, 5 * SPIN_CYCLES)) for _ in range(4))
         return Estimate(us=least, output_bytes=output_bytes)
 
     def prepare(
         self, candidate: Candidate, buffer_sets: Sequence[InputBuffers], contents: MakeBuffers, plan: Plan
-    ) -> LocalTimedCandidate:
-        return LocalTimedCandidate(self.make_runner(candidate, buffer_sets, plan), buffer_sets, contents)
+    ) -> ComposedCandidate:
+        return prepare(self.make_runner(candidate, buffer_sets, plan), buffer_sets, contents, "cuda")
 
     def make_runner(
         self, candidate: Candidate, buffer_sets: Sequence[InputBuffers], plan: Plan
@@ -195,14 +187,14 @@ def capture(
     """
     # A graph replays without the host: a launch from Python costs more than a small kernel takes.
     graph = _Graph()
-    outputs: list[Outputs] = []
+    spare = len(calls)
+    outputs: list[Any] = [None] * (spare + 1)
+    # An output that is not kept is released before the next call of the same graph, which gets its memory.
+    scheduled = [(spare, index if keep else spare, call) for index, call in enumerate(calls)]
     with graph_capture(graph, torch.cuda.current_stream(), pool=pool):
-        for call in calls:
-            output = call()
-            if keep:
-                outputs.append(output)
-            del output  # frees its memory for the next call of the same graph
-    return graph, outputs
+        make_calls(scheduled, outputs)
+        outputs[spare] = None
+    return graph, outputs[:spare] if keep else []
 
 
 class CudaRunner:
@@ -217,30 +209,33 @@ class CudaRunner:
     ) -> None:
         self.backend, self.plan, self.spin = backend, plan, SPIN_CYCLES
         self.flags: set[str] = set()
-        self._protected = storages(buffer_sets)
         self._inspector = (
             OutputInspector(buffer_sets, candidate.output_forms) if candidate.inspected else None
         )
         self._closures = [candidate.bind(buffers) for buffers in buffer_sets]
         # Compile, tune and allocate before the capture, which forbids all of that.
         for call in (*self._closures[:2], self._closures[-1]):
-            call()
+            call_once(call)
         _synchronize()
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._outputs: list[Outputs] = []
+        self._captured: list[Outputs] = []  # outputs of every replay of the graph
+        # Outputs of calls outside the graph; each lives until the next call of its buffer.
+        self._made: list[Outputs | None] = [None] * (self.calls + 1)
+        self._scheduled = schedule(self._closures, range(self.calls))
         self._replay_warm: Callable[[], object] | None = None
-        self._lead: Callable[[], object] = self._closures[-1]
+        self._lead: Callable[[], object] = partial(call_once, self._closures[-1])
+        self._last_mode = COLD
         try:
-            self._graph, self._outputs = capture(self._closures, keep=True)
+            self._graph, self._captured = capture(self._closures, keep=True)
             # A replay returns no new objects: these are the outputs of all samples.
-            self._inspect(self._outputs)
+            self._inspect(self._captured)
             # The same memory pool: the lead needs no memory beside the graph's.
             lead, _ = capture(self._closures[-1:], keep=False, pool=self._graph.pool())
             self._lead = lead.replay
         except torch.OutOfMemoryError:
             raise  # timing call by call would need the same memory
         except Exception as error:  # noqa: BLE001 - libraries raise types of their own
-            self._graph, self._outputs = None, []
+            self._graph, self._captured = None, []
             self._flag_failed_capture(error)
 
     def _flag_failed_capture(self, error: Exception) -> None:
@@ -255,10 +250,6 @@ class CudaRunner:
         return len(self._closures)
 
     @property
-    def outputs(self) -> Sequence[Outputs]:
-        return self._outputs
-
-    @property
     def violation(self) -> str:
         return self._inspector.violation if self._inspector else ""
 
@@ -266,132 +257,92 @@ class CudaRunner:
         if self._inspector is not None:
             self._inspector.inspect(outputs, first_call)
 
-    def _body(self) -> None:
-        if self._graph is not None:
-            self._graph.replay()
-            return
-        if self._inspector is None:
-            for call in self._closures:
-                call()
-            return
-        # An output lives until its buffer's next call, as those of a graph do: all of them are inspected.
-        self._outputs = self._outputs or [None] * self.calls  # type: ignore[list-item]  # complete below
-        for index, call in enumerate(self._closures):
-            self._outputs[index] = call()
+    def outputs(self) -> Sequence[Outputs | None]:
+        """Return the outputs of the last run, by index."""
+        return self._captured if self._graph is not None and self._last_mode != PLAIN else self._made
 
-    def _time(self, before: Callable[[], object], body: Callable[[], object]) -> float:
-        """Take a sample behind a spin that is long enough, or without a spin where none is."""
-        while self.spin:
-            us = self.backend.timed(before, body, self.spin)
-            if us >= 0:
-                return us
-            self.spin *= 2  # the host was slow this time; the longer spin is kept for later samples
-            if self.spin > MAX_SPIN_CYCLES:
-                self.spin = 0
-                self.flags.add("host-bound: the call waits for the host, which its time includes")
-        return self.backend.timed(before, body, 0)
+    def kept_outputs(self) -> Sequence[Outputs | None]:
+        return [*self._captured, *self._made]
 
-    def sample(self) -> float:
-        """Take a cold sample.
+    def run(self, indexes: Sequence[int], repeats: int = 1, mode: str = COLD) -> RunTimes:
+        """Make the calls of these indexes: in the graph, or one by one where there is none or in PLAIN mode.
 
-        With a flush the cache holds other lines. Without one the last call comes first, untimed:
-        the timed calls then find the cache, and the lines that wait for write-back, as in a long
-        run of such calls.
+        The graphs hold all calls, and as many calls of the first. ``us`` is None where the GPU was ahead of
+        the queue: the sample may be taken again, now behind a longer spin.
         """
-        before = self.backend.flush if self.plan.flush else self._lead
-        # Without a flush a lead call puts the cache into the state between two calls of a long run.
-        us = self._per_call(self._time(before, self._body))
+        self._last_mode = mode
+        if mode == PLAIN:
+            return self._run_plainly(indexes)
+        if self._graph is not None and mode == COLD:
+            self._made = [None] * (self.calls + 1)  # memory that nothing needs until the next plain call
+        body = self._warm_body() if len(set(indexes)) < len(indexes) else self._body
+        if mode == REPEATED:
+            wall, events = self._wall_and_event_time(repeats, body)
+            times = RunTimes(us=self._per_call(events / repeats), total_us=events, wall_us=wall)
+        else:
+            times = self._timed_run(body, mode)
         if self._graph is None:
-            self._inspect(self._outputs)
+            first, last = indexes[0], indexes[-1]
+            self._inspect(self._made[first : last + 1], first)
         if self.backend.whole_cache:
             set_aside = persisting_l2_bytes() or self.backend.set_aside_bytes
             if set_aside:
                 release_persisting_l2()
                 self.flags.add(f"suspect: L2 set aside: {set_aside} bytes that outlive a flush")
-        return us
+        return times
 
-    @property
-    def audit_calls(self) -> int:
-        """All calls: one graph holds them."""
-        return self.calls
+    def _timed_run(self, body: Callable[[], object], mode: str) -> RunTimes:
+        """Run ``body`` between two events, once, behind a spin that is longer the next time if it must be.
 
-    def run_once(self, calls: int) -> tuple[float | None, list[Outputs]]:
-        """Time the calls once, from a clean cache and over poisoned outputs.
-
-        The time is None where the GPU was ahead of the queue. The sample is not taken again, since
-        the candidate has seen the contents by then.
+        In COLD mode a flush leaves other lines in the cache. Without one the last call comes first, untimed:
+        the timed calls then find the cache, and the lines that wait for write-back, as in a long
+        run of such calls.
         """
-        for output in self._outputs:
-            if output is not None:
-                poison(output, self._protected)
-        plain_outputs: list[Outputs] = []
-
-        def body() -> None:
-            if self._graph is not None:
-                self._graph.replay()
-            else:
-                plain_outputs.extend(call() for call in self._closures)
-
-        us = self.backend.timed(self.backend.evict, body, self.spin)
-        self._inspect(plain_outputs)
+        before: Callable[[], object] = partial(call_once, self._closures[0])
+        if mode == COLD:
+            before = self.backend.flush if self.plan.flush else self._lead
+        us = self.backend.timed(before, body, self.spin)
         if us < 0:
-            self.spin = min(2 * self.spin, MAX_SPIN_CYCLES)
-        return (None if us < 0 else self._per_call(us)), plain_outputs or self._outputs
+            self.spin *= 2  # the host was slow this time; the longer spin is kept for later samples
+            if self.spin > MAX_SPIN_CYCLES:
+                self.spin = 0
+                self.flags.add("host-bound: the call waits for the host, which its time includes")
+        return RunTimes(us=None if us < 0 else self._per_call(us), total_us=abs(us), wall_us=abs(us))
 
-    def repeat(self, repeats: int, warm: bool) -> float:
-        """Repeat the timed calls back to back (``warm``: the first alone); return the us by events."""
-        return self._wall_and_event_time(repeats, self._warm_body() if warm else self._body)[1]
+    def _body(self) -> None:
+        if self._graph is not None:
+            self._graph.replay()
+        else:
+            make_calls(self._scheduled, self._made)
+
+    def _warm_body(self) -> Callable[[], object]:
+        """Return what makes as many calls as a sample, all on the first buffer."""
+        if self._replay_warm is None:
+            if self._graph is not None:
+                graph, _ = capture([self._closures[0]] * self.calls, keep=False, pool=self._graph.pool())
+                self._replay_warm = graph.replay
+            else:
+                same = schedule(self._closures, [0] * self.calls)
+                self._replay_warm = lambda: make_calls(same, self._made)
+            self._replay_warm()
+        return self._replay_warm
 
     def _per_call(self, us: float) -> float:
         graphed = self._graph is not None
         overhead = self.backend.overhead_us if graphed else self.backend.plain_overhead
         return max(0.0, us - overhead) / self.calls
 
-    def sample_warm(self) -> float:
-        """Time calls on one buffer, after an untimed call on it."""
-        return self._per_call(self._time(self._closures[0], self._warm_body()))
-
-    def _warm_body(self) -> Callable[[], object]:
-        if self._replay_warm is None:
-            same = [self._closures[0]] * self.calls
-            if self._graph is not None:
-                graph, _ = capture(same, keep=False, pool=self._graph.pool())
-                self._replay_warm = graph.replay
-            else:
-                self._replay_warm = lambda: [call() for call in same]
-            self._replay_warm()
-        return self._replay_warm
-
-    def sample_host(self) -> float:
-        """Return the host's wall time for a call, back to back, with an empty queue around them."""
-        call = self._closures[0]
-        call()
-        # Random, so that no call can know that it is the last one, whose output is inspected.
-        calls = HOST_CALLS - _random.randrange(HOST_CALLS // 2)
+    def _run_plainly(self, indexes: Sequence[int]) -> RunTimes:
+        """Make calls by the host, with an empty queue around them; the time is the host's."""
+        scheduled = schedule(self._closures, indexes)
         _synchronize()  # an empty queue: a full one would make the host wait for the GPU
         start = _now()
-        for _ in range(calls - 1):
-            call()
-        output = call()
-        spent = _now() - start
+        make_calls(scheduled, self._made)
+        spent = (_now() - start) / 1000
         _synchronize()
-        self._inspect([output])
-        return spent / calls / 1000
-
-    def cross_check(self, cold: float = 0.0, busy: float = 1.0) -> list[str]:
-        """Compare events around many samples with the wall clock around them.
-
-        A synchronisation of the whole device ends the wall time, so the clocks differ where work
-        runs on a stream that the events do not see.
-        """
-        sample_us = max(1.0, self._time(self._lead, self._body))
-        repeats = min(1000, max(1, round(CROSS_CHECK_US / sample_us)))
-        for _ in range(CROSS_CHECK_TRIES):  # a host that waited for a core must not look like a cheat
-            wall, events = self._wall_and_event_time(repeats, self._body)
-            # 30 us: a synchronisation and the launch of the first graph are in the wall time alone.
-            if abs(wall - events) <= 0.1 * events + 30.0:
-                return []
-        return [f"suspect: clocks disagree ({wall:.0f} us by the wall, {events:.0f} us by events)"]
+        first, last = indexes[0], indexes[-1]
+        self._inspect(self._made[first : last + 1], first)
+        return RunTimes(us=spent / len(indexes), total_us=spent, wall_us=spent)
 
     def _wall_and_event_time(self, repeats: int, body: Callable[[], object]) -> tuple[float, float]:
         first, last = self.backend.events
@@ -405,22 +356,10 @@ class CudaRunner:
         wall = (_now() - start) / 1000
         return wall, 1000.0 * float(first.elapsed_time(last))
 
-    def replay(self) -> list[Outputs]:
-        """Make the timed calls once more over poisoned outputs; return what they wrote."""
-        if self._graph is None:
-            outputs = [call() for call in self._closures]
-            self._inspect(outputs)
-            return outputs
-        # A graph that was captured without the work would leave the poison in its outputs.
-        for output in self._outputs:
-            poison(output, self._protected)
-        self._graph.replay()
-        return self._outputs
+    def evict(self) -> None:
+        self.backend.evict()
 
-    def call(self, index: int) -> Outputs:
-        output = self._closures[index]()
-        self._inspect([output], index)
-        return output
-
-    def wait(self) -> None:
+    def wait(self) -> int:
+        """Wait until the device is idle."""
         _synchronize()
+        return 0

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import builtins
 import gc
+import importlib
 import json
 import random
 import signal
@@ -21,6 +22,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from operator import attrgetter
 from typing import Any
 
@@ -191,6 +193,9 @@ _n_audit_hooks = [0]  # added since the first monitor was created
 
 def _count_audit_hooks() -> None:
     """Count the audit hooks that are added from now on: Python has no list of them."""
+    # On Python 3.12 it adds one when it is imported, as torch.compile does at its first use.
+    with suppress(ImportError):
+        importlib.import_module("filelock")
     real = sys.addaudithook
     if getattr(real, "__module__", "") == __name__:
         return

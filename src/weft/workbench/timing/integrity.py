@@ -41,6 +41,8 @@ PROTECTED_MODULES = (
     "weft.workbench.sandbox.remote_timing",
     "weft.workbench.sandbox.worker",
     "weft.workbench.sandbox.protocol",
+    "weft.workbench.sandbox.observed_kernels",
+    "weft.workbench.kernels.provenance",
 )
 _own: dict[str, tuple[object, str, object]] = {
     f"{label}.{name}": (owner, name, getattr(owner, name))

@@ -1,22 +1,16 @@
-"""Timed candidate of this process: a runner together with the buffers that it was bound to.
+"""Steps of a timed candidate in this process: a runner together with the buffers that it was bound to.
 
-It overwrites inputs in place, poisons old outputs and inspects the memory of new ones, which only the
+They overwrite inputs in place, poison old outputs and look at the memory of new ones, which only the
 process that holds them can do. The same code runs in a worker process, which sends the outputs that
 are picked.
 """
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-
-import torch
 
 from weft.workbench.calls.buffers import (
     InputBuffers,
-    LeadingOutputs,
     MakeBuffers,
     Outputs,
     has_poison,
@@ -25,18 +19,17 @@ from weft.workbench.calls.buffers import (
     shares_memory,
     storages,
     tensors_of,
-    values_equal,
 )
-from weft.workbench.timing.altered_inputs import alter
+from weft.workbench.calls.guarded_memory import digest
+from weft.workbench.timing.altered_inputs import ElementChoices, alter, choose
+from weft.workbench.timing.composed_candidate import ComposedCandidate
 from weft.workbench.timing.integrity import replaced_functions
-from weft.workbench.timing.plan import IntegrityError, Plan, Runner
+from weft.workbench.timing.plan import COLD, ContentSource, Plan, Runner, RunTimes
 
-HELD_OUTPUTS = 4  # outputs of plain calls that stay alive through the re-check
+HELD_OUTPUTS = 4  # outputs that stay alive through the re-check
 MAX_HELD_BYTES = 1 << 28
-LATE_WRITE_SECONDS = 0.02  # work that a call left running has this long to change its output
 CACHED_SEEDS = 2  # sets of contents that stay in memory for the next candidate
 MAX_CACHED_BYTES = 1 << 26  # larger contents are made again: they would be much of a large problem's memory
-_random = random.SystemRandom()  # a candidate could reproduce a seeded generator
 
 
 class BufferCache:
@@ -57,165 +50,117 @@ class BufferCache:
         return self._by_seed[seed]
 
 
-@dataclass(frozen=True)
-class LocalOutputs:
-    """Outputs in the memory of this process."""
-
-    label: str
-    outputs: Sequence[Outputs]
-
-    def __len__(self) -> int:
-        return len(self.outputs)
-
-    def pick(self, indexes: Sequence[int]) -> Mapping[int, Outputs]:
-        return {i: self.outputs[i] for i in indexes}
-
-
-class LocalTimedCandidate:
+class LocalSteps:
     """Runner of this process and its buffers; ``contents(seed)`` makes what overwrites them."""
 
     is_local = True
-    asleep_seconds = None  # its calls are made by this process
 
-    def __init__(self, runner: Runner, buffer_sets: Sequence[InputBuffers], contents: MakeBuffers) -> None:
-        self.runner, self.buffer_sets, self.contents = runner, buffer_sets, contents
+    def __init__(
+        self, runner: Runner, buffer_sets: Sequence[InputBuffers], contents: MakeBuffers, device: str = "cpu"
+    ) -> None:
+        self.runner, self.buffer_sets, self.contents, self.device = runner, buffer_sets, contents, device
         self.protected = storages(buffer_sets)
-        self._held: dict[int, Outputs] = {}  # outputs of plain calls by address
+        self.call_bytes = buffer_sets[0].nbytes
         self.plan: Plan = runner.plan
         self.flags = runner.flags
-        self.sample, self.sample_warm = runner.sample, runner.sample_warm
-        self.sample_host, self.cross_check = runner.sample_host, runner.cross_check
+        self._held: dict[int, Outputs] = {}  # outputs by address
+        self._digests_before: list[tuple[int, list[tuple[int, int]]]] = []  # index and digests of its tensors
 
     @property
     def calls(self) -> int:
         return self.runner.calls
 
     @property
-    def audit_calls(self) -> int:
-        return self.runner.audit_calls
-
-    @property
     def violations(self) -> Mapping[str, str]:
         return {"outputs": self.runner.violation} if self.runner.violation else {}
 
-    def sampled_outputs(self) -> LocalOutputs:
-        return LocalOutputs("sampled", self.runner.outputs)
+    def run(self, indexes: Sequence[int], repeats: int = 1, mode: str = COLD) -> RunTimes:
+        """Make calls and keep their outputs; see :class:`Runner`."""
+        return self.runner.run(indexes, repeats, mode)
+
+    def load(self, sources: Mapping[int, ContentSource]) -> None:
+        """Write contents into the buffers of these indexes; in the backward, gradients alone."""
+        self._digests_before.clear()
+        for index, source in sources.items():
+            choices: list[ElementChoices] = []
+            if source.alteration is not None:
+                other, seed, many = source.alteration
+                choices = choose(self.contents(other), seed, many)
+            overwrite_buffers(self.buffer_sets[index], self.contents(source.seed))
+            alter(self.buffer_sets[index], choices)
+
+    def poison(self) -> None:
+        """Overwrite all outputs that are kept: a call that returns one again does not go unnoticed."""
+        for output in self.runner.kept_outputs():
+            if output is not None:
+                poison(output, self.protected)
+
+    def evict(self) -> None:
+        self.runner.evict()
+
+    def wait(self) -> int:
+        return self.runner.wait()
+
+    def pick(self, indexes: Sequence[int]) -> Mapping[int, Outputs]:
+        """Return outputs of the last run by index."""
+        return {i: self._output(i) for i in indexes}
+
+    def _output(self, index: int) -> Outputs:
+        output = self.runner.outputs()[index]
+        assert output is not None, "no call of this index was made"
+        return output
+
+    def _outputs(self) -> Iterator[tuple[int, Outputs]]:
+        return ((i, output) for i, output in enumerate(self.runner.outputs()) if output is not None)
+
+    def shared_memory(self) -> str:
+        """Return that an output has the memory of another output that is in use, or an empty string."""
+        outputs = [output for _, output in self._outputs()]
+        if shares_memory(outputs):
+            return "two timed calls returned the same memory: one overwrites the other's answer"
+        if any(t.numel() and t.data_ptr() in self._held for output in outputs for t in tensors_of(output)):
+            return "a call returned the memory of an earlier output that is still in use"
+        return ""
+
+    def unwritten(self) -> int | None:
+        """Return the index of an output that still holds poison."""
+        return next((i for i, output in self._outputs() if has_poison(output)), None)
+
+    def hold(self, indexes: Sequence[int]) -> None:
+        """Keep outputs alive, a few: a later call that returns the memory of one does not own it."""
+        for output in map(self._output, indexes):
+            tensors = tensors_of(output)
+            nbytes = sum(t.nbytes for t in tensors)
+            if any(t.untyped_storage().data_ptr() in self.protected for t in tensors):
+                continue  # a view of the incoming gradient, which stays where it is
+            few = len(self._held) < HELD_OUTPUTS and HELD_OUTPUTS * nbytes <= MAX_HELD_BYTES
+            if few and tensors[0].numel():
+                self._held[tensors[0].data_ptr()] = output
+
+    def store_digests(self, indexes: Sequence[int]) -> None:
+        """Store digests of these outputs: copies of gigabytes would not fit beside them."""
+        self._digests_before += [(i, _digests(self._output(i))) for i in dict.fromkeys(indexes)]
+
+    def has_changed(self) -> bool:
+        """Return True if an output differs from its stored digest; forget all digests."""
+        before, self._digests_before = self._digests_before, []
+        return any(_digests(self._output(i)) != digests for i, digests in before)
+
+    def cpu_limits(self) -> tuple[int, int]:
+        """Return the number of cores, and the ns of CPU time that torch's threads spin after a call."""
+        backend = getattr(self.runner, "backend", None)
+        return getattr(backend, "cores", 1), getattr(backend, "spin_ns", 0)
 
     def replaced_functions(self) -> list[str]:
         return replaced_functions()
 
-    def audit(self, seeds: Sequence[int]) -> tuple[float | None, LocalOutputs]:
-        """Time calls on contents of unused seeds; return us for each call and the outputs.
 
-        Raises :class:`IntegrityError` for outputs that share memory.
-        """
-        for buffers, seed in zip(self.buffer_sets, seeds, strict=False):
-            overwrite_buffers(buffers, self.contents(seed))
-        return self.audit_loaded(len(seeds))
-
-    def audit_loaded(self, calls: int) -> tuple[float | None, LocalOutputs]:
-        """Time the first calls, whose inputs were overwritten before."""
-        us, outputs = self.runner.run_once(calls)
-        self.runner.wait()
-        _refuse_shared_memory(outputs)
-        return us, LocalOutputs("timed", outputs)
-
-    def repeat_audit(self, calls: int) -> float | None:
-        """Time the same calls once more, on contents that they have now seen."""
-        us, _ = self.runner.run_once(calls)
-        self.runner.wait()
-        return us
-
-    def rerun(
-        self, seeds: Sequence[int], round_number: int, alteration: int | None = None
-    ) -> Iterator[LocalOutputs]:
-        """Overwrite the inputs, run the timed path and yield its outputs; then plain calls and theirs.
-
-        Neighbouring buffers get different contents, and each gets other contents than in the round
-        before. With ``alteration`` a few elements of them change. Raises :class:`IntegrityError` for
-        outputs that share memory, change later or were never written.
-        """
-        for i, buffers in enumerate(self.buffer_sets):
-            index = (i + round_number) % len(seeds)
-            overwrite_buffers(buffers, self.contents(seeds[index]))
-            if alteration is not None:
-                other = self.contents(seeds[(index + 1) % len(seeds)])
-                alter(buffers, other, alteration, many=index % 2 == 1)
-        yield from self.rerun_loaded(round_number)
-
-    def rerun_loaded(self, round_number: int) -> Iterator[LocalOutputs]:
-        """Run the timed path and plain calls on inputs that were overwritten before; see :meth:`rerun`."""
-        outputs = self.runner.replay()
-        # Copied before the wait: work that another thread or stream still does shows as a change.
-        ends = [outputs[0], *outputs[1:][-1:]]  # of a single call once: its output may be gigabytes
-        copies = [_copy(o) for o in ends]
-        self.runner.wait()
-        _refuse_shared_memory(outputs)
-        yield LocalOutputs("timed", outputs)
-        _refuse_unwritten("timed", outputs)
-        if round_number == 0 and self._changes_later(copies, ends):
-            raise IntegrityError("the output changed after the timed calls had returned")
-        # A plain call that returns the timed path's memory untouched would show this poison.
-        for output in outputs:
-            poison(output, self.protected)
-        del outputs, output, ends, copies  # memory that the plain calls need
-        yield from self._plain_calls(round_number)
-
-    def _plain_calls(self, round_number: int) -> Iterator[LocalOutputs]:
-        """Make plain calls; each output is copied when its call returns, as a host loop would."""
-        copies: list[tuple[torch.Tensor, ...]] = []
-        first_output: Outputs | None = None
-        for i in range(self.calls):
-            output = self.runner.call(i)
-            self._refuse_held_memory(output)
-            copies.append(_copy(output))
-            if i == 0:
-                first_output = output
-                continue
-            poison(output, self.protected)  # a later call that returns this memory again is noticed
-            self._hold(output)
-            del output
-        self.runner.wait()
-        assert first_output is not None
-        is_tensor = isinstance(first_output, torch.Tensor)
-        outputs: list[Outputs] = [c[0] if is_tensor else c for c in copies]
-        yield LocalOutputs("plain", outputs)
-        _refuse_unwritten("plain", outputs)
-        if round_number == 0 and self._changes_later(copies[:1], [first_output]):
-            raise IntegrityError("the output changed after the call had returned")
-
-    def _hold(self, output: Outputs) -> None:
-        """Keep a random few outputs alive: a call that returns their memory again does not own it."""
-        tensors = tensors_of(output)
-        nbytes = sum(t.nbytes for t in tensors)
-        due = _random.randrange(self.calls) < HELD_OUTPUTS and len(self._held) < HELD_OUTPUTS
-        if any(t.untyped_storage().data_ptr() in self.protected for t in tensors):
-            return  # a view of the incoming gradient, which stays where it is
-        if due and HELD_OUTPUTS * nbytes <= MAX_HELD_BYTES and tensors[0].numel():
-            self._held[tensors[0].data_ptr()] = output
-
-    def _refuse_held_memory(self, output: Outputs) -> None:
-        if any(t.numel() and t.data_ptr() in self._held for t in tensors_of(output)):
-            raise IntegrityError("a call returned the memory of an earlier output that is still in use")
-
-    def _changes_later(self, copies: Sequence[Outputs], outputs: Sequence[Outputs]) -> bool:
-        """Return True if outputs change while no call is made."""
-        time.sleep(LATE_WRITE_SECONDS)
-        self.runner.wait()
-        return not all(values_equal(a, b) for a, b in zip(copies, outputs, strict=True))
+def _digests(output: Outputs) -> list[tuple[int, int]]:
+    return [digest(t) for t in tensors_of(output)]
 
 
-def _copy(outputs: Outputs) -> tuple[torch.Tensor, ...]:
-    copied = tuple(t.clone() for t in tensors_of(outputs))
-    return LeadingOutputs(copied) if isinstance(outputs, LeadingOutputs) else copied
-
-
-def _refuse_shared_memory(outputs: Sequence[Outputs]) -> None:
-    if shares_memory(outputs):
-        raise IntegrityError("two timed calls returned the same memory: one overwrites the other's answer")
-
-
-def _refuse_unwritten(label: str, outputs: Sequence[Outputs]) -> None:
-    for i, output in enumerate(outputs):
-        if has_poison(output):
-            raise IntegrityError(f"{label} call {i + 1} of {len(outputs)} left its output unwritten")
+def prepare(
+    runner: Runner, buffer_sets: Sequence[InputBuffers], contents: MakeBuffers, device: str
+) -> ComposedCandidate:
+    """Return the timed candidate of a runner in this process."""
+    return ComposedCandidate(LocalSteps(runner, buffer_sets, contents, device), [b.seed for b in buffer_sets])

@@ -13,12 +13,12 @@ from weft.machine.clocks import Sampler
 from weft.workbench.calls.buffers import MakeBuffers
 from weft.workbench.timing.gpu_clocks import Readings
 from weft.workbench.timing.integrity import ClockReplaced, replaced_functions, snapshot
-from weft.workbench.timing.plan import Budget, Candidate, Outcome, TimingBackend
+from weft.workbench.timing.plan import Budget, Candidate, LocalTimingBackend, Outcome
 from weft.workbench.timing.recheck import MakeJudge
 from weft.workbench.timing.session import TimingSession
 
 
-def timing_backend(device: str, without: Collection[str] = ()) -> TimingBackend:
+def timing_backend(device: str, without: Collection[str] = ()) -> LocalTimingBackend:
     """Return the timing backend of a device, 'cuda' or 'cpu', in this process."""
     if device == "cuda":
         from weft.workbench.timing.cuda import CudaTimingBackend
@@ -51,18 +51,28 @@ def measure(
     """
     if "replaced" not in without and (names := replaced_functions()):
         raise ClockReplaced(f"replaced: {', '.join(names)}")
-    backend = timing_backend(device, without)
+    # Without a candidate of this process there is nothing to time here, and a GPU's memory is the workers'.
+    remote = [c.backend for c in candidates if c.backend is not None]
+    backend = remote[0] if remote and len(remote) == len(candidates) else timing_backend(device, without)
     with backend.context():
         budget = budget or Budget.for_device(device)
         session = TimingSession(
-            backend, candidates, make_buffers, budget, seed, device=device, without=without
+            backend,
+            candidates,
+            make_buffers,
+            budget,
+            seed,
+            device=device,
+            without=without,
+            make_judge=make_judge,
         )
         session.prepare()
-        session.sample(Readings(Sampler(device)), on_round)
-        if make_judge is not None:
-            session.judge_samples(make_judge)
+        readings = Readings(Sampler(device))
+        session.sample(readings, on_round)
+        session.finish_audits(readings)
+        session.judge_samples()
         session.measure_side_times()
-        session.audit(make_judge)
+        session.audit()
         if make_judge is not None:
             session.recheck(make_judge)
         return session.outcomes()

@@ -20,6 +20,7 @@ from weft.workbench.calls.staging import TensorForm
 # Bound at import, so that a candidate that replaces them in `torch` changes nothing here.
 _Tensor = torch.Tensor
 _dispatch_keys, _is_lazy_copy = torch._C._dispatch_keys, torch._C._is_cow_tensor  # type: ignore[attr-defined]
+HELD_BYTES = 1 << 26  # an output that is larger is not kept alive
 _METHODS = ("__iter__", "__getitem__", "__len__")  # of a tuple: how its items are read
 
 
@@ -28,12 +29,17 @@ class OutputInspector:
 
     ``forms`` are the forms of a call's outputs: shape, dtype, and the baseline's strides. None: unknown,
     and only the number of outputs, their shapes and dtypes must be those of the first call.
+
+    The first output stays alive, so that no later one may have its memory: a candidate with a ring of
+    output buffers returns it again, however many they are.
     """
 
     def __init__(
         self, buffer_sets: Sequence[InputBuffers], forms: Sequence[TensorForm] | None = None
     ) -> None:
         self.violation = ""
+        self._held: torch.Tensor | None = None
+        self._held_address = -1
         self._forms = None if forms is None else tuple(forms)
         first = buffer_sets[0].all_tensors if buffer_sets else []
         self._device = first[0].device if first else torch.device("cpu")
@@ -82,7 +88,12 @@ class OutputInspector:
             return f"returned {len(outputs)} tensors, expected {len(self._forms)}"
         for out, form in zip(outputs, self._forms, strict=True):
             if self._is_dense(out, form) and bisect_right(self._ranges, out.data_ptr()) % 2 == 0:
-                continue  # the usual output, at the least cost: there may be hundreds in a sample
+                # The usual output, at the least cost: there may be hundreds in a sample.
+                if out.data_ptr() == self._held_address:  # each output that comes here is a new call's
+                    return "returned the memory of an earlier output that is still in use"
+                if self._held is None and 0 < out.nbytes <= HELD_BYTES:
+                    self._held, self._held_address = out, out.data_ptr()
+                continue
             if why := self._why_not(out, form) or self._why_alias(out):
                 return why
         return ""
@@ -124,6 +135,6 @@ class OutputInspector:
         if after % 2 == 0 or not out.numel():
             return ""
         broadcast = any(n > 1 and s == 0 for n, s in zip(out.shape, out.stride(), strict=True))
-        if broadcast and self._ranges[after - 1] in self._gradients:
+        if (broadcast or out.numel() == 1) and self._ranges[after - 1] in self._gradients:
             return ""  # the gradient of a sum
         return "returned memory of its inputs"

@@ -14,6 +14,7 @@ from typing import Protocol
 from weft.core import Timing
 from weft.workbench.calls.buffers import InputBuffers, MakeBuffers, Outputs
 from weft.workbench.calls.staging import TensorForm
+from weft.workbench.timing.conditions import Worker
 from weft.workbench.timing.hooks import HookMonitor
 
 # The timing's own checks by the names that `without` takes, each with the first words of the flags
@@ -31,6 +32,7 @@ CHECKS: dict[str, tuple[str, ...]] = {
     "samples": ("suspect: too few samples",),
     "threads": ("suspect: threads",),
     "cache": ("suspect: L2 set aside",),
+    "conditions": ("suspect: conditions:",),
 }
 
 # Suspicions that rest on a comparison of times alone. Other processes can cause them too.
@@ -65,6 +67,9 @@ class Candidate:
     never called in this process. In the worker it is ``inspected``: each output of a timed call must be
     a plain tensor, in the form of ``output_forms`` where those are known, and ``hooks`` looks for code
     that runs when the clock has stopped.
+
+    ``worker`` is that process, which is stopped while it is not this candidate's turn. A ``trusted``
+    candidate is a reference in such a process: it is timed and nothing of it is doubted.
     """
 
     name: str
@@ -74,6 +79,13 @@ class Candidate:
     inspected: bool = False
     output_forms: Sequence[TensorForm] | None = None
     hooks: HookMonitor | None = None
+    worker: Worker | None = None
+    trusted: bool = False
+
+    @property
+    def is_external(self) -> bool:
+        """True for code that may try to deceive: it is in another process, and not trusted."""
+        return self.backend is not None and not self.trusted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,12 +154,44 @@ class TimedOutputs(Protocol):
     def pick(self, indexes: Sequence[int]) -> Mapping[int, Outputs]: ...
 
 
-class Sampled(Protocol):
-    """Candidate that can be sampled, in this process or in another. Times are us for each call.
+# How :meth:`Runner.run` makes calls. COLD: as a sample does, after the plan's flush or behind a call that
+# precedes it. WARM: with what the last calls left in the cache. REPEATED: many times in a row, also by the
+# wall clock. PLAIN: as a loop on the host does, outside of any graph. On a CPU the last three are the same.
+COLD, WARM, REPEATED, PLAIN = "cold", "warm", "repeated", "plain"
 
-    ``cross_check`` compares two clocks or more and returns flags; ``cold`` is the headline time and
-    ``busy`` the factor by which a call may be slower by now. ``audit_calls`` is the number of calls
-    that one audit times.
+
+@dataclass(frozen=True, kw_only=True)
+class RunTimes:
+    """Times of one run: ``us`` for a call without the clock's own cost (None: the sample was spoilt).
+
+    ``total_us`` is the time of all calls and ``wall_us`` their wall time; ``cpu_ns`` is the CPU clock of the
+    process when they began.
+    """
+
+    us: float | None
+    total_us: float
+    wall_us: float
+    cpu_ns: int = 0
+
+
+@dataclass(frozen=True)
+class ContentSource:
+    """Source of the contents of a buffer: the seed that generated them.
+
+    ``alteration``: the seed of other contents, the seed of positions, and whether many elements are those of
+    the others (:mod:`altered_inputs`).
+    """
+
+    seed: int
+    alteration: tuple[int, int, bool] | None = None
+
+
+class Runner(Protocol):
+    """Candidate bound to its buffers in this process: the only code that calls it while it is timed.
+
+    ``run`` makes the calls of these indexes and keeps their outputs, of which ``violation`` says how one
+    differed from a plain tensor of the form that is due. ``outputs`` are those of the last run by index,
+    ``kept_outputs`` all that are alive. The flags are for a record.
     """
 
     plan: Plan
@@ -156,40 +200,61 @@ class Sampled(Protocol):
     @property
     def calls(self) -> int: ...
     @property
-    def audit_calls(self) -> int: ...
-    def sample(self) -> float: ...
-    def sample_warm(self) -> float: ...
-    def sample_host(self) -> float: ...
-    def cross_check(self, cold: float = 0.0, busy: float = 1.0) -> list[str]: ...
+    def violation(self) -> str: ...
+    def run(self, indexes: Sequence[int], repeats: int = 1, mode: str = COLD) -> RunTimes: ...
+    def outputs(self) -> Sequence[Outputs | None]: ...
+    def kept_outputs(self) -> Sequence[Outputs | None]: ...
+    def evict(self) -> None: ...
+    def wait(self) -> int: ...
 
 
-class Runner(Sampled, Protocol):
-    """Candidate bound in this process, with the operations that need its closures.
+class CandidateSteps(Protocol):
+    """Steps that a timing is composed of, for a candidate in this process or in another.
 
-    ``outputs`` are those of the last sample, ``violation`` is how an output of a timed call differed
-    from a plain tensor of the form that is due; empty if none did.
+    Only ``run`` makes calls of the candidate. ``outputs`` are those of the last run, by index.
+    ``load`` writes contents into the buffers of these indexes, ``poison`` overwrites old outputs, ``evict``
+    fills the cache with clean lines, ``wait`` waits until all work is done and returns the CPU clock (ns).
+    ``shared_memory`` says that two outputs, or an output and one that ``hold`` keeps, have the same memory;
+    ``unwritten`` returns the index of an output that still holds poison. ``store_digests`` stores digests of
+    outputs, with which ``has_changed`` compares.
     """
 
+    is_local: bool
+    plan: Plan
+    flags: set[str]
+    device: str
+    call_bytes: int  # of the contents of one call
+
     @property
-    def outputs(self) -> Sequence[Outputs]: ...
+    def calls(self) -> int: ...
     @property
-    def violation(self) -> str: ...
-    def repeat(self, repeats: int, warm: bool) -> float: ...
-    def run_once(self, calls: int) -> tuple[float | None, list[Outputs]]: ...
-    def replay(self) -> list[Outputs]: ...
-    def call(self, index: int) -> Outputs: ...
-    def wait(self) -> None: ...
+    def violations(self) -> Mapping[str, str]: ...
+    def run(self, indexes: Sequence[int], repeats: int = 1, mode: str = COLD) -> RunTimes: ...
+    def load(self, sources: Mapping[int, ContentSource]) -> None: ...
+    def poison(self) -> None: ...
+    def evict(self) -> None: ...
+    def wait(self) -> int: ...
+    def pick(self, indexes: Sequence[int]) -> Mapping[int, Outputs]: ...
+    def shared_memory(self) -> str: ...
+    def unwritten(self) -> int | None: ...
+    def hold(self, indexes: Sequence[int]) -> None: ...
+    def store_digests(self, indexes: Sequence[int]) -> None: ...
+    def has_changed(self) -> bool: ...
+    def cpu_limits(self) -> tuple[int, int]: ...
+    def replaced_functions(self) -> list[str]: ...
 
 
-class TimedCandidate(Sampled, Protocol):
-    """Candidate as a session sees it: sampled, audited on unseen inputs, and run again.
+class TimedCandidate(Protocol):
+    """Candidate as a session sees it: sampled, audited on unseen inputs, and run again. Times are us a call.
 
-    ``audit(seeds)`` overwrites the first buffers with the contents of seeds that were never used
-    and times those calls once, from a clean cache; the time is None where the sample was spoilt.
-    ``repeat_audit`` times the same number of calls on the same contents. ``rerun`` overwrites all
-    buffers with the contents of a few seeds and yields the outputs of the timed path, then those of
-    plain calls; it raises :class:`IntegrityError` for faults that show only in the memory itself. With
-    ``alteration``, a seed, a few elements of these contents change (``altered_inputs``).
+    ``sample_unseen(seeds)`` overwrites the first buffers with the contents of seeds that were never used
+    and takes a sample of those calls; the time is None where it was spoilt. The contents stay: ``sources``
+    says what each buffer holds. ``audit_calls`` is the number of calls that one audit times. ``rerun``
+    overwrites all buffers with the contents of a few seeds and yields the outputs of the timed path, then
+    those of plain calls; it raises :class:`IntegrityError` for faults that show only in the memory itself.
+    With ``alteration``, a seed, a few elements of these contents change (``altered_inputs``).
+    ``cross_check`` compares two clocks or more and returns flags; ``cold`` is the headline time and
+    ``busy`` the factor by which a call may be slower by now.
     ``asleep_seconds`` is the time of the samples in which no thread of an external candidate ran or
     waited for a core; None if it is unknown.
     ``is_local`` is true where outputs are in this process, so that every one can be compared.
@@ -197,15 +262,25 @@ class TimedCandidate(Sampled, Protocol):
     reasons to refuse the candidate that its process reported, by the name of the check.
     """
 
+    plan: Plan
+    flags: set[str]
     is_local: bool
+    sources: list[ContentSource]
 
     @property
+    def calls(self) -> int: ...
+    @property
+    def audit_calls(self) -> int: ...
+    @property
     def violations(self) -> Mapping[str, str]: ...
-    def sampled_outputs(self) -> TimedOutputs: ...
     @property
     def asleep_seconds(self) -> float | None: ...
-    def audit(self, seeds: Sequence[int]) -> tuple[float | None, TimedOutputs]: ...
-    def repeat_audit(self, calls: int) -> float | None: ...
+    def sample(self) -> float: ...
+    def sample_warm(self) -> float: ...
+    def sample_host(self) -> float: ...
+    def cross_check(self, cold: float = 0.0, busy: float = 1.0) -> list[str]: ...
+    def sampled_outputs(self) -> TimedOutputs: ...
+    def sample_unseen(self, seeds: Sequence[int]) -> float | None: ...
     def rerun(
         self, seeds: Sequence[int], round_number: int, alteration: int | None = None
     ) -> Iterator[TimedOutputs]: ...
@@ -237,6 +312,14 @@ class TimingBackend(Protocol):
     def prepare(
         self, candidate: Candidate, buffer_sets: Sequence[InputBuffers], contents: MakeBuffers, plan: Plan
     ) -> TimedCandidate: ...
+
+
+class LocalTimingBackend(TimingBackend, Protocol):
+    """Backend of this process, which binds candidates itself."""
+
+    def make_runner(
+        self, candidate: Candidate, buffer_sets: Sequence[InputBuffers], plan: Plan
+    ) -> Runner: ...
 
 
 def timing_check_of(flag: str) -> str:

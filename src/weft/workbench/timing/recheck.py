@@ -14,13 +14,14 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from weft.workbench.calls.buffers import InputBuffers, MakeBuffers, Outputs, values_equal
-from weft.workbench.timing.altered_inputs import altered
+from weft.workbench.timing.altered_inputs import altered, choose
 from weft.workbench.timing.plan import IntegrityError, TimedCandidate, TimedOutputs
 
 Judge = Callable[[Outputs], str | None]  # the reason why outputs are wrong, or None
 MakeJudge = Callable[[InputBuffers], Judge]
 
 COMPARED_CALLS = 12  # more than ten, so that a skip on every tenth call is among them
+MAX_CACHED_BYTES = 1 << 26  # of contents, above which answers are computed again when they are needed
 SEED_COUNT = 2  # sets of contents that the buffers alternate between
 
 
@@ -78,17 +79,19 @@ class Recheck:
                 if self.backward:
                     grad = buffers.grad
                     buffers = replace(self.contents(self.buffer_seeds[index]), grad=grad)
+                if buffers.nbytes > MAX_CACHED_BYTES and len(self.buffer_seeds) == 1:
+                    self.judges.clear()  # answers in float64: one at a time of a large problem
                 self.judges[key] = self.make_judge(buffers)
         return self.judges[key]
 
     def _contents_of(self, index: int) -> AbstractContextManager[InputBuffers]:
         """Return the contents of call ``index``, with a few elements altered in a round that alters."""
         number = self._content_index(index)
-        buffers = self.contents(self.content_seeds[number])
+        seed, other = (self.content_seeds[n % len(self.content_seeds)] for n in (number, number + 1))
         if not self.alters:
-            return nullcontext(buffers)
-        other = self.contents(self.content_seeds[(number + 1) % len(self.content_seeds)])
-        return altered(buffers, other, self.alteration_seed, many=number % 2 == 1)
+            return nullcontext(self.contents(seed))
+        choices = choose(self.contents(other), self.alteration_seed, many=number % 2 == 1)
+        return altered(self.contents(seed), choices)
 
     def compared_calls(self, calls: int, is_local: bool) -> list[int]:
         """Return the indexes of the calls whose outputs are compared."""

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 
 from weft.core import Timing
-from weft.workbench.calls.buffers import InputBuffers, MakeBuffers
+from weft.workbench.calls.buffers import InputBuffers, MakeBuffers, release_unused_memory
 from weft.workbench.calls.errors import SandboxDied, WorkerError
+from weft.workbench.timing.conditions import ConditionsMonitor
 from weft.workbench.timing.gpu_clocks import Readings, is_throttled, summarise_clocks
 from weft.workbench.timing.local_candidate import BufferCache
 from weft.workbench.timing.plan import (
@@ -27,7 +28,9 @@ from weft.workbench.timing.plan import (
     Budget,
     Candidate,
     CannotTime,
+    IntegrityError,
     Outcome,
+    Plan,
     TimedCandidate,
     TimingBackend,
     make_plan,
@@ -37,7 +40,7 @@ from weft.workbench.timing.recheck import SEED_COUNT, MakeJudge, Recheck, altere
 from weft.workbench.timing.sampled_outputs import SampledOutputs
 from weft.workbench.timing.stats import Summary, drift, is_steady, summarise
 from weft.workbench.timing.threads import WORKED, ThreadMonitor
-from weft.workbench.timing.unseen_inputs import UnseenInputs
+from weft.workbench.timing.unseen_inputs import PAUSE_SECONDS, AuditResult, SampleAudits, UnseenInputs
 
 _now = time.perf_counter_ns
 
@@ -51,6 +54,7 @@ CONVERGENCE_ROUNDS = 5  # a bootstrap costs a millisecond, so intervals are comp
 # First seeds of re-checks and of audits where the session's seed is fixed; far from those of the
 # buffers (0, 1, 2, ...), so that no contents come twice.
 RECHECK_SEED, ALTERATION_SEED, AUDIT_SEED = 7_000_000, 8_000_000, 9_000_000
+UNUSED_BYTES = 1 << 30  # of GPU memory that the allocator of this process may keep between two steps
 OnRound = Callable[[int, Mapping[str, float]], None]
 
 
@@ -62,14 +66,19 @@ class CandidateState:
     timed: TimedCandidate
     clean: list[float] = field(default_factory=list)
     throttled: list[float] = field(default_factory=list)
+    repeated: list[float] = field(default_factory=list)  # of a trusted candidate: a second one in each round
     readings: list[dict[str, Any]] = field(default_factory=list)
     warm: float | None = None
     host: float | None = None
     unseen_ratio: float | None = None  # time on unseen inputs over the least sample
     least: float = float("inf")  # us for a call, over all samples and the estimate
+    footprint: int = 0  # bytes that one call touches
+    fits: int = 1  # calls whose buffers fit into memory
     sampling_seconds: float = 0.0
     recheck_ns: int = 0
+    n_in_time: int | None = None  # clean samples at the end of the sampling; the audits' end may add some
     sampled: SampledOutputs = field(default_factory=SampledOutputs)
+    audits: SampleAudits | None = None  # at random places among the samples of an external candidate
     refusal: str = ""
     done: bool = False
 
@@ -82,6 +91,11 @@ class CandidateState:
     def cold(self) -> float:
         return float(np.median(self.samples))
 
+    @property
+    def in_time(self) -> int:
+        """Clean samples that were taken within the budget."""
+        return len(self.clean) if self.n_in_time is None else self.n_in_time
+
     def busy(self, device: str) -> float:
         """Return the factor by which a call may honestly be slower a moment later.
 
@@ -90,8 +104,14 @@ class CandidateState:
         width = summarise(self.samples).width
         return min(MAX_BUSY_FACTOR, BUSY_FACTOR[device] * (1.0 + 4.0 * width))
 
-    def sample(self, readings: Readings | None) -> None:
-        """Take one sample; store it with a reading of the clocks, or drop it without ``readings``."""
+    def sample(self, readings: Readings | None, repeated: bool = False) -> None:
+        """Take one sample; store it with a reading of the clocks, or drop it without ``readings``.
+
+        A ``repeated`` one is stored apart, to compare the candidate with itself. An audit may come before
+        a sample that is stored.
+        """
+        if readings is not None and self.audits is not None and self.audits.is_due(self.sampling_seconds):
+            self._take_audit(self.audits)
         start = _now()
         us = self.timed.sample()
         self.sampling_seconds += (_now() - start) / 1e9
@@ -99,11 +119,14 @@ class CandidateState:
         if readings is None:
             return
         reading = readings.read()
+        if repeated:
+            self.repeated += [] if is_throttled(reading) else [us]
+            return
         self.readings.append(reading)
         # Bounded, so that a GPU that is always too hot still gets a result, flagged `throttled`.
         retry = is_throttled(reading) and len(self.throttled) < MAX_THROTTLED
         (self.throttled if retry else self.clean).append(us)
-        if not self.timed.is_local:  # Weft's own implementations do not try to deceive
+        if self.candidate.is_external:  # the others do not try to deceive
             self.sampled.take(self.timed, self.sampling_seconds)
 
     def wants_more_samples(self, budget: Budget) -> bool:
@@ -111,7 +134,7 @@ class CandidateState:
 
         Its time is counted apart, so that other candidates cannot use it up.
         """
-        return self.candidate.backend is not None and self.sampling_seconds < MAX_OVERTIME * budget.seconds
+        return self.candidate.is_external and self.sampling_seconds < MAX_OVERTIME * budget.seconds
 
     def stalled(self, budget: Budget) -> bool:
         """Return True if an external candidate took far fewer samples than its budget allowed.
@@ -120,7 +143,7 @@ class CandidateState:
         machine. Where that is unknown, the budget is compared with the time that the missing samples would
         take at its best speed, times MAX_BUSY_FACTOR.
         """
-        if self.candidate.backend is None or len(self.clean) >= budget.min_samples:
+        if not self.candidate.is_external or self.in_time >= budget.min_samples:
             return False
         asleep = self.timed.asleep_seconds
         if asleep is not None:
@@ -128,21 +151,47 @@ class CandidateState:
         seconds_at_best = budget.min_samples * self.timed.calls * self.least / 1e6
         return MAX_BUSY_FACTOR * seconds_at_best < MAX_OVERTIME * budget.seconds
 
-    def judge_samples(self, make_judge: MakeJudge, contents: MakeBuffers, seeds: Sequence[int]) -> None:
-        """Compare the outputs picked from the samples with the oracle."""
-        if reason := self.sampled.judge(make_judge, contents, seeds):
-            self.refusal = f"sampled: {reason}"
+    def _take_audit(self, audits: SampleAudits) -> None:
+        """Take a sample on unseen contents; an output of it is judged like those of other samples."""
+        if self.refusal:
+            return
+        calls = self.timed.audit_calls
+        try:
+            us = audits.take(self.timed)
+            self.sampled.take_audit(self.timed, calls, us)
+        except IntegrityError as error:
+            self.refusal = f"recheck: {error}"
+
+    def finish_audits(self, readings: Readings) -> None:
+        """Go on with audits and samples in turn until the audits show whether outputs are looked up."""
+        audits, self.n_in_time = self.audits, len(self.clean)
+        while audits is not None and not self.refusal and self.samples:
+            if not audits.needs_more(self.cold, min(self.samples), self.sampling_seconds):
+                return
+            if not audits.is_quick(self.cold, min(self.samples)):
+                time.sleep(audits.n_audits * PAUSE_SECONDS)
+            self._take_audit(audits)
+            self.sample(readings)
+
+    def judge_samples(self) -> None:
+        """Compare the outputs picked from samples and audits with the oracle."""
+        self.refusal = self.refusal or self.sampled.judge()
 
     def measure_side_times(self, samples: int, device: str) -> None:
         """Measure the warm and host times, and compare the clocks."""
         self.warm = float(np.median([self.timed.sample_warm() for _ in range(samples)]))
         self.host = float(np.median([self.timed.sample_host() for _ in range(samples)]))
-        self.timed.flags.update(self.timed.cross_check(self.cold, self.busy(device)))
+        if not self.candidate.trusted:
+            self.timed.flags.update(self.timed.cross_check(self.cold, self.busy(device)))
 
-    def audit(self, unseen: UnseenInputs, device: str) -> None:
+    def audit(self, unseen: UnseenInputs, device: str, make_judge: MakeJudge | None) -> None:
         """Time the candidate on unseen inputs, to expose outputs that it looks up."""
         best = min(self.samples)
-        result = unseen.audit(self.timed, best, self.busy(device))
+        if self.audits is None:
+            result = unseen.audit(self.timed, best, self.busy(device), make_judge)
+        else:  # its audits are among its samples
+            slower = not self.audits.is_quick(self.cold, best)
+            result = AuditResult(least=self.audits.least, slower=slower)
         if result.refusal:
             self.refusal = f"recheck: {result.refusal}"
         elif result.least is None:
@@ -151,8 +200,10 @@ class CandidateState:
             return
         self.unseen_ratio = result.least / best if best else None
         if result.slower:
+            reference = best if self.audits is None else self.cold
             self.timed.flags.add(
-                f"suspect: slower on contents it had not seen: {result.least:.1f} us against {best:.1f} us"
+                f"suspect: slower on contents it had not seen: {result.least:.1f} us "
+                f"against {reference:.1f} us"
             )
 
     def recheck(self, recheck: Recheck) -> None:
@@ -163,6 +214,7 @@ class CandidateState:
             changed = "altered: after a few elements of its inputs changed, "
             self.refusal = f"{changed if recheck.alters else 'recheck: '}{reason}"
         self.recheck_ns += _now() - start
+        release_unused_memory(UNUSED_BYTES)
 
     def check_integrity(self, without: Collection[str]) -> None:
         """Refuse the candidate for what its process reports, replaced functions first."""
@@ -202,6 +254,7 @@ class CandidateState:
             p90=summary.p90,
             minimum=summary.minimum,
             samples=(*self.clean, *self.throttled),
+            repeated=tuple(self.repeated),
             calls_per_sample=self.timed.calls,
             throttled=len(self.throttled),
             flags=tuple(sorted(flags)),
@@ -214,7 +267,9 @@ class CandidateState:
         if summary.width >= budget.target_width or summary.n < budget.min_samples:
             flags.add("noisy")
         if "samples" not in without and self.stalled(budget):
-            flags.add(f"suspect: too few samples: {summary.n} of {budget.min_samples}; it has been quicker")
+            flags.add(
+                f"suspect: too few samples: {self.in_time} of {budget.min_samples}; it has been quicker"
+            )
         if self.throttled:
             flags.add("throttled")
         return flags
@@ -237,8 +292,9 @@ class TimingSession:
         *,
         device: str,
         without: Collection[str] = (),
+        make_judge: MakeJudge | None = None,
     ) -> None:
-        self.device = device
+        self.device, self.make_judge = device, make_judge
         self.backend, self.candidates, self.make_buffers = backend, candidates, make_buffers
         self.budget, self.seed, self.without = budget, seed, frozenset(without)
         self.rng = np.random.default_rng(seed)
@@ -246,12 +302,16 @@ class TimingSession:
         self.seeds: list[int] = []
         self.buffers: list[InputBuffers] = []
         self._local_buffers(1)  # the first buffers say how many bytes one call touches
+        self.is_backward = self.buffers[0].grad is not None
         self.contents = BufferCache(make_buffers)
         self._audit_seed = AUDIT_SEED
         self.states: list[CandidateState] = []
         self.troubles: dict[str, str] = {}
+        self.unseen = UnseenInputs(self.seeds, self.contents, self._next_audit_seed, device)
         self.local_names = {c.name for c in candidates if c.backend is None}
         self.new_threads: dict[str, set[str]] = {c.name: set() for c in candidates}
+        workers = {c.name: c.worker for c in candidates if c.worker is not None}
+        self.conditions = ConditionsMonitor(workers, [c.name for c in candidates if c.trusted])
 
     def _seed(self, index: int) -> int:
         """Return the session's seed at this index, or an unpredictable one."""
@@ -288,6 +348,8 @@ class TimingSession:
             self.troubles[name] = _describe_trouble(error)
             return False
         finally:
+            # Only the process whose turn it is runs: the others' idle threads would take its cores.
+            self.conditions.end_turn(name)
             # Threads that start here during a worker's step belong to this process, not to it.
             if name in self.local_names:
                 self.new_threads[name] |= self.threads.working_threads()
@@ -297,10 +359,20 @@ class TimingSession:
     def running(self) -> list[CandidateState]:
         return [s for s in self.states if s.candidate.name not in self.troubles]
 
+    @property
+    def doubted(self) -> list[CandidateState]:
+        """The candidates whose outputs are examined: all but the trusted ones."""
+        return [s for s in self.running if not s.candidate.trusted]
+
     def prepare(self) -> None:
         """Bind every candidate to its buffers and run it until its times are steady."""
         for index, candidate in enumerate(self.candidates):
             self._try(candidate.name, partial(self._prepare_candidate, candidate, index))
+        if any(s.candidate.trusted for s in self.running):
+            self._share_plan()
+        if not self.local_names:
+            self.buffers.clear()  # workers have their own: these would be much of a large problem's memory
+            release_unused_memory(UNUSED_BYTES)
 
     def _prepare_candidate(self, candidate: Candidate, index: int) -> None:
         is_local, first = candidate.backend is None, self.buffers[0]
@@ -314,7 +386,50 @@ class TimingSession:
         if footprint > SINGLE_CALL_BYTES:
             fits = 1
         timed, least = self._warm_up(candidate, estimate.us, footprint, fits)
-        self.states.append(CandidateState(candidate=candidate, timed=timed, least=least))
+        state = CandidateState(candidate=candidate, timed=timed, least=least, footprint=footprint, fits=fits)
+        if candidate.is_external:
+            self._watch_samples(state)
+        self.states.append(state)
+
+    def _share_plan(self) -> None:
+        """Time a reference and its candidates by one plan, that of the slowest.
+
+        On a busy machine estimates of the same code may differ a hundredfold. One call after a flush against
+        a hundred in a row, with threads that are awake, would then show a speed-up that is none.
+        """
+        states = self.running
+        if len({s.timed.plan for s in states}) == 1:
+            return
+        backends = [s.candidate.backend or self.backend for s in states]
+        plan = make_plan(
+            max(s.footprint for s in states),
+            max(b.cache_bytes for b in backends),
+            max(s.least for s in states),
+            slow_us=min(b.slow_us for b in backends),
+            fits=min(s.fits for s in states),
+        )
+        for state, backend in zip(states, backends, strict=True):
+            if state.timed.plan != plan:
+                step = partial(self._prepare_again, state, backend, plan)
+                self._try(state.candidate.name, step)
+
+    def _prepare_again(self, state: CandidateState, backend: TimingBackend, plan: Plan) -> None:
+        is_local = state.candidate.backend is None
+        make_buffers = self._local_buffers if is_local else self._remote_buffers
+        state.timed = backend.prepare(state.candidate, make_buffers(plan.calls), self.contents, plan)
+        state.timed.sample()
+
+    def _watch_samples(self, state: CandidateState) -> None:
+        """Set up what looks at the samples of an external candidate while they are taken."""
+        state.sampled = SampledOutputs(
+            make_judge=self.make_judge,
+            contents=self.contents,
+            buffer_seeds=self.seeds,
+            samples="sampled" not in self.without,
+            audits="recheck" not in self.without,
+        )
+        if "fresh" not in self.without:
+            state.audits = SampleAudits(self.unseen)
 
     def _warm_up(
         self, candidate: Candidate, estimate: float, footprint: int, fits: int
@@ -348,13 +463,14 @@ class TimingSession:
         After the budget's seconds only candidates with too few samples go on, up to MAX_OVERTIME.
         """
         start = _now()
+        self.conditions.is_settled = True
         least_samples = 2 if "samples" in self.without else self.budget.min_samples
         # The first sample after another candidate's warm-up differs from the rest: drop it.
         for state in self.running:
             self._try(state.candidate.name, partial(state.sample, None))
         for number in range(self.budget.max_rounds):
             active = [s for s in self.running if not s.done]
-            spent = (_now() - start) / 1e9 / self.budget.seconds
+            spent = (_now() - start - self._audits_ns()) / 1e9 / self.budget.seconds
             if spent > 1.0 and number > 1:
                 lacking = [s for s in active if len(s.clean) < least_samples]
                 active = [s for s in lacking if spent < MAX_OVERTIME or s.wants_more_samples(self.budget)]
@@ -362,23 +478,34 @@ class TimingSession:
                 break
             # Rounds over all candidates, in random order: a machine that becomes slower or hotter during
             # the session then slows all of them alike, and no one always follows the same neighbour.
-            for index in self.rng.permutation(len(active)):
-                state = active[index]
-                self._try(state.candidate.name, partial(state.sample, readings))
+            # A reference is sampled twice: both medians show what the machine's noise can feign.
+            turns = [(s, False) for s in active] + [(s, True) for s in active if s.candidate.trusted]
+            for index in self.rng.permutation(len(turns)):
+                state, repeated = turns[index]
+                self._try(state.candidate.name, partial(state.sample, readings, repeated))
             for state in active:
                 enough = len(state.clean) >= self.budget.min_samples
                 due = number % CONVERGENCE_ROUNDS == CONVERGENCE_ROUNDS - 1
                 state.done = enough and due and summarise(state.clean).width < self.budget.target_width
+            for state in active:  # it goes on beside the others: each of their samples has one of its own
+                state.done &= not state.candidate.trusted or all(s.done for s in self.doubted)
             if on_round is not None:
                 timed = (s for s in self.running if s.clean)
                 on_round(number, {s.candidate.name: float(np.median(s.clean)) for s in timed})
 
-    def judge_samples(self, make_judge: MakeJudge) -> None:
-        """Judge the outputs that were picked from the samples of external candidates."""
-        for state in self.running if "sampled" not in self.without else ():
-            self._try(
-                state.candidate.name, partial(state.judge_samples, make_judge, self.contents, self.seeds)
-            )
+    def _audits_ns(self) -> int:
+        """Return the time that audits took: it is no time of the samples."""
+        return sum(s.audits.spent_ns for s in self.states if s.audits is not None)
+
+    def finish_audits(self, readings: Readings) -> None:
+        """Complete the audits of external candidates, which began among their samples."""
+        for state in self.running:
+            self._try(state.candidate.name, partial(state.finish_audits, readings))
+
+    def judge_samples(self) -> None:
+        """Judge the outputs that were picked from the samples and audits of external candidates."""
+        for state in self.doubted:
+            self._try(state.candidate.name, state.judge_samples)
 
     def measure_side_times(self) -> None:
         """Measure ``warm`` and ``host``, compare the clocks, and flag threads that work after a call."""
@@ -393,47 +520,50 @@ class TimingSession:
             if extra_os_threads and name in self.local_names:
                 state.timed.flags.add(f"threads: {extra_os_threads} more of the system's than before")
 
-    def audit(self, make_judge: MakeJudge | None) -> None:
-        """Time every candidate on unseen inputs, and judge an output of those calls."""
+    def audit(self) -> None:
+        """Compare times on unseen inputs with those of samples; judge outputs of Weft's own there."""
         if "fresh" in self.without:
             return
-        judge = None if "recheck" in self.without else make_judge
-        unseen = UnseenInputs(self.seeds, self.contents, judge, self._next_audit_seed, self.device)
-        for state in self.running:
+        judge = None if "recheck" in self.without else self.make_judge
+        for state in self.doubted:
             if not state.refusal:
-                self._try(state.candidate.name, partial(state.audit, unseen, self.device))
+                step = partial(state.audit, self.unseen, self.device, judge)
+                self._try(state.candidate.name, step)
 
     def recheck(self, make_judge: MakeJudge) -> None:
         """Overwrite the buffers and compare each candidate's timed path and plain calls, in rounds."""
-        if not self.running or "recheck" in self.without:
+        if not self.doubted or "recheck" in self.without:
             return
-        used = max(s.timed.calls for s in self.running)
+        used = max(s.timed.calls for s in self.doubted)
         content_seeds = [self._seed(RECHECK_SEED + i) for i in range(SEED_COUNT)]
-        backward = self.buffers[0].grad is not None
         alteration_seed = self._seed(ALTERATION_SEED)
         recheck = Recheck(
-            self.seeds[:used], self.contents, make_judge, content_seeds, backward, alteration_seed
+            self.seeds[:used], self.contents, make_judge, content_seeds, self.is_backward, alteration_seed
         )
-        rounds = {s.candidate.name: rounds_needed(s.timed.calls, s.timed.is_local) for s in self.running}
+        rounds = {s.candidate.name: rounds_needed(s.timed.calls, s.timed.is_local) for s in self.doubted}
         for number in range(max(rounds.values())):
             recheck.begin_round(number)
-            for state in self.running:
+            for state in self.doubted:
                 budget_spent = number > 1 and state.recheck_ns > self.budget.recheck_seconds * 1e9
                 due = number < rounds[state.candidate.name]
                 if due and not (state.refusal or budget_spent):
                     self._try(state.candidate.name, partial(state.recheck, recheck))
-        if "altered" in self.without or not self.running:  # a re-check may have ended the last one
+        if "altered" in self.without or not self.doubted:  # a re-check may have ended the last one
             return
-        for number in range(max(altered_rounds(s.timed.calls) for s in self.running)):
+        for number in range(max(altered_rounds(s.timed.calls) for s in self.doubted)):
             recheck.begin_round(number, alters=True)
-            for state in self.running:
+            for state in self.doubted:
                 if number < altered_rounds(state.timed.calls) and not state.refusal:
                     self._try(state.candidate.name, partial(state.recheck, recheck))
 
     def outcomes(self) -> dict[str, Outcome]:
         """Return one outcome for each candidate, in the order of the candidates."""
-        for state in self.running:
+        for state in self.doubted:
             self._try(state.candidate.name, partial(state.check_integrity, self.without))
+        self.conditions.watch_stopped()
+        for state in self.doubted:
+            if violation := self.conditions.violations.get(state.candidate.name):
+                state.timed.flags.add(f"suspect: conditions: {violation}")
         outcomes = {name: Outcome(trouble=trouble) for name, trouble in self.troubles.items()}
         for state in self.running:
             backend = state.candidate.backend or self.backend

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 RESAMPLES = 1000
+LEAST_TIME = 1e-9  # instead of 0 in a ratio: the time of a call that does nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,15 +41,57 @@ def median_interval(
 
     Raises ``ValueError`` for no samples.
     """
+    # Seeded: the same samples give the same interval in the record and in a later comparison.
+    medians = _resampled_medians(samples, np.random.default_rng(seed), resamples)
+    return _central(medians, level)
+
+
+def _resampled_medians(
+    samples: Sequence[float], rng: np.random.Generator, resamples: int
+) -> np.ndarray[Any, np.dtype[np.float64]]:
     values = np.asarray(samples, dtype=np.float64)
     if values.size == 0:
         raise ValueError("no samples")
-    # Seeded: the same samples give the same interval in the record and in a later comparison.
-    picks = np.random.default_rng(seed).integers(0, values.size, (resamples, values.size))
-    medians = np.median(values[picks], axis=1)
+    picks = rng.integers(0, values.size, (resamples, values.size))
+    medians: np.ndarray[Any, np.dtype[np.float64]] = np.median(values[picks], axis=1)
+    return medians
+
+
+def _central(values: np.ndarray[Any, np.dtype[np.float64]], level: float) -> tuple[float, float]:
+    """Return the interval that holds the share ``level`` of the values, with equal tails."""
     tail = 50.0 * (1.0 - level)
-    low, high = np.percentile(medians, [tail, 100.0 - tail])
+    low, high = np.percentile(values, [tail, 100.0 - tail])
     return float(low), float(high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ratio:
+    """Ratio of two medians with its 95 % interval."""
+
+    value: float
+    interval: tuple[float, float]
+
+    @property
+    def spread(self) -> float:
+        """Largest factor, at least 1, by which the interval departs from a ratio of 1 in either direction."""
+        low, high = self.interval
+        return max(1.0 / low, high, 1.0)
+
+
+def ratio_of_medians(
+    numerator: Sequence[float], denominator: Sequence[float], *, seed: int = 0, resamples: int = RESAMPLES
+) -> Ratio:
+    """Return the ratio of two medians of times, with its bootstrap interval.
+
+    The two are resampled apart. Raises ``ValueError`` for no samples.
+    """
+    rng = np.random.default_rng(seed)
+    above, below = (
+        np.maximum(_resampled_medians(samples, rng, resamples), LEAST_TIME)
+        for samples in (numerator, denominator)
+    )
+    value = max(float(np.median(numerator)), LEAST_TIME) / max(float(np.median(denominator)), LEAST_TIME)
+    return Ratio(value=value, interval=_central(above / below, 0.95))
 
 
 def summarise(samples: Sequence[float], *, seed: int = 0) -> Summary:

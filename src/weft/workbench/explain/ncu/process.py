@@ -18,7 +18,7 @@ from weft.workbench.explain.ncu.counters import metric_names
 from weft.workbench.explain.ncu.output import ParsedOutput, parse
 from weft.workbench.sandbox import process_tree
 from weft.workbench.sanitizer import subprocess_target
-from weft.workbench.sanitizer.subprocess_target import RunFiles, read_events
+from weft.workbench.sanitizer.subprocess_target import EventState, RunFiles
 
 TIMEOUT = 600.0  # seconds, all runs together; each pass replays the kernel and restores its memory
 MAX_MEMORY = 48 << 30  # bytes of host memory of all processes; ncu keeps a copy of what kernels write
@@ -28,7 +28,7 @@ HINT = "a smaller case has fewer bytes to restore between the tool's passes"
 
 
 @dataclass
-class TargetState:
+class TargetState(EventState):
     """State of the target, from the events that it has written so far."""
 
     pid: int = 0
@@ -37,14 +37,7 @@ class TargetState:
     cost: Cost | None = None
     why: dict[str, str] = field(default_factory=dict)
 
-    @staticmethod
-    def read(path: Path) -> TargetState:
-        state = TargetState()
-        for event in read_events(path):
-            state._update(event)
-        return state
-
-    def _update(self, event: dict[str, Any]) -> None:
+    def update(self, event: dict[str, Any]) -> None:
         self.last = event["event"]
         if self.last == "started":
             self.pid = event["pid"]

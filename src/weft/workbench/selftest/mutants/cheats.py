@@ -1,7 +1,7 @@
 """Cheats with outputs: cached from an earlier call, deferred to a later one, or never computed.
 
 Each is correct except for its cheat: it returns the library's output at the wrong time. ``MUTANTS``
-contains these and the mutants of ``cheats_clock``, ``cheats_process`` and ``cheats_samples``.
+contains these and the mutants of the modules ``cheats_*``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from weft.workbench.selftest.mutants import cheats_clock, cheats_process, cheats_samples
+from weft.workbench.selftest.mutants import cheats_clock, cheats_conditions, cheats_process, cheats_samples
 from weft.workbench.selftest.mutants.mutant import Mutant
 from weft.workbench.selftest.mutants.planting import OPERATORS, Forward, blank, honest, plant
 
@@ -270,4 +270,10 @@ def _weights() -> Iterator[Mutant]:
 
 
 OUTPUT_CHEATS = (*(m for op in OPERATORS for m in _for(op)), *_weights())
-MUTANTS = (*OUTPUT_CHEATS, *cheats_clock.MUTANTS, *cheats_process.MUTANTS, *cheats_samples.MUTANTS)
+MUTANTS = (
+    *OUTPUT_CHEATS,
+    *cheats_clock.MUTANTS,
+    *cheats_process.MUTANTS,
+    *cheats_samples.MUTANTS,
+    *cheats_conditions.MUTANTS,
+)

@@ -222,7 +222,7 @@ def _callers() -> Iterator[tuple[str, str]]:
 
 
 def _sampled() -> bool:
-    return any(m.endswith((".timing.cpu", ".timing.cuda")) and f == "sample" for m, f in _callers())
+    return any(m.endswith((".timing.cpu", ".timing.cuda")) and f == "run" for m, f in _callers())
 
 
 def _unwritten_when_sampled(operator: str) -> Callable[[], Forward]:

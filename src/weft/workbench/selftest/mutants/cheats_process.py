@@ -8,6 +8,7 @@ import gc
 import inspect
 import itertools
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -119,6 +120,36 @@ def _two_faced(operator: str, backend: str) -> Callable[[], Forward]:
     return make
 
 
+def _own_with_new_modules(operator: str, backend: str) -> Callable[[], Forward]:
+    """Run the own kernel once a module for profiling was imported after this file, else the library's."""
+
+    def make() -> Forward:
+        own, before = registry.implementation(operator, backend).forward, set(sys.modules)
+
+        def forward(*x: torch.Tensor, **params: Any) -> torch.Tensor:
+            since = set(sys.modules) - before
+            observed = any("profil" in name or "kernels" in name for name in since)
+            return (own if observed else honest(operator))(*x, **params)  # type: ignore[no-any-return]
+
+        return forward
+
+    return make
+
+
+def _patches_listing(operator: str) -> Callable[[], Forward]:
+    """Put a list of one's own in place of the listing's, where its module is loaded."""
+
+    def make() -> Forward:
+        listing = sys.modules.get("weft.workbench.kernels.provenance")
+        if listing is not None:
+            own = {"names": ("triton:mine",), "shares": (1.0,), "origins": ("unknown",), "counts": (1,)}
+            kernels = listing.Kernels(**own, seen=frozenset(own["names"]))
+            listing.kernels = listing.observed = lambda *_, **__: kernels  # type: ignore[attr-defined]
+        return honest(operator)
+
+    return make
+
+
 def _falls_back(operator: str) -> Callable[[], Forward]:
     """Fail in the own kernel, and return the library's output instead."""
 
@@ -154,6 +185,11 @@ def _for(operator: str) -> Iterator[Mutant]:
             more["not_here"] = NO_CUDA
         yield one("C14", backend, "profiled", "itself under a profiler only", "observed",
                   _two_faced(operator, backend), only="observed", **more)  # fmt: skip
+        yield one("C14", backend, "modules", "itself once a module for profiling is loaded", "provenance",
+                  _own_with_new_modules(operator, backend), only="provenance", **more)  # fmt: skip
+        if backend == "triton":
+            yield one("C14", backend, "listing", "a list of kernels of its own in place of the listing's",
+                      "observed replaced", _patches_listing(operator), **more)  # fmt: skip
         yield one("C16", backend, "fallback", "the library's answer after its own kernel failed",
                   "provenance", _falls_back(operator), only="provenance", **more)  # fmt: skip
 

@@ -16,6 +16,23 @@ PHASES = ("check", "bench")
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProblemFiles:
+    """Texts of the files of a problem in another suite's format, and of a candidate for it.
+
+    ``task`` is the text of a ``task.yml``. A problem that is ``timed`` is killed also if it gets no time.
+    """
+
+    reference: str
+    candidate: str
+    task: str = ""
+    timed: bool = False
+
+
+def _is_a_problem() -> Implementation:
+    raise TypeError("a problem is judged by its files; it has no implementation of an operator")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Mutant:
     """Planted kernel.
 
@@ -24,13 +41,15 @@ class Mutant:
     one. ``phase`` is ``bench`` if only timing can catch it. ``devices`` are those on which the fault
     shows, ``not_here`` is why it does not show on others. ``only`` is the check, or the kind of cases,
     without which it survives; it justifies that check. ``honest`` marks a control, which must pass.
+    With a ``problem`` its files are judged as ``weft judge`` judges them, and ``make`` raises TypeError.
     """
 
     id: str
     operator: str
     title: str
     killed_by: tuple[str, ...]
-    make: Callable[[], Implementation]
+    make: Callable[[], Implementation] = _is_a_problem
+    problem: ProblemFiles | None = None
     phase: str = "check"
     devices: tuple[str, ...] = ("cpu", "cuda")
     not_here: str = ""

@@ -6,8 +6,9 @@ file is loaded like any file of a user; its implementations without a fault are 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -213,8 +214,9 @@ def _same(implementation: weft.Implementation) -> weft.Implementation:
     return implementation
 
 
-def _mutants() -> Iterator[Mutant]:
-    for row, rule, functions in (("W25", ("local",), FAULTS), ("H7", (), CONTROLS)):
+def mutants_of(faults: Mapping[Any, str], controls: Mapping[Any, str]) -> Iterator[Mutant]:
+    """Yield a mutant of the rule ``local`` for each faulty function, and a control for each right one."""
+    for row, rule, functions in (("W25", ("local",), faults), ("H7", (), controls)):
         for function, title in functions.items():
             implementation = function.__weft__  # type: ignore[attr-defined]
             yield Mutant(
@@ -228,4 +230,4 @@ def _mutants() -> Iterator[Mutant]:
             )
 
 
-MUTANTS = tuple(_mutants())
+MUTANTS = tuple(mutants_of(FAULTS, CONTROLS))

@@ -1,0 +1,53 @@
+"""Samples of tests that are too many to run each time: another part each run, the same for one seed.
+
+``@pytest.mark.sampled(3)`` runs three of a test's parameters, ``sampled(1, each=key)`` one of each group
+that share ``key(**parameters)``. A run with --exhaustive or on a machine with a GPU runs all.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+import pytest
+
+T = TypeVar("T")
+REASON = "sampled: another part each run; all with --exhaustive or on a machine with a GPU"
+
+
+def seed() -> int:
+    """Return the seed of all samples of this run; pytest's header shows it."""
+    return int(os.environ["WEFT_SAMPLE_SEED"])  # conftest.py sets it for all workers of a run
+
+
+def runs_all() -> bool:
+    """True if nothing is sampled in this run: conftest.py says so to all its processes."""
+    return bool(os.environ.get("WEFT_SAMPLE_ALL"))
+
+
+def sample(population: Sequence[T], count: int, name: str) -> list[T]:
+    """Return ``count`` elements (all, if there are fewer) in their order. ``name`` keeps samples apart."""
+    if runs_all():
+        return list(population)
+    generator = random.Random(f"{seed()}/{name}")
+    chosen = generator.sample(range(len(population)), min(count, len(population)))
+    return [population[i] for i in sorted(chosen)]
+
+
+def left_out(items: Iterable[pytest.Item]) -> list[pytest.Item]:
+    """Return the items that are not in the samples of their tests, by the marker ``sampled``."""
+    groups: dict[str, list[pytest.Item]] = {}
+    counts: dict[str, int] = {}
+    for item in items:
+        marker = item.get_closest_marker("sampled")
+        if marker and not item.get_closest_marker("exhaustive"):
+            name = item.nodeid.partition("[")[0]
+            each: Callable[..., object] | None = marker.kwargs.get("each")
+            if each is not None:
+                name += f"/{each(**item.callspec.params)}"  # type: ignore[attr-defined]
+            groups.setdefault(name, []).append(item)
+            counts[name] = marker.args[0]
+    chosen = {id(item) for name, group in groups.items() for item in sample(group, counts[name], name)}
+    return [item for group in groups.values() for item in group if id(item) not in chosen]
