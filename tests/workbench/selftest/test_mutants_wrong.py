@@ -37,7 +37,6 @@ OF_NAN = ("W12", "W16")  # rows whose fault shows where the answer is a NaN
 # Where a fault shows that few cases show: these come first.
 SHOWS_AT = {
     "W03/sum/eager/one-element": "fp32-scalar",
-    "W22/sum/eager/grad-itself": "fp32-scalar",
     "W04/sum/eager/bench-alone": "fp32-1048576",
     "W08/sum/eager/running": "bf16-30011",
     "W24/sum/eager/nan-part": "fp32-1031",

@@ -1,6 +1,6 @@
 """Catalogue of the planted kernels: mutants that must fail and honest controls that must pass.
 
-Rows W01 to W29 are kinds of errors, C01 to C23 and C30 kinds of cheating, H1 to H10 controls. Each module of
+Rows W01 to W29 are kinds of errors, C01 to C23 and C30 kinds of cheating, H1 to H11 controls. Each module of
 this folder defines ``MUTANTS``; it is imported when the catalogue is first requested.
 """
 

@@ -57,11 +57,6 @@ def _sum_mean(grad: torch.Tensor, shape: torch.Size) -> Gradients:
     return ((grad / max(1, shape.numel())).expand(shape).clone(),)
 
 
-def _sum_incoming_gradient(grad: torch.Tensor, shape: torch.Size) -> Gradients:
-    """Return the correct gradient, but for one element the incoming gradient itself."""
-    return (grad.expand(shape),)
-
-
 def _matmul_negated(grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor, **_: object) -> Gradients:
     """Negate db."""
     da, db = gradients(grad, a, b)
@@ -132,8 +127,6 @@ def _for(operator: str) -> Iterator[Mutant]:
               "backward" if operator in SEVERAL else "type")  # fmt: skip
     yield one("spoils-grad", "zeroes the incoming gradient", "inputs", spoils)
     yield one("nothing", "gradients never written", "written", unwritten)
-    if operator == "sum":
-        yield one("grad-itself", "the incoming gradient itself", "alias", _sum_incoming_gradient, "alias")
 
 
 MUTANTS = tuple(m for operator in HONEST for m in _for(operator))

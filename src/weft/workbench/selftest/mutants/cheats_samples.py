@@ -375,7 +375,7 @@ def _cheats() -> Iterator[Mutant]:
     yield one("C20/matmul/eager/half", "half of the rows while its inputs stay the same",
               "sampled", _wrong_in_samples("matmul", _half_of_the_rows))  # fmt: skip
     yield one("C21/softmax/eager/profile", "a profile function that computes after the clock",
-              "hooks", _by_hook("softmax", _profile))  # fmt: skip
+              "hooks clocks", _by_hook("softmax", _profile))  # fmt: skip
     yield one("C21/sum/eager/mode", "a torch mode that computes after the clock",
               "hooks", _by_hook("sum", _mode))  # fmt: skip
     yield one("C21/gelu/eager/methods", "patched methods of a tensor that compute after the clock",

@@ -97,6 +97,17 @@ def _atomic() -> Implementation:
     )
 
 
+def _expands_its_gradient() -> Implementation:
+    """Return a sum whose gradient is a view of the incoming one, also of one element."""
+    return Implementation(
+        operator="sum",
+        name="H11/sum/eager/expanded",
+        backend="eager",
+        forward=honest("sum"),
+        backward=lambda grad, shape: (grad.expand(shape),),
+    )
+
+
 def _by_rows_in_a_pool() -> Implementation:
     """Return a GELU whose rows are halved between two threads, which stay for the next call."""
     pool, gelu = ThreadPoolExecutor(2, thread_name_prefix="rows"), honest("gelu")
@@ -135,6 +146,8 @@ def _controls() -> Iterator[Mutant]:
     yield _control(flushed, "subnormal numbers flushed to zero", _flushed(flushed))
     yield _control("H9/gelu/eager/pool", "a thread pool that waits between calls",
                    _by_rows_in_a_pool, phase="bench")  # fmt: skip
+    yield _control("H11/sum/eager/expanded", "a gradient that is a view of the incoming one",
+                   _expands_its_gradient)  # fmt: skip
     small = "H6/softmax/eager/from-cache"
     yield _control(small, "a small kernel, served from the cache when warm",
                    _same_as(small, "torch"), phase="bench")  # fmt: skip
