@@ -234,7 +234,7 @@ def test_each_check_kills_a_mutant_that_no_other_kills(name: str, monkeypatch: p
         every = selftest_judge.cases_of
         monkeypatch.setattr(selftest_judge, "cases_of", lambda *a: islice(every(*a), 5))
     summary = judge(mutant.id)
-    if summary.results[0].status == NOT_RUN:
+    if summary.results[0].status in (NOT_RUN, INCONCLUSIVE):  # the second: other work is on the machine
         pytest.skip(summary.results[0].reason)
     assert summary.good, summary.to_json()
     for _ in range(TRIES):
