@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import random
-from collections.abc import Iterable
-from typing import Any
-
 import pytest
 
 from weft.workbench.selftest import mutants
@@ -19,21 +14,13 @@ from weft.workbench.selftest.run import can_be_left_out
 PER_RUN = 3  # of the mutants, and of the controls
 
 
-def _sampled(planted: Iterable[Mutant]) -> list[Any]:
-    planted = list(planted)
-    chosen = random.Random(os.environ["WEFT_SAMPLE_SEED"]).sample(range(len(planted)), PER_RUN)
-    return [
-        pytest.param(m, id=m.id, marks=[] if n in chosen else [pytest.mark.exhaustive])
-        for n, m in enumerate(planted)
-    ]
-
-
 def _judge(mutant: Mutant, without: tuple[str, ...] = ()) -> selftest.Summary:
     return selftest.run([mutant], "cpu", without=without)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mutant", _sampled(unvarying.MUTANTS))
+@pytest.mark.sampled(PER_RUN)
+@pytest.mark.parametrize("mutant", unvarying.MUTANTS, ids=lambda m: m.id)
 def test_a_problem_is_killed_by_its_check_alone(mutant: Mutant) -> None:
     (result,) = _judge(mutant).results
     assert result.check in mutant.killed_by, result
@@ -41,7 +28,8 @@ def test_a_problem_is_killed_by_its_check_alone(mutant: Mutant) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("control", _sampled(problem_controls.MUTANTS))
+@pytest.mark.sampled(PER_RUN)
+@pytest.mark.parametrize("control", problem_controls.MUTANTS, ids=lambda m: m.id)
 def test_an_honest_problem_passes(control: Mutant) -> None:
     summary = _judge(control)
     assert summary.good or summary.results[0].status == NOT_RUN, summary.results
