@@ -62,6 +62,7 @@ class _Group(typer.core.TyperGroup):
             formatter.write_dl([(name, _load(name)[1]) for name in COMMANDS])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        # With resilient_parsing a shell completes the line: an unfinished name is no error then.
         if args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
             from weft.core.operator import unknown_name
 
@@ -147,6 +148,7 @@ def _exit(code: int) -> None:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         sys.exit(code)
+    # os._exit runs neither these functions nor the flushes.
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # a closed pipe: nobody reads the rest

@@ -273,6 +273,7 @@ def fold(text: str, width: int | None, indent: str = "") -> list[str]:
 
     if width is None or cell_len(text) <= width:
         return [text]
+    # One character beside the indent at least, or no piece would become shorter.
     width = max(width, len(indent) + 1)
     lines, line = [], ""
     for piece in PIECE.findall(text):

@@ -170,6 +170,7 @@ def _hints(kind: type[Any]) -> dict[str, Any]:
 def _matches(value: Any, hint: Any) -> bool:
     """Return True if ``value`` is of the type ``hint``: a class, a union, a tuple or a mapping."""
     origin, arguments = get_origin(hint), get_args(hint)
+    # JSON writes a whole number without a point; a bool is an int in Python, but no time.
     if hint is float:
         return isinstance(value, (int, float)) and not isinstance(value, bool)
     if origin is UnionType:
@@ -200,6 +201,7 @@ def append(path: Path, records: Iterable[Record]) -> None:
         try:
             written = os.write(descriptor, data)
             if written != len(data):
+                # 28 is ENOSPC: a short write to a file means a full disk.
                 raise OSError(28, "only part of the records could be written")
             os.fsync(descriptor)
         except OSError as error:

@@ -168,6 +168,7 @@ def run_points(
         ceilings = measured_ceilings(device, progress=on_event)
     fingerprint = machine.fingerprint(device) | {"ceilings": asdict(ceilings) if ceilings else None}
     if patience is not None:
+        # The sort is stable: each direction keeps the order in which its points were selected.
         points.sort(key=lambda p: p.direction == BACKWARD)
     if on_start is not None:
         on_start(expected_bench_seconds(points, budget))
@@ -206,7 +207,9 @@ def _run(
             return
         progress = partial(_log_with_prefix, options.log, f"[{number}/{len(points)}] {point.title}: ")
         before = measure_load(point.device)
+        # The caller has just started the workers of the first point.
         results = _bench_point(point, replace(options, log=progress), restart_external=number > 1)
+        # The busier of two readings, since load at either end may have disturbed the times between them.
         load = busier(before, measure_load(point.device)).to_json()
         here = {**fingerprint, "load": load}
         yield [make_record(point, i, results[i.name], ceilings, here) for i in point.implementations]
@@ -225,6 +228,7 @@ def _bench_point(point: BenchPoint, options: _Options, restart_external: bool) -
     broken = restart_workers(point, options.workers) if restart_external else {}
     oracle = _oracle(point, CHECK_SEEDS)
     small = _small_point(point) if options.first_look else None
+    # One seed is enough for what passes all seeds at the small point; the others get `oracle`.
     quick_oracle = _oracle(point, 1) if small else oracle
     for implementation in point.implementations:
         name = implementation.name
@@ -251,6 +255,7 @@ def _bench_point(point: BenchPoint, options: _Options, restart_external: bool) -
             passed.append(implementation)
     if passed:
         grad = _grad_form(oracle)
+        # Their float64 outputs would take the memory that timing needs for its buffers.
         del oracle, quick_oracle
         options.log(f"timing {', '.join(i.name for i in passed)}")
         for name, outcome in _time(point, passed, grad, results, options).items():
@@ -277,6 +282,7 @@ def _passes_small(small: BenchPoint, implementation: Implementation, options: _O
 
     ``compile`` is left out, since it compiles anew for each shape.
     """
+    # External code is checked at all seeds of the large case.
     if implementation.backend == "compile" or implementation.name in options.workers:
         return False
     answer: Support = support(implementation, small.case, small.device, small.direction)
@@ -343,6 +349,7 @@ def _check(
     point: BenchPoint, implementation: Implementation, oracle: Oracle, options: _Options
 ) -> BenchResult:
     """Time the first call, then check. The check judges a first call that raises."""
+    # Before the check, whose calls would compile the kernel: this time includes the compilation.
     first_call_us = None
     worker = options.workers.get(implementation.name)
     try:

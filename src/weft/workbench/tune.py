@@ -222,9 +222,11 @@ def write(path: Path, device: str, points: Iterable[Point], source: str) -> None
     ordered = sorted(points, key=lambda p: (p.operator, p.dtype, p.last, p.elements, p.case))
     header = {"format": dispatch.FORMAT, "device": device, "from": source}
     lines = ",\n".join(json.dumps(p.to_json(), separators=(",", ":")) for p in ordered)
+    # The header without its closing brace, then a point a line, so that a diff shows the changed points.
     text = json.dumps(header)[:-1] + ', "points": [\n' + lines + "\n]}\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        # In the same folder, since a rename is atomic only within one file system.
         descriptor, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
         with os.fdopen(descriptor, "w") as file:
             file.write(text)

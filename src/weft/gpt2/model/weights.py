@@ -74,6 +74,7 @@ def from_hugging_face(tensors: Tensors, config: ModelConfig) -> dict[str, torch.
     Raises:
         WeftError: a tensor is missing, unknown or of another shape; the head is not the token table.
     """
+    # Files of the inner model alone have names without the prefix.
     remaining = {n if n.startswith((PREFIX, HEAD)) else PREFIX + n: t for n, t in tensors.items()}
     remaining = {n: t for n, t in remaining.items() if not n.endswith(MASKS)}
     table, head = remaining.get(hugging_face_name("wte")), remaining.pop(HEAD, None)

@@ -80,6 +80,7 @@ def row_of(launch: Launch, tokens: int, vocabulary: int) -> str:
         return "gradients' norm"
     for substring, group in TORCH_OPERATORS:
         if substring in names:
+            # The head is the only product with the vocabulary among its sizes.
             is_head = group == "linear" and any(vocabulary in shape for shape in launch.shapes)
             return "head and loss forward" if is_head else f"{group} forward"
     for substring, row in KERNELS:
@@ -110,6 +111,7 @@ def _linear_part(launch: Launch, tokens: int) -> str:
 def _group(name: str) -> str:
     """Return the row of an operator or of a variant of it: ``attention_packed`` is attention."""
     prefixes = [n for n in registry.REGISTRY if name.startswith(n)]
+    # The longest: dropout_add_layer_norm also starts with the name of dropout.
     operator = max(prefixes, key=len, default=name)
     return GROUPS.get(operator, operator)
 

@@ -68,6 +68,7 @@ class Mlp(torch.nn.Module):
 
     def __init__(self, depth: int, width: int, dtype: str, device: str) -> None:
         super().__init__()
+        # A tuple for the loop of `forward`: a slice of a ModuleList builds a new module at each call.
         self._linears = tuple(
             torch.nn.Linear(width, width, dtype=DTYPES[dtype], device=device) for _ in range(depth)
         )
@@ -104,6 +105,7 @@ class Trainer:
 
     def gradients(self, x: torch.Tensor, target: torch.Tensor, depth: int | None = None) -> torch.Tensor:
         """Compute the loss and new gradient tensors; nothing is accumulated. Return the loss."""
+        # None, not zeros: the optimizer skips layers without a gradient, those above the call's depth.
         self.optimizer.zero_grad(set_to_none=True)
         loss = functional.mse_loss(self.model(x, depth), target)
         torch.autograd.backward(loss)
@@ -217,6 +219,7 @@ def time_points(
         if error.partial is None:
             raise
         interrupt, (samples, clocks) = error, error.partial
+    # After an interrupt the user waits for the results: no further measurement then.
     for point in points if interrupt is None else ():
         # The cross-check of two clocks is slow, so only the base's own points have one.
         if point.steps == 1 and point.shape == points[0].shape:
@@ -258,6 +261,7 @@ def _sample_rounds(
     minimum = MIN_ROUNDS if seconds > QUICK_BUDGET else MIN_ROUNDS_QUICK
     try:
         for number in range(MAX_ROUNDS + 1):
+            # Another order in each round: a point meets the cache and clocks that the one before left.
             for index in order.permutation(len(points)):
                 us = runners[points[index]].sample()
                 if number > 0:
@@ -268,6 +272,7 @@ def _sample_rounds(
                 log("warm")
                 continue
             spent = _now() - start
+            # If rounds are missing from the minimum, their time at the rate so far.
             left = max(seconds - spent, (minimum - number) * spent / number)
             if left <= 0:
                 break
@@ -351,6 +356,7 @@ def _layer_times(events: list[Any], depth: int, on_gpu: bool) -> tuple[dict[str,
             if len(matching) != PROFILED_STEPS * depth:
                 return ()  # better no table than times of the wrong layer
             for number, event in enumerate(matching):
+                # Sorted by time, a step's layers follow one another, and the next step starts at 0.
                 position = number % depth
                 us = event.device_time_total if on_gpu else event.cpu_time_total
                 layer = layers[depth - 1 - position if backward else position]

@@ -102,6 +102,7 @@ def operator_costs(shape: Shape, phase: str) -> tuple[OperatorCost, ...]:
         operator("weight gradient", "matmul", depth, 2 * act, weights),
         operator("bias gradient", "other", depth, act, bias),
         *(input_gradient if depth > 1 else []),
+        # Reads weights, gradients and two moments; writes all of them but the gradients.
         operator("optimizer", "optimizer", depth, 4 * layer, 3 * layer),
     )
 
@@ -154,6 +155,8 @@ def transition_batch(shape: Shape, phase: str, ceilings: Ceilings) -> int | None
         memory, compute = memory_and_compute_time(replace(shape, batch=batch), phase, ceilings)
         return compute >= memory
 
+    # The FLOPs grow with the batch and the weights' bytes do not, so there is one transition at most:
+    # double until it is passed, then bisect.
     low, high = 0, 1
     while not is_compute_bound(high):
         low, high = high, 2 * high

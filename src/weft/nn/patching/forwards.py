@@ -199,6 +199,7 @@ def attention(
         key, value = key[:, :, :length], value[:, :, :length]
     y = ops.attention(
         *cast(query, key, value),
+        # A single query is the latest token, which sees every cached key.
         causal=bool(causal and length > 1),
         scale=scaling,
         dropout_p=dropout,

@@ -47,6 +47,7 @@ def forward_without_logits(self: Module, *args: Any, **kwargs: Any) -> Any:
     if not (self.training and has_labels):
         return type(self).forward(self, *args, **kwargs)
     labels, return_dict = kwargs.pop("labels"), kwargs.pop("return_dict", None)
+    # 0 or None here, and no argument of the inner model.
     kwargs.pop("logits_to_keep", None)
     loss_arguments = {name: kwargs.pop(name) for name in LOSS_ARGUMENTS if name in kwargs}
     # The model without its head: its last hidden state is the input of the fused operator.
@@ -91,6 +92,7 @@ def _head_and_loss(
 def _targets(labels: torch.Tensor, shift_labels: torch.Tensor | None, ignore_index: int) -> torch.Tensor:
     """Return each position's target: the next position's label; the last position has none."""
     if shift_labels is None:
+        # The labels move, not the logits: a slice of the logits would have to be copied.
         shift_labels = functional.pad(labels[..., 1:], (0, 1), value=ignore_index)
     return shift_labels.reshape(-1)
 

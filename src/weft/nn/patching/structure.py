@@ -71,6 +71,7 @@ def _rms_norm_rule(module: Module) -> Rule | str:
         offsets = {o for o in offsets if _is_near(y, (o + weight.double()) * normed, NORM_TOLERANCE)}
     if not offsets:
         return "its trial call is not RMS norm's x / sqrt(mean(x^2) + eps), times weight or 1 + weight"
+    # The weight is float32: the result's dtype shows whether the class rounds to its input's.
     out_dtype = _call_with(module, weight, x.bfloat16()).dtype
     if offsets == {1.0}:
         return (
@@ -105,6 +106,7 @@ def _mlp_rule(module: Module) -> Rule | str:
     for linear in linears.values():
         for parameter in linear.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    # A new dictionary: the shallow copy shares the module's own, which must keep its projections.
     vars(stand_in)["_modules"] = {**linears, "act_fn": children["act_fn"]}
     x = torch.randn(2, 3, 8, generator=generator, dtype=torch.float64)
     expected = linears["down_proj"](activation(linears["gate_proj"](x)) * linears["up_proj"](x))

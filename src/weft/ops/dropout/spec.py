@@ -21,10 +21,13 @@ from weft.ops._common.philox import check_dropout_arguments
 from weft.ops._common.philox_dropout import keep_mask, keep_scale, rounded_probability
 
 DTYPES = ("float32", "float16", "bfloat16")
+# Both 32-bit halves are in use, and the low one is negative as an int32: a kernel that drops one of
+# them, or extends its sign, fails.
 SEED = 0x1234_5678_9ABC_DEF
 
 
 def reference(x: torch.Tensor, *, p: float, seed: int) -> torch.Tensor:
+    # Not a product with the mask: Inf times 0 is NaN.
     return torch.where(keep_mask(x, p, seed), x * keep_scale(p), 0.0)
 
 
@@ -57,6 +60,7 @@ def _share(y: torch.Tensor, x: torch.Tensor, *, p: float, seed: int) -> float:
         return 0.0
     p = rounded_probability(p)
     off = abs(float((y == 0).double().mean()) - p)
+    # Plus one element, since the standard error is 0 where p is 0 or 1.
     return off / (6 * math.sqrt(p * (1 - p) / y.numel()) + 1 / y.numel())
 
 

@@ -56,6 +56,7 @@ def gated_backward(
 
 def _view_2d(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     if all(t.is_contiguous() for t in tensors):
+        # One long row: only its last block is partly filled, not one in each row.
         return tuple(t.view(1, -1) for t in tensors)
     return tuple(view_2d(t) for t in tensors)
 

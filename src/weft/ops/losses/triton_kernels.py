@@ -21,6 +21,7 @@ def edges(start, columns, WIDTH: tl.constexpr):
 
     The row begins ``start`` elements after a 16-byte boundary.
     """
+    # WIDTH is a power of two, so the mask leaves the elements up to the next boundary.
     head = tl.minimum(((-start) & (WIDTH - 1)).to(tl.int32), columns)
     vectors = (columns - head) // WIDTH
     # One masked load for head and tail: both have fewer than WIDTH elements.
@@ -48,11 +49,14 @@ def row_statistics(x_ptr, start, columns, WIDTH: tl.constexpr, LANES: tl.constex
         # Whole vectors are masked, never parts of one, so that Triton keeps 16-byte loads.
         inside = (step + lane < vectors)[:, None]
         offset = ((step + lane) * WIDTH)[:, None] + element[None, :]
+        # -inf is never a new maximum, and adds exp2(-inf) = 0 to the total.
         x = tl.load(body + offset, mask=inside, other=float("-inf")).to(tl.float32)
         new_top = tl.maximum(top, tl.max(x, 1))
+        # The total so far is relative to the old maximum.
         total *= tl.exp2((top - new_top) * LOG2E)
         total += tl.sum(tl.exp2((x - new_top[:, None]) * LOG2E), 1)
         if SUMS:
+            # Masked elements are -inf, which a sum must not have.
             sums += tl.sum(tl.where(inside, x, 0.0), 1)
         top = new_top
     x = tl.load(x_ptr + start + edge_column, mask=edge_mask, other=float("-inf")).to(tl.float32)
@@ -175,6 +179,7 @@ def cross_entropy_backward(
     lse = tl.load(lse_ptr + row)
     g = tl.load(grad_ptr + row * grad_stride).to(tl.float32)
     counts = target != ignore_index
+    # An ignored row gets zeros also where the incoming gradient is Inf or NaN.
     g = tl.where(counts, g, 0.0)
     write_gradient(
         x_ptr,
@@ -222,6 +227,7 @@ def cross_entropy_fused(
     loss = row_loss(lse, target_logit, row_sum, columns, smoothing, z_loss, SMOOTH)
     tl.store(losses_ptr + row, tl.where(counts, loss, 0.0))
     tl.debug_barrier()  # the edges of a row are read and written by different threads
+    # An ignored row loads as -inf below: with a lse of NaN its gradient would be NaN, not 0.
     lse = tl.where(counts, lse, 0.0)
     g = tl.where(counts, 1.0, 0.0)
     write_gradient(

@@ -55,6 +55,7 @@ def _rotate(
     batch, heads, length, size = x.shape
     x = x if x.stride(3) == 1 else x.contiguous()
     vec_width = _vec_width(x, interleaved)
+    # A vector holds vec_width / 2 pairs if they are interleaved, otherwise vec_width elements of one half.
     vecs_per_position = size // 2 // (max(1, vec_width // 2) if interleaved else vec_width)
     blocks = -(-length * vecs_per_position // THREADS) * -(-batch * heads // HEADS)
     source(x.dtype, vec_width, interleaved)["rope_turn"](

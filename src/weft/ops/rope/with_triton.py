@@ -49,17 +49,21 @@ def rope_turn(
     first = (tl.program_id(0) // blocks) * HEADS
     t = (tl.program_id(0) % blocks) * POSITIONS + tl.arange(0, POSITIONS)[:, None]
     i = tl.arange(0, HALF)[None, :]
+    # HALF is a power of two, as `tl.arange` needs; `half` may be smaller.
     inside = (t < length) & (i < half)
     c = tl.load(cos_ptr + t * half + i, mask=inside, other=0)
     s = tl.load(sin_ptr + t * half + i, mask=inside, other=0)
+    # A rotation's transpose turns back by the same angle.
     if BACK:
         s = -s
+    # c and s stay in registers: the tables are read once for HEADS heads.
     for h in tl.static_range(HEADS):
         head = (first + h).to(tl.int64)
         in_bounds = inside & (head < all_heads)
         x = x_ptr + (head // heads) * batch_stride + (head % heads) * head_stride
         # int64 offsets: batch * heads * length * size may exceed 2^31.
         x += t.to(tl.int64) * stride
+        # `head` is int64, and with it this offset.
         y = y_ptr + (head * length + t) * (2 * half)
         if INTERLEAVED:
             columns = tl.arange(0, 2 * HALF)[None, :]
@@ -83,6 +87,7 @@ def configure(half: int, itemsize: int, all_heads: int) -> Config:
     wide = triton.next_power_of_2(half)
     # Four heads share a table's loads; more would need more registers for rows in flight.
     heads = min(4, triton.next_power_of_2(all_heads))
+    # 128 threads of 16 bytes each, divided by the elements of a half.
     return Config(positions=max(1, 128 * 16 // itemsize // wide), heads=heads)
 
 

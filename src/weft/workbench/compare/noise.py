@@ -152,6 +152,7 @@ def from_runs(runs: Sequence[Sequence[Record]], arguments: Sequence[str] = ()) -
     machines: dict[MachineKey, Mapping[str, Any]] = {}
     for r in (r for run in runs for r in run):
         machines[machine_key(r.machine)] = r.machine
+        # A view takes 0 us, of which there is no ratio.
         if r.timing and r.timing.cold > 0:
             point = (r.operator, r.implementation, r.case, r.direction)
             medians.setdefault(point, []).append(r.timing.cold)

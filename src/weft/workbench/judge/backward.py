@@ -96,6 +96,7 @@ def gradients(
     count = len(case.template.inputs)
     inputs, incoming = tensors[:count], tensors[count:]
     with torch.enable_grad():
+        # New tensor objects in the same memory, so that the caller's inputs do not require gradients.
         leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in inputs]
         with context or nullcontext():
             data, _ = case.template.build(leaves, float64=float64)
@@ -105,6 +106,7 @@ def gradients(
         names = gradient_names(spec, case.template.inputs)
         _require_graph(outputs, targets, names, spec)
         differentiable = [outputs[index] for index, _, _ in spec.outputs]
+        # An unused target is named by `_plain_gradient`; autograd's own error would not say which it is.
         results = torch.autograd.grad(differentiable, targets, incoming, allow_unused=True)
     return tuple(
         _plain_gradient(result, name, [*inputs, *incoming])
@@ -190,6 +192,7 @@ class GradientFamily:
             inputs = generator.inputs(by_name[str(case.params["point"])], seed, device)
             for n, form in enumerate(spec.incoming()):
                 output = torch.empty(form.shape, dtype=getattr(torch, form.dtype), device="meta")
+                # Another seed for each: with equal incoming gradients a candidate could swap them unnoticed.
                 inputs.append(gradient_like(output, seed + n, device=device))
             return inputs
 

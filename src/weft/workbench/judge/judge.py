@@ -115,6 +115,7 @@ def _judge(reference: Path, candidate: Path, options: JudgeOptions, log: Log, st
     kind = detect_format(reference, candidate)
     nbytes = kernelbench.estimate_bytes(reference) if kind == KERNELBENCH else 0
     judgement = Judgement(format=kind, operator=kernelbench.problem_name(reference), problem_bytes=nbytes)
+    # Before the problem is read, since that already allocates its weights and inputs.
     options.wait("memory", PEAK_FACTOR * nbytes)
     if shortage := _expected_shortage(nbytes, options):
         judgement.run_out_of_memory(shortage)
@@ -163,6 +164,7 @@ def _judge_problem(
         extra=problem.extra,
     )
     log("loading the candidate")
+    # Before the candidate runs: it could write to the reference's files, which are read again for timing.
     digest = _digest(problem)
     try:
         with judgement.step("loading the candidate"):
@@ -297,6 +299,7 @@ class _Judging:
         judgement = self.judgement
         judgement.backend = self.implementation.backend
         judgement.checks.append(Finding(check="import", status=PASS))
+        # A request may name only cases for timing; these are checked then.
         check_cases = [c for c in cases if "check" in c.tags] or list(cases)
         with judgement.step("checking"):
             verdicts = self._check(check_cases)
@@ -335,6 +338,7 @@ class _Judging:
                 make_caller=self.worker.make_caller,
             )
             verdicts.append(name_missing_gradient(verdict))
+            # One failure decides, and each further case costs its references in float64.
             if verdicts[-1].status == FAIL:
                 break
         return verdicts

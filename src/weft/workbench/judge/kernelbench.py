@@ -93,6 +93,7 @@ def read_problem(
     reference = _Reference(file)
     weights = list(reference.model(seeds[0], float64=False).state_dict().values())
     with_weights = bool(weights)
+    # Without weights a second case would be the first again.
     cases = _cases(seeds if with_weights else seeds[:1], with_weights)
     generator = file.generator()
     if device == "cuda":
@@ -208,6 +209,7 @@ def load(source: Source) -> LoadedFile:
     file = _ReferenceFile(Path(source.reference), "weft_problem", device, mentions_cuda)
     file.varied_weights = extra["varied_weights"]
     with_weights = bool(extra["with_weights"])
+    # Before the reference is deleted: the weights come from its constructor.
     states = _Weights(file, extra["weights"] if with_weights and not source.is_reference else ())
     if not source.is_reference:
         file.delete_reference()
@@ -216,6 +218,7 @@ def load(source: Source) -> LoadedFile:
     name = problem_name(Path(source.reference))
     if source.is_reference:
         return _load_reference(source, file, name, cases, generator, behavior)
+    # After the reference is deleted: executing the candidate's file already runs its code.
     module = execute(path, "candidate")
     model_new = getattr(module, "ModelNew", None)
     if not isinstance(model_new, type):
@@ -424,6 +427,7 @@ class _Weights:
         """Return the weights of a seed, on the host if they come from a file; empty without any."""
         state = self.states.get(seed, {})
         if isinstance(state, Path):
+            # Mapped, not read: `load_state_dict` copies from it, and the system can drop the pages again.
             loaded: dict[str, torch.Tensor] = torch.load(state, map_location="cpu", mmap=True)
             return loaded
         return state
@@ -470,6 +474,7 @@ class _Candidate:
                 self.model.setup()  # what it packed in its constructor is out of date
         if state and self._matches(state):
             self.model.load_state_dict(state)
+            # After `load_state_dict`, since setup() packs the weights that it finds.
             if callable(setup := getattr(self.model, "setup", None)):
                 setup()
         if self.shapes:
@@ -506,6 +511,7 @@ class _OwnCheck:
             for got_piece, want_piece in zip(*pieces, strict=True):
                 if got_piece.numel():
                     worst = max(worst, float((got_piece.double() - want_piece.double()).abs().max()))
+                # KernelBench's order of the arguments: the relative part is a share of the candidate's value.
                 close &= torch.allclose(want_piece, got_piece, atol=limit, rtol=limit)
             if not close:
                 return False, f"not within {limit:g}; largest difference {worst:.3g}"

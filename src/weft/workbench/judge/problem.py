@@ -134,6 +134,7 @@ class Generator:
         with preserved_rng(), torch.no_grad(), device, factories:
             template, tensors = split_data(self.generate(case, seed), self.names)
             for index in self.varied.get(case.name, ()):
+                # Plus the index: two masks of one shape differ.
                 tensors[index] = vary(tensors[index], seed + index)
             return template, tensors
 
@@ -149,6 +150,7 @@ class Generator:
             again = [digest(t) for t in generator.split(case, 1)[1] if t.is_cuda]
         except Exception:  # noqa: BLE001 - the file may name a device, or call what a GPU lacks
             return self
+        # `first` is empty if the file places every tensor on the CPU.
         return generator if first and first == again else self
 
     def with_template(self, case: ProblemCase, behavior: ReferenceBehavior) -> ProblemCase:
@@ -176,6 +178,7 @@ class Generator:
     def _compare_draws(self, case: ProblemCase, seed: int, tensors: Sequence[torch.Tensor]) -> None:
         """Raise :class:`WeftError` if the second draw of a seed differs from the first."""
         key = case.name, seed
+        # (): not drawn yet. None: drawn twice and found equal, so that digests are computed no more.
         if self.seen_digests is None or self.seen_digests.get(key, ()) is None:
             return
         digests = [digest(t) for t in tensors]
@@ -253,6 +256,7 @@ def vary_inputs(
         for n in (n for n in unvaried if can_vary(tensors[n])):
             if names[n] not in taken:
                 run = partial(_run_varied, native, case, generator, behavior, device)
+                # One answer for all cases, since each question costs runs of the reference.
                 taken[names[n]] = is_taken(partial(run, [n]), count_special(run([])))
             if taken[names[n]]:
                 varied.setdefault(case.name, []).append(n)
@@ -457,6 +461,8 @@ def observe_behavior(
     return ReferenceBehavior(
         buffers=buffers,
         in_place=[tensors[n].name for n in changed if n not in buffers],
+        # It uses random numbers if the seed decides the bits; if one seed gives other bits, it is not
+        # repeatable.
         random=repeatable and other != first,
         repeatable=repeatable,
         longest_sum=max([1, *sizes, *(t.numel // smallest // 10 for t in tensors)]),
@@ -535,6 +541,7 @@ def _unread_tensors(
     """Return the indexes of possible output buffers whose contents do not affect the outputs."""
     unread = []
     for index, spec in enumerate(run.template.tensors):
+        # Each tensor that is tried costs a run of the reference; others cannot hold an output.
         if index not in changed and (spec.shape, getattr(torch, spec.dtype)) not in kinds:
             continue
         if not spec.numel or len(run.template.tensors) == 1:  # a problem without any input is none

@@ -58,6 +58,7 @@ class Pair:
             reference += [f for n in ("task.yml", "utils.py", "task.py") if (f := folder / n).is_file()]
         for path in (*reference, *([self.candidate] if self.candidate else [])):
             data = path.read_bytes()
+            # With lengths, since text that moves from one file to the next must change the hash.
             hasher.update(f"{len(data)}:".encode() + data)
         return hasher.hexdigest()
 
@@ -131,6 +132,7 @@ def _problems(folder: Path) -> dict[str, Path]:
 def _natural_key(path: Path) -> list[tuple[int, int | str]]:
     """Sort 2_x before 10_x."""
     parts = re.split(r"(\d+)", path.as_posix())
+    # The leading 0 or 1 keeps Python from comparing a number with text, which raises.
     return [(0, int(p)) if p.isdigit() else (1, p) for p in parts if p]
 
 
@@ -215,6 +217,7 @@ def read_done(path: Path, pairs: Sequence[Pair], options: SuiteOptions) -> dict[
     for line in lines:
         with suppress(ValueError, TypeError, AttributeError):
             row = json_files.loads(line)
+            # Default "": a row without a key must not equal the None of an unknown problem.
             if row.get("key") == keys.get(row.get("problem"), "") and _is_row(row):
                 rows[row["problem"]] = row
     return rows
@@ -242,6 +245,7 @@ def _key(pair: Pair, options: SuiteOptions) -> str:
 def append(path: Path, row: Mapping[str, Any]) -> None:
     """Append a row to a results file as one line, on the disk when this returns."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    # In this mode every write goes to the end of the file, also after the read below.
     with path.open("a+b") as file:
         file.seek(0, os.SEEK_END)
         if file.tell():
@@ -328,6 +332,7 @@ class Suite:
             "device": self.options.device,
             **self.options.arguments,
         }
+        # A file, not a pipe: it is read only after the end, and a full pipe would block the child.
         errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - closed with the child
         process = subprocess.Popen(
             [sys.executable, "-c", _CHILD, json.dumps(job)],
@@ -345,6 +350,7 @@ class Suite:
         assert child.process.stdout is not None
         for line in child.process.stdout:
             self._events.put((child, line))
+        # Always its last event: the suite takes it as the end of the process.
         self._events.put((child, None))
 
     def _handle(self, child: _Child, message: Mapping[str, Any]) -> None:
@@ -359,11 +365,13 @@ class Suite:
         """Let waiting judgements go on: one that measures time is alone."""
         if any(c.state == "timing" for c in self.running):
             return
+        # Only those that use the cores now. One that waits for its permission does not disturb a measurement.
         busy = [c for c in self.running if c.state in ("reading", "checking")]
         timers = [c for c in self.running if c.state == "waits for time"]
         if timers and not busy:
             self._go(timers[0], "timing")
             return
+        # One that waits to be timed still holds its tensors.
         used = sum(c.needs for c in self.running if c.state in ("checking", "waits for time"))
         for child in self.running:
             # One alone always may: it reports itself if memory is too small.
@@ -422,6 +430,7 @@ class Suite:
 
     @staticmethod
     def _close(child: _Child) -> None:
+        # Not stdout: the thread that reads it may still use it.
         for stream in (child.process.stdin, child.errors):
             with suppress(OSError):
                 stream.close()  # type: ignore[union-attr]

@@ -231,6 +231,7 @@ class TraceInputs:
         if not dtype.is_floating_point:
             low, high = INTEGER_RANGES.get(spec.dtype, INTEGER_RANGE)
             return torch.randint(low, high, shape, dtype=dtype, device=self.device)
+        # Drawn wide and rounded at the end: torch.randn has no 8-bit types.
         wide = torch.promote_types(dtype, torch.float32)
         value = torch.randn(shape, dtype=wide, device=self.device)
         if self.definition.op_type == "sampling" and spec.name == "probs":
@@ -480,6 +481,7 @@ def _execute_reference(definition: Definition, cuda_on_cpu: bool) -> ModuleType:
     module = ModuleType("weft_reference")
     name = f"<reference of {definition.name}>"
     lines = definition.reference.splitlines(keepends=True)
+    # None in place of a time: linecache then never looks for the file, which does not exist.
     linecache.cache[name] = (len(definition.reference), None, lines, name)
     try:
         with cuda_generators_on_cpu() if cuda_on_cpu else nullcontext():
@@ -532,6 +534,7 @@ class _OwnCheck:
             return bool(got.isfinite().all()) and not bool(exceeds.any()), float(error.max())
         if tolerance.allow_negative_inf:
             both = (got == -math.inf) & (want == -math.inf)
+            # The difference of two -inf is NaN, which would fail where the outputs agree.
             got, want, error = got[~both], want[~both], error[~both]
         if not bool(got.isfinite().all() and want.isfinite().all()):
             return False, math.inf

@@ -26,6 +26,7 @@ CONSTANT_SHARE = 1 / 8  # of a parameter's elements that are exactly 0 or 1: ran
 def seed_generators(seed: int) -> None:
     """Seed every global random generator that a file may use: torch's, numpy's and Python's."""
     random.seed(seed)
+    # NumPy takes seeds of 32 bits only.
     np.random.seed(seed % (1 << 32))
     torch.manual_seed(seed)
 
@@ -120,6 +121,7 @@ def vary_weights(model: torch.nn.Module, seed: int) -> None:
     for tensor, value in list(constant_weights(model)):
         key = (tensor.numel(), value)
         generator = torch.Generator().manual_seed(zlib.crc32(repr((seed, *key, seen[key])).encode()))
+        # Two weights of one size and value get different noise, by their order.
         seen[key] += 1
         noise = torch.rand(tensor.numel(), generator=generator).view(tensor.shape)
         values = value * _factor(noise) if value else _around_zero(noise)

@@ -326,6 +326,7 @@ def _nodes(graph: Any) -> Iterator[str]:
 def _kernel_name(node: Any) -> str:
     from cuda.bindings import driver
 
+    # A node has a function of a module, or a kernel of a library that was loaded without a context.
     if int(node.func):
         return str(_ok(driver.cuFuncGetName(node.func)).decode(errors="replace"))
     return str(_ok(driver.cuKernelGetName(node.kern)).decode(errors="replace"))
@@ -396,6 +397,7 @@ def _patched(
     kind: Any, module: Any, prefix: str, context: Callable[[str], Any], run_kernels: bool
 ) -> Iterator[None]:
     """Replace ``kind.__call__`` by one that enters ``context`` with the kernel's name."""
+    # An inherited __call__ is restored by deleting ours, or the class would keep its base's as its own.
     run, own = kind.__call__, "__call__" in vars(kind)
 
     def call(self: Any, *arguments: Any, **keywords: Any) -> Any:

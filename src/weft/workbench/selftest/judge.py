@@ -100,6 +100,7 @@ class OracleCache:
             if key not in self._oracles:
                 seeds = fresh_seeds(self.n_seeds)
                 oracle = Oracle(operator, case, direction, self.device, seeds, baseline)
+                # The bounds are computed at their first use: here, so that two mutants do not do it twice.
                 _ = oracle.bounds
                 self._oracles[key] = oracle
             return self._oracles[key]
@@ -230,6 +231,7 @@ def _check_all_cases(
                 # C15 searches its callers' variables for `oracle`: keep this name.
                 oracle = settings.oracles.get(operator, case, direction, subject.baseline)
                 verdict = check(*point, oracle=oracle, without=settings.without, make_caller=make_caller)
+                # A huge oracle is not cached: without this name the context can free its memory.
                 del oracle
             if verdict.status == UNSUPPORTED:
                 reasons.append(verdict.reason)
@@ -332,6 +334,7 @@ def record_violations(record: Record) -> Iterator[tuple[str, str]]:
     verdict = record.verdict
     if verdict.status == FAIL:
         rule = next((f.check for f in verdict.findings if f.status == FAIL), "")
+        # A refusal by the timing has no failed rule; its message names the check.
         yield rule or timing_check_of(verdict.reason) or verdict.reason.partition(":")[0], verdict.reason
     for flag in record.flags:
         if flag.startswith("suspect"):

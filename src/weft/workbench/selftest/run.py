@@ -270,6 +270,7 @@ class _SelftestRun:
                     end_workers()
                     wait(running, timeout=END_PERIOD)
                 raise
+        # In the order of the catalogue; `survivors` has the order in which the judgements ended.
         return [m for m in waiting if m in survivors]
 
     def _store(self, result: MutantResult) -> None:

@@ -69,6 +69,7 @@ def parse_number(text: str, tensors: frozenset[str], numbers: frozenset[str]) ->
     """
     try:
         tree = ast.parse(text.strip(), mode="eval").body
+    # Deeply nested text makes Python's parser raise one of the last two.
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ExpressionError(f"{text.strip()!r} is not an expression") from error
     value = _Reader(text.strip(), tensors, numbers).read(tree)
@@ -157,6 +158,7 @@ class _Reader:
         sign, inner = 1, node
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             sign, inner = -1, node.operand
+        # `type`, not `isinstance`: True is an int and no dimension.
         if isinstance(inner, ast.Constant) and type(inner.value) is int:
             return sign * inner.value
         raise ExpressionError(f"a dimension is an integer, not {ast.unparse(node)!r}")

@@ -26,6 +26,7 @@ from weft.workbench.sources.source import LoadedFile, Source
 INCLUDES = {"float16": "cuda_fp16.h", "bfloat16": "cuda_bf16.h"}  # put before the file's first line
 DEFAULT_ARCH = "sm_90"  # compile target on a machine without a GPU
 MAX_THREADS, MAX_BLOCKS = 1024, ((1 << 31) - 1, 65535, 65535)  # CUDA's limits for block and grid
+# Between __global__ and the name are words and one level of parentheses, as in __launch_bounds__(256).
 SIGNATURE = re.compile(r"__global__([^;{}()]|\([^()]*\))*?\b(\w+)\s*\(([^()]*)\)\s*\{")
 MAX_ERRORS_SHOWN = 3
 
@@ -102,9 +103,11 @@ def _check_signature(header: Header, launch: Launch, text: str) -> None:
     # Without comments: a kernel's name in one is not a definition.
     code = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
     location = f"{header.file}:{launch.line}"
+    # Only the name at first: a macro may generate the definition, which SIGNATURE does not match.
     if not re.search(rf"\b{launch.kernel}\b", code):
         names = [m[2] for m in SIGNATURE.finditer(code)]
         raise at_location(location, unknown_name("kernel", launch.kernel, names))
+    # Anywhere in the file, since one extern "C" block may hold all kernels.
     if 'extern "C"' not in code:
         hint = f'extern "C" __global__ void {launch.kernel}(...): C++ would mangle the name'
         raise WeftError(f'{header.file}: no kernel is extern "C"', hint=hint)
@@ -162,6 +165,7 @@ def _supports(header: Header, case: Case) -> Support:
         if supported is not None and str(value) not in supported:
             return no(f"{header.file} supports {param} = {', '.join(supported)} (its line 'only')")
         # A kernel can receive numbers; of a string or a flag the file must say what it supports.
+        # `type`, not `isinstance`: a bool is an int, but a flag is no number.
         if supported is None and type(value) not in (int, float):
             return no(f"{header.file} has no line 'only' for the parameter {param} = {value!r}")
     return YES

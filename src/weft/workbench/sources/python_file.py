@@ -74,6 +74,7 @@ def run(path: Path) -> ModuleType:
     try:
         with _importing_siblings(path.resolve().parent):
             exec(code, vars(module))
+    # A script's sys.exit() must not end Weft without a message; Ctrl-C may.
     except (Exception, SystemExit) as error:
         del sys.modules[name]  # half a module must not be importable
         raise _run_error(path, error) from error
@@ -119,6 +120,7 @@ def _check_unique_functions(path: Path, tree: ast.Module) -> None:
 def _declares(decorator: ast.expr) -> bool:
     if not isinstance(decorator, ast.Call):
         return False
+    # By the last name only: the module may be imported under any name.
     return ast.unparse(decorator.func).rpartition(".")[2] in DECORATORS
 
 

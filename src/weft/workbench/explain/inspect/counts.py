@@ -102,6 +102,7 @@ def count(code: Iterable[Instruction]) -> Counts:
     memory: dict[str, Counter[str]] = {}
     tallies: dict[str, Counter[str]] = {}
     total: Counter[str] = Counter()
+    # Each opcode once: a kernel has thousands of instructions, but few different opcodes.
     for opcode, n in Counter(instruction.opcode for instruction in code).items():
         kind = opcode.partition(".")[0]
         total["instructions"] += n
@@ -139,6 +140,7 @@ def _tally(opcode: str) -> tuple[str, str] | None:
     if kind in TENSOR_MEMORY:
         return "tensor_memory", kind
     if kind in BARRIERS:
+        # With the first modifier: BAR.SYNC waits, BAR.ARV only arrives.
         return "barriers", ".".join(opcode.split(".")[:2])
     if kind == "MUFU":
         return "fast_math", opcode

@@ -202,6 +202,7 @@ def _triton_type(parameter: Any, value: Any) -> Any:
         return f"tensordesc<{_triton_dtype(value.base)}[{sizes}]{layout}>"
     if hasattr(value, "data_ptr"):
         return f"*{_triton_dtype(value)}" + ("" if value.data_ptr() % 16 == 0 else ":1")
+    # Before the test for 1, which True would pass.
     if isinstance(value, bool):
         return "i1"
     if isinstance(value, float):

@@ -138,8 +138,10 @@ def _run(generated: Generated, implementation: Implementation, case: Case) -> Ge
     # compiler processes would still use the user's cache. No precompiled headers: for one kernel they take
     # longer than they save.
     options = {"compile_threads": 1, "cpp_cache_precompile_headers": False}
+    # A setting that this version of torch does not have would raise.
     options = {name: value for name, value in options.items() if hasattr(settings, name)}
     with settings.patch(options), fresh_cache(cache_files):
+        # `fresh_cache` sets the variable to its folder and deletes that at its end: read all results before.
         cache = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
         _, codes = utils.run_and_get_code(implementation.forward, *inputs, **case.params)
         code = "\n".join(codes)
@@ -196,6 +198,7 @@ def _by_register(assembly: str) -> dict[str, int]:
     code = [line for line in assembly.splitlines() if re.match(r"\s+[0-9a-f]+:\s", line)]
     counts: Counter[str] = Counter()
     for line in code:
+        # _VECTORS has the widest registers first.
         counts[next((name for name in _VECTORS if f"%{name}" in line), "none of these")] += 1
     return {name: counts[name] for name in (*_VECTORS, "none of these")}
 

@@ -74,6 +74,7 @@ def has_kernels(implementation: Implementation) -> bool:
 
 def default_case(operator: Operator, *implementations: Implementation) -> Case:
     """Return the first bench case that all implementations support on a GPU, else the first other case."""
+    # The sort is stable: bench cases first, otherwise the operator's own order.
     for case in sorted(operator.cases, key=lambda c: "bench" not in c.tags):
         if "cuda" in case.devices and all(i.supports(case, "cuda") for i in implementations):
             return case

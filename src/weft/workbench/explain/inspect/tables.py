@@ -36,6 +36,7 @@ def differences(now: Sequence[Data], results: Path = RESULTS) -> list[str]:
     for key in before.keys() & after.keys():
         old, new = before[key], after[key]
         if old["compiler"] == new["compiler"]:
+            # Kernels that were not disassembled have no counts, the last of COMPARED.
             was_counted = new["counts"]["instructions"]
             names = COMPARED if was_counted else COMPARED[:-1]
             lines += [f"{key}: {name}" for name in names if old[name] != new[name]]

@@ -73,6 +73,7 @@ COUNTERS: tuple[Counter, ...] = (
     _counter("dram_peak", f"dram__throughput.{_OF_PEAK}", f"gpu__dram_throughput.{_OF_PEAK}"),
     _counter("l2_peak", f"lts__throughput.{_OF_PEAK}"),
     _counter("l2_hits", "lts__t_sector_hit_rate.pct"),
+    # Only what the SMs request; the second names count other units' requests too.
     _counter("l2_read", _L2.format("srcunit_tex_", "read"), _L2.format("", "read"), scale=SECTOR),
     _counter("l2_write", _L2.format("srcunit_tex_", "write"), _L2.format("", "write"), scale=SECTOR),
     _counter("sm_peak", f"sm__throughput.{_OF_PEAK}"),

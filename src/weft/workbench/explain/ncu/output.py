@@ -73,12 +73,13 @@ def _is_header(line: str) -> bool:
 
 
 def _wide(head: Sequence[str], rows: Sequence[Mapping[str, str]]) -> list[Row]:
+    # A metric is named unit__quantity (dram__bytes_read.sum); the columns about the launch are not.
     metrics = [name for name in head if "__" in name]
     units: Mapping[str, str] = {}
     parsed = []
     for row in rows:
         # The row of units is the only one without an ID.
-        if not row["ID"].strip():  # the row of units
+        if not row["ID"].strip():
             units = row
             continue
         values = ((m, number(row[m], units.get(m, ""))) for m in metrics)

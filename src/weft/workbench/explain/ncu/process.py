@@ -172,9 +172,11 @@ class NcuProcess:
     def result(self, output: ParsedOutput, state: TargetState) -> CompletedRun:
         """Return the completed run; raises :class:`WeftError` with the first problem."""
         text = self.text()
+        # Rows prove that the tool can count here, whatever else the candidate or the tool has printed.
         problem = None if output.rows else find.explain_problem(_complaints(text))
         if problem is not None:
             raise problem
+        # After the known problems: one of them also stops the run, and its own error has a better hint.
         if self.stop_reason:
             step = _STEPS.get(state.last, "starting")
             raise WeftError(f"the profile was stopped: {self.stop_reason} ({step})", hint=HINT)

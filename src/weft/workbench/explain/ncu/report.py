@@ -50,6 +50,7 @@ class Report:
     @cached_property
     def bottleneck(self) -> Bottleneck:
         """Bottleneck of the longest kernel."""
+        # The ratio is the call's: bytes are predicted for the operator, not for one of its kernels.
         return find_bottleneck(Evidence(kernel=self.longest, ratio=self.traffic.ratio))
 
     @property

@@ -87,6 +87,7 @@ def _no_counters(s: Evidence) -> bool:
 
 
 def _small(s: Evidence) -> bool:
+    # Default 1: a kernel whose waves were not counted is not called small.
     return 0 < s.at("waves", 1.0) < 1 and s.all_units_low
 
 
@@ -125,6 +126,7 @@ def _conflicted(s: Evidence) -> bool:
 
 
 def _tailed(s: Evidence) -> bool:
+    # Under one wave no block waits for an earlier one: that is the rule `launch`.
     return s.at("waves") >= 1 and s.idle >= TAIL and (s.all_units_low or s.at("dram_peak") < HIGH)
 
 
@@ -190,6 +192,7 @@ RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
+        # Before `memory`: a DRAM that is busy with unused sectors needs other accesses, not fewer bytes.
         name="uncoalesced",
         source="UncoalescedGlobalAccess.py, which has no threshold; half a sector is ours",
         applies=_wasteful,
@@ -207,6 +210,7 @@ RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
+        # Before `compute`: the SMs' busiest pipe can be the tensor pipe, which has a lower threshold here.
         name="tensor",
         source="HighPipeUtilization.py: over 60 % is high; 70 % of elapsed cycles is ours",
         applies=lambda s: s.at("tensor_peak") >= TENSOR,

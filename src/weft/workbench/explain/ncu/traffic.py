@@ -143,6 +143,7 @@ def _read_reasons(kernels: Sequence[Kernel], cost: Cost, read: float) -> Iterato
         if used is not None and used < 0.75 * SECTOR:
             yield f"{k.short} uses {used:.1f} of the {SECTOR} bytes of each sector that it loads"
     requested = sum(k.get("l2_read") or 0.0 for k in kernels)
+    # With several kernels the requests include intermediate results, which are no repeated inputs.
     if len(kernels) == 1 and requested > 1.05 * cost.read and cost.read:
         yield (
             f"it requests its inputs from the L2 {requested / cost.read:.2f} times, and the L2 does not "

@@ -54,6 +54,7 @@ def svg(folded: Folded, *, title: str, description: str) -> str:
 
     ``folded.root_ns`` is the width of every lane and of the drawing.
     """
+    # Below the title, the subtitle and the line with the result of a search.
     y = 62
     lanes = []
     for lane in folded.lanes:
@@ -74,6 +75,7 @@ def svg(folded: Folded, *, title: str, description: str) -> str:
             _search(),
             *lanes,
             *notes,
+            # SVG is XML: in CDATA the script needs no escapes. To JavaScript the marks are comments.
             tag("script", Markup("//<![CDATA[\n{}//]]>").format(Markup(_resource("flame.js")))),
             xmlns="http://www.w3.org/2000/svg",
             class_="flame",
@@ -130,6 +132,7 @@ def _lane(lane: Lane, folded: Folded, top: int) -> tuple[Markup, int]:
         aria_label=_heading(lane, folded),
         data_lane=lane.name,
     )
+    # 46: the ticks, two lines of text, and the gap to the next lane.
     return group, bottom + 46 - top
 
 
@@ -184,6 +187,7 @@ def _frame(frame: _Frame, at: int, row: int, top: int, lane: Lane, wall: int) ->
         class_=f"frame {_colour(frame.name, row, lane)}" + (" thin" if width < THIN else ""),
         role="button",
         aria_label=label,
+        # Only the roots are stops of the Tab key, not thousands of frames; arrow keys go on from there.
         tabindex=-1 if row else 0,
         data_at=at,
         data_ns=frame.ns,
@@ -196,6 +200,7 @@ def _colour(name: str, row: int, lane: Lane) -> str:
     """Return the CSS class: warm for the host, cool for a GPU; a name always has the same shade."""
     if not row:
         return "root"
+    # Names that stand for no operator: idle time, an unknown launch, frames drawn as one.
     if name.startswith("("):
         return "none"
     # hash() differs between processes, crc32 does not.
@@ -209,6 +214,7 @@ def _axis(wall: int, y: int) -> Markup:
     for i in range(TICKS + 1):
         x, share = WIDTH * i / TICKS, i / TICKS
         anchor = "start" if not i else "end" if i == TICKS else "middle"
+        # Half a unit inside: otherwise the border clips half of the outermost lines.
         inner = min(max(x, 0.5), WIDTH - 0.5)
         parts.append(tag("line", x1=inner, x2=inner, y1=y + 2, y2=y + 7))
         label = scales.time(wall * share / 1e3) if i else "0 ns"

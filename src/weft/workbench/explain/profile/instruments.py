@@ -52,6 +52,7 @@ class Schedule:
     repeat: int = 2
 
     def __post_init__(self) -> None:
+        # Without a warm-up step the profiler's start would slow the first active step.
         for name, minimum in (("wait", 0), ("warmup", 1), ("active", 1), ("repeat", 1)):
             if (value := getattr(self, name)) < minimum:
                 raise WeftError(f"--{name}", expected=f"at least {minimum}", got=value)
@@ -130,6 +131,7 @@ def measure_by_clock(workload: Workload, backend: TimingBackend, schedule: Sched
     """Measure by CUDA events on a GPU, by ``perf_counter_ns`` on a CPU; no profiler runs."""
     for _ in range(schedule.skipped):
         workload.step()
+    # Wall times come from steps of their own: in those of `_event_times` the host also waits for the spin.
     walls = tuple(_time_step(workload)[0] / workload.calls for _ in range(schedule.measured))
     if workload.device == "cpu":
         return Reading(instrument=CLOCK, samples=walls, walls=walls, reference=walls)
@@ -153,6 +155,7 @@ def _time_step(workload: Workload) -> tuple[float, float]:
     before.record()
     workload.enqueue()
     after.record()
+    # The wall time includes this wait: it ends when the device is done, as in `Workload.step`.
     after.synchronize()
     return (_now() - start) / 1000, before.elapsed_time(after) * 1000
 
@@ -245,6 +248,7 @@ def measure_by_torch_profiler(
                 times = _time_step(workload)
                 if schedule.is_measured(step):
                     cycles[step // schedule.cycle].append(times)
+                # After the clock: this call exports the trace of a cycle, which is no part of a step.
                 profile.step()
     reading = _reading(TORCH, workload, tuple(samples), [step for cycle in cycles for step in cycle])
     return reading, TracedCycle(trace=trace, walls_us=tuple(wall for wall, _ in cycles[-1]))
@@ -299,5 +303,6 @@ def busy_times(steps: Sequence[Span], on_device: Iterable[Span]) -> list[float]:
         if index >= 0:
             # Spans are sorted by start: what lies before `covered_until` is counted already.
             busy[index] += max(0.0, end - max(start, covered_until))
+        # Also for work before the first step: a kernel that overlaps it counts only from its end.
         covered_until = max(covered_until, end)
     return busy

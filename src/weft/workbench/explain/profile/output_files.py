@@ -30,6 +30,7 @@ def prepare_folder(path: Path) -> None:
     """Create the folder and remove an old trace; raises :class:`WeftError` if it cannot be written."""
     try:
         path.mkdir(parents=True, exist_ok=True)
+        # If this run fails before its first export, the trace of an earlier run must not pass for its own.
         (path / TRACE).unlink(missing_ok=True)
     except OSError as error:
         raise WeftError("--out", expected="a folder that can be written", got=error) from error

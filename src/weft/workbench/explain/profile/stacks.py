@@ -129,6 +129,7 @@ class _Steps:
     def until(self, at: int) -> int:
         """Return the ns of the steps that have passed at the time ``at``."""
         index = bisect_right(self.spans, (at, at)) - 1
+        # Before the first step: the limits below make it 0 ns.
         if index < 0:
             index = 0
         start, end = self.spans[index]
@@ -177,13 +178,16 @@ def fold(trace: Mapping[str, Any]) -> Folded:
     lanes = []
     for thread, events in host.items():
         self_ns = _thread_stacks(events, active, launches)
+        # The rest of the wall time, so that the stacks of every lane add up to the same root.
         self_ns[(NO_OPERATOR,)] += wall - self_ns.total()
         lanes.append((thread != main, self_ns[(NO_OPERATOR,)], thread, self_ns))
+    # The thread of the steps first, then the busiest. Ids are not compared: they may be numbers or text.
     lanes.sort(key=lambda lane: lane[:2])
     titles = _thread_names(trace)
     folded = [
         Lane(name=_title(i, titles.get(thread, "")), kind=HOST, stacks=_positive(self_ns))
         for i, (_, _, thread, self_ns) in enumerate(lanes)
+        # A thread that ran nothing within the steps has no lane.
         if i == 0 or self_ns[(NO_OPERATOR,)] < wall
     ]
     folded += _device_lanes(work, active, wall, launches)
@@ -201,6 +205,7 @@ def _is_step(event: Mapping[str, Any]) -> bool:
 
 
 def _span(event: Mapping[str, Any]) -> tuple[int, int]:
+    # Whole ns from here on: sums of integers are exact, so a lane adds up to its root.
     start = round(event["ts"] * 1000)
     return start, start + round(event["dur"] * 1000)
 
@@ -239,6 +244,7 @@ def _thread_stacks(events: list[_Event], active: _Steps, launches: dict[Any, Sta
     heapq.heapify(queue := list(events))
     while queue or open_events:
         upcoming = queue[0].start if queue else None
+        # An event that ends when the next one begins is closed first, or the next would become its child.
         if open_events and (upcoming is None or open_events[-1][0] <= upcoming):
             end, stack = open_events.pop()
             self_ns[stack] += active.within(now, end)
@@ -255,6 +261,7 @@ def _thread_stacks(events: list[_Event], active: _Steps, launches: dict[Any, Sta
             if event.end - end > _SLACK:
                 heapq.heappush(queue, event._replace(start=end))
         if event.launch is not None:
+            # The rest of an event that was cut comes here again, beneath another stack: keep the first.
             launches.setdefault(event.launch, above)
         open_events.append((end, (*above, event.name)))
     return self_ns
@@ -293,6 +300,8 @@ def _divide_time(runs: list[tuple[int, int, Stack]], active: _Steps) -> tuple[Co
 
     Time in which several stacks ran is divided evenly between them.
     """
+    # At one time ends (0) sort before begins (1). A span of no length is left out, since its end would
+    # come first and remove what is not yet in `running`.
     edges = sorted(
         edge for i, (start, end, _) in enumerate(runs) for edge in ((start, 1, i), (end, 0, i)) if end > start
     )

@@ -124,6 +124,7 @@ def prepare(subject: Subject, grad: ShapeDtype | None, backend: TimingBackend) -
     allocate = partial(allocate_buffers, subject.case, subject.device, grad)
     first = replace(allocate(0), seed=0)
     estimate = backend.estimate(Candidate(name=subject.implementation.name, bind=subject.bind), first)
+    # Outputs count as well: one is held for each input, so they displace inputs from the cache.
     footprint = max(1, first.nbytes + estimate.output_bytes)
     available = backend.available_memory() // 2  # the other half is for outputs and workspaces
     inputs, rounds = step_size(footprint, estimate.us, backend.cache_bytes, available)
@@ -146,7 +147,9 @@ def step_size(footprint: int, us: float, cache: int, available: int) -> tuple[in
     # Avoids a division by zero: a view takes no time.
     us = max(us, 0.1)
     for_cache = max(1, -(-2 * cache // footprint))
+    # Tiny inputs would need more calls than a step may have. They stay in the cache, so a few are enough.
     inputs = for_cache if for_cache <= MAX_CALLS else FEW_INPUTS
+    # Two inputs even if one call fills the step, so that consecutive calls differ if memory allows it.
     inputs = max(1, min(inputs, available // footprint, max(2, int(MAX_STEP_US // us))))
     # Rounded up: a step lasts at least MIN_STEP_US unless MAX_CALLS limits it.
     rounds = -(-MIN_STEP_US // (inputs * us))

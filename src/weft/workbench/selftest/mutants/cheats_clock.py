@@ -40,6 +40,7 @@ def _on_a_side_stream(operator: str) -> Callable[[], Forward]:
         def forward(*x: torch.Tensor, **params: Any) -> torch.Tensor:
             side = streams[0] if streams else torch.cuda.Stream()
             streams[:] = [side]
+            # The inputs must be ready. The fault is the missing wait in the other direction.
             side.wait_stream(torch.cuda.current_stream())
             y = blank(operator, *x)
             with torch.cuda.stream(side):
