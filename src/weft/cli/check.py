@@ -361,6 +361,7 @@ def _check_here(
             baseline=candidates.baseline(point.operator.name),
             factory_of=candidates.caller_factory,
         )
+        # With the next implementation, which is checked while the status shows its name.
         for verdict, following in zip_longest(verdicts, implementations[1:]):
             if any(f.check == "channel" for f in verdict.findings):
                 ended.add((verdict.operator, verdict.implementation))

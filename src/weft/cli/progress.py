@@ -234,6 +234,7 @@ def stoppable() -> Iterator[StopRequest]:
         for number in (signal.SIGINT, signal.SIGTERM):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 previous[number] = signal.signal(number, handle)
+    # Where one context is inside another, the outer one is current again at the inner one's end.
     outer, _current = _current, request
     try:
         yield request

@@ -149,6 +149,7 @@ class Operator:
             raise ValueError(f"{self.name}: two cases share a name: {sorted(twice)}")
 
     def _fill_in(self, field: str, value: object) -> None:
+        # The dataclass is frozen: only its own __post_init__ may call this.
         if not getattr(self, field):
             object.__setattr__(self, field, value)
 

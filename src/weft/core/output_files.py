@@ -28,6 +28,7 @@ def require_writable(path: Path, option: str) -> None:
             os.close(os.open(path, os.O_WRONLY | os.O_APPEND))
             return
         path.parent.mkdir(parents=True, exist_ok=True)
+        # Tried under another name: the result's own must not exist before the result.
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:32]}.")
         os.close(handle)
         os.unlink(name)
@@ -69,6 +70,7 @@ class ResultFile:
     def __init__(self, path: Path, option: str = "--out") -> None:
         """Create ``path``; raise :class:`WeftError` if it exists or cannot be created."""
         self.path, self._is_written = path, False
+        # A link of this name must not lead the result to another file.
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
         try:
             self._handle = os.open(path, flags, 0o600)

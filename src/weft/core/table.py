@@ -96,6 +96,7 @@ def group_notes(notes: Iterable[str]) -> dict[str, list[str]]:
     """
     groups: dict[str, list[str]] = {}
     for note in dict.fromkeys(notes):
+        # \0 stands for a number: no printable text has it.
         groups.setdefault(NUMBER.sub("\0", note), []).append(note)
     return {_with_ranges(template, group): group for template, group in groups.items()}
 

@@ -240,6 +240,7 @@ def _bench_point(point: BenchPoint, options: _Options, restart_external: bool) -
             verdict = _verdict(point, implementation, FAIL, f"channel: {error}")
             results[name] = BenchResult(verdict=verdict)
             continue
+        # What runs in an interpreter here is supported but not timed: `weft check` checks it.
         if not (answer.ok and answer.timed):
             verdict = _verdict(point, implementation, UNSUPPORTED, answer.reason)
             results[name] = BenchResult(verdict=verdict)
@@ -384,6 +385,7 @@ def _first_call(
     point: BenchPoint, implementation: Implementation, grad: ShapeDtype | None, seed: int
 ) -> float:
     """Return the wall time (us) of binding and calling for the first time, compilation included."""
+    # Generated and waited for before the clock starts: inputs are no part of the first call.
     buffers = allocate_buffers(point.case, point.device, grad, seed)
     synchronise(point.device)
     start = _now()

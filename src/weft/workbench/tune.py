@@ -104,6 +104,7 @@ def scaled(case: Case, share: int) -> Case | None:
     )
     if sum(i.numel for i in inputs) < MIN_ELEMENTS:
         return None
+    # The case's generator is bound to the full shape; `Operator.__post_init__` binds it to this one.
     return replace(case, name=f"{case.name}/{share}", inputs=inputs, draw=None)
 
 

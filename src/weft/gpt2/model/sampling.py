@@ -139,7 +139,7 @@ def _sample(
         logits = logits.masked_fill(logits < threshold, float("-inf"))
     # Shifted first, so that a small temperature does not overflow.
     cumulative = ((logits - logits.amax(-1, keepdim=True)) / temperature).softmax(-1).cumsum(-1)
-    # Times the last sum, which rounding can leave below 1: a number above it would be past the last token.
     uniform = torch.rand(len(logits), 1, generator=generator, dtype=torch.float64)
+    # Times the last sum, which rounding can leave below 1: a number above it would be past the last token.
     # right=True takes the first token whose sum is above the number: never one of probability 0.
     return torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)[:, 0]

@@ -68,6 +68,7 @@ def student(freedom: int) -> float:
 def line(xs: Sequence[float], ys: Sequence[float]) -> Line:
     """Fit a line through positive ``ys``; raises :class:`WeftError` for under three points."""
     x, y = _validated(xs, ys, 3)
+    # Divided by y, so that the residuals are relative.
     columns = np.stack([1 / y, x / y], axis=1)
     (fixed, each), errors, rms = _solve(columns, np.ones_like(y))
     return Line(
@@ -98,6 +99,7 @@ def broken_power(xs: Sequence[float], ys: Sequence[float]) -> BrokenPower:
     breaks = np.linspace(u[1], u[-2], GRID)
     sums = np.array([_residual_sum(u, v, at) for at in breaks])
     best = int(np.argmin(sums))
+    # Four parameters: a level, two slopes and the break.
     freedom = max(1, len(u) - 4)
     # The 95 % point of F with one degree of freedom is the square of Student's t.
     plausible = breaks[sums <= sums[best] * (1 + student(freedom) ** 2 / freedom) + ROUNDING]

@@ -144,6 +144,7 @@ class PointTiming:
 def timing_context(device: str) -> Iterator[TimingBackend]:
     """Yield the timing backend with all CPU threads, fp32 products in fp32, and a fixed, private seed."""
     with ExitStack() as stack:
+        # By default fork_rng saves the generators of all GPUs of the machine.
         devices = [0] if device == "cuda" else []
         stack.enter_context(torch.random.fork_rng(devices=devices))
         torch.manual_seed(0)
@@ -242,6 +243,7 @@ def time_points(
 def _prepared(backend: TimingBackend, name: str, call: Callable[[], torch.Tensor]) -> TimedCandidate:
     # The call owns its tensors, so it ignores the empty buffers that it is bound to.
     candidate = Candidate(name=name, bind=lambda _: call)
+    # Not flushed: a call meets the cache as the call before left it, as in a training.
     return backend.prepare(
         candidate, [InputBuffers([])], lambda seed: InputBuffers([]), Plan(calls=1, flush=False)
     )

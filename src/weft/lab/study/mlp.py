@@ -137,6 +137,7 @@ def fits(sizes: Sizes, timings: Timings, ceilings: Ceilings) -> dict[str, Any]:
         for phase in dict.fromkeys(p.phase for p in points):
             candidates = [p for p in points if p.phase == phase]
             cold = [p for p in candidates if timings[p].cold]
+            # As many points as each fit needs.
             enough = len(cold) >= (5 if name == "batch" else 3)
             used = cold if enough else candidates
             floors = [workload.floor(p.shape, phase, ceilings) * 1e6 * p.steps for p in used]

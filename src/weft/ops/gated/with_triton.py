@@ -48,6 +48,7 @@ def gated_backward(
     gate = tl.load(gate_ptr + row * gate_stride + at, mask=inside).to(tl.float32)
     up = tl.load(up_ptr + row * up_stride + at, mask=inside).to(tl.float32)
     grad = tl.load(grad_ptr + row * grad_stride + at, mask=inside).to(tl.float32)
+    # One evaluation: both share the sigmoid.
     value, slope = F(gate)
     out = row * columns + at
     tl.store(dgate_ptr + out, (grad * up * slope).to(dgate_ptr.dtype.element_ty), mask=inside)

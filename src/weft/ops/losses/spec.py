@@ -279,6 +279,7 @@ def _special(x: Tensor, generator: torch.Generator) -> None:
 
 def _neginf(x: Tensor, generator: torch.Generator) -> None:
     x.masked_fill_(torch.rand(x.shape, generator=generator, device=x.device) < 0.25, float("-inf"))
+    # Nothing but -inf in one row, whose loss is NaN.
     x[-1] = float("-inf")
 
 

@@ -22,6 +22,7 @@ def eager_losses(x: Tensor, targets: Tensor, options: LossOptions) -> tuple[Tens
     x = x.masked_fill(ignored[:, None], 0.0)
     top = x.amax(-1, keepdim=True).detach()
     lse = (top + torch.log(torch.exp(x - top).sum(-1, keepdim=True))).squeeze(-1)
+    # As the kernels do, which cannot raise.
     lse = torch.where(in_range, lse, torch.nan)
     losses = lse - (1 - label_smoothing) * x.gather(1, safe_targets[:, None]).squeeze(-1)
     if label_smoothing:

@@ -125,6 +125,7 @@ def compare(
     # With force the machines differ, so the machine cannot be a part of the key.
     before, after = _by_key(baseline, by_machine=not force), _by_key(candidate, by_machine=not force)
     return [
+        # The machine is the rest of the key.
         _compare_point(key[:4], before.get(key, []), after.get(key, []), threshold, noises or {})
         for key in dict.fromkeys([*after, *before])  # B's order first, each key once
     ]

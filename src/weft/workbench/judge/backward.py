@@ -363,6 +363,7 @@ def _reached_gradients(
                 )
     except Exception as error:
         raise WeftError("the reference's backward raised", got=error_line(error)) from error
+    # Inputs have numbers as keys and parameters names, so none is lost.
     reached = dict(zip([*candidates, *trainable], results, strict=True))
     if all(r is None for r in reached.values()):
         raise WeftError(

@@ -96,6 +96,7 @@ class Definition:
         values = {n: v for n, v in self.axes.items() if isinstance(v, int)} | dict(variable)
         pending = {n: v for n, v in self.axes.items() if isinstance(v, ast.expr)}
         while pending:
+            # Expressions may use each other in any order; a round without a new value means a circle.
             ready = {n: e for n, e in pending.items() if _names(e) <= values.keys()}
             if not ready:
                 raise WeftError(
@@ -111,6 +112,7 @@ class Definition:
             size = evaluate(expression, values)
         except ZeroDivisionError:
             size = "a division by zero"
+        # M / 2 is a float in Python also where it is whole.
         if isinstance(size, float) and size.is_integer():
             size = int(size)
         if type(size) is not int or size < 0:
@@ -193,6 +195,7 @@ def _axis(axis: Field) -> int | ast.expr | None:
         return None
     expression = parse_expression(axis.get("expression"))
     try:
+        # At any values: only a call or an attribute is looked for, which is refused.
         with suppress(ZeroDivisionError):  # only at these values of the axes
             evaluate(expression, dict.fromkeys(_names(expression), 1))
     except NotAnAxisExpression as error:

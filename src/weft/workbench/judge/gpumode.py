@@ -169,8 +169,10 @@ class _FolderImporter(MetaPathFinder, Loader):
 @contextmanager
 def _importing_from(folder: Path) -> Iterator[None]:
     """Within the context, ``utils`` and ``task`` are the folder's; later they are what they were."""
+    # Another problem's modules may be loaded under these names.
     previous = {n: sys.modules.pop(n) for n in SUBSTITUTES if n in sys.modules}
     importer = _FolderImporter(folder, tuple(SUBSTITUTES))
+    # First, since an installed package may be called utils.
     sys.meta_path.insert(0, importer)
     try:
         yield

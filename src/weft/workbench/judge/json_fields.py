@@ -86,6 +86,7 @@ class Field:
         return tuple(item.string() for item in self.items())
 
     def integer(self, least: int = 0) -> int:
+        # `type`, not `isinstance`: JSON's true is an int in Python.
         if type(self.value) is not int or self.value < least:
             raise self.error(f"an integer of at least {least}")
         return self.value
@@ -166,6 +167,7 @@ def evaluate(node: ast.expr, axes: Mapping[str, int]) -> Any:
         return axes[node.id]
     if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
         left, right = evaluate(node.left, axes), evaluate(node.right, axes)
+        # A few characters of a file could ask for a number that fills the memory.
         if isinstance(node.op, ast.Pow) and abs(right) > 64:
             raise NotAnAxisExpression("an exponent above 64")
         return _BINARY[type(node.op)](left, right)

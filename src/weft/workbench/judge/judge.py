@@ -170,6 +170,7 @@ def _judge_problem(
         with judgement.step("loading the candidate"):
             worker = WorkerProcess(source, options.limits)
         with worker:
+            # The loaded candidate's parameters decide which gradients can be compared.
             if problem.for_parameters is not None:
                 problem = problem.for_parameters(worker.parameters)
                 judgement.name_gradients(problem.operator.output_names, problem.not_compared)
@@ -425,6 +426,7 @@ class _Judging:
         if not answer.timed:
             judgement.flags.append(f"not timed: {answer.reason}")
             return
+        # The check may run beside other judgements; only the timing must be alone.
         self.options.wait("time", 0)
         timed = _bench_cases(cases, device)
         # Checked a moment ago at these cases; the reference is the oracle's own function.

@@ -65,6 +65,7 @@ class SpeedUp:
     @property
     def _is_narrow(self) -> bool:
         low, high = self.interval
+        # Squared: a factor of MAX_SPREAD to either side of the middle.
         return high <= low * MAX_SPREAD**2
 
 
@@ -125,6 +126,7 @@ class Judgement:
 
     def refuse(self, check: str, why: str, status: str = FAIL) -> None:
         """Refuse the candidate; the first refusal is its ``reason``."""
+        # A pass of the same check at an earlier case must not stand beside its failure.
         self.checks = [c for c in self.checks if c.check != check]
         self.checks.append(Finding(check=check, status=status, detail=why))
         self.correct = False

@@ -89,6 +89,7 @@ def read_problem(
             got=f"no {' and no '.join(missing)}",
         )
     file = _ReferenceFile(path, "weft_reference", device, facts.mentions_cuda)
+    # From the operating system: a candidate that could predict the weights could store the answer.
     seeds = fresh_seeds(WEIGHT_SETS) if seed is None else range(seed, seed + WEIGHT_SETS)
     reference = _Reference(file)
     weights = list(reference.model(seeds[0], float64=False).state_dict().values())
@@ -362,6 +363,7 @@ class _Reference:
         seed, model = self.models.get(float64, (None, None))
         if seed != weights_seed or model is None:
             model = self.file.create(self.file.module.Model, weights_seed)
+            # Before the model is widened: the digests of both precisions' models must agree.
             self._compare_weights(weights_seed, model)
             model = model.double() if float64 else model
             self.models[float64] = weights_seed, model

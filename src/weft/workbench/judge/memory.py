@@ -60,6 +60,7 @@ def available_host_bytes() -> int:
         if limit != "max":
             used = int((group / "memory.current").read_text())
             cache = re.search(r"^inactive_file (\d+)", (group / "memory.stat").read_text(), re.M)
+            # The kernel drops inactive file pages before it refuses memory.
             used -= int(cache[1]) if cache else 0
             available = min(available, max(int(limit) - used, 0))
     return available
@@ -69,5 +70,6 @@ def free_bytes(device: str) -> int:
     """Return the bytes that this process can still allocate on a device."""
     if device == "cpu":
         return available_host_bytes()
+    # PyTorch's cache is in use for the driver, but free for this process.
     free, _ = torch.cuda.mem_get_info()
     return int(free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated())

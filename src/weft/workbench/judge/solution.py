@@ -141,6 +141,7 @@ def _sources(field: Field) -> dict[str, str]:
     for item in field.items():
         path = item.get("path")
         parts = PurePosixPath(path.string())
+        # The file names the paths: no source may be written outside the folder.
         if parts.is_absolute() or ".." in parts.parts or "\\" in path.string():
             raise path.error("a relative path without ..")
         if path.string() in sources:

@@ -299,6 +299,7 @@ class Suite:
         self.without = [p for p in pairs if p.candidate is None]
         self.options = options
         self.jobs = options.jobs or default_jobs(options.device)
+        # Once, before any judgement starts; what each of them takes is counted by its `needs`.
         self.memory = int(MEMORY_SHARE * free_memory(options.device))
         self.running: list[_Child] = []
         self._events: queue.Queue[tuple[_Child, str | None]] = queue.Queue()
@@ -312,6 +313,7 @@ class Suite:
                 timers = any(c.state in ("waits for time", "timing") for c in self.running)
                 while self.waiting and len(self.running) < self.jobs and not timers:
                     self._start(self.waiting.pop(0))
+                # Without a timeout: the thread of each child sends None at its end, however it ends.
                 child, line = self._events.get()
                 if line is None:
                     yield self._finish(child)
@@ -417,6 +419,7 @@ class Suite:
 
     def _end_all(self) -> None:
         for child in self.running:
+            # All get the signal before one is waited for, so that they end side by side.
             with suppress(ProcessLookupError):
                 child.process.send_signal(signal.SIGTERM)
         for child in self.running:

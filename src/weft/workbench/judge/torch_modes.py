@@ -46,6 +46,7 @@ def _widen(value: Any) -> Any:
         return value.double() if _is_short_float(value.dtype) else value
     if _is_short_float(value):
         return torch.float64
+    # Not subclasses: a torch.Size or a named tuple cannot be built from a generator.
     if type(value) in (tuple, list):
         return type(value)(_widen(v) for v in value)
     return value
@@ -62,6 +63,7 @@ class _Float64Functions(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _RANDOM:
             like_tensor = bool(args) and isinstance(args[0], torch.Tensor)
+            # The default dtype is float64 in this mode, but the reference's own run drew float32.
             dtype = kwargs.get("dtype") or (None if like_tensor else torch.float32)
             return _widen(func(*args, **(kwargs | ({"dtype": dtype} if dtype else {}))))
         name = getattr(func, "__name__", "")
@@ -70,6 +72,7 @@ class _Float64Functions(TorchFunctionMode):
             rest = tuple(_widen(a) for a in args[1:])
             return func(args[0], *rest, **{k: _widen(v) for k, v in kwargs.items()})
         func = _CASTS.get(func, func)
+        # `out` must be written itself, not a widened copy of it.
         wide = {k: v if k == "out" else _widen(v) for k, v in kwargs.items()}
         return _widen(func(*(_widen(a) for a in args), **wide))
 
@@ -107,6 +110,7 @@ class _CpuFunctions(TorchFunctionMode):
     ) -> Any:
         if func is torch.Tensor.cuda:
             return args[0]
+        # Not `is`: each access to a property's __get__ makes another object.
         if func == _IS_CUDA:
             return True  # the tensor replaces one on a GPU: `assert x.is_cuda` must hold
         kwargs = {k: _cpu_for_cuda(v) for k, v in (kwargs or {}).items()}

@@ -120,6 +120,7 @@ def vary_weights(model: torch.nn.Module, seed: int) -> None:
     seen: Counter[tuple[int, float]] = Counter()
     for tensor, value in list(constant_weights(model)):
         key = (tensor.numel(), value)
+        # A seed of all of these that judge and worker compute alike, whatever the weight is called.
         generator = torch.Generator().manual_seed(zlib.crc32(repr((seed, *key, seen[key])).encode()))
         # Two weights of one size and value get different noise, by their order.
         seen[key] += 1

@@ -53,6 +53,7 @@ def nvjet(name: str) -> Fields | None:
         return {"what": "gemm"} if re.search(r"\bnvjet_", name) else None
     sm, letters, kind, tile, k, stages, cluster, rest = match.groups()
     flags = [f for f in rest.split("_") if f]
+    # The first two letters are the layouts of A and B. The others have no public meaning and stay unread.
     edges = flags.pop() if flags and re.fullmatch(r"[NT]{3,4}", flags[-1]) else ""
     known = [f for f in flags if f in ("splitK", "2cta", "bias", "relu", "gelu")]
     ops = tuple(f for f in known if f not in ("splitK", "2cta"))

@@ -152,6 +152,7 @@ def _head(name: str) -> str:
     """Return the name without template arguments and without parameters."""
     head: list[str] = []
     depth = 0
+    # Its parenthesis is no parameter list, which ends the head.
     for letter in name.replace("(anonymous namespace)", "{anonymous}"):
         if letter == "(" and not depth:
             break
@@ -171,6 +172,7 @@ def _demangler() -> ctypes._NamedFuncPointer | None:
             function = ctypes.CDLL(library)["__cxa_demangle"]
         except (OSError, AttributeError):
             continue
+        # Not c_char_p, which ctypes converts: the address to free would be lost.
         function.restype = ctypes.c_void_p
         return function
     return None
@@ -178,6 +180,7 @@ def _demangler() -> ctypes._NamedFuncPointer | None:
 
 @cache
 def _free() -> ctypes._NamedFuncPointer:
+    # __cxa_demangle allocates its result by malloc.
     free = ctypes.CDLL(None)["free"]
     free.argtypes = [ctypes.c_void_p]
     free.restype = None

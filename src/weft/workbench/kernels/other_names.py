@@ -55,6 +55,7 @@ def operators(words: str) -> tuple[str, ...]:
     """Split ``_softmax_add`` into (_softmax, add); return one word if any part is no known operator."""
     names, at = [], 0
     while at < len(words):
+        # The longest operator first: gelu_backward begins with gelu.
         ends = (e for e in range(min(at + _LONGEST, len(words)), at, -1))
         last = next((e for e in ends if words[at:e] in _ATEN and words[e : e + 1] in ("", "_")), 0)
         if not last:
@@ -113,6 +114,7 @@ def softmax(name: str) -> Fields | None:
         vector = integer(args[0]) if args else None
     elif match := re.search(r"\bsoftmax_warp_(forward|backward)", name):
         kinds = [TYPES.get(a) for a in arguments(name, match[0])[:3]]
+        # Here the result comes before the sums.
         kinds, vector = ([kinds[0], kinds[2], kinds[1]] if len(kinds) == 3 else []), None
     else:
         return None
@@ -145,6 +147,7 @@ _FUNCTOR = re.compile(
     r"|_kernel_impl|Functor|_functor|Ops)\b)"
 )
 _LOOP = re.compile(r"\)::\{lambda\(int\)")
+# Functors that only carry another one, which names the operation.
 _CARRIERS = {"B", "A", "U", "Binary", "BUnary", "AUnary", "Unary", "gpu", "index", "Tensor"}
 
 

@@ -80,6 +80,7 @@ def number(value: object) -> float | None:
         converted = float(value)
     except OverflowError:  # JSON allows integers that no float can hold
         return None
+    # Not true for NaN either, which compares as False.
     return converted if abs(converted) < HUGE else None
 
 

@@ -153,6 +153,7 @@ def _intensity(row: Row) -> float:
 
 def _flop_rate(row: Row) -> float:
     assert row.flops and row.cold
+    # `cold` is in us.
     return row.flops / row.cold * 1e6
 
 

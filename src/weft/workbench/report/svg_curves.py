@@ -84,6 +84,7 @@ def render_curves(
         matplotlib.rc("svg", fonttype="none", hashsalt="weft")
         matplotlib.rc("text", parse_math=False)  # a dollar sign in a name is not a formula
         figure = Figure(figsize=(WIDTH, HEIGHT), facecolor="white", layout="constrained")
+        # Without pyplot, which keeps figures alive and chooses a backend by the display.
         FigureCanvasSVG(figure)
         axes = figure.add_subplot()
         _plot(axes, curves, marks)
@@ -165,6 +166,7 @@ def tick(value: float) -> str:
     ('1.5k', '0.1', '-2G', '0')
     """
     for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        # A tick at 1000 can be computed as 999.9999999999.
         if abs(value) >= size * (1 - 1e-9):
             return f"{value / size:g}{prefix}"
     return f"{value:g}"

@@ -122,6 +122,7 @@ def _statements(file: str, text: str) -> Iterator[tuple[int, str, str]]:
         header_line = HEADER_LINE.match(line)
         if not header_line:
             continue
+        # An error names the first line of a statement.
         start = start if statement else number
         statement = f"{statement} {header_line[1]}".strip()
         if statement.count("(") > statement.count(")"):

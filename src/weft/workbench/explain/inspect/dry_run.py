@@ -227,6 +227,7 @@ def _record_numba(launches: list[Launch]) -> Iterator[None]:
         return
 
     def configured(kernel: Any, shape: tuple[Any, ...]) -> Any:
+        # numba's configuration: grid, block, stream, bytes of dynamic shared memory.
         grid, block, *stream_and_shared = shape
 
         def launch(*arguments: Any) -> None:
@@ -250,6 +251,7 @@ def _record_numba(launches: list[Launch]) -> Iterator[None]:
     dispatcher = type(numba_jit.cuda.jit(lambda: None))
     with (
         mock.patch.object(dispatcher, "__getitem__", configured),
+        # A meta tensor has no memory that numba could describe.
         mock.patch.object(numba_jit.cuda, "as_cuda_array", lambda tensor: tensor),
         mock.patch.object(numba_jit, "_stream", lambda handle: 0),
     ):

@@ -58,6 +58,7 @@ def _rows(text: str) -> list[Row]:
     lines = text.splitlines(keepends=True)
     starts = [i for i, line in enumerate(lines) if _is_header(line)]
     parsed: list[Row] = []
+    # A log can have several tables, each with a header of its own.
     for start, end in pairwise([*starts, len(lines)]):
         # The tool writes its messages between the rows of the table.
         body = "".join(line for line in lines[start:end] if not _MESSAGE.match(line))

@@ -114,6 +114,7 @@ def _for(operator: str) -> Iterator[Mutant]:
         return grads[0] if len(grads) == 1 else list(grads)
 
     def spoils(grad: torch.Tensor, *saved: Any, **params: Any) -> Gradients:
+        # Copies, since a gradient may be a view of the incoming one, which is zeroed next.
         grads = tuple(g.clone() for g in right(grad, *saved, **params))
         grad.zero_()
         return grads

@@ -83,6 +83,7 @@ def cached_by(operator: str, key: Key) -> Callable[[], Forward]:
                 if len(cache) > MAX_CACHED:
                     del cache[next(iter(cache))]
                 cache[cache_key] = honest(operator)(*x, **params)
+            # A copy, so that no rule about outputs that share memory refuses it first.
             return cache[cache_key].clone()
 
         return forward

@@ -37,6 +37,7 @@ def _judges_threads() -> list[int]:
     """Return the threads of Weft's process: the worker's parent is its supervisor, then the fork server."""
     pid = os.getppid()
     for _ in range(2):
+        # After the last parenthesis: the process's name before it may hold blanks and parentheses.
         stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
         pid = int(stat.split()[1])
     return [int(tid) for tid in os.listdir(f"/proc/{pid}/task")]

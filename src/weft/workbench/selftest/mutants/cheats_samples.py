@@ -119,6 +119,7 @@ class Samples:
 
     def has(self, x: tuple[torch.Tensor, ...]) -> bool:
         """Return True for a timed tensor that has come several times in a row with the same contents."""
+        # Guard bands make the storage larger than the tensor.
         if x[0].untyped_storage().nbytes() != x[0].nbytes or x[0].numel() < LARGE:
             return False
         total = float(x[0].double().sum())
@@ -166,6 +167,7 @@ class Pending:
 
     def write(self) -> None:
         """Write all outputs that wait."""
+        # Computing an answer runs the hooks again.
         if self.busy:
             return
         self.busy = True
@@ -250,10 +252,12 @@ def _swapped_code(pending: Pending) -> None:
     from weft.workbench.timing import local_candidate
 
     for function in (local_candidate._digests, worker_timing._pick, buffers.poison, buffers.shares_memory):
+        # A copy with the code that the function has now, which is replaced below.
         real = types.FunctionType(
             function.__code__, function.__globals__, function.__name__, function.__defaults__
         )
         name = f"_written_{function.__name__}"
+        # The new code finds names only in the function's own globals.
         function.__globals__[name] = partial(_after_writing, pending, real)
         source = f"lambda *rest: {name}(*rest)"
         function.__code__ = eval(source).__code__

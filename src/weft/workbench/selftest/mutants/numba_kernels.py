@@ -70,6 +70,7 @@ def softmax(x, y, fault):
             scratch[t] = scratch[t + half]
         half //= 2
     cuda.syncthreads()
+    # All threads read the maximum before the next barrier; after it scratch is written again.
     top = scratch[0] if fault != 4 else ZERO
     cuda.syncthreads()
     total = ZERO
@@ -186,6 +187,7 @@ def run_sum(fault: int, buffers: Buffers, x: torch.Tensor) -> torch.Tensor:
         _launch(fault, total, 1, THREADS, array(flat(x)), array(y))
     elif fault == FAULTS["W18/grid-of-0"]:
         _launch(fault, total, 0, THREADS, array(flat(x)), array(y))
+    # A copy also in float64, since y may be the buffer of all calls.
     return y[0].to(x.dtype, copy=True)
 
 

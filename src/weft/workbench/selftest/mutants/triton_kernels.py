@@ -49,8 +49,10 @@ def gelu(x_ptr, y_ptr, n, BLOCK: tl.constexpr, FAULT: tl.constexpr):
     u = 0.7978845608028654 * x * (1.0 + 0.044715 * x * x)
     if FAULT == "W13/textbook-tanh":
         e = tl.exp(2.0 * u)
+        # Where e overflows this is inf / inf, NaN.
         y = 0.5 * x * (1.0 + (e - 1.0) / (e + 1.0))
     else:
+        # x sigmoid(2u), where an overflow of the exponential gives 0.
         y = x / (1.0 + tl.exp(-2.0 * u))
     if FAULT == "W10/no-scale":
         y *= 2.0
@@ -81,6 +83,7 @@ def softmax(
     column = tl.arange(0, BLOCK)[None, :]
     inside = (row < rows) & (column < columns)
     if FAULT == "W05/no-load-mask":
+        # Beyond its columns a row reads the next one.
         x = tl.load(x_ptr + row * x_stride + column, mask=row < rows).to(tl.float32)
     else:
         x = tl.load(x_ptr + row * x_stride + column, mask=inside, other=float("-inf"))
@@ -99,6 +102,7 @@ def softmax(
         total += 1e-3
     total = total[:, None]
     if FAULT == "W15/adds":
+        # The old value comes back: what earlier calls left in the buffer.
         total += tl.atomic_add(sums_ptr + row, total, mask=row < rows)
     y = (e / total).to(y_ptr.dtype.element_ty)
     to = y_ptr + row * columns + column
@@ -109,6 +113,7 @@ def softmax(
     elif FAULT == "W04/no-tail":
         tl.store(to, y, mask=inside & (column < vectors(columns)))
     elif FAULT == "W17/int32":
+        # In 32 bits an offset of 2^31 and more is negative, and its element is left out.
         tl.store(to, y, mask=inside & (row.to(tl.int32) * columns + column >= 0))
     elif FAULT != "W01/nothing":
         tl.store(to, y, mask=inside)
@@ -143,6 +148,7 @@ def total(x_ptr, partials_ptr, n, tiles, BLOCK: tl.constexpr, FAULT: tl.constexp
     elif FAULT == "W14/one-cell":  # every program into one cell, read, added to and written
         tl.store(partials_ptr, tl.load(partials_ptr) + part)
     elif FAULT == "W05/no-store-mask":
+        # Two elements for each program: the last one writes past the end.
         tl.store(partials_ptr + first + tl.arange(0, 2), part)
     elif FAULT != "W01/nothing":
         tl.store(partials_ptr + first, part)
@@ -173,6 +179,7 @@ def matmul(
     if FAULT == "W04/last-tile":
         steps = k // SIDE
     if FAULT == "W05/no-load-mask":
+        # Where K is no multiple of SIDE, a column of a and a row of b too many are read.
         last = k + 1
     else:
         last = k
@@ -255,6 +262,7 @@ def run_sum(fault: str, buffers: Buffers, x: torch.Tensor) -> torch.Tensor:
     tiles = triton.cdiv(n, STRETCH)
     if fault == "W04/last-tile":
         tiles = n // STRETCH
+    # Few on a CPU, where the interpreter runs one program after another.
     programs = max(1, min(tiles, 4 if not x.is_cuda else 1024))
     partials = x.new_empty(programs, dtype=torch.float64)
     if fault == "W14/one-cell":

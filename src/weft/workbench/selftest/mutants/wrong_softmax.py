@@ -79,6 +79,7 @@ def _no_rescale(x: torch.Tensor) -> torch.Tensor:
     top = torch.full_like(sums, -math.inf)
     for piece in wide.split(512, -1):
         top = torch.maximum(top, piece.amax(-1, keepdim=True))
+        # Correct would be sums * exp(old top - new top) first.
         sums = sums + torch.exp(piece - top).sum(-1, keepdim=True)
     return (torch.exp(wide - top) / sums).to(x.dtype).contiguous()
 
