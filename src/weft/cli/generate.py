@@ -165,4 +165,5 @@ class StreamPrinter:
 
     def _print(self, text: str) -> None:
         output.show_text(text[self.n_printed :], end="")
+        # The text can get shorter for a while, when an incomplete character at its end is cut off.
         self.n_printed = max(self.n_printed, len(text))

@@ -170,7 +170,7 @@ def _hints(kind: type[Any]) -> dict[str, Any]:
 def _matches(value: Any, hint: Any) -> bool:
     """Return True if ``value`` is of the type ``hint``: a class, a union, a tuple or a mapping."""
     origin, arguments = get_origin(hint), get_args(hint)
-    # JSON writes a whole number without a point; a bool is an int in Python, but no time.
+    # A whole number in JSON is read as an int. A bool is an int in Python as well, but no time.
     if hint is float:
         return isinstance(value, (int, float)) and not isinstance(value, bool)
     if origin is UnionType:

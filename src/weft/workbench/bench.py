@@ -359,6 +359,7 @@ def _check(
             first_call_us = _first_call(point, implementation, grad, options.seed)
         else:
             request = _request(point, implementation, grad)
+            # A seed from the system: the code must not have stored the answer to this call.
             first_call_us = measure_first_call(worker.sandbox, request, fresh_seeds(1)[0])
     except Exception:  # noqa: BLE001 - the check makes the same call and reports what it raises
         free_memory(point.device)

@@ -262,6 +262,7 @@ def _sample_rounds(
     start, reported_tenth = _now(), -1
     minimum = MIN_ROUNDS if seconds > QUICK_BUDGET else MIN_ROUNDS_QUICK
     try:
+        # One more: the first round warms up and is discarded.
         for number in range(MAX_ROUNDS + 1):
             # Another order in each round: a point meets the cache and clocks that the one before left.
             for index in order.permutation(len(points)):

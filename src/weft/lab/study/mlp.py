@@ -105,6 +105,7 @@ def point_row(point: Point, timing: PointTiming, ceilings: Ceilings, device: str
     floor = workload.floor(shape, point.phase, ceilings)
     low, high = timing.summary.interval
     flags = set(timing.flags)
+    # The ceiling is a measurement too: only a rate above it by more than the margin is flagged.
     if compute * point.steps * 1e6 > timing.summary.median * (1 + MARGIN[device]):
         flags.add(FASTER)
     return {

@@ -135,6 +135,7 @@ class _Patcher:
                 kind = type(child).__name__
                 by = f"inside {type(module).__name__}"
                 self.report.covered.append(
+                    # The path of the model itself is empty, which would leave a dot in front.
                     Row(path=f"{path}.{name}".lstrip("."), kind=kind, by=by, class_name=kind)
                 )
             self.covered.add(child)

@@ -80,6 +80,7 @@ def _case(
 
 CHECKS = [
     *(_case(7, 129, dtype=d) for d in DTYPES),
+    # The largest seed; a size that is no multiple of the eight numbers of one Philox block.
     _case(1031, p=0.5, seed=(1 << 63) - 1),
     _case(500, p=0.0),
     _case(500, p=1.0, dtype="float16"),

@@ -53,6 +53,7 @@ def _rotate(
     if not x.numel():
         return y
     batch, heads, length, size = x.shape
+    # Vectors need adjacent elements; the other strides may be any.
     x = x if x.stride(3) == 1 else x.contiguous()
     vec_width = _vec_width(x, interleaved)
     # A vector holds vec_width / 2 pairs if they are interleaved, otherwise vec_width elements of one half.

@@ -181,6 +181,7 @@ def changed_and_unchanged(
     """Return the points that changed or may have changed, the worst first, and the other points."""
 
     def rank(c: Comparison) -> tuple[int, float]:
+        # Broken points have no verdict, and come right after the slower ones.
         group = {SLOWER: 0, None: 1 if c.broken else 4, FASTER: 2, AMBIGUOUS: 3}[c.verdict]
         # Slower: the largest ratio first; faster: the smallest.
         return group, -_ratio(c) if c.verdict != FASTER else _ratio(c)

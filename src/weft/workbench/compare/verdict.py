@@ -301,6 +301,7 @@ def failures(comparisons: Sequence[Comparison], fail_on: str = "missing") -> lis
         # Missing is also broken, but `--fail-on slower` allows it.
         if c.missing:
             return level >= FAIL_ON.index("missing")
+        # 2 is the place of "ambiguous" in FAIL_ON.
         return c.verdict == SLOWER or c.broken or (level == 2 and c.verdict == AMBIGUOUS)
 
     return [c for c in comparisons if fails(c)]

@@ -77,6 +77,7 @@ def _extract_tensors(
 ) -> Any:
     if isinstance(value, torch.Tensor):
         specs.append(_input_spec(name, value))
+        # A generator may return tensors that require gradients or belong to a graph.
         tensors.append(value.detach())
         return _TensorIndex(len(tensors) - 1)
     if isinstance(value, PLAIN):

@@ -195,7 +195,7 @@ def _axis(axis: Field) -> int | ast.expr | None:
         return None
     expression = parse_expression(axis.get("expression"))
     try:
-        # At any values: only a call or an attribute is looked for, which is refused.
+        # Evaluated only to refuse a call or an attribute; the values do not matter.
         with suppress(ZeroDivisionError):  # only at these values of the axes
             evaluate(expression, dict.fromkeys(_names(expression), 1))
     except NotAnAxisExpression as error:

@@ -214,6 +214,7 @@ class _ReferenceFile:
                 cases[name] = ProblemCase(name=name, arguments=arguments, tags=frozenset(tags))
         if not cases:
             raise WeftError(f"{task_yml}", expected="tests or benchmarks", got="neither")
+        # The checked ones first: the reference's behavior is observed at the first case.
         return sorted(cases.values(), key=lambda c: "check" not in c.tags)
 
     def _check_arguments(self, spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -237,6 +238,7 @@ class _ReferenceFile:
         def generate(case: ProblemCase, seed: int) -> Data:
             arguments = dict(case.arguments)
             seed_generators(seed)
+            # Added to the file's own seed: the sizes stay, the values differ from seed to seed.
             if takes_seed:
                 arguments["seed"] = int(arguments.get("seed", 42)) + seed % SEED_RANGE
             return generate_input(**arguments)

@@ -49,6 +49,7 @@ def is_shortage(error: BaseException | str) -> bool:
 
 def available_host_bytes() -> int:
     """Return the bytes of host memory that new work can have, also below a container's limit."""
+    # More than any machine has: where nothing can be read, nothing is refused.
     available = 1 << 62
     with suppress(OSError, ValueError):
         for line in Path("/proc/meminfo").read_text().splitlines():

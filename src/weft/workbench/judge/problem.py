@@ -275,6 +275,7 @@ def vary_inputs(
     remarks += [f"the same at every seed in part: {', '.join(in_part)}"] if in_part else []
     remarks += [f"given other values at each seed: {', '.join(changed)}"] if changed else []
     return Variation(
+        # Empty, not None: from here on the draws of a seed are compared.
         generator=replace(generator, varied=varied, seen_digests={}),
         behavior=replace(behavior, varied=varied),
         constant=tuple(constant),
@@ -461,8 +462,8 @@ def observe_behavior(
     return ReferenceBehavior(
         buffers=buffers,
         in_place=[tensors[n].name for n in changed if n not in buffers],
-        # It uses random numbers if the seed decides the bits; if one seed gives other bits, it is not
-        # repeatable.
+        # If the seed decides the bits, it uses random numbers; if the bits differ at one seed, it is
+        # not repeatable.
         random=repeatable and other != first,
         repeatable=repeatable,
         longest_sum=max([1, *sizes, *(t.numel // smallest // 10 for t in tensors)]),

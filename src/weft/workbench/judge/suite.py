@@ -160,6 +160,7 @@ def _problem_number(reference: Path, name: str) -> tuple[int, int]:
     """Return KernelBench's level and number of a problem, (0, 0) if its path has none."""
     level = re.fullmatch(r"level_?(\d+)", reference.resolve().parent.name)
     number = re.match(r"(\d+)_", name.rpartition("/")[2])
+    # KernelBench counts levels from 1, so (0, 0) matches no run.
     return (int(level[1]), int(number[1])) if level and number else (0, 0)
 
 

@@ -231,7 +231,7 @@ class TraceInputs:
         if not dtype.is_floating_point:
             low, high = INTEGER_RANGES.get(spec.dtype, INTEGER_RANGE)
             return torch.randint(low, high, shape, dtype=dtype, device=self.device)
-        # Drawn wide and rounded at the end: torch.randn has no 8-bit types.
+        # Drawn and changed in float32 at least, and rounded to the dtype once, at the end.
         wide = torch.promote_types(dtype, torch.float32)
         value = torch.randn(shape, dtype=wide, device=self.device)
         if self.definition.op_type == "sampling" and spec.name == "probs":

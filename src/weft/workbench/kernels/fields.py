@@ -150,6 +150,7 @@ def arguments(name: str, template: str) -> list[str]:
             depth += 1
         elif letter in ">)]}":
             depth -= 1
+            # The bracket that closes the template itself.
             if depth < 0:
                 break
         if letter == "," and not depth:

@@ -66,6 +66,7 @@ def comparisons(results: Path = RESULTS) -> tuple[str, list[Comparison]]:
             continue
         others = [r for r in rows if not r.ours and r.implementation != "torch" and r.timed]
         row = Comparison(operator=operator, case=case, weft=weft, torch=torch, other=best(others))
+        # The module's rule; of equal ones `max` takes the first, which is the one listed first.
         order = (case.startswith("bf16"), len(others), weft.nbytes or 0.0)
         candidates.setdefault(operator, []).append((order, row))
     chosen = [max(rows, key=lambda pair: pair[0])[1] for rows in candidates.values()]

@@ -314,6 +314,7 @@ def _time(
     )
     busy = busy_reason([record])
     for check_name, reason in record_violations(record):
+        # A busy machine excuses a doubtful time, but no wrong output.
         if busy and subject.mutant.honest and is_by_time_alone(reason):
             return _inconclusive(result, case, busy)
         # A check that is left out may still report: `without` must show what survives without it.

@@ -255,6 +255,7 @@ class _Parser:
             name, equals, text = (s.strip() for s in part.partition("="))
             if not equals:
                 raise self._wrong("NAME = NUMBER; ...", rest)
+            # Before the name is added: a number cannot be defined by itself.
             value = self._number(text)
             self._add_step(partial(_define, self._unused_name(name), value))
             self.program.numbers.add(name)

@@ -82,5 +82,6 @@ def load(source: Source) -> LoadedFile:
 
 def _patch_numba(path: Path) -> None:
     """Repair numba.cuda before a file that uses it is loaded: see ``backends.numba_jit``."""
+    # By its text, which needs no parser: a wrong guess costs one import.
     if path.suffix == ".py" and path.is_file() and "numba" in path.read_text(errors="replace"):
         import_module("weft.backends.numba_jit")

@@ -64,6 +64,7 @@ class Kernel:
     @property
     def threads(self) -> int | None:
         """Threads a block, of the launch or the compilation; None if neither has them."""
+        # Triton's launches have no block size; the compiled code has it.
         launched = self.launch.block if self.launch else None
         return launched or self.code.threads
 

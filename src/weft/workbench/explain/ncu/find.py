@@ -100,7 +100,7 @@ def _newest_first(folder: Path, pattern: str) -> list[Path]:
 
 
 def _version(path: Path) -> list[int]:
-    # As numbers: as text, cuda-12.10 would come before cuda-12.9.
+    # As numbers: as text, cuda-12.9 would be newer than cuda-12.10.
     return [int(n) for n in re.findall(r"\d+", path.name)]
 
 

@@ -105,6 +105,7 @@ class Kernel:
         The cycle in which the warp issues is one of these cycles.
         """
         waits = {r: self.get(f"stall_{r}") or 0.0 for r in STALLS}
+        # With the cycle in which it issues, or the shares of a busy warp would look like waiting.
         total = sum(waits.values()) + (self.get("stall_selected") or 0.0)
         shares = [(r, w / total) for r, w in waits.items() if w > 0 and total > 0]
         return sorted(shares, key=lambda share: -share[1])

@@ -109,6 +109,7 @@ class Report:
         """Read the output of :meth:`to_json`; raises :class:`WeftError` for other data."""
         try:
             if data["format"] != FORMAT or not data["kernels"]:
+                # For the handler below, which says what was expected.
                 raise KeyError("format")
             texts = ("operator", "implementation", "backend", "case", "direction", "tool")
             return Report(

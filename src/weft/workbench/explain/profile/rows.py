@@ -51,6 +51,7 @@ def is_builtin(implementation: Implementation) -> bool:
     """Return True if the implementation is the registry's own."""
     operator, name = implementation.operator, implementation.name
     known = operator in registry.operator_names() and name in registry.implementation_names(operator)
+    # By identity: an external file may use a name of the registry's.
     return known and registry.implementation(operator, name) is implementation
 
 

@@ -145,6 +145,7 @@ def load(file: Path) -> dict[str, Any]:
         loaded = read_json(file, limit=MAX_TRACE_BYTES)
     except (OSError, ValueError) as error:
         raise WeftError("not a trace", expected="a Chrome trace in JSON", got=error) from error
+    # Chrome's format also allows the list of events alone.
     return loaded if isinstance(loaded, dict) else {"traceEvents": loaded}
 
 

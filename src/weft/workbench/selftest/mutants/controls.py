@@ -117,6 +117,7 @@ def _by_rows_in_a_pool() -> Implementation:
         if x.dim() < 2 or x.is_cuda:
             return y.copy_(gelu(x))
         pairs = zip(x.chunk(2), y.chunk(2), strict=True)
+        # list() waits for both threads.
         list(pool.map(lambda pair: pair[1].copy_(gelu(pair[0])), pairs))
         return y
 

@@ -91,6 +91,7 @@ def nudged(y: torch.Tensor, units: float, every: int = 1) -> torch.Tensor:
     """Return ``y`` with each ``every``-th element larger by ``units`` times its dtype's eps."""
     output = owned(y)
     some = output.view(-1)[::every]
+    # In float64: in the dtype itself a factor of less than half an eps above 1 would be 1.
     some.copy_(some.double() * (1 + units * torch.finfo(y.dtype).eps))
     return output
 

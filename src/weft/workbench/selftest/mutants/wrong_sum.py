@@ -27,6 +27,7 @@ def _last_tile(x: torch.Tensor) -> torch.Tensor:
 def _loads_behind(x: torch.Tensor) -> torch.Tensor:
     line = flat(dense(x))
     tiles = -(-line.numel() // TILE)
+    # Reads what follows in the storage; torch raises where the storage ends.
     return line.as_strided((tiles * TILE,), (1,)).sum()
 
 
