@@ -55,7 +55,7 @@ TIMED_CASES = {
         "softmax": "fp32-2x70000",
         "gelu": "fp32-1024x1024",
         "sum": "fp32-1048576",
-        "matmul": "bf16-512x512x512",
+        "matmul": "fp32-1024x1024x1024",
     },
     "cuda": {
         "softmax": "bf16-32768x1024",
