@@ -35,11 +35,8 @@ SCALARS: tuple[object, ...] = (
 )
 
 
-def _subclass(x: torch.Tensor) -> torch.Tensor:
-    class Mine(torch.Tensor):
-        pass
-
-    return x.detach().as_subclass(Mine)
+class Mine(torch.Tensor):
+    """One class for all arguments: of two unrelated ones torch itself lets neither handle the other."""
 
 
 # Each makes a strange tensor of a good one.
@@ -68,7 +65,7 @@ STRANGE: tuple[Callable[[torch.Tensor], object], ...] = (
     lambda x: torch.zeros(*[1] * 20),
     lambda x: -x.detach() if x.is_floating_point() else x.detach() + 10**9,
     lambda x: torch._neg_view(x.detach()) if x.is_floating_point() else x,
-    _subclass,
+    lambda x: x.detach().as_subclass(Mine),
     lambda x: torch.nn.Parameter(x.detach(), requires_grad=x.is_floating_point()),
     lambda x: x.detach().numpy(),
     lambda x: x.detach().tolist(),
@@ -138,9 +135,6 @@ def _call(number: int) -> str:
         # Under vmap nobody can look at a label's value beforehand: torch's own error names it.
         if batched and "out of bounds" in str(error):
             return "refused"
-        # Of two unrelated subclasses neither handles the other: torch's own error names both.
-        if "Multiple dispatch failed" in str(error):
-            return "refused"
         described = {k: _described(v) for k, v in arguments.items()}
         raise AssertionError(f"example {number}: {name}({described})") from error
     return "returned"
@@ -168,7 +162,7 @@ def _fuzz(count: int) -> None:
 
 
 def test_strange_calls_are_one_error() -> None:
-    _fuzz(300)
+    _fuzz(2000)
 
 
 @pytest.mark.exhaustive

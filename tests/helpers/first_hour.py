@@ -117,7 +117,8 @@ def main() -> int:
         programs = options.programs or install(folder, options.python)
         print(f"| {time.monotonic() - began:.0f} s | 0 | `pip install .` | |", flush=True)
         environment["PATH"] = f"{programs}{os.pathsep}{environment['PATH']}"
-        environment["WEFT_CACHE_DIR"] = str(folder / "cache")  # a first hour begins with nothing compiled
+        environment["PAGER"] = "cat"  # nobody is there to leave a pager
+    environment["WEFT_CACHE_DIR"] = str(folder / "cache")  # a first hour begins with nothing compiled
         desk = folder / "desk"
         desk.mkdir()
         (desk / "naive.py").write_text(WRONG_KERNEL)

@@ -88,6 +88,9 @@ def _check_ranges(
     if not isinstance(step, torch.Tensor) and not step >= 1:
         hint = "the step counts from 1: bias correction divides by 1 - beta^step"
         raise WeftError("adamw: step", expected="1 or more", got=step, hint=hint)
+    for name, got in (*((name, got) for name, got, *_ in ranges), ("step", step)):
+        if isinstance(got, int) and got >= 1 << 63:  # torch takes ints of 64 bits only
+            raise WeftError(f"adamw: {name}", expected="an int below 2^63, or a float", got=got)
 
 
 def check_group(*tensors: Any, where: str = "") -> None:

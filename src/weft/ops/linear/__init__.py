@@ -213,7 +213,7 @@ def linear_residual(
 def _bias_or_zeros(weight: Any, bias: Any) -> Any:
     """``bias``, or zeros for a None; a weight that is no matrix is left to the check of arguments."""
     # The kernels always add a bias: a second set of kernels without it would save N bytes of M N.
-    if bias is None and isinstance(weight, torch.Tensor) and weight.dim() == 2:
+    if bias is None and isinstance(weight, torch.Tensor) and weight.dim() == 2 and not weight.is_nested:
         return weight.new_zeros(weight.shape[0])
     return bias
 

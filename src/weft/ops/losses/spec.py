@@ -11,6 +11,7 @@ and the gradient in the forward: Liger Kernel, arXiv:2410.10989.
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NamedTuple
 
 import torch
@@ -55,7 +56,7 @@ def row_losses(x: Tensor, targets: Tensor, options: LossOptions) -> tuple[Tensor
     losses = -(1 - label_smoothing) * log_p.gather(1, targets.masked_fill(ignored, 0)[:, None])
     if label_smoothing:  # a factor of 0 would turn -inf into NaN
         losses = losses - label_smoothing * log_p.mean(-1, keepdim=True)
-    losses = losses + z_loss * lse.square()
+    losses = losses + float(z_loss) * lse.square()  # torch multiplies by ints of 64 bits only
     zero = torch.zeros((), dtype=x.dtype, device=x.device)
     return (
         torch.where(ignored, zero, losses.squeeze(-1)),
@@ -129,7 +130,7 @@ def _check_scalars(operator: str, options: LossOptions) -> None:
         raise WeftError(
             f"{operator}: label_smoothing", expected="a number in [0, 1]", got=repr(label_smoothing)
         )
-    if not isinstance(z_loss, (int, float)) or not 0 <= z_loss < float("inf"):
+    if not isinstance(z_loss, (int, float)) or not 0 <= z_loss <= sys.float_info.max:
         raise WeftError(f"{operator}: z_loss", expected="a number >= 0", got=repr(z_loss))
 
 

@@ -28,7 +28,7 @@ def eager_losses(x: Tensor, targets: Tensor, options: LossOptions) -> tuple[Tens
     if label_smoothing:
         losses = losses - label_smoothing * x.mean(-1)
     if z_loss:
-        losses = losses + z_loss * lse.square()
+        losses = losses + float(z_loss) * lse.square()
     return losses.masked_fill(ignored, 0.0), lse.masked_fill(ignored, 0.0)
 
 
@@ -36,7 +36,7 @@ def eager_gradient(grad: Tensor, x: Tensor, targets: Tensor, lse: Tensor, option
     """Return the gradient of sum(grad losses) with respect to float32 logits ``x``."""
     ignore_index, label_smoothing, z_loss = options
     ignored, _, safe_targets = _classify_targets(targets, ignore_index, x.shape[1])
-    dx = (grad * (1 + 2 * z_loss * lse))[:, None] * torch.exp(x - lse[:, None])
+    dx = (grad * (1 + 2 * float(z_loss) * lse))[:, None] * torch.exp(x - lse[:, None])
     if label_smoothing:
         dx = dx - (grad * (label_smoothing / x.shape[1]))[:, None]
     dx = dx.scatter_add(1, safe_targets[:, None], (grad * -(1 - label_smoothing))[:, None])

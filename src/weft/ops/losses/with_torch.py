@@ -27,7 +27,7 @@ def cross_entropy_forward(logits: Tensor, targets: Tensor, **params: Any) -> tup
         # x - log p is the log-sum-exp at any column; at the largest logit both are finite.
         at = log_p.detach().argmax(-1, keepdim=True)
         lse = (logits.gather(1, at).float() - log_p.gather(1, at)).squeeze(-1)
-        losses = losses + z_loss * lse.masked_fill(targets == ignore_index, 0.0).square()
+        losses = losses + float(z_loss) * lse.masked_fill(targets == ignore_index, 0.0).square()
     return (losses,)
 
 
@@ -49,7 +49,7 @@ def _summed_loss(x: Tensor, weight: Tensor, targets: Tensor, options: LossOption
     )
     if z_loss:
         lse = torch.logsumexp(logits, -1).masked_fill(targets == ignore_index, 0.0)
-        loss = loss + z_loss * lse.square().sum()
+        loss = loss + float(z_loss) * lse.square().sum()
     return loss
 
 
