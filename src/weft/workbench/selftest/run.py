@@ -122,7 +122,7 @@ class Summary:
 def can_be_left_out() -> dict[str, str]:
     """Return all names that ``without`` accepts, with a description of each."""
     rules = dict.fromkeys((*RULES, *ACROSS), "a rule of the check")
-    timing = dict.fromkeys(CHECKS, "a check of the clock")
+    timing = dict.fromkeys(CHECKS, "a check of the timing")
     return {**rules, **timing, **KINDS, **JUDGE_PARTS}
 
 

@@ -226,30 +226,30 @@ def _for(operator: str) -> Iterator[Mutant]:
 
     old = "error special"
     by_address = cached_by(operator, lambda x: x.data_ptr())
-    yield one("C01", "address", "keeps answers by address", old, by_address)
+    yield one("C01", "address", "caches outputs by address", old, by_address)
     by_object = cached_by(operator, id)
-    yield one("C01", "object", "keeps answers by the tensor's id", old, by_object)
+    yield one("C01", "object", "caches outputs by the tensor's id", old, by_object)
     by_version = cached_by(operator, lambda x: (x.data_ptr(), x._version))
-    yield one("C01", "version", "keeps answers by address and version", old, by_version)
+    yield one("C01", "version", "caches outputs by address and version", old, by_version)
     timed: dict[str, Any] = {"phase": "bench"}
     if operator == "gelu":
         why = "a GPU computes a GELU sooner than it hands over its first bytes"
         timed |= {"devices": ("cpu",), "not_here": why}
-    yield one("C02", "first-bytes", "keeps answers by the first 64 bytes", "altered fresh",
+    yield one("C02", "first-bytes", "caches outputs by the first 64 bytes", "altered fresh",
               cached_by(operator, first_bytes), **timed)  # fmt: skip
     if operator == "softmax":
-        yield one("C02", "checksum", "keeps answers by a sum of some elements", "altered fresh",
+        yield one("C02", "checksum", "caches outputs by a sum of some elements", "altered fresh",
                   cached_by(operator, checksum), **timed)  # fmt: skip
     if operator == "gelu":
-        yield one("C02", "first-rows", "keeps a quarter of the answer by the first 64 bytes", "altered",
+        yield one("C02", "first-rows", "caches a quarter of the output by the first 64 bytes", "altered",
                   _first_rows_cached(operator, 0.25), only="altered", **timed)  # fmt: skip
     if operator == "matmul":
-        yield one("C02", "whole", "keeps answers by the sum of all elements", "fresh",
+        yield one("C02", "whole", "caches outputs by the sum of all elements", "fresh",
                   cached_by(operator, whole), phase="bench", only="fresh", devices=("cpu",),
                   not_here="a GPU multiplies these matrices sooner than it hands over a sum")  # fmt: skip
     late = "written error special kept returns"
-    yield one("C04", "pairs", "computes two calls at the second", late, _in_pairs(operator, 0))
-    yield one("C04", "late-pairs", "computes two calls at the second, once it is timed",
+    yield one("C04", "pairs", "delays the first of two calls until the second", late, _in_pairs(operator, 0))
+    yield one("C04", "late-pairs", "delays the first of two calls until the second, once it is timed",
               "recheck sampled fresh", _in_pairs(operator, CHECKED), phase="bench")  # fmt: skip
     yield one("C06", "thread", "a thread computes after the call returned", late,
               _in_a_thread(operator, 0, 0.02))  # fmt: skip
@@ -266,7 +266,7 @@ def _weights() -> Iterator[Mutant]:
     name = "C13/matmul/eager"
     yield plant(f"{name}/packed-by-address", "packs a weight once for each address",
                 "error special", _packed(lambda b: b.data_ptr()))  # fmt: skip
-    yield plant(f"{name}/packed-by-first-bytes", "packs a weight once for each 64 first bytes",
+    yield plant(f"{name}/packed-by-first-bytes", "packs a weight once for each value of its first 64 bytes",
                 "altered fresh", _packed(first_bytes), phase="bench")  # fmt: skip
 
 

@@ -240,7 +240,7 @@ def _for(operator: str) -> Iterator[Mutant]:
     def one(row: str, what: str, *rest: Any, **more: Any) -> Mutant:
         return plant(f"{row}/{operator}/eager/{what}", *rest, phase="bench", **more)
 
-    yield one("C05", "side-stream", "works on a stream that nobody waits for", "clocks recheck sampled",
+    yield one("C05", "side-stream", "works on a stream that no one waits for", "clocks recheck sampled",
               _on_a_side_stream(operator), only="clocks", not_here=NO_STREAMS, **NEEDS_GPU)  # fmt: skip
     yield one("C08", "perf-counter", "puts a slow clock in place of perf_counter_ns", "replaced",
               _patched(operator, _slow_clock), only="replaced")  # fmt: skip
@@ -251,9 +251,9 @@ def _for(operator: str) -> Iterator[Mutant]:
         yield one("C10", "half", "computes half its rows in a captured graph",
                   "recheck sampled observed fresh",
                   _not_in_a_graph(operator, 0.5), not_here=NO_GRAPHS, **NEEDS_GPU)  # fmt: skip
-    yield one("C11", "persisting", "sets L2 aside for itself", "cache",
+    yield one("C11", "persisting", "reserves a part of the L2 for itself", "cache",
               _reserves_cache(operator), only="cache", not_here=NO_L2, **NEEDS_GPU)  # fmt: skip
-    yield one("C14", "unsampled", "writes an answer unless the clock samples it", "recheck sampled",
+    yield one("C14", "unsampled", "returns unwritten memory when it is sampled", "recheck sampled",
               _unwritten_when_sampled(operator), devices=("cpu",),
               not_here="a GPU's samples replay a graph, and call nothing")  # fmt: skip
 
@@ -265,15 +265,15 @@ def _patches() -> Iterator[Mutant]:
         name = f"C08/{operator}/eager/{what}"
         return plant(name, title, by, _patched(operator, patch), phase="bench", **more)
 
-    yield one("softmax", "sampler", "halves the time in the house's sampler", _slow_sampler,
+    yield one("softmax", "sampler", "halves the time in Weft's sampler", _slow_sampler,
               "replaced", "wall")  # fmt: skip
-    yield one("softmax", "unseen", "halves the time, and tells the guard so", _slow_sampler_in_snapshot,
+    yield one("softmax", "unseen", "halves the time, and hides the patch", _slow_sampler_in_snapshot,
               "wall", only="wall", devices=("cpu",),
               not_here="a GPU's time is the events', which C08 elapsed-time halves")  # fmt: skip
     yield one("sum", "elapsed-time", "halves Event.elapsed_time", _slow_events)
-    yield one("matmul", "synchronize", "no synchronize waits", _no_waiting)
-    yield one("matmul", "equal", "all tensors are equal", _all_are_equal)
-    yield one("softmax", "unwritten", "nothing is ever unwritten", _no_poison)
+    yield one("matmul", "synchronize", "patches synchronize not to wait", _no_waiting)
+    yield one("matmul", "equal", "patches torch.equal to return True", _all_are_equal)
+    yield one("softmax", "unwritten", "patches the check for unwritten memory", _no_poison)
     for operator in OPERATORS:
         yield plant(f"C08/{operator}/eager/guards", "writes past the end, and hides the guards",
                     "replaced guards", _hides_guards(operator))  # fmt: skip

@@ -169,28 +169,28 @@ def _for(operator: str) -> Iterator[Mutant]:
     def one(row: str, backend: str, what: str, *rest: Any, **more: Any) -> Mutant:
         return plant(f"{row}/{operator}/{backend}/{what}", *rest, **more)
 
-    yield one("C03", "eager", "another-process", "replays what an earlier process answered",
+    yield one("C03", "eager", "another-process", "returns the outputs that an earlier process stored",
               "error special sampled fresh", _replays(operator), phase="bench")  # fmt: skip
     yield one("C12", "eager", "exit", "prints a verdict and ends its process", "channel",
               _ends_itself(operator), only="channel")  # fmt: skip
     yield one("C12", "eager", "system-exit", "raises SystemExit", "returns", _raises_system_exit(operator))
-    yield one("C15", "eager", "frames", "asks the oracle in its callers' variables",
+    yield one("C15", "eager", "frames", "reads the oracle in its callers' variables",
               "error special type", _oracle_in_frames(operator), only="process")  # fmt: skip
     if operator != "sum":
-        yield one("C15", "eager", "gc", "looks for the answer in all that the process holds",
+        yield one("C15", "eager", "gc", "searches all objects of the process for the output",
                   "error special", _expected_output_by_gc(operator), only="process")  # fmt: skip
     for backend, where in (("triton", {}), ("numba", {}), ("cuda", NEEDS_GPU)):
         more: dict[str, Any] = {"phase": "bench", **where}
         if where:
             more["not_here"] = NO_CUDA
-        yield one("C14", backend, "profiled", "itself under a profiler only", "observed",
+        yield one("C14", backend, "profiled", "its own kernel under a profiler only", "observed",
                   _two_faced(operator, backend), only="observed", **more)  # fmt: skip
-        yield one("C14", backend, "modules", "itself once a module for profiling is loaded", "provenance",
+        yield one("C14", backend, "modules", "its own kernel once a profiling module is loaded", "provenance",
                   _own_with_new_modules(operator, backend), only="provenance", **more)  # fmt: skip
         if backend == "triton":
-            yield one("C14", backend, "listing", "a list of kernels of its own in place of the listing's",
+            yield one("C14", backend, "listing", "replaces the list of kernels that ran",
                       "observed replaced", _patches_listing(operator), **more)  # fmt: skip
-        yield one("C16", backend, "fallback", "the library's answer after its own kernel failed",
+        yield one("C16", backend, "fallback", "falls back to the library after its own kernel fails",
                   "provenance", _falls_back(operator), only="provenance", **more)  # fmt: skip
 
 
