@@ -256,5 +256,5 @@ IMPLEMENTATION = Implementation(
     backward=backward_by(forward),
     supports=supports,
     aot_kernels=_aot_kernels(),
-    idea="tensor cores fed by the copy engine, one program a multiprocessor",
+    idea="tensor cores fed by the copy engine, one program per SM",
 )
