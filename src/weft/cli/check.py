@@ -66,7 +66,7 @@ def check(
             metavar="N",
             min=0,
             max=MAX_SEED,
-            help="Random seed of the inputs and, the first one, of the sample (repeatable) [default: new "
+            help="Random seed of the inputs; the first also chooses the sample (repeatable) [default: new "
             "seeds in each run]",
         ),
     ] = None,

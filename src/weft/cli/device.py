@@ -38,7 +38,7 @@ Facts = list[tuple[str, str]]
 
 def device(
     measure: Annotated[
-        bool, typer.Option("--measure", help="Measure the peak rates now, in seconds, and save them")
+        bool, typer.Option("--measure", help="Measure the peak rates now (some seconds), and save them")
     ] = False,
     kind: Device = None,
     hierarchy: Annotated[

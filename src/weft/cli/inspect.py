@@ -56,7 +56,7 @@ def inspect(
     ] = None,
     kernel: Annotated[str, typer.Option(metavar="TEXT", help="Only kernels whose name contains TEXT")] = "",
     arch: Annotated[str, typer.Option(metavar="sm_NN", help="GPU architecture to compile for")] = "sm_90",
-    source: Annotated[bool, typer.Option("--source", help="Show the source lines that became code")] = False,
+    source: Annotated[bool, typer.Option("--source", help="Show source lines with instructions")] = False,
     ptx: Annotated[bool, typer.Option("--ptx", help="Show the PTX")] = False,
     sass: Annotated[bool, typer.Option("--sass", help="Show the SASS under its source lines")] = False,
     html: Annotated[

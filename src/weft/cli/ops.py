@@ -22,7 +22,7 @@ EPILOG = """Examples:
   weft ops softmax
   weft ops --csv > operators.csv
 
-All operators with their formulas and refusals: weft help operators"""
+Formulas of all operators, and the calls that are refused: weft help operators"""
 LEGEND = (
     "runs: runs here, and is timed. check: is checked here by an interpreter, not timed.",
     "GPU: needs a GPU. no: does not run here. -: there is no such implementation.",

@@ -94,6 +94,6 @@ def _one(identity: str, title: str, operator: str, act: Callable[[], None]) -> M
 
 MUTANTS = (
     _one("C23/softmax/eager/affinity", "binds Weft's process to one core", "softmax", _bind_judge),
-    _one("C23/gelu/eager/policy", "lets Weft's process run when nothing else does", "gelu", _defer_judge),
-    _one("C23/sum/eager/running", "computes while it is another's turn", "sum", _keep_running),
+    _one("C23/gelu/eager/policy", "gives Weft's process the idle priority", "gelu", _defer_judge),
+    _one("C23/sum/eager/running", "computes during another's turn", "sum", _keep_running),
 )

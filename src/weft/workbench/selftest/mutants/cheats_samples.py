@@ -384,7 +384,7 @@ def _cheats() -> Iterator[Mutant]:
               "hooks", _by_hook("sum", _mode))  # fmt: skip
     yield one("C21/gelu/eager/methods", "patched methods of a tensor that compute after the clock",
               "hooks wall", _by_hook("gelu", _patched_methods))  # fmt: skip
-    yield one("C21/sum/eager/code", "other code in functions of the clock that computes after it",
+    yield one("C21/sum/eager/code", "replaces code of the clock, to compute after it",
               "hooks", _by_hook("sum", _swapped_code))  # fmt: skip
 
     # The check puts its inputs elsewhere, so that it would see nothing of these.
@@ -392,7 +392,7 @@ def _cheats() -> Iterator[Mutant]:
               "hooks", _while_written("softmax", _mode_at_copies))  # fmt: skip
     yield one("C22/gelu/eager/copies", "a patched copy_ that computes while inputs are written",
               "replaced hooks", _while_written("gelu", _patched_copies))  # fmt: skip
-    yield one("C22/sum/eager/code", "other code in what writes inputs, which computes then",
+    yield one("C22/sum/eager/code", "replaces code that writes inputs, to compute then",
               "hooks", _while_written("sum", _code_of_writing))  # fmt: skip
 
 

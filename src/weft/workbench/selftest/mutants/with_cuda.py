@@ -53,10 +53,10 @@ def _for(operator: str, *faults: tuple[str, ...]) -> Iterator[Mutant]:
 
 
 GRID = ("W18/grid-of-0", "launches a grid of 0 blocks", "returns", "empties")
-STRIDES = ("W06/any-strides", "takes any strides for rows", "error special written returns",
+STRIDES = ("W06/any-strides", "assumes contiguous rows", "error special written returns",
            "strides")  # fmt: skip
 NOTHING = ("W01/nothing", "stores nothing", "written")
-NO_NAN = ("W12/no-nan", "takes NaN for a number", "special", "values")
+NO_NAN = ("W12/no-nan", "treats NaN as a number", "special", "values")
 BARRIER = ("W14/no-barrier", "a barrier is missing", "error repeats again drift special property")
 INT32 = ("W17/int32", "counts elements in 32 bits", "written error special", "huge")
 
@@ -69,7 +69,7 @@ MUTANTS = (
         ("W05/no-load-mask", "reads rows to a multiple of 32", "error special written drift"),
         ("W05/no-store-mask", "stores one element too many", "guards", "guards"),
         ("W08/half-sums", "sums in fp16", "error drift property"),
-        ("W09/no-maximum", "no maximum taken away", "special error", "values"),
+        ("W09/no-maximum", "does not subtract the maximum", "special error", "values"),
         ("W10/no-scale", "divides by the sum + 1e-3", "error drift property"),
         NO_NAN,
         BARRIER,
@@ -108,7 +108,7 @@ MUTANTS = (
         NOTHING,
         STRIDES,
         ("W04/last-tile", "skips the last tile of K", "error drift"),
-        ("W05/no-load-mask", "one of K too many is loaded", "error special written drift"),
+        ("W05/no-load-mask", "loads one element of K too many", "error special written drift"),
         ("W05/no-store-mask", "a row too many stored", "guards", "guards"),
         ("W08/half-sums", "sums in fp16", "error drift property special"),
         ("W10/no-scale", "scaled by 1.01", "error drift property"),

@@ -41,7 +41,7 @@ GRID = ("W18/grid-of-0", "launches a grid of 0 blocks", "returns",
 STREAM = ("W23/default-stream", "launches on the default stream", "stream",
           {"not_here": STREAMS, "only": "stream", **NEEDS_GPU})  # fmt: skip
 TOY = {"not_here": "the cases that show it are too large for the simulator", **NEEDS_GPU}
-NO_NAN = ("W12/no-nan", "takes NaN for a number", "special", {"only": "values"})
+NO_NAN = ("W12/no-nan", "treats NaN as a number", "special", {"only": "values"})
 NOTHING = ("W01/nothing", "stores nothing", "written")
 
 MUTANTS = (
@@ -49,7 +49,7 @@ MUTANTS = (
         "softmax",
         NOTHING,
         ("W04/last-block", "skips the last row", "written"),
-        ("W09/no-maximum", "no maximum taken away", "special error", TOY),
+        ("W09/no-maximum", "does not subtract the maximum", "special error", TOY),
     ),
     *_for(
         "gelu",
@@ -63,7 +63,7 @@ MUTANTS = (
         "sum",
         ("W01/nothing", "stores nothing", "written special error"),
         ("W04/last-block", "skips the last block", "error drift"),
-        ("W12/no-nan", "takes NaN for a number", "special", {"only": "special"}),
+        ("W12/no-nan", "treats NaN as a number", "special", {"only": "special"}),
         ("W15/adds", "adds to a cell that it does not zero", "error drift"),
     ),
     *_for(
@@ -71,7 +71,7 @@ MUTANTS = (
         NOTHING,
         ("W04/last-block", "skips the last tile of K", "error drift"),
         ("W05/no-mask", "no bound on the indices", "guards returns error"),
-        ("W12/no-nan", "takes NaN for a number", "special error", TOY),
+        ("W12/no-nan", "treats NaN as a number", "special error", TOY),
         ("W15/adds", "adds to a buffer that it does not zero", "error drift property"),
     ),
 )

@@ -61,10 +61,10 @@ def _only(check: str) -> dict[str, Any]:
 
 
 OVERFLOW = {"only": "huge", "not_here": HUGE, **NEEDS_GPU}
-STRIDES = ("W06/any-strides", "takes any strides for rows", "error special written returns",
+STRIDES = ("W06/any-strides", "assumes contiguous rows", "error special written returns",
            _only("strides"))  # fmt: skip
 NOTHING = ("W01/nothing", "stores nothing", "written")
-NO_NAN = ("W12/no-nan", "takes NaN for a number", "special", _only("values"))
+NO_NAN = ("W12/no-nan", "treats NaN as a number", "special", _only("values"))
 
 MUTANTS = (
     *_for(
@@ -72,11 +72,11 @@ MUTANTS = (
         NOTHING,
         STRIDES,
         ("W04/last-tile", "skips the rows of the last tile", "written"),
-        ("W04/no-tail", "skips what no vector of 8 covers", "written", _only("sizes")),
+        ("W04/no-tail", "skips the remainder after vectors of 8", "written", _only("sizes")),
         ("W05/no-load-mask", "no mask over columns on the load", "error special written"),
         ("W05/no-store-mask", "no mask over rows on the store", "guards", _only("guards")),
         ("W08/half-sums", "sums in fp16", "error drift property"),
-        ("W09/no-maximum", "no maximum taken away", "special error", _only("values")),
+        ("W09/no-maximum", "does not subtract the maximum", "special error", _only("values")),
         ("W10/an-eps", "divides by the sum + 1e-3", "error drift property"),
         NO_NAN,
         ("W15/adds", "adds to sums that it does not zero", "error drift property"),
@@ -88,7 +88,7 @@ MUTANTS = (
         NOTHING,
         STRIDES,
         ("W04/last-tile", "skips the last tile", "written"),
-        ("W04/no-tail", "skips what no vector of 8 covers", "written", _only("sizes")),
+        ("W04/no-tail", "skips the remainder after vectors of 8", "written", _only("sizes")),
         ("W05/no-store-mask", "no mask on the store", "guards", _only("guards")),
         ("W08/coarse", "works in fp16", "error drift"),
         ("W10/no-scale", "the factor 1/2 dropped", "error property"),
@@ -116,8 +116,8 @@ MUTANTS = (
         NOTHING,
         STRIDES,
         ("W04/last-tile", "skips the last tile of K", "error"),
-        ("W04/no-tail", "skips columns that no tile of 8 covers", "written", _only("sizes")),
-        ("W05/no-load-mask", "one of K too many is loaded", "error special written drift"),
+        ("W04/no-tail", "skips the columns after tiles of 8", "written", _only("sizes")),
+        ("W05/no-load-mask", "loads one element of K too many", "error special written drift"),
         ("W05/no-store-mask", "a row too many stored", "guards", _only("guards")),
         ("W08/half-sums", "sums in fp16", "error drift property special"),
         ("W08/tf32", "cuts float32 factors to ten bits", "error drift property",

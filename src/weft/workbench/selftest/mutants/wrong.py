@@ -254,16 +254,16 @@ def _for(operator: str) -> Iterator[Mutant]:
     zeros = after(operator, torch.zeros_like)
     yield one("W02", "zeros", "returns zeros", "error", zeros)
     first = _first_output_always(operator)
-    yield one("W02", "first-answer", "its first answer for ever", "error", first, only="seeds")
-    yield one("W06", "any-strides", "takes any strides for rows", wide, _any_strides(operator),
+    yield one("W02", "first-answer", "returns its first output in every call", "error", first, only="seeds")
+    yield one("W06", "any-strides", "assumes contiguous rows", wide, _any_strides(operator),
               only="strides")  # fmt: skip
     bench = _bench_only(operator)
-    yield one("W07", "bench-only", "right at the timed shapes alone", "error", bench)
+    yield one("W07", "bench-only", "right at the timed shapes only", "error", bench)
     yield one("W15", "one-buffer", "one buffer for every answer", "kept", _one_buffer(operator),
               only="kept")  # fmt: skip
     yield one("W16", "ten-calls", "right for ten calls, then skips", "written recheck repeats",
               _skips(operator, 10))  # fmt: skip
-    yield one("W16", "nan-unwritten", "in the end leaves NaNs unwritten", "written",
+    yield one("W16", "nan-unwritten", "from the sixth call on, leaves NaNs unwritten", "written",
               _nan_unwritten(operator), only="written")  # fmt: skip
     yield one("W18", "size-0", "raises at size 0", "returns", _gives_up_when_empty(operator),
               only="empties")  # fmt: skip

@@ -98,7 +98,7 @@ MUTANTS = (
     _plant("W03", "its-input", "returns its input", "alias", lambda x: x),
     _plant("W03", "a-view", "returns a view of its input", "alias", lambda x: x.view_as(x)),
     _plant("W03", "a-copy", "returns a copy of its input", "error property", torch.clone),
-    _plant("W04", "no-tail", "skips what no vector of 8 covers", "written", _skips_the_tail,
+    _plant("W04", "no-tail", "skips the remainder after vectors of 8", "written", _skips_the_tail,
            "sizes"),
     _after("W04", "one-element", "one element a few units off", "error", _one_element_off, "error"),
     _plant("W08", "bf16-inside", "works in bf16", "error drift", _coarse),

@@ -132,7 +132,7 @@ MUTANTS = (
     _plant("W02", "columns-alike", "the first column everywhere", "error drift",
            lambda a, b: wide(a, b[:, :1].expand(b.shape))),
     _after("W04", "copies-row-0", "row 0 again in the last rows", "error", _copies_row_0),
-    _plant("W04", "no-tail", "skips columns that no tile of 8 covers", "written", _skips_the_tail,
+    _plant("W04", "no-tail", "skips the columns after tiles of 8", "written", _skips_the_tail,
            "sizes"),
     _after("W04", "one-element", "one element a few units off", "error", _one_element_off, "error"),
     _plant("W08", "tf32", "cuts float32 factors to ten bits", "error drift property",
@@ -147,5 +147,5 @@ MUTANTS = (
           "error drift property", lambda: _accumulates()),
     _plant("W18", "nothing-of-k", "stores nothing where K is 0", "written", _by_steps_of_k,
            "empties"),
-    _after("W10", "leaning", "columns high and low by turns", "property", _leaning, "property"),
+    _after("W10", "leaning", "columns alternately too high and too low", "property", _leaning, "property"),
 )  # fmt: skip

@@ -151,7 +151,7 @@ MUTANTS = (
     _plant("W05", "reads-behind", "a maximum over one too many", "special again", _reads_behind),
     _plant("W08", "half-sums", "sums in fp16", "error drift property", _half_sums),
     _plant("W08", "bf16-inside", "works in bf16", "error drift", _coarse),
-    _plant("W09", "no-maximum", "no maximum taken away", "special error", _no_maximum, "values"),
+    _plant("W09", "no-maximum", "does not subtract the maximum", "special error", _no_maximum, "values"),
     _plant("W09", "no-rescale", "online, without the rescale", "error drift", _no_rescale),
     _plant("W10", "an-eps", "divides by the sum + 1e-3", "error drift property", _with_eps),
     _plant("W11", "logsumexp", "goes through the logarithm of the sum", "error drift property",

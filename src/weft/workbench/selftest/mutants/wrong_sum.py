@@ -94,12 +94,12 @@ def _plant(row: str, what: str, title: str, killed_by: str, compute: Compute, on
 
 
 MUTANTS = (
-    _plant("W02", "the-mean", "the mean for the sum", "error", lambda x: x.double().mean().to(x)),
+    _plant("W02", "the-mean", "returns the mean", "error", lambda x: x.double().mean().to(x)),
     _plant("W03", "its-first", "returns its first element", "alias returns",
            lambda x: x.as_strided((), ())),
-    _plant("W03", "one-element", "hands one element back as it lies", "alias",
+    _plant("W03", "one-element", "returns a view of its one element", "alias",
            _one_element_itself, "alias"),
-    _plant("W04", "no-tail", "skips what no vector of 8 covers", "error drift", _last_tile,
+    _plant("W04", "no-tail", "skips the remainder after vectors of 8", "error drift", _last_tile,
            "sizes"),
     _plant("W05", "loads-behind", "no mask on the last tile's load",
            "special written error returns", _loads_behind),
@@ -114,6 +114,6 @@ MUTANTS = (
           lambda: _accumulates()),
     _plant("W18", "mean-times-n", "NaN for nothing", "special", _mean_times_n, "empties"),
     _plant("W20", "swaps-two", "swaps two elements of its input", "inputs", _swaps_two, "inputs"),
-    plant("W04/sum/eager/bench-alone", "a block for each of the first 1000 tiles alone", "error",
+    plant("W04/sum/eager/bench-alone", "sums the first 1000 tiles only", "error",
           lambda: lambda x: honest("sum")(flat(dense(x))[: 1000 * 256]), only=""),
 )  # fmt: skip
