@@ -21,7 +21,7 @@ from weft.ops._common.gradient_scale import gelu_slope_terms, zero_nonfinite
 CHUNK = 1 << 25
 DTYPES = ("float32", "float16", "bfloat16")
 CONTIGUOUS = ("contiguous", "contiguous")
-SLOPE_CANCELS = "GELU's slope cancels near x = -0.75, and 1 - t^2 in the tail; each term is rounded before"
+SLOPE_CANCELS = "the terms of GELU's slope cancel near x = -0.75, and those of 1 - t^2 in the tail"
 
 
 def gelu_reference(x: torch.Tensor) -> torch.Tensor:

@@ -297,12 +297,12 @@ OPERATOR = Operator(
     save=save,
     tolerance=Tolerance(
         chain=16.0,
-        reason="a gradient follows three sums, over D, keys and queries, each in any order; with 8 units "
+        reason="a gradient depends on three sums, over D, keys and queries, each in any order; with 8 units "
         "torch's own float32 on a CPU would fail for one set of inputs in 150",
     ),
     gradient_scale=gradient_scale,
     scale_reason="p (dp - sum of p dp) cancels in a row with few keys: completely in eager, which uses the "
-    "same p twice, and not completely where the sum comes from the rounded output",
+    "same p twice, but not in a kernel that computes the sum from the rounded output",
     properties=(
         Property(
             name="within the values' range",

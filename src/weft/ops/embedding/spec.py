@@ -196,7 +196,7 @@ OPERATOR = Operator(
     draw=draw,
     tolerance=Tolerance(
         chain=8.0,
-        reason="a row's tokens may be summed in any order, and one row may have thousands",
+        reason="the gradients of a row's tokens may be summed in any order, and a row may have thousands",
     ),
-    backward_note="tokens sorted by id, each row's summed in a fixed order, in float32",
+    backward_note="tokens sorted by id; the gradients of each row summed in a fixed order, in float32",
 )

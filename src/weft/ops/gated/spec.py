@@ -114,5 +114,5 @@ GEGLU = Operator(
     dtypes=DTYPES,
     differentiable=("gate", "up"),
     gradient_scale=geglu_gradient_scale,
-    scale_reason="GELU's slope cancels near x = -0.75, and 1 - t^2 in the tail; each term is rounded before",
+    scale_reason="the terms of GELU's slope cancel near x = -0.75, and those of 1 - t^2 in the tail",
 )

@@ -149,8 +149,8 @@ OPERATOR = Operator(
     properties=(Property(name="between n min(x) and n max(x)", holds=_between),),
     tolerance=Tolerance(
         chain=8.0,
-        reason="the order of a sum is free: eager's pairwise tree loses one unit where the "
-        "library's chains lose seven, of 1e8 equal float32 values whose roundings do not cancel",
+        reason="a sum may be added in any order: for 1e8 equal float32 values, whose rounding errors do not "
+        "cancel, eager's pairwise tree loses one unit and the library's chains lose seven",
     ),
     scale=scale,
     scale_reason=("a sum may rightly be near zero; sqrt(sum x^2) is its RMS over random signs of the terms"),
