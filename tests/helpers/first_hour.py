@@ -118,7 +118,7 @@ def main() -> int:
         print(f"| {time.monotonic() - began:.0f} s | 0 | `pip install .` | |", flush=True)
         environment["PATH"] = f"{programs}{os.pathsep}{environment['PATH']}"
         environment["PAGER"] = "cat"  # nobody is there to leave a pager
-    environment["WEFT_CACHE_DIR"] = str(folder / "cache")  # a first hour begins with nothing compiled
+        environment["WEFT_CACHE_DIR"] = str(folder / "cache")  # a first hour begins with nothing compiled
         desk = folder / "desk"
         desk.mkdir()
         (desk / "naive.py").write_text(WRONG_KERNEL)
