@@ -161,6 +161,25 @@ def _fuzz(count: int) -> None:
     assert endings.count("refused") > count // 4 and "returned" in endings
 
 
+def test_numbers_beyond_64_bits() -> None:
+    logits, targets = torch.randn(3, 5), torch.tensor([0, 4, 2])
+    huge = ops.cross_entropy(logits, targets, z_loss=2**70, impl="torch")
+    assert huge > 1e20
+    assert torch.equal(huge, ops.cross_entropy(logits, targets, z_loss=2.0**70, impl="torch"))
+    lists = [[torch.ones(3)] for _ in range(4)]
+    for wrong in ({"eps": 2**70}, {"lr": 10**400}, {"step": 2**63}):
+        with pytest.raises(WeftError, match="below 2\\^63"):
+            ops.adamw(*lists, **{"step": 1, "lr": 0.1} | wrong)
+    with pytest.raises(WeftError, match="z_loss"):
+        ops.cross_entropy(logits, targets, z_loss=10**400)
+
+
+def test_a_nested_weight_is_one_error() -> None:
+    nested = torch.nested.nested_tensor([torch.ones(3), torch.ones(5)])
+    with pytest.raises(WeftError, match="nested"):
+        ops.linear(torch.ones(2, 3), nested)
+
+
 def test_strange_calls_are_one_error() -> None:
     _fuzz(2000)
 

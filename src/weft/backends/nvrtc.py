@@ -244,6 +244,6 @@ def include_paths() -> tuple[str, ...]:
             "CUDA's headers were not found",
             expected="the wheels nvidia-cuda-runtime and nvidia-cuda-crt, or a CUDA toolkit",
             got="neither",
-            hint="pip install 'weft[cuda]', or set CUDA_HOME",
+            hint="pip install 'weft[nvrtc]', or set CUDA_HOME",
         )
     return tuple(p for p in folders if p)

@@ -92,7 +92,7 @@ def new(
     argument = f" {operator}" if operator else ""
     output.log(
         "The kernel is correct, but not tuned. Next:\n"
-        f"  weft check{argument} --with {target}    check all cases\n"
+        f"  weft check{argument} --with {target}    check it at a sample of its cases\n"
         f"  weft bench{argument} --with {target}    measure the time and the distance from the limit"
     )
 

@@ -284,5 +284,5 @@ IMPLEMENTATION = Implementation(
     forward=forward,
     backward=backward,
     aot_kernels=_aot_kernels(),
-    idea="row_dot rows in one program, read once",
+    idea="whole rows in one program, read once",
 )
