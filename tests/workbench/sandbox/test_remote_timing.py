@@ -23,6 +23,7 @@ from weft.workbench.sandbox import remote_timing, worker_timing
 from weft.workbench.sandbox.process import Reply
 from weft.workbench.sandbox.remote_timing import RemoteTimingBackend, describe_point
 from weft.workbench.selftest.mutants.cheats_samples import LazyTensor, Samples
+from weft.workbench.timing import composed_candidate
 from weft.workbench.timing import cpu as cpu_timing
 from weft.workbench.timing.measure import measure
 from weft.workbench.timing.plan import Budget, Candidate, Outcome, timing_check_of
@@ -298,6 +299,27 @@ def test_an_output_buffer_for_each_input_is_refused() -> None:
     cached: dict[int, torch.Tensor] = {}
     outcome = time_candidate(lambda x: cached.setdefault(x.data_ptr(), work(x)).copy_(compute(x)))["theirs"]
     assert suspicions(outcome) == ["outputs"] and "still in use" in outcome.refusal
+
+
+@on_toy_clock
+def test_a_longer_first_call_after_new_contents_is_not_suspect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its threads sleep and its page tables have left the cache. An audit has other calls besides."""
+    monkeypatch.setattr(composed_candidate, "AUDIT_BYTES", 0)  # contents so large that few calls get new ones
+    is_first = [False]
+
+    def evict(backend: object) -> None:
+        is_first[0] = True
+
+    monkeypatch.setattr(cpu_timing.CpuTimingBackend, "evict", evict)
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        spend(570.0 + 330.0 * is_first[0])
+        is_first[0] = False
+        return compute(x)
+
+    outcomes = time_candidate(forward, ours=forward)
+    for name in ("theirs", "ours"):
+        assert suspicions(outcomes[name]) == [], outcomes[name]
 
 
 @on_toy_clock
