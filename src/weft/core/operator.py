@@ -170,13 +170,24 @@ class Operator:
         raise unknown_name(f"case of {self.name}", name, [c.name for c in self.cases])
 
 
-def unknown_name(what: str, got: object, known: list[str]) -> WeftError:
-    """Return the error for an unknown name, with the nearest known names as a hint."""
+MAX_NAMED = 40  # names in an error; of more, the first few stand for all
+
+
+def unknown_name(what: str, got: object, known: list[str], *, listed_by: str = "") -> WeftError:
+    """Return the error for an unknown name, with the nearest known names as a hint.
+
+    ``listed_by`` is the command that lists the known names, for an error that cannot name all.
+    """
     import difflib
 
+    expected = "one of " + ", ".join(known)
+    hint = f"{listed_by} lists them" if listed_by else None
+    if len(known) > MAX_NAMED:
+        expected = f"one of {len(known)}, such as {', '.join(known[:3])}"
     if not isinstance(got, str):
-        return WeftError(f"unknown {what}", expected="one of " + ", ".join(known), got=f"{got!r:.80}")
+        return WeftError(f"unknown {what}", expected=expected, got=f"{got!r:.80}", hint=hint)
     # 0.4 is below difflib's default of 0.6: a short or abbreviated name still gets a hint.
     near = difflib.get_close_matches(got, known, n=3, cutoff=0.4)
-    hint = f"did you mean {', '.join(near)}?" if near else None
-    return WeftError(f"unknown {what}", expected="one of " + ", ".join(known), got=got, hint=hint)
+    if near:
+        hint = f"did you mean {', '.join(near)}?" + (f" {hint}" if hint else "")
+    return WeftError(f"unknown {what}", expected=expected, got=got, hint=hint)

@@ -101,7 +101,10 @@ def select(
     case_names = [c.name for o in operators for c in o.cases]
     for name in cases:
         if name not in case_names:
-            raise unknown_name(f"case{of_operator}", name, list(dict.fromkeys(case_names)))
+            listed_by = f"weft ops {operators[0].name}" if len(operators) == 1 else "weft ops NAME"
+            raise unknown_name(
+                f"case{of_operator}", name, list(dict.fromkeys(case_names)), listed_by=listed_by
+            )
     chosen: dict[str, tuple[Implementation, ...]] = {}
     for operator in operators:
         own = [i for i in external if i.operator == operator.name]
