@@ -14,9 +14,10 @@ from weft.workbench.calls.buffers import allocate_buffers
 from weft.workbench.check import tolerance
 from weft.workbench.check.by_rows import merge
 from weft.workbench.check.check import check
+from weft.workbench.check.local_error import LocalCall, LocalJudge, SliceFigures
 from weft.workbench.check.output_judge import judge as judge_outputs
 from weft.workbench.check.slices import SliceLayout
-from weft.workbench.check.tolerance import measure
+from weft.workbench.check.tolerance import Bound, Measured, measure
 from weft.workbench.selftest.judge import Subject
 from weft.workbench.selftest.mutants import catalogue
 from weft.workbench.selftest.mutants.mutant import Mutant
@@ -156,3 +157,24 @@ def test_small_parts_of_a_gradient_count() -> None:
     assert verdict(gradient).status == PASS
     assert verdict(without_small).reason.startswith("local: ")
     assert verdict(without_small, ("local",)).status == PASS
+
+
+def test_a_baseline_that_is_exact_by_luck_at_one_seed_refuses_nobody() -> None:
+    """The other seeds show how large its error is; a seed at which a slice is noise shows nothing."""
+    layout, answer = SliceLayout((64, 64)), torch.ones(64, 64, dtype=torch.float64)
+    whole = Bound(own=0.0, maximum=1.0, rms=1.0, scale=1.0, baseline_rms=0.0)
+    sizes = layout.size_sums(answer, torch.float32)
+
+    def share(error: float, *baseline_errors: float) -> float:
+        local = LocalJudge([layout], lambda seed: [[answer]])
+        for seed, baseline in enumerate(baseline_errors):
+            squares = layout.error_sums(answer + baseline, answer)
+            local.figures[seed, 0] = SliceFigures(sizes, squares, 0.0)
+        squares = layout.error_sums(answer + error, answer)
+        measured = Measured(maximum=error, rms=error, squares=squares)
+        call = LocalCall(0, [answer + error], lambda: [answer])
+        return local.judge(call, 0, measured, whole)[0]
+
+    assert share(1e-5, 0.0) > 1 and share(1e-5, 0.0, 1e-9) > 1
+    assert share(1e-5, 0.0, 1e-6) == pytest.approx(1e-5 / (16 * 1e-6), rel=1e-3)
+    assert share(1e-5, 0.0, 0.5) > 1, "noise at the second seed"

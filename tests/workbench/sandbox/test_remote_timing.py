@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import sys
@@ -14,12 +15,12 @@ from typing import Any
 import pytest
 import torch
 
+from helpers.fake_sandbox import POINT, FakeSandbox, Forward, compute, judge_of, unavailable
 from helpers.toy_clock import ToyClock
-from weft.core import Case, Ceilings, Implementation, Input, Operator, case
-from weft.workbench.calls.buffers import InputBuffers, allocate_buffers
+from weft.core import Ceilings
+from weft.workbench.calls.buffers import allocate_buffers
 from weft.workbench.calls.errors import SandboxDied
-from weft.workbench.calls.staging import TensorForm
-from weft.workbench.sandbox import remote_timing, worker_timing
+from weft.workbench.sandbox import remote_timing
 from weft.workbench.sandbox.process import Reply
 from weft.workbench.sandbox.remote_timing import RemoteTimingBackend, describe_point
 from weft.workbench.selftest.mutants.cheats_samples import LazyTensor, Samples
@@ -28,10 +29,8 @@ from weft.workbench.timing import cpu as cpu_timing
 from weft.workbench.timing.measure import measure
 from weft.workbench.timing.plan import Budget, Candidate, Outcome, timing_check_of
 
-Forward = Callable[..., torch.Tensor]
 pytestmark = pytest.mark.usefixtures("small_machine")
 QUICK = Budget(seconds=0.4, warmup=0.04, min_samples=8, max_rounds=20, side_samples=3, recheck_seconds=3.0)
-POINT = case(Input(name="x", shape=(160, 128)), tags="bench", devices=("cpu",))
 DESCRIBED = describe_point("toy", "theirs", POINT.name, "forward", "cpu", None)
 CEILINGS = Ceilings(device="toy", copy=1e12, read=1e12, fill=1e12, matrix={"fp32": 1e12}, measured="today")
 
@@ -62,56 +61,6 @@ def work(x: torch.Tensor) -> torch.Tensor:
     """Compute the output in 300 us of the toy clock, 30 times as long as a copy of it takes."""
     spend(WORK_US)
     return compute(x)
-
-
-def compute(x: torch.Tensor) -> torch.Tensor:
-    for _ in range(6):
-        x = torch.tanh(x) + x
-    return x
-
-
-class OnePoint:
-    """Worker state with one implementation of one toy operator."""
-
-    def __init__(self, forward: Forward) -> None:
-        self.implementation = Implementation(operator="toy", name="theirs", backend="torch", forward=forward)
-
-    def point(self, payload: Any) -> tuple[Operator, Implementation, Case, str, str]:
-        operator: Any = None  # the clock binds without it in the forward
-        operator = type("Toy", (), {"in_place": ()})()
-        return operator, self.implementation, POINT, payload["direction"], payload["device"]
-
-    def output_forms(self, payload: Any) -> tuple[TensorForm, ...]:
-        return (TensorForm((160, 128), torch.float32, (128, 1)),)
-
-
-class FakeSandbox:
-    """A worker in this process. JSON goes in and comes out; ``context`` is entered while it answers."""
-
-    def __init__(self, forward: Forward, context: Callable[[], Any] = nullcontext) -> None:
-        self.verbs = worker_timing.handlers(OnePoint(forward))
-        self.context, self.verbs_called = context, []
-
-    def request(self, verb: str, payload: Any = None, tensors: Sequence[Any] = (), **_: Any) -> Reply:
-        self.verbs_called.append(verb)
-        with self.context():
-            fields, sent = self.verbs[verb](json.loads(json.dumps(payload or {})), list(tensors))
-        return Reply(payload=json.loads(json.dumps(fields)), tensors=[t.clone() for t in sent])
-
-
-def judge_of(buffers: InputBuffers) -> Callable[[object], str | None]:
-    expected = compute(buffers.inputs[0].double())
-
-    def judge(output: object) -> str | None:
-        assert isinstance(output, torch.Tensor)
-        error = (output.double() - expected).abs().max().item()
-        return None if error < 1e-4 else f"off by {error}"
-
-    return judge
-
-
-def unavailable(buffers: InputBuffers) -> Callable[[], torch.Tensor]:
-    raise AssertionError("an external candidate is not called in the parent process")
 
 
 def time_candidate(
@@ -299,6 +248,19 @@ def test_an_output_buffer_for_each_input_is_refused() -> None:
     cached: dict[int, torch.Tensor] = {}
     outcome = time_candidate(lambda x: cached.setdefault(x.data_ptr(), work(x)).copy_(compute(x)))["theirs"]
     assert suspicions(outcome) == ["outputs"] and "still in use" in outcome.refusal
+
+
+@on_toy_clock
+@pytest.mark.parametrize("size", [2, 40])
+def test_a_ring_of_buffers_is_refused_where_a_sample_is_one_call(size: int) -> None:
+    ring = itertools.cycle([torch.empty(160, 128) for _ in range(size)])
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        spend(100_000.0)
+        return next(ring).copy_(compute(x))
+
+    outcome = time_candidate(forward)["theirs"]
+    assert suspicions(outcome) in (["outputs"], ["recheck"]) and "still in use" in outcome.refusal
 
 
 @on_toy_clock

@@ -7,10 +7,10 @@ smaller than the others is below their notice, and zeros there would pass. Here 
     RMS(error) <= FACTOR * (baseline_rms + (ulps * eps + chain * eps_acc) * scale)
 
 with the baseline's error and the reference's RMS in that slice. Where an error comes near it, the bound
-is taken again with twice the factor and the noise of the computation, which honest code may show where
-numbers cancel: the change of the answer when each input changes by one ``eps`` of itself, and the error
-of the reference's formula in float32. Only an error of several elements counts: a single one is what the
-rule ``error`` judges.
+is taken again with twice the factor, the baseline's largest error at any seed, and the noise of the
+computation, which honest code may show where numbers cancel: the change of the answer when each input
+changes by one ``eps`` of itself, and the error of the reference's formula in float32. Only an error of
+several elements counts: a single one is what the rule ``error`` judges.
 """
 
 from __future__ import annotations
@@ -180,13 +180,27 @@ class LocalJudge:
         if key not in self._noisy:
             bound, noise = self.bound(*key, whole), self.noise(call.seed) if self.noise else None
             if bound is not None and noise is not None:
-                largest = bound.baseline
+                largest = torch.maximum(bound.baseline, self._baseline_share(index, whole) * bound.sizes)
                 for answers in noise:
                     squares = bound.layout.error_sums(answers[index], call.answers()[index])
                     largest = torch.maximum(largest, bound.rms(squares))
                 bound = _with_limits(bound, largest, whole, self.figures[key].floor, FACTOR_OF_NOISE)
             self._noisy[key] = bound if noise is not None else None
         return self._noisy[key]
+
+    def _baseline_share(self, index: int, whole: Bound) -> torch.Tensor:
+        """Return the baseline's largest error in each slice at any seed, as a share of the slice's RMS.
+
+        At one seed the baseline may be exact by luck: an error that all elements of a row share is one number
+        a row, and an output may have two rows. Seeds at which a slice is noise do not count.
+        """
+        shares = []
+        for seed, at in self.figures:
+            bound = self.bound(seed, index, whole) if at == index else None
+            if bound is not None:
+                counts = bound.judged & (bound.baseline < NOISY * bound.sizes)
+                shares.append(torch.where(counts, bound.baseline / bound.sizes, 0.0))
+        return torch.stack(shares).amax(0)
 
 
 def _with_limits(

@@ -38,6 +38,8 @@ WARM_CALLS = 10
 MAX_WARM_CALLS = 4096
 HOST_CALLS = 20  # calls in a batch on a GPU: far fewer than the launch queue holds
 HELD_CALLS = 4  # calls of a re-check whose outputs stay alive
+RING_OUTPUTS = 128  # outputs that are alive at once, to find a ring of buffers; fewer where they are large
+RING_SECONDS = 0.5  # or where calls are slow
 CHUNKS = 3  # runs that the plain calls of a re-check are divided into, at random
 LATE_WRITE_SECONDS = 0.02  # work that a call left running has this long to change its output
 CROSS_CHECK_US = {"cuda": 5_000.0, "cpu": 20_000.0}  # the two clocks are compared over this time
@@ -233,7 +235,23 @@ class ComposedCandidate:
         if self._changes_later(LATE_WRITE_SECONDS if round_number == 0 else 0.0):
             raise IntegrityError("the output changed after the call had returned")
         self.steps.poison()
+        if round_number == 0 and not self.on_gpu:  # a graph's outputs are those of its capture
+            self._refuse_rings()
         self.steps.hold([i for i in self._all if _random.randrange(self.calls) < HELD_CALLS])
+
+    def _refuse_rings(self) -> None:
+        """Make plain calls whose outputs all stay alive, and refuse memory that comes back.
+
+        A sample can be a single call: then no two outputs of a ring of buffers are alive at once elsewhere.
+        """
+        start = time.perf_counter()
+        for _ in range(0, RING_OUTPUTS - self.calls, self.calls):
+            self.steps.hold(self._all)
+            self.steps.run(self._all, 1, PLAIN)
+            if reason := self.steps.shared_memory():
+                raise IntegrityError(reason)
+            if time.perf_counter() - start > RING_SECONDS:
+                return
 
     def _refuse_shared_memory(self) -> None:
         self.steps.wait()

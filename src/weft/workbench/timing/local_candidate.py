@@ -26,8 +26,8 @@ from weft.workbench.timing.composed_candidate import ComposedCandidate
 from weft.workbench.timing.integrity import replaced_functions
 from weft.workbench.timing.plan import COLD, ContentSource, Plan, Runner, RunTimes
 
-HELD_OUTPUTS = 4  # outputs that stay alive through the re-check
-MAX_HELD_BYTES = 1 << 28
+MAX_HELD_BYTES = 1 << 28  # of outputs that stay alive through the re-check
+HELD_OUTPUTS = 4  # for which that must be enough, or none is held
 CACHED_SEEDS = 2  # sets of contents that stay in memory for the next candidate
 MAX_CACHED_BYTES = 1 << 26  # larger contents are made again: they would be much of a large problem's memory
 
@@ -127,14 +127,14 @@ class LocalSteps:
         return next((i for i, output in self._outputs() if has_poison(output)), None)
 
     def hold(self, indexes: Sequence[int]) -> None:
-        """Keep outputs alive, a few: a later call that returns the memory of one does not own it."""
+        """Keep outputs alive while they are not too large: a later call may not return their memory."""
         for output in map(self._output, indexes):
             tensors = tensors_of(output)
             nbytes = sum(t.nbytes for t in tensors)
             if any(t.untyped_storage().data_ptr() in self.protected for t in tensors):
                 continue  # a view of the incoming gradient, which stays where it is
-            few = len(self._held) < HELD_OUTPUTS and HELD_OUTPUTS * nbytes <= MAX_HELD_BYTES
-            if few and tensors[0].numel():
+            count = max(len(self._held) + 1, HELD_OUTPUTS)
+            if count * nbytes <= MAX_HELD_BYTES and tensors[0].numel():
                 self._held[tensors[0].data_ptr()] = output
 
     def store_digests(self, indexes: Sequence[int]) -> None:
