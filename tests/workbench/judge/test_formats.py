@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import py_compile
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,11 +18,23 @@ from weft.workbench.judge.data_template import output_keys, output_tensors, spli
 from weft.workbench.judge.gpumode import read_task_yml
 from weft.workbench.judge.judge import GPUMODE, KERNELBENCH, JudgeOptions, detect_format, judge
 from weft.workbench.judge.judgement import Judgement, SpeedUp, Time, compare
-from weft.workbench.judge.source_facts import source_facts
+from weft.workbench.judge.source_facts import execute, source_facts
 from weft.workbench.judge.torch_modes import Float64Mode, cuda_generators_on_cpu, cuda_on_cpu
 from weft.workbench.timing.stats import Ratio, summarise
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a test of cuda without a GPU")
+
+
+def test_a_file_is_run_as_it_is_now(tmp_path: Path) -> None:
+    """Not as a cache has it: the new code has the size and the time of the old one."""
+    path = write(tmp_path, "model.py", "answer = 1")
+    times = path.stat().st_atime_ns, path.stat().st_mtime_ns
+    assert execute(path, "weft_test_model").answer == 1
+    py_compile.compile(str(path), doraise=True)  # as an import of it would
+    path.write_text("answer = 2")
+    os.utime(path, ns=times)
+    assert execute(path, "weft_test_model").answer == 2
+    del sys.modules["weft_test_model"]
 
 
 # -- which format ------------------------------------------------------------------------------

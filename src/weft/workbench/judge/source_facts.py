@@ -125,10 +125,13 @@ def execute(path: Path, name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not a Python file")
+    # Compiled here, not by the loader: its cache would run the old code of a file that was rewritten with
+    # the same size within a second, and whatever a candidate has written into the cache of another file.
+    code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        exec(code, vars(module))
     except BaseException:
         del sys.modules[name]
         raise
