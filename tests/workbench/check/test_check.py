@@ -365,6 +365,17 @@ def test_the_command_shows_a_failure_in_full_and_exits_1(monkeypatch):
     assert "rerun: weft check gelu" in result.stdout and "--seed " in result.stdout
 
 
+@pytest.mark.parametrize("wrong", [False, True])
+def test_the_rounding_of_a_stored_result_is_no_fault_of_the_baseline(wrong):
+    """A log-sum-exp of 14,142.6466 is stored as 14,142.6465: p is wrong by 4e-5, and no logit shows it."""
+    operator = registry.operator("cross_entropy")
+    eager = registry.implementation("cross_entropy", "eager")
+    off = replace(eager, backward=lambda g, x, t, lse, **params: eager.backward(g, x, t, lse + 0.5, **params))
+    case = operator.case("fp32-4x32-4-large")
+    oracle = Oracle(operator, case, "backward", "cpu", [2111233991], off if wrong else eager)
+    assert ("disagrees with the reference" in oracle.baseline_fault) is wrong
+
+
 def test_the_command_names_a_wrong_baseline_once_and_exits_1(monkeypatch):
     eager = replace(registry.implementation("gelu", "eager"), forward=torch.sigmoid)
     genuine = registry.implementation

@@ -8,15 +8,14 @@ the result with the baseline at full size (:data:`DISTRUST`).
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 
 from weft.core import Case, Operator
+from weft.workbench.calls import heap
 from weft.workbench.calls.buffers import tensors_of
 from weft.workbench.check.slices import SliceLayout
 from weft.workbench.check.tolerance import SAMPLE, Bound, Measured, measure
@@ -131,8 +130,7 @@ def return_freed_memory() -> None:
         cached = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         if cached > MAX_CACHED_BYTES:
             torch.cuda.empty_cache()
-    with suppress(OSError, AttributeError):  # another C library than glibc
-        ctypes.CDLL(None).malloc_trim(0)
+    heap.trim()
 
 
 class Moments:

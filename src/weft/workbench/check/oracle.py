@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from weakref import WeakMethod
 
 import torch
@@ -19,7 +19,7 @@ import torch
 from weft.core import FORWARD, Case, Implementation, Operator, registry
 from weft.workbench.calls import inputs as case_inputs
 from weft.workbench.calls.bind import bind, differentiable_outputs, split_gradients
-from weft.workbench.calls.buffers import Outputs, tensors_of
+from weft.workbench.calls.buffers import tensors_of
 from weft.workbench.calls.staging import CallSpec, TensorForm
 from weft.workbench.check.by_rows import (
     DISTRUST,
@@ -31,12 +31,16 @@ from weft.workbench.check.by_rows import (
     row_reference,
 )
 from weft.workbench.check.local_error import LocalJudge, SliceFigures
+from weft.workbench.check.reference import (
+    cast,
+    doubles,
+    forward_in_float64,
+    gradients_in,
+    gradients_in_float64,
+)
 from weft.workbench.check.slices import layouts
 from weft.workbench.check.tolerance import Bound, Measured, bound, measure, participants, rms
 
-# Elements of the first input that the reference gets at once, where rows are independent: float64
-# temporaries of 1 GiB each.
-PIECE = 1 << 27
 # A small answer says little of the baseline's error: more seeds are taken until this many elements
 # were seen, up to MAX_SEEDS, where the inputs have at most SMALL_INPUT elements.
 ENOUGH_ELEMENTS, MAX_SEEDS = 1 << 14, 16
@@ -150,9 +154,11 @@ class Oracle:
         answer: tuple[torch.Tensor, ...]
         if grad is None:
             rows = self._rows(x)
-            answer = rows.whole(x) if rows else tuple(tensors_of(_forward64(self.operator, x, self.case)))
+            answer = (
+                rows.whole(x) if rows else tuple(tensors_of(forward_in_float64(self.operator, x, self.case)))
+            )
         else:
-            answer = _backward64(self.operator, x, grad, self.case)
+            answer = gradients_in_float64(self.operator, x, grad, self.case)
         size = sum(t.numel() * t.element_size() for t in answer)
         if size <= self._cache_bytes_left:
             self._cache_bytes_left -= size
@@ -244,7 +250,7 @@ class Oracle:
             return
         floor, grad = 0.0, self.grad(seed)
         if self.direction == FORWARD and self.operator.scale is not None:
-            scale = self.operator.scale(*_doubles(self.inputs(seed)), **self.case.params)
+            scale = self.operator.scale(*doubles(self.inputs(seed)), **self.case.params)
             floor = rms(torch.as_tensor(scale, dtype=torch.float64))
         elif grad is not None:
             floor = self._least_gradient(grad, self.forms[index])
@@ -275,10 +281,10 @@ class Oracle:
 
         The baseline's error sets the tolerance of all others. Its own bound has no baseline: a factor times
         the sum of (1) the tolerance's units in the last place of the case's shortest dtype, at the scale of
-        the output, (2) the change of the answer when each input changes by one such unit, and (3) the error
-        of the reference's own formula in float32. (2) and (3) are the errors of honest code where large
-        numbers cancel, in the inputs and on the way. They cost a reference each and are computed only where
-        (1) alone is exceeded.
+        the output, (2) the change of the answer when each input changes by one such unit, (3) the error of
+        the reference's own formula in float32, and (4) the change of the gradients when each result that the
+        forward stores changes by one rounding. (2) to (4) are the errors of honest code where large numbers
+        cancel, in the inputs and on the way. They are computed only where (1) alone is exceeded.
         """
         forward = self.baseline.forward
         # A judged problem's reference in its own dtype, or a file's without an eager: one formula with the
@@ -310,6 +316,7 @@ class Oracle:
             and (in_float32 := self._answer_in_float32(seed)) is not None
         ):
             honest.append(in_float32)
+        stored = self._gradients_at_changed_results(seed)
         columns = (self._baseline_outputs(seed), self.answer(seed), self.terms(seed), self.bounds)
         for i, (out, answer, terms, usual) in enumerate(zip(*columns, strict=True)):
             if not out.is_floating_point():
@@ -317,6 +324,8 @@ class Oracle:
             own = replace(usual, own=factor * unit)
             error = measure(out, answer, own, terms)
             rounding = unit * usual.scale + max(measure(h[i], answer, own, terms).maximum for h in honest)
+            if stored is not None:
+                rounding += measure(stored[1][i], stored[0][i].double(), own, terms).maximum
             if error.maximum > factor * rounding:
                 index, got, expected = error.worst
                 direction = "output" if self.direction == FORWARD else "gradient"
@@ -348,19 +357,41 @@ class Oracle:
 
         x = [change(t) for t in x]
         if grad is None:
-            return tuple(tensors_of(_forward64(self.operator, x, self.case)))
-        return _backward64(self.operator, x, change(grad), self.case)
+            return tuple(tensors_of(forward_in_float64(self.operator, x, self.case)))
+        return gradients_in_float64(self.operator, x, change(grad), self.case)
+
+    def _gradients_at_changed_results(self, seed: int) -> tuple[Sequence[torch.Tensor], ...] | None:
+        """Return the baseline's gradients, and those where each stored result changes by one rounding.
+
+        None where the forward stores nothing for the backward. A log-sum-exp of 14,000 is stored in float32
+        with an error of up to 0.0005, which no change of the logits shows where one of them dominates.
+        """
+        grad, x = self.grad(seed), self.inputs(seed)
+        if grad is None or (backward := self.baseline.backward) is None:
+            return None
+        params = dict(self.case.params)
+        saved = self.operator.save(tuple(x), self.baseline.forward(*x, **params))
+        own = {id(t) for t in x}
+        generator = torch.Generator(grad.device)
+        generator.manual_seed(seed)
+
+        def change(t: torch.Tensor) -> torch.Tensor:
+            if id(t) in own or not t.is_floating_point():
+                return t
+            sign = torch.randint(2, t.shape, generator=generator, device=t.device) * 2 - 1
+            return (t.double() * (1.0 + torch.finfo(t.dtype).eps * sign)).to(t.dtype)
+
+        grads = split_gradients(self.operator, grad)
+        return backward(*grads, *saved, **params), backward(*grads, *map(change, saved), **params)
 
     def _answer_in_float32(self, seed: int) -> tuple[torch.Tensor, ...] | None:
         """Return the answer by the reference's formula in float32; None if torch cannot compute it so."""
         x, grad = self.inputs(seed), self.grad(seed)
         try:
             if grad is not None:
-                return _gradients_in(torch.float32, self.operator, x, grad, self.case)
+                return gradients_in(torch.float32, self.operator, x, grad, self.case)
             with torch.no_grad():
-                return tuple(
-                    tensors_of(self.operator.reference(*_cast(x, torch.float32), **self.case.params))
-                )
+                return tuple(tensors_of(self.operator.reference(*cast(x, torch.float32), **self.case.params)))
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, TypeError):  # a reference written for float64 alone
@@ -416,13 +447,13 @@ class Oracle:
         grad = self.grad(seed)
         if grad is None or self.operator.gradient_scale is None:
             return (None,) * len(self.forms)
-        arguments = (grad.double(), *_doubles(self.inputs(seed)))
+        arguments = (grad.double(), *doubles(self.inputs(seed)))
         terms = self.operator.gradient_scale(*arguments, **self.case.params)
         return terms if isinstance(terms, tuple) else (terms,)
 
     def _scales(self, seed: int, answers: tuple[torch.Tensor, ...]) -> list[float]:
         if self.direction == FORWARD and self.operator.scale is not None:
-            scale = self.operator.scale(*_doubles(self.inputs(seed)), **self.case.params)
+            scale = self.operator.scale(*doubles(self.inputs(seed)), **self.case.params)
             return [rms(torch.as_tensor(scale, dtype=torch.float64))] * len(answers)
         grad = self.grad(seed)
         if grad is None:
@@ -483,108 +514,3 @@ def _cache_budget(device: str) -> int:
     if device.startswith("cuda"):
         return torch.cuda.get_device_properties(torch.device(device)).total_memory // 8
     return 1 << 30
-
-
-def _cast(inputs: Sequence[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
-    return [x.to(dtype, copy=True) if x.is_floating_point() else x for x in inputs]
-
-
-def _doubles(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return [x.double() if x.is_floating_point() else x for x in inputs]
-
-
-def _forward64(operator: Operator, x: list[torch.Tensor], case: Case) -> Outputs:
-    """Compute the reference in float64, by rows of the first input where those are independent.
-
-    ``x`` is emptied: the inputs in their own dtype are not in memory beside those in float64.
-    """
-    if x[0].numel() > PIECE and operator.draw is None:
-        row_reference = _of_rows(operator, x, case)
-        if row_reference is not None:
-            return _by_rows(row_reference, x[0])
-    # Copies: a reference that writes into an input must not change the caller's.
-    copies = [d.clone() if d is v else d for d, v in zip(_doubles(x), x, strict=True)]
-    x.clear()
-    with torch.no_grad():
-        outputs: Outputs = operator.reference(*copies, **case.params)
-    return outputs
-
-
-def _of_rows(
-    operator: Operator, x: Sequence[torch.Tensor], case: Case
-) -> Callable[[slice], torch.Tensor] | None:
-    """Return the reference on some rows of the first input; None where rows depend on each other.
-
-    Other inputs of its shape are cut to the same rows if the reference needs that.
-    """
-
-    def reference(cut_others: bool, rows: slice) -> torch.Tensor:
-        others = [v[rows] if cut_others and v.shape == x[0].shape else v for v in x[1:]]
-        with torch.no_grad():
-            output = operator.reference(*_doubles([x[0][rows], *others]), **case.params)
-        assert isinstance(output, torch.Tensor), "by rows there is one output"
-        return output
-
-    # First with the other inputs whole (a weight), then cut to the same rows (a residual).
-    for cut_others in (False, True):
-        candidate = partial(reference, cut_others)
-        try:
-            if _rows_are_independent(candidate):
-                return candidate
-        except RuntimeError as error:  # torch raises this where sizes do not match
-            if "size" not in str(error):
-                raise
-    return None
-
-
-def _backward64(
-    operator: Operator, x: Sequence[torch.Tensor], grad: torch.Tensor, case: Case
-) -> tuple[torch.Tensor, ...]:
-    def gradient_of_rows(rows: slice) -> torch.Tensor:
-        return _gradients_in(torch.float64, operator, (x[0][rows],), grad[rows], case)[0]
-
-    may_split = len(x) == 1 and x[0].shape == grad.shape and x[0].numel() > PIECE
-    if may_split and _rows_are_independent(gradient_of_rows):
-        return (_by_rows(gradient_of_rows, x[0]),)
-    return _gradients_in(torch.float64, operator, x, grad, case)
-
-
-def _gradients_in(
-    dtype: torch.dtype, operator: Operator, x: Sequence[torch.Tensor], grad: torch.Tensor, case: Case
-) -> tuple[torch.Tensor, ...]:
-    """Return autograd's gradients of the reference with all floating tensors in ``dtype``."""
-    inputs = _doubles(x) if dtype == torch.float64 else _cast(x, dtype)
-    needs_grad = [spec.name in operator.differentiable for spec in case.inputs]
-    arguments = [v.detach().requires_grad_(n) for v, n in zip(inputs, needs_grad, strict=True)]
-    with torch.enable_grad():
-        outputs = tensors_of(operator.reference(*arguments, **case.params))
-    leaves = [v for v in arguments if v.requires_grad]
-    grads = split_gradients(operator, grad.to(dtype))
-    results = torch.autograd.grad(outputs[: len(grads)], leaves, grads, allow_unused=True)
-    return tuple(
-        torch.zeros_like(leaf) if result is None else result
-        for leaf, result in zip(leaves, results, strict=True)
-    )
-
-
-def _by_rows(compute: Callable[[slice], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    """Compute the answers for a piece of the rows at a time, in float64."""
-    rows = max(1, PIECE // (x.numel() // x.shape[0]))
-    result: torch.Tensor | None = None
-    for start in range(0, x.shape[0], rows):
-        answer = compute(slice(start, start + rows))
-        if result is None:
-            result = answer.new_empty((x.shape[0], *answer.shape[1:]))
-        result[start : start + rows] = answer
-    assert result is not None
-    return result
-
-
-def _rows_are_independent(compute: Callable[[slice], torch.Tensor]) -> bool:
-    """Return True if the answer for two rows is the answers for each row, one after another."""
-    both, first, second = compute(slice(0, 2)), compute(slice(0, 1)), compute(slice(1, 2))
-    if both.dim() == 0 or both.shape[0] != 2 or first.shape[0] != 1:
-        return False
-    separate = torch.cat((first, second))
-    # Not bit for bit: float64 sums of another shape may be added in another order.
-    return torch.allclose(both, separate, rtol=1e-12, atol=1e-300, equal_nan=True)

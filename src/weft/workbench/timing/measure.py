@@ -8,8 +8,10 @@ devices share; ``cuda`` and ``cpu`` take one sample; ``sandbox.remote_timing`` a
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 
 from weft.machine.clocks import Sampler
+from weft.workbench.calls import heap
 from weft.workbench.calls.buffers import MakeBuffers
 from weft.workbench.timing.gpu_clocks import Readings
 from weft.workbench.timing.integrity import ClockReplaced, replaced_functions, snapshot
@@ -54,7 +56,9 @@ def measure(
     # Without a candidate of this process there is nothing to time here, and a GPU's memory is the workers'.
     remote = [c.backend for c in candidates if c.backend is not None]
     backend = remote[0] if remote and len(remote) == len(candidates) else timing_backend(device, without)
-    with backend.context():
+    with backend.context(), ExitStack() as stack:
+        if device == "cpu":  # a CPU's backends keep what calls free
+            stack.callback(heap.stop_keeping)
         budget = budget or Budget.for_device(device)
         session = TimingSession(
             backend,
