@@ -40,7 +40,7 @@ from weft.workbench.calls.errors import SandboxDied
 from weft.workbench.calls.selection import select_points
 from weft.workbench.report import table
 from weft.workbench.sandbox.candidates import without_external_baseline
-from weft.workbench.timing.plan import Budget
+from weft.workbench.timing.plan import Budget, is_by_time_alone
 
 QUICK = Budget(seconds=0.3, warmup=0.02, min_samples=5, max_rounds=12, side_samples=2)
 CEILINGS = Ceilings(device="toy", copy=1e12, read=1e12, fill=1e12, matrix={"fp32": 1e12}, measured="today")
@@ -237,8 +237,10 @@ SMALL_HERE = (*SMALL, "--device", "cpu", "--direction", "forward")
 def test_the_command_by_itself(tmp_path: Path) -> None:
     saved = tmp_path / "deep" / "records.jsonl"
     done = call(*SMALL_HERE, "--json", "--save", saved)
-    assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
+    # Other work on the machine may make a time suspect, and nothing else may.
+    suspicions = [flag for r in answer for flag in r["flags"] if flag.startswith("suspect")]
+    assert all(map(is_by_time_alone, suspicions)) and done.returncode == bool(suspicions), done.stderr
     assert [r["implementation"] for r in answer] == ["eager", "torch"]
     assert set(answer[0]["time_us"]) == {"cold", "warm", "host", "first"}
     assert answer[0]["verdict"] == "pass" and len(answer[0]["interval"]) == 2
@@ -248,7 +250,8 @@ def test_the_command_by_itself(tmp_path: Path) -> None:
 
     # Once more for the screen, where torch is imported.
     shown = CliRunner().invoke(app, ["bench", *SMALL_HERE, "--save", str(saved)])
-    assert shown.exit_code == 0 and "gelu  fp32-7x129  forward" in shown.stdout
+    assert shown.exit_code == ("suspect" in shown.output), shown.output
+    assert "gelu  fp32-7x129  forward" in shown.stdout
     assert "\x1b" not in shown.stdout and len(read(saved)[0]) == 4
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from helpers.by_chance import TRIES
 from helpers.sample_records import GPU, record
 from weft.cli import selftest as command
 from weft.core import WeftError
@@ -207,9 +208,9 @@ def test_an_honest_run_raises_no_alarm() -> None:
 ONLY = {m.only: m for m in reversed(mutants.catalogue()) if m.only and "cpu" in m.devices}
 # This mutant sleeps through its budget, twice; test_remote_timing tests the same check quickly.
 SLEEPS = "samples"
-# Comparisons of times on a real clock: once in many runs one of them speaks for or against a kernel by
-# chance, so that a judgement is repeated, TRIES times at most.
-COMPARES_TIMES, TRIES = selftest_judge.TIME_CHECKS | {"wall"}, 3
+# Comparisons of times on a real clock may speak for or against a kernel by chance, so that a judgement is
+# repeated (:mod:`helpers.by_chance`).
+COMPARES_TIMES = selftest_judge.TIME_CHECKS | {"wall"}
 
 
 def _is_timed(name: str) -> bool:

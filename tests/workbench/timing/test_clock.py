@@ -17,7 +17,15 @@ from weft.workbench.timing import cpu as cpu_timing
 from weft.workbench.timing.gpu_clocks import Readings, is_throttled, summarise_clocks
 from weft.workbench.timing.integrity import ClockReplaced, replaced_functions
 from weft.workbench.timing.measure import measure
-from weft.workbench.timing.plan import MIN_SAMPLE_US, Budget, Candidate, Outcome, Plan, make_plan
+from weft.workbench.timing.plan import (
+    MIN_SAMPLE_US,
+    Budget,
+    Candidate,
+    Outcome,
+    Plan,
+    is_by_time_alone,
+    make_plan,
+)
 from weft.workbench.timing.recheck import rounds_needed
 from weft.workbench.timing.stats import drift, is_steady, median_interval, summarise
 
@@ -68,7 +76,9 @@ def test_an_honest_candidate_gets_every_number() -> None:
     assert t.cold > 0 and t.warm and t.host and t.minimum <= t.p10 <= t.cold <= t.p90
     assert t.interval[0] <= t.cold <= t.interval[1]
     assert len(t.samples) >= 3 and t.clocks["overhead_us"] >= 0
-    assert not [f for f in t.flags if f.startswith(("suspect", "threads"))]
+    # The clock is real: other work on the machine may make a time suspect, and nothing else may.
+    doubts = [f for f in t.flags if f.startswith(("suspect", "threads"))]
+    assert all(map(is_by_time_alone, doubts)), doubts
 
 
 def skips_every_tenth(buffers: InputBuffers, count: list[int]) -> Call:

@@ -97,9 +97,13 @@ def bias_gelu_reference(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
 
 def bias_gelu_gradient_scale(
     grad: torch.Tensor, x: torch.Tensor, bias: torch.Tensor
-) -> tuple[torch.Tensor, None]:
-    """Return |grad| times the terms of GELU's slope for x; the bias's gradient keeps its own scale."""
-    return zero_nonfinite(grad.abs() * gelu_slope_terms(x + bias)), None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return |grad| times the terms of GELU's slope for x; for the bias, the root of their squares' sum.
+
+    The bias's gradient adds the rows of x's, and their rounding errors with them, which are independent.
+    """
+    terms = zero_nonfinite(grad.abs() * gelu_slope_terms(x + bias))
+    return terms, torch.linalg.vector_norm(terms.reshape(-1, bias.shape[0]), dim=0)
 
 
 def check_bias_gelu(x: Any, bias: Any) -> None:
