@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli import ending, output, progress
+from weft.cli.check_rows import check_rows
 from weft.cli.options import (
     MAX_SEED,
     MEMORY,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 EPILOG = """Examples:
   weft check softmax --impl triton --impl cuda
   weft check softmax --with mine.py
-  weft check gelu --case fp32-7x129 --direction forward --json
+  weft check softmax --rows
 
 Rules of the check: weft help correct"""
 BENCH_SEEDS = 2  # large cases: each seed costs a float64 reference of gigabytes
@@ -74,6 +75,13 @@ def check(
         bool,
         typer.Option("--all-cases", help="Check all cases instead of a sample, the large bench cases too"),
     ] = False,
+    rows: Annotated[
+        bool,
+        typer.Option(
+            "--rows",
+            help="Compare bits instead: does a row depend on the number of rows beside it, or on its place?",
+        ),
+    ] = False,
     files: Files = None,
     seconds: Seconds = SECONDS,
     memory: Memory = MEMORY,
@@ -95,6 +103,9 @@ def check(
     With --with FILE only the implementations that the file declares are checked, unless --impl
     names others. Your code runs in a worker process.
 
+    With --rows nothing is compared with the reference. A batch and parts of it are computed, and each row
+    must have the same bits (batch invariance).
+
     Exit 0: at least one case ran and none failed; 1: one failed, or none could run here; 2: invalid
     arguments.
     """
@@ -102,36 +113,66 @@ def check(
     from weft.machine.query import known_kind
     from weft.workbench.sandbox.candidates import ExternalCandidates, UnreadableFile
 
+    if rows and (all_cases or sanitize):
+        raise WeftError("--rows", expected="no --all-cases and no --sanitize with it", got="both")
     kind, watch = known_kind(device), ending.Stopwatch()
-    verdicts: list[Verdict] = []
+    chosen = (operators or [], impl or [], case or [])
     try:
         with ExternalCandidates(files or [], limits(seconds, memory)) as candidates:
-            points = _select(candidates, operators or [], impl or [], case or [], direction, kind, all_cases)
-            sampled = not (all_cases or case or sanitize)
-            plan = _plan(points, candidates, kind, seed or [], sampled=sampled)
-            with progress.stoppable() as stop, progress.Progress() as status:
-                if sanitize is not None:
-                    total = len(_without_cases(points))
-                    run = _sanitize(points, sanitize, candidates, case or [])
-                else:
-                    total = sum(len(p.implementations) for p in plan.points)
-                    run = _check(plan, candidates, kind, seed, status)
-                with closing(run):  # also at Ctrl-C: the processes end before the verdicts are shown
-                    for verdict in run:
-                        verdicts.append(verdict)
-                        status.advance()
-            verdicts = plan.in_order(verdicts)
-            if not as_json:
-                verdicts = plan.by_implementation(verdicts)
-            code = _print(verdicts, candidates, as_json, as_csv, stop, plan.sample)
-            line = _verdict_line(verdicts, total, watch, stop, plan.sample)
-            ending.print_verdict(line, to_stderr=as_json or as_csv)
+            if rows:
+                directions, first = [direction] if direction else [], seed[0] if seed else None
+                code = check_rows(
+                    candidates, *chosen, directions, kind, first, as_json=as_json, as_csv=as_csv
+                )
+            else:
+                points = _select(candidates, *chosen, direction, kind, all_cases)
+                sampled = not (all_cases or case or sanitize)
+                plan = _plan(points, candidates, kind, seed or [], sampled=sampled)
+                code = _run(plan, candidates, kind, seed, sanitize, case or [], watch, as_json, as_csv)
     except UnreadableFile as error:
-        if as_json:
-            print(json.dumps({"passed": False, "reason": str(error), "verdicts": []}))
-        output.log(f"failed: {error}")
-        raise typer.Exit(1) from error
+        code = _print_unreadable(str(error), as_json)
     raise typer.Exit(code)
+
+
+def _print_unreadable(reason: str, as_json: bool) -> int:
+    """Print why a candidate's file could not be loaded; return the exit code."""
+    if as_json:
+        print(json.dumps({"passed": False, "reason": reason, "verdicts": []}))
+    output.log(f"failed: {reason}")
+    return 1
+
+
+def _run(
+    plan: _Plan,
+    candidates: ExternalCandidates,
+    device: str,
+    seeds: Sequence[int] | None,
+    sanitize: str | None,
+    cases: Sequence[str],
+    watch: ending.Stopwatch,
+    as_json: bool,
+    as_csv: bool,
+) -> int:
+    """Run the planned checks, print their verdicts, and return the exit code."""
+    verdicts: list[Verdict] = []
+    with progress.stoppable() as stop, progress.Progress() as status:
+        if sanitize is not None:
+            total = len(_without_cases(plan.points))
+            run = _sanitize(plan.points, sanitize, candidates, cases)
+        else:
+            total = sum(len(p.implementations) for p in plan.points)
+            run = _check(plan, candidates, device, seeds, status)
+        with closing(run):  # also at Ctrl-C: the processes end before the verdicts are shown
+            for verdict in run:
+                verdicts.append(verdict)
+                status.advance()
+    verdicts = plan.in_order(verdicts)
+    if not as_json:
+        verdicts = plan.by_implementation(verdicts)
+    code = _print(verdicts, candidates, as_json, as_csv, stop, plan.sample)
+    line = _verdict_line(verdicts, total, watch, stop, plan.sample)
+    ending.print_verdict(line, to_stderr=as_json or as_csv)
+    return code
 
 
 def _print(

@@ -34,8 +34,9 @@ GROUPS = {
     "Measurement": (
         *("--quick", "--thorough", "--measure", "--hierarchy", "--wait", "--active", "--repeat", "--no-time"),
         *("--threshold", "--fail-on", "--noise", "--measure-noise", "--pairs", "--jobs", "--honest"),
+        "profile --warmup",
     ),
-    "Options": (),
+    "Options": ("study --steps",),
     "Output": (
         *(
             "--save",

@@ -106,6 +106,9 @@ class Operator:
     the size of a gradient's terms before they cancel: for one gradient, or a tuple with one entry for each
     (None if nothing cancels).
 
+    ``rows`` names the inputs whose first dimension counts rows that do not depend on each other. Each output
+    then has these rows, and so has the gradient of each of these inputs.
+
     ``public_arguments(arguments)`` turns a case's inputs and params, by name, into the arguments of
     ``weft.ops.NAME`` if that function has others; by default they are the same.
     """
@@ -133,6 +136,7 @@ class Operator:
     output_names: tuple[str, ...] = ()
     public_arguments: Callable[[dict[str, Any]], dict[str, Any]] = dict
     splits_rows: bool = False
+    rows: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_name("operator", self.name)

@@ -103,7 +103,7 @@ def bias_gelu_gradient_scale(
     The bias's gradient adds the rows of x's, and their rounding errors with them, which are independent.
     """
     terms = zero_nonfinite(grad.abs() * gelu_slope_terms(x + bias))
-    return terms, torch.linalg.vector_norm(terms.reshape(-1, bias.shape[0]), dim=0)
+    return terms, torch.atleast_2d(terms).flatten(0, -2).square().sum(0).sqrt()
 
 
 def check_bias_gelu(x: Any, bias: Any) -> None:
@@ -208,6 +208,7 @@ GELU = Operator(
     validate=check_gelu,
     dtypes=DTYPES,
     differentiable=("x",),
+    rows=("x",),
     gradient_scale=gelu_gradient_scale,
     scale_reason=SLOPE_CANCELS,
     properties=(Property(name="stays on the ramp's side", holds=_bounded),),
@@ -223,6 +224,7 @@ RELU = Operator(
     validate=check_relu,
     dtypes=DTYPES,
     differentiable=("x",),
+    rows=("x",),
     save=_save_output,
     properties=(Property(name="x itself or 0", holds=_exact),),
     backward_note="from the saved output: dx = g where y > 0",
@@ -238,6 +240,7 @@ BIAS_GELU = Operator(
     validate=check_bias_gelu,
     dtypes=DTYPES,
     differentiable=("x", "bias"),
+    rows=("x",),
     gradient_scale=bias_gelu_gradient_scale,
     scale_reason=SLOPE_CANCELS,
 )

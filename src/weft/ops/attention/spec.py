@@ -293,6 +293,7 @@ OPERATOR = Operator(
     validate=check_arguments,
     dtypes=DTYPES,
     differentiable=("q", "k", "v"),
+    rows=("q", "k", "v", "key_lengths"),
     differentiable_outputs=1,
     save=save,
     tolerance=Tolerance(

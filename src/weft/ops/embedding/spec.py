@@ -192,6 +192,7 @@ OPERATOR = Operator(
     validate=check_arguments,
     dtypes=DTYPES,
     differentiable=("weight", "positions"),
+    rows=("ids",),
     save=save,
     draw=draw,
     tolerance=Tolerance(

@@ -101,6 +101,7 @@ SWIGLU = Operator(
     validate=partial(check_arguments, "swiglu"),
     dtypes=DTYPES,
     differentiable=("gate", "up"),
+    rows=("gate", "up"),
 )
 GEGLU = Operator(
     name="geglu",
@@ -113,6 +114,7 @@ GEGLU = Operator(
     validate=partial(check_arguments, "geglu"),
     dtypes=DTYPES,
     differentiable=("gate", "up"),
+    rows=("gate", "up"),
     gradient_scale=geglu_gradient_scale,
     scale_reason="the terms of GELU's slope cancel near x = -0.75, and those of 1 - t^2 in the tail",
 )

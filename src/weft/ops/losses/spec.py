@@ -377,6 +377,7 @@ CROSS_ENTROPY = Operator(
     validate=check_cross_entropy,
     dtypes=DTYPES,
     differentiable=("logits",),
+    rows=("logits", "targets"),
     differentiable_outputs=1,
     save=save_cross_entropy,
     draw=_generate_cross_entropy,

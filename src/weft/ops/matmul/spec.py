@@ -194,6 +194,7 @@ OPERATOR = Operator(
     validate=check_arguments,
     dtypes=DTYPES,
     differentiable=("a", "b"),
+    rows=("a",),
     properties=(
         Property(
             name="c r = a (b r)",

@@ -326,6 +326,8 @@ def _operator(norm: NormVariant, **texts: str) -> Operator:
         dtypes=DTYPES,
         differentiable=norm.select_gradients("x", "residual", "weight", "bias"),
         differentiable_outputs=2 if norm.residual else 1,
+        # A dropped element depends on its place in the whole batch.
+        rows=() if norm.dropout else ("x", "residual") if norm.residual else ("x",),
         save=_save(norm),
         properties=() if norm.dropout else properties,
         **texts,  # type: ignore[arg-type]

@@ -118,6 +118,7 @@ OPERATOR = Operator(
     validate=check_arguments,
     dtypes=DTYPES,
     differentiable=("x",),
+    rows=("x",),
     save=save,
     backward_note="the rotation by the negative angle, from cos and sin alone",
 )

@@ -138,6 +138,7 @@ OPERATOR = Operator(
     validate=check_arguments,
     dtypes=DTYPES,
     differentiable=("x",),
+    rows=("x",),
     save=save,
     tolerance=Tolerance(
         chain=8.0,

@@ -104,16 +104,17 @@ class WorkerProcess:
         )
 
     def _supports(self, operator: str, name: str, case: Case, device: str) -> Support:
-        self._restart_if_broken()
+        self.restart_if_broken()
         payload = {"operator": operator, "implementation": name, "case": case.name, "device": device}
         return Support(**self.request("supports", payload).payload)
 
     def make_caller(self, implementation: Implementation, spec: CallSpec, poison: int) -> Caller:
         """Return a caller in the worker; the worker is restarted if the last call broke it."""
-        self._restart_if_broken()
+        self.restart_if_broken()
         return RemoteCaller(self, implementation, spec, poison)
 
-    def _restart_if_broken(self) -> None:
+    def restart_if_broken(self) -> None:
+        """Start a new process if the last request ended the one before."""
         # Not at once on failure: a verdict needs no new process if nothing else is asked of it.
         if self.is_broken:
             self.restart()

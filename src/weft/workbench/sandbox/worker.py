@@ -20,6 +20,7 @@ from weft.core import Case, Implementation, Operator, registry
 from weft.core.implementation import anywhere
 from weft.workbench.calls.call import LocalCaller
 from weft.workbench.calls.staging import CallSpec, StagedCall, TensorForm
+from weft.workbench.check.batch_invariance import compare_rows
 from weft.workbench.sandbox import worker_timing
 from weft.workbench.sandbox.caller import forms_from_json
 from weft.workbench.sources.source import LoadedFile, Source, load
@@ -86,6 +87,7 @@ def handlers(argument: Mapping[str, Any]) -> Mapping[str, Handler]:
         "load_inputs": _load_inputs,
         "call": _call,
         "close_caller": _close_caller,
+        "compare_rows": _compare_rows,
     }
     own = {name: _with_state(state, verb) for name, verb in verbs.items()}
     return {**own, **worker_timing.handlers(state)}
@@ -178,3 +180,8 @@ def _close_caller(state: WorkerState, payload: dict[str, Any]) -> Result:
         gc.collect()
         torch.cuda.empty_cache()  # the parent process and other workers need the memory, too
     return {}, ()
+
+
+def _compare_rows(state: WorkerState, payload: dict[str, Any]) -> Result:
+    """Compare the rows of a batch and of its parts: of bits alone, so that nothing is judged here."""
+    return asdict(compare_rows(*state.point(payload), payload["seed"])), ()
