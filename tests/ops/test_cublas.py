@@ -1,0 +1,84 @@
+"""Threads that want different precisions of cuBLAS at once: each gets its own, and the user's remains."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from weft.ops._common.cublas import call_at_precision
+
+SWITCHES = torch.backends.cuda.matmul
+NAMES = {
+    torch.float32: "fp32_precision",
+    torch.float16: "allow_fp16_reduced_precision_reduction",
+    torch.bfloat16: "allow_bf16_reduced_precision_reduction",
+}
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    """The switches as they were; monkeypatch cannot restore attributes of this kind."""
+    before = {name: getattr(SWITCHES, name) for name in NAMES.values()}
+    yield
+    for name, value in before.items():
+        setattr(SWITCHES, name, value)
+
+
+def on_a_gpu(dtype: torch.dtype) -> Any:
+    return SimpleNamespace(is_cuda=True, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", NAMES)
+@pytest.mark.parametrize("start", [0, 1])
+def test_a_switch_is_set_for_one_call_and_restored(dtype: torch.dtype, start: int) -> None:
+    values = ["ieee", "tf32"] if dtype == torch.float32 else [False, True]
+    setattr(SWITCHES, NAMES[dtype], values[start])
+    seen = call_at_precision(lambda: getattr(SWITCHES, NAMES[dtype]), on_a_gpu(dtype), "ieee")
+    assert seen == values[0] and getattr(SWITCHES, NAMES[dtype]) == values[start]
+    with pytest.raises(ValueError, match="not today"):
+        call_at_precision(_fail, on_a_gpu(dtype), "ieee")
+    assert getattr(SWITCHES, NAMES[dtype]) == values[start]
+
+
+def _fail() -> None:
+    raise ValueError("not today")
+
+
+def test_threads_with_different_precisions_see_their_own_throughout_a_call() -> None:
+    SWITCHES.fp32_precision = "none"
+    # Each call of "tf32" waits inside until an "ieee" is about to begin: it would change the value at once.
+    begins = threading.Semaphore(0)
+
+    def call(number: int) -> list[str]:
+        precision = ("tf32", "ieee")[number % 2]
+        if precision == "ieee":
+            begins.release()
+
+        def read() -> list[str]:
+            before = SWITCHES.fp32_precision
+            if precision == "tf32":
+                begins.acquire(timeout=0.5)
+                threading.Event().wait(0.01)  # long enough for the other thread to enter, if it may
+            return [precision, before, SWITCHES.fp32_precision]
+
+        return call_at_precision(read, on_a_gpu(torch.float32), precision)  # type: ignore[no-any-return]
+
+    with ThreadPoolExecutor(4) as threads:
+        results = list(threads.map(call, range(40)))
+    assert all(set(values) == {values[0]} for values in results), results
+    assert SWITCHES.fp32_precision == "none"
+
+
+def test_threads_with_one_precision_run_at_once() -> None:
+    both = threading.Barrier(2, timeout=20)
+    with ThreadPoolExecutor(2) as threads:
+        calls = [
+            threads.submit(call_at_precision, both.wait, on_a_gpu(torch.float32), "tf32") for _ in range(2)
+        ]
+        assert sorted(c.result() for c in calls) == [0, 1]
