@@ -138,23 +138,28 @@ def _compare_in_worker(
 ) -> RowsVerdict:
     from weft.workbench.calls.errors import SandboxDied, WorkerError
     from weft.workbench.check.batch_invariance import RowsVerdict
+    from weft.workbench.sandbox.process import FORGED
 
     names = (one.operator, one.name, point.case.name, point.direction)
     keys = ("operator", "implementation", "case", "direction")
     payload = dict(zip(keys, names, strict=True)) | {"device": device, "seed": seed}
     try:
         worker.restart_if_broken()
-        return RowsVerdict.from_json(payload | worker.request("compare_rows", payload).payload)
+        verdict = RowsVerdict.from_json(payload | worker.request("compare_rows", payload).payload)
     except (SandboxDied, WorkerError) as error:
-        why = error.reason if isinstance(error, SandboxDied) else str(error)
-        operator, implementation, case, direction = names
-        return RowsVerdict(
-            operator=operator,
-            implementation=implementation,
-            case=case,
-            direction=direction,
-            reason=f"its process could not go on: {why}",
-        )
+        why = error.reason if isinstance(error, SandboxDied) else f"raised {error}"
+    except (KeyError, TypeError, ValueError):
+        why = FORGED
+    else:
+        return verdict
+    operator, implementation, case, direction = names
+    return RowsVerdict(
+        operator=operator,
+        implementation=implementation,
+        case=case,
+        direction=direction,
+        reason=f"its process {why}",
+    )
 
 
 def table(verdicts: Sequence[RowsVerdict]) -> Table:
