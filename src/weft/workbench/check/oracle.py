@@ -12,6 +12,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 from weakref import WeakMethod
 
 import torch
@@ -375,8 +376,8 @@ class Oracle:
         generator = torch.Generator(grad.device)
         generator.manual_seed(seed)
 
-        def change(t: torch.Tensor) -> torch.Tensor:
-            if id(t) in own or not t.is_floating_point():
+        def change(t: Any) -> Any:
+            if id(t) in own or not isinstance(t, torch.Tensor) or not t.is_floating_point():
                 return t
             sign = torch.randint(2, t.shape, generator=generator, device=t.device) * 2 - 1
             return (t.double() * (1.0 + torch.finfo(t.dtype).eps * sign)).to(t.dtype)
