@@ -244,4 +244,6 @@ def test_each_check_kills_a_mutant_that_no_other_kills(name: str, monkeypatch: p
         summary = judge(mutant.id, without=(name,))
         if summary.results[0].check not in COMPARES_TIMES - {name}:
             break
+    if summary.results[0].status == INCONCLUSIVE:
+        pytest.skip(summary.results[0].reason)
     assert summary.to_json()["survivors"] == [mutant.id], summary.results

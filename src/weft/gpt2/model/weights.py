@@ -114,13 +114,14 @@ def read_config(folder: Path, **options: Any) -> ModelConfig:
     except (OSError, ValueError, KeyError, TypeError) as error:
         got = f"{type(error).__name__}: {error}"
         raise WeftError(f"{folder / CONFIG}", expected="a GPT-2's configuration", got=got) from error
-    for name, supported in {**SUPPORTED, "n_inner": (None, 4 * sizes["width"])}.items():
+    config = ModelConfig(**sizes, **options)  # refuses sizes that are no numbers
+    for name, supported in {**SUPPORTED, "n_inner": (None, 4 * config.width)}.items():
         # Old files leave out settings that had no alternative yet.
         value = data.get(name, supported[0])
         if value not in supported:
             expected = "none" if supported[0] is None else supported[0]
             raise WeftError(f"{folder / CONFIG}: {name}", expected=expected, got=value)
-    return ModelConfig(**sizes, **options)
+    return config
 
 
 def load(folder: Path, **options: Any) -> tuple[ModelConfig, dict[str, torch.Tensor]]:

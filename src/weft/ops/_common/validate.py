@@ -51,6 +51,13 @@ def tensor(where: str, name: str, x: object, dtypes: Sequence[str], dims: range 
         raise WeftError(f"{where}: {name}.dim()", expected=exact, got=f"{x.dim()}, {tuple(x.shape)}")
 
 
+def one_of(where: str, value: object, supported: Sequence[str]) -> None:
+    """Raise :class:`WeftError` unless ``value`` is one of these strings."""
+    # An array is compared element by element, so that `in` alone would raise.
+    if not isinstance(value, str) or value not in supported:
+        raise WeftError(where, expected=" or ".join(supported), got=repr(value))
+
+
 def same(where: str, names: str, a: torch.Tensor, b: torch.Tensor) -> None:
     """Raise :class:`WeftError` unless two tensors share dtype and device."""
     if a.device != b.device:

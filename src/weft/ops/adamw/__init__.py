@@ -17,6 +17,7 @@ from weft.core import Case, Input, WeftError, registry
 from weft.core.operator import unknown_name
 from weft.dispatch import choice as dispatch
 from weft.dispatch.operator import Schema, register
+from weft.ops._common import validate
 from weft.ops.adamw.parameter_groups import CACHE_SIZE, Dtypes, ListsKey, key_of
 from weft.ops.adamw.spec import NEAREST, NO_CLIP, STOCHASTIC, check_group, check_numbers
 from weft.ops.adamw.step import Numbers, PreparedStep, Run, StepLists, Tensors
@@ -268,8 +269,7 @@ def _check_lists(lists: tuple[Any, ...]) -> None:
 
 
 def _check_tensors(lists: tuple[Tensors, ...], rounding: str, seed: int) -> None:
-    if rounding not in (NEAREST, STOCHASTIC):
-        raise WeftError("adamw: rounding", expected=f"{NEAREST} or {STOCHASTIC}", got=rounding)
+    validate.one_of("adamw: rounding", rounding, (NEAREST, STOCHASTIC))
     if not isinstance(seed, int) or not 0 <= seed < 2**31:
         raise WeftError("adamw: seed", expected="from 0 to below 2^31", got=seed)
     first = lists[0][0]

@@ -122,8 +122,7 @@ def validate_call(*inputs: Any, **params: Any) -> None:
     params.pop("seed", None)
     check_numbers(**params)
     check_group(*inputs)
-    if rounding not in (NEAREST, STOCHASTIC):
-        raise WeftError("adamw: rounding", expected=f"{NEAREST} or {STOCHASTIC}", got=rounding)
+    validate.one_of("adamw: rounding", rounding, (NEAREST, STOCHASTIC))
     if rounding == STOCHASTIC and (inputs[0].dtype != torch.bfloat16 or len(inputs) > 4):
         raise WeftError(
             "adamw: stochastic rounding",

@@ -9,11 +9,11 @@ import torch
 
 from weft.dispatch.autocast import lowered
 from weft.dispatch.operator import Schema, call, plan, register
+from weft.ops._common import validate
 from weft.ops.losses.chunks import plan_chunks
 from weft.ops.losses.spec import (
     check_cross_entropy,
     check_linear_cross_entropy,
-    check_reduction,
     check_target_range,
     gradient_like,
 )
@@ -98,7 +98,7 @@ def cross_entropy(
     Source: label smoothing arXiv:1512.00567; z-loss arXiv:2204.02311.
     """
     params = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "z_loss": z_loss}
-    check_reduction("cross_entropy", reduction, ("mean", "sum", "none"))
+    validate.one_of("cross_entropy: reduction", reduction, ("mean", "sum", "none"))
     if torch.compiler.is_compiling():
         check_cross_entropy(logits, targets, **params)  # type: ignore[arg-type]
         losses = call("cross_entropy", (logits, targets), params, impl)[0]
@@ -207,7 +207,7 @@ def linear_cross_entropy(
     """
     params = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "z_loss": z_loss}
     x, weight = lowered(x, weight)
-    check_reduction("linear_cross_entropy", reduction, ("mean", "sum"))
+    validate.one_of("linear_cross_entropy: reduction", reduction, ("mean", "sum"))
     check_linear_cross_entropy(x, weight, targets, **params)  # type: ignore[arg-type]
     if not torch.compiler.is_compiling() and targets.device.type == "cpu":
         check_target_range("linear_cross_entropy", targets, weight.shape[0], ignore_index)

@@ -150,12 +150,6 @@ def check_target_range(operator: str, targets: Tensor, columns: int, ignore_inde
         )
 
 
-def check_reduction(operator: str, reduction: Any, supported: tuple[str, ...]) -> None:
-    """Raise :class:`WeftError` unless ``reduction`` is one of ``supported``."""
-    if reduction not in supported:
-        raise WeftError(f"{operator}: reduction", expected=" or ".join(supported), got=repr(reduction))
-
-
 def gradient_like(logits: Tensor) -> Tensor:
     """Return uninitialised memory for the gradient of 2-D ``logits``.
 

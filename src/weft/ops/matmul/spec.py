@@ -36,8 +36,7 @@ def check_arguments(a: Any, b: Any, *, precision: str = "ieee") -> None:
             got=f"{tuple(a.shape)} and {tuple(b.shape)}",
             hint="b.t() transposes a (N, K) weight without a copy",
         )
-    if precision not in PRECISIONS:
-        raise WeftError("matmul: precision", expected=" or ".join(PRECISIONS), got=repr(precision))
+    validate.one_of("matmul: precision", precision, PRECISIONS)
     if precision == "tf32" and a.dtype != torch.float32:
         raise WeftError(
             "matmul: precision='tf32'",
