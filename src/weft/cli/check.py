@@ -119,13 +119,11 @@ def check(
     chosen = (operators or [], impl or [], case or [])
     try:
         with ExternalCandidates(files or [], limits(seconds, memory)) as candidates:
+            points = _select(candidates, *chosen, direction, kind, all_cases, rows)
             if rows:
-                directions, first = [direction] if direction else [], seed[0] if seed else None
-                code = check_rows(
-                    candidates, *chosen, directions, kind, first, as_json=as_json, as_csv=as_csv
-                )
+                first = seed[0] if seed else None
+                code = check_rows(points, candidates, kind, first, as_json=as_json, as_csv=as_csv)
             else:
-                points = _select(candidates, *chosen, direction, kind, all_cases)
                 sampled = not (all_cases or case or sanitize)
                 plan = _plan(points, candidates, kind, seed or [], sampled=sampled)
                 code = _run(plan, candidates, kind, seed, sanitize, case or [], watch, as_json, as_csv)
@@ -299,14 +297,20 @@ def _select(
     direction: str | None,
     device: str,
     all_cases: bool,
+    rows: bool,
 ) -> list[BenchPoint]:
     """Return the selected points; raise :class:`WeftError` for an unknown name."""
     from weft.core import registry
     from weft.workbench.calls.selection import select
+    from weft.workbench.check import batch_invariance
 
     tags = {"check", "edge", "bench"} if all_cases else {"check", "edge"}
 
-    def default_cases(operator: Operator) -> list[CaseOf]:
+    def default_cases(operator: Operator) -> Sequence[CaseOf]:
+        if rows:
+            suitable = batch_invariance.default_cases(operator, device)
+            # An operator that was named is refused by a case of it, and not left out.
+            return suitable or (operator.cases[:1] if operators else ())
         return [c for c in operator.cases if tags & c.tags and device in c.devices]
 
     names = operators or candidates.operator_names or registry.operator_names()

@@ -23,26 +23,23 @@ INTERPRETED = "On a CPU, Triton and numba are interpreted: a kernel on a GPU may
 
 
 def check_rows(
+    points: Sequence[BenchPoint],
     candidates: ExternalCandidates,
-    operators: Sequence[str],
-    impls: Sequence[str],
-    cases: Sequence[str],
-    directions: Sequence[str],
     device: str,
     seed: int | None,
     *,
     as_json: bool,
     as_csv: bool,
 ) -> int:
-    """Compare the rows of the chosen implementations, print the result, and return the exit code.
+    """Compare the rows at these points, print the result, and return the exit code.
 
-    Raises :class:`WeftError` for an unknown name, and for an operator or case without independent rows.
+    Raises :class:`WeftError` for an operator or case without independent rows.
     """
     from weft.workbench.calls.seeds import fresh_seeds
     from weft.workbench.check.batch_invariance import INTERPRETED_ROWS
 
+    _refuse_unsuitable(points)
     watch = ending.Stopwatch()
-    points = _select(candidates, operators, impls, cases, directions, device)
     chosen = fresh_seeds(1)[0] if seed is None else seed
     verdicts: list[RowsVerdict] = []
     with (
@@ -67,48 +64,18 @@ def check_rows(
     return stop.exit_code or (0 if passed else 1)
 
 
-def _select(
-    candidates: ExternalCandidates,
-    operators: Sequence[str],
-    impls: Sequence[str],
-    cases: Sequence[str],
-    directions: Sequence[str],
-    device: str,
-) -> list[BenchPoint]:
-    from weft.core import registry
-    from weft.workbench.calls.selection import select
-    from weft.workbench.check.batch_invariance import default_cases, unsuitable
+def _refuse_unsuitable(points: Sequence[BenchPoint]) -> None:
+    """Raise :class:`WeftError` for the first operator or case without independent rows."""
+    from weft.workbench.check.batch_invariance import unsuitable
 
-    names = operators or candidates.operator_names or registry.operator_names()
-    chosen = [candidates.operator(n) for n in names]
-    for operator in chosen if operators else ():
-        if not operator.rows:
-            raise WeftError(
-                f"--rows: {operator.name}",
-                expected="an operator whose outputs have rows that do not depend on each other",
-                got=operator.summary or operator.name,
-                hint="an operator of your own names them: Operator(rows=('x',), ...)",
-            )
-    selection = select(
-        chosen,
-        lambda operator: default_cases(operator, device),
-        device=device,
-        impls=impls,
-        cases=cases,
-        directions=directions,
-        external=candidates.implementations,
-    )
-    points = list(selection.points())
     for point in points:
         if reason := unsuitable(point.operator, point.case):
             raise WeftError(
                 f"--rows: {point.operator.name} {point.case.name}",
-                expected="contiguous inputs with rows",
+                expected="contiguous inputs with rows that do not depend on each other",
                 got=reason,
+                hint="an operator of your own names such inputs: Operator(rows=('x',), ...)",
             )
-    if not points:
-        raise WeftError("nothing to compare", hint="weft ops NAME lists cases and implementations")
-    return points
 
 
 def _compare(

@@ -98,7 +98,7 @@ def bias_gelu_reference(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
 def bias_gelu_gradient_scale(
     grad: torch.Tensor, x: torch.Tensor, bias: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return |grad| times the terms of GELU's slope for x; for the bias, the root of their squares' sum.
+    """Return |grad| times the terms of GELU's slope for x, and for the bias the norm of these over the rows.
 
     The bias's gradient adds the rows of x's, and their rounding errors with them, which are independent.
     """

@@ -1,10 +1,10 @@
 """Memory that calls on a CPU free: it stays with the process while calls are timed.
 
 glibc returns memory to the system when much of it is free at the end of the heap, and fetches it again
-page by page. Which calls meet such pages is chance. On a virtual machine a page takes 1 to 8 us: a softmax
-of 4 MB took 0.5 ms or 9 ms. A torch user's process has the same chance; a time that others can repeat must
-not. So a call reuses the memory of earlier calls, as it does on a GPU, where torch's allocator keeps it.
-Allocations above 32 MiB come from the system each time, with or without this.
+page by page. Chance decides which calls fetch pages, and on a virtual machine those can take over ten times
+as long as the others (docs/log.md, 2026-11-23). A time must be repeatable. So a call reuses the memory of
+earlier calls, as it does on a GPU, where torch's allocator keeps it. Allocations above 32 MiB come from the
+system each time, with or without this.
 
 Where the C library is not glibc (macOS, Windows, musl) nothing changes.
 """
