@@ -88,9 +88,21 @@ def test_what_cannot_be_compared_has_a_reason() -> None:
     torch_s = registry.implementation("embedding", "torch")
     none = compare_rows(embedding, torch_s, default_cases(embedding, "cpu")[0], "backward", "cpu", 5)
     assert none.reason == "it returns nothing that has rows in this direction"
-    for case in ("fp32-33x65-sliced",):
-        with pytest.raises(WeftError, match="contiguous"):
-            compare_rows(SOFTMAX, torch_s, SOFTMAX.case(case), "forward", "cpu", 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "reason"),
+    [
+        ("softmax", "fp32-33x65-sliced", "not contiguous"),
+        ("layer_norm", "fp32-1031", "a single row"),
+        ("sum", "fp32-7x129", "without rows"),
+        ("attention", "fp32-3x1x20x32-1x37-padded", "drawn for this number of rows"),
+    ],
+)
+def test_a_case_without_rows_to_cut_is_refused(name: str, case: str, reason: str) -> None:
+    operator, eager = registry.operator(name), registry.implementation(name, "eager")
+    with pytest.raises(WeftError, match=reason):
+        compare_rows(operator, eager, operator.case(case), "forward", "cpu", 5)
 
 
 @pytest.mark.parametrize("rows", [16, 64, 8192])

@@ -111,8 +111,10 @@ def unsuitable(operator: Operator, case: Case) -> str:
     if not operator.rows:
         return "outputs without rows that are independent of each other"
     inputs = [i for i in case.inputs if i.name in operator.rows]
-    if any(not i.shape for i in inputs):
-        return "an input without dimensions"
+    if any(not i.shape for i in inputs) or max(len(i.shape) for i in inputs) < 2:
+        return "a single row"  # the one dimension that a norm of it is over
+    if case.draw is not None and operator.draw is None:
+        return "inputs that are drawn for this number of rows alone"
     if any(i.layout != "contiguous" for i in inputs):
         return "an input that is not contiguous, so that a part of it has yet another layout"
     return ""
