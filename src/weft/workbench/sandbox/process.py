@@ -29,6 +29,7 @@ import torch
 from weft.core import WeftError
 from weft.workbench.calls.errors import SandboxDied, WorkerError
 from weft.workbench.sandbox import fork_client, process_tree, protocol
+from weft.workbench.sandbox.device_memory import NotShared
 
 POLL_SECONDS = 0.05  # between two readings of the worker's memory
 MEMBERS_SECONDS = 0.5  # between two scans of /proc for the worker's child processes
@@ -65,10 +66,14 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """Result of a worker's handler: JSON, and dense tensors on the device of the request."""
+    """Result of a worker's handler: JSON, and dense tensors on the device of the request.
+
+    ``held``: the worker keeps tensors that were copied from its memory, until the next request.
+    """
 
     payload: dict[str, Any]
     tensors: list[torch.Tensor] = field(default_factory=list)
+    held: bool = False
 
 
 _open_sandboxes: weakref.WeakSet[Sandbox] = weakref.WeakSet()
@@ -95,6 +100,7 @@ class Sandbox:
         self._facts: dict[str, Any] = {}  # reports: supervisor, worker, exit_status, remaining
         self._report_buffer = b""
         self._isolated = False
+        self._copies = True  # large tensors of a GPU from the worker's memory, until that fails
         self._printed = protocol.OutputTail(self.limits.output_bytes)
         self._members: list[int] = []
         self._paused: list[int] = []  # the processes that pause() stopped
@@ -160,28 +166,51 @@ class Sandbox:
         if self._death_reason:
             raise SandboxDied(self._death_reason)
         self._resume()
-        # A late or forged reply carries another nonce, so it cannot pass for the answer to this request.
-        nonce = secrets.token_hex(16)
-        request = {"nonce": nonce, "verb": verb, "payload": payload or {}}
+        limit = seconds or self.limits.seconds
         # On the host: all pieces are queued at once, and those of a GPU's tensor would share a buffer.
-        pieces = protocol.pack(request, [t.cpu() for t in tensors])
+        host_tensors = [t.cpu() for t in tensors]
         try:
             self._await_worker()
-            header, reply_tensors = self._exchange(pieces, seconds or self.limits.seconds, device)
+            try:
+                reply = self._ask(verb, payload or {}, host_tensors, limit, device, self._copies)
+                if reply.held:
+                    self._ask(protocol.RELEASE, {}, (), limit)
+            except NotShared:
+                # Its memory cannot be opened here (a container may forbid it): the bytes travel from now on.
+                self._copies = False
+                reply = self._ask(protocol.RESEND, {}, (), limit, device)
         except SandboxDied:
             raise
         except protocol.ProtocolError:
             self._die(FORGED)  # after a broken message no boundary in the stream can be trusted
+        except WorkerError:
+            raise
         except BaseException:  # an interrupt above all: a later reply would answer this request
             self.close()
             raise
+        return reply
+
+    def _ask(
+        self,
+        verb: str,
+        payload: dict[str, Any],
+        tensors: Sequence[torch.Tensor],
+        seconds: float,
+        device: str = "cpu",
+        copies: bool = False,
+    ) -> Reply:
+        """Send one message and return its answer. ``copies``: large tensors of a GPU are copied from here."""
+        # A late or forged reply carries another nonce, so it cannot pass for the answer to this request.
+        nonce = secrets.token_hex(16)
+        request = {"nonce": nonce, "verb": verb, "payload": payload, "copies": copies and device != "cpu"}
+        header, reply_tensors = self._exchange(protocol.pack(request, tensors), seconds, device)
         if header.get("nonce") != nonce:
             self._die(FORGED)
         if "error" in header:
             raise WorkerError(_one_line(str(header["error"])))
         if not isinstance(header.get("payload"), dict):
             self._die(FORGED)
-        return Reply(payload=header["payload"], tensors=reply_tensors)
+        return Reply(payload=header["payload"], tensors=reply_tensors, held=bool(header.get("held")))
 
     def pause(self) -> None:
         """Stop the worker and all processes that it started, until the next request.

@@ -1,5 +1,8 @@
 """Messages between a sandbox and its worker process: a JSON header, then the raw bytes of tensors.
 
+Large tensors of a GPU need not travel: a sender may describe where they lie (:mod:`device_memory`), and the
+receiver copies them at the end of the message.
+
 Nothing is pickled, so a message of a worker cannot execute code here; every length is checked
 before memory is allocated for it. :func:`read_message` is a generator of the buffers to fill, in
 order, so that one description of the format serves the blocking and the non-blocking reader.
@@ -18,9 +21,14 @@ from typing import Any
 
 import torch
 
+from weft.workbench.sandbox import device_memory
+from weft.workbench.sandbox.device_memory import ExportedMemory
+
 PREFIX = struct.Struct("<8sQ")  # magic bytes, and the length of the header
 MAGIC = b"weftcell"
 MAX_HEADER_BYTES = 64 << 20
+# Requests about the reply before: its held tensors are copied, or could not be and are to be sent.
+RELEASE, RESEND = "release", "resend"
 DTYPES = {
     name: getattr(torch, name)
     for name in (
@@ -47,19 +55,32 @@ def byte_view(dense: torch.Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data
 
 
-def pack(header: dict[str, Any], tensors: Sequence[torch.Tensor]) -> Iterable[memoryview]:
+def pack(
+    header: dict[str, Any], tensors: Sequence[torch.Tensor], held: list[torch.Tensor] | None = None
+) -> Iterable[memoryview]:
     """Return a message as pieces to send in order.
 
     Tensors may have any layout and device; they arrive dense. Those of a GPU are copied to the host
-    while they are sent, so that the host never holds a whole one.
+    while they are sent, so that the host never holds a whole one. With ``held``, the receiver copies the
+    large ones by itself: they are appended to it, and must stay alive until the receiver has answered.
     """
     dense = [t.detach().resolve_conj().resolve_neg().contiguous() for t in tensors]
-    described = [[DTYPE_NAMES[t.dtype], list(t.shape)] for t in dense]
-    text = json.dumps({**header, "tensors": described}).encode()
+    exported = [None if held is None else device_memory.export(t) for t in dense]
+    described = [_describe(t, e) for t, e in zip(dense, exported, strict=True)]
+    sent = [t for t, e in zip(dense, exported, strict=True) if e is None]
+    if held is not None:
+        held += [t for t, e in zip(dense, exported, strict=True) if e is not None]
+    text = json.dumps({**header, "held": bool(held), "tensors": described}).encode()
     if len(text) > MAX_HEADER_BYTES:
         raise ValueError(f"a header of {len(text)} bytes, more than {MAX_HEADER_BYTES}")
     start = PREFIX.pack(MAGIC, len(text)) + text
-    return _pieces(start, dense)
+    del dense  # each is freed as soon as it is sent
+    return _pieces(start, sent)
+
+
+def _describe(tensor: torch.Tensor, exported: ExportedMemory | None) -> list[Any]:
+    described: list[Any] = [DTYPE_NAMES[tensor.dtype], list(tensor.shape)]
+    return described if exported is None else [*described, exported.handle.hex(), exported.offset]
 
 
 def _pieces(start: bytes, dense: list[torch.Tensor]) -> Iterator[memoryview]:
@@ -94,7 +115,9 @@ def _staging_buffer() -> torch.Tensor:
 def read_message(limit: int | None = None, device: str = "cpu") -> MessageReader:
     """Yield each buffer to fill; return header and tensors. ``limit``: bytes of all tensors.
 
-    The tensors are on ``device``. Raises ProtocolError if the bytes are not a message.
+    The tensors are on ``device``. Raises ProtocolError if the bytes are not a message, and
+    :class:`~weft.workbench.sandbox.device_memory.NotShared`, at the message's end, if a tensor that stayed in
+    the sender's memory cannot be copied.
     """
     # Fixed size first, then lengths that were checked: a sender cannot make the reader allocate at will.
     prefix = bytearray(PREFIX.size)
@@ -110,9 +133,11 @@ def read_message(limit: int | None = None, device: str = "cpu") -> MessageReader
         raise ProtocolError("its header is no JSON") from error
     if not isinstance(header, dict):
         raise ProtocolError("its header is no object")
-    tensors = _allocate(header.pop("tensors", None), limit, device)
-    for tensor in tensors:
-        if not tensor.numel():
+    described = header.pop("tensors", None)
+    tensors = _allocate(described, limit, device)
+    exported = [_exported(entry, device) for entry in described]
+    for tensor, memory in zip(tensors, exported, strict=True):
+        if not tensor.numel() or memory is not None:
             continue
         if tensor.device.type == "cpu":
             yield byte_view(tensor)
@@ -121,6 +146,9 @@ def read_message(limit: int | None = None, device: str = "cpu") -> MessageReader
         for piece in _bytes_of(tensor).split(STAGING_BYTES):
             yield byte_view(staging[: piece.numel()])
             piece.copy_(staging[: piece.numel()])
+    for tensor, memory in zip(tensors, exported, strict=True):
+        if memory is not None:
+            device_memory.copy_into(tensor, memory)
     return header, tensors
 
 
@@ -130,7 +158,7 @@ def _allocate(described: Any, limit: int | None, device: str) -> list[torch.Tens
         raise ProtocolError("its header lists no tensors")
     total, tensors = 0, []
     for entry in described:
-        name, shape = entry if isinstance(entry, list) and len(entry) == 2 else (None, None)
+        name, shape = entry[:2] if isinstance(entry, list) and len(entry) in (2, 4) else (None, None)
         if not isinstance(name, str) or name not in DTYPES or not isinstance(shape, list):
             raise ProtocolError("its header describes no tensor")
         # type(n) is int: True is an instance of int, too
@@ -145,6 +173,22 @@ def _allocate(described: Any, limit: int | None, device: str) -> list[torch.Tens
         except RuntimeError as error:  # more memory than there is, or strides that overflow
             raise ProtocolError("its tensors do not fit in memory") from error
     return tensors
+
+
+def _exported(entry: list[Any], device: str) -> ExportedMemory | None:
+    """Return where a described tensor lies in the sender's memory; None if its bytes follow."""
+    if len(entry) == 2:
+        return None
+    _, _, handle, offset = entry
+    if device == "cpu" or not isinstance(handle, str) or type(offset) is not int:
+        raise ProtocolError("its header describes no memory of a GPU")
+    try:
+        handle_bytes = bytes.fromhex(handle)
+    except ValueError:
+        handle_bytes = b""
+    if len(handle_bytes) != device_memory.HANDLE_BYTES:
+        raise ProtocolError("its header has no handle of an allocation")
+    return ExportedMemory(handle_bytes, offset)
 
 
 def send(channel: socket.socket, pieces: Iterable[memoryview]) -> None:
