@@ -40,7 +40,7 @@ from weft.workbench.calls.selection import BenchPoint, select_points
 from weft.workbench.check.by_rows import return_freed_memory
 from weft.workbench.check.check import check
 from weft.workbench.check.oracle import Oracle
-from weft.workbench.check.output_judge import judge
+from weft.workbench.check.output_judge import OutputJudges
 from weft.workbench.durations import expected_bench_seconds
 from weft.workbench.records import BenchResult, make_record
 from weft.workbench.sandbox.caller import WorkerProcess
@@ -422,7 +422,7 @@ def _time(
             options.log(f"round {number + 1}, fastest so far {best} at {medians[best]:.1f} us")
 
     free_memory(point.device)
-    make_judge = partial(judge, point.operator, point.case, point.direction, point.device, point.baseline)
+    make_judge = OutputJudges(point.operator, point.case, point.direction, point.device, point.baseline)
     outcomes: dict[str, Outcome] = {}
     candidates = []
     for implementation in passed:

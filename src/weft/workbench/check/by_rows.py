@@ -9,6 +9,7 @@ the result with the baseline at full size (:data:`DISTRUST`).
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,7 @@ MAX_CACHED_BYTES = 1 << 30  # of a GPU's memory that this process may keep for l
 # A baseline further from the pieces' answer than this share of its RMS: the rows may be dependent after
 # all, so the whole reference is computed.
 DISTRUST = 0.05
+_random = random.SystemRandom()  # a candidate must not predict which rows are compared
 
 
 @dataclass(frozen=True)
@@ -49,13 +51,18 @@ class RowReference:
         with torch.no_grad():
             return tuple(tensors_of(self.operator.reference(*copies, **self.case.params)))
 
-    def pieces(self, x: Sequence[torch.Tensor]) -> Iterator[tuple[int, int, tuple[torch.Tensor, ...]]]:
-        """Yield first row, count and outputs of each piece in turn."""
+    def pieces(
+        self, x: Sequence[torch.Tensor], share: float = 1.0
+    ) -> Iterator[tuple[int, int, tuple[torch.Tensor, ...]]]:
+        """Yield first row, count and outputs of each piece in turn, or of a random share of the pieces."""
         total = next(v.shape[0] for v, c in zip(x, self.cut, strict=True) if c)
         elements = max(v.numel() for v, c in zip(x, self.cut, strict=True) if c)
         low, high = PIECE_ELEMENTS
         rows = max(1, min(max(elements // PIECES, low), high) * total // max(elements, 1))
-        for start in range(0, total, rows):
+        starts = list(range(0, total, rows))
+        if share < 1.0:
+            starts = sorted(_random.sample(starts, math.ceil(share * len(starts))))
+        for start in starts:
             count = min(rows, total - start)
             yield start, count, self.piece(x, slice(start, start + count))
 
@@ -217,10 +224,12 @@ def compare_by_rows(
     outputs: Sequence[torch.Tensor],
     limits: Sequence[Bound | None],
     slices: Sequence[SliceLayout | None],
+    share: float = 1.0,
 ) -> tuple[list[Measured], list[Moments]]:
     """Return the errors of outputs and the moments of their answers, a piece of the rows at a time.
 
-    Without moments where the outputs have limits: those of a candidate need no more than their errors.
+    Without moments where the outputs have limits: those of a candidate need no more than their errors. With
+    a ``share`` below 1 so many of the pieces, picked at random, are compared and no others.
     """
     moments = [
         Moments(o.numel(), o.dtype, n)
@@ -228,7 +237,7 @@ def compare_by_rows(
         if limit is None
     ]
     parts: list[list[tuple[int, Measured]]] = [[] for _ in outputs]
-    for start, count, pieces in rows.pieces(x):
+    for start, count, pieces in rows.pieces(x, share):
         for i, (out, piece) in enumerate(zip(outputs, pieces, strict=True)):
             part = out[start : start + count]
             assert part.shape == piece.shape, "the baseline has another shape"

@@ -174,13 +174,24 @@ class Oracle:
         return self._row_reference if self.may_split else None
 
     def errors(
-        self, seed: int, outputs: Sequence[torch.Tensor], bounds: Sequence[Bound] | None = None
+        self,
+        seed: int,
+        outputs: Sequence[torch.Tensor],
+        bounds: Sequence[Bound] | None = None,
+        share: float = 1.0,
     ) -> list[Measured]:
-        """Measure the error of each output at this seed, less what ``bounds`` allow an element itself."""
-        return self._compare(seed, outputs, bounds)[0]
+        """Measure the error of each output at this seed, less what ``bounds`` allow an element itself.
+
+        Of answers that are computed by rows, a random ``share`` is measured.
+        """
+        return self._compare(seed, outputs, bounds, share)[0]
 
     def _compare(
-        self, seed: int, outputs: Sequence[torch.Tensor], bounds: Sequence[Bound] | None = None
+        self,
+        seed: int,
+        outputs: Sequence[torch.Tensor],
+        bounds: Sequence[Bound] | None = None,
+        share: float = 1.0,
     ) -> tuple[list[Measured], list[Moments] | None]:
         """Return the errors, and the moments of the answers where those were computed by rows."""
         limits: Sequence[Bound | None] = bounds or [None] * len(outputs)
@@ -196,7 +207,7 @@ class Oracle:
             pairs = [torch.broadcast_tensors(o, a) for o, a in zip(outputs, answers, strict=True)]
             columns = zip(pairs, limits, terms, slices, strict=True)
             return [measure(o, a, b, t, n) for (o, a), b, t, n in columns], None
-        result = compare_by_rows(rows, x, outputs, limits, self.local.layouts)
+        result = compare_by_rows(rows, x, outputs, limits, self.local.layouts, share)
         del x
         return_freed_memory()
         return result

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from weft.core import FORWARD, Case, Implementation, Operator
 from weft.workbench.calls.buffers import (
+    ElementChanges,
     InputBuffers,
     LeadingOutputs,
     Outputs,
@@ -15,38 +18,51 @@ from weft.workbench.calls.buffers import (
     apply_changes,
     tensors_of,
 )
+from weft.workbench.calls.staging import TensorForm
 from weft.workbench.check.local_error import LocalCall, LocalJudge
 from weft.workbench.check.oracle import Oracle
 from weft.workbench.check.tolerance import Bound, Measured, measure
 
+SHARED_ELEMENTS = 1 << 20  # of each output, from which contents share their bounds
 
-def _judge_by_rows(oracle: _BufferOracle) -> Callable[[Outputs], str | None]:
-    """Return the judge of a large problem: it stores the bounds, and computes answers when it is asked."""
-    bounds, forms, local = oracle.bounds, oracle.forms, oracle.local.without_noise()
-    seed, changes = oracle.buffers.seed, oracle.buffers.changes
-    arguments = (oracle.operator, oracle.case, oracle.direction, oracle.device, oracle.baseline)
-    del oracle  # it holds the buffers, which are overwritten before the judge is used
 
-    def decide(outputs: Outputs) -> str | None:
+@dataclass(frozen=True, kw_only=True)
+class _RowsJudge:
+    """Judge of a large problem's outputs: it computes the answers when it is asked, by rows.
+
+    ``arguments`` are those of :class:`Oracle` before the seeds, and the baseline. ``share`` is the part of
+    the rows that is compared, picked at random each time.
+    """
+
+    arguments: tuple[Operator, Case, str, str, Implementation | None]
+    bounds: tuple[Bound, ...]
+    forms: tuple[TensorForm, ...]
+    local: LocalJudge
+    seed: int
+    changes: Sequence[ElementChanges]
+    share: float = 1.0
+
+    def of_share(self, share: float) -> _RowsJudge:
+        return replace(self, share=share)
+
+    def __call__(self, outputs: Outputs) -> str | None:
         tensors = tensors_of(outputs)
-        if len(tensors) != len(forms):
-            return f"{len(tensors)} tensors where {len(forms)} are due"
-        for tensor, form in zip(tensors, forms, strict=True):
+        if len(tensors) != len(self.forms):
+            return f"{len(tensors)} tensors where {len(self.forms)} are due"
+        for tensor, form in zip(tensors, self.forms, strict=True):
             if tensor.dtype != form.dtype:
                 return f"{tensor.dtype} where {form.dtype} is due"
             if tensor.shape != form.shape:
                 return f"shape {tuple(tensor.shape)} where {tuple(form.shape)} is due"
-        case, device = arguments[1], arguments[3]
-        buffers = allocate_buffers(case, device, None, seed)
-        apply_changes(buffers, changes)
-        same = _BufferOracle(*arguments, buffers)
-        errors = same.errors(0, tensors, bounds)
-        for i, (error, bound) in enumerate(zip(errors, bounds, strict=True)):
-            if reason := _violation(i, error, bound, local):
+        operator, case, direction, device, baseline = self.arguments
+        buffers = allocate_buffers(case, device, None, self.seed)
+        apply_changes(buffers, self.changes)
+        same = _BufferOracle(operator, case, direction, device, baseline, buffers)
+        errors = same.errors(0, tensors, self.bounds, self.share)
+        for i, (error, bound) in enumerate(zip(errors, self.bounds, strict=True)):
+            if reason := _violation(i, error, bound, self.local):
                 return reason
         return None
-
-    return decide
 
 
 def _violation(index: int, error: Measured, bound: Bound, local: LocalJudge) -> str | None:
@@ -87,6 +103,47 @@ class _BufferOracle(Oracle):
         return self.buffers.grad
 
 
+class OutputJudges:
+    """Maker of judges of one point's outputs, each at the contents that buffers hold when it is made.
+
+    The answers are computed there and stored, so that the buffers may be overwritten afterwards. Those of a
+    large problem are computed by rows when a judge is asked, and all contents share the first bounds: a
+    baseline's error over a million elements hardly depends on the seed, and costs as much as all else.
+    """
+
+    def __init__(
+        self,
+        operator: Operator,
+        case: Case,
+        direction: str,
+        device: str,
+        baseline: Implementation | None,
+    ) -> None:
+        self.arguments = (operator, case, direction, device, baseline)
+        self._shared: _RowsJudge | None = None
+
+    def __call__(self, buffers: InputBuffers) -> Callable[[Outputs], str | None]:
+        """Return a function that says why outputs are wrong at these contents, or None if they are right."""
+        if self._shared is not None:
+            return replace(self._shared, seed=buffers.seed, changes=buffers.changes)
+        operator, case, direction, device, baseline = self.arguments
+        oracle = _BufferOracle(operator, case, direction, device, baseline, buffers)
+        if oracle.may_split:
+            rows = _RowsJudge(
+                arguments=self.arguments,
+                bounds=oracle.bounds,
+                forms=oracle.forms,
+                local=oracle.local.without_noise(),
+                seed=buffers.seed,
+                changes=buffers.changes,
+            )
+            # The bounds may have found that the rows depend on each other.
+            if oracle.may_split and all(math.prod(f.shape) >= SHARED_ELEMENTS for f in rows.forms):
+                self._shared = rows
+            return rows
+        return _judge_answers(operator, direction, oracle)
+
+
 def judge(
     operator: Operator,
     case: Case,
@@ -95,13 +152,14 @@ def judge(
     baseline: Implementation | None,
     buffers: InputBuffers,
 ) -> Callable[[Outputs], str | None]:
-    """Return a function that says why outputs are wrong at these contents, or None if they are right.
+    """Return a function that says why outputs are wrong at these contents, or None if they are right."""
+    return OutputJudges(operator, case, direction, device, baseline)(buffers)
 
-    The answers are computed here and stored, so that the buffers may be overwritten afterwards.
-    """
-    oracle = _BufferOracle(operator, case, direction, device, baseline, buffers)
-    if oracle.may_split:
-        return _judge_by_rows(oracle)
+
+def _judge_answers(
+    operator: Operator, direction: str, oracle: _BufferOracle
+) -> Callable[[Outputs], str | None]:
+    """Return the judge with an oracle's answers; it does not hold the oracle's buffers."""
     answers, bounds, terms = oracle.answer(0), oracle.bounds, oracle.terms(0)
     local = oracle.local.without_noise()
     dtypes = [form.dtype for form in oracle.forms]

@@ -168,7 +168,7 @@ class Sandbox:
         self._resume()
         limit = seconds or self.limits.seconds
         # On the host: all pieces are queued at once, and those of a GPU's tensor would share a buffer.
-        host_tensors = [t.cpu() for t in tensors]
+        host_tensors = [protocol.to_host(t) for t in tensors]
         try:
             self._await_worker()
             try:

@@ -315,6 +315,10 @@ class RemoteTimedCandidate(ComposedCandidate):
         self.backend = backend
         self.pid: int | None = getattr(backend.sandbox, "pid", None) if backend.device == "cpu" else None
 
+    def release(self) -> None:
+        """Free the buffers and outputs in the worker."""
+        self.backend.request("allocate", count=0)
+
     def sample(self) -> float:
         start, scheduled = _now(), scheduled_seconds(self.pid)
         us = super().sample()

@@ -183,6 +183,7 @@ def _allocate(timing: WorkerTiming, payload: Payload) -> Result:
     """Allocate buffers without values; release those before, and what was prepared on them."""
     timing.prepared = None
     timing.buffers.clear()
+    release_unused_memory(UNUSED_BYTES)
     timing.buffers += [timing.allocate() for _ in range(payload["count"])]
     return {}, ()
 

@@ -37,6 +37,8 @@ WARM_BATCH_US = 2_000.0  # a batch of warm calls on a CPU has ten calls, unless 
 WARM_CALLS = 10
 MAX_WARM_CALLS = 4096
 HOST_CALLS = 20  # calls in a batch on a GPU: far fewer than the launch queue holds
+HOST_US = 10_000.0  # or as many as take this long, but not fewer than
+LEAST_HOST_CALLS = 4
 HELD_CALLS = 4  # calls of a re-check whose outputs stay alive
 RING_OUTPUTS = 128  # outputs that are alive at once, to find a ring of buffers; fewer where they are large
 RING_SECONDS = 0.5  # or where calls are slow
@@ -83,6 +85,9 @@ class ComposedCandidate:
 
     def replaced_functions(self) -> list[str]:
         return self.steps.replaced_functions()
+
+    def release(self) -> None:
+        """Free nothing: the buffers of a candidate of this process are the session's."""
 
     def sampled_outputs(self) -> RunOutputs:
         return RunOutputs(self.steps, "sampled", self.calls)
@@ -143,7 +148,8 @@ class ComposedCandidate:
         if not self.on_gpu:
             return self.sample_warm()  # a CPU has no launch to leave out: a warm call is the host's time
         self.steps.run([0], 1, PLAIN)
-        calls = HOST_CALLS - _random.randrange(HOST_CALLS // 2)
+        most = max(LEAST_HOST_CALLS, min(HOST_CALLS, round(HOST_US / max(self._warm, 1.0))))
+        calls = most - _random.randrange(most // 2)
         return self.steps.run([0] * calls, 1, PLAIN).wall_us / calls
 
     def repeat(self, repeats: int, warm: bool) -> RunTimes:

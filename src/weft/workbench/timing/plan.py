@@ -259,7 +259,8 @@ class TimedCandidate(Protocol):
     waited for a core; None if it is unknown.
     ``is_local`` is true where outputs are in this process, so that every one can be compared.
     ``sampled_outputs`` are the outputs of the last sample, until the next call. ``violations`` are the
-    reasons to refuse the candidate that its process reported, by the name of the check.
+    reasons to refuse the candidate that its process reported, by the name of the check. ``release`` frees
+    the memory of a candidate of which no further call is made.
     """
 
     plan: Plan
@@ -285,6 +286,7 @@ class TimedCandidate(Protocol):
         self, seeds: Sequence[int], round_number: int, alteration: int | None = None
     ) -> Iterator[TimedOutputs]: ...
     def replaced_functions(self) -> list[str]: ...
+    def release(self) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)

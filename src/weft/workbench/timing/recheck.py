@@ -12,15 +12,27 @@ import random
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from typing import Protocol, runtime_checkable
 
-from weft.workbench.calls.buffers import InputBuffers, MakeBuffers, Outputs, values_equal
+from weft.workbench.calls.buffers import InputBuffers, MakeBuffers, Outputs, tensors_of, values_equal
+from weft.workbench.calls.guarded_memory import digest
 from weft.workbench.timing.altered_inputs import altered, choose
 from weft.workbench.timing.plan import IntegrityError, TimedCandidate, TimedOutputs
 
 Judge = Callable[[Outputs], str | None]  # the reason why outputs are wrong, or None
 MakeJudge = Callable[[InputBuffers], Judge]
 
+
+@runtime_checkable
+class PartialJudge(Protocol):
+    """Judge of a large problem, which can compare a random share of the rows alone."""
+
+    def __call__(self, outputs: Outputs) -> str | None: ...
+    def of_share(self, share: float) -> Judge: ...
+
+
 COMPARED_CALLS = 12  # more than ten, so that a skip on every tenth call is among them
+MAX_KEPT_BYTES = 1 << 26  # of an output, above which a digest stands for it
 MAX_CACHED_BYTES = 1 << 26  # of contents, above which answers are computed again when they are needed
 SEED_COUNT = 2  # sets of contents that the buffers alternate between
 
@@ -50,6 +62,8 @@ class Recheck:
         self.buffer_seeds, self.content_seeds = list(buffer_seeds), list(content_seeds)
         self.contents, self.make_judge, self.backward = contents, make_judge, backward
         self.judges: dict[Hashable, Judge] = {}
+        # Digests of large outputs that were right, by contents: an equal one need not be judged again.
+        self.right_digests: dict[Hashable, set[tuple[object, ...]]] = {}
         self.round_number = 0
         self.alteration_seed = alteration_seed
         self.alters = False  # in this round
@@ -63,6 +77,7 @@ class Recheck:
         self.positions = [self.random.random() for _ in range(1 + len(self.buffer_seeds) // 10)]
         if self.backward:
             self.judges.clear()  # keyed by call and seed: the pairs change with the round
+            self.right_digests.clear()
 
     def _content_index(self, index: int) -> int:
         return (index + self.round_number) % len(self.content_seeds)
@@ -70,9 +85,13 @@ class Recheck:
     def _content_seed(self, index: int) -> int:
         return self.content_seeds[self._content_index(index)]
 
-    def _judge(self, index: int) -> Judge:
+    def _key(self, index: int) -> Hashable:
+        """Return what the right output of call ``index`` depends on."""
         seed = self._content_seed(index)
-        key = (index, seed, self.alters) if self.backward else (seed, self.alters)
+        return (index, seed, self.alters) if self.backward else (seed, self.alters)
+
+    def _judge(self, index: int) -> Judge:
+        key = self._key(index)
         if key not in self.judges:
             # The judge computes its answers here, so that the contents may be restored afterwards.
             with self._contents_of(index) as buffers:
@@ -114,19 +133,32 @@ class Recheck:
 
     def _verify(self, outputs: TimedOutputs, is_local: bool) -> str | None:
         """Return why one of these outputs is wrong, or None."""
-        right_outputs: dict[int, Outputs] = {}  # by seed: an equal output need not be judged again
+        right_outputs: dict[Hashable, Outputs] = {}  # of this run: later ones may be in the same memory
         count = len(outputs)
         for i, output in outputs.pick(self.compared_calls(count, is_local)).items():
-            seed = self._content_seed(i)
+            key = self._key(i)
             # The judge computes in float64; equality with an output already judged costs far less.
-            if seed in right_outputs and values_equal(right_outputs[seed], output):
+            if key in right_outputs and values_equal(right_outputs[key], output):
+                continue
+            digests = large_digest(output)
+            if digests is not None and digests in self.right_digests.get(key, ()):
                 continue
             reason = self._judge(i)(output)
             if reason is not None:
                 return f"{outputs.label} call {i + 1} of {count} is wrong: {reason}"
-            if not self.backward:
-                right_outputs[seed] = output
+            if digests is not None:  # it is not kept: gigabytes, until the next one
+                self.right_digests.setdefault(key, set()).add(digests)
+            elif not self.backward:
+                right_outputs[key] = output
         return None
+
+
+def large_digest(output: Outputs) -> tuple[object, ...] | None:
+    """Return shapes, dtypes and digests of an output's tensors; None for one that is small enough to keep."""
+    tensors = tensors_of(output)
+    if sum(t.nbytes for t in tensors) <= MAX_KEPT_BYTES:
+        return None
+    return tuple((t.shape, t.dtype, digest(t)) for t in tensors)
 
 
 def altered_rounds(calls: int) -> int:

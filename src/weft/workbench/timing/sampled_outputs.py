@@ -20,9 +20,8 @@ from weft.workbench.calls.buffers import (
     tensors_of,
     values_equal,
 )
-from weft.workbench.calls.guarded_memory import digest
 from weft.workbench.timing.plan import ContentSource, TimedCandidate
-from weft.workbench.timing.recheck import MakeJudge
+from weft.workbench.timing.recheck import MAX_KEPT_BYTES, MakeJudge, PartialJudge, large_digest
 from weft.workbench.timing.unseen_inputs import wrong_on_unseen
 
 _now = time.perf_counter_ns
@@ -33,7 +32,9 @@ PICK_PROBABILITY = 0.75  # for a sample, while picking has taken little time
 TIME_SHARE = 0.1  # of the sampling time that picking may take, beyond the free time
 FREE_NS = 50_000_000  # for the first picks of a short run
 MAX_KEPT = 16  # different outputs of one buffer that are judged; a deterministic candidate has one
-MAX_KEPT_BYTES = 1 << 26  # a larger output is judged at once, and only its digest is kept
+# Of the rows of a large output, compared at random; a candidate's first is compared as a whole. Such an
+# output is judged at once, and only its digest is kept.
+LARGE_SHARE = 0.125
 UNUSED_BYTES = 1 << 30  # of GPU memory that the allocator may keep when outputs were judged
 JUDGE_NS = 2_000_000_000  # once judging has taken this, contents that only later samples had are left out
 
@@ -79,6 +80,7 @@ class SampledOutputs:
     indexes: list[int] = field(default_factory=list)
     picks: list[Pick] = field(default_factory=list)
     refusal: str = ""
+    has_judged_whole: bool = False  # a large output
     n_samples: int = 0
     n_picked: int = 0
     spent_ns: int = 0
@@ -123,9 +125,11 @@ class SampledOutputs:
         assert pick.output is not None
         if any(_is_equal(p, pick.output) for p in same):
             return
-        if sum(t.nbytes for t in tensors_of(pick.output)) > MAX_KEPT_BYTES:
+        if _nbytes(pick.output) > MAX_KEPT_BYTES:
+            digests = large_digest(pick.output)
+            assert digests is not None
             self._judge([pick])
-            pick = replace(pick, output=None, digests=_digests(pick.output))
+            pick = replace(pick, output=None, digests=digests)
         if len(same) >= MAX_KEPT:  # nondeterministic: any of the others makes room
             self.picks.remove(self.random.choice(same))
         self.picks.append(pick)
@@ -158,6 +162,10 @@ class SampledOutputs:
         if self.refusal or not picks or self.make_judge is None:
             return
         judge = self.make_judge(self._buffers(picks[0]))
+        if isinstance(judge, PartialJudge):
+            if self.has_judged_whole:
+                judge = judge.of_share(LARGE_SHARE)
+            self.has_judged_whole = True
         for pick in picks:
             if pick.output is not None and (reason := judge(pick.output)) is not None:
                 self.refusal = pick.why(reason)
@@ -173,13 +181,13 @@ class SampledOutputs:
         return buffers
 
 
-def _digests(output: Outputs) -> tuple[object, ...]:
-    return tuple((t.shape, t.dtype, digest(t)) for t in tensors_of(output))
+def _nbytes(output: Outputs) -> int:
+    return sum(t.nbytes for t in tensors_of(output))
 
 
 def _is_equal(pick: Pick, output: Outputs) -> bool:
     if pick.output is None:
-        return pick.digests == _digests(output)
+        return pick.digests == large_digest(output)
     try:
         return values_equal(pick.output, output)
     except (RuntimeError, ValueError):  # other shapes or another number of outputs

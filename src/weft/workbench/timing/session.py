@@ -350,6 +350,8 @@ class TimingSession:
         finally:
             # Only the process whose turn it is runs: the others' idle threads would take its cores.
             self.conditions.end_turn(name)
+            if not self.local_names:  # the next turn's process needs what the allocator here keeps unused
+                release_unused_memory(UNUSED_BYTES)
             # Threads that start here during a worker's step belong to this process, not to it.
             if name in self.local_names:
                 self.new_threads[name] |= self.threads.working_threads()
@@ -529,6 +531,12 @@ class TimingSession:
             if not state.refusal:
                 step = partial(state.audit, self.unseen, self.device, judge)
                 self._try(state.candidate.name, step)
+
+    def release_references(self) -> None:
+        """Free the buffers and outputs of the references, of which no further call is made."""
+        for state in self.running:
+            if state.candidate.trusted:
+                self._try(state.candidate.name, state.timed.release)
 
     def recheck(self, make_judge: MakeJudge) -> None:
         """Overwrite the buffers and compare each candidate's timed path and plain calls, in rounds."""
