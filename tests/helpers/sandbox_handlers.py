@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any
 
 import torch
 
-from weft.workbench.sandbox import process_tree, protocol
+from weft.workbench.sandbox import device_memory, process_tree, protocol
 from weft.workbench.selftest.mutants import cheats_conditions
 
 Result = tuple[dict[str, Any], Sequence[torch.Tensor]]
@@ -30,6 +31,36 @@ MIB = 1 << 20
 
 def echo(payload: dict, tensors: list[torch.Tensor]) -> Result:
     return payload, tensors
+
+
+_exported: list[weakref.ref[torch.Tensor]] = []
+
+
+def keep_in_memory(payload: dict, tensors: list[torch.Tensor]) -> Result:
+    """Reply with tensors that stay here where the parent process copies them, as a GPU's large ones do."""
+
+    def export(tensor: torch.Tensor) -> device_memory.ExportedMemory:
+        _exported.append(weakref.ref(tensor))
+        return device_memory.ExportedMemory(bytes(device_memory.HANDLE_BYTES), 5)
+
+    device_memory.export = export
+    return {"exported": len(_exported)}, tensors
+
+
+def count_on_a_gpu(payload: dict, tensors: list[torch.Tensor]) -> Result:
+    """Reply with the numbers from 0 on, on a GPU, whole, transposed, and as a view inside."""
+    if payload.get("expandable"):  # memory of a virtual address range cannot be exported
+        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    whole = torch.arange(payload["count"], device="cuda", dtype=torch.float32)
+    return {"allocated": torch.cuda.memory_allocated()}, [whole, whole.view(2, -1).T, whole[7:]]
+
+
+def allocated_on_a_gpu(payload: dict, tensors: list[torch.Tensor]) -> Result:
+    return {"allocated": torch.cuda.memory_allocated()}, []
+
+
+def alive(payload: dict, tensors: list[torch.Tensor]) -> Result:
+    return {"alive": [tensor() is not None for tensor in _exported]}, []
 
 
 def transposed(payload: dict, tensors: list[torch.Tensor]) -> Result:

@@ -15,9 +15,10 @@ from weft.workbench.calls.guarded_memory import digest
 from weft.workbench.check import by_rows
 from weft.workbench.check.by_rows import Moments, row_reference
 from weft.workbench.check.oracle import Oracle
-from weft.workbench.check.output_judge import judge
+from weft.workbench.check.output_judge import OutputJudges, judge
 from weft.workbench.check.tolerance import measure, participants, rms
 from weft.workbench.timing.altered_inputs import altered, choose
+from weft.workbench.timing.recheck import PartialJudge
 
 ROWS, COLUMNS = 40, 33
 Compute = Callable[..., torch.Tensor]
@@ -165,6 +166,45 @@ def test_a_judge_remembers_altered_elements(by_rows: bool, monkeypatch: pytest.M
     assert not after.equal(before)
     assert decide(after) is None
     assert "error" in (decide(before) or "")
+
+
+def test_contents_of_a_large_problem_share_the_first_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        calls.append(x)
+        return torch.sigmoid(x)
+
+    operator = make_operator(torch.sigmoid, (ROWS, COLUMNS))
+    baseline = Implementation(operator="toy", name="eager", backend="eager", forward=forward)
+    for elements, expected in ((ROWS * COLUMNS, 0), (ROWS * COLUMNS + 1, 2)):
+        monkeypatch.setattr("weft.workbench.check.output_judge.SHARED_ELEMENTS", elements)
+        judges = OutputJudges(operator, operator.cases[0], FORWARD, "cpu", baseline)
+        judges(allocate_buffers(operator.cases[0], "cpu", None, 1))
+        calls.clear()
+        for seed in (2, 3):
+            buffers = allocate_buffers(operator.cases[0], "cpu", None, seed)
+            decide, output = judges(buffers), torch.sigmoid(buffers.inputs[0])
+            assert decide(output) is None
+            stale = torch.sigmoid(allocate_buffers(operator.cases[0], "cpu", None, 1).inputs[0])
+            assert "error" in (decide(stale) or "")
+        assert len(calls) >= expected and bool(calls) == bool(expected)
+
+
+def test_a_share_of_the_rows_is_compared_at_random() -> None:
+    operator = make_operator(torch.sigmoid, (ROWS, COLUMNS))
+    judges = OutputJudges(operator, operator.cases[0], FORWARD, "cpu", None)
+    judges.arguments = (*judges.arguments[:4], oracle_of(operator).baseline)
+    buffers = allocate_buffers(operator.cases[0], "cpu", None, 1)
+    judge_rows = judges(buffers)
+    assert isinstance(judge_rows, PartialJudge)
+    half = judge_rows.of_share(0.5)
+    right = torch.sigmoid(buffers.inputs[0])
+    wrong = right.clone()
+    wrong[3, 5] += 1.0  # in one of six pieces
+    assert half(right) is None and judge_rows(wrong) is not None
+    found = sum(half(wrong) is not None for _ in range(40))
+    assert 5 <= found <= 35  # the chance of another number is below 1e-6
 
 
 def test_inputs_are_freed_when_an_output_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:

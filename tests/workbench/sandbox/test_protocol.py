@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.workbench.sandbox import protocol
+from weft.workbench.sandbox import device_memory, protocol
 from weft.workbench.sandbox.process import Limits, Sandbox
 
 MIB = 1 << 20
@@ -77,6 +77,43 @@ def test_a_message_of_over_two_gib(sandbox: Sandbox) -> None:
     [received] = sandbox.request("echo", {}, [sent], seconds=100).tensors
     assert received.shape == sent.shape
     assert received[-6:].tolist() == [0, 7, 7, 7, 7, 7]
+
+
+@pytest.fixture
+def in_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandbox]:
+    """A worker whose tensors stay in its memory, as a GPU's large ones do, on a CPU under another name."""
+    monkeypatch.setattr(Sandbox, "_reply_bytes", lambda *_: MIB)
+    with Sandbox("helpers.sandbox_handlers:handlers", limits=Limits(seconds=20)) as worker:
+        yield worker
+
+
+def test_a_tensor_that_stays_in_the_workers_memory_is_copied_and_released(
+    in_memory: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def copy_into(target: torch.Tensor, exported: device_memory.ExportedMemory) -> None:
+        asked.append(exported)
+        target.fill_(7.0)
+
+    monkeypatch.setattr(device_memory, "copy_into", copy_into)
+    reply = in_memory.request("keep_in_memory", {}, [torch.ones(3), torch.zeros(2)], device="cpu:0")
+    assert [t.tolist() for t in reply.tensors] == [[7.0, 7.0, 7.0], [7.0, 7.0]]
+    assert [(len(e.handle), e.offset) for e in asked] == [(device_memory.HANDLE_BYTES, 5)] * 2
+    assert in_memory.request("alive").payload == {"alive": [False, False]}
+
+
+def test_a_tensor_whose_memory_cannot_be_opened_is_sent(
+    in_memory: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def copy_into(*_: object) -> None:
+        raise device_memory.NotShared("not here")
+
+    monkeypatch.setattr(device_memory, "copy_into", copy_into)
+    for exported in (0, 1):  # the first request tries it, and the second one does not
+        reply = in_memory.request("keep_in_memory", {}, [torch.ones(3)], device="cpu:0")
+        assert reply.payload == {"exported": exported} and torch.equal(reply.tensors[0], torch.ones(3))
+    assert in_memory.request("alive").payload == {"alive": [False]}
 
 
 @given(limit=st.integers(2, 60), parts=st.lists(st.binary(max_size=40), max_size=10))

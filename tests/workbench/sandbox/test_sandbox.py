@@ -145,6 +145,7 @@ DEATHS = [
     ("raw", {"text": '{"tensors": [["float32", [-1]]]}'}, FORGED),
     ("raw", {"text": '{"tensors": [["load", [1]]]}'}, FORGED),
     ("raw", {"text": '{"tensors": 3}'}, FORGED),
+    ("raw", {"text": '{"tensors": [["float32", [1], "00", 0]]}'}, FORGED),
     ("close_channel", {}, "closed its channel without an answer"),
     ("kill_the_supervisor", {}, "ended the process that keeps it"),
 ]

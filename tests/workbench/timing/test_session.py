@@ -178,6 +178,43 @@ def test_the_remote_outputs_to_compare_are_unpredictable() -> None:
     assert len(seen) > 40
 
 
+class Output:
+    """Outputs of a run with one call, in another process."""
+
+    label = "timed"
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def __len__(self) -> int:
+        return 1
+
+    def pick(self, indexes: Sequence[int]) -> dict[int, torch.Tensor]:
+        return dict.fromkeys(indexes, self.tensor)
+
+
+def test_an_equal_large_output_is_judged_once_for_each_contents(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.workbench.timing.recheck.MAX_KEPT_BYTES", 1)
+    judged = []
+
+    def make_judge(buffers: InputBuffers) -> Any:
+        def decide(outputs: torch.Tensor) -> str | None:
+            judged.append(outputs)
+            return None if outputs.equal(buffers.inputs[0]) else "wrong"
+
+        return decide
+
+    contents = BufferCache(partial(allocate_buffers, POINT, "cpu", None))
+    recheck = Recheck([0], contents, make_judge, [1, 2], backward=False)
+    for turn in range(4):
+        recheck.begin_round(turn)
+        right = Output(contents(1 + turn % 2).inputs[0].clone())
+        assert recheck._verify(right, False) is recheck._verify(right, False) is None
+        stale = Output(contents(2 - turn % 2).inputs[0].clone())
+        assert "wrong" in (recheck._verify(stale, False) or "")
+    assert sum(bool(o.equal(contents(1).inputs[0])) for o in judged) == 1 + 2  # right once, and stale twice
+
+
 def test_every_timing_check_has_a_name() -> None:
     assert {timing_check_of(begins[0]) for begins in CHECKS.values()} == set(CHECKS)
     assert timing_check_of("noisy") == "" and timing_check_of("suspect: faster than the floor") == ""
