@@ -113,9 +113,51 @@ def test_a_suite_that_is_stopped_leaves_no_process(folders: tuple[Path, Path]) -
     suite = Suite(find_pairs(*folders), SuiteOptions(jobs=2, arguments=OPTIONS.arguments))
     rows = iter(suite)
     next(rows)
-    processes = [c.process for c in suite.running]
+    assert suite.spare is not None
+    processes = [c.process for c in (*suite.running, suite.spare)]
     rows.close()  # type: ignore[attr-defined]
     assert processes and all(p.poll() is not None for p in processes)
+
+
+@pytest.mark.slow
+def test_a_spare_process_takes_the_next_pair_and_its_end_costs_none(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs = find_pairs(*folders)
+    suite = Suite(pairs[:3], SuiteOptions(jobs=1, arguments=OPTIONS.arguments))
+    start, spares = suite._start, []
+
+    def start_second_broken() -> object:
+        with monkeypatch.context() as patch:
+            if len(spares) == 1:
+                patch.setattr("weft.workbench.judge.suite._CHILD", "raise SystemExit(1)")
+            spares.append(start())
+        return spares[-1]
+
+    monkeypatch.setattr(suite, "_start", start_second_broken)
+    assert [(r["problem"], r["correct"]) for r in suite] == [
+        ("level1/1_relu", True),
+        ("level1/2_square", False),
+        ("level1/10_softmax", True),
+    ]
+    assert [c.pair is None for c in spares] == [False, True, False, False]
+    suite = Suite(pairs[:2], SuiteOptions(jobs=1, arguments=OPTIONS.arguments))
+    rows = iter(suite)
+    next(rows)
+    spare = suite.spare  # it imported while the first pair was judged
+    assert spare is not None and next(rows)["problem"] == "level1/2_square" and spare.pair == pairs[1]
+
+
+def test_a_process_that_imports_delays_the_timing_of_another() -> None:
+    suite = Suite([], SuiteOptions(jobs=1))
+    child, spare = FakeChild(0), FakeChild(1)
+    suite.running, suite.spare = [child], spare  # type: ignore[assignment,list-item]
+    child.state, spare.state = "waits for time", "importing"
+    suite._grant()
+    assert child.state == "waits for time"
+    suite._handle(spare, {"wait": "job", "bytes": 0})  # type: ignore[arg-type]
+    suite._grant()
+    assert (child.state, spare.state) == ("timing", "waits for a job")
 
 
 def test_one_judgement_measures_time_alone() -> None:
@@ -149,7 +191,7 @@ class FakeChild:
     """Stand-in of a judging process: it has a state and reads permissions."""
 
     def __init__(self, number: int) -> None:
-        self.number, self.state, self.needs = number, "reading", 0
+        self.number, self.state, self.needs, self.pair = number, "reading", 0, None
         self.process = self
         self.stdin = self
 

@@ -70,7 +70,7 @@ _NEEDS_GPU = re.compile(
 )
 
 
-def _no_wait(resource: str, nbytes: int) -> None:
+def _no_wait(resource: str, nbytes: int) -> object:
     """Go on at once: the default where no other judgement runs."""
 
 
@@ -93,7 +93,7 @@ class JudgeOptions:
     time: bool = True
     limits: Limits = field(default_factory=Limits)
     without: Collection[str] = ()
-    wait: Callable[[str, int], None] = _no_wait
+    wait: Callable[[str, int], object] = _no_wait
 
 
 def judge(

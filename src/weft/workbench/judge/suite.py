@@ -2,7 +2,8 @@
 
 Each judgement is a process of its own, so that one that exhausts memory, breaks the GPU's context or
 crashes costs one row. The processes report the memory that they need and wait for permission: they
-check side by side as far as memory allows, and each is alone while it measures time.
+check side by side as far as memory allows, and each is alone while it measures time. One more process, the
+spare, does its imports meanwhile and waits for the next job.
 """
 
 from __future__ import annotations
@@ -263,13 +264,14 @@ def append(path: Path, row: Mapping[str, Any]) -> None:
 
 @dataclass(eq=False)
 class _Child:
-    """Process of one judgement. ``state`` is what it does or waits for."""
+    """Process of one judgement. ``state`` is what it does or waits for; a spare one has no ``pair`` yet."""
 
-    pair: Pair
     process: subprocess.Popen[str]
     errors: IO[str]
-    began: float
-    state: str = "reading"  # reading, waits for memory, checking, waits for time, timing
+    pair: Pair | None = None
+    began: float = 0.0  # when it got its pair
+    # importing, waits for a job, reading, waits for memory, checking, waits for time, timing
+    state: str = "importing"
     needs: int = 0
     row: dict[str, Any] | None = None
 
@@ -303,6 +305,8 @@ class Suite:
         # Once, before any judgement starts; what each of them takes is counted by its `needs`.
         self.memory = int(MEMORY_SHARE * free_memory(options.device))
         self.running: list[_Child] = []
+        self.spare: _Child | None = None
+        self._spares_end = False  # a spare that ended before its job: no other is started
         self._events: queue.Queue[tuple[_Child, str | None]] = queue.Queue()
 
     def __iter__(self) -> Generator[dict[str, Any]]:
@@ -313,10 +317,15 @@ class Suite:
                 # No new one while others wait to be timed: its start would delay or disturb them.
                 timers = any(c.state in ("waits for time", "timing") for c in self.running)
                 while self.waiting and len(self.running) < self.jobs and not timers:
-                    self._start(self.waiting.pop(0))
+                    self._assign(self.waiting.pop(0))
+                if self.waiting and self.spare is None and not (timers or self._spares_end):
+                    self.spare = self._start()
                 # Without a timeout: the thread of each child sends None at its end, however it ends.
                 child, line = self._events.get()
-                if line is None:
+                if line is None and child is self.spare:
+                    self.spare, self._spares_end = None, True
+                    self._close(child)
+                elif line is None:
                     yield self._finish(child)
                 else:
                     self._handle(child, json.loads(line))
@@ -326,28 +335,41 @@ class Suite:
 
     def activity(self) -> list[tuple[str, str]]:
         """Return the name and the state of each running judgement."""
-        return [(c.pair.name, c.state) for c in self.running]
+        return [(c.pair.name, c.state) for c in self.running if c.pair is not None]
 
-    def _start(self, pair: Pair) -> None:
+    def _assign(self, pair: Pair) -> None:
+        """Give the pair to the spare process, or to a new one."""
+        child = self.spare or self._start()
+        self.spare = None
+        child.pair, child.began = pair, time.monotonic()
+        self.running.append(child)
+        if child.state == "waits for a job":
+            self._send_job(child)
+
+    def _send_job(self, child: _Child) -> None:
+        assert child.pair is not None
         job = {
-            "reference": str(pair.reference),
-            "candidate": str(pair.candidate),
+            "reference": str(child.pair.reference),
+            "candidate": str(child.pair.candidate),
             "device": self.options.device,
             **self.options.arguments,
         }
+        self._go(child, "reading", json.dumps(job))
+
+    def _start(self) -> _Child:
         # A file, not a pipe: it is read only after the end, and a full pipe would block the child.
         errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - closed with the child
         process = subprocess.Popen(
-            [sys.executable, "-c", _CHILD, json.dumps(job)],
+            [sys.executable, "-c", _CHILD, self.options.device],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
             start_new_session=True,  # the terminal's Ctrl-C goes to this process, which ends the others
         )
-        child = _Child(pair, process, errors, time.monotonic())
-        self.running.append(child)
+        child = _Child(process, errors)
         threading.Thread(target=self._read, args=(child,), daemon=True).start()
+        return child
 
     def _read(self, child: _Child) -> None:
         assert child.process.stdout is not None
@@ -359,6 +381,10 @@ class Suite:
     def _handle(self, child: _Child, message: Mapping[str, Any]) -> None:
         if "judgement" in message:
             child.row = message["judgement"]
+        elif message["wait"] == "job":
+            child.state = "waits for a job"
+            if child.pair is not None:
+                self._send_job(child)
         elif message["wait"] == "memory":
             child.state, child.needs = "waits for memory", int(message["bytes"])
         elif message["wait"] == "time":
@@ -369,7 +395,8 @@ class Suite:
         if any(c.state == "timing" for c in self.running):
             return
         # Only those that use the cores now. One that waits for its permission does not disturb a measurement.
-        busy = [c for c in self.running if c.state in ("reading", "checking")]
+        processes = [*self.running, *([self.spare] if self.spare else [])]
+        busy = [c for c in processes if c.state in ("importing", "reading", "checking")]
         timers = [c for c in self.running if c.state == "waits for time"]
         if timers and not busy:
             self._go(timers[0], "timing")
@@ -382,16 +409,17 @@ class Suite:
                 used += child.needs
                 self._go(child, "checking")
 
-    def _go(self, child: _Child, state: str) -> None:
+    def _go(self, child: _Child, state: str, line: str = "go") -> None:
         child.state = state
         assert child.process.stdin is not None
         with suppress(BrokenPipeError):  # it has ended: its end is the next event
-            child.process.stdin.write("go\n")
+            child.process.stdin.write(f"{line}\n")
             child.process.stdin.flush()
 
     def _finish(self, child: _Child) -> dict[str, Any]:
         code = child.process.wait()
         self.running.remove(child)
+        assert child.pair is not None
         judgement = child.row
         if judgement is None:
             judgement = {"correct": False, "reason": self._why_it_ended(child, code), "speedup": None}
@@ -419,11 +447,12 @@ class Suite:
         }
 
     def _end_all(self) -> None:
-        for child in self.running:
+        children = [*self.running, *([self.spare] if self.spare else [])]
+        for child in children:
             # All get the signal before one is waited for, so that they end side by side.
             with suppress(ProcessLookupError):
                 child.process.send_signal(signal.SIGTERM)
-        for child in self.running:
+        for child in children:
             try:
                 child.process.wait(END_SECONDS)
             except subprocess.TimeoutExpired:
@@ -431,6 +460,7 @@ class Suite:
                 child.process.wait()
             self._close(child)
         self.running.clear()
+        self.spare = None
 
     @staticmethod
     def _close(child: _Child) -> None:

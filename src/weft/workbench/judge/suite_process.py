@@ -1,4 +1,7 @@
-"""Process of one judgement in a suite: it asks for memory and for time, then sends its judgement."""
+"""Process of one judgement in a suite: it asks for a job, memory and time, then sends its judgement.
+
+All imports are done, and the GPU is open, before it asks for the job.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,16 @@ from typing import Any
 
 from weft.core import WeftError
 from weft.workbench.judge.judge import JudgeOptions, judge
+from weft.workbench.judge.memory import free_bytes
+from weft.workbench.sandbox import fork_client
 from weft.workbench.sandbox.process import Limits
 
 
 def main() -> None:
-    """Judge what the JSON of the first argument names; messages go to stdout, one line each."""
+    """Judge on the device of the first argument what a line of JSON on stdin names.
+
+    Messages go to stdout, one line each.
+    """
     # The reference may print: its lines must not be taken for messages.
     channel = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
@@ -25,15 +33,19 @@ def main() -> None:
     def send(message: dict[str, Any]) -> None:
         channel.write(json.dumps(message) + "\n")
 
-    def wait(resource: str, nbytes: int) -> None:
+    def wait(resource: str, nbytes: int) -> str:
         send({"wait": resource, "bytes": nbytes})
-        if not sys.stdin.readline():  # the suite has ended
+        answer = sys.stdin.readline()
+        if not answer:  # the suite has ended
             sys.exit(1)
+        return answer
 
-    send({"judgement": judge_job(json.loads(sys.argv[1]), wait)})
+    fork_client.prepare(wait=True)
+    free_bytes(sys.argv[1])  # opens the GPU
+    send({"judgement": judge_job(json.loads(wait("job", 0)), wait)})
 
 
-def judge_job(job: dict[str, Any], wait: Callable[[str, int], None]) -> dict[str, Any]:
+def judge_job(job: dict[str, Any], wait: Callable[[str, int], object]) -> dict[str, Any]:
     """Return the judgement of a job as JSON; a mistake in the problem is a reason too."""
     reference, candidate = Path(job.pop("reference")), Path(job.pop("candidate"))
     limits = Limits(**job.pop("limits", {}))

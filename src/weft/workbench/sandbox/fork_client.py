@@ -110,10 +110,13 @@ def _server() -> ForkServer:
     return server
 
 
-def prepare() -> None:
-    """Start the server's imports in the background, so that the first worker starts sooner."""
+def prepare(wait: bool = False) -> None:
+    """Start the server's imports in the background, so that the first worker starts sooner, or ``wait``."""
     with _lock:
-        _server()
+        server = _server()
+        if wait:
+            with suppress(RuntimeError):  # the first worker's start fails again, and its error is reported
+                server.wait_until_ready()
 
 
 def fork(fds: list[int]) -> ForkServer:

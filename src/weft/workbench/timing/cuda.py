@@ -229,9 +229,10 @@ class CudaRunner:
             self._graph, self._captured = capture(self._closures, keep=True)
             # A replay returns no new objects: these are the outputs of all samples.
             self._inspect(self._captured)
-            # The same memory pool: the lead needs no memory beside the graph's.
-            lead, _ = capture(self._closures[-1:], keep=False, pool=self._graph.pool())
-            self._lead = lead.replay
+            if not plan.flush:  # a flush takes the lead's place
+                # The same memory pool: of what the calls freed in it, the lead uses what it can.
+                lead, _ = capture(self._closures[-1:], keep=False, pool=self._graph.pool())
+                self._lead = lead.replay
         except torch.OutOfMemoryError:
             raise  # timing call by call would need the same memory
         except Exception as error:  # noqa: BLE001 - libraries raise types of their own
