@@ -15,9 +15,10 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from helpers.operator_calls import differentiable_operators, example
+from helpers.operator_calls import differentiable_operators, example, example_case
 from weft import WeftError, ops
-from weft.core import registry
+from weft.backends import support
+from weft.core import BACKWARD, FORWARD, registry
 from weft.dispatch import operator as dispatch
 
 ON_TWO_GPUS = pytest.mark.skipif(
@@ -223,9 +224,13 @@ def outputs_and_gradients(name: str, device: str, impl: str) -> list[torch.Tenso
 def test_a_call_on_the_second_gpu_gives_the_bits_of_the_first(name: str, impl: str) -> None:
     if impl not in registry.implementation_names(name):
         pytest.skip(f"{name} has no implementation {impl}")
+    implementation = registry.implementation(name, impl)
+    for direction in (FORWARD, BACKWARD):
+        if not (answer := support(implementation, example_case(name), "cuda", direction)):
+            pytest.skip(f"{name} by {impl}: {answer.reason}")
     assert torch.cuda.current_device() == 0
     first, second = (outputs_and_gradients(name, device, impl) for device in ("cuda:0", "cuda:1"))
-    if not registry.implementation(name, impl).deterministic:
+    if not implementation.deterministic:
         for a, b in zip(first, second, strict=True):
             torch.testing.assert_close(a, b)
     else:
@@ -248,4 +253,37 @@ def test_a_call_on_the_second_gpu_runs_on_that_gpus_current_stream(impl: str) ->
         y = ops.softmax(x, impl=impl)
     side.synchronize()
     torch.testing.assert_close(y, expected)
+    assert torch.cuda.current_device() == 0
+
+
+@pytest.mark.gpu
+@ON_TWO_GPUS
+@pytest.mark.parametrize("impl", ["triton", "cuda"])
+def test_attention_with_much_shared_memory_runs_on_both_gpus_in_turn(impl: str) -> None:
+    """Its blocks take more than 48 KiB, which each device must be asked for."""
+    shape = (2, 2, 256, 128)
+    drawn = [torch.randn(shape, generator=torch.Generator().manual_seed(i)).bfloat16() for i in range(4)]
+    results = []
+    for device in ("cuda:0", "cuda:1", "cuda:0"):
+        *qkv, grad = (x.to(device) for x in drawn)
+        leaves = [x.requires_grad_() for x in qkv]
+        out = ops.attention(*leaves, causal=True, impl=impl)
+        results.append([x.detach().cpu() for x in (out, *torch.autograd.grad(out, leaves, grad))])
+    for first, *others in zip(*results, strict=True):
+        for other in others:
+            torch.testing.assert_close(other, first)
+
+
+@pytest.mark.gpu
+@ON_TWO_GPUS
+@pytest.mark.parametrize("impl", ["triton", "cuda"])
+def test_adamw_on_the_second_gpu_gives_the_bits_of_the_first(impl: str) -> None:
+    drawn = [[torch.linspace(-1, 1, n) for n in (7, 4096)] for _ in range(2)]
+    results = []
+    for device in ("cuda:0", "cuda:1"):
+        params, grads = ([x.to(device) for x in tensors] for tensors in drawn)
+        averages = [[torch.zeros_like(x) for x in params] for _ in range(2)]
+        ops.adamw(params, grads, *averages, step=1, max_norm=1.0, impl=impl)
+        results.append([x.cpu() for x in (*params, *averages[0], *averages[1])])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
     assert torch.cuda.current_device() == 0
