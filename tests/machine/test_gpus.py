@@ -189,7 +189,7 @@ def test_a_gpu_is_selected_for_this_process_and_its_workers(
     if visible is not None:
         monkeypatch.setenv(VISIBLE, visible)
     context: Any = SimpleNamespace(resilient_parsing=False)
-    assert options._select_device(context, device) == "cuda"
+    assert options.select_device(context, device) == "cuda"
     assert os.environ[VISIBLE] == selected  # which worker processes inherit
     assert (driver.find().name, driver.find().count) == (f"Testcard {selected}", 1)
 
@@ -202,7 +202,7 @@ def test_other_words_select_nothing(cards: ThreeCards, device: str) -> None:
 
 def test_a_shell_that_completes_a_line_selects_nothing(cards: ThreeCards) -> None:
     context: Any = SimpleNamespace(resilient_parsing=True)
-    assert options._select_device(context, "cuda:1") == "cuda:1"
+    assert options.select_device(context, "cuda:1") == "cuda:1"
     assert VISIBLE not in os.environ and cards.starts == 0
 
 
@@ -243,10 +243,11 @@ def test_every_command_with_a_device_takes_a_number() -> None:
 
     from weft.cli import COMMANDS, app
 
-    commands = [n for n in COMMANDS if "Device" in vars(import_module(f"weft.cli.{n}"))]
-    assert {"bench", "check", "device", "judge", "profile", "train"} <= set(commands)
+    modules = {n: vars(import_module(f"weft.cli.{n}")) for n in COMMANDS}
+    commands = [n for n, names in modules.items() if {"Device", "select_device"} & set(names)]
+    assert {"bench", "check", "demo", "device", "judge", "profile", "train", "tune"} <= set(commands)
     group: Any = typer.main.get_command(app)
     for name in commands:
         command = group.get_command(typer.Context(group), name)
         (option,) = (p for p in command.params if "--device" in p.opts)
-        assert "cuda:N" in option.help and option.callback is not None
+        assert "cuda:N" in f"{option.metavar} {option.help}" and option.callback is not None

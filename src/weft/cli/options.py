@@ -27,7 +27,7 @@ Impl = Annotated[
 Case = Annotated[Names, typer.Option("--case", metavar="NAME", help="Case to run (repeatable)")]
 
 
-def _select_device(context: typer.Context, device: str | None) -> str | None:
+def select_device(context: typer.Context, device: str | None) -> str | None:
     """Return the kind of ``--device``; of several GPUs, ``cuda:N`` selects one for the whole command."""
     from weft.machine.query import select_gpu
 
@@ -40,7 +40,7 @@ Device = Annotated[
     typer.Option(
         "--device",
         metavar="cpu|cuda",
-        callback=_select_device,
+        callback=select_device,
         help="Device, or cuda:N for GPU number N [default: the GPU if there is one, else the CPU]",
     ),
 ]
