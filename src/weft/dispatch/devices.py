@@ -28,10 +28,11 @@ current_index: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", _no_devi
 
 def index_of(tensors: Sequence[Any]) -> int:
     """Return the index of the GPU that the first of these tensors is on, or ``NO_GPU``."""
-    for x in tensors:
-        if x is not None:
-            return x.device.index if x.device.type == "cuda" else NO_GPU
-    return NO_GPU
+    return _index(next((x.device for x in tensors if x is not None), None))
+
+
+def _index(device: torch.device | None) -> int:
+    return NO_GPU if device is None or device.type != "cuda" else device.index
 
 
 def call_on(index: int, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -50,18 +51,15 @@ def on_device_of_arguments(operator: str, kernel: Callable[..., Any]) -> Callabl
     """
 
     def run(*arguments: Any) -> Any:
-        refuse_mixed(operator, arguments)
-        tensors = [t for a in arguments for t in (a if isinstance(a, list | tuple) else (a,))]
-        index = index_of([t for t in tensors if isinstance(t, torch.Tensor)])
-        return call_on(index, kernel, *arguments)
+        return call_on(_index(common_device(operator, arguments)), kernel, *arguments)
 
     return run
 
 
-def refuse_mixed(operator: str, arguments: Sequence[Any]) -> None:
-    """Raise :class:`WeftError` unless all tensors among the arguments of ``weft::operator`` share a device.
+def common_device(operator: str, arguments: Sequence[Any]) -> torch.device | None:
+    """Return the device of all tensors, also in lists, among the arguments of ``weft::operator``.
 
-    Only tensors and lists of them are looked at.
+    It is None if there is no tensor. Raises :class:`WeftError` if tensors are on several devices.
     """
     first: tuple[tuple[int, int | None], torch.device] | None = None
     for position, argument in enumerate(arguments):
@@ -75,6 +73,7 @@ def refuse_mixed(operator: str, arguments: Sequence[Any]) -> None:
             elif x.device != first[1]:
                 name, other_name = (_argument_name(operator, *n) for n in (first[0], index))
                 raise mixed_devices(operator, name, other_name, first[1], x.device)
+    return None if first is None else first[1]
 
 
 def mixed_devices(

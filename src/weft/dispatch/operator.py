@@ -122,7 +122,7 @@ def plan(
     """Return the plan of a call that is not traced. Arguments and errors are those of :func:`call`."""
 
     def make() -> Plan:
-        devices.refuse_mixed(name, inputs)
+        devices.common_device(name, inputs)  # or an error, if there are several
         check()
         chosen = choice.choose(name, inputs, params) if impl is None else impl
         if resolve(name, chosen) not in TRACED:
