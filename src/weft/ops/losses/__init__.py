@@ -161,7 +161,6 @@ class _OverwritingCrossEntropy(torch.autograd.Function):
         logits, targets, lse = ctx.saved_tensors
         module = import_module(f"weft.ops.losses.with_{ctx.impl}")
         memory = logits.detach()
-        # PyTorch's engine has made the device of the losses the current one.
         module.cross_entropy_backward_into(memory, grads[0], memory, targets, lse, **ctx.params)
         # Autograd's version check then refuses a second backward, whose logits are lost.
         torch.autograd.graph.increment_version(logits)
