@@ -344,6 +344,7 @@ def test_device_command(tmp_path: Path) -> None:
     answer = json.loads(done.stdout)
     assert answer["device"]["kind"] == answer["machine"]["kind"] == "cpu"
     assert answer["ceilings"] is None  # nothing is measured unasked
+    assert len(answer["gpus"]) == driver.find().count
     assert [b["name"] for b in answer["backends"]] == list(BACKENDS)
     assert all(b["reason"] for b in answer["backends"] if not (b["supported"] and b["timed"]))
     done = weft("device", "--device", "cpu")

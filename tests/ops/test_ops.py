@@ -133,6 +133,6 @@ def test_a_tile_that_the_device_has_no_room_for_is_not_chosen(
     a = torch.empty(8192, 8192, dtype=torch.bfloat16, device="meta")
     tiles = {}
     for kib in (163, 227):
-        monkeypatch.setattr(with_cuda, "_max_smem", lambda kind, kib=kib: kib << 10)
+        monkeypatch.setattr(with_cuda, "smem_per_block", lambda device, kib=kib: kib << 10)
         tiles[kib] = with_cuda.choose(a, a, "ieee").tile
     assert tiles == {163: (128, 128), 227: (256, 128)}

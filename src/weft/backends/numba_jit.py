@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy
@@ -41,23 +42,24 @@ def array(tensor: Any) -> Any:
 
 
 def launch(kernel: Any, grid: Any, block: Any, *arguments: Any, shared: int = 0) -> None:
-    """Launch on PyTorch's current stream."""
+    """Launch on the current device, on PyTorch's current stream there."""
     if SIMULATED:
         kernel[grid, block, 0, shared](*arguments)
         return
     import torch
 
-    stream = _stream(torch.cuda.current_stream().cuda_stream)
+    current = torch.cuda.current_stream()
+    stream = _stream(current.cuda_stream, current.device_index)
     kernel[grid, block, stream, shared](*arguments)
 
 
-_streams: dict[int, Any] = {}
+@lru_cache(maxsize=1024)
+def _stream(handle: int, device: int) -> Any:
+    """Return numba's object for a stream, which is bound to the current context: that of ``device``.
 
-
-def _stream(handle: int) -> Any:
-    if handle not in _streams:
-        _streams[handle] = cuda.external_stream(handle)
-    return _streams[handle]
+    Handle 0 is the default stream of every device.
+    """
+    return cuda.external_stream(handle)
 
 
 def compile_aot_kernel(aot_kernel: NumbaAotKernel, arch: int, *, lines: bool = False) -> str:

@@ -2,7 +2,8 @@
 
 NVRTC comes with PyTorch's CUDA wheels: a user with a driver and pip needs no CUDA toolkit, and every ``.cu``
 compiles on a machine without a GPU. Compilation uses ``cuda.bindings``, which needs no driver. Loading and
-launching use ``cuda.core``, on PyTorch's current stream.
+launching use ``cuda.core``, on the current device and PyTorch's current stream there. The dispatch makes the
+tensors' device current (dispatch/devices.py); programs and kernels are loaded once for each device.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache, cached_property
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from weft.machine.ceilings import cache_folder
 
 OPS = Path(__file__).parent.parent / "ops"
 SHARED = OPS / "_common"
+MAX_CONFIGS = 1024  # launch configurations of a kernel; the grid follows from the shapes, which may never end
 INCLUDES = (SHARED, *(OPS / family for family in ("norms", "linear", "losses", "gated", "activations")))
 
 
@@ -38,6 +40,10 @@ class CudaSource:
     label: str = ""
     min_arch: int = 80
     options: tuple[str, ...] = ()
+    # Kernels by the index of the device they are loaded for.
+    _kernels_by_device: dict[int, dict[str, Kernel]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def flags(self, arch: str) -> list[str]:
         """Return NVRTC's options for a target such as ``sm_90``."""
@@ -102,21 +108,27 @@ class CudaSource:
         finally:
             nvrtc.nvrtcDestroyProgram(program)
 
-    @cached_property
-    def _loaded(self) -> dict[str, Kernel]:
+    def _load(self, device: int) -> dict[str, Kernel]:
         from cuda.core import ObjectCode
 
         # A cubin, not PTX: the driver then compiles nothing at load time.
-        code = ObjectCode.from_cubin(self.compile(current_arch()))
-        return {name: Kernel(name, code.get_kernel(name)) for name in self.kernels}
+        code = ObjectCode.from_cubin(self.compile(arch_of(device)))
+        return {name: Kernel(name, code.get_kernel(name), device) for name in self.kernels}
 
     def __getitem__(self, kernel: str) -> Kernel:
         """Return a kernel of this program, loaded for the current device."""
-        return self._loaded[kernel]
+        device = current_device()
+        kernels = self._kernels_by_device.get(device)
+        if kernels is None:
+            # Two threads may both load at first use; either result is valid.
+            kernels = self._kernels_by_device[device] = self._load(device)
+        return kernels[kernel]
 
 
 class Kernel:
-    """A loaded kernel: ``kernel(grid, block, *arguments, shared=bytes)``.
+    """A kernel loaded for one device: ``kernel(grid, block, *arguments, shared=bytes)``.
+
+    It is launched while ``device``, the index of that device, is the current one.
 
     Tensors and Python integers are passed as 64 bits (``T*``, ``long long``), Python floats as C++
     ``double``, and other values as ctypes or numpy scalars of their exact type. A kernel whose
@@ -127,13 +139,13 @@ class Kernel:
     (ops/_common/overlap.cuh), and the preceding kernel must belong to the same call.
     """
 
-    def __init__(self, name: str, handle: Any) -> None:
+    def __init__(self, name: str, handle: Any, device: int) -> None:
         self.name = name
         self.handle = handle
+        self.device = device
         self._configs: dict[tuple[Any, ...], Any] = {}
-        self._shared = (
-            40 * 1024
-        )  # below the default limit of 48 KiB, which static shared memory counts towards
+        # Below the default limit of 48 KiB, which static shared memory counts towards.
+        self._shared = 40 * 1024
 
     def __call__(
         self,
@@ -152,12 +164,15 @@ class Kernel:
         if config is None:
             if shared > self._shared:
                 self._allow(shared)
+            # Cleared as a whole: an eviction order would cost each hit more than a rare rebuild costs.
+            if len(self._configs) >= MAX_CONFIGS:
+                self._configs.clear()
             config = self._configs[key] = _launch_config(grid, block, shared, overlap)
         if arguments and isinstance(arguments[0], ctypes.Structure):
             self._launch_structure(config, torch.cuda.current_stream().cuda_stream, *arguments)
             return
-        # Looked up in each call: the user may have changed the stream or the device.
-        stream = _stream(torch.cuda.current_stream().cuda_stream)
+        # Looked up in each call: the user may have changed the stream.
+        stream = _stream(torch.cuda.current_stream().cuda_stream, self.device)
         pointers = [a.data_ptr() if isinstance(a, torch.Tensor) else a for a in arguments]
         launch(stream, config, self.handle, *pointers)
 
@@ -171,7 +186,7 @@ class Kernel:
         _ok(driver.cuLaunchKernel(function, *sizes, stream, ctypes.addressof(addresses), 0))
 
     def _allow(self, shared: int) -> None:
-        """Opt in to more than 48 KiB of shared memory, static and dynamic together.
+        """Opt in to more than 48 KiB of shared memory, static and dynamic together, on the kernel's device.
 
         The carve-out of 100 % takes as much as possible from the L1 cache: shared memory limits how many
         blocks of such a kernel are resident.
@@ -179,7 +194,7 @@ class Kernel:
         from cuda.bindings import driver
 
         known = driver.CUfunction_attribute
-        device = _ok(driver.cuCtxGetDevice())
+        device = _ok(driver.cuDeviceGet(self.device))
         for attribute, value in (
             (known.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared),
             (known.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100),
@@ -199,8 +214,9 @@ def _launch_config(grid: Any, block: Any, shared: int, overlap: bool) -> Any:
     return LaunchConfig(**sizes)
 
 
-@cache
-def _stream(handle: int) -> Any:
+@lru_cache(maxsize=1024)
+def _stream(handle: int, device: int) -> Any:
+    """Return cuda.core's object for a stream. Handle 0 is the default stream of every ``device``."""
     from cuda.core import Stream
 
     return Stream.from_handle(handle)
@@ -214,12 +230,27 @@ def _ok(answer: Sequence[Any]) -> Any:
     return rest[0] if rest else None
 
 
-@cache
-def current_arch() -> str:
-    """Return the current device's target, e.g. ``sm_90a``; ``a`` enables instructions of this chip alone."""
+def current_device() -> int:
+    """Return the index of the current device."""
     import torch
 
-    major, minor = torch.cuda.get_device_capability()
+    # torch.cuda.current_device also makes sure that CUDA is initialised, in each call: a launch has tensors.
+    return torch._C._cuda_getDevice()
+
+
+def current_arch() -> str:
+    """Return the current device's target; CUDA is initialised if it is not."""
+    import torch
+
+    return arch_of(torch.cuda.current_device())
+
+
+@cache
+def arch_of(device: int) -> str:
+    """Return a device's target, e.g. ``sm_90a``; ``a`` enables instructions of this chip alone."""
+    import torch
+
+    major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
 
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.cli import ending, output, progress
-from weft.cli.options import Json
+from weft.cli.options import Json, select_device
+from weft.core.errors import WeftError
 from weft.core.json_files import content_errors
 
 if TYPE_CHECKING:
@@ -37,6 +38,10 @@ def demo(
     arch: Annotated[
         str | None,
         typer.Option(metavar="sm_NN", help="Architecture of the compiled code to show [default: this GPU's]"),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="cuda:N", callback=select_device, help="GPU to run on [default: the first]"),
     ] = None,
     picture: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the sweep of wave-quantization as an SVG file")
@@ -64,6 +69,8 @@ def demo(
         return
     watch = ending.Stopwatch()
     names = demos.DEMOS if name in (None, ALL) else (demos.demo(str(name)).name,)
+    if device is not None and device != "cuda":
+        raise WeftError("--device", expected="cuda:N, a GPU; without one nothing is timed", got=device)
     _validate(names, arch, picture, save, read)
     report = _read(read, names) if read is not None else _run(names, arch)
     if save is not None:
@@ -109,7 +116,6 @@ def _validate(
     """Raise :class:`WeftError`, before anything runs, for options that cannot have a result."""
     import re
 
-    from weft.core.errors import WeftError
     from weft.lab import demos
     from weft.machine.query import known_kind
 
@@ -129,7 +135,6 @@ def _validate(
 
 def _read(file: Path, names: Sequence[str]) -> dict[str, Any]:
     """Read the results of these demos; raise :class:`WeftError` if the file has none of them."""
-    from weft.core.errors import WeftError
     from weft.lab.demos.report import load
 
     report = load(file)
@@ -157,7 +162,6 @@ def _run(names: Sequence[str], arch: str | None) -> dict[str, Any]:
 
 
 def _draw(results: Sequence[Mapping[str, Any]], path: Path) -> None:
-    from weft.core.errors import WeftError
     from weft.lab.demos import report
 
     sweep = next((s for s in map(report.sweep, results) if s is not None), None)

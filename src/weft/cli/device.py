@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from weft.core.table import Table
     from weft.machine import Device as DeviceFacts
     from weft.machine.datasheet import Peaks
+    from weft.machine.gpus import Gpu
 
 BANDWIDTHS = {
     "copy": "copy (bytes read + written)",
@@ -64,9 +65,10 @@ def device(
     from weft.backends import backend_support
     from weft.core.implementation import BACKENDS
     from weft.machine.datasheet import look_up
+    from weft.machine.gpus import list_gpus
     from weft.workbench.timing.ceilings import ceilings
 
-    watch, facts = ending.Stopwatch(), machine.query(kind)
+    watch, facts, gpus = ending.Stopwatch(), machine.query(kind), list_gpus()
     measured = ceilings(facts.kind, measure=measure, refresh=measure, progress=output.log)
     peaks = look_up(facts.name) if facts.kind == "cuda" else None
     support = {name: backend_support(name, facts.kind) for name in BACKENDS}
@@ -83,6 +85,7 @@ def device(
         report = {
             "device": facts.to_json(),
             "gpu": machine.gpu_reason() or None,
+            "gpus": [gpu.to_json() for gpu in gpus],
             "datasheet": peaks.to_json() if peaks else None,
             "ceilings": asdict(measured) if measured else None,
             "share": _shares(measured, peaks),
@@ -99,6 +102,9 @@ def device(
         output.print_csv(rates_table(measured, peaks))
     else:
         show(facts, measured, peaks, support, fingerprint, machine.gpu_reason())
+        if len(gpus) > 1:
+            print()
+            output.show_table(gpus_table(gpus))
         if levels:
             from weft.lab.hierarchy import report as text
 
@@ -198,6 +204,29 @@ def show(
     output.show_table(Table(columns, backends, title="backends"))
 
 
+def gpus_table(gpus: Sequence[Gpu]) -> Table:
+    """Return a row for each GPU, with its link to every other."""
+    from weft.core.table import Column, Table
+
+    names = ("GPU", "name", "architecture", "memory", "PCI address")
+    columns = (
+        *(Column(n, fold=FOLD if n == "name" else None) for n in names),
+        *(Column(f"to {g.index}") for g in gpus),
+    )
+    rows = []
+    for gpu in gpus:
+        links = {link.to: link.text for link in gpu.links}
+        facts = (gpu.name or UNKNOWN, gpu.arch or UNKNOWN, _size(gpu.memory_bytes), gpu.pci or UNKNOWN)
+        rows.append((str(gpu.index), *facts, *(links.get(other.index, "-") for other in gpus)))
+    notes = [
+        "NV18: peer access through 18 NVLinks; PCIe: peer access without NVLink",
+        "peer: peer access, and whether by NVLink is unknown",
+        "host: no peer access, copies go through the host's memory; ?: the driver gives no answer",
+        "weft COMMAND --device cuda:N runs a command on GPU N",
+    ]
+    return Table(columns, rows, title="GPUs", notes=notes)
+
+
 def rates_table(measured: Ceilings | None, peaks: Peaks | None) -> Table:
     """Return a row for each bandwidth and matrix rate that the datasheet has or that is measured."""
     from weft.core.table import Column, Table
@@ -236,7 +265,7 @@ def _clock(now: float | None, maximum: float | None) -> str:
 def _gpu_facts(d: DeviceFacts) -> Facts:
     ecc = UNKNOWN if d.ecc is None else "on" if d.ecc else "off"
     return [
-        ("device", f"NVIDIA GPU, {d.arch}" + (f" (the first of {d.count})" if d.count > 1 else "")),
+        ("device", f"NVIDIA GPU, {d.arch}" + (f" (GPU 0 of {d.count})" if d.count > 1 else "")),
         ("SMs", _number(d.units)),
         ("SM clock", _clock(d.clock_mhz, d.clock_max_mhz)),
         ("memory", f"{_size(d.memory_bytes)}, bus {_number(d.bus_width_bits, 'bits')}, ECC {ecc}"),

@@ -25,10 +25,23 @@ Impl = Annotated[
     ),
 ]
 Case = Annotated[Names, typer.Option("--case", metavar="NAME", help="Case to run (repeatable)")]
+
+
+def select_device(context: typer.Context, device: str | None) -> str | None:
+    """Return the kind of ``--device``; of several GPUs, ``cuda:N`` selects one for the whole command."""
+    from weft.machine.query import select_gpu
+
+    # A shell that completes the line runs nothing.
+    return device if device is None or context.resilient_parsing else select_gpu(device)
+
+
 Device = Annotated[
     str | None,
     typer.Option(
-        "--device", metavar="cpu|cuda", help="Device [default: the GPU if there is one, else the CPU]"
+        "--device",
+        metavar="cpu|cuda",
+        callback=select_device,
+        help="Device, or cuda:N for GPU number N [default: the GPU if there is one, else the CPU]",
     ),
 ]
 Files = Annotated[Names, typer.Option("--with", metavar="FILE", help="Your own .py or .cu file (repeatable)")]

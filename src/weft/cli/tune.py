@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.cli import ending, output, progress
-from weft.cli.options import Csv, Json, Names
+from weft.cli.options import Csv, Json, Names, select_device
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,7 +32,11 @@ def tune(
     ] = False,
     device: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="With --show: full name of a GPU [default: this machine's]"),
+        typer.Option(
+            metavar="NAME",
+            callback=select_device,
+            help="GPU to measure, as cuda:N; with --show also a GPU's full name [default: this machine's]",
+        ),
     ] = None,
     source: Annotated[
         Path | None,
@@ -68,7 +72,7 @@ def tune(
         if source is not None:
             points += _from_records(source, table, operators)
         elif show:
-            points += _known_points(device, operators)
+            points += _known_points(None if device == "cuda" else device, operators)
         else:
             points += _measure(operators, thorough)
     if stop:

@@ -7,7 +7,8 @@ The way of a call ``ops.softmax(x, impl=...)``:
    refuses an implementation that does not support the call.
 2. ``eager``, ``torch`` and ``compile`` are plain torch code. They are called as they are, so that autograd
    and ``torch.compile`` see through them.
-3. Our own kernels are called directly if nothing but the kernel would act on the call (the fast path).
+3. Our own kernels are called directly if nothing but the kernel would act on the call (the fast path), with
+   the tensors' device as the current one (``devices.py``). PyTorch's engine does so for a backward.
 4. Otherwise the call goes through a ``torch.library`` operator ``weft::NAME(..., str impl)`` with a fake
    kernel and a registered ``weft::NAME_backward``.
 """
@@ -25,7 +26,7 @@ from torch.autograd import forward_ad
 from weft.backends import support
 from weft.core import Case, Input, WeftError, registry
 from weft.core.operator import unknown_name
-from weft.dispatch import choice
+from weft.dispatch import choice, devices
 
 TRACED = ("eager", "torch", "compile")  # implementations of plain torch code
 DEVICES = ("cpu", "cuda")
@@ -121,6 +122,7 @@ def plan(
     """Return the plan of a call that is not traced. Arguments and errors are those of :func:`call`."""
 
     def make() -> Plan:
+        devices.common_device(name, inputs)  # or an error, if there are several
         check()
         chosen = choice.choose(name, inputs, params) if impl is None else impl
         if resolve(name, chosen) not in TRACED:
@@ -144,10 +146,14 @@ def _kernel_runner(name: str, impl: str, inputs: tuple[Any, ...], params: dict[s
     forward = registry.implementation(name, impl).forward
     # A gradient that is only a view consists of torch's own calls, which have gradients themselves.
     apply = _autograd_functions.get(name, operator)
+    device = devices.index_of(inputs)  # fixed for the plan too
 
     def run(x: tuple[Any, ...], scalars: dict[str, Any]) -> Any:
         if not can_skip_dispatcher(x):
             return operator(*x, *scalars.values(), impl)
+        # A comparison is all that a call pays whose tensors are on the current device.
+        if device >= 0 and device != devices.current_index():
+            return devices.call_on(device, run, x, scalars)
         return apply(*x, *scalars.values(), impl) if needs_grad else forward(*x, **scalars)
 
     return run
@@ -383,8 +389,8 @@ def define(name: str, signature: str, kernel: Callable[..., Any], fake: Callable
     library.define(name + signature)
     # No CompositeImplicit registration: autograd would then trace into the kernel instead of its registered
     # gradient.
-    for device in DEVICES:
-        library.impl(name, kernel, device.upper())
+    library.impl(name, kernel, "CPU")
+    library.impl(name, devices.on_device_of_arguments(name, kernel), "CUDA")
     torch.library.register_fake(f"weft::{name}", fake, lib=library)
 
 

@@ -31,6 +31,13 @@ def smem_per_sm(device: torch.device) -> int:
     return int(_properties(device).shared_memory_per_multiprocessor)
 
 
+def smem_per_block(device: torch.device) -> float:
+    """Shared memory that a block may opt in to, in bytes; unlimited unless ``device`` is a GPU."""
+    if device.type != "cuda":
+        return float("inf")
+    return float(_properties(device).shared_memory_per_block_optin)
+
+
 def has_tma(device: torch.device) -> bool:
     """True if ``device`` has the tensor memory accelerator and 227 KiB of shared memory for one block."""
     if device.type == "cpu":

@@ -1,4 +1,4 @@
-"""Queries of NVIDIA's driver through ctypes: presence and limits of a GPU. No torch.
+"""Queries of NVIDIA's driver through ctypes: presence, limits and links of GPUs. No torch.
 
 ``import torch`` takes seconds, and a driver's first answer may never come (in a container with half a
 driver). The query therefore runs in a thread that is abandoned after ``TIMEOUT`` seconds.
@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -51,7 +51,7 @@ ERRORS = {
 
 @dataclass(frozen=True, kw_only=True)
 class DriverInfo:
-    """Answer of the driver: number of visible GPUs and device 0's attributes, or why there is none."""
+    """Answer of the driver: the number of visible GPUs and one GPU's attributes, or why there is none."""
 
     count: int = 0
     reason: str = ""
@@ -60,6 +60,12 @@ class DriverInfo:
     memory_bytes: int | None = None
     cuda: str | None = None
     attributes: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def arch(self) -> str | None:
+        """The architecture, e.g. ``sm_90``; None if it is unknown."""
+        major, minor = (self.attributes.get(part) for part in ("major", "minor"))
+        return None if major is None or minor is None else f"sm_{major}{minor}"
 
 
 def library() -> ctypes.CDLL | None:
@@ -82,11 +88,22 @@ def _ask(lib: ctypes.CDLL) -> DriverInfo:
     count = ctypes.c_int()
     if lib.cuDeviceGetCount(ctypes.byref(count)) or count.value < 1:
         return DriverInfo(reason="the NVIDIA driver sees no GPU")
-    device = ctypes.c_int()
-    if lib.cuDeviceGet(ctypes.byref(device), 0):
+    first = _describe(lib, 0)
+    if first is None:
         return DriverInfo(reason="the NVIDIA driver cannot open its first GPU")
+    version, cuda = ctypes.c_int(), None
+    if not lib.cuDriverGetVersion(ctypes.byref(version)):
+        cuda = f"{version.value // 1000}.{version.value % 1000 // 10}"
+    return replace(first, count=count.value, cuda=cuda)
+
+
+def _describe(lib: ctypes.CDLL, index: int) -> DriverInfo | None:
+    """Return name, address, memory and attributes of one GPU; None if the driver cannot open it."""
+    device = ctypes.c_int()
+    if lib.cuDeviceGet(ctypes.byref(device), index):
+        return None
     text = ctypes.create_string_buffer(256)
-    name = pci = cuda = memory = None
+    name = pci = memory = None
     if not lib.cuDeviceGetName(text, 256, device):
         name = text.value.decode(errors="replace")
     if not lib.cuDeviceGetPCIBusId(text, 256, device):
@@ -94,22 +111,30 @@ def _ask(lib: ctypes.CDLL) -> DriverInfo:
     size = ctypes.c_size_t()
     if not lib.cuDeviceTotalMem_v2(ctypes.byref(size), device):
         memory = size.value
-    version = ctypes.c_int()
-    if not lib.cuDriverGetVersion(ctypes.byref(version)):
-        cuda = f"{version.value // 1000}.{version.value % 1000 // 10}"
     attributes = {}
     value = ctypes.c_int()
     for word, number in ATTRIBUTES.items():
         if not lib.cuDeviceGetAttribute(ctypes.byref(value), number, device):
             attributes[word] = value.value
-    return DriverInfo(
-        count=count.value,
-        name=name,
-        pci=pci,
-        memory_bytes=memory,
-        cuda=cuda,
-        attributes=attributes,
-    )
+    return DriverInfo(name=name, pci=pci, memory_bytes=memory, attributes=attributes)
+
+
+def identify(index: int) -> DriverInfo:
+    """Return name, address, memory and attributes of a GPU that :func:`find` counted."""
+    lib = library()
+    return (lib and _describe(lib, index)) or DriverInfo(reason="the NVIDIA driver cannot open this GPU")
+
+
+def can_access_peer(index: int, other: int) -> bool | None:
+    """True if kernels on one GPU can access the memory of another; None if the driver gives no answer."""
+    lib = library()
+    if lib is None:
+        return None
+    device, peer, answer = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    failed = lib.cuDeviceGet(ctypes.byref(device), index) or lib.cuDeviceGet(ctypes.byref(peer), other)
+    if failed or lib.cuDeviceCanAccessPeer(ctypes.byref(answer), device, peer):
+        return None
+    return bool(answer.value)
 
 
 @cache

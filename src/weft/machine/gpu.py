@@ -31,7 +31,8 @@ def describe() -> Device:
     """Describe CUDA's device 0. A field that neither the driver nor NVML knows is None."""
     first = driver.find()
     limits: dict[str, Any] = dict(first.attributes)
-    major, minor = limits.pop("major", None), limits.pop("minor", None)
+    for part in ("major", "minor"):  # in arch
+        limits.pop(part, None)
     clock, memory_clock = limits.pop("clock_khz", None), limits.pop("memory_clock_khz", None)
     ecc = limits.pop("ecc", None)
     state: dict[str, Any] = {
@@ -44,7 +45,7 @@ def describe() -> Device:
     return Device(
         kind="cuda",
         name=first.name or "unknown",
-        arch="unknown" if major is None or minor is None else f"sm_{major}{minor}",
+        arch=first.arch or "unknown",
         units=limits.pop("sms", None),
         memory_bytes=first.memory_bytes,
         driver_cuda=first.cuda,

@@ -27,14 +27,25 @@ def library() -> Any | None:
     return pynvml
 
 
+def count() -> int | None:
+    """Return the number of cards of the machine, whatever CUDA sees of them; None if unknown."""
+    nvml = library()
+    return None if nvml is None else ask(nvml.nvmlDeviceGetCount)
+
+
 @cache
 def handle() -> Any | None:
-    """Return NVML's handle of CUDA's device 0, looked up by its PCI address.
+    """Return NVML's handle of CUDA's device 0."""
+    return handle_of(driver.find().pci)
+
+
+def handle_of(pci: str | None) -> Any | None:
+    """Return NVML's handle of the card at a PCI address as CUDA gives it.
 
     NVML counts every card of the machine and does not know CUDA_VISIBLE_DEVICES, so its card 0
     may be another than CUDA's.
     """
-    nvml, pci = library(), driver.find().pci
+    nvml = library()
     if nvml is None or pci is None:
         return None
     return ask(nvml.nvmlDeviceGetHandleByPciBusId, pci.encode())

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 
 from weft.core import WeftError
-from weft.machine import cpu, driver, gpu
+from weft.machine import cpu, driver, gpu, nvml
 from weft.machine.device import Device
 
 KINDS = ("cuda", "cpu")
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 ASSUMED_CACHE = 64 << 20  # bytes, where the last-level cache cannot be found: too large is safe
 
 
@@ -47,6 +49,54 @@ def known_kind(kind: str | None) -> str:
     if kind == "cuda" and not has_gpu():
         raise WeftError("device cuda", expected="a GPU", got="none", hint=gpu_reason())
     return kind
+
+
+def select_gpu(device: str) -> str:
+    """Return the kind of ``device``. ``cuda:1`` makes that GPU the only one that this process sees.
+
+    The variable ``CUDA_VISIBLE_DEVICES`` does so. CUDA then numbers this GPU 0, here and in processes that
+    are started later, and everything that asks for the first GPU gets it. CUDA reads the variable when it
+    starts, so this comes first in a process.
+
+    Raises:
+        WeftError: ``cuda:`` is not followed by a number, there is no such GPU, or CUDA has started.
+    """
+    kind, colon, number = device.partition(":")
+    if kind != "cuda" or not colon:
+        return device
+    if not (number.isascii() and number.isdecimal()):
+        raise WeftError("device", expected="cpu, cuda, or cuda:N with N from 0", got=device)
+    before = os.environ.get(VISIBLE)
+    visible = None if before is None else [entry.strip() for entry in before.split(",") if entry.strip()]
+    if visible is not None and int(number) >= len(visible):
+        expected = f"cuda:0 to cuda:{len(visible) - 1}" if visible else "a visible GPU"
+        raise WeftError(
+            f"device {device}",
+            expected=expected,
+            got=f"{VISIBLE}={before}",
+            hint=f"change or unset {VISIBLE}",
+        )
+    if driver.find.cache_info().currsize and not driver.find().reason:
+        hint = f"set {VISIBLE}={number} for the whole process"
+        raise WeftError(
+            f"device {device}", expected="a choice before CUDA starts", got="CUDA started", hint=hint
+        )
+    os.environ[VISIBLE] = number if visible is None else visible[int(number)]
+    first = driver.find()
+    if first.reason:
+        _restore(before)
+        count = nvml.count()
+        expected = f"cuda:0 to cuda:{count - 1}" if count else "a GPU of this number"
+        hint = "weft device lists the GPUs" if count else first.reason
+        raise WeftError(f"device {device}", expected=expected, got="none", hint=hint)
+    return kind
+
+
+def _restore(visible: str | None) -> None:
+    if visible is None:
+        del os.environ[VISIBLE]
+    else:
+        os.environ[VISIBLE] = visible
 
 
 def query(kind: str | None = None) -> Device:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from weft.core import WeftError
+from weft.dispatch.devices import mixed_devices
 
 MAX_EXPANDED = 1 << 36  # 128 GiB of the narrowest dtype: more than one GPU holds
 
@@ -58,9 +59,15 @@ def one_of(where: str, value: object, supported: Sequence[str]) -> None:
         raise WeftError(where, expected=" or ".join(supported), got=repr(value))
 
 
+def same_device(where: str, names: str, a: torch.Tensor, b: torch.Tensor) -> None:
+    """Raise :class:`WeftError` unless two tensors share a device; ``names`` are theirs: "x and weight"."""
+    if a.device != b.device:
+        first, second = names.split(" and ")
+        raise mixed_devices(where, first, second, a.device, b.device)
+
+
 def same(where: str, names: str, a: torch.Tensor, b: torch.Tensor) -> None:
     """Raise :class:`WeftError` unless two tensors share dtype and device."""
-    if a.device != b.device:
-        raise WeftError(f"{where}: {names} on one device", expected=a.device, got=b.device)
+    same_device(where, names, a, b)
     if a.dtype != b.dtype:
         raise WeftError(f"{where}: {names} of one dtype", expected=a.dtype, got=b.dtype)

@@ -16,6 +16,7 @@ from weft.backends import support
 from weft.core import Case, Input, WeftError, registry
 from weft.core.operator import unknown_name
 from weft.dispatch import choice as dispatch
+from weft.dispatch.devices import call_on
 from weft.dispatch.operator import Schema, register
 from weft.ops._common import validate
 from weft.ops.adamw.parameter_groups import CACHE_SIZE, Dtypes, ListsKey, key_of
@@ -114,7 +115,7 @@ def begin(
     """
     lists = (params, grads, exp_avgs, exp_avg_sqs, () if masters is None else masters)
     chosen, key = _check_and_choose(lists, NEAREST, 0, impl)
-    finish = _prepare(chosen, lists, key, clips) if chosen else None
+    finish = call_on(params[0].get_device(), _prepare, chosen, lists, key, clips) if chosen else None
 
     def step(
         *,
@@ -131,7 +132,7 @@ def begin(
         if finish:
             _check_step(step, params[0])
             with torch.no_grad():
-                finish(numbers)
+                call_on(params[0].get_device(), finish, numbers)
 
     return step
 
@@ -141,7 +142,11 @@ def _run(lists: tuple[Tensors, ...], numbers: Numbers, impl: str | None) -> None
     if chosen:
         _check_step(numbers.step, lists[0][0])
         with torch.no_grad():
-            _prepare(chosen, lists, key, numbers.clips)(numbers)
+            call_on(lists[0][0].get_device(), _step, chosen, lists, key, numbers)
+
+
+def _step(chosen: str, lists: tuple[Tensors, ...], key: ListsKey | None, numbers: Numbers) -> None:
+    _prepare(chosen, lists, key, numbers.clips)(numbers)
 
 
 def _prepare(chosen: str, lists: tuple[Tensors, ...], key: ListsKey | None, clips: bool) -> PreparedStep:
@@ -275,8 +280,7 @@ def _check_tensors(lists: tuple[Tensors, ...], rounding: str, seed: int) -> None
     first = lists[0][0]
     for i, group in enumerate(zip(*(x for x in lists if x), strict=True)):
         check_group(*group, where=f"s[{i}]")
-        if group[0].device != first.device:
-            raise WeftError(f"adamw: params[{i}].device", expected=first.device, got=group[0].device)
+        validate.same_device("adamw", f"params[0] and params[{i}]", first, group[0])
         if rounding == STOCHASTIC and (group[0].dtype != torch.bfloat16 or lists[4]):
             raise WeftError(
                 "adamw: stochastic rounding",
@@ -291,6 +295,7 @@ def _check_step(step: int | torch.Tensor, param: torch.Tensor) -> None:
             "adamw: step",
             expected=f"a number, or a tensor of one number on {param.device}",
             got=f"{tuple(step.shape)} on {step.device}",
+            hint=f"step.to({str(param.device)!r})",
         )
 
 

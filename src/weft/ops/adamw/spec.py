@@ -101,8 +101,7 @@ def check_group(*tensors: Any, where: str = "") -> None:
     param, exp_avg, exp_avg_sq = by_name["param"], by_name["exp_avg"], by_name["exp_avg_sq"]
     for name, x in by_name.items():
         validate.tensor("adamw", name + where, x, DTYPES if name != "master" else ("float32",))
-        if x.device != param.device:
-            raise WeftError(f"adamw: {name}{where} beside param", expected=param.device, got=x.device)
+        validate.same_device("adamw", f"param{where} and {name}{where}", param, x)
         if x.shape != param.shape:
             raise WeftError(f"adamw: {name}{where}.shape", expected=tuple(param.shape), got=tuple(x.shape))
     validate.same("adamw", f"exp_avg{where} and exp_avg_sq{where}", exp_avg, exp_avg_sq)

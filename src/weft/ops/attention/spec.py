@@ -202,12 +202,10 @@ def check_arguments(
         raise WeftError("attention: scale", expected="a finite number above 0", got=repr(scale), hint=hint)
     if key_lengths is not None:
         validate.tensor("attention", "key_lengths", key_lengths, ("int32",), dims=range(1, 2))
-        if key_lengths.shape != q.shape[:1] or key_lengths.device != q.device:
-            raise WeftError(
-                "attention: key_lengths",
-                expected=f"one length a batch, ({q.shape[0]},), on {q.device}",
-                got=f"{tuple(key_lengths.shape)} on {key_lengths.device}",
-            )
+        validate.same_device("attention", "q and key_lengths", q, key_lengths)
+        if key_lengths.shape != q.shape[:1]:
+            expected = f"one length a batch, ({q.shape[0]},)"
+            raise WeftError("attention: key_lengths", expected=expected, got=tuple(key_lengths.shape))
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft import machine
 from weft.backends.nvrtc import CudaSource
 from weft.core import YES, Case, Implementation, Support, no
+from weft.machine.device_limits import smem_per_block
 from weft.ops._common.layout import CUDA_TYPES, dtype_name
 from weft.ops._common.philox import keep_scale, threshold
 from weft.ops.attention.cuda_configs import KINDS, Config, configure, shared_bytes
@@ -109,13 +109,6 @@ def source(kind: str, dtype: torch.dtype, d: int, dropout: bool, config: Config)
     )
 
 
-@cache
-def _smem_per_block(device_type: str) -> float:
-    """Return the shared memory that a block may use, in bytes; unlimited for a dry run (meta device)."""
-    limit = machine.query("cuda").shared_per_block_optin if device_type == "cuda" else None
-    return limit or float("inf")
-
-
 def _aligned(x: Tensor) -> Tensor:
     """Return ``x``, or a contiguous copy if its columns are not adjacent, a row is not 16-byte aligned or
     rows are 2^24 elements or more apart."""
@@ -134,7 +127,7 @@ def _launch(kind: str, config: Config, q: Tensor, dropout: bool, grid: Any, args
 
 def forward(q: Tensor, k: Tensor, v: Tensor, key_lengths: Tensor, **params: Any) -> tuple[Tensor, Tensor]:
     dropout = bool(params.get("dropout_p"))
-    config = configure("forward", q.shape[3], dropout, _smem_per_block(q.device.type))
+    config = configure("forward", q.shape[3], dropout, smem_per_block(q.device))
     return forward_with(config, q, k, v, key_lengths, **params)
 
 
@@ -158,7 +151,7 @@ def forward_with(
 
 def backward(grad: Tensor, *saved: Tensor, into: Three | None = None, **params: Any) -> Three:
     q = saved[0]
-    size = (q.shape[3], bool(params.get("dropout_p")), _smem_per_block(q.device.type))
+    size = (q.shape[3], bool(params.get("dropout_p")), smem_per_block(q.device))
     configs = (configure("queries", *size), configure("keys", *size))
     return backward_with(configs, grad, *saved, into=into, **params)
 

@@ -36,13 +36,7 @@ def check_arguments(weight: Any, ids: Any, positions: Any) -> None:
     validate.tensor("embedding", "ids", ids, ("int64",), dims=range(2, 3))
     validate.tensor("embedding", "positions", positions, DTYPES, dims=range(2, 3))
     validate.same("embedding", "weight and positions", weight, positions)
-    if ids.device != weight.device:
-        raise WeftError(
-            "embedding: ids and weight on one device",
-            expected=weight.device,
-            got=ids.device,
-            hint=f"ids.to({str(weight.device)!r})",
-        )
+    validate.same_device("embedding", "weight and ids", weight, ids)
     if positions.shape[1] != weight.shape[1]:
         raise WeftError(
             "embedding: the columns of positions",

@@ -84,7 +84,7 @@ def linear_cross_entropy_reference(x: Tensor, weight: Tensor, targets: Tensor, *
 def check_cross_entropy(logits: Any, targets: Any, **params: Any) -> None:
     """Raise :class:`WeftError` unless ``cross_entropy`` accepts these arguments; reads no target."""
     validate.tensor("cross_entropy", "logits", logits, DTYPES, dims=range(2, 3))
-    _check_targets("cross_entropy", targets, logits.shape[0], logits.device)
+    _check_targets("cross_entropy", "logits", logits, targets)
     if logits.shape[1] == 0:
         raise WeftError("cross_entropy: logits.shape", expected="a column or more", got=tuple(logits.shape))
     _check_scalars("cross_entropy", LossOptions(**params))
@@ -102,20 +102,19 @@ def check_linear_cross_entropy(x: Any, weight: Any, targets: Any, **params: Any)
             expected="x (N, C) and weight (V, C)",
             got=f"{tuple(x.shape)} and {tuple(weight.shape)}",
         )
-    _check_targets(name, targets, x.shape[0], x.device)
+    _check_targets(name, "x", x, targets)
     if weight.shape[0] == 0:
         raise WeftError(f"{name}: weight.shape", expected="a row or more", got=tuple(weight.shape))
     _check_scalars(name, LossOptions(**params))
 
 
-def _check_targets(operator: str, targets: Any, rows: int, device: torch.device) -> None:
+def _check_targets(operator: str, name: str, rows: Tensor, targets: Any) -> None:
     validate.tensor(operator, "targets", targets, ("int64",), dims=range(1, 2))
-    if targets.device != device:
-        raise WeftError(f"{operator}: targets.device", expected=device, got=targets.device)
-    if targets.shape[0] != rows:
+    validate.same_device(operator, f"{name} and targets", rows, targets)
+    if targets.shape[0] != rows.shape[0]:
         raise WeftError(
             f"{operator}: one target per row",
-            expected=f"targets ({rows},)",
+            expected=f"targets ({rows.shape[0]},)",
             got=tuple(targets.shape),
             hint="flatten both: logits.view(-1, V), targets.view(-1)",
         )

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import torch
 
-from weft import machine
 from weft.backends.nvrtc import CudaSource
 from weft.core import Implementation
+from weft.machine.device_limits import smem_per_block
 from weft.ops._common.layout import CUDA_TYPES, FLOAT_DTYPES, dtype_name
 from weft.ops.matmul.spec import backward_by
 
@@ -159,13 +159,6 @@ def forward_with(
     return c
 
 
-@cache
-def _max_smem(device_type: str) -> float:
-    """Return the shared memory limit of a block in bytes; no limit where nothing is launched (meta)."""
-    limit = machine.query("cuda").shared_per_block_optin if device_type == "cuda" else None
-    return limit or float("inf")
-
-
 def choose(a: torch.Tensor, b: torch.Tensor, precision: str) -> Config:
     """Return the configuration shipped for a product of this size and dtype.
 
@@ -174,7 +167,7 @@ def choose(a: torch.Tensor, b: torch.Tensor, precision: str) -> Config:
     """
     tiles = -(-a.shape[0] // 128) * -(-b.shape[1] // 128)
     kind = "fma" if (arithmetic := _arithmetic(a.dtype, precision)) == "ieee" else "mma"
-    max_smem = _max_smem(a.device.type)
+    max_smem = smem_per_block(a.device)
     return next(
         config
         for least, config in SHIPPED[arithmetic]

@@ -131,8 +131,7 @@ def _check_vector(where: str, name: str, v: Any, x: torch.Tensor) -> None:
     if v.dtype not in (x.dtype, torch.float32):
         expected = f"{x.dtype}, as x has, or torch.float32"
         raise WeftError(f"{where}: {name}.dtype", expected=expected, got=v.dtype)
-    if v.device != x.device:
-        raise WeftError(f"{where}: x and {name} on one device", expected=x.device, got=v.device)
+    validate.same_device(where, f"x and {name}", x, v)
 
 
 def _case(

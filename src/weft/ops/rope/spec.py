@@ -37,8 +37,7 @@ def check_arguments(x: Any, cos: Any, sin: Any, *, interleaved: bool = False) ->
     validate.tensor("rope", "x", x, DTYPES, dims=range(4, 5))
     for name, table in (("cos", cos), ("sin", sin)):
         validate.tensor("rope", name, table, ("float32",), dims=range(2, 3))
-        if table.device != x.device:
-            raise WeftError(f"rope: x and {name} on one device", expected=x.device, got=table.device)
+        validate.same_device("rope", f"x and {name}", x, table)
     if not isinstance(interleaved, bool):
         raise WeftError("rope: interleaved", expected="True or False", got=f"{interleaved!r:.80}")
     if x.shape[3] % 2:

@@ -112,7 +112,7 @@ def _recording(launches: list[Launch], backend: str, arch: int) -> Iterator[None
     answers: dict[str, Callable[..., Any]] = {
         "get_device_capability": lambda *_: (arch // 10, arch % 10),
         "get_device_properties": lambda *_: properties,
-        "current_stream": lambda *_: SimpleNamespace(cuda_stream=0),
+        "current_stream": lambda *_: SimpleNamespace(cuda_stream=0, device_index=0),
         "is_current_stream_capturing": lambda: False,
     }
     with ExitStack() as stack:
