@@ -318,7 +318,9 @@ class Suite:
                 timers = any(c.state in ("waits for time", "timing") for c in self.running)
                 while self.waiting and len(self.running) < self.jobs and not timers:
                     self._assign(self.waiting.pop(0))
-                if self.waiting and self.spare is None and not (timers or self._spares_end):
+                # One import at a time: several at once take far longer than one after another.
+                importing = any(c.state == "importing" for c in self.running)
+                if self.waiting and self.spare is None and not (timers or importing or self._spares_end):
                     self.spare = self._start()
                 # Without a timeout: the thread of each child sends None at its end, however it ends.
                 child, line = self._events.get()

@@ -5,6 +5,7 @@ All imports are done, and the GPU is open, before it asks for the job.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -40,8 +41,10 @@ def main() -> None:
             sys.exit(1)
         return answer
 
-    fork_client.prepare(wait=True)
+    fork_client.prepare()
+    importlib.import_module("torch._dynamo")  # the meta device, where a problem's size is found, imports it
     free_bytes(sys.argv[1])  # opens the GPU
+    fork_client.prepare(wait=True)
     send({"judgement": judge_job(json.loads(wait("job", 0)), wait)})
 
 

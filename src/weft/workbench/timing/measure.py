@@ -77,7 +77,6 @@ def measure(
         session.judge_samples()
         session.measure_side_times()
         session.audit()
-        session.release_references()
         if make_judge is not None:
             session.recheck(make_judge)
         return session.outcomes()

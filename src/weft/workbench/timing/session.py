@@ -514,6 +514,8 @@ class TimingSession:
         for state in self.running:
             step = partial(state.measure_side_times, self.budget.side_samples, self.device)
             self._try(state.candidate.name, step)
+            if state.candidate.trusted:  # no further call is made of a reference
+                self._try(state.candidate.name, state.timed.release)
         extra_os_threads = self.threads.extra_os_threads()
         for state in self.running:
             name = state.candidate.name
@@ -531,12 +533,6 @@ class TimingSession:
             if not state.refusal:
                 step = partial(state.audit, self.unseen, self.device, judge)
                 self._try(state.candidate.name, step)
-
-    def release_references(self) -> None:
-        """Free the buffers and outputs of the references, of which no further call is made."""
-        for state in self.running:
-            if state.candidate.trusted:
-                self._try(state.candidate.name, state.timed.release)
 
     def recheck(self, make_judge: MakeJudge) -> None:
         """Overwrite the buffers and compare each candidate's timed path and plain calls, in rounds."""
