@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         no,
     )
     from weft.core.declare import implementation, operator
+    from weft.dispatch.invariance import batch_invariant
 
     patch: Any  # from weft.nn.patching, a higher layer, so that only a string names it
 
@@ -37,6 +38,7 @@ __all__ = [
     "Tolerance",
     "WeftError",
     "__version__",
+    "batch_invariant",
     "case",
     "check_only",
     "implementation",
@@ -47,6 +49,7 @@ __all__ = [
 SUBMODULES = ("nn", "ops")  # packages that users import: weft.ops.softmax works after `import weft`
 # Modules of the names that are not in weft.core.
 _ELSEWHERE = {
+    "batch_invariant": "weft.dispatch.invariance",
     "implementation": "weft.core.declare",
     "operator": "weft.core.declare",
     "patch": "weft.nn.patching",

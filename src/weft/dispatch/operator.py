@@ -24,8 +24,9 @@ from torch.autograd import forward_ad
 
 from weft.backends import support
 from weft.core import Case, Input, WeftError, registry
+from weft.core.implementation import without_suffix
 from weft.core.operator import unknown_name
-from weft.dispatch import choice
+from weft.dispatch import choice, invariance
 
 TRACED = ("eager", "torch", "compile")  # implementations of plain torch code
 DEVICES = ("cpu", "cuda")
@@ -90,8 +91,11 @@ def call(
     params: dict[str, Any],
     impl: str | None,
     check: Callable[[], None] = _accept,
+    batch_invariant: bool = False,
 ) -> Any:
     """Run operator ``name`` with the implementation ``impl`` (None: the one that dispatch chooses).
+
+    ``batch_invariant`` asks for its variant whose rows do not depend on the batch (invariance.py).
 
     ``check`` raises for invalid arguments. It reads no tensor's contents, so that it runs once for all calls
     with tensors and parameters like these. Raises :class:`WeftError` for an unknown ``impl``, or for one
@@ -99,8 +103,8 @@ def call(
     """
     if torch.compiler.is_compiling():
         check()
-        return _call_traced(name, inputs, params, impl)
-    return plan(name, inputs, params, impl, check).run(inputs, params)
+        return _call_traced(name, inputs, params, impl, batch_invariant)
+    return plan(name, inputs, params, impl, check, batch_invariant).run(inputs, params)
 
 
 @dataclass(frozen=True)
@@ -117,12 +121,19 @@ def plan(
     params: dict[str, Any],
     impl: str | None,
     check: Callable[[], None] = _accept,
+    batch_invariant: bool = False,
 ) -> Plan:
     """Return the plan of a call that is not traced. Arguments and errors are those of :func:`call`."""
+    # `anywhere` is False in nearly all programs: the context variable is then not looked up.
+    invariant = invariance.anywhere and invariance.is_requested()
+    if batch_invariant is not False:
+        invariant = invariance.check_flag(name, batch_invariant) or invariant
 
     def make() -> Plan:
         check()
-        chosen = choice.choose(name, inputs, params) if impl is None else impl
+        chosen = invariance.choose(name, inputs, params, impl) if invariant else impl
+        if chosen is None:
+            chosen = choice.choose(name, inputs, params) if impl is None else impl
         if resolve(name, chosen) not in TRACED:
             return Plan(chosen, _kernel_runner(name, chosen, inputs, params))
         if impl is not None:  # dispatch itself chooses only supported implementations
@@ -130,7 +141,7 @@ def plan(
         forward = registry.implementation(name, chosen).forward
         return Plan(chosen, lambda x, scalars: forward(*x, **scalars))
 
-    return memoized((name, impl), inputs, params, make)
+    return memoized((name, impl, invariant), inputs, params, make)
 
 
 def _kernel_runner(name: str, impl: str, inputs: tuple[Any, ...], params: dict[str, Any]) -> Run:
@@ -153,8 +164,14 @@ def _kernel_runner(name: str, impl: str, inputs: tuple[Any, ...], params: dict[s
     return run
 
 
-def _call_traced(name: str, inputs: tuple[Any, ...], params: dict[str, Any], impl: str | None) -> Any:
-    chosen = choice.choose(name, inputs, params) if impl is None else impl
+def _call_traced(
+    name: str, inputs: tuple[Any, ...], params: dict[str, Any], impl: str | None, batch_invariant: bool
+) -> Any:
+    chosen = impl
+    if invariance.check_flag(name, batch_invariant) or invariance.anywhere:
+        chosen = invariance.choose_traced(name, inputs[0].device.type, impl) or impl
+    if chosen is None:
+        chosen = choice.choose(name, inputs, params)
     if resolve(name, chosen) not in TRACED:
         return getattr(torch.ops.weft, name)(*inputs, *params.values(), chosen)
     return getattr(_traceable, f"{name}:{chosen}")(*inputs, **params)
@@ -394,7 +411,7 @@ _traceable = SimpleNamespace()  # a trace would read a dict as it was at its sta
 @choice.constant_while_tracing
 def resolve(name: str, impl: str) -> str:
     """Return an implementation's backend. Put its function where a traced call finds it."""
-    if impl not in registry.implementation_names(name):
+    if without_suffix(impl) not in registry.implementation_names(name):
         raise unknown_name(f"implementation of {name}", impl, registry.implementation_names(name))
     implementation = registry.implementation(name, impl)
     forward = implementation.forward
