@@ -119,7 +119,10 @@ __device__ __forceinline__ Statistics row_statistics(const WEFT_T* x, const Row&
     for (int u = 0; u < UNROLL; ++u)
 #pragma unroll
       for (int j = 0; j < N; ++j) top = fmaxf(top, to_float(in[u].at[j]));
-    stats.total *= exp_of_difference(stats.top, top);
+    const float factor = exp_of_difference(stats.top, top);
+    // By column the loop may be compiled twice, for aligned rows and others: without a multiply-add, which the
+    // compiler is free to form, both copies round alike.
+    stats.total = BY_COLUMN ? __fmul_rn(stats.total, factor) : stats.total * factor;
     stats.top = top;
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u)
@@ -183,7 +186,7 @@ __device__ __forceinline__ void write_gradient(const WEFT_T* x, WEFT_T* dx, cons
   const float at_target = counts ? g * (1.0f - params.smoothing) : 0.0f;
   const int target_column = counts && target >= 0 && target < params.columns ? (int)target : -1;
   const auto element_gradient = [&](WEFT_T v) {
-    return factor * exp_of_difference(to_float(v), lse) - uniform;
+    return fmaf(factor, exp_of_difference(to_float(v), lse), -uniform);
   };
   // The target is subtracted before the only rounding: a separate pass over one element would round twice.
   const auto write_element = [&](int column) {

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from weft import backends, ops
-from weft.core import BACKWARD, FORWARD, Case, Implementation, Operator, Support, WeftError
+from weft.core import BACKWARD, FORWARD, Case, Implementation, Operator, Support, WeftError, registry
+from weft.core.implementation import INVARIANT
 from weft.core.text import printable
 from weft.dispatch import invariance
 from weft.workbench.calls import inputs as call_inputs
@@ -291,3 +292,23 @@ def _differing_rows(got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor
                 differ &= ~(one.isnan() & other.isnan())
             wrong |= differ.reshape(rows, -1).any(1)
     return wrong
+
+
+def markdown() -> str:
+    """Return the table of operators that can be asked for batch invariance, and what runs them."""
+    lines = ["| operator | on a CPU | on a GPU | gradients of |", "| --- | --- | --- | --- |"]
+    for name in registry.operator_names():
+        operator = registry.operator(name)
+        found = [i.invariant for i in registry.implementations(name) if i.invariant is not None]
+        by_device = [
+            ", ".join(f"`{n}`" for n in invariance.PREFERENCE[device] if _runs(found, n, device))
+            for device in ("cpu", "cuda")
+        ]
+        inputs = ", ".join(f"`{i}`" for i in operator.differentiable if i in operator.rows)
+        if found:
+            lines.append(f"| {name} | {by_device[0]} | {by_device[1]} | {inputs or '–'} |")
+    return "\n".join(lines)
+
+
+def _runs(variants: Sequence[Implementation], name: str, device: str) -> bool:
+    return any(v.name == name + INVARIANT and device in v.devices for v in variants)
