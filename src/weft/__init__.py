@@ -21,9 +21,10 @@ if TYPE_CHECKING:
         no,
     )
     from weft.core.declare import implementation, operator
-    from weft.dispatch.invariance import batch_invariant
 
-    patch: Any  # from weft.nn.patching, a higher layer, so that only a string names it
+    # From higher layers, so that only strings name them: weft.dispatch.invariance and weft.nn.patching.
+    batch_invariant: Any
+    patch: Any
 
 __version__ = "0.1.0"
 __all__ = [

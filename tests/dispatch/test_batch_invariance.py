@@ -21,6 +21,8 @@ from weft.workbench.check.check import check
 REFUSED = ("matmul", "linear", "linear_gelu", "linear_residual", "attention", "linear_cross_entropy")
 BY_POSITION = ("dropout", "dropout_add_layer_norm")
 ROWS = [n for n in registry.operator_names() if registry.operator(n).rows and n not in REFUSED]
+# A table's gradient has no rows of the batch, and the interpreter has no bfloat16.
+NOT_RUN = ("returns nothing that has rows", "bf16 needs a GPU")
 # One of each kind of kernel: the interpreter takes seconds for an operator.
 INTERPRETED = (
     "softmax",
@@ -63,6 +65,7 @@ def assert_invariant(name: str, impl: str | None, device: str, columns: tuple[in
         for direction in operator.directions:
             verdict = compare_invariant_rows(operator, impl, case, direction, device, 5)
             assert not verdict.differing, verdict
+            assert not verdict.reason or any(text in verdict.reason for text in NOT_RUN), verdict
             compared += verdict.compared
     assert compared > 1000
 
@@ -74,7 +77,7 @@ def test_dispatched_rows_keep_their_bits_on_a_cpu(name: str) -> None:
 
 @pytest.mark.parametrize("name", INTERPRETED)
 def test_interpreted_rows_keep_their_bits(name: str) -> None:
-    assert_invariant(name, "triton", "cpu", () if name in ("gelu", "swiglu") else (33,))
+    assert_invariant(name, "triton", "cpu", (33,) if name in ("softmax", "layer_norm") else ())
 
 
 def test_cross_entropy_by_columns_repairs_rows_that_differ_without_it() -> None:
@@ -92,9 +95,10 @@ def test_cross_entropy_by_columns_repairs_rows_that_differ_without_it() -> None:
 @pytest.mark.parametrize("impl", [None, "cuda", "triton"])
 @pytest.mark.parametrize("name", ROWS)
 def test_rows_keep_their_bits_on_a_gpu(name: str, impl: str | None) -> None:
-    # Odd rows, rows of which 16 bytes are no divisor, and the strategies of long rows.
-    wide = (1, 33, 263, 4098) if name in ("rope", "embedding") else (1, 33, 263, 1000, 4098, 16384, 40000)
-    assert_invariant(name, impl, "cuda", wide)
+    # Odd rows, rows that 16 bytes do not divide, and the strategies of long rows. A row of rope has all heads
+    # and positions, and a row of embedding all tokens of a sequence: wider ones would fill the memory.
+    columns = {"rope": (1, 33, 80), "embedding": (1, 33)}.get(name, (1, 33, 263, 1000, 4098, 40000))
+    assert_invariant(name, impl, "cuda", columns)
 
 
 @pytest.mark.gpu

@@ -52,6 +52,14 @@ SAMPLE_SECONDS = {"processes": 80.0, "one process": 45.0}
 PARALLEL_SECONDS = 15.0  # expected; a process imports torch for some seconds before its first check
 SHOWN_NAMES = 4  # names of implementations in a note; the others are counted
 
+BatchInvariant = Annotated[
+    bool,
+    typer.Option(
+        "--batch-invariant",
+        help="With --rows: compare the calls with batch_invariant=True (of --impl, or as dispatched)",
+    ),
+]
+
 
 def check(
     operators: Annotated[Names, typer.Argument(metavar="OPERATOR", help="Operators [default: all]")] = None,
@@ -82,13 +90,7 @@ def check(
             help="Compare bits instead: does a row depend on the number of rows beside it, or on its place?",
         ),
     ] = False,
-    invariant: Annotated[
-        bool,
-        typer.Option(
-            "--batch-invariant",
-            help="With --rows: compare the calls with batch_invariant=True (of --impl, or as dispatched)",
-        ),
-    ] = False,
+    invariant: BatchInvariant = False,
     files: Files = None,
     seconds: Seconds = SECONDS,
     memory: Memory = MEMORY,

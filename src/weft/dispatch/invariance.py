@@ -155,10 +155,10 @@ def _variants(name: str, device: str, impl: str | None) -> Iterator[Implementati
         yield variant
         return
     # One after another: a backend that is not needed is not imported.
-    found = False
+    has_variant = False
     for variant in (registry.implementation(name, n).invariant for n in PREFERENCE[device] if n in names):
         if variant is not None:
-            found = True
+            has_variant = True
             yield variant
-    if not found:
+    if not has_variant:
         raise _refusal(name, WHY_NOT.get(name, NONE_YET))

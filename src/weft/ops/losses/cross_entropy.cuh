@@ -120,8 +120,8 @@ __device__ __forceinline__ Statistics row_statistics(const WEFT_T* x, const Row&
 #pragma unroll
       for (int j = 0; j < N; ++j) top = fmaxf(top, to_float(in[u].at[j]));
     const float factor = exp_of_difference(stats.top, top);
-    // By column the loop may be compiled twice, for aligned rows and others: without a multiply-add, which the
-    // compiler is free to form, both copies round alike.
+    // By column the loop may be compiled twice, for aligned rows and others: without a multiply-add, which
+    // the compiler is free to form, both copies round alike.
     stats.total = BY_COLUMN ? __fmul_rn(stats.total, factor) : stats.total * factor;
     stats.top = top;
 #pragma unroll

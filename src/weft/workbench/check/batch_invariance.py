@@ -299,13 +299,13 @@ def markdown() -> str:
     lines = ["| operator | on a CPU | on a GPU | gradients of |", "| --- | --- | --- | --- |"]
     for name in registry.operator_names():
         operator = registry.operator(name)
-        found = [i.invariant for i in registry.implementations(name) if i.invariant is not None]
+        variants = [i.invariant for i in registry.implementations(name) if i.invariant is not None]
         by_device = [
-            ", ".join(f"`{n}`" for n in invariance.PREFERENCE[device] if _runs(found, n, device))
+            ", ".join(f"`{n}`" for n in invariance.PREFERENCE[device] if _runs(variants, n, device))
             for device in ("cpu", "cuda")
         ]
         inputs = ", ".join(f"`{i}`" for i in operator.differentiable if i in operator.rows)
-        if found:
+        if variants:
             lines.append(f"| {name} | {by_device[0]} | {by_device[1]} | {inputs or '–'} |")
     return "\n".join(lines)
 
