@@ -190,7 +190,9 @@ def linear_cross_entropy_backward(
     return scaled
 
 
-def _aot_row_kernels(kernel: object, shapes: Iterable[tuple[str, int]]) -> tuple[TritonAotKernel, ...]:
+def _aot_row_kernels(
+    kernel: object, shapes: Iterable[tuple[str, int]], by_column: bool = False
+) -> tuple[TritonAotKernel, ...]:
     """Return a row kernel as shipped, for pairs of (Triton's name of a dtype, columns)."""
     aot_kernels = []
     is_forward = kernel is kernels.cross_entropy_forward
@@ -215,10 +217,10 @@ def _aot_row_kernels(kernel: object, shapes: Iterable[tuple[str, int]]) -> tuple
         signature |= {"WIDTH": 16 // size, "LANES": config.lanes(columns, size)}
         signature["SAME_START" if is_backward else "SMOOTH"] = is_backward
         if is_forward or is_backward:
-            signature["BY_COLUMN"] = False
+            signature["BY_COLUMN"] = by_column
         aot_kernels.append(
             TritonAotKernel(
-                label=f"{getattr(kernel, '__name__', kernel)}-{dtype}-{columns}",
+                label=f"{getattr(kernel, '__name__', kernel)}-{dtype}-{columns}" + "-by-column" * by_column,
                 kernel=kernel,
                 signature=signature,
                 num_warps=config.warps,
@@ -251,6 +253,8 @@ CROSS_ENTROPY = with_invariant(
         aot_kernels=(
             *_aot_row_kernels(kernels.cross_entropy_forward, _AOT_SHAPES),
             *_aot_row_kernels(kernels.cross_entropy_backward, _AOT_SHAPES),
+            *_aot_row_kernels(kernels.cross_entropy_forward, _AOT_SHAPES[1:2], by_column=True),
+            *_aot_row_kernels(kernels.cross_entropy_backward, _AOT_SHAPES[1:2], by_column=True),
         ),
         idea="a program a row, maxima and sums online",
     ),
