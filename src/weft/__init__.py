@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     )
     from weft.core.declare import implementation, operator
 
-    patch: Any  # from weft.nn.patching, a higher layer, so that only a string names it
+    # From higher layers, so that only strings name them: weft.dispatch.invariance and weft.nn.patching.
+    batch_invariant: Any
+    patch: Any
 
 __version__ = "0.1.0"
 __all__ = [
@@ -37,6 +39,7 @@ __all__ = [
     "Tolerance",
     "WeftError",
     "__version__",
+    "batch_invariant",
     "case",
     "check_only",
     "implementation",
@@ -47,6 +50,7 @@ __all__ = [
 SUBMODULES = ("nn", "ops")  # packages that users import: weft.ops.softmax works after `import weft`
 # Modules of the names that are not in weft.core.
 _ELSEWHERE = {
+    "batch_invariant": "weft.dispatch.invariance",
     "implementation": "weft.core.declare",
     "operator": "weft.core.declare",
     "patch": "weft.nn.patching",

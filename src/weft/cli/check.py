@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli import ending, output, progress
-from weft.cli.check_rows import check_rows
+from weft.cli.check_rows import InvariantCalls, check_row_options, check_rows
 from weft.cli.options import (
     MAX_SEED,
     MEMORY,
@@ -52,6 +52,14 @@ SAMPLE_SECONDS = {"processes": 80.0, "one process": 45.0}
 PARALLEL_SECONDS = 15.0  # expected; a process imports torch for some seconds before its first check
 SHOWN_NAMES = 4  # names of implementations in a note; the others are counted
 
+BatchInvariant = Annotated[
+    bool,
+    typer.Option(
+        "--batch-invariant",
+        help="With --rows: compare the calls with batch_invariant=True (of --impl, or as dispatched)",
+    ),
+]
+
 
 def check(
     operators: Annotated[Names, typer.Argument(metavar="OPERATOR", help="Operators [default: all]")] = None,
@@ -82,6 +90,7 @@ def check(
             help="Compare bits instead: does a row depend on the number of rows beside it, or on its place?",
         ),
     ] = False,
+    invariant: BatchInvariant = False,
     files: Files = None,
     seconds: Seconds = SECONDS,
     memory: Memory = MEMORY,
@@ -113,16 +122,16 @@ def check(
     from weft.machine.query import known_kind
     from weft.workbench.sandbox.candidates import ExternalCandidates, UnreadableFile
 
-    if rows and (all_cases or sanitize):
-        raise WeftError("--rows", expected="no --all-cases and no --sanitize with it", got="both")
+    check_row_options(rows, invariant, all_cases or bool(sanitize), bool(files))
     kind, watch = known_kind(device), ending.Stopwatch()
     chosen = (operators or [], impl or [], case or [])
     try:
         with ExternalCandidates(files or [], limits(seconds, memory)) as candidates:
             points = _select(candidates, *chosen, direction, kind, all_cases, rows)
             if rows:
+                call = InvariantCalls(dispatched=not impl) if invariant else None
                 first = seed[0] if seed else None
-                code = check_rows(points, candidates, kind, first, as_json=as_json, as_csv=as_csv)
+                code = check_rows(points, candidates, kind, first, call, as_json=as_json, as_csv=as_csv)
             else:
                 sampled = not (all_cases or case or sanitize)
                 plan = _plan(points, candidates, kind, seed or [], sampled=sampled)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Generator, Sequence
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from weft.cli import ending, output, progress
@@ -22,18 +22,39 @@ if TYPE_CHECKING:
 INTERPRETED = "On a CPU, Triton and numba are interpreted: a kernel on a GPU may add in another order."
 
 
+@dataclass(frozen=True)
+class InvariantCalls:
+    """Compare calls with ``batch_invariant=True``; ``dispatched``: of no named implementation."""
+
+    dispatched: bool
+
+
+def check_row_options(rows: bool, invariant: bool, others: bool, files: bool) -> None:
+    """Raise :class:`WeftError` for options that do not go together.
+
+    ``others``: --all-cases or --sanitize is given; ``files``: --with is.
+    """
+    if invariant and (files or not rows):
+        got = "it with --with" if files else "it without --rows"
+        raise WeftError("--batch-invariant", expected="--rows with it, and no --with", got=got)
+    if rows and others:
+        raise WeftError("--rows", expected="no --all-cases and no --sanitize with it", got="both")
+
+
 def check_rows(
     points: Sequence[BenchPoint],
     candidates: ExternalCandidates,
     device: str,
     seed: int | None,
+    invariant: InvariantCalls | None,
     *,
     as_json: bool,
     as_csv: bool,
 ) -> int:
     """Compare the rows at these points, print the result, and return the exit code.
 
-    Raises :class:`WeftError` for an operator or case without independent rows.
+    With ``invariant`` the rows are those of calls that ask for batch invariance. Raises
+    :class:`WeftError` for an operator or case without independent rows.
     """
     from weft.workbench.calls.seeds import fresh_seeds
     from weft.workbench.check.batch_invariance import INTERPRETED_ROWS
@@ -45,7 +66,7 @@ def check_rows(
     with (
         progress.stoppable() as stop,
         progress.Progress() as status,
-        closing(_compare(points, candidates, device, chosen, status)) as run,
+        closing(_compare(points, candidates, device, chosen, status, invariant)) as run,
     ):
         for verdict in run:  # one by one: what was compared before Ctrl-C is shown
             verdicts.append(verdict)
@@ -84,16 +105,25 @@ def _compare(
     device: str,
     seed: int,
     status: progress.Progress,
+    invariant: InvariantCalls | None,
 ) -> Generator[RowsVerdict]:
-    from weft.workbench.check.batch_invariance import compare_rows
+    from weft.workbench.check.batch_invariance import compare_invariant_rows, compare_rows
 
     for point in points:
+        if invariant and invariant.dispatched:
+            status(f"{point.title} dispatched")
+            yield compare_invariant_rows(point.operator, None, point.case, point.direction, device, seed)
+            status.advance()
+            continue
         for one in point.implementations:
             if point.direction not in one.directions:
                 continue
             status(f"{point.title} {one.name}")
             worker = candidates.worker(one)
-            if worker is None:
+            if invariant:
+                name = one.name
+                yield compare_invariant_rows(point.operator, name, point.case, point.direction, device, seed)
+            elif worker is None:
                 yield compare_rows(point.operator, one, point.case, point.direction, device, seed)
             else:
                 yield _compare_in_worker(worker, point, one, device, seed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from weft.core.cases import Case
@@ -11,6 +11,7 @@ from weft.core.errors import check_name
 from weft.core.support import YES, Support
 
 OF_BACKEND = "(the backend's)"  # the default of a name; an empty name is an error
+INVARIANT = "/invariant"  # ends the name of a batch-invariant variant
 BACKENDS = ("eager", "torch", "compile", "triton", "cuda", "numba")
 
 
@@ -40,6 +41,10 @@ class Implementation:
     ``delegates_to_torch`` are the directions that are PyTorch's own call as a whole and are recorded as
     such. ``outputs`` limits the outputs it returns to the first so many, for a library that does not return
     a log-sum-exp, say; every output that takes a gradient is among them.
+
+    ``invariant`` is the variant for calls that ask for batch invariance (:func:`with_invariant`): the bits of
+    a row do not depend on the rows beside it, on its place, or on how the batch is cut. Its name is this
+    one's and ``/invariant``, and the registry finds it by that name. None: there is no such variant.
     """
 
     operator: str
@@ -56,6 +61,7 @@ class Implementation:
     wraps_library: str = ""
     outputs: int | None = None
     delegates_to_torch: tuple[str, ...] = ()
+    invariant: Implementation | None = None
 
     def __post_init__(self) -> None:
         if self.name == OF_BACKEND:
@@ -72,3 +78,17 @@ class Implementation:
     def is_step(self) -> bool:
         """True for a step of a ladder (``cuda/03-shared-tile``)."""
         return "/" in self.name and self.name.split("/", 1)[1][:2].isdigit()
+
+
+def with_invariant(implementation: Implementation, **changes: Any) -> Implementation:
+    """Return the implementation with a batch-invariant variant, which differs from it by ``changes``.
+
+    Without changes the implementation is batch invariant as it is.
+    """
+    changes = {"aot_kernels": (), **changes, "name": implementation.name + INVARIANT}
+    return replace(implementation, invariant=replace(implementation, **changes))
+
+
+def without_suffix(name: str) -> str:
+    """Return the name of the implementation of which ``name`` is or has a batch-invariant variant."""
+    return name.removesuffix(INVARIANT) if isinstance(name, str) else name

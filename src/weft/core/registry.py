@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 
-from weft.core.implementation import Implementation
+from weft.core.errors import WeftError
+from weft.core.implementation import Implementation, without_suffix
 from weft.core.operator import Operator, unknown_name
 
 FIVE = ("eager", "torch", "compile", "triton", "cuda")
@@ -153,8 +154,17 @@ def implementation_names(operator_name: str) -> list[str]:
 
 @cache
 def implementation(operator_name: str, name: str) -> Implementation:
-    """Return one implementation. Raise :class:`WeftError` with the nearest names if there is none."""
+    """Return one implementation. Raise :class:`WeftError` with the nearest names if there is none.
+
+    ``cuda/invariant`` is the batch-invariant variant of ``cuda``; the list of names leaves variants out.
+    """
     names = implementation_names(operator_name)
+    base = without_suffix(name)
+    if base != name and base in names:
+        variant = implementation(operator_name, base).invariant
+        if variant is None:
+            raise WeftError(f"implementation {name!r} of {operator_name}", got="none of this name")
+        return variant
     if name not in names:
         raise unknown_name(f"implementation of {operator_name}", name, names)
     target = entry(operator_name).implementations[name]

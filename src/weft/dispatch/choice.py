@@ -248,14 +248,7 @@ def _choose_supported(
         main = _largest(tensors)
         table = _device_bands(name, main.device.index, _dtype(tensors), discrete_params(params), grad)
         candidates.insert(0, look_up(table, sum(x.numel() for x in tensors), _last(main)))
-    names = [i.name for i in registry.operator(name).cases[0].inputs]
-    names += [f"input{i}" for i in range(len(names), len(tensors))]
-    inputs = tuple(
-        Input(name=n, shape=tuple(x.shape), dtype=str(x.dtype).removeprefix("torch."))
-        for n, x in zip(names, tensors, strict=False)
-    )
-    # A case made from the call, so that `supports` answers as it does in a check.
-    case = Case(name="call", inputs=inputs, params=params)
+    case = call_case(name, tensors, params)
     directions = (FORWARD, BACKWARD) if grad else (FORWARD,)
     for impl in candidates:
         if impl not in registry.implementation_names(name):
@@ -264,6 +257,17 @@ def _choose_supported(
         if all(support(implementation, case, device.type, d) for d in directions):
             return impl
     return candidates[-2]  # the caller refuses it with its reason
+
+
+def call_case(name: str, tensors: Sequence[torch.Tensor], params: Mapping[str, Any]) -> Case:
+    """Return a case made from a call, so that ``supports`` answers as it does in a check."""
+    names = [i.name for i in registry.operator(name).cases[0].inputs]
+    names += [f"input{i}" for i in range(len(names), len(tensors))]
+    inputs = tuple(
+        Input(name=n, shape=tuple(x.shape), dtype=str(x.dtype).removeprefix("torch."))
+        for n, x in zip(names, tensors, strict=False)
+    )
+    return Case(name="call", inputs=inputs, params=params)
 
 
 def _choose_traced(name: str, tensors: Sequence[torch.Tensor], params: Mapping[str, Any]) -> str:

@@ -25,8 +25,9 @@ from torch.autograd import forward_ad
 
 from weft.backends import support
 from weft.core import Case, Input, WeftError, registry
+from weft.core.implementation import without_suffix
 from weft.core.operator import unknown_name
-from weft.dispatch import choice, devices
+from weft.dispatch import choice, devices, invariance
 
 TRACED = ("eager", "torch", "compile")  # implementations of plain torch code
 DEVICES = ("cpu", "cuda")
@@ -91,8 +92,11 @@ def call(
     params: dict[str, Any],
     impl: str | None,
     check: Callable[[], None] = _accept,
+    batch_invariant: bool = False,
 ) -> Any:
     """Run operator ``name`` with the implementation ``impl`` (None: the one that dispatch chooses).
+
+    ``batch_invariant`` asks for its variant whose rows do not depend on the batch (invariance.py).
 
     ``check`` raises for invalid arguments. It reads no tensor's contents, so that it runs once for all calls
     with tensors and parameters like these. Raises :class:`WeftError` for an unknown ``impl``, or for one
@@ -100,8 +104,8 @@ def call(
     """
     if torch.compiler.is_compiling():
         check()
-        return _call_traced(name, inputs, params, impl)
-    return plan(name, inputs, params, impl, check).run(inputs, params)
+        return _call_traced(name, inputs, params, impl, batch_invariant)
+    return plan(name, inputs, params, impl, check, batch_invariant).run(inputs, params)
 
 
 @dataclass(frozen=True)
@@ -118,13 +122,20 @@ def plan(
     params: dict[str, Any],
     impl: str | None,
     check: Callable[[], None] = _accept,
+    batch_invariant: bool = False,
 ) -> Plan:
     """Return the plan of a call that is not traced. Arguments and errors are those of :func:`call`."""
+    # `anywhere` is False in nearly all programs: the context variable is then not looked up.
+    invariant = invariance.anywhere and invariance.is_requested()
+    if batch_invariant is not False:
+        invariant = invariance.check_flag(name, batch_invariant) or invariant
 
     def make() -> Plan:
         devices.common_device(name, inputs)  # or an error, if there are several
         check()
-        chosen = choice.choose(name, inputs, params) if impl is None else impl
+        chosen = invariance.choose(name, inputs, params, impl) if invariant else impl
+        if chosen is None:
+            chosen = choice.choose(name, inputs, params) if impl is None else impl
         if resolve(name, chosen) not in TRACED:
             return Plan(chosen, _kernel_runner(name, chosen, inputs, params))
         if impl is not None:  # dispatch itself chooses only supported implementations
@@ -132,7 +143,7 @@ def plan(
         forward = registry.implementation(name, chosen).forward
         return Plan(chosen, lambda x, scalars: forward(*x, **scalars))
 
-    return memoized((name, impl), inputs, params, make)
+    return memoized((name, impl, invariant), inputs, params, make)
 
 
 def _kernel_runner(name: str, impl: str, inputs: tuple[Any, ...], params: dict[str, Any]) -> Run:
@@ -159,8 +170,14 @@ def _kernel_runner(name: str, impl: str, inputs: tuple[Any, ...], params: dict[s
     return run
 
 
-def _call_traced(name: str, inputs: tuple[Any, ...], params: dict[str, Any], impl: str | None) -> Any:
-    chosen = choice.choose(name, inputs, params) if impl is None else impl
+def _call_traced(
+    name: str, inputs: tuple[Any, ...], params: dict[str, Any], impl: str | None, batch_invariant: bool
+) -> Any:
+    chosen = impl
+    if invariance.check_flag(name, batch_invariant) or invariance.anywhere:
+        chosen = invariance.choose_traced(name, inputs[0].device.type, impl) or impl
+    if chosen is None:
+        chosen = choice.choose(name, inputs, params)
     if resolve(name, chosen) not in TRACED:
         return getattr(torch.ops.weft, name)(*inputs, *params.values(), chosen)
     return getattr(_traceable, f"{name}:{chosen}")(*inputs, **params)
@@ -400,7 +417,7 @@ _traceable = SimpleNamespace()  # a trace would read a dict as it was at its sta
 @choice.constant_while_tracing
 def resolve(name: str, impl: str) -> str:
     """Return an implementation's backend. Put its function where a traced call finds it."""
-    if impl not in registry.implementation_names(name):
+    if without_suffix(impl) not in registry.implementation_names(name):
         raise unknown_name(f"implementation of {name}", impl, registry.implementation_names(name))
     implementation = registry.implementation(name, impl)
     forward = implementation.forward

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 from weft.cli import app
 from weft.core import Implementation, WeftError, registry
+from weft.dispatch.operator import clear_caches
 from weft.workbench.check.batch_invariance import CUTS, SIZES, Part, compare_rows, default_cases, parts
 
 SOFTMAX = registry.operator("softmax")
@@ -160,7 +162,46 @@ def test_the_command_compares_and_exits_1_if_a_row_differs(tmp_path: Path) -> No
     assert ended.exit_code == 1 and "nothing could be compared" in ended.output
 
 
+def test_the_command_measures_calls_that_ask_for_batch_invariance(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*arguments: str) -> Any:
+        case = ("--case", "fp32-7x129", "--device", "cpu", "--seed", "5")
+        return CliRunner().invoke(app, ["check", "--rows", "--batch-invariant", *case, *arguments])
+
+    # torch's GELU, which `--rows` alone finds to differ, is not what the option runs.
+    held = run("gelu")
+    assert held.exit_code == 0, held.output
+    assert "eager/invariant" in held.output and "invariant: 2 of 2 comparisons of gelu" in held.output
+    eager, torch_s = (registry.implementation("gelu", n) for n in ("eager", "torch"))
+    none = run("gelu", "--impl", "torch")
+    assert none.exit_code == 1 and "nothing could be compared" in none.output
+    # A variant that promises too much: the call runs it, and the command finds out.
+    broken = replace(torch_s, name="eager/invariant", backend="eager")
+    monkeypatch.setattr(registry, "implementation", _with_variant(replace(eager, invariant=broken)))
+    clear_caches()
+    differs = run("gelu", "--csv")
+    monkeypatch.undo()
+    clear_caches()
+    assert differs.exit_code == 1, differs.output
+    assert "gelu,eager/invariant,forward,NO,8192," in differs.stdout
+
+
+def _with_variant(implementation: Implementation) -> Any:
+    known = registry.implementation
+
+    def find(operator: str, name: str) -> Any:
+        if operator == "gelu" and name.startswith("eager"):
+            return implementation.invariant if name.endswith("/invariant") else implementation
+        return known(operator, name)
+
+    return find
+
+
 def test_the_command_refuses_what_has_no_rows() -> None:
-    for arguments in (["sum", "--rows"], ["gelu", "--rows", "--all-cases"]):
+    for arguments in (
+        ["sum", "--rows"],
+        ["gelu", "--rows", "--all-cases"],
+        ["gelu", "--batch-invariant"],
+        ["gelu", "--rows", "--batch-invariant", "--with", __file__],
+    ):
         refused = CliRunner().invoke(app, ["check", *arguments])
         assert isinstance(refused.exception, WeftError) or refused.exit_code == 2, refused.output

@@ -40,12 +40,13 @@ register(
 )
 
 
-def gelu(x: torch.Tensor, *, impl: str | None = None) -> torch.Tensor:
+def gelu(x: torch.Tensor, *, impl: str | None = None, batch_invariant: bool = False) -> torch.Tensor:
     """GELU in its tanh form, elementwise.
 
     Args:
         x: tensor of any shape; float32, float16 or bfloat16; CPU or CUDA.
         impl: name of an implementation (``weft ops`` lists them); None lets dispatch choose.
+        batch_invariant: as inside of ``with weft.batch_invariant():``.
 
     Returns:
         A tensor with the shape, dtype, device and strides of ``x``. Arithmetic is in float32.
@@ -56,15 +57,16 @@ def gelu(x: torch.Tensor, *, impl: str | None = None) -> torch.Tensor:
 
     Source: arXiv:1606.08415.
     """
-    return call("gelu", (x,), {}, impl, lambda: check_gelu(x))  # type: ignore[no-any-return]
+    return call("gelu", (x,), {}, impl, lambda: check_gelu(x), batch_invariant)  # type: ignore[no-any-return]
 
 
-def relu(x: torch.Tensor, *, impl: str | None = None) -> torch.Tensor:
+def relu(x: torch.Tensor, *, impl: str | None = None, batch_invariant: bool = False) -> torch.Tensor:
     """ReLU, elementwise: ``x`` where it is above 0, else 0; NaN stays NaN.
 
     Args:
         x: tensor of any shape; float32, float16 or bfloat16; CPU or CUDA.
         impl: name of an implementation (``weft ops`` lists them); None lets dispatch choose.
+        batch_invariant: as inside of ``with weft.batch_invariant():``.
 
     Returns:
         A tensor with the shape, dtype, device and strides of ``x``. The gradient at 0 is 0. The backward
@@ -76,10 +78,12 @@ def relu(x: torch.Tensor, *, impl: str | None = None) -> torch.Tensor:
 
     Source: Nair and Hinton, ICML 2010.
     """
-    return call("relu", (x,), {}, impl, lambda: check_relu(x))  # type: ignore[no-any-return]
+    return call("relu", (x,), {}, impl, lambda: check_relu(x), batch_invariant)  # type: ignore[no-any-return]
 
 
-def bias_gelu(x: torch.Tensor, bias: torch.Tensor, *, impl: str | None = None) -> torch.Tensor:
+def bias_gelu(
+    x: torch.Tensor, bias: torch.Tensor, *, impl: str | None = None, batch_invariant: bool = False
+) -> torch.Tensor:
     """GELU in its tanh form of ``x + bias``, in one pass.
 
     Args:
@@ -87,6 +91,7 @@ def bias_gelu(x: torch.Tensor, bias: torch.Tensor, *, impl: str | None = None) -
         bias: (C,), of the same dtype and device. Its gradient is summed in float32 in a fixed order, so that
             a second run gives the same bits.
         impl: name of an implementation (``weft ops`` lists them); None lets dispatch choose.
+        batch_invariant: as inside of ``with weft.batch_invariant():``.
 
     Returns:
         A contiguous tensor with the shape, dtype and device of ``x``. Arithmetic is in float32, rounded
@@ -98,4 +103,4 @@ def bias_gelu(x: torch.Tensor, bias: torch.Tensor, *, impl: str | None = None) -
 
     Source: arXiv:1606.08415.
     """
-    return call("bias_gelu", (x, bias), {}, impl, lambda: check_bias_gelu(x, bias))  # type: ignore[no-any-return]
+    return call("bias_gelu", (x, bias), {}, impl, lambda: check_bias_gelu(x, bias), batch_invariant)  # type: ignore[no-any-return]

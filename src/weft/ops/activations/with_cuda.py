@@ -13,6 +13,7 @@ import torch
 
 from weft.backends.nvrtc import CudaSource
 from weft.core import Implementation
+from weft.core.implementation import with_invariant
 from weft.ops._common.elementwise import ElementwiseKernels
 from weft.ops._common.layout import (
     CUDA_TYPES,
@@ -254,21 +255,26 @@ def backward_bias_gelu_with(
     return dx, dbias
 
 
-GELU = Implementation(
-    operator="gelu",
-    backend="cuda",
-    forward=forward_gelu,
-    backward=backward_gelu,
-    aot_kernels=tuple(gelu_source(dtype) for dtype in FLOAT_DTYPES),
-    idea="one 16-byte vector a thread",
+# Elementwise: an element has the same bits wherever it is, so that each implementation is batch invariant.
+GELU = with_invariant(
+    Implementation(
+        operator="gelu",
+        backend="cuda",
+        forward=forward_gelu,
+        backward=backward_gelu,
+        aot_kernels=tuple(gelu_source(dtype) for dtype in FLOAT_DTYPES),
+        idea="one 16-byte vector a thread",
+    )
 )
-RELU = Implementation(
-    operator="relu",
-    backend="cuda",
-    forward=forward_relu,
-    backward=backward_relu,
-    aot_kernels=RELU_KERNELS.aot_kernels,
-    idea="one 16-byte vector a thread",
+RELU = with_invariant(
+    Implementation(
+        operator="relu",
+        backend="cuda",
+        forward=forward_relu,
+        backward=backward_relu,
+        aot_kernels=RELU_KERNELS.aot_kernels,
+        idea="one 16-byte vector a thread",
+    )
 )
 RELU_SCALAR = Implementation(
     operator="relu",
@@ -279,14 +285,16 @@ RELU_SCALAR = Implementation(
     aot_kernels=tuple(RELU_SCALAR_SOURCES.values()),
     idea="one element a thread",
 )
-BIAS_GELU = Implementation(
-    operator="bias_gelu",
-    backend="cuda",
-    forward=forward_bias_gelu,
-    backward=backward_bias_gelu,
-    aot_kernels=(
-        *BIAS_GELU_KERNELS.aot_kernels,
-        *(bias_gelu_backward_source(dtype) for dtype in FLOAT_DTYPES),
-    ),
-    idea="one 16-byte vector a thread; the bias's gradient by chunks of rows",
+BIAS_GELU = with_invariant(
+    Implementation(
+        operator="bias_gelu",
+        backend="cuda",
+        forward=forward_bias_gelu,
+        backward=backward_bias_gelu,
+        aot_kernels=(
+            *BIAS_GELU_KERNELS.aot_kernels,
+            *(bias_gelu_backward_source(dtype) for dtype in FLOAT_DTYPES),
+        ),
+        idea="one 16-byte vector a thread; the bias's gradient by chunks of rows",
+    )
 )

@@ -8,6 +8,7 @@ import torch
 
 from weft.backends.inductor import compiled
 from weft.core import Implementation
+from weft.core.implementation import with_invariant
 
 
 def _tanh_gelu(x: torch.Tensor) -> torch.Tensor:
@@ -27,14 +28,29 @@ def forward_bias_gelu(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     return _tanh_gelu(x.float() + bias.float()).to(x.dtype).contiguous()
 
 
-GELU = Implementation(
-    operator="gelu", name="eager", backend="eager", forward=forward_gelu, idea="eight torch calls"
+# torch's elementwise functions used here have one code for whole vectors and for the rest (on a CPU); its own
+# GELU and SiLU have two. On a GPU Weft's kernels run.
+GELU = with_invariant(
+    Implementation(
+        operator="gelu", name="eager", backend="eager", forward=forward_gelu, idea="eight torch calls"
+    ),
+    devices=("cpu",),
 )
-RELU = Implementation(
-    operator="relu", name="eager", backend="eager", forward=forward_relu, idea="two torch calls"
+RELU = with_invariant(
+    Implementation(
+        operator="relu", name="eager", backend="eager", forward=forward_relu, idea="two torch calls"
+    ),
+    devices=("cpu",),
 )
-BIAS_GELU = Implementation(
-    operator="bias_gelu", name="eager", backend="eager", forward=forward_bias_gelu, idea="nine torch calls"
+BIAS_GELU = with_invariant(
+    Implementation(
+        operator="bias_gelu",
+        name="eager",
+        backend="eager",
+        forward=forward_bias_gelu,
+        idea="nine torch calls",
+    ),
+    devices=("cpu",),
 )
 GELU_COMPILED = compiled(GELU)
 RELU_COMPILED = compiled(RELU)

@@ -14,6 +14,7 @@ import torch
 
 from weft.backends.triton_jit import TritonAotKernel, tl, triton
 from weft.core import Implementation
+from weft.core.implementation import with_invariant
 from weft.ops._common.column_sums import aot_column_kernels, column_sums
 from weft.ops._common.elementwise_triton import SHIPPED, Config, elementwise_aot_kernels, gelu
 from weft.ops._common.layout import contiguous_like, dense, match_strides, view_2d
@@ -204,33 +205,40 @@ def _bias_gelu_aot_kernels() -> tuple[TritonAotKernel, ...]:
     return (*kernels, *aot_column_kernels("slope", bias=True))
 
 
-GELU = Implementation(
-    operator="gelu",
-    backend="triton",
-    forward=forward_gelu,
-    backward=backward_gelu,
-    aot_kernels=elementwise_aot_kernels(
-        {gelu_forward: ("x_ptr", "y_ptr"), gelu_backward: ("grad_ptr", "x_ptr", "dx_ptr")},
-        dtypes=("fp32", "fp16", "bf16"),
-        configs=GELU_CONFIGS,
-    ),
-    idea="one fused pass",
+# Elementwise: an element has the same bits wherever it is, so that each implementation is batch invariant.
+GELU = with_invariant(
+    Implementation(
+        operator="gelu",
+        backend="triton",
+        forward=forward_gelu,
+        backward=backward_gelu,
+        aot_kernels=elementwise_aot_kernels(
+            {gelu_forward: ("x_ptr", "y_ptr"), gelu_backward: ("grad_ptr", "x_ptr", "dx_ptr")},
+            dtypes=("fp32", "fp16", "bf16"),
+            configs=GELU_CONFIGS,
+        ),
+        idea="one fused pass",
+    )
 )
-RELU = Implementation(
-    operator="relu",
-    backend="triton",
-    forward=forward_relu,
-    backward=backward_relu,
-    aot_kernels=elementwise_aot_kernels(
-        {relu_forward: ("x_ptr", "y_ptr"), relu_backward: ("grad_ptr", "y_ptr", "dx_ptr")}
-    ),
-    idea="one fused pass",
+RELU = with_invariant(
+    Implementation(
+        operator="relu",
+        backend="triton",
+        forward=forward_relu,
+        backward=backward_relu,
+        aot_kernels=elementwise_aot_kernels(
+            {relu_forward: ("x_ptr", "y_ptr"), relu_backward: ("grad_ptr", "y_ptr", "dx_ptr")}
+        ),
+        idea="one fused pass",
+    )
 )
-BIAS_GELU = Implementation(
-    operator="bias_gelu",
-    backend="triton",
-    forward=forward_bias_gelu,
-    backward=backward_bias_gelu,
-    aot_kernels=_bias_gelu_aot_kernels(),
-    idea="one fused pass; the bias's gradient in chunks of rows",
+BIAS_GELU = with_invariant(
+    Implementation(
+        operator="bias_gelu",
+        backend="triton",
+        forward=forward_bias_gelu,
+        backward=backward_bias_gelu,
+        aot_kernels=_bias_gelu_aot_kernels(),
+        idea="one fused pass; the bias's gradient in chunks of rows",
+    )
 )

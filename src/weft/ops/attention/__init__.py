@@ -53,6 +53,7 @@ def attention(
     seed: int = 0,
     key_lengths: torch.Tensor | None = None,
     impl: str | None = None,
+    batch_invariant: bool = False,
 ) -> torch.Tensor:
     """Scaled dot-product attention, softmax(scale q k^T) v, for each head.
 
@@ -70,6 +71,7 @@ def attention(
             (clamped to 0 and Tk). None: all. The host never reads them.
         impl: an implementation's name (``weft ops`` lists them). None is torch's own; with
             ``key_lengths`` or dropout, which torch lacks, ``triton`` on a GPU and ``eager`` otherwise.
+        batch_invariant: as inside of ``with weft.batch_invariant():``.
 
     Returns:
         (B, H, Tq, D) of q's dtype: contiguous, or (B, Tq, H, D) in memory if q is. A query that
@@ -94,4 +96,4 @@ def attention(
     def check() -> None:
         check_arguments(q, k, v, key_lengths, **numbers)
 
-    return call("attention", (q, k, v, lengths), params, impl, check)[0]  # type: ignore[no-any-return]
+    return call("attention", (q, k, v, lengths), params, impl, check, batch_invariant)[0]  # type: ignore[no-any-return]

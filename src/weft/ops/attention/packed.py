@@ -19,6 +19,7 @@ import torch
 from weft.core import WeftError, registry
 from weft.dispatch import choice as dispatch
 from weft.dispatch.autocast import lowered
+from weft.dispatch.invariance import refuse_if_requested
 from weft.dispatch.operator import (
     TRACED,
     Schema,
@@ -123,6 +124,7 @@ def attention_packed(
     seed: int = 0,
     key_lengths: torch.Tensor | None = None,
     impl: str | None = None,
+    batch_invariant: bool = False,
 ) -> torch.Tensor:
     """Self-attention on q, k and v packed side by side in one tensor.
 
@@ -133,7 +135,7 @@ def attention_packed(
         qkv: (B, T, (H + 2 Hkv) D), float32, float16 or bfloat16, CPU or CUDA, any strides. A row holds
             the heads of q, then those of k, then those of v.
         heads: H. kv_heads: Hkv, which divides H; None is H.
-        causal, scale, dropout_p, seed, key_lengths, impl: as for ``attention``.
+        causal, scale, dropout_p, seed, key_lengths, impl, batch_invariant: as for ``attention``.
 
     Returns:
         (B, T, H D) of the dtype of ``qkv``; contiguous if a kernel of Weft computes it.
@@ -141,6 +143,7 @@ def attention_packed(
     Raises:
         WeftError: the heads do not divide the width; and the errors of ``attention``.
     """
+    refuse_if_requested("attention_packed", batch_invariant)
     (qkv,) = lowered(qkv)
     num_kv_heads = heads if kv_heads is None else kv_heads
     lengths, impl = default_lengths_and_impl(qkv, key_lengths, dropout_p, impl)

@@ -22,7 +22,9 @@ register(
 )
 
 
-def dropout(x: torch.Tensor, *, p: float, seed: int, impl: str | None = None) -> torch.Tensor:
+def dropout(
+    x: torch.Tensor, *, p: float, seed: int, impl: str | None = None, batch_invariant: bool = False
+) -> torch.Tensor:
     """Set each element to 0 with probability ``p``, and divide the others by ``1 - p``.
 
     The mask is a function of the seed and of the element's position in row-major order alone. It is the same
@@ -38,6 +40,7 @@ def dropout(x: torch.Tensor, *, p: float, seed: int, impl: str | None = None) ->
         impl: an implementation's name (``weft ops`` lists them); None is ``cuda`` on a GPU, or
             ``triton`` where CUDA's packages are missing, and ``eager`` on a CPU. The library's own
             dropout has other bits and is none of them.
+        batch_invariant: as inside of ``with weft.batch_invariant():``.
 
     Returns:
         A contiguous tensor with the shape, dtype and device of ``x``; a dropped NaN is 0.
@@ -51,4 +54,4 @@ def dropout(x: torch.Tensor, *, p: float, seed: int, impl: str | None = None) ->
     if impl is None and isinstance(x, torch.Tensor):
         impl = default_implementation(x)
     params = {"p": p, "seed": seed}
-    return call("dropout", (x,), params, impl, lambda: check_arguments(x, p=p, seed=seed))  # type: ignore[no-any-return]
+    return call("dropout", (x,), params, impl, lambda: check_arguments(x, p=p, seed=seed), batch_invariant)  # type: ignore[no-any-return]

@@ -29,6 +29,7 @@ def embedding(
     positions: torch.Tensor | None = None,
     *,
     impl: str | None = None,
+    batch_invariant: bool = False,
 ) -> torch.Tensor:
     """Return the rows of ``weight`` that ``ids`` name, plus a row of ``positions`` for each position.
 
@@ -38,6 +39,7 @@ def embedding(
         positions: (P, C) with P >= T, of the same dtype and device: position t gets row t. None adds
             nothing; neither does a table of no rows, (0, C).
         impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
+        batch_invariant: as inside of ``with weft.batch_invariant():``.
 
     Returns:
         (..., T, C), contiguous, of ``weight``'s dtype and device; the sum is rounded once.
@@ -69,7 +71,7 @@ def embedding(
         if torch._C._functorch.peek_interpreter_stack() is None:
             check_ids(flat, weight.shape[0])
     try:
-        y = call("embedding", (weight, flat, places), {}, impl, check)
+        y = call("embedding", (weight, flat, places), {}, impl, check, batch_invariant)
     except IndexError as error:  # torch's own, where the ids were not read
         expected = f"at least 0 and below {weight.shape[0]}, the rows of weight"
         raise WeftError("embedding: ids", expected=expected, got=error) from error

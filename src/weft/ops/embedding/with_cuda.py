@@ -14,6 +14,7 @@ import torch
 
 from weft.backends.nvrtc import CudaSource
 from weft.core import Implementation
+from weft.core.implementation import with_invariant
 from weft.ops._common.layout import CUDA_TYPES, max_vec_width, view_2d
 from weft.ops.embedding.plan import FUSED, TWO, WIDE, BackwardPlan, shipped
 
@@ -286,26 +287,28 @@ def _sort_tokens(
     )
 
 
-IMPLEMENTATION = Implementation(
-    operator="embedding",
-    backend="cuda",
-    forward=forward,
-    backward=backward,
-    aot_kernels=(
-        source(torch.bfloat16, 8, WIDE),
-        source(torch.float16, 8, WIDE),
-        source(torch.float32, 4, WIDE),
-        source(torch.bfloat16, 1, WIDE),
-        source(torch.bfloat16, 8, TWO),
-        backward_source(torch.bfloat16, 8, FUSED),
-        backward_source(torch.float16, 8, FUSED),
-        backward_source(torch.float32, 4, FUSED),
-        backward_source(torch.bfloat16, 1, FUSED),
-        partition_source(FUSED),
-        sort_source(torch.bfloat16, 8, FUSED),
-        sort_source(torch.bfloat16, 8, WIDE),
-        sort_source(torch.float32, 4, FUSED),
-        sort_source(torch.bfloat16, 1, FUSED),
-    ),
-    idea="tokens sorted by blocks that own rows; both gradients summed in one loop over positions",
+IMPLEMENTATION = with_invariant(
+    Implementation(
+        operator="embedding",
+        backend="cuda",
+        forward=forward,
+        backward=backward,
+        aot_kernels=(
+            source(torch.bfloat16, 8, WIDE),
+            source(torch.float16, 8, WIDE),
+            source(torch.float32, 4, WIDE),
+            source(torch.bfloat16, 1, WIDE),
+            source(torch.bfloat16, 8, TWO),
+            backward_source(torch.bfloat16, 8, FUSED),
+            backward_source(torch.float16, 8, FUSED),
+            backward_source(torch.float32, 4, FUSED),
+            backward_source(torch.bfloat16, 1, FUSED),
+            partition_source(FUSED),
+            sort_source(torch.bfloat16, 8, FUSED),
+            sort_source(torch.bfloat16, 8, WIDE),
+            sort_source(torch.float32, 4, FUSED),
+            sort_source(torch.bfloat16, 1, FUSED),
+        ),
+        idea="tokens sorted by blocks that own rows; both gradients summed in one loop over positions",
+    )
 )

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from weft.backends.inductor import compiled
 from weft.core import Implementation
+from weft.core.implementation import with_invariant
 
 
 def gather(table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -34,11 +35,14 @@ def forward(weight: torch.Tensor, ids: torch.Tensor, positions: torch.Tensor) ->
     return y.to(weight.dtype).contiguous()
 
 
-IMPLEMENTATION = Implementation(
-    operator="embedding",
-    backend="eager",
-    forward=forward,
-    idea="the table in float32, gather, add",
+IMPLEMENTATION = with_invariant(
+    Implementation(
+        operator="embedding",
+        backend="eager",
+        forward=forward,
+        idea="the table in float32, gather, add",
+    ),
+    devices=("cpu",),
 )
 # Compiled code adds a row's gradients with atomics, in the order of their arrival.
 COMPILED = replace(compiled(IMPLEMENTATION), deterministic=False)

@@ -13,6 +13,7 @@ import torch
 
 from weft.backends.triton_jit import TritonAotKernel, triton
 from weft.core import Implementation
+from weft.core.implementation import with_invariant
 from weft.ops._common.layout import view_2d
 from weft.ops.embedding.plan import PIECE, slice_width
 from weft.ops.embedding.triton_kernels import (
@@ -240,11 +241,13 @@ def _aot_kernels() -> tuple[TritonAotKernel, ...]:
     )
 
 
-IMPLEMENTATION = Implementation(
-    operator="embedding",
-    backend="triton",
-    forward=forward,
-    backward=backward,
-    aot_kernels=_aot_kernels(),
-    idea="ids sorted; both gradients in one launch, slice by slice of columns",
+IMPLEMENTATION = with_invariant(
+    Implementation(
+        operator="embedding",
+        backend="triton",
+        forward=forward,
+        backward=backward,
+        aot_kernels=_aot_kernels(),
+        idea="ids sorted; both gradients in one launch, slice by slice of columns",
+    )
 )

@@ -21,7 +21,9 @@ for _name in ("swiglu", "geglu"):
     )
 
 
-def swiglu(gate: torch.Tensor, up: torch.Tensor, *, impl: str | None = None) -> torch.Tensor:
+def swiglu(
+    gate: torch.Tensor, up: torch.Tensor, *, impl: str | None = None, batch_invariant: bool = False
+) -> torch.Tensor:
     """SwiGLU, elementwise: silu(gate) up.
 
     Args:
@@ -29,6 +31,7 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor, *, impl: str | None = None) -> 
         up: tensor of the same shape, dtype and device. Triton's kernels read the halves of a joint
             projection, ``x.chunk(2, -1)``, without a copy.
         impl: name of an implementation (``weft ops`` lists them); None lets dispatch choose.
+        batch_invariant: as inside of ``with weft.batch_invariant():``.
 
     Returns:
         A contiguous tensor of the same shape, dtype and device. Arithmetic is in float32, rounded once
@@ -40,10 +43,12 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor, *, impl: str | None = None) -> 
 
     Source: arXiv:2002.05202.
     """
-    return call("swiglu", (gate, up), {}, impl, lambda: check_arguments("swiglu", gate, up))  # type: ignore[no-any-return]
+    return call("swiglu", (gate, up), {}, impl, lambda: check_arguments("swiglu", gate, up), batch_invariant)  # type: ignore[no-any-return]
 
 
-def geglu(gate: torch.Tensor, up: torch.Tensor, *, impl: str | None = None) -> torch.Tensor:
+def geglu(
+    gate: torch.Tensor, up: torch.Tensor, *, impl: str | None = None, batch_invariant: bool = False
+) -> torch.Tensor:
     """GEGLU, elementwise: gelu(gate) up, with GELU in its tanh form.
 
     Args:
@@ -51,6 +56,7 @@ def geglu(gate: torch.Tensor, up: torch.Tensor, *, impl: str | None = None) -> t
         up: tensor of the same shape, dtype and device. Triton's kernels read the halves of a joint
             projection, ``x.chunk(2, -1)``, without a copy.
         impl: name of an implementation (``weft ops`` lists them); None lets dispatch choose.
+        batch_invariant: as inside of ``with weft.batch_invariant():``.
 
     Returns:
         A contiguous tensor of the same shape, dtype and device. Arithmetic is in float32, rounded once
@@ -62,4 +68,4 @@ def geglu(gate: torch.Tensor, up: torch.Tensor, *, impl: str | None = None) -> t
 
     Source: arXiv:2002.05202.
     """
-    return call("geglu", (gate, up), {}, impl, lambda: check_arguments("geglu", gate, up))  # type: ignore[no-any-return]
+    return call("geglu", (gate, up), {}, impl, lambda: check_arguments("geglu", gate, up), batch_invariant)  # type: ignore[no-any-return]

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from weft.core import Implementation
+from weft.core.implementation import with_invariant
 from weft.ops._common.elementwise import ElementwiseKernels
 from weft.ops._common.layout import contiguous_like
 
@@ -29,13 +30,15 @@ def _implementation(name: str) -> Implementation:
         kernels.launch(f"{name}_backward", tensors)
         return dgate, dup
 
-    return Implementation(
-        operator=name,
-        backend="cuda",
-        forward=forward,
-        backward=backward,
-        aot_kernels=kernels.aot_kernels,
-        idea="one 16-byte vector a thread and tensor",
+    return with_invariant(
+        Implementation(
+            operator=name,
+            backend="cuda",
+            forward=forward,
+            backward=backward,
+            aot_kernels=kernels.aot_kernels,
+            idea="one 16-byte vector a thread and tensor",
+        )
     )
 
 

@@ -9,10 +9,18 @@ import torch
 
 from weft.backends.inductor import compiled
 from weft.core import Implementation
+from weft.core.implementation import with_invariant
+
+Activation = Callable[[torch.Tensor], torch.Tensor]
 
 
 def silu(x: torch.Tensor) -> torch.Tensor:
     return x * torch.sigmoid(x)
+
+
+def invariant_silu(x: torch.Tensor) -> torch.Tensor:
+    """Return silu(x) by a tanh: torch's sigmoid has another code for what fills no vector, tanh has not."""
+    return 0.5 * x * (1 + torch.tanh(0.5 * x))
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:
@@ -20,19 +28,24 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
     return 0.5 * x * (1 + torch.tanh(u))
 
 
-def _implementation(operator_name: str, activation: Callable[[torch.Tensor], torch.Tensor]) -> Implementation:
+def _forward(activation: Activation) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     def forward(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         return (activation(gate.float()) * up.float()).to(gate.dtype).contiguous()
 
-    return Implementation(
+    return forward
+
+
+def _implementation(operator_name: str, activation: Activation, invariant: Activation) -> Implementation:
+    implementation = Implementation(
         operator=operator_name,
         backend="eager",
-        forward=forward,
+        forward=_forward(activation),
         idea="torch calls one after another",
     )
+    return with_invariant(implementation, forward=_forward(invariant), devices=("cpu",))
 
 
-SWIGLU = _implementation("swiglu", silu)
-GEGLU = _implementation("geglu", gelu)
+SWIGLU = _implementation("swiglu", silu, invariant_silu)
+GEGLU = _implementation("geglu", gelu, gelu)
 SWIGLU_COMPILED = compiled(SWIGLU)
 GEGLU_COMPILED = compiled(GEGLU)

@@ -12,6 +12,7 @@ import torch
 
 from weft.backends.triton_jit import TritonAotKernel, tl, triton
 from weft.core import Implementation
+from weft.core.implementation import with_invariant
 from weft.ops._common.elementwise_triton import AOT_DTYPES, ITEM_SIZES, SHIPPED, gelu, silu
 from weft.ops._common.layout import contiguous_like, view_2d
 
@@ -121,13 +122,15 @@ def _implementation(name: str, function: Any) -> Implementation:
             _launch(gated_backward, function, (grad, gate, up), (dgate, dup))
         return dgate, dup
 
-    return Implementation(
-        operator=name,
-        backend="triton",
-        forward=forward,
-        backward=backward,
-        aot_kernels=_aot_kernels(name, function),
-        idea="one fused pass each way",
+    return with_invariant(
+        Implementation(
+            operator=name,
+            backend="triton",
+            forward=forward,
+            backward=backward,
+            aot_kernels=_aot_kernels(name, function),
+            idea="one fused pass each way",
+        )
     )
 
 

@@ -9,6 +9,7 @@ import torch
 from weft.core import WeftError, registry
 from weft.dispatch import choice as dispatch
 from weft.dispatch.autocast import lowered
+from weft.dispatch.invariance import refuse_if_requested
 from weft.dispatch.operator import (
     TRACED,
     Schema,
@@ -110,7 +111,12 @@ torch.library.register_autograd(
 
 
 def linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, impl: str | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    impl: str | None = None,
+    batch_invariant: bool = False,
 ) -> torch.Tensor:
     """Return x W^T + b, summed in float32, with one rounding at the end.
 
@@ -119,6 +125,7 @@ def linear(
         weight: (N, K), as ``torch.nn.Linear`` stores it; the same dtype and device; any strides.
         bias: (N,); the same dtype and device. None adds zeros.
         impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
+        batch_invariant: as inside of ``with weft.batch_invariant():``.
 
     Returns:
         (..., N), contiguous, of the inputs' dtype and device. float32 is multiplied in float32.
@@ -128,7 +135,7 @@ def linear(
             unknown or does not run here.
     """
     inputs = lowered(x, weight, _bias_or_zeros(weight, bias))
-    return call("linear", inputs, {}, impl, lambda: check_linear(*inputs))  # type: ignore[no-any-return]
+    return call("linear", inputs, {}, impl, lambda: check_linear(*inputs), batch_invariant)  # type: ignore[no-any-return]
 
 
 def linear_gelu(
@@ -139,6 +146,7 @@ def linear_gelu(
     return_pre_activation: bool = False,
     recompute_pre_activation: bool = False,
     impl: str | None = None,
+    batch_invariant: bool = False,
 ) -> Any:
     """Return gelu(x W^T + b), GELU in tanh form.
 
@@ -154,6 +162,7 @@ def linear_gelu(
             ``cuda`` computes it again by a product: half as much work again for (..., N) elements less
             of memory. ``eager``, ``torch`` and ``compile`` leave to autograd what is saved.
         impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
+        batch_invariant: as inside of ``with weft.batch_invariant():``.
 
     Returns:
         ``y``, or ``(y, pre_activation)``; both (..., N), contiguous, of the inputs' dtype and device.
@@ -177,8 +186,9 @@ def linear_gelu(
             hint="what is returned need not be computed again",
         )
     if not return_pre_activation and (recompute_pre_activation or not _needs_gradient(inputs)):
+        refuse_if_requested("linear_gelu", batch_invariant)
         return _linear_gelu_lean(inputs, impl)
-    y, pre = call("linear_gelu", inputs, {}, impl, lambda: check_linear_gelu(*inputs))
+    y, pre = call("linear_gelu", inputs, {}, impl, lambda: check_linear_gelu(*inputs), batch_invariant)
     return (y, pre) if return_pre_activation else y
 
 
@@ -189,6 +199,7 @@ def linear_residual(
     residual: torch.Tensor,
     *,
     impl: str | None = None,
+    batch_invariant: bool = False,
 ) -> torch.Tensor:
     """Return x W^T + b + residual, summed in float32, with one rounding at the end.
 
@@ -198,6 +209,7 @@ def linear_residual(
         bias: (N,); the same dtype and device. None adds zeros.
         residual: (..., N), with x's leading sizes; the same dtype and device; any strides.
         impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
+        batch_invariant: as inside of ``with weft.batch_invariant():``.
 
     Returns:
         (..., N), contiguous, of the inputs' dtype and device.
@@ -207,7 +219,7 @@ def linear_residual(
             unknown or does not run here.
     """
     inputs = lowered(x, weight, _bias_or_zeros(weight, bias), residual)
-    return call("linear_residual", inputs, {}, impl, lambda: check_linear_residual(*inputs))  # type: ignore[no-any-return]
+    return call("linear_residual", inputs, {}, impl, lambda: check_linear_residual(*inputs), batch_invariant)  # type: ignore[no-any-return]
 
 
 def _bias_or_zeros(weight: Any, bias: Any) -> Any:

@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from weft.core.implementation import without_suffix
 from weft.dispatch.autocast import lowered
+from weft.dispatch.invariance import refuse_if_requested
 from weft.dispatch.operator import Schema, call, plan, register
 from weft.ops._common import validate
 from weft.ops.losses.chunks import plan_chunks
@@ -69,6 +71,7 @@ def cross_entropy(
     z_loss: float = 0.0,
     overwrite: bool = False,
     impl: str | None = None,
+    batch_invariant: bool = False,
 ) -> torch.Tensor:
     """Return the cross entropy of each row of logits and its target, in float32.
 
@@ -87,6 +90,7 @@ def cross_entropy(
             and ``cuda`` do so outside of ``torch.compile``, where rows are dense in memory. A second
             backward through the same logits raises torch's error.
         impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
+        batch_invariant: as inside of ``with weft.batch_invariant():``.
 
     Returns:
         A float32 scalar, or (N,) for ``none``.
@@ -101,9 +105,10 @@ def cross_entropy(
     validate.one_of("cross_entropy: reduction", reduction, ("mean", "sum", "none"))
     if torch.compiler.is_compiling():
         check_cross_entropy(logits, targets, **params)  # type: ignore[arg-type]
-        losses = call("cross_entropy", (logits, targets), params, impl)[0]
+        inputs = (logits, targets)
+        losses = call("cross_entropy", inputs, params, impl, batch_invariant=batch_invariant)[0]
     else:
-        losses = _eager_losses(logits, targets, params, reduction, overwrite, impl)
+        losses = _eager_losses(logits, targets, params, reduction, overwrite, impl, batch_invariant)
     if reduction == "none" or losses.dim() == 0:
         return losses
     # `mean` divides by the rows that count: with none of them 0 / 0 is NaN, as in torch.
@@ -118,12 +123,17 @@ def _eager_losses(
     reduction: str,
     overwrite: bool,
     impl: str | None,
+    batch_invariant: bool,
 ) -> torch.Tensor:
     """Return the losses of the rows, or their reduction where the library computes it in one launch."""
     inputs = (logits, targets)
+
     # The plan is needed here, not only its result: the implementation decides what may be overwritten or
     # fused.
-    call_plan = plan("cross_entropy", inputs, params, impl, lambda: check_cross_entropy(*inputs, **params))
+    def check() -> None:
+        check_cross_entropy(*inputs, **params)
+
+    call_plan = plan("cross_entropy", inputs, params, impl, check, batch_invariant)
     if targets.device.type == "cpu":
         check_target_range("cross_entropy", targets, logits.shape[1], params["ignore_index"])
     # `overwrite` is a permission: where an implementation cannot use it, the call works as without it.
@@ -138,7 +148,7 @@ def _eager_losses(
 
 def _can_overwrite(logits: torch.Tensor, impl: str) -> bool:
     """True if ``impl`` can write the gradient into logits of this layout."""
-    return impl in ("triton", "cuda") and logits.stride(1) == 1 and logits.stride(0) > 0
+    return without_suffix(impl) in ("triton", "cuda") and logits.stride(1) == 1 and logits.stride(0) > 0
 
 
 class _OverwritingCrossEntropy(torch.autograd.Function):
@@ -159,9 +169,12 @@ class _OverwritingCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         logits, targets, lse = ctx.saved_tensors
-        module = import_module(f"weft.ops.losses.with_{ctx.impl}")
+        backend = without_suffix(ctx.impl)
+        module = import_module(f"weft.ops.losses.with_{backend}")
         memory = logits.detach()
-        module.cross_entropy_backward_into(memory, grads[0], memory, targets, lse, **ctx.params)
+        by_column = backend != ctx.impl  # the batch-invariant variant
+        arguments = (memory, grads[0], memory, targets, lse)
+        module.cross_entropy_backward_into(*arguments, by_column=by_column, **ctx.params)
         # Autograd's version check then refuses a second backward, whose logits are lost.
         torch.autograd.graph.increment_version(logits)
         return memory, None, None, None
@@ -177,6 +190,7 @@ def linear_cross_entropy(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     impl: str | None = None,
+    batch_invariant: bool = False,
 ) -> torch.Tensor:
     """Return the cross entropy of ``x @ weight.T`` without storing all logits.
 
@@ -195,6 +209,7 @@ def linear_cross_entropy(
         label_smoothing: the share in [0, 1] of a target that is spread evenly over all columns.
         z_loss: z >= 0; z lse^2 is added to each loss.
         impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
+        batch_invariant: as inside of ``with weft.batch_invariant():``.
 
     Returns:
         A float32 scalar.
@@ -205,6 +220,7 @@ def linear_cross_entropy(
 
     Source: chunks and the gradient in the forward, arXiv:2410.10989.
     """
+    refuse_if_requested("linear_cross_entropy", batch_invariant)
     params = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "z_loss": z_loss}
     x, weight = lowered(x, weight)
     validate.one_of("linear_cross_entropy: reduction", reduction, ("mean", "sum"))

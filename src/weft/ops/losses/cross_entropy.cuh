@@ -5,6 +5,8 @@
 // of N elements (16 bytes), and a tail of fewer than N. The first threads take the edges (head and tail),
 // one element each. THREADS is a multiple of 32; all threads of a block work on one row. Online maximum and
 // sum: Milakov and Gimelshein, arXiv:1805.02867.
+// BY_COLUMN: there is no head, so that a thread sums the same columns wherever the row begins: the bits of a
+// row do not depend on its address. The vectors of a row that is not aligned are loaded element by element.
 #pragma once
 #include "numeric.cuh"
 #include "reduce.cuh"
@@ -17,6 +19,10 @@
 #endif
 #ifndef SMOOTH
 #define SMOOTH 0
+#endif
+
+#ifndef BY_COLUMN
+#define BY_COLUMN 0
 #endif
 
 constexpr int N = Wide<WEFT_T>::N;
@@ -40,7 +46,7 @@ struct Row {
   __device__ __forceinline__ Row(const WEFT_T* x, int columns) {
     // The address decides, not the row's number: logits may be a view that begins anywhere.
     const int misalignment = (int)((unsigned long long)x % 16) / (int)sizeof(WEFT_T);
-    head = min(misalignment ? N - misalignment : 0, columns);
+    head = BY_COLUMN ? 0 : min(misalignment ? N - misalignment : 0, columns);
     vectors = (columns - head) / N;
     edges = columns - vectors * N;
   }
@@ -74,10 +80,14 @@ __device__ __forceinline__ Statistics warp_merge(Statistics v) {
 // Load UNROLL vectors, all in flight before the first is used; past the body -inf, whose exp is 0.
 __device__ __forceinline__ void load_vectors(Vec (&in)[UNROLL], const Vec* body,
                                              int first, int vectors) {
+  const bool is_aligned = !BY_COLUMN || (unsigned long long)body % sizeof(Bits) == 0;
 #pragma unroll
   for (int u = 0; u < UNROLL; ++u) {
     const int at = first + u * THREADS;
-    if (at < vectors) {
+    if (at < vectors && !is_aligned) {
+#pragma unroll
+      for (int j = 0; j < N; ++j) in[u].at[j] = reinterpret_cast<const WEFT_T*>(body)[at * N + j];
+    } else if (at < vectors) {
       reinterpret_cast<Bits&>(in[u]) = *reinterpret_cast<const Bits*>(body + at);
     } else {
 #pragma unroll
@@ -109,7 +119,10 @@ __device__ __forceinline__ Statistics row_statistics(const WEFT_T* x, const Row&
     for (int u = 0; u < UNROLL; ++u)
 #pragma unroll
       for (int j = 0; j < N; ++j) top = fmaxf(top, to_float(in[u].at[j]));
-    stats.total *= exp_of_difference(stats.top, top);
+    const float factor = exp_of_difference(stats.top, top);
+    // By column the loop may be compiled twice, for aligned rows and others: without a multiply-add, which
+    // the compiler is free to form, both copies round alike.
+    stats.total = BY_COLUMN ? __fmul_rn(stats.total, factor) : stats.total * factor;
     stats.top = top;
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u)
@@ -173,7 +186,7 @@ __device__ __forceinline__ void write_gradient(const WEFT_T* x, WEFT_T* dx, cons
   const float at_target = counts ? g * (1.0f - params.smoothing) : 0.0f;
   const int target_column = counts && target >= 0 && target < params.columns ? (int)target : -1;
   const auto element_gradient = [&](WEFT_T v) {
-    return factor * exp_of_difference(to_float(v), lse) - uniform;
+    return fmaf(factor, exp_of_difference(to_float(v), lse), -uniform);
   };
   // The target is subtracted before the only rounding: a separate pass over one element would round twice.
   const auto write_element = [&](int column) {

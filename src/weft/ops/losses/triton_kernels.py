@@ -4,6 +4,9 @@ A row may begin at any element: of 50257 bf16 columns only every eighth row star
 as a head of a few elements up to the boundary, a body of 16-byte vectors, and a tail; head and tail are
 loaded together. A program takes one row, ``LANES`` vectors of ``WIDTH`` elements per step. Each lane keeps a
 running maximum and sum of its own, so that nothing crosses threads before the end of the row.
+
+With BY_COLUMN there is no head: a lane sums the same columns wherever the row begins, so that the bits of a
+row do not depend on its address.
 """
 
 from __future__ import annotations
@@ -16,13 +19,15 @@ NOT_SPECIALIZED = ["ignore_index"]  # one compiled kernel for all of its values
 
 
 @triton.jit
-def edges(start, columns, WIDTH: tl.constexpr):
+def edges(start, columns, WIDTH: tl.constexpr, BY_COLUMN: tl.constexpr):
     """Return (head, vectors of the body, columns of head and tail, mask of these columns) of a row.
 
     The row begins ``start`` elements after a 16-byte boundary.
     """
     # WIDTH is a power of two, so the mask leaves the elements up to the next boundary.
     head = tl.minimum(((-start) & (WIDTH - 1)).to(tl.int32), columns)
+    if BY_COLUMN:
+        head = columns * 0
     vectors = (columns - head) // WIDTH
     # One masked load for head and tail: both have fewer than WIDTH elements.
     i = tl.arange(0, 2 * WIDTH)  # the first half for the head, the second for the tail
@@ -31,14 +36,24 @@ def edges(start, columns, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def row_statistics(x_ptr, start, columns, WIDTH: tl.constexpr, LANES: tl.constexpr, SUMS: tl.constexpr):
+def row_statistics(
+    x_ptr,
+    start,
+    columns,
+    WIDTH: tl.constexpr,
+    LANES: tl.constexpr,
+    SUMS: tl.constexpr,
+    BY_COLUMN: tl.constexpr,
+):
     """Return (log-sum-exp, sum) of the row at ``start``; the sum is 0 without SUMS.
 
     The maximum may drop a NaN, but the total then is NaN, and with it the result; so it is for +inf. A row
     with -inf alone has a total of 0 and returns NaN, as torch does.
     """
-    head, vectors, edge_column, edge_mask = edges(start, columns, WIDTH)
-    body = x_ptr + tl.multiple_of(start + head, WIDTH)
+    head, vectors, edge_column, edge_mask = edges(start, columns, WIDTH, BY_COLUMN)
+    body = x_ptr + start
+    if not BY_COLUMN:
+        body = x_ptr + tl.multiple_of(start + head, WIDTH)
     lane, element = tl.arange(0, LANES), tl.arange(0, WIDTH)
     # One running maximum for each lane of vectors, not for each element: the registers of WIDTH maxima are
     # saved.
@@ -94,16 +109,19 @@ def write_gradient(
     WIDTH: tl.constexpr,
     LANES: tl.constexpr,
     SAME_START: tl.constexpr,
+    BY_COLUMN: tl.constexpr,
 ):
     """Write factor exp(x - lse) - uniform, minus ``at_target`` at the target, for one row.
 
     An ignored row (``counts`` False) is not read: its logits load as -inf, whose term is 0. dx may be x.
     SAME_START: dx_start equals start, so that stores are aligned where loads are.
     """
-    head, vectors, edge_column, edge_mask = edges(start, columns, WIDTH)
-    body = x_ptr + tl.multiple_of(start + head, WIDTH)
+    head, vectors, edge_column, edge_mask = edges(start, columns, WIDTH, BY_COLUMN)
+    body = x_ptr + start
+    if not BY_COLUMN:
+        body = x_ptr + tl.multiple_of(start + head, WIDTH)
     out = dx_ptr + dx_start + head
-    if SAME_START:
+    if SAME_START and not BY_COLUMN:
         out = dx_ptr + tl.multiple_of(start + head, WIDTH)
     lane, element = tl.arange(0, LANES), tl.arange(0, WIDTH)
     edge_x = tl.load(x_ptr + start + edge_column, mask=edge_mask & counts, other=float("-inf")).to(tl.float32)
@@ -133,6 +151,7 @@ def cross_entropy_forward(
     WIDTH: tl.constexpr,
     LANES: tl.constexpr,
     SMOOTH: tl.constexpr,
+    BY_COLUMN: tl.constexpr,
 ):
     # x: (rows, columns), rows `stride` apart; targets, losses, lse: (rows,). One program per row.
     # Bytes: each logit is read once, those of an ignored row not at all. A target out of range reads column 0
@@ -146,7 +165,7 @@ def cross_entropy_forward(
         start = row * stride
         inside = (target >= 0) & (target < columns)
         target_logit = tl.load(x_ptr + start + tl.where(inside, target, 0)).to(tl.float32)
-        lse, row_sum = row_statistics(x_ptr, start, columns, WIDTH, LANES, SMOOTH)
+        lse, row_sum = row_statistics(x_ptr, start, columns, WIDTH, LANES, SMOOTH, BY_COLUMN)
         lse = tl.where(inside, lse, float("nan"))
         loss = row_loss(lse, target_logit, row_sum, columns, smoothing, z_loss, SMOOTH)
         tl.store(losses_ptr + row, loss)
@@ -170,6 +189,7 @@ def cross_entropy_backward(
     WIDTH: tl.constexpr,
     LANES: tl.constexpr,
     SAME_START: tl.constexpr,
+    BY_COLUMN: tl.constexpr,
 ):
     # As the forward; grad: (rows,), grad_stride apart (0: one for all rows); dx: (rows, columns), rows
     # dx_stride apart, and may be x. Bytes: each logit is read once, each gradient written once. Programs run
@@ -196,6 +216,7 @@ def cross_entropy_backward(
         WIDTH,
         LANES,
         SAME_START,
+        BY_COLUMN,
     )
 
 
@@ -222,7 +243,7 @@ def cross_entropy_fused(
     counts = target != ignore_index
     inside = (target >= 0) & (target < columns)
     target_logit = tl.load(x_ptr + start + tl.where(inside, target, 0)).to(tl.float32)
-    lse, row_sum = row_statistics(x_ptr, start, columns, WIDTH, LANES, SMOOTH)
+    lse, row_sum = row_statistics(x_ptr, start, columns, WIDTH, LANES, SMOOTH, False)
     lse = tl.where(inside, lse, float("nan"))
     loss = row_loss(lse, target_logit, row_sum, columns, smoothing, z_loss, SMOOTH)
     tl.store(losses_ptr + row, tl.where(counts, loss, 0.0))
@@ -245,6 +266,7 @@ def cross_entropy_fused(
         WIDTH,
         LANES,
         True,
+        False,
     )
 
 

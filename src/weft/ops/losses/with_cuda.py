@@ -16,6 +16,7 @@ from torch import Tensor
 
 from weft.backends.nvrtc import CudaSource
 from weft.core import Implementation
+from weft.core.implementation import with_invariant
 from weft.ops._common.layout import CUDA_TYPES, dtype_name, view_2d
 from weft.ops.losses.chunks import ChunkPlan, Tensors, chunked_forward, plan_chunks
 from weft.ops.losses.spec import (
@@ -65,8 +66,15 @@ def candidates() -> list[Config]:
 
 @cache
 def _source(
-    file: str, kernels: tuple[str, ...], dtype: torch.dtype, config: Config, smooth: bool, min_arch: int = 80
+    file: str,
+    kernels: tuple[str, ...],
+    dtype: torch.dtype,
+    config: Config,
+    smooth: bool,
+    min_arch: int = 80,
+    by_column: bool = False,
 ) -> CudaSource:
+    label = f"{file}-{dtype_name(dtype)}-{config.threads}x{config.unroll}{'-smooth' * smooth}"
     return CudaSource(
         file=Path(__file__).with_name(f"{file}.cu"),
         kernels=kernels,
@@ -75,15 +83,19 @@ def _source(
             ("THREADS", str(config.threads)),
             ("UNROLL", str(config.unroll)),
             ("SMOOTH", str(int(smooth))),
+            *((("BY_COLUMN", "1"),) if by_column else ()),
         ),
-        label=f"{file}-{dtype_name(dtype)}-{config.threads}x{config.unroll}{'-smooth' * smooth}",
+        label=label + "-by-column" * by_column,
         min_arch=min_arch,
     )
 
 
-def row_source(dtype: torch.dtype, config: Config, smooth: bool) -> CudaSource:
-    """Return forward and backward of ``cross_entropy``; ``smooth``: with label smoothing."""
-    return _source("cross_entropy", ROW_KERNELS, dtype, config, smooth)
+def row_source(dtype: torch.dtype, config: Config, smooth: bool, by_column: bool = False) -> CudaSource:
+    """Return forward and backward of ``cross_entropy``; ``smooth``: with label smoothing.
+
+    ``by_column``: the bits of a row do not depend on its address.
+    """
+    return _source("cross_entropy", ROW_KERNELS, dtype, config, smooth, by_column=by_column)
 
 
 def fused_source(dtype: torch.dtype, config: Config, smooth: bool, in_smem: bool = False) -> CudaSource:
@@ -95,16 +107,20 @@ def fused_source(dtype: torch.dtype, config: Config, smooth: bool, in_smem: bool
 
 
 def cross_entropy_forward(
-    logits: Tensor, targets: Tensor, *, config: Config | None = None, **params: Any
+    logits: Tensor, targets: Tensor, *, config: Config | None = None, by_column: bool = False, **params: Any
 ) -> tuple[Tensor, Tensor]:
-    """``config`` None is the configuration shipped for rows of this length."""
+    """``config`` None is the configuration shipped for rows of this length.
+
+    ``by_column``: as in :func:`row_source`.
+    """
     options = LossOptions(**params)
     rows, columns = logits.shape
     config = config or configure(columns, logits.dtype)
     losses, lse = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(2))
     if rows:
         x2d = view_2d(logits)
-        row_source(logits.dtype, config, options.label_smoothing != 0)["cross_entropy_forward"](
+        smooth = options.label_smoothing != 0
+        row_source(logits.dtype, config, smooth, by_column)["cross_entropy_forward"](
             rows,
             config.threads,
             x2d,
@@ -121,6 +137,7 @@ def cross_entropy_forward(
 def cross_entropy_backward(
     grad: Tensor, logits: Tensor, targets: Tensor, lse: Tensor, **params: Any
 ) -> tuple[Tensor]:
+    """Return the gradient; each of its elements is computed by itself, whatever the row's address is."""
     return (cross_entropy_backward_into(gradient_like(logits), grad, logits, targets, lse, **params),)
 
 
@@ -132,6 +149,7 @@ def cross_entropy_backward_into(
     lse: Tensor,
     *,
     config: Config | None = None,
+    by_column: bool = False,
     **params: Any,
 ) -> Tensor:
     """Write the gradient to ``out``, which has adjacent columns and may be ``logits`` itself."""
@@ -141,7 +159,7 @@ def cross_entropy_backward_into(
     if rows:
         x2d = view_2d(logits)
         # Smoothing is an argument of this kernel; only the forward is compiled apart for it.
-        row_source(logits.dtype, config, False)["cross_entropy_backward"](
+        row_source(logits.dtype, config, False, by_column)["cross_entropy_backward"](
             rows,
             config.threads,
             grad,
@@ -224,17 +242,22 @@ def _aot_row_kernels() -> tuple[CudaSource, ...]:
     bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
     shipped = ((bf16, 50304, False), (bf16, 50304, True), (fp16, 50304, False), (fp32, 4096, False))
     forward = [row_source(dtype, configure(n, dtype), smooth) for dtype, n, smooth in shipped]
-    return (*forward, row_source(bf16, configure_fused(50304, bf16), False))
+    by_column = [row_source(bf16, configure(50257, bf16), smooth, True) for smooth in (False, True)]
+    return (*forward, *by_column, row_source(bf16, configure_fused(50304, bf16), False))
 
 
-CROSS_ENTROPY = Implementation(
-    operator="cross_entropy",
-    backend="cuda",
-    forward=cross_entropy_forward,
-    backward=cross_entropy_backward,
-    supports=supports_cross_entropy,
-    aot_kernels=_aot_row_kernels(),
-    idea="a block a row, 16 bytes at a time wherever it starts",
+CROSS_ENTROPY = with_invariant(
+    Implementation(
+        operator="cross_entropy",
+        backend="cuda",
+        forward=cross_entropy_forward,
+        backward=cross_entropy_backward,
+        supports=supports_cross_entropy,
+        aot_kernels=_aot_row_kernels(),
+        idea="a block a row, 16 bytes at a time wherever it starts",
+    ),
+    forward=partial(cross_entropy_forward, by_column=True),
+    backward=partial(cross_entropy_backward, by_column=True),
 )
 
 LINEAR_CROSS_ENTROPY = Implementation(

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.core import Implementation
+from weft.core import YES, Case, Implementation, Support
+from weft.core.implementation import with_invariant
+from weft.ops._common.invariant_rows import supports_unsplit_sums
 from weft.ops.losses.spec import LossOptions
 from weft.ops.losses.with_eager import ThreeTensors, linear_cross_entropy_backward
 
@@ -66,12 +68,21 @@ def linear_cross_entropy_forward(x: Tensor, weight: Tensor, targets: Tensor, **p
     return loss.detach(), dx.contiguous(), dweight.float().contiguous()
 
 
-CROSS_ENTROPY = Implementation(
-    operator="cross_entropy",
-    backend="torch",
-    forward=cross_entropy_forward,
-    outputs=1,
-    idea="log_softmax, nll_loss",
+def _supports_invariant(case: Case, device: str) -> Support:
+    # log_softmax computes a row by itself on a CPU; the smoothing's mean is a plain reduction.
+    return supports_unsplit_sums(case, device) if case.params.get("label_smoothing") else YES
+
+
+CROSS_ENTROPY = with_invariant(
+    Implementation(
+        operator="cross_entropy",
+        backend="torch",
+        forward=cross_entropy_forward,
+        outputs=1,
+        idea="log_softmax, nll_loss",
+    ),
+    devices=("cpu",),
+    supports=_supports_invariant,
 )
 
 LINEAR_CROSS_ENTROPY = Implementation(

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from weft.backends.triton_jit import TritonAotKernel, triton
 from weft.core import Implementation
+from weft.core.implementation import with_invariant
+from weft.ops._common.invariant_rows import aligned_rows
 from weft.ops._common.layout import view_2d
 from weft.ops.losses import triton_kernels as kernels
 from weft.ops.losses.chunks import ChunkPlan, Tensors, chunked_forward, plan_chunks
@@ -67,15 +69,18 @@ def candidates(columns: int, itemsize: int) -> list[Config]:
 
 
 def cross_entropy_forward(
-    logits: Tensor, targets: Tensor, *, config: Config | None = None, **params: Any
+    logits: Tensor, targets: Tensor, *, config: Config | None = None, by_column: bool = False, **params: Any
 ) -> tuple[Tensor, Tensor]:
-    """``config`` None is the configuration shipped for rows of this length."""
+    """``config`` None is the configuration shipped for rows of this length.
+
+    ``by_column``: the bits of a row do not depend on its address.
+    """
     options = LossOptions(**params)
     (rows, columns), size = logits.shape, logits.element_size()
     config = config or configure(columns, size)
     losses, lse = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(2))
     if rows:
-        x2d = view_2d(logits)
+        x2d = aligned_rows(logits) if by_column else view_2d(logits)
         kernels.cross_entropy_forward[(rows,)](
             x2d,
             targets.contiguous(),
@@ -87,6 +92,7 @@ def cross_entropy_forward(
             WIDTH=16 // size,
             LANES=config.lanes(columns, size),
             SMOOTH=options.label_smoothing != 0,
+            BY_COLUMN=by_column,
             num_warps=config.warps,
         )
     return losses, lse
@@ -106,6 +112,7 @@ def cross_entropy_backward_into(
     lse: Tensor,
     *,
     config: Config | None = None,
+    by_column: bool = False,
     **params: Any,
 ) -> Tensor:
     """Write the gradient to ``out``, which has adjacent columns and may be ``logits`` itself."""
@@ -113,7 +120,7 @@ def cross_entropy_backward_into(
     (rows, columns), size = logits.shape, logits.element_size()
     config = config or configure_fused(columns, size)
     if rows:
-        x2d = view_2d(logits)
+        x2d = aligned_rows(logits) if by_column else view_2d(logits)
         kernels.cross_entropy_backward[(rows,)](
             grad,
             x2d,
@@ -128,6 +135,7 @@ def cross_entropy_backward_into(
             WIDTH=16 // size,
             LANES=config.lanes(columns, size),
             SAME_START=x2d.stride(0) == out.stride(0),
+            BY_COLUMN=by_column,
             num_warps=config.warps,
         )
     return out
@@ -182,7 +190,9 @@ def linear_cross_entropy_backward(
     return scaled
 
 
-def _aot_row_kernels(kernel: object, shapes: Iterable[tuple[str, int]]) -> tuple[TritonAotKernel, ...]:
+def _aot_row_kernels(
+    kernel: object, shapes: Iterable[tuple[str, int]], by_column: bool = False
+) -> tuple[TritonAotKernel, ...]:
     """Return a row kernel as shipped, for pairs of (Triton's name of a dtype, columns)."""
     aot_kernels = []
     is_forward = kernel is kernels.cross_entropy_forward
@@ -206,9 +216,11 @@ def _aot_row_kernels(kernel: object, shapes: Iterable[tuple[str, int]]) -> tuple
         signature |= {"ignore_index": "i32", "smoothing": "fp32", "z_loss": "fp32"}
         signature |= {"WIDTH": 16 // size, "LANES": config.lanes(columns, size)}
         signature["SAME_START" if is_backward else "SMOOTH"] = is_backward
+        if is_forward or is_backward:
+            signature["BY_COLUMN"] = by_column
         aot_kernels.append(
             TritonAotKernel(
-                label=f"{getattr(kernel, '__name__', kernel)}-{dtype}-{columns}",
+                label=f"{getattr(kernel, '__name__', kernel)}-{dtype}-{columns}" + "-by-column" * by_column,
                 kernel=kernel,
                 signature=signature,
                 num_warps=config.warps,
@@ -231,17 +243,23 @@ _AOT_SCALE_GRADIENT = TritonAotKernel(
     num_warps=8,
 )
 
-CROSS_ENTROPY = Implementation(
-    operator="cross_entropy",
-    backend="triton",
-    forward=cross_entropy_forward,
-    backward=cross_entropy_backward,
-    supports=supports_cross_entropy,
-    aot_kernels=(
-        *_aot_row_kernels(kernels.cross_entropy_forward, _AOT_SHAPES),
-        *_aot_row_kernels(kernels.cross_entropy_backward, _AOT_SHAPES),
+CROSS_ENTROPY = with_invariant(
+    Implementation(
+        operator="cross_entropy",
+        backend="triton",
+        forward=cross_entropy_forward,
+        backward=cross_entropy_backward,
+        supports=supports_cross_entropy,
+        aot_kernels=(
+            *_aot_row_kernels(kernels.cross_entropy_forward, _AOT_SHAPES),
+            *_aot_row_kernels(kernels.cross_entropy_backward, _AOT_SHAPES),
+            *_aot_row_kernels(kernels.cross_entropy_forward, _AOT_SHAPES[1:2], by_column=True),
+            *_aot_row_kernels(kernels.cross_entropy_backward, _AOT_SHAPES[1:2], by_column=True),
+        ),
+        idea="a program a row, maxima and sums online",
     ),
-    idea="a program a row, maxima and sums online",
+    forward=partial(cross_entropy_forward, by_column=True),
+    backward=partial(cross_entropy_backward, by_column=True),
 )
 
 LINEAR_CROSS_ENTROPY = Implementation(

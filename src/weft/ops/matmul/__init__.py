@@ -22,7 +22,12 @@ register(
 
 
 def matmul(
-    a: torch.Tensor, b: torch.Tensor, *, precision: str = "ieee", impl: str | None = None
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    precision: str = "ieee",
+    impl: str | None = None,
+    batch_invariant: bool = False,
 ) -> torch.Tensor:
     """Return the matrix product of two 2-D tensors, summed in float32, with one rounding at the end.
 
@@ -31,6 +36,7 @@ def matmul(
         b: (K, N); the same dtype and device; any strides.
         precision: ``ieee`` or, for float32 on a GPU, ``tf32`` (factors of 10 mantissa bits).
         impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
+        batch_invariant: as inside of ``with weft.batch_invariant():``.
 
     Returns:
         (M, N), contiguous, of the inputs' dtype and device; zeros where K is 0. Under
@@ -45,4 +51,4 @@ def matmul(
     if cast_a is not a or cast_b is not b:  # autocast to a half type, which has no tf32
         a, b, precision = cast_a, cast_b, "ieee"
     inputs, params = (a, b), {"precision": precision}
-    return call("matmul", inputs, params, impl, lambda: check_arguments(*inputs, **params))  # type: ignore[no-any-return]
+    return call("matmul", inputs, params, impl, lambda: check_arguments(*inputs, **params), batch_invariant)  # type: ignore[no-any-return]

@@ -57,6 +57,7 @@ def layer_norm(
     *,
     eps: float = 1e-5,
     impl: str | None = None,
+    batch_invariant: bool = False,
 ) -> torch.Tensor:
     """Layer norm over the last dimension: y = (x - mean) / sqrt(variance + eps) weight + bias.
 
@@ -65,6 +66,7 @@ def layer_norm(
         weight, bias: ``x.shape[-1]`` elements each, in the dtype of ``x`` or float32.
         eps: is added to the variance; 0 or more.
         impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
+        batch_invariant: as inside of ``with weft.batch_invariant():``.
 
     Returns:
         A tensor with the shape, dtype and device of ``x``, contiguous.
@@ -81,11 +83,16 @@ def layer_norm(
     def check() -> None:
         spec.check_arguments(spec.LAYER_NORM_VARIANT, inputs, params)
 
-    return call("layer_norm", inputs, params, impl, check)  # type: ignore[no-any-return]
+    return call("layer_norm", inputs, params, impl, check, batch_invariant)  # type: ignore[no-any-return]
 
 
 def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, *, eps: float = 1e-6, impl: str | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    eps: float = 1e-6,
+    impl: str | None = None,
+    batch_invariant: bool = False,
 ) -> torch.Tensor:
     """RMS norm over the last dimension: y = x / sqrt(mean x^2 + eps) weight.
 
@@ -94,6 +101,7 @@ def rms_norm(
         weight: ``x.shape[-1]`` elements, in the dtype of ``x`` or float32.
         eps: is added to the mean square; 0 or more.
         impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
+        batch_invariant: as inside of ``with weft.batch_invariant():``.
 
     Returns:
         A tensor with the shape, dtype and device of ``x``, contiguous.
@@ -110,7 +118,7 @@ def rms_norm(
     def check() -> None:
         spec.check_arguments(spec.RMS_NORM_VARIANT, inputs, params)
 
-    return call("rms_norm", inputs, params, impl, check)  # type: ignore[no-any-return]
+    return call("rms_norm", inputs, params, impl, check, batch_invariant)  # type: ignore[no-any-return]
 
 
 def add_layer_norm(
@@ -121,6 +129,7 @@ def add_layer_norm(
     *,
     eps: float = 1e-5,
     impl: str | None = None,
+    batch_invariant: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Add a residual, then layer norm: s = x + residual, y = layer_norm(s).
 
@@ -130,6 +139,7 @@ def add_layer_norm(
         weight, bias: ``x.shape[-1]`` elements each, in the dtype of ``x`` or float32.
         eps: is added to the variance; 0 or more.
         impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
+        batch_invariant: as inside of ``with weft.batch_invariant():``.
 
     Returns:
         (y, s): the normalised sum and the sum, each with the shape, dtype and device of ``x``,
@@ -147,7 +157,7 @@ def add_layer_norm(
     def check() -> None:
         spec.check_arguments(spec.ADD_LAYER_NORM_VARIANT, inputs, params)
 
-    return call("add_layer_norm", inputs, params, impl, check)  # type: ignore[no-any-return]
+    return call("add_layer_norm", inputs, params, impl, check, batch_invariant)  # type: ignore[no-any-return]
 
 
 def add_rms_norm(
@@ -157,6 +167,7 @@ def add_rms_norm(
     *,
     eps: float = 1e-6,
     impl: str | None = None,
+    batch_invariant: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Add a residual, then RMS norm: s = x + residual, y = rms_norm(s).
 
@@ -166,6 +177,7 @@ def add_rms_norm(
         weight: ``x.shape[-1]`` elements, in the dtype of ``x`` or float32.
         eps: is added to the mean square; 0 or more.
         impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
+        batch_invariant: as inside of ``with weft.batch_invariant():``.
 
     Returns:
         (y, s): the normalised sum and the sum, each with the shape, dtype and device of ``x``,
@@ -183,7 +195,7 @@ def add_rms_norm(
     def check() -> None:
         spec.check_arguments(spec.ADD_RMS_NORM_VARIANT, inputs, params)
 
-    return call("add_rms_norm", inputs, params, impl, check)  # type: ignore[no-any-return]
+    return call("add_rms_norm", inputs, params, impl, check, batch_invariant)  # type: ignore[no-any-return]
 
 
 def dropout_add_layer_norm(
@@ -196,6 +208,7 @@ def dropout_add_layer_norm(
     seed: int,
     eps: float = 1e-5,
     impl: str | None = None,
+    batch_invariant: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Dropout, residual, layer norm: s = dropout(x) + residual, y = layer_norm(s).
 
@@ -212,6 +225,7 @@ def dropout_add_layer_norm(
         impl: an implementation's name (``weft ops`` lists them); None is ``cuda`` on a GPU, or
             ``triton`` for rows of one column or if CUDA's packages are missing, and ``eager`` on
             a CPU: torch's own dropout draws other bits.
+        batch_invariant: as inside of ``with weft.batch_invariant():``.
 
     Returns:
         (y, s): the normalised sum and the sum, each with the shape, dtype and device of ``x``,
@@ -232,4 +246,4 @@ def dropout_add_layer_norm(
     def check() -> None:
         spec.check_arguments(spec.DROPOUT_VARIANT, inputs, params)
 
-    return call("dropout_add_layer_norm", inputs, params, impl, check)  # type: ignore[no-any-return]
+    return call("dropout_add_layer_norm", inputs, params, impl, check, batch_invariant)  # type: ignore[no-any-return]

@@ -41,7 +41,8 @@ def _inverse_root(v):
     return tl.div_rn(1.0, tl.sqrt_rn(v))
 
 
-@triton.jit
+# `rows` is only compared with the row's number: no program is compiled apart for some numbers of rows.
+@triton.jit(do_not_specialize=["rows"])
 def norm_tile(
     x_ptr,
     r_ptr,
@@ -159,7 +160,7 @@ def _row_gradient(g, w, diff, rstd, columns, CENTRED: tl.constexpr):
     return dx * rstd[:, None], xhat
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def norm_backward_persistent(
     g_ptr,
     grad_s_ptr,

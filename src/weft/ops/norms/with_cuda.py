@@ -15,9 +15,11 @@ from typing import Any
 import torch
 
 from weft.backends.nvrtc import CudaSource
-from weft.core import YES, Case, Implementation, Support, no
+from weft.core import YES, Case, Implementation, Support, WeftError, no
+from weft.core.implementation import with_invariant
 from weft.machine.device_limits import has_tma, num_sms, smem_per_sm
 from weft.ops._common.elementwise import ElementwiseKernels
+from weft.ops._common.invariant_rows import aligned_rows
 from weft.ops._common.layout import contiguous_like, max_vec_width, view_2d
 from weft.ops._common.philox_dropout import drops_all, pack_threshold_and_scale
 from weft.ops.norms import spec
@@ -34,6 +36,7 @@ from weft.ops.norms.configs import (
 FOLDER = Path(__file__).parent
 SM90_SMEM = 228 << 10  # shared memory of an sm_90's SM in bytes
 MAX_LOOP_ROWS = 1 << 30  # kernels that loop over rows count them in 32 bits
+MAX_TEAMS = 16  # that the backward's block may have, where each SM has as many rows
 ROW_THREADS = 256  # threads of a block of the multi-pass backward
 SUM_THREADS = 512  # threads of a block of norm_sum_partials
 # s = dropout(x) + residual and dx = dropout(ds), for rows that the norm kernels do not fuse with dropout.
@@ -148,12 +151,17 @@ def launch_forward(
 
 
 def _persistent(
-    rows: int, columns: int, variant: KernelVariant, device: torch.device
+    rows: int, columns: int, variant: KernelVariant, device: torch.device, invariant: bool = False
 ) -> PersistentConfig | None:
-    """Return the configuration of the persistent backward, or None if the multi-pass kernels must run."""
+    """Return the configuration of the persistent backward, or None if the multi-pass kernels must run.
+
+    ``invariant``: the configuration for many rows, however many there are.
+    """
     # No more teams in a block than an SM has rows: with few rows, larger teams have fewer idle warps.
     rows_per_sm = rows // num_sms(device)
-    max_teams = min(16, 1 << max(0, rows_per_sm.bit_length() - 1))  # a power of two
+    max_teams = min(MAX_TEAMS, 1 << max(0, rows_per_sm.bit_length() - 1))  # a power of two
+    if invariant:
+        max_teams = MAX_TEAMS
     return choose_backward(columns, variant, _loop_smem(rows, device), max_teams)
 
 
@@ -166,12 +174,14 @@ def launch_backward(
     centred: bool,
     config: PersistentConfig | None = None,
     dropout: tuple[int, int] | None = None,
+    invariant: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return (dx, dresidual, dweight, dbias); ``x`` is the normalised tensor, which is s with a residual.
 
     With ``grad_s``, the gradient of s, dresidual is a copy of dx in memory of its own; otherwise it is dx.
     dbias is dweight unless ``centred``. With ``dropout``, as in :func:`launch_forward`, dx is dropout's
-    gradient of dresidual; only the persistent kernel takes it.
+    gradient of dresidual; only the persistent kernel takes it. ``invariant``: the number of rows does not
+    decide how the gradient of a row is computed.
     """
     dx = contiguous_like(x)
     dr = torch.empty_like(dx) if grad_s is not None else dx
@@ -190,7 +200,7 @@ def launch_backward(
         residual=grad_s is not None,
         dropout=dropout is not None,
     )
-    config = config or _persistent(rows, columns, variant, x.device)
+    config = config or _persistent(rows, columns, variant, x.device, invariant)
     strides = (grad2d.stride(0), grad_s2d.stride(0), x2d.stride(0))
     tensors = (grad2d, grad_s2d, x2d, _aligned(weight), dx, dr)
     plain_source = multi_pass_backward_source(replace(variant, dropout=False))
@@ -364,11 +374,24 @@ def _implementation(norm: spec.NormVariant) -> Implementation:
         gradients = launch_backward(*norm.unpack_backward(tensors), eps, norm.centred)
         return norm.select_gradients(*gradients)
 
+    def forward_invariant(*inputs: torch.Tensor, eps: float) -> Any:
+        x, residual, weight, bias = norm.unpack_inputs(inputs)
+        _refuse_too_many_rows(x)
+        y, s = launch_forward(aligned_rows(x), aligned_rows(residual), weight, bias, eps)
+        return (y, s) if norm.residual else y
+
+    def backward_invariant(*tensors: torch.Tensor, eps: float) -> tuple[torch.Tensor, ...]:
+        grad, grad_s, x, weight = norm.unpack_backward(tensors)
+        _refuse_too_many_rows(x)
+        rows = (aligned_rows(grad), aligned_rows(grad_s), aligned_rows(x))
+        gradients = launch_backward(*rows, weight, eps, norm.centred, invariant=True)
+        return norm.select_gradients(*gradients)
+
     if norm.dropout:
         idea = "the norm's kernels with dropout of x fused in; 16 bytes a thread"
     else:
         idea = "rows read once, 16 bytes at a time, by blocks or clusters; persistent backward"
-    return Implementation(
+    implementation = Implementation(
         operator=norm.name,
         backend="cuda",
         forward=dropout_forward if norm.dropout else forward,
@@ -377,6 +400,17 @@ def _implementation(norm: spec.NormVariant) -> Implementation:
         aot_kernels=_dropout_aot_kernels() if norm.dropout else _aot_kernels(norm),
         idea=idea,
     )
+    # Dropout keeps an element by its position in the batch: no row of it is invariant.
+    if norm.dropout:
+        return implementation
+    return with_invariant(implementation, forward=forward_invariant, backward=backward_invariant)
+
+
+def _refuse_too_many_rows(x: torch.Tensor) -> None:
+    """Raise :class:`WeftError` for rows that other kernels take, which add up a row in another order."""
+    rows = x.numel() // max(x.shape[-1], 1)
+    if rows >= MAX_LOOP_ROWS:
+        raise WeftError("batch invariance of a norm", expected=f"fewer than {MAX_LOOP_ROWS} rows", got=rows)
 
 
 LAYER_NORM = _implementation(spec.LAYER_NORM_VARIANT)

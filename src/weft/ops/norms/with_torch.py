@@ -8,6 +8,8 @@ import torch
 from torch.nn import functional
 
 from weft.core import YES, Case, Implementation, Support, no
+from weft.core.implementation import with_invariant
+from weft.ops._common.invariant_rows import supports_unsplit_sums
 from weft.ops.norms import spec
 
 
@@ -33,13 +35,16 @@ def _implementation(norm: spec.NormVariant) -> Implementation:
         return (y, s) if norm.residual else y
 
     function = "F.layer_norm" if norm.centred else "F.rms_norm"
-    return Implementation(
+    implementation = Implementation(
         operator=norm.name,
         backend="torch",
         forward=forward,
         supports=supports,
         idea=f"x + residual, {function}" if norm.residual else function,
     )
+    # On a CPU a row is computed by itself; F.rms_norm takes the mean of squares by a plain reduction.
+    row_supports = supports if norm.centred else supports_unsplit_sums
+    return with_invariant(implementation, devices=("cpu",), supports=row_supports)
 
 
 LAYER_NORM = _implementation(spec.LAYER_NORM_VARIANT)

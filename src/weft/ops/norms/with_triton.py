@@ -14,8 +14,10 @@ import torch
 
 from weft.backends.triton_jit import TritonAotKernel, triton
 from weft.core import Implementation
+from weft.core.implementation import with_invariant
 from weft.machine.device_limits import num_sms
 from weft.ops._common.elementwise_triton import SHIPPED as ELEMENTWISE_CONFIGS
+from weft.ops._common.invariant_rows import aligned_rows
 from weft.ops._common.layout import contiguous_like, view_2d
 from weft.ops._common.philox import seed_words
 from weft.ops._common.philox_dropout import drops_all, keep_scale, threshold_int32
@@ -277,7 +279,8 @@ def dropout_backward(
 def _aot_kernel(kernel: Any, config: Config, dtype: str, label: int, **constants: Any) -> TritonAotKernel:
     types: dict[str, Any] = {"eps": "fp32", "partials_ptr": "*fp32", "statistics_ptr": "*fp32"}
     types |= {"keep_scale": "fp32", **dict.fromkeys(("low", "high", "limit"), "i32")}
-    integers = ("rows", "columns", "x_stride", "r_stride", "g_stride", "grad_s_stride")
+    types["rows"] = "i32"
+    integers = ("columns", "x_stride", "r_stride", "g_stride", "grad_s_stride")
     types |= dict.fromkeys(integers, "i32:16")
     types |= {"BLOCK": config.block, "ROWS": config.rows, "STAGES": config.stages, **constants}
     return TritonAotKernel(
@@ -333,7 +336,18 @@ def _implementation(norm: spec.NormVariant) -> Implementation:
         gradients = launch_backward(*norm.unpack_backward(tensors), eps, norm.centred)
         return norm.select_gradients(*gradients)
 
-    return Implementation(
+    def forward_invariant(*inputs: torch.Tensor, eps: float) -> Any:
+        x, residual, weight, bias = norm.unpack_inputs(inputs)
+        y, s = launch_forward(aligned_rows(x), aligned_rows(residual), weight, bias, eps)
+        return (y, s) if norm.residual else y
+
+    def backward_invariant(*tensors: torch.Tensor, eps: float) -> tuple[torch.Tensor, ...]:
+        grad, grad_s, x, weight = norm.unpack_backward(tensors)
+        rows = (aligned_rows(grad), aligned_rows(grad_s), aligned_rows(x))
+        gradients = launch_backward(*rows, weight, eps, norm.centred)
+        return norm.select_gradients(*gradients)
+
+    implementation = Implementation(
         operator=norm.name,
         backend="triton",
         forward=dropout_forward if norm.dropout else forward,
@@ -341,6 +355,10 @@ def _implementation(norm: spec.NormVariant) -> Implementation:
         aot_kernels=_dropout_aot_kernels() if norm.dropout else _aot_kernels(norm),
         idea="whole rows in one program, read once; the weights' gradients by persistent programs",
     )
+    # Dropout keeps an element by its position in the batch: no row of it is invariant.
+    if norm.dropout:
+        return implementation
+    return with_invariant(implementation, forward=forward_invariant, backward=backward_invariant)
 
 
 LAYER_NORM = _implementation(spec.LAYER_NORM_VARIANT)

@@ -32,6 +32,7 @@ def rope(
     *,
     interleaved: bool = False,
     impl: str | None = None,
+    batch_invariant: bool = False,
 ) -> torch.Tensor:
     """Turn each pair of a head's elements by its position's angle: queries or keys of attention.
 
@@ -43,6 +44,7 @@ def rope(
         interleaved: False pairs element i with i + D/2 (Llama, Hugging Face); True 2i with 2i + 1
             (GPT-J).
         impl: an implementation's name (``weft ops`` lists them); None chooses.
+        batch_invariant: as inside of ``with weft.batch_invariant():``.
 
     Returns:
         (B, H, T, D), contiguous, of ``x``'s dtype and device; arithmetic is in float32.
@@ -55,4 +57,4 @@ def rope(
     Source: arXiv:2104.09864.
     """
     inputs, params = (x, cos, sin), {"interleaved": interleaved}
-    return call("rope", inputs, params, impl, lambda: check_arguments(*inputs, **params))  # type: ignore[no-any-return]
+    return call("rope", inputs, params, impl, lambda: check_arguments(*inputs, **params), batch_invariant)  # type: ignore[no-any-return]

@@ -71,8 +71,10 @@ rope_turn(const WEFT_T* __restrict__ x, const float* __restrict__ cos,
     for (int j = 0; j < N; ++j) {
       const int p = INTERLEAVED ? 2 * j : j, q = INTERLEAVED ? 2 * j + 1 : N + j;
       const float a = to_float(elements[p]), b = to_float(elements[q]);
-      rotated[p] = from_float<WEFT_T>(a * c[j] - b * s[j]);
-      rotated[q] = from_float<WEFT_T>(b * c[j] + a * s[j]);
+      // The compiler could fuse either product with the sum, and not the same one for each VEC_WIDTH: written
+      // out, the bits of an element do not depend on the address of its row.
+      rotated[p] = from_float<WEFT_T>(fmaf(a, c[j], -__fmul_rn(b, s[j])));
+      rotated[q] = from_float<WEFT_T>(fmaf(b, c[j], __fmul_rn(a, s[j])));
     }
     Pack out[ACCESSES];
     memcpy(out, rotated, sizeof(rotated));

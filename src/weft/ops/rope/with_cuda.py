@@ -9,6 +9,7 @@ import torch
 
 from weft.backends.nvrtc import CudaSource
 from weft.core import Implementation
+from weft.core.implementation import with_invariant
 from weft.ops._common.layout import CUDA_TYPES, contiguous_like, dtype_name
 
 THREADS, HEADS = 128, 4  # the constants of rope.cu
@@ -88,18 +89,20 @@ def backward(
     return (_rotate(grad, cos, sin, interleaved, -1),)
 
 
-IMPLEMENTATION = Implementation(
-    operator="rope",
-    backend="cuda",
-    forward=forward,
-    backward=backward,
-    aot_kernels=(
-        source(torch.bfloat16, 8, False),
-        source(torch.bfloat16, 8, True),
-        source(torch.float32, 4, False),
-        source(torch.float32, 4, True),
-        source(torch.float16, 8, False),
-        source(torch.float16, 1, True),
-    ),
-    idea="tables read once for four heads, whose rows are all in flight",
+IMPLEMENTATION = with_invariant(
+    Implementation(
+        operator="rope",
+        backend="cuda",
+        forward=forward,
+        backward=backward,
+        aot_kernels=(
+            source(torch.bfloat16, 8, False),
+            source(torch.bfloat16, 8, True),
+            source(torch.float32, 4, False),
+            source(torch.float32, 4, True),
+            source(torch.float16, 8, False),
+            source(torch.float16, 1, True),
+        ),
+        idea="tables read once for four heads, whose rows are all in flight",
+    )
 )

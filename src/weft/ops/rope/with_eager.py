@@ -6,6 +6,7 @@ import torch
 
 from weft.backends.inductor import compiled
 from weft.core import Implementation
+from weft.core.implementation import with_invariant
 
 
 def forward(
@@ -21,10 +22,13 @@ def forward(
     return y.to(x.dtype).contiguous()
 
 
-IMPLEMENTATION = Implementation(
-    operator="rope",
-    backend="eager",
-    forward=forward,
-    idea="halves, four products, one cat",
+IMPLEMENTATION = with_invariant(
+    Implementation(
+        operator="rope",
+        backend="eager",
+        forward=forward,
+        idea="halves, four products, one cat",
+    ),
+    devices=("cpu",),
 )
 COMPILED = compiled(IMPLEMENTATION)

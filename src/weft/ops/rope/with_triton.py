@@ -12,6 +12,7 @@ import torch
 
 from weft.backends.triton_jit import TritonAotKernel, tl, triton
 from weft.core import Implementation
+from weft.core.implementation import with_invariant
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +22,16 @@ class Config:
     positions: int
     heads: int = 4
     warps: int = 4
+
+
+@triton.jit
+def rotated(a, b, c, s):
+    """Return (a c - b s, b c + a s) with the product that is rounded by itself written out.
+
+    The compiler could fuse either product with the sum, and not the same one for each alignment: the bits of
+    an element would depend on the address of its row.
+    """
+    return tl.fma(a, c, -(b * s)), tl.fma(b, c, a * s)
 
 
 @triton.jit
@@ -72,13 +83,15 @@ def rope_turn(
             # Pairs are adjacent in one 16-byte vector of a thread, so that the split moves no data between
             # threads.
             a, b = tl.split(tl.reshape(pair, (POSITIONS, HALF, 2)))
-            pair = tl.reshape(tl.join(a * c - b * s, b * c + a * s), (POSITIONS, 2 * HALF))
+            a, b = rotated(a, b, c, s)
+            pair = tl.reshape(tl.join(a, b), (POSITIONS, 2 * HALF))
             tl.store(y + columns, pair.to(y_ptr.dtype.element_ty), mask=pairs_inside)
         else:
             a = tl.load(x + i, mask=in_bounds, other=0).to(tl.float32)
             b = tl.load(x + half + i, mask=in_bounds, other=0).to(tl.float32)
-            tl.store(y + i, (a * c - b * s).to(y_ptr.dtype.element_ty), mask=in_bounds)
-            tl.store(y + half + i, (b * c + a * s).to(y_ptr.dtype.element_ty), mask=in_bounds)
+            a, b = rotated(a, b, c, s)
+            tl.store(y + i, a.to(y_ptr.dtype.element_ty), mask=in_bounds)
+            tl.store(y + half + i, b.to(y_ptr.dtype.element_ty), mask=in_bounds)
 
 
 @cache
@@ -179,16 +192,18 @@ def _aot_kernel(kind: str, itemsize: int, size: int, interleaved: bool, is_backw
     )
 
 
-IMPLEMENTATION = Implementation(
-    operator="rope",
-    backend="triton",
-    forward=forward,
-    backward=backward,
-    aot_kernels=(
-        _aot_kernel("bf16", 2, 128, False, False),
-        _aot_kernel("bf16", 2, 128, True, True),
-        _aot_kernel("bf16", 2, 64, False, True),
-        _aot_kernel("fp32", 4, 128, False, False),
-    ),
-    idea="tables read once for four heads",
+IMPLEMENTATION = with_invariant(
+    Implementation(
+        operator="rope",
+        backend="triton",
+        forward=forward,
+        backward=backward,
+        aot_kernels=(
+            _aot_kernel("bf16", 2, 128, False, False),
+            _aot_kernel("bf16", 2, 128, True, True),
+            _aot_kernel("bf16", 2, 64, False, True),
+            _aot_kernel("fp32", 4, 128, False, False),
+        ),
+        idea="tables read once for four heads",
+    )
 )

@@ -20,13 +20,14 @@ register(
 )
 
 
-def softmax(x: torch.Tensor, *, impl: str | None = None) -> torch.Tensor:
+def softmax(x: torch.Tensor, *, impl: str | None = None, batch_invariant: bool = False) -> torch.Tensor:
     """Softmax over the last dimension.
 
     Args:
         x: tensor of one dimension or more; float32, float16 or bfloat16; CPU or CUDA. A row that
             holds NaN or +Inf, or nothing but -Inf, gives a row of NaN, as torch does.
         impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
+        batch_invariant: as inside of ``with weft.batch_invariant():``.
 
     Returns:
         A tensor with the shape, dtype and device of ``x``, contiguous. Arithmetic is in float32.
@@ -35,4 +36,4 @@ def softmax(x: torch.Tensor, *, impl: str | None = None) -> torch.Tensor:
         WeftError: ``x`` is no tensor, has no dimension, or is of another dtype or device; ``impl``
             is unknown or does not run here.
     """
-    return call("softmax", (x,), {}, impl, lambda: check_arguments(x))  # type: ignore[no-any-return]
+    return call("softmax", (x,), {}, impl, lambda: check_arguments(x), batch_invariant)  # type: ignore[no-any-return]

@@ -7,7 +7,7 @@ dtype and vector width; ``forward`` and ``backward`` launch it. softmax.cu has t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -15,8 +15,10 @@ import torch
 
 from weft.backends.nvrtc import CudaSource
 from weft.core import Case, Implementation, Support, no
+from weft.core.implementation import with_invariant
 from weft.core.support import YES
 from weft.machine.device_limits import num_sms
+from weft.ops._common.invariant_rows import aligned_rows
 from weft.ops._common.layout import (
     CUDA_TYPES,
     FLOAT_DTYPES,
@@ -47,7 +49,8 @@ class Config:
 
     ``strategy`` says where a row is stored: ``warp`` (registers of ``lanes`` lanes) and ``block`` (registers
     of a block), with ``vecs_per_thread`` vectors in each thread; ``shared`` (shared memory of ``cluster``
-    blocks, ``min_blocks`` of which must fit on an SM); ``long`` (not stored; two passes).
+    blocks, ``min_blocks`` of which must fit on an SM); ``long`` (not stored; two passes). With
+    ``splits_rows`` several blocks share a row in ``long`` if there are few rows.
     """
 
     strategy: str
@@ -56,6 +59,7 @@ class Config:
     lanes: int = 32
     cluster: int = 1
     min_blocks: int = 1
+    splits_rows: bool = True
 
     def __post_init__(self) -> None:
         if self.threads % 32 or not 32 <= self.threads <= 1024:
@@ -218,6 +222,31 @@ def backward_with(config: Config | None, grad: torch.Tensor, y: torch.Tensor) ->
     return (dx,)
 
 
+# A row that several blocks share is added up in as many parts, whose number depends on the number of rows.
+
+
+def forward_invariant(x: torch.Tensor) -> torch.Tensor:
+    """Compute the forward so that the bits of a row do not depend on the batch."""
+    if x.numel() == 0:
+        return contiguous_like(x)
+    x = aligned_rows(x)
+    return forward_with(_configure_invariant(x, False), x)
+
+
+def backward_invariant(grad: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor]:
+    if y.numel() == 0:
+        return (contiguous_like(y),)
+    y = aligned_rows(y)
+    return backward_with(_configure_invariant(y, True), aligned_rows(grad), y)
+
+
+def _configure_invariant(x: torch.Tensor, is_backward: bool) -> Config:
+    columns = x.shape[-1]
+    vec_width = max_vec_width(columns, x.view(-1, columns))
+    config = configure(columns, x.dtype, vec_width, _has_clusters(x.device), is_backward)
+    return replace(config, splits_rows=False)
+
+
 def _launch(
     config: Config, vec_width: int, input2d: torch.Tensor, contiguous: tuple[torch.Tensor, ...]
 ) -> None:
@@ -227,7 +256,7 @@ def _launch(
     rows, columns = input2d.shape
     stride, threads = input2d.stride(0), config.threads
     if config.strategy == "long":
-        _launch_long(program, threads, columns // vec_width, input2d, contiguous)
+        _launch_long(program, config, columns // vec_width, input2d, contiguous)
         return
     kernel = program[program.kernels[0]]
     if config.strategy == "warp":
@@ -242,18 +271,18 @@ def _launch(
 
 def _launch_long(
     program: CudaSource,
-    threads: int,
+    config: Config,
     vecs: int,
     input2d: torch.Tensor,
     contiguous: tuple[torch.Tensor, ...],
 ) -> None:
     """Launch one block a row, or several for few rows, each with at least eight vectors a thread."""
     rows, columns = input2d.shape
-    stride = input2d.stride(0)
+    stride, threads = input2d.stride(0), config.threads
     one_block, reduce_parts, write = LONG_BACKWARD if len(contiguous) == 2 else LONG_FORWARD
     # Two blocks on every SM keep enough loads in flight.
     parts = min(-(-2 * num_sms(input2d.device) // rows), MAX_PARTS, vecs // (8 * threads))
-    if parts <= 1:
+    if parts <= 1 or not config.splits_rows:
         program[one_block](rows, threads, input2d, *contiguous, columns, stride)
         return
     partial = torch.empty(2 * rows * parts, dtype=torch.float32, device=input2d.device)
@@ -283,12 +312,16 @@ def _aot_kernels() -> tuple[CudaSource, ...]:
     return tuple(dict.fromkeys(sources))
 
 
-IMPLEMENTATION = Implementation(
-    operator="softmax",
-    backend="cuda",
-    forward=forward,
-    backward=backward,
-    supports=supports,
-    aot_kernels=_aot_kernels(),
-    idea="rows in registers, read once, 16 bytes at a time",
+IMPLEMENTATION = with_invariant(
+    Implementation(
+        operator="softmax",
+        backend="cuda",
+        forward=forward,
+        backward=backward,
+        supports=supports,
+        aot_kernels=_aot_kernels(),
+        idea="rows in registers, read once, 16 bytes at a time",
+    ),
+    forward=forward_invariant,
+    backward=backward_invariant,
 )

@@ -6,6 +6,8 @@ import torch
 
 from weft.backends.inductor import compiled
 from weft.core import Implementation
+from weft.core.implementation import with_invariant
+from weft.ops._common.invariant_rows import supports_unsplit_sums
 
 
 def forward(x: torch.Tensor) -> torch.Tensor:
@@ -22,11 +24,16 @@ def backward(grad: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor]:
     return (dx.to(y.dtype),)
 
 
-IMPLEMENTATION = Implementation(
-    operator="softmax",
-    backend="eager",
-    forward=forward,
-    backward=backward,
-    idea="max, sub, exp, sum, div",
+# On a CPU. The backward of torch.softmax differs there for single rows: one in some thousand.
+IMPLEMENTATION = with_invariant(
+    Implementation(
+        operator="softmax",
+        backend="eager",
+        forward=forward,
+        backward=backward,
+        idea="max, sub, exp, sum, div",
+    ),
+    devices=("cpu",),
+    supports=supports_unsplit_sums,
 )
 COMPILED = compiled(IMPLEMENTATION)

@@ -12,7 +12,9 @@ import torch
 
 from weft.backends.triton_jit import TritonAotKernel, tl, triton
 from weft.core import Implementation
+from weft.core.implementation import with_invariant
 from weft.machine.device_limits import num_sms
+from weft.ops._common.invariant_rows import aligned_rows
 from weft.ops._common.layout import contiguous_like, view_2d
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -44,7 +46,8 @@ def normalised(x):
     return e * (1.0 / tl.sum(e, 1))[:, None]
 
 
-@triton.jit
+# `rows` is only compared with the row's number: no program is compiled apart for some numbers of rows.
+@triton.jit(do_not_specialize=["rows"])
 def softmax_tile(x_ptr, y_ptr, rows, columns, x_stride, BLOCK: tl.constexpr, ROWS: tl.constexpr):
     # x: (rows, columns), rows x_stride apart; y: (rows, columns) contiguous. One tile of ROWS rows for each
     # program. Bytes moved: every element read once, written once.
@@ -56,7 +59,7 @@ def softmax_tile(x_ptr, y_ptr, rows, columns, x_stride, BLOCK: tl.constexpr, ROW
     tl.store(y_ptr + row * columns + column, y, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def softmax_persistent(
     x_ptr,
     y_ptr,
@@ -108,7 +111,7 @@ def softmax_long(x_ptr, y_ptr, columns, x_stride, BLOCK: tl.constexpr):
         tl.store(y_ptr + start + lane, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def softmax_backward_tile(
     grad_ptr, y_ptr, dx_ptr, rows, columns, grad_stride, BLOCK: tl.constexpr, ROWS: tl.constexpr
 ):
@@ -262,7 +265,7 @@ def _aot_kernel(config: Config, kind: str, columns: int, is_backward: bool = Fal
     stride = "grad_stride" if is_backward else "x_stride"
     signature: dict[str, object] = dict.fromkeys(pointers, f"*{kind}")
     if config.block >= columns:
-        signature["rows"] = "i32:16"
+        signature["rows"] = "i32"
     signature |= {"columns": "i32:16", stride: "i32:16", "BLOCK": config.block}
     if config.block < columns:
         kernel = softmax_backward_long if is_backward else softmax_long
@@ -278,11 +281,15 @@ def _aot_kernel(config: Config, kind: str, columns: int, is_backward: bool = Fal
     )
 
 
-IMPLEMENTATION = Implementation(
-    operator="softmax",
-    backend="triton",
-    forward=forward,
-    backward=backward,
-    aot_kernels=_aot_kernels(),
-    idea="whole rows in one program, read once",
+IMPLEMENTATION = with_invariant(
+    Implementation(
+        operator="softmax",
+        backend="triton",
+        forward=forward,
+        backward=backward,
+        aot_kernels=_aot_kernels(),
+        idea="whole rows in one program, read once",
+    ),
+    forward=lambda x: forward(aligned_rows(x)),
+    backward=lambda grad, y: backward(aligned_rows(grad), aligned_rows(y)),
 )

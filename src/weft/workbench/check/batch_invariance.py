@@ -13,13 +13,16 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
 
-from weft import backends
-from weft.core import BACKWARD, FORWARD, Case, Implementation, Operator, Support, WeftError
+from weft import backends, ops
+from weft.core import BACKWARD, FORWARD, Case, Implementation, Operator, Support, WeftError, registry
+from weft.core.implementation import INVARIANT
 from weft.core.text import printable
+from weft.dispatch import invariance
 from weft.workbench.calls import inputs as call_inputs
 from weft.workbench.calls.bind import bind, differentiable_outputs
 from weft.workbench.calls.buffers import tensors_of
@@ -187,6 +190,38 @@ def compare_rows(
         return replace(nothing, reason=f"raised {type(error).__name__}: {error}")
 
 
+def compare_invariant_rows(
+    operator: Operator, impl: str | None, case: Case, direction: str, device: str, seed: int
+) -> RowsVerdict:
+    """Compare the rows of calls with ``batch_invariant=True``, as a user makes them; arguments as above.
+
+    ``impl`` None leaves the choice to dispatch, once for each part. Gradients go through autograd. The
+    verdict names the variant that runs the case; its ``reason`` is the refusal if there is none.
+    """
+    try:
+        variant = invariance.variant_at(case, operator.name, device, impl, grad=direction == BACKWARD)
+    except WeftError as error:
+        return RowsVerdict(
+            operator=operator.name,
+            implementation=impl or "dispatch",
+            case=case.name,
+            direction=direction,
+            reason=error.got or str(error),
+        )
+
+    function = getattr(ops, operator.name)
+    options: dict[str, Any] = {"impl": impl, "batch_invariant": True}
+    if "reduction" in signature(function).parameters:
+        options["reduction"] = "none"  # the loss of each row
+
+    def forward(*inputs: Any, **params: Any) -> Any:
+        named = dict(zip([i.name for i in case.inputs], inputs, strict=True))
+        return function(**operator.public_arguments({**named, **params}), **options)
+
+    dispatched = replace(variant, forward=forward, backward=None)
+    return compare_rows(operator, dispatched, case, direction, device, seed)
+
+
 def _compare(
     nothing: RowsVerdict,
     operator: Operator,
@@ -257,3 +292,23 @@ def _differing_rows(got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor
                 differ &= ~(one.isnan() & other.isnan())
             wrong |= differ.reshape(rows, -1).any(1)
     return wrong
+
+
+def markdown() -> str:
+    """Return the table of operators that can be asked for batch invariance, and what runs them."""
+    lines = ["| operator | on a CPU | on a GPU | gradients of |", "| --- | --- | --- | --- |"]
+    for name in registry.operator_names():
+        operator = registry.operator(name)
+        variants = [i.invariant for i in registry.implementations(name) if i.invariant is not None]
+        by_device = [
+            ", ".join(f"`{n}`" for n in invariance.PREFERENCE[device] if _runs(variants, n, device))
+            for device in ("cpu", "cuda")
+        ]
+        inputs = ", ".join(f"`{i}`" for i in operator.differentiable if i in operator.rows)
+        if variants:
+            lines.append(f"| {name} | {by_device[0]} | {by_device[1]} | {inputs or '–'} |")
+    return "\n".join(lines)
+
+
+def _runs(variants: Sequence[Implementation], name: str, device: str) -> bool:
+    return any(v.name == name + INVARIANT and device in v.devices for v in variants)
