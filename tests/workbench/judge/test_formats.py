@@ -6,6 +6,8 @@ import os
 import py_compile
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -173,6 +175,51 @@ def test_a_speed_up_by_medians_alone_is_not_shown() -> None:
         time = compare("a", timing([least, *[1.5 * least] * 15]), reference)
         assert time.comparison.ratio > 20 and time.comparison.is_shown == shown
         assert time.comparison.is_known == shown
+
+
+@pytest.mark.parametrize(
+    ("again", "speedup", "is_shown", "factors"),
+    [
+        (2.0, 1.3, True, ""),
+        (1.2, 1.2, True, ""),
+        (1.0, None, False, "a factor of 1.30 in one pair of processes, and of 1.00 in another"),
+        (0.5, None, False, "a factor of 1.30 in one pair of processes, and of 0.50 in another"),
+        (None, None, False, "not confirmed in new processes"),
+    ],
+)
+def test_a_speed_up_must_come_back_in_new_processes(
+    again: float | None, speedup: float | None, is_shown: bool, factors: str
+) -> None:
+    def timing(us: float) -> Timing:
+        samples = tuple(us * (1 + n / 1e4) for n in range(20))
+        figures = summarise(samples)
+        return Timing(
+            cold=us,
+            warm=None,
+            host=None,
+            first=None,
+            interval=figures.interval,
+            p10=figures.p10,
+            p90=figures.p90,
+            minimum=figures.minimum,
+            samples=samples,
+            calls_per_sample=1,
+            repeated=samples,
+        )
+
+    judgement = Judgement(format="gpumode", operator="o")
+    judgement.times = [compare("a", timing(100.0), timing(130.0))]
+    assert judgement.shows_difference("a") and not judgement.shows_difference("b")
+    new = None if again is None else timing(130.0 / again)
+    records: list[Any] = [
+        SimpleNamespace(case="a", implementation="reference", timing=timing(130.0)),
+        SimpleNamespace(case="a", implementation="candidate", timing=new),
+    ]
+    judgement.confirm(records, "candidate")
+    assert judgement.shows_difference("a") == is_shown
+    assert judgement.speedup == (speedup and pytest.approx(speedup, rel=1e-3))
+    assert all(t.baseline_us / t.time_us == pytest.approx(t.speedup, rel=1e-3) for t in judgement.times)
+    assert len(judgement.notes) == bool(factors) and all(factors in note for note in judgement.notes)
 
 
 def test_a_case_that_was_not_run_is_not_correct() -> None:

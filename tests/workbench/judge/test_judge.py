@@ -120,6 +120,55 @@ def test_a_correct_candidate_is_timed_against_its_reference() -> None:
     assert low <= timed.speedup <= high and itself.value > 0 and timed.comparison.against_itself.spread >= 1
 
 
+SLOW = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        for _ in range(60):
+            y = x * 2.0
+        return y
+def get_inputs():
+    return [torch.rand(512, 512)]
+def get_init_inputs():
+    return []
+"""
+# The first process that loads it is timed, the next two list its kernels, and the fourth is timed again.
+FAST_AT_FIRST = """
+import torch
+from pathlib import Path
+LOADS = Path({counter!r})
+LOADS.write_text(LOADS.read_text() + ".")
+CALLS = 1 if len(LOADS.read_text()) <= {lucky} else 60
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        for _ in range(CALLS):
+            y = x * 2.0
+        return y
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+@pytest.mark.parametrize(("lucky", "is_shown"), [(3, False), (99, True)])
+def test_a_speed_up_of_some_processes_alone_is_not_told(lucky: int, is_shown: bool, tmp_path: Path) -> None:
+    slow, fast, counter = tmp_path / "slow.py", tmp_path / "fast.py", tmp_path / "counter"
+    slow.write_text(SLOW)
+    fast.write_text(FAST_AT_FIRST.format(counter=str(counter), lucky=lucky))
+
+    def judge_again() -> Judgement:
+        counter.write_text("")
+        return judge(slow, fast, JudgeOptions(limits=LIMITS))
+
+    judgement = repeat(judge_again, lambda judged: judged.flags)
+    assert judgement.correct and judgement.seconds["timing again"] > 0
+    assert len(counter.read_text()) == 4
+    if is_shown:
+        assert judgement.speedup is not None and judgement.speedup > 3
+    else:
+        assert judgement.speedup is None, judgement.times
+        assert "in one pair of processes" in judgement.notes[-1]
+
+
 # -- candidates that fail -------------------------------------------------------------
 
 BAD = {

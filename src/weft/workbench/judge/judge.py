@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from weft.backends import support
@@ -23,6 +23,7 @@ from weft.core import (
     Implementation,
     Interrupted,
     Log,
+    Record,
     Verdict,
     WeftError,
     no_log,
@@ -47,7 +48,7 @@ from weft.workbench.sandbox.caller import WorkerProcess
 from weft.workbench.sandbox.observed_kernels import observe_in_worker
 from weft.workbench.sandbox.process import Limits
 from weft.workbench.sources.source import Source
-from weft.workbench.timing.plan import Budget
+from weft.workbench.timing.plan import CHECKS, Budget
 
 N_SEEDS = 4  # for each case; a KernelBench problem with weights has two cases
 # Bytes of inputs, outputs and weights above which a case gets fewer seeds: each costs a reference in
@@ -57,6 +58,7 @@ LARGE_SEEDS = (2, 1)  # for the first case, and for further ones
 LEAST_FACTOR = 2  # multiple of the problem's own bytes below which a judgement cannot end well
 # Time of a GPU's candidate and reference together; their difference is large against the noise.
 CUDA_BUDGET = Budget(seconds=5.0, warmup=0.3, recheck_seconds=3.0)
+CONFIRM_SHARE = 0.3  # of its seconds, for a second timing in new processes where a difference was shown
 MAX_CPU_ELEMENTS = 1 << 24  # a case with more input elements is not timed on a CPU
 GPU_ONLY = {"cuda": "CUDA C++", "numba": "numba.cuda"}  # numba's simulator takes no torch tensors
 # No limits on a CPU: a time below the floor shows nothing there, and measuring the ceilings would
@@ -434,27 +436,13 @@ class _Judging:
             (problem.baseline.name, c.name): _passed(problem, c) for c in timed if self._was_checked(c)
         }
         try:
-            with judgement.step("timing"), self._start_reference() as reference_worker:
-                for records in run_points(
-                    [problem.operator],
-                    [problem.baseline, self.implementation],
-                    [c.name for c in timed],
-                    [FORWARD],
-                    device,
-                    quick=device == "cpu",
-                    budget=CUDA_BUDGET if device == "cuda" else None,
-                    ceilings=None if device == "cuda" else NO_CEILINGS,
-                    workers={
-                        self.implementation.name: self.worker,
-                        problem.baseline.name: reference_worker,
-                    },
-                    trusted=(problem.baseline.name,),
-                    baselines={problem.operator.name: problem.baseline},
-                    verdicts=self.passed | reference,
-                    without=self.options.without,
-                    on_event=self.log,
-                ):
+            with judgement.step("timing"):
+                for records in self._timed_records(timed, self.passed | reference, 1.0):
                     judgement.add_records(records, self.implementation.name)
+            shown = [c for c in timed if judgement.shows_difference(c.name)]
+            if judgement.correct and shown:
+                with judgement.step("timing again"):
+                    self._confirm(shown, self.passed | reference)
         except (SandboxDied, WorkerError) as error:  # run_points reports those of the candidate
             judgement.flags.append(f"not timed: the reference's process: {error}")
         except Exception as error:
@@ -464,6 +452,56 @@ class _Judging:
             judgement.flags.append(f"not timed: {_shortage(judgement, self.options).reason}")
         if _digest(problem) != self.digest:  # the candidate could write another, slower one
             judgement.refuse("conditions", "a file of the reference was changed after it had been read")
+
+    def _confirm(self, cases: Sequence[Case], verdicts: Mapping[tuple[str, str], Verdict]) -> None:
+        """Time both again in new processes: in each a library may choose another algorithm."""
+        why = ""
+        try:
+            self.worker.restart()
+            for records in self._timed_records(cases, verdicts, CONFIRM_SHARE):
+                self.judgement.confirm(records, self.implementation.name)
+        except (SandboxDied, WorkerError) as error:
+            why = str(error)
+        except Exception as error:
+            if not is_shortage(error):
+                raise
+            why = _shortage(self.judgement, self.options).reason
+        if why:
+            for case in cases:
+                self.judgement.leave_out_time(case.name, why)
+
+    def _timed_records(
+        self, cases: Sequence[Case], verdicts: Mapping[tuple[str, str], Verdict], share: float
+    ) -> Iterator[list[Record]]:
+        """Time the candidate's process and a new one of the reference; yield the records of each case.
+
+        A ``share`` of the seconds below 1 is for code that was judged: only its samples are taken.
+        """
+        device, problem = self.options.device, self.problem
+        budget = CUDA_BUDGET if device == "cuda" else Budget.for_device(device, quick=True)
+        without = self.options.without
+        if share < 1.0:
+            budget = replace(budget, seconds=share * budget.seconds, side_samples=1)
+            without = {*without, *CHECKS, "provenance"}
+        with self._start_reference() as reference_worker:
+            yield from run_points(
+                [problem.operator],
+                [problem.baseline, self.implementation],
+                [c.name for c in cases],
+                [FORWARD],
+                device,
+                budget=budget,
+                ceilings=None if device == "cuda" else NO_CEILINGS,
+                workers={
+                    self.implementation.name: self.worker,
+                    problem.baseline.name: reference_worker,
+                },
+                trusted=(problem.baseline.name,),
+                baselines={problem.operator.name: problem.baseline},
+                verdicts=verdicts,
+                without=without,
+                on_event=self.log,
+            )
 
     def _start_reference(self) -> WorkerProcess:
         """Start the worker in which the reference is timed; raise what :class:`WorkerProcess` raises."""

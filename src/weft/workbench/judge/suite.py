@@ -34,6 +34,7 @@ SPEEDS = (0.0, 1.0, 1.5, 2.0)  # the p of fast_p
 CORRECT, WRONG, NOT_RUN, NO_CANDIDATE = "correct", "wrong", "not run", "no candidate"
 MEMORY_SHARE = 0.9  # of the free memory: allocators round up
 MAX_JOBS = {"cuda": 4, "cpu": 4}
+CORES_FOR_IMPORTS = 8  # of a machine with a GPU on which the spare process may import while time is measured
 CORES_PER_JOB = 4  # on a CPU one judgement already uses several cores
 END_SECONDS = 10.0  # for a judgement to end its worker process after SIGTERM
 # Names of KernelBench's own runs: level_1_problem_19_sample_0_kernel.py
@@ -306,6 +307,8 @@ class Suite:
         self.memory = int(MEMORY_SHARE * free_memory(options.device))
         self.running: list[_Child] = []
         self.spare: _Child | None = None
+        # Imports take a core, and none of a GPU's time.
+        self.imports_disturb = options.device == "cpu" or len(os.sched_getaffinity(0)) < CORES_FOR_IMPORTS
         self._spares_end = False  # a spare that ended before its job: no other is started
         self._events: queue.Queue[tuple[_Child, str | None]] = queue.Queue()
 
@@ -362,7 +365,7 @@ class Suite:
         # A file, not a pipe: it is read only after the end, and a full pipe would block the child.
         errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - closed with the child
         process = subprocess.Popen(
-            [sys.executable, "-c", _CHILD, self.options.device],
+            [sys.executable, "-c", _CHILD],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -397,7 +400,7 @@ class Suite:
         if any(c.state == "timing" for c in self.running):
             return
         # Only those that use the cores now. One that waits for its permission does not disturb a measurement.
-        processes = [*self.running, *([self.spare] if self.spare else [])]
+        processes = [*self.running, *([self.spare] if self.spare and self.imports_disturb else [])]
         busy = [c for c in processes if c.state in ("importing", "reading", "checking")]
         timers = [c for c in self.running if c.state == "waits for time"]
         if timers and not busy:

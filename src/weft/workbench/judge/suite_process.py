@@ -1,6 +1,7 @@
 """Process of one judgement in a suite: it asks for a job, memory and time, then sends its judgement.
 
-All imports are done, and the GPU is open, before it asks for the job.
+All imports are done before it asks for the job. It opens a GPU afterwards: another process may be measuring
+time there.
 """
 
 from __future__ import annotations
@@ -16,16 +17,12 @@ from typing import Any
 
 from weft.core import WeftError
 from weft.workbench.judge.judge import JudgeOptions, judge
-from weft.workbench.judge.memory import free_bytes
 from weft.workbench.sandbox import fork_client
 from weft.workbench.sandbox.process import Limits
 
 
 def main() -> None:
-    """Judge on the device of the first argument what a line of JSON on stdin names.
-
-    Messages go to stdout, one line each.
-    """
+    """Judge what a line of JSON on stdin names; messages go to stdout, one line each."""
     # The reference may print: its lines must not be taken for messages.
     channel = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
@@ -43,7 +40,6 @@ def main() -> None:
 
     fork_client.prepare()
     importlib.import_module("torch._dynamo")  # the meta device, where a problem's size is found, imports it
-    free_bytes(sys.argv[1])  # opens the GPU
     fork_client.prepare(wait=True)
     send({"judgement": judge_job(json.loads(wait("job", 0)), wait)})
 

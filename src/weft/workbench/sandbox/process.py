@@ -68,12 +68,12 @@ class Limits:
 class Reply:
     """Result of a worker's handler: JSON, and dense tensors on the device of the request.
 
-    ``held``: the worker keeps tensors that were copied from its memory, until the next request.
+    ``has_exported``: the worker keeps tensors that were copied from its memory, until the next request.
     """
 
     payload: dict[str, Any]
     tensors: list[torch.Tensor] = field(default_factory=list)
-    held: bool = False
+    has_exported: bool = False
 
 
 _open_sandboxes: weakref.WeakSet[Sandbox] = weakref.WeakSet()
@@ -173,7 +173,7 @@ class Sandbox:
             self._await_worker()
             try:
                 reply = self._ask(verb, payload or {}, host_tensors, limit, device, self._copies)
-                if reply.held:
+                if reply.has_exported:
                     self._ask(protocol.RELEASE, {}, (), limit)
             except NotShared:
                 # Its memory cannot be opened here (a container may forbid it): the bytes travel from now on.
@@ -210,7 +210,9 @@ class Sandbox:
             raise WorkerError(_one_line(str(header["error"])))
         if not isinstance(header.get("payload"), dict):
             self._die(FORGED)
-        return Reply(payload=header["payload"], tensors=reply_tensors, held=bool(header.get("held")))
+        return Reply(
+            payload=header["payload"], tensors=reply_tensors, has_exported=bool(header.get("exported"))
+        )
 
     def pause(self) -> None:
         """Stop the worker and all processes that it started, until the next request.

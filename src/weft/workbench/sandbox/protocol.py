@@ -27,7 +27,7 @@ from weft.workbench.sandbox.device_memory import ExportedMemory
 PREFIX = struct.Struct("<8sQ")  # magic bytes, and the length of the header
 MAGIC = b"weftcell"
 MAX_HEADER_BYTES = 64 << 20
-# Requests about the reply before: its held tensors are copied, or could not be and are to be sent.
+# Requests about the reply before: its exported tensors are copied, or could not be and are to be sent.
 RELEASE, RESEND = "release", "resend"
 DTYPES = {
     name: getattr(torch, name)
@@ -57,21 +57,21 @@ def byte_view(dense: torch.Tensor) -> memoryview:
 
 
 def pack(
-    header: dict[str, Any], tensors: Sequence[torch.Tensor], held: list[torch.Tensor] | None = None
+    header: dict[str, Any], tensors: Sequence[torch.Tensor], exported: list[torch.Tensor] | None = None
 ) -> Iterable[memoryview]:
     """Return a message as pieces to send in order.
 
     Tensors may have any layout and device; they arrive dense. Those of a GPU are copied to the host
-    while they are sent, so that the host never holds a whole one. With ``held``, the receiver copies the
+    while they are sent, so that the host never holds a whole one. With ``exported``, the receiver copies the
     large ones by itself: they are appended to it, and must stay alive until the receiver has answered.
     """
     dense = [t.detach().resolve_conj().resolve_neg().contiguous() for t in tensors]
-    exported = [None if held is None else device_memory.export(t) for t in dense]
-    described = [_describe(t, e) for t, e in zip(dense, exported, strict=True)]
-    sent = [t for t, e in zip(dense, exported, strict=True) if e is None]
-    if held is not None:
-        held += [t for t, e in zip(dense, exported, strict=True) if e is not None]
-    text = json.dumps({**header, "held": bool(held), "tensors": described}).encode()
+    memories = [None if exported is None else device_memory.export(t) for t in dense]
+    described = [_describe(t, m) for t, m in zip(dense, memories, strict=True)]
+    sent = [t for t, m in zip(dense, memories, strict=True) if m is None]
+    if exported is not None:
+        exported += [t for t, m in zip(dense, memories, strict=True) if m is not None]
+    text = json.dumps({**header, "exported": bool(exported), "tensors": described}).encode()
     if len(text) > MAX_HEADER_BYTES:
         raise ValueError(f"a header of {len(text)} bytes, more than {MAX_HEADER_BYTES}")
     start = PREFIX.pack(MAGIC, len(text)) + text

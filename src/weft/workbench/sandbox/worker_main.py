@@ -76,20 +76,20 @@ def serve(channel: socket.socket, request: dict[str, Any]) -> int:
     """Answer requests until the channel closes; return the code to exit with."""
     handlers: Mapping[str, Handler] | None = None
     # The last reply and its tensors, if the parent process copies some of these by itself.
-    kept: tuple[dict[str, Any], Sequence[Any], list[torch.Tensor]] | None = None
+    last_reply: tuple[dict[str, Any], Sequence[Any], list[torch.Tensor]] | None = None
     while (message := protocol.receive(channel)) is not None:
         header, tensors = message
         nonce, verb = header["nonce"], header["verb"]
-        held: list[torch.Tensor] | None = [] if header.get("copies") else None
+        exported: list[torch.Tensor] | None = [] if header.get("copies") else None
         try:
-            payload, outputs = kept[:2] if kept and verb == protocol.RESEND else ({}, ())
-            kept = None
+            payload, outputs = last_reply[:2] if last_reply and verb == protocol.RESEND else ({}, ())
+            last_reply = None
             if verb not in (protocol.RELEASE, protocol.RESEND):
                 handlers = handlers or import_handlers(request)
                 payload, outputs = handlers[verb](header["payload"], tensors)
-            pieces = protocol.pack({"nonce": nonce, "payload": payload}, outputs, held)
-            kept = (payload, outputs, held) if held else None
-            del payload, outputs, held  # a waiting worker must not hold memory
+            pieces = protocol.pack({"nonce": nonce, "payload": payload}, outputs, exported)
+            last_reply = (payload, outputs, exported) if exported else None
+            del payload, outputs, exported  # a waiting worker must not hold memory
         except SystemExit as stop:
             return exit_code(stop)
         except BaseException as error:  # noqa: BLE001 - a candidate's code may raise anything
