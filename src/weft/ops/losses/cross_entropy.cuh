@@ -186,7 +186,9 @@ __device__ __forceinline__ void write_gradient(const WEFT_T* x, WEFT_T* dx, cons
   const float at_target = counts ? g * (1.0f - params.smoothing) : 0.0f;
   const int target_column = counts && target >= 0 && target < params.columns ? (int)target : -1;
   const auto element_gradient = [&](WEFT_T v) {
-    return fmaf(factor, exp_of_difference(to_float(v), lse), -uniform);
+    const float term = exp_of_difference(to_float(v), lse);
+    // By column every copy of this code rounds once; otherwise the compiler may choose.
+    return BY_COLUMN ? fmaf(factor, term, -uniform) : factor * term - uniform;
   };
   // The target is subtracted before the only rounding: a separate pass over one element would round twice.
   const auto write_element = [&](int column) {
