@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from weft.workbench.calls.errors import SandboxDied
 from weft.workbench.sandbox import device_memory, protocol
-from weft.workbench.sandbox.process import Limits, Sandbox
+from weft.workbench.sandbox.process import FORGED, Limits, Sandbox
 
 MIB = 1 << 20
 
@@ -114,6 +115,17 @@ def test_a_tensor_whose_memory_cannot_be_opened_is_sent(
         reply = in_memory.request("keep_in_memory", {}, [torch.ones(3)], device="cpu:0")
         assert reply.payload == {"exported": exported} and torch.equal(reply.tensors[0], torch.ones(3))
     assert in_memory.request("alive").payload == {"alive": [False]}
+
+
+def test_a_worker_that_never_sends_what_cannot_be_opened_is_ended(
+    in_memory: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def copy_into(*_: object) -> None:
+        raise device_memory.NotShared("not here")
+
+    monkeypatch.setattr(device_memory, "copy_into", copy_into)
+    with pytest.raises(SandboxDied, match=FORGED):
+        in_memory.request("export_always", {}, [torch.ones(3)], device="cpu:0")
 
 
 @given(limit=st.integers(2, 60), parts=st.lists(st.binary(max_size=40), max_size=10))

@@ -1,8 +1,8 @@
 """Copies of a GPU's memory between two processes, without a way through the host (CUDA IPC).
 
-An answer of 6 GB takes 1.4 s through a worker's channel, and some milliseconds from memory to memory. The
-worker exports the allocation behind a tensor as a handle of 64 bytes, and this process copies the bytes into
-memory of its own before it looks at any of them.
+An answer of gigabytes takes seconds through a worker's channel, and milliseconds from memory to memory
+(docs/log.md, 2026-11-23). The worker exports the allocation behind a tensor as a handle, and this process
+copies the bytes into memory of its own before it looks at any of them.
 """
 
 from __future__ import annotations

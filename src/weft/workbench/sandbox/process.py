@@ -181,8 +181,9 @@ class Sandbox:
                 reply = self._ask(protocol.RESEND, {}, (), limit, device)
         except SandboxDied:
             raise
-        except protocol.ProtocolError:
-            self._die(FORGED)  # after a broken message no boundary in the stream can be trusted
+        except (protocol.ProtocolError, NotShared):
+            # After a broken message no boundary in the stream can be trusted; and what is sent again is sent.
+            self._die(FORGED)
         except WorkerError:
             raise
         except BaseException:  # an interrupt above all: a later reply would answer this request
