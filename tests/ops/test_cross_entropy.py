@@ -18,7 +18,7 @@ from weft.ops.losses.with_eager import eager_gradient, eager_losses
 from weft.ops.losses.with_triton import Config, linear_cross_entropy_forward
 from weft.workbench.calls.buffers import LeadingOutputs, allocate_buffers
 from weft.workbench.check.check import check
-from weft.workbench.check.output_judge import judge
+from weft.workbench.check.output_judge import OutputJudges
 
 TARGETS = torch.tensor([3, -100, 0])
 
@@ -150,7 +150,7 @@ def test_only_an_implementation_that_declares_it_may_return_the_losses_alone() -
     operator = registry.operator("cross_entropy")
     case = operator.case("fp32-3x263-3")
     slot = allocate_buffers(case, "cpu", None, 5)
-    decide = judge(operator, case, FORWARD, "cpu", None, slot)
+    decide = OutputJudges(operator, case, FORWARD, "cpu", None)(slot)
     losses, lse = registry.implementation("cross_entropy", "eager").forward(*slot.inputs)
     assert decide((losses, lse)) is None and decide(LeadingOutputs((losses,))) is None
     assert decide((losses,)) == "1 tensors where 2 are due"

@@ -15,7 +15,7 @@ from weft.workbench.calls.guarded_memory import digest
 from weft.workbench.check import by_rows
 from weft.workbench.check.by_rows import Moments, row_reference
 from weft.workbench.check.oracle import Oracle
-from weft.workbench.check.output_judge import OutputJudges, judge
+from weft.workbench.check.output_judge import OutputJudges
 from weft.workbench.check.tolerance import measure, participants, rms
 from weft.workbench.timing.altered_inputs import altered, choose
 from weft.workbench.timing.recheck import PartialJudge
@@ -161,7 +161,7 @@ def test_a_judge_remembers_altered_elements(by_rows: bool, monkeypatch: pytest.M
     buffers, other = (allocate_buffers(case, "cpu", None, seed) for seed in (1, 2))
     before = 2 * buffers.inputs[0]
     with altered(buffers, choose(other, seed=3, many=True)) as contents:
-        decide = judge(operator, case, FORWARD, "cpu", baseline, contents)
+        decide = OutputJudges(operator, case, FORWARD, "cpu", baseline)(contents)
         after = 2 * buffers.inputs[0]
     assert not after.equal(before)
     assert decide(after) is None
@@ -193,8 +193,7 @@ def test_contents_of_a_large_problem_share_the_first_bounds(monkeypatch: pytest.
 
 def test_a_share_of_the_rows_is_compared_at_random() -> None:
     operator = make_operator(torch.sigmoid, (ROWS, COLUMNS))
-    judges = OutputJudges(operator, operator.cases[0], FORWARD, "cpu", None)
-    judges.arguments = (*judges.arguments[:4], oracle_of(operator).baseline)
+    judges = OutputJudges(operator, operator.cases[0], FORWARD, "cpu", oracle_of(operator).baseline)
     buffers = allocate_buffers(operator.cases[0], "cpu", None, 1)
     judge_rows = judges(buffers)
     assert isinstance(judge_rows, PartialJudge)
@@ -224,7 +223,7 @@ def test_inputs_are_freed_when_an_output_is_judged(monkeypatch: pytest.MonkeyPat
     gc.disable()
     try:
         buffers = allocate(case, "cpu", None, 3)
-        decide = judge(operator, case, FORWARD, "cpu", eager, buffers)
+        decide = OutputJudges(operator, case, FORWARD, "cpu", eager)(buffers)
         output = torch.sigmoid(buffers.inputs[0])
         del buffers
         assert decide(output) is None and "error" in str(decide(output + 1.0))

@@ -15,7 +15,7 @@ from weft.workbench.check import tolerance
 from weft.workbench.check.by_rows import merge
 from weft.workbench.check.check import check
 from weft.workbench.check.local_error import LocalCall, LocalJudge, SliceFigures
-from weft.workbench.check.output_judge import judge as judge_outputs
+from weft.workbench.check.output_judge import OutputJudges
 from weft.workbench.check.slices import SliceLayout
 from weft.workbench.check.tolerance import Bound, Measured, measure
 from weft.workbench.selftest.judge import Subject
@@ -124,8 +124,7 @@ def test_a_timed_output_is_held_to_the_local_rule() -> None:
     (case, *_) = subject.operator.cases
     assert isinstance(case, Case) and isinstance(case.inputs[0], Input)
     buffers = allocate_buffers(case, "cpu", None, 3)
-    arguments = (subject.operator, case, FORWARD, "cpu", subject.baseline, buffers)
-    decide = judge_outputs(*arguments)
+    decide = OutputJudges(subject.operator, case, FORWARD, "cpu", subject.baseline)(buffers)
     right = subject.operator.reference(*buffers.inputs)
     assert decide(right) is None
     assert "row" in str(decide(mutant.make().forward(*buffers.inputs)))
@@ -133,7 +132,7 @@ def test_a_timed_output_is_held_to_the_local_rule() -> None:
     subject = Subject.of(noise)
     case = subject.operator.cases[0]
     buffers = allocate_buffers(case, "cpu", None, 3)
-    decide = judge_outputs(subject.operator, case, FORWARD, "cpu", subject.baseline, buffers)
+    decide = OutputJudges(subject.operator, case, FORWARD, "cpu", subject.baseline)(buffers)
     assert decide(noise.make().forward(*buffers.inputs)) is None
 
 

@@ -151,28 +151,30 @@ def test_a_speed_up_is_told_as_far_as_the_reference_agrees_with_itself(
     assert (judgement.speedup is not None) == is_known
 
 
+def timing_of(samples: list[float], repeated: tuple[float, ...] = ()) -> Timing:
+    """Return the timing with these samples; ``repeated`` are the second ones of a reference."""
+    figures = summarise(samples)
+    return Timing(
+        cold=figures.median,
+        warm=None,
+        host=None,
+        first=None,
+        interval=figures.interval,
+        p10=figures.p10,
+        p90=figures.p90,
+        minimum=figures.minimum,
+        samples=tuple(samples),
+        calls_per_sample=1,
+        repeated=repeated,
+    )
+
+
 def test_a_speed_up_by_medians_alone_is_not_shown() -> None:
     """Other work on the machine makes most samples longer, and hardly the least."""
 
-    def timing(samples: list[float]) -> Timing:
-        figures = summarise(samples)
-        return Timing(
-            cold=figures.median,
-            warm=None,
-            host=None,
-            first=None,
-            interval=figures.interval,
-            p10=figures.p10,
-            p90=figures.p90,
-            minimum=figures.minimum,
-            samples=tuple(samples),
-            calls_per_sample=1,
-            repeated=(8000.0,) * 15,
-        )
-
-    reference = timing([210.0, *[8000.0] * 15])
+    reference = timing_of([210.0, *[8000.0] * 15], repeated=(8000.0,) * 15)
     for least, shown in ((205.0, False), (20.0, True)):
-        time = compare("a", timing([least, *[1.5 * least] * 15]), reference)
+        time = compare("a", timing_of([least, *[1.5 * least] * 15]), reference)
         assert time.comparison.ratio > 20 and time.comparison.is_shown == shown
         assert time.comparison.is_known == shown
 
@@ -190,29 +192,15 @@ def test_a_speed_up_by_medians_alone_is_not_shown() -> None:
 def test_a_speed_up_must_come_back_in_new_processes(
     again: float | None, speedup: float | None, is_shown: bool, factors: str
 ) -> None:
-    def timing(us: float) -> Timing:
-        samples = tuple(us * (1 + n / 1e4) for n in range(20))
-        figures = summarise(samples)
-        return Timing(
-            cold=us,
-            warm=None,
-            host=None,
-            first=None,
-            interval=figures.interval,
-            p10=figures.p10,
-            p90=figures.p90,
-            minimum=figures.minimum,
-            samples=samples,
-            calls_per_sample=1,
-            repeated=samples,
-        )
+    def steady(us: float) -> Timing:
+        return timing_of([us * (1 + n / 1e4) for n in range(20)])
 
     judgement = Judgement(format="gpumode", operator="o")
-    judgement.times = [compare("a", timing(100.0), timing(130.0))]
+    judgement.times = [compare("a", steady(100.0), steady(130.0))]
     assert judgement.shows_difference("a") and not judgement.shows_difference("b")
-    new = None if again is None else timing(130.0 / again)
+    new = None if again is None else steady(130.0 / again)
     records: list[Any] = [
-        SimpleNamespace(case="a", implementation="reference", timing=timing(130.0)),
+        SimpleNamespace(case="a", implementation="reference", timing=steady(130.0)),
         SimpleNamespace(case="a", implementation="candidate", timing=new),
     ]
     judgement.confirm(records, "candidate")

@@ -165,8 +165,8 @@ def test_a_speed_up_of_some_processes_alone_is_not_told(lucky: int, is_shown: bo
     if is_shown:
         assert judgement.speedup is not None and judgement.speedup > 3
     else:
-        assert judgement.speedup is None, judgement.times
-        assert "in one pair of processes" in judgement.notes[-1]
+        # None, or what chance makes of the same code: not the tens of the first processes.
+        assert judgement.speedup is None or judgement.speedup < 3, judgement.times
 
 
 # -- candidates that fail -------------------------------------------------------------

@@ -155,6 +155,12 @@ def test_a_process_that_imports_delays_the_timing_of_another() -> None:
     child.state, spare.state = "waits for time", "importing"
     suite._grant()
     assert child.state == "waits for time"
+    on_a_gpu = Suite([], SuiteOptions(jobs=1))
+    on_a_gpu.imports_disturb = False  # many cores, and time that a GPU takes
+    on_a_gpu.running, on_a_gpu.spare = [other := FakeChild(2)], spare  # type: ignore[assignment,list-item]
+    other.state = "waits for time"
+    on_a_gpu._grant()
+    assert other.state == "timing"
     suite._handle(spare, {"wait": "job", "bytes": 0})  # type: ignore[arg-type]
     suite._grant()
     assert (child.state, spare.state) == ("timing", "waits for a job")

@@ -46,7 +46,7 @@ def gelu(x: torch.Tensor, *, impl: str | None = None, batch_invariant: bool = Fa
     Args:
         x: tensor of any shape; float32, float16 or bfloat16; CPU or CUDA.
         impl: name of an implementation (``weft ops`` lists them); None lets dispatch choose.
-        batch_invariant: as inside of ``with weft.batch_invariant():``.
+        batch_invariant: True for rows whose bits do not depend on the batch (``weft.batch_invariant``).
 
     Returns:
         A tensor with the shape, dtype, device and strides of ``x``. Arithmetic is in float32.
@@ -66,7 +66,7 @@ def relu(x: torch.Tensor, *, impl: str | None = None, batch_invariant: bool = Fa
     Args:
         x: tensor of any shape; float32, float16 or bfloat16; CPU or CUDA.
         impl: name of an implementation (``weft ops`` lists them); None lets dispatch choose.
-        batch_invariant: as inside of ``with weft.batch_invariant():``.
+        batch_invariant: True for rows whose bits do not depend on the batch (``weft.batch_invariant``).
 
     Returns:
         A tensor with the shape, dtype, device and strides of ``x``. The gradient at 0 is 0. The backward
@@ -91,7 +91,7 @@ def bias_gelu(
         bias: (C,), of the same dtype and device. Its gradient is summed in float32 in a fixed order, so that
             a second run gives the same bits.
         impl: name of an implementation (``weft ops`` lists them); None lets dispatch choose.
-        batch_invariant: as inside of ``with weft.batch_invariant():``.
+        batch_invariant: True for rows whose bits do not depend on the batch (``weft.batch_invariant``).
 
     Returns:
         A contiguous tensor with the shape, dtype and device of ``x``. Arithmetic is in float32, rounded

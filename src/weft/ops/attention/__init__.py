@@ -71,7 +71,7 @@ def attention(
             (clamped to 0 and Tk). None: all. The host never reads them.
         impl: an implementation's name (``weft ops`` lists them). None is torch's own; with
             ``key_lengths`` or dropout, which torch lacks, ``triton`` on a GPU and ``eager`` otherwise.
-        batch_invariant: as inside of ``with weft.batch_invariant():``.
+        batch_invariant: True for rows whose bits do not depend on the batch (``weft.batch_invariant``).
 
     Returns:
         (B, H, Tq, D) of q's dtype: contiguous, or (B, Tq, H, D) in memory if q is. A query that

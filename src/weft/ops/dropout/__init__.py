@@ -40,7 +40,7 @@ def dropout(
         impl: an implementation's name (``weft ops`` lists them); None is ``cuda`` on a GPU, or
             ``triton`` where CUDA's packages are missing, and ``eager`` on a CPU. The library's own
             dropout has other bits and is none of them.
-        batch_invariant: as inside of ``with weft.batch_invariant():``.
+        batch_invariant: True for rows whose bits do not depend on the batch (``weft.batch_invariant``).
 
     Returns:
         A contiguous tensor with the shape, dtype and device of ``x``; a dropped NaN is 0.

@@ -39,7 +39,7 @@ def embedding(
         positions: (P, C) with P >= T, of the same dtype and device: position t gets row t. None adds
             nothing; neither does a table of no rows, (0, C).
         impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
-        batch_invariant: as inside of ``with weft.batch_invariant():``.
+        batch_invariant: True for rows whose bits do not depend on the batch (``weft.batch_invariant``).
 
     Returns:
         (..., T, C), contiguous, of ``weight``'s dtype and device; the sum is rounded once.

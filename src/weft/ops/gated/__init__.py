@@ -31,7 +31,7 @@ def swiglu(
         up: tensor of the same shape, dtype and device. Triton's kernels read the halves of a joint
             projection, ``x.chunk(2, -1)``, without a copy.
         impl: name of an implementation (``weft ops`` lists them); None lets dispatch choose.
-        batch_invariant: as inside of ``with weft.batch_invariant():``.
+        batch_invariant: True for rows whose bits do not depend on the batch (``weft.batch_invariant``).
 
     Returns:
         A contiguous tensor of the same shape, dtype and device. Arithmetic is in float32, rounded once
@@ -56,7 +56,7 @@ def geglu(
         up: tensor of the same shape, dtype and device. Triton's kernels read the halves of a joint
             projection, ``x.chunk(2, -1)``, without a copy.
         impl: name of an implementation (``weft ops`` lists them); None lets dispatch choose.
-        batch_invariant: as inside of ``with weft.batch_invariant():``.
+        batch_invariant: True for rows whose bits do not depend on the batch (``weft.batch_invariant``).
 
     Returns:
         A contiguous tensor of the same shape, dtype and device. Arithmetic is in float32, rounded once

@@ -125,7 +125,7 @@ def linear(
         weight: (N, K), as ``torch.nn.Linear`` stores it; the same dtype and device; any strides.
         bias: (N,); the same dtype and device. None adds zeros.
         impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
-        batch_invariant: as inside of ``with weft.batch_invariant():``.
+        batch_invariant: True for rows whose bits do not depend on the batch (``weft.batch_invariant``).
 
     Returns:
         (..., N), contiguous, of the inputs' dtype and device. float32 is multiplied in float32.
@@ -162,7 +162,7 @@ def linear_gelu(
             ``cuda`` computes it again by a product: half as much work again for (..., N) elements less
             of memory. ``eager``, ``torch`` and ``compile`` leave to autograd what is saved.
         impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
-        batch_invariant: as inside of ``with weft.batch_invariant():``.
+        batch_invariant: True for rows whose bits do not depend on the batch (``weft.batch_invariant``).
 
     Returns:
         ``y``, or ``(y, pre_activation)``; both (..., N), contiguous, of the inputs' dtype and device.
@@ -209,7 +209,7 @@ def linear_residual(
         bias: (N,); the same dtype and device. None adds zeros.
         residual: (..., N), with x's leading sizes; the same dtype and device; any strides.
         impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
-        batch_invariant: as inside of ``with weft.batch_invariant():``.
+        batch_invariant: True for rows whose bits do not depend on the batch (``weft.batch_invariant``).
 
     Returns:
         (..., N), contiguous, of the inputs' dtype and device.

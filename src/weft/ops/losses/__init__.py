@@ -90,7 +90,7 @@ def cross_entropy(
             and ``cuda`` do so outside of ``torch.compile``, where rows are dense in memory. A second
             backward through the same logits raises torch's error.
         impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
-        batch_invariant: as inside of ``with weft.batch_invariant():``.
+        batch_invariant: True for rows whose bits do not depend on the batch (``weft.batch_invariant``).
 
     Returns:
         A float32 scalar, or (N,) for ``none``.
@@ -209,7 +209,7 @@ def linear_cross_entropy(
         label_smoothing: the share in [0, 1] of a target that is spread evenly over all columns.
         z_loss: z >= 0; z lse^2 is added to each loss.
         impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
-        batch_invariant: as inside of ``with weft.batch_invariant():``.
+        batch_invariant: True for rows whose bits do not depend on the batch (``weft.batch_invariant``).
 
     Returns:
         A float32 scalar.

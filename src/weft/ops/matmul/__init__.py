@@ -36,7 +36,7 @@ def matmul(
         b: (K, N); the same dtype and device; any strides.
         precision: ``ieee`` or, for float32 on a GPU, ``tf32`` (factors of 10 mantissa bits).
         impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
-        batch_invariant: as inside of ``with weft.batch_invariant():``.
+        batch_invariant: True for rows whose bits do not depend on the batch (``weft.batch_invariant``).
 
     Returns:
         (M, N), contiguous, of the inputs' dtype and device; zeros where K is 0. Under

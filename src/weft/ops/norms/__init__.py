@@ -66,7 +66,7 @@ def layer_norm(
         weight, bias: ``x.shape[-1]`` elements each, in the dtype of ``x`` or float32.
         eps: is added to the variance; 0 or more.
         impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
-        batch_invariant: as inside of ``with weft.batch_invariant():``.
+        batch_invariant: True for rows whose bits do not depend on the batch (``weft.batch_invariant``).
 
     Returns:
         A tensor with the shape, dtype and device of ``x``, contiguous.
@@ -101,7 +101,7 @@ def rms_norm(
         weight: ``x.shape[-1]`` elements, in the dtype of ``x`` or float32.
         eps: is added to the mean square; 0 or more.
         impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
-        batch_invariant: as inside of ``with weft.batch_invariant():``.
+        batch_invariant: True for rows whose bits do not depend on the batch (``weft.batch_invariant``).
 
     Returns:
         A tensor with the shape, dtype and device of ``x``, contiguous.
@@ -139,7 +139,7 @@ def add_layer_norm(
         weight, bias: ``x.shape[-1]`` elements each, in the dtype of ``x`` or float32.
         eps: is added to the variance; 0 or more.
         impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
-        batch_invariant: as inside of ``with weft.batch_invariant():``.
+        batch_invariant: True for rows whose bits do not depend on the batch (``weft.batch_invariant``).
 
     Returns:
         (y, s): the normalised sum and the sum, each with the shape, dtype and device of ``x``,
@@ -177,7 +177,7 @@ def add_rms_norm(
         weight: ``x.shape[-1]`` elements, in the dtype of ``x`` or float32.
         eps: is added to the mean square; 0 or more.
         impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
-        batch_invariant: as inside of ``with weft.batch_invariant():``.
+        batch_invariant: True for rows whose bits do not depend on the batch (``weft.batch_invariant``).
 
     Returns:
         (y, s): the normalised sum and the sum, each with the shape, dtype and device of ``x``,
@@ -225,7 +225,7 @@ def dropout_add_layer_norm(
         impl: an implementation's name (``weft ops`` lists them); None is ``cuda`` on a GPU, or
             ``triton`` for rows of one column or if CUDA's packages are missing, and ``eager`` on
             a CPU: torch's own dropout draws other bits.
-        batch_invariant: as inside of ``with weft.batch_invariant():``.
+        batch_invariant: True for rows whose bits do not depend on the batch (``weft.batch_invariant``).
 
     Returns:
         (y, s): the normalised sum and the sum, each with the shape, dtype and device of ``x``,

@@ -44,7 +44,7 @@ def rope(
         interleaved: False pairs element i with i + D/2 (Llama, Hugging Face); True 2i with 2i + 1
             (GPT-J).
         impl: an implementation's name (``weft ops`` lists them); None chooses.
-        batch_invariant: as inside of ``with weft.batch_invariant():``.
+        batch_invariant: True for rows whose bits do not depend on the batch (``weft.batch_invariant``).
 
     Returns:
         (B, H, T, D), contiguous, of ``x``'s dtype and device; arithmetic is in float32.

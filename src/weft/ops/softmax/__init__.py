@@ -27,7 +27,7 @@ def softmax(x: torch.Tensor, *, impl: str | None = None, batch_invariant: bool =
         x: tensor of one dimension or more; float32, float16 or bfloat16; CPU or CUDA. A row that
             holds NaN or +Inf, or nothing but -Inf, gives a row of NaN, as torch does.
         impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
-        batch_invariant: as inside of ``with weft.batch_invariant():``.
+        batch_invariant: True for rows whose bits do not depend on the batch (``weft.batch_invariant``).
 
     Returns:
         A tensor with the shape, dtype and device of ``x``, contiguous. Arithmetic is in float32.

@@ -145,18 +145,6 @@ class OutputJudges:
         return _judge_answers(operator, direction, oracle)
 
 
-def judge(
-    operator: Operator,
-    case: Case,
-    direction: str,
-    device: str,
-    baseline: Implementation | None,
-    buffers: InputBuffers,
-) -> Callable[[Outputs], str | None]:
-    """Return a function that says why outputs are wrong at these contents, or None if they are right."""
-    return OutputJudges(operator, case, direction, device, baseline)(buffers)
-
-
 def _judge_answers(
     operator: Operator, direction: str, oracle: _BufferOracle
 ) -> Callable[[Outputs], str | None]:

@@ -208,7 +208,8 @@ class Judgement:
     def confirm(self, records: Sequence[Record], candidate: str) -> None:
         """Widen the speed-up of a case by that of a second timing, in new processes of both.
 
-        A library may choose another algorithm in each process: the same code was once 1.30 times as fast.
+        Two processes of the same code may differ, for instance because a library chose another algorithm in
+        each (docs/log.md, 2026-11-23).
         """
         timed = next(r for r in records if r.implementation == candidate)
         baseline = next(r for r in records if r.implementation != candidate)
