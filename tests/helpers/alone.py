@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from weft.core import FORWARD, Case, Operator
+
 
 @contextmanager
 def _held(path: Path, how: int) -> Iterator[None]:
@@ -45,6 +47,23 @@ def _busy(seconds: float) -> float:
         counts.append(user + nice + system + sum(more))
         time.sleep(wait)
     return (counts[1] - counts[0]) / os.sysconf("SC_CLK_TCK") / seconds
+
+
+LARGE_ELEMENTS = 1 << 28  # of one input
+LARGE_OUTPUT = 1 << 30  # bytes
+
+
+def is_large(operator: Operator, case: Case) -> bool:
+    """Return True if a check of the case takes a large part of a GPU's memory."""
+    written = operator.cost(case, FORWARD).written
+    return max(i.numel for i in case.inputs) > LARGE_ELEMENTS or written > LARGE_OUTPUT
+
+
+@contextmanager
+def only_large_case() -> Iterator[None]:
+    """Wait until no other worker checks a large case: two do not fit on a card together."""
+    with _held(Path(tempfile.gettempdir()) / "weft-large-cases.lock", fcntl.LOCK_EX):
+        yield
 
 
 @contextmanager

@@ -12,20 +12,18 @@ On a CPU the same call is made thirteen times at one case of each dtype, and twi
 
 from __future__ import annotations
 
-import fcntl
 import os
 import random
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache, lru_cache
-from pathlib import Path
 
 import pytest
 import torch
 
 from helpers import sampling
+from helpers.alone import is_large, only_large_case
 from helpers.interpreting import asked_twice
 from weft import backends
 from weft.core import BACKWARD, FORWARD, Case, Implementation, Operator, Support, registry
@@ -39,7 +37,7 @@ from weft.workbench.check.oracle import Oracle
 # which they are asked to.
 SIMULATED_ELEMENTS = 300
 INTERPRETED_ELEMENTS = {FORWARD: 3200, BACKWARD: 800}
-LARGE = {"cpu": 1 << 18, "cuda": 1 << 28}  # elements, from where two seeds must do
+LARGE_ON_A_CPU = 1 << 18  # elements, from where two seeds must do
 MANY = 1 << 22
 # Whose empty and transposed cases `compile` compiles on a CPU, too; the other operators' would show
 # the same of Inductor, at four seconds a case.
@@ -204,10 +202,8 @@ def _too_slow(one: Implementation, case: Case, support: Support, device: str, di
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
-    """One worker at a time: two cases of 2^31 elements do not fit on a card together."""
-    with (Path(tempfile.gettempdir()) / "weft-large-cases.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+def _only_large_case() -> Iterator[None]:
+    with only_large_case():
         try:
             yield
         finally:
@@ -223,8 +219,9 @@ def _check(name: str, case_name: str, direction: str, way: str, device: str) -> 
         pytest.skip(support.reason)
     if reason := _too_slow(one, case, support, device, direction):
         pytest.skip(reason)
-    large = max(i.numel for i in case.inputs) > LARGE[device]
-    with _alone() if large and device == "cuda" else nullcontext():
+    on_gpu = device == "cuda"
+    large = is_large(operator, case) if on_gpu else max(i.numel for i in case.inputs) > LARGE_ON_A_CPU
+    with _only_large_case() if large and on_gpu else nullcontext():
         seeds = 1 if not support.timed else 2 if large else SEEDS  # what is interpreted takes long
         oracle = _oracle(name, case_name, direction, device, seeds)
         first = case.name in _first_of_each_dtype(name, device).values()

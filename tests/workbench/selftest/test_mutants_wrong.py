@@ -5,11 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import cache, partial
 
 import pytest
 import torch
 
+from helpers.alone import is_large, only_large_case
 from helpers.interpreting import asked_twice
 from weft import backends
 from weft.core import BACKWARD, Case, Implementation, Operator, Verdict, WeftError, registry
@@ -192,9 +194,14 @@ def faultless(backend: str, operator: str, device: str, most: int) -> Iterator[V
             some.setdefault((case.dtype, kinds(case, found)) if device == "cpu" else case, case)
     assert some
     for case in some.values():
-        shared = oracle(operator, case.name, "forward", device, 1)
-        with asked_twice(device == "cpu"):
+        large = device == "cuda" and is_large(found, case)
+        with only_large_case() if large else nullcontext(), asked_twice(device == "cpu"):
+            shared = oracle(operator, case.name, "forward", device, 1)
             verdict = check(found, right, case, "forward", device, oracle=shared)
+            if large:
+                del shared
+                oracle.cache_clear()
+                torch.cuda.empty_cache()
         yield verdict
 
 
