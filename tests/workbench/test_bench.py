@@ -34,6 +34,7 @@ from weft.core import (
     check_only,
     no,
 )
+from weft.core.implementation import with_invariant
 from weft.core.record import append, read
 from weft.workbench import bench
 from weft.workbench.calls.errors import SandboxDied
@@ -192,6 +193,31 @@ def test_a_name_brings_its_ladder(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [i.name for i in points[0].implementations] == ["numba", "numba/parallel"]
 
 
+def test_batch_invariant_variants_are_timed_beside_their_implementations() -> None:
+    both = with_invariant(EAGER, forward=lambda x: 2 * x)
+    records = run(both, ALSO, batch_invariant=True)
+    assert [r.implementation for r in records] == ["eager", "eager/invariant", "torch"]
+    assert all(r.timing for r in records)
+    with pytest.raises(WeftError, match="a batch-invariant variant, got toy torch"):
+        run(ALSO, batch_invariant=True)
+
+
+def test_a_variant_is_selected_by_its_own_name() -> None:
+    point = next(select_points(["softmax"], ["eager/invariant"], None, ["forward"], "cpu", False))
+    assert [i.name for i in point.implementations] == ["eager/invariant"]
+    with pytest.raises(WeftError, match="unknown implementation"):
+        list(select_points(["matmul"], ["torch/invariant"], None, ["forward"], "cpu", False))
+
+
+def test_the_price_of_batch_invariance_is_a_column_where_it_was_measured() -> None:
+    rows = [record(implementation=n, cold=t) for n, t in (("cuda", 100.0), ("cuda/invariant", 104.0))]
+    assert "1.04x" in plain(rows) and "price = " in table.footnote(rows)
+    assert table.csv_table(rows).rows[1][8].value == 1.04
+    for alone in (rows[:1], [record(implementation="cuda", cold=None), rows[1]]):
+        assert "1.04x" not in plain(alone)
+    assert "price" not in plain(rows[:1]) + table.footnote(rows[:1])
+
+
 def plain(records: list[Record]) -> str:
     lines = (line.plain for of_point in table.tables(records) for line in output.table_lines(of_point, None))
     return "\n".join(lines)
@@ -284,6 +310,7 @@ import sys
 from pathlib import Path
 sys.path[:0] = sys.argv[2:]
 from helpers.sample_records import record
+from weft.core.implementation import with_invariant
 from weft.core.record import append
 big = record(idea="x" * 200_000)
 print("begun", flush=True)

@@ -46,6 +46,7 @@ RECORDS = [
     timed("numba", 10.0, verdict={"status": "fail", "reason": "wrong"}),
     timed("compile", 10.0),
     timed("cuda/01-atomics", 10.0),
+    timed("cuda/invariant", 10.0),
     timed("torch", 100.0, "backward"),
     timed("triton", 70.0, "backward"),
     timed("torch", 1.0, machine=CPU),

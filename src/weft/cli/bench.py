@@ -35,8 +35,16 @@ EPILOG = """Examples:
   weft bench
   weft bench softmax --with mine.py --save records.jsonl
   weft bench gelu sum --impl torch --impl compile --quick
+  weft bench softmax --impl cuda --batch-invariant
 
 Meaning and limits of each number: weft help time"""
+BatchInvariant = Annotated[
+    bool,
+    typer.Option(
+        "--batch-invariant",
+        help="Time batch-invariant variants too, beside their implementations; price is the ratio",
+    ),
+]
 PATIENCE = 30.0  # seconds after which the default set starts no further backward
 
 
@@ -55,6 +63,7 @@ def bench(
     all_cases: Annotated[
         bool, typer.Option("--all-cases", help="Run every bench case instead of each operator's first")
     ] = False,
+    batch_invariant: BatchInvariant = False,
     save: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Append the records to this JSON Lines file")
     ] = None,
@@ -87,6 +96,7 @@ def bench(
     names = {"operators": operators, "impls": impl, "cases": case, "directions": direction}
     options = {
         "all_cases": all_cases,
+        "batch_invariant": batch_invariant,
         "quick": quick,
         "patience": None if restricted else PATIENCE,
         "first_look": not (restricted or impl or files),

@@ -34,7 +34,7 @@ GROUPS = {
     "Measurement": (
         *("--quick", "--thorough", "--measure", "--hierarchy", "--wait", "--active", "--repeat", "--no-time"),
         *("--threshold", "--fail-on", "--noise", "--measure-noise", "--pairs", "--jobs", "--honest"),
-        "profile --warmup",
+        *("profile --warmup", "bench --batch-invariant"),
     ),
     "Options": ("study --steps",),
     "Output": (

@@ -75,6 +75,11 @@ class Implementation:
         return "torch" if direction in self.delegates_to_torch else self.backend
 
     @property
+    def is_variant(self) -> bool:
+        """True for a batch-invariant variant (``cuda/invariant``)."""
+        return self.name.endswith(INVARIANT)
+
+    @property
     def is_step(self) -> bool:
         """True for a step of a ladder (``cuda/03-shared-tile``)."""
         return "/" in self.name and self.name.split("/", 1)[1][:2].isdigit()

@@ -26,6 +26,7 @@ from weft.core import (
     Record,
     Support,
     Verdict,
+    WeftError,
 )
 from weft.core.log import Log, no_log
 from weft.core.record import FAIL, PASS, UNSUPPORTED
@@ -36,7 +37,7 @@ from weft.workbench.calls.buffers import InputBuffers, LeadingOutputs, ShapeDtyp
 from weft.workbench.calls.call import make_local_caller
 from weft.workbench.calls.errors import SandboxDied, WorkerError
 from weft.workbench.calls.seeds import fresh_seeds
-from weft.workbench.calls.selection import BenchPoint, select_points
+from weft.workbench.calls.selection import BenchPoint, select_points, with_variants
 from weft.workbench.check.by_rows import return_freed_memory
 from weft.workbench.check.check import check
 from weft.workbench.check.oracle import Oracle
@@ -85,6 +86,7 @@ def run(
     *,
     all_cases: bool = False,
     quick: bool = False,
+    batch_invariant: bool = False,
     budget: Budget | None = None,
     ceilings: Ceilings | None = None,
     patience: float | None = None,
@@ -102,6 +104,7 @@ def run(
         device,
         all_cases=all_cases,
         quick=quick,
+        batch_invariant=batch_invariant,
         budget=budget,
         ceilings=ceilings,
         patience=patience,
@@ -123,6 +126,7 @@ def run_points(
     all_cases: bool = False,
     quick: bool = False,
     first_look: bool = False,
+    batch_invariant: bool = False,
     budget: Budget | None = None,
     ceilings: Ceilings | None = None,
     patience: float | None = None,
@@ -148,12 +152,14 @@ def run_points(
     leave out, of the check and of the timing. ``verdicts``, by implementation and case, are those of
     a check that the caller has just made: they stand, and the check is not repeated. ``trusted`` names
     implementations in worker processes that are references: they are timed under the same conditions as
-    the others, twice in each round, and their timed calls are not examined.
+    the others, twice in each round, and their timed calls are not examined. ``batch_invariant`` adds to each
+    implementation its batch-invariant variant, which is timed beside it.
 
     With ``first_look`` the whole run is short: one implementation for each backend unless ``impls`` names
     some, a smaller budget, and one seed at the large case after all seeds at a small check case.
 
-    Raises :class:`WeftError` for an unknown name before anything runs.
+    Raises :class:`WeftError` before anything runs: for an unknown name, or if ``batch_invariant`` is asked
+    for and no chosen implementation has a variant.
     """
     device = device or machine.default_device()
     chosen = select_points(operators, impls, cases, directions, device, all_cases, baselines)
@@ -164,6 +170,8 @@ def run_points(
         budget = replace(budget, seconds=seconds, side_samples=3, recheck_seconds=0.5)
         if not impls:
             points = [_without_variants(p) for p in points]
+    if batch_invariant:
+        points = _with_variants(points)
     if ceilings is None:
         ceilings = measured_ceilings(device, progress=on_event)
     fingerprint = machine.fingerprint(device) | {"ceilings": asdict(ceilings) if ceilings else None}
@@ -183,6 +191,18 @@ def run_points(
         trusted=trusted,
     )
     return _run(points, options, ceilings, fingerprint, patience)
+
+
+def _with_variants(points: Sequence[BenchPoint]) -> list[BenchPoint]:
+    both = [with_variants(p) for p in points]
+    if not any(i.is_variant for p in both for i in p.implementations):
+        raise WeftError(
+            "batch invariance",
+            expected="an implementation with a batch-invariant variant",
+            got=", ".join(dict.fromkeys(f"{i.operator} {i.name}" for p in points for i in p.implementations)),
+            hint="weft help dispatch lists the operators that have one",
+        )
+    return both
 
 
 def _without_variants(point: BenchPoint) -> BenchPoint:

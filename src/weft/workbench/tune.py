@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.core import BACKWARD, FORWARD, Case, Implementation, Operator, Record, WeftError, registry
+from weft.core.implementation import INVARIANT
 from weft.core.json_files import read_json
 from weft.core.log import Log, no_log
 from weft.core.record import PASS
@@ -35,12 +36,14 @@ def point_of(operator: Operator, case: Case, records: Iterable[Record]) -> Point
     """Return the point of a case for dispatch; None if no baseline was timed there.
 
     The last record of each implementation counts. Left out: failed and suspect records, steps of
-    ladders, and ``compile``, which costs a user seconds at the first call of each shape.
+    ladders, batch-invariant variants, which are chosen by request alone, and ``compile``, which costs a user
+    seconds at the first call of each shape.
     """
     times: dict[str, dict[str, tuple[float, float]]] = {FORWARD: {}, BACKWARD: {}}
     for record in records:
         is_step = record.implementation.partition("/")[2][:2].isdigit()
-        if is_step or record.backend == "compile":
+        is_variant = record.implementation.endswith(INVARIANT)
+        if is_step or is_variant or record.backend == "compile":
             continue
         by_name = times[record.direction]
         # Removed first: if the last record of an implementation failed, an older time must not stay.

@@ -1,15 +1,17 @@
 """Selection of operators, implementations, cases and directions by name, the same for all commands.
 
-A name such as ``cuda`` selects the implementation and the steps of its ladder (``cuda/01-naive``). A
-name that none of the chosen operators has is an error that lists the nearest names.
+A name such as ``cuda`` selects the implementation and the steps of its ladder (``cuda/01-naive``), and
+``cuda/invariant`` its batch-invariant variant. A name that none of the chosen operators has is
+an error that lists the nearest names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weft.core import Case, Implementation, Operator, registry
+from weft.core.implementation import without_suffix
 from weft.core.operator import DIRECTIONS, unknown_name
 
 
@@ -179,8 +181,24 @@ def known_implementations(
 
 
 def with_steps(name: str, known: Mapping[str, Implementation]) -> list[Implementation]:
-    """Return the implementation of this name and the steps of its ladder; empty if there is none."""
+    """Return the implementation of this name and the steps of its ladder; empty if there is none.
+
+    A batch-invariant variant is found by its own name only.
+    """
+    base = without_suffix(name)
+    if base != name and base in known:
+        variant = known[base].invariant
+        return [variant] if variant else []
     return [i for key, i in known.items() if key == name or key.startswith(name + "/")]
+
+
+def with_variants(point: BenchPoint) -> BenchPoint:
+    """Return the point with the batch-invariant variant of each implementation right after it.
+
+    Implementations without one stay as they are.
+    """
+    both = [v for i in point.implementations for v in (i, i.invariant) if v is not None]
+    return replace(point, implementations=tuple({i.name: i for i in both}.values()))
 
 
 def _baseline(

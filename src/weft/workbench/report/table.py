@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 from weft.core import Record
+from weft.core.implementation import without_suffix
 from weft.core.record import FAIL, PASS, UNSUPPORTED
 from weft.core.table import Column, Number, Table
 from weft.workbench.report.device_records import COMPOSED
@@ -41,6 +42,18 @@ def speed_up(record: Record, group: Sequence[Record]) -> float | None:
     return min(composed) / record.timing.cold
 
 
+def invariance_price(record: Record, group: Sequence[Record]) -> float | None:
+    """Return the time of a batch-invariant variant divided by that of its implementation at the same point.
+
+    None for other records, and where either was not timed.
+    """
+    base = without_suffix(record.implementation)
+    if base == record.implementation or not record.timing:
+        return None
+    without = next((r.timing for r in group if r.implementation == base and r.timing), None)
+    return record.timing.cold / without.cold if without and without.cold else None
+
+
 def by_point(records: Iterable[Record]) -> Iterator[tuple[tuple[str, str, str], list[Record]]]:
     """Yield consecutive records of one (operator, case, direction) together."""
     for key, group in groupby(records, key=lambda r: (r.operator, r.case, r.direction)):
@@ -55,8 +68,8 @@ def tables(records: Sequence[Record]) -> Iterator[Table]:
         # Operators with a matrix rate are bound by FLOPs, all others by bytes.
         by_rate = any(r.rate for r in group)
         yield Table(
-            columns=_columns("TFLOP/s" if by_rate else "GB/s") if shown else (),
-            rows=[_cells(r, group, by_rate) for r in shown],
+            columns=_columns("TFLOP/s" if by_rate else "GB/s", has_variants(group)) if shown else (),
+            rows=[_cells(r, group, by_rate, has_variants(group)) for r in shown],
             title=f"{operator}  {case}  {direction}",
             notes=_notes(group),
             styles=[_style(r, best) for r in shown],
@@ -66,22 +79,31 @@ def tables(records: Sequence[Record]) -> Iterator[Table]:
 def csv_table(records: Sequence[Record]) -> Table:
     """Return one table of all points, also of what did not run; its last column has flags and reasons."""
     point = [Column(name) for name in ("operator", "case", "direction")]
+    variants = has_variants(records)
     rows = []
     for key, group in by_point(records):
         for r in group:
             notes = "; ".join(filter(None, (r.verdict.reason, *r.flags, r.doubt)))
-            rows.append((*key, *_cells(r, group, by_rate=False), _number(r.tflops), notes))
-    return Table((*point, *_columns("GB/s"), Column("TFLOP/s"), Column("notes")), rows)
+            cells = _cells(r, group, by_rate=False, variants=variants)
+            rows.append((*key, *cells, _number(r.tflops), notes))
+    return Table((*point, *_columns("GB/s", variants), Column("TFLOP/s"), Column("notes")), rows)
 
 
-def _columns(rate: str) -> tuple[Column, ...]:
+def has_variants(records: Iterable[Record]) -> bool:
+    """Return True if a record is of a batch-invariant variant: tables then have the column ``price``."""
+    return any(without_suffix(r.implementation) != r.implementation for r in records)
+
+
+def _columns(rate: str, variants: bool) -> tuple[Column, ...]:
     """Return the columns of timed records; the verdict, the time and its share of the limit come first."""
+    price = (Column("price", 1, numeric=True),) if variants else ()
     return (
         Column("implementation"),
         Column("verdict"),
         Column("time", numeric=True, unit="us"),
         Column("of limit", numeric=True, unit="%"),
         Column("speed-up", 1, numeric=True),
+        *price,
         Column("95 %", 2, numeric=True, unit="%"),
         Column(rate, 3, numeric=True),
         Column("warm", 5, numeric=True, unit="us", style="dim"),
@@ -90,21 +112,24 @@ def _columns(rate: str) -> tuple[Column, ...]:
     )
 
 
-def _cells(record: Record, group: Sequence[Record], by_rate: bool) -> tuple[str, ...]:
+def _cells(record: Record, group: Sequence[Record], by_rate: bool, variants: bool) -> tuple[str, ...]:
     names = (record.implementation, VERDICTS[record.verdict.status])
     timing = record.timing
     if timing is None:
-        return *names, Number("-", None), *[NONE] * 7
+        return *names, Number("-", None), *[NONE] * (7 + variants)
     low, high = timing.interval
     # 50, not 100: half of the interval's width, in percent of the time.
     half_width = 50 * (high - low) / timing.cold if timing.cold else 0.0
     gain = speed_up(record, group)
+    price = invariance_price(record, group)
+    price_cells = [NONE if price is None else Number(f"{price:.2f}x", price)] if variants else []
     percent = None if record.efficiency is None else 100 * record.efficiency
     return (
         *names,
         duration(timing.cold),
         NONE if percent is None else Number(f"{'~' if record.doubt else ''}{percent:.1f} %", percent),
         NONE if gain is None else Number(f"{gain:.2f}x", gain),
+        *price_cells,
         Number(f"±{half_width:.1f} %", half_width),
         _number(record.tflops if by_rate else record.gbps),
         duration(timing.warm),
@@ -144,8 +169,9 @@ def footnote(records: Sequence[Record]) -> str:
     """Return the meaning of the columns, and the machine, in two lines."""
     machine = records[0].machine
     versions = machine.get("versions") or {}
+    price = "; price = time / time without batch invariance" if has_variants(records) else ""
     return (
         "time = median with a cold cache; of limit = shortest possible time / measured time; "
-        "speed-up = vs the faster of eager and compile\n"
+        f"speed-up = vs the faster of eager and compile{price}\n"
         f"{machine.get('device')}, torch {versions.get('torch')}, {machine.get('date')}"
     )
