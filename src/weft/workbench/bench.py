@@ -167,7 +167,7 @@ def run_points(
     budget = budget or Budget.for_device(device, quick)
     if first_look:
         seconds = min(budget.seconds, FIRST_LOOK_SECONDS[device])
-        budget = replace(budget, seconds=seconds, side_samples=3, recheck_seconds=0.5)
+        budget = replace(budget, seconds=seconds, side_samples=3, recheck_seconds=0.5, sustained_seconds=0.0)
         if not impls:
             points = [_without_variants(p) for p in points]
     if batch_invariant:

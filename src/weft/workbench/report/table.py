@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 from weft.core import Record
@@ -67,9 +68,10 @@ def tables(records: Sequence[Record]) -> Iterator[Table]:
         best = min((r.timing.cold for r in shown if r.timing), default=None)
         # Operators with a matrix rate are bound by FLOPs, all others by bytes.
         by_rate = any(r.rate for r in group)
+        optional = optional_columns(group)
         yield Table(
-            columns=_columns("TFLOP/s" if by_rate else "GB/s", has_variants(group)) if shown else (),
-            rows=[_cells(r, group, by_rate, has_variants(group)) for r in shown],
+            columns=_columns("TFLOP/s" if by_rate else "GB/s", optional) if shown else (),
+            rows=[_cells(r, group, by_rate, optional) for r in shown],
             title=f"{operator}  {case}  {direction}",
             notes=_notes(group),
             styles=[_style(r, best) for r in shown],
@@ -79,31 +81,81 @@ def tables(records: Sequence[Record]) -> Iterator[Table]:
 def csv_table(records: Sequence[Record]) -> Table:
     """Return one table of all points, also of what did not run; its last column has flags and reasons."""
     point = [Column(name) for name in ("operator", "case", "direction")]
-    variants = has_variants(records)
+    optional = optional_columns(records)
     rows = []
     for key, group in by_point(records):
         for r in group:
             notes = "; ".join(filter(None, (r.verdict.reason, *r.flags, r.doubt)))
-            cells = _cells(r, group, by_rate=False, variants=variants)
+            cells = _cells(r, group, by_rate=False, optional=optional)
             rows.append((*key, *cells, _number(r.tflops), notes))
-    return Table((*point, *_columns("GB/s", variants), Column("TFLOP/s"), Column("notes")), rows)
+    return Table((*point, *_columns("GB/s", optional), Column("TFLOP/s"), Column("notes")), rows)
 
 
-def has_variants(records: Iterable[Record]) -> bool:
-    """Return True if a record is of a batch-invariant variant: tables then have the column ``price``."""
-    return any(without_suffix(r.implementation) != r.implementation for r in records)
+@dataclass(frozen=True)
+class OptionalColumn:
+    """Column of a table in which a record has a figure for it: ``figure(record, group)``, or None."""
+
+    column: Column
+    figure: Callable[[Record, Sequence[Record]], float | None]
+    text: Callable[[float], str]
+    meaning: str
 
 
-def _columns(rate: str, variants: bool) -> tuple[Column, ...]:
+def _sustained(name: str) -> Callable[[Record, Sequence[Record]], float | None]:
+    def figure(record: Record, _: Sequence[Record]) -> float | None:
+        sustained = record.timing.clocks.get("sustained") if record.timing else None
+        return sustained[name] if sustained else None
+
+    return figure
+
+
+OPTIONAL = (
+    OptionalColumn(
+        Column("price", 1, numeric=True),
+        invariance_price,
+        lambda ratio: f"{ratio:.2f}x",
+        "price = time / time without batch invariance",
+    ),
+    OptionalColumn(
+        Column("sustained", 2, numeric=True, unit="us"),
+        _sustained("us"),
+        duration,
+        "sustained = time of calls back to back for a second, at the power limit",
+    ),
+    OptionalColumn(
+        Column("SM MHz", 3, numeric=True),
+        _sustained("sm_mhz"),
+        lambda mhz: f"{mhz:.0f}",
+        "SM MHz = clock then",
+    ),
+    OptionalColumn(
+        Column("mJ", 3, numeric=True),
+        lambda record, group: _times(1e3, _sustained("joules")(record, group)),
+        _three_digits,
+        "mJ = energy of the card for each call then",
+    ),
+)
+
+
+def _times(factor: float, value: float | None) -> float | None:
+    return None if value is None else factor * value
+
+
+def optional_columns(records: Sequence[Record]) -> list[OptionalColumn]:
+    """Return the optional columns for which one of these records has a figure."""
+    groups = [group for _, group in by_point(records)]
+    return [o for o in OPTIONAL if any(o.figure(r, group) is not None for group in groups for r in group)]
+
+
+def _columns(rate: str, optional: Sequence[OptionalColumn]) -> tuple[Column, ...]:
     """Return the columns of timed records; the verdict, the time and its share of the limit come first."""
-    price = (Column("price", 1, numeric=True),) if variants else ()
     return (
         Column("implementation"),
         Column("verdict"),
         Column("time", numeric=True, unit="us"),
         Column("of limit", numeric=True, unit="%"),
         Column("speed-up", 1, numeric=True),
-        *price,
+        *(o.column for o in optional),
         Column("95 %", 2, numeric=True, unit="%"),
         Column(rate, 3, numeric=True),
         Column("warm", 5, numeric=True, unit="us", style="dim"),
@@ -112,24 +164,25 @@ def _columns(rate: str, variants: bool) -> tuple[Column, ...]:
     )
 
 
-def _cells(record: Record, group: Sequence[Record], by_rate: bool, variants: bool) -> tuple[str, ...]:
+def _cells(
+    record: Record, group: Sequence[Record], by_rate: bool, optional: Sequence[OptionalColumn]
+) -> tuple[str, ...]:
     names = (record.implementation, VERDICTS[record.verdict.status])
     timing = record.timing
     if timing is None:
-        return *names, Number("-", None), *[NONE] * (7 + variants)
+        return *names, Number("-", None), *[NONE] * (7 + len(optional))
     low, high = timing.interval
     # 50, not 100: half of the interval's width, in percent of the time.
     half_width = 50 * (high - low) / timing.cold if timing.cold else 0.0
     gain = speed_up(record, group)
-    price = invariance_price(record, group)
-    price_cells = [NONE if price is None else Number(f"{price:.2f}x", price)] if variants else []
+    figures = [(o, o.figure(record, group)) for o in optional]
     percent = None if record.efficiency is None else 100 * record.efficiency
     return (
         *names,
         duration(timing.cold),
         NONE if percent is None else Number(f"{'~' if record.doubt else ''}{percent:.1f} %", percent),
         NONE if gain is None else Number(f"{gain:.2f}x", gain),
-        *price_cells,
+        *(NONE if figure is None else Number(o.text(figure), figure) for o, figure in figures),
         Number(f"±{half_width:.1f} %", half_width),
         _number(record.tflops if by_rate else record.gbps),
         duration(timing.warm),
@@ -169,9 +222,9 @@ def footnote(records: Sequence[Record]) -> str:
     """Return the meaning of the columns, and the machine, in two lines."""
     machine = records[0].machine
     versions = machine.get("versions") or {}
-    price = "; price = time / time without batch invariance" if has_variants(records) else ""
+    optional = "".join(f"; {o.meaning}" for o in optional_columns(records))
     return (
         "time = median with a cold cache; of limit = shortest possible time / measured time; "
-        f"speed-up = vs the faster of eager and compile{price}\n"
+        f"speed-up = vs the faster of eager and compile{optional}\n"
         f"{machine.get('device')}, torch {versions.get('torch')}, {machine.get('date')}"
     )

@@ -76,6 +76,7 @@ def measure(
         session.finish_audits(readings)
         session.judge_samples()
         session.measure_side_times()
+        session.sustain(readings.sampler)
         session.audit()
         if make_judge is not None:
             session.recheck(make_judge)

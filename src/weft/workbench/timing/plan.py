@@ -11,8 +11,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
+
 from weft.core import Timing
 from weft.workbench.calls.buffers import InputBuffers, MakeBuffers, Outputs
+from weft.workbench.calls.errors import SandboxDied, WorkerError
 from weft.workbench.calls.staging import TensorForm
 from weft.workbench.timing.conditions import Worker
 from weft.workbench.timing.hooks import HookMonitor
@@ -97,7 +100,8 @@ class Budget:
     ``max_rounds``; candidates that are still wider are flagged ``noisy``. A candidate with fewer than
     ``min_samples`` by then is sampled further, up to ``MAX_OVERTIME`` times ``seconds`` (for an
     external candidate: of its own time), so that wasting the time wins nothing. Once the re-check of
-    one candidate has taken ``recheck_seconds``, two rounds of it are enough.
+    one candidate has taken ``recheck_seconds``, two rounds of it are enough. Where the power limit holds the
+    clock down, each candidate runs for ``sustained_seconds`` more, twice (:mod:`sustained`).
     """
 
     seconds: float = 20.0
@@ -107,12 +111,13 @@ class Budget:
     target_width: float = 0.005
     side_samples: int = 10
     recheck_seconds: float = 10.0
+    sustained_seconds: float = 0.0
 
     @staticmethod
     def for_device(device: str, quick: bool = False) -> Budget:
         """Return the default budget of a device ('cuda' or 'cpu')."""
         if device == "cuda":
-            return Budget(seconds=3.0, warmup=0.3) if quick else Budget()
+            return Budget(seconds=3.0, warmup=0.3) if quick else Budget(sustained_seconds=1.0)
         seconds, warmup = (0.5, 0.05) if quick else (1.2, 0.1)
         return Budget(seconds=seconds, warmup=warmup, max_rounds=200, side_samples=5, recheck_seconds=1.0)
 
@@ -279,6 +284,7 @@ class TimedCandidate(Protocol):
     def sample(self) -> float: ...
     def sample_warm(self) -> float: ...
     def sample_host(self) -> float: ...
+    def repeat(self, repeats: int, warm: bool) -> RunTimes: ...
     def cross_check(self, cold: float = 0.0, busy: float = 1.0) -> list[str]: ...
     def sampled_outputs(self) -> TimedOutputs: ...
     def sample_unseen(self, seeds: Sequence[int]) -> float | None: ...
@@ -357,3 +363,16 @@ def make_plan(footprint: int, cache: int, call_us: float, *, slow_us: float, fit
     if rotation <= limit and max(rotation - 1, 1) * call_us <= slow_us:
         return Plan(calls=min(max(rotation, target), limit), flush=False)
     return Plan(calls=min(target, limit), flush=True)
+
+
+def describe_trouble(error: Exception) -> str:
+    """Return in one line why a candidate could not be timed."""
+    if isinstance(error, SandboxDied):
+        return f"its process {error.reason}"
+    if isinstance(error, WorkerError):
+        return "out of memory" if "OutOfMemoryError" in str(error) else f"raised {error}"
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return "out of memory"
+    lines = str(error).strip().splitlines()
+    message = lines[0] if lines else ""
+    return message if isinstance(error, CannotTime) else f"raised {type(error).__name__}: {message}"

@@ -11,11 +11,10 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 
 from weft.core import Timing
+from weft.machine.clocks import Sampler
 from weft.workbench.calls.buffers import InputBuffers, MakeBuffers, release_unused_memory
-from weft.workbench.calls.errors import SandboxDied, WorkerError
 from weft.workbench.timing.conditions import ConditionsMonitor
 from weft.workbench.timing.gpu_clocks import Readings, is_throttled, summarise_clocks
 from weft.workbench.timing.local_candidate import BufferCache
@@ -27,18 +26,19 @@ from weft.workbench.timing.plan import (
     MIN_SAMPLE_US,
     Budget,
     Candidate,
-    CannotTime,
     IntegrityError,
     Outcome,
     Plan,
     TimedCandidate,
     TimingBackend,
+    describe_trouble,
     make_plan,
     timing_check_of,
 )
 from weft.workbench.timing.recheck import SEED_COUNT, MakeJudge, Recheck, altered_rounds, rounds_needed
 from weft.workbench.timing.sampled_outputs import SampledOutputs
 from weft.workbench.timing.stats import Summary, drift, is_steady, summarise
+from weft.workbench.timing.sustained import Block, blocks_in_turn, is_power_bound, summarise_blocks
 from weft.workbench.timing.threads import WORKED, ThreadMonitor
 from weft.workbench.timing.unseen_inputs import PAUSE_SECONDS, AuditResult, SampleAudits, UnseenInputs
 
@@ -68,6 +68,7 @@ class CandidateState:
     throttled: list[float] = field(default_factory=list)
     repeated: list[float] = field(default_factory=list)  # of a trusted candidate: a second one in each round
     readings: list[dict[str, Any]] = field(default_factory=list)
+    blocks: list[Block] = field(default_factory=list)
     warm: float | None = None
     host: float | None = None
     unseen_ratio: float | None = None  # time on unseen inputs over the least sample
@@ -184,6 +185,9 @@ class CandidateState:
         if not self.candidate.trusted:
             self.timed.flags.update(self.timed.cross_check(self.cold, self.busy(device)))
 
+    def add_block(self, run: Callable[[], Block]) -> None:
+        self.blocks.append(run())
+
     def audit(self, unseen: UnseenInputs, device: str, make_judge: MakeJudge | None) -> None:
         """Time the candidate on unseen inputs, to expose outputs that it looks up."""
         best = min(self.samples)
@@ -242,6 +246,8 @@ class CandidateState:
             "flushed": self.timed.plan.flush,
             "overhead_us": round(backend.overhead_us, 3),
         }
+        if self.blocks:
+            clocks["sustained"] = summarise_blocks(self.blocks)
         if self.unseen_ratio is not None:
             clocks["fresh"] = round(self.unseen_ratio, 3)
         timing = Timing(
@@ -345,7 +351,7 @@ class TimingSession:
         try:
             step()
         except Exception as error:  # noqa: BLE001 - a candidate may raise anything
-            self.troubles[name] = _describe_trouble(error)
+            self.troubles[name] = describe_trouble(error)
             return False
         finally:
             # Only the process whose turn it is runs: the others' idle threads would take its cores.
@@ -499,6 +505,17 @@ class TimingSession:
         """Return the time that audits took: it is no time of the samples."""
         return sum(s.audits.spent_ns for s in self.states if s.audits is not None)
 
+    def sustain(self, sampler: Sampler) -> None:
+        """Run all candidates in blocks if the power limit held the clock down beside one's samples."""
+        states = {s.candidate.name: s for s in self.doubted if not s.refusal}
+        if not self.budget.sustained_seconds or not any(is_power_bound(s.readings) for s in states.values()):
+            return
+        order = [list(states)[i] for i in self.rng.permutation(len(states))]
+        timed = {name: state.timed for name, state in states.items()}
+        for name, run in blocks_in_turn(timed, order, sampler, self.budget.sustained_seconds):
+            if name not in self.troubles:
+                self._try(name, partial(states[name].add_block, run))
+
     def finish_audits(self, readings: Readings) -> None:
         """Complete the audits of external candidates, which began among their samples."""
         for state in self.running:
@@ -573,15 +590,3 @@ class TimingSession:
             backend = state.candidate.backend or self.backend
             outcomes[state.candidate.name] = state.outcome(backend, self.budget, self.without)
         return {c.name: outcomes[c.name] for c in self.candidates}
-
-
-def _describe_trouble(error: Exception) -> str:
-    if isinstance(error, SandboxDied):
-        return f"its process {error.reason}"
-    if isinstance(error, WorkerError):
-        return "out of memory" if "OutOfMemoryError" in str(error) else f"raised {error}"
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return "out of memory"
-    lines = str(error).strip().splitlines()
-    message = lines[0] if lines else ""
-    return message if isinstance(error, CannotTime) else f"raised {type(error).__name__}: {message}"
