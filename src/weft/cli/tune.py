@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.cli import ending, output, progress
-from weft.cli.options import Csv, Json, Names, select_device
+from weft.cli.options import Csv, Json, Names, Seed, select_device
+from weft.cli.tune_audit import POINTS, Audit, Points, audit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 EPILOG = """Examples:
   weft tune softmax gelu
   weft tune softmax --show --json
-  weft tune --from records.jsonl --output table.json
+  weft tune --audit --points 400 --seed 1
 
 Dispatch of a call: weft help dispatch"""
 
@@ -35,7 +36,8 @@ def tune(
         typer.Option(
             metavar="NAME",
             callback=select_device,
-            help="GPU to measure, as cuda:N; with --show also a GPU's full name [default: this machine's]",
+            help="GPU to measure, as cuda:N; with --audit also cpu, with --show also a GPU's full name "
+            "[default: this machine's]",
         ),
     ] = None,
     source: Annotated[
@@ -50,6 +52,9 @@ def tune(
     thorough: Annotated[
         bool, typer.Option("--thorough", help="Measure each point for as long as weft bench does")
     ] = False,
+    against_torch: Audit = False,
+    n_points: Points = None,
+    seed: Seed = None,
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
@@ -58,6 +63,9 @@ def tune(
     Measures forward and backward, at each bench case and at smaller sizes around the crossover,
     for a few minutes per operator. The results go to Weft's cache folder and take precedence over
     the table that is shipped for this GPU.
+
+    With --audit: time calls as they are dispatched against torch's own at random points with the
+    dimensions of real models. Exit 1: a call takes longer than torch's by a factor of 1/0.95.
     """
     from weft.core import WeftError, registry
 
@@ -66,6 +74,13 @@ def tune(
         registry.operator(name)
     if source is None and table is not None:
         raise WeftError("--output requires --from", expected="--from RECORDS", got="none")
+    if against_torch:
+        if show or source is not None or thorough:
+            raise WeftError("--audit", expected="neither --show, --from nor --thorough", got="both")
+        audit(operators, device, n_points or POINTS, seed, as_json=as_json, as_csv=as_csv)
+        return
+    if n_points is not None or seed is not None:
+        raise WeftError("--points and --seed require --audit", expected="--audit", got="none")
     watch = ending.Stopwatch()
     with progress.stoppable() as stop:
         points: list[Point] = []

@@ -10,7 +10,8 @@ on a CPU, and where nothing like the call was measured. ``weft tune`` makes and 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -216,6 +217,28 @@ def look_up(table: Bands, elements: int, last: int) -> str:
 # ---- From a call to a choice
 
 
+@dataclass(frozen=True)
+class Decision:
+    """Choice for a call: the operator, the implementation, and why, in words."""
+
+    operator: str
+    impl: str
+    reason: str
+
+
+_observers: list[Callable[[Decision], None]] = []
+
+
+@contextmanager
+def observed(observer: Callable[[Decision], None]) -> Iterator[None]:
+    """Context that calls ``observer`` with each choice that is made, and not with those that are memoized."""
+    _observers.append(observer)
+    try:
+        yield
+    finally:
+        _observers.remove(observer)
+
+
 def choose(name: str, inputs: Sequence[Any], params: Mapping[str, Any]) -> str:
     """Return the name of the implementation for this call.
 
@@ -227,7 +250,10 @@ def choose(name: str, inputs: Sequence[Any], params: Mapping[str, Any]) -> str:
     if torch.compiler.is_compiling():
         return _choose_traced(name, [x for x in tensors if isinstance(x, torch.Tensor)], params)
     grad = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    return _choose_supported(name, tensors, params, grad)
+    impl, reason = _choose_supported(name, tensors, params, grad)
+    for observer in _observers:
+        observer(Decision(name, impl, reason))
+    return impl
 
 
 def choose_by_size(name: str, device: torch.device, dtype: torch.dtype, elements: int, last: int) -> str:
@@ -239,12 +265,14 @@ def choose_by_size(name: str, device: torch.device, dtype: torch.dtype, elements
 
 def _choose_supported(
     name: str, tensors: Sequence[torch.Tensor], params: Mapping[str, Any], grad: bool
-) -> str:
-    """Return the table's choice if it supports the call; else PyTorch's own, else eager."""
+) -> tuple[str, str]:
+    """Return the table's choice if it supports the call, else PyTorch's own, else eager; and the reason."""
     # In this order: the table's choice, torch's own, and eager, which supports every call.
     candidates = [fallback(name), "eager"]
+    reason = "PyTorch's own on a CPU"
     device = tensors[0].device
     if device.type == "cuda":
+        reason = "the table's nearest band"
         main = _largest(tensors)
         table = _device_bands(name, main.device.index, _dtype(tensors), discrete_params(params), grad)
         candidates.insert(0, look_up(table, sum(x.numel() for x in tensors), _last(main)))
@@ -255,8 +283,10 @@ def _choose_supported(
             continue
         implementation = registry.implementation(name, impl)
         if all(support(implementation, case, device.type, d) for d in directions):
-            return impl
-    return candidates[-2]  # the caller refuses it with its reason
+            if impl != candidates[0]:
+                reason = f"{candidates[0]} does not support the call"
+            return impl, reason
+    return candidates[-2], "nothing supports the call"  # the caller refuses it with its reason
 
 
 def call_case(name: str, tensors: Sequence[torch.Tensor], params: Mapping[str, Any]) -> Case:
