@@ -114,6 +114,7 @@ def _from_records(source: Path, table: Path | None, operators: Names) -> list[Po
     from weft.workbench.report import load
 
     records, torn = load([source])
+    records = list(records)
     if torn:
         output.log(f"{torn} torn lines skipped")
     by_device = tune.from_records(records)
@@ -121,10 +122,10 @@ def _from_records(source: Path, table: Path | None, operators: Names) -> list[Po
         raise WeftError("no GPU records at Weft's cases", got=source)
     if table is not None and len(by_device) > 1:
         raise WeftError("--output", expected="records of one device", got=", ".join(by_device))
-    points = []
+    points, facts = [], tune.facts_of(records)
     for device, of_device in by_device.items():
         path = table or choice.SHIPPED / f"{slug(device)}.json"
-        tune.write(path, device, of_device, source.as_posix())
+        tune.write(path, device, of_device, source.as_posix(), facts.get(device))
         output.log(str(path))
         points += of_device
     return [p for p in points if not operators or p.operator in operators]

@@ -82,7 +82,7 @@ class Argument:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Computation of a point: the arguments, Weft's call, torch's own, output elements and FLOPs (forward)."""
+    """Computation of a point: arguments, Weft's call, torch's own, output elements and forward FLOPs."""
 
     arguments: tuple[Argument, ...]
     ours: Call

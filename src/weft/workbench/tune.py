@@ -22,6 +22,7 @@ from weft.core.log import Log, no_log
 from weft.core.record import PASS
 from weft.dispatch import choice as dispatch
 from weft.dispatch.choice import BASELINES, Point
+from weft.dispatch.keys import Flags
 from weft.dispatch.operator import clear_caches
 from weft.workbench.calls.selection import BenchPoint
 from weft.workbench.durations import expected_bench_seconds
@@ -54,14 +55,11 @@ def point_of(operator: Operator, case: Case, records: Iterable[Record]) -> Point
     if operator.differentiable and not operator.cost(case, BACKWARD).written:
         # The gradient is a view and costs nothing, whichever implementation computed the output.
         times[BACKWARD] = dict.fromkeys(times[FORWARD], (0.0, 0.0))
-    dtype, elements, last = dispatch.lookup_key(case.inputs)
+    key = dispatch.lookup_key(operator.name, case.inputs, case.params)
     return Point(
         operator=operator.name,
         case=case.name,
-        dtype=dtype,
-        elements=elements,
-        last=last,
-        flags=dispatch.discrete_params(case.params),
+        **vars(key),
         forward=times[FORWARD],
         backward=times[BACKWARD],
     )
@@ -90,6 +88,21 @@ def from_records(records: Iterable[Record]) -> dict[str, list[Point]]:
     return points
 
 
+def facts_of(records: Iterable[Record]) -> dict[str, dict[str, Any]]:
+    """Return, by device, the facts that a table has beside its points: those of the newest record with them.
+
+    ``arch`` (``sm_90``), ``units`` (SMs) and ``copy``, the copy ceiling in bytes/s, by which devices of one
+    architecture use each other's tables.
+    """
+    facts: dict[str, dict[str, Any]] = {}
+    for record in sorted(records, key=lambda r: str(r.machine.get("date"))):
+        machine, ceilings = record.machine, record.machine.get("ceilings")
+        if machine.get("kind") == "cuda" and ceilings and machine.get("arch"):
+            entry = {"arch": machine["arch"], "units": machine.get("units"), "copy": ceilings["copy"]}
+            facts[str(machine.get("device"))] = entry
+    return facts
+
+
 def scaled(case: Case, share: int) -> Case | None:
     """Return the case with its rows divided by ``share``; None if too few elements would remain.
 
@@ -114,11 +127,11 @@ Measure = Callable[[Operator, Case], Point | None]
 def sweep(operator: Operator, device: str, measure: Measure) -> Iterator[Point]:
     """Yield the points of an operator: its bench cases, and a sweep below the first case of each kind.
 
-    Cases are of one kind if they have the same dtype and the same discrete parameters.
+    Cases are of one kind if they have the same dtype and the same flags.
     """
-    swept: set[tuple[str, tuple[tuple[str, object], ...]]] = set()
+    swept: set[tuple[str, Flags]] = set()
     for case in operator.select("bench", device):
-        kind = _kind(case)
+        kind = _kind(operator, case)
         point = measure(operator, case)
         if point is not None:
             yield point
@@ -127,8 +140,9 @@ def sweep(operator: Operator, device: str, measure: Measure) -> Iterator[Point]:
             yield from _sweep_down(operator, case, point, measure)
 
 
-def _kind(case: Case) -> tuple[str, tuple[tuple[str, object], ...]]:
-    return case.dtype, dispatch.discrete_params(case.params)
+def _kind(operator: Operator, case: Case) -> tuple[str, Flags]:
+    key = dispatch.lookup_key(operator.name, case.inputs, case.params)
+    return key.dtype, key.flags
 
 
 def _sweep_down(operator: Operator, case: Case, top: Point | None, measure: Measure) -> Iterator[Point]:
@@ -177,7 +191,7 @@ def expected_seconds(names: Sequence[str] | None, device: str, *, quick: bool = 
         swept = set()
         for case in operator.select("bench", device):
             measure(operator, case)
-            if (kind := _kind(case)) not in swept:
+            if (kind := _kind(operator, case)) not in swept:
                 swept.add(kind)
                 for smaller in map(partial(scaled, case), SHARES):
                     if smaller is None:
@@ -215,13 +229,16 @@ def _can_be_chosen(implementation: Implementation) -> bool:
     return not implementation.is_step and implementation.backend != "compile"
 
 
-def write(path: Path, device: str, points: Iterable[Point], source: str) -> None:
+def write(
+    path: Path, device: str, points: Iterable[Point], source: str, facts: Mapping[str, Any] | None = None
+) -> None:
     """Write a table, one point a line. Raises :class:`WeftError` if it cannot be written.
 
+    ``facts`` are the device's, as :func:`facts_of` returns them.
     The file is replaced atomically, so a reader in another process never sees half a table.
     """
     ordered = sorted(points, key=lambda p: (p.operator, p.dtype, p.last, p.elements, p.case))
-    header = {"format": dispatch.FORMAT, "device": device, "from": source}
+    header = {"format": dispatch.FORMAT, "device": device, "from": source, **(facts or {})}
     lines = ",\n".join(json.dumps(p.to_json(), separators=(",", ":")) for p in ordered)
     # The header without its closing brace, then a point a line, so that a diff shows the changed points.
     text = json.dumps(header)[:-1] + ', "points": [\n' + lines + "\n]}\n"
@@ -240,10 +257,13 @@ def write(path: Path, device: str, points: Iterable[Point], source: str) -> None
 
 
 def store(device: str, points: Iterable[Point]) -> Path:
-    """Add points to this machine's own table, in place of those of the same cases; return its path."""
+    """Add points to this machine's own table, in place of those of the same cases; return its path.
+
+    A table of an older format is replaced.
+    """
     path = dispatch.own_table(device)
     known: Mapping[tuple[str, str], Point] = {}
-    if path.exists():
+    if path.exists() and not dispatch.is_outdated(path):
         known = {(p.operator, p.case): p for p in dispatch.read(path)}
     measured_points = {(p.operator, p.case): p for p in points}
     write(path, device, {**known, **measured_points}.values(), "weft tune")
