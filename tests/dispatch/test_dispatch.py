@@ -108,6 +108,7 @@ def test_a_call_gets_the_nearest_measured_size(tables: Path) -> None:
         (65536, 100, "triton"),  # of the wide ones
         (65536, 1, "torch"),  # far smaller than any wide one
         (64, 1024, "torch"),  # unlike any: 16 times narrower
+        (3, 3, "torch"),
         (1 << 20, 64, "torch"),
     ):
         assert chosen(columns, rows) == expected, (columns, rows)
@@ -295,7 +296,7 @@ def test_a_choice_is_observed_with_its_reason(tables: Path, monkeypatch: pytest.
     with dispatch.observed(decisions.append):
         for rows in (1024, 4096, 400):
             dispatch.choose("softmax", (OnGpu(rows, 1024),), {})
-        dispatch.choose("softmax", (OnGpu(64, 64),), {})
+        dispatch.choose("softmax", (OnGpu(4, 4),), {})
     dispatch.choose("softmax", (OnGpu(2, 64),), {})
     reasons = [d.reason for d in decisions]
     assert reasons[:2] == ["point large"] * 2 and "octaves from point large" in reasons[2]

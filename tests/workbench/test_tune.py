@@ -149,3 +149,26 @@ def test_a_cpu_has_nothing_to_choose(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.machine.has_gpu", lambda: False)
     with pytest.raises(WeftError, match="runs PyTorch's own"):
         CliRunner().invoke(app, ["tune"], catch_exceptions=False)
+
+
+def test_show_says_whose_table_counts(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    append(folders / "r.jsonl", RECORDS)
+    CliRunner().invoke(app, ["tune", "--from", str(folders / "r.jsonl")])
+    facts = json.loads((dispatch.SHIPPED / "example-gpu-9000.json").read_text())
+    tune.write(dispatch.SHIPPED / "x.json", DEVICE, dispatch.points(DEVICE), "r", {"arch": "sm_70"})
+    assert facts["format"] == 2
+    monkeypatch.setattr("weft.cli.tune._gpu_name", lambda request: "Other GPU")
+    monkeypatch.setattr("weft.cli.tune._architecture", lambda: "sm_70")
+    shown = CliRunner().invoke(app, ["tune", "--show"])
+    assert f"no table for Other GPU: that of {DEVICE} (sm_70)" in shown.stderr and "1.25x" in shown.stdout
+    monkeypatch.setattr("weft.cli.tune._architecture", lambda: "sm_71")
+    assert "torch's own" in CliRunner().invoke(app, ["tune", "--show"]).stderr
+
+
+def test_the_facts_of_a_table_are_those_of_the_newest_record() -> None:
+    def at(date: str, copy: float) -> Record:
+        machine = {**GPU, "date": date, "arch": "sm_70", "units": 8, "ceilings": {"copy": copy}}
+        return timed("torch", 1.0, machine=machine)
+
+    facts = tune.facts_of([at("2026-02-01", 2e12), at("2026-01-01", 1e12), timed("torch", 1.0, machine=CPU)])
+    assert facts == {DEVICE: {"arch": "sm_70", "units": 8, "copy": 2e12}}

@@ -134,7 +134,12 @@ def _from_records(source: Path, table: Path | None, operators: Names) -> list[Po
 def _known_points(device: str | None, operators: Names) -> list[Point]:
     from weft.dispatch import choice
 
-    points = choice.points(device or _gpu_name("--show"))
+    name = device or _gpu_name("--show")
+    architecture = None if device else _architecture()
+    table = choice.table((name, architecture))
+    if table.borrowed:
+        output.log(f"no table for {name}: {table.borrowed} counts until weft tune has measured here")
+    points = table.points
     return [p for p in points if not operators or p.operator in operators]
 
 
@@ -173,6 +178,12 @@ def _gpu_name(request: str) -> str:
             got=machine.gpu_reason(),
         )
     return machine.query("cuda").name
+
+
+def _architecture() -> str:
+    from weft import machine
+
+    return machine.query("cuda").arch
 
 
 def _print(points: list[Point], as_json: bool, as_csv: bool, stop: progress.StopRequest) -> None:

@@ -38,8 +38,7 @@ MUST_BEAT = 0.99  # of the baseline's time: ours must be below it, so that noise
 MAY_LOSE = 1.02  # of the baseline's time: ours must stay below it in each direction and on the host
 DISPATCH_US = 5.0  # host time in us allowed for Weft's own dispatch, in each direction
 MARGIN = 0.05  # subtracted from MUST_BEAT for each octave between a call and its nearest point
-FAR = 5.0  # octaves beyond which nothing is known, and PyTorch's own is taken
-BEYOND = 0.1  # weight of the octaves by which a call has more rows than its nearest point
+FAR = 12.0  # octaves beyond which nothing is known, and PyTorch's own is taken
 NEAR = 0.5  # octaves within which a choice counts as measured
 SMS = 128  # of a device whose table does not say
 Times = Mapping[str, tuple[float, float]]  # implementation -> (cold time, host time) in us
@@ -317,15 +316,15 @@ def decide(kind: Kind, sizes: Sizes) -> tuple[str, str]:
     """Return the implementation for calls of these sizes, and the reason in words."""
     name, other = kind.operator, fallback(kind.operator)
 
-    def far(point: Point, beyond: float = 1.0) -> float:
+    def far(point: Point) -> float:
         # A point of another alignment is as good as one of twice the size.
         differs = dict(point.flags).get(keys.ALIGNED) != dict(kind.flags).get(keys.ALIGNED)
-        return keys.distance(name, sizes, point.sizes, beyond) + differs
+        return keys.distance(name, sizes, point.sizes) + differs
 
     nearest = min(matching(kind), key=far, default=None)
     if nearest is None:
         return other, "no measured point of this kind"
-    octaves = far(nearest, BEYOND)
+    octaves = far(nearest)
     if octaves > FAR:
         return other, f"nothing measured within {FAR:g} octaves"
     scaled = predict(nearest, kind, sizes)

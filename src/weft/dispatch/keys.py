@@ -26,10 +26,14 @@ LAUNCH_US = 3.0  # time of a kernel that does nothing, which no smaller size avo
 # product: 800 TFLOP/s and 4.3 TB/s of 2-byte elements on the device with the first table.
 FLOPS_PER_ELEMENT = 370.0
 TILE = 128  # rows and columns of a block's tile in a product, and queries in attention
+UPWARD = 1.25  # weight of octaves from a smaller point to a larger call
 BLOCK_ELEMENTS = 4096  # of an elementwise kernel
 # Kernels of ours read rows that do not start at multiples of 16 bytes in narrow pieces: 33 to 47 % of the
 # copy bandwidth where aligned rows have 90 % (8192 x 50257).
 MISALIGNED = 2.5
+# Rows shorter than this leave threads of ours idle: at 320 columns the norms reach 40 to 48 % of the copy
+# bandwidth, at 1024 columns 90 %, which is this power of the length.
+FULL_COLUMNS, NARROW_POWER = 1024, 0.6
 
 
 @dataclass(frozen=True)
@@ -174,18 +178,16 @@ def _filled(values: list[int], step: float, last: int) -> list[int]:
     return sorted(set(result))
 
 
-def distance(name: str, call: Sizes, point: Sizes, beyond: float = 1.0) -> float:
-    """Return how far a call is from a point, in weighted octaves; infinite if an exact size differs.
-
-    ``beyond`` is the weight of an open size by which the call is larger than the point.
-    """
+def distance(name: str, call: Sizes, point: Sizes) -> float:
+    """Return how far a call is from a point, in weighted octaves; infinite if an exact size differs."""
     total = 0.0
     for dimension, size, measured in zip(dimensions(name), call, point, strict=True):
         if dimension.is_exact and size != measured:
             return math.inf
         octaves = math.log2(max(size, 1) / max(measured, 1))
-        is_beyond = dimension.is_open and octaves > 0
-        total += dimension.weight * abs(octaves) * (beyond if is_beyond else 1.0)
+        # A small point's time is partly its launch, which a larger point hides: the larger one counts more.
+        upward = UPWARD if dimension.is_open and octaves > 0 else 1.0
+        total += dimension.weight * upward * abs(octaves)
     return total
 
 
@@ -207,7 +209,8 @@ def work(name: str, sizes: Sizes) -> float:
 
 
 def waste(name: str, sizes: Sizes, units: int) -> float:
-    """Return the factor by which whole tiles and whole waves over ``units`` SMs exceed the work itself."""
+    """Return the factor by which whole tiles, whole waves over ``units`` SMs, and idle threads of narrow rows
+    exceed the work itself."""
     kind = family(name)
     if kind == "product":
         n, _, m = sizes
@@ -221,7 +224,8 @@ def waste(name: str, sizes: Sizes, units: int) -> float:
     else:
         exact = float(sizes[-1])
         blocks = sizes[-1]
-    return math.ceil(max(1, blocks) / units) * units / max(exact, 1e-9)
+    narrow = (max(1.0, FULL_COLUMNS / max(1, sizes[0])) ** NARROW_POWER) if kind == "rows" else 1.0
+    return narrow * math.ceil(max(1, blocks) / units) * units / max(exact, 1e-9)
 
 
 def scaled_us(us: float, ratio: float) -> float:

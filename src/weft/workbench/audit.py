@@ -140,19 +140,24 @@ def _measure(point: AuditPoint, backend: LocalTimingBackend, device: str, rng: r
     work = workload(point)
     make = partial(_inputs, point, work, device)
     sides = {OURS: work.ours, TORCH: work.torchs}
-    try:
-        result.implementation, result.reason, difference = _first_calls(
-            point, sides, make(rng.getrandbits(31))
-        )
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # noqa: BLE001 - a call that raises is a result of the audit, whatever it raises
-        result.problem, result.differs = f"raised: {type(error).__name__}: {error}"[:300], True
-        return result
+    seconds = SAMPLING_SECONDS[device]
+    decisions: list[choice.Decision] = []
+    clear_caches()  # a choice that was made before would not be observed
+    with choice.observed(decisions.append):
+        try:
+            difference = _first_difference(point, sides, make(rng.getrandbits(31)))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a call that raises is a result, whatever it raises
+            result.problem, result.differs = f"raised: {type(error).__name__}: {error}"[:300], True
+            return result
+        timers = _timers(point, sides, backend, make, rng)
+    # The last one: a call in a capture may choose again.
+    own = [d for d in decisions if d.operator == point.operator]
+    result.implementation = own[-1].impl if own else ""
+    result.reason = own[-1].reason if own else "the operator chooses itself"
     if not difference <= MAX_DIFFERENCE[point.dtype]:  # also true for nan
         result.problem, result.differs = f"differs from torch by {difference:.1%} RMS", True
-    seconds = SAMPLING_SECONDS[device]
-    timers = _timers(point, sides, backend, make, rng)
     _sample(result, timers, seconds, rng)
     if result.is_slow:
         _sample(result, timers, LONGER * seconds, rng)
@@ -189,18 +194,10 @@ def _differentiable(outputs: Any) -> list[torch.Tensor]:
     return [y for y in tensors_of(outputs) if y.requires_grad]
 
 
-def _first_calls(point: AuditPoint, sides: dict[str, Call], buffers: InputBuffers) -> tuple[str, str, float]:
-    """Return the dispatched implementation, the reason for it, and the largest difference of the results."""
-    decisions: list[choice.Decision] = []
-    clear_caches()  # a choice that was made before would not be observed
-    with choice.observed(decisions.append):
-        ours = tensors_of(_bind(sides[OURS], point.training, buffers)())
-    torchs = tensors_of(_bind(sides[TORCH], point.training, buffers)())
-    decision = next((d for d in decisions if d.operator == point.operator), None)
-    difference = max((_difference(a, b) for a, b in zip(ours, torchs, strict=True)), default=0.0)
-    if decision is None:
-        return "", "no choice: the operator chooses itself", difference
-    return decision.impl, decision.reason, difference
+def _first_difference(point: AuditPoint, sides: dict[str, Call], buffers: InputBuffers) -> float:
+    """Call both sides once; return the largest difference of their results."""
+    ours, torchs = (tensors_of(_bind(sides[name], point.training, buffers)()) for name in (OURS, TORCH))
+    return max((_difference(a, b) for a, b in zip(ours, torchs, strict=True)), default=0.0)
 
 
 def _difference(ours: torch.Tensor, torchs: torch.Tensor) -> float:
