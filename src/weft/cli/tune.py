@@ -13,7 +13,7 @@ from weft.cli.options import Csv, Json, Names, Seed, select_device
 from weft.cli.tune_audit import POINTS, Audit, Points, audit
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from weft.core.table import Number, Table
     from weft.dispatch.choice import Point
@@ -50,7 +50,7 @@ def tune(
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="With --from: table to write")
     ] = None,
     thorough: Annotated[
-        bool, typer.Option("--thorough", help="Measure each point for as long as weft bench does")
+        bool, typer.Option("--thorough", help="Measure every point for as long as weft bench does")
     ] = False,
     against_torch: Audit = False,
     n_points: Points = None,
@@ -60,9 +60,9 @@ def tune(
 ) -> None:
     """Measure where each implementation is fastest, and use the results for dispatch from then on.
 
-    Measures forward and backward, at each bench case and at smaller sizes around the crossover,
-    for a few minutes per operator. The results go to Weft's cache folder and take precedence over
-    the table that is shipped for this GPU.
+    Measures forward and backward for at most ten minutes, where the choice is most uncertain; with
+    --thorough at each bench case and at smaller sizes around the crossover. The results go to
+    Weft's cache folder and take precedence over the table that is shipped for this GPU.
 
     With --audit: time calls as they are dispatched against torch's own at random points with the
     dimensions of real models. Exit 1: a call takes longer than torch's by a factor of 1/0.95.
@@ -146,18 +146,29 @@ def _known_points(device: str | None, operators: Names) -> list[Point]:
 def _measure(operators: Names, thorough: bool) -> list[Point]:
     """Measure and save; raise :class:`Interrupted` with the points so far for a ``KeyboardInterrupt``."""
     from weft.core import Interrupted
-    from weft.workbench import tune
+    from weft.workbench import tune, tune_plan
 
     gpu = _gpu_name("weft tune")
     points: list[Point] = []
     path = None
     with progress.Progress(at_once=True) as status:
-        expected = tune.expected_seconds(operators, "cuda", quick=not thorough)
+        measured: Iterator[Point | None]
+        if thorough:
+            expected = tune.expected_seconds(operators, "cuda")
+            measured = tune.measure_points(operators, "cuda", on_event=status.describe)
+        else:
+            cases = tune.candidates(operators, "cuda")
+            planned = tune_plan.plan(cases, "cuda", (gpu, _architecture()))
+            expected = [case.seconds for case in planned]
+            output.log(f"measuring the {len(planned)} most uncertain of {len(cases)} cases")
+            measured = tune.measure_planned(planned, "cuda", on_event=status.describe)
         status.expect(expected, ending.count_text(len(expected), "point"))
         try:
-            for point in tune.measure_points(operators, "cuda", quick=not thorough, on_event=status.describe):
-                points.append(point)
-                path = tune.store(gpu, [point])  # at once, so that an interrupted run loses at most one point
+            for point in measured:
+                if point is not None:
+                    points.append(point)
+                    # At once, so that an interrupted run loses at most one point.
+                    path = tune.store(gpu, [point])
                 status.advance()
         except KeyboardInterrupt as error:
             raise Interrupted(points) from error

@@ -23,7 +23,7 @@ Audit = Annotated[
 Points = Annotated[
     int | None,
     typer.Option(
-        "--points", metavar="N", min=1, max=100_000, help="With --audit: random points [default: 100]"
+        "--points", metavar="N", min=1, max=10_000, help="With --audit: random points [default: 100]"
     ),
 ]
 

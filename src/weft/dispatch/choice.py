@@ -311,28 +311,34 @@ def size_grid(kind: Kind) -> Grid:
     return keys.grid(kind.operator, [p.sizes for p in matching(kind)])
 
 
-@cache
-def decide(kind: Kind, sizes: Sizes) -> tuple[str, str]:
-    """Return the implementation for calls of these sizes, and the reason in words."""
-    name, other = kind.operator, fallback(kind.operator)
+def nearest(kind: Kind, sizes: Sizes) -> tuple[Point | None, float]:
+    """Return the point nearest to calls of these sizes, None if there is none, and its octaves away."""
 
     def far(point: Point) -> float:
         # A point of another alignment is as good as one of twice the size.
         differs = dict(point.flags).get(keys.ALIGNED) != dict(kind.flags).get(keys.ALIGNED)
-        return keys.distance(name, sizes, point.sizes) + differs
+        return keys.distance(kind.operator, sizes, point.sizes) + differs
 
-    nearest = min(matching(kind), key=far, default=None)
-    if nearest is None:
+    distances = [(far(p), i) for i, p in enumerate(matching(kind))]
+    octaves, index = min(distances, default=(float("inf"), -1))
+    return (matching(kind)[index] if index >= 0 else None), octaves
+
+
+@cache
+def decide(kind: Kind, sizes: Sizes) -> tuple[str, str]:
+    """Return the implementation for calls of these sizes, and the reason in words."""
+    other = fallback(kind.operator)
+    point, octaves = nearest(kind, sizes)
+    if point is None:
         return other, "no measured point of this kind"
-    octaves = far(nearest)
     if octaves > FAR:
         return other, f"nothing measured within {FAR:g} octaves"
-    scaled = predict(nearest, kind, sizes)
+    scaled = predict(point, kind, sizes)
     impl = best(scaled, kind.grad, kind.captured, MUST_BEAT - MARGIN * octaves)
     borrowed = ", of another device" if table(kind.device).borrowed else ""
     if octaves <= NEAR:
-        return impl, f"point {nearest.case}{borrowed}"
-    return impl, f"model, {octaves:.1f} octaves from point {nearest.case}{borrowed}"
+        return impl, f"point {point.case}{borrowed}"
+    return impl, f"model, {octaves:.1f} octaves from point {point.case}{borrowed}"
 
 
 def predict(point: Point, kind: Kind, sizes: Sizes) -> Point:

@@ -1,8 +1,8 @@
 """Tuning: make the tables that dispatch reads, from records or from new measurements.
 
-The points of a shipped table come from committed records. On a user's machine they are measured: each
-bench case, and below the first case of each dtype a sweep down to small sizes, with an extra point
-where the choice changes.
+The points of a shipped table come from committed records. On a user's machine they are measured: within ten
+minutes the cases whose choice is most uncertain (``tune_plan.py``); or, thoroughly, each bench case, and
+below the first case of each dtype a sweep down to small sizes, with an extra point where the choice changes.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from weft.core import BACKWARD, FORWARD, Case, Implementation, Operator, Record, WeftError, registry
+from weft.core import BACKWARD, FORWARD, Case, Operator, Record, WeftError, registry
 from weft.core.json_files import read_json
 from weft.core.log import Log, no_log
 from weft.core.record import PASS
@@ -24,9 +25,8 @@ from weft.dispatch import choice as dispatch
 from weft.dispatch.choice import BASELINES, Point
 from weft.dispatch.keys import Flags
 from weft.dispatch.operator import clear_caches
-from weft.workbench.calls.selection import BenchPoint
-from weft.workbench.durations import expected_bench_seconds
 from weft.workbench.timing.plan import Budget
+from weft.workbench.tune_plan import BUDGET, LIMIT_SECONDS, PlannedCase, can_be_chosen, point_seconds
 
 SHARES = (8, 64, 512)  # divisors of a bench case's rows: the points of the sweep
 MIN_ELEMENTS = 1024  # of a swept case: below it every call takes the host's time alone
@@ -121,6 +121,7 @@ def scaled(case: Case, share: int) -> Case | None:
     return replace(case, name=f"{case.name}/{share}", inputs=inputs, draw=None)
 
 
+_now = time.monotonic
 Measure = Callable[[Operator, Case], Point | None]
 
 
@@ -167,66 +168,79 @@ def _choices(point: Point) -> tuple[str, str]:
     return dispatch.best(point, False), dispatch.best(point, True) if point.backward else ""
 
 
-def expected_seconds(names: Sequence[str] | None, device: str, *, quick: bool = True) -> list[float]:
+def candidates(names: Sequence[str] | None, device: str) -> list[tuple[Operator, Case]]:
+    """Return the cases of the named operators, or of all, that a quick tuning may measure.
+
+    These are every bench case, and each with its rows divided by ``SHARES``.
+    """
+    cases = []
+    for name in names or registry.operator_names():
+        operator = registry.operator(name)
+        bench_cases = operator.select("bench", device)
+        smaller = [scaled(case, share) for case in bench_cases for share in SHARES]
+        cases += [(operator, case) for case in (*bench_cases, *smaller) if case is not None]
+    return cases
+
+
+def expected_seconds(names: Sequence[str] | None, device: str) -> list[float]:
     """Return the expected seconds of each point of :func:`measure_points`, without those at crossovers."""
     expected: list[float] = []
-
-    def measure(operator: Operator, case: Case) -> None:
-        implementations = tuple(filter(_can_be_chosen, registry.implementations(operator.name)))
-        points = [
-            BenchPoint(
-                operator=operator,
-                case=case,
-                direction=direction,
-                device=device,
-                baseline=None,
-                implementations=implementations,
-            )
-            for direction in operator.directions
-        ]
-        expected.append(sum(expected_bench_seconds(points, Budget.for_device(device, quick))))
-
+    budget = Budget.for_device(device)
     for name in names or registry.operator_names():
         operator = registry.operator(name)
         swept = set()
         for case in operator.select("bench", device):
-            measure(operator, case)
+            expected.append(point_seconds(operator, case, device, budget))
             if (kind := _kind(operator, case)) not in swept:
                 swept.add(kind)
                 for smaller in map(partial(scaled, case), SHARES):
                     if smaller is None:
                         break
-                    measure(operator, smaller)
+                    expected.append(point_seconds(operator, smaller, device, budget))
     return expected
 
 
-def measure_points(
-    names: Sequence[str] | None, device: str, *, quick: bool = True, on_event: Log = no_log
-) -> Iterator[Point]:
-    """Measure on this machine; yield the points of the named operators, or of all.
+def measure_points(names: Sequence[str] | None, device: str, *, on_event: Log = no_log) -> Iterator[Point]:
+    """Measure thoroughly on this machine; yield the points of the named operators, or of all.
 
     The workbench checks and then times every implementation except ``compile`` and steps of ladders,
     forward and backward. Raises :class:`WeftError` for an unknown name before anything runs.
     """
+    chosen = [registry.operator(n) for n in names or registry.operator_names()]
+    for operator in chosen:
+        yield from sweep(operator, device, partial(_measure, device, None, on_event))
+
+
+def measure_planned(
+    planned: Sequence[PlannedCase], device: str, *, limit: float = LIMIT_SECONDS, on_event: Log = no_log
+) -> Iterator[Point | None]:
+    """Measure planned cases quickly; yield the point of each, None where no baseline could be timed.
+
+    No case begins that would end after ``limit`` seconds, if the rest takes as much longer than expected as
+    what is done.
+    """
+    start, expected = _now(), 0.0
+    for number, case in enumerate(planned):
+        spent = _now() - start
+        slower = max(1.0, spent / expected) if expected else 1.0
+        if number and spent + slower * case.seconds > limit:
+            on_event(f"{len(planned) - number} cases left out: {limit / 60:g} minutes are over")
+            return
+        yield _measure(device, BUDGET, on_event, case.operator, case.case)
+        expected += case.seconds
+
+
+def _measure(
+    device: str, budget: Budget | None, on_event: Log, operator: Operator, case: Case
+) -> Point | None:
     from weft.workbench import bench
 
-    chosen = [registry.operator(n) for n in names or registry.operator_names()]
-
-    def measure(operator: Operator, case: Case) -> Point | None:
-        implementations = [i for i in registry.implementations(operator.name) if _can_be_chosen(i)]
-        # The bench selects by tag: a copy of the operator with this case alone, tagged for it.
-        with_case = replace(operator, cases=(replace(case, tags=frozenset({"bench"})),))
-        options: dict[str, Any] = {"all_cases": True, "quick": quick, "on_event": on_event}
-        records = bench.run([with_case], implementations, device=device, **options)
-        return point_of(with_case, case, records)
-
-    for operator in chosen:
-        yield from sweep(operator, device, measure)
-
-
-def _can_be_chosen(implementation: Implementation) -> bool:
-    """Return True for what dispatch may choose; see :func:`point_of`."""
-    return not implementation.is_step and implementation.backend != "compile"
+    implementations = [i for i in registry.implementations(operator.name) if can_be_chosen(i)]
+    # The bench selects by tag: a copy of the operator with this case alone, tagged for it.
+    with_case = replace(operator, cases=(replace(case, tags=frozenset({"bench"})),))
+    options: dict[str, Any] = {"all_cases": True, "budget": budget, "on_event": on_event}
+    records = bench.run([with_case], implementations, device=device, **options)
+    return point_of(with_case, case, records)
 
 
 def write(
