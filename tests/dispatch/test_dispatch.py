@@ -380,6 +380,35 @@ def test_traced_whole_with_sizes_static_or_symbolic(tables: Path, monkeypatch: p
         assert len(traces) <= limit
 
 
+@pytest.mark.parametrize(
+    ("name", "shapes", "params"),
+    [
+        ("gelu", [(6, 8)], {}),
+        ("layer_norm", [(6, 7), (7,), (7,)], {"eps": 1e-5}),
+        ("matmul", [(6, 8), (8, 16)], {"precision": "ieee"}),
+        ("linear", [(2, 6, 8), (16, 8), (16,)], {}),
+        ("embedding", [(11, 8), (2, 6), (0, 8)], {}),
+        ("attention", [(2, 4, 6, 16), (2, 2, 7, 16), (2, 2, 7, 16)], {"causal": True, "padded": False}),
+    ],
+)
+def test_every_family_is_traced_with_symbolic_sizes(
+    tables: Path, name: str, shapes: Any, params: Any
+) -> None:
+    flags = keys.flags_of(name, shapes, 4, params)
+    at = point(FASTER, operator=name, sizes=keys.sizes_of(name, shapes), flags=flags)
+    tune.write(tables / "example-gpu-9000.json", GPU, [at], "here")
+
+    def compute(*inputs: torch.Tensor) -> torch.Tensor:
+        shapes = [x.shape for x in inputs]
+        sizes, flags = keys.sizes_of(name, shapes), keys.flags_of(name, shapes, 4, params)
+        impl = dispatch._look_up_traced(name, 0, inputs[0].dtype, flags, False, sizes)
+        return inputs[0] + (1 if impl == "triton" else 2)
+
+    torch._dynamo.reset()
+    traced = torch.compile(compute, fullgraph=True, dynamic=True, backend="eager")
+    assert float(traced(*map(torch.zeros, shapes)).flatten()[0]) == 1.0
+
+
 def test_the_shipped_tables_can_be_read_and_never_lose() -> None:
     """At each measured case, the choice is within 2 % of the better of eager and torch."""
     for path in dispatch.SHIPPED.glob("*.json"):

@@ -76,6 +76,18 @@ def test_both_sides_compute_the_same(operator: str, training: bool) -> None:
     assert audit._first_difference(p, sides, buffers) < 1e-4
 
 
+def test_a_wrong_gradient_differs_and_a_vanishing_one_does_not() -> None:
+    """The scores of a single key have no gradient: what both sides return there is rounding alone."""
+    one_key = tuple({**SMALL_HEADS, "queries": 1, "keys": 1, "causal": 0}.items())
+    p = point("attention", sizes=one_key, training=True)
+    buffers = audit._inputs(p, (work := audit_points.workload(p)), "cpu", 0)
+    assert audit._first_difference(p, {audit.OURS: work.ours, audit.TORCH: work.torchs}, buffers) < 1e-3
+    p = point("cross_entropy", training=True)
+    buffers = audit._inputs(p, (work := audit_points.workload(p)), "cpu", 0)
+    wrong = {audit.OURS: lambda x, t: work.torchs(1.2 * x, t), audit.TORCH: work.torchs}
+    assert audit._first_difference(p, wrong, buffers) > 0.05
+
+
 class ToyTimer:
     """A timer whose samples are given."""
 

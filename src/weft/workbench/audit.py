@@ -146,12 +146,12 @@ def _measure(point: AuditPoint, backend: LocalTimingBackend, device: str, rng: r
     with choice.observed(decisions.append):
         try:
             difference = _first_difference(point, sides, make(rng.getrandbits(31)))
+            timers = _timers(point, sides, backend, make, rng)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # noqa: BLE001 - a call that raises is a result, whatever it raises
             result.problem, result.differs = f"raised: {type(error).__name__}: {error}"[:300], True
             return result
-        timers = _timers(point, sides, backend, make, rng)
     # The last one: a call in a capture may choose again.
     own = [d for d in decisions if d.operator == point.operator]
     result.implementation = own[-1].impl if own else ""
@@ -185,9 +185,17 @@ def _bind(call: Call, training: bool, buffers: InputBuffers) -> Callable[[], Any
     if not training:
         return lambda: call(*inputs)
     leaves = [x for x in inputs if x.requires_grad]
-    # Made once: the incoming gradient is no part of what is compared.
-    grads = [torch.ones_like(y) for y in _differentiable(call(*inputs))]
+    # Made once: the incoming gradient is no part of what is compared. It is the same on both sides.
+    grads = [_incoming(y) for y in _differentiable(call(*inputs))]
     return lambda: torch.autograd.grad(_differentiable(call(*inputs)), leaves, grads)
+
+
+def _incoming(output: torch.Tensor) -> torch.Tensor:
+    if output.dim() == 0:
+        return torch.ones_like(output)
+    # Random: of many operators a constant has the gradient 0, in which only rounding errors would differ.
+    generator = torch.Generator(output.device).manual_seed(0)
+    return torch.randn(output.shape, dtype=output.dtype, device=output.device, generator=generator)
 
 
 def _differentiable(outputs: Any) -> list[torch.Tensor]:
@@ -197,16 +205,14 @@ def _differentiable(outputs: Any) -> list[torch.Tensor]:
 def _first_difference(point: AuditPoint, sides: dict[str, Call], buffers: InputBuffers) -> float:
     """Call both sides once; return the largest difference of their results."""
     ours, torchs = (tensors_of(_bind(sides[name], point.training, buffers)()) for name in (OURS, TORCH))
-    return max((_difference(a, b) for a, b in zip(ours, torchs, strict=True)), default=0.0)
+    pairs = [(_rms(a.float() - b.float()), _rms(b)) for a, b in zip(ours, torchs, strict=True) if a.numel()]
+    # A gradient that is 0 but for rounding, as of the scores of a single key, has the scale of the others.
+    least = max([1e-30, *(1e-3 * size for _, size in pairs)])
+    return max((difference / max(size, least) for difference, size in pairs), default=0.0)
 
 
-def _difference(ours: torch.Tensor, torchs: torch.Tensor) -> float:
-    """Return the RMS of the difference as a share of the RMS of torch's result."""
-    if not ours.numel():
-        return 0.0
-    scale = torchs.float().square().mean().sqrt()
-    # A result of zeros, such as the gradient of a shift that cancels, has no scale.
-    return float((ours.float() - torchs.float()).square().mean().sqrt() / scale.clamp_min(1e-3))
+def _rms(x: torch.Tensor) -> float:
+    return float(x.float().square().mean().sqrt())
 
 
 # ---- The clock
