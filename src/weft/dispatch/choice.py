@@ -39,6 +39,7 @@ MAY_LOSE = 1.02  # of the baseline's time: ours must stay below it in each direc
 DISPATCH_US = 5.0  # host time in us allowed for Weft's own dispatch, in each direction
 MARGIN = 0.05  # subtracted from MUST_BEAT for each octave between a call and its nearest point
 FAR = 12.0  # octaves beyond which nothing is known, and PyTorch's own is taken
+BEYOND = 0.5  # factor of the octaves by which a call has more rows than its nearest point
 NEAR = 0.5  # octaves within which a choice counts as measured
 SMS = 128  # of a device whose table does not say
 Times = Mapping[str, tuple[float, float]]  # implementation -> (cold time, host time) in us
@@ -314,14 +315,13 @@ def size_grid(kind: Kind) -> Grid:
 def nearest(kind: Kind, sizes: Sizes) -> tuple[Point | None, float]:
     """Return the point nearest to calls of these sizes, None if there is none, and its octaves away."""
 
-    def far(point: Point) -> float:
+    def far(point: Point, upward: float = keys.UPWARD) -> float:
         # A point of another alignment is as good as one of twice the size.
         differs = dict(point.flags).get(keys.ALIGNED) != dict(kind.flags).get(keys.ALIGNED)
-        return keys.distance(kind.operator, sizes, point.sizes) + differs
+        return keys.distance(kind.operator, sizes, point.sizes, upward) + differs
 
-    distances = [(far(p), i) for i, p in enumerate(matching(kind))]
-    octaves, index = min(distances, default=(float("inf"), -1))
-    return (matching(kind)[index] if index >= 0 else None), octaves
+    point = min(matching(kind), key=far, default=None)
+    return point, float("inf") if point is None else far(point, BEYOND)
 
 
 @cache

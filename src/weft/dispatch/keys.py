@@ -20,13 +20,15 @@ Grid = tuple[tuple[tuple[float, int], ...], ...]  # for each size: (upper border
 
 Value = TypeVar("Value")
 
-MAX_SIZE = 1 << 44
+MAX_SIZE = 1 << 40
 LAUNCH_US = 3.0  # time of a kernel that does nothing, which no smaller size avoids
 # FLOPs (multiply-add 2) for each element that is moved, above which tensor cores and not memory limit a
 # product: 800 TFLOP/s and 4.3 TB/s of 2-byte elements on the device with the first table.
 FLOPS_PER_ELEMENT = 370.0
 TILE = 128  # rows and columns of a block's tile in a product, and queries in attention
-UPWARD = 1.25  # weight of octaves from a smaller point to a larger call
+# Factor of the weight of octaves from a smaller point to a larger call. A small point's time is partly its
+# launch: of two points at the same distance the larger one tells more.
+UPWARD = 1.25
 BLOCK_ELEMENTS = 4096  # of an elementwise kernel
 # Kernels of ours read rows that do not start at multiples of 16 bytes in narrow pieces: 33 to 47 % of the
 # copy bandwidth where aligned rows have 90 % (8192 x 50257).
@@ -41,8 +43,8 @@ class Dimension:
     """One size of a family.
 
     ``weight``: octaves of distance for each octave between a call and a point. ``step``: factor between
-    neighbouring representatives. With ``is_open`` larger calls behave as the largest measured one: more rows
-    only fill the device better. With ``is_exact`` a point speaks for calls of its own size alone.
+    neighbouring representatives. With ``is_open`` a point tells much of larger calls: more rows only fill the
+    device better. With ``is_exact`` a point speaks for calls of its own size alone.
     """
 
     name: str
@@ -162,15 +164,15 @@ def grid(name: str, measured: Iterable[Sizes]) -> Grid:
     result = []
     for i, dimension in enumerate(dimensions(name)):
         values = sorted({max(1, p[i]) for p in points}) or [1]
-        values = _filled(values, dimension.step, values[-1] if dimension.is_open else MAX_SIZE)
+        values = _filled(values, dimension.step)
         uppers = [math.sqrt(a * b) for a, b in pairwise(values)] + [math.inf]
         result.append(tuple(zip(uppers, values, strict=True)))
     return tuple(result)
 
 
-def _filled(values: list[int], step: float, last: int) -> list[int]:
-    """Return ``values`` and more of them from 1 to ``last``, neighbours at most ``step`` apart."""
-    ends = ([1] if values[0] > 1 else []) + values + ([last] if last > values[-1] else [])
+def _filled(values: list[int], step: float) -> list[int]:
+    """Return ``values`` and more of them from 1 to ``MAX_SIZE``, neighbours at most ``step`` apart."""
+    ends = ([1] if values[0] > 1 else []) + values + ([MAX_SIZE] if values[-1] < MAX_SIZE else [])
     result = ends[:1]
     for low, high in pairwise(ends):
         count = max(1, math.ceil(math.log(high / low) / math.log(step) - 1e-9))
@@ -178,16 +180,17 @@ def _filled(values: list[int], step: float, last: int) -> list[int]:
     return sorted(set(result))
 
 
-def distance(name: str, call: Sizes, point: Sizes) -> float:
-    """Return how far a call is from a point, in weighted octaves; infinite if an exact size differs."""
+def distance(name: str, call: Sizes, point: Sizes, upward: float = UPWARD) -> float:
+    """Return how far a call is from a point, in weighted octaves; infinite if an exact size differs.
+
+    ``upward`` is a factor of the weight of an open size by which the call is larger than the point.
+    """
     total = 0.0
     for dimension, size, measured in zip(dimensions(name), call, point, strict=True):
         if dimension.is_exact and size != measured:
             return math.inf
         octaves = math.log2(max(size, 1) / max(measured, 1))
-        # A small point's time is partly its launch, which a larger point hides: the larger one counts more.
-        upward = UPWARD if dimension.is_open and octaves > 0 else 1.0
-        total += dimension.weight * upward * abs(octaves)
+        total += dimension.weight * abs(octaves) * (upward if dimension.is_open and octaves > 0 else 1.0)
     return total
 
 
