@@ -194,6 +194,8 @@ def test_the_command_judges_and_prints(monkeypatch: pytest.MonkeyPatch) -> None:
     data = json.loads(run_command(monkeypatch, [finished(0.5)], "--json", "--seed", "5").stdout)
     assert data["seed"] == 5 and data["summary"]["slow"] == 1
     assert data["points"][0]["sizes"] == {"rows": 6, "columns": 16, "vocabulary": 11}
+    nothing = run_command(monkeypatch, [finished(None, problem="left out: memory")])
+    assert nothing.exit_code == 1 and "failed: 0 points compared" in nothing.stdout
     assert run_command(monkeypatch, [finished(0.5)], "--csv").stdout.startswith("ratio,point,")
 
 

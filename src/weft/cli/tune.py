@@ -92,7 +92,7 @@ def tune(
             points += _measure(operators, thorough)
     if stop:
         points = stop.partial or []
-    _print(points, as_json, as_csv, stop)
+    _print(points, as_json, as_csv, stop, show)
     names = ending.names_text([p.operator for p in points], "operator")
     count = ending.count_text(len(points), "point") + (f" of {names}" if points else "")
     if stop:
@@ -160,7 +160,7 @@ def _measure(operators: Names, thorough: bool) -> list[Point]:
             cases = tune.candidates(operators, "cuda")
             planned = tune_plan.plan(cases, "cuda", (gpu, _architecture()))
             expected = [case.seconds for case in planned]
-            output.log(f"measuring the {len(planned)} most uncertain of {len(cases)} cases")
+            output.log(f"measuring the {len(planned)} most uncertain of {len(cases)} cases; --thorough: all")
             measured = tune.measure_planned(planned, "cuda", on_event=status.describe)
         status.expect(expected, ending.count_text(len(expected), "point"))
         try:
@@ -197,7 +197,7 @@ def _architecture() -> str:
     return machine.query("cuda").arch
 
 
-def _print(points: list[Point], as_json: bool, as_csv: bool, stop: progress.StopRequest) -> None:
+def _print(points: list[Point], as_json: bool, as_csv: bool, stop: progress.StopRequest, show: bool) -> None:
     from weft.workbench import tune
 
     rows = tune.rows(points)
@@ -207,7 +207,7 @@ def _print(points: list[Point], as_json: bool, as_csv: bool, stop: progress.Stop
         output.print_csv(choice_table(rows))
     elif rows:
         output.show_table(choice_table(rows), options=("csv", "json"))
-    if not rows:
+    if not rows and show:
         output.log("no measurements for this device: every call runs torch's own implementation")
 
 

@@ -15,6 +15,7 @@ from weft.cli.options import MAX_SEED, Names
 if TYPE_CHECKING:
     from weft.core.table import Table
     from weft.workbench.audit import AuditResult, Summary
+    from weft.workbench.audit_points import AuditPoint
 
 POINTS = 100
 Audit = Annotated[
@@ -31,10 +32,13 @@ Points = Annotated[
 def audit(
     operators: Names, device: str | None, count: int, seed: int | None, *, as_json: bool, as_csv: bool
 ) -> None:
-    """Measure and print; exit 1 if a call is slower than 0.95 of torch's, or has other results.
+    """Measure and print; exit 1 if a call is slower than 0.95 of torch's or has other results.
+
+    An audit that compares nothing exits with 1 too.
 
     ``device`` is 'cpu', 'cuda' or None for this machine's; a ``seed`` of None takes a random one.
     """
+    from weft.machine.fingerprint import fingerprint
     from weft.machine.query import known_kind
     from weft.workbench.audit import summarise
     from weft.workbench.audit_points import random_points
@@ -51,7 +55,7 @@ def audit(
         results = stop.partial or []
     summary = summarise(results)
     if as_json:
-        record = {"seed": seed, "device": kind, "summary": summary.to_json()}
+        record = {"seed": seed, "machine": fingerprint(kind), "summary": summary.to_json()}
         print(json.dumps({**stop.to_json(), **record, "points": [r.to_json() for r in results]}))
     elif as_csv:
         output.print_csv(_table(results))
@@ -59,20 +63,20 @@ def audit(
         _print(results, summary)
     failing = sum(r.is_against for r in results)
     ending.print_verdict(_verdict(summary, failing, str(watch), bool(stop)), to_stderr=as_json or as_csv)
-    if stop or failing:
+    if stop or failing or not summary.points:
         raise typer.Exit(stop.exit_code or 1)
 
 
-def _measure(points: Sequence[object], kind: str, seed: int) -> list[AuditResult]:
+def _measure(points: Sequence[AuditPoint], kind: str, seed: int) -> list[AuditResult]:
     """Measure the points; raise :class:`Interrupted` with the results so far for a ``KeyboardInterrupt``."""
     from weft.core import Interrupted
     from weft.workbench import audit as workbench
 
     results: list[AuditResult] = []
     with progress.Progress(at_once=True) as status:
-        status.expect(workbench.expected_seconds(points, kind), ending.count_text(len(points), "point"))  # type: ignore[arg-type]
+        status.expect(workbench.expected_seconds(points, kind), ending.count_text(len(points), "point"))
         try:
-            for result in workbench.run(points, kind, seed=seed, on_event=status):  # type: ignore[arg-type]
+            for result in workbench.run(points, kind, seed=seed, on_event=status):
                 results.append(result)
                 status.advance()
         except KeyboardInterrupt as error:
@@ -90,7 +94,7 @@ def _verdict(summary: Summary, failing: int, seconds: str, stopped: bool) -> str
         parts = [f"{summary.slow} slower than 0.95 of torch"] if summary.slow else []
         parts += [f"{summary.differing} with other results or errors"] if summary.differing else []
         return f"failed: {', '.join(parts)}; {text}"
-    return f"passed: {text}"
+    return f"passed: {text}" if summary.points else f"failed: {text}"
 
 
 def _print(results: Sequence[AuditResult], summary: Summary) -> None:
