@@ -20,6 +20,7 @@ from weft.dispatch import choice as dispatch
 from weft.dispatch.choice import Point
 from weft.dispatch.operator import clear_caches
 from weft.workbench import tune, tune_plan
+from weft.workbench.calls.inputs import make
 
 CASE = "bf16-16384x16384"
 DEVICE = str(GPU["device"])
@@ -112,6 +113,7 @@ def test_points_are_measured_on_this_machine(monkeypatch: pytest.MonkeyPatch) ->
     small = replace(operator.case("fp32-1024x1024"), inputs=operator.case("fp32-7x129").inputs)
     one = replace(operator, cases=(small,), differentiable=())
     monkeypatch.setattr(registry, "operator", lambda name: one)
+    monkeypatch.setattr(tune_plan, "LEAST", 0.0)  # a case so small would not be worth it
     (case,) = tune_plan.plan([(one, small)], "cpu", ("CPU", None))
     (point,) = tune.measure_planned([case], "cpu")
     assert point is not None and set(point.forward) >= {"eager", "torch"}
@@ -207,7 +209,7 @@ def test_a_plan_fits_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_open_choice_is_measured_before_a_clear_one() -> None:
-    def planned(octaves: float, gap: float) -> tune_plan.PlannedCase:
+    def planned(octaves: float, gap: float, us: float = 100.0) -> tune_plan.PlannedCase:
         operator = registry.operator("gelu")
         kind = dispatch.Kind("gelu", ("No GPU", None), "float32", (), False)
         fields = {
@@ -217,9 +219,10 @@ def test_an_open_choice_is_measured_before_a_clear_one() -> None:
             "kind": kind,
             "sizes": (64,),
         }
-        return tune_plan.PlannedCase(**fields, octaves=octaves, gap=gap)
+        return tune_plan.PlannedCase(**fields, octaves=octaves, gap=gap, us=us)
 
     assert planned(2.0, 0.0).uncertainty > planned(2.0, 1.0).uncertainty > planned(1.0, 1.0).uncertainty
+    assert planned(2.0, 0.0).uncertainty > planned(2.0, 0.0, us=4.0).uncertainty  # a launch, whatever runs
     near = planned(5.0, 0.0)
     near.covered.append((128,))
     assert near.uncertainty == planned(1.0, 0.0).uncertainty
@@ -239,3 +242,26 @@ def test_measuring_stops_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) 
     # Each case takes 15 s instead of 10, so that four fit.
     assert len(list(tune.measure_planned(planned, "cuda", limit=60.0, on_event=lines.append))) == 4
     assert "left out" in lines[-1]
+
+
+def test_candidates_have_fewer_rows_or_the_dimensions_of_models() -> None:
+    cases = {c.name: c for _, c in tune.candidates(["softmax", "linear", "rope"], "cuda")}
+    assert cases["bf16-32768x4096/8"].inputs[0].shape == (4096, 4096)
+    assert cases["bf16-32768x1024@50257x5341"].inputs[0].shape == (5341, 50257)
+    shapes = [i.shape for i in cases["bf16-65536x2304x768@8192x2048x32768"].inputs]
+    assert shapes == [(32768, 2048), (8192, 2048), (8192,)]
+    # Batch and head size of this case are the same number: to divide one would change the other.
+    assert not any(name.startswith("bf16-64x12x1024x64/") for name in cases)
+    assert "dropout" not in {o.name for o, _ in tune.candidates(None, "cuda")}
+
+
+def test_a_resized_case_draws_inputs_of_its_own_shapes() -> None:
+    operator = registry.operator("cross_entropy")
+    case = tune.resized(operator.case("bf16-8192x50304-8192"), {50304: 96, 8192: 16})
+    assert case is not None
+    one = replace(operator, cases=(case,))
+    logits, targets = make(one.cases[0], "cpu", 0)
+    assert logits.shape == (16, 96) and int(targets.max()) < 96
+    assert (
+        tune.resized(registry.operator("gelu").case(CASE), {16384: 8}) is None
+    )  # rows and columns are alike

@@ -22,13 +22,17 @@ from weft.core.json_files import read_json
 from weft.core.log import Log, no_log
 from weft.core.record import PASS
 from weft.dispatch import choice as dispatch
+from weft.dispatch import keys
 from weft.dispatch.choice import BASELINES, Point
 from weft.dispatch.keys import Flags
 from weft.dispatch.operator import clear_caches
+from weft.workbench.audit_points import model_shapes
 from weft.workbench.timing.plan import Budget
 from weft.workbench.tune_plan import BUDGET, LIMIT_SECONDS, PlannedCase, can_be_chosen, point_seconds
 
 SHARES = (8, 64, 512)  # divisors of a bench case's rows: the points of the sweep
+MAX_ELEMENTS, MAX_PRODUCT = 1 << 28, 1 << 39  # of an input; multiplications
+PLAIN_PRODUCTS = ("matmul", "linear", "linear_gelu", "linear_residual")  # up and down in a model's MLP
 MIN_ELEMENTS = 1024  # of a swept case: below it every call takes the host's time alone
 
 
@@ -171,15 +175,76 @@ def _choices(point: Point) -> tuple[str, str]:
 def candidates(names: Sequence[str] | None, device: str) -> list[tuple[Operator, Case]]:
     """Return the cases of the named operators, or of all, that a quick tuning may measure.
 
-    These are every bench case, and each with its rows divided by ``SHARES``.
+    These are every bench case, each with its rows divided by ``SHARES``, and, for rows and products, the
+    first case of each kind with the dimensions of models that people run, with so many rows that its float64
+    reference takes no more than that of a bench case.
     """
-    cases = []
-    for name in names or registry.operator_names():
+    cases: list[tuple[Operator, Case]] = []
+    # Dropout has one mask in all of Weft's kernels, which torch has not: there is nothing to choose.
+    for name in names or [n for n in registry.operator_names() if "dropout" not in n]:
         operator = registry.operator(name)
         bench_cases = operator.select("bench", device)
-        smaller = [scaled(case, share) for case in bench_cases for share in SHARES]
-        cases += [(operator, case) for case in (*bench_cases, *smaller) if case is not None]
+        first = {_kind(operator, c): c for c in reversed(bench_cases) if _has_distinct_sizes(operator, c)}
+        other = [_fewer_rows(operator, case, share) for case in bench_cases for share in SHARES]
+        other += [resized(case, changes) for case in first.values() for changes in _of_models(operator, case)]
+        cases += [(operator, case) for case in (*bench_cases, *other) if case is not None]
     return cases
+
+
+def _sizes(operator: Operator, case: Case) -> keys.Sizes:
+    return dispatch.lookup_key(operator.name, case.inputs, case.params).sizes
+
+
+def _has_distinct_sizes(operator: Operator, case: Case) -> bool:
+    """True if each size can be changed without another one."""
+    sizes = _sizes(operator, case)
+    return len({*sizes}) == len(sizes)
+
+
+def _fewer_rows(operator: Operator, case: Case, share: int) -> Case | None:
+    """Return the case with a share of its rows; None where that would change another of its sizes too."""
+    smaller = scaled(case, share)
+    if smaller is None:
+        return None
+    pairs = zip(_sizes(operator, case), _sizes(operator, smaller), strict=True)
+    changed = sum(a != b for a, b in pairs)
+    return smaller if changed == 1 else None
+
+
+def resized(case: Case, changes: Mapping[int, int]) -> Case | None:
+    """Return the case with other sizes in place of the keys of ``changes``, in each dimension that has one.
+
+    None if two dimensions of an input that change apart have one size, so that the result would be another
+    kind of call.
+    """
+    shapes = [i.shape for i in case.inputs]
+    if any(sum(d == size for d in shape) > 1 for shape in shapes for size in changes):
+        return None
+    inputs = tuple(replace(i, shape=tuple(changes.get(d, d) for d in i.shape)) for i in case.inputs)
+    name = "x".join(str(new) for new in changes.values())
+    return replace(case, name=f"{case.name}@{name}", inputs=inputs, draw=None)
+
+
+def _of_models(operator: Operator, case: Case) -> Iterator[dict[int, int]]:
+    """Yield the changes of a case's sizes, old to new, that make it a call of each model."""
+    sizes = _sizes(operator, case)
+    family, pairs = keys.family(operator.name), set[tuple[int, int]]()
+    if operator.name == "rope" or len(case.inputs[0].shape) != 2:
+        return  # its rows are of heads, and its tables' rows follow from other sizes
+    for model in model_shapes()["models"]:
+        if operator.name in ("softmax", "cross_entropy", "linear_cross_entropy"):
+            n = model.get("vocab", model["width"])
+        else:
+            n = model["mlp"] if family == "product" or operator.name == "bias_gelu" else model["width"]
+        k = model["width"]
+        pairs |= {(n, k), (k, n)} if operator.name in PLAIN_PRODUCTS else {(n, k)}
+    *_, rows = sizes
+    for n, k in sorted(pairs):
+        if family == "product" and n != k:
+            fewer = min(rows, MAX_PRODUCT // (n * k), MAX_ELEMENTS // max(n, k))
+            yield {sizes[0]: n, sizes[1]: k, rows: fewer}
+        elif family == "rows" and n != sizes[0]:
+            yield {sizes[0]: n, rows: min(rows, MAX_ELEMENTS // n)}
 
 
 def expected_seconds(names: Sequence[str] | None, device: str) -> list[float]:

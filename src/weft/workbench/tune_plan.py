@@ -26,13 +26,15 @@ BUDGET = Budget(
 UNKNOWN = 20.0  # octaves of a case with no measured point of its kind
 BORROWED = 1.0  # octaves added to a case whose points are another device's
 OPEN = 0.25  # octaves between ours and the baseline at which a choice is half as open as at equal times
+FULL_VALUE_US = 20.0  # a shorter call is worth less: a launch takes most of it, whichever kernel runs
+BANDWIDTH = 3e12  # bytes/s, of the guess where no point of the kind is known
 LEAST = 0.5  # uncertainty below which a case is not measured again
 
 
 @dataclass(kw_only=True)
 class PlannedCase:
     """A case that may be measured: expected ``seconds``, octaves to the nearest known point, and ``gap``, the
-    octaves between the predicted times of ours and the baseline."""
+    octaves between the predicted times of ours and the baseline. ``us`` is torch's predicted time."""
 
     operator: Operator
     case: Case
@@ -41,13 +43,15 @@ class PlannedCase:
     sizes: keys.Sizes
     octaves: float
     gap: float
+    us: float
     covered: list[keys.Sizes] = field(default_factory=list)
 
     @property
     def uncertainty(self) -> float:
         """Return how much a measurement would tell; 0 for what is known."""
         distances = [keys.distance(self.operator.name, self.sizes, s) for s in self.covered]
-        return min([self.octaves, *distances]) / (OPEN + self.gap)
+        value = min(1.0, self.us / FULL_VALUE_US)
+        return value * min([self.octaves, *distances]) / (OPEN + self.gap)
 
 
 def can_be_chosen(implementation: Implementation) -> bool:
@@ -99,7 +103,7 @@ def _planned(operator: Operator, case: Case, device: str, gpu: Device) -> Planne
     key = choice.lookup_key(operator.name, case.inputs, case.params)
     kind = Kind(operator.name, gpu, key.dtype, key.flags, grad=False, captured=True)
     nearest, octaves = choice.nearest(kind, key.sizes)
-    gap = 0.0
+    gap, us = 0.0, sum(i.nbytes for i in case.inputs) / BANDWIDTH * 1e6
     if nearest is None:
         octaves = UNKNOWN
     else:
@@ -107,6 +111,8 @@ def _planned(operator: Operator, case: Case, device: str, gpu: Device) -> Planne
         times = getattr(choice.predict(nearest, kind, key.sizes), FORWARD)
         ours = [cold for name, (cold, _) in times.items() if name not in BASELINES]
         base = [times[name][0] for name in BASELINES if name in times]
+        if base:
+            us = min(base)
         if ours and base:
             gap = abs(math.log2(max(min(ours), 1e-3) / max(min(base), 1e-3)))
     return PlannedCase(
@@ -117,4 +123,5 @@ def _planned(operator: Operator, case: Case, device: str, gpu: Device) -> Planne
         sizes=key.sizes,
         octaves=min(octaves, UNKNOWN),
         gap=gap,
+        us=us,
     )
