@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli import ending, output, progress
+from weft.cli.busy import warn_if_busy
 from weft.cli.options import MAX_SEED, Names
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def audit(
         seed = random.SystemRandom().randrange(MAX_SEED)
     points = random_points(count, seed, kind, operators)
     output.log(f"{ending.count_text(count, 'point')} with --seed {seed}")
+    warn_if_busy(kind)
     watch, results = ending.Stopwatch(), []
     with progress.stoppable() as stop:
         results = _measure(points, kind, seed)
