@@ -171,6 +171,14 @@ def test_the_host_counts_in_eager_calls_and_not_in_a_graph(tables: Path) -> None
     assert chosen(1024, 600, captured=True) == "triton"
 
 
+def test_a_plan_made_in_a_capture_leaves_the_host_out(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tune.write(tables / "example-gpu-9000.json", GPU, [point({**TORCH, "triton": (80.0, 150.0)})], "here")
+    monkeypatch.setattr(dispatch, "support", lambda one, *rest: True)
+    for captured, expected in ((False, "torch"), (True, "triton")):
+        monkeypatch.setattr(dispatch, "is_capturing", lambda captured=captured: captured)
+        assert dispatch.choose("softmax", (OnGpu(1024, 1024),), {}) == expected
+
+
 @pytest.mark.parametrize(
     ("name", "shapes", "params", "sizes", "flags"),
     [
@@ -449,3 +457,31 @@ def test_importing_the_operators_imports_no_compiler() -> None:
     found = {**os.environ, "PYTHONPATH": str(Path(weft.__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, env=found)
     assert done.stdout == "[]\n", done.stdout + done.stderr
+
+
+CAPTURE = """
+import sys, torch
+from weft import ops
+impl = sys.argv[1]
+x = torch.randn(64, 1024, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+grad = torch.ones_like(x)
+torch.autograd.grad(torch.softmax(x, -1), x, grad)  # starts the engine's threads and streams
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    y = ops.softmax(x, impl=impl)
+    (dx,) = torch.autograd.grad(y, x, grad)
+graph.replay()
+torch.testing.assert_close(y, torch.softmax(x, -1))
+print("captured")
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("impl", ["cuda", "triton"])
+def test_a_kernel_may_be_compiled_while_a_graph_is_captured(impl: str, tmp_path: Path) -> None:
+    """In a capture dispatch may choose an implementation that no eager call has compiled before."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(weft.__file__).parents[1])}
+    environment |= {"WEFT_CACHE_DIR": str(tmp_path / "weft"), "TRITON_CACHE_DIR": str(tmp_path / "triton")}
+    command = [sys.executable, "-c", CAPTURE, impl]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.stdout == "captured\n", done.stderr
