@@ -429,6 +429,29 @@ def test_the_shipped_tables_can_be_read_and_never_lose() -> None:
             assert p.forward[dispatch.best(p, False)][0] <= dispatch.MAY_LOSE * least
 
 
+def test_a_call_of_a_shipped_point_s_case_gets_the_best_of_that_point(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(dispatch, "architecture", lambda index: SM)
+    monkeypatch.setattr(dispatch, "support", lambda one, *rest: True)
+    for path in dispatch.SHIPPED.glob("*.json"):
+        name = read_json(path)["device"]
+        monkeypatch.setattr(dispatch, "device_name", lambda index, name=name: name)
+        for p in dispatch.read(path):
+            operator = registry.operator(p.operator)
+            case = operator.case(p.case)
+            for grad in (False, True) if p.backward else (False,):
+                inputs = [OnGpu(*i.shape, dtype=getattr(torch, i.dtype)) for i in case.inputs]
+                inputs[0].requires_grad = grad
+                if p.operator == "adamw":  # it takes lists, and chooses by their size
+                    sizes = (p.elements, p.last)
+                    chosen = dispatch.choose_by_size("adamw", inputs[0].device, inputs[0].dtype, *sizes)
+                else:
+                    chosen = dispatch.choose(p.operator, inputs, case.params)
+                assert chosen == dispatch.best(p, grad), (p.operator, p.case, grad)
+
+
 def test_without_a_shipped_point_its_neighbours_never_choose_a_loser(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave each shipped point out: what the others choose there was measured at 0.95 of torch or better."""
     original = dispatch.table
