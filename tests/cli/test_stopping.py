@@ -222,14 +222,15 @@ from weft.cli import tune as command
 from weft.dispatch.choice import Point
 from weft.workbench import tune
 command._gpu_name = lambda request: "Example GPU"
-def measure_points(names, device, *, quick, on_event):
+command._architecture = lambda: None
+def measure_planned(planned, device, *, on_event):
     on_event("[1/1] gelu fp32: timing")
     times = {"torch": (2.0, 2.0), "triton": (1.0, 1.0)}
-    size = {"elements": 64, "last": 8, "flags": ()}
+    size = {"elements": 64, "last": 8, "sizes": (64,), "flags": ()}
     yield Point(operator="gelu", case="fp32", dtype="fp32", **size, forward=times, backward={})
     on_event("[1/1] gelu bf16: timing")
     signal.pause()
-tune.measure_points = measure_points
+tune.measure_planned = measure_planned
 """
 
 
@@ -250,7 +251,8 @@ STUBBORN = """
 from weft.workbench import tune
 from weft.cli import tune as command
 command._gpu_name = lambda request: "Example GPU"
-def measure_points(names, device, *, quick, on_event):
+command._architecture = lambda: None
+def measure_planned(planned, device, *, on_event):
     try:
         on_event("[1/1] gelu: timing")
         signal.pause()
@@ -260,7 +262,7 @@ def measure_points(names, device, *, quick, on_event):
         while True:
             signal.pause()
     yield
-tune.measure_points = measure_points
+tune.measure_planned = measure_planned
 """
 
 

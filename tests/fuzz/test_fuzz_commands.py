@@ -26,6 +26,7 @@ WORK = (
     "weft.cli.study._measure",
     "weft.cli.demo._run",
     "weft.cli.tune._measure",
+    "weft.cli.tune_audit._measure",
     "weft.cli.inspect._kernels",
     "weft.cli.inspect._compare",
     "weft.cli.inspect._show_generated",

@@ -19,7 +19,8 @@ from weft.core.record import append
 from weft.dispatch import choice as dispatch
 from weft.dispatch.choice import Point
 from weft.dispatch.operator import clear_caches
-from weft.workbench import tune
+from weft.workbench import tune, tune_plan
+from weft.workbench.calls.inputs import make
 
 CASE = "bf16-16384x16384"
 DEVICE = str(GPU["device"])
@@ -108,14 +109,16 @@ def test_points_are_measured_on_this_machine(monkeypatch: pytest.MonkeyPatch) ->
     """Measure eager and torch on a CPU, in the forward: the timing is the same as on a GPU."""
     monkeypatch.setattr("weft.workbench.bench.measured_ceilings", lambda *a, **k: None)
     monkeypatch.setattr("weft.machine.l2_bytes", lambda kind: 1 << 20)
-    monkeypatch.setattr(tune, "_can_be_chosen", lambda i: i.name in ("eager", "torch"))
+    monkeypatch.setattr(tune, "can_be_chosen", lambda i: i.name in ("eager", "torch"))
     operator = registry.operator("gelu")
     small = replace(operator.case("fp32-1024x1024"), inputs=operator.case("fp32-7x129").inputs)
     one = replace(operator, cases=(small,), differentiable=())
     monkeypatch.setattr(registry, "operator", lambda name: one)
-    found = list(tune.measure_points(["gelu"], "cpu"))
-    assert len(found) == 1 and set(found[0].forward) >= {"eager", "torch"}
-    assert all(cold > 0 for cold, _ in found[0].forward.values())
+    monkeypatch.setattr(tune_plan, "LEAST", 0.0)  # a case so small would not be worth it
+    (case,) = tune_plan.plan([(one, small)], "cpu", ("CPU", None))
+    (point,) = tune.measure_planned([case], "cpu")
+    assert point is not None and set(point.forward) >= {"eager", "torch"}
+    assert all(cold > 0 for cold, _ in point.forward.values())
 
 
 def test_from_records_to_a_table_that_is_shown(folders: Path) -> None:
@@ -150,3 +153,116 @@ def test_a_cpu_has_nothing_to_choose(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.machine.has_gpu", lambda: False)
     with pytest.raises(WeftError, match="runs PyTorch's own"):
         CliRunner().invoke(app, ["tune"], catch_exceptions=False)
+
+
+def test_show_says_whose_table_counts(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    append(folders / "r.jsonl", RECORDS)
+    CliRunner().invoke(app, ["tune", "--from", str(folders / "r.jsonl")])
+    facts = json.loads((dispatch.SHIPPED / "example-gpu-9000.json").read_text())
+    tune.write(dispatch.SHIPPED / "x.json", DEVICE, dispatch.points(DEVICE), "r", {"arch": "sm_70"})
+    assert facts["format"] == 2
+    monkeypatch.setattr("weft.cli.tune._gpu_name", lambda request: "Other GPU")
+    monkeypatch.setattr("weft.cli.tune._architecture", lambda: "sm_70")
+    shown = CliRunner().invoke(app, ["tune", "--show"])
+    assert f"no table for Other GPU: that of {DEVICE} (sm_70)" in shown.stderr and "1.25x" in shown.stdout
+    monkeypatch.setattr("weft.cli.tune._architecture", lambda: "sm_71")
+    assert "torch's own" in CliRunner().invoke(app, ["tune", "--show"]).stderr
+
+
+def test_the_facts_of_a_table_are_those_of_the_newest_record() -> None:
+    def at(date: str, copy: float) -> Record:
+        machine = {**GPU, "date": date, "arch": "sm_70", "units": 8, "ceilings": {"copy": copy}}
+        return timed("torch", 1.0, machine=machine)
+
+    facts = tune.facts_of([at("2026-02-01", 2e12), at("2026-01-01", 1e12), timed("torch", 1.0, machine=CPU)])
+    assert facts == {DEVICE: {"arch": "sm_70", "units": 8, "copy": 2e12}}
+
+
+def _plan(names: list[str], limit: float = 1e9, device: str = "No GPU") -> list[str]:
+    cases = tune.candidates(names, "cuda")
+    return [f"{c.operator.name} {c.case.name}" for c in tune_plan.plan(cases, "cuda", (device, None), limit)]
+
+
+def test_the_plan_begins_with_what_is_unknown_and_then_spreads_out() -> None:
+    planned = _plan(["softmax"])
+    cases = {f"softmax {c.name}" for _, c in tune.candidates(["softmax"], "cuda")}
+    assert planned and set(planned) < cases
+    first = planned[:2]
+    assert {p.split()[1][:4] for p in first} == {"bf16", "fp32"}  # one of each dtype before a second one
+    assert len(planned) == len(set(planned))
+
+
+def test_what_was_measured_here_is_not_planned_again() -> None:
+    operator = registry.operator("softmax")
+    for case in operator.select("bench", "cuda"):
+        key = dispatch.lookup_key("softmax", case.inputs, case.params)
+        times = {"torch": (100.0, 9.0), "triton": (98.0, 9.0)}
+        point = Point(operator="softmax", case=case.name, **vars(key), forward=times, backward=times)
+        tune.store("No GPU", [point])
+    names = {f"softmax {c.name}" for c in operator.select("bench", "cuda")}
+    assert not names & set(_plan(["softmax"])) and _plan(["softmax"])
+
+
+def test_a_plan_fits_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune_plan, "point_seconds", lambda *_: 10.0)
+    assert len(_plan(["softmax", "gelu"], 35.0)) == 3
+    assert _plan(["softmax"], 5.0) == []
+
+
+def test_an_open_choice_is_measured_before_a_clear_one() -> None:
+    def planned(octaves: float, gap: float, us: float = 100.0) -> tune_plan.PlannedCase:
+        operator = registry.operator("gelu")
+        kind = dispatch.Kind("gelu", ("No GPU", None), "float32", (), False)
+        fields = {
+            "operator": operator,
+            "case": operator.cases[0],
+            "seconds": 1.0,
+            "kind": kind,
+            "sizes": (64,),
+        }
+        return tune_plan.PlannedCase(**fields, octaves=octaves, gap=gap, us=us)
+
+    assert planned(2.0, 0.0).uncertainty > planned(2.0, 1.0).uncertainty > planned(1.0, 1.0).uncertainty
+    assert planned(2.0, 0.0).uncertainty > planned(2.0, 0.0, us=4.0).uncertainty  # a launch, whatever runs
+    near = planned(5.0, 0.0)
+    near.covered.append((128,))
+    assert near.uncertainty == planned(1.0, 0.0).uncertainty
+
+
+def test_measuring_stops_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune_plan, "point_seconds", lambda *_: 10.0)
+    clock = [0.0]
+
+    def measure(*_: object) -> None:
+        clock[0] += 15.0
+
+    monkeypatch.setattr(tune, "_now", lambda: clock[0])
+    monkeypatch.setattr(tune, "_measure", measure)
+    planned = tune_plan.plan(tune.candidates(["softmax"], "cuda"), "cuda", ("No GPU", None))
+    lines: list[str] = []
+    # Each case takes 15 s instead of 10, so that four fit.
+    assert len(list(tune.measure_planned(planned, "cuda", limit=60.0, on_event=lines.append))) == 4
+    assert "left out" in lines[-1]
+
+
+def test_candidates_have_fewer_rows_or_the_dimensions_of_models() -> None:
+    cases = {c.name: c for _, c in tune.candidates(["softmax", "linear", "rope"], "cuda")}
+    assert cases["bf16-32768x4096/8"].inputs[0].shape == (4096, 4096)
+    assert cases["bf16-32768x1024@50257x5341"].inputs[0].shape == (5341, 50257)
+    shapes = [i.shape for i in cases["bf16-65536x2304x768@8192x2048x32768"].inputs]
+    assert shapes == [(32768, 2048), (8192, 2048), (8192,)]
+    # Batch and head size of this case are the same number: to divide one would change the other.
+    assert not any(name.startswith("bf16-64x12x1024x64/") for name in cases)
+    assert "dropout" not in {o.name for o, _ in tune.candidates(None, "cuda")}
+
+
+def test_a_resized_case_draws_inputs_of_its_own_shapes() -> None:
+    operator = registry.operator("cross_entropy")
+    case = tune.resized(operator.case("bf16-8192x50304-8192"), {50304: 96, 8192: 16})
+    assert case is not None
+    one = replace(operator, cases=(case,))
+    logits, targets = make(one.cases[0], "cpu", 0)
+    assert logits.shape == (16, 96) and int(targets.max()) < 96
+    assert (
+        tune.resized(registry.operator("gelu").case(CASE), {16384: 8}) is None
+    )  # rows and columns are alike

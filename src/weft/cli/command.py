@@ -23,7 +23,7 @@ GROUPS = {
     "Selection": (
         *("--operator", "--impl", "--case", "--direction", "--device", "--all-cases", "--seed", "--backend"),
         *("--kernel", "--arch", "--all", "--row", "--mutant", "--without", "--commits", "--tool", "--diff"),
-        *("--candidates", "--workloads", "--backward", "judge --resume"),
+        *("--candidates", "--workloads", "--backward", "judge --resume", "--points", "--from"),
     ),
     "Model": ("--preset", "--layers", "--heads", "--width", "--start", "--dropout", "--length"),
     "Data": ("--data", "--tokeniser", "--bpe-files", "--prompt"),
@@ -32,7 +32,17 @@ GROUPS = {
     "Checkpoints": ("--resume", "--checkpoint-every", "--keep", "--validate-every", "--sample-every"),
     "Your code": ("--with", "--seconds", "--memory", "--sanitize"),
     "Measurement": (
-        *("--quick", "--thorough", "--measure", "--hierarchy", "--wait", "--active", "--repeat", "--no-time"),
+        *(
+            "--quick",
+            "--thorough",
+            "--audit",
+            "--measure",
+            "--hierarchy",
+            "--wait",
+            "--active",
+            "--repeat",
+            "--no-time",
+        ),
         *("--threshold", "--fail-on", "--noise", "--measure-noise", "--pairs", "--jobs", "--honest"),
         *("profile --warmup", "bench --batch-invariant"),
     ),

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.cli import ending, output, progress
-from weft.cli.options import Csv, Json, Names, select_device
+from weft.cli.options import Csv, Json, Names, Seed, select_device
+from weft.cli.tune_audit import POINTS, Audit, Points, audit
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from weft.core.table import Number, Table
     from weft.dispatch.choice import Point
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 EPILOG = """Examples:
   weft tune softmax gelu
   weft tune softmax --show --json
-  weft tune --from records.jsonl --output table.json
+  weft tune --audit --points 400 --seed 1
 
 Dispatch of a call: weft help dispatch"""
 
@@ -35,7 +36,8 @@ def tune(
         typer.Option(
             metavar="NAME",
             callback=select_device,
-            help="GPU to measure, as cuda:N; with --show also a GPU's full name [default: this machine's]",
+            help="GPU to measure, as cuda:N; with --audit also cpu, with --show also a GPU's full name "
+            "[default: this machine's]",
         ),
     ] = None,
     source: Annotated[
@@ -48,16 +50,22 @@ def tune(
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="With --from: table to write")
     ] = None,
     thorough: Annotated[
-        bool, typer.Option("--thorough", help="Measure each point for as long as weft bench does")
+        bool, typer.Option("--thorough", help="Measure every point for as long as weft bench does")
     ] = False,
+    against_torch: Audit = False,
+    n_points: Points = None,
+    seed: Seed = None,
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
     """Measure where each implementation is fastest, and use the results for dispatch from then on.
 
-    Measures forward and backward, at each bench case and at smaller sizes around the crossover,
-    for a few minutes per operator. The results go to Weft's cache folder and take precedence over
-    the table that is shipped for this GPU.
+    Measures forward and backward for at most ten minutes, where the choice is most uncertain; with
+    --thorough at each bench case and at smaller sizes around the crossover. The results go to
+    Weft's cache folder and take precedence over the table that is shipped for this GPU.
+
+    With --audit: time calls as they are dispatched against torch's own at random points with the
+    dimensions of real models. Exit 1: a call takes longer than torch's by a factor of 1/0.95.
     """
     from weft.core import WeftError, registry
 
@@ -66,6 +74,13 @@ def tune(
         registry.operator(name)
     if source is None and table is not None:
         raise WeftError("--output requires --from", expected="--from RECORDS", got="none")
+    if against_torch:
+        if show or source is not None or thorough:
+            raise WeftError("--audit", expected="neither --show, --from nor --thorough", got="both")
+        audit(operators, device, n_points or POINTS, seed, as_json=as_json, as_csv=as_csv)
+        return
+    if n_points is not None or seed is not None:
+        raise WeftError("--points and --seed require --audit", expected="--audit", got="none")
     watch = ending.Stopwatch()
     with progress.stoppable() as stop:
         points: list[Point] = []
@@ -77,7 +92,7 @@ def tune(
             points += _measure(operators, thorough)
     if stop:
         points = stop.partial or []
-    _print(points, as_json, as_csv, stop)
+    _print(points, as_json, as_csv, stop, show)
     names = ending.names_text([p.operator for p in points], "operator")
     count = ending.count_text(len(points), "point") + (f" of {names}" if points else "")
     if stop:
@@ -99,6 +114,7 @@ def _from_records(source: Path, table: Path | None, operators: Names) -> list[Po
     from weft.workbench.report import load
 
     records, torn = load([source])
+    records = list(records)
     if torn:
         output.log(f"{torn} torn lines skipped")
     by_device = tune.from_records(records)
@@ -106,10 +122,10 @@ def _from_records(source: Path, table: Path | None, operators: Names) -> list[Po
         raise WeftError("no GPU records at Weft's cases", got=source)
     if table is not None and len(by_device) > 1:
         raise WeftError("--output", expected="records of one device", got=", ".join(by_device))
-    points = []
+    points, facts = [], tune.facts_of(records)
     for device, of_device in by_device.items():
         path = table or choice.SHIPPED / f"{slug(device)}.json"
-        tune.write(path, device, of_device, source.as_posix())
+        tune.write(path, device, of_device, source.as_posix(), facts.get(device))
         output.log(str(path))
         points += of_device
     return [p for p in points if not operators or p.operator in operators]
@@ -118,25 +134,41 @@ def _from_records(source: Path, table: Path | None, operators: Names) -> list[Po
 def _known_points(device: str | None, operators: Names) -> list[Point]:
     from weft.dispatch import choice
 
-    points = choice.points(device or _gpu_name("--show"))
+    name = device or _gpu_name("--show")
+    architecture = None if device else _architecture()
+    table = choice.table((name, architecture))
+    if table.borrowed:
+        output.log(f"no table for {name}: {table.borrowed} counts until weft tune has measured here")
+    points = table.points
     return [p for p in points if not operators or p.operator in operators]
 
 
 def _measure(operators: Names, thorough: bool) -> list[Point]:
     """Measure and save; raise :class:`Interrupted` with the points so far for a ``KeyboardInterrupt``."""
     from weft.core import Interrupted
-    from weft.workbench import tune
+    from weft.workbench import tune, tune_plan
 
     gpu = _gpu_name("weft tune")
     points: list[Point] = []
     path = None
     with progress.Progress(at_once=True) as status:
-        expected = tune.expected_seconds(operators, "cuda", quick=not thorough)
+        measured: Iterator[Point | None]
+        if thorough:
+            expected = tune.expected_seconds(operators, "cuda")
+            measured = tune.measure_points(operators, "cuda", on_event=status.describe)
+        else:
+            cases = tune.candidates(operators, "cuda")
+            planned = tune_plan.plan(cases, "cuda", (gpu, _architecture()))
+            expected = [case.seconds for case in planned]
+            output.log(f"measuring the {len(planned)} most uncertain of {len(cases)} cases; --thorough: all")
+            measured = tune.measure_planned(planned, "cuda", on_event=status.describe)
         status.expect(expected, ending.count_text(len(expected), "point"))
         try:
-            for point in tune.measure_points(operators, "cuda", quick=not thorough, on_event=status.describe):
-                points.append(point)
-                path = tune.store(gpu, [point])  # at once, so that an interrupted run loses at most one point
+            for point in measured:
+                if point is not None:
+                    points.append(point)
+                    # At once, so that an interrupted run loses at most one point.
+                    path = tune.store(gpu, [point])
                 status.advance()
         except KeyboardInterrupt as error:
             raise Interrupted(points) from error
@@ -159,7 +191,13 @@ def _gpu_name(request: str) -> str:
     return machine.query("cuda").name
 
 
-def _print(points: list[Point], as_json: bool, as_csv: bool, stop: progress.StopRequest) -> None:
+def _architecture() -> str:
+    from weft import machine
+
+    return machine.query("cuda").arch
+
+
+def _print(points: list[Point], as_json: bool, as_csv: bool, stop: progress.StopRequest, show: bool) -> None:
     from weft.workbench import tune
 
     rows = tune.rows(points)
@@ -169,7 +207,7 @@ def _print(points: list[Point], as_json: bool, as_csv: bool, stop: progress.Stop
         output.print_csv(choice_table(rows))
     elif rows:
         output.show_table(choice_table(rows), options=("csv", "json"))
-    if not rows:
+    if not rows and show:
         output.log("no measurements for this device: every call runs torch's own implementation")
 
 

@@ -1,17 +1,19 @@
 """Choice by measurement: which implementation a call gets.
 
-A table holds points that were measured on one kind of device. A point is one case: operator, dtype, number
-of elements, length of the last dimension, and the times of the implementations that passed there. A call
-gets the choice of the nearest measured size: nearest in the last dimension first, then in elements. One of
-our implementations is chosen only where it was measured to be faster. PyTorch's own is chosen elsewhere:
-on a CPU, and where nothing like the call was measured. ``weft tune`` makes and extends tables.
+A table holds points that were measured on one kind of device: operator, dtype, the sizes that decide the time
+(``keys.py``), flags, and the times of the implementations that passed there. A call gets the choice of the
+nearest point, whose times are scaled to the call's sizes by a small model. One of our implementations is
+chosen only where it is faster, by a margin that grows with the distance; PyTorch's own is chosen elsewhere:
+on a CPU, and where nothing near the call was measured. A device without a table uses that of a device of its
+architecture. ``weft tune`` makes and extends tables.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,21 +22,28 @@ import torch
 
 from weft.backends import support
 from weft.core import BACKWARD, FORWARD, Case, Input, WeftError, registry
+from weft.core.cases import ITEMSIZE
 from weft.core.json_files import read_json
 from weft.core.text import slug
+from weft.dispatch import keys
+from weft.dispatch.keys import Flags, Grid, Sizes
 from weft.machine.ceilings import cache_folder
+from weft.machine.ceilings import ceilings as stored_ceilings
+from weft.machine.datasheet import look_up as peaks_of
 
 SHIPPED = Path(__file__).with_name("tables")
-FORMAT = 1
+FORMAT = 2
 BASELINES = ("torch", "eager")
 MUST_BEAT = 0.99  # of the baseline's time: ours must be below it, so that noise never decides
 MAY_LOSE = 1.02  # of the baseline's time: ours must stay below it in each direction and on the host
 DISPATCH_US = 5.0  # host time in us allowed for Weft's own dispatch, in each direction
-# Beyond these factors from the nearest measured size nothing is known, and PyTorch's own is taken.
-FAR_LAST, FAR_SMALL = 8.0, 16.0
-# (upper end of the last dimension, ((upper end of the elements, implementation), ...)), ascending
-Bands = tuple[tuple[float, tuple[tuple[float, str], ...]], ...]
+MARGIN = 0.05  # subtracted from MUST_BEAT for each octave between a call and its nearest point
+FAR = 12.0  # octaves beyond which nothing is known, and PyTorch's own is taken
+BEYOND = 0.5  # factor of the octaves by which a call has more rows than its nearest point
+NEAR = 0.5  # octaves within which a choice counts as measured
+SMS = 128  # of a device whose table does not say
 Times = Mapping[str, tuple[float, float]]  # implementation -> (cold time, host time) in us
+Device = tuple[str, str | None]  # name and architecture such as sm_90, None if it is unknown
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -54,14 +63,18 @@ def constant_while_tracing(function: Function) -> Function:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """Measurements at one size. ``flags`` are the case's strings and booleans, as sorted pairs."""
+    """Measurements at one case: its ``sizes`` and ``flags`` as in ``keys.py``.
+
+    ``elements`` of all inputs and the ``last`` dimension of the largest describe the case to readers.
+    """
 
     operator: str
     case: str
     dtype: str
     elements: int
     last: int
-    flags: tuple[tuple[str, object], ...]
+    sizes: Sizes
+    flags: Flags
     forward: Times
     backward: Times
 
@@ -72,6 +85,7 @@ class Point:
 
         fields = {k: data[k] for k in ("operator", "case", "dtype", "elements", "last")}
         return Point(
+            sizes=tuple(int(data["sizes"][d.name]) for d in keys.dimensions(data["operator"])),
             flags=tuple(sorted(data["flags"].items())),
             forward=times(data["forward"]),
             backward=times(data["backward"]),
@@ -81,7 +95,9 @@ class Point:
     def to_json(self) -> dict[str, Any]:
         data = {k: getattr(self, k) for k in ("operator", "case", "dtype", "elements", "last")}
         times = {k: {n: list(t) for n, t in getattr(self, k).items()} for k in (FORWARD, BACKWARD)}
-        return data | {"flags": dict(self.flags)} | times
+        names = [d.name for d in keys.dimensions(self.operator)]
+        sizes = dict(zip(names, self.sizes, strict=True))
+        return data | {"sizes": sizes, "flags": dict(self.flags)} | times
 
 
 def own_table(device: str) -> Path:
@@ -91,25 +107,116 @@ def own_table(device: str) -> Path:
 
 def read(path: Path) -> list[Point]:
     """Read a table's points. Raises :class:`WeftError` if ``weft tune`` did not write the file."""
+    return list(_read_table(path)[1])
+
+
+def _read_table(path: Path) -> tuple[Mapping[str, Any], list[Point]]:
+    """Return the header and the points of a table; errors as in :func:`read`."""
     try:
         data = read_json(path)
         if data["format"] != FORMAT:
             raise WeftError("dispatch table", expected=f"format {FORMAT}", got=data["format"])
-        return [Point.from_json(p) for p in data["points"]]
+        return data, [Point.from_json(p) for p in data["points"]]
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         hint = "remove it, or write a new one: weft tune"
         raise WeftError(f"not a dispatch table: {path}", got=repr(error), hint=hint) from error
 
 
+@dataclass(frozen=True)
+class Table:
+    """Points of a device. ``units`` is its SM count. ``borrowed`` says in words whose table it is, if another
+    device's."""
+
+    points: tuple[Point, ...]
+    units: int = SMS
+    borrowed: str = ""
+
+
 @cache
-def points(device: str) -> tuple[Point, ...]:
-    """Return all points of a device: the shipped table, overridden by what was measured here."""
-    by_case: dict[tuple[str, str], Point] = {}
-    for path in (SHIPPED / f"{slug(device)}.json", own_table(device)):
-        if path.exists():
-            # The user's table comes second: a case measured on this machine replaces the shipped one.
-            by_case |= {(p.operator, p.case): p for p in read(path)}
-    return tuple(by_case.values())
+def table(device: Device) -> Table:
+    """Return a device's shipped table, or one of its architecture, overridden by what was measured here."""
+    name, architecture = device
+    base = _shipped(name)
+    if base is None:
+        base = (_borrowed(name, architecture) if architecture else None) or Table(())
+    by_case = {(p.operator, p.case): p for p in base.points}
+    path = own_table(name)
+    # The user's table comes second: a case measured on this machine replaces the shipped one.
+    if path.exists() and not is_outdated(path):
+        by_case |= {(p.operator, p.case): p for p in read(path)}
+    return replace(base, points=tuple(by_case.values()))
+
+
+def points(name: str, architecture: str | None = None) -> tuple[Point, ...]:
+    """Return all points by which calls on the device of this name are decided."""
+    return table((name, architecture)).points
+
+
+def _shipped(name: str) -> Table | None:
+    path = SHIPPED / f"{slug(name)}.json"
+    if not path.exists():
+        return None
+    header, listed = _read_table(path)
+    return Table(tuple(listed), int(header.get("units") or SMS))
+
+
+def is_outdated(path: Path) -> bool:
+    """True for a user's table of an older format, which is not used: a warning says so."""
+    try:
+        data = read_json(path)
+        version = data.get("format") if isinstance(data, dict) else None
+    except ValueError:  # what is no JSON is an error of `read`
+        return False
+    if version not in range(1, FORMAT):
+        return False
+    warnings.warn(
+        f"the dispatch table {path} has format {version} and is not used, since format {FORMAT} has other "
+        "sizes; remove it, or measure again: weft tune",
+        stacklevel=2,
+    )
+    return True
+
+
+def _borrowed(name: str, architecture: str) -> Table | None:
+    """Return the table of the device of this architecture whose bandwidth is nearest, with scaled times."""
+    own = copy_bandwidth(name)
+    tables = []
+    for path in sorted(SHIPPED.glob("*.json")):
+        header, listed = _read_table(path)
+        if header.get("arch") == architecture:
+            # Without both bandwidths the times are taken as they are.
+            scale = float(header["copy"]) / own if own and header.get("copy") else 1.0
+            tables.append((max(scale, 1 / scale), scale, header, listed))
+    if not tables:
+        return None
+    _, scale, header, listed = min(tables, key=lambda t: t[0])
+    scaled = tuple(_rescaled(p, scale) for p in listed)
+    note = f"that of {header['device']} ({architecture}), memory-bound times multiplied by {scale:.2f}"
+    return Table(scaled, int(header.get("units") or SMS), note)
+
+
+def copy_bandwidth(name: str) -> float | None:
+    """Return a device's copy ceiling in bytes/s: as measured here, else 0.89 of its datasheet's bandwidth."""
+    try:
+        measured = stored_ceilings("cuda", measure=False)
+    except WeftError:  # no GPU here
+        measured = None
+    if measured is not None and measured.device == name:
+        return measured.copy
+    peaks = peaks_of(name)
+    # The share that a copy reaches on the first device with both figures.
+    return 0.89 * peaks.bandwidth if peaks and peaks.bandwidth else None
+
+
+def _rescaled(point: Point, factor: float) -> Point:
+    """Return a point with the cold times of another bandwidth, if its operator is bound by memory."""
+    if keys.family(point.operator) not in keys.MEMORY_BOUND:
+        return point
+
+    def times(by_name: Times) -> Times:
+        return {name: (cold * factor, host) for name, (cold, host) in by_name.items()}
+
+    return replace(point, forward=times(point.forward), backward=times(point.backward))
 
 
 # ---- From times to a choice
@@ -121,11 +228,12 @@ def fallback(name: str) -> str:
     return next(b for b in BASELINES if b in registry.implementation_names(name))
 
 
-def best(point: Point, grad: bool) -> str:
+def best(point: Point, grad: bool, captured: bool = False, must_beat: float = MUST_BEAT) -> str:
     """Return the implementation to run at a point; with ``grad``, one for both directions.
 
-    Ours must beat the better of eager and torch by more than noise explains, lose in no direction, and
-    lose no time when calls run back to back, where the host may be what limits them.
+    Ours must take less than ``must_beat`` of the time of the better of eager and torch, lose in no direction,
+    and, unless ``captured`` in a graph, lose no time when calls run back to back, where the host may be what
+    limits them.
     """
     directions = [point.forward, point.backward] if grad else [point.forward]
     # An implementation that failed or is missing in one direction is not a candidate for both.
@@ -157,97 +265,190 @@ def best(point: Point, grad: bool) -> str:
         for n in names
         if n not in BASELINES
         and all(t[n][0] <= MAY_LOSE * min(t[b][0] for b in baselines) for t in directions)
-        and cold(n) <= MUST_BEAT * min(map(cold, baselines))
-        and back_to_back(n) <= MAY_LOSE * back_to_back(baseline)
+        and cold(n) <= must_beat * min(map(cold, baselines))
+        and (captured or back_to_back(n) <= MAY_LOSE * back_to_back(baseline))
     ]
     return min(ours, key=cold, default=baseline)
 
 
+@dataclass(frozen=True)
+class Kind:
+    """All that decides about a call beside its sizes. ``captured``: its host time does not count."""
+
+    operator: str
+    device: Device
+    dtype: str
+    flags: Flags
+    grad: bool
+    captured: bool = False
+
+
 @cache
-def bands(name: str, device: str, dtype: str, flags: tuple[tuple[str, object], ...], grad: bool) -> Bands:
-    """Return an operator's choices as bands of the last dimension, each with bands of elements.
+def matching(kind: Kind) -> tuple[Point, ...]:
+    """Return the points that speak for calls of this kind.
 
-    The border between two measured sizes is halfway between them on a logarithmic scale.
+    Aligned points speak for misaligned calls too, whose times the model raises.
     """
-    call_flags = dict(flags)
-    matching = [
+    aligned = dict(kind.flags).get(keys.ALIGNED, True)
+
+    def agrees(point: Point) -> bool:
+        flags = dict(point.flags)
+        if not aligned and flags.get(keys.ALIGNED):
+            flags[keys.ALIGNED] = False
+        return flags == dict(kind.flags)
+
+    return tuple(
         p
-        for p in points(device)
-        if (p.operator, p.dtype) == (name, dtype)
-        and all(call_flags.get(k, v) == v for k, v in p.flags)
-        and (p.backward or not grad)
-    ]
-    # Outside of all bands the answer is PyTorch's own: an unmeasured size must not become slower than torch.
-    other = fallback(name)
-    lasts = sorted({p.last for p in matching})
-    result: list[tuple[float, tuple[tuple[float, str], ...]]] = []
-    if lasts:
-        # Below the shortest measured row by more than FAR_LAST, nothing is known.
-        result.append((lasts[0] / FAR_LAST, ((math.inf, other),)))
-    for i, last in enumerate(lasts):
-        upper = _border(last, lasts[i + 1]) if i + 1 < len(lasts) else last * FAR_LAST
-        # Points of other flags with the same size replace each other: the last one in the table counts.
-        by_elements = {p.elements: p for p in matching if p.last == last}
-        sizes = sorted(by_elements)
-        inner = [(sizes[0] / FAR_SMALL, other)]
-        for j, size in enumerate(sizes):
-            # No upper limit in elements: more rows of the same length only fill the device better.
-            border = _border(size, sizes[j + 1]) if j + 1 < len(sizes) else math.inf
-            inner.append((border, best(by_elements[size], grad)))
-        result.append((upper, tuple(inner)))
-    return (*result, (math.inf, ((math.inf, other),)))
+        for p in table(kind.device).points
+        if (p.operator, p.dtype) == (kind.operator, kind.dtype)
+        and (p.backward or not kind.grad)
+        and agrees(p)
+    )
 
 
-def _border(low: float, high: float) -> float:
-    # The geometric mean. 0.5 stands for a size of 0, which has no logarithm.
-    return math.sqrt(max(low, 0.5) * high)
+@cache
+def size_grid(kind: Kind) -> Grid:
+    """Return the representative sizes of calls of this kind."""
+    return keys.grid(kind.operator, [p.sizes for p in matching(kind)])
 
 
-def look_up(table: Bands, elements: int, last: int) -> str:
-    """Return the choice for a size. It only compares, so that a traced size stays symbolic."""
-    for upper, inner in table:
-        if last < upper:
-            for border, impl in inner:
-                if elements < border:
-                    return impl
-    raise AssertionError("the last band is open")
+def nearest(kind: Kind, sizes: Sizes) -> tuple[Point | None, float]:
+    """Return the point nearest to calls of these sizes, None if there is none, and its octaves away."""
+
+    def far(point: Point, upward: float = keys.UPWARD) -> float:
+        # A point of another alignment is as good as one of twice the size.
+        differs = dict(point.flags).get(keys.ALIGNED) != dict(kind.flags).get(keys.ALIGNED)
+        return keys.distance(kind.operator, sizes, point.sizes, upward) + differs
+
+    point = min(matching(kind), key=far, default=None)
+    return point, float("inf") if point is None else far(point, BEYOND)
+
+
+@cache
+def decide(kind: Kind, sizes: Sizes) -> tuple[str, str]:
+    """Return the implementation for calls of these sizes, and the reason in words."""
+    other = fallback(kind.operator)
+    point, octaves = nearest(kind, sizes)
+    if point is None:
+        return other, "no measured point of this kind"
+    if octaves > FAR:
+        return other, f"nothing measured within {FAR:g} octaves"
+    scaled = predict(point, kind, sizes)
+    impl = best(scaled, kind.grad, kind.captured, MUST_BEAT - MARGIN * octaves)
+    borrowed = ", of another device" if table(kind.device).borrowed else ""
+    if octaves <= NEAR:
+        return impl, f"point {point.case}{borrowed}"
+    return impl, f"model, {octaves:.1f} octaves from point {point.case}{borrowed}"
+
+
+def predict(point: Point, kind: Kind, sizes: Sizes) -> Point:
+    """Return a point with its times scaled to other sizes of the same kind of call.
+
+    The baselines' times follow the work alone. Ours are also charged for whole waves of whole tiles, and for
+    rows that are not aligned: where the model errs, it errs towards torch.
+    """
+    name, units = kind.operator, table(kind.device).units
+    ratio = keys.work(name, sizes) / keys.work(name, point.sizes)
+    loss = max(1.0, keys.waste(name, sizes, units) / keys.waste(name, point.sizes, units))
+    if dict(point.flags).get(keys.ALIGNED) and not dict(kind.flags).get(keys.ALIGNED):
+        loss *= keys.MISALIGNED
+
+    def times(by_name: Times) -> Times:
+        return {
+            impl: (keys.scaled_us(cold, ratio if impl in BASELINES else ratio * loss), host)
+            for impl, (cold, host) in by_name.items()
+        }
+
+    if ratio == 1.0 and loss == 1.0:
+        return point
+    return replace(point, forward=times(point.forward), backward=times(point.backward))
+
+
+@cache
+def bands(kind: Kind, cells: Sizes) -> tuple[tuple[float, str], ...]:
+    """Return the choices along the last size as (upper border, implementation); ``cells`` are the others."""
+    result: list[tuple[float, str]] = []
+    for upper, representative in size_grid(kind)[-1]:
+        impl, _ = decide(kind, (*cells, representative))
+        if result and result[-1][1] == impl:
+            result.pop()
+        result.append((upper, impl))
+    return tuple(result)
 
 
 # ---- From a call to a choice
 
 
+@dataclass(frozen=True)
+class Decision:
+    """Choice for a call: the operator, the implementation, and why, in words."""
+
+    operator: str
+    impl: str
+    reason: str
+
+
+_observers: list[Callable[[Decision], None]] = []
+
+
+@contextmanager
+def observed(observer: Callable[[Decision], None]) -> Iterator[None]:
+    """Context that calls ``observer`` with each choice that is made, and not with those that are memoized."""
+    _observers.append(observer)
+    try:
+        yield
+    finally:
+        _observers.remove(observer)
+
+
+# True while the current stream is captured in a CUDA graph; one call of the driver. torch.cuda puts a dummy
+# in place of the function where PyTorch has no CUDA; bool() is False.
+is_capturing: Callable[[], bool] = torch._C._cuda_isCurrentStreamCapturing if torch.version.cuda else bool
+
+
 def choose(name: str, inputs: Sequence[Any], params: Mapping[str, Any]) -> str:
     """Return the name of the implementation for this call.
 
-    ``inputs`` are validated tensors, None for one that was left out. The device of the largest input says
-    whose table counts. Under ``torch.compile`` the choice is made while tracing: a symbolic size is only
-    compared with the table's borders, so that a size beyond a border traces again.
+    ``inputs`` are validated tensors, None for one that was left out. In a graph that is captured the host's
+    time does not count. Under ``torch.compile``, which counts as a graph, the choice is made while tracing: a
+    symbolic size is only compared with the table's borders, so that a size beyond a border traces again.
     """
     tensors = [x for x in inputs if x is not None]
     if torch.compiler.is_compiling():
         return _choose_traced(name, [x for x in tensors if isinstance(x, torch.Tensor)], params)
     grad = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    return _choose_supported(name, tensors, params, grad)
+    impl, reason = _choose_supported(name, tensors, params, grad)
+    for observer in _observers:
+        observer(Decision(name, impl, reason))
+    return impl
 
 
 def choose_by_size(name: str, device: torch.device, dtype: torch.dtype, elements: int, last: int) -> str:
-    """Return the choice for a forward-only call that is described by its size alone."""
+    """Return the choice for a forward-only call of an elementwise operator on ``last`` elements.
+
+    ``elements``, those of all inputs, do not decide.
+    """
     if device.type != "cuda":
         return fallback(name)
-    return look_up(_device_bands(name, device.index, dtype, (), False), elements, last)
+    kind = Kind(name, device_key(device.index), _short(dtype), (), False, is_capturing())
+    return decide(kind, (keys.band_value(last, size_grid(kind)[0]),))[0]
 
 
 def _choose_supported(
     name: str, tensors: Sequence[torch.Tensor], params: Mapping[str, Any], grad: bool
-) -> str:
-    """Return the table's choice if it supports the call; else PyTorch's own, else eager."""
+) -> tuple[str, str]:
+    """Return the table's choice if it supports the call, else PyTorch's own, else eager; and the reason."""
     # In this order: the table's choice, torch's own, and eager, which supports every call.
     candidates = [fallback(name), "eager"]
+    reason = "PyTorch's own on a CPU"
     device = tensors[0].device
     if device.type == "cuda":
-        main = _largest(tensors)
-        table = _device_bands(name, main.device.index, _dtype(tensors), discrete_params(params), grad)
-        candidates.insert(0, look_up(table, sum(x.numel() for x in tensors), _last(main)))
+        shapes, dtype = [x.shape for x in tensors], _dtype(tensors)
+        flags = keys.flags_of(name, shapes, dtype.itemsize, params)
+        kind = Kind(name, device_key(device.index), _short(dtype), flags, grad, is_capturing())
+        pairs = zip(keys.sizes_of(name, shapes), size_grid(kind), strict=True)
+        impl, reason = decide(kind, tuple(keys.band_value(size, borders) for size, borders in pairs))
+        candidates.insert(0, impl)
     case = call_case(name, tensors, params)
     directions = (FORWARD, BACKWARD) if grad else (FORWARD,)
     for impl in candidates:
@@ -255,8 +456,10 @@ def _choose_supported(
             continue
         implementation = registry.implementation(name, impl)
         if all(support(implementation, case, device.type, d) for d in directions):
-            return impl
-    return candidates[-2]  # the caller refuses it with its reason
+            if impl != candidates[0]:
+                reason = f"{candidates[0]} does not support the call"
+            return impl, reason
+    return candidates[-2], "nothing supports the call"  # the caller refuses it with its reason
 
 
 def call_case(name: str, tensors: Sequence[torch.Tensor], params: Mapping[str, Any]) -> Case:
@@ -271,19 +474,36 @@ def call_case(name: str, tensors: Sequence[torch.Tensor], params: Mapping[str, A
 
 
 def _choose_traced(name: str, tensors: Sequence[torch.Tensor], params: Mapping[str, Any]) -> str:
-    if tensors[0].device.type != "cuda":
+    device = tensors[0].device
+    if device.type != "cuda":
         return _traced_fallback(name)
     grad = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    main = _largest(tensors)
-    table = _traced_bands(name, main.device.index, _dtype(tensors), discrete_params(params), grad)
-    return look_up(table, sum([x.numel() for x in tensors]), _last(main))
+    dtype = _dtype(tensors)
+    shapes = [x.shape for x in tensors]
+    flags = keys.flags_of(name, shapes, dtype.itemsize, params)
+    return _look_up_traced(name, device.index, dtype, flags, grad, keys.sizes_of(name, shapes))
+
+
+def _look_up_traced(
+    name: str, index: int | None, dtype: torch.dtype, flags: Flags, grad: bool, sizes: Sizes
+) -> str:
+    borders = _traced_grid(name, index, dtype, flags, grad)
+    cells: tuple[int, ...] = ()
+    for i in range(len(sizes) - 1):
+        cells = (*cells, keys.band_value(sizes[i], borders[i]))
+    return keys.band_value(sizes[-1], _traced_bands(name, index, dtype, flags, grad, cells))
+
+
+@constant_while_tracing
+def _traced_grid(name: str, index: int | None, dtype: torch.dtype, flags: Flags, grad: bool) -> Grid:
+    return size_grid(Kind(name, device_key(index), _short(dtype), flags, grad, True))
 
 
 @constant_while_tracing
 def _traced_bands(
-    name: str, index: int | None, dtype: torch.dtype, flags: tuple[Any, ...], grad: bool
-) -> Bands:
-    return _device_bands(name, index, dtype, flags, grad)
+    name: str, index: int | None, dtype: torch.dtype, flags: Flags, grad: bool, cells: Sizes
+) -> tuple[tuple[float, str], ...]:
+    return bands(Kind(name, device_key(index), _short(dtype), flags, grad, True), cells)
 
 
 @constant_while_tracing
@@ -291,11 +511,17 @@ def _traced_fallback(name: str) -> str:
     return fallback(name)
 
 
-def _device_bands(
-    name: str, index: int | None, dtype: torch.dtype, flags: tuple[Any, ...], grad: bool
-) -> Bands:
-    device = device_name(torch.cuda.current_device() if index is None else index)
-    return bands(name, device, str(dtype).removeprefix("torch."), flags, grad)
+def device_key(index: int | None) -> Device:
+    """Return name and architecture of a GPU, the current one for None."""
+    number = torch.cuda.current_device() if index is None else index
+    return device_name(number), architecture(number)
+
+
+@cache
+def architecture(index: int) -> str:
+    """Return the architecture of a GPU, such as ``sm_90``."""
+    major, minor = torch.cuda.get_device_capability(index)
+    return f"sm_{major}{minor}"
 
 
 @cache
@@ -303,22 +529,8 @@ def device_name(index: int) -> str:
     return torch.cuda.get_device_name(index)
 
 
-def discrete_params(params: Mapping[str, Any]) -> tuple[tuple[str, object], ...]:
-    """Return the parameters that a measured case must share with a call: strings and booleans."""
-    return tuple(sorted([(k, v) for k, v in params.items() if isinstance(v, str | bool)]))
-
-
-def _largest(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the largest input, whose last dimension counts; the first of equals."""
-    largest = tensors[0]
-    for x in tensors[1:]:
-        if x.numel() > largest.numel():
-            largest = x
-    return largest
-
-
-def _last(x: torch.Tensor) -> int:
-    return x.shape[-1] if x.dim() else 1
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _dtype(tensors: Sequence[torch.Tensor]) -> torch.dtype:
@@ -329,16 +541,33 @@ def _dtype(tensors: Sequence[torch.Tensor]) -> torch.dtype:
     return tensors[0].dtype
 
 
-def lookup_key(inputs: Iterable[Input]) -> tuple[str, int, int]:
-    """Return dtype, elements and last dimension under which a call with these inputs is looked up."""
+@dataclass(frozen=True, kw_only=True)
+class LookupKey:
+    """The fields of a :class:`Point` by which calls with its case's inputs are looked up."""
+
+    dtype: str
+    elements: int
+    last: int
+    sizes: Sizes
+    flags: Flags
+
+
+def lookup_key(name: str, inputs: Iterable[Input], params: Mapping[str, Any]) -> LookupKey:
+    """Return the key of a case."""
     specs = list(inputs)
     main = max(specs, key=lambda i: i.numel)
-    floating = [i.dtype for i in specs if "float" in i.dtype]
-    last = main.shape[-1] if main.shape else 1
-    return (floating or [main.dtype])[0], sum(i.numel for i in specs), last
+    dtype = ([i.dtype for i in specs if "float" in i.dtype] or [main.dtype])[0]
+    shapes = [i.shape for i in specs]
+    return LookupKey(
+        dtype=dtype,
+        elements=sum(i.numel for i in specs),
+        last=main.shape[-1] if main.shape else 1,
+        sizes=keys.sizes_of(name, shapes),
+        flags=keys.flags_of(name, shapes, ITEMSIZE[dtype], params),
+    )
 
 
 def clear_caches() -> None:
     """Drop the tables that were read and the bands that were made of them."""
-    for cached in (points, bands):
+    for cached in (table, matching, size_grid, decide, bands):
         cached.cache_clear()

@@ -1,8 +1,8 @@
 """Tuning: make the tables that dispatch reads, from records or from new measurements.
 
-The points of a shipped table come from committed records. On a user's machine they are measured: each
-bench case, and below the first case of each dtype a sweep down to small sizes, with an extra point
-where the choice changes.
+The points of a shipped table come from committed records. On a user's machine they are measured: within ten
+minutes the cases whose choice is most uncertain (``tune_plan.py``); or, thoroughly, each bench case, and
+below the first case of each dtype a sweep down to small sizes, with an extra point where the choice changes.
 """
 
 from __future__ import annotations
@@ -10,25 +10,30 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from weft.core import BACKWARD, FORWARD, Case, Implementation, Operator, Record, WeftError, registry
+from weft.core import BACKWARD, FORWARD, Case, Operator, Record, WeftError, registry
 from weft.core.implementation import INVARIANT
 from weft.core.json_files import read_json
 from weft.core.log import Log, no_log
 from weft.core.record import PASS
 from weft.dispatch import choice as dispatch
+from weft.dispatch import keys
 from weft.dispatch.choice import BASELINES, Point
+from weft.dispatch.keys import Flags
 from weft.dispatch.operator import clear_caches
-from weft.workbench.calls.selection import BenchPoint
-from weft.workbench.durations import expected_bench_seconds
+from weft.workbench.audit_points import model_shapes
 from weft.workbench.timing.plan import Budget
+from weft.workbench.tune_plan import BUDGET, LIMIT_SECONDS, PlannedCase, can_be_chosen, point_seconds
 
 SHARES = (8, 64, 512)  # divisors of a bench case's rows: the points of the sweep
+MAX_ELEMENTS, MAX_PRODUCT = 1 << 28, 1 << 39  # of an input; multiplications
+PLAIN_PRODUCTS = ("matmul", "linear", "linear_gelu", "linear_residual")  # up and down in a model's MLP
 MIN_ELEMENTS = 1024  # of a swept case: below it every call takes the host's time alone
 
 
@@ -57,14 +62,11 @@ def point_of(operator: Operator, case: Case, records: Iterable[Record]) -> Point
     if operator.differentiable and not operator.cost(case, BACKWARD).written:
         # The gradient is a view and costs nothing, whichever implementation computed the output.
         times[BACKWARD] = dict.fromkeys(times[FORWARD], (0.0, 0.0))
-    dtype, elements, last = dispatch.lookup_key(case.inputs)
+    key = dispatch.lookup_key(operator.name, case.inputs, case.params)
     return Point(
         operator=operator.name,
         case=case.name,
-        dtype=dtype,
-        elements=elements,
-        last=last,
-        flags=dispatch.discrete_params(case.params),
+        **vars(key),
         forward=times[FORWARD],
         backward=times[BACKWARD],
     )
@@ -93,6 +95,21 @@ def from_records(records: Iterable[Record]) -> dict[str, list[Point]]:
     return points
 
 
+def facts_of(records: Iterable[Record]) -> dict[str, dict[str, Any]]:
+    """Return, by device, the facts that a table has beside its points: those of the newest record with them.
+
+    ``arch`` (``sm_90``), ``units`` (SMs) and ``copy``, the copy ceiling in bytes/s, by which devices of one
+    architecture use each other's tables.
+    """
+    facts: dict[str, dict[str, Any]] = {}
+    for record in sorted(records, key=lambda r: str(r.machine.get("date"))):
+        machine, ceilings = record.machine, record.machine.get("ceilings")
+        if machine.get("kind") == "cuda" and ceilings and machine.get("arch"):
+            entry = {"arch": machine["arch"], "units": machine.get("units"), "copy": ceilings["copy"]}
+            facts[str(machine.get("device"))] = entry
+    return facts
+
+
 def scaled(case: Case, share: int) -> Case | None:
     """Return the case with its rows divided by ``share``; None if too few elements would remain.
 
@@ -111,17 +128,18 @@ def scaled(case: Case, share: int) -> Case | None:
     return replace(case, name=f"{case.name}/{share}", inputs=inputs, draw=None)
 
 
+_now = time.monotonic
 Measure = Callable[[Operator, Case], Point | None]
 
 
 def sweep(operator: Operator, device: str, measure: Measure) -> Iterator[Point]:
     """Yield the points of an operator: its bench cases, and a sweep below the first case of each kind.
 
-    Cases are of one kind if they have the same dtype and the same discrete parameters.
+    Cases are of one kind if they have the same dtype and the same flags.
     """
-    swept: set[tuple[str, tuple[tuple[str, object], ...]]] = set()
+    swept: set[tuple[str, Flags]] = set()
     for case in operator.select("bench", device):
-        kind = _kind(case)
+        kind = _kind(operator, case)
         point = measure(operator, case)
         if point is not None:
             yield point
@@ -130,8 +148,9 @@ def sweep(operator: Operator, device: str, measure: Measure) -> Iterator[Point]:
             yield from _sweep_down(operator, case, point, measure)
 
 
-def _kind(case: Case) -> tuple[str, tuple[tuple[str, object], ...]]:
-    return case.dtype, dispatch.discrete_params(case.params)
+def _kind(operator: Operator, case: Case) -> tuple[str, Flags]:
+    key = dispatch.lookup_key(operator.name, case.inputs, case.params)
+    return key.dtype, key.flags
 
 
 def _sweep_down(operator: Operator, case: Case, top: Point | None, measure: Measure) -> Iterator[Point]:
@@ -156,75 +175,152 @@ def _choices(point: Point) -> tuple[str, str]:
     return dispatch.best(point, False), dispatch.best(point, True) if point.backward else ""
 
 
-def expected_seconds(names: Sequence[str] | None, device: str, *, quick: bool = True) -> list[float]:
+def candidates(names: Sequence[str] | None, device: str) -> list[tuple[Operator, Case]]:
+    """Return the cases of the named operators, or of all, that a quick tuning may measure.
+
+    These are every bench case, each with its rows divided by ``SHARES``, and, for rows and products, the
+    first case of each kind with the dimensions of models that people run, with so many rows that its float64
+    reference takes no more than that of a bench case.
+    """
+    cases: list[tuple[Operator, Case]] = []
+    # Dropout has one mask in all of Weft's kernels, which torch has not: there is nothing to choose.
+    for name in names or [n for n in registry.operator_names() if "dropout" not in n]:
+        operator = registry.operator(name)
+        bench_cases = operator.select("bench", device)
+        first = {_kind(operator, c): c for c in reversed(bench_cases) if _has_distinct_sizes(operator, c)}
+        other = [_fewer_rows(operator, case, share) for case in bench_cases for share in SHARES]
+        other += [resized(case, changes) for case in first.values() for changes in _of_models(operator, case)]
+        cases += [(operator, case) for case in (*bench_cases, *other) if case is not None]
+    return cases
+
+
+def _sizes(operator: Operator, case: Case) -> keys.Sizes:
+    return dispatch.lookup_key(operator.name, case.inputs, case.params).sizes
+
+
+def _has_distinct_sizes(operator: Operator, case: Case) -> bool:
+    """True if each size can be changed without another one."""
+    sizes = _sizes(operator, case)
+    return len({*sizes}) == len(sizes)
+
+
+def _fewer_rows(operator: Operator, case: Case, share: int) -> Case | None:
+    """Return the case with a share of its rows; None where that would change another of its sizes too."""
+    smaller = scaled(case, share)
+    if smaller is None:
+        return None
+    pairs = zip(_sizes(operator, case), _sizes(operator, smaller), strict=True)
+    changed = sum(a != b for a, b in pairs)
+    return smaller if changed == 1 else None
+
+
+def resized(case: Case, changes: Mapping[int, int]) -> Case | None:
+    """Return the case with other sizes in place of the keys of ``changes``, in each dimension that has one.
+
+    None if two dimensions of an input that change apart have one size, so that the result would be another
+    kind of call.
+    """
+    shapes = [i.shape for i in case.inputs]
+    if any(sum(d == size for d in shape) > 1 for shape in shapes for size in changes):
+        return None
+    inputs = tuple(replace(i, shape=tuple(changes.get(d, d) for d in i.shape)) for i in case.inputs)
+    name = "x".join(str(new) for new in changes.values())
+    return replace(case, name=f"{case.name}@{name}", inputs=inputs, draw=None)
+
+
+def _of_models(operator: Operator, case: Case) -> Iterator[dict[int, int]]:
+    """Yield the changes of a case's sizes, old to new, that make it a call of each model."""
+    sizes = _sizes(operator, case)
+    family, pairs = keys.family(operator.name), set[tuple[int, int]]()
+    if operator.name == "rope" or len(case.inputs[0].shape) != 2:
+        return  # its rows are of heads, and its tables' rows follow from other sizes
+    for model in model_shapes()["models"]:
+        if operator.name in ("softmax", "cross_entropy", "linear_cross_entropy"):
+            n = model.get("vocab", model["width"])
+        else:
+            n = model["mlp"] if family == "product" or operator.name == "bias_gelu" else model["width"]
+        k = model["width"]
+        pairs |= {(n, k), (k, n)} if operator.name in PLAIN_PRODUCTS else {(n, k)}
+    *_, rows = sizes
+    for n, k in sorted(pairs):
+        if family == "product" and n != k:
+            fewer = min(rows, MAX_PRODUCT // (n * k), MAX_ELEMENTS // max(n, k))
+            yield {sizes[0]: n, sizes[1]: k, rows: fewer}
+        elif family == "rows" and n != sizes[0]:
+            yield {sizes[0]: n, rows: min(rows, MAX_ELEMENTS // n)}
+
+
+def expected_seconds(names: Sequence[str] | None, device: str) -> list[float]:
     """Return the expected seconds of each point of :func:`measure_points`, without those at crossovers."""
     expected: list[float] = []
-
-    def measure(operator: Operator, case: Case) -> None:
-        implementations = tuple(filter(_can_be_chosen, registry.implementations(operator.name)))
-        points = [
-            BenchPoint(
-                operator=operator,
-                case=case,
-                direction=direction,
-                device=device,
-                baseline=None,
-                implementations=implementations,
-            )
-            for direction in operator.directions
-        ]
-        expected.append(sum(expected_bench_seconds(points, Budget.for_device(device, quick))))
-
+    budget = Budget.for_device(device)
     for name in names or registry.operator_names():
         operator = registry.operator(name)
         swept = set()
         for case in operator.select("bench", device):
-            measure(operator, case)
-            if (kind := _kind(case)) not in swept:
+            expected.append(point_seconds(operator, case, device, budget))
+            if (kind := _kind(operator, case)) not in swept:
                 swept.add(kind)
                 for smaller in map(partial(scaled, case), SHARES):
                     if smaller is None:
                         break
-                    measure(operator, smaller)
+                    expected.append(point_seconds(operator, smaller, device, budget))
     return expected
 
 
-def measure_points(
-    names: Sequence[str] | None, device: str, *, quick: bool = True, on_event: Log = no_log
-) -> Iterator[Point]:
-    """Measure on this machine; yield the points of the named operators, or of all.
+def measure_points(names: Sequence[str] | None, device: str, *, on_event: Log = no_log) -> Iterator[Point]:
+    """Measure thoroughly on this machine; yield the points of the named operators, or of all.
 
     The workbench checks and then times every implementation except ``compile`` and steps of ladders,
     forward and backward. Raises :class:`WeftError` for an unknown name before anything runs.
     """
+    chosen = [registry.operator(n) for n in names or registry.operator_names()]
+    for operator in chosen:
+        yield from sweep(operator, device, partial(_measure, device, None, on_event))
+
+
+def measure_planned(
+    planned: Sequence[PlannedCase], device: str, *, limit: float = LIMIT_SECONDS, on_event: Log = no_log
+) -> Iterator[Point | None]:
+    """Measure planned cases quickly; yield the point of each, None where no baseline could be timed.
+
+    No case begins that would end after ``limit`` seconds, if the rest takes as much longer than expected as
+    what is done.
+    """
+    start, expected = _now(), 0.0
+    for number, case in enumerate(planned):
+        spent = _now() - start
+        slower = max(1.0, spent / expected) if expected else 1.0
+        if number and spent + slower * case.seconds > limit:
+            on_event(f"{len(planned) - number} cases left out: {limit / 60:g} minutes are over")
+            return
+        yield _measure(device, BUDGET, on_event, case.operator, case.case)
+        expected += case.seconds
+
+
+def _measure(
+    device: str, budget: Budget | None, on_event: Log, operator: Operator, case: Case
+) -> Point | None:
     from weft.workbench import bench
 
-    chosen = [registry.operator(n) for n in names or registry.operator_names()]
-
-    def measure(operator: Operator, case: Case) -> Point | None:
-        implementations = [i for i in registry.implementations(operator.name) if _can_be_chosen(i)]
-        # The bench selects by tag: a copy of the operator with this case alone, tagged for it.
-        with_case = replace(operator, cases=(replace(case, tags=frozenset({"bench"})),))
-        options: dict[str, Any] = {"all_cases": True, "quick": quick, "on_event": on_event}
-        records = bench.run([with_case], implementations, device=device, **options)
-        return point_of(with_case, case, records)
-
-    for operator in chosen:
-        yield from sweep(operator, device, measure)
+    implementations = [i for i in registry.implementations(operator.name) if can_be_chosen(i)]
+    # The bench selects by tag: a copy of the operator with this case alone, tagged for it.
+    with_case = replace(operator, cases=(replace(case, tags=frozenset({"bench"})),))
+    options: dict[str, Any] = {"all_cases": True, "budget": budget, "on_event": on_event}
+    records = bench.run([with_case], implementations, device=device, **options)
+    return point_of(with_case, case, records)
 
 
-def _can_be_chosen(implementation: Implementation) -> bool:
-    """Return True for what dispatch may choose; see :func:`point_of`."""
-    return not implementation.is_step and implementation.backend != "compile"
-
-
-def write(path: Path, device: str, points: Iterable[Point], source: str) -> None:
+def write(
+    path: Path, device: str, points: Iterable[Point], source: str, facts: Mapping[str, Any] | None = None
+) -> None:
     """Write a table, one point a line. Raises :class:`WeftError` if it cannot be written.
 
+    ``facts`` are the device's, as :func:`facts_of` returns them.
     The file is replaced atomically, so a reader in another process never sees half a table.
     """
     ordered = sorted(points, key=lambda p: (p.operator, p.dtype, p.last, p.elements, p.case))
-    header = {"format": dispatch.FORMAT, "device": device, "from": source}
+    header = {"format": dispatch.FORMAT, "device": device, "from": source, **(facts or {})}
     lines = ",\n".join(json.dumps(p.to_json(), separators=(",", ":")) for p in ordered)
     # The header without its closing brace, then a point a line, so that a diff shows the changed points.
     text = json.dumps(header)[:-1] + ', "points": [\n' + lines + "\n]}\n"
@@ -243,10 +339,13 @@ def write(path: Path, device: str, points: Iterable[Point], source: str) -> None
 
 
 def store(device: str, points: Iterable[Point]) -> Path:
-    """Add points to this machine's own table, in place of those of the same cases; return its path."""
+    """Add points to this machine's own table, in place of those of the same cases; return its path.
+
+    A table of an older format is replaced.
+    """
     path = dispatch.own_table(device)
     known: Mapping[tuple[str, str], Point] = {}
-    if path.exists():
+    if path.exists() and not dispatch.is_outdated(path):
         known = {(p.operator, p.case): p for p in dispatch.read(path)}
     measured_points = {(p.operator, p.case): p for p in points}
     write(path, device, {**known, **measured_points}.values(), "weft tune")

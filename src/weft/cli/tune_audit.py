@@ -1,0 +1,142 @@
+"""``weft tune --audit``: dispatched calls against torch's own at random points of real models."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from weft.cli import ending, output, progress
+from weft.cli.busy import warn_if_busy
+from weft.cli.options import MAX_SEED, Names
+
+if TYPE_CHECKING:
+    from weft.core.table import Table
+    from weft.workbench.audit import AuditResult, Summary
+    from weft.workbench.audit_points import AuditPoint
+
+POINTS = 100
+Audit = Annotated[
+    bool, typer.Option("--audit", help="Compare dispatched calls with torch's own; store nothing")
+]
+Points = Annotated[
+    int | None,
+    typer.Option(
+        "--points", metavar="N", min=1, max=10_000, help="With --audit: random points [default: 100]"
+    ),
+]
+
+
+def audit(
+    operators: Names, device: str | None, count: int, seed: int | None, *, as_json: bool, as_csv: bool
+) -> None:
+    """Measure and print; exit 1 if a call is slower than 0.95 of torch's or has other results.
+
+    An audit that compares nothing exits with 1 too.
+
+    ``device`` is 'cpu', 'cuda' or None for this machine's; a ``seed`` of None takes a random one.
+    """
+    from weft.machine.fingerprint import fingerprint
+    from weft.machine.query import known_kind
+    from weft.workbench.audit import summarise
+    from weft.workbench.audit_points import random_points
+
+    kind = known_kind(device)
+    if seed is None:
+        seed = random.SystemRandom().randrange(MAX_SEED)
+    points = random_points(count, seed, kind, operators)
+    output.log(f"{ending.count_text(count, 'point')} with --seed {seed}")
+    warn_if_busy(kind)
+    watch, results = ending.Stopwatch(), []
+    with progress.stoppable() as stop:
+        results = _measure(points, kind, seed)
+    if stop:
+        results = stop.partial or []
+    summary = summarise(results)
+    if as_json:
+        record = {"seed": seed, "machine": fingerprint(kind), "summary": summary.to_json()}
+        print(json.dumps({**stop.to_json(), **record, "points": [r.to_json() for r in results]}))
+    elif as_csv:
+        output.print_csv(_table(results))
+    else:
+        _print(results, summary)
+    failing = sum(r.is_against for r in results)
+    ending.print_verdict(_verdict(summary, failing, str(watch), bool(stop)), to_stderr=as_json or as_csv)
+    if stop or failing or not summary.points:
+        raise typer.Exit(stop.exit_code or 1)
+
+
+def _measure(points: Sequence[AuditPoint], kind: str, seed: int) -> list[AuditResult]:
+    """Measure the points; raise :class:`Interrupted` with the results so far for a ``KeyboardInterrupt``."""
+    from weft.core import Interrupted
+    from weft.workbench import audit as workbench
+
+    results: list[AuditResult] = []
+    with progress.Progress(at_once=True) as status:
+        status.expect(workbench.expected_seconds(points, kind), ending.count_text(len(points), "point"))
+        try:
+            for result in workbench.run(points, kind, seed=seed, on_event=status):
+                results.append(result)
+                status.advance()
+        except KeyboardInterrupt as error:
+            raise Interrupted(results) from error
+    return results
+
+
+def _verdict(summary: Summary, failing: int, seconds: str, stopped: bool) -> str:
+    text = f"{ending.count_text(summary.points, 'point')} compared ({seconds})"
+    if summary.left_out:
+        text += f"; {summary.left_out} left out"
+    if stopped:
+        return f"stopped after {text}"
+    if failing:
+        parts = [f"{summary.slow} slower than 0.95 of torch"] if summary.slow else []
+        parts += [f"{summary.differing} with other results or errors"] if summary.differing else []
+        return f"failed: {', '.join(parts)}; {text}"
+    return f"passed: {text}" if summary.points else f"failed: {text}"
+
+
+def _print(results: Sequence[AuditResult], summary: Summary) -> None:
+    from weft.workbench.audit import worst
+
+    if results:
+        output.show_table(_table(worst(results)), options=("csv", "json"))
+        print()
+    for r in results:
+        if r.problem and not r.differs:
+            print(f"{r.problem}: {r.point.title}")
+    if summary.geometric_mean is None:
+        return
+    quantiles = ", ".join(f"{name} {value:.2f}" for name, value in summary.quantiles.items())
+    print(f"torch's time over Weft's: geometric mean {summary.geometric_mean:.3f}; quantiles {quantiles}")
+    print(f"above 1.05: {summary.above:.0%} of the points; below 0.95: {summary.below:.0%}")
+    print(
+        f"below 0.95 beyond noise: {summary.slow}, of which {summary.slow_by_host} run torch's own eagerly "
+        f"(Weft's host time); noisy: {summary.noisy}"
+    )
+
+
+def _table(results: Sequence[AuditResult]) -> Table:
+    from weft.core.table import Column, Number, Table
+    from weft.workbench.report.table import duration
+
+    columns = [
+        Column("ratio", numeric=True),
+        Column("point", fold=24),
+        Column("weft", numeric=True, unit="us"),
+        Column("torch", 1, numeric=True, unit="us"),
+        Column("implementation"),
+        Column("reason", 2, fold=24),
+        Column("model", 3),
+        Column("problem", 1, fold=24),
+    ]
+    rows = []
+    for r in results:
+        ratio = Number("-" if r.ratio is None else f"{r.ratio:.2f}", r.ratio)
+        times = [Number("-", None) if us is None else duration(us) for us in (r.ours_us, r.torch_us)]
+        problem = r.problem or ("noisy" if r.is_slow and r.is_noisy else "; ".join(r.flags))
+        rows.append((ratio, r.point.title, *times, r.implementation or "-", r.reason, r.point.model, problem))
+    return Table(columns, rows)

@@ -1,0 +1,237 @@
+"""Sizes that decide the time of a call, and a small model of how the time follows them.
+
+Every operator belongs to a family, which names its sizes: rows are looked up by their length and number,
+products by N, K and M, attention by head size, heads times batch and both lengths, elementwise operators by
+elements. Flags are what a measured point must share with a call. Under ``torch.compile`` a size may be
+symbolic: the functions up to :func:`band_value` only multiply, compare, and test divisibility by 16 bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, TypeVar
+
+Sizes = tuple[int, ...]
+Flags = tuple[tuple[str, object], ...]
+Grid = tuple[tuple[tuple[float, int], ...], ...]  # for each size: (upper border, representative), ascending
+
+Value = TypeVar("Value")
+
+MAX_SIZE = 1 << 40
+LAUNCH_US = 3.0  # time of a kernel that does nothing, which no smaller size avoids
+# FLOPs (multiply-add 2) for each element that is moved, above which tensor cores and not memory limit a
+# product: 800 TFLOP/s and 4.3 TB/s of 2-byte elements on the device with the first table.
+FLOPS_PER_ELEMENT = 370.0
+TILE = 128  # rows and columns of a block's tile in a product, and queries in attention
+# Factor of the weight of octaves from a smaller point to a larger call. A small point's time is partly its
+# launch: of two points at the same distance the larger one tells more.
+UPWARD = 1.25
+BLOCK_ELEMENTS = 4096  # of an elementwise kernel
+# Kernels of ours read rows that do not start at multiples of 16 bytes in narrow pieces: 33 to 47 % of the
+# copy bandwidth where aligned rows have 90 % (8192 x 50257).
+MISALIGNED = 2.5
+# Rows shorter than this leave threads of ours idle: at 320 columns the norms reach 40 to 48 % of the copy
+# bandwidth, at 1024 columns 90 %, which is this power of the length.
+FULL_COLUMNS, NARROW_POWER = 1024, 0.6
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """One size of a family.
+
+    ``weight``: octaves of distance for each octave between a call and a point. ``step``: factor between
+    neighbouring representatives. With ``is_open`` a point tells much of larger calls: more rows only fill the
+    device better. With ``is_exact`` a point speaks for calls of its own size alone.
+    """
+
+    name: str
+    weight: float = 1.0
+    step: float = 2.0
+    is_open: bool = False
+    is_exact: bool = False
+
+
+COLUMNS = Dimension("columns", weight=2.0)
+ROWS = Dimension("rows", is_open=True)
+# The size that changes from call to call comes last: while tracing, only borders are compared there at
+# which the choice changes.
+FAMILIES: dict[str, tuple[Dimension, ...]] = {
+    "rows": (COLUMNS, ROWS),
+    "elements": (Dimension("elements", is_open=True),),
+    "product": (Dimension("N"), Dimension("K"), Dimension("M", is_open=True)),
+    "embedding": (COLUMNS, Dimension("vocabulary", step=4.0), ROWS),
+    "attention": (
+        Dimension("head_dim", is_exact=True),
+        Dimension("heads", step=4.0, is_open=True),  # times the batch
+        Dimension("queries", step=4.0),
+        Dimension("keys", step=4.0),
+    ),
+}
+FAMILY_OF: dict[str, str] = {
+    **dict.fromkeys(("softmax", "cross_entropy", "bias_gelu", "rope"), "rows"),
+    **dict.fromkeys(("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm"), "rows"),
+    "dropout_add_layer_norm": "rows",
+    **dict.fromkeys(("matmul", "linear", "linear_gelu", "linear_residual"), "product"),
+    "linear_cross_entropy": "product",
+    "embedding": "embedding",
+    "attention": "attention",
+}
+MEMORY_BOUND = ("rows", "elements", "embedding")
+# Parameters that a case or a call may leave out.
+DEFAULTS: dict[str, dict[str, object]] = {
+    "attention": {"causal": False, "padded": False},
+    "linear_gelu": {"keep": True},
+    "matmul": {"precision": "ieee"},
+    "rope": {"interleaved": False},
+}
+ALIGNED = "aligned"
+
+
+def family(name: str) -> str:
+    """Return the family of an operator; elementwise for one that is not listed."""
+    return FAMILY_OF.get(name, "elements")
+
+
+def dimensions(name: str) -> tuple[Dimension, ...]:
+    """Return the sizes of an operator's family."""
+    return FAMILIES[family(name)]
+
+
+def sizes_of(name: str, shapes: Sequence[Sequence[int]]) -> Sizes:
+    """Return an operator's sizes from the shapes of its inputs, in the order of :func:`dimensions`."""
+    kind = family(name)
+    first = shapes[0]
+    if kind == "product":
+        # A weight is (N, K); matmul's second factor is (K, N).
+        n = shapes[1][1] if name == "matmul" else shapes[1][0]
+        return (n, first[-1], _product(first[:-1]))
+    if kind == "embedding":
+        return (first[1], first[0], _product(shapes[1]))
+    if kind == "attention":
+        return (first[3], first[0] * first[1], first[2], shapes[1][2])
+    if kind == "rows":
+        return (first[-1] if len(first) else 1, _product(first[:-1]))
+    return (_product(first),)
+
+
+def _product(shape: Sequence[int]) -> int:
+    result = 1
+    for size in shape:
+        result = result * size
+    return result
+
+
+def flags_of(name: str, shapes: Sequence[Sequence[int]], itemsize: int, params: Mapping[str, Any]) -> Flags:
+    """Return an operator's flags as sorted pairs: strings and booleans among ``params``, and the alignment.
+
+    ``aligned``: rows start at multiples of 16 bytes if the first does. ``grouped``: fewer heads of keys than
+    of queries.
+    """
+    flags = dict(DEFAULTS.get(name, {}))
+    flags.update((k, v) for k, v in params.items() if isinstance(v, str | bool))
+    kind = family(name)
+    # Branches, not the comparisons' values: a symbolic truth would be no constant of a trace.
+    if kind == "attention":
+        flags["grouped"] = True
+        if shapes[0][1] == shapes[1][1]:
+            flags["grouped"] = False
+    elif kind != "elements":
+        flags[ALIGNED] = True
+        for shape in shapes[: 2 if kind == "product" else 1]:
+            if len(shape) and shape[-1] * itemsize % 16 != 0:
+                flags[ALIGNED] = False
+    return tuple(sorted(flags.items()))
+
+
+def band_value(size: int, borders: Sequence[tuple[float, Value]]) -> Value:
+    """Return the value of the first border above a size. It only compares: a traced size stays symbolic."""
+    for upper, value in borders:
+        if size < upper:
+            return value
+    raise AssertionError("the last border is open")
+
+
+def grid(name: str, measured: Iterable[Sizes]) -> Grid:
+    """Return, for each size, its representatives with their upper borders.
+
+    Each measured size represents the sizes around it. Between and beyond the measured ones representatives
+    are at most the dimension's ``step`` apart. A border is halfway on a logarithmic scale.
+    """
+    points = list(measured)
+    result = []
+    for i, dimension in enumerate(dimensions(name)):
+        values = sorted({max(1, p[i]) for p in points}) or [1]
+        values = _filled(values, dimension.step)
+        uppers = [math.sqrt(a * b) for a, b in pairwise(values)] + [math.inf]
+        result.append(tuple(zip(uppers, values, strict=True)))
+    return tuple(result)
+
+
+def _filled(values: list[int], step: float) -> list[int]:
+    """Return ``values`` and more of them from 1 to ``MAX_SIZE``, neighbours at most ``step`` apart."""
+    ends = ([1] if values[0] > 1 else []) + values + ([MAX_SIZE] if values[-1] < MAX_SIZE else [])
+    result = ends[:1]
+    for low, high in pairwise(ends):
+        count = max(1, math.ceil(math.log(high / low) / math.log(step) - 1e-9))
+        result += [round(low * (high / low) ** (j / count)) for j in range(1, count + 1)]
+    return sorted(set(result))
+
+
+def distance(name: str, call: Sizes, point: Sizes, upward: float = UPWARD) -> float:
+    """Return how far a call is from a point, in weighted octaves; infinite if an exact size differs.
+
+    ``upward`` is a factor of the weight of an open size by which the call is larger than the point.
+    """
+    total = 0.0
+    for dimension, size, measured in zip(dimensions(name), call, point, strict=True):
+        if dimension.is_exact and size != measured:
+            return math.inf
+        octaves = math.log2(max(size, 1) / max(measured, 1))
+        total += dimension.weight * abs(octaves) * (upward if dimension.is_open and octaves > 0 else 1.0)
+    return total
+
+
+# ---- Cost model
+
+
+def work(name: str, sizes: Sizes) -> float:
+    """Return what a call's time is proportional to, in elements moved or their equivalent in FLOPs."""
+    kind = family(name)
+    if kind == "product":
+        n, k, m = sizes
+        return max(2.0 * m * n * k / FLOPS_PER_ELEMENT, float(m * k + n * k + m * n))
+    if kind == "attention":
+        d, heads, queries, keys = sizes
+        return max(4.0 * heads * queries * keys * d / FLOPS_PER_ELEMENT, 2.0 * heads * d * (queries + keys))
+    if kind == "embedding":
+        return float(sizes[0] * sizes[2])
+    return float(math.prod(sizes))
+
+
+def waste(name: str, sizes: Sizes, units: int) -> float:
+    """Return the factor by which whole tiles, whole waves over ``units`` SMs, and idle threads of narrow rows
+    exceed the work itself."""
+    kind = family(name)
+    if kind == "product":
+        n, _, m = sizes
+        blocks, exact = math.ceil(m / TILE) * math.ceil(n / TILE), m * n / TILE**2
+    elif kind == "attention":
+        _, heads, queries, _ = sizes
+        blocks, exact = heads * math.ceil(queries / TILE), heads * queries / TILE
+    elif kind == "elements":
+        exact = sizes[0] / BLOCK_ELEMENTS
+        blocks = math.ceil(exact)
+    else:
+        exact = float(sizes[-1])
+        blocks = sizes[-1]
+    narrow = (max(1.0, FULL_COLUMNS / max(1, sizes[0])) ** NARROW_POWER) if kind == "rows" else 1.0
+    return narrow * math.ceil(max(1, blocks) / units) * units / max(exact, 1e-9)
+
+
+def scaled_us(us: float, ratio: float) -> float:
+    """Return the time of ``ratio`` times the work of a call that takes ``us``: a launch stays a launch."""
+    launch = min(LAUNCH_US, 0.8 * us)
+    return launch + (us - launch) * ratio
