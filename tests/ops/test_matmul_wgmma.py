@@ -19,26 +19,29 @@ from weft.ops._common.hopper import tensor_map, wgmma_shapes
 wgmma = importlib.import_module("weft.ops.matmul.wgmma")  # the package has a function of the folder's name
 EMULATOR = TESTS / "helpers" / "hopper_emulator.hpp"
 LIBRARY = SRC / "weft/ops/_common/hopper"
-WIDE, ODD, NARROW = wgmma.CANDIDATES[0], wgmma.CANDIDATES[1], wgmma.CANDIDATES[3]
+PAIR, WIDE, ODD, MIDDLE, NARROW = wgmma.CANDIDATES  # PAIR: two blocks in a cluster
 BF16, FP16 = torch.bfloat16, torch.float16
 # m, n, k, configuration, dtype, and whether a and b are stored with K as the contiguous dimension. The block
 # has 128 rows and takes 64 of K; with two SMs each block computes several tiles.
 POINTS = [
     (128, 64, 64, NARROW, BF16, True, False),
     (1, 8, 8, NARROW, BF16, True, False),
-    (130, 136, 200, wgmma.CANDIDATES[2], BF16, True, False),
+    (130, 136, 200, MIDDLE, BF16, True, False),
     (300, 264, 712, WIDE, BF16, True, True),
-    (72, 200, 72, wgmma.CANDIDATES[2], FP16, False, True),
+    (72, 200, 72, MIDDLE, FP16, False, True),
     (264, 392, 136, ODD, FP16, False, False),
     (1030, 72, 264, NARROW, BF16, True, True),
+    (300, 264, 712, PAIR, BF16, True, True),
+    (520, 264, 200, PAIR, BF16, True, False),
 ]
 # name: file, the text that is replaced, and by what
 FAULTS = {
     "no proxy fence before a store": ("matmul_wgmma.cu", "    fence_async_proxy();\n", ""),
     "a stage is released while products read it": (
         "matmul_wgmma.cu",
-        "    wgmma_wait<1>();\n    if (previous >= 0 && threadIdx.x % 32 == 0) pipeline.release(previous);\n",
-        "    if (threadIdx.x % 32 == 0) pipeline.release(ring.stage);\n",
+        "    wgmma_wait<1>();\n    if (previous >= 0 && threadIdx.x % 32 == 0) "
+        "pipeline.release_in_cluster<CLUSTER>(previous);\n",
+        "    if (threadIdx.x % 32 == 0) pipeline.release_in_cluster<CLUSTER>(ring.stage);\n",
     ),
     "a producer waits for the wrong phase": ("barrier.cuh", "position.parity ^ 1", "position.parity"),
     "a consumer waits for the wrong phase": (
@@ -48,8 +51,8 @@ FAULTS = {
     ),
     "products are not waited for": (
         "matmul_wgmma.cu",
-        "  wgmma_wait<0>();\n  if (threadIdx.x % 32 == 0) pipeline.release(previous);\n",
-        "  if (threadIdx.x % 32 == 0) pipeline.release(previous);\n",
+        "  wgmma_wait<0>();\n  if (threadIdx.x % 32 == 0) pipeline.release_in_cluster",
+        "  if (threadIdx.x % 32 == 0) pipeline.release_in_cluster",
     ),
     "accumulators are used before a wait": (
         "matmul_wgmma.cu",
@@ -69,10 +72,30 @@ FAULTS = {
     ),
     "the block ends before its stores": (
         "matmul_wgmma.cu",
-        "  if (threadIdx.x % GROUP_THREADS == 0) tma_wait<0>();",
-        "  //",
+        "    if (threadIdx.x % GROUP_THREADS == 0) tma_wait<0>();",
+        "    //",
     ),
-    "too few arrivals free a stage": ("matmul_wgmma.cu", "pipeline.init(CONSUMERS * 4)", "pipeline.init(4)"),
+    "too few arrivals free a stage": (
+        "matmul_wgmma.cu",
+        "pipeline.init(CONSUMERS * 4 * CLUSTER)",
+        "pipeline.init(4)",
+    ),
+    "a block frees only its own stages": (
+        "barrier.cuh",
+        "      for (unsigned rank = 0; rank < BLOCKS; ++rank) mbarrier_arrive_at(empty(stage), rank);",
+        "      for (unsigned rank = 0; rank < BLOCKS; ++rank) mbarrier_arrive(empty(stage));",
+    ),
+    "a block ends before the others' last arrivals": (
+        "matmul_wgmma.cu",
+        "  // Until the others arrive no more at this block's barriers.\n"
+        "  if constexpr (CLUSTER > 1) cluster_barrier();\n",
+        "",
+    ),
+    "a block copies before the other's barriers exist": (
+        "matmul_wgmma.cu",
+        "  if constexpr (CLUSTER > 1) cluster_barrier();  // another",
+        "  if constexpr (CLUSTER > 1) __syncthreads();  // another",
+    ),
     "bytes are announced that never come": (
         "matmul_wgmma.cu",
         "begin_fill(ring, STAGE_BYTES)",
@@ -160,9 +183,12 @@ def test_a_planted_fault_is_seen(
 
     monkeypatch.setattr(wgmma, "source", source)
     errors = []
-    for seed in range(4):
+    # Two blocks that each compute one tile, in many schedules, or one block that computes several.
+    of_cluster = fault.startswith("a block")
+    point = (256, 256, 264, PAIR, BF16, True, True) if of_cluster else (300, 264, 712, WIDE, BF16, True, True)
+    for seed in range(40 if of_cluster else 6):
         try:
-            errors.append(product((300, 264, 712, WIDE, BF16, True, True), seed))
+            errors.append(product(point, seed))
         except EmulatorError:
             return
     assert max(errors) > 2

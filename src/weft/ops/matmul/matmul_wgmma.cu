@@ -15,6 +15,7 @@
 #ifndef BN
 #define BN 256
 #define STAGES 4
+#define CLUSTER 1
 #define A_MN 0
 #define B_MN 1
 #endif
@@ -27,6 +28,9 @@ using T = WEFT_T;
 constexpr int CONSUMERS = 2, BM = 64 * CONSUMERS, BK = 64, BAND = 8;
 constexpr int THREADS = GROUP_THREADS * (1 + CONSUMERS);
 constexpr int A_BYTES = BM * 128, B_BYTES = BN * 128, STAGE_BYTES = A_BYTES + B_BYTES;
+// The blocks of a cluster compute tiles below each other. Each loads a share of their common tile of b.
+constexpr int B_SHARE = B_BYTES / CLUSTER, SHARE_COLUMNS = BN / CLUSTER;
+constexpr unsigned short ALL_BLOCKS = (1 << CLUSTER) - 1;
 constexpr int OUT_COLUMNS = 64;                    // of one box that the copy engine stores: 128 bytes
 constexpr int OUT_BYTES = 64 * 128;                // 64 rows of them
 constexpr int OUT_BOXES = BN % 128 == 0 ? 2 : 1;   // in the buffer of a group
@@ -39,23 +43,40 @@ static_assert(BN % 64 == 0 && BARRIERS_AT + Pipeline<STAGES>::BYTES <= 227 << 10
 
 struct alignas(64) MatmulArguments {
   TensorMap a, b, c;
-  int row_tiles, column_tiles, k_steps;  // k_steps: of 64, at least 1
+  // k_steps: of 64, at least 1. row_tiles: of BM rows for each block of a cluster.
+  int row_tiles, column_tiles, k_steps;
 };
 
 namespace {
+
+// Calls `body` with the row and column of c where each tile of this block begins.
+template <typename Body>
+__device__ __forceinline__ void for_each_tile(const MatmulArguments& arguments, Body body) {
+  const unsigned rank = CLUSTER > 1 ? cluster_rank() : 0;
+  const int tiles = arguments.row_tiles * arguments.column_tiles;
+  for (int index = blockIdx.x / CLUSTER; index < tiles; index += gridDim.x / CLUSTER) {
+    const Tile tile = tile_at<BAND>(index, arguments.row_tiles, arguments.column_tiles);
+    body((tile.row * CLUSTER + (int)rank) * BM, tile.column * BN);
+  }
+}
+
+__device__ __forceinline__ void load_b(unsigned to, const TensorMap* map, int x, int y, unsigned full) {
+  if constexpr (CLUSTER == 1) tma_load(to, map, x, y, full);
+  else tma_load_multicast(to, map, x, y, full, ALL_BLOCKS);
+}
 
 __device__ __forceinline__ void produce(const MatmulArguments& arguments, Pipeline<STAGES> pipeline,
                                         unsigned stages) {
   RingPosition<STAGES> ring;
   tma_prefetch(&arguments.a);
   tma_prefetch(&arguments.b);
-  for (int index = blockIdx.x; index < arguments.row_tiles * arguments.column_tiles; index += gridDim.x) {
-    const Tile tile = tile_at<BAND>(index, arguments.row_tiles, arguments.column_tiles);
-    const int row = tile.row * BM, column = tile.column * BN;
+  const int share = CLUSTER > 1 ? cluster_rank() : 0;
+  for_each_tile(arguments, [&](int row, int column) {
     for (int step = 0; step < arguments.k_steps; ++step, ring.next()) {
-      const unsigned a_at = stages + ring.stage * STAGE_BYTES, b_at = a_at + A_BYTES;
+      const unsigned a_at = stages + ring.stage * STAGE_BYTES, b_at = a_at + A_BYTES + share * B_SHARE;
       const unsigned full = pipeline.full(ring.stage);
-      pipeline.begin_fill(ring, STAGE_BYTES);
+      const int first = column + share * SHARE_COLUMNS;
+      pipeline.begin_fill(ring, STAGE_BYTES);  // all shares of b arrive here
       if constexpr (A_MN == K_MAJOR) {
         tma_load(a_at, &arguments.a, step * BK, row, full);
       } else {
@@ -64,14 +85,14 @@ __device__ __forceinline__ void produce(const MatmulArguments& arguments, Pipeli
           tma_load(a_at + block * BLOCK_BYTES, &arguments.a, row + block * 64, step * BK, full);
       }
       if constexpr (B_MN == K_MAJOR) {
-        tma_load(b_at, &arguments.b, step * BK, column, full);
+        load_b(b_at, &arguments.b, step * BK, first, full);
       } else {
 #pragma unroll
-        for (int block = 0; block < BN / 64; ++block)
-          tma_load(b_at + block * BLOCK_BYTES, &arguments.b, column + block * 64, step * BK, full);
+        for (int block = 0; block < SHARE_COLUMNS / 64; ++block)
+          load_b(b_at + block * BLOCK_BYTES, &arguments.b, first + block * 64, step * BK, full);
       }
     }
-  }
+  });
 }
 
 // Adds the products of one tile to `sums`, and leaves the ring behind its last stage.
@@ -92,12 +113,12 @@ __device__ __forceinline__ void multiply(float (&sums)[BN / 2], int group, int k
     wgmma_commit();
     // The products of this step run on; those of the step before have read their stage.
     wgmma_wait<1>();
-    if (previous >= 0 && threadIdx.x % 32 == 0) pipeline.release(previous);
+    if (previous >= 0 && threadIdx.x % 32 == 0) pipeline.release_in_cluster<CLUSTER>(previous);
     previous = ring.stage;
     ring.next();
   }
   wgmma_wait<0>();
-  if (threadIdx.x % 32 == 0) pipeline.release(previous);
+  if (threadIdx.x % 32 == 0) pipeline.release_in_cluster<CLUSTER>(previous);
 }
 
 // Stores the 64 x BN sums of a group as elements of c from (row, column) on, through its `buffer`.
@@ -141,28 +162,30 @@ __device__ __forceinline__ void store(const float (&sums)[BN / 2], const TensorM
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS, 1)
     matmul_wgmma(const __grid_constant__ MatmulArguments arguments) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const unsigned stages = shared_address(memory);
   const Pipeline<STAGES> pipeline{stages + BARRIERS_AT};
-  if (threadIdx.x == 0) pipeline.init(CONSUMERS * 4);
-  __syncthreads();
+  if (threadIdx.x == 0) pipeline.init(CONSUMERS * 4 * CLUSTER);
+  if constexpr (CLUSTER > 1) cluster_barrier();  // another block's copies count on this block's barriers
+  else __syncthreads();
   const int role = group_index();
   if (role == 0) {
     registers_decrease<PRODUCER_REGISTERS>();
     if (is_issuer()) produce(arguments, pipeline, stages);
-    return;
+  } else {
+    registers_increase<CONSUMER_REGISTERS>();
+    const int group = role - 1;
+    const unsigned buffer = stages + STAGES * STAGE_BYTES + group * OUT_BOXES * OUT_BYTES;
+    RingPosition<STAGES> ring;
+    for_each_tile(arguments, [&](int row, int column) {
+      float sums[BN / 2];
+      multiply(sums, group, arguments.k_steps, pipeline, ring, stages);
+      store(sums, &arguments.c, row, column, group, buffer);
+    });
+    if (threadIdx.x % GROUP_THREADS == 0) tma_wait<0>();  // before this block's shared memory is given away
   }
-  registers_increase<CONSUMER_REGISTERS>();
-  const int group = role - 1;
-  const unsigned buffer = stages + STAGES * STAGE_BYTES + group * OUT_BOXES * OUT_BYTES;
-  RingPosition<STAGES> ring;
-  for (int index = blockIdx.x; index < arguments.row_tiles * arguments.column_tiles; index += gridDim.x) {
-    const Tile tile = tile_at<BAND>(index, arguments.row_tiles, arguments.column_tiles);
-    float sums[BN / 2];
-    multiply(sums, group, arguments.k_steps, pipeline, ring, stages);
-    store(sums, &arguments.c, tile.row * BM, tile.column * BN, group, buffer);
-  }
-  if (threadIdx.x % GROUP_THREADS == 0) tma_wait<0>();  // before this block's shared memory is given away
+  // Until the others arrive no more at this block's barriers.
+  if constexpr (CLUSTER > 1) cluster_barrier();
 }

@@ -38,10 +38,11 @@ class Arguments(ctypes.Structure):
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """``columns`` of c in a tile, and ``stages`` of the pipeline."""
+    """``columns`` of c in a tile, ``stages`` of the pipeline, and blocks in a ``cluster``, which share b."""
 
     columns: int
     stages: int
+    cluster: int = 1
 
     @property
     def smem_bytes(self) -> int:
@@ -51,6 +52,7 @@ class Config:
 
 
 CANDIDATES = (
+    Config(columns=256, stages=4, cluster=2),
     Config(columns=256, stages=4),
     Config(columns=192, stages=4),
     Config(columns=128, stages=6),
@@ -65,6 +67,7 @@ def source(dtype: torch.dtype, config: Config, a_is_k_major: bool, b_is_k_major:
         "WEFT_T": CUDA_TYPES[dtype],
         "BN": config.columns,
         "STAGES": config.stages,
+        "CLUSTER": config.cluster,
         "A_MN": int(not a_is_k_major),
         "B_MN": int(not b_is_k_major),
     }
@@ -73,7 +76,7 @@ def source(dtype: torch.dtype, config: Config, a_is_k_major: bool, b_is_k_major:
         file=Path(__file__).with_name("matmul_wgmma.cu"),
         kernels=("matmul_wgmma",),
         defines=tuple((name, str(value)) for name, value in defines.items()),
-        label=f"wgmma-{dtype_name(dtype)}-{ROWS}x{config.columns}x{config.stages}-{majors}",
+        label=f"wgmma-{dtype_name(dtype)}-{ROWS}x{config.columns}x{config.stages}-{config.cluster}-{majors}",
         min_arch=ARCH,
         max_arch=ARCH,
     )
@@ -96,11 +99,10 @@ def supports(a: torch.Tensor, b: torch.Tensor) -> bool:
 def choose(a: torch.Tensor, b: torch.Tensor) -> Config:
     """Return the configuration with the fewest waves, counted in columns of a tile; the widest of equals."""
     sms = num_sms(a.device)
-    row_tiles = -(-a.shape[0] // ROWS)
 
     def cost(config: Config) -> int:
-        tiles = row_tiles * -(-b.shape[1] // config.columns)
-        return -(-tiles // sms) * config.columns
+        tiles = -(-a.shape[0] // (ROWS * config.cluster)) * -(-b.shape[1] // config.columns)
+        return -(-tiles // (sms // config.cluster)) * config.columns
 
     return min(CANDIDATES, key=cost)
 
@@ -111,18 +113,18 @@ def forward_with(config: Config, a: torch.Tensor, b: torch.Tensor) -> torch.Tens
     c = a.new_empty(m, n)
     a_is_k_major = tensor_map.contiguous_dimension(a) == 1
     b_is_k_major = tensor_map.contiguous_dimension(b) == 0
-    row_tiles, column_tiles = -(-m // ROWS), -(-n // config.columns)
+    row_tiles, column_tiles = -(-m // (ROWS * config.cluster)), -(-n // config.columns)
     arguments = Arguments(
         a=tensor_map.encode(a, ROWS if a_is_k_major else K_STEP),
-        b=tensor_map.encode(b, config.columns if b_is_k_major else K_STEP),
+        b=tensor_map.encode(b, config.columns // config.cluster if b_is_k_major else K_STEP),
         c=tensor_map.encode(c, 64),
         row_tiles=row_tiles,
         column_tiles=column_tiles,
         k_steps=-(-k // K_STEP),
     )
     program = source(a.dtype, config, a_is_k_major, b_is_k_major)
-    blocks = min(row_tiles * column_tiles, num_sms(a.device))
-    program["matmul_wgmma"](blocks, THREADS, arguments, shared=config.smem_bytes)
+    clusters = min(row_tiles * column_tiles, num_sms(a.device) // config.cluster)
+    program["matmul_wgmma"](clusters * config.cluster, THREADS, arguments, shared=config.smem_bytes)
     return c
 
 

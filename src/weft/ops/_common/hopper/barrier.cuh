@@ -52,6 +52,13 @@ template <int COUNT> struct Pipeline {
   }
 
   __device__ __forceinline__ void release(int stage) const { mbarrier_arrive(empty(stage)); }
+
+  // Frees the stage in all blocks of a cluster: copies of any of them may come into each.
+  template <int BLOCKS> __device__ __forceinline__ void release_in_cluster(int stage) const {
+    if constexpr (BLOCKS == 1) release(stage);
+    else
+      for (unsigned rank = 0; rank < BLOCKS; ++rank) mbarrier_arrive_at(empty(stage), rank);
+  }
 };
 
 }  // namespace hopper

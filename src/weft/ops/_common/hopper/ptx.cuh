@@ -5,6 +5,8 @@
 #pragma once
 #ifndef WEFT_HOPPER_EMULATED
 
+#define CLUSTER_DIMENSIONS(blocks) __cluster_dims__(blocks, 1, 1)
+
 namespace hopper {
 
 // A description of a tensor in global memory for the copy engine (TMA), made by the host
@@ -31,6 +33,16 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 
 __device__ __forceinline__ void mbarrier_arrive(unsigned mbarrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(mbarrier) : "memory");
+}
+
+// Arrives at the barrier that block `rank` of the cluster has at this address.
+__device__ __forceinline__ void mbarrier_arrive_at(unsigned mbarrier, unsigned rank) {
+  asm volatile(
+      "{\n .reg .b32 remote;\n"
+      " mapa.shared::cluster.u32 remote, %0, %1;\n"
+      " mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}" ::"r"(mbarrier),
+      "r"(rank)
+      : "memory");
 }
 
 // Arrives and announces `bytes` that copies will bring in this phase.
@@ -66,6 +78,17 @@ __device__ __forceinline__ void tma_load(unsigned to, const TensorMap* map, int 
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
       " [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
       "l"(map), "r"(x), "r"(y), "r"(mbarrier)
+      : "memory");
+}
+
+// The same, to this place in the shared memory of each block of the cluster whose bit is set in `blocks`; the
+// bytes count on each block's barrier at this address.
+__device__ __forceinline__ void tma_load_multicast(unsigned to, const TensorMap* map, int x, int y,
+                                                   unsigned mbarrier, unsigned short blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
+      " [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+      "l"(map), "r"(x), "r"(y), "r"(mbarrier), "h"(blocks)
       : "memory");
 }
 
@@ -118,6 +141,19 @@ __device__ __forceinline__ void store_matrices(unsigned to, unsigned r0, unsigne
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(r0), "r"(r1),
                "r"(r2), "r"(r3)
                : "memory");
+}
+
+// ---- Clusters
+
+__device__ __forceinline__ unsigned cluster_rank() {
+  unsigned rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// Waits for all threads of the cluster. The warp need not be converged.
+__device__ __forceinline__ void cluster_barrier() {
+  asm volatile("barrier.cluster.arrive.release;\n barrier.cluster.wait.acquire;" ::: "memory");
 }
 
 // ---- Warps and registers
