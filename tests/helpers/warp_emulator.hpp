@@ -2,43 +2,8 @@
 // fiber, which goes on until it must wait for others. What the hardware forbids shows: an
 // asynchronous copy's target is NaN from when it is asked for until its own thread has waited for
 // it, shared memory is NaN at a block's start, and addresses are held to their alignment.
-#include <setjmp.h>
-#include <ucontext.h>
-#include <algorithm>
-#include <bit>
-#include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <deque>
-#include <utility>
-#include <vector>
 #define WEFT_ATTENTION_PTX  // which are these here
-#define __global__
-#define __device__
-#define __shared__
-#define __forceinline__ inline
-#define __grid_constant__
-#define __launch_bounds__(...)
-#define __align__(n) __attribute__((aligned(n)))
-
-struct Index { unsigned x, y, z; };
-struct uint4 { unsigned x, y, z, w; };
-inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
-struct __half { _Float16 v; };
-struct __nv_bfloat16 { unsigned short v; };
-inline float __int_as_float(int v) { return std::bit_cast<float>(v); }
-inline float __half2float(__half v) { return (float)v.v; }
-inline __half __float2half_rn(float v) { return {(_Float16)v}; }
-inline float __bfloat162float(__nv_bfloat16 v) { return __int_as_float((unsigned)v.v << 16); }
-inline __nv_bfloat16 __float2bfloat16_rn(float v) {
-  const unsigned bits = std::bit_cast<unsigned>(v);
-  if (v != v) return {0x7fc0};
-  return {(unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
-}
-inline float __fdividef(float a, float b) { return a / b; }
-using std::fmaf, std::fmaxf, std::log2f, std::max, std::min;
-#include "numeric.cuh"
+#include "cuda_types.hpp"
 
 struct Copy { unsigned to; const void* from; int valid; };
 struct Barrier { unsigned arrived = 0, generation = 0; };
@@ -178,7 +143,7 @@ const long long* given;
 template <typename... A> void call(void (*kernel)(A...)) {
   bound(kernel, std::index_sequence_for<A...>());
 }
-extern "C" void launch(const unsigned* grid, unsigned threads, unsigned bytes, const long long* a) {
+extern "C" const char* launch(const unsigned* grid, unsigned threads, unsigned bytes, const long long* a) {
   gridDim = {grid[0], grid[1], grid[2]}, given = a, count = threads, room = bytes;
   for (unsigned z = 0; z < grid[2]; ++z)
     for (unsigned y = 0; y < grid[1]; ++y)
@@ -196,4 +161,5 @@ extern "C" void launch(const unsigned* grid, unsigned threads, unsigned bytes, c
         for (Warp& warp : warps) warp.barrier = {};
         run();
       }
+  return nullptr;
 }

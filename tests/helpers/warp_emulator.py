@@ -1,4 +1,4 @@
-"""Attention's CUDA kernels compiled by g++ and run on CPU tensors; see warp_emulator.hpp."""
+"""CUDA kernels compiled by g++ and run on CPU tensors by an emulator: warp_emulator.hpp or another header."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ HEADER = Path(__file__).with_suffix(".hpp")
 COMPILER = shutil.which("g++")
 
 
-def build(source: CudaSource, kernel: str, folder: Path) -> Path:
+def build(source: CudaSource, kernel: str, folder: Path, header: Path = HEADER) -> Path:
     """One kernel of a program as a library with a function ``launch``; built once a folder."""
     name = hashlib.sha256(repr((source.file, source.defines, kernel)).encode()).hexdigest()[:16]
     library = folder / f"{name}.so"
     if library.exists():
         return library
-    for header in ("cuda_bf16.h", "cuda_fp16.h"):  # their types are the emulator's
-        (folder / header).touch()
-    text = f'#include "{HEADER}"\n#include "{source.file}"\nstatic void all() {{ call({kernel}); }}'
+    for name_of_types in ("cuda_bf16.h", "cuda_fp16.h"):  # their types are the emulator's
+        (folder / name_of_types).touch()
+    text = f'#include "{header}"\n#include "{source.file}"\nstatic void all() {{ call({kernel}); }}'
     text += "\nstatic const bool ready = (body = all, true);\n"
     (folder / f"{name}.cpp").write_text(text)
     assert COMPILER is not None
@@ -35,16 +35,23 @@ def build(source: CudaSource, kernel: str, folder: Path) -> Path:
     return library
 
 
+class EmulatorError(Exception):
+    """Raised for a kernel that does what the hardware forbids, or that never ends."""
+
+
 class Emulated:
     """Stands where a loaded kernel does."""
 
     def __init__(self, library: Path) -> None:
         self.function = ctypes.CDLL(str(library)).launch
+        self.function.restype = ctypes.c_char_p
 
     def __call__(self, grid: Any, block: int, *arguments: Any, shared: int = 0) -> None:
-        sizes = (ctypes.c_uint * 3)(*grid)
+        sizes = (ctypes.c_uint * 3)(*(grid if isinstance(grid, tuple) else (grid, 1, 1)))
         bits = [_bits(a) for a in arguments]
-        self.function(sizes, block, shared, (ctypes.c_longlong * len(bits))(*bits))
+        fault = self.function(sizes, block, shared, (ctypes.c_longlong * len(bits))(*bits))
+        if fault is not None:
+            raise EmulatorError(fault.decode())
 
 
 def _bits(argument: Any) -> int:
@@ -55,6 +62,6 @@ def _bits(argument: Any) -> int:
     return int(argument) if isinstance(argument, int) else int(argument.data_ptr())
 
 
-def emulate(patch: Any, folder: Path) -> None:
+def emulate(patch: Any, folder: Path, header: Path = HEADER) -> None:
     """Until the patch is undone, every source's kernels are emulated ones."""
-    patch.setattr(CudaSource, "__getitem__", lambda self, name: Emulated(build(self, name, folder)))
+    patch.setattr(CudaSource, "__getitem__", lambda self, name: Emulated(build(self, name, folder, header)))

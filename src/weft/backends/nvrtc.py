@@ -24,7 +24,11 @@ from weft.machine.ceilings import cache_folder
 OPS = Path(__file__).parent.parent / "ops"
 SHARED = OPS / "_common"
 MAX_CONFIGS = 1024  # launch configurations of a kernel; the grid follows from the shapes, which may never end
-INCLUDES = (SHARED, *(OPS / family for family in ("norms", "linear", "losses", "gated", "activations")))
+INCLUDES = (
+    SHARED,
+    SHARED / "hopper",
+    *(OPS / family for family in ("norms", "linear", "losses", "gated", "activations")),
+)
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ class CudaSource:
     defines: tuple[tuple[str, str], ...] = ()
     label: str = ""
     min_arch: int = 80
+    max_arch: int | None = None  # the last architecture with all instructions of the program
     options: tuple[str, ...] = ()
     # Kernels by the index of the device they are loaded for.
     _kernels_by_device: dict[int, dict[str, Kernel]] = field(

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 TMA_CAPABILITY = (9, 0)  # the first with the tensor memory accelerator, clusters and 227 KiB a block
 TMA_SMEM_PER_BLOCK = 227 << 10
+WGMMA_CAPABILITY = (9, 0)  # the only one: later chips have other tensor-core instructions
 
 
 def num_sms(device: torch.device, *, interpreted: int = 1) -> int:
@@ -45,6 +46,14 @@ def has_tma(device: torch.device) -> bool:
     properties = _properties(device)
     capability = (properties.major, properties.minor)
     return capability >= TMA_CAPABILITY and properties.shared_memory_per_block_optin >= TMA_SMEM_PER_BLOCK
+
+
+def has_wgmma(device: torch.device) -> bool:
+    """True if ``device`` multiplies by wgmma, from 227 KiB of shared memory for one block."""
+    if not has_tma(device):
+        return False
+    properties = _properties(device)
+    return (properties.major, properties.minor) == WGMMA_CAPABILITY
 
 
 def _properties(device: torch.device) -> Any:

@@ -1,4 +1,6 @@
-"""The matrix product in CUDA C++: float32 by fma, the rest by tensor cores; see the two .cu files.
+"""The matrix product in CUDA C++: float32 by fma, the rest by tensor cores; see the three .cu files.
+
+On Hopper half types go through the copy engine and wgmma (wgmma.py), where rows are multiples of 16 bytes.
 
 Operands are read as they are stored. Each order of strides is a variant of the program; further variants take
 any strides and alignment, one element at a time.
@@ -14,8 +16,9 @@ import torch
 
 from weft.backends.nvrtc import CudaSource
 from weft.core import Implementation
-from weft.machine.device_limits import smem_per_block
+from weft.machine.device_limits import has_wgmma, smem_per_block
 from weft.ops._common.layout import CUDA_TYPES, FLOAT_DTYPES, dtype_name
+from weft.ops.matmul import wgmma
 from weft.ops.matmul.spec import backward_by
 
 
@@ -176,6 +179,8 @@ def choose(a: torch.Tensor, b: torch.Tensor, precision: str) -> Config:
 
 
 def forward(a: torch.Tensor, b: torch.Tensor, *, precision: str = "ieee") -> torch.Tensor:
+    if wgmma.supports(a, b) and has_wgmma(a.device):
+        return wgmma.forward(a, b)
     return forward_with(choose(a, b, precision), a, b, precision=precision)
 
 
@@ -190,7 +195,7 @@ def _aot_kernels() -> tuple[CudaSource, ...]:
             others = ((0, 0), (2, 2), (1, 1)) if kind == "fma" else ((0, 0), (1, 1), (2, 3))
             aot_kernels += [source(kind, dtype, large, *modes) for modes in (row_major, *others)]
             aot_kernels += [source(kind, dtype, config, *row_major) for config in rest]
-    return tuple(aot_kernels)
+    return (*aot_kernels, *wgmma.aot_kernels())
 
 
 IMPLEMENTATION = Implementation(
@@ -199,5 +204,5 @@ IMPLEMENTATION = Implementation(
     forward=forward,
     backward=backward_by(forward),
     aot_kernels=_aot_kernels(),
-    idea="asynchronous copies ahead, 8 x 8 of c a thread (fma) or 64 x 64 a warp (mma.sync)",
+    idea="copy engine, pipeline and wgmma on Hopper; else 64 x 64 of c a warp (mma.sync); float32 by fma",
 )

@@ -1,0 +1,188 @@
+// Hopper's instructions as functions, one each (sm_90a). Source: NVIDIA's PTX ISA 8.x.
+//
+// All inline assembly of the library stands here and in wgmma_shapes.cuh, so that an emulator can define the
+// same functions on a CPU (tests/helpers/hopper_emulator.hpp). Addresses of shared memory are 32-bit.
+#pragma once
+#ifndef WEFT_HOPPER_EMULATED
+
+#define CLUSTER_DIMENSIONS(blocks) __cluster_dims__(blocks, 1, 1)
+
+namespace hopper {
+
+// A description of a tensor in global memory for the copy engine (TMA), made by the host
+// (cuTensorMapEncodeTiled). A kernel gets it in a __grid_constant__ parameter.
+struct alignas(64) TensorMap { unsigned long long opaque[16]; };
+
+__device__ __forceinline__ unsigned shared_address(const void* p) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(p));
+}
+
+// ---- Barriers in shared memory (mbarrier)
+
+// The phase completes after `count` arrivals and all bytes that were announced for it.
+__device__ __forceinline__ void mbarrier_init(unsigned mbarrier, unsigned count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(mbarrier), "r"(count) : "memory");
+}
+
+// Makes initialised barriers visible to the cluster and to the copy engine. Other threads of the block need
+// a barrier (__syncthreads) after it.
+__device__ __forceinline__ void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+__device__ __forceinline__ void mbarrier_arrive(unsigned mbarrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(mbarrier) : "memory");
+}
+
+// Arrives at the barrier that block `rank` of the cluster has at this address.
+__device__ __forceinline__ void mbarrier_arrive_at(unsigned mbarrier, unsigned rank) {
+  asm volatile(
+      "{\n .reg .b32 remote;\n"
+      " mapa.shared::cluster.u32 remote, %0, %1;\n"
+      " mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}" ::"r"(mbarrier),
+      "r"(rank)
+      : "memory");
+}
+
+// Arrives and announces `bytes` that copies will bring in this phase.
+__device__ __forceinline__ void mbarrier_arrive_expect(unsigned mbarrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(mbarrier), "r"(bytes)
+               : "memory");
+}
+
+// Returns true once the phase of this parity (0, 1, 0, ...) has completed; false also when it gave up
+// waiting.
+__device__ __forceinline__ bool mbarrier_try_wait(unsigned mbarrier, unsigned parity) {
+  unsigned done;
+  asm volatile(
+      "{\n .reg .pred p;\n"
+      " mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      " selp.u32 %0, 1, 0, p;\n}"
+      : "=r"(done)
+      : "r"(mbarrier), "r"(parity)
+      : "memory");
+  return done;
+}
+
+// ---- Copy engine (TMA)
+
+__device__ __forceinline__ void tma_prefetch(const TensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// Issues the copy of one box from global to shared memory; its bytes count on `mbarrier`. (x, y) is the
+// box's first element, x along the contiguous dimension. Elements outside of the tensor become 0.
+__device__ __forceinline__ void tma_load(unsigned to, const TensorMap* map, int x, int y, unsigned mbarrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+      "l"(map), "r"(x), "r"(y), "r"(mbarrier)
+      : "memory");
+}
+
+// The same, to this place in the shared memory of each block of the cluster whose bit is set in `blocks`; the
+// bytes count on each block's barrier at this address.
+__device__ __forceinline__ void tma_load_multicast(unsigned to, const TensorMap* map, int x, int y,
+                                                   unsigned mbarrier, unsigned short blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
+      " [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+      "l"(map), "r"(x), "r"(y), "r"(mbarrier), "h"(blocks)
+      : "memory");
+}
+
+// Issues the copy of one box from shared to global memory; elements outside of the tensor are not written.
+// The writes to shared memory come before it only behind fence_async_proxy() of their threads and a barrier.
+__device__ __forceinline__ void tma_store(const TensorMap* map, unsigned from, int x, int y) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
+               "r"(from), "r"(x), "r"(y)
+               : "memory");
+}
+
+// Makes this thread's stores so far one group.
+__device__ __forceinline__ void tma_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Waits until at most PENDING of this thread's groups have not read their shared memory yet.
+template <int PENDING> __device__ __forceinline__ void tma_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+
+// Waits until at most PENDING of this thread's groups are not complete.
+template <int PENDING> __device__ __forceinline__ void tma_wait() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+// Orders this thread's writes to shared memory before what the copy engine and wgmma read after it.
+__device__ __forceinline__ void fence_async_proxy() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// ---- Tensor cores (wgmma); the products themselves are in wgmma_shapes.cuh
+
+// Orders accesses to registers and shared memory before the next product. Needed before the first product
+// and wherever its registers were written by other instructions.
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+// Makes the products so far one group.
+__device__ __forceinline__ void wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+// Waits until at most PENDING groups are not complete. Until then their accumulators may not be touched.
+template <int PENDING> __device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+// Stores four 8 x 8 matrices of 16-bit elements: lane l gives the address of row l % 8 of matrix l / 8, and
+// holds elements 2 (l % 4) and the next of row l / 4 of each matrix.
+__device__ __forceinline__ void store_matrices(unsigned to, unsigned r0, unsigned r1, unsigned r2,
+                                               unsigned r3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(r0), "r"(r1),
+               "r"(r2), "r"(r3)
+               : "memory");
+}
+
+// ---- Clusters
+
+__device__ __forceinline__ unsigned cluster_rank() {
+  unsigned rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// Waits for all threads of the cluster. The warp need not be converged.
+__device__ __forceinline__ void cluster_barrier() {
+  asm volatile("barrier.cluster.arrive.release;\n barrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// ---- Warps and registers
+
+// True in one thread of the warp, the same each time.
+__device__ __forceinline__ bool elect_one() {
+  unsigned elected;
+  asm volatile(
+      "{\n .reg .pred p;\n"
+      " elect.sync _|p, 0xffffffff;\n"
+      " selp.u32 %0, 1, 0, p;\n}"
+      : "=r"(elected));
+  return elected;
+}
+
+// Sets the registers of each thread of a warp group, all of whose warps execute it.
+template <int COUNT> __device__ __forceinline__ void registers_decrease() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <int COUNT> __device__ __forceinline__ void registers_increase() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+// Waits for `threads` threads at barrier `id` (1 to 15; 0 is that of __syncthreads).
+__device__ __forceinline__ void named_barrier(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+}  // namespace hopper
+
+#include "wgmma_shapes.cuh"
+#endif

@@ -1,0 +1,76 @@
+"""Tensor maps: how the copy engine (TMA) finds the boxes of a matrix in global memory."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+SWIZZLE_BYTES = 128  # of a row of a box in shared memory, whose 16-byte chunks are swizzled
+MAX_BOX = 256  # elements of a box along one dimension
+MAX_EXTENT = 1 << 31  # coordinates are 32-bit and signed
+
+
+class TensorMap(ctypes.Structure):
+    """``hopper::TensorMap``, 128 opaque bytes."""
+
+    _fields_ = (("opaque", ctypes.c_uint64 * 16),)
+
+
+def fits(x: torch.Tensor) -> bool:
+    """Return True if the copy engine can read the matrix ``x`` as it is stored.
+
+    One dimension is contiguous; the matrix and its rows begin at multiples of 16 bytes.
+    """
+    inner = contiguous_dimension(x)
+    row_bytes = x.stride(1 - inner) * x.element_size()
+    return (
+        x.stride(inner) == 1
+        and x.data_ptr() % 16 == 0
+        and row_bytes % 16 == 0
+        and row_bytes < 1 << 40
+        and max(x.shape) < MAX_EXTENT
+    )
+
+
+def contiguous_dimension(x: torch.Tensor) -> int:
+    """Return the dimension of a matrix along which its elements are contiguous; 1 if both may be."""
+    return 1 if x.stride(1) == 1 or x.shape[1] == 1 else 0
+
+
+def encode(x: torch.Tensor, box_rows: int) -> TensorMap:
+    """Return the map of boxes of ``box_rows`` rows by 128 bytes; see :func:`fits`."""
+    inner = contiguous_dimension(x)
+    row_bytes = x.stride(1 - inner) * x.element_size()
+    return _encode(x.data_ptr(), x.dtype, x.shape[inner], x.shape[1 - inner], row_bytes, box_rows)
+
+
+# A map depends on these numbers alone, not on what the memory holds: it stays valid whoever owns it.
+@lru_cache(maxsize=4096)
+def _encode(
+    pointer: int, dtype: torch.dtype, columns: int, rows: int, row_bytes: int, box_rows: int
+) -> TensorMap:
+    from cuda.bindings import driver
+
+    kinds: dict[torch.dtype, Any] = {
+        torch.bfloat16: driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        torch.float16: driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+    }
+    status, encoded = driver.cuTensorMapEncodeTiled(
+        kinds[dtype],
+        2,
+        pointer,
+        [driver.cuuint64_t(columns), driver.cuuint64_t(rows)],
+        [driver.cuuint64_t(row_bytes)],
+        [driver.cuuint32_t(SWIZZLE_BYTES // dtype.itemsize), driver.cuuint32_t(box_rows)],
+        [driver.cuuint32_t(1), driver.cuuint32_t(1)],
+        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )
+    if int(status) != 0:
+        raise RuntimeError(f"CUDA call failed: {status!r}")
+    return TensorMap((ctypes.c_uint64 * 16)(*(int(word) for word in encoded.opaque)))

@@ -1,0 +1,356 @@
+// Hopper's asynchronous instructions on a CPU (ops/_common/hopper/ptx.cuh), one cluster at a time. Threads are
+// fibers that switch in random order, warps at different speeds. Copies of the copy engine complete late and
+// in any order; products (wgmma) read shared memory late, each thread its own part. A fault in a protocol
+// shows: what a copy will write is NaN from its issue on, accumulators are NaN until their product was waited
+// for, and a store by the copy engine refuses bytes whose writer has no proxy fence behind the write.
+#define WEFT_HOPPER_EMULATED
+#include "cuda_types.hpp"
+#include <map>
+#include <random>
+
+#ifndef CLUSTER
+#define CLUSTER 1
+#endif
+#define CLUSTER_DIMENSIONS(blocks)
+
+unsigned char memory[1];  // stands for the beginning of the block's own shared memory
+static unsigned char pools[CLUSTER][232448] __attribute__((aligned(1024)));
+struct Barrier { unsigned arrived = 0, generation = 0; };
+struct Lane { int given; unsigned at, words[4]; };
+struct Warp { Barrier barrier; Lane lanes[2][32]; };  // used by turns: one barrier for each use is enough
+struct Mbarrier { unsigned count, pending, phase; long bytes; };
+struct Product {
+  void (*run)(const Product&, float*);
+  float* sums;
+  unsigned long long a, b;
+  bool accumulate;
+  unsigned group;
+};
+struct Fiber {
+  ucontext_t start;
+  jmp_buf at;
+  std::vector<char> stack = std::vector<char>(1 << 17);
+  bool started, done, fenced;
+  unsigned words, proxy_fences, product_group, store_group;
+  std::deque<Product> products;
+  std::map<float*, std::vector<float>> sums;  // the true accumulators of products in flight
+};
+struct Writer { int thread = -1; unsigned proxy_fences = 0; };
+
+static std::vector<Fiber> fibers;
+static Warp warps[32 * CLUSTER];
+static Barrier all_blocks, everyone[CLUSTER], named[CLUSTER][16];
+static std::map<unsigned, Mbarrier> mbarriers[CLUSTER];
+static std::vector<Writer> writers[CLUSTER];  // of each 16 bytes of shared memory, by ordinary stores
+static unsigned current, count, room, progress;  // count: threads of a block
+static std::mt19937 chance;
+static jmp_buf home, failed;
+static char message[200];
+static void (*body)();
+static Index threadIdx, blockIdx, gridDim;
+
+static void require(bool right, const char* what) {
+  if (right) return;
+  std::snprintf(message, sizeof message, "thread %u of block %u: %s", current, blockIdx.x, what);
+  _longjmp(failed, 1);
+}
+static unsigned block() { return current / count; }
+static unsigned char* pool() { return pools[block()]; }
+static void enter() {
+  body();
+  require(fibers[current].products.empty(), "ends before its products are complete");
+  fibers[current].done = true;
+  _longjmp(home, 1);
+}
+static void next() {  // gives the turn away
+  if (_setjmp(fibers[current].at) == 0) _longjmp(home, 1);
+}
+static void arrive(Barrier& barrier, unsigned size) {
+  const unsigned mine = barrier.generation;
+  ++progress;
+  if (++barrier.arrived == size) barrier.arrived = 0, ++barrier.generation;
+  else while (barrier.generation == mine) next();
+}
+inline void __syncthreads() { arrive(everyone[block()], count); }
+inline void __syncwarp() { arrive(warps[current / 32].barrier, 32); }
+static Lane* together(const Lane& mine) {  // what all lanes of the warp gave
+  Lane* lanes = warps[current / 32].lanes[fibers[current].words++ % 2];
+  lanes[current % 32] = mine;
+  __syncwarp();
+  return lanes;
+}
+inline int __shfl_sync(unsigned, int v, int lane) { return together({.given = v})[lane].given; }
+static unsigned char* shared_at(unsigned at, unsigned size) {
+  require(at % std::min(size, 16u) == 0 && at + size <= room, "shared memory out of bounds or not aligned");
+  return pool() + at;
+}
+static bool has_ended(unsigned rank) {
+  for (unsigned t = 0; t < count; ++t)
+    if (!fibers[rank * count + t].done) return false;
+  return true;
+}
+static unsigned swizzled(unsigned at) { return at ^ (at >> 7 & 7) << 4; }
+
+namespace hopper {
+
+// As the test's host makes it: two dimensions, the inner one contiguous.
+struct alignas(64) TensorMap { unsigned char* base; long long extent[2], row_bytes, box[2], item_bytes, unused[9]; };
+
+struct Copy { bool is_load; unsigned block, at, mbarrier, thread, group; TensorMap map; int x, y; unsigned delay; };
+static std::vector<Copy> copies;  // in flight
+
+static bool by_chance(double share) { return chance() < share * 4294967296.0; }
+static void copy(const Copy& c) {
+  const TensorMap& m = c.map;
+  for (long long y = 0; y < m.box[1]; ++y)
+    for (long long x = 0; x < m.box[0]; ++x) {
+      unsigned char* there = pools[c.block] + swizzled(c.at + y * 128 + x * m.item_bytes);
+      const long long gx = c.x + x, gy = c.y + y;
+      const bool inside = gx >= 0 && gx < m.extent[0] && gy >= 0 && gy < m.extent[1];
+      unsigned char* here = m.base + gy * m.row_bytes + gx * m.item_bytes;
+      if (!c.is_load) {
+        if (inside) std::memcpy(here, there, m.item_bytes);
+      } else if (inside) std::memcpy(there, here, m.item_bytes);
+      else std::memset(there, 0, m.item_bytes);
+    }
+}
+static void check(Mbarrier& b) {
+  ++progress;
+  if (b.pending == 0 && b.bytes == 0) b.phase ^= 1, b.pending = b.count;
+}
+static Mbarrier& mbarrier_at(unsigned at, unsigned rank) {
+  require(mbarriers[rank].count(at), "an mbarrier that was not initialised");
+  return mbarriers[rank][at];
+}
+static void complete(size_t index) {
+  const Copy c = copies[index];
+  copies.erase(copies.begin() + index);
+  require(!has_ended(c.block), "the block ends before its copies");
+  copy(c);
+  ++progress;
+  if (c.is_load) {
+    Mbarrier& b = mbarrier_at(c.mbarrier, c.block);
+    b.bytes -= c.map.box[0] * c.map.box[1] * c.map.item_bytes;
+    check(b);
+  }
+}
+
+inline unsigned shared_address(const void* p) { return (const unsigned char*)p - memory; }
+inline void mbarrier_init(unsigned at, unsigned arrivals) {
+  shared_at(at, 8);
+  mbarriers[block()][at] = {arrivals, arrivals, 0, 0};
+}
+inline void fence_mbarrier_init() {}
+inline void mbarrier_arrive_at(unsigned at, unsigned rank) {
+  require(rank < CLUSTER && !has_ended(rank), "an arrival at a block that has ended");
+  Mbarrier& b = mbarrier_at(at, rank);
+  require(b.pending > 0, "one arrival too many");
+  --b.pending;
+  check(b);
+}
+inline void mbarrier_arrive(unsigned at) { mbarrier_arrive_at(at, block()); }
+inline void mbarrier_arrive_expect(unsigned at, unsigned bytes) {
+  mbarrier_at(at, block()).bytes += bytes;
+  mbarrier_arrive(at);
+}
+inline bool mbarrier_try_wait(unsigned at, unsigned parity) {
+  Mbarrier& b = mbarrier_at(at, block());
+  if (b.phase == parity) next();
+  return b.phase != parity;
+}
+inline void tma_prefetch(const TensorMap*) {}
+static void issue(const Copy& c) {
+  const unsigned bytes = c.map.box[1] * 128;
+  require(c.at % 1024 == 0 && c.map.box[0] * c.map.item_bytes == 128, "a box is rows of 128 bytes in an atom");
+  shared_at(c.at, bytes);
+  for (unsigned chunk = c.at / 16; chunk < (c.at + bytes) / 16; ++chunk) {
+    Writer& w = writers[c.block][chunk];
+    if (c.is_load) w = {};
+    else require(w.thread >= 0 && fibers[w.thread].proxy_fences > w.proxy_fences, "no proxy fence before a store");
+  }
+  if (c.is_load) std::memset(pools[c.block] + c.at, 0xff, bytes);
+  copies.push_back(c);
+  if (by_chance(0.1)) copies.back().delay = chance() % 60;
+}
+inline void tma_load(unsigned to, const TensorMap* map, int x, int y, unsigned mbarrier) {
+  issue({true, block(), to, mbarrier, current, 0, *map, x, y});
+}
+inline void tma_load_multicast(unsigned to, const TensorMap* map, int x, int y, unsigned mbarrier,
+                               unsigned short blocks) {
+  for (unsigned rank = 0; rank < CLUSTER; ++rank)
+    if (blocks >> rank & 1) issue({true, rank, to, mbarrier, current, 0, *map, x, y});
+}
+inline unsigned cluster_rank() { return block(); }
+inline void cluster_barrier() { arrive(all_blocks, count * CLUSTER); }
+inline void tma_store(const TensorMap* map, unsigned from, int x, int y) {
+  issue({false, block(), from, 0, current, fibers[current].store_group, *map, x, y});
+}
+inline void tma_commit() { ++fibers[current].store_group; }
+template <int PENDING> inline void tma_wait_read() {
+  for (size_t i = copies.size(); i-- > 0;)
+    if (!copies[i].is_load && copies[i].thread == current &&
+        (int)(fibers[current].store_group - copies[i].group) > PENDING)
+      complete(i);
+}
+template <int PENDING> inline void tma_wait() { tma_wait_read<PENDING>(); }
+inline void fence_async_proxy() { ++fibers[current].proxy_fences; }
+
+// ---- Tensor cores
+
+// A signalling NaN: arithmetic makes another one of it, so that use of accumulators in flight shows.
+constexpr unsigned IN_FLIGHT = 0x7fa0dead;
+
+static void run_oldest(Fiber& fiber) {
+  const Product p = fiber.products.front();
+  fiber.products.pop_front();
+  ++progress;
+  p.run(p, fiber.sums[p.sums].data());
+}
+inline void wgmma_fence() { fibers[current].fenced = true; }
+inline void wgmma_commit() { ++fibers[current].product_group; }
+template <int PENDING> inline void wgmma_wait() {
+  Fiber& fiber = fibers[current];
+  while (!fiber.products.empty() && (int)(fiber.product_group - fiber.products.front().group) > PENDING)
+    run_oldest(fiber);
+  for (auto one = fiber.sums.begin(); one != fiber.sums.end();) {
+    bool in_flight = false;
+    for (const Product& p : fiber.products) in_flight |= p.sums == one->first;
+    if (in_flight) { ++one; continue; }
+    for (size_t i = 0; i < one->second.size(); ++i)
+      require(std::memcmp(one->first + i, &IN_FLIGHT, 4) == 0, "accumulators were written during a product");
+    std::copy(one->second.begin(), one->second.end(), one->first);
+    one = fiber.sums.erase(one);
+    fiber.fenced = false;
+  }
+}
+template <typename T, bool MN_MAJOR> float operand(unsigned long long descriptor, int i, int k) {
+  const unsigned start = (descriptor & 0x3fff) << 4, leading = (descriptor >> 16 & 0x3fff) << 4;
+  const unsigned stride = (descriptor >> 32 & 0x3fff) << 4;
+  require(descriptor >> 62 == 1, "a descriptor without the swizzle of 128 bytes");
+  const unsigned at = MN_MAJOR ? i / 64 * leading + k / 8 * stride + k % 8 * 128 + i % 64 * 2
+                               : i / 8 * stride + i % 8 * 128 + k * 2;
+  T v;
+  std::memcpy(&v, pool() + swizzled(start + at), 2);
+  return to_float(v);
+}
+template <typename T, int A_MAJOR, int B_MAJOR, int WIDTH> struct Wgmma {
+  static void multiply(const Product& p, float* sums) {
+    const unsigned thread = current % 128;
+    float a[2][16], b[16];
+    for (int half = 0; half < 2; ++half)
+      for (int k = 0; k < 16; ++k)
+        a[half][k] = operand<T, A_MAJOR>(p.a, thread / 32 * 16 + thread % 32 / 4 + half * 8, k);
+    for (int i = 0; i < WIDTH / 2; i += i % 2 ? 3 : 1) {  // two columns, each in two rows
+      for (int k = 0; k < 16; ++k) b[k] = operand<T, B_MAJOR>(p.b, i / 4 * 8 + thread % 4 * 2 + i % 2, k);
+      for (int half = 0; half < 2; ++half) {
+        float& sum = sums[i + half * 2];
+        if (!p.accumulate) sum = 0;
+        for (int k = 0; k < 16; ++k) sum = fmaf(a[half][k], b[k], sum);
+      }
+    }
+  }
+  static void run(float (&d)[WIDTH / 2], unsigned long long a, unsigned long long b, int accumulate) {
+    Fiber& fiber = fibers[current];
+    if (!fiber.sums.count(d)) {
+      require(fiber.fenced, "no wgmma_fence before the first product");
+      fiber.sums[d].assign(d, d + WIDTH / 2);
+      for (float& one : d) std::memcpy(&one, &IN_FLIGHT, 4);
+    }
+    fiber.products.push_back({multiply, d, a, b, accumulate != 0, fiber.product_group});
+  }
+};
+inline void store_matrices(unsigned to, unsigned r0, unsigned r1, unsigned r2, unsigned r3) {
+  const unsigned lane = current % 32;
+  shared_at(to, 16);
+  const Lane* lanes = together({.at = to, .words = {r0, r1, r2, r3}});
+  for (int matrix = 0; matrix < 4; ++matrix)
+    std::memcpy(pool() + lanes[matrix * 8 + lane / 4].at + lane % 4 * 4, &lanes[lane].words[matrix], 4);
+  writers[block()][to / 16] = {(int)current, fibers[current].proxy_fences};
+  __syncwarp();
+}
+inline bool elect_one() { return together({})[0].given == 0 && current % 32 == 0; }
+template <int COUNT> inline void registers_decrease() { require(COUNT % 8 == 0 && COUNT >= 24, "setmaxnreg"); }
+template <int COUNT> inline void registers_increase() { require(COUNT % 8 == 0 && COUNT <= 256, "setmaxnreg"); }
+inline void named_barrier(int id, int threads) {
+  require(id > 0 && id < 16, "a named barrier is 1 to 15");
+  arrive(named[block()][id], threads);
+}
+
+static void engine() {  // what runs beside the threads
+  for (size_t i = copies.size(); i-- > 0;)
+    if (copies[i].delay ? !copies[i].delay-- : by_chance(0.1)) complete(i);
+  for (unsigned t = 0; t < count * CLUSTER; ++t)
+    while (!fibers[t].products.empty() && by_chance(0.1)) {
+      current = t;
+      run_oldest(fibers[t]);
+    }
+}
+
+}  // namespace hopper
+
+static unsigned first_block;  // of the cluster that runs
+
+static void run() {
+  std::memset(pools, 0xff, sizeof pools);
+  std::vector<unsigned> order(count * CLUSTER / 32), asleep(order.size(), 0);
+  for (unsigned w = 0; w < order.size(); ++w) order[w] = w;
+  unsigned idle = 0, sweep = 0, left = count * CLUSTER;
+  while (left) {
+    const unsigned before = progress;
+    std::shuffle(order.begin(), order.end(), chance);
+    if (CLUSTER > 1 && (sweep++ == 0 || hopper::by_chance(0.01))) {  // a block falls behind the other
+      const unsigned late = chance() % CLUSTER;
+      for (unsigned w = 0; w < order.size(); ++w)
+        if (w * 32 / count == late) asleep[w] = chance() % 100;
+    }
+    for (unsigned w : order) {
+      if (asleep[w]) { --asleep[w]; continue; }
+      if (hopper::by_chance(0.02)) asleep[w] = chance() % 40;  // a warp falls behind
+      for (unsigned t = w * 32; t < w * 32 + 32; ++t) {
+        if (fibers[t].done) continue;
+        current = t, threadIdx = {t % count, 0, 0}, blockIdx.x = first_block + t / count;
+        if (_setjmp(home)) { left -= fibers[current].done; continue; }
+        if (fibers[t].started) _longjmp(fibers[t].at, 1);
+        fibers[t].started = true;
+        setcontext(&fibers[t].start);
+      }
+    }
+    hopper::engine();
+    idle = progress == before ? idle + 1 : 0;
+    require(idle < 5000, "deadlock: all threads wait");
+  }
+  require(hopper::copies.empty(), "the block ends before its copies");
+}
+
+const long long* given;
+template <typename A> A argument(long long bits) { return *reinterpret_cast<const A*>(bits); }
+template <typename A> void call(void (*kernel)(A)) { kernel(argument<std::remove_const_t<A>>(given[0])); }
+// Runs the kernel; returns nullptr, or what it did wrong.
+extern "C" const char* launch(const unsigned* grid, unsigned threads, unsigned bytes, const long long* a) {
+  static unsigned seed = 0;
+  const char* text = std::getenv("WEFT_EMULATOR_SEED");
+  chance.seed(++seed + (text ? std::atoi(text) : 0) * 1000u);
+  gridDim = {grid[0], grid[1], grid[2]}, given = a, count = threads, room = bytes;
+  hopper::copies.clear();
+  if (_setjmp(failed)) return message;
+  for (first_block = 0; first_block < grid[0]; first_block += CLUSTER) {
+    blockIdx = {first_block, 0, 0};
+    fibers.resize(threads * CLUSTER);
+    for (Fiber& one : fibers) {
+      one.started = one.done = one.fenced = false, one.words = one.proxy_fences = 0;
+      one.product_group = one.store_group = 0, one.products.clear(), one.sums.clear();
+      getcontext(&one.start);
+      one.start.uc_stack.ss_sp = one.stack.data();
+      one.start.uc_stack.ss_size = one.stack.size();
+      makecontext(&one.start, enter, 0);
+    }
+    all_blocks = {};
+    for (unsigned rank = 0; rank < CLUSTER; ++rank) {
+      everyone[rank] = {}, mbarriers[rank].clear(), writers[rank].assign(sizeof pools[0] / 16, {});
+      for (Barrier& one : named[rank]) one = {};
+    }
+    for (Warp& warp : warps) warp.barrier = {};
+    run();
+  }
+  return nullptr;
+}

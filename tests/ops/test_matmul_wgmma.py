@@ -1,0 +1,235 @@
+"""The wgmma product in the emulator: orders of operands, edges, schedules; planted faults are seen."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers import warp_emulator
+from helpers.paths import SRC, TESTS
+from helpers.warp_emulator import EmulatorError
+from weft.backends.nvrtc import CudaSource
+from weft.ops._common.hopper import tensor_map, wgmma_shapes
+
+wgmma = importlib.import_module("weft.ops.matmul.wgmma")  # the package has a function of the folder's name
+EMULATOR = TESTS / "helpers" / "hopper_emulator.hpp"
+LIBRARY = SRC / "weft/ops/_common/hopper"
+PAIR, WIDE, ODD, MIDDLE, NARROW = wgmma.CANDIDATES  # PAIR: two blocks in a cluster
+BF16, FP16 = torch.bfloat16, torch.float16
+# m, n, k, configuration, dtype, and whether a and b are stored with K as the contiguous dimension. The block
+# has 128 rows and takes 64 of K; with two SMs each block computes several tiles.
+POINTS = [
+    (128, 64, 64, NARROW, BF16, True, False),
+    (1, 8, 8, NARROW, BF16, True, False),
+    (130, 136, 200, MIDDLE, BF16, True, False),
+    (300, 264, 712, WIDE, BF16, True, True),
+    (72, 200, 72, MIDDLE, FP16, False, True),
+    (264, 392, 136, ODD, FP16, False, False),
+    (1030, 72, 264, NARROW, BF16, True, True),
+    (300, 264, 712, PAIR, BF16, True, True),
+    (520, 264, 200, PAIR, BF16, True, False),
+]
+# name: file, the text that is replaced, and by what
+FAULTS = {
+    "no proxy fence before a store": ("matmul_wgmma.cu", "    fence_async_proxy();\n", ""),
+    "a stage is released while products read it": (
+        "matmul_wgmma.cu",
+        "    wgmma_wait<1>();\n    if (previous >= 0 && threadIdx.x % 32 == 0) "
+        "pipeline.release_in_cluster<CLUSTER>(previous);\n",
+        "    if (threadIdx.x % 32 == 0) pipeline.release_in_cluster<CLUSTER>(ring.stage);\n",
+    ),
+    "a producer waits for the wrong phase": ("barrier.cuh", "position.parity ^ 1", "position.parity"),
+    "a consumer waits for the wrong phase": (
+        "barrier.cuh",
+        "wait(full(position.stage), position.parity)",
+        "wait(full(position.stage), position.parity ^ 1)",
+    ),
+    "products are not waited for": (
+        "matmul_wgmma.cu",
+        "  wgmma_wait<0>();\n  if (threadIdx.x % 32 == 0) pipeline.release_in_cluster",
+        "  if (threadIdx.x % 32 == 0) pipeline.release_in_cluster",
+    ),
+    "accumulators are used before a wait": (
+        "matmul_wgmma.cu",
+        "    wgmma_commit();\n",
+        "    wgmma_commit();\n    sums[0] += 1.0f;\n",
+    ),
+    "no fence before the first product": ("matmul_wgmma.cu", "    wgmma_fence();\n", ""),
+    "a buffer is overwritten while it is stored": (
+        "matmul_wgmma.cu",
+        "    if (threadIdx.x % GROUP_THREADS == 0) tma_wait_read<0>();\n",
+        "",
+    ),
+    "no barrier between the writes and the store": (
+        "matmul_wgmma.cu",
+        "    fence_async_proxy();\n    named_barrier(1 + group, GROUP_THREADS);\n",
+        "    fence_async_proxy();\n",
+    ),
+    "the block ends before its stores": (
+        "matmul_wgmma.cu",
+        "    if (threadIdx.x % GROUP_THREADS == 0) tma_wait<0>();",
+        "    //",
+    ),
+    "too few arrivals free a stage": (
+        "matmul_wgmma.cu",
+        "pipeline.init(CONSUMERS * 4 * CLUSTER)",
+        "pipeline.init(4)",
+    ),
+    "a block frees only its own stages": (
+        "barrier.cuh",
+        "      for (unsigned rank = 0; rank < BLOCKS; ++rank) mbarrier_arrive_at(empty(stage), rank);",
+        "      for (unsigned rank = 0; rank < BLOCKS; ++rank) mbarrier_arrive(empty(stage));",
+    ),
+    "a block ends before the others' last arrivals": (
+        "matmul_wgmma.cu",
+        "  // Until the others arrive no more at this block's barriers.\n"
+        "  if constexpr (CLUSTER > 1) cluster_barrier();\n",
+        "",
+    ),
+    "a block copies before the other's barriers exist": (
+        "matmul_wgmma.cu",
+        "  if constexpr (CLUSTER > 1) cluster_barrier();  // another",
+        "  if constexpr (CLUSTER > 1) __syncthreads();  // another",
+    ),
+    "bytes are announced that never come": (
+        "matmul_wgmma.cu",
+        "begin_fill(ring, STAGE_BYTES)",
+        "begin_fill(ring, STAGE_BYTES + 16)",
+    ),
+    "a descriptor with the wrong stride": (
+        "wgmma.cuh",
+        "(unsigned long long)(ATOM_BYTES >> 4) << 32",
+        "(unsigned long long)(ATOM_BYTES >> 5) << 32",
+    ),
+}
+
+
+def toy_map(
+    pointer: int, dtype: torch.dtype, columns: int, rows: int, row_bytes: int, box_rows: int
+) -> tensor_map.TensorMap:
+    """Return a tensor map as the emulator reads it."""
+    words = (
+        pointer,
+        columns,
+        rows,
+        row_bytes,
+        tensor_map.SWIZZLE_BYTES // dtype.itemsize,
+        box_rows,
+        dtype.itemsize,
+    )
+    return tensor_map.TensorMap((ctypes.c_uint64 * 16)(*words))
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    warp_emulator.emulate(monkeypatch, tmp_path_factory.getbasetemp(), EMULATOR)
+    monkeypatch.setattr(tensor_map, "_encode", toy_map)
+    monkeypatch.setattr(wgmma, "num_sms", lambda device: 2)
+
+
+def product(point: tuple[int, int, int, object, torch.dtype, bool, bool], seed: int) -> float:
+    """Return the largest error of a product, in units of what rounding the exact one to the dtype costs."""
+    m, n, k, config, dtype, a_is_k_major, b_is_k_major = point
+    generator = torch.Generator().manual_seed(seed)
+    a = torch.randn((m, k) if a_is_k_major else (k, m), generator=generator).to(dtype)
+    b = torch.randn((n, k) if b_is_k_major else (k, n), generator=generator).to(dtype)
+    a, b = a if a_is_k_major else a.t(), b.t() if b_is_k_major else b
+    assert wgmma.supports(a, b)
+    exact = a.double() @ b.double()
+    unit = torch.finfo(dtype).eps * (exact.abs() + 1e-3 * k**0.5)
+    return float(((wgmma.forward_with(config, a, b).double() - exact).abs() / unit).nan_to_num(1e9).max())
+
+
+needs_compiler = pytest.mark.skipif(
+    warp_emulator.COMPILER is None, reason="no g++ to compile the kernel with"
+)
+
+
+@needs_compiler
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(
+    "point", POINTS, ids=lambda p: f"{p[0]}x{p[1]}x{p[2]}-{p[3].columns}-{p[5]:d}{p[6]:d}"
+)
+def test_products_are_right_in_any_schedule(point: tuple[object, ...], emulated: None) -> None:
+    for seed in range(3):  # each launch switches threads in another order
+        assert product(point, seed) < 0.6  # type: ignore[arg-type]
+
+
+@needs_compiler
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_seen(
+    fault: str, emulated: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of kernel and library with one fault gives a wrong product or breaks the emulator's rules."""
+    name, old, new = FAULTS[fault]
+    (tmp_path / "hopper").mkdir()
+    kernel = SRC / "weft/ops/matmul/matmul_wgmma.cu"
+    for file in (kernel, *LIBRARY.glob("*.cuh")):
+        text = file.read_text()
+        if file.name == name:
+            assert text.count(old) == 1, "the text of the fault is not in the file"
+            text = text.replace(old, new)
+        (tmp_path / ("" if file == kernel else "hopper") / file.name).write_text(text)
+    real = wgmma.source
+
+    def source(*arguments: object) -> CudaSource:
+        return replace(real(*arguments), file=tmp_path / kernel.name)
+
+    monkeypatch.setattr(wgmma, "source", source)
+    errors = []
+    # Two blocks that each compute one tile, in many schedules, or one block that computes several.
+    of_cluster = fault.startswith("a block")
+    point = (256, 256, 264, PAIR, BF16, True, True) if of_cluster else (300, 264, 712, WIDE, BF16, True, True)
+    for seed in range(40 if of_cluster else 6):
+        try:
+            errors.append(product(point, seed))
+        except EmulatorError:
+            return
+    assert max(errors) > 2
+
+
+def test_the_generated_shapes_are_current() -> None:
+    assert (LIBRARY / "wgmma_shapes.cuh").read_text() == wgmma_shapes.text()
+
+
+def test_every_configuration_fits_in_shared_memory() -> None:
+    assert all(config.smem_bytes <= 227 << 10 for config in wgmma.CANDIDATES)
+
+
+def test_operands_that_the_copy_engine_cannot_read_are_not_supported() -> None:
+    a, b = torch.zeros(64, 72, dtype=BF16), torch.zeros(72, 80, dtype=BF16)
+    assert wgmma.supports(a, b) and wgmma.supports(a.t().contiguous().t(), b)
+    assert not wgmma.supports(a.float(), b.float())
+    assert not wgmma.supports(a[:, 1:], b[1:])  # begins between two multiples of 16 bytes
+    assert not wgmma.supports(torch.zeros(64, 71, dtype=BF16), b[:71])
+    assert not wgmma.supports(a, torch.zeros(72, 81, dtype=BF16))
+    assert not wgmma.supports(a[:, ::2], b[::2])
+    assert not wgmma.supports(a[:0], b)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", wgmma.CANDIDATES, ids=lambda c: str(c.columns))
+@pytest.mark.parametrize("dtype", wgmma.DTYPES)
+def test_products_are_right_on_a_gpu(dtype: torch.dtype, config: object) -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("wgmma exists on compute capability 9.0 alone")
+    for m, n, k in ((1, 8, 8), (128, 256, 64), (1000, 1032, 2056), (4096, 4096, 512), (520, 4104, 72)):
+        for a_is_k_major in (True, False):
+            for b_is_k_major in (True, False):
+                if (not a_is_k_major and m % 8) or (not b_is_k_major and n % 8):
+                    continue
+                a = torch.randn((m, k) if a_is_k_major else (k, m), device="cuda").to(dtype)
+                b = torch.randn((n, k) if b_is_k_major else (k, n), device="cuda").to(dtype)
+                a, b = a if a_is_k_major else a.t(), b.t() if b_is_k_major else b
+                exact = a.double() @ b.double()
+                unit = torch.finfo(dtype).eps * (exact.abs() + 1e-3 * k**0.5)
+                c = wgmma.forward_with(config, a, b)
+                error = float(((c.double() - exact).abs() / unit).nan_to_num(1e9).max())
+                assert error < 0.6, (m, n, k, a_is_k_major, b_is_k_major)
+                assert torch.equal(c, wgmma.forward_with(config, a, b))
