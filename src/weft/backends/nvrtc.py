@@ -251,6 +251,15 @@ class PreparedLaunch:
         return entry
 
 
+def launch_and_prepare(kernel: Any, *arguments: Any, **options: Any) -> PreparedLaunch | None:
+    """Launch ``kernel(*arguments, **options)``, and return the same launch with other addresses.
+
+    None is returned in a dry run, whose kernels only record their launches.
+    """
+    kernel(*arguments, **options)
+    return kernel.prepare(*arguments, **options) if isinstance(kernel, Kernel) else None
+
+
 def _launch(kernel: Kernel, config: int, parameters: int) -> None:
     status = _launcher()(config, kernel.function, parameters, None)
     if status:
