@@ -314,10 +314,32 @@ def _direct_apply(name: str, impl: str) -> Function:
             "backward": staticmethod(_direct_backward(name, impl)),
         }
         function = type(f"weft_{name}", (torch.autograd.Function,), methods)
-        # Function.apply itself is Python, which looks for transforms and wrapped tensors: there are none.
-        apply = super(torch.autograd.Function, function).apply  # type: ignore[misc]
-        _applies[name, impl] = apply
+        apply = _applies[name, impl] = apply_without_checks(function)
     return apply
+
+
+def apply_without_checks(function: type[torch.autograd.Function]) -> Function:
+    """Return ``function.apply`` for calls that pass :func:`can_skip_dispatcher`.
+
+    PyTorch's ``apply`` is Python, which looks for transforms and wrapped tensors before it calls another.
+    """
+    apply: Function = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+    return apply
+
+
+def refuse_double_backward(name: str) -> None:
+    """Raise :class:`WeftError` if the backward that calls this is to be differentiated itself.
+
+    ``create_graph=True`` asks for it. The backward's kernels have no gradient, which would silently be
+    missing from the result.
+    """
+    if torch.is_grad_enabled():
+        raise WeftError(
+            f"a gradient of {name}'s gradient",
+            expected="backward without create_graph",
+            got="create_graph=True",
+            hint="impl='torch' can be differentiated as often as torch's own",
+        )
 
 
 def _direct_forward(name: str, impl: str) -> Function:
@@ -351,15 +373,7 @@ def _direct_backward(name: str, impl: str) -> Function:
     count = 1 + len(schema.input_names())
 
     def run(ctx: Any, *grads: Any) -> Any:
-        # create_graph=True differentiates the backward too. Its kernels have no gradient, which would
-        # silently be missing from the result.
-        if torch.is_grad_enabled():
-            raise WeftError(
-                f"a gradient of {name}'s gradient",
-                expected="backward without create_graph",
-                got="create_graph=True",
-                hint="impl='torch' can be differentiated as often as torch's own",
-            )
+        refuse_double_backward(name)
         if several:
             grads = _materialised(ctx, grads[:takes])
         arguments = (*grads, *_saved(ctx))

@@ -197,6 +197,28 @@ def cross_entropy_backward_into(
     return out
 
 
+MEAN_SOURCE = CudaSource(
+    file=Path(__file__).with_name("mean_of_rows.cu"),
+    kernels=("mean_of_rows",),
+    defines=(("WEFT_T", "float"), ("THREADS", "1024")),
+    label="mean_of_rows",
+)
+
+
+def mean_of_rows(losses: Tensor, targets: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
+    """Return the mean of the losses whose target is not ``ignore_index``, and their count, in float32."""
+    mean, count = (torch.empty((), dtype=torch.float32, device=losses.device) for _ in range(2))
+    rows = losses.shape[0]
+    key = ("mean", rows, ignore_index, losses.get_device()) if are_repeatable(losses, targets) else None
+    launch = LAUNCHES.get(key)
+    if launch is not None:
+        launch(losses.data_ptr(), targets.data_ptr(), mean.data_ptr(), count.data_ptr())
+    else:
+        arguments = (losses, targets.contiguous(), mean, count, rows, ignore_index)
+        LAUNCHES.store(key, launch_and_prepare(MEAN_SOURCE["mean_of_rows"], 1, 1024, *arguments))
+    return mean, count
+
+
 @cache
 def fits_in_smem(columns: int, dtype: torch.dtype, device: torch.device) -> bool:
     """True if a row can wait in shared memory: the device has bulk copies, and two rows fit in an SM."""
@@ -264,7 +286,7 @@ def _aot_row_kernels() -> tuple[CudaSource, ...]:
     shipped = ((bf16, 50304, False), (bf16, 50304, True), (fp16, 50304, False), (fp32, 4096, False))
     forward = [row_source(dtype, configure(n, dtype), smooth) for dtype, n, smooth in shipped]
     by_column = [row_source(bf16, configure(50257, bf16), smooth, True) for smooth in (False, True)]
-    return (*forward, *by_column, row_source(bf16, configure_fused(50304, bf16), False))
+    return (*forward, *by_column, row_source(bf16, configure_fused(50304, bf16), False), MEAN_SOURCE)
 
 
 CROSS_ENTROPY = with_invariant(

@@ -164,6 +164,24 @@ def cross_entropy_backward_into(
     return out
 
 
+MEAN_BLOCK = 1024  # rows per step of the one program
+
+
+def mean_of_rows(losses: Tensor, targets: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
+    """Return the mean of the losses whose target is not ``ignore_index``, and their count, in float32."""
+    mean, count = (torch.empty((), dtype=torch.float32, device=losses.device) for _ in range(2))
+    rows = losses.shape[0]
+    key = ("mean", rows, ignore_index, losses.get_device()) if are_repeatable(losses, targets) else None
+    launch = LAUNCHES.get(key)
+    if launch is not None:
+        launch(losses.data_ptr(), targets.data_ptr(), mean.data_ptr(), count.data_ptr())
+    else:
+        arguments = (losses, targets.contiguous(), mean, count, rows, ignore_index)
+        options = {"BLOCK": MEAN_BLOCK, "num_warps": 8}
+        LAUNCHES.store(key, launch_and_prepare(kernels.mean_of_rows, (1,), *arguments, **options))
+    return mean, count
+
+
 def linear_cross_entropy_forward(
     x: Tensor,
     weight: Tensor,
@@ -266,6 +284,21 @@ _AOT_SCALE_GRADIENT = TritonAotKernel(
     num_warps=8,
 )
 
+_AOT_MEAN = TritonAotKernel(
+    label="mean_of_rows",
+    kernel=kernels.mean_of_rows,
+    signature={
+        "losses_ptr": "*fp32",
+        "targets_ptr": "*i64",
+        "mean_ptr": "*fp32",
+        "count_ptr": "*fp32",
+        "rows": "i32:16",
+        "ignore_index": "i32",
+        "BLOCK": MEAN_BLOCK,
+    },
+    num_warps=8,
+)
+
 CROSS_ENTROPY = with_invariant(
     Implementation(
         operator="cross_entropy",
@@ -278,6 +311,7 @@ CROSS_ENTROPY = with_invariant(
             *_aot_row_kernels(kernels.cross_entropy_backward, _AOT_SHAPES),
             *_aot_row_kernels(kernels.cross_entropy_forward, _AOT_SHAPES[1:2], by_column=True),
             *_aot_row_kernels(kernels.cross_entropy_backward, _AOT_SHAPES[1:2], by_column=True),
+            _AOT_MEAN,
         ),
         idea="a program a row, maxima and sums online",
     ),
