@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -167,7 +168,7 @@ def mean_and_gradient(x: torch.Tensor, targets: torch.Tensor, **options: Any) ->
     x = x.clone().requires_grad_()
     loss = ops.cross_entropy(x, targets, **options)
     assert loss.shape == () and loss.dtype == torch.float32
-    return loss.detach(), *torch.autograd.grad(loss, x, torch.tensor(3.0))
+    return loss.detach(), *torch.autograd.grad(loss, x, torch.tensor(3.0, device=x.device))
 
 
 @pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1, "z_loss": 1e-3}, {"ignore_index": 2}])
@@ -189,6 +190,25 @@ def test_the_mean_of_rows_counts_those_that_are_not_ignored(rows: int) -> None:
     counted = targets != 4
     assert count == counted.sum()
     assert float(mean) == pytest.approx(float(losses.double()[counted].mean()), rel=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("impl", ["triton", "cuda"])
+@pytest.mark.parametrize("rows", [1, 1023, 4096, 65536])
+def test_the_mean_on_a_gpu_counts_the_rows_that_are_not_ignored(rows: int, impl: str) -> None:
+    targets = torch.arange(rows, device="cuda") % 5
+    for _ in range(2):  # the second call repeats the launch of the first
+        losses = torch.rand(rows, device="cuda")
+        losses[targets == 4] = 0.0
+        mean, count = import_module(f"weft.ops.losses.with_{impl}").mean_of_rows(losses, targets, 4)
+        counted = targets != 4
+        assert count == counted.sum()
+        assert float(mean) == pytest.approx(float(losses.double()[counted].mean()), rel=1e-6)
+    x = torch.randn(rows, 7, device="cuda")
+    loss, gradient = mean_and_gradient(x, targets, impl=impl, ignore_index=4)
+    wanted, wanted_gradient = mean_and_gradient(x, targets, impl="eager", ignore_index=4)
+    torch.testing.assert_close(loss, wanted)
+    torch.testing.assert_close(gradient, wanted_gradient)
 
 
 def test_a_mean_over_no_row_is_nan_and_its_gradient_is_zero_as_in_torch() -> None:

@@ -7,18 +7,16 @@
 extern "C" __global__ void __launch_bounds__(THREADS)
 mean_of_rows(const float* losses, const index_t* targets, float* mean, float* count, index_t rows,
              index_t ignore_index) {
-  __shared__ float sums[32];
-  __shared__ int counts[32];
-  float sum = 0.0f;
-  int counted = 0;
+  __shared__ float sums[32], counts[32];
+  float sum = 0.0f, counted = 0.0f;  // a count below 2^24 is exact
   for (index_t row = threadIdx.x; row < rows; row += THREADS) {
     sum += losses[row];  // an ignored row has 0
-    counted += targets[row] != ignore_index;
+    counted += targets[row] != ignore_index ? 1.0f : 0.0f;
   }
   sum = block_sum(sum, sums);
   counted = block_sum(counted, counts);
   if (threadIdx.x == 0) {
-    *count = (float)counted;
-    *mean = sum / (float)counted;
+    *count = counted;
+    *mean = sum / counted;
   }
 }
