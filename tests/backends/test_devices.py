@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +16,7 @@ from weft.backends import nvrtc
 from weft.backends.nvrtc import CudaSource, Kernel
 
 CAPABILITIES = {0: (8, 0), 1: (9, 0)}
+STREAM_OFFSET = 32  # of the stream in CUlaunchConfig
 
 
 class TwoDevices:
@@ -51,8 +54,10 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoDevices]:
     def from_cubin(cubin: bytes) -> Any:
         return SimpleNamespace(get_kernel=lambda name: SimpleNamespace(handle=two.current))
 
-    def launch(stream: Any, config: Any, handle: Any, *arguments: Any) -> None:
-        two.launches.append((handle.handle, stream))
+    def launch(config: int, function: int, parameters: int, extra: None) -> int:
+        (stream,) = struct.unpack("<Q", ctypes.string_at(config + STREAM_OFFSET, 8))
+        two.launches.append((function, (stream, two.current)))
+        return 0
 
     def opt_in(attribute: Any, value: int, handle: Any, device: int) -> tuple[int]:
         if attribute == driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES:
@@ -61,8 +66,9 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoDevices]:
 
     monkeypatch.setattr(CudaSource, "compile", compiled)
     monkeypatch.setattr(core, "ObjectCode", SimpleNamespace(from_cubin=from_cubin))
-    monkeypatch.setattr(core, "launch", launch)
-    monkeypatch.setattr(core, "Stream", SimpleNamespace(from_handle=lambda handle: (handle, two.current)))
+    monkeypatch.setattr(nvrtc, "_launcher", lambda: launch)
+    # The default stream has the same handle on every device.
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
     monkeypatch.setattr(driver, "cuKernelSetAttribute", opt_in)
     monkeypatch.setattr(driver, "cuCtxGetDevice", lambda: (0, two.current))
     monkeypatch.setattr(driver, "cuDeviceGet", lambda index: (0, index))

@@ -1,29 +1,153 @@
-"""How kernels are launched, as far as that shows without a GPU: those that overlap."""
+"""How kernels are launched, as far as that shows without a GPU: their parameters, and those that overlap."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ctypes
+import struct
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from weft.backends import cubin, nvrtc
-from weft.backends.nvrtc import CudaSource
+from weft.backends.nvrtc import CudaSource, Kernel
 from weft.ops.activations import with_cuda as activations
 from weft.ops.embedding import with_cuda as embedding
 from weft.ops.embedding.plan import FUSED
 
+# CUlaunchConfig and the start of CUlaunchAttribute in cuda.h: grid, block, shared memory, stream, attributes.
+CONFIG = struct.Struct("<7I4xQQI4x")
+ATTRIBUTE = struct.Struct("<I4xI")
+PROGRAMMATIC_STREAM_SERIALIZATION = 6
+
 
 @pytest.mark.parametrize(("capability", "able"), [((8, 0), False), ((9, 0), True)])
-def test_a_launch_overlaps_where_it_is_asked_to_and_the_device_can(
+def test_a_configuration_is_what_the_driver_reads(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], able: bool
 ) -> None:
-    pytest.importorskip("cuda.core")
+    pytest.importorskip("cuda.bindings.driver")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     for asked in (False, True):
-        config = nvrtc._launch_config(3, 64, 16, asked)
-        assert config.programmatic_stream_serialization == (asked and able)
+        config = nvrtc._launch_config((3, 2), 64, 16, asked, 0x1234)
+        *sizes, stream, attributes, count = CONFIG.unpack(ctypes.string_at(config.getPtr(), CONFIG.size))
+        assert (sizes, stream) == ([3, 2, 1, 64, 1, 1, 16], 0x1234)
+        assert count == (asked and able)
+        if count:
+            attribute = ATTRIBUTE.unpack(ctypes.string_at(attributes, ATTRIBUTE.size))
+            assert attribute == (PROGRAMMATIC_STREAM_SERIALIZATION, 1)
+
+
+class Driver:
+    """A driver that reads the parameters of each launch as the kernel declares them (formats of struct)."""
+
+    def __init__(self, declared: str) -> None:
+        self.declared = declared
+        self.launches: list[tuple[Any, ...]] = []
+        self.stream = 7
+        self.status = 0
+        self.during: Callable[[], None] | None = None
+
+    def launch(self, config: int, function: int, parameters: int, extra: None) -> int:
+        if self.during:
+            again, self.during = self.during, None
+            again()
+        addresses = (ctypes.c_void_p * len(self.declared)).from_address(parameters)
+        read = [
+            struct.unpack(f"<{kind}", ctypes.string_at(address, struct.calcsize(kind)))[0]
+            for kind, address in zip(self.declared, addresses, strict=True)
+        ]
+        fields = CONFIG.unpack(ctypes.string_at(config, CONFIG.size))
+        self.launches.append((function, fields[0], fields[3], fields[6], fields[7], *read))
+        return self.status
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    pytest.importorskip("cuda.bindings.driver")
+    played = Driver("QQqdi")
+    monkeypatch.setattr(nvrtc, "_launcher", lambda: played.launch)
+    monkeypatch.setattr(nvrtc, "_current_stream", lambda: lambda device: played.stream)
+    return played
+
+
+def new_kernel() -> Kernel:
+    return Kernel("k", SimpleNamespace(handle=42), 0)
+
+
+def test_a_launch_passes_each_argument_as_the_kernel_declares_it(driver: Driver) -> None:
+    x, y = torch.zeros(3), torch.zeros(3)
+    kernel = new_kernel()
+    expected = (42, 5, 64, 256, 7, x.data_ptr(), y.data_ptr(), -(1 << 62), 0.1, 12)
+    for _ in range(3):
+        kernel(5, 64, x, y, -(1 << 62), 0.1, 12, shared=256)
+    prepared = kernel.prepare(5, 64, x, y, -(1 << 62), 0.1, 12, shared=256)
+    prepared(x.data_ptr(), y.data_ptr())
+    prepared(y.data_ptr(), x.data_ptr())
+    swapped = (*expected[:5], y.data_ptr(), x.data_ptr(), *expected[7:])
+    assert driver.launches == [*[expected] * 4, swapped]
+    kernel(5, 64, x, 0, 3, 2.5, True)  # an address may be given as a number, and a flag is one
+    assert driver.launches[-1] == (42, 5, 64, 0, 7, x.data_ptr(), 0, 3, 2.5, 1)
+
+
+def test_addresses_that_come_after_scalars_are_put_where_they_belong(driver: Driver) -> None:
+    driver.declared = "qQdQ"
+    x, y = torch.zeros(3), torch.zeros(3)
+    kernel = new_kernel()
+    kernel(1, 32, 8, x, 0.5, y)
+    kernel.prepare(1, 32, 8, x, 0.5, y)(x.data_ptr(), y.data_ptr())
+    assert driver.launches == [(42, 1, 32, 0, 7, 8, x.data_ptr(), 0.5, y.data_ptr())] * 2
+
+
+def test_a_launch_takes_the_stream_that_is_current_then(driver: Driver) -> None:
+    driver.declared = "Q"
+    x = torch.zeros(3)
+    kernel = new_kernel()
+    prepared = kernel.prepare(1, 32, x)
+    for driver.stream in (7, 8, 7):
+        kernel(1, 32, x)
+        prepared(x.data_ptr())
+    assert [one[4] for one in driver.launches] == [7, 7, 8, 8, 7, 7]
+
+
+def test_a_launch_within_another_has_parameters_of_its_own(driver: Driver) -> None:
+    """As if another thread launched while the driver reads."""
+    driver.declared = "Qq"
+    x = torch.zeros(3)
+    kernel = new_kernel()
+    prepared = kernel.prepare(1, 32, x, 5)
+    for launch, inner in (
+        (lambda: kernel(1, 32, x, 1), lambda: kernel(1, 32, x, 2)),
+        (lambda: prepared(1), lambda: prepared(2)),
+    ):
+        driver.during = inner
+        launch()
+    assert [one[5:] for one in driver.launches] == [(x.data_ptr(), 2), (x.data_ptr(), 1), (2, 5), (1, 5)]
+    # Two buffers each, which wait for the next launch.
+    assert len(kernel._pool.free) == 2 and len(prepared._pool.free) == 2
+
+
+def test_values_of_other_types_get_other_buffers_and_unknown_types_are_refused(driver: Driver) -> None:
+    driver.declared = "q"
+    kernel = new_kernel()
+    kernel(1, 32, 3)
+    driver.declared = "d"
+    kernel(1, 32, 0.5)
+    driver.declared = "qq"
+    kernel(1, 32, 3, 4)
+    assert [one[5:] for one in driver.launches] == [(3,), (0.5,), (3, 4)]
+    with pytest.raises(TypeError, match="a tensor, an int or a float, not str"):
+        kernel(1, 32, "3")
+
+
+def test_an_error_of_the_driver_names_the_kernel(driver: Driver) -> None:
+    driver.declared, driver.status = "q", 1
+    kernel = new_kernel()
+    for launch in (lambda: kernel(1, 32, 3), kernel.prepare(1, 32, 3)):
+        with pytest.raises(RuntimeError, match=r"CUDA_ERROR_INVALID_VALUE.* at the launch of k"):
+            launch()
 
 
 def chains(overlap: bool) -> Iterator[list[tuple[CudaSource, str]]]:

@@ -95,6 +95,13 @@ def test_a_tensor_that_is_not_as_it_lies_takes_the_long_way(x: torch.Tensor) -> 
     assert torch.equal(gelu(x).as_subclass(torch.Tensor), wanted)
 
 
+def test_a_tensor_that_left_its_transform_takes_the_dispatcher() -> None:
+    wrapped: list[torch.Tensor] = []
+    torch.func.grad(lambda x: (wrapped.append(x), x.sum())[1])(X)
+    assert not direct.can_skip_dispatcher(wrapped)  # its memory has no address
+    assert torch.equal(gelu(wrapped[0]).detach(), gelu(X))
+
+
 def test_transforms_and_traces_see_the_operator() -> None:
     with pytest.raises(RuntimeError, match="functorch transforms"):  # refused, and not passed by
         torch.func.grad(lambda x: gelu(x).sum())(X)
@@ -135,4 +142,69 @@ def test_outputs_that_nothing_used_have_gradients_of_zeros_and_others_have_none(
     with torch.no_grad():
         y, total = ops.add_layer_norm(x, residual, weight, bias, impl="triton")
     assert not y.requires_grad and not total.requires_grad
-    assert "add_layer_norm" in public._autograd_functions
+    assert ("add_layer_norm", "triton") in public._applies
+
+
+def test_a_saved_tensor_passes_its_hooks_and_its_version_is_checked() -> None:
+    packed: list[torch.Tensor] = []
+    x = X.clone().requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (packed.append(t), t)[1], lambda t: 2 * t):
+        y = gelu(x)
+    (found,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    assert len(packed) == 1 and torch.equal(packed[0], X)
+    assert torch.equal(
+        found, torch.autograd.grad(gelu(doubled := (2 * X).requires_grad_()).sum(), doubled)[0]
+    )
+    y = gelu(product := x * 1)
+    product.add_(1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+    y = gelu(x)
+    y.sum().backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        y.sum().backward()
+
+
+def test_a_saved_tensor_that_comes_back_as_a_subclass_gives_the_same_gradient() -> None:
+    x = X.clone().requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t.as_subclass(Sub)):
+        y = gelu(x)
+    (found,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    assert torch.equal(found.as_subclass(torch.Tensor), gradient(X))
+
+
+@pytest.mark.parametrize("needed", [(0,), (1,), (2,), (0, 2), (0, 1, 2)])
+def test_gradients_reach_the_inputs_that_need_them_and_no_other(needed: tuple[int, ...]) -> None:
+    values = (X, torch.linspace(0.5, 1.5, 8), torch.linspace(-1.0, 1.0, 8))
+    grads = {}
+    for impl in ("triton", "torch"):
+        inputs = [v.clone().requires_grad_(i in needed) for i, v in enumerate(values)]
+        y = ops.layer_norm(*inputs, impl=impl)
+        y.backward(X.t().contiguous().t())  # a gradient that is not contiguous
+        assert [v.grad is not None for v in inputs] == [i in needed for i in range(3)]
+        grads[impl] = [inputs[i].grad for i in needed]
+    for a, b in zip(*grads.values(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_an_input_that_takes_no_gradient_may_come_first_and_a_parameter_may_differ_in_each_call() -> None:
+    weight = torch.linspace(-1.0, 1.0, 24).reshape(6, 4).requires_grad_()
+    ids = torch.tensor([[0, 3, 3], [5, 0, 1]])
+    found = torch.autograd.grad(ops.embedding(ids, weight, impl="triton").sum(), weight)[0]
+    assert torch.equal(found[:, 0], torch.tensor([2.0, 1.0, 0.0, 2.0, 0.0, 1.0]))
+    x = X.clone().requires_grad_()
+    masks = []
+    for seed in (3, 4, 3):
+        y = ops.dropout(x, p=0.5, seed=seed, impl="triton")
+        (dx,) = torch.autograd.grad(y, x, torch.ones_like(y))
+        assert torch.equal(dx != 0, (y != 0) | ((dx != 0) & (X == 0)))
+        masks.append(dx)
+    assert torch.equal(masks[0], masks[2]) and not torch.equal(masks[0], masks[1])
+
+
+def test_a_changed_registry_takes_effect_after_the_caches_are_cleared() -> None:
+    gradient(X)
+    assert ("gelu", "triton") in public._applies
+    public.clear_caches()
+    assert not public._applies and not public._memo
+    assert gelu(X.clone().requires_grad_()).grad_fn.impl == "triton"  # type: ignore[union-attr]

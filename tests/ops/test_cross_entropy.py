@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from weft.core.record import FAIL, PASS
 from weft.ops.losses import chunks
 from weft.ops.losses.spec import LossOptions, gradient_like
 from weft.ops.losses.with_eager import eager_gradient, eager_losses
-from weft.ops.losses.with_triton import Config, linear_cross_entropy_forward
+from weft.ops.losses.with_triton import Config, linear_cross_entropy_forward, mean_of_rows
 from weft.workbench.calls.buffers import LeadingOutputs, allocate_buffers
 from weft.workbench.check.check import check
 from weft.workbench.check.output_judge import OutputJudges
@@ -161,3 +162,73 @@ def test_only_an_implementation_that_declares_it_may_return_the_losses_alone() -
     whole = replace(library, outputs=None)
     verdict = check(operator, whole, case, FORWARD, "cpu", seeds=(5,))
     assert verdict.status == FAIL and "returned 1 tensors, expected 2" in verdict.reason
+
+
+def mean_and_gradient(x: torch.Tensor, targets: torch.Tensor, **options: Any) -> tuple[torch.Tensor, ...]:
+    x = x.clone().requires_grad_()
+    loss = ops.cross_entropy(x, targets, **options)
+    assert loss.shape == () and loss.dtype == torch.float32
+    return loss.detach(), *torch.autograd.grad(loss, x, torch.tensor(3.0, device=x.device))
+
+
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1, "z_loss": 1e-3}, {"ignore_index": 2}])
+def test_the_mean_by_one_launch_is_that_of_the_rows(options: dict[str, Any]) -> None:
+    x, targets = torch.randn(6, 7), torch.arange(6) % 5
+    loss, gradient = mean_and_gradient(x, targets, impl="triton", **options)
+    wanted, wanted_gradient = mean_and_gradient(x, targets, impl="eager", **options)
+    torch.testing.assert_close(loss, wanted)
+    torch.testing.assert_close(gradient, wanted_gradient)
+    with torch.no_grad():  # the same launches
+        assert torch.equal(ops.cross_entropy(x, targets, impl="triton", **options), loss)
+
+
+@pytest.mark.parametrize("rows", [1, 1024, 2049])
+def test_the_mean_of_rows_counts_those_that_are_not_ignored(rows: int) -> None:
+    losses, targets = torch.rand(rows), torch.arange(rows) % 5
+    losses[targets == 4] = 0.0  # as the forward returns them
+    mean, count = mean_of_rows(losses, targets, 4)
+    counted = targets != 4
+    assert count == counted.sum()
+    assert float(mean) == pytest.approx(float(losses.double()[counted].mean()), rel=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("impl", ["triton", "cuda"])
+@pytest.mark.parametrize("rows", [1, 1023, 4096, 65536])
+def test_the_mean_on_a_gpu_counts_the_rows_that_are_not_ignored(rows: int, impl: str) -> None:
+    targets = torch.arange(rows, device="cuda") % 5
+    for _ in range(2):  # the second call repeats the launch of the first
+        losses = torch.rand(rows, device="cuda")
+        losses[targets == 4] = 0.0
+        mean, count = import_module(f"weft.ops.losses.with_{impl}").mean_of_rows(losses, targets, 4)
+        counted = targets != 4
+        assert count == counted.sum()
+        assert float(mean) == pytest.approx(float(losses.double()[counted].mean()), rel=1e-6)
+    x = torch.randn(rows, 7, device="cuda")
+    loss, gradient = mean_and_gradient(x, targets, impl=impl, ignore_index=4)
+    wanted, wanted_gradient = mean_and_gradient(x, targets, impl="eager", ignore_index=4)
+    torch.testing.assert_close(loss, wanted)
+    torch.testing.assert_close(gradient, wanted_gradient)
+
+
+def test_a_mean_over_no_row_is_nan_and_its_gradient_is_zero_as_in_torch() -> None:
+    targets = torch.full((3,), -100)
+    loss, gradient = mean_and_gradient(torch.randn(3, 7), targets, impl="triton")
+    assert loss.isnan() and torch.equal(gradient, torch.zeros(3, 7))
+
+
+def test_the_mean_of_more_rows_than_a_block_takes_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, targets = torch.randn(9, 7), torch.arange(9) % 7
+    fused = mean_and_gradient(x, targets, impl="triton")
+    monkeypatch.setattr("weft.ops.losses.mean.MAX_ROWS", 8)
+    monkeypatch.setattr("weft.ops.losses.mean_cross_entropy", None)  # is not called
+    apart = mean_and_gradient(x, targets, impl="triton")
+    for a, b in zip(fused, apart, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_gradient_of_the_means_gradient_is_refused() -> None:
+    x = torch.randn(3, 7, requires_grad=True)
+    loss = ops.cross_entropy(x, torch.arange(3), impl="triton")
+    with pytest.raises(WeftError, match=r"cross_entropy's gradient.*impl='torch'"):
+        torch.autograd.grad(loss, x, create_graph=True)

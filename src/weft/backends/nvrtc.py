@@ -1,9 +1,10 @@
 """CUDA C++ through NVRTC: compile at first use (tenths of a second), cache, launch.
 
 NVRTC comes with PyTorch's CUDA wheels: a user with a driver and pip needs no CUDA toolkit, and every ``.cu``
-compiles on a machine without a GPU. Compilation uses ``cuda.bindings``, which needs no driver. Loading and
-launching use ``cuda.core``, on the current device and PyTorch's current stream there. The dispatch makes the
-tensors' device current (dispatch/devices.py); programs and kernels are loaded once for each device.
+compiles on a machine without a GPU. Compilation uses ``cuda.bindings``, which needs no driver. Loading uses
+``cuda.core``. Launching calls the driver itself, on the current device and PyTorch's current stream there.
+The dispatch makes the tensors' device current (dispatch/devices.py); programs and kernels are loaded once for
+each device.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import struct
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from weft.core import WeftError
 from weft.machine.ceilings import cache_folder
@@ -24,6 +26,8 @@ from weft.machine.ceilings import cache_folder
 OPS = Path(__file__).parent.parent / "ops"
 SHARED = OPS / "_common"
 MAX_CONFIGS = 1024  # launch configurations of a kernel; the grid follows from the shapes, which may never end
+SCALARS = (int, float)
+MAX_STREAMS = 64  # configurations of a prepared launch, one for each stream
 INCLUDES = (
     SHARED,
     SHARED / "hopper",
@@ -133,11 +137,11 @@ class CudaSource:
 class Kernel:
     """A kernel loaded for one device: ``kernel(grid, block, *arguments, shared=bytes)``.
 
-    It is launched while ``device``, the index of that device, is the current one.
+    It is launched on PyTorch's current stream, while ``device``, the index of that device, is current.
 
     Tensors and Python integers are passed as 64 bits (``T*``, ``long long``), Python floats as C++
-    ``double``, and other values as ctypes or numpy scalars of their exact type. A kernel whose
-    only argument is a structure by value takes one ``ctypes.Structure``.
+    ``double``. Each parameter has 8 bytes of its own, of which the driver reads as many as the kernel
+    declares. A kernel whose only argument is a structure by value takes one ``ctypes.Structure``.
 
     With ``overlap`` the kernel may start before the preceding kernel on the stream has ended (programmatic
     dependent launch, compute capability 9.0 on). It must then wait before it reads what that kernel wrote
@@ -147,8 +151,10 @@ class Kernel:
     def __init__(self, name: str, handle: Any, device: int) -> None:
         self.name = name
         self.handle = handle
+        self.function = int(handle.handle)  # a CUkernel, which the driver takes for a CUfunction
         self.device = device
         self._configs: dict[tuple[Any, ...], Any] = {}
+        self._pool = ParameterPool("")
         # Below the default limit of 48 KiB, which static shared memory counts towards.
         self._shared = 40 * 1024
 
@@ -160,35 +166,49 @@ class Kernel:
         shared: int = 0,
         overlap: bool = False,
     ) -> None:
-        import torch
-        from cuda.core import launch
-
-        # Cached for each shape of launch, since building a LaunchConfig costs host time in every call.
-        key = (grid, block, shared, overlap)
-        config = self._configs.get(key)
-        if config is None:
-            if shared > self._shared:
-                self._allow(shared)
-            # Cleared as a whole: an eviction order would cost each hit more than a rare rebuild costs.
-            if len(self._configs) >= MAX_CONFIGS:
-                self._configs.clear()
-            config = self._configs[key] = _launch_config(grid, block, shared, overlap)
-        if arguments and isinstance(arguments[0], ctypes.Structure):
-            self._launch_structure(config, torch.cuda.current_stream().cuda_stream, *arguments)
-            return
         # Looked up in each call: the user may have changed the stream.
-        stream = _stream(torch.cuda.current_stream().cuda_stream, self.device)
-        pointers = [a.data_ptr() if isinstance(a, torch.Tensor) else a for a in arguments]
-        launch(stream, config, self.handle, *pointers)
+        key = (grid, block, shared, overlap, _current_stream()(self.device))
+        config = self._configs.get(key) or self._configure(key)
+        if arguments and isinstance(arguments[0], ctypes.Structure):
+            # The driver copies the structure before it returns.
+            addresses = (ctypes.c_void_p * 1)(ctypes.addressof(arguments[0]))
+            _launch(self, config.getPtr(), ctypes.addressof(addresses))
+            return
+        values = [a if type(a) in SCALARS or not _is_tensor(a) else a.data_ptr() for a in arguments]
+        pool = self._pool
+        try:
+            parameters = pool.take(values)
+        except struct.error:  # the first launch, or values of other types than before
+            pool = self._pool = ParameterPool("".join(map(_format, values)))
+            parameters = pool.take(values)
+        _launch(self, config.getPtr(), parameters.addresses)
+        pool.free.append(parameters)
 
-    def _launch_structure(self, config: Any, stream: int, structure: ctypes.Structure) -> None:
-        """Launch with one structure by value, which ``cuda.core`` cannot pass; the driver copies it."""
-        from cuda.bindings import driver
+    def prepare(
+        self,
+        grid: int | tuple[int, ...],
+        block: int | tuple[int, ...],
+        *arguments: Any,
+        shared: int = 0,
+        overlap: bool = False,
+    ) -> PreparedLaunch:
+        """Return a launch for which all but the tensors' addresses is fixed.
 
-        addresses = (ctypes.c_void_p * 1)(ctypes.addressof(structure))
-        function = driver.CUfunction(int(self.handle.handle))
-        sizes = (*config.grid, *config.block, config.shmem_size)
-        _ok(driver.cuLaunchKernel(function, *sizes, stream, ctypes.addressof(addresses), 0))
+        ``prepare(grid, block, *arguments)(*addresses)`` is ``kernel(grid, block, *arguments)`` with
+        ``addresses`` in place of the tensors, in their order.
+        """
+        return PreparedLaunch(self, (grid, block, shared, overlap), arguments)
+
+    def _configure(self, key: tuple[Any, ...]) -> Any:
+        """Return the configuration of a launch, which is cached for each grid, block and stream."""
+        grid, block, shared, overlap, stream = key
+        if shared > self._shared:
+            self._allow(shared)
+        # Cleared as a whole: an eviction order would cost each hit more than a rare rebuild costs.
+        if len(self._configs) >= MAX_CONFIGS:
+            self._configs.clear()
+        config = self._configs[key] = _launch_config(grid, block, shared, overlap, stream)
+        return config
 
     def _allow(self, shared: int) -> None:
         """Opt in to more than 48 KiB of shared memory, static and dynamic together, on the kernel's device.
@@ -208,31 +228,174 @@ class Kernel:
         self._shared = shared
 
 
-def _launch_config(grid: Any, block: Any, shared: int, overlap: bool) -> Any:
-    """Return the launch configuration. Before 9.0 no kernel can start early, and ``overlap`` is ignored."""
+class PreparedLaunch:
+    """A launch of a kernel that differs from call to call in the addresses of its tensors alone."""
+
+    def __init__(self, kernel: Kernel, shape: tuple[Any, ...], arguments: Sequence[Any]) -> None:
+        self._kernel = kernel
+        self._shape = shape  # grid, block, shared, overlap
+        self._configs: dict[int, tuple[int, Any]] = {}  # by stream: its address, and what lives there
+        tensors = [i for i, a in enumerate(arguments) if _is_tensor(a)]
+        scalars = [i for i, a in enumerate(arguments) if not _is_tensor(a)]
+        # Addresses come first in a buffer, so that a call writes one stretch of it.
+        fixed = tuple(arguments[i] for i in scalars)
+        self._pool = ParameterPool("Q" * len(tensors), fixed, (*tensors, *scalars))
+
+    def __call__(self, *addresses: int) -> None:
+        stream = _current_stream()(self._kernel.device)
+        config = (self._configs.get(stream) or self._configure(stream))[0]
+        parameters = self._pool.take(addresses)
+        _launch(self._kernel, config, parameters.addresses)
+        self._pool.free.append(parameters)
+
+    def _configure(self, stream: int) -> tuple[int, Any]:
+        config = self._kernel._configure((*self._shape, stream))
+        if len(self._configs) >= MAX_STREAMS:
+            self._configs.clear()
+        entry = self._configs[stream] = (config.getPtr(), config)
+        return entry
+
+
+def launch_and_prepare(kernel: Any, *arguments: Any, **options: Any) -> PreparedLaunch | None:
+    """Launch ``kernel(*arguments, **options)``, and return the same launch with other addresses.
+
+    None is returned in a dry run, whose kernels only record their launches.
+    """
+    kernel(*arguments, **options)
+    return kernel.prepare(*arguments, **options) if isinstance(kernel, Kernel) else None
+
+
+def _launch(kernel: Kernel, config: int, parameters: int) -> None:
+    status = _launcher()(config, kernel.function, parameters, None)
+    if status:
+        from cuda.bindings import driver
+
+        raise RuntimeError(f"CUDA call failed: {driver.CUresult(status)!r} at the launch of {kernel.name}")
+
+
+class ParameterPool:
+    """Buffers for the parameters of a launch, taken by one thread at a time.
+
+    ``formats`` has a letter of ``struct`` for each value that is written in each launch; ``fixed`` values
+    follow them, and are written once for each buffer. ``positions`` are the positions of all these values
+    among the kernel's parameters, if they differ from their order here.
+
+    The driver reads the parameters before the launch returns: the buffer is then free for another.
+    """
+
+    def __init__(
+        self, formats: str, fixed: tuple[Any, ...] = (), positions: tuple[int, ...] | None = None
+    ) -> None:
+        self._packer = struct.Struct("<" + formats)
+        self._fixed, self._fixed_packer = fixed, struct.Struct("<" + "".join(map(_format, fixed)))
+        self._positions = positions
+        # Appending to a list and popping from it are atomic in CPython: no lock is needed.
+        self.free: list[Parameters] = []
+
+    def take(self, values: Sequence[Any]) -> Parameters:
+        """Return a buffer with these values; raise ``struct.error`` if they are not of the formats."""
+        try:
+            parameters = self.free.pop()
+        except IndexError:
+            parameters = self._new()
+        self._packer.pack_into(parameters.buffer, 0, *values)
+        return parameters
+
+    def _new(self) -> Parameters:
+        written = self._packer.size
+        size = written + self._fixed_packer.size
+        buffer = ctypes.create_string_buffer(max(size, 8))
+        self._fixed_packer.pack_into(buffer, written, *self._fixed)
+        count, start = size // 8, ctypes.addressof(buffer)
+        pointers = (ctypes.c_void_p * max(count, 1))()
+        for index, position in enumerate(self._positions or range(count)):
+            pointers[position] = start + 8 * index
+        return Parameters(buffer, pointers, ctypes.addressof(pointers))
+
+
+class Parameters(NamedTuple):
+    """The parameters of one launch: their values, pointers to them, and the address of these pointers."""
+
+    buffer: Any
+    pointers: Any
+    addresses: int
+
+
+def _format(value: Any) -> str:
+    """Return the letter of ``struct`` for a parameter; every one has 8 bytes."""
+    if isinstance(value, float):
+        return "d"
+    if hasattr(value, "__index__"):
+        return "q"
+    raise TypeError(f"a kernel's parameter is a tensor, an int or a float, not {type(value).__name__}")
+
+
+@cache
+def _launcher() -> Any:
+    """Return the driver's ``cuLaunchKernelEx``, which takes the addresses of a configuration and parameters.
+
+    It is called through ctypes: cuda.core and cuda.bindings convert each argument of each launch, which takes
+    longer than the driver itself.
+    """
+    from cuda.bindings import driver
+
+    # 11.6: the version of CUDA that has the function. 0: the legacy default stream, as PyTorch has it.
+    address, _ = _ok_all(driver.cuGetProcAddress(b"cuLaunchKernelEx", 11060, 0))
+    pointer = ctypes.c_void_p
+    # A call of a CFUNCTYPE releases the interpreter's lock: a full queue of launches blocks no other thread.
+    return ctypes.CFUNCTYPE(ctypes.c_int, pointer, pointer, pointer, pointer)(int(address))
+
+
+@cache
+def _current_stream() -> Callable[[int], int]:
+    """Return the function that returns the handle of PyTorch's current stream on a device."""
     import torch
-    from cuda.core import LaunchConfig
 
-    sizes = {"grid": grid, "block": block, "shmem_size": shared}
+    return torch._C._cuda_getCurrentRawStream  # type: ignore[no-any-return]
+
+
+def _is_tensor(argument: Any) -> bool:
+    # No isinstance: this module does not import torch.
+    return hasattr(argument, "data_ptr")
+
+
+def _launch_config(grid: Any, block: Any, shared: int, overlap: bool, stream: int) -> Any:
+    """Return the driver's launch configuration. Before 9.0 no kernel starts early: ``overlap`` is ignored."""
+    import torch
+    from cuda.bindings import driver
+
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = _three(grid)
+    config.blockDimX, config.blockDimY, config.blockDimZ = _three(block)
+    config.sharedMemBytes = shared
+    config.hStream = driver.CUstream(stream)
     if overlap and torch.cuda.get_device_capability() >= (9, 0):
-        return LaunchConfig(**sizes, programmatic_stream_serialization=True)
-    return LaunchConfig(**sizes)
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        config.attrs = [attribute]
+        config.numAttrs = 1
+    return config
 
 
-@lru_cache(maxsize=1024)
-def _stream(handle: int, device: int) -> Any:
-    """Return cuda.core's object for a stream. Handle 0 is the default stream of every ``device``."""
-    from cuda.core import Stream
-
-    return Stream.from_handle(handle)
+def _three(size: int | tuple[int, ...]) -> tuple[int, int, int]:
+    """Return the three dimensions of a grid or a block."""
+    sizes = (size,) if isinstance(size, int) else size
+    return (*sizes, 1, 1)[:3]  # type: ignore[return-value]
 
 
-def _ok(answer: Sequence[Any]) -> Any:
-    status, *rest = answer
+def _ok_all(answer: Sequence[Any]) -> list[Any]:
+    status, *values = answer
     # cuda.bindings returns (status, values...) and raises nothing itself.
     if int(status) != 0:
         raise RuntimeError(f"CUDA call failed: {status!r}")
-    return rest[0] if rest else None
+    return values
+
+
+def _ok(answer: Sequence[Any]) -> Any:
+    """Return the first value of a driver's answer, or None if it has none."""
+    values = _ok_all(answer)
+    return values[0] if values else None
 
 
 def current_device() -> int:

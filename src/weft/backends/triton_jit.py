@@ -7,12 +7,15 @@ Import ``triton`` and ``tl`` from here.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
+from triton.compiler import CompiledKernel
+from triton.runtime.driver import driver
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 if INTERPRETED:
@@ -25,7 +28,54 @@ if INTERPRETED:
         module=r"triton\.runtime\.interpreter",
     )
 
-__all__ = ["INTERPRETED", "TritonAotKernel", "compile_aot_kernel", "tl", "triton"]
+__all__ = ["INTERPRETED", "TritonAotKernel", "compile_aot_kernel", "launch_and_prepare", "tl", "triton"]
+
+# The versions whose launcher is known to take what a prepared launch passes it.
+_PREPARES = triton.__version__.split(".")[:2] == ["3", "6"] and not INTERPRETED
+
+
+def launch_and_prepare(
+    kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any
+) -> Callable[..., None] | None:
+    """Launch ``kernel[grid](*arguments, **options)``, and return the same launch with other addresses.
+
+    The returned function takes the addresses of the tensors among ``arguments``, in their order. They must be
+    of the same dtypes and device, and 16-byte aligned where these tensors are: Triton compiled the kernel for
+    that. It passes by Triton's own look-up of the compiled kernel, which takes most of the time of a launch.
+
+    None is returned where that look-up cannot be passed by: in the interpreter, and for other versions of
+    Triton than were tested.
+    """
+    compiled = kernel[grid](*arguments, **options)
+    if not _PREPARES or not isinstance(compiled, CompiledKernel):
+        return None
+    bound = kernel.signature.bind(*arguments, **{k: v for k, v in options.items() if k in kernel.arg_names})
+    bound.apply_defaults()
+    values = list(bound.arguments.values())
+    positions = [i for i, v in enumerate(values) if isinstance(v, torch.Tensor)]
+    first, last = (positions[0], positions[-1] + 1) if positions else (0, 0)
+    launcher: Any = compiled.run
+    # Kernels that ask Triton for scratch memory go through its launcher as a whole.
+    if positions != list(range(first, last)) or launcher.global_scratch_size or launcher.profile_scratch_size:
+        return None
+    before, after = tuple(values[:first]), tuple(values[last:])
+    sizes = (*grid, 1, 1)[:3]
+    flags = (launcher.launch_cooperative_grid, launcher.launch_pdl, None, None, compiled.packed_metadata)
+    function, launch, runtime = compiled.function, launcher.launch, triton.knobs.runtime
+    device = driver.active.get_current_device()
+    stream_of = driver.active.get_current_stream
+
+    def run(*addresses: int) -> None:
+        stream = stream_of(device)
+        enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+        metadata = None
+        if enter.calls or leave.calls:  # a profiler
+            metadata = compiled.launch_metadata(grid, stream, *before, *addresses, *after)
+        else:
+            enter = leave = None
+        launch(*sizes, stream, function, *flags, metadata, enter, leave, *before, *addresses, *after)
+
+    return run
 
 
 @dataclass(frozen=True, kw_only=True)

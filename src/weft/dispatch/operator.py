@@ -17,8 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch.autograd import forward_ad
@@ -129,21 +130,32 @@ def plan(
     invariant = invariance.anywhere and invariance.is_requested()
     if batch_invariant is not False:
         invariant = invariance.check_flag(name, batch_invariant) or invariant
+    key, cached = _look_up((name, impl, invariant), inputs, params)
+    if cached is None:
+        cached = _make_plan(name, inputs, params, impl, check, invariant)
+        _memoize(key, cached)
+    return cached
 
-    def make() -> Plan:
-        devices.common_device(name, inputs)  # or an error, if there are several
-        check()
-        chosen = invariance.choose(name, inputs, params, impl) if invariant else impl
-        if chosen is None:
-            chosen = choice.choose(name, inputs, params) if impl is None else impl
-        if resolve(name, chosen) not in TRACED:
-            return Plan(chosen, _kernel_runner(name, chosen, inputs, params))
-        if impl is not None:  # dispatch itself chooses only supported implementations
-            refuse_unsupported(name, chosen, inputs, params)
-        forward = registry.implementation(name, chosen).forward
-        return Plan(chosen, lambda x, scalars: forward(*x, **scalars))
 
-    return memoized((name, impl, invariant), inputs, params, make)
+def _make_plan(
+    name: str,
+    inputs: tuple[Any, ...],
+    params: dict[str, Any],
+    impl: str | None,
+    check: Callable[[], None],
+    invariant: bool,
+) -> Plan:
+    devices.common_device(name, inputs)  # or an error, if there are several
+    check()
+    chosen = invariance.choose(name, inputs, params, impl) if invariant else impl
+    if chosen is None:
+        chosen = choice.choose(name, inputs, params) if impl is None else impl
+    if resolve(name, chosen) not in TRACED:
+        return Plan(chosen, _kernel_runner(name, chosen, inputs, params))
+    if impl is not None:  # dispatch itself chooses only supported implementations
+        refuse_unsupported(name, chosen, inputs, params)
+    forward = registry.implementation(name, chosen).forward
+    return Plan(chosen, lambda x, scalars: forward(*x, **scalars))
 
 
 def _kernel_runner(name: str, impl: str, inputs: tuple[Any, ...], params: dict[str, Any]) -> Run:
@@ -156,16 +168,17 @@ def _kernel_runner(name: str, impl: str, inputs: tuple[Any, ...], params: dict[s
     needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
     forward = registry.implementation(name, impl).forward
     # A gradient that is only a view consists of torch's own calls, which have gradients themselves.
-    apply = _autograd_functions.get(name, operator)
+    apply = _direct_apply(name, impl) if needs_grad and name in _with_backward else None
+    use_dispatcher = needs_grad and apply is None
     device = devices.index_of(inputs)  # fixed for the plan too
 
     def run(x: tuple[Any, ...], scalars: dict[str, Any]) -> Any:
-        if not can_skip_dispatcher(x):
+        if use_dispatcher or not can_skip_dispatcher(x):
             return operator(*x, *scalars.values(), impl)
         # A comparison is all that a call pays whose tensors are on the current device.
         if device >= 0 and device != devices.current_index():
             return devices.call_on(device, run, x, scalars)
-        return apply(*x, *scalars.values(), impl) if needs_grad else forward(*x, **scalars)
+        return forward(*x, **scalars) if apply is None else apply(scalars, *x)
 
     return run
 
@@ -197,35 +210,53 @@ def memoized(
     in whether a gradient is wanted, and in the parameters except seeds. ``make`` runs each time for an
     argument without these attributes, or for a parameter that cannot be hashed.
     """
-    key_parts: list[Any] = [*prefix]
+    key, value = _look_up(prefix, inputs, params)
+    if value is None:
+        value = make()
+        _memoize(key, value)
+    return value  # type: ignore[no-any-return]
+
+
+def _look_up(
+    prefix: tuple[Any, ...], inputs: Sequence[Any], params: Mapping[str, Any]
+) -> tuple[tuple[Any, ...] | None, Any]:
+    """Return the key of a kind of call and its value, if it has one; no key if it cannot be remembered."""
+    parts: list[Any] = [*prefix]
     needs_grad = False
     try:
         for x in inputs:
             if x is None:
-                key_parts.append(None)
-            else:
-                key_parts += (x.shape, x.dtype, x.layout, x.device)
-                needs_grad = needs_grad or x.requires_grad
+                parts.append(None)
+                continue
+            parts += (x.shape, x.dtype, x.device)
+            if x.layout is not torch.strided:
+                parts.append(x.layout)
+            if x.requires_grad:
+                needs_grad = True
         for name, value in params.items():
             # A seed out of range is kept in the key: it must be validated, and refused, again.
             valid_seed = name == "seed" and type(value) is int and 0 <= value < SEED_END
-            key_parts.append("seed" if valid_seed else value)
-        key = (needs_grad and torch.is_grad_enabled(), *key_parts)
-        value = _memo.get(key)
+            parts.append("seed" if valid_seed else value)
+        key = (needs_grad and torch.is_grad_enabled(), *parts)
+        return key, _memo.get(key)
     except (AttributeError, TypeError, RuntimeError):  # RuntimeError: a nested tensor has no shape
-        return make()
-    if value is None:
-        # Cleared as a whole: an eviction order would cost each hit more than a rare rebuild costs.
-        if len(_memo) >= MAX_MEMOIZED:
-            _memo.clear()
-        value = _memo[key] = make()
-    return value  # type: ignore[no-any-return]
+        return None, None
+
+
+def _memoize(key: tuple[Any, ...] | None, value: Any) -> None:
+    if key is None:
+        return
+    # Cleared as a whole: an eviction order would cost each hit more than a rare rebuild costs.
+    if len(_memo) >= MAX_MEMOIZED:
+        _memo.clear()
+    _memo[key] = value
 
 
 def clear_caches() -> None:
     """Drop every earlier choice, after a table changed."""
     choice.clear_caches()
     _memo.clear()
+    _applies.clear()
 
 
 # ---- Fast path
@@ -239,54 +270,177 @@ def clear_caches() -> None:
 def can_skip_dispatcher(arguments: Iterable[Any]) -> bool:
     """True if nothing but the kernel would act on a call with these arguments.
 
-    It is False for a tensor subclass, a lazily negated tensor, an active dispatch or function mode
-    (``FakeTensorMode``, selective checkpointing, ``with torch.device(...)``), a ``torch.func`` transform,
-    a forward-mode gradient, a ``torch.jit`` trace, and a running profiler.
+    It is False for a tensor subclass, a lazily negated tensor, a tensor that a ``torch.func`` transform
+    wrapped, an active dispatch or function mode (``FakeTensorMode``, selective checkpointing,
+    ``with torch.device(...)``), a ``torch.func`` transform, a forward-mode gradient, a ``torch.jit`` trace,
+    and a running profiler.
     """
     # The cheapest test first: a Python loop over a few tensors.
     for x in arguments:
-        if isinstance(x, torch.Tensor) and (type(x) not in PLAIN_TYPES or x.is_neg()):
+        if isinstance(x, torch.Tensor) and (type(x) not in PLAIN_TYPES or x.is_neg() or _is_wrapped(x)):
             return False
     return not (
-        torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-        or torch._C._functorch.peek_interpreter_stack()
-        or torch._C._get_tracing_state()
-        or torch._C._autograd._profiler_enabled()
+        _dispatch_modes()
+        or _function_modes()
+        or _transforms()
+        or _tracing_state()
+        or _is_profiling()
         or forward_ad._current_level >= 0
     )
 
 
-def autograd_function(
-    name: str, forward: Function, save_for_backward: Function, differentiate: Function
-) -> Function:
-    """Return ``apply`` of an autograd function for the operator ``name``.
+# Bound once: each name in a chain of attributes is another look-up in each call.
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_function_modes = torch._C._len_torch_function_stack
+_transforms = torch._C._functorch.peek_interpreter_stack
+_tracing_state = torch._C._get_tracing_state
+_is_profiling = torch._C._autograd._profiler_enabled
 
-    It calls ``forward(*arguments)`` and ``save_for_backward(ctx, arguments, output)``; its backward is
-    ``differentiate(ctx, *grads)``. A gradient of the gradient is refused with a :class:`WeftError`.
+_with_backward: dict[str, Schema] = {}  # operators whose gradient is a kernel's
+_applies: dict[tuple[str, str], Function] = {}
+
+
+def _direct_apply(name: str, impl: str) -> Function:
+    """Return ``apply(params, *inputs)``, which runs an implementation with its backward as the gradient.
+
+    It is for calls that pass :func:`can_skip_dispatcher`. The backward asks again, and goes through the
+    dispatcher where it must. A gradient of the gradient is refused with a :class:`WeftError`.
     """
+    apply = _applies.get((name, impl))
+    if apply is None:
+        methods = {
+            "forward": staticmethod(_direct_forward(name, impl)),
+            "backward": staticmethod(_direct_backward(name, impl)),
+        }
+        function = type(f"weft_{name}", (torch.autograd.Function,), methods)
+        apply = _applies[name, impl] = apply_without_checks(function)
+    return apply
 
-    def run(ctx: Any, *arguments: Any) -> Any:
-        output = forward(*arguments)
-        save_for_backward(ctx, arguments, output)
+
+def apply_without_checks(function: type[torch.autograd.Function]) -> Function:
+    """Return ``function.apply`` for calls that pass :func:`can_skip_dispatcher`.
+
+    PyTorch's ``apply`` is Python, which looks for transforms and wrapped tensors before it calls another.
+    """
+    apply: Function = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+    return apply
+
+
+def refuse_double_backward(name: str) -> None:
+    """Raise :class:`WeftError` if the backward that calls this is to be differentiated itself.
+
+    ``create_graph=True`` asks for it. The backward's kernels have no gradient, which would silently be
+    missing from the result.
+    """
+    if torch.is_grad_enabled():
+        raise WeftError(
+            f"a gradient of {name}'s gradient",
+            expected="backward without create_graph",
+            got="create_graph=True",
+            hint="impl='torch' can be differentiated as often as torch's own",
+        )
+
+
+def _direct_forward(name: str, impl: str) -> Function:
+    schema = _with_backward[name]
+    forward = registry.implementation(name, impl).forward
+    save = registry.operator(name).save
+    several = schema.outputs > 1
+
+    def run(ctx: Any, params: dict[str, Any], *inputs: Any) -> Any:
+        output = forward(*inputs, **params)
+        saved = save(inputs, output)
+        ctx.params, ctx.impl = params, impl
+        _save(ctx, saved)
+        if several:
+            _mark_outputs(ctx, output, schema)
         return output
 
-    def run_backward(ctx: Any, *grads: Any) -> Any:
-        # create_graph=True differentiates the backward too. Its kernels have no gradient, which would
-        # silently be missing from the result.
-        if torch.is_grad_enabled():
-            raise WeftError(
-                f"a gradient of {name}'s gradient",
-                expected="backward without create_graph",
-                got="create_graph=True",
-                hint="impl='torch' can be differentiated as often as torch's own",
-            )
-        return differentiate(ctx, *grads)
+    return run
 
-    methods = {"forward": staticmethod(run), "backward": staticmethod(run_backward)}
-    function = type(f"weft_{name}", (torch.autograd.Function,), methods)
-    apply: Function = function.apply  # type: ignore[attr-defined]
-    return apply
+
+def _direct_backward(name: str, impl: str) -> Function:
+    schema = _with_backward[name]
+    operator = getattr(torch.ops.weft, f"{name}_backward").default
+    # Without a backward the forward works, and the backward says what to do.
+    backward = registry.implementation(name, impl).backward or partial(_refuse_backward, name, impl)
+    takes, several = schema.differentiable_outputs, schema.outputs > 1
+    single = schema.gradients == 1
+    positions = _gradient_positions(name, schema)
+    # One None for `params`, which is the first argument of `apply`.
+    in_order = positions == list(range(len(schema.input_names())))
+    count = 1 + len(schema.input_names())
+
+    def run(ctx: Any, *grads: Any) -> Any:
+        refuse_double_backward(name)
+        if several:
+            grads = _materialised(ctx, grads[:takes])
+        arguments = (*grads, *_saved(ctx))
+        if can_skip_dispatcher(arguments):
+            gradients = backward(*arguments, **ctx.params)
+        else:
+            gradients = operator(*arguments, *ctx.params.values(), impl)
+            if single:
+                gradients = (gradients,)
+        if in_order:
+            return (None, *gradients)
+        placed = [None] * count
+        for position, gradient in zip(positions, gradients, strict=True):
+            placed[1 + position] = gradient
+        return tuple(placed)
+
+    return run
+
+
+def _mark_outputs(ctx: Any, output: Any, schema: Schema) -> None:
+    """Say which of several outputs take a gradient, and remember what zeros in their place look like."""
+    if schema.outputs == 1:
+        return
+    takes = schema.differentiable_outputs
+    # PyTorch would allocate zeros for the gradient of every unused output. They are made in the backward
+    # instead, and only for the outputs whose gradient it takes.
+    ctx.set_materialize_grads(False)
+    ctx.differentiable_outputs = [(o.shape, o.dtype, o.device) for o in output[:takes]]
+    if schema.outputs > takes:
+        ctx.mark_non_differentiable(*output[takes:])
+
+
+def _save(ctx: Any, saved: Sequence[Any]) -> None:
+    """Save what the backward needs."""
+    # Tensors go through save_for_backward, which checks their versions and honours saved-tensor hooks.
+    ctx.non_tensors = None
+    for s in saved:
+        if not isinstance(s, torch.Tensor):
+            ctx.save_for_backward(*(s for s in saved if isinstance(s, torch.Tensor)))
+            ctx.non_tensors = [None if isinstance(s, torch.Tensor) else s for s in saved]
+            return
+    ctx.save_for_backward(*saved)
+
+
+def _saved(ctx: Any) -> Sequence[Any]:
+    """Return what :func:`_save` saved."""
+    if ctx.non_tensors is None:
+        return ctx.saved_tensors  # type: ignore[no-any-return]
+    # saved_tensors unpacks all at once; None in non_tensors marks the places of tensors.
+    tensors = iter(ctx.saved_tensors)
+    return [next(tensors) if o is None else o for o in ctx.non_tensors]
+
+
+def _materialised(ctx: Any, grads: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the gradients, with zeros for outputs that nothing used."""
+    if all(g is not None for g in grads):
+        return grads
+    return tuple(
+        torch.zeros(shape, dtype=dtype, device=device) if g is None else g
+        for g, (shape, dtype, device) in zip(grads, ctx.differentiable_outputs, strict=True)
+    )
+
+
+def _gradient_positions(name: str, schema: Schema) -> list[int]:
+    """Return the positions of the differentiable inputs, in the order of the gradients."""
+    names = schema.input_names()
+    return [names.index(n) for n in schema.differentiable or registry.operator(name).differentiable]
 
 
 # ---- Registration with torch.library
@@ -315,41 +469,22 @@ def register(name: str, schema: Schema) -> None:
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         tensors, ctx.params, ctx.impl = split(inputs)
-        saved = (schema.save or registry.operator(name).save)(tensors, output)
-        # Tensors go through save_for_backward, which checks their versions and honours saved-tensor hooks.
-        ctx.save_for_backward(*(s for s in saved if isinstance(s, torch.Tensor)))
-        ctx.non_tensors = [None if isinstance(s, torch.Tensor) else s for s in saved]
-        ctx.is_direct = False
-        if schema.outputs > schema.differentiable_outputs:
-            ctx.mark_non_differentiable(*output[schema.differentiable_outputs :])
-        if schema.outputs > 1:
-            # PyTorch would allocate zeros for the gradient of every unused output. They are made in the
-            # backward instead, and only for the outputs whose gradient it takes.
-            ctx.set_materialize_grads(False)
-            ctx.differentiable_outputs = [
-                (o.shape, o.dtype, o.device) for o in output[: schema.differentiable_outputs]
-            ]
+        _save(ctx, (schema.save or registry.operator(name).save)(tensors, output))
+        _mark_outputs(ctx, output, schema)
 
     def differentiate(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
-        # saved_tensors unpacks all at once; None in non_tensors marks the places of tensors.
-        tensors = iter(ctx.saved_tensors)
-        saved = [next(tensors) if o is None else o for o in ctx.non_tensors]
         incoming = _materialised(ctx, grads[: schema.differentiable_outputs])
+        saved = _saved(ctx)
         if schema.view_backward is not None:
             gradients = schema.view_backward(*incoming, *saved)
         else:
-            arguments = (*incoming, *saved, *ctx.params.values(), ctx.impl)
-            direct = ctx.is_direct and can_skip_dispatcher(arguments)
-            namespace = _direct_backwards if direct else torch.ops.weft
-            gradients = getattr(namespace, f"{name}_backward")(*arguments)
+            backward = getattr(torch.ops.weft, f"{name}_backward")
+            gradients = backward(*incoming, *saved, *ctx.params.values(), ctx.impl)
             gradients = (gradients,) if schema.gradients == 1 else gradients
-        names = schema.differentiable or registry.operator(name).differentiable
-        by_name = dict(zip(names, gradients, strict=True))
-        return (*map(by_name.get, schema.input_names()), *([None] * (num_params + 1)))
-
-    def setup_direct_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        setup_context(ctx, inputs, output)
-        ctx.is_direct = True
+        placed: list[Any] = [None] * (len(schema.input_names()) + num_params + 1)
+        for position, gradient in zip(_gradient_positions(name, schema), gradients, strict=True):
+            placed[position] = gradient
+        return tuple(placed)
 
     kind = "str?" if schema.optional_impl else "str"
     define(name, f"({schema.inputs}, {kind} impl) -> {_result(schema.outputs)}", forward, fake)
@@ -357,22 +492,8 @@ def register(name: str, schema: Schema) -> None:
         return
     if schema.view_backward is None:
         _register_backward(name, schema, split)
-        _autograd_functions[name] = autograd_function(name, forward, setup_direct_context, differentiate)
+        _with_backward[name] = schema
     torch.library.register_autograd(f"weft::{name}", differentiate, setup_context=setup_context, lib=library)
-
-
-_autograd_functions: dict[str, Callable[..., Any]] = {}  # fast path of operators with a backward
-_direct_backwards = SimpleNamespace()
-
-
-def _materialised(ctx: Any, grads: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the gradients, with zeros for outputs that nothing used."""
-    if all(g is not None for g in grads):
-        return grads
-    return tuple(
-        torch.zeros(shape, dtype=dtype, device=device) if g is None else g
-        for g, (shape, dtype, device) in zip(grads, ctx.differentiable_outputs, strict=True)
-    )
 
 
 def _register_backward(name: str, schema: Schema, split: Callable[..., Any]) -> None:
@@ -395,7 +516,6 @@ def _register_backward(name: str, schema: Schema, split: Callable[..., Any]) -> 
     grads = ", ".join(f"Tensor grad{i or ''}" for i in range(schema.differentiable_outputs))
     signature = f"({grads}, {schema.saved}, str impl) -> {_result(schema.gradients)}"
     define(f"{name}_backward", signature, backward, fake)
-    setattr(_direct_backwards, f"{name}_backward", backward)
 
 
 def _result(count: int) -> str:
@@ -428,13 +548,14 @@ def resolve(name: str, impl: str) -> str:
 
 def backward_of(name: str, impl: str) -> Callable[..., Any]:
     """Return the backward of an implementation. Raise :class:`WeftError` if it has none."""
-    backward = registry.implementation(name, impl).backward
-    if backward is None:
-        raise WeftError(
-            f"{name} by {impl!r} has no backward",
-            hint="use another implementation: impl='torch', 'triton', 'cuda'",
-        )
-    return backward
+    return registry.implementation(name, impl).backward or _refuse_backward(name, impl)
+
+
+def _refuse_backward(name: str, impl: str, *unused: Any, **unused_params: Any) -> NoReturn:
+    raise WeftError(
+        f"{name} by {impl!r} has no backward",
+        hint="use another implementation: impl='torch', 'triton', 'cuda'",
+    )
 
 
 _supported: set[tuple[Any, ...]] = set()

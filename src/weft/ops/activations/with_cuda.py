@@ -6,12 +6,13 @@ The kernels are in gelu.cu, relu.cu, relu_scalar.cu, bias_gelu.cu and bias_gelu_
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, reduce
+from operator import or_
 from pathlib import Path
 
 import torch
 
-from weft.backends.nvrtc import CudaSource
+from weft.backends.nvrtc import CudaSource, launch_and_prepare
 from weft.core import Implementation
 from weft.core.implementation import with_invariant
 from weft.ops._common.elementwise import ElementwiseKernels
@@ -23,6 +24,7 @@ from weft.ops._common.layout import (
     dtype_name,
     match_strides,
 )
+from weft.ops._common.prepared import LaunchCache
 
 HERE = Path(__file__).parent
 
@@ -56,20 +58,35 @@ def gelu_source(dtype: torch.dtype, config: GeluConfig = GELU_CONFIG) -> CudaSou
     )
 
 
-def _launch_gelu(config: GeluConfig, kernel: str, *tensors: torch.Tensor) -> None:
-    n = tensors[0].numel()
+GELU_LAUNCHES = LaunchCache()
+
+
+def _launch_gelu(config: GeluConfig | None, kernel: str, *tensors: torch.Tensor) -> None:
+    """Launch a kernel over dense tensors of one size; ``config`` None is the shipped configuration."""
+    first = tensors[0]
+    n = first.numel()
     if n == 0:
         return
-    source = gelu_source(tensors[0].dtype, config)
-    if all(t.data_ptr() % 16 == 0 for t in tensors):
-        per_block = config.threads * config.unroll * (16 // tensors[0].element_size())
-        source[f"{kernel}_wide"](-(-n // per_block), config.threads, *tensors, n)
+    addresses = [t.data_ptr() for t in tensors]
+    aligned = not reduce(or_, addresses) & 15
+    key = (kernel, n, first.dtype, first.get_device())
+    launch = GELU_LAUNCHES.get(key) if aligned and config is None else None
+    if launch is not None:
+        launch(*addresses)
+        return
+    c = config or GELU_CONFIG
+    source = gelu_source(first.dtype, c)
+    if aligned:
+        per_block = c.threads * c.unroll * (16 // first.element_size())
+        launch = launch_and_prepare(source[f"{kernel}_wide"], -(-n // per_block), c.threads, *tensors, n)
+        if config is None:
+            GELU_LAUNCHES.store(key, launch)
     else:
-        source[f"{kernel}_any"](-(-n // config.threads), config.threads, *tensors, n)
+        source[f"{kernel}_any"](-(-n // c.threads), c.threads, *tensors, n)
 
 
-def forward_gelu_with(config: GeluConfig, x: torch.Tensor) -> torch.Tensor:
-    """Compute the forward with one launch configuration."""
+def forward_gelu_with(config: GeluConfig | None, x: torch.Tensor) -> torch.Tensor:
+    """Compute the forward with one launch configuration; None is the shipped one."""
     x = dense(x)
     y = torch.empty_like(x)
     _launch_gelu(config, "gelu_forward", x, y)
@@ -77,13 +94,13 @@ def forward_gelu_with(config: GeluConfig, x: torch.Tensor) -> torch.Tensor:
 
 
 def forward_gelu(x: torch.Tensor) -> torch.Tensor:
-    return forward_gelu_with(GELU_CONFIG, x)
+    return forward_gelu_with(None, x)
 
 
 def backward_gelu(grad: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor]:
     x = dense(x)
     dx = torch.empty_like(x)
-    _launch_gelu(GELU_CONFIG, "gelu_backward", match_strides(grad, x), x, dx)
+    _launch_gelu(None, "gelu_backward", match_strides(grad, x), x, dx)
     return (dx,)
 
 

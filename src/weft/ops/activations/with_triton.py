@@ -8,16 +8,19 @@ bias is loaded once for all of them. Its backward is the linear operators' pass 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
+from operator import or_
+from typing import Any
 
 import torch
 
-from weft.backends.triton_jit import TritonAotKernel, tl, triton
+from weft.backends.triton_jit import TritonAotKernel, launch_and_prepare, tl, triton
 from weft.core import Implementation
 from weft.core.implementation import with_invariant
 from weft.ops._common.column_sums import aot_column_kernels, column_sums
 from weft.ops._common.elementwise_triton import SHIPPED, Config, elementwise_aot_kernels, gelu
 from weft.ops._common.layout import contiguous_like, dense, match_strides, view_2d
+from weft.ops._common.prepared import LaunchCache
 
 GELU_CANDIDATES = tuple(Config(b, w) for b in (1024, 2048, 4096, 8192) for w in (4, 8))
 # By item size: 16 to 32 bytes a thread in many small programs (tools/sweep.py times the candidates).
@@ -66,18 +69,40 @@ def forward_gelu_with(config: Config, x: torch.Tensor) -> torch.Tensor:
 
 
 def forward_gelu(x: torch.Tensor) -> torch.Tensor:
-    return forward_gelu_with(GELU_CONFIGS[x.element_size()], x)
+    x = dense(x)
+    y = torch.empty_like(x)
+    _launch_gelu(gelu_forward, x, y)
+    return y
 
 
 def backward_gelu(grad: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor]:
     x = dense(x)
     dx = torch.empty_like(x)
-    if n := x.numel():
-        config = GELU_CONFIGS[x.element_size()]
-        grid = (triton.cdiv(n, config.block),)
-        grad = match_strides(grad, x)
-        gelu_backward[grid](grad, x, dx, n, BLOCK=config.block, num_warps=config.warps)
+    _launch_gelu(gelu_backward, match_strides(grad, x), x, dx)
     return (dx,)
+
+
+GELU_LAUNCHES = LaunchCache()
+
+
+def _launch_gelu(kernel: Any, *tensors: torch.Tensor) -> None:
+    first = tensors[0]
+    n = first.numel()
+    if not n:
+        return
+    addresses = [t.data_ptr() for t in tensors]
+    aligned = not reduce(or_, addresses) & 15
+    key = (len(tensors), n, first.dtype, first.get_device())
+    launch = GELU_LAUNCHES.get(key) if aligned else None
+    if launch is not None:
+        launch(*addresses)
+        return
+    config = GELU_CONFIGS[first.element_size()]
+    grid = (triton.cdiv(n, config.block),)
+    options = {"BLOCK": config.block, "num_warps": config.warps}
+    launch = launch_and_prepare(kernel, grid, *tensors, n, **options)
+    if aligned:
+        GELU_LAUNCHES.store(key, launch)
 
 
 @triton.jit

@@ -6,16 +6,18 @@ embedding_backward.cu sums both gradients. Without positions two kernels of embe
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import torch
 
-from weft.backends.nvrtc import CudaSource
+from weft.backends.nvrtc import CudaSource, launch_and_prepare
 from weft.core import Implementation
 from weft.core.implementation import with_invariant
 from weft.ops._common.layout import CUDA_TYPES, max_vec_width, view_2d
+from weft.ops._common.prepared import LaunchCache, LaunchSequence, MemoryPart, are_repeatable
 from weft.ops.embedding.plan import FUSED, TWO, WIDE, BackwardPlan, shipped
 
 HERE = Path(__file__).parent
@@ -103,12 +105,21 @@ def forward(weight: torch.Tensor, ids: torch.Tensor, positions: torch.Tensor) ->
     # A grid of 0 blocks is an error of the driver.
     if not y.numel():
         return y
+    key = None
+    if are_repeatable(weight, ids, positions):
+        key = ("forward", weight.shape, weight.dtype, ids.shape, positions.shape, weight.get_device())
+    launch = LAUNCHES.get(key)
+    if launch is not None:
+        tables = (positions.data_ptr(),) if positions.shape[0] else ()
+        launch(weight.data_ptr(), ids.data_ptr(), *tables, y.data_ptr())
+        return y
     ids = ids.contiguous()
     rows = view_2d(weight) if weight.numel() else weight
     places = view_2d(positions) if positions.shape[0] else None
     access = max_vec_width(columns, rows) if places is None else max_vec_width(columns, rows, places)
     tasks = -(-batch // SEQUENCES) * length * -(-columns // (32 * access))
-    source(weight.dtype, access)["embedding_forward"](
+    launch = launch_and_prepare(
+        source(weight.dtype, access)["embedding_forward"],
         -(-tasks // WARPS),
         32 * WARPS,
         rows,
@@ -122,7 +133,11 @@ def forward(weight: torch.Tensor, ids: torch.Tensor, positions: torch.Tensor) ->
         rows.stride(0),
         0 if places is None else places.stride(0),
     )
+    LAUNCHES.store(key, launch)
     return y
+
+
+LAUNCHES = LaunchCache()
 
 
 def backward(
@@ -131,13 +146,33 @@ def backward(
     if not grad.numel():
         columns = grad.shape[2]
         return grad.new_zeros((vocabulary, columns)), grad.new_zeros((places, columns))
-    return backward_with(shipped(places), grad, ids, vocabulary, places)
+    key = None
+    if are_repeatable(grad, ids):
+        key = ("backward", grad.shape, grad.dtype, ids.shape, vocabulary, places, grad.get_device())
+    repeated = LAUNCHES.get(key)
+    if repeated is None:
+        return backward_with(shipped(places), grad, ids, vocabulary, places, key)
+    sequence, workspace_size, partial_shape = repeated
+    columns = grad.shape[2]
+    dweight, dpositions = grad.new_empty((vocabulary, columns)), grad.new_empty((places, columns))
+    workspace = torch.empty(workspace_size, dtype=torch.int32, device=grad.device)
+    partial = torch.empty(partial_shape, dtype=torch.float32, device=grad.device)
+    sequence.repeat(grad, ids, dweight, dpositions, workspace, partial)
+    return dweight, dpositions
 
 
 def backward_with(
-    plan: BackwardPlan, grad: torch.Tensor, ids: torch.Tensor, vocabulary: int, places: int
+    plan: BackwardPlan,
+    grad: torch.Tensor,
+    ids: torch.Tensor,
+    vocabulary: int,
+    places: int,
+    key: Hashable = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the backward with one plan; the gradient is not empty."""
+    """Compute the backward with one plan; the gradient is not empty.
+
+    With a ``key`` the launches are stored for later calls.
+    """
     columns = grad.shape[2]
     dweight, dpositions = grad.new_empty((vocabulary, columns)), grad.new_empty((places, columns))
     # Without positions there is no loop to fuse with.
@@ -149,43 +184,60 @@ def backward_with(
     access = min(max_vec_width(columns, grad_2d), max(1, plan.access // grad.element_size()))
     slices = -(-columns // (plan.lanes * access))
     ids, lead = ids.contiguous(), min(plan.lead, slices)
-    workspace, order = _sort_tokens(plan, grad_2d, ids, dpositions, vocabulary, access, lead)
+    order = _sorted_tokens(plan, grad_2d, ids, places, vocabulary, access)
+    partial = torch.empty((order.max_pieces, columns), dtype=torch.float32, device=grad_2d.device)
+    buffers = (grad_2d, ids, dweight, dpositions, order.workspace, partial)
+    sequence = LaunchSequence(*buffers, records=key is not None)
+    _sort_tokens(sequence, plan, grad_2d, ids, order, dpositions, vocabulary, access, lead)
     sum_gradients = _sum_fused if plan.fused else _sum_separately
-    sum_gradients(plan, grad_2d, ids, order, dweight, dpositions, access)
-    del workspace  # the kernels have its addresses, so it must live until they are launched
+    sum_gradients(sequence, plan, grad_2d, ids, order, dweight, dpositions, partial, access)
+    if sequence.is_complete:
+        LAUNCHES.store(key, (sequence, order.workspace.shape, partial.shape))
     return dweight, dpositions
 
 
 @dataclass(frozen=True, kw_only=True)
 class SortedTokens:
-    """Addresses of the outputs of embedding_sort.cu; there are at max_pieces ``max_pieces`` pieces."""
+    """Outputs of embedding_sort.cu, parts of a workspace; there are at most ``max_pieces`` pieces.
 
-    order: int
-    begins: int
-    owner_pieces: int
-    pieces: int
-    split_rows: int
-    tickets: int
+    The tokens come in ``runs`` runs of ``share`` tokens, and the table's rows have ``1 << bits`` owners.
+    ``heads`` and ``bucket_tokens`` are outputs of embedding_partition.cu.
+    """
+
+    workspace: torch.Tensor
+    order: MemoryPart
+    begins: MemoryPart
+    owner_pieces: MemoryPart
+    pieces: MemoryPart
+    split_rows: MemoryPart
+    tickets: MemoryPart
+    heads: MemoryPart
+    bucket_tokens: MemoryPart
     max_pieces: int
     bits: int
+    share: int
+    runs: int
 
 
 def _sum_fused(
+    sequence: LaunchSequence,
     plan: BackwardPlan,
     grad_2d: torch.Tensor,
     ids: torch.Tensor,
     order: SortedTokens,
     dweight: torch.Tensor,
     dpositions: torch.Tensor,
+    partial: torch.Tensor,
     access: int,
 ) -> None:
     (batch, length), (vocabulary, columns), places = ids.shape, dweight.shape, dpositions.shape[0]
     slices = -(-columns // (plan.lanes * access))
-    partial = torch.empty((order.max_pieces, columns), dtype=torch.float32, device=grad_2d.device)
     warps_per_place = min(plan.warps, 1 << (-(-batch // 32) - 1).bit_length())
     clear_blocks = -(-(_own(plan) << order.bits) // (32 * plan.warps * slices))
     blocks = (plan.piece_blocks, -(-places * warps_per_place // plan.warps), clear_blocks)
-    backward_source(grad_2d.dtype, access, plan)["embedding_together"](
+    sequence.launch(
+        launch_and_prepare,
+        backward_source(grad_2d.dtype, access, plan)["embedding_together"],
         blocks[0] + slices * (blocks[1] + blocks[2]),
         plan.warps * 32,
         *(grad_2d, ids, order.begins, order.order, order.owner_pieces, order.pieces, order.tickets),
@@ -196,25 +248,28 @@ def _sum_fused(
 
 
 def _sum_separately(
+    sequence: LaunchSequence,
     plan: BackwardPlan,
     grad_2d: torch.Tensor,
     ids: torch.Tensor,
     order: SortedTokens,
     dweight: torch.Tensor,
     dpositions: torch.Tensor,
+    partial: torch.Tensor,
     access: int,
 ) -> None:
     (batch, length), (vocabulary, columns), places = ids.shape, dweight.shape, dpositions.shape[0]
     slices, owners = -(-columns // (plan.lanes * access)), 1 << order.bits
     lead, summers = min(plan.lead, slices), SUM_WARPS * 32 // plan.lanes
-    partial = torch.empty((order.max_pieces, columns), dtype=torch.float32, device=grad_2d.device)
     program = source(grad_2d.dtype, access, plan)
     per_slice = (
         -(-places // summers),
         min(plan.piece_blocks, -(-order.max_pieces // summers)),
         -(-_own(plan) * owners // (summers * plan.rows)),
     )
-    program["embedding_backward"](
+    sequence.launch(
+        launch_and_prepare,
+        program["embedding_backward"],
         sum(per_slice) * slices - per_slice[0] * lead,
         SUM_WARPS * 32,
         *(grad_2d, order.begins, order.order, order.owner_pieces, order.pieces, dweight, dpositions, partial),
@@ -222,7 +277,9 @@ def _sum_separately(
         *per_slice,
     )
     blocks = min(max(1, MERGE_BLOCKS // slices), ids.numel() // plan.piece + 1)
-    program["embedding_merge"](
+    sequence.launch(
+        launch_and_prepare,
+        program["embedding_merge"],
         *(blocks * slices, MERGE_WARPS * 32, order.owner_pieces, order.split_rows, partial, dweight),
         *(owners, columns, blocks),
     )
@@ -233,21 +290,11 @@ def _own(plan: BackwardPlan) -> int:
     return 32 * plan.owners
 
 
-def _sort_tokens(
-    plan: BackwardPlan,
-    grad_2d: torch.Tensor,
-    ids: torch.Tensor,
-    dpositions: torch.Tensor,
-    vocabulary: int,
-    access: int,
-    lead: int,
-) -> tuple[torch.Tensor, SortedTokens]:
-    """Sort the tokens by id, and compute the first ``lead`` slices of dpositions meanwhile.
-
-    Returns the workspace, which must stay alive, and the addresses in it.
-    """
-    (batch, length), places = ids.shape, dpositions.shape[0]
-    tokens, own, columns = batch * length, _own(plan), grad_2d.shape[1]
+def _sorted_tokens(
+    plan: BackwardPlan, grad_2d: torch.Tensor, ids: torch.Tensor, places: int, vocabulary: int, access: int
+) -> SortedTokens:
+    """Allocate the workspace of the sort, and return its parts."""
+    tokens, own, columns = ids.numel(), _own(plan), grad_2d.shape[1]
     slices, max_pieces = -(-columns // (plan.lanes * access)), 2 * tokens // plan.piece + 1
     # At least 128 owners, also for a small vocabulary: one block would sort all tokens otherwise.
     bits = max(MIN_OWNERS_LESS_1, -(-vocabulary // own) - 1).bit_length()
@@ -260,30 +307,57 @@ def _sort_tokens(
     wide = (4 * owners, 4 * (tokens // plan.piece + 1), 2 * max_pieces, 2 * owners * runs)
     sizes = (*wide, tokens, tokens, own * owners + 1, max_pieces * slices)
     workspace = torch.empty(sum(sizes), dtype=torch.int32, device=ids.device)
-    starts = [workspace.data_ptr() + 4 * sum(sizes[:k]) for k in range(8)]
-    owner_pieces, split_rows, pieces, heads, order, bucket_tokens, begins, tickets = starts
-    partition_source(plan)["embedding_buckets"](
-        *(runs, RUN_TOKENS, ids, bucket_tokens, heads, tokens, vocabulary, bits, share, runs)
-    )
-    sort_source(grad_2d.dtype, access, plan)["embedding_order"](
-        owners + -(-places * lead // (own // plan.lanes)),
-        own,
-        *(heads, bucket_tokens, grad_2d, begins, order, owner_pieces, pieces, split_rows),
-        *(tickets, dpositions),
-        *(runs, share, bits, places, lead, batch, length, columns, grad_2d.stride(0), slices),
-        shared=4
-        * (plan.owners * (own + 1) + 2 * (own + 1) + 2 * MAX_RUNS + 1),  # struct Shared of embedding_sort.cu
-        overlap=plan.overlap,
-    )
-    return workspace, SortedTokens(
+    parts = [MemoryPart(workspace, 4 * sum(sizes[:k])) for k in range(8)]
+    owner_pieces, split_rows, pieces, heads, order, bucket_tokens, begins, tickets = parts
+    return SortedTokens(
+        workspace=workspace,
         order=order,
         begins=begins,
         owner_pieces=owner_pieces,
         pieces=pieces,
         split_rows=split_rows,
         tickets=tickets,
+        heads=heads,
+        bucket_tokens=bucket_tokens,
         max_pieces=max_pieces,
         bits=bits,
+        share=share,
+        runs=runs,
+    )
+
+
+def _sort_tokens(
+    sequence: LaunchSequence,
+    plan: BackwardPlan,
+    grad_2d: torch.Tensor,
+    ids: torch.Tensor,
+    tokens: SortedTokens,
+    dpositions: torch.Tensor,
+    vocabulary: int,
+    access: int,
+    lead: int,
+) -> None:
+    """Sort the tokens by id, and compute the first ``lead`` slices of dpositions meanwhile."""
+    (batch, length), places = ids.shape, dpositions.shape[0]
+    own, columns, t = _own(plan), grad_2d.shape[1], tokens
+    slices = -(-columns // (plan.lanes * access))
+    sequence.launch(
+        launch_and_prepare,
+        partition_source(plan)["embedding_buckets"],
+        *(t.runs, RUN_TOKENS, ids, t.bucket_tokens, t.heads, ids.numel(), vocabulary),
+        *(t.bits, t.share, t.runs),
+    )
+    sequence.launch(
+        launch_and_prepare,
+        sort_source(grad_2d.dtype, access, plan)["embedding_order"],
+        (1 << t.bits) + -(-places * lead // (own // plan.lanes)),
+        own,
+        *(t.heads, t.bucket_tokens, grad_2d, t.begins, t.order, t.owner_pieces, t.pieces, t.split_rows),
+        *(t.tickets, dpositions),
+        *(t.runs, t.share, t.bits, places, lead, batch, length, columns, grad_2d.stride(0), slices),
+        shared=4
+        * (plan.owners * (own + 1) + 2 * (own + 1) + 2 * MAX_RUNS + 1),  # struct Shared of embedding_sort.cu
+        overlap=plan.overlap,
     )
 
 

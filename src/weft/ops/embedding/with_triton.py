@@ -6,15 +6,17 @@ in a fixed order; one launch computes both gradients (see plan.py).
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cache
 
 import torch
 
-from weft.backends.triton_jit import TritonAotKernel, triton
+from weft.backends.triton_jit import TritonAotKernel, launch_and_prepare, triton
 from weft.core import Implementation
 from weft.core.implementation import with_invariant
 from weft.ops._common.layout import view_2d
+from weft.ops._common.prepared import LaunchCache, LaunchSequence, are_repeatable
 from weft.ops.embedding.plan import PIECE, slice_width
 from weft.ops.embedding.triton_kernels import (
     embedding_backward,
@@ -67,23 +69,39 @@ def forward(weight: torch.Tensor, ids: torch.Tensor, positions: torch.Tensor) ->
     # Triton launches no grid of 0 programs.
     if not ids.numel() * weight.shape[1]:
         return weight.new_empty((*ids.shape, weight.shape[1]))
+    key = None
+    if are_repeatable(weight, ids, positions):
+        key = ("forward", weight.shape, weight.dtype, ids.shape, positions.shape, weight.get_device())
+    launch = LAUNCHES.get(key)
+    if launch is not None:
+        y = weight.new_empty((*ids.shape, weight.shape[1]))
+        launch(weight.data_ptr(), ids.data_ptr(), positions.data_ptr(), y.data_ptr())
+        return y
     config = configure_forward(weight.shape[1], weight.element_size())
-    return forward_with(config, weight, ids, positions)
+    return forward_with(config, weight, ids, positions, key)
+
+
+LAUNCHES = LaunchCache()
 
 
 def forward_with(
-    config: Config, weight: torch.Tensor, ids: torch.Tensor, positions: torch.Tensor
+    config: Config, weight: torch.Tensor, ids: torch.Tensor, positions: torch.Tensor, key: Hashable = None
 ) -> torch.Tensor:
-    """Compute the forward with one configuration; the output is not empty."""
+    """Compute the forward with one configuration; the output is not empty.
+
+    With a ``key`` the launch is stored for later calls.
+    """
     (batch, length), columns = ids.shape, weight.shape[1]
     y = weight.new_empty((batch, length, columns))
     rows, places = _rows(weight), _rows(positions)
     grid = (
         triton.cdiv(length, config.places)
         * triton.cdiv(batch, config.sequences)
-        * triton.cdiv(columns, config.columns),
+        * triton.cdiv(columns, config.columns)
     )
-    embedding_forward[grid](
+    launch = launch_and_prepare(
+        embedding_forward,
+        (grid,),
         rows,
         ids.contiguous(),
         places,
@@ -100,6 +118,7 @@ def forward_with(
         COLUMNS=config.columns,
         num_warps=config.warps,
     )
+    LAUNCHES.store(key, launch)
     return y
 
 
@@ -113,93 +132,88 @@ def backward(
     if not grad.numel():
         columns = grad.shape[2]
         return grad.new_zeros((vocabulary, columns)), grad.new_zeros((places, columns))
+    key = None
+    if are_repeatable(grad, ids):
+        key = ("backward", grad.shape, grad.dtype, ids.shape, vocabulary, places, grad.get_device())
     config = configure(ids.numel(), grad.shape[2], grad.element_size(), places)
-    return backward_with(config, grad, ids, vocabulary, places)
+    return backward_with(config, grad, ids, vocabulary, places, key)
 
 
 def backward_with(
-    config: Config, grad: torch.Tensor, ids: torch.Tensor, vocabulary: int, places: int
+    config: Config,
+    grad: torch.Tensor,
+    ids: torch.Tensor,
+    vocabulary: int,
+    places: int,
+    key: Hashable = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the backward with one configuration; the gradient is not empty."""
+    """Compute the backward with one configuration; the gradient is not empty.
+
+    With a ``key`` the launches are stored for later calls, or those of an earlier call are repeated.
+    """
     (batch, length), columns = ids.shape, grad.shape[2]
     dweight, dpositions = grad.new_empty((vocabulary, columns)), grad.new_empty((places, columns))
     tokens = batch * length
-    grad_2d = view_2d(grad)
-    key, order, begins, bias = _sorted(ids.contiguous().view(-1), vocabulary)
+    # `vocabulary` itself must fit as well: it is the key of ids that name no row.
+    bias, kind = (32768, torch.int16) if vocabulary < 65536 else (0, torch.int32)
+    token_keys = torch.empty(tokens, dtype=kind, device=ids.device)
+    begins = torch.empty(vocabulary + 1, dtype=torch.int32, device=ids.device)
     # A piece of sorted tokens can touch two long rows, its head and its tail: hence two partial rows for
     # each.
     pieces, slices = triton.cdiv(tokens, PIECE), triton.cdiv(columns, config.columns)
     partial = torch.empty((2 * pieces, columns), dtype=torch.float32, device=grad.device)
-    programs = (triton.cdiv(places, config.places), pieces, triton.cdiv(vocabulary, config.rows))
-    embedding_backward[(sum(programs) * slices,)](
-        grad_2d,
-        order,
-        key,
-        begins,
-        dweight,
-        dpositions,
-        partial,
-        tokens,
-        vocabulary,
-        places,
-        batch,
-        length,
-        columns,
-        grad_2d.stride(0),
-        *programs,
-        BIAS=bias,
-        PIECE=PIECE,
-        PLACES=config.places,
-        ROWS=config.rows,
-        COLUMNS=config.columns,
-        num_warps=config.warps,
-    )
-    # After embedding_backward on the same stream: it reads the partial sums, and overwrites the long rows.
-    embedding_merge[(pieces, slices)](
-        key,
-        begins,
-        partial,
-        dweight,
-        tokens,
-        vocabulary,
-        columns,
-        BIAS=bias,
-        PIECE=PIECE,
-        COLUMNS=config.columns,
-        num_warps=config.warps,
-    )
-    return dweight, dpositions
-
-
-def _sorted(ids: torch.Tensor, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
-    """Sort the tokens by id.
-
-    Returns the sorted ids, in as few bits as hold them (a radix sort takes one pass for each eight), the
-    tokens in that order, the offset of each row's first token, and the bias that was subtracted from each id.
-    """
-    tokens = ids.numel()
-    # `vocabulary` itself must fit as well: it is the key of ids that name no row.
-    bias, kind = (32768, torch.int16) if vocabulary < 65536 else (0, torch.int32)
-    key = torch.empty(tokens, dtype=kind, device=ids.device)
+    sequences = LAUNCHES.get(key)
+    if sequences is not None:
+        sequences[0].repeat(ids, token_keys)
+        token_keys, order = torch.sort(token_keys, stable=True)
+        sequences[1].repeat(grad, token_keys, order, begins, dweight, dpositions, partial)
+        return dweight, dpositions
+    grad_2d, ids = view_2d(grad), ids.contiguous()
+    make_keys = LaunchSequence(ids, token_keys, records=key is not None)
     block = 512
-    embedding_keys[(triton.cdiv(tokens, block),)](
-        ids, key, tokens, vocabulary, BIAS=bias, BLOCK=block, num_warps=4
+    make_keys.launch(
+        launch_and_prepare,
+        embedding_keys,
+        (triton.cdiv(tokens, block),),
+        *(ids, token_keys, tokens, vocabulary),
+        BIAS=bias,
+        BLOCK=block,
+        num_warps=4,
     )
-    # Stable: a row's tokens stay in their order, so that its sum has the same bits in each call.
-    key, order = torch.sort(key, stable=True)
-    begins = torch.empty(vocabulary + 1, dtype=torch.int32, device=ids.device)
+    # Stable: a row's tokens stay in their order, so that its sum has the same bits in each call. As few bits
+    # as hold the ids: a radix sort takes one pass for each eight.
+    token_keys, order = torch.sort(token_keys, stable=True)
+    buffers = (grad_2d, token_keys, order, begins, dweight, dpositions, partial)
+    sums = LaunchSequence(*buffers, records=key is not None)
     block = 128
-    embedding_bounds[(triton.cdiv(vocabulary + 1, block),)](
-        key,
-        begins,
-        tokens,
-        vocabulary,
+    sums.launch(
+        launch_and_prepare,
+        embedding_bounds,
+        (triton.cdiv(vocabulary + 1, block),),
+        *(token_keys, begins, tokens, vocabulary),
         BIAS=bias,
         STEPS=tokens.bit_length(),
         BLOCK=block,
         num_warps=4,
     )
-    return key, order, begins, bias
+    programs = (triton.cdiv(places, config.places), pieces, triton.cdiv(vocabulary, config.rows))
+    shape = {"BIAS": bias, "PIECE": PIECE, "COLUMNS": config.columns, "num_warps": config.warps}
+    sums.launch(
+        launch_and_prepare,
+        embedding_backward,
+        (sum(programs) * slices,),
+        *(grad_2d, order, token_keys, begins, dweight, dpositions, partial),
+        *(tokens, vocabulary, places, batch, length, columns, grad_2d.stride(0), *programs),
+        PLACES=config.places,
+        ROWS=config.rows,
+        **shape,
+    )
+    # After embedding_backward on the same stream: it reads the partial sums, and overwrites the long rows.
+    merge = (token_keys, begins, partial, dweight, tokens, vocabulary, columns)
+    sums.launch(launch_and_prepare, embedding_merge, (pieces, slices), *merge, **shape)
+    if make_keys.is_complete and sums.is_complete:
+        LAUNCHES.store(key, (make_keys, sums))
+    return dweight, dpositions
 
 
 def _aot_kernel(kernel: object, kind: str, config: Config, **more: object) -> TritonAotKernel:

@@ -13,6 +13,7 @@ from weft.dispatch.invariance import refuse_if_requested
 from weft.dispatch.operator import Schema, call, plan, register
 from weft.ops._common import validate
 from weft.ops.losses.chunks import plan_chunks
+from weft.ops.losses.mean import has_mean, mean_cross_entropy
 from weft.ops.losses.spec import (
     check_cross_entropy,
     check_linear_cross_entropy,
@@ -143,6 +144,8 @@ def _eager_losses(
     plain = not (params["label_smoothing"] or params["z_loss"])
     if call_plan.impl == "torch" and reduction != "none" and plain and not overwrite:
         return reduced_cross_entropy(logits, targets, params["ignore_index"], reduction)
+    if reduction == "mean" and has_mean(logits, targets, call_plan.impl):
+        return mean_cross_entropy(logits, targets, params, call_plan.impl)
     return call_plan.run(inputs, params)[0]  # type: ignore[no-any-return]
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from weft.core import FORWARD, YES, Case, Cost, Input, Operator, Property, Support, WeftError, case, no
 from weft.core.cases import ITEMSIZE, SHORT
 from weft.ops._common import validate
+from weft.ops._common.prepared import are_repeatable
 
 DTYPES = ("float32", "float16", "bfloat16")
 Tensors = tuple[Tensor, ...]
@@ -160,6 +161,16 @@ def gradient_like(logits: Tensor) -> Tensor:
     if logits.stride(1) == 1 and columns < stride <= columns + columns // 8:
         return logits.new_empty_strided((rows, columns), (stride, 1))
     return logits.new_empty((rows, columns))
+
+
+def launch_key(logits: Tensor, targets: Tensor, kind: tuple[Any, ...], params: dict[str, Any]) -> Any:
+    """Return the key of a launch over rows of logits; None if tensors have gaps or are not aligned.
+
+    ``kind`` has what the launch depends on besides the tensors and the scalars of the loss.
+    """
+    if not are_repeatable(logits, targets):
+        return None
+    return (*kind, logits.shape, logits.dtype, logits.get_device(), *params.values())
 
 
 # The kernels count columns in 32 bits, and a step of a row's loop may pass the end by less than 2^20. Rows

@@ -173,6 +173,22 @@ def cross_entropy_forward(
 
 
 @triton.jit(do_not_specialize=NOT_SPECIALIZED)
+def mean_of_rows(losses_ptr, targets_ptr, mean_ptr, count_ptr, rows, ignore_index, BLOCK: tl.constexpr):
+    # losses, targets: (rows,); mean, count: one float each. One program, which adds up in a fixed order.
+    # Bytes: 12 for each row. Without a row that counts the mean is 0 / 0 = NaN, as torch's is.
+    total = tl.zeros((BLOCK,), tl.float32)
+    counted = tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, rows, BLOCK):
+        row = start + tl.arange(0, BLOCK)
+        total += tl.load(losses_ptr + row, mask=row < rows, other=0.0)  # an ignored row has 0
+        target = tl.load(targets_ptr + row, mask=row < rows, other=0)
+        counted += ((row < rows) & (target != ignore_index)).to(tl.int32)
+    count = tl.sum(counted).to(tl.float32)
+    tl.store(mean_ptr, tl.sum(total) / count)
+    tl.store(count_ptr, count)
+
+
+@triton.jit(do_not_specialize=NOT_SPECIALIZED)
 def cross_entropy_backward(
     grad_ptr,
     x_ptr,

@@ -14,14 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.backends.nvrtc import CudaSource
+from weft.backends.nvrtc import CudaSource, launch_and_prepare
 from weft.core import Implementation
 from weft.core.implementation import with_invariant
 from weft.ops._common.layout import CUDA_TYPES, dtype_name, view_2d
+from weft.ops._common.prepared import LaunchCache, are_repeatable
 from weft.ops.losses.chunks import ChunkPlan, Tensors, chunked_forward, plan_chunks
 from weft.ops.losses.spec import (
     LossOptions,
     gradient_like,
+    launch_key,
     supports_cross_entropy,
     supports_linear_cross_entropy,
 )
@@ -106,6 +108,9 @@ def fused_source(dtype: torch.dtype, config: Config, smooth: bool, in_smem: bool
     return _source("cross_entropy_fused", FUSED_KERNELS, dtype, config, smooth)
 
 
+LAUNCHES = LaunchCache()
+
+
 def cross_entropy_forward(
     logits: Tensor, targets: Tensor, *, config: Config | None = None, by_column: bool = False, **params: Any
 ) -> tuple[Tensor, Tensor]:
@@ -113,14 +118,19 @@ def cross_entropy_forward(
 
     ``by_column``: as in :func:`row_source`.
     """
-    options = LossOptions(**params)
     rows, columns = logits.shape
-    config = config or configure(columns, logits.dtype)
     losses, lse = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(2))
-    if rows:
+    key = launch_key(logits, targets, (by_column,), params) if config is None else None
+    launch = LAUNCHES.get(key)
+    if launch is not None:
+        launch(logits.data_ptr(), targets.data_ptr(), losses.data_ptr(), lse.data_ptr())
+    elif rows:
+        options = LossOptions(**params)
+        config = config or configure(columns, logits.dtype)
         x2d = view_2d(logits)
         smooth = options.label_smoothing != 0
-        row_source(logits.dtype, config, smooth, by_column)["cross_entropy_forward"](
+        launch = launch_and_prepare(
+            row_source(logits.dtype, config, smooth, by_column)["cross_entropy_forward"],
             rows,
             config.threads,
             x2d,
@@ -131,6 +141,7 @@ def cross_entropy_forward(
             x2d.stride(0),
             *options.kernel_arguments,
         )
+        LAUNCHES.store(key, launch)
     return losses, lse
 
 
@@ -153,13 +164,21 @@ def cross_entropy_backward_into(
     **params: Any,
 ) -> Tensor:
     """Write the gradient to ``out``, which has adjacent columns and may be ``logits`` itself."""
-    options = LossOptions(**params)
     rows, columns = logits.shape
-    config = config or configure_fused(columns, logits.dtype)
-    if rows:
+    kind = (by_column, "backward", grad.stride(0), *out.stride())
+    key = launch_key(logits, targets, kind, params) if config is None and are_repeatable(lse) else None
+    # The gradient is one number for each row, or one for all of them.
+    launch = LAUNCHES.get(key)
+    if launch is not None and not (grad.data_ptr() | out.data_ptr()) & 15:
+        addresses = (grad.data_ptr(), logits.data_ptr(), targets.data_ptr(), lse.data_ptr(), out.data_ptr())
+        launch(*addresses)
+    elif rows:
+        options = LossOptions(**params)
+        config = config or configure_fused(columns, logits.dtype)
         x2d = view_2d(logits)
         # Smoothing is an argument of this kernel; only the forward is compiled apart for it.
-        row_source(logits.dtype, config, False, by_column)["cross_entropy_backward"](
+        launch = launch_and_prepare(
+            row_source(logits.dtype, config, False, by_column)["cross_entropy_backward"],
             rows,
             config.threads,
             grad,
@@ -173,7 +192,31 @@ def cross_entropy_backward_into(
             out.stride(0),
             *options.kernel_arguments,
         )
+        if not (grad.data_ptr() | out.data_ptr()) & 15:
+            LAUNCHES.store(key, launch)
     return out
+
+
+MEAN_SOURCE = CudaSource(
+    file=Path(__file__).with_name("mean_of_rows.cu"),
+    kernels=("mean_of_rows",),
+    defines=(("WEFT_T", "float"), ("THREADS", "1024")),
+    label="mean_of_rows",
+)
+
+
+def mean_of_rows(losses: Tensor, targets: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
+    """Return the mean of the losses whose target is not ``ignore_index``, and their count, in float32."""
+    mean, count = (torch.empty((), dtype=torch.float32, device=losses.device) for _ in range(2))
+    rows = losses.shape[0]
+    key = ("mean", rows, ignore_index, losses.get_device()) if are_repeatable(losses, targets) else None
+    launch = LAUNCHES.get(key)
+    if launch is not None:
+        launch(losses.data_ptr(), targets.data_ptr(), mean.data_ptr(), count.data_ptr())
+    else:
+        arguments = (losses, targets.contiguous(), mean, count, rows, ignore_index)
+        LAUNCHES.store(key, launch_and_prepare(MEAN_SOURCE["mean_of_rows"], 1, 1024, *arguments))
+    return mean, count
 
 
 @cache
@@ -243,7 +286,7 @@ def _aot_row_kernels() -> tuple[CudaSource, ...]:
     shipped = ((bf16, 50304, False), (bf16, 50304, True), (fp16, 50304, False), (fp32, 4096, False))
     forward = [row_source(dtype, configure(n, dtype), smooth) for dtype, n, smooth in shipped]
     by_column = [row_source(bf16, configure(50257, bf16), smooth, True) for smooth in (False, True)]
-    return (*forward, *by_column, row_source(bf16, configure_fused(50304, bf16), False))
+    return (*forward, *by_column, row_source(bf16, configure_fused(50304, bf16), False), MEAN_SOURCE)
 
 
 CROSS_ENTROPY = with_invariant(

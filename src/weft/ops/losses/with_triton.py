@@ -13,16 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.backends.triton_jit import TritonAotKernel, triton
+from weft.backends.triton_jit import TritonAotKernel, launch_and_prepare, triton
 from weft.core import Implementation
 from weft.core.implementation import with_invariant
 from weft.ops._common.invariant_rows import aligned_rows
 from weft.ops._common.layout import view_2d
+from weft.ops._common.prepared import LaunchCache, are_repeatable
 from weft.ops.losses import triton_kernels as kernels
 from weft.ops.losses.chunks import ChunkPlan, Tensors, chunked_forward, plan_chunks
 from weft.ops.losses.spec import (
     LossOptions,
     gradient_like,
+    launch_key,
     supports_cross_entropy,
     supports_linear_cross_entropy,
 )
@@ -68,6 +70,9 @@ def candidates(columns: int, itemsize: int) -> list[Config]:
     return [c for c in configs if 32 * c.warps * c.unroll <= 2 * vectors] or [configure(1, 1)]
 
 
+LAUNCHES = LaunchCache()
+
+
 def cross_entropy_forward(
     logits: Tensor, targets: Tensor, *, config: Config | None = None, by_column: bool = False, **params: Any
 ) -> tuple[Tensor, Tensor]:
@@ -75,13 +80,19 @@ def cross_entropy_forward(
 
     ``by_column``: the bits of a row do not depend on its address.
     """
-    options = LossOptions(**params)
     (rows, columns), size = logits.shape, logits.element_size()
-    config = config or configure(columns, size)
     losses, lse = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(2))
-    if rows:
+    key = launch_key(logits, targets, (by_column,), params) if config is None else None
+    launch = LAUNCHES.get(key)
+    if launch is not None:
+        launch(logits.data_ptr(), targets.data_ptr(), losses.data_ptr(), lse.data_ptr())
+    elif rows:
+        options = LossOptions(**params)
+        config = config or configure(columns, size)
         x2d = aligned_rows(logits) if by_column else view_2d(logits)
-        kernels.cross_entropy_forward[(rows,)](
+        launch = launch_and_prepare(
+            kernels.cross_entropy_forward,
+            (rows,),
             x2d,
             targets.contiguous(),
             losses,
@@ -95,6 +106,7 @@ def cross_entropy_forward(
             BY_COLUMN=by_column,
             num_warps=config.warps,
         )
+        LAUNCHES.store(key, launch)
     return losses, lse
 
 
@@ -116,12 +128,21 @@ def cross_entropy_backward_into(
     **params: Any,
 ) -> Tensor:
     """Write the gradient to ``out``, which has adjacent columns and may be ``logits`` itself."""
-    options = LossOptions(**params)
     (rows, columns), size = logits.shape, logits.element_size()
-    config = config or configure_fused(columns, size)
-    if rows:
+    kind = (by_column, "backward", grad.stride(0), *out.stride())
+    key = launch_key(logits, targets, kind, params) if config is None and are_repeatable(lse) else None
+    # The gradient is one number for each row, or one for all of them.
+    launch = LAUNCHES.get(key)
+    if launch is not None and not (grad.data_ptr() | out.data_ptr()) & 15:
+        addresses = (grad.data_ptr(), logits.data_ptr(), targets.data_ptr(), lse.data_ptr(), out.data_ptr())
+        launch(*addresses)
+    elif rows:
+        options = LossOptions(**params)
+        config = config or configure_fused(columns, size)
         x2d = aligned_rows(logits) if by_column else view_2d(logits)
-        kernels.cross_entropy_backward[(rows,)](
+        launch = launch_and_prepare(
+            kernels.cross_entropy_backward,
+            (rows,),
             grad,
             x2d,
             targets.contiguous(),
@@ -138,7 +159,27 @@ def cross_entropy_backward_into(
             BY_COLUMN=by_column,
             num_warps=config.warps,
         )
+        if not (grad.data_ptr() | out.data_ptr()) & 15:
+            LAUNCHES.store(key, launch)
     return out
+
+
+MEAN_BLOCK = 1024  # rows per step of the one program
+
+
+def mean_of_rows(losses: Tensor, targets: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
+    """Return the mean of the losses whose target is not ``ignore_index``, and their count, in float32."""
+    mean, count = (torch.empty((), dtype=torch.float32, device=losses.device) for _ in range(2))
+    rows = losses.shape[0]
+    key = ("mean", rows, ignore_index, losses.get_device()) if are_repeatable(losses, targets) else None
+    launch = LAUNCHES.get(key)
+    if launch is not None:
+        launch(losses.data_ptr(), targets.data_ptr(), mean.data_ptr(), count.data_ptr())
+    else:
+        arguments = (losses, targets.contiguous(), mean, count, rows, ignore_index)
+        options = {"BLOCK": MEAN_BLOCK, "num_warps": 8}
+        LAUNCHES.store(key, launch_and_prepare(kernels.mean_of_rows, (1,), *arguments, **options))
+    return mean, count
 
 
 def linear_cross_entropy_forward(
@@ -243,6 +284,21 @@ _AOT_SCALE_GRADIENT = TritonAotKernel(
     num_warps=8,
 )
 
+_AOT_MEAN = TritonAotKernel(
+    label="mean_of_rows",
+    kernel=kernels.mean_of_rows,
+    signature={
+        "losses_ptr": "*fp32",
+        "targets_ptr": "*i64",
+        "mean_ptr": "*fp32",
+        "count_ptr": "*fp32",
+        "rows": "i32:16",
+        "ignore_index": "i32",
+        "BLOCK": MEAN_BLOCK,
+    },
+    num_warps=8,
+)
+
 CROSS_ENTROPY = with_invariant(
     Implementation(
         operator="cross_entropy",
@@ -255,6 +311,7 @@ CROSS_ENTROPY = with_invariant(
             *_aot_row_kernels(kernels.cross_entropy_backward, _AOT_SHAPES),
             *_aot_row_kernels(kernels.cross_entropy_forward, _AOT_SHAPES[1:2], by_column=True),
             *_aot_row_kernels(kernels.cross_entropy_backward, _AOT_SHAPES[1:2], by_column=True),
+            _AOT_MEAN,
         ),
         idea="a program a row, maxima and sums online",
     ),

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from weft.backends.nvrtc import CudaSource
+from weft.backends.nvrtc import CudaSource, launch_and_prepare
 from weft.core import YES, Case, Implementation, Support, WeftError, no
 from weft.core.implementation import with_invariant
 from weft.machine.device_limits import has_tma, num_sms, smem_per_sm
@@ -32,6 +32,7 @@ from weft.ops.norms.configs import (
     choose_backward,
     choose_forward,
 )
+from weft.ops.norms.repeated import RepeatedNorms
 
 FOLDER = Path(__file__).parent
 SM90_SMEM = 228 << 10  # shared memory of an sm_90's SM in bytes
@@ -100,6 +101,9 @@ def _aligned(v: torch.Tensor) -> torch.Tensor:
     return v if v.data_ptr() % 32 == 0 else v.clone()
 
 
+REPEATED = RepeatedNorms()
+
+
 def launch_forward(
     x: torch.Tensor,
     residual: torch.Tensor | None,
@@ -113,6 +117,12 @@ def launch_forward(
 
     ``dropout``: a seed and ``pack_threshold_and_scale``; only a :class:`BlockConfig` takes it.
     """
+    key = None
+    if config is None and dropout is None:
+        key = REPEATED.forward_key(x, residual, weight, bias, eps)
+        outputs = REPEATED.forward(key, x, residual, weight, bias)
+        if outputs is not None:
+            return outputs
     y = contiguous_like(x)
     s = torch.empty_like(y) if residual is not None else x
     if x.numel() == 0:
@@ -137,16 +147,19 @@ def launch_forward(
     source = forward_source(variant, config)
     if isinstance(config, BlockConfig):
         blocks = -(-rows // config.rows) * config.cluster
-        source["norm_block"](blocks, config.threads, *tensors, rows, *tail, *(dropout or ()))
+        kernel, sizes = source["norm_block"], (blocks, config.threads)
+        launch = launch_and_prepare(kernel, *sizes, *tensors, rows, *tail, *(dropout or ()))
     elif isinstance(config, RowLoopConfig):
         # No fewer clusters than are resident at once, and none with more rows than `config.rows`: the start
         # of a late cluster is then hidden by others.
         clusters = max(_resident_clusters(config, num_sms(x.device)), -(-rows // config.rows))
         blocks = min(rows, clusters) * config.cluster
         smem = config.dynamic_smem(variant)
-        source[config.kernel](blocks, config.threads, *tensors, rows, *tail, shared=smem)
+        kernel, sizes = source[config.kernel], (blocks, config.threads)
+        launch = launch_and_prepare(kernel, *sizes, *tensors, rows, *tail, shared=smem)
     else:
-        source["norm_multi_pass"](rows, config.threads, *tensors, *tail)
+        launch = launch_and_prepare(source["norm_multi_pass"], rows, config.threads, *tensors, *tail)
+    REPEATED.store_forward(key, launch)
     return y, s
 
 
@@ -183,6 +196,13 @@ def launch_backward(
     gradient of dresidual; only the persistent kernel takes it. ``invariant``: the number of rows does not
     decide how the gradient of a row is computed.
     """
+    key = None
+    if config is None and dropout is None and not invariant:
+        key = REPEATED.backward_key(grad, grad_s, x, weight, eps, centred)
+        gradients = REPEATED.backward(key, grad, grad_s, x, weight, centred)
+        if gradients is not None:
+            return gradients
+    rows_launch = None
     dx = contiguous_like(x)
     dr = torch.empty_like(dx) if grad_s is not None else dx
     dw = contiguous_like(weight)
@@ -207,7 +227,8 @@ def launch_backward(
     if config:
         parts = min(-(-rows // config.teams), _resident_clusters(config, num_sms(x.device)))
         partials = _float32((1 + centred) * parts * columns, x.device)
-        backward_source(variant, config)["norm_backward"](
+        rows_launch = launch_and_prepare(
+            backward_source(variant, config)["norm_backward"],
             parts * config.cluster, config.threads, *tensors, partials, rows, columns, *strides,
             float(eps), *(dropout or ()), shared=config.dynamic_smem(columns, variant),
         )  # fmt: skip
@@ -225,7 +246,9 @@ def launch_backward(
             strides[0], strides[2],
         )  # fmt: skip
     grid = (-(-columns // 32), 1 + centred)
-    plain_source["norm_sum_partials"](grid, SUM_THREADS, partials, dw, db, parts, columns)
+    sum_kernel = plain_source["norm_sum_partials"]
+    sum_launch = launch_and_prepare(sum_kernel, grid, SUM_THREADS, partials, dw, db, parts, columns)
+    REPEATED.store_backward(key, rows_launch, sum_launch, partials)
     return dx, dr, dw, db
 
 

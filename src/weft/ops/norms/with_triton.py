@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from weft.backends.triton_jit import TritonAotKernel, triton
+from weft.backends.triton_jit import TritonAotKernel, launch_and_prepare, triton
 from weft.core import Implementation
 from weft.core.implementation import with_invariant
 from weft.machine.device_limits import num_sms
@@ -24,6 +24,7 @@ from weft.ops._common.philox_dropout import drops_all, keep_scale, threshold_int
 from weft.ops._common.philox_dropout_triton import dropout
 from weft.ops.norms import spec
 from weft.ops.norms import triton_kernels as kernels
+from weft.ops.norms.repeated import RepeatedNorms
 
 MAX_PERSISTENT_COLUMNS = 8192  # up to which a program of the backward keeps the weights' gradients
 # In the interpreter: few programs, so that each takes several tiles.
@@ -119,6 +120,9 @@ def backward_candidates(columns: int) -> list[Config]:
     ]
 
 
+REPEATED = RepeatedNorms()
+
+
 def launch_forward(
     x: torch.Tensor,
     residual: torch.Tensor | None,
@@ -128,6 +132,10 @@ def launch_forward(
     config: Config | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (y, s). Without ``residual`` s is x; without ``bias`` the norm is RMS norm."""
+    key = REPEATED.forward_key(x, residual, weight, bias, eps) if config is None else None
+    outputs = REPEATED.forward(key, x, residual, weight, bias)
+    if outputs is not None:
+        return outputs
     y = contiguous_like(x)
     s = torch.empty_like(y) if residual is not None else x
     if x.numel() == 0:
@@ -142,10 +150,12 @@ def launch_forward(
     tensors = (x2d, residual2d, weight, weight if bias is None else bias.contiguous(), y, s)
     strides = (x2d.stride(0), residual2d.stride(0))
     if config.block < columns:
-        kernels.norm_multi_pass[(rows,)](*tensors, columns, *strides, eps, **options)
+        tail: tuple[Any, ...] = (columns, *strides, eps)
+        launch = launch_and_prepare(kernels.norm_multi_pass, (rows,), *tensors, *tail, **options)
     else:
-        grid = (triton.cdiv(rows, config.rows),)
-        kernels.norm_tile[grid](*tensors, rows, columns, *strides, eps, ROWS=config.rows, **options)
+        grid, tail = (triton.cdiv(rows, config.rows),), (rows, columns, *strides, eps)
+        launch = launch_and_prepare(kernels.norm_tile, grid, *tensors, *tail, ROWS=config.rows, **options)
+    REPEATED.store_forward(key, launch)
     return y, s
 
 
@@ -163,6 +173,11 @@ def launch_backward(
     With ``grad_s``, the gradient of s, dresidual is a copy of dx in memory of its own; otherwise it is dx.
     dbias is dweight unless ``centred``.
     """
+    key = REPEATED.backward_key(grad, grad_s, x, weight, eps, centred) if config is None else None
+    gradients = REPEATED.backward(key, grad, grad_s, x, weight, centred)
+    if gradients is not None:
+        return gradients
+    rows_launch = None
     dx = contiguous_like(x)
     dr = torch.empty_like(dx) if grad_s is not None else dx
     dw = contiguous_like(weight)
@@ -180,8 +195,8 @@ def launch_backward(
     if config.programs:
         parts = min(triton.cdiv(rows, config.rows), _resident_programs(config, x.device))
         partials = _float32((1 + centred, parts, columns), x.device)
-        kernels.norm_backward_persistent[(parts,)](
-            *tensors, partials, rows, columns, *strides, eps,
+        rows_launch = launch_and_prepare(
+            kernels.norm_backward_persistent, (parts,), *tensors, partials, rows, columns, *strides, eps,
             ROWS=config.rows, STAGES=config.stages, **options,
         )  # fmt: skip
     else:
@@ -196,9 +211,11 @@ def launch_backward(
             grad2d, x2d, statistics, partials, rows, columns, strides[0], strides[2],
             BLOCK=512, ROWS=8, CENTRED=centred,
         )  # fmt: skip
-    kernels.norm_sum_partials[(triton.cdiv(columns, 32), 1 + centred)](
-        partials, dw, db, parts, columns, BLOCK=32, TILE_ROWS=64, num_warps=8
-    )
+    sum_launch = launch_and_prepare(
+        kernels.norm_sum_partials, (triton.cdiv(columns, 32), 1 + centred),
+        partials, dw, db, parts, columns, BLOCK=32, TILE_ROWS=64, num_warps=8,
+    )  # fmt: skip
+    REPEATED.store_backward(key, rows_launch, sum_launch, partials)
     return dx, dr, dw, db
 
 

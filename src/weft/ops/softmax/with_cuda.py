@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from weft.backends.nvrtc import CudaSource
+from weft.backends.nvrtc import CudaSource, launch_and_prepare
 from weft.core import Case, Implementation, Support, no
 from weft.core.implementation import with_invariant
 from weft.core.support import YES
@@ -27,6 +27,7 @@ from weft.ops._common.layout import (
     max_vec_width,
     view_2d,
 )
+from weft.ops._common.prepared import Launch, LaunchCache, are_repeatable
 
 HERE = Path(__file__).parent
 FILES = {
@@ -182,7 +183,15 @@ def _has_clusters(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
+LAUNCHES = LaunchCache()
+
+
 def forward(x: torch.Tensor) -> torch.Tensor:
+    launch = LAUNCHES.get(("forward", x.shape, x.dtype, x.get_device()))
+    if launch is not None and are_repeatable(x):
+        y = contiguous_like(x)
+        launch(x.data_ptr(), y.data_ptr())
+        return y
     if x.numel() == 0:
         return contiguous_like(x)
     return forward_with(None, x)
@@ -197,13 +206,20 @@ def forward_with(config: Config | None, x: torch.Tensor) -> torch.Tensor:
     x2d = view_2d(x)
     columns = x2d.shape[1]
     vec_width = max_vec_width(columns, x2d)
-    if config is None:
-        config = configure(columns, x.dtype, vec_width, _has_clusters(x.device), False)
-    _launch(config, vec_width, x2d, (y,))
+    shipped = config is None
+    config = config or configure(columns, x.dtype, vec_width, _has_clusters(x.device), False)
+    launch = _launch(config, vec_width, x2d, (y,))
+    if shipped and are_repeatable(x):
+        LAUNCHES.store(("forward", x.shape, x.dtype, x.get_device()), launch)
     return y
 
 
 def backward(grad: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor]:
+    launch = LAUNCHES.get(("backward", y.shape, y.dtype, y.get_device()))
+    if launch is not None and are_repeatable(grad, y):
+        dx = contiguous_like(y)
+        launch(grad.data_ptr(), y.data_ptr(), dx.data_ptr())
+        return (dx,)
     if y.numel() == 0:
         return (contiguous_like(y),)
     return backward_with(None, grad, y)
@@ -216,9 +232,11 @@ def backward_with(config: Config | None, grad: torch.Tensor, y: torch.Tensor) ->
     grad2d = view_2d(grad)
     columns = grad2d.shape[1]
     vec_width = max_vec_width(columns, grad2d, y.view(-1, columns))
-    if config is None:
-        config = configure(columns, y.dtype, vec_width, _has_clusters(y.device), True)
-    _launch(config, vec_width, grad2d, (y, dx))
+    shipped = config is None
+    config = config or configure(columns, y.dtype, vec_width, _has_clusters(y.device), True)
+    launch = _launch(config, vec_width, grad2d, (y, dx))
+    if shipped and are_repeatable(grad, y):
+        LAUNCHES.store(("backward", y.shape, y.dtype, y.get_device()), launch)
     return (dx,)
 
 
@@ -249,24 +267,28 @@ def _configure_invariant(x: torch.Tensor, is_backward: bool) -> Config:
 
 def _launch(
     config: Config, vec_width: int, input2d: torch.Tensor, contiguous: tuple[torch.Tensor, ...]
-) -> None:
-    """Launch over ``input2d`` (x, or the gradient) and the contiguous tensors (y, or y and dx)."""
+) -> Launch | None:
+    """Launch over ``input2d`` (x, or the gradient) and the contiguous tensors (y, or y and dx).
+
+    Returns the same launch with other addresses; None for ``long``, which may be several launches.
+    """
     is_backward = len(contiguous) == 2
     program = source(config, input2d.dtype, vec_width, is_backward)
     rows, columns = input2d.shape
     stride, threads = input2d.stride(0), config.threads
     if config.strategy == "long":
         _launch_long(program, config, columns // vec_width, input2d, contiguous)
-        return
+        return None
     kernel = program[program.kernels[0]]
     if config.strategy == "warp":
         blocks = -(-rows // (threads // config.lanes))  # the kernel strides if the grid has fewer
-        kernel(min(blocks, 2**31 - 1), threads, input2d, *contiguous, rows, columns, stride)
-        return
+        grid = min(blocks, 2**31 - 1)
+        return launch_and_prepare(kernel, grid, threads, input2d, *contiguous, rows, columns, stride)
     smem = 0
     if config.strategy == "shared":
         smem = -(-columns // vec_width // config.cluster) * 16 * len(contiguous)
-    kernel(rows * config.cluster, threads, input2d, *contiguous, columns, stride, shared=smem)
+    grid = rows * config.cluster
+    return launch_and_prepare(kernel, grid, threads, input2d, *contiguous, columns, stride, shared=smem)
 
 
 def _launch_long(
