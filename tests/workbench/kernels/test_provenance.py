@@ -410,7 +410,9 @@ def test_a_list_in_which_nothing_computes_says_that_compiled_code_has_no_names()
 
     def copied_by_address():
         y = torch.empty(8, 8)
-        library.memcpy(ctypes.c_void_p(y.data_ptr()), ctypes.c_void_p(x.data_ptr()), ctypes.c_size_t(x.nbytes))
+        library.memcpy(
+            ctypes.c_void_p(y.data_ptr()), ctypes.c_void_p(x.data_ptr()), ctypes.c_size_t(x.nbytes)
+        )
         return y
 
     assert "called by its address" in unnamed_work(kernels(copied_by_address, "cpu"))

@@ -58,8 +58,9 @@ class Oracle:
     """Right answers at one case, direction and device, shared by all candidates checked there.
 
     ``baseline`` is the implementation whose error sets the tolerance; by default the registry's, by
-    the name that the operator's tolerance gives. Answers are cached up to a budget of memory and
-    recomputed past it.
+    the name that the operator's tolerance gives. With ``accepts_dense_layouts`` an output may be a
+    permutation of a contiguous tensor, whatever the baseline's strides. Answers are cached up to a
+    budget of memory and recomputed past it.
     """
 
     def __init__(
@@ -70,8 +71,11 @@ class Oracle:
         device: str,
         seeds: Sequence[int],
         baseline: Implementation | None = None,
+        *,
+        accepts_dense_layouts: bool = False,
     ) -> None:
         self.operator, self.case = operator, case
+        self.accepts_dense_layouts = accepts_dense_layouts
         self.direction, self.device = direction, device
         self.seeds = tuple(seeds)
         self.baseline = baseline or registry.implementation(operator.name, operator.tolerance.baseline)
