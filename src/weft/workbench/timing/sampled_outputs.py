@@ -33,7 +33,7 @@ TIME_SHARE = 0.1  # of the sampling time that picking may take, beyond the free 
 FREE_NS = 50_000_000  # for the first picks of a short run
 # Looks at the memory map of the candidate's process, each some milliseconds: a candidate gains nothing unless
 # most of its samples are shortened, so half of the picks show it.
-MAX_LOOKS, LOOK_PROBABILITY = 16, 0.5
+MAX_LOOKS, LOOK_PROBABILITY = 8, 0.5
 MAX_KEPT = 16  # different outputs of one buffer that are judged; a deterministic candidate has one
 # Of the rows of a large output, compared at random; a candidate's first is compared as a whole. Such an
 # output is judged at once, and only its digest is kept.
