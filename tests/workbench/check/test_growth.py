@@ -130,3 +130,13 @@ def test_the_inputs_that_problems_draw_are_thinned_as_well() -> None:
 
     a, b = inputs.make(replace(PRODUCT, draw=draw), "cpu", thinned_seed(7, 0, 0))
     assert seeds == [7] and int(a.count_nonzero()) == M // KEPT_PARTS * K and b.all()
+
+
+def test_a_reference_that_raises_at_zeros_is_left_to_the_other_rules() -> None:
+    def picky(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        if not (a.any(0).all() and b.any(1).all() and a.any(1).all() and b.any(0).all()):
+            raise ValueError("zeros")
+        return a @ b
+
+    verdict = judge(in_partial_sums(16), picky)
+    assert verdict.status == PASS, verdict.reason
