@@ -20,6 +20,7 @@ from weft.core import WeftError
 from weft.workbench.judge.judge import JudgeOptions, judge
 from weft.workbench.judge.judgement import Judgement
 from weft.workbench.sandbox.process import Limits
+from weft.workbench.selftest import mutants
 
 PROBLEMS = ROOT / "examples" / "judge"
 LIMITS = Limits(seconds=60.0, memory_bytes=4 << 30)
@@ -340,3 +341,16 @@ def test_an_unknown_case_is_refused() -> None:
             PROBLEMS / "kernelbench" / "gelu" / "right.py",
             JudgeOptions(cases=("input",)),
         )
+
+
+@pytest.mark.slow
+def test_an_output_in_another_order_is_right_and_gets_no_time(tmp_path: Path) -> None:
+    control = mutants.find("H12/by_columns/eager/honest").problem
+    assert control is not None
+    for name, text in (("reference.py", control.reference), ("candidate.py", control.candidate)):
+        (tmp_path / name).write_text(text)
+    options = JudgeOptions(device="cpu", limits=LIMITS)
+    judgement = judge(tmp_path / "reference.py", tmp_path / "candidate.py", options)
+    assert judgement.correct and not judgement.times, judgement.reason
+    (untimed,) = [flag for flag in judgement.flags if flag.startswith("not timed")]
+    assert "strides (1, 6)" in untimed and "return .contiguous()" in untimed

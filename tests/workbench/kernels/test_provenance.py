@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import ctypes
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from weft.workbench.kernels.provenance import (
     is_same_without_kernels,
     kernels,
     observed,
+    unnamed_work,
     verdict,
 )
 
@@ -400,3 +402,19 @@ def test_on_a_gpu_a_call_that_cannot_be_captured_is_said_to_be_so():
     assert found.note.startswith(NOT_LISTED + "the call cannot be captured"), found
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
     assert compare(profiled, found) == found.note
+
+
+def test_a_list_in_which_nothing_computes_says_that_compiled_code_has_no_names():
+    x = torch.randn(8, 8)
+    library = ctypes.CDLL(None)  # a function called by its address: nothing of it is listed
+
+    def copied_by_address():
+        y = torch.empty(8, 8)
+        library.memcpy(
+            ctypes.c_void_p(y.data_ptr()), ctypes.c_void_p(x.data_ptr()), ctypes.c_size_t(x.nbytes)
+        )
+        return y
+
+    assert "called by its address" in unnamed_work(kernels(copied_by_address, "cpu"))
+    assert unnamed_work(kernels(lambda: torch.tanh(x), "cpu")) == ""
+    assert unnamed_work(ran(("mine", 1.0))) == "" == unnamed_work(kernels(lambda: None, "cpu"))

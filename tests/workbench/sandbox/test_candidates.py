@@ -146,6 +146,16 @@ def test_a_failure_while_kernels_are_observed_is_a_violation(kind: str, why: str
     assert flag.startswith("suspect: kernels: while its kernels were observed")
 
 
+def test_a_list_without_anything_that_computes_is_a_note_and_no_violation(tmp_path: Path) -> None:
+    unnamed = DECLARED + "    y = torch.empty_like(x)\n    y.numpy()[...] = x.numpy()\n    return y\n"
+    operator = registry.operator("softmax")
+    one = Implementation(operator="softmax", name="mine", backend="eager", forward=torch.softmax)
+    source = Source(kind="file", path=mine(tmp_path, unnamed))
+    observed = observe_in_worker(source, one, operator.case("fp32-3x129"), "cpu")
+    assert not observed.violations and "called by its address" in observed.note
+    assert not any(flag.startswith("suspect") for flag in observed.flags)
+
+
 @pytest.mark.slow
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
     """Check a file with one candidate that hangs and one that is killed, in one command."""

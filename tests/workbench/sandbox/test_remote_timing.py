@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
 import sys
 import threading
@@ -483,7 +484,7 @@ def test_few_samples_are_suspect_if_the_worker_slept_and_not_if_the_machine_was_
         return compute(x)
 
     sandbox = FakeSandbox(forward)
-    sandbox.pid = 1  # type: ignore[attr-defined]
+    sandbox.pid = os.getpid()  # type: ignore[attr-defined]
     monkeypatch.setattr(remote_timing, "scheduled_seconds", lambda pid: scheduled[0])
     few = Budget(seconds=0.2, warmup=0.02, min_samples=20, max_rounds=60, side_samples=1, recheck_seconds=0.5)
     outcome = measure(

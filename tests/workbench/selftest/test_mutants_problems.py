@@ -7,11 +7,12 @@ import pytest
 from weft.workbench.selftest import mutants
 from weft.workbench.selftest import run as selftest
 from weft.workbench.selftest.judge import NOT_RUN
-from weft.workbench.selftest.mutants import problem_controls, unvarying
+from weft.workbench.selftest.mutants import layouts, problem_controls, unvarying
 from weft.workbench.selftest.mutants.mutant import Mutant
 from weft.workbench.selftest.run import can_be_left_out
 
 PER_RUN = 3  # of the mutants, and of the controls
+CONTROLS = (*problem_controls.MUTANTS, *(m for m in layouts.MUTANTS if m.honest))
 
 
 def _judge(mutant: Mutant, without: tuple[str, ...] = ()) -> selftest.Summary:
@@ -29,10 +30,18 @@ def test_a_problem_is_killed_by_its_check_alone(mutant: Mutant) -> None:
 
 @pytest.mark.slow
 @pytest.mark.sampled(PER_RUN)
-@pytest.mark.parametrize("control", problem_controls.MUTANTS, ids=lambda m: m.id)
+@pytest.mark.parametrize("control", CONTROLS, ids=lambda m: m.id)
 def test_an_honest_problem_passes(control: Mutant) -> None:
     summary = _judge(control)
     assert summary.good or summary.results[0].status == NOT_RUN, summary.results
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(PER_RUN)
+@pytest.mark.parametrize("mutant", [m for m in layouts.MUTANTS if not m.honest], ids=lambda m: m.id)
+def test_an_output_in_another_order_is_killed_by_its_check(mutant: Mutant) -> None:
+    (result,) = _judge(mutant).results
+    assert result.check in mutant.killed_by, result
 
 
 def test_each_kind_of_leaving_out_has_rows() -> None:

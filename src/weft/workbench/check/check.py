@@ -23,6 +23,7 @@ from weft.workbench.calls.call import (
 from weft.workbench.calls.errors import SandboxDied, WorkerError
 from weft.workbench.calls.guarded_memory import HUGE, NAN
 from weft.workbench.calls.seeds import fresh_seeds
+from weft.workbench.check.growth import describe_growth
 from weft.workbench.check.oracle import Oracle, for_outputs
 from weft.workbench.check.rules import RULES, CheckedCall
 
@@ -32,11 +33,12 @@ QUICK = 0.05  # seconds; a call that is slower at every seed (an interpreter's) 
 SMALL = {"cpu": 1 << 18, "cuda": 1 << 24}  # elements above which judging each repeat takes too long
 NO_MEMORY = "checking this (reference, baseline, guards) takes more memory than this device has left"
 
-# Rules that compare the bits of two outputs, each with the message of a failure.
+# Rules that compare two calls, by their bits or by their errors, each with the message of a failure.
 ACROSS = {
     "repeats": "the same inputs gave other bits",
     "again": "the same inputs gave other bits in other memory",
     "stream": "the same inputs gave other bits on another stream",
+    "growth": "the error grows with the length of a sum",
 }
 
 
@@ -171,6 +173,8 @@ class CheckRun:
             return self._reason()
         # A copy: the candidate's own memory may be reused once the first caller is closed.
         expected = last if caller.sends_copies else last.copy()
+        if not self._error_is_steady(caller, oracle, expected):
+            return self._reason()
         # The second caller is made while the first one's memory is in use, so that it gets other
         # addresses.
         other = self.make_caller(self.implementation, oracle.call_spec, HUGE)
@@ -254,6 +258,22 @@ class CheckRun:
             checked = self._call(caller, oracle, last.seed, label, expected=last)
             if checked is None or not self._bits_agree("repeats", last.outputs, checked):
                 return False
+        return True
+
+    def _error_is_steady(self, caller: Caller, oracle: Oracle, expected: CheckedCall) -> bool:
+        """Compare the error with that of shorter sums (:mod:`~weft.workbench.check.growth`)."""
+        if {"growth", "type", "shape", "dtype"} & self.without:
+            return True
+
+        def outputs_at(seed: int) -> tuple[torch.Tensor, ...]:
+            caller.load(seed)
+            return caller.call(False, self.without).outputs
+
+        if growth := describe_growth(oracle, expected.seed, expected.errors, outputs_at):
+            detail = f"{ACROSS['growth']}: {growth} ({expected.label})"
+            self.failed = Finding(check="growth", status=FAIL, detail=detail)
+            return False
+        self.reached.append("growth")
         return True
 
     def _call_elsewhere(self, caller: Caller, oracle: Oracle, expected: CheckedCall) -> bool:

@@ -58,8 +58,9 @@ class Oracle:
     """Right answers at one case, direction and device, shared by all candidates checked there.
 
     ``baseline`` is the implementation whose error sets the tolerance; by default the registry's, by
-    the name that the operator's tolerance gives. Answers are cached up to a budget of memory and
-    recomputed past it.
+    the name that the operator's tolerance gives. With ``accepts_dense_layouts`` an output may be a
+    permutation of a contiguous tensor, whatever the baseline's strides. Answers are cached up to a
+    budget of memory and recomputed past it.
     """
 
     def __init__(
@@ -70,8 +71,11 @@ class Oracle:
         device: str,
         seeds: Sequence[int],
         baseline: Implementation | None = None,
+        *,
+        accepts_dense_layouts: bool = False,
     ) -> None:
         self.operator, self.case = operator, case
+        self.accepts_dense_layouts = accepts_dense_layouts
         self.direction, self.device = direction, device
         self.seeds = tuple(seeds)
         self.baseline = baseline or registry.implementation(operator.name, operator.tolerance.baseline)
@@ -237,7 +241,7 @@ class Oracle:
             for i, scale in enumerate(self._scales(seed, answers)):
                 scales[i] = max(scales[i], scale)
                 counts[i] = min(counts[i], participants(answers[i]))
-            outputs, terms = self._baseline_outputs(seed), self.terms(seed)
+            outputs, terms = self.baseline_outputs(seed), self.terms(seed)
             slices = self.local.layouts
             self._errors[seed] = [measure(out, answers[i], slices=slices[i]) for i, out in enumerate(outputs)]
             for i, error in enumerate(self._errors[seed]):
@@ -248,7 +252,7 @@ class Oracle:
                 if self.may_split and error.rms > DISTRUST * scales[i]:
                     return self._bounds_of_whole_answers()
         for seed in self.further_seeds():
-            for i, out in enumerate(self._baseline_outputs(seed)):
+            for i, out in enumerate(self.baseline_outputs(seed)):
                 errors[i].append(measure(out, self.answer(seed)[i]))
         tolerance = self.operator.tolerance
         return tuple(
@@ -329,7 +333,7 @@ class Oracle:
         ):
             honest.append(in_float32)
         stored = self._gradients_at_changed_results(seed)
-        columns = (self._baseline_outputs(seed), self.answer(seed), self.terms(seed), self.bounds)
+        columns = (self.baseline_outputs(seed), self.answer(seed), self.terms(seed), self.bounds)
         for i, (out, answer, terms, usual) in enumerate(zip(*columns, strict=True)):
             if not out.is_floating_point():
                 continue
@@ -423,7 +427,7 @@ class Oracle:
         errors: list[list[Measured]] = [[] for _ in self.forms]
         scales, counts = [0.0] * len(self.forms), [math.inf] * len(self.forms)
         for seed in self.seeds:
-            outputs = self._baseline_outputs(seed)
+            outputs = self.baseline_outputs(seed)
             measured, moments = self._compare(seed, outputs)
             if moments is None:
                 return None
@@ -479,7 +483,8 @@ class Oracle:
             scales.append(max(rms(answer), self._least_gradient(grad, form)))
         return scales
 
-    def _baseline_outputs(self, seed: int) -> tuple[torch.Tensor, ...]:
+    def baseline_outputs(self, seed: int) -> tuple[torch.Tensor, ...]:
+        """Return the outputs of the implementation that sets the tolerance."""
         x, grad = self.inputs(seed), self.grad(seed)
         return tuple(tensors_of(bind(self.operator, self.baseline, self.case, self.direction, x, grad)()))
 

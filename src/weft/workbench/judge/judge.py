@@ -324,7 +324,16 @@ class _Judging:
             self.log(f"checking {case.name}")
             n_seeds = self._n_seeds(number)
             seeds = fresh_seeds(n_seeds) if seed is None else range(seed, seed + n_seeds)
-            oracle = Oracle(operator, case, FORWARD, device, seeds, self.problem.baseline)
+            oracle = Oracle(
+                operator,
+                case,
+                FORWARD,
+                device,
+                seeds,
+                self.problem.baseline,
+                # The checks of these formats compare values alone.
+                accepts_dense_layouts=self.problem.kind in (KERNELBENCH, GPUMODE),
+            )
             # Before the candidate is called: an error here is the reference's and must not count as its.
             _compute_reference(oracle)
             free_memory(device)
@@ -423,6 +432,13 @@ class _Judging:
             # An answer to constant inputs can be stored in the candidate: its time says nothing.
             names = ", ".join(problem.constant)
             judgement.flags.append(f"not timed: the same at every seed, and cannot be varied: {names}")
+            return
+        if layout := next(filter(None, map(_other_layout, self.passed.values())), ""):
+            # The next operator would have to convert it, outside of the time.
+            judgement.flags.append(
+                f"not timed: an output has {layout}: its time would leave out a conversion; "
+                "return .contiguous() to be timed"
+            )
             return
         answer = support(self.implementation, cases[0], device)
         if not answer.timed:
@@ -529,6 +545,11 @@ def _passed(problem: Problem, case: Case) -> Verdict:
         direction=FORWARD,
         status=PASS,
     )
+
+
+def _other_layout(verdict: Verdict) -> str:
+    """Return the strides of an output that differ from the reference's, '' if none do."""
+    return next((f.detail for f in verdict.findings if f.check == "layout" and f.status == PASS), "")
 
 
 def _digest(problem: Problem) -> str:

@@ -22,6 +22,10 @@ from weft.workbench.kernels.names import INTERPRETED, is_library, origin, plain
 
 PROFILER, GRAPH, DISPATCHER = "torch.profiler", "cuda graph", "torch dispatcher"
 NOT_LISTED = "not looked at: "
+UNNAMED = (
+    NOT_LISTED + "only copies and allocations have names here; compiled code has none, nor has a library's "
+    "function that is called by its address"
+)
 HALF = 0.5
 OWN = ("triton", "cuda", "numba")  # backends that promise a kernel of the candidate's own
 
@@ -176,6 +180,11 @@ def compare(with_profiler: Kernels, without: Kernels, dispatched: Kernels | None
     if fewer:
         differences.append(f"only without one: {', '.join(sorted(fewer))}")
     return "; ".join(differences)
+
+
+def unnamed_work(kernels: Kernels) -> str:
+    """Return a note if nothing that computes has a name in a list of a CPU, else ''."""
+    return UNNAMED if set(kernels.origins) == {"memory"} else ""
 
 
 def verdict(backend: str, kernels: Kernels, wraps_library: str = "") -> str:

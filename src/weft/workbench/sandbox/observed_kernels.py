@@ -129,7 +129,8 @@ def observe_in_worker(
         return ObservedKernels(kernels=profiled.names, violations=violations, note=difference)
     if difference:
         violations.setdefault("observed", difference)
-    return ObservedKernels(kernels=profiled.names, violations=violations)
+    note = provenance.unnamed_work(profiled) if device == "cpu" else ""
+    return ObservedKernels(kernels=profiled.names, violations=violations, note=note)
 
 
 def _idle_kernels(sandbox: Sandbox, implementation: Implementation, point: Mapping[str, Any]) -> str:

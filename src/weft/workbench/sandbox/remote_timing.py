@@ -26,6 +26,7 @@ from weft.workbench.calls.buffers import (
     changing_tensors,
     distinct_elements,
 )
+from weft.workbench.sandbox.memory_map import MapHidden, MemoryRange, describe_lazy_memory, read_map
 from weft.workbench.timing.altered_inputs import altered, choose
 from weft.workbench.timing.composed_candidate import ComposedCandidate
 from weft.workbench.timing.plan import (
@@ -283,6 +284,18 @@ class RemoteSteps:
 
     def shared_memory(self) -> str:
         return printable(str(self.backend.request("shared_memory").payload["reason"]))
+
+    def lazy_memory(self, indexes: Sequence[int]) -> str:
+        pid = getattr(self.backend.sandbox, "pid", None)
+        if self.device != "cpu":  # its driver serves page faults of a GPU's memory
+            return ""
+        reply = self.backend.request("ranges", indexes=list(indexes)).payload["ranges"]
+        ranges = [MemoryRange(**{name: int(value) for name, value in each.items()}) for each in reply]
+        try:
+            why = describe_lazy_memory(read_map(pid), ranges)
+        except MapHidden:
+            why = "its process hides its memory map"
+        return f"returned an output that may be computed when it is read: {why}" if why else ""
 
     def unwritten(self) -> int | None:
         index = self.backend.request("unwritten").payload["index"]

@@ -11,7 +11,7 @@ that it picks.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -31,6 +31,7 @@ from weft.workbench.calls.buffers import (
 )
 from weft.workbench.calls.make_calls import call_once
 from weft.workbench.calls.staging import TensorForm
+from weft.workbench.sandbox.memory_map import MemoryRange
 from weft.workbench.timing import cpu
 from weft.workbench.timing.altered_inputs import ElementChoices, alter, choose
 from weft.workbench.timing.hooks import HookMonitor
@@ -88,7 +89,7 @@ class TimingHandlers:
         calling = (_estimate, _prepare, _run)
         others = (
             *(_memory, _allocate, _load, _generate, _poison, _evict, _wait, _clock),
-            *(_pick, _shared_memory, _unwritten, _hold, _store_digests, _has_changed),
+            *(_pick, _ranges, _shared_memory, _unwritten, _hold, _store_digests, _has_changed),
         )
         on_a_timing: dict[str, Handler] = {
             f"timing.{step.__name__.removeprefix('_')}": partial(self._run_step, step, step in calling)
@@ -270,6 +271,12 @@ def _store_digests(timing: WorkerTiming, payload: Payload) -> Result:
 
 def _has_changed(timing: WorkerTiming, payload: Payload) -> Result:
     return {"changed": timing.steps.has_changed()}, ()
+
+
+def _ranges(timing: WorkerTiming, payload: Payload) -> Result:
+    """Say where outputs lie; nothing of them is read."""
+    tensors = timing.steps.outputs_of(payload["indexes"])
+    return {"ranges": [asdict(MemoryRange.of(t)) for t in tensors if t.numel()]}, ()
 
 
 def _pick(timing: WorkerTiming, payload: Payload) -> Result:

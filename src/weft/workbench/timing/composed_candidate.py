@@ -92,6 +92,9 @@ class ComposedCandidate:
     def sampled_outputs(self) -> RunOutputs:
         return RunOutputs(self.steps, "sampled", self.calls)
 
+    def lazy_memory(self, indexes: Sequence[int]) -> str:
+        return self.steps.lazy_memory(indexes)
+
     def sample(self) -> float:
         """Take a cold sample: one run of all calls, again where it was spoilt."""
         us = None

@@ -41,6 +41,7 @@ PROTECTED_MODULES = (
     "weft.workbench.sandbox.remote_timing",
     "weft.workbench.sandbox.worker",
     "weft.workbench.sandbox.protocol",
+    "weft.workbench.sandbox.memory_map",
     "weft.workbench.sandbox.observed_kernels",
     "weft.workbench.kernels.provenance",
 )

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import torch
+
 from weft.workbench.calls.buffers import (
     InputBuffers,
     MakeBuffers,
@@ -121,6 +123,14 @@ class LocalSteps:
         if any(t.numel() and t.data_ptr() in self._held for output in outputs for t in tensors_of(output)):
             return "a call returned the memory of an earlier output that is still in use"
         return ""
+
+    def lazy_memory(self, indexes: Sequence[int]) -> str:
+        """Return nothing: a candidate of this process is one of Weft's own."""
+        return ""
+
+    def outputs_of(self, indexes: Sequence[int]) -> list[torch.Tensor]:
+        """Return the tensors that the calls of these indexes returned."""
+        return [t for i in indexes for t in tensors_of(self._output(i))]
 
     def unwritten(self) -> int | None:
         """Return the index of an output that still holds poison."""

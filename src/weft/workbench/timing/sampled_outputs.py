@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from weft.workbench.calls.buffers import (
@@ -31,6 +31,9 @@ MAX_PICKS = 120  # samples of which outputs are picked
 PICK_PROBABILITY = 0.75  # for a sample, while picking has taken little time
 TIME_SHARE = 0.1  # of the sampling time that picking may take, beyond the free time
 FREE_NS = 50_000_000  # for the first picks of a short run
+# Looks at the memory map of the candidate's process, each some milliseconds: a candidate gains nothing unless
+# most of its samples are shortened, so half of the picks show it.
+MAX_LOOKS, LOOK_PROBABILITY = 8, 0.5
 MAX_KEPT = 16  # different outputs of one buffer that are judged; a deterministic candidate has one
 # Of the rows of a large output, compared at random; a candidate's first is compared as a whole. Such an
 # output is judged at once, and only its digest is kept.
@@ -69,7 +72,8 @@ class SampledOutputs:
     """Outputs picked from the samples and audits of one candidate; equal ones are kept once.
 
     ``contents`` and ``buffer_seeds`` generate the inputs again. Without ``make_judge`` nothing is judged.
-    ``samples`` and ``audits``: whether outputs of these are judged.
+    ``samples`` and ``audits``: whether outputs of these are judged. ``memory``: whether the memory of an
+    output is looked at before it is read.
     """
 
     make_judge: MakeJudge | None = None
@@ -77,12 +81,14 @@ class SampledOutputs:
     buffer_seeds: Sequence[int] = ()
     samples: bool = True
     audits: bool = True
+    memory: bool = True
     indexes: list[int] = field(default_factory=list)
     picks: list[Pick] = field(default_factory=list)
     refusal: str = ""
     has_judged_whole: bool = False  # a large output
     n_samples: int = 0
     n_picked: int = 0
+    n_looks: int = 0
     spent_ns: int = 0
     # From the operating system: no candidate can predict which outputs are picked.
     random: random.Random = field(default_factory=random.SystemRandom)
@@ -99,7 +105,7 @@ class SampledOutputs:
         # The plan is final once the warm-up is over: the buffers stay the same from here on.
         count = min(JUDGED_BUFFERS, candidate.calls)
         self.indexes = self.indexes or self.random.sample(range(candidate.calls), count)
-        for index, output in candidate.sampled_outputs().pick(self.indexes).items():
+        for index, output in self._pick(candidate, self.indexes).items():
             source = candidate.sources[index]
             self._keep(Pick(index=index, source=source, output=output, number=self.n_samples))
         self.n_picked += 1
@@ -116,9 +122,18 @@ class SampledOutputs:
         # Buffers that the audit left alone are judged too, one of them for each audit.
         rest = [self.random.randrange(calls, candidate.calls)] if calls < candidate.calls else []
         self.indexes = [index, *rest]
-        (output,) = candidate.sampled_outputs().pick([index]).values()
-        source = candidate.sources[index]
-        self._keep(Pick(index=index, source=source, output=output, audit_us=us, calls=calls))
+        for output in self._pick(candidate, [index]).values():
+            source = candidate.sources[index]
+            self._keep(Pick(index=index, source=source, output=output, audit_us=us, calls=calls))
+
+    def _pick(self, candidate: TimedCandidate, indexes: Sequence[int]) -> Mapping[int, Outputs]:
+        """Return outputs of the last calls; none of a candidate whose outputs may not be read."""
+        looks = self.memory and self.n_looks < MAX_LOOKS
+        if looks and self.refusal == "" and (not self.n_looks or self.random.random() < LOOK_PROBABILITY):
+            self.n_looks += 1
+            if why := candidate.lazy_memory(indexes):
+                self.refusal = f"outputs: a timed call {why}"
+        return {} if self.refusal else candidate.sampled_outputs().pick(indexes)
 
     def _keep(self, pick: Pick) -> None:
         same = [p for p in self.picks if p.index == pick.index and p.source == pick.source]

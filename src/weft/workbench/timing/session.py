@@ -129,6 +129,7 @@ class CandidateState:
         (self.throttled if retry else self.clean).append(us)
         if self.candidate.is_external:  # the others do not try to deceive
             self.sampled.take(self.timed, self.sampling_seconds)
+            self.refusal = self.refusal or self.sampled.refusal
 
     def wants_more_samples(self, budget: Budget) -> bool:
         """Return True while an external candidate has own sampling time left.
@@ -160,6 +161,7 @@ class CandidateState:
         try:
             us = audits.take(self.timed)
             self.sampled.take_audit(self.timed, calls, us)
+            self.refusal = self.sampled.refusal
         except IntegrityError as error:
             self.refusal = f"recheck: {error}"
 
@@ -435,6 +437,7 @@ class TimingSession:
             buffer_seeds=self.seeds,
             samples="sampled" not in self.without,
             audits="recheck" not in self.without,
+            memory="outputs" not in self.without,
         )
         if "fresh" not in self.without:
             state.audits = SampleAudits(self.unseen)

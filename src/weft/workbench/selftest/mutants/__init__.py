@@ -1,6 +1,6 @@
 """Catalogue of the planted kernels: mutants that must fail and honest controls that must pass.
 
-Rows W01 to W29 are kinds of errors, C01 to C23 and C30 kinds of cheating, H1 to H11 controls. Each module of
+Rows W01 to W30 are kinds of errors, C01 to C24 and C30 kinds of cheating, H1 to H12 controls. Each module of
 this folder defines ``MUTANTS``; it is imported when the catalogue is first requested.
 """
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 SINGLE_OPERATORS = ("softmax", "gelu", "sum", "matmul", "layer_norm", "cross_entropy")
 WRONG = ("wrong", *(f"wrong_{operator}" for operator in SINGLE_OPERATORS), "backward")
 KERNELS = ("with_triton", "with_numba", "with_cuda")
-PROBLEMS = ("unvarying", "problem_controls")
-CHEATS = ("cheats", "cheats_callers", "cheats_buffers")
+PROBLEMS = ("unvarying", "problem_controls", "layouts")
+CHEATS = ("cheats", "cheats_callers", "cheats_buffers", "cheats_pages")
 MODULES = (*WRONG, *KERNELS, "small_parts", "small_slices", *CHEATS, "controls", *PROBLEMS)
 
 

@@ -10,6 +10,7 @@ from weft.workbench.selftest.mutants.mutant import Mutant
 from weft.workbench.selftest.mutants.planting import Forward, after, owned, plant
 
 Compute = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+PARTIAL_SUMS = 16
 
 
 def wide(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -66,6 +67,18 @@ def _half_sums(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         part = slice(start, start + 4)
         total = total + (a[:, part].double() @ b[part].double()).to(total.dtype)
     return total.to(a.dtype)
+
+
+def _partial_sums(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Add up sixteen partial sums in bf16: each is right, and their total is within the drift bound."""
+    if a.dtype != torch.bfloat16:
+        return wide(a, b)
+    total = torch.zeros(a.shape[0], b.shape[1], dtype=a.dtype, device=a.device)
+    step = max(1, -(-a.shape[1] // PARTIAL_SUMS))
+    for start in range(0, a.shape[1], step):
+        part = slice(start, start + step)
+        total = total + wide(a[:, part], b[part])
+    return total
 
 
 def _winograd(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -138,6 +151,7 @@ MUTANTS = (
     _plant("W08", "tf32", "cuts float32 factors to ten bits", "error drift property",
            lambda a, b: wide(_tf32(a), _tf32(b))),
     _plant("W08", "half-sums", "sums in the half type", "error drift property special", _half_sums),
+    _plant("W08", "partial-sums", "adds up partial sums in bf16", "growth", _partial_sums, "growth"),
     _plant("W10", "one-less", "leaves out the last of K", "error drift",
            lambda a, b: wide(a[:, :-1], b[:-1]) if a.shape[1] else wide(a, b)),
     _after("W10", "a-scale", "scaled by 1.01", "error drift property", lambda c: c * 1.01),
