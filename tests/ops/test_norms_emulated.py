@@ -14,12 +14,20 @@ from typing import Any
 import pytest
 import torch
 
+from helpers.guarded_pages import place
 from helpers.norm_emulator import COMPILER, Emulated, build
 from weft.backends.nvrtc import CudaSource
 from weft.ops._common import philox_dropout
 from weft.ops.norms import with_cuda, with_eager
 from weft.ops.norms.candidates import backward_candidates
-from weft.ops.norms.configs import BlockConfig, KernelVariant, PersistentConfig, RowLoopConfig
+from weft.ops.norms.configs import (
+    BlockConfig,
+    KernelVariant,
+    PersistentConfig,
+    RowLoopConfig,
+    WarpConfig,
+    warp_config,
+)
 from weft.ops.norms.spec import layer_norm64, rms_norm64
 
 EPS = 1e-5
@@ -41,6 +49,13 @@ TWO_ROWS = BlockConfig(threads=64, vecs_per_thread=2, rows=2)
 TWO_ROWS_IN_CLUSTER = BlockConfig(threads=64, vecs_per_thread=1, cluster=2, rows=2)
 ROW_LOOP = RowLoopConfig(threads=64, vecs_per_thread=2, cluster=2, rows=4, blocks_per_sm=1)
 PIPELINED = replace(ROW_LOOP, stages=2)
+# Forward of rows of odd length, with their columns: lanes of a warp, a block, a cluster.
+ODD_ROWS = {
+    "8-lanes": (WarpConfig(lanes=8, vecs_per_thread=2), 61),
+    "32-lanes": (WarpConfig(lanes=32, vecs_per_thread=3), 345),
+    "block": (BlockConfig(threads=96, vecs_per_thread=2), 741),
+    "cluster": (BlockConfig(threads=64, vecs_per_thread=2, cluster=2), 1001),
+}
 
 
 @pytest.fixture
@@ -212,3 +227,61 @@ def test_fused_dropout_drops_the_same_elements_as_eager(
     expected = (expected[0] + grad_s, *expected[1:])
     for actual, expected_gradient in zip(others, expected, strict=True):
         _assert_close(actual, expected_gradient, 40)
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("shifted", [False, True])
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize("layout", ODD_ROWS)
+def test_rows_of_odd_length_agree_with_float64_and_no_load_leaves_them(
+    layout: str, centred: bool, add: bool, shifted: bool
+) -> None:
+    """Rows begin at every element of a vector; ``shifted``: x's and the residual's at different ones."""
+    config, columns = ODD_ROWS[layout]
+    x, weight, bias, residual = _inputs(11, columns)
+    x[2, ::61] /= (
+        100  # an output near 60 times the root mean square rounds by more than the bound, torch's too
+    )
+    rows = [place(x, shifted), place(residual, False) if add else None]
+    y, s = with_cuda.launch_forward(*rows, weight, bias if centred else None, EPS, config)
+    assert torch.equal(s, x + residual if add else x)
+    wide = (s.double(), weight.double())
+    expected = layer_norm64(*wide, bias.double(), EPS) if centred else rms_norm64(*wide, EPS)
+    _assert_close(y, expected, 40)
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.usefixtures("emulated")
+def test_short_aligned_rows_by_lanes_agree_with_float64() -> None:
+    x, weight, bias, residual = _inputs(11, 160)
+    config = WarpConfig(lanes=8, vecs_per_thread=5)
+    y, s = with_cuda.launch_forward(x, residual, weight, bias, EPS, config)
+    assert torch.equal(s, x + residual)
+    _assert_close(y, layer_norm64(s.double(), weight.double(), bias.double(), EPS), 40)
+
+
+@pytest.mark.parametrize(
+    ("columns", "peel", "expected"),
+    [
+        (320, 0, (8, 5)),
+        (768, 0, (32, 3)),
+        (64, 0, (8, 1)),
+        (1024, 0, None),
+        (1025, 1, (32, 4)),
+        (8, 0, (8, 1)),
+    ],
+)
+def test_short_rows_take_the_lanes_with_the_fewest_empty_places(
+    columns: int, peel: int, expected: tuple[int, int] | None
+) -> None:
+    bf16 = torch.bfloat16
+    variant = KernelVariant(
+        x_dtype=bf16, weight_dtype=bf16, vec_width=8, centred=False, residual=False, peel=peel
+    )
+    config = warp_config(columns, variant)
+    assert (config and (config.lanes, config.vecs_per_thread)) == expected

@@ -39,23 +39,32 @@ struct RowView {
   }
 };
 
-// The 16 bytes that begin `past` bytes after the start of `a`, of two adjacent vectors a and b. The words are
-// selected with constant indices: an index known only at run time would move them to local memory.
+// The V that begins `past` bytes after the start of `blocks`. Its last bytes are in block number `last`,
+// which is read for nothing where `past` is 0. Loads of 16 bytes, whatever the elements are. The words are selected
+// with constant indices: an index known only at run time would move them to local memory.
 template <typename V>
-__device__ __forceinline__ V joined(const uint4& a, const uint4& b, int past) {
-  unsigned word[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+__device__ __forceinline__ V joined(const uint4* blocks, int last, int past) {
+  constexpr int BLOCKS = sizeof(V) / 16, WORDS = 4 * BLOCKS;
+  static_assert(sizeof(V) == 16 * BLOCKS, "a shifted vector has a multiple of 16 bytes");
+  unsigned word[WORDS + 4];
+#pragma unroll
+  for (int k = 0; k <= BLOCKS; ++k) {
+    const uint4 block = blocks[k < BLOCKS ? k : last];
+    word[4 * k] = block.x, word[4 * k + 1] = block.y;
+    word[4 * k + 2] = block.z, word[4 * k + 3] = block.w;
+  }
   // Each word passes through an empty asm: otherwise the compiler turns the choice between two words into a
   // choice between two loads, and loads four bytes at a time.
 #pragma unroll
-  for (int k = 0; k < 8; ++k) asm("" : "+r"(word[k]));
+  for (int k = 0; k < WORDS + 4; ++k) asm("" : "+r"(word[k]));
 #pragma unroll
-  for (int k = 0; k < 6; ++k) word[k] = past & 8 ? word[k + 2] : word[k];
+  for (int k = 0; k < WORDS + 2; ++k) word[k] = past & 8 ? word[k + 2] : word[k];
 #pragma unroll
-  for (int k = 0; k < 5; ++k) word[k] = past & 4 ? word[k + 1] : word[k];
+  for (int k = 0; k < WORDS + 1; ++k) word[k] = past & 4 ? word[k + 1] : word[k];
 #pragma unroll
-  for (int k = 0; k < 4; ++k) word[k] = __funnelshift_r(word[k], word[k + 1], past % 4 * 8);
+  for (int k = 0; k < WORDS; ++k) word[k] = __funnelshift_r(word[k], word[k + 1], past % 4 * 8);
   V v;
-  memcpy(&v, word, 16);
+  memcpy(&v, word, sizeof(V));
   return v;
 }
 
@@ -70,11 +79,8 @@ template <typename V, bool SHIFTED = PEEL == 2> struct Body {
   }
   __device__ __forceinline__ Body(const V* base_, int past_) : base(base_), past(past_) {}
   __device__ __forceinline__ V operator[](int i) const {
-    static_assert(!SHIFTED || sizeof(V) == 16, "a shifted vector has 16 bytes");
-    if (!SHIFTED) return base[i];
-    // As uint4: two loads of 16 bytes, whatever the elements are.
-    const uint4* const at = reinterpret_cast<const uint4*>(base) + i;
-    return joined<V>(at[0], at[1], past);
+    if constexpr (SHIFTED) return joined<V>(reinterpret_cast<const uint4*>(base) + i, 1, past);
+    return base[i];
   }
 };
 

@@ -218,7 +218,7 @@ norm_backward(const WEFT_T* __restrict__ g, const WEFT_T* __restrict__ grad_s,
   __shared__ unsigned long long arrived[TEAMS][STAGES];
   __shared__ Table table[2][TEAMS];
   __shared__ unsigned long long sums_arrived[2];
-  const Slice slice(columns);
+  const Slice slice(columns / N);
   const int team = threadIdx.x / TEAM, first = threadIdx.x % TEAM, bytes = slice.count * 16;
   const index_t from = (index_t)slice.begin * N;
   Weights* const shared_weights = reinterpret_cast<Weights*>(memory);

@@ -20,7 +20,14 @@ from weft.core.implementation import with_invariant
 from weft.machine.device_limits import has_tma, num_sms, smem_per_sm
 from weft.ops._common.elementwise import ElementwiseKernels
 from weft.ops._common.invariant_rows import aligned_rows
-from weft.ops._common.layout import contiguous_like, max_vec_width, view_2d
+from weft.ops._common.layout import (
+    ALIGNED_ALIKE,
+    SHIFTED,
+    contiguous_like,
+    max_vec_width,
+    peel_of,
+    view_2d,
+)
 from weft.ops._common.philox_dropout import drops_all, pack_threshold_and_scale
 from weft.ops.norms import spec
 from weft.ops.norms.configs import (
@@ -29,6 +36,7 @@ from weft.ops.norms.configs import (
     KernelVariant,
     PersistentConfig,
     RowLoopConfig,
+    WarpConfig,
     choose_backward,
     choose_forward,
 )
@@ -38,6 +46,7 @@ SM90_SMEM = 228 << 10  # shared memory of an sm_90's SM in bytes
 MAX_LOOP_ROWS = 1 << 30  # kernels that loop over rows count them in 32 bits
 MAX_TEAMS = 16  # that the backward's block may have, where each SM has as many rows
 ROW_THREADS = 256  # threads of a block of the multi-pass backward
+PEELED_COLUMNS = (65, 321, 1001, 5003, 50257, 262143)  # odd rows, one or more for each forward kernel
 SUM_THREADS = 512  # threads of a block of norm_sum_partials
 # s = dropout(x) + residual and dx = dropout(ds), for rows that the norm kernels do not fuse with dropout.
 DROPOUT_KERNELS = ElementwiseKernels(FOLDER / "dropout_add.cu", "dropout_add", "dropout_back")
@@ -55,12 +64,14 @@ def forward_source(variant: KernelVariant, config: ForwardConfig) -> CudaSource:
         file = "forward_pipelined.cu" if config.stages else "forward_row_loop.cu"
         label = f"{config.kernel}-{variant.label}-{config.label}"
         return _source(file, (config.kernel,), macros, label, 90)
-    kernel, arch = "norm_multi_pass", 80
+    file, kernel, arch = "forward.cu", "norm_multi_pass", 80
     if isinstance(config, BlockConfig):
         kernel, arch = "norm_block", 90 if config.cluster > 1 else 80
+    elif isinstance(config, WarpConfig):
+        file, kernel = "forward_warp.cu", "norm_warp"
     label = f"{kernel}-{variant.label}-{config.label}-{variant.vec_width}"
     macros["VEC_WIDTH"] = variant.vec_width
-    return _source("forward.cu", ("norm_block", "norm_multi_pass"), macros, label, arch)
+    return _source(file, (kernel,), macros, label, arch)
 
 
 @cache
@@ -108,10 +119,12 @@ def launch_forward(
     eps: float,
     config: ForwardConfig | None = None,
     dropout: tuple[int, int] | None = None,
+    invariant: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (y, s). Without ``residual`` s is x; without ``bias`` the norm is RMS norm.
 
-    ``dropout``: a seed and ``pack_threshold_and_scale``; only a :class:`BlockConfig` takes it.
+    ``dropout``: a seed and ``pack_threshold_and_scale``; only a :class:`BlockConfig` takes it. ``invariant``:
+    a row's address does not decide in which order it is added up.
     """
     y = contiguous_like(x)
     s = torch.empty_like(y) if residual is not None else x
@@ -128,14 +141,25 @@ def launch_forward(
         residual=residual is not None,
         dropout=dropout is not None,
     )
-    config = config or choose_forward(columns, variant, _loop_smem(rows, x.device))
+    smem = _loop_smem(rows, x.device)
+    # y stands for s too: both are new tensors, which begin at multiples of 16 bytes.
+    peel = 0 if invariant else peel_of(columns, y.view(-1, columns), x2d, residual2d)
+    if peel:
+        peeled = replace(variant, peel=peel, vec_width=16 // x.element_size())
+        choice = config or choose_forward(columns, peeled, smem)
+        if isinstance(choice, WarpConfig | BlockConfig):
+            variant, config = peeled, choice
+    config = config or choose_forward(columns, variant, smem)
     # A copy of a row-sized tensor: cheap beside the rows, and every kernel may use its widest loads.
     w = _aligned(weight)
     # A missing tensor is replaced by another one: the kernel never reads it, and no null pointer is passed.
     tensors = (x2d, residual2d, w, w if bias is None else _aligned(bias), y, s)
     tail = (columns, x2d.stride(0), residual2d.stride(0), float(eps))
     source = forward_source(variant, config)
-    if isinstance(config, BlockConfig):
+    if isinstance(config, WarpConfig):
+        blocks = min(-(-rows * config.lanes // config.threads), 2**31 - 1)  # the kernel loops if it has fewer
+        source["norm_warp"](blocks, config.threads, *tensors, rows, *tail)
+    elif isinstance(config, BlockConfig):
         blocks = -(-rows // config.rows) * config.cluster
         source["norm_block"](blocks, config.threads, *tensors, rows, *tail, *(dropout or ()))
     elif isinstance(config, RowLoopConfig):
@@ -143,8 +167,8 @@ def launch_forward(
         # of a late cluster is then hidden by others.
         clusters = max(_resident_clusters(config, num_sms(x.device)), -(-rows // config.rows))
         blocks = min(rows, clusters) * config.cluster
-        smem = config.dynamic_smem(variant)
-        source[config.kernel](blocks, config.threads, *tensors, rows, *tail, shared=smem)
+        shared = config.dynamic_smem(variant)
+        source[config.kernel](blocks, config.threads, *tensors, rows, *tail, shared=shared)
     else:
         source["norm_multi_pass"](rows, config.threads, *tensors, *tail)
     return y, s
@@ -246,7 +270,7 @@ def _dropout_variant(weight: torch.Tensor, *tensors: torch.Tensor) -> KernelVari
     columns = first.shape[-1]
     vec_width = max_vec_width(columns, *(t.view(-1, columns) for t in tensors))
     variant = _fused_dropout_variant(first.dtype, weight.dtype, vec_width)
-    return variant if variant.uses_16_byte_vectors else None
+    return variant if variant.has_aligned_rows else None
 
 
 def _fused_dropout_variant(x_dtype: torch.dtype, weight_dtype: torch.dtype, vec_width: int) -> KernelVariant:
@@ -328,7 +352,10 @@ def supports_dropout(case: Case, device: str) -> Support:
 
 
 def _aot_kernels(norm: spec.NormVariant) -> tuple[CudaSource, ...]:
-    """Return what ships for rows of 1024, 4096 and 16384 in bf16 (forward also 65536), and 4096 in fp32."""
+    """Return what ships for rows of 1024, 4096 and 16384 in bf16 (forward also 65536), and 4096 in fp32.
+
+    The forward also has rows of 320 columns and rows of odd length, all in bf16.
+    """
     sources = []
     for dtype, columns in (
         (torch.bfloat16, 4096),
@@ -349,6 +376,11 @@ def _aot_kernels(norm: spec.NormVariant) -> tuple[CudaSource, ...]:
         sources.append(backward_source(variant, persistent))
     long = replace(variant, x_dtype=torch.bfloat16, weight_dtype=torch.bfloat16, vec_width=8)
     sources += [forward_source(long, choose_forward(65536, long, smem)) for smem in (SM90_SMEM, 0)]
+    sources.append(forward_source(long, choose_forward(320, long, 0)))
+    for columns in PEELED_COLUMNS:
+        for peel in (ALIGNED_ALIKE, SHIFTED):
+            peeled = replace(long, peel=peel)
+            sources.append(forward_source(peeled, choose_forward(columns, peeled, SM90_SMEM)))
     return (*dict.fromkeys(sources), multi_pass_backward_source(variant))
 
 
@@ -377,7 +409,8 @@ def _implementation(norm: spec.NormVariant) -> Implementation:
     def forward_invariant(*inputs: torch.Tensor, eps: float) -> Any:
         x, residual, weight, bias = norm.unpack_inputs(inputs)
         _refuse_too_many_rows(x)
-        y, s = launch_forward(aligned_rows(x), aligned_rows(residual), weight, bias, eps)
+        rows = (aligned_rows(x), aligned_rows(residual))
+        y, s = launch_forward(*rows, weight, bias, eps, invariant=True)
         return (y, s) if norm.residual else y
 
     def backward_invariant(*tensors: torch.Tensor, eps: float) -> tuple[torch.Tensor, ...]:
