@@ -40,8 +40,8 @@ struct RowView {
 };
 
 // The V that begins `past` bytes after the start of `blocks`. Its last bytes are in block number `last`,
-// which is read for nothing where `past` is 0. Loads of 16 bytes, whatever the elements are. The words are selected
-// with constant indices: an index known only at run time would move them to local memory.
+// which is read for nothing where `past` is 0. Loads of 16 bytes, whatever the elements are. The words are
+// selected with constant indices: an index known only at run time would move them to local memory.
 template <typename V>
 __device__ __forceinline__ V joined(const uint4* blocks, int last, int past) {
   constexpr int BLOCKS = sizeof(V) / 16, WORDS = 4 * BLOCKS;
