@@ -257,6 +257,40 @@ def test_rows_of_odd_length_agree_with_float64_and_no_load_leaves_them(
 @pytest.mark.slow
 @needs_compiler
 @pytest.mark.usefixtures("emulated")
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize(
+    ("columns", "config"),
+    [
+        (421, TEAMS_OF_TWO_WARPS),
+        (421, SINGLE_REFERENCE),
+        (397, TEAMS_OF_ONE_WARP),
+        (389, CLUSTER_OF_TWO),
+        (67, replace(TEAMS_OF_ONE_WARP, vecs_per_thread=1)),
+    ],
+)
+def test_backward_of_rows_of_odd_length_agrees_with_float64(
+    columns: int, config: PersistentConfig, centred: bool, add: bool
+) -> None:
+    """A block's rows all begin at the same element of a vector; 45 rows end in the middle of its teams."""
+    x, weight, bias, grad = _inputs(45, columns, 16.0 if config.single_reference else 1e4)
+    x[2, ::61] /= 100
+    grad_s = torch.randn_like(x)
+    leaves = [v.double().requires_grad_() for v in (x, weight, bias)[: 2 + centred]]
+    y = layer_norm64(*leaves[:3], EPS) if centred else rms_norm64(*leaves[:2], EPS)
+    expected = torch.autograd.grad(y, leaves, grad.double())
+    rows = (place(grad, False), place(grad_s, False) if add else None, place(x, False))
+    dx, dr, dw, db = with_cuda.launch_backward(*rows, weight, EPS, centred, config=config)
+    _assert_close(dx, expected[0] + grad_s if add else expected[0], 40)
+    assert torch.equal(dx, dr)
+    for actual, expected_gradient in zip((dw, db), expected[1:], strict=False):
+        _assert_close(actual, expected_gradient, 40)
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.usefixtures("emulated")
 def test_short_aligned_rows_by_lanes_agree_with_float64() -> None:
     x, weight, bias, residual = _inputs(11, 160)
     config = WarpConfig(lanes=8, vecs_per_thread=5)

@@ -15,6 +15,7 @@ import argparse
 import statistics
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,14 +77,14 @@ def calls_at(operator: str, direction: str, columns: int, offset: int, **options
         implementation = registry.implementation(operator, name)
         forward, backward = implementation.forward, implementation.backward
         if grad is None:
-            calls[name] = lambda forward=forward: forward(x, *weights, **params)
+            calls[name] = partial(forward, x, *weights, **params)
         elif backward is None:
             leaves = [t.detach().requires_grad_() for t in (x, *weights)]
             y = forward(*leaves, **params)
-            calls[name] = lambda y=y, leaves=leaves: torch.autograd.grad(y, leaves, grad, retain_graph=True)
+            calls[name] = partial(torch.autograd.grad, y, leaves, grad, retain_graph=True)
         else:
             saved = (torch.softmax(x, -1),) if operator == "softmax" else (x, weights[0])
-            calls[name] = lambda backward=backward, saved=saved: backward(grad, *saved, **params)
+            calls[name] = partial(backward, grad, *saved, **params)
     return calls
 
 

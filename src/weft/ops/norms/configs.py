@@ -13,7 +13,7 @@ from functools import cache
 
 import torch
 
-from weft.ops._common.layout import CUDA_TYPES, dtype_name
+from weft.ops._common.layout import CUDA_TYPES, SHIFTED, dtype_name
 
 PERSISTENT_THREADS = 512  # a block of the backward; with 128 registers a thread it fills an SM
 ENOUGH_BYTES_IN_FLIGHT = 24 << 10  # loads in flight with which the backward of an SM does not wait
@@ -282,10 +282,14 @@ class PersistentConfig:
         return max(weight_bytes + pipelines, sums)
 
     def static_smem(self, variant: KernelVariant) -> int:
-        """Static shared memory in bytes: mbarriers, two tables of the warps' sums, and 256 for alignment."""
+        """Static shared memory in bytes: mbarriers, the tables of sums, and 256 for alignment.
+
+        Two tables have the warps' sums; with ``peel`` another has the sums of the edges.
+        """
+        edges = 128 * self.teams * (1 + variant.centred) if variant.peel else 0
         fields = (1 + variant.centred) * 2 + variant.centred
         row_warps = self.cluster * self.threads // 32
-        return 8 * self.teams * self.stages + 8 * row_warps * fields + 256
+        return 8 * self.teams * self.stages + 8 * row_warps * fields + 256 + edges
 
 
 def block_config(
@@ -450,7 +454,7 @@ def choose_backward(
 
     A block has at most ``max_teams`` teams, a power of two, so that few rows still spread over all SMs.
     """
-    if not smem_per_sm or not variant.has_aligned_rows:
+    if not smem_per_sm or variant.vec_width * variant.x_dtype.itemsize != 16 or variant.peel == SHIFTED:
         return None
     config = _smallest_cluster_config(columns, variant, smem_per_sm)
     if config and config.teams > max_teams:
@@ -558,7 +562,9 @@ def persistent_config(
         weights_in_registers=(
             _registers(variant, team, needed, weights_in_registers=True) <= register_budget - 12
         ),
-        no_tail=vectors == team * needed and columns == vectors * variant.vec_width * cluster,
+        no_tail=(
+            vectors == team * needed and columns == vectors * variant.vec_width * cluster and not variant.peel
+        ),
     )
     for count in range(stages, 1, -1):
         staged = replace(config, stages=count)

@@ -224,12 +224,19 @@ def launch_backward(
         residual=grad_s is not None,
         dropout=dropout is not None,
     )
+    # dx stands for dr too: both are new tensors, which begin at multiples of 16 bytes.
+    if not invariant and peel_of(columns, dx.view(-1, columns), x2d, grad2d, grad_s2d) == ALIGNED_ALIKE:
+        peeled = replace(variant, peel=ALIGNED_ALIKE, vec_width=16 // x.element_size())
+        config = config or _persistent(rows, columns, peeled, x.device)
+        variant = peeled if config else variant
     config = config or _persistent(rows, columns, variant, x.device, invariant)
     strides = (grad2d.stride(0), grad_s2d.stride(0), x2d.stride(0))
     tensors = (grad2d, grad_s2d, x2d, _aligned(weight), dx, dr)
-    plain_source = multi_pass_backward_source(replace(variant, dropout=False))
+    plain_source = multi_pass_backward_source(replace(variant, dropout=False, peel=0))
     if config:
         parts = min(-(-rows // config.teams), _resident_clusters(config, num_sms(x.device)))
+        if variant.peel:  # a multiple of the vector: all rows of a block then begin equally (backward.cu)
+            parts = max(1, parts // variant.vec_width) * variant.vec_width
         partials = _float32((1 + centred) * parts * columns, x.device)
         backward_source(variant, config)["norm_backward"](
             parts * config.cluster, config.threads, *tensors, partials, rows, columns, *strides,
@@ -381,6 +388,9 @@ def _aot_kernels(norm: spec.NormVariant) -> tuple[CudaSource, ...]:
         for peel in (ALIGNED_ALIKE, SHIFTED):
             peeled = replace(long, peel=peel)
             sources.append(forward_source(peeled, choose_forward(columns, peeled, SM90_SMEM)))
+        peeled = replace(long, peel=ALIGNED_ALIKE)
+        if config := choose_backward(columns, peeled, SM90_SMEM, 16):
+            sources.append(backward_source(peeled, config))
     return (*dict.fromkeys(sources), multi_pass_backward_source(variant))
 
 
