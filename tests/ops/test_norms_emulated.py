@@ -291,6 +291,17 @@ def test_backward_of_rows_of_odd_length_agrees_with_float64(
 @pytest.mark.slow
 @needs_compiler
 @pytest.mark.usefixtures("emulated")
+def test_backward_of_rows_at_odd_addresses_has_the_bits_of_aligned_ones() -> None:
+    x, weight, _, grad = _inputs(23, 421)
+    expected = with_cuda.launch_backward(grad, None, x, weight, EPS, True, config=TEAMS_OF_ONE_WARP)
+    elsewhere = (place(grad, True), None, place(x, True))
+    actual = with_cuda.launch_backward(*elsewhere, weight, EPS, True, config=TEAMS_OF_ONE_WARP)
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.usefixtures("emulated")
 def test_short_aligned_rows_by_lanes_agree_with_float64() -> None:
     x, weight, bias, residual = _inputs(11, 160)
     config = WarpConfig(lanes=8, vecs_per_thread=5)

@@ -271,7 +271,7 @@ class PersistentConfig:
 
     def dynamic_smem(self, columns: int, variant: KernelVariant) -> int:
         """Dynamic shared memory of a block in bytes: weights and pipelines, reused for the teams' sums."""
-        block_vectors = -(-columns // variant.vec_width // self.cluster)
+        block_vectors = -(-(columns // variant.vec_width) // self.cluster)
         weight_bytes = 0
         if not self.weights_in_registers:  # aligned to 128 bytes, as in backward.cu
             size = block_vectors * variant.vec_width * variant.weight_dtype.itemsize
@@ -303,8 +303,9 @@ def block_config(
     evict_first: bool = False,
 ) -> BlockConfig | None:
     """Return the block of the fewest threads with this many vectors each; None above 1024 threads."""
-    # Vectors of one block: a cluster shares the row in equal parts, the last of which may be shorter.
-    vectors = -(-columns // variant.vec_width // cluster)
+    # Vectors of one block: a cluster shares the row in equal parts, the last of which may be shorter. With
+    # ``peel`` the columns past the last whole vector are edges.
+    vectors = -(-(columns // variant.vec_width) // cluster)
     threads = -(-vectors // (32 * vecs_per_thread)) * 32
     if threads > 1024:
         return None
@@ -542,7 +543,7 @@ def persistent_config(
 
     Return None if rows are too long for them, for their registers, or for the shared memory of an SM.
     """
-    vectors = -(-columns // variant.vec_width // cluster)
+    vectors = -(-(columns // variant.vec_width) // cluster)
     # An SM has 65536 registers for all resident threads.
     register_budget = 65536 // (threads * blocks_per_sm) - 32  # 32 for addresses and statistics
     for limit in range(vecs_per_thread, 0, -1):

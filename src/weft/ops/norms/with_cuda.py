@@ -213,8 +213,9 @@ def launch_backward(
     db = torch.empty_like(dw) if centred else dw
     if x.numel() == 0:
         return dx, dr, dw.zero_(), db.zero_()
-    x2d, grad2d = view_2d(x), view_2d(grad)
-    grad_s2d = grad2d if grad_s is None else view_2d(grad_s)
+    dx2d = view_2d(dx)
+    x2d, grad2d = _begin_alike(view_2d(x), dx2d), _begin_alike(view_2d(grad), dx2d)
+    grad_s2d = grad2d if grad_s is None else _begin_alike(view_2d(grad_s), dx2d)
     rows, columns = x2d.shape
     variant = KernelVariant(
         x_dtype=x.dtype,
@@ -225,7 +226,7 @@ def launch_backward(
         dropout=dropout is not None,
     )
     # dx stands for dr too: both are new tensors, which begin at multiples of 16 bytes.
-    if not invariant and peel_of(columns, dx.view(-1, columns), x2d, grad2d, grad_s2d) == ALIGNED_ALIKE:
+    if not invariant and peel_of(columns, dx2d, x2d, grad2d, grad_s2d) == ALIGNED_ALIKE:
         peeled = replace(variant, peel=ALIGNED_ALIKE, vec_width=16 // x.element_size())
         config = config or _persistent(rows, columns, peeled, x.device)
         variant = peeled if config else variant
@@ -258,6 +259,15 @@ def launch_backward(
     grid = (-(-columns // 32), 1 + centred)
     plain_source["norm_sum_partials"](grid, SUM_THREADS, partials, dw, db, parts, columns)
     return dx, dr, dw, db
+
+
+def _begin_alike(x2d: torch.Tensor, output2d: torch.Tensor) -> torch.Tensor:
+    """Return ``x2d``, or a copy if its rows begin elsewhere in their 16 bytes than the output's.
+
+    A copy reads and writes the tensor once. The kernels for such rows read it twice more, by single elements.
+    """
+    is_shifted = peel_of(x2d.shape[1], output2d, x2d) == SHIFTED
+    return aligned_rows(x2d) if is_shifted else x2d
 
 
 def _float32(count: int, device: torch.device) -> torch.Tensor:
