@@ -143,7 +143,8 @@ def launch_forward(
     )
     smem = _loop_smem(rows, x.device)
     # y stands for s too: both are new tensors, which begin at multiples of 16 bytes.
-    peel = 0 if invariant else peel_of(columns, y.view(-1, columns), x2d, residual2d)
+    is_plain = invariant or variant.has_aligned_rows
+    peel = 0 if is_plain else peel_of(columns, y.view(-1, columns), x2d, residual2d)
     if peel:
         peeled = replace(variant, peel=peel, vec_width=16 // x.element_size())
         choice = config or choose_forward(columns, peeled, smem)
@@ -226,7 +227,8 @@ def launch_backward(
         dropout=dropout is not None,
     )
     # dx stands for dr too: both are new tensors, which begin at multiples of 16 bytes.
-    if not invariant and peel_of(columns, dx2d, x2d, grad2d, grad_s2d) == ALIGNED_ALIKE:
+    is_plain = invariant or variant.has_aligned_rows
+    if not is_plain and peel_of(columns, dx2d, x2d, grad2d, grad_s2d) == ALIGNED_ALIKE:
         peeled = replace(variant, peel=ALIGNED_ALIKE, vec_width=16 // x.element_size())
         config = config or _persistent(rows, columns, peeled, x.device)
         variant = peeled if config else variant
@@ -266,6 +268,8 @@ def _begin_alike(x2d: torch.Tensor, output2d: torch.Tensor) -> torch.Tensor:
 
     A copy reads and writes the tensor once. The kernels for such rows read it twice more, by single elements.
     """
+    if x2d.is_contiguous() and x2d.data_ptr() % 16 == 0:  # as the output, which is new: the usual case
+        return x2d
     is_shifted = peel_of(x2d.shape[1], output2d, x2d) == SHIFTED
     return aligned_rows(x2d) if is_shifted else x2d
 
