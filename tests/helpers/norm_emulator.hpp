@@ -237,6 +237,9 @@ static unsigned __vibmax_u16x2(unsigned a, unsigned b, bool* high, bool* low) {
   *high = a >> 16 >= b >> 16, *low = (a & 0xffff) >= (b & 0xffff);
   return (max(a >> 16, b >> 16) << 16) | max(a & 0xffff, b & 0xffff);
 }
+static unsigned __funnelshift_r(unsigned low, unsigned high, unsigned bits) {
+  return (unsigned)(((unsigned long long)high << 32 | low) >> (bits & 31));
+}
 static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 struct __half;
 static float to_float(float v) { return v; }

@@ -54,16 +54,17 @@ def build(source: CudaSource, kernel: str, folder: Path) -> ctypes.CDLL:
     for n, parameter in enumerate(signature[1].replace(" DROPOUT_PARAMETERS", dropout).split(",")):
         type_name = parameter.split()[0 if "const" not in parameter else 1]
         scalars = {"index_t": f"a[{n}]", "double": f"*(double*)&a[{n}]"}
-        casts.append(scalars.get(type_name, f"(float*)a[{n}]"))
+        casts.append(scalars.get(type_name, f"({type_name})a[{n}]"))
     lines = [f"#define {key} {value}" for key, value in source.defines]
     lines += [f'#include "{HEADER}"', text, "static long long* a;"]
+    lines += ["#ifndef CLUSTER", "#define CLUSTER 1", "#endif"]
     lines += [f"static void call() {{ {kernel}({', '.join(casts)}); }}"]
     lines += ['extern "C" void run(int grid, int threads, int bytes, long long seed, long long* b)']
     lines += ["{ a = b, body = call, launch(grid, CLUSTER, threads, bytes, seed); }"]
     (folder / f"{kernel}.cpp").write_text("\n".join(lines))
     options = ["-std=c++20", "-O1", "-fPIC", "-shared", "-w", "-fno-strict-aliasing"]
     options += ["-U_FORTIFY_SOURCE", "-ffp-contract=off"]
-    library = folder / f"{source.label}.so"
+    library = folder / f"{kernel}-{source.label}.so"
     subprocess.run([COMPILER, *options, str(folder / f"{kernel}.cpp"), "-o", str(library)], check=True)
     return ctypes.CDLL(str(library))
 

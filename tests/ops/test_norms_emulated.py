@@ -14,12 +14,20 @@ from typing import Any
 import pytest
 import torch
 
+from helpers.guarded_pages import place
 from helpers.norm_emulator import COMPILER, Emulated, build
 from weft.backends.nvrtc import CudaSource
 from weft.ops._common import philox_dropout
 from weft.ops.norms import with_cuda, with_eager
 from weft.ops.norms.candidates import backward_candidates
-from weft.ops.norms.configs import BlockConfig, KernelVariant, PersistentConfig, RowLoopConfig
+from weft.ops.norms.configs import (
+    BlockConfig,
+    KernelVariant,
+    PersistentConfig,
+    RowLoopConfig,
+    WarpConfig,
+    warp_config,
+)
 from weft.ops.norms.spec import layer_norm64, rms_norm64
 
 EPS = 1e-5
@@ -41,6 +49,13 @@ TWO_ROWS = BlockConfig(threads=64, vecs_per_thread=2, rows=2)
 TWO_ROWS_IN_CLUSTER = BlockConfig(threads=64, vecs_per_thread=1, cluster=2, rows=2)
 ROW_LOOP = RowLoopConfig(threads=64, vecs_per_thread=2, cluster=2, rows=4, blocks_per_sm=1)
 PIPELINED = replace(ROW_LOOP, stages=2)
+# Forward of rows of odd length, with their columns: lanes of a warp, a block, a cluster.
+ODD_ROWS = {
+    "8-lanes": (WarpConfig(lanes=8, vecs_per_thread=2), 61),
+    "32-lanes": (WarpConfig(lanes=32, vecs_per_thread=3), 345),
+    "block": (BlockConfig(threads=96, vecs_per_thread=2), 741),
+    "cluster": (BlockConfig(threads=64, vecs_per_thread=2, cluster=2), 1001),
+}
 
 
 @pytest.fixture
@@ -212,3 +227,106 @@ def test_fused_dropout_drops_the_same_elements_as_eager(
     expected = (expected[0] + grad_s, *expected[1:])
     for actual, expected_gradient in zip(others, expected, strict=True):
         _assert_close(actual, expected_gradient, 40)
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("shifted", [False, True])
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize("layout", ODD_ROWS)
+def test_rows_of_odd_length_agree_with_float64_and_no_load_leaves_them(
+    layout: str, centred: bool, add: bool, shifted: bool
+) -> None:
+    """Rows begin at every element of a vector; ``shifted``: x's and the residual's at different ones."""
+    config, columns = ODD_ROWS[layout]
+    x, weight, bias, residual = _inputs(11, columns)
+    x[2, ::61] /= (
+        100  # an output near 60 times the root mean square rounds by more than the bound, torch's too
+    )
+    rows = [place(x, shifted), place(residual, False) if add else None]
+    y, s = with_cuda.launch_forward(*rows, weight, bias if centred else None, EPS, config)
+    assert torch.equal(s, x + residual if add else x)
+    wide = (s.double(), weight.double())
+    expected = layer_norm64(*wide, bias.double(), EPS) if centred else rms_norm64(*wide, EPS)
+    _assert_close(y, expected, 40)
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize(
+    ("columns", "config"),
+    [
+        (421, TEAMS_OF_TWO_WARPS),
+        (421, SINGLE_REFERENCE),
+        (397, TEAMS_OF_ONE_WARP),
+        (389, CLUSTER_OF_TWO),
+        (67, replace(TEAMS_OF_ONE_WARP, vecs_per_thread=1)),
+    ],
+)
+def test_backward_of_rows_of_odd_length_agrees_with_float64(
+    columns: int, config: PersistentConfig, centred: bool, add: bool
+) -> None:
+    """A block's rows all begin at the same element of a vector; 45 rows end in the middle of its teams."""
+    x, weight, bias, grad = _inputs(45, columns, 16.0 if config.single_reference else 1e4)
+    x[2, ::61] /= 100
+    grad_s = torch.randn_like(x)
+    leaves = [v.double().requires_grad_() for v in (x, weight, bias)[: 2 + centred]]
+    y = layer_norm64(*leaves[:3], EPS) if centred else rms_norm64(*leaves[:2], EPS)
+    expected = torch.autograd.grad(y, leaves, grad.double())
+    rows = (place(grad, False), place(grad_s, False) if add else None, place(x, False))
+    dx, dr, dw, db = with_cuda.launch_backward(*rows, weight, EPS, centred, config=config)
+    _assert_close(dx, expected[0] + grad_s if add else expected[0], 40)
+    assert torch.equal(dx, dr)
+    for actual, expected_gradient in zip((dw, db), expected[1:], strict=False):
+        _assert_close(actual, expected_gradient, 40)
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.usefixtures("emulated")
+def test_backward_of_rows_at_odd_addresses_has_the_bits_of_aligned_ones() -> None:
+    x, weight, _, grad = _inputs(23, 421)
+    expected = with_cuda.launch_backward(grad, None, x, weight, EPS, True, config=TEAMS_OF_ONE_WARP)
+    elsewhere = (place(grad, True), None, place(x, True))
+    actual = with_cuda.launch_backward(*elsewhere, weight, EPS, True, config=TEAMS_OF_ONE_WARP)
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.usefixtures("emulated")
+def test_short_aligned_rows_by_lanes_agree_with_float64() -> None:
+    x, weight, bias, residual = _inputs(11, 160)
+    config = WarpConfig(lanes=8, vecs_per_thread=5)
+    y, s = with_cuda.launch_forward(x, residual, weight, bias, EPS, config)
+    assert torch.equal(s, x + residual)
+    _assert_close(y, layer_norm64(s.double(), weight.double(), bias.double(), EPS), 40)
+
+
+@pytest.mark.parametrize(
+    ("columns", "peel", "expected"),
+    [
+        (320, 0, (8, 5)),
+        (768, 0, (32, 3)),
+        (64, 0, (8, 1)),
+        (1024, 0, None),
+        (1025, 1, (32, 4)),
+        (8, 0, (8, 1)),
+    ],
+)
+def test_short_rows_take_the_lanes_with_the_fewest_empty_places(
+    columns: int, peel: int, expected: tuple[int, int] | None
+) -> None:
+    bf16 = torch.bfloat16
+    variant = KernelVariant(
+        x_dtype=bf16, weight_dtype=bf16, vec_width=8, centred=False, residual=False, peel=peel
+    )
+    config = warp_config(columns, variant)
+    assert (config and (config.lanes, config.vecs_per_thread)) == expected

@@ -88,10 +88,23 @@ SOFTMAX = {"softmax_block-float16-1024x8-32-1-1-8", "softmax_block-bfloat16-1024
 HALF = ("float16", "bfloat16")
 MATMUL = {f"mma-{t}-{tile}-01" for t in HALF for tile in ("256x128x4", "128x128x3")}
 NORMS = {"norm_backward-bfloat16-bfloat16-111-512-32x3-2-1-1-11"}
+# Norms of rows that are no whole aligned vectors: at most 72 bytes a thread, for more warps on an SM. A
+# thread has the place and the value of an edge besides its vectors.
+NORM = "bfloat16-bfloat16"
+ODD_CLUSTERS = {
+    f"norm_backward-{NORM}-10-peel1-256-256x4-2-8-2-00",
+    *(f"norm_block-{NORM}-11-peel{peel}-1024x4-8-1-000-8" for peel in (1, 2)),
+}
 SPILLING = {
     80: SOFTMAX | MATMUL,
-    90: SOFTMAX,
-    100: SOFTMAX | MATMUL | NORMS | {f"mma-{t}-256x128x4-00" for t in HALF},
+    90: SOFTMAX | ODD_CLUSTERS | {f"norm_block-{NORM}-00-peel2-512x8-8-1-000-2-8"},
+    100: SOFTMAX
+    | MATMUL
+    | NORMS
+    | ODD_CLUSTERS
+    | {f"mma-{t}-256x128x4-00" for t in HALF}
+    | {f"norm_backward-{NORM}-10-peel1-512-256x3-2-1-1-10"}
+    | {f"norm_warp-{NORM}-{norm}-peel1-64x4-32-8" for norm in ("11", "01")},
 }
 # matmul's widest tile takes 192 KiB of shared memory, and an sm_80 gives a block 163.
 TOO_LARGE = {80: "256x128x4"}

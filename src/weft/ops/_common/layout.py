@@ -83,3 +83,23 @@ def max_vec_width(columns: int, *tensors_2d: torch.Tensor) -> int:
     for x in tensors_2d:
         alignment |= x.data_ptr() | (x.stride(0) * size)
     return min(16, alignment & -alignment) // size
+
+
+# How rows that are not whole 16-byte vectors at aligned addresses are moved: PEEL of row_view.cuh.
+NO_PEEL, ALIGNED_ALIKE, SHIFTED = 0, 1, 2
+PEEL_BYTES = 128  # shorter rows have too few whole vectors
+
+
+def peel_of(columns: int, output2d: torch.Tensor, *inputs2d: torch.Tensor) -> int:
+    """Return how 16-byte vectors can move the rows of these tensors, as ``PEEL`` of row_view.cuh.
+
+    ``NO_PEEL``: every row is a whole number of aligned vectors (``max_vec_width`` then has 16 bytes), or rows
+    are shorter than ``PEEL_BYTES``. ``ALIGNED_ALIKE``: a row begins equally far behind a multiple of 16 bytes
+    in all tensors. ``SHIFTED``: anything else. Tensors are as :func:`view_2d` returns them, of one dtype.
+    """
+    size = output2d.element_size()
+    if columns * size < PEEL_BYTES or max_vec_width(columns, output2d, *inputs2d) * size == 16:
+        return NO_PEEL
+    base, step = output2d.data_ptr(), output2d.stride(0) * size
+    alike = all((x.data_ptr() - base) % 16 == 0 and (x.stride(0) * size - step) % 16 == 0 for x in inputs2d)
+    return ALIGNED_ALIKE if alike else SHIFTED

@@ -13,6 +13,11 @@
 // bytes; at most 2^30 rows. Bytes: 2n read + n written (RESIDUAL: 3n + 2n). WITH_DROPOUT: dx is
 // dropout's gradient of dr. Shared memory: the slice of w unless WEIGHTS_IN_REGISTERS, then the
 // pipelines; the teams' sums reuse it after the last row.
+//
+// PEEL 1: a row begins at any element, equally far behind a multiple of 16 bytes in g, x, grad_s and dx.
+// Rows that are a multiple of N apart then begin equally, and the host launches a multiple of N blocks
+// or clusters: all rows of a block are cut alike (row_view.cuh), a thread has the same columns in all of
+// them, and the first warp of a team takes the edges, one a lane.
 #define VEC_WIDTH (16 / sizeof(WEFT_T))
 #define BACKWARD 1
 #include "hopper.cuh"
@@ -34,6 +39,7 @@ extern __shared__ __align__(128) unsigned char memory[];
 
 static_assert(!SINGLE_REFERENCE || CLUSTER == 1,
               "only the first block of a cluster has the row's first elements");
+static_assert(PEEL < 2 && MOST_EDGES <= 32 && !(PEEL && (NO_TAIL || WITH_DROPOUT)), "see PEEL above");
 // THREAD_COLUMNS floats of running sums (twice as many with a bias) stay in registers for the whole kernel:
 // they, not the row, limit the vectors of a thread.
 constexpr int TENSORS = 2 + RESIDUAL, THREAD_COLUMNS = VECS_PER_THREAD * N;
@@ -41,9 +47,11 @@ constexpr int TENSORS = 2 + RESIDUAL, THREAD_COLUMNS = VECS_PER_THREAD * N;
 constexpr bool READ_STAGE_TWICE = TEAM == 32;
 using ThreadRow = Pack[VECS_PER_THREAD];
 
-// Rows of a team: the first, and every row_step() after it.
+// Rows of a team: the first, and every row_step() after it. With PEEL the first rows of a block's teams are
+// gridDim.x / CLUSTER apart, a multiple of N.
 __device__ __forceinline__ int first_row() {
-  return blockIdx.x / CLUSTER * TEAMS + threadIdx.x / TEAM;
+  const int cluster = blockIdx.x / CLUSTER, team = threadIdx.x / TEAM;
+  return PEEL ? cluster + gridDim.x / CLUSTER * team : cluster * TEAMS + team;
 }
 __device__ __forceinline__ int row_step() { return gridDim.x / CLUSTER * TEAMS; }
 
@@ -105,6 +113,17 @@ struct RowPipeline {
   }
 };
 
+// Adds one element to a thread's sums: its distance from the reference, and its g w.
+__device__ __forceinline__ void add_element(PartialSums& sums, float diff, float gw) {
+  if (CENTRED) {
+    sums.at[0] += diff;
+    sums.at[NUM_SUMS / 2] += gw;
+  }
+  sums.at[SQUARES] = fmaf(diff, diff, sums.at[SQUARES]);
+  // The sum of g w (x - reference): merge_partials moves it to the row's mean, so that one pass suffices.
+  sums.at[DOT] = fmaf(gw, diff, sums.at[DOT]);
+}
+
 // This thread's sums of a row about `ref`. Weights come from `in_registers` or `in_shared`.
 __device__ __forceinline__ PartialSums thread_sums(const ThreadRow& x, const ThreadRow& g,
                                                    const Weights (&in_registers)[VECS_PER_THREAD],
@@ -118,18 +137,41 @@ __device__ __forceinline__ PartialSums thread_sums(const ThreadRow& x, const Thr
 #pragma unroll
     for (int j = 0; j < N; ++j) {
       const float diff = element(x[i], j) - ref;
-      const float gw = element(g[i], j) * element(w, j);
-      if (CENTRED) {
-        sums.at[0] += diff;
-        sums.at[NUM_SUMS / 2] += gw;
-      }
-      sums.at[SQUARES] = fmaf(diff, diff, sums.at[SQUARES]);
-      // The sum of g w (x - reference): merge_partials moves it to the row's mean, so that one pass suffices.
-      sums.at[DOT] = fmaf(gw, diff, sums.at[DOT]);
+      add_element(sums, diff, element(g[i], j) * element(w, j));
     }
   }
   return sums;
 }
+
+// The element that a lane has of its team's rows besides its vectors, an edge, and its sums over the rows.
+struct Edge {
+  bool exists, in_warp;  // this lane has one; its warp has some
+  int column, count;     // count: of the row's edges
+  float weight, next_g, next_x, next_grad_s;
+  float sums[1 + CENTRED] = {};
+
+  __device__ __forceinline__ Edge(const RowView& view, const WEFT_W* w) : count(view.edges) {
+    in_warp = PEEL && blockIdx.x % CLUSTER == 0 && threadIdx.x % TEAM < 32;
+    exists = in_warp && (int)threadIdx.x % TEAM < view.edges;
+    column = exists ? view.edge_column(threadIdx.x % TEAM) : 0;
+    weight = exists ? to_float(w[column]) : 0.0f;
+  }
+  // Issues the loads of a row's edge, which the next pass of the row loop uses.
+  __device__ __forceinline__ void load(const WEFT_T* g, const WEFT_T* x, const WEFT_T* grad_s) {
+    if (!exists) return;
+    next_g = to_float(g[column]);
+    next_x = to_float(x[column]);
+    if (RESIDUAL) next_grad_s = to_float(grad_s[column]);
+  }
+  // The edge's dx; `diff` is x - reference. Adds to the sums.
+  __device__ __forceinline__ WEFT_T gradient(float g, float diff, float grad_s, const RowStatistics& row) {
+    const float xhat = (diff - row.shift) * row.rstd;
+    const float d = (g * weight - row.mean_gw - xhat * row.mean_gw_xhat) * row.rstd;
+    sums[0] = fmaf(g, xhat, sums[0]);
+    if (CENTRED) sums[CENTRED] += g;
+    return from_float<WEFT_T>(RESIDUAL ? d + grad_s : d);
+  }
+};
 
 // exchange_partials publishes the thread's sums and waits until all threads of the row have done so;
 // row_statistics then reads them. Both have a version for a single reference.
@@ -171,6 +213,34 @@ __device__ __forceinline__ RowStatistics row_statistics(float total, float ref, 
 }
 #endif
 
+// A partial row begins at any float where a row has any length.
+__device__ __forceinline__ void store_four(float* to, const float* four) {
+  if (PEEL) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) to[j] = four[j];
+  } else {
+    *reinterpret_cast<float4*>(to) = make_float4(four[0], four[1], four[2], four[3]);
+  }
+}
+
+// Adds up the sums of the edges of the block's teams, in the order of the teams, and writes them to the
+// block's partial rows. `table` is shared memory that nothing else uses, an entry for each team.
+__device__ __forceinline__ void write_edges(const Edge& edge, float (*table)[1 + CENTRED][32],
+                                            float* partials, index_t g_offset) {
+  const int team = threadIdx.x / TEAM, lane = threadIdx.x % TEAM;
+#pragma unroll
+  for (int k = 0; k <= CENTRED; ++k)
+    if (edge.exists) table[team][k][lane] = edge.sums[k];
+  __syncthreads();
+  if (!edge.exists || team) return;
+#pragma unroll
+  for (int k = 0; k <= CENTRED; ++k) {
+    float sum = 0.0f;
+    for (int t = 0; t < TEAMS; ++t) sum += table[t][k][lane];
+    partials[k * g_offset + edge.column] = sum;
+  }
+}
+
 // Adds up the sums of the block's teams, in the order of the teams, and writes the block's partial
 // rows, four columns a thread at a time. The sums of g start `g_offset` floats after those of g xhat.
 __device__ __forceinline__ void write_partials(const float (&sums)[1 + CENTRED][THREAD_COLUMNS],
@@ -182,8 +252,7 @@ __device__ __forceinline__ void write_partials(const float (&sums)[1 + CENTRED][
       const float* four = &sums[k / THREAD_COLUMNS][k % THREAD_COLUMNS];
       const int e = k % THREAD_COLUMNS, at = ((int)threadIdx.x + e / N * TEAM) * N + e % N;
       if (at >= columns) continue;
-      *reinterpret_cast<float4*>(partials + k / THREAD_COLUMNS * g_offset + at) =
-          make_float4(four[0], four[1], four[2], four[3]);
+      store_four(partials + k / THREAD_COLUMNS * g_offset + at, four);
     }
     return;
   }
@@ -203,9 +272,7 @@ __device__ __forceinline__ void write_partials(const float (&sums)[1 + CENTRED][
     for (int t = 0; t < TEAMS; ++t)
 #pragma unroll
       for (int j = 0; j < 4; ++j) four[j] += all[(from + j) * THREADS + t * TEAM + first];
-    if (column < columns)
-      *reinterpret_cast<float4*>(partials + from / THREAD_COLUMNS * g_offset + column) =
-          make_float4(four[0], four[1], four[2], four[3]);
+    if (column < columns) store_four(partials + from / THREAD_COLUMNS * g_offset + column, four);
   }
 }
 
@@ -218,9 +285,11 @@ norm_backward(const WEFT_T* __restrict__ g, const WEFT_T* __restrict__ grad_s,
   __shared__ unsigned long long arrived[TEAMS][STAGES];
   __shared__ Table table[2][TEAMS];
   __shared__ unsigned long long sums_arrived[2];
-  const Slice slice(columns);
+  __shared__ float edge_table[PEEL ? TEAMS : 1][1 + CENTRED][32];
+  const RowView view(dx + (index_t)(blockIdx.x / CLUSTER) * columns, columns);
+  const Slice slice(view.vecs);
   const int team = threadIdx.x / TEAM, first = threadIdx.x % TEAM, bytes = slice.count * 16;
-  const index_t from = (index_t)slice.begin * N;
+  const index_t from = view.head + (index_t)slice.begin * N;
   Weights* const shared_weights = reinterpret_cast<Weights*>(memory);
   // Bulk copies need 16-byte addresses; the pipelines start at the next multiple of 128.
   unsigned char* pipelines =
@@ -235,15 +304,19 @@ norm_backward(const WEFT_T* __restrict__ g, const WEFT_T* __restrict__ grad_s,
   Weights weights[VECS_PER_THREAD];
   if (CLUSTER > 1 && threadIdx.x == 0) init_mbarriers(sums_arrived, 2);
   if (!WEIGHTS_IN_REGISTERS) pipeline.start();
+  Edge edge(view, w);
+  if (first_row() < rows)
+    edge.load(g + first_row() * g_stride, x + first_row() * x_stride, grad_s + first_row() * grad_s_stride);
+  const Columns w_body(w, from, columns);
 #pragma unroll
   for (int i = 0; i < VECS_PER_THREAD; ++i) {
     const int at = first + i * TEAM;
     if (!NO_TAIL && at >= slice.count) continue;
-    const Weights one = reinterpret_cast<const Weights*>(w + from)[at];
+    const Weights one = w_body[at];
     if (WEIGHTS_IN_REGISTERS) weights[i] = one; else if (team == 0) shared_weights[at] = one;
   }
   if (WEIGHTS_IN_REGISTERS) pipeline.start(); else __syncthreads();
-  const WarpCounts counts = warp_counts(slice.per_row, slice.per_block);
+  const WarpCounts counts = warp_counts(slice.per_row, slice.per_block, view.edges);
   const float inverse_columns = __frcp_rn((float)columns);
   float column_sums[1 + CENTRED][THREAD_COLUMNS] = {};
   unsigned parity = 0, phase = 0;  // of the table in use, and of its mbarrier
@@ -259,12 +332,18 @@ norm_backward(const WEFT_T* __restrict__ g, const WEFT_T* __restrict__ grad_s,
       if (RESIDUAL && !READ_STAGE_TWICE)
         grads_s[i] = in_slice ? pipeline.stage_row(1 + RESIDUAL)[at] : zeros();
     }
+    const float edge_g = edge.next_g, edge_x = edge.next_x, edge_grad_s = edge.next_grad_s;
+    const index_t next = row + row_step();
+    if (PEEL && next < rows)
+      edge.load(g + next * g_stride, x + next * x_stride, grad_s + next * grad_s_stride);
 #if SINGLE_REFERENCE
     const float ref = row_reference(pipeline.stage_row(1));
 #else
-    const float ref = warp_reference(xs, slice.count);
+    const float ref =
+        warp_reference(xs, slice.count, edge.exists ? edge_x : 0.0f, edge.in_warp ? edge.count : 0);
 #endif
-    const PartialSums sums = thread_sums(xs, gs, weights, shared_weights, ref, first, slice.count);
+    PartialSums sums = thread_sums(xs, gs, weights, shared_weights, ref, first, slice.count);
+    if (edge.exists) add_element(sums, edge_x - ref, edge_g * edge.weight);
     const float total =
         exchange_partials(sums, ref, table[parity][team], sums_arrived + parity, phase);
     // Parity 0, 1, 0, 1, ... and phase 0, 0, 1, 1, ...: the phase flips after each use of the second table.
@@ -291,7 +370,8 @@ norm_backward(const WEFT_T* __restrict__ g, const WEFT_T* __restrict__ grad_s,
         discard_floats(xs[i]);
         discard_floats(gs[i]);
       }
-      const index_t to = ((index_t)row * (slice.per_row * N) + from) / N + at;
+      const index_t row_start = (index_t)row * (PEEL ? (int)columns : slice.per_row * N) + from;
+      const index_t to = row_start / N + at;  // without PEEL
       Pack out;
       float ds[N];
 #pragma unroll
@@ -319,23 +399,30 @@ norm_backward(const WEFT_T* __restrict__ g, const WEFT_T* __restrict__ grad_s,
         if (CENTRED) column_sums[CENTRED][i * N + j] += grad;
       }
       // dr is the gradient of the residual: dropout does not apply to it, and to dx it does.
-      if (RESIDUAL) reinterpret_cast<Pack*>(dr)[to] = out;
+      if (RESIDUAL)
+        (PEEL ? reinterpret_cast<Pack*>(dr + row_start)[at] : reinterpret_cast<Pack*>(dr)[to]) = out;
       if (WITH_DROPOUT) {
         DROPOUT.apply(ds, to * N);
 #pragma unroll
         for (int j = 0; j < N; ++j) out.at[j] = from_float<WEFT_T>(ds[j]);
       }
-      reinterpret_cast<Pack*>(dx)[to] = out;
+      (PEEL ? reinterpret_cast<Pack*>(dx + row_start)[at] : reinterpret_cast<Pack*>(dx)[to]) = out;
       // Keeps the compiler from working on two vectors at once, which would spill registers.
       if (WITH_DROPOUT && READ_STAGE_TWICE && NO_TAIL) __syncwarp();
+    }
+    if (edge.exists) {
+      const WEFT_T d = edge.gradient(edge_g, edge_x - ref, edge_grad_s, statistics);
+      dx[(index_t)row * columns + edge.column] = d;
+      if (RESIDUAL) dr[(index_t)row * columns + edge.column] = d;
     }
     if (READ_STAGE_TWICE) {
       __syncwarp();
       pipeline.advance(row);
     }
   }
-  write_partials(column_sums, partials + blockIdx.x / CLUSTER * columns + from,
-                 gridDim.x / CLUSTER * columns, slice.count * N);
+  partials += blockIdx.x / CLUSTER * columns;
+  write_partials(column_sums, partials + from, gridDim.x / CLUSTER * columns, slice.count * N);
+  if (PEEL) write_edges(edge, edge_table, partials, gridDim.x / CLUSTER * columns);
 }
 
 #endif

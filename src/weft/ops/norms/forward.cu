@@ -6,12 +6,20 @@
 // come from L2 and are as many bytes as the row, or twice as many with a bias. PREFETCH_WEIGHTS
 // issues their loads with the rows'.
 // norm_multi_pass: rows of any length, read again from L2 for the variance and for the output.
-// x, r: (rows, columns), with row strides; w, b: (columns,); y, s: (rows, columns) contiguous.
+// x, r: (rows, columns), with row strides; w, b: (columns,); y, s: (rows, columns) contiguous. In
+// norm_block rows may begin at any element (PEEL in row_view.cuh): the first warp of a row takes its
+// edges, one a thread.
 // Bytes: n read + n written; with RESIDUAL 2n + 2n. WITH_DROPOUT: norm_block drops elements of x first.
 #include "forward_row.cuh"
 
 #ifndef PREFETCH_WEIGHTS
 #define PREFETCH_WEIGHTS 0
+#endif
+// With a second bound of 1 the compiler would take all registers of an SM for one block.
+#ifdef MIN_BLOCKS
+#define BOUNDS __launch_bounds__(THREADS, MIN_BLOCKS)
+#else
+#define BOUNDS __launch_bounds__(THREADS)
 #endif
 #if CLUSTER > 1
 #define CLUSTER_DIMS __cluster_dims__(CLUSTER, 1, 1)
@@ -19,7 +27,10 @@
 #define CLUSTER_DIMS
 #endif
 
-extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS)
+static_assert(!PEEL || (ROWS == 1 && !NO_TAIL && !PREFETCH_WEIGHTS && !WITH_DROPOUT && MOST_EDGES <= 32),
+              "each row is cut in its own way, and one warp has all its edges");
+
+extern "C" __global__ void CLUSTER_DIMS BOUNDS
 norm_block(const WEFT_T* __restrict__ x, const WEFT_T* __restrict__ r,
            const WEFT_W* __restrict__ w, const WEFT_W* __restrict__ b, WEFT_T* __restrict__ y,
            WEFT_T* __restrict__ s, index_t rows, index_t columns, index_t x_stride,
@@ -31,25 +42,35 @@ norm_block(const WEFT_T* __restrict__ x, const WEFT_T* __restrict__ r,
   // wait comes just before the first write, so that the row's loads are in flight meanwhile.
   cluster_arrive();
 #endif
-  const Slice slice(columns);
-  const index_t from = (index_t)slice.begin * N, first_row = blockIdx.x / CLUSTER * (index_t)ROWS;
+  const index_t first_row = blockIdx.x / CLUSTER * (index_t)ROWS;
+  const RowView view(y + first_row * columns, columns);
+  const Slice slice(view.vecs);
+  const index_t from = view.head + (index_t)slice.begin * N;
+  const bool has_edge = PEEL && blockIdx.x % CLUSTER == 0 && (int)threadIdx.x < view.edges;
+  const int edge_column = has_edge ? view.edge_column(threadIdx.x) : 0;
+  float edge = has_edge ? to_float(x[first_row * x_stride + edge_column]) : 0.0f;
+  if (RESIDUAL && has_edge) {
+    const WEFT_T sum = from_float<WEFT_T>(edge + to_float(r[first_row * r_stride + edge_column]));
+    s[first_row * columns + edge_column] = sum;
+    edge = to_float(sum);
+  }
   Pack in[ROWS][VECS_PER_THREAD], residual[ROWS][RESIDUAL ? VECS_PER_THREAD : 1];
 #pragma unroll
   for (int k = 0; k < ROWS; ++k) {
     // Past the last row the last one is loaded again, and not written: no predicate on the loads.
     const index_t row = ROWS == 1 ? first_row : min(first_row + k, rows - 1);
+    const Body<Pack> x_body(x + row * x_stride + from), r_body(r + row * r_stride + from);
 #pragma unroll
     for (int i = 0; i < VECS_PER_THREAD; ++i) {
       const int at = threadIdx.x + i * THREADS;
-      in[k][i] = zeros();
-      if (!NO_TAIL && at >= slice.count) continue;
-      in[k][i] = load_vector(reinterpret_cast<const Pack*>(x + row * x_stride + from) + at);
-      if (RESIDUAL) residual[k][RESIDUAL ? i : 0] =
-          load_vector(reinterpret_cast<const Pack*>(r + row * r_stride + from) + at);
+      const bool exists = NO_TAIL || at < slice.count;
+      in[k][i] = load_if(exists, [&] { return load_vector(x_body, at); });
+      if (RESIDUAL) residual[k][RESIDUAL ? i : 0] = load_if(exists, [&] { return load_vector(r_body, at); });
     }
   }
+  const Columns w_body(w, from, columns), b_body(b, from, columns);
   ThreadWeights weights;
-  if (PREFETCH_WEIGHTS) weights.load(w + from, b + from, threadIdx.x, slice.count);
+  if (PREFETCH_WEIGHTS) weights.load(w_body, b_body, threadIdx.x, slice.count);
   float ref[ROWS], total[ROWS];
 #pragma unroll
   for (int k = 0; k < ROWS; ++k) {
@@ -57,31 +78,40 @@ norm_block(const WEFT_T* __restrict__ x, const WEFT_T* __restrict__ r,
 #pragma unroll
       for (int i = 0; i < VECS_PER_THREAD; ++i) {
         const int at = threadIdx.x + i * THREADS;
-        if (!NO_TAIL && at >= slice.count) continue;
+        const bool exists = NO_TAIL || at < slice.count;
+        // Past the end zeros are added, which is cheaper than a branch; random words are worth one.
+        if (WITH_DROPOUT && !exists) continue;
         const index_t first = (first_row + k) * columns + from;
         in[k][i] = add_residual(in[k][i], residual[k][RESIDUAL ? i : 0], DROPOUT, first + at * N);
-        if (k && first_row + k >= rows) continue;
+        if (!exists || (k && first_row + k >= rows)) continue;
         reinterpret_cast<Pack*>(s + first)[at] = in[k][i];
       }
     }
-    ref[k] = warp_reference(in[k], slice.count);
-    const PartialSums sums = thread_sums(in[k], ref[k], threadIdx.x, slice.count);
+    const bool has_edges = PEEL && blockIdx.x % CLUSTER == 0 && threadIdx.x < 32;  // of the warp
+    ref[k] = warp_reference(in[k], slice.count, edge, has_edges ? view.edges : 0);
+    PartialSums sums = thread_sums(in[k], ref[k], threadIdx.x, slice.count);
+    if (has_edge) add_element(sums, edge, ref[k]);
 #if CLUSTER > 1
     if (k == 0) cluster_wait();
 #endif
     total[k] = publish_partials(sums, ref[k], table[k]);
   }
   row_barrier();
-  const WarpCounts counts = warp_counts(slice.per_row, slice.per_block);
+  const WarpCounts counts = warp_counts(slice.per_row, slice.per_block, view.edges);
   const float inverse_columns = __frcp_rn((float)columns);
   RowStatistics statistics[ROWS];
 #pragma unroll
   for (int k = 0; k < ROWS; ++k)
     statistics[k] = merge_partials(total[k], ref[k], table[k], counts, inverse_columns, (float)eps);
-  write_rows<!PREFETCH_WEIGHTS>(in, ref, statistics, weights, w + from, b + from,
+  write_rows<!PREFETCH_WEIGHTS>(in, ref, statistics, weights, w_body, b_body,
                                 y + first_row * columns + from, columns, rows - first_row,
                                 slice.count);
+  if (has_edge)
+    y[first_row * columns + edge_column] =
+        normalised(edge, ref[0], statistics[0], w[edge_column], b[edge_column]);
 }
+
+#if !PEEL
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 norm_multi_pass(const WEFT_T* __restrict__ x, const WEFT_T* __restrict__ r,
@@ -143,3 +173,5 @@ norm_multi_pass(const WEFT_T* __restrict__ x, const WEFT_T* __restrict__ r,
     reinterpret_cast<Pack*>(y + row * columns)[at] = out;
   }
 }
+
+#endif

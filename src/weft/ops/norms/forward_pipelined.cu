@@ -86,7 +86,7 @@ norm_pipelined(const WEFT_T* __restrict__ x, const WEFT_T* __restrict__ r,
   __shared__ float table[2][ROW_WARPS * NUM_FIELDS];
   __shared__ unsigned long long arrived[BARRIERS];
   unsigned long long *const sums_arrived = arrived + STAGES, *const weights_arrived = sums_arrived + 2;
-  const Slice slice(columns);
+  const Slice slice(columns / N);
   const index_t from = (index_t)slice.begin * N;
   const int row_step = gridDim.x / CLUSTER, first_row = blockIdx.x / CLUSTER;
   const SlicePipeline pipeline = {x + from,  r + from,       x_stride, r_stride,

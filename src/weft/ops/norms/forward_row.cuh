@@ -18,6 +18,18 @@ __device__ __forceinline__ Pack load_vector(const Pack* from) {
   return p;
 }
 
+__device__ __forceinline__ Pack load_vector(const Body<Pack>& body, int at) {
+  return PEEL == 2 ? body[at] : load_vector(body.base + at);
+}
+
+// Adds one element to a thread's sums about `ref`.
+__device__ __forceinline__ void add_element(PartialSums& sums, float value, float ref) {
+  const float diff = value - ref;
+  if (CENTRED) sums.at[0] += diff;
+  // About a reference near the mean: E[x^2] - E[x]^2 would cancel for a row far from zero.
+  sums.at[SQUARES] = fmaf(diff, diff, sums.at[SQUARES]);
+}
+
 // This thread's sums of a row about `ref`; `first` is the index of its first vector.
 __device__ __forceinline__ PartialSums thread_sums(const Pack (&x)[VECS_PER_THREAD], float ref,
                                                    int first, int count) {
@@ -27,12 +39,7 @@ __device__ __forceinline__ PartialSums thread_sums(const Pack (&x)[VECS_PER_THRE
     // Zeros past the end would count as -ref.
     if (!NO_TAIL && first + i * TEAM >= count) continue;
 #pragma unroll
-    for (int j = 0; j < N; ++j) {
-      const float diff = to_float(x[i].at[j]) - ref;
-      if (CENTRED) sums.at[0] += diff;
-      // About a reference near the mean: E[x^2] - E[x]^2 would cancel for a row far from zero.
-      sums.at[SQUARES] = fmaf(diff, diff, sums.at[SQUARES]);
-    }
+    for (int j = 0; j < N; ++j) add_element(sums, to_float(x[i].at[j]), ref);
   }
   return sums;
 }
@@ -41,16 +48,26 @@ __device__ __forceinline__ PartialSums thread_sums(const Pack (&x)[VECS_PER_THRE
 struct ThreadWeights {
   Weights weight[VECS_PER_THREAD], bias[CENTRED ? VECS_PER_THREAD : 1];
 
-  __device__ __forceinline__ void load_one(const WEFT_W* w, const WEFT_W* b, int i, int at) {
-    weight[i] = reinterpret_cast<const Weights*>(w)[at];
-    if (CENTRED) bias[CENTRED ? i : 0] = reinterpret_cast<const Weights*>(b)[at];
+  __device__ __forceinline__ void load_one(const Columns& w, const Columns& b, int i, int at) {
+    weight[i] = w[at];
+    if (CENTRED) bias[CENTRED ? i : 0] = b[at];
   }
-  __device__ __forceinline__ void load(const WEFT_W* w, const WEFT_W* b, int first, int count) {
+  __device__ __forceinline__ void load(const Columns& w, const Columns& b, int first, int count) {
 #pragma unroll
     for (int i = 0; i < VECS_PER_THREAD; ++i)
       if (NO_TAIL || first + i * TEAM < count) load_one(w, b, i, first + i * TEAM);
   }
 };
+
+// One element of the output. The offset is computed once for a row: the compiler moves it out of the loop.
+__device__ __forceinline__ WEFT_T normalised(float value, float ref, const RowStatistics& row, WEFT_W weight,
+                                             WEFT_W bias) {
+  const float diff = value - ref, offset = -row.shift * row.rstd;
+  // (x - ref - shift) rstd as one fma, with offset = -shift rstd.
+  const float xhat = CENTRED ? fmaf(diff, row.rstd, offset) : diff * row.rstd;
+  const float scaled = xhat * to_float(weight);
+  return from_float<WEFT_T>(CENTRED ? scaled + to_float(bias) : scaled);
+}
 
 // Writes the outputs of the rows; `y` is the first row's and `rows_left` rows remain in the tensor.
 // LOAD_WEIGHTS: the weights come from w and b here; otherwise `weights` holds them already. The
@@ -59,8 +76,8 @@ struct ThreadWeights {
 template <bool LOAD_WEIGHTS>
 __device__ __forceinline__ void write_rows(Pack (&x)[ROWS][VECS_PER_THREAD], const float (&ref)[ROWS],
                                            const RowStatistics (&statistics)[ROWS],
-                                           ThreadWeights& weights, const WEFT_W* w,
-                                           const WEFT_W* b, WEFT_T* y, index_t columns,
+                                           ThreadWeights& weights, const Columns& w,
+                                           const Columns& b, WEFT_T* y, index_t columns,
                                            index_t rows_left, int count) {
 #pragma unroll
   for (int i = 0; i < VECS_PER_THREAD; ++i) {
@@ -72,17 +89,11 @@ __device__ __forceinline__ void write_rows(Pack (&x)[ROWS][VECS_PER_THREAD], con
       // The first row of a block always exists; the compiler then drops the test for ROWS = 1.
       if (k && k >= rows_left) break;
       discard_floats(x[k][i]);
-      const float rstd = statistics[k].rstd, offset = -statistics[k].shift * rstd;
       Pack out;
 #pragma unroll
-      for (int j = 0; j < N; ++j) {
-        const float diff = to_float(x[k][i].at[j]) - ref[k];
-        // (x - ref - shift) rstd as one fma, with offset = -shift rstd computed once for a row.
-        const float xhat = CENTRED ? fmaf(diff, rstd, offset) : diff * rstd;
-        const float scaled = xhat * to_float(weights.weight[i].at[j]);
-        out.at[j] = from_float<WEFT_T>(
-            CENTRED ? scaled + to_float(weights.bias[CENTRED ? i : 0].at[j]) : scaled);
-      }
+      for (int j = 0; j < N; ++j)
+        out.at[j] = normalised(to_float(x[k][i].at[j]), ref[k], statistics[k], weights.weight[i].at[j],
+                               weights.bias[CENTRED ? i : 0].at[j]);
       reinterpret_cast<Pack*>(y + k * columns)[at] = out;
     }
   }

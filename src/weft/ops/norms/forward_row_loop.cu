@@ -62,7 +62,7 @@ norm_row_loop(const WEFT_T* __restrict__ x, const WEFT_T* __restrict__ r,
   if (threadIdx.x == 0) init_mbarriers(sums_arrived, 2);
   cluster_arrive_relaxed();
 #endif
-  const Slice slice(columns);
+  const Slice slice(columns / N);
   const index_t from = (index_t)slice.begin * N;
   // int suffices: the host refuses more than 2^30 rows.
   const int row_step = gridDim.x / CLUSTER, end = rows;
@@ -111,9 +111,9 @@ norm_row_loop(const WEFT_T* __restrict__ x, const WEFT_T* __restrict__ r,
     const RowStatistics statistics[1] = {
         merge_partials(total, ref[0], table[parity], counts, inverse_columns, (float)eps)};
     ThreadWeights loaded;
-    write_rows<true>(in, ref, statistics, loaded, reinterpret_cast<const WEFT_W*>(weights),
-                     reinterpret_cast<const WEFT_W*>(biases), y + row * columns + from, columns, 1,
-                     slice.count);
+    write_rows<true>(in, ref, statistics, loaded, Columns(reinterpret_cast<const WEFT_W*>(weights)),
+                     Columns(reinterpret_cast<const WEFT_W*>(biases)), y + row * columns + from, columns,
+                     1, slice.count);
   }
 }
 

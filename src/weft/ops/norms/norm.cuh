@@ -29,6 +29,34 @@
 constexpr int N = VEC_WIDTH;
 using Pack = Vector<WEFT_T, N>;
 using Weights = Vector<WEFT_W, N>;
+#include "row_view.cuh"
+
+// Weights or biases of a row's body; those of the row begin at a multiple of 16 bytes. With PEEL the body
+// begins at any column: a vector is then cut out of aligned ones, none of which lies past the last column.
+struct Columns {
+  const WEFT_W* first;  // of the body
+  int past;             // bytes from `first` back to a multiple of 16
+  int last;             // number of the block of 16 bytes, from there, that holds the last column
+
+  __device__ __forceinline__ explicit Columns(const WEFT_W* first_) : first(first_), past(0), last(0) {}
+  __device__ __forceinline__ Columns(const WEFT_W* all, int from, int columns)
+      : first(all + from), past(PEEL ? from * (int)sizeof(WEFT_W) % 16 : 0),
+        last(((columns - from) * (int)sizeof(WEFT_W) + past - 1) / 16) {}
+  __device__ __forceinline__ Weights operator[](int i) const {
+    if constexpr (PEEL && sizeof(Weights) % 16 == 0) {
+      constexpr int BLOCKS = sizeof(Weights) / 16;
+      const char* const base = reinterpret_cast<const char*>(first) - past;
+      return joined<Weights>(reinterpret_cast<const uint4*>(base) + i * BLOCKS,
+                             min(BLOCKS, last - i * BLOCKS), past);
+    } else if constexpr (PEEL) {
+      Weights v;
+#pragma unroll
+      for (int j = 0; j < N; ++j) v.at[j] = first[i * N + j];
+      return v;
+    }
+    return reinterpret_cast<const Weights*>(first)[i];
+  }
+};
 
 // Several sums travel together, so that they share one barrier.
 template <int K> struct Sums { float at[K]; };
@@ -60,6 +88,32 @@ __device__ __forceinline__ Pack zeros() {
 #pragma unroll
   for (int j = 0; j < N; ++j) p.at[j] = from_float<WEFT_T>(0.0f);
   return p;
+}
+
+// Returns load(), or zeros if the vector does not exist. The two cases meet as words: the compiler would hold
+// 16-bit elements that come from either case one a register.
+template <typename Load> __device__ __forceinline__ Pack load_if(bool exists, Load load) {
+  if constexpr (sizeof(Pack) != 16) return exists ? load() : zeros();
+  uint4 words = {0, 0, 0, 0};
+  if (exists) {
+    const Pack loaded = load();
+    memcpy(&words, &loaded, sizeof(Pack));
+  }
+  Pack p = {};
+  memcpy(&p, &words, sizeof(Pack));
+  return p;
+}
+
+// Makes the compiler forget the floats it converted from `p`: to convert again costs an instruction,
+// to hold the floats costs a register each. The empty asm hides the words' values from the compiler.
+template <typename P> __device__ __forceinline__ void discard_floats(P& p) {
+  if (sizeof(P) == 4 * N) return;
+  constexpr int WORDS = sizeof(P) / 4;  // 0 for a single 16-bit element
+  unsigned words[WORDS + 1];
+  memcpy(words, &p, 4 * WORDS);
+#pragma unroll
+  for (int k = 0; k < WORDS; ++k) asm volatile("" : "+r"(words[k]));
+  memcpy(&p, words, 4 * WORDS);
 }
 
 // x + r, rounded to the dtype.

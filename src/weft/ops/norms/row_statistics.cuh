@@ -92,8 +92,8 @@ struct WarpCounts {
 // `begin` on, of `per_row`. With NO_TAIL all are compile-time constants.
 struct Slice {
   int per_row, per_block, begin, count;
-  __device__ __forceinline__ explicit Slice(index_t columns)
-      : per_row(NO_TAIL ? TEAM * VECS_PER_THREAD * CLUSTER : columns / N),
+  __device__ __forceinline__ explicit Slice(int vectors)
+      : per_row(NO_TAIL ? TEAM * VECS_PER_THREAD * CLUSTER : vectors),
         per_block((per_row + CLUSTER - 1) / CLUSTER),
         begin(min((int)(blockIdx.x % CLUSTER) * per_block, per_row)),
         count(NO_TAIL || CLUSTER == 1 ? per_block : min(per_block, per_row - begin)) {}
@@ -109,34 +109,25 @@ __device__ __forceinline__ int warp_vectors(int warp, int count) {
   return n;
 }
 
-__device__ __forceinline__ WarpCounts warp_counts(int per_row, int per_block) {
+// The row's first warp has its `edges` too (row_view.cuh).
+__device__ __forceinline__ WarpCounts warp_counts(int per_row, int per_block, int edges = 0) {
   WarpCounts counts;
 #pragma unroll
   for (int p = 0; p < WARPS_PER_LANE; ++p) {
     const int row_warp = threadIdx.x % MERGE_LANES + 32 * p, warp = row_warp % TEAM_WARPS;
     const int slice = max(0, min(per_block, per_row - row_warp / TEAM_WARPS * per_block));
     const int n = row_warp < ROW_WARPS ? warp_vectors(warp, slice) : 0;
-    counts.count[p] = n * N;
-    counts.inverse[p] = n ? __frcp_rn((float)(n * N)) : 0.0f;
+    const int elements = n * N + (PEEL && row_warp == 0 ? edges : 0);
+    counts.count[p] = elements;
+    counts.inverse[p] = elements ? __frcp_rn((float)elements) : 0.0f;
   }
   return counts;
 }
 
-// Makes the compiler forget the floats it converted from `p`: to convert again costs an instruction,
-// to hold the floats costs a register each. The empty asm hides the words' values from the compiler.
-template <typename P> __device__ __forceinline__ void discard_floats(P& p) {
-  if (sizeof(P) == 4 * N) return;
-  constexpr int WORDS = sizeof(P) / 4;  // 0 for a single 16-bit element
-  unsigned words[WORDS + 1];
-  memcpy(words, &p, 4 * WORDS);
-#pragma unroll
-  for (int k = 0; k < WORDS; ++k) asm volatile("" : "+r"(words[k]));
-  memcpy(&p, words, 4 * WORDS);
-}
-
 // The warp's reference: its mean (EXACT_MEAN), or the mean of its first lane's first vector. x holds
-// zeros past the slice's `count`.
-__device__ __forceinline__ float warp_reference(const Pack (&x)[VECS_PER_THREAD], int count) {
+// zeros past the slice's `count`. Of the row's edges the warp has `edges` and this thread `edge`, or 0.
+__device__ __forceinline__ float warp_reference(const Pack (&x)[VECS_PER_THREAD], int count,
+                                                float edge = 0.0f, int edges = 0) {
   float sum[N] = {};
   if (!CENTRED) return 0.0f;
   if (EXACT_MEAN) {
@@ -144,8 +135,9 @@ __device__ __forceinline__ float warp_reference(const Pack (&x)[VECS_PER_THREAD]
     for (int i = 0; i < VECS_PER_THREAD; ++i)
 #pragma unroll
       for (int j = 0; j < N; ++j) sum[0] += to_float(x[i].at[j]);
-    const int n = warp_vectors(threadIdx.x % TEAM / 32, count);
-    return n ? warp_sum(sum[0]) * __frcp_rn((float)(n * N)) : 0.0f;
+    if (PEEL) sum[0] += edge;
+    const int n = warp_vectors(threadIdx.x % TEAM / 32, count) * N + (PEEL ? edges : 0);
+    return n ? warp_sum(sum[0]) * __frcp_rn((float)n) : 0.0f;
   }
 #pragma unroll
   for (int j = 0; j < N; ++j) sum[j] = to_float(x[0].at[j]);

@@ -20,7 +20,14 @@ from weft.core.implementation import with_invariant
 from weft.machine.device_limits import has_tma, num_sms, smem_per_sm
 from weft.ops._common.elementwise import ElementwiseKernels
 from weft.ops._common.invariant_rows import aligned_rows
-from weft.ops._common.layout import contiguous_like, max_vec_width, view_2d
+from weft.ops._common.layout import (
+    ALIGNED_ALIKE,
+    SHIFTED,
+    contiguous_like,
+    max_vec_width,
+    peel_of,
+    view_2d,
+)
 from weft.ops._common.philox_dropout import drops_all, pack_threshold_and_scale
 from weft.ops.norms import spec
 from weft.ops.norms.configs import (
@@ -29,6 +36,7 @@ from weft.ops.norms.configs import (
     KernelVariant,
     PersistentConfig,
     RowLoopConfig,
+    WarpConfig,
     choose_backward,
     choose_forward,
 )
@@ -39,6 +47,7 @@ SM90_SMEM = 228 << 10  # shared memory of an sm_90's SM in bytes
 MAX_LOOP_ROWS = 1 << 30  # kernels that loop over rows count them in 32 bits
 MAX_TEAMS = 16  # that the backward's block may have, where each SM has as many rows
 ROW_THREADS = 256  # threads of a block of the multi-pass backward
+PEELED_COLUMNS = (65, 321, 1001, 5003, 50257, 262143)  # odd rows, one or more for each forward kernel
 SUM_THREADS = 512  # threads of a block of norm_sum_partials
 # s = dropout(x) + residual and dx = dropout(ds), for rows that the norm kernels do not fuse with dropout.
 DROPOUT_KERNELS = ElementwiseKernels(FOLDER / "dropout_add.cu", "dropout_add", "dropout_back")
@@ -56,12 +65,14 @@ def forward_source(variant: KernelVariant, config: ForwardConfig) -> CudaSource:
         file = "forward_pipelined.cu" if config.stages else "forward_row_loop.cu"
         label = f"{config.kernel}-{variant.label}-{config.label}"
         return _source(file, (config.kernel,), macros, label, 90)
-    kernel, arch = "norm_multi_pass", 80
+    file, kernel, arch = "forward.cu", "norm_multi_pass", 80
     if isinstance(config, BlockConfig):
         kernel, arch = "norm_block", 90 if config.cluster > 1 else 80
+    elif isinstance(config, WarpConfig):
+        file, kernel = "forward_warp.cu", "norm_warp"
     label = f"{kernel}-{variant.label}-{config.label}-{variant.vec_width}"
     macros["VEC_WIDTH"] = variant.vec_width
-    return _source("forward.cu", ("norm_block", "norm_multi_pass"), macros, label, arch)
+    return _source(file, (kernel,), macros, label, arch)
 
 
 @cache
@@ -112,13 +123,15 @@ def launch_forward(
     eps: float,
     config: ForwardConfig | None = None,
     dropout: tuple[int, int] | None = None,
+    invariant: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (y, s). Without ``residual`` s is x; without ``bias`` the norm is RMS norm.
 
-    ``dropout``: a seed and ``pack_threshold_and_scale``; only a :class:`BlockConfig` takes it.
+    ``dropout``: a seed and ``pack_threshold_and_scale``; only a :class:`BlockConfig` takes it. ``invariant``:
+    a row's address does not decide in which order it is added up.
     """
     key = None
-    if config is None and dropout is None:
+    if config is None and dropout is None and not invariant:
         key = REPEATED.forward_key(x, residual, weight, bias, eps)
         outputs = REPEATED.forward(key, x, residual, weight, bias)
         if outputs is not None:
@@ -138,14 +151,26 @@ def launch_forward(
         residual=residual is not None,
         dropout=dropout is not None,
     )
-    config = config or choose_forward(columns, variant, _loop_smem(rows, x.device))
+    smem = _loop_smem(rows, x.device)
+    # y stands for s too: both are new tensors, which begin at multiples of 16 bytes.
+    is_plain = invariant or variant.has_aligned_rows
+    peel = 0 if is_plain else peel_of(columns, y.view(-1, columns), x2d, residual2d)
+    if peel:
+        peeled = replace(variant, peel=peel, vec_width=16 // x.element_size())
+        choice = config or choose_forward(columns, peeled, smem)
+        if isinstance(choice, WarpConfig | BlockConfig):
+            variant, config = peeled, choice
+    config = config or choose_forward(columns, variant, smem)
     # A copy of a row-sized tensor: cheap beside the rows, and every kernel may use its widest loads.
     w = _aligned(weight)
     # A missing tensor is replaced by another one: the kernel never reads it, and no null pointer is passed.
     tensors = (x2d, residual2d, w, w if bias is None else _aligned(bias), y, s)
     tail = (columns, x2d.stride(0), residual2d.stride(0), float(eps))
     source = forward_source(variant, config)
-    if isinstance(config, BlockConfig):
+    if isinstance(config, WarpConfig):
+        blocks = min(-(-rows * config.lanes // config.threads), 2**31 - 1)  # the kernel loops if it has fewer
+        launch = launch_and_prepare(source["norm_warp"], blocks, config.threads, *tensors, rows, *tail)
+    elif isinstance(config, BlockConfig):
         blocks = -(-rows // config.rows) * config.cluster
         kernel, sizes = source["norm_block"], (blocks, config.threads)
         launch = launch_and_prepare(kernel, *sizes, *tensors, rows, *tail, *(dropout or ()))
@@ -209,8 +234,9 @@ def launch_backward(
     db = torch.empty_like(dw) if centred else dw
     if x.numel() == 0:
         return dx, dr, dw.zero_(), db.zero_()
-    x2d, grad2d = view_2d(x), view_2d(grad)
-    grad_s2d = grad2d if grad_s is None else view_2d(grad_s)
+    dx2d = view_2d(dx)
+    x2d, grad2d = _begin_alike(view_2d(x), dx2d), _begin_alike(view_2d(grad), dx2d)
+    grad_s2d = grad2d if grad_s is None else _begin_alike(view_2d(grad_s), dx2d)
     rows, columns = x2d.shape
     variant = KernelVariant(
         x_dtype=x.dtype,
@@ -220,12 +246,20 @@ def launch_backward(
         residual=grad_s is not None,
         dropout=dropout is not None,
     )
+    # dx stands for dr too: both are new tensors, which begin at multiples of 16 bytes.
+    is_plain = invariant or variant.has_aligned_rows
+    if not is_plain and peel_of(columns, dx2d, x2d, grad2d, grad_s2d) == ALIGNED_ALIKE:
+        peeled = replace(variant, peel=ALIGNED_ALIKE, vec_width=16 // x.element_size())
+        config = config or _persistent(rows, columns, peeled, x.device)
+        variant = peeled if config else variant
     config = config or _persistent(rows, columns, variant, x.device, invariant)
     strides = (grad2d.stride(0), grad_s2d.stride(0), x2d.stride(0))
     tensors = (grad2d, grad_s2d, x2d, _aligned(weight), dx, dr)
-    plain_source = multi_pass_backward_source(replace(variant, dropout=False))
+    plain_source = multi_pass_backward_source(replace(variant, dropout=False, peel=0))
     if config:
         parts = min(-(-rows // config.teams), _resident_clusters(config, num_sms(x.device)))
+        if variant.peel:  # a multiple of the vector: all rows of a block then begin equally (backward.cu)
+            parts = max(1, parts // variant.vec_width) * variant.vec_width
         partials = _float32((1 + centred) * parts * columns, x.device)
         rows_launch = launch_and_prepare(
             backward_source(variant, config)["norm_backward"],
@@ -252,6 +286,17 @@ def launch_backward(
     return dx, dr, dw, db
 
 
+def _begin_alike(x2d: torch.Tensor, output2d: torch.Tensor) -> torch.Tensor:
+    """Return ``x2d``, or a copy if its rows begin elsewhere in their 16 bytes than the output's.
+
+    A copy reads and writes the tensor once. The kernels for such rows read it twice more, by single elements.
+    """
+    if x2d.is_contiguous() and x2d.data_ptr() % 16 == 0:  # as the output, which is new: the usual case
+        return x2d
+    is_shifted = peel_of(x2d.shape[1], output2d, x2d) == SHIFTED
+    return aligned_rows(x2d) if is_shifted else x2d
+
+
 def _float32(count: int, device: torch.device) -> torch.Tensor:
     return torch.empty(count, dtype=torch.float32, device=device)
 
@@ -269,7 +314,7 @@ def _dropout_variant(weight: torch.Tensor, *tensors: torch.Tensor) -> KernelVari
     columns = first.shape[-1]
     vec_width = max_vec_width(columns, *(t.view(-1, columns) for t in tensors))
     variant = _fused_dropout_variant(first.dtype, weight.dtype, vec_width)
-    return variant if variant.uses_16_byte_vectors else None
+    return variant if variant.has_aligned_rows else None
 
 
 def _fused_dropout_variant(x_dtype: torch.dtype, weight_dtype: torch.dtype, vec_width: int) -> KernelVariant:
@@ -351,7 +396,10 @@ def supports_dropout(case: Case, device: str) -> Support:
 
 
 def _aot_kernels(norm: spec.NormVariant) -> tuple[CudaSource, ...]:
-    """Return what ships for rows of 1024, 4096 and 16384 in bf16 (forward also 65536), and 4096 in fp32."""
+    """Return what ships for rows of 1024, 4096 and 16384 in bf16 (forward also 65536), and 4096 in fp32.
+
+    The forward also has rows of 320 columns and rows of odd length, all in bf16.
+    """
     sources = []
     for dtype, columns in (
         (torch.bfloat16, 4096),
@@ -372,6 +420,14 @@ def _aot_kernels(norm: spec.NormVariant) -> tuple[CudaSource, ...]:
         sources.append(backward_source(variant, persistent))
     long = replace(variant, x_dtype=torch.bfloat16, weight_dtype=torch.bfloat16, vec_width=8)
     sources += [forward_source(long, choose_forward(65536, long, smem)) for smem in (SM90_SMEM, 0)]
+    sources.append(forward_source(long, choose_forward(320, long, 0)))
+    for columns in PEELED_COLUMNS:
+        for peel in (ALIGNED_ALIKE, SHIFTED):
+            peeled = replace(long, peel=peel)
+            sources.append(forward_source(peeled, choose_forward(columns, peeled, SM90_SMEM)))
+        peeled = replace(long, peel=ALIGNED_ALIKE)
+        if config := choose_backward(columns, peeled, SM90_SMEM, 16):
+            sources.append(backward_source(peeled, config))
     return (*dict.fromkeys(sources), multi_pass_backward_source(variant))
 
 
@@ -400,7 +456,8 @@ def _implementation(norm: spec.NormVariant) -> Implementation:
     def forward_invariant(*inputs: torch.Tensor, eps: float) -> Any:
         x, residual, weight, bias = norm.unpack_inputs(inputs)
         _refuse_too_many_rows(x)
-        y, s = launch_forward(aligned_rows(x), aligned_rows(residual), weight, bias, eps)
+        rows = (aligned_rows(x), aligned_rows(residual))
+        y, s = launch_forward(*rows, weight, bias, eps, invariant=True)
         return (y, s) if norm.residual else y
 
     def backward_invariant(*tensors: torch.Tensor, eps: float) -> tuple[torch.Tensor, ...]:

@@ -26,6 +26,7 @@ template <> struct Word<2> { using type = unsigned short; };
 struct alignas(BYTES) Pack {
   Word<BYTES>::type word[WORDS];
 };
+#include "row_view.cuh"
 
 constexpr float LOG2E = 1.4426950408889634f;
 constexpr float LEAST = -3.4028234663852886e38f;

@@ -4,8 +4,9 @@
 // Rows in registers limit the number of blocks on an SM: while these wait for their cluster, no loads are in
 // flight. Shared memory has as much space again, and one thread loads a block's slice with one instruction,
 // so that five or more slices are in flight on an SM. Exponentials are computed twice, once for the sum and
-// once for the output, so the number of instructions matters: see Exponent. Rows, row strides and pointers
-// are multiples of 16 bytes. Bytes: n read + n written (backward: 2n read + n written).
+// once for the output, so the number of instructions matters: see Exponent. Rows may begin at any element
+// (PEEL in row_view.cuh): bulk copies bring the vectors of the body, and the first block takes the edges.
+// Bytes: n read + n written (backward: 2n read + n written).
 #define VEC_WIDTH (16 / sizeof(WEFT_T))
 #ifndef CLUSTER
 #define CLUSTER 4
@@ -19,16 +20,26 @@
 // The slice of a row that this block has: its first element, and its length in vectors.
 struct Slice {
   index_t row;
-  index_t from;
-  int vecs;
-};
+  RowView view;
+  int from, vecs;
 
-__device__ __forceinline__ Slice slice_of(index_t columns) {
-  // Equal parts but for the last block, whose slice may be shorter or empty.
-  const int all = columns / N, per_part = (all + CLUSTER - 1) / CLUSTER;
-  const int from = min((int)(blockIdx.x % CLUSTER) * per_part, all);
-  return {blockIdx.x / CLUSTER, (index_t)from * N, min(per_part, all - from)};
-}
+  __device__ __forceinline__ Slice(const WEFT_T* out, index_t columns)
+      : row(blockIdx.x / CLUSTER), view(out + row * columns, columns) {
+    // Equal parts but for the last block, whose slice may be shorter or empty.
+    const int per_part = (view.vecs + CLUSTER - 1) / CLUSTER;
+    const int first = min((int)(blockIdx.x % CLUSTER) * per_part, view.vecs);
+    from = view.head + first * N;
+    vecs = min(per_part, view.vecs - first);
+  }
+  // The bytes that hold the slice in one tensor: shifted vectors end in one vector more.
+  __device__ __forceinline__ int bytes() const { return vecs ? (vecs + (PEEL == 2)) * BYTES : 0; }
+  // The column of the edge that this thread has, or -1.
+  __device__ __forceinline__ int edge_column() const {
+    const bool has_edge = PEEL && blockIdx.x % CLUSTER == 0 && (int)threadIdx.x < view.edges;
+    return has_edge ? view.edge_column(threadIdx.x) : -1;
+  }
+};
+static_assert(THREADS >= MOST_EDGES, "a thread has one edge at most");
 
 // Returns the maximum of a vector; bf16 two elements at a time, without a conversion.
 __device__ __forceinline__ float wide_max(const Pack& p) {
@@ -90,7 +101,7 @@ struct Exponent {
 };
 
 template <bool DIRECT>
-__device__ __forceinline__ float total_of(const Pack* in, int vecs, const Exponent& exponent) {
+__device__ __forceinline__ float total_of(const Body<Pack>& in, int vecs, const Exponent& exponent) {
   float total = 0.0f;
 #pragma unroll 4
   for (int i = threadIdx.x; i < vecs; i += THREADS) {
@@ -102,7 +113,7 @@ __device__ __forceinline__ float total_of(const Pack* in, int vecs, const Expone
 }
 
 template <bool DIRECT>
-__device__ __forceinline__ void write(const Pack* in, Pack* out, int vecs,
+__device__ __forceinline__ void write(const Body<Pack>& in, Pack* out, int vecs,
                                       const Exponent& exponent, float scale) {
   scale *= exponent.factor;
 #pragma unroll 4
@@ -112,11 +123,11 @@ __device__ __forceinline__ void write(const Pack* in, Pack* out, int vecs,
   }
 }
 
-// Loads this block's slice of `count` tensors, one after the other, to `memory`, and waits for them. All
+// Loads `bytes` bytes of each of `count` tensors, one after the other, to `memory`, and waits for them. All
 // threads call it. `arrived` has two mbarriers: the first counts these loads, the second is left for
 // cluster_gather. __syncthreads makes the initialised mbarriers visible to the other threads, and the cluster
 // arrival to the other blocks.
-__device__ __forceinline__ void load_slices(const WEFT_T* const* parts, int count, int bytes,
+__device__ __forceinline__ void load_slices(const Pack* const* parts, int count, int bytes,
                                       unsigned long long* arrived) {
   if (threadIdx.x == 0) {
     init_mbarriers(arrived, 2);
@@ -137,12 +148,17 @@ softmax_shared(const WEFT_T* __restrict__ x, WEFT_T* __restrict__ y, index_t col
   __shared__ unsigned long long arrived[2];
   __shared__ Statistics scratch[32];
   __shared__ Statistics peers[CLUSTER];
-  const Slice part = slice_of(columns);
-  const WEFT_T* const from[] = {x + part.row * stride + part.from};
-  load_slices(from, 1, part.vecs * BYTES, arrived);
-  const Pack* in = reinterpret_cast<const Pack*>(memory);
+  const Slice part(y, columns);
+  x += part.row * stride;
+  y += part.row * columns;
+  const Body<Pack> source(x + part.from);
+  const int edge_column = part.edge_column();
+  const float edge = edge_column >= 0 ? to_float(x[edge_column]) : minus_infinity();
+  const Pack* const from[] = {source.base};
+  load_slices(from, 1, part.bytes(), arrived);
+  const Body<Pack> in(reinterpret_cast<const Pack*>(memory), source.past);
 
-  Statistics own = {LEAST, 0.0f};
+  Statistics own = {PEEL ? fmaxf(LEAST, edge) : LEAST, 0.0f};
 #pragma unroll 4
   for (int i = threadIdx.x; i < part.vecs; i += THREADS)
     own.top = fmaxf(own.top, wide_max(in[i]));
@@ -151,13 +167,15 @@ softmax_shared(const WEFT_T* __restrict__ x, WEFT_T* __restrict__ y, index_t col
   const Exponent block_exponent(own.top);
   own.total = block_exponent.direct ? total_of<true>(in, part.vecs, block_exponent)
                            : total_of<false>(in, part.vecs, block_exponent);
+  if (PEEL) own.total += exp_of_difference(edge, own.top);
   own.total = warp_sum(own.total);
   const Statistics block = block_merge(own, scratch);
   const Statistics peer = cluster_gather(block, peers, {LEAST, 0.0f}, arrived + 1);
   const float top = warp_max(peer.top);
   const float scale = __frcp_rn(warp_sum(peer.total * exp_of_difference(peer.top, top)));
 
-  Pack* out = reinterpret_cast<Pack*>(y + part.row * columns + part.from);
+  Pack* out = reinterpret_cast<Pack*>(y + part.from);
+  if (edge_column >= 0) y[edge_column] = from_float<WEFT_T>(exp_of_difference(edge, top) * scale);
   const Exponent row_exponent(top);
   if (row_exponent.direct)
     write<true>(in, out, part.vecs, row_exponent, scale);
@@ -174,20 +192,27 @@ softmax_backward_shared(const WEFT_T* __restrict__ grad, const WEFT_T* __restric
   __shared__ unsigned long long arrived[2];
   __shared__ float scratch[32];
   __shared__ float peers[CLUSTER];
-  const Slice part = slice_of(columns);
-  const index_t offset = part.row * columns + part.from;
-  const WEFT_T* const from[] = {grad + part.row * stride + part.from, y + offset};
-  load_slices(from, 2, part.vecs * BYTES, arrived);
-  const Pack* g = reinterpret_cast<const Pack*>(memory);
-  const Pack* out = g + part.vecs;
+  const Slice part(dx, columns);
+  grad += part.row * stride;
+  y += part.row * columns;
+  dx += part.row * columns;
+  const Body<Pack> g_source(grad + part.from), y_source(y + part.from);
+  const int edge_column = part.edge_column();
+  const float g_edge = edge_column >= 0 ? to_float(grad[edge_column]) : 0.0f;
+  const float y_edge = edge_column >= 0 ? to_float(y[edge_column]) : 0.0f;
+  const Pack* const from[] = {g_source.base, y_source.base};
+  load_slices(from, 2, part.bytes(), arrived);
+  const Body<Pack> g(reinterpret_cast<const Pack*>(memory), g_source.past);
+  const Body<Pack> out(reinterpret_cast<const Pack*>(memory + part.bytes()), y_source.past);
 
-  float dot = 0.0f;
+  float dot = g_edge * y_edge;
 #pragma unroll 4
   for (int i = threadIdx.x; i < part.vecs; i += THREADS) dot += pack_dot(g[i], out[i]);
   dot = block_sum(dot, scratch);
   dot = warp_sum(cluster_gather(dot, peers, 0.0f, arrived + 1));
 
-  Pack* to = reinterpret_cast<Pack*>(dx + offset);
+  Pack* to = reinterpret_cast<Pack*>(dx + part.from);
+  if (edge_column >= 0) dx[edge_column] = from_float<WEFT_T>(y_edge * (g_edge - dot));
 #pragma unroll 4
   for (int i = threadIdx.x; i < part.vecs; i += THREADS) {
     const Pack p = g[i], q = out[i];

@@ -20,11 +20,14 @@ from weft.core.support import YES
 from weft.machine.device_limits import num_sms
 from weft.ops._common.invariant_rows import aligned_rows
 from weft.ops._common.layout import (
+    ALIGNED_ALIKE,
     CUDA_TYPES,
     FLOAT_DTYPES,
+    SHIFTED,
     contiguous_like,
     dtype_name,
     max_vec_width,
+    peel_of,
     view_2d,
 )
 from weft.ops._common.prepared import Launch, LaunchCache, are_repeatable
@@ -41,6 +44,7 @@ LONG_BACKWARD = ("softmax_backward_long", "softmax_dots", "softmax_backward_writ
 CLUSTER_ARCH = 90  # the first architecture with clusters and bulk copies, which ``shared`` needs
 ROW_WORDS = 32  # 4-byte registers of a thread for its part of a row, in a block of full size
 MAX_SLICE_BYTES = 72 << 10  # a block's slice of a row in ``shared``: three such blocks fit on an SM
+PEELED_COLUMNS = (321, 1001, 5003, 50257, 262143)  # odd rows, one or more for each strategy
 MAX_PARTS = 32  # blocks that share a row in ``long``: one lane of a warp merges each part
 
 
@@ -51,7 +55,8 @@ class Config:
     ``strategy`` says where a row is stored: ``warp`` (registers of ``lanes`` lanes) and ``block`` (registers
     of a block), with ``vecs_per_thread`` vectors in each thread; ``shared`` (shared memory of ``cluster``
     blocks, ``min_blocks`` of which must fit on an SM); ``long`` (not stored; two passes). With
-    ``splits_rows`` several blocks share a row in ``long`` if there are few rows.
+    ``splits_rows`` several blocks share a row in ``long`` if there are few rows. ``peel`` is ``PEEL`` of
+    row_view.cuh: how rows are moved that are not whole vectors at aligned addresses.
     """
 
     strategy: str
@@ -61,6 +66,7 @@ class Config:
     cluster: int = 1
     min_blocks: int = 1
     splits_rows: bool = True
+    peel: int = 0
 
     def __post_init__(self) -> None:
         if self.threads % 32 or not 32 <= self.threads <= 1024:
@@ -69,7 +75,8 @@ class Config:
     @property
     def label(self) -> str:
         """Text that differs for configurations that compile to different programs."""
-        return f"{self.threads}x{self.vecs_per_thread}-{self.lanes}-{self.cluster}-{self.min_blocks}"
+        size = f"{self.threads}x{self.vecs_per_thread}-{self.lanes}-{self.cluster}-{self.min_blocks}"
+        return f"{size}-peel{self.peel}" if self.peel else size
 
 
 def _next_power_of_2(n: int) -> int:
@@ -152,10 +159,23 @@ def candidates(columns: int, dtype: torch.dtype, is_backward: bool = False) -> l
 
 
 @cache
+def configure_rows(
+    columns: int, dtype: torch.dtype, vec_width: int, has_clusters: bool, is_backward: bool, peel: int
+) -> Config:
+    """Return the configuration for rows that are moved as ``peel`` says; see :func:`configure`."""
+    if not peel:
+        return configure(columns, dtype, vec_width, has_clusters, is_backward)
+    config = configure(columns, dtype, 16 // dtype.itemsize, has_clusters, is_backward)
+    return replace(config, peel=peel)
+
+
+@cache
 def source(config: Config, dtype: torch.dtype, vec_width: int, is_backward: bool) -> CudaSource:
     """Return the program of one configuration, which moves ``vec_width`` elements at a time."""
     strategy = config.strategy
     macros = {"WEFT_T": CUDA_TYPES[dtype], "THREADS": config.threads}
+    if config.peel:
+        macros["PEEL"] = config.peel
     if strategy != "long" and is_backward:
         macros["BACKWARD"] = 1
     if strategy == "shared":
@@ -207,7 +227,10 @@ def forward_with(config: Config | None, x: torch.Tensor) -> torch.Tensor:
     columns = x2d.shape[1]
     vec_width = max_vec_width(columns, x2d)
     shipped = config is None
-    config = config or configure(columns, x.dtype, vec_width, _has_clusters(x.device), False)
+    if config is None:
+        is_aligned = vec_width * x.element_size() == 16  # y is new, and aligned
+        peel = 0 if is_aligned else peel_of(columns, y.view(-1, columns), x2d)
+        config = configure_rows(columns, x.dtype, vec_width, _has_clusters(x.device), False, peel)
     launch = _launch(config, vec_width, x2d, (y,))
     if shipped and are_repeatable(x):
         LAUNCHES.store(("forward", x.shape, x.dtype, x.get_device()), launch)
@@ -233,7 +256,10 @@ def backward_with(config: Config | None, grad: torch.Tensor, y: torch.Tensor) ->
     columns = grad2d.shape[1]
     vec_width = max_vec_width(columns, grad2d, y.view(-1, columns))
     shipped = config is None
-    config = config or configure(columns, y.dtype, vec_width, _has_clusters(y.device), True)
+    if config is None:
+        is_aligned = vec_width * y.element_size() == 16  # dx is new, and aligned
+        peel = 0 if is_aligned else peel_of(columns, dx.view(-1, columns), grad2d, y.view(-1, columns))
+        config = configure_rows(columns, y.dtype, vec_width, _has_clusters(y.device), True, peel)
     launch = _launch(config, vec_width, grad2d, (y, dx))
     if shipped and are_repeatable(grad, y):
         LAUNCHES.store(("backward", y.shape, y.dtype, y.get_device()), launch)
@@ -273,6 +299,8 @@ def _launch(
     Returns the same launch with other addresses; None for ``long``, which may be several launches.
     """
     is_backward = len(contiguous) == 2
+    if config.peel:
+        vec_width = 16 // input2d.element_size()
     program = source(config, input2d.dtype, vec_width, is_backward)
     rows, columns = input2d.shape
     stride, threads = input2d.stride(0), config.threads
@@ -286,7 +314,9 @@ def _launch(
         return launch_and_prepare(kernel, grid, threads, input2d, *contiguous, rows, columns, stride)
     smem = 0
     if config.strategy == "shared":
-        smem = -(-columns // vec_width // config.cluster) * 16 * len(contiguous)
+        # The last vector of a shifted slice comes in two aligned ones.
+        slice_vecs = -(-columns // vec_width // config.cluster) + (config.peel == SHIFTED)
+        smem = slice_vecs * 16 * len(contiguous)
     grid = rows * config.cluster
     return launch_and_prepare(kernel, grid, threads, input2d, *contiguous, columns, stride, shared=smem)
 
@@ -308,8 +338,7 @@ def _launch_long(
         program[one_block](rows, threads, input2d, *contiguous, columns, stride)
         return
     partial = torch.empty(2 * rows * parts, dtype=torch.float32, device=input2d.device)
-    inputs = contiguous[:-1]
-    program[reduce_parts](rows * parts, threads, input2d, *inputs, partial, columns, stride, parts)
+    program[reduce_parts](rows * parts, threads, input2d, *contiguous, partial, columns, stride, parts)
     program[write](rows * parts, threads, input2d, *contiguous, partial, columns, stride, parts)
 
 
@@ -329,6 +358,11 @@ def _aot_kernels() -> tuple[CudaSource, ...]:
                     config = configure(columns, dtype, widest, has_clusters, is_backward)
                     sources.append(source(config, dtype, widest, is_backward))
         sources.append(source(configure(1001, dtype, 1, False, False), dtype, 1, False))
+        for columns in PEELED_COLUMNS:
+            for is_backward in (False, True):
+                for peel in (ALIGNED_ALIKE, SHIFTED):
+                    config = configure_rows(columns, dtype, widest, True, is_backward, peel)
+                    sources.append(source(config, dtype, widest, is_backward))
         shared = Config(strategy="shared", threads=256, cluster=4, min_blocks=5)
         sources += [source(shared, dtype, widest, is_backward) for is_backward in (False, True)]
     return tuple(dict.fromkeys(sources))

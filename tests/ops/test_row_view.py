@@ -1,0 +1,81 @@
+"""Rows that begin at any element: how row_view.cuh cuts them, for 2-byte elements and by exhaustion.
+
+The functions are compiled by g++. Every row length up to 99 is tried at every position behind a multiple of
+16 bytes; every vector of 16 bytes is cut out of 32 at each of its eight positions.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from weft.backends.nvrtc import SHARED
+
+PROGRAM = r"""
+#include <algorithm>
+#include <cstring>
+#define __device__
+#define __forceinline__ inline
+typedef unsigned short WEFT_T;
+struct uint4 { unsigned x, y, z, w; };
+constexpr int N = 8;
+using std::max, std::min;
+static unsigned __funnelshift_r(unsigned low, unsigned high, unsigned bits) {
+  return (unsigned)(((unsigned long long)high << 32 | low) >> (bits & 31));
+}
+static float to_float(WEFT_T v) { return v; }
+template <typename T> static T from_float(float v) { return (T)v; }
+#include "row_view.cuh"
+struct alignas(16) Pack { WEFT_T at[N]; };
+
+// The number of rows that are cut wrongly.
+extern "C" int wrong_rows() {
+  int wrong = 0;
+  for (int begin = 0; begin < N; ++begin)
+    for (int columns = 1; columns < 100; ++columns) {
+      const RowView view((const WEFT_T*)(size_t)(4096 + 2 * begin), columns);
+      int seen[100] = {};
+      bool fits = view.edges <= MOST_EDGES && view.vecs >= 0;
+      if (view.vecs) {
+        fits &= (begin + view.head) % N == 0 && view.head >= PEEL_MARGIN;
+        fits &= columns - view.head - view.vecs * N >= PEEL_MARGIN;
+      } else {
+        fits &= columns < 2 * PEEL_MARGIN + 2 * N;
+      }
+      for (int k = 0; k < view.vecs * N; ++k) ++seen[view.head + k];
+      for (int e = 0; e < view.edges; ++e) ++seen[view.edge_column(e)];
+      for (int c = 0; c < columns; ++c) fits &= seen[c] == 1;
+      wrong += !fits;
+    }
+  return wrong;
+}
+
+// The number of positions from which a vector is cut out wrongly.
+extern "C" int wrong_vectors() {
+  alignas(16) WEFT_T row[4 * N];
+  for (int k = 0; k < 4 * N; ++k) row[k] = (WEFT_T)(1000 + 7 * k);
+  int wrong = 0;
+  for (int begin = 0; begin < N; ++begin)
+    for (int i = 0; i < 2; ++i) {
+      const Pack p = Body<Pack, true>(row + begin)[i];
+      wrong += std::memcmp(p.at, row + begin + i * N, 16) != 0;
+    }
+  return wrong;
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+@pytest.mark.parametrize("peel", [1, 2])
+def test_every_row_is_cut_into_edges_and_aligned_vectors(peel: int, tmp_path: Path) -> None:
+    source, library = tmp_path / "rows.cpp", tmp_path / f"rows{peel}.so"
+    source.write_text(PROGRAM)
+    options = ["-std=c++20", "-O1", "-fPIC", "-shared", "-w", f"-I{SHARED}", f"-DPEEL={peel}"]
+    subprocess.run(["g++", *options, str(source), "-o", str(library)], check=True)
+    functions = ctypes.CDLL(str(library))
+    assert functions.wrong_rows() == 0
+    assert functions.wrong_vectors() == 0
