@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from weft import ops
 from weft.backends import cubin, nvrtc
 from weft.backends.nvrtc import CudaSource, Kernel
 from weft.ops.activations import with_cuda as activations
@@ -148,6 +150,32 @@ def test_an_error_of_the_driver_names_the_kernel(driver: Driver) -> None:
     for launch in (lambda: kernel(1, 32, 3), kernel.prepare(1, 32, 3)):
         with pytest.raises(RuntimeError, match=r"CUDA_ERROR_INVALID_VALUE.* at the launch of k"):
             launch()
+
+
+def test_a_thread_without_a_context_gets_the_devices(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backward may be the first work of a thread of autograd's: it launches once the context is bound."""
+    driver.declared, driver.status = "q", nvrtc.INVALID_CONTEXT
+    bound: list[int] = []
+
+    def bind(device: int) -> None:
+        bound.append(device)
+        driver.status = 0
+
+    monkeypatch.setattr(nvrtc, "_bind_context", bind)
+    new_kernel()(1, 32, 3)
+    assert bound == [0] and len(driver.launches) == 2
+
+
+@pytest.mark.gpu
+def test_the_first_work_of_a_thread_may_be_a_launch() -> None:
+    x = torch.randn(64, 1024, device="cuda")
+    expected = ops.softmax(x, impl="cuda")
+    torch.cuda.synchronize()
+    outputs: list[torch.Tensor] = []
+    thread = threading.Thread(target=lambda: outputs.append(ops.softmax(x, impl="cuda")))
+    thread.start()
+    thread.join()
+    assert torch.equal(outputs[0], expected)
 
 
 def chains(overlap: bool) -> Iterator[list[tuple[CudaSource, str]]]:

@@ -38,11 +38,13 @@ def test_a_record_is_shown_as_a_table_and_drawn(tmp_path: Path) -> None:
     file = tmp_path / "some device" / row_lengths.RECORD
     file.parent.mkdir()
     file.write_text(json.dumps(_record()))
-    text = row_lengths.markdown(tmp_path)
+    text = row_lengths.record_table(_record())
     assert "| softmax | forward | 50257 | no | 90 | – | 25 |" in text
     assert "| softmax | forward | 1024 from 2 bytes on | no | 90 | – | 25 |" in text
+    assert "| softmax | forward | not aligned | 90 / 90 | – | 25 / 25 |" in row_lengths.markdown(tmp_path)
     assert row_lengths.main(["--draw", str(file)]) == 0
     (picture,) = file.parent.glob("*.svg")
+    assert f"![{picture.stem}]" in row_lengths.markdown(tmp_path)
     assert picture.name == "row-lengths-softmax-forward.svg" and "not aligned" in picture.read_text()
 
 

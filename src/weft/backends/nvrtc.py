@@ -27,6 +27,7 @@ OPS = Path(__file__).parent.parent / "ops"
 SHARED = OPS / "_common"
 MAX_CONFIGS = 1024  # launch configurations of a kernel; the grid follows from the shapes, which may never end
 SCALARS = (int, float)
+INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 MAX_STREAMS = 64  # configurations of a prepared launch, one for each stream
 INCLUDES = (
     SHARED,
@@ -267,10 +268,24 @@ def launch_and_prepare(kernel: Any, *arguments: Any, **options: Any) -> Prepared
 
 def _launch(kernel: Kernel, config: int, parameters: int) -> None:
     status = _launcher()(config, kernel.function, parameters, None)
+    if status == INVALID_CONTEXT:
+        # A thread of autograd's that has called no function of the CUDA runtime so far: PyTorch sets its
+        # device only where that differs from 0.
+        _bind_context(kernel.device)
+        status = _launcher()(config, kernel.function, parameters, None)
     if status:
         from cuda.bindings import driver
 
         raise RuntimeError(f"CUDA call failed: {driver.CUresult(status)!r} at the launch of {kernel.name}")
+
+
+def _bind_context(device: int) -> None:
+    """Make a device's primary context, which PyTorch uses, the current one of this thread."""
+    from cuda.bindings import driver
+
+    # Retained once more and never released: PyTorch keeps it until the process ends anyway.
+    context = _ok(driver.cuDevicePrimaryCtxRetain(_ok(driver.cuDeviceGet(device))))
+    _ok(driver.cuCtxSetCurrent(context))
 
 
 class ParameterPool:

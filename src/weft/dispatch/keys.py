@@ -30,9 +30,9 @@ TILE = 128  # rows and columns of a block's tile in a product, and queries in at
 # launch: of two points at the same distance the larger one tells more.
 UPWARD = 1.25
 BLOCK_ELEMENTS = 4096  # of an elementwise kernel
-# Kernels of ours read rows that do not start at multiples of 16 bytes in narrow pieces: 33 to 47 % of the
-# copy bandwidth where aligned rows have 90 % (8192 x 50257).
-MISALIGNED = 2.5
+# Rows that do not start at multiples of 16 bytes take kernels of ours up to 1.6 times as long
+# (results/nvidia-h200/row-lengths.json, cuda).
+MISALIGNED = 1.6
 # Rows shorter than this leave threads of ours idle: at 320 columns the norms reach 40 to 48 % of the copy
 # bandwidth, at 1024 columns 90 %, which is this power of the length.
 FULL_COLUMNS, NARROW_POWER = 1024, 0.6

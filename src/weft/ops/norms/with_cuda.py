@@ -221,13 +221,12 @@ def launch_backward(
     gradient of dresidual; only the persistent kernel takes it. ``invariant``: the number of rows does not
     decide how the gradient of a row is computed.
     """
-    key = None
+    key, rows_launch = None, None
     if config is None and dropout is None and not invariant:
         key = REPEATED.backward_key(grad, grad_s, x, weight, eps, centred)
         gradients = REPEATED.backward(key, grad, grad_s, x, weight, centred)
         if gradients is not None:
             return gradients
-    rows_launch = None
     dx = contiguous_like(x)
     dr = torch.empty_like(dx) if grad_s is not None else dx
     dw = contiguous_like(weight)
