@@ -130,7 +130,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if device == "cpu" and not metafunc.config.getoption("--exhaustive"):
         chosen = sample(points, sampling.seed())
         points = [p for p in points if p in chosen]
-    metafunc.parametrize(("name", "case_name", "direction", "way"), points, ids=["-".join(p) for p in points])
+    parameters = [pytest.param(*p, id="-".join(p), marks=_marks(p, device)) for p in points]
+    metafunc.parametrize(("name", "case_name", "direction", "way"), parameters)
+
+
+def _marks(point: Point, device: str) -> list[pytest.MarkDecorator]:
+    operator = registry.operator(point[0])
+    large = device == "cuda" and is_large(operator, operator.case(point[1]))
+    return [pytest.mark.large] if large else []
 
 
 def test_the_sample_meets_every_combination_and_kind() -> None:
@@ -202,13 +209,22 @@ def _too_slow(one: Implementation, case: Case, support: Support, device: str, di
 
 
 @contextmanager
-def _only_large_case() -> Iterator[None]:
+def _only_large_case(point: tuple[str, str, str]) -> Iterator[None]:
+    """Have the GPU's large memory to oneself; drop the references of other points, which are as large."""
     with only_large_case():
+        if _latest_large and _latest_large != [point]:
+            _oracle.cache_clear()
+        _latest_large[:] = [point]
         try:
             yield
         finally:
-            _oracle.cache_clear()
+            # In a process of its own, the next implementation at this point shares the reference.
+            if "PYTEST_XDIST_WORKER" in os.environ:
+                _oracle.cache_clear()
             torch.cuda.empty_cache()
+
+
+_latest_large: list[tuple[str, str, str]] = []
 
 
 def _check(name: str, case_name: str, direction: str, way: str, device: str) -> None:
@@ -221,7 +237,7 @@ def _check(name: str, case_name: str, direction: str, way: str, device: str) -> 
         pytest.skip(reason)
     on_gpu = device == "cuda"
     large = is_large(operator, case) if on_gpu else max(i.numel for i in case.inputs) > LARGE_ON_A_CPU
-    with _only_large_case() if large and on_gpu else nullcontext():
+    with _only_large_case((name, case_name, direction)) if large and on_gpu else nullcontext():
         seeds = 1 if not support.timed else 2 if large else SEEDS  # what is interpreted takes long
         oracle = _oracle(name, case_name, direction, device, seeds)
         first = case.name in _first_of_each_dtype(name, device).values()
