@@ -19,8 +19,9 @@ from weft.core.record import append
 from weft.dispatch import choice as dispatch
 from weft.dispatch.choice import Point
 from weft.dispatch.operator import clear_caches
-from weft.workbench import tune, tune_plan
+from weft.workbench import tune
 from weft.workbench.calls.inputs import make
+from weft.workbench.tuning import plan as tune_plan
 
 CASE = "bf16-16384x16384"
 DEVICE = str(GPU["device"])

@@ -146,7 +146,8 @@ def _known_points(device: str | None, operators: Names) -> list[Point]:
 def _measure(operators: Names, thorough: bool) -> list[Point]:
     """Measure and save; raise :class:`Interrupted` with the points so far for a ``KeyboardInterrupt``."""
     from weft.core import Interrupted
-    from weft.workbench import tune, tune_plan
+    from weft.workbench import tune
+    from weft.workbench.tuning import plan as tune_plan
 
     gpu = _gpu_name("weft tune")
     points: list[Point] = []

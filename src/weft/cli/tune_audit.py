@@ -15,8 +15,8 @@ from weft.cli.options import MAX_SEED, Names
 
 if TYPE_CHECKING:
     from weft.core.table import Table
-    from weft.workbench.audit import AuditResult, Summary
-    from weft.workbench.audit_points import AuditPoint
+    from weft.workbench.tuning.audit import AuditResult, Summary
+    from weft.workbench.tuning.audit_points import AuditPoint
 
 POINTS = 100
 Audit = Annotated[
@@ -41,8 +41,8 @@ def audit(
     """
     from weft.machine.fingerprint import fingerprint
     from weft.machine.query import known_kind
-    from weft.workbench.audit import summarise
-    from weft.workbench.audit_points import random_points
+    from weft.workbench.tuning.audit import summarise
+    from weft.workbench.tuning.audit_points import random_points
 
     kind = known_kind(device)
     if seed is None:
@@ -72,7 +72,7 @@ def audit(
 def _measure(points: Sequence[AuditPoint], kind: str, seed: int) -> list[AuditResult]:
     """Measure the points; raise :class:`Interrupted` with the results so far for a ``KeyboardInterrupt``."""
     from weft.core import Interrupted
-    from weft.workbench import audit as workbench
+    from weft.workbench.tuning import audit as workbench
 
     results: list[AuditResult] = []
     with progress.Progress(at_once=True) as status:
@@ -100,7 +100,7 @@ def _verdict(summary: Summary, failing: int, seconds: str, stopped: bool) -> str
 
 
 def _print(results: Sequence[AuditResult], summary: Summary) -> None:
-    from weft.workbench.audit import worst
+    from weft.workbench.tuning.audit import worst
 
     if results:
         output.show_table(_table(worst(results)), options=("csv", "json"))

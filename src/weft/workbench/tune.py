@@ -1,7 +1,7 @@
 """Tuning: make the tables that dispatch reads, from records or from new measurements.
 
 The points of a shipped table come from committed records. On a user's machine they are measured: within ten
-minutes the cases whose choice is most uncertain (``tune_plan.py``); or, thoroughly, each bench case, and
+minutes the cases whose choice is most uncertain (``tuning/plan.py``); or, thoroughly, each bench case, and
 below the first case of each dtype a sweep down to small sizes, with an extra point where the choice changes.
 """
 
@@ -27,9 +27,9 @@ from weft.dispatch import keys
 from weft.dispatch.choice import BASELINES, Point
 from weft.dispatch.keys import Flags
 from weft.dispatch.operator import clear_caches
-from weft.workbench.audit_points import model_shapes
 from weft.workbench.timing.plan import Budget
-from weft.workbench.tune_plan import BUDGET, LIMIT_SECONDS, PlannedCase, can_be_chosen, point_seconds
+from weft.workbench.tuning.audit_points import model_shapes
+from weft.workbench.tuning.plan import BUDGET, LIMIT_SECONDS, PlannedCase, can_be_chosen, point_seconds
 
 SHARES = (8, 64, 512)  # divisors of a bench case's rows: the points of the sweep
 MAX_ELEMENTS, MAX_PRODUCT = 1 << 28, 1 << 39  # of an input; multiplications

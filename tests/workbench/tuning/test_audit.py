@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 import weft
 from weft import WeftError
 from weft.cli import app
-from weft.workbench import audit, audit_points
-from weft.workbench.audit import AuditResult
-from weft.workbench.audit_points import CALLS, SIZES, AuditPoint
+from weft.workbench.tuning import audit, audit_points
+from weft.workbench.tuning.audit import AuditResult
+from weft.workbench.tuning.audit_points import CALLS, SIZES, AuditPoint
 
 SMALL = {"rows": 6, "columns": 16, "vocabulary": 11}
 SMALL_PRODUCT = {"M": 6, "N": 8, "K": 16}

@@ -23,13 +23,13 @@ import torch
 from weft.core.log import Log, no_log
 from weft.dispatch import choice
 from weft.dispatch.operator import clear_caches
-from weft.workbench.audit_points import AuditPoint, Call, Workload, expected_us, memory_bytes, workload
 from weft.workbench.bench import free_memory
 from weft.workbench.calls.buffers import InputBuffers, tensors_of
 from weft.workbench.calls.make_calls import call_once, make_calls, schedule
 from weft.workbench.timing.measure import timing_backend
 from weft.workbench.timing.plan import Candidate, LocalTimingBackend, Plan, Runner, make_plan
 from weft.workbench.timing.stats import ratio_of_medians
+from weft.workbench.tuning.audit_points import AuditPoint, Call, Workload, expected_us, memory_bytes, workload
 
 OURS, TORCH = "weft", "torch"
 LEAST_RATIO, GOOD_RATIO = 0.95, 1.05

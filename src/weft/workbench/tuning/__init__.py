@@ -1,0 +1,1 @@
+"""Plan of `weft tune`, and the audit of what dispatch chooses."""
