@@ -35,7 +35,6 @@ EPILOG = """Examples:
   weft bench
   weft bench softmax --with mine.py --save records.jsonl
   weft bench gelu sum --impl torch --impl compile --quick
-  weft bench softmax --impl cuda --batch-invariant
 
 Meaning and limits of each number: weft help time"""
 BatchInvariant = Annotated[

@@ -197,13 +197,16 @@ def test_implementations_without_kernels_are_refused_with_a_hint() -> None:
 def test_a_dry_run_records_the_launches_of_a_case() -> None:
     """Compare grid, block and shared memory with the host code's, without memory and without a GPU."""
     matmul, cuda = registry.operator("matmul"), registry.implementation("matmul", "cuda")
-    (launch,) = dry_run(matmul, cuda, matmul.case("bf16-8192x8192x8192"), "forward", 90)
+    (launch,) = dry_run(matmul, cuda, matmul.case("bf16-8192x8192x8192"), "forward", 80)
     defines = dict(launch.aot_kernel.defines)
     assert launch.block == 32 * int(defines["WARPS_M"]) * int(defines["WARPS_N"])
     rows, columns = (int(defines[f"WARPS_{d}"]) * int(defines[f"W{d}"]) for d in "MN")
     assert launch.grid == (8192 // rows * (8192 // columns),)
     assert launch.shared == int(defines["STAGES"]) * 128 * (rows + columns)
     assert len(dry_run(matmul, cuda, matmul.case("bf16-8192x8192x8192"), "backward", 90)) == 2
+    (launch,) = dry_run(matmul, cuda, matmul.case("bf16-8192x8192x8192"), "forward", 90)  # persistent
+    assert (launch.kernel, launch.block) == ("matmul_wgmma", 384)
+    assert launch.grid[0] < 8192 // 128 * (8192 // 256) and launch.shared > 200 << 10
     # An input that is not 16-byte aligned uses the kernel for any alignment.
     gelu, cuda = registry.operator("gelu"), registry.implementation("gelu", "cuda")
     (launch,) = dry_run(gelu, cuda, gelu.case("fp32-33x65-shifted"), "forward", 90)

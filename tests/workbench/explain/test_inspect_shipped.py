@@ -166,7 +166,8 @@ def test_every_shipped_triton_and_cuda_kernel(shipped: tuple[int, list[dict[str,
     for kernel in counted:
         if kernel["operator"] != "matmul" or kernel["label"].startswith(("fma", "ieee")):
             continue
-        kind = tensor if kernel["implementation"] == "triton" else "HMMA"
+        by_wgmma = kernel["label"].startswith("wgmma")
+        kind = tensor if kernel["implementation"] == "triton" or by_wgmma else "HMMA"
         kinds = {name.partition(".")[0] for name in kernel["counts"]["tensor"]}
         assert kinds == {kind}, kernel["label"]
 
