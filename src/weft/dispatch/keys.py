@@ -30,8 +30,8 @@ TILE = 128  # rows and columns of a block's tile in a product, and queries in at
 # launch: of two points at the same distance the larger one tells more.
 UPWARD = 1.25
 BLOCK_ELEMENTS = 4096  # of an elementwise kernel
-# Rows that do not start at multiples of 16 bytes take kernels of ours up to 1.6 times as long
-# (results/nvidia-h200/row-lengths.json, cuda).
+# Factor for rows that do not start at multiples of 16 bytes, by our CUDA kernels
+# (results/nvidia-h200/row-lengths.json): at most 1.6 but for the norms' backward at 262143 columns, 2.5.
 MISALIGNED = 1.6
 # Rows shorter than this leave threads of ours idle: at 320 columns the norms reach 40 to 48 % of the copy
 # bandwidth, at 1024 columns 90 %, which is this power of the length.

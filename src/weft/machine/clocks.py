@@ -65,7 +65,7 @@ class Sampler:
     def joules(self) -> float | None:
         """Return the energy that the card has used since its driver was loaded; None if it does not tell.
 
-        The counter is updated about ten times a second: a difference over one second is right within 10 %.
+        NVML does not say how often the counter is updated: take differences over a second or more.
         """
         if self._nvml is None:
             return None

@@ -14,7 +14,7 @@ from weft.core.record import FAIL, PASS
 from weft.workbench.calls import inputs
 from weft.workbench.calls.inputs import KEPT_PARTS, thinned_seed
 from weft.workbench.check.check import check
-from weft.workbench.check.growth import GREY
+from weft.workbench.check.growth import LARGE_ERROR
 from weft.workbench.check.oracle import Oracle
 
 Forward = Callable[..., torch.Tensor]
@@ -96,7 +96,9 @@ def test_partial_sums_in_float32_pass() -> None:
 
 def test_roundings_of_single_steps_do_not_grow_however_many_they_are() -> None:
     verdict = judge(in_rounded_steps)
-    assert verdict.error > GREY * verdict.baseline_error, "as far from the reference as the rule looks at"
+    assert verdict.error > LARGE_ERROR * verdict.baseline_error, (
+        "as far from the reference as the rule looks at"
+    )
     assert verdict.status == PASS, verdict.reason
 
 

@@ -140,5 +140,6 @@ def aot_kernels() -> tuple[CudaSource, ...]:
     sources = []
     for dtype in DTYPES:
         sources += [source(dtype, config, True, False) for config in CANDIDATES]
-        sources += [source(dtype, CANDIDATES[0], *majors) for majors in ((True, True), (False, False))]
+        widest = next(c for c in CANDIDATES if c.cluster == 1)  # which most products get
+        sources += [source(dtype, widest, *majors) for majors in ((True, True), (False, False))]
     return tuple(sources)

@@ -31,7 +31,7 @@ from weft.workbench.check.oracle import Oracle
 from weft.workbench.check.reference import forward_in_float64
 from weft.workbench.check.tolerance import Measured, measure, rms
 
-GREY = 2.75  # times the baseline's error, above which the rule looks
+LARGE_ERROR = 2.75  # times the baseline's error, above which the rule looks
 GROWTH = 4.0  # of e, where theory says 8 for a sum in the short type and 1 for all others
 MIN_ELEMENTS = 256  # of an output: an eighth of them still estimates a mean square within a fifth
 MIN_TERMS = 16  # entries along the dimension
@@ -77,7 +77,7 @@ def describe_growth(oracle: Oracle, seed: int, errors: Sequence[Measured], call:
 def _is_suspect(oracle: Oracle, i: int, error: Measured) -> bool:
     dtype, bound = oracle.forms[i].dtype, oracle.bounds[i]
     is_short = dtype.is_floating_point and torch.finfo(dtype).eps > torch.finfo(torch.float32).eps
-    return is_short and error.compared >= MIN_ELEMENTS and error.rms > GREY * bound.baseline_rms > 0.0
+    return is_short and error.compared >= MIN_ELEMENTS and error.rms > LARGE_ERROR * bound.baseline_rms > 0.0
 
 
 def _dimensions(oracle: Oracle) -> Iterator[tuple[int, int]]:
