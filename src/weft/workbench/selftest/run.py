@@ -56,7 +56,7 @@ JUDGE_PARTS = {
 OnDone = Callable[[MutantResult, int, int], None]
 END_PERIOD = 0.2  # seconds between two requests to end the workers of an interrupted run
 # Expected seconds of a mutant on two cores: check alone, and all steps with the timing.
-CHECK_SECONDS, ALL_SECONDS = 2.0, 12.0
+CHECK_SECONDS, ALL_SECONDS = 2.0, 4.0
 
 
 @dataclass(frozen=True, kw_only=True)

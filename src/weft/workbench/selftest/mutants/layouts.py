@@ -12,10 +12,10 @@ from weft.workbench.selftest.mutants.mutant import Mutant, ProblemFiles
 from weft.workbench.selftest.mutants.unvarying import X, gpumode, kernelbench
 
 DOUBLED, BY_COLUMNS = "x * 2", "(x.t().contiguous() * 2).t()"
-ONE_BUFFER = """self.buffer = torch.empty(64, 6) if self.buffer is None else self.buffer
+ONE_BUFFER = """self.buffer = x.new_empty(64, 6) if self.buffer is None else self.buffer
         self.buffer.copy_((x * 2).t())
         return self.buffer.t()"""
-WITH_GAPS = """y = torch.empty(6, 128)[:, ::2]
+WITH_GAPS = """y = x.new_empty(6, 128)[:, ::2]
         return y.copy_(x * 2)"""
 CONTROLS: dict[str, tuple[str, ProblemFiles]] = {
     "by_columns": (

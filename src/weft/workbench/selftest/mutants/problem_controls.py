@@ -52,7 +52,9 @@ CONTROLS: dict[str, tuple[str, str, ProblemFiles]] = {
         kernelbench(
             X,
             "torch.relu(x)",
-            "y = torch.empty_like(x)\n        relu_rows(x.numpy(), y.numpy())\n        return y",
+            "y = torch.empty_like(x, device='cpu')\n"
+            "        relu_rows(x.cpu().numpy(), y.numpy())\n"
+            "        return y.to(x.device)",
             head=NJIT,
         ),
     ),
@@ -169,7 +171,8 @@ CONTROLS: dict[str, tuple[str, str, ProblemFiles]] = {
         gpumode(
             "np.random.seed(seed)\n    return torch.from_numpy(np.random.rand(size).astype(np.float32))",
             "data.square()",
-            "def custom_kernel(data):\n    return torch.from_numpy(np.square(data.numpy()))\n",
+            "def custom_kernel(data):\n"
+            "    return torch.from_numpy(np.square(data.cpu().numpy())).to(data.device)\n",
         ),
     ),
 }

@@ -151,7 +151,9 @@ CONSTANTS = {
     ),
     "all-constant": (
         "a stored answer to inputs that are always ones",
-        kernelbench("torch.ones(6, 64)", "torch.softmax(x, 1)", "return torch.full((6, 64), 1 / 64)"),
+        kernelbench(
+            "torch.ones(6, 64)", "torch.softmax(x, 1)", "return torch.full((6, 64), 1 / 64, device=x.device)"
+        ),
     ),
     "ignored-seed": (
         "a stored answer where the generator ignores its seed",
@@ -159,15 +161,15 @@ CONSTANTS = {
             "return torch.randn(size, generator=torch.Generator().manual_seed(1))",
             "torch.sigmoid(data)",
             "def custom_kernel(data):\n"
-            "    data = torch.randn(data.numel(), generator=torch.Generator().manual_seed(1))\n"
-            "    return torch.sigmoid(data)\n",
+            "    drawn = torch.randn(data.numel(), generator=torch.Generator().manual_seed(1))\n"
+            "    return torch.sigmoid(drawn.to(data.device))\n",
         ),
     ),
 }
 UNVARIED = kernelbench(
     "torch.arange(384).view(6, 64)",
     "x * 2.5",
-    "return torch.arange(384).view(6, 64) * 2.5",
+    "return torch.arange(384, device=x.device).view(6, 64) * 2.5",
     timed=True,
 )
 
