@@ -1,8 +1,8 @@
 """Attention by PyTorch: the kernels behind scaled_dot_product_attention, each by name.
 
 They are called directly, because they return the log-sum-exp that the function drops. ``torch`` asks which
-one the function would choose. ``efficient`` needs as many heads of keys as of queries, so that grouped heads
-are repeated for it, and writes (B, T, H, D), which is copied to be contiguous.
+one the function would choose. All but ``efficient`` read grouped heads as they are; for ``efficient`` they are
+repeated. It writes (B, T, H, D), which is copied to be contiguous.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ def _repeated(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
 
 
 def _cpu(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Output:
-    k, v = _repeated(q, k, v)
     out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
     return out.contiguous(), lse.contiguous()
 
