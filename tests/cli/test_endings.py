@@ -78,6 +78,10 @@ ENDINGS: dict[str, tuple[Arguments, str]] = {
         rf"passed: killed 1 of 1 that ran {SECONDS}",
     ),
     "demo": (lambda _: ("coalescing",), rf"shown: 1 demo, [01] timed {SECONDS}"),
+    "ladder": (
+        lambda _: ("softmax", ROOT / "results" / "nvidia-h200"),
+        r"shown: 1 ladder of softmax, 6 steps",
+    ),
     "study": (
         lambda folder: (
             *("mlp", "--redraw", ROOT / "results" / "nvidia-h200" / "study-mlp.json"),

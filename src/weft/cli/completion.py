@@ -92,6 +92,7 @@ COMPLETERS: Mapping[str, Callable[[Any, Any, str], list[str]]] = {
     "selftest --operator": _operators,
     "demo NAME": _demos,
     "ops NAME": _operators,
+    "ladder NAME": _operators,
     "TOPIC": _topics,
     "STUDY": _words("mlp"),
     "VERB": _words("shakespeare", "encode", "show"),

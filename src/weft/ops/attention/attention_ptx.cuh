@@ -1,18 +1,15 @@
 // Wrappers of the PTX instructions that attention's CUDA kernels use, one or two instructions each.
 //
-// All inline assembly is in this file, so that the CPU emulator of the tests can replace it as a whole.
+// All inline assembly is here and in async_copy.cuh, so that the CPU emulator of the tests can replace it.
 // Addresses are byte addresses in shared memory. Source of the fragment layouts: PTX ISA, mma.m16n8k16.
 #ifndef WEFT_ATTENTION_PTX
 #define WEFT_ATTENTION_PTX
+#include "async_copy.cuh"
 #include "ldmatrix.cuh"
 #include "numeric.cuh"
 
 template <typename U> constexpr bool is_bfloat16 = false;
 template <> constexpr bool is_bfloat16<__nv_bfloat16> = true;
-
-__device__ __forceinline__ unsigned shared_address(const void* p) {
-  return static_cast<unsigned>(__cvta_generic_to_shared(p));
-}
 
 // Return `x`, or the thread's index, as a value that the compiler cannot trace. Addresses computed from it
 // in a loop are recomputed in each iteration, so that they hold no registers between iterations.
@@ -24,20 +21,6 @@ __device__ __forceinline__ int opaque_thread() {
   int thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
   return thread;
-}
-
-// Copy 16 bytes from global to shared memory, both aligned. `valid` is 16, or 0: then the target is filled
-// with zeros, nothing is read, and `from` may be any address.
-__device__ __forceinline__ void copy_async(unsigned to, const void* from, int valid) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid)
-               : "memory");
-}
-__device__ __forceinline__ void copies_commit() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-// Wait until at most PENDING of this thread's committed copy groups are incomplete.
-template <int PENDING> __device__ __forceinline__ void copies_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
 // c (16 x 8) += a (16 x 16) b (16 x 8).

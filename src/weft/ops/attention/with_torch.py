@@ -1,8 +1,8 @@
 """Attention by PyTorch: the kernels behind scaled_dot_product_attention, each by name.
 
 They are called directly, because they return the log-sum-exp that the function drops. ``torch`` asks which
-one the function would choose. All but ``efficient`` read grouped heads as they are; for ``efficient`` they are
-repeated. It writes (B, T, H, D), which is copied to be contiguous.
+one the function would choose. All but ``efficient`` read grouped heads as they are, while ``efficient`` takes
+them repeated. It writes (B, T, H, D), which is copied to be contiguous.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@
 // lower 13 bits, and rounding them first would take four instructions per factor. Source of the fragment
 // layouts: NVIDIA's PTX ISA, mma.m16n8k16 and .m16n8k8.
 #include "ldmatrix.cuh"
+#include "async_copy.cuh"
 #include "tiles.cuh"
 
 #ifndef WARPS_M

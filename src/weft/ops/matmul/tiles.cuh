@@ -1,4 +1,4 @@
-// Shared by both matmul programs: the order of tiles, and asynchronous copies into shared memory.
+// The order in which the blocks of a product take the tiles of c.
 #pragma once
 #include "numeric.cuh"
 
@@ -13,29 +13,4 @@ __device__ __forceinline__ TilePosition tile_position(int tile, int row_tiles, i
   const int in_band = GROUP * column_tiles, band = tile / in_band, within = tile % in_band;
   const int height = min(row_tiles - band * GROUP, GROUP);
   return {band * GROUP + within % height, within / height};
-}
-
-__device__ __forceinline__ unsigned shared_address(const void* p) {
-  return static_cast<unsigned>(__cvta_generic_to_shared(p));
-}
-
-// Copy `valid` bytes (0 to SIZE) and fill the rest of SIZE bytes with 0. Both addresses are aligned to SIZE.
-template <int SIZE>
-__device__ __forceinline__ void copy_async(unsigned to, const void* from, int valid) {
-  // .cg bypasses the L1 and exists for 16 bytes only; smaller copies go through the L1 (.ca).
-  if constexpr (SIZE == 16)
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid)
-                 : "memory");
-  else
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(valid)
-                 : "memory");
-}
-
-__device__ __forceinline__ void copies_commit() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-// Wait until at most PENDING of this thread's committed groups are still in flight.
-template <int PENDING> __device__ __forceinline__ void copies_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
