@@ -110,6 +110,8 @@ def test_an_unknown_name_is_refused() -> None:
         judge(A_FEW[0], without=("guard",))
     with pytest.raises(WeftError, match="unknown row"):
         selftest.select(rows=["W99"])
+    with pytest.raises(WeftError, match="none for W30, H10/task/eager/honest"):
+        selftest.select(rows=["W30"], ids=["H10/task/eager/honest"])
 
 
 def test_a_mutant_killed_by_another_check_is_listed() -> None:

@@ -131,7 +131,7 @@ def select(
 ) -> list[Mutant]:
     """Return the mutants and controls of these operators, rows and ids; all if none are named.
 
-    Raises :class:`WeftError` for a name that none of them has.
+    Raises :class:`WeftError` for a name that none of them has, and if none has all that is named.
     """
     catalogue = mutants.catalogue()
     for what, names, known in (
@@ -142,13 +142,21 @@ def select(
         for name in names:
             if name not in known:
                 raise unknown_name(what, name, list(dict.fromkeys(known)))
-    return [
+    chosen = [
         m
         for m in catalogue
         if (not operators or m.operator in operators)
         and (not rows or m.row in rows)
         and (not ids or m.id in ids)
     ]
+    if not chosen:
+        raise WeftError(
+            "planted kernels of these operators, rows and ids",
+            expected="at least one that is in all three selections",
+            got=f"none for {', '.join((*operators, *rows, *ids))}",
+            hint="leave one selection out, or run them one after the other",
+        )
+    return chosen
 
 
 def steps_of(mutant: Mutant) -> tuple[str, ...]:
