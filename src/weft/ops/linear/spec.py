@@ -202,6 +202,7 @@ LINEAR = Operator(
         make_case(40, 72, 24, "bfloat16", layouts=("sliced", "transposed"), tags="edge"),
         make_case(65536, 2304, 768, "bfloat16", tags="bench", devices=("cuda",)),
         make_case(16384, 768, 3072, "bfloat16", tags="bench", devices=("cuda",)),
+        make_case(16, 4096, 14336, "bfloat16", tags="bench", devices=("cuda",)),
         make_case(512, 512, 512, tags="bench", devices=("cpu",)),
     ),
     cost=_linear_cost,

@@ -168,12 +168,17 @@ EDGES = [
     # More than 2^31 elements of c: 32-bit offsets overflow.
     _case(65536, 40000, 16, dtype="bfloat16", tags="edge", devices=("cuda",)),
 ]
+WEIGHT = ("contiguous", "transposed")  # as a linear layer stores its weight
 BENCHES = [
-    # Large squares (bound by power), GPT-2's products (16384 tokens), and one that is too small to fill the
-    # GPU.
+    # Large squares (bound by power), GPT-2's products (16384 tokens), the largest weight of a model of 8 B
+    # parameters with 16 and with 512 tokens, and one product that is too small to fill the GPU.
     _case(8192, 8192, 8192, dtype="bfloat16", tags="bench", devices=("cuda",)),
     _case(4096, 4096, 4096, dtype="bfloat16", tags="bench", devices=("cuda",)),
     _case(16384, 3072, 768, dtype="bfloat16", tags="bench", devices=("cuda",)),
+    *(
+        _case(m, 14336, 4096, dtype="bfloat16", layouts=WEIGHT, tags="bench", devices=("cuda",))
+        for m in (16, 512)
+    ),
     _case(8192, 8192, 8192, dtype="float16", tags="bench", devices=("cuda",)),
     _tf32(8192, 8192, 8192, tags="bench"),
     _case(4096, 4096, 4096, tags="bench", devices=("cuda",)),
