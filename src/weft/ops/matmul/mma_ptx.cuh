@@ -1,19 +1,15 @@
-// Shared by both matmul programs: the order of tiles, and asynchronous copies into shared memory.
-#pragma once
+// Wrappers of the PTX instructions of the products by mma.sync, one each: asynchronous copies into shared
+// memory, loads and stores there, and the product itself.
+//
+// All inline assembly of these products is in this file and in ldmatrix.cuh, so that the CPU emulator of the
+// tests can replace it. Addresses are byte addresses in shared memory.
+#ifndef WEFT_MMA_PTX
+#define WEFT_MMA_PTX
+#include "ldmatrix.cuh"
 #include "numeric.cuh"
 
-struct TilePosition { index_t row, column; };  // in tiles
-
-// The position of tile number `tile` of c. The order is bands of GROUP rows of tiles, each column by
-// column, so that blocks that run at the same time share rows of a and columns of b in the L2 cache.
-__device__ __forceinline__ TilePosition tile_position(int tile, int row_tiles, int column_tiles) {
-  // With 132 SMs and one tile each, 8 rows of tiles make the tiles in flight nearly square: 8 + 17 row and
-  // column blocks are read for 132 tiles, instead of 1 + 132 in row order.
-  constexpr int GROUP = 8;
-  const int in_band = GROUP * column_tiles, band = tile / in_band, within = tile % in_band;
-  const int height = min(row_tiles - band * GROUP, GROUP);
-  return {band * GROUP + within % height, within / height};
-}
+template <typename U> constexpr bool is_bfloat16 = false;
+template <> constexpr bool is_bfloat16<__nv_bfloat16> = true;
 
 __device__ __forceinline__ unsigned shared_address(const void* p) {
   return static_cast<unsigned>(__cvta_generic_to_shared(p));
@@ -39,3 +35,33 @@ __device__ __forceinline__ void copies_commit() {
 template <int PENDING> __device__ __forceinline__ void copies_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
+
+// Stores an element of 2 or 4 bytes.
+template <typename V> __device__ __forceinline__ void shared_store(unsigned at, V v) {
+  if constexpr (sizeof(V) == 2)
+    asm volatile("st.shared.b16 [%0], %1;" ::"r"(at), "h"(*reinterpret_cast<const short*>(&v)) : "memory");
+  else
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(*reinterpret_cast<const float*>(&v)) : "memory");
+}
+
+__device__ __forceinline__ unsigned shared_word(unsigned at) {
+  unsigned v;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(at) : "memory");
+  return v;
+}
+
+// c (16 x 8) += a b over 32 bytes of K: 16 half types, or 8 float32 truncated to tf32.
+template <typename T>
+__device__ __forceinline__ void multiply(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+#define WEFT_MMA(SHAPE, TYPE)                                                                \
+  asm volatile("mma.sync.aligned." SHAPE ".row.col.f32." TYPE "." TYPE ".f32 "               \
+               "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"             \
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                              \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
+  if constexpr (sizeof(T) == 4) WEFT_MMA("m16n8k8", "tf32");
+  else if constexpr (is_bfloat16<T>) WEFT_MMA("m16n8k16", "bf16");
+  else WEFT_MMA("m16n8k16", "f16");
+#undef WEFT_MMA
+}
+
+#endif
