@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 
 from helpers import warp_emulator
 from helpers.paths import SRC, TESTS
+from weft.backends import disassemble
 from weft.backends.nvrtc import CudaSource
 
 skinny = importlib.import_module("weft.ops.matmul.skinny")  # the package has a function of the folder's name
@@ -182,6 +184,15 @@ def test_two_blocks_fit_on_an_sm() -> None:
     """In the 228 KiB of sm_90, 1 KiB of which each block loses; one in the 99 KiB of sm_86."""
     assert all(2 * (config.smem_bytes + 1024) <= 228 << 10 for config in skinny.CONFIGS)
     assert all(config.smem_bytes <= 99 << 10 for config in skinny.CONFIGS)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_no_program_spills_registers(arch: str) -> None:
+    for source in skinny.aot_kernels():
+        if "bfloat16" in source.label:
+            sass = disassemble.sass(source.compile(arch))
+            assert "HMMA.16816.F32.BF16" in sass, source.label
+            assert not re.search(r"\b(STL|LDL)\b", sass), source.label
 
 
 def test_rows_and_dtypes_that_are_not_supported() -> None:
