@@ -1,4 +1,4 @@
-// The products by mma.sync (ops/matmul/mma_ptx.cuh) on a CPU: warp_emulator.hpp, and what it has not.
+// The products by mma.sync (ops/_common/products/mma_ptx.cuh) on a CPU: warp_emulator.hpp, and what it has not.
 #define WEFT_MMA_PTX
 #include "warp_emulator.hpp"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import random
 import re
 from dataclasses import replace
@@ -15,8 +14,8 @@ from helpers import warp_emulator
 from helpers.paths import SRC, TESTS
 from weft.backends import disassemble
 from weft.backends.nvrtc import CudaSource
+from weft.ops._common.products import skinny
 
-skinny = importlib.import_module("weft.ops.matmul.skinny")  # the package has a function of the folder's name
 EMULATOR = TESTS / "helpers" / "mma_emulator.hpp"
 BF16, FP16 = torch.bfloat16, torch.float16
 # m, n, k, dtype, and how x and w are stored: k (contiguous along K), n (across it), or odd (no 16 bytes).
@@ -123,22 +122,22 @@ def test_what_is_not_a_number_stays_in_its_row(emulated: None) -> None:
 # name: file, the text that is replaced, and by what
 FAULTS = {
     "a stage is used before it has come": (
-        "matmul_skinny.cu",
+        "skinny.cu",
         "copies_wait<STAGES - 2>()",
         "copies_wait<STAGES - 1>()",
     ),
     "no group for an empty copy": (
-        "matmul_skinny.cu",
+        "skinny.cu",
         "    copies_commit();  // also",
         "    if (fetched < end) copies_commit();  // also",
     ),
     "a stretch begins one tile late": (
-        "matmul_skinny.cu",
+        "skinny.cu",
         "fetch_step = first % steps",
         "fetch_step = first % steps + 1",
     ),
-    "two partial sums share a slot": ("matmul_skinny.cu", "{ return block + group; }", "{ return block; }"),
-    "the last partial sum is left out": ("matmul_skinny.cu", "block <= to", "block < to"),
+    "two partial sums share a slot": ("skinny.cu", "{ return block + group; }", "{ return block; }"),
+    "the last partial sum is left out": ("skinny.cu", "block <= to", "block < to"),
     "elements beyond K are not zeros": ("operand_tile.cuh", "i < k_left ? valid : 0", "valid"),
 }
 
@@ -151,7 +150,7 @@ def test_a_planted_fault_is_seen(
 ) -> None:
     """A copy of the kernel with one fault gives a wrong product."""
     name, old, new = FAULTS[fault]
-    for file in (SRC / "weft/ops/matmul").glob("*.cu*"):
+    for file in (SRC / "weft/ops/_common/products").glob("*.cu*"):
         text = file.read_text()
         if file.name == name:
             assert text.count(old) == 1, "the text of the fault is not in the file"
@@ -160,7 +159,7 @@ def test_a_planted_fault_is_seen(
     real = skinny.source
 
     def source(*arguments: object) -> CudaSource:
-        return replace(real(*arguments), file=tmp_path / "matmul_skinny.cu")
+        return replace(real(*arguments), file=tmp_path / "skinny.cu")
 
     monkeypatch.setattr(skinny, "source", source)
     of_edge = "beyond K" in fault

@@ -32,6 +32,7 @@ MAX_STREAMS = 64  # configurations of a prepared launch, one for each stream
 INCLUDES = (
     SHARED,
     SHARED / "hopper",
+    SHARED / "products",
     *(OPS / family for family in ("norms", "linear", "losses", "gated", "activations")),
 )
 

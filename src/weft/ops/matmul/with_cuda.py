@@ -19,7 +19,8 @@ from weft.backends.nvrtc import CudaSource
 from weft.core import Implementation
 from weft.machine.device_limits import has_wgmma, smem_per_block
 from weft.ops._common.layout import CUDA_TYPES, FLOAT_DTYPES, dtype_name
-from weft.ops.matmul import skinny, wgmma
+from weft.ops._common.products import skinny
+from weft.ops.matmul import wgmma
 from weft.ops.matmul.spec import backward_by
 
 

@@ -1,4 +1,4 @@
-"""Host code of matmul_skinny.cu: products of few rows, which take as long as reading the weight once."""
+"""Host code of skinny.cu: products of few rows, which take as long as reading the weight once."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def source(dtype: torch.dtype, config: Config, x_mode: int, w_mode: int) -> Cuda
         "W_MODE": w_mode,
     }
     return CudaSource(
-        file=Path(__file__).with_name("matmul_skinny.cu"),
+        file=Path(__file__).with_name("skinny.cu"),
         kernels=("matmul_skinny", "matmul_skinny_sum"),
         defines=tuple((name, str(value)) for name, value in defines.items()),
         label=f"skinny-{dtype_name(dtype)}-{config.tokens}x{config.stages}-{x_mode}{w_mode}",
