@@ -49,7 +49,10 @@ class Emulated:
         self.function = ctypes.CDLL(str(library)).launch
         self.function.restype = ctypes.c_char_p
 
-    def __call__(self, grid: Any, block: int, *arguments: Any, shared: int = 0) -> None:
+    def __call__(
+        self, grid: Any, block: int, *arguments: Any, shared: int = 0, overlap: bool = False
+    ) -> None:
+        """Run a kernel to its end; ``overlap`` has no meaning where kernels run one after the other."""
         sizes = (ctypes.c_uint * 3)(*(grid if isinstance(grid, tuple) else (grid, 1, 1)))
         bits = [_bits(a) for a in arguments]
         fault = self.function(sizes, block, shared, (ctypes.c_longlong * len(bits))(*bits))

@@ -32,6 +32,7 @@ MAX_STREAMS = 64  # configurations of a prepared launch, one for each stream
 INCLUDES = (
     SHARED,
     SHARED / "hopper",
+    SHARED / "products",
     *(OPS / family for family in ("norms", "linear", "losses", "gated", "activations")),
 )
 
@@ -199,6 +200,29 @@ class Kernel:
         ``addresses`` in place of the tensors, in their order.
         """
         return PreparedLaunch(self, (grid, block, shared, overlap), arguments)
+
+    def max_active_clusters(self, block: int, *, shared: int, cluster: int) -> int:
+        """Return how many clusters of ``cluster`` blocks the kernel's device runs at once; 0 if none.
+
+        It may be less than the number of SMs divided by ``cluster``: the blocks of a cluster run in one GPC
+        (a group of SMs), and what does not divide evenly there stays idle.
+        """
+        from cuda.bindings import driver
+
+        if shared > self._shared:
+            self._allow(shared)
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = cluster, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
+        config.sharedMemBytes = shared
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        dimensions = attribute.value.clusterDim
+        dimensions.x, dimensions.y, dimensions.z = cluster, 1, 1
+        config.attrs = [attribute]
+        config.numAttrs = 1
+        function = driver.CUfunction(self.function)
+        return int(_ok(driver.cuOccupancyMaxActiveClusters(function, config)))
 
     def _configure(self, key: tuple[Any, ...]) -> Any:
         """Return the configuration of a launch, which is cached for each grid, block and stream."""

@@ -1,7 +1,8 @@
 """The linear family in CUDA C++ around cuBLAS's products: epilogues and column sums of linear.cu.
 
-cuBLAS adds the bias in its own epilogue. GELU and the residual are passes of ours, 16 bytes at a time. A
-backward is one pass over the gradient and two products of the library.
+Products of at most 64 rows of half types are our own (ops/_common/products), the others cuBLAS's. Both add
+the bias in their own epilogue. GELU and the residual are passes of ours, 16 bytes at a time. A backward is
+one pass over the gradient and two products of the library.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from weft.backends.nvrtc import CudaSource
 from weft.core import Implementation
 from weft.ops._common.layout import CUDA_TYPES, dtype_name
+from weft.ops._common.products import skinny
 from weft.ops.linear.products import backward_products, library_linear, to_2d
 
 # MODE of linear.cu: for the column sums what the pass writes, for the epilogue what it computes.
@@ -26,8 +28,15 @@ THREADS, UNROLL, LANES, GROUPS = 128, 4, 32, 4  # as in linear.cu
 BLOCKS = {SUM: 132 * 7, SLOPE: 132 * 6, COPY: 132 * 8}
 
 
+def product(x2d: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Return x W^T + b (M, N) for x (M, K), weight (N, K) and bias (N,)."""
+    if x2d.is_cuda and skinny.supports(x2d, weight.t()):
+        return skinny.forward(x2d, weight.t(), bias)
+    return library_linear(x2d, weight, bias)
+
+
 def linear_forward(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    return library_linear(to_2d(x), weight, bias).view(*x.shape[:-1], weight.shape[0])
+    return product(to_2d(x), weight, bias).view(*x.shape[:-1], weight.shape[0])
 
 
 def linear_backward(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -41,7 +50,7 @@ def linear_gelu_forward(
 ) -> Any:
     """Without ``keep`` GELU is computed in place."""
     shape = (*x.shape[:-1], weight.shape[0])
-    pre = library_linear(to_2d(x), weight, bias)
+    pre = product(to_2d(x), weight, bias)
     y = epilogue(GELU, pre, None, torch.empty_like(pre) if keep else pre).view(shape)
     return (y, pre.view(shape)) if keep else y
 
@@ -50,7 +59,7 @@ def linear_gelu_backward(
     grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, pre_or_bias: torch.Tensor, *, keep: bool = True
 ) -> tuple[torch.Tensor, ...]:
     """``pre_or_bias`` is pre, or without ``keep`` the bias, with which pre is computed again."""
-    pre = to_2d(pre_or_bias) if keep else library_linear(to_2d(x), weight, pre_or_bias)
+    pre = to_2d(pre_or_bias) if keep else product(to_2d(x), weight, pre_or_bias)
     dbias, dpre = column_sums(SLOPE, to_2d(grad), pre)
     assert dpre is not None
     return (*backward_products(dpre, x, weight), dbias)
@@ -59,7 +68,7 @@ def linear_gelu_backward(
 def linear_residual_forward(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor
 ) -> torch.Tensor:
-    y = library_linear(to_2d(x), weight, bias)
+    y = product(to_2d(x), weight, bias)
     epilogue(RESIDUAL, y, to_2d(residual).contiguous(), y)
     return y.view(*x.shape[:-1], weight.shape[0])
 
@@ -158,7 +167,7 @@ LINEAR = Implementation(
     aot_kernels=aot_kernels(SUM),
     wraps_library="cublas",
     delegates_to_torch=("forward",),
-    idea="cuBLAS with its bias epilogue; dbias by our one pass of 16-byte vectors",
+    idea="cuBLAS with its bias epilogue, our own product up to 64 rows; dbias by our one pass of vectors",
 )
 
 LINEAR_GELU = Implementation(

@@ -5,7 +5,7 @@
 // There both operands have K as the row, whatever their strides, so that a thread reads its 8 + 8 factors
 // of one k as four float4: 64 fma per 4 shared loads. Bytes per block from global memory: (BM + BN) 4 K.
 #include "async_copy.cuh"
-#include "tiles.cuh"
+#include "hopper/scheduler.cuh"
 
 // 2 x 4 warps make a tile of 128 x 128; 3 stages of 16 x 264 floats are 50 KiB, so that two blocks fit on an
 // SM.
@@ -113,9 +113,11 @@ matmul(const float* a, const float* b, float* c, index_t m, index_t n, index_t k
   float* const a_tile = reinterpret_cast<float*>(pool);
   float* const b_tile = a_tile + STAGES * BK * LoadA::PITCH;
 
-  const TilePosition tile = tile_position(blockIdx.x, (int)((m + BM - 1) / BM), (int)((n + BN - 1) / BN));
-  LoadA load_a(a, tile.row * BM, m, a_row, a_column, k, a_tile);
-  LoadB load_b(b, tile.column * BN, n, b_column, b_row, k, b_tile);
+  const hopper::Tile tile =
+      hopper::tile_at<8>(blockIdx.x, (int)((m + BM - 1) / BM), (int)((n + BN - 1) / BN));
+  const index_t first_row = (index_t)tile.row * BM, first_column = (index_t)tile.column * BN;
+  LoadA load_a(a, first_row, m, a_row, a_column, k, a_tile);
+  LoadB load_b(b, first_column, n, b_column, b_row, k, b_tile);
   const int tiles = (int)((k + BK - 1) / BK);
 #pragma unroll
   for (int t = 0; t < STAGES - 1; ++t) {
@@ -162,7 +164,7 @@ matmul(const float* a, const float* b, float* c, index_t m, index_t n, index_t k
 
   // The accumulators are written from registers: the float4 of four lanes are 64 adjacent bytes of
   // a row.
-  const index_t i = tile.row * BM + row, j = tile.column * BN + column;
+  const index_t i = first_row + row, j = first_column + column;
   const int rows = (int)min(m - i, (index_t)64), columns = (int)min(n - j, (index_t)32);
   float* const first = c + i * n + j;
 #pragma unroll

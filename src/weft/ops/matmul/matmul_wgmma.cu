@@ -5,17 +5,22 @@
 // through a buffer of their own by the copy engine, while the producer already fetches the next tile. K is
 // taken 64 at a time; the copy engine fills what lies outside of a and b with zeros, and writes nothing
 // outside of c. Each element of c is one sum over K in a fixed order, whatever the size of the product.
+// With SPLIT, K is divided into equal parts that different blocks take, for products with fewer tiles than
+// SMs: each writes its sums in float32, and a second kernel adds them in the order of K.
 // Source of the design: NVIDIA's CUTLASS, "cooperative" kernels for sm_90.
+#define OVERLAP 1
 #include "hopper/barrier.cuh"
 #include "hopper/scheduler.cuh"
 #include "hopper/warp_roles.cuh"
 #include "hopper/wgmma.cuh"
 #include "numeric.cuh"
+#include "overlap.cuh"
 
 #ifndef BN
 #define BN 256
 #define STAGES 4
 #define CLUSTER 1
+#define SPLIT 0
 #define A_MN 0
 #define B_MN 1
 #endif
@@ -45,18 +50,37 @@ struct alignas(64) MatmulArguments {
   TensorMap a, b, c;
   // k_steps: of 64, at least 1. row_tiles: of BM rows for each block of a cluster.
   int row_tiles, column_tiles, k_steps;
+  // With SPLIT: c (rows, columns) is the sum of `splits` matrices, at most k_steps, in `partials`.
+  int splits;
+  float* partials;
+  int rows, columns;
+};
+
+struct MatmulSumArguments {
+  const float* partials;
+  WEFT_T* c;
+  long long vectors, splits;  // of 8 elements of c; matrices
 };
 
 namespace {
 
-// Calls `body` with the row and column of c where each tile of this block begins.
+// A tile of c that this block computes, from steps `first` to `end` of K; `split` numbers these parts of K.
+struct Unit { int row, column, first, end, split; };
+
+// Calls `body` with each unit of this block. Blocks that run at the same time have the same part of K.
 template <typename Body>
-__device__ __forceinline__ void for_each_tile(const MatmulArguments& arguments, Body body) {
+__device__ __forceinline__ void for_each_unit(const MatmulArguments& arguments, Body body) {
   const unsigned rank = CLUSTER > 1 ? cluster_rank() : 0;
-  const int tiles = arguments.row_tiles * arguments.column_tiles;
-  for (int index = blockIdx.x / CLUSTER; index < tiles; index += gridDim.x / CLUSTER) {
-    const Tile tile = tile_at<BAND>(index, arguments.row_tiles, arguments.column_tiles);
-    body((tile.row * CLUSTER + (int)rank) * BM, tile.column * BN);
+  const int tiles = arguments.row_tiles * arguments.column_tiles, k_steps = arguments.k_steps;
+  const int splits = SPLIT ? arguments.splits : 1;
+  for (int index = blockIdx.x / CLUSTER; index < tiles * splits; index += gridDim.x / CLUSTER) {
+    const int split = SPLIT ? index / tiles : 0;
+    const Tile tile = tile_at<BAND>(index - split * tiles, arguments.row_tiles, arguments.column_tiles);
+    const int row = (tile.row * CLUSTER + (int)rank) * BM, column = tile.column * BN;
+    if constexpr (SPLIT)
+      body(Unit{row, column, (int)((long long)k_steps * split / splits),
+                (int)((long long)k_steps * (split + 1) / splits), split});
+    else body(Unit{row, column, 0, k_steps, 0});
   }
 }
 
@@ -71,18 +95,18 @@ __device__ __forceinline__ void produce(const MatmulArguments& arguments, Pipeli
   tma_prefetch(&arguments.a);
   tma_prefetch(&arguments.b);
   const int share = CLUSTER > 1 ? cluster_rank() : 0;
-  for_each_tile(arguments, [&](int row, int column) {
-    for (int step = 0; step < arguments.k_steps; ++step, ring.next()) {
+  for_each_unit(arguments, [&](const Unit& unit) {
+    for (int step = unit.first; step < unit.end; ++step, ring.next()) {
       const unsigned a_at = stages + ring.stage * STAGE_BYTES, b_at = a_at + A_BYTES + share * B_SHARE;
       const unsigned full = pipeline.full(ring.stage);
-      const int first = column + share * SHARE_COLUMNS;
+      const int first = unit.column + share * SHARE_COLUMNS;
       pipeline.begin_fill(ring, STAGE_BYTES);  // all shares of b arrive here
       if constexpr (A_MN == K_MAJOR) {
-        tma_load(a_at, &arguments.a, step * BK, row, full);
+        tma_load(a_at, &arguments.a, step * BK, unit.row, full);
       } else {
 #pragma unroll
         for (int block = 0; block < BM / 64; ++block)
-          tma_load(a_at + block * BLOCK_BYTES, &arguments.a, row + block * 64, step * BK, full);
+          tma_load(a_at + block * BLOCK_BYTES, &arguments.a, unit.row + block * 64, step * BK, full);
       }
       if constexpr (B_MN == K_MAJOR) {
         load_b(b_at, &arguments.b, step * BK, first, full);
@@ -95,7 +119,7 @@ __device__ __forceinline__ void produce(const MatmulArguments& arguments, Pipeli
   });
 }
 
-// Adds the products of one tile to `sums`, and leaves the ring behind its last stage.
+// Writes the products of `k_steps` steps of one tile to `sums`, and leaves the ring behind its last stage.
 __device__ __forceinline__ void multiply(float (&sums)[BN / 2], int group, int k_steps,
                                          Pipeline<STAGES> pipeline, RingPosition<STAGES>& ring,
                                          unsigned stages) {
@@ -160,11 +184,27 @@ __device__ __forceinline__ void store(const float (&sums)[BN / 2], const TensorM
   }
 }
 
+// Stores the sums of a group as float32: four lanes write 32 bytes of a row. Columns are a multiple of 8.
+__device__ __forceinline__ void store_partial(const float (&sums)[BN / 2], const MatmulArguments& arguments,
+                                              const Unit& unit, int group) {
+  const int thread = threadIdx.x % GROUP_THREADS;
+  float* const to = arguments.partials + (long long)unit.split * arguments.rows * arguments.columns;
+#pragma unroll
+  for (int i = 0; i < BN / 2; i += 2) {
+    const int row = unit.row + group * 64 + accumulator_row(thread, i);
+    const int column = unit.column + accumulator_column(thread, i);
+    if (row < arguments.rows && column < arguments.columns)
+      *reinterpret_cast<Vector<float, 2>*>(to + (long long)row * arguments.columns + column) = {sums[i],
+                                                                                                sums[i + 1]};
+  }
+}
+
 }  // namespace
 
 extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS, 1)
     matmul_wgmma(const __grid_constant__ MatmulArguments arguments) {
   extern __shared__ __align__(1024) unsigned char memory[];
+  if constexpr (SPLIT) launch_dependents();  // the second kernel starts as soon as these blocks have ended
   const unsigned stages = shared_address(memory);
   const Pipeline<STAGES> pipeline{stages + BARRIERS_AT};
   if (threadIdx.x == 0) pipeline.init(CONSUMERS * 4 * CLUSTER);
@@ -179,13 +219,38 @@ extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS
     const int group = role - 1;
     const unsigned buffer = stages + STAGES * STAGE_BYTES + group * OUT_BOXES * OUT_BYTES;
     RingPosition<STAGES> ring;
-    for_each_tile(arguments, [&](int row, int column) {
+    for_each_unit(arguments, [&](const Unit& unit) {
       float sums[BN / 2];
-      multiply(sums, group, arguments.k_steps, pipeline, ring, stages);
-      store(sums, &arguments.c, row, column, group, buffer);
+      multiply(sums, group, unit.end - unit.first, pipeline, ring, stages);
+      if constexpr (SPLIT) store_partial(sums, arguments, unit, group);
+      else store(sums, &arguments.c, unit.row, unit.column, group, buffer);
     });
     if (threadIdx.x % GROUP_THREADS == 0) tma_wait<0>();  // before this block's shared memory is given away
   }
   // Until the others arrive no more at this block's barriers.
   if constexpr (CLUSTER > 1) cluster_barrier();
 }
+
+#if SPLIT
+// c = the sum of the partial products, 8 elements a thread.
+extern "C" __global__ void __launch_bounds__(256) matmul_wgmma_sum(const MatmulSumArguments arguments) {
+  wait_for_previous_kernel();
+  const long long vector = (long long)blockIdx.x * 256 + threadIdx.x;
+  if (vector >= arguments.vectors) return;
+  const float* from = arguments.partials + vector * 8;
+  float sums[8] = {};
+#pragma unroll 4
+  for (int split = 0; split < arguments.splits; ++split, from += arguments.vectors * 8) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const Vector<float, 4> part = *reinterpret_cast<const Vector<float, 4>*>(from + half * 4);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sums[half * 4 + i] += part.at[i];
+    }
+  }
+  Vector<T, 8> out;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) out.at[i] = from_float<T>(sums[i]);
+  *reinterpret_cast<Vector<T, 8>*>(arguments.c + vector * 8) = out;
+}
+#endif

@@ -1,6 +1,7 @@
-"""The matrix product in CUDA C++: float32 by fma, the rest by tensor cores; see the three .cu files.
+"""The matrix product in CUDA C++: float32 by fma, the rest by tensor cores; see the four .cu files.
 
-On Hopper half types go through the copy engine and wgmma (wgmma.py), where rows are multiples of 16 bytes.
+Half types have two programs of their own: products of at most 64 rows read the weight once (skinny.py), and
+on Hopper the others go through the copy engine and wgmma (wgmma.py), where rows are multiples of 16 bytes.
 
 Operands are read as they are stored. Each order of strides is a variant of the program; further variants take
 any strides and alignment, one element at a time.
@@ -18,6 +19,7 @@ from weft.backends.nvrtc import CudaSource
 from weft.core import Implementation
 from weft.machine.device_limits import has_wgmma, smem_per_block
 from weft.ops._common.layout import CUDA_TYPES, FLOAT_DTYPES, dtype_name
+from weft.ops._common.products import skinny
 from weft.ops.matmul import wgmma
 from weft.ops.matmul.spec import backward_by
 
@@ -123,12 +125,11 @@ def _smem_bytes(kind: str, config: Config) -> int:
 
 def _mode(kind: str, x: torch.Tensor, k_stride: int, stride: int) -> int:
     """Return how the kernel reads an operand: the numbers of ``Mode`` in its .cu file."""
-    aligned = x.data_ptr() % 16 == 0
-    by_k = k_stride == 1 and aligned and stride * x.element_size() % 16 == 0
-    across = stride == 1 and aligned and k_stride * x.element_size() % 16 == 0
-    if kind == "fma":  # 0: K fastest, 1: the other dimension, 2: that in groups of 16 bytes
-        return 2 if across else 0 if k_stride <= stride else 1
-    return 0 if by_k else 1 if across else 2 if k_stride <= stride else 3
+    if kind == "mma":
+        return skinny.storage_mode(x, k_stride, stride)
+    across = stride == 1 and x.data_ptr() % 16 == 0 and k_stride * x.element_size() % 16 == 0
+    # 0: K fastest, 1: the other dimension, 2: that in groups of 16 bytes
+    return 2 if across else 0 if k_stride <= stride else 1
 
 
 def forward_with(
@@ -179,6 +180,8 @@ def choose(a: torch.Tensor, b: torch.Tensor, precision: str) -> Config:
 
 
 def forward(a: torch.Tensor, b: torch.Tensor, *, precision: str = "ieee") -> torch.Tensor:
+    if skinny.supports(a, b):
+        return skinny.forward(a, b)
     if wgmma.supports(a, b) and has_wgmma(a.device):
         return wgmma.forward(a, b)
     return forward_with(choose(a, b, precision), a, b, precision=precision)
@@ -195,7 +198,7 @@ def _aot_kernels() -> tuple[CudaSource, ...]:
             others = ((0, 0), (2, 2), (1, 1)) if kind == "fma" else ((0, 0), (1, 1), (2, 3))
             aot_kernels += [source(kind, dtype, large, *modes) for modes in (row_major, *others)]
             aot_kernels += [source(kind, dtype, config, *row_major) for config in rest]
-    return (*aot_kernels, *wgmma.aot_kernels())
+    return (*aot_kernels, *skinny.aot_kernels(), *wgmma.aot_kernels())
 
 
 IMPLEMENTATION = Implementation(
@@ -204,5 +207,6 @@ IMPLEMENTATION = Implementation(
     forward=forward,
     backward=backward_by(forward),
     aot_kernels=_aot_kernels(),
-    idea="copy engine, pipeline and wgmma on Hopper; else 64 x 64 of c a warp (mma.sync); float32 by fma",
+    idea="copy engine, pipeline and wgmma on Hopper; else 64 x 64 of c a warp (mma.sync); float32 by fma; "
+    "up to 64 rows: b is read once, in equal stretches for all SMs",
 )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from weft.core.record import UNSUPPORTED
 from weft.workbench.report import svg
 from weft.workbench.report.device_records import DeviceRecords, Row
 from weft.workbench.report.scales import LogAxis, log_axis, time, times
@@ -38,7 +39,10 @@ def ladders(device: DeviceRecords) -> list[Ladder]:
     result = []
     for point, rows in device.points.items():
         for backend in dict.fromkeys(r.backend for r in rows):
-            steps = [r for r in rows if r.backend == backend and r.step is not None]
+            # An operator may have a ladder for each dtype: a step that does not take this case is of another.
+            steps = [
+                r for r in rows if r.backend == backend and r.step is not None and r.status != UNSUPPORTED
+            ]
             if sum(r.timed for r in steps) >= 2:
                 steps.sort(key=lambda r: (r.step, r.implementation))
                 result.append(_ladder(point, backend, steps, rows))

@@ -35,12 +35,15 @@ __device__ __forceinline__ void mbarrier_arrive(unsigned mbarrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(mbarrier) : "memory");
 }
 
-// Arrives at the barrier that block `rank` of the cluster has at this address.
+// Arrives at the barrier that block `rank` of the cluster has at this address. It orders this thread's reads
+// of its own shared memory, and nothing else: an arrival with the scope of the cluster (.release.cluster)
+// compiles to a fence of the whole GPU (MEMBAR.ALL.GPU) before each arrival. In the main loop of a product
+// such fences take as long as the products do.
 __device__ __forceinline__ void mbarrier_arrive_at(unsigned mbarrier, unsigned rank) {
   asm volatile(
       "{\n .reg .b32 remote;\n"
       " mapa.shared::cluster.u32 remote, %0, %1;\n"
-      " mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}" ::"r"(mbarrier),
+      " mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(mbarrier),
       "r"(rank)
       : "memory");
 }
