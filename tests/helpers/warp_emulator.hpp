@@ -3,9 +3,12 @@
 // asynchronous copy's target is NaN from when it is asked for until its own thread has waited for
 // it, shared memory is NaN at a block's start, and addresses are held to their alignment.
 #define WEFT_ATTENTION_PTX  // which are these here
+#define WEFT_ASYNC_COPY
 #include "cuda_types.hpp"
+struct alignas(16) float4 { float x, y, z, w; };
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
-struct Copy { unsigned to; const void* from; int valid; };
+struct Copy { unsigned to; const void* from; int valid, size; };
 struct Barrier { unsigned arrived = 0, generation = 0; };
 struct Lane { unsigned at, a[4], b[2]; float given; };
 struct Warp { Barrier barrier; Lane lanes[2][32]; };  // used by turns: one barrier a word is enough
@@ -77,17 +80,17 @@ inline unsigned char* shared_at(unsigned at, unsigned size) {
   require(at % size == 0 && at + size <= room, "shared memory out of bounds or not aligned");
   return pool + at;
 }
-inline void copy_async(unsigned to, const void* from, int valid) {
-  require((size_t)from % 16 == 0, "a copy from what is not aligned");
-  std::memset(shared_at(to, 16), 0xff, 16);
-  fibers[current].groups.back().push_back({to, from, valid});
+template <int SIZE = 16> inline void copy_async(unsigned to, const void* from, int valid) {
+  require((size_t)from % SIZE == 0, "a copy from what is not aligned");
+  std::memset(shared_at(to, SIZE), 0xff, SIZE);
+  fibers[current].groups.back().push_back({to, from, valid, SIZE});
 }
 inline void copies_commit() { fibers[current].groups.emplace_back(); }
 template <int PENDING> inline void copies_wait() {
   auto& groups = fibers[current].groups;
   for (; groups.size() > PENDING + 1; groups.pop_front())
     for (const Copy& c : groups.front()) {
-      std::memset(pool + c.to, 0, 16);
+      std::memset(pool + c.to, 0, c.size);
       std::memcpy(pool + c.to, c.from, c.valid);
     }
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import re
 import shutil
 import struct
 import subprocess
@@ -24,12 +25,14 @@ def build(source: CudaSource, kernel: str, folder: Path, header: Path = HEADER) 
         return library
     for name_of_types in ("cuda_bf16.h", "cuda_fp16.h"):  # their types are the emulator's
         (folder / name_of_types).touch()
-    text = f'#include "{header}"\n#include "{source.file}"\nstatic void all() {{ call({kernel}); }}'
+    # Blocks run one after another, so that an array in shared memory is a static one of the library.
+    program = re.sub(r"^(\s*)__shared__ ", r"\1static ", source.file.read_text(), flags=re.M)
+    text = f'#include "{header}"\n{program}\nstatic void all() {{ call({kernel}); }}'
     text += "\nstatic const bool ready = (body = all, true);\n"
     (folder / f"{name}.cpp").write_text(text)
     assert COMPILER is not None
     options = ["-std=c++20", "-O1", "-fPIC", "-shared", "-w", "-U_FORTIFY_SOURCE"]
-    options += ["-Wl,-Bsymbolic", f"-I{folder}", f"-I{SHARED}"]
+    options += ["-Wl,-Bsymbolic", f"-I{folder}", f"-I{source.file.parent}", f"-I{SHARED}"]
     options += [f"-D{key}={value}" for key, value in source.defines]
     subprocess.run([COMPILER, *options, f"{folder}/{name}.cpp", "-o", str(library)], check=True)
     return library

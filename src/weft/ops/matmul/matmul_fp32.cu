@@ -4,8 +4,9 @@
 // taken 16 at a time through a pipeline of STAGES buffers in shared memory, filled by asynchronous copies.
 // There both operands have K as the row, whatever their strides, so that a thread reads its 8 + 8 factors
 // of one k as four float4: 64 fma per 4 shared loads. Bytes per block from global memory: (BM + BN) 4 K.
+#include "async_copy.cuh"
 #include "hopper/scheduler.cuh"
-#include "mma_ptx.cuh"
+#include "numeric.cuh"
 
 // 2 x 4 warps make a tile of 128 x 128; 3 stages of 16 x 264 floats are 50 KiB, so that two blocks fit on an
 // SM.

@@ -1,40 +1,16 @@
-// Wrappers of the PTX instructions of the products by mma.sync, one each: asynchronous copies into shared
-// memory, loads and stores there, and the product itself.
+// Wrappers of the PTX instructions of the products by mma.sync, one each: loads and stores of shared memory,
+// and the product itself. Addresses are byte addresses in shared memory.
 //
-// All inline assembly of these products is in this file and in ldmatrix.cuh, so that the CPU emulator of the
-// tests can replace it. Addresses are byte addresses in shared memory.
+// All inline assembly of these products is in this file, async_copy.cuh and ldmatrix.cuh, so that the CPU
+// emulator of the tests can replace it.
 #ifndef WEFT_MMA_PTX
 #define WEFT_MMA_PTX
+#include "async_copy.cuh"
 #include "ldmatrix.cuh"
 #include "numeric.cuh"
 
 template <typename U> constexpr bool is_bfloat16 = false;
 template <> constexpr bool is_bfloat16<__nv_bfloat16> = true;
-
-__device__ __forceinline__ unsigned shared_address(const void* p) {
-  return static_cast<unsigned>(__cvta_generic_to_shared(p));
-}
-
-// Copy `valid` bytes (0 to SIZE) and fill the rest of SIZE bytes with 0. Both addresses are aligned to SIZE.
-template <int SIZE>
-__device__ __forceinline__ void copy_async(unsigned to, const void* from, int valid) {
-  // .cg bypasses the L1 and exists for 16 bytes only; smaller copies go through the L1 (.ca).
-  if constexpr (SIZE == 16)
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid)
-                 : "memory");
-  else
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(valid)
-                 : "memory");
-}
-
-__device__ __forceinline__ void copies_commit() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-// Wait until at most PENDING of this thread's committed groups are still in flight.
-template <int PENDING> __device__ __forceinline__ void copies_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
 
 // Stores an element of 2 or 4 bytes.
 template <typename V> __device__ __forceinline__ void shared_store(unsigned at, V v) {
