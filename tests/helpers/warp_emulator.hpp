@@ -81,8 +81,7 @@ inline unsigned char* shared_at(unsigned at, unsigned size) {
   return pool + at;
 }
 template <int SIZE = 16> inline void copy_async(unsigned to, const void* from, int valid) {
-  // What a copy of no bytes reads from is any address.
-  require(!valid || (size_t)from % SIZE == 0, "a copy from what is not aligned");
+  require((size_t)from % SIZE == 0, "a copy from what is not aligned");
   std::memset(shared_at(to, SIZE), 0xff, SIZE);
   fibers[current].groups.back().push_back({to, from, valid, SIZE});
 }

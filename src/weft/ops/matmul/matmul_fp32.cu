@@ -6,6 +6,7 @@
 // of one k as four float4: 64 fma per 4 shared loads. Bytes per block from global memory: (BM + BN) 4 K.
 #include "async_copy.cuh"
 #include "hopper/scheduler.cuh"
+#include "numeric.cuh"
 
 // 2 x 4 warps make a tile of 128 x 128; 3 stages of 16 x 264 floats are 50 KiB, so that two blocks fit on an
 // SM.

@@ -1,8 +1,8 @@
-// Wrappers of the PTX instructions of the products by mma.sync, one each: loads and stores in shared memory,
-// and the product itself.
+// Wrappers of the PTX instructions of the products by mma.sync, one each: loads and stores of shared memory,
+// and the product itself. Addresses are byte addresses in shared memory.
 //
-// All inline assembly of these products is in this file, in async_copy.cuh and in ldmatrix.cuh, so that the
-// CPU emulator of the tests can replace it. Addresses are byte addresses in shared memory.
+// All inline assembly of these products is in this file, async_copy.cuh and ldmatrix.cuh, so that the CPU
+// emulator of the tests can replace it.
 #ifndef WEFT_MMA_PTX
 #define WEFT_MMA_PTX
 #include "async_copy.cuh"

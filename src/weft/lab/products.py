@@ -1,0 +1,175 @@
+"""Products of half types: each configuration of Weft's kernels beside ``torch.mm``, in turn.
+
+    python3 -m weft.lab.products > results/<device>/matmul-products-<date>.txt
+
+Two parts. ``wide`` times the configurations of the wgmma kernel (tile width, blocks in a cluster, parts of
+K); the model in ops/matmul/wgmma.py is fitted to its figures. ``few-rows`` times products of 1 to 64 rows
+against the weights of a Llama 8B and two squares.
+
+Calls are in a CUDA graph, without gaps between them. The graphs of all contenders are replayed forwards and
+then backwards in each round; a figure is the median in microseconds a call. Weights are rotated, so that
+together they are at least three times the L2 cache where one product reads less than that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from weft import machine
+from weft.core import WeftError
+from weft.ops._common.products import skinny
+from weft.ops.matmul import wgmma
+
+Call = Callable[[int], Any]  # the argument numbers the calls of a graph
+DTYPE = torch.bfloat16
+# m, n, k, and whether a and b are contiguous along K. The last two are gradients of weights, of 16384 tokens.
+WIDE_SIZES = (
+    (8192, 8192, 8192, True, False),
+    (4096, 4096, 4096, True, False),
+    (16384, 3072, 768, True, True),
+    (2048, 2048, 2048, True, False),
+    (1024, 1024, 1024, True, False),
+    (512, 4096, 4096, True, True),
+    (128, 4096, 14336, True, True),
+    (768, 768, 16384, False, False),
+    (768, 3072, 16384, False, False),
+)
+MOST_DIVIDED = 1 << 22  # elements of c: parts of K are timed up to this size
+# n, k of weights (N, K): a Llama 8B's products for queries, keys and values, the attention's output, gate and
+# up, down, and the vocabulary; then squares.
+LLAMA_8B = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096))
+WEIGHTS = (*LLAMA_8B, (14336, 4096), (8192, 8192), (2048, 2048))
+ROWS = (1, 2, 4, 8, 16, 32, 64)
+ROUNDS, GRAPH_US = 3, 3000.0  # a graph lasts about so long
+
+
+def graph_times(calls: Sequence[Call], count: int) -> list[float]:
+    """Return microseconds a call of each contender: ``count`` calls in a graph, in turn, medians."""
+    graphs = []
+    for call in calls:
+        call(0)  # compiles
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for i in range(count):
+                call(i)
+        graphs.append(graph)
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    times: list[list[float]] = [[] for _ in calls]
+    order = [*range(len(calls)), *reversed(range(len(calls)))]
+    for contender in order * ROUNDS:
+        graphs[contender].replay()  # the same state of the caches for each
+        begin.record()
+        graphs[contender].replay()
+        end.record()
+        end.synchronize()
+        times[contender].append(begin.elapsed_time(end) * 1e3 / count)
+    return [statistics.median(t) for t in times]
+
+
+def matrix(rows: int, columns: int, by_rows: bool, device: str) -> torch.Tensor:
+    """Return a normal (rows, columns) matrix that is contiguous along its rows or its columns."""
+    x = torch.randn((rows, columns) if by_rows else (columns, rows), device=device).to(DTYPE)
+    return x if by_rows else x.t()
+
+
+def wide_options(m: int, n: int, k: int) -> dict[str, tuple[wgmma.Config, int]]:
+    """Return the configurations and parts of K that are timed at a size, by a short name."""
+    options = {f"{c.columns}c{c.cluster}": (c, 1) for c in wgmma.CANDIDATES}
+    if m * n <= MOST_DIVIDED and k >= 2048:
+        options |= {
+            f"{c.columns}c{c.cluster}s{splits}": (c, splits)
+            for c in wgmma.CANDIDATES
+            if c.columns in (128, 256)
+            for splits in (2, 4, 8)
+        }
+    return options
+
+
+def wide_lines(
+    device: str = "cuda", sizes: Sequence[tuple[int, int, int, bool, bool]] = WIDE_SIZES
+) -> Iterator[str]:
+    """Yield one line a size: what the model chooses, and the times of all contenders."""
+    for m, n, k, a_by_k, b_by_k in sizes:
+        a, b = matrix(m, k, a_by_k, device), matrix(k, n, not b_by_k, device)
+        chosen, splits = wgmma.choose(a, b)
+        options = wide_options(m, n, k)
+        calls: list[Call] = [lambda i, a=a, b=b: torch.mm(a, b)]  # type: ignore[misc]
+        for config, parts in options.values():
+            calls.append(lambda i, a=a, b=b, c=config, s=parts: wgmma.forward_with(c, a, b, s))  # type: ignore[misc]
+        us = 2e-6 * m * n * k / 600  # at 600 TFLOP/s
+        times = graph_times(calls, max(2, min(100, int(GRAPH_US / us))))
+        figures = {name: round(t, 1) for name, t in zip(("torch", *options), times, strict=True)}
+        best = min(figures, key=lambda name: figures[name])
+        rates = (
+            f"torch {2e-6 * m * n * k / figures['torch']:.0f}, {best} {2e-6 * m * n * k / figures[best]:.0f}"
+        )
+        yield f"{m} {n} {k} chosen {chosen.columns}c{chosen.cluster}s{splits} {figures} TFLOP/s: {rates}"
+
+
+def few_rows_lines(
+    device: str = "cuda",
+    weights: Sequence[tuple[int, int]] = WEIGHTS,
+    rows: Sequence[int] = ROWS,
+    l2_bytes: int = 50 << 20,
+) -> Iterator[str]:
+    """Yield one line for each weight and number of rows, and the geometric mean over a Llama 8B's."""
+    ratios = []
+    yield "n k m: us by weft, us by torch.mm, torch / weft, TB/s of the weight by weft"
+    for n, k in weights:
+        bytes_read = n * k * DTYPE.itemsize
+        ws = [matrix(n, k, True, device).t() for _ in range(max(1, -(-3 * l2_bytes // bytes_read)))]
+        count = -(-int(max(1.0, min(100.0, GRAPH_US * 4e6 / bytes_read))) // len(ws)) * len(ws)
+        for m in rows:
+            x = matrix(m, k, True, device)
+            ours: Call = lambda i, x=x, ws=ws: skinny.forward(x, ws[i % len(ws)])  # type: ignore[misc]  # noqa: E731
+            library: Call = lambda i, x=x, ws=ws: torch.mm(x, ws[i % len(ws)])  # type: ignore[misc]  # noqa: E731
+            us, library_us = graph_times([ours, library], count)
+            if (n, k) in LLAMA_8B:
+                ratios.append(library_us / us)
+            yield f"{n} {k} {m}: {us:.1f} {library_us:.1f} {library_us / us:.2f} {bytes_read * 1e-6 / us:.2f}"
+    if ratios:
+        mean = statistics.geometric_mean(ratios)
+        yield f"geometric mean of torch / weft, a Llama 8B's products: {mean:.3f}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure and print; return 2 without a GPU that the kernels run on."""
+    parser = argparse.ArgumentParser(
+        prog="python3 -m weft.lab.products",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("part", nargs="?", choices=("wide", "few-rows"), help="one of the two parts")
+    part = parser.parse_args(arguments).part
+    try:
+        if not machine.has_gpu():
+            raise WeftError("the times of products", expected="an NVIDIA GPU", got="none")
+        if part == "wide" and torch.cuda.get_device_capability() != (9, 0):
+            raise WeftError("the wgmma products", expected="compute capability 9.0", got="another")
+    except WeftError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    properties = torch.cuda.get_device_properties(0)
+    print(f"{properties.name}, torch {torch.__version__}, bf16, us a call")
+    if part != "few-rows" and torch.cuda.get_device_capability() == (9, 0):
+        for config in (c for c in wgmma.CANDIDATES if c.cluster > 1):
+            kernel = wgmma.source(DTYPE, config, True, False)["matmul_wgmma"]
+            at_once = wgmma.max_clusters(kernel, config, torch.device("cuda"))
+            print(f"clusters of {config.cluster} at once with {config.columns} columns: {at_once}")
+        for line in wide_lines():
+            print(line, flush=True)
+    if part != "wide":
+        for line in few_rows_lines(l2_bytes=properties.L2_cache_size):
+            print(line, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""The command that times products: each call is right, and a line has its figures. No clock runs."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from weft.lab import products
+
+wgmma = importlib.import_module("weft.ops.matmul.wgmma")  # the package has a function of the folder's name
+Calls = Sequence[Callable[[int], Any]]
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Run each call once, as if the first contender took 2 us and the others 1 us; record the counts."""
+    counts: list[int] = []
+
+    def times(calls: Calls, count: int) -> list[float]:
+        counts.append(count)
+        outputs = [call(count - 1) for call in calls]
+        assert all(torch.equal(y, outputs[0]) for y in outputs)
+        return [2.0, *[1.0] * (len(calls) - 1)]
+
+    monkeypatch.setattr(products, "graph_times", times)
+    monkeypatch.setattr(wgmma, "forward_with", lambda config, a, b, splits=1: torch.mm(a, b))
+    monkeypatch.setattr(products.skinny, "forward", torch.mm)
+    return counts
+
+
+def test_wide_products_have_all_configurations_in_a_line(counted: list[int]) -> None:
+    (line,) = products.wide_lines("cpu", [(64, 128, 2048, False, True)])
+    assert line.startswith("64 128 2048 chosen ")
+    for name in ("torch", "256c1", "256c2", "128c2", "64c1", "128c1s8"):
+        assert f"'{name}': " in line
+    assert "TFLOP/s: torch 17, 256c2 34" in line
+    assert counted == [100]
+
+
+def test_weights_beyond_the_cache_are_rotated(counted: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "LLAMA_8B", ((64, 128),))
+    lines = list(products.few_rows_lines("cpu", [(64, 128), (32, 32)], (1, 5), l2_bytes=16384))
+    assert lines[1] == "64 128 1: 2.0 1.0 0.50 0.01"
+    assert [line.split(":")[0] for line in lines[2:-1]] == ["64 128 5", "32 32 1", "32 32 5"]
+    assert lines[-1].endswith("products: 0.500")
+    assert counted[:2] == [102, 102]  # three weights of 16 KiB, a multiple of them in a graph
+
+
+def test_without_a_gpu_it_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(products.machine, "has_gpu", lambda: False)
+    assert products.main([]) == 2
+    assert "expected an NVIDIA GPU" in capsys.readouterr().err.replace(":", "")
