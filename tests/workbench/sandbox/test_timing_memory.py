@@ -97,10 +97,11 @@ def model(monkeypatch: pytest.MonkeyPatch) -> AllocatorModel:
     return model
 
 
+# Large enough that tensors of a fixed size, such as the sums of the error by slices, hardly count.
 PROBLEMS = {
-    "as much output as input": (torch.sigmoid, (256, 512)),
+    "as much output as input": (torch.sigmoid, (512, 1024)),
     "hardly any output": (lambda x: x.amax(1), (32, 256, 32)),
-    "three times as much output": (lambda x: torch.cat((x, x, x), 1), (256, 256)),
+    "three times as much output": (lambda x: torch.cat((x, x, x), 1), (512, 512)),
 }
 
 
@@ -116,6 +117,7 @@ def test_a_timing_takes_four_times_the_problems_own_memory(name: str, model: All
     with model, torch.no_grad():
         outcomes = time_both(model, compute, shape)
     assert all(o.timing is not None for o in outcomes.values()), outcomes
+    print(f"{model.peak / own_bytes:.2f} times the problem's own memory")
     shares = {process: round(n / own_bytes, 2) for process, n in model.at_peak.items()}
     assert model.peak <= PEAK_FACTOR * own_bytes, shares
     left = {process: n / own_bytes for process, n in model.reserved.items() if process != gpu_memory.JUDGE}
