@@ -13,6 +13,7 @@ from weft.workbench.calls.buffers import (
     allocate_empty,
     changing_tensors,
     distinct_elements,
+    drop_values,
     has_poison,
     overwrite,
     overwrite_buffers,
@@ -103,3 +104,17 @@ def test_contents_arrive_in_buffers_that_were_allocated_without_values(operator:
         for ours, theirs in zip(expected.all_tensors, generated.all_tensors, strict=True):
             assert values_equal(ours, theirs), "the same contents, generated in place"
     assert seen
+
+
+def test_buffers_that_a_worker_generates_have_a_form_and_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = case(Input(name="x", shape=(4, 6), layout="transposed"), Input(name="y", shape=(3,)))
+    buffers = allocate_buffers(point, "cpu", ((5, 3), torch.bfloat16), 7)
+    monkeypatch.setattr("weft.workbench.calls.buffers.MAX_SENT_BYTES", buffers.nbytes)
+    assert drop_values(buffers, "cuda") is buffers
+    monkeypatch.setattr("weft.workbench.calls.buffers.MAX_SENT_BYTES", buffers.nbytes - 1)
+    assert drop_values(buffers, "cpu") is buffers
+    empty = drop_values(buffers, "cuda")
+    assert (empty.nbytes, empty.seed) == (buffers.nbytes, 7)
+    for ours, theirs in zip(empty.all_tensors, buffers.all_tensors, strict=True):
+        assert ours.is_meta
+        assert (ours.shape, ours.stride(), ours.dtype) == (theirs.shape, theirs.stride(), theirs.dtype)

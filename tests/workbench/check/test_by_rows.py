@@ -191,6 +191,35 @@ def test_contents_of_a_large_problem_share_the_first_bounds(monkeypatch: pytest.
         assert len(calls) >= expected and bool(calls) == bool(expected)
 
 
+def test_shared_bounds_are_computed_beforehand_for_large_problems_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = []
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        calls.append(x)
+        return torch.sigmoid(x)
+
+    baseline = Implementation(operator="toy", name="eager", backend="eager", forward=forward)
+    compute, shapes = DEPENDENT["batch norm"]
+    for reference, elements, is_shared in (
+        (torch.sigmoid, ROWS * COLUMNS, True),
+        (torch.sigmoid, ROWS * COLUMNS + 1, False),
+        (compute, 1, False),
+    ):
+        monkeypatch.setattr("weft.workbench.check.output_judge.SHARED_ELEMENTS", elements)
+        operator = make_operator(reference, *shapes)
+        case = operator.cases[0]
+        judges = OutputJudges(operator, case, FORWARD, "cpu", baseline)
+        judges.share_bounds(allocate_buffers(case, "cpu", None, 1))
+        calls.clear()
+        if is_shared:
+            buffers = allocate_buffers(case, "cpu", None, 2)
+            decide, output = judges(buffers), torch.sigmoid(buffers.inputs[0])
+            assert not calls and decide(output) is None and "error" in (decide(output + 1.0) or "")
+        assert (judges._shared is not None) == is_shared
+
+
 def test_a_share_of_the_rows_is_compared_at_random() -> None:
     operator = make_operator(torch.sigmoid, (ROWS, COLUMNS))
     judges = OutputJudges(operator, operator.cases[0], FORWARD, "cpu", oracle_of(operator).baseline)

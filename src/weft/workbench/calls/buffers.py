@@ -6,7 +6,7 @@ A captured CUDA graph reads fixed addresses, so a buffer keeps its address and o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -15,6 +15,8 @@ from weft.workbench.calls import inputs as case_inputs
 from weft.workbench.calls.guarded_memory import NAN, bits, pattern_of
 
 COMPARED_AT_ONCE = 1 << 24  # elements
+
+MAX_SENT_BYTES = 1 << 28  # of contents for a GPU: larger ones are generated where they are used
 
 Outputs = torch.Tensor | tuple[torch.Tensor, ...]
 
@@ -144,6 +146,25 @@ def stored_bytes(tensor: torch.Tensor) -> int:
     for n in sizes:
         count *= n
     return count * tensor.element_size()
+
+
+def are_sent(nbytes: int, device: str) -> bool:
+    """Return True if contents of so many bytes for a device are sent to a worker, not generated there."""
+    return device == "cpu" or nbytes <= MAX_SENT_BYTES
+
+
+def drop_values(buffers: InputBuffers, device: str) -> InputBuffers:
+    """Return buffers of the same form without memory, if a worker generates their contents itself."""
+    if are_sent(buffers.nbytes, device):
+        return buffers
+    inputs = [_without_memory(x) for x in buffers.inputs]
+    return replace(
+        buffers, inputs=inputs, grad=None if buffers.grad is None else _without_memory(buffers.grad)
+    )
+
+
+def _without_memory(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 def tensors_of(result: Outputs) -> list[torch.Tensor]:

@@ -7,6 +7,7 @@ memory than its inputs. One seed gives the same bits in any memory and layout.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -41,9 +42,61 @@ def make(case: Case, device: str, seed: int, arena: Arena | None = None) -> list
 
     With an arena each input lies between guard bands, and the gaps of a sliced one hold poison.
     """
+    if case.draw is not None and arena is None:
+        return _make_by_draw(case, device, seed)
     allocated = [allocate(spec, device, arena) for spec in case.inputs]
     fill_all(allocated, case, seed)
     return [i.tensor for i in allocated]
+
+
+def _make_by_draw(case: Case, device: str, seed: int) -> list[torch.Tensor]:
+    """Generate inputs with the case's own generator; copy only what may be in use elsewhere.
+
+    A copy of gigabytes would be most of what this process needs beside a candidate and a reference.
+    """
+    assert case.draw is not None
+    part, whole_seed = divmod(seed, THINNED)
+    values, allocated, unshared = list(case.draw(whole_seed, device)), [], _count_unshared()
+    assert len(values) == len(case.inputs), "the case's generator makes each input"
+    for spec in reversed(case.inputs):
+        value = values.pop()
+        if _count_references(value) == unshared and _is_due(value, spec, device):
+            allocated.append(AllocatedInput(spec.name, spec, value, value.data, None))
+            continue
+        allocated.append(allocate(spec, device))
+        allocated[-1].window.copy_(value)
+    allocated.reverse()
+    _thin(allocated, part)
+    return [i.tensor for i in allocated]
+
+
+def _is_due(value: torch.Tensor, spec: Input, device: str) -> bool:
+    """Return True for a plain tensor in the form of the input that fills memory of torch's own allocator."""
+    if (
+        type(value) is not torch.Tensor
+        or value.requires_grad
+        or value.device.type != torch.device(device).type
+    ):
+        return False
+    if (value.shape, value.dtype) != (spec.shape, getattr(torch, spec.dtype)):
+        return False
+    if spec.layout != "contiguous" or not value.is_contiguous():
+        return False
+    storage = value.untyped_storage()
+    # Memory that cannot be resized belongs to others, such as a numpy array.
+    return storage.nbytes() == value.nbytes and storage.resizable()
+
+
+def _count_references(value: torch.Tensor) -> tuple[int, int]:
+    """Return how many references there are to a tensor, and how many uses of its memory."""
+    storage = value.untyped_storage()
+    return sys.getrefcount(value), torch._C._storage_Use_Count(storage._cdata)
+
+
+def _count_unshared() -> tuple[int, int]:
+    """Return these counts for a tensor that only a variable of the calling function refers to."""
+    value = torch.empty(1)
+    return _count_references(value)
 
 
 def thinned_seed(seed: int, index: int, dim: int) -> int:
@@ -55,6 +108,11 @@ def fill_all(allocated: Sequence[AllocatedInput], case: Case, seed: int) -> None
     """Write a seed's values into the memory of all inputs of a case."""
     part, seed = divmod(seed, THINNED)
     _fill_whole(allocated, case, seed)
+    _thin(allocated, part)
+
+
+def _thin(allocated: Sequence[AllocatedInput], part: int) -> None:
+    """Write zeros into seven eighths of one input, as :func:`thinned_seed` numbers it; nothing for 0."""
     if part:
         index, dim = divmod(part - 1, MAX_DIMS)
         window = allocated[index].window
@@ -68,8 +126,10 @@ def _fill_whole(allocated: Sequence[AllocatedInput], case: Case, seed: int) -> N
             fill(allocated_input, seed, index)
         return
     device = str(allocated[0].window.device)
-    for allocated_input, values in zip(allocated, case.draw(seed, device), strict=True):
-        allocated_input.window.copy_(values)
+    values = list(case.draw(seed, device))
+    assert len(values) == len(allocated), "the case's generator makes each input"
+    for allocated_input in reversed(allocated):
+        allocated_input.window.copy_(values.pop())  # released as soon as it is copied
 
 
 def gradient_like(

@@ -116,12 +116,14 @@ class Oracle:
         """Form of each forward output: the baseline's dtype and strides, the reference's shape."""
         x = self.inputs(self.seeds[0])
         outputs = tensors_of(bind(self.operator, self.baseline, self.case, FORWARD, x)())
+        forms = tuple(TensorForm(tuple(out.shape), out.dtype, tuple(out.stride())) for out in outputs)
+        del outputs  # large ones would not fit beside the answers
         if self.direction == FORWARD and self._rows(x) is None:
             answers = self.answer(self.seeds[0])
-            assert len(outputs) == len(answers), "the baseline returns as much as the reference"
-            for out, answer in zip(outputs, answers, strict=True):
-                assert out.shape == answer.shape, "the baseline has another shape"
-        return tuple(TensorForm(tuple(out.shape), out.dtype, tuple(out.stride())) for out in outputs)
+            assert len(forms) == len(answers), "the baseline returns as much as the reference"
+            for form, answer in zip(forms, answers, strict=True):
+                assert form.shape == tuple(answer.shape), "the baseline has another shape"
+        return forms
 
     @property
     def grad_form(self) -> TensorForm:
@@ -169,6 +171,11 @@ class Oracle:
             self._cache_bytes_left -= size
             self._answers[seed] = answer
         return answer
+
+    def splits(self) -> bool:
+        """Return True if outputs are compared by rows, as far as a few rows can show it."""
+        rows = self._rows(self.inputs(self.seeds[0])) if self.may_split else None
+        return rows is not None and not rows.mean
 
     def _rows(self, x: Sequence[torch.Tensor]) -> RowReference | None:
         """Return how this reference is computed by rows; None if it is not."""

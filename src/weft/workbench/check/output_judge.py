@@ -123,12 +123,20 @@ class OutputJudges:
         self.arguments = (operator, case, direction, device, baseline)
         self._shared: _RowsJudge | None = None
 
+    def share_bounds(self, buffers: InputBuffers) -> None:
+        """Compute the shared bounds of a large problem at these contents; nothing for any other.
+
+        It takes more memory than a comparison, so it comes before others need theirs.
+        """
+        oracle = self._oracle(buffers)
+        if oracle.splits() and _are_large(oracle.forms):
+            self(buffers)
+
     def __call__(self, buffers: InputBuffers) -> Callable[[Outputs], str | None]:
         """Return a function that says why outputs are wrong at these contents, or None if they are right."""
         if self._shared is not None:
             return replace(self._shared, seed=buffers.seed, changes=buffers.changes)
-        operator, case, direction, device, baseline = self.arguments
-        oracle = _BufferOracle(operator, case, direction, device, baseline, buffers)
+        oracle = self._oracle(buffers)
         if oracle.may_split:
             rows = _RowsJudge(
                 arguments=self.arguments,
@@ -139,10 +147,19 @@ class OutputJudges:
                 changes=buffers.changes,
             )
             # The bounds may have found that the rows depend on each other.
-            if oracle.may_split and all(math.prod(f.shape) >= SHARED_ELEMENTS for f in rows.forms):
+            if oracle.may_split and _are_large(rows.forms):
                 self._shared = rows
             return rows
+        operator, _, direction, _, _ = self.arguments
         return _judge_answers(operator, direction, oracle)
+
+    def _oracle(self, buffers: InputBuffers) -> _BufferOracle:
+        operator, case, direction, device, baseline = self.arguments
+        return _BufferOracle(operator, case, direction, device, baseline, buffers)
+
+
+def _are_large(forms: Sequence[TensorForm]) -> bool:
+    return all(math.prod(form.shape) >= SHARED_ELEMENTS for form in forms)
 
 
 def _judge_answers(

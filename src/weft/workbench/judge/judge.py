@@ -31,6 +31,7 @@ from weft.core import (
 from weft.core.operator import unknown_name
 from weft.core.record import FAIL, PASS
 from weft.workbench.bench import free_memory, run_points
+from weft.workbench.calls.buffers import release_unused_memory
 from weft.workbench.calls.errors import SandboxDied, WorkerError
 from weft.workbench.calls.guarded_memory import NAN
 from weft.workbench.calls.seeds import fresh_seeds
@@ -55,6 +56,7 @@ N_SEEDS = 4  # for each case; a KernelBench problem with weights has two cases
 # float64. Two still show an output that was cached from the first call.
 LARGE = {"cpu": 1 << 26, "cuda": 1 << 30}
 LARGE_SEEDS = (2, 1)  # for the first case, and for further ones
+UNUSED_BYTES = 1 << 28  # of GPU memory that this process's allocator may keep between two steps
 LEAST_FACTOR = 2  # multiple of the problem's own bytes below which a judgement cannot end well
 # Time of a GPU's candidate and reference together; their difference is large against the noise.
 CUDA_BUDGET = Budget(seconds=5.0, warmup=0.3, recheck_seconds=3.0)
@@ -126,6 +128,8 @@ def _judge(reference: Path, candidate: Path, options: JudgeOptions, log: Log, st
     try:
         with judgement.step("reading the problem"):
             problem = _read_problem(kind, reference, candidate, options, stack)
+            # What the runs that observed the reference left in the allocator: the workers need it.
+            release_unused_memory(UNUSED_BYTES)
         judgement.operator, judgement.problem_bytes = problem.operator.name, problem.nbytes
         judgement.direction = problem.direction
         judgement.notes += problem.notes
@@ -350,6 +354,8 @@ class _Judging:
                 make_caller=self.worker.make_caller,
             )
             verdicts.append(name_missing_gradient(verdict))
+            del oracle  # its answers: what follows needs the memory
+            release_unused_memory(UNUSED_BYTES)
             # One failure decides, and each further case costs its references in float64.
             if verdicts[-1].status == FAIL:
                 break

@@ -23,6 +23,7 @@ from weft.workbench.calls.buffers import (
     MakeBuffers,
     Outputs,
     ShapeDtype,
+    are_sent,
     changing_tensors,
     distinct_elements,
 )
@@ -49,7 +50,6 @@ PAUSE_SECONDS = 0.01  # before the second try; longer by as much before each fur
 LOAD_SAMPLES = 5  # samples that show how busy the machine is now
 EMPTY_REQUESTS = 9  # empty requests that show the cost of a request
 SENT_AT_ONCE = 1 << 25  # bytes of contents after which a request is sent
-MAX_SENT_BYTES = 1 << 28  # of contents for a GPU: larger ones are generated where they are used
 MARGIN = 1.1  # the wall time may exceed the claimed time by 10 %
 
 
@@ -196,7 +196,7 @@ class RemoteTimingBackend:
         for index, source in sources.items():
             indexes.setdefault(source, []).append(index)
         # Contents of a large problem on a GPU would take seconds through the host: by seed, as its check.
-        if self.device != "cpu" and self.call_bytes > MAX_SENT_BYTES:
+        if not are_sent(self.call_bytes, self.device):
             for source, places in indexes.items():
                 self.request(
                     "generate",

@@ -135,6 +135,8 @@ class TimingHandlers:
         call_once(bind(operator, implementation, case, direction, buffers.inputs, buffers.grad))
         if device == "cuda":
             torch.cuda.synchronize()
+        del buffers  # other processes need the memory before this one does again
+        release_unused_memory(UNUSED_BYTES)
         return {}, ()
 
     def _create(self, payload: Payload, _: list[torch.Tensor]) -> Result:
@@ -199,6 +201,10 @@ def _load(timing: WorkerTiming, payload: Payload) -> Result:
 
 def _generate(timing: WorkerTiming, payload: Payload) -> Result:
     """Write contents from a seed, for those that are too large to be sent."""
+    if timing.prepared is not None:
+        timing.prepared.drop_spare_outputs()
+    # Before, too: the problem's own generator needs as much memory as the inputs have.
+    release_unused_memory(UNUSED_BYTES)
     first, *others = (timing.buffers[index] for index in payload["indexes"])
     choices: list[ElementChoices] = []
     if payload["alteration"] is not None:

@@ -265,6 +265,11 @@ class CudaRunner:
     def kept_outputs(self) -> Sequence[Outputs | None]:
         return [*self._captured, *self._made]
 
+    def drop_spare_outputs(self) -> None:
+        """Drop the outputs of calls outside of the graph; without a graph all outputs are such."""
+        if self._graph is not None:
+            self._made = [None] * (self.calls + 1)
+
     def run(self, indexes: Sequence[int], repeats: int = 1, mode: str = COLD) -> RunTimes:
         """Make the calls of these indexes: in the graph, or one by one where there is none or in PLAIN mode.
 
@@ -275,7 +280,7 @@ class CudaRunner:
         if mode == PLAIN:
             return self._run_plainly(indexes)
         if self._graph is not None and mode == COLD:
-            self._made = [None] * (self.calls + 1)  # memory that nothing needs until the next plain call
+            self.drop_spare_outputs()
         body = self._warm_body() if len(set(indexes)) < len(indexes) else self._body
         if mode == REPEATED:
             wall, events = self._wall_and_event_time(repeats, body)

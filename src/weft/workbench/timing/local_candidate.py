@@ -97,6 +97,12 @@ class LocalSteps:
             if output is not None:
                 poison(output, self.protected)
 
+    def drop_spare_outputs(self) -> None:
+        """Poison all outputs, and free those that no later step reads: new contents need the memory."""
+        # Poison first: a candidate that keeps such an output and returns it again is noticed as before.
+        self.poison()
+        self.runner.drop_spare_outputs()
+
     def evict(self) -> None:
         self.runner.evict()
 

@@ -50,6 +50,9 @@ MAX_CALLS = 256  # calls in one sample, and nodes in one graph
 BUSY_FACTOR = {"cuda": 1.25, "cpu": 2.0}
 MAX_BUSY_FACTOR = 8.0
 CROSS_CHECK_TRIES = 3  # two clocks may disagree this often before the candidate is suspect
+# A call that touches more bytes is sampled alone, after a flush: each further call would need as much memory
+# again. It takes half a millisecond on the fastest memory, so that the gap before a launch does not count.
+SINGLE_CALL_BYTES = 1 << 31
 MAX_OVERTIME = 3.0  # multiple of a budget's seconds for a candidate that has too few samples
 
 
@@ -196,7 +199,8 @@ class Runner(Protocol):
 
     ``run`` makes the calls of these indexes and keeps their outputs, of which ``violation`` says how one
     differed from a plain tensor of the form that is due. ``outputs`` are those of the last run by index,
-    ``kept_outputs`` all that are alive. The flags are for a record.
+    ``kept_outputs`` all that are alive. ``drop_spare_outputs`` frees those that no later step reads, once
+    new contents are about to be written. The flags are for a record.
     """
 
     plan: Plan
@@ -209,6 +213,7 @@ class Runner(Protocol):
     def run(self, indexes: Sequence[int], repeats: int = 1, mode: str = COLD) -> RunTimes: ...
     def outputs(self) -> Sequence[Outputs | None]: ...
     def kept_outputs(self) -> Sequence[Outputs | None]: ...
+    def drop_spare_outputs(self) -> None: ...
     def evict(self) -> None: ...
     def wait(self) -> int: ...
 
@@ -350,6 +355,16 @@ def is_by_time_alone(flag: str) -> bool:
     True
     """
     return flag.startswith(_BY_TIME_ALONE) and not flag.startswith(_NOT_BY_LOAD)
+
+
+def calls_that_fit(available: int, call_bytes: int, footprint: int) -> int:
+    """Return how many calls of one sample have their buffers in ``available`` bytes, ``call_bytes`` each.
+
+    One is enough for a call that touches more than ``SINGLE_CALL_BYTES`` (its ``footprint``).
+    """
+    if footprint > SINGLE_CALL_BYTES:
+        return 1
+    return max(1, int(0.6 * available / max(1, call_bytes)))
 
 
 def make_plan(footprint: int, cache: int, call_us: float, *, slow_us: float, fits: int) -> Plan:

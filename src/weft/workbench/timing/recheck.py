@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
@@ -29,6 +29,13 @@ class PartialJudge(Protocol):
 
     def __call__(self, outputs: Outputs) -> str | None: ...
     def of_share(self, share: float) -> Judge: ...
+
+
+@runtime_checkable
+class BoundsSharer(Protocol):
+    """Maker of judges whose bounds are the same for all contents of a large problem."""
+
+    def share_bounds(self, buffers: InputBuffers) -> None: ...
 
 
 COMPARED_CALLS = 12  # more than ten, so that a skip on every tenth call is among them
@@ -151,6 +158,14 @@ class Recheck:
             elif not self.backward:
                 right_outputs[key] = output
         return None
+
+
+def share_bounds(make_judge: MakeJudge | None, buffers: InputBuffers) -> None:
+    """Let a maker of judges compute the bounds that it shares between contents, at these."""
+    if isinstance(make_judge, BoundsSharer):
+        # Where that fails a judge computes its own bounds later, and the failure is its candidate's trouble.
+        with suppress(RuntimeError):
+            make_judge.share_bounds(buffers)
 
 
 def large_digest(output: Outputs) -> tuple[object, ...] | None:

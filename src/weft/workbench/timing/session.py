@@ -14,7 +14,7 @@ import numpy as np
 
 from weft.core import Timing
 from weft.machine.clocks import Sampler
-from weft.workbench.calls.buffers import InputBuffers, MakeBuffers, release_unused_memory
+from weft.workbench.calls.buffers import InputBuffers, MakeBuffers, drop_values, release_unused_memory
 from weft.workbench.timing.conditions import ConditionsMonitor
 from weft.workbench.timing.gpu_clocks import Readings, is_throttled, summarise_clocks
 from weft.workbench.timing.local_candidate import BufferCache
@@ -31,11 +31,19 @@ from weft.workbench.timing.plan import (
     Plan,
     TimedCandidate,
     TimingBackend,
+    calls_that_fit,
     describe_trouble,
     make_plan,
     timing_check_of,
 )
-from weft.workbench.timing.recheck import SEED_COUNT, MakeJudge, Recheck, altered_rounds, rounds_needed
+from weft.workbench.timing.recheck import (
+    SEED_COUNT,
+    MakeJudge,
+    Recheck,
+    altered_rounds,
+    rounds_needed,
+    share_bounds,
+)
 from weft.workbench.timing.sampled_outputs import SampledOutputs
 from weft.workbench.timing.stats import Summary, drift, is_steady, summarise
 from weft.workbench.timing.sustained import Block, blocks_in_turn, is_power_bound, summarise_blocks
@@ -44,9 +52,6 @@ from weft.workbench.timing.unseen_inputs import PAUSE_SECONDS, AuditResult, Samp
 
 _now = time.perf_counter_ns
 
-# A call that touches more bytes is sampled alone, after a flush: each further call would need as much memory
-# again. It takes half a millisecond on the fastest memory, so that the gap before a launch does not count.
-SINGLE_CALL_BYTES = 1 << 31
 MAX_THROTTLED = 20  # throttled samples of one candidate that are taken again
 MAX_ASLEEP_SHARE = 0.5  # of the sampling time, of an external candidate with too few samples
 WINDOW = 5  # samples; the medians of two windows must agree before sampling begins
@@ -376,13 +381,16 @@ class TimingSession:
 
     def prepare(self) -> None:
         """Bind every candidate to its buffers and run it until its times are steady."""
+        if not self.local_names:  # while no worker has buffers: bounds take more memory than a comparison
+            share_bounds(self.make_judge, self.buffers[0])
+            self.buffers[0] = drop_values(self.buffers[0], self.device)
+            release_unused_memory(UNUSED_BYTES)
         for index, candidate in enumerate(self.candidates):
             self._try(candidate.name, partial(self._prepare_candidate, candidate, index))
         if any(s.candidate.trusted for s in self.running):
             self._share_plan()
         if not self.local_names:
             self.buffers.clear()  # workers have their own: these would be much of a large problem's memory
-            release_unused_memory(UNUSED_BYTES)
 
     def _prepare_candidate(self, candidate: Candidate, index: int) -> None:
         is_local, first = candidate.backend is None, self.buffers[0]
@@ -391,10 +399,8 @@ class TimingSession:
         # Local candidates share the inputs, but each holds outputs of its own until the end.
         sharing = sum(c.backend is None for c in self.candidates[index:]) if is_local else 1
         bytes_per_call = first.nbytes + sharing * estimate.output_bytes
-        fits = max(1, int(0.6 * backend.available_memory() / max(1, bytes_per_call)))
         footprint = first.nbytes + estimate.output_bytes
-        if footprint > SINGLE_CALL_BYTES:
-            fits = 1
+        fits = calls_that_fit(backend.available_memory(), bytes_per_call, footprint)
         timed, least = self._warm_up(candidate, estimate.us, footprint, fits)
         state = CandidateState(candidate=candidate, timed=timed, least=least, footprint=footprint, fits=fits)
         if candidate.is_external:
@@ -481,7 +487,8 @@ class TimingSession:
             self._try(state.candidate.name, partial(state.sample, None))
         for number in range(self.budget.max_rounds):
             active = [s for s in self.running if not s.done]
-            spent = (_now() - start - self._audits_ns()) / 1e9 / self.budget.seconds
+            audits_ns = sum(s.audits.spent_ns for s in self.states if s.audits)  # no time of the samples
+            spent = (_now() - start - audits_ns) / 1e9 / self.budget.seconds
             if spent > 1.0 and number > 1:
                 lacking = [s for s in active if len(s.clean) < least_samples]
                 active = [s for s in lacking if spent < MAX_OVERTIME or s.wants_more_samples(self.budget)]
@@ -503,10 +510,6 @@ class TimingSession:
             if on_round is not None:
                 timed = (s for s in self.running if s.clean)
                 on_round(number, {s.candidate.name: float(np.median(s.clean)) for s in timed})
-
-    def _audits_ns(self) -> int:
-        """Return the time that audits took: it is no time of the samples."""
-        return sum(s.audits.spent_ns for s in self.states if s.audits is not None)
 
     def sustain(self, sampler: Sampler) -> None:
         """Run all candidates in blocks if the power limit held the clock down beside one's samples."""
@@ -592,4 +595,6 @@ class TimingSession:
         for state in self.running:
             backend = state.candidate.backend or self.backend
             outcomes[state.candidate.name] = state.outcome(backend, self.budget, self.without)
+        for state in self.running:  # what follows needs the memory: other cases, the names of its kernels
+            self._try(state.candidate.name, state.timed.release)
         return {c.name: outcomes[c.name] for c in self.candidates}
