@@ -14,10 +14,12 @@
 // dropout's gradient of dr. Shared memory: the slice of w unless WEIGHTS_IN_REGISTERS, then the
 // pipelines; the teams' sums reuse it after the last row.
 //
-// PEEL 1: a row begins at any element, equally far behind a multiple of 16 bytes in g, x, grad_s and dx.
-// Rows that are a multiple of N apart then begin equally, and the host launches a multiple of N blocks
-// or clusters: all rows of a block are cut alike (row_view.cuh), a thread has the same columns in all of
-// them, and the first warp of a team takes the edges, one a lane.
+// PEEL 1 and 2: a row begins at any element; with PEEL 1 equally far behind a multiple of 16 bytes in g, x,
+// grad_s and dx, with PEEL 2 anywhere in each of them. Rows that are a multiple of N apart then begin
+// equally, and the host launches a multiple of N blocks or clusters: all rows of a block are cut alike
+// (row_view.cuh), a thread has the same columns in all of them, and the first warp of a team takes the
+// edges, one a lane. With PEEL 2 a stage has one more vector: from the last multiple of 16 bytes before the
+// slice, because bulk copies begin at one, to the end of the vector in which the slice ends.
 #define VEC_WIDTH (16 / sizeof(WEFT_T))
 #define BACKWARD 1
 #include "hopper.cuh"
@@ -39,7 +41,8 @@ extern __shared__ __align__(128) unsigned char memory[];
 
 static_assert(!SINGLE_REFERENCE || CLUSTER == 1,
               "only the first block of a cluster has the row's first elements");
-static_assert(PEEL < 2 && MOST_EDGES <= 32 && !(PEEL && (NO_TAIL || WITH_DROPOUT)), "see PEEL above");
+static_assert(MOST_EDGES <= 32 && !(PEEL && (NO_TAIL || WITH_DROPOUT)), "see PEEL above");
+constexpr bool IS_SHIFTED = PEEL == 2;
 // THREAD_COLUMNS floats of running sums (twice as many with a bias) stay in registers for the whole kernel:
 // they, not the row, limit the vectors of a thread.
 constexpr int TENSORS = 2 + RESIDUAL, THREAD_COLUMNS = VECS_PER_THREAD * N;
@@ -56,8 +59,9 @@ __device__ __forceinline__ int first_row() {
 __device__ __forceinline__ int row_step() { return gridDim.x / CLUSTER * TEAMS; }
 
 // A team's pipeline of rows: stage k holds one slice of `bytes` bytes of each of TENSORS tensors.
-// The slice of row r of tensor t starts at source[t] + r stride[t]. The team's first thread issues
-// the copies; an mbarrier for each stage counts their bytes.
+// The slice of row r of tensor t starts at source[t] + r stride[t], in its stage `past[t]` bytes after the
+// start (0 unless PEEL is 2). The team's first thread issues the copies; an mbarrier for each stage counts
+// their bytes.
 struct RowPipeline {
   const WEFT_T* source[TENSORS];
   index_t stride[TENSORS];
@@ -65,6 +69,7 @@ struct RowPipeline {
   int bytes;
   unsigned char* base;
   unsigned long long* arrived;  // STAGES mbarriers
+  int past[TENSORS] = {};
   int stage = 0;
   unsigned phase = 0;  // parity of the mbarriers; flips each time all stages have been used
 
@@ -78,12 +83,18 @@ struct RowPipeline {
     mbarrier_expect_bytes(arrived + to_stage, TENSORS * bytes);
 #pragma unroll
     for (int t = 0; t < TENSORS; ++t)
-      bulk_copy(at + t * bytes, source[t] + row * stride[t], bytes, arrived + to_stage);
+      bulk_copy(at + t * bytes, reinterpret_cast<const char*>(source[t] + row * stride[t]) - past[t], bytes,
+                arrived + to_stage);
   }
 
   // Initialises the mbarriers and issues the first loads. The barrier between lets no thread wait on
   // an mbarrier before it is initialised, and no block write to another that has not started.
   __device__ __forceinline__ void start() {
+    if (IS_SHIFTED) {
+#pragma unroll
+      for (int t = 0; t < TENSORS; ++t)
+        past[t] = (int)((unsigned long long)(source[t] + first_row() * stride[t]) % 16);
+    }
     if (is_producer())
       for (int k = 0; k < STAGES; ++k) init_mbarriers(arrived + k);
 #if CLUSTER > 1
@@ -99,8 +110,8 @@ struct RowPipeline {
     if (bytes) mbarrier_wait(arrived + stage, phase);
   }
   // Tensor t of the row in the current stage.
-  __device__ __forceinline__ const Pack* stage_row(int t) const {
-    return reinterpret_cast<const Pack*>(base + (stage * TENSORS + t) * bytes);
+  __device__ __forceinline__ Body<Pack> stage_row(int t) const {
+    return {reinterpret_cast<const Pack*>(base + (stage * TENSORS + t) * bytes), past[t]};
   }
 
   // To be called when the whole team has read `row`: loads the row STAGES steps later in its place.
@@ -288,7 +299,8 @@ norm_backward(const WEFT_T* __restrict__ g, const WEFT_T* __restrict__ grad_s,
   __shared__ float edge_table[PEEL ? TEAMS : 1][1 + CENTRED][32];
   const RowView view(dx + (index_t)(blockIdx.x / CLUSTER) * columns, columns);
   const Slice slice(view.vecs);
-  const int team = threadIdx.x / TEAM, first = threadIdx.x % TEAM, bytes = slice.count * 16;
+  const int team = threadIdx.x / TEAM, first = threadIdx.x % TEAM;
+  const int bytes = slice.count ? (slice.count + IS_SHIFTED) * 16 : 0;
   const index_t from = view.head + (index_t)slice.begin * N;
   Weights* const shared_weights = reinterpret_cast<Weights*>(memory);
   // Bulk copies need 16-byte addresses; the pipelines start at the next multiple of 128.

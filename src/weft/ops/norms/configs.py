@@ -11,9 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 
-import torch
-
-from weft.ops._common.layout import CUDA_TYPES, SHIFTED, dtype_name
+from weft.ops._common.layout import SHIFTED
+from weft.ops.norms.kernel_variant import KernelVariant
+from weft.ops.norms.warp_configs import (
+    WarpBackwardConfig,
+    WarpConfig,
+    warp_backward_config,
+    warp_config,
+)
 
 PERSISTENT_THREADS = 512  # a block of the backward; with 128 registers a thread it fills an SM
 ENOUGH_BYTES_IN_FLIGHT = 24 << 10  # loads in flight with which the backward of an SM does not wait
@@ -23,44 +28,6 @@ NAMED_BARRIERS = 15  # for teams of several warps: a block has 16, and __syncthr
 DROPOUT_BLOCK_THREADS = {96: 768, 128: 640, 512: 1024}
 # (vectors a thread, most threads a block) for rows that one block holds, in order of preference.
 ONE_BLOCK_SHAPES = ((2, 128), (3, 128), (4, 1024))
-
-
-@dataclass(frozen=True, kw_only=True)
-class KernelVariant:
-    """The properties that one program is compiled for; ``vec_width`` is in elements.
-
-    ``peel`` is ``PEEL`` of row_view.cuh: how 16-byte vectors move rows that are not whole aligned vectors.
-    """
-
-    x_dtype: torch.dtype
-    weight_dtype: torch.dtype
-    vec_width: int
-    centred: bool
-    residual: bool
-    dropout: bool = False
-    peel: int = 0
-
-    @property
-    def has_aligned_rows(self) -> bool:
-        """True if rows are whole vectors of 16 bytes, which the bulk copy engine requires."""
-        return self.vec_width * self.x_dtype.itemsize == 16 and not self.peel
-
-    @property
-    def macros(self) -> dict[str, object]:
-        return {
-            "WEFT_T": CUDA_TYPES[self.x_dtype],
-            "WEFT_W": CUDA_TYPES[self.weight_dtype],
-            "CENTRED": int(self.centred),
-            "RESIDUAL": int(self.residual),
-            **({"WITH_DROPOUT": 1} if self.dropout else {}),
-            **({"PEEL": self.peel} if self.peel else {}),
-        }
-
-    @property
-    def label(self) -> str:
-        flags = f"{int(self.centred)}{int(self.residual)}" + "1" * self.dropout
-        peel = f"-peel{self.peel}" if self.peel else ""
-        return f"{dtype_name(self.x_dtype)}-{dtype_name(self.weight_dtype)}-{flags}{peel}"
 
 
 def _check_threads_and_cluster(threads: int, cluster: int) -> None:
@@ -189,24 +156,6 @@ class MultiPassConfig:
         return str(self.threads)
 
 
-@dataclass(frozen=True, kw_only=True)
-class WarpConfig:
-    """Forward of short rows (``norm_warp``): ``lanes`` lanes of a warp hold a row in registers."""
-
-    lanes: int
-    vecs_per_thread: int
-    threads: int = 64
-
-    @property
-    def macros(self) -> dict[str, object]:
-        return {"THREADS": self.threads, "LANES": self.lanes, "VECS_PER_THREAD": self.vecs_per_thread}
-
-    @property
-    def label(self) -> str:
-        """A text that differs for different programs."""
-        return f"{self.threads}x{self.vecs_per_thread}-{self.lanes}"
-
-
 ForwardConfig = WarpConfig | BlockConfig | RowLoopConfig | MultiPassConfig
 
 
@@ -245,8 +194,17 @@ class PersistentConfig:
             raise ValueError("the blocks of a cluster do not share a reference")
 
     @property
+    def kernel(self) -> str:
+        return "norm_backward"
+
+    @property
     def teams(self) -> int:
         return self.threads // self.team
+
+    @property
+    def rows_per_block(self) -> int:
+        """Adjacent rows that a block takes at once where rows have edges: its teams' rows lie apart."""
+        return 1
 
     @property
     def macros(self) -> dict[str, object]:
@@ -272,11 +230,12 @@ class PersistentConfig:
     def dynamic_smem(self, columns: int, variant: KernelVariant) -> int:
         """Dynamic shared memory of a block in bytes: weights and pipelines, reused for the teams' sums."""
         block_vectors = -(-(columns // variant.vec_width) // self.cluster)
+        stage_vectors = block_vectors + (variant.peel == SHIFTED)
         weight_bytes = 0
         if not self.weights_in_registers:  # aligned to 128 bytes, as in backward.cu
             size = block_vectors * variant.vec_width * variant.weight_dtype.itemsize
             weight_bytes = -(-size // 128) * 128
-        pipelines = self.teams * self.stages * (2 + variant.residual) * block_vectors * 16
+        pipelines = self.teams * self.stages * (2 + variant.residual) * stage_vectors * 16
         thread_sums = (1 + variant.centred) * self.vecs_per_thread * variant.vec_width
         sums = 4 * thread_sums * self.team * self.teams if self.teams > 1 else 0
         return max(weight_bytes + pipelines, sums)
@@ -290,6 +249,9 @@ class PersistentConfig:
         fields = (1 + variant.centred) * 2 + variant.centred
         row_warps = self.cluster * self.threads // 32
         return 8 * self.teams * self.stages + 8 * row_warps * fields + 256 + edges
+
+
+BackwardConfig = WarpBackwardConfig | PersistentConfig
 
 
 def block_config(
@@ -348,23 +310,6 @@ def row_loop_config(
         stages=stages,
         weights_in_registers=weights_in_registers,
     )
-
-
-def warp_config(columns: int, variant: KernelVariant) -> WarpConfig | None:
-    """Return the lanes that hold a short row with the fewest empty places; None for other rows.
-
-    Aligned rows of 128 vectors are left to blocks of two warps, which reach 90 to 93 % of copying on an H200
-    at 1024 columns in bf16; 320 columns reached 40 % in blocks of one warp.
-    """
-    vectors = columns // variant.vec_width
-    bytes_each = variant.vec_width * variant.x_dtype.itemsize
-    if variant.dropout or bytes_each != 16 or vectors > 128 or (vectors == 128 and not variant.peel):
-        return None
-    most = 4 if variant.residual or variant.peel else 5  # vectors a lane, by their registers
-    shapes = [(lanes, max(1, -(-vectors // lanes))) for lanes in (8, 16, 32)]
-    # Of equal capacity, the fewest lanes: more rows in a warp, and fewer shuffles for each.
-    lanes, vecs_per_thread = min(((n, v) for n, v in shapes if v <= most), key=lambda s: (s[0] * s[1], s[0]))
-    return WarpConfig(lanes=lanes, vecs_per_thread=vecs_per_thread)
 
 
 @cache
@@ -450,12 +395,15 @@ def _shipped_row_loop(columns: int, variant: KernelVariant) -> RowLoopConfig | N
 @cache
 def choose_backward(
     columns: int, variant: KernelVariant, smem_per_sm: int, max_teams: int
-) -> PersistentConfig | None:
+) -> BackwardConfig | None:
     """Return the backward's configuration, or None: the multi-pass kernels take rows of any length.
 
-    A block has at most ``max_teams`` teams, a power of two, so that few rows still spread over all SMs.
+    A block has at most ``max_teams`` teams of a warp or more, a power of two, so that few rows still spread
+    over all SMs.
     """
-    if not smem_per_sm or variant.vec_width * variant.x_dtype.itemsize != 16 or variant.peel == SHIFTED:
+    if warp := warp_backward_config(columns, variant):
+        return warp
+    if not smem_per_sm or variant.vec_width * variant.x_dtype.itemsize != 16:
         return None
     config = _smallest_cluster_config(columns, variant, smem_per_sm)
     if config and config.teams > max_teams:
