@@ -27,9 +27,10 @@ from weft.ops.norms.warp_configs import WarpBackwardConfig, WarpConfig, warp_con
 
 EPS = 1e-5
 SM90_SMEM = 228 << 10
-# Backward: two blocks a row; three teams of two warps; the same about a single reference; three teams of one
-# warp; one block a row, without a tail; one warp a row, without a tail.
+# Backward: two blocks a row; the same, with the next row summed early; three teams of two warps; the same
+# about a single reference; three teams of one warp; one block a row and one warp a row, both without a tail.
 CLUSTER_OF_TWO = PersistentConfig(threads=64, team=64, vecs_per_thread=1, stages=2, cluster=2)
+LOOKAHEAD = replace(CLUSTER_OF_TWO, threads=32, team=32, vecs_per_thread=2, stages=3, lookahead=True)
 TEAMS_OF_TWO_WARPS = PersistentConfig(
     threads=192, team=64, vecs_per_thread=2, stages=3, weights_in_registers=False
 )
@@ -96,6 +97,20 @@ def _assert_close(actual: torch.Tensor, expected: torch.Tensor, units: float) ->
 
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="g++ is not installed")
+
+
+@needs_compiler
+@pytest.mark.parametrize(("parts", "columns"), [(1, 128), (14, 300), (16, 5), (66, 129)])
+def test_few_partial_rows_are_added_up(parts: int, columns: int, tmp_path: Path) -> None:
+    variant = KernelVariant(
+        x_dtype=torch.float32, weight_dtype=torch.float32, vec_width=4, centred=False, residual=False
+    )
+    kernel = with_cuda.multi_pass_backward_source(variant)
+    partials, sums = torch.randn(parts, columns), torch.empty(columns)
+    threads = with_cuda.COLUMN_THREADS
+    few = Emulated(build(kernel, "norm_sum_few_partials", tmp_path))
+    few(-(-columns // threads), threads, partials, sums, sums, parts, columns)
+    _assert_close(sums, partials.double().sum(0), 8)
 
 
 @needs_compiler
@@ -266,6 +281,8 @@ def test_rows_of_odd_length_agree_with_float64_and_no_load_leaves_them(
         (421, SINGLE_REFERENCE),
         (397, TEAMS_OF_ONE_WARP),
         (389, CLUSTER_OF_TWO),
+        (397, LOOKAHEAD),
+        (789, replace(LOOKAHEAD, threads=64, team=64, stages=4, weights_in_registers=False)),
         (67, replace(TEAMS_OF_ONE_WARP, vecs_per_thread=1)),
         (61, EIGHT_LANES),
         (345, replace(THIRTY_TWO_LANES, vecs_per_thread=3)),
@@ -329,6 +346,22 @@ def test_backward_of_short_rows_by_lanes_agrees_with_float64(
     assert torch.equal(dx, dr)
     for actual, expected_gradient in zip((dw, db), expected[1:], strict=False):
         _assert_close(actual, expected_gradient, 40)
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("rows", [3, 4, 31])
+@pytest.mark.parametrize("centred", [False, True])
+def test_lookahead_has_the_bits_of_the_same_cluster_without_it(rows: int, centred: bool) -> None:
+    """Aligned rows, for clusters that have one row, two, or many."""
+    x, weight, _, grad = _inputs(rows, 512)
+    for config in (replace(LOOKAHEAD, no_tail=True), replace(LOOKAHEAD, cluster=4, stages=4, no_tail=False)):
+        plain = replace(config, lookahead=False)
+        with_it, without = (
+            with_cuda.launch_backward(grad, None, x, weight, EPS, centred, config=c) for c in (config, plain)
+        )
+        assert all(torch.equal(a, b) for a, b in zip(with_it, without, strict=True))
 
 
 @pytest.mark.slow

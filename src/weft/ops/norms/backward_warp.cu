@@ -14,8 +14,13 @@
 // Rows may begin at any element (PEEL in row_view.cuh). A group's rows are then a multiple of N apart, which
 // the host ensures: they are all cut alike, and a lane has the same columns in all of them.
 #include "norm.cuh"
-#include "lane_row.cuh"
 
+#ifndef VECS_PER_THREAD
+#define VECS_PER_THREAD 2
+#endif
+#ifndef LANES
+#define LANES 32
+#endif
 #ifndef NO_TAIL
 #define NO_TAIL 0  // 1: every lane has all its vectors
 #endif
@@ -30,15 +35,30 @@ extern __shared__ __align__(128) unsigned char memory[];
 
 static_assert(!(PEEL && NO_TAIL), "a row with edges is cut where its address says");
 constexpr int GROUPS = THREADS / LANES, THREAD_COLUMNS = VECS_PER_THREAD * N;
-using LaneEdges = Edges<LANES>;
-constexpr int EDGES = LaneEdges::COUNT, SOME_EDGES = EDGES ? EDGES : 1;
+constexpr int EDGES = Edges<LANES>::COUNT, SOME_EDGES = EDGES ? EDGES : 1;
 
 // Sums of x - reference, of its square, of g w, and of g w (x - reference).
 enum { DIFF, SQUARE, GW, DOT, NUM_SUMS };
 
-// What a lane has of a row of all input tensors.
+// What a lane has of a row of one tensor: vectors LANES apart, and edges (row_view.cuh). Elements of vectors
+// past the row's end are 0.
+struct LaneRow {
+  Pack body[VECS_PER_THREAD];
+  WEFT_T edges[SOME_EDGES];  // a conversion here would wait for the load, a whole row too early
+
+  __device__ __forceinline__ void load(const WEFT_T* row, const RowView& view, int first) {
+    const Body<Pack> from(row + view.head);
+#pragma unroll
+    for (int i = 0; i < VECS_PER_THREAD; ++i)
+      body[i] = load_if(first + i * LANES < view.vecs, [&] { return from[first + i * LANES]; });
+#pragma unroll
+    for (int k = 0; k < EDGES; ++k)
+      if (first + k * LANES < view.edges) edges[k] = row[view.edge_column(first + k * LANES)];
+  }
+};
+
 struct LaneInputs {
-  LaneElements g, x, grad_s;
+  LaneRow g, x, grad_s;
 
   __device__ __forceinline__ void load(const WEFT_T* g_row, const WEFT_T* x_row, const WEFT_T* grad_s_row,
                                        const RowView& view, int first) {
@@ -49,9 +69,20 @@ struct LaneInputs {
 };
 
 // The value about which a row's sums are taken: its mean (EXACT_MEAN), or the mean of its first vector.
-__device__ __forceinline__ float row_reference(const LaneElements& x, float inverse_columns) {
+__device__ __forceinline__ float row_reference(const LaneRow& x, const RowView& view, int first,
+                                               float inverse_columns) {
   if (!CENTRED) return 0.0f;
-  if (EXACT_MEAN) return warp_sum<LANES>(x.sum()) * inverse_columns;
+  if (EXACT_MEAN) {
+    float total = 0.0f;
+#pragma unroll
+    for (int i = 0; i < VECS_PER_THREAD; ++i)
+#pragma unroll
+      for (int j = 0; j < N; ++j) total += element(x.body[i], j);
+#pragma unroll
+    for (int k = 0; k < EDGES; ++k)
+      if (first + k * LANES < view.edges) total += to_float(x.edges[k]);
+    return warp_sum<LANES>(total) * inverse_columns;
+  }
   float sum[N];
 #pragma unroll
   for (int j = 0; j < N; ++j) sum[j] = element(x.body[0], j);
@@ -169,7 +200,7 @@ norm_backward_warp(const WEFT_T* __restrict__ g, const WEFT_T* __restrict__ grad
   for (; row - within < rows; row += step) {
     LaneInputs now = next;
     load(next, row + step);
-    const float ref = row_reference(now.x, inverse_columns);
+    const float ref = row_reference(now.x, view, first, inverse_columns);
     Sums<NUM_SUMS> sums = {};
     const auto add = [&](float grad, float value, float weight) {
       const float diff = value - ref, gw = grad * weight;
@@ -188,7 +219,8 @@ norm_backward_warp(const WEFT_T* __restrict__ g, const WEFT_T* __restrict__ grad
     }
 #pragma unroll
     for (int k = 0; k < EDGES; ++k)
-      if (first + k * LANES < view.edges) add(now.g.edges.at[k], now.x.edges.at[k], edge_weights[k]);
+      if (first + k * LANES < view.edges)
+        add(to_float(now.g.edges[k]), to_float(now.x.edges[k]), edge_weights[k]);
     const Row statistics(ref, sums, inverse_columns, (float)eps);
     if (row >= rows) continue;
     WEFT_T* const out = dx + row * columns;
@@ -212,16 +244,16 @@ norm_backward_warp(const WEFT_T* __restrict__ g, const WEFT_T* __restrict__ grad
       reinterpret_cast<Pack*>(out + view.head)[at] = result;
       if (RESIDUAL) reinterpret_cast<Pack*>(out_s + view.head)[at] = result;
     }
-    float edge_gradients[SOME_EDGES] = {};
 #pragma unroll
     for (int k = 0; k < EDGES; ++k) {
       if (first + k * LANES >= view.edges) continue;
-      const float d = statistics.gradient(now.g.edges.at[k], now.x.edges.at[k], edge_weights[k],
-                                          column_sums.edges[0][k], column_sums.edges[CENTRED][k]);
-      edge_gradients[k] = RESIDUAL ? d + now.grad_s.edges.at[k] : d;
+      float d = statistics.gradient(to_float(now.g.edges[k]), to_float(now.x.edges[k]), edge_weights[k],
+                                    column_sums.edges[0][k], column_sums.edges[CENTRED][k]);
+      if (RESIDUAL) d += to_float(now.grad_s.edges[k]);
+      const int column = view.edge_column(first + k * LANES);
+      out[column] = from_float<WEFT_T>(d);
+      if (RESIDUAL) out_s[column] = from_float<WEFT_T>(d);
     }
-    now.x.edges.store(out, view, first, [&](int k) { return edge_gradients[k]; });
-    if (RESIDUAL) now.x.edges.store(out_s, view, first, [&](int k) { return edge_gradients[k]; });
   }
   column_sums.write(partials, view, columns);
 }

@@ -6,9 +6,26 @@
 // x, r: (rows, columns), with row strides; w, b: (columns,); y, s: (rows, columns) contiguous. Rows may begin
 // at any element (PEEL in row_view.cuh). Bytes: n read + n written; with RESIDUAL 2n + 2n.
 #include "norm.cuh"
-#include "lane_row.cuh"
 
-struct LaneRow : LaneElements {
+#ifndef VECS_PER_THREAD
+#define VECS_PER_THREAD 4
+#endif
+#ifndef LANES
+#define LANES 32
+#endif
+
+// The part of a row that a lane has. Elements past the row's end are 0.
+struct LaneRow {
+  Pack body[VECS_PER_THREAD];
+  Edges<LANES> edges;
+
+  __device__ __forceinline__ void load(const WEFT_T* row, const RowView& view, int first) {
+    const Body<Pack> from(row + view.head);
+#pragma unroll
+    for (int i = 0; i < VECS_PER_THREAD; ++i)
+      body[i] = load_if(first + i * LANES < view.vecs, [&] { return from[first + i * LANES]; });
+    edges.load(row, view, first, 0.0f);
+  }
   // Adds r, rounds to the dtype, and writes the sum to the row `s`.
   __device__ __forceinline__ void add(const LaneRow& r, WEFT_T* s, const RowView& view, int first) {
     Pack* const to = reinterpret_cast<Pack*>(s + view.head);
@@ -21,6 +38,16 @@ struct LaneRow : LaneElements {
     for (int k = 0; k < Edges<LANES>::COUNT; ++k)
       edges.at[k] = to_float(from_float<WEFT_T>(edges.at[k] + r.edges.at[k]));
     edges.store(s, view, first, [&](int k) { return edges.at[k]; });
+  }
+  __device__ __forceinline__ float sum() const {
+    float total = 0.0f;
+#pragma unroll
+    for (int i = 0; i < VECS_PER_THREAD; ++i)
+#pragma unroll
+      for (int j = 0; j < N; ++j) total += element(body[i], j);
+#pragma unroll
+    for (int k = 0; k < Edges<LANES>::COUNT; ++k) total += edges.at[k];
+    return total;
   }
   // The sums of x - mean and of its square.
   __device__ __forceinline__ Sums<2> about(float mean, const RowView& view, int first) const {

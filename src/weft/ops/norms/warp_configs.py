@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from weft.ops._common.layout import SHIFTED
 from weft.ops.norms.kernel_variant import KernelVariant
 
-# Vectors of the longest rows of the backward. Longer aligned rows fill the lanes of a warp, and a pipeline
-# brings them (backward.cu): 768 columns in bf16 reached 84 % of copying on an H200
+# Vectors of the longest rows of the backward. Longer rows fill the lanes of a warp, and a pipeline brings
+# them (backward.cu): 768 columns in bf16 reached 84 % of copying on an H200
 # (results/nvidia-h200/row-lengths.json).
-MOST_ALIGNED, MOST_PEELED = 64, 128
+MOST_VECTORS = 64
 MOST_LANE_VECTORS, MOST_LANE_EDGES = 4, 4
 # (threads, blocks an SM, registers a thread) of the backward.
 BLOCKS = ((384, 2, 80), (512, 1, 128), (384, 1, 168), (256, 1, 255))
@@ -103,7 +103,9 @@ def warp_config(columns: int, variant: KernelVariant) -> WarpConfig | None:
     shapes = [(lanes, max(1, -(-vectors // lanes))) for lanes in (8, 16, 32)]
     # Of equal capacity, the fewest lanes: more rows in a warp, and fewer shuffles for each.
     lanes, vecs_per_thread = min(((n, v) for n, v in shapes if v <= most), key=lambda s: (s[0] * s[1], s[0]))
-    return WarpConfig(lanes=lanes, vecs_per_thread=vecs_per_thread)
+    # An SM starts 12 blocks a us, which limits blocks that move less than 2.7 KB (softmax/with_cuda.py).
+    threads = 128 if vecs_per_thread == 1 else 64
+    return WarpConfig(lanes=lanes, vecs_per_thread=vecs_per_thread, threads=threads)
 
 
 def warp_backward_config(columns: int, variant: KernelVariant) -> WarpBackwardConfig | None:
@@ -113,7 +115,7 @@ def warp_backward_config(columns: int, variant: KernelVariant) -> WarpBackwardCo
         return None
     # Shifted rows leave at least a vector's elements to each of their two edges (row_view.cuh).
     vectors = max(1, columns // vec_width - 2 * (variant.peel == SHIFTED))
-    if vectors > (MOST_PEELED if variant.peel else MOST_ALIGNED):
+    if vectors > MOST_VECTORS:
         return None
     estimates = []
     for lanes in (4, 8, 16, 32):

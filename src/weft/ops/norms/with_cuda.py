@@ -51,6 +51,9 @@ MAX_TEAMS = 16  # that the backward's block may have, where each SM has as many 
 ROW_THREADS = 256  # threads of a block of the multi-pass backward
 PEELED_COLUMNS = (65, 321, 1001, 5003, 50257, 262143)  # odd rows, one or more for each forward kernel
 SUM_THREADS = 512  # threads of a block of norm_sum_partials
+# Threads of a block of norm_sum_few_partials, the most partial rows that it takes, and the fewest columns: a
+# column a thread, with which the loads of a thread are in flight together.
+COLUMN_THREADS, FEW_PARTS, MANY_COLUMNS = 128, 72, 16384
 # s = dropout(x) + residual and dx = dropout(ds), for rows that the norm kernels do not fuse with dropout.
 DROPOUT_KERNELS = ElementwiseKernels(FOLDER / "dropout_add.cu", "dropout_add", "dropout_back")
 
@@ -89,8 +92,9 @@ def backward_source(variant: KernelVariant, config: BackwardConfig) -> CudaSourc
 @cache
 def multi_pass_backward_source(variant: KernelVariant) -> CudaSource:
     """Return the kernels for any row; the last of them sums the partials of every backward."""
-    sizes = {"VEC_WIDTH": variant.vec_width, "THREADS": ROW_THREADS, "SUM_THREADS": SUM_THREADS}
-    kernels = ("norm_backward_rows", "norm_backward_columns", "norm_sum_partials")
+    sizes = {"VEC_WIDTH": variant.vec_width, "THREADS": ROW_THREADS}
+    sizes |= {"SUM_THREADS": SUM_THREADS, "COLUMN_THREADS": COLUMN_THREADS}
+    kernels = ("norm_backward_rows", "norm_backward_columns", "norm_sum_partials", "norm_sum_few_partials")
     label = f"norm_backward_multi_pass-{variant.label}-{variant.vec_width}"
     return _source("backward_multi_pass.cu", kernels, variant.macros | sizes, label, 80)
 
@@ -278,9 +282,11 @@ def launch_backward(
             (blocks, parts), ROW_THREADS, grad2d, x2d, statistics, partials, rows, columns,
             strides[0], strides[2],
         )  # fmt: skip
-    grid = (-(-columns // 32), 1 + centred)
-    sum_kernel = plain_source["norm_sum_partials"]
-    sum_launch = launch_and_prepare(sum_kernel, grid, SUM_THREADS, partials, dw, db, parts, columns)
+    name, block_columns, threads = "norm_sum_partials", 32, SUM_THREADS
+    if parts <= FEW_PARTS and columns >= MANY_COLUMNS:
+        name, block_columns, threads = "norm_sum_few_partials", COLUMN_THREADS, COLUMN_THREADS
+    grid = (-(-columns // block_columns), 1 + centred)
+    sum_launch = launch_and_prepare(plain_source[name], grid, threads, partials, dw, db, parts, columns)
     REPEATED.store_backward(key, rows_launch, sum_launch, partials)
     return dx, dr, dw, db
 
