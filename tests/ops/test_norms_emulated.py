@@ -308,6 +308,23 @@ def test_backward_of_rows_of_odd_length_agrees_with_float64(
         _assert_close(actual, expected_gradient, 40)
 
 
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("config", [TEAMS_OF_TWO_WARPS, EIGHT_LANES, LOOKAHEAD])
+def test_backward_of_whole_vectors_at_odd_addresses_agrees_with_float64(config: BackwardConfig) -> None:
+    """All rows begin equally; the number of blocks or clusters is then no multiple of a vector."""
+    columns = 60 if config is EIGHT_LANES else 420
+    x, weight, bias, grad = _inputs(7, columns)
+    x[2, ::61] /= 100
+    shifted = [torch.cat((t.new_zeros(1), t.flatten()))[1:].view(t.shape) for t in (grad, x)]
+    assert all(t.data_ptr() % 16 for t in shifted)
+    expected = _gradients64(x, weight, bias, grad, True)
+    dx, _, dw, db = with_cuda.launch_backward(shifted[0], None, shifted[1], weight, EPS, True, config)
+    for actual, expected_gradient in zip((dx, dw, db), expected, strict=True):
+        _assert_close(actual, expected_gradient, 40)
+
+
 def _gradients64(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, grad: torch.Tensor, centred: bool
 ) -> tuple[torch.Tensor, ...]:

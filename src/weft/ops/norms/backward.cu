@@ -16,7 +16,8 @@
 //
 // PEEL 1 and 2: a row begins at any element; with PEEL 1 equally far behind a multiple of 16 bytes in g, x,
 // grad_s and dx, with PEEL 2 anywhere in each of them. Rows that are a multiple of N apart then begin
-// equally, and the host launches a multiple of N blocks or clusters: all rows of a block are cut alike
+// equally, and the host launches a multiple of so many blocks or clusters (fewer, if rows that are fewer
+// apart begin equally, such as rows of whole vectors): all rows of a block are cut alike
 // (row_view.cuh), a thread has the same columns in all of them, and the first warp of a team takes the
 // edges, one a lane. With PEEL 2 a stage has one more vector: from the last multiple of 16 bytes before the
 // slice, because bulk copies begin at one, to the end of the vector in which the slice ends.
@@ -59,7 +60,7 @@ constexpr int TABLES = LOOKAHEAD ? 4 : 2;
 using ThreadRow = Pack[VECS_PER_THREAD];
 
 // Rows of a team: the first, and every row_step() after it. With PEEL the first rows of a block's teams are
-// gridDim.x / CLUSTER apart, a multiple of N.
+// gridDim.x / CLUSTER apart, so that they begin equally.
 __device__ __forceinline__ int first_row() {
   const int cluster = blockIdx.x / CLUSTER, team = threadIdx.x / TEAM;
   return PEEL ? cluster + gridDim.x / CLUSTER * team : cluster * TEAMS + team;

@@ -29,6 +29,12 @@ LOOKAHEAD_SHAPES = {
     True: ((512, 2, 2), (512, 4, 2), (512, 8, 2), (512, 8, 4)),
     False: ((512, 2, 4), (256, 8, 4), (512, 4, 2), (512, 8, 4)),
 }
+# The number of clusters of rows with edges is a multiple of 8: two small blocks an SM waste fewer SMs, 24 of
+# 28 clusters instead of 8 of 14.
+PEELED_LOOKAHEAD_SHAPES = {
+    True: ((512, 2, 2), (512, 4, 2), (256, 8, 4), (512, 8, 2), (512, 8, 4)),
+    False: LOOKAHEAD_SHAPES[False],
+}
 NAMED_BARRIERS = 15  # for teams of several warps: a block has 16, and __syncthreads uses one
 # Threads of a team: threads of its block, for dropout; the fastest of those timed
 # (results/nvidia-h200/sweep-dropout-2026-11-22.ndjson).
@@ -486,7 +492,8 @@ def _lookahead_config(columns: int, variant: KernelVariant, smem_per_sm: int) ->
     norm reached 73 % of copying in one block at 16384 columns, and 59 % in two at 32768
     (results/nvidia-h200/row-lengths.json).
     """
-    for threads, cluster, vecs_per_thread in LOOKAHEAD_SHAPES[variant.centred]:
+    shapes = PEELED_LOOKAHEAD_SHAPES if variant.peel else LOOKAHEAD_SHAPES
+    for threads, cluster, vecs_per_thread in shapes[variant.centred]:
         config = persistent_config(
             columns, variant, smem_per_sm, threads=threads, vecs_per_thread=vecs_per_thread, cluster=cluster,
             blocks_per_sm=PERSISTENT_THREADS // threads, stages=4, lookahead=True,

@@ -260,8 +260,9 @@ def launch_backward(
     plain_source = multi_pass_backward_source(replace(variant, dropout=False, peel=0))
     if config:
         parts = min(-(-rows // config.teams), _resident_clusters(config, num_sms(x.device)))
-        if variant.peel:  # all rows of a team begin equally if they are a multiple of a vector apart
-            step = variant.vec_width // gcd(variant.vec_width, config.rows_per_block)
+        if variant.peel:  # all rows of a team are to begin equally, as rows do that are `cycle` apart
+            cycle = variant.vec_width // gcd(variant.vec_width, columns, *strides)
+            step = cycle // gcd(cycle, config.rows_per_block)
             parts = max(1, parts // step) * step
         partials = _float32((1 + centred) * parts * columns, x.device)
         rows_launch = launch_and_prepare(
