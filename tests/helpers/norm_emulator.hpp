@@ -27,7 +27,7 @@
 using std::max;
 using std::min;
 typedef long long index_t;
-struct Index { unsigned x; };
+struct Index { unsigned x, y = 0; };  // one block along y
 struct float4 { float x, y, z, w; };
 struct uint4 { unsigned x, y, z, w; };
 static uint4 __ldcs(const uint4* from) { return *from; }
@@ -218,7 +218,7 @@ static void run_cluster(Cluster& cluster, unsigned first, int blocks, int thread
       if (b.dynamic[dynamic_bytes + k] != 0xff) fail("a write past shared memory");
 }
 static void launch(int grid, int cluster_size, int threads, int bytes, uint64_t seed) {
-  gridDim = {(unsigned)grid}, blockDim = {(unsigned)threads}, dynamic_bytes = bytes, random_state = seed;
+  gridDim = {(unsigned)grid, 1}, blockDim = {(unsigned)threads}, dynamic_bytes = bytes, random_state = seed;
   for (int first = 0; first < grid; first += cluster_size) {
     Cluster cluster;
     run_cluster(cluster, first, cluster_size, threads);

@@ -17,7 +17,7 @@ def _record() -> dict[str, Any]:
     shares = {"cuda": 0.9, "torch": 0.25}
     points = [
         {"operator": "softmax", "direction": "forward", "columns": n, "offset": k, "share": shares, "us": {}}
-        for n, k in row_lengths.points()
+        for n, k in row_lengths.Selection().points()
     ]
     fingerprint = {"device": "Some GPU", "date": "2026-01-02T03:04:05", "commit": "abcdef0123456789"}
     return {"machine": fingerprint, "copy": 4e12, "elements": 1 << 26, "points": points}
@@ -32,6 +32,19 @@ def test_torch_is_called_at_a_shifted_point(operator: str, direction: str) -> No
     output = calls["torch"]()
     first = output if isinstance(output, torch.Tensor) else output[0]
     assert first.shape == (10, 65) and first.isfinite().all()
+
+
+def test_a_part_of_the_grid_is_selected() -> None:
+    assert row_lengths.Selection(columns=(64, 65)).points() == [(64, 0), (65, 0), (64, 1)]
+    with pytest.raises(SystemExit):
+        row_lengths.main(["--columns", "66"])
+
+
+def test_a_wrong_gradient_of_the_weight_is_not_timed() -> None:
+    dx, dw = torch.randn(20, 65), torch.randn(65)
+    expected = row_lengths._sample((dx, dw))
+    assert row_lengths._agrees((dx, dw * 1.01), expected)
+    assert not row_lengths._agrees((dx, dw.roll(1)), expected)
 
 
 def test_a_record_is_shown_as_a_table_and_drawn(tmp_path: Path) -> None:

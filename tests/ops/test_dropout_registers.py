@@ -16,7 +16,8 @@ from weft.backends import disassemble
 from weft.backends.nvrtc import CudaSource
 from weft.core import registry
 from weft.ops.norms import with_cuda
-from weft.ops.norms.configs import KernelVariant, choose_backward, choose_forward
+from weft.ops.norms.configs import choose_backward, choose_forward
+from weft.ops.norms.kernel_variant import KernelVariant
 
 COMPARISON = re.compile(r"VIMNMX\.U16x2\S* R(\d+), P")
 INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:(@!?U?P\w+) )?(\S+) ?(.*?)\s*;")

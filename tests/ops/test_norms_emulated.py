@@ -20,21 +20,17 @@ from weft.backends.nvrtc import CudaSource
 from weft.ops._common import philox_dropout
 from weft.ops.norms import with_cuda, with_eager
 from weft.ops.norms.candidates import backward_candidates
-from weft.ops.norms.configs import (
-    BlockConfig,
-    KernelVariant,
-    PersistentConfig,
-    RowLoopConfig,
-    WarpConfig,
-    warp_config,
-)
+from weft.ops.norms.configs import BackwardConfig, BlockConfig, PersistentConfig, RowLoopConfig
+from weft.ops.norms.kernel_variant import KernelVariant
 from weft.ops.norms.spec import layer_norm64, rms_norm64
+from weft.ops.norms.warp_configs import WarpBackwardConfig, WarpConfig, warp_config
 
 EPS = 1e-5
 SM90_SMEM = 228 << 10
-# Backward: two blocks a row; three teams of two warps; the same about a single reference; three teams of one
-# warp; one block a row, without a tail; one warp a row, without a tail.
+# Backward: two blocks a row; the same, with the next row summed early; three teams of two warps; the same
+# about a single reference; three teams of one warp; one block a row and one warp a row, both without a tail.
 CLUSTER_OF_TWO = PersistentConfig(threads=64, team=64, vecs_per_thread=1, stages=2, cluster=2)
+LOOKAHEAD = replace(CLUSTER_OF_TWO, threads=32, team=32, vecs_per_thread=2, stages=3, lookahead=True)
 TEAMS_OF_TWO_WARPS = PersistentConfig(
     threads=192, team=64, vecs_per_thread=2, stages=3, weights_in_registers=False
 )
@@ -44,6 +40,9 @@ WHOLE_BLOCK = PersistentConfig(
     threads=96, team=96, vecs_per_thread=1, stages=3, no_tail=True, single_reference=True
 )
 FULL_WARPS = PersistentConfig(threads=96, team=32, vecs_per_thread=3, stages=2, no_tail=True)
+# Backward by lanes of a warp: eight rows in a block of two warps, and two rows.
+EIGHT_LANES = WarpBackwardConfig(lanes=8, vecs_per_thread=2, threads=64, blocks_per_sm=1)
+THIRTY_TWO_LANES = replace(EIGHT_LANES, lanes=32)
 # Forward: two rows at a time, the last row alone; two blocks for two rows; two blocks that loop over rows.
 TWO_ROWS = BlockConfig(threads=64, vecs_per_thread=2, rows=2)
 TWO_ROWS_IN_CLUSTER = BlockConfig(threads=64, vecs_per_thread=1, cluster=2, rows=2)
@@ -66,7 +65,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(with_cuda, "has_tma", lambda _: True)
 
     def kernel(source: CudaSource, name: str) -> Any:
-        if name == "norm_backward":  # the reference that 16-bit rows use
+        if name in ("norm_backward", "norm_backward_warp"):  # the reference that 16-bit rows use
             source = replace(source, defines=(*source.defines, ("EXACT_MEAN", "0")))
         if name == "norm_sum_partials":
             return _sum_partials
@@ -98,6 +97,20 @@ def _assert_close(actual: torch.Tensor, expected: torch.Tensor, units: float) ->
 
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="g++ is not installed")
+
+
+@needs_compiler
+@pytest.mark.parametrize(("parts", "columns"), [(1, 128), (14, 300), (16, 5), (66, 129)])
+def test_few_partial_rows_are_added_up(parts: int, columns: int, tmp_path: Path) -> None:
+    variant = KernelVariant(
+        x_dtype=torch.float32, weight_dtype=torch.float32, vec_width=4, centred=False, residual=False
+    )
+    kernel = with_cuda.multi_pass_backward_source(variant)
+    partials, sums = torch.randn(parts, columns), torch.empty(columns)
+    threads = with_cuda.COLUMN_THREADS
+    few = Emulated(build(kernel, "norm_sum_few_partials", tmp_path))
+    few(-(-columns // threads), threads, partials, sums, sums, parts, columns)
+    _assert_close(sums, partials.double().sum(0), 8)
 
 
 @needs_compiler
@@ -257,7 +270,8 @@ def test_rows_of_odd_length_agree_with_float64_and_no_load_leaves_them(
 @pytest.mark.slow
 @needs_compiler
 @pytest.mark.usefixtures("emulated")
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("shifted", [False, True])
 @pytest.mark.parametrize("add", [False, True])
 @pytest.mark.parametrize("centred", [False, True])
 @pytest.mark.parametrize(
@@ -267,20 +281,26 @@ def test_rows_of_odd_length_agree_with_float64_and_no_load_leaves_them(
         (421, SINGLE_REFERENCE),
         (397, TEAMS_OF_ONE_WARP),
         (389, CLUSTER_OF_TWO),
+        (397, LOOKAHEAD),
+        (789, replace(LOOKAHEAD, threads=64, team=64, stages=4, weights_in_registers=False)),
         (67, replace(TEAMS_OF_ONE_WARP, vecs_per_thread=1)),
+        (61, EIGHT_LANES),
+        (345, replace(THIRTY_TWO_LANES, vecs_per_thread=3)),
     ],
 )
 def test_backward_of_rows_of_odd_length_agrees_with_float64(
-    columns: int, config: PersistentConfig, centred: bool, add: bool
+    columns: int, config: BackwardConfig, centred: bool, add: bool, shifted: bool
 ) -> None:
-    """A block's rows all begin at the same element of a vector; 45 rows end in the middle of its teams."""
-    x, weight, bias, grad = _inputs(45, columns, 16.0 if config.single_reference else 1e4)
+    """A team's rows all begin at the same element of a vector; 45 rows end in the middle of its teams.
+
+    ``shifted``: the rows of x and of the gradient of s begin at other elements than those of dx.
+    """
+    is_single = isinstance(config, PersistentConfig) and config.single_reference
+    x, weight, bias, grad = _inputs(45, columns, 16.0 if is_single else 1e4)
     x[2, ::61] /= 100
     grad_s = torch.randn_like(x)
-    leaves = [v.double().requires_grad_() for v in (x, weight, bias)[: 2 + centred]]
-    y = layer_norm64(*leaves[:3], EPS) if centred else rms_norm64(*leaves[:2], EPS)
-    expected = torch.autograd.grad(y, leaves, grad.double())
-    rows = (place(grad, False), place(grad_s, False) if add else None, place(x, False))
+    expected = _gradients64(x, weight, bias, grad, centred)
+    rows = (place(grad, False), place(grad_s, shifted) if add else None, place(x, shifted))
     dx, dr, dw, db = with_cuda.launch_backward(*rows, weight, EPS, centred, config=config)
     _assert_close(dx, expected[0] + grad_s if add else expected[0], 40)
     assert torch.equal(dx, dr)
@@ -291,12 +311,90 @@ def test_backward_of_rows_of_odd_length_agrees_with_float64(
 @pytest.mark.slow
 @needs_compiler
 @pytest.mark.usefixtures("emulated")
-def test_backward_of_rows_at_odd_addresses_has_the_bits_of_aligned_ones() -> None:
-    x, weight, _, grad = _inputs(23, 421)
-    expected = with_cuda.launch_backward(grad, None, x, weight, EPS, True, config=TEAMS_OF_ONE_WARP)
-    elsewhere = (place(grad, True), None, place(x, True))
-    actual = with_cuda.launch_backward(*elsewhere, weight, EPS, True, config=TEAMS_OF_ONE_WARP)
-    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+@pytest.mark.parametrize("config", [TEAMS_OF_TWO_WARPS, EIGHT_LANES, LOOKAHEAD])
+def test_backward_of_whole_vectors_at_odd_addresses_agrees_with_float64(config: BackwardConfig) -> None:
+    """All rows begin equally; the number of blocks or clusters is then no multiple of a vector."""
+    columns = 60 if config is EIGHT_LANES else 420
+    x, weight, bias, grad = _inputs(7, columns)
+    x[2, ::61] /= 100
+    shifted = [torch.cat((t.new_zeros(1), t.flatten()))[1:].view(t.shape) for t in (grad, x)]
+    assert all(t.data_ptr() % 16 for t in shifted)
+    expected = _gradients64(x, weight, bias, grad, True)
+    dx, _, dw, db = with_cuda.launch_backward(shifted[0], None, shifted[1], weight, EPS, True, config)
+    for actual, expected_gradient in zip((dx, dw, db), expected, strict=True):
+        _assert_close(actual, expected_gradient, 40)
+
+
+def _gradients64(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, grad: torch.Tensor, centred: bool
+) -> tuple[torch.Tensor, ...]:
+    """Return the float64 gradients of x, weight and (``centred``) bias."""
+    leaves = [v.double().requires_grad_() for v in (x, weight, bias)[: 2 + centred]]
+    y = layer_norm64(*leaves[:3], EPS) if centred else rms_norm64(*leaves[:2], EPS)
+    return torch.autograd.grad(y, leaves, grad.double())
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "columns", "config"),
+    [
+        (45, 32, replace(EIGHT_LANES, no_tail=True, vecs_per_thread=1)),
+        (45, 28, replace(EIGHT_LANES, lanes=4)),
+        (3, 52, EIGHT_LANES),
+        (21, 168, replace(THIRTY_TWO_LANES, lanes=16, vecs_per_thread=3)),
+        (23, 256, replace(THIRTY_TWO_LANES, no_tail=True)),
+    ],
+)
+def test_backward_of_short_rows_by_lanes_agrees_with_float64(
+    rows: int, columns: int, config: WarpBackwardConfig, centred: bool, add: bool
+) -> None:
+    """Row counts that no block divides; the groups of a block have different numbers of rows, or none."""
+    x, weight, bias, grad = _inputs(rows, columns)
+    x[2, ::61] /= 100
+    grad_s = torch.randn_like(x) if add else None
+    expected = _gradients64(x, weight, bias, grad, centred)
+    dx, dr, dw, db = with_cuda.launch_backward(grad, grad_s, x, weight, EPS, centred, config=config)
+    _assert_close(dx, expected[0] if grad_s is None else expected[0] + grad_s, 40)
+    assert torch.equal(dx, dr)
+    for actual, expected_gradient in zip((dw, db), expected[1:], strict=False):
+        _assert_close(actual, expected_gradient, 40)
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("rows", [3, 4, 31])
+@pytest.mark.parametrize("centred", [False, True])
+def test_lookahead_has_the_bits_of_the_same_cluster_without_it(rows: int, centred: bool) -> None:
+    """Aligned rows, for clusters that have one row, two, or many."""
+    x, weight, _, grad = _inputs(rows, 512)
+    for config in (replace(LOOKAHEAD, no_tail=True), replace(LOOKAHEAD, cluster=4, stages=4, no_tail=False)):
+        plain = replace(config, lookahead=False)
+        with_it, without = (
+            with_cuda.launch_backward(grad, None, x, weight, EPS, centred, config=c) for c in (config, plain)
+        )
+        assert all(torch.equal(a, b) for a, b in zip(with_it, without, strict=True))
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.usefixtures("emulated")
+def test_gradient_of_a_short_row_does_not_depend_on_the_rows_beside_it() -> None:
+    """Every row of a batch, and all rows of parts of it, have the same bits; so have two runs."""
+    x, weight, _, grad = _inputs(37, 60)
+    dx, _, dw, db = with_cuda.launch_backward(grad, None, x, weight, EPS, True, EIGHT_LANES, invariant=True)
+    for first, last in ((0, 1), (5, 7), (20, 37)):
+        part = with_cuda.launch_backward(
+            grad[first:last], None, x[first:last], weight, EPS, True, EIGHT_LANES, invariant=True
+        )
+        assert torch.equal(part[0], dx[first:last])
+    again = with_cuda.launch_backward(grad, None, x, weight, EPS, True, EIGHT_LANES, invariant=True)
+    assert all(torch.equal(a, b) for a, b in zip(again, (dx, dx, dw, db), strict=True))
 
 
 @pytest.mark.slow

@@ -1,11 +1,13 @@
 """Efficiency of softmax and the norms against the length and the alignment of a row.
 
     python3 -m weft.lab.row_lengths --save results/<device>/row-lengths.json
+    python3 -m weft.lab.row_lengths --operators layer_norm rms_norm --directions backward --impl cuda
 
 Each point moves at least 64 MB, more than an L2 holds. The efficiency is the share of copying: the bytes that
 the operator must move, over the measured bandwidth of copying, over the time. A delay on the device comes
 before the calls, so that the host's time does not count. The result of a point is the median of several
-rounds, in which the implementations alternate. A point is timed only if its first rows agree with torch's.
+rounds, in which the implementations alternate. A point is timed only if its first rows, and the gradients of
+weight and bias, agree with torch's.
 Rows that are not whole vectors of 16 bytes, or do not begin at one, count as not aligned.
 """
 
@@ -14,7 +16,8 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,9 +52,19 @@ EPS = 1e-5
 Call = Callable[[], Any]
 
 
-def points() -> list[tuple[int, int]]:
-    """Return each row length with the elements between a multiple of 16 bytes and the inputs."""
-    return [(n, 0) for n in LENGTHS] + [(n, 1) for n in SHIFTED_LENGTHS]
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """The part of the grid that is measured; ``columns`` None is every row length."""
+
+    operators: Sequence[str] = OPERATORS
+    directions: Sequence[str] = DIRECTIONS
+    implementations: Sequence[str] = IMPLEMENTATIONS
+    columns: Sequence[int] | None = None
+
+    def points(self) -> list[tuple[int, int]]:
+        """Return each row length with the elements between a multiple of 16 bytes and the inputs."""
+        grid = [(n, 0) for n in LENGTHS] + [(n, 1) for n in SHIFTED_LENGTHS]
+        return [point for point in grid if self.columns is None or point[0] in self.columns]
 
 
 def is_aligned(columns: int, offset: int) -> bool:
@@ -88,24 +101,32 @@ def calls_at(operator: str, direction: str, columns: int, offset: int, **options
     return calls
 
 
-def _first(output: Any) -> torch.Tensor:
-    """Return the first eight rows of the output, or of the gradient of x, in float32."""
-    tensor: torch.Tensor = output if isinstance(output, torch.Tensor) else output[0]
-    return tensor[:8].float()
+def _sample(output: Any) -> list[torch.Tensor]:
+    """Return the first eight rows of each output, and the whole gradients of weight and bias, in float32."""
+    outputs = (output,) if isinstance(output, torch.Tensor) else output
+    return [t[:8].float() if t.dim() > 1 else t.float() for t in outputs]
 
 
-def _agrees(output: Any, expected: torch.Tensor) -> bool:
-    actual = _first(output)
+def _agrees(output: Any, expected: list[torch.Tensor]) -> bool:
+    return all(_is_close(a, e) for a, e in zip(_sample(output), expected, strict=True))
+
+
+def _is_close(actual: torch.Tensor, expected: torch.Tensor) -> bool:
     # An element's own size counts too: the largest gradients of a softmax are a hundred times the mean.
     scale = expected.square().mean().sqrt().clamp_min(1e-30) * 8 + expected.abs()
     return bool(((actual - expected).abs() <= AGREEMENT * scale).all())
 
 
-def time_calls(calls: dict[str, Call]) -> dict[str, float]:
-    """Return the median device time of a call in us, by implementation. A call that raises has no time."""
-    expected = _first(calls["torch"]())
+def time_calls(calls: dict[str, Call], names: Sequence[str] = IMPLEMENTATIONS) -> dict[str, float]:
+    """Return the median device time of a call in us, by implementation in ``names``.
+
+    A call that raises has no time.
+    """
+    expected = _sample(calls["torch"]())
     running = {}
     for name, call in calls.items():
+        if name not in names:
+            continue
         try:
             if not _agrees(call(), expected):
                 raise WeftError(f"{name} disagrees with torch: nothing is timed", hint="weft check")
@@ -127,18 +148,22 @@ def time_calls(calls: dict[str, Call]) -> dict[str, float]:
     return {name: round(statistics.median(t), 2) for name, t in times.items()}
 
 
-def run(elements: int = ELEMENTS) -> dict[str, Any]:
-    """Measure the grid on the current GPU; return the record, in us and as shares of copying."""
+def run(elements: int = ELEMENTS, selection: Selection | None = None) -> dict[str, Any]:
+    """Measure the grid, or a part of it, on the current GPU; return the record.
+
+    Times are in us, and as shares of copying. torch is called at every point, because the others must agree
+    with it.
+    """
+    selection = selection or Selection()
     limits = ceilings("cuda")
     assert limits is not None
     measured = []
-    for operator in OPERATORS:
-        for direction in DIRECTIONS:
-            for columns, offset in points():
+    for operator in selection.operators:
+        for direction in selection.directions:
+            for columns, offset in selection.points():
                 print(f"{operator} {direction} {columns}+{offset}", file=sys.stderr)
-                us = time_calls(
-                    calls_at(operator, direction, columns, offset, device="cuda", elements=elements)
-                )
+                calls = calls_at(operator, direction, columns, offset, device="cuda", elements=elements)
+                us = time_calls(calls, selection.implementations)
                 tensors = 2 if direction == "forward" else 3
                 floor = tensors * 2 * max(1, elements // columns) * columns / limits.copy * 1e6
                 share = {name: round(floor / t, 4) for name, t in us.items()}
@@ -254,6 +279,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--draw", type=Path, metavar="FILE", help="draw a saved record beside it; no GPU needed"
     )
+    parser.add_argument("--operators", nargs="+", choices=OPERATORS, default=OPERATORS)
+    parser.add_argument("--directions", nargs="+", choices=DIRECTIONS, default=DIRECTIONS)
+    parser.add_argument("--columns", nargs="+", type=int, choices=LENGTHS, metavar="N", help="row lengths")
+    parser.add_argument("--impl", nargs="+", choices=IMPLEMENTATIONS, default=IMPLEMENTATIONS)
     options = parser.parse_args(arguments)
     try:
         if options.draw:
@@ -262,7 +291,13 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         if not machine.has_gpu():
             raise WeftError("the grid of row lengths", expected="an NVIDIA GPU", got="none")
-        record = run()
+        selection = Selection(
+            operators=options.operators,
+            directions=options.directions,
+            implementations=options.impl,
+            columns=options.columns,
+        )
+        record = run(selection=selection)
         if options.save:
             write_json(options.save, record, what="the record", hint="name another file: --save")
     except WeftError as error:

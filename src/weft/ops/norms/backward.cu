@@ -14,10 +14,13 @@
 // dropout's gradient of dr. Shared memory: the slice of w unless WEIGHTS_IN_REGISTERS, then the
 // pipelines; the teams' sums reuse it after the last row.
 //
-// PEEL 1: a row begins at any element, equally far behind a multiple of 16 bytes in g, x, grad_s and dx.
-// Rows that are a multiple of N apart then begin equally, and the host launches a multiple of N blocks
-// or clusters: all rows of a block are cut alike (row_view.cuh), a thread has the same columns in all of
-// them, and the first warp of a team takes the edges, one a lane.
+// PEEL 1 and 2: a row begins at any element; with PEEL 1 equally far behind a multiple of 16 bytes in g, x,
+// grad_s and dx, with PEEL 2 anywhere in each of them. Rows that are a multiple of N apart then begin
+// equally, and the host launches a multiple of so many blocks or clusters (fewer, if rows that are fewer
+// apart begin equally, such as rows of whole vectors): all rows of a block are cut alike
+// (row_view.cuh), a thread has the same columns in all of them, and the first warp of a team takes the
+// edges, one a lane. With PEEL 2 a stage has one more vector: from the last multiple of 16 bytes before the
+// slice, because bulk copies begin at one, to the end of the vector in which the slice ends.
 #define VEC_WIDTH (16 / sizeof(WEFT_T))
 #define BACKWARD 1
 #include "hopper.cuh"
@@ -32,6 +35,9 @@
 #ifndef WEIGHTS_IN_REGISTERS
 #define WEIGHTS_IN_REGISTERS 0
 #endif
+#ifndef LOOKAHEAD
+#define LOOKAHEAD 0  // 1: a cluster sums the next row while the sums of this one travel between its blocks
+#endif
 
 #if __CUDA_ARCH__ >= 900
 
@@ -39,16 +45,22 @@ extern __shared__ __align__(128) unsigned char memory[];
 
 static_assert(!SINGLE_REFERENCE || CLUSTER == 1,
               "only the first block of a cluster has the row's first elements");
-static_assert(PEEL < 2 && MOST_EDGES <= 32 && !(PEEL && (NO_TAIL || WITH_DROPOUT)), "see PEEL above");
+static_assert(MOST_EDGES <= 32 && !(PEEL && (NO_TAIL || WITH_DROPOUT)), "see PEEL above");
+constexpr bool IS_SHIFTED = PEEL == 2;
 // THREAD_COLUMNS floats of running sums (twice as many with a bias) stay in registers for the whole kernel:
 // they, not the row, limit the vectors of a thread.
 constexpr int TENSORS = 2 + RESIDUAL, THREAD_COLUMNS = VECS_PER_THREAD * N;
-// More warps would need a second barrier before the stage may be overwritten.
-constexpr bool READ_STAGE_TWICE = TEAM == 32;
+// A second reading of the stage frees the registers in between. More warps need a second barrier before the
+// stage may be overwritten, which pays with LOOKAHEAD.
+constexpr bool READ_STAGE_TWICE = TEAM == 32 || LOOKAHEAD;
+static_assert(!LOOKAHEAD || (CLUSTER > 1 && STAGES > 2), "two rows are in use, and a third is on its way");
+// Tables of partial sums. A block publishes row r + TABLES when all warps of the cluster have published row
+// r + TABLES - 1 - LOOKAHEAD, and with it have read the sums of the row 1 + LOOKAHEAD before that one.
+constexpr int TABLES = LOOKAHEAD ? 4 : 2;
 using ThreadRow = Pack[VECS_PER_THREAD];
 
 // Rows of a team: the first, and every row_step() after it. With PEEL the first rows of a block's teams are
-// gridDim.x / CLUSTER apart, a multiple of N.
+// gridDim.x / CLUSTER apart, so that they begin equally.
 __device__ __forceinline__ int first_row() {
   const int cluster = blockIdx.x / CLUSTER, team = threadIdx.x / TEAM;
   return PEEL ? cluster + gridDim.x / CLUSTER * team : cluster * TEAMS + team;
@@ -56,8 +68,9 @@ __device__ __forceinline__ int first_row() {
 __device__ __forceinline__ int row_step() { return gridDim.x / CLUSTER * TEAMS; }
 
 // A team's pipeline of rows: stage k holds one slice of `bytes` bytes of each of TENSORS tensors.
-// The slice of row r of tensor t starts at source[t] + r stride[t]. The team's first thread issues
-// the copies; an mbarrier for each stage counts their bytes.
+// The slice of row r of tensor t starts at source[t] + r stride[t], in its stage `past[t]` bytes after the
+// start (0 unless PEEL is 2). The team's first thread issues the copies; an mbarrier for each stage counts
+// their bytes.
 struct RowPipeline {
   const WEFT_T* source[TENSORS];
   index_t stride[TENSORS];
@@ -65,6 +78,7 @@ struct RowPipeline {
   int bytes;
   unsigned char* base;
   unsigned long long* arrived;  // STAGES mbarriers
+  int past[TENSORS] = {};
   int stage = 0;
   unsigned phase = 0;  // parity of the mbarriers; flips each time all stages have been used
 
@@ -78,12 +92,18 @@ struct RowPipeline {
     mbarrier_expect_bytes(arrived + to_stage, TENSORS * bytes);
 #pragma unroll
     for (int t = 0; t < TENSORS; ++t)
-      bulk_copy(at + t * bytes, source[t] + row * stride[t], bytes, arrived + to_stage);
+      bulk_copy(at + t * bytes, reinterpret_cast<const char*>(source[t] + row * stride[t]) - past[t], bytes,
+                arrived + to_stage);
   }
 
   // Initialises the mbarriers and issues the first loads. The barrier between lets no thread wait on
   // an mbarrier before it is initialised, and no block write to another that has not started.
   __device__ __forceinline__ void start() {
+    if (IS_SHIFTED) {
+#pragma unroll
+      for (int t = 0; t < TENSORS; ++t)
+        past[t] = (int)((unsigned long long)(source[t] + first_row() * stride[t]) % 16);
+    }
     if (is_producer())
       for (int k = 0; k < STAGES; ++k) init_mbarriers(arrived + k);
 #if CLUSTER > 1
@@ -98,14 +118,16 @@ struct RowPipeline {
   __device__ __forceinline__ void wait_for_row() {
     if (bytes) mbarrier_wait(arrived + stage, phase);
   }
-  // Tensor t of the row in the current stage.
-  __device__ __forceinline__ const Pack* stage_row(int t) const {
-    return reinterpret_cast<const Pack*>(base + (stage * TENSORS + t) * bytes);
+  // Tensor t of the row in a stage.
+  __device__ __forceinline__ Body<Pack> stage_row(int t, int in_stage) const {
+    return {reinterpret_cast<const Pack*>(base + (in_stage * TENSORS + t) * bytes), past[t]};
   }
 
-  // To be called when the whole team has read `row`: loads the row STAGES steps later in its place.
-  __device__ __forceinline__ void advance(int row) {
-    if (is_producer()) issue_load(row + STAGES * row_step(), stage);
+  // To be called when the whole team has read `row` in a stage: loads the row STAGES steps later there.
+  __device__ __forceinline__ void reload(int row, int in_stage) {
+    if (is_producer()) issue_load(row + STAGES * row_step(), in_stage);
+  }
+  __device__ __forceinline__ void next_stage() {
     if (++stage == STAGES) {
       stage = 0;
       phase ^= 1;
@@ -147,7 +169,8 @@ __device__ __forceinline__ PartialSums thread_sums(const ThreadRow& x, const Thr
 struct Edge {
   bool exists, in_warp;  // this lane has one; its warp has some
   int column, count;     // count: of the row's edges
-  float weight, next_g, next_x, next_grad_s;
+  float weight;
+  WEFT_T next_g, next_x, next_grad_s;  // a conversion at the load would wait for it: 0.9 us a row on an H200
   float sums[1 + CENTRED] = {};
 
   __device__ __forceinline__ Edge(const RowView& view, const WEFT_W* w) : count(view.edges) {
@@ -159,9 +182,9 @@ struct Edge {
   // Issues the loads of a row's edge, which the next pass of the row loop uses.
   __device__ __forceinline__ void load(const WEFT_T* g, const WEFT_T* x, const WEFT_T* grad_s) {
     if (!exists) return;
-    next_g = to_float(g[column]);
-    next_x = to_float(x[column]);
-    if (RESIDUAL) next_grad_s = to_float(grad_s[column]);
+    next_g = g[column];
+    next_x = x[column];
+    if (RESIDUAL) next_grad_s = grad_s[column];
   }
   // The edge's dx; `diff` is x - reference. Adds to the sums.
   __device__ __forceinline__ WEFT_T gradient(float g, float diff, float grad_s, const RowStatistics& row) {
@@ -173,16 +196,14 @@ struct Edge {
   }
 };
 
-// exchange_partials publishes the thread's sums and waits until all threads of the row have done so;
-// row_statistics then reads them. Both have a version for a single reference.
+// publish publishes the thread's sums of a row; wait_for_sums waits until all threads of the row have done
+// so; row_statistics then reads them. There is another version for a single reference.
 #if SINGLE_REFERENCE
 using Table = WarpEntry[ROW_WARPS];
-__device__ __forceinline__ float exchange_partials(const PartialSums& sums, float, Table& table,
-                                                   unsigned long long*, unsigned) {
-  const float total = publish_partials(sums, table);
-  row_barrier();
-  return total;
+__device__ __forceinline__ float publish(const PartialSums& sums, float, Table& table, unsigned long long*) {
+  return publish_partials(sums, table);
 }
+__device__ __forceinline__ void wait_for_sums(unsigned long long*, unsigned) { row_barrier(); }
 __device__ __forceinline__ RowStatistics row_statistics(float total, float, const Table& table,
                                                         const WarpCounts&, float inverse_columns,
                                                         float eps) {
@@ -192,19 +213,22 @@ __device__ __forceinline__ RowStatistics row_statistics(float total, float, cons
 // Blocks of a cluster count the arriving bytes on an mbarrier: the cluster's own barrier would also
 // wait for their stores of dx.
 using Table = float[ROW_WARPS * NUM_FIELDS];
-__device__ __forceinline__ float exchange_partials(const PartialSums& sums, float ref, Table& table,
-                                                   unsigned long long* sums_arrived,
-                                                   unsigned phase) {
+__device__ __forceinline__ float publish(const PartialSums& sums, float ref, Table& table,
+                                         unsigned long long* sums_arrived) {
 #if CLUSTER > 1
   if (threadIdx.x == 0) mbarrier_expect_bytes(sums_arrived, sizeof(table));
-  const float total = publish_partials<true>(sums, ref, table, sums_arrived);
+  return publish_partials<true>(sums, ref, table, sums_arrived);
+#else
+  return publish_partials(sums, ref, table);
+#endif
+}
+__device__ __forceinline__ void wait_for_sums(unsigned long long* sums_arrived, unsigned phase) {
+#if CLUSTER > 1
   mbarrier_wait(sums_arrived, phase);
   __syncwarp();
 #else
-  const float total = publish_partials(sums, ref, table);
   row_barrier();
 #endif
-  return total;
 }
 __device__ __forceinline__ RowStatistics row_statistics(float total, float ref, const Table& table,
                                                         const WarpCounts& counts,
@@ -212,6 +236,39 @@ __device__ __forceinline__ RowStatistics row_statistics(float total, float ref, 
   return merge_partials(total, ref, table, counts, inverse_columns, eps);
 }
 #endif
+
+// A row whose sums this thread has published: its reference, the lane's total, its stage, its edge.
+struct PublishedRow {
+  float ref, total;
+  int stage;
+  float edge_g, edge_x, edge_grad_s;
+};
+
+// What the second pass over a row needs, computed once.
+struct RowTerms {
+  float ref, rstd, offset, mean_gw, mean_gw_xhat, mean, slope;
+
+  __device__ __forceinline__ RowTerms(const RowStatistics& row, float ref_)
+      : ref(ref_), rstd(row.rstd), offset(-row.shift * row.rstd), mean_gw(row.mean_gw * row.rstd),
+        mean_gw_xhat(row.mean_gw_xhat * row.rstd), mean(ref_ + row.shift),
+        slope(mean_gw_xhat * row.rstd) {}  // `slope` includes rstd twice: for xhat and for dx
+
+  // dx of an element, without the gradient of s. Adds the element to its column's sums over all rows of a
+  // team, in float32, in the order of the rows; norm_sum_partials adds the blocks' sums.
+  __device__ __forceinline__ float gradient(float g, float x, float weight, float& dw, float& db) const {
+    if (CENTRED) db += g;
+#if SINGLE_REFERENCE
+    // `scaled` has the factor rstd that `diff` lacks: their product is g xhat.
+    const float diff = x - mean, scaled = g * rstd;
+    dw = fmaf(scaled, diff, dw);
+    return fmaf(scaled, weight, -(CENTRED ? fmaf(diff, slope, mean_gw) : diff * slope));
+#else
+    const float diff = x - ref, xhat = CENTRED ? fmaf(diff, rstd, offset) : diff * rstd;
+    dw = fmaf(g, xhat, dw);
+    return fmaf(g * weight, rstd, -(CENTRED ? fmaf(xhat, mean_gw_xhat, mean_gw) : xhat * mean_gw_xhat));
+#endif
+  }
+};
 
 // A partial row begins at any float where a row has any length.
 __device__ __forceinline__ void store_four(float* to, const float* four) {
@@ -283,12 +340,13 @@ norm_backward(const WEFT_T* __restrict__ g, const WEFT_T* __restrict__ grad_s,
               index_t g_stride, index_t grad_s_stride, index_t x_stride,
               double eps DROPOUT_PARAMETERS) {
   __shared__ unsigned long long arrived[TEAMS][STAGES];
-  __shared__ Table table[2][TEAMS];
-  __shared__ unsigned long long sums_arrived[2];
+  __shared__ Table table[TABLES][TEAMS];
+  __shared__ unsigned long long sums_arrived[TABLES];
   __shared__ float edge_table[PEEL ? TEAMS : 1][1 + CENTRED][32];
   const RowView view(dx + (index_t)(blockIdx.x / CLUSTER) * columns, columns);
   const Slice slice(view.vecs);
-  const int team = threadIdx.x / TEAM, first = threadIdx.x % TEAM, bytes = slice.count * 16;
+  const int team = threadIdx.x / TEAM, first = threadIdx.x % TEAM;
+  const int bytes = slice.count ? (slice.count + IS_SHIFTED) * 16 : 0;
   const index_t from = view.head + (index_t)slice.begin * N;
   Weights* const shared_weights = reinterpret_cast<Weights*>(memory);
   // Bulk copies need 16-byte addresses; the pipelines start at the next multiple of 128.
@@ -302,7 +360,7 @@ norm_backward(const WEFT_T* __restrict__ g, const WEFT_T* __restrict__ grad_s,
     pipeline.stride[1 + RESIDUAL] = grad_s_stride;
   }
   Weights weights[VECS_PER_THREAD];
-  if (CLUSTER > 1 && threadIdx.x == 0) init_mbarriers(sums_arrived, 2);
+  if (CLUSTER > 1 && threadIdx.x == 0) init_mbarriers(sums_arrived, TABLES);
   if (!WEIGHTS_IN_REGISTERS) pipeline.start();
   Edge edge(view, w);
   if (first_row() < rows)
@@ -319,43 +377,52 @@ norm_backward(const WEFT_T* __restrict__ g, const WEFT_T* __restrict__ grad_s,
   const WarpCounts counts = warp_counts(slice.per_row, slice.per_block, view.edges);
   const float inverse_columns = __frcp_rn((float)columns);
   float column_sums[1 + CENTRED][THREAD_COLUMNS] = {};
-  unsigned parity = 0, phase = 0;  // of the table in use, and of its mbarrier
-  for (int row = first_row(); row < rows; row += row_step(), parity ^= 1) {
-    pipeline.wait_for_row();
+  PublishedRow published = {};
+  int publications = 0, finished = 0;  // rows; table n % TABLES has the sums of row n
+  for (int row = first_row() - LOOKAHEAD * row_step(); row < rows; row += row_step()) {
+    const int summed = row + LOOKAHEAD * row_step();  // the row of the first pass
+    const PublishedRow previous = published;
     ThreadRow gs, xs, grads_s;
+    if (!LOOKAHEAD || summed < rows) {
+      pipeline.wait_for_row();
+      published = {0, 0, pipeline.stage};
+      if (edge.exists) {
+        published.edge_g = to_float(edge.next_g), published.edge_x = to_float(edge.next_x);
+        if (RESIDUAL) published.edge_grad_s = to_float(edge.next_grad_s);
+      }
 #pragma unroll
-    for (int i = 0; i < VECS_PER_THREAD; ++i) {
-      const int at = first + i * TEAM;
-      const bool in_slice = NO_TAIL || at < slice.count;
-      gs[i] = in_slice ? pipeline.stage_row(0)[at] : zeros();
-      xs[i] = in_slice ? pipeline.stage_row(1)[at] : zeros();
-      if (RESIDUAL && !READ_STAGE_TWICE)
-        grads_s[i] = in_slice ? pipeline.stage_row(1 + RESIDUAL)[at] : zeros();
-    }
-    const float edge_g = edge.next_g, edge_x = edge.next_x, edge_grad_s = edge.next_grad_s;
-    const index_t next = row + row_step();
-    if (PEEL && next < rows)
-      edge.load(g + next * g_stride, x + next * x_stride, grad_s + next * grad_s_stride);
+      for (int i = 0; i < VECS_PER_THREAD; ++i) {
+        const int at = first + i * TEAM;
+        const bool in_slice = NO_TAIL || at < slice.count;
+        gs[i] = in_slice ? pipeline.stage_row(0, pipeline.stage)[at] : zeros();
+        xs[i] = in_slice ? pipeline.stage_row(1, pipeline.stage)[at] : zeros();
+        if (RESIDUAL && !READ_STAGE_TWICE)
+          grads_s[i] = in_slice ? pipeline.stage_row(1 + RESIDUAL, pipeline.stage)[at] : zeros();
+      }
+      const index_t next = summed + row_step();
+      if (PEEL && next < rows)
+        edge.load(g + next * g_stride, x + next * x_stride, grad_s + next * grad_s_stride);
 #if SINGLE_REFERENCE
-    const float ref = row_reference(pipeline.stage_row(1));
+      published.ref = row_reference(pipeline.stage_row(1, pipeline.stage));
 #else
-    const float ref =
-        warp_reference(xs, slice.count, edge.exists ? edge_x : 0.0f, edge.in_warp ? edge.count : 0);
+      published.ref = warp_reference(xs, slice.count, published.edge_x,
+                                     edge.in_warp ? edge.count : 0);
 #endif
-    PartialSums sums = thread_sums(xs, gs, weights, shared_weights, ref, first, slice.count);
-    if (edge.exists) add_element(sums, edge_x - ref, edge_g * edge.weight);
-    const float total =
-        exchange_partials(sums, ref, table[parity][team], sums_arrived + parity, phase);
-    // Parity 0, 1, 0, 1, ... and phase 0, 0, 1, 1, ...: the phase flips after each use of the second table.
-    phase ^= parity;  // each of the two mbarriers completes a phase at every second row
-    if (!READ_STAGE_TWICE) pipeline.advance(row);
-    const RowStatistics statistics =
-        row_statistics(total, ref, table[parity][team], counts, inverse_columns, (float)eps);
-    const float rstd = statistics.rstd, offset = -statistics.shift * rstd;
-    const float mean_gw = statistics.mean_gw * rstd;
-    const float mean_gw_xhat = statistics.mean_gw_xhat * rstd;
-    // `slope` includes rstd twice, once for xhat and once for dx.
-    const float mean = ref + statistics.shift, slope = mean_gw_xhat * rstd;
+      PartialSums sums = thread_sums(xs, gs, weights, shared_weights, published.ref, first, slice.count);
+      if (edge.exists)
+        add_element(sums, published.edge_x - published.ref, published.edge_g * edge.weight);
+      const int at = publications++ % TABLES;
+      published.total = publish(sums, published.ref, table[at][team], sums_arrived + at);
+      pipeline.next_stage();
+    }
+    if (LOOKAHEAD && row < 0) continue;
+    const PublishedRow current = LOOKAHEAD ? previous : published;
+    const int from_table = finished % TABLES;
+    wait_for_sums(sums_arrived + from_table, finished++ / TABLES % 2);
+    if (!READ_STAGE_TWICE) pipeline.reload(row, current.stage);
+    const RowStatistics statistics = row_statistics(current.total, current.ref, table[from_table][team],
+                                                    counts, inverse_columns, (float)eps);
+    const RowTerms terms(statistics, current.ref);
 #pragma unroll
     for (int i = 0; i < VECS_PER_THREAD; ++i) {
       const int at = first + i * TEAM;
@@ -363,9 +430,9 @@ norm_backward(const WEFT_T* __restrict__ g, const WEFT_T* __restrict__ grad_s,
       if (SINGLE_REFERENCE) asm volatile("" ::: "memory");  // one vector at a time: two would spill
       const Weights v = WEIGHTS_IN_REGISTERS ? weights[i] : shared_weights[at];
       if (READ_STAGE_TWICE) {
-        gs[i] = pipeline.stage_row(0)[at];
-        xs[i] = pipeline.stage_row(1)[at];
-        if (RESIDUAL) grads_s[i] = pipeline.stage_row(1 + RESIDUAL)[at];
+        gs[i] = pipeline.stage_row(0, current.stage)[at];
+        xs[i] = pipeline.stage_row(1, current.stage)[at];
+        if (RESIDUAL) grads_s[i] = pipeline.stage_row(1 + RESIDUAL, current.stage)[at];
       } else {
         discard_floats(xs[i]);
         discard_floats(gs[i]);
@@ -376,27 +443,12 @@ norm_backward(const WEFT_T* __restrict__ g, const WEFT_T* __restrict__ grad_s,
       float ds[N];
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-#if SINGLE_REFERENCE
-        // `scaled` has the factor rstd that `xhat` lacks: their product is g xhat.
-        const float grad = element(gs[i], j), diff = element(xs[i], j) - mean;
-        const float xhat = diff, scaled = grad * rstd;
-        const float projection = CENTRED ? fmaf(diff, slope, mean_gw) : diff * slope;
-        float d = fmaf(scaled, element(v, j), -projection);
-#else
-        const float grad = element(gs[i], j), diff = element(xs[i], j) - ref, scaled = grad;
-        const float xhat = CENTRED ? fmaf(diff, rstd, offset) : diff * rstd;
-        const float projection = CENTRED ? fmaf(xhat, mean_gw_xhat, mean_gw) : xhat * mean_gw_xhat;
-        float d = fmaf(grad * element(v, j), rstd, -projection);
-#endif
+        float d = terms.gradient(element(gs[i], j), element(xs[i], j), element(v, j),
+                                 column_sums[0][i * N + j], column_sums[CENTRED][i * N + j]);
         // The gradient that reaches s directly is added in float32, before the only rounding.
         if (RESIDUAL) d += element(grads_s[i], j);
         ds[j] = d;
         out.at[j] = from_float<WEFT_T>(d);
-        // Sums over all rows of a team in float32, in the order of the rows; norm_sum_partials adds the
-        // blocks' sums.
-        float& dw = column_sums[0][i * N + j];
-        dw = fmaf(scaled, xhat, dw);
-        if (CENTRED) column_sums[CENTRED][i * N + j] += grad;
       }
       // dr is the gradient of the residual: dropout does not apply to it, and to dx it does.
       if (RESIDUAL)
@@ -411,13 +463,14 @@ norm_backward(const WEFT_T* __restrict__ g, const WEFT_T* __restrict__ grad_s,
       if (WITH_DROPOUT && READ_STAGE_TWICE && NO_TAIL) __syncwarp();
     }
     if (edge.exists) {
-      const WEFT_T d = edge.gradient(edge_g, edge_x - ref, edge_grad_s, statistics);
+      const WEFT_T d = edge.gradient(current.edge_g, current.edge_x - current.ref, current.edge_grad_s,
+                                     statistics);
       dx[(index_t)row * columns + edge.column] = d;
       if (RESIDUAL) dr[(index_t)row * columns + edge.column] = d;
     }
     if (READ_STAGE_TWICE) {
-      __syncwarp();
-      pipeline.advance(row);
+      team_barrier();
+      pipeline.reload(row, current.stage);
     }
   }
   partials += blockIdx.x / CLUSTER * columns;

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from weft.ops.norms.configs import (
     BlockConfig,
-    KernelVariant,
     PersistentConfig,
     RowLoopConfig,
     block_config,
@@ -14,6 +13,7 @@ from weft.ops.norms.configs import (
     row_loop_config,
     single_reference_pays,
 )
+from weft.ops.norms.kernel_variant import KernelVariant
 
 # (vecs_per_thread, cluster, rows, prefetch_weights, evict_first)
 SHORT_ROWS = (

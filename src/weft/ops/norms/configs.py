@@ -11,56 +11,36 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 
-import torch
-
-from weft.ops._common.layout import CUDA_TYPES, SHIFTED, dtype_name
+from weft.ops._common.layout import SHIFTED
+from weft.ops.norms.kernel_variant import KernelVariant
+from weft.ops.norms.warp_configs import (
+    WarpBackwardConfig,
+    WarpConfig,
+    warp_backward_config,
+    warp_config,
+)
 
 PERSISTENT_THREADS = 512  # a block of the backward; with 128 registers a thread it fills an SM
 ENOUGH_BYTES_IN_FLIGHT = 24 << 10  # loads in flight with which the backward of an SM does not wait
+ENOUGH_BYTES_AHEAD = 40 << 10  # loads in flight behind two rows in use, with which an SM does not wait
+# (threads, cluster, vectors a thread) of the backward with lookahead, by `centred`, in order of preference.
+# Two sums a column leave registers for two vectors; four are for the longest rows.
+LOOKAHEAD_SHAPES = {
+    True: ((512, 2, 2), (512, 4, 2), (512, 8, 2), (512, 8, 4)),
+    False: ((512, 2, 4), (256, 8, 4), (512, 4, 2), (512, 8, 4)),
+}
+# The number of clusters of rows with edges is a multiple of 8: two small blocks an SM waste fewer SMs, 24 of
+# 28 clusters instead of 8 of 14.
+PEELED_LOOKAHEAD_SHAPES = {
+    True: ((512, 2, 2), (512, 4, 2), (256, 8, 4), (512, 8, 2), (512, 8, 4)),
+    False: LOOKAHEAD_SHAPES[False],
+}
 NAMED_BARRIERS = 15  # for teams of several warps: a block has 16, and __syncthreads uses one
 # Threads of a team: threads of its block, for dropout; the fastest of those timed
 # (results/nvidia-h200/sweep-dropout-2026-11-22.ndjson).
 DROPOUT_BLOCK_THREADS = {96: 768, 128: 640, 512: 1024}
 # (vectors a thread, most threads a block) for rows that one block holds, in order of preference.
 ONE_BLOCK_SHAPES = ((2, 128), (3, 128), (4, 1024))
-
-
-@dataclass(frozen=True, kw_only=True)
-class KernelVariant:
-    """The properties that one program is compiled for; ``vec_width`` is in elements.
-
-    ``peel`` is ``PEEL`` of row_view.cuh: how 16-byte vectors move rows that are not whole aligned vectors.
-    """
-
-    x_dtype: torch.dtype
-    weight_dtype: torch.dtype
-    vec_width: int
-    centred: bool
-    residual: bool
-    dropout: bool = False
-    peel: int = 0
-
-    @property
-    def has_aligned_rows(self) -> bool:
-        """True if rows are whole vectors of 16 bytes, which the bulk copy engine requires."""
-        return self.vec_width * self.x_dtype.itemsize == 16 and not self.peel
-
-    @property
-    def macros(self) -> dict[str, object]:
-        return {
-            "WEFT_T": CUDA_TYPES[self.x_dtype],
-            "WEFT_W": CUDA_TYPES[self.weight_dtype],
-            "CENTRED": int(self.centred),
-            "RESIDUAL": int(self.residual),
-            **({"WITH_DROPOUT": 1} if self.dropout else {}),
-            **({"PEEL": self.peel} if self.peel else {}),
-        }
-
-    @property
-    def label(self) -> str:
-        flags = f"{int(self.centred)}{int(self.residual)}" + "1" * self.dropout
-        peel = f"-peel{self.peel}" if self.peel else ""
-        return f"{dtype_name(self.x_dtype)}-{dtype_name(self.weight_dtype)}-{flags}{peel}"
 
 
 def _check_threads_and_cluster(threads: int, cluster: int) -> None:
@@ -189,24 +169,6 @@ class MultiPassConfig:
         return str(self.threads)
 
 
-@dataclass(frozen=True, kw_only=True)
-class WarpConfig:
-    """Forward of short rows (``norm_warp``): ``lanes`` lanes of a warp hold a row in registers."""
-
-    lanes: int
-    vecs_per_thread: int
-    threads: int = 64
-
-    @property
-    def macros(self) -> dict[str, object]:
-        return {"THREADS": self.threads, "LANES": self.lanes, "VECS_PER_THREAD": self.vecs_per_thread}
-
-    @property
-    def label(self) -> str:
-        """A text that differs for different programs."""
-        return f"{self.threads}x{self.vecs_per_thread}-{self.lanes}"
-
-
 ForwardConfig = WarpConfig | BlockConfig | RowLoopConfig | MultiPassConfig
 
 
@@ -218,7 +180,8 @@ class PersistentConfig:
     ``vecs_per_thread`` vectors; ``stages`` rows are in flight for each team; an SM holds ``blocks_per_sm``
     blocks. Weights are in registers (``weights_in_registers``) or in shared memory. ``no_tail``: every
     thread has all its vectors. ``single_reference``: all warps of a 16-bit row take their sums about one
-    reference (row_statistics.cuh), for rows of one block.
+    reference (row_statistics.cuh), for rows of one block. ``lookahead``: a cluster sums the next row while
+    the sums of this one travel between its blocks; it reads a row twice from shared memory.
     """
 
     threads: int
@@ -230,6 +193,7 @@ class PersistentConfig:
     weights_in_registers: bool = True
     no_tail: bool = False
     single_reference: bool = False
+    lookahead: bool = False
 
     def __post_init__(self) -> None:
         _check_threads_and_cluster(self.threads, self.cluster)
@@ -243,10 +207,21 @@ class PersistentConfig:
             raise ValueError(f"at least two rows are in flight, not {self.stages}")
         if self.single_reference and self.cluster > 1:
             raise ValueError("the blocks of a cluster do not share a reference")
+        if self.lookahead and (self.cluster == 1 or self.stages < 3):
+            raise ValueError("lookahead is for clusters, with a stage for each of three rows")
+
+    @property
+    def kernel(self) -> str:
+        return "norm_backward"
 
     @property
     def teams(self) -> int:
         return self.threads // self.team
+
+    @property
+    def rows_per_block(self) -> int:
+        """Adjacent rows that a block takes at once where rows have edges: its teams' rows lie apart."""
+        return 1
 
     @property
     def macros(self) -> dict[str, object]:
@@ -260,23 +235,26 @@ class PersistentConfig:
             "WEIGHTS_IN_REGISTERS": int(self.weights_in_registers),
             "NO_TAIL": int(self.no_tail),
             "SINGLE_REFERENCE": int(self.single_reference),
+            **({"LOOKAHEAD": 1} if self.lookahead else {}),
         }
 
     @property
     def label(self) -> str:
         """A text that differs for different programs."""
         flags = f"{int(self.weights_in_registers)}{int(self.no_tail)}" + "-single" * self.single_reference
+        flags += "-ahead" * self.lookahead
         size = f"{self.threads}-{self.team}x{self.vecs_per_thread}-{self.stages}"
         return f"{size}-{self.cluster}-{self.blocks_per_sm}-{flags}"
 
     def dynamic_smem(self, columns: int, variant: KernelVariant) -> int:
         """Dynamic shared memory of a block in bytes: weights and pipelines, reused for the teams' sums."""
         block_vectors = -(-(columns // variant.vec_width) // self.cluster)
+        stage_vectors = block_vectors + (variant.peel == SHIFTED)
         weight_bytes = 0
         if not self.weights_in_registers:  # aligned to 128 bytes, as in backward.cu
             size = block_vectors * variant.vec_width * variant.weight_dtype.itemsize
             weight_bytes = -(-size // 128) * 128
-        pipelines = self.teams * self.stages * (2 + variant.residual) * block_vectors * 16
+        pipelines = self.teams * self.stages * (2 + variant.residual) * stage_vectors * 16
         thread_sums = (1 + variant.centred) * self.vecs_per_thread * variant.vec_width
         sums = 4 * thread_sums * self.team * self.teams if self.teams > 1 else 0
         return max(weight_bytes + pipelines, sums)
@@ -284,12 +262,16 @@ class PersistentConfig:
     def static_smem(self, variant: KernelVariant) -> int:
         """Static shared memory in bytes: mbarriers, the tables of sums, and 256 for alignment.
 
-        Two tables have the warps' sums; with ``peel`` another has the sums of the edges.
+        Two tables have the warps' sums, four with ``lookahead``; ``peel`` adds one with the edges' sums.
         """
         edges = 128 * self.teams * (1 + variant.centred) if variant.peel else 0
         fields = (1 + variant.centred) * 2 + variant.centred
         row_warps = self.cluster * self.threads // 32
-        return 8 * self.teams * self.stages + 8 * row_warps * fields + 256 + edges
+        tables = 4 if self.lookahead else 2
+        return 8 * self.teams * self.stages + 4 * tables * row_warps * fields + 256 + edges
+
+
+BackwardConfig = WarpBackwardConfig | PersistentConfig
 
 
 def block_config(
@@ -348,23 +330,6 @@ def row_loop_config(
         stages=stages,
         weights_in_registers=weights_in_registers,
     )
-
-
-def warp_config(columns: int, variant: KernelVariant) -> WarpConfig | None:
-    """Return the lanes that hold a short row with the fewest empty places; None for other rows.
-
-    Aligned rows of 128 vectors are left to blocks of two warps, which reach 90 to 93 % of copying on an H200
-    at 1024 columns in bf16; 320 columns reached 40 % in blocks of one warp.
-    """
-    vectors = columns // variant.vec_width
-    bytes_each = variant.vec_width * variant.x_dtype.itemsize
-    if variant.dropout or bytes_each != 16 or vectors > 128 or (vectors == 128 and not variant.peel):
-        return None
-    most = 4 if variant.residual or variant.peel else 5  # vectors a lane, by their registers
-    shapes = [(lanes, max(1, -(-vectors // lanes))) for lanes in (8, 16, 32)]
-    # Of equal capacity, the fewest lanes: more rows in a warp, and fewer shuffles for each.
-    lanes, vecs_per_thread = min(((n, v) for n, v in shapes if v <= most), key=lambda s: (s[0] * s[1], s[0]))
-    return WarpConfig(lanes=lanes, vecs_per_thread=vecs_per_thread)
 
 
 @cache
@@ -450,19 +415,22 @@ def _shipped_row_loop(columns: int, variant: KernelVariant) -> RowLoopConfig | N
 @cache
 def choose_backward(
     columns: int, variant: KernelVariant, smem_per_sm: int, max_teams: int
-) -> PersistentConfig | None:
+) -> BackwardConfig | None:
     """Return the backward's configuration, or None: the multi-pass kernels take rows of any length.
 
-    A block has at most ``max_teams`` teams, a power of two, so that few rows still spread over all SMs.
+    A block has at most ``max_teams`` teams of a warp or more, a power of two, so that few rows still spread
+    over all SMs.
     """
-    if not smem_per_sm or variant.vec_width * variant.x_dtype.itemsize != 16 or variant.peel == SHIFTED:
+    if warp := warp_backward_config(columns, variant):
+        return warp
+    if not smem_per_sm or variant.vec_width * variant.x_dtype.itemsize != 16:
         return None
     config = _smallest_cluster_config(columns, variant, smem_per_sm)
     if config and config.teams > max_teams:
         threads = config.team * max_teams
         vectors = config.vecs_per_thread
         config = persistent_config(columns, variant, smem_per_sm, threads=threads, vecs_per_thread=vectors)
-    if variant.dropout or not config:
+    if variant.dropout or not config or config.lookahead:
         return config
     row_bytes = columns * variant.x_dtype.itemsize // config.cluster
     # One row of each team is in use and one in flight: where that suffices, a third stage only takes shared
@@ -495,6 +463,11 @@ def _smallest_cluster_config(
         return config
     for cluster in (1, 2, 4, 8):
         config = persistent_config(columns, variant, smem_per_sm, cluster=cluster)
+        is_tight = not config or config.cluster > 1 or (config.teams == 1 and not config.weights_in_registers)
+        if is_tight and not variant.dropout:
+            ahead = _lookahead_config(columns, variant, smem_per_sm)
+            if ahead:
+                return ahead
         if config and cluster == 4:
             eight = persistent_config(columns, variant, smem_per_sm, threads=256, cluster=8, blocks_per_sm=2)
             config = eight or config
@@ -509,6 +482,28 @@ def _smallest_cluster_config(
             return config
         beats_one_warp = config.team == 32 and (wider.no_tail or variant.residual)
         return wider if beats_one_warp or not config.weights_in_registers else config
+    return None
+
+
+def _lookahead_config(columns: int, variant: KernelVariant, smem_per_sm: int) -> PersistentConfig | None:
+    """Return the smallest cluster that sums a row ahead, or None if none fits.
+
+    Without it every row of a cluster waited for the sums of the other blocks, about 1 us on an H200: layer
+    norm reached 73 % of copying in one block at 16384 columns, and 59 % in two at 32768
+    (results/nvidia-h200/row-lengths.json).
+    """
+    shapes = PEELED_LOOKAHEAD_SHAPES if variant.peel else LOOKAHEAD_SHAPES
+    for threads, cluster, vecs_per_thread in shapes[variant.centred]:
+        config = persistent_config(
+            columns, variant, smem_per_sm, threads=threads, vecs_per_thread=vecs_per_thread, cluster=cluster,
+            blocks_per_sm=PERSISTENT_THREADS // threads, stages=4, lookahead=True,
+        )  # fmt: skip
+        if not config:
+            continue
+        # Two rows are in use. The others are in flight: one suffices if it has so many bytes.
+        row_bytes = columns * variant.x_dtype.itemsize // cluster * (2 + variant.residual)
+        enough = row_bytes * config.blocks_per_sm >= ENOUGH_BYTES_AHEAD
+        return replace(config, stages=3) if enough else config
     return None
 
 
@@ -538,6 +533,7 @@ def persistent_config(
     cluster: int = 1,
     blocks_per_sm: int = 1,
     stages: int = 3,
+    lookahead: bool = False,
 ) -> PersistentConfig | None:
     """Return the teams that ``threads`` threads with at most ``vecs_per_thread`` vectors each form.
 
@@ -549,7 +545,9 @@ def persistent_config(
     for limit in range(vecs_per_thread, 0, -1):
         team = _team_size(vectors, threads, limit, cluster)
         needed = -(-vectors // team) if team else 0
-        if team and _registers(variant, team, needed, weights_in_registers=False) <= register_budget:
+        # A row that is read twice from shared memory is in registers one vector at a time.
+        row_vectors = 1 if team == 32 or lookahead else needed
+        if team and _registers(variant, row_vectors, needed, weights_in_registers=False) <= register_budget:
             break
     else:
         return None
@@ -557,17 +555,18 @@ def persistent_config(
         threads=threads,
         team=team,
         vecs_per_thread=needed,
-        stages=2,
+        stages=2 + lookahead,
         cluster=cluster,
         blocks_per_sm=blocks_per_sm,
         weights_in_registers=(
-            _registers(variant, team, needed, weights_in_registers=True) <= register_budget - 12
+            _registers(variant, row_vectors, needed, weights_in_registers=True) <= register_budget - 12
         ),
+        lookahead=lookahead,
         no_tail=(
             vectors == team * needed and columns == vectors * variant.vec_width * cluster and not variant.peel
         ),
     )
-    for count in range(stages, 1, -1):
+    for count in range(stages, 1 + lookahead, -1):
         staged = replace(config, stages=count)
         # 1024 bytes a block belong to the CUDA runtime.
         # The most stages that fit: more rows in flight hide more latency.
@@ -587,12 +586,11 @@ def _team_size(vectors: int, threads: int, vecs_per_thread: int, cluster: int) -
     return threads if cluster > 1 else team
 
 
-def _registers(variant: KernelVariant, team: int, vecs_per_thread: int, weights_in_registers: bool) -> int:
-    """Estimate the registers of a backward thread: its sums, the row's words and the weights' words.
-
-    A team of one warp reads its row twice from shared memory and holds one vector of it at a time.
-    """
+def _registers(
+    variant: KernelVariant, row_vectors: int, vecs_per_thread: int, weights_in_registers: bool
+) -> int:
+    """Estimate the registers of a backward thread: its sums, the words of ``row_vectors``, the weights'."""
     columns = vecs_per_thread * variant.vec_width
-    row_words = 4 * (1 if team == 32 else vecs_per_thread) * (2 + variant.residual)
+    row_words = 4 * row_vectors * (2 + variant.residual)
     weight_words = columns * variant.weight_dtype.itemsize // 4 if weights_in_registers else 0
     return columns * (1 + variant.centred) + row_words + weight_words

@@ -181,4 +181,28 @@ norm_sum_partials(const float* __restrict__ partials, WEFT_W* __restrict__ dw,
   for (int k = 1; k < GROUPS; ++k) sum += sums[k][lane];
   (blockIdx.y ? db : dw)[column] = from_float<WEFT_W>(sum);
 }
+
+// The same for few partial rows of many columns, a column a thread: the blocks above would have 16 warps of a
+// row or two each, and at 65536 columns there would be 4096 of them.
+extern "C" __global__ void __launch_bounds__(COLUMN_THREADS)
+norm_sum_few_partials(const float* __restrict__ partials, WEFT_W* __restrict__ dw,
+                      WEFT_W* __restrict__ db, index_t parts, index_t columns) {
+  constexpr int BATCH = 16;
+  const index_t column = (index_t)blockIdx.x * COLUMN_THREADS + threadIdx.x;
+  if (column >= columns) return;
+  const float* from = partials + blockIdx.y * parts * columns + column;
+  float sum = 0.0f;
+  for (int row = 0; row < parts; row += BATCH) {
+    float batch[BATCH];
+#pragma unroll
+    for (int k = 0; k < BATCH; ++k) batch[k] = row + k < parts ? from[(row + k) * columns] : 0.0f;
+    // In pairs: as few roundings one after another as in the kernel above.
+#pragma unroll
+    for (int step = BATCH / 2; step > 0; step /= 2)
+#pragma unroll
+      for (int k = 0; k < step; ++k) batch[k] += batch[k + step];
+    sum += batch[0];
+  }
+  (blockIdx.y ? db : dw)[column] = from_float<WEFT_W>(sum);
+}
 #endif

@@ -276,10 +276,16 @@ struct alignas(4 * NUM_SUMS) WarpEntry { float at[NUM_SUMS]; };
 constexpr int READ_LANES = power_of_two((ROW_WARPS + 3) / 4);
 constexpr int READS_PER_LANE = (ROW_WARPS + READ_LANES - 1) / READ_LANES;
 
-// The reference of a row; `row` holds it from its first column on.
-__device__ __forceinline__ float row_reference(const Pack* row) {
+// The reference of a row; `row` holds its body.
+__device__ __forceinline__ float row_reference(const Body<Pack>& row) {
   if (!CENTRED) return 0.0f;
-  const Vector<WEFT_T, 4> head = *reinterpret_cast<const Vector<WEFT_T, 4>*>(row);
+  Vector<WEFT_T, 4> head;
+  if constexpr (PEEL == 2) {
+    const Pack first = row[0];
+    memcpy(&head, &first, sizeof(head));
+  } else {
+    head = *reinterpret_cast<const Vector<WEFT_T, 4>*>(row.base);
+  }
   return 0.25f * ((element(head, 0) + element(head, 1)) + (element(head, 2) + element(head, 3)));
 }
 

@@ -1,14 +1,16 @@
 """The norms in CUDA C++: choice of the kernel, launch, and one implementation for each norm.
 
-Forward: ``norm_block`` (a block or cluster holds a row), ``norm_pipelined`` or ``norm_row_loop`` (clusters
-loop over long rows), ``norm_multi_pass`` (any row). Backward: ``norm_backward`` (persistent teams) or three
-plain kernels for any row, and ``norm_sum_partials``. configs.py chooses among their configurations.
+Forward: ``norm_warp`` (short rows), ``norm_block`` (a block or cluster holds a row), ``norm_pipelined`` or
+``norm_row_loop`` (clusters loop over long rows), ``norm_multi_pass`` (any row). Backward:
+``norm_backward_warp`` (short rows), ``norm_backward`` (persistent teams) or three plain kernels for any row,
+and ``norm_sum_partials``. configs.py chooses among their configurations.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +33,16 @@ from weft.ops._common.layout import (
 from weft.ops._common.philox_dropout import drops_all, pack_threshold_and_scale
 from weft.ops.norms import spec
 from weft.ops.norms.configs import (
+    BackwardConfig,
     BlockConfig,
     ForwardConfig,
-    KernelVariant,
-    PersistentConfig,
     RowLoopConfig,
-    WarpConfig,
     choose_backward,
     choose_forward,
 )
+from weft.ops.norms.kernel_variant import KernelVariant
 from weft.ops.norms.repeated import RepeatedNorms
+from weft.ops.norms.warp_configs import WarpBackwardConfig, WarpConfig
 
 FOLDER = Path(__file__).parent
 SM90_SMEM = 228 << 10  # shared memory of an sm_90's SM in bytes
@@ -49,6 +51,9 @@ MAX_TEAMS = 16  # that the backward's block may have, where each SM has as many 
 ROW_THREADS = 256  # threads of a block of the multi-pass backward
 PEELED_COLUMNS = (65, 321, 1001, 5003, 50257, 262143)  # odd rows, one or more for each forward kernel
 SUM_THREADS = 512  # threads of a block of norm_sum_partials
+# Threads of a block of norm_sum_few_partials, the most partial rows that it takes, and the fewest columns: a
+# column a thread, with which the loads of a thread are in flight together.
+COLUMN_THREADS, FEW_PARTS, MANY_COLUMNS = 128, 72, 16384
 # s = dropout(x) + residual and dx = dropout(ds), for rows that the norm kernels do not fuse with dropout.
 DROPOUT_KERNELS = ElementwiseKernels(FOLDER / "dropout_add.cu", "dropout_add", "dropout_back")
 
@@ -76,17 +81,20 @@ def forward_source(variant: KernelVariant, config: ForwardConfig) -> CudaSource:
 
 
 @cache
-def backward_source(variant: KernelVariant, config: PersistentConfig) -> CudaSource:
+def backward_source(variant: KernelVariant, config: BackwardConfig) -> CudaSource:
     macros = {**variant.macros, **config.macros}
-    label = f"norm_backward-{variant.label}-{config.label}"
-    return _source("backward.cu", ("norm_backward",), macros, label, 90)
+    label = f"{config.kernel}-{variant.label}-{config.label}"
+    if isinstance(config, WarpBackwardConfig):
+        return _source("backward_warp.cu", (config.kernel,), macros, label, 80)
+    return _source("backward.cu", (config.kernel,), macros, label, 90)
 
 
 @cache
 def multi_pass_backward_source(variant: KernelVariant) -> CudaSource:
     """Return the kernels for any row; the last of them sums the partials of every backward."""
-    sizes = {"VEC_WIDTH": variant.vec_width, "THREADS": ROW_THREADS, "SUM_THREADS": SUM_THREADS}
-    kernels = ("norm_backward_rows", "norm_backward_columns", "norm_sum_partials")
+    sizes = {"VEC_WIDTH": variant.vec_width, "THREADS": ROW_THREADS}
+    sizes |= {"SUM_THREADS": SUM_THREADS, "COLUMN_THREADS": COLUMN_THREADS}
+    kernels = ("norm_backward_rows", "norm_backward_columns", "norm_sum_partials", "norm_sum_few_partials")
     label = f"norm_backward_multi_pass-{variant.label}-{variant.vec_width}"
     return _source("backward_multi_pass.cu", kernels, variant.macros | sizes, label, 80)
 
@@ -96,7 +104,7 @@ def _loop_smem(rows: int, device: torch.device) -> int:
     return smem_per_sm(device) if rows < MAX_LOOP_ROWS and has_tma(device) else 0
 
 
-def _resident_clusters(config: PersistentConfig | RowLoopConfig, sms: int) -> int:
+def _resident_clusters(config: BackwardConfig | RowLoopConfig, sms: int) -> int:
     """Return a number of blocks or clusters that are certainly resident at once.
 
     SMs come in groups (GPCs) of 16 or 18, and a cluster lies inside one: clusters of 4 and 8 leave some SMs
@@ -190,7 +198,7 @@ def launch_forward(
 
 def _persistent(
     rows: int, columns: int, variant: KernelVariant, device: torch.device, invariant: bool = False
-) -> PersistentConfig | None:
+) -> BackwardConfig | None:
     """Return the configuration of the persistent backward, or None if the multi-pass kernels must run.
 
     ``invariant``: the configuration for many rows, however many there are.
@@ -210,7 +218,7 @@ def launch_backward(
     weight: torch.Tensor,
     eps: float,
     centred: bool,
-    config: PersistentConfig | None = None,
+    config: BackwardConfig | None = None,
     dropout: tuple[int, int] | None = None,
     invariant: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -234,34 +242,31 @@ def launch_backward(
     if x.numel() == 0:
         return dx, dr, dw.zero_(), db.zero_()
     dx2d = view_2d(dx)
-    x2d, grad2d = _begin_alike(view_2d(x), dx2d), _begin_alike(view_2d(grad), dx2d)
-    grad_s2d = grad2d if grad_s is None else _begin_alike(view_2d(grad_s), dx2d)
-    rows, columns = x2d.shape
+    rows, columns = dx2d.shape
+    grad2d = view_2d(grad)
+    inputs: tuple[torch.Tensor, ...] = (grad2d, grad2d if grad_s is None else view_2d(grad_s), view_2d(x))
     variant = KernelVariant(
         x_dtype=x.dtype,
         weight_dtype=weight.dtype,
-        vec_width=max_vec_width(columns, x2d, grad2d, grad_s2d),
+        vec_width=1,
         centred=centred,
         residual=grad_s is not None,
         dropout=dropout is not None,
     )
-    # dx stands for dr too: both are new tensors, which begin at multiples of 16 bytes.
-    is_plain = invariant or variant.has_aligned_rows
-    if not is_plain and peel_of(columns, dx2d, x2d, grad2d, grad_s2d) == ALIGNED_ALIKE:
-        peeled = replace(variant, peel=ALIGNED_ALIKE, vec_width=16 // x.element_size())
-        config = config or _persistent(rows, columns, peeled, x.device)
-        variant = peeled if config else variant
-    config = config or _persistent(rows, columns, variant, x.device, invariant)
+    inputs, variant, config = _lay_out(dx2d, inputs, variant, config, invariant)
+    grad2d, grad_s2d, x2d = inputs
     strides = (grad2d.stride(0), grad_s2d.stride(0), x2d.stride(0))
-    tensors = (grad2d, grad_s2d, x2d, _aligned(weight), dx, dr)
+    tensors = (*inputs, _aligned(weight), dx, dr)
     plain_source = multi_pass_backward_source(replace(variant, dropout=False, peel=0))
     if config:
         parts = min(-(-rows // config.teams), _resident_clusters(config, num_sms(x.device)))
-        if variant.peel:  # a multiple of the vector: all rows of a block then begin equally (backward.cu)
-            parts = max(1, parts // variant.vec_width) * variant.vec_width
+        if variant.peel:  # all rows of a team are to begin equally, as rows do that are `cycle` apart
+            cycle = variant.vec_width // gcd(variant.vec_width, columns, *strides)
+            step = cycle // gcd(cycle, config.rows_per_block)
+            parts = max(1, parts // step) * step
         partials = _float32((1 + centred) * parts * columns, x.device)
         rows_launch = launch_and_prepare(
-            backward_source(variant, config)["norm_backward"],
+            backward_source(variant, config)[config.kernel],
             parts * config.cluster, config.threads, *tensors, partials, rows, columns, *strides,
             float(eps), *(dropout or ()), shared=config.dynamic_smem(columns, variant),
         )  # fmt: skip
@@ -278,22 +283,40 @@ def launch_backward(
             (blocks, parts), ROW_THREADS, grad2d, x2d, statistics, partials, rows, columns,
             strides[0], strides[2],
         )  # fmt: skip
-    grid = (-(-columns // 32), 1 + centred)
-    sum_kernel = plain_source["norm_sum_partials"]
-    sum_launch = launch_and_prepare(sum_kernel, grid, SUM_THREADS, partials, dw, db, parts, columns)
+    name, block_columns, threads = "norm_sum_partials", 32, SUM_THREADS
+    if parts <= FEW_PARTS and columns >= MANY_COLUMNS:
+        name, block_columns, threads = "norm_sum_few_partials", COLUMN_THREADS, COLUMN_THREADS
+    grid = (-(-columns // block_columns), 1 + centred)
+    sum_launch = launch_and_prepare(plain_source[name], grid, threads, partials, dw, db, parts, columns)
     REPEATED.store_backward(key, rows_launch, sum_launch, partials)
     return dx, dr, dw, db
 
 
-def _begin_alike(x2d: torch.Tensor, output2d: torch.Tensor) -> torch.Tensor:
-    """Return ``x2d``, or a copy if its rows begin elsewhere in their 16 bytes than the output's.
+def _lay_out(
+    dx2d: torch.Tensor,
+    inputs: tuple[torch.Tensor, ...],
+    variant: KernelVariant,
+    config: BackwardConfig | None,
+    invariant: bool,
+) -> tuple[tuple[torch.Tensor, ...], KernelVariant, BackwardConfig | None]:
+    """Return the backward's inputs, the variant with its vector width, and ``config`` or the chosen one.
 
-    A copy reads and writes the tensor once. The kernels for such rows read it twice more, by single elements.
+    The inputs are copied to multiples of 16 bytes if their rows begin elsewhere than those of dx and no
+    configuration takes such rows. A copy reads and writes a tensor once; the multi-pass kernels would read it
+    twice more, by single elements.
     """
-    if x2d.is_contiguous() and x2d.data_ptr() % 16 == 0:  # as the output, which is new: the usual case
-        return x2d
-    is_shifted = peel_of(x2d.shape[1], output2d, x2d) == SHIFTED
-    return aligned_rows(x2d) if is_shifted else x2d
+    rows, columns = dx2d.shape
+    variant = replace(variant, vec_width=max_vec_width(columns, *inputs))
+    # dx stands for dr too: both are new tensors, which begin at multiples of 16 bytes.
+    peel = 0 if invariant or variant.has_aligned_rows else peel_of(columns, dx2d, *inputs)
+    if peel:
+        peeled = replace(variant, peel=peel, vec_width=16 // dx2d.element_size())
+        if choice := config or _persistent(rows, columns, peeled, dx2d.device):
+            return inputs, peeled, choice
+    if peel == SHIFTED:
+        copies = {id(t): aligned_rows(t) for t in inputs}
+        return _lay_out(dx2d, tuple(copies[id(t)] for t in inputs), variant, config, invariant)
+    return inputs, variant, config or _persistent(rows, columns, variant, dx2d.device, invariant)
 
 
 def _float32(count: int, device: torch.device) -> torch.Tensor:
@@ -397,7 +420,7 @@ def supports_dropout(case: Case, device: str) -> Support:
 def _aot_kernels(norm: spec.NormVariant) -> tuple[CudaSource, ...]:
     """Return what ships for rows of 1024, 4096 and 16384 in bf16 (forward also 65536), and 4096 in fp32.
 
-    The forward also has rows of 320 columns and rows of odd length, all in bf16.
+    Rows of 320 columns and rows of odd length ship too, all in bf16.
     """
     sources = []
     for dtype, columns in (
@@ -420,13 +443,14 @@ def _aot_kernels(norm: spec.NormVariant) -> tuple[CudaSource, ...]:
     long = replace(variant, x_dtype=torch.bfloat16, weight_dtype=torch.bfloat16, vec_width=8)
     sources += [forward_source(long, choose_forward(65536, long, smem)) for smem in (SM90_SMEM, 0)]
     sources.append(forward_source(long, choose_forward(320, long, 0)))
+    if config := choose_backward(320, long, 0, 16):
+        sources.append(backward_source(long, config))
     for columns in PEELED_COLUMNS:
         for peel in (ALIGNED_ALIKE, SHIFTED):
             peeled = replace(long, peel=peel)
             sources.append(forward_source(peeled, choose_forward(columns, peeled, SM90_SMEM)))
-        peeled = replace(long, peel=ALIGNED_ALIKE)
-        if config := choose_backward(columns, peeled, SM90_SMEM, 16):
-            sources.append(backward_source(peeled, config))
+            if config := choose_backward(columns, peeled, SM90_SMEM, 16):
+                sources.append(backward_source(peeled, config))
     return (*dict.fromkeys(sources), multi_pass_backward_source(variant))
 
 

@@ -43,6 +43,10 @@ LONG_FORWARD = ("softmax_long", "softmax_statistics", "softmax_write")
 LONG_BACKWARD = ("softmax_backward_long", "softmax_dots", "softmax_backward_write")
 CLUSTER_ARCH = 90  # the first architecture with clusters and bulk copies, which ``shared`` needs
 ROW_WORDS = 32  # 4-byte registers of a thread for its part of a row, in a block of full size
+# Threads of a block of ``warp``. An H200 starts 12 blocks a us on each SM: rows of 64, 128 and 200 columns
+# all took as long as their blocks of 64 threads took to start. A block has to move 2.7 KB to be no limit, and
+# 64 threads with one vector each read and write 2 KB (results/nvidia-h200/row-lengths.json).
+SMALL_BLOCK = 64
 MAX_SLICE_BYTES = 72 << 10  # a block's slice of a row in ``shared``: three such blocks fit on an SM
 PEELED_COLUMNS = (321, 1001, 5003, 50257, 262143)  # odd rows, one or more for each strategy
 MAX_PARTS = 32  # blocks that share a row in ``long``: one lane of a warp merges each part
@@ -103,10 +107,11 @@ def configure(
     if vecs <= 32 * min(4, max_vecs):
         lanes = min(32, _next_power_of_2(vecs))
         vecs_per_thread = _next_power_of_2(-(-vecs // lanes))
-        return Config(strategy="warp", threads=64, vecs_per_thread=vecs_per_thread, lanes=lanes)
+        threads = 128 if vecs_per_thread == 1 and not is_backward else SMALL_BLOCK
+        return Config(strategy="warp", threads=threads, vecs_per_thread=vecs_per_thread, lanes=lanes)
     if vecs <= 64 * max_vecs and not is_backward:
         # 1 % faster than 128 threads with half as many vectors each.
-        return Config(strategy="block", threads=64, vecs_per_thread=max_vecs)
+        return Config(strategy="block", threads=64, vecs_per_thread=-(-vecs // 64))
     usual_vecs = max(1, max_vecs // 2)
     threads = -(-vecs // (32 * usual_vecs)) * 32
     # A bulk copy moves multiples of 16 bytes: narrower vectors mean that rows are not aligned.
