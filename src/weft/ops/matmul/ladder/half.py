@@ -155,7 +155,19 @@ def _mma_sync(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return with_cuda.forward_with(with_cuda.choose(a, b, "ieee"), a, b)
 
 
-MMA_SYNC = _implementation("11-mma-sync", "tensor cores by a warp's instruction, from registers", _mma_sync)
+def _mma_sync_kernels() -> tuple[CudaSource, ...]:
+    """Return the program of large products of contiguous operands for each half type."""
+    _, config = with_cuda.SHIPPED["half"][0]
+    return tuple(with_cuda.source("mma", dtype, config, 0, 1) for dtype in wgmma.DTYPES)
+
+
+def _wgmma_kernels(config: wgmma.Config) -> tuple[CudaSource, ...]:
+    return tuple(wgmma.source(dtype, config, True, False) for dtype in wgmma.DTYPES)
+
+
+MMA_SYNC = _implementation(
+    "11-mma-sync", "tensor cores by a warp's instruction, from registers", _mma_sync, _mma_sync_kernels()
+)
 WGMMA = _own_kernel(
     Step(file="12_wgmma", stages=1, has_producer=False),
     "copy engine and wgmma, from shared memory, one after the other",
@@ -175,8 +187,14 @@ PERSISTENT = _own_kernel(
     "one block an SM takes tile after tile, in bands: copies run across tiles",
 )
 TMA_STORE = _implementation(
-    "17-tma-store", "c through shared memory and the copy engine", partial(wgmma.forward_with, WIDEST)
+    "17-tma-store",
+    "c through shared memory and the copy engine",
+    partial(wgmma.forward_with, WIDEST),
+    _wgmma_kernels(WIDEST),
 )
 MULTICAST_PAIR = _implementation(
-    "18-multicast", "two blocks share each tile of b", partial(wgmma.forward_with, MULTICAST)
+    "18-multicast",
+    "two blocks share each tile of b",
+    partial(wgmma.forward_with, MULTICAST),
+    _wgmma_kernels(MULTICAST),
 )

@@ -188,6 +188,8 @@ def _controls() -> Iterator[Mutant]:
             problem=problem,
             phase="bench" if problem.timed else "check",
             honest=True,
+            devices=("cpu",) if name == "pool" else ("cpu", "cuda"),
+            not_here="each thread has a current stream of its own" if name == "pool" else "",
         )
 
 
