@@ -8,6 +8,7 @@ import re
 import shutil
 import struct
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,24 @@ def build(source: CudaSource, kernel: str, folder: Path, header: Path = HEADER) 
     options += [f"-D{key}={value}" for key, value in source.defines]
     subprocess.run([COMPILER, *options, f"{folder}/{name}.cpp", "-o", str(library)], check=True)
     return library
+
+
+def emulate_edited(
+    patch: Any, folder: Path, file: str, right: str, wrong: str, header: Path = HEADER
+) -> None:
+    """As :func:`emulate`, from a copy of a program's folder in which one text of ``file`` is replaced."""
+
+    def load(source: CudaSource, kernel: str) -> Emulated:
+        for path in source.file.parent.glob("*.cu*"):
+            text = path.read_text()
+            if path.name == file:
+                assert text.count(right) == 1, "the text of the fault is not in the file once"
+                text = text.replace(right, wrong)
+            (folder / path.name).write_text(text)
+        copied = replace(source, file=folder / source.file.name)
+        return Emulated(build(copied, kernel, folder, header))
+
+    patch.setattr(CudaSource, "__getitem__", load)
 
 
 class EmulatorError(Exception):

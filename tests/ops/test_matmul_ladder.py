@@ -6,15 +6,13 @@ is NaN at a block's start.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from helpers import warp_emulator
-from helpers.warp_emulator import COMPILER, Emulated, build
-from weft.backends.nvrtc import CudaSource
+from helpers.warp_emulator import COMPILER
 from weft.core.registry import REGISTRY, implementation
 
 # The steps from 11 on multiply half types.
@@ -74,27 +72,6 @@ def test_the_emulator_sees_a_planted_fault(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(CudaSource, "__getitem__", _edited(tmp_path, file, right, wrong))
+    warp_emulator.emulate_edited(monkeypatch, tmp_path, file, right, wrong)
     c, expected = _product(f"cuda/{step}", 129, 260, 20)
     assert not torch.allclose(c.double(), expected, rtol=0, atol=2e-5)
-
-
-def _edited(folder: Path, file: str, right: str, wrong: str) -> Callable[[CudaSource, str], Emulated]:
-    """Return a loader that builds programs from a copy of their folder with one text replaced."""
-
-    def load(source: CudaSource, kernel: str) -> Emulated:
-        for path in source.file.parent.glob("*.cu*"):
-            text = path.read_text()
-            if path.name == file:
-                assert right in text
-                text = text.replace(right, wrong)
-            (folder / path.name).write_text(text)
-        copied = CudaSource(
-            file=folder / source.file.name,
-            kernels=source.kernels,
-            defines=source.defines,
-            label=source.label,
-        )
-        return Emulated(build(copied, kernel, folder))
-
-    return load

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from helpers import warp_emulator
-from helpers.paths import SRC, TESTS
-from helpers.warp_emulator import COMPILER, Emulated, EmulatorError, build
+from helpers.paths import TESTS
+from helpers.warp_emulator import COMPILER, EmulatorError
 from ops.test_matmul_wgmma import toy_map
 from weft.backends import disassemble
-from weft.backends.nvrtc import CudaSource
 from weft.core.registry import implementation
 from weft.ops._common.hopper import tensor_map
 from weft.ops.matmul.ladder import half
 
 EMULATOR = TESTS / "helpers" / "hopper_emulator.hpp"
-LADDER = SRC / "weft/ops/matmul/ladder"
 STEPS = ("12-wgmma", "13-pipeline", "14-warp-roles", "15-two-consumers", "16-persistent")
 # (M, N, K): less than a tile; and several tiles that none divides, with more steps of K than stages.
 SIZES = ((1, 8, 8), (200, 328, 392))
@@ -64,7 +61,8 @@ def test_a_step_is_right_in_any_schedule(step: str, emulated: None) -> None:
 def test_a_planted_fault_is_seen(
     step: str, emulated: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(CudaSource, "__getitem__", _edited(tmp_path, *FAULTS[step]))
+    file = f"{step.replace('-', '_')}.cu"
+    warp_emulator.emulate_edited(monkeypatch, tmp_path, file, *FAULTS[step], header=EMULATOR)
     errors = []
     for _ in range(6):  # each launch switches threads in another order
         try:
@@ -72,27 +70,6 @@ def test_a_planted_fault_is_seen(
         except EmulatorError:
             return
     assert max(errors) > 2
-
-
-def _edited(folder: Path, right: str, wrong: str) -> Callable[[CudaSource, str], Emulated]:
-    """Return a loader that builds a program from a copy of the ladder with one text of its file replaced."""
-
-    def load(source: CudaSource, kernel: str) -> Emulated:
-        for path in LADDER.glob("*.cu*"):
-            text = path.read_text()
-            if path.name == source.file.name:
-                assert text.count(right) == 1
-                text = text.replace(right, wrong)
-            (folder / path.name).write_text(text)
-        copied = CudaSource(
-            file=folder / source.file.name,
-            kernels=source.kernels,
-            defines=source.defines,
-            label=source.label,
-        )
-        return Emulated(build(copied, kernel, folder, EMULATOR))
-
-    return load
 
 
 @pytest.mark.parametrize("step", STEPS)

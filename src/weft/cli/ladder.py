@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 EPILOG = """Examples:
   weft ladder softmax results/nvidia-h200
-  weft bench sum --impl cuda --save sum.jsonl && weft ladder sum sum.jsonl
+  weft ladder sum sum.jsonl --case fp32-2^28
   weft ladder matmul results/nvidia-h200 --csv > ladder.csv
 
-All ladders as pictures: weft report PATH. Their ideas and times: weft help operators"""
+Records come from weft bench NAME --impl cuda --save FILE. Ladders as pictures: weft report PATH"""
 BAR = 20  # characters of the fastest step's bar
 
 

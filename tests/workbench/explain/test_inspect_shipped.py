@@ -78,8 +78,11 @@ for name in registry.operator_names():
             if implementation.aot_kernels and not few.aot_kernels:
                 continue  # not in the sample
             kernels += compile_kernels(registry.operator(name), few, f"sm_{arch}")
-chosen = [k for k in kernels if "bf" in k.program.label]
-rest = [k for k in kernels if "bf" not in k.program.label]
+with_bf16 = {(k.operator, k.implementation) for k in kernels if "bf" in k.program.label}
+chosen, rest = [], []
+for k in kernels:
+    counted = "bf" in k.program.label or (k.operator, k.implementation) not in with_bf16
+    (chosen if counted else rest).append(k)
 print(json.dumps([k.to_json() for k in (*with_counts(chosen), *rest)]))
 """
 # Shipped kernels that spill, by target; docs/speed/inspect.md lists them. softmax's has 8 vectors a thread
@@ -131,6 +134,12 @@ def bits(kernel: dict[str, Any]) -> int:
     return max((int(w) for k in kinds for w in counts["memory"].get(k, {})), default=0)
 
 
+def has_wide_step_so_far(step: Implementation) -> bool:
+    """Return True if this step of a ladder, or one before it, moves 16 bytes at a time."""
+    steps = (i for i in registry.implementations(step.operator) if i.is_step and i.backend == step.backend)
+    return any(i.name <= step.name and WIDE.search(i.idea) for i in steps)
+
+
 @pytest.mark.slow
 @pytest.mark.sampled(1, each=lambda shipped: shipped == tables.ARCH)
 def test_every_shipped_triton_and_cuda_kernel(shipped: tuple[int, list[dict[str, Any]]]) -> None:
@@ -159,7 +168,7 @@ def test_every_shipped_triton_and_cuda_kernel(shipped: tuple[int, list[dict[str,
         narrow = any(NARROW.search(name) for name in named)
         if (declared.backend == "triton" or WIDE.search(declared.idea)) and not narrow:
             assert bits(kernel) >= 128, named
-        if declared.is_step and declared.backend == "cuda" and not WIDE.search(declared.idea):
+        if declared.is_step and declared.backend == "cuda" and not has_wide_step_so_far(declared):
             assert bits(kernel) <= 64, named  # earlier steps of a ladder have no vector loads
 
     tensor = {80: "HMMA", 90: "HGMMA", 100: "UTCHMMA"}[arch]
@@ -169,7 +178,8 @@ def test_every_shipped_triton_and_cuda_kernel(shipped: tuple[int, list[dict[str,
         by_wgmma = kernel["label"].startswith("wgmma")
         kind = tensor if kernel["implementation"] == "triton" or by_wgmma else "HMMA"
         kinds = {name.partition(".")[0] for name in kernel["counts"]["tensor"]}
-        assert kinds == {kind}, kernel["label"]
+        # A second kernel adds the partial sums of a divided K, and multiplies nothing.
+        assert kinds == (set() if kernel["kernel"].endswith("_sum") else {kind}), kernel["label"]
 
     for kernel in kernels:
         occupied = kernel["occupancy"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -202,14 +204,16 @@ def test_the_command_judges_and_prints(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_stopped_audit_shows_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*_: Any, **__: Any) -> Iterator[AuditResult]:
         yield finished(1.5)
-        import os
-        import signal
-
         os.kill(os.getpid(), signal.SIGINT)
         yield finished(1.5)
 
     monkeypatch.setattr(audit, "run", run)
-    done = CliRunner().invoke(app, ["tune", "--audit", "--device", "cpu", "--points", "2"])
+    # A job in the background of a script starts with SIGINT ignored, and so would this test there.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        done = CliRunner().invoke(app, ["tune", "--audit", "--device", "cpu", "--points", "2"])
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert done.exit_code == 130 and "stopped after 1 point" in done.stdout and "1.50" in done.stdout
 
 

@@ -21,6 +21,12 @@ HERE = Path(__file__).parent
 VECTOR = 4  # elements of a 16-byte access
 
 
+def aligned(x: torch.Tensor) -> torch.Tensor:
+    """Return ``x``, or a copy: contiguous, and at a multiple of 16 bytes for vectors and the copy engine."""
+    x = x.contiguous()
+    return x.clone() if x.data_ptr() % 16 else x
+
+
 @dataclass(frozen=True, kw_only=True)
 class Step:
     """Configuration of a step: its file, threads per block, and the side of the block's square tile of c.
@@ -37,12 +43,9 @@ class Step:
     @cached_property
     def source(self) -> CudaSource:
         kernel = f"matmul_{self.file[3:]}"
-        return CudaSource(file=HERE / f"{self.file}.cu", kernels=(kernel,), defines=(), label="fp32")
-
-    def operand(self, x: torch.Tensor) -> torch.Tensor:
-        """Return ``x``, or a copy that the kernel can read: contiguous, for vectors at a 16-byte address."""
-        x = x.contiguous()
-        return x.clone() if self.vectors and x.data_ptr() % 16 else x
+        return CudaSource(
+            file=HERE / f"{self.file}.cu", kernels=(kernel,), defines=(), label=f"fma-{self.file}"
+        )
 
     def forward(self, a: torch.Tensor, b: torch.Tensor, *, precision: str = "ieee") -> torch.Tensor:
         """Return the float32 product of a (M, K) and b (K, N)."""
@@ -52,7 +55,7 @@ class Step:
         c = a.new_empty(m, n)
         tiles = -(-m // self.side) * -(-n // self.side)
         kernel = self.source[self.source.kernels[0]]
-        kernel(tiles, self.threads, self.operand(a), self.operand(b), c, m, n, k, shared=self.shared)
+        kernel(tiles, self.threads, aligned(a), aligned(b), c, m, n, k, shared=self.shared)
         return c
 
     def supports(self, case: Case, device: str) -> Support:
@@ -105,7 +108,7 @@ DOUBLE_BUFFER = _implementation(
     Step(file="07_double_buffer", threads=256, side=128, vectors=True, shared=2 * 8 * (128 + 128) * 4),
 )
 CONFLICT_FREE = _implementation(
-    "adjacent float4 for adjacent threads, padding: no bank conflicts",
+    "adjacent threads read adjacent 16 bytes, padding: no bank conflicts",
     Step(file="08_conflict_free", threads=256, side=128, vectors=True, shared=2 * 8 * (132 + 128) * 4),
 )
 WARP_TILE = _implementation(

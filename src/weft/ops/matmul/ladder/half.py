@@ -22,6 +22,7 @@ from weft.ops._common.hopper import tensor_map
 from weft.ops._common.hopper.tensor_map import TensorMap
 from weft.ops._common.layout import CUDA_TYPES, dtype_name
 from weft.ops.matmul import wgmma, with_cuda
+from weft.ops.matmul.ladder import aligned
 from weft.ops.matmul.spec import sizes
 
 COLUMNS, K_STEP = 256, 64  # of c in a tile; elements of K in a step
@@ -65,7 +66,7 @@ class Step:
             file=Path(__file__).with_name(f"{self.file}.cu"),
             kernels=(f"matmul_{self.file[3:]}",),
             defines=(("WEFT_T", CUDA_TYPES[dtype]),),
-            label=dtype_name(dtype),
+            label=f"wgmma-{self.file}-{dtype_name(dtype)}",
             min_arch=wgmma.ARCH,
             max_arch=wgmma.ARCH,
         )
@@ -99,12 +100,6 @@ class Step:
         return c
 
 
-def _operand(x: torch.Tensor) -> torch.Tensor:
-    """Return ``x``, or a copy that the copy engine can read: contiguous, at a multiple of 16 bytes."""
-    x = x.contiguous()
-    return x.clone() if x.data_ptr() % 16 else x
-
-
 def _forward(
     product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     a: torch.Tensor,
@@ -114,7 +109,7 @@ def _forward(
 ) -> torch.Tensor:
     if 0 in (*a.shape, *b.shape):
         return a.new_zeros(a.shape[0], b.shape[1])
-    return product(_operand(a), _operand(b))
+    return product(aligned(a), aligned(b))
 
 
 def _supports(case: Case, device: str) -> Support:
