@@ -10,6 +10,7 @@ import json
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from weft.core import Case, Implementation, Operator
+from weft.workbench.calls import guarded_memory
 from weft.workbench.calls.buffers import InputBuffers, tensors_of
 from weft.workbench.calls.make_calls import call_once
 from weft.workbench.sandbox import worker_timing
@@ -215,3 +217,6 @@ def patch(monkeypatch: pytest.MonkeyPatch, model: AllocatorModel) -> None:
         "sandbox.worker_timing.timing_backend": lambda device, without: ModelBackend(),
     }.items():
         monkeypatch.setattr(f"{package}.{name}", value)
+    # The factors are cached by device: those of this length must not be the next test's.
+    factors = cache(guarded_memory._digest_factors.__wrapped__)
+    monkeypatch.setattr(guarded_memory, "_digest_factors", factors)
