@@ -25,6 +25,7 @@ from weft.workbench.calls.make_calls import call_once
 from weft.workbench.sandbox import worker_timing
 from weft.workbench.sandbox.process import Reply
 from weft.workbench.timing import cuda
+from weft.workbench.timing.integrity import snapshot
 from weft.workbench.timing.plan import Candidate, Estimate, Plan
 
 CALL_US = 100.0  # of every call, by the clock of the model
@@ -193,6 +194,7 @@ class ModelWorker:
 
 def patch(monkeypatch: pytest.MonkeyPatch, model: AllocatorModel) -> None:
     """Let problems of any size take the ways of large ones on a GPU, whose memory is the model's."""
+    snapshot()  # first: a later snapshot would take the model's functions for the clock's own
     package = "weft.workbench"
     for module in ("sandbox.worker_timing", "timing.session", "timing.sampled_outputs"):
         monkeypatch.setattr(f"{package}.{module}.release_unused_memory", model.release)

@@ -11,7 +11,6 @@ import torch
 from helpers import gpu_memory
 from helpers.gpu_memory import AllocatorModel, ModelWorker
 from weft.core import Case, Cost, Implementation, Input, Operator
-from weft.workbench.calls import guarded_memory
 from weft.workbench.calls.buffers import allocate_buffers
 from weft.workbench.check.output_judge import OutputJudges
 from weft.workbench.judge.memory import PEAK_FACTOR
@@ -87,7 +86,6 @@ def time_both(
 def model(monkeypatch: pytest.MonkeyPatch) -> AllocatorModel:
     model = AllocatorModel()
     gpu_memory.patch(monkeypatch, model)
-    guarded_memory._digest_factors.cache_clear()
     monkeypatch.setattr(
         cuda.CudaRunner,
         "_wall_and_event_time",
