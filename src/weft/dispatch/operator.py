@@ -38,6 +38,16 @@ Function = Callable[..., Any]
 Value = TypeVar("Value")
 library = torch.library.Library("weft", "FRAGMENT")
 
+# Names of the fast path are bound once: each attribute in a chain is another look-up in each call.
+_is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+_is_grad_enabled, _strided = torch.is_grad_enabled, torch.strided
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_function_modes = torch._C._len_torch_function_stack
+_transforms = torch._C._functorch.peek_interpreter_stack
+_tracing_state = torch._C._get_tracing_state
+_is_profiling = torch._C._autograd._profiler_enabled
+
 
 def _accept() -> None:
     """Accept a call whose arguments were validated before."""
@@ -86,6 +96,11 @@ class Schema:
         names = [argument.split()[-1] for argument in self.inputs.split(",")]
         return names[: len(names) - len(self.params)]
 
+    def saves_tensors_alone(self) -> bool:
+        """True if what a backward gets besides the gradients and ``params`` are tensors, none of them None."""
+        arguments = [argument.split() for argument in self.saved.split(",")]
+        return all(kind == "Tensor" or name in self.params for kind, name in arguments)
+
 
 def call(
     name: str,
@@ -103,13 +118,19 @@ def call(
     with tensors and parameters like these. Raises :class:`WeftError` for an unknown ``impl``, or for one
     that does not run here, with the reason.
     """
-    if torch.compiler.is_compiling():
+    # torch.compiler.is_compiling(), which is two Python functions. A trace sees True in the first place.
+    if _is_dynamo_compiling() or torch.compiler._is_compiling_flag:
         check()
         return _call_traced(name, inputs, params, impl, batch_invariant)
+    # As plan() does, with one Python function less in a call like an earlier one.
+    if batch_invariant is False and not invariance.anywhere:
+        _, cached = _look_up((name, impl, False), inputs, params)
+        if cached is not None:
+            return cached.run(inputs, params)
     return plan(name, inputs, params, impl, check, batch_invariant).run(inputs, params)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Decision for one kind of call: the implementation's name, and ``run(inputs, params)``."""
 
@@ -229,7 +250,7 @@ def _look_up(
                 parts.append(None)
                 continue
             parts += (x.shape, x.dtype, x.device)
-            if x.layout is not torch.strided:
+            if x.layout is not _strided:
                 parts.append(x.layout)
             if x.requires_grad:
                 needs_grad = True
@@ -237,7 +258,8 @@ def _look_up(
             # A seed out of range is kept in the key: it must be validated, and refused, again.
             valid_seed = name == "seed" and type(value) is int and 0 <= value < SEED_END
             parts.append("seed" if valid_seed else value)
-        key = (needs_grad and torch.is_grad_enabled(), *parts)
+        parts.append(needs_grad and _is_grad_enabled())
+        key = tuple(parts)
         return key, _memo.get(key)
     except (AttributeError, TypeError, RuntimeError):  # RuntimeError: a nested tensor has no shape
         return None, None
@@ -277,7 +299,10 @@ def can_skip_dispatcher(arguments: Iterable[Any]) -> bool:
     """
     # The cheapest test first: a Python loop over a few tensors.
     for x in arguments:
-        if isinstance(x, torch.Tensor) and (type(x) not in PLAIN_TYPES or x.is_neg() or _is_wrapped(x)):
+        if type(x) in PLAIN_TYPES:
+            if x.is_neg() or _is_wrapped(x):
+                return False
+        elif isinstance(x, torch.Tensor):
             return False
     return not (
         _dispatch_modes()
@@ -288,14 +313,6 @@ def can_skip_dispatcher(arguments: Iterable[Any]) -> bool:
         or forward_ad._current_level >= 0
     )
 
-
-# Bound once: each name in a chain of attributes is another look-up in each call.
-_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_function_modes = torch._C._len_torch_function_stack
-_transforms = torch._C._functorch.peek_interpreter_stack
-_tracing_state = torch._C._get_tracing_state
-_is_profiling = torch._C._autograd._profiler_enabled
 
 _with_backward: dict[str, Schema] = {}  # operators whose gradient is a kernel's
 _applies: dict[tuple[str, str], Function] = {}
@@ -313,7 +330,10 @@ def _direct_apply(name: str, impl: str) -> Function:
             "forward": staticmethod(_direct_forward(name, impl)),
             "backward": staticmethod(_direct_backward(name, impl)),
         }
-        function = type(f"weft_{name}", (torch.autograd.Function,), methods)
+        function: Any = type(f"weft_{name}", (torch.autograd.Function,), methods)
+        # Defaults of the node's attributes: a node that sets none has no dictionary of its own.
+        node = function._backward_cls
+        node.impl, node.params, node.non_tensors = impl, {}, None
         apply = _applies[name, impl] = apply_without_checks(function)
     return apply
 
@@ -347,12 +367,16 @@ def _direct_forward(name: str, impl: str) -> Function:
     forward = registry.implementation(name, impl).forward
     save = registry.operator(name).save
     several = schema.outputs > 1
+    saves_tensors_alone = schema.saves_tensors_alone()
 
     def run(ctx: Any, params: dict[str, Any], *inputs: Any) -> Any:
         output = forward(*inputs, **params)
-        saved = save(inputs, output)
-        ctx.params, ctx.impl = params, impl
-        _save(ctx, saved)
+        if saves_tensors_alone:
+            ctx.save_for_backward(*save(inputs, output))
+        else:
+            _save(ctx, save(inputs, output))
+        if params:
+            ctx.params = params
         if several:
             _mark_outputs(ctx, output, schema)
         return output
@@ -368,15 +392,17 @@ def _direct_backward(name: str, impl: str) -> Function:
     takes, several = schema.differentiable_outputs, schema.outputs > 1
     single = schema.gradients == 1
     positions = _gradient_positions(name, schema)
+    saves_tensors_alone = schema.saves_tensors_alone()
     # One None for `params`, which is the first argument of `apply`.
     in_order = positions == list(range(len(schema.input_names())))
     count = 1 + len(schema.input_names())
 
     def run(ctx: Any, *grads: Any) -> Any:
-        refuse_double_backward(name)
+        if _is_grad_enabled():
+            refuse_double_backward(name)
         if several:
             grads = _materialised(ctx, grads[:takes])
-        arguments = (*grads, *_saved(ctx))
+        arguments = (*grads, *(ctx.saved_tensors if saves_tensors_alone else _saved(ctx)))
         if can_skip_dispatcher(arguments):
             gradients = backward(*arguments, **ctx.params)
         else:
@@ -409,19 +435,12 @@ def _mark_outputs(ctx: Any, output: Any, schema: Schema) -> None:
 def _save(ctx: Any, saved: Sequence[Any]) -> None:
     """Save what the backward needs."""
     # Tensors go through save_for_backward, which checks their versions and honours saved-tensor hooks.
-    ctx.non_tensors = None
-    for s in saved:
-        if not isinstance(s, torch.Tensor):
-            ctx.save_for_backward(*(s for s in saved if isinstance(s, torch.Tensor)))
-            ctx.non_tensors = [None if isinstance(s, torch.Tensor) else s for s in saved]
-            return
-    ctx.save_for_backward(*saved)
+    ctx.save_for_backward(*(s for s in saved if isinstance(s, torch.Tensor)))
+    ctx.non_tensors = [None if isinstance(s, torch.Tensor) else s for s in saved]
 
 
 def _saved(ctx: Any) -> Sequence[Any]:
     """Return what :func:`_save` saved."""
-    if ctx.non_tensors is None:
-        return ctx.saved_tensors  # type: ignore[no-any-return]
     # saved_tensors unpacks all at once; None in non_tensors marks the places of tensors.
     tensors = iter(ctx.saved_tensors)
     return [next(tensors) if o is None else o for o in ctx.non_tensors]
