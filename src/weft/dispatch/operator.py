@@ -435,8 +435,13 @@ def _mark_outputs(ctx: Any, output: Any, schema: Schema) -> None:
 def _save(ctx: Any, saved: Sequence[Any]) -> None:
     """Save what the backward needs."""
     # Tensors go through save_for_backward, which checks their versions and honours saved-tensor hooks.
-    ctx.save_for_backward(*(s for s in saved if isinstance(s, torch.Tensor)))
-    ctx.non_tensors = [None if isinstance(s, torch.Tensor) else s for s in saved]
+    tensors, ctx.non_tensors = [], []
+    for s in saved:
+        is_tensor = isinstance(s, torch.Tensor)
+        ctx.non_tensors.append(None if is_tensor else s)
+        if is_tensor:
+            tensors.append(s)
+    ctx.save_for_backward(*tensors)
 
 
 def _saved(ctx: Any) -> Sequence[Any]:
