@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from weft.core import WeftError
-from weft.dispatch.operator import PLAIN_TYPES, Schema, call, can_skip_dispatcher, register
+from weft.dispatch.operator import Schema, call, register
+from weft.ops._common.placeholder import placeholder
 from weft.ops.embedding.spec import check_arguments, check_ids
 
 register(
@@ -56,7 +55,9 @@ def embedding(
     use an id out of range as an address: its output row is NaN, and its gradient is dropped; ``torch`` ends
     in a device-side assertion. ``weft.ops.embedding.spec.check_ids(ids, V)`` reads the ids and raises.
     """
-    places = _no_positions(weight) if positions is None else positions
+    places = positions
+    if places is None and _is_dense(weight) and weight.dim() == 2:
+        places = placeholder(weight, (0, weight.shape[1]), weight.dtype)
     flat = ids
     if _is_dense(ids) and ids.dim() not in (0, 2):
         flat = ids.reshape(-1, ids.shape[-1]) if ids.numel() else ids.new_empty((0, ids.shape[-1]))
@@ -76,33 +77,6 @@ def embedding(
         expected = f"at least 0 and below {weight.shape[0]}, the rows of weight"
         raise WeftError("embedding: ids", expected=expected, got=error) from error
     return y if ids.dim() == 2 else y.view(*ids.shape, weight.shape[1])  # type: ignore[no-any-return]
-
-
-# (0, C) tables by (C, dtype, device). They have no memory, and the host makes none in each call: a new one
-# costs it as much as a launch.
-_no_tables: dict[tuple[Any, ...], torch.Tensor] = {}
-MAX_NO_TABLES = 256
-
-
-def _no_positions(weight: Any) -> torch.Tensor | None:
-    """Return a table of no rows, (0, C), for ``weight`` (V, C); None if that is no dense matrix."""
-    if not _is_dense(weight) or weight.dim() != 2:
-        return None
-    columns = weight.shape[1]
-    if torch.compiler.is_compiling() or type(weight) not in PLAIN_TYPES:
-        return weight.new_empty((0, columns))
-    key = (columns, weight.dtype, weight.device)
-    table = _no_tables.get(key)
-    if table is None:
-        # Not an inference tensor, which a later call outside of that mode could not take.
-        with torch.inference_mode(False):
-            table = weight.detach().new_empty((0, columns))
-        # While a mode or a transform replaces tensors, this one is of a kind that no other call can take.
-        if can_skip_dispatcher((weight, table)):
-            if len(_no_tables) >= MAX_NO_TABLES:
-                _no_tables.clear()
-            _no_tables[key] = table
-    return table
 
 
 def _is_dense(x: object) -> bool:
