@@ -224,12 +224,12 @@ def linear_residual(
 
 def _bias_or_zeros(weight: Any, bias: Any) -> Any:
     """``bias``, or zeros for a None; the check of arguments refuses a weight that is no matrix."""
+    if bias is not None:
+        return bias
     # The kernels always add a bias: a second set of kernels without it would save N bytes of M N.
     is_matrix = isinstance(weight, torch.Tensor) and not weight.is_nested and weight.dim() == 2
     # A quantised tensor is not floating, and cannot make zeros of its kind.
-    if bias is None and is_matrix and weight.is_floating_point():
-        return weight.new_zeros(weight.shape[0])
-    return bias
+    return weight.new_zeros(weight.shape[0]) if is_matrix and weight.is_floating_point() else None
 
 
 def _needs_gradient(inputs: tuple[Any, ...]) -> bool:
