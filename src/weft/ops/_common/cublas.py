@@ -26,7 +26,7 @@ class _Switch:
     ``read`` may return a tuple: its first is the switch, and the others are left as the user has them.
     """
 
-    def __init__(self, read: Callable[[], Any], write: Callable[..., None]) -> None:
+    def __init__(self, read: Callable[[], Any], write: Callable[..., Any]) -> None:
         self._read, self._write = read, write
         self._lock = threading.Lock()
         self._left = threading.Condition(self._lock)

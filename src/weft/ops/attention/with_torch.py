@@ -43,7 +43,9 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -
 
 def _efficient(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Output:
     k, v = _repeated(q, k, v)
-    out, lse, *_ = torch._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal, scale=scale)
+    out, lse, *_ = torch._scaled_dot_product_efficient_attention(
+        q, k, v, None, True, 0.0, causal, scale=scale
+    )
     return out.contiguous(), lse[..., : q.shape[2]].contiguous()  # its rows are padded to 32
 
 

@@ -16,11 +16,11 @@ from weft.dispatch.operator import (
     call,
     define,
     library,
-    memoized,
     refuse_unsupported,
     register,
     resolve,
 )
+from weft.dispatch.plan_cache import memoized
 from weft.ops.linear.spec import check_flag, check_linear, check_linear_gelu, check_linear_residual
 
 

@@ -33,7 +33,16 @@ class RepeatedNorms:
         """Return the key of a forward whose tensors are contiguous and aligned."""
         if not are_repeatable(x, residual) or not are_repeatable(weight, bias, alignment=WEIGHT_ALIGNMENT):
             return None
-        return ("forward", x.shape, x.dtype, weight.dtype, x.get_device(), residual is None, bias is None, eps)
+        return (
+            "forward",
+            x.shape,
+            x.dtype,
+            weight.dtype,
+            x.get_device(),
+            residual is None,
+            bias is None,
+            eps,
+        )
 
     def forward(
         self, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
