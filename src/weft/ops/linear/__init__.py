@@ -8,12 +8,14 @@ import torch
 
 from weft.core import WeftError, registry
 from weft.dispatch import choice as dispatch
+from weft.dispatch import devices
 from weft.dispatch.autocast import lowered
 from weft.dispatch.invariance import refuse_if_requested
 from weft.dispatch.operator import (
     TRACED,
     Schema,
     call,
+    can_skip_dispatcher,
     define,
     library,
     refuse_unsupported,
@@ -251,4 +253,7 @@ def _linear_gelu_lean(inputs: tuple[Any, ...], impl: str | None) -> torch.Tensor
         chosen = memoized(("linear_gelu_lean", impl), inputs, params, choose)
     if resolve("linear_gelu", chosen) in TRACED:
         return call("linear_gelu", inputs, params, chosen)  # type: ignore[no-any-return]
+    # While tracing the mode stack is not to be read; a call with a gradient needs the operator's own.
+    if not torch.compiler.is_compiling() and not _needs_gradient(inputs) and can_skip_dispatcher(inputs):
+        return devices.call_on(devices.index_of(inputs), _lean_forward, *inputs, chosen)  # type: ignore[no-any-return]
     return torch.ops.weft.linear_gelu_lean(*inputs, chosen)  # type: ignore[no-any-return]
