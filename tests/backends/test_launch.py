@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 import struct
 import threading
 from collections.abc import Callable, Iterator
@@ -128,7 +129,8 @@ def test_a_launch_within_another_has_parameters_of_its_own(driver: Driver) -> No
         launch()
     assert [one[5:] for one in driver.launches] == [(x.data_ptr(), 2), (x.data_ptr(), 1), (2, 5), (1, 5)]
     # Two buffers each, which wait for the next launch.
-    assert len(kernel._pool.free) == 2 and len(prepared._pool.free) == 2
+    pool = inspect.getclosurevars(prepared).nonlocals["pool"]
+    assert len(kernel._pool.free) == 2 and len(pool.free) == 2
 
 
 def test_values_of_other_types_get_other_buffers_and_unknown_types_are_refused(driver: Driver) -> None:

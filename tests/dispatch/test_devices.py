@@ -87,23 +87,25 @@ def softmax_that_records(current: Current, monkeypatch: pytest.MonkeyPatch) -> l
     return seen
 
 
+@pytest.mark.parametrize("runner", ["run", "run_plain"])
 def test_the_fast_path_makes_the_tensors_device_current(
-    current: Current, monkeypatch: pytest.MonkeyPatch
+    current: Current, monkeypatch: pytest.MonkeyPatch, runner: str
 ) -> None:
     seen = softmax_that_records(current, monkeypatch)
     x = on_gpu(1)
-    run = dispatch._kernel_runner("softmax", "triton", (x,), {})
+    run = getattr(dispatch._kernel_plan("softmax", "triton", (x,), {}), runner)
     assert run((x,), {}) is x
     assert seen == [1] and current.entered == [1] and current.index == 0
 
 
+@pytest.mark.parametrize("runner", ["run", "run_plain"])
 def test_a_call_on_the_current_device_reads_it_once_and_enters_nothing(
-    current: Current, monkeypatch: pytest.MonkeyPatch
+    current: Current, monkeypatch: pytest.MonkeyPatch, runner: str
 ) -> None:
     seen = softmax_that_records(current, monkeypatch)
     current.index = 1
     x = on_gpu(1)
-    run = dispatch._kernel_runner("softmax", "triton", (x,), {})
+    run = getattr(dispatch._kernel_plan("softmax", "triton", (x,), {}), runner)
     for _ in range(3):
         run((x,), {})
     assert seen == [1, 1, 1] and current.entered == [] and current.reads == 3

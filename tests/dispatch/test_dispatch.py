@@ -22,7 +22,8 @@ from weft.core.json_files import read_json
 from weft.dispatch import choice as dispatch
 from weft.dispatch import keys
 from weft.dispatch.choice import Kind, Point
-from weft.dispatch.operator import clear_caches, memoized
+from weft.dispatch.operator import clear_caches
+from weft.dispatch.plan_cache import memoized
 from weft.workbench import tune
 
 Times = dict[str, tuple[float, float]]

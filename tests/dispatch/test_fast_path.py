@@ -17,6 +17,7 @@ from weft import ops
 from weft.core import WeftError
 from weft.dispatch import operator as direct
 from weft.dispatch import operator as public
+from weft.dispatch import plan_cache
 
 X = torch.linspace(-2.0, 2.0, 40).reshape(5, 8)
 
@@ -206,5 +207,5 @@ def test_a_changed_registry_takes_effect_after_the_caches_are_cleared() -> None:
     gradient(X)
     assert ("gelu", "triton") in public._applies
     public.clear_caches()
-    assert not public._applies and not public._memo
+    assert not public._applies and not plan_cache._memo and not plan_cache._recent
     assert gelu(X.clone().requires_grad_()).grad_fn.impl == "triton"  # type: ignore[union-attr]

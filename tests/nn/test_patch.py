@@ -273,3 +273,57 @@ def test_measure_records_and_tables_every_variant(tmp_path: Path, capsys: pytest
     record["ways"]["patched"]["loss"] *= 2
     assert list(measure.loss_differences(record["ways"])) != []
     assert measure.main([*few[:2], "--small", "--length", "999"]) == 2
+
+
+def traced_operators(model: Any, **more: Any) -> tuple[torch.Tensor, list[Any]]:
+    """Return the loss of a traced call in training, and the calls in the graph of its forward."""
+    from torch._dynamo.backends.common import aot_autograd
+
+    nodes: list[Any] = []
+
+    def record(graph: Any, inputs: Any) -> Any:
+        nodes.extend(node for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    backend = aot_autograd(fw_compiler=record, bw_compiler=lambda graph, inputs: graph.forward)
+    torch._dynamo.reset()
+    traced = torch.compile(model, fullgraph=True, backend=backend)
+    return traced(**{**batch(), **more}, use_cache=False).loss, nodes
+
+
+PADDING = torch.ones(2, LENGTH, dtype=torch.int64)
+PADDING[1, 12:] = 0
+PACKED = torch.cat((torch.arange(9), torch.arange(LENGTH - 9))).expand(2, LENGTH)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_traced_model_computes_no_mask_where_attention_is_only_causal(name: str) -> None:
+    one_layer = {"gpt2": {"n_layer": 1}, "llama": {"num_hidden_layers": 1}}[name]
+    model = MODELS[name](**one_layer).train()
+    want = ask(model, use_cache=False)["output 0"]
+    report = weft.patch(model)
+    loss, nodes = traced_operators(model)
+    assert_near(loss, want)
+    (attention,) = (n for n in nodes if "scaled_dot_product" in str(n.target))
+    assert attention.args[4] is True and attention.kwargs.get("attn_mask") is None  # causal
+    compared = ("aten.le", "aten.bitwise_and", "aten.cumsum", "aten.complex", "aten.view_as_complex")
+    assert not [n for n in nodes if str(n.target).startswith(compared)]
+    report.undo()
+    assert all("forward" not in vars(module) for module in model.modules())
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(
+    "more", [{"attention_mask": PADDING}, {"position_ids": PACKED}], ids=["padded", "packed"]
+)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_traced_model_keeps_the_masks_of_padded_and_packed_sequences(
+    name: str, more: dict[str, torch.Tensor]
+) -> None:
+    model = MODELS[name]().train()
+    want = model(**batch(), **more, use_cache=False).loss
+    assert abs(float(want.detach() - model(**batch(), use_cache=False).loss.detach())) > 1e-4
+    with weft.patch(model):
+        loss, _ = traced_operators(model, **more)
+        assert_near(loss, want)

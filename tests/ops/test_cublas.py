@@ -46,6 +46,18 @@ def test_a_switch_is_set_for_one_call_and_restored(dtype: torch.dtype, start: in
     assert getattr(SWITCHES, NAMES[dtype]) == values[start]
 
 
+@pytest.mark.parametrize("user", [(True, True), (False, True), (False, False)])
+def test_the_users_choice_about_splits_along_k_remains(user: tuple[bool, bool]) -> None:
+    name, split_k = NAMES[torch.bfloat16], f"{NAMES[torch.bfloat16]}_split_k"
+
+    def read() -> tuple[bool, bool]:
+        return getattr(SWITCHES, name), getattr(SWITCHES, split_k)
+
+    setattr(SWITCHES, name, user)
+    assert call_at_precision(read, on_a_gpu(torch.bfloat16), "ieee") == (False, user[1])
+    assert read() == user
+
+
 def _fail() -> None:
     raise ValueError("not today")
 

@@ -145,6 +145,25 @@ def test_rope_reads_strided_heads(impl: str) -> None:
     torch.testing.assert_close(y.norm(dim=-1), x.norm(dim=-1))
 
 
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_a_traced_rope_has_no_complex_numbers(interleaved: bool) -> None:
+    x, angles = torch.randn(2, 3, 5, 8), torch.randn(5, 4)
+    cos, sin = angles.cos(), angles.sin()
+    targets: list[str] = []
+
+    def record(graph: Any, inputs: Any) -> Any:
+        targets.extend(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    def rope(x: torch.Tensor) -> torch.Tensor:
+        return ops.rope(x, cos, sin, interleaved=interleaved)
+
+    traced = torch.compile(rope, fullgraph=True, backend=record)
+    expected = ops.rope(x, cos, sin, interleaved=interleaved, impl="torch")
+    torch.testing.assert_close(traced(x), expected)
+    assert targets and not [t for t in targets if "complex" in t or "real" in t]
+
+
 def test_rope_refuses_odd_heads_and_mismatched_tables() -> None:
     x, table = torch.randn(1, 2, 5, 8), torch.randn(5, 4)
     for bad in ((x[..., :7], table, table), (x, table[:4], table), (x, table, table.half())):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -154,3 +155,16 @@ def test_pingpong_is_right_at_sizes_that_no_tile_divides(epilogue: int, size: tu
     if epilogue != BIAS:
         expected = torch.nn.functional.gelu(expected, approximate="tanh")
     torch.testing.assert_close(y.double(), expected, rtol=rounding, atol=4e-3)
+
+
+def test_a_linear_gelu_without_a_gradient_calls_its_kernel_directly(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight, bias = torch.randn(5, 16), torch.randn(32, 16), torch.randn(32)
+    expected = ops.linear_gelu(x, weight, bias, impl="triton")
+
+    def refuse(*arguments: Any) -> Any:
+        raise AssertionError("the dispatcher was called")
+
+    monkeypatch.setattr(torch.ops.weft, "linear_gelu_lean", refuse)
+    assert torch.equal(ops.linear_gelu(x, weight, bias, impl="triton"), expected)
+    with pytest.raises(AssertionError, match="the dispatcher"):
+        ops.linear_gelu(x.requires_grad_(), weight, bias, recompute_pre_activation=True, impl="triton")

@@ -52,7 +52,7 @@ class RecordedKernel(Kernel):
 def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Launch]]:
     """The launches of CUDA implementations, which are called with tensors on the CPU and compute nothing."""
     recorded: list[Launch] = []
-    families = ("activations", "softmax", "norms", "losses", "embedding")
+    families = ("activations", "softmax", "norms", "losses", "embedding", "linear")
     modules = {family: import_module(f"weft.ops.{family}.with_cuda") for family in families}
     limits = {"num_sms": 132, "smem_per_sm": 228 << 10, "has_tma": True, "_has_clusters": True}
     for module in modules.values():
@@ -61,7 +61,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Launch]]:
                 monkeypatch.setattr(module, limit, lambda *_, value=value: value)
     monkeypatch.setattr(CudaSource, "__getitem__", lambda source, name: RecordedKernel(name, recorded))
     monkeypatch.setattr(modules["activations"], "GELU_LAUNCHES", LaunchCache())
-    for family in ("softmax", "losses", "embedding"):
+    for family in ("softmax", "losses", "embedding", "linear"):
         monkeypatch.setattr(modules[family], "LAUNCHES", LaunchCache())
     monkeypatch.setattr(modules["norms"], "REPEATED", RepeatedNorms())
     yield recorded
@@ -103,6 +103,18 @@ def calls() -> dict[str, tuple[str, Callable[[], tuple[Any, ...]], dict[str, Any
             "cross_entropy",
             lambda: (one_number, random(*rows), targets, lse),
             LOSS,
+        ),
+        "linear backward": ("linear", lambda: (random(64, 32), random(64, 16), random(32, 16)), {}),
+        "linear_gelu": ("linear_gelu", lambda: (random(64, 16), random(32, 16), random(32)), {}),
+        "linear_gelu backward": (
+            "linear_gelu",
+            lambda: (random(64, 32), random(64, 16), random(32, 16), random(64, 32)),
+            {},
+        ),
+        "linear_residual": (
+            "linear_residual",
+            lambda: (random(64, 16), random(32, 16), random(32), random(64, 32)),
+            {},
         ),
         "embedding": ("embedding", lambda: (*table(), random(4, 64)), {}),
         "embedding without positions": ("embedding", lambda: (*table(), random(0, 64)), {}),
@@ -176,8 +188,32 @@ def test_a_call_of_another_kind_decides_anew(
     for x in (shifted, gaps) if first.numel() > 1 and first.dtype == torch.bfloat16 else ():
         look_ups.clear()
         function(x, *others, **params)
-        # gelu copies a tensor with gaps, and then repeats a launch.
-        assert look_ups or (name == "gelu" and x is gaps)
+        # gelu and the linear family copy a tensor with gaps, and then repeat a launch. The forward of a
+        # linear operator launches over the library's output alone.
+        is_copied = name == "gelu" or name.startswith("linear")
+        assert look_ups or (is_copied and x is gaps) or (kind in ("linear_gelu", "linear_residual"))
+
+
+def test_a_mean_cross_entropy_repeats_its_two_launches(
+    launches: list[Launch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mean = import_module("weft.ops.losses.mean")
+    expected = []
+    for call in range(4):
+        logits, targets = random(64, 1024), torch.arange(64)
+        if call == 3:  # rows at other addresses decide anew
+            logits = random(64 * 1024 + 1)[1:].view(64, 1024)
+        launches.clear()
+        loss, lse, count = mean._mean_of_losses(logits, targets, dict(LOSS), "cuda")
+        assert loss.shape == count.shape == () and lse.shape == (64,)
+        assert {x.dtype for x in (loss, lse, count)} == {torch.float32}
+        tensors = by_tensor(launches, (logits, targets), (loss, lse, count))
+        assert [kernel for kernel, _, _ in tensors] == ["cross_entropy_forward", "mean_of_rows"]
+        if call < 3:
+            expected.append(tensors)
+    assert expected[0] == expected[1] == expected[2]
+    module = import_module("weft.ops.losses.with_cuda")
+    assert len(module.LAUNCHES) == 3  # the losses, the mean, and both
 
 
 def test_launches_are_bounded_and_none_is_stored_without_a_key() -> None:

@@ -193,13 +193,13 @@ class Kernel:
         *arguments: Any,
         shared: int = 0,
         overlap: bool = False,
-    ) -> PreparedLaunch:
+    ) -> Callable[..., None]:
         """Return a launch for which all but the tensors' addresses is fixed.
 
         ``prepare(grid, block, *arguments)(*addresses)`` is ``kernel(grid, block, *arguments)`` with
         ``addresses`` in place of the tensors, in their order.
         """
-        return PreparedLaunch(self, (grid, block, shared, overlap), arguments)
+        return _prepared_launch(self, (grid, block, shared, overlap), arguments)
 
     def max_active_clusters(self, block: int, *, shared: int, cluster: int) -> int:
         """Return how many clusters of ``cluster`` blocks the kernel's device runs at once; 0 if none.
@@ -253,35 +253,46 @@ class Kernel:
         self._shared = shared
 
 
-class PreparedLaunch:
-    """A launch of a kernel that differs from call to call in the addresses of its tensors alone."""
+def _prepared_launch(kernel: Kernel, shape: tuple[Any, ...], arguments: Sequence[Any]) -> Callable[..., None]:
+    """Return a launch of ``kernel`` that differs from call to call in the addresses of its tensors alone.
 
-    def __init__(self, kernel: Kernel, shape: tuple[Any, ...], arguments: Sequence[Any]) -> None:
-        self._kernel = kernel
-        self._shape = shape  # grid, block, shared, overlap
-        self._configs: dict[int, tuple[int, Any]] = {}  # by stream: its address, and what lives there
-        tensors = [i for i, a in enumerate(arguments) if _is_tensor(a)]
-        scalars = [i for i, a in enumerate(arguments) if not _is_tensor(a)]
-        # Addresses come first in a buffer, so that a call writes one stretch of it.
-        fixed = tuple(arguments[i] for i in scalars)
-        self._pool = ParameterPool("Q" * len(tensors), fixed, (*tensors, *scalars))
+    ``shape`` is grid, block, shared memory and overlap.
+    """
+    tensors = [i for i, a in enumerate(arguments) if _is_tensor(a)]
+    scalars = [i for i, a in enumerate(arguments) if not _is_tensor(a)]
+    # Addresses come first in a buffer, so that a call writes one stretch of it.
+    fixed = tuple(arguments[i] for i in scalars)
+    pool = ParameterPool("Q" * len(tensors), fixed, (*tensors, *scalars))
+    configs: dict[int, tuple[int, Any]] = {}  # by stream: its address, and what lives there
+    # One function with everything bound: between two steps of a training loop the host's caches are cold, and
+    # each further function, object or dictionary of a call costs 0.5 to 1 us (docs/use/dispatch.md).
+    launcher, stream_of, device, function = _launcher(), _current_stream(), kernel.device, kernel.function
+    take, give_back, pack = pool.free.pop, pool.free.append, pool.pack_into
 
-    def __call__(self, *addresses: int) -> None:
-        stream = _current_stream()(self._kernel.device)
-        config = (self._configs.get(stream) or self._configure(stream))[0]
-        parameters = self._pool.take(addresses)
-        _launch(self._kernel, config, parameters.addresses)
-        self._pool.free.append(parameters)
-
-    def _configure(self, stream: int) -> tuple[int, Any]:
-        config = self._kernel._configure((*self._shape, stream))
-        if len(self._configs) >= MAX_STREAMS:
-            self._configs.clear()
-        entry = self._configs[stream] = (config.getPtr(), config)
+    def configure(stream: int) -> tuple[int, Any]:
+        config = kernel._configure((*shape, stream))
+        if len(configs) >= MAX_STREAMS:
+            configs.clear()
+        entry = configs[stream] = (config.getPtr(), config)
         return entry
 
+    def launch(*addresses: int) -> None:
+        stream = stream_of(device)
+        config, _ = configs.get(stream) or configure(stream)
+        try:
+            parameters = take()
+        except IndexError:
+            parameters = pool.new()
+        buffer, _, pointers = parameters
+        pack(buffer, 0, *addresses)
+        if status := launcher(config, function, pointers, None):
+            _launch_again(kernel, status, config, pointers)
+        give_back(parameters)
 
-def launch_and_prepare(kernel: Any, *arguments: Any, **options: Any) -> PreparedLaunch | None:
+    return launch
+
+
+def launch_and_prepare(kernel: Any, *arguments: Any, **options: Any) -> Callable[..., None] | None:
     """Launch ``kernel(*arguments, **options)``, and return the same launch with other addresses.
 
     None is returned in a dry run, whose kernels only record their launches.
@@ -291,7 +302,12 @@ def launch_and_prepare(kernel: Any, *arguments: Any, **options: Any) -> Prepared
 
 
 def _launch(kernel: Kernel, config: int, parameters: int) -> None:
-    status = _launcher()(config, kernel.function, parameters, None)
+    if status := _launcher()(config, kernel.function, parameters, None):
+        _launch_again(kernel, status, config, parameters)
+
+
+def _launch_again(kernel: Kernel, status: int, config: int, parameters: int) -> None:
+    """Launch once more after an error that a context mends; raise RuntimeError for any other."""
     if status == INVALID_CONTEXT:
         # A thread of autograd's that has called no function of the CUDA runtime so far: PyTorch sets its
         # device only where that differs from 0.
@@ -325,7 +341,9 @@ class ParameterPool:
     def __init__(
         self, formats: str, fixed: tuple[Any, ...] = (), positions: tuple[int, ...] | None = None
     ) -> None:
-        self._packer = struct.Struct("<" + formats)
+        packer = struct.Struct("<" + formats)
+        self._written = packer.size
+        self.pack_into = packer.pack_into
         self._fixed, self._fixed_packer = fixed, struct.Struct("<" + "".join(map(_format, fixed)))
         self._positions = positions
         # Appending to a list and popping from it are atomic in CPython: no lock is needed.
@@ -336,12 +354,13 @@ class ParameterPool:
         try:
             parameters = self.free.pop()
         except IndexError:
-            parameters = self._new()
-        self._packer.pack_into(parameters.buffer, 0, *values)
+            parameters = self.new()
+        self.pack_into(parameters.buffer, 0, *values)
         return parameters
 
-    def _new(self) -> Parameters:
-        written = self._packer.size
+    def new(self) -> Parameters:
+        """Return a buffer with the fixed values."""
+        written = self._written
         size = written + self._fixed_packer.size
         buffer = ctypes.create_string_buffer(max(size, 8))
         self._fixed_packer.pack_into(buffer, written, *self._fixed)

@@ -15,11 +15,11 @@ The way of a call ``ops.softmax(x, impl=...)``:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import torch
 from torch.autograd import forward_ad
@@ -28,15 +28,25 @@ from weft.backends import support
 from weft.core import Case, Input, WeftError, registry
 from weft.core.implementation import without_suffix
 from weft.core.operator import unknown_name
-from weft.dispatch import choice, devices, invariance
+from weft.dispatch import choice, devices, invariance, plan_cache
+from weft.dispatch.plan_cache import look_up, memoize, recent, store_recent
 
 TRACED = ("eager", "torch", "compile")  # implementations of plain torch code
 DEVICES = ("cpu", "cuda")
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 Function = Callable[..., Any]
-Value = TypeVar("Value")
 library = torch.library.Library("weft", "FRAGMENT")
+
+# Names of the fast path are bound once: each attribute in a chain is another look-up in each call.
+_is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+_is_grad_enabled = torch.is_grad_enabled
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_function_modes = torch._C._len_torch_function_stack
+_transforms = torch._C._functorch.peek_interpreter_stack
+_tracing_state = torch._C._get_tracing_state
+_is_profiling = torch._C._autograd._profiler_enabled
 
 
 def _accept() -> None:
@@ -86,6 +96,11 @@ class Schema:
         names = [argument.split()[-1] for argument in self.inputs.split(",")]
         return names[: len(names) - len(self.params)]
 
+    def saves_tensors_alone(self) -> bool:
+        """True if what a backward gets besides the gradients and ``params`` are tensors, not None."""
+        arguments = [argument.split() for argument in self.saved.split(",")]
+        return all(kind == "Tensor" or name in self.params for kind, name in arguments)
+
 
 def call(
     name: str,
@@ -103,18 +118,29 @@ def call(
     with tensors and parameters like these. Raises :class:`WeftError` for an unknown ``impl``, or for one
     that does not run here, with the reason.
     """
-    if torch.compiler.is_compiling():
+    # torch.compiler.is_compiling(), which is two Python functions. A trace sees True in the first place.
+    if _is_dynamo_compiling() or torch.compiler._is_compiling_flag:
         check()
         return _call_traced(name, inputs, params, impl, batch_invariant)
-    return plan(name, inputs, params, impl, check, batch_invariant).run(inputs, params)
+    # `anywhere` is False in nearly all programs: the context variable is then not looked up.
+    if batch_invariant is False and not invariance.anywhere:
+        cached = recent(name, impl, inputs, params)
+        if cached is not None:
+            return cached.run_plain(inputs, params)
+    return _new_plan(name, inputs, params, impl, check, batch_invariant).run(inputs, params)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """Decision for one kind of call: the implementation's name, and ``run(inputs, params)``."""
+    """Decision for one kind of call: the implementation's name, and ``run(inputs, params)``.
+
+    ``run_plain`` is ``run`` for tensors that are known to pass :func:`can_skip_dispatcher`, which then asks
+    for the modes alone. None: nobody may remember this plan by the tensors of a call.
+    """
 
     impl: str
     run: Run
+    run_plain: Run | None = None
 
 
 def plan(
@@ -126,15 +152,32 @@ def plan(
     batch_invariant: bool = False,
 ) -> Plan:
     """Return the plan of a call that is not traced. Arguments and errors are those of :func:`call`."""
-    # `anywhere` is False in nearly all programs: the context variable is then not looked up.
+    if batch_invariant is False and not invariance.anywhere:
+        cached = recent(name, impl, inputs, params)
+        if cached is not None:
+            return cached  # type: ignore[no-any-return]
+    return _new_plan(name, inputs, params, impl, check, batch_invariant)
+
+
+def _new_plan(
+    name: str,
+    inputs: tuple[Any, ...],
+    params: dict[str, Any],
+    impl: str | None,
+    check: Callable[[], None],
+    batch_invariant: bool,
+) -> Plan:
+    """Return the plan of a call whose tensors are unlike those of recent calls."""
     invariant = invariance.anywhere and invariance.is_requested()
     if batch_invariant is not False:
         invariant = invariance.check_flag(name, batch_invariant) or invariant
-    key, cached = _look_up((name, impl, invariant), inputs, params)
+    key, cached = look_up((name, impl, invariant), inputs, params)
     if cached is None:
         cached = _make_plan(name, inputs, params, impl, check, invariant)
-        _memoize(key, cached)
-    return cached
+        memoize(key, cached)
+    if key is not None and cached.run_plain and not invariant and can_skip_dispatcher(inputs):
+        store_recent(name, impl, inputs, params, cached)
+    return cached  # type: ignore[no-any-return]
 
 
 def _make_plan(
@@ -151,20 +194,24 @@ def _make_plan(
     if chosen is None:
         chosen = choice.choose(name, inputs, params) if impl is None else impl
     if resolve(name, chosen) not in TRACED:
-        return Plan(chosen, _kernel_runner(name, chosen, inputs, params))
+        return _kernel_plan(name, chosen, inputs, params)
     if impl is not None:  # dispatch itself chooses only supported implementations
         refuse_unsupported(name, chosen, inputs, params)
     forward = registry.implementation(name, chosen).forward
-    return Plan(chosen, lambda x, scalars: forward(*x, **scalars))
+
+    def run(x: tuple[Any, ...], scalars: dict[str, Any]) -> Any:
+        return forward(*x, **scalars)
+
+    return Plan(chosen, run, run)
 
 
-def _kernel_runner(name: str, impl: str, inputs: tuple[Any, ...], params: dict[str, Any]) -> Run:
-    """Return the function that calls one of our kernels, directly where possible."""
+def _kernel_plan(name: str, impl: str, inputs: tuple[Any, ...], params: dict[str, Any]) -> Plan:
+    """Return the plan that calls one of our kernels, directly where possible."""
     operator = getattr(torch.ops.weft, name).default
     if any(x is not None and x.device.type not in DEVICES for x in inputs):  # meta tensors have no memory
-        return lambda x, scalars: operator(*x, *scalars.values(), impl)
+        return Plan(impl, lambda x, scalars: operator(*x, *scalars.values(), impl))
     refuse_unsupported(name, impl, inputs, params)
-    # Fixed for the plan: whether a gradient is wanted is part of the key of `memoized`.
+    # Fixed for the plan: whether a gradient is wanted is part of its key.
     needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
     forward = registry.implementation(name, impl).forward
     # A gradient that is only a view consists of torch's own calls, which have gradients themselves.
@@ -180,7 +227,15 @@ def _kernel_runner(name: str, impl: str, inputs: tuple[Any, ...], params: dict[s
             return devices.call_on(device, run, x, scalars)
         return forward(*x, **scalars) if apply is None else apply(scalars, *x)
 
-    return run
+    def run_plain(x: tuple[Any, ...], scalars: dict[str, Any]) -> Any:
+        # The rest of can_skip_dispatcher() is known for tensors like those of an earlier call.
+        if _dispatch_modes() or _function_modes() or _is_profiling() or forward_ad._current_level >= 0:
+            return run(x, scalars)
+        if device >= 0 and device != devices.current_index():
+            return devices.call_on(device, run, x, scalars)
+        return forward(*x, **scalars) if apply is None else apply(scalars, *x)
+
+    return Plan(impl, run, None if use_dispatcher else run_plain)
 
 
 def _call_traced(
@@ -196,66 +251,10 @@ def _call_traced(
     return getattr(_traceable, f"{name}:{chosen}")(*inputs, **params)
 
 
-MAX_MEMOIZED = 4096  # kinds of calls; a program with more starts over
-SEED_END = 1 << 63
-_memo: dict[tuple[Any, ...], Any] = {}
-
-
-def memoized(
-    prefix: tuple[Any, ...], inputs: Sequence[Any], params: Mapping[str, Any], make: Callable[[], Value]
-) -> Value:
-    """Return ``make()`` as it was computed for the first call of this kind: one dictionary lookup.
-
-    Calls are of one kind if they agree in ``prefix``, in the tensors' shapes, dtypes, layouts and devices,
-    in whether a gradient is wanted, and in the parameters except seeds. ``make`` runs each time for an
-    argument without these attributes, or for a parameter that cannot be hashed.
-    """
-    key, value = _look_up(prefix, inputs, params)
-    if value is None:
-        value = make()
-        _memoize(key, value)
-    return value  # type: ignore[no-any-return]
-
-
-def _look_up(
-    prefix: tuple[Any, ...], inputs: Sequence[Any], params: Mapping[str, Any]
-) -> tuple[tuple[Any, ...] | None, Any]:
-    """Return the key of a kind of call and its value, if it has one; no key if it cannot be remembered."""
-    parts: list[Any] = [*prefix]
-    needs_grad = False
-    try:
-        for x in inputs:
-            if x is None:
-                parts.append(None)
-                continue
-            parts += (x.shape, x.dtype, x.device)
-            if x.layout is not torch.strided:
-                parts.append(x.layout)
-            if x.requires_grad:
-                needs_grad = True
-        for name, value in params.items():
-            # A seed out of range is kept in the key: it must be validated, and refused, again.
-            valid_seed = name == "seed" and type(value) is int and 0 <= value < SEED_END
-            parts.append("seed" if valid_seed else value)
-        key = (needs_grad and torch.is_grad_enabled(), *parts)
-        return key, _memo.get(key)
-    except (AttributeError, TypeError, RuntimeError):  # RuntimeError: a nested tensor has no shape
-        return None, None
-
-
-def _memoize(key: tuple[Any, ...] | None, value: Any) -> None:
-    if key is None:
-        return
-    # Cleared as a whole: an eviction order would cost each hit more than a rare rebuild costs.
-    if len(_memo) >= MAX_MEMOIZED:
-        _memo.clear()
-    _memo[key] = value
-
-
 def clear_caches() -> None:
     """Drop every earlier choice, after a table changed."""
     choice.clear_caches()
-    _memo.clear()
+    plan_cache.clear()
     _applies.clear()
 
 
@@ -277,7 +276,10 @@ def can_skip_dispatcher(arguments: Iterable[Any]) -> bool:
     """
     # The cheapest test first: a Python loop over a few tensors.
     for x in arguments:
-        if isinstance(x, torch.Tensor) and (type(x) not in PLAIN_TYPES or x.is_neg() or _is_wrapped(x)):
+        if type(x) in PLAIN_TYPES:
+            if x.is_neg() or _is_wrapped(x):
+                return False
+        elif isinstance(x, torch.Tensor):
             return False
     return not (
         _dispatch_modes()
@@ -288,14 +290,6 @@ def can_skip_dispatcher(arguments: Iterable[Any]) -> bool:
         or forward_ad._current_level >= 0
     )
 
-
-# Bound once: each name in a chain of attributes is another look-up in each call.
-_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_function_modes = torch._C._len_torch_function_stack
-_transforms = torch._C._functorch.peek_interpreter_stack
-_tracing_state = torch._C._get_tracing_state
-_is_profiling = torch._C._autograd._profiler_enabled
 
 _with_backward: dict[str, Schema] = {}  # operators whose gradient is a kernel's
 _applies: dict[tuple[str, str], Function] = {}
@@ -313,7 +307,10 @@ def _direct_apply(name: str, impl: str) -> Function:
             "forward": staticmethod(_direct_forward(name, impl)),
             "backward": staticmethod(_direct_backward(name, impl)),
         }
-        function = type(f"weft_{name}", (torch.autograd.Function,), methods)
+        function: Any = type(f"weft_{name}", (torch.autograd.Function,), methods)
+        # Defaults of the node's attributes: a node that sets none has no dictionary of its own.
+        node = function._backward_cls
+        node.impl, node.params, node.non_tensors = impl, {}, None
         apply = _applies[name, impl] = apply_without_checks(function)
     return apply
 
@@ -347,12 +344,16 @@ def _direct_forward(name: str, impl: str) -> Function:
     forward = registry.implementation(name, impl).forward
     save = registry.operator(name).save
     several = schema.outputs > 1
+    saves_tensors_alone = schema.saves_tensors_alone()
 
     def run(ctx: Any, params: dict[str, Any], *inputs: Any) -> Any:
         output = forward(*inputs, **params)
-        saved = save(inputs, output)
-        ctx.params, ctx.impl = params, impl
-        _save(ctx, saved)
+        if saves_tensors_alone:
+            ctx.save_for_backward(*save(inputs, output))
+        else:
+            _save(ctx, save(inputs, output))
+        if params:
+            ctx.params = params
         if several:
             _mark_outputs(ctx, output, schema)
         return output
@@ -368,15 +369,17 @@ def _direct_backward(name: str, impl: str) -> Function:
     takes, several = schema.differentiable_outputs, schema.outputs > 1
     single = schema.gradients == 1
     positions = _gradient_positions(name, schema)
+    saves_tensors_alone = schema.saves_tensors_alone()
     # One None for `params`, which is the first argument of `apply`.
     in_order = positions == list(range(len(schema.input_names())))
     count = 1 + len(schema.input_names())
 
     def run(ctx: Any, *grads: Any) -> Any:
-        refuse_double_backward(name)
+        if _is_grad_enabled():
+            refuse_double_backward(name)
         if several:
             grads = _materialised(ctx, grads[:takes])
-        arguments = (*grads, *_saved(ctx))
+        arguments = (*grads, *(ctx.saved_tensors if saves_tensors_alone else _saved(ctx)))
         if can_skip_dispatcher(arguments):
             gradients = backward(*arguments, **ctx.params)
         else:
@@ -409,19 +412,17 @@ def _mark_outputs(ctx: Any, output: Any, schema: Schema) -> None:
 def _save(ctx: Any, saved: Sequence[Any]) -> None:
     """Save what the backward needs."""
     # Tensors go through save_for_backward, which checks their versions and honours saved-tensor hooks.
-    ctx.non_tensors = None
+    tensors, ctx.non_tensors = [], []
     for s in saved:
-        if not isinstance(s, torch.Tensor):
-            ctx.save_for_backward(*(s for s in saved if isinstance(s, torch.Tensor)))
-            ctx.non_tensors = [None if isinstance(s, torch.Tensor) else s for s in saved]
-            return
-    ctx.save_for_backward(*saved)
+        is_tensor = isinstance(s, torch.Tensor)
+        ctx.non_tensors.append(None if is_tensor else s)
+        if is_tensor:
+            tensors.append(s)
+    ctx.save_for_backward(*tensors)
 
 
 def _saved(ctx: Any) -> Sequence[Any]:
     """Return what :func:`_save` saved."""
-    if ctx.non_tensors is None:
-        return ctx.saved_tensors  # type: ignore[no-any-return]
     # saved_tensors unpacks all at once; None in non_tensors marks the places of tensors.
     tensors = iter(ctx.saved_tensors)
     return [next(tensors) if o is None else o for o in ctx.non_tensors]

@@ -160,6 +160,10 @@ class _Patcher:
             forwards.register_attention()
         for config in configs.values():
             self.report.set(config, "_attn_implementation_internal", forwards.ATTENTION_NAME)
+        for module in self.modules.values():
+            is_base = rules.class_of(module) in rules.BASE_MODELS and id(module.config) in configs
+            if is_base and not rules.not_plain(module):
+                self._set_forward(module, forwards.causal_model)
 
     def replace_loss(self, keep_logits: bool) -> None:
         """Replace a causal model's loss function, and fuse its head with it if no logits are needed."""

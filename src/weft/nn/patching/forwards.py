@@ -161,6 +161,22 @@ def llama_block(
 
 # --- attention
 
+ONLY_CAUSAL = "weft_only_causal"  # a keyword that a model hands on to its attention
+
+
+def causal_model(self: Module, *args: Any, **kwargs: Any) -> Any:
+    """Forward of a model of blocks. While tracing it tells attention where the mask is only causal.
+
+    transformers looks at the values of masks and positions to find that sequences are neither padded nor
+    packed. A trace has no values, so that transformers computes a mask of all pairs of positions, with which
+    no fused causal kernel runs. A call without masks, positions and cache has no such sequences.
+    """
+    arguments = ("attention_mask", "position_ids", "past_key_values", "encoder_hidden_states")
+    is_plain = len(args) <= 1 and all(kwargs.get(name) is None for name in arguments)
+    if is_plain and torch.compiler.is_compiling():
+        kwargs[ONLY_CAUSAL] = True
+    return type(self).forward(self, *args, **kwargs)
+
 
 def register_attention() -> None:
     """Register ``"weft"`` as an attention implementation of transformers, with SDPA's masks."""
@@ -187,6 +203,9 @@ def attention(
     transformers' own ``sdpa`` runs if the call has a mask (padding, a window, a cache's chunk), or if the
     module is not patched and only shares a patched module's config.
     """
+    is_only_causal = kwargs.pop(ONLY_CAUSAL, False)
+    if is_only_causal and module.is_causal and is_causal is None and not kwargs.get("sliding_window"):
+        attention_mask = None  # nothing reads it then, so that the compiler drops it
     if attention_mask is not None or "_weft_impl" not in vars(module) or kwargs.get("softcap"):
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 

@@ -221,6 +221,7 @@ RULES: dict[str, Rule] = {
     ),
 }
 ATTENTION = (f"{GPT2}.GPT2Attention", f"{LLAMA}.LlamaAttention")
+BASE_MODELS = (f"{GPT2}.GPT2Model", f"{LLAMA}.LlamaModel")
 CAUSAL_MODELS = (f"{GPT2}.GPT2LMHeadModel", f"{LLAMA}.LlamaForCausalLM")
 
 

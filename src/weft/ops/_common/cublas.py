@@ -8,50 +8,66 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 
 class _Switch:
-    """A process-wide switch of ``torch.backends.cuda.matmul`` that has one value at a time.
+    """A process-wide switch of cuBLAS's precision that has one value at a time.
 
     PyTorch reads it during a call, on the host, so a value must not change before the call returns. Threads
     that want the same value run at once; a thread that wants another one waits until they have left. The
     first to enter stores the user's value, and the last to leave restores it.
+
+    ``read()`` and ``write(*values)`` are PyTorch's own functions. The attributes of
+    ``torch.backends.cuda.matmul`` do the same by Python, which costs the host as much as a small product.
+    ``read`` may return a tuple: its first is the switch, and the others are left as the user has them.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._condition = threading.Condition()
+    def __init__(self, read: Callable[[], Any], write: Callable[..., Any]) -> None:
+        self._read, self._write = read, write
+        self._lock = threading.Lock()
+        self._left = threading.Condition(self._lock)
         self._users = 0
         self._value: Any = None
-        self._of_user: Any = None
+        self._of_user: tuple[Any, ...] = ()
 
     def enter(self, value: Any) -> None:
-        switches = torch.backends.cuda.matmul
-        with self._condition:
+        with self._lock:
             while self._users and self._value != value:
-                self._condition.wait()
+                self._left.wait()
             if not self._users:
-                self._of_user, self._value = getattr(switches, self.name), value
-                if self._of_user != value:  # setting it costs host time
-                    setattr(switches, self.name, value)
+                of_user = self._read()
+                self._of_user = of_user if type(of_user) is tuple else (of_user,)
+                self._value = value
+                if self._of_user[0] != value:
+                    self._write(value, *self._of_user[1:])
             self._users += 1
 
     def leave(self) -> None:
-        with self._condition:
+        with self._lock:
             self._users -= 1
             if not self._users:
-                if self._of_user != self._value:
-                    setattr(torch.backends.cuda.matmul, self.name, self._of_user)
-                self._condition.notify_all()
+                if self._of_user[0] != self._value:
+                    self._write(*self._of_user)
+                self._left.notify_all()
 
 
-FP32_SWITCH = _Switch("fp32_precision")
+def _reduced_precision_switch(name: str) -> _Switch:
+    """Return the switch of a half type, whose second value says if cuBLAS may split a sum along K at all."""
+    suffix = f"cublas_allow_{name}_reduced_precision_reduction"
+    return _Switch(getattr(torch._C, f"_get_{suffix}"), getattr(torch._C, f"_set_{suffix}"))
+
+
+FP32_SWITCH = _Switch(
+    partial(torch._C._get_fp32_precision_getter, "cuda", "matmul"),
+    partial(torch._C._set_fp32_precision_setter, "cuda", "matmul"),
+)
 REDUCED_PRECISION_SWITCHES = {
-    torch.float16: _Switch("allow_fp16_reduced_precision_reduction"),
-    torch.bfloat16: _Switch("allow_bf16_reduced_precision_reduction"),
+    torch.float16: _reduced_precision_switch("fp16"),
+    torch.bfloat16: _reduced_precision_switch("bf16"),
 }
 
 

@@ -25,11 +25,11 @@ from weft.dispatch.operator import (
     Schema,
     backward_of,
     call,
-    memoized,
     refuse_unsupported,
     register,
     resolve,
 )
+from weft.dispatch.plan_cache import memoized
 from weft.ops._common import validate
 from weft.ops.attention.cases import DTYPES
 from weft.ops.attention.layout import Three

@@ -19,6 +19,7 @@ from weft.core.cases import ITEMSIZE, SHORT
 from weft.ops._common import validate
 from weft.ops._common.gradient_scale import zero_nonfinite
 from weft.ops._common.philox import check_dropout_arguments, keep_scale, philox, threshold
+from weft.ops._common.placeholder import placeholder
 from weft.ops.attention.cases import CASES, DTYPES
 
 MIN_HEAD_SIZE, MAX_HEAD_SIZE = 8, 256
@@ -165,7 +166,7 @@ def default_lengths_and_impl(
     if isinstance(x, Tensor):
         if lengths is None:  # the operator needs a tensor; without ``padded`` no implementation reads it
             try:
-                lengths = x.new_empty(x.shape[:1], dtype=torch.int32)
+                lengths = placeholder(x, x.shape[:1], torch.int32)
             except RuntimeError:  # a nested tensor, which the check refuses
                 lengths = None
         # What is no number has no truth, and is refused by the check.

@@ -15,11 +15,10 @@ from torch import Tensor
 
 from weft.core import Case, Implementation, Support, no
 from weft.core.support import YES
-from weft.ops.attention.layout import empty_output, rowwise
-from weft.ops.attention.spec import AttentionOptions
+from weft.ops.attention.layout import empty_output
 
+# The bindings in ``torch`` itself are C++, where those of ``torch.ops.aten`` begin in Python.
 Output = tuple[Tensor, Tensor]
-aten = torch.ops.aten
 HALVES = (torch.float16, torch.bfloat16)
 FLASH, CUDNN = 1, 3  # SDPBackend's numbers
 
@@ -32,31 +31,36 @@ def _repeated(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
 
 
 def _cpu(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Output:
-    out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
+    out, lse = torch._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
     return out.contiguous(), lse.contiguous()
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Output:
-    out, lse, *_ = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)
+    out, lse, *_ = torch._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)
     return out, lse
 
 
 def _efficient(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Output:
     k, v = _repeated(q, k, v)
-    out, lse, *_ = aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal, scale=scale)
+    out, lse, *_ = torch._scaled_dot_product_efficient_attention(
+        q, k, v, None, True, 0.0, causal, scale=scale
+    )
     return out.contiguous(), lse[..., : q.shape[2]].contiguous()  # its rows are padded to 32
 
 
 def _cudnn(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Output:
-    out, lse, *_ = aten._scaled_dot_product_cudnn_attention(
+    out, lse, *_ = torch._scaled_dot_product_cudnn_attention(
         q, k, v, None, True, 0.0, causal, False, scale=scale
     )
     return out, lse.reshape(q.shape[:3])
 
 
+KERNELS = {FLASH: _flash, CUDNN: _cudnn}
+
+
 def _default(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Output:
     """Call the kernel that PyTorch would choose; instead of its unfused fallback, ``efficient``."""
-    if q.device.type == "cpu":
+    if q.is_cpu:
         return _cpu(q, k, v, causal, scale)
     if torch.compiler.is_compiling():  # the choice is an integer that a trace cannot hold
         square = not causal or q.shape[2] == k.shape[2]
@@ -65,17 +69,21 @@ def _default(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None)
     choice = torch._fused_sdp_choice(  # type: ignore[attr-defined]
         q, k, v, None, 0.0, causal, scale=scale, enable_gqa=grouped
     )
-    return {FLASH: _flash, CUDNN: _cudnn}.get(choice, _efficient)(q, k, v, causal, scale)
+    return KERNELS.get(choice, _efficient)(q, k, v, causal, scale)
 
 
 def _aligned(x: Tensor) -> Tensor:
     """Return ``x`` with every row 16-byte aligned, copied if needed: the kernels read 16 bytes at a time, and
     on other rows some raise and some fault."""
-    x = rowwise(x)
-    if x.device.type == "cpu":
+    batch, head, row, column = x.stride()
+    if column != 1:
+        x = x.contiguous()
+        batch, head, row, _ = x.stride()
+    if x.is_cpu:
         return x
-    steps = (n * x.element_size() % 16 for n in x.stride()[:-1])
-    return x.clone() if x.data_ptr() % 16 or any(steps) else x
+    size = x.element_size()
+    is_aligned = not (x.data_ptr() % 16 or batch * size % 16 or head * size % 16 or row * size % 16)
+    return x if is_aligned else x.clone()
 
 
 def _forward(kernel: Callable[..., Output]) -> Callable[..., Output]:
@@ -85,8 +93,7 @@ def _forward(kernel: Callable[..., Output]) -> Callable[..., Output]:
             return out + 0 * (
                 q.sum() + k.sum() + v.sum()
             ), lse  # depends on all three, so that each gets a gradient of 0
-        options = AttentionOptions(**params)
-        return kernel(_aligned(q), _aligned(k), _aligned(v), options.causal, options.scale)
+        return kernel(_aligned(q), _aligned(k), _aligned(v), params.get("causal", False), params.get("scale"))
 
     return forward
 

@@ -6,6 +6,7 @@ import torch
 
 from weft.core import WeftError
 from weft.dispatch.operator import Schema, call, register
+from weft.ops._common.placeholder import placeholder
 from weft.ops.embedding.spec import check_arguments, check_ids
 
 register(
@@ -56,7 +57,7 @@ def embedding(
     """
     places = positions
     if places is None and _is_dense(weight) and weight.dim() == 2:
-        places = weight.new_empty((0, weight.shape[1]))
+        places = placeholder(weight, (0, weight.shape[1]), weight.dtype)
     flat = ids
     if _is_dense(ids) and ids.dim() not in (0, 2):
         flat = ids.reshape(-1, ids.shape[-1]) if ids.numel() else ids.new_empty((0, ids.shape[-1]))
@@ -64,7 +65,7 @@ def embedding(
     def check() -> None:
         check_arguments(weight, flat, places)
 
-    on_a_cpu = isinstance(flat, torch.Tensor) and flat.device.type == "cpu"
+    on_a_cpu = isinstance(flat, torch.Tensor) and flat.is_cpu
     if on_a_cpu and not torch.compiler.is_compiling():
         check()
         # A transform such as vmap has no values to read; torch's own lookup refuses an id out of range there.

@@ -8,19 +8,21 @@ import torch
 
 from weft.core import WeftError, registry
 from weft.dispatch import choice as dispatch
+from weft.dispatch import devices
 from weft.dispatch.autocast import lowered
 from weft.dispatch.invariance import refuse_if_requested
 from weft.dispatch.operator import (
     TRACED,
     Schema,
     call,
+    can_skip_dispatcher,
     define,
     library,
-    memoized,
     refuse_unsupported,
     register,
     resolve,
 )
+from weft.dispatch.plan_cache import memoized
 from weft.ops.linear.spec import check_flag, check_linear, check_linear_gelu, check_linear_residual
 
 
@@ -224,12 +226,12 @@ def linear_residual(
 
 def _bias_or_zeros(weight: Any, bias: Any) -> Any:
     """``bias``, or zeros for a None; the check of arguments refuses a weight that is no matrix."""
+    if bias is not None:
+        return bias
     # The kernels always add a bias: a second set of kernels without it would save N bytes of M N.
     is_matrix = isinstance(weight, torch.Tensor) and not weight.is_nested and weight.dim() == 2
     # A quantised tensor is not floating, and cannot make zeros of its kind.
-    if bias is None and is_matrix and weight.is_floating_point():
-        return weight.new_zeros(weight.shape[0])
-    return bias
+    return weight.new_zeros(weight.shape[0]) if is_matrix and weight.is_floating_point() else None
 
 
 def _needs_gradient(inputs: tuple[Any, ...]) -> bool:
@@ -251,4 +253,7 @@ def _linear_gelu_lean(inputs: tuple[Any, ...], impl: str | None) -> torch.Tensor
         chosen = memoized(("linear_gelu_lean", impl), inputs, params, choose)
     if resolve("linear_gelu", chosen) in TRACED:
         return call("linear_gelu", inputs, params, chosen)  # type: ignore[no-any-return]
+    # While tracing the mode stack is not to be read; a call with a gradient needs the operator's own.
+    if not torch.compiler.is_compiling() and not _needs_gradient(inputs) and can_skip_dispatcher(inputs):
+        return devices.call_on(devices.index_of(inputs), _lean_forward, *inputs, chosen)  # type: ignore[no-any-return]
     return torch.ops.weft.linear_gelu_lean(*inputs, chosen)  # type: ignore[no-any-return]

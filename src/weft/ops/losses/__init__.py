@@ -103,7 +103,8 @@ def cross_entropy(
     Source: label smoothing arXiv:1512.00567; z-loss arXiv:2204.02311.
     """
     params = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "z_loss": z_loss}
-    validate.one_of("cross_entropy: reduction", reduction, ("mean", "sum", "none"))
+    if type(reduction) is not str or reduction != "mean":
+        validate.one_of("cross_entropy: reduction", reduction, ("mean", "sum", "none"))
     if torch.compiler.is_compiling():
         check_cross_entropy(logits, targets, **params)  # type: ignore[arg-type]
         inputs = (logits, targets)
@@ -135,7 +136,7 @@ def _eager_losses(
         check_cross_entropy(*inputs, **params)
 
     call_plan = plan("cross_entropy", inputs, params, impl, check, batch_invariant)
-    if targets.device.type == "cpu":
+    if targets.is_cpu:
         check_target_range("cross_entropy", targets, logits.shape[1], params["ignore_index"])
     # `overwrite` is a permission: where an implementation cannot use it, the call works as without it.
     if overwrite and _can_overwrite(logits, call_plan.impl):

@@ -6,7 +6,6 @@ the host more than the losses do. Here one launch of one block reduces them, and
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -15,7 +14,14 @@ import torch
 
 from weft.core import registry
 from weft.dispatch import devices
-from weft.dispatch.operator import apply_without_checks, can_skip_dispatcher, refuse_double_backward
+from weft.dispatch.operator import (
+    apply_without_checks,
+    backward_of,
+    can_skip_dispatcher,
+    refuse_double_backward,
+)
+from weft.ops._common.prepared import are_repeatable
+from weft.ops.losses.spec import launch_key, mean_key
 
 MAX_ROWS = 1 << 16  # one block reads them all: about 30 us of one SM at the most
 BACKENDS = ("triton", "cuda")
@@ -26,7 +32,7 @@ def has_mean(logits: torch.Tensor, targets: torch.Tensor, impl: str) -> bool:
     return (
         impl in BACKENDS
         and 0 < logits.shape[0] <= MAX_ROWS
-        and logits.device.type in ("cuda", "cpu")
+        and (logits.is_cuda or logits.is_cpu)
         and can_skip_dispatcher((logits, targets))
     )
 
@@ -46,9 +52,38 @@ def mean_cross_entropy(
 def _forward_alone(
     logits: torch.Tensor, targets: torch.Tensor, params: dict[str, Any], impl: str
 ) -> torch.Tensor:
-    forward, _, mean_of_rows = _functions(impl)
-    losses, _ = forward(logits, targets, **params)
-    return mean_of_rows(losses, targets, params["ignore_index"])[0]  # type: ignore[no-any-return]
+    return _mean_of_losses(logits, targets, params, impl)[0]
+
+
+def _mean_of_losses(
+    logits: torch.Tensor, targets: torch.Tensor, params: dict[str, Any], impl: str
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the mean loss, the log-sum-exp of each row, and the number of rows that are not ignored.
+
+    The two launches of an earlier call of this kind are repeated together.
+    """
+    module = _module(impl)
+    key = ("losses and mean", logits.shape, logits.dtype, logits.get_device(), *params.values())
+    launches = module.LAUNCHES.get(key)
+    is_repeatable = are_repeatable(logits, targets)
+    if launches is not None and is_repeatable:
+        launch_losses, launch_mean = launches
+        losses = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
+        lse, mean = torch.empty_like(losses), losses.new_empty(())
+        count = torch.empty_like(mean)
+        targets_address, losses_address = targets.data_ptr(), losses.data_ptr()
+        launch_losses(logits.data_ptr(), targets_address, losses_address, lse.data_ptr())
+        launch_mean(losses_address, targets_address, mean.data_ptr(), count.data_ptr())
+        return mean, lse, count
+    losses, lse = registry.implementation("cross_entropy", impl).forward(logits, targets, **params)
+    mean, count = module.mean_of_rows(losses, targets, params["ignore_index"])
+    if is_repeatable:  # both have stored their launches, unless the backend prepares none
+        keys = (
+            launch_key(logits, targets, (False,), params),
+            mean_key(losses, targets, params["ignore_index"]),
+        )
+        module.LAUNCHES.store(key, tuple(map(module.LAUNCHES.get, keys)))
+    return mean, lse, count
 
 
 class _MeanCrossEntropy(torch.autograd.Function):
@@ -58,12 +93,10 @@ class _MeanCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, logits: torch.Tensor, targets: torch.Tensor, params: dict[str, Any], impl: str
     ) -> torch.Tensor:
-        forward, _, mean_of_rows = _functions(impl)
-        losses, lse = forward(logits, targets, **params)
-        mean, count = mean_of_rows(losses, targets, params["ignore_index"])
+        mean, lse, count = _mean_of_losses(logits, targets, params, impl)
         ctx.save_for_backward(logits, targets, lse, count)
         ctx.params, ctx.impl = params, impl
-        return mean  # type: ignore[no-any-return]
+        return mean
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -72,7 +105,7 @@ class _MeanCrossEntropy(torch.autograd.Function):
         grad = (grads[0] / count).expand(logits.shape[0])
         arguments = (grad, logits, targets, lse)
         if can_skip_dispatcher(arguments):
-            (dx,) = _functions(ctx.impl)[1](*arguments, **ctx.params)
+            (dx,) = backward_of("cross_entropy", ctx.impl)(*arguments, **ctx.params)
         else:
             dx = torch.ops.weft.cross_entropy_backward(*arguments, *ctx.params.values(), ctx.impl)
         return dx, None, None, None
@@ -82,9 +115,5 @@ _apply = apply_without_checks(_MeanCrossEntropy)
 
 
 @cache
-def _functions(impl: str) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
-    """Return forward, backward and mean of an implementation."""
-    implementation = registry.implementation("cross_entropy", impl)
-    assert implementation.backward is not None
-    module = import_module(f"weft.ops.losses.with_{impl}")
-    return implementation.forward, implementation.backward, module.mean_of_rows
+def _module(impl: str) -> Any:
+    return import_module(f"weft.ops.losses.with_{impl}")

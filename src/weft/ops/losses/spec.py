@@ -173,6 +173,13 @@ def launch_key(logits: Tensor, targets: Tensor, kind: tuple[Any, ...], params: d
     return (*kind, logits.shape, logits.dtype, logits.get_device(), *params.values())
 
 
+def mean_key(losses: Tensor, targets: Tensor, ignore_index: int) -> Any:
+    """Return the key of a launch that reduces the losses of rows; None as for :func:`launch_key`."""
+    if not are_repeatable(losses, targets):
+        return None
+    return ("mean", losses.shape, ignore_index, losses.get_device())
+
+
 # The kernels count columns in 32 bits, and a step of a row's loop may pass the end by less than 2^20. Rows
 # and strides are counted in 64 bits.
 MAX_COLUMNS = 2**31 - 2**20

@@ -24,6 +24,7 @@ from weft.ops.losses.spec import (
     LossOptions,
     gradient_like,
     launch_key,
+    mean_key,
     supports_cross_entropy,
     supports_linear_cross_entropy,
 )
@@ -209,7 +210,7 @@ def mean_of_rows(losses: Tensor, targets: Tensor, ignore_index: int) -> tuple[Te
     """Return the mean of the losses whose target is not ``ignore_index``, and their count, in float32."""
     mean, count = (torch.empty((), dtype=torch.float32, device=losses.device) for _ in range(2))
     rows = losses.shape[0]
-    key = ("mean", rows, ignore_index, losses.get_device()) if are_repeatable(losses, targets) else None
+    key = mean_key(losses, targets, ignore_index)
     launch = LAUNCHES.get(key)
     if launch is not None:
         launch(losses.data_ptr(), targets.data_ptr(), mean.data_ptr(), count.data_ptr())

@@ -12,7 +12,6 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor
 
-from weft.ops._common.layout import contiguous_like
 from weft.ops._common.prepared import Launch, LaunchCache, are_repeatable
 
 WEIGHT_ALIGNMENT = 32  # bytes; the widest load of a float32 weight
@@ -26,6 +25,7 @@ class RepeatedNorms:
 
     def __init__(self) -> None:
         self._launches = LaunchCache()
+        self._get = self._launches.get
 
     def forward_key(
         self, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
@@ -33,27 +33,42 @@ class RepeatedNorms:
         """Return the key of a forward whose tensors are contiguous and aligned."""
         if not are_repeatable(x, residual) or not are_repeatable(weight, bias, alignment=WEIGHT_ALIGNMENT):
             return None
-        kind = (residual is None, bias is None, eps)
-        return ("forward", x.shape, x.dtype, weight.dtype, x.get_device(), *kind)
+        return (
+            "forward",
+            x.shape,
+            x.dtype,
+            weight.dtype,
+            x.get_device(),
+            residual is None,
+            bias is None,
+            eps,
+        )
 
     def forward(
-        self, key: Hashable, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None
+        self, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor] | None:
         """Return (y, s) by the launch of an earlier call, or None if there is none."""
-        launch = self._launches.get(key)
-        if launch is None:
+        # One function: forward_key and are_repeatable as calls would cost the host more than a launch does.
+        kind = (residual is None, bias is None, eps)
+        launch = self._get(("forward", x.shape, x.dtype, weight.dtype, x.get_device(), *kind))
+        if launch is None or not (x.is_contiguous() and weight.is_contiguous()):
             return None
-        y = contiguous_like(x)
-        s = x if residual is None else contiguous_like(x)
-        x_address, weight_address = x.data_ptr(), weight.data_ptr()
-        launch(
-            x_address,
-            x_address if residual is None else residual.data_ptr(),
-            weight_address,
-            weight_address if bias is None else bias.data_ptr(),
-            y.data_ptr(),
-            s.data_ptr(),
-        )
+        x_address = residual_address = x.data_ptr()
+        weight_address = bias_address = weight.data_ptr()
+        if residual is not None:
+            if not residual.is_contiguous():
+                return None
+            residual_address = residual.data_ptr()
+        if bias is not None:
+            if not bias.is_contiguous():
+                return None
+            bias_address = bias.data_ptr()
+        is_aligned = not (x_address | residual_address) & 15
+        if not is_aligned or (weight_address | bias_address) & (WEIGHT_ALIGNMENT - 1):
+            return None
+        y = torch.empty_like(x)
+        s = x if residual is None else torch.empty_like(x)
+        launch(x_address, residual_address, weight_address, bias_address, y.data_ptr(), s.data_ptr())
         return y, s
 
     def store_forward(self, key: Hashable, launch: Launch | None) -> None:
@@ -71,13 +86,14 @@ class RepeatedNorms:
         self, key: Hashable, grad: Tensor, grad_s: Tensor | None, x: Tensor, weight: Tensor, centred: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
         """Return (dx, dresidual, dweight, dbias) by the launches of an earlier call, or None."""
-        launches = self._launches.get(key)
+        launches = self._get(key)
         if launches is None:
             return None
         rows_launch, sum_launch, count = launches
-        dx, dw = contiguous_like(x), contiguous_like(weight)
-        dr = dx if grad_s is None else contiguous_like(x)
-        db = contiguous_like(weight) if centred else dw
+        # All tensors of a key are contiguous, and so is what is like them.
+        dx, dw = torch.empty_like(x), torch.empty_like(weight)
+        dr = dx if grad_s is None else torch.empty_like(x)
+        db = torch.empty_like(weight) if centred else dw
         partials = torch.empty(count, dtype=torch.float32, device=x.device).data_ptr()
         grad_address = grad.data_ptr()
         rows_launch(

@@ -140,10 +140,10 @@ def launch_forward(
     """
     key = None
     if config is None and dropout is None and not invariant:
-        key = REPEATED.forward_key(x, residual, weight, bias, eps)
-        outputs = REPEATED.forward(key, x, residual, weight, bias)
+        outputs = REPEATED.forward(x, residual, weight, bias, eps)
         if outputs is not None:
             return outputs
+        key = REPEATED.forward_key(x, residual, weight, bias, eps)
     y = contiguous_like(x)
     s = torch.empty_like(y) if residual is not None else x
     if x.numel() == 0:

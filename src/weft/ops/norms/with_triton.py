@@ -132,10 +132,12 @@ def launch_forward(
     config: Config | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (y, s). Without ``residual`` s is x; without ``bias`` the norm is RMS norm."""
-    key = REPEATED.forward_key(x, residual, weight, bias, eps) if config is None else None
-    outputs = REPEATED.forward(key, x, residual, weight, bias)
-    if outputs is not None:
-        return outputs
+    key = None
+    if config is None:
+        outputs = REPEATED.forward(x, residual, weight, bias, eps)
+        if outputs is not None:
+            return outputs
+        key = REPEATED.forward_key(x, residual, weight, bias, eps)
     y = contiguous_like(x)
     s = torch.empty_like(y) if residual is not None else x
     if x.numel() == 0:

@@ -1,0 +1,159 @@
+"""Cached decisions about calls: one dictionary by kind of call, and before it the tensors of recent calls.
+
+A kind of call is given by shapes, dtypes, layouts and devices of its tensors, by whether a gradient is
+wanted, and by its parameters except seeds. Its key is a tuple of all these, whose parts are read in Python
+one by one. That costs the host as much as a launch, so that a call is compared with recent ones first: a
+:class:`TensorGuards` of PyTorch's compares all properties of all tensors in one call of C++.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+
+def _comparison(*tensors: torch.Tensor) -> Callable[..., bool]:
+    """Return a function that tells whether tensors are like these in all that decides about a call.
+
+    The class is not part of PyTorch's public interface: :data:`COMPARES` says whether it does as it did.
+    """
+    from torch._C._dynamo.guards import TensorGuards
+
+    guards = TensorGuards(
+        *tensors,
+        dynamic_dims_sizes=[list(x.shape) for x in tensors],  # type: ignore[misc]
+        dynamic_dims_strides=[list(x.stride()) for x in tensors],  # type: ignore[misc]
+    )
+    return guards.check
+
+
+def _can_compare() -> bool:
+    a, b = torch.empty(2, 3), torch.empty(3, 2)
+    try:
+        is_alike = _comparison(a, b)
+        return is_alike(a, b) and not is_alike(b, b) and not is_alike(a, b.requires_grad_())
+    except (ImportError, AttributeError, TypeError, ValueError, RuntimeError):  # another version of PyTorch
+        return False
+
+
+COMPARES = _can_compare()  # if False, every call takes the dictionary
+Value = TypeVar("Value")
+Key = tuple[Any, ...]
+MAX_MEMOIZED = 4096  # kinds of calls; a program with more starts over
+MAX_RECENT = 8  # kinds of tensors that are compared for one operator, implementation and set of parameters
+REPLACE_EVERY = 16  # misses after which another kind of tensors takes the place of the oldest one
+SEED_END = 1 << 63
+
+# Names of the fast path are bound once: each attribute in a chain is another look-up in each call.
+_is_grad_enabled, _strided = torch.is_grad_enabled, torch.strided
+_memo: dict[Key, Any] = {}
+# (name, impl, gradients enabled, parameters) -> pairs of a comparison with tensors and what it stands for.
+# A tuple is replaced as a whole, so that other threads see the old one or the new one.
+_recent: dict[Key, tuple[tuple[Callable[..., bool], Any], ...]] = {}
+_misses = 0
+
+
+def memoized(
+    prefix: tuple[Any, ...], inputs: Sequence[Any], params: Mapping[str, Any], make: Callable[[], Value]
+) -> Value:
+    """Return ``make()`` as it was computed for the first call of this kind: one dictionary lookup.
+
+    Calls are of one kind if they agree in ``prefix``, in the tensors' shapes, dtypes, layouts and devices,
+    in whether a gradient is wanted, and in the parameters except seeds. ``make`` runs each time for an
+    argument without these attributes, or for a parameter that cannot be hashed.
+    """
+    key, value = look_up(prefix, inputs, params)
+    if value is None:
+        value = make()
+        memoize(key, value)
+    return value  # type: ignore[no-any-return]
+
+
+def look_up(
+    prefix: tuple[Any, ...], inputs: Sequence[Any], params: Mapping[str, Any]
+) -> tuple[Key | None, Any]:
+    """Return the key of a kind of call and its value, if it has one; no key if it cannot be remembered."""
+    parts: list[Any] = [*prefix]
+    needs_grad = False
+    try:
+        for x in inputs:
+            if x is None:
+                parts.append(None)
+                continue
+            parts += (x.shape, x.dtype, x.device)
+            if x.layout is not _strided:
+                parts.append(x.layout)
+            if x.requires_grad:
+                needs_grad = True
+        for name, value in params.items():
+            # A seed out of range is kept in the key: it must be validated, and refused, again.
+            valid_seed = name == "seed" and type(value) is int and 0 <= value < SEED_END
+            parts.append("seed" if valid_seed else value)
+        parts.append(needs_grad and _is_grad_enabled())
+        key = tuple(parts)
+        return key, _memo.get(key)
+    except (AttributeError, TypeError, RuntimeError):  # RuntimeError: a nested tensor has no shape
+        return None, None
+
+
+def memoize(key: Key | None, value: Any) -> None:
+    if key is None:
+        return
+    # Cleared as a whole: an eviction order would cost each hit more than a rare rebuild costs.
+    if len(_memo) >= MAX_MEMOIZED:
+        _memo.clear()
+    _memo[key] = value
+
+
+def recent(name: str, impl: str | None, inputs: Sequence[Any], params: Mapping[str, Any]) -> Any:
+    """Return what :func:`store_recent` was given for tensors and parameters like these, or None.
+
+    Tensors are alike in type, dtype, device, sizes, strides, ``requires_grad`` and dispatch keys, the ones
+    of the thread included: inside of a transform, a trace or ``inference_mode`` they are not.
+    """
+    try:
+        entries = _recent.get((name, impl, _is_grad_enabled(), *params.values()))
+        if entries is None:
+            return None
+        # A comparison with a tensor that has no strides (nested, compressed rows) would end the process.
+        for x in inputs:
+            x.stride()
+        for is_alike, value in entries:
+            if is_alike(*inputs):
+                return value
+    # A parameter that cannot be hashed; no tensor, or one without strides.
+    except (TypeError, AttributeError, RuntimeError):
+        return None
+    return None
+
+
+def store_recent(
+    name: str, impl: str | None, inputs: Sequence[Any], params: Mapping[str, Any], value: Any
+) -> None:
+    """Let :func:`recent` return ``value`` for tensors and parameters like these.
+
+    They are those of a call that :func:`look_up` has a key for, with plain tensors and outside of all modes
+    (``can_skip_dispatcher``). Nothing is stored for a seed, which differs in each call.
+    """
+    global _misses
+    if not COMPARES or params.get("seed") or any(x is None or x.layout is not _strided for x in inputs):
+        return
+    _misses += 1
+    key = (name, impl, _is_grad_enabled(), *params.values())
+    entries = _recent.get(key, ())
+    if len(entries) >= MAX_RECENT:
+        # Calls with ever other shapes would make one comparison after another, which no call passes.
+        if _misses % REPLACE_EVERY:
+            return
+        entries = entries[1:]
+    if len(_recent) >= MAX_MEMOIZED:
+        _recent.clear()
+    _recent[key] = (*entries, (_comparison(*inputs), value))
+
+
+def clear() -> None:
+    """Forget everything."""
+    _memo.clear()
+    _recent.clear()
