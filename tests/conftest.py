@@ -62,7 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _leave_out_what_needs_a_gpu(config, items)
     if shard := config.getoption("--shard"):
-        part, parts = map(int, shard.split("/"))
+        part, parts = _shard(shard)
         # Neighbouring tests share a float64 reference, so that they stay together.
         items[:] = [item for i, item in enumerate(items) if i // NEIGHBOURS % parts == part]
     for item in sampling.left_out(items):
@@ -75,6 +75,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=reason))
         elif item.get_closest_marker("slow") and not config.getoption("--slow"):
             item.add_marker(pytest.mark.skip(reason="slow: run with --slow, or make test"))
+
+
+def _shard(text: str) -> tuple[int, int]:
+    """Return I and N of ``I/N``; raise UsageError unless 0 <= I < N, since other parts have no tests."""
+    part, _, parts = text.partition("/")
+    if not (part.isdecimal() and parts.isdecimal() and int(part) < int(parts)):
+        raise pytest.UsageError(f"--shard takes I/N with I from 0 to N - 1, as in 0/2; got {text!r}")
+    return int(part), int(parts)
 
 
 def _leave_out_what_needs_a_gpu(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import torch
+
 from weft.core import FORWARD, Case, Operator
 
 
@@ -61,9 +63,15 @@ def is_large(operator: Operator, case: Case) -> bool:
 
 @contextmanager
 def only_large_case() -> Iterator[None]:
-    """Wait until no other worker checks a large case: two do not fit on a card together."""
+    """Wait until no other worker checks a large case: two do not fit on a card together.
+
+    The memory goes back to the card at the end: a neighbour cannot use what PyTorch caches here.
+    """
     with _held(Path(tempfile.gettempdir()) / "weft-large-cases.lock", fcntl.LOCK_EX):
-        yield
+        try:
+            yield
+        finally:
+            torch.cuda.empty_cache()
 
 
 @contextmanager

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import inspect
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -259,6 +261,17 @@ def test_a_sequence_repeats_offsets_in_other_buffers() -> None:
     # A backend that prepares no launch ends the sequence.
     sequence.launch(lambda *_: None)
     assert not sequence.is_complete and not LaunchSequence(records=False).is_complete
+
+
+def test_arguments_have_the_bytes_of_their_parameters() -> None:
+    pool = nvrtc.ParameterPool("".join(map(nvrtc._format, (nvrtc.Float32(), 0.0, 0))))
+    buffer = pool.take((nvrtc.Float32(0.1), 0.1, -2)).buffer.raw
+    assert struct.unpack("<f", buffer[:4])[0] == float(torch.tensor(0.1, dtype=torch.float32))
+    assert struct.unpack("<dq", buffer[8:]) == (0.1, -2)
+    # A dry run has no driver that would refuse an argument.
+    for wrong in (ctypes.c_float(1.0), None, "1"):
+        with pytest.raises(TypeError, match="an int, a float or a Float32"):
+            nvrtc.check_arguments((1, wrong))
 
 
 def test_a_dry_run_prepares_nothing() -> None:

@@ -142,8 +142,9 @@ class Kernel:
     It is launched on PyTorch's current stream, while ``device``, the index of that device, is current.
 
     Tensors and Python integers are passed as 64 bits (``T*``, ``long long``), Python floats as C++
-    ``double``. Each parameter has 8 bytes of its own, of which the driver reads as many as the kernel
-    declares. A kernel whose only argument is a structure by value takes one ``ctypes.Structure``.
+    ``double``, a :class:`Float32` as C++ ``float``. Each parameter has 8 bytes of its own, of which the
+    driver reads as many as the kernel declares. A kernel whose only argument is a structure by value takes
+    one ``ctypes.Structure``.
 
     With ``overlap`` the kernel may start before the preceding kernel on the stream has ended (programmatic
     dependent launch, compute capability 9.0 on). It must then wait before it reads what that kernel wrote
@@ -371,6 +372,10 @@ class ParameterPool:
         return Parameters(buffer, pointers, ctypes.addressof(pointers))
 
 
+class Float32(float):
+    """An argument for a kernel's parameter of type ``float``; any other Python float is a ``double``."""
+
+
 class Parameters(NamedTuple):
     """The parameters of one launch: their values, pointers to them, and the address of these pointers."""
 
@@ -380,12 +385,25 @@ class Parameters(NamedTuple):
 
 
 def _format(value: Any) -> str:
-    """Return the letter of ``struct`` for a parameter; every one has 8 bytes."""
+    """Return the format of ``struct`` for a parameter; every one has 8 bytes."""
+    if isinstance(value, Float32):
+        return "f4x"
     if isinstance(value, float):
         return "d"
     if hasattr(value, "__index__"):
         return "q"
-    raise TypeError(f"a kernel's parameter is a tensor, an int or a float, not {type(value).__name__}")
+    raise TypeError(
+        f"a kernel's parameter is a tensor, an int, a float or a Float32, not {type(value).__name__}"
+    )
+
+
+def check_arguments(arguments: Sequence[Any]) -> None:
+    """Raise TypeError for an argument that no kernel's parameter takes. A dry run launches nothing else."""
+    if arguments and isinstance(arguments[0], ctypes.Structure):
+        return
+    for argument in arguments:
+        if not _is_tensor(argument):
+            _format(argument)
 
 
 @cache

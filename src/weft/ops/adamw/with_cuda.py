@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from ctypes import c_float
 from functools import cache
 from pathlib import Path
 
 import torch
 
-from weft.backends.nvrtc import CudaSource
+from weft.backends.nvrtc import CudaSource, Float32
 from weft.core import Implementation
 from weft.ops._common.layout import CUDA_TYPES, dtype_name
 from weft.ops.adamw.parameter_groups import Dtypes, Group, ListsKey, prepare_groups, step_groups
@@ -64,7 +63,7 @@ def _step(lists: Sequence[Tensors], groups: Groups, n: Numbers) -> None:
     step_count = 0 if isinstance(n.step, torch.Tensor) else int(n.step)
     for group_index, group in enumerate(groups):
         program = source(group.dtypes, group.masters, n.stochastic)
-        numbers = (*map(c_float, floats), n.seed, step_count, group_index)
+        numbers = (*map(Float32, floats), n.seed, step_count, group_index)
         if not group.is_single:
             table = group.table(CHUNK)
             program["adamw_many"](
@@ -99,7 +98,7 @@ def _factors(grads: Tensors, groups: Groups, n: Numbers) -> torch.Tensor:
     logs = (math.log(b) if b else -math.inf for b in (n.beta1, n.beta2))
     source()["adamw_factors"](
         *(1, THREADS, partials, count, step, factors),
-        *map(c_float, (n.lr, *logs, size, correction, n.max_norm)),
+        *map(Float32, (n.lr, *logs, size, correction, n.max_norm)),
     )
     return factors
 

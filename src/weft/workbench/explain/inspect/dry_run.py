@@ -129,10 +129,11 @@ def _recording(launches: list[Launch], backend: str, arch: int) -> Iterator[None
 
 @contextmanager
 def _record_cuda(launches: list[Launch]) -> Iterator[None]:
-    from weft.backends.nvrtc import CudaSource
+    from weft.backends.nvrtc import CudaSource, check_arguments
 
     def kernel(source: CudaSource, name: str) -> Any:
         def launch(grid: Any, block: Any, *arguments: Any, shared: int = 0, overlap: bool = False) -> None:
+            check_arguments(arguments)
             launches.append(
                 Launch(
                     kernel=name,
