@@ -17,7 +17,7 @@ import hypothesis
 import pytest
 
 from helpers import sampling
-from helpers.alone import place
+from helpers.alone import execution_lock
 from helpers.interpreting import search_once
 from weft import machine
 from weft.core import Ceilings
@@ -29,7 +29,7 @@ FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync "
     "--disable-background-networking --disable-component-update --disable-dev-shm-usage"
 )
-NEIGHBOURS = 16  # tests in a stretch that one shard gets
+NEIGHBOURS = 16  # consecutive tests that go to the same shard
 LEFT_OUT = pytest.StashKey[dict[str, int]]()
 APT, PIP = ("chromium", "chromium-driver"), "pip install selenium"
 
@@ -60,14 +60,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    _leave_out_what_needs_a_gpu(config, items)
+    _deselect_gpu_tests(config, items)
     if shard := config.getoption("--shard"):
         part, parts = _shard(shard)
         # Neighbouring tests share a float64 reference, so that they stay together.
         items[:] = [item for i, item in enumerate(items) if i // NEIGHBOURS % parts == part]
     for item in sampling.left_out(items):
         item.add_marker(pytest.mark.skip(reason=sampling.REASON))
-    # What measures time comes last: no worker waits for it while it has tests of its own.
+    # Tests that measure time come last, so that no worker waits for one while it has other tests to run.
     items.sort(key=lambda item: item.get_closest_marker("alone") is not None)
     for item in items:
         if item.get_closest_marker("exhaustive") and not config.getoption("--exhaustive"):
@@ -85,10 +85,10 @@ def _shard(text: str) -> tuple[int, int]:
     return int(part), int(parts)
 
 
-def _leave_out_what_needs_a_gpu(config: pytest.Config, items: list[pytest.Item]) -> None:
+def _deselect_gpu_tests(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect GPU tests on a machine without a GPU; the summary at the end counts them.
 
-    There are thousands, and to skip each would take milliseconds.
+    There are thousands of them, and skipping one takes milliseconds.
     """
     if machine.has_gpu():
         return
@@ -100,7 +100,7 @@ def _leave_out_what_needs_a_gpu(config: pytest.Config, items: list[pytest.Item])
 def pytest_collection_finish() -> None:
     """Exempt the collected tests from garbage collection.
 
-    There are ten thousand objects that live to the end, and the workbench collects at every point.
+    They are ten thousand objects that live to the end, and the workbench collects garbage at every point.
     """
     gc.collect()
     gc.freeze()
@@ -108,9 +108,10 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Exempt what a module's tests left from garbage collection: it was a fourth of the run's time.
+    """Exempt the objects that a module's tests leave from garbage collection, a quarter of the run's time.
 
-    Most of it are modules that were imported. Not on a GPU, whose memory an object could hold.
+    Most of them belong to imported modules. On a GPU machine nothing is exempt: an object could hold
+    GPU memory.
     """
     if nextitem is None or item.path == nextitem.path or machine.has_gpu():
         return
@@ -119,7 +120,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    if hasattr(session.config, "workeroutput"):  # a process of xdist, which the account is not in
+    if hasattr(session.config, "workeroutput"):  # an xdist worker, whose counts the main process prints
         session.config.workeroutput["left_out"] = session.config.stash.get(LEFT_OUT, {})
 
 
@@ -135,7 +136,7 @@ class _FromWorkers:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     skipped = any(m.name == "skip" for m in item.iter_markers())
-    with nullcontext() if skipped else place(item.get_closest_marker("alone") is not None):
+    with nullcontext() if skipped else execution_lock(item.get_closest_marker("alone") is not None):
         return (yield)
 
 
@@ -187,7 +188,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         options.add_argument(flag)
     options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('profile')}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    # The driver is named, so that selenium looks for none and downloads none.
+    # The path of the driver is given, so that selenium does not search for one or download one.
     driver = webdriver.Chrome(options=options, service=Service("/usr/bin/chromedriver"))
     yield driver
     driver.quit()
@@ -204,7 +205,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def cache_with_ceilings(tmp_path: Path) -> Path:
-    """Return a cache folder of the test's own that has the ceilings of this run's: nothing measures them."""
+    """Return a new cache folder with a copy of this run's ceilings, so that no command measures them."""
     folder = tmp_path / "cache"
     shutil.copytree(Path(os.environ["WEFT_CACHE_DIR"]) / "ceilings", folder / "ceilings")
     return folder
@@ -222,8 +223,8 @@ def quick_interpreter() -> Iterator[None]:
 def _no_limit_on_a_cpu() -> None:
     """Store CPU ceilings that no kernel reaches, so that no command measures them.
 
-    Beside other tests a measurement takes ten seconds and is doubtful, and the next process would repeat
-    it. GPU tests measure their own.
+    Beside other tests a measurement takes ten seconds and is marked as doubtful, so that the next process
+    would repeat it. GPU tests measure their own.
     """
     cpu = machine.query("cpu")
     rates = dict.fromkeys(("fp64", "fp32", "tf32", "bf16", "fp16"), 1e15)

@@ -1,8 +1,9 @@
-"""Tests side by side, and those that measure time with nobody beside them (marker ``alone``).
+"""Locks that let a test which measures time run while no other test runs (marker ``alone``).
 
-Workers share two lock files. A test holds ``room`` together with the others, an ``alone`` one by
-itself. Whoever comes passes the ``gate`` first, which one that waits to be alone keeps shut: else
-the others, who come and go, would never leave it the room.
+The pytest-xdist workers share two lock files. An ordinary test holds the ``run`` lock shared, a test
+marked ``alone`` holds it exclusively. Each test takes the ``queue`` lock first, in the same mode, and
+releases it once it has the ``run`` lock. An ``alone`` test that waits therefore blocks the start of new
+tests; otherwise overlapping ordinary tests could keep the ``run`` lock shared for ever.
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ from weft.core import FORWARD, Case, Operator
 
 
 @contextmanager
-def _held(path: Path, how: int) -> Iterator[None]:
+def _locked(path: Path, mode: int) -> Iterator[None]:
+    """Hold a lock of ``mode`` (``fcntl.LOCK_SH`` or ``LOCK_EX``) on the file ``path``."""
     with path.open("w") as file:
-        fcntl.flock(file, how)
-        yield  # closing the file lets go
+        fcntl.flock(file, mode)
+        yield  # closing the file releases the lock
 
 
 def settle(most: float = 5.0) -> None:
-    """Wait until the machine has hardly anything to do: what tests before this one left is ending.
+    """Wait until the CPUs are nearly idle, since processes of earlier tests may still be ending.
 
-    At most ``most`` seconds; a machine that never rests is no reason not to measure.
+    The wait is at most ``most`` seconds: on a machine that is always busy the test runs nevertheless.
     """
     until = time.monotonic() + most
     while time.monotonic() < until and _busy(0.25) > 0.2:
@@ -38,14 +40,14 @@ def settle(most: float = 5.0) -> None:
 
 
 def _busy(seconds: float) -> float:
-    """CPUs that worked, on average, over so many seconds; 0 where the system does not tell."""
+    """Return the average number of busy CPUs over ``seconds``; 0 without /proc/stat."""
     counts = []
     for wait in (seconds, 0.0):
         try:
-            words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+            fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
         except OSError:
             return 0.0
-        user, nice, system, _idle, _waiting, *more = map(int, words)
+        user, nice, system, _idle, _waiting, *more = map(int, fields)
         counts.append(user + nice + system + sum(more))
         time.sleep(wait)
     return (counts[1] - counts[0]) / os.sysconf("SC_CLK_TCK") / seconds
@@ -63,11 +65,11 @@ def is_large(operator: Operator, case: Case) -> bool:
 
 @contextmanager
 def only_large_case() -> Iterator[None]:
-    """Wait until no other worker checks a large case: two do not fit on a card together.
+    """Wait until no other worker checks a large case: two of them do not fit on one GPU.
 
-    The memory goes back to the card at the end: a neighbour cannot use what PyTorch caches here.
+    At the end, return cached memory to the GPU: other workers cannot use this process's cache.
     """
-    with _held(Path(tempfile.gettempdir()) / "weft-large-cases.lock", fcntl.LOCK_EX):
+    with _locked(Path(tempfile.gettempdir()) / "weft-large-cases.lock", fcntl.LOCK_EX):
         try:
             yield
         finally:
@@ -75,19 +77,19 @@ def only_large_case() -> Iterator[None]:
 
 
 @contextmanager
-def place(alone: bool, folder: Path | None = None) -> Iterator[None]:
-    """A place to run a test in, among pytest-xdist's workers; no lock where there is one worker.
+def execution_lock(alone: bool, folder: Path | None = None) -> Iterator[None]:
+    """Hold the lock that one test runs under, exclusively if ``alone``.
 
-    Who is alone begins once the machine is quiet.
+    Without pytest-xdist, and without ``folder`` for the lock files, there is no lock to take. An
+    ``alone`` test begins once the machine is idle.
     """
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
     stem = (folder or Path(tempfile.gettempdir())) / f"weft-tests-{run}"
-    gate, room = stem.with_suffix(".gate"), stem.with_suffix(".room")
-    how = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
-    with ExitStack() as kept:
+    mode = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
+    with ExitStack() as locks:
         if folder or run:
-            with _held(gate, how):
-                kept.enter_context(_held(room, how))
+            with _locked(stem.with_suffix(".queue"), mode):
+                locks.enter_context(_locked(stem.with_suffix(".run"), mode))
         if alone:
             settle()
         yield
