@@ -1,4 +1,4 @@
-"""Requests that a page made, as Chromium's performance log has them."""
+"""Read the requests of a page from Chromium's performance log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ BROWSER_DOCUMENTS = ("chrome:", "chrome-untrusted:", "chrome-extension:", "devto
 
 
 def page_requests(driver: Any) -> list[str]:
-    """URLs that were requested since the log was last read, except by the browser's own documents."""
+    """Return the URLs requested since the log was last read, except by the browser's own documents."""
     events = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
     requests = [e["params"] for e in events if e["method"] == "Network.requestWillBeSent"]
     return [r["request"]["url"] for r in requests if not r["documentURL"].startswith(BROWSER_DOCUMENTS)]

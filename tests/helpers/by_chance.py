@@ -1,7 +1,7 @@
-"""Real times on a machine whose other work no test controls.
+"""Repeat tests of real times on a machine that other processes also use.
 
-A comparison of times may go against a right candidate by chance: another process, or a virtual machine
-that was not scheduled. It must not do so again and again.
+A comparison of times may refuse a correct candidate by chance, for example while another process runs or the
+virtual machine is not scheduled. It must not do so in every repetition.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def repeat(run: Callable[[], T], flags: Callable[[T], Iterable[str]]) -> T:
-    """Return the first result that no comparison of times speaks against, or the last of ``TRIES``."""
+    """Return the first result without a flag from a comparison of times, or the last of ``TRIES`` results."""
     result = run()
     for _ in range(TRIES - 1):
         if not any(map(is_by_time_alone, flags(result))):

@@ -1,4 +1,4 @@
-"""A worker in this process, with one toy implementation: what the timing of external code asks and gets."""
+"""A worker in the test's process with one toy implementation, for tests of the timing of external code."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class OnePoint:
         self.implementation = Implementation(operator="toy", name="theirs", backend="torch", forward=forward)
 
     def point(self, payload: Any) -> tuple[Operator, Implementation, Case, str, str]:
-        operator: Any = None  # the clock binds without it in the forward
-        operator = type("Toy", (), {"in_place": ()})()
+        # The timing of a forward reads no other attribute of the operator.
+        operator: Any = type("Toy", (), {"in_place": ()})()
         return operator, self.implementation, POINT, payload["direction"], payload["device"]
 
     def output_forms(self, payload: Any) -> tuple[TensorForm, ...]:
@@ -41,7 +41,7 @@ class OnePoint:
 
 
 class FakeSandbox:
-    """A worker in this process. JSON goes in and comes out; ``context`` is entered while it answers."""
+    """A worker in this process with JSON requests and replies; it runs each request inside ``context``."""
 
     def __init__(self, forward: Forward, context: Callable[[], Any] = nullcontext) -> None:
         self.verbs = worker_timing.handlers(OnePoint(forward))

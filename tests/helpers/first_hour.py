@@ -73,7 +73,7 @@ def on_a_terminal(command: list[str], folder: Path, environment: dict[str, str])
         ready, _, _ = select.select([master], [], [], 0.5)
         try:
             data = os.read(master, 1 << 16) if ready else b""
-        except OSError:  # the last holder of the terminal has closed it
+        except OSError:  # every process has closed the terminal
             break
         printed += data
         if not data and process.poll() is not None:
@@ -117,7 +117,7 @@ def main() -> int:
         programs = options.programs or install(folder, options.python)
         print(f"| {time.monotonic() - began:.0f} s | 0 | `pip install .` | |", flush=True)
         environment["PATH"] = f"{programs}{os.pathsep}{environment['PATH']}"
-        environment["PAGER"] = "cat"  # nobody is there to leave a pager
+        environment["PAGER"] = "cat"  # no key would be pressed to leave a pager
         environment["WEFT_CACHE_DIR"] = str(folder / "cache")  # a first hour begins with nothing compiled
         desk = folder / "desk"
         desk.mkdir()

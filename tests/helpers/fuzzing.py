@@ -1,4 +1,4 @@
-"""What the fuzz tests share: a seeded generator, a deadline, and values that somebody might pass."""
+"""Shared parts of the fuzz tests: a seeded generator, a deadline, and unusual values and files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Hung(BaseException):
 def generator(part: str, number: int) -> random.Random:
     """Return the random generator of one example; ``WEFT_SAMPLE_SEED`` and its number repeat it.
 
-    In CI the examples are the same each time, as Hypothesis's are, so that a change is judged by itself.
+    In CI the examples, like Hypothesis's, are the same in each run, so that only a change makes them fail.
     """
     in_ci = os.environ.get("CI", "").lower() in ("1", "true")
     seed = "0" if in_ci else os.environ["WEFT_SAMPLE_SEED"]

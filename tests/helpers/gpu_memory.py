@@ -1,7 +1,8 @@
 """Model of the memory that the processes of a timing take on one GPU, run on a CPU.
 
-Each process has a caching allocator: it reserves what its tensors take at most, until it gives unused memory
-back. The pool of a captured graph has an allocator of its own. Fragmentation and contexts are left out.
+Each process has a caching allocator: it keeps the peak of its tensors' memory reserved until it releases
+unused memory. The pool of a captured graph has a separate allocator. The model has no fragmentation and no
+contexts.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from weft.workbench.timing import cuda
 from weft.workbench.timing.integrity import snapshot
 from weft.workbench.timing.plan import Candidate, Estimate, Plan
 
-CALL_US = 100.0  # of every call, by the clock of the model
+CALL_US = 100.0  # duration of every call by the model's clock
 JUDGE = "judge"
 
 
@@ -69,9 +70,9 @@ class AllocatorModel(TorchDispatchMode):
             self._storages[address] = [self.process, nbytes, 0]
             self._add(self.process, nbytes)
         self._storages[address][2] += 1
-        weakref.finalize(tensor, self._forget, address, id(tensor))
+        weakref.finalize(tensor, self._release, address, id(tensor))
 
-    def _forget(self, address: int, identity: int) -> None:
+    def _release(self, address: int, identity: int) -> None:
         self._tensors.pop(identity, None)
         storage = self._storages.get(address)
         if storage is None:
@@ -88,7 +89,7 @@ class AllocatorModel(TorchDispatchMode):
             self.peak, self.at_peak = total, dict(self.reserved)
 
     def release(self, most: int = 0) -> None:
-        """Give back what the running process has reserved and does not use (``empty_cache``)."""
+        """Release the memory that the current process has reserved and does not use (``empty_cache``)."""
         pool = f"{self.process}, graph"
         for process in (self.process, *(() if self.graphs.get(pool) else (pool,))):
             self.reserved[process] = self.allocated.get(process, 0)
@@ -188,13 +189,13 @@ class ModelWorker:
             fields, sent = self.verbs[verb](json.loads(json.dumps(payload or {})), list(tensors))
         finally:
             self.model.process = process
-        # The answer is copied into memory of the process that asked.
+        # The reply is copied into memory of the requesting process.
         return Reply(payload=json.loads(json.dumps(fields)), tensors=[t.clone() for t in sent])
 
 
 def patch(monkeypatch: pytest.MonkeyPatch, model: AllocatorModel) -> None:
-    """Let problems of any size take the ways of large ones on a GPU, whose memory is the model's."""
-    snapshot()  # first: a later snapshot would take the model's functions for the clock's own
+    """Handle problems of any size like large ones on a GPU, with the memory of the model."""
+    snapshot()  # first: a later snapshot would contain the model's functions instead of the clock's own
     package = "weft.workbench"
     for module in ("sandbox.worker_timing", "timing.session", "timing.sampled_outputs"):
         monkeypatch.setattr(f"{package}.{module}.release_unused_memory", model.release)
@@ -219,6 +220,6 @@ def patch(monkeypatch: pytest.MonkeyPatch, model: AllocatorModel) -> None:
         "sandbox.worker_timing.timing_backend": lambda device, without: ModelBackend(),
     }.items():
         monkeypatch.setattr(f"{package}.{name}", value)
-    # The factors are cached by device: those of this length must not be the next test's.
+    # The factors are cached by device: the next test must not get factors of this length.
     factors = cache(guarded_memory._digest_factors.__wrapped__)
     monkeypatch.setattr(guarded_memory, "_digest_factors", factors)

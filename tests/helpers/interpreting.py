@@ -1,5 +1,5 @@
-"""Code that Python interprets (Triton's kernels, and numba's in its simulator), without what it does in
-vain: searches at every call, and calls that show nothing of a kernel."""
+"""Run kernels faster in Triton's interpreter and numba's simulator: without repeated searches and calls that
+test nothing more of a kernel."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from weft.workbench.check import check
 
 @contextmanager
 def asked_twice(twice: bool) -> Iterator[None]:
-    """Where ``twice``, the check asks for the same bits twice, in two memories, and no more often.
+    """If ``twice``, limit the check's repeated calls at one case to two, with different memory.
 
-    It repeats a call of under 0.05 s up to thirteen times, for kernels that behave ten times over;
-    whether an interpreter's is one of these hangs on the machine, and it computes the same again.
+    Otherwise the check repeats a call of under 0.05 s up to thirteen times, to detect kernels that are
+    correct only in the first calls. Whether an interpreted kernel is that fast depends on the machine,
+    and more repetitions test nothing more of it.
     """
     with pytest.MonkeyPatch.context() as patch:
         if twice:
@@ -29,12 +30,11 @@ def asked_twice(twice: bool) -> Iterator[None]:
 
 
 def search_once(patch: pytest.MonkeyPatch) -> None:
-    """Have Triton's interpreter look for what it replaces once in this process.
+    """Cache the builtins of ``triton.language`` that Triton's interpreter replaces, once in this process.
 
-    A launch, and each call of a function within a kernel, lists all of ``triton.language`` to find
-    the builtins there, and makes a function for each: a quarter of the time of a small kernel. The
-    same builtins are cached here by the same rule, while nothing is launched, and replaced by the
-    same functions. Does nothing where kernels are compiled.
+    Without the cache each launch, and each call of a function within a kernel, lists all of
+    ``triton.language`` and creates a replacement for each builtin: a quarter of the time of a small
+    kernel. The cache selects and replaces the same builtins. Does nothing where kernels are compiled.
     """
     from weft.backends.triton_jit import INTERPRETED
 
@@ -56,7 +56,7 @@ def search_once(patch: pytest.MonkeyPatch) -> None:
 
     def patch_builtin(package: Any, builder: Any, scope: Any) -> None:
         for name, member, replacement in replacements(package, builder):
-            if getattr(package, name) is member:  # not so in a function that a kernel calls
+            if getattr(package, name) is member:  # already replaced in a function that a kernel calls
                 scope.set_attr(package, name, replacement)
 
     patch.setattr(interpreter, "_patch_builtin", patch_builtin)

@@ -26,7 +26,7 @@ from weft.workbench.judge.kernelbench import estimate_bytes
 
 TARGET_BYTES = 1 << 21
 FACTORS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-SMALLEST = 16  # sizes below it are kernel sizes, groups and the like
+SMALLEST = 16  # smaller integers are kernel sizes, numbers of groups and similar
 FEW = ("batch", "height", "width", "depth", "length", "size", "dim", "N", "M", "K", "L")
 EXPECTED = {"right": True, "wrong": False, "cached": False}
 RIGHT = "\nclass ModelNew(Model):\n    pass\n"
@@ -97,9 +97,9 @@ def small_copy(path: Path, folder: Path) -> Path | None:
 
 
 class DeviceMemory:
-    """Peak of the memory in use on the first visible GPU, by all processes, until ``stop``.
+    """Measures the peak of the memory in use on the first visible GPU, by all processes, until ``stop``.
 
-    It is the judgement's own peak where nothing else runs on that GPU; contexts of CUDA are included.
+    If nothing else runs on that GPU, this is the peak of the judgement, CUDA contexts included.
     """
 
     def __init__(self) -> None:

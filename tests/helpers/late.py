@@ -13,4 +13,4 @@ if __name__ == "__main__":
                 os.kill(os.getpid(), signal.SIGKILL)
             barrier(group)
         finally:
-            time.sleep(2)  # torchrun looks ten times a second
+            time.sleep(2)  # torchrun checks its processes ten times a second

@@ -27,5 +27,5 @@ def _alive(mark: str) -> list[str]:
                 line = path.with_name("cmdline").read_bytes()
                 commands.append(line.replace(b"\0", b" ").decode(errors="replace").strip())
         except OSError:
-            continue  # it has ended, or is another user's
+            continue  # the process has ended, or belongs to another user
     return commands

@@ -1,5 +1,5 @@
-"""The rule of the check for whole modules: the reference is float64, and the error may be twice that of
-torch's own module in the same dtype, plus two units in the last place."""
+"""Tolerance of the check for whole modules. The reference is the module in float64; the error may be twice
+that of torch's own module in the same dtype, plus two units in the last place."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ def answers(module: torch.nn.Module, call: Callable[[Any], Any], *leaves: torch.
     """Return the outputs of ``call(module)`` by number, and the gradient of every parameter and leaf for
     a fixed weighting of their elements."""
     module.zero_grad(set_to_none=True)
-    given = call(module)
-    outputs = given if isinstance(given, tuple) else (given,)
+    result = call(module)
+    outputs = result if isinstance(result, tuple) else (result,)
     total = torch.zeros((), dtype=torch.float64)
     for output in outputs:
         weights = torch.linspace(-1.0, 1.0, output.numel(), dtype=torch.float64) + 0.25
         total = total + (output.double().flatten() * weights).sum()
     named = dict(module.named_parameters())
     gradients = torch.autograd.grad(total, [*named.values(), *leaves], allow_unused=True)
-    found = {f"output {i}": o.detach() for i, o in enumerate(outputs)}
+    tensors = {f"output {i}": o.detach() for i, o in enumerate(outputs)}
     names = [*(f"gradient of {n}" for n in named), *(f"gradient of leaf {i}" for i in range(9))]
     for name, gradient in zip(names, gradients, strict=False):
         if gradient is not None:
-            found[name] = gradient
-    return found
+            tensors[name] = gradient
+    return tensors
 
 
 def in_float64(module: torch.nn.Module) -> Any:
@@ -41,7 +41,7 @@ def in_float64(module: torch.nn.Module) -> Any:
 
 
 def assert_within(got: Answers, own: Answers, truth: Answers) -> None:
-    """Assert that every tensor of ``got`` is within the rule set by ``own``, torch's, and none is missing."""
+    """Assert that ``got`` has every tensor of ``truth``, within the tolerance by torch's results ``own``."""
     assert set(got) == set(own) == set(truth)
     too_far = {}
     for name, want in truth.items():

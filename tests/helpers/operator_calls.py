@@ -1,6 +1,6 @@
-"""An example call of each operator of the registry: its smallest telling case, in float32.
+"""An example call of each operator of the registry: its smallest case with enough elements, in float32.
 
-Nothing is listed by hand: an operator that is added to the registry is called by the tests as well.
+The calls come from the registry, so the tests also call an operator that is added to it.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from weft import WeftError, ops
 from weft.core import Case, registry
 from weft.workbench.calls import inputs as drawing
 
-FEWEST = 32  # elements of the first input: fewer show nothing of rows, columns and vectors
+FEWEST = 32  # elements of the first input: fewer do not test rows, columns and vectors
 OTHER_FLOATS = ("float16", "bfloat16", "float64")
-# Under these names a case gives a probability. 0 and 1 need no random numbers, and so show none.
+# Parameters that are probabilities. With 0 and 1 an operator uses no random numbers.
 PROBABILITIES = ("p", "dropout_p")
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]  # operator, arguments by position, by name
 
 
 def assert_refused(call: Call) -> None:
-    """The call raises an error that says what was expected and what was given."""
+    """Assert that the call raises a WeftError that states the expected and the actual value."""
     name, arguments, options = call
     with pytest.raises(WeftError) as caught:
         getattr(ops, name)(*arguments, **options)
@@ -71,13 +71,15 @@ def example(name: str, seed: int = 0) -> Example:
     """Return the arguments of ``weft.ops.NAME`` at the operator's example case, new tensors in each call."""
     operator, case = registry.operator(name), example_case(name)
     tensors = drawing.make(case, "cpu", seed)
-    drawn = dict(zip((i.name for i in case.inputs), tensors, strict=True))
-    arguments = operator.public_arguments({**drawn, **case.params})
-    inspect.signature(getattr(ops, name)).bind(**arguments)  # else the error that a user would get
+    tensors_by_name = dict(zip((i.name for i in case.inputs), tensors, strict=True))
+    arguments = operator.public_arguments({**tensors_by_name, **case.params})
+    inspect.signature(getattr(ops, name)).bind(
+        **arguments
+    )  # otherwise the test shows the error that a user would get
     for key in operator.differentiable:
-        drawn[key].requires_grad_()
-    inputs = {key: value for key, value in arguments.items() if key in drawn}
-    return Example(inputs, {key: value for key, value in arguments.items() if key not in drawn})
+        tensors_by_name[key].requires_grad_()
+    inputs = {key: value for key, value in arguments.items() if key in tensors_by_name}
+    return Example(inputs, {key: value for key, value in arguments.items() if key not in tensors_by_name})
 
 
 def differentiable_operators() -> list[str]:

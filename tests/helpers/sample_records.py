@@ -1,4 +1,4 @@
-"""Invented but plausible records, as bench writes them, for tests of the report, compare and docs."""
+"""Synthetic but plausible records in the format of bench, for tests of the report, compare and docs."""
 
 from __future__ import annotations
 

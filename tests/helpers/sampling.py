@@ -1,4 +1,4 @@
-"""Samples of tests that are too many to run each time: another part each run, the same for one seed.
+"""Random samples of tests that are too many for every run. The seed of a run decides the sample.
 
 ``@pytest.mark.sampled(3)`` runs three of a test's parameters, ``sampled(1, each=key)`` one of each group
 that share ``key(**parameters)``. A run with --exhaustive or on a machine with a GPU runs all.
@@ -23,7 +23,7 @@ def seed() -> int:
 
 
 def runs_all() -> bool:
-    """True if nothing is sampled in this run: conftest.py says so to all its processes."""
+    """Return True if this run samples nothing; conftest.py sets the variable for all its processes."""
     return bool(os.environ.get("WEFT_SAMPLE_ALL"))
 
 

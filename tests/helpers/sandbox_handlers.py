@@ -1,4 +1,4 @@
-"""Handlers of the sandbox tests' workers: an echo, and everything that a candidate must not do."""
+"""Request handlers of the sandbox tests' workers: an echo, and everything that a candidate must not do."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _exported: list[weakref.ref[torch.Tensor]] = []
 
 
 def keep_in_memory(payload: dict, tensors: list[torch.Tensor]) -> Result:
-    """Reply with tensors that stay here where the parent process copies them, as a GPU's large ones do."""
+    """Reply with tensors that stay in this process, as large GPU tensors do; the parent copies them."""
 
     def export(tensor: torch.Tensor) -> device_memory.ExportedMemory:
         _exported.append(weakref.ref(tensor))
@@ -48,7 +48,7 @@ def keep_in_memory(payload: dict, tensors: list[torch.Tensor]) -> Result:
 
 
 def export_always(payload: dict, tensors: list[torch.Tensor]) -> Result:
-    """Describe where tensors lie, as `keep_in_memory` does, also when they are to be sent."""
+    """Describe the tensors' addresses, as `keep_in_memory` does, also for a reply that sends the tensors."""
     pack = protocol.pack
     protocol.pack = lambda header, outputs, exported=None: pack(
         header, outputs, [] if exported is None else exported
@@ -77,7 +77,7 @@ def transposed(payload: dict, tensors: list[torch.Tensor]) -> Result:
 
 
 def work(payload: dict, tensors: list[torch.Tensor]) -> Result:
-    """A product on every thread, and a gradient, which starts autograd's threads."""
+    """Compute a product on every thread, and a gradient, which starts autograd's threads."""
     torch.set_num_threads(2)
     a = torch.arange(360_000, dtype=torch.float64).reshape(600, 600).div(1e7).requires_grad_()
     out = (a @ a.T).exp().log()
@@ -86,7 +86,7 @@ def work(payload: dict, tensors: list[torch.Tensor]) -> Result:
 
 
 def surroundings(payload: dict, tensors: list[torch.Tensor]) -> Result:
-    """Return the worker's view of its surroundings."""
+    """Return the environment that the worker sees."""
     return {
         "folder": os.getcwd(),
         "temporary": tempfile.gettempdir(),
@@ -135,7 +135,7 @@ def allocate_in_a_child(payload: dict, tensors: list[torch.Tensor]) -> Result:
 
 
 def share(payload: dict, tensors: list[torch.Tensor]) -> Result:
-    """Six processes that hold the same 400 MiB."""
+    """Start six processes that share the same 400 MiB."""
     memory = b"\1" * (400 * MIB)
     children = []
     for _ in range(5):
@@ -242,7 +242,7 @@ def _channels() -> list[int]:
 def _is_socket(fd: int) -> bool:
     try:
         return stat.S_ISSOCK(os.fstat(fd).st_mode)
-    except OSError:  # the listing's own, closed since
+    except OSError:  # opened by the listing itself and closed again
         return False
 
 
@@ -303,7 +303,7 @@ def on_cuda(payload: dict, tensors: list[torch.Tensor]) -> Result:
 
 
 def break_cuda(payload: dict, tensors: list[torch.Tensor]) -> Result:
-    """An index out of range asserts on the device, after which the context is of no use."""
+    """Trigger a device-side assertion by an index out of range; the context is unusable afterwards."""
     out = torch.zeros(4, device="cuda")[torch.tensor([1 << 30], device="cuda")]
     torch.cuda.synchronize()
     return {}, [out]

@@ -1,7 +1,7 @@
-"""Screens of the commands that print tables, without running a kernel; and a terminal to print them on.
+"""Print the tables of the commands without running a kernel, on a pseudo-terminal or into a pipe.
 
-``python screens.py`` prints all screens, each behind a line with its name. The numbers come from committed
-records and from verdicts that are written here.
+``python screens.py`` prints all screens, each after a line with its name. The numbers come from committed
+records and from verdicts in this file.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def kernels(count: int) -> list[Any]:
     from weft.workbench.explain.inspect.kernel import Kernel
 
     accesses = {"global loads": {"128": 4, "32": 1}, "global stores": {"128": 4}}
-    made = []
+    kernel_list = []
     for n in range(count):
         name = f"softmax_backward_shared_{n}"
         code = Code(name=name, text=b"", registers=30 + 7 * n, stack=0, shared=256 << n, threads=256)
@@ -177,12 +177,12 @@ def kernels(count: int) -> list[Any]:
             file=Path("softmax.cu"),
         )
         counts = Counts(instructions=321 + n, branches=n, memory=accesses, fast_math={"MUFU.EX2": 16})
-        made.append(
+        kernel_list.append(
             Kernel(
                 operator="softmax", implementation="cuda", arch=90, program=program, code=code, counts=counts
             )
         )
-    return made
+    return kernel_list
 
 
 def _inspect(count: int) -> Callable[[], None]:

@@ -47,7 +47,7 @@ RUNS: dict[str, tuple[dict[str, Any], str | None]] = {
     "bf16-ddp": ({"strategy": "ddp", **BF16}, None),
     "bf16-fsdp": ({"strategy": "fsdp", **BF16}, None),
 }
-# Runs whose blocks are one unit of FSDP2's, as a small model's are; in the others each is one.
+# Runs in which all blocks are one FSDP2 unit, as in a small model; in the others each block is a unit.
 TOGETHER = ("fsdp-parts", "bf16-fsdp")
 MESSAGES: list[str] = []
 HANG = 200  # seconds until all threads' stacks are printed and the process ends
@@ -55,10 +55,10 @@ FILE_LIMIT = 20_000  # bytes of a file on the "full disk"; a checkpoint's files 
 
 
 def train(
-    root: Path, name: str, group: ProcessGroup | None = None, resume: bool = False, **given: Any
+    root: Path, name: str, group: ProcessGroup | None = None, resume: bool = False, **settings: Any
 ) -> launch.TrainResult:
     """Train in ``root``, or resume a run that was copied there."""
-    words = given if resume else {**SIZES, "data": root / "text.py", **given}
+    words = settings if resume else {**SIZES, "data": root / "text.py", **settings}
     return launch.train(
         "tiny", words, out=root / name, resume=resume, device="cpu", log=MESSAGES.append, quiet=True,
         group=group,
@@ -66,17 +66,17 @@ def train(
 
 
 def halve(root: Path, before: str, name: str) -> None:
-    """Copy a run as it was after ``HALF`` steps."""
+    """Copy a run with its state after ``HALF`` steps."""
     shutil.copytree(root / before, root / name)
     shutil.rmtree(checkpoint_path(root / name / CHECKPOINTS, STEPS))
 
 
-def again(root: Path, name: str, before: str, group: ProcessGroup, **given: Any) -> None:
+def again(root: Path, name: str, before: str, group: ProcessGroup, **settings: Any) -> None:
     """Repeat the second half of an earlier run."""
     if group.is_main:
         halve(root, before, name)
     barrier(group)
-    train(root, name, group, resume=True, **given)
+    train(root, name, group, resume=True, **settings)
 
 
 def full(root: Path, before: str, group: ProcessGroup, rank: int) -> None:
@@ -103,9 +103,9 @@ def stop(root: Path, group: ProcessGroup) -> None:
 
     if not group.is_main:
         threading.Thread(target=ask, daemon=True).start()
-    found = train(root, "stopped", group, strategy="fsdp", steps=10**6)
-    told = {"step": found.outcome.step, "signal": found.outcome.signal}
-    (root / f"stopped-{group.rank}.json").write_text(json.dumps(told))
+    result = train(root, "stopped", group, strategy="fsdp", steps=10**6)
+    summary = {"step": result.outcome.step, "signal": result.outcome.signal}
+    (root / f"stopped-{group.rank}.json").write_text(json.dumps(summary))
 
 
 def main(root: Path) -> None:
@@ -113,19 +113,19 @@ def main(root: Path) -> None:
     faulthandler.dump_traceback_later(HANG, exit=True)
     with joined("cpu") as group:
         together = fsdp.UNIT_PARAMETERS
-        for name, (given, before) in RUNS.items():
+        for name, (settings, before) in RUNS.items():
             fsdp.UNIT_PARAMETERS = together if name in TOGETHER else 1
             if before:
-                again(root, name, before, group, **given)
+                again(root, name, before, group, **settings)
             else:
-                train(root, name, group, **given)
+                train(root, name, group, **settings)
             barrier(group)
         stop(root, group)
         try:
             full(root, "fsdp", group, rank=1)
-        except WeftError as error:  # each process raises it: they can go on
+        except WeftError as error:  # each process raises the error, so that both continue
             (root / f"fsdp-full-{group.rank}.txt").write_text(str(error))
-        full(root, "ddp", group, rank=0)  # that one alone raises, and the other waits for it
+        full(root, "ddp", group, rank=0)  # only rank 0 raises the error, and the other process waits for it
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ class ToyClock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ns = 0
-        snapshot()  # first: a later snapshot would take the toy functions for the clock's own
+        snapshot()  # first: a later snapshot would contain the toy functions instead of the clock's own
         monkeypatch.setattr(cpu, "_cpu_now", self.read)
         for module in (cpu, session, remote_timing, sampled_outputs, unseen_inputs):
             monkeypatch.setattr(module, "_now", self.read)

@@ -19,12 +19,12 @@ COMPILER = shutil.which("g++")
 
 
 def build(source: CudaSource, kernel: str, folder: Path, header: Path = HEADER) -> Path:
-    """One kernel of a program as a library with a function ``launch``; built once a folder."""
+    """Return a library with a function ``launch`` of one kernel of a program; it is built once per folder."""
     name = hashlib.sha256(repr((source.file, source.defines, kernel)).encode()).hexdigest()[:16]
     library = folder / f"{name}.so"
     if library.exists():
         return library
-    for name_of_types in ("cuda_bf16.h", "cuda_fp16.h"):  # their types are the emulator's
+    for name_of_types in ("cuda_bf16.h", "cuda_fp16.h"):  # the emulator defines their types
         (folder / name_of_types).touch()
     # Blocks run one after another, so that an array in shared memory is a static one of the library.
     program = re.sub(r"^(\s*)__shared__ ", r"\1static ", source.file.read_text(), flags=re.M)
@@ -42,7 +42,7 @@ def build(source: CudaSource, kernel: str, folder: Path, header: Path = HEADER) 
 def emulate_edited(
     patch: Any, folder: Path, file: str, right: str, wrong: str, header: Path = HEADER
 ) -> None:
-    """As :func:`emulate`, from a copy of a program's folder in which one text of ``file`` is replaced."""
+    """Emulate kernels from a copy of a program's folder in which one text of ``file`` is replaced."""
 
     def load(source: CudaSource, kernel: str) -> Emulated:
         for path in source.file.parent.glob("*.cu*"):
@@ -58,11 +58,11 @@ def emulate_edited(
 
 
 class EmulatorError(Exception):
-    """Raised for a kernel that does what the hardware forbids, or that never ends."""
+    """Raised for a kernel that does something that the hardware forbids, or that never ends."""
 
 
 class Emulated:
-    """Stands where a loaded kernel does."""
+    """Emulated kernel with the interface of a loaded one."""
 
     def __init__(self, library: Path) -> None:
         self.function = ctypes.CDLL(str(library)).launch
@@ -88,5 +88,5 @@ def _bits(argument: Any) -> int:
 
 
 def emulate(patch: Any, folder: Path, header: Path = HEADER) -> None:
-    """Until the patch is undone, every source's kernels are emulated ones."""
+    """Replace every source's kernels by emulated ones until the patch is undone."""
     patch.setattr(CudaSource, "__getitem__", lambda self, name: Emulated(build(self, name, folder, header)))
