@@ -56,8 +56,8 @@ def write(path: Path, ids: Iterable[int], magic: int = 20240520, version: int = 
 @few
 @given(st.integers(1, 3000), st.integers(), st.integers(0, 1 << 40))
 def test_an_epoch_has_each_window_once(count: int, seed: int, epoch: int) -> None:
-    found = permuted(np.arange(count), count, seed, epoch)
-    assert sorted(found.tolist()) == list(range(count))
+    window_order = permuted(np.arange(count), count, seed, epoch)
+    assert sorted(window_order.tolist()) == list(range(count))
 
 
 def test_order_is_uniform_and_differs_by_seed_and_epoch() -> None:
@@ -134,30 +134,30 @@ def test_id_outside_the_vocabulary_is_reported_with_its_shard(tmp_path: Path) ->
         with pytest.raises(WeftError, match=r"a_000001\.bin, token 7: .* under \d+.*got 50257"):
             batches.at(0)
     assert Batches(both, 7, 11, 0, 50258).at(0)[0].max() == 50257
-    # It may be a target only: the token after a window.
+    # The token after a window may only be a target.
     with pytest.raises(WeftError, match=r"here, token 3: .*under 3, the vocabulary, got 3"):
         Batches(tokens(range(4)), 1, 3, 0, 3).at(0)
 
 
 def test_prefetched_batches_are_the_same_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     batches = Batches(tokens(range(61)), 4, 4, 0, 61)
-    made: list[tuple[int, int]] = []
+    batches_read: list[tuple[int, int]] = []
     whole, ready = batches.at, threading.Semaphore(0)
 
-    def counted(*place: int) -> Any:
-        made.append(place[:2])
+    def counted(*position: int) -> Any:
+        batches_read.append(position[:2])
         ready.release()
-        return whole(*place)
+        return whole(*position)
 
     monkeypatch.setattr(batches, "at", counted)
     with Prefetch(batches, "cpu", accumulate=2, rank=0, world=2) as ahead:
-        for place in [(0, 0), (0, 1), (1, 0), (7, 1), (2, 0)]:
-            for got, wanted in zip(ahead.at(*place), whole(*place, 2, 0, 2), strict=True):
-                assert torch.equal(got, wanted)
+        for position in [(0, 0), (0, 1), (1, 0), (7, 1), (2, 0)]:
+            for got, expected in zip(ahead.at(*position), whole(*position, 2, 0, 2), strict=True):
+                assert torch.equal(got, expected)
             ahead.prefetch_next()
         assert all(ready.acquire(timeout=30) for _ in range(6))
-    # One ahead each time; what was skipped to was made when it was asked for.
-    assert made[:6] == [(0, 0), (0, 1), (1, 0), (1, 1), (7, 1), (8, 0)]
+    # Each call prefetches the next batch; a batch out of order is read when it is requested.
+    assert batches_read[:6] == [(0, 0), (0, 1), (1, 0), (1, 1), (7, 1), (8, 0)]
     assert not [t for t in threading.enumerate() if t.name.startswith("weft-batches")]
 
 
@@ -167,14 +167,14 @@ def test_prefetched_batches_are_copied_asynchronously() -> None:
     batches = Batches(tokens(i % 60000 for i in range(1 << 18)), 32, 1024, 0, 60000)
     with Prefetch(batches, "cuda", accumulate=2) as ahead:
         busy = torch.randn(4096, 4096, device="cuda")
-        found = []
-        for place in [(step, micro) for step in range(20) for micro in range(2)]:
+        prefetched = []
+        for position in [(step, micro) for step in range(20) for micro in range(2)]:
             busy = busy @ busy.T / busy.norm()
-            found.append((place, ahead.at(*place)))
+            prefetched.append((position, ahead.at(*position)))
             ahead.prefetch_next()
-    for place, pair in found:
-        for got, wanted in zip(pair, batches.at(*place, 2), strict=True):
-            assert got.device.type == "cuda" and torch.equal(got.cpu(), wanted)
+    for position, pair in prefetched:
+        for got, expected in zip(pair, batches.at(*position, 2), strict=True):
+            assert got.device.type == "cuda" and torch.equal(got.cpu(), expected)
 
 
 def test_prefetch_errors_are_raised_by_at() -> None:
@@ -208,16 +208,16 @@ def test_shards_round_trip(chunks: list[list[int]], most: int, tmp_path_factory:
     assert sorted(folder.iterdir()) == written
     assert [p.name for p in written] == [f"x_{n:06d}.bin" for n in range(-(-len(ids) // most))]
     assert [i for p in written for i in parsed(p)] == ids
-    found = shards.open_shards(written)
-    assert len(found) == len(ids) and found[:].tolist() == ids and found[-1] == ids[-1]
+    tokens = shards.open_shards(written)
+    assert len(tokens) == len(ids) and tokens[:].tolist() == ids and tokens[-1] == ids[-1]
     for start in range(0, len(ids), 7):
         for stop in (start, start + 1, start + most + 1):
-            assert found[start:stop].tolist() == ids[start:stop]
-        shard, place = divmod(start, most)
-        assert found.location(start) == f"{written[shard]}, token {place}"
-    before, after = found.split(len(ids) // 3)
+            assert tokens[start:stop].tolist() == ids[start:stop]
+        shard, offset = divmod(start, most)
+        assert tokens.location(start) == f"{written[shard]}, token {offset}"
+    before, after = tokens.split(len(ids) // 3)
     assert [*before[:].tolist(), *after[:].tolist()] == ids
-    assert not len(after) or after.location(len(after) - 1) == found.location(len(ids) - 1)
+    assert not len(after) or after.location(len(after) - 1) == tokens.location(len(ids) - 1)
 
 
 @few
@@ -230,7 +230,7 @@ def test_truncated_shard_is_an_error(size: int, tmp_path_factory: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "message"),
     [
         (lambda p: p.write_bytes(p.read_bytes() + b"\1"), "1124 bytes .50 tokens., got 1125 bytes"),
         (lambda p: write(p, range(50), magic=7), "magic number: expected 20240520, got 7"),
@@ -242,15 +242,15 @@ def test_truncated_shard_is_an_error(size: int, tmp_path_factory: Any) -> None:
     ],
     ids=["odd", "magic", "llama", "version", "none", "empty", "gone"],
 )
-def test_invalid_shard_is_an_error(damage: Any, said: str, tmp_path: Path) -> None:
+def test_invalid_shard_is_an_error(damage: Any, message: str, tmp_path: Path) -> None:
     path = write(tmp_path / "x.bin", range(50))
     damage(path)
-    with pytest.raises(WeftError, match=rf"x\.bin.*{said}"):
+    with pytest.raises(WeftError, match=rf"x\.bin.*{message}"):
         shards.open_shard(path)
 
 
 @pytest.fixture
-def no_room() -> Iterator[None]:
+def little_memory() -> Iterator[None]:
     """Limit memory to 2 GiB, so that reading a whole shard fails in this process."""
     status = Path("/proc/self/status").read_text()
     used = int(status.split("VmData:")[1].split()[0]) << 10
@@ -260,7 +260,7 @@ def no_room() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
-@pytest.mark.usefixtures("no_room")
+@pytest.mark.usefixtures("little_memory")
 def test_shards_may_be_larger_than_memory(tmp_path: Path) -> None:
     """Sparse files with more tokens than memory and no disk blocks; one token is 9."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -288,7 +288,7 @@ def test_interrupted_write_leaves_no_shards(tmp_path: Path, monkeypatch: pytest.
         yield np.arange(25)
         raise KeyboardInterrupt
 
-    def kept() -> dict[str, bytes]:
+    def folder_contents() -> dict[str, bytes]:
         return {p.name: p.read_bytes() for p in tmp_path.iterdir()}
 
     def full(_: int) -> None:
@@ -296,10 +296,10 @@ def test_interrupted_write_leaves_no_shards(tmp_path: Path, monkeypatch: pytest.
 
     with pytest.raises(KeyboardInterrupt):
         shards.write_shards(tmp_path, "x", broken(), shard_tokens=10)
-    assert kept() == {}
+    assert folder_contents() == {}
     shards.write_shards(tmp_path, "x", [np.arange(35)], shard_tokens=10)
     write(tmp_path / "x_val_000000.bin", [1])
-    before = kept()
+    before = folder_contents()
     assert len(before) == 5
     with pytest.raises(WeftError, match=r"x_000000\.bin is there already; hint: --force"):
         shards.write_shards(tmp_path, "x", [np.arange(5)])
@@ -311,8 +311,8 @@ def test_interrupted_write_leaves_no_shards(tmp_path: Path, monkeypatch: pytest.
         disk.setattr(os, "fsync", full)
         with pytest.raises(WeftError, match=r"cannot be written to .*No space left on device"):
             shards.write_shards(tmp_path, "x", [np.arange(5)], force=True)
-    assert kept() == before
+    assert folder_contents() == before
     shards.write_shards(tmp_path, "x", [np.arange(15)], shard_tokens=10, force=True)
-    assert sorted(kept()) == ["x_000000.bin", "x_000001.bin", "x_val_000000.bin"]
+    assert sorted(folder_contents()) == ["x_000000.bin", "x_000001.bin", "x_val_000000.bin"]
     with pytest.raises(WeftError, match="tokens of a shard: expected 1 to 2147483647, got 0"):
         shards.write_shards(tmp_path, "y", [], shard_tokens=0)

@@ -24,9 +24,9 @@ def test_encode_and_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     two.write_text("hello")
     out = ("--output", tmp_path / "out")
     assert weft("encode", one, two, *out, "--bpe-files", files, "--json") == 0
-    (said,) = json.loads(capsys.readouterr().out)
+    (summary,) = json.loads(capsys.readouterr().out)
     path = tmp_path / "out" / "train_000000.bin"
-    assert said == {
+    assert summary == {
         "path": str(path),
         "bytes": 1034,
         "tokens": 5,
@@ -47,7 +47,7 @@ def test_encode_and_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["fetch"], "expected shakespeare, encode, show, got fetch"),
         (["encode"], "weft data encode: expected a file, got none"),
@@ -63,7 +63,7 @@ def test_encode_and_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 )
 def test_invalid_calls(
     arguments: list[object],
-    said: str,
+    message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -73,37 +73,37 @@ def test_invalid_calls(
     Path("full.txt").write_text("text")
     assert weft(*arguments) == 2
     heard = capsys.readouterr()
-    assert said in heard.err and not heard.out
+    assert message in heard.err and not heard.out
     assert sorted(p.name for p in tmp_path.iterdir()) == ["empty.txt", "full.txt"]
 
 
 @pytest.fixture
 def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """A local server in place of the text's public address; the dictionary sets its response."""
-    told: dict[str, Any] = {"content": b"First Citizen:\n" * 9, "status": 200, "asked": 0}
+    server_state: dict[str, Any] = {"content": b"First Citizen:\n" * 9, "status": 200, "asked": 0}
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            told["asked"] += 1
-            self.send_response(told["status"])
-            self.send_header("Content-Length", str(told.get("length", len(told["content"]))))
+            server_state["asked"] += 1
+            self.send_response(server_state["status"])
+            self.send_header("Content-Length", str(server_state.get("length", len(server_state["content"]))))
             self.end_headers()
-            self.wfile.write(told["content"])
+            self.wfile.write(server_state["content"])
 
         def log_message(self, *_: Any) -> None:
-            """Nothing to stderr, which a test reads."""
+            """Write nothing to stderr, since the tests read it."""
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     right = dataclasses.replace(
         fetching.SHAKESPEARE,
         url=f"http://127.0.0.1:{server.server_port}/input.txt",
-        size=len(told["content"]),
-        sha256=hashlib.sha256(told["content"]).hexdigest(),
+        size=len(server_state["content"]),
+        sha256=hashlib.sha256(server_state["content"]).hexdigest(),
     )
     monkeypatch.setattr(fetching, "SHAKESPEARE", right)
     monkeypatch.setenv("no_proxy", "*")
-    yield told
+    yield server_state
     server.shutdown()
     server.server_close()
 
@@ -129,33 +129,33 @@ def test_shakespeare_is_fetched_once_and_encoded(
     assert path.read_text() == "another" and home["asked"] == 1
 
 
-@pytest.mark.parametrize("way", ["other", "longer", "cut off", "silent", "status", "offline"])
+@pytest.mark.parametrize("fault", ["other", "longer", "cut off", "silent", "status", "offline"])
 def test_failed_download_leaves_nothing(
-    way: str,
+    fault: str,
     home: dict[str, Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    right, said = home["content"], "SHA-256: expected "
-    if way == "other":
+    right, message = home["content"], "SHA-256: expected "
+    if fault == "other":
         home["content"] = right.replace(b"First", b"Worst")
-    elif way == "longer":
+    elif fault == "longer":
         home["content"] = right * 1000
-    elif way == "cut off":
+    elif fault == "cut off":
         home["content"], home["length"] = right[:50], len(right)
-    elif way == "silent":
+    elif fault == "silent":
         home["content"] = b""
-    elif way == "status":
-        home["status"], said = 404, "could not be fetched: got Not Found"
+    elif fault == "status":
+        home["status"], message = 404, "could not be fetched: got Not Found"
     else:
-        with socket.socket() as free:  # nobody listens where somebody just did
+        with socket.socket() as free:  # nothing listens on a port that was just released
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         source = dataclasses.replace(fetching.SHAKESPEARE, url=f"http://127.0.0.1:{port}/input.txt")
         monkeypatch.setattr(fetching, "SHAKESPEARE", source)
-        said = "could not be fetched: got [Errno 111] Connection refused"
+        message = "could not be fetched: got [Errno 111] Connection refused"
     assert weft("shakespeare", "--output", tmp_path / "data") == 2
     heard = capsys.readouterr()
-    assert said in heard.err and heard.err.count("\nhint: ") == 1 and not heard.out
+    assert message in heard.err and heard.err.count("\nhint: ") == 1 and not heard.out
     assert not list(tmp_path.iterdir())

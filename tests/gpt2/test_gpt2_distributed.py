@@ -34,7 +34,7 @@ BF16_ROUNDING = 2e-3  # half a step of bfloat16
 
 
 class Torchrun:
-    """Two processes, their output by rank, and a mark to find them by."""
+    """Two processes of torchrun, their output by rank, and a mark in their environment to find them by."""
 
     def __init__(self, folder: Path, *arguments: object) -> None:
         self.logs, self.mark = folder / f"logs-{uuid.uuid4().hex}", uuid.uuid4().hex
@@ -55,35 +55,35 @@ class Torchrun:
     def end(self) -> str:
         """Wait for the end and return torchrun's own output."""
         try:
-            told, _ = self.process.communicate(timeout=LIMIT)
+            output, _ = self.process.communicate(timeout=LIMIT)
         except subprocess.TimeoutExpired:
-            pytest.fail(f"no end within {LIMIT} s: {self.said()}")
+            pytest.fail(f"no end within {LIMIT} s: {self.stderr_text()}")
         assert not marked_processes(self.mark)
-        return told
+        return output
 
-    def said(self) -> str:
+    def stderr_text(self) -> str:
         """Return the stderr of both processes."""
         return "".join(p.read_text() for p in sorted(self.logs.rglob("stderr.log")))
 
     def until(self, holds: Callable[[], bool]) -> None:
-        """Wait for something that the processes do."""
+        """Wait until ``holds`` returns True; fail if the processes end first or LIMIT is over."""
         end = time.monotonic() + LIMIT
         while not holds():
-            assert self.process.poll() is None, self.said()
-            assert time.monotonic() < end, f"nothing within {LIMIT} s: {self.said()}"
+            assert self.process.poll() is None, self.stderr_text()
+            assert time.monotonic() < end, f"nothing within {LIMIT} s: {self.stderr_text()}"
             time.sleep(0.05)
 
     def processes(self) -> dict[int, int]:
         """Return the process ids by rank."""
-        found: dict[int, int] = {}
+        ids_by_rank: dict[int, int] = {}
         for path in Path("/proc").glob("[0-9]*/environ"):
             try:
                 words = path.read_bytes().split(b"\0")
             except OSError:
                 continue
             if f"WEFT_TEST_MARK={self.mark}".encode() in words:
-                found |= {int(w[5:]): int(path.parent.name) for w in words if w[:5] == b"RANK="}
-        return found
+                ids_by_rank |= {int(w[5:]): int(path.parent.name) for w in words if w[:5] == b"RANK="}
+        return ids_by_rank
 
 
 @contextmanager
@@ -99,15 +99,15 @@ def torchrun(folder: Path, *arguments: object) -> Iterator[Torchrun]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs of one process and of two; ``said.txt`` has the stderr of torchrun's processes."""
+    """Runs of one process and of two; ``stderr.txt`` has the stderr of torchrun's processes."""
     root = tmp_path_factory.mktemp("runs")
     (root / "text.py").write_text(TEXT)
     train(root, "one")
     train(root, "bf16-one", **BF16)
     with torchrun(root, HELPERS / "several.py", root) as several:
-        told = several.end()
-        (root / "said.txt").write_text(several.said())
-    assert (root / "ddp-full").is_dir(), f"{several.said()}\n{told}"
+        output = several.end()
+        (root / "stderr.txt").write_text(several.stderr_text())
+    assert (root / "ddp-full").is_dir(), f"{several.stderr_text()}\n{output}"
     return root
 
 
@@ -152,16 +152,16 @@ def test_sharded_checkpoint_is_read_whole(runs: Path) -> None:
     assert whole.keys() == parts.keys()
     for name, t in whole.items():
         torch.testing.assert_close(parts[name], t, rtol=0, atol=1e-5 * SIZES["lr"] / 1e-2)
-    found = list_checkpoints(runs / "fsdp" / CHECKPOINTS)[0]
-    kinds = {p.suffix for p in found.rglob("*") if p.is_file()}
+    newest = list_checkpoints(runs / "fsdp" / CHECKPOINTS)[0]
+    kinds = {p.suffix for p in newest.rglob("*") if p.is_file()}
     assert kinds == {".safetensors", ".json"}
-    assert len(list(found.glob("model/*"))) == len(list(found.glob("optimizer/*"))) == 2
+    assert len(list(newest.glob("model/*"))) == len(list(newest.glob("optimizer/*"))) == 2
 
 
 @pytest.mark.parametrize("how", ["edited", "missing", "added"])
 def test_damaged_shard_is_named(runs: Path, tmp_path: Path, how: str) -> None:
     shutil.copytree(runs / "fsdp", tmp_path / "run")
-    root, said = tmp_path / "run" / CHECKPOINTS, list[str]()
+    root, messages = tmp_path / "run" / CHECKPOINTS, list[str]()
     newest = list_checkpoints(root)[0]
     part = sorted(newest.glob("optimizer/*"))[1]
     if how == "edited":
@@ -174,17 +174,17 @@ def test_damaged_shard_is_named(runs: Path, tmp_path: Path, how: str) -> None:
         part = Path(shutil.copy(part, part.with_name("shard-00003.safetensors")))
     with pytest.raises(WeftError, match=part.name):
         checkpoint.load(newest)
-    found = checkpoint.load_newest(root, said.append)
-    assert found is not None and found.step == HALF and part.name in said[0]
+    loaded = checkpoint.load_newest(root, messages.append)
+    assert loaded is not None and loaded.step == HALF and part.name in messages[0]
 
 
 def test_full_disk_ends_all_processes_with_one_message(runs: Path) -> None:
     """Under FSDP2 the second process fails and all raise; under DDP the first fails and the other waits."""
     each = [(runs / f"fsdp-full-{rank}.txt").read_text() for rank in range(2)]
     assert each[0] == each[1] and "may not grow so large" in each[0]
-    said = (runs / "said.txt").read_text()
-    assert said.count("error: ") == 1 and "may not grow so large" in said, said
-    assert "Traceback" not in said, said
+    stderr = (runs / "stderr.txt").read_text()
+    assert stderr.count("error: ") == 1 and "may not grow so large" in stderr, stderr
+    assert "Traceback" not in stderr, stderr
     for name in ("fsdp-full", "ddp-full"):
         root = runs / name / CHECKPOINTS
         assert [p.name for p in root.iterdir()] == [f"step-{HALF:08d}"]
@@ -195,33 +195,33 @@ def test_signal_to_one_process_ends_all_at_the_same_step(runs: Path) -> None:
     each = [json.loads((runs / f"stopped-{rank}.json").read_text()) for rank in range(2)]
     assert each[0] == each[1] and each[0]["signal"] == signal.SIGTERM
     assert each[0]["step"] == len(losses(runs / "stopped")) >= HALF - 1
-    found = checkpoint.load(list_checkpoints(runs / "stopped" / CHECKPOINTS)[0])
-    assert found.step == each[0]["step"]
+    loaded = checkpoint.load(list_checkpoints(runs / "stopped" / CHECKPOINTS)[0])
+    assert loaded.step == each[0]["step"]
 
 
 def test_killed_process_ends_all_with_one_message(tmp_path: Path) -> None:
     """``weft train`` under torchrun, as a user calls it."""
     out, text = tmp_path / "run", tmp_path / "text.py"
     text.write_text(TEXT)
-    told = {**SIZES, "data": text, "steps": 10**6, "keep": 2}
-    given = [f"--set={name}={json.dumps(value, default=str)}" for name, value in told.items()]
-    command: list[Any] = ["-m", "weft", "train", "--device", "cpu", "--out", out, *given]
+    settings = {**SIZES, "data": text, "steps": 10**6, "keep": 2}
+    options = [f"--set={name}={json.dumps(value, default=str)}" for name, value in settings.items()]
+    command: list[Any] = ["-m", "weft", "train", "--device", "cpu", "--out", out, *options]
     with torchrun(tmp_path, *command) as run:
         run.until(lambda: len(list_checkpoints(out / CHECKPOINTS)) > 1)
         os.kill(run.processes()[1], signal.SIGKILL)
         run.end()
-        said = run.said()
+        stderr = run.stderr_text()
     assert run.process.returncode != 0
-    assert "error: another of the run's 2 processes is gone" in said, said
-    assert said.count("error: ") == said.count("hint: finished checkpoints are intact") == 1, said
-    assert "Traceback" not in said, said
+    assert "error: another of the run's 2 processes is gone" in stderr, stderr
+    assert stderr.count("error: ") == stderr.count("hint: finished checkpoints are intact") == 1, stderr
+    assert "Traceback" not in stderr, stderr
     newest = list_checkpoints(out / CHECKPOINTS)[0]
     assert checkpoint.load(newest).step >= 2 * HALF
 
 
 def test_error_is_reported_although_torchrun_ends_the_processes(tmp_path: Path) -> None:
-    """torchrun ends the other processes as soon as it sees one gone."""
+    """torchrun ends the other processes as soon as it notices that one has exited."""
     with torchrun(tmp_path, HELPERS / "late.py") as run:
         run.end()
-        said = run.said()
-    assert "WeftError: another of the run's 2 processes is gone" in said, said
+        stderr = run.stderr_text()
+    assert "WeftError: another of the run's 2 processes is gone" in stderr, stderr

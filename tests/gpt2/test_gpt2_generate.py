@@ -24,7 +24,7 @@ from weft.gpt2.train import checkpoint
 from weft.gpt2.train.checkpoint_files import CHECKPOINTS, MODEL
 
 CONFIG = ModelConfig(vocab_size=256, block_size=24, layers=2, heads=2, width=32)
-WAYS = {
+SAMPLING_OPTIONS = {
     "greedy": {"temperature": 0.0},
     "top-k": {"temperature": 0.9, "top_k": 7, "seed": 3},
     "all": {"temperature": 1.3, "seed": 4},
@@ -60,14 +60,14 @@ def prompt(length: int) -> torch.Tensor:
 )
 def test_cache_does_not_change_tokens(ops: str, length: int, count: int) -> None:
     """Prompts of one token, of an odd number, up to the last position, and beyond it."""
-    model, given = lively(ops), prompt(length)
-    for options in WAYS.values():
-        both = [generate(model, given, count, cache=c, **options) for c in (True, False)]  # type: ignore[arg-type]
+    model, prompt_ids = lively(ops), prompt(length)
+    for options in SAMPLING_OPTIONS.values():
+        both = [generate(model, prompt_ids, count, cache=c, **options) for c in (True, False)]  # type: ignore[arg-type]
         assert torch.equal(*both)
-        assert both[0].shape == (2, length + count) and torch.equal(both[0][:, :length], given)
+        assert both[0].shape == (2, length + count) and torch.equal(both[0][:, :length], prompt_ids)
     assert model.training, "as it was before"
-    again = generate(model, given, count, **WAYS["all"])  # type: ignore[arg-type]
-    other = generate(model, given, count, temperature=1.3, seed=5)
+    again = generate(model, prompt_ids, count, **SAMPLING_OPTIONS["all"])  # type: ignore[arg-type]
+    other = generate(model, prompt_ids, count, temperature=1.3, seed=5)
     assert torch.equal(again, both[0]) and not torch.equal(again, other)
 
 
@@ -94,10 +94,10 @@ def test_cached_logits_equal_those_of_the_whole_sequence() -> None:
 
 def test_window_slides_past_block_size() -> None:
     model = lively().eval()
-    made = generate(model, prompt(20), 10, temperature=0.0)
+    tokens = generate(model, prompt(20), 10, temperature=0.0)
     for end in range(24, 30):
-        last = model(made[:, end - 24 : end])[:, -1]
-        assert torch.equal(made[:, end], last.argmax(-1))
+        last = model(tokens[:, end - 24 : end])[:, -1]
+        assert torch.equal(tokens[:, end], last.argmax(-1))
 
 
 def test_tokens_follow_their_probabilities() -> None:
@@ -109,21 +109,26 @@ def test_tokens_follow_their_probabilities() -> None:
         model.ln_f.bias[0] = 1.0
         model.wte[:4, 0] = torch.tensor([0.0, 1.0, 2.0, 0.5])
 
-    def drawn(**options: Any) -> Counter[int]:
+    def sample_counts(**options: Any) -> Counter[int]:
         return Counter(next(stream(model, torch.zeros(rows, 1).long(), 1, **options)).tolist())
 
     logits = torch.tensor([0.0, 1.0, 2.0, 0.5], dtype=torch.float64)
     for options, allowed in (({"temperature": 0.7}, [0, 1, 2, 3]), ({"top_k": 2}, [1, 2])):
         chances = (logits[allowed] / options.get("temperature", 1.0)).softmax(0)
-        counts = drawn(seed=11, **options)
+        counts = sample_counts(seed=11, **options)
         assert set(counts) == set(allowed)
         expected = {i: rows * c for i, c in zip(allowed, chances.tolist(), strict=True)}
         assert sum((counts[i] - e) ** 2 / e for i, e in expected.items()) < 20
-    assert drawn(temperature=0.0) == drawn(temperature=1e-4) == drawn(top_k=1) == {2: rows}
+    assert (
+        sample_counts(temperature=0.0)
+        == sample_counts(temperature=1e-4)
+        == sample_counts(top_k=1)
+        == {2: rows}
+    )
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"count": -1}, "count: expected 0 or more, got -1"),
         ({"top_k": 0}, "top_k: expected 1 or more, got 0"),
@@ -133,10 +138,10 @@ def test_tokens_follow_their_probabilities() -> None:
         ({"tokens": torch.tensor([[-2, 25]])}, "expected 0 to 255, got -2"),
     ],
 )
-def test_invalid_arguments_are_refused_before_the_first_token(options: Any, said: str) -> None:
+def test_invalid_arguments_are_refused_before_the_first_token(options: Any, message: str) -> None:
     with pytest.raises(WeftError) as refused:
         stream(lively(), **{"tokens": prompt(3), "count": 4, **options})
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_logits_that_are_not_finite_are_an_error() -> None:
@@ -159,8 +164,8 @@ def folders(root: Path) -> dict[str, Path]:
 
 def test_generate_prints_the_same_text_from_each_format(tmp_path: Path) -> None:
     def asked(folder: Path, *more: str) -> Any:
-        given = ["generate", str(folder), "--prompt", "def ", "--tokens", "26", "--seed", "2"]
-        done = CliRunner().invoke(app, [*given, *more], catch_exceptions=False)
+        arguments = ["generate", str(folder), "--prompt", "def ", "--tokens", "26", "--seed", "2"]
+        done = CliRunner().invoke(app, [*arguments, *more], catch_exceptions=False)
         assert done.exit_code == 0 and "M parameters, bytes, on " in done.stderr
         return done
 
@@ -168,14 +173,14 @@ def test_generate_prints_the_same_text_from_each_format(tmp_path: Path) -> None:
     plain = asked(known["run"])
     assert "26 tokens in" in plain.stderr
     assert asked(known["checkpoint"], "--no-cache", "--ops", "eager").stdout == plain.stdout
-    found = json.loads(asked(known["hugging face"], "--tokeniser", "bytes", "--json").stdout)
-    assert found["text"] + "\n" == plain.stdout
-    assert len(found["tokens"]) == 26 and found["prompt_tokens"] == 4
+    reply = json.loads(asked(known["hugging face"], "--tokeniser", "bytes", "--json").stdout)
+    assert reply["text"] + "\n" == plain.stdout
+    assert len(reply["tokens"]) == 26 and reply["prompt_tokens"] == 4
 
 
 def test_generate_refuses_unreadable_models(tmp_path: Path) -> None:
     known = folders(tmp_path)
-    for arguments, said in (
+    for arguments, message in (
         ([str(tmp_path / "nothing")], "expected a folder, got none"),
         ([str(tmp_path)], "holds no checkpoint"),
         ([str(known["run"]), "--ops", "tritn"], "ops: expected weft, torch, eager"),
@@ -184,7 +189,7 @@ def test_generate_refuses_unreadable_models(tmp_path: Path) -> None:
     ):
         with pytest.raises(WeftError) as refused:
             CliRunner().invoke(app, ["generate", *arguments], catch_exceptions=False)
-        assert said in str(refused.value)
+        assert message in str(refused.value)
 
 
 def test_incomplete_characters_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,12 +197,12 @@ def test_incomplete_characters_are_not_printed(capsys: pytest.CaptureFixture[str
     from weft.gpt2.data.tokenisers import tokeniser
 
     words = tokeniser("bytes")
-    made: list[int] = []
+    tokens: list[int] = []
     printer = StreamPrinter(words, echo=True)
     seen = []
     for byte in "é!".encode() + b"\xff":
-        made.append(byte)
-        printer.update(made)
+        tokens.append(byte)
+        printer.update(tokens)
         seen.append(capsys.readouterr().out)
-    printer.end(made)
+    printer.end(tokens)
     assert seen == ["", "é", "!", ""] and capsys.readouterr().out == "\ufffd\n"

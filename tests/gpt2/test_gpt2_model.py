@@ -123,8 +123,8 @@ def test_logits_loss_and_gradients_equal_hugging_face(
     loss.backward()
     gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     assert not gradients["wte"][WORDS:].any(), "the padding is no token"
-    found = weights.to_hugging_face(gradients, CONFIG)
-    assert_within({"logits": logits, "losses": losses, **found}, owns[kind], truth)
+    named_gradients = weights.to_hugging_face(gradients, CONFIG)
+    assert_within({"logits": logits, "losses": losses, **named_gradients}, owns[kind], truth)
 
 
 def test_ops_mapping_selects_implementations(peer: Any) -> None:
@@ -212,7 +212,7 @@ def test_presets_are_the_published_sizes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("changes", "message"),
     [
         ({"layers": 0}, "layers: expected an integer of 1 or more, got 0"),
         ({"width": 60}, "heads: expected a divisor of the width 60, with heads of a multiple of 8"),
@@ -222,10 +222,10 @@ def test_presets_are_the_published_sizes() -> None:
         ({"ops": {"softmax": "triton"}}, "operator of a GPT-2"),
     ],
 )
-def test_invalid_configurations_are_refused(given: dict[str, Any], said: str) -> None:
+def test_invalid_configurations_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(WeftError) as refused:
-        replace(CONFIG, **given)
-    assert said in str(refused.value)
+        replace(CONFIG, **changes)
+    assert message in str(refused.value)
 
 
 def test_initial_weights_are_gpt2s_in_every_dtype() -> None:
@@ -246,26 +246,26 @@ def test_initial_weights_are_gpt2s_in_every_dtype() -> None:
 def test_saved_activations_match_the_model_docstring() -> None:
     """A block saves 16 U besides its parameters; 3 blocks less 2 leave out the ends of the model."""
 
-    def kept(layers: int) -> int:
+    def saved_bytes(layers: int) -> int:
         model = GPT(replace(CONFIG, layers=layers, ops="torch"))
         own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-        held: dict[int, torch.Tensor] = {}
+        storages: dict[int, torch.Tensor] = {}
 
         def pack(x: torch.Tensor) -> torch.Tensor:
             if x.untyped_storage().data_ptr() not in own:
-                held[x.untyped_storage().data_ptr()] = x  # held, so that no address is used again
+                storages[x.untyped_storage().data_ptr()] = x  # a live reference, so that no address is reused
             return x
 
         tokens, labels = batch()
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
             loss = model(tokens, following(labels))
         assert loss.isfinite()
-        return sum(x.untyped_storage().nbytes() for x in held.values())
+        return sum(x.untyped_storage().nbytes() for x in storages.values())
 
     unit = BATCH * LENGTH * 64 * 4
     # Beside it two float32 for each row of both norms, and one for each query of each head.
     small = (4 + 4) * BATCH * LENGTH * 4
-    assert kept(3) - kept(2) == 16 * unit + small
+    assert saved_bytes(3) - saved_bytes(2) == 16 * unit + small
 
 
 def test_dropout_depends_only_on_its_seed() -> None:
@@ -280,14 +280,14 @@ def test_dropout_depends_only_on_its_seed() -> None:
             model(tokens, following(labels))
         plain = GPT(CONFIG)(tokens, following(labels))
         assert model.eval()(tokens, following(labels)).item() == pytest.approx(plain.item())
-    # The same elements are left out, whoever computes.
+    # Every implementation drops the same elements.
     assert losses["torch"] == pytest.approx(losses["weft"], rel=1e-6)
     assert losses["eager"] == pytest.approx(losses["weft"], rel=1e-6)
 
 
 def test_invalid_tokens_and_targets_are_refused() -> None:
     model, tokens = GPT(CONFIG), batch()[0]
-    for wrong, targets, said in (
+    for wrong, targets, message in (
         (tokens[0], None, "expected (B, T) with T of 1 to 32, got (32,)"),
         (tokens[:, :0], None, "got (6, 0)"),
         (torch.cat([tokens, tokens], 1), None, "got (6, 64)"),
@@ -297,13 +297,13 @@ def test_invalid_tokens_and_targets_are_refused() -> None:
     ):
         with pytest.raises(WeftError) as refused:
             model(wrong, targets)
-        assert said in str(refused.value)
+        assert message in str(refused.value)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ops", ["weft", "torch"])
 def test_model_compiles_without_graph_breaks(peer: Any, ops: str) -> None:
-    """torch.compile takes loss and gradients with no break, and they are what they were."""
+    """torch.compile traces loss and gradients without a graph break, and their values do not change."""
     tokens, labels = batch()
     config = replace(CONFIG, ops=ops)
     plain, traced = ours(peer, torch.float32, config), ours(peer, torch.float32, config)
@@ -343,8 +343,8 @@ def test_gpu_equals_hugging_face_and_is_deterministic(peer: Any, truth: Answers,
         logits = model(tokens).detach()
         model(tokens, following(labels)).backward()
         named = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-        found = {"logits": logits, **weights.to_hugging_face(named, CONFIG)}
-        seen.append({n: t.cpu() for n, t in found.items()})
+        results = {"logits": logits, **weights.to_hugging_face(named, CONFIG)}
+        seen.append({n: t.cpu() for n, t in results.items()})
     losses = each_loss(lambda x, y: model(x.cuda(), following(y).cuda())).cpu()
     assert_within({"losses": losses, **seen[0]}, on_gpu, truth)
     if ops == "weft":

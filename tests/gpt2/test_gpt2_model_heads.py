@@ -40,7 +40,7 @@ def test_splitting_and_joining_heads_copies_nothing(
     triton = registry.implementation("attention", "triton")
     answers: list[torch.Tensor] = []
     written: list[list[int]] = []
-    given: list[torch.Tensor] = []
+    output_gradients: list[torch.Tensor] = []
 
     def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, **__: Any) -> Any:
         assert len({x.untyped_storage().data_ptr() for x in (q, k, v)}) == 1
@@ -62,19 +62,21 @@ def test_splitting_and_joining_heads_copies_nothing(
     product = block.c_attn.linear
 
     def watched(*arguments: Any) -> torch.Tensor:
-        found: torch.Tensor = product(*arguments)
-        found.register_hook(given.append)
-        return found
+        output: torch.Tensor = product(*arguments)
+        output.register_hook(output_gradients.append)
+        return output
 
     monkeypatch.setattr(block.c_attn, "linear", watched)
-    ways = {**CONFIG.implementations()[False], "linear": "torch", "attention": "triton"}
-    joined = block.attention(torch.randn(BATCH, LENGTH, 64), ways, None, None)
+    implementations = {**CONFIG.implementations()[False], "linear": "torch", "attention": "triton"}
+    joined = block.attention(torch.randn(BATCH, LENGTH, 64), implementations, None, None)
     packed._accepts_gradient_buffer.cache_clear()
     assert joined.shape == (BATCH, LENGTH, 64)
     assert joined.data_ptr() == answers[0].data_ptr()
     with RecordedOps() as seen:
         joined.sum().backward()
-    at = given[0].data_ptr()
+    at = output_gradients[0].data_ptr()
     assert written == [[at, at + 64 * 4, at + 128 * 4]]
     assert not {"cat", "copy_", "clone", "split_with_sizes"} & seen.names, seen.names
-    assert torch.equal(given[0], torch.arange(3.0).repeat_interleave(64).expand_as(given[0]))
+    assert torch.equal(
+        output_gradients[0], torch.arange(3.0).repeat_interleave(64).expand_as(output_gradients[0])
+    )

@@ -82,7 +82,7 @@ def test_kernels_are_attributed_to_operators() -> None:
     seen.operator("aten::_foreach_norm", kernel="multi", us=2.0)
     seen.kernel("adamw_many", 20.0, after=60.0)
     seen.kernel("void at::native::fill<4>(int)", 3.0)
-    overhead = "Activity Buffer Request"  # said to have launched what AddmmBackward0 did
+    overhead = "Activity Buffer Request"  # reported as the launcher of a kernel that AddmmBackward0 launched
     seen.events.append(
         SimpleNamespace(
             name=overhead, device_type=CPU, cpu_parent=None, input_shapes=[],
@@ -91,9 +91,9 @@ def test_kernels_are_attributed_to_operators() -> None:
     )  # fmt: skip
     seen.kernel("a range of a name", 999.0, annotation=True)
     launches = gpu_launches(seen.events)
-    found = Profile(steps=2, step_us=300.0, gaps_us=kernel_gaps(seen.events) / 2, launches=launches)
-    told = step_profile.rows(found, TOKENS, VOCABULARY, {"attention forward": 10.0})
-    assert {row.what: 2 * row.us for row in told} == {
+    profile = Profile(steps=2, step_us=300.0, gaps_us=kernel_gaps(seen.events) / 2, launches=launches)
+    table_rows = step_profile.rows(profile, TOKENS, VOCABULARY, {"attention forward": 10.0})
+    assert {row.what: 2 * row.us for row in table_rows} == {
         "linear forward": 40.0, "linear dx": 41.0, "linear dW": 42.0, "linear bias": 5.0,
         "attention forward": 30.0, "attention backward": 59.0, "head and loss forward": 93.0,
         "linear_gelu forward": 60.0, "linear_gelu dx": 61.0, "linear_gelu dW": 62.0,
@@ -101,9 +101,9 @@ def test_kernels_are_attributed_to_operators() -> None:
         "norms backward": 7.0, "gradients' norm": 2.0, "optimizer": 20.0,
         "at::native::fill": 3.0,
     }  # fmt: skip
-    kept = step_profile.to_json(found, told, H200)
-    assert (kept["busy_us"], kept["beyond_us"], kept["gaps_us"]) == (268.5, 31.5, 30.0)
-    lines = step_profile.text_lines(kept)
+    record = step_profile.to_json(profile, table_rows, H200)
+    assert (record["busy_us"], record["beyond_us"], record["gaps_us"]) == (268.5, 31.5, 30.0)
+    lines = step_profile.text_lines(record)
     row = next(line for line in lines if line.startswith("attention forward"))
     assert row.split()[2:] == ["0.015", "ms", "5.0", "%", "0.5", "0.010", "ms", "67", "%"]
     assert any(line.startswith("outside kernels") and "10.5 %" in line for line in lines)
@@ -111,9 +111,9 @@ def test_kernels_are_attributed_to_operators() -> None:
 
 def test_limits_of_the_124m_equal_hand_computed_ones() -> None:
     """Limits of 64 x 1024 tokens in bfloat16, computed by hand from the sizes."""
-    config, given = PRESETS["124M"], {"batch": 64, "length": 1024, "accumulate": 1, "dtype": "bfloat16"}
-    split = step_limits(config, **given, fused_gelu=False, ceilings=H200)  # type: ignore[arg-type]
-    fused = step_limits(config, **given, fused_gelu=True, ceilings=H200)  # type: ignore[arg-type]
+    config, sizes = PRESETS["124M"], {"batch": 64, "length": 1024, "accumulate": 1, "dtype": "bfloat16"}
+    split = step_limits(config, **sizes, fused_gelu=False, ceilings=H200)  # type: ignore[arg-type]
+    fused = step_limits(config, **sizes, fused_gelu=True, ceilings=H200)  # type: ignore[arg-type]
     each = 12 * 2 * TOKENS * 12 * 768**2 / 803e12 * 1e6  # of all the products of all blocks
     assert split["linear dx"] == split["linear dW"] == pytest.approx(each, rel=1e-6)
     for part in ("forward", "dx", "dW"):
@@ -125,7 +125,7 @@ def test_limits_of_the_124m_equal_hand_computed_ones() -> None:
     # A norm alone reads and writes a tensor; added to a residual, two.
     norms = (2 + 24 * 4) * TOKENS * 768 * 2 / 4.27e12 * 1e6
     assert split["norms forward"] == pytest.approx(norms, rel=0.01)
-    assert step_limits(config, **{**given, "accumulate": 2, "batch": 32}, fused_gelu=False, ceilings=H200)[  # type: ignore[arg-type]
+    assert step_limits(config, **{**sizes, "accumulate": 2, "batch": 32}, fused_gelu=False, ceilings=H200)[  # type: ignore[arg-type]
         "linear dx"
     ] == pytest.approx(each, rel=1e-6)
 
@@ -134,10 +134,10 @@ def test_limits_of_the_124m_equal_hand_computed_ones() -> None:
 def test_profile_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.workbench.timing.ceilings.ceilings", lambda *a, **more: H200)
     done = train(tmp_path / "run", steps=32, profile=4, checkpoint_every=13)
-    told = run_record.to_json(done)["profile"]
-    rows = {row["what"]: row for row in told["rows"]}
-    assert told["steps"] == 4 and told["step_us"] > 0 and told["busy_us"] > 0
-    assert told["busy_us"] == pytest.approx(sum(row["us"] for row in told["rows"]), abs=1.0)
+    profile = run_record.to_json(done)["profile"]
+    rows = {row["what"]: row for row in profile["rows"]}
+    assert profile["steps"] == 4 and profile["step_us"] > 0 and profile["busy_us"] > 0
+    assert profile["busy_us"] == pytest.approx(sum(row["us"] for row in profile["rows"]), abs=1.0)
     for what in ("linear forward", "linear dx", "linear dW", "attention backward",
                  "head and loss forward", "norms forward", "embedding backward"):  # fmt: skip
         assert rows[what]["us"] > 0 and rows[what]["launches"] >= 1, what

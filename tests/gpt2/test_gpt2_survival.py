@@ -72,8 +72,8 @@ def kill_test(tmp_path: Path, kills: int, device: str) -> dict[str, Any]:
     assert done.returncode == 0 and not failed.exists(), done.stderr + (
         failed.read_text() if failed.exists() else ""
     )
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    assert told["whole"] == told["end"] == 0, told
+    counts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert counts["whole"] == counts["end"] == 0, counts
     assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
     assert list(losses(tmp_path / "killed")) == list(range(1, 10 * kills + 1))
     assert same(weights(tmp_path / "killed"), weights(tmp_path / "whole"))
@@ -81,14 +81,14 @@ def kill_test(tmp_path: Path, kills: int, device: str) -> dict[str, Any]:
     files = [{p.name: p.read_bytes() for p in folder.iterdir()} for folder in newest]
     assert files[0].keys() == files[1].keys() >= {MODEL, OPTIMIZER, STATE}
     assert [n for n in files[0] if files[0][n] != files[1][n]] == []
-    return told
+    return counts
 
 
 @pytest.mark.slow
 def test_twenty_kills_change_no_bit(tmp_path: Path) -> None:
-    told = kill_test(tmp_path, 20, "cpu")
-    assert told["killed"] == 20, told
-    assert told["half"] >= 3, f"too few kills hit the writing of a checkpoint: {told}"
+    counts = kill_test(tmp_path, 20, "cpu")
+    assert counts["killed"] == 20, counts
+    assert counts["half"] >= 3, f"too few kills hit the writing of a checkpoint: {counts}"
 
 
 @pytest.mark.gpu
@@ -115,8 +115,8 @@ def test_nan_loss_does_not_change_the_weights(tmp_path: Path, monkeypatch: pytes
     root = tmp_path / "run" / "checkpoints"
     before, after = (checkpoint.load(root / f"step-{n:08d}") for n in (5, 6))
     assert all(same(before.tensors[n], after.tensors[n]) for n in (MODEL, OPTIMIZER))
-    told = lines(tmp_path / "run")[5]
-    assert told["step"] == 6 and told["loss"] is None and "nan" in told["skipped"]
+    step_record = lines(tmp_path / "run")[5]
+    assert step_record["step"] == 6 and step_record["loss"] is None and "nan" in step_record["skipped"]
     assert (done.outcome.skipped, done.outcome.step) == (1, 8)
     assert after.state["updates"] == 5
 
@@ -126,11 +126,11 @@ def test_repeated_nan_ends_the_run_with_a_checkpoint(tmp_path: Path, monkeypatch
     with pytest.raises(WeftError, match=r"step 6: .*3 steps in a row.*lower --lr"):
         train(tmp_path / "run", patience=3)
     assert checkpoints(tmp_path / "run") == [5]  # of which two were skipped
-    held = weights(tmp_path / "run")
+    final_weights = weights(tmp_path / "run")
     monkeypatch.undo()
     train(tmp_path / "other", steps=20, checkpoint_every=3, keep=9)
     same_steps = checkpoint.load(tmp_path / "other" / "checkpoints" / "step-00000003", (MODEL,))
-    assert same(held, same_steps.tensors[MODEL])
+    assert same(final_weights, same_steps.tensors[MODEL])
 
 
 @pytest.mark.parametrize("factor", [3.0, -1.0], ids=["upward", "downward"])
@@ -183,7 +183,7 @@ def test_full_disk_keeps_older_checkpoints(
 
 def test_file_size_limit_is_a_clear_error(tmp_path: Path) -> None:
     tensors = {"x": torch.zeros(1 << 16)}
-    kept = checkpoint.save(tmp_path, 1, {MODEL: tensors}, {})
+    saved_path = checkpoint.save(tmp_path, 1, {MODEL: tensors}, {})
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
     try:
@@ -191,7 +191,7 @@ def test_file_size_limit_is_a_clear_error(tmp_path: Path) -> None:
             checkpoint.save(tmp_path, 2, {MODEL: tensors}, {})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert list(tmp_path.iterdir()) == [kept]
+    assert list(tmp_path.iterdir()) == [saved_path]
 
 
 def test_metrics_on_a_full_disk_are_a_clear_error(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def edit(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "harm", "told"),
+    ("name", "harm", "reason"),
     [
         (MODEL, cut, "bytes of"),
         (OPTIMIZER, flip, "its hash does not match"),
@@ -228,17 +228,17 @@ def edit(path: Path) -> None:
     ids=["torn", "flipped", "edited", "torn state", "missing"],
 )
 def test_broken_checkpoint_falls_back_to_the_one_before(
-    name: str, harm: Callable[[Path], None], told: str, whole: Path, copy: Path
+    name: str, harm: Callable[[Path], None], reason: str, whole: Path, copy: Path
 ) -> None:
     harm(copy / "checkpoints" / "step-00000015" / name)
     train(copy, resume=True)
-    said = "\n".join(MESSAGES)
-    assert "step-00000015" in said and told in said and "the one before it" in said
+    messages = "\n".join(MESSAGES)
+    assert "step-00000015" in messages and reason in messages and "the one before it" in messages
     assert losses(copy) == losses(whole)
     assert same(weights(copy), weights(whole))
     last = [read_state(list_checkpoints(out / "checkpoints")[0]) for out in (copy, whole)]
-    assert last[0]["guard"] == last[1]["guard"]  # which judge what comes
-    assert checkpoints(copy) == [5, 10, 15, 20]  # the 15th anew
+    assert last[0]["guard"] == last[1]["guard"]  # the windows of recent losses and norms
+    assert checkpoints(copy) == [5, 10, 15, 20]  # step 15 was computed again
     assert (copy / "checkpoints" / "broken-step-00000015").is_dir()
 
 

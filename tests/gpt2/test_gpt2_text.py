@@ -46,14 +46,14 @@ def test_bytes_are_tokens() -> None:
 def test_merges_go_in_their_order(small: Any, tmp_path: Path) -> None:
     assert (small.name, small.vocab_size, small.end_of_text) == ("gpt2", 271, 270)
     # Single bytes stand in GPT-2's order: "!" is 0, so "h" is 71, and the merges begin at 256.
-    wanted = [259, 264, 0]  # hello, " world", !
-    assert small.encode("hello world!").tolist() == wanted
+    expected = [259, 264, 0]  # hello, " world", !
+    assert small.encode("hello world!").tolist() == expected
     assert small.encode(b"hell or \n\n").tolist() == [258, 220, 261, 220, 266]
     assert small.encode("<|endoftext|>").tolist()[0] == small.encode("<").tolist()[0]
-    assert small.decode([*wanted, 270]) == "hello world!<|endoftext|>"
+    assert small.decode([*expected, 270]) == "hello world!<|endoftext|>"
     assert small.decode(small.encode("né")[:2]) == "n\ufffd"
     renamed = tokeniser("gpt2", bpe(tmp_path, ("vocab.json", "merges.txt")))
-    assert renamed.encode("hello world!").tolist() == wanted
+    assert renamed.encode("hello world!").tolist() == expected
     with pytest.raises(WeftError, match="a token id: expected 0 to 270, got 271"):
         small.decode([271])
 
@@ -66,9 +66,9 @@ WORDS = st.lists(
 
 
 @settings(max_examples=60)
-@given(said=WORDS, piece=st.integers(1, 30))
-def test_a_text_in_pieces_has_the_ids_of_the_whole(said: str, piece: int, small: Any) -> None:
-    data = said.encode("utf-8", "replace")
+@given(text=WORDS, piece=st.integers(1, 30))
+def test_a_text_in_pieces_has_the_ids_of_the_whole(text: str, piece: int, small: Any) -> None:
+    data = text.encode("utf-8", "replace")
     whole = small.encode(data).tolist()
     assert small.decode(whole) == data.decode()
     blocks = [data[i : i + piece] for i in range(0, len(data), piece)]
@@ -78,22 +78,22 @@ def test_a_text_in_pieces_has_the_ids_of_the_whole(said: str, piece: int, small:
 
 
 def test_a_long_text_is_encoded_in_many_pieces(small: Any) -> None:
-    """And is not held back to its end, nor where no line ends."""
+    """Pieces are encoded before the end of the text, also if the text has no line ends."""
     for between in (b"\n", b" "):
         blocks = [b"hello" + between + b"world"] * 20
         assert len(list(encode("here", blocks, small))) == 22  # an end of text, and the last bit
 
 
 @settings(max_examples=40)
-@given(said=WORDS)
-def test_pieces_do_not_change_the_ids(said: str, small: Any) -> None:
+@given(text=WORDS)
+def test_pieces_do_not_change_the_ids(text: str, small: Any) -> None:
     import tiktoken
     from tiktoken_ext.openai_public import r50k_pat_str
 
     ranks = small._vocabulary.ranks
     peer = tiktoken.Encoding("peer", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens={})
-    said = said.encode("utf-8", "replace").decode()
-    assert small.encode(said).tolist() == peer.encode_ordinary(said)
+    text = text.encode("utf-8", "replace").decode()
+    assert small.encode(text).tolist() == peer.encode_ordinary(text)
 
 
 def test_invalid_utf8_is_reported_with_its_offset(small: Any, tmp_path: Path) -> None:
@@ -110,13 +110,13 @@ def test_invalid_utf8_is_reported_with_its_offset(small: Any, tmp_path: Path) ->
 
 
 def replace(path: Path, old: str, new: str) -> None:
-    said = path.read_text()
-    assert old in said
-    path.write_text(said.replace(old, new))
+    content = path.read_text()
+    assert old in content
+    path.write_text(content.replace(old, new))
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "message"),
     [
         (lambda f: (f / "vocab.bpe").unlink(), "expected encoder.json and vocab.bpe"),
         (lambda f: (f / "encoder.json").write_text("{"), "no byte-pair encoding.*JSONDecodeError"),
@@ -128,9 +128,9 @@ def replace(path: Path, old: str, new: str) -> None:
     ],
     ids=["missing", "json", "list", "merge", "order", "gap", "byte"],
 )
-def test_inconsistent_bpe_files_are_refused(damage: Any, said: str, tmp_path: Path) -> None:
+def test_inconsistent_bpe_files_are_refused(damage: Any, message: str, tmp_path: Path) -> None:
     damage(bpe(tmp_path))
-    with pytest.raises(WeftError, match=said):
+    with pytest.raises(WeftError, match=message):
         tokeniser("gpt2", tmp_path)
 
 
@@ -144,14 +144,14 @@ def test_gpt2_tokeniser_without_network_gives_a_hint(tmp_path: Path, monkeypatch
     monkeypatch.setattr(requests, "get", offline)
     monkeypatch.setattr(tiktoken.registry, "ENCODINGS", {})
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
-    found = tokeniser("gpt2")
-    assert (found.vocab_size, found.end_of_text) == (50257, 50256)  # known without the merges
-    for wants in (found.ready, lambda: found.encode("a"), lambda: found.decode([0])):
+    coder = tokeniser("gpt2")
+    assert (coder.vocab_size, coder.end_of_text) == (50257, 50256)  # known without the merges
+    for wants in (coder.ready, lambda: coder.encode("a"), lambda: coder.decode([0])):
         with pytest.raises(WeftError, match=r"TIKTOKEN_CACHE_DIR.*--bpe-files.*encoder.json"):
             wants()
     monkeypatch.setattr(requests, "get", lambda url, **_: type("A", (), answer(b"no merges"))())
     with pytest.raises(WeftError, match="merges could not be had: got ValueError"):
-        found.ready()
+        coder.ready()
     monkeypatch.setitem(sys.modules, "tiktoken", None)
     with pytest.raises(WeftError, match=r"needs tiktoken.*pip install 'weft\[gpt2\]'"):
         tokeniser("gpt2").ready()
@@ -213,23 +213,25 @@ def test_validation_part(tmp_path: Path, small: Any) -> None:
 
 
 def test_identity_depends_on_tokens_not_on_the_folder(tmp_path: Path) -> None:
-    def identity(folder: str, name: str, said: str) -> str:
+    def identity(folder: str, name: str, content: str) -> str:
         path = tmp_path / folder / name
         path.parent.mkdir(exist_ok=True)
-        path.write_text(said)
+        path.write_text(content)
         return open_tokens(path, tokeniser=BYTES)[0].identity
 
     first = identity("a", "x.txt", "hello" * 20)
     assert first == identity("b", "x.txt", "hello" * 20)
     assert first != identity("a", "y.txt", "hello" * 20)
-    ids = np.arange(90, dtype=np.uint16)  # trained on; no change of one token goes unseen
-    found = {TokenSequence([Segment(name="x", label="x", ids=ids ^ (np.arange(90) == i))]) for i in range(91)}
-    assert len({tokens.identity for tokens in found}) == 91
+    ids = np.arange(90, dtype=np.uint16)  # a training text; a change of any one token changes the identity
+    sequences = {
+        TokenSequence([Segment(name="x", label="x", ids=ids ^ (np.arange(90) == i))]) for i in range(91)
+    }
+    assert len({tokens.identity for tokens in sequences}) == 91
 
 
 def test_unusable_texts_are_refused(tmp_path: Path, small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(path: Path, said: str, coder: Any = BYTES, window: int = 1) -> None:
-        with pytest.raises(WeftError, match=said):
+    def refused(path: Path, message: str, coder: Any = BYTES, window: int = 1) -> None:
+        with pytest.raises(WeftError, match=message):
             open_tokens(path, tokeniser=coder, window=window)
 
     empty, short = tmp_path / "empty.txt", tmp_path / "short.txt"

@@ -68,10 +68,10 @@ def test_optimizer_equals_torch(clip: float | None) -> None:
     for number, size in enumerate((0.3, 4.0, 1.0, 30.0), 1):
         draw(mine, size, number)
         draw(peer, size, number)
-        kept = [p.grad.clone() for p in mine.parameters() if p.grad is not None]
+        saved_gradients = [p.grad.clone() for p in mine.parameters() if p.grad is not None]
         grads = [p.grad for p in mine.parameters() if p.grad is not None]
         norm = stepped(optimizer, number, clip)
-        assert all(torch.equal(a, b) for a, b in zip(kept, grads, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(saved_gradients, grads, strict=True))
         of_torch = torch.nn.utils.clip_grad_norm_(peer.parameters(), clip or math.inf)
         assert norm == pytest.approx(of_torch.item(), rel=1e-6)
         torchs.step()
@@ -87,18 +87,18 @@ def test_moved_gradients_do_not_rebuild_launch_tables() -> None:
     model, peer = (torch.nn.Sequential(torch.nn.Linear(9, 5), torch.nn.Linear(5, 3)) for _ in "ab")
     peer.load_state_dict(model.state_dict())
     ours, eager = (Optimizer(m.named_parameters(), impl=i) for m, i in ((model, "triton"), (peer, "eager")))
-    laid, held = [], []
+    laid, live_gradients = [], []
     for number, size in enumerate((0.5, 4.0, 4.0), 1):
         for m in (model, peer):
             draw(m, size, number)
-        held += [p.grad for p in model.parameters()]  # so that the next lie elsewhere
+        live_gradients += [p.grad for p in model.parameters()]  # so that the next ones have other addresses
         norms = ours.norms()
         ours.prepare(may_clip=True)
         before = parameter_groups._pairs.cache_info().misses
         ours.step(number, 1e-2, norms.tolist(), combined_norm(norms.tolist()), 1.0)
         stepped(eager, number, 1.0)
         laid.append(parameter_groups._pairs.cache_info().misses)
-        assert laid[-1] == before  # nothing is laid out once the numbers are there
+        assert laid[-1] == before  # the tables are not built again once they exist
         for a, b in zip(model.parameters(), peer.parameters(), strict=True):
             torch.testing.assert_close(a, b, rtol=3e-6, atol=3e-7)
     assert len(set(laid)) == 1
@@ -123,8 +123,8 @@ def test_half_precision_parameters_are_rounded_masters() -> None:
         assert torch.equal(p, ours.masters()[name].bfloat16())
     again = Optimizer(GPT(SMALL, seed=2, dtype=torch.bfloat16).named_parameters())
     again.load(ours.masters(), ours.moments())
-    for mine, given in ((again.masters(), ours.masters()), (again.moments(), ours.moments())):
-        assert training_toys.same(mine, given)
+    for mine, expected in ((again.masters(), ours.masters()), (again.moments(), ours.moments())):
+        assert training_toys.same(mine, expected)
 
 
 def test_accumulated_gradients_are_summed_in_float32() -> None:
@@ -137,10 +137,10 @@ def test_accumulated_gradients_are_summed_in_float32() -> None:
             assert p.grad is not None
             sum_ += p.grad.float()
         optimizer.accumulate(first=micro == 0)
-    found = {n: g for group, gs in zip(optimizer.groups, optimizer.gradients(), strict=True)
+    accumulated = {n: g for group, gs in zip(optimizer.groups, optimizer.gradients(), strict=True)
              for n, g in zip(group.names, gs, strict=True)}  # fmt: skip
     for (name, _), sum_ in zip(model.named_parameters(), expected, strict=True):
-        assert torch.equal(found[name], sum_)
+        assert torch.equal(accumulated[name], sum_)
 
 
 def test_checkpoint_of_another_model_is_refused() -> None:
@@ -183,8 +183,8 @@ def test_rolling_window_z_score() -> None:
 
 def test_progress_line() -> None:
     pace = Pace(tokens_a_second=5.6e5, mfu=0.4547, memory=33 << 30, left=4000)
-    told = progress_line(7, 90, 2.5, pace)
-    assert told == ("step 7/90  loss 2.5000  560,000 tokens/s  MFU 45.5 %  33.0 GiB  1:06:40 left")
+    line = progress_line(7, 90, 2.5, pace)
+    assert line == ("step 7/90  loss 2.5000  560,000 tokens/s  MFU 45.5 %  33.0 GiB  1:06:40 left")
     assert (format_duration(7), format_duration(754)) == ("0:07", "12:34")
     assert PRESETS["124M"].flops_per_token(1024) == pytest.approx(803.5e6, rel=1e-4)
 
@@ -195,8 +195,8 @@ def test_accumulation_computes_the_same_step(tmp_path: Path) -> None:
         train(tmp_path / str(parts), accumulate=parts, steps=6)
     expected, at = losses(tmp_path / "1"), weights(tmp_path / "1")
     for parts in (2, 4):
-        found = losses(tmp_path / str(parts))
-        assert list(found.values()) == pytest.approx(list(expected.values()), rel=1e-5)
+        step_losses = losses(tmp_path / str(parts))
+        assert list(step_losses.values()) == pytest.approx(list(expected.values()), rel=1e-5)
         norms = [[x["norm"] for x in lines(tmp_path / str(n))] for n in (1, parts)]
         assert norms[1] == pytest.approx(norms[0], rel=1e-3)  # AdamW itself is blind to a scale
         for name, weight in weights(tmp_path / str(parts)).items():
@@ -207,9 +207,9 @@ def test_run_learns_and_writes_its_files(tmp_path: Path) -> None:
     out = tmp_path / "run"
     extras = {"tensorboard": True, "picture": True, "sample_every": 30}
     done = train(out, steps=60, validate_every=20, dropout=0.05, accumulate=2, **extras)
-    found = losses(out)
-    assert found[1] == pytest.approx(math.log(256), abs=0.3)
-    assert done.outcome.loss is not None and done.outcome.loss < found[1] - 2.0
+    step_losses = losses(out)
+    assert step_losses[1] == pytest.approx(math.log(256), abs=0.3)
+    assert done.outcome.loss is not None and done.outcome.loss < step_losses[1] - 2.0
     assert [x["step"] for x in lines(out) if "validation" in x] == [0, 20, 40, 60]
     assert len(done.sample) > 4 and done.outcome.skipped == 0
     assert [p.name for p in list_checkpoints(out / "checkpoints")] == [
@@ -219,9 +219,9 @@ def test_run_learns_and_writes_its_files(tmp_path: Path) -> None:
     config, name, _ = checkpoint.load_model(out)
     assert (config.layers, config.block_size, name) == (1, 32, "bytes")
     assert checkpoint.load_model(done.checkpoint)[0] == config
-    drawn = (out / run_record.PLOT).read_text()
-    assert "validation" in drawn and "loss (nats a token)" in drawn
-    assert scalars(out / metrics.TENSORBOARD, "loss") == pytest.approx(found, rel=1e-6)
+    plot_svg = (out / run_record.PLOT).read_text()
+    assert "validation" in plot_svg and "loss (nats a token)" in plot_svg
+    assert scalars(out / metrics.TENSORBOARD, "loss") == pytest.approx(step_losses, rel=1e-6)
 
 
 def test_run_starts_from_a_trained_model(tmp_path: Path) -> None:
@@ -230,23 +230,23 @@ def test_run_starts_from_a_trained_model(tmp_path: Path) -> None:
     before = train(tmp_path / "first", **validate).outcome.validation
     config, _, tensors = checkpoint.load_model(tmp_path / "first")
     hugging_face.save(tmp_path / "theirs", config, tensors)
-    given = {"tokeniser": "bytes", "length": 16, "steps": 6, "checkpoint_every": 3}
+    settings = {"tokeniser": "bytes", "length": 16, "steps": 6, "checkpoint_every": 3}
     for name in ("first", "theirs"):
-        train(tmp_path / f"{name}-2", start=tmp_path / name, **{**given, **validate, "length": 32})
+        train(tmp_path / f"{name}-2", start=tmp_path / name, **{**settings, **validate, "length": 32})
         assert lines(tmp_path / f"{name}-2")[0] == {"step": 0, "validation": before}
     assert losses(tmp_path / "first-2") == losses(tmp_path / "theirs-2")
     shorter = tmp_path / "shorter"
-    train(shorter, start=tmp_path / "theirs", **given)
+    train(shorter, start=tmp_path / "theirs", **settings)
     assert checkpoint.load_model(shorter)[0].block_size == 32
     with pytest.raises(WeftError, match="--length: expected at most 32"):
-        train(tmp_path / "longer", start=tmp_path / "theirs", **{**given, "length": 64})
+        train(tmp_path / "longer", start=tmp_path / "theirs", **{**settings, "length": 64})
     with pytest.raises(WeftError, match="--width with --start"):
         train(tmp_path / "wider", start=tmp_path / "theirs", width=128)
     shutil.rmtree(tmp_path / "theirs")
     shutil.rmtree(shorter / "checkpoints" / "step-00000006")
-    kept = losses(shorter)
+    losses_before = losses(shorter)
     train(shorter, resume=True)
-    assert losses(shorter) == kept
+    assert losses(shorter) == losses_before
 
 
 def scalars(folder: Path, name: str) -> dict[int, float]:
@@ -305,10 +305,10 @@ def test_the_command(
     assert f"weft train --resume --out {out}" in capsys.readouterr().err
     monkeypatch.undo()
     assert command(monkeypatch, "--resume", "--out", str(out), "--json") == 0
-    told, err = capsys.readouterr()
-    found = json.loads(told)
-    assert (found["step"], found["steps"], found["signal"]) == (8, 8, None)
-    assert found["out"] == str(out) and f"checkpoint: {out}" in err and "tokens/s" in err
+    stdout, err = capsys.readouterr()
+    summary = json.loads(stdout)
+    assert (summary["step"], summary["steps"], summary["signal"]) == (8, 8, None)
+    assert summary["out"] == str(out) and f"checkpoint: {out}" in err and "tokens/s" in err
     assert command(monkeypatch, *args) == 2
     assert "is there already" in capsys.readouterr().err
     assert command(monkeypatch, "--set", "learn=1", "--out", str(tmp_path / "x")) == 2

@@ -18,7 +18,7 @@ CONFIG = ModelConfig(vocab_size=131, block_size=32, layers=2, heads=4, width=64)
 
 
 @pytest.mark.parametrize(
-    ("what", "said"),
+    ("what", "message"),
     [
         ("head", "lm_head.weight: expected the token table itself"),
         ("missing", "transformer.h.1.mlp.c_fc.weight: expected (256, 64), got none"),
@@ -31,7 +31,7 @@ CONFIG = ModelConfig(vocab_size=131, block_size=32, layers=2, heads=4, width=64)
         ("sizes", "a GPT-2's configuration, got KeyError: 'n_head'"),
     ],
 )
-def test_folder_of_another_model_is_refused(tmp_path: Path, what: str, said: str) -> None:
+def test_folder_of_another_model_is_refused(tmp_path: Path, what: str, message: str) -> None:
     tensors = dict(GPT(CONFIG).named_parameters())
     file = tmp_path / weights.MODEL
     weights.save(tmp_path, CONFIG, tensors)
@@ -59,7 +59,7 @@ def test_folder_of_another_model_is_refused(tmp_path: Path, what: str, said: str
         file.unlink()
     with pytest.raises(WeftError) as refused:
         weights.load(tmp_path)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_unwritable_folder_is_one_error(tmp_path: Path) -> None:

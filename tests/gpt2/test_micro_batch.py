@@ -26,12 +26,12 @@ def test_micro_batch_divides_the_loss_and_replaces_gradients() -> None:
     x, y = batch(0, "cpu")
     loss = one(x, y, {})
     assert model.wte.grad is not None
-    found = model.wte.grad.clone()
+    wte_grad = model.wte.grad.clone()
     model.zero_grad()
     whole = model(x, y)
     whole.backward()
     torch.testing.assert_close(loss, whole.detach() / 2)
-    torch.testing.assert_close(found, model.wte.grad / 2)
+    torch.testing.assert_close(wte_grad, model.wte.grad / 2)
 
 
 @pytest.mark.gpu
@@ -40,13 +40,13 @@ def test_graph_gives_the_same_bits_as_separate_launches(ops: str) -> None:
     config = ModelConfig(**{**vars(CONFIG), "ops": ops})
     plain = GPT(config, device="cuda", dtype=torch.bfloat16)
     models = plain, copy.deepcopy(plain)
-    ways = [
+    micro_batches = [
         MicroBatch(m, list(m.parameters()), 1, use_graph=graph)
         for m, graph in zip(models, (False, True), strict=True)
     ]
     for step in range(WARMUP_CALLS + 4):
         x, y = batch(step, "cuda")
-        losses = [way(x, y, {}).clone() for way in ways]
+        losses = [micro_batch(x, y, {}).clone() for micro_batch in micro_batches]
         assert torch.equal(*losses), step
         for (name, p), q in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
             assert p.grad is not None and q.grad is not None
@@ -56,4 +56,4 @@ def test_graph_gives_the_same_bits_as_separate_launches(ops: str) -> None:
             for one in (p, q):  # what an optimizer does: the graph must see it
                 one.data.add_(one.grad, alpha=-0.1)
                 one.grad = None
-    assert ways[1]._graph is not None and ways[0]._graph is None
+    assert micro_batches[1]._graph is not None and micro_batches[0]._graph is None

@@ -14,17 +14,17 @@ MACHINE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def record(folder: Path, name: str, **given: Any) -> None:
+def record(folder: Path, name: str, **fields: Any) -> None:
     train = {"batch": 64, "length": 1024, "compile": False, "accumulate": 1, "dtype": "bfloat16"}
-    kept = {
-        "machine": MACHINE, "model": {"ops": given.pop("ops", "weft")}, "train": train,
+    content = {
+        "machine": MACHINE, "model": {"ops": fields.pop("ops", "weft")}, "train": train,
         "parameters": 124e6, "steps": 60, "tokens_a_second": 600e3, "mfu": 0.487,
         "memory_bytes": 20 << 30, "first_loss": 10.9, "loss": 4.0, "validation": 4.1,
         "seconds": 30.0, "sample": "First Citizen:\nWe", "curve": [[1.0, 10.9], [2.0, 9.0]],
-        "validations": [[0, 10.9], [60, 4.1]], **given,
+        "validations": [[0, 10.9], [60, 4.1]], **fields,
     }  # fmt: skip
     folder.mkdir(exist_ok=True)
-    (folder / f"train-{name}.json").write_text(json.dumps(kept))
+    (folder / f"train-{name}.json").write_text(json.dumps(content))
 
 
 def rows(text: str) -> dict[str, list[str]]:
@@ -34,7 +34,7 @@ def rows(text: str) -> dict[str, list[str]]:
 
 def test_tables_without_records_are_empty(tmp_path: Path) -> None:
     record(tmp_path / "gpu", "tiny")
-    record(tmp_path / "gpu", "scale-ddp-2")  # with no run on one GPU to hold it against
+    record(tmp_path / "gpu", "scale-ddp-2")  # without a run on one GPU to compare it with
     assert run_tables.plot_seeds(tmp_path, tmp_path / "x.svg") is None
     for block in ("seeds_table", "speed_table", "scaling_tables", "profile_tables"):
         assert getattr(run_tables, block)(tmp_path) == "", block
@@ -46,11 +46,11 @@ def test_comparison_tables(tmp_path: Path) -> None:
     for seed, (ours, theirs) in enumerate(((1.50, 1.52), (1.53, 1.50), (1.48, 1.52))):
         record(gpu, f"shakespeare-weft-{seed}", validation=ours)
         record(gpu, f"shakespeare-torch-{seed}", validation=theirs, ops="torch")
-    told = run_tables.seeds_table(tmp_path)
-    found = rows(told)
-    assert found["validation, weft"] == ["1.5000", "1.5300", "1.4800", "1.5033", "0.0500"]
-    assert found["validation, weft less torch"][:4] == ["-0.0200", "+0.0300", "-0.0400", "-0.0100"]
-    assert "**One GPU**, 2026-11-21, commit 1a3e4f8000" in told and "First Citizen:" in told
+    seeds_table = run_tables.seeds_table(tmp_path)
+    cells = rows(seeds_table)
+    assert cells["validation, weft"] == ["1.5000", "1.5300", "1.4800", "1.5033", "0.0500"]
+    assert cells["validation, weft less torch"][:4] == ["-0.0200", "+0.0300", "-0.0400", "-0.0100"]
+    assert "**One GPU**, 2026-11-21, commit 1a3e4f8000" in seeds_table and "First Citizen:" in seeds_table
     record(gpu, "124M-b32-torch", ops="torch", tokens_a_second=500e3)
     record(gpu, "124M-b64-weft")
     record(gpu, "1.5B-b8-weft", mfu=None)
@@ -61,16 +61,16 @@ def test_comparison_tables(tmp_path: Path) -> None:
     record(gpu, "scale-ddp-2", tokens_a_second=1.14e6)
     record(gpu, "same-one")
     record(gpu, "same-fsdp-4", curve=[[1.0, 10.9], [2.0, 9.02], [3.0, 8.0]])
-    found = rows(run_tables.scaling_tables(tmp_path))
-    assert found["ddp, 2 GPUs"][:2] == ["570,000", "95.0 %"]
-    assert found["fsdp, 4 GPUs"][:2] == ["0.0200", "0.0100"]
+    cells = rows(run_tables.scaling_tables(tmp_path))
+    assert cells["ddp, 2 GPUs"][:2] == ["570,000", "95.0 %"]
+    assert cells["fsdp, 4 GPUs"][:2] == ["0.0200", "0.0100"]
     row = {"what": "linear dx", "us": 12000.0, "launches": 48.0, "floor_us": 9000.0}
     profile = {"step_us": 100e3, "busy_us": 90e3, "beyond_us": 10e3, "gaps_us": 9e3, "rows": [row]}
     record(gpu, "profile-124M", profile=profile)
-    found = rows(run_tables.profile_tables(tmp_path))
-    assert found["linear dx"] == ["12.00 ms", "12.0 %", "48", "9.00 ms", "75 %"]
-    assert found["outside kernels"][:2] == ["10.00 ms", "10.0 %"]
-    assert run_tables.run_table(tmp_path) == ""  # each of them is told above
+    cells = rows(run_tables.profile_tables(tmp_path))
+    assert cells["linear dx"] == ["12.00 ms", "12.0 %", "48", "9.00 ms", "75 %"]
+    assert cells["outside kernels"][:2] == ["10.00 ms", "10.0 %"]
+    assert run_tables.run_table(tmp_path) == ""  # each run is in a table above
 
 
 def test_plot_of_the_seeds(tmp_path: Path) -> None:
@@ -78,5 +78,5 @@ def test_plot_of_the_seeds(tmp_path: Path) -> None:
     record(tmp_path / "gpu", "shakespeare-torch-0", ops="torch", validation=4.3)
     path = run_tables.plot_seeds(tmp_path, tmp_path / "x.svg")
     assert path is not None
-    drawn = path.read_text()
-    assert "validation, torch, seed 0" in drawn and "between 4.100 and 4.300" in drawn
+    plot_svg = path.read_text()
+    assert "validation, torch, seed 0" in plot_svg and "between 4.100 and 4.300" in plot_svg
