@@ -1,5 +1,5 @@
-"""The memory hierarchy: chases visit every line, a simulated cache is measured exactly, kernels have
-their loads, and the command runs on this CPU."""
+"""The memory hierarchy: pointer chases visit every line, a simulated cache is measured exactly, the compiled
+kernels have the intended loads, and the command runs on this CPU."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_chases_measure_a_simulated_cache(monkeypatch: pytest.MonkeyPatch) -> No
     past_l1 = gpu_latency.latency_series(chaser, "chase_l2", "", ("L2",), planned).to_json(known)
     assert [p["value"] for p in past_l1["plateaus"]] == [250, 800]
     assert {chaser.pages(n) for n in (32 * KIB, most)} == {250.0}  # one line a page: 32 lines
-    # A chase that ends at a wrong line is refused.
+    # A pointer chase that ends at a wrong line is refused.
     kernels["chase_l2"] = lambda grid, block, state, warm, count: state.copy_(state + 128)
     with pytest.raises(RuntimeError, match="arrived at line"):
         chaser.lines("chase_l2", 8 * KIB)

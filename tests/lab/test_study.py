@@ -46,7 +46,7 @@ def simulated_timings(
 
 @pytest.fixture(scope="module")
 def a_study() -> dict[str, Any]:
-    """A whole study of small real models with the simulated times of full-size ones."""
+    """A complete study of small real models, with simulated times of full-size models."""
     chosen, large = workload.default_sizes("cpu", quick=True), workload.default_sizes("cuda")
     with pytest.MonkeyPatch.context() as patch:
         simulated = (simulated_timings(chosen, FAST), {})

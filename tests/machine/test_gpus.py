@@ -1,4 +1,4 @@
-"""Several GPUs: their list with its links, and the choice of one. The driver and NVML are stand-ins."""
+"""Several GPUs: the list with its links, and the selection of one. The driver and NVML are fakes."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def cards(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreeCards]:
     three = ThreeCards()
     monkeypatch.setattr(driver, "library", lambda: three)
     monkeypatch.setattr(driver, "torch_cuda", lambda: "13.0")
-    # Set first, so that monkeypatch takes the test's own choice back.
+    # Set first, so that monkeypatch restores the variable after the test selects a GPU.
     monkeypatch.setenv(VISIBLE, "")
     monkeypatch.delenv(VISIBLE)
     use_nvml(monkeypatch, nvml_of({}))
@@ -141,7 +141,7 @@ def test_every_gpu_is_listed_with_what_the_driver_knows_of_it(cards: ThreeCards)
 FAR_ENDS = {
     "none": ({}, "PCIe"),
     "a switch": (dict.fromkeys(range(18), (SWITCH, "00000000:05:00.0")), "NV18"),
-    # Four links to card 1 by NVML's writing of its address, and two to another card.
+    # Four links to card 1, with its address as NVML writes it, and two to another card.
     "direct": (
         {n: (GPU, "00000000:3b:00.0" if n < 4 else b"00000000:5D:00.0") for n in range(6)},
         "NV4",

@@ -1,4 +1,4 @@
-"""The machine: what is known of it, what it reaches, and that what is not known is not made up."""
+"""Facts about the machine: known properties, measured ceilings, and no invented values for unknown ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_cpu_is_described() -> None:
         d.name = "another"  # type: ignore[misc]
 
 
-def test_a_machine_that_tells_nothing_is_unknown_not_an_error(
+def test_a_machine_without_information_is_unknown_not_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cpu, "_read", lambda path: None)
@@ -73,8 +73,8 @@ class FakeDriver:
 
     def __init__(self, init: int = 0, count: int = 1) -> None:
         self.init, self.count = init, count
-        told = {"major": 9, "minor": 0, "sms": 132, "l2_bytes": 50 << 20, "clock_khz": 1_980_000}
-        self.by_number = {driver.ATTRIBUTES[word]: value for word, value in told.items()}
+        attributes = {"major": 9, "minor": 0, "sms": 132, "l2_bytes": 50 << 20, "clock_khz": 1_980_000}
+        self.by_number = {driver.ATTRIBUTES[word]: value for word, value in attributes.items()}
 
     def cuInit(self, flags: int) -> int:
         return self.init
@@ -140,9 +140,9 @@ def fake_nvml(mask: int = 0x4 | 0x1, broken: bool = False) -> SimpleNamespace:
 
 @pytest.fixture
 def one_card(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    found = driver._ask(FakeDriver())  # type: ignore[arg-type]
+    card = driver._ask(FakeDriver())  # type: ignore[arg-type]
     library = fake_nvml()
-    monkeypatch.setattr(driver, "find", lambda: found)
+    monkeypatch.setattr(driver, "find", lambda: card)
     monkeypatch.setattr(nvml, "library", lambda: library)
     monkeypatch.setattr(nvml, "handle", nvml.handle.__wrapped__)
     monkeypatch.setitem(sys.modules, "pynvml", library)  # type: ignore[arg-type]
@@ -155,7 +155,7 @@ def test_a_gpu_is_described_from_driver_and_nvml(one_card: pytest.MonkeyPatch) -
     assert (d.name, d.arch, d.units, d.l2_bytes) == ("NVIDIA Testcard", "sm_90", 132, 50 << 20)
     assert (d.memory_bytes, d.driver, d.driver_cuda) == (141 << 30, "590.10", "13.1")
     assert (d.clock_mhz, d.clock_max_mhz, d.ecc, d.power_limit_w) == (1755, 1980, True, 700)
-    assert d.warp is None and d.shared_per_block_optin is None  # what was not told is not made up
+    assert d.warp is None and d.shared_per_block_optin is None  # an unknown value is None
 
 
 def test_the_card_asked_is_cudas_first_and_every_question_exists(
@@ -173,7 +173,7 @@ def test_a_card_that_answers_nothing_is_still_described(one_card: pytest.MonkeyP
     one_card.setattr(nvml, "library", lambda: library)
     d = gpu.describe()
     assert (d.clock_mhz, d.driver, d.power_limit_w) == (None, None, None)
-    assert d.clock_max_mhz == 1980  # the driver's own figure stands in
+    assert d.clock_max_mhz == 1980  # the driver's figure is used instead
     reading = clocks.Sampler("cuda").read()
     assert reading == dict.fromkeys(("sm_mhz", "mem_mhz", "power_w", "temp_c")) | {"throttle": []}
 
@@ -183,12 +183,12 @@ def test_a_gpus_page_shows_what_is_known_and_what_is_not(
 ) -> None:
     from weft.cli import device as page
 
-    found = Ceilings(
+    ceilings = Ceilings(
         device="x", copy=4.2e12, read=4.4e12, fill=4e12, matrix={"bf16": 7.4e14}, measured="today"
     )
     peaks = datasheet.look_up("NVIDIA H200")
     support = {"eager": YES, "numba": no("numba [cuda] is not installed")}
-    page.show(gpu.describe(), found, peaks, support, machine.fingerprint("cpu"), "")
+    page.show(gpu.describe(), ceilings, peaks, support, machine.fingerprint("cpu"), "")
     page.show(gpu.describe(), None, None, support, machine.fingerprint("cpu"), "")
     known, _, unknown = capsys.readouterr().out.rpartition("NVIDIA Testcard")
     for text in ("sm_90", "132", "1,755 MHz (maximum 1,980 MHz)", "4,200 GB/s", "87.5 %", "74.8 %", "[cuda]"):
@@ -215,7 +215,7 @@ def test_the_sampler_is_empty_on_a_cpu() -> None:
     ("mask", "words"),
     [
         (0, []),
-        (0x1 | 0x2 | 0x100, []),  # idle, and clocks that somebody chose: no throttling
+        (0x1 | 0x2 | 0x100, []),  # idle, and clocks set by a user: no throttling
         (0x4 | 0x20, ["sw_power_cap", "sw_thermal"]),
         (0x8 | 0x40 | 0x80, ["hw_slowdown", "hw_thermal", "hw_power_brake"]),
         (0x10 | 1 << 40, ["sync_boost", "reason_0x10000000000"]),
@@ -240,7 +240,7 @@ def test_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "CUDA_VISIBLE_DEVICES" in find().reason
 
 
-def test_a_driver_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_driver_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
     hung = SimpleNamespace(cuInit=lambda flags: release.wait(60) and 999)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -261,7 +261,7 @@ def test_a_gpu_that_torch_cannot_use_is_no_gpu(one_card: pytest.MonkeyPatch) -> 
 
 
 def python(code: str, folder: Path, **environment: str) -> Any:
-    """What the code prints as JSON, run with ``folder`` on the path and little else."""
+    """Run ``code`` in a new process with ``folder`` on the path and no WEFT_ variables; return its JSON."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith("WEFT_")}
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -283,7 +283,7 @@ FINGERPRINT = (
 
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Path:
-    """The package copied to where no git knows it."""
+    """Copy the package to a folder outside any git repository."""
     for part in ("core", "machine"):
         shutil.copytree(SRC / "weft" / part, tmp_path / "weft" / part)
     shutil.copy(SRC / "weft" / "__init__.py", tmp_path / "weft")
@@ -291,15 +291,15 @@ def elsewhere(tmp_path: Path) -> Path:
 
 
 def test_fingerprint_outside_git(elsewhere: Path) -> None:
-    found, heavy = python(FINGERPRINT, elsewhere)
-    assert (found["commit"], found["dirty"]) == (None, None)
+    fingerprint, heavy = python(FINGERPRINT, elsewhere)
+    assert (fingerprint["commit"], fingerprint["dirty"]) == (None, None)
     assert heavy == []
-    assert found["versions"]["torch"] and found["versions"]["weft"]
-    assert found["date"][-6] in "+-"  # the zone is named
-    found, _ = python(FINGERPRINT, elsewhere, WEFT_COMMIT="abc123")
-    assert (found["commit"], found["dirty"]) == ("abc123", False)
-    found, _ = python(FINGERPRINT, elsewhere, WEFT_COMMIT="abc123-dirty")
-    assert (found["commit"], found["dirty"]) == ("abc123", True)
+    assert fingerprint["versions"]["torch"] and fingerprint["versions"]["weft"]
+    assert fingerprint["date"][-6] in "+-"  # with a time zone
+    fingerprint, _ = python(FINGERPRINT, elsewhere, WEFT_COMMIT="abc123")
+    assert (fingerprint["commit"], fingerprint["dirty"]) == ("abc123", False)
+    fingerprint, _ = python(FINGERPRINT, elsewhere, WEFT_COMMIT="abc123-dirty")
+    assert (fingerprint["commit"], fingerprint["dirty"]) == ("abc123", True)
 
 
 @pytest.mark.skipif(not shutil.which("git"), reason="needs git")
@@ -313,12 +313,12 @@ def test_fingerprint_in_git(elsewhere: Path) -> None:
     (elsewhere / ".gitignore").write_text("__pycache__\n")
     git("add", ".gitignore")
     git("commit", "-q", "-m", "somebody else's work")
-    # The package lies in a checkout that does not track it, as in a virtual environment.
+    # The package is inside a checkout that does not track it, as in a virtual environment.
     assert python(FINGERPRINT, elsewhere)[0]["commit"] is None
     git("add", "weft")
     git("commit", "-q", "-m", "weft itself")
-    found, _ = python(FINGERPRINT, elsewhere)
-    assert (found["commit"], found["dirty"]) == (git("rev-parse", "HEAD"), False)
+    fingerprint, _ = python(FINGERPRINT, elsewhere)
+    assert (fingerprint["commit"], fingerprint["dirty"]) == (git("rev-parse", "HEAD"), False)
     (elsewhere / "results.jsonl").write_text("{}\n")  # a record beside the source is no change
     assert python(FINGERPRINT, elsewhere)[0]["dirty"] is False
     with (elsewhere / "weft" / "core" / "cost.py").open("a") as file:
@@ -343,7 +343,7 @@ def test_device_command(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     answer = json.loads(done.stdout)
     assert answer["device"]["kind"] == answer["machine"]["kind"] == "cpu"
-    assert answer["ceilings"] is None  # nothing is measured unasked
+    assert answer["ceilings"] is None  # no measurement without a request
     assert len(answer["gpus"]) == driver.find().count
     assert [b["name"] for b in answer["backends"]] == list(BACKENDS)
     assert all(b["reason"] for b in answer["backends"] if not (b["supported"] and b["timed"]))
@@ -367,12 +367,12 @@ def test_the_gpu_here_is_known_and_its_ceilings_stand_below_the_datasheet() -> N
     reading = clocks.Sampler("cuda").read()
     assert reading["sm_mhz"] and reading["power_w"] and isinstance(reading["throttle"], list)
     before = torch.backends.cuda.matmul.fp32_precision
-    found = machine.ceilings("cuda")
+    ceilings = machine.ceilings("cuda")
     assert torch.backends.cuda.matmul.fp32_precision == before
-    assert found is not None and found.matrix["fp32"] < found.matrix["bf16"]
+    assert ceilings is not None and ceilings.matrix["fp32"] < ceilings.matrix["bf16"]
     peaks = datasheet.look_up(d.name)
     if peaks and peaks.bandwidth:
-        assert 0.7 < found.copy / peaks.bandwidth < 1
-        assert 0.7 < found.read / peaks.bandwidth < 1.0
-        for rate in set(found.matrix) & set(peaks.matrix):
-            assert 0.4 < found.matrix[rate] / peaks.matrix[rate] < 1.05, rate
+        assert 0.7 < ceilings.copy / peaks.bandwidth < 1
+        assert 0.7 < ceilings.read / peaks.bandwidth < 1.0
+        for rate in set(ceilings.matrix) & set(peaks.matrix):
+            assert 0.4 < ceilings.matrix[rate] / peaks.matrix[rate] < 1.05, rate

@@ -1,4 +1,4 @@
-"""The ceilings: that what is measured is plausible, and that what is kept is never half a file."""
+"""The ceilings: measured values are plausible, and the stored file is always complete."""
 
 from __future__ import annotations
 
@@ -29,36 +29,36 @@ def test_cpu_ceilings_are_plausible_and_agree_with_a_plain_clock(
     here = dataclasses.replace(machine.query("cpu"), memory_bytes=128 << 20, threads=1)
 
     threads, state = torch.get_num_threads(), torch.random.get_rng_state()
-    found, _ = measure_cpu.measure(torch, here, lambda line: None, sizes=(64, 128))
+    measured_rates, _ = measure_cpu.measure(torch, here, lambda line: None, sizes=(64, 128))
     assert torch.get_num_threads() == threads
     assert torch.equal(torch.random.get_rng_state(), state)
-    assert set(found["matrix"]) == {"fp32", "fp64", "bf16", "fp16", "tf32"}
+    assert set(measured_rates["matrix"]) == {"fp32", "fp64", "bf16", "fp16", "tf32"}
     for word in ("copy", "read", "fill"):
-        assert 1e8 < found[word] < 1e13
-    assert all(1e6 < rate < 1e15 for rate in found["matrix"].values())
-    assert found["matrix"]["fp64"] < 1.5 * found["matrix"]["fp32"]
-    # A product of n^3 multiply-adds counts 2 n^3, a copy counts both ways: timed by hand, one
-    # thread is of the same order as what was found, whatever else the machine does meanwhile.
+        assert 1e8 < measured_rates[word] < 1e13
+    assert all(1e6 < rate < 1e15 for rate in measured_rates["matrix"].values())
+    assert measured_rates["matrix"]["fp64"] < 1.5 * measured_rates["matrix"]["fp32"]
+    # A product of n^3 multiply-adds counts 2 n^3, a copy counts both ways: one
+    # thread, timed here, has the same order of magnitude, whatever else the machine does meanwhile.
     source = torch.randn(2 << 20)
     target = torch.empty_like(source)
     with measure_cpu.all_threads(torch, 1):
         plain = 2 * source.numel() * 4 / measure_cpu.best_median(lambda: target.copy_(source), 0.02)
-    assert found["copy"] / 50 < plain < 4 * found["copy"]
+    assert measured_rates["copy"] / 50 < plain < 4 * measured_rates["copy"]
 
 
 GOOD = Ceilings(device="x", copy=2.0, read=3.0, fill=4.0, matrix={"fp32": 5.0}, measured="2026-01-01")
 
 
-def kept_as(ceilings: object) -> str:
+def stored_text(ceilings: object) -> str:
     return json.dumps({"format": 1, "machine": {"versions": {}}, "ceilings": ceilings})
 
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Ceilings]:
-    """An empty cache and a measuring that takes no time; what it gave, call by call."""
+    """Provide an empty cache and a measurement that takes no time; return the list of its results."""
     calls: list[Ceilings] = []
 
-    def fake(device: machine.Device, say: object, readers: object = tuple) -> tuple[Ceilings, str]:
+    def fake(device: machine.Device, log: object, readers: object = tuple) -> tuple[Ceilings, str]:
         calls.append(dataclasses.replace(GOOD, copy=2.0 / (1 + len(calls)), fill=4.0 + len(calls)))
         return calls[-1], ""
 
@@ -69,7 +69,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Ceilings]:
     return calls
 
 
-def kept() -> Path:
+def stored_file() -> Path:
     return store.path_for(machine.query("cpu"))
 
 
@@ -80,7 +80,7 @@ def test_ceilings_are_measured_once_and_kept(measured: list[Ceilings]) -> None:
     assert machine.ceilings("cpu") == first == GOOD
     assert machine.ceilings("cpu", measure=False) == first
     assert len(measured) == 1
-    assert sorted(json.loads(kept().read_text())) == ["ceilings", "doubt", "format", "machine"]
+    assert sorted(json.loads(stored_file().read_text())) == ["ceilings", "doubt", "format", "machine"]
 
 
 def test_measuring_again_keeps_the_better_of_each(measured: list[Ceilings]) -> None:
@@ -95,19 +95,19 @@ def test_doubtful_ceilings_are_measured_again_by_the_next_process(
 ) -> None:
     quiet = store.measure_now
 
-    def busy(device: machine.Device, say: object, readers: object = tuple) -> tuple[Ceilings, str]:
-        return quiet(device, say)[0], "the CPU was busy"
+    def busy(device: machine.Device, log: object, readers: object = tuple) -> tuple[Ceilings, str]:
+        return quiet(device, log)[0], "the CPU was busy"
 
     monkeypatch.setattr(store, "measure_now", busy)
     machine.ceilings("cpu")
     assert "the CPU was busy" in capsys.readouterr().err
     machine.ceilings("cpu")
-    assert len(measured) == 1  # this process has done what it can
+    assert len(measured) == 1  # a process measures only once
     monkeypatch.setattr(store, "_measured", set())
     monkeypatch.setattr(store, "measure_now", quiet)
-    found = machine.ceilings("cpu")
-    assert found is not None and (found.copy, found.fill, len(measured)) == (2.0, 5.0, 2)
-    assert json.loads(kept().read_text())["doubt"] == "" and capsys.readouterr().err == ""
+    ceilings = machine.ceilings("cpu")
+    assert ceilings is not None and (ceilings.copy, ceilings.fill, len(measured)) == (2.0, 5.0, 2)
+    assert json.loads(stored_file().read_text())["doubt"] == "" and capsys.readouterr().err == ""
 
 
 BUSY = Load(kind="cpu", cores=2, others=1.9, average=7.1)
@@ -121,17 +121,17 @@ def test_ceilings_of_a_busy_machine_are_doubtful_until_a_quiet_one_measures_them
     first = machine.ceilings("cpu")
     assert first is not None and "load 7.1 on 2 cores" in first.doubt
     assert "marked ~" in capsys.readouterr().err
-    # The next process sees a busy machine still: it takes the doubtful ones and says so.
+    # The machine is still busy in the next process: it uses the doubtful ceilings and prints a warning.
     monkeypatch.setattr(store, "_measured", set())
     assert machine.ceilings("cpu") == first and len(measured) == 1
     assert "busy now" in capsys.readouterr().err
-    # Read back, the doubt is still theirs.
+    # Ceilings that are read from the file still have the doubt.
     assert machine.ceilings("cpu", measure=False) == first
     monkeypatch.setattr(store, "_measured", set())
     monkeypatch.setattr(store, "measure_load", quiet)
     last = machine.ceilings("cpu")
     assert last is not None and last.doubt == "" and len(measured) == 2
-    assert json.loads(kept().read_text())["doubt"] == ""
+    assert json.loads(stored_file().read_text())["doubt"] == ""
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_repeats_that_differ_widely_make_ceilings_doubtful(monkeypatch: pytest.M
         return 1e-3
 
     monkeypatch.setattr(measure_cpu, "best_median", planted)
-    # All time is this process's own, as on a quiet machine.
+    # This process uses all of the CPU time, as on a quiet machine.
     monkeypatch.setattr(measure_cpu, "process_time", lambda: measure_cpu.perf_counter() * 2)
     here = dataclasses.replace(machine.query("cpu"), memory_bytes=128 << 20, threads=1)
     for share, doubtful in ((0.1, False), (0.9, True)):
@@ -197,30 +197,30 @@ def test_repeats_that_differ_widely_make_ceilings_doubtful(monkeypatch: pytest.M
         '{"format": 1}',
         '{"format": 0}',
         "\x00\xff",
-        kept_as({"copy": 1}),
-        kept_as({**dataclasses.asdict(GOOD), "copy": math.nan}),
-        kept_as({**dataclasses.asdict(GOOD), "matrix": {"fp32": -1}}),
+        stored_text({"copy": 1}),
+        stored_text({**dataclasses.asdict(GOOD), "copy": math.nan}),
+        stored_text({**dataclasses.asdict(GOOD), "matrix": {"fp32": -1}}),
     ],
 )
-def test_an_unreadable_cache_is_measured_anew_and_said(
+def test_an_unreadable_cache_is_measured_again_with_a_warning(
     text: str, measured: list[Ceilings], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kept().parent.mkdir(parents=True)
-    kept().write_text(text)
+    stored_file().parent.mkdir(parents=True)
+    stored_file().write_text(text)
     assert machine.ceilings("cpu") == GOOD
-    said = capsys.readouterr()
-    assert str(kept()) in said.err and said.out == ""
+    captured = capsys.readouterr()
+    assert str(stored_file()) in captured.err and captured.out == ""
     assert machine.ceilings("cpu") == GOOD and len(measured) == 1
 
 
 def test_another_torch_measures_anew(measured: list[Ceilings], capsys: pytest.CaptureFixture[str]) -> None:
     machine.ceilings("cpu")
-    data = json.loads(kept().read_text())
+    data = json.loads(stored_file().read_text())
     data["machine"]["versions"]["torch"] = "1.0"
     data["ceilings"]["copy"] = 1e9
-    kept().write_text(json.dumps(data))
-    found = machine.ceilings("cpu")
-    assert found is not None and found.copy == 1.0 and len(measured) == 2
+    stored_file().write_text(json.dumps(data))
+    ceilings = machine.ceilings("cpu")
+    assert ceilings is not None and ceilings.copy == 1.0 and len(measured) == 2
     assert "torch 1.0" in capsys.readouterr().err
 
 
@@ -228,7 +228,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(
     measured: list[Ceilings], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine.ceilings("cpu")
-    before = kept().read_text()
+    before = stored_file().read_text()
 
     def full(*names: object) -> None:
         raise OSError(28, "No space left on device")
@@ -236,5 +236,5 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(
     monkeypatch.setattr(os, "replace", full)
     assert machine.ceilings("cpu", refresh=True) is not None
     assert "No space left" in capsys.readouterr().err
-    assert kept().read_text() == before
-    assert [p.name for p in kept().parent.iterdir()] == [kept().name]
+    assert stored_file().read_text() == before
+    assert [p.name for p in stored_file().parent.iterdir()] == [stored_file().name]

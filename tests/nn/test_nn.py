@@ -36,7 +36,7 @@ def attend(module: Any, x: torch.Tensor) -> torch.Tensor:
     return module(x)  # type: ignore[no-any-return]
 
 
-# Weft's module, torch's, and how either is called. Parameters are moved off their ones and zeros.
+# Weft's module, torch's module, and a call of either. The test changes parameters from their ones and zeros.
 PAIRS: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module], Callable[..., Any]]] = {
     "LayerNorm": (
         lambda: weft.nn.LayerNorm(WIDTH),
@@ -137,8 +137,8 @@ def test_module_equals_torch(name: str) -> None:
 @pytest.mark.parametrize("name", PAIRS)
 def test_device_and_dtype_arguments(name: str) -> None:
     with torch.device("meta"):
-        made = PAIRS[name][0]()
-    assert all(p.is_meta for p in made.parameters())
+        module = PAIRS[name][0]()
+    assert all(p.is_meta for p in module.parameters())
     like = {"LayerNorm": (WIDTH,), "RMSNorm": (WIDTH,), "MLP": (WIDTH,), "Embedding": (9, WIDTH)}
     kind = name.partition(",")[0].partition(" ")[0]
     arguments = like.get(kind, (WIDTH, HEADS))
@@ -196,8 +196,8 @@ def test_position_embeddings() -> None:
     assert torch.equal(table(ids), want)
     assert table.state_dict().keys() == {"weight", "positions"}
     got = torch.autograd.grad(table(ids).square().sum(), [table.weight, table.positions])
-    wanted = torch.autograd.grad(want.square().sum(), [table.weight, table.positions])
-    torch.testing.assert_close(got, wanted)
+    expected = torch.autograd.grad(want.square().sum(), [table.weight, table.positions])
+    torch.testing.assert_close(got, expected)
     with pytest.raises(WeftError, match="at most 9 tokens"):
         table(torch.zeros(1, 10, dtype=torch.int64))
 

@@ -128,12 +128,12 @@ def test_padding_and_generation_do_not_change(name: str) -> None:
     model = MODELS[name]().eval()
     mask = torch.ones(2, LENGTH, dtype=torch.int64)
     mask[1, :5] = 0
-    given = {"input_ids": batch()["input_ids"], "attention_mask": mask}
+    model_inputs = {"input_ids": batch()["input_ids"], "attention_mask": mask}
     settings = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
-    want, words = model(**given).logits, model.generate(**given, **settings)
+    want, words = model(**model_inputs).logits, model.generate(**model_inputs, **settings)
     with weft.patch(model):
-        torch.testing.assert_close(model(**given).logits, want, rtol=1e-4, atol=1e-4)
-        assert torch.equal(model.generate(**given, **settings), words)
+        torch.testing.assert_close(model(**model_inputs).logits, want, rtol=1e-4, atol=1e-4)
+        assert torch.equal(model.generate(**model_inputs, **settings), words)
 
 
 def assert_near(got: torch.Tensor, want: torch.Tensor) -> None:
@@ -177,11 +177,11 @@ def test_under_autocast_and_checkpointing(name: str) -> None:
 
 def test_dropout_is_replaced_on_request() -> None:
     model = gpt2(resid_pdrop=0.2, embd_pdrop=0.2, attn_pdrop=0.2).train()
-    given = batch()
+    model_inputs = batch()
 
     def seeded(seed: int) -> torch.Tensor:
         torch.manual_seed(seed)
-        return model(**given).loss.detach()  # type: ignore[no-any-return]
+        return model(**model_inputs).loss.detach()  # type: ignore[no-any-return]
 
     with weft.patch(model) as report:
         assert all("random" in r.reason for r in report.unchanged if r.kind == "dropout")
@@ -194,11 +194,11 @@ def test_dropout_is_replaced_on_request() -> None:
 def test_report_gives_a_reason_for_each_module() -> None:
     model = gpt2(activation_function="relu", attn_implementation="eager")
     report = weft.patch(model, skip=("loss",))
-    told = {(r.path, r.kind): r for r in report.rows}
-    assert told["transformer.h.1.ln_1", "norm"].by == "weft.ops.layer_norm"
-    assert "not GELU's tanh form" in told["transformer.h.0.mlp", "mlp"].reason
-    assert "its mlp is not replaced" in told["transformer.h.0", "block"].reason
-    assert told["", "loss"].reason == "skipped by skip="
+    rows = {(r.path, r.kind): r for r in report.rows}
+    assert rows["transformer.h.1.ln_1", "norm"].by == "weft.ops.layer_norm"
+    assert "not GELU's tanh form" in rows["transformer.h.0.mlp", "mlp"].reason
+    assert "its mlp is not replaced" in rows["transformer.h.0", "block"].reason
+    assert rows["", "loss"].reason == "skipped by skip="
     assert "keep_logits" in weft.patch(llama()).rows[-1].reason
     text = str(report)
     assert "transformer.h.*.ln_1 (2x)" in text and "left to cuBLAS" in text
@@ -211,10 +211,10 @@ def test_hooked_and_changed_modules_are_not_replaced() -> None:
     model.transformer.h[1].mlp.c_fc.register_forward_hook(lambda *a: None)
     own = model.transformer.ln_f.forward
     model.transformer.ln_f.forward = lambda x: own(x)
-    told = {r.path: r.reason for r in weft.patch(model).unchanged}
-    assert "hooks" in told["transformer.h.0.ln_1"]
-    assert "c_fc: it has hooks" in told["transformer.h.1.mlp"]
-    assert "replaced already" in told["transformer.ln_f"]
+    reasons = {r.path: r.reason for r in weft.patch(model).unchanged}
+    assert "hooks" in reasons["transformer.h.0.ln_1"]
+    assert "c_fc: it has hooks" in reasons["transformer.h.1.mlp"]
+    assert "replaced already" in reasons["transformer.ln_f"]
 
 
 def test_undo_below_another_change_is_refused() -> None:
@@ -267,7 +267,7 @@ def test_measure_records_and_tables_every_variant(tmp_path: Path, capsys: pytest
     assert measure.main([*few, "--save", str(file)]) == 0
     record = json.loads(file.read_text())
     assert record["wrong"] == [] and set(record["ways"]) == set(measure.VARIANTS)
-    assert all(len(way["steps_ms"]) == 4 for way in record["ways"].values())
+    assert all(len(variant["steps_ms"]) == 4 for variant in record["ways"].values())
     text = step_table.all_records(tmp_path)
     assert text.strip() in capsys.readouterr().out and "| unpatched |" in text
     record["ways"]["patched"]["loss"] *= 2

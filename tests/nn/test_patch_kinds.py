@@ -1,4 +1,4 @@
-"""``weft.patch`` says what it replaced and what not, and recognises norms and MLPs by what they compute."""
+"""``weft.patch`` reports replaced and unchanged modules and recognises norms and MLPs by what they do."""
 
 from __future__ import annotations
 

@@ -45,8 +45,8 @@ def test_philox_matches_the_published_vector() -> None:
 @pytest.mark.parametrize("seed", [1, 2**32 - 1, 2**62 + 12345, 2**63 - 1])
 def test_philox_in_torch_matches_plain_integers(seed: int) -> None:
     counters = [0, 1, 2**31, 2**32 - 1, 2**32, 2**60 + 7]
-    found = philox.philox(seed, torch.tensor(counters))
-    assert torch.stack(found, -1).tolist() == [_philox_in_python(seed, c) for c in counters]
+    philox_words = philox.philox(seed, torch.tensor(counters))
+    assert torch.stack(philox_words, -1).tolist() == [_philox_in_python(seed, c) for c in counters]
 
 
 def test_eight_elements_share_a_block_of_words() -> None:
@@ -54,26 +54,26 @@ def test_eight_elements_share_a_block_of_words() -> None:
     words = [w for c in range(4) for w in _philox_in_python(seed, c)]
     halves = [h for w in words for h in (w & 0xFFFF, w >> 16)][:n]
     assert philox_dropout.random_uint16(seed, n, torch.device("cpu")).tolist() == halves
-    kept = ops.dropout(torch.ones(n), p=0.3, seed=seed) > 0
-    assert kept.tolist() == [h >= round(0.3 * 65536) for h in halves]
+    is_nonzero = ops.dropout(torch.ones(n), p=0.3, seed=seed) > 0
+    assert is_nonzero.tolist() == [h >= round(0.3 * 65536) for h in halves]
 
 
 @pytest.mark.parametrize("p", [0.02, 0.1, 0.5, 0.97])
 def test_dropout_preserves_the_mean(p: float) -> None:
-    """The share kept is within five standard errors of 1 - p', and each of them is 1 / (1 - p')."""
+    """The share of nonzero elements is within five standard errors of 1 - p'; each is 1 / (1 - p')."""
     n = 1 << 18
     taken = round(p * 65536) / 65536
     y = ops.dropout(torch.ones(n), p=p, seed=77)
-    kept = y[y != 0]
-    assert abs(len(kept) / n - (1 - taken)) < 5 * (taken * (1 - taken) / n) ** 0.5
-    assert torch.equal(kept, torch.full_like(kept, 1 / (1 - taken)))
+    nonzero = y[y != 0]
+    assert abs(len(nonzero) / n - (1 - taken)) < 5 * (taken * (1 - taken) / n) ** 0.5
+    assert torch.equal(nonzero, torch.full_like(nonzero, 1 / (1 - taken)))
 
 
 def test_probability_below_the_resolution_is_zero() -> None:
     x = torch.randn(1 << 17)
     assert torch.equal(ops.dropout(x, p=2.0**-17, seed=5), x)
     few = ops.dropout(x, p=2.0**-13, seed=5) == 0
-    assert 0 < int(few.sum()) < 50  # 16 are to be expected
+    assert 0 < int(few.sum()) < 50  # the expected number is 16
     assert int((ops.dropout(x, p=1 - 2.0**-18, seed=5) != 0).sum()) == 0
 
 
@@ -98,8 +98,8 @@ def test_fused_dropout_leaves_the_residual_at_dropped_elements() -> None:
     x, residual = torch.randn(5, 64), torch.randn(5, 64)
     more = (torch.ones(64), torch.zeros(64))
     _, s = ops.dropout_add_layer_norm(x, residual, *more, p=0.4, seed=9, impl="triton")
-    kept = ops.dropout(torch.ones(5, 64), p=0.4, seed=9, impl="eager") > 0
-    assert torch.equal(s == residual, ~kept) and 0 < int(kept.sum()) < kept.numel()
+    is_nonzero = ops.dropout(torch.ones(5, 64), p=0.4, seed=9, impl="eager") > 0
+    assert torch.equal(s == residual, ~is_nonzero) and 0 < int(is_nonzero.sum()) < is_nonzero.numel()
 
 
 def test_gated_activations_read_halves_of_a_joint_projection() -> None:
@@ -145,7 +145,7 @@ def test_chunked_reference_matches_the_whole(name: str, monkeypatch: pytest.Monk
 
 
 def test_the_biass_gradient_may_be_wrong_by_what_cancels_in_the_inputs() -> None:
-    """With one row the two gradients are the same numbers, so that they need the same tolerance."""
+    """With one row the two gradients have the same values, so that they need the same tolerance."""
     operator, torch_s = registry.operator("bias_gelu"), registry.implementation("bias_gelu", "torch")
     seeds = (404343529, 277694074, 818736554, 970192716, 1125294413)
     oracle = Oracle(operator, operator.case("fp32-1x300"), BACKWARD, "cpu", seeds)

@@ -21,12 +21,12 @@ def _lists(dtype: torch.dtype = torch.float32, state: torch.dtype | None = None)
     torch.manual_seed(0)
     params = [torch.randn(s).to(dtype) for s in SIZES]
     grads = [torch.randn(s).to(dtype) for s in SIZES]
-    params[0] = params[0].t().contiguous().t()  # dense, but no longer in its gradient's order
+    params[0] = params[0].t().contiguous().t()  # dense, but with other strides than its gradient
     return [params, grads, *([torch.zeros(s, dtype=state or dtype) for s in SIZES] for _ in "mv")]
 
 
 def _train(impls: list[str], steps: int) -> tuple[list[Lists], list[torch.Tensor]]:
-    """Ours in float32, and torch's AdamW in float64 on the same gradients, clipped."""
+    """Return results of Weft's AdamW in float32 and of torch's in float64 on the same clipped gradients."""
     ours = [_lists() for _ in impls]
     exact = [p.double() for p in ours[0][0]]
     optimizer = torch.optim.AdamW([p.requires_grad_() for p in exact], foreach=True, **USUAL)
@@ -46,7 +46,7 @@ def _train(impls: list[str], steps: int) -> tuple[list[Lists], list[torch.Tensor
 
 @pytest.mark.parametrize(("impl", "steps"), [("eager", 1000), ("triton", 4)])
 def test_matches_torch_over_many_steps(impl: str, steps: int) -> None:
-    """Against float64, within twice what torch's own float32 is off by."""
+    """The error against float64 is at most twice that of torch in float32."""
     (ours, torchs), exact = _train([impl, "torch"], steps)
     for p, by_torch, want in zip(ours[0], torchs[0], exact, strict=True):
         if p.numel():
@@ -57,7 +57,7 @@ def test_matches_torch_over_many_steps(impl: str, steps: int) -> None:
 
 
 def test_stochastic_rounding_accumulates_small_steps() -> None:
-    """A hundred steps of a fortieth of a bfloat16's unit: nearest stands still."""
+    """A hundred steps of 1/40 of a bfloat16 unit each: rounding to nearest changes nothing."""
     moved = {}
     for rounding in ("nearest", "stochastic"):
         p, g = [torch.ones(512, dtype=torch.bfloat16)], [torch.ones(512, dtype=torch.bfloat16)]
@@ -141,7 +141,7 @@ def test_support_is_decided_without_the_numbers() -> None:
 def test_gpu_steps_match_the_cpu(impl: str | None) -> None:
     here, there = _lists(), [[t.cuda() for t in x] for x in _lists()]
     ops.adamw(*here, **USUAL, step=1, impl="eager")
-    if impl == "torch":  # whose fused kernel wants a parameter and its gradient in one order
+    if impl == "torch":  # its fused kernel needs a parameter and its gradient with the same strides
         with pytest.raises(WeftError, match="one layout"):
             ops.adamw(*there, **USUAL, step=1, impl=impl)
         here, there = ([[t.contiguous() for t in x] for x in lists] for lists in (_lists(), there))

@@ -67,7 +67,7 @@ def test_merge_rule_is_associative_and_commutative(scores: list[float], data: An
 
 @pytest.mark.parametrize("impl", ["triton", "triton/01-online", "triton/02-tiled"])
 def test_row_maximum_rises_with_each_tile(impl: str) -> None:
-    """Each tile's scores are hundreds above the previous one's: the earlier sums must vanish."""
+    """Each tile's scores exceed the previous tile's by hundreds: the earlier sums must vanish."""
     torch.manual_seed(0)
     q, v, k = (torch.randn(1, 1, t, 16, device=DEVICE) for t in (20, 70, 70))
     q = torch.ones_like(q)

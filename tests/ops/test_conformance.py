@@ -1,13 +1,13 @@
 """Conformance: every operator x case x direction x implementation of the registry passes the check.
 
 Points that cannot run here are skipped with their reason, and the run's summary lists each. On a CPU a
-sixth of the points is run, another part each time: pytest's header has the seed, and ``WEFT_SAMPLE_SEED``
-repeats it. The sample has a point of each operator, implementation, direction and dtype, and in triton, and
-one of eager and torch, of each layout, kind of values and kind of size. ``compile`` is run for a third of
-the operators. A GPU and ``--exhaustive`` run all.
+run takes a random sixth of the points; pytest's header shows the seed, and ``WEFT_SAMPLE_SEED`` repeats it.
+The sample has a point of each operator, implementation, direction and dtype. For triton, and for either eager
+or torch, it also has a point of each layout, kind of values and kind of size. ``compile`` runs for a third of
+the operators. A GPU and ``--exhaustive`` run all points.
 
-Two kinds of implementation are held to fewer cases, since each costs seconds: see :func:`_too_slow`.
-On a CPU the same call is made thirteen times at one case of each dtype, and twice at the others.
+Two kinds of implementation have fewer cases, since each case takes seconds: see :func:`_too_slow`. On a CPU
+the check makes the same call thirteen times at one case of each dtype, and twice at the others.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from weft.workbench.calls.seeds import fresh_seeds
 from weft.workbench.check.check import SEEDS, check
 from weft.workbench.check.oracle import Oracle
 
-# numba.cuda's simulator takes a thread at a time, Triton's interpreter a program: elements up to
-# which they are asked to.
+# numba.cuda's simulator runs one thread at a time, Triton's interpreter one program: the numbers of
+# elements up to which they are run.
 SIMULATED_ELEMENTS = 300
 INTERPRETED_ELEMENTS = {FORWARD: 3200, BACKWARD: 800}
-LARGE_ON_A_CPU = 1 << 18  # elements, from where two seeds must do
+LARGE_ON_A_CPU = 1 << 18  # elements from which two seeds are enough
 MANY = 1 << 22
-# Whose empty and transposed cases `compile` compiles on a CPU, too; the other operators' would show
-# the same of Inductor, at four seconds a case.
+# Operators with empty and transposed cases that `compile` also compiles on a CPU. Those of the other
+# operators would test the same part of Inductor, at four seconds a case.
 STRIDED = "softmax"
 
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """Small cases on one core: waking the others costs ten times the work where they are busy."""
+    """Run small cases on one core: on a busy machine, waking threads takes ten times as long as the work."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -68,33 +68,33 @@ def _points(device: str) -> list[Point]:
     return points
 
 
-COMPILED_IN = 3  # seeds, in one of which an operator is compiled
-SAMPLED_SHARE = 0.05  # of all points, before those that every combination and kind needs
+COMPILED_IN = 3  # an operator is compiled by one of so many seeds
+SAMPLED_SHARE = 0.05  # share of all points, before the additional ones that combinations and kinds need
 
 
 def _kinds(case: Case, operator: Operator) -> Iterator[str]:
-    """The kinds of edge that a case shows: its layouts and values, and its kinds of size."""
+    """Yield the kinds of edge case that a case covers: its layouts and values, and its kinds of size."""
     yield from (f"layout {i.layout}" for i in case.inputs)
     yield from (f"values {i.values}" for i in case.inputs)
     yield from kinds(case, operator)
 
 
 def _is_left_to_other_seeds(point: Point, seed: int) -> bool:
-    """True for ``compile`` in two of three operators: Inductor compiles for seconds at each point."""
+    """Return True for ``compile`` at two of three operators: Inductor compiles for seconds at each point."""
     name, _, _, implementation = point
     return implementation == "compile" and (registry.operator_names().index(name) - seed) % COMPILED_IN != 0
 
 
 @cache
 def _keys(point: Point, seed: int) -> frozenset[tuple[str, ...]]:
-    """The combination that a point stands for, and the kinds of edge where it is sure to run here."""
+    """Return the combination that a point covers, and the kinds of edge case where it certainly runs here."""
     if _is_left_to_other_seeds(point, seed):
         return frozenset()
     name, case_name, direction, implementation = point
     operator = registry.operator(name)
     case = operator.case(case_name)
     combination = (name, direction, implementation, case.dtype)
-    # Seeds take turns with the two that have no kernel of Weft's.
+    # Seeds alternate between the two implementations that have no kernel of Weft's.
     if implementation not in ("triton", ("eager", "torch")[seed % 2]):
         return frozenset({combination})
     edge_kinds = {(name, direction, implementation, kind) for kind in _kinds(case, operator)}
@@ -106,19 +106,19 @@ def _all_keys(points: Iterable[Point], seed: int) -> set[tuple[str, ...]]:
 
 
 def sample(points: list[Point], seed: int) -> set[Point]:
-    """A twentieth of the points, and more until each combination and each kind of edge is met.
+    """Return a random twentieth of the points, and more until each combination and kind of edge is covered.
 
-    A combination is met by the first case of its dtype, since that is never left out as too slow.
+    The first case of a dtype covers a combination, since it is never left out as too slow.
     """
     shuffled = random.Random(seed).sample(points, len(points))
     chosen = set(shuffled[: round(SAMPLED_SHARE * len(points))])
     chosen |= {p for p in points if p[1] in _first_of_each_dtype(p[0], "cpu").values()}
     chosen = {p for p in chosen if not _is_left_to_other_seeds(p, seed)}
-    met = _all_keys(chosen, seed)
+    covered = _all_keys(chosen, seed)
     for point in shuffled:
-        if keys := _keys(point, seed) - met:
+        if keys := _keys(point, seed) - covered:
             chosen.add(point)
-            met |= keys
+            covered |= keys
     return chosen
 
 
@@ -131,7 +131,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         chosen = sample(points, sampling.seed())
         points = [p for p in points if p in chosen]
     parameters = [pytest.param(*p, id="-".join(p), marks=_marks(p, device)) for p in points]
-    metafunc.parametrize(("name", "case_name", "direction", "way"), parameters)
+    metafunc.parametrize(("name", "case_name", "direction", "impl"), parameters)
 
 
 def _marks(point: Point, device: str) -> list[pytest.MarkDecorator]:
@@ -145,7 +145,7 @@ def test_the_sample_meets_every_combination_and_kind() -> None:
     chosen = sample(points, seed)
     assert chosen == sample(points, seed) and chosen != sample(points, seed + 1)
     assert _all_keys(chosen, seed) == _all_keys(points, seed)
-    # What one seed leaves to others is met by them: a combination by one of three, a kind by one of two.
+    # Other seeds cover the rest: one of three seeds each combination, one of two each kind.
     every = [_all_keys(points, s) for s in range(2 * COMPILED_IN)]
     compiled = {(p[0], p[2], p[3]) for p in points if p[3] == "compile"}
     assert {key[:3] for keys in every for key in keys if key[2] == "compile"} == compiled
@@ -171,7 +171,7 @@ def _first_of_each_dtype(name: str, device: str) -> dict[str, str]:
 
 @lru_cache
 def _smallest(name: str) -> str:
-    """The smallest case in float32, of rows of more than one element, and no empty one."""
+    """Return the smallest float32 case that is not empty and has rows of more than one element."""
     known = [c for c in registry.operator(name).cases if c.dtype == "float32" and _numel(c)]
     long = [c for c in known if all(not i.shape or i.shape[-1] > 1 for i in c.inputs)]
     sized = sorted((sum(i.numel for i in c.inputs), c.name) for c in long)
@@ -183,7 +183,7 @@ def _numel(case: Case) -> int:
 
 
 def _too_slow(one: Implementation, case: Case, support: Support, device: str, direction: str) -> str:
-    """Why a case is left to ``weft check``, or an empty string."""
+    """Return the reason to leave a case to ``weft check``, or an empty string."""
     first = case.name in _first_of_each_dtype(one.operator, device).values()
     if one.backend == "compile":
         empty = _numel(case) == 0 and case.dtype == "float32"
@@ -210,7 +210,7 @@ def _too_slow(one: Implementation, case: Case, support: Support, device: str, di
 
 @contextmanager
 def _only_large_case(point: tuple[str, str, str]) -> Iterator[None]:
-    """Have the GPU's large memory to oneself; drop the references of other points, which are as large."""
+    """Hold the lock of large cases, and drop the references of other points, which are as large."""
     with only_large_case():
         if _latest_large and _latest_large != [point]:
             _oracle.cache_clear()
@@ -227,8 +227,8 @@ def _only_large_case(point: tuple[str, str, str]) -> Iterator[None]:
 _latest_large: list[tuple[str, str, str]] = []
 
 
-def _check(name: str, case_name: str, direction: str, way: str, device: str) -> None:
-    operator, one = registry.operator(name), registry.implementation(name, way)
+def _check(name: str, case_name: str, direction: str, impl: str, device: str) -> None:
+    operator, one = registry.operator(name), registry.implementation(name, impl)
     case = operator.case(case_name)
     support = backends.support(one, case, device, direction)
     if not support:
@@ -238,7 +238,7 @@ def _check(name: str, case_name: str, direction: str, way: str, device: str) -> 
     on_gpu = device == "cuda"
     large = is_large(operator, case) if on_gpu else max(i.numel for i in case.inputs) > LARGE_ON_A_CPU
     with _only_large_case((name, case_name, direction)) if large and on_gpu else nullcontext():
-        seeds = 1 if not support.timed else 2 if large else SEEDS  # what is interpreted takes long
+        seeds = 1 if not support.timed else 2 if large else SEEDS  # interpreted kernels are slow
         oracle = _oracle(name, case_name, direction, device, seeds)
         first = case.name in _first_of_each_dtype(name, device).values()
         with asked_twice(not support.timed or (device == "cpu" and not first)):
@@ -246,16 +246,16 @@ def _check(name: str, case_name: str, direction: str, way: str, device: str) -> 
     if verdict.status == UNSUPPORTED:
         pytest.skip(verdict.reason)
     if "AcceleratorError" in verdict.reason and "PYTEST_XDIST_WORKER" in os.environ:
-        # What broke the device's context fails all that this process runs after it.
-        print(f"{name} {case_name} {direction} {way}: {verdict.reason}", file=sys.__stderr__)
+        # After an error that broke the device's context, every later test of this process would fail.
+        print(f"{name} {case_name} {direction} {impl}: {verdict.reason}", file=sys.__stderr__)
         os._exit(1)  # xdist starts another worker
     assert verdict.status == PASS, f"{verdict.reason} (seeds {verdict.seeds})"
 
 
-def test_conforms_on_a_cpu(name: str, case_name: str, direction: str, way: str) -> None:
-    _check(name, case_name, direction, way, "cpu")
+def test_conforms_on_a_cpu(name: str, case_name: str, direction: str, impl: str) -> None:
+    _check(name, case_name, direction, impl, "cpu")
 
 
 @pytest.mark.gpu
-def test_conforms_on_a_gpu(name: str, case_name: str, direction: str, way: str) -> None:
-    _check(name, case_name, direction, way, "cuda")
+def test_conforms_on_a_gpu(name: str, case_name: str, direction: str, impl: str) -> None:
+    _check(name, case_name, direction, impl, "cuda")

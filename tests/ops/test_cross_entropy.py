@@ -150,9 +150,9 @@ def test_without_gradients_the_head_computes_only_the_loss(impl: str) -> None:
 def test_only_an_implementation_that_declares_it_may_return_the_losses_alone() -> None:
     operator = registry.operator("cross_entropy")
     case = operator.case("fp32-3x263-3")
-    slot = allocate_buffers(case, "cpu", None, 5)
-    decide = OutputJudges(operator, case, FORWARD, "cpu", None)(slot)
-    losses, lse = registry.implementation("cross_entropy", "eager").forward(*slot.inputs)
+    buffers = allocate_buffers(case, "cpu", None, 5)
+    decide = OutputJudges(operator, case, FORWARD, "cpu", None)(buffers)
+    losses, lse = registry.implementation("cross_entropy", "eager").forward(*buffers.inputs)
     assert decide((losses, lse)) is None and decide(LeadingOutputs((losses,))) is None
     assert decide((losses,)) == "1 tensors where 2 are due"
     assert decide(LeadingOutputs(())) == "0 tensors where 1 are due"
@@ -175,9 +175,9 @@ def mean_and_gradient(x: torch.Tensor, targets: torch.Tensor, **options: Any) ->
 def test_the_mean_by_one_launch_is_that_of_the_rows(options: dict[str, Any]) -> None:
     x, targets = torch.randn(6, 7), torch.arange(6) % 5
     loss, gradient = mean_and_gradient(x, targets, impl="triton", **options)
-    wanted, wanted_gradient = mean_and_gradient(x, targets, impl="eager", **options)
-    torch.testing.assert_close(loss, wanted)
-    torch.testing.assert_close(gradient, wanted_gradient)
+    expected, expected_gradient = mean_and_gradient(x, targets, impl="eager", **options)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(gradient, expected_gradient)
     with torch.no_grad():  # the same launches
         assert torch.equal(ops.cross_entropy(x, targets, impl="triton", **options), loss)
 
@@ -206,9 +206,9 @@ def test_the_mean_on_a_gpu_counts_the_rows_that_are_not_ignored(rows: int, impl:
         assert float(mean) == pytest.approx(float(losses.double()[counted].mean()), rel=1e-6)
     x = torch.randn(rows, 7, device="cuda")
     loss, gradient = mean_and_gradient(x, targets, impl=impl, ignore_index=4)
-    wanted, wanted_gradient = mean_and_gradient(x, targets, impl="eager", ignore_index=4)
-    torch.testing.assert_close(loss, wanted)
-    torch.testing.assert_close(gradient, wanted_gradient)
+    expected, expected_gradient = mean_and_gradient(x, targets, impl="eager", ignore_index=4)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(gradient, expected_gradient)
 
 
 def test_a_mean_over_no_row_is_nan_and_its_gradient_is_zero_as_in_torch() -> None:

@@ -1,4 +1,4 @@
-"""Threads that want different precisions of cuBLAS at once: each gets its own, and the user's remains."""
+"""Threads that use different precisions of cuBLAS at once: each gets its own, and the user's is restored."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES = {
 
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
-    """The switches as they were; monkeypatch cannot restore attributes of this kind."""
+    """Restore the switches after a test; monkeypatch cannot restore attributes of this kind."""
     before = {name: getattr(SWITCHES, name) for name in NAMES.values()}
     yield
     for name, value in before.items():
@@ -64,7 +64,7 @@ def _fail() -> None:
 
 def test_threads_with_different_precisions_see_their_own_throughout_a_call() -> None:
     SWITCHES.fp32_precision = "none"
-    # Each call of "tf32" waits inside until an "ieee" is about to begin: it would change the value at once.
+    # Each "tf32" call waits until an "ieee" call is about to begin, which would change the value at once.
     begins = threading.Semaphore(0)
 
     def call(number: int) -> list[str]:
@@ -76,7 +76,7 @@ def test_threads_with_different_precisions_see_their_own_throughout_a_call() -> 
             before = SWITCHES.fp32_precision
             if precision == "tf32":
                 begins.acquire(timeout=0.5)
-                threading.Event().wait(0.01)  # long enough for the other thread to enter, if it may
+                threading.Event().wait(0.01)  # long enough for the other thread to enter, if it is allowed to
             return [precision, before, SWITCHES.fp32_precision]
 
         return call_at_precision(read, on_a_gpu(torch.float32), precision)  # type: ignore[no-any-return]

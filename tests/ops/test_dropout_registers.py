@@ -1,7 +1,7 @@
 """Machine code of the dropout kernels: no element is read from a register that a comparison overwrote.
 
-`VIMNMX.U16x2` compares random words. It returns two predicates, and a maximum that nothing uses but that goes
-to a register. ptxas (CUDA 13.0) once chose a register whose upper half still held a float16 element: the code
+`VIMNMX.U16x2` compares random words. It returns two predicates, and writes a maximum, which nothing uses, to
+a register. ptxas (CUDA 13.0) once chose a register whose upper half still held a float16 element: the code
 then read random words as that element, NaN among them. A GPU run showed it; this test needs no GPU.
 """
 
@@ -48,9 +48,9 @@ def reads_of_maxima(sass: str) -> list[str]:
                 break
             parts = [p.strip().replace(".reuse", "") for p in operands.split(",")]
             if opcode == "PRMT" and [parts[0], *parts[2:]] == [register, "0x7632", register]:
-                low_is_maximum = False  # PRMT 0x7632 puts another half beside the upper one
+                low_is_maximum = False  # PRMT 0x7632 combines the upper half with another half
                 continue
-            stores = opcode.startswith(("ST", "RED", "BAR"))  # which have no destination register
+            stores = opcode.startswith(("ST", "RED", "BAR"))  # these have no destination register
             sources = [p for p in parts[0 if stores else 1 :] if re.search(rf"\b{register}\b", p)]
             reads_low = (opcode == "IMAD.U32" and parts[2] == "0x10000") or ".H0_H0" in "".join(sources)
             if sources and (low_is_maximum or not reads_low):

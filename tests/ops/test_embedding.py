@@ -93,7 +93,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
     monkeypatch.setattr(CudaSource, "__getitem__", kernel)
     monkeypatch.setattr(with_cuda, "MIN_OWNERS_LESS_1", 4)
-    torch.use_deterministic_algorithms(True)  # which fills what is allocated
+    torch.use_deterministic_algorithms(True)  # this fills allocated memory with NaN
     yield
     torch.use_deterministic_algorithms(False)
 
@@ -101,11 +101,12 @@ def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.skipif(warp_emulator.COMPILER is None, reason="needs g++")
 def test_cuda_backward_matches_float64_in_the_emulator(emulated: None) -> None:
-    """Two of the plans, other ones each time; all with ``--exhaustive``, and in conformance on a GPU.
+    """A random sample of two plans; --exhaustive runs all, and conformance runs them on a GPU.
 
-    Owners of rows, eight, more than are counted at once; one of 1024, whose upper rows'
-    numbers reach an int's last bits; several slices; ids out of range, rows of many tokens, in one
-    piece and in several; several runs; sequences for one warp a place and for several."""
+    The plans cover: eight owners of rows, which is more than are counted at once; an owner of 1024 rows,
+    whose upper row numbers use the last bits of an int; several slices; ids out of range; rows of many
+    tokens, in one piece and in several; several runs; and sequences for one warp per position and for
+    several."""
     torch.manual_seed(0)
     spread = torch.randint(600, (9, 37))
     spread[2] = 7

@@ -1,4 +1,4 @@
-"""The operators as a user calls them: traced whole, differentiated, registered, refusing well."""
+"""The operators as a user calls them: tracing, gradients, registration, and errors."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ from weft.core import registry
 from weft.workbench.calls import inputs as drawing
 
 NAMES = differentiable_operators()
-# Inductor takes ten seconds for what surrounds a kernel of ours, and that is the same for all.
+# Inductor takes ten seconds for the code around a kernel of Weft's, which is the same for all operators.
 INDUCTOR = {("softmax", "triton"), ("matmul", "torch")}
 
 
-def _ways() -> list[tuple[str, str]]:
+def _implementations() -> list[tuple[str, str]]:
     shown = {name: registry.implementation_names(name) for name in NAMES}
-    found = [(n, way) for n, known in shown.items() for way in ("torch", "triton") if way in known]
-    return [*found, ("sum", "numba/parallel")]
+    pairs = [(n, impl) for n, known in shown.items() for impl in ("torch", "triton") if impl in known]
+    return [*pairs, ("sum", "numba/parallel")]
 
 
 def _tensors(output: Any) -> list[torch.Tensor]:
-    found = [output] if isinstance(output, torch.Tensor) else list(output)
-    return [x for x in found if x.requires_grad]
+    tensors = [output] if isinstance(output, torch.Tensor) else list(output)
+    return [x for x in tensors if x.requires_grad]
 
 
-@pytest.mark.parametrize(("name", "impl"), _ways())
+@pytest.mark.parametrize(("name", "impl"), _implementations())
 def test_traced_whole_and_differentiated(name: str, impl: str) -> None:
     function = getattr(ops, name)
     call = example(name)
     expected = _tensors(function(**call.inputs, **call.params, impl="eager"))
-    wanted = torch.autograd.grad(sum(x.square().sum() for x in expected), call.leaves)
-    torch._dynamo.reset()  # the lambda's code is one for all cases, which would use up its limit
+    expected_gradients = torch.autograd.grad(sum(x.square().sum() for x in expected), call.leaves)
+    torch._dynamo.reset()  # the cases share the lambda's code object, and would exceed its recompile limit
     backend = "inductor" if (name, impl) in INDUCTOR else "aot_eager"
     params = call.params
     traced = torch.compile(lambda **a: function(**a, **params, impl=impl), fullgraph=True, backend=backend)
     again = example(name)
     outputs = _tensors(traced(**again.inputs))
     gradients = torch.autograd.grad(sum(x.square().sum() for x in outputs), again.leaves)
-    for got, want in zip((*outputs, *gradients), (*expected, *wanted), strict=True):
+    for got, want in zip((*outputs, *gradients), (*expected, *expected_gradients), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_registered_as_pytorch_asks(name: str) -> None:
-    """By opcheck: the schema, the fake kernels, the registered gradient, tracing."""
+    """Check the schema, the fake kernels, the registered gradient and tracing with opcheck."""
     operator, packet = registry.operator(name), getattr(torch.ops.weft, name).default
     case = next(c for c in operator.select("check", "cpu") if c.dtype == "float32")
     inputs = drawing.make(case, "cpu", 0)
@@ -62,8 +62,8 @@ def test_registered_as_pytorch_asks(name: str) -> None:
     public = inspect.signature(getattr(ops, name)).parameters
     scalars = [a.name for a in packet._schema.arguments[len(inputs) : -1]]
     params = [case.params[a] if a in case.params else public[a].default for a in scalars]
-    found = torch.library.opcheck(packet, (*inputs, *params, "triton"))
-    assert set(found.values()) == {"SUCCESS"}
+    results = torch.library.opcheck(packet, (*inputs, *params, "triton"))
+    assert set(results.values()) == {"SUCCESS"}
 
 
 ONES = torch.ones(3, 4)
@@ -121,7 +121,7 @@ def test_two_processes_compile_one_kernel_at_once(tmp_path: Path) -> None:
 
 
 def test_every_operator_is_public() -> None:
-    forms = {"attention_packed"}  # of an operator: the same numbers, from another layout
+    forms = {"attention_packed"}  # other layouts of a registered operator
     assert set(registry.operator_names()) == set(ops.__all__) - forms
 
 

@@ -1,4 +1,4 @@
-"""Repeated launches: each call passes its own tensors, and other kinds of calls decide anew."""
+"""Repeated launches: each call passes its own tensors, and another kind of call makes a new decision."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Launch = tuple[str, tuple[int, ...], tuple[Any, ...]]
 
 
 class RecordedKernel(Kernel):
-    """A kernel whose launches are recorded with all of their arguments; ``prepare`` is that of a kernel."""
+    """Kernel that records its launches with all their arguments; ``prepare`` is a real kernel's."""
 
     def __init__(self, name: str, launches: list[Launch]) -> None:
         super().__init__(name, SimpleNamespace(handle=1), 0)
@@ -52,7 +52,7 @@ class RecordedKernel(Kernel):
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Launch]]:
-    """The launches of CUDA implementations, which are called with tensors on the CPU and compute nothing."""
+    """Record launches of CUDA implementations, which get CPU tensors and compute nothing."""
     recorded: list[Launch] = []
     families = ("activations", "softmax", "norms", "losses", "embedding", "linear")
     modules = {family: import_module(f"weft.ops.{family}.with_cuda") for family in families}
@@ -203,7 +203,7 @@ def test_a_mean_cross_entropy_repeats_its_two_launches(
     expected = []
     for call in range(4):
         logits, targets = random(64, 1024), torch.arange(64)
-        if call == 3:  # rows at other addresses decide anew
+        if call == 3:  # rows at other addresses need a new decision
             logits = random(64 * 1024 + 1)[1:].view(64, 1024)
         launches.clear()
         loss, lse, count = mean._mean_of_losses(logits, targets, dict(LOSS), "cuda")
@@ -280,11 +280,11 @@ def test_a_dry_run_prepares_nothing() -> None:
     assert seen == [((1, 32), {"shared": 4})]
 
 
-# ---- Triton's launches, with its driver played
+# ---- Triton's launches, with a fake driver
 
 
 class PlayedKernel:
-    """A compiled Triton kernel, and the JIT function that returns it; ``launches`` are its launcher's."""
+    """Fake compiled Triton kernel and the JIT function that returns it; ``launches`` records its launcher."""
 
     arg_names = ("x_ptr", "y_ptr", "n", "BLOCK")
 
@@ -321,7 +321,7 @@ def test_a_triton_launch_is_repeated_with_other_addresses(played_triton: SimpleN
     kernel = PlayedKernel()
     x, y = torch.zeros(3), torch.zeros(3)
     again = triton_jit.launch_and_prepare(kernel, (5, 2), x, y, 3, BLOCK=128, num_warps=4)
-    assert again is not None and kernel.launches == []  # the first launch is Triton's own
+    assert again is not None and kernel.launches == []  # Triton itself makes the first launch
     again(100, 200)
     played_triton.stream = 8
     again(200, 100)
@@ -329,7 +329,7 @@ def test_a_triton_launch_is_repeated_with_other_addresses(played_triton: SimpleN
     for launched, stream, addresses in zip(kernel.launches, (7, 8), ((100, 200), (200, 100)), strict=True):
         sizes, function, flags, hooks = head
         assert launched == (*sizes, stream, function, *flags, *hooks, *addresses, 3, 128)
-    # A default takes the place of an argument that is not given.
+    # A default replaces a missing argument.
     again = triton_jit.launch_and_prepare(kernel, (1,), x, y, 3)
     assert again is not None
     again(1, 2)
@@ -397,7 +397,7 @@ REPEATED_ON_GPU = (
 @pytest.mark.parametrize("impl", ["triton", "cuda"])
 @pytest.mark.parametrize("name", REPEATED_ON_GPU)
 def test_repeated_launches_give_the_bits_of_the_first_ones(name: str, impl: str) -> None:
-    """In order, from two threads at once, on another stream, and in a graph."""
+    """Repeat launches in order, from two threads at once, on another stream, and in a graph."""
     first = [call_with_gradients(name, impl, seed) for seed in (0, 1, 2)]
 
     def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:

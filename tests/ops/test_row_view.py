@@ -1,4 +1,4 @@
-"""Rows that begin at any element: how row_view.cuh cuts them, for 2-byte elements and by exhaustion.
+"""Rows that begin at any element: exhaustive test of how row_view.cuh divides them, for 2-byte elements.
 
 The functions are compiled by g++. Every row length up to 99 is tried at every position behind a multiple of
 16 bytes; every vector of 16 bytes is cut out of 32 at each of its eight positions.
