@@ -1,4 +1,4 @@
-"""Programs, kernels and streams belong to one device each; two devices are played by stand-ins."""
+"""Programs, kernels and streams belong to one device each; fake drivers stand for two devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How kernels are launched, as far as that shows without a GPU: their parameters, and those that overlap."""
+"""Kernel launches, as far as they can be tested without a GPU: parameters and overlapping launches."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_launch_passes_each_argument_as_the_kernel_declares_it(driver: Driver)
     prepared(y.data_ptr(), x.data_ptr())
     swapped = (*expected[:5], y.data_ptr(), x.data_ptr(), *expected[7:])
     assert driver.launches == [*[expected] * 4, swapped]
-    kernel(5, 64, x, 0, 3, 2.5, True)  # an address may be given as a number, and a flag is one
+    kernel(5, 64, x, 0, 3, 2.5, True)  # addresses and flags may be integers
     assert driver.launches[-1] == (42, 5, 64, 0, 7, x.data_ptr(), 0, 3, 2.5, 1)
 
 
@@ -116,7 +116,7 @@ def test_a_launch_takes_the_stream_that_is_current_then(driver: Driver) -> None:
 
 
 def test_a_launch_within_another_has_parameters_of_its_own(driver: Driver) -> None:
-    """As if another thread launched while the driver reads."""
+    """Simulate a launch by another thread while the driver reads the parameters."""
     driver.declared = "Qq"
     x = torch.zeros(3)
     kernel = new_kernel()
@@ -128,7 +128,7 @@ def test_a_launch_within_another_has_parameters_of_its_own(driver: Driver) -> No
         driver.during = inner
         launch()
     assert [one[5:] for one in driver.launches] == [(x.data_ptr(), 2), (x.data_ptr(), 1), (2, 5), (1, 5)]
-    # Two buffers each, which wait for the next launch.
+    # Each pool has two buffers, free for the next launch.
     pool = inspect.getclosurevars(prepared).nonlocals["pool"]
     assert len(kernel._pool.free) == 2 and len(pool.free) == 2
 
@@ -155,7 +155,7 @@ def test_an_error_of_the_driver_names_the_kernel(driver: Driver) -> None:
 
 
 def test_a_thread_without_a_context_gets_the_devices(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A backward may be the first work of a thread of autograd's: it launches once the context is bound."""
+    """A backward may be the first work of an autograd thread: the context is bound before the launch."""
     driver.declared, driver.status = "q", nvrtc.INVALID_CONTEXT
     bound: list[int] = []
 
@@ -181,7 +181,7 @@ def test_the_first_work_of_a_thread_may_be_a_launch() -> None:
 
 
 def chains(overlap: bool) -> Iterator[list[tuple[CudaSource, str]]]:
-    """The kernels of a call that follow each other, of those that ship."""
+    """Yield chains of shipped kernels that one call launches one after the other."""
     sums = activations.bias_gelu_backward_source(
         torch.bfloat16, replace(activations.BACKWARD_CONFIG, overlap=overlap)
     )
@@ -200,11 +200,12 @@ def entry(source: CudaSource, name: str, arch: str) -> str:
 
 
 def test_a_kernel_that_overlaps_waits_before_it_reads() -> None:
-    """Nor does it read as constant (``nc``) what the kernel in front of it may still write, but
-    what the call was given: the gradient in the order, ids in the walk."""
+    """Only inputs of the call are loaded as constant (``nc``): the gradient, and the ids.
+
+    The preceding kernel may still be writing everything else."""
     pytest.importorskip("cuda.bindings")
     assert activations.BACKWARD_CONFIG.overlap and FUSED.overlap
-    given = {"embedding_order": {".v4.u32"}, "embedding_together": {".u64"}}
+    constant_loads = {"embedding_order": {".v4.u32"}, "embedding_together": {".u64"}}
     for first, *others in chains(True):
         assert "griddepcontrol.wait" not in entry(*first, "sm_90")
         for before in (first, *others[:-1]):
@@ -213,13 +214,13 @@ def test_a_kernel_that_overlaps_waits_before_it_reads() -> None:
             text = entry(source, name, "sm_90")
             assert text.index("griddepcontrol.wait") < text.index("ld.global")
             constant = {width.split()[0] for width in text.split("ld.global.nc")[1:]}
-            assert constant == given.get(name, set())
-        # The next call's first kernel is an ordinary launch, but another's might not be.
+            assert constant == constant_loads.get(name, set())
+        # The last kernel signals nothing: the first kernel of the next call might not wait.
         assert "griddepcontrol.launch_dependents" not in entry(*others[-1], "sm_90")
 
 
 @pytest.mark.parametrize(("overlap", "arch"), [(True, "sm_80"), (False, "sm_90")])
-def test_a_kernel_says_nothing_where_it_does_not_overlap(overlap: bool, arch: str) -> None:
+def test_a_kernel_without_overlap_has_no_dependency_instructions(overlap: bool, arch: str) -> None:
     pytest.importorskip("cuda.bindings")
     for source, name in next(chains(overlap)):
         assert "griddepcontrol" not in entry(source, name, arch)

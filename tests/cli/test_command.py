@@ -148,7 +148,7 @@ def test_dir_lists_the_public_names_and_each_is_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("selftest", "--honest", "-1"), "--honest: expected"),
         (("selftest", "--honest", str(2**70)), "--honest: expected"),
@@ -157,10 +157,10 @@ def test_dir_lists_the_public_names_and_each_is_there() -> None:
     ],
 )
 def test_a_value_out_of_range_is_one_error(
-    words: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["weft", *words])
     with pytest.raises(SystemExit) as stop:
         cli.main()
     assert stop.value.code == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Completion answers with the right names, in each shell, and loads no torch."""
+"""Completion offers the correct names in each shell, and does not import torch."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_an_installation_finds_its_pages(tmp_path: Path, monkeypatch: pytest.Mon
     assert pages.folder() == installed
 
 
-def test_the_wheel_is_told_to_carry_every_page() -> None:
+def test_the_wheel_is_configured_to_contain_every_page() -> None:
     """The wheel itself is built by a slow test of tests/test_install.py."""
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["data-files"]
     files = {f for patterns in declared.values() for pattern in patterns for f in ROOT.glob(pattern)}

@@ -23,7 +23,7 @@ SCREENS = DATA / "screens"  # written anew by: WEFT_WRITE_SCREENS=1 pytest tests
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A terminal of 80 columns without styles, in the root of a checkout."""
+    """Run commands on a terminal of 80 columns without styles, in the root of a checkout."""
     monkeypatch.chdir(ROOT)
 
     def console() -> Console:

@@ -17,7 +17,7 @@ INTERVAL = progress.INTERVAL
 
 
 class Clock:
-    """Clock of a test: it stands still until it is set."""
+    """Clock of a test that only advances when it is set."""
 
     def __init__(self) -> None:
         self.now = 100.0

@@ -1,4 +1,4 @@
-"""Stop commands by a signal in the middle of their work: what was done is shown, saved, and nothing runs on.
+"""Commands that are stopped by a signal: finished work is shown and saved, and no process continues.
 
 Each command runs in a process of its own with pipes. The signal is sent once a line on its stderr or stdout
 shows that some of its work is done.
@@ -60,7 +60,7 @@ def stop(
 ) -> Stopped:
     """Run weft, send the signal at the first line of stderr or stdout that matches ``at``.
 
-    With ``again_at`` it is sent once more, at a line that matches this.
+    With ``again_at`` the signal is sent a second time, at a line that matches ``again_at``.
     """
     mark = f"mark-{uuid.uuid4()}"
     variables = {**os.environ, "PYTHONPATH": str(SRC), "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
@@ -108,7 +108,9 @@ EAGER = ("--impl", "eager", "--impl", "torch", "--device", "cpu")
 
 
 def test_check_shows_the_checks_that_are_done() -> None:
-    several = "from weft.cli import check\ncheck.PARALLEL_SECONDS = 0.0\n"  # processes, which must end too
+    several = (
+        "from weft.cli import check\ncheck.PARALLEL_SECONDS = 0.0\n"  # worker processes, which must end too
+    )
     done = stop(r"\[([5-9]|\d\d)/\d+\]", signal.SIGINT, "check", "gelu", *EAGER, patch=several)
     assert done.code == 130 and done.left == [], done.err
     assert "gelu" in done.out.splitlines()[1]

@@ -1,4 +1,4 @@
-"""Files that somebody else wrote: each damage is one clear error, without a crash or a hang."""
+"""JSON files from other programs: each damage gives one clear error, without a crash or a hang."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _a_record() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("place", "value"),
+    ("key_path", "value"),
     [
         (("detail", "timing", "cold"), "fast"),
         (("detail", "timing", "samples"), ["1", "2"]),
@@ -86,17 +86,17 @@ def _a_record() -> dict[str, Any]:
     ],
 )
 def test_a_record_with_a_field_of_another_type_is_refused(
-    tmp_path: Path, place: tuple[str, ...], value: object
+    tmp_path: Path, key_path: tuple[str, ...], value: object
 ) -> None:
     from weft.cli import app
 
     data = _a_record()
-    record.Record.from_json(data)  # as it was committed
+    record.Record.from_json(data)  # unchanged
     part = data
-    for key in place[:-1]:
+    for key in key_path[:-1]:
         part = part[key]
-    part[place[-1]] = value
+    part[key_path[-1]] = value
     path = tmp_path / "records.jsonl"
     path.write_text(json.dumps(data) + "\n")
     result = CliRunner().invoke(app, ["compare", str(path), str(path)])
-    assert isinstance(result.exception, WeftError) and place[-1] in str(result.exception)
+    assert isinstance(result.exception, WeftError) and key_path[-1] in str(result.exception)

@@ -21,7 +21,7 @@ from weft.workbench.check.check import check
 REFUSED = ("matmul", "linear", "linear_gelu", "linear_residual", "attention", "linear_cross_entropy")
 BY_POSITION = ("dropout", "dropout_add_layer_norm")
 ROWS = [n for n in registry.operator_names() if registry.operator(n).rows and n not in REFUSED]
-# A table's gradient has no rows of the batch, and the interpreter has no bfloat16.
+# The gradient of an embedding table has no rows of the batch, and the interpreter has no bfloat16.
 NOT_RUN = ("returns nothing that has rows", "bf16 needs a GPU")
 # One of each kind of kernel: the interpreter takes seconds for an operator.
 INTERPRETED = (
@@ -54,8 +54,8 @@ def resized(operator: Operator, case: Case, columns: int) -> Case:
 def cases(name: str, device: str, columns: tuple[int, ...]) -> list[Case]:
     """Return the default case of each dtype, and the same with other numbers of columns."""
     operator = registry.operator(name)
-    found = default_cases(operator, device)
-    return [*found, *(resized(operator, c, n) for c in found for n in columns)]
+    base_cases = default_cases(operator, device)
+    return [*base_cases, *(resized(operator, c, n) for c in base_cases for n in columns)]
 
 
 def assert_invariant(name: str, impl: str | None, device: str, columns: tuple[int, ...]) -> None:
@@ -221,8 +221,8 @@ def test_a_trace_refuses_what_it_would_compile_and_is_made_again_inside_of_a_blo
 
 
 def variants() -> list[Implementation]:
-    found = [registry.implementation(n, i) for n in ROWS for i in ("torch", "eager", "triton")]
-    return [i.invariant for i in found if i.invariant is not None]
+    implementations = [registry.implementation(n, i) for n in ROWS for i in ("torch", "eager", "triton")]
+    return [i.invariant for i in implementations if i.invariant is not None]
 
 
 @pytest.mark.sampled(12)
@@ -238,7 +238,7 @@ def test_variants_pass_the_check(variant: Implementation) -> None:
             assert verdict.status == "pass" or case.dtype == "bfloat16", verdict
 
 
-# ---- What the number of rows and the address decide without the option
+# ---- Without the option: effects of the number of rows and of the address
 
 
 def test_aligned_rows_depend_on_columns_alone() -> None:
@@ -246,7 +246,7 @@ def test_aligned_rows_depend_on_columns_alone() -> None:
     part = aligned_rows(batch[1:3])
     assert batch[1:3].data_ptr() % 16 and part.data_ptr() % 16 == 0 and torch.equal(part, batch[1:3])
     assert aligned_rows(batch).data_ptr() == batch.data_ptr()
-    # One row of a wide tensor is contiguous, with the stride of the wide one.
+    # One row of a wide tensor is contiguous, but keeps the stride of the wide tensor.
     single = torch.randn(8, 999)[3:4, :264]
     assert single.is_contiguous() and single.stride(0) == 999 and aligned_rows(single).stride(0) == 264
     assert aligned_rows(torch.empty(0, 5)).shape == (0, 5) and aligned_rows(None) is None

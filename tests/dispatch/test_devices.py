@@ -1,7 +1,7 @@
-"""The device of a call: current while kernels are launched, and one for all tensors.
+"""The device of a call: it is current while kernels are launched, and all tensors must be on it.
 
-Two GPUs are played by fake CUDA tensors, which PyTorch makes without a GPU, and by a current device of the
-test's own. The tests marked ``gpu`` need two real ones.
+Fake CUDA tensors, which PyTorch creates without a GPU, and a simulated current device stand for two GPUs. The
+tests marked ``gpu`` need two real GPUs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ON_TWO_GPUS = pytest.mark.skipif(
 
 
 class Current:
-    """The current device of the test: how often it was read, and which devices were made current."""
+    """Simulated current device; records how often it was read and which devices were made current."""
 
     def __init__(self) -> None:
         self.index = 0
@@ -66,7 +66,7 @@ def current(monkeypatch: pytest.MonkeyPatch) -> Current:
 
 
 def on_gpu(index: int) -> Any:
-    """A stand-in of a plain tensor on a GPU, as far as the fast path looks at one."""
+    """Stand-in for a plain GPU tensor, with the attributes that the fast path reads."""
     return SimpleNamespace(device=torch.device("cuda", index), requires_grad=False)
 
 
@@ -121,7 +121,7 @@ def test_a_registered_kernel_makes_the_tensors_device_current(
     with FakeTensorMode():
         x = torch.empty(4, 8, device="cuda:1")
     tensors = (x,) if name == "softmax" else (x, x)
-    # The kernel that is registered for CUDA, past PyTorch's dispatch of fake tensors.
+    # Call the CUDA kernel directly, since PyTorch would dispatch fake tensors elsewhere.
     operator.redispatch(cuda, *tensors, "triton")
     assert seen == [1] and current.entered == [1] and current.index == 0
 
@@ -135,7 +135,7 @@ def test_adamw_steps_on_the_device_of_its_lists(
     monkeypatch.setattr(module, "_refuse_unsupported", lambda *_: None)
     monkeypatch.setitem(module._RUNS, "triton", lambda lists, numbers: seen.append(current.index))
     with FakeTensorMode():
-        # Transposed: a fake tensor has no address to keep tables by.
+        # Transposed, since launch tables are cached by address, which a fake tensor does not have.
         lists = [[torch.empty(8, 4, device="cuda:1").t()] for _ in range(4)]
         if prepared:
             numbers = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "step": 1}
@@ -149,20 +149,20 @@ def test_adamw_steps_on_the_device_of_its_lists(
 
 
 MIXTURES = [
-    (name, place)
+    (name, argument)
     for name in differentiable_operators()
     for inputs in [example(name).inputs]
     if len(inputs) > 1
-    for place in inputs
+    for argument in inputs
 ]
 
 
-@pytest.mark.parametrize(("name", "place"), MIXTURES)
-def test_tensors_of_two_devices_are_refused_by_name_with_a_hint(name: str, place: str) -> None:
+@pytest.mark.parametrize(("name", "argument"), MIXTURES)
+def test_tensors_of_two_devices_are_refused_by_name_with_a_hint(name: str, argument: str) -> None:
     call = example(name)
     with FakeTensorMode(allow_non_fake_inputs=True):
         inputs = {
-            key: torch.empty_like(x, device="cuda:1" if key == place else "cuda:0")
+            key: torch.empty_like(x, device="cuda:1" if key == argument else "cuda:0")
             for key, x in call.inputs.items()
         }
         with pytest.raises(WeftError) as refused:
@@ -183,12 +183,12 @@ def test_a_registered_kernel_refuses_a_mixture_too(current: Current, monkeypatch
     assert seen == []
 
 
-@pytest.mark.parametrize("place", ["params[1]", "grads[0]", "exp_avgs[1]", "exp_avg_sqs[0]"])
-def test_adamw_refuses_a_tensor_on_another_device(place: str) -> None:
+@pytest.mark.parametrize("argument", ["params[1]", "grads[0]", "exp_avgs[1]", "exp_avg_sqs[0]"])
+def test_adamw_refuses_a_tensor_on_another_device(argument: str) -> None:
     with FakeTensorMode():
         lists = {
             name: [
-                torch.empty(4, 4, device="cuda:1" if place == f"{name}[{i}]" else "cuda:0").t()
+                torch.empty(4, 4, device="cuda:1" if argument == f"{name}[{i}]" else "cuda:0").t()
                 for i in range(2)
             ]
             for name in ("params", "grads", "exp_avgs", "exp_avg_sqs")
@@ -262,12 +262,12 @@ def test_a_call_on_the_second_gpu_runs_on_that_gpus_current_stream(impl: str) ->
 @ON_TWO_GPUS
 @pytest.mark.parametrize("impl", ["triton", "cuda"])
 def test_attention_with_much_shared_memory_runs_on_both_gpus_in_turn(impl: str) -> None:
-    """Its blocks take more than 48 KiB, which each device must be asked for."""
+    """Its blocks take more than 48 KiB of shared memory, which must be enabled on each device."""
     shape = (2, 2, 256, 128)
-    drawn = [torch.randn(shape, generator=torch.Generator().manual_seed(i)).bfloat16() for i in range(4)]
+    cpu_inputs = [torch.randn(shape, generator=torch.Generator().manual_seed(i)).bfloat16() for i in range(4)]
     results = []
     for device in ("cuda:0", "cuda:1", "cuda:0"):
-        *qkv, grad = (x.to(device) for x in drawn)
+        *qkv, grad = (x.to(device) for x in cpu_inputs)
         leaves = [x.requires_grad_() for x in qkv]
         out = ops.attention(*leaves, causal=True, impl=impl)
         results.append([x.detach().cpu() for x in (out, *torch.autograd.grad(out, leaves, grad))])
@@ -280,10 +280,10 @@ def test_attention_with_much_shared_memory_runs_on_both_gpus_in_turn(impl: str) 
 @ON_TWO_GPUS
 @pytest.mark.parametrize("impl", ["triton", "cuda"])
 def test_adamw_on_the_second_gpu_gives_the_bits_of_the_first(impl: str) -> None:
-    drawn = [[torch.linspace(-1, 1, n) for n in (7, 4096)] for _ in range(2)]
+    cpu_tensors = [[torch.linspace(-1, 1, n) for n in (7, 4096)] for _ in range(2)]
     results = []
     for device in ("cuda:0", "cuda:1"):
-        params, grads = ([x.to(device) for x in tensors] for tensors in drawn)
+        params, grads = ([x.to(device) for x in tensors] for tensors in cpu_tensors)
         averages = [[torch.zeros_like(x) for x in params] for _ in range(2)]
         ops.adamw(params, grads, *averages, step=1, max_norm=1.0, impl=impl)
         results.append([x.cpu() for x in (*params, *averages[0], *averages[1])])

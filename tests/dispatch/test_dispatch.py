@@ -1,4 +1,4 @@
-"""Dispatch: what a table chooses, and that a call finds it: at once, traced, where not known."""
+"""Dispatch: the choices of a table, and their use by eager calls, traced calls and unmeasured shapes."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ def point(forward: Times, backward: Times | None = None, **more: Any) -> Point:
 
 
 @pytest.mark.parametrize(
-    ("forward", "wanted"),
+    ("forward", "expected"),
     [
         (TORCH, "torch"),
         ({**TORCH, "triton": (80.0, 15.0)}, "triton"),
         ({**TORCH, "triton": (99.5, 15.0)}, "torch"),  # within noise
         ({**TORCH, "triton": (80.0, 15.0), "cuda": (70.0, 15.0)}, "cuda"),
-        ({**TORCH, "triton": (80.0, 150.0)}, "torch"),  # the host would wait for it
+        ({**TORCH, "triton": (80.0, 150.0)}, "torch"),  # the host time would be visible
         ({"torch": (5.0, 6.0), "eager": (9.0, 20.0), "triton": (4.0, 15.0)}, "torch"),
         ({"eager": (50.0, 9.0), "torch": (100.0, 9.0), "triton": (60.0, 9.0)}, "eager"),
-        ({"eager": (99.0, 9.0), "torch": (100.0, 9.0)}, "torch"),  # the same: torch's own
+        ({"eager": (99.0, 9.0), "torch": (100.0, 9.0)}, "torch"),  # equal times: torch's own
         ({"triton": (1.0, 1.0)}, "torch"),  # nothing to compare with
     ],
 )
-def test_ours_only_where_it_was_measured_to_be_faster(forward: Times, wanted: str) -> None:
-    assert dispatch.best(point(forward), grad=False) == wanted
+def test_ours_only_where_it_was_measured_to_be_faster(forward: Times, expected: str) -> None:
+    assert dispatch.best(point(forward), grad=False) == expected
 
 
 def test_in_training_ours_may_lose_in_no_direction() -> None:
@@ -68,7 +68,7 @@ def test_in_training_ours_may_lose_in_no_direction() -> None:
 
 @pytest.fixture
 def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Shipped tables and the user's own in folders of their own, on a GPU of that name."""
+    """Put the shipped tables and the user's tables into temporary folders, on a simulated GPU."""
     monkeypatch.setattr(dispatch, "SHIPPED", tmp_path)
     monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path / "own"))
     monkeypatch.setattr(dispatch, "device_name", lambda index: GPU)
@@ -153,7 +153,7 @@ def test_rows_that_are_not_aligned_count_as_slower(tables: Path) -> None:
         tune.write(tables / "example-gpu-9000.json", GPU, [at], "here")
         assert chosen(1024, 8192) == "triton"
         assert chosen(1023, 8192, flags=odd) == expected
-    # A measured point of odd rows speaks for itself, and not for aligned ones.
+    # A measured point of odd rows applies to odd rows only, not to aligned ones.
     tune.write(tables / "example-gpu-9000.json", GPU, [point(FASTER, sizes=(1023, 8192), flags=odd)], "here")
     assert chosen(1023, 8192, flags=odd) == "triton"
     assert chosen(1024, 8192) == "torch"
@@ -164,7 +164,7 @@ def test_the_host_counts_in_eager_calls_and_not_in_a_graph(tables: Path) -> None
     tune.write(tables / "example-gpu-9000.json", GPU, [slow_host], "here")
     assert chosen(1024, 1024, captured=True) == "triton"
     assert chosen(1024, 1024, captured=False) == "torch"
-    # Of a call with fewer rows only the host's time is left.
+    # With fewer rows only the host's time remains.
     quick_host = point({**TORCH, "triton": (50.0, 15.0)}, sizes=(1024, 8192))
     tune.write(tables / "example-gpu-9000.json", GPU, [quick_host], "here")
     assert chosen(1024, 8192, captured=False) == "triton"
@@ -249,7 +249,7 @@ def test_a_device_without_a_table_borrows_one_of_its_architecture(
     assert by_case["switched"].forward["triton"] == (80.0, 9.0)  # of a product: not bound by memory
     assert dispatch.table(("Other GPU", "sm_71")).points == ()
     assert dispatch.table(DEVICE).borrowed == ""
-    # What was measured on it goes over what is borrowed.
+    # Points that were measured on this GPU take precedence over borrowed ones.
     tune.store("Other GPU", [point(TORCH, case="large", sizes=(1024, 1024))])
     own = {p.case: p for p in dispatch.table(("Other GPU", SM)).points}
     assert own["large"].forward["torch"] == (100.0, 9.0) and own["wide"].forward["torch"] == (200.0, 9.0)
@@ -275,7 +275,7 @@ def test_a_table_that_is_none_says_so(tables: Path) -> None:
 
 
 class OnGpu:
-    """What dispatch reads of a tensor on a GPU, where there is none."""
+    """Attributes of a GPU tensor that dispatch reads, on a machine without a GPU."""
 
     def __init__(self, *shape: int, dtype: torch.dtype = torch.float32, grad: bool = False) -> None:
         self.shape, self.dtype, self.requires_grad = torch.Size(shape), dtype, grad
@@ -316,10 +316,10 @@ def test_a_choice_is_observed_with_its_reason(tables: Path, monkeypatch: pytest.
 
 
 def test_like_calls_are_decided_once_and_then_looked_up(tables: Path) -> None:
-    made: list[Any] = []
+    decisions: list[Any] = []
 
     def decide(x: Any, impl: str | None = None, **params: Any) -> int:
-        return memoized(("gelu", impl), (x, None), params, lambda: made.append(x) or len(made))
+        return memoized(("gelu", impl), (x, None), params, lambda: decisions.append(x) or len(decisions))
 
     x = OnGpu(1024, 1024)
     assert [decide(x), decide(x), decide(OnGpu(1024, 1024))] == [1, 1, 1]
@@ -333,7 +333,7 @@ def test_like_calls_are_decided_once_and_then_looked_up(tables: Path) -> None:
     ]
     assert others == [2, 3, 4, 5, 6, 7]
     assert decide(x, seed=4) == 7  # another seed is another call of the same kind
-    assert decide(x, seed=-4) == 8  # but one that no check has let pass is not
+    assert decide(x, seed=-4) == 8  # but a negative seed is not: no check has accepted it
     with torch.no_grad():
         assert decide(OnGpu(1024, 1024, grad=True)) == 1
     assert [decide(3.0), decide(3.0)] == [9, 10]  # no tensor: looked at each time
@@ -360,13 +360,13 @@ def test_what_does_not_take_the_call_is_not_chosen(tables: Path, monkeypatch: py
 
 def test_on_a_cpu_torch_s_own() -> None:
     for name in registry.operator_names():
-        wanted = "torch" if "torch" in registry.implementation_names(name) else "eager"
-        assert dispatch.fallback(name) == wanted
+        expected = "torch" if "torch" in registry.implementation_names(name) else "eager"
+        assert dispatch.fallback(name) == expected
     assert dispatch.choose("gelu", (torch.ones(3, 4),), {}) == "torch"
 
 
 def test_traced_whole_with_sizes_static_or_symbolic(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On CPU tensors the table is not asked; so here it is told to."""
+    """The table is not used for CPU tensors, so the test makes dispatch use it."""
     tune.write(tables / "example-gpu-9000.json", GPU, POINTS, "here")
 
     traces: list[int] = []
@@ -445,7 +445,7 @@ def test_a_call_of_a_shipped_point_s_case_gets_the_best_of_that_point(
             for grad in (False, True) if p.backward else (False,):
                 inputs = [OnGpu(*i.shape, dtype=getattr(torch, i.dtype)) for i in case.inputs]
                 inputs[0].requires_grad = grad
-                if p.operator == "adamw":  # it takes lists, and chooses by their size
+                if p.operator == "adamw":  # it takes lists and dispatches by their size
                     sizes = (p.elements, p.last)
                     chosen = dispatch.choose_by_size("adamw", inputs[0].device, inputs[0].dtype, *sizes)
                 else:
@@ -454,7 +454,7 @@ def test_a_call_of_a_shipped_point_s_case_gets_the_best_of_that_point(
 
 
 def test_without_a_shipped_point_its_neighbours_never_choose_a_loser(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave each shipped point out: what the others choose there was measured at 0.95 of torch or better."""
+    """Leave each shipped point out: the others' choice there reaches 0.95 of torch's measured speed."""
     original = dispatch.table
     for path in dispatch.SHIPPED.glob("*.json"):
         device = (read_json(path)["device"], None)
@@ -477,9 +477,9 @@ def test_without_a_shipped_point_its_neighbours_never_choose_a_loser(monkeypatch
 
 
 def test_importing_the_operators_imports_no_compiler() -> None:
-    told = "import sys, weft.ops; print([m for m in ('torch._dynamo', 'triton') if m in sys.modules])"
-    found = {**os.environ, "PYTHONPATH": str(Path(weft.__file__).parents[1])}
-    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, env=found)
+    program = "import sys, weft.ops; print([m for m in ('torch._dynamo', 'triton') if m in sys.modules])"
+    environment = {**os.environ, "PYTHONPATH": str(Path(weft.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
     assert done.stdout == "[]\n", done.stdout + done.stderr
 
 

@@ -1,4 +1,4 @@
-"""The short way to a kernel: the same answers, and only where nobody hears of the long one."""
+"""The fast path to a kernel: the same results, and only while no mode, transform or tracer is active."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ X = torch.linspace(-2.0, 2.0, 40).reshape(5, 8)
 
 
 @contextmanager
-def long_ways() -> Iterator[list[str]]:
-    """The names of operators that the dispatcher is told of, whoever else is listening."""
+def dispatched_calls() -> Iterator[list[str]]:
+    """Record the names of Weft's operators that pass through PyTorch's dispatcher."""
     seen: list[str] = []
     kernels = {n: getattr(torch.ops.weft, n).default for n in ("gelu", "gelu_backward")}
-    with torch.library._scoped_library("weft", "FRAGMENT") as told:
+    with torch.library._scoped_library("weft", "FRAGMENT") as fragment:
         for name, kernel in kernels.items():
 
             def run(keys: Any, *a: Any, name: str = name, kernel: Any = kernel) -> Any:
                 seen.append(name)
                 return kernel.redispatch(keys & torch._C._after_ADInplaceOrView_keyset, *a)
 
-            told.impl(name, run, "ADInplaceOrView", with_keyset=True)
+            fragment.impl(name, run, "ADInplaceOrView", with_keyset=True)
         yield seen
 
 
@@ -61,8 +61,8 @@ def gradient(x: torch.Tensor) -> torch.Tensor:
     return torch.autograd.grad(gelu(x).sum(), x)[0]
 
 
-def test_where_nobody_listens_the_dispatcher_is_not_told_and_the_bits_are_the_same() -> None:
-    with long_ways() as seen:
+def test_the_fast_path_skips_the_dispatcher_and_gives_the_same_bits() -> None:
+    with dispatched_calls() as seen:
         short = gelu(X), gradient(X), gradient(torch.nn.Parameter(X))
         assert seen == []
         with Quiet():
@@ -71,7 +71,7 @@ def test_where_nobody_listens_the_dispatcher_is_not_told_and_the_bits_are_the_sa
     assert all(torch.equal(a, b) for a, b in zip(short, long, strict=True))
 
 
-LISTENING: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+ACTIVE_MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "a dispatch mode": Quiet,
     "a function mode": QuietFunctions,
     "a default device": lambda: torch.device("cpu"),
@@ -80,9 +80,9 @@ LISTENING: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 }
 
 
-@pytest.mark.parametrize("who", LISTENING)
-def test_who_listens_is_told(who: str) -> None:
-    with LISTENING[who]():
+@pytest.mark.parametrize("mode", ACTIVE_MODES)
+def test_an_active_mode_disables_the_fast_path(mode: str) -> None:
+    with ACTIVE_MODES[mode]():
         assert not direct.can_skip_dispatcher([X])
     assert direct.can_skip_dispatcher([X, None, 3, "triton", torch.nn.Parameter(X)])
 
@@ -90,10 +90,10 @@ def test_who_listens_is_told(who: str) -> None:
 @pytest.mark.parametrize(
     "x", [X.as_subclass(Sub), torch.complex(X, X).conj().imag], ids=["subclass", "negated"]
 )
-def test_a_tensor_that_is_not_as_it_lies_takes_the_long_way(x: torch.Tensor) -> None:
+def test_a_subclass_or_negated_tensor_goes_through_the_dispatcher(x: torch.Tensor) -> None:
     assert not direct.can_skip_dispatcher([x])
-    wanted = gelu(torch.Tensor(x.detach().clone().resolve_neg()))
-    assert torch.equal(gelu(x).as_subclass(torch.Tensor), wanted)
+    expected = gelu(torch.Tensor(x.detach().clone().resolve_neg()))
+    assert torch.equal(gelu(x).as_subclass(torch.Tensor), expected)
 
 
 def test_a_tensor_that_left_its_transform_takes_the_dispatcher() -> None:
@@ -104,13 +104,13 @@ def test_a_tensor_that_left_its_transform_takes_the_dispatcher() -> None:
 
 
 def test_transforms_and_traces_see_the_operator() -> None:
-    with pytest.raises(RuntimeError, match="functorch transforms"):  # refused, and not passed by
+    with pytest.raises(RuntimeError, match="functorch transforms"):  # refused, not bypassed
         torch.func.grad(lambda x: gelu(x).sum())(X)
     traced = torch.jit.trace(gelu, (X,), check_trace=False)
     assert "weft::gelu" in str(traced.graph)
 
 
-def test_a_profile_names_the_operator_both_ways() -> None:
+def test_a_profile_names_the_operator_on_both_paths() -> None:
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities) as seen:
         gradient(X)
@@ -118,13 +118,13 @@ def test_a_profile_names_the_operator_both_ways() -> None:
     assert {"weft::gelu", "weft::gelu_backward"} <= names
 
 
-@pytest.mark.parametrize("listening", [nullcontext, Quiet], ids=["short", "long"])
-def test_a_checkpointed_call_is_computed_again(listening: Any) -> None:
+@pytest.mark.parametrize("mode", [nullcontext, Quiet], ids=["short", "long"])
+def test_a_checkpointed_call_is_computed_again(mode: Any) -> None:
     x = X.clone().requires_grad_()
-    with listening():
+    with mode():
         out = checkpoint(gelu, x, use_reentrant=False)
-        (found,) = torch.autograd.grad(out.sum(), x)
-    assert torch.equal(found, gradient(X))
+        (x_grad,) = torch.autograd.grad(out.sum(), x)
+    assert torch.equal(x_grad, gradient(X))
 
 
 def test_a_gradient_of_the_gradient_is_refused() -> None:
@@ -151,10 +151,10 @@ def test_a_saved_tensor_passes_its_hooks_and_its_version_is_checked() -> None:
     x = X.clone().requires_grad_()
     with torch.autograd.graph.saved_tensors_hooks(lambda t: (packed.append(t), t)[1], lambda t: 2 * t):
         y = gelu(x)
-    (found,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    (x_grad,) = torch.autograd.grad(y, x, torch.ones_like(y))
     assert len(packed) == 1 and torch.equal(packed[0], X)
     assert torch.equal(
-        found, torch.autograd.grad(gelu(doubled := (2 * X).requires_grad_()).sum(), doubled)[0]
+        x_grad, torch.autograd.grad(gelu(doubled := (2 * X).requires_grad_()).sum(), doubled)[0]
     )
     y = gelu(product := x * 1)
     product.add_(1.0)
@@ -170,8 +170,8 @@ def test_a_saved_tensor_that_comes_back_as_a_subclass_gives_the_same_gradient() 
     x = X.clone().requires_grad_()
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t.as_subclass(Sub)):
         y = gelu(x)
-    (found,) = torch.autograd.grad(y, x, torch.ones_like(y))
-    assert torch.equal(found.as_subclass(torch.Tensor), gradient(X))
+    (x_grad,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    assert torch.equal(x_grad.as_subclass(torch.Tensor), gradient(X))
 
 
 @pytest.mark.parametrize("needed", [(0,), (1,), (2,), (0, 2), (0, 1, 2)])
@@ -191,8 +191,8 @@ def test_gradients_reach_the_inputs_that_need_them_and_no_other(needed: tuple[in
 def test_an_input_that_takes_no_gradient_may_come_first_and_a_parameter_may_differ_in_each_call() -> None:
     weight = torch.linspace(-1.0, 1.0, 24).reshape(6, 4).requires_grad_()
     ids = torch.tensor([[0, 3, 3], [5, 0, 1]])
-    found = torch.autograd.grad(ops.embedding(ids, weight, impl="triton").sum(), weight)[0]
-    assert torch.equal(found[:, 0], torch.tensor([2.0, 1.0, 0.0, 2.0, 0.0, 1.0]))
+    weight_grad = torch.autograd.grad(ops.embedding(ids, weight, impl="triton").sum(), weight)[0]
+    assert torch.equal(weight_grad[:, 0], torch.tensor([2.0, 1.0, 0.0, 2.0, 0.0, 1.0]))
     x = X.clone().requires_grad_()
     masks = []
     for seed in (3, 4, 3):

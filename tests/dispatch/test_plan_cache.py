@@ -1,4 +1,4 @@
-"""Plans of recent calls: only a call whose tensors, parameters and modes are alike gets one."""
+"""Plans of recent calls: a plan is reused only if tensors, parameters and modes are the same."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weft import ops
 from weft.core import WeftError
 from weft.dispatch import operator, plan_cache
 
-from .test_fast_path import Quiet, QuietFunctions, Sub, long_ways
+from .test_fast_path import Quiet, QuietFunctions, Sub, dispatched_calls
 
 
 @pytest.fixture(autouse=True)
@@ -122,7 +122,7 @@ def test_a_remembered_call_inside_of_a_mode_goes_through_the_dispatcher(mode: st
     x = values()
     expected = ops.gelu(x, impl="triton")
     assert plan_cache.recent("gelu", "triton", (x,), {}) is not None
-    with MODES[mode](), long_ways() as seen:
+    with MODES[mode](), dispatched_calls() as seen:
         assert torch.equal(ops.gelu(x, impl="triton"), expected)
     assert seen == ["gelu"]
 

@@ -36,10 +36,10 @@ SCALARS: tuple[object, ...] = (
 
 
 class Mine(torch.Tensor):
-    """One class for all arguments: of two unrelated ones torch itself lets neither handle the other."""
+    """Tensor subclass of all arguments, since torch refuses a call with two unrelated subclasses."""
 
 
-# Each makes a strange tensor of a good one.
+# Each turns a valid tensor into an unusual one.
 STRANGE: tuple[Callable[[torch.Tensor], object], ...] = (
     lambda x: torch.nested.nested_tensor([x.detach().flatten()[:3].float(), torch.ones(5)]),
     lambda x: torch.nested.nested_tensor(
@@ -132,7 +132,7 @@ def _call(number: int) -> str:
     except WeftError:
         return "refused"
     except (Exception, Hung) as error:
-        # Under vmap nobody can look at a label's value beforehand: torch's own error names it.
+        # Under vmap the value of a label cannot be read beforehand: torch's own error names it.
         if batched and "out of bounds" in str(error):
             return "refused"
         described = {k: _described(v) for k, v in arguments.items()}

@@ -50,7 +50,7 @@ def _accept(*_: Any, **__: Any) -> Any:
 
 
 def _value(param: Any, files: list[Path], rng: random.Random) -> str:
-    """Return a value for one parameter of a command: a good one at times, mostly a strange one."""
+    """Return a value for one parameter of a command, sometimes valid and mostly unusual."""
     metavar = str(param.metavar)
     if "|" in metavar and rng.random() < 0.5:
         return rng.choice(metavar.split("|"))
@@ -83,7 +83,7 @@ def arguments(name: str, files: list[Path], rng: random.Random) -> list[str]:
 
 def run(words: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[object, str]:
     """Run ``weft`` in this process; return its exit code (None: its work would begin) and its output."""
-    # As of a real process in a UTF-8 locale: what stdout cannot encode raises.
+    # As in a real process with a UTF-8 locale: text that stdout cannot encode raises an error.
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
     errors = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace", write_through=True)
     monkeypatch.setattr(sys, "argv", ["weft", *words])

@@ -1,4 +1,4 @@
-"""Damaged files: a reader returns what it could read or raises one error, never another, and it ends."""
+"""Damaged files: a reader returns what it could read or raises a WeftError, and never hangs."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _alphabet() -> bytes:
 
 
 def readers() -> Iterator[Reader]:
-    """Yield every kind of file that Weft reads, with a good one that is small."""
+    """Yield a small valid example of every kind of file that Weft reads."""
     trace = TRACE / "definition.json"
     table = sorted(choice.SHIPPED.glob("*.json"))[0]
     points = json.loads(table.read_text())
@@ -178,7 +178,7 @@ READERS = tuple(readers())
 
 @pytest.mark.parametrize("number", range(len(READERS)), ids=[r.name for r in READERS])
 def test_a_good_file_is_read(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a reader that refuses everything would pass."""
+    """Every reader accepts its undamaged file; otherwise a reader that refuses everything would pass."""
     monkeypatch.chdir(tmp_path)
     reader = READERS[number]
     (tmp_path / reader.name).write_bytes(reader.content)
@@ -204,9 +204,9 @@ def _fuzz(count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         except (WeftError, cli.typer.Exit):
             n_refused += 1
         except (Exception, Hung) as error:
-            kept = tmp_path / f"damaged-{number}"
-            kept.write_bytes(content)
-            raise AssertionError(f"example {number}: {reader.name} in {kept}") from error
+            damaged_file = tmp_path / f"damaged-{number}"
+            damaged_file.write_bytes(content)
+            raise AssertionError(f"example {number}: {reader.name} in {damaged_file}") from error
     assert count // 5 < n_refused < count
 
 
