@@ -1,4 +1,4 @@
-"""bench: check before clock, records, what cannot run, saving through kills and full disks."""
+"""bench: checks before timing, records, points that cannot run, and saving despite kills and full disks."""
 
 from __future__ import annotations
 
@@ -68,19 +68,19 @@ TOY = Operator(
 )
 
 
-def way(name: str, forward: Callable[..., Any], **more: Any) -> Implementation:
+def implementation(name: str, forward: Callable[..., Any], **more: Any) -> Implementation:
     return Implementation(
         operator="toy", name=name, backend=more.pop("backend", "eager"), forward=forward, **more
     )
 
 
-EAGER = way("eager", lambda x: x + x)
-ALSO = way("torch", lambda x: torch.mul(x, 2), backend="torch")
+EAGER = implementation("eager", lambda x: x + x)
+ALSO = implementation("torch", lambda x: torch.mul(x, 2), backend="torch")
 
 
-def run(*ways: Implementation, **how: Any) -> list[Record]:
-    how = {"budget": QUICK, "ceilings": CEILINGS, "directions": ["forward"], **how}
-    return list(bench.run([TOY], ways, device="cpu", **how))
+def run(*implementations: Implementation, **options: Any) -> list[Record]:
+    options = {"budget": QUICK, "ceilings": CEILINGS, "directions": ["forward"], **options}
+    return list(bench.run([TOY], implementations, device="cpu", **options))
 
 
 def test_a_record_has_its_figures_from_cost_and_ceilings() -> None:
@@ -108,7 +108,7 @@ def test_what_fails_the_check_is_never_timed() -> None:
         calls.append(time.perf_counter())
         return x * 2.5
 
-    eager, wrong = run(EAGER, way("cuda", forward))
+    eager, wrong = run(EAGER, implementation("cuda", forward))
     assert wrong.verdict.status == "fail" and wrong.timing is None and wrong.verdict.reason
     assert eager.timing is not None and len(calls) < 10
     assert bench.went_against([wrong])
@@ -118,7 +118,7 @@ def test_an_implementation_that_raises_is_a_fail_with_what_it_raised() -> None:
     def forward(x: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("no such luck")
 
-    _, raising = run(EAGER, way("cuda", forward))
+    _, raising = run(EAGER, implementation("cuda", forward))
     assert raising.verdict.status == "fail" and "no such luck" in raising.verdict.reason
 
 
@@ -129,24 +129,24 @@ def test_a_skip_after_the_check_turns_the_verdict() -> None:
         count[0] += 1
         return torch.zeros_like(x) if count[0] > 80 and count[0] % 10 == 0 else x + x
 
-    _, found = run(EAGER, way("cuda", forward))
-    assert found.verdict.status == "fail" and found.timing is None
-    assert "call" in found.verdict.reason
+    _, skipped = run(EAGER, implementation("cuda", forward))
+    assert skipped.verdict.status == "fail" and skipped.timing is None
+    assert "call" in skipped.verdict.reason
 
 
 @pytest.mark.parametrize("answer", [no("not on a Tuesday"), check_only("in a simulator")])
 def test_what_cannot_be_timed_is_a_record_with_its_reason(answer: Any) -> None:
-    _, found = run(EAGER, way("cuda", lambda x: x + x, supports=lambda c, d: answer))
-    assert found.verdict.status == "unsupported" and found.timing is None
-    assert found.verdict.reason == answer.reason and not bench.went_against([found])
+    _, skipped = run(EAGER, implementation("cuda", lambda x: x + x, supports=lambda c, d: answer))
+    assert skipped.verdict.status == "unsupported" and skipped.timing is None
+    assert skipped.verdict.reason == answer.reason and not bench.went_against([skipped])
 
 
 def test_backward_is_timed_too() -> None:
-    (found,) = run(EAGER, directions=["backward"])
-    assert found.direction == "backward" and found.timing is not None, found.verdict.reason
+    (backward,) = run(EAGER, directions=["backward"])
+    assert backward.direction == "backward" and backward.timing is not None, backward.verdict.reason
 
 
-def test_out_of_memory_is_told_and_the_next_case_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_is_reported_and_the_next_case_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     real, calls = bench.measure, []
 
     def measure(*arguments: Any, **more: Any) -> Any:
@@ -171,11 +171,11 @@ def test_beating_the_floor_is_suspect_on_a_gpu_and_flagged_on_a_cpu() -> None:
         implementations=(EAGER,),
     )
     timing = record(cold=1e-6).timing
-    found = bench.BenchResult(verdict=record().verdict, timing=timing)
-    suspect = bench.make_record(point, EAGER, found, CEILINGS, {})
+    result = bench.BenchResult(verdict=record().verdict, timing=timing)
+    suspect = bench.make_record(point, EAGER, result, CEILINGS, {})
     assert "suspect: faster than the floor" in suspect.flags and bench.went_against([suspect])
-    told = bench.make_record(replace(point, device="cpu"), EAGER, found, CEILINGS, {})
-    assert "faster than the floor" in told.flags[0] and not bench.went_against([told])
+    flagged = bench.make_record(replace(point, device="cpu"), EAGER, result, CEILINGS, {})
+    assert "faster than the floor" in flagged.flags[0] and not bench.went_against([flagged])
 
 
 def test_names_that_are_not_there_are_errors_before_anything_runs() -> None:
@@ -238,8 +238,8 @@ def test_the_table_says_time_speed_up_and_reasons() -> None:
 
 
 def test_durations_read_well() -> None:
-    told = [table.duration(us) for us in (0.512, 12.34, 999.6, 1500, 2.5e6, None)]
-    assert told == ["0.51 us", "12.3 us", "1000 us", "1.50 ms", "2.50 s", ""]
+    texts = [table.duration(us) for us in (0.512, 12.34, 999.6, 1500, 2.5e6, None)]
+    assert texts == ["0.51 us", "12.3 us", "1000 us", "1.50 ms", "2.50 s", ""]
 
 
 def call(*arguments: object, **more: Any) -> subprocess.CompletedProcess[str]:
@@ -264,7 +264,7 @@ def test_the_command_by_itself(tmp_path: Path) -> None:
     saved = tmp_path / "deep" / "records.jsonl"
     done = call(*SMALL_HERE, "--json", "--save", saved)
     answer = json.loads(done.stdout)
-    # Other work on the machine may make a time suspect, and nothing else may.
+    # Only other work on the machine may make a time suspect.
     suspicions = [flag for r in answer for flag in r["flags"] if flag.startswith("suspect")]
     assert all(map(is_by_time_alone, suspicions)) and done.returncode == bool(suspicions), done.stderr
     assert [r["implementation"] for r in answer] == ["eager", "torch"]
@@ -274,7 +274,7 @@ def test_the_command_by_itself(tmp_path: Path) -> None:
     assert len(records) == 2 and torn == 0
     assert "checking eager" in done.stderr
 
-    # Once more for the screen, where torch is imported.
+    # Once more as text for a terminal; torch is imported already.
     shown = CliRunner().invoke(app, ["bench", *SMALL_HERE, "--save", str(saved)])
     assert shown.exit_code == ("suspect" in shown.output), shown.output
     assert "gelu  fp32-7x129  forward" in shown.stdout
@@ -362,11 +362,11 @@ def test_a_timing_with_flags_reaches_the_record() -> None:
     timing = record(cold=5.0).timing
     assert isinstance(timing, Timing)
     point = next(iter(select_points([TOY], [EAGER], None, ["forward"], "cpu", False)))
-    found = bench.BenchResult(verdict=record().verdict, timing=replace(timing, flags=("no-graph",)))
-    assert "no-graph" in bench.make_record(point, EAGER, found, None, {}).flags
+    result = bench.BenchResult(verdict=record().verdict, timing=replace(timing, flags=("no-graph",)))
+    assert "no-graph" in bench.make_record(point, EAGER, result, None, {}).flags
 
 
-def test_with_patience_forward_comes_first_and_what_is_left_out_is_said() -> None:
+def test_with_patience_forward_comes_first_and_skipped_work_is_reported() -> None:
     lines: list[str] = []
     how: dict[str, Any] = {"directions": None, "all_cases": True, "on_event": lines.append}
     records = run(EAGER, patience=0.0, **how)
@@ -385,22 +385,22 @@ class Broken:
 
 
 def test_a_worker_that_cannot_be_restarted_fails_and_the_others_are_timed() -> None:
-    """It is started anew for each point; nothing is asked of one that is not there."""
-    theirs, guest = way("theirs", _nothing), Broken()
+    """Each point restarts the worker; a worker that is not running gets no requests."""
+    theirs, worker = implementation("theirs", _nothing), Broken()
     point = next(iter(select_points([TOY], [EAGER, theirs], None, ["forward"], "cpu", False)))
-    how = bench._Options(budget=QUICK, workers={"theirs": guest})  # type: ignore[dict-item]
-    found = bench._bench_point(point, how, restart_external=True)
-    assert found["theirs"].verdict.status == "fail"
-    assert found["theirs"].verdict.reason == "channel: was killed by SIGKILL"
-    assert found["eager"].timing is not None
+    options = bench._Options(budget=QUICK, workers={"theirs": worker})  # type: ignore[dict-item]
+    results = bench._bench_point(point, options, restart_external=True)
+    assert results["theirs"].verdict.status == "fail"
+    assert results["theirs"].verdict.reason == "channel: was killed by SIGKILL"
+    assert results["eager"].timing is not None
 
 
-def test_a_stranger_does_not_set_the_tolerance_by_its_name() -> None:
+def test_an_external_candidate_does_not_set_the_tolerance_by_its_name() -> None:
     point = next(iter(select_points([TOY], [EAGER], None, ["forward"], "cpu", False)))
     assert point.baseline is EAGER
-    guests: dict[str, Any] = {"eager": Broken()}
-    assert without_external_baseline(point, guests, {}).baseline is None
-    assert without_external_baseline(point, guests, {"toy": EAGER}).baseline is EAGER
+    workers: dict[str, Any] = {"eager": Broken()}
+    assert without_external_baseline(point, workers, {}).baseline is None
+    assert without_external_baseline(point, workers, {"toy": EAGER}).baseline is EAGER
     assert without_external_baseline(point, {}, {}).baseline is EAGER
 
 
@@ -418,10 +418,13 @@ def test_a_first_look_has_no_ladder_steps_and_checks_a_small_case_first(
     monkeypatch.setattr(bench, "check", check)
     small = case(Input(name="x", shape=(7, 9)), devices=("cpu",))
     toy = replace(TOY, cases=(*CASES, small))
-    step, more = way("eager/01-naive", lambda x: x + x), way("torch", lambda x: 2 * x, backend="torch")
-    ways = (EAGER, step, more)
+    step, more = (
+        implementation("eager/01-naive", lambda x: x + x),
+        implementation("torch", lambda x: 2 * x, backend="torch"),
+    )
+    implementations = (EAGER, step, more)
     point = next(iter(select_points([toy], [EAGER], None, ["forward"], "cpu", False)))
-    point = bench._without_variants(replace(point, implementations=ways))
+    point = bench._without_variants(replace(point, implementations=implementations))
     assert [i.name for i in point.implementations] == ["eager", "torch"]
     results = bench._bench_point(
         point, bench._Options(budget=QUICK, workers={}, first_look=True), restart_external=False

@@ -53,7 +53,7 @@ RECORDS = [
     timed("triton", 70.0, "backward"),
     timed("torch", 1.0, machine=CPU),
     record(implementation="torch", case="fp32-1x1-of-old", machine=GPU),
-    record(operator="of a stranger", implementation="torch", case=CASE, machine=GPU),
+    record(operator="unregistered", implementation="torch", case=CASE, machine=GPU),
 ]
 
 
@@ -138,15 +138,15 @@ def test_from_records_to_a_table_that_is_shown(folders: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["tune", "gelo"], "did you mean gelu"),
         (["tune", "-o", "x.json"], "--from"),
         (["tune", "--from", "nowhere.jsonl"], "nowhere"),
     ],
 )
-def test_a_wrong_call(arguments: list[str], told: str) -> None:
-    with pytest.raises(WeftError, match=told):
+def test_a_wrong_call(arguments: list[str], message: str) -> None:
+    with pytest.raises(WeftError, match=message):
         CliRunner().invoke(app, arguments, catch_exceptions=False)
 
 

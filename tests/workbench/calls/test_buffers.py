@@ -82,7 +82,7 @@ def test_in_a_backward_only_the_gradient_is_overwritten() -> None:
 
 @pytest.mark.parametrize("operator", registry.operator_names())
 def test_contents_arrive_in_buffers_that_were_allocated_without_values(operator: str) -> None:
-    """In every layout, over a channel that knows no strides, as a worker gets the inputs of its timing."""
+    """Overwrite buffers of every layout over a channel without strides, as a worker gets its inputs."""
     seen: set[tuple[str, ...]] = set()
     for point in registry.operator(operator).select("check", "cpu"):
         layouts = tuple(i.layout for i in point.inputs)

@@ -1,4 +1,4 @@
-"""Inputs of a case with a generator of its own: copied only where something else may use them."""
+"""Inputs of a case with its own generator: copied only if other code may use them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inputs honour each layout and each kind of values, between guards, the same for one seed."""
+"""Inputs have each layout and kind of values, lie between guards, and are equal for equal seeds."""
 
 from __future__ import annotations
 

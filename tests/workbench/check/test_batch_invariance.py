@@ -1,4 +1,4 @@
-"""Batch invariance: rows that depend on their batch, on their place or on their memory are found."""
+"""Batch invariance: the check detects rows that depend on their batch, position or memory address."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_gradients_rows_are_compared_and_a_weights_gradient_is_not() -> None:
     assert compare(softmax, "backward").is_invariant
     verdict = compare(softmax, "backward", backward=backward)
     assert verdict.smallest == 8 and compare(softmax, backward=backward).is_invariant
-    # The gradient of a norm's weight adds the rows: it has another value for each batch.
+    # The gradient of a norm's weight is a sum over the rows: it has another value for each batch.
     norm = registry.operator("layer_norm")
     eager = registry.implementation("layer_norm", "eager")
     assert compare_rows(norm, eager, norm.case("fp32-7x129"), "backward", "cpu", 5).rows == 8192
@@ -141,9 +141,9 @@ def test_the_command_compares_and_exits_1_if_a_row_differs(tmp_path: Path) -> No
     def run(*arguments: object) -> Any:
         return CliRunner().invoke(app, ["check", "relu", "--rows", "--device", "cpu", *map(str, arguments)])
 
-    held = run("--impl", "torch", "--impl", "cuda", "--direction", "forward")
-    assert held.exit_code == 0, held.output
-    assert "invariant: 3 of 3 comparisons of relu" in held.output and "no GPU: cuda" in held.output
+    passing = run("--impl", "torch", "--impl", "cuda", "--direction", "forward")
+    assert passing.exit_code == 0, passing.output
+    assert "invariant: 3 of 3 comparisons of relu" in passing.output and "no GPU: cuda" in passing.output
     file = tmp_path / "mine.py"
     file.write_text(RELU)
     case = ("--case", "fp32-7x129", "--seed", 5)
@@ -167,14 +167,14 @@ def test_the_command_measures_calls_that_ask_for_batch_invariance(monkeypatch: p
         case = ("--case", "fp32-7x129", "--device", "cpu", "--seed", "5")
         return CliRunner().invoke(app, ["check", "--rows", "--batch-invariant", *case, *arguments])
 
-    # torch's GELU, which `--rows` alone finds to differ, is not what the option runs.
-    held = run("gelu")
-    assert held.exit_code == 0, held.output
-    assert "eager/invariant" in held.output and "invariant: 2 of 2 comparisons of gelu" in held.output
+    # The option does not run torch's GELU, whose rows differ with `--rows` alone.
+    result = run("gelu")
+    assert result.exit_code == 0, result.output
+    assert "eager/invariant" in result.output and "invariant: 2 of 2 comparisons of gelu" in result.output
     eager, torch_s = (registry.implementation("gelu", n) for n in ("eager", "torch"))
     none = run("gelu", "--impl", "torch")
     assert none.exit_code == 1 and "nothing could be compared" in none.output
-    # A variant that promises too much: the call runs it, and the command finds out.
+    # A variant that declares batch invariance wrongly: the call runs it, and the command detects it.
     broken = replace(torch_s, name="eager/invariant", backend="eager")
     monkeypatch.setattr(registry, "implementation", _with_variant(replace(eager, invariant=broken)))
     clear_caches()

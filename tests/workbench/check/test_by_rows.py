@@ -1,4 +1,4 @@
-"""References by rows: the same verdict as with whole answers, and none by rows where rows depend."""
+"""References by rows: the same verdict as with whole outputs; they are not used for dependent rows."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_rows_that_depend_only_in_large_batches_are_noticed_by_the_baseline() ->
 
     oracle = oracle_of(make_operator(centred_if_many, (ROWS, COLUMNS)))
     assert row_reference(oracle.operator, oracle.inputs(1), oracle.case) is not None
-    assert oracle.bounds[0].baseline_rms < 1e-5  # with the pieces' answer it would be about 1
+    assert oracle.bounds[0].baseline_rms < 1e-5  # with the result of the pieces it would be about 1
     assert not oracle.may_split
     assert oracle.errors(1, [centred_if_many(oracle.inputs(1)[0])])[0].maximum < 1e-4
 
@@ -147,7 +147,7 @@ def test_a_digest_shows_every_changed_element(dtype: torch.dtype) -> None:
             assert digest(changed) != before, (count, index)
     exchanged = torch.arange(1 << 21)
     before = digest(exchanged)
-    exchanged[[0, 1 << 20]] = exchanged[[1 << 20, 0]]  # the same place of two pieces
+    exchanged[[0, 1 << 20]] = exchanged[[1 << 20, 0]]  # the same position in two pieces
     assert digest(exchanged) != before
     assert digest(torch.arange(10.0)[1:]) == digest(torch.arange(1.0, 10.0))  # not at a word's beginning
 
@@ -231,8 +231,8 @@ def test_a_share_of_the_rows_is_compared_at_random() -> None:
     wrong = right.clone()
     wrong[3, 5] += 1.0  # in one of six pieces
     assert half(right) is None and judge_rows(wrong) is not None
-    found = sum(half(wrong) is not None for _ in range(40))
-    assert 5 <= found <= 35  # the chance of another number is below 1e-6
+    detections = sum(half(wrong) is not None for _ in range(40))
+    assert 5 <= detections <= 35  # the chance of another number is below 1e-6
 
 
 def test_inputs_are_freed_when_an_output_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,11 +240,11 @@ def test_inputs_are_freed_when_an_output_is_judged(monkeypatch: pytest.MonkeyPat
     operator = make_operator(torch.sigmoid, (ROWS, COLUMNS))
     case = operator.cases[0]
     eager = Implementation(operator="toy", name="eager", backend="eager", forward=torch.sigmoid)
-    made = []
+    input_refs = []
 
     def allocate(*arguments):
         buffers = allocate_buffers(*arguments)
-        made.extend(map(ref, buffers.inputs))
+        input_refs.extend(map(ref, buffers.inputs))
         return buffers
 
     monkeypatch.setattr("weft.workbench.check.output_judge.allocate_buffers", allocate)
@@ -256,6 +256,6 @@ def test_inputs_are_freed_when_an_output_is_judged(monkeypatch: pytest.MonkeyPat
         output = torch.sigmoid(buffers.inputs[0])
         del buffers
         assert decide(output) is None and "error" in str(decide(output + 1.0))
-        assert len(made) == 3 and [tensor() for tensor in made] == [None] * 3
+        assert len(input_refs) == 3 and [tensor() for tensor in input_refs] == [None] * 3
     finally:
         gc.enable()

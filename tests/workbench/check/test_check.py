@@ -64,16 +64,16 @@ def test_an_honest_kernel_passes(one):
 
 
 def test_every_rule_refuses_something_here():
-    # 'stream' needs a GPU, 'replaced' a guest (weft selftest has both); 'drift' is tested below, and 'growth'
-    # in test_growth.py.
+    # 'stream' needs a GPU, 'replaced' a worker process (weft selftest has both); 'drift' is tested below, and
+    # 'growth' in test_growth.py.
     elsewhere = {"stream", "replaced", "drift", "growth"}
     covered = {rule for one in WRONG for rule in one.rule.split("|")} | elsewhere
     assert covered == set(RULES) | set(ACROSS)
 
 
 def _named(name: str) -> Planted:
-    (found,) = [one for one in WRONG if one.id.startswith(name)]
-    return found
+    (planted,) = [one for one in WRONG if one.id.startswith(name)]
+    return planted
 
 
 def test_many_small_errors_are_refused_as_one_large_one_is():
@@ -106,7 +106,7 @@ def _eager() -> Implementation:
 )
 def test_a_rule_left_out_lets_its_kernel_through(name, rule):
     one = _named(name)
-    # A kernel that one rule lets through may yet fall to the next.
+    # A kernel that passes one rule may be refused by the next.
     without = {rule, "again"} if rule == "repeats" else {rule}
     assert judge(one).status == FAIL
     assert judge(one, without=without).status == PASS
@@ -186,7 +186,7 @@ def test_a_baseline_a_thousandth_off_is_a_fault_in_float32():
 
 @pytest.mark.parametrize("name", registry.operator_names())
 def test_no_baseline_of_weft_is_a_fault(name):
-    """At every case of a CPU that is small, so that none is left out: cancelling, long, short types."""
+    """Run at every small case of a CPU, so that no kind is left out: cancellation, long rows, short types."""
     operator = registry.operator(name)
     cases = [c for c in operator.cases if {"check", "edge"} & c.tags and "cpu" in c.devices]
     faults = {}
@@ -203,7 +203,7 @@ def test_no_baseline_of_weft_is_a_fault(name):
 
 
 def test_a_reference_in_its_own_dtype_is_no_fault_however_it_rounds():
-    """Of a file without an eager: the sum in float16 loses all but a bit or two."""
+    """Without an eager baseline the reference is one: its float16 sum has one or two correct bits."""
     operator = replace(NORM, name="sums", reference=lambda x: (x + 2048.0) - 2048.0)
     half = replace(PLAIN, inputs=tuple(replace(i, dtype="float16") for i in PLAIN.inputs))
     baseline = reference_implementation(operator)
@@ -253,7 +253,7 @@ def test_an_element_may_be_off_by_units_in_its_own_last_place_and_none_below_the
         error = measure(got, reference, allowed)
         assert (error.maximum <= allowed.maximum) == fits, (at, units)
     small = reference.clone()
-    small[2] += 2.1 * eps  # an element below the scale has the scale's units and no more
+    small[2] += 2.1 * eps  # the tolerance of an element below the scale is that of the scale
     assert measure(small, reference, allowed).maximum > allowed.maximum
     assert measure(got, reference, allowed).rms == measure(got, reference).rms
 
@@ -279,10 +279,10 @@ def test_the_floor_of_the_rms_follows_how_many_elements_make_it():
     assert participants(1e-300 * alike) == pytest.approx(100)
     equal = torch.ones(100_000, dtype=torch.float64)  # which share one error
     assert participants(equal) == 1 and participants(equal.cumsum(0) % 7) == 7
-    drawn = torch.randn(100_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    assert participants(drawn) == pytest.approx(100_000 / 3, rel=0.05)
-    drawn[:2] = torch.tensor([float("nan"), float("inf")])
-    assert participants(drawn) == pytest.approx(100_000 / 3, rel=0.05)
+    values = torch.randn(100_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert participants(values) == pytest.approx(100_000 / 3, rel=0.05)
+    values[:2] = torch.tensor([float("nan"), float("inf")])
+    assert participants(values) == pytest.approx(100_000 / 3, rel=0.05)
     many, few = (bound(Tolerance(), torch.float32, 1.0, [], n) for n in (1e6, 1.0))
     assert many.rms == pytest.approx(many.maximum / 4) and few.rms == few.maximum
 
@@ -309,7 +309,7 @@ def test_allocations_come_guarded_and_poisoned():
     arena = Arena("cpu")
     x = torch.ones(4, 6).t()
     with Poisoned(arena):
-        made = [
+        uninitialized = [
             torch.empty(5),
             torch.empty((2, 3), dtype=torch.float16),
             torch.empty_like(x),
@@ -318,12 +318,14 @@ def test_allocations_come_guarded_and_poisoned():
             torch.empty_strided((3, 2), (1, 3)),
         ]
         zeros = [torch.zeros(3), torch.zeros_like(x), x.new_zeros(2)]
-    assert all(t.isnan().all() and t.data_ptr() % 256 == 0 for t in made)
-    assert made[2].stride() == x.stride()
+    assert all(t.isnan().all() and t.data_ptr() % 256 == 0 for t in uninitialized)
+    assert uninitialized[2].stride() == x.stride()
     assert all((t == 0).all() for t in zeros)
-    assert all(type(t) is torch.Tensor and not t._is_view() for t in made + zeros)
+    assert all(type(t) is torch.Tensor and not t._is_view() for t in uninitialized + zeros)
     assert len(arena.blocks) == 9 and arena.broken() == []
-    torch.empty(0).set_(made[0].untyped_storage(), made[0].storage_offset() + 5, (1,), (1,)).zero_()
+    torch.empty(0).set_(
+        uninitialized[0].untyped_storage(), uninitialized[0].storage_offset() + 5, (1,), (1,)
+    ).zero_()
     assert len(arena.broken()) == 1
 
 
@@ -422,9 +424,9 @@ def test_ops_lists_every_implementation_with_its_reason():
     assert [o["operator"] for o in listed] == registry.operator_names()
     for operator in listed:
         assert operator["summary"]
-        for way in operator["implementations"]:
-            assert {"name", "backend", "supported", "reason"} <= set(way)
-            assert way["supported"] or way["reason"]
+        for implementation in operator["implementations"]:
+            assert {"name", "backend", "supported", "reason"} <= set(implementation)
+            assert implementation["supported"] or implementation["reason"]
 
 
 def test_a_baseline_s_error_is_taken_from_more_draws_where_a_case_is_small():

@@ -1,4 +1,4 @@
-"""Sums in bf16 are told from roundings of single steps: their error grows with the length of the sum."""
+"""The check distinguishes bf16 sums from rounded single steps: their error grows with the sum's length."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def in_partial_sums(parts: int, dtype: torch.dtype = BF16) -> Forward:
 
 
 def in_rounded_steps(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Round the product of an honest kernel ten times more, each time as much as a single step does."""
+    """Round the product of a correct kernel ten more times, each time by as much as a single step."""
     y = (a.float() @ b.float()).bfloat16()
     for factor in (1.1, 1.3, 0.9, 1.7, 0.7):
         y = (y * factor).float().bfloat16()
@@ -104,7 +104,7 @@ def test_roundings_of_single_steps_do_not_grow_however_many_they_are() -> None:
 
 @pytest.mark.parametrize("reference", [with_bias, exponential])
 def test_a_reference_that_is_not_additive_is_left_to_the_other_rules(reference: Forward) -> None:
-    """Its error may honestly depend on the size of the sum, as that of an exponential does."""
+    """The error of a function of the sum, such as an exponential, may depend on the size of the sum."""
 
     def late(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         sums = in_partial_sums(16)(a, b)
@@ -117,10 +117,16 @@ def test_a_reference_that_is_not_additive_is_left_to_the_other_rules(reference: 
 def test_a_thinned_seed_keeps_an_eighth_of_one_input_along_one_dimension() -> None:
     whole, thinned = (inputs.make(PRODUCT, "cpu", seed) for seed in (5, thinned_seed(5, 1, 0)))
     assert torch.equal(whole[0], thinned[0])
-    kept = K // KEPT_PARTS
-    assert torch.equal(whole[1][:kept], thinned[1][:kept]) and not thinned[1][kept:].any()
+    nonzero_length = K // KEPT_PARTS
+    assert (
+        torch.equal(whole[1][:nonzero_length], thinned[1][:nonzero_length])
+        and not thinned[1][nonzero_length:].any()
+    )
     columns = inputs.make(PRODUCT, "cpu", thinned_seed(5, 0, 1))[0]
-    assert torch.equal(columns[:, :kept], whole[0][:, :kept]) and not columns[:, kept:].any()
+    assert (
+        torch.equal(columns[:, :nonzero_length], whole[0][:, :nonzero_length])
+        and not columns[:, nonzero_length:].any()
+    )
 
 
 def test_the_inputs_that_problems_draw_are_thinned_as_well() -> None:
@@ -135,10 +141,10 @@ def test_the_inputs_that_problems_draw_are_thinned_as_well() -> None:
 
 
 def test_a_reference_that_raises_at_zeros_is_left_to_the_other_rules() -> None:
-    def picky(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    def raises_at_zeros(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         if not (a.any(0).all() and b.any(1).all() and a.any(1).all() and b.any(0).all()):
             raise ValueError("zeros")
         return a @ b
 
-    verdict = judge(in_partial_sums(16), picky)
+    verdict = judge(in_partial_sums(16), raises_at_zeros)
     assert verdict.status == PASS, verdict.reason

@@ -1,4 +1,4 @@
-"""The rule ``local``: an error counts at the scale of the part that it is in."""
+"""The rule ``local``: an error is measured at the scale of its slice of the output."""
 
 from __future__ import annotations
 
@@ -52,19 +52,23 @@ def test_honest_small_parts_pass(mutant: Mutant) -> None:
         assert "could be zeros without notice" in finding.detail
 
 
-def test_the_verdict_tells_how_much_could_be_zero() -> None:
-    """Of rows that are noise most could, of a product's elements few; without slices nothing is said."""
-    told = {}
+def test_the_verdict_states_how_much_could_be_zero() -> None:
+    """Most elements of noisy rows could be zero, but few of a product; without slices there is no detail."""
+    verdict_by_name = {}
     noise = next(m for m in MUTANTS if m.operator == "residue")
     product = registry.operator("matmul")
-    told["noise"] = verdicts(noise)[0]
+    verdict_by_name["noise"] = verdicts(noise)[0]
     torchs = registry.implementation("matmul", "torch")
     case = product.case("fp32-128x256x192")
-    told["product"] = check(product, torchs, case, FORWARD, "cpu", seeds=SEEDS)
+    verdict_by_name["product"] = check(product, torchs, case, FORWARD, "cpu", seeds=SEEDS)
     total = registry.operator("sum")
     case = total.case("fp32-1031")
-    told["sum"] = check(total, registry.implementation("sum", "torch"), case, FORWARD, "cpu", seeds=SEEDS)
-    details = {n: next(f.detail for f in v.findings if f.check == "local") for n, v in told.items()}
+    verdict_by_name["sum"] = check(
+        total, registry.implementation("sum", "torch"), case, FORWARD, "cpu", seeds=SEEDS
+    )
+    details = {
+        n: next(f.detail for f in v.findings if f.check == "local") for n, v in verdict_by_name.items()
+    }
     assert details["sum"] == ""
     share = {n: float(d.split(";")[1].split()[0]) for n, d in details.items() if d}
     assert share["noise"] > 0.5 and share["product"] < 0.01
@@ -82,12 +86,12 @@ CANCELLING = {
 @pytest.mark.parametrize(("name", "case"), [(n, c) for n, cases in CANCELLING.items() for c in cases])
 def test_torchs_own_kernels_pass_where_numbers_cancel(name: str, case: str) -> None:
     operator, library = registry.operator(name), registry.implementation(name, "torch")
-    told = []
+    details = []
     for direction in operator.directions:
         verdict = check(operator, library, operator.case(case), direction, "cpu", seeds=SEEDS)
         assert verdict.status == PASS, verdict.reason
-        told += [f.detail for f in verdict.findings if f.check == "local" and f.detail]
-    assert told  # a scalar or two have no slices
+        details += [f.detail for f in verdict.findings if f.check == "local" and f.detail]
+    assert details  # a scalar or two have no slices
 
 
 @pytest.mark.parametrize("shape", [(100,), (7, 129), (5, 1, 40, 33), (2, 3, 4, 40), (1, 300)])
@@ -106,7 +110,7 @@ def test_the_sums_of_slices_do_not_depend_on_the_pieces(
     measured = measure(output, reference, slices=layout)
     assert measured.squares is not None and torch.allclose(measured.squares, whole, rtol=1e-12)
     rows = next((n for n in shape if n > 1), 1)
-    if shape[0] == rows:  # as a reference that is computed by rows hands them in
+    if shape[0] == rows:  # in the form of a reference that is computed by rows
         parts = [(output[i : i + 3], reference[i : i + 3], i) for i in range(0, rows, 3)]
         pieces = [(i, measure(o, r, slices=layout, offset=i * reference[0].numel())) for o, r, i in parts]
         merged = merge(pieces).squares
@@ -117,8 +121,8 @@ def test_the_sums_of_slices_do_not_depend_on_the_pieces(
     assert len(names) == len(layout.parts)
 
 
-def test_a_timed_output_is_held_to_the_local_rule() -> None:
-    """Apart from its oracle: what is as wrong as zeros is refused, honest noise is not."""
+def test_the_local_rule_applies_to_a_timed_output() -> None:
+    """The rule without its oracle refuses an output as wrong as zeros, and accepts rounding noise."""
     mutant = next(m for m in MUTANTS if m.id.startswith("W25/fade_rows/eager/zeros"))
     subject = Subject.of(mutant)
     (case, *_) = subject.operator.cases
@@ -150,15 +154,15 @@ def test_small_parts_of_a_gradient_count() -> None:
     case = operator.case("fp32-24x200-rising")
 
     def verdict(function: Callable[..., torch.Tensor], without: tuple[str, ...] = ()) -> Verdict:
-        made = replace(library, name="it", backward=lambda g, y: (function(g, y),))
-        return check(operator, made, case, BACKWARD, "cpu", seeds=SEEDS, without=without)
+        candidate = replace(library, name="it", backward=lambda g, y: (function(g, y),))
+        return check(operator, candidate, case, BACKWARD, "cpu", seeds=SEEDS, without=without)
 
     assert verdict(gradient).status == PASS
     assert verdict(without_small).reason.startswith("local: ")
     assert verdict(without_small, ("local",)).status == PASS
 
 
-def test_a_baseline_that_is_exact_by_luck_at_one_seed_refuses_nobody() -> None:
+def test_a_baseline_that_is_exact_by_luck_at_one_seed_refuses_no_candidate() -> None:
     """The other seeds show how large its error is; a seed at which a slice is noise shows nothing."""
     layout, answer = SliceLayout((64, 64)), torch.ones(64, 64, dtype=torch.float64)
     whole = Bound(own=0.0, maximum=1.0, rms=1.0, scale=1.0, baseline_rms=0.0)

@@ -46,7 +46,7 @@ def runs(points: tuple[BenchPoint, ...] | list[BenchPoint]) -> Iterator[tuple[Be
 
 
 def shown(point: BenchPoint) -> set[tuple[str, object]]:
-    """Return the dtypes, edges and rules of a point, told apart from ``sampling.traits``."""
+    """Return the dtypes, edges and rules of a point, computed without ``sampling.traits``."""
     case, operator = point.case, point.operator
     every: set[tuple[str, object]] = {("dtype", i.dtype) for i in case.inputs}
     every |= {(i.name, kind) for i in case.inputs for kind in (i.layout, i.values)}
@@ -64,22 +64,22 @@ def test_a_sample_keeps_every_rule_edge_and_dtype_of_each_implementation(name: s
     points = points_of(registry.operator(name), device)
 
     def by_implementation(these: tuple[BenchPoint, ...] | list[BenchPoint]) -> dict[tuple[str, ...], set]:
-        kept: dict[tuple[str, ...], set] = {}
+        traits: dict[tuple[str, ...], set] = {}
         for point, one in runs(these):
             # Autograd's gradient needs each dtype, and each edge in one of the directions.
             own_backward = registry.implementation(name, one).backward is not None
             edges = (one, point.direction) if own_backward else (one,)
-            kept.setdefault(edges, set()).update(shown(point))
-            kept.setdefault((one, point.direction, "dtypes"), set()).add(
+            traits.setdefault(edges, set()).update(shown(point))
+            traits.setdefault((one, point.direction, "dtypes"), set()).add(
                 tuple(i.dtype for i in point.case.inputs)
             )
-        return kept
+        return traits
 
     for seed in (1, 2):
         few = draw(points, 0.0, seed)
         assert by_implementation(few.points) == by_implementation(points)
         assert few.checks == len(list(runs(few.points))) and few.total == len(list(runs(points)))
-        # What cannot run here stays, for its reason.
+        # Points that cannot run here are kept, since the report shows their reason.
         for_reason = [(p.case.name, p.direction, i.name) for p in few.points for i in p.implementations]
         assert all(
             (p.case.name, p.direction, i.name) in for_reason

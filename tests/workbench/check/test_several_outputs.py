@@ -1,4 +1,4 @@
-"""Operators of several outputs, with a backward: what takes a gradient, and what takes none."""
+"""Operators with several outputs and a backward: differentiable and non-differentiable outputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def both(x: torch.Tensor, y: torch.Tensor) -> Tensors:
 
 
 def first(x: torch.Tensor, y: torch.Tensor) -> Tensors:
-    """Only the product takes a gradient; the other is kept for the backward."""
+    """Return a differentiable product, and an exponential that is saved for the backward."""
     return x * y, x.exp()
 
 
@@ -40,11 +40,11 @@ def of_both(g: torch.Tensor, h: torch.Tensor, x: torch.Tensor, y: torch.Tensor) 
     return g + h * y, 2 * g + h * x
 
 
-def of_first(g: torch.Tensor, x: torch.Tensor, y: torch.Tensor, kept: torch.Tensor) -> Tensors:
-    return g * y, g * kept.log()
+def of_first(g: torch.Tensor, x: torch.Tensor, y: torch.Tensor, exponential: torch.Tensor) -> Tensors:
+    return g * y, g * exponential.log()
 
 
-def way(forward: object, backward: object) -> Implementation:
+def implementation(forward: object, backward: object) -> Implementation:
     return Implementation(
         operator="pair",
         name="mine",
@@ -62,22 +62,22 @@ def way(forward: object, backward: object) -> Implementation:
         (2, both, lambda g, h, x, y: of_both(h, g, x, y), FAIL),
         (1, first, of_first, PASS),
         (1, first, None, PASS),
-        (1, first, lambda g, x, y, kept: (g * y, g * kept), FAIL),
+        (1, first, lambda g, x, y, exponential: (g * y, g * exponential), FAIL),
     ],
 )
 def test_a_backward_gets_gradients_and_saved_tensors(differentiable_outputs, forward, backward, status):
     mine = operator(forward, differentiable_outputs)
-    plain = way(forward, None)
+    plain = implementation(forward, None)
     for direction in DIRECTIONS:
-        found = check(mine, way(forward, backward), ONE, direction, "cpu", baseline=plain)
-        wanted = status if direction == BACKWARD else PASS
-        assert found.status == wanted, found.reason
+        verdict = check(mine, implementation(forward, backward), ONE, direction, "cpu", baseline=plain)
+        expected = status if direction == BACKWARD else PASS
+        assert verdict.status == expected, verdict.reason
 
 
 def test_graded_outputs_that_differ_are_refused():
     def unlike(x: torch.Tensor, y: torch.Tensor) -> Tensors:
         return x * y, (x * y).sum()
 
-    plain = way(unlike, None)
-    found = check(operator(unlike, 2), plain, ONE, BACKWARD, "cpu", baseline=plain)
-    assert found.status == FAIL and "must be of one shape and dtype" in found.reason
+    plain = implementation(unlike, None)
+    verdict = check(operator(unlike, 2), plain, ONE, BACKWARD, "cpu", baseline=plain)
+    assert verdict.status == FAIL and "must be of one shape and dtype" in verdict.reason

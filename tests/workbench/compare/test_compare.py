@@ -234,7 +234,7 @@ CPU_LIKE = {"offset": 0.02, "sigma": 0.03, "wander": 0.01}
 
 @cache
 def simulated(like: str, seed: int, scale: float) -> Record:
-    """Return a record of GPU_LIKE or CPU_LIKE; all judging modes see the same ones."""
+    """Return a record of GPU_LIKE or CPU_LIKE; all modes of judgement get the same records."""
     of, machine = (GPU_LIKE, GPU) if like == "gpu" else (CPU_LIKE, CPU)
     return timed(scale * machine_noise(seed, **of), machine=machine)
 
@@ -248,8 +248,8 @@ def simulated(like: str, seed: int, scale: float) -> Record:
 def test_false_alarms_of_a_a_by_simulation(
     name: str, like: dict[str, float], machine: dict[str, object], mode: str
 ) -> None:
-    """Compare 150 pairs of runs of one thing: at most 2 are faster or slower. Count how many slowdowns of
-    five times the offset are detected."""
+    """Compare 150 pairs of runs of the same implementation: at most 2 are faster or slower. Count how many
+    slowdowns of five times the offset are detected."""
 
     def several(seed: int, scale: float = 1.0) -> list[Record]:
         runs = 6 if "pooled" in mode else 1

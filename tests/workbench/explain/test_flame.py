@@ -15,7 +15,7 @@ from helpers.browser import page_requests
 from helpers.sample_trace import TRACE, event
 from weft.workbench.explain.profile import flame, stacks
 
-# Without it conftest.py says so at each test: it is skipped, and in CI it fails.
+# Without selenium conftest.py skips each of these tests with the reason; in CI they fail.
 if importlib.util.find_spec("selenium"):
     from selenium import webdriver
     from selenium.webdriver.common.by import By

@@ -2,8 +2,8 @@
 
 Slow: another process compiles hundreds of kernels a target. Registers, stacks and occupancy are read of all;
 instructions are counted of the bf16 kernels, which every implementation has. Each run compiles a sample for
-sm_90, whose table is committed, and a smaller one for one of the other targets: another one for each
-WEFT_SAMPLE_SEED.
+sm_90, whose table is committed, and a smaller one for one of the other targets; WEFT_SAMPLE_SEED selects
+them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def sample(name: str, implementation: Implementation, arch: int) -> Implementati
     known = [s for s in implementation.aot_kernels if aot.suits(s, arch)]
     share = SHARE[name in registry.FIRST_LOOK, arch == tables.ARCH]
     spills = any(s.label in SPILLING[arch] for s in known)
-    # The same answer in the process that compiles as in the one that compares.
+    # The compiling and the comparing process must select the same kernels.
     seed = f"{sampling.seed()}/{name}/{implementation.name}/{arch}"
     if not (spills or sampling.runs_all()) and random.Random(seed).random() >= share:
         return replace(implementation, aot_kernels=())
@@ -109,9 +109,9 @@ SPILLING = {
     | {f"norm_backward-{NORM}-10-peel1-512-256x3-2-1-1-10"}
     | {f"norm_warp-{NORM}-{norm}-peel1-64x4-32-8" for norm in ("11", "01")},
 }
-# matmul's widest tile takes 192 KiB of shared memory, and an sm_80 gives a block 163.
+# matmul's widest tile takes 192 KiB of shared memory; a block on sm_80 can have 163 KiB.
 TOO_LARGE = {80: "256x128x4"}
-# An implementation whose idea says so moves 16 bytes at a time, and so does Triton's code for aligned rows.
+# Implementations whose ``idea`` says so move 16 bytes at a time, as does Triton's code for aligned rows.
 # Exceptions by design: `_any` takes any alignment, ACCESS is 1 in -1-1-1, modes 2 and 3 take any strides,
 # and partial sums are added one double a thread.
 WIDE = re.compile(r"16.byte|16 bytes|vectors in flight|asynchronous copies")
@@ -223,7 +223,9 @@ def test_registers_memory_and_occupancy_agree_with_the_driver(name: str) -> None
             attributes = loaded.handle.attributes
             assert attributes.num_regs == code.registers, (source.label, code.name)
             assert (attributes.local_size_bytes > 0) == (code.stack > 0), (source.label, code.name)
-            kernel = known.get((source.label, code.name))  # None: the same program under another label
+            kernel = known.get(
+                (source.label, code.name)
+            )  # None: the program is the same as another one with another label
             occupied = kernel.occupancy if kernel else None
             if kernel is None or occupied is None or kernel.code.registers != code.registers:
                 continue  # no case launches it, or the `a` target compiles it differently

@@ -251,12 +251,12 @@ def test_the_bottleneck_has_its_evidence(name):
 @pytest.mark.parametrize(
     ("name", "counters"),
     [
-        # One result a block: scattered stores, but next to none of them.
+        # One result per block: the stores are scattered, but there are few.
         ("balanced", {**BUSY, "ld_sectors": 1e6, "st_sectors": 100.0, "st_used": 4.0}),
         # The DRAM is the limit, so other faults cost no time.
         ("memory", {**CASES["bank-conflicts"][0], "dram_peak": 85.0}),
         ("memory", {**CASES["uncoalesced"][0], "dram_peak": 85.0}),
-        # Conflicts that no warp waits for.
+        # Bank conflicts for which no warp waits.
         ("compute", {**CASES["bank-conflicts"][0], "sm_peak": 90.0, "stall_short_scoreboard": 0.0}),
         ("latency", {**IDLE, "waves": 1.0}),  # a persistent kernel has one wave, and no tail
     ],

@@ -176,8 +176,8 @@ def fake(tmp_path, monkeypatch):
     monkeypatch.setattr(ncu, "counted_device", lambda: device)
     (tmp_path / "tmp").mkdir()
 
-    def plan_calls(*turns: dict[str, object]) -> Path:
-        plan.write_text(json.dumps(turns))
+    def plan_calls(*replies: dict[str, object]) -> Path:
+        plan.write_text(json.dumps(replies))
         return calls
 
     yield plan_calls

@@ -1,4 +1,4 @@
-"""Names of kernels read: real ones as listed, cut and mangled ones with no error and no guess."""
+"""Parsing of kernel names: real names as listed; truncated and mangled names without an error or a guess."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_nvjet_says_types_tile_stages_cluster_and_no_more() -> None:
     assert (kernel.operands, kernel.accumulates, kernel.result) == (("fp16",), "fp32", "fp16")
     assert kernel.layout == "nn" and kernel.arch is None and kernel.split_k is None
     assert kernel.unread == ("h", "bz", "coopA", "..T")
-    # A letter that no public source explains: the sums and the result are read, the operands not.
+    # A letter that no public source explains: the parser reads the types of sums and result, not of operands.
     assert decode("nvjet_qrtst_128x256_128x4_2x1_v_bz_TNT").operands is None
     assert decode("nvjet_qrtst_128x256_128x4_2x1_v_bz_TNT").result == "bf16"
     assert decode("nvjet_something_new").to_dict() == {

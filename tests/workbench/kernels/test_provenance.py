@@ -1,4 +1,4 @@
-"""Which kernels really ran: their names read rightly, and a candidate held to its backend."""
+"""Observed kernels: their names are parsed correctly, and a candidate may run only kernels of its backend."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ NUMBA = (
     "5ArrayIfLi2E1C7mutable7alignedE"
 )
 
-# As profilers and drivers give them on the chips of three generations.
+# Kernel names of profilers and drivers on three generations of GPUs.
 NAMES = [
     (GELU, "aten", "at::native::vectorized_elementwise_kernel<GeluCUDAKernelImpl>"),
     (COPY, "memory", "at::native::unrolled_elementwise_kernel<direct_copy_kernel_cuda>"),
@@ -114,7 +114,7 @@ NAMES = [
     ("Memset (Device)", "memory", None),
     ("triton:softmax_tile", "triton", None),
     (NUMBA, "numba", "cudapy::__main__::softmax_forward"),
-    # Somebody's own, with names that come near a library's.
+    # Kernels of users, with names similar to a library's.
     ("softmax_warp_forward", "unknown", None),
     ("triton_softmax_kernel", "unknown", None),
     ("beats_cublas_kernel", "unknown", None),
@@ -125,7 +125,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize(("name", "whose", "short"), NAMES, ids=lambda v: str(v)[:40])
-def test_a_name_tells_whose_kernel_it_is(name, whose, short):
+def test_a_name_shows_the_origin_of_a_kernel(name, whose, short):
     assert origin(name) == whose
     if short != 0:
         assert plain(name) == (short or name)
@@ -137,23 +137,23 @@ def test_a_mangled_name_and_the_same_one_demangled_are_one():
     assert demangle("_Z") == "_Z"
 
 
-def test_no_kernel_of_the_house_is_taken_for_a_library_s():
-    found = []
+def test_no_kernel_of_weft_is_mistaken_for_a_library_s():
+    kernel_names = []
     for operator in registry.operator_names():
         folder = Path(registry.__file__).parents[1] / "ops" / registry.entry(operator).package
         for path in folder.rglob("*.py"):
-            found += [
+            kernel_names += [
                 node.name
                 for node in ast.walk(ast.parse(path.read_text()))
                 if isinstance(node, ast.FunctionDef) and node.decorator_list
             ]
         for one in registry.implementations(operator):
-            found += [k for s in one.aot_kernels for k in getattr(s, "kernels", ())]
-    assert len(found) > 30
-    assert {origin(name) for name in found} == {"unknown"}
+            kernel_names += [k for s in one.aot_kernels for k in getattr(s, "kernels", ())]
+    assert len(kernel_names) > 30
+    assert {origin(name) for name in kernel_names} == {"unknown"}
 
 
-def ran(*rows: tuple[str, float]) -> Kernels:
+def kernels_of(*rows: tuple[str, float]) -> Kernels:
     return Kernels(
         names=tuple(plain(name) for name, _ in rows),
         shares=tuple(share for _, share in rows),
@@ -182,18 +182,18 @@ def ran(*rows: tuple[str, float]) -> Kernels:
         ("compile", [("triton_poi_fused_gelu_0", 1.0)], False),
     ],
 )
-def test_a_backend_is_held_to_the_kernels_that_take_the_time(backend, rows, accused):
-    told = verdict(backend, ran(*rows))
-    assert bool(told) == accused
+def test_a_backend_must_match_the_kernels_that_take_the_time(backend, rows, accused):
+    violation = verdict(backend, kernels_of(*rows))
+    assert bool(violation) == accused
     if accused:
-        assert told.startswith(f"declared {backend}, but ") and "a library's" in told
+        assert violation.startswith(f"declared {backend}, but ") and "a library's" in violation
 
 
-def test_one_built_around_a_library_s_products_must_still_have_kernels_of_its_own():
+def test_an_implementation_around_a_library_s_products_needs_kernels_of_its_own():
     product = ("nvjet_hsh_256x128_64x4_1x2_h_bz_coopA_NNT", 0.8)
-    assert verdict("cuda", ran(product, ("mine", 0.2)), "cublas") == ""
-    assert "no kernel of its own ran" in verdict("cuda", ran(product), "cublas")
-    assert verdict("cuda", ran(product, (GELU, 0.15), ("mine", 0.05)), "cublas") != ""
+    assert verdict("cuda", kernels_of(product, ("mine", 0.2)), "cublas") == ""
+    assert "no kernel of its own ran" in verdict("cuda", kernels_of(product), "cublas")
+    assert verdict("cuda", kernels_of(product, (GELU, 0.15), ("mine", 0.05)), "cublas") != ""
 
 
 def test_what_a_cuda_candidate_may_not_have_written():
@@ -217,18 +217,18 @@ def softmax_call(name: str, shape: tuple[int, ...], seed: int = 1) -> Callable[[
     [
         pytest.param("triton", "triton:softmax_tile", (3, 7), marks=interpreted),
         pytest.param("numba", "numba:softmax_forward", (3, 7), marks=interpreted),
-        # A busy core may hold back the making of the output for longer than 21 exponentials take.
+        # On a busy core the allocation of the output may take longer than 21 exponentials.
         ("numba/parallel", "numba:softmax_forward_parallel", (270, 16384)),
     ],
 )
 def test_an_interpreted_kernel_is_seen_with_a_profiler_and_without(name, kernel, shape):
     call = softmax_call(name, shape)
-    found, again = kernels(call, "cpu"), observed(call, "cpu")
-    assert found.names[0] == kernel and found.source == "torch.profiler" and not found.note
-    assert sum(found.shares) == pytest.approx(1.0) and found.shares[0] > 0.3
+    profiled, again = kernels(call, "cpu"), observed(call, "cpu")
+    assert profiled.names[0] == kernel and profiled.source == "torch.profiler" and not profiled.note
+    assert sum(profiled.shares) == pytest.approx(1.0) and profiled.shares[0] > 0.3
     assert kernel in again.names
-    assert verdict(name.split("/")[0], found) == "" and compare(found, again) == ""
-    assert set(found.origins) <= {"memory", kernel.split(":")[0]}
+    assert verdict(name.split("/")[0], profiled) == "" and compare(profiled, again) == ""
+    assert set(profiled.origins) <= {"memory", kernel.split(":")[0]}
 
 
 @interpreted
@@ -275,24 +275,24 @@ def after_a_failed_launch() -> torch.Tensor:
     raise AssertionError("three lanes are no power of two")
 
 
-PRETENDERS = {
+DISGUISED_CALLS = {
     "fused": lambda: torch.softmax(X, -1),
     "composed": lambda: (X.exp() / X.exp().sum(-1, True)).clone(),
     "in a thread": in_a_thread,
     "in an operator of its own": lambda: under_cover(X),
 }
 if backends.backend_support("triton", "cpu"):
-    PRETENDERS["after a launch that failed"] = after_a_failed_launch
+    DISGUISED_CALLS["after a launch that failed"] = after_a_failed_launch
 
 
-@pytest.mark.parametrize("call", PRETENDERS.values(), ids=PRETENDERS)
-def test_work_of_pytorch_s_under_another_name_is_told(call):
-    found = kernels(call, "cpu")
+@pytest.mark.parametrize("call", DISGUISED_CALLS.values(), ids=DISGUISED_CALLS)
+def test_work_of_pytorch_s_under_another_name_is_detected(call):
+    profiled = kernels(call, "cpu")
     for backend in ("triton", "numba", "cuda"):
-        told = verdict(backend, found)
-        assert f"declared {backend}" in told and "no kernel of its own ran" in told
-        assert "aten::" in told
-    assert verdict("eager", found) == verdict("torch", found) == ""
+        violation = verdict(backend, profiled)
+        assert f"declared {backend}" in violation and "no kernel of its own ran" in violation
+        assert "aten::" in violation
+    assert verdict("eager", profiled) == verdict("torch", profiled) == ""
 
 
 @interpreted
@@ -304,21 +304,21 @@ def test_a_candidate_that_changes_path_under_a_profiler_differs():
             return honest()
         return torch.softmax(X, -1)
 
-    found = kernels(cheat, "cpu")
-    assert verdict("triton", found) == ""
+    profiled = kernels(cheat, "cpu")
+    assert verdict("triton", profiled) == ""
     dispatched = kernels(cheat, "cpu", dispatched=True)
     assert verdict("triton", dispatched) == ""
-    for told in (
-        compare(found, observed(cheat, "cpu")),
-        compare(found, observed(cheat, "cpu"), dispatched),
+    for difference in (
+        compare(profiled, observed(cheat, "cpu")),
+        compare(profiled, observed(cheat, "cpu"), dispatched),
     ):
-        assert "only under a profiler: triton:softmax_tile" in told
-        assert "only without one: aten::_softmax" in told
+        assert "only under a profiler: triton:softmax_tile" in difference
+        assert "only without one: aten::_softmax" in difference
 
 
 @interpreted
-def test_a_kernel_that_computes_nothing_of_the_answer_is_told():
-    # A seed of its own: freed memory could hold the answer to inputs that another test had.
+def test_a_kernel_that_computes_nothing_of_the_output_is_detected():
+    # A separate seed: freed memory could contain the result for another test's inputs.
     own, seen = softmax_call("triton", (3, 7), seed=20_261_123), torch.randn(3, 7)
 
     def beside_a_kernel() -> object:
@@ -334,9 +334,9 @@ def test_other_operators_of_pytorch_under_a_dispatch_mode_are_no_change_of_path(
     def call() -> object:
         return torch.nn.functional.max_pool1d(X[None], 2)
 
-    found, unprofiled = kernels(call, "cpu"), observed(call, "cpu")
-    assert "max_pool2d_with_indices" in compare(found, unprofiled), "the two paths are one in this torch"
-    assert compare(found, unprofiled, kernels(call, "cpu", dispatched=True)) == ""
+    profiled, unprofiled = kernels(call, "cpu"), observed(call, "cpu")
+    assert "max_pool2d_with_indices" in compare(profiled, unprofiled), "the two paths are one in this torch"
+    assert compare(profiled, unprofiled, kernels(call, "cpu", dispatched=True)) == ""
 
 
 @pytest.mark.parametrize("name", ["eager", "torch"])
@@ -345,19 +345,21 @@ def test_autograd_is_no_change_of_path(name):
     case = operator.select("check", "cpu")[0]
     (x,) = inputs.make(case, "cpu", 1)
     call = bind(operator, implementation, case, "backward", [x], torch.randn_like(x))
-    found = kernels(call, "cpu")
-    assert found.names and not any("autograd" in n for n in found.names)
-    assert compare(found, observed(call, "cpu")) == ""
+    profiled = kernels(call, "cpu")
+    assert profiled.names and not any("autograd" in n for n in profiled.names)
+    assert compare(profiled, observed(call, "cpu")) == ""
 
 
-def test_what_was_not_looked_at_is_no_agreement():
+def test_an_empty_observation_agrees_with_nothing():
     nothing = kernels(lambda: None, "cpu")
     assert nothing.note.startswith(NOT_LISTED) and nothing.names == ()
-    seen = ran(("mine", 1.0))
+    seen = kernels_of(("mine", 1.0))
     for pair in ((nothing, seen), (seen, nothing)):
         assert compare(*pair) == nothing.note
-    assert compare(seen, ran(("mine", 0.5), (COPY, 0.5))) == ""
-    assert compare(seen, ran(("other", 1.0))) == ("only under a profiler: mine; only without one: other")
+    assert compare(seen, kernels_of(("mine", 0.5), (COPY, 0.5))) == ""
+    assert compare(seen, kernels_of(("other", 1.0))) == (
+        "only under a profiler: mine; only without one: other"
+    )
 
 
 @pytest.mark.gpu
@@ -365,20 +367,22 @@ def test_what_was_not_looked_at_is_no_agreement():
 def test_on_a_gpu_the_profiler_and_a_graph_name_the_same_kernels(name):
     x = torch.randn(512, 1000, device="cuda")
     implementation = registry.implementation("softmax", name)
-    found = kernels(lambda: implementation.forward(x), "cuda")
+    profiled = kernels(lambda: implementation.forward(x), "cuda")
     again = observed(lambda: implementation.forward(x), "cuda")
-    assert found.names and not found.note and not again.note, (found, again)
-    assert compare(found, again) == "", (found, again)
-    assert verdict(name, found) == ""
-    assert (verdict("triton", found) != "") == (name == "torch"), found  # a library's alone
-    assert sum(found.shares) == pytest.approx(1.0)
+    assert profiled.names and not profiled.note and not again.note, (profiled, again)
+    assert compare(profiled, again) == "", (profiled, again)
+    assert verdict(name, profiled) == ""
+    assert (verdict("triton", profiled) != "") == (name == "torch"), profiled  # a library's kernel alone
+    assert sum(profiled.shares) == pytest.approx(1.0)
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_a_library_s_product_under_another_name_is_told():
+def test_on_a_gpu_a_library_s_product_under_another_name_is_detected():
     a = torch.randn(512, 512, device="cuda", dtype=torch.bfloat16)
-    told = verdict("triton", kernels(lambda: a @ a, "cuda"))
-    assert "no kernel of its own ran" in told and ("cublas" in told or "cutlass" in told), told
+    violation = verdict("triton", kernels(lambda: a @ a, "cuda"))
+    assert "no kernel of its own ran" in violation and ("cublas" in violation or "cutlass" in violation), (
+        violation
+    )
 
 
 @pytest.mark.gpu
@@ -390,23 +394,23 @@ def test_on_a_gpu_a_change_of_path_under_a_profiler_differs():
         under = torch.autograd.profiler._is_profiler_enabled
         return honest.forward(x) if under else torch.softmax(x, -1)
 
-    told = compare(kernels(cheat, "cuda"), observed(cheat, "cuda"))
-    assert "only under a profiler: " in told and "only without one: " in told, told
+    difference = compare(kernels(cheat, "cuda"), observed(cheat, "cuda"))
+    assert "only under a profiler: " in difference and "only without one: " in difference, difference
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_a_call_that_cannot_be_captured_is_said_to_be_so():
+def test_on_a_gpu_a_call_that_cannot_be_captured_is_reported():
     x = torch.randn(64, 64, device="cuda")
     profiled = kernels(lambda: x.sum(), "cuda")
-    found = observed(lambda: x.sum().item(), "cuda")
-    assert found.note.startswith(NOT_LISTED + "the call cannot be captured"), found
+    unprofiled = observed(lambda: x.sum().item(), "cuda")
+    assert unprofiled.note.startswith(NOT_LISTED + "the call cannot be captured"), unprofiled
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
-    assert compare(profiled, found) == found.note
+    assert compare(profiled, unprofiled) == unprofiled.note
 
 
 def test_a_list_in_which_nothing_computes_says_that_compiled_code_has_no_names():
     x = torch.randn(8, 8)
-    library = ctypes.CDLL(None)  # a function called by its address: nothing of it is listed
+    library = ctypes.CDLL(None)  # a function called by its address appears in no list
 
     def copied_by_address():
         y = torch.empty(8, 8)
@@ -417,4 +421,4 @@ def test_a_list_in_which_nothing_computes_says_that_compiled_code_has_no_names()
 
     assert "called by its address" in unnamed_work(kernels(copied_by_address, "cpu"))
     assert unnamed_work(kernels(lambda: torch.tanh(x), "cpu")) == ""
-    assert unnamed_work(ran(("mine", 1.0))) == "" == unnamed_work(kernels(lambda: None, "cpu"))
+    assert unnamed_work(kernels_of(("mine", 1.0))) == "" == unnamed_work(kernels(lambda: None, "cpu"))

@@ -1,4 +1,4 @@
-"""The table of what batch invariance costs."""
+"""The table of the cost of batch invariance."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ if importlib.util.find_spec("selenium"):
 
 pytestmark = pytest.mark.browser
 
-# The ridge of this device is far at the left, where it has no row: the slope has no room for its names. Its
-# sizes hold three powers of ten, so a wide screen has ticks at 1, 2 and 5 for which a phone has no room.
+# The ridge of this device is far at the left, without a row near it: the labels of the slope do not fit. Its
+# sizes span three powers of ten: a wide screen shows ticks at 1, 2 and 5, which do not fit on a phone.
 STEEP = {**CPU, "device": "Steep", "ceilings": {"copy": 6.8e10, "read": 9e10, "matrix": {"fp32": 1.9e11}}}
 LONG = "dropout_add_layer_norm"
 RECORDS = [
@@ -86,7 +86,7 @@ def test_no_messages_no_requests_and_no_overflow(
     assert overflowing == []
 
 
-# Text that is not shown has an empty box. A plot shows its text in its frame, a bar chart in its track.
+# Hidden text has an empty box. A plot shows its text inside its frame, a bar chart inside its track.
 CUT_TEXT = """
   return [...document.querySelectorAll("svg text")].filter((text) => {
     const box = text.getBoundingClientRect();
@@ -158,8 +158,8 @@ def test_share_of_the_limit_is_visible_without_scrolling_the_table(
         scroll.scrollLeft = 200;
         return [outer, first.getBoundingClientRect().left - scroll.getBoundingClientRect().left];
     """
-    room, first_column = browser.execute_script(script, table, heads.index("of the limit"))
-    assert room >= 0
+    margin, first_column = browser.execute_script(script, table, heads.index("of the limit"))
+    assert margin >= 0
     assert 0 <= first_column <= 2  # it stays when the table is scrolled; 1 pixel is the border
 
 

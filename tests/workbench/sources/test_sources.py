@@ -1,4 +1,4 @@
-"""Files of one's own: what they declare is loaded, what is wrong with them is expected in one line."""
+"""Users' files: their declarations are loaded, and each mistake gives a one-line error."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def load_file(path: Path) -> LoadedFile:
 
 
 def error_of(tmp_path: Path, text: str, name: str = "mine.py") -> str:
-    """Return what is expected of a file with this text."""
+    """Load a file with this text; return the expectation that its error states."""
     path = tmp_path / name
     path.write_text(text)
     with pytest.raises(WeftError) as caught:

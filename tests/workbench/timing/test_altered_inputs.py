@@ -1,4 +1,4 @@
-"""Altered inputs: few elements change, the same in every process, and none that others depend on."""
+"""Altered inputs: few elements change, equally in every process, and none on which others depend."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_few_elements_change_and_come_back(dtype: torch.dtype, many: bool) -> No
         most = 1 + 64 * 128 // SPARSENESS if many else 1
         first, second, small = changed(before, buffers)
         assert 1 <= first <= most and 1 <= second <= most and small == 0
-        # Every element is the old one or the other's at the same position.
+        # Every element is equal to one of the two inputs at the same position.
         for a, b, c in zip(before.inputs, buffers.inputs, other.inputs, strict=True):
             assert bool(((b.double() == a.double()) | (b.double() == c.double())).all())
     assert changed(before, buffers) == [0, 0, 0]

@@ -76,7 +76,7 @@ def test_an_honest_candidate_gets_every_number() -> None:
     assert t.cold > 0 and t.warm and t.host and t.minimum <= t.p10 <= t.cold <= t.p90
     assert t.interval[0] <= t.cold <= t.interval[1]
     assert len(t.samples) >= 3 and t.clocks["overhead_us"] >= 0
-    # The clock is real: other work on the machine may make a time suspect, and nothing else may.
+    # The clock is real: only other work on the machine may make a time suspect.
     doubts = [f for f in t.flags if f.startswith(("suspect", "threads"))]
     assert all(map(is_by_time_alone, doubts)), doubts
 
@@ -171,7 +171,7 @@ def test_cpu_time_beyond_the_wall_time_is_suspect(
 
 
 def costs(clock: ToyClock, us: Callable[[int], float]) -> Callable[[InputBuffers], Call]:
-    """Honest work whose call number n takes ``us(n)`` of the toy clock."""
+    """Correct candidate whose call number n takes ``us(n)`` of the toy clock."""
     count = [0]
 
     def bind(buffers: InputBuffers) -> Call:

@@ -1,4 +1,4 @@
-"""Conditions of processes: they are compared, not demanded, and a reference is sampled twice a round."""
+"""Conditions of processes are compared, not required, and a reference is sampled twice in each round."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def conditions(**changes: Any) -> Conditions:
     return Conditions({7: ThreadConditions(**usual | changes)})
 
 
-def test_what_favours_the_candidate_is_told_and_nothing_else() -> None:
+def test_only_conditions_that_favour_the_candidate_are_reported() -> None:
     one_core, usual = conditions(cores=frozenset({0})), conditions()
     assert describe_change(usual, usual) == describe_advantage(usual, usual) == ""
     assert describe_change(usual, one_core) == "core 0 instead of cores 0, 1"
@@ -45,13 +45,13 @@ def test_what_favours_the_candidate_is_told_and_nothing_else() -> None:
     assert "core 1, which the reference may not" in describe_advantage(usual, one_core)
     assert "niceness -5" in describe_advantage(conditions(niceness=-5), usual)
     assert "priority 9" in describe_advantage(conditions(policy=1, priority=9), usual)
-    # What a candidate does to itself alone is its own affair, and so is a user's taskset.
+    # A candidate may change its own process only, and a user may set the CPU affinity of all.
     for own in (one_core, conditions(niceness=5), conditions(policy=5)):
         assert describe_advantage(own, usual) == describe_advantage(own, own) == ""
 
 
 class Process:
-    """Worker process that sleeps. It is not stopped, and claims ``paused_cpu_seconds``."""
+    """Worker process that sleeps. It is never paused, and reports ``paused_cpu_seconds``."""
 
     def __init__(self) -> None:
         self.parent_conditions = read(os.getpid())

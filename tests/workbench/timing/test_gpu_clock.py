@@ -98,7 +98,7 @@ WRITE_LITTLE = ["sum fp32", "matmul bf16"]
 
 @pytest.mark.parametrize("name", [n for n in LONG if n not in WRITE_LITTLE])
 def test_the_clocks_agree_on_long_kernels(name: str) -> None:
-    """Events, the wall clock around them and a graph agree; do_bench's time is printed beside."""
+    """CUDA events, the wall clock and a graph agree; the test also prints do_bench's time."""
     work, make_buffers = LONG[name]
     outcome = one(bound(work), make_buffers)
     assert outcome.timing is not None, outcome
@@ -133,7 +133,7 @@ def test_the_clocks_agree_on_a_kernel_that_writes_little(name: str, monkeypatch:
 
 
 def test_samples_after_a_call_and_after_a_flush() -> None:
-    """Print the times of the same kernels after a call of their own and after a flush."""
+    """Print the times of the same kernels after a call of the same kernel and after a flush."""
     from weft.workbench.timing.cuda import CudaTimingBackend
 
     backend = CudaTimingBackend()

@@ -1,4 +1,4 @@
-"""Each kind of hook is found while it is there, and nothing is found in a process without hooks."""
+"""Each kind of hook is detected while it is installed, and nothing is detected in a process without hooks."""
 
 from __future__ import annotations
 
@@ -184,11 +184,11 @@ def test_a_hook_that_removes_itself_is_found_when_the_clock_has_stopped() -> Non
     assert monitor.look() == [hooks.QUICK_NAMES[0]]
 
 
-@pytest.mark.parametrize(("gap", "found"), [(200, False), (20 * MAX_GAP_NS, True)])
-def test_work_after_the_last_reading_of_the_clock_is_found_by_its_time(gap: int, found: bool) -> None:
-    """One long gap is the machine's, since a process may wait for a core; a gap in most samples is not."""
+@pytest.mark.parametrize(("gap", "is_detected"), [(200, False), (20 * MAX_GAP_NS, True)])
+def test_work_after_the_last_reading_of_the_clock_is_found_by_its_time(gap: int, is_detected: bool) -> None:
+    """A process may wait for a core once, so one long gap is accepted; a gap in most samples is not."""
     monitor, spent = HookMonitor(PROTECTED), 10 * MAX_GAP_NS
     monitor.after_clock(lambda: spent + 100 * MAX_GAP_NS, 0, spent)
     for _ in range(MIN_GAPS):
         monitor.after_clock(lambda: spent + gap, 0, spent)
-    assert bool(monitor.look()) == found
+    assert bool(monitor.look()) == is_detected

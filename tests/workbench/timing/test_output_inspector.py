@@ -1,4 +1,4 @@
-"""Every output of a timed call is a plain tensor in the form that is due, with memory of its own."""
+"""Every output of a timed call is a plain tensor of the expected form with memory of its own."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_honest_outputs_pass() -> None:
     offset = torch.randn(7, 4)[1:]
     pair = namedtuple("pair", ["y"])
     assert inspect(transposed, offset, pair(X.clone()), (X.clone(),), X.clone().requires_grad_()) == ""
-    largest = torch.randn(6, 4, 3).max(-1)  # a structure of torch's, which is a tuple
+    largest = torch.randn(6, 4, 3).max(-1)  # a named tuple of torch's
     both = (FORM, TensorForm((6, 4), torch.int64, (4, 1)))
     assert inspect(largest, forms=both) == ""
     assert inspect(torch.empty(0, 4), forms=[TensorForm((0, 4), torch.float32, (4, 1))]) == ""

@@ -147,7 +147,7 @@ def test_threads_are_judged_by_the_time_that_they_use() -> None:
             time.sleep(0.005)
             assert monitor.working_threads() == set()
         assert "mine" in names_after_work()
-        monitor.accept_current()  # it belongs to the candidate before
+        monitor.accept_current()  # it belongs to the previous candidate
         _thread.start_new_thread(compute, ())  # not listed by `threading`
         assert names_after_work() == {"a thread"}
     finally:
@@ -182,7 +182,7 @@ def test_the_remote_outputs_to_compare_are_unpredictable() -> None:
 
 
 class Output:
-    """Outputs of a run with one call, in another process."""
+    """Yield the outputs of a run with one call in another process."""
 
     label = "timed"
 

@@ -76,7 +76,7 @@ def test_a_card_that_stays_warm_is_not_waited_for_without_end(monkeypatch: pytes
     assert blocks[1].temp_c == pytest.approx(50.0, abs=1.0)  # the record shows that it began warmer
 
 
-def test_what_the_card_does_not_tell_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readings_that_the_card_lacks_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     card = ToyCard(monkeypatch, tells_energy=False)
     blocks = [run() for _, run in blocks_in_turn({"a": ToyCalls(card, 1000.0)}, ["a"], card, 0.2)]
     summary = summarise_blocks(blocks)

@@ -1,4 +1,4 @@
-"""The audit of dispatch: its points, what it compares, its judgement and the command."""
+"""The audit of dispatch: its points, comparisons, judgement and command."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_wrong_gradient_differs_and_a_vanishing_one_does_not() -> None:
 
 
 class ToyTimer:
-    """A timer whose samples are given."""
+    """Fake timer with given samples."""
 
     def __init__(self, *samples: float | None) -> None:
         self.samples, self.calls, self.flags = samples, 0, set[str]()
