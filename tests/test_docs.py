@@ -32,7 +32,7 @@ PAGES = [
     *sorted((ROOT / "src").rglob("README.md")),
 ]
 IDS = [str(p.relative_to(ROOT)) for p in PAGES]
-# The log and the changelog speak of modules and pages of their day.
+# The log and the changelog name modules and pages that existed when they were written.
 CURRENT = [p for p in PAGES if p.name not in ("log.md", "CHANGELOG.md")]
 CURRENT_IDS = [str(p.relative_to(ROOT)) for p in CURRENT]
 LINK = re.compile(r"(?<!!)\[[^\]\n]*\]\(([^)\s]+)\)")
@@ -40,7 +40,7 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.S | re.M)
 
 
 def prose(page: Path) -> str:
-    """A page without its code, where brackets are no links."""
+    """Return a page's text without its code, in which brackets are not links."""
     return re.sub(r"`[^`\n]*`", "", FENCE.sub("", page.read_text(encoding="utf-8")))
 
 
@@ -137,7 +137,7 @@ def importable(name: str) -> bool:
 def test_every_module_and_file_that_a_page_names_exists(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     missing = [n for n in sorted(set(MODULE.findall(text))) if not n.endswith(".git") and not importable(n)]
-    example = ("silu", "with_cuda_tma", "<", "*")  # names that a recipe makes up
+    example = ("silu", "with_cuda_tma", "<", "*")  # names that a recipe invents
     for name in PATH.findall(text):
         if not (ROOT / name).exists() and not any(word in name for word in example):
             missing.append(name)
@@ -156,8 +156,8 @@ def test_the_drawings_name_files_that_exist() -> None:
 
 def test_the_readme_s_pictures_are_drawn_from_the_records() -> None:
     for theme in overview.THEMES:
-        drawn = (ROOT / overview.PICTURES / f"overview-{theme}.svg").read_text()
-        assert drawn == overview.picture(theme, ROOT / "results"), "python -m weft.workbench.report.overview"
+        svg = (ROOT / overview.PICTURES / f"overview-{theme}.svg").read_text()
+        assert svg == overview.picture(theme, ROOT / "results"), "python -m weft.workbench.report.overview"
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
@@ -167,7 +167,9 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     page = (tmp_path / "index.html").read_text()
-    assert not re.search(r'(?:src|rel="stylesheet" href)="https?:', page)  # nothing is loaded from the web
+    assert not re.search(
+        r'(?:src|rel="stylesheet" href)="https?:', page
+    )  # the page loads nothing from the web
 
 
 def test_python_blocks_of_the_readme_run() -> None:
@@ -177,11 +179,11 @@ def test_python_blocks_of_the_readme_run() -> None:
 
 
 def test_generated_blocks_are_current() -> None:
-    """Run one of the pages that show many commands, another each time; all with --exhaustive."""
+    """Run a random one of the pages that show many commands; --exhaustive runs all."""
     pages = [str(p) for p in PAGES if "[[[cog" in p.read_text(encoding="utf-8")]
     assert str(ROOT / "README.md") in pages
     commands = [p for p in pages if "overview.transcript(" in Path(p).read_text(encoding="utf-8")]
-    assert len(commands) == 3  # each takes half a minute: it runs the commands
+    assert len(commands) == 3  # each page takes half a minute, since its commands run
     shown = sampling.sample(commands, 1, "pages that show commands")
     pages = [p for p in pages if p in shown or p not in commands]
     command = [sys.executable, "-m", "cogapp", "--check", "--diff", *pages]
@@ -208,7 +210,7 @@ def test_figures_name_device_date_commit_and_versions(tmp_path: Path) -> None:
         assert fact in text
     assert "Example CPU" in text
     assert "with uncommitted changes" in text
-    assert "Example CPU" not in overview.readme(folder)  # the README shows a GPU
+    assert "Example CPU" not in overview.readme(folder)  # the README shows figures of a GPU
 
 
 def test_several_commits_are_a_range_of_dates_and_a_number() -> None:
@@ -245,14 +247,14 @@ def test_goals_are_shown_with_their_baseline_and_outcome(tmp_path: Path) -> None
     assert [row.split("|")[6].strip() for row in rows] == ["torch", "torch", "torch", "–"]
 
 
-def test_an_operator_s_figures_hold_six_ways_and_its_ladder(tmp_path: Path) -> None:
+def test_an_operator_s_figures_hold_six_implementations_and_its_ladder(tmp_path: Path) -> None:
     text = figures.operator("sum", results(tmp_path))
     assert "| case | eager | torch | compile | triton | cuda | numba |" in text
     assert "The cuda ladder at" in text and "`cuda/03-dynamic-shared`" in text
     assert figures.operator("nothing", tmp_path) == "No records of `nothing` are committed yet.\n"
 
 
-def test_a_suspect_time_is_nobody_s_best(tmp_path: Path) -> None:
+def test_a_suspect_time_is_never_the_best(tmp_path: Path) -> None:
     fast = record(cold=1.0, efficiency=50.0, flags=("suspect: faster than the floor",))
     append(tmp_path / "a" / "a.jsonl", [fast, record(implementation="cuda", cold=80.0)])
     row = figures.everything(tmp_path).splitlines()[-3]
@@ -270,7 +272,7 @@ def test_no_committed_time_is_suspect() -> None:
     assert timed > 400
 
 
-def test_tables_hold_text_with_bars_and_no_records_are_said(tmp_path: Path) -> None:
+def test_tables_escape_bars_and_report_missing_records(tmp_path: Path) -> None:
     odd = replace(record(), operator="a|b\nc")
     append(tmp_path / "a" / "a.jsonl", [odd])
     assert "a\\|b\\nc" in figures.everything(tmp_path)

@@ -1,4 +1,4 @@
-"""Every example runs, in a process of its own, and says what it is meant to show."""
+"""Every example runs in a separate process and prints its result."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ EXAMPLES = ROOT / "examples"
 
 
 def run(name: str, *arguments: object) -> str:
-    found = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, str(EXAMPLES / name), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=found)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 @pytest.mark.slow
 def test_use_operators() -> None:
-    said = run("use_operators.py")
-    assert "rows sum to 1" in said and "inner sizes" in said
+    output = run("use_operators.py")
+    assert "rows sum to 1" in output and "inner sizes" in output
 
 
 @pytest.mark.slow
@@ -50,9 +50,9 @@ def test_draw_a_page(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_patch_gpt2() -> None:
     pytest.importorskip("transformers", reason="needs transformers")
-    said = run("patch_gpt2.py")
-    assert "transformer.h.*.ln_1 (2x)" in said and "logits None" in said
-    assert "undone, bit for bit: True" in said
+    output = run("patch_gpt2.py")
+    assert "transformer.h.*.ln_1 (2x)" in output and "logits None" in output
+    assert "undone, bit for bit: True" in output
 
 
 def test_every_example_is_tested() -> None:

@@ -1,4 +1,4 @@
-"""What is packaged, and when the environment of `make` is made, kept, mended or made anew."""
+"""Contents of the package, and when `make` creates, keeps, repairs or recreates its environment."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def tool() -> ModuleType:
     return module
 
 
-def made(tool: ModuleType, folder: Path, **changes: object) -> object:
-    """An environment whose stamp is right but for ``changes``, on the Python that runs the test."""
+def make_environment(tool: ModuleType, folder: Path, **changes: object) -> object:
+    """Return an environment of the test's Python whose stamp is correct except for ``changes``."""
     environment = tool.Environment(folder, "run")
     (folder / "bin").mkdir(parents=True)
     environment.python.symlink_to(sys.executable)
@@ -37,53 +37,53 @@ def made(tool: ModuleType, folder: Path, **changes: object) -> object:
     return environment
 
 
-def test_a_whole_environment_is_left_alone(tool: ModuleType, tmp_path: Path) -> None:
-    environment = made(tool, tmp_path / "venv")
+def test_a_complete_environment_is_not_changed(tool: ModuleType, tmp_path: Path) -> None:
+    environment = make_environment(tool, tmp_path / "venv")
     assert environment.is_whole()
     assert environment.must_start_anew() == ""
 
 
 def test_an_environment_to_run_in_is_not_one_to_test_in(tool: ModuleType, tmp_path: Path) -> None:
-    environment = made(tool, tmp_path / "venv")
+    environment = make_environment(tool, tmp_path / "venv")
     environment.stage = "dev"
     assert not environment.is_whole()
-    assert environment.must_start_anew() == ""  # it is added to
+    assert environment.must_start_anew() == ""  # the missing packages are added
 
 
 def test_changed_requirements_are_installed_into_it(tool: ModuleType, tmp_path: Path) -> None:
-    environment = made(tool, tmp_path / "venv", sources="of another day")
+    environment = make_environment(tool, tmp_path / "venv", sources="of another day")
     assert not environment.is_whole()
     assert environment.must_start_anew() == ""
 
 
 def test_a_missing_module_is_noticed(tool: ModuleType, tmp_path: Path) -> None:
-    environment = made(tool, tmp_path / "venv")
+    environment = make_environment(tool, tmp_path / "venv")
     del environment.has_modules
     tool.MODULES["run"] = ("json", "no_such_module_anywhere")
     assert not environment.is_whole()
     assert "is gone" in environment.must_start_anew()
 
 
-def test_what_cannot_be_mended_is_made_anew(tool: ModuleType, tmp_path: Path) -> None:
-    moved = made(tool, tmp_path / "moved", root="/somewhere/else")
+def test_a_broken_environment_is_created_again(tool: ModuleType, tmp_path: Path) -> None:
+    moved = make_environment(tool, tmp_path / "moved", root="/somewhere/else")
     assert "/somewhere/else" in moved.must_start_anew()
-    gpu_came = made(tool, tmp_path / "gpu", gpu=not tool.has_gpu())
+    gpu_came = make_environment(tool, tmp_path / "gpu", gpu=not tool.has_gpu())
     assert "a GPU" in gpu_came.must_start_anew()
-    cut_off = made(tool, tmp_path / "cut")
+    cut_off = make_environment(tool, tmp_path / "cut")
     cut_off.unfinished.touch()
     assert "half-way" in cut_off.must_start_anew()
-    dead = made(tool, tmp_path / "dead")
+    dead = make_environment(tool, tmp_path / "dead")
     del dead.runs
     dead.python.unlink()
     assert "does not start" in dead.must_start_anew()
 
 
-def test_the_kept_torch_is_pinned_and_ours_are_not(tool: ModuleType, tmp_path: Path) -> None:
-    environment = made(tool, tmp_path / "venv")
+def test_an_existing_torch_is_pinned_instead_of_the_default(tool: ModuleType, tmp_path: Path) -> None:
+    environment = make_environment(tool, tmp_path / "venv")
     environment.gpu = False
     environment.ask_torch = lambda what: "12.8"
-    kept = {"pins": {"torch": "2.12.0", "triton": "3.7.0"}, "cuda": "12.8", "outer": []}
-    pins = environment.constraints(kept).read_text().splitlines()
+    kept_torch = {"pins": {"torch": "2.12.0", "triton": "3.7.0"}, "cuda": "12.8", "outer": []}
+    pins = environment.constraints(kept_torch).read_text().splitlines()
     assert "torch==2.12.0" in pins and "triton==3.7.0" in pins
     assert not any(p.startswith(("torch==2.13", "triton==3.6")) for p in pins)
     assert "numpy<2.4" in pins and "cuda-bindings<13" in pins
@@ -98,12 +98,12 @@ def test_an_unknown_accelerator_is_refused(tool: ModuleType, monkeypatch: pytest
 @pytest.mark.slow
 def test_the_wheel_holds_all_that_runs(tmp_path: Path) -> None:
     """Every file of the package that is not Python goes into the wheel too: kernels, templates."""
-    # Not find_spec("pip"): setuptools takes that for pip's start and steps back from distutils, and
-    # whatever imports setuptools later in this process, torch's compiler for one, fails.
+    # Not find_spec("pip"): setuptools would mistake that for pip's start and restore the standard distutils;
+    # later imports of setuptools in this process, for example by torch's compiler, would fail.
     there = {d.metadata["Name"] for d in importlib.metadata.distributions()}
     if not {"pip", "setuptools"} <= there:
         pytest.skip("needs pip and setuptools in this Python")
-    source = tmp_path / "source"  # a build leaves files beside the source
+    source = tmp_path / "source"  # a build creates files beside the source
     source.mkdir()
     listed = subprocess.run(
         ["git", "ls-files", "-z", "src", "docs", "pyproject.toml", "README.md", "LICENSE"],
@@ -121,10 +121,10 @@ def test_the_wheel_holds_all_that_runs(tmp_path: Path) -> None:
     subprocess.run([*command, "-w", str(tmp_path), str(source)], check=True)
     (wheel,) = tmp_path.glob("weft-*.whl")
     packed = set(zipfile.ZipFile(wheel).namelist())
-    wanted = {n.removeprefix("src/") for n in names if n.startswith("src/")}
-    assert wanted <= packed, f"left out of the wheel: {sorted(wanted - packed)}"
+    required = {n.removeprefix("src/") for n in names if n.startswith("src/")}
+    assert required <= packed, f"left out of the wheel: {sorted(required - packed)}"
     assert any(n.endswith("licenses/LICENSE") for n in packed)
-    # `weft help` finds every page of an installation: no shelf of docs/ is left out.
+    # `weft help` finds every page of an installation: no folder of docs/ is missing.
     pages = {n for n in names if n.startswith("docs/") and n.endswith(".md")}
     data = {n.partition("/data/share/weft/")[2] for n in packed if "/data/share/weft/" in n}
     assert data == pages

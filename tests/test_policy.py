@@ -54,7 +54,7 @@ def lines(count: int, text: str = "    x = 1\n") -> str:
 
 CHECK = {"src/weft/workbench/check/__init__.py": ""}
 LATE_IMPORT = "def f():\n    import weft.workbench.check\n"
-# rule -> the files that break it, laid over the sound tree
+# rule -> files that break it, added to the sound tree
 PLANTED: list[tuple[Rule, dict[str, str]]] = [
     (policy.file_lengths, {"src/weft/core/long.py": lines(601, "x = 1\n")}),
     (
@@ -129,7 +129,10 @@ PLANTED: list[tuple[Rule, dict[str, str]]] = [
     (policy.vague_names, {"src/weft/core/e.py": "def f(x):\n    found = x\n    return found\n"}),
     (policy.vague_names, {"src/weft/core/e.py": "class Kept:\n    pass\n"}),
     (policy.vague_names, {"src/weft/core/e.py": "def f(given):\n    return given\n"}),
+    (policy.vague_names, {"tests/test_e.py": "def test_e():\n    wanted = 1\n"}),
+    (policy.vague_names, {"tests/helpers/e.py": "def f(told):\n    return told\n"}),
     (policy.docstring_openings, {"src/weft/core/e.py": 'def f():\n    """What this returns."""\n'}),
+    (policy.docstring_openings, {"tests/test_e.py": '"""Of a file without a kernel."""\n'}),
     (policy.json_files, {"src/weft/core/e.py": "import json\nX = json.loads(FILE.read_text())\n"}),
     (policy.json_files, {"src/weft/core/e.py": "import json\nX = json.load(open('x'))\n"}),
 ]

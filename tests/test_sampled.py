@@ -1,4 +1,4 @@
-"""Samples of tests: the same for one seed, others for other seeds, and the whole where it is asked for."""
+"""Samples of tests: equal for equal seeds, different for different seeds, and everything on request."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ def no_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WEFT_SAMPLE_ALL", raising=False)
 
 
-def drawn(monkeypatch: pytest.MonkeyPatch, seed: int, name: str = "one") -> list[int]:
+def sample_with_seed(monkeypatch: pytest.MonkeyPatch, seed: int, name: str = "one") -> list[int]:
     monkeypatch.setenv("WEFT_SAMPLE_SEED", str(seed))
     return sampling.sample(POPULATION, 3, name)
 
 
 def test_a_seed_gives_one_sample_and_all_seeds_give_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    samples = [drawn(monkeypatch, seed) for seed in range(40)]
-    assert samples == [drawn(monkeypatch, seed) for seed in range(40)]
+    samples = [sample_with_seed(monkeypatch, seed) for seed in range(40)]
+    assert samples == [sample_with_seed(monkeypatch, seed) for seed in range(40)]
     assert all(len(s) == 3 and s == sorted(s) for s in samples)
     assert {element for s in samples for element in s} == set(POPULATION)
-    assert samples != [drawn(monkeypatch, seed, "another") for seed in range(40)]
+    assert samples != [sample_with_seed(monkeypatch, seed, "another") for seed in range(40)]
     monkeypatch.setenv("WEFT_SAMPLE_ALL", "1")
-    assert drawn(monkeypatch, 0) == POPULATION
+    assert sample_with_seed(monkeypatch, 0) == POPULATION
 
 
 def item(test: str, number: int, *marks: pytest.Mark) -> Any:

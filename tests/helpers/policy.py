@@ -33,7 +33,7 @@ MIN_MODULE = 40  # lines below which a module needs more than one importer
 CODE = (".py", ".cu", ".cuh")
 TEXT = (*CODE, ".md", ".toml", ".txt", ".html", ".j2", ".js", ".css", ".json", ".jsonl", "")
 FOLDERS = ("src", "tests", "tools", "examples")
-# Where a link may lead: the homes of what Weft is built on and of the papers it cites.
+# Hosts that a link may name: sites of the projects that Weft is built on and of the papers that it cites.
 PUBLIC = re.compile(
     r"(?:^|\.)(?:apache|arxiv|doi|numba|numpy|openreview|pypi|python|pytorch|semver|triton-lang|w3"
     r"|wikipedia)\.org$|(?:^|\.)(?:github|githubusercontent|keepachangelog|nvidia|amd|intel)\.com$"
@@ -54,7 +54,7 @@ def tree_of(path: Path) -> ast.Module:
 
 @cache
 def nodes_of(path: Path) -> tuple[ast.AST, ...]:
-    """Walked once for all rules."""
+    """Return all nodes of a file's syntax tree, cached for all rules."""
     return tuple(ast.walk(tree_of(path)))
 
 
@@ -64,7 +64,7 @@ def files(root: Path, *suffixes: str, under: tuple[str, ...] = FOLDERS) -> list[
 
 
 def all_text(root: Path) -> list[Path]:
-    """Every text file of the tree, except environments and caches."""
+    """Return every text file of the tree, except environments and caches."""
     paths = []
     for folder, inner, names in os.walk(root):
         inner[:] = sorted(n for n in inner if _is_source(Path(folder, n), root))
@@ -154,11 +154,11 @@ def _until_closed(code: str, start: int) -> str:
 
 def modules(root: Path) -> dict[str, Path]:
     """Module name -> file, for the package."""
-    found = {}
+    paths = {}
     for path in files(root, ".py", under=("src/weft",)):
         parts = path.relative_to(root / "src").with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+        paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return paths
 
 
 def imports(
@@ -194,7 +194,7 @@ def imports(
 
 def layering(root: Path) -> Iterator[str]:
     """A module imports from its own layer and lower ones. Operators do not import one another, and
-    ``workbench.calls`` imports no other room of the workbench."""
+    ``workbench.calls`` imports no other package of the workbench."""
     known = modules(root)
     for name, path in known.items():
         for line, target in imports(name, path, known):
@@ -245,22 +245,22 @@ CHIP = re.compile(
 
 
 def device_names(root: Path) -> Iterator[str]:
-    """Outside machine/ no code decides by the name of a device. Comments and docstrings may tell
-    on which device a figure was seen."""
+    """Outside machine/ no code decides by the name of a device. Comments and docstrings may name the
+    device on which a figure was measured."""
     for path in files(root, *CODE, ".html", ".j2", ".js", ".css", under=("src/weft",)):
         if path.relative_to(root / "src/weft").parts[0] == "machine":
             continue
         if path.suffix == ".py":
-            found = list(_words(path))
+            texts = list(_words(path))
         else:
-            found = list(enumerate(without_comments(path.read_text()).splitlines(), 1))
-        for line, text in found:
+            texts = list(enumerate(without_comments(path.read_text()).splitlines(), 1))
+        for line, text in texts:
             if name := CHIP.search(text):
                 yield violation(root, path, line, f"names the device {name.group()}")
 
 
 def _words(path: Path) -> Iterator[tuple[int, str]]:
-    """Every name and every string that is not a docstring, with its line."""
+    """Yield every name and every string that is not a docstring, with its line."""
     bare = {id(n.value) for n in nodes_of(path) if isinstance(n, ast.Expr)}
     for node in nodes_of(path):
         if isinstance(node, ast.Name):
@@ -298,7 +298,7 @@ def unfinished(root: Path) -> Iterator[str]:
 
 
 def operator_docstrings(root: Path) -> Iterator[str]:
-    """A public operator says what shapes and dtypes it takes and what it raises."""
+    """The docstring of a public operator states its shapes, its dtypes and the errors that it raises."""
     for path in sorted((root / "src/weft/ops").glob("[a-z]*/__init__.py")):
         for node in tree_of(path).body:
             if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
@@ -314,7 +314,7 @@ def operator_docstrings(root: Path) -> Iterator[str]:
 
 
 def dependency_reasons(root: Path) -> Iterator[str]:
-    """Every dependency says why it is there."""
+    """Every dependency has a comment with the reason for it."""
     path = root / "pyproject.toml"
     data = tomllib.loads(path.read_text())
     groups = [data["build-system"]["requires"], data["project"].get("dependencies", [])]
@@ -322,16 +322,16 @@ def dependency_reasons(root: Path) -> Iterator[str]:
     lines = path.read_text().splitlines()
     for requirement in (r for group in groups for r in group):
         for number, line in enumerate(lines, 1):
-            _, found, after = line.partition(f'"{requirement}"')
-            if found and not re.search(r"#\s*\S+ \S+", after):
+            _, requirement_text, after = line.partition(f'"{requirement}"')
+            if requirement_text and not re.search(r"#\s*\S+ \S+", after):
                 yield violation(root, path, number, f"{requirement} has no reason beside it")
 
 
 def dependency_use(root: Path) -> Iterator[str]:
-    """What the package imports is declared, and what is declared is imported.
+    """Every import of the package is a declared dependency, and every declared dependency is imported.
 
-    What only an extra brings may be imported by who needs it, inside a function: the rest of the
-    package works without.
+    A module imports an optional dependency inside a function only, so that the rest of the package works
+    without it.
     """
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     declared = _distributions(project["dependencies"])
@@ -344,13 +344,13 @@ def dependency_use(root: Path) -> Iterator[str]:
             top = target.split(".")[0]
             if top == "cuda" and target.count("."):
                 used.add("cuda-" + target.split(".")[1])
-            wanted = DISTRIBUTIONS.get(top, (top.replace("_", "-"),))
-            used.update(wanted if top != "cuda" else ())
+            distributions = DISTRIBUTIONS.get(top, (top.replace("_", "-"),))
+            used.update(distributions if top != "cuda" else ())
             allowed = declared if target in at_once else declared | optional
-            if not (top in sys.stdlib_module_names or top == "weft" or allowed & set(wanted)):
+            if not (top in sys.stdlib_module_names or top == "weft" or allowed & set(distributions)):
                 yield violation(root, path, line, f"imports {top}, which pyproject.toml does not name")
     if "numba" in used:
-        used.add("numba-cuda")  # it takes the place of numba.cuda and is not imported by name
+        used.add("numba-cuda")  # it replaces numba.cuda and is not imported by name
     yield from (f"pyproject.toml: nothing imports {name}" for name in sorted(declared - used))
 
 
@@ -359,20 +359,19 @@ def _distributions(requirements: Iterable[str]) -> set[str]:
 
 
 def private_places(root: Path) -> Iterator[str]:
-    """No path of somebody's own machine, and no link to a host that is not public."""
+    """No path of a private machine, and no link to a host that is not public."""
     path_of = re.compile(r"(?<![\w./-])/(?:(?:work|root|Users)/|home/(?!user\b|you\b))[\w.]")
     link = re.compile(r"https?://([\w.-]+)")
     for path in all_text(root):
         for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
             if path_of.search(line):
-                yield violation(root, path, number, "a path of somebody's own machine")
+                yield violation(root, path, number, "a path of a private machine")
             for host in link.findall(line):
                 if not PUBLIC.search(host):
                     yield violation(root, path, number, f"a link to {host}")
 
 
-# Words that say that there is a value and not what it is, and private terms that standard ones replaced. The
-# names beside them are bound for a reason: a parameter of users' files or of a library.
+# Words that do not say what a value is, and private terms that standard ones have replaced.
 VAGUE_WORDS = frozenset(
     re.findall(
         r"\w+",
@@ -384,16 +383,23 @@ VAGUE_WORDS = frozenset(
         """,
     )
 )
-# "file: name" -> why it stays
+# "file: name" -> the reason why it is allowed
 ALLOWED_NAMES = {
     "sanitize.py: race": "a data race, as compute-sanitizer's racecheck reports it",
     "sanitize.py: _RACE": "likewise",
+    "test_sanitize.py: race": "likewise",
+    "guarded_pages.py: place": "a verb: it places a tensor at a page",
 }
+NAMED_FOLDERS = ("src/weft", "tests")
+# Tests whose names and docstrings these two rules do not cover yet.
+UNCOVERED = ("test_matmul_wgmma.py", "test_same_modules.py", "test_selftest.py", "test_mutants_wrong.py")
 
 
 def vague_names(root: Path) -> Iterator[str]:
     """A name says what the value is: no function, class, argument or variable is named by a vague word."""
-    for path in files(root, ".py", under=("src/weft",)):
+    for path in files(root, ".py", under=NAMED_FOLDERS):
+        if path.name in UNCOVERED:
+            continue
         for node in nodes_of(path):
             name = ""
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -406,7 +412,8 @@ def vague_names(root: Path) -> Iterator[str]:
                 yield violation(root, path, node.lineno, f"{name} does not say what the value is")
 
 
-OWN_FILES = ("instruments.py",)  # a trace of hundreds of megabytes that this process wrote just now
+# It reads a trace of hundreds of megabytes that the same process has just written.
+OWN_FILES = ("instruments.py",)
 
 
 def json_files(root: Path) -> Iterator[str]:
@@ -420,12 +427,16 @@ def json_files(root: Path) -> Iterator[str]:
                 yield violation(root, path, node.lineno, "use weft.core.json_files.read_json")
 
 
-OPENING = re.compile(r"(?:What|Whether|Which|Who|Whoever|How|Nothing|Nobody|Those)\b")
+OPENING = re.compile(
+    r"(?:What|Whether|Which|Who|Whoever|How|Where|That|Those|Of|By|Nothing|Nobody|Somebody)\b"
+)
 
 
 def docstring_openings(root: Path) -> Iterator[str]:
     """A docstring starts with a verb or a noun, not with a question word."""
-    for path in files(root, ".py", under=("src/weft",)):
+    for path in files(root, ".py", under=NAMED_FOLDERS):
+        if path.name in UNCOVERED:
+            continue
         for node in nodes_of(path):
             if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
                 text = ast.get_docstring(node) or ""
@@ -435,7 +446,7 @@ def docstring_openings(root: Path) -> Iterator[str]:
 
 
 def commands_documented(helps: dict[str, str], docs: str) -> Iterator[str]:
-    """Each command's help shows an example, and the docs speak of it."""
+    """Each command's help shows an example, and a page of the docs describes the command."""
     for name, text in helps.items():
         if f"weft {name}" not in text:
             yield f"weft {name}: its help shows no example"

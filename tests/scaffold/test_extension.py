@@ -1,6 +1,6 @@
 """`weft new --extension`: the project compiles, links and loads with all four build methods, without a GPU.
 
-The kernels' arithmetic is tried in test_extension_kernels.py.
+test_extension_kernels.py tests the kernels' arithmetic.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from weft.core import WeftError
 from weft.scaffold import extension
 
 EXAMPLE = EXAMPLES / "extension"
-BUILD_OUTPUTS = {"build", "dist", "__pycache__"}  # what building there leaves, and git ignores
+BUILD_OUTPUTS = {"build", "dist", "__pycache__"}  # build outputs that git ignores
 
 
 def folder_files(folder: Path) -> dict[str, str]:
-    found = (p for p in folder.rglob("*") if p.is_file() and p.suffix not in (".so", ".pyc"))
-    parts = ((p, p.relative_to(folder).parts) for p in found)
+    files = (p for p in folder.rglob("*") if p.is_file() and p.suffix not in (".so", ".pyc"))
+    parts = ((p, p.relative_to(folder).parts) for p in files)
     ours = (p for p, names in parts if not any(n in BUILD_OUTPUTS or ".egg-info" in n for n in names))
     return {str(p.relative_to(folder)): p.read_text() for p in ours}
 
 
 def module(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """One of the project's scripts, imported by its path with its folder on Python's."""
+    """Import one of the project's scripts, with its folder on Python's path."""
     monkeypatch.syspath_prepend(str(folder))
     for script in ("toolchain", "build_methods", "build_all"):
         monkeypatch.delitem(sys.modules, script, raising=False)
@@ -55,7 +55,7 @@ def command(*arguments: str) -> tuple[str, str, BaseException | None]:
     return done.stdout, done.stderr, done.exception
 
 
-# ---- what is written
+# ---- files written
 
 
 def test_the_example_is_what_the_command_writes() -> None:
@@ -173,16 +173,16 @@ def test_build_all_accepts_only_correct_and_equal_results(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
-    """Bits that differ, a wrong answer, and a method that was not built: each is no success."""
+    """Different bits, a wrong result and a method that was not built each make ``good`` false."""
     build_all = module(EXAMPLE, "build_all", monkeypatch)
-    found = {"load": build_results(), "cmake": other}
-    assert build_all.judge(found, build_only=False) is good
-    build_all.show(found)
+    results = {"load": build_results(), "cmake": other}
+    assert build_all.judge(results, build_only=False) is good
+    build_all.show(results)
     output = capsys.readouterr().out
     assert ("aaaaaa bbbbbb cccccc correct" in output) and other.get("reason", "") in output
     (tmp_path / "gpu").mkdir()
     here = {"nvcc": "13.0", "cores": 2, "date": "2026-01-01T00:00:00Z"}
-    record = {"good": good, "machine": here, "ways": found}
+    record = {"good": good, "machine": here, "ways": results}
     (tmp_path / "gpu/extension.json").write_text(json.dumps(record))
     assert ("with the same bits." in extension.build_report(tmp_path)) is good
     assert "| `load` | 1.0 s | `aaaaaa` `bbbbbb` `cccccc` |" in extension.build_report(tmp_path)
@@ -190,7 +190,7 @@ def test_build_all_accepts_only_correct_and_equal_results(
 
 @pytest.mark.parametrize("tail", [0, 8])
 def test_build_all_names_the_wrong_result(tail: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its comparison with PyTorch, tried on a CPU: an add that leaves the last columns is told."""
+    """Run the comparison with PyTorch on a CPU: it names an add that leaves out the last columns."""
     import torch
 
     def add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -212,7 +212,7 @@ def test_the_report_without_measurements_says_so(tmp_path: Path) -> None:
     assert extension.build_report(tmp_path).startswith("Not measured yet: `python build_all.py --json")
 
 
-# ---- built
+# ---- builds
 
 CALL = """
 import sys, torch
@@ -256,7 +256,7 @@ matmul {'SUCCESS'}
 
 @pytest.fixture(scope="module")
 def nvcc() -> Path:
-    """The toolkit; skips where there is none."""
+    """Return the CUDA toolkit; skip the test if there is none."""
     spec = importlib.util.spec_from_file_location("toolchain", EXAMPLE / "toolchain.py")
     assert spec is not None and spec.loader is not None
     toolchain = importlib.util.module_from_spec(spec)
@@ -268,8 +268,8 @@ def nvcc() -> Path:
 
 
 def build(folder: Path, gpus: str, *methods: str) -> dict[str, Path]:
-    """`build_all.py --build-only` for these GPUs: what each method built and loaded. Skips where a
-    tool is missing, with the project's own message."""
+    """Run `build_all.py --build-only` for these GPUs; return the library of each method. Skip if a tool is
+    missing, with the project's own message."""
     extension.write("tiles", folder / "tiles")
     command = [sys.executable, str(folder / "tiles/build_all.py"), *methods, "--build-only", "--json"]
     known = {**os.environ, "TORCH_CUDA_ARCH_LIST": gpus}
@@ -285,12 +285,12 @@ def build(folder: Path, gpus: str, *methods: str) -> dict[str, Path]:
 
 
 def assert_uses_only_the_stable_abi(library: Path) -> None:
-    """It needs libtorch_cpu, by C functions of the stable ABI, and no other library of PyTorch,
-    Python or CUDA."""
+    """Assert that the library uses libtorch_cpu only, through C functions of the stable ABI, and no other
+    library of PyTorch, Python or CUDA."""
     output = subprocess.run(["readelf", "-d", str(library)], capture_output=True, text=True).stdout
     needed = set(re.findall(r"\(NEEDED\).*\[(.+)\]", output))
     assert {n for n in needed if re.search("torch|c10|cuda|python", n)} == {"libtorch_cpu.so"}
-    assert "libstdc++.so.6" in needed  # a copy of its own would crash where an error is thrown
+    assert "libstdc++.so.6" in needed  # a static copy would crash when an error is thrown
     assert not re.search("RPATH|RUNPATH", output)
     output = subprocess.run(["nm", "-D", "-u", str(library)], capture_output=True, text=True).stdout
     asked = [w[-1] for w in map(str.split, output.splitlines()) if w[0] == "U" and "@" not in w[-1]]
@@ -299,7 +299,7 @@ def assert_uses_only_the_stable_abi(library: Path) -> None:
 
 
 def instructions(library: Path, arch: str) -> dict[str, list[str]]:
-    """Kernel -> its SASS, for one architecture."""
+    """Return the SASS of each kernel by name, for one architecture."""
     tools = disassemble.tools("cuobjdump")
     assert tools, "neither Triton's wheel nor the toolkit has cuobjdump"
     output = disassemble.run([tools[0], "-sass", "-arch", arch, str(library)], "cuobjdump")
@@ -318,7 +318,7 @@ def assert_machine_code(library: Path, arch: str) -> None:
     assert not any(re.search(r"\b(STL|LDL)\b", each) for each in text.values())
 
 
-# One test a method: the tests of a file are spread over processes, and each would build it again.
+# One test per build method: several tests could run in different processes, and each would build again.
 @pytest.mark.slow
 def test_cmake_for_three_architectures(nvcc: Path, tmp_path: Path) -> None:
     library = build(tmp_path, "8.0 9.0 10.0+PTX", "cmake")["cmake"]
@@ -342,7 +342,7 @@ def test_pip_installs_a_library_that_loads(nvcc: Path, tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_all_build_methods_produce_the_same_machine_code(nvcc: Path, tmp_path: Path) -> None:
-    """The same instructions in the same order: the same bits, wherever they run."""
+    """The instructions and their order are equal, so that the results have the same bits on any GPU."""
     libraries = build(tmp_path, "9.0", "load", "load_inline", "pip", "cmake")
     codes = [instructions(one, "sm_90") for one in libraries.values()]
     assert len(codes) == 4 and all(codes[0].values())
@@ -357,7 +357,7 @@ def test_all_build_methods_produce_the_same_machine_code(nvcc: Path, tmp_path: P
 @pytest.mark.gpu
 @pytest.mark.slow
 def test_all_build_methods_agree_on_a_gpu(nvcc: Path, tmp_path: Path) -> None:
-    """All four give the same bits; then the project's own tests, on the library of CMake."""
+    """All four methods give the same bits; then the project's own tests run with CMake's library."""
     extension.write("tiles", tmp_path / "tiles")
     command = [sys.executable, "build_all.py", "--json"]
     where = tmp_path / "tiles"

@@ -1,6 +1,6 @@
 """An extension's kernels on a CPU under gcc's sanitizers: correct as written, detected with a fault.
 
-extension_on_cpu.cpp stands for the GPU. What only a GPU shows (its fences, its speed) is not seen.
+extension_on_cpu.cpp emulates the GPU. These tests cannot show fences or speed, which need a GPU.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from helpers.paths import HELPERS
 from weft.scaffold import extension
 
 MAIN = HELPERS / "extension_on_cpu.cpp"
-FAULTS = {  # name -> what is planted: text of the .cu, and what stands there instead
+FAULTS = {  # name of the fault -> text of the .cu file, and its replacement
     "as_written": ("", ""),
     "grid_not_rounded_up": ("across = blocks_for(columns, ADD_COLUMNS)", "across = columns / 32"),
     "always_float4": ("takes_float4(x) && takes_float4(y) ? n / 4 : 0", "n / 4"),
@@ -29,8 +29,8 @@ FAULTS = {  # name -> what is planted: text of the .cu, and what stands there in
 
 
 def variant(source: str, name: str) -> str:
-    """The kernels as extension_on_cpu.cpp takes them, with one fault and small grids: loops over
-    the grid are gone round, and a launch is a call."""
+    """Return the kernels in the form that extension_on_cpu.cpp needs, with one fault and small grids, so
+    that loops over the grid repeat. A launch becomes a call."""
     small = {"GRID_Y = 65535": "GRID_Y = 5", "RELU_BLOCKS = 1 << 20": "RELU_BLOCKS = 3"}
     shared = {"extern __shared__ float shared[];": "float* const shared = on_cpu::shared;"}
     for old, new_text in [FAULTS[name], *small.items(), *shared.items()]:
@@ -43,7 +43,7 @@ def variant(source: str, name: str) -> str:
 
 
 def compiled(folder: Path) -> Path:
-    """The program; skips where there is no g++ with its sanitizers."""
+    """Compile the program and return its path; skip the test without g++ and its sanitizers."""
     if not shutil.which("g++"):
         pytest.skip("needs g++: apt-get install g++")
     source = extension.project("tiles")["csrc/tiles.cu"]
@@ -57,22 +57,22 @@ def compiled(folder: Path) -> Path:
     command = ["g++", "-std=c++20", "-O1", "-pthread", "-Wno-unknown-pragmas", f"-I{folder}"]
     command += ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     command += [str(MAIN), "-o", str(folder / "on_cpu")]
-    made = subprocess.run(command, capture_output=True, text=True)
-    if "libasan" in made.stderr or "libubsan" in made.stderr:
+    compiler = subprocess.run(command, capture_output=True, text=True)
+    if "libasan" in compiler.stderr or "libubsan" in compiler.stderr:
         pytest.skip("needs gcc's sanitizers: apt-get install libasan8 libubsan1")
-    assert made.returncode == 0, made.stderr[:3000]
+    assert compiler.returncode == 0, compiler.stderr[:3000]
     return folder / "on_cpu"
 
 
 @pytest.mark.slow
 def test_kernels_on_a_cpu(tmp_path: Path) -> None:
-    """As written they pass at every size; with each fault they do not, so that a pass tells."""
+    """The correct kernels pass at every size; with any planted fault they fail."""
     program = compiled(tmp_path)
     for name in FAULTS:
         done = subprocess.run([str(program), name], capture_output=True, text=True, timeout=120)
-        told = f"{name}: {done.stdout}{done.stderr[:3000]}"
+        output = f"{name}: {done.stdout}{done.stderr[:3000]}"
         if name == "as_written":
-            assert done.returncode == 0 and "right: 53 cases" in done.stdout, told
+            assert done.returncode == 0 and "right: 53 cases" in done.stdout, output
         else:
-            assert done.returncode == 1, told
-            assert re.search(r"wrong: |runtime error|AddressSanitizer", told), told
+            assert done.returncode == 1, output
+            assert re.search(r"wrong: |runtime error|AddressSanitizer", output), output

@@ -24,7 +24,7 @@ REGISTRY_TESTS = (
     "tests/ops/test_ops.py",
     "tests/ops/test_conformance.py",
     "tests/dispatch/test_dispatch.py::test_on_a_cpu_torch_s_own",
-    "tests/workbench/kernels/test_provenance.py::test_no_kernel_of_the_house_is_taken_for_a_library_s",
+    "tests/workbench/kernels/test_provenance.py::test_no_kernel_of_weft_is_mistaken_for_a_library_s",
 )
 BESIDE = "test_every_operator_is_public or test_the_sample_meets or torch_s_own or of_the_house"
 
@@ -66,10 +66,10 @@ def test_a_new_operator_passes_check_and_tests_with_nothing_typed(tmp_path: Path
     assert passed == {(i, d) for i in in_tree.IMPLEMENTATIONS for d in ("forward", "backward")}
     shown = run("weft", "ops", "silu")
     assert all(implementation in shown for implementation in in_tree.IMPLEMENTATIONS)
-    # -n 0: this test may be one of several workers' already.
+    # -n 0: this test may already run in one of several workers.
     few = ("-q", "-n", "0", "-p", "no:cacheprovider", "-k", f"silu or {BESIDE}")
     summary = run("pytest", *few, *REGISTRY_TESTS).splitlines()[-1]
-    # Traced twice, registered once, five wrong calls, four tests of the registry; the rest is conformance.
+    # Two tests of tracing, one of registration, five of wrong calls, four of the registry; then conformance.
     assert "failed" not in summary and int(summary.split(" passed")[0].split()[-1]) > 12 + 10, summary
 
 

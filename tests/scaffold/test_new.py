@@ -1,4 +1,4 @@
-"""Starting files: each passes its check where it can run, compiles where not, and reads well."""
+"""Starting files: each passes its check if it can run here, and compiles otherwise."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from weft.workbench.sources.cuda_file import compile_only
 from weft.workbench.sources.source import LoadedFile, Source, load
 
 OPERATORS = starters.OPERATORS
-# Elements of the largest case that is quick, and of the largest that is taken with --slow: the
-# interpreter takes a program at a time, the simulator a thread.
+# Elements of the largest quick case, and of the largest case with --slow: the interpreter runs one program
+# at a time, the simulator one thread.
 QUICK_SIZES = {"eager": 2000, "triton": 500, "numba": 30}
 SLOW_SIZES = {"eager": 1 << 18, "triton": 1 << 15, "numba": 600}
 QUICK_CASES = 6  # cases without --slow, spread over the quick ones
-GPU_SIZE = 1 << 24  # elements; `weft check` takes the larger ones too
+GPU_SIZE = 1 << 24  # elements; `weft check` also runs larger cases
 RUNNABLE = [(o, b) for o in OPERATORS for b in starters.BACKENDS if b != "cuda"]
 
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """Small cases on one core: waking the others costs ten times the work where they are busy."""
+    """Run small cases on one core: on a busy machine, waking threads takes ten times as long as the work."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -60,7 +60,7 @@ def judge(
     chosen: list[Case],
     baseline: Implementation | None = None,
 ) -> int:
-    """How many verdicts were a pass; what could not run is left out, and none may fail."""
+    """Check the cases in all directions that can run; assert that each passes, and return their number."""
     passed = 0
     for case in chosen:
         for direction in one.directions:
@@ -68,7 +68,7 @@ def judge(
             if not support:
                 continue
             with warnings.catch_warnings(), asked_twice(not support.timed):
-                warnings.simplefilter("ignore", RuntimeWarning)  # numpy's, of NaN that is meant
+                warnings.simplefilter("ignore", RuntimeWarning)  # numpy warns about intended NaN
                 verdict = check(operator, one, case, direction, "cpu", n_seeds=1, baseline=baseline)
             assert verdict.status == PASS, f"{case.name} {direction}: {verdict.reason}"
             passed += 1
@@ -85,7 +85,7 @@ def test_a_starter_passes_its_check(operator: str, backend: str, tmp_path: Path)
     small = cases(spec, QUICK_SIZES[backend])
     if backend == "numba":  # the simulator computes all types as it does float32
         small = [c for c in small if c.dtype == "float32"]
-        small.sort(key=lambda c: -max(i.numel for i in c.inputs))  # not rows of one element alone
+        small.sort(key=lambda c: -max(i.numel for i in c.inputs))  # not only rows of one element
     few = QUICK_CASES // 2 if backend == "numba" else QUICK_CASES
     assert judge(spec, one, small[:: -(-len(small) // few)]) >= QUICK_CASES // 2
 
@@ -116,7 +116,7 @@ def test_a_starter_passes_on_a_gpu(operator: str, backend: str, tmp_path: Path) 
 
 
 @pytest.mark.gpu
-@pytest.mark.alone  # with its reference it takes what a device has
+@pytest.mark.alone  # its check, with the reference, needs the whole memory of a device
 @pytest.mark.parametrize("backend", starters.BACKENDS)
 def test_a_matmul_starter_passes_beyond_31_bit_indices_on_a_gpu(backend: str, tmp_path: Path) -> None:
     large = [c for c in gpu_cases("matmul") if has_large_output("matmul", c)]
@@ -150,8 +150,8 @@ def count_passes_on_a_gpu(path: Path, operator: str, chosen: list[Case]) -> int:
 def test_an_operator_starter_passes_its_check(tmp_path: Path) -> None:
     path = tmp_path / "rms.py"
     path.write_text(starters.own_operator("rms", name="triton/mine", file=path.name))
-    found = load_one(path)
-    (operator,), (eager, triton) = found.operators, found.implementations
+    loaded = load_one(path)
+    (operator,), (eager, triton) = loaded.operators, loaded.implementations
     assert (operator.name, eager.name, triton.name) == ("rms", "eager", "triton/mine")
     small = cases(operator, 8000)
     assert judge(operator, eager, small, eager) == 2 * len(small)
