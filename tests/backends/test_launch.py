@@ -33,11 +33,11 @@ def test_a_configuration_is_what_the_driver_reads(
 ) -> None:
     pytest.importorskip("cuda.bindings.driver")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    for asked in (False, True):
-        config = nvrtc._launch_config((3, 2), 64, 16, asked, 0x1234)
+    for overlap in (False, True):
+        config = nvrtc._launch_config((3, 2), 64, 16, overlap, 0x1234)
         *sizes, stream, attributes, count = CONFIG.unpack(ctypes.string_at(config.getPtr(), CONFIG.size))
         assert (sizes, stream) == ([3, 2, 1, 64, 1, 1, 16], 0x1234)
-        assert count == (asked and able)
+        assert count == (overlap and able)
         if count:
             attribute = ATTRIBUTE.unpack(ctypes.string_at(attributes, ATTRIBUTE.size))
             assert attribute == (PROGRAMMATIC_STREAM_SERIALIZATION, 1)

@@ -43,7 +43,7 @@ class Stopped(NamedTuple):
     code: int
     out: str
     err: str
-    left: list[str]
+    remaining: list[str]
 
     @property
     def last(self) -> str:
@@ -112,7 +112,7 @@ def test_check_shows_the_checks_that_are_done() -> None:
         "from weft.cli import check\ncheck.PARALLEL_SECONDS = 0.0\n"  # worker processes, which must end too
     )
     done = stop(r"\[([5-9]|\d\d)/\d+\]", signal.SIGINT, "check", "gelu", *EAGER, patch=several)
-    assert done.code == 130 and done.left == [], done.err
+    assert done.code == 130 and done.remaining == [], done.err
     assert "gelu" in done.out.splitlines()[1]
     match = re.fullmatch(r"stopped after (\d+) of (\d+) checks: (\d+) passed, 0 failed \(.*\)", done.last)
     assert match, done.out
@@ -129,7 +129,7 @@ def test_check_prints_json_and_ends_the_worker_of_a_file(tmp_path: Path) -> None
         "    return torch.nn.functional.gelu(x, approximate=approximate)\n"
     )
     done = stop(r"\[([3-9]|\d\d)/\d+\]", signal.SIGTERM, "check", "--with", file, "--json", "--device", "cpu")
-    assert done.code == 143 and done.left == [], done.err
+    assert done.code == 143 and done.remaining == [], done.err
     report = json.loads(done.out)
     assert report["stopped"] is True and report["passed"] is False and len(report["verdicts"]) >= 2
     assert re.search(r"^stopped after \d+ of \d+ checks", done.err, re.MULTILINE)
@@ -139,7 +139,7 @@ def test_bench_keeps_the_points_that_are_timed(tmp_path: Path) -> None:
     saved = tmp_path / "records.jsonl"
     cases = ("--case", "fp32-7x129", "--case", "fp32-64x64-outliers", "--case", "fp32-4099-sweep")
     done = stop(r"\[2/\d+\]", signal.SIGINT, "bench", "gelu", *cases, *EAGER, "--quick", "--save", saved)
-    assert done.code == 130 and done.left == [], done.err
+    assert done.code == 130 and done.remaining == [], done.err
     records, torn = read(saved)
     assert torn == 0 and len(records) in (2, 4) and {r.operator for r in records} == {"gelu"}
     assert re.fullmatch(rf"stopped after [12] points?: [24] timed \(.*\); saved in {saved}", done.last), (
@@ -152,7 +152,7 @@ def test_selftest_keeps_its_results_and_ends_its_workers(tmp_path: Path) -> None
     # The line after a result: at least one kernel of several is judged by then.
     killed = r"after W\d\d/sum/eager\S*: killed"
     done = stop(killed, signal.SIGTERM, "selftest", "--operator", "sum", "--device", "cpu", "--save", saved)
-    assert done.code == 143 and done.left == [], done.err
+    assert done.code == 143 and done.remaining == [], done.err
     assert re.match(r"stopped after \d+ of \d+ planted kernels: killed [1-9]", done.last), done.out
     report = json.loads(saved.read_text())
     assert report["stopped"] is True and report["killed"] >= 1 and report["survivors"] == []
@@ -162,7 +162,7 @@ def test_judge_shows_the_checks_that_are_done() -> None:
     folder = EXAMPLES / "judge" / "kernelbench" / "gelu"
     arguments = (folder / "reference.py", folder / "right.py", "--json", "--device", "cpu")
     done = stop(r"checking|observing", signal.SIGINT, "judge", *arguments)
-    assert done.code == 130 and done.left == [], done.err
+    assert done.code == 130 and done.remaining == [], done.err
     report = json.loads(done.out)
     assert report["stopped"] is True and report["correct"] is False
     assert {"name": "import", "status": "pass", "detail": ""} in report["checks"]
@@ -176,7 +176,7 @@ def test_the_noise_of_stopped_runs_is_shown_and_not_saved(tmp_path: Path, cache_
         *(signal.SIGTERM, "compare", "--measure-noise", "--noise", noise, "--json", *bench),
         WEFT_CACHE_DIR=str(cache_with_ceilings),
     )
-    assert done.code == 143 and done.left == [], done.err
+    assert done.code == 143 and done.remaining == [], done.err
     report = json.loads(done.out)
     assert report["stopped"] is True and report["runs"] == 2 and len(report["points"]) == 2
     assert report["path"] is None and not noise.exists()
@@ -192,7 +192,7 @@ def test_a_stopped_study_is_a_record_without_a_profile(tmp_path: Path, cache_wit
         patch="from weft.lab.study import measure\nmeasure.MAX_ROUNDS = 10**6\n",
         WEFT_CACHE_DIR=str(cache_with_ceilings),
     )
-    assert done.code == 130 and done.left == [], done.err
+    assert done.code == 130 and done.remaining == [], done.err
     record = json.loads((out / "study.json").read_text())
     assert record["stopped"] is True and record["profile"] == []
     assert all(p["samples"] >= 3 for points in record["points"].values() for p in points)

@@ -129,14 +129,14 @@ def test_a_block_counts_inside_of_it_in_its_thread_and_for_its_backward() -> Non
     assert variant_of(ops.softmax(x, impl="triton")) == "triton"
     seen = {}
 
-    def elsewhere() -> None:
+    def call_in_thread() -> None:
         seen["thread"] = variant_of(ops.softmax(x, impl="triton"))
 
     with weft.batch_invariant():
         with weft.batch_invariant():
             pass
         y = ops.softmax(x, impl="triton")
-        thread = threading.Thread(target=elsewhere)
+        thread = threading.Thread(target=call_in_thread)
         thread.start()
         thread.join()
     assert variant_of(y) == "triton/invariant" and seen == {"thread": "triton"}

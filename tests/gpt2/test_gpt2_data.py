@@ -150,11 +150,11 @@ def test_prefetched_batches_are_the_same_in_any_order(monkeypatch: pytest.Monkey
         return whole(*position)
 
     monkeypatch.setattr(batches, "at", counted)
-    with Prefetch(batches, "cpu", accumulate=2, rank=0, world=2) as ahead:
+    with Prefetch(batches, "cpu", accumulate=2, rank=0, world=2) as prefetch:
         for position in [(0, 0), (0, 1), (1, 0), (7, 1), (2, 0)]:
-            for got, expected in zip(ahead.at(*position), whole(*position, 2, 0, 2), strict=True):
+            for got, expected in zip(prefetch.at(*position), whole(*position, 2, 0, 2), strict=True):
                 assert torch.equal(got, expected)
-            ahead.prefetch_next()
+            prefetch.prefetch_next()
         assert all(ready.acquire(timeout=30) for _ in range(6))
     # Each call prefetches the next batch; a batch out of order is read when it is requested.
     assert batches_read[:6] == [(0, 0), (0, 1), (1, 0), (1, 1), (7, 1), (8, 0)]
@@ -165,13 +165,13 @@ def test_prefetched_batches_are_the_same_in_any_order(monkeypatch: pytest.Monkey
 def test_prefetched_batches_are_copied_asynchronously() -> None:
     """The copy is asynchronous: pinned memory must not be overwritten before it ends."""
     batches = Batches(tokens(i % 60000 for i in range(1 << 18)), 32, 1024, 0, 60000)
-    with Prefetch(batches, "cuda", accumulate=2) as ahead:
+    with Prefetch(batches, "cuda", accumulate=2) as prefetch:
         busy = torch.randn(4096, 4096, device="cuda")
         prefetched = []
         for position in [(step, micro) for step in range(20) for micro in range(2)]:
             busy = busy @ busy.T / busy.norm()
-            prefetched.append((position, ahead.at(*position)))
-            ahead.prefetch_next()
+            prefetched.append((position, prefetch.at(*position)))
+            prefetch.prefetch_next()
     for position, pair in prefetched:
         for got, expected in zip(pair, batches.at(*position, 2), strict=True):
             assert got.device.type == "cuda" and torch.equal(got.cpu(), expected)
@@ -181,13 +181,13 @@ def test_prefetch_errors_are_raised_by_at() -> None:
     batches = Batches(tokens([*range(60), 99]), 1, 4, 0, 60)
     order = permuted(np.arange(15), 15, 0, 0).tolist()
     last = order.index(14)  # the window whose last target is 99
-    with Prefetch(batches, "cpu") as ahead:
+    with Prefetch(batches, "cpu") as prefetch:
         for step in range(last):
-            ahead.at(step)
-            ahead.prefetch_next()
+            prefetch.at(step)
+            prefetch.prefetch_next()
         with pytest.raises(WeftError, match="here, token 60"):
-            ahead.at(last)
-        ahead.at(last + 1)
+            prefetch.at(last)
+        prefetch.at(last + 1)
 
 
 # --- shards

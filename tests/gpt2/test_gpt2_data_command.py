@@ -72,13 +72,13 @@ def test_invalid_calls(
     Path("empty.txt").write_text("")
     Path("full.txt").write_text("text")
     assert weft(*arguments) == 2
-    heard = capsys.readouterr()
-    assert message in heard.err and not heard.out
+    captured = capsys.readouterr()
+    assert message in captured.err and not captured.out
     assert sorted(p.name for p in tmp_path.iterdir()) == ["empty.txt", "full.txt"]
 
 
 @pytest.fixture
-def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+def text_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """A local server in place of the text's public address; the dictionary sets its response."""
     server_state: dict[str, Any] = {"content": b"First Citizen:\n" * 9, "status": 200, "asked": 0}
 
@@ -109,16 +109,16 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
 
 
 def test_shakespeare_is_fetched_once_and_encoded(
-    home: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text_server: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "new" / "data"
     assert weft("shakespeare", "--output", folder) == 0
     path = folder / "tinyshakespeare.txt"
-    assert capsys.readouterr().out == f"{path}\n" and path.read_bytes() == home["content"]
+    assert capsys.readouterr().out == f"{path}\n" and path.read_bytes() == text_server["content"]
     assert weft("shakespeare", "--output", folder, "--tokeniser", "bytes", "--json") == 0
-    heard = capsys.readouterr()
-    assert "there already" in heard.err and home["asked"] == 1
-    assert [s["bytes"] for s in json.loads(heard.out)] == [135, 1024 + 270]
+    captured = capsys.readouterr()
+    assert "there already" in captured.err and text_server["asked"] == 1
+    assert [s["bytes"] for s in json.loads(captured.out)] == [135, 1024 + 270]
     assert sorted(p.name for p in folder.iterdir()) == [
         "tinyshakespeare.txt",
         "tinyshakespeare_000000.bin",
@@ -126,28 +126,28 @@ def test_shakespeare_is_fetched_once_and_encoded(
     path.write_text("another")
     assert weft("shakespeare", "--output", folder) == 2
     assert "is there, and is not" in capsys.readouterr().err
-    assert path.read_text() == "another" and home["asked"] == 1
+    assert path.read_text() == "another" and text_server["asked"] == 1
 
 
 @pytest.mark.parametrize("fault", ["other", "longer", "cut off", "silent", "status", "offline"])
 def test_failed_download_leaves_nothing(
     fault: str,
-    home: dict[str, Any],
+    text_server: dict[str, Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    right, message = home["content"], "SHA-256: expected "
+    right, message = text_server["content"], "SHA-256: expected "
     if fault == "other":
-        home["content"] = right.replace(b"First", b"Worst")
+        text_server["content"] = right.replace(b"First", b"Worst")
     elif fault == "longer":
-        home["content"] = right * 1000
+        text_server["content"] = right * 1000
     elif fault == "cut off":
-        home["content"], home["length"] = right[:50], len(right)
+        text_server["content"], text_server["length"] = right[:50], len(right)
     elif fault == "silent":
-        home["content"] = b""
+        text_server["content"] = b""
     elif fault == "status":
-        home["status"], message = 404, "could not be fetched: got Not Found"
+        text_server["status"], message = 404, "could not be fetched: got Not Found"
     else:
         with socket.socket() as free:  # nothing listens on a port that was just released
             free.bind(("127.0.0.1", 0))
@@ -156,6 +156,6 @@ def test_failed_download_leaves_nothing(
         monkeypatch.setattr(fetching, "SHAKESPEARE", source)
         message = "could not be fetched: got [Errno 111] Connection refused"
     assert weft("shakespeare", "--output", tmp_path / "data") == 2
-    heard = capsys.readouterr()
-    assert message in heard.err and heard.err.count("\nhint: ") == 1 and not heard.out
+    captured = capsys.readouterr()
+    assert message in captured.err and captured.err.count("\nhint: ") == 1 and not captured.out
     assert not list(tmp_path.iterdir())

@@ -158,17 +158,17 @@ def test_sharded_checkpoint_is_read_whole(runs: Path) -> None:
     assert len(list(newest.glob("model/*"))) == len(list(newest.glob("optimizer/*"))) == 2
 
 
-@pytest.mark.parametrize("how", ["edited", "missing", "added"])
-def test_damaged_shard_is_named(runs: Path, tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize("damage", ["edited", "missing", "added"])
+def test_damaged_shard_is_named(runs: Path, tmp_path: Path, damage: str) -> None:
     shutil.copytree(runs / "fsdp", tmp_path / "run")
     root, messages = tmp_path / "run" / CHECKPOINTS, list[str]()
     newest = list_checkpoints(root)[0]
     part = sorted(newest.glob("optimizer/*"))[1]
-    if how == "edited":
+    if damage == "edited":
         data = bytearray(part.read_bytes())
         data[-1] ^= 1
         part.write_bytes(data)
-    elif how == "missing":
+    elif damage == "missing":
         part.unlink()
     else:
         part = Path(shutil.copy(part, part.with_name("shard-00003.safetensors")))
@@ -180,8 +180,8 @@ def test_damaged_shard_is_named(runs: Path, tmp_path: Path, how: str) -> None:
 
 def test_full_disk_ends_all_processes_with_one_message(runs: Path) -> None:
     """Under FSDP2 the second process fails and all raise; under DDP the first fails and the other waits."""
-    each = [(runs / f"fsdp-full-{rank}.txt").read_text() for rank in range(2)]
-    assert each[0] == each[1] and "may not grow so large" in each[0]
+    errors = [(runs / f"fsdp-full-{rank}.txt").read_text() for rank in range(2)]
+    assert errors[0] == errors[1] and "may not grow so large" in errors[0]
     stderr = (runs / "stderr.txt").read_text()
     assert stderr.count("error: ") == 1 and "may not grow so large" in stderr, stderr
     assert "Traceback" not in stderr, stderr
@@ -192,11 +192,11 @@ def test_full_disk_ends_all_processes_with_one_message(runs: Path) -> None:
 
 
 def test_signal_to_one_process_ends_all_at_the_same_step(runs: Path) -> None:
-    each = [json.loads((runs / f"stopped-{rank}.json").read_text()) for rank in range(2)]
-    assert each[0] == each[1] and each[0]["signal"] == signal.SIGTERM
-    assert each[0]["step"] == len(losses(runs / "stopped")) >= HALF - 1
+    outcomes = [json.loads((runs / f"stopped-{rank}.json").read_text()) for rank in range(2)]
+    assert outcomes[0] == outcomes[1] and outcomes[0]["signal"] == signal.SIGTERM
+    assert outcomes[0]["step"] == len(losses(runs / "stopped")) >= HALF - 1
     loaded = checkpoint.load(list_checkpoints(runs / "stopped" / CHECKPOINTS)[0])
-    assert loaded.step == each[0]["step"]
+    assert loaded.step == outcomes[0]["step"]
 
 
 def test_killed_process_ends_all_with_one_message(tmp_path: Path) -> None:

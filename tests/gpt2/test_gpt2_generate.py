@@ -39,7 +39,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def lively(ops: str = "weft") -> GPT:
+def sensitive_model(ops: str = "weft") -> GPT:
     """A model whose next token depends on all earlier ones; initial weights give a nearly uniform one."""
     model = GPT(replace(CONFIG, ops=ops, dropout=0.5), seed=1)
     with torch.no_grad():
@@ -60,20 +60,20 @@ def prompt(length: int) -> torch.Tensor:
 )
 def test_cache_does_not_change_tokens(ops: str, length: int, count: int) -> None:
     """Prompts of one token, of an odd number, up to the last position, and beyond it."""
-    model, prompt_ids = lively(ops), prompt(length)
+    model, prompt_ids = sensitive_model(ops), prompt(length)
     for options in SAMPLING_OPTIONS.values():
         both = [generate(model, prompt_ids, count, cache=c, **options) for c in (True, False)]  # type: ignore[arg-type]
         assert torch.equal(*both)
         assert both[0].shape == (2, length + count) and torch.equal(both[0][:, :length], prompt_ids)
     assert model.training, "as it was before"
-    again = generate(model, prompt_ids, count, **SAMPLING_OPTIONS["all"])  # type: ignore[arg-type]
+    repeated = generate(model, prompt_ids, count, **SAMPLING_OPTIONS["all"])  # type: ignore[arg-type]
     other = generate(model, prompt_ids, count, temperature=1.3, seed=5)
-    assert torch.equal(again, both[0]) and not torch.equal(again, other)
+    assert torch.equal(repeated, both[0]) and not torch.equal(repeated, other)
 
 
 def test_cached_logits_equal_those_of_the_whole_sequence() -> None:
     """Compare the logits of each step; the buffers are never reallocated."""
-    model = lively().eval()
+    model = sensitive_model().eval()
     tokens = prompt(24)
     cache = KVCache(CONFIG, 2, device=torch.device("cpu"), dtype=torch.float32)
     addresses = cache.keys.data_ptr(), cache.values.data_ptr()
@@ -93,7 +93,7 @@ def test_cached_logits_equal_those_of_the_whole_sequence() -> None:
 
 
 def test_window_slides_past_block_size() -> None:
-    model = lively().eval()
+    model = sensitive_model().eval()
     tokens = generate(model, prompt(20), 10, temperature=0.0)
     for end in range(24, 30):
         last = model(tokens[:, end - 24 : end])[:, -1]
@@ -140,12 +140,12 @@ def test_tokens_follow_their_probabilities() -> None:
 )
 def test_invalid_arguments_are_refused_before_the_first_token(options: Any, message: str) -> None:
     with pytest.raises(WeftError) as refused:
-        stream(lively(), **{"tokens": prompt(3), "count": 4, **options})
+        stream(sensitive_model(), **{"tokens": prompt(3), "count": 4, **options})
     assert message in str(refused.value)
 
 
 def test_logits_that_are_not_finite_are_an_error() -> None:
-    model = lively()
+    model = sensitive_model()
     with torch.no_grad():
         model.ln_f.weight[3] = float("nan")
     with pytest.raises(WeftError, match="logits: expected finite"):
@@ -154,7 +154,7 @@ def test_logits_that_are_not_finite_are_an_error() -> None:
 
 def folders(root: Path) -> dict[str, Path]:
     """Write one model as a run's directory, a checkpoint and a Hugging Face folder."""
-    tensors = {n: p.detach() for n, p in lively().named_parameters()}
+    tensors = {n: p.detach() for n, p in sensitive_model().named_parameters()}
     state = {"plan": {"model": asdict(CONFIG), "tokeniser": "bytes"}}
     files = {MODEL: tensors}
     one = checkpoint.save(root / "run" / CHECKPOINTS, 100, files, state)
@@ -163,29 +163,29 @@ def folders(root: Path) -> dict[str, Path]:
 
 
 def test_generate_prints_the_same_text_from_each_format(tmp_path: Path) -> None:
-    def asked(folder: Path, *more: str) -> Any:
+    def generate_text(folder: Path, *more: str) -> Any:
         arguments = ["generate", str(folder), "--prompt", "def ", "--tokens", "26", "--seed", "2"]
         done = CliRunner().invoke(app, [*arguments, *more], catch_exceptions=False)
         assert done.exit_code == 0 and "M parameters, bytes, on " in done.stderr
         return done
 
-    known = folders(tmp_path)
-    plain = asked(known["run"])
+    paths = folders(tmp_path)
+    plain = generate_text(paths["run"])
     assert "26 tokens in" in plain.stderr
-    assert asked(known["checkpoint"], "--no-cache", "--ops", "eager").stdout == plain.stdout
-    reply = json.loads(asked(known["hugging face"], "--tokeniser", "bytes", "--json").stdout)
+    assert generate_text(paths["checkpoint"], "--no-cache", "--ops", "eager").stdout == plain.stdout
+    reply = json.loads(generate_text(paths["hugging face"], "--tokeniser", "bytes", "--json").stdout)
     assert reply["text"] + "\n" == plain.stdout
     assert len(reply["tokens"]) == 26 and reply["prompt_tokens"] == 4
 
 
 def test_generate_refuses_unreadable_models(tmp_path: Path) -> None:
-    known = folders(tmp_path)
+    paths = folders(tmp_path)
     for arguments, message in (
         ([str(tmp_path / "nothing")], "expected a folder, got none"),
         ([str(tmp_path)], "holds no checkpoint"),
-        ([str(known["run"]), "--ops", "tritn"], "ops: expected weft, torch, eager"),
-        ([str(known["run"]), "--tokeniser", "words"], "expected bytes or gpt2, got words"),
-        ([str(known["hugging face"])], "the tokeniser gpt2: expected at most 256 tokens"),
+        ([str(paths["run"]), "--ops", "tritn"], "ops: expected weft, torch, eager"),
+        ([str(paths["run"]), "--tokeniser", "words"], "expected bytes or gpt2, got words"),
+        ([str(paths["hugging face"])], "the tokeniser gpt2: expected at most 256 tokens"),
     ):
         with pytest.raises(WeftError) as refused:
             CliRunner().invoke(app, ["generate", *arguments], catch_exceptions=False)

@@ -273,9 +273,9 @@ def test_dropout_depends_only_on_its_seed() -> None:
     losses = {}
     for ops in OPS_CHOICES:
         model = GPT(replace(CONFIG, dropout=0.2, ops=ops))
-        asked = [model(tokens, following(labels), seed=s).item() for s in (7, 7, 8)]
-        assert asked[0] == asked[1] != asked[2]
-        losses[ops] = asked[0]
+        seeded_losses = [model(tokens, following(labels), seed=s).item() for s in (7, 7, 8)]
+        assert seeded_losses[0] == seeded_losses[1] != seeded_losses[2]
+        losses[ops] = seeded_losses[0]
         with pytest.raises(WeftError, match="dropout"):
             model(tokens, following(labels))
         plain = GPT(CONFIG)(tokens, following(labels))

@@ -44,7 +44,7 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An uninterrupted run of 20 steps."""
     out = tmp_path_factory.mktemp("whole") / "run"
     train(out, keep=4)
@@ -52,10 +52,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def copy(whole: Path, tmp_path: Path) -> Path:
+def copy(uninterrupted: Path, tmp_path: Path) -> Path:
     """A copy of that run as of its 15th step's checkpoint, with its text."""
     out = tmp_path / "run"
-    shutil.copytree(whole, out)
+    shutil.copytree(uninterrupted, out)
     shutil.rmtree(out / "checkpoints" / "step-00000020")
     return out
 
@@ -97,20 +97,22 @@ def test_kills_on_a_gpu_change_no_bit(tmp_path: Path) -> None:
     assert kill_test(tmp_path, 8, "cuda")["killed"] == 8
 
 
-def at(step: int, what: Callable[[torch.Tensor], torch.Tensor], until: int | None = None) -> Any:
+def with_changed_loss(
+    step: int, change: Callable[[torch.Tensor], torch.Tensor], until: int | None = None
+) -> Any:
     """Return GPT's forward with a changed loss at one training step or a range of steps."""
     forward, count = GPT.forward, [0]
 
     def changed(self: GPT, tokens: torch.Tensor, *more: Any, **named: Any) -> torch.Tensor:
         loss = forward(self, tokens, *more, **named)
         count[0] += self.training
-        return what(loss) if step <= count[0] <= (until or step) and self.training else loss
+        return change(loss) if step <= count[0] <= (until or step) and self.training else loss
 
     return changed
 
 
 def test_nan_loss_does_not_change_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GPT, "forward", at(6, lambda loss: loss * float("nan")))
+    monkeypatch.setattr(GPT, "forward", with_changed_loss(6, lambda loss: loss * float("nan")))
     done = train(tmp_path / "run", checkpoint_every=1, keep=20, steps=8)
     root = tmp_path / "run" / "checkpoints"
     before, after = (checkpoint.load(root / f"step-{n:08d}") for n in (5, 6))
@@ -122,7 +124,7 @@ def test_nan_loss_does_not_change_the_weights(tmp_path: Path, monkeypatch: pytes
 
 
 def test_repeated_nan_ends_the_run_with_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GPT, "forward", at(4, lambda loss: loss * float("inf"), until=99))
+    monkeypatch.setattr(GPT, "forward", with_changed_loss(4, lambda loss: loss * float("inf"), until=99))
     with pytest.raises(WeftError, match=r"step 6: .*3 steps in a row.*lower --lr"):
         train(tmp_path / "run", patience=3)
     assert checkpoints(tmp_path / "run") == [5]  # of which two were skipped
@@ -135,7 +137,7 @@ def test_repeated_nan_ends_the_run_with_a_checkpoint(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("factor", [3.0, -1.0], ids=["upward", "downward"])
 def test_an_outlier_is_skipped(factor: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GPT, "forward", at(15, lambda loss: loss * factor))
+    monkeypatch.setattr(GPT, "forward", with_changed_loss(15, lambda loss: loss * factor))
     train(tmp_path / "run", outlier_window=8, outlier_z=6.0, lr=1e-5)
     skipped = {line["step"]: line["skipped"] for line in lines(tmp_path / "run") if "skipped" in line}
     assert list(skipped) == ([15] if factor > 0 else [])
@@ -147,22 +149,22 @@ def out_of_memory(loss: torch.Tensor) -> torch.Tensor:
 
 
 def test_out_of_memory_gives_advice_and_can_be_resumed(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "run"
-    monkeypatch.setattr(GPT, "forward", at(8, out_of_memory))
+    monkeypatch.setattr(GPT, "forward", with_changed_loss(8, out_of_memory))
     with pytest.raises(WeftError, match=r"step 8: out of memory with 4 .*--accumulate 2"):
         train(out)
     assert checkpoints(out) == [5, 7]
     monkeypatch.undo()
     train(out, resume=True, accumulate=2)
-    expected, got = losses(whole), losses(out)
+    expected, got = losses(uninterrupted), losses(out)
     assert [got[n] for n in range(1, 8)] == [expected[n] for n in range(1, 8)]
     assert list(got.values()) == pytest.approx(list(expected.values()), rel=1e-4)
 
 
 def test_full_disk_keeps_older_checkpoints(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, real = tmp_path / "run", checkpoint._write_tensors
 
@@ -178,7 +180,7 @@ def test_full_disk_keeps_older_checkpoints(
     assert [p.name for p in (out / "checkpoints").iterdir()] == ["step-00000005"]
     monkeypatch.undo()
     train(out, resume=True)
-    assert losses(out) == losses(whole)
+    assert losses(out) == losses(uninterrupted)
 
 
 def test_file_size_limit_is_a_clear_error(tmp_path: Path) -> None:
@@ -217,7 +219,7 @@ def edit(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "harm", "reason"),
+    ("name", "damage", "reason"),
     [
         (MODEL, cut, "bytes of"),
         (OPTIMIZER, flip, "its hash does not match"),
@@ -228,15 +230,15 @@ def edit(path: Path) -> None:
     ids=["torn", "flipped", "edited", "torn state", "missing"],
 )
 def test_broken_checkpoint_falls_back_to_the_one_before(
-    name: str, harm: Callable[[Path], None], reason: str, whole: Path, copy: Path
+    name: str, damage: Callable[[Path], None], reason: str, uninterrupted: Path, copy: Path
 ) -> None:
-    harm(copy / "checkpoints" / "step-00000015" / name)
+    damage(copy / "checkpoints" / "step-00000015" / name)
     train(copy, resume=True)
     messages = "\n".join(MESSAGES)
     assert "step-00000015" in messages and reason in messages and "the one before it" in messages
-    assert losses(copy) == losses(whole)
-    assert same(weights(copy), weights(whole))
-    last = [read_state(list_checkpoints(out / "checkpoints")[0]) for out in (copy, whole)]
+    assert losses(copy) == losses(uninterrupted)
+    assert same(weights(copy), weights(uninterrupted))
+    last = [read_state(list_checkpoints(out / "checkpoints")[0]) for out in (copy, uninterrupted)]
     assert last[0]["guard"] == last[1]["guard"]  # the windows of recent losses and norms
     assert checkpoints(copy) == [5, 10, 15, 20]  # step 15 was computed again
     assert (copy / "checkpoints" / "broken-step-00000015").is_dir()
@@ -279,7 +281,7 @@ def test_a_token_outside_the_vocabulary_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_after_the_step_with_a_checkpoint(
-    number: signal.Signals, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    number: signal.Signals, uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, log = tmp_path / "run", metrics.Metrics.log
 
@@ -294,4 +296,4 @@ def test_a_signal_ends_after_the_step_with_a_checkpoint(
     assert checkpoints(out)[-1] == done.outcome.step == 7
     monkeypatch.undo()
     assert train(out, resume=True).outcome.signal is None
-    assert losses(out) == losses(whole)
+    assert losses(out) == losses(uninterrupted)

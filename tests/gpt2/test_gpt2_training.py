@@ -87,7 +87,7 @@ def test_moved_gradients_do_not_rebuild_launch_tables() -> None:
     model, peer = (torch.nn.Sequential(torch.nn.Linear(9, 5), torch.nn.Linear(5, 3)) for _ in "ab")
     peer.load_state_dict(model.state_dict())
     ours, eager = (Optimizer(m.named_parameters(), impl=i) for m, i in ((model, "triton"), (peer, "eager")))
-    laid, live_gradients = [], []
+    table_builds, live_gradients = [], []
     for number, size in enumerate((0.5, 4.0, 4.0), 1):
         for m in (model, peer):
             draw(m, size, number)
@@ -97,28 +97,28 @@ def test_moved_gradients_do_not_rebuild_launch_tables() -> None:
         before = parameter_groups._pairs.cache_info().misses
         ours.step(number, 1e-2, norms.tolist(), combined_norm(norms.tolist()), 1.0)
         stepped(eager, number, 1.0)
-        laid.append(parameter_groups._pairs.cache_info().misses)
-        assert laid[-1] == before  # the tables are not built again once they exist
+        table_builds.append(parameter_groups._pairs.cache_info().misses)
+        assert table_builds[-1] == before  # the tables are not built again once they exist
         for a, b in zip(model.parameters(), peer.parameters(), strict=True):
             torch.testing.assert_close(a, b, rtol=3e-6, atol=3e-7)
-    assert len(set(laid)) == 1
+    assert len(set(table_builds)) == 1
 
 
 def test_half_precision_parameters_are_rounded_masters() -> None:
     """A float32 model with the same gradients has the same masters; parameters are the rounded masters."""
-    whole, half = GPT(SMALL, seed=1), GPT(SMALL, seed=1)
-    masters = {name: p.detach().clone() for name, p in half.named_parameters()}
-    half.to(torch.bfloat16)
-    ours = Optimizer(half.named_parameters(), masters=masters)
-    theirs = Optimizer(whole.named_parameters())
+    full_precision, bfloat16_model = GPT(SMALL, seed=1), GPT(SMALL, seed=1)
+    masters = {name: p.detach().clone() for name, p in bfloat16_model.named_parameters()}
+    bfloat16_model.to(torch.bfloat16)
+    ours = Optimizer(bfloat16_model.named_parameters(), masters=masters)
+    theirs = Optimizer(full_precision.named_parameters())
     for number in (1, 2, 3):
-        draw(half, 4.0, number)
-        for p, q in zip(whole.parameters(), half.parameters(), strict=True):
+        draw(bfloat16_model, 4.0, number)
+        for p, q in zip(full_precision.parameters(), bfloat16_model.parameters(), strict=True):
             assert q.grad is not None
             p.grad = q.grad.float()
         stepped(ours, number, 1.0, lr=1e-4)  # small beside a bfloat16's last place
         stepped(theirs, number, 1.0, lr=1e-4)
-    for name, p in half.named_parameters():
+    for name, p in bfloat16_model.named_parameters():
         torch.testing.assert_close(ours.masters()[name], theirs.masters()[name], rtol=1e-6, atol=1e-10)
         assert torch.equal(p, ours.masters()[name].bfloat16())
     again = Optimizer(GPT(SMALL, seed=2, dtype=torch.bfloat16).named_parameters())
@@ -193,14 +193,14 @@ def test_accumulation_computes_the_same_step(tmp_path: Path) -> None:
     """Compare 1 x 4 sequences, 2 x 2 and 4 x 1: equal losses, norms and weights within rounding."""
     for parts in (1, 2, 4):
         train(tmp_path / str(parts), accumulate=parts, steps=6)
-    expected, at = losses(tmp_path / "1"), weights(tmp_path / "1")
+    expected, expected_weights = losses(tmp_path / "1"), weights(tmp_path / "1")
     for parts in (2, 4):
         step_losses = losses(tmp_path / str(parts))
         assert list(step_losses.values()) == pytest.approx(list(expected.values()), rel=1e-5)
         norms = [[x["norm"] for x in lines(tmp_path / str(n))] for n in (1, parts)]
         assert norms[1] == pytest.approx(norms[0], rel=1e-3)  # AdamW itself is blind to a scale
         for name, weight in weights(tmp_path / str(parts)).items():
-            torch.testing.assert_close(weight, at[name], rtol=1e-3, atol=2e-4)
+            torch.testing.assert_close(weight, expected_weights[name], rtol=1e-3, atol=2e-4)
 
 
 def test_run_learns_and_writes_its_files(tmp_path: Path) -> None:

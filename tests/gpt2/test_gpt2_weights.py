@@ -18,7 +18,7 @@ CONFIG = ModelConfig(vocab_size=131, block_size=32, layers=2, heads=4, width=64)
 
 
 @pytest.mark.parametrize(
-    ("what", "message"),
+    ("change", "message"),
     [
         ("head", "lm_head.weight: expected the token table itself"),
         ("missing", "transformer.h.1.mlp.c_fc.weight: expected (256, 64), got none"),
@@ -31,31 +31,31 @@ CONFIG = ModelConfig(vocab_size=131, block_size=32, layers=2, heads=4, width=64)
         ("sizes", "a GPT-2's configuration, got KeyError: 'n_head'"),
     ],
 )
-def test_folder_of_another_model_is_refused(tmp_path: Path, what: str, message: str) -> None:
+def test_folder_of_another_model_is_refused(tmp_path: Path, change: str, message: str) -> None:
     tensors = dict(GPT(CONFIG).named_parameters())
     file = tmp_path / weights.MODEL
     weights.save(tmp_path, CONFIG, tensors)
     data = load_file(file)
     config = json.loads((tmp_path / "config.json").read_text())
-    if what == "head":
+    if change == "head":
         data["lm_head.weight"] = data["transformer.wte.weight"] + 1
-    elif what == "missing":
+    elif change == "missing":
         del data["transformer.h.1.mlp.c_fc.weight"]
-    elif what == "shape":
+    elif change == "shape":
         data["transformer.wpe.weight"] = data["transformer.wpe.weight"][1:].contiguous()
-    elif what == "more":
+    elif change == "more":
         data["transformer.h.7.ln_1.bias"] = torch.zeros(64)
-    elif what == "activation":
+    elif change == "activation":
         config["activation_function"] = "relu"
-    elif what == "inner":
+    elif change == "inner":
         config["n_inner"] = 100
-    elif what == "sizes":
+    elif change == "sizes":
         del config["n_head"]
     save_file(data, file)
     (tmp_path / "config.json").write_text(json.dumps(config))
-    if what == "torn":
+    if change == "torn":
         file.write_bytes(file.read_bytes()[:-1000])
-    elif what == "none":
+    elif change == "none":
         file.unlink()
     with pytest.raises(WeftError) as refused:
         weights.load(tmp_path)

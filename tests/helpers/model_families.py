@@ -144,8 +144,8 @@ def family(name: str) -> Any:
     """Return a small model of a family with random weights; its classes have the published names."""
     torch.manual_seed(0)
 
-    def named(base: type[nn.Module], what: str) -> type[nn.Module]:
-        return type(f"{name}{what}", (base,), {})
+    def named(base: type[nn.Module], suffix: str) -> type[nn.Module]:
+        return type(f"{name}{suffix}", (base,), {})
 
     gemma = name == "Gemma"
     norm = named(OnePlusRMSNorm if gemma else RMSNorm, "RMSNorm")

@@ -79,8 +79,8 @@ def _is_source(path: Path, root: Path) -> bool:
     return not hidden and not any(p in generated or p.endswith(".egg-info") for p in parts)
 
 
-def violation(root: Path, path: Path, line: int, what: str) -> str:
-    return f"{path.relative_to(root)}:{line}: {what}"
+def violation(root: Path, path: Path, line: int, problem: str) -> str:
+    return f"{path.relative_to(root)}:{line}: {problem}"
 
 
 def file_lengths(root: Path) -> Iterator[str]:
@@ -201,11 +201,11 @@ def layering(root: Path) -> Iterator[str]:
             parts, to = name.split("."), target.split(".")
             if to[0] != "weft" or len(to) == 1:
                 continue
-            mine = LAYERS.index(parts[1]) if len(parts) > 1 and parts[1] in LAYERS else 0
-            theirs = LAYERS.index(to[1]) if to[1] in LAYERS else 0
+            own_layer = LAYERS.index(parts[1]) if len(parts) > 1 and parts[1] in LAYERS else 0
+            target_layer = LAYERS.index(to[1]) if to[1] in LAYERS else 0
             if len(parts) > 1 and parts[1] not in (*LAYERS, "__main__"):
                 yield violation(root, path, line, f"{name} belongs to no layer")
-            elif theirs > mine and parts[1:] != ["__main__"]:
+            elif target_layer > own_layer and parts[1:] != ["__main__"]:
                 yield violation(root, path, line, f"{name} imports {target} from a higher layer")
             elif _another_operator(parts, to):
                 yield violation(root, path, line, f"{name} imports another operator, {target}")
@@ -303,14 +303,14 @@ def operator_docstrings(root: Path) -> Iterator[str]:
         for node in tree_of(path).body:
             if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
                 text = ast.get_docstring(node) or ""
-                for word, pattern in (
+                for subject, pattern in (
                     ("shapes", r"[Ss]hape|\([A-Za-z*.]+, ?[A-Za-z*.]+\)"),
                     ("dtypes", r"float|fp32|bf16|dtype"),
                     ("errors", r"WeftError"),
                 ):
                     if not re.search(pattern, text):
-                        what = f"{node.name}: the docstring does not tell its {word}"
-                        yield violation(root, path, node.lineno, what)
+                        problem = f"{node.name}: the docstring does not tell its {subject}"
+                        yield violation(root, path, node.lineno, problem)
 
 
 def dependency_reasons(root: Path) -> Iterator[str]:

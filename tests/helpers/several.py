@@ -71,7 +71,7 @@ def halve(root: Path, before: str, name: str) -> None:
     shutil.rmtree(checkpoint_path(root / name / CHECKPOINTS, STEPS))
 
 
-def again(root: Path, name: str, before: str, group: ProcessGroup, **settings: Any) -> None:
+def repeat_second_half(root: Path, name: str, before: str, group: ProcessGroup, **settings: Any) -> None:
     """Repeat the second half of an earlier run."""
     if group.is_main:
         halve(root, before, name)
@@ -116,7 +116,7 @@ def main(root: Path) -> None:
         for name, (settings, before) in RUNS.items():
             fsdp.UNIT_PARAMETERS = together if name in TOGETHER else 1
             if before:
-                again(root, name, before, group, **settings)
+                repeat_second_half(root, name, before, group, **settings)
             else:
                 train(root, name, group, **settings)
             barrier(group)

@@ -99,7 +99,7 @@ def run(out: Path, settings: dict[str, Any]) -> NoReturn:
         os._exit(code)
 
 
-def wait_for(kind: str, out: Path, rng: random.Random, ahead: int, start: float) -> None:
+def wait_for(kind: str, out: Path, rng: random.Random, steps_per_kill: int, start: float) -> None:
     """Wait for the moment to kill: during the start (``start`` seconds), the steps, or the writing of a
     checkpoint."""
     path = out / metrics.FILE
@@ -108,13 +108,13 @@ def wait_for(kind: str, out: Path, rng: random.Random, ahead: int, start: float)
     if kind == "start":
         time.sleep(rng.random() * start)
         return
-    more = rng.randrange(60, 60 + 100 * ahead)  # bytes: a line has about a hundred
+    bytes_to_write = rng.randrange(60, 60 + 100 * steps_per_kill)  # bytes: a line has about a hundred
     hidden = f"{TEMPORARY}*"
     while time.monotonic() < until:
         writing = kind == "writing" and any((out / CHECKPOINTS).glob(hidden))
         grown = path.stat().st_size - before if path.exists() else 0
         # If the loop misses the writing, it stops after some bytes, so that later kills still have steps.
-        if writing or grown > (more if kind == "steps" else 150 * ahead):
+        if writing or grown > (bytes_to_write if kind == "steps" else 150 * steps_per_kill):
             break
     time.sleep(rng.random() * (0.01 if kind == "steps" else 0.004))
 
@@ -122,11 +122,11 @@ def wait_for(kind: str, out: Path, rng: random.Random, ahead: int, start: float)
 def killed(out: Path, kills: int, settings: dict[str, Any], seed: int) -> dict[str, Any]:
     """Run to the end through ``kills`` kills; count them, and those that left a partial checkpoint."""
     rng, counts = random.Random(seed), {"killed": 0, "half": 0, "early": 0}
-    ahead = max(1, settings["steps"] // (2 * kills))
+    steps_per_kill = max(1, settings["steps"] // (2 * kills))
     start = 0.3 if settings["device"] == "cpu" else 10.0
     for number in range(kills):
         child = attempt(out, settings)
-        wait_for(("start", "steps", "writing", "writing")[number % 4], out, rng, ahead, start)
+        wait_for(("start", "steps", "writing", "writing")[number % 4], out, rng, steps_per_kill, start)
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         counts["killed"] += os.WIFSIGNALED(status)
@@ -141,7 +141,7 @@ if __name__ == "__main__":
     if sys.argv[1] == "attempt":
         run(Path(sys.argv[2]), json.loads(sys.argv[3]))
     root, kills, device = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    asked = {"steps": 10 * kills, "checkpoint_every": 2, "device": device}
-    _, whole = os.waitpid(attempt(root / "whole", asked), 0)
-    summary = killed(root / "killed", kills, asked, seed=int(sys.argv[4]))
-    print(json.dumps({**summary, "whole": os.waitstatus_to_exitcode(whole)}))
+    settings = {"steps": 10 * kills, "checkpoint_every": 2, "device": device}
+    _, uninterrupted_status = os.waitpid(attempt(root / "whole", settings), 0)
+    summary = killed(root / "killed", kills, settings, seed=int(sys.argv[4]))
+    print(json.dumps({**summary, "whole": os.waitstatus_to_exitcode(uninterrupted_status)}))

@@ -282,7 +282,7 @@ FINGERPRINT = (
 
 
 @pytest.fixture
-def elsewhere(tmp_path: Path) -> Path:
+def untracked_package(tmp_path: Path) -> Path:
     """Copy the package to a folder outside any git repository."""
     for part in ("core", "machine"):
         shutil.copytree(SRC / "weft" / part, tmp_path / "weft" / part)
@@ -290,40 +290,40 @@ def elsewhere(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_fingerprint_outside_git(elsewhere: Path) -> None:
-    fingerprint, heavy = python(FINGERPRINT, elsewhere)
+def test_fingerprint_outside_git(untracked_package: Path) -> None:
+    fingerprint, heavy = python(FINGERPRINT, untracked_package)
     assert (fingerprint["commit"], fingerprint["dirty"]) == (None, None)
     assert heavy == []
     assert fingerprint["versions"]["torch"] and fingerprint["versions"]["weft"]
     assert fingerprint["date"][-6] in "+-"  # with a time zone
-    fingerprint, _ = python(FINGERPRINT, elsewhere, WEFT_COMMIT="abc123")
+    fingerprint, _ = python(FINGERPRINT, untracked_package, WEFT_COMMIT="abc123")
     assert (fingerprint["commit"], fingerprint["dirty"]) == ("abc123", False)
-    fingerprint, _ = python(FINGERPRINT, elsewhere, WEFT_COMMIT="abc123-dirty")
+    fingerprint, _ = python(FINGERPRINT, untracked_package, WEFT_COMMIT="abc123-dirty")
     assert (fingerprint["commit"], fingerprint["dirty"]) == ("abc123", True)
 
 
 @pytest.mark.skipif(not shutil.which("git"), reason="needs git")
-def test_fingerprint_in_git(elsewhere: Path) -> None:
+def test_fingerprint_in_git(untracked_package: Path) -> None:
     def git(*arguments: str) -> str:
         identity = ("-c", "user.name=t", "-c", "user.email=t@example.org")
-        command = ["git", "-C", str(elsewhere), *identity, *arguments]
+        command = ["git", "-C", str(untracked_package), *identity, *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     git("init", "-q")
-    (elsewhere / ".gitignore").write_text("__pycache__\n")
+    (untracked_package / ".gitignore").write_text("__pycache__\n")
     git("add", ".gitignore")
     git("commit", "-q", "-m", "somebody else's work")
     # The package is inside a checkout that does not track it, as in a virtual environment.
-    assert python(FINGERPRINT, elsewhere)[0]["commit"] is None
+    assert python(FINGERPRINT, untracked_package)[0]["commit"] is None
     git("add", "weft")
     git("commit", "-q", "-m", "weft itself")
-    fingerprint, _ = python(FINGERPRINT, elsewhere)
+    fingerprint, _ = python(FINGERPRINT, untracked_package)
     assert (fingerprint["commit"], fingerprint["dirty"]) == (git("rev-parse", "HEAD"), False)
-    (elsewhere / "results.jsonl").write_text("{}\n")  # a record beside the source is no change
-    assert python(FINGERPRINT, elsewhere)[0]["dirty"] is False
-    with (elsewhere / "weft" / "core" / "cost.py").open("a") as file:
+    (untracked_package / "results.jsonl").write_text("{}\n")  # a record beside the source is no change
+    assert python(FINGERPRINT, untracked_package)[0]["dirty"] is False
+    with (untracked_package / "weft" / "core" / "cost.py").open("a") as file:
         file.write("# changed\n")
-    assert python(FINGERPRINT, elsewhere)[0]["dirty"] is True
+    assert python(FINGERPRINT, untracked_package)[0]["dirty"] is True
 
 
 def test_device_command(tmp_path: Path) -> None:

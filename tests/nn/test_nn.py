@@ -121,17 +121,17 @@ def moved(module: nn.Module) -> nn.Module:
 @pytest.mark.parametrize("name", PAIRS)
 def test_module_equals_torch(name: str) -> None:
     ours, torchs, call = PAIRS[name]
-    own, mine = moved(torchs()), ours()
-    mine.load_state_dict(own.state_dict())
-    assert list(mine.state_dict()) == list(own.state_dict())
-    torchs().load_state_dict(mine.state_dict())
+    own, ours_module = moved(torchs()), ours()
+    ours_module.load_state_dict(own.state_dict())
+    assert list(ours_module.state_dict()) == list(own.state_dict())
+    torchs().load_state_dict(ours_module.state_dict())
 
-    def asked(module: nn.Module, x: torch.Tensor) -> Answers:
+    def answers_of(module: nn.Module, x: torch.Tensor) -> Answers:
         x = x.requires_grad_()
         return answers(module, lambda m: call(m, x), x)
 
-    truth = asked(in_float64(own), sequence().double())
-    assert_within(asked(mine, sequence()), asked(own, sequence()), truth)
+    truth = answers_of(in_float64(own), sequence().double())
+    assert_within(answers_of(ours_module, sequence()), answers_of(own, sequence()), truth)
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -169,14 +169,14 @@ def by_hand(module: Any, x: torch.Tensor) -> torch.Tensor:
 def test_llama_attention() -> None:
     module = moved(weft.nn.SelfAttention(32, 4, num_kv_heads=2, rotary_base=1e3))
 
-    def asked(call: Callable[..., Any], module: nn.Module, x: torch.Tensor) -> Answers:
+    def answers_of(call: Callable[..., Any], module: nn.Module, x: torch.Tensor) -> Answers:
         x = x.requires_grad_()
         return answers(module, lambda m: call(m, x), x)
 
     x = sequence(2, 7, 32)
-    truth = asked(by_hand, in_float64(module), x.detach().double())
-    got = asked(lambda m, x: m(x), module, x.detach().clone())
-    assert_within(got, asked(by_hand, module, x.detach().clone()), truth)
+    truth = answers_of(by_hand, in_float64(module), x.detach().double())
+    got = answers_of(lambda m, x: m(x), module, x.detach().clone())
+    assert_within(got, answers_of(by_hand, module, x.detach().clone()), truth)
     shared = weft.nn.rotary_angles(7, 8, 1e3)
     assert torch.equal(module(x, rotary=shared), module(x))
 
@@ -355,10 +355,10 @@ BAD: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("what", BAD)
-def test_unsupported_option_is_one_clear_error(what: str) -> None:
-    with pytest.raises(WeftError, match=what) as caught:
-        BAD[what]()
+@pytest.mark.parametrize("option", BAD)
+def test_unsupported_option_is_one_clear_error(option: str) -> None:
+    with pytest.raises(WeftError, match=option) as caught:
+        BAD[option]()
     assert caught.value.expected and caught.value.got
 
 

@@ -272,9 +272,9 @@ def build(folder: Path, gpus: str, *methods: str) -> dict[str, Path]:
     missing, with the project's own message."""
     extension.write("tiles", folder / "tiles")
     command = [sys.executable, str(folder / "tiles/build_all.py"), *methods, "--build-only", "--json"]
-    known = {**os.environ, "TORCH_CUDA_ARCH_LIST": gpus}
-    known.pop("TILES_LIBRARY", None)
-    done = subprocess.run(command, capture_output=True, text=True, env=known, timeout=900)
+    environment = {**os.environ, "TORCH_CUDA_ARCH_LIST": gpus}
+    environment.pop("TILES_LIBRARY", None)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
     output = json.loads(done.stdout)
     reasons = [one["reason"] for one in output["ways"].values() if "reason" in one]
     if missing := [reason for reason in reasons if "pip install" in reason]:
@@ -293,9 +293,9 @@ def assert_uses_only_the_stable_abi(library: Path) -> None:
     assert "libstdc++.so.6" in needed  # a static copy would crash when an error is thrown
     assert not re.search("RPATH|RUNPATH", output)
     output = subprocess.run(["nm", "-D", "-u", str(library)], capture_output=True, text=True).stdout
-    asked = [w[-1] for w in map(str.split, output.splitlines()) if w[0] == "U" and "@" not in w[-1]]
-    assert [n for n in asked if not re.match(r"(aoti_)?torch_", n)] == []
-    assert "torch_library_impl" in asked
+    undefined = [w[-1] for w in map(str.split, output.splitlines()) if w[0] == "U" and "@" not in w[-1]]
+    assert [n for n in undefined if not re.match(r"(aoti_)?torch_", n)] == []
+    assert "torch_library_impl" in undefined
 
 
 def instructions(library: Path, arch: str) -> dict[str, list[str]]:
@@ -326,8 +326,8 @@ def test_cmake_for_three_architectures(nvcc: Path, tmp_path: Path) -> None:
     for arch in ("sm_80", "sm_90", "sm_100"):
         assert_machine_code(library, arch)
     command = [sys.executable, "-c", CALL, str(tmp_path / "tiles/src")]
-    known = {**os.environ, "TILES_LIBRARY": str(library)}
-    done = subprocess.run(command, capture_output=True, text=True, env=known, cwd=tmp_path)
+    environment = {**os.environ, "TILES_LIBRARY": str(library)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
     assert done.stdout == EXPECTED_OUTPUT, done.stdout + done.stderr[-3000:]
 
 

@@ -179,9 +179,9 @@ def test_beating_the_floor_is_suspect_on_a_gpu_and_flagged_on_a_cpu() -> None:
 
 
 def test_names_that_are_not_there_are_errors_before_anything_runs() -> None:
-    for how in ({"cases": ["fp32-9x9"]}, {"directions": ["sideways"]}):
+    for options in ({"cases": ["fp32-9x9"]}, {"directions": ["sideways"]}):
         with pytest.raises(WeftError, match="unknown"):
-            run(EAGER, **how)
+            run(EAGER, **options)
     with pytest.raises(WeftError, match="unknown operator"):
         bench.run(["gel"], device="cpu")
     with pytest.raises(WeftError, match="unknown implementation"):

@@ -87,11 +87,11 @@ def test_a_case_with_a_share_of_its_rows() -> None:
 
 def test_the_sweep_looks_closer_where_the_choice_changes() -> None:
     operator = registry.operator("gelu")
-    asked: list[int] = []
+    measured_rows: list[int] = []
 
     def measure(_: Operator, case: Case) -> Point:
         rows = case.inputs[0].shape[0]
-        asked.append(rows)
+        measured_rows.append(rows)
         ours = 50.0 if rows > 500 else 200.0
         one = record(implementation="triton", cold=ours), record(implementation="torch", cold=100.0)
         point = tune.point_of(operator, case, one)
@@ -100,7 +100,7 @@ def test_the_sweep_looks_closer_where_the_choice_changes() -> None:
 
     one = replace(operator, cases=(operator.case(CASE),))
     points = list(tune.sweep(one, "cuda", measure))
-    assert asked == [16384, 2048, 256, 16384 // 23, 32]
+    assert measured_rows == [16384, 2048, 256, 16384 // 23, 32]
     assert [dispatch.best(p, grad=False) for p in points] == [
         *("triton", "triton", "torch", "triton", "torch")
     ]
@@ -171,11 +171,13 @@ def test_show_says_whose_table_counts(folders: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_the_facts_of_a_table_are_those_of_the_newest_record() -> None:
-    def at(date: str, copy: float) -> Record:
+    def record_at(date: str, copy: float) -> Record:
         machine = {**GPU, "date": date, "arch": "sm_70", "units": 8, "ceilings": {"copy": copy}}
         return timed("torch", 1.0, machine=machine)
 
-    facts = tune.facts_of([at("2026-02-01", 2e12), at("2026-01-01", 1e12), timed("torch", 1.0, machine=CPU)])
+    facts = tune.facts_of(
+        [record_at("2026-02-01", 2e12), record_at("2026-01-01", 1e12), timed("torch", 1.0, machine=CPU)]
+    )
     assert facts == {DEVICE: {"arch": "sm_70", "units": 8, "copy": 2e12}}
 
 

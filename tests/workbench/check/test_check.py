@@ -66,8 +66,8 @@ def test_an_honest_kernel_passes(one):
 def test_every_rule_refuses_something_here():
     # 'stream' needs a GPU, 'replaced' a worker process (weft selftest has both); 'drift' is tested below, and
     # 'growth' in test_growth.py.
-    elsewhere = {"stream", "replaced", "drift", "growth"}
-    covered = {rule for one in WRONG for rule in one.rule.split("|")} | elsewhere
+    tested_elsewhere = {"stream", "replaced", "drift", "growth"}
+    covered = {rule for one in WRONG for rule in one.rule.split("|")} | tested_elsewhere
     assert covered == set(RULES) | set(ACROSS)
 
 
@@ -119,7 +119,7 @@ def test_leaving_a_rule_out_never_raises():
 
 
 def test_an_unsupported_one_is_never_run(monkeypatch):
-    def refuse(*asked: object) -> Support:
+    def refuse(*arguments: object) -> Support:
         return no("needs a GPU; run on a machine with one")
 
     monkeypatch.setattr(backends, "support", refuse)

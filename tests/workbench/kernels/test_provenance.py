@@ -124,9 +124,9 @@ NAMES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "whose", "short"), NAMES, ids=lambda v: str(v)[:40])
-def test_a_name_shows_the_origin_of_a_kernel(name, whose, short):
-    assert origin(name) == whose
+@pytest.mark.parametrize(("name", "expected_origin", "short"), NAMES, ids=lambda v: str(v)[:40])
+def test_a_name_shows_the_origin_of_a_kernel(name, expected_origin, short):
+    assert origin(name) == expected_origin
     if short != 0:
         assert plain(name) == (short or name)
 
