@@ -121,7 +121,7 @@ def test_two_processes_compile_one_kernel_at_once(tmp_path: Path) -> None:
 
 
 def test_every_operator_is_public() -> None:
-    forms = {"attention_packed"}  # other layouts of a registered operator
+    forms = {"attention_packed"}  # of an operator: the same numbers, from another layout
     assert set(registry.operator_names()) == set(ops.__all__) - forms
 
 
