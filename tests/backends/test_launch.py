@@ -142,7 +142,7 @@ def test_values_of_other_types_get_other_buffers_and_unknown_types_are_refused(d
     driver.declared = "qq"
     kernel(1, 32, 3, 4)
     assert [one[5:] for one in driver.launches] == [(3,), (0.5,), (3, 4)]
-    with pytest.raises(TypeError, match="a tensor, an int or a float, not str"):
+    with pytest.raises(TypeError, match="a tensor, an int, a float or a Float32, not str"):
         kernel(1, 32, "3")
 
 
