@@ -61,6 +61,10 @@ class WarpBackwardConfig:
     cluster = 1
 
     @property
+    def block_threads(self) -> int:
+        return self.threads
+
+    @property
     def teams(self) -> int:
         return self.threads // self.lanes
 

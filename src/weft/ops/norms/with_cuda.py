@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from weft.backends.nvrtc import CudaSource, launch_and_prepare
+from weft.backends.nvrtc import CudaSource, Kernel, launch_and_prepare
 from weft.core import YES, Case, Implementation, Support, WeftError, no
 from weft.core.implementation import with_invariant
 from weft.machine.device_limits import has_tma, num_sms, smem_per_sm
@@ -41,6 +41,7 @@ from weft.ops.norms.configs import (
     choose_forward,
 )
 from weft.ops.norms.kernel_variant import KernelVariant
+from weft.ops.norms.long_configs import LongBackwardConfig
 from weft.ops.norms.repeated import RepeatedNorms
 from weft.ops.norms.warp_configs import WarpBackwardConfig, WarpConfig
 
@@ -48,6 +49,7 @@ FOLDER = Path(__file__).parent
 SM90_SMEM = 228 << 10  # shared memory of an sm_90's SM in bytes
 MAX_LOOP_ROWS = 1 << 30  # kernels that loop over rows count them in 32 bits
 MAX_TEAMS = 16  # that the backward's block may have, where each SM has as many rows
+PORTABLE_CLUSTER = 8  # blocks of a cluster that every device with clusters can run
 ROW_THREADS = 256  # threads of a block of the multi-pass backward
 PEELED_COLUMNS = (65, 321, 1001, 5003, 50257, 262143)  # odd rows, one or more for each forward kernel
 SUM_THREADS = 512  # threads of a block of norm_sum_partials
@@ -86,7 +88,8 @@ def backward_source(variant: KernelVariant, config: BackwardConfig) -> CudaSourc
     label = f"{config.kernel}-{variant.label}-{config.label}"
     if isinstance(config, WarpBackwardConfig):
         return _source("backward_warp.cu", (config.kernel,), macros, label, 80)
-    return _source("backward.cu", (config.kernel,), macros, label, 90)
+    file = "backward_long.cu" if isinstance(config, LongBackwardConfig) else "backward.cu"
+    return _source(file, (config.kernel,), macros, label, 90)
 
 
 @cache
@@ -107,11 +110,30 @@ def _loop_smem(rows: int, device: torch.device) -> int:
 def _resident_clusters(config: BackwardConfig | RowLoopConfig, sms: int) -> int:
     """Return a number of blocks or clusters that are certainly resident at once.
 
-    SMs come in groups (GPCs) of 16 or 18, and a cluster lies inside one: clusters of 4 and 8 leave some SMs
-    of a group unused.
+    SMs come in groups (GPCs) of 16 or 18, and a cluster lies inside one: clusters of 4 and more leave some
+    SMs of a group unused.
     """
-    fitting = {1: sms, 2: sms // 2, 4: sms * 15 // 16 // 4, 8: sms * 7 // 8 // 8}
+    fitting = {1: sms, 2: sms // 2, 4: sms * 15 // 16 // 4, 8: sms * 7 // 8 // 8, 16: sms * 7 // 8 // 16}
     return config.blocks_per_sm * max(1, fitting[config.cluster])
+
+
+def _active_clusters(
+    variant: KernelVariant, config: BackwardConfig, columns: int, device: torch.device
+) -> int:
+    """Return how many blocks or clusters of the backward run at once on the device; 0 if none can.
+
+    Clusters beyond this number would start when the others have ended, and double the time.
+    """
+    kernel = backward_source(variant, config)[config.kernel]
+    if config.cluster == 1 or not isinstance(kernel, Kernel):
+        return _resident_clusters(config, num_sms(device))
+    shared = config.dynamic_smem(columns, variant)
+    return _max_clusters(kernel, config.block_threads, shared, config.cluster)
+
+
+@cache
+def _max_clusters(kernel: Kernel, threads: int, shared: int, cluster: int) -> int:
+    return kernel.max_active_clusters(threads, shared=shared, cluster=cluster)
 
 
 def _aligned(v: torch.Tensor) -> torch.Tensor:
@@ -208,7 +230,15 @@ def _persistent(
     max_teams = min(MAX_TEAMS, 1 << max(0, rows_per_sm.bit_length() - 1))  # a power of two
     if invariant:
         max_teams = MAX_TEAMS
-    return choose_backward(columns, variant, _loop_smem(rows, device), max_teams)
+    config = choose_backward(columns, variant, _loop_smem(rows, device), max_teams)
+    # Not every device has 16 SMs in a group for the longest rows' clusters.
+    if (
+        config
+        and config.cluster > PORTABLE_CLUSTER
+        and not _active_clusters(variant, config, columns, device)
+    ):
+        return None
+    return config
 
 
 def launch_backward(
@@ -259,16 +289,21 @@ def launch_backward(
     tensors = (*inputs, _aligned(weight), dx, dr)
     plain_source = multi_pass_backward_source(replace(variant, dropout=False, peel=0))
     if config:
-        parts = min(-(-rows // config.teams), _resident_clusters(config, num_sms(x.device)))
-        if variant.peel:  # all rows of a team are to begin equally, as rows do that are `cycle` apart
-            cycle = variant.vec_width // gcd(variant.vec_width, columns, *strides)
+        shared = config.dynamic_smem(columns, variant)
+        kernel = backward_source(variant, config)[config.kernel]
+        clusters = min(-(-rows // config.teams), _active_clusters(variant, config, columns, x.device))
+        # Rows that are `cycle` apart begin equally.
+        cycle = variant.vec_width // gcd(variant.vec_width, columns, *strides) if variant.peel else 1
+        parts, tail = clusters, (*(dropout or ()),)
+        if isinstance(config, LongBackwardConfig):  # a part for each kind of rows that a cluster has
+            parts, tail = clusters + min(cycle, rows) - 1, (cycle, *tail)
+        elif variant.peel:  # all rows of a team are to begin equally
             step = cycle // gcd(cycle, config.rows_per_block)
-            parts = max(1, parts // step) * step
+            parts = clusters = max(1, clusters // step) * step
         partials = _float32((1 + centred) * parts * columns, x.device)
         rows_launch = launch_and_prepare(
-            backward_source(variant, config)[config.kernel],
-            parts * config.cluster, config.threads, *tensors, partials, rows, columns, *strides,
-            float(eps), *(dropout or ()), shared=config.dynamic_smem(columns, variant),
+            kernel, clusters * config.cluster, config.block_threads, *tensors, partials, rows, columns,
+            *strides, float(eps), *tail, shared=shared,
         )  # fmt: skip
     else:
         statistics = _float32(3 * rows, x.device)
@@ -283,13 +318,20 @@ def launch_backward(
             (blocks, parts), ROW_THREADS, grad2d, x2d, statistics, partials, rows, columns,
             strides[0], strides[2],
         )  # fmt: skip
+    sum_launch = _sum_partials(plain_source, partials, dw, db, parts, columns)
+    REPEATED.store_backward(key, rows_launch, sum_launch, partials)
+    return dx, dr, dw, db
+
+
+def _sum_partials(
+    source: CudaSource, partials: torch.Tensor, dw: torch.Tensor, db: torch.Tensor, parts: int, columns: int
+) -> Any:
+    """Add up the partial rows, (2 or 1, ``parts``, ``columns``), to dw and, if it is another tensor, db."""
     name, block_columns, threads = "norm_sum_partials", 32, SUM_THREADS
     if parts <= FEW_PARTS and columns >= MANY_COLUMNS:
         name, block_columns, threads = "norm_sum_few_partials", COLUMN_THREADS, COLUMN_THREADS
-    grid = (-(-columns // block_columns), 1 + centred)
-    sum_launch = launch_and_prepare(plain_source[name], grid, threads, partials, dw, db, parts, columns)
-    REPEATED.store_backward(key, rows_launch, sum_launch, partials)
-    return dx, dr, dw, db
+    grid = (-(-columns // block_columns), 1 if db is dw else 2)
+    return launch_and_prepare(source[name], grid, threads, partials, dw, db, parts, columns)
 
 
 def _lay_out(

@@ -1,0 +1,116 @@
+"""Configurations of the CUDA norm backward for long rows: a cluster of blocks has a row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import product
+
+from weft.ops._common.layout import SHIFTED
+from weft.ops.norms.kernel_variant import KernelVariant
+
+THREADS = 512  # that compute, in a block
+COORDINATORS = 32  # threads of the warp that coordinates a block
+CLUSTERS = (1, 2, 4, 8, 16)
+TABLES = 4  # of sums and of terms, as in backward_long.cu
+TERMS_BYTES = 32  # of a row
+# Running sums and weights in registers; by whether rows have edges, which take registers too. A thread has
+# 96: an SM's four schedulers share 65536, and one of them has 5 of the 17 warps.
+MOST_FLOATS = {False: 48, True: 32}
+MOST_SUMS = (32, 64)  # a thread's running sums: all in registers, or some in local memory
+ENOUGH_BYTES_AHEAD = 40 << 10  # loads in flight behind two rows in use, with which an SM does not wait
+MOST_STAGES = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongBackwardConfig:
+    """Backward of long rows (``norm_backward_long``): a ``cluster`` of blocks takes one row after another.
+
+    Each of ``threads`` threads of a block has ``vecs_per_thread`` vectors of every row; one more warp
+    coordinates. ``stages`` rows are in shared memory: two in use, the others in flight. Weights are in
+    registers, as floats (``weights_in_registers``), or in shared memory. ``no_tail``: every thread has all
+    its vectors.
+    """
+
+    threads: int
+    vecs_per_thread: int
+    cluster: int
+    stages: int
+    weights_in_registers: bool = True
+    no_tail: bool = False
+
+    kernel = "norm_backward_long"
+    teams = 1
+    blocks_per_sm = 1
+
+    def __post_init__(self) -> None:
+        if self.threads % 32 or not 32 <= self.threads <= 992:
+            raise ValueError(f"a block has 1 to 31 warps that compute, not {self.threads} threads")
+        if self.cluster not in CLUSTERS:
+            raise ValueError(f"a cluster has {CLUSTERS} blocks, not {self.cluster}")
+        if self.stages < 3:
+            raise ValueError(f"two rows are in use and one is in flight, not {self.stages} in all")
+
+    @property
+    def block_threads(self) -> int:
+        return self.threads + COORDINATORS
+
+    @property
+    def macros(self) -> dict[str, object]:
+        return {
+            "THREADS": self.threads,
+            "VECS_PER_THREAD": self.vecs_per_thread,
+            "STAGES": self.stages,
+            "CLUSTER": self.cluster,
+            "WEIGHTS_IN_REGISTERS": int(self.weights_in_registers),
+            "NO_TAIL": int(self.no_tail),
+        }
+
+    @property
+    def label(self) -> str:
+        """A text that differs for different programs."""
+        flags = f"{int(self.weights_in_registers)}{int(self.no_tail)}"
+        return f"{self.threads}x{self.vecs_per_thread}-{self.stages}-{self.cluster}-{flags}"
+
+    def dynamic_smem(self, columns: int, variant: KernelVariant) -> int:
+        """Dynamic shared memory of a block in bytes: weights and stages."""
+        slice_vectors = -(-(columns // variant.vec_width) // self.cluster)
+        weight_bytes = 0
+        if not self.weights_in_registers:  # aligned to 128 bytes, as in backward_long.cu
+            size = slice_vectors * variant.vec_width * variant.weight_dtype.itemsize
+            weight_bytes = -(-size // 128) * 128
+        tensors = 2 + variant.residual
+        return weight_bytes + self.stages * tensors * (slice_vectors + (variant.peel == SHIFTED)) * 16
+
+    def static_smem(self, variant: KernelVariant) -> int:
+        """Static shared memory in bytes: mbarriers, tables of sums and of terms, and 256 for alignment."""
+        fields = (1 + variant.centred) * 2 + variant.centred
+        entries = self.threads // 32 + self.cluster
+        return 8 * (self.stages + 3 * TABLES) + TABLES * (4 * entries * fields + TERMS_BYTES) + 256
+
+
+def long_backward_config(columns: int, variant: KernelVariant, smem_per_sm: int) -> LongBackwardConfig | None:
+    """Return the smallest cluster with room for a row and for its columns' sums, or None."""
+    for most_sums, cluster in product(MOST_SUMS, CLUSTERS):
+        vectors = max(1, -(-(columns // variant.vec_width) // cluster))
+        vecs_per_thread = -(-vectors // THREADS)
+        sums = vecs_per_thread * variant.vec_width * (1 + variant.centred)
+        if sums > most_sums:
+            continue
+        floats = sums + vecs_per_thread * variant.vec_width
+        config = LongBackwardConfig(
+            threads=-(-vectors // (32 * vecs_per_thread)) * 32,
+            vecs_per_thread=vecs_per_thread,
+            cluster=cluster,
+            stages=3,
+            weights_in_registers=floats <= MOST_FLOATS[bool(variant.peel)],
+        )
+        capacity = cluster * config.threads * vecs_per_thread * variant.vec_width
+        config = replace(config, no_tail=columns == capacity and not variant.peel)
+        stage_bytes = -(-columns // cluster) * variant.x_dtype.itemsize * (2 + variant.residual)
+        enough = min(MOST_STAGES, 2 + -(-ENOUGH_BYTES_AHEAD // stage_bytes))
+        for stages in range(max(3, enough), 2, -1):
+            staged = replace(config, stages=stages)
+            # 1024 bytes a block belong to the CUDA runtime.
+            if staged.dynamic_smem(columns, variant) + staged.static_smem(variant) + 1024 <= smem_per_sm:
+                return staged
+    return None
