@@ -9,7 +9,7 @@
 // its rows then need no registers in between, and its sums, its weights and four warps a scheduler fit. At
 // the end the teams of a block add up their sums: one partial row a block.
 // g, x and (RESIDUAL) grad_s, the gradient of s: (rows, columns), with row strides; dx, dr: contiguous;
-// partials: (2 or 1, blocks, columns) float32; at most 2^30 rows. WITH_DROPOUT: dx is the gradient of dropout.
+// partials: (2 or 1, blocks, columns) float32; at most 2^30 rows. WITH_DROPOUT: dx is dropout's gradient.
 // Bytes: 2n read + n written (RESIDUAL: 3n + 2n). Shared memory: w unless WEIGHTS_IN_REGISTERS, then the
 // pipelines; the teams' sums reuse it after the last row.
 //

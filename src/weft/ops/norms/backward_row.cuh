@@ -9,23 +9,14 @@
 #include "hopper.cuh"
 #include "row_statistics.cuh"
 
-#ifndef STAGES
-#define STAGES 3
-#endif
 #ifndef BLOCKS_PER_SM
 #define BLOCKS_PER_SM 1
-#endif
-// 1: one float has the row's mean, which is off by 2^-24 of itself; 16-bit elements beside it are at least
-// 2^-11 of it apart. It saves an instruction an element.
-#ifndef ONE_FLOAT_MEAN
-#define ONE_FLOAT_MEAN SINGLE_REFERENCE
 #endif
 #ifndef WEIGHTS_IN_REGISTERS
 #define WEIGHTS_IN_REGISTERS 0
 #endif
 
 static_assert(MOST_EDGES <= 32 && !(PEEL && (NO_TAIL || WITH_DROPOUT)), "one lane of a warp has an edge");
-constexpr bool IS_SHIFTED = PEEL == 2;
 // THREAD_COLUMNS floats of running sums (twice as many with a bias) stay in registers for the whole kernel:
 // they, not the row, limit the vectors of a thread.
 constexpr int TENSORS = 2 + RESIDUAL, THREAD_COLUMNS = VECS_PER_THREAD * N;
@@ -50,32 +41,6 @@ __device__ __forceinline__ void add_vector(PartialSums& sums, const Pack& x, con
 #pragma unroll
   for (int j = 0; j < N; ++j) add_element(sums, element(x, j) - ref, element(g, j) * element(w, j));
 }
-
-// What the second pass over a row needs, computed once.
-struct alignas(32) RowTerms {  // read as vectors
-  float ref, rstd, offset, mean_gw, mean_gw_xhat, mean, slope;
-
-  RowTerms() = default;
-  __device__ __forceinline__ RowTerms(const RowStatistics& row, float ref_)
-      : ref(ref_), rstd(row.rstd), offset(-row.shift * row.rstd), mean_gw(row.mean_gw * row.rstd),
-        mean_gw_xhat(row.mean_gw_xhat * row.rstd), mean(ref_ + row.shift),
-        slope(mean_gw_xhat * row.rstd) {}  // `slope` includes rstd twice: for xhat and for dx
-
-  // dx of an element, without the gradient of s. Adds the element to its column's sums over all rows of a
-  // team, in float32, in the order of the rows; norm_sum_partials adds the blocks' sums.
-  __device__ __forceinline__ float gradient(float g, float x, float weight, float& dw, float& db) const {
-    if (CENTRED) db += g;
-    if (ONE_FLOAT_MEAN) {
-      // `scaled` has the factor rstd that `diff` lacks: their product is g xhat.
-      const float diff = CENTRED ? x - mean : x, scaled = g * rstd;
-      dw = fmaf(scaled, diff, dw);
-      return fmaf(scaled, weight, -(CENTRED ? fmaf(diff, slope, mean_gw) : diff * slope));
-    }
-    const float diff = x - ref, xhat = CENTRED ? fmaf(diff, rstd, offset) : diff * rstd;
-    dw = fmaf(g, xhat, dw);
-    return fmaf(g * weight, rstd, -(CENTRED ? fmaf(xhat, mean_gw_xhat, mean_gw) : xhat * mean_gw_xhat));
-  }
-};
 
 // An edge of a row: its elements of the inputs.
 struct EdgeInputs { float g, x, grad_s; };

@@ -13,7 +13,7 @@ from functools import cache
 
 from weft.ops._common.layout import SHIFTED
 from weft.ops.norms.kernel_variant import KernelVariant
-from weft.ops.norms.long_configs import LongBackwardConfig, long_backward_config
+from weft.ops.norms.long_configs import LongConfig, long_backward_config, long_forward_config
 from weft.ops.norms.warp_configs import (
     WarpBackwardConfig,
     WarpConfig,
@@ -23,6 +23,7 @@ from weft.ops.norms.warp_configs import (
 
 PERSISTENT_THREADS = 512  # a block of the backward; with 128 registers a thread it fills an SM
 ENOUGH_BYTES_IN_FLIGHT = 24 << 10  # loads in flight with which the backward of an SM does not wait
+LONGEST_BLOCK_ROW = 1024  # vectors; longer rows with edges are for clusters (forward_long.cu)
 NAMED_BARRIERS = 15  # for teams of several warps: a block has 16, and __syncthreads uses one
 # Threads of a team: threads of its block, for dropout; the fastest of those timed
 # (results/nvidia-h200/sweep-dropout-2026-11-22.ndjson).
@@ -157,7 +158,7 @@ class MultiPassConfig:
         return str(self.threads)
 
 
-ForwardConfig = WarpConfig | BlockConfig | RowLoopConfig | MultiPassConfig
+ForwardConfig = WarpConfig | BlockConfig | RowLoopConfig | LongConfig | MultiPassConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,7 +248,7 @@ class PersistentConfig:
         return 8 * self.teams * self.stages + 8 * self.threads // 32 * fields + 256 + edges
 
 
-BackwardConfig = WarpBackwardConfig | PersistentConfig | LongBackwardConfig
+BackwardConfig = WarpBackwardConfig | PersistentConfig | LongConfig
 
 
 def block_config(
@@ -316,6 +317,9 @@ def choose_forward(columns: int, variant: KernelVariant, smem_per_sm: int) -> Fo
     """
     if warp := warp_config(columns, variant):
         return warp
+    long = long_forward_config(columns, variant, smem_per_sm) if smem_per_sm else None
+    if long and variant.peel and columns > LONGEST_BLOCK_ROW * variant.vec_width:
+        return long
     block = _one_block_config(columns, variant)
     row_loop = _shipped_row_loop(columns, variant) if smem_per_sm else None
     # A row that fits in one block of up to 512 threads is fastest there; a larger block competes with a
@@ -325,6 +329,8 @@ def choose_forward(columns: int, variant: KernelVariant, smem_per_sm: int) -> Fo
         return replace(block, prefetch_weights=prefetch)
     if row_loop and row_loop.threads <= 256:
         return row_loop
+    if long and columns > LONGEST_BLOCK_ROW * variant.vec_width:
+        return long
     # Small blocks first: several are then resident on an SM, and one waits for its cluster while others load.
     for vecs_per_thread, max_threads in ((8, 256), (8, 512), (4, 1024)):
         # A residual takes as many registers as the row: two blocks of 512 threads would spill.

@@ -1,4 +1,4 @@
-"""Configurations of the CUDA norm backward for long rows: a cluster of blocks has a row."""
+"""Configurations of the CUDA norm kernels for long rows: a cluster of blocks has a row."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ TERMS_BYTES = 32  # of a row
 # 96: an SM's four schedulers share 65536, and one of them has 5 of the 17 warps.
 MOST_FLOATS = {False: 48, True: 32}
 MOST_SUMS = (32, 64)  # a thread's running sums: all in registers, or some in local memory
+MOST_FORWARD_VECTORS, MOST_WEIGHT_WORDS = 4, 32  # of a thread
 ENOUGH_BYTES_AHEAD = 40 << 10  # loads in flight behind two rows in use, with which an SM does not wait
 MOST_STAGES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class LongBackwardConfig:
-    """Backward of long rows (``norm_backward_long``): a ``cluster`` of blocks takes one row after another.
+class LongConfig:
+    """Long rows (``norm_long``, ``norm_backward_long``): a ``cluster`` of blocks takes one row after another.
 
     Each of ``threads`` threads of a block has ``vecs_per_thread`` vectors of every row; one more warp
     coordinates. ``stages`` rows are in shared memory: two in use, the others in flight. Weights are in
@@ -37,8 +38,8 @@ class LongBackwardConfig:
     stages: int
     weights_in_registers: bool = True
     no_tail: bool = False
+    backward: bool = True
 
-    kernel = "norm_backward_long"
     teams = 1
     blocks_per_sm = 1
 
@@ -49,6 +50,10 @@ class LongBackwardConfig:
             raise ValueError(f"a cluster has {CLUSTERS} blocks, not {self.cluster}")
         if self.stages < 3:
             raise ValueError(f"two rows are in use and one is in flight, not {self.stages} in all")
+
+    @property
+    def kernel(self) -> str:
+        return "norm_backward_long" if self.backward else "norm_long"
 
     @property
     def block_threads(self) -> int:
@@ -78,7 +83,7 @@ class LongBackwardConfig:
         if not self.weights_in_registers:  # aligned to 128 bytes, as in backward_long.cu
             size = slice_vectors * variant.vec_width * variant.weight_dtype.itemsize
             weight_bytes = -(-size // 128) * 128
-        tensors = 2 + variant.residual
+        tensors = 1 + self.backward + variant.residual
         return weight_bytes + self.stages * tensors * (slice_vectors + (variant.peel == SHIFTED)) * 16
 
     def static_smem(self, variant: KernelVariant) -> int:
@@ -88,29 +93,65 @@ class LongBackwardConfig:
         return 8 * (self.stages + 3 * TABLES) + TABLES * (4 * entries * fields + TERMS_BYTES) + 256
 
 
-def long_backward_config(columns: int, variant: KernelVariant, smem_per_sm: int) -> LongBackwardConfig | None:
+def long_backward_config(columns: int, variant: KernelVariant, smem_per_sm: int) -> LongConfig | None:
     """Return the smallest cluster with room for a row and for its columns' sums, or None."""
     for most_sums, cluster in product(MOST_SUMS, CLUSTERS):
-        vectors = max(1, -(-(columns // variant.vec_width) // cluster))
-        vecs_per_thread = -(-vectors // THREADS)
+        vecs_per_thread = _vecs_per_thread(columns, variant, cluster)
         sums = vecs_per_thread * variant.vec_width * (1 + variant.centred)
         if sums > most_sums:
             continue
-        floats = sums + vecs_per_thread * variant.vec_width
-        config = LongBackwardConfig(
-            threads=-(-vectors // (32 * vecs_per_thread)) * 32,
-            vecs_per_thread=vecs_per_thread,
-            cluster=cluster,
-            stages=3,
-            weights_in_registers=floats <= MOST_FLOATS[bool(variant.peel)],
-        )
-        capacity = cluster * config.threads * vecs_per_thread * variant.vec_width
-        config = replace(config, no_tail=columns == capacity and not variant.peel)
-        stage_bytes = -(-columns // cluster) * variant.x_dtype.itemsize * (2 + variant.residual)
-        enough = min(MOST_STAGES, 2 + -(-ENOUGH_BYTES_AHEAD // stage_bytes))
-        for stages in range(max(3, enough), 2, -1):
-            staged = replace(config, stages=stages)
-            # 1024 bytes a block belong to the CUDA runtime.
-            if staged.dynamic_smem(columns, variant) + staged.static_smem(variant) + 1024 <= smem_per_sm:
-                return staged
+        in_registers = sums + vecs_per_thread * variant.vec_width <= MOST_FLOATS[bool(variant.peel)]
+        config = _config(columns, variant, smem_per_sm, cluster, backward=True, in_registers=in_registers)
+        if config:
+            return config
+    return None
+
+
+def long_forward_config(columns: int, variant: KernelVariant, smem_per_sm: int) -> LongConfig | None:
+    """Return the smallest cluster whose threads have room for their columns' weights, or None."""
+    if variant.residual or variant.dropout or variant.vec_width * variant.x_dtype.itemsize != 16:
+        return None
+    for cluster in CLUSTERS:
+        vecs_per_thread = _vecs_per_thread(columns, variant, cluster)
+        words = vecs_per_thread * variant.vec_width * variant.weight_dtype.itemsize // 4
+        if vecs_per_thread <= MOST_FORWARD_VECTORS and words * (1 + variant.centred) <= MOST_WEIGHT_WORDS:
+            return _config(columns, variant, smem_per_sm, cluster, backward=False)
+    return None
+
+
+def _vecs_per_thread(columns: int, variant: KernelVariant, cluster: int) -> int:
+    vectors = -(-(columns // variant.vec_width) // cluster)
+    return max(1, -(-vectors // THREADS))
+
+
+def _config(
+    columns: int,
+    variant: KernelVariant,
+    smem_per_sm: int,
+    cluster: int,
+    *,
+    backward: bool,
+    in_registers: bool = True,
+) -> LongConfig | None:
+    """Return the configuration with enough stages, or as many as fit in shared memory; None below three."""
+    vectors = max(1, -(-(columns // variant.vec_width) // cluster))
+    vecs_per_thread = -(-vectors // THREADS)
+    threads = -(-vectors // (32 * vecs_per_thread)) * 32
+    capacity = cluster * threads * vecs_per_thread * variant.vec_width
+    config = LongConfig(
+        threads=threads,
+        vecs_per_thread=vecs_per_thread,
+        cluster=cluster,
+        stages=3,
+        weights_in_registers=in_registers,
+        no_tail=columns == capacity and not variant.peel,
+        backward=backward,
+    )
+    stage_bytes = vectors * 16 * (1 + backward + variant.residual)
+    enough = min(MOST_STAGES, 2 + -(-ENOUGH_BYTES_AHEAD // stage_bytes))
+    for stages in range(max(3, enough), 2, -1):
+        staged = replace(config, stages=stages)
+        # 1024 bytes a block belong to the CUDA runtime.
+        if staged.dynamic_smem(columns, variant) + staged.static_smem(variant) + 1024 <= smem_per_sm:
+            return staged
     return None

@@ -34,6 +34,14 @@
 #ifndef SINGLE_REFERENCE
 #define SINGLE_REFERENCE 0  // 1: all warps of a row use one reference, see the end of this file
 #endif
+// 1: one float has the row's mean, which is off by 2^-24 of itself; 16-bit elements beside it are at least
+// 2^-11 of it apart. It saves an instruction an element.
+#ifndef ONE_FLOAT_MEAN
+#define ONE_FLOAT_MEAN SINGLE_REFERENCE
+#endif
+#ifndef STAGES
+#define STAGES 3  // rows of shared memory, in kernels with such
+#endif
 
 // The smallest power of two that is not below n: shuffles reduce over groups of such a size.
 constexpr int power_of_two(int n) {
@@ -42,6 +50,7 @@ constexpr int power_of_two(int n) {
   return p;
 }
 
+constexpr bool IS_SHIFTED = PEEL == 2;
 constexpr int TEAM_WARPS = TEAM / 32, TEAMS = THREADS / TEAM;
 constexpr int ROW_WARPS = CLUSTER * TEAM_WARPS;  // warps that share a row
 static_assert(CLUSTER == 1 || TEAMS == 1, "a block of a cluster is one team");
@@ -229,6 +238,32 @@ __device__ __forceinline__ float publish_partials(const PartialSums& partials, f
 // and in the backward the means of g w (`mean_gw`) and of g w xhat (`mean_gw_xhat`).
 struct RowStatistics {
   float shift, rstd, mean_gw, mean_gw_xhat;
+};
+
+// What the second pass over a row needs, computed once.
+struct alignas(32) RowTerms {  // read as vectors
+  float ref, rstd, offset, mean_gw, mean_gw_xhat, mean, slope;
+
+  RowTerms() = default;
+  __device__ __forceinline__ RowTerms(const RowStatistics& row, float ref_)
+      : ref(ref_), rstd(row.rstd), offset(-row.shift * row.rstd), mean_gw(row.mean_gw * row.rstd),
+        mean_gw_xhat(row.mean_gw_xhat * row.rstd), mean(ref_ + row.shift),
+        slope(mean_gw_xhat * row.rstd) {}  // `slope` includes rstd twice: for xhat and for dx
+
+  // dx of an element, without the gradient of s. Adds the element to its column's sums over all rows of a
+  // team, in float32, in the order of the rows; norm_sum_partials adds the blocks' sums.
+  __device__ __forceinline__ float gradient(float g, float x, float weight, float& dw, float& db) const {
+    if (CENTRED) db += g;
+    if (ONE_FLOAT_MEAN) {
+      // `scaled` has the factor rstd that `diff` lacks: their product is g xhat.
+      const float diff = CENTRED ? x - mean : x, scaled = g * rstd;
+      dw = fmaf(scaled, diff, dw);
+      return fmaf(scaled, weight, -(CENTRED ? fmaf(diff, slope, mean_gw) : diff * slope));
+    }
+    const float diff = x - ref, xhat = CENTRED ? fmaf(diff, rstd, offset) : diff * rstd;
+    dw = fmaf(g, xhat, dw);
+    return fmaf(g * weight, rstd, -(CENTRED ? fmaf(xhat, mean_gw_xhat, mean_gw) : xhat * mean_gw_xhat));
+  }
 };
 
 // Merges the warps' sums about their own references. `inverse_columns` is 1 / columns.

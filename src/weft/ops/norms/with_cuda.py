@@ -1,9 +1,9 @@
 """The norms in CUDA C++: choice of the kernel, launch, and one implementation for each norm.
 
-Forward: ``norm_warp`` (short rows), ``norm_block`` (a block or cluster holds a row), ``norm_pipelined`` or
-``norm_row_loop`` (clusters loop over long rows), ``norm_multi_pass`` (any row). Backward:
-``norm_backward_warp`` (short rows), ``norm_backward`` (persistent teams) or three plain kernels for any row,
-and ``norm_sum_partials``. configs.py chooses among their configurations.
+Forward: ``norm_warp`` (short rows), ``norm_block`` (a block or cluster holds a row), ``norm_pipelined``,
+``norm_row_loop`` or ``norm_long`` (clusters loop over long rows), ``norm_multi_pass`` (any row). Backward:
+``norm_backward_warp`` (short rows), ``norm_backward`` (persistent teams), ``norm_backward_long`` (clusters)
+or three plain kernels for any row, and ``norm_sum_partials``. configs.py chooses among their configurations.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from weft.ops.norms.configs import (
     choose_forward,
 )
 from weft.ops.norms.kernel_variant import KernelVariant
-from weft.ops.norms.long_configs import LongBackwardConfig
+from weft.ops.norms.long_configs import LongConfig
 from weft.ops.norms.repeated import RepeatedNorms
 from weft.ops.norms.warp_configs import WarpBackwardConfig, WarpConfig
 
@@ -72,6 +72,9 @@ def forward_source(variant: KernelVariant, config: ForwardConfig) -> CudaSource:
         file = "forward_pipelined.cu" if config.stages else "forward_row_loop.cu"
         label = f"{config.kernel}-{variant.label}-{config.label}"
         return _source(file, (config.kernel,), macros, label, 90)
+    if isinstance(config, LongConfig):
+        label = f"{config.kernel}-{variant.label}-{config.label}"
+        return _source("forward_long.cu", (config.kernel,), macros, label, 90)
     file, kernel, arch = "forward.cu", "norm_multi_pass", 80
     if isinstance(config, BlockConfig):
         kernel, arch = "norm_block", 90 if config.cluster > 1 else 80
@@ -88,7 +91,7 @@ def backward_source(variant: KernelVariant, config: BackwardConfig) -> CudaSourc
     label = f"{config.kernel}-{variant.label}-{config.label}"
     if isinstance(config, WarpBackwardConfig):
         return _source("backward_warp.cu", (config.kernel,), macros, label, 80)
-    file = "backward_long.cu" if isinstance(config, LongBackwardConfig) else "backward.cu"
+    file = "backward_long.cu" if isinstance(config, LongConfig) else "backward.cu"
     return _source(file, (config.kernel,), macros, label, 90)
 
 
@@ -120,15 +123,21 @@ def _resident_clusters(config: BackwardConfig | RowLoopConfig, sms: int) -> int:
 def _active_clusters(
     variant: KernelVariant, config: BackwardConfig, columns: int, device: torch.device
 ) -> int:
-    """Return how many blocks or clusters of the backward run at once on the device; 0 if none can.
+    """Return how many blocks or clusters of a persistent kernel run at once on the device; 0 if none can.
 
     Clusters beyond this number would start when the others have ended, and double the time.
     """
-    kernel = backward_source(variant, config)[config.kernel]
+    is_forward = isinstance(config, LongConfig) and not config.backward
+    kernel = (forward_source if is_forward else backward_source)(variant, config)[config.kernel]
     if config.cluster == 1 or not isinstance(kernel, Kernel):
         return _resident_clusters(config, num_sms(device))
     shared = config.dynamic_smem(columns, variant)
     return _max_clusters(kernel, config.block_threads, shared, config.cluster)
+
+
+def _cycle(variant: KernelVariant, columns: int, *strides: int) -> int:
+    """Return how many rows apart rows begin equally far behind a multiple of 16 bytes in all tensors."""
+    return variant.vec_width // gcd(variant.vec_width, columns, *strides) if variant.peel else 1
 
 
 @cache
@@ -188,11 +197,16 @@ def launch_forward(
     if peel:
         peeled = replace(variant, peel=peel, vec_width=16 // x.element_size())
         choice = config or choose_forward(columns, peeled, smem)
-        if isinstance(choice, WarpConfig | BlockConfig):
+        if isinstance(choice, WarpConfig | BlockConfig | LongConfig):
             variant, config = peeled, choice
     config = config or choose_forward(columns, variant, smem)
-    # A copy of a row-sized tensor: cheap beside the rows, and every kernel may use its widest loads.
-    w = _aligned(weight)
+    clusters = 0
+    if isinstance(config, LongConfig):
+        clusters = min(rows, _active_clusters(variant, config, columns, x.device))
+        if not clusters:  # not every device has 16 SMs in a group for the longest rows' clusters
+            variant = replace(variant, peel=0, vec_width=max_vec_width(columns, x2d, residual2d))
+            config = choose_forward(columns, variant, 0)
+    w = _aligned(weight)  # a copy is cheap beside the rows, and every kernel may use its widest loads
     # A missing tensor is replaced by another one: the kernel never reads it, and no null pointer is passed.
     tensors = (x2d, residual2d, w, w if bias is None else _aligned(bias), y, s)
     tail = (columns, x2d.stride(0), residual2d.stride(0), float(eps))
@@ -204,6 +218,10 @@ def launch_forward(
         blocks = -(-rows // config.rows) * config.cluster
         kernel, sizes = source["norm_block"], (blocks, config.threads)
         launch = launch_and_prepare(kernel, *sizes, *tensors, rows, *tail, *(dropout or ()))
+    elif isinstance(config, LongConfig):
+        cycle, smem = _cycle(variant, columns, x2d.stride(0)), config.dynamic_smem(columns, variant)
+        kernel, sizes = source[config.kernel], (clusters * config.cluster, config.block_threads)
+        launch = launch_and_prepare(kernel, *sizes, *tensors, rows, *tail, cycle, shared=smem)
     elif isinstance(config, RowLoopConfig):
         # No fewer clusters than are resident at once, and none with more rows than `config.rows`: the start
         # of a late cluster is then hidden by others.
@@ -292,10 +310,9 @@ def launch_backward(
         shared = config.dynamic_smem(columns, variant)
         kernel = backward_source(variant, config)[config.kernel]
         clusters = min(-(-rows // config.teams), _active_clusters(variant, config, columns, x.device))
-        # Rows that are `cycle` apart begin equally.
-        cycle = variant.vec_width // gcd(variant.vec_width, columns, *strides) if variant.peel else 1
+        cycle = _cycle(variant, columns, *strides)
         parts, tail = clusters, (*(dropout or ()),)
-        if isinstance(config, LongBackwardConfig):  # a part for each kind of rows that a cluster has
+        if isinstance(config, LongConfig):  # a part for each kind of rows that a cluster has
             parts, tail = clusters + min(cycle, rows) - 1, (cycle, *tail)
         elif variant.peel:  # all rows of a team are to begin equally
             step = cycle // gcd(cycle, config.rows_per_block)
