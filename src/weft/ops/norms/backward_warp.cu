@@ -36,6 +36,8 @@ extern __shared__ __align__(128) unsigned char memory[];
 static_assert(!(PEEL && NO_TAIL), "a row with edges is cut where its address says");
 constexpr int GROUPS = THREADS / LANES, THREAD_COLUMNS = VECS_PER_THREAD * N;
 constexpr int EDGES = Edges<LANES>::COUNT, SOME_EDGES = EDGES ? EDGES : 1;
+constexpr int BLOCKS = PEEL == 2 ? 2 : 1;  // of 16 bytes, that a vector is cut out of
+static_assert(sizeof(Pack) == 16, "a vector has 16 bytes");
 
 // Sums of x - reference, of its square, of g w, and of g w (x - reference).
 enum { DIFF, SQUARE, GW, DOT, NUM_SUMS };
@@ -44,29 +46,44 @@ enum { DIFF, SQUARE, GW, DOT, NUM_SUMS };
 // past the row's end are 0.
 struct LaneRow {
   Pack body[VECS_PER_THREAD];
-  WEFT_T edges[SOME_EDGES];  // a conversion here would wait for the load, a whole row too early
+  WEFT_T edges[SOME_EDGES];
+};
+
+// The same as it is loaded, a row ahead: aligned blocks of 16 bytes, two for a vector that begins between them.
+// A vector cut out of them at once, or an edge converted at once, would wait for its load a whole row too early.
+struct LoadedRow {
+  uint4 blocks[VECS_PER_THREAD][BLOCKS];
+  WEFT_T edges[SOME_EDGES];
 
   __device__ __forceinline__ void load(const WEFT_T* row, const RowView& view, int first) {
-    const Body<Pack> from(row + view.head);
+    const Body<Pack> body(row + view.head);
+    const uint4* const from = reinterpret_cast<const uint4*>(body.base);
 #pragma unroll
     for (int i = 0; i < VECS_PER_THREAD; ++i)
-      body[i] = load_if(first + i * LANES < view.vecs, [&] { return from[first + i * LANES]; });
+#pragma unroll
+      for (int k = 0; k < BLOCKS; ++k) {
+        blocks[i][k] = {0, 0, 0, 0};
+        if (first + i * LANES < view.vecs) blocks[i][k] = from[first + i * LANES + k];
+      }
 #pragma unroll
     for (int k = 0; k < EDGES; ++k)
       if (first + k * LANES < view.edges) edges[k] = row[view.edge_column(first + k * LANES)];
   }
-};
-
-struct LaneInputs {
-  LaneRow g, x, grad_s;
-
-  __device__ __forceinline__ void load(const WEFT_T* g_row, const WEFT_T* x_row, const WEFT_T* grad_s_row,
-                                       const RowView& view, int first) {
-    g.load(g_row, view, first);
-    x.load(x_row, view, first);
-    if (RESIDUAL) grad_s.load(grad_s_row, view, first);
+  // `past`: bytes from the start of a vector's first block to the vector.
+  __device__ __forceinline__ LaneRow cut(int past) const {
+    LaneRow row;
+#pragma unroll
+    for (int i = 0; i < VECS_PER_THREAD; ++i) {
+      if constexpr (BLOCKS == 2) row.body[i] = joined<Pack>(blocks[i], 1, past);
+      else memcpy(&row.body[i], blocks[i], sizeof(Pack));
+    }
+#pragma unroll
+    for (int k = 0; k < EDGES; ++k) row.edges[k] = edges[k];
+    return row;
   }
 };
+
+template <typename Row> struct Inputs { Row g, x, grad_s; };
 
 // The value about which a row's sums are taken: its mean (EXACT_MEAN), or the mean of its first vector.
 __device__ __forceinline__ float row_reference(const LaneRow& x, const RowView& view, int first,
@@ -178,14 +195,19 @@ norm_backward_warp(const WEFT_T* __restrict__ g, const WEFT_T* __restrict__ grad
   index_t row = (index_t)blockIdx.x * GROUPS + threadIdx.x / LANES;
   const RowView view(dx + row * columns, columns);
   const auto in_row = [&](int i) { return NO_TAIL || first + i * LANES < view.vecs; };
-  const auto load = [&](LaneInputs& inputs, index_t from_row) {
+  const auto load = [&](Inputs<LoadedRow>& inputs, index_t from_row) {
     RowView part = view;
     if (NO_TAIL) part.vecs = LANES * VECS_PER_THREAD;
     if (from_row >= rows) part.vecs = part.edges = 0;
-    inputs.load(g + from_row * g_stride, x + from_row * x_stride, grad_s + from_row * grad_s_stride, part,
-                first);
+    inputs.g.load(g + from_row * g_stride, part, first);
+    inputs.x.load(x + from_row * x_stride, part, first);
+    if (RESIDUAL) inputs.grad_s.load(grad_s + from_row * grad_s_stride, part, first);
   };
-  LaneInputs next;
+  // All rows of a group begin equally far behind a multiple of 16 bytes.
+  const int g_past = Body<Pack>(g + row * g_stride + view.head).past;
+  const int x_past = Body<Pack>(x + row * x_stride + view.head).past;
+  const int grad_s_past = Body<Pack>(grad_s + row * grad_s_stride + view.head).past;
+  Inputs<LoadedRow> next;
   load(next, row);
   const Columns w_body(w, view.head, columns);
   Weights weights[VECS_PER_THREAD] = {};
@@ -198,7 +220,8 @@ norm_backward_warp(const WEFT_T* __restrict__ g, const WEFT_T* __restrict__ grad
     if (first + k * LANES < view.edges) edge_weights[k] = to_float(w[view.edge_column(first + k * LANES)]);
   ColumnSums column_sums;
   for (; row - within < rows; row += step) {
-    LaneInputs now = next;
+    Inputs<LaneRow> now = {next.g.cut(g_past), next.x.cut(x_past)};
+    if (RESIDUAL) now.grad_s = next.grad_s.cut(grad_s_past);
     load(next, row + step);
     const float ref = row_reference(now.x, view, first, inverse_columns);
     Sums<NUM_SUMS> sums = {};
