@@ -12,7 +12,13 @@
 // memory: table_pitch(columns) floats for each group.
 //
 // Rows may begin at any element (PEEL in row_view.cuh). A group's rows are then a multiple of N apart, which
-// the host ensures: they are all cut alike, and a lane has the same columns in all of them.
+// the host ensures: they are all cut alike, and a lane has the same columns in all of them. Where an input
+// begins elsewhere in its 16 bytes than dx, the aligned blocks of its first and last vector reach into the
+// neighbouring rows, before the tensor into the 16 bytes in which it begins, and never past its end: rows of
+// whole vectors have no edges, whatever their address. With edges of at least N elements, rows of 64 columns
+// reached 39 % of copying
+// (results/nvidia-h200/row-lengths-norms-backward-2026-11-24.txt).
+#define PEEL_MARGIN 0
 #include "norm.cuh"
 
 #ifndef VECS_PER_THREAD
@@ -49,22 +55,43 @@ struct LaneRow {
   WEFT_T edges[SOME_EDGES];
 };
 
+// The 16 bytes from `from` on, of which those past `end` are 0.
+__device__ __forceinline__ uint4 last_block(const WEFT_T* from, const WEFT_T* end) {
+  Pack p = zeros();
+#pragma unroll
+  for (int j = 0; j < N; ++j)
+    if (from + j < end) p.at[j] = from[j];
+  uint4 words;
+  memcpy(&words, &p, sizeof(p));
+  return words;
+}
+
 // The same as it is loaded, a row ahead: aligned blocks of 16 bytes, two for a vector that begins between them.
 // A vector cut out of them at once, or an edge converted at once, would wait for its load a whole row too early.
 struct LoadedRow {
   uint4 blocks[VECS_PER_THREAD][BLOCKS];
   WEFT_T edges[SOME_EDGES];
 
-  __device__ __forceinline__ void load(const WEFT_T* row, const RowView& view, int first) {
+  // `end`: of the tensor, if this is its last row; otherwise null.
+  __device__ __forceinline__ void load(const WEFT_T* row, const RowView& view, int first, const WEFT_T* end) {
     const Body<Pack> body(row + view.head);
     const uint4* const from = reinterpret_cast<const uint4*>(body.base);
 #pragma unroll
-    for (int i = 0; i < VECS_PER_THREAD; ++i)
+    for (int i = 0; i < VECS_PER_THREAD; ++i) {
+      const int at = first + i * LANES;
+      const bool exists = at < view.vecs;
+      blocks[i][0] = blocks[i][BLOCKS - 1] = {0, 0, 0, 0};
+      if (exists) blocks[i][0] = from[at];
+      // Without `past`, nothing of a vector is in its second block, which need not exist.
+      if (BLOCKS == 2 && exists && body.past && !end) blocks[i][BLOCKS - 1] = from[at + 1];
+    }
+    if (BLOCKS == 2 && end && body.past) {
 #pragma unroll
-      for (int k = 0; k < BLOCKS; ++k) {
-        blocks[i][k] = {0, 0, 0, 0};
-        if (first + i * LANES < view.vecs) blocks[i][k] = from[first + i * LANES + k];
-      }
+      for (int i = 0; i < VECS_PER_THREAD; ++i)
+        if (first + i * LANES < view.vecs)
+          blocks[i][BLOCKS - 1] =
+              last_block(reinterpret_cast<const WEFT_T*>(from + first + i * LANES + 1), end);
+    }
 #pragma unroll
     for (int k = 0; k < EDGES; ++k)
       if (first + k * LANES < view.edges) edges[k] = row[view.edge_column(first + k * LANES)];
@@ -199,9 +226,13 @@ norm_backward_warp(const WEFT_T* __restrict__ g, const WEFT_T* __restrict__ grad
     RowView part = view;
     if (NO_TAIL) part.vecs = LANES * VECS_PER_THREAD;
     if (from_row >= rows) part.vecs = part.edges = 0;
-    inputs.g.load(g + from_row * g_stride, part, first);
-    inputs.x.load(x + from_row * x_stride, part, first);
-    if (RESIDUAL) inputs.grad_s.load(grad_s + from_row * grad_s_stride, part, first);
+    const auto load_row = [&](LoadedRow& loaded, const WEFT_T* tensor, index_t stride) {
+      const WEFT_T* const start = tensor + from_row * stride;
+      loaded.load(start, part, first, PEEL == 2 && from_row == rows - 1 ? start + columns : nullptr);
+    };
+    load_row(inputs.g, g, g_stride);
+    load_row(inputs.x, x, x_stride);
+    if (RESIDUAL) load_row(inputs.grad_s, grad_s, grad_s_stride);
   };
   // All rows of a group begin equally far behind a multiple of 16 bytes.
   const int g_past = Body<Pack>(g + row * g_stride + view.head).past;

@@ -14,7 +14,7 @@ from weft.ops.norms.configs import (
     single_reference_pays,
 )
 from weft.ops.norms.kernel_variant import KernelVariant
-from weft.ops.norms.long_configs import long_backward_config
+from weft.ops.norms.long_configs import long_candidates
 
 # (vecs_per_thread, cluster, rows, prefetch_weights, evict_first)
 SHORT_ROWS = (
@@ -118,5 +118,4 @@ def backward_candidates(columns: int, variant: KernelVariant, smem_per_sm: int) 
         if config and single_reference_pays(variant):
             variants.append(replace(config, single_reference=True))
         configs += [c for c in variants if c not in configs]
-    long = long_backward_config(columns, variant, smem_per_sm)
-    return [*configs, long] if long else configs
+    return [*configs, *long_candidates(columns, variant, smem_per_sm, backward=True)]

@@ -119,6 +119,18 @@ def long_forward_config(columns: int, variant: KernelVariant, smem_per_sm: int) 
     return None
 
 
+def long_candidates(
+    columns: int, variant: KernelVariant, smem_per_sm: int, *, backward: bool
+) -> list[LongConfig]:
+    """Return the configurations worth timing, one for each size of a cluster."""
+    most = (
+        MOST_SUMS[1] // (variant.vec_width * (1 + variant.centred)) if backward else 2 * MOST_FORWARD_VECTORS
+    )
+    sizes = [c for c in CLUSTERS if 1 < _vecs_per_thread(columns, variant, c) <= most]
+    configs = [_config(columns, variant, smem_per_sm, cluster, backward=backward) for cluster in sizes]
+    return [config for config in configs if config]
+
+
 def _vecs_per_thread(columns: int, variant: KernelVariant, cluster: int) -> int:
     vectors = -(-(columns // variant.vec_width) // cluster)
     return max(1, -(-vectors // THREADS))
