@@ -66,8 +66,9 @@ __device__ __forceinline__ uint4 last_block(const WEFT_T* from, const WEFT_T* en
   return words;
 }
 
-// The same as it is loaded, a row ahead: aligned blocks of 16 bytes, two for a vector that begins between them.
-// A vector cut out of them at once, or an edge converted at once, would wait for its load a whole row too early.
+// The same as it is loaded, a row ahead: aligned blocks of 16 bytes, two for a vector that begins between
+// them. A vector cut out of them at once, or an edge converted at once, would wait for its load a whole row
+// too early.
 struct LoadedRow {
   uint4 blocks[VECS_PER_THREAD][BLOCKS];
   WEFT_T edges[SOME_EDGES];
