@@ -42,8 +42,6 @@ extern __shared__ __align__(128) unsigned char memory[];
 static_assert(!(PEEL && NO_TAIL), "a row with edges is cut where its address says");
 constexpr int GROUPS = THREADS / LANES, THREAD_COLUMNS = VECS_PER_THREAD * N;
 constexpr int EDGES = Edges<LANES>::COUNT, SOME_EDGES = EDGES ? EDGES : 1;
-constexpr int BLOCKS = PEEL == 2 ? 2 : 1;  // of 16 bytes, that a vector is cut out of
-static_assert(sizeof(Pack) == 16, "a vector has 16 bytes");
 
 // Sums of x - reference, of its square, of g w, and of g w (x - reference).
 enum { DIFF, SQUARE, GW, DOT, NUM_SUMS };
@@ -55,56 +53,22 @@ struct LaneRow {
   WEFT_T edges[SOME_EDGES];
 };
 
-// The 16 bytes from `from` on, of which those past `end` are 0.
-__device__ __forceinline__ uint4 last_block(const WEFT_T* from, const WEFT_T* end) {
-  Pack p = zeros();
-#pragma unroll
-  for (int j = 0; j < N; ++j)
-    if (from + j < end) p.at[j] = from[j];
-  uint4 words;
-  memcpy(&words, &p, sizeof(p));
-  return words;
-}
-
-// The same as it is loaded, a row ahead: aligned blocks of 16 bytes, two for a vector that begins between
-// them. A vector cut out of them at once, or an edge converted at once, would wait for its load a whole row
-// too early.
+// The same as it is loaded, a row ahead. A vector cut out of its blocks at once, or an edge converted at
+// once, would wait for its load a whole row too early.
 struct LoadedRow {
-  uint4 blocks[VECS_PER_THREAD][BLOCKS];
+  BodyBlocks<VECS_PER_THREAD, LANES> body;
   WEFT_T edges[SOME_EDGES];
 
-  // `end`: of the tensor, if this is its last row; otherwise null.
   __device__ __forceinline__ void load(const WEFT_T* row, const RowView& view, int first, const WEFT_T* end) {
-    const Body<Pack> body(row + view.head);
-    const uint4* const from = reinterpret_cast<const uint4*>(body.base);
-#pragma unroll
-    for (int i = 0; i < VECS_PER_THREAD; ++i) {
-      const int at = first + i * LANES;
-      const bool exists = at < view.vecs;
-      blocks[i][0] = blocks[i][BLOCKS - 1] = {0, 0, 0, 0};
-      if (exists) blocks[i][0] = from[at];
-      // Without `past`, nothing of a vector is in its second block, which need not exist.
-      if (BLOCKS == 2 && exists && body.past && !end) blocks[i][BLOCKS - 1] = from[at + 1];
-    }
-    if (BLOCKS == 2 && end && body.past) {
-#pragma unroll
-      for (int i = 0; i < VECS_PER_THREAD; ++i)
-        if (first + i * LANES < view.vecs)
-          blocks[i][BLOCKS - 1] =
-              last_block(reinterpret_cast<const WEFT_T*>(from + first + i * LANES + 1), end);
-    }
+    body.load(row + view.head, view.vecs, first, end);
 #pragma unroll
     for (int k = 0; k < EDGES; ++k)
       if (first + k * LANES < view.edges) edges[k] = row[view.edge_column(first + k * LANES)];
   }
-  // `past`: bytes from the start of a vector's first block to the vector.
   __device__ __forceinline__ LaneRow cut(int past) const {
     LaneRow row;
 #pragma unroll
-    for (int i = 0; i < VECS_PER_THREAD; ++i) {
-      if constexpr (BLOCKS == 2) row.body[i] = joined<Pack>(blocks[i], 1, past);
-      else memcpy(&row.body[i], blocks[i], sizeof(Pack));
-    }
+    for (int i = 0; i < VECS_PER_THREAD; ++i) row.body[i] = body.cut(i, past);
 #pragma unroll
     for (int k = 0; k < EDGES; ++k) row.edges[k] = edges[k];
     return row;
@@ -228,8 +192,8 @@ norm_backward_warp(const WEFT_T* __restrict__ g, const WEFT_T* __restrict__ grad
     if (NO_TAIL) part.vecs = LANES * VECS_PER_THREAD;
     if (from_row >= rows) part.vecs = part.edges = 0;
     const auto load_row = [&](LoadedRow& loaded, const WEFT_T* tensor, index_t stride) {
-      const WEFT_T* const start = tensor + from_row * stride;
-      loaded.load(start, part, first, PEEL == 2 && from_row == rows - 1 ? start + columns : nullptr);
+      loaded.load(tensor + from_row * stride, part, first,
+                  end_of_last(tensor, from_row, rows, columns, stride));
     };
     load_row(inputs.g, g, g_stride);
     load_row(inputs.x, x, x_stride);
