@@ -57,7 +57,7 @@ struct Fiber {
   bool done = false;
 };
 struct PendingCopy { void* to; const void* from; int bytes; unsigned long long* arrived; };
-struct Arrivals { int bytes; short left, phase; };
+struct Arrivals { int bytes; unsigned char left, expected, phase; };
 constexpr int GUARD = 4096, FIXED = 16 << 10;
 static Fiber* self;
 static ucontext_t scheduler;
@@ -132,7 +132,7 @@ static void* declared(int id, size_t bytes) {  // a `__shared__` of the source
   return self->block->fixed.data() + offsets[id];
 }
 static void complete_phase(Arrivals* a) {
-  if (a->left == 0 && a->bytes == 0) a->phase ^= 1, a->left = 1;
+  if (a->left == 0 && a->bytes == 0) a->phase ^= 1, a->left = a->expected;
 }
 static void complete_copy(unsigned k) {
   const PendingCopy c = pending_copies[k];
@@ -142,8 +142,15 @@ static void complete_copy(unsigned k) {
   ((Arrivals*)c.arrived)->bytes -= c.bytes;
   complete_phase((Arrivals*)c.arrived);
 }
-static void init_mbarriers(unsigned long long* a, int count = 1) {
-  for (int k = 0; k < count; ++k) *(Arrivals*)(a + k) = {0, 1, 0};
+static void init_mbarriers(unsigned long long* a, int count = 1, int arrivals = 1) {
+  const auto n = (unsigned char)arrivals;
+  for (int k = 0; k < count; ++k) *(Arrivals*)(a + k) = {0, n, n, 0};
+}
+static void mbarrier_arrive(unsigned long long* arrived) {
+  auto* a = (Arrivals*)arrived;
+  if (a->left == 0) fail("an arrival too many");
+  a->left -= 1;
+  complete_phase(a);
 }
 static void mbarrier_expect_bytes(unsigned long long* arrived, int bytes) {
   auto* a = (Arrivals*)arrived;

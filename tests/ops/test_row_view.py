@@ -21,6 +21,7 @@ PROGRAM = r"""
 #define __device__
 #define __forceinline__ inline
 typedef unsigned short WEFT_T;
+typedef long long index_t;
 struct uint4 { unsigned x, y, z, w; };
 constexpr int N = 8;
 using std::max, std::min;
@@ -29,6 +30,7 @@ static unsigned __funnelshift_r(unsigned low, unsigned high, unsigned bits) {
 }
 static float to_float(WEFT_T v) { return v; }
 template <typename T> static T from_float(float v) { return (T)v; }
+template <typename T, int M> struct alignas(sizeof(T) * M) Vector { T at[M]; };
 #include "row_view.cuh"
 struct alignas(16) Pack { WEFT_T at[N]; };
 
@@ -66,6 +68,32 @@ extern "C" int wrong_vectors() {
     }
   return wrong;
 }
+
+// The number of vectors of a body, in the tensor's last row or before it, that are loaded or cut wrongly.
+extern "C" int wrong_blocks() {
+  alignas(16) WEFT_T row[6 * N];
+  int wrong = 0;
+  for (int begin = 0; begin < (PEEL == 2 ? N : 1); ++begin)
+    for (int vecs = 0; vecs < 5; ++vecs)
+      for (int last = 0; last < 2; ++last) {
+        for (int k = 0; k < 6 * N; ++k) row[k] = (WEFT_T)(1000 + 7 * k);
+        const WEFT_T* const end = row + begin + vecs * N;
+        BodyBlocks<3, 2> lanes[2];
+        for (int lane = 0; lane < 2; ++lane) lanes[lane].load(row + begin, vecs, lane, last ? end : nullptr);
+        for (int v = 0; v < 6; ++v) {
+          const auto p = lanes[v % 2].cut(v / 2, begin * (int)sizeof(WEFT_T));
+          const WEFT_T none[N] = {};
+          wrong += std::memcmp(p.at, v < vecs ? row + begin + v * N : none, 16) != 0;
+        }
+        // In the last row the second block of the last vector is 0 past the end.
+        if (PEEL == 2 && last && vecs && begin) {
+          const auto& blocks = lanes[(vecs - 1) % 2].blocks[(vecs - 1) / 2];
+          const auto* words = reinterpret_cast<const WEFT_T*>(&blocks[lanes[0].BLOCKS - 1]);
+          for (int j = begin; j < N; ++j) wrong += words[j] != 0;
+        }
+      }
+  return wrong;
+}
 """
 
 
@@ -79,3 +107,4 @@ def test_every_row_is_cut_into_edges_and_aligned_vectors(peel: int, tmp_path: Pa
     functions = ctypes.CDLL(str(library))
     assert functions.wrong_rows() == 0
     assert functions.wrong_vectors() == 0
+    assert functions.wrong_blocks() == 0

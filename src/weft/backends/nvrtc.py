@@ -240,16 +240,21 @@ class Kernel:
         """Opt in to more than 48 KiB of shared memory, static and dynamic together, on the kernel's device.
 
         The carve-out of 100 % takes as much as possible from the L1 cache: shared memory limits how many
-        blocks of such a kernel are resident.
+        blocks of such a kernel are resident. Clusters of more than 8 blocks are allowed where there are any.
         """
         from cuda.bindings import driver
 
         known = driver.CUfunction_attribute
         device = _ok(driver.cuDeviceGet(self.device))
-        for attribute, value in (
+        settings = [
             (known.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared),
             (known.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100),
-        ):
+        ]
+        major = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
+        if _ok(driver.cuDeviceGetAttribute(major, device)) >= 9:
+            # Clusters of 16 blocks, which need so much shared memory that nothing smaller would do.
+            settings.append((known.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1))
+        for attribute, value in settings:
             _ok(driver.cuKernelSetAttribute(attribute, value, self.handle.handle, device))
         self._shared = shared
 

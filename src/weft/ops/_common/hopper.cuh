@@ -12,14 +12,21 @@ __device__ __forceinline__ unsigned smem_address(const void* shared) {
   return (unsigned)__cvta_generic_to_shared(shared);
 }
 
-// Initialises `count` mbarriers with an arrival count of 1: a phase completes after the one arrival of
-// mbarrier_expect_bytes and all bytes that it announces. The first fence makes the barriers visible to the
+// Initialises `count` mbarriers, whose phases complete after `arrivals` arrivals: by default one, that of
+// mbarrier_expect_bytes, and all bytes that it announces. The first fence makes the barriers visible to the
 // cluster, the second to the asynchronous proxy, before any copy counts on them.
-__device__ __forceinline__ void init_mbarriers(unsigned long long* mbarrier, int count = 1) {
+__device__ __forceinline__ void init_mbarriers(unsigned long long* mbarrier, int count = 1,
+                                               int arrivals = 1) {
   for (int k = 0; k < count; ++k)
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(smem_address(mbarrier + k)) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(smem_address(mbarrier + k)), "r"(arrivals)
+                 : "memory");
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// Arrives at the mbarrier. What this thread wrote before is visible to the threads that wait for the phase.
+__device__ __forceinline__ void mbarrier_arrive(unsigned long long* mbarrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(smem_address(mbarrier)) : "memory");
 }
 
 // Arrives at the mbarrier and announces `bytes` for its current phase. One thread calls it in each phase.

@@ -84,6 +84,61 @@ template <typename V, bool SHIFTED = PEEL == 2> struct Body {
   }
 };
 
+// The 16 bytes from `from` on, of which those past `end` are 0.
+__device__ __forceinline__ uint4 last_block(const WEFT_T* from, const WEFT_T* end) {
+  constexpr int COUNT = 16 / sizeof(WEFT_T);
+  Vector<WEFT_T, COUNT> v;
+#pragma unroll
+  for (int j = 0; j < COUNT; ++j) v.at[j] = from + j < end ? from[j] : from_float<WEFT_T>(0.0f);
+  uint4 words;
+  memcpy(&words, &v, sizeof(v));
+  return words;
+}
+
+// The end of `row` if nothing of the tensor need follow it: it is the last row, or rows overlap. Otherwise
+// null.
+__device__ __forceinline__ const WEFT_T* end_of_last(const WEFT_T* tensor, index_t row, index_t rows,
+                                                     index_t columns, index_t stride) {
+  const bool is_last = PEEL == 2 && (row == rows - 1 || stride < columns);
+  return is_last ? tensor + row * stride + columns : nullptr;
+}
+
+// COUNT vectors of a row's body, STEP apart, as they are loaded: aligned blocks of 16 bytes, two for a vector
+// that begins between them (PEEL 2). With PEEL_MARGIN 0 the blocks of the first and the last vector reach
+// into the neighbouring rows and, before the tensor, into the 16 bytes in which it begins.
+template <int COUNT, int STEP> struct BodyBlocks {
+  static constexpr int BLOCKS = PEEL == 2 ? 2 : 1;
+  uint4 blocks[COUNT][BLOCKS];
+
+  // `end`: of the tensor, past which nothing is read, if this is its last row; otherwise null.
+  __device__ __forceinline__ void load(const WEFT_T* start, int vecs, int first, const WEFT_T* end) {
+    const Body<uint4> body(start);
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      const int at = first + i * STEP;
+      blocks[i][0] = blocks[i][BLOCKS - 1] = {0, 0, 0, 0};
+      if (at < vecs) blocks[i][0] = body.base[at];
+      // Without `past`, nothing of a vector is in its second block, which need not exist.
+      if (BLOCKS == 2 && at < vecs && body.past && !end) blocks[i][BLOCKS - 1] = body.base[at + 1];
+    }
+    if (BLOCKS == 1 || !end || !body.past) return;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      const int at = first + i * STEP;
+      if (at < vecs)
+        blocks[i][BLOCKS - 1] = last_block(reinterpret_cast<const WEFT_T*>(body.base + at + 1), end);
+    }
+  }
+  // Vector i, or zeros if the row has none. `past`: bytes from the start of its first block to the vector.
+  __device__ __forceinline__ Vector<WEFT_T, N> cut(int i, int past) const {
+    static_assert(N * sizeof(WEFT_T) == 16, "a vector has 16 bytes");
+    if constexpr (BLOCKS == 2) return joined<Vector<WEFT_T, N>>(blocks[i], 1, past);
+    Vector<WEFT_T, N> v;
+    memcpy(&v, blocks[i], sizeof(v));
+    return v;
+  }
+};
+
 // The edges of a row that one of STEP threads has, as floats: number `first` and every STEP-th after it.
 template <int STEP> struct Edges {
   static constexpr int COUNT = (MOST_EDGES + STEP - 1) / STEP;

@@ -12,7 +12,13 @@
 // memory: table_pitch(columns) floats for each group.
 //
 // Rows may begin at any element (PEEL in row_view.cuh). A group's rows are then a multiple of N apart, which
-// the host ensures: they are all cut alike, and a lane has the same columns in all of them.
+// the host ensures: they are all cut alike, and a lane has the same columns in all of them. Where an input
+// begins elsewhere in its 16 bytes than dx, the aligned blocks of its first and last vector reach into the
+// neighbouring rows, before the tensor into the 16 bytes in which it begins, and never past its end: rows of
+// whole vectors have no edges, whatever their address. With edges of at least N elements, rows of 64 columns
+// reached 39 % of copying
+// (results/nvidia-h200/row-lengths-norms-backward-2026-11-24.txt).
+#define PEEL_MARGIN 0
 #include "norm.cuh"
 
 #ifndef VECS_PER_THREAD
@@ -44,29 +50,32 @@ enum { DIFF, SQUARE, GW, DOT, NUM_SUMS };
 // past the row's end are 0.
 struct LaneRow {
   Pack body[VECS_PER_THREAD];
-  WEFT_T edges[SOME_EDGES];  // a conversion here would wait for the load, a whole row too early
+  WEFT_T edges[SOME_EDGES];
+};
 
-  __device__ __forceinline__ void load(const WEFT_T* row, const RowView& view, int first) {
-    const Body<Pack> from(row + view.head);
-#pragma unroll
-    for (int i = 0; i < VECS_PER_THREAD; ++i)
-      body[i] = load_if(first + i * LANES < view.vecs, [&] { return from[first + i * LANES]; });
+// The same as it is loaded, a row ahead. A vector cut out of its blocks at once, or an edge converted at
+// once, would wait for its load a whole row too early.
+struct LoadedRow {
+  BodyBlocks<VECS_PER_THREAD, LANES> body;
+  WEFT_T edges[SOME_EDGES];
+
+  __device__ __forceinline__ void load(const WEFT_T* row, const RowView& view, int first, const WEFT_T* end) {
+    body.load(row + view.head, view.vecs, first, end);
 #pragma unroll
     for (int k = 0; k < EDGES; ++k)
       if (first + k * LANES < view.edges) edges[k] = row[view.edge_column(first + k * LANES)];
   }
-};
-
-struct LaneInputs {
-  LaneRow g, x, grad_s;
-
-  __device__ __forceinline__ void load(const WEFT_T* g_row, const WEFT_T* x_row, const WEFT_T* grad_s_row,
-                                       const RowView& view, int first) {
-    g.load(g_row, view, first);
-    x.load(x_row, view, first);
-    if (RESIDUAL) grad_s.load(grad_s_row, view, first);
+  __device__ __forceinline__ LaneRow cut(int past) const {
+    LaneRow row;
+#pragma unroll
+    for (int i = 0; i < VECS_PER_THREAD; ++i) row.body[i] = body.cut(i, past);
+#pragma unroll
+    for (int k = 0; k < EDGES; ++k) row.edges[k] = edges[k];
+    return row;
   }
 };
+
+template <typename Row> struct Inputs { Row g, x, grad_s; };
 
 // The value about which a row's sums are taken: its mean (EXACT_MEAN), or the mean of its first vector.
 __device__ __forceinline__ float row_reference(const LaneRow& x, const RowView& view, int first,
@@ -178,14 +187,23 @@ norm_backward_warp(const WEFT_T* __restrict__ g, const WEFT_T* __restrict__ grad
   index_t row = (index_t)blockIdx.x * GROUPS + threadIdx.x / LANES;
   const RowView view(dx + row * columns, columns);
   const auto in_row = [&](int i) { return NO_TAIL || first + i * LANES < view.vecs; };
-  const auto load = [&](LaneInputs& inputs, index_t from_row) {
+  const auto load = [&](Inputs<LoadedRow>& inputs, index_t from_row) {
     RowView part = view;
     if (NO_TAIL) part.vecs = LANES * VECS_PER_THREAD;
     if (from_row >= rows) part.vecs = part.edges = 0;
-    inputs.load(g + from_row * g_stride, x + from_row * x_stride, grad_s + from_row * grad_s_stride, part,
-                first);
+    const auto load_row = [&](LoadedRow& loaded, const WEFT_T* tensor, index_t stride) {
+      loaded.load(tensor + from_row * stride, part, first,
+                  end_of_last(tensor, from_row, rows, columns, stride));
+    };
+    load_row(inputs.g, g, g_stride);
+    load_row(inputs.x, x, x_stride);
+    if (RESIDUAL) load_row(inputs.grad_s, grad_s, grad_s_stride);
   };
-  LaneInputs next;
+  // All rows of a group begin equally far behind a multiple of 16 bytes.
+  const int g_past = Body<Pack>(g + row * g_stride + view.head).past;
+  const int x_past = Body<Pack>(x + row * x_stride + view.head).past;
+  const int grad_s_past = Body<Pack>(grad_s + row * grad_s_stride + view.head).past;
+  Inputs<LoadedRow> next;
   load(next, row);
   const Columns w_body(w, view.head, columns);
   Weights weights[VECS_PER_THREAD] = {};
@@ -198,7 +216,8 @@ norm_backward_warp(const WEFT_T* __restrict__ g, const WEFT_T* __restrict__ grad
     if (first + k * LANES < view.edges) edge_weights[k] = to_float(w[view.edge_column(first + k * LANES)]);
   ColumnSums column_sums;
   for (; row - within < rows; row += step) {
-    LaneInputs now = next;
+    Inputs<LaneRow> now = {next.g.cut(g_past), next.x.cut(x_past)};
+    if (RESIDUAL) now.grad_s = next.grad_s.cut(grad_s_past);
     load(next, row + step);
     const float ref = row_reference(now.x, view, first, inverse_columns);
     Sums<NUM_SUMS> sums = {};

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from weft.ops.norms.configs import (
+    BackwardConfig,
     BlockConfig,
-    PersistentConfig,
     RowLoopConfig,
     block_config,
     persistent_config,
@@ -14,6 +14,7 @@ from weft.ops.norms.configs import (
     single_reference_pays,
 )
 from weft.ops.norms.kernel_variant import KernelVariant
+from weft.ops.norms.long_configs import long_candidates
 
 # (vecs_per_thread, cluster, rows, prefetch_weights, evict_first)
 SHORT_ROWS = (
@@ -106,20 +107,15 @@ def _row_loop_candidates(columns: int, variant: KernelVariant, smem_per_sm: int)
     return configs
 
 
-def backward_candidates(columns: int, variant: KernelVariant, smem_per_sm: int) -> list[PersistentConfig]:
+def backward_candidates(columns: int, variant: KernelVariant, smem_per_sm: int) -> list[BackwardConfig]:
     """Return the backward configurations worth timing, as :func:`forward_candidates`."""
-    configs: list[PersistentConfig] = []
+    configs: list[BackwardConfig] = []
     for threads, vecs_per_thread, stages in PERSISTENT + PERSISTENT_WITH_DROPOUT * variant.dropout:
-        for cluster in (1, 2, 4, 8):
-            config = persistent_config(
-                columns, variant, smem_per_sm, threads=threads, vecs_per_thread=vecs_per_thread,
-                cluster=cluster, blocks_per_sm=2 if threads == 256 else 1, stages=stages,
-            )  # fmt: skip
-            if not config:
-                continue
-            variants = [config]
-            if cluster == 1 and single_reference_pays(variant):
-                variants.append(replace(config, single_reference=True))
-            configs += [c for c in variants if c not in configs]
-            break
-    return configs
+        config = persistent_config(
+            columns, variant, smem_per_sm, threads=threads, vecs_per_thread=vecs_per_thread, stages=stages
+        )
+        variants = [config] if config else []
+        if config and single_reference_pays(variant):
+            variants.append(replace(config, single_reference=True))
+        configs += [c for c in variants if c not in configs]
+    return [*configs, *long_candidates(columns, variant, smem_per_sm, backward=True)]

@@ -13,6 +13,7 @@ from functools import cache
 
 from weft.ops._common.layout import SHIFTED
 from weft.ops.norms.kernel_variant import KernelVariant
+from weft.ops.norms.long_configs import LongConfig, long_backward_config, long_forward_config
 from weft.ops.norms.warp_configs import (
     WarpBackwardConfig,
     WarpConfig,
@@ -22,19 +23,7 @@ from weft.ops.norms.warp_configs import (
 
 PERSISTENT_THREADS = 512  # a block of the backward; with 128 registers a thread it fills an SM
 ENOUGH_BYTES_IN_FLIGHT = 24 << 10  # loads in flight with which the backward of an SM does not wait
-ENOUGH_BYTES_AHEAD = 40 << 10  # loads in flight behind two rows in use, with which an SM does not wait
-# (threads, cluster, vectors a thread) of the backward with lookahead, by `centred`, in order of preference.
-# Two sums a column leave registers for two vectors; four are for the longest rows.
-LOOKAHEAD_SHAPES = {
-    True: ((512, 2, 2), (512, 4, 2), (512, 8, 2), (512, 8, 4)),
-    False: ((512, 2, 4), (256, 8, 4), (512, 4, 2), (512, 8, 4)),
-}
-# The number of clusters of rows with edges is a multiple of 8: two small blocks an SM waste fewer SMs, 24 of
-# 28 clusters instead of 8 of 14.
-PEELED_LOOKAHEAD_SHAPES = {
-    True: ((512, 2, 2), (512, 4, 2), (256, 8, 4), (512, 8, 2), (512, 8, 4)),
-    False: LOOKAHEAD_SHAPES[False],
-}
+LONGEST_BLOCK_ROW = 1024  # vectors; longer rows with edges are for clusters (forward_long.cu)
 NAMED_BARRIERS = 15  # for teams of several warps: a block has 16, and __syncthreads uses one
 # Threads of a team: threads of its block, for dropout; the fastest of those timed
 # (results/nvidia-h200/sweep-dropout-2026-11-22.ndjson).
@@ -169,46 +158,41 @@ class MultiPassConfig:
         return str(self.threads)
 
 
-ForwardConfig = WarpConfig | BlockConfig | RowLoopConfig | MultiPassConfig
+ForwardConfig = WarpConfig | BlockConfig | RowLoopConfig | LongConfig | MultiPassConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class PersistentConfig:
     """Backward (``norm_backward``): teams of a persistent kernel loop over rows.
 
-    ``team`` of a block's ``threads`` threads share a row, or ``cluster`` whole blocks do. Each thread has
-    ``vecs_per_thread`` vectors; ``stages`` rows are in flight for each team; an SM holds ``blocks_per_sm``
-    blocks. Weights are in registers (``weights_in_registers``) or in shared memory. ``no_tail``: every
-    thread has all its vectors. ``single_reference``: all warps of a 16-bit row take their sums about one
-    reference (row_statistics.cuh), for rows of one block. ``lookahead``: a cluster sums the next row while
-    the sums of this one travel between its blocks; it reads a row twice from shared memory.
+    ``team`` of a block's ``threads`` threads share a row. Each thread has ``vecs_per_thread`` vectors;
+    ``stages`` rows are in flight for each team. Weights are in registers (``weights_in_registers``) or in
+    shared memory. ``no_tail``: every thread has all its vectors. ``single_reference``: all warps of a 16-bit
+    row take their sums about one reference (row_statistics.cuh).
     """
 
     threads: int
     team: int
     vecs_per_thread: int
     stages: int
-    cluster: int = 1
-    blocks_per_sm: int = 1
     weights_in_registers: bool = True
     no_tail: bool = False
     single_reference: bool = False
-    lookahead: bool = False
+
+    cluster = blocks_per_sm = 1
 
     def __post_init__(self) -> None:
-        _check_threads_and_cluster(self.threads, self.cluster)
+        _check_threads_and_cluster(self.threads, 1)
         if self.team % 32 or self.threads % self.team:
             raise ValueError(f"a team of {self.team} does not divide {self.threads} threads into whole warps")
-        if self.cluster > 1 and self.team != self.threads:
-            raise ValueError("each block of a cluster is one team")
-        if self.team > 32 and self.cluster == 1 and self.teams > NAMED_BARRIERS:
+        if self.team > 32 and self.teams > NAMED_BARRIERS:
             raise ValueError(f"{self.teams} teams of several warps need more than {NAMED_BARRIERS} barriers")
         if self.stages < 2:
             raise ValueError(f"at least two rows are in flight, not {self.stages}")
-        if self.single_reference and self.cluster > 1:
-            raise ValueError("the blocks of a cluster do not share a reference")
-        if self.lookahead and (self.cluster == 1 or self.stages < 3):
-            raise ValueError("lookahead is for clusters, with a stage for each of three rows")
+
+    @property
+    def block_threads(self) -> int:
+        return self.threads
 
     @property
     def kernel(self) -> str:
@@ -230,29 +214,24 @@ class PersistentConfig:
             "TEAM": self.team,
             "VECS_PER_THREAD": self.vecs_per_thread,
             "STAGES": self.stages,
-            "CLUSTER": self.cluster,
-            "BLOCKS_PER_SM": self.blocks_per_sm,
             "WEIGHTS_IN_REGISTERS": int(self.weights_in_registers),
             "NO_TAIL": int(self.no_tail),
             "SINGLE_REFERENCE": int(self.single_reference),
-            **({"LOOKAHEAD": 1} if self.lookahead else {}),
         }
 
     @property
     def label(self) -> str:
         """A text that differs for different programs."""
         flags = f"{int(self.weights_in_registers)}{int(self.no_tail)}" + "-single" * self.single_reference
-        flags += "-ahead" * self.lookahead
-        size = f"{self.threads}-{self.team}x{self.vecs_per_thread}-{self.stages}"
-        return f"{size}-{self.cluster}-{self.blocks_per_sm}-{flags}"
+        return f"{self.threads}-{self.team}x{self.vecs_per_thread}-{self.stages}-{flags}"
 
     def dynamic_smem(self, columns: int, variant: KernelVariant) -> int:
         """Dynamic shared memory of a block in bytes: weights and pipelines, reused for the teams' sums."""
-        block_vectors = -(-(columns // variant.vec_width) // self.cluster)
-        stage_vectors = block_vectors + (variant.peel == SHIFTED)
+        row_vectors = columns // variant.vec_width
+        stage_vectors = row_vectors + (variant.peel == SHIFTED)
         weight_bytes = 0
         if not self.weights_in_registers:  # aligned to 128 bytes, as in backward.cu
-            size = block_vectors * variant.vec_width * variant.weight_dtype.itemsize
+            size = row_vectors * variant.vec_width * variant.weight_dtype.itemsize
             weight_bytes = -(-size // 128) * 128
         pipelines = self.teams * self.stages * (2 + variant.residual) * stage_vectors * 16
         thread_sums = (1 + variant.centred) * self.vecs_per_thread * variant.vec_width
@@ -262,16 +241,14 @@ class PersistentConfig:
     def static_smem(self, variant: KernelVariant) -> int:
         """Static shared memory in bytes: mbarriers, the tables of sums, and 256 for alignment.
 
-        Two tables have the warps' sums, four with ``lookahead``; ``peel`` adds one with the edges' sums.
+        ``peel`` adds a table with the edges' sums.
         """
         edges = 128 * self.teams * (1 + variant.centred) if variant.peel else 0
         fields = (1 + variant.centred) * 2 + variant.centred
-        row_warps = self.cluster * self.threads // 32
-        tables = 4 if self.lookahead else 2
-        return 8 * self.teams * self.stages + 4 * tables * row_warps * fields + 256 + edges
+        return 8 * self.teams * self.stages + 8 * self.threads // 32 * fields + 256 + edges
 
 
-BackwardConfig = WarpBackwardConfig | PersistentConfig
+BackwardConfig = WarpBackwardConfig | PersistentConfig | LongConfig
 
 
 def block_config(
@@ -340,6 +317,9 @@ def choose_forward(columns: int, variant: KernelVariant, smem_per_sm: int) -> Fo
     """
     if warp := warp_config(columns, variant):
         return warp
+    long = long_forward_config(columns, variant, smem_per_sm) if smem_per_sm else None
+    if long and variant.peel and columns > LONGEST_BLOCK_ROW * variant.vec_width:
+        return long
     block = _one_block_config(columns, variant)
     row_loop = _shipped_row_loop(columns, variant) if smem_per_sm else None
     # A row that fits in one block of up to 512 threads is fastest there; a larger block competes with a
@@ -349,6 +329,8 @@ def choose_forward(columns: int, variant: KernelVariant, smem_per_sm: int) -> Fo
         return replace(block, prefetch_weights=prefetch)
     if row_loop and row_loop.threads <= 256:
         return row_loop
+    if long and columns > LONGEST_BLOCK_ROW * variant.vec_width:
+        return long
     # Small blocks first: several are then resident on an SM, and one waits for its cluster while others load.
     for vecs_per_thread, max_threads in ((8, 256), (8, 512), (4, 1024)):
         # A residual takes as many registers as the row: two blocks of 512 threads would spill.
@@ -425,21 +407,22 @@ def choose_backward(
         return warp
     if not smem_per_sm or variant.vec_width * variant.x_dtype.itemsize != 16:
         return None
-    config = _smallest_cluster_config(columns, variant, smem_per_sm)
-    if config and config.teams > max_teams:
+    config = _one_block_backward_config(columns, variant, smem_per_sm)
+    if not config:
+        return long_backward_config(columns, variant, smem_per_sm)
+    if config.teams > max_teams:
         threads = config.team * max_teams
         vectors = config.vecs_per_thread
         config = persistent_config(columns, variant, smem_per_sm, threads=threads, vecs_per_thread=vectors)
-    if variant.dropout or not config or config.lookahead:
+    if variant.dropout or not config:
         return config
-    row_bytes = columns * variant.x_dtype.itemsize // config.cluster
+    row_bytes = columns * variant.x_dtype.itemsize
     # One row of each team is in use and one in flight: where that suffices, a third stage only takes shared
     # memory.
-    if config.teams * (2 + variant.residual) * row_bytes * config.blocks_per_sm >= ENOUGH_BYTES_IN_FLIGHT:
+    if config.teams * (2 + variant.residual) * row_bytes >= ENOUGH_BYTES_IN_FLIGHT:
         config = replace(config, stages=2)
     # Faster with a residual, and for RMS norm of long rows; short rows take the same time either way.
-    single = config.cluster == 1 and single_reference_pays(variant)
-    return replace(config, single_reference=single)
+    return replace(config, single_reference=single_reference_pays(variant))
 
 
 def single_reference_pays(variant: KernelVariant) -> bool:
@@ -451,60 +434,28 @@ def single_reference_pays(variant: KernelVariant) -> bool:
     return variant.x_dtype.itemsize == 2 and (variant.residual or not variant.centred)
 
 
-def _smallest_cluster_config(
+def _one_block_backward_config(
     columns: int, variant: KernelVariant, smem_per_sm: int
 ) -> PersistentConfig | None:
-    """Return the configuration with the smallest cluster that holds a row.
+    """Return the teams for rows of at most two vectors a thread of a block, or None.
 
-    8 blocks of 256 threads, two an SM, are preferred to 4 of 512
-    (results/nvidia-h200/sweep-norm-backward-2026-11-22.ndjson).
+    Longer rows, and one row a block if its rows have edges, are for clusters that sum a row ahead
+    (backward_long.cu): with one row a block, all its warps wait for each other, and for the warp with the
+    edges (results/nvidia-h200/row-lengths-norms-backward-2026-11-24.txt).
     """
     if variant.dropout and (config := _dropout_config(columns, variant, smem_per_sm)):
         return config
-    for cluster in (1, 2, 4, 8):
-        config = persistent_config(columns, variant, smem_per_sm, cluster=cluster)
-        is_tight = not config or config.cluster > 1 or (config.teams == 1 and not config.weights_in_registers)
-        if is_tight and not variant.dropout:
-            ahead = _lookahead_config(columns, variant, smem_per_sm)
-            if ahead:
-                return ahead
-        if config and cluster == 4:
-            eight = persistent_config(columns, variant, smem_per_sm, threads=256, cluster=8, blocks_per_sm=2)
-            config = eight or config
-        if not config:
-            continue
-        if cluster > 1:
-            return config
-        # Teams twice as wide with their weights in registers beat teams without. They also beat teams of
-        # one warp if every vector is full or there is a residual.
-        wider = persistent_config(columns, variant, smem_per_sm, vecs_per_thread=2)
-        if not wider or not wider.weights_in_registers:
-            return config
+    config = persistent_config(columns, variant, smem_per_sm)
+    if not config:
+        return None
+    # Teams twice as wide with their weights in registers beat teams without. They also beat teams of
+    # one warp if every vector is full or there is a residual.
+    wider = persistent_config(columns, variant, smem_per_sm, vecs_per_thread=2)
+    if wider and wider.weights_in_registers:
         beats_one_warp = config.team == 32 and (wider.no_tail or variant.residual)
-        return wider if beats_one_warp or not config.weights_in_registers else config
-    return None
-
-
-def _lookahead_config(columns: int, variant: KernelVariant, smem_per_sm: int) -> PersistentConfig | None:
-    """Return the smallest cluster that sums a row ahead, or None if none fits.
-
-    Without it every row of a cluster waited for the sums of the other blocks, about 1 us on an H200: layer
-    norm reached 73 % of copying in one block at 16384 columns, and 59 % in two at 32768
-    (results/nvidia-h200/row-lengths.json).
-    """
-    shapes = PEELED_LOOKAHEAD_SHAPES if variant.peel else LOOKAHEAD_SHAPES
-    for threads, cluster, vecs_per_thread in shapes[variant.centred]:
-        config = persistent_config(
-            columns, variant, smem_per_sm, threads=threads, vecs_per_thread=vecs_per_thread, cluster=cluster,
-            blocks_per_sm=PERSISTENT_THREADS // threads, stages=4, lookahead=True,
-        )  # fmt: skip
-        if not config:
-            continue
-        # Two rows are in use. The others are in flight: one suffices if it has so many bytes.
-        row_bytes = columns * variant.x_dtype.itemsize // cluster * (2 + variant.residual)
-        enough = row_bytes * config.blocks_per_sm >= ENOUGH_BYTES_AHEAD
-        return replace(config, stages=3) if enough else config
-    return None
+        config = wider if beats_one_warp or not config.weights_in_registers else config
+    is_long = config.teams == 1 and (config.vecs_per_thread > 2 or variant.peel)
+    return None if is_long and not variant.dropout else config
 
 
 def _dropout_config(columns: int, variant: KernelVariant, smem_per_sm: int) -> PersistentConfig | None:
@@ -530,23 +481,20 @@ def persistent_config(
     *,
     threads: int = PERSISTENT_THREADS,
     vecs_per_thread: int = 4,
-    cluster: int = 1,
-    blocks_per_sm: int = 1,
     stages: int = 3,
-    lookahead: bool = False,
 ) -> PersistentConfig | None:
     """Return the teams that ``threads`` threads with at most ``vecs_per_thread`` vectors each form.
 
     Return None if rows are too long for them, for their registers, or for the shared memory of an SM.
     """
-    vectors = -(-(columns // variant.vec_width) // cluster)
+    vectors = columns // variant.vec_width
     # An SM has 65536 registers for all resident threads.
-    register_budget = 65536 // (threads * blocks_per_sm) - 32  # 32 for addresses and statistics
+    register_budget = 65536 // threads - 32  # 32 for addresses and statistics
     for limit in range(vecs_per_thread, 0, -1):
-        team = _team_size(vectors, threads, limit, cluster)
+        team = _team_size(vectors, threads, limit)
         needed = -(-vectors // team) if team else 0
         # A row that is read twice from shared memory is in registers one vector at a time.
-        row_vectors = 1 if team == 32 or lookahead else needed
+        row_vectors = 1 if team == 32 else needed
         if team and _registers(variant, row_vectors, needed, weights_in_registers=False) <= register_budget:
             break
     else:
@@ -555,35 +503,29 @@ def persistent_config(
         threads=threads,
         team=team,
         vecs_per_thread=needed,
-        stages=2 + lookahead,
-        cluster=cluster,
-        blocks_per_sm=blocks_per_sm,
+        stages=2,
         weights_in_registers=(
             _registers(variant, row_vectors, needed, weights_in_registers=True) <= register_budget - 12
         ),
-        lookahead=lookahead,
-        no_tail=(
-            vectors == team * needed and columns == vectors * variant.vec_width * cluster and not variant.peel
-        ),
+        no_tail=vectors == team * needed and columns == vectors * variant.vec_width and not variant.peel,
     )
-    for count in range(stages, 1 + lookahead, -1):
+    for count in range(stages, 1, -1):
         staged = replace(config, stages=count)
         # 1024 bytes a block belong to the CUDA runtime.
         # The most stages that fit: more rows in flight hide more latency.
-        block_smem = staged.dynamic_smem(columns, variant) + staged.static_smem(variant) + 1024
-        if block_smem * blocks_per_sm <= smem_per_sm:
+        if staged.dynamic_smem(columns, variant) + staged.static_smem(variant) + 1024 <= smem_per_sm:
             return staged
     return None
 
 
-def _team_size(vectors: int, threads: int, vecs_per_thread: int, cluster: int) -> int:
+def _team_size(vectors: int, threads: int, vecs_per_thread: int) -> int:
     """Return the threads of the smallest team that holds a row and divides ``threads``; 0 if none does."""
     team = -(-vectors // (32 * vecs_per_thread)) * 32
     while threads % team or (team > 32 and threads > NAMED_BARRIERS * team):
         team += 32
         if team > threads:
             return 0
-    return threads if cluster > 1 else team
+    return team
 
 
 def _registers(

@@ -97,7 +97,7 @@ norm_block(const WEFT_T* __restrict__ x, const WEFT_T* __restrict__ r,
     total[k] = publish_partials(sums, ref[k], table[k]);
   }
   row_barrier();
-  const WarpCounts counts = warp_counts(slice.per_row, slice.per_block, view.edges);
+  const WarpCounts<> counts = warp_counts(slice.per_row, slice.per_block, view.edges);
   const float inverse_columns = __frcp_rn((float)columns);
   RowStatistics statistics[ROWS];
 #pragma unroll

@@ -115,7 +115,7 @@ norm_pipelined(const WEFT_T* __restrict__ x, const WEFT_T* __restrict__ r,
     weight_words[i].load(w + from, at, at < slice.count);
     if (CENTRED) bias_words[CENTRED ? i : 0].load(b + from, at, at < slice.count);
   }
-  const WarpCounts counts = warp_counts(slice.per_row, slice.per_block);
+  const WarpCounts<> counts = warp_counts(slice.per_row, slice.per_block);
   const float inverse_columns = __frcp_rn((float)columns);
   int stage = 0;
   unsigned phase = 0, iteration = 0;

@@ -78,7 +78,7 @@ norm_row_loop(const WEFT_T* __restrict__ x, const WEFT_T* __restrict__ r,
     weights[at] = reinterpret_cast<const Weights*>(w + from)[at];
     if (CENTRED) biases[at] = reinterpret_cast<const Weights*>(b + from)[at];
   }
-  const WarpCounts counts = warp_counts(slice.per_row, slice.per_block);
+  const WarpCounts<> counts = warp_counts(slice.per_row, slice.per_block);
   const float inverse_columns = __frcp_rn((float)columns);
 #if CLUSTER > 1
   cluster_wait();  // the other blocks' mbarriers are initialised

@@ -5,6 +5,7 @@
 // 24 of its 64 places empty. Two passes over registers: the mean, then sums about it.
 // x, r: (rows, columns), with row strides; w, b: (columns,); y, s: (rows, columns) contiguous. Rows may begin
 // at any element (PEEL in row_view.cuh). Bytes: n read + n written; with RESIDUAL 2n + 2n.
+#define PEEL_MARGIN 0  // see BodyBlocks
 #include "norm.cuh"
 
 #ifndef VECS_PER_THREAD
@@ -19,12 +20,13 @@ struct LaneRow {
   Pack body[VECS_PER_THREAD];
   Edges<LANES> edges;
 
-  __device__ __forceinline__ void load(const WEFT_T* row, const RowView& view, int first) {
-    const Body<Pack> from(row + view.head);
-#pragma unroll
-    for (int i = 0; i < VECS_PER_THREAD; ++i)
-      body[i] = load_if(first + i * LANES < view.vecs, [&] { return from[first + i * LANES]; });
+  // `end` as in BodyBlocks.
+  __device__ __forceinline__ void load(const WEFT_T* row, const RowView& view, int first, const WEFT_T* end) {
+    BodyBlocks<VECS_PER_THREAD, LANES> blocks;
+    blocks.load(row + view.head, view.vecs, first, end);
     edges.load(row, view, first, 0.0f);
+#pragma unroll
+    for (int i = 0; i < VECS_PER_THREAD; ++i) body[i] = blocks.cut(i, Body<Pack>(row + view.head).past);
   }
   // Adds r, rounds to the dtype, and writes the sum to the row `s`.
   __device__ __forceinline__ void add(const LaneRow& r, WEFT_T* s, const RowView& view, int first) {
@@ -85,9 +87,9 @@ norm_warp(const WEFT_T* __restrict__ x, const WEFT_T* __restrict__ r, const WEFT
     WEFT_T* const out = y + row * columns;
     const RowView view(out, row < rows ? columns : 0);
     LaneRow in, residual;
-    in.load(x + row * x_stride, view, first);
+    in.load(x + row * x_stride, view, first, end_of_last(x, row, rows, columns, x_stride));
     if (RESIDUAL) {
-      residual.load(r + row * r_stride, view, first);
+      residual.load(r + row * r_stride, view, first, end_of_last(r, row, rows, columns, r_stride));
       in.add(residual, s + row * columns, view, first);
     }
     const float mean = CENTRED ? warp_sum<LANES>(in.sum()) * inverse_columns : 0.0f;

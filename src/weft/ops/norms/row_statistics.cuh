@@ -34,6 +34,14 @@
 #ifndef SINGLE_REFERENCE
 #define SINGLE_REFERENCE 0  // 1: all warps of a row use one reference, see the end of this file
 #endif
+// 1: one float has the row's mean, which is off by 2^-24 of itself; 16-bit elements beside it are at least
+// 2^-11 of it apart. It saves an instruction an element.
+#ifndef ONE_FLOAT_MEAN
+#define ONE_FLOAT_MEAN SINGLE_REFERENCE
+#endif
+#ifndef STAGES
+#define STAGES 3  // rows of shared memory, in kernels with such
+#endif
 
 // The smallest power of two that is not below n: shuffles reduce over groups of such a size.
 constexpr int power_of_two(int n) {
@@ -42,13 +50,11 @@ constexpr int power_of_two(int n) {
   return p;
 }
 
+constexpr bool IS_SHIFTED = PEEL == 2;
 constexpr int TEAM_WARPS = TEAM / 32, TEAMS = THREADS / TEAM;
 constexpr int ROW_WARPS = CLUSTER * TEAM_WARPS;  // warps that share a row
-// Lanes that merge the warps' sums, and how many warps each of them reads.
-constexpr int MERGE_LANES = ROW_WARPS < 32 ? power_of_two(ROW_WARPS) : 32;
-constexpr int WARPS_PER_LANE = (ROW_WARPS + 31) / 32;
 static_assert(CLUSTER == 1 || TEAMS == 1, "a block of a cluster is one team");
-static_assert(CLUSTER <= 8 && THREADS % TEAM == 0 && TEAM % 32 == 0, "");
+static_assert(CLUSTER <= 16 && THREADS % TEAM == 0 && TEAM % 32 == 0, "");
 
 // Sums of x - reference (CENTRED), of its square, and in the backward of g w (CENTRED) and of
 // g w (x - reference).
@@ -83,9 +89,17 @@ __device__ __forceinline__ void row_barrier() {
 #endif
 }
 
-// Element counts of the warps whose sums this lane merges, and 1 / count (0 for an empty warp).
-struct WarpCounts {
-  float count[WARPS_PER_LANE], inverse[WARPS_PER_LANE];
+// Element counts of the warps whose sums this lane merges, and 1 / count (0 for an empty warp). ENTRIES: the
+// warps of a row, or the blocks of one, if the sums of each block's warps have been merged before.
+template <int ENTRIES = ROW_WARPS> struct WarpCounts {
+  static constexpr int LANES = ENTRIES < 32 ? power_of_two(ENTRIES) : 32;  // that merge the sums
+  static constexpr int PER_LANE = (ENTRIES + 31) / 32;
+  float count[PER_LANE], inverse[PER_LANE];
+
+  __device__ __forceinline__ void set(int p, int elements) {
+    count[p] = elements;
+    inverse[p] = elements ? __frcp_rn((float)elements) : 0.0f;
+  }
 };
 
 // The part of every row that belongs to this block, in vectors: at most `per_block`, `count` from
@@ -110,17 +124,24 @@ __device__ __forceinline__ int warp_vectors(int warp, int count) {
 }
 
 // The row's first warp has its `edges` too (row_view.cuh).
-__device__ __forceinline__ WarpCounts warp_counts(int per_row, int per_block, int edges = 0) {
-  WarpCounts counts;
+__device__ __forceinline__ WarpCounts<> warp_counts(int per_row, int per_block, int edges = 0) {
+  WarpCounts<> counts;
 #pragma unroll
-  for (int p = 0; p < WARPS_PER_LANE; ++p) {
-    const int row_warp = threadIdx.x % MERGE_LANES + 32 * p, warp = row_warp % TEAM_WARPS;
+  for (int p = 0; p < counts.PER_LANE; ++p) {
+    const int row_warp = threadIdx.x % counts.LANES + 32 * p, warp = row_warp % TEAM_WARPS;
     const int slice = max(0, min(per_block, per_row - row_warp / TEAM_WARPS * per_block));
     const int n = row_warp < ROW_WARPS ? warp_vectors(warp, slice) : 0;
-    const int elements = n * N + (PEEL && row_warp == 0 ? edges : 0);
-    counts.count[p] = elements;
-    counts.inverse[p] = elements ? __frcp_rn((float)elements) : 0.0f;
+    counts.set(p, n * N + (PEEL && row_warp == 0 ? edges : 0));
   }
+  return counts;
+}
+
+// The same for the blocks of a cluster.
+__device__ __forceinline__ WarpCounts<CLUSTER> block_counts(const Slice& slice, int edges) {
+  WarpCounts<CLUSTER> counts;
+  const int block = threadIdx.x % counts.LANES;
+  const int vectors = max(0, min(slice.per_block, slice.per_row - block * slice.per_block));
+  counts.set(0, vectors * N + (PEEL && block == 0 ? edges : 0));
   return counts;
 }
 
@@ -146,6 +167,19 @@ __device__ __forceinline__ float warp_reference(const Pack (&x)[VECS_PER_THREAD]
 #pragma unroll
     for (int j = 0; j < step; ++j) sum[j] += sum[j + step];
   return __shfl_sync(0xffffffffu, sum[0] * (1.0f / N), 0);
+}
+
+// The mean of the first four elements of a vector, which each thread reads itself; 0 for RMS norm.
+__device__ __forceinline__ float mean_of_four(const Body<Pack>& body) {
+  if (!CENTRED) return 0.0f;
+  Vector<WEFT_T, 4> head;
+  if constexpr (PEEL == 2) {
+    const Pack first = body[0];
+    memcpy(&head, &first, sizeof(head));
+  } else {
+    head = *reinterpret_cast<const Vector<WEFT_T, 4>*>(body.base);
+  }
+  return 0.25f * ((element(head, 0) + element(head, 1)) + (element(head, 2) + element(head, 3)));
 }
 
 // Reduce-scatter over the warp: returns one of the NUM_SUMS totals to each lane; lane l gets number
@@ -206,34 +240,62 @@ struct RowStatistics {
   float shift, rstd, mean_gw, mean_gw_xhat;
 };
 
+// What the second pass over a row needs, computed once.
+struct alignas(32) RowTerms {  // read as vectors
+  float ref, rstd, offset, mean_gw, mean_gw_xhat, mean, slope;
+
+  RowTerms() = default;
+  __device__ __forceinline__ RowTerms(const RowStatistics& row, float ref_)
+      : ref(ref_), rstd(row.rstd), offset(-row.shift * row.rstd), mean_gw(row.mean_gw * row.rstd),
+        mean_gw_xhat(row.mean_gw_xhat * row.rstd), mean(ref_ + row.shift),
+        slope(mean_gw_xhat * row.rstd) {}  // `slope` includes rstd twice: for xhat and for dx
+
+  // dx of an element, without the gradient of s. Adds the element to its column's sums over all rows of a
+  // team, in float32, in the order of the rows; norm_sum_partials adds the blocks' sums.
+  __device__ __forceinline__ float gradient(float g, float x, float weight, float& dw, float& db) const {
+    if (CENTRED) db += g;
+    if (ONE_FLOAT_MEAN) {
+      // `scaled` has the factor rstd that `diff` lacks: their product is g xhat.
+      const float diff = CENTRED ? x - mean : x, scaled = g * rstd;
+      dw = fmaf(scaled, diff, dw);
+      return fmaf(scaled, weight, -(CENTRED ? fmaf(diff, slope, mean_gw) : diff * slope));
+    }
+    const float diff = x - ref, xhat = CENTRED ? fmaf(diff, rstd, offset) : diff * rstd;
+    dw = fmaf(g, xhat, dw);
+    return fmaf(g * weight, rstd, -(CENTRED ? fmaf(xhat, mean_gw_xhat, mean_gw) : xhat * mean_gw_xhat));
+  }
+};
+
 // Merges the warps' sums about their own references. `inverse_columns` is 1 / columns.
+template <int ENTRIES>
 __device__ __forceinline__ RowStatistics merge_partials(float total, float ref, const float* table,
-                                                        const WarpCounts& counts,
+                                                        const WarpCounts<ENTRIES>& counts,
                                                         float inverse_columns, float eps) {
-  float field[WARPS_PER_LANE][NUM_FIELDS];
+  constexpr int LANES = WarpCounts<ENTRIES>::LANES, PER_LANE = WarpCounts<ENTRIES>::PER_LANE;
+  float field[PER_LANE][NUM_FIELDS];
 #pragma unroll
-  for (int p = 0; p < WARPS_PER_LANE; ++p)
+  for (int p = 0; p < PER_LANE; ++p)
 #pragma unroll
     for (int k = 0; k < NUM_FIELDS; ++k) {
-      const int row_warp = threadIdx.x % MERGE_LANES + 32 * p;
-      if (ROW_WARPS == 1)
+      const int row_warp = threadIdx.x % LANES + 32 * p;
+      if (ENTRIES == 1)
         field[p][k] = k < NUM_SUMS ? __shfl_sync(0xffffffffu, total, k * (32 / NUM_SUMS)) : ref;
       else
-        field[p][k] = row_warp < ROW_WARPS ? table[row_warp * NUM_FIELDS + k] : 0.0f;
+        field[p][k] = row_warp < ENTRIES ? table[row_warp * NUM_FIELDS + k] : 0.0f;
     }
   float shift = 0.0f, sum_gw = 0.0f, squares = 0.0f, dot = 0.0f;
   if (CENTRED) {
 #pragma unroll
-    for (int p = 0; p < WARPS_PER_LANE; ++p) {
+    for (int p = 0; p < PER_LANE; ++p) {
       // A warp's sum about its own reference, moved to this warp's reference: + count (reference - ref).
       shift += fmaf(counts.count[p], field[p][NUM_FIELDS - 1] - ref, field[p][0]);
       if (BACKWARD) sum_gw += field[p][NUM_SUMS / 2];
     }
-    shift = warp_sum<MERGE_LANES>(shift) * inverse_columns;
-    if (BACKWARD) sum_gw = warp_sum<MERGE_LANES>(sum_gw) * inverse_columns;
+    shift = warp_sum<LANES>(shift) * inverse_columns;
+    if (BACKWARD) sum_gw = warp_sum<LANES>(sum_gw) * inverse_columns;
   }
 #pragma unroll
-  for (int p = 0; p < WARPS_PER_LANE; ++p) {
+  for (int p = 0; p < PER_LANE; ++p) {
     // `away`: from the row's mean to that warp's reference; `off`: to that warp's mean.
     const float away = CENTRED ? field[p][NUM_FIELDS - 1] - ref - shift : 0.0f;
     squares += field[p][SQUARES];
@@ -247,8 +309,8 @@ __device__ __forceinline__ RowStatistics merge_partials(float total, float ref, 
   }
   // Rounding can take the merged sum of squares just below 0 where the row is constant.
   const float rstd =
-      inverse_root(not_below_zero(warp_sum<MERGE_LANES>(squares)) * inverse_columns + eps);
-  if (BACKWARD) dot = warp_sum<MERGE_LANES>(dot) * inverse_columns * rstd;
+      inverse_root(not_below_zero(warp_sum<LANES>(squares)) * inverse_columns + eps);
+  if (BACKWARD) dot = warp_sum<LANES>(dot) * inverse_columns * rstd;
   return {shift, rstd, sum_gw, dot};
 }
 
@@ -275,19 +337,6 @@ struct alignas(4 * NUM_SUMS) WarpEntry { float at[NUM_SUMS]; };
 // Lanes that share the reading of a row's entries; each reads four at most.
 constexpr int READ_LANES = power_of_two((ROW_WARPS + 3) / 4);
 constexpr int READS_PER_LANE = (ROW_WARPS + READ_LANES - 1) / READ_LANES;
-
-// The reference of a row; `row` holds its body.
-__device__ __forceinline__ float row_reference(const Body<Pack>& row) {
-  if (!CENTRED) return 0.0f;
-  Vector<WEFT_T, 4> head;
-  if constexpr (PEEL == 2) {
-    const Pack first = row[0];
-    memcpy(&head, &first, sizeof(head));
-  } else {
-    head = *reinterpret_cast<const Vector<WEFT_T, 4>*>(row.base);
-  }
-  return 0.25f * ((element(head, 0) + element(head, 1)) + (element(head, 2) + element(head, 3)));
-}
 
 // As publish_partials, for a row of one block.
 __device__ __forceinline__ float publish_partials(const PartialSums& partials, WarpEntry* table) {

@@ -61,6 +61,10 @@ class WarpBackwardConfig:
     cluster = 1
 
     @property
+    def block_threads(self) -> int:
+        return self.threads
+
+    @property
     def teams(self) -> int:
         return self.threads // self.lanes
 
@@ -113,8 +117,7 @@ def warp_backward_config(columns: int, variant: KernelVariant) -> WarpBackwardCo
     vec_width = variant.vec_width
     if variant.dropout or vec_width * variant.x_dtype.itemsize != 16:
         return None
-    # Shifted rows leave at least a vector's elements to each of their two edges (row_view.cuh).
-    vectors = max(1, columns // vec_width - 2 * (variant.peel == SHIFTED))
+    vectors = max(1, columns // vec_width)
     if vectors > MOST_VECTORS:
         return None
     estimates = []
@@ -153,8 +156,7 @@ def _row_cost(columns: int, variant: KernelVariant, config: WarpBackwardConfig, 
 
 def _most_edges(variant: KernelVariant) -> int:
     """Return the most edges of a row, as ``MOST_EDGES`` of row_view.cuh."""
-    margin = variant.vec_width if variant.peel == SHIFTED else 0
-    return 2 * (variant.vec_width - 1 + margin) if variant.peel else 0
+    return 2 * (variant.vec_width - 1) if variant.peel else 0
 
 
 def _backward_registers(variant: KernelVariant, vecs_per_thread: int, edges: int) -> int:
@@ -162,5 +164,6 @@ def _backward_registers(variant: KernelVariant, vecs_per_thread: int, edges: int
     columns = vecs_per_thread * variant.vec_width
     tensors = 2 + variant.residual
     body = columns * (1 + variant.centred) + columns * variant.weight_dtype.itemsize // 4
-    body += (2 * 4 * tensors + 4) * vecs_per_thread
+    shifted = variant.peel == SHIFTED  # the next row is loaded in twice as many blocks
+    body += ((2 + shifted) * 4 * tensors + 4) * vecs_per_thread
     return body + edges * (2 + variant.centred + 2 * tensors) + 40 + 12 * bool(variant.peel)

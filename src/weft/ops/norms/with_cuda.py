@@ -1,9 +1,9 @@
 """The norms in CUDA C++: choice of the kernel, launch, and one implementation for each norm.
 
-Forward: ``norm_warp`` (short rows), ``norm_block`` (a block or cluster holds a row), ``norm_pipelined`` or
-``norm_row_loop`` (clusters loop over long rows), ``norm_multi_pass`` (any row). Backward:
-``norm_backward_warp`` (short rows), ``norm_backward`` (persistent teams) or three plain kernels for any row,
-and ``norm_sum_partials``. configs.py chooses among their configurations.
+Forward: ``norm_warp`` (short rows), ``norm_block`` (a block or cluster holds a row), ``norm_pipelined``,
+``norm_row_loop`` or ``norm_long`` (clusters loop over long rows), ``norm_multi_pass`` (any row). Backward:
+``norm_backward_warp`` (short rows), ``norm_backward`` (persistent teams), ``norm_backward_long`` (clusters)
+or three plain kernels for any row, and ``norm_sum_partials``. configs.py chooses among their configurations.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from weft.backends.nvrtc import CudaSource, launch_and_prepare
+from weft.backends.nvrtc import CudaSource, Kernel, launch_and_prepare
 from weft.core import YES, Case, Implementation, Support, WeftError, no
 from weft.core.implementation import with_invariant
 from weft.machine.device_limits import has_tma, num_sms, smem_per_sm
@@ -41,6 +41,7 @@ from weft.ops.norms.configs import (
     choose_forward,
 )
 from weft.ops.norms.kernel_variant import KernelVariant
+from weft.ops.norms.long_configs import LongConfig
 from weft.ops.norms.repeated import RepeatedNorms
 from weft.ops.norms.warp_configs import WarpBackwardConfig, WarpConfig
 
@@ -48,6 +49,7 @@ FOLDER = Path(__file__).parent
 SM90_SMEM = 228 << 10  # shared memory of an sm_90's SM in bytes
 MAX_LOOP_ROWS = 1 << 30  # kernels that loop over rows count them in 32 bits
 MAX_TEAMS = 16  # that the backward's block may have, where each SM has as many rows
+PORTABLE_CLUSTER = 8  # blocks of a cluster that every device with clusters can run
 ROW_THREADS = 256  # threads of a block of the multi-pass backward
 PEELED_COLUMNS = (65, 321, 1001, 5003, 50257, 262143)  # odd rows, one or more for each forward kernel
 SUM_THREADS = 512  # threads of a block of norm_sum_partials
@@ -70,6 +72,9 @@ def forward_source(variant: KernelVariant, config: ForwardConfig) -> CudaSource:
         file = "forward_pipelined.cu" if config.stages else "forward_row_loop.cu"
         label = f"{config.kernel}-{variant.label}-{config.label}"
         return _source(file, (config.kernel,), macros, label, 90)
+    if isinstance(config, LongConfig):
+        label = f"{config.kernel}-{variant.label}-{config.label}"
+        return _source("forward_long.cu", (config.kernel,), macros, label, 90)
     file, kernel, arch = "forward.cu", "norm_multi_pass", 80
     if isinstance(config, BlockConfig):
         kernel, arch = "norm_block", 90 if config.cluster > 1 else 80
@@ -86,7 +91,8 @@ def backward_source(variant: KernelVariant, config: BackwardConfig) -> CudaSourc
     label = f"{config.kernel}-{variant.label}-{config.label}"
     if isinstance(config, WarpBackwardConfig):
         return _source("backward_warp.cu", (config.kernel,), macros, label, 80)
-    return _source("backward.cu", (config.kernel,), macros, label, 90)
+    file = "backward_long.cu" if isinstance(config, LongConfig) else "backward.cu"
+    return _source(file, (config.kernel,), macros, label, 90)
 
 
 @cache
@@ -107,11 +113,36 @@ def _loop_smem(rows: int, device: torch.device) -> int:
 def _resident_clusters(config: BackwardConfig | RowLoopConfig, sms: int) -> int:
     """Return a number of blocks or clusters that are certainly resident at once.
 
-    SMs come in groups (GPCs) of 16 or 18, and a cluster lies inside one: clusters of 4 and 8 leave some SMs
-    of a group unused.
+    SMs come in groups (GPCs) of 16 or 18, and a cluster lies inside one: clusters of 4 and more leave some
+    SMs of a group unused.
     """
-    fitting = {1: sms, 2: sms // 2, 4: sms * 15 // 16 // 4, 8: sms * 7 // 8 // 8}
+    fitting = {1: sms, 2: sms // 2, 4: sms * 15 // 16 // 4, 8: sms * 7 // 8 // 8, 16: sms * 7 // 8 // 16}
     return config.blocks_per_sm * max(1, fitting[config.cluster])
+
+
+def _active_clusters(
+    variant: KernelVariant, config: BackwardConfig, columns: int, device: torch.device
+) -> int:
+    """Return how many blocks or clusters of a persistent kernel run at once on the device; 0 if none can.
+
+    Clusters beyond this number would start when the others have ended, and double the time.
+    """
+    is_forward = isinstance(config, LongConfig) and not config.backward
+    kernel = (forward_source if is_forward else backward_source)(variant, config)[config.kernel]
+    if config.cluster == 1 or not isinstance(kernel, Kernel):
+        return _resident_clusters(config, num_sms(device))
+    shared = config.dynamic_smem(columns, variant)
+    return _max_clusters(kernel, config.block_threads, shared, config.cluster)
+
+
+def _cycle(variant: KernelVariant, columns: int, *strides: int) -> int:
+    """Return how many rows apart rows begin equally far behind a multiple of 16 bytes in all tensors."""
+    return variant.vec_width // gcd(variant.vec_width, columns, *strides) if variant.peel else 1
+
+
+@cache
+def _max_clusters(kernel: Kernel, threads: int, shared: int, cluster: int) -> int:
+    return kernel.max_active_clusters(threads, shared=shared, cluster=cluster)
 
 
 def _aligned(v: torch.Tensor) -> torch.Tensor:
@@ -166,11 +197,16 @@ def launch_forward(
     if peel:
         peeled = replace(variant, peel=peel, vec_width=16 // x.element_size())
         choice = config or choose_forward(columns, peeled, smem)
-        if isinstance(choice, WarpConfig | BlockConfig):
+        if isinstance(choice, WarpConfig | BlockConfig | LongConfig):
             variant, config = peeled, choice
     config = config or choose_forward(columns, variant, smem)
-    # A copy of a row-sized tensor: cheap beside the rows, and every kernel may use its widest loads.
-    w = _aligned(weight)
+    clusters = 0
+    if isinstance(config, LongConfig):
+        clusters = min(rows, _active_clusters(variant, config, columns, x.device))
+        if not clusters:  # not every device has 16 SMs in a group for the longest rows' clusters
+            variant = replace(variant, peel=0, vec_width=max_vec_width(columns, x2d, residual2d))
+            config = choose_forward(columns, variant, 0)
+    w = _aligned(weight)  # a copy is cheap beside the rows, and every kernel may use its widest loads
     # A missing tensor is replaced by another one: the kernel never reads it, and no null pointer is passed.
     tensors = (x2d, residual2d, w, w if bias is None else _aligned(bias), y, s)
     tail = (columns, x2d.stride(0), residual2d.stride(0), float(eps))
@@ -182,6 +218,10 @@ def launch_forward(
         blocks = -(-rows // config.rows) * config.cluster
         kernel, sizes = source["norm_block"], (blocks, config.threads)
         launch = launch_and_prepare(kernel, *sizes, *tensors, rows, *tail, *(dropout or ()))
+    elif isinstance(config, LongConfig):
+        cycle, smem = _cycle(variant, columns, x2d.stride(0)), config.dynamic_smem(columns, variant)
+        kernel, sizes = source[config.kernel], (clusters * config.cluster, config.block_threads)
+        launch = launch_and_prepare(kernel, *sizes, *tensors, rows, *tail, cycle, shared=smem)
     elif isinstance(config, RowLoopConfig):
         # No fewer clusters than are resident at once, and none with more rows than `config.rows`: the start
         # of a late cluster is then hidden by others.
@@ -208,7 +248,15 @@ def _persistent(
     max_teams = min(MAX_TEAMS, 1 << max(0, rows_per_sm.bit_length() - 1))  # a power of two
     if invariant:
         max_teams = MAX_TEAMS
-    return choose_backward(columns, variant, _loop_smem(rows, device), max_teams)
+    config = choose_backward(columns, variant, _loop_smem(rows, device), max_teams)
+    # Not every device has 16 SMs in a group for the longest rows' clusters.
+    if (
+        config
+        and config.cluster > PORTABLE_CLUSTER
+        and not _active_clusters(variant, config, columns, device)
+    ):
+        return None
+    return config
 
 
 def launch_backward(
@@ -259,16 +307,20 @@ def launch_backward(
     tensors = (*inputs, _aligned(weight), dx, dr)
     plain_source = multi_pass_backward_source(replace(variant, dropout=False, peel=0))
     if config:
-        parts = min(-(-rows // config.teams), _resident_clusters(config, num_sms(x.device)))
-        if variant.peel:  # all rows of a team are to begin equally, as rows do that are `cycle` apart
-            cycle = variant.vec_width // gcd(variant.vec_width, columns, *strides)
+        shared = config.dynamic_smem(columns, variant)
+        kernel = backward_source(variant, config)[config.kernel]
+        clusters = min(-(-rows // config.teams), _active_clusters(variant, config, columns, x.device))
+        cycle = _cycle(variant, columns, *strides)
+        parts, tail = clusters, (*(dropout or ()),)
+        if isinstance(config, LongConfig):  # a part for each kind of rows that a cluster has
+            parts, tail = clusters + min(cycle, rows) - 1, (cycle, *tail)
+        elif variant.peel:  # all rows of a team are to begin equally
             step = cycle // gcd(cycle, config.rows_per_block)
-            parts = max(1, parts // step) * step
+            parts = clusters = max(1, clusters // step) * step
         partials = _float32((1 + centred) * parts * columns, x.device)
         rows_launch = launch_and_prepare(
-            backward_source(variant, config)[config.kernel],
-            parts * config.cluster, config.threads, *tensors, partials, rows, columns, *strides,
-            float(eps), *(dropout or ()), shared=config.dynamic_smem(columns, variant),
+            kernel, clusters * config.cluster, config.block_threads, *tensors, partials, rows, columns,
+            *strides, float(eps), *tail, shared=shared,
         )  # fmt: skip
     else:
         statistics = _float32(3 * rows, x.device)
@@ -283,13 +335,20 @@ def launch_backward(
             (blocks, parts), ROW_THREADS, grad2d, x2d, statistics, partials, rows, columns,
             strides[0], strides[2],
         )  # fmt: skip
+    sum_launch = _sum_partials(plain_source, partials, dw, db, parts, columns)
+    REPEATED.store_backward(key, rows_launch, sum_launch, partials)
+    return dx, dr, dw, db
+
+
+def _sum_partials(
+    source: CudaSource, partials: torch.Tensor, dw: torch.Tensor, db: torch.Tensor, parts: int, columns: int
+) -> Any:
+    """Add up the partial rows, (2 or 1, ``parts``, ``columns``), to dw and, if it is another tensor, db."""
     name, block_columns, threads = "norm_sum_partials", 32, SUM_THREADS
     if parts <= FEW_PARTS and columns >= MANY_COLUMNS:
         name, block_columns, threads = "norm_sum_few_partials", COLUMN_THREADS, COLUMN_THREADS
-    grid = (-(-columns // block_columns), 1 + centred)
-    sum_launch = launch_and_prepare(plain_source[name], grid, threads, partials, dw, db, parts, columns)
-    REPEATED.store_backward(key, rows_launch, sum_launch, partials)
-    return dx, dr, dw, db
+    grid = (-(-columns // block_columns), 1 if db is dw else 2)
+    return launch_and_prepare(source[name], grid, threads, partials, dw, db, parts, columns)
 
 
 def _lay_out(
