@@ -346,6 +346,12 @@ inline void named_barrier(int id, int threads) {
   require(id > 0 && id < 16, "a named barrier is 1 to 15");
   arrive(named[block()][id], threads);
 }
+inline void named_barrier_arrive(int id, int threads) {
+  require(id > 0 && id < 16, "a named barrier is 1 to 15");
+  Barrier& barrier = named[block()][id];
+  ++progress;
+  if (++barrier.arrived == (unsigned)threads) barrier.arrived = 0, ++barrier.generation;
+}
 
 static void engine() {  // what runs beside the threads
   for (size_t i = copies.size(); i-- > 0;)

@@ -14,17 +14,20 @@ from helpers import warp_emulator
 from helpers.paths import SRC, TESTS
 from helpers.warp_emulator import EmulatorError
 from weft import WeftError, ops
-from weft.backends import disassemble
+from weft.backends import disassemble, support
 from weft.backends.nvrtc import CudaSource
-from weft.core import registry
+from weft.core import Implementation, registry
+from weft.core.record import FAIL, PASS
 from weft.ops._common.hopper import tensor_map, wgmma_shapes
 from weft.ops.scaled_matmul import quantize_fp8, with_cuda
 from weft.ops.scaled_matmul.spec import BLOCK, BLOCKS, ROWS, TENSOR, blocks, widened
+from weft.workbench.check.check import check
+from weft.workbench.check.oracle import Oracle
 
 EMULATOR = TESTS / "helpers" / "hopper_emulator.hpp"
 LIBRARY = SRC / "weft/ops/_common/hopper"
 KERNEL = SRC / "weft/ops/scaled_matmul/scaled_matmul.cu"
-ODD, MIDDLE, NARROW, ODD_PAIR, MIDDLE_PAIR, WIDE, WIDE_PAIR = with_cuda.CANDIDATES  # pair: cluster of two
+ODD, MIDDLE, NARROW, ODD_PAIR, MIDDLE_PAIR, WIDE, WIDE_PAIR, *TURNS = with_cuda.CANDIDATES  # cluster of two
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 # m, n, k, configuration, kind of scales, dtypes of a and b. The block has 128 rows and takes 128 of K; with
 # two SMs each block computes several tiles.
@@ -39,6 +42,8 @@ POINTS = [
     (520, 264, 272, MIDDLE_PAIR, ROWS, E4M3, E4M3),
     (200, 264, 272, WIDE, ROWS, E4M3, E4M3),
     (200, 264, 272, WIDE_PAIR, TENSOR, E4M3, E4M3),
+    (264, 392, 272, TURNS[0], BLOCKS, E4M3, E4M3),
+    (300, 264, 272, TURNS[3], ROWS, E4M3, E4M3),
 ]
 # The same, and the number of parts of K: an even and an uneven share of the steps, and more parts than steps.
 SPLIT_POINTS = [
@@ -46,6 +51,7 @@ SPLIT_POINTS = [
     ((72, 264, 656, ODD, BLOCKS, E4M3, E4M3), 3),
     ((200, 72, 272, NARROW, TENSOR, E5M2, E4M3), 8),
     ((200, 264, 400, MIDDLE_PAIR, BLOCKS, E4M3, E4M3), 2),
+    ((200, 264, 400, TURNS[1], BLOCKS, E4M3, E4M3), 3),
 ]
 WAIT = "    wgmma_wait<0>();\n"
 RELEASE = "    if (threadIdx.x % 32 == 0) pipeline.release_in_cluster<CLUSTER>(ring.stage);\n"
@@ -64,6 +70,7 @@ FAULTS = {
         "ring.stage * STAGE_BYTES, group, false);",
         "ring.stage * STAGE_BYTES, group, true);",
     ),
+    "the first turn is nobody's": ("    if (group == 1) end_turn(group);\n", ""),
     "only a step's last 32 of K count": ("accumulate || k > 0", "accumulate"),
     "no fence before the first product": ("  wgmma_fence();\n", ""),
     "a group reads the other's rows": ("stage + group * 64 * BK", "stage"),
@@ -223,10 +230,11 @@ def test_a_planted_fault_is_seen(
     monkeypatch.setattr(with_cuda, "source", source)
     # Two blocks that each compute one tile, in many schedules, or one block that computes several.
     of_cluster = fault.startswith("a block")
+    odd = TURNS[0] if "turn" in fault else ODD
     of_columns = fault.startswith(("a column", "parts"))
     mode = ROWS if of_columns else BLOCKS
     point = (
-        (256, 192, 272, ODD_PAIR, mode, E4M3, E4M3) if of_cluster else (200, 392, 656, ODD, mode, E4M3, E4M3)
+        (256, 192, 272, ODD_PAIR, mode, E4M3, E4M3) if of_cluster else (200, 392, 656, odd, mode, E4M3, E4M3)
     )
     errors = []
     for seed in range(20 if of_cluster else 4):
@@ -496,3 +504,27 @@ def test_products_are_right_on_a_gpu(mode: str, config: object) -> None:
                 assert error < 1, (m, n, k, a_dtype, b_dtype, splits)
                 again = with_cuda.forward_with(config, *inputs, splits=splits)  # type: ignore[arg-type]
                 assert torch.equal(c, again)
+
+
+def test_eight_bits_of_the_factors_widen_no_bound() -> None:
+    """A product that is wrong by 2 % fails, though 8-bit factors have steps of 6 to 12 %."""
+    operator = registry.operator("scaled_matmul")
+    eager = registry.implementation("scaled_matmul", "eager")
+
+    def wrong(*inputs: torch.Tensor, out_dtype: str) -> torch.Tensor:
+        return eager.forward(*inputs, out_dtype=out_dtype) * 1.02
+
+    case = operator.case("e4m3-67x136x272-rows")
+    verdict = check(operator, replace(eager, forward=wrong, name="eager/wrong"), case, "forward", "cpu")
+    assert verdict.status == FAIL
+    assert check(operator, eager, case, "forward", "cpu").status == PASS
+    # As a baseline it is refused: the yardstick's own bound has bfloat16's steps.
+    oracle = Oracle(operator, case, "forward", "cpu", (1, 2))
+    assert oracle.bounds and oracle.baseline_fault == ""
+    assert oracle._longest_step() == torch.finfo(torch.bfloat16).eps
+
+
+def test_an_interpreter_takes_no_fp8() -> None:
+    case = registry.operator("scaled_matmul").case("e4m3-67x136x272-rows")
+    refusal = support(Implementation(operator="scaled_matmul", backend="triton", forward=print), case, "cpu")
+    assert not refusal and "fp8 needs a GPU" in refusal.reason

@@ -9,6 +9,7 @@
 // sum there, which ordinary instructions then add to a second set of float32 registers. While one group does
 // so, the tensor cores work for the other. With BLOCK_SCALES that addition also multiplies by the scales of
 // the step's blocks; without, scales are per row and column (or tensor), and the epilogue multiplies by them.
+// With ORDERED the two groups issue the products of their steps in turn, so that their additions alternate.
 // With SPLIT, K is divided into equal parts that different blocks take, for products with fewer tiles than
 // SMs: each writes its sums in float32, and a second kernel adds them in the order of K.
 // Source of the design: NVIDIA's CUTLASS, and the promotion of DeepSeek-V3 (arXiv:2412.19437).
@@ -28,6 +29,7 @@
 #define STAGES 6
 #define CLUSTER 1
 #define PROMOTE 1
+#define ORDERED 0
 #define BLOCK_SCALES 0
 #define SPLIT 0
 #endif
@@ -50,6 +52,7 @@ constexpr int BARRIERS_AT = STAGES * STAGE_BYTES + CONSUMERS * OUT_BYTES;
 constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;  // with 384 threads: 64,512 of 65,536
 constexpr int SCALE_BLOCK = 128, SECTIONS = BN / 64;  // a section of 64 columns has one scale of b
 static_assert(BN % 64 == 0 && BARRIERS_AT + Pipeline<STAGES>::BYTES <= 227 << 10, "too much shared memory");
+static_assert(PROMOTE || !ORDERED, "only additions of sums take turns");
 static_assert(PROMOTE || !BLOCK_SCALES, "the scales of blocks are multiplied by where sums are promoted");
 
 }  // namespace
@@ -125,6 +128,16 @@ __device__ __forceinline__ void produce(const ScaledArguments& arguments, Pipeli
   });
 }
 
+constexpr int OUT_BARRIER = 1, TURN_BARRIER = OUT_BARRIER + CONSUMERS;  // one of each for each group
+
+// Waits until this group may issue, and lets the other issue. Group 1 begins with the second.
+__device__ __forceinline__ void begin_turn(int group) {
+  if constexpr (ORDERED) named_barrier(TURN_BARRIER + group, CONSUMERS * GROUP_THREADS);
+}
+__device__ __forceinline__ void end_turn(int group) {
+  if constexpr (ORDERED) named_barrier_arrive(TURN_BARRIER + 1 - group, CONSUMERS * GROUP_THREADS);
+}
+
 // Issues the products of one step with this group's 64 rows of a.
 __device__ __forceinline__ void issue_step(float (&sums)[BN / 2], unsigned stage, int group,
                                            bool accumulate) {
@@ -186,7 +199,9 @@ __device__ __forceinline__ void multiply_promoted(float (&total)[BN / 2], const 
   for (int step = unit.first; step < unit.end; ++step) {
     float factors[2][SECTIONS];
     pipeline.wait_full(ring);
+    begin_turn(group);
     issue_step(sums, stages + ring.stage * STAGE_BYTES, group, false);
+    end_turn(group);
     if constexpr (BLOCK_SCALES) {
 #pragma unroll
       for (int i = 0; i < 2 * SECTIONS; ++i) factors[i % 2][i / 2] = scales.a[i % 2] * scales.b[i / 2];
@@ -251,7 +266,7 @@ __device__ __forceinline__ void store(float (&sums)[BN / 2], const ScaledArgumen
     if constexpr (!BLOCK_SCALES) apply_scales(sums, arguments, unit, group, box);
     // The issuing thread's copy has read the buffer; then everyone may overwrite it.
     if (threadIdx.x % GROUP_THREADS == 0) tma_wait_read<0>();
-    named_barrier(1 + group, GROUP_THREADS);
+    named_barrier(OUT_BARRIER + group, GROUP_THREADS);
 #pragma unroll
     for (int pair = 0; pair < OUT_COLUMNS / 16; ++pair) {
       const int i = (box * OUT_COLUMNS + pair * 16) / 2;  // of the thread's sums
@@ -265,7 +280,7 @@ __device__ __forceinline__ void store(float (&sums)[BN / 2], const ScaledArgumen
       store_matrices(buffer + matrix_row * 128 + chunk * 16, words[0], words[1], words[2], words[3]);
     }
     fence_async_proxy();
-    named_barrier(1 + group, GROUP_THREADS);
+    named_barrier(OUT_BARRIER + group, GROUP_THREADS);
     if (threadIdx.x % GROUP_THREADS == 0) {
       tma_store(&arguments.c, buffer, unit.column + box * OUT_COLUMNS, unit.row + group * 64);
       tma_commit();
@@ -308,6 +323,7 @@ extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS
     const int group = role - 1;
     const unsigned buffer = stages + STAGES * STAGE_BYTES + group * OUT_BYTES;
     RingPosition<STAGES> ring;
+    if (group == 1) end_turn(group);
     for_each_unit(arguments, [&](const Unit& unit) {
       float sums[BN / 2];
       if constexpr (PROMOTE) multiply_promoted(sums, arguments, unit, group, pipeline, ring, stages);
@@ -315,6 +331,7 @@ extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS
       if constexpr (SPLIT) store_partial(sums, arguments, unit, group);
       else store(sums, arguments, unit, group, buffer);
     });
+    if (group == 0) begin_turn(group);  // the arrival of the other's last turn
     if (threadIdx.x % GROUP_THREADS == 0) tma_wait<0>();  // before this block's shared memory is given away
   }
   // Until the others arrive no more at this block's barriers.

@@ -81,13 +81,14 @@ class Config:
     """``columns`` of c in a tile, ``stages`` of the pipeline, blocks in a ``cluster``, which share b.
 
     ``promotes``: sums are added up in float32 registers every 128 of K; else they stay in the tensor cores,
-    whose sums have about 14 bits.
+    whose sums have about 14 bits. ``takes_turns``: the two warp groups issue their products in turn.
     """
 
     columns: int
     stages: int
     cluster: int = 1
     promotes: bool = True
+    takes_turns: bool = False
 
     @property
     def smem_bytes(self) -> int:
@@ -102,9 +103,14 @@ CANDIDATES = (
     Config(columns=128, stages=6, cluster=2),
     Config(columns=256, stages=4, promotes=False),
     Config(columns=256, stages=4, cluster=2, promotes=False),
+    Config(columns=192, stages=5, takes_turns=True),
+    Config(columns=128, stages=6, takes_turns=True),
+    Config(columns=192, stages=5, cluster=2, takes_turns=True),
+    Config(columns=128, stages=6, cluster=2, takes_turns=True),
 )
-# Clusters are chosen once a record shows that they are faster. Sums without promotion are for measurements.
-CHOSEN_FROM = tuple(config for config in CANDIDATES if config.cluster == 1 and config.promotes)
+# Clusters and turns are chosen once a record shows that they are faster. Sums without promotion are there to
+# be measured.
+CHOSEN_FROM = tuple(c for c in CANDIDATES if c.cluster == 1 and c.promotes and not c.takes_turns)
 
 # Microseconds, not measured here: those of bf16 products with the same bytes a step
 # (results/nvidia-h200/matmul-wgmma-2026-11-23.txt), whose steps have half of the elements of K.
@@ -131,11 +137,17 @@ def source(
         "STAGES": config.stages,
         "CLUSTER": config.cluster,
         "PROMOTE": int(config.promotes),
+        "ORDERED": int(config.takes_turns),
         "BLOCK_SCALES": int(blocks),
         "SPLIT": int(is_split),
     }
     tile = f"{ROWS}x{config.columns}x{config.stages}-{config.cluster}"
-    marks = (("blocks", blocks), ("unpromoted", not config.promotes), ("split", is_split))
+    marks = (
+        ("blocks", blocks),
+        ("unpromoted", not config.promotes),
+        ("turns", config.takes_turns),
+        ("split", is_split),
+    )
     label = "-".join((*formats, dtype_name(out_dtype), tile, *(mark for mark, is_set in marks if is_set)))
     return CudaSource(
         file=Path(__file__).with_name("scaled_matmul.cu"),

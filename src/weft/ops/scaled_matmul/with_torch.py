@@ -44,6 +44,8 @@ def forward(
 def _padded_columns(scale: torch.Tensor) -> torch.Tensor:
     """Return a scale (K / 128, N / 128) with K contiguous, its columns a multiple of four apart."""
     rows, columns = scale.shape
+    if rows % SCALES_PADDING == 0:
+        return scale.t().contiguous().t()
     padded = scale.new_zeros(columns, -(-rows // SCALES_PADDING) * SCALES_PADDING)
     padded[:, :rows] = scale.t()
     return padded[:, :rows].t()
