@@ -297,8 +297,8 @@ def supports(case: Case, device: str) -> Support:
         return YES
     if k % K_MULTIPLE or n % N_MULTIPLE:
         return no(
-            f"the copy engine moves rows of 16 bytes: K must be a multiple of {K_MULTIPLE} and N of "
-            f"{N_MULTIPLE}, this is K={k}, N={n}; pad with zeros, or use eager"
+            f"rows must be whole 16 bytes: K a multiple of {K_MULTIPLE} and N of {N_MULTIPLE}; pad with "
+            "zeros, or use eager"
         )
     return YES
 
@@ -311,7 +311,7 @@ def _aot_kernels() -> tuple[CudaSource, ...]:
     first = CHOSEN_FROM[0]
     sources += [source(formats, bf16, first, True) for formats in (e5m2, ("e4m3", "e5m2"), ("e5m2", "e4m3"))]
     sources += [source(e4m3, torch.float16, first, True)]
-    sources += [source(e4m3, bf16, CHOSEN_FROM[1], blocks, True) for blocks in (False, True)]
+    sources += [source(e4m3, bf16, first, blocks, True) for blocks in (False, True)]
     return tuple(sources)
 
 

@@ -11,9 +11,10 @@ import torch
 
 from weft import machine
 from weft.core import YES, Case, Implementation, Support, no
-from weft.ops.scaled_matmul.spec import E5M2, ROWS, TENSOR, blocks, has_blocks, sizes
+from weft.ops.scaled_matmul.spec import BLOCKS, E5M2, ROWS, TENSOR, has_blocks, sizes
 
 FP8_CAPABILITY = (8, 9)  # the first with fp8 tensor cores
+BLOCKS_CAPABILITY = (9, 0)  # the only one with scales of blocks
 MULTIPLE = 16  # of K and N
 SCALES_PADDING = 4  # columns of b's scales begin at multiples of 16 bytes
 
@@ -54,7 +55,7 @@ def _padded_columns(scale: torch.Tensor) -> torch.Tensor:
 def mode_of(case: Case) -> str:
     """Return ``tensor``, ``rows`` or ``blocks``, by the shapes of a case's scales."""
     if has_blocks(*case.inputs):
-        return "blocks"
+        return BLOCKS
     return ROWS if any(i.shape for i in case.inputs[2:]) else TENSOR
 
 
@@ -64,23 +65,21 @@ def supports(case: Case, device: str) -> Support:
         return YES
     mode = mode_of(case)
     if device == "cpu":
-        return YES if mode != "blocks" else no("torch._scaled_mm has no scales of blocks on a CPU; use eager")
-    capability = torch.cuda.get_device_capability() if machine.has_gpu() else (0, 0)
+        return YES if mode != BLOCKS else no("torch._scaled_mm has no scales of blocks on a CPU; use eager")
+    # Without a GPU these questions are those of a GPU that has all.
+    capability = torch.cuda.get_device_capability() if machine.has_gpu() else BLOCKS_CAPABILITY
     if capability < FP8_CAPABILITY:
         return no("torch._scaled_mm needs fp8 tensor cores, compute capability 8.9 or later; use eager")
     if k % MULTIPLE or n % MULTIPLE:
-        return no(
-            f"torch._scaled_mm takes multiples of {MULTIPLE} for K and N, this is K={k}, N={n}; use eager"
-        )
+        return no(f"torch._scaled_mm takes multiples of {MULTIPLE} for K and N; use eager")
     if {i.dtype for i in case.inputs[:2]} == {E5M2}:
         return no("torch._scaled_mm multiplies no two e5m2 factors on a GPU; use cuda or eager")
     if mode != TENSOR and case.params.get("out_dtype") != "bfloat16":
         return no("torch._scaled_mm returns bfloat16 alone for scales of rows and blocks; use cuda or eager")
-    if mode == "blocks":
-        if capability != (9, 0):
-            return no("torch._scaled_mm has scales of blocks on compute capability 9.0 alone; use eager")
-        if k % 128 or m % SCALES_PADDING or blocks(n) * 128 != n:
-            return no("torch._scaled_mm takes scales of blocks for whole blocks and M a multiple of 4")
+    if mode == BLOCKS and capability != BLOCKS_CAPABILITY:
+        return no("torch._scaled_mm has scales of blocks on compute capability 9.0 alone; use eager")
+    if mode == BLOCKS and (k % 128 or n % 128 or m % SCALES_PADDING):
+        return no("torch._scaled_mm takes whole blocks of 128 and M a multiple of 4; use cuda or eager")
     return YES
 
 
