@@ -103,7 +103,7 @@ FAULTS = {
         "",
     ),
     "no barrier between the writes and the store": (
-        "    fence_async_proxy();\n    named_barrier(1 + group, GROUP_THREADS);\n",
+        "    fence_async_proxy();\n    named_barrier(OUT_BARRIER + group, GROUP_THREADS);\n",
         "    fence_async_proxy();\n",
     ),
     "too few arrivals free a stage": (

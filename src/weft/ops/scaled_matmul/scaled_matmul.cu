@@ -49,7 +49,7 @@ constexpr int OUT_COLUMNS = 64;                        // of one box that the co
 constexpr int OUT_BYTES = 64 * 128;                    // 64 rows of them
 constexpr int BOXES = BN / OUT_COLUMNS;                // times that a group fills its buffer for a tile
 constexpr int BARRIERS_AT = STAGES * STAGE_BYTES + CONSUMERS * OUT_BYTES;
-constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;  // with 384 threads: 64,512 of 65,536
+constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;  // with 384 threads: 64,512 of 65,536
 constexpr int SCALE_BLOCK = 128, SECTIONS = BN / 64;  // a section of 64 columns has one scale of b
 static_assert(BN % 64 == 0 && BARRIERS_AT + Pipeline<STAGES>::BYTES <= 227 << 10, "too much shared memory");
 static_assert(PROMOTE || !ORDERED, "only additions of sums take turns");
