@@ -45,13 +45,16 @@ POINTS = [
     (264, 392, 272, TURNS[0], BLOCKS, E4M3, E4M3),
     (300, 264, 272, TURNS[3], ROWS, E4M3, E4M3),
 ]
-# The same, and the number of parts of K: an even and an uneven share of the steps, and more parts than steps.
+# The same, the number of parts of K, and SMs: all tiles divided; some of them; an even and an uneven share of
+# the steps, and more parts than steps.
 SPLIT_POINTS = [
-    ((136, 136, 512, MIDDLE, ROWS, E4M3, E4M3), 4),
-    ((72, 264, 656, ODD, BLOCKS, E4M3, E4M3), 3),
-    ((200, 72, 272, NARROW, TENSOR, E5M2, E4M3), 8),
-    ((200, 264, 400, MIDDLE_PAIR, BLOCKS, E4M3, E4M3), 2),
-    ((200, 264, 400, TURNS[1], BLOCKS, E4M3, E4M3), 3),
+    ((136, 136, 512, MIDDLE, ROWS, E4M3, E4M3), 4, 8),
+    ((136, 136, 512, MIDDLE, BLOCKS, E4M3, E4M3), 2, 3),
+    ((72, 264, 656, ODD, BLOCKS, E4M3, E4M3), 3, 8),
+    ((200, 72, 272, NARROW, TENSOR, E5M2, E4M3), 8, 3),
+    ((200, 264, 400, MIDDLE_PAIR, BLOCKS, E4M3, E4M3), 2, 5),
+    ((200, 264, 400, TURNS[1], ROWS, E4M3, E4M3), 3, 4),
+    ((16, 200, 528, ODD, ROWS, E4M3, E4M3), 2, 8),
 ]
 WAIT = "    wgmma_wait<0>();\n"
 RELEASE = "    if (threadIdx.x % 32 == 0) pipeline.release_in_cluster<CLUSTER>(ring.stage);\n"
@@ -124,8 +127,8 @@ FAULTS = {
         "split < arguments.splits - 1; ++split",
     ),
     "parts of K are added without scales": (
-        "sums[i] *= of_row * scale_at(arguments.scale_b, 0, column + i);",
-        "sums[i] *= of_row;",
+        "scale_at(arguments.scale_a, of_row, 0) * scale_at(arguments.scale_b, 0, column + j)",
+        "scale_at(arguments.scale_a, of_row, 0)",
     ),
 }
 
@@ -198,14 +201,20 @@ def test_products_are_right_in_any_schedule(point: tuple[object, ...], emulated:
 @needs_compiler
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
-    ("point", "splits"), SPLIT_POINTS, ids=lambda p: f"{p[0]}x{p[1]}x{p[2]}" if isinstance(p, tuple) else None
+    ("point", "splits", "sms"),
+    SPLIT_POINTS,
+    ids=lambda p: f"{p[0]}x{p[1]}x{p[2]}" if isinstance(p, tuple) else None,
 )
-def test_a_divided_k_gives_the_same_product(point: tuple[object, ...], splits: int, emulated: None) -> None:
+def test_a_divided_k_gives_the_same_product(
+    point: tuple[object, ...], splits: int, sms: int, emulated: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(with_cuda, "num_sms", lambda device: sms)
     assert product(point, 0, splits) < 1  # type: ignore[arg-type]
 
 
 @needs_compiler
-def test_a_divided_k_gives_the_same_bits_twice(emulated: None) -> None:
+def test_a_divided_k_gives_the_same_bits_twice(emulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(with_cuda, "num_sms", lambda device: 3)
     inputs = factors(136, 72, 528, ROWS, E4M3, E4M3, 0)
     runs = [with_cuda.forward_with(NARROW, *inputs, splits=3) for _ in range(3)]  # each in another schedule
     assert all(torch.equal(c, runs[0]) for c in runs)
@@ -228,6 +237,8 @@ def test_a_planted_fault_is_seen(
         return replace(real(*arguments), file=tmp_path / KERNEL.name)
 
     monkeypatch.setattr(with_cuda, "source", source)
+    if "part" in fault:
+        monkeypatch.setattr(with_cuda, "num_sms", lambda device: 5)
     # Two blocks that each compute one tile, in many schedules, or one block that computes several.
     of_cluster = fault.startswith("a block")
     odd = TURNS[0] if "turn" in fault else ODD
@@ -283,7 +294,7 @@ def test_every_configuration_fits_in_shared_memory() -> None:
     ("m", "n", "k", "config", "splits"),
     [
         (8192, 8192, 8192, ODD, 1),
-        (4096, 7168, 16384, ODD, 1),
+        (4096, 7168, 16384, ODD, 4),  # 9 waves, and 28 tiles of a tenth
         (16, 4096, 14336, ODD, 6),  # 132 units
         (256, 256, 256, NARROW, 1),
     ],

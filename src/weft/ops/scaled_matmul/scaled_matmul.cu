@@ -10,8 +10,8 @@
 // so, the tensor cores work for the other. With BLOCK_SCALES that addition also multiplies by the scales of
 // the step's blocks; without, scales are per row and column (or tensor), and the epilogue multiplies by them.
 // With ORDERED the two groups issue the products of their steps in turn, so that their additions alternate.
-// With SPLIT, K is divided into equal parts that different blocks take, for products with fewer tiles than
-// SMs: each writes its sums in float32, and a second kernel adds them in the order of K.
+// With SPLIT, K of the last tiles, which are fewer than SMs, is divided into equal parts that different
+// blocks take: each writes its sums in float32, and a second kernel adds them in the order of K.
 // Source of the design: NVIDIA's CUTLASS, and the promotion of DeepSeek-V3 (arXiv:2412.19437).
 #define OVERLAP 1
 #include "hopper/barrier.cuh"
@@ -69,18 +69,18 @@ struct alignas(64) ScaledArguments {
   Scale scale_a, scale_b;
   // k_steps: of 128, at least 1. row_tiles: of BM rows for each block of a cluster.
   int row_tiles, column_tiles, k_steps;
-  // With SPLIT: c (rows, columns) is the sum of `splits` matrices, at most k_steps, in `partials`.
+  // With SPLIT: tiles from `whole_tiles` on are sums of `splits` parts of K, at most k_steps, in `partials`:
+  // for each unit and group of warps BN / 8 vectors of 4 of its threads' sums, one thread beside the other.
   int splits;
   float* partials;
-  int rows, columns;
+  int rows, columns, whole_tiles;
 };
 
 struct ScaledSumArguments {
   const float* partials;
   WEFT_T* c;
   Scale scale_a, scale_b;
-  long long vectors, splits;  // of 8 elements of c; matrices
-  long long columns;
+  int row_tiles, column_tiles, whole_tiles, splits, rows, columns;
 };
 
 namespace {
@@ -89,23 +89,29 @@ __device__ __forceinline__ float scale_at(const Scale& scale, int row, int colum
   return scale.numbers[row * scale.rows + column * scale.columns];
 }
 
-// A tile of c that this block computes, from steps `first` to `end` of K; `split` numbers these parts of K.
-struct Unit { int row, column, first, end, split; };
+// A tile of c that this block computes, from steps `first` to `end` of K. `partial` is the place of its sums
+// if that is a part of K, else -1.
+struct Unit { int row, column, first, end, partial; };
 
 // Calls `body` with each unit of this block. Blocks that run at the same time have the same part of K.
 template <typename Body>
 __device__ __forceinline__ void for_each_unit(const ScaledArguments& arguments, Body body) {
-  const unsigned rank = CLUSTER > 1 ? cluster_rank() : 0;
+  const int rank = CLUSTER > 1 ? cluster_rank() : 0;
   const int tiles = arguments.row_tiles * arguments.column_tiles, k_steps = arguments.k_steps;
-  const int splits = SPLIT ? arguments.splits : 1;
-  for (int index = blockIdx.x / CLUSTER; index < tiles * splits; index += gridDim.x / CLUSTER) {
-    const int split = SPLIT ? index / tiles : 0;
-    const Tile tile = tile_at<BAND>(index - split * tiles, arguments.row_tiles, arguments.column_tiles);
-    const int row = (tile.row * CLUSTER + (int)rank) * BM, column = tile.column * BN;
-    if constexpr (SPLIT)
-      body(Unit{row, column, (int)((long long)k_steps * split / splits),
-                (int)((long long)k_steps * (split + 1) / splits), split});
-    else body(Unit{row, column, 0, k_steps, 0});
+  const int whole = SPLIT ? arguments.whole_tiles : tiles, splits = SPLIT ? arguments.splits : 1;
+  for (int index = blockIdx.x / CLUSTER; index < whole + (tiles - whole) * splits;
+       index += gridDim.x / CLUSTER) {
+    const bool is_part = SPLIT && index >= whole;
+    const int split = is_part ? (index - whole) / (tiles - whole) : 0;
+    const Tile tile =
+        tile_at<BAND>(index - split * (tiles - whole), arguments.row_tiles, arguments.column_tiles);
+    Unit unit{(tile.row * CLUSTER + rank) * BM, tile.column * BN, 0, k_steps, -1};
+    if (is_part) {
+      unit.first = (int)((long long)k_steps * split / splits);
+      unit.end = (int)((long long)k_steps * (split + 1) / splits);
+      unit.partial = (index - whole) * CLUSTER + rank;
+    }
+    body(unit);
   }
 }
 
@@ -288,19 +294,25 @@ __device__ __forceinline__ void store(float (&sums)[BN / 2], const ScaledArgumen
   }
 }
 
-// Stores the sums of a group as float32: four lanes write 32 bytes of a row. Columns are a multiple of 8.
+constexpr int VECTORS = BN / 8;  // of 4 sums, of a thread
+
+// Address of a thread's first vector of sums; the next is GROUP_THREADS vectors further.
+template <typename Partials>
+__device__ __forceinline__ auto partial_at(Partials partials, int partial, int group, int thread) {
+  const long long vectors = ((long long)partial * CONSUMERS + group) * VECTORS;
+  return partials + (vectors * GROUP_THREADS + thread) * 4;
+}
+
+// Stores the sums of a group in float32, unless their rows are outside of c.
 __device__ __forceinline__ void store_partial(const float (&sums)[BN / 2], const ScaledArguments& arguments,
                                               const Unit& unit, int group) {
   const int thread = threadIdx.x % GROUP_THREADS;
-  float* const to = arguments.partials + (long long)unit.split * arguments.rows * arguments.columns;
+  if (unit.row + group * 64 + accumulator_row(thread, 0) >= arguments.rows) return;
+  float* const to = partial_at(arguments.partials, unit.partial, group, thread);
 #pragma unroll
-  for (int i = 0; i < BN / 2; i += 2) {
-    const int row = unit.row + group * 64 + accumulator_row(thread, i);
-    const int column = unit.column + accumulator_column(thread, i);
-    if (row < arguments.rows && column < arguments.columns)
-      *reinterpret_cast<Vector<float, 2>*>(to + (long long)row * arguments.columns + column) = {sums[i],
-                                                                                                sums[i + 1]};
-  }
+  for (int vector = 0; vector < VECTORS; ++vector)
+    *reinterpret_cast<Vector<float, 4>*>(to + vector * GROUP_THREADS * 4) = {
+        sums[vector * 4], sums[vector * 4 + 1], sums[vector * 4 + 2], sums[vector * 4 + 3]};
 }
 
 }  // namespace
@@ -328,7 +340,7 @@ extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS
       float sums[BN / 2];
       if constexpr (PROMOTE) multiply_promoted(sums, arguments, unit, group, pipeline, ring, stages);
       else multiply(sums, unit, group, pipeline, ring, stages);
-      if constexpr (SPLIT) store_partial(sums, arguments, unit, group);
+      if (SPLIT && unit.partial >= 0) store_partial(sums, arguments, unit, group);
       else store(sums, arguments, unit, group, buffer);
     });
     if (group == 0) begin_turn(group);  // the arrival of the other's last turn
@@ -339,31 +351,48 @@ extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS
 }
 
 #if SPLIT
-// c = the sum of the partial products times the scales of row and column, 8 elements a thread.
-extern "C" __global__ void __launch_bounds__(256) scaled_matmul_sum(const ScaledSumArguments arguments) {
+// Adds the parts of the divided tiles, multiplies by the scales of row and column, and stores 64 x 32 of c a
+// block, from the registers' places in the tile.
+extern "C" __global__ void __launch_bounds__(GROUP_THREADS)
+    scaled_matmul_sum(const ScaledSumArguments arguments) {
   wait_for_previous_kernel();
-  const long long vector = (long long)blockIdx.x * 256 + threadIdx.x;
-  if (vector >= arguments.vectors) return;
-  const float* from = arguments.partials + vector * 8;
-  float sums[8] = {};
+  constexpr int PIECES = BN / 32, PIECE_VECTORS = VECTORS / PIECES;
+  const int piece = blockIdx.x % PIECES, group = blockIdx.x / PIECES % CONSUMERS;
+  const int rank = blockIdx.x / (PIECES * CONSUMERS) % CLUSTER;
+  const int number = blockIdx.x / (PIECES * CONSUMERS * CLUSTER), thread = threadIdx.x;
+  const int divided = arguments.row_tiles * arguments.column_tiles - arguments.whole_tiles;
+  const Tile tile =
+      tile_at<BAND>(arguments.whole_tiles + number, arguments.row_tiles, arguments.column_tiles);
+  const int row = (tile.row * CLUSTER + rank) * BM + group * 64 + accumulator_row(thread, 0);
+  if (row >= arguments.rows) return;
+  float sums[PIECE_VECTORS * 4] = {};
 #pragma unroll 4
-  for (int split = 0; split < arguments.splits; ++split, from += arguments.vectors * 8) {
+  for (int split = 0; split < arguments.splits; ++split) {
+    const int partial = (split * divided + number) * CLUSTER + rank;
+    const float* from = partial_at(arguments.partials, partial, group, thread) +
+                        piece * PIECE_VECTORS * GROUP_THREADS * 4;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const Vector<float, 4> part = *reinterpret_cast<const Vector<float, 4>*>(from + half * 4);
+    for (int vector = 0; vector < PIECE_VECTORS; ++vector) {
+      const Vector<float, 4> part =
+          *reinterpret_cast<const Vector<float, 4>*>(from + vector * GROUP_THREADS * 4);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) sums[half * 4 + i] += part.at[i];
+      for (int i = 0; i < 4; ++i) sums[vector * 4 + i] += part.at[i];
     }
   }
-  if constexpr (!BLOCK_SCALES) {
-    const int row = vector * 8 / arguments.columns, column = vector * 8 % arguments.columns;
-    const float of_row = scale_at(arguments.scale_a, row, 0);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) sums[i] *= of_row * scale_at(arguments.scale_b, 0, column + i);
+  for (int i = 0; i < PIECE_VECTORS * 4; i += 2) {
+    const int column = tile.column * BN + accumulator_column(thread, piece * PIECE_VECTORS * 4 + i);
+    const int of_row = row + (i & 2) * 4;
+    if (of_row >= arguments.rows || column >= arguments.columns) continue;
+    Vector<T, 2> out;
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      float sum = sums[i + j];
+      if constexpr (!BLOCK_SCALES)
+        sum *= scale_at(arguments.scale_a, of_row, 0) * scale_at(arguments.scale_b, 0, column + j);
+      out.at[j] = from_float<T>(sum);
+    }
+    *reinterpret_cast<Vector<T, 2>*>(arguments.c + (long long)of_row * arguments.columns + column) = out;
   }
-  Vector<T, 8> out;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) out.at[i] = from_float<T>(sums[i]);
-  *reinterpret_cast<Vector<T, 8>*>(arguments.c + vector * 8) = out;
 }
 #endif

@@ -10,7 +10,6 @@ import ctypes
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -28,7 +27,7 @@ CAPABILITY = (9, 0)
 FORMATS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 ROWS, K_STEP, THREADS = 128, 128, 384  # of a block: rows of c, elements of K in a stage
 BUFFER_BYTES = 2 * 64 * 128  # of both warp groups that compute
-SUM_THREADS = 256  # of a block of the second kernel
+GROUP_THREADS, SUM_COLUMNS = 128, 32  # of a block of the second kernel: threads; columns of c, for 64 rows
 K_MULTIPLE, N_MULTIPLE = 16, 8  # rows of a, b and c are multiples of 16 bytes
 
 
@@ -58,7 +57,8 @@ class Arguments(ctypes.Structure):
         ("partials", ctypes.c_void_p),
         ("rows", ctypes.c_int),
         ("columns", ctypes.c_int),
-        ("padding", ctypes.c_int * 12),  # the structure is aligned to 64 bytes
+        ("whole_tiles", ctypes.c_int),
+        ("padding", ctypes.c_int * 11),  # the structure is aligned to 64 bytes
     )
 
 
@@ -70,9 +70,12 @@ class SumArguments(ctypes.Structure):
         ("c", ctypes.c_void_p),
         ("scale_a", Scale),
         ("scale_b", Scale),
-        ("vectors", ctypes.c_longlong),
-        ("splits", ctypes.c_longlong),
-        ("columns", ctypes.c_longlong),
+        ("row_tiles", ctypes.c_int),
+        ("column_tiles", ctypes.c_int),
+        ("whole_tiles", ctypes.c_int),
+        ("splits", ctypes.c_int),
+        ("rows", ctypes.c_int),
+        ("columns", ctypes.c_int),
     )
 
 
@@ -163,15 +166,20 @@ def estimated_us(m: int, n: int, k: int, config: Config, splits: int, sms: int) 
     """Return the time in microseconds that a model gives for a product on ``sms`` SMs.
 
     The model is that of the bf16 product (weft.ops.matmul.wgmma): a launch, and for each wave of tiles the
-    steps of 128 along K and a store. Its constants were fitted there, to steps of as many bytes.
+    steps of 128 along K and a store. Its constants were fitted there, to steps of as many bytes. Of the last
+    tiles, fewer than SMs, ``splits`` parts of K are computed by different blocks.
     """
-    tiles = -(-m // (ROWS * config.cluster)) * config.cluster * -(-n // config.columns)
-    k_steps = -(-k // K_STEP)
-    steps = -(-k_steps // splits)
-    waves = -(-tiles * splits // sms)
-    us = LAUNCH_US + waves * (steps * STEP_US[config.columns] + STORE_US_PER_COLUMN * config.columns)
-    if splits > 1:
-        us += SUM_LAUNCH_US + 2 * 4 * splits * m * n / PARTIAL_BYTES_PER_US
+    tiles = -(-m // (ROWS * config.cluster)) * -(-n // config.columns)
+    clusters = sms // config.cluster
+    k_steps, store_us = -(-k // K_STEP), STORE_US_PER_COLUMN * config.columns
+    whole, rest = divmod(tiles, clusters)
+    us = LAUNCH_US + whole * (k_steps * STEP_US[config.columns] + store_us)
+    if rest:
+        waves = -(-rest * splits // clusters)
+        us += waves * (-(-k_steps // splits) * STEP_US[config.columns] + store_us)
+    if rest and splits > 1:
+        partial_bytes = 4 * splits * rest * config.cluster * min(m, ROWS) * config.columns
+        us += SUM_LAUNCH_US + 2 * partial_bytes / PARTIAL_BYTES_PER_US
     return us
 
 
@@ -215,58 +223,59 @@ def forward_with(
     out_dtype: str = "bfloat16",
     splits: int = 1,
 ) -> torch.Tensor:
-    """Return the scaled product by one configuration and so many parts of K; shapes as in the spec.
+    """Return the scaled product by one configuration; shapes as in the spec.
 
-    K is a multiple of 16 and N one of 8. The same arguments give the same bits on any device: partial sums
-    are added in the order of K.
+    K is a multiple of 16 and N one of 8. K of the last tiles, which are fewer than SMs, is divided into
+    ``splits`` parts. The same arguments give the same bits on devices with as many SMs: partial sums are
+    added in the order of K.
     """
     m, n, k = a.shape[0], b.shape[1], a.shape[1]
     blocks = has_blocks(a, b, scale_a, scale_b)
     a, b = k_major(a, 1), k_major(b, 0)
     c = torch.empty(m, n, dtype=getattr(torch, out_dtype), device=a.device)
-    k_steps = -(-k // K_STEP)
-    splits = min(splits, k_steps)
-    partials = torch.empty(splits if splits > 1 else 0, m, n, dtype=torch.float32, device=a.device)
     row_tiles, column_tiles = -(-m // (ROWS * config.cluster)), -(-n // config.columns)
+    k_steps, tiles = -(-k // K_STEP), row_tiles * column_tiles
+    formats = FORMATS[a.dtype], FORMATS[b.dtype]
+    clusters = max_clusters(source(formats, c.dtype, config, blocks), config, a.device)
+    divided = tiles % clusters
+    splits = min(splits, k_steps) if divided else 1
+    units = tiles + divided * (splits - 1)
+    shape = (divided * splits * config.cluster, ROWS, config.columns) if splits > 1 else (0,)
+    partials = torch.empty(shape, dtype=torch.float32, device=a.device)
     of_a, of_b = _scale(scale_a, True, blocks), _scale(scale_b, False, blocks)
+    common = {
+        "scale_a": of_a,
+        "scale_b": of_b,
+        "row_tiles": row_tiles,
+        "column_tiles": column_tiles,
+        "whole_tiles": tiles - divided,
+        "splits": splits,
+        "partials": partials.data_ptr(),
+        "rows": m,
+        "columns": n,
+    }
     arguments = Arguments(
         a=tensor_map.encode(a, ROWS),
         b=tensor_map.encode(b, config.columns // config.cluster),
         c=tensor_map.encode(c, 64),
-        scale_a=of_a,
-        scale_b=of_b,
-        row_tiles=row_tiles,
-        column_tiles=column_tiles,
         k_steps=k_steps,
-        splits=splits,
-        partials=partials.data_ptr(),
-        rows=m,
-        columns=n,
+        **common,
     )
-    program = source((FORMATS[a.dtype], FORMATS[b.dtype]), c.dtype, config, blocks, splits > 1)
-    kernel = program["scaled_matmul"]
-    clusters = min(row_tiles * column_tiles * splits, max_clusters(kernel, config, a.device))
-    kernel(clusters * config.cluster, THREADS, arguments, shared=config.smem_bytes)
+    program = source(formats, c.dtype, config, blocks, splits > 1)
+    grid = min(units, clusters) * config.cluster
+    program["scaled_matmul"](grid, THREADS, arguments, shared=config.smem_bytes)
     if splits > 1:
-        vectors = m * n // 8
-        addends = SumArguments(
-            partials=partials.data_ptr(),
-            c=c.data_ptr(),
-            scale_a=of_a,
-            scale_b=of_b,
-            vectors=vectors,
-            splits=splits,
-            columns=n,
-        )
-        program["scaled_matmul_sum"](-(-vectors // SUM_THREADS), SUM_THREADS, addends, overlap=True)
+        pieces = divided * config.cluster * (ROWS // 64) * (config.columns // SUM_COLUMNS)
+        addends = SumArguments(c=c.data_ptr(), **common)
+        program["scaled_matmul_sum"](pieces, GROUP_THREADS, addends, overlap=True)
     return c
 
 
-def max_clusters(kernel: Any, config: Config, device: torch.device) -> int:
+def max_clusters(program: CudaSource, config: Config, device: torch.device) -> int:
     """Return how many clusters run at once on the device; without clusters, its number of SMs."""
-    if config.cluster == 1 or not isinstance(kernel, Kernel):
-        return num_sms(device) // config.cluster
-    return _max_clusters(kernel, config) or num_sms(device) // config.cluster
+    if config.cluster > 1 and isinstance(kernel := program["scaled_matmul"], Kernel):
+        return _max_clusters(kernel, config) or num_sms(device) // config.cluster
+    return num_sms(device) // config.cluster
 
 
 @cache
