@@ -129,10 +129,14 @@ def flags_of(name: str, shapes: Sequence[Sequence[int]], itemsize: int, params: 
     """Return an operator's flags as sorted pairs: strings and booleans among ``params``, and the alignment.
 
     ``aligned``: rows start at multiples of 16 bytes if the first does. ``grouped``: fewer heads of keys than
-    of queries.
+    of queries. ``blocks``: the scales of an fp8 product are those of blocks.
     """
     flags = dict(DEFAULTS.get(name, {}))
     flags.update((k, v) for k, v in params.items() if isinstance(v, str | bool))
+    if name == "scaled_matmul":
+        flags["blocks"] = False
+        if len(shapes[2]) and shapes[2][-1] != 1:
+            flags["blocks"] = True
     kind = family(name)
     # Branches, not the comparisons' values: a symbolic truth would be no constant of a trace.
     if kind == "attention":
