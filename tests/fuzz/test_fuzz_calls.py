@@ -39,13 +39,19 @@ class Mine(torch.Tensor):
     """Tensor subclass of all arguments, since torch refuses a call with two unrelated subclasses."""
 
 
+def _computable(x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor without gradient; fp8, which torch can neither negate nor convert, as float32."""
+    x = x.detach()
+    return x.float() if x.is_floating_point() and x.itemsize == 1 else x
+
+
 # Each turns a valid tensor into an unusual one.
 STRANGE: tuple[Callable[[torch.Tensor], object], ...] = (
     lambda x: torch.nested.nested_tensor([x.detach().flatten()[:3].float(), torch.ones(5)]),
     lambda x: torch.nested.nested_tensor(
         [x.detach().flatten()[:3].float(), torch.ones(5)], layout=torch.jagged
     ),
-    lambda x: x.detach().to_sparse(),
+    lambda x: _computable(x).to_sparse(),
     lambda x: x.detach().to("meta"),
     lambda x: x.detach().to(torch.complex64),
     lambda x: torch.quantize_per_tensor(torch.ones(x.shape), 0.1, 0, torch.qint8),
@@ -63,11 +69,11 @@ STRANGE: tuple[Callable[[torch.Tensor], object], ...] = (
     lambda x: x.detach()[..., ::2],
     lambda x: torch.zeros(()),
     lambda x: torch.zeros(*[1] * 20),
-    lambda x: -x.detach() if x.is_floating_point() else x.detach() + 10**9,
-    lambda x: torch._neg_view(x.detach()) if x.is_floating_point() else x,
+    lambda x: -_computable(x) if x.is_floating_point() else x.detach() + 10**9,
+    lambda x: torch._neg_view(_computable(x)) if x.is_floating_point() else x,
     lambda x: x.detach().as_subclass(Mine),
     lambda x: torch.nn.Parameter(x.detach(), requires_grad=x.is_floating_point()),
-    lambda x: x.detach().numpy(),
+    lambda x: _computable(x).numpy(),
     lambda x: x.detach().tolist(),
     lambda x: None,
     lambda x: 3,

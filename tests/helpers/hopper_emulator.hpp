@@ -210,8 +210,11 @@ inline void wgmma_fence() { fibers[current].fenced = true; }
 inline void wgmma_commit() { ++fibers[current].product_group; }
 template <int PENDING> inline void wgmma_wait() {
   Fiber& fiber = fibers[current];
+  if (!fiber.products.empty() && current % 32 == 0)
+    while (by_chance(0.3)) next();  // products take time: other warps run meanwhile
   while (!fiber.products.empty() && (int)(fiber.product_group - fiber.products.front().group) > PENDING)
     run_oldest(fiber);
+  __syncwarp();  // the warp waits as one
   for (auto one = fiber.sums.begin(); one != fiber.sums.end();) {
     bool in_flight = false;
     for (const Product& p : fiber.products) in_flight |= p.sums == one->first;
@@ -233,6 +236,14 @@ template <typename T, bool MN_MAJOR> float operand(unsigned long long descriptor
   std::memcpy(&v, pool() + swizzled(start + at), 2);
   return to_float(v);
 }
+// From its issue on the accumulators of a product are NaN to their thread.
+static void begin_product(float* sums, int count) {
+  Fiber& fiber = fibers[current];
+  if (fiber.sums.count(sums)) return;
+  require(fiber.fenced, "no wgmma_fence before the first product");
+  fiber.sums[sums].assign(sums, sums + count);
+  for (int i = 0; i < count; ++i) std::memcpy(&sums[i], &IN_FLIGHT, 4);
+}
 template <typename T, int A_MAJOR, int B_MAJOR, int WIDTH> struct Wgmma {
   static void multiply(const Product& p, float* sums) {
     const unsigned thread = current % 128;
@@ -251,12 +262,72 @@ template <typename T, int A_MAJOR, int B_MAJOR, int WIDTH> struct Wgmma {
   }
   static void run(float (&d)[WIDTH / 2], unsigned long long a, unsigned long long b, int accumulate) {
     Fiber& fiber = fibers[current];
-    if (!fiber.sums.count(d)) {
-      require(fiber.fenced, "no wgmma_fence before the first product");
-      fiber.sums[d].assign(d, d + WIDTH / 2);
-      for (float& one : d) std::memcpy(&one, &IN_FLIGHT, 4);
-    }
+    begin_product(d, WIDTH / 2);
     fiber.products.push_back({multiply, d, a, b, accumulate != 0, fiber.product_group});
+  }
+};
+// ---- Tensor cores, 8-bit factors (wgmma_fp8_shapes.cuh)
+struct e4m3 { static constexpr int EXPONENT = 4, MANTISSA = 3; };
+struct e5m2 { static constexpr int EXPONENT = 5, MANTISSA = 2; };
+
+template <typename F> float value_of(unsigned bits) {
+  constexpr int EXPONENT = F::EXPONENT, MANTISSA = F::MANTISSA, TOP = (1 << EXPONENT) - 1;
+  const int exponent = bits >> MANTISSA & TOP, mantissa = bits & ((1 << MANTISSA) - 1);
+  const float sign = bits & 0x80 ? -1.0f : 1.0f;
+  if (EXPONENT == 4 && (bits & 0x7f) == 0x7f) return NAN;
+  if (EXPONENT == 5 && exponent == TOP) return mantissa ? NAN : sign * INFINITY;
+  const int bias = (1 << (EXPONENT - 1)) - 1 + MANTISSA;
+  if (exponent == 0) return sign * std::ldexp((float)mantissa, 1 - bias);
+  return sign * std::ldexp((float)(mantissa | 1 << MANTISSA), exponent - bias);
+}
+template <typename F> float operand_fp8(unsigned long long descriptor, int i, int k) {
+  static const std::vector<float> values = [] {
+    std::vector<float> all(256);
+    for (unsigned bits = 0; bits < 256; ++bits) all[bits] = value_of<F>(bits);
+    return all;
+  }();
+  const unsigned start = (descriptor & 0x3fff) << 4, stride = (descriptor >> 32 & 0x3fff) << 4;
+  require(descriptor >> 62 == 1, "a descriptor without the swizzle of 128 bytes");
+  return values[pool()[swizzled(start + i / 8 * stride + i % 8 * 128 + k)]];
+}
+// A model of the tensor cores' sum: the sum so far and the products are cut, towards zero, to 14 bits of the
+// largest of them, and added. (DeepSeek-V3's report, arXiv:2412.19437: "around 14 bits"; not the exact rule.)
+inline float add_14_bits(float sum, const float* a, const float* b) {
+  float products[32], largest = std::fabs(sum);
+  bool finite = std::isfinite(sum);
+  for (int k = 0; k < 32; ++k) {
+    products[k] = a[k] * b[k];
+    finite &= std::isfinite(products[k]);
+    largest = std::fmax(largest, std::fabs(products[k]));
+  }
+  if (!finite) {
+    for (float product : products) sum += product;
+    return sum;
+  }
+  if (largest == 0) return 0;
+  const float unit = std::ldexp(1.0f, std::ilogb(largest) - 13), units = 1 / unit;
+  int count = (int)(sum * units);
+  for (float product : products) count += (int)(product * units);
+  return count * unit;
+}
+template <typename A, typename B, int WIDTH> struct WgmmaFp8 {
+  static void multiply(const Product& p, float* sums) {
+    const unsigned thread = current % 128;
+    float a[2][32], b[32];
+    for (int half = 0; half < 2; ++half)
+      for (int k = 0; k < 32; ++k)
+        a[half][k] = operand_fp8<A>(p.a, thread / 32 * 16 + thread % 32 / 4 + half * 8, k);
+    for (int i = 0; i < WIDTH / 2; i += i % 2 ? 3 : 1) {  // two columns, each in two rows
+      for (int k = 0; k < 32; ++k) b[k] = operand_fp8<B>(p.b, i / 4 * 8 + thread % 4 * 2 + i % 2, k);
+      for (int half = 0; half < 2; ++half) {
+        float& sum = sums[i + half * 2];
+        sum = add_14_bits(p.accumulate ? sum : 0.0f, a[half], b);
+      }
+    }
+  }
+  static void run(float (&d)[WIDTH / 2], unsigned long long a, unsigned long long b, int accumulate) {
+    begin_product(d, WIDTH / 2);
+    fibers[current].products.push_back({multiply, d, a, b, accumulate != 0, fibers[current].product_group});
   }
 };
 inline void store_matrices(unsigned to, unsigned r0, unsigned r1, unsigned r2, unsigned r3) {
@@ -274,6 +345,12 @@ template <int COUNT> inline void registers_increase() { require(COUNT % 8 == 0 &
 inline void named_barrier(int id, int threads) {
   require(id > 0 && id < 16, "a named barrier is 1 to 15");
   arrive(named[block()][id], threads);
+}
+inline void named_barrier_arrive(int id, int threads) {
+  require(id > 0 && id < 16, "a named barrier is 1 to 15");
+  Barrier& barrier = named[block()][id];
+  ++progress;
+  if (++barrier.arrived == (unsigned)threads) barrier.arrived = 0, ++barrier.generation;
 }
 
 static void engine() {  // what runs beside the threads

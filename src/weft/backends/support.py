@@ -9,6 +9,7 @@ from importlib.util import find_spec
 
 from weft import machine
 from weft.core import FORWARD, YES, Case, Implementation, Support, check_only, no
+from weft.core.cases import FLOAT8
 
 CUDA_PACKAGES = ("cuda.core", "cuda.bindings", "cuda.pathfinder")
 
@@ -111,6 +112,8 @@ def _interpreter(here: Support, case: Case) -> Support:
         return YES
     if any(i.dtype == "bfloat16" for i in case.inputs):
         return no("bf16 needs a GPU: Triton's interpreter gets it wrong silently, and numba has none")
+    if any(i.dtype in FLOAT8 for i in case.inputs):
+        return no("fp8 needs a GPU: Triton's interpreter gets it wrong silently, and numba has none")
     # The largest input decides: an interpreter's time grows with the elements, not with the bytes.
     numel = max(i.numel for i in case.inputs)
     limit = SIMULATOR_ELEMENTS if "numba" in here.reason else INTERPRETER_ELEMENTS

@@ -21,8 +21,20 @@ ITEMSIZE = {
     "int8": 1,
     "uint8": 1,
     "bool": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
 }
-SHORT = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+SHORT = {
+    "float64": "fp64",
+    "float32": "fp32",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float8_e4m3fn": "e4m3",
+    "float8_e5m2": "e5m2",
+}
+# Floating-point dtypes that only store: kernels widen them before they compute, and torch generates,
+# compares and sorts none of them.
+FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 
 LAYOUTS = {
     "contiguous": "rows one after another",

@@ -99,6 +99,7 @@ REGISTRY: dict[str, Entry] = {
             "cuda/18-multicast": "ladder.half:MULTICAST_PAIR",
         },
     ),
+    "scaled_matmul": _single("scaled_matmul", ("eager", "torch", "cuda")),
     "relu": _member("activations", "relu", FIVE, **{"cuda/01-scalar": "with_cuda:RELU_SCALAR"}),
     "swiglu": _member("gated", "swiglu", FIVE),
     "cross_entropy": _member("losses", "cross_entropy", FIVE),

@@ -74,7 +74,7 @@ FAMILY_OF: dict[str, str] = {
     **dict.fromkeys(("softmax", "cross_entropy", "bias_gelu", "rope"), "rows"),
     **dict.fromkeys(("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm"), "rows"),
     "dropout_add_layer_norm": "rows",
-    **dict.fromkeys(("matmul", "linear", "linear_gelu", "linear_residual"), "product"),
+    **dict.fromkeys(("matmul", "linear", "linear_gelu", "linear_residual", "scaled_matmul"), "product"),
     "linear_cross_entropy": "product",
     "embedding": "embedding",
     "attention": "attention",
@@ -86,6 +86,7 @@ DEFAULTS: dict[str, dict[str, object]] = {
     "linear_gelu": {"keep": True},
     "matmul": {"precision": "ieee"},
     "rope": {"interleaved": False},
+    "scaled_matmul": {"out_dtype": "bfloat16"},
 }
 ALIGNED = "aligned"
 
@@ -105,8 +106,8 @@ def sizes_of(name: str, shapes: Sequence[Sequence[int]]) -> Sizes:
     kind = family(name)
     first = shapes[0]
     if kind == "product":
-        # A weight is (N, K); matmul's second factor is (K, N).
-        n = shapes[1][1] if name == "matmul" else shapes[1][0]
+        # A weight is (N, K); the second factor of matmul and scaled_matmul is (K, N).
+        n = shapes[1][1] if name in ("matmul", "scaled_matmul") else shapes[1][0]
         return (n, first[-1], _product(first[:-1]))
     if kind == "embedding":
         return (first[1], first[0], _product(shapes[1]))
@@ -128,10 +129,14 @@ def flags_of(name: str, shapes: Sequence[Sequence[int]], itemsize: int, params: 
     """Return an operator's flags as sorted pairs: strings and booleans among ``params``, and the alignment.
 
     ``aligned``: rows start at multiples of 16 bytes if the first does. ``grouped``: fewer heads of keys than
-    of queries.
+    of queries. ``blocks``: the scales of an fp8 product are those of blocks.
     """
     flags = dict(DEFAULTS.get(name, {}))
     flags.update((k, v) for k, v in params.items() if isinstance(v, str | bool))
+    if name == "scaled_matmul":
+        flags["blocks"] = False
+        if len(shapes[2]) and shapes[2][-1] != 1:
+            flags["blocks"] = True
     kind = family(name)
     # Branches, not the comparisons' values: a symbolic truth would be no constant of a trace.
     if kind == "attention":

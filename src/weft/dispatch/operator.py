@@ -61,7 +61,8 @@ class Schema:
     ``fake(*inputs)`` returns an output with the right shape, dtype and strides, or a tuple if there are
     several ``outputs``. ``fake_backward(grad, *saved)`` returns the gradients, one for each differentiable
     input. A gradient comes in for the first ``differentiable_outputs`` outputs. ``params`` names the scalar
-    arguments, which come last in ``inputs`` and ``saved``; the fakes do not get them.
+    arguments, which come last in ``inputs`` and ``saved``; the fakes do not get them, except that ``fake``
+    gets them by name if ``fake_gets_params``. ``gradients=0``: the operator has no gradient.
 
     If the gradient is only a view (a broadcast), ``view_backward(grad, *saved)`` returns it without a
     kernel, and ``saved``, ``gradients`` and ``fake_backward`` are not needed.
@@ -89,6 +90,7 @@ class Schema:
     save: Callable[[tuple[Any, ...], Any], tuple[Any, ...]] | None = None
     differentiable: tuple[str, ...] | None = None
     optional_impl: bool = False
+    fake_gets_params: bool = False
 
     def input_names(self) -> list[str]:
         """Return the names of the inputs in order, without ``params``."""
@@ -466,7 +468,8 @@ def register(name: str, schema: Schema) -> None:
         return registry.implementation(name, impl).forward(*inputs, **params)
 
     def fake(*arguments: Any) -> Any:
-        return schema.fake(*split(arguments)[0])
+        inputs, params, _ = split(arguments)
+        return schema.fake(*inputs, **(params if schema.fake_gets_params else {}))
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         tensors, ctx.params, ctx.impl = split(inputs)
@@ -489,7 +492,7 @@ def register(name: str, schema: Schema) -> None:
 
     kind = "str?" if schema.optional_impl else "str"
     define(name, f"({schema.inputs}, {kind} impl) -> {_result(schema.outputs)}", forward, fake)
-    if schema.outputs == 0:
+    if schema.outputs == 0 or schema.gradients == 0:
         return
     if schema.view_backward is None:
         _register_backward(name, schema, split)

@@ -26,6 +26,7 @@ ROUNDS = 6
 LONGEST = 0.1  # seconds of a call: a larger product would only take time
 STEADY = 0.002  # a round that gains less than this share ends the rounds
 BUFFERS = (1 << 30, 2 << 30, 4 << 30)  # bytes; a buffer may take an eighth of the free memory
+FP8 = "fp8"
 # Rate -> torch dtype, edges of the square products. fp64's is smaller: its 8192 adds no rate.
 PRODUCTS = {
     "bf16": ("bfloat16", (4096, 8192)),
@@ -33,6 +34,7 @@ PRODUCTS = {
     "tf32": ("float32", (4096, 8192)),
     "fp32": ("float32", (4096, 8192)),
     "fp64": ("float64", (2048, 4096)),
+    FP8: ("float8_e4m3fn", (4096, 8192)),
 }
 
 
@@ -116,19 +118,30 @@ def matrix_rate(torch: Any, rate: str) -> float:
                 break
             # Normal values: zeros draw less power and would run at higher clocks.
             a, b = (torch.randn(n, n, device="cuda").to(dtype) for _ in range(2))
-            c = torch.empty(n, n, dtype=dtype, device="cuda")
+            if rate == FP8:
+                call = _fp8_product(torch, a, b)
+            else:
+                call = partial(torch.mm, a, b, out=torch.empty(n, n, dtype=dtype, device="cuda"))
             # A large product is held back by the power limit after some milliseconds: what the card
             # reaches at best is reached in short rounds.
-            seconds = best_median(torch, partial(torch.mm, a, b, out=c), calls=4, rest=0.02)
+            seconds = best_median(torch, call, calls=4, rest=0.02)
             best = max(best, 2 * n**3 / seconds)
     return best
+
+
+def _fp8_product(torch: Any, a: Any, b: Any) -> Callable[[], object]:
+    """Return a call of the library's fastest fp8 product, whose sums have the tensor cores' precision."""
+    one = torch.ones((), device="cuda")
+    c = torch.empty(a.shape[0], b.shape[1], dtype=torch.bfloat16, device="cuda")
+    options = {"out_dtype": torch.bfloat16, "use_fast_accum": True, "out": c}
+    return partial(torch._scaled_mm, a, b.t(), one, one, **options)
 
 
 def measure(torch: Any, log: Log, readers: Readers = ()) -> dict[str, Any]:
     """``copy``, ``read``, ``fill`` in bytes/s and ``matrix`` in FLOP/s by rate, on device 0.
 
     A rate is left out where the card has no such arithmetic: tf32 and bf16 before compute
-    capability 8.0, where torch would answer with another, slower one.
+    capability 8.0, where torch would answer with another, slower one, and fp8 before 8.9.
     """
     # The user's random state is unchanged by a measurement.
     with torch.random.fork_rng(devices=[0]), torch.cuda.device(0), torch.no_grad():
@@ -139,10 +152,10 @@ def measure(torch: Any, log: Log, readers: Readers = ()) -> dict[str, Any]:
             log(f"copy, read and fill of {nbytes / (1 << 30):.2g} GiB")
             for word, reached in bandwidths(torch, nbytes, readers).items():
                 rates[word] = max(rates[word], reached)
-        modern = torch.cuda.get_device_capability(0) >= (8, 0)
+        first_with = {"bf16": (8, 0), "tf32": (8, 0), FP8: (8, 9)}
         matrix = {}
         for rate in PRODUCTS:
-            if modern or rate not in ("bf16", "tf32"):
+            if torch.cuda.get_device_capability(0) >= first_with.get(rate, (0, 0)):
                 log(f"matrix products in {rate}")
                 matrix[rate] = matrix_rate(torch, rate)
         # Up to 4 GiB of buffers go back to the driver before the benchmark allocates its own.

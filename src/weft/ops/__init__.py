@@ -17,6 +17,7 @@ from weft.ops.norms import (
     rms_norm,
 )
 from weft.ops.rope import rope
+from weft.ops.scaled_matmul import quantize_fp8, scaled_matmul
 from weft.ops.softmax import softmax
 from weft.ops.sum import sum
 
@@ -39,9 +40,11 @@ __all__ = [
     "linear_gelu",
     "linear_residual",
     "matmul",
+    "quantize_fp8",
     "relu",
     "rms_norm",
     "rope",
+    "scaled_matmul",
     "softmax",
     "sum",
     "swiglu",

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from weft.core import Input, case
-from weft.core.cases import LAYOUTS, VALUES
+from weft.core.cases import FLOAT8, LAYOUTS, VALUES
 from weft.workbench.calls import inputs
 from weft.workbench.calls.guarded_memory import Arena, bits
 
@@ -110,3 +110,23 @@ def test_a_gradient_is_like_its_output():
     assert (grad.shape, grad.dtype, grad.device) == (output.shape, output.dtype, output.device)
     assert torch.equal(grad, inputs.gradient_like(output, 3))
     assert inputs.gradient_like(torch.empty(()), 3).shape == ()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize("dtype", FLOAT8)
+def test_fp8_has_every_kind_of_values_in_every_layout(dtype, values, layout):
+    """As float32's, rounded: finite values saturate, and Inf stays where the dtype has one."""
+    (x,) = inputs.make(_one((33, 40), dtype=dtype, layout=layout, values=values), "cpu", 1)
+    (again,) = inputs.make(_one((33, 40), dtype=dtype, layout=layout, values=values), "cpu", 1, Arena("cpu"))
+    assert torch.equal(bits(x), bits(again))
+    (wide,) = inputs.make(_one((33, 40), layout=layout, values=values), "cpu", 1)
+    info = torch.finfo(x.dtype)
+    got, finite = x.float(), wide.isfinite()
+    step = info.eps * wide.abs() / 2 + info.smallest_normal * info.eps
+    gap = (got - wide.clamp(-info.max, info.max)).abs()
+    assert bool((gap <= step)[finite].all())
+    if dtype == "float8_e5m2":
+        assert torch.equal(got[~finite].nan_to_num(7.0), wide[~finite].nan_to_num(7.0))
+    else:
+        assert bool(got[~finite].isnan().all())

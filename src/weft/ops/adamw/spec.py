@@ -63,7 +63,10 @@ def check_numbers(
     """Raise :class:`WeftError` if a number is out of range, or is no number."""
     try:
         _check_ranges(lr, beta1, beta2, eps, weight_decay, step, max_norm)
-    except (TypeError, RuntimeError) as error:  # RuntimeError: a tensor of several numbers
+    except WeftError:
+        raise
+    # A tensor of several numbers raises RuntimeError, such an array ValueError.
+    except (TypeError, RuntimeError, ValueError) as error:
         numbers = {"lr": lr, "betas[0]": beta1, "betas[1]": beta2, "eps": eps}
         numbers |= {"weight_decay": weight_decay, "max_norm": max_norm, "step": step}
         wrong = [(name, got) for name, got in numbers.items() if not isinstance(got, int | float)]

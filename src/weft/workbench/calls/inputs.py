@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from weft.core import Case, Input
+from weft.core.cases import FLOAT8
 from weft.workbench.calls.guarded_memory import Arena, Block, alias, dense_strides
 
 PIECE = 1 << 26  # elements generated at once: float64 temporaries of 512 MiB
@@ -182,6 +183,17 @@ def fill(allocated: AllocatedInput, seed: int, index: int) -> None:
     window.copy_(stored)
 
 
+def _round_to_float8(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return float32 values in an 8-bit dtype: finite ones saturate; NaN for Inf where it has no Inf.
+
+    torch's own conversion of values out of range differs between its versions.
+    """
+    largest = torch.finfo(dtype).max
+    finite = values.clamp(-largest, largest)
+    infinity = math.inf if dtype == torch.float8_e5m2 else math.nan
+    return torch.where(values.isinf(), values.sign() * infinity, finite).to(dtype)
+
+
 def _strides(spec: Input) -> tuple[tuple[int, ...], tuple[int, ...], int]:
     """Return the input's strides, the shape of its stored elements and the offset, in elements."""
     shape = spec.shape
@@ -223,6 +235,11 @@ def _generate(flat: torch.Tensor, spec: Input, generator: torch.Generator) -> No
             high = 2 if flat.dtype is torch.bool else 101
             low = 0 if flat.dtype in (torch.bool, torch.uint8) else -100
             piece.copy_(torch.randint(low, high, piece.shape, generator=generator, device=flat.device))
+            continue
+        if spec.dtype in FLOAT8:  # torch fills no such tensor
+            wide = torch.empty(piece.shape, dtype=torch.float32, device=flat.device)
+            _VALUES[spec.values](wide, position)
+            piece.copy_(_round_to_float8(wide, flat.dtype))
             continue
         _VALUES[spec.values](piece, position)
 

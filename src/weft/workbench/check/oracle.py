@@ -18,6 +18,7 @@ from weakref import WeakMethod
 import torch
 
 from weft.core import FORWARD, Case, Implementation, Operator, registry
+from weft.core.cases import FLOAT8
 from weft.workbench.calls import inputs as case_inputs
 from weft.workbench.calls.bind import bind, differentiable_outputs, split_gradients
 from weft.workbench.calls.buffers import tensors_of
@@ -361,8 +362,12 @@ class Oracle:
         return ""
 
     def _longest_step(self) -> float:
-        """Return the largest machine epsilon of the case: of its inputs, its outputs, and of tf32."""
-        dtypes = [getattr(torch, i.dtype) for i in self.case.inputs] + [form.dtype for form in self.forms]
+        """Return the largest machine epsilon of the case: of its inputs, its outputs, and of tf32.
+
+        Inputs of 8 bits do not count: their values are exact, and no honest code rounds to their dtype again.
+        """
+        inputs = [getattr(torch, i.dtype) for i in self.case.inputs if i.dtype not in FLOAT8]
+        dtypes = inputs + [form.dtype for form in self.forms]
         steps = [torch.finfo(dtype).eps for dtype in dtypes if dtype.is_floating_point]
         return max([*steps, *([EPS_TF32] if "tf32" in self.case.params.values() else [])], default=0.0)
 

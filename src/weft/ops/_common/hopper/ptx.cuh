@@ -1,6 +1,6 @@
 // Hopper's instructions as functions, one each (sm_90a). Source: NVIDIA's PTX ISA 8.x.
 //
-// All inline assembly of the library stands here and in wgmma_shapes.cuh, so that an emulator can define the
+// All inline assembly of the library stands here and in wgmma_*shapes.cuh, so that an emulator can define the
 // same functions on a CPU (tests/helpers/hopper_emulator.hpp). Addresses of shared memory are 32-bit.
 #pragma once
 #ifndef WEFT_HOPPER_EMULATED
@@ -183,6 +183,10 @@ template <int COUNT> __device__ __forceinline__ void registers_increase() {
 // Waits for `threads` threads at barrier `id` (1 to 15; 0 is that of __syncthreads).
 __device__ __forceinline__ void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+// Arrives there without waiting.
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 }  // namespace hopper

@@ -59,6 +59,9 @@ def _encode(
     kinds: dict[torch.dtype, Any] = {
         torch.bfloat16: driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
         torch.float16: driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        # The copy engine moves fp8 as bytes; the fill outside of the matrix is 0 in both.
+        torch.float8_e4m3fn: driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT8,
+        torch.float8_e5m2: driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT8,
     }
     status, encoded = driver.cuTensorMapEncodeTiled(
         kinds[dtype],

@@ -1,0 +1,335 @@
+"""The scaled product by Hopper's fp8 tensor cores and copy engine; see scaled_matmul.cu.
+
+Both factors are read with K contiguous, from rows that begin at multiples of 16 bytes; a factor in another
+order is copied first. Scales are read as they are stored.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+
+import torch
+
+from weft import machine
+from weft.backends.nvrtc import CudaSource, Kernel
+from weft.core import YES, Case, Implementation, Support, no
+from weft.machine.device_limits import num_sms
+from weft.ops._common.hopper import tensor_map
+from weft.ops._common.hopper.tensor_map import TensorMap
+from weft.ops._common.layout import CUDA_TYPES, dtype_name
+from weft.ops.scaled_matmul.spec import has_blocks, sizes
+
+ARCH = 90  # wgmma exists on sm_90a alone
+CAPABILITY = (9, 0)
+FORMATS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
+ROWS, K_STEP, THREADS = 128, 128, 384  # of a block: rows of c, elements of K in a stage
+BUFFER_BYTES = 2 * 64 * 128  # of both warp groups that compute
+GROUP_THREADS, SUM_COLUMNS = 128, 32  # of a block of the second kernel: threads; columns of c, for 64 rows
+K_MULTIPLE, N_MULTIPLE = 16, 8  # rows of a, b and c are multiples of 16 bytes
+
+
+class Scale(ctypes.Structure):
+    """``Scale`` of scaled_matmul.cu."""
+
+    _fields_ = (
+        ("numbers", ctypes.c_void_p),
+        ("rows", ctypes.c_longlong),
+        ("columns", ctypes.c_longlong),
+    )
+
+
+class Arguments(ctypes.Structure):
+    """``ScaledArguments`` of scaled_matmul.cu."""
+
+    _fields_ = (
+        ("a", TensorMap),
+        ("b", TensorMap),
+        ("c", TensorMap),
+        ("scale_a", Scale),
+        ("scale_b", Scale),
+        ("row_tiles", ctypes.c_int),
+        ("column_tiles", ctypes.c_int),
+        ("k_steps", ctypes.c_int),
+        ("splits", ctypes.c_int),
+        ("partials", ctypes.c_void_p),
+        ("rows", ctypes.c_int),
+        ("columns", ctypes.c_int),
+        ("whole_tiles", ctypes.c_int),
+        ("padding", ctypes.c_int * 11),  # the structure is aligned to 64 bytes
+    )
+
+
+class SumArguments(ctypes.Structure):
+    """``ScaledSumArguments`` of scaled_matmul.cu."""
+
+    _fields_ = (
+        ("partials", ctypes.c_void_p),
+        ("c", ctypes.c_void_p),
+        ("scale_a", Scale),
+        ("scale_b", Scale),
+        ("row_tiles", ctypes.c_int),
+        ("column_tiles", ctypes.c_int),
+        ("whole_tiles", ctypes.c_int),
+        ("splits", ctypes.c_int),
+        ("rows", ctypes.c_int),
+        ("columns", ctypes.c_int),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """``columns`` of c in a tile, ``stages`` of the pipeline, blocks in a ``cluster``, which share b.
+
+    ``promotes``: sums are added up in float32 registers every 128 of K; else they stay in the tensor cores,
+    whose sums have about 14 bits. ``takes_turns``: the two warp groups issue their products in turn.
+    """
+
+    columns: int
+    stages: int
+    cluster: int = 1
+    promotes: bool = True
+    takes_turns: bool = False
+
+    @property
+    def smem_bytes(self) -> int:
+        return self.stages * (ROWS + self.columns) * K_STEP + BUFFER_BYTES + 2 * 8 * self.stages
+
+
+CANDIDATES = (
+    Config(columns=192, stages=5),
+    Config(columns=128, stages=6),
+    Config(columns=64, stages=8),
+    Config(columns=192, stages=5, cluster=2),
+    Config(columns=128, stages=6, cluster=2),
+    Config(columns=256, stages=4, promotes=False),
+    Config(columns=256, stages=4, cluster=2, promotes=False),
+    Config(columns=192, stages=5, takes_turns=True),
+    Config(columns=128, stages=6, takes_turns=True),
+    Config(columns=192, stages=5, cluster=2, takes_turns=True),
+    Config(columns=128, stages=6, cluster=2, takes_turns=True),
+)
+# Clusters and turns are chosen once a record shows that they are faster. Sums without promotion are there to
+# be measured.
+CHOSEN_FROM = tuple(c for c in CANDIDATES if c.cluster == 1 and c.promotes and not c.takes_turns)
+
+# Microseconds, not measured here: those of bf16 products with the same bytes a step
+# (results/nvidia-h200/matmul-wgmma-2026-11-23.txt), whose steps have half of the elements of K.
+LAUNCH_US, SUM_LAUNCH_US = 2.0, 2.0
+STEP_US = {192: 0.570, 128: 0.446, 64: 0.321}
+STORE_US_PER_COLUMN = 0.51 / 256
+PARTIAL_BYTES_PER_US = 3e6
+MAX_SPLITS, LEAST_STEPS = 8, 4  # parts of K, and steps of 128 in each
+
+
+@cache
+def source(
+    formats: tuple[str, str], out_dtype: torch.dtype, config: Config, blocks: bool, is_split: bool = False
+) -> CudaSource:
+    """Return the program of a configuration for factors of two ``formats`` (``e4m3``, ``e5m2``).
+
+    ``blocks``: scales are those of blocks of 128. ``is_split``: for a K that is divided among blocks.
+    """
+    defines = {
+        "WEFT_T": CUDA_TYPES[out_dtype],
+        "A_TYPE": formats[0],
+        "B_TYPE": formats[1],
+        "BN": config.columns,
+        "STAGES": config.stages,
+        "CLUSTER": config.cluster,
+        "PROMOTE": int(config.promotes),
+        "ORDERED": int(config.takes_turns),
+        "BLOCK_SCALES": int(blocks),
+        "SPLIT": int(is_split),
+    }
+    tile = f"{ROWS}x{config.columns}x{config.stages}-{config.cluster}"
+    marks = (
+        ("blocks", blocks),
+        ("unpromoted", not config.promotes),
+        ("turns", config.takes_turns),
+        ("split", is_split),
+    )
+    label = "-".join((*formats, dtype_name(out_dtype), tile, *(mark for mark, is_set in marks if is_set)))
+    return CudaSource(
+        file=Path(__file__).with_name("scaled_matmul.cu"),
+        kernels=("scaled_matmul", "scaled_matmul_sum") if is_split else ("scaled_matmul",),
+        defines=tuple((name, str(value)) for name, value in defines.items()),
+        label=label,
+        min_arch=ARCH,
+        max_arch=ARCH,
+    )
+
+
+def estimated_us(m: int, n: int, k: int, config: Config, splits: int, sms: int) -> float:
+    """Return the time in microseconds that a model gives for a product on ``sms`` SMs.
+
+    The model is that of the bf16 product (weft.ops.matmul.wgmma): a launch, and for each wave of tiles the
+    steps of 128 along K and a store. Its constants were fitted there, to steps of as many bytes. Of the last
+    tiles, fewer than SMs, ``splits`` parts of K are computed by different blocks.
+    """
+    tiles = -(-m // (ROWS * config.cluster)) * -(-n // config.columns)
+    clusters = sms // config.cluster
+    k_steps, store_us = -(-k // K_STEP), STORE_US_PER_COLUMN * config.columns
+    whole, rest = divmod(tiles, clusters)
+    us = LAUNCH_US + whole * (k_steps * STEP_US[config.columns] + store_us)
+    if rest:
+        waves = -(-rest * splits // clusters)
+        us += waves * (-(-k_steps // splits) * STEP_US[config.columns] + store_us)
+    if rest and splits > 1:
+        partial_bytes = 4 * splits * rest * config.cluster * min(m, ROWS) * config.columns
+        us += SUM_LAUNCH_US + 2 * partial_bytes / PARTIAL_BYTES_PER_US
+    return us
+
+
+def choose(m: int, n: int, k: int, device: torch.device) -> tuple[Config, int]:
+    """Return the configuration and number of parts of K that cost least by :func:`estimated_us`."""
+    return _choose(m, n, k, num_sms(device))
+
+
+@lru_cache(maxsize=4096)
+def _choose(m: int, n: int, k: int, sms: int) -> tuple[Config, int]:
+    most = max(1, min(MAX_SPLITS, -(-k // K_STEP) // LEAST_STEPS))
+    options = [(config, splits) for splits in range(1, most + 1) for config in CHOSEN_FROM]
+    return min(options, key=lambda option: estimated_us(m, n, k, option[0], option[1], sms))
+
+
+def k_major(x: torch.Tensor, k_dim: int) -> torch.Tensor:
+    """Return a matrix that the copy engine reads with dimension ``k_dim`` contiguous; copy it if needed."""
+    if x.stride(k_dim) == 1 and tensor_map.contiguous_dimension(x) == k_dim and tensor_map.fits(x):
+        return x
+    rows = x if k_dim == 1 else x.t()
+    # A copy of its own even if the strides suit: the address may not.
+    copied = torch.empty(rows.shape, dtype=x.dtype, device=x.device).copy_(rows)
+    return copied if k_dim == 1 else copied.t()
+
+
+def _scale(scale: torch.Tensor, is_row: bool, blocks: bool) -> Scale:
+    """Return a scale as the kernel reads it: without blocks along the rows of a, or the columns of b."""
+    if blocks:
+        return Scale(scale.data_ptr(), scale.stride(0), scale.stride(1))
+    stride = scale.stride(0 if is_row else 1) if scale.dim() else 0
+    return Scale(scale.data_ptr(), stride if is_row else 0, 0 if is_row else stride)
+
+
+def forward_with(
+    config: Config,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    *,
+    out_dtype: str = "bfloat16",
+    splits: int = 1,
+) -> torch.Tensor:
+    """Return the scaled product by one configuration; shapes as in the spec.
+
+    K is a multiple of 16 and N one of 8. K of the last tiles, which are fewer than SMs, is divided into
+    ``splits`` parts. The same arguments give the same bits on devices with as many SMs: partial sums are
+    added in the order of K.
+    """
+    m, n, k = a.shape[0], b.shape[1], a.shape[1]
+    blocks = has_blocks(a, b, scale_a, scale_b)
+    a, b = k_major(a, 1), k_major(b, 0)
+    c = torch.empty(m, n, dtype=getattr(torch, out_dtype), device=a.device)
+    row_tiles, column_tiles = -(-m // (ROWS * config.cluster)), -(-n // config.columns)
+    k_steps, tiles = -(-k // K_STEP), row_tiles * column_tiles
+    formats = FORMATS[a.dtype], FORMATS[b.dtype]
+    clusters = max_clusters(source(formats, c.dtype, config, blocks), config, a.device)
+    divided = tiles % clusters
+    splits = min(splits, k_steps) if divided else 1
+    units = tiles + divided * (splits - 1)
+    shape = (divided * splits * config.cluster, ROWS, config.columns) if splits > 1 else (0,)
+    partials = torch.empty(shape, dtype=torch.float32, device=a.device)
+    of_a, of_b = _scale(scale_a, True, blocks), _scale(scale_b, False, blocks)
+    common = {
+        "scale_a": of_a,
+        "scale_b": of_b,
+        "row_tiles": row_tiles,
+        "column_tiles": column_tiles,
+        "whole_tiles": tiles - divided,
+        "splits": splits,
+        "partials": partials.data_ptr(),
+        "rows": m,
+        "columns": n,
+    }
+    arguments = Arguments(
+        a=tensor_map.encode(a, ROWS),
+        b=tensor_map.encode(b, config.columns // config.cluster),
+        c=tensor_map.encode(c, 64),
+        k_steps=k_steps,
+        **common,
+    )
+    program = source(formats, c.dtype, config, blocks, splits > 1)
+    grid = min(units, clusters) * config.cluster
+    program["scaled_matmul"](grid, THREADS, arguments, shared=config.smem_bytes)
+    if splits > 1:
+        pieces = divided * config.cluster * (ROWS // 64) * (config.columns // SUM_COLUMNS)
+        addends = SumArguments(c=c.data_ptr(), **common)
+        program["scaled_matmul_sum"](pieces, GROUP_THREADS, addends, overlap=True)
+    return c
+
+
+def max_clusters(program: CudaSource, config: Config, device: torch.device) -> int:
+    """Return how many clusters run at once on the device; without clusters, its number of SMs."""
+    if config.cluster > 1 and isinstance(kernel := program["scaled_matmul"], Kernel):
+        return _max_clusters(kernel, config) or num_sms(device) // config.cluster
+    return num_sms(device) // config.cluster
+
+
+@cache
+def _max_clusters(kernel: Kernel, config: Config) -> int:
+    return kernel.max_active_clusters(THREADS, shared=config.smem_bytes, cluster=config.cluster)
+
+
+def forward(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    *,
+    out_dtype: str = "bfloat16",
+) -> torch.Tensor:
+    m, n, k = a.shape[0], b.shape[1], a.shape[1]
+    if 0 in (m, n, k):
+        return a.new_zeros(m, n, dtype=getattr(torch, out_dtype))
+    config, splits = choose(m, n, k, a.device)
+    return forward_with(config, a, b, scale_a, scale_b, out_dtype=out_dtype, splits=splits)
+
+
+def supports(case: Case, device: str) -> Support:
+    m, n, k = sizes(case)
+    if device == "cuda" and machine.has_gpu() and torch.cuda.get_device_capability() != CAPABILITY:
+        return no("fp8 wgmma exists on compute capability 9.0 alone; use torch or eager")
+    if 0 in (m, n, k):
+        return YES
+    if k % K_MULTIPLE or n % N_MULTIPLE:
+        return no(
+            f"rows must be whole 16 bytes: K a multiple of {K_MULTIPLE} and N of {N_MULTIPLE}; pad with "
+            "zeros, or use eager"
+        )
+    return YES
+
+
+def _aot_kernels() -> tuple[CudaSource, ...]:
+    """Return each configuration with both kinds of scales, both formats and dtypes, and a divided K."""
+    e4m3, e5m2, bf16 = ("e4m3", "e4m3"), ("e5m2", "e5m2"), torch.bfloat16
+    sources = [source(e4m3, bf16, config, False) for config in CANDIDATES]
+    sources += [source(e4m3, bf16, config, True) for config in CANDIDATES if config.promotes]
+    first = CHOSEN_FROM[0]
+    sources += [source(formats, bf16, first, True) for formats in (e5m2, ("e4m3", "e5m2"), ("e5m2", "e4m3"))]
+    sources += [source(e4m3, torch.float16, first, True)]
+    sources += [source(e4m3, bf16, first, blocks, True) for blocks in (False, True)]
+    return tuple(sources)
+
+
+IMPLEMENTATION = Implementation(
+    operator="scaled_matmul",
+    backend="cuda",
+    forward=forward,
+    supports=supports,
+    directions=("forward",),
+    aot_kernels=_aot_kernels(),
+    idea="copy engine, pipeline and fp8 wgmma; every 128 of K sums are added up in float32",
+)
