@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -251,6 +251,17 @@ def garbage(payload: dict, tensors: list[torch.Tensor]) -> Result:
         with suppress(OSError):
             os.write(fd, b"\x80\x04garbage" * 100)
     return {}, []
+
+
+def fail_to_send(payload: dict, tensors: list[torch.Tensor]) -> Result:
+    """Raise when the answer's bytes are taken, as a copy from a GPU can."""
+
+    def pieces(start: bytes, dense: list[torch.Tensor]) -> Iterator[memoryview]:
+        yield memoryview(start)
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 20.00 MiB")
+
+    protocol._pieces = pieces
+    return {}, [torch.ones(3)]
 
 
 def forge(payload: dict, tensors: list[torch.Tensor]) -> Result:

@@ -135,6 +135,11 @@ DEATHS = [
     ("exit_at_once", {"code": 3}, OF_ITSELF.format(3)),
     ("exit_politely", {"code": None}, OF_ITSELF.format(0)),
     ("exit_politely", {"code": "sorry"}, OF_ITSELF.format(1)),
+    (
+        "fail_to_send",
+        {},
+        "failed outside of a call: OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB",
+    ),
     ("garbage", {}, FORGED),
     ("forge", {}, FORGED),
     ("forge", {"nonce": None}, FORGED),

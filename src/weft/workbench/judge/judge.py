@@ -34,6 +34,7 @@ from weft.workbench.bench import free_memory, run_points
 from weft.workbench.calls.buffers import release_unused_memory
 from weft.workbench.calls.errors import SandboxDied, WorkerError
 from weft.workbench.calls.guarded_memory import NAN
+from weft.workbench.calls.memory import GIB, free_bytes, is_shortage
 from weft.workbench.calls.seeds import fresh_seeds
 from weft.workbench.check.check import check
 from weft.workbench.check.oracle import Oracle
@@ -41,7 +42,7 @@ from weft.workbench.judge import gpumode, kernelbench, trace_problem
 from weft.workbench.judge.backward import name_missing_gradient
 from weft.workbench.judge.definition import NotSupported
 from weft.workbench.judge.judgement import NOT_RUN, Judgement, OwnCheck
-from weft.workbench.judge.memory import GIB, PEAK_FACTOR, Shortage, free_bytes, is_shortage
+from weft.workbench.judge.memory import PEAK_FACTOR, Shortage
 from weft.workbench.judge.problem import Problem, error_line
 from weft.workbench.judge.source_facts import GPUMODE, KERNELBENCH, TRACE, reference_facts, source_facts
 from weft.workbench.judge.suite import Pair

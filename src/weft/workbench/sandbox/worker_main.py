@@ -32,8 +32,9 @@ def run(request: dict[str, Any], channel: socket.socket, output: int) -> NoRetur
         isolate(request, output)
         protocol.send(channel, protocol.pack({"isolated": True}, ()))
         code = serve(channel, request)
-    except BaseException:  # noqa: BLE001 - it goes to the worker's output, which the parent shows
+    except BaseException as error:  # noqa: BLE001 - it goes to the worker's output, which the parent shows
         traceback.print_exc()
+        print(f"\n{protocol.FAILED}{' '.join(error_line(error).split())}", file=sys.stderr)
     finally:
         flush_output()
         os._exit(code)  # not sys.exit: the fork server's atexit handlers must not run here

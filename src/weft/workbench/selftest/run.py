@@ -200,7 +200,7 @@ def run(
             raise unknown_name("check", name, list(can_be_left_out()))
     if jobs < 1:
         raise WeftError("--jobs", expected="at least 1", got=jobs)
-    selftest = _SelftestRun(SelftestSettings.create(device, without), jobs, len(planted), on_done)
+    selftest = _SelftestRun(SelftestSettings.create(device, without, jobs), jobs, len(planted), on_done)
     with _shared_folder():
         waiting = list(selftest.runnable(planted))
         if "process" in without:
@@ -260,14 +260,17 @@ class _SelftestRun:
         is_last: bool = True,
     ) -> list[Mutant]:
         """Judge several mutants at once; return the survivors of a step that is not their last."""
-        survivors = []
+        survivors: list[Mutant] = []
+        again: list[Mutant] = []  # short of memory beside other jobs
         # Threads are enough: the work is done in worker processes.
         with ThreadPoolExecutor(self.jobs, thread_name_prefix="selftest") as pool:
             futures = {pool.submit(judge, m, self.settings): m for m in waiting}
             try:
                 for future in as_completed(futures):
                     result = future.result()
-                    if result.status == KILLED or is_last:
+                    if result.shortage and self.jobs > 1:
+                        again.append(futures[future])
+                    elif result.status == KILLED or is_last:
                         self._store(result)
                     else:
                         survivors.append(futures[future])
@@ -278,6 +281,12 @@ class _SelftestRun:
                     end_workers()
                     wait(running, timeout=END_PERIOD)
                 raise
+        for mutant in again:
+            result = judge(mutant, self.settings)
+            if result.status == KILLED or is_last:
+                self._store(result)
+            else:
+                survivors.append(mutant)
         # In the order of the catalogue; `survivors` has the order in which the judgements ended.
         return [m for m in waiting if m in survivors]
 
