@@ -172,11 +172,6 @@ class Oracle:
             self._answers[seed] = answer
         return answer
 
-    def splits(self) -> bool:
-        """Return True if outputs are compared by rows, as far as a few rows can show it."""
-        rows = self._rows(self.inputs(self.seeds[0])) if self.may_split else None
-        return rows is not None and not rows.mean
-
     def _rows(self, x: Sequence[torch.Tensor]) -> RowReference | None:
         """Return how this reference is computed by rows; None if it is not."""
         if self.may_split and self._row_reference is None:

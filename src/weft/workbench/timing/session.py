@@ -189,8 +189,7 @@ class CandidateState:
         """Measure the warm and host times, and compare the clocks."""
         self.warm = float(np.median([self.timed.sample_warm() for _ in range(samples)]))
         self.host = float(np.median([self.timed.sample_host() for _ in range(samples)]))
-        if not self.candidate.trusted:
-            self.timed.flags.update(self.timed.cross_check(self.cold, self.busy(device)))
+        self.timed.flags.update(self.timed.cross_check(self.cold, self.busy(device)))
 
     def add_block(self, run: Callable[[], Block]) -> None:
         self.blocks.append(run())
@@ -536,9 +535,8 @@ class TimingSession:
         """Measure ``warm`` and ``host``, compare the clocks, and flag threads that work after a call."""
         for state in self.running:
             step = partial(state.measure_side_times, self.budget.side_samples, self.device)
-            self._try(state.candidate.name, step)
-            if state.candidate.trusted:  # no further call is made of a reference
-                self._try(state.candidate.name, state.timed.release)
+            # Of a reference only the samples count: no further call is made of it.
+            self._try(state.candidate.name, state.timed.release if state.candidate.trusted else step)
         extra_os_threads = self.threads.extra_os_threads()
         for state in self.running:
             name = state.candidate.name
