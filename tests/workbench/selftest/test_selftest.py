@@ -28,6 +28,7 @@ from weft.workbench.selftest import mutants
 from weft.workbench.selftest import run as selftest
 from weft.workbench.selftest.judge import INCONCLUSIVE, KILLED, NOT_RUN, SURVIVED, MutantResult
 from weft.workbench.selftest.mutants.mutant import Mutant
+from weft.workbench.selftest.remaining import CONTROL_FACTOR, STEP_SECONDS, RemainingTime
 
 CONTRACT = ["planted", "killed", "survivors", "not_run", "controls", "controls_passed", "by_check"]
 
@@ -314,3 +315,43 @@ def test_each_check_kills_a_mutant_that_no_other_kills(name: str, monkeypatch: p
     if summary.results[0].status == INCONCLUSIVE:
         pytest.skip(summary.results[0].reason)
     assert summary.to_json()["survivors"] == [mutant.id], summary.results
+
+
+def test_the_remaining_time_follows_the_finished_rows_of_the_same_kind() -> None:
+    now = [0.0]
+    wrong = [m for m in mutants.catalogue() if m.phase == "check" and m.backend == "eager" and not m.honest][
+        :8
+    ]
+    control = mutants.find("H1/sum/eager/wrapped")
+    remaining = RemainingTime(jobs=2, clock=lambda: now[0])
+    remaining.plan([(m, ("check",)) for m in wrong])
+    remaining.plan([(control, ("kernels", "clock", "check"))])
+    for mutant in wrong[:4]:
+        remaining.finish("check", mutant, 1.0)
+    before = remaining()
+    # Four wrong rows of a second each; a control's check by the ratio that the wrong rows showed.
+    check = 1.0 * CONTROL_FACTOR
+    others = STEP_SECONDS["kernels"] / 2 + STEP_SECONDS["clock"]
+    assert before == pytest.approx((4 * 1.0 + check) / 2 + others)
+    now[0] += 1.5
+    assert remaining() == pytest.approx(before - 1.5)
+    remaining.finish("clock", control, 9.0)  # alone on the machine
+    assert remaining() == pytest.approx((4 * 1.0 + check) / 2 + STEP_SECONDS["kernels"] / 2)
+    for step, mutant in (("kernels", control), ("check", control), *(("check", m) for m in wrong[4:])):
+        remaining.finish(step, mutant, 1.0)
+    assert remaining() == 0.0
+
+
+def test_a_wrong_row_is_not_expected_beyond_the_step_that_is_meant_for_it() -> None:
+    by_clock, by_kernels = (
+        mutants.find("C02/matmul/eager/whole"),
+        next(
+            m
+            for m in mutants.catalogue()
+            if set(m.killed_by) & {"provenance", "observed"} and m.problem is None
+        ),
+    )
+    for mutant, steps in ((by_clock, ("kernels", "clock")), (by_kernels, ("kernels",))):
+        remaining = selftest.remaining_time([mutant], mutant.devices[0], 1)
+        planned = {step for (step, *_), kind in remaining.kinds.items() if kind.left}
+        assert planned == set(steps) or selftest.why_not_run(mutant, mutant.devices[0])
