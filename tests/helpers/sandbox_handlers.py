@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from weft.machine import driver
 from weft.workbench.sandbox import device_memory, process_tree, protocol
 from weft.workbench.selftest.mutants import cheats_conditions
 
@@ -251,6 +252,12 @@ def garbage(payload: dict, tensors: list[torch.Tensor]) -> Result:
         with suppress(OSError):
             os.write(fd, b"\x80\x04garbage" * 100)
     return {}, []
+
+
+def modules_and_driver(payload: dict, tensors: list[torch.Tensor]) -> Result:
+    """Reply with the named modules that are loaded, and the driver's own answer."""
+    loaded = [name for name in payload["names"] if name in sys.modules]
+    return {"loaded": loaded, "reason": driver.find().reason}, ()
 
 
 def fail_to_send(payload: dict, tensors: list[torch.Tensor]) -> Result:

@@ -112,6 +112,7 @@ def judge(
             raise WeftError(option, expected="--candidates FOLDER with it", got="one candidate")
     from weft.workbench.sandbox import fork_client
 
+    fork_client.leave_out_unmentioned(f for f in (reference, candidate) if f.is_file())
     fork_client.prepare()  # its imports run while this process imports its own
     from weft.workbench.judge.judge import JudgeOptions
 

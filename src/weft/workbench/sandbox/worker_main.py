@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from weft import machine
 from weft.workbench.sandbox import process_tree, protocol
 
 Handler = Callable[[dict[str, Any], list[torch.Tensor]], tuple[dict[str, Any], Sequence[Any]]]
@@ -104,6 +105,7 @@ def serve(channel: socket.socket, request: dict[str, Any]) -> int:
 
 def import_handlers(request: dict[str, Any]) -> Mapping[str, Handler]:
     """Return the handlers of the request's entry, a function named ``module:function``."""
+    machine.has_gpu()  # asks the driver, before any of the candidate's code is here
     fraction = request["device_fraction"]
     if fraction is not None and torch.cuda.is_available():
         torch.cuda.set_per_process_memory_fraction(fraction)
