@@ -182,6 +182,26 @@ def find() -> DriverInfo:
     return answer[0]
 
 
+def open_in_background() -> threading.Thread | None:
+    """Create the first GPU's context in a thread, while this process imports torch, which uses the same one.
+
+    It is the device's primary context, and stays until the process ends. Return the thread; None without a
+    GPU. A failure is left for torch to report.
+    """
+    lib = library()
+    if lib is None or find().reason:
+        return None
+
+    def retain() -> None:
+        device, context = ctypes.c_int(), ctypes.c_void_p()
+        if not lib.cuDeviceGet(ctypes.byref(device), 0):
+            lib.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+
+    thread = threading.Thread(target=retain, daemon=True, name="weft-context")
+    thread.start()
+    return thread
+
+
 @cache
 def torch_cuda() -> str | None:
     """Return the CUDA version that the installed torch is built for, without importing torch.
