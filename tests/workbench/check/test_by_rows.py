@@ -224,6 +224,30 @@ def test_shared_bounds_are_computed_beforehand_for_large_problems_alone(
         assert (judges._shared is not None) == is_shared
 
 
+@pytest.mark.parametrize("name", ["by rows", "batch norm"])
+def test_the_bounds_of_a_check_serve_the_timing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.workbench.check.output_judge.SHARED_ELEMENTS", 1)
+    calls: list[torch.Tensor] = []
+    compute, shapes = DEPENDENT.get(name, (torch.sigmoid, ((ROWS, COLUMNS),)))
+    operator = make_operator(compute, *shapes)
+    baseline = Implementation(
+        operator="toy", name="eager", backend="eager", forward=lambda x: (calls.append(x), compute(x))[1]
+    )
+    case = operator.cases[0]
+    oracle = Oracle(operator, case, FORWARD, "cpu", (5, 6), baseline)
+    bounds = oracle.bounds
+    judges = OutputJudges(operator, case, FORWARD, "cpu", baseline)
+    judges.share_bounds_of(oracle)
+    del oracle
+    calls.clear()
+    buffers = allocate_buffers(case, "cpu", None, 2)
+    judges.share_bounds(buffers)
+    decide = judges(buffers)
+    assert isinstance(decide, LargeJudge) and decide.bounds == bounds and decide.seed == 2
+    right = compute(buffers.inputs[0])
+    assert decide(right) is None and "error" in str(decide(right + 1.0)) and not calls
+
+
 def test_a_share_of_the_rows_is_compared_at_random() -> None:
     operator = make_operator(torch.sigmoid, (ROWS, COLUMNS))
     judges = OutputJudges(operator, operator.cases[0], FORWARD, "cpu", oracle_of(operator).baseline)

@@ -82,7 +82,7 @@ class Oracle:
         self._answers: dict[int, tuple[torch.Tensor, ...]] = {}
         large = sum(i.nbytes for i in case.inputs) >= MIN_BYTES
         # False as soon as the rows turn out to depend on each other.
-        self.may_split = direction == FORWARD and operator.splits_rows and large
+        self.may_split = self.is_large = direction == FORWARD and operator.splits_rows and large
         self._row_reference: RowReference | None = None
         self._cache_bytes_left = _cache_budget(device)
 

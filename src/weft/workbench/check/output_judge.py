@@ -153,28 +153,33 @@ class OutputJudges:
         It takes more memory than a comparison, so it comes before others need theirs.
         """
         oracle = self._oracle(buffers)
-        if oracle.may_split and _are_large(oracle.forms):
-            self._large_judge(oracle)
+        if self._shared is None and oracle.is_large and _are_large(oracle.forms):
+            self._large_judge(oracle, buffers)
+
+    def share_bounds_of(self, oracle: Oracle) -> None:
+        """Take over the bounds that a check has just computed at this point, where they would be shared."""
+        if oracle.is_large and _are_large(oracle.forms):
+            self._large_judge(oracle, InputBuffers([]))
 
     def __call__(self, buffers: InputBuffers) -> Callable[[Outputs], str | None]:
         """Return a function that says why outputs are wrong at these contents, or None if they are right."""
         if self._shared is not None:
             return self._shared.at(buffers)
         oracle = self._oracle(buffers)
-        if oracle.may_split:
-            return self._large_judge(oracle)
+        if oracle.is_large:
+            return self._large_judge(oracle, buffers)
         operator, _, direction, _, _ = self.arguments
         return _judge_answers(operator, direction, oracle)
 
-    def _large_judge(self, oracle: _BufferOracle) -> _LargeJudge:
-        """Return the judge at an oracle's contents; the later ones share its bounds if outputs are large."""
+    def _large_judge(self, oracle: Oracle, buffers: InputBuffers) -> _LargeJudge:
+        """Return the judge at these contents; the later ones share its bounds if outputs are large."""
         judge = _LargeJudge(
             arguments=self.arguments,
             bounds=oracle.bounds,
             forms=oracle.forms,
             local=oracle.local.without_noise(),
-            seed=oracle.buffers.seed,
-            changes=oracle.buffers.changes,
+            seed=buffers.seed,
+            changes=buffers.changes,
             by_rows=oracle.may_split,  # the bounds may have found that the rows depend on each other
         )
         if _are_large(judge.forms):
