@@ -197,7 +197,7 @@ def patch(monkeypatch: pytest.MonkeyPatch, model: AllocatorModel) -> None:
     """Handle problems of any size like large ones on a GPU, with the memory of the model."""
     snapshot()  # first: a later snapshot would contain the model's functions instead of the clock's own
     package = "weft.workbench"
-    for module in ("sandbox.worker_timing", "timing.session", "timing.sampled_outputs"):
+    for module in ("sandbox.worker_timing", "timing.session", "timing.sampled_outputs", "timing.recheck"):
         monkeypatch.setattr(f"{package}.{module}.release_unused_memory", model.release)
     monkeypatch.setattr(f"{package}.check.oracle.return_freed_memory", model.release)
     for name, value in {
@@ -214,9 +214,9 @@ def patch(monkeypatch: pytest.MonkeyPatch, model: AllocatorModel) -> None:
         "timing.local_candidate.MAX_CACHED_BYTES": 1,
         "timing.local_candidate.MAX_HELD_BYTES": 0,
         "timing.plan.SINGLE_CALL_BYTES": 0,
+        "sandbox.remote_timing.SINGLE_CALL_BYTES": 0,
         "timing.recheck.MAX_CACHED_BYTES": 1,
         "timing.recheck.MAX_KEPT_BYTES": 1,
-        "timing.sampled_outputs.MAX_KEPT_BYTES": 1,
         "sandbox.worker_timing.timing_backend": lambda device, without: ModelBackend(),
     }.items():
         monkeypatch.setattr(f"{package}.{name}", value)

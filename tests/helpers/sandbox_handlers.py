@@ -15,13 +15,14 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from weft.machine import driver
 from weft.workbench.sandbox import device_memory, process_tree, protocol
 from weft.workbench.selftest.mutants import cheats_conditions
 
@@ -251,6 +252,23 @@ def garbage(payload: dict, tensors: list[torch.Tensor]) -> Result:
         with suppress(OSError):
             os.write(fd, b"\x80\x04garbage" * 100)
     return {}, []
+
+
+def modules_and_driver(payload: dict, tensors: list[torch.Tensor]) -> Result:
+    """Reply with the named modules that are loaded, and the driver's own answer."""
+    loaded = [name for name in payload["names"] if name in sys.modules]
+    return {"loaded": loaded, "reason": driver.find().reason}, ()
+
+
+def fail_to_send(payload: dict, tensors: list[torch.Tensor]) -> Result:
+    """Raise when the answer's bytes are taken, as a copy from a GPU can."""
+
+    def pieces(start: bytes, dense: list[torch.Tensor]) -> Iterator[memoryview]:
+        yield memoryview(start)
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 20.00 MiB")
+
+    protocol._pieces = pieces
+    return {}, [torch.ones(3)]
 
 
 def forge(payload: dict, tensors: list[torch.Tensor]) -> Result:

@@ -252,6 +252,29 @@ def test_a_hanging_driver_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
         release.set()
 
 
+@pytest.mark.parametrize("reason", ["", "the NVIDIA driver sees no GPU"])
+def test_the_first_gpu_s_context_is_created_in_a_thread(reason, monkeypatch):
+    calls = []
+
+    class Library:
+        def cuDeviceGet(self, device, index):
+            calls.append(("device", index))
+            return 0
+
+        def cuDevicePrimaryCtxRetain(self, context, device):
+            calls.append(("retain", device.value))
+            return 0
+
+    monkeypatch.setattr(driver, "library", Library)
+    monkeypatch.setattr(driver, "find", lambda: driver.DriverInfo(count=1, reason=reason))
+    thread = driver.open_in_background()
+    if reason:
+        assert thread is None and not calls
+    else:
+        thread.join(10)
+        assert calls == [("device", 0), ("retain", 0)]
+
+
 def test_a_gpu_that_torch_cannot_use_is_no_gpu(one_card: pytest.MonkeyPatch) -> None:
     reason = importlib.import_module("weft.machine.query").gpu_reason.__wrapped__
     one_card.setattr(driver, "torch_cuda", lambda: None)

@@ -110,9 +110,13 @@ def judge(
     for option, value in (("--save", save), ("--jobs", jobs), ("--resume", resume or None)):
         if value is not None:
             raise WeftError(option, expected="--candidates FOLDER with it", got="one candidate")
+    from weft.machine import driver
     from weft.workbench.sandbox import fork_client
 
+    fork_client.leave_out_unmentioned(f for f in (reference, candidate) if f.is_file())
     fork_client.prepare()  # its imports run while this process imports its own
+    if kind == "cuda":
+        driver.open_in_background()
     from weft.workbench.judge.judge import JudgeOptions
 
     options = JudgeOptions(

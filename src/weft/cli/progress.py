@@ -63,6 +63,7 @@ class Progress:
         write: Callable[[str], None] = log,
     ) -> None:
         self.expected: tuple[float, ...] = ()
+        self._estimate: Callable[[], float] | None = None
         self.total = total
         self.done = 0
         self._every_line, self._clock, self._write = every_line, clock, write
@@ -96,6 +97,11 @@ class Progress:
         """Set the expected seconds of each step; announce their sum."""
         self.expected, self.total = tuple(seconds), len(seconds)
         self.announce(sum(seconds), what)
+
+    def expect_by(self, estimate: Callable[[], float], total: int, what: str) -> None:
+        """Set the number of steps, and a function that returns the seconds that are left; announce them."""
+        self._estimate, self.total = estimate, total
+        self.announce(estimate(), what)
 
     def announce(self, seconds: float, what: str) -> None:
         """Say about how long ``what`` will take, if that is over ``ANNOUNCED`` seconds."""
@@ -145,6 +151,8 @@ class Progress:
 
         The expected seconds are corrected by the measured ones of the steps that are done.
         """
+        if self._estimate is not None:
+            return self._estimate()
         if not self.total:
             return None
         from_table = len(self.expected) == self.total

@@ -66,7 +66,7 @@ def selftest(
     """
     output.only_one_format(json=as_json, csv=as_csv)
     from weft.machine.query import known_kind
-    from weft.workbench.selftest.run import Summary, expected_seconds, run, select
+    from weft.workbench.selftest.run import Summary, remaining_time, run, select
 
     if as_csv and (honest or as_list):
         raise WeftError("--csv", expected="a run of the planted kernels", got="--honest or --list")
@@ -87,9 +87,10 @@ def selftest(
             results.append(result)
             _show_progress(status, result, done, total)
 
-        status.expect(sorted(expected_seconds(mutants, kind, jobs)), f"{len(mutants)} planted kernels")
+        remaining = remaining_time(mutants, kind, jobs)
+        status.expect_by(remaining, len(mutants), f"{len(mutants)} planted kernels")
         status("judging")
-        run(mutants, kind, without=without or (), jobs=jobs, on_done=on_done)
+        run(mutants, kind, without=without or (), jobs=jobs, on_done=on_done, remaining=remaining)
     by_id = {r.id: r for r in results}
     judged = [m for m in mutants if m.id in by_id]
     summary = Summary(results=tuple(by_id[m.id] for m in judged), planted=tuple(judged))

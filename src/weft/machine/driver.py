@@ -12,6 +12,8 @@ import os
 import re
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -137,9 +139,26 @@ def can_access_peer(index: int, other: int) -> bool | None:
     return bool(answer.value)
 
 
+_assumed: list[DriverInfo] = []
+
+
+@contextmanager
+def assume(info: DriverInfo) -> Iterator[None]:
+    """Let :func:`find` return ``info``, in a process that must not open the driver; it forks others."""
+    _assumed.append(info)
+    find.cache_clear()
+    try:
+        yield
+    finally:
+        _assumed.pop()
+        find.cache_clear()
+
+
 @cache
 def find() -> DriverInfo:
     """Query the driver, once in a process and for at most ``TIMEOUT`` seconds."""
+    if _assumed:
+        return _assumed[-1]
     # Answered without asking the driver.
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1", "NoDevFiles"):
         return DriverInfo(reason="CUDA_VISIBLE_DEVICES hides every GPU; unset it to use one")
@@ -161,6 +180,26 @@ def find() -> DriverInfo:
     if not answer:
         return DriverInfo(reason=f"the NVIDIA driver gave no answer within {TIMEOUT:.0f} s")
     return answer[0]
+
+
+def open_in_background() -> threading.Thread | None:
+    """Create the first GPU's context in a thread, while this process imports torch, which uses the same one.
+
+    It is the device's primary context, and stays until the process ends. Return the thread; None without a
+    GPU. A failure is left for torch to report.
+    """
+    lib = library()
+    if lib is None or find().reason:
+        return None
+
+    def retain() -> None:
+        device, context = ctypes.c_int(), ctypes.c_void_p()
+        if not lib.cuDeviceGet(ctypes.byref(device), 0):
+            lib.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+
+    thread = threading.Thread(target=retain, daemon=True, name="weft-context")
+    thread.start()
+    return thread
 
 
 @cache

@@ -64,7 +64,7 @@ class _Options:
     """Options that all points of a run share.
 
     ``workers`` are the worker processes of external implementations by name, ``without`` the checks
-    to leave out, ``first_look``, ``verdicts`` and ``trusted`` as in :func:`run_points`.
+    to leave out, ``first_look``, ``verdicts``, ``trusted`` and ``judges`` as in :func:`run_points`.
     """
 
     budget: Budget
@@ -75,6 +75,7 @@ class _Options:
     first_look: bool = False
     verdicts: Mapping[tuple[str, str], Verdict] = field(default_factory=dict)
     trusted: Collection[str] = ()
+    judges: Mapping[str, OutputJudges] = field(default_factory=dict)
 
 
 def run(
@@ -137,6 +138,7 @@ def run_points(
     without: Collection[str] = (),
     verdicts: Mapping[tuple[str, str], Verdict] | None = None,
     trusted: Collection[str] = (),
+    judges: Mapping[str, OutputJudges] | None = None,
     on_start: Callable[[list[float]], None] | None = None,
 ) -> Iterator[list[Record]]:
     """Check and time these operators; yield the records of each point as soon as it is done.
@@ -150,7 +152,8 @@ def run_points(
     on seeds from the operating system.
     ``baselines`` set the tolerance of operators outside the registry. ``without`` names checks to
     leave out, of the check and of the timing. ``verdicts``, by implementation and case, are those of
-    a check that the caller has just made: they stand, and the check is not repeated. ``trusted`` names
+    a check that the caller has just made: they stand, and the check is not repeated. ``judges``, by case,
+    judge the timed outputs there, with that check's bounds. ``trusted`` names
     implementations in worker processes that are references: they are timed under the same conditions as
     the others, twice in each round, and their timed calls are not examined. ``batch_invariant`` adds to each
     implementation its batch-invariant variant, which is timed beside it.
@@ -189,6 +192,7 @@ def run_points(
         first_look=first_look,
         verdicts=verdicts or {},
         trusted=trusted,
+        judges=judges or {},
     )
     return _run(points, options, ceilings, fingerprint, patience)
 
@@ -442,7 +446,9 @@ def _time(
             options.log(f"round {number + 1}, fastest so far {best} at {medians[best]:.1f} us")
 
     free_memory(point.device)
-    make_judge = OutputJudges(point.operator, point.case, point.direction, point.device, point.baseline)
+    make_judge = options.judges.get(point.case.name) or OutputJudges(
+        point.operator, point.case, point.direction, point.device, point.baseline
+    )
     outcomes: dict[str, Outcome] = {}
     candidates = []
     for implementation in passed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from typing import Any
 from weakref import ref
 
 import pytest
@@ -18,7 +19,7 @@ from weft.workbench.check.oracle import Oracle
 from weft.workbench.check.output_judge import OutputJudges
 from weft.workbench.check.tolerance import measure, participants, rms
 from weft.workbench.timing.altered_inputs import altered, choose
-from weft.workbench.timing.recheck import PartialJudge
+from weft.workbench.timing.recheck import LargeJudge
 
 ROWS, COLUMNS = 40, 33
 Compute = Callable[..., torch.Tensor]
@@ -196,17 +197,19 @@ def test_shared_bounds_are_computed_beforehand_for_large_problems_alone(
 ) -> None:
     calls = []
 
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        calls.append(x)
-        return torch.sigmoid(x)
-
-    baseline = Implementation(operator="toy", name="eager", backend="eager", forward=forward)
     compute, shapes = DEPENDENT["batch norm"]
     for reference, elements, is_shared in (
         (torch.sigmoid, ROWS * COLUMNS, True),
         (torch.sigmoid, ROWS * COLUMNS + 1, False),
-        (compute, 1, False),
+        (compute, ROWS * COLUMNS, True),
+        (compute, ROWS * COLUMNS + 1, False),
     ):
+
+        def forward(x: torch.Tensor, compute: Any = reference) -> torch.Tensor:
+            calls.append(x)
+            return compute(x)
+
+        baseline = Implementation(operator="toy", name="eager", backend="eager", forward=forward)
         monkeypatch.setattr("weft.workbench.check.output_judge.SHARED_ELEMENTS", elements)
         operator = make_operator(reference, *shapes)
         case = operator.cases[0]
@@ -215,9 +218,34 @@ def test_shared_bounds_are_computed_beforehand_for_large_problems_alone(
         calls.clear()
         if is_shared:
             buffers = allocate_buffers(case, "cpu", None, 2)
-            decide, output = judges(buffers), torch.sigmoid(buffers.inputs[0])
+            decide, output = judges(buffers), reference(buffers.inputs[0])
+            assert isinstance(decide, LargeJudge) and decide.by_rows == (reference is torch.sigmoid)
             assert not calls and decide(output) is None and "error" in (decide(output + 1.0) or "")
         assert (judges._shared is not None) == is_shared
+
+
+@pytest.mark.parametrize("name", ["by rows", "batch norm"])
+def test_the_bounds_of_a_check_serve_the_timing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.workbench.check.output_judge.SHARED_ELEMENTS", 1)
+    calls: list[torch.Tensor] = []
+    compute, shapes = DEPENDENT.get(name, (torch.sigmoid, ((ROWS, COLUMNS),)))
+    operator = make_operator(compute, *shapes)
+    baseline = Implementation(
+        operator="toy", name="eager", backend="eager", forward=lambda x: (calls.append(x), compute(x))[1]
+    )
+    case = operator.cases[0]
+    oracle = Oracle(operator, case, FORWARD, "cpu", (5, 6), baseline)
+    bounds = oracle.bounds
+    judges = OutputJudges(operator, case, FORWARD, "cpu", baseline)
+    judges.share_bounds_of(oracle)
+    del oracle
+    calls.clear()
+    buffers = allocate_buffers(case, "cpu", None, 2)
+    judges.share_bounds(buffers)
+    decide = judges(buffers)
+    assert isinstance(decide, LargeJudge) and decide.bounds == bounds and decide.seed == 2
+    right = compute(buffers.inputs[0])
+    assert decide(right) is None and "error" in str(decide(right + 1.0)) and not calls
 
 
 def test_a_share_of_the_rows_is_compared_at_random() -> None:
@@ -225,7 +253,7 @@ def test_a_share_of_the_rows_is_compared_at_random() -> None:
     judges = OutputJudges(operator, operator.cases[0], FORWARD, "cpu", oracle_of(operator).baseline)
     buffers = allocate_buffers(operator.cases[0], "cpu", None, 1)
     judge_rows = judges(buffers)
-    assert isinstance(judge_rows, PartialJudge)
+    assert isinstance(judge_rows, LargeJudge)
     half = judge_rows.of_share(0.5)
     right = torch.sigmoid(buffers.inputs[0])
     wrong = right.clone()

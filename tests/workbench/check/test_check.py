@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -26,6 +27,9 @@ from weft.core import (
     registry,
 )
 from weft.core.record import FAIL, PASS, UNSUPPORTED
+from weft.workbench.calls import memory
+from weft.workbench.calls.call import CallResult
+from weft.workbench.calls.errors import SandboxDied
 from weft.workbench.calls.guarded_memory import NAN, Arena, Poisoned, pattern_of
 from weft.workbench.calls.seeds import fresh_seeds
 from weft.workbench.check.check import ACROSS, check, check_all
@@ -126,6 +130,39 @@ def test_an_unsupported_one_is_never_run(monkeypatch):
     verdict = judge(_named("exits"))
     assert (verdict.status, verdict.seeds) == (UNSUPPORTED, ())
     assert verdict.reason == "needs a GPU; run on a machine with one"
+
+
+@pytest.mark.parametrize("free", [1, 1 << 40])
+@pytest.mark.parametrize("raised", [True, False], ids=["raised", "died"])
+def test_a_lack_of_memory_is_no_verdict_unless_the_code_took_it(raised, free, monkeypatch):
+    """Where others hold a GPU's memory nothing was checked; where it is free the code needed too much."""
+
+    class Short:
+        def __init__(self, *_):
+            pass
+
+        def load(self, seed):
+            if not raised:
+                raise SandboxDied("failed outside of a call: OutOfMemoryError: CUDA out of memory")
+
+        def call(self, on_side_stream, without=()):
+            violations = {"returns": "raised OutOfMemoryError: CUDA out of memory. Tried to allocate 9 GiB"}
+            return CallResult(outputs=(), layouts=(), violations=violations, seconds=0.0, unguarded=0)
+
+    case = SOFTMAX.cases[0]
+    oracle = Oracle(SOFTMAX, case, FORWARD, "cpu", fresh_seeds(1))
+    _ = oracle.bounds
+    monkeypatch.setattr(memory, "free_bytes", lambda device: free)
+    monkeypatch.setattr(backends, "support", lambda *_: Support(True))
+    point = (SOFTMAX, reference_implementation(SOFTMAX), case, FORWARD)
+    verdict = check(*point, "cuda", oracle=oracle, make_caller=Short)
+    if free == 1:
+        assert verdict.status == UNSUPPORTED and not [f for f in verdict.findings if f.status == FAIL]
+        assert re.fullmatch(r"out of memory: needed about .* GiB, .* GiB free; run with .*", verdict.reason)
+    else:
+        rule = "returns" if raised else "channel"
+        assert verdict.status == FAIL and verdict.reason.startswith(f"{rule}: ") and "OutOf" in verdict.reason
+    assert check(*point, "cpu", oracle=oracle, make_caller=Short).status == FAIL
 
 
 def test_seeds_are_fresh_and_recorded():

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from helpers.process_memory import run
+from weft.workbench.calls.memory import available_host_bytes, is_shortage
 from weft.workbench.judge.judge import JudgeOptions, judge
-from weft.workbench.judge.memory import PEAK_FACTOR, available_host_bytes, is_shortage
+from weft.workbench.judge.memory import PEAK_FACTOR
 from weft.workbench.sandbox.process import Limits
 
 MODEL = """

@@ -66,6 +66,30 @@ def test_a_view_is_sent_as_its_elements(sandbox: Sandbox) -> None:
             assert torch.equal(received, one if verb == "echo" else one.transpose(0, -1))
 
 
+def test_one_element_of_stride_0_has_bytes_on_every_device() -> None:
+    for shape in ((1,), (1, 1)):
+        one = torch.full((), 7.0).expand(shape)
+        assert one.contiguous().stride() == (0,) * len(shape)
+        # The way of a GPU's tensor: `view` alone refuses such a stride.
+        assert protocol._bytes_of(one.contiguous()).view(torch.float32).tolist() == [7.0]
+
+
+def test_an_answer_that_does_not_fit_on_a_gpu_is_no_forgery(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Sandbox, "_reply_bytes", lambda *_: MIB)
+    empty = torch.empty
+
+    def out_of_memory(*sizes: object, **options: object) -> torch.Tensor:
+        if options.get("device") == "cpu:0":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return empty(*sizes, **options)
+
+    with Sandbox("helpers.sandbox_handlers:handlers", limits=Limits(seconds=20)) as worker:
+        monkeypatch.setattr(torch, "empty", out_of_memory)
+        with pytest.raises(torch.OutOfMemoryError):
+            worker.request("echo", {}, [torch.ones(3)], device="cpu:0")
+        assert worker.has_ended  # the rest of the answer is not read
+
+
 def test_a_large_message_goes_both_ways_at_once(sandbox: Sandbox) -> None:
     sent = torch.arange(12 * MIB, dtype=torch.int32)  # more than any socket's buffer
     assert torch.equal(sandbox.request("echo", {}, [sent, sent]).tensors[1], sent)

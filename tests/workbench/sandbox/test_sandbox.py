@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from weft import machine
 from weft.core import WeftError
+from weft.machine import driver
 from weft.workbench.calls.errors import SandboxDied, WorkerError
 from weft.workbench.sandbox import fork_client, process_tree
 from weft.workbench.sandbox.process import FORGED, Limits, Sandbox
@@ -135,6 +137,11 @@ DEATHS = [
     ("exit_at_once", {"code": 3}, OF_ITSELF.format(3)),
     ("exit_politely", {"code": None}, OF_ITSELF.format(0)),
     ("exit_politely", {"code": "sorry"}, OF_ITSELF.format(1)),
+    (
+        "fail_to_send",
+        {},
+        "failed outside of a call: OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB",
+    ),
     ("garbage", {}, FORGED),
     ("forge", {}, FORGED),
     ("forge", {"nonce": None}, FORGED),
@@ -285,7 +292,7 @@ import json, signal, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 from weft.workbench.sandbox import fork_client
 from weft.workbench.sandbox.process import Sandbox
-fork_client.LIBRARY_MODULES = fork_client.WEFT_MODULES = ()  # for the sake of time
+fork_client.LIBRARY_MODULES = fork_client.WEFT_MODULES = fork_client.CPU_MODULES = ()  # for the sake of time
 if __name__ == "__main__":
     sandbox = Sandbox("helpers.sandbox_handlers:handlers")
     pids = sandbox.request("leave_daemons").payload["pids"]
@@ -354,6 +361,7 @@ def test_sandboxes_of_several_threads_do_not_disturb_each_other() -> None:
 def test_a_fork_server_that_was_killed_is_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fork_client, "LIBRARY_MODULES", ())  # another than that of the tests beside this
     monkeypatch.setattr(fork_client, "WEFT_MODULES", ())
+    monkeypatch.setattr(fork_client, "CPU_MODULES", ())
     with make_sandbox() as sandbox:
         sandbox.request("echo")
         os.kill(sandbox._server.process.pid, signal.SIGKILL)
@@ -377,6 +385,48 @@ def test_a_worker_is_forked_from_the_server_that_has_imported_torch() -> None:
         assert process_tree.running_processes()[supervisor][0] == sandbox._server.process.pid
         assert process_tree.running_processes()[sandbox.pid][0] == supervisor
         assert "torch" in fork_client.LIBRARY_MODULES
+
+
+@pytest.mark.parametrize("text", ["import torch", "@torch.compile(fullgraph=True)"])
+def test_the_compilers_modules_are_imported_beforehand_where_a_file_mentions_them(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modules = []
+    monkeypatch.setattr(fork_client, "_left_out", set())
+    monkeypatch.setattr(fork_client, "_servers", {})
+    monkeypatch.setattr(fork_client, "ForkServer", lambda names, info: modules.extend(names))
+    file = tmp_path / "candidate.py"
+    file.write_text(text)
+    fork_client.leave_out_unmentioned([file, tmp_path / "candidate.py"])
+    fork_client.prepare()
+    assert ("torch._dynamo" in modules) == ("compile" in text) and "torch" in modules
+
+
+@pytest.mark.parametrize("opens_gpu", [False, True])
+def test_a_server_does_not_open_the_gpu_or_goes_on_without_what_opens_it(
+    opens_gpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = driver.DriverInfo(count=1, name="Testcard")
+    weft_module = f"a_weft_module_{opens_gpu}"  # a server of its own
+    (tmp_path / "nvidia0").touch()
+    for name, opens in (("a_library", False), (weft_module, opens_gpu)):
+        lines = f"file = open({str(tmp_path / 'nvidia0')!r})" if opens else "pass"
+        (tmp_path / f"{name}.py").write_text(
+            "from weft.machine import driver\n"
+            "assert driver.find().name == 'Testcard'  # the answer of the process that asked\n" + lines
+        )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(fork_client, "LIBRARY_MODULES", ("a_library",))
+    monkeypatch.setattr(fork_client, "WEFT_MODULES", (weft_module,))
+    monkeypatch.setattr(fork_client, "_opened_gpu", [])
+    monkeypatch.setattr(machine, "has_gpu", lambda: True)
+    monkeypatch.setattr(driver, "find", lambda: info)
+    with make_sandbox() as sandbox:
+        facts = sandbox.request("modules_and_driver", {"names": ["a_library", weft_module]}).payload
+    loaded = ["a_library"] if opens_gpu else ["a_library", weft_module]
+    # A worker asks the driver itself.
+    assert facts == {"loaded": loaded, "reason": "no NVIDIA driver is installed here"}
+    assert bool(fork_client._opened_gpu) == opens_gpu
 
 
 def test_limits_are_validated() -> None:

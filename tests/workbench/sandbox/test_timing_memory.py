@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch.nn import functional
 
 from helpers import gpu_memory
 from helpers.gpu_memory import AllocatorModel, ModelWorker
@@ -100,10 +101,18 @@ PROBLEMS = {
     "as much output as input": (torch.sigmoid, (512, 1024)),
     "hardly any output": (lambda x: x.amax(1), (32, 256, 32)),
     "three times as much output": (lambda x: torch.cat((x, x, x), 1), (512, 512)),
+    # Its rows depend on each other: the reference in float64 is computed as a whole.
+    "batch norm": (lambda x: functional.batch_norm(x, None, None, training=True), (16, 64, 16, 32)),
+    # Between their first and last operation these calls need more memory than the problem has.
+    "pooling": (lambda x: functional.max_pool1d(x, 8, 1, 4), (64, 16, 512)),
+    "two steps": (lambda x: torch.sigmoid(torch.relu(x - 0.5)), (512, 1024)),
 }
 
 
-SLOW = ("as much output as input", "three times as much output")
+# A pooling's indexes take as much memory as the problem, in both processes: nothing is left for the judge's
+# tensors of fixed size.
+FACTORS = {"pooling": 4.1}
+SLOW = ("as much output as input", "three times as much output", "batch norm", "pooling")
 
 
 @pytest.mark.parametrize(
@@ -117,6 +126,6 @@ def test_a_timing_takes_four_times_the_problems_own_memory(name: str, model: All
     assert all(o.timing is not None for o in outcomes.values()), outcomes
     print(f"{model.peak / own_bytes:.2f} times the problem's own memory")
     shares = {process: round(n / own_bytes, 2) for process, n in model.at_peak.items()}
-    assert model.peak <= PEAK_FACTOR * own_bytes, shares
+    assert model.peak <= FACTORS.get(name, PEAK_FACTOR) * own_bytes, shares
     left = {process: n / own_bytes for process, n in model.reserved.items() if process != gpu_memory.JUDGE}
     assert max(left.values()) < 0.1, "the workers keep nothing for what follows"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ from helpers.by_chance import TRIES
 from helpers.sample_records import GPU, record
 from weft.cli import selftest as command
 from weft.core import WeftError
+from weft.workbench.calls.memory import MemoryBudget
 from weft.workbench.check import rules as check_rules
 from weft.workbench.judge.judgement import Judgement
 from weft.workbench.selftest import honest as selftest_honest
@@ -24,6 +28,7 @@ from weft.workbench.selftest import mutants
 from weft.workbench.selftest import run as selftest
 from weft.workbench.selftest.judge import INCONCLUSIVE, KILLED, NOT_RUN, SURVIVED, MutantResult
 from weft.workbench.selftest.mutants.mutant import Mutant
+from weft.workbench.selftest.remaining import CONTROL_FACTOR, STEP_SECONDS, RemainingTime
 
 CONTRACT = ["planted", "killed", "survivors", "not_run", "controls", "controls_passed", "by_check"]
 
@@ -103,6 +108,67 @@ def test_a_control_that_is_refused_is_detected(monkeypatch: pytest.MonkeyPatch) 
     assert (report["controls"], report["controls_passed"]) == (1, 0)
     assert report["false_alarms"][0]["check"] == "shape"
     assert not summary.good
+
+
+def test_a_job_waits_until_its_memory_is_free() -> None:
+    budget, order = MemoryBudget(10), []
+
+    def work(name: str, nbytes: int, seconds: float) -> None:
+        with budget.reserve(nbytes):
+            order.append((name, budget.in_use))
+            time.sleep(seconds)
+
+    with ThreadPoolExecutor(3) as pool:
+        with budget.reserve(6):
+            jobs = [pool.submit(work, "large", 20, 0.0), pool.submit(work, "medium", 5, 0.0)]
+            pool.submit(work, "small", 4, 0.0).result()
+            assert order == [("small", 10)]
+        for job in jobs:
+            job.result()
+    # More than the total runs, alone.
+    assert sorted(order[1:]) == [("large", 20), ("medium", 5)] and budget.in_use == 0
+
+
+def test_a_mutant_that_ran_out_of_memory_is_judged_again_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = ("W02/softmax/eager/zeros", "W02/gelu/eager/zeros")
+    running, seen = set(), []
+
+    def step(name: str, subject: selftest_judge.Subject, settings: object) -> MutantResult:
+        running.add(subject.mutant.id)
+        time.sleep(0.05)
+        others = len(running) - 1
+        seen.append((subject.mutant.id, others))
+        running.discard(subject.mutant.id)
+        if len(seen) <= len(ids):
+            return MutantResult(id=subject.mutant.id, status=NOT_RUN, reason="memory", shortage="memory")
+        return MutantResult(id=subject.mutant.id, status=KILLED, check="error", reason="error: 1")
+
+    monkeypatch.setattr(selftest, "run_step", step)
+    summary = selftest.run(selftest.select(ids=ids), "cpu", jobs=2)
+    assert [r.status for r in summary.results] == [KILLED, KILLED]
+    assert sorted(seen[2:]) == sorted((i, 0) for i in ids)
+
+
+@pytest.mark.parametrize("honest", [False, True])
+def test_a_case_without_memory_is_no_verdict(honest: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mutant that passed the rest may be wrong there; a control was judged at all that fits."""
+    control = mutants.find("H1/softmax/eager/wrapped")
+    killed_by = () if honest else ("error",)
+    subject = selftest_judge.Subject.of(replace(control, honest=honest, killed_by=killed_by))
+    cases = iter(subject.operator.select("check", "cpu")[:2])
+    statuses = iter(["pass", "unsupported"])
+
+    def verdict(*_: object, **__: object) -> Any:
+        return SimpleNamespace(status=next(statuses), reason="out of memory: needed about 9 GiB, 1 GiB free")
+
+    monkeypatch.setattr(selftest_judge, "cases_of", lambda *_: cases)
+    monkeypatch.setattr(selftest_judge, "check", verdict)
+    settings = selftest_judge.SelftestSettings.create("cpu", {"backward"})
+    result = selftest_judge._check_all_cases(
+        subject, control.make(), None, settings, MutantResult(id=control.id)
+    )
+    assert result.status == (SURVIVED if honest else NOT_RUN)
+    assert result.shortage.startswith("out of memory: needed about 9 GiB, 1 GiB free (")
 
 
 def test_an_unknown_name_is_refused() -> None:
@@ -249,3 +315,43 @@ def test_each_check_kills_a_mutant_that_no_other_kills(name: str, monkeypatch: p
     if summary.results[0].status == INCONCLUSIVE:
         pytest.skip(summary.results[0].reason)
     assert summary.to_json()["survivors"] == [mutant.id], summary.results
+
+
+def test_the_remaining_time_follows_the_finished_rows_of_the_same_kind() -> None:
+    now = [0.0]
+    wrong = [m for m in mutants.catalogue() if m.phase == "check" and m.backend == "eager" and not m.honest][
+        :8
+    ]
+    control = mutants.find("H1/sum/eager/wrapped")
+    remaining = RemainingTime(jobs=2, clock=lambda: now[0])
+    remaining.plan([(m, ("check",)) for m in wrong])
+    remaining.plan([(control, ("kernels", "clock", "check"))])
+    for mutant in wrong[:4]:
+        remaining.finish("check", mutant, 1.0)
+    before = remaining()
+    # Four wrong rows of a second each; a control's check by the ratio that the wrong rows showed.
+    check = 1.0 * CONTROL_FACTOR
+    others = STEP_SECONDS["kernels"] / 2 + STEP_SECONDS["clock"]
+    assert before == pytest.approx((4 * 1.0 + check) / 2 + others)
+    now[0] += 1.5
+    assert remaining() == pytest.approx(before - 1.5)
+    remaining.finish("clock", control, 9.0)  # alone on the machine
+    assert remaining() == pytest.approx((4 * 1.0 + check) / 2 + STEP_SECONDS["kernels"] / 2)
+    for step, mutant in (("kernels", control), ("check", control), *(("check", m) for m in wrong[4:])):
+        remaining.finish(step, mutant, 1.0)
+    assert remaining() == 0.0
+
+
+def test_a_wrong_row_is_not_expected_beyond_the_step_that_is_meant_for_it() -> None:
+    by_clock, by_kernels = (
+        mutants.find("C02/matmul/eager/whole"),
+        next(
+            m
+            for m in mutants.catalogue()
+            if set(m.killed_by) & {"provenance", "observed"} and m.problem is None
+        ),
+    )
+    for mutant, steps in ((by_clock, ("kernels", "clock")), (by_kernels, ("kernels",))):
+        remaining = selftest.remaining_time([mutant], mutant.devices[0], 1)
+        planned = {step for (step, *_), kind in remaining.kinds.items() if kind.left}
+        assert planned == set(steps) or selftest.why_not_run(mutant, mutant.devices[0])

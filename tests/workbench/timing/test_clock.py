@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -27,7 +28,7 @@ from weft.workbench.timing.plan import (
     make_plan,
 )
 from weft.workbench.timing.recheck import rounds_needed
-from weft.workbench.timing.stats import drift, is_steady, median_interval, summarise
+from weft.workbench.timing.stats import drift, is_decided, is_steady, median_interval, summarise
 
 Call = Callable[[], torch.Tensor]
 QUICK = Budget(seconds=0.4, warmup=0.04, min_samples=8, max_rounds=30, side_samples=3)
@@ -400,3 +401,20 @@ def test_a_sampler_is_read_at_most_every_5_ms() -> None:
     hot = Hot()
     readings = Readings(hot)  # type: ignore[arg-type]
     assert readings.read() == readings.read() and hot.n == 1
+
+
+def test_samples_are_decided_where_more_of_them_change_nothing() -> None:
+    rng = np.random.default_rng(3)
+
+    def draw(spread: float, median: float = 100.0) -> list[float]:
+        return [float(v) for v in rng.normal(median, spread, 60)]
+
+    steady, noisy, wild = draw(0.1), [draw(1.5) for _ in range(3)], draw(20.0)
+    pair = [(noisy[0], noisy[1]), (noisy[2], [])]
+    assert is_decided(pair, 0.005, spent=0.9), "known to 2 %, and 0.5 % cannot be reached"
+    assert not is_decided(pair, 0.005, spent=0.02), "with fifty times as many it can"
+    assert not is_decided([(noisy[0], noisy[1]), (wild, [])], 0.005, spent=0.9), "the ratio is not known"
+    assert not is_decided([(noisy[0], wild), (noisy[2], [])], 0.005, spent=0.9), "nor the machine's own noise"
+    assert not is_decided([(steady, steady), (steady, [])], 0.005, spent=0.9), "that is converged"
+    for few in ([], [(noisy[0], [])], [(noisy[0], noisy[1])], [(noisy[0], noisy[1]), ([], [])], pair[1:] * 2):
+        assert not is_decided(few, 0.005, spent=0.9)

@@ -153,6 +153,32 @@ def test_samples_after_a_call_and_after_a_flush() -> None:
         torch.cuda.empty_cache()
 
 
+def test_a_runner_that_rests_has_its_inputs_alone_and_the_same_outputs_later() -> None:
+    from weft.workbench.timing.cuda import CudaTimingBackend
+
+    backend, nbytes = CudaTimingBackend(), 1 << 28
+    with backend.context():
+        buffers = [maker((nbytes // 4,), dtype=torch.float32)(0)]
+        candidate = Candidate(name="it", bind=bound(lambda x: torch.sigmoid(x + 1.0)))
+        runner = backend.make_runner(candidate, buffers, Plan(calls=1, flush=True))
+        torch.cuda.empty_cache()
+        times, held = [], []
+        for _ in range(3):
+            samples = [runner.run([0]).us for _ in range(9)]
+            times.append(sorted(us for us in samples if us is not None)[0])
+            (output,) = runner.outputs()
+            assert torch.equal(output, torch.sigmoid(buffers[0].inputs[0] + 1.0))
+            del output
+            torch.cuda.empty_cache()
+            before = torch.cuda.memory_reserved()
+            runner.rest()
+            torch.cuda.empty_cache()
+            held.append((before, torch.cuda.memory_reserved()))
+    print("us before and after two rests", times, "bytes before and while it rests", held)
+    # The result of the addition and the output.
+    assert all(before - rested >= 2 * nbytes for before, rested in held)
+
+
 def test_the_overhead_is_measured() -> None:
     from weft.workbench.timing.cuda import CudaTimingBackend
 

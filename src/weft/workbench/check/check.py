@@ -22,6 +22,7 @@ from weft.workbench.calls.call import (
 )
 from weft.workbench.calls.errors import SandboxDied, WorkerError
 from weft.workbench.calls.guarded_memory import HUGE, NAN
+from weft.workbench.calls.memory import gpu_shortage, is_shortage
 from weft.workbench.calls.seeds import fresh_seeds
 from weft.workbench.check.growth import describe_growth
 from weft.workbench.check.oracle import Oracle, for_outputs
@@ -70,6 +71,7 @@ def check(
         seeds = seeds or fresh_seeds(1 if "seeds" in without else n_seeds)
         oracle = Oracle(operator, case, direction, device, seeds, baseline)
     oracle = for_outputs(oracle, implementation)
+    point = (operator, case, direction, device)
     try:
         support = backends.support(implementation, case, device, direction)
     except (SandboxDied, WorkerError) as error:  # an external candidate's own `supports`
@@ -80,7 +82,7 @@ def check(
         _ = oracle.bounds
         fault = oracle.baseline_fault
     except torch.OutOfMemoryError:
-        return run.verdict(oracle, UNSUPPORTED, NO_MEMORY)
+        return run.verdict(oracle, UNSUPPORTED, gpu_shortage(*point) or NO_MEMORY)
     except Exception as error:  # noqa: BLE001 - the reference or the baseline is at fault
         reason = f"no tolerance: {oracle.baseline.name} or the reference raised "
         return run.verdict(oracle, FAIL, reason + f"{type(error).__name__}: {error}")
@@ -90,16 +92,19 @@ def check(
     try:
         reason = run.run(oracle)
     except torch.OutOfMemoryError:
-        return run.verdict(oracle, UNSUPPORTED, NO_MEMORY)
+        return run.verdict(oracle, UNSUPPORTED, gpu_shortage(*point) or NO_MEMORY)
     except torch.AcceleratorError as error:
         # A context that a kernel broke stays broken for this process; any later call shows it.
         reason = f"not checked: a kernel before this broke the device's context: {error}"
     except WorkerError as error:
         if "OutOfMemoryError" in str(error):
-            return run.verdict(oracle, UNSUPPORTED, NO_MEMORY)
+            return run.verdict(oracle, UNSUPPORTED, gpu_shortage(*point) or NO_MEMORY)
         reason = run.fail_channel(f"its process could not go on: {error}")
     except SandboxDied as error:
         reason = run.fail_channel(error.reason)
+    if reason and is_shortage(reason) and (shortage := gpu_shortage(*point)):
+        run.failed = None  # it says nothing of the code: others hold the memory that the check needs
+        return run.verdict(oracle, UNSUPPORTED, shortage)
     if reason:
         return run.verdict(oracle, FAIL, reason)
     return run.verdict(oracle, PASS, support.reason)

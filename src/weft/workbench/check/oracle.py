@@ -83,7 +83,7 @@ class Oracle:
         self._answers: dict[int, tuple[torch.Tensor, ...]] = {}
         large = sum(i.nbytes for i in case.inputs) >= MIN_BYTES
         # False as soon as the rows turn out to depend on each other.
-        self.may_split = direction == FORWARD and operator.splits_rows and large
+        self.may_split = self.is_large = direction == FORWARD and operator.splits_rows and large
         self._row_reference: RowReference | None = None
         self._cache_bytes_left = _cache_budget(device)
 
@@ -172,11 +172,6 @@ class Oracle:
             self._cache_bytes_left -= size
             self._answers[seed] = answer
         return answer
-
-    def splits(self) -> bool:
-        """Return True if outputs are compared by rows, as far as a few rows can show it."""
-        rows = self._rows(self.inputs(self.seeds[0])) if self.may_split else None
-        return rows is not None and not rows.mean
 
     def _rows(self, x: Sequence[torch.Tensor]) -> RowReference | None:
         """Return how this reference is computed by rows; None if it is not."""

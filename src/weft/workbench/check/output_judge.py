@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -27,8 +27,8 @@ SHARED_ELEMENTS = 1 << 20  # of each output, from which contents share their bou
 
 
 @dataclass(frozen=True, kw_only=True)
-class _RowsJudge:
-    """Judge of a large problem's outputs: it computes the answers when it is asked, by rows.
+class _LargeJudge:
+    """Judge of a large problem's outputs: it computes the answers when it is asked, ``by_rows`` if it can.
 
     ``arguments`` are those of :class:`Oracle` before the seeds, and the baseline. ``share`` is the part of
     the rows that is compared, picked at random each time.
@@ -40,10 +40,29 @@ class _RowsJudge:
     local: LocalJudge
     seed: int
     changes: Sequence[ElementChanges]
+    by_rows: bool
     share: float = 1.0
+    prepared: list[Oracle] = field(default_factory=list)
 
-    def of_share(self, share: float) -> _RowsJudge:
+    def of_share(self, share: float) -> _LargeJudge:
         return replace(self, share=share)
+
+    def at(self, buffers: InputBuffers) -> _LargeJudge:
+        """Return a judge with these bounds at the contents of other buffers."""
+        return replace(self, seed=buffers.seed, changes=buffers.changes, prepared=[])
+
+    def prepare(self) -> None:
+        """Compute the whole answers, for the next output."""
+        operator, case, direction, device, baseline = self.arguments
+        buffers = allocate_buffers(case, device, None, self.seed)
+        apply_changes(buffers, self.changes)
+        oracle = _BufferOracle(operator, case, direction, device, baseline, buffers)
+        oracle.forms = self.forms  # they are known: the baseline need not be called for them
+        oracle.may_split, oracle.gives_inputs = self.by_rows, not self.by_rows
+        del buffers
+        if not self.by_rows:
+            oracle.keep_answer()
+        self.prepared[:] = [oracle]
 
     def __call__(self, outputs: Outputs) -> str | None:
         tensors = tensors_of(outputs)
@@ -54,12 +73,9 @@ class _RowsJudge:
                 return f"{tensor.dtype} where {form.dtype} is due"
             if tensor.shape != form.shape:
                 return f"shape {tuple(tensor.shape)} where {tuple(form.shape)} is due"
-        operator, case, direction, device, baseline = self.arguments
-        buffers = allocate_buffers(case, device, None, self.seed)
-        apply_changes(buffers, self.changes)
-        same = _BufferOracle(operator, case, direction, device, baseline, buffers)
-        same.forms = self.forms  # they are known: the baseline need not be called for them
-        errors = same.errors(0, tensors, self.bounds, self.share)
+        if not self.prepared:
+            self.prepare()
+        errors = self.prepared.pop().errors(0, tensors, self.bounds, self.share)
         for i, (error, bound) in enumerate(zip(errors, self.bounds, strict=True)):
             if reason := _violation(i, error, bound, self.local):
                 return reason
@@ -93,9 +109,17 @@ class _BufferOracle(Oracle):
     ) -> None:
         super().__init__(operator, case, direction, device, (0,), baseline)
         self.buffers = buffers
+        self.gives_inputs = False  # once: a whole reference has them in float64, and no room for both
+
+    def keep_answer(self) -> None:
+        """Compute the answer and keep it, whatever its size."""
+        self._answers[0] = self.answer(0)
 
     def inputs(self, seed: int) -> list[torch.Tensor]:
-        return self.buffers.inputs
+        inputs = self.buffers.inputs
+        if self.gives_inputs:
+            self.buffers = replace(self.buffers, inputs=[])
+        return inputs
 
     def further_seeds(self) -> tuple[int, ...]:
         return ()  # there are no other contents
@@ -121,7 +145,7 @@ class OutputJudges:
         baseline: Implementation | None,
     ) -> None:
         self.arguments = (operator, case, direction, device, baseline)
-        self._shared: _RowsJudge | None = None
+        self._shared: _LargeJudge | None = None
 
     def share_bounds(self, buffers: InputBuffers) -> None:
         """Compute the shared bounds of a large problem at these contents; nothing for any other.
@@ -129,29 +153,38 @@ class OutputJudges:
         It takes more memory than a comparison, so it comes before others need theirs.
         """
         oracle = self._oracle(buffers)
-        if oracle.splits() and _are_large(oracle.forms):
-            self(buffers)
+        if self._shared is None and oracle.is_large and _are_large(oracle.forms):
+            self._large_judge(oracle, buffers)
+
+    def share_bounds_of(self, oracle: Oracle) -> None:
+        """Take over the bounds that a check has just computed at this point, where they would be shared."""
+        if oracle.is_large and _are_large(oracle.forms):
+            self._large_judge(oracle, InputBuffers([]))
 
     def __call__(self, buffers: InputBuffers) -> Callable[[Outputs], str | None]:
         """Return a function that says why outputs are wrong at these contents, or None if they are right."""
         if self._shared is not None:
-            return replace(self._shared, seed=buffers.seed, changes=buffers.changes)
+            return self._shared.at(buffers)
         oracle = self._oracle(buffers)
-        if oracle.may_split:
-            rows = _RowsJudge(
-                arguments=self.arguments,
-                bounds=oracle.bounds,
-                forms=oracle.forms,
-                local=oracle.local.without_noise(),
-                seed=buffers.seed,
-                changes=buffers.changes,
-            )
-            # The bounds may have found that the rows depend on each other.
-            if oracle.may_split and _are_large(rows.forms):
-                self._shared = rows
-            return rows
+        if oracle.is_large:
+            return self._large_judge(oracle, buffers)
         operator, _, direction, _, _ = self.arguments
         return _judge_answers(operator, direction, oracle)
+
+    def _large_judge(self, oracle: Oracle, buffers: InputBuffers) -> _LargeJudge:
+        """Return the judge at these contents; the later ones share its bounds if outputs are large."""
+        judge = _LargeJudge(
+            arguments=self.arguments,
+            bounds=oracle.bounds,
+            forms=oracle.forms,
+            local=oracle.local.without_noise(),
+            seed=buffers.seed,
+            changes=buffers.changes,
+            by_rows=oracle.may_split,  # the bounds may have found that the rows depend on each other
+        )
+        if _are_large(judge.forms):
+            self._shared = judge
+        return judge
 
     def _oracle(self, buffers: InputBuffers) -> _BufferOracle:
         operator, case, direction, device, baseline = self.arguments

@@ -34,14 +34,16 @@ from weft.workbench.bench import free_memory, run_points
 from weft.workbench.calls.buffers import release_unused_memory
 from weft.workbench.calls.errors import SandboxDied, WorkerError
 from weft.workbench.calls.guarded_memory import NAN
+from weft.workbench.calls.memory import GIB, free_bytes, is_shortage
 from weft.workbench.calls.seeds import fresh_seeds
 from weft.workbench.check.check import check
 from weft.workbench.check.oracle import Oracle
+from weft.workbench.check.output_judge import OutputJudges
 from weft.workbench.judge import gpumode, kernelbench, trace_problem
 from weft.workbench.judge.backward import name_missing_gradient
 from weft.workbench.judge.definition import NotSupported
 from weft.workbench.judge.judgement import NOT_RUN, Judgement, OwnCheck
-from weft.workbench.judge.memory import GIB, PEAK_FACTOR, Shortage, free_bytes, is_shortage
+from weft.workbench.judge.memory import PEAK_FACTOR, Shortage
 from weft.workbench.judge.problem import Problem, error_line
 from weft.workbench.judge.source_facts import GPUMODE, KERNELBENCH, TRACE, reference_facts, source_facts
 from weft.workbench.judge.suite import Pair
@@ -300,6 +302,7 @@ class _Judging:
         self.judgement, self.log, self.digest = judgement, log, digest
         self.implementation: Implementation = worker.implementations[0]
         self.passed: dict[tuple[str, str], Verdict] = {}  # by implementation and case
+        self.output_judges: dict[str, OutputJudges] = {}  # of timed outputs, by case
 
     def run(self, cases: Sequence[Case]) -> None:
         """Check the cases, then observe the kernels and time them if the candidate is correct."""
@@ -354,6 +357,10 @@ class _Judging:
                 make_caller=self.worker.make_caller,
             )
             verdicts.append(name_missing_gradient(verdict))
+            if verdict.status == PASS:  # the timing needs the same bounds
+                judges = OutputJudges(operator, case, FORWARD, device, self.problem.baseline)
+                judges.share_bounds_of(oracle)
+                self.output_judges[case.name] = judges
             del oracle  # its answers: what follows needs the memory
             release_unused_memory(UNUSED_BYTES)
             # One failure decides, and each further case costs its references in float64.
@@ -521,6 +528,7 @@ class _Judging:
                 trusted=(problem.baseline.name,),
                 baselines={problem.operator.name: problem.baseline},
                 verdicts=verdicts,
+                judges=self.output_judges,
                 without=without,
                 on_event=self.log,
             )

@@ -283,7 +283,7 @@ def free_memory(device: str) -> int:
         import torch
 
         return int(torch.cuda.mem_get_info()[0])
-    from weft.workbench.judge.memory import available_host_bytes
+    from weft.workbench.calls.memory import available_host_bytes
 
     return available_host_bytes()
 

@@ -19,7 +19,6 @@ from weft.core import Case, Implementation, Support
 from weft.core.implementation import anywhere
 from weft.core.text import printable
 from weft.workbench.calls.call import Caller, CallResult, TensorLayout
-from weft.workbench.calls.errors import SandboxDied
 from weft.workbench.calls.staging import CallSpec, TensorForm
 from weft.workbench.sandbox.process import Limits, Reply, Sandbox
 from weft.workbench.sources.source import Source
@@ -120,15 +119,14 @@ class WorkerProcess:
             self.restart()
 
     def request(self, verb: str, payload: dict[str, Any], device: str = "cpu") -> Reply:
-        """Send a request to the worker; note the end of its process, and raise it.
+        """Send a request to the worker; note the end of its process, and raise what ended it.
 
         The tensors of the reply arrive on ``device``.
         """
         try:
             return self.sandbox.request(verb, payload, device=device)
-        except SandboxDied:
-            self.is_broken = True
-            raise
+        finally:
+            self.is_broken |= self.sandbox.has_ended
 
 
 def _not_callable_here(*_: object, **__: object) -> Any:

@@ -17,18 +17,27 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
 
 from weft import machine
 from weft.backends import environment
+from weft.machine import driver
+from weft.machine.driver import DriverInfo
 
-# Modules imported before any fork. On a machine with a GPU the Weft modules are left out, because
-# they ask the driver (``weft.backends``): CUDA initialised before a fork does not work after it.
+# Modules imported before any fork. CUDA initialised before a fork does not work after it: on a machine with a
+# GPU the server is told what the driver would answer, and if a Weft module opens the GPU all the same, they
+# are left out.
 LIBRARY_MODULES = ("torch", "numpy", "triton", "triton.language", "numba", "torch._dynamo", "tqdm")
 WEFT_MODULES = (
-    *("weft.backends", "weft.workbench.check.check", "weft.ops", "numba.cuda"),
+    *("weft.backends", "weft.workbench.check.check", "weft.ops"),
     "weft.workbench.sandbox.observed_kernels",
 )
+COMPILER_MODULES = ("torch._dynamo",)
+COMPILES = re.compile(rb"compile|dynamo|inductor")
+CPU_MODULES = ("numba.cuda",)  # its simulator
 READ_AT_IMPORT = (
     # importing `environment` also sets these switches, and workers inherit them
     *environment.SWITCHES.values(),
@@ -45,12 +54,13 @@ COMMAND = (
 class ForkServer:
     """Process that forks supervisors; ``wait_until_ready`` waits for its imports."""
 
-    def __init__(self, modules: tuple[str, ...]) -> None:
+    def __init__(self, modules: tuple[str, ...], driver_info: DriverInfo | None = None) -> None:
         self.control, server_end = socket.socketpair()
         # Opened for appending: reading it moves the position, but not where the server writes.
         self.errors = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - open as long as the server
         self.cuda: bool | None = None
-        arguments = [str(server_end.fileno()), json.dumps(modules), json.dumps(search_path())]
+        info = None if driver_info is None else asdict(driver_info)
+        arguments = [str(server_end.fileno()), *map(json.dumps, (modules, info, search_path()))]
         self.process = subprocess.Popen(
             [sys.executable, "-c", COMMAND, *arguments],
             stdin=subprocess.DEVNULL,
@@ -92,6 +102,8 @@ class ForkServer:
 
 _servers: dict[tuple[object, ...], ForkServer] = {}
 _lock = threading.Lock()
+_opened_gpu: list[ForkServer] = []  # the server whose Weft modules opened the GPU
+_left_out: set[str] = set()  # modules that no candidate of this process is expected to need
 
 
 def search_path() -> list[str]:
@@ -101,13 +113,26 @@ def search_path() -> list[str]:
 
 def _server() -> ForkServer:
     """Return the server for this environment, started if necessary. The caller holds the lock."""
-    modules = LIBRARY_MODULES if machine.has_gpu() else (*LIBRARY_MODULES, *WEFT_MODULES)
+    has_gpu = machine.has_gpu()
+    further = (() if _opened_gpu else WEFT_MODULES) + (() if has_gpu else CPU_MODULES)
+    modules = tuple(m for m in (*LIBRARY_MODULES, *further) if m not in _left_out)
     # With the process id: a fork of this process has the table, but must not share the server's socket.
     key = (os.getpid(), modules, *(os.environ.get(name) for name in READ_AT_IMPORT))
     server = _servers.get(key)
     if server is None or server.process.poll() is not None:
-        server = _servers[key] = ForkServer(modules)
+        server = _servers[key] = ForkServer(modules, driver.find() if has_gpu else None)
     return server
+
+
+def leave_out_unmentioned(files: Iterable[Path]) -> None:
+    """Leave the modules of ``torch.compile`` out of later servers if none of these files mentions it.
+
+    They are a third of a server's imports. A candidate that needs them all the same imports them in its
+    own process, as every other process of the same source then does.
+    """
+    with suppress(OSError):
+        if not any(COMPILES.search(file.read_bytes()) for file in files):
+            _left_out.update(COMPILER_MODULES)
 
 
 def prepare(wait: bool = False) -> None:
@@ -124,6 +149,11 @@ def fork(fds: list[int]) -> ForkServer:
     with _lock:
         server = _server()
         server.wait_until_ready()
+        if server.cuda and machine.has_gpu() and not _opened_gpu:
+            _opened_gpu.append(server)  # by a Weft module, or by a library: then again
+            server.close()
+            server = _server()
+            server.wait_until_ready()
         # A library that opens the GPU on import would make every worker's CUDA fail, each with a message
         # of its own that does not name the cause.
         if server.cuda and machine.has_gpu():

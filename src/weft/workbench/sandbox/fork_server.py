@@ -21,19 +21,26 @@ import signal
 import socket
 import sys
 import traceback
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any, NoReturn
 
+from weft.machine import driver
+from weft.machine.driver import DriverInfo
 from weft.workbench.sandbox import process_tree, worker_main
 
 
 def main() -> None:
-    """``python -c ... FD MODULES``: import, then fork on request until the other end closes."""
+    """``python -c ... FD MODULES INFO``: import, then fork on request until the other end closes.
+
+    INFO is what the driver answers, or null where it may be asked: each worker asks it for itself.
+    """
     control = socket.socket(fileno=int(sys.argv[1]))
-    for name in json.loads(sys.argv[2]):
-        # A module that cannot be imported fails again in the worker that needs it, and is reported.
-        with suppress(ImportError, AttributeError, OSError, SyntaxError):
-            importlib.import_module(name)
+    info = json.loads(sys.argv[3])
+    with nullcontext() if info is None else driver.assume(DriverInfo(**info)):
+        for name in json.loads(sys.argv[2]):
+            # A module that cannot be imported fails again in the worker that needs it, and is reported.
+            with suppress(ImportError, AttributeError, OSError, SyntaxError):
+                importlib.import_module(name)
     ctypes.CDLL(None)  # libffi allocates its memory before the fork
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps the supervisors
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -240,6 +240,11 @@ class Sandbox:
             process_tree.continue_processes(paused)
 
     @property
+    def has_ended(self) -> bool:
+        """True if the worker answers no further request."""
+        return bool(self._death_reason)
+
+    @property
     def output(self) -> str:
         """Text that the worker printed; of a long text, its beginning and its end."""
         self._drain_output()
@@ -376,6 +381,11 @@ class Sandbox:
         # The channel closes before the process is reaped: wait for the supervisor to report how it ended.
         supervised = self._read_reports("exit_status", EXIT_SECONDS)
         if "exit_status" in self._facts:
+            failures = [n for n in self.output.splitlines() if n.startswith(protocol.FAILED)]
+            if failures:
+                self._die(
+                    f"failed outside of a call: {_one_line(failures[-1].removeprefix(protocol.FAILED))}"
+                )
             self._die(process_tree.describe_exit(self._facts["exit_status"]))
         self._die("closed its channel without an answer" if supervised else SUPERVISOR_ENDED)
 

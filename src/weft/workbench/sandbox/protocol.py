@@ -29,6 +29,7 @@ MAGIC = b"weftcell"
 MAX_HEADER_BYTES = 64 << 20
 # Requests about the reply before: its exported tensors are copied, or could not be and are to be sent.
 RELEASE, RESEND = "release", "resend"
+FAILED = "weft-worker: "  # begins the line that a worker prints when it fails outside of a request
 DTYPES = {
     name: getattr(torch, name)
     for name in (
@@ -52,8 +53,7 @@ class ProtocolError(Exception):
 
 def byte_view(dense: torch.Tensor) -> memoryview:
     """Return the bytes of a dense CPU tensor, to be read or written in place."""
-    flat = dense.as_strided((dense.numel(),), (1,))  # one element may have any stride, even 0
-    return flat.view(torch.uint8).numpy().data
+    return _bytes_of(dense).numpy().data
 
 
 def pack(
@@ -102,7 +102,9 @@ def _pieces(start: bytes, dense: list[torch.Tensor]) -> Iterator[memoryview]:
 
 
 def _bytes_of(dense: torch.Tensor) -> torch.Tensor:
-    return dense.reshape(-1).view(torch.uint8)
+    """Return the bytes of a dense tensor, on its device, to be read or written in place."""
+    flat = dense.as_strided((dense.numel(),), (1,))  # one element may have any stride, even 0
+    return flat.view(torch.uint8)
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
@@ -132,7 +134,7 @@ def read_message(limit: int | None = None, device: str = "cpu") -> MessageReader
 
     The tensors are on ``device``. Raises ProtocolError if the bytes are not a message, and
     :class:`~weft.workbench.sandbox.device_memory.NotShared`, at the message's end, if a tensor that stayed in
-    the sender's memory cannot be copied.
+    the sender's memory cannot be copied, and ``torch.OutOfMemoryError`` if the tensors do not fit on a GPU.
     """
     # Fixed size first, then lengths that were checked: a sender cannot make the reader allocate at will.
     prefix = bytearray(PREFIX.size)
@@ -189,6 +191,8 @@ def _allocate(described: Any, limit: int | None, device: str) -> list[torch.Tens
             tensors.append(
                 _on_host(shape, dtype) if on_host else torch.empty(shape, dtype=dtype, device=device)
             )
+        except torch.OutOfMemoryError:
+            raise  # of a GPU that others use too: the sizes may be honest
         except RuntimeError as error:  # more memory than there is, or strides that overflow
             raise ProtocolError("its tensors do not fit in memory") from error
     return tensors

@@ -33,6 +33,7 @@ from weft.workbench.timing.composed_candidate import ComposedCandidate
 from weft.workbench.timing.plan import (
     COLD,
     MAX_BUSY_FACTOR,
+    SINGLE_CALL_BYTES,
     Candidate,
     ContentSource,
     Estimate,
@@ -127,7 +128,7 @@ class RemoteTimingBackend:
         without: Collection[str] = (),
         trusted: bool = False,
     ) -> None:
-        self.sandbox, self.device = sandbox, device
+        self.sandbox, self.device, self.trusted = sandbox, device, trusted
         self.without = frozenset(without)
         payload = dict(point) | {"without": sorted(without), "trusted": trusted}
         backend = sandbox.request("timing.create", payload).payload
@@ -138,6 +139,7 @@ class RemoteTimingBackend:
         self.cpu_limits = int(cores), int(spin_ns)
         # Known by the estimate: bytes of one call, its tensors, and those that change between calls.
         self.call_bytes = 0
+        self.rests = False  # frees all memory but the inputs' after each sample
         self.all_positions: list[int] = []
         self.changing_positions: list[int] = []
         self.flags: set[str] = set()
@@ -173,7 +175,11 @@ class RemoteTimingBackend:
         self.request("allocate", count=1)
         self.write({0: ContentSource(buffers.seed)}, lambda _: buffers, self.all_positions)
         estimate = self.request("estimate").payload
-        return Estimate(us=float(estimate["us"]), output_bytes=int(estimate["output_bytes"]))
+        output_bytes = int(estimate["output_bytes"])
+        # The reference of a large problem on a GPU, where its candidate and the judge need the memory.
+        is_large = self.call_bytes + output_bytes > SINGLE_CALL_BYTES
+        self.rests = self.trusted and self.device == "cuda" and is_large
+        return Estimate(us=float(estimate["us"]), output_bytes=output_bytes)
 
     def prepare(
         self,
@@ -336,6 +342,8 @@ class RemoteTimedCandidate(ComposedCandidate):
         start, scheduled = _now(), scheduled_seconds(self.pid)
         us = super().sample()
         self._count_sleep((_now() - start) / 1e9, scheduled)
+        if self.backend.rests:
+            self.backend.request("rest")
         return us
 
     def _count_sleep(self, seconds: float, before: float | None) -> None:

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from weft import machine
 from weft.workbench.sandbox import process_tree, protocol
 
 Handler = Callable[[dict[str, Any], list[torch.Tensor]], tuple[dict[str, Any], Sequence[Any]]]
@@ -32,8 +33,9 @@ def run(request: dict[str, Any], channel: socket.socket, output: int) -> NoRetur
         isolate(request, output)
         protocol.send(channel, protocol.pack({"isolated": True}, ()))
         code = serve(channel, request)
-    except BaseException:  # noqa: BLE001 - it goes to the worker's output, which the parent shows
+    except BaseException as error:  # noqa: BLE001 - it goes to the worker's output, which the parent shows
         traceback.print_exc()
+        print(f"\n{protocol.FAILED}{' '.join(error_line(error).split())}", file=sys.stderr)
     finally:
         flush_output()
         os._exit(code)  # not sys.exit: the fork server's atexit handlers must not run here
@@ -103,6 +105,7 @@ def serve(channel: socket.socket, request: dict[str, Any]) -> int:
 
 def import_handlers(request: dict[str, Any]) -> Mapping[str, Handler]:
     """Return the handlers of the request's entry, a function named ``module:function``."""
+    machine.has_gpu()  # asks the driver, before any of the candidate's code is here
     fraction = request["device_fraction"]
     if fraction is not None and torch.cuda.is_available():
         torch.cuda.set_per_process_memory_fraction(fraction)

@@ -88,7 +88,7 @@ class TimingHandlers:
     def handlers(self) -> dict[str, Handler]:
         calling = (_estimate, _prepare, _run)
         others = (
-            *(_memory, _allocate, _load, _generate, _poison, _evict, _wait, _clock),
+            *(_memory, _allocate, _load, _generate, _poison, _rest, _evict, _wait, _clock),
             *(_pick, _ranges, _shared_memory, _unwritten, _hold, _store_digests, _has_changed),
         )
         on_a_timing: dict[str, Handler] = {
@@ -243,6 +243,12 @@ def _poison(timing: WorkerTiming, payload: Payload) -> Result:
     return {}, ()
 
 
+def _rest(timing: WorkerTiming, payload: Payload) -> Result:
+    timing.steps.rest()
+    release_unused_memory(UNUSED_BYTES)
+    return {}, ()
+
+
 def _evict(timing: WorkerTiming, payload: Payload) -> Result:
     timing.steps.evict()
     return {}, ()
@@ -286,6 +292,7 @@ def _ranges(timing: WorkerTiming, payload: Payload) -> Result:
 
 
 def _pick(timing: WorkerTiming, payload: Payload) -> Result:
+    release_unused_memory(UNUSED_BYTES)  # of the calls' temporaries: the parent process needs it for its copy
     picked = timing.steps.pick(payload["indexes"])
     # The picked outputs leave the process; the others stay, so that a recheck of large outputs is cheap.
     groups = [tensors_of(picked[i]) for i in payload["indexes"]]

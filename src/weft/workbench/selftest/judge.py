@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import torch
+
 from weft import backends
 from weft.core import FORWARD, Case, Ceilings, Implementation, Operator, Record, registry
 from weft.core.record import FAIL, PASS, UNSUPPORTED
@@ -21,6 +23,7 @@ from weft.workbench.bench import free_memory, run
 from weft.workbench.calls.call import CallerFactory, make_local_caller
 from weft.workbench.calls.case_kinds import KINDS, kinds
 from weft.workbench.calls.errors import SandboxDied, WorkerError
+from weft.workbench.calls.memory import GIB, MemoryBudget, check_bytes, free_bytes, is_shortage
 from weft.workbench.calls.seeds import fresh_seeds
 from weft.workbench.check.check import ACROSS, check
 from weft.workbench.check.oracle import Oracle
@@ -41,6 +44,9 @@ KILLED, SURVIVED, NOT_RUN = "killed", "survived", "not run"
 INCONCLUSIVE = "inconclusive"
 TIME_CHECKS = {"fresh", "clocks", "floor"}  # checks that compare times
 BUSY = "timing could not be trusted"
+# Memory of a GPU: expected bytes of a check from which it waits for its share, the share of what is free at
+# the start that all checks may take together, and what each job takes besides (contexts, small cases).
+LARGE_BYTES, MEMORY_SHARE, JOB_BYTES = 1 << 30, 0.9, 3 << 29
 # Output that a judge would accept if it read verdicts from the candidate's output.
 FORGED_VERDICTS = ('"correct": true', '"status": "pass"')
 # Without ceilings: the floor shows whether a time is possible, not whether it was measured honestly.
@@ -68,7 +74,10 @@ TIMED_CASES = {
 
 @dataclass(frozen=True, kw_only=True)
 class MutantResult:
-    """Result of judging one mutant: ``check`` is the check that killed it, ``reason`` its message."""
+    """Result of judging one mutant: ``check`` is the check that killed it, ``reason`` its message.
+
+    A mutant with a ``shortage`` was not judged at all cases; it is judged again when no other job runs.
+    """
 
     id: str
     status: str = SURVIVED
@@ -76,6 +85,7 @@ class MutantResult:
     reason: str = ""
     case: str = ""
     seconds: float = 0.0
+    shortage: str = ""  # memory that was missing at a case, on a GPU
 
     def killed(self, check_name: str, reason: str, case: str = "") -> MutantResult:
         return replace(self, status=KILLED, check=check_name, reason=reason, case=case)
@@ -113,13 +123,17 @@ class SelftestSettings:
     device: str
     without: frozenset[str]
     oracles: OracleCache
-    huge_case_lock: threading.Lock = field(default_factory=threading.Lock)
+    memory: MemoryBudget = field(default_factory=MemoryBudget)
     problem_lock: threading.Lock = field(default_factory=threading.Lock)
 
     @staticmethod
-    def create(device: str, without: Collection[str] = ()) -> SelftestSettings:
+    def create(device: str, without: Collection[str] = (), jobs: int = 1) -> SelftestSettings:
+        """Return the settings of a selftest of ``jobs`` mutants at once, which share the free memory."""
         oracles = OracleCache(device, 1 if "seeds" in without else N_SEEDS)
-        return SelftestSettings(device=device, without=frozenset(without), oracles=oracles)
+        memory = MemoryBudget()
+        if device != "cpu":
+            memory = MemoryBudget(int(MEMORY_SHARE * free_bytes(device)) - jobs * JOB_BYTES)
+        return SelftestSettings(device=device, without=frozenset(without), oracles=oracles, memory=memory)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +213,18 @@ def run_step(name: str, subject: Subject, settings: SelftestSettings) -> MutantR
         result = STEPS[name](subject, settings, result)
     except (SandboxDied, WorkerError) as error:
         result = result.killed("channel", str(error))
+        if settings.device != "cpu" and is_shortage(str(error)):
+            result = _short_of_memory(result.id, settings, str(error))
+    except torch.OutOfMemoryError as error:  # of the reference or the baseline, in this process
+        result = _short_of_memory(result.id, settings, str(error))
     return replace(result, seconds=time.monotonic() - start)
+
+
+def _short_of_memory(mutant_id: str, settings: SelftestSettings, message: str) -> MutantResult:
+    free_memory(settings.device)
+    free = free_bytes(settings.device) / GIB
+    shortage = f"out of memory: {free:.3g} GiB free; run with fewer --jobs; {' '.join(message.split())[:200]}"
+    return MutantResult(id=mutant_id, status=NOT_RUN, reason=shortage, shortage=shortage)
 
 
 def _check_step(subject: Subject, settings: SelftestSettings, result: MutantResult) -> MutantResult:
@@ -217,7 +242,7 @@ def _check_all_cases(
     worker: WorkerProcess | None = None,
 ) -> MutantResult:
     """Check all cases in both directions until one fails; give a reason if none could be checked."""
-    operator, reasons, n_passed = subject.operator, [], 0
+    operator, reasons, n_passed, shortage = subject.operator, [], 0, ""
     for case in cases_of(subject, settings.device, settings.without):
         for direction in operator.directions:
             if direction != FORWARD and "backward" in settings.without:
@@ -227,7 +252,7 @@ def _check_all_cases(
                 reasons.append(support.reason)
                 continue
             point = (operator, implementation, case, direction, settings.device)
-            with _memory_for(settings, "huge" in kinds(case, operator)):
+            with _memory_for(settings, operator, case, direction):
                 # C15 searches its callers' variables for `oracle`: keep this name.
                 oracle = settings.oracles.get(operator, case, direction, subject.baseline)
                 verdict = check(*point, oracle=oracle, without=settings.without, make_caller=make_caller)
@@ -235,6 +260,8 @@ def _check_all_cases(
                 del oracle
             if verdict.status == UNSUPPORTED:
                 reasons.append(verdict.reason)
+                if is_shortage(verdict.reason):
+                    shortage = shortage or f"{verdict.reason} ({case.name} {direction})"
             elif verdict.status == FAIL:
                 rule = next((f.check for f in verdict.findings if f.status == FAIL), "oracle")
                 if rule == "channel" and "channel" in settings.without and worker is not None:
@@ -243,19 +270,22 @@ def _check_all_cases(
                     return result if believed else result.killed(rule, verdict.reason)
                 return result.killed(rule, verdict.reason, f"{case.name} {direction}")
             n_passed += verdict.status == PASS
+    # The case that was not judged may be the one that kills a mutant.
+    if shortage and not (n_passed and subject.mutant.honest):
+        return replace(result, status=NOT_RUN, reason=shortage, shortage=shortage)
     if not n_passed:
         return replace(result, status=NOT_RUN, reason=reasons[0] if reasons else "no case is left")
-    return result
+    return replace(result, shortage=shortage)
 
 
 @contextmanager
-def _memory_for(settings: SelftestSettings, huge: bool) -> Iterator[None]:
-    """Run one huge case at a time, and free its memory afterwards."""
-    if not huge:
+def _memory_for(settings: SelftestSettings, operator: Operator, case: Case, direction: str) -> Iterator[None]:
+    """Wait until the memory of a large case is free of other jobs' cases; free it afterwards."""
+    nbytes = check_bytes(operator, case, direction)
+    if settings.device == "cpu" or nbytes < LARGE_BYTES:
         yield
         return
-    # Several jobs at once would each hold outputs and float64 answers of more than 2^31 elements.
-    with settings.huge_case_lock:
+    with settings.memory.reserve(nbytes):
         yield
         free_memory(settings.device)
 

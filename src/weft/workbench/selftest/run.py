@@ -40,6 +40,7 @@ from weft.workbench.selftest.judge import (
 from weft.workbench.selftest.mutants.cheats_process import SHARED
 from weft.workbench.selftest.mutants.mutant import Mutant
 from weft.workbench.selftest.problems import judge_problem
+from weft.workbench.selftest.remaining import RemainingTime
 from weft.workbench.timing.plan import CHECKS
 
 # Parts of judging that can be left out, besides the rules of the check and the timing's checks.
@@ -55,8 +56,6 @@ JUDGE_PARTS = {
 }
 OnDone = Callable[[MutantResult, int, int], None]
 END_PERIOD = 0.2  # seconds between two requests to end the workers of an interrupted run
-# Expected seconds of a mutant on two cores: check alone, and all steps with the timing.
-CHECK_SECONDS, ALL_SECONDS = 2.0, 4.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,16 +168,11 @@ def steps_of(mutant: Mutant) -> tuple[str, ...]:
     return ("kernels", "clock", "check")
 
 
-def expected_seconds(planted: Iterable[Mutant], device: str, jobs: int = 2) -> list[float]:
-    """Return the expected seconds of each mutant, 0 for one that cannot run here."""
-    return [
-        0.0
-        if why_not_run(mutant, device)
-        else CHECK_SECONDS / jobs
-        if steps_of(mutant) == ("check",)
-        else ALL_SECONDS
-        for mutant in planted
-    ]
+def remaining_time(planted: Iterable[Mutant], device: str, jobs: int = 2) -> RemainingTime:
+    """Return the estimate of the seconds that :func:`run` will take, to which it adds what it measures."""
+    remaining = RemainingTime(jobs=jobs)
+    remaining.plan((m, steps_of(m)) for m in planted if not why_not_run(m, device))
+    return remaining
 
 
 def run(
@@ -188,11 +182,13 @@ def run(
     without: Collection[str] = (),
     jobs: int = 2,
     on_done: OnDone | None = None,
+    remaining: RemainingTime | None = None,
 ) -> Summary:
     """Judge mutants on ``device``; ``without`` leaves out checks or kinds of cases.
 
     ``jobs`` mutants are judged in parallel, except while timing. ``on_done`` receives each result
-    with the number of results so far and of mutants. An interrupt ends the worker processes.
+    with the number of results so far and of mutants, ``remaining`` the seconds of each step. An
+    interrupt ends the worker processes.
     Raises :class:`WeftError` for a name in ``without`` that is not in :func:`can_be_left_out`.
     """
     for name in without:
@@ -200,11 +196,12 @@ def run(
             raise unknown_name("check", name, list(can_be_left_out()))
     if jobs < 1:
         raise WeftError("--jobs", expected="at least 1", got=jobs)
-    selftest = _SelftestRun(SelftestSettings.create(device, without), jobs, len(planted), on_done)
+    selftest = _SelftestRun(SelftestSettings.create(device, without, jobs), jobs, len(planted), on_done)
+    selftest.remaining = remaining or selftest.remaining
     with _shared_folder():
         waiting = list(selftest.runnable(planted))
         if "process" in without:
-            selftest.run_parallel(waiting, judge_in_one_process)
+            selftest.run_parallel(waiting, selftest.judge_in_one_process)
         else:
             selftest.run_all_steps(waiting)
     return Summary(results=tuple(selftest.results[m.id] for m in planted), planted=tuple(planted))
@@ -217,6 +214,7 @@ class _SelftestRun:
         self.settings, self.jobs, self.total, self.on_done = settings, jobs, total, on_done
         self.results: dict[str, MutantResult] = {}
         self.inconclusive: dict[str, MutantResult] = {}
+        self.remaining = RemainingTime()
 
     def runnable(self, planted: Iterable[Mutant]) -> Iterator[Mutant]:
         """Yield the mutants that can run here; store a result with the reason for the others."""
@@ -238,10 +236,20 @@ class _SelftestRun:
         self.run_parallel(others, partial(self._step, "check"))
 
     def _step(self, name: str, mutant: Mutant, settings: SelftestSettings) -> MutantResult:
+        if mutant.problem is not None and name not in steps_of(mutant):
+            return MutantResult(id=mutant.id)
         if mutant.problem is not None:
-            in_this_step = name in steps_of(mutant)
-            return judge_problem(mutant, settings) if in_this_step else MutantResult(id=mutant.id)
-        return run_step(name, Subject.of(mutant), settings)
+            result = judge_problem(mutant, settings)
+        else:
+            result = run_step(name, Subject.of(mutant), settings)
+        self.remaining.finish(name, mutant, result.seconds)
+        return result
+
+    def judge_in_one_process(self, mutant: Mutant, settings: SelftestSettings) -> MutantResult:
+        result = judge_in_one_process(mutant, settings)
+        for step in steps_of(mutant):
+            self.remaining.finish(step, mutant, result.seconds)
+        return result
 
     def _is_killed_by_clock(self, mutant: Mutant) -> bool:
         """Time the mutant alone on the machine; return True if that kills it."""
@@ -260,14 +268,17 @@ class _SelftestRun:
         is_last: bool = True,
     ) -> list[Mutant]:
         """Judge several mutants at once; return the survivors of a step that is not their last."""
-        survivors = []
+        survivors: list[Mutant] = []
+        again: list[Mutant] = []  # short of memory beside other jobs
         # Threads are enough: the work is done in worker processes.
         with ThreadPoolExecutor(self.jobs, thread_name_prefix="selftest") as pool:
             futures = {pool.submit(judge, m, self.settings): m for m in waiting}
             try:
                 for future in as_completed(futures):
                     result = future.result()
-                    if result.status == KILLED or is_last:
+                    if result.shortage and self.jobs > 1:
+                        again.append(futures[future])
+                    elif result.status == KILLED or is_last:
                         self._store(result)
                     else:
                         survivors.append(futures[future])
@@ -278,6 +289,12 @@ class _SelftestRun:
                     end_workers()
                     wait(running, timeout=END_PERIOD)
                 raise
+        for mutant in again:
+            result = judge(mutant, self.settings)
+            if result.status == KILLED or is_last:
+                self._store(result)
+            else:
+                survivors.append(mutant)
         # In the order of the catalogue; `survivors` has the order in which the judgements ended.
         return [m for m in waiting if m in survivors]
 

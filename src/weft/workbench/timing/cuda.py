@@ -224,20 +224,40 @@ class CudaRunner:
         self._scheduled = schedule(self._closures, range(self.calls))
         self._replay_warm: Callable[[], object] | None = None
         self._lead: Callable[[], object] = partial(call_once, self._closures[-1])
-        self._last_mode = COLD
+        self._last_mode, self._rests = COLD, False
         try:
-            self._graph, self._captured = capture(self._closures, keep=True)
-            # A replay returns no new objects: these are the outputs of all samples.
-            self._inspect(self._captured)
-            if not plan.flush:  # a flush takes the lead's place
-                # The same memory pool: of what the calls freed in it, the lead uses what it can.
-                lead, _ = capture(self._closures[-1:], keep=False, pool=self._graph.pool())
-                self._lead = lead.replay
+            self._capture()
         except torch.OutOfMemoryError:
             raise  # timing call by call would need the same memory
         except Exception as error:  # noqa: BLE001 - libraries raise types of their own
             self._graph, self._captured = None, []
             self._flag_failed_capture(error)
+
+    def _capture(self) -> None:
+        """Capture the calls, and the lead where no flush takes its place."""
+        self._graph, self._captured = capture(self._closures, keep=True)
+        # A replay returns no new objects: these are the outputs of all samples.
+        self._inspect(self._captured)
+        if not self.plan.flush:
+            # The same memory pool: of what the calls freed in it, the lead uses what it can.
+            lead, _ = capture(self._closures[-1:], keep=False, pool=self._graph.pool())
+            self._lead = lead.replay
+
+    def rest(self) -> None:
+        """Drop the graph and all outputs until the next run, whose memory others need meanwhile."""
+        if self._graph is None:
+            return
+        self._rests = True
+        self._graph, self._captured, self._replay_warm = None, [], None
+        self._lead = partial(call_once, self._closures[-1])
+        self._made = [None] * (self.calls + 1)
+
+    def _wake(self) -> None:
+        """Capture the calls again after a rest; the first replay of a graph is no sample."""
+        self._rests = False
+        self._capture()
+        assert self._graph is not None
+        self._graph.replay()
 
     def _flag_failed_capture(self, error: Exception) -> None:
         """Time call by call without a graph; work left on a side stream is suspect."""
@@ -279,6 +299,8 @@ class CudaRunner:
         self._last_mode = mode
         if mode == PLAIN:
             return self._run_plainly(indexes)
+        if self._rests:
+            self._wake()
         if self._graph is not None and mode == COLD:
             self.drop_spare_outputs()
         body = self._warm_body() if len(set(indexes)) < len(indexes) else self._body
@@ -307,6 +329,8 @@ class CudaRunner:
         before: Callable[[], object] = partial(call_once, self._closures[0])
         if mode == COLD:
             before = self.backend.flush if self.plan.flush else self._lead
+        elif self._graph is not None and self.calls == 1:
+            before = self._graph.replay  # a call outside of the graph would need as much memory again
         us = self.backend.timed(before, body, self.spin)
         if us < 0:
             self.spin *= 2  # the host was slow this time; the longer spin is kept for later samples
@@ -324,7 +348,9 @@ class CudaRunner:
     def _warm_body(self) -> Callable[[], object]:
         """Return what makes as many calls as a sample, all on the first buffer."""
         if self._replay_warm is None:
-            if self._graph is not None:
+            if self._graph is not None and self.calls == 1:
+                self._replay_warm = self._graph.replay
+            elif self._graph is not None:
                 graph, _ = capture([self._closures[0]] * self.calls, keep=False, pool=self._graph.pool())
                 self._replay_warm = graph.replay
             else:

@@ -103,6 +103,9 @@ class LocalSteps:
         self.poison()
         self.runner.drop_spare_outputs()
 
+    def rest(self) -> None:
+        self.runner.rest()
+
     def evict(self) -> None:
         self.runner.evict()
 

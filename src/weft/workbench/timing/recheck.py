@@ -12,9 +12,17 @@ import random
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Protocol, runtime_checkable
 
-from weft.workbench.calls.buffers import InputBuffers, MakeBuffers, Outputs, tensors_of, values_equal
+from weft.workbench.calls.buffers import (
+    InputBuffers,
+    MakeBuffers,
+    Outputs,
+    release_unused_memory,
+    tensors_of,
+    values_equal,
+)
 from weft.workbench.calls.guarded_memory import digest
 from weft.workbench.timing.altered_inputs import altered, choose
 from weft.workbench.timing.plan import IntegrityError, TimedCandidate, TimedOutputs
@@ -24,11 +32,44 @@ MakeJudge = Callable[[InputBuffers], Judge]
 
 
 @runtime_checkable
-class PartialJudge(Protocol):
-    """Judge of a large problem, which can compare a random share of the rows alone."""
+class LargeJudge(Protocol):
+    """Judge of a large problem's outputs, which computes the answers when it is asked.
 
+    ``of_share`` returns one that compares a random share of the rows, where answers are computed by rows.
+    Where they are not, ``prepare`` computes them: there is no room for an output meanwhile.
+    """
+
+    @property
+    def by_rows(self) -> bool: ...
     def __call__(self, outputs: Outputs) -> str | None: ...
-    def of_share(self, share: float) -> Judge: ...
+    def of_share(self, share: float) -> LargeJudge: ...
+    def prepare(self) -> None: ...
+
+
+class FetchedOutput:
+    """Output of a timed call as it came from its process; a large one has ``digests`` and can come again.
+
+    ``fetch`` returns it, until the next call is made.
+    """
+
+    def __init__(self, fetch: Callable[[], Outputs]) -> None:
+        self.fetch = fetch
+        self.output: Outputs | None = fetch()
+        self.digests = large_digest(self.output)
+
+    def judge(self, judge: Judge) -> str | None:
+        """Return why the output is wrong, or None; a large one is dropped."""
+        output, is_large = self.output, self.digests is not None
+        if is_large:
+            self.output = None
+        if is_large and isinstance(judge, LargeJudge) and not judge.by_rows:
+            output = None
+            judge.prepare()
+            output = self.fetch()
+            if large_digest(output) != self.digests:
+                return "the output changed while no call was made"
+        assert output is not None, "a large output is judged once"
+        return judge(output)
 
 
 @runtime_checkable
@@ -39,6 +80,7 @@ class BoundsSharer(Protocol):
 
 
 COMPARED_CALLS = 12  # more than ten, so that a skip on every tenth call is among them
+UNUSED_BYTES = 1 << 30  # of GPU memory that the allocator may keep when outputs were judged
 MAX_KEPT_BYTES = 1 << 26  # of an output, above which a digest stands for it
 MAX_CACHED_BYTES = 1 << 26  # of contents, above which answers are computed again when they are needed
 SEED_COUNT = 2  # sets of contents that the buffers alternate between
@@ -132,6 +174,7 @@ class Recheck:
             alteration = self.alteration_seed if self.alters else None
             for outputs in candidate.rerun(self.content_seeds, self.round_number, alteration):
                 reason = self._verify(outputs, candidate.is_local)
+                release_unused_memory(UNUSED_BYTES)  # the candidate's process needs it for what follows
                 if reason is not None:
                     return reason
         except IntegrityError as error:
@@ -142,22 +185,29 @@ class Recheck:
         """Return why one of these outputs is wrong, or None."""
         right_outputs: dict[Hashable, Outputs] = {}  # of this run: later ones may be in the same memory
         count = len(outputs)
-        for i, output in outputs.pick(self.compared_calls(count, is_local)).items():
+        picked = dict(outputs.pick(self.compared_calls(count, is_local)))
+        for i in sorted(picked):
             key = self._key(i)
+            fetched = FetchedOutput(partial(take_or_pick, picked, outputs, i))
+            output = fetched.output if fetched.digests is None else None  # a large one is not held here
             # The judge computes in float64; equality with an output already judged costs far less.
-            if key in right_outputs and values_equal(right_outputs[key], output):
+            if output is not None and key in right_outputs and values_equal(right_outputs[key], output):
                 continue
-            digests = large_digest(output)
-            if digests is not None and digests in self.right_digests.get(key, ()):
+            if fetched.digests is not None and fetched.digests in self.right_digests.get(key, ()):
                 continue
-            reason = self._judge(i)(output)
+            reason = fetched.judge(self._judge(i))
             if reason is not None:
                 return f"{outputs.label} call {i + 1} of {count} is wrong: {reason}"
-            if digests is not None:  # it is not kept: gigabytes, until the next one
-                self.right_digests.setdefault(key, set()).add(digests)
-            elif not self.backward:
+            if fetched.digests is not None:  # it is not kept: gigabytes, until the next one
+                self.right_digests.setdefault(key, set()).add(fetched.digests)
+            elif output is not None and not self.backward:
                 right_outputs[key] = output
         return None
+
+
+def take_or_pick(picked: dict[int, Outputs], outputs: TimedOutputs, index: int) -> Outputs:
+    """Return a picked output, of which ``picked`` then holds none, or pick it again."""
+    return picked.pop(index) if index in picked else outputs.pick([index])[index]
 
 
 def share_bounds(make_judge: MakeJudge | None, buffers: InputBuffers) -> None:

@@ -11,17 +11,23 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from weft.workbench.calls.buffers import (
     InputBuffers,
     MakeBuffers,
     Outputs,
     release_unused_memory,
-    tensors_of,
     values_equal,
 )
 from weft.workbench.timing.plan import ContentSource, TimedCandidate
-from weft.workbench.timing.recheck import MAX_KEPT_BYTES, MakeJudge, PartialJudge, large_digest
+from weft.workbench.timing.recheck import (
+    UNUSED_BYTES,
+    FetchedOutput,
+    LargeJudge,
+    MakeJudge,
+    take_or_pick,
+)
 from weft.workbench.timing.unseen_inputs import wrong_on_unseen
 
 _now = time.perf_counter_ns
@@ -38,7 +44,6 @@ MAX_KEPT = 16  # different outputs of one buffer that are judged; a deterministi
 # Of the rows of a large output, compared at random; a candidate's first is compared as a whole. Such an
 # output is judged at once, and only its digest is kept.
 LARGE_SHARE = 0.125
-UNUSED_BYTES = 1 << 30  # of GPU memory that the allocator may keep when outputs were judged
 JUDGE_NS = 2_000_000_000  # once judging has taken this, contents that only later samples had are left out
 
 
@@ -105,9 +110,9 @@ class SampledOutputs:
         # The plan is final once the warm-up is over: the buffers stay the same from here on.
         count = min(JUDGED_BUFFERS, candidate.calls)
         self.indexes = self.indexes or self.random.sample(range(candidate.calls), count)
-        for index, output in self._pick(candidate, self.indexes).items():
+        for index, fetched in self._pick(candidate, self.indexes).items():
             source = candidate.sources[index]
-            self._keep(Pick(index=index, source=source, output=output, number=self.n_samples))
+            self._keep(fetched, Pick(index=index, source=source, output=None, number=self.n_samples))
         self.n_picked += 1
         self.spent_ns += _now() - start
 
@@ -122,29 +127,32 @@ class SampledOutputs:
         # Buffers that the audit left alone are judged too, one of them for each audit.
         rest = [self.random.randrange(calls, candidate.calls)] if calls < candidate.calls else []
         self.indexes = [index, *rest]
-        for output in self._pick(candidate, [index]).values():
+        for fetched in self._pick(candidate, [index]).values():
             source = candidate.sources[index]
-            self._keep(Pick(index=index, source=source, output=output, audit_us=us, calls=calls))
+            self._keep(fetched, Pick(index=index, source=source, output=None, audit_us=us, calls=calls))
 
-    def _pick(self, candidate: TimedCandidate, indexes: Sequence[int]) -> Mapping[int, Outputs]:
+    def _pick(self, candidate: TimedCandidate, indexes: Sequence[int]) -> Mapping[int, FetchedOutput]:
         """Return outputs of the last calls; none of a candidate whose outputs may not be read."""
         looks = self.memory and self.n_looks < MAX_LOOKS
         if looks and self.refusal == "" and (not self.n_looks or self.random.random() < LOOK_PROBABILITY):
             self.n_looks += 1
             if why := candidate.lazy_memory(indexes):
                 self.refusal = f"outputs: a timed call {why}"
-        return {} if self.refusal else candidate.sampled_outputs().pick(indexes)
+        if self.refusal:
+            return {}
+        outputs = candidate.sampled_outputs()
+        picked = dict(outputs.pick(indexes))
+        return {i: FetchedOutput(partial(take_or_pick, picked, outputs, i)) for i in indexes}
 
-    def _keep(self, pick: Pick) -> None:
+    def _keep(self, fetched: FetchedOutput, pick: Pick) -> None:
         same = [p for p in self.picks if p.index == pick.index and p.source == pick.source]
-        assert pick.output is not None
-        if any(_is_equal(p, pick.output) for p in same):
+        if any(_is_equal(p, fetched) for p in same):
             return
-        if _nbytes(pick.output) > MAX_KEPT_BYTES:
-            digests = large_digest(pick.output)
-            assert digests is not None
-            self._judge([pick])
-            pick = replace(pick, output=None, digests=digests)
+        if fetched.digests is not None:
+            pick = replace(pick, digests=fetched.digests)
+            self._judge([(pick, fetched)])
+        else:
+            pick = replace(pick, output=fetched.output)
         if len(same) >= MAX_KEPT:  # nondeterministic: any of the others makes room
             self.picks.remove(self.random.choice(same))
         self.picks.append(pick)
@@ -169,20 +177,20 @@ class SampledOutputs:
         for number, key in enumerate(dict.fromkeys([*first, *others])):
             if self.refusal or (number >= len(first) and _now() - start > JUDGE_NS):
                 break
-            self._judge([p for p in groups[key] if p.output is not None])
+            self._judge([(p, _stored(p.output)) for p in groups[key] if p.output is not None])
         return self.refusal
 
-    def _judge(self, picks: Sequence[Pick]) -> None:
+    def _judge(self, picks: Sequence[tuple[Pick, FetchedOutput]]) -> None:
         """Judge outputs of one buffer at one set of contents."""
         if self.refusal or not picks or self.make_judge is None:
             return
-        judge = self.make_judge(self._buffers(picks[0]))
-        if isinstance(judge, PartialJudge):
+        judge = self.make_judge(self._buffers(picks[0][0]))
+        if isinstance(judge, LargeJudge):
             if self.has_judged_whole:
                 judge = judge.of_share(LARGE_SHARE)
             self.has_judged_whole = True
-        for pick in picks:
-            if pick.output is not None and (reason := judge(pick.output)) is not None:
+        for pick, fetched in picks:
+            if (reason := fetched.judge(judge)) is not None:
                 self.refusal = pick.why(reason)
                 break
         del judge
@@ -196,14 +204,14 @@ class SampledOutputs:
         return buffers
 
 
-def _nbytes(output: Outputs) -> int:
-    return sum(t.nbytes for t in tensors_of(output))
+def _stored(output: Outputs) -> FetchedOutput:
+    return FetchedOutput(lambda: output)
 
 
-def _is_equal(pick: Pick, output: Outputs) -> bool:
-    if pick.output is None:
-        return pick.digests == large_digest(output)
+def _is_equal(pick: Pick, fetched: FetchedOutput) -> bool:
+    if pick.output is None or fetched.output is None:
+        return pick.digests == fetched.digests
     try:
-        return values_equal(pick.output, output)
+        return values_equal(pick.output, fetched.output)
     except (RuntimeError, ValueError):  # other shapes or another number of outputs
         return False

@@ -45,7 +45,7 @@ from weft.workbench.timing.recheck import (
     share_bounds,
 )
 from weft.workbench.timing.sampled_outputs import SampledOutputs
-from weft.workbench.timing.stats import Summary, drift, is_steady, summarise
+from weft.workbench.timing.stats import Summary, drift, is_decided, is_steady, summarise
 from weft.workbench.timing.sustained import Block, blocks_in_turn, is_power_bound, summarise_blocks
 from weft.workbench.timing.threads import WORKED, ThreadMonitor
 from weft.workbench.timing.unseen_inputs import PAUSE_SECONDS, AuditResult, SampleAudits, UnseenInputs
@@ -189,8 +189,7 @@ class CandidateState:
         """Measure the warm and host times, and compare the clocks."""
         self.warm = float(np.median([self.timed.sample_warm() for _ in range(samples)]))
         self.host = float(np.median([self.timed.sample_host() for _ in range(samples)]))
-        if not self.candidate.trusted:
-            self.timed.flags.update(self.timed.cross_check(self.cold, self.busy(device)))
+        self.timed.flags.update(self.timed.cross_check(self.cold, self.busy(device)))
 
     def add_block(self, run: Callable[[], Block]) -> None:
         self.blocks.append(run())
@@ -328,7 +327,7 @@ class TimingSession:
 
     def _seed(self, index: int) -> int:
         """Return the session's seed at this index, or an unpredictable one."""
-        # A seed that an external candidate could predict would let it prepare the outputs in advance.
+        # With a seed that it could predict an external candidate could prepare the outputs in advance.
         return secrets.randbelow(1 << 31) if self.seed is None else self.seed + index
 
     def _next_audit_seed(self) -> int:
@@ -336,14 +335,12 @@ class TimingSession:
         return self._seed(self._audit_seed)
 
     def _extend_seeds(self, count: int) -> None:
-        while len(self.seeds) < count:
-            self.seeds.append(self._seed(len(self.seeds)))
+        self.seeds += [self._seed(index) for index in range(len(self.seeds), count)]
 
     def _local_buffers(self, count: int) -> list[InputBuffers]:
         """Return the first ``count`` buffers, allocating those that are missing."""
         self._extend_seeds(count)
-        while len(self.buffers) < count:
-            seed = self.seeds[len(self.buffers)]
+        for seed in self.seeds[len(self.buffers) : count]:
             self.buffers.append(replace(self.make_buffers(seed), seed=seed))
         return self.buffers[:count]
 
@@ -501,15 +498,18 @@ class TimingSession:
             for index in self.rng.permutation(len(turns)):
                 state, repeated = turns[index]
                 self._try(state.candidate.name, partial(state.sample, readings, repeated))
+            due = number % CONVERGENCE_ROUNDS == CONVERGENCE_ROUNDS - 1
             for state in active:
                 enough = len(state.clean) >= self.budget.min_samples
-                due = number % CONVERGENCE_ROUNDS == CONVERGENCE_ROUNDS - 1
                 state.done = enough and due and summarise(state.clean).width < self.budget.target_width
             for state in active:  # it goes on beside the others: each of their samples has one of its own
                 state.done &= not state.candidate.trusted or all(s.done for s in self.doubted)
             if on_round is not None:
-                timed = (s for s in self.running if s.clean)
-                on_round(number, {s.candidate.name: float(np.median(s.clean)) for s in timed})
+                medians = {s.candidate.name: float(np.median(s.clean)) for s in self.running if s.clean}
+                on_round(number, medians)
+            samples = [(s.clean, s.repeated) for s in self.running if number + 1 >= self.budget.min_samples]
+            if due and is_decided(samples, self.budget.target_width, spent):
+                break
 
     def sustain(self, sampler: Sampler) -> None:
         """Run all candidates in blocks if the power limit held the clock down beside one's samples."""
@@ -536,9 +536,8 @@ class TimingSession:
         """Measure ``warm`` and ``host``, compare the clocks, and flag threads that work after a call."""
         for state in self.running:
             step = partial(state.measure_side_times, self.budget.side_samples, self.device)
-            self._try(state.candidate.name, step)
-            if state.candidate.trusted:  # no further call is made of a reference
-                self._try(state.candidate.name, state.timed.release)
+            # Of a reference only the samples count: no further call is made of it.
+            self._try(state.candidate.name, state.timed.release if state.candidate.trusted else step)
         extra_os_threads = self.threads.extra_os_threads()
         for state in self.running:
             name = state.candidate.name

@@ -6,6 +6,7 @@ of each resample, and cut 2.5 % off either end. The noise of a timing is one-sid
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 
 RESAMPLES = 1000
+DECIDED = 1.02  # factor between the ends of a ratio's interval
 LEAST_TIME = 1e-9  # instead of 0 in a ratio: the time of a call that does nothing
 
 
@@ -106,6 +108,28 @@ def summarise(samples: Sequence[float], *, seed: int = 0) -> Summary:
         minimum=float(min(samples)),
         n=len(samples),
     )
+
+
+def is_decided(
+    samples: Sequence[tuple[Sequence[float], Sequence[float]]], target_width: float, spent: float
+) -> bool:
+    """Return True if more samples would hardly change what these say of candidates and their reference.
+
+    Each has its samples, and the reference alone a second set. ``spent`` is the share of the time that is
+    gone. Decided: at this rate no interval that is wider than ``target_width`` becomes narrower than that
+    in the time left, and the ratios to candidates and of the reference to itself are known to ``DECIDED``.
+    """
+    references = [(first, second) for first, second in samples if second]
+    if len(references) != 1 or len(samples) < 2 or not all(first for first, _ in samples):
+        return False
+    widths = [summarise(first).width for first, _ in samples]
+    wide = [w for w in widths if w >= target_width]
+    if not wide or min(wide) * math.sqrt(min(spent, 1.0)) < target_width:
+        return False
+    reference, repeated = references[0]
+    others = [repeated, *(first for first, second in samples if not second)]
+    ratios = [ratio_of_medians(reference, other).interval for other in others]
+    return all(high <= DECIDED * low for low, high in ratios)
 
 
 def drift(samples: Sequence[float], blocks: int = 4) -> float:
