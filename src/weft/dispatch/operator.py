@@ -192,6 +192,8 @@ def _make_plan(
 ) -> Plan:
     devices.common_device(name, inputs)  # or an error, if there are several
     check()
+    if impl is not None:
+        resolve(name, impl)  # raises WeftError for a name that no implementation has
     chosen = invariance.choose(name, inputs, params, impl) if invariant else impl
     if chosen is None:
         chosen = choice.choose(name, inputs, params) if impl is None else impl
