@@ -1,9 +1,13 @@
-"""Host code of matmul_wgmma.cu: the matrix product by Hopper's tensor cores and copy engine."""
+"""Host code of wgmma.cu: products with an epilogue by Hopper's tensor cores and copy engine.
+
+One family of kernels serves the operators ``matmul``, ``linear``, ``linear_gelu`` and ``linear_residual``.
+"""
 
 from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,16 +25,28 @@ DTYPES = (torch.bfloat16, torch.float16)
 ROWS, K_STEP, THREADS = 128, 64, 384  # of a block: rows of c, elements of K in a stage
 BLOCK_BYTES = 64 * 128  # 64 rows of 128 bytes
 GROUPS = 2  # warp groups that compute
+STORED_ROWS = 64  # of a box of c
 SUM_THREADS = 256  # of a block of the second kernel
 
 
+class Epilogue(IntEnum):
+    """What is computed from the float32 sums before they are rounded, as in epilogue.cuh."""
+
+    PLAIN = 0
+    BIAS = 1  # + bias
+    GELU = 2  # gelu(sums + bias), tanh form
+    GELU_PRE = 3  # the same, and its input as a second output
+    RESIDUAL = 4  # + bias + residual
+
+
 class Arguments(ctypes.Structure):
-    """``MatmulArguments`` of matmul_wgmma.cu."""
+    """``MatmulArguments`` of wgmma.cu."""
 
     _fields_ = (
         ("a", TensorMap),
         ("b", TensorMap),
         ("c", TensorMap),
+        ("extra", TensorMap),
         ("row_tiles", ctypes.c_int),
         ("column_tiles", ctypes.c_int),
         ("k_steps", ctypes.c_int),
@@ -38,34 +54,54 @@ class Arguments(ctypes.Structure):
         ("partials", ctypes.c_void_p),
         ("rows", ctypes.c_int),
         ("columns", ctypes.c_int),
-        ("padding", ctypes.c_int * 8),  # the structure is aligned to 64 bytes
+        ("bias", ctypes.c_void_p),
+        ("padding", ctypes.c_int * 6),  # the structure is aligned to 64 bytes
     )
 
 
 class SumArguments(ctypes.Structure):
-    """``MatmulSumArguments`` of matmul_wgmma.cu."""
+    """``MatmulSumArguments`` of wgmma.cu."""
 
     _fields_ = (
         ("partials", ctypes.c_void_p),
         ("c", ctypes.c_void_p),
+        ("extra", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
         ("vectors", ctypes.c_longlong),
         ("splits", ctypes.c_longlong),
+        ("column_vectors", ctypes.c_longlong),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """``columns`` of c in a tile, ``stages`` of the pipeline, and blocks in a ``cluster``, which share b."""
+    """``columns`` of c in a tile, ``stages`` of the pipeline, and blocks in a ``cluster``.
+
+    The blocks of a cluster share tiles of b, or with ``share_a`` tiles of a. With ``pingpong`` the two warp
+    groups that multiply take tiles alternately; otherwise they share each tile.
+    """
 
     columns: int
     stages: int
     cluster: int = 1
+    share_a: bool = False
+    pingpong: bool = False
 
     @property
     def smem_bytes(self) -> int:
-        stages = self.stages * (ROWS + self.columns) * 128
-        buffers = GROUPS * (2 if self.columns % 128 == 0 else 1) * BLOCK_BYTES
-        return stages + buffers + 2 * 8 * self.stages
+        # Stages, two boxes of c for each group, and barriers: of the stages, and two for each group.
+        return self.stages * ((ROWS + self.columns) * 128 + 16) + GROUPS * (2 * BLOCK_BYTES + 16)
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """Blocks of a cluster that share a tile of a, and those that share a tile of b."""
+        return (self.cluster, 1) if self.share_a else (1, self.cluster)
+
+    @property
+    def label(self) -> str:
+        """Tile, stages, and cluster, with what differs from a plain cooperative kernel."""
+        shared = "a" if self.share_a else ""
+        return f"{ROWS}x{self.columns}x{self.stages}-{self.cluster}{shared}" + "-pingpong" * self.pingpong
 
 
 # Microseconds, fitted to results/nvidia-h200/matmul-wgmma-2026-11-23.txt; see estimated_us.
@@ -82,14 +118,22 @@ CANDIDATES = (
     Config(columns=128, stages=6),
     Config(columns=64, stages=8),
     Config(columns=128, stages=6, cluster=2),
+    Config(columns=64, stages=8, cluster=2, share_a=True),
+    Config(columns=128, stages=6, pingpong=True),
+    Config(columns=128, stages=6, cluster=2, pingpong=True),
+    Config(columns=192, stages=4, pingpong=True),
 )
-# Clusters are chosen once a record shows that they are faster.
-CHOSEN_FROM = tuple(config for config in CANDIDATES if config.cluster == 1)
+CHOSEN_FROM = tuple(config for config in CANDIDATES if config.cluster == 1 and not config.pingpong)
 
 
 @cache
 def source(
-    dtype: torch.dtype, config: Config, a_is_k_major: bool, b_is_k_major: bool, is_split: bool = False
+    dtype: torch.dtype,
+    config: Config,
+    a_is_k_major: bool,
+    b_is_k_major: bool,
+    is_split: bool = False,
+    epilogue: Epilogue = Epilogue.PLAIN,
 ) -> CudaSource:
     """Return the program of a configuration for operands that are contiguous along K or across it.
 
@@ -100,17 +144,21 @@ def source(
         "BN": config.columns,
         "STAGES": config.stages,
         "CLUSTER": config.cluster,
+        "SHARE_A": int(config.share_a),
+        "PINGPONG": int(config.pingpong),
         "SPLIT": int(is_split),
         "A_MN": int(not a_is_k_major),
         "B_MN": int(not b_is_k_major),
+        "EPILOGUE": int(epilogue),
     }
     majors = f"{'k' if a_is_k_major else 'm'}{'k' if b_is_k_major else 'n'}"
     return CudaSource(
-        file=Path(__file__).with_name("matmul_wgmma.cu"),
+        file=Path(__file__).with_name("wgmma.cu"),
         kernels=("matmul_wgmma", "matmul_wgmma_sum") if is_split else ("matmul_wgmma",),
         defines=tuple((name, str(value)) for name, value in defines.items()),
-        label=f"wgmma-{dtype_name(dtype)}-{ROWS}x{config.columns}x{config.stages}-{config.cluster}-{majors}"
-        + ("-split" if is_split else ""),
+        label=f"wgmma-{dtype_name(dtype)}-{config.label}-{majors}"
+        + "-split" * is_split
+        + (f"-{epilogue.name.lower()}" if epilogue else ""),
         min_arch=ARCH,
         max_arch=ARCH,
     )
@@ -152,7 +200,9 @@ def estimated_us(m: int, n: int, k: int, config: Config, splits: int, sms: int) 
     return us
 
 
-def choose(a: torch.Tensor, b: torch.Tensor) -> tuple[Config, int]:
+def choose(
+    a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue = Epilogue.PLAIN
+) -> tuple[Config, int]:
     """Return the configuration and number of parts of K that cost least by :func:`estimated_us`."""
     return _choose(a.shape[0], b.shape[1], a.shape[1], num_sms(a.device))
 
@@ -164,8 +214,16 @@ def _choose(m: int, n: int, k: int, sms: int) -> tuple[Config, int]:
     return min(options, key=lambda option: estimated_us(m, n, k, option[0], option[1], sms))
 
 
-def forward_with(config: Config, a: torch.Tensor, b: torch.Tensor, splits: int = 1) -> torch.Tensor:
-    """Return a (M, K) @ b (K, N) by one configuration and so many parts of K; see :func:`supports`.
+def forward_with(
+    config: Config,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    splits: int = 1,
+    epilogue: Epilogue = Epilogue.PLAIN,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+) -> Any:
+    """Return epilogue(a (M, K) @ b (K, N)) by one configuration and so many parts of K; see :func:`forward`.
 
     The same arguments give the same bits on any device: partial sums are added in the order of K.
     """
@@ -173,14 +231,18 @@ def forward_with(config: Config, a: torch.Tensor, b: torch.Tensor, splits: int =
     k_steps = -(-k // K_STEP)
     splits = min(splits, k_steps)
     c = a.new_empty(m, n)
+    extra = _extra(c, epilogue, residual)
+    bias = None if bias is None else _aligned(bias)
     partials = torch.empty(splits if splits > 1 else 0, m, n, dtype=torch.float32, device=a.device)
     a_is_k_major = tensor_map.contiguous_dimension(a) == 1
     b_is_k_major = tensor_map.contiguous_dimension(b) == 0
-    row_tiles, column_tiles = -(-m // (ROWS * config.cluster)), -(-n // config.columns)
+    a_blocks, b_blocks = config.blocks
+    row_tiles, column_tiles = -(-m // (ROWS * b_blocks)), -(-n // (config.columns * a_blocks))
     arguments = Arguments(
-        a=tensor_map.encode(a, ROWS if a_is_k_major else K_STEP),
-        b=tensor_map.encode(b, config.columns // config.cluster if b_is_k_major else K_STEP),
-        c=tensor_map.encode(c, 64),
+        a=tensor_map.encode(a, ROWS // a_blocks if a_is_k_major else K_STEP),
+        b=tensor_map.encode(b, config.columns // b_blocks if b_is_k_major else K_STEP),
+        c=tensor_map.encode(c, STORED_ROWS),
+        extra=TensorMap() if extra is None else tensor_map.encode(extra, STORED_ROWS),
         row_tiles=row_tiles,
         column_tiles=column_tiles,
         k_steps=k_steps,
@@ -188,16 +250,37 @@ def forward_with(config: Config, a: torch.Tensor, b: torch.Tensor, splits: int =
         partials=partials.data_ptr(),
         rows=m,
         columns=n,
+        bias=0 if bias is None else bias.data_ptr(),
     )
-    program = source(a.dtype, config, a_is_k_major, b_is_k_major, splits > 1)
+    program = source(a.dtype, config, a_is_k_major, b_is_k_major, splits > 1, epilogue)
     kernel = program["matmul_wgmma"]
     clusters = min(row_tiles * column_tiles * splits, max_clusters(kernel, config, a.device))
     kernel(clusters * config.cluster, THREADS, arguments, shared=config.smem_bytes)
     if splits > 1:
         vectors = m * n // 8
-        addends = SumArguments(partials=partials.data_ptr(), c=c.data_ptr(), vectors=vectors, splits=splits)
+        addends = SumArguments(
+            partials=partials.data_ptr(),
+            c=c.data_ptr(),
+            extra=0 if extra is None else extra.data_ptr(),
+            bias=0 if bias is None else bias.data_ptr(),
+            vectors=vectors,
+            splits=splits,
+            column_vectors=n // 8,
+        )
         program["matmul_wgmma_sum"](-(-vectors // SUM_THREADS), SUM_THREADS, addends, overlap=True)
-    return c
+    return (c, extra) if epilogue == Epilogue.GELU_PRE else c
+
+
+def _extra(c: torch.Tensor, epilogue: Epilogue, residual: torch.Tensor | None) -> torch.Tensor | None:
+    """Return the second matrix of an epilogue: an output for the pre-activation, or the residual."""
+    if epilogue == Epilogue.GELU_PRE:
+        return torch.empty_like(c)
+    return None if residual is None else _aligned(residual)
+
+
+def _aligned(x: torch.Tensor) -> torch.Tensor:
+    """Return ``x``, or a contiguous copy at a multiple of 16 bytes."""
+    return x if x.is_contiguous() and x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format)
 
 
 def max_clusters(kernel: Any, config: Config, device: torch.device) -> int:
@@ -216,9 +299,20 @@ def _max_clusters(kernel: Kernel, config: Config) -> int:
     return kernel.max_active_clusters(THREADS, shared=config.smem_bytes, cluster=config.cluster)
 
 
-def forward(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    config, splits = choose(a, b)
-    return forward_with(config, a, b, splits)
+def forward(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    epilogue: Epilogue = Epilogue.PLAIN,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+) -> Any:
+    """Return epilogue(a (M, K) @ b (K, N)), (M, N); see :func:`supports`.
+
+    ``bias`` (N,) belongs to each epilogue but PLAIN, ``residual`` (M, N) to RESIDUAL. GELU_PRE returns
+    ``(y, pre)``.
+    """
+    config, splits = choose(a, b, epilogue)
+    return forward_with(config, a, b, splits, epilogue, bias, residual)
 
 
 def aot_kernels() -> tuple[CudaSource, ...]:
