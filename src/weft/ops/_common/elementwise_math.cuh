@@ -57,8 +57,8 @@ __device__ __forceinline__ Activated gelu(float x) {
   return {x * s, fmaf(x * s * one_minus(s, e), inner, s)};
 }
 
-// GELU in its tanh form by one operation of the SFU. The error of 2^-11 x costs digits where y is near 0 on the
-// negative side.
+// GELU in its tanh form by one operation of the SFU. The error of 2^-11 x costs digits where y is near 0 on
+// the negative side.
 __device__ __forceinline__ float gelu_by_tanh(float x) {
   const float half = 0.5f * x;
   return fmaf(half, tanh_approx(0.7978845608028654f * x * fmaf(0.044715f, x * x, 1.0f)), half);

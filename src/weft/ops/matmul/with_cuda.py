@@ -1,7 +1,8 @@
 """The matrix product in CUDA C++: float32 by fma, the rest by tensor cores; see the four .cu files.
 
-Half types have two programs of their own: products of at most 64 rows read the weight once (skinny.py), and
-on Hopper the others go through the copy engine and wgmma (ops/_common/products/wgmma.py), where rows are multiples of 16 bytes.
+Half types have two programs of their own in ops/_common/products: those of at most 64 rows read the weight
+once (skinny.py), and on Hopper the others go through the copy engine and wgmma (wgmma.py), where rows are
+multiples of 16 bytes.
 
 Operands are read as they are stored. Each order of strides is a variant of the program; further variants take
 any strides and alignment, one element at a time.

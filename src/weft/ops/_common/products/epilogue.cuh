@@ -14,8 +14,8 @@ using T = WEFT_T;
 // residual.
 enum { PLAIN, BIAS, GELU, GELU_PRE, RESIDUAL };
 
-// GELU takes two operations of the special-function unit an element, which is as long as a product with K =
-// 256. The form with one has an error of 2^-11 of x: an eighth of bfloat16's last place, but two of float16's.
+// GELU takes two operations of the special-function unit an element, as long as a product with K = 256. The
+// form with one has an error of 2^-11 of x: an eighth of bfloat16's last place, but one of float16's.
 template <typename U> __device__ __forceinline__ float gelu_value(float x) { return gelu(x).value; }
 template <> __device__ __forceinline__ float gelu_value<__nv_bfloat16>(float x) { return gelu_by_tanh(x); }
 

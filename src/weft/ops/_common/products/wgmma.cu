@@ -54,8 +54,8 @@ constexpr int BUFFER_BYTES = 2 * BOX_BYTES;  // of a group
 constexpr int BOXES = EPILOGUE != GELU_PRE && BN % 128 == 0 ? 2 : 1;
 constexpr int PARTS = BN / (BOXES * BOX_COLUMNS);
 constexpr int BARRIERS_AT = STAGES * STAGE_BYTES + CONSUMERS * BUFFER_BYTES;
-constexpr int TURNS_AT = BARRIERS_AT + Pipeline<STAGES>::BYTES;  // barriers: a group may multiply
-constexpr int RESIDUALS_AT = TURNS_AT + CONSUMERS * 8;           // barriers: a group's buffer has the residual
+// Barriers of the groups: one may multiply; its buffer has the residual.
+constexpr int TURNS_AT = BARRIERS_AT + Pipeline<STAGES>::BYTES, RESIDUALS_AT = TURNS_AT + CONSUMERS * 8;
 constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;  // with 384 threads: 64,512 of 65,536
 static_assert(BN % 64 == 0 && RESIDUALS_AT + CONSUMERS * 8 <= 227 << 10, "too much shared memory");
 static_assert(!PINGPONG || !SPLIT, "a divided K leaves each block few tiles: nothing to alternate with");
@@ -350,7 +350,8 @@ extern "C" __global__ void __launch_bounds__(256) matmul_wgmma_sum(const MatmulS
   Eight out, bias = {}, residual = {};
   if constexpr (EPILOGUE != PLAIN)
     bias = *reinterpret_cast<const Eight*>(arguments.bias + vector % arguments.column_vectors * 8);
-  if constexpr (EPILOGUE == RESIDUAL) residual = *reinterpret_cast<const Eight*>(arguments.extra + vector * 8);
+  if constexpr (EPILOGUE == RESIDUAL)
+    residual = *reinterpret_cast<const Eight*>(arguments.extra + vector * 8);
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     if constexpr (EPILOGUE != PLAIN) sums[i] += to_float(bias.at[i]);

@@ -30,7 +30,7 @@ SUM_THREADS = 256  # of a block of the second kernel
 
 
 class Epilogue(IntEnum):
-    """What is computed from the float32 sums before they are rounded, as in epilogue.cuh."""
+    """Function of the float32 sums that is rounded and stored, as in epilogue.cuh."""
 
     PLAIN = 0
     BIAS = 1  # + bias
@@ -104,12 +104,19 @@ class Config:
         return f"{ROWS}x{self.columns}x{self.stages}-{self.cluster}{shared}" + "-pingpong" * self.pingpong
 
 
-# Microseconds, fitted to results/nvidia-h200/matmul-wgmma-2026-11-23.txt; see estimated_us.
-LAUNCH_US = 2.0
-STEP_US = {256: 0.686, 192: 0.570, 128: 0.446, 64: 0.321}
-STORE_US_PER_COLUMN = 0.51 / 256
-# Not measured: the second launch, and bytes a microsecond of partial sums, to the L2 cache and back.
-SUM_LAUNCH_US, PARTIAL_BYTES_PER_US = 2.0, 3e6
+# Constants of estimated_us, fitted to results/nvidia-h200/products-2026-11-24.txt.
+LAUNCH_US = 2.4
+FLOP_PER_CYCLE = 4096  # of an SM's tensor cores
+CLOCK_GHZ = (1.89, 1.46)  # with no SM at work, and with all: power limits the clock
+# Of a tile's steps: products of 64 columns are bound by shared memory; 192 as in matmul-wgmma-2026-11-23.txt.
+COLUMNS_FACTOR = {256: 1.0, 192: 1.09, 128: 1.0, 64: 1.21}
+L2_BYTES_PER_NS = 81.7  # to each SM, with all at work
+CLUSTER_FACTOR = 1.01
+STORE_US = 1.59  # of a tile of 128 x 256, with the filling of the pipeline
+SUM_LAUNCH_US, PARTIAL_BYTES_PER_US = 1.8, 4.2e6
+# Not fitted: beside the store, for 128 x 256 elements. GELU: operations of the special-function unit (16 a
+# cycle), one for an element of bfloat16 and two of float16. A second output or a residual: its bytes.
+GELU_US, EXTRA_US = 1.2, 0.5
 MAX_SPLITS, LEAST_STEPS = 8, 4  # parts of K, and steps of 64 in each
 CANDIDATES = (
     Config(columns=256, stages=4, cluster=2),
@@ -123,7 +130,8 @@ CANDIDATES = (
     Config(columns=128, stages=6, cluster=2, pingpong=True),
     Config(columns=192, stages=4, pingpong=True),
 )
-CHOSEN_FROM = tuple(config for config in CANDIDATES if config.cluster == 1 and not config.pingpong)
+# Without an epilogue only what a record has: the others were not measured yet.
+MEASURED = tuple(c for c in CANDIDATES if not (c.pingpong or c.share_a))
 
 
 @cache
@@ -178,40 +186,57 @@ def supports(a: torch.Tensor, b: torch.Tensor) -> bool:
     )
 
 
-def estimated_us(m: int, n: int, k: int, config: Config, splits: int, sms: int) -> float:
-    """Return the time in microseconds that a model gives for a product on ``sms`` SMs.
+def estimated_us(
+    m: int, n: int, k: int, config: Config, splits: int, sms: int, epilogue: Epilogue = Epilogue.PLAIN
+) -> float:
+    """Return the time in microseconds that a model gives for a product of bfloat16 on ``sms`` SMs.
 
     An SM computes one tile of 128 x ``columns`` at a time, or one of the ``splits`` parts of K of a tile.
-    The model is a launch, and for each wave of ceil(tiles * splits / sms) the steps of 64 along K and the
-    store of a tile that nothing overlaps. The time of a step depends on the width alone: an SM reads 72 to
-    77 bytes a ns from the L2 cache at every width, and a narrower tile has less work for the same bytes.
-    Parts of K are written and read once in float32, and added by a second launch.
+    The model is a launch, and for each wave of tiles the steps of 64 along K and the tile's epilogue, which
+    nothing overlaps; with ``pingpong`` all but the last one are hidden behind the other group's steps, if
+    those are longer. A step takes the longer of two times: that of the tensor cores, at a clock that falls
+    with the SMs at work, and that of its bytes from the L2 cache, of which a cluster reads the shared operand
+    once. Parts of K are written and read once in float32, and added by a second launch.
 
-    The constants are a least-squares fit to one record; its times without splits are met to 9 % in the mean,
-    and the configuration that the model prefers is at most 7 % slower than the record's fastest.
+    The constants are a least-squares fit to a record of ten sizes. It has 96 times without epilogues, with
+    and without clusters and splits: 8 % root-mean-square error, and the configuration that the model prefers
+    is at most 4 % slower than the record's fastest.
     """
-    tiles = -(-m // (ROWS * config.cluster)) * config.cluster * -(-n // config.columns)
+    a_blocks, b_blocks = config.blocks
+    tiles = -(-m // (ROWS * b_blocks)) * -(-n // (config.columns * a_blocks))  # of a cluster
+    at_once = max(1, sms // config.cluster)
+    waves = -(-tiles * splits // at_once)
     k_steps = -(-k // K_STEP)
     steps = -(-k_steps // splits)
-    waves = -(-tiles * splits // sms)
-    us = LAUNCH_US + waves * (steps * STEP_US[config.columns] + STORE_US_PER_COLUMN * config.columns)
+    at_work = min(1.0, tiles * splits / at_once)
+    clock = CLOCK_GHZ[0] + (CLOCK_GHZ[1] - CLOCK_GHZ[0]) * at_work
+    tensor_ns = COLUMNS_FACTOR[config.columns] * 2 * ROWS * config.columns * K_STEP / FLOP_PER_CYCLE / clock
+    l2_ns = (ROWS / a_blocks + config.columns / b_blocks) * 128 * at_work / L2_BYTES_PER_NS
+    steps_us = steps * max(tensor_ns, l2_ns) * 1e-3 * (CLUSTER_FACTOR if config.cluster > 1 else 1.0)
+    end_us = STORE_US + GELU_US * (epilogue in (Epilogue.GELU, Epilogue.GELU_PRE))
+    end_us += EXTRA_US * (epilogue in (Epilogue.GELU_PRE, Epilogue.RESIDUAL))
+    end_us *= config.columns / 256
+    if config.pingpong:
+        end_us *= GROUPS  # of one group, which has the whole tile
+        us = LAUNCH_US + waves * max(steps_us, (steps_us + end_us) / GROUPS) + end_us
+    else:
+        us = LAUNCH_US + waves * (steps_us + end_us)
     if splits > 1:
         us += SUM_LAUNCH_US + 2 * 4 * splits * m * n / PARTIAL_BYTES_PER_US
     return us
 
 
-def choose(
-    a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue = Epilogue.PLAIN
-) -> tuple[Config, int]:
+def choose(a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue = Epilogue.PLAIN) -> tuple[Config, int]:
     """Return the configuration and number of parts of K that cost least by :func:`estimated_us`."""
-    return _choose(a.shape[0], b.shape[1], a.shape[1], num_sms(a.device))
+    return _choose(a.shape[0], b.shape[1], a.shape[1], num_sms(a.device), epilogue)
 
 
 @lru_cache(maxsize=4096)
-def _choose(m: int, n: int, k: int, sms: int) -> tuple[Config, int]:
+def _choose(m: int, n: int, k: int, sms: int, epilogue: Epilogue) -> tuple[Config, int]:
     most = max(1, min(MAX_SPLITS, -(-k // K_STEP) // LEAST_STEPS))
-    options = [(config, splits) for splits in range(1, most + 1) for config in CHOSEN_FROM]
-    return min(options, key=lambda option: estimated_us(m, n, k, option[0], option[1], sms))
+    configs = CANDIDATES if epilogue else MEASURED
+    options = [(c, splits) for splits in range(1, most + 1) for c in configs if splits == 1 or not c.pingpong]
+    return min(options, key=lambda o: estimated_us(m, n, k, o[0], o[1], sms, epilogue))
 
 
 def forward_with(
@@ -280,7 +305,8 @@ def _extra(c: torch.Tensor, epilogue: Epilogue, residual: torch.Tensor | None) -
 
 def _aligned(x: torch.Tensor) -> torch.Tensor:
     """Return ``x``, or a contiguous copy at a multiple of 16 bytes."""
-    return x if x.is_contiguous() and x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format)
+    is_aligned = x.is_contiguous() and x.data_ptr() % 16 == 0
+    return x if is_aligned else x.clone(memory_format=torch.contiguous_format)
 
 
 def max_clusters(kernel: Any, config: Config, device: torch.device) -> int:
@@ -325,3 +351,10 @@ def aot_kernels() -> tuple[CudaSource, ...]:
         # A gradient of weights: few tiles, and K is the number of tokens.
         sources += [source(dtype, widest, False, False, True)]
     return tuple(sources)
+
+
+def aot_kernels_of(epilogue: Epilogue) -> tuple[CudaSource, ...]:
+    """Return programs with an epilogue, for a linear layer's storage order, and one with a divided K."""
+    widest = next(c for c in CANDIDATES if c.cluster == 1)
+    sources = [source(dtype, c, True, True, False, epilogue) for dtype in DTYPES for c in CANDIDATES]
+    return (*sources, *(source(dtype, widest, True, True, True, epilogue) for dtype in DTYPES))
