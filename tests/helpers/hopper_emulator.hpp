@@ -339,6 +339,11 @@ inline void store_matrices(unsigned to, unsigned r0, unsigned r1, unsigned r2, u
   writers[block()][to / 16] = {(int)current, fibers[current].proxy_fences};
   __syncwarp();
 }
+inline unsigned load_word(unsigned from) {
+  unsigned word;
+  std::memcpy(&word, shared_at(from, 4), 4);
+  return word;
+}
 inline bool elect_one() { return together({})[0].given == 0 && current % 32 == 0; }
 template <int COUNT> inline void registers_decrease() { require(COUNT % 8 == 0 && COUNT >= 24, "setmaxnreg"); }
 template <int COUNT> inline void registers_increase() { require(COUNT % 8 == 0 && COUNT <= 256, "setmaxnreg"); }

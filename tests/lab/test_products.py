@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,8 +9,8 @@ import pytest
 import torch
 
 from weft.lab import products
+from weft.ops._common.products import wgmma
 
-wgmma = importlib.import_module("weft.ops.matmul.wgmma")  # the package has a function of the folder's name
 Calls = Sequence[Callable[[int], Any]]
 
 

@@ -9,8 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from helpers import warp_emulator
 from helpers.operator_calls import Call, assert_refused
+from helpers.paths import TESTS
+from ops.test_matmul_wgmma import toy_map
 from weft import ops
+from weft.ops._common.hopper import tensor_map
+from weft.ops._common.products import wgmma
+from weft.ops.linear import with_cuda
 from weft.ops.linear.configs import BIAS, GELU, GELU_KEEP, RESIDUAL, Config, candidates
 from weft.ops.linear.with_triton import product
 
@@ -155,6 +161,57 @@ def test_pingpong_is_right_at_sizes_that_no_tile_divides(epilogue: int, size: tu
     if epilogue != BIAS:
         expected = torch.nn.functional.gelu(expected, approximate="tanh")
     torch.testing.assert_close(y.double(), expected, rtol=rounding, atol=4e-3)
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Let the CUDA implementations run their products on an emulated Hopper GPU of two SMs."""
+    header = TESTS / "helpers" / "hopper_emulator.hpp"
+    warp_emulator.emulate(monkeypatch, tmp_path_factory.getbasetemp(), header)
+    monkeypatch.setattr(tensor_map, "_encode", toy_map)
+    monkeypatch.setattr(wgmma, "num_sms", lambda device: 2)
+    monkeypatch.setattr(with_cuda, "has_wgmma", lambda device: True)
+
+
+@pytest.mark.skipif(warp_emulator.COMPILER is None, reason="no g++ to compile the kernel with")
+def test_cuda_computes_a_product_and_its_epilogue_by_one_kernel(
+    hopper: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """x with three dimensions, a bias that is not aligned, a residual with gaps; no pass and no library."""
+
+    def refuse(*arguments: Any) -> Any:
+        raise AssertionError("a pass of its own was called")
+
+    monkeypatch.setattr(with_cuda, "epilogue", refuse)
+    monkeypatch.setattr(with_cuda, "library_linear", refuse)
+    torch.manual_seed(0)
+    x, weight = torch.randn(2, 40, 72).bfloat16(), torch.randn(136, 72).bfloat16()
+    bias, residual = torch.randn(137).bfloat16()[1:], torch.randn(2, 40, 144).bfloat16()[..., :136]
+    sums = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
+    gelu = torch.nn.functional.gelu(sums, approximate="tanh")
+    y, pre = with_cuda.linear_gelu_forward(x, weight, bias)
+    for got, expected in (
+        (with_cuda.linear_forward(x, weight, bias), sums),
+        (with_cuda.linear_residual_forward(x, weight, bias, residual), sums + residual.double()),
+        (with_cuda.linear_gelu_forward(x, weight, bias, keep=False), gelu),
+        (y, gelu),
+        (pre, sums),
+    ):
+        assert got.shape == (2, 40, 136) and got.is_contiguous()
+        torch.testing.assert_close(got.double(), expected, rtol=2**-8, atol=1e-3)
+
+
+@pytest.mark.skipif(warp_emulator.COMPILER is None, reason="no g++ to compile the kernel with")
+def test_cuda_multiplies_a_gradient_with_both_factors_by_the_same_kernels(hopper: None) -> None:
+    torch.manual_seed(0)
+    grad, x, weight = (torch.randn(*s).bfloat16() for s in ((80, 136), (2, 40, 72), (136, 72)))
+    dx, dweight = with_cuda.backward_products(grad, x, weight)
+    assert dx.shape == x.shape and dweight.shape == weight.shape
+    torch.testing.assert_close(
+        dx.view(80, 72).double(), grad.double() @ weight.double(), rtol=2**-8, atol=1e-3
+    )
+    expected = grad.double().t() @ x.view(80, 72).double()
+    torch.testing.assert_close(dweight.double(), expected, rtol=2**-8, atol=1e-3)
 
 
 def test_a_linear_gelu_without_a_gradient_calls_its_kernel_directly(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,8 @@
     python3 -m weft.lab.products > results/<device>/matmul-products-<date>.txt
 
 Two parts. ``wide`` times the configurations of the wgmma kernel (tile width, blocks in a cluster, parts of
-K); the model in ops/matmul/wgmma.py is fitted to its figures. ``few-rows`` times products of 1 to 64 rows
-against the weights of a Llama 8B and two squares.
+K); the model in ops/_common/products/wgmma.py is fitted to its figures. ``few-rows`` times products of 1 to
+64 rows against the weights of a Llama 8B and two squares.
 
 Calls are in a CUDA graph, without gaps between them. The graphs of all contenders are replayed forwards and
 then backwards in each round; a figure is the median in microseconds a call. Weights are rotated, so that
@@ -23,8 +23,7 @@ import torch
 
 from weft import machine
 from weft.core import WeftError
-from weft.ops._common.products import skinny
-from weft.ops.matmul import wgmma
+from weft.ops._common.products import skinny, wgmma
 
 Call = Callable[[int], Any]  # the argument numbers the calls of a graph
 DTYPE = torch.bfloat16

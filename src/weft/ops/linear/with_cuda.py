@@ -1,8 +1,10 @@
-"""The linear family in CUDA C++ around cuBLAS's products: epilogues and column sums of linear.cu.
+"""The linear family in CUDA C++: products with epilogues on tensor cores, and column sums of linear.cu.
 
-Products of at most 64 rows of half types are our own (ops/_common/products), the others cuBLAS's. Both add
-the bias in their own epilogue. GELU and the residual are passes of ours, 16 bytes at a time. A backward is
-one pass over the gradient and two products of the library.
+Products of half types are Weft's own: those of at most 64 rows (skinny.py), and on Hopper those whose rows
+are multiples of 16 bytes (wgmma.py), with bias, GELU and residual computed on the float32 sums. The others
+are cuBLAS's; GELU and the residual are then passes of linear.cu, 16 bytes at a time, as after a product of
+few rows. A backward is one pass over the gradient, for dbias, and two products. GELU's slope belongs to that
+pass: the gradient that it multiplies is this operator's input, and no product of this call computes it.
 """
 
 from __future__ import annotations
@@ -15,10 +17,13 @@ import torch
 
 from weft.backends.nvrtc import CudaSource, launch_and_prepare
 from weft.core import Implementation
+from weft.machine.device_limits import has_wgmma
+from weft.ops._common.cublas import call_at_precision
 from weft.ops._common.layout import CUDA_TYPES, dtype_name
 from weft.ops._common.prepared import LaunchCache, are_repeatable
-from weft.ops._common.products import skinny
-from weft.ops.linear.products import backward_products, library_linear, to_2d
+from weft.ops._common.products import skinny, wgmma
+from weft.ops._common.products.wgmma import Epilogue
+from weft.ops.linear.products import library_linear, to_2d
 
 # MODE of linear.cu: for the column sums what the pass writes, for the epilogue what it computes.
 SUM, GELU, RESIDUAL = range(3)
@@ -30,11 +35,34 @@ BLOCKS = {SUM: 132 * 7, SLOPE: 132 * 6, COPY: 132 * 8}
 LAUNCHES = LaunchCache()
 
 
+def is_fused(x2d: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Return True if one kernel computes x W^T and its epilogue."""
+    return x2d.shape[0] > skinny.MAX_ROWS and wgmma.supports(x2d, weight.t()) and has_wgmma(x2d.device)
+
+
 def product(x2d: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """Return x W^T + b (M, N) for x (M, K), weight (N, K) and bias (N,)."""
+    if is_fused(x2d, weight):
+        return wgmma.forward(x2d, weight.t(), Epilogue.BIAS, bias)  # type: ignore[no-any-return]
     if x2d.is_cuda and skinny.supports(x2d, weight.t()):
         return skinny.forward(x2d, weight.t(), bias)
     return library_linear(x2d, weight, bias)
+
+
+def _multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return a (M, K) @ b (K, N), of any strides."""
+    if a.is_cuda and skinny.supports(a, b):
+        return skinny.forward(a, b)
+    if wgmma.supports(a, b) and has_wgmma(a.device):
+        return wgmma.forward(a, b)  # type: ignore[no-any-return]
+    return call_at_precision(torch.mm, a, "ieee", a, b)  # type: ignore[no-any-return]
+
+
+def backward_products(
+    grad2d: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return dx = grad W, of x's shape, and dW = grad^T x, for grad (M, N), x (..., K), weight (N, K)."""
+    return _multiply(grad2d, weight).view(x.shape), _multiply(grad2d.t(), to_2d(x))
 
 
 def linear_forward(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -52,9 +80,15 @@ def linear_backward(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -
 def linear_gelu_forward(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, keep: bool = True
 ) -> Any:
-    """Without ``keep`` GELU is computed in place."""
+    """Return ``(y, pre)``, or without ``keep`` y alone."""
     shape = (*x.shape[:-1], weight.shape[0])
-    pre = product(to_2d(x), weight, bias)
+    x2d = to_2d(x)
+    if is_fused(x2d, weight):
+        if not keep:
+            return wgmma.forward(x2d, weight.t(), Epilogue.GELU, bias).view(shape)
+        y, pre = wgmma.forward(x2d, weight.t(), Epilogue.GELU_PRE, bias)
+        return y.view(shape), pre.view(shape)
+    pre = product(x2d, weight, bias)
     y = epilogue(GELU, pre, None, torch.empty_like(pre) if keep else pre).view(shape)
     return (y, pre.view(shape)) if keep else y
 
@@ -72,9 +106,13 @@ def linear_gelu_backward(
 def linear_residual_forward(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor
 ) -> torch.Tensor:
-    y = product(to_2d(x), weight, bias)
-    epilogue(RESIDUAL, y, to_2d(residual).contiguous(), y)
-    return y.view(*x.shape[:-1], weight.shape[0])
+    x2d, residual2d = to_2d(x), to_2d(residual)
+    if is_fused(x2d, weight):
+        y = wgmma.forward(x2d, weight.t(), Epilogue.RESIDUAL, bias, residual2d)
+    else:
+        y = product(x2d, weight, bias)
+        epilogue(RESIDUAL, y, residual2d.contiguous(), y)
+    return y.view(*x.shape[:-1], weight.shape[0])  # type: ignore[no-any-return]
 
 
 def linear_residual_backward(
@@ -182,13 +220,14 @@ def column_sums(
     return sums, out
 
 
-def aot_kernels(mode: int) -> tuple[CudaSource, ...]:
-    """Return bfloat16 in vectors and element by element, and float32 in vectors."""
-    return (
+def aot_kernels(mode: int, *epilogues: Epilogue) -> tuple[CudaSource, ...]:
+    """Return passes: bfloat16 in vectors and element by element, float32 in vectors; and fused products."""
+    kernels_of_passes = (
         source(torch.bfloat16, mode, True),
         source(torch.bfloat16, mode, False),
         source(torch.float32, mode, True),
     )
+    return (*kernels_of_passes, *(s for epilogue in epilogues for s in wgmma.aot_kernels_of(epilogue)))
 
 
 LINEAR = Implementation(
@@ -196,10 +235,10 @@ LINEAR = Implementation(
     backend="cuda",
     forward=linear_forward,
     backward=linear_backward,
-    aot_kernels=aot_kernels(SUM),
+    aot_kernels=aot_kernels(SUM, Epilogue.BIAS),
     wraps_library="cublas",
-    delegates_to_torch=("forward",),
-    idea="cuBLAS with its bias epilogue, our own product up to 64 rows; dbias by our one pass of vectors",
+    idea="tensor cores on Hopper with the bias in the epilogue; up to 64 rows one read of the weight; "
+    "else cuBLAS; dbias by one pass of vectors",
 )
 
 LINEAR_GELU = Implementation(
@@ -207,9 +246,9 @@ LINEAR_GELU = Implementation(
     backend="cuda",
     forward=linear_gelu_forward,
     backward=linear_gelu_backward,
-    aot_kernels=aot_kernels(GELU),
+    aot_kernels=aot_kernels(GELU, Epilogue.GELU, Epilogue.GELU_PRE),
     wraps_library="cublas",
-    idea="cuBLAS's product and bias, then our GELU in 16-byte vectors",
+    idea="tensor cores on Hopper with bias and GELU in the epilogue; else GELU in 16-byte vectors",
 )
 
 LINEAR_RESIDUAL = Implementation(
@@ -217,7 +256,7 @@ LINEAR_RESIDUAL = Implementation(
     backend="cuda",
     forward=linear_residual_forward,
     backward=linear_residual_backward,
-    aot_kernels=aot_kernels(RESIDUAL),
+    aot_kernels=aot_kernels(RESIDUAL, Epilogue.RESIDUAL),
     wraps_library="cublas",
-    idea="cuBLAS's product and bias, then our sum in 16-byte vectors",
+    idea="tensor cores on Hopper with bias and residual in the epilogue; else the sum in 16-byte vectors",
 )

@@ -1,7 +1,8 @@
 """The matrix product in CUDA C++: float32 by fma, the rest by tensor cores; see the four .cu files.
 
-Half types have two programs of their own: products of at most 64 rows read the weight once (skinny.py), and
-on Hopper the others go through the copy engine and wgmma (wgmma.py), where rows are multiples of 16 bytes.
+Half types have two programs of their own in ops/_common/products: those of at most 64 rows read the weight
+once (skinny.py), and on Hopper the others go through the copy engine and wgmma (wgmma.py), where rows are
+multiples of 16 bytes.
 
 Operands are read as they are stored. Each order of strides is a variant of the program; further variants take
 any strides and alignment, one element at a time.
@@ -19,8 +20,7 @@ from weft.backends.nvrtc import CudaSource
 from weft.core import Implementation
 from weft.machine.device_limits import has_wgmma, smem_per_block
 from weft.ops._common.layout import CUDA_TYPES, FLOAT_DTYPES, dtype_name
-from weft.ops._common.products import skinny
-from weft.ops.matmul import wgmma
+from weft.ops._common.products import skinny, wgmma
 from weft.ops.matmul.spec import backward_by
 
 

@@ -15,6 +15,12 @@ template <int COUNT> struct RingPosition {
   __device__ __forceinline__ void next() {
     if (++stage == COUNT) stage = 0, parity ^= 1;
   }
+
+  __device__ __forceinline__ void skip(int steps) {
+    const int to = stage + steps;
+    parity ^= to / COUNT & 1;
+    stage = to % COUNT;
+  }
 };
 
 __device__ __forceinline__ void wait(unsigned mbarrier, unsigned parity) {

@@ -146,6 +146,12 @@ __device__ __forceinline__ void store_matrices(unsigned to, unsigned r0, unsigne
                : "memory");
 }
 
+__device__ __forceinline__ unsigned load_word(unsigned from) {
+  unsigned word;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(from) : "memory");
+  return word;
+}
+
 // ---- Clusters
 
 __device__ __forceinline__ unsigned cluster_rank() {

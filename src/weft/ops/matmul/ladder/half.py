@@ -1,8 +1,9 @@
 """CUDA ladder of products of half types on Hopper: from mma.sync to the copy engine and wgmma, step by step.
 
 Step 11 is matmul_mma.cu, steps 12 to 16 are in this folder on the device library ``hopper/``, and steps 17
-and 18 are configurations of matmul_wgmma.cu. The last step is the implementation ``cuda``, which chooses its
-tile and divides K. The order of the ideas follows NVIDIA's CUTLASS 3 (its kernels for sm_90).
+and 18 are configurations of ops/_common/products/wgmma.cu. The last step is the implementation ``cuda``,
+which chooses its tile and divides K. The order of the ideas follows NVIDIA's CUTLASS 3 (its kernels for
+sm_90).
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from weft.machine.device_limits import has_wgmma, num_sms
 from weft.ops._common.hopper import tensor_map
 from weft.ops._common.hopper.tensor_map import TensorMap
 from weft.ops._common.layout import CUDA_TYPES, dtype_name
-from weft.ops.matmul import wgmma, with_cuda
+from weft.ops._common.products import wgmma
+from weft.ops.matmul import with_cuda
 from weft.ops.matmul.ladder import aligned
 from weft.ops.matmul.spec import sizes
 

@@ -1,0 +1,368 @@
+// c = epilogue(a b) by Hopper's tensor cores (wgmma, sm_90a): float16 and bfloat16, sums in float32.
+//
+// Persistent blocks of three warp groups. One thread of group 0 copies tiles of a and b by the copy engine
+// into a ring of STAGES stages; groups 1 and 2 multiply from shared memory, and store 128 x BN of c through
+// buffers of their own by the copy engine, while the producer already fetches the next tile. K is taken 64 at
+// a time; the copy engine fills what lies outside of a and b with zeros, and writes nothing outside of c.
+// Each element of c is one sum over K in a fixed order, whatever the size of the product.
+//
+// Without PINGPONG the groups share each tile, 64 rows each, and both store it at the same time. With
+// PINGPONG they take tiles alternately: one multiplies while the other has its epilogue. This pays where K
+// is short or the epilogue is long. A cluster of blocks shares tiles of b, or with SHARE_A tiles of a.
+// With SPLIT, K is divided into equal parts that different blocks take, for products with fewer tiles than
+// SMs: each writes its sums in float32, and a second kernel adds them in the order of K.
+//
+// EPILOGUE (epilogue.cuh) is computed on the float32 sums, which are rounded once.
+// Source of the design: NVIDIA's CUTLASS, "cooperative" and "pingpong" kernels for sm_90.
+#define OVERLAP 1
+#include "hopper/barrier.cuh"
+#include "hopper/scheduler.cuh"
+#include "hopper/warp_roles.cuh"
+#include "hopper/wgmma.cuh"
+#include "epilogue.cuh"
+#include "overlap.cuh"
+
+#ifndef BN
+#define BN 256
+#define STAGES 4
+#define CLUSTER 1
+#define SHARE_A 0
+#define PINGPONG 0
+#define SPLIT 0
+#define A_MN 0
+#define B_MN 1
+#endif
+
+using namespace hopper;
+
+namespace {
+
+constexpr int CONSUMERS = 2, BM = 64 * CONSUMERS, BK = 64, BAND = 8;
+constexpr int THREADS = GROUP_THREADS * (1 + CONSUMERS);
+constexpr int A_BYTES = BM * 128, B_BYTES = BN * 128, STAGE_BYTES = A_BYTES + B_BYTES;
+// A group has this many blocks of 64 rows of a tile: its own, or with PINGPONG all.
+constexpr int ROW_BLOCKS = PINGPONG ? CONSUMERS : 1;
+// The blocks of a cluster compute tiles below each other, and each loads a share of their common tile of b;
+// with SHARE_A they compute tiles beside each other, and share a.
+constexpr int A_BLOCKS = SHARE_A ? CLUSTER : 1, B_BLOCKS = SHARE_A ? 1 : CLUSTER;
+constexpr int A_ROWS = BM / A_BLOCKS, B_COLUMNS = BN / B_BLOCKS;  // of the share that a block loads
+constexpr unsigned short ALL_BLOCKS = (1 << CLUSTER) - 1;
+constexpr int BOX_COLUMNS = 64;       // of one box that the copy engine stores: 128 bytes
+constexpr int BOX_BYTES = 64 * 128;   // 64 rows of them
+constexpr int BUFFER_BYTES = 2 * BOX_BYTES;  // of a group
+// Boxes of c in the buffer of a group, and how often it fills its buffer for 64 rows of a tile.
+constexpr int BOXES = EPILOGUE != GELU_PRE && BN % 128 == 0 ? 2 : 1;
+constexpr int PARTS = BN / (BOXES * BOX_COLUMNS);
+constexpr int BARRIERS_AT = STAGES * STAGE_BYTES + CONSUMERS * BUFFER_BYTES;
+// Barriers of the groups: one may multiply; its buffer has the residual.
+constexpr int TURNS_AT = BARRIERS_AT + Pipeline<STAGES>::BYTES, RESIDUALS_AT = TURNS_AT + CONSUMERS * 8;
+constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;  // with 384 threads: 64,512 of 65,536
+static_assert(BN % 64 == 0 && RESIDUALS_AT + CONSUMERS * 8 <= 227 << 10, "too much shared memory");
+static_assert(!PINGPONG || !SPLIT, "a divided K leaves each block few tiles: nothing to alternate with");
+static_assert(CLUSTER == 1 || (SHARE_A ? A_ROWS : B_COLUMNS) % 64 == 0, "shares are whole blocks of 64");
+
+}  // namespace
+
+struct alignas(64) MatmulArguments {
+  TensorMap a, b, c;
+  TensorMap extra;  // the residual, or the output for the pre-activation
+  // k_steps: of 64, at least 1. row_tiles, column_tiles: of the blocks of a cluster together.
+  int row_tiles, column_tiles, k_steps;
+  // With SPLIT: c (rows, columns) is the sum of `splits` matrices, at most k_steps, in `partials`.
+  int splits;
+  float* partials;
+  int rows, columns;
+  const WEFT_T* bias;  // aligned to 4 bytes
+};
+
+struct MatmulSumArguments {
+  const float* partials;
+  WEFT_T* c;
+  WEFT_T* extra;       // the residual, or the output for the pre-activation
+  const WEFT_T* bias;  // aligned to 16 bytes
+  long long vectors, splits;   // of 8 elements of c; matrices
+  long long column_vectors;  // of a row of c
+};
+
+namespace {
+
+// A tile of c that this block computes, from steps `first` to `end` of K; `split` numbers these parts of K.
+struct Unit { int row, column, first, end, split; };
+
+// Calls `body` with each unit of this block. Blocks that run at the same time have the same part of K.
+template <typename Body>
+__device__ __forceinline__ void for_each_unit(const MatmulArguments& arguments, Body body) {
+  const unsigned rank = CLUSTER > 1 ? cluster_rank() : 0;
+  const int tiles = arguments.row_tiles * arguments.column_tiles, k_steps = arguments.k_steps;
+  const int splits = SPLIT ? arguments.splits : 1;
+  for (int index = blockIdx.x / CLUSTER; index < tiles * splits; index += gridDim.x / CLUSTER) {
+    const int split = SPLIT ? index / tiles : 0;
+    const Tile tile = tile_at<BAND>(index - split * tiles, arguments.row_tiles, arguments.column_tiles);
+    const int row = (tile.row * B_BLOCKS + (SHARE_A ? 0 : (int)rank)) * BM;
+    const int column = (tile.column * A_BLOCKS + (SHARE_A ? (int)rank : 0)) * BN;
+    if constexpr (SPLIT)
+      body(Unit{row, column, (int)((long long)k_steps * split / splits),
+                (int)((long long)k_steps * (split + 1) / splits), split});
+    else body(Unit{row, column, 0, k_steps, 0});
+  }
+}
+
+// Loads a box into this block's shared memory, or that of all SHARERS blocks of the cluster.
+template <int SHARERS>
+__device__ __forceinline__ void load(unsigned to, const TensorMap* map, int x, int y, unsigned full) {
+  if constexpr (SHARERS == 1) tma_load(to, map, x, y, full);
+  else tma_load_multicast(to, map, x, y, full, ALL_BLOCKS);
+}
+
+// Loads a tile of 64 of K from `step` on by `LENGTH` rows of a (columns of b) from `first` on.
+template <int MAJOR, int LENGTH, int SHARERS>
+__device__ __forceinline__ void load_tile(unsigned to, const TensorMap* map, int step, int first,
+                                          unsigned full) {
+  if constexpr (MAJOR == K_MAJOR) {
+    load<SHARERS>(to, map, step * BK, first, full);
+  } else {
+#pragma unroll
+    for (int block = 0; block < LENGTH / 64; ++block)
+      load<SHARERS>(to + block * BLOCK_BYTES, map, first + block * 64, step * BK, full);
+  }
+}
+
+__device__ __forceinline__ void produce(const MatmulArguments& arguments, Pipeline<STAGES> pipeline,
+                                        unsigned stages) {
+  RingPosition<STAGES> ring;
+  tma_prefetch(&arguments.a);
+  tma_prefetch(&arguments.b);
+  const int rank = CLUSTER > 1 ? cluster_rank() : 0;
+  const int a_first = SHARE_A ? rank * A_ROWS : 0, b_first = SHARE_A ? 0 : rank * B_COLUMNS;
+  for_each_unit(arguments, [&](const Unit& unit) {
+    for (int step = unit.first; step < unit.end; ++step, ring.next()) {
+      const unsigned a_at = stages + ring.stage * STAGE_BYTES + a_first * 128;
+      const unsigned b_at = stages + ring.stage * STAGE_BYTES + A_BYTES + b_first * 128;
+      const unsigned full = pipeline.full(ring.stage);
+      pipeline.begin_fill(ring, STAGE_BYTES);  // all blocks' shares arrive here
+      load_tile<A_MN, A_ROWS, A_BLOCKS>(a_at, &arguments.a, step, unit.row + a_first, full);
+      load_tile<B_MN, B_COLUMNS, B_BLOCKS>(b_at, &arguments.b, step, unit.column + b_first, full);
+    }
+  });
+}
+
+// Writes the products of `k_steps` steps of one tile to `sums`, and leaves the ring behind its last stage.
+__device__ __forceinline__ void multiply(float (&sums)[ROW_BLOCKS][BN / 2], int group, int k_steps,
+                                         Pipeline<STAGES> pipeline, RingPosition<STAGES>& ring,
+                                         unsigned stages) {
+  int previous = -1;
+  for (int step = 0; step < k_steps; ++step) {
+    const unsigned a_at = stages + ring.stage * STAGE_BYTES + (PINGPONG ? 0 : group * 64 * 128);
+    const unsigned b_at = stages + ring.stage * STAGE_BYTES + A_BYTES;
+    pipeline.wait_full(ring);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < BK / 16; ++k) {
+#pragma unroll
+      for (int block = 0; block < ROW_BLOCKS; ++block)
+        Wgmma<T, A_MN, B_MN, BN>::run(
+            sums[block], descriptor<A_MN>(a_at + block * 64 * 128 + k * K_STEP_BYTES<A_MN>),
+            descriptor<B_MN>(b_at + k * K_STEP_BYTES<B_MN>), step > 0 || k > 0);
+    }
+    wgmma_commit();
+    // The products of this step run on; those of the step before have read their stage.
+    wgmma_wait<1>();
+    if (previous >= 0 && threadIdx.x % 32 == 0) pipeline.release_in_cluster<CLUSTER>(previous);
+    previous = ring.stage;
+    ring.next();
+  }
+  // The last products are queued, and all stages of this tile have been full: the other group's may follow.
+  if (PINGPONG && threadIdx.x % 32 == 0) mbarrier_arrive(stages + TURNS_AT + (group ^ 1) * 8);
+  wgmma_wait<0>();
+  if (threadIdx.x % 32 == 0) pipeline.release_in_cluster<CLUSTER>(previous);
+}
+
+// The epilogue of a consumer group: what it needs beside the sums.
+struct Output {
+  const MatmulArguments& arguments;
+  int group;
+  unsigned buffer, barrier;    // in shared memory: where the group's boxes are, and the residual's barrier
+  unsigned residual_parity = 0;
+
+  __device__ __forceinline__ bool is_issuer() const { return threadIdx.x % GROUP_THREADS == 0; }
+
+  // Waits until the issuing thread's copies have read the buffer; then everyone may overwrite it.
+  __device__ __forceinline__ void wait_for_buffer() const {
+    if (is_issuer()) tma_wait_read<0>();
+    named_barrier(1 + group, GROUP_THREADS);
+  }
+
+  // Lets the copy engine bring the residual of a part of c into the buffer.
+  __device__ __forceinline__ void load_residual(int row, int column) const {
+    if (!is_issuer()) return;
+    tma_wait_read<0>();
+    mbarrier_arrive_expect(barrier, BOXES * BOX_BYTES);
+#pragma unroll
+    for (int box = 0; box < BOXES; ++box)
+      tma_load(buffer + box * BOX_BYTES, &arguments.extra, column + box * BOX_COLUMNS, row, barrier);
+  }
+
+  // Stores 64 x BN sums as elements of c from (row, column) on. The residual of the first part is on its way.
+  __device__ __forceinline__ void store(const float (&sums)[BN / 2], int row, int column) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % GROUP_THREADS / 32;
+    // Lane l gives the address of row l % 16 of the warp's 16, in column 8 (l / 16) of each 16.
+    const int matrix_row = warp * 16 + lane % 16;
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part) {
+      const int first = column + part * BOXES * BOX_COLUMNS;
+      Vector<T, 2> bias[BOXES * BOX_COLUMNS / 8];
+      if constexpr (EPILOGUE != PLAIN) load_bias(bias, arguments.bias + first, arguments.columns - first);
+      if constexpr (EPILOGUE == RESIDUAL) {
+        if (part > 0) load_residual(row, first);
+        wait(barrier, residual_parity);
+        residual_parity ^= 1;
+      } else {
+        wait_for_buffer();
+      }
+#pragma unroll
+      for (int box = 0; box < BOXES; ++box) {
+#pragma unroll
+        for (int pair = 0; pair < BOX_COLUMNS / 16; ++pair) {
+          const int in_part = box * BOX_COLUMNS + pair * 16;  // column
+          const int i = (part * BOXES * BOX_COLUMNS + in_part) / 2;  // of the thread's sums
+          unsigned words[4], pre_words[4];
+#pragma unroll
+          for (int word = 0; word < 4; ++word) {
+            float two[2] = {sums[i + word * 2], sums[i + word * 2 + 1]};
+            if constexpr (EPILOGUE != PLAIN) add(two, bias[in_part / 8 + word / 2]);
+            if constexpr (EPILOGUE == RESIDUAL) {
+              const int residual_row = warp * 16 + lane / 4 + word % 2 * 8;
+              const int chunk = (pair * 2 + word / 2) ^ (residual_row & 7);
+              add(two, as_pair(load_word(buffer + box * BOX_BYTES + residual_row * 128 + chunk * 16 +
+                                         lane % 4 * 4)));
+            }
+            if constexpr (EPILOGUE == GELU_PRE) pre_words[word] = rounded(two);
+            if constexpr (EPILOGUE == GELU || EPILOGUE == GELU_PRE) activate(two);
+            words[word] = rounded(two);
+          }
+          const int chunk = (pair * 2 + lane / 16) ^ (matrix_row & 7);
+          const unsigned to = buffer + box * BOX_BYTES + matrix_row * 128 + chunk * 16;
+          store_matrices(to, words[0], words[1], words[2], words[3]);
+          if constexpr (EPILOGUE == GELU_PRE)
+            store_matrices(to + BOX_BYTES, pre_words[0], pre_words[1], pre_words[2], pre_words[3]);
+        }
+      }
+      fence_async_proxy();
+      named_barrier(1 + group, GROUP_THREADS);
+      if (is_issuer()) {
+#pragma unroll
+        for (int box = 0; box < BOXES; ++box)
+          tma_store(&arguments.c, buffer + box * BOX_BYTES, first + box * BOX_COLUMNS, row);
+        if constexpr (EPILOGUE == GELU_PRE) tma_store(&arguments.extra, buffer + BOX_BYTES, first, row);
+        tma_commit();
+      }
+    }
+  }
+};
+
+// Stores the sums of a group as float32: four lanes write 32 bytes of a row. Columns are a multiple of 8.
+__device__ __forceinline__ void store_partial(const float (&sums)[BN / 2], const MatmulArguments& arguments,
+                                              const Unit& unit, int group) {
+  const int thread = threadIdx.x % GROUP_THREADS;
+  float* const to = arguments.partials + (long long)unit.split * arguments.rows * arguments.columns;
+#pragma unroll
+  for (int i = 0; i < BN / 2; i += 2) {
+    const int row = unit.row + group * 64 + accumulator_row(thread, i);
+    const int column = unit.column + accumulator_column(thread, i);
+    if (row < arguments.rows && column < arguments.columns)
+      *reinterpret_cast<Vector<float, 2>*>(to + (long long)row * arguments.columns + column) = {sums[i],
+                                                                                                sums[i + 1]};
+  }
+}
+
+}  // namespace
+
+extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS, 1)
+    matmul_wgmma(const __grid_constant__ MatmulArguments arguments) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  if constexpr (SPLIT) launch_dependents();  // the second kernel starts as soon as these blocks have ended
+  const unsigned stages = shared_address(memory);
+  const Pipeline<STAGES> pipeline{stages + BARRIERS_AT};
+  if (threadIdx.x == 0) {
+    for (int group = 0; group < CONSUMERS; ++group) {
+      mbarrier_init(stages + TURNS_AT + group * 8, 4);
+      mbarrier_init(stages + RESIDUALS_AT + group * 8, 1);
+    }
+    pipeline.init((PINGPONG ? 1 : CONSUMERS) * 4 * CLUSTER);
+  }
+  if constexpr (CLUSTER > 1) cluster_barrier();  // another block's copies count on this block's barriers
+  else __syncthreads();
+  const int role = group_index();
+  if (role == 0) {
+    registers_decrease<PRODUCER_REGISTERS>();
+    if (is_issuer()) produce(arguments, pipeline, stages);
+  } else {
+    registers_increase<CONSUMER_REGISTERS>();
+    const int group = role - 1;
+    Output output{arguments, group, stages + STAGES * STAGE_BYTES + group * BUFFER_BYTES,
+                  stages + RESIDUALS_AT + group * 8};
+    RingPosition<STAGES> ring;
+    int index = 0;
+    for_each_unit(arguments, [&](const Unit& unit) {
+      const int turn = index++;
+      if (PINGPONG && turn % CONSUMERS != group) return ring.skip(unit.end - unit.first);
+      const int row = unit.row + (PINGPONG ? 0 : group * 64);
+      if constexpr (EPILOGUE == RESIDUAL && !SPLIT) output.load_residual(row, unit.column);
+      // The first turn is group 0's: a fresh barrier lets the opposite parity pass. Without turns a group
+      // could take a stage's fill for one that comes two rounds of the ring later.
+      if constexpr (PINGPONG)
+        wait(stages + TURNS_AT + group * 8, (turn / CONSUMERS & 1) ^ (group == 0 ? 1 : 0));
+      float sums[ROW_BLOCKS][BN / 2];
+      multiply(sums, group, unit.end - unit.first, pipeline, ring, stages);
+      if constexpr (SPLIT) store_partial(sums[0], arguments, unit, group);
+      else {
+#pragma unroll
+        for (int block = 0; block < ROW_BLOCKS; ++block) {
+          if (EPILOGUE == RESIDUAL && block > 0) output.load_residual(row + block * 64, unit.column);
+          output.store(sums[block], row + block * 64, unit.column);
+        }
+      }
+    });
+    if (output.is_issuer()) tma_wait<0>();  // before this block's shared memory is given away
+  }
+  // Until the others arrive no more at this block's barriers.
+  if constexpr (CLUSTER > 1) cluster_barrier();
+}
+
+#if SPLIT
+// c = epilogue(the sum of the partial products), 8 elements a thread.
+extern "C" __global__ void __launch_bounds__(256) matmul_wgmma_sum(const MatmulSumArguments arguments) {
+  wait_for_previous_kernel();
+  const long long vector = (long long)blockIdx.x * 256 + threadIdx.x;
+  if (vector >= arguments.vectors) return;
+  const float* from = arguments.partials + vector * 8;
+  float sums[8] = {};
+#pragma unroll 4
+  for (int split = 0; split < arguments.splits; ++split, from += arguments.vectors * 8) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const Vector<float, 4> part = *reinterpret_cast<const Vector<float, 4>*>(from + half * 4);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sums[half * 4 + i] += part.at[i];
+    }
+  }
+  using Eight = Vector<T, 8>;
+  Eight out, bias = {}, residual = {};
+  if constexpr (EPILOGUE != PLAIN)
+    bias = *reinterpret_cast<const Eight*>(arguments.bias + vector % arguments.column_vectors * 8);
+  if constexpr (EPILOGUE == RESIDUAL)
+    residual = *reinterpret_cast<const Eight*>(arguments.extra + vector * 8);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if constexpr (EPILOGUE != PLAIN) sums[i] += to_float(bias.at[i]);
+    if constexpr (EPILOGUE == RESIDUAL) sums[i] += to_float(residual.at[i]);
+    out.at[i] = from_float<T>(sums[i]);
+  }
+  if constexpr (EPILOGUE == GELU_PRE) *reinterpret_cast<Eight*>(arguments.extra + vector * 8) = out;
+  if constexpr (EPILOGUE == GELU || EPILOGUE == GELU_PRE) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) out.at[i] = from_float<T>(gelu_value<T>(sums[i]));
+  }
+  *reinterpret_cast<Eight*>(arguments.c + vector * 8) = out;
+}
+#endif
