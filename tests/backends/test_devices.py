@@ -26,6 +26,7 @@ class TwoDevices:
         self.current = 0
         self.compiled: list[str] = []
         self.opted_in: list[tuple[int, int]] = []
+        self.wide_clusters: list[tuple[int, int]] = []
         self.launches: list[tuple[int, tuple[int, int]]] = []
 
     def stream(self) -> Any:
@@ -62,6 +63,8 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoDevices]:
     def opt_in(attribute: Any, value: int, handle: Any, device: int) -> tuple[int]:
         if attribute == driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES:
             two.opted_in.append((device, value))
+        if attribute == driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED:
+            two.wide_clusters.append((device, value))
         return (0,)
 
     monkeypatch.setattr(CudaSource, "compile", compiled)
@@ -72,6 +75,7 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoDevices]:
     monkeypatch.setattr(driver, "cuKernelSetAttribute", opt_in)
     monkeypatch.setattr(driver, "cuCtxGetDevice", lambda: (0, two.current))
     monkeypatch.setattr(driver, "cuDeviceGet", lambda index: (0, index))
+    monkeypatch.setattr(driver, "cuDeviceGetAttribute", lambda _, device: (0, CAPABILITIES[device][0]))
     caches = [c for c in vars(nvrtc).values() if hasattr(c, "cache_clear")]
     for cached in caches:
         cached.cache_clear()
@@ -100,6 +104,7 @@ def test_more_shared_memory_is_opted_in_on_each_device(devices: TwoDevices) -> N
         devices.current = current
         source["k"](1, 32, shared=100 << 10)
     assert devices.opted_in == [(0, 100 << 10), (1, 100 << 10)]
+    assert devices.wide_clusters == [(1, 1)]  # an sm_80 has no clusters
 
 
 def test_launch_configurations_are_bounded_and_rebuilt(

@@ -325,7 +325,7 @@ def test_a_planted_fault_is_seen(
 
 
 def test_the_main_loop_of_a_cluster_has_no_fence_of_the_whole_gpu() -> None:
-    """Of the two that are there, one is in each cluster barrier at the kernel's beginning and end.
+    """The only two fences are those of the cluster barriers at the kernel's beginning and end.
 
     An arrival at another block's barrier with the scope of the cluster compiles to one in each step.
     """

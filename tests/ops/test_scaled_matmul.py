@@ -388,7 +388,7 @@ def test_registered_and_traced_as_pytorch_asks() -> None:
 
 @pytest.mark.parametrize("mode", [TENSOR, ROWS, BLOCKS])
 def test_eager_is_the_product_of_the_decoded_factors(mode: str) -> None:
-    """By loops over blocks, apart from the spec's own expansion of scales."""
+    """Multiply by loops over blocks, without the spec's expansion of scales."""
     m, n, k = 20, 200, 300
     a, b, scale_a, scale_b = factors(m, n, k, mode, E4M3, E5M2, 0)
     expected = torch.zeros(m, n, dtype=torch.float64)

@@ -135,7 +135,7 @@ def test_an_unsupported_one_is_never_run(monkeypatch):
 @pytest.mark.parametrize("free", [1, 1 << 40])
 @pytest.mark.parametrize("raised", [True, False], ids=["raised", "died"])
 def test_a_lack_of_memory_is_no_verdict_unless_the_code_took_it(raised, free, monkeypatch):
-    """Where others hold a GPU's memory nothing was checked; where it is free the code needed too much."""
+    """If others hold the GPU's memory, nothing is checked; if it is free, the code needed too much."""
 
     class Short:
         def __init__(self, *_):

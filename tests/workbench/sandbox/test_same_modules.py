@@ -1,4 +1,4 @@
-"""What a candidate sees in `sys.modules` does not tell why its process was started."""
+"""A candidate cannot see in `sys.modules` for which purpose its process was started."""
 
 from __future__ import annotations
 

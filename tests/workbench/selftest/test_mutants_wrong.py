@@ -62,14 +62,14 @@ NEVER_ALONE = {
 
 @cache
 def oracle(operator: str, case: str, direction: str, device: str, seeds: int) -> Oracle:
-    found = registry.operator(operator)
-    return Oracle(found, found.case(case), direction, device, SEEDS[:seeds])
+    spec = registry.operator(operator)
+    return Oracle(spec, spec.case(case), direction, device, SEEDS[:seeds])
 
 
 def cases(mutant: Mutant, device: str = "cpu") -> list[Case]:
     """All, those that show its fault first, then plain before hard ones, small before large."""
     operator = registry.operator(mutant.operator)
-    found = operator.select("check", device) + operator.select("edge", device)
+    all_cases = operator.select("check", device) + operator.select("edge", device)
 
     def worth(case: Case) -> tuple[bool, int, bool, int]:
         size, kind = max(i.numel for i in case.inputs), kinds(case, operator)
@@ -78,7 +78,7 @@ def cases(mutant: Mutant, device: str = "cpu") -> list[Case]:
         shows = shows or SHOWS_AT.get(mutant.id) == case.name
         return not shows, len(kind - {"sizes"}), not 16 <= size <= 5000, size
 
-    return sorted(found, key=worth)
+    return sorted(all_cases, key=worth)
 
 
 def verdicts(mutant: Mutant, left: list[Case], without: str = "", device: str = "cpu") -> Iterator[Verdict]:
@@ -89,12 +89,12 @@ def verdicts(mutant: Mutant, left: list[Case], without: str = "", device: str = 
         for direction in directions:
             if without in kinds(case, operator) or without == direction:
                 continue
-            made, seeds = mutant.make(), 1 if without == "seeds" else 3
-            if not backends.support(made, case, device, direction):
+            mutated, seeds = mutant.make(), 1 if without == "seeds" else 3
+            if not backends.support(mutated, case, device, direction):
                 continue
             shared = oracle(operator.name, case.name, direction, device, seeds)
             rules = (without,) if without and without not in KINDS else ()
-            yield check(operator, made, case, direction, device, oracle=shared, without=rules)
+            yield check(operator, mutated, case, direction, device, oracle=shared, without=rules)
 
 
 def refused_by(mutant: Mutant, left: list[Case], without: str = "") -> tuple[str, str]:
@@ -186,18 +186,18 @@ def faultless(backend: str, operator: str, device: str, most: int) -> Iterator[V
         supports=like.make().supports,
         directions=("forward",),
     )
-    found: Operator = registry.operator(operator)
+    spec: Operator = registry.operator(operator)
     some: dict[object, Case] = {}
-    for case in found.select("check", device) + found.select("edge", device):
+    for case in spec.select("check", device) + spec.select("edge", device):
         small = max(i.numel for i in case.inputs) <= most
         if small and backends.support(right, case, device):
-            some.setdefault((case.dtype, kinds(case, found)) if device == "cpu" else case, case)
+            some.setdefault((case.dtype, kinds(case, spec)) if device == "cpu" else case, case)
     assert some
     for case in some.values():
-        large = device == "cuda" and is_large(found, case)
+        large = device == "cuda" and is_large(spec, case)
         with only_large_case() if large else nullcontext(), asked_twice(device == "cpu"):
             shared = oracle(operator, case.name, "forward", device, 1)
-            verdict = check(found, right, case, "forward", device, oracle=shared)
+            verdict = check(spec, right, case, "forward", device, oracle=shared)
             if large:
                 del shared
                 oracle.cache_clear()
@@ -234,8 +234,8 @@ def test_kernels_for_a_gpu_only_compile(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_source_loads_a_mutant_by_its_id() -> None:
-    (made,) = load(Source(kind="mutant", path="W02/softmax/eager/zeros")).implementations
-    assert (made.operator, made.name) == ("softmax", "W02/softmax/eager/zeros")
+    (mutated,) = load(Source(kind="mutant", path="W02/softmax/eager/zeros")).implementations
+    assert (mutated.operator, mutated.name) == ("softmax", "W02/softmax/eager/zeros")
     with pytest.raises(WeftError, match="W02/softmax/eager/zeros"):
         find("W02/softmax/eager/zeroes")
 

@@ -198,7 +198,7 @@ BY_TIME = "C02/matmul/eager/whole"  # a cache by all contents, which only its ti
 def test_on_a_busy_machine_a_time_is_not_trusted_and_values_are(
     identity: str, busy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing kills the kernel. That says something, unless it is shown by its time alone."""
+    """A surviving kernel is a failure, unless only its time can show the fault on a busy machine."""
     here = {**GPU, "load": {"busy": busy}}
     monkeypatch.setattr(selftest_judge, "run", lambda *_, **__: iter([record(machine=here)]))
 
