@@ -10,6 +10,7 @@ import torch
 
 from weft.lab import products
 from weft.ops._common.products import wgmma
+from weft.ops.scaled_matmul.spec import widened
 
 Calls = Sequence[Callable[[int], Any]]
 
@@ -47,6 +48,47 @@ def test_weights_beyond_the_cache_are_rotated(counted: list[int], monkeypatch: p
     assert [line.split(":")[0] for line in lines[2:-1]] == ["64 128 5", "32 32 1", "32 32 5"]
     assert lines[-1].endswith("products: 0.500")
     assert counted[:2] == [102, 102]  # three weights of 16 KiB, a multiple of them in a graph
+
+
+def test_linear_layers_have_all_configurations_for_each_epilogue(
+    counted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forward_with(
+        config: Any, x: Any, w: Any, splits: int, epilogue: Any, bias: Any, residual: Any
+    ) -> Any:
+        y = products.EPILOGUES[epilogue](torch.nn.functional.linear(x, w.t(), bias), residual)
+        return y
+
+    monkeypatch.setattr(wgmma, "forward_with", forward_with)
+    lines = list(products.linear_lines("cpu", [(64, 128, 192)]))
+    assert [line.split(" chosen ")[0] for line in lines] == [
+        "64 128 192 bias",
+        "64 128 192 gelu_pre",
+        "64 128 192 residual",
+    ]
+    assert all("'256c2': 1.0" in line and "'192c1p': 1.0" in line for line in lines)
+
+
+def test_fp8_products_have_all_configurations_for_each_kind_of_scales(
+    counted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exact(*operands: torch.Tensor, **_: Any) -> torch.Tensor:
+        a, b = widened(*operands[:4])
+        return (a.double() @ b.double()).bfloat16()
+
+    monkeypatch.setattr(products.scaled, "forward_with", lambda config, *operands: exact(*operands))
+    monkeypatch.setattr(torch, "_scaled_mm", exact)
+    lines = list(products.fp8_lines("cpu", [(64, 128, 256)]))
+    assert [line.split(" chosen ")[0] for line in lines] == [
+        f"64 128 256 {k}" for k in ("tensor", "row", "1x128")
+    ]
+    assert all("'torch-fast': 1.0" in line and "'256c1u': 1.0" in line for line in lines[:2])
+    assert "torch-fast" not in lines[2] and "256c1u" not in lines[2]
+
+
+def test_an_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert products.main(["few-rows", "narrow"]) == 2
+    assert "got narrow" in capsys.readouterr().err.replace(":", "")
 
 
 def test_without_a_gpu_it_says_so(

@@ -2,9 +2,13 @@
 
     python3 -m weft.lab.products > results/<device>/matmul-products-<date>.txt
 
-Two parts. ``wide`` times the configurations of the wgmma kernel (tile width, blocks in a cluster, parts of
-K); the model in ops/_common/products/wgmma.py is fitted to its figures. ``few-rows`` times products of 1 to
-64 rows against the weights of a Llama 8B and two squares.
+The parts: ``wide`` times the configurations of the wgmma kernel (tile width, blocks in a cluster, groups that
+alternate, parts of K); the model in ops/_common/products/wgmma.py is fitted to its figures. ``few-rows``
+times products of 1 to 64 rows against the weights of a Llama 8B and two squares. ``linear`` times linear
+layers with their epilogues against torch's, ``fp8`` products of float8 against ``torch._scaled_mm`` with and
+without its fast sums. Names of configurations: columns of a tile, ``c`` and blocks of a cluster, ``a`` if
+they share a, ``p`` if warp groups alternate, ``s`` and parts of K; for fp8 ``u`` if sums stay in the tensor
+cores, ``t`` if groups take turns.
 
 Calls are in a CUDA graph, without gaps between them. The graphs of all contenders are replayed forwards and
 then backwards in each round; a figure is the median in microseconds a call. Weights are rotated, so that
@@ -17,6 +21,7 @@ import argparse
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,8 +29,12 @@ import torch
 from weft import machine
 from weft.core import WeftError
 from weft.ops._common.products import skinny, wgmma
+from weft.ops.scaled_matmul import with_cuda as scaled
+from weft.ops.scaled_matmul import with_torch as scaled_by_torch
+from weft.ops.scaled_matmul.quantize import quantize_fp8
 
 Call = Callable[[int], Any]  # the argument numbers the calls of a graph
+Size = tuple[int, int, int]  # m, n, k
 DTYPE = torch.bfloat16
 # m, n, k, and whether a and b are contiguous along K. The last two are gradients of weights, of 16384 tokens.
 WIDE_SIZES = (
@@ -39,6 +48,21 @@ WIDE_SIZES = (
     (768, 768, 16384, False, False),
     (768, 3072, 16384, False, False),
 )
+# GPT-2's products for the MLP and the attention, and a Llama 8B's for the attention's output and down.
+LINEAR_SIZES = (
+    (16384, 3072, 768),
+    (16384, 768, 3072),
+    (65536, 2304, 768),
+    (8192, 4096, 4096),
+    (2048, 4096, 14336),
+)
+FP8_SIZES = ((8192, 8192, 8192), (4096, 7168, 16384), (4096, 4096, 4096), (512, 4096, 4096))
+# What torch computes behind a linear layer (its cuBLAS call adds the bias) for the same outputs.
+EPILOGUES: dict[wgmma.Epilogue, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    wgmma.Epilogue.BIAS: lambda y, residual: y,
+    wgmma.Epilogue.GELU_PRE: lambda y, residual: torch.nn.functional.gelu(y, approximate="tanh"),
+    wgmma.Epilogue.RESIDUAL: lambda y, residual: y + residual,
+}
 MOST_DIVIDED = 1 << 22  # elements of c: parts of K are timed up to this size
 # n, k of weights (N, K): a Llama 8B's products for queries, keys and values, the attention's output, gate and
 # up, down, and the vocabulary; then squares.
@@ -78,14 +102,19 @@ def matrix(rows: int, columns: int, by_rows: bool, device: str) -> torch.Tensor:
     return x if by_rows else x.t()
 
 
+def short_name(config: wgmma.Config) -> str:
+    """Return the name of a configuration in the printed lines; see the module's docstring."""
+    return f"{config.columns}c{config.cluster}" + "a" * config.share_a + "p" * config.pingpong
+
+
 def wide_options(m: int, n: int, k: int) -> dict[str, tuple[wgmma.Config, int]]:
     """Return the configurations and parts of K that are timed at a size, by a short name."""
-    options = {f"{c.columns}c{c.cluster}": (c, 1) for c in wgmma.CANDIDATES}
+    options = {short_name(c): (c, 1) for c in wgmma.CANDIDATES}
     if m * n <= MOST_DIVIDED and k >= 2048:
         options |= {
-            f"{c.columns}c{c.cluster}s{splits}": (c, splits)
+            f"{short_name(c)}s{splits}": (c, splits)
             for c in wgmma.CANDIDATES
-            if c.columns in (128, 256)
+            if c.columns in (128, 256) and not c.pingpong
             for splits in (2, 4, 8)
         }
     return options
@@ -95,31 +124,110 @@ def wide_lines(
     device: str = "cuda", sizes: Sequence[tuple[int, int, int, bool, bool]] = WIDE_SIZES
 ) -> Iterator[str]:
     """Yield one line a size: what the model chooses, and the times of all contenders."""
+    if device == "cuda":
+        for config in (c for c in wgmma.CANDIDATES if c.cluster > 1):
+            kernel = wgmma.source(DTYPE, config, True, False)["matmul_wgmma"]
+            at_once = wgmma.max_clusters(kernel, config, torch.device("cuda"))
+            yield f"clusters at once of {short_name(config)}: {at_once}"
     for m, n, k, a_by_k, b_by_k in sizes:
         a, b = matrix(m, k, a_by_k, device), matrix(k, n, not b_by_k, device)
         chosen, splits = wgmma.choose(a, b)
-        options = wide_options(m, n, k)
-        calls: list[Call] = [lambda i, a=a, b=b: torch.mm(a, b)]  # type: ignore[misc]
-        for config, parts in options.values():
-            calls.append(lambda i, a=a, b=b, c=config, s=parts: wgmma.forward_with(c, a, b, s))  # type: ignore[misc]
-        us = 2e-6 * m * n * k / 600  # at 600 TFLOP/s
-        times = graph_times(calls, max(2, min(100, int(GRAPH_US / us))))
-        figures = {name: round(t, 1) for name, t in zip(("torch", *options), times, strict=True)}
-        best = min(figures, key=lambda name: figures[name])
-        rates = (
-            f"torch {2e-6 * m * n * k / figures['torch']:.0f}, {best} {2e-6 * m * n * k / figures[best]:.0f}"
-        )
-        yield f"{m} {n} {k} chosen {chosen.columns}c{chosen.cluster}s{splits} {figures} TFLOP/s: {rates}"
+        calls: dict[str, Call] = {"torch": lambda i, a=a, b=b: torch.mm(a, b)}  # type: ignore[misc]
+        for name, (config, parts) in wide_options(m, n, k).items():
+            calls[name] = lambda i, a=a, b=b, c=config, s=parts: wgmma.forward_with(c, a, b, s)  # type: ignore[misc]
+        timed = _timed(calls, 2e-6 * m * n * k, ("torch",))
+        yield f"{m} {n} {k} chosen {short_name(chosen)}s{splits} {timed}"
+
+
+def _timed(calls: dict[str, Call], mega_flop: float, libraries: Sequence[str], likely_rate: int = 600) -> str:
+    """Return the times of all contenders in us, and TFLOP/s of the libraries and the fastest other one."""
+    count = max(2, min(100, int(GRAPH_US / (mega_flop / likely_rate))))
+    times = graph_times(list(calls.values()), count)
+    figures = {name: round(t, 1) for name, t in zip(calls, times, strict=True)}
+    best = min((name for name in figures if name not in libraries), key=lambda name: figures[name])
+    rates = ", ".join(f"{name} {mega_flop / figures[name]:.0f}" for name in (*libraries, best))
+    return f"{figures} TFLOP/s: {rates}"
+
+
+def linear_lines(device: str = "cuda", sizes: Sequence[Size] = LINEAR_SIZES) -> Iterator[str]:
+    """Yield a line for each size and epilogue: Weft's configurations beside torch's product and epilogue."""
+    for m, n, k in sizes:
+        x, weight = matrix(m, k, True, device), matrix(n, k, True, device)
+        bias, residual = matrix(1, n, True, device)[0], matrix(m, n, True, device)
+        for epilogue, finish in EPILOGUES.items():
+            calls: dict[str, Call] = {"torch": partial(_library_linear, finish, x, weight, bias, residual)}
+            added = residual if epilogue == wgmma.Epilogue.RESIDUAL else None
+            for config in wgmma.CANDIDATES:
+                calls[short_name(config)] = partial(_linear, config, x, weight, epilogue, bias, added)
+            chosen, splits = wgmma.choose(x, weight.t(), epilogue)
+            timed = _timed(calls, 2e-6 * m * n * k, ("torch",))
+            yield f"{m} {n} {k} {epilogue.name.lower()} chosen {short_name(chosen)}s{splits} {timed}"
+
+
+def _library_linear(finish: Any, x: Any, weight: Any, bias: Any, residual: Any, _: int) -> torch.Tensor:
+    return finish(torch.nn.functional.linear(x, weight, bias), residual)  # type: ignore[no-any-return]
+
+
+def _linear(
+    config: wgmma.Config, x: Any, weight: Any, epilogue: Any, bias: Any, residual: Any, _: int
+) -> Any:
+    return wgmma.forward_with(config, x, weight.t(), 1, epilogue, bias, residual)
+
+
+def fp8_lines(device: str = "cuda", sizes: Sequence[Size] = FP8_SIZES) -> Iterator[str]:
+    """Yield a line for each size and kind of scales: Weft's configurations beside ``torch._scaled_mm``.
+
+    Fast sums stay in the tensor cores for all of K. The library has them for scales of tensors and rows.
+    """
+    for m, n, k in sizes:
+        x, w = (matrix(rows, k, True, device) for rows in (m, n))
+        chosen, splits = scaled.choose(m, n, k, x.device)
+        for a_blocks, b_blocks in (("tensor", "tensor"), ("row", "column"), ("1x128", "128x128")):
+            (a, scale_a), (b, scale_b) = quantize_fp8(x, a_blocks), quantize_fp8(w.t(), b_blocks)
+            by_blocks = a_blocks == "1x128"
+            calls = library_fp8(a, b, scale_a, scale_b, by_blocks)
+            libraries = tuple(calls)
+            for config in scaled.CANDIDATES:
+                if config.promotes or not by_blocks:
+                    calls[fp8_name(config)] = partial(_fp8_product, config, (a, b, scale_a, scale_b))
+            timed = _timed(calls, 2e-6 * m * n * k, libraries, 1200)
+            yield f"{m} {n} {k} {a_blocks} chosen {fp8_name(chosen)}s{splits} {timed}"
+
+
+def _fp8_product(config: scaled.Config, operands: tuple[torch.Tensor, ...], _: int) -> torch.Tensor:
+    return scaled.forward_with(config, *operands)
+
+
+def library_fp8(
+    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, by_blocks: bool
+) -> dict[str, Call]:
+    """Return the calls of ``torch._scaled_mm``, with the scales of blocks in its order beforehand."""
+    if by_blocks:
+        scale_a, scale_b = scaled_by_torch.in_library_order(scale_a, scale_b)
+    product = partial(torch._scaled_mm, a, b, scale_a, scale_b, out_dtype=DTYPE)
+    calls: dict[str, Call] = {"torch": lambda _: product(use_fast_accum=False)}
+    if not by_blocks:
+        calls["torch-fast"] = lambda _: product(use_fast_accum=True)
+    return calls
+
+
+def fp8_name(config: scaled.Config) -> str:
+    """Return the name of a configuration of float8; see the module's docstring."""
+    return f"{config.columns}c{config.cluster}" + "u" * (not config.promotes) + "t" * config.takes_turns
 
 
 def few_rows_lines(
     device: str = "cuda",
     weights: Sequence[tuple[int, int]] = WEIGHTS,
     rows: Sequence[int] = ROWS,
-    l2_bytes: int = 50 << 20,
+    l2_bytes: int = 0,
 ) -> Iterator[str]:
-    """Yield one line for each weight and number of rows, and the geometric mean over a Llama 8B's."""
+    """Yield one line for each weight and number of rows, and the geometric mean over a Llama 8B's.
+
+    ``l2_bytes`` 0 is the device's own.
+    """
     ratios = []
+    l2_bytes = l2_bytes or torch.cuda.get_device_properties(0).L2_cache_size
     yield "n k m: us by weft, us by torch.mm, torch / weft, TB/s of the weight by weft"
     for n, k in weights:
         bytes_read = n * k * DTYPE.itemsize
@@ -138,34 +246,37 @@ def few_rows_lines(
         yield f"geometric mean of torch / weft, a Llama 8B's products: {mean:.3f}"
 
 
+PARTS: dict[str, Callable[[], Iterator[str]]] = {
+    "wide": wide_lines,
+    "few-rows": few_rows_lines,
+    "linear": linear_lines,
+    "fp8": fp8_lines,
+}
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Measure and print; return 2 without a GPU that the kernels run on."""
+    """Measure and print; return 2 for an unknown part, or without a GPU that the kernels run on."""
     parser = argparse.ArgumentParser(
         prog="python3 -m weft.lab.products",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("part", nargs="?", choices=("wide", "few-rows"), help="one of the two parts")
-    part = parser.parse_args(arguments).part
+    parser.add_argument("parts", nargs="*", help=f"parts to measure: {', '.join(PARTS)} [default: all]")
+    parts = parser.parse_args(arguments).parts or list(PARTS)
     try:
+        if unknown := sorted({*parts} - {*PARTS}):
+            raise WeftError("the parts of lab.products", expected=", ".join(PARTS), got=", ".join(unknown))
         if not machine.has_gpu():
             raise WeftError("the times of products", expected="an NVIDIA GPU", got="none")
-        if part == "wide" and torch.cuda.get_device_capability() != (9, 0):
+        if parts != ["few-rows"] and torch.cuda.get_device_capability() != (9, 0):
             raise WeftError("the wgmma products", expected="compute capability 9.0", got="another")
     except WeftError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    properties = torch.cuda.get_device_properties(0)
-    print(f"{properties.name}, torch {torch.__version__}, bf16, us a call")
-    if part != "few-rows" and torch.cuda.get_device_capability() == (9, 0):
-        for config in (c for c in wgmma.CANDIDATES if c.cluster > 1):
-            kernel = wgmma.source(DTYPE, config, True, False)["matmul_wgmma"]
-            at_once = wgmma.max_clusters(kernel, config, torch.device("cuda"))
-            print(f"clusters of {config.cluster} at once with {config.columns} columns: {at_once}")
-        for line in wide_lines():
-            print(line, flush=True)
-    if part != "wide":
-        for line in few_rows_lines(l2_bytes=properties.L2_cache_size):
+    print(f"{torch.cuda.get_device_properties(0).name}, torch {torch.__version__}, bf16, us a call")
+    for part in parts:
+        print(f"-- {part}")
+        for line in PARTS[part]():
             print(line, flush=True)
     return 0
 

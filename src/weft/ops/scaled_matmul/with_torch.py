@@ -32,14 +32,18 @@ def forward(
     if 0 in (m, n, k):
         return a.new_zeros(m, n, dtype=dtype)
     if has_blocks(a, b, scale_a, scale_b):
-        scale_a = scale_a.t().contiguous().t()
-        scale_b = _padded_columns(scale_b)
+        scale_a, scale_b = in_library_order(scale_a, scale_b)
     elif scale_a.dim() or scale_b.dim():
         # One recipe for both factors: a single scale is repeated.
         scale_a, scale_b = scale_a.expand(m, 1).contiguous(), scale_b.expand(1, n).contiguous()
     return torch._scaled_mm(
         a.contiguous(), b.t().contiguous().t(), scale_a, scale_b, out_dtype=dtype, use_fast_accum=False
     )
+
+
+def in_library_order(scale_a: torch.Tensor, scale_b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the scales of blocks, (M, K / 128) and (K / 128, N / 128), stored as the library reads them."""
+    return scale_a.t().contiguous().t(), _padded_columns(scale_b)
 
 
 def _padded_columns(scale: torch.Tensor) -> torch.Tensor:
