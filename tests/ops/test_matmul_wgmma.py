@@ -422,9 +422,9 @@ def test_operands_that_the_copy_engine_cannot_read_are_not_supported() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("config", wgmma.CANDIDATES, ids=lambda c: str(c.columns))
+@pytest.mark.parametrize("config", wgmma.CANDIDATES, ids=lambda c: c.label)
 @pytest.mark.parametrize("dtype", wgmma.DTYPES)
-def test_products_are_right_on_a_gpu(dtype: torch.dtype, config: object) -> None:
+def test_products_are_right_on_a_gpu(dtype: torch.dtype, config: wgmma.Config) -> None:
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("wgmma exists on compute capability 9.0 alone")
     for m, n, k in ((1, 8, 8), (128, 256, 64), (1000, 1032, 2056), (4096, 4096, 512), (520, 4104, 72)):
@@ -442,6 +442,8 @@ def test_products_are_right_on_a_gpu(dtype: torch.dtype, config: object) -> None
                 error = float(((c.double() - exact).abs() / unit).nan_to_num(1e9).max())
                 assert error < 0.6, (m, n, k, a_is_k_major, b_is_k_major)
                 assert torch.equal(c, wgmma.forward_with(config, a, b))
+                if config.pingpong:  # which no divided K has
+                    continue
                 parts = wgmma.forward_with(config, a, b, 3)
                 error = float(((parts.double() - exact).abs() / unit).nan_to_num(1e9).max())
                 assert error < 0.6, (m, n, k, a_is_k_major, b_is_k_major, "divided K")

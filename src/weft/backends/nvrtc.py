@@ -212,6 +212,7 @@ class Kernel:
 
         if shared > self._shared:
             self._allow(shared)
+        _bind_context(self.device)  # nothing may have run on the device so far
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = cluster, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
