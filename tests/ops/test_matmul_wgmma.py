@@ -17,12 +17,13 @@ from helpers.paths import SRC, TESTS
 from helpers.warp_emulator import EmulatorError
 from weft.backends import disassemble
 from weft.backends.nvrtc import CudaSource
+from weft.lab.products import short_name
 from weft.ops._common.hopper import tensor_map, wgmma_shapes
 from weft.ops._common.products import wgmma
 
 EMULATOR = TESTS / "helpers" / "hopper_emulator.hpp"
 LIBRARY = SRC / "weft/ops/_common/hopper"
-RECORD = SRC.parent / "results/nvidia-h200/products-2026-11-24.txt"
+RECORD = SRC.parent / "results/nvidia-h200/products-2026-11-24b.txt"
 PAIR, WIDE, ODD, MIDDLE, NARROW, MIDDLE_PAIR = wgmma.CANDIDATES[:6]  # PAIR: two blocks in a cluster
 NARROW_PAIR, PINGPONG, PINGPONG_PAIR, PINGPONG_WIDE = wgmma.CANDIDATES[6:]
 _, BIAS, GELU, GELU_PRE, RESIDUAL = wgmma.Epilogue
@@ -240,7 +241,9 @@ def epilogue_errors(point: tuple[Any, ...], seed: int, device: str = "cpu") -> l
         expected.insert(0, torch.nn.functional.gelu(sums, approximate="tanh"))
     errors = []
     for y, exact in zip(outputs, expected[: len(outputs)], strict=True):
-        unit = torch.finfo(dtype).eps * (exact.abs() + 1e-3 * k**0.5)
+        # The second term: the tensor cores add in float32 and cut its last bits off. cuBLAS has the same
+        # errors to the last bit.
+        unit = torch.finfo(dtype).eps * exact.abs() + 2**-20 * k
         errors.append(float(((y.double() - exact).abs() / unit).nan_to_num(1e9).max()))
     return errors
 
@@ -350,8 +353,9 @@ def test_the_generated_shapes_are_current() -> None:
 @pytest.mark.parametrize(
     ("size", "expected", "splits"),
     [
-        ((8192, 8192, 8192), WIDE, 1),
-        ((16384, 3072, 768), WIDE, 1),
+        ((8192, 8192, 8192), PINGPONG_WIDE, 1),
+        ((16384, 3072, 768), PINGPONG_PAIR, 1),
+        ((2048, 2048, 2048), WIDE, 1),
         ((512, 4096, 4096), MIDDLE_PAIR, 1),
         ((1024, 1024, 1024), NARROW, 1),
         ((768, 768, 16384), MIDDLE, 3),  # the gradient of a weight over 16384 tokens
@@ -361,7 +365,7 @@ def test_the_generated_shapes_are_current() -> None:
 def test_the_configuration_with_the_cheapest_waves_is_chosen(
     size: tuple[int, int, int], expected: object, splits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The widest tile, unless it leaves SMs idle; clusters and parts of K where there are few tiles."""
+    """Groups that alternate for many tiles; for few tiles those that keep most SMs busy, and parts of K."""
     monkeypatch.setattr(wgmma, "num_sms", lambda device: 132)
     m, n, k = size
     a, b = torch.empty(m, k, dtype=BF16, device="meta"), torch.empty(k, n, dtype=BF16, device="meta")
@@ -380,29 +384,31 @@ def test_groups_alternate_where_k_is_short_and_the_epilogue_long(monkeypatch: py
         assert wgmma.choose(a, b, epilogue)[0].pingpong == expected, (m, n, k)
 
 
-def recorded() -> list[tuple[tuple[int, int, int], dict[tuple[object, int], float]]]:
-    """Return the sizes of the committed record, and microseconds by configuration and parts of K."""
-    names = {f"{c.columns}c{c.cluster}": c for c in wgmma.MEASURED}
-    sizes = []
-    for line in RECORD.read_text().splitlines():
-        if match := re.match(r"(\d+) (\d+) (\d+) chosen .*?({.*})", line):
-            figures = {name.partition("s"): t[0] for name, t in ast.literal_eval(match[4]).items()}
+def recorded() -> list[tuple[tuple[int, int, int], wgmma.Epilogue, dict[tuple[wgmma.Config, int], float]]]:
+    """Return the sizes and epilogues of the record, and microseconds by configuration and parts of K."""
+    names = {short_name(c): c for c in wgmma.CHOSEN_FROM}
+    points = []
+    for line in RECORD.read_text().partition("-- fp8")[0].splitlines():
+        if match := re.match(r"(\d+) (\d+) (\d+) (?:(\w+) )?chosen .*?({.*})", line):
+            figures = {name.partition("s"): us for name, us in ast.literal_eval(match[5]).items()}
             figures = {key: us for key, us in figures.items() if key[0] in names}
             times = {(names[name], int(splits or 1)): us for (name, _, splits), us in figures.items()}
-            sizes.append(((int(match[1]), int(match[2]), int(match[3])), times))
-    return sizes
+            size = int(match[1]), int(match[2]), int(match[3])
+            points.append((size, wgmma.Epilogue[(match[4] or "plain").upper()], times))
+    return points
 
 
 def test_the_model_agrees_with_the_record() -> None:
     """As its docstring says: the root-mean-square error, and what a choice among the recorded ones loses."""
-    errors = []
-    sizes = recorded()
-    assert len(sizes) == 10
-    for size, times in sizes:
-        model = {option: wgmma.estimated_us(*size, *option, 132) for option in times}
-        assert times[min(model, key=lambda option: model[option])] <= 1.04 * min(times.values())
+    errors, losses = [], []
+    points = recorded()
+    assert len({size for size, _, _ in points}) == 13 and len(points) == 24
+    for size, epilogue, times in points:
+        model = {option: wgmma.estimated_us(*size, *option, 132, epilogue) for option in times}
+        losses.append(times[min(model, key=lambda option: model[option])] / min(times.values()) - 1)
         errors += [model[option] / times[option] - 1 for option in times]
-    assert len(errors) == 96
+    assert max(losses) < 0.07 and sum(losses) / len(losses) < 0.015
+    assert len(errors) == 276
     assert (sum(e * e for e in errors) / len(errors)) ** 0.5 < 0.085
 
 
@@ -440,13 +446,13 @@ def test_products_are_right_on_a_gpu(dtype: torch.dtype, config: wgmma.Config) -
                 unit = torch.finfo(dtype).eps * exact.abs() + 2**-20 * k
                 c = wgmma.forward_with(config, a, b)
                 error = float(((c.double() - exact).abs() / unit).nan_to_num(1e9).max())
-                assert error < 0.6, (m, n, k, a_is_k_major, b_is_k_major)
+                assert error < 0.6, (m, n, k, a_is_k_major, b_is_k_major, error)
                 assert torch.equal(c, wgmma.forward_with(config, a, b))
                 if config.pingpong:  # which no divided K has
                     continue
                 parts = wgmma.forward_with(config, a, b, 3)
                 error = float(((parts.double() - exact).abs() / unit).nan_to_num(1e9).max())
-                assert error < 0.6, (m, n, k, a_is_k_major, b_is_k_major, "divided K")
+                assert error < 0.6, (m, n, k, a_is_k_major, b_is_k_major, "divided K", error)
                 assert torch.equal(parts, wgmma.forward_with(config, a, b, 3))
 
 
@@ -462,4 +468,4 @@ def test_epilogues_are_right_on_a_gpu(config: wgmma.Config, epilogue: wgmma.Epil
                 # bfloat16's GELU may be off by 2^-11 of x, half a unit more where y is x.
                 limit = 1.0 if dtype == BF16 and epilogue in (GELU, GELU_PRE) else 0.6
                 errors = epilogue_errors((m, n, k, config, dtype, epilogue, splits), 0, "cuda")
-                assert max(errors) < limit, (m, n, k, dtype, splits)
+                assert max(errors) < limit, (m, n, k, dtype, splits, errors)

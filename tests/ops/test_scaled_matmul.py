@@ -28,7 +28,9 @@ from weft.workbench.check.oracle import Oracle
 EMULATOR = TESTS / "helpers" / "hopper_emulator.hpp"
 LIBRARY = SRC / "weft/ops/_common/hopper"
 KERNEL = SRC / "weft/ops/scaled_matmul/scaled_matmul.cu"
-ODD, MIDDLE, NARROW, ODD_PAIR, MIDDLE_PAIR, WIDE, WIDE_PAIR, *TURNS = with_cuda.CANDIDATES  # cluster of two
+ODD, MIDDLE, NARROW, ODD_PAIR, MIDDLE_PAIR, WIDE, WIDE_PAIR, *DOUBLE = (
+    with_cuda.CANDIDATES
+)  # PAIR: a cluster of two
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 # m, n, k, configuration, kind of scales, dtypes of a and b. The block has 128 rows and takes 128 of K; with
 # two SMs each block computes several tiles.
@@ -43,8 +45,11 @@ POINTS = [
     (520, 264, 272, MIDDLE_PAIR, ROWS, E4M3, E4M3),
     (200, 264, 272, WIDE, ROWS, E4M3, E4M3),
     (200, 264, 272, WIDE_PAIR, TENSOR, E4M3, E4M3),
-    (264, 392, 272, TURNS[0], BLOCKS, E4M3, E4M3),
-    (300, 264, 272, TURNS[3], ROWS, E4M3, E4M3),
+    (264, 392, 528, DOUBLE[0], BLOCKS, E4M3, E4M3),
+    (264, 136, 656, DOUBLE[0], TENSOR, E4M3, E4M3),
+    (300, 264, 272, DOUBLE[1], ROWS, E4M3, E4M3),
+    (136, 72, 144, DOUBLE[2], BLOCKS, E4M3, E4M3),
+    (136, 72, 128, DOUBLE[2], BLOCKS, E4M3, E4M3),
 ]
 # The same, the number of parts of K, and SMs: all tiles divided; some of them; an even and an uneven share of
 # the steps, and more parts than steps.
@@ -54,11 +59,11 @@ SPLIT_POINTS = [
     ((72, 264, 656, ODD, BLOCKS, E4M3, E4M3), 3, 8),
     ((200, 72, 272, NARROW, TENSOR, E5M2, E4M3), 8, 3),
     ((200, 264, 400, MIDDLE_PAIR, BLOCKS, E4M3, E4M3), 2, 5),
-    ((200, 264, 400, TURNS[1], ROWS, E4M3, E4M3), 3, 4),
+    ((200, 264, 656, DOUBLE[0], ROWS, E4M3, E4M3), 3, 4),
     ((16, 200, 528, ODD, ROWS, E4M3, E4M3), 2, 8),
 ]
-WAIT = "    wgmma_wait<0>();\n"
-RELEASE = "    if (threadIdx.x % 32 == 0) pipeline.release_in_cluster<CLUSTER>(ring.stage);\n"
+WAIT = "    wgmma_wait<PENDING>();\n"
+RELEASE = "    if (threadIdx.x % 32 == 0) pipeline.release_in_cluster<CLUSTER>(stage);\n"
 # name: the text of the kernel that is replaced, and by what
 FAULTS = {
     "no proxy fence before a store": ("    fence_async_proxy();\n", ""),
@@ -68,13 +73,24 @@ FAULTS = {
     ),
     "sums are added before they are complete": (
         WAIT + RELEASE,
-        WAIT.replace("0", "1") + RELEASE,
+        WAIT.replace("PENDING", "PENDING + 1") + RELEASE,
+    ),
+    "two sets: sums are added before they are complete": (
+        WAIT + RELEASE,
+        WAIT.replace("PENDING", "SETS") + RELEASE,
+    ),
+    "two sets: the last sums are not waited for": (
+        "      sum.add<0>(second, second_stage);\n",
+        "      sum.add<1>(second, second_stage);\n",
+    ),
+    "two sets: a stage of the next step is released": (
+        "      first_stage = sum.issue(first);\n      sum.add<1>(second, second_stage);\n",
+        "      first_stage = sum.issue(first);\n      sum.add<1>(second, first_stage);\n",
     ),
     "a step's sum begins with that of the step before": (
-        "ring.stage * STAGE_BYTES, group, false);",
-        "ring.stage * STAGE_BYTES, group, true);",
+        "stage * STAGE_BYTES, group, false);",
+        "stage * STAGE_BYTES, group, true);",
     ),
-    "the first turn is nobody's": ("    if (group == 1) end_turn(group);\n", ""),
     "only a step's last 32 of K count": ("accumulate || k > 0", "accumulate"),
     "no fence before the first product": ("  wgmma_fence();\n", ""),
     "a group reads the other's rows": ("stage + group * 64 * BK", "stage"),
@@ -90,10 +106,7 @@ FAULTS = {
         "      b_at[section] += arguments.scale_b.rows;\n",
         "",
     ),
-    "scales of the next step": (
-        "  if constexpr (BLOCK_SCALES) scales.load(arguments);\n",
-        "  if constexpr (BLOCK_SCALES) scales.load(arguments), scales.load(arguments);\n",
-    ),
+    "scales of the next step": ("  sum.load_scales();\n", "  sum.load_scales(), sum.load_scales();\n"),
     "a part of K begins with the scales of the first": (
         "                   unit.first * of_a.columns;",
         "                   0;",
@@ -242,7 +255,7 @@ def test_a_planted_fault_is_seen(
         monkeypatch.setattr(with_cuda, "num_sms", lambda device: 5)
     # Two blocks that each compute one tile, in many schedules, or one block that computes several.
     of_cluster = fault.startswith("a block")
-    odd = TURNS[0] if "turn" in fault else ODD
+    odd = DOUBLE[0] if "two sets" in fault else ODD
     of_columns = fault.startswith(("a column", "parts"))
     mode = ROWS if of_columns else BLOCKS
     point = (
@@ -507,13 +520,14 @@ def test_products_are_right_on_a_gpu(mode: str, config: object) -> None:
             inputs = [x.cuda() for x in factors(m, n, k, mode, a_dtype, b_dtype, 0)]
             wide_a, wide_b = (x.double() for x in widened(*inputs))
             exact, size = wide_a @ wide_b, (wide_a.square() @ wide_b.square()).sqrt()
-            # The tensor cores keep about 14 bits; without promotion a long sum loses more.
-            bits = 2**-10 if config.promotes else 2**-8  # type: ignore[attr-defined]
+            # The tensor cores keep about 14 bits. Of 16 million sums of 512 the worst is off by 1.3 units of
+            # 2^-10, in torch._scaled_mm too. Without promotion a sum of 2064 is off by 3.6.
+            bits = 2**-9 if config.promotes else 2**-7  # type: ignore[attr-defined]
             unit = torch.finfo(torch.bfloat16).eps * exact.abs() + bits * size + 1e-30
             for splits in (1, 3):
                 c = with_cuda.forward_with(config, *inputs, splits=splits)  # type: ignore[arg-type]
                 error = float(((c.double() - exact).abs() / unit).nan_to_num(1e9).max())
-                assert error < 1, (m, n, k, a_dtype, b_dtype, splits)
+                assert error < 1, (m, n, k, a_dtype, b_dtype, splits, error)
                 again = with_cuda.forward_with(config, *inputs, splits=splits)  # type: ignore[arg-type]
                 assert torch.equal(c, again)
 

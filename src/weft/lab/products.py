@@ -8,7 +8,7 @@ times products of 1 to 64 rows against the weights of a Llama 8B and two squares
 layers with their epilogues against torch's, ``fp8`` products of float8 against ``torch._scaled_mm`` with and
 without its fast sums. Names of configurations: columns of a tile, ``c`` and blocks of a cluster, ``a`` if
 they share a, ``p`` if warp groups alternate, ``s`` and parts of K; for fp8 ``u`` if sums stay in the tensor
-cores, ``t`` if groups take turns.
+cores, ``d`` if there are two sets of them.
 
 Calls are in a CUDA graph, without gaps between them. The graphs of all contenders are replayed forwards and
 then backwards in each round; a figure is the median in microseconds a call. Weights are rotated, so that
@@ -213,7 +213,7 @@ def library_fp8(
 
 def fp8_name(config: scaled.Config) -> str:
     """Return the name of a configuration of float8; see the module's docstring."""
-    return f"{config.columns}c{config.cluster}" + "u" * (not config.promotes) + "t" * config.takes_turns
+    return f"{config.columns}c{config.cluster}" + "u" * (not config.promotes) + "d" * (config.sets == 2)
 
 
 def few_rows_lines(

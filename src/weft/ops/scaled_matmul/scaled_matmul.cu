@@ -1,6 +1,6 @@
 // c = (scale_a a) (scale_b b) by Hopper's tensor cores (wgmma, sm_90a): fp8 factors, c in 16 bits.
 //
-// Persistent blocks of three warp groups, as in matmul_wgmma.cu. One thread of group 0 copies tiles of a and
+// Persistent blocks of three warp groups, as in products/wgmma.cu. One thread of group 0 copies tiles of a and
 // b by the copy engine into a ring of STAGES stages; groups 1 and 2 each compute 64 x BN of c, and store it
 // through a buffer of their own. Both factors are K-major. K is taken 128 at a time, a row of 128 bytes; the
 // copy engine fills what lies outside of a and b with zeros, and writes nothing outside of c.
@@ -9,7 +9,8 @@
 // sum there, which ordinary instructions then add to a second set of float32 registers. While one group does
 // so, the tensor cores work for the other. With BLOCK_SCALES that addition also multiplies by the scales of
 // the step's blocks; without, scales are per row and column (or tensor), and the epilogue multiplies by them.
-// With ORDERED the two groups issue the products of their steps in turn, so that their additions alternate.
+// SETS is the number of sets of sums in the tensor cores. With 2, a group issues the products of the next step
+// before it adds up the sums of this one, and feeds the tensor cores without the other group.
 // With SPLIT, K of the last tiles, which are fewer than SMs, is divided into equal parts that different
 // blocks take: each writes its sums in float32, and a second kernel adds them in the order of K.
 // Source of the design: NVIDIA's CUTLASS, and the promotion of DeepSeek-V3 (arXiv:2412.19437).
@@ -29,7 +30,7 @@
 #define STAGES 6
 #define CLUSTER 1
 #define PROMOTE 1
-#define ORDERED 0
+#define SETS 1
 #define BLOCK_SCALES 0
 #define SPLIT 0
 #endif
@@ -52,7 +53,7 @@ constexpr int BARRIERS_AT = STAGES * STAGE_BYTES + CONSUMERS * OUT_BYTES;
 constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;  // with 384 threads: 64,512 of 65,536
 constexpr int SCALE_BLOCK = 128, SECTIONS = BN / 64;  // a section of 64 columns has one scale of b
 static_assert(BN % 64 == 0 && BARRIERS_AT + Pipeline<STAGES>::BYTES <= 227 << 10, "too much shared memory");
-static_assert(PROMOTE || !ORDERED, "only additions of sums take turns");
+static_assert(PROMOTE || SETS == 1, "a second set of sums is for additions");
 static_assert(PROMOTE || !BLOCK_SCALES, "the scales of blocks are multiplied by where sums are promoted");
 
 }  // namespace
@@ -134,15 +135,7 @@ __device__ __forceinline__ void produce(const ScaledArguments& arguments, Pipeli
   });
 }
 
-constexpr int OUT_BARRIER = 1, TURN_BARRIER = OUT_BARRIER + CONSUMERS;  // one of each for each group
-
-// Waits until this group may issue, and lets the other issue. Group 1 begins with the second.
-__device__ __forceinline__ void begin_turn(int group) {
-  if constexpr (ORDERED) named_barrier(TURN_BARRIER + group, CONSUMERS * GROUP_THREADS);
-}
-__device__ __forceinline__ void end_turn(int group) {
-  if constexpr (ORDERED) named_barrier_arrive(TURN_BARRIER + 1 - group, CONSUMERS * GROUP_THREADS);
-}
+constexpr int OUT_BARRIER = 1;  // of group 0; the next is group 1's
 
 // Issues the products of one step with this group's 64 rows of a.
 __device__ __forceinline__ void issue_step(float (&sums)[BN / 2], unsigned stage, int group,
@@ -191,36 +184,78 @@ struct StepScales {
   }
 };
 
-// Writes the products of a unit to `total`, and leaves the ring behind its last stage. Each step's sum leaves
-// the tensor cores before the next begins.
-__device__ __forceinline__ void multiply_promoted(float (&total)[BN / 2], const ScaledArguments& arguments,
-                                                  const Unit& unit, int group, Pipeline<STAGES> pipeline,
-                                                  RingPosition<STAGES>& ring, unsigned stages) {
-  float sums[BN / 2];
-#pragma unroll
-  for (int i = 0; i < BN / 2; ++i) total[i] = 0.0f;
-  const int row = unit.row + group * 64 + accumulator_row(threadIdx.x % GROUP_THREADS, 0);
-  StepScales scales(arguments, unit, row);
-  if constexpr (BLOCK_SCALES) scales.load(arguments);
-  for (int step = unit.first; step < unit.end; ++step) {
-    float factors[2][SECTIONS];
+// Writes the products of a unit to `total`, step by step. Each step's sum leaves the tensor cores, and is added
+// by ordinary instructions.
+struct PromotedSum {
+  float (&total)[BN / 2];
+  const ScaledArguments& arguments;
+  const int group;
+  const Pipeline<STAGES> pipeline;
+  RingPosition<STAGES>& ring;  // of the next step to issue
+  const unsigned stages;
+  StepScales scales;           // of the next step to add
+  int steps_to_load;
+
+  __device__ __forceinline__ void load_scales() {
+    if constexpr (BLOCK_SCALES)
+      if (steps_to_load-- > 0) scales.load(arguments);
+  }
+
+  // Issues the next step's products into `sums`, and returns their stage.
+  __device__ __forceinline__ int issue(float (&sums)[BN / 2]) {
+    const int stage = ring.stage;
     pipeline.wait_full(ring);
-    begin_turn(group);
-    issue_step(sums, stages + ring.stage * STAGE_BYTES, group, false);
-    end_turn(group);
+    issue_step(sums, stages + stage * STAGE_BYTES, group, false);
+    ring.next();
+    return stage;
+  }
+
+  // Waits until at most PENDING younger steps run, and adds the sums of the step in `stage`.
+  template <int PENDING> __device__ __forceinline__ void add(const float (&sums)[BN / 2], int stage) {
+    float factors[2][SECTIONS];
     if constexpr (BLOCK_SCALES) {
 #pragma unroll
       for (int i = 0; i < 2 * SECTIONS; ++i) factors[i % 2][i / 2] = scales.a[i % 2] * scales.b[i / 2];
-      // Those of the next step arrive while the products run.
-      if (step + 1 < unit.end) scales.load(arguments);
+      load_scales();  // the next step's arrive while the products run
     }
-    wgmma_wait<0>();
-    if (threadIdx.x % 32 == 0) pipeline.release_in_cluster<CLUSTER>(ring.stage);
-    ring.next();
+    wgmma_wait<PENDING>();
+    if (threadIdx.x % 32 == 0) pipeline.release_in_cluster<CLUSTER>(stage);
 #pragma unroll
     for (int i = 0; i < BN / 2; ++i) {
       if constexpr (BLOCK_SCALES) total[i] += factors[i / 2 % 2][i / 32] * sums[i];
       else total[i] += sums[i];
+    }
+  }
+};
+
+__device__ __forceinline__ void multiply_promoted(float (&total)[BN / 2], const ScaledArguments& arguments,
+                                                  const Unit& unit, int group, Pipeline<STAGES> pipeline,
+                                                  RingPosition<STAGES>& ring, unsigned stages) {
+#pragma unroll
+  for (int i = 0; i < BN / 2; ++i) total[i] = 0.0f;
+  const int row = unit.row + group * 64 + accumulator_row(threadIdx.x % GROUP_THREADS, 0);
+  PromotedSum sum{total, arguments, group, pipeline, ring, stages, StepScales(arguments, unit, row),
+                  unit.end - unit.first};
+  sum.load_scales();
+  float first[BN / 2];
+  if constexpr (SETS == 1) {
+    for (int step = unit.first; step < unit.end; ++step) sum.add<0>(first, sum.issue(first));
+  } else {
+    float second[BN / 2];
+    int first_stage = sum.issue(first), step = unit.first, second_stage;
+    // Two steps at a time, so that each set has its registers. One or two steps are left for the end.
+    for (; step + 2 < unit.end; step += 2) {
+      second_stage = sum.issue(second);
+      sum.add<1>(first, first_stage);
+      first_stage = sum.issue(first);
+      sum.add<1>(second, second_stage);
+    }
+    if (step + 1 < unit.end) {
+      second_stage = sum.issue(second);
+      sum.add<1>(first, first_stage);
+      sum.add<0>(second, second_stage);
+    } else {
+      sum.add<0>(first, first_stage);
     }
   }
 }
@@ -335,7 +370,6 @@ extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS
     const int group = role - 1;
     const unsigned buffer = stages + STAGES * STAGE_BYTES + group * OUT_BYTES;
     RingPosition<STAGES> ring;
-    if (group == 1) end_turn(group);
     for_each_unit(arguments, [&](const Unit& unit) {
       float sums[BN / 2];
       if constexpr (PROMOTE) multiply_promoted(sums, arguments, unit, group, pipeline, ring, stages);
@@ -343,7 +377,6 @@ extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS
       if (SPLIT && unit.partial >= 0) store_partial(sums, arguments, unit, group);
       else store(sums, arguments, unit, group, buffer);
     });
-    if (group == 0) begin_turn(group);  // the arrival of the other's last turn
     if (threadIdx.x % GROUP_THREADS == 0) tma_wait<0>();  // before this block's shared memory is given away
   }
   // Until the others arrive no more at this block's barriers.
