@@ -19,6 +19,7 @@ from helpers.by_chance import TRIES
 from helpers.sample_records import GPU, record
 from weft.cli import selftest as command
 from weft.core import WeftError
+from weft.workbench.calls.case_kinds import kinds
 from weft.workbench.calls.memory import MemoryBudget
 from weft.workbench.check import rules as check_rules
 from weft.workbench.judge.judgement import Judgement
@@ -169,6 +170,19 @@ def test_a_case_without_memory_is_no_verdict(honest: bool, monkeypatch: pytest.M
     )
     assert result.status == (SURVIVED if honest else NOT_RUN)
     assert result.shortage.startswith("out of memory: needed about 9 GiB, 1 GiB free (")
+
+
+@pytest.mark.parametrize("operator", ["gelu", "matmul", "softmax", "sum"])
+def test_one_control_of_an_operator_is_checked_at_its_huge_cases(operator: str) -> None:
+    """All mutants keep them: a mutant may fail there alone."""
+    checked = {}
+    for mutant in mutants.catalogue():
+        if mutant.operator == operator:
+            subject = selftest_judge.Subject.of(mutant)
+            cases = selftest_judge.cases_of(subject, "cuda", ())
+            checked[mutant] = any("huge" in kinds(case, subject.operator) for case in cases)
+    assert [m.row for m, is_huge in checked.items() if m.honest and is_huge] == ["H1"]
+    assert all(is_huge for m, is_huge in checked.items() if not m.honest)
 
 
 def test_an_unknown_name_is_refused() -> None:
