@@ -18,7 +18,8 @@ from weft.ops._common.invariant_rows import aligned_rows
 from weft.workbench.check.batch_invariance import compare_invariant_rows, compare_rows, default_cases
 from weft.workbench.check.check import check
 
-REFUSED = ("matmul", "linear", "linear_gelu", "linear_residual", "attention", "linear_cross_entropy")
+PRODUCTS = ("matmul", "linear", "linear_gelu", "linear_residual")  # on Hopper
+REFUSED = (*PRODUCTS, "attention", "linear_cross_entropy")  # on a CPU
 BY_POSITION = ("dropout", "dropout_add_layer_norm")
 ROWS = [n for n in registry.operator_names() if registry.operator(n).rows and n not in REFUSED]
 # The gradient of an embedding table has no rows of the batch, and the interpreter has no bfloat16.
@@ -114,6 +115,58 @@ def test_a_million_columns_are_not_split_by_the_number_of_rows() -> None:
         alone = ops.softmax(one)
     (part,) = torch.autograd.grad(alone, one, grad[7:8].clone())
     assert torch.equal(alone, y[7:8]) and torch.equal(part, whole[7:8])
+
+
+def rows_of_product(
+    name: str, x: torch.Tensor, w: torch.Tensor, residual: torch.Tensor
+) -> list[torch.Tensor]:
+    """Return the output and the gradient of x of a batch-invariant product with a weight (N, K)."""
+    x, bias = x.detach().requires_grad_(), w[:, 0].contiguous()
+    arguments = {
+        "matmul": (x, w.t()),
+        "linear": (x, w, bias),
+        "linear_gelu": (x, w, bias),
+        "linear_residual": (x, w, bias, residual),
+    }[name]
+    with weft.batch_invariant():
+        y = getattr(ops, name)(*arguments)
+    (dx,) = torch.autograd.grad(y, x, residual)
+    return [y.detach(), dx]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_rows_of_products_keep_their_bits_on_a_gpu(name: str, dtype: torch.dtype) -> None:
+    """Compare rows of 4096 with the same rows in smaller batches, at several places and cut in three ways."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("batch-invariant products need wgmma, compute capability 9.0")
+    for n, k in ((4096, 4096), (6144, 4096), (4096, 14336), (768, 3072), (2304, 768), (72, 136)):
+        x = torch.randn(4096, k, device="cuda").to(dtype)
+        w = (torch.randn(n, k, device="cuda") / k**0.5).to(dtype)
+        residual = torch.randn(4096, n, device="cuda").to(dtype)
+        whole = rows_of_product(name, x, w, residual)
+        for rows in (1, 2, 7, 8, 64, 1000):
+            for first in (0, 1, 63, 777, 4096 - rows):
+                part = slice(first, first + rows)
+                shifted = torch.cat([x[:1, :1].flatten(), x[part].flatten()])[1:].view(rows, k)
+                for cut in (x[part], x[part].clone(), shifted):
+                    outputs = rows_of_product(name, cut, w, residual[part])
+                    for y, expected in zip(outputs, whole, strict=True):
+                        assert torch.equal(y, expected[part]), (n, k, rows, first)
+
+
+def test_batch_invariant_products_name_their_limits() -> None:
+    supports = registry.implementation("linear", "cuda/invariant").supports
+    for case in registry.operator("linear").cases:
+        answer = supports(case, "cpu")
+        (n, k), dtype = case.inputs[1].shape, case.dtype
+        fits = dtype != "float32" and 0 not in (n, k) and n % 8 == k % 8 == 0
+        assert bool(answer) == fits, case.name
+        if not answer:
+            assert ("float16" if dtype == "float32" else "multiples of 8") in answer.reason
+    with pytest.raises(WeftError, match="on a CPU"):
+        ops.linear(torch.ones(2, 8), torch.ones(8, 8), batch_invariant=True)
 
 
 # ---- Which implementation a call gets

@@ -50,6 +50,15 @@ def test_weights_beyond_the_cache_are_rotated(counted: list[int], monkeypatch: p
     assert counted[:2] == [102, 102]  # three weights of 16 KiB, a multiple of them in a graph
 
 
+def test_batch_invariant_products_have_means_of_few_and_of_many_rows(
+    counted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products.invariant, "forward", torch.mm)
+    lines = list(products.invariant_lines("cpu", [(64, 128)], (5, 80), l2_bytes=16384))
+    assert lines[1:3] == ["64 128 5: 2.0 1.0 0.50", "64 128 80: 2.0 1.0 0.50"]
+    assert lines[3].endswith("at most 64 rows: 0.500") and lines[4].endswith("more than 64 rows: 0.500")
+
+
 def test_linear_layers_have_all_configurations_for_each_epilogue(
     counted: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

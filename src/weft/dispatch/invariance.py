@@ -51,8 +51,8 @@ def batch_invariant() -> Iterator[None]:
     after the block. Gradients of weights add up the rows, and may differ. The block counts for this thread
     or task. ``torch.compile`` traces again inside it.
 
-    A call raises :class:`WeftError` if the operator has no batch-invariant implementation for it: products
-    and attention have none yet, and dropout depends on the position by its definition.
+    A call raises :class:`WeftError` if the operator has no batch-invariant implementation for it: attention
+    has none yet, products have one on Hopper alone, and dropout depends on the position by its definition.
     """
     _open(1)
     token = _requested.set(True)
@@ -161,4 +161,6 @@ def _variants(name: str, device: str, impl: str | None) -> Iterator[Implementati
             has_variant = True
             yield variant
     if not has_variant:
-        raise _refusal(name, WHY_NOT.get(name, NONE_YET))
+        elsewhere = any(registry.implementation(name, n).invariant for n in PREFERENCE["cuda"] if n in names)
+        none_here = f"none of its implementations is batch invariant on a {device.upper()}"
+        raise _refusal(name, none_here if elsewhere else WHY_NOT.get(name, NONE_YET))

@@ -4,11 +4,11 @@
 
 The parts: ``wide`` times the configurations of the wgmma kernel (tile width, blocks in a cluster, groups that
 alternate, parts of K); the model in ops/_common/products/wgmma.py is fitted to its figures. ``few-rows``
-times products of 1 to 64 rows against the weights of a Llama 8B and two squares. ``linear`` times linear
-layers with their epilogues against torch's, ``fp8`` products of float8 against ``torch._scaled_mm`` with and
-without its fast sums. Names of configurations: columns of a tile, ``c`` and blocks of a cluster, ``a`` if
-they share a, ``p`` if warp groups alternate, ``s`` and parts of K; for fp8 ``u`` if sums stay in the tensor
-cores, ``d`` if there are two sets of them.
+times products of 1 to 64 rows against the weights of a Llama 8B and two squares, ``invariant`` those that are
+batch invariant. ``linear`` times linear layers with their epilogues against torch's, ``fp8`` products of
+float8 against ``torch._scaled_mm`` with and without its fast sums. Names of configurations: columns of a
+tile, ``c`` and blocks of a cluster, ``a`` if they share a, ``p`` if warp groups alternate, ``s`` and parts of
+K; for fp8 ``u`` if sums stay in the tensor cores, ``d`` if there are two sets of them.
 
 Calls are in a CUDA graph, without gaps between them. The graphs of all contenders are replayed forwards and
 then backwards in each round; a figure is the median in microseconds a call. Weights are rotated, so that
@@ -28,7 +28,7 @@ import torch
 
 from weft import machine
 from weft.core import WeftError
-from weft.ops._common.products import skinny, wgmma
+from weft.ops._common.products import invariant, skinny, wgmma
 from weft.ops.scaled_matmul import with_cuda as scaled
 from weft.ops.scaled_matmul import with_torch as scaled_by_torch
 from weft.ops.scaled_matmul.quantize import quantize_fp8
@@ -69,6 +69,7 @@ MOST_DIVIDED = 1 << 22  # elements of c: parts of K are timed up to this size
 LLAMA_8B = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096))
 WEIGHTS = (*LLAMA_8B, (14336, 4096), (8192, 8192), (2048, 2048))
 ROWS = (1, 2, 4, 8, 16, 32, 64)
+INVARIANT_ROWS = (1, 16, 64, 4096)
 ROUNDS, GRAPH_US = 3, 3000.0  # a graph lasts about so long
 
 
@@ -137,6 +138,38 @@ def wide_lines(
             calls[name] = lambda i, a=a, b=b, c=config, s=parts: wgmma.forward_with(c, a, b, s)  # type: ignore[misc]
         timed = _timed(calls, 2e-6 * m * n * k, ("torch",))
         yield f"{m} {n} {k} chosen {short_name(chosen)}s{splits} {timed}"
+
+
+def invariant_lines(
+    device: str = "cuda",
+    weights: Sequence[tuple[int, int]] = LLAMA_8B,
+    rows: Sequence[int] = INVARIANT_ROWS,
+    l2_bytes: int = 0,
+) -> Iterator[str]:
+    """Yield one line for each weight and number of rows: batch-invariant products beside ``torch.mm``.
+
+    Then the geometric means over the weights, of at most 64 rows and of more.
+    """
+    l2_bytes = l2_bytes or torch.cuda.get_device_properties(0).L2_cache_size
+    ratios: dict[bool, list[float]] = {True: [], False: []}
+    yield "n k m: us by weft, us by torch.mm, torch / weft"
+    for n, k in weights:
+        bytes_read = n * k * DTYPE.itemsize
+        ws = [matrix(n, k, True, device).t() for _ in range(max(1, -(-3 * l2_bytes // bytes_read)))]
+        for m in rows:
+            x = matrix(m, k, True, device)
+            likely_us = max(bytes_read / 4e6, 2e-6 * m * n * k / 600)
+            count = -(-int(max(1.0, min(100.0, GRAPH_US / likely_us))) // len(ws)) * len(ws)
+            ours: Call = lambda i, x=x, ws=ws: invariant.forward(x, ws[i % len(ws)])  # type: ignore[misc]  # noqa: E731
+            library: Call = lambda i, x=x, ws=ws: torch.mm(x, ws[i % len(ws)])  # type: ignore[misc]  # noqa: E731
+            us, library_us = graph_times([ours, library], count)
+            ratios[m <= skinny.MAX_ROWS].append(library_us / us)
+            yield f"{n} {k} {m}: {us:.1f} {library_us:.1f} {library_us / us:.2f}"
+    for is_few, values in ratios.items():
+        if values:
+            size = "at most" if is_few else "more than"
+            mean = statistics.geometric_mean(values)
+            yield f"geometric mean of torch / weft, {size} {skinny.MAX_ROWS} rows: {mean:.3f}"
 
 
 def _timed(calls: dict[str, Call], mega_flop: float, libraries: Sequence[str], likely_rate: int = 600) -> str:
@@ -249,6 +282,7 @@ def few_rows_lines(
 PARTS: dict[str, Callable[[], Iterator[str]]] = {
     "wide": wide_lines,
     "few-rows": few_rows_lines,
+    "invariant": invariant_lines,
     "linear": linear_lines,
     "fp8": fp8_lines,
 }

@@ -162,7 +162,7 @@ def test_a_runner_that_rests_has_its_inputs_alone_and_the_same_outputs_later() -
         candidate = Candidate(name="it", bind=bound(lambda x: torch.sigmoid(x + 1.0)))
         runner = backend.make_runner(candidate, buffers, Plan(calls=1, flush=True))
         torch.cuda.empty_cache()
-        times, held = [], []
+        times, reserved = [], []
         for _ in range(3):
             samples = [runner.run([0]).us for _ in range(9)]
             times.append(sorted(us for us in samples if us is not None)[0])
@@ -173,10 +173,10 @@ def test_a_runner_that_rests_has_its_inputs_alone_and_the_same_outputs_later() -
             before = torch.cuda.memory_reserved()
             runner.rest()
             torch.cuda.empty_cache()
-            held.append((before, torch.cuda.memory_reserved()))
-    print("us before and after two rests", times, "bytes before and while it rests", held)
+            reserved.append((before, torch.cuda.memory_reserved()))
+    print("us before and after two rests", times, "bytes before and while it rests", reserved)
     # The result of the addition and the output.
-    assert all(before - rested >= 2 * nbytes for before, rested in held)
+    assert all(before - rested >= 2 * nbytes for before, rested in reserved)
 
 
 def test_the_overhead_is_measured() -> None:

@@ -8,7 +8,7 @@ import torch
 
 from weft.core import WeftError, registry
 from weft.dispatch import choice as dispatch
-from weft.dispatch import devices
+from weft.dispatch import devices, invariance
 from weft.dispatch.autocast import lowered
 from weft.dispatch.invariance import refuse_if_requested
 from weft.dispatch.operator import (
@@ -187,8 +187,11 @@ def linear_gelu(
             got="both",
             hint="what is returned need not be computed again",
         )
-    if not return_pre_activation and (recompute_pre_activation or not _needs_gradient(inputs)):
-        refuse_if_requested("linear_gelu", batch_invariant)
+    is_lean = not return_pre_activation and (recompute_pre_activation or not _needs_gradient(inputs))
+    # The batch-invariant kernel writes the pre-activation also where no gradient needs it.
+    if recompute_pre_activation:
+        refuse_if_requested("linear_gelu with recompute_pre_activation", batch_invariant)
+    if is_lean and not (invariance.check_flag("linear_gelu", batch_invariant) or invariance.is_requested()):
         return _linear_gelu_lean(inputs, impl)
     y, pre = call("linear_gelu", inputs, {}, impl, lambda: check_linear_gelu(*inputs), batch_invariant)
     return (y, pre) if return_pre_activation else y

@@ -9,6 +9,7 @@ pass: the gradient that it multiplies is this operator's input, and no product o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,12 @@ import torch
 
 from weft.backends.nvrtc import CudaSource, launch_and_prepare
 from weft.core import Implementation
+from weft.core.implementation import with_invariant
 from weft.machine.device_limits import has_wgmma
 from weft.ops._common.cublas import call_at_precision
 from weft.ops._common.layout import CUDA_TYPES, dtype_name
 from weft.ops._common.prepared import LaunchCache, are_repeatable
-from weft.ops._common.products import skinny, wgmma
+from weft.ops._common.products import invariant, skinny, wgmma
 from weft.ops._common.products.wgmma import Epilogue
 from weft.ops.linear.products import library_linear, to_2d
 
@@ -33,6 +35,7 @@ THREADS, UNROLL, LANES, GROUPS = 128, 4, 32, 4  # as in linear.cu
 # the same on every device, and with it the order of the sums.
 BLOCKS = {SUM: 132 * 7, SLOPE: 132 * 6, COPY: 132 * 8}
 LAUNCHES = LaunchCache()
+Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (M, K), (K, N) -> (M, N)
 
 
 def is_fused(x2d: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -59,10 +62,13 @@ def _multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def backward_products(
-    grad2d: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
+    grad2d: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, multiply_rows: Product = _multiply
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return dx = grad W, of x's shape, and dW = grad^T x, for grad (M, N), x (..., K), weight (N, K)."""
-    return _multiply(grad2d, weight).view(x.shape), _multiply(grad2d.t(), to_2d(x))
+    """Return dx = grad W, of x's shape, and dW = grad^T x, for grad (M, N), x (..., K), weight (N, K).
+
+    ``multiply_rows`` computes dx.
+    """
+    return multiply_rows(grad2d, weight).view(x.shape), _multiply(grad2d.t(), to_2d(x))
 
 
 def linear_forward(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -71,10 +77,12 @@ def linear_forward(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) ->
     return product(to_2d(x), weight, bias).view(*x.shape[:-1], weight.shape[0])
 
 
-def linear_backward(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def linear_backward(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *, multiply_rows: Product = _multiply
+) -> tuple[torch.Tensor, ...]:
     grad2d = to_2d(grad)
     dbias, _ = column_sums(SUM, grad2d)
-    return (*backward_products(grad2d, x, weight), dbias)
+    return (*backward_products(grad2d, x, weight, multiply_rows), dbias)
 
 
 def linear_gelu_forward(
@@ -94,13 +102,19 @@ def linear_gelu_forward(
 
 
 def linear_gelu_backward(
-    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, pre_or_bias: torch.Tensor, *, keep: bool = True
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    pre_or_bias: torch.Tensor,
+    *,
+    keep: bool = True,
+    multiply_rows: Product = _multiply,
 ) -> tuple[torch.Tensor, ...]:
     """``pre_or_bias`` is pre, or without ``keep`` the bias, with which pre is computed again."""
     pre = to_2d(pre_or_bias) if keep else product(to_2d(x), weight, pre_or_bias)
     dbias, dpre = column_sums(SLOPE, to_2d(grad), pre)
     assert dpre is not None
-    return (*backward_products(dpre, x, weight), dbias)
+    return (*backward_products(dpre, x, weight, multiply_rows), dbias)
 
 
 def linear_residual_forward(
@@ -116,13 +130,48 @@ def linear_residual_forward(
 
 
 def linear_residual_backward(
-    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *, multiply_rows: Product = _multiply
 ) -> tuple[torch.Tensor, ...]:
     """One pass over the gradient computes dbias and the copy that is returned as dresidual."""
     grad2d = to_2d(grad)
     dbias, dresidual = column_sums(COPY, grad2d)
     assert dresidual is not None
-    return (*backward_products(grad2d, x, weight), dbias, dresidual.view(grad.shape))
+    products = backward_products(grad2d, x, weight, multiply_rows)
+    return (*products, dbias, dresidual.view(grad.shape))
+
+
+def linear_forward_invariant(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    y = invariant.forward(to_2d(x), weight.t(), Epilogue.BIAS, bias)
+    return y.view(*x.shape[:-1], weight.shape[0])  # type: ignore[no-any-return]
+
+
+def linear_gelu_forward_invariant(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = (*x.shape[:-1], weight.shape[0])
+    y, pre = invariant.forward(to_2d(x), weight.t(), Epilogue.GELU_PRE, bias)
+    return y.view(shape), pre.view(shape)
+
+
+def linear_residual_forward_invariant(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor
+) -> torch.Tensor:
+    y = invariant.forward(to_2d(x), weight.t(), Epilogue.RESIDUAL, bias, to_2d(residual))
+    return y.view(*x.shape[:-1], weight.shape[0])  # type: ignore[no-any-return]
+
+
+def with_invariant_dx(backward: Callable[..., tuple[torch.Tensor, ...]]) -> Callable[..., Any]:
+    """Return a backward whose dx is batch invariant; dW and dbias add up the rows as before.
+
+    The gradient of GELU's input is computed for each element, so that its bits do not depend on the batch.
+    """
+
+    def invariant_backward(
+        grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *saved: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        return backward(grad, x, weight, *saved, multiply_rows=invariant.forward)
+
+    return invariant_backward
 
 
 @cache
@@ -230,7 +279,7 @@ def aot_kernels(mode: int, *epilogues: Epilogue) -> tuple[CudaSource, ...]:
     return (*kernels_of_passes, *(s for epilogue in epilogues for s in wgmma.aot_kernels_of(epilogue)))
 
 
-LINEAR = Implementation(
+_LINEAR = Implementation(
     operator="linear",
     backend="cuda",
     forward=linear_forward,
@@ -241,7 +290,7 @@ LINEAR = Implementation(
     "else cuBLAS; dbias by one pass of vectors",
 )
 
-LINEAR_GELU = Implementation(
+_LINEAR_GELU = Implementation(
     operator="linear_gelu",
     backend="cuda",
     forward=linear_gelu_forward,
@@ -251,7 +300,7 @@ LINEAR_GELU = Implementation(
     idea="tensor cores on Hopper with bias and GELU in the epilogue; else GELU in 16-byte vectors",
 )
 
-LINEAR_RESIDUAL = Implementation(
+_LINEAR_RESIDUAL = Implementation(
     operator="linear_residual",
     backend="cuda",
     forward=linear_residual_forward,
@@ -260,3 +309,18 @@ LINEAR_RESIDUAL = Implementation(
     wraps_library="cublas",
     idea="tensor cores on Hopper with bias and residual in the epilogue; else the sum in 16-byte vectors",
 )
+
+
+def _with_invariant(implementation: Implementation, forward: Callable[..., Any]) -> Implementation:
+    assert implementation.backward is not None
+    return with_invariant(
+        implementation,
+        forward=forward,
+        backward=with_invariant_dx(implementation.backward),
+        supports=invariant.supports,
+    )
+
+
+LINEAR = _with_invariant(_LINEAR, linear_forward_invariant)
+LINEAR_GELU = _with_invariant(_LINEAR_GELU, linear_gelu_forward_invariant)
+LINEAR_RESIDUAL = _with_invariant(_LINEAR_RESIDUAL, linear_residual_forward_invariant)

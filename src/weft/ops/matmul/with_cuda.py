@@ -18,9 +18,10 @@ import torch
 
 from weft.backends.nvrtc import CudaSource
 from weft.core import Implementation
+from weft.core.implementation import with_invariant
 from weft.machine.device_limits import has_wgmma, smem_per_block
 from weft.ops._common.layout import CUDA_TYPES, FLOAT_DTYPES, dtype_name
-from weft.ops._common.products import skinny, wgmma
+from weft.ops._common.products import invariant, skinny, wgmma
 from weft.ops.matmul.spec import backward_by
 
 
@@ -187,6 +188,17 @@ def forward(a: torch.Tensor, b: torch.Tensor, *, precision: str = "ieee") -> tor
     return forward_with(choose(a, b, precision), a, b, precision=precision)
 
 
+def forward_invariant(a: torch.Tensor, b: torch.Tensor, *, precision: str = "ieee") -> torch.Tensor:
+    return invariant.forward(a, b)  # type: ignore[no-any-return]
+
+
+def backward_invariant(
+    grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, precision: str = "ieee"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return da, whose rows do not depend on the batch, and db, which adds them up."""
+    return forward_invariant(grad, b.t()), forward(a.t(), grad)
+
+
 def _aot_kernels() -> tuple[CudaSource, ...]:
     """Return forward, both products of a backward, and any strides, for each program shipped."""
     aot_kernels = []
@@ -201,12 +213,17 @@ def _aot_kernels() -> tuple[CudaSource, ...]:
     return (*aot_kernels, *skinny.aot_kernels(), *wgmma.aot_kernels())
 
 
-IMPLEMENTATION = Implementation(
-    operator="matmul",
-    backend="cuda",
-    forward=forward,
-    backward=backward_by(forward),
-    aot_kernels=_aot_kernels(),
-    idea="copy engine, pipeline and wgmma on Hopper; else 64 x 64 of c a warp (mma.sync); float32 by fma; "
-    "up to 64 rows: b is read once, in equal stretches for all SMs",
+IMPLEMENTATION = with_invariant(
+    Implementation(
+        operator="matmul",
+        backend="cuda",
+        forward=forward,
+        backward=backward_by(forward),
+        aot_kernels=_aot_kernels(),
+        idea="copy engine, pipeline and wgmma on Hopper; else 64 x 64 of c a warp (mma.sync); float32 by "
+        "fma; up to 64 rows: b is read once, in equal stretches for all SMs",
+    ),
+    forward=forward_invariant,
+    backward=backward_invariant,
+    supports=invariant.supports,
 )

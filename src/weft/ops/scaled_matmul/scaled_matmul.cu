@@ -1,7 +1,7 @@
 // c = (scale_a a) (scale_b b) by Hopper's tensor cores (wgmma, sm_90a): fp8 factors, c in 16 bits.
 //
-// Persistent blocks of three warp groups, as in products/wgmma.cu. One thread of group 0 copies tiles of a and
-// b by the copy engine into a ring of STAGES stages; groups 1 and 2 each compute 64 x BN of c, and store it
+// Persistent blocks of three warp groups, as in products/wgmma.cu. One thread of group 0 copies tiles of a
+// and b by the copy engine into a ring of STAGES stages; groups 1 and 2 each compute 64 x BN of c, and store it
 // through a buffer of their own. Both factors are K-major. K is taken 128 at a time, a row of 128 bytes; the
 // copy engine fills what lies outside of a and b with zeros, and writes nothing outside of c.
 //
@@ -9,8 +9,8 @@
 // sum there, which ordinary instructions then add to a second set of float32 registers. While one group does
 // so, the tensor cores work for the other. With BLOCK_SCALES that addition also multiplies by the scales of
 // the step's blocks; without, scales are per row and column (or tensor), and the epilogue multiplies by them.
-// SETS is the number of sets of sums in the tensor cores. With 2, a group issues the products of the next step
-// before it adds up the sums of this one, and feeds the tensor cores without the other group.
+// SETS is the number of sets of sums in the tensor cores. With 2, a group issues the products of the next
+// step before it adds up the sums of this one, and feeds the tensor cores without the other group.
 // With SPLIT, K of the last tiles, which are fewer than SMs, is divided into equal parts that different
 // blocks take: each writes its sums in float32, and a second kernel adds them in the order of K.
 // Source of the design: NVIDIA's CUTLASS, and the promotion of DeepSeek-V3 (arXiv:2412.19437).
@@ -184,8 +184,8 @@ struct StepScales {
   }
 };
 
-// Writes the products of a unit to `total`, step by step. Each step's sum leaves the tensor cores, and is added
-// by ordinary instructions.
+// Writes the products of a unit to `total`, step by step. Each step's sum leaves the tensor cores, and is
+// added by ordinary instructions.
 struct PromotedSum {
   float (&total)[BN / 2];
   const ScaledArguments& arguments;

@@ -225,14 +225,21 @@ def estimated_us(
     return us
 
 
-def choose(a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue = Epilogue.PLAIN) -> tuple[Config, int]:
-    """Return the configuration and number of parts of K that cost least by :func:`estimated_us`."""
-    return _choose(a.shape[0], b.shape[1], a.shape[1], num_sms(a.device), epilogue)
+def choose(
+    a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue = Epilogue.PLAIN, *, may_split: bool = True
+) -> tuple[Config, int]:
+    """Return the configuration and number of parts of K that cost least by :func:`estimated_us`.
+
+    Without ``may_split`` K is one part.
+    """
+    return _choose(a.shape[0], b.shape[1], a.shape[1], num_sms(a.device), epilogue, may_split)
 
 
 @lru_cache(maxsize=4096)
-def _choose(m: int, n: int, k: int, sms: int, epilogue: Epilogue) -> tuple[Config, int]:
-    most = max(1, min(MAX_SPLITS, -(-k // K_STEP) // LEAST_STEPS))
+def _choose(
+    m: int, n: int, k: int, sms: int, epilogue: Epilogue, may_split: bool = True
+) -> tuple[Config, int]:
+    most = max(1, min(MAX_SPLITS, -(-k // K_STEP) // LEAST_STEPS)) if may_split else 1
     options = [
         (c, splits) for splits in range(1, most + 1) for c in CHOSEN_FROM if splits == 1 or not c.pingpong
     ]
@@ -331,13 +338,15 @@ def forward(
     epilogue: Epilogue = Epilogue.PLAIN,
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
+    *,
+    may_split: bool = True,
 ) -> Any:
     """Return epilogue(a (M, K) @ b (K, N)), (M, N); see :func:`supports`.
 
     ``bias`` (N,) belongs to each epilogue but PLAIN, ``residual`` (M, N) to RESIDUAL. GELU_PRE returns
-    ``(y, pre)``.
+    ``(y, pre)``. Without ``may_split`` each element is one sum over K, whatever the number of rows.
     """
-    config, splits = choose(a, b, epilogue)
+    config, splits = choose(a, b, epilogue, may_split=may_split)
     return forward_with(config, a, b, splits, epilogue, bias, residual)
 
 
