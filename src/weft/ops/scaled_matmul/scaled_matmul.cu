@@ -2,8 +2,8 @@
 //
 // Persistent blocks of three warp groups, as in products/wgmma.cu. One thread of group 0 copies tiles of a
 // and b by the copy engine into a ring of STAGES stages; groups 1 and 2 each compute 64 x BN of c, and store
-// it through a buffer of their own. Both factors are K-major. K is taken 128 at a time, a row of 128 bytes; the
-// copy engine fills what lies outside of a and b with zeros, and writes nothing outside of c.
+// it through a buffer of their own. Both factors are K-major. K is taken 128 at a time, a row of 128 bytes;
+// the copy engine fills what lies outside of a and b with zeros, and writes nothing outside of c.
 //
 // The tensor cores keep about 14 bits of a sum of fp8 products. With PROMOTE each step of 128 begins a new
 // sum there, which ordinary instructions then add to a second set of float32 registers. While one group does
