@@ -38,6 +38,7 @@ struct Fiber {
   std::deque<Product> products;
   std::map<float*, std::vector<float>> sums;  // the true accumulators of products in flight
   std::map<unsigned*, FactorInFlight> factors;  // and the true registers of A
+  unsigned arrivals[16];  // at named barriers
 };
 struct Writer { int thread = -1; unsigned proxy_fences = 0; };
 
@@ -464,13 +465,17 @@ inline unsigned load_word(unsigned from) {
 inline bool elect_one() { return together({})[0].given == 0 && current % 32 == 0; }
 template <int COUNT> inline void registers_decrease() { require(COUNT % 8 == 0 && COUNT >= 24, "setmaxnreg"); }
 template <int COUNT> inline void registers_increase() { require(COUNT % 8 == 0 && COUNT <= 256, "setmaxnreg"); }
-inline void named_barrier(int id, int threads) {
-  require(id > 0 && id < 16, "a named barrier is 1 to 15");
-  arrive(named[block()][id], threads);
-}
-inline void named_barrier_arrive(int id, int threads) {
+static Barrier& named_barrier_of(int id) {
   require(id > 0 && id < 16, "a named barrier is 1 to 15");
   Barrier& barrier = named[block()][id];
+  unsigned& last = fibers[current].arrivals[id];  // the generation after that of this thread's last arrival
+  require(last != barrier.generation + 1, "a thread arrives twice in a phase of a named barrier");
+  last = barrier.generation + 1;
+  return barrier;
+}
+inline void named_barrier(int id, int threads) { arrive(named_barrier_of(id), threads); }
+inline void named_barrier_arrive(int id, int threads) {
+  Barrier& barrier = named_barrier_of(id);
   ++progress;
   if (++barrier.arrived == (unsigned)threads) barrier.arrived = 0, ++barrier.generation;
 }
@@ -538,7 +543,7 @@ extern "C" const char* launch(const unsigned* grid, unsigned threads, unsigned b
     for (Fiber& one : fibers) {
       one.started = one.done = one.fenced = false, one.words = one.proxy_fences = 0;
       one.product_group = one.store_group = 0, one.products.clear(), one.sums.clear();
-      one.factors.clear();
+      one.factors.clear(), std::fill_n(one.arrivals, 16, 0);
       getcontext(&one.start);
       one.start.uc_stack.ss_sp = one.stack.data();
       one.start.uc_stack.ss_size = one.stack.size();

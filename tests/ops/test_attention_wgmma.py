@@ -47,6 +47,117 @@ POINTS: list[Point] = [
     (BF16, (1, 1, 70, 192), (1, 130), None, {"causal": True}, MIDDLE),
     (BF16, (2, 1, 33, 256), (1, 170), [100, 161], {}, WIDE),
 ]
+# A block computes several tiles of queries, each over several tiles of keys; heads share keys, and the last
+# tile of keys ends with NaN. The second: groups that see different numbers of tiles of keys.
+SEVERAL: Point = (BF16, (2, 2, 150, 72), (1, 250), [105, 250], {"causal": True}, SMALL)
+LONG: Point = (BF16, (1, 2, 70, 8), (1, 560), None, {}, SMALL)
+LATE: Point = (BF16, (1, 1, 330, 8), (1, 330), None, {"causal": True}, Config(keys=80, groups=3))
+FEW_KEYS: Point = (BF16, (2, 4, 150, 8), (4, 40), None, {}, SMALL)
+IN_Q: Point = (BF16, (1, 3, 200, 72), (1, 200), None, {}, SMALL_SHARED)
+# name: the call, the text that is replaced, and by what; some have two replacements
+FAULTS: dict[str, tuple[Any, ...]] = {
+    "no proxy fence before the outputs are stored": (
+        SEVERAL,
+        "    fence_async_proxy();\n    named_barrier(",
+        "    named_barrier(",
+    ),
+    "no proxy fence behind the zeros of a tail": (
+        SEVERAL,
+        "      fence_async_proxy();\n      __syncwarp();\n",
+        "      __syncwarp();\n",
+    ),
+    "values past a length are not cleared": (SEVERAL, "store_zeros(to + box * KEY_BOX + chunk * 16);", ";"),
+    "a tail is cleared before its values have come": (SEVERAL, "      wait(memory.tail(), tail_parity);\n", ""),
+    "the tail's parity stays": (SEVERAL, "      tail_parity ^= 1;\n", ""),
+    "values are released while a product reads them": (
+        LONG,
+        "      wgmma_wait<1>();  // the scores",
+        "      release_values();\n      wgmma_wait<1>();  // the scores",
+        "      pin_registers(p);\n      release_values();\n",
+        "      pin_registers(p);\n",
+    ),
+    "keys are released while a product reads them": (
+        LONG,
+        "      wgmma_wait<1>();  // the scores; the values' product runs on\n      pin_registers(s);\n"
+        "      release_keys();\n",
+        "      release_keys();\n      wgmma_wait<1>();\n",
+    ),
+    "queries are released while products read them": (
+        SEVERAL,
+        "    release_keys();\n    mask_tile(s, task, first, 0);\n",
+        "    release_keys();\n    if (is_first_lane()) memory.queries().release(group);\n"
+        "    mask_tile(s, task, first, 0);\n",
+    ),
+    "a consumer waits for the wrong phase of the queries": (
+        SEVERAL,
+        "memory.queries().wait_full({group, q_parity});",
+        "memory.queries().wait_full({group, q_parity ^ 1});",
+    ),
+    "scores are used before a wait": (
+        SEVERAL,
+        "      wgmma_wait<1>();  // the scores; the values' product runs on\n",
+        "",
+    ),
+    "outputs are used before a wait": (
+        SEVERAL,
+        "    multiply_values(out, p, memory.v(v_ring.stage));\n    wgmma_wait<0>();\n",
+        "    multiply_values(out, p, memory.v(v_ring.stage));\n",
+    ),
+    "weights are overwritten while a product reads them": (
+        SEVERAL,
+        "      if (softmax.weigh(s, args.scale_log2, shrink)) {\n",
+        "      const bool raised = softmax.weigh(s, args.scale_log2, shrink);\n"
+        "      round_weights(p, s);\n      if (raised) {\n",
+    ),
+    "no fence before the values' product": (
+        FEW_KEYS,
+        "    memory.values().wait_full(v_ring);\n    wgmma_fence();\n    multiply_values(",
+        "    memory.values().wait_full(v_ring);\n    multiply_values(",
+    ),
+    "the mask shows one key too many": (SEVERAL, "min(task.keys, row + 1)", "min(task.keys, row + 2)"),
+    "a tile that needs a mask gets none": (
+        SEVERAL,
+        "(args.causal ? min(task.keys, first + 1) : task.keys)) return;",
+        "(args.causal ? min(task.keys, first + ROWS) : task.keys)) return;",
+    ),
+    "outputs are not rescaled": (
+        IN_Q,
+        "for (int i = 0; i < WIDTH / 2; ++i) out[i] *= shrink[i / 2 % 2];",
+        ";",
+    ),
+    "totals are not rescaled": (IN_Q, "        total[h] *= shrink[h];\n", ""),
+    "a group does not wait for its turn": (SEVERAL, "      take_turn();\n", ""),
+    "a group does not pass its turn on": (SEVERAL, "      pass_turn();\n", ""),
+    "nobody has the first turn": (SEVERAL, "    if (group == GROUPS - 1) pass_turn();", "    //"),
+    "a skipped tile is freed before it is full": (
+        LATE,
+        "      memory.values().wait_full(v_ring);  // else",
+        "      // else",
+    ),
+    "skipped tiles are not freed": (LATE, "      skip(count, task.key_tiles);\n", ""),
+    "the next queries do not wait for the last ones' products": (
+        FEW_KEYS,
+        "      wait(memory.queries().empty(group), q_parity ^ 1);\n",
+        "",
+    ),
+    "outputs are overwritten while they are stored": (
+        FEW_KEYS,
+        "    if (!OUT_IN_Q && is_storer()) tma_wait_read<0>();\n",
+        "",
+    ),
+    "queries come while outputs are stored from there": (
+        IN_Q,
+        "      if (OUT_IN_Q) tma_wait_read<0>();\n",
+        "",
+    ),
+    "the block ends before its stores": (FEW_KEYS, "    if (is_storer()) tma_wait<0>();", "    //"),
+    "a descriptor with the wrong distance of blocks": (
+        SEVERAL,
+        "descriptor<MN_MAJOR, KEY_BOX>",
+        "descriptor<MN_MAJOR>",
+    ),
+    "heads take the keys of the wrong group": (FEW_KEYS, "j * KEYS, task.head / args.group", "j * KEYS, 0"),
+}
 # Bounds relative to an output's largest value and to its root mean square, in eps of the dtype: those of
 # test_attention_cuda.py.
 LARGEST, MEAN = 1.0, 0.6
@@ -97,7 +208,7 @@ def errors(point: Point, seed: int, device: str = "cpu") -> tuple[float, float, 
         config, q, k, v, lengths if params["padded"] else None, arguments
     )
     assert out.transpose(1, 2).is_contiguous()
-    error = (out.cpu().double() - expected).abs() / torch.finfo(dtype).eps
+    error = (out.cpu().double() - expected).abs().nan_to_num(1e9) / torch.finfo(dtype).eps
     largest = float(error.amax() / (LARGEST * expected.abs().amax()))
     mean = float(error.square().mean() / (MEAN * expected.square().mean().sqrt()) ** 2)
     difference = torch.where(lse.cpu() == expected_lse, 0.0, (lse.cpu().double() - expected_lse).abs())
@@ -117,4 +228,40 @@ needs_compiler = pytest.mark.skipif(
 )
 def test_the_forward_matches_the_reference_in_any_schedule(point: Point, emulated: None) -> None:
     for seed in range(2):  # each launch switches threads in another order
+        assert max(errors(point, seed)) <= 1.0
+
+
+@needs_compiler
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_seen(
+    fault: str, emulated: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of the kernel with one fault gives a wrong result or breaks the emulator's rules."""
+    point, *texts = FAULTS[fault]
+    text = KERNEL.read_text()
+    for old, new in zip(texts[::2], texts[1::2], strict=True):
+        assert text.count(old) == 1, "the text of the fault is not in the file once"
+        text = text.replace(old, new)
+    (tmp_path / KERNEL.name).write_text(text)
+    real = attention_wgmma.source
+    monkeypatch.setattr(
+        attention_wgmma, "source", lambda *a: replace(real(*a), file=tmp_path / KERNEL.name)
+    )
+    shares = []
+    for seed in range(8):
+        try:
+            shares += errors(point, seed)
+        except EmulatorError:
+            return
+        if max(shares) > 2:
+            return
+    raise AssertionError("the fault does not show")
+
+
+@needs_compiler
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("point", [SEVERAL, LATE, FEW_KEYS, IN_Q], ids=["several", "late", "few", "in-q"])
+def test_the_calls_of_the_planted_faults_are_right(point: Point, emulated: None) -> None:
+    for seed in range(6):
         assert max(errors(point, seed)) <= 1.0

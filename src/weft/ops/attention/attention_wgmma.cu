@@ -44,11 +44,8 @@ constexpr int ROW_TILE = BOXES * ROW_BOX, KEY_TILE = BOXES * KEY_BOX;  // bytes 
 // Shared memory: q of each group, out of each group (with OUT_IN_Q in the place of its q), k, v, barriers.
 constexpr int OUT_AT = OUT_IN_Q ? 0 : GROUPS * ROW_TILE, K_AT = OUT_AT + GROUPS * ROW_TILE;
 constexpr int V_AT = K_AT + STAGES * KEY_TILE, BARRIERS_AT = V_AT + STAGES * KEY_TILE;
-constexpr int TASKS = 2;  // tiles of queries that the producer is ahead
-constexpr int TASKS_AT = BARRIERS_AT + Pipeline<GROUPS>::BYTES + 2 * Pipeline<STAGES>::BYTES +
-                         Pipeline<TASKS>::BYTES;
-constexpr int TAIL_AT = TASKS_AT + TASKS * 8;
-constexpr int SHARED_BYTES = TAIL_AT + 8;
+constexpr int TASKS_AT = BARRIERS_AT + Pipeline<GROUPS>::BYTES + 2 * Pipeline<STAGES>::BYTES;
+constexpr int TAIL_AT = TASKS_AT + GROUPS * 8, SHARED_BYTES = TAIL_AT + 8;
 // Together 64,512 (two groups) and 65,536 (three) of an SM's 65,536 registers. The producer spills with 24.
 constexpr int PRODUCER_REGISTERS = GROUPS == 3 ? 32 : 40, CONSUMER_REGISTERS = GROUPS == 3 ? 160 : 232;
 static_assert(GROUPS >= 2 && GROUPS <= 3, "the registers are divided for two or three groups");
@@ -117,14 +114,11 @@ struct Memory {
   __device__ __forceinline__ Pipeline<STAGES> values() const {
     return {base + BARRIERS_AT + Pipeline<STAGES>::BYTES};
   }
-  // Each group's q has barriers of its own: stage `group`.
+  // Each group has barriers of its own, stage `group`: for its q, and the number of the tile that it is of.
   __device__ __forceinline__ Pipeline<GROUPS> queries() const {
     return {base + BARRIERS_AT + 2 * Pipeline<STAGES>::BYTES};
   }
-  __device__ __forceinline__ Pipeline<TASKS> tasks() const {
-    return {base + BARRIERS_AT + 2 * Pipeline<STAGES>::BYTES + Pipeline<GROUPS>::BYTES};
-  }
-  __device__ __forceinline__ unsigned task(int stage) const { return base + TASKS_AT + stage * 8; }
+  __device__ __forceinline__ unsigned task(int group) const { return base + TASKS_AT + group * 8; }
   __device__ __forceinline__ unsigned tail() const { return base + TAIL_AT; }
 };
 
@@ -145,17 +139,22 @@ struct Producer {
   Memory memory;
   bool issuer;
   RingPosition<STAGES> k_ring, v_ring;
-  RingPosition<TASKS> task_ring;
   unsigned q_parity = 0, tail_parity = 0;
 
-  // Lets the consumers know the next tile of queries; -1: no more.
-  __device__ __forceinline__ void publish(int index) {
-    if (issuer) {
-      wait(memory.tasks().empty(task_ring.stage), task_ring.parity ^ 1);
-      store_word(memory.task(task_ring.stage), index);
-      mbarrier_arrive(memory.tasks().full(task_ring.stage));
+  // Gives each group its queries of tile `index`; -1: there are no more.
+  __device__ __forceinline__ void load_queries(int index, const Task& task) {
+    for (int group = 0; issuer && group < GROUPS; ++group) {
+      const unsigned full = memory.queries().full(group);
+      wait(memory.queries().empty(group), q_parity ^ 1);
+      store_word(memory.task(group), index);
+      if (index < 0) {
+        mbarrier_arrive(full);
+      } else {
+        mbarrier_arrive_expect(full, ROW_TILE);
+        load_tile<ROWS>(memory.q(group), &args.q, task.start + group * ROWS, task.head, task.batch, full);
+      }
     }
-    task_ring.next();
+    q_parity ^= 1;
   }
 
   // Blocks take tiles as they need them where the work of tiles differs, and else every gridDim.x-th.
@@ -210,14 +209,7 @@ struct Producer {
     const int count = args.row_tiles * args.heads * args.batches;
     for (int index = blockIdx.x; index < count;) {
       const Task task = task_at(args, index);
-      publish(index);
-      for (int group = 0; group < GROUPS; ++group)
-        if (issuer) {
-          memory.queries().begin_fill({group, q_parity}, ROW_TILE);
-          load_tile<ROWS>(memory.q(group), &args.q, task.start + group * ROWS, task.head, task.batch,
-                          memory.queries().full(group));
-        }
-      q_parity ^= 1;
+      load_queries(index, task);
       // In the order in which the consumers use them: k(0), k(1), v(0), k(2), v(1), ...
       for (int j = 0; j <= task.key_tiles; ++j) {
         if (j < task.key_tiles) load_keys(task, j);
@@ -225,7 +217,7 @@ struct Producer {
       }
       index = next_index(index);
     }
-    publish(-1);
+    load_queries(-1, {});
   }
 };
 
@@ -312,20 +304,17 @@ struct Consumer {
   Memory memory;
   int group;
   RingPosition<STAGES> k_ring, v_ring;
-  RingPosition<TASKS> task_ring;
   unsigned q_parity = 0;
 
   __device__ __forceinline__ bool is_first_lane() const { return threadIdx.x % 32 == 0; }
   // The thread that stores: copies are waited for by the thread that issued them.
   __device__ __forceinline__ bool is_storer() const { return threadIdx.x % GROUP_THREADS == 0; }
 
+  // Waits for the group's next queries and returns the number of their tile.
   __device__ __forceinline__ int next_index() {
-    memory.tasks().wait_full(task_ring);
-    const int index = load_word(memory.task(task_ring.stage));
-    __syncwarp();
-    if (is_first_lane()) memory.tasks().release(task_ring.stage);
-    task_ring.next();
-    return index;
+    memory.queries().wait_full({group, q_parity});
+    q_parity ^= 1;
+    return load_word(memory.task(group));
   }
 
   // Groups issue their products in turns: each waits for its turn and, when its products are issued, passes
@@ -386,15 +375,18 @@ struct Consumer {
       pin_registers(s);
       release_keys();
       mask_tile(s, task, first, j);
-      const bool raised = softmax.weigh(s, args.scale_log2, shrink);
+      // The wait stands in both branches: ptxas moves it up to the beginning of its basic block, which must
+      // not be that of the exponentials.
+      if (softmax.weigh(s, args.scale_log2, shrink)) {
+        wgmma_wait<0>();
+        pin_registers(out);
+#pragma unroll
+        for (int i = 0; i < WIDTH / 2; ++i) out[i] *= shrink[i / 2 % 2];
+      }
       wgmma_wait<0>();
       pin_registers(out);
       pin_registers(p);
       release_values();
-      if (raised) {
-#pragma unroll
-        for (int i = 0; i < WIDTH / 2; ++i) out[i] *= shrink[i / 2 % 2];
-      }
       round_weights(p, s);
     }
     // All products that read q are complete.
@@ -412,9 +404,9 @@ struct Consumer {
   __device__ __forceinline__ void skip(int from, int to) {
     for (int j = from; j < to; ++j) {
       if (j > 0) take_turn(), pass_turn();
-      memory.keys().wait_full(k_ring);  // else the arrival would count for the stage's fill before
+      memory.keys().wait_full(k_ring);
       release_keys();
-      memory.values().wait_full(v_ring);
+      memory.values().wait_full(v_ring);  // else the arrival could count for the fill before this one
       release_values();
     }
   }
@@ -470,8 +462,6 @@ struct Consumer {
       const int first = task.start + group * ROWS, count = key_tiles(args, first, task.keys);
       float out[WIDTH / 2] = {};
       Softmax softmax;
-      memory.queries().wait_full({group, q_parity});
-      q_parity ^= 1;
       if (count > 0) attend(out, softmax, task, first, count);
       else if (!OUT_IN_Q && is_first_lane()) memory.queries().release(group);
       skip(count, task.key_tiles);
@@ -493,7 +483,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     shared.keys().init(GROUPS * 4);  // one arrival of each warp frees a stage
     shared.values().init(GROUPS * 4);
     shared.queries().init(4);
-    shared.tasks().init(GROUPS * 4);
   }
   __syncthreads();
   const int role = group_index();

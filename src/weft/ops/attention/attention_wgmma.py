@@ -81,9 +81,9 @@ class Config:
     def smem_bytes(self, d: int) -> int:
         row_bytes = -(-d // 64) * 128
         tiles = self.rows * (1 if self.out_in_q else 2) + 2 * STAGES * self.keys
-        # Full and empty barriers of keys, values, queries and tasks; two tasks; the barrier of a tail.
-        barriers = 16 * (2 * STAGES + self.groups + 2)
-        return tiles * row_bytes + barriers + 2 * 8 + 8
+        # Full and empty barriers of keys, values and queries; the tile of each group; the barrier of a tail.
+        barriers = 16 * (2 * STAGES + self.groups)
+        return tiles * row_bytes + barriers + 8 * self.groups + 8
 
 
 # By the largest head size: the configurations that were considered, those of `choose` first.
