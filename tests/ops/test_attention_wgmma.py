@@ -67,7 +67,11 @@ FAULTS: dict[str, tuple[Any, ...]] = {
         "      __syncwarp();\n",
     ),
     "values past a length are not cleared": (SEVERAL, "store_zeros(to + box * KEY_BOX + chunk * 16);", ";"),
-    "a tail is cleared before its values have come": (SEVERAL, "      wait(memory.tail(), tail_parity);\n", ""),
+    "a tail is cleared before its values have come": (
+        SEVERAL,
+        "      wait(memory.tail(), tail_parity);\n",
+        "",
+    ),
     "the tail's parity stays": (SEVERAL, "      tail_parity ^= 1;\n", ""),
     "values are released while a product reads them": (
         LONG,
@@ -204,9 +208,7 @@ def errors(point: Point, seed: int, device: str = "cpu") -> tuple[float, float, 
     q, k, v, lengths = (x.to(device) if device != "cpu" else x for x in (q, k, v, lengths))
     arguments = AttentionOptions(**params)
     assert attention_wgmma.supports(q, k, v, arguments)
-    out, lse = attention_wgmma.forward_with(
-        config, q, k, v, lengths if params["padded"] else None, arguments
-    )
+    out, lse = attention_wgmma.forward_with(config, q, k, v, lengths if params["padded"] else None, arguments)
     assert out.transpose(1, 2).is_contiguous()
     error = (out.cpu().double() - expected).abs().nan_to_num(1e9) / torch.finfo(dtype).eps
     largest = float(error.amax() / (LARGEST * expected.abs().amax()))
@@ -224,7 +226,9 @@ needs_compiler = pytest.mark.skipif(
 @needs_compiler
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
-    "point", POINTS, ids=lambda p: f"{'x'.join(map(str, p[1]))}-{p[2][1]}-{p[5].label}" + "-causal" * len(p[4])
+    "point",
+    POINTS,
+    ids=lambda p: f"{'x'.join(map(str, p[1]))}-{p[2][1]}-{p[5].label}" + "-causal" * len(p[4]),
 )
 def test_the_forward_matches_the_reference_in_any_schedule(point: Point, emulated: None) -> None:
     for seed in range(2):  # each launch switches threads in another order
@@ -245,9 +249,7 @@ def test_a_planted_fault_is_seen(
         text = text.replace(old, new)
     (tmp_path / KERNEL.name).write_text(text)
     real = attention_wgmma.source
-    monkeypatch.setattr(
-        attention_wgmma, "source", lambda *a: replace(real(*a), file=tmp_path / KERNEL.name)
-    )
+    monkeypatch.setattr(attention_wgmma, "source", lambda *a: replace(real(*a), file=tmp_path / KERNEL.name))
     shares = []
     for seed in range(8):
         try:
@@ -265,3 +267,106 @@ def test_a_planted_fault_is_seen(
 def test_the_calls_of_the_planted_faults_are_right(point: Point, emulated: None) -> None:
     for seed in range(6):
         assert max(errors(point, seed)) <= 1.0
+
+
+@needs_compiler
+@pytest.mark.parametrize("config", [SMALL, THREE], ids=["two-groups", "three-groups"])
+def test_a_head_has_the_same_bits_whatever_is_beside_it(config: Config, emulated: None) -> None:
+    """Neither the batch nor the schedule of blocks and threads changes a bit."""
+    q, k, v = (torch.randn(2, 2, 150, 8).to(BF16) for _ in range(3))
+    options = AttentionOptions(causal=True)
+    out, lse = attention_wgmma.forward_with(config, q, k, v, None, options)
+    for b, h in ((0, 1), (1, 0)):
+        one = [x[b : b + 1, h : h + 1] for x in (q, k, v)]
+        out_alone, lse_alone = attention_wgmma.forward_with(config, one[0], one[1], one[2], None, options)
+        assert torch.equal(out_alone[0, 0], out[b, h]) and torch.equal(lse_alone[0, 0], lse[b, h])
+
+
+@pytest.mark.parametrize(
+    "source", [s for s in attention_wgmma.aot_kernels() if "bfloat16" in s.label], ids=lambda s: s.label
+)
+def test_products_run_during_the_exponentials(source: CudaSource) -> None:
+    """No register is spilled, no product is waited for alone, and the loop's last wait is behind its powers.
+
+    The five waits: for the first scores; in the loop for the scores, and for the values in two branches; for
+    the last values.
+    """
+    sass = disassemble.sass(source.compile("sm_90a"))
+    assert not re.search(r"\b(STL|LDL)\b", sass)
+    assert sass.count("WARPGROUP.DEPBAR") == 5
+    _, loop = sass.split("WARPGROUP.DEPBAR.LE gsb0, 0x1")
+    keys = int(dict(source.defines)["KEYS"])
+    assert loop.partition("WARPGROUP.DEPBAR")[0].count("MUFU.EX2") >= keys // 2
+
+
+def test_the_generated_shapes_are_current() -> None:
+    assert (LIBRARY / "wgmma_attention_shapes.cuh").read_text() == wgmma_shapes.text_attention()
+
+
+def test_every_configuration_fits_in_shared_memory() -> None:
+    for most, configs in attention_wgmma.CANDIDATES.items():
+        assert all(config.smem_bytes(most) <= 227 << 10 for config in configs)
+
+
+def test_a_third_group_is_chosen_where_it_has_queries() -> None:
+    rows = {tq: attention_wgmma.choose(64, tq, True).rows for tq in (20, 197, 512, 3001, 8192)}
+    assert rows == {20: 128, 197: 128, 512: 128, 3001: 192, 8192: 192}
+
+
+def test_tensors_that_the_copy_engine_cannot_read_are_not_supported() -> None:
+    q, options = torch.zeros(2, 3, 20, 72, dtype=BF16), AttentionOptions()
+    padded = torch.zeros(2, 3, 20, 80, dtype=BF16)[..., :72]
+
+    def supports(x: torch.Tensor, options: AttentionOptions = options) -> bool:
+        return attention_wgmma.supports(x, x, x, options)
+
+    assert supports(q) and supports(padded) and supports(q.transpose(1, 2)) and supports(q[:, :, ::2])
+    assert not supports(q.float())
+    assert not supports(q, AttentionOptions(dropout_p=0.5))
+    assert not supports(q[..., 4:68])  # begins between two multiples of 16 bytes
+    assert not supports(torch.zeros(2, 3, 20, 76, dtype=BF16)[..., :72])
+    assert not supports(q[:1].expand(2, -1, -1, -1))
+    assert not supports(q.transpose(2, 3))
+    assert not supports(q[:, :, :0])
+
+
+def test_only_calls_that_the_kernel_supports_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(with_cuda, "has_wgmma", lambda device: True)
+    monkeypatch.setattr(attention_wgmma, "forward", lambda q, k, v, lengths, options: calls.append(lengths))
+    monkeypatch.setattr(with_cuda, "forward_with", lambda *arguments, **params: calls.append("mma.sync"))
+    q, lengths = torch.zeros(2, 3, 20, 72, dtype=BF16), torch.ones(2, dtype=torch.int32)
+    with_cuda.forward(q, q, q, lengths)
+    with_cuda.forward(q, q, q, lengths, dropout_p=0.5)
+    with_cuda.forward(q[..., 4:68], q[..., 4:68], q[..., 4:68], lengths)  # copied to aligned rows
+    with_cuda.forward(q, q, q, lengths, padded=True)
+    monkeypatch.setattr(with_cuda, "has_wgmma", lambda device: False)
+    with_cuda.forward(q, q, q, lengths)
+    assert calls[:3] == [None, "mma.sync", None]
+    assert torch.equal(calls[3], lengths)
+    assert calls[4:] == ["mma.sync"]
+
+
+GPU_POINTS: list[tuple[tuple[int, int, int, int], tuple[int, int], Any, dict[str, Any]]] = [
+    ((2, 4, 1000, 0), (2, 1000), None, {"causal": True}),
+    ((1, 3, 577, 0), (3, 1333), None, {}),
+    ((1, 2, 1500, 0), (1, 700), None, {"causal": True}),
+    ((3, 4, 300, 0), (4, 900), [0, 777, 2000], {"scale": 0.1}),
+    ((3, 4, 520, 0), (2, 500), [1, 333, 500], {"causal": True}),
+    ((40, 8, 330, 0), (8, 330), None, {"causal": True}),  # several tiles for each block
+    ((1, 1, 1, 0), (1, 1), None, {}),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("d", [8, 40, 64, 80, 96, 128, 192, 256])
+@pytest.mark.parametrize("dtype", attention_wgmma.DTYPES)
+def test_the_forward_matches_the_reference_on_a_gpu(dtype: torch.dtype, d: int) -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("wgmma exists on compute capability 9.0 alone")
+    for config in attention_wgmma.candidates(d):
+        for q, kv, lengths, options in GPU_POINTS:
+            point = (dtype, (*q[:3], d), kv, lengths, options, config)
+            shares = [errors(point, 0, "cuda"), errors(point, 0, "cuda")]
+            assert max(shares[0]) <= 1.0, (q, kv, config.label)
+            assert shares[0] == shares[1], "other bits in the second run"

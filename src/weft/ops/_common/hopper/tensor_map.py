@@ -56,7 +56,9 @@ def fits_heads(x: torch.Tensor) -> bool:
     read: the copy engine's documentation asks for strides of at least a row.
     """
     row_strides = [
-        stride * x.element_size() for stride, size in zip(x.stride()[:3], x.shape[:3], strict=True) if size > 1
+        stride * x.element_size()
+        for stride, size in zip(x.stride()[:3], x.shape[:3], strict=True)
+        if size > 1
     ]
     return (
         x.stride(3) == 1
