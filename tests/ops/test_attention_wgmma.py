@@ -183,10 +183,12 @@ def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathF
     monkeypatch.setattr(attention_wgmma, "num_sms", lambda device: 2)
 
 
-def rows_of_a_model(b: int, h: int, t: int, d: int, dtype: torch.dtype, generator: Any) -> torch.Tensor:
+def rows_of_a_model(
+    b: int, h: int, t: int, d: int, dtype: torch.dtype, generator: torch.Generator, device: str
+) -> torch.Tensor:
     """Return (B, H, T, D) with all heads of a token in one row, and NaN behind the tensor's last rows."""
-    packed = torch.full((b, t + 1, h, d), torch.nan, dtype=dtype)
-    packed[:, :t] = torch.randn((b, t, h, d), generator=generator).to(dtype)
+    packed = torch.full((b, t + 1, h, d), torch.nan, dtype=dtype, device=device)
+    packed[:, :t] = torch.randn((b, t, h, d), generator=generator).to(device, dtype)
     return packed[:, :t].transpose(1, 2)
 
 
@@ -195,27 +197,29 @@ def errors(point: Point, seed: int, device: str = "cpu") -> tuple[float, float, 
     dtype, (b, h, tq, d), (kv_heads, tk), key_lengths, options, config = point
     generator = torch.Generator().manual_seed(seed)
     q, k, v = (
-        rows_of_a_model(b, heads, t, d, dtype, generator)
+        rows_of_a_model(b, heads, t, d, dtype, generator, device)
         for heads, t in ((h, tq), (kv_heads, tk), (kv_heads, tk))
     )
     if not options.get("causal"):  # scores rise by 2^11 in each tile: the earlier sums must vanish
-        q[..., 0], k[..., 0] = 8, torch.linspace(-16, 0, tk)
-    lengths = torch.tensor(key_lengths or [0] * b, dtype=torch.int32)
+        q[..., 0], k[..., 0] = 8, torch.linspace(-16, 0, tk, device=device)
+    lengths = torch.tensor(key_lengths or [0] * b, dtype=torch.int32, device=device)
     params = {**options, "padded": key_lengths is not None}
     expected, expected_lse = reference(q.double(), k.double(), v.double(), lengths, **params)
     for batch, length in enumerate(key_lengths or []):  # keys past a length may hold any values
         k[batch, :, length:], v[batch, :, length:] = torch.nan, torch.inf
-    q, k, v, lengths = (x.to(device) if device != "cpu" else x for x in (q, k, v, lengths))
     arguments = AttentionOptions(**params)
     assert attention_wgmma.supports(q, k, v, arguments)
-    out, lse = attention_wgmma.forward_with(config, q, k, v, lengths if params["padded"] else None, arguments)
+    visible = lengths if params["padded"] else None
+    out, lse = attention_wgmma.forward_with(config, q, k, v, visible, arguments)
     assert out.transpose(1, 2).is_contiguous()
-    error = (out.cpu().double() - expected).abs().nan_to_num(1e9) / torch.finfo(dtype).eps
+    error = (out.double() - expected).abs().nan_to_num(1e9) / torch.finfo(dtype).eps
     largest = float(error.amax() / (LARGEST * expected.abs().amax()))
     mean = float(error.square().mean() / (MEAN * expected.square().mean().sqrt()) ** 2)
-    difference = torch.where(lse.cpu() == expected_lse, 0.0, (lse.cpu().double() - expected_lse).abs())
-    lse_error = float((difference / (3e-6 + 1e-6 * expected_lse.abs())).nan_to_num(1e9).amax())
-    return largest, mean, lse_error
+    # On a GPU the tensor cores cut the last bits of the scores' sums off, which reach 128 here.
+    absolute = 3e-6 if device == "cpu" else 1e-4
+    difference = torch.where(lse == expected_lse, 0.0, (lse.double() - expected_lse).abs().nan_to_num(1e9))
+    finite = expected_lse.nan_to_num(neginf=0.0)
+    return largest, mean, float((difference / (absolute + 1e-6 * finite.abs())).amax())
 
 
 needs_compiler = pytest.mark.skipif(
@@ -224,11 +228,9 @@ needs_compiler = pytest.mark.skipif(
 
 
 @needs_compiler
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
-    "point",
-    POINTS,
-    ids=lambda p: f"{'x'.join(map(str, p[1]))}-{p[2][1]}-{p[5].label}" + "-causal" * len(p[4]),
+    "point", POINTS, ids=lambda p: f"{'x'.join(map(str, p[1]))}-{p[2][1]}-{p[5].label}-{''.join(p[4])}"
 )
 def test_the_forward_matches_the_reference_in_any_schedule(point: Point, emulated: None) -> None:
     for seed in range(2):  # each launch switches threads in another order
@@ -236,7 +238,7 @@ def test_the_forward_matches_the_reference_in_any_schedule(point: Point, emulate
 
 
 @needs_compiler
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_seen(
     fault: str, emulated: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,4 +1,4 @@
-"""Attention's forward by Hopper's tensor cores (wgmma, sm_90a): float16 and bfloat16; see attention_wgmma.cu."""
+"""Attention's forward by Hopper's tensor cores (wgmma, sm_90a), float16 and bfloat16: attention_wgmma.cu."""
 
 from __future__ import annotations
 

@@ -55,15 +55,11 @@ def fits_heads(x: torch.Tensor) -> bool:
     Columns are adjacent, and rows begin at multiples of 16 bytes. An expanded dimension (stride 0) is not
     read: the copy engine's documentation asks for strides of at least a row.
     """
-    row_strides = [
-        stride * x.element_size()
-        for stride, size in zip(x.stride()[:3], x.shape[:3], strict=True)
-        if size > 1
-    ]
+    strides = [s for s, size in zip(x.stride()[:3], x.shape[:3], strict=True) if size > 1]
     return (
         x.stride(3) == 1
         and x.data_ptr() % 16 == 0
-        and all(0 < stride < 1 << 40 and stride % 16 == 0 for stride in row_strides)
+        and all(s > 0 and s * x.element_size() % 16 == 0 and s < 1 << 38 for s in strides)
         and max(x.shape) < MAX_EXTENT
     )
 
