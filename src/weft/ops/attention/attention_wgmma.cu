@@ -78,16 +78,16 @@ namespace {
 // A tile of queries of one head.
 struct Task { int start, head, batch, keys, key_tiles; };
 
-// The first `count` of the keys that a group's queries from `first` on see, in tiles. A group beyond the
-// last query has none.
+// Number of tiles of keys that the queries of a group, from `first` on, see. A group beyond the last query
+// sees none.
 __device__ __forceinline__ int key_tiles(const WgmmaAttentionArgs& args, int first, int keys) {
   if (first >= args.tq) return 0;
   return ((args.causal ? min(keys, first + ROWS) : keys) + KEYS - 1) / KEYS;
 }
 
-// Tiles come by sections of heads, whose k and v fit in the L2 cache together. In a section, causal tiles come
-// with the last queries first: they have the most keys, so that the grid's last tiles are short. Otherwise
-// the tiles of a head follow each other.
+// Tiles come by sections of heads, whose k and v fit in the L2 cache together. In a section, causal tiles
+// come with the last queries first: they have the most keys, so that the grid's last tiles are short.
+// Otherwise the tiles of a head follow each other.
 __device__ __forceinline__ Task task_at(const WgmmaAttentionArgs& args, int index) {
   const int in_section = args.section * args.row_tiles, section = index / in_section;
   const int within = index - section * in_section, first_head = section * args.section;
@@ -283,9 +283,11 @@ __device__ __forceinline__ void round_weights(unsigned (&p)[KEYS / 16][4], const
 // Issues s = q k^T.
 __device__ __forceinline__ void multiply_keys(float (&s)[KEYS / 2], unsigned q, unsigned k) {
 #pragma unroll
-  for (int step = 0; step < D_STEPS; ++step)
-    Wgmma<T, K_MAJOR, K_MAJOR, KEYS>::run(s, descriptor<K_MAJOR>(q + step / 4 * ROW_BOX + step % 4 * 32),
-                                          descriptor<K_MAJOR>(k + step / 4 * KEY_BOX + step % 4 * 32), step > 0);
+  for (int step = 0; step < D_STEPS; ++step) {
+    const int box = step / 4, in_box = step % 4 * K_STEP_BYTES<K_MAJOR>;
+    Wgmma<T, K_MAJOR, K_MAJOR, KEYS>::run(s, descriptor<K_MAJOR>(q + box * ROW_BOX + in_box),
+                                          descriptor<K_MAJOR>(k + box * KEY_BOX + in_box), step > 0);
+  }
   wgmma_commit();
 }
 
@@ -314,12 +316,16 @@ struct Consumer {
   __device__ __forceinline__ int next_index() {
     memory.queries().wait_full({group, q_parity});
     q_parity ^= 1;
-    return load_word(memory.task(group));
+    const int index = load_word(memory.task(group));
+    __syncwarp();  // all lanes have read it before one of them frees it
+    return index;
   }
 
   // Groups issue their products in turns: each waits for its turn and, when its products are issued, passes
   // it to the next group. At a barrier 128 threads wait and 128 arrive.
-  __device__ __forceinline__ void take_turn() const { named_barrier(TURN_BARRIER + group, 2 * GROUP_THREADS); }
+  __device__ __forceinline__ void take_turn() const {
+    named_barrier(TURN_BARRIER + group, 2 * GROUP_THREADS);
+  }
   __device__ __forceinline__ void pass_turn() const {
     named_barrier_arrive(TURN_BARRIER + (group + 1) % GROUPS, 2 * GROUP_THREADS);
   }
@@ -347,8 +353,8 @@ struct Consumer {
   }
 
   // Adds the outputs of all tiles of keys that the group's queries see, not yet divided by the totals.
-  __device__ __forceinline__ void attend(float (&out)[WIDTH / 2], Softmax& softmax, const Task& task, int first,
-                                         int count) {
+  __device__ __forceinline__ void attend(float (&out)[WIDTH / 2], Softmax& softmax, const Task& task,
+                                         int first, int count) {
     const unsigned q = memory.q(group);
     float s[KEYS / 2], shrink[2];
     unsigned p[KEYS / 16][4];
@@ -435,7 +441,7 @@ struct Consumer {
     for (int pair = 0; pair < WIDTH / 16; ++pair) {
       unsigned words[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) words[i] = rounded_pair<T>(out[pair * 8 + 2 * i], out[pair * 8 + 2 * i + 1]);
+      for (int i = 0; i < 8; i += 2) words[i / 2] = rounded_pair<T>(out[pair * 8 + i], out[pair * 8 + i + 1]);
       const int chunk = (pair % 4 * 2 + lane / 16) ^ (row & 7);
       store_matrices(memory.out(group) + pair / 4 * ROW_BOX + row * 128 + chunk * 16, words[0], words[1],
                      words[2], words[3]);

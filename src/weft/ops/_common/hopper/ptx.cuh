@@ -116,10 +116,10 @@ __device__ __forceinline__ void tma_load(unsigned to, const TensorMap* map, int 
       : "memory");
 }
 __device__ __forceinline__ void tma_store(const TensorMap* map, unsigned from, int x, int y, int z, int w) {
-  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(
-                   map),
-               "r"(from), "r"(x), "r"(y), "r"(z), "r"(w)
-               : "memory");
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+      "r"(from), "r"(x), "r"(y), "r"(z), "r"(w)
+      : "memory");
 }
 
 // Makes this thread's stores so far one group.
