@@ -2,8 +2,8 @@
 // fibers that switch in random order, warps at different speeds. Copies of the copy engine complete late and
 // in any order; products (wgmma) read shared memory late, each thread its own part. A fault in a protocol
 // shows: what a copy will write is NaN from its issue on, accumulators and factors in registers are NaN until
-// their product was waited for, and neither a store by the copy engine nor a product with a factor in registers
-// takes bytes whose writer has no proxy fence behind the write.
+// their product was waited for, and neither a store by the copy engine nor a product takes bytes whose writer has
+// no proxy fence behind the write.
 #define WEFT_HOPPER_EMULATED
 #include "cuda_types.hpp"
 #include <map>
@@ -119,6 +119,9 @@ struct Copy {
   TensorMap map;
   int x, y, z, w;
   unsigned delay;
+  unsigned bytes;  // of a copy without a map, which is between `at` and `global`
+  void* global;
+  bool adds;
   bool inside(long long column, long long row) const {
     return x + column < map.extent[0] && y + row < map.extent[1] && std::min({x, y, z, w}) >= 0 &&
            z < std::max(map.outer_extent[0], 1ll) && w < std::max(map.outer_extent[1], 1ll);
@@ -129,6 +132,12 @@ static std::vector<Copy> copies;  // in flight
 static bool by_chance(double share) { return chance() < share * 4294967296.0; }
 static void copy(const Copy& c) {
   const TensorMap& m = c.map;
+  if (c.bytes && c.is_load) std::memcpy(pools[c.block] + c.at, c.global, c.bytes);
+  else if (c.bytes && !c.adds) std::memcpy(c.global, pools[c.block] + c.at, c.bytes);
+  else if (c.bytes)
+    for (unsigned i = 0; i < c.bytes / 4; ++i)
+      static_cast<float*>(c.global)[i] += reinterpret_cast<float*>(pools[c.block] + c.at)[i];
+  if (c.bytes) return;
   for (long long y = 0; y < m.box[1]; ++y)
     for (long long x = 0; x < m.box[0]; ++x) {
       unsigned char* there = pools[c.block] + swizzled(c.at + y * 128 + x * m.item_bytes);
@@ -161,7 +170,7 @@ static void complete(size_t index) {
   ++progress;
   if (c.is_load) {
     Mbarrier& b = mbarrier_at(c.mbarrier, c.block);
-    b.bytes -= c.map.box[0] * c.map.box[1] * c.map.item_bytes;
+    b.bytes -= c.bytes ? c.bytes : c.map.box[0] * c.map.box[1] * c.map.item_bytes;
     check(b);
   }
 }
@@ -191,8 +200,9 @@ inline bool mbarrier_try_wait(unsigned at, unsigned parity) {
 }
 inline void tma_prefetch(const TensorMap*) {}
 static void issue(const Copy& c) {
-  const unsigned bytes = c.map.box[1] * 128;
-  require(c.at % 1024 == 0 && c.map.box[0] * c.map.item_bytes == 128, "a box is rows of 128 bytes in an atom");
+  const unsigned bytes = c.bytes ? c.bytes : c.map.box[1] * 128;
+  if (c.bytes) require(c.at % 16 == 0 && (size_t)c.global % 16 == 0 && bytes % 16 == 0, "16 bytes are copied");
+  else require(c.at % 1024 == 0 && c.map.box[0] * c.map.item_bytes == 128, "a box is rows of 128 bytes in an atom");
   shared_at(c.at, bytes);
   for (unsigned chunk = c.at / 16; chunk < (c.at + bytes) / 16; ++chunk) {
     Writer& w = writers[c.block][chunk];
@@ -201,7 +211,8 @@ static void issue(const Copy& c) {
       continue;
     }
     const unsigned at = swizzled(chunk * 16) - c.at;  // as without the swizzle
-    require(!c.inside(at % 128 / c.map.item_bytes, at / 128) || (w.thread >= 0 && is_visible(w)),
+    const bool is_read = c.bytes || c.inside(at % 128 / c.map.item_bytes, at / 128);
+    require(!is_read || (w.thread >= 0 && is_visible(w)),
             "no proxy fence before a store");
   }
   if (c.is_load) std::memset(pools[c.block] + c.at, 0xff, bytes);
@@ -226,6 +237,18 @@ inline void tma_store(const TensorMap* map, unsigned from, int x, int y) {
 }
 inline void tma_store(const TensorMap* map, unsigned from, int x, int y, int z, int w) {
   issue({false, block(), from, 0, current, fibers[current].store_group, *map, x, y, z, w});
+}
+inline void bulk_load(unsigned to, const void* from, unsigned bytes, unsigned mbarrier) {
+  issue({.is_load = true, .block = block(), .at = to, .mbarrier = mbarrier, .thread = current, .bytes = bytes,
+         .global = const_cast<void*>(from)});
+}
+inline void bulk_store(void* to, unsigned from, unsigned bytes) {
+  issue({.block = block(), .at = from, .thread = current, .group = fibers[current].store_group, .bytes = bytes,
+         .global = to});
+}
+inline void bulk_add(float* to, unsigned from, unsigned bytes) {
+  issue({.block = block(), .at = from, .thread = current, .group = fibers[current].store_group, .bytes = bytes,
+         .global = to, .adds = true});
 }
 inline void tma_commit() { ++fibers[current].store_group; }
 template <int PENDING> inline void tma_wait_read() {
@@ -287,13 +310,12 @@ template <bool MN_MAJOR> unsigned operand_at(unsigned long long descriptor, int 
                                : i / 8 * stride + i % 8 * 128 + k * 2;
   return swizzled(start + at);
 }
-template <typename T> float value_at(unsigned at) {
+template <typename T, bool MN_MAJOR> float operand(unsigned long long descriptor, int i, int k) {
+  const unsigned at = operand_at<MN_MAJOR>(descriptor, i, k);
+  require(is_visible(writers[block()][at / 16]), "no proxy fence before a product");
   T v;
   std::memcpy(&v, pool() + at, 2);
   return to_float(v);
-}
-template <typename T, bool MN_MAJOR> float operand(unsigned long long descriptor, int i, int k) {
-  return value_at<T>(operand_at<MN_MAJOR>(descriptor, i, k));
 }
 // From its issue on the accumulators of a product are NaN to their thread.
 static void begin_product(float* sums, int count) {
@@ -355,11 +377,7 @@ template <typename T, int B_MAJOR, int WIDTH> struct WgmmaRegisters {
         a[half][k] = element_of<T>(p.factor[k % 8 / 2][half + k / 8 * 2], k % 2);
     for (int i = 0; i < WIDTH / 2; i += i % 2 ? 3 : 1) {  // two columns, each in two rows
       const int column = i / 4 * 8 + current % 4 * 2 + i % 2;
-      for (int k = 0; k < 16; ++k) {
-        const unsigned at = operand_at<B_MAJOR>(p.b, column, k);
-        require(is_visible(writers[block()][at / 16]), "no proxy fence before a product");
-        b[k] = value_at<T>(at);
-      }
+      for (int k = 0; k < 16; ++k) b[k] = operand<T, B_MAJOR>(p.b, column, k);
       for (int half = 0; half < 2; ++half)
         for (int k = 0; k < 16; ++k) sums[i + half * 2] = fmaf(a[half][k], b[k], sums[i + half * 2]);
     }
@@ -450,6 +468,21 @@ inline void store_matrices(unsigned to, unsigned r0, unsigned r1, unsigned r2, u
 inline void store_word(unsigned to, unsigned word) { std::memcpy(shared_at(to, 4), &word, 4); }
 inline void store_zeros(unsigned to) {
   std::memset(shared_at(to, 16), 0, 16);
+  writers[block()][to / 16] = {(int)current, fibers[current].proxy_fences};
+}
+inline int load_acquire(const int* from) {
+  next();
+  return *from;
+}
+inline void store_release(int* to, int value) {
+  for (const Copy& c : copies) require(c.is_load || c.thread != current, "a release before stores are complete");
+  ++progress;
+  *to = value;
+}
+inline void load_two(float (&to)[2], unsigned from) { std::memcpy(to, shared_at(from, 8), 8); }
+inline void store_four(unsigned to, float a, float b, float c, float d) {
+  const float four[4] = {a, b, c, d};
+  std::memcpy(shared_at(to, 16), four, 16);
   writers[block()][to / 16] = {(int)current, fibers[current].proxy_fences};
 }
 inline float power_of_2(float x) { return std::exp2f(x); }
