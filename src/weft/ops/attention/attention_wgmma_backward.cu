@@ -3,7 +3,9 @@
 // dv = p^T grad, ds = p (grad v^T - delta), dk = scale ds^T q, dq = scale ds k: five products with s = q k^T.
 // A block has KEYS keys of one head of keys, 64 for each of two warp groups, and goes over the queries of all
 // heads that share them, QUERIES at a time. Scores and weights are transposed (keys x queries), so that p^T and
-// ds^T are first factors in registers for dv and dk. ds goes through shared memory for dq.
+// ds^T are first factors in registers for dv and dk. ds goes through shared memory for dq. The product for dq
+// is issued one step late: a group then does not wait for the other's ds of the same step, and one group's
+// products run while the other has its exponentials.
 //
 // dq of a tile of queries has a part from each tile of keys. Parts are added in float32 in global memory, by the
 // copy engine and in a fixed order, so that the bits are always the same: from the last visible tile of keys to
@@ -28,20 +30,21 @@ using T = WEFT_T;
 namespace {
 
 constexpr int BOXES = (HEAD + 63) / 64, D_STEPS = (HEAD + 15) / 16, COLUMNS = BOXES * 64;
-constexpr int GROUPS = 2, KEYS = 64 * GROUPS, QUERIES = 64, STAGES = 2, THREADS = GROUP_THREADS * (1 + GROUPS);
+constexpr int GROUPS = 2, KEYS = 64 * GROUPS, QUERIES = 64, THREADS = GROUP_THREADS * (1 + GROUPS);
+constexpr int STAGES = 2;  // of queries and gradients, and of ds
 constexpr int KEY_BOX = KEYS * 128, KEY_TILE = BOXES * KEY_BOX;
 constexpr int QUERY_BOX = QUERIES * 128, QUERY_TILE = BOXES * QUERY_BOX;
 constexpr int TERMS_BYTES = 2 * QUERIES * 4, STAGE_BYTES = 2 * QUERY_TILE + ATOM_BYTES;  // q, grad, terms
-// dq of a tile of queries: 64 x 64 sums of a group. Two boxes: one for each group. One: the groups compute it
-// by turns.
+// dq of a tile of queries: 64 x 64 sums of a group. Two boxes: one for each group. One: the groups compute
+// tiles alternately.
 constexpr int PART_BYTES = QUERIES * 64 * 4, DQ_BYTES = BOXES * PART_BYTES;
 constexpr int V_AT = KEY_TILE, RING_AT = 2 * KEY_TILE, DS_AT = RING_AT + STAGES * STAGE_BYTES;
-constexpr int DQ_AT = DS_AT + KEYS * 128, BARRIERS_AT = DQ_AT + DQ_BYTES;
-constexpr int LOADED_AT = BARRIERS_AT + Pipeline<STAGES>::BYTES, DQ_BARRIERS_AT = LOADED_AT + 16;
+constexpr int DS_BYTES = KEYS * 128, DQ_AT = DS_AT + STAGES * DS_BYTES, BARRIERS_AT = DQ_AT + DQ_BYTES;
+constexpr int LOADED_AT = BARRIERS_AT + 2 * Pipeline<STAGES>::BYTES, DQ_BARRIERS_AT = LOADED_AT + 16;
 constexpr int SHARED_BYTES = DQ_BARRIERS_AT + Pipeline<1>::BYTES;
 constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
 static_assert(HEAD <= 128 && SHARED_BYTES <= 227 << 10, "too much shared memory");
-constexpr int DS_FREE = 1, DS_WRITTEN = 2, ALL_READ = 3, GROUP_BARRIER = 4;  // named barriers
+constexpr int ALL_READ = 1, GROUP_BARRIER = 2;  // named barriers
 #define INFINITE __int_as_float(0x7f800000)
 
 }  // namespace
@@ -93,21 +96,20 @@ struct Work {
     if (tile * KEYS >= keys) first_query_tile = args.query_tiles;  // nothing to do
   }
 
-  __device__ __forceinline__ bool is_empty(const WgmmaBackwardArgs& args) const {
-    return first_query_tile >= args.query_tiles;
-  }
   // The number of tiles of keys whose parts of this tile of dq come before the block's.
   __device__ __forceinline__ int rank(const WgmmaBackwardArgs& args, int query_tile) const {
     const int seen = args.causal ? min(keys, (query_tile + 1) * QUERIES) : keys;
     return (seen - 1) / KEYS - tile;
   }
-  // Calls body(head, query tile, number of the step) for all that the block computes.
-  template <typename Body>
-  __device__ __forceinline__ void for_each_step(const WgmmaBackwardArgs& args, Body body) const {
-    int step = 0;
-    for (int member = 0; member < args.group; ++member)
-#pragma unroll 1
-      for (int i = first_query_tile; i < args.query_tiles; ++i) body(kv_head * args.group + member, i, step++);
+  // Steps go over the queries of one head after the other.
+  __device__ __forceinline__ int steps(const WgmmaBackwardArgs& args) const {
+    return max(args.query_tiles - first_query_tile, 0) * args.group;
+  }
+  __device__ __forceinline__ int head(const WgmmaBackwardArgs& args, int step) const {
+    return kv_head * args.group + step / (args.query_tiles - first_query_tile);
+  }
+  __device__ __forceinline__ int query_tile(const WgmmaBackwardArgs& args, int step) const {
+    return first_query_tile + step % (args.query_tiles - first_query_tile);
   }
 };
 
@@ -119,11 +121,14 @@ struct Memory {
   __device__ __forceinline__ unsigned q(int stage) const { return base + RING_AT + stage * STAGE_BYTES; }
   __device__ __forceinline__ unsigned grad(int stage) const { return q(stage) + QUERY_TILE; }
   __device__ __forceinline__ unsigned terms(int stage) const { return q(stage) + 2 * QUERY_TILE; }
-  __device__ __forceinline__ unsigned ds() const { return base + DS_AT; }
+  __device__ __forceinline__ unsigned ds(int stage) const { return base + DS_AT + stage * DS_BYTES; }
   __device__ __forceinline__ unsigned dq() const { return base + DQ_AT; }
   __device__ __forceinline__ Pipeline<STAGES> ring() const { return {base + BARRIERS_AT}; }
-  __device__ __forceinline__ unsigned loaded() const { return base + LOADED_AT; }   // k and v by the copy engine
-  __device__ __forceinline__ unsigned cleared() const { return base + LOADED_AT + 8; }  // and without NaN
+  __device__ __forceinline__ Pipeline<STAGES> ds_buffers() const {
+    return {base + BARRIERS_AT + Pipeline<STAGES>::BYTES};
+  }
+  __device__ __forceinline__ unsigned loaded() const { return base + LOADED_AT; }  // k and v are in place
+  __device__ __forceinline__ unsigned cleared() const { return base + LOADED_AT + 8; }  // and have no NaN
   __device__ __forceinline__ Pipeline<1> dq_buffer() const { return {base + DQ_BARRIERS_AT}; }
 };
 
@@ -157,7 +162,8 @@ __device__ __forceinline__ void produce(const WgmmaBackwardArgs& args, const Wor
   if (!issuer) return;
   mbarrier_arrive(memory.cleared());
   RingPosition<STAGES> ring;
-  work.for_each_step(args, [&](int head, int i, int) {
+  for (int step = 0; step < work.steps(args); ++step) {
+    const int head = work.head(args, step), i = work.query_tile(args, step);
     const unsigned full = memory.ring().full(ring.stage);
     memory.ring().begin_fill(ring, 2 * QUERY_TILE + TERMS_BYTES);
     load_tile<QUERIES>(memory.q(ring.stage), &args.q, i * QUERIES, head, work.batch, full);
@@ -165,13 +171,14 @@ __device__ __forceinline__ void produce(const WgmmaBackwardArgs& args, const Wor
     const long long tile = ((long long)work.batch * args.heads + head) * args.query_tiles + i;
     bulk_load(memory.terms(ring.stage), args.terms + tile * (TERMS_BYTES / 4), TERMS_BYTES, full);
     ring.next();
-  });
+  }
 }
 
 // One thread: adds the block's parts of dq, each after those of the tiles of keys before it.
 __device__ __forceinline__ void add_dq(const WgmmaBackwardArgs& args, const Work& work, Memory memory) {
   RingPosition<1> position;
-  work.for_each_step(args, [&](int head, int i, int) {
+  for (int step = 0; step < work.steps(args); ++step) {
+    const int head = work.head(args, step), i = work.query_tile(args, step);
     const long long tile = ((long long)work.batch * args.heads + head) * args.query_tiles + i;
     float* const to = args.dq_sums + tile * (DQ_BYTES / 4);
     const int rank = work.rank(args, i);
@@ -188,7 +195,7 @@ __device__ __forceinline__ void add_dq(const WgmmaBackwardArgs& args, const Work
     store_release(args.counters + tile, rank + 1);
     memory.dq_buffer().release(0);
     position.next();
-  });
+  }
 }
 
 struct Consumer {
@@ -196,7 +203,7 @@ struct Consumer {
   const Work& work;
   Memory memory;
   int group;
-  RingPosition<STAGES> ring;
+  RingPosition<STAGES> ring, ds_written, ds_read;
   RingPosition<1> dq_position;
 
   // Replaces scores by weights: 0 for hidden keys. Rows are keys, columns queries.
@@ -232,7 +239,8 @@ struct Consumer {
     }
   }
 
-  __device__ __forceinline__ void round(unsigned (&factor)[QUERIES / 16][4], const float (&s)[QUERIES / 2]) const {
+  __device__ __forceinline__ void round(unsigned (&factor)[QUERIES / 16][4],
+                                        const float (&s)[QUERIES / 2]) const {
 #pragma unroll
     for (int i = 0; i < QUERIES / 4; ++i) factor[i / 4][i % 4] = rounded_pair<T>(s[2 * i], s[2 * i + 1]);
   }
@@ -259,12 +267,13 @@ struct Consumer {
     wgmma_commit();
   }
 
-  // Issues 64 columns of ds k: over all keys of the block.
+  // Issues 64 columns of ds k, over all keys of the block.
   __device__ __forceinline__ void multiply_dq(float (&dq)[32]) const {
+    const unsigned ds = memory.ds(ds_read.stage);
     const unsigned k = memory.k() + (BOXES == 2 ? group * KEY_BOX : 0);
 #pragma unroll
     for (int step = 0; step < KEYS / 16; ++step)
-      Wgmma<T, MN_MAJOR, MN_MAJOR, 64>::run(dq, descriptor<MN_MAJOR>(memory.ds() + step * K_STEP_BYTES<MN_MAJOR>),
+      Wgmma<T, MN_MAJOR, MN_MAJOR, 64>::run(dq, descriptor<MN_MAJOR>(ds + step * K_STEP_BYTES<MN_MAJOR>),
                                             descriptor<MN_MAJOR>(k + step * K_STEP_BYTES<MN_MAJOR>), step > 0);
     wgmma_commit();
   }
@@ -281,59 +290,86 @@ struct Consumer {
     }
   }
 
-  __device__ __forceinline__ void step(float (&dk)[COLUMNS / 2], float (&dv)[COLUMNS / 2], int query_tile,
-                                       int number) {
-    const int stage = ring.stage;
-    const bool computes_dq = BOXES == 2 || number % GROUPS == group;
+  __device__ __forceinline__ bool computes_dq(int step) const { return BOXES == 2 || step % GROUPS == group; }
+
+  // Gives the sums of dq to the thread that adds them, and the buffer of ds to the groups.
+  __device__ __forceinline__ void store_dq(const float (&dq)[32]) {
+    if (threadIdx.x % 32 == 0) memory.ds_buffers().release(ds_read.stage);
+    wait(memory.dq_buffer().empty(0), dq_position.parity ^ 1);
+    const unsigned to = memory.dq() + (BOXES == 2 ? group * PART_BYTES : 0);
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      store_four(to + (i * GROUP_THREADS + threadIdx.x % GROUP_THREADS) * 16, dq[4 * i], dq[4 * i + 1],
+                 dq[4 * i + 2], dq[4 * i + 3]);
+    fence_async_proxy();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(memory.dq_buffer().full(0));
+  }
+
+  // Adds to dk and dv over all steps, and computes dq, each part in the step after. At the end of a step no
+  // product runs: ptxas waits for every single one if accumulators are in flight from one step to the next.
+  __device__ __forceinline__ void differentiate_all(float (&dk)[COLUMNS / 2], float (&dv)[COLUMNS / 2],
+                                                    int steps) {
     float s[QUERIES / 2], dp[QUERIES / 2], dq[32];
     unsigned p[QUERIES / 16][4], ds[QUERIES / 16][4];
-    memory.ring().wait_full(ring);
-    wgmma_fence();
-    multiply_rows(s, memory.k(), memory.q(stage));
-    multiply_rows(dp, memory.v(), memory.grad(stage));
-    wgmma_wait<1>();
-    pin_registers(s);
-    weigh(s, memory.terms(stage), query_tile);
-    round(p, s);
-    wgmma_fence();
-    multiply_factor(dv, p, memory.grad(stage));
-    wgmma_wait<1>();  // dp; the product for dv runs on
-    pin_registers(dp);
-    differentiate(s, dp, memory.terms(stage));
-    round(ds, s);
-    named_barrier(DS_FREE, GROUPS * GROUP_THREADS);  // no group's product for dq reads the last tile's
-    store_rows(memory.ds(), 0, ds);
-    fence_async_proxy();
-    named_barrier(DS_WRITTEN, GROUPS * GROUP_THREADS);
-    wgmma_fence();
-    multiply_factor(dk, ds, memory.q(stage));
-    if (computes_dq) multiply_dq(dq);
-    wgmma_wait<0>();
-    pin_registers(dk);
-    pin_registers(dv);
-    pin_registers(p);
-    pin_registers(ds);
-    if (threadIdx.x % 32 == 0) memory.ring().release(stage);
-    ring.next();
-    if (computes_dq) {
-      pin_registers(dq);
-      wait(memory.dq_buffer().empty(0), dq_position.parity ^ 1);
-      const unsigned to = memory.dq() + (BOXES == 2 ? group * PART_BYTES : 0);
-#pragma unroll
-      for (int i = 0; i < 8; ++i)
-        store_four(to + (i * GROUP_THREADS + threadIdx.x % GROUP_THREADS) * 16, dq[4 * i], dq[4 * i + 1],
-                   dq[4 * i + 2], dq[4 * i + 3]);
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+      const int stage = ring.stage;
+      memory.ring().wait_full(ring);
+      ring.next();
+      wgmma_fence();
+      multiply_rows(s, memory.k(), memory.q(stage));
+      multiply_rows(dp, memory.v(), memory.grad(stage));
+      wgmma_wait<1>();  // s; the product for dp runs during the exponentials
+      pin_registers(s);
+      weigh(s, memory.terms(stage), work.query_tile(args, step));
+      round(p, s);
+      wgmma_fence();
+      multiply_factor(dv, p, memory.grad(stage));
+      wgmma_wait<1>();  // dp; the product for dv runs on
+      pin_registers(dp);
+      differentiate(s, dp, memory.terms(stage));
+      round(ds, s);
+      wait(memory.ds_buffers().empty(ds_written.stage), ds_written.parity ^ 1);
+      store_rows(memory.ds(ds_written.stage), 0, ds);
       fence_async_proxy();
       __syncwarp();
-      if (threadIdx.x % 32 == 0) mbarrier_arrive(memory.dq_buffer().full(0));
+      if (threadIdx.x % 32 == 0) mbarrier_arrive(memory.ds_buffers().full(ds_written.stage));
+      ds_written.next();
+      // With two boxes there are no registers for a product in a branch: step 0 computes its own part of dq,
+      // which is thrown away, and step 1 computes it again.
+      const bool has_dq = BOXES == 2 || (step > 0 && computes_dq(step - 1));
+      if (has_dq) memory.ds_buffers().wait_full(ds_read);
+      wgmma_fence();
+      multiply_factor(dk, ds, memory.q(stage));
+      if (has_dq) multiply_dq(dq);
+      wgmma_wait<0>();
+      pin_registers(dk);
+      pin_registers(dv);
+      pin_registers(p);
+      pin_registers(ds);
+      if (threadIdx.x % 32 == 0) memory.ring().release(stage);
+      if (has_dq) {
+        pin_registers(dq);
+        if (step > 0) store_dq(dq);
+      }
+      if (step > 0) ds_read.next(), dq_position.next();
     }
-    dq_position.next();
+    if (!computes_dq(steps - 1)) return;
+    memory.ds_buffers().wait_full(ds_read);
+    wgmma_fence();
+    multiply_dq(dq);
+    wgmma_wait<0>();
+    pin_registers(dq);
+    store_dq(dq);
   }
 
   __device__ __forceinline__ void run() {
     float dk[COLUMNS / 2] = {}, dv[COLUMNS / 2] = {};
-    if (!work.is_empty(args)) wait(memory.cleared(), 0);
-    work.for_each_step(args, [&](int, int i, int number) { step(dk, dv, i, number); });
+    if (const int steps = work.steps(args)) {
+      wait(memory.cleared(), 0);
+      differentiate_all(dk, dv, steps);
+    }
     named_barrier(ALL_READ, GROUPS * GROUP_THREADS);  // k and v make room for dk and dv
     unsigned words[COLUMNS / 16][4];
 #pragma unroll
@@ -370,6 +406,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     mbarrier_init(shared.cleared(), 1);
     mbarrier_init(shared.dq_buffer().full(0), BOXES * 4);  // the warps that compute a tile of dq
     mbarrier_init(shared.dq_buffer().empty(0), 1);
+    for (int stage = 0; stage < STAGES; ++stage) {
+      mbarrier_init(shared.ds_buffers().full(stage), GROUPS * 4);
+      mbarrier_init(shared.ds_buffers().empty(stage), BOXES * 4);
+    }
     shared.ring().init(GROUPS * 4);
   }
   __syncthreads();
@@ -378,7 +418,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   if (role == 0) {
     registers_decrease<PRODUCER_REGISTERS>();
     const int warp = __shfl_sync(0xffffffff, (int)threadIdx.x / 32, 0);
-    if (work.is_empty(args)) return;
+    if (work.steps(args) == 0) return;
     if (warp == 0) produce(args, work, shared);
     else if (warp == 1 && elect_one()) add_dq(args, work, shared);
   } else {

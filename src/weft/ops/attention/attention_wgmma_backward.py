@@ -74,8 +74,9 @@ def smem_bytes(d: int) -> int:
     """Return the shared memory of a block of the products' kernel."""
     boxes = -(-d // 64)
     ring = STAGES * (2 * boxes * QUERIES * 128 + 1024)
-    # k and v, the ring, ds, dq's sums; barriers of the ring, of k and v, and of dq.
-    return 2 * boxes * KEYS * 128 + ring + KEYS * 128 + boxes * QUERIES * 256 + 16 * STAGES + 16 + 16
+    # k and v, the ring, ds, dq's sums; barriers of the ring and of ds, of k and v, and of dq.
+    barriers = 2 * 16 * STAGES + 16 + 16
+    return 2 * boxes * KEYS * 128 + ring + STAGES * KEYS * 128 + boxes * QUERIES * 256 + barriers
 
 
 @cache
@@ -94,6 +95,7 @@ def source(dtype: torch.dtype, d: int) -> CudaSource:
 def supports(tensors: tuple[Tensor, ...], options: AttentionOptions) -> bool:
     """Return True if the kernels take q, k, v, grad and out, and the memory for dq, dk and dv, as stored."""
     q, k = tensors[:2]
+    tiles = max(q.shape[1] * -(-q.shape[2] // QUERIES), k.shape[1] * -(-k.shape[2] // KEYS))
     return (
         q.dtype in DTYPES
         and q.shape[3] <= MAX_HEAD_SIZE
@@ -113,7 +115,7 @@ def backward(
 ) -> Three:
     """Return dq, dk and dv in ``into`` or new memory; see :func:`supports`.
 
-    ``saved``: q, k, v, the visible keys of each batch or None, out, and the log-sum-exp (B, H, Tq), contiguous.
+    ``saved``: q, k, v, the visible keys of each batch or None, out, the log-sum-exp (B, H, Tq), contiguous.
     """
     q, k, v, lengths, out, lse = saved
     b, h, tq, d = q.shape
