@@ -1,16 +1,17 @@
-// Attention's backward by Hopper's tensor cores (wgmma, sm_90a): float16 and bfloat16, no dropout, HEAD <= 128.
+// Attention's backward by Hopper's tensor cores (wgmma, sm_90a): float16 and bfloat16, no dropout, HEAD up to
+// 128.
 //
 // dv = p^T grad, ds = p (grad v^T - delta), dk = scale ds^T q, dq = scale ds k: five products with s = q k^T.
 // A block has KEYS keys of one head of keys, 64 for each of two warp groups, and goes over the queries of all
-// heads that share them, QUERIES at a time. Scores and weights are transposed (keys x queries), so that p^T and
-// ds^T are first factors in registers for dv and dk. ds goes through shared memory for dq. The product for dq
-// is issued one step late: a group then does not wait for the other's ds of the same step, and one group's
-// products run while the other has its exponentials.
+// heads that share them, QUERIES at a time. Scores and weights are transposed (keys x queries), so that p^T
+// and ds^T are first factors in registers for dv and dk. ds goes through shared memory for dq. The product
+// for dq is issued one step late: a group then does not wait for the other's ds of the same step, and one
+// group's products run while the other has its exponentials.
 //
-// dq of a tile of queries has a part from each tile of keys. Parts are added in float32 in global memory, by the
-// copy engine and in a fixed order, so that the bits are always the same: from the last visible tile of keys to
-// the first. A counter for each tile of queries has the number of parts that were added. A block waits only for
-// blocks with a smaller index, which have been started before it.
+// dq of a tile of queries has a part from each tile of keys. Parts are added in float32 in global memory, by
+// the copy engine and in a fixed order, so that the bits are always the same: from the last visible tile of
+// keys to the first. A counter for each tile of queries has the number of parts that were added. A block
+// waits only for blocks with a smaller index, which have been started before it.
 //
 // Three kernels: row terms (log2-sum-exp and delta = sum(out grad)), the products, and dq's rounding.
 // Source: FlashAttention-3 (arXiv:2407.08608).
@@ -259,7 +260,8 @@ struct Consumer {
 
   // Issues sums += factor b: over the queries of a tile.
   __device__ __forceinline__ void multiply_factor(float (&sums)[COLUMNS / 2],
-                                                  const unsigned (&factor)[QUERIES / 16][4], unsigned b) const {
+                                                  const unsigned (&factor)[QUERIES / 16][4],
+                                                  unsigned b) const {
 #pragma unroll
     for (int step = 0; step < QUERIES / 16; ++step)
       WgmmaRegisters<T, MN_MAJOR, COLUMNS>::run(
@@ -272,15 +274,18 @@ struct Consumer {
     const unsigned ds = memory.ds(ds_read.stage);
     const unsigned k = memory.k() + (BOXES == 2 ? group * KEY_BOX : 0);
 #pragma unroll
-    for (int step = 0; step < KEYS / 16; ++step)
-      Wgmma<T, MN_MAJOR, MN_MAJOR, 64>::run(dq, descriptor<MN_MAJOR>(ds + step * K_STEP_BYTES<MN_MAJOR>),
-                                            descriptor<MN_MAJOR>(k + step * K_STEP_BYTES<MN_MAJOR>), step > 0);
+    for (int step = 0; step < KEYS / 16; ++step) {
+      const int rows = step * K_STEP_BYTES<MN_MAJOR>;
+      Wgmma<T, MN_MAJOR, MN_MAJOR, 64>::run(dq, descriptor<MN_MAJOR>(ds + rows),
+                                            descriptor<MN_MAJOR>(k + rows), step > 0);
+    }
     wgmma_commit();
   }
 
   // Writes 64 x 16 N elements as rows of a swizzled tile: of ds (keys x queries), or of dk and dv.
   template <int N>
-  __device__ __forceinline__ void store_rows(unsigned to, int box_bytes, const unsigned (&words)[N][4]) const {
+  __device__ __forceinline__ void store_rows(unsigned to, int box_bytes,
+                                             const unsigned (&words)[N][4]) const {
     const int thread = threadIdx.x % GROUP_THREADS, lane = thread % 32, row = thread / 32 * 16 + lane % 16;
 #pragma unroll
     for (int pair = 0; pair < N; ++pair) {

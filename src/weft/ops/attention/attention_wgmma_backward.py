@@ -18,7 +18,7 @@ from weft.ops._common.hopper import tensor_map
 from weft.ops._common.hopper.tensor_map import TensorMap
 from weft.ops._common.layout import CUDA_TYPES, dtype_name
 from weft.ops.attention.attention_wgmma import ARCH, DTYPES, LOG2E
-from weft.ops.attention.layout import Three, allocate_gradients
+from weft.ops.attention.layout import Three
 from weft.ops.attention.spec import AttentionOptions
 
 MAX_HEAD_SIZE = 128
@@ -102,8 +102,7 @@ def supports(tensors: tuple[Tensor, ...], options: AttentionOptions) -> bool:
         and options.dropout_p == 0
         and 0 not in (*q.shape, *k.shape)
         and all(map(tensor_map.fits_heads, tensors))
-        and q.shape[0] * max(q.shape[1] * -(-q.shape[2] // QUERIES), k.shape[1] * -(-k.shape[2] // KEYS))
-        < 1 << 30
+        and q.shape[0] * tiles < 1 << 30
     )
 
 
@@ -111,16 +110,16 @@ def backward(
     grad: Tensor,
     saved: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor],
     options: AttentionOptions,
-    into: Three | None = None,
+    gradients: Three,
 ) -> Three:
-    """Return dq, dk and dv in ``into`` or new memory; see :func:`supports`.
+    """Write dq, dk and dv to the memory ``gradients`` and return it; see :func:`supports`.
 
     ``saved``: q, k, v, the visible keys of each batch or None, out, the log-sum-exp (B, H, Tq), contiguous.
     """
     q, k, v, lengths, out, lse = saved
     b, h, tq, d = q.shape
     kv_heads, tk = k.shape[1:3]
-    dq, dk, dv = allocate_gradients(q, k, v, into)
+    dq, dk, dv = gradients
     query_tiles, key_tiles = -(-tq // QUERIES), -(-tk // KEYS)
     terms, sums = (
         torch.empty((b, h, query_tiles, count), dtype=torch.float32, device=q.device)

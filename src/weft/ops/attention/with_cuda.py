@@ -1,8 +1,8 @@
 """Attention in CUDA C++ on tensor cores: forward and backward for float16 and bfloat16.
 
-On Hopper the forward without dropout is attention_wgmma.py's. The others multiply by ``mma.sync``:
-attention_forward.cu, attention_backward_queries.cu and attention_backward_keys.cu. All read and write rows of
-a head by the tensors' strides if every row is 16-byte aligned; other tensors are copied first.
+On Hopper the forward without dropout is attention_wgmma.py's, and the backward for heads of up to 128
+attention_wgmma_backward.py's. The others multiply by ``mma.sync``: attention_forward.cu, attention_backward_queries.cu and attention_backward_keys.cu. All read and write rows of a head by the tensors'
+strides if every row is 16-byte aligned; other tensors are copied first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from weft.core import YES, Case, Implementation, Support, no
 from weft.machine.device_limits import has_wgmma, smem_per_block
 from weft.ops._common.layout import CUDA_TYPES, dtype_name
 from weft.ops._common.philox import keep_scale, threshold
-from weft.ops.attention import attention_wgmma
+from weft.ops.attention import attention_wgmma, attention_wgmma_backward
 from weft.ops.attention.cuda_configs import KINDS, Config, configure, shared_bytes
 from weft.ops.attention.layout import Three, allocate_gradients, empty_output, like, zero_gradients
 from weft.ops.attention.spec import AttentionOptions
@@ -158,6 +158,15 @@ def forward_with(
 
 def backward(grad: Tensor, *saved: Tensor, into: Three | None = None, **params: Any) -> Three:
     q = saved[0]
+    if has_wgmma(q.device) and q.numel() and saved[1].numel():
+        options = AttentionOptions(**params)
+        q, k, v, key_lengths, out, lse = saved
+        q, k, v, aligned_grad, out = (_aligned(x) for x in (q, k, v, grad, out))
+        gradients = allocate_gradients(q, k, v, into)
+        if attention_wgmma_backward.supports((q, k, v, aligned_grad, out, *gradients), options):
+            lengths = key_lengths.contiguous() if options.padded else None
+            inputs = (q, k, v, lengths, out, lse.contiguous())
+            return attention_wgmma_backward.backward(aligned_grad, inputs, options, gradients)
     size = (q.shape[3], bool(params.get("dropout_p")), smem_per_block(q.device))
     configs = (configure("queries", *size), configure("keys", *size))
     return backward_with(configs, grad, *saved, into=into, **params)
@@ -223,6 +232,7 @@ IMPLEMENTATION = Implementation(
             for kind in KINDS
         ),
         *attention_wgmma.aot_kernels(),
+        *attention_wgmma_backward.aot_kernels(),
     ),
     idea="flash by wgmma and the copy engine on Hopper, else by mma.sync; weights stay in registers",
 )

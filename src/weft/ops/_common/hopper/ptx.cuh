@@ -122,8 +122,8 @@ __device__ __forceinline__ void tma_store(const TensorMap* map, unsigned from, i
       : "memory");
 }
 
-// Copies of adjacent bytes, a multiple of 16: a load whose bytes count on `mbarrier`, a store, and an addition
-// of float32 numbers to those in global memory.
+// Copies of adjacent bytes, a multiple of 16: a load whose bytes count on `mbarrier`, a store, and an
+// addition of float32 numbers to those in global memory.
 __device__ __forceinline__ void bulk_load(unsigned to, const void* from, unsigned bytes, unsigned mbarrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
@@ -205,11 +205,14 @@ __device__ __forceinline__ void store_word(unsigned to, unsigned word) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(word) : "memory");
 }
 
-// Reads a number that another block has written by store_release(), with all that it wrote before, also by the
-// copy engine.
+// Reads a number that another block has written by store_release(), with all that it wrote before, also by
+// the copy engine.
 __device__ __forceinline__ int load_acquire(const int* from) {
   int value;
-  asm volatile("ld.acquire.gpu.global.b32 %0, [%1];\n fence.proxy.async;" : "=r"(value) : "l"(from) : "memory");
+  asm volatile("ld.acquire.gpu.global.b32 %0, [%1];\n fence.proxy.async;"
+               : "=r"(value)
+               : "l"(from)
+               : "memory");
   return value;
 }
 __device__ __forceinline__ void store_release(int* to, int value) {
@@ -221,7 +224,8 @@ __device__ __forceinline__ void load_two(float (&to)[2], unsigned from) {
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(to[0]), "=f"(to[1]) : "r"(from) : "memory");
 }
 __device__ __forceinline__ void store_four(unsigned to, float a, float b, float c, float d) {
-  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(a), "f"(b), "f"(c), "f"(d)
+               : "memory");
 }
 
 // Stores 16 bytes of zeros.
