@@ -78,8 +78,9 @@ def line(shape: Shape, device: str = "cuda") -> tuple[str, list[str]]:
         torch.randn(b, t, heads, d, device=device).to(DTYPE).transpose(1, 2)
         for heads in (h, kv_heads, kv_heads)
     )
-    grouped = {"enable_gqa": True} if kv_heads != h else {}
-    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, **grouped)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, is_causal=causal, enable_gqa=kv_heads != h
+    )
     calls = contenders(q, k, v, causal)
     wrong = [name for name, call in calls.items() if not is_right(call(), expected)]
     right = {name: call for name, call in calls.items() if name not in wrong}
