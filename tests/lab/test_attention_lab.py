@@ -32,7 +32,8 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def times(calls: Sequence[Callable[[int], Any]], count: int) -> list[float]:
         counts.append(count)
-        assert torch.equal(calls[0](0), calls[1](count - 1))
+        pairs = zip(calls[0](0), calls[1](count - 1), strict=True)
+        assert all(torch.equal(x, y) for x, y in pairs)
         return [2.0, 1.0]
 
     monkeypatch.setattr(attention, "contenders", contenders)
@@ -53,6 +54,20 @@ def test_a_part_has_its_shapes(timed: list[int], monkeypatch: pytest.MonkeyPatch
     assert names == ["1x1x40x8", "2x1x30x8-causal"]
 
 
+def test_a_backward_has_its_own_contenders(timed: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    def contenders(*arguments: Any) -> dict[str, Any]:
+        q, k, v, grad, causal = arguments
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        y = expected_output(leaves[0], leaves[1], leaves[2], causal)
+        call = lambda: torch.autograd.grad(y, leaves, grad, retain_graph=True)  # noqa: E731
+        return {"flash": call, "wgmma": call, "cudnn": lambda: [x * 2 for x in call()]}
+
+    monkeypatch.setattr(attention, "backward_contenders", contenders)
+    text, wrong = attention.line(((1, 4, 64, 16), 2, True), "cpu", backward=True)
+    assert text == "1x4x64x16-2-causal backward {'flash': 1, 'wgmma': 1} WRONG: cudnn"
+    assert wrong == ["cudnn"]
+
+
 def test_every_configuration_of_a_head_size_is_timed() -> None:
     q = torch.zeros(1, 2, 8, 64)
     names = list(attention.contenders(q, q, q, True))
@@ -64,4 +79,4 @@ def test_errors_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     assert attention.main([]) == 2
     assert attention.main(["d65"]) == 2
     message = capsys.readouterr().err
-    assert "an NVIDIA GPU" in message and "d128, d64, padded" in message
+    assert "an NVIDIA GPU" in message and "d128, d64, padded, backward" in message

@@ -1,8 +1,9 @@
 """Attention in CUDA C++ on tensor cores: forward and backward for float16 and bfloat16.
 
 On Hopper the forward without dropout is attention_wgmma.py's, and the backward for heads of up to 128
-attention_wgmma_backward.py's. The others multiply by ``mma.sync``: attention_forward.cu, attention_backward_queries.cu and attention_backward_keys.cu. All read and write rows of a head by the tensors'
-strides if every row is 16-byte aligned; other tensors are copied first.
+attention_wgmma_backward.py's. The others multiply by ``mma.sync``: attention_forward.cu,
+attention_backward_queries.cu and attention_backward_keys.cu. All read and write rows of a head by the
+tensors' strides if every row is 16-byte aligned; other tensors are copied first.
 """
 
 from __future__ import annotations
