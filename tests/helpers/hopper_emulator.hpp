@@ -1,8 +1,9 @@
 // Hopper's asynchronous instructions on a CPU (ops/_common/hopper/ptx.cuh), one cluster at a time. Threads are
 // fibers that switch in random order, warps at different speeds. Copies of the copy engine complete late and
 // in any order; products (wgmma) read shared memory late, each thread its own part. A fault in a protocol
-// shows: what a copy will write is NaN from its issue on, accumulators are NaN until their product was waited
-// for, and a store by the copy engine refuses bytes whose writer has no proxy fence behind the write.
+// shows: what a copy will write is NaN from its issue on, accumulators and factors in registers are NaN until
+// their product was waited for, and neither a store by the copy engine nor a product takes bytes whose writer has
+// no proxy fence behind the write.
 #define WEFT_HOPPER_EMULATED
 #include "cuda_types.hpp"
 #include <map>
@@ -25,7 +26,9 @@ struct Product {
   unsigned long long a, b;
   bool accumulate;
   unsigned group;
+  unsigned factor[4][4];  // A in registers: those of the four lanes that share its rows
 };
+struct FactorInFlight { unsigned words[4], group; };
 struct Fiber {
   ucontext_t start;
   jmp_buf at;
@@ -34,6 +37,8 @@ struct Fiber {
   unsigned words, proxy_fences, product_group, store_group;
   std::deque<Product> products;
   std::map<float*, std::vector<float>> sums;  // the true accumulators of products in flight
+  std::map<unsigned*, FactorInFlight> factors;  // and the true registers of A
+  unsigned arrivals[16];  // at named barriers
 };
 struct Writer { int thread = -1; unsigned proxy_fences = 0; };
 
@@ -80,6 +85,14 @@ static Lane* together(const Lane& mine) {  // what all lanes of the warp gave
   return lanes;
 }
 inline int __shfl_sync(unsigned, int v, int lane) { return together({.given = v})[lane].given; }
+inline float __shfl_xor_sync(unsigned, float v, int step) {
+  return std::bit_cast<float>(together({.at = std::bit_cast<unsigned>(v)})[current % 32 ^ step].at);
+}
+inline bool __any_sync(unsigned, bool v) {
+  const Lane* lanes = together({.given = v});
+  return std::any_of(lanes, lanes + 32, [](const Lane& lane) { return lane.given; });
+}
+inline int atomicAdd(int* at, int v) { return std::exchange(*at, *at + v); }
 static unsigned char* shared_at(unsigned at, unsigned size) {
   require(at % std::min(size, 16u) == 0 && at + size <= room, "shared memory out of bounds or not aligned");
   return pool() + at;
@@ -93,26 +106,53 @@ static unsigned swizzled(unsigned at) { return at ^ (at >> 7 & 7) << 4; }
 
 namespace hopper {
 
-// As the test's host makes it: two dimensions, the inner one contiguous.
-struct alignas(64) TensorMap { unsigned char* base; long long extent[2], row_bytes, box[2], item_bytes, unused[9]; };
+// As the test's host makes it: two dimensions, the inner one contiguous, or four, whose boxes have one element
+// along the last two.
+struct alignas(64) TensorMap {
+  unsigned char* base;
+  long long extent[2], row_bytes, box[2], item_bytes, outer_extent[2], outer_bytes[2], unused[5];
+};
 
-struct Copy { bool is_load; unsigned block, at, mbarrier, thread, group; TensorMap map; int x, y; unsigned delay; };
+struct Copy {
+  bool is_load;
+  unsigned block, at, mbarrier, thread, group;
+  TensorMap map;
+  int x, y, z, w;
+  unsigned delay;
+  unsigned bytes;  // of a copy without a map, which is between `at` and `global`
+  void* global;
+  bool adds;
+  bool inside(long long column, long long row) const {
+    return x + column < map.extent[0] && y + row < map.extent[1] && std::min({x, y, z, w}) >= 0 &&
+           z < std::max(map.outer_extent[0], 1ll) && w < std::max(map.outer_extent[1], 1ll);
+  }
+};
 static std::vector<Copy> copies;  // in flight
 
 static bool by_chance(double share) { return chance() < share * 4294967296.0; }
 static void copy(const Copy& c) {
   const TensorMap& m = c.map;
+  if (c.bytes && c.is_load) std::memcpy(pools[c.block] + c.at, c.global, c.bytes);
+  else if (c.bytes && !c.adds) std::memcpy(c.global, pools[c.block] + c.at, c.bytes);
+  else if (c.bytes)
+    for (unsigned i = 0; i < c.bytes / 4; ++i)
+      static_cast<float*>(c.global)[i] += reinterpret_cast<float*>(pools[c.block] + c.at)[i];
+  if (c.bytes) return;
   for (long long y = 0; y < m.box[1]; ++y)
     for (long long x = 0; x < m.box[0]; ++x) {
       unsigned char* there = pools[c.block] + swizzled(c.at + y * 128 + x * m.item_bytes);
-      const long long gx = c.x + x, gy = c.y + y;
-      const bool inside = gx >= 0 && gx < m.extent[0] && gy >= 0 && gy < m.extent[1];
-      unsigned char* here = m.base + gy * m.row_bytes + gx * m.item_bytes;
+      const bool inside = c.inside(x, y);
+      unsigned char* here = m.base + (c.y + y) * m.row_bytes + (c.x + x) * m.item_bytes +
+                            c.z * m.outer_bytes[0] + c.w * m.outer_bytes[1];
       if (!c.is_load) {
         if (inside) std::memcpy(here, there, m.item_bytes);
       } else if (inside) std::memcpy(there, here, m.item_bytes);
       else std::memset(there, 0, m.item_bytes);
     }
+}
+// True if the copy engine and products see this write, or if no thread wrote here.
+static bool is_visible(const Writer& w) {
+  return w.thread < 0 || fibers[w.thread].proxy_fences > w.proxy_fences;
 }
 static void check(Mbarrier& b) {
   ++progress;
@@ -130,7 +170,7 @@ static void complete(size_t index) {
   ++progress;
   if (c.is_load) {
     Mbarrier& b = mbarrier_at(c.mbarrier, c.block);
-    b.bytes -= c.map.box[0] * c.map.box[1] * c.map.item_bytes;
+    b.bytes -= c.bytes ? c.bytes : c.map.box[0] * c.map.box[1] * c.map.item_bytes;
     check(b);
   }
 }
@@ -160,13 +200,20 @@ inline bool mbarrier_try_wait(unsigned at, unsigned parity) {
 }
 inline void tma_prefetch(const TensorMap*) {}
 static void issue(const Copy& c) {
-  const unsigned bytes = c.map.box[1] * 128;
-  require(c.at % 1024 == 0 && c.map.box[0] * c.map.item_bytes == 128, "a box is rows of 128 bytes in an atom");
+  const unsigned bytes = c.bytes ? c.bytes : c.map.box[1] * 128;
+  if (c.bytes) require(c.at % 16 == 0 && (size_t)c.global % 16 == 0 && bytes % 16 == 0, "16 bytes are copied");
+  else require(c.at % 1024 == 0 && c.map.box[0] * c.map.item_bytes == 128, "a box is rows of 128 bytes in an atom");
   shared_at(c.at, bytes);
   for (unsigned chunk = c.at / 16; chunk < (c.at + bytes) / 16; ++chunk) {
     Writer& w = writers[c.block][chunk];
-    if (c.is_load) w = {};
-    else require(w.thread >= 0 && fibers[w.thread].proxy_fences > w.proxy_fences, "no proxy fence before a store");
+    if (c.is_load) {
+      w = {};
+      continue;
+    }
+    const unsigned at = swizzled(chunk * 16) - c.at;  // as without the swizzle
+    const bool is_read = c.bytes || c.inside(at % 128 / c.map.item_bytes, at / 128);
+    require(!is_read || (w.thread >= 0 && is_visible(w)),
+            "no proxy fence before a store");
   }
   if (c.is_load) std::memset(pools[c.block] + c.at, 0xff, bytes);
   copies.push_back(c);
@@ -174,6 +221,9 @@ static void issue(const Copy& c) {
 }
 inline void tma_load(unsigned to, const TensorMap* map, int x, int y, unsigned mbarrier) {
   issue({true, block(), to, mbarrier, current, 0, *map, x, y});
+}
+inline void tma_load(unsigned to, const TensorMap* map, int x, int y, int z, int w, unsigned mbarrier) {
+  issue({true, block(), to, mbarrier, current, 0, *map, x, y, z, w});
 }
 inline void tma_load_multicast(unsigned to, const TensorMap* map, int x, int y, unsigned mbarrier,
                                unsigned short blocks) {
@@ -184,6 +234,21 @@ inline unsigned cluster_rank() { return block(); }
 inline void cluster_barrier() { arrive(all_blocks, count * CLUSTER); }
 inline void tma_store(const TensorMap* map, unsigned from, int x, int y) {
   issue({false, block(), from, 0, current, fibers[current].store_group, *map, x, y});
+}
+inline void tma_store(const TensorMap* map, unsigned from, int x, int y, int z, int w) {
+  issue({false, block(), from, 0, current, fibers[current].store_group, *map, x, y, z, w});
+}
+inline void bulk_load(unsigned to, const void* from, unsigned bytes, unsigned mbarrier) {
+  issue({.is_load = true, .block = block(), .at = to, .mbarrier = mbarrier, .thread = current, .bytes = bytes,
+         .global = const_cast<void*>(from)});
+}
+inline void bulk_store(void* to, unsigned from, unsigned bytes) {
+  issue({.block = block(), .at = from, .thread = current, .group = fibers[current].store_group, .bytes = bytes,
+         .global = to});
+}
+inline void bulk_add(float* to, unsigned from, unsigned bytes) {
+  issue({.block = block(), .at = from, .thread = current, .group = fibers[current].store_group, .bytes = bytes,
+         .global = to, .adds = true});
 }
 inline void tma_commit() { ++fibers[current].store_group; }
 template <int PENDING> inline void tma_wait_read() {
@@ -225,15 +290,31 @@ template <int PENDING> inline void wgmma_wait() {
     one = fiber.sums.erase(one);
     fiber.fenced = false;
   }
+  for (auto one = fiber.factors.begin(); one != fiber.factors.end();) {
+    if ((int)(fiber.product_group - one->second.group) <= PENDING) { ++one; continue; }
+    for (int i = 0; i < 4; ++i)
+      require(one->first[i] == IN_FLIGHT, "a factor in registers was written during a product");
+    std::copy_n(one->second.words, 4, one->first);
+    one = fiber.factors.erase(one);
+    fiber.fenced = false;
+  }
 }
-template <typename T, bool MN_MAJOR> float operand(unsigned long long descriptor, int i, int k) {
+template <int COUNT> inline void pin_registers(float (&)[COUNT]) {}
+template <int ROWS, int COUNT> inline void pin_registers(unsigned (&)[ROWS][COUNT]) {}
+// The address of an element of a factor in shared memory.
+template <bool MN_MAJOR> unsigned operand_at(unsigned long long descriptor, int i, int k) {
   const unsigned start = (descriptor & 0x3fff) << 4, leading = (descriptor >> 16 & 0x3fff) << 4;
   const unsigned stride = (descriptor >> 32 & 0x3fff) << 4;
   require(descriptor >> 62 == 1, "a descriptor without the swizzle of 128 bytes");
   const unsigned at = MN_MAJOR ? i / 64 * leading + k / 8 * stride + k % 8 * 128 + i % 64 * 2
                                : i / 8 * stride + i % 8 * 128 + k * 2;
+  return swizzled(start + at);
+}
+template <typename T, bool MN_MAJOR> float operand(unsigned long long descriptor, int i, int k) {
+  const unsigned at = operand_at<MN_MAJOR>(descriptor, i, k);
+  require(is_visible(writers[block()][at / 16]), "no proxy fence before a product");
   T v;
-  std::memcpy(&v, pool() + swizzled(start + at), 2);
+  std::memcpy(&v, pool() + at, 2);
   return to_float(v);
 }
 // From its issue on the accumulators of a product are NaN to their thread.
@@ -266,6 +347,51 @@ template <typename T, int A_MAJOR, int B_MAJOR, int WIDTH> struct Wgmma {
     fiber.products.push_back({multiply, d, a, b, accumulate != 0, fiber.product_group});
   }
 };
+// ---- Tensor cores, A in registers (wgmma_attention_shapes.cuh)
+
+// From the issue on the registers of A are NaN to their thread. Returns those of the lanes that share its rows.
+static const Lane* begin_factor(unsigned* a) {
+  Fiber& fiber = fibers[current];
+  FactorInFlight factor = {{}, fiber.product_group};
+  if (fiber.factors.count(a)) std::copy_n(fiber.factors[a].words, 4, factor.words);
+  else {
+    require(fiber.fenced, "no wgmma_fence before the first product");
+    std::copy_n(a, 4, factor.words);
+  }
+  fiber.factors[a] = factor;
+  std::fill_n(a, 4, IN_FLIGHT);
+  Lane mine = {};
+  std::copy_n(factor.words, 4, mine.words);
+  return together(mine) + current % 32 / 4 * 4;
+}
+template <typename T> float element_of(unsigned word, int i) {
+  T two[2];
+  std::memcpy(two, &word, 4);
+  return to_float(two[i]);
+}
+template <typename T, int B_MAJOR, int WIDTH> struct WgmmaRegisters {
+  static void multiply(const Product& p, float* sums) {
+    float a[2][16], b[16];
+    for (int half = 0; half < 2; ++half)
+      for (int k = 0; k < 16; ++k)
+        a[half][k] = element_of<T>(p.factor[k % 8 / 2][half + k / 8 * 2], k % 2);
+    for (int i = 0; i < WIDTH / 2; i += i % 2 ? 3 : 1) {  // two columns, each in two rows
+      const int column = i / 4 * 8 + current % 4 * 2 + i % 2;
+      for (int k = 0; k < 16; ++k) b[k] = operand<T, B_MAJOR>(p.b, column, k);
+      for (int half = 0; half < 2; ++half)
+        for (int k = 0; k < 16; ++k) sums[i + half * 2] = fmaf(a[half][k], b[k], sums[i + half * 2]);
+    }
+  }
+  static void run(float (&d)[WIDTH / 2], const unsigned (&a)[4], unsigned long long b) {
+    Fiber& fiber = fibers[current];
+    begin_product(d, WIDTH / 2);
+    const Lane* lanes = begin_factor(const_cast<unsigned*>(a));
+    Product product = {multiply, d, 0, b, true, fiber.product_group};
+    for (int lane = 0; lane < 4; ++lane) std::copy_n(lanes[lane].words, 4, product.factor[lane]);
+    fiber.products.push_back(product);
+  }
+};
+
 // ---- Tensor cores, 8-bit factors (wgmma_fp8_shapes.cuh)
 struct e4m3 { static constexpr int EXPONENT = 4, MANTISSA = 3; };
 struct e5m2 { static constexpr int EXPONENT = 5, MANTISSA = 2; };
@@ -339,6 +465,31 @@ inline void store_matrices(unsigned to, unsigned r0, unsigned r1, unsigned r2, u
   writers[block()][to / 16] = {(int)current, fibers[current].proxy_fences};
   __syncwarp();
 }
+inline void store_word(unsigned to, unsigned word) { std::memcpy(shared_at(to, 4), &word, 4); }
+inline void store_zeros(unsigned to) {
+  std::memset(shared_at(to, 16), 0, 16);
+  writers[block()][to / 16] = {(int)current, fibers[current].proxy_fences};
+}
+inline int load_acquire(const int* from) {
+  next();
+  return *from;
+}
+inline void store_release(int* to, int value) {
+  for (const Copy& c : copies) require(c.is_load || c.thread != current, "a release before stores are complete");
+  ++progress;
+  *to = value;
+}
+inline void load_two(float (&to)[2], unsigned from) { std::memcpy(to, shared_at(from, 8), 8); }
+inline void store_four(unsigned to, float a, float b, float c, float d) {
+  const float four[4] = {a, b, c, d};
+  std::memcpy(shared_at(to, 16), four, 16);
+  writers[block()][to / 16] = {(int)current, fibers[current].proxy_fences};
+}
+inline float power_of_2(float x) { return std::exp2f(x); }
+template <typename T> unsigned rounded_pair(float low, float high) {
+  const T two[2] = {from_float<T>(low), from_float<T>(high)};
+  return std::bit_cast<unsigned>(two);
+}
 inline unsigned load_word(unsigned from) {
   unsigned word;
   std::memcpy(&word, shared_at(from, 4), 4);
@@ -347,13 +498,17 @@ inline unsigned load_word(unsigned from) {
 inline bool elect_one() { return together({})[0].given == 0 && current % 32 == 0; }
 template <int COUNT> inline void registers_decrease() { require(COUNT % 8 == 0 && COUNT >= 24, "setmaxnreg"); }
 template <int COUNT> inline void registers_increase() { require(COUNT % 8 == 0 && COUNT <= 256, "setmaxnreg"); }
-inline void named_barrier(int id, int threads) {
-  require(id > 0 && id < 16, "a named barrier is 1 to 15");
-  arrive(named[block()][id], threads);
-}
-inline void named_barrier_arrive(int id, int threads) {
+static Barrier& named_barrier_of(int id) {
   require(id > 0 && id < 16, "a named barrier is 1 to 15");
   Barrier& barrier = named[block()][id];
+  unsigned& last = fibers[current].arrivals[id];  // the generation after that of this thread's last arrival
+  require(last != barrier.generation + 1, "a thread arrives twice in a phase of a named barrier");
+  last = barrier.generation + 1;
+  return barrier;
+}
+inline void named_barrier(int id, int threads) { arrive(named_barrier_of(id), threads); }
+inline void named_barrier_arrive(int id, int threads) {
+  Barrier& barrier = named_barrier_of(id);
   ++progress;
   if (++barrier.arrived == (unsigned)threads) barrier.arrived = 0, ++barrier.generation;
 }
@@ -421,6 +576,7 @@ extern "C" const char* launch(const unsigned* grid, unsigned threads, unsigned b
     for (Fiber& one : fibers) {
       one.started = one.done = one.fenced = false, one.words = one.proxy_fences = 0;
       one.product_group = one.store_group = 0, one.products.clear(), one.sums.clear();
+      one.factors.clear(), std::fill_n(one.arrivals, 16, 0);
       getcontext(&one.start);
       one.start.uc_stack.ss_sp = one.stack.data();
       one.start.uc_stack.ss_size = one.stack.size();

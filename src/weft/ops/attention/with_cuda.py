@@ -1,8 +1,9 @@
-"""Attention in CUDA C++ on tensor cores (``mma.sync``): forward and backward for float16 and bfloat16.
+"""Attention in CUDA C++ on tensor cores: forward and backward for float16 and bfloat16.
 
-The kernels are in attention_forward.cu, attention_backward_queries.cu and attention_backward_keys.cu. They
-read and write rows of a head by the tensors' strides if every row is 16-byte aligned; other tensors are
-copied first.
+On Hopper the forward without dropout is attention_wgmma.py's, and the backward for heads of up to 128
+attention_wgmma_backward.py's. The others multiply by ``mma.sync``: attention_forward.cu,
+attention_backward_queries.cu and attention_backward_keys.cu. All read and write rows of a head by the
+tensors' strides if every row is 16-byte aligned; other tensors are copied first.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from torch import Tensor
 
 from weft.backends.nvrtc import CudaSource
 from weft.core import YES, Case, Implementation, Support, no
-from weft.machine.device_limits import smem_per_block
+from weft.machine.device_limits import has_wgmma, smem_per_block
 from weft.ops._common.layout import CUDA_TYPES, dtype_name
 from weft.ops._common.philox import keep_scale, threshold
+from weft.ops.attention import attention_wgmma, attention_wgmma_backward
 from weft.ops.attention.cuda_configs import KINDS, Config, configure, shared_bytes
 from weft.ops.attention.layout import Three, allocate_gradients, empty_output, like, zero_gradients
 from weft.ops.attention.spec import AttentionOptions
@@ -126,6 +128,12 @@ def _launch(kind: str, config: Config, q: Tensor, dropout: bool, grid: Any, args
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, key_lengths: Tensor, **params: Any) -> tuple[Tensor, Tensor]:
+    if has_wgmma(q.device):
+        options = AttentionOptions(**params)
+        aligned = (_aligned(q), _aligned(k), _aligned(v))
+        if attention_wgmma.supports(*aligned, options):
+            lengths = key_lengths.contiguous() if options.padded else None
+            return attention_wgmma.forward(*aligned, lengths, options)
     dropout = bool(params.get("dropout_p"))
     config = configure("forward", q.shape[3], dropout, smem_per_block(q.device))
     return forward_with(config, q, k, v, key_lengths, **params)
@@ -151,6 +159,15 @@ def forward_with(
 
 def backward(grad: Tensor, *saved: Tensor, into: Three | None = None, **params: Any) -> Three:
     q = saved[0]
+    if has_wgmma(q.device) and q.numel() and saved[1].numel():
+        options = AttentionOptions(**params)
+        q, k, v, key_lengths, out, lse = saved
+        q, k, v, aligned_grad, out = (_aligned(x) for x in (q, k, v, grad, out))
+        gradients = allocate_gradients(q, k, v, into)
+        if attention_wgmma_backward.supports((q, k, v, aligned_grad, out, *gradients), options):
+            lengths = key_lengths.contiguous() if options.padded else None
+            inputs = (q, k, v, lengths, out, lse.contiguous())
+            return attention_wgmma_backward.backward(aligned_grad, inputs, options, gradients)
     size = (q.shape[3], bool(params.get("dropout_p")), smem_per_block(q.device))
     configs = (configure("queries", *size), configure("keys", *size))
     return backward_with(configs, grad, *saved, into=into, **params)
@@ -209,10 +226,14 @@ IMPLEMENTATION = Implementation(
     forward=forward,
     backward=backward,
     supports=supports,
-    aot_kernels=tuple(
-        source(kind, torch.bfloat16, d, False, configure(kind, d, False, float("inf")))
-        for d in (64, 128)
-        for kind in KINDS
+    aot_kernels=(
+        *(
+            source(kind, torch.bfloat16, d, False, configure(kind, d, False, float("inf")))
+            for d in (64, 128)
+            for kind in KINDS
+        ),
+        *attention_wgmma.aot_kernels(),
+        *attention_wgmma_backward.aot_kernels(),
     ),
-    idea="flash by mma.sync: weights stay in registers, asynchronous copies ahead",
+    idea="flash by wgmma and the copy engine on Hopper, else by mma.sync; weights stay in registers",
 )

@@ -4,6 +4,8 @@
 // same functions on a CPU (tests/helpers/hopper_emulator.hpp). Addresses of shared memory are 32-bit.
 #pragma once
 #ifndef WEFT_HOPPER_EMULATED
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #define CLUSTER_DIMENSIONS(blocks) __cluster_dims__(blocks, 1, 1)
 
@@ -103,6 +105,41 @@ __device__ __forceinline__ void tma_store(const TensorMap* map, unsigned from, i
                : "memory");
 }
 
+// The same for tensors of four dimensions, whose boxes are matrices: one element along the last two, z and w.
+// Elements outside of the tensor are those beyond the end of any dimension.
+__device__ __forceinline__ void tma_load(unsigned to, const TensorMap* map, int x, int y, int z, int w,
+                                         unsigned mbarrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(mbarrier)
+      : "memory");
+}
+__device__ __forceinline__ void tma_store(const TensorMap* map, unsigned from, int x, int y, int z, int w) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+      "r"(from), "r"(x), "r"(y), "r"(z), "r"(w)
+      : "memory");
+}
+
+// Copies of adjacent bytes, a multiple of 16: a load whose bytes count on `mbarrier`, a store, and an
+// addition of float32 numbers to those in global memory.
+__device__ __forceinline__ void bulk_load(unsigned to, const void* from, unsigned bytes, unsigned mbarrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(mbarrier)
+      : "memory");
+}
+__device__ __forceinline__ void bulk_store(void* to, unsigned from, unsigned bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void bulk_add(float* to, unsigned from, unsigned bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
+               "r"(from), "r"(bytes)
+               : "memory");
+}
+
 // Makes this thread's stores so far one group.
 __device__ __forceinline__ void tma_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
@@ -137,6 +174,18 @@ template <int PENDING> __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
+// Tells the compiler that these registers change here: no access to them moves across. It stands behind the
+// wait for the products that write (accumulators) or read them (a factor); an access that the compiler moved
+// before the wait would make ptxas wait after every product (warning C7510).
+template <int COUNT> __device__ __forceinline__ void pin_registers(float (&r)[COUNT]) {
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(r[i])::"memory");
+}
+template <int ROWS, int COUNT> __device__ __forceinline__ void pin_registers(unsigned (&r)[ROWS][COUNT]) {
+#pragma unroll
+  for (int i = 0; i < ROWS * COUNT; ++i) asm volatile("" : "+r"(r[i / COUNT][i % COUNT])::"memory");
+}
+
 // Stores four 8 x 8 matrices of 16-bit elements: lane l gives the address of row l % 8 of matrix l / 8, and
 // holds elements 2 (l % 4) and the next of row l / 4 of each matrix.
 __device__ __forceinline__ void store_matrices(unsigned to, unsigned r0, unsigned r1, unsigned r2,
@@ -150,6 +199,60 @@ __device__ __forceinline__ unsigned load_word(unsigned from) {
   unsigned word;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(from) : "memory");
   return word;
+}
+
+__device__ __forceinline__ void store_word(unsigned to, unsigned word) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(word) : "memory");
+}
+
+// Reads a number that another block has written by store_release(), with all that it wrote before, also by
+// the copy engine.
+__device__ __forceinline__ int load_acquire(const int* from) {
+  int value;
+  asm volatile("ld.acquire.gpu.global.b32 %0, [%1];\n fence.proxy.async;"
+               : "=r"(value)
+               : "l"(from)
+               : "memory");
+  return value;
+}
+__device__ __forceinline__ void store_release(int* to, int value) {
+  asm volatile("fence.proxy.async;\n st.release.gpu.global.b32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+
+// Loads and stores numbers that are adjacent in shared memory.
+__device__ __forceinline__ void load_two(float (&to)[2], unsigned from) {
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(to[0]), "=f"(to[1]) : "r"(from) : "memory");
+}
+__device__ __forceinline__ void store_four(unsigned to, float a, float b, float c, float d) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(a), "f"(b), "f"(c), "f"(d)
+               : "memory");
+}
+
+// Stores 16 bytes of zeros.
+__device__ __forceinline__ void store_zeros(unsigned to) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
+}
+
+// ---- Arithmetic
+
+// 2^x: 0 for -inf; denormal results are 0.
+__device__ __forceinline__ float power_of_2(float x) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+  return power;
+}
+
+// Rounds two values and packs them, `low` in the lower half.
+template <typename T> __device__ __forceinline__ unsigned rounded_pair(float low, float high);
+template <> __device__ __forceinline__ unsigned rounded_pair<__nv_bfloat16>(float low, float high) {
+  unsigned pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+template <> __device__ __forceinline__ unsigned rounded_pair<__half>(float low, float high) {
+  unsigned pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
 }
 
 // ---- Clusters

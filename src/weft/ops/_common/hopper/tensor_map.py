@@ -49,11 +49,63 @@ def encode(x: torch.Tensor, box_rows: int) -> TensorMap:
     return _encode(x.data_ptr(), x.dtype, x.shape[inner], x.shape[1 - inner], row_bytes, box_rows)
 
 
+def fits_heads(x: torch.Tensor) -> bool:
+    """Return True if the copy engine can read ``x`` (B, H, T, D) with T, H and B as dimensions of their own.
+
+    Columns are adjacent, and rows begin at multiples of 16 bytes. An expanded dimension (stride 0) is not
+    read: the copy engine's documentation asks for strides of at least a row.
+    """
+    strides = [s for s, size in zip(x.stride()[:3], x.shape[:3], strict=True) if size > 1]
+    return (
+        x.stride(3) == 1
+        and x.data_ptr() % 16 == 0
+        and all(s > 0 and s * x.element_size() % 16 == 0 and s < 1 << 38 for s in strides)
+        and max(x.shape) < MAX_EXTENT
+    )
+
+
+def encode_heads(x: torch.Tensor, box_rows: int) -> TensorMap:
+    """Return the map (D, T, H, B) of boxes of ``box_rows`` rows of a head by 128 bytes; see fits_heads.
+
+    Rows beyond T are read as 0 and never written, also where another head's rows follow in memory.
+    """
+    if x.is_meta:
+        return TensorMap()
+    b, h, t, d = x.shape
+    row_bytes = d * x.element_size()  # of a dimension of size 1, whose stride has no meaning
+    strides = [
+        stride * x.element_size() if size > 1 else row_bytes
+        for stride, size in zip(x.stride()[:3], x.shape[:3], strict=True)
+    ]
+    return _encode_heads(x.data_ptr(), x.dtype, (d, t, h, b), tuple(reversed(strides)), box_rows)
+
+
+@lru_cache(maxsize=4096)
+def _encode_heads(
+    pointer: int, dtype: torch.dtype, sizes: tuple[int, ...], strides: tuple[int, ...], box_rows: int
+) -> TensorMap:
+    return _encode_tiled(pointer, dtype, sizes, strides, (box_rows, 1, 1))
+
+
 # A map depends on these numbers alone, not on what the memory holds: it stays valid whoever owns it.
 @lru_cache(maxsize=4096)
 def _encode(
     pointer: int, dtype: torch.dtype, columns: int, rows: int, row_bytes: int, box_rows: int
 ) -> TensorMap:
+    return _encode_tiled(pointer, dtype, (columns, rows), (row_bytes,), (box_rows,))
+
+
+def _encode_tiled(
+    pointer: int,
+    dtype: torch.dtype,
+    sizes: tuple[int, ...],
+    strides: tuple[int, ...],
+    box: tuple[int, ...],
+) -> TensorMap:
+    """Return a map of ``sizes``, the contiguous dimension first.
+
+    ``strides``, in bytes, and ``box`` are those of the other dimensions; along the first a box has 128 bytes.
+    """
     from cuda.bindings import driver
 
     kinds: dict[torch.dtype, Any] = {
@@ -65,12 +117,12 @@ def _encode(
     }
     status, encoded = driver.cuTensorMapEncodeTiled(
         kinds[dtype],
-        2,
+        len(sizes),
         pointer,
-        [driver.cuuint64_t(columns), driver.cuuint64_t(rows)],
-        [driver.cuuint64_t(row_bytes)],
-        [driver.cuuint32_t(SWIZZLE_BYTES // dtype.itemsize), driver.cuuint32_t(box_rows)],
-        [driver.cuuint32_t(1), driver.cuuint32_t(1)],
+        [driver.cuuint64_t(size) for size in sizes],
+        [driver.cuuint64_t(stride) for stride in strides],
+        [driver.cuuint32_t(size) for size in (SWIZZLE_BYTES // dtype.itemsize, *box)],
+        [driver.cuuint32_t(1) for _ in sizes],
         driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
         driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,

@@ -5,8 +5,8 @@
 // number modulo 8, as the copy engine writes them; it begins at a multiple of 1024 bytes. Eight rows are an
 // atom of 1024 bytes.
 //   K-major:  a row is 64 elements of K of one row of A (column of B).
-//   MN-major: a row is 64 elements of M (N) for one k; 64 such rows are a block of 8 KiB, and further
-//             blocks of 64 elements of N follow.
+//   MN-major: a row is 64 elements of M (N) for one k; 64 such rows are a block of 8 KiB (or another number
+//             of rows, the tile's length along K), and further blocks of 64 elements of N follow.
 #pragma once
 #include "ptx.cuh"
 
@@ -18,10 +18,12 @@ constexpr int ATOM_BYTES = 1024;
 constexpr int BLOCK_BYTES = 64 * 128;  // of an MN-major tile: 64 elements by 64 of K
 
 // Descriptor of an operand that begins at `address`. Strides are in units of 16 bytes: between atoms along K
-// (MN-major) or along M and N (K-major) at bit 32, between blocks of 64 elements of N (MN-major) at bit 16.
+// (MN-major) or along M and N (K-major) at bit 32, between blocks of 64 elements of N (MN-major), of BLOCK
+// bytes, at bit 16.
 // Bit 62: swizzle of 128 bytes.
-template <int MAJOR> __device__ __forceinline__ unsigned long long descriptor(unsigned address) {
-  constexpr unsigned long long leading = MAJOR == MN_MAJOR ? BLOCK_BYTES >> 4 : 1;
+template <int MAJOR, int BLOCK = BLOCK_BYTES>
+__device__ __forceinline__ unsigned long long descriptor(unsigned address) {
+  constexpr unsigned long long leading = MAJOR == MN_MAJOR ? BLOCK >> 4 : 1;
   return (unsigned long long)((address & 0x3ffff) >> 4) | leading << 16 |
          (unsigned long long)(ATOM_BYTES >> 4) << 32 | 1ull << 62;
 }

@@ -1,0 +1,216 @@
+"""Attention's forward by Hopper's tensor cores (wgmma, sm_90a), float16 and bfloat16: attention_wgmma.cu."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from weft.backends.nvrtc import CudaSource
+from weft.machine.device_limits import num_sms
+from weft.ops._common.hopper import tensor_map
+from weft.ops._common.hopper.tensor_map import TensorMap
+from weft.ops._common.layout import CUDA_TYPES, dtype_name
+from weft.ops.attention.layout import like
+from weft.ops.attention.spec import AttentionOptions
+
+ARCH = 90  # wgmma exists on sm_90a alone
+DTYPES = (torch.bfloat16, torch.float16)
+LOG2E = 1.4426950408889634
+GROUP_THREADS, ROWS, STAGES = 128, 64, 2  # of a warp group; queries of one; tiles of keys in shared memory
+# Keys and values of heads that are computed side by side: half of the L2 cache, whose other half has what
+# the blocks read beside them.
+SECTION_BYTES = 24 << 20
+# A third group is worth it unless its larger tile has so many more rows past the last query.
+MOST_PADDING = 1.05
+
+
+class Arguments(ctypes.Structure):
+    """``WgmmaAttentionArgs`` of attention_wgmma.cu."""
+
+    _fields_ = (
+        ("q", TensorMap),
+        ("k", TensorMap),
+        ("v", TensorMap),
+        ("out", TensorMap),
+        ("lse", ctypes.c_void_p),
+        ("lengths", ctypes.c_void_p),
+        ("counter", ctypes.c_void_p),
+        ("batches", ctypes.c_int),
+        ("heads", ctypes.c_int),
+        ("group", ctypes.c_int),
+        ("tq", ctypes.c_int),
+        ("tk", ctypes.c_int),
+        ("causal", ctypes.c_int),
+        ("row_tiles", ctypes.c_int),
+        ("section", ctypes.c_int),
+        ("scale_log2", ctypes.c_float),
+        ("padding", ctypes.c_int),  # the structure is aligned to 64 bytes
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """A block has ``groups`` warp groups of 64 queries each, and reads ``keys`` keys at a time.
+
+    With ``out_in_q`` the outputs are staged in the shared memory of the queries. It makes room for larger
+    tiles of keys, but the next queries are then loaded only after the outputs are stored.
+    """
+
+    keys: int
+    groups: int
+    out_in_q: bool = False
+
+    @property
+    def threads(self) -> int:
+        return GROUP_THREADS * (1 + self.groups)
+
+    @property
+    def rows(self) -> int:
+        """Queries of a block."""
+        return ROWS * self.groups
+
+    @property
+    def label(self) -> str:
+        return f"{self.rows}x{self.keys}" + "-shared" * self.out_in_q
+
+    def smem_bytes(self, d: int) -> int:
+        row_bytes = -(-d // 64) * 128
+        tiles = self.rows * (1 if self.out_in_q else 2) + 2 * STAGES * self.keys
+        # Full and empty barriers of keys, values and queries; the tile of each group; the barrier of a tail.
+        barriers = 16 * (2 * STAGES + self.groups)
+        return tiles * row_bytes + barriers + 8 * self.groups + 8
+
+
+# By the largest head size: the configurations that were considered, those of `choose` first.
+CANDIDATES = {
+    64: (
+        Config(keys=128, groups=3),
+        Config(keys=128, groups=2),
+        Config(keys=176, groups=2),
+        Config(keys=96, groups=3),
+    ),
+    128: (
+        Config(keys=128, groups=2),
+        Config(keys=160, groups=2),
+        Config(keys=176, groups=2, out_in_q=True),
+    ),
+    192: (Config(keys=96, groups=2, out_in_q=True),),
+    256: (Config(keys=80, groups=2, out_in_q=True),),
+}
+
+
+def candidates(d: int) -> tuple[Config, ...]:
+    """Return the configurations for a head size."""
+    return next(configs for most, configs in CANDIDATES.items() if d <= most)
+
+
+def choose(d: int, tq: int, causal: bool) -> Config:
+    """Return the configuration of a call.
+
+    It does not depend on the numbers of batches and heads: another number of keys in a tile would give other
+    bits. A causal mask cuts tiles of 128 keys evenly, and hides less of them than of larger ones.
+    """
+    first, second, *_ = (*candidates(d), candidates(d)[0])
+    if d > 128:
+        return first
+    if d > 64:
+        return first if causal else second
+    padded = [-(-tq // config.rows) * config.rows for config in (first, second)]
+    return first if padded[0] <= MOST_PADDING * padded[1] else second
+
+
+@cache
+def source(dtype: torch.dtype, d: int, config: Config) -> CudaSource:
+    """Return the program of a configuration for heads of size ``d``."""
+    defines = {
+        "WEFT_T": CUDA_TYPES[dtype],
+        "HEAD": d,
+        "KEYS": config.keys,
+        "GROUPS": config.groups,
+        "OUT_IN_Q": int(config.out_in_q),
+    }
+    return CudaSource(
+        file=Path(__file__).with_name("attention_wgmma.cu"),
+        kernels=("attention_wgmma",),
+        defines=tuple((name, str(value)) for name, value in defines.items()),
+        label=f"wgmma-{dtype_name(dtype)}-{d}-{config.label}",
+        min_arch=ARCH,
+        max_arch=ARCH,
+    )
+
+
+def supports(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> bool:
+    """Return True if the kernel takes q (B, H, Tq, D), k and v (B, Hkv, Tk, D) as they are stored.
+
+    Dropout is left to the mma.sync kernel: random numbers would take the registers that hold scores and
+    outputs here. So are expanded tensors, which the copy engine does not read.
+    """
+    return (
+        q.dtype in DTYPES
+        and options.dropout_p == 0
+        and 0 not in (*q.shape, *k.shape)
+        and all(map(tensor_map.fits_heads, (q, k, v)))
+        # Tiles are counted in 32 bits, also after each block has looked for one more.
+        and q.shape[0] * q.shape[1] * -(-q.shape[2] // ROWS) < 1 << 30
+    )
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, options: AttentionOptions
+) -> tuple[Tensor, Tensor]:
+    """Return out (B, H, Tq, D) and the log-sum-exp (B, H, Tq) in float32; see :func:`supports`.
+
+    ``lengths`` (B,) int32, contiguous: the visible keys of each batch, None: all.
+    """
+    config = choose(q.shape[3], q.shape[2], options.causal)
+    return forward_with(config, q, k, v, lengths, options)
+
+
+def forward_with(
+    config: Config, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, options: AttentionOptions
+) -> tuple[Tensor, Tensor]:
+    """Compute the forward with one configuration."""
+    b, h, tq, d = q.shape
+    kv_heads, tk = k.shape[1:3]
+    out, lse = like(q), torch.empty((b, h, tq), dtype=torch.float32, device=q.device)
+    row_tiles = -(-tq // config.rows)
+    tiles = b * h * row_tiles
+    blocks = min(num_sms(q.device), tiles)
+    # Where tiles have different numbers of keys, blocks take the next one as they need it.
+    is_uneven = (options.causal or lengths is not None) and tiles > blocks
+    counter = torch.zeros(1, dtype=torch.int32, device=q.device) if is_uneven else None
+    group = h // kv_heads
+    kv_heads_at_once = max(1, SECTION_BYTES // (2 * tk * d * q.element_size()))
+    arguments = Arguments(
+        q=tensor_map.encode_heads(q, ROWS),
+        k=tensor_map.encode_heads(k, config.keys),
+        v=tensor_map.encode_heads(v, config.keys),
+        out=tensor_map.encode_heads(out, ROWS),
+        lse=lse.data_ptr(),
+        lengths=0 if lengths is None else lengths.data_ptr(),
+        counter=0 if counter is None else counter.data_ptr(),
+        batches=b,
+        heads=h,
+        group=group,
+        tq=tq,
+        tk=tk,
+        causal=options.causal,
+        row_tiles=row_tiles,
+        section=min(b * h, kv_heads_at_once * group),
+        scale_log2=options.factor(d) * LOG2E,
+    )
+    kernel = source(q.dtype, d, config)["attention_wgmma"]
+    kernel(blocks, config.threads, arguments, shared=config.smem_bytes(d))
+    return out, lse
+
+
+def aot_kernels() -> tuple[CudaSource, ...]:
+    """Return the programs of the usual head sizes: with and without a causal mask, short and long queries."""
+    calls = [(d, tq, causal) for d in (64, 128, 256) for tq in (512, 4096) for causal in (True, False)]
+    pairs = dict.fromkeys((d, choose(d, tq, causal)) for d, tq, causal in calls)
+    return tuple(source(dtype, d, config) for dtype in DTYPES for d, config in pairs)

@@ -1,0 +1,486 @@
+// Attention's backward by Hopper's tensor cores (wgmma, sm_90a): float16 and bfloat16, no dropout, HEAD up to
+// 128.
+//
+// dv = p^T grad, ds = p (grad v^T - delta), dk = scale ds^T q, dq = scale ds k: five products with s = q k^T.
+// A block has KEYS keys of one head of keys, 64 for each of two warp groups, and goes over the queries of all
+// heads that share them, QUERIES at a time. Scores and weights are transposed (keys x queries), so that p^T
+// and ds^T are first factors in registers for dv and dk. ds goes through shared memory for dq. The product
+// for dq is issued one step late: a group then does not wait for the other's ds of the same step, and one
+// group's products run while the other has its exponentials.
+//
+// dq of a tile of queries has a part from each tile of keys. Parts are added in float32 in global memory, by
+// the copy engine and in a fixed order, so that the bits are always the same: from the last visible tile of
+// keys to the first. A counter for each tile of queries has the number of parts that were added. A block
+// waits only for blocks with a smaller index, which have been started before it.
+//
+// Three kernels: row terms (log2-sum-exp and delta = sum(out grad)), the products, and dq's rounding.
+// Source: FlashAttention-3 (arXiv:2407.08608).
+#include "hopper/barrier.cuh"
+#include "hopper/warp_roles.cuh"
+#include "hopper/wgmma.cuh"
+#include "hopper/wgmma_attention_shapes.cuh"
+#include "numeric.cuh"
+
+#ifndef HEAD
+#define HEAD 128
+#endif
+
+using namespace hopper;
+using T = WEFT_T;
+
+namespace {
+
+constexpr int BOXES = (HEAD + 63) / 64, D_STEPS = (HEAD + 15) / 16, COLUMNS = BOXES * 64;
+constexpr int GROUPS = 2, KEYS = 64 * GROUPS, QUERIES = 64, THREADS = GROUP_THREADS * (1 + GROUPS);
+constexpr int STAGES = 2;  // of queries and gradients, and of ds
+constexpr int KEY_BOX = KEYS * 128, KEY_TILE = BOXES * KEY_BOX;
+constexpr int QUERY_BOX = QUERIES * 128, QUERY_TILE = BOXES * QUERY_BOX;
+constexpr int TERMS_BYTES = 2 * QUERIES * 4, STAGE_BYTES = 2 * QUERY_TILE + ATOM_BYTES;  // q, grad, terms
+// dq of a tile of queries: 64 x 64 sums of a group. Two boxes: one for each group. One: the groups compute
+// tiles alternately.
+constexpr int PART_BYTES = QUERIES * 64 * 4, DQ_BYTES = BOXES * PART_BYTES;
+constexpr int V_AT = KEY_TILE, RING_AT = 2 * KEY_TILE, DS_AT = RING_AT + STAGES * STAGE_BYTES;
+constexpr int DS_BYTES = KEYS * 128, DQ_AT = DS_AT + STAGES * DS_BYTES, BARRIERS_AT = DQ_AT + DQ_BYTES;
+constexpr int LOADED_AT = BARRIERS_AT + 2 * Pipeline<STAGES>::BYTES, DQ_BARRIERS_AT = LOADED_AT + 16;
+constexpr int SHARED_BYTES = DQ_BARRIERS_AT + Pipeline<1>::BYTES;
+constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
+static_assert(HEAD <= 128 && SHARED_BYTES <= 227 << 10, "too much shared memory");
+constexpr int ALL_READ = 1, GROUP_BARRIER = 2;  // named barriers
+#define INFINITE __int_as_float(0x7f800000)
+
+}  // namespace
+
+// attention_wgmma_backward.py declares the same fields in the same order.
+struct alignas(64) WgmmaBackwardArgs {
+  TensorMap q, k, v, grad, dk, dv;
+  const float* terms;  // (B, H, query_tiles, 2, QUERIES)
+  float* dq_sums;      // (B, H, query_tiles, DQ_BYTES): in the order of a group's accumulators
+  int* counters;       // (B, H, query_tiles): parts that were added to dq_sums
+  const int* lengths;  // (B,): visible keys of each batch; null: all
+  int heads, group, tq, tk, causal, key_tiles, query_tiles;
+  float scale_log2, scale;
+};
+
+struct TermsArgs {
+  const T *out, *grad;  // (B, H, Tq, HEAD), strides in elements
+  long long out_strides[3], grad_strides[3];
+  const float* lse;
+  float* terms;
+  long long rows, heads, tq, query_tiles;  // rows: with those that fill the last tile
+};
+
+struct DqArgs {
+  const float* dq_sums;
+  T* dq;
+  long long strides[3];
+  const int* lengths;
+  int heads, tq, tk, query_tiles;
+  float scale;
+};
+
+namespace {
+
+__device__ __forceinline__ int visible_keys(const int* lengths, int batch, int tk) {
+  return lengths ? min(max(lengths[batch], 0), tk) : tk;
+}
+
+// The block's keys.
+struct Work {
+  int tile, batch, kv_head, keys, first_query_tile;
+
+  __device__ __forceinline__ explicit Work(const WgmmaBackwardArgs& args) {
+    const int index = blockIdx.x / args.key_tiles, kv_heads = args.heads / args.group;
+    tile = args.key_tiles - 1 - (int)blockIdx.x % args.key_tiles;
+    batch = index / kv_heads, kv_head = index % kv_heads;
+    keys = visible_keys(args.lengths, batch, args.tk);
+    first_query_tile = args.causal ? tile * (KEYS / QUERIES) : 0;
+    if (tile * KEYS >= keys) first_query_tile = args.query_tiles;  // nothing to do
+  }
+
+  // The number of tiles of keys whose parts of this tile of dq come before the block's.
+  __device__ __forceinline__ int rank(const WgmmaBackwardArgs& args, int query_tile) const {
+    const int seen = args.causal ? min(keys, (query_tile + 1) * QUERIES) : keys;
+    return (seen - 1) / KEYS - tile;
+  }
+  // Steps go over the queries of one head after the other.
+  __device__ __forceinline__ int steps(const WgmmaBackwardArgs& args) const {
+    return max(args.query_tiles - first_query_tile, 0) * args.group;
+  }
+  __device__ __forceinline__ int head(const WgmmaBackwardArgs& args, int step) const {
+    return kv_head * args.group + step / (args.query_tiles - first_query_tile);
+  }
+  __device__ __forceinline__ int query_tile(const WgmmaBackwardArgs& args, int step) const {
+    return first_query_tile + step % (args.query_tiles - first_query_tile);
+  }
+};
+
+struct Memory {
+  unsigned base;
+
+  __device__ __forceinline__ unsigned k() const { return base; }
+  __device__ __forceinline__ unsigned v() const { return base + V_AT; }
+  __device__ __forceinline__ unsigned q(int stage) const { return base + RING_AT + stage * STAGE_BYTES; }
+  __device__ __forceinline__ unsigned grad(int stage) const { return q(stage) + QUERY_TILE; }
+  __device__ __forceinline__ unsigned terms(int stage) const { return q(stage) + 2 * QUERY_TILE; }
+  __device__ __forceinline__ unsigned ds(int stage) const { return base + DS_AT + stage * DS_BYTES; }
+  __device__ __forceinline__ unsigned dq() const { return base + DQ_AT; }
+  __device__ __forceinline__ Pipeline<STAGES> ring() const { return {base + BARRIERS_AT}; }
+  __device__ __forceinline__ Pipeline<STAGES> ds_buffers() const {
+    return {base + BARRIERS_AT + Pipeline<STAGES>::BYTES};
+  }
+  __device__ __forceinline__ unsigned loaded() const { return base + LOADED_AT; }  // k and v are in place
+  __device__ __forceinline__ unsigned cleared() const { return base + LOADED_AT + 8; }  // and have no NaN
+  __device__ __forceinline__ Pipeline<1> dq_buffer() const { return {base + DQ_BARRIERS_AT}; }
+};
+
+template <int BOX_ROWS>
+__device__ __forceinline__ void load_tile(unsigned to, const TensorMap* map, int row, int head, int batch,
+                                          unsigned barrier) {
+#pragma unroll
+  for (int box = 0; box < BOXES; ++box)
+    tma_load(to + box * BOX_ROWS * 128, map, box * 64, row, head, batch, barrier);
+}
+
+// One warp: loads keys and values once, then queries and gradients.
+__device__ __forceinline__ void produce(const WgmmaBackwardArgs& args, const Work& work, Memory memory) {
+  const bool issuer = elect_one();
+  if (issuer) {
+    mbarrier_arrive_expect(memory.loaded(), 2 * KEY_TILE);
+    load_tile<KEYS>(memory.k(), &args.k, work.tile * KEYS, work.kv_head, work.batch, memory.loaded());
+    load_tile<KEYS>(memory.v(), &args.v, work.tile * KEYS, work.kv_head, work.batch, memory.loaded());
+  }
+  __syncwarp();
+  wait(memory.loaded(), 0);
+  // Keys past a batch's length may be NaN, and 0 times NaN is NaN.
+  const int hidden = work.keys - work.tile * KEYS;
+  if (hidden < KEYS && work.keys < args.tk) {
+    for (int chunk = hidden * 8 + threadIdx.x % 32; chunk < KEYS * 8; chunk += 32)
+#pragma unroll
+      for (int box = 0; box < 2 * BOXES; ++box) store_zeros(memory.k() + box * KEY_BOX + chunk * 16);
+    fence_async_proxy();
+  }
+  __syncwarp();
+  if (!issuer) return;
+  mbarrier_arrive(memory.cleared());
+  RingPosition<STAGES> ring;
+  for (int step = 0; step < work.steps(args); ++step) {
+    const int head = work.head(args, step), i = work.query_tile(args, step);
+    const unsigned full = memory.ring().full(ring.stage);
+    memory.ring().begin_fill(ring, 2 * QUERY_TILE + TERMS_BYTES);
+    load_tile<QUERIES>(memory.q(ring.stage), &args.q, i * QUERIES, head, work.batch, full);
+    load_tile<QUERIES>(memory.grad(ring.stage), &args.grad, i * QUERIES, head, work.batch, full);
+    const long long tile = ((long long)work.batch * args.heads + head) * args.query_tiles + i;
+    bulk_load(memory.terms(ring.stage), args.terms + tile * (TERMS_BYTES / 4), TERMS_BYTES, full);
+    ring.next();
+  }
+}
+
+// One thread: adds the block's parts of dq, each after those of the tiles of keys before it.
+__device__ __forceinline__ void add_dq(const WgmmaBackwardArgs& args, const Work& work, Memory memory) {
+  RingPosition<1> position;
+  for (int step = 0; step < work.steps(args); ++step) {
+    const int head = work.head(args, step), i = work.query_tile(args, step);
+    const long long tile = ((long long)work.batch * args.heads + head) * args.query_tiles + i;
+    float* const to = args.dq_sums + tile * (DQ_BYTES / 4);
+    const int rank = work.rank(args, i);
+    memory.dq_buffer().wait_full(position);
+    if (rank == 0) {
+      bulk_store(to, memory.dq(), DQ_BYTES);
+    } else {
+      while (load_acquire(args.counters + tile) != rank) {
+      }
+      bulk_add(to, memory.dq(), DQ_BYTES);
+    }
+    tma_commit();
+    tma_wait<0>();  // complete, not only read: the next block adds to it
+    store_release(args.counters + tile, rank + 1);
+    memory.dq_buffer().release(0);
+    position.next();
+  }
+}
+
+struct Consumer {
+  const WgmmaBackwardArgs& args;
+  const Work& work;
+  Memory memory;
+  int group;
+  RingPosition<STAGES> ring, ds_written, ds_read;
+  RingPosition<1> dq_position;
+
+  // Replaces scores by weights: 0 for hidden keys. Rows are keys, columns queries.
+  __device__ __forceinline__ void weigh(float (&s)[QUERIES / 2], unsigned terms, int query_tile) const {
+    const int thread = threadIdx.x % GROUP_THREADS, first_key = work.tile * KEYS + group * 64;
+    const bool masked = first_key + 64 > work.keys || (args.causal && first_key + 63 > query_tile * QUERIES);
+#pragma unroll
+    for (int x = 0; x < QUERIES / 8; ++x) {
+      float lse[2];
+      load_two(lse, terms + accumulator_column(thread, 4 * x) * 4);
+#pragma unroll
+      for (int i = 4 * x; i < 4 * x + 4; ++i) s[i] = power_of_2(fmaf(s[i], args.scale_log2, -lse[i % 2]));
+    }
+    if (!masked) return;
+#pragma unroll
+    for (int i = 0; i < QUERIES / 2; ++i) {
+      const int key = first_key + accumulator_row(thread, i);
+      const int query = query_tile * QUERIES + accumulator_column(thread, i);
+      if (key >= work.keys || (args.causal && key > query)) s[i] = 0.0f;
+    }
+  }
+
+  // s = s (dp - delta): the gradients of the scores, without the factor `scale`.
+  __device__ __forceinline__ void differentiate(float (&s)[QUERIES / 2], const float (&dp)[QUERIES / 2],
+                                                unsigned terms) const {
+    const int thread = threadIdx.x % GROUP_THREADS;
+#pragma unroll
+    for (int x = 0; x < QUERIES / 8; ++x) {
+      float delta[2];
+      load_two(delta, terms + (QUERIES + accumulator_column(thread, 4 * x)) * 4);
+#pragma unroll
+      for (int i = 4 * x; i < 4 * x + 4; ++i) s[i] *= dp[i] - delta[i % 2];
+    }
+  }
+
+  __device__ __forceinline__ void round(unsigned (&factor)[QUERIES / 16][4],
+                                        const float (&s)[QUERIES / 2]) const {
+#pragma unroll
+    for (int i = 0; i < QUERIES / 4; ++i) factor[i / 4][i % 4] = rounded_pair<T>(s[2 * i], s[2 * i + 1]);
+  }
+
+  // Issues s = a b^T: 64 rows of a tile of keys (or values), and a tile of queries (or gradients).
+  __device__ __forceinline__ void multiply_rows(float (&s)[QUERIES / 2], unsigned a, unsigned b) const {
+#pragma unroll
+    for (int step = 0; step < D_STEPS; ++step) {
+      const int box = step / 4, in_box = step % 4 * K_STEP_BYTES<K_MAJOR>;
+      Wgmma<T, K_MAJOR, K_MAJOR, QUERIES>::run(
+          s, descriptor<K_MAJOR>(a + group * 64 * 128 + box * KEY_BOX + in_box),
+          descriptor<K_MAJOR>(b + box * QUERY_BOX + in_box), step > 0);
+    }
+    wgmma_commit();
+  }
+
+  // Issues sums += factor b: over the queries of a tile.
+  __device__ __forceinline__ void multiply_factor(float (&sums)[COLUMNS / 2],
+                                                  const unsigned (&factor)[QUERIES / 16][4],
+                                                  unsigned b) const {
+#pragma unroll
+    for (int step = 0; step < QUERIES / 16; ++step)
+      WgmmaRegisters<T, MN_MAJOR, COLUMNS>::run(
+          sums, factor[step], descriptor<MN_MAJOR, QUERY_BOX>(b + step * K_STEP_BYTES<MN_MAJOR>));
+    wgmma_commit();
+  }
+
+  // Issues 64 columns of ds k, over all keys of the block.
+  __device__ __forceinline__ void multiply_dq(float (&dq)[32]) const {
+    const unsigned ds = memory.ds(ds_read.stage);
+    const unsigned k = memory.k() + (BOXES == 2 ? group * KEY_BOX : 0);
+#pragma unroll
+    for (int step = 0; step < KEYS / 16; ++step) {
+      const int rows = step * K_STEP_BYTES<MN_MAJOR>;
+      Wgmma<T, MN_MAJOR, MN_MAJOR, 64>::run(dq, descriptor<MN_MAJOR>(ds + rows),
+                                            descriptor<MN_MAJOR>(k + rows), step > 0);
+    }
+    wgmma_commit();
+  }
+
+  // Writes 64 x 16 N elements as rows of a swizzled tile: of ds (keys x queries), or of dk and dv.
+  template <int N>
+  __device__ __forceinline__ void store_rows(unsigned to, int box_bytes,
+                                             const unsigned (&words)[N][4]) const {
+    const int thread = threadIdx.x % GROUP_THREADS, lane = thread % 32, row = thread / 32 * 16 + lane % 16;
+#pragma unroll
+    for (int pair = 0; pair < N; ++pair) {
+      const int chunk = (pair % 4 * 2 + lane / 16) ^ (row & 7);
+      store_matrices(to + pair / 4 * box_bytes + (group * 64 + row) * 128 + chunk * 16, words[pair][0],
+                     words[pair][1], words[pair][2], words[pair][3]);
+    }
+  }
+
+  __device__ __forceinline__ bool computes_dq(int step) const { return BOXES == 2 || step % GROUPS == group; }
+
+  // Gives the sums of dq to the thread that adds them, and the buffer of ds to the groups.
+  __device__ __forceinline__ void store_dq(const float (&dq)[32]) {
+    if (threadIdx.x % 32 == 0) memory.ds_buffers().release(ds_read.stage);
+    wait(memory.dq_buffer().empty(0), dq_position.parity ^ 1);
+    const unsigned to = memory.dq() + (BOXES == 2 ? group * PART_BYTES : 0);
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      store_four(to + (i * GROUP_THREADS + threadIdx.x % GROUP_THREADS) * 16, dq[4 * i], dq[4 * i + 1],
+                 dq[4 * i + 2], dq[4 * i + 3]);
+    fence_async_proxy();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(memory.dq_buffer().full(0));
+  }
+
+  // Adds to dk and dv over all steps, and computes dq, each part in the step after. At the end of a step no
+  // product runs: ptxas waits for every single one if accumulators are in flight from one step to the next.
+  __device__ __forceinline__ void differentiate_all(float (&dk)[COLUMNS / 2], float (&dv)[COLUMNS / 2],
+                                                    int steps) {
+    float s[QUERIES / 2], dp[QUERIES / 2], dq[32];
+    unsigned p[QUERIES / 16][4], ds[QUERIES / 16][4];
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+      const int stage = ring.stage;
+      memory.ring().wait_full(ring);
+      ring.next();
+      wgmma_fence();
+      multiply_rows(s, memory.k(), memory.q(stage));
+      multiply_rows(dp, memory.v(), memory.grad(stage));
+      wgmma_wait<1>();  // s; the product for dp runs during the exponentials
+      pin_registers(s);
+      weigh(s, memory.terms(stage), work.query_tile(args, step));
+      round(p, s);
+      wgmma_fence();
+      multiply_factor(dv, p, memory.grad(stage));
+      wgmma_wait<1>();  // dp; the product for dv runs on
+      pin_registers(dp);
+      differentiate(s, dp, memory.terms(stage));
+      round(ds, s);
+      wait(memory.ds_buffers().empty(ds_written.stage), ds_written.parity ^ 1);
+      store_rows(memory.ds(ds_written.stage), 0, ds);
+      fence_async_proxy();
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) mbarrier_arrive(memory.ds_buffers().full(ds_written.stage));
+      ds_written.next();
+      // With two boxes there are no registers for a product in a branch: step 0 computes its own part of dq,
+      // which is thrown away, and step 1 computes it again.
+      const bool has_dq = BOXES == 2 || (step > 0 && computes_dq(step - 1));
+      if (has_dq) memory.ds_buffers().wait_full(ds_read);
+      wgmma_fence();
+      multiply_factor(dk, ds, memory.q(stage));
+      if (has_dq) multiply_dq(dq);
+      wgmma_wait<0>();
+      pin_registers(dk);
+      pin_registers(dv);
+      pin_registers(p);
+      pin_registers(ds);
+      if (threadIdx.x % 32 == 0) memory.ring().release(stage);
+      if (has_dq) {
+        pin_registers(dq);
+        if (step > 0) store_dq(dq);
+      }
+      if (step > 0) ds_read.next(), dq_position.next();
+    }
+    if (!computes_dq(steps - 1)) return;
+    memory.ds_buffers().wait_full(ds_read);
+    wgmma_fence();
+    multiply_dq(dq);
+    wgmma_wait<0>();
+    pin_registers(dq);
+    store_dq(dq);
+  }
+
+  __device__ __forceinline__ void run() {
+    float dk[COLUMNS / 2] = {}, dv[COLUMNS / 2] = {};
+    if (const int steps = work.steps(args)) {
+      wait(memory.cleared(), 0);
+      differentiate_all(dk, dv, steps);
+    }
+    named_barrier(ALL_READ, GROUPS * GROUP_THREADS);  // k and v make room for dk and dv
+    unsigned words[COLUMNS / 16][4];
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 4; ++i)
+      words[i / 4][i % 4] = rounded_pair<T>(dk[2 * i] * args.scale, dk[2 * i + 1] * args.scale);
+    store_rows(memory.k(), KEY_BOX, words);
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 4; ++i) words[i / 4][i % 4] = rounded_pair<T>(dv[2 * i], dv[2 * i + 1]);
+    store_rows(memory.v(), KEY_BOX, words);
+    fence_async_proxy();
+    named_barrier(GROUP_BARRIER + group, GROUP_THREADS);
+    if (threadIdx.x % GROUP_THREADS) return;
+    const int first = work.tile * KEYS + group * 64;
+#pragma unroll
+    for (int box = 0; box < BOXES; ++box) {
+      const unsigned offset = box * KEY_BOX + group * 64 * 128;
+      tma_store(&args.dk, memory.k() + offset, box * 64, first, work.kv_head, work.batch);
+      tma_store(&args.dv, memory.v() + offset, box * 64, first, work.kv_head, work.batch);
+    }
+    tma_commit();
+    tma_wait<0>();
+  }
+};
+
+}  // namespace
+
+// Grid: tiles of keys of all heads of keys and batches.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    attention_wgmma_backward(const __grid_constant__ WgmmaBackwardArgs args) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  const Memory shared = {shared_address(memory)};
+  if (threadIdx.x == 0) {
+    mbarrier_init(shared.loaded(), 1);
+    mbarrier_init(shared.cleared(), 1);
+    mbarrier_init(shared.dq_buffer().full(0), BOXES * 4);  // the warps that compute a tile of dq
+    mbarrier_init(shared.dq_buffer().empty(0), 1);
+    for (int stage = 0; stage < STAGES; ++stage) {
+      mbarrier_init(shared.ds_buffers().full(stage), GROUPS * 4);
+      mbarrier_init(shared.ds_buffers().empty(stage), BOXES * 4);
+    }
+    shared.ring().init(GROUPS * 4);
+  }
+  __syncthreads();
+  const Work work(args);
+  const int role = group_index();
+  if (role == 0) {
+    registers_decrease<PRODUCER_REGISTERS>();
+    const int warp = __shfl_sync(0xffffffff, (int)threadIdx.x / 32, 0);
+    if (work.steps(args) == 0) return;
+    if (warp == 0) produce(args, work, shared);
+    else if (warp == 1 && elect_one()) add_dq(args, work, shared);
+  } else {
+    registers_increase<CONSUMER_REGISTERS>();
+    Consumer{args, work, shared, role - 1}.run();
+  }
+}
+
+// Row terms: 16 lanes have a row of out and grad. Grid: rows / 16 blocks of 256 threads.
+extern "C" __global__ void __launch_bounds__(256) attention_wgmma_terms(const TermsArgs args) {
+  const long long index = (long long)blockIdx.x * 16 + threadIdx.x / 16;
+  const long long head_rows = args.query_tiles * QUERIES, head = index / head_rows, row = index % head_rows;
+  const int lane = threadIdx.x % 16;
+  const long long batch = head / args.heads, in_batch = head % args.heads;
+  float delta = 0.0f, lse = INFINITE;
+  if (index < args.rows && row < args.tq) {
+    if (lane * 8 < HEAD) {
+      using Eight = Vector<T, 8>;
+      const Eight out = *reinterpret_cast<const Eight*>(args.out + batch * args.out_strides[0] +
+                                                        in_batch * args.out_strides[1] +
+                                                        row * args.out_strides[2] + lane * 8);
+      const Eight grad = *reinterpret_cast<const Eight*>(args.grad + batch * args.grad_strides[0] +
+                                                         in_batch * args.grad_strides[1] +
+                                                         row * args.grad_strides[2] + lane * 8);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) delta = fmaf(to_float(out.at[i]), to_float(grad.at[i]), delta);
+    }
+    // A row without keys (-inf) and a row past the last get +inf: all their weights are 0.
+    const float stored = args.lse[head * args.tq + row];
+    if (stored != -INFINITE) lse = stored * 1.4426950408889634f;
+  }
+#pragma unroll
+  for (int step = 8; step > 0; step /= 2) delta += __shfl_xor_sync(0xffffffff, delta, step);
+  if (lane > 0 || index >= args.rows) return;
+  float* const to = args.terms + (index / QUERIES) * (2 * QUERIES) + index % QUERIES;
+  to[0] = lse;
+  to[QUERIES] = delta;
+}
+
+// dq = scale times the sums, rounded. Grid: tiles of queries of all heads and batches; 256 threads.
+extern "C" __global__ void __launch_bounds__(256) attention_wgmma_dq(const DqArgs args) {
+  const int head = blockIdx.x / args.query_tiles, query_tile = blockIdx.x % args.query_tiles;
+  const int batch = head / args.heads, in_batch = head % args.heads;
+  const bool is_seen = visible_keys(args.lengths, batch, args.tk) > 0;  // else nothing was added
+  const float* const from = args.dq_sums + (long long)blockIdx.x * (DQ_BYTES / 4);
+  T* const to = args.dq + batch * args.strides[0] + in_batch * args.strides[1];
+  for (int i = threadIdx.x; i < DQ_BYTES / 16; i += 256) {
+    const int thread = i % GROUP_THREADS, x = i / GROUP_THREADS;  // 8 columns
+    const Vector<float, 4> sums = is_seen ? reinterpret_cast<const Vector<float, 4>*>(from)[i]
+                                          : Vector<float, 4>{};
+    const int column = x * 8 + accumulator_column(thread, 0);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = query_tile * QUERIES + accumulator_row(thread, 2 * h);
+      if (row < args.tq && column < HEAD)
+        *reinterpret_cast<unsigned*>(to + row * args.strides[2] + column) =
+            rounded_pair<T>(sums.at[2 * h] * args.scale, sums.at[2 * h + 1] * args.scale);
+    }
+  }
+}

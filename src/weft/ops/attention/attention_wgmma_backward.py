@@ -1,0 +1,185 @@
+"""Attention's backward by Hopper's tensor cores (wgmma, sm_90a): attention_wgmma_backward.cu.
+
+float16 and bfloat16, heads of up to 128, no dropout. The same inputs give the same bits: parts of dq are
+added in a fixed order.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from weft.backends.nvrtc import CudaSource
+from weft.ops._common.hopper import tensor_map
+from weft.ops._common.hopper.tensor_map import TensorMap
+from weft.ops._common.layout import CUDA_TYPES, dtype_name
+from weft.ops.attention.attention_wgmma import ARCH, DTYPES, LOG2E
+from weft.ops.attention.layout import Three
+from weft.ops.attention.spec import AttentionOptions
+
+MAX_HEAD_SIZE = 128
+KEYS, QUERIES, ROWS, STAGES = 128, 64, 64, 2  # of a block; of a step; of a box that is stored; of the ring
+THREADS = 384
+FIELDS_OF_STRIDES = ctypes.c_longlong * 3
+
+
+class Arguments(ctypes.Structure):
+    """``WgmmaBackwardArgs`` of attention_wgmma_backward.cu."""
+
+    _fields_ = (
+        *((name, TensorMap) for name in ("q", "k", "v", "grad", "dk", "dv")),
+        *((name, ctypes.c_void_p) for name in ("terms", "dq_sums", "counters", "lengths")),
+        *(
+            (name, ctypes.c_int)
+            for name in ("heads", "group", "tq", "tk", "causal", "key_tiles", "query_tiles")
+        ),
+        ("scale_log2", ctypes.c_float),
+        ("scale", ctypes.c_float),
+        ("padding", ctypes.c_int * 7),  # the structure is aligned to 64 bytes
+    )
+
+
+class TermsArguments(ctypes.Structure):
+    """``TermsArgs`` of attention_wgmma_backward.cu."""
+
+    _fields_ = (
+        ("out", ctypes.c_void_p),
+        ("grad", ctypes.c_void_p),
+        ("out_strides", FIELDS_OF_STRIDES),
+        ("grad_strides", FIELDS_OF_STRIDES),
+        ("lse", ctypes.c_void_p),
+        ("terms", ctypes.c_void_p),
+        *((name, ctypes.c_longlong) for name in ("rows", "heads", "tq", "query_tiles")),
+    )
+
+
+class DqArguments(ctypes.Structure):
+    """``DqArgs`` of attention_wgmma_backward.cu."""
+
+    _fields_ = (
+        ("dq_sums", ctypes.c_void_p),
+        ("dq", ctypes.c_void_p),
+        ("strides", FIELDS_OF_STRIDES),
+        ("lengths", ctypes.c_void_p),
+        *((name, ctypes.c_int) for name in ("heads", "tq", "tk", "query_tiles")),
+        ("scale", ctypes.c_float),
+    )
+
+
+def smem_bytes(d: int) -> int:
+    """Return the shared memory of a block of the products' kernel."""
+    boxes = -(-d // 64)
+    ring = STAGES * (2 * boxes * QUERIES * 128 + 1024)
+    # k and v, the ring, ds, dq's sums; barriers of the ring and of ds, of k and v, and of dq.
+    barriers = 2 * 16 * STAGES + 16 + 16
+    return 2 * boxes * KEYS * 128 + ring + STAGES * KEYS * 128 + boxes * QUERIES * 256 + barriers
+
+
+@cache
+def source(dtype: torch.dtype, d: int) -> CudaSource:
+    """Return the program for heads of size ``d``."""
+    return CudaSource(
+        file=Path(__file__).with_name("attention_wgmma_backward.cu"),
+        kernels=("attention_wgmma_terms", "attention_wgmma_backward", "attention_wgmma_dq"),
+        defines=(("WEFT_T", CUDA_TYPES[dtype]), ("HEAD", str(d))),
+        label=f"wgmma-backward-{dtype_name(dtype)}-{d}",
+        min_arch=ARCH,
+        max_arch=ARCH,
+    )
+
+
+def supports(tensors: tuple[Tensor, ...], options: AttentionOptions) -> bool:
+    """Return True if the kernels take q, k, v, grad and out, and the memory for dq, dk and dv, as stored."""
+    q, k = tensors[:2]
+    tiles = max(q.shape[1] * -(-q.shape[2] // QUERIES), k.shape[1] * -(-k.shape[2] // KEYS))
+    return (
+        q.dtype in DTYPES
+        and q.shape[3] <= MAX_HEAD_SIZE
+        and options.dropout_p == 0
+        and 0 not in (*q.shape, *k.shape)
+        and all(map(tensor_map.fits_heads, tensors))
+        and q.shape[0] * tiles < 1 << 30
+    )
+
+
+def backward(
+    grad: Tensor,
+    saved: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor],
+    options: AttentionOptions,
+    gradients: Three,
+) -> Three:
+    """Write dq, dk and dv to the memory ``gradients`` and return it; see :func:`supports`.
+
+    ``saved``: q, k, v, the visible keys of each batch or None, out, the log-sum-exp (B, H, Tq), contiguous.
+    """
+    q, k, v, lengths, out, lse = saved
+    b, h, tq, d = q.shape
+    kv_heads, tk = k.shape[1:3]
+    dq, dk, dv = gradients
+    query_tiles, key_tiles = -(-tq // QUERIES), -(-tk // KEYS)
+    terms, sums = (
+        torch.empty((b, h, query_tiles, count), dtype=torch.float32, device=q.device)
+        for count in (2 * QUERIES, QUERIES * -(-d // 64) * 64)
+    )
+    counters = torch.zeros((b, h, query_tiles), dtype=torch.int32, device=q.device)
+    program = source(q.dtype, d)
+    rows = b * h * query_tiles * QUERIES
+    program["attention_wgmma_terms"](
+        rows // 16,
+        256,
+        TermsArguments(
+            out=out.data_ptr(),
+            grad=grad.data_ptr(),
+            out_strides=FIELDS_OF_STRIDES(*out.stride()[:3]),
+            grad_strides=FIELDS_OF_STRIDES(*grad.stride()[:3]),
+            lse=lse.data_ptr(),
+            terms=terms.data_ptr(),
+            rows=rows,
+            heads=h,
+            tq=tq,
+            query_tiles=query_tiles,
+        ),
+    )
+    boxes = {"q": QUERIES, "k": KEYS, "v": KEYS, "grad": QUERIES, "dk": ROWS, "dv": ROWS}
+    tensors = {"q": q, "k": k, "v": v, "grad": grad, "dk": dk, "dv": dv}
+    pointer = 0 if lengths is None else lengths.data_ptr()
+    arguments = Arguments(
+        terms=terms.data_ptr(),
+        dq_sums=sums.data_ptr(),
+        counters=counters.data_ptr(),
+        lengths=pointer,
+        heads=h,
+        group=h // kv_heads,
+        tq=tq,
+        tk=tk,
+        causal=options.causal,
+        key_tiles=key_tiles,
+        query_tiles=query_tiles,
+        scale_log2=options.factor(d) * LOG2E,
+        scale=options.factor(d),
+        **{name: tensor_map.encode_heads(x, boxes[name]) for name, x in tensors.items()},
+    )
+    kernel = program["attention_wgmma_backward"]
+    kernel(key_tiles * kv_heads * b, THREADS, arguments, shared=smem_bytes(d))
+    rounding = DqArguments(
+        dq_sums=sums.data_ptr(),
+        dq=dq.data_ptr(),
+        strides=FIELDS_OF_STRIDES(*dq.stride()[:3]),
+        lengths=pointer,
+        heads=h,
+        tq=tq,
+        tk=tk,
+        query_tiles=query_tiles,
+        scale=options.factor(d),
+    )
+    program["attention_wgmma_dq"](b * h * query_tiles, 256, rounding)
+    return dq, dk, dv
+
+
+def aot_kernels() -> tuple[CudaSource, ...]:
+    """Return the programs of the usual head sizes."""
+    return tuple(source(dtype, d) for dtype in DTYPES for d in (64, 128))

@@ -1,0 +1,232 @@
+"""Attention's wgmma backward in the emulator: sizes, masks, lengths, schedules; planted faults are seen."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from helpers import warp_emulator
+from helpers.paths import SRC, TESTS
+from helpers.warp_emulator import EmulatorError
+from ops.test_attention_wgmma import rows_of_a_model, toy_map
+from weft.backends import disassemble
+from weft.ops._common.hopper import tensor_map
+from weft.ops.attention import attention_wgmma_backward
+from weft.ops.attention.spec import AttentionOptions, reference
+
+EMULATOR = TESTS / "helpers" / "hopper_emulator.hpp"
+KERNEL = SRC / "weft/ops/attention/attention_wgmma_backward.cu"
+BF16, FP16 = torch.bfloat16, torch.float16
+# dtype, (B, H, Tq, D), (Hkv, Tk), key lengths, options.
+Point = tuple[torch.dtype, tuple[int, int, int, int], tuple[int, int], Any, dict[str, Any]]
+POINTS: list[Point] = [
+    (BF16, (1, 2, 200, 64), (2, 200), None, {"causal": True}),
+    (FP16, (1, 2, 130, 128), (1, 270), None, {}),
+    (BF16, (2, 1, 150, 72), (1, 290), [260, 33], {"causal": True}),
+    (BF16, (3, 2, 70, 40), (1, 150), [0, 400, 130], {"scale": 0.125}),
+    (FP16, (1, 1, 300, 8), (1, 140), None, {"causal": True}),
+    (BF16, (1, 1, 70, 128), (1, 300), None, {"causal": True}),
+]
+# Two tiles of keys, three of queries; two heads share keys; keys past a length are NaN.
+SMALL: Point = (BF16, (1, 2, 130, 8), (1, 140), [133], {})
+CAUSAL: Point = (BF16, (1, 1, 200, 8), (1, 200), None, {"causal": True})
+TWO_BOXES: Point = (BF16, (1, 1, 130, 72), (1, 140), None, {})
+# name: the call, the text that is replaced, and by what
+FAULTS: dict[str, tuple[Point, str, str]] = {
+    "no proxy fence behind ds": (
+        SMALL,
+        "      store_rows(memory.ds(ds_written.stage), 0, ds);\n      fence_async_proxy();\n",
+        "      store_rows(memory.ds(ds_written.stage), 0, ds);\n",
+    ),
+    "no proxy fence behind dq": (
+        SMALL,
+        "    fence_async_proxy();\n    __syncwarp();\n",
+        "    __syncwarp();\n",
+    ),
+    "no proxy fence behind the zeros of a tail": (SMALL, "    fence_async_proxy();\n  }\n", "  }\n"),
+    "keys past a length are not cleared": (
+        SMALL,
+        "store_zeros(memory.k() + box * KEY_BOX + chunk * 16);",
+        ";",
+    ),
+    "ds is read before the other group has written it": (
+        TWO_BOXES,
+        "init(shared.ds_buffers().full(stage), GROUPS * 4)",
+        "init(shared.ds_buffers().full(stage), 4)",
+    ),
+    "ds is overwritten while the product for dq reads it": (
+        TWO_BOXES,
+        "      wait(memory.ds_buffers().empty(ds_written.stage), ds_written.parity ^ 1);\n",
+        "",
+    ),
+    "scores are used before a wait": (
+        SMALL,
+        "      wgmma_wait<1>();  // s; the product for dp runs during the exponentials\n",
+        "",
+    ),
+    "gradients of weights are used before a wait": (
+        SMALL,
+        "      wgmma_wait<1>();  // dp; the product for dv runs on\n",
+        "",
+    ),
+    "weights are overwritten while a product reads them": (
+        SMALL,
+        "      round(ds, s);\n",
+        "      round(p, s), round(ds, s);\n",
+    ),
+    "a stage is released while products read it": (
+        SMALL,
+        "      multiply_factor(dk, ds, memory.q(stage));\n",
+        "      if (threadIdx.x % 32 == 0) memory.ring().release(stage);\n"
+        "      multiply_factor(dk, ds, memory.q(stage));\n",
+    ),
+    "sums of dq are overwritten while they are added": (
+        SMALL,
+        "    wait(memory.dq_buffer().empty(0), dq_position.parity ^ 1);\n",
+        "",
+    ),
+    "a part of dq does not wait for the parts before it": (
+        SMALL,
+        "if (rank == 0) {",
+        "if (rank != 0) {",
+    ),
+    "a part of dq is released before it is complete": (
+        SMALL,
+        "    tma_wait<0>();  // complete",
+        "    // complete",
+    ),
+    "the mask shows one query too many": (
+        CAUSAL,
+        "args.causal && key > query)",
+        "args.causal && key > query + 1)",
+    ),
+    "a tile that needs a mask gets none": (
+        CAUSAL,
+        "first_key + 63 > query_tile * QUERIES",
+        "first_key > query_tile * QUERIES",
+    ),
+    "k is overwritten while another group reads it": (
+        TWO_BOXES,
+        "    named_barrier(ALL_READ, GROUPS * GROUP_THREADS);  // k",
+        "    // k",
+    ),
+    "the last part of dq is missing": (SMALL, "    if (!computes_dq(steps - 1)) return;\n", "    return;\n"),
+}
+LARGEST, MEAN = 1.0, 0.6  # as in test_attention_cuda.py
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    warp_emulator.emulate(monkeypatch, tmp_path_factory.getbasetemp(), EMULATOR)
+    monkeypatch.setattr(tensor_map, "_encode_heads", toy_map)
+
+
+def errors(point: Point, seed: int, device: str = "cpu") -> list[float]:
+    """Return the errors of dq, dk and dv as shares of their bounds: largest and mean square."""
+    dtype, (b, h, tq, d), (kv_heads, tk), key_lengths, options = point
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v, grad = (
+        rows_of_a_model(b, heads, t, d, dtype, generator, device)
+        for heads, t in ((h, tq), (kv_heads, tk), (kv_heads, tk), (h, tq))
+    )
+    lengths = torch.tensor(key_lengths or [0] * b, dtype=torch.int32, device=device)
+    params = {**options, "padded": key_lengths is not None}
+    exact = [x.double().requires_grad_() for x in (q, k, v)]
+    out, lse = reference(exact[0], exact[1], exact[2], lengths, **params)
+    expected = torch.autograd.grad(out, exact, grad.double())
+    for batch, length in enumerate(key_lengths or []):
+        k[batch, :, length:], v[batch, :, length:] = torch.nan, torch.inf
+    arguments = AttentionOptions(**params)
+    rounded = out.detach().to(dtype)
+    assert attention_wgmma_backward.supports((q, k, v, grad, rounded), arguments)
+    visible = lengths if params["padded"] else None
+    saved = (q, k, v, visible, rounded, lse.detach().float())
+    # As attention_packed has it: gradients are written between other rows, which stay as they are.
+    buffers = [
+        torch.full((b, x.shape[2], x.shape[1], 2, d), torch.nan, dtype=dtype, device=device)
+        for x in (q, k, v)
+    ]
+    dq, dk, dv = (buffer[:, :, :, 1].transpose(1, 2) for buffer in buffers)
+    gradients = attention_wgmma_backward.backward(grad, saved, arguments, (dq, dk, dv))
+    assert all(bool(buffer[:, :, :, 0].isnan().all()) for buffer in buffers)
+    shares = []
+    for answer, value in zip(gradients, expected, strict=True):
+        error = (answer.double() - value).abs().nan_to_num(1e9) / torch.finfo(dtype).eps
+        shares.append(float(error.amax() / (LARGEST * value.abs().amax())))
+        shares.append(float(error.square().mean() / (MEAN * value.square().mean().sqrt()) ** 2))
+    return shares
+
+
+needs_compiler = pytest.mark.skipif(
+    warp_emulator.COMPILER is None, reason="no g++ to compile the kernel with"
+)
+
+
+@needs_compiler
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("point", POINTS, ids=lambda p: f"{'x'.join(map(str, p[1]))}-{p[2][1]}")
+def test_gradients_match_the_reference_in_any_schedule(point: Point, emulated: None) -> None:
+    for seed in range(2):
+        assert max(errors(point, seed)) <= 1.0
+
+
+@needs_compiler
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_seen(
+    fault: str, emulated: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of the kernel with one fault gives a wrong result or breaks the emulator's rules."""
+    point, old, new = FAULTS[fault]
+    text = KERNEL.read_text()
+    assert text.count(old) == 1, "the text of the fault is not in the file once"
+    (tmp_path / KERNEL.name).write_text(text.replace(old, new))
+    real = attention_wgmma_backward.source
+    monkeypatch.setattr(
+        attention_wgmma_backward, "source", lambda *a: replace(real(*a), file=tmp_path / KERNEL.name)
+    )
+    for seed in range(6):
+        try:
+            if max(errors(point, seed)) > 2:
+                return
+        except EmulatorError:
+            return
+    raise AssertionError("the fault does not show")
+
+
+@pytest.mark.parametrize("d", [64, 128])
+def test_products_are_not_waited_for_one_by_one(d: int) -> None:
+    """No register is spilled. The waits: scores, gradients of weights, the end of a step, the last dq."""
+    sass = disassemble.sass(attention_wgmma_backward.source(BF16, d).compile("sm_90a"))
+    assert not re.search(r"\b(STL|LDL)\b", sass)
+    assert sass.count("WARPGROUP.DEPBAR") == 4
+
+
+def test_the_block_fits_in_shared_memory() -> None:
+    assert max(map(attention_wgmma_backward.smem_bytes, (64, 128))) <= 227 << 10
+
+
+GPU_POINTS: list[tuple[tuple[int, int, int, int], tuple[int, int], Any, dict[str, Any]]] = [
+    ((2, 4, 1000, 0), (2, 1000), None, {"causal": True}),
+    ((1, 3, 577, 0), (3, 1333), None, {}),
+    ((1, 2, 1500, 0), (1, 700), None, {"causal": True}),
+    ((3, 4, 300, 0), (4, 900), [0, 777, 2000], {"scale": 0.1}),
+    ((1, 1, 1, 0), (1, 1), None, {}),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("d", [8, 40, 64, 80, 96, 128])
+@pytest.mark.parametrize("dtype", attention_wgmma_backward.DTYPES)
+def test_gradients_match_the_reference_on_a_gpu(dtype: torch.dtype, d: int) -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("wgmma exists on compute capability 9.0 alone")
+    for q, kv, lengths, options in GPU_POINTS:
+        shares = [errors((dtype, (*q[:3], d), kv, lengths, options), 0, "cuda") for _ in range(2)]
+        assert max(shares[0]) <= 1.0, (q, kv)
+        assert shares[0] == shares[1], "other bits in the second run"
