@@ -91,6 +91,8 @@ static bool has_ended(unsigned rank) {
 }
 static unsigned swizzled(unsigned at) { return at ^ (at >> 7 & 7) << 4; }
 
+inline unsigned __float_as_uint(float v) { return std::bit_cast<unsigned>(v); }
+
 namespace hopper {
 
 // As the test's host makes it: two dimensions, the inner one contiguous.
@@ -266,6 +268,70 @@ template <typename T, int A_MAJOR, int B_MAJOR, int WIDTH> struct Wgmma {
     fiber.products.push_back({multiply, d, a, b, accumulate != 0, fiber.product_group});
   }
 };
+// ---- Tensor cores, float32 factors (wgmma_tf32_shapes.cuh): the last 13 bits are ignored
+inline float operand_tf32(unsigned long long descriptor, int i, int k) {
+  const unsigned start = (descriptor & 0x3fff) << 4, stride = (descriptor >> 32 & 0x3fff) << 4;
+  require(descriptor >> 62 == 1, "a descriptor without the swizzle of 128 bytes");
+  unsigned bits;
+  std::memcpy(&bits, pool() + swizzled(start + i / 8 * stride + i % 8 * 128 + k * 4), 4);
+  return std::bit_cast<float>(bits & 0xffffe000);
+}
+template <int WIDTH> struct Wgmma<float, 0, 0, WIDTH> {
+  static void multiply(const Product& p, float* sums) {
+    const unsigned thread = current % 128;
+    float a[2][8], b[8];
+    for (int half = 0; half < 2; ++half)
+      for (int k = 0; k < 8; ++k)
+        a[half][k] = operand_tf32(p.a, thread / 32 * 16 + thread % 32 / 4 + half * 8, k);
+    for (int i = 0; i < WIDTH / 2; i += i % 2 ? 3 : 1) {  // two columns, each in two rows
+      for (int k = 0; k < 8; ++k) b[k] = operand_tf32(p.b, i / 4 * 8 + thread % 4 * 2 + i % 2, k);
+      for (int half = 0; half < 2; ++half) {
+        float& sum = sums[i + half * 2];
+        if (!p.accumulate) sum = 0;
+        for (int k = 0; k < 8; ++k) sum = fmaf(a[half][k], b[k], sum);
+      }
+    }
+  }
+  static void run(float (&d)[WIDTH / 2], unsigned long long a, unsigned long long b, int accumulate) {
+    begin_product(d, WIDTH / 2);
+    fibers[current].products.push_back({multiply, d, a, b, accumulate != 0, fibers[current].product_group});
+  }
+};
+// ---- Tensor cores, the first factor in registers (wgmma_register_shapes.cuh)
+// A product reads late, from where the four lanes that share its rows have their words: in this ring of places.
+static const unsigned* lane_words[1 << 16][4];
+template <typename T, int B_MAJOR, int WIDTH> struct WgmmaFromRegisters {
+  static void multiply(const Product& p, float* sums) {
+    float a[2][16], b[16];
+    for (int lane = 0; lane < 4; ++lane)
+      for (int word = 0; word < 4; ++word)
+        for (int side = 0; side < 2; ++side) {
+          T v;
+          std::memcpy(&v, (const char*)(lane_words[p.a][lane] + word) + side * 2, 2);
+          a[word % 2][word / 2 * 8 + lane * 2 + side] = to_float(v);
+        }
+    for (int i = 0; i < WIDTH / 2; i += i % 2 ? 3 : 1) {  // two columns, each in two rows
+      for (int k = 0; k < 16; ++k) b[k] = operand<T, B_MAJOR>(p.b, i / 4 * 8 + current % 4 * 2 + i % 2, k);
+      for (int half = 0; half < 2; ++half) {
+        float& sum = sums[i + half * 2];
+        if (!p.accumulate) sum = 0;
+        for (int k = 0; k < 16; ++k) sum = fmaf(a[half][k], b[k], sum);
+      }
+    }
+  }
+  static void run(float (&d)[WIDTH / 2], const unsigned (&a)[4], unsigned long long b, int accumulate) {
+    static unsigned next_place = 0;
+    const unsigned long long at = (unsigned long long)&a[0];
+    const Lane* lanes = together({.words = {(unsigned)at, (unsigned)(at >> 32)}});
+    const unsigned place = next_place++ % (1 << 16);
+    for (int lane = 0; lane < 4; ++lane) {
+      const unsigned* words = lanes[current % 32 / 4 * 4 + lane].words;
+      lane_words[place][lane] = (const unsigned*)(words[0] | (unsigned long long)words[1] << 32);
+    }
+    begin_product(d, WIDTH / 2);
+    fibers[current].products.push_back({multiply, d, place, b, accumulate != 0, fibers[current].product_group});
+  }
+};
 // ---- Tensor cores, 8-bit factors (wgmma_fp8_shapes.cuh)
 struct e4m3 { static constexpr int EXPONENT = 4, MANTISSA = 3; };
 struct e5m2 { static constexpr int EXPONENT = 5, MANTISSA = 2; };
@@ -343,6 +409,16 @@ inline unsigned load_word(unsigned from) {
   unsigned word;
   std::memcpy(&word, shared_at(from, 4), 4);
   return word;
+}
+inline void load_words(unsigned (&words)[4], unsigned from) { std::memcpy(words, shared_at(from, 16), 16); }
+static void store_bytes(unsigned to, const unsigned* words, unsigned bytes) {
+  std::memcpy(shared_at(to, bytes), words, bytes);
+  writers[block()][to / 16] = {(int)current, fibers[current].proxy_fences};
+}
+inline void store_words(unsigned to, const unsigned (&words)[4]) { store_bytes(to, words, 16); }
+inline void store_words(unsigned to, unsigned first, unsigned second) {
+  const unsigned words[2] = {first, second};
+  store_bytes(to, words, 8);
 }
 inline bool elect_one() { return together({})[0].given == 0 && current % 32 == 0; }
 template <int COUNT> inline void registers_decrease() { require(COUNT % 8 == 0 && COUNT >= 24, "setmaxnreg"); }

@@ -152,6 +152,23 @@ __device__ __forceinline__ unsigned load_word(unsigned from) {
   return word;
 }
 
+// Four words at a multiple of 16 bytes.
+__device__ __forceinline__ void load_words(unsigned (&words)[4], unsigned from) {
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(from)
+               : "memory");
+}
+__device__ __forceinline__ void store_words(unsigned to, const unsigned (&words)[4]) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words[0]), "r"(words[1]), "r"(words[2]),
+               "r"(words[3])
+               : "memory");
+}
+// Two words at a multiple of 8 bytes.
+__device__ __forceinline__ void store_words(unsigned to, unsigned first, unsigned second) {
+  asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to), "r"(first), "r"(second) : "memory");
+}
+
 // ---- Clusters
 
 __device__ __forceinline__ unsigned cluster_rank() {

@@ -1,6 +1,8 @@
 """Host code of wgmma.cu: products with an epilogue by Hopper's tensor cores and copy engine.
 
 One family of kernels serves the operators ``matmul``, ``linear``, ``linear_gelu`` and ``linear_residual``.
+Operands that begin rows at multiples of 16 bytes take the shortest path; others are *unaligned*
+(unaligned.cuh). float32 operands are multiplied as tf32; those that are contiguous across K are transposed first.
 """
 
 from __future__ import annotations
@@ -19,10 +21,11 @@ from weft.machine.device_limits import num_sms
 from weft.ops._common.hopper import tensor_map
 from weft.ops._common.hopper.tensor_map import TensorMap
 from weft.ops._common.layout import CUDA_TYPES, dtype_name
+from weft.ops._common.products import transpose
 
 ARCH = 90  # wgmma exists on sm_90a alone
 DTYPES = (torch.bfloat16, torch.float16)
-ROWS, K_STEP, THREADS = 128, 64, 384  # of a block: rows of c, elements of K in a stage
+ROWS, K_STEP_BYTES, THREADS = 128, 128, 384  # of a block: rows of c, bytes of K in a stage
 BLOCK_BYTES = 64 * 128  # 64 rows of 128 bytes
 GROUPS = 2  # warp groups that compute
 STORED_ROWS = 64  # of a box of c
@@ -39,14 +42,14 @@ class Epilogue(IntEnum):
     RESIDUAL = 4  # + bias + residual
 
 
-class Arguments(ctypes.Structure):
-    """``MatmulArguments`` of wgmma.cu."""
-
-    _fields_ = (
-        ("a", TensorMap),
-        ("b", TensorMap),
-        ("c", TensorMap),
-        ("extra", TensorMap),
+@cache
+def _argument_type(maps: int) -> Any:
+    """Return ``MatmulArguments`` of wgmma.cu with so many tensor maps for each matrix."""
+    fields = (
+        ("a", TensorMap * maps),
+        ("b", TensorMap * maps),
+        ("c", TensorMap * maps),
+        ("extra", TensorMap * maps),
         ("row_tiles", ctypes.c_int),
         ("column_tiles", ctypes.c_int),
         ("k_steps", ctypes.c_int),
@@ -55,8 +58,10 @@ class Arguments(ctypes.Structure):
         ("rows", ctypes.c_int),
         ("columns", ctypes.c_int),
         ("bias", ctypes.c_void_p),
-        ("padding", ctypes.c_int * 6),  # the structure is aligned to 64 bytes
+        ("shifts", ctypes.c_uint * 4),
+        ("padding", ctypes.c_int * 2),  # the structure is aligned to 64 bytes
     )
+    return type("Arguments", (ctypes.Structure,), {"_fields_": fields})
 
 
 class SumArguments(ctypes.Structure):
@@ -117,7 +122,12 @@ SUM_LAUNCH_US, PARTIAL_BYTES_PER_US = 1.8, 4.2e6
 # Not fitted: beside the store, for 128 x 256 elements. GELU: operations of the special-function unit (16 a
 # cycle), one for an element of bfloat16 and two of float16. A second output or a residual: its bytes.
 GELU_US, EXTRA_US = 1.2, 0.5
-MAX_SPLITS, LEAST_STEPS = 8, 4  # parts of K, and steps of 64 in each
+MAX_SPLITS, LEAST_STEPS = 8, 4  # parts of K, and steps of 128 bytes in each
+# Not measured: 128 bytes that begin anywhere are in five sectors of 32 bytes instead of four.
+UNALIGNED_BYTES_FACTOR = 1.25
+# Of tf32 by mma.sync, which the product takes where it is faster: the rate of one SM in the record of 8192^3
+# (README.md of matmul), and its tiles.
+MMA_FLOP_PER_NS, MMA_TILE, MMA_SMALL_TILE, MMA_SMALL_BLOCKS, MMA_LEAST_TILES = 1454, 128, 64, 3, 32
 CANDIDATES = (
     Config(columns=256, stages=4, cluster=2),
     Config(columns=256, stages=4),
@@ -132,6 +142,7 @@ CANDIDATES = (
 )
 # Without an epilogue only what a record has: the others were not measured yet.
 MEASURED = tuple(c for c in CANDIDATES if not (c.pingpong or c.share_a))
+SINGLE_BLOCKS = tuple(c for c in MEASURED if c.cluster == 1)  # which take unaligned rows
 
 
 @cache
@@ -142,10 +153,12 @@ def source(
     b_is_k_major: bool,
     is_split: bool = False,
     epilogue: Epilogue = Epilogue.PLAIN,
+    is_unaligned: bool = False,
 ) -> CudaSource:
     """Return the program of a configuration for operands that are contiguous along K or across it.
 
-    ``is_split``: for a K that is divided among blocks.
+    ``is_split``: for a K that is divided among blocks. ``is_unaligned``: for rows that are no multiple of 16
+    bytes.
     """
     defines = {
         "WEFT_T": CUDA_TYPES[dtype],
@@ -158,6 +171,7 @@ def source(
         "A_MN": int(not a_is_k_major),
         "B_MN": int(not b_is_k_major),
         "EPILOGUE": int(epilogue),
+        "UNALIGNED": int(is_unaligned),
     }
     majors = f"{'k' if a_is_k_major else 'm'}{'k' if b_is_k_major else 'n'}"
     return CudaSource(
@@ -166,33 +180,75 @@ def source(
         defines=tuple((name, str(value)) for name, value in defines.items()),
         label=f"wgmma-{dtype_name(dtype)}-{config.label}-{majors}"
         + "-split" * is_split
+        + "-unaligned" * is_unaligned
         + (f"-{epilogue.name.lower()}" if epilogue else ""),
         min_arch=ARCH,
         max_arch=ARCH,
     )
 
 
-def supports(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return True if the kernel takes a (M, K) @ b (K, N) as they are stored.
+def supports(a: torch.Tensor, b: torch.Tensor, precision: str = "ieee") -> bool:
+    """Return True if the kernels take a (M, K) @ b (K, N): half types, or float32 with ``tf32``.
 
-    Rows of ``a``, ``b`` and the product are multiples of 16 bytes, and there are elements to multiply.
+    There are elements to multiply, and each operand is contiguous along one dimension. Where a row of an
+    operand or the product is no multiple of 16 bytes, there are at least 8 rows of each, and half types are
+    not contiguous along M in a and along K in b.
+    """
+    if not (a.dtype in DTYPES or (a.dtype == torch.float32 and precision == "tf32")):
+        return False
+    if 0 in (*a.shape, *b.shape):
+        return False
+    if is_aligned(a, b):
+        return True
+    transposed = [is_transposed(a, 1), is_transposed(b, 0)]
+    if any(x.stride(tensor_map.contiguous_dimension(x)) != 1 for x in (a, b)):
+        return False
+    operands = [x for x, is_copied in zip((a, b), transposed, strict=True) if not is_copied]
+    return (
+        a.shape[0] >= tensor_map.RESIDUES
+        and all(map(tensor_map.fits_unaligned, operands))
+        and (a.dtype == torch.float32 or is_k_major(a, 1) or not is_k_major(b, 0))
+    )
+
+
+def is_k_major(x: torch.Tensor, k_dimension: int) -> bool:
+    """Return True if the operand is contiguous along K."""
+    return tensor_map.contiguous_dimension(x) == k_dimension
+
+
+def is_transposed(x: torch.Tensor, k_dimension: int) -> bool:
+    """Return True if a product copies the operand first, so that it is contiguous along K."""
+    return x.dtype == torch.float32 and not is_k_major(x, k_dimension)
+
+
+def is_aligned(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return True if the rows of both operands and of the product begin at multiples of 16 bytes.
+
+    An operand that the product transposes does not count: the rows of the copy do.
     """
     return (
-        a.dtype in DTYPES
-        and 0 not in (*a.shape, *b.shape)
-        and b.shape[1] * a.element_size() % 16 == 0
-        and tensor_map.fits(a)
-        and tensor_map.fits(b)
+        b.shape[1] * b.element_size() % 16 == 0
+        and (is_transposed(a, 1) or tensor_map.fits(a))
+        and (is_transposed(b, 0) or tensor_map.fits(b))
     )
 
 
 def estimated_us(
-    m: int, n: int, k: int, config: Config, splits: int, sms: int, epilogue: Epilogue = Epilogue.PLAIN
+    m: int,
+    n: int,
+    k: int,
+    config: Config,
+    splits: int,
+    sms: int,
+    epilogue: Epilogue = Epilogue.PLAIN,
+    *,
+    itemsize: int = 2,
+    is_unaligned: bool = False,
 ) -> float:
-    """Return the time in microseconds that a model gives for a product of bfloat16 on ``sms`` SMs.
+    """Return the time in microseconds that a model gives for a product on ``sms`` SMs.
 
     An SM computes one tile of 128 x ``columns`` at a time, or one of the ``splits`` parts of K of a tile.
-    The model is a launch, and for each wave of tiles the steps of 64 along K and the tile's epilogue, which
+    The model is a launch, and for each wave of tiles the steps of 128 bytes along K and the tile's epilogue, which
     nothing overlaps; with ``pingpong`` all but the last one are hidden behind the other group's steps, if
     those are longer. A step takes the longer of two times: that of the tensor cores, at a clock that falls
     with the SMs at work, and that of its bytes from the L2 cache, of which a cluster reads the shared operand
@@ -200,20 +256,22 @@ def estimated_us(
 
     The constants are a least-squares fit to a record of ten sizes. It has 96 times without epilogues, with
     and without clusters and splits: 8 % root-mean-square error, and the configuration that the model prefers
-    is at most 4 % slower than the record's fastest.
+    is at most 4 % slower than the record's fastest. The record has bfloat16 alone. tf32 (``itemsize`` 4) takes
+    as long for each step, which has half as many elements, and stores twice the bytes.
     """
     a_blocks, b_blocks = config.blocks
     tiles = -(-m // (ROWS * b_blocks)) * -(-n // (config.columns * a_blocks))  # of a cluster
     at_once = max(1, sms // config.cluster)
     waves = -(-tiles * splits // at_once)
-    k_steps = -(-k // K_STEP)
+    k_steps = -(-k * itemsize // K_STEP_BYTES)
     steps = -(-k_steps // splits)
     at_work = min(1.0, tiles * splits / at_once)
     clock = CLOCK_GHZ[0] + (CLOCK_GHZ[1] - CLOCK_GHZ[0]) * at_work
-    tensor_ns = COLUMNS_FACTOR[config.columns] * 2 * ROWS * config.columns * K_STEP / FLOP_PER_CYCLE / clock
-    l2_ns = (ROWS / a_blocks + config.columns / b_blocks) * 128 * at_work / L2_BYTES_PER_NS
+    tensor_ns = COLUMNS_FACTOR[config.columns] * ROWS * config.columns * K_STEP_BYTES / FLOP_PER_CYCLE / clock
+    l2_ns = (ROWS / a_blocks + config.columns / b_blocks) * K_STEP_BYTES * at_work / L2_BYTES_PER_NS
+    l2_ns *= UNALIGNED_BYTES_FACTOR if is_unaligned else 1.0
     steps_us = steps * max(tensor_ns, l2_ns) * 1e-3 * (CLUSTER_FACTOR if config.cluster > 1 else 1.0)
-    end_us = STORE_US + GELU_US * (epilogue in (Epilogue.GELU, Epilogue.GELU_PRE))
+    end_us = STORE_US * itemsize / 2 + GELU_US * (epilogue in (Epilogue.GELU, Epilogue.GELU_PRE))
     end_us += EXTRA_US * (epilogue in (Epilogue.GELU_PRE, Epilogue.RESIDUAL))
     end_us *= config.columns / 256
     if config.pingpong:
@@ -228,15 +286,42 @@ def estimated_us(
 
 def choose(a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue = Epilogue.PLAIN) -> tuple[Config, int]:
     """Return the configuration and number of parts of K that cost least by :func:`estimated_us`."""
-    return _choose(a.shape[0], b.shape[1], a.shape[1], num_sms(a.device), epilogue)
+    size = a.shape[0], b.shape[1], a.shape[1]
+    return _choose(*size, num_sms(a.device), epilogue, a.element_size(), not is_aligned(a, b))
 
 
 @lru_cache(maxsize=4096)
-def _choose(m: int, n: int, k: int, sms: int, epilogue: Epilogue) -> tuple[Config, int]:
-    most = max(1, min(MAX_SPLITS, -(-k // K_STEP) // LEAST_STEPS))
-    configs = CANDIDATES if epilogue else MEASURED
+def _choose(
+    m: int, n: int, k: int, sms: int, epilogue: Epilogue, itemsize: int, is_unaligned: bool
+) -> tuple[Config, int]:
+    most = max(1, min(MAX_SPLITS, -(-k * itemsize // K_STEP_BYTES) // LEAST_STEPS))
+    configs = SINGLE_BLOCKS if is_unaligned else CANDIDATES if epilogue else MEASURED
     options = [(c, splits) for splits in range(1, most + 1) for c in configs if splits == 1 or not c.pingpong]
-    return min(options, key=lambda o: estimated_us(m, n, k, o[0], o[1], sms, epilogue))
+    kind = {"itemsize": itemsize, "is_unaligned": is_unaligned}
+    return min(options, key=lambda o: estimated_us(m, n, k, o[0], o[1], sms, epilogue, **kind))  # type: ignore[arg-type]
+
+
+def is_faster_than_mma(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return True if a tf32 product is expected to be faster here than by ``mma.sync``, which transposes nothing."""
+    (m, k), n, sms = a.shape, b.shape[1], num_sms(a.device)
+    config, splits = choose(a, b)
+    us = estimated_us(
+        m, n, k, config, splits, sms, itemsize=a.element_size(), is_unaligned=not is_aligned(a, b)
+    )
+    us += sum(transpose.estimated_us(x.numel()) for i, x in ((1, a), (0, b)) if is_transposed(x, i))
+    return us < _mma_us(m, n, k, sms)
+
+
+def _mma_us(m: int, n: int, k: int, sms: int) -> float:
+    """Return the time in microseconds that a tf32 product by ``mma.sync`` is expected to take."""
+    tile, blocks = MMA_TILE, 1
+    if -(-m // tile) * -(-n // tile) < MMA_LEAST_TILES:
+        tile, blocks = MMA_SMALL_TILE, MMA_SMALL_BLOCKS
+    tiles = -(-m // tile) * -(-n // tile)
+    on_an_sm = -(-tiles // sms)  # one after the other, or up to `blocks` at the same rate together
+    at_once = min(blocks, on_an_sm)
+    waves = -(-on_an_sm // at_once)
+    return LAUNCH_US + waves * at_once * 2 * tile * tile * k / MMA_FLOP_PER_NS * 1e-3
 
 
 def forward_with(
@@ -252,22 +337,22 @@ def forward_with(
 
     The same arguments give the same bits on any device: partial sums are added in the order of K.
     """
+    is_unaligned = not is_aligned(a, b)
+    a, b = (
+        transpose.with_other_dimension_contiguous(x) if is_transposed(x, k_dimension) else x
+        for x, k_dimension in ((a, 1), (b, 0))
+    )
     m, n, k = a.shape[0], b.shape[1], a.shape[1]
-    k_steps = -(-k // K_STEP)
+    k_steps = -(-k * a.element_size() // K_STEP_BYTES)
     splits = min(splits, k_steps)
     c = a.new_empty(m, n)
     extra = _extra(c, epilogue, residual)
     bias = None if bias is None else _aligned(bias)
     partials = torch.empty(splits if splits > 1 else 0, m, n, dtype=torch.float32, device=a.device)
-    a_is_k_major = tensor_map.contiguous_dimension(a) == 1
-    b_is_k_major = tensor_map.contiguous_dimension(b) == 0
+    majors = is_k_major(a, 1), is_k_major(b, 0)
     a_blocks, b_blocks = config.blocks
     row_tiles, column_tiles = -(-m // (ROWS * b_blocks)), -(-n // (config.columns * a_blocks))
-    arguments = Arguments(
-        a=tensor_map.encode(a, ROWS // a_blocks if a_is_k_major else K_STEP),
-        b=tensor_map.encode(b, config.columns // b_blocks if b_is_k_major else K_STEP),
-        c=tensor_map.encode(c, STORED_ROWS),
-        extra=TensorMap() if extra is None else tensor_map.encode(extra, STORED_ROWS),
+    arguments = _argument_type(tensor_map.RESIDUES if is_unaligned else 1)(
         row_tiles=row_tiles,
         column_tiles=column_tiles,
         k_steps=k_steps,
@@ -277,12 +362,27 @@ def forward_with(
         columns=n,
         bias=0 if bias is None else bias.data_ptr(),
     )
-    program = source(a.dtype, config, a_is_k_major, b_is_k_major, splits > 1, epilogue)
+    box_rows = (
+        ROWS // a_blocks if majors[0] else K_STEP_BYTES // a.element_size(),
+        config.columns // b_blocks if majors[1] else K_STEP_BYTES // a.element_size(),
+        STORED_ROWS,
+        STORED_ROWS,
+    )
+    for i, (name, x) in enumerate((("a", a), ("b", b), ("c", c), ("extra", extra))):
+        if x is None:
+            continue
+        if is_unaligned:
+            maps, arguments.shifts[i] = tensor_map.encode_unaligned(x, box_rows[i] // tensor_map.RESIDUES)
+            setattr(arguments, name, maps)
+        else:
+            getattr(arguments, name)[0] = tensor_map.encode(x, box_rows[i])
+    program = source(a.dtype, config, *majors, splits > 1, epilogue, is_unaligned)
     kernel = program["matmul_wgmma"]
     clusters = min(row_tiles * column_tiles * splits, max_clusters(kernel, config, a.device))
     kernel(clusters * config.cluster, THREADS, arguments, shared=config.smem_bytes)
     if splits > 1:
-        vectors = m * n // 8
+        width = 1 if is_unaligned else 8  # elements of a thread
+        vectors = m * n // width
         addends = SumArguments(
             partials=partials.data_ptr(),
             c=c.data_ptr(),
@@ -290,7 +390,7 @@ def forward_with(
             bias=0 if bias is None else bias.data_ptr(),
             vectors=vectors,
             splits=splits,
-            column_vectors=n // 8,
+            column_vectors=n // width,
         )
         program["matmul_wgmma_sum"](-(-vectors // SUM_THREADS), SUM_THREADS, addends, overlap=True)
     return (c, extra) if epilogue == Epilogue.GELU_PRE else c
