@@ -160,8 +160,8 @@ __device__ __forceinline__ void load_words(unsigned (&words)[4], unsigned from) 
                : "memory");
 }
 __device__ __forceinline__ void store_words(unsigned to, const unsigned (&words)[4]) {
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words[0]), "r"(words[1]), "r"(words[2]),
-               "r"(words[3])
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words[0]), "r"(words[1]),
+               "r"(words[2]), "r"(words[3])
                : "memory");
 }
 // Two words at a multiple of 8 bytes.

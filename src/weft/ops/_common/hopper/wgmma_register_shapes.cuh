@@ -2,8 +2,8 @@
 // wgmma_shapes.py: change that.
 //
 // A thread has four words of `a`, each of two adjacent elements of K: row r = 16 w + l / 4 (warp w, lane l)
-// and K 2 (l % 4); row r + 8; row r and K + 8; row r + 8 and K + 8. They must not change before the product is
-// complete. `b` is a descriptor (wgmma.cuh). With `accumulate` 0 the old contents of `d` do not count.
+// and K 2 (l % 4); row r + 8; row r and K + 8; row r + 8 and K + 8. They must not change until the product
+// has completed. `b` is a descriptor (wgmma.cuh). With `accumulate` 0 the old contents of `d` do not count.
 #pragma once
 #ifndef WEFT_HOPPER_EMULATED
 
@@ -12,8 +12,8 @@ namespace hopper {
 template <typename T, int B_MAJOR, int WIDTH> struct WgmmaFromRegisters;
 
 template <int B_MAJOR> struct WgmmaFromRegisters<__nv_bfloat16, B_MAJOR, 64> {
-  static __device__ __forceinline__ void run(float (&d)[32], const unsigned (&a)[4], unsigned long long b,
-                                             int accumulate) {
+  static __device__ __forceinline__ void run(float (&d)[32], const unsigned (&a)[4],
+                                             unsigned long long b, int accumulate) {
     asm volatile(
         "{\n .reg .pred p;\n setp.ne.b32 p, %37, 0;\n"
         " wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
@@ -36,8 +36,8 @@ template <int B_MAJOR> struct WgmmaFromRegisters<__nv_bfloat16, B_MAJOR, 64> {
 };
 
 template <int B_MAJOR> struct WgmmaFromRegisters<__nv_bfloat16, B_MAJOR, 128> {
-  static __device__ __forceinline__ void run(float (&d)[64], const unsigned (&a)[4], unsigned long long b,
-                                             int accumulate) {
+  static __device__ __forceinline__ void run(float (&d)[64], const unsigned (&a)[4],
+                                             unsigned long long b, int accumulate) {
     asm volatile(
         "{\n .reg .pred p;\n setp.ne.b32 p, %69, 0;\n"
         " wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
@@ -72,8 +72,8 @@ template <int B_MAJOR> struct WgmmaFromRegisters<__nv_bfloat16, B_MAJOR, 128> {
 };
 
 template <int B_MAJOR> struct WgmmaFromRegisters<__nv_bfloat16, B_MAJOR, 192> {
-  static __device__ __forceinline__ void run(float (&d)[96], const unsigned (&a)[4], unsigned long long b,
-                                             int accumulate) {
+  static __device__ __forceinline__ void run(float (&d)[96], const unsigned (&a)[4],
+                                             unsigned long long b, int accumulate) {
     asm volatile(
         "{\n .reg .pred p;\n setp.ne.b32 p, %101, 0;\n"
         " wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {"
@@ -120,8 +120,8 @@ template <int B_MAJOR> struct WgmmaFromRegisters<__nv_bfloat16, B_MAJOR, 192> {
 };
 
 template <int B_MAJOR> struct WgmmaFromRegisters<__nv_bfloat16, B_MAJOR, 256> {
-  static __device__ __forceinline__ void run(float (&d)[128], const unsigned (&a)[4], unsigned long long b,
-                                             int accumulate) {
+  static __device__ __forceinline__ void run(float (&d)[128], const unsigned (&a)[4],
+                                             unsigned long long b, int accumulate) {
     asm volatile(
         "{\n .reg .pred p;\n setp.ne.b32 p, %133, 0;\n"
         " wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
@@ -180,8 +180,8 @@ template <int B_MAJOR> struct WgmmaFromRegisters<__nv_bfloat16, B_MAJOR, 256> {
 };
 
 template <int B_MAJOR> struct WgmmaFromRegisters<__half, B_MAJOR, 64> {
-  static __device__ __forceinline__ void run(float (&d)[32], const unsigned (&a)[4], unsigned long long b,
-                                             int accumulate) {
+  static __device__ __forceinline__ void run(float (&d)[32], const unsigned (&a)[4],
+                                             unsigned long long b, int accumulate) {
     asm volatile(
         "{\n .reg .pred p;\n setp.ne.b32 p, %37, 0;\n"
         " wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
@@ -204,8 +204,8 @@ template <int B_MAJOR> struct WgmmaFromRegisters<__half, B_MAJOR, 64> {
 };
 
 template <int B_MAJOR> struct WgmmaFromRegisters<__half, B_MAJOR, 128> {
-  static __device__ __forceinline__ void run(float (&d)[64], const unsigned (&a)[4], unsigned long long b,
-                                             int accumulate) {
+  static __device__ __forceinline__ void run(float (&d)[64], const unsigned (&a)[4],
+                                             unsigned long long b, int accumulate) {
     asm volatile(
         "{\n .reg .pred p;\n setp.ne.b32 p, %69, 0;\n"
         " wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
@@ -240,8 +240,8 @@ template <int B_MAJOR> struct WgmmaFromRegisters<__half, B_MAJOR, 128> {
 };
 
 template <int B_MAJOR> struct WgmmaFromRegisters<__half, B_MAJOR, 192> {
-  static __device__ __forceinline__ void run(float (&d)[96], const unsigned (&a)[4], unsigned long long b,
-                                             int accumulate) {
+  static __device__ __forceinline__ void run(float (&d)[96], const unsigned (&a)[4],
+                                             unsigned long long b, int accumulate) {
     asm volatile(
         "{\n .reg .pred p;\n setp.ne.b32 p, %101, 0;\n"
         " wgmma.mma_async.sync.aligned.m64n192k16.f32.f16.f16 {"
@@ -288,8 +288,8 @@ template <int B_MAJOR> struct WgmmaFromRegisters<__half, B_MAJOR, 192> {
 };
 
 template <int B_MAJOR> struct WgmmaFromRegisters<__half, B_MAJOR, 256> {
-  static __device__ __forceinline__ void run(float (&d)[128], const unsigned (&a)[4], unsigned long long b,
-                                             int accumulate) {
+  static __device__ __forceinline__ void run(float (&d)[128], const unsigned (&a)[4],
+                                             unsigned long long b, int accumulate) {
     asm volatile(
         "{\n .reg .pred p;\n setp.ne.b32 p, %133, 0;\n"
         " wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {"

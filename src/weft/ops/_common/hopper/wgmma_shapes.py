@@ -59,8 +59,8 @@ HEADER_REGISTERS = """\
 // wgmma_shapes.py: change that.
 //
 // A thread has four words of `a`, each of two adjacent elements of K: row r = 16 w + l / 4 (warp w, lane l)
-// and K 2 (l % 4); row r + 8; row r and K + 8; row r + 8 and K + 8. They must not change until the product has
-// completed. `b` is a descriptor (wgmma.cuh). With `accumulate` 0 the old contents of `d` do not count.
+// and K 2 (l % 4); row r + 8; row r and K + 8; row r + 8 and K + 8. They must not change until the product
+// has completed. `b` is a descriptor (wgmma.cuh). With `accumulate` 0 the old contents of `d` do not count.
 #pragma once
 #ifndef WEFT_HOPPER_EMULATED
 
@@ -160,8 +160,8 @@ def function_registers(width: int, type_name: str, ptx_name: str) -> str:
     b, scale, b_major = (f"%{count + i}" for i in range(4, 7))
     return f"""
 template <int B_MAJOR> struct WgmmaFromRegisters<{type_name}, B_MAJOR, {width}> {{
-  static __device__ __forceinline__ void run(float (&d)[{count}], const unsigned (&a)[4], unsigned long long b,
-                                             int accumulate) {{
+  static __device__ __forceinline__ void run(float (&d)[{count}], const unsigned (&a)[4],
+                                             unsigned long long b, int accumulate) {{
     asm volatile(
         "{{\\n .reg .pred p;\\n setp.ne.b32 p, {scale}, 0;\\n"
         " wgmma.mma_async.sync.aligned.m64n{width}k16.f32.{ptx_name}.{ptx_name} {{"

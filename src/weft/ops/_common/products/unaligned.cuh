@@ -1,8 +1,8 @@
 // Matrices whose rows are no multiple of 16 bytes, through the copy engine.
 //
-// A tensor map needs rows at multiples of 16 bytes, and eight rows of any matrix together are such a multiple.
-// So a matrix has eight maps: map j has its rows j, j + 8, j + 16, ... It begins at the last multiple of 16
-// bytes that is not behind the first of them, `shift` elements before it; a box may begin at any element. Each
+// A tensor map needs rows at multiples of 16 bytes, and eight rows of any matrix together are such a
+// multiple. So a matrix has eight maps: map j has its rows j, j + 8, j + 16, ... It begins at the multiple of
+// 16 bytes at or before the first of them, `shift` elements before it; a box may begin at any element. Each
 // map ends where the rows do: what lies outside becomes 0, and is not written.
 //
 // Eight boxes, one of each map, thus make a tile whose rows have another order: row 8 i + j of LENGTH is at
@@ -18,11 +18,11 @@ namespace hopper {
 // Elements between the begin of map j and row j. `shifts` has four bits for each map.
 __device__ __forceinline__ int shift_of(unsigned shifts, int j) { return shifts >> 4 * j & 15; }
 
-// Loads a tile's rows j, j + 8, ...: of K-major rows (columns) from `first` on, or of K from `k` on for `LENGTH`
-// rows (columns). The tile is 128 bytes of K.
+// Loads every eighth row of a tile: for K-major operands rows (columns) first + j, first + j + 8, ..., else K
+// k + j, k + j + 8, ... The tile is LENGTH rows (columns) by 128 bytes of K.
 template <int MAJOR, int LENGTH>
-__device__ __forceinline__ void load_residue(unsigned to, const TensorMap* maps, unsigned shifts, int j, int k,
-                                             int first, unsigned full) {
+__device__ __forceinline__ void load_residue(unsigned to, const TensorMap* maps, unsigned shifts, int j,
+                                             int k, int first, unsigned full) {
   const int shift = shift_of(shifts, j);
   if constexpr (MAJOR == K_MAJOR) {
     tma_load(to + j * (LENGTH / 8) * 128, maps + j, k + shift, first / 8, full);

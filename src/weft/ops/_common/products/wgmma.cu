@@ -160,8 +160,8 @@ __device__ __forceinline__ void produce(const MatmulArguments& arguments, Pipeli
   });
 }
 
-// The same with UNALIGNED, by one thread of each warp of the group: 24 to 48 boxes a stage are too many to issue
-// for one. A warp has two of the eight maps of a matrix.
+// The same with UNALIGNED, by one thread of each warp of the group: one may be too slow to issue 16 to 48
+// boxes a stage. A warp has two of the eight maps of a matrix.
 __device__ __forceinline__ void produce_unaligned(const MatmulArguments& arguments, Pipeline<STAGES> pipeline,
                                                   unsigned stages) {
   RingPosition<STAGES> ring;
@@ -174,8 +174,9 @@ __device__ __forceinline__ void produce_unaligned(const MatmulArguments& argumen
       else wait(pipeline.empty(ring.stage), ring.parity ^ 1);
 #pragma unroll
       for (int j = warp * 2; j < warp * 2 + 2; ++j) {
-        load_residue<A_MN, BM>(a_at, arguments.a, arguments.shifts[0], j, step * BK, unit.row, full);
-        load_residue<B_MN, BN>(a_at + A_BYTES, arguments.b, arguments.shifts[1], j, step * BK, unit.column, full);
+        const int k = step * BK;
+        load_residue<A_MN, BM>(a_at, arguments.a, arguments.shifts[0], j, k, unit.row, full);
+        load_residue<B_MN, BN>(a_at + A_BYTES, arguments.b, arguments.shifts[1], j, k, unit.column, full);
       }
     }
   });
@@ -233,8 +234,8 @@ __device__ __forceinline__ void multiply_from_registers(float (&sums)[BN / 2], i
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; ++k)
-      WgmmaFromRegisters<U, B_MN, BN>::run(sums, fragments[k], descriptor<B_MN>(b_at + k * K_STEP_BYTES<B_MN>),
-                                           step > 0 || k > 0);
+      WgmmaFromRegisters<U, B_MN, BN>::run(
+          sums, fragments[k], descriptor<B_MN>(b_at + k * K_STEP_BYTES<B_MN>), step > 0 || k > 0);
     wgmma_commit();
     wgmma_wait<0>();
     if (threadIdx.x % 32 == 0) pipeline.release(ring.stage);
@@ -304,7 +305,8 @@ struct Output {
       if (is_issuer()) {
 #pragma unroll
         for (int box = 0; box < BOXES; ++box)
-          store_box(arguments.c, arguments.shifts[2], buffer + box * BOX_BYTES, row, first + box * BOX_COLUMNS);
+          store_box(arguments.c, arguments.shifts[2], buffer + box * BOX_BYTES, row,
+                    first + box * BOX_COLUMNS);
         if constexpr (EPILOGUE == GELU_PRE)
           store_box(arguments.extra, arguments.shifts[3], buffer + BOX_BYTES, row, first);
         tma_commit();
@@ -525,8 +527,8 @@ extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS
 }
 
 #if SPLIT
-// c = epilogue(the sum of the partial products), 8 elements a thread; with UNALIGNED one, as a row of c may begin
-// anywhere.
+// c = epilogue(the sum of the partial products), 8 elements a thread; with UNALIGNED one, as a row of c may
+// begin anywhere.
 constexpr int VECTOR = UNALIGNED ? 1 : 8, LOADED = UNALIGNED ? 1 : 4;  // elements: of a thread; of one load
 
 extern "C" __global__ void __launch_bounds__(256) matmul_wgmma_sum(const MatmulSumArguments arguments) {

@@ -2,7 +2,8 @@
 
 One family of kernels serves the operators ``matmul``, ``linear``, ``linear_gelu`` and ``linear_residual``.
 Operands that begin rows at multiples of 16 bytes take the shortest path; others are *unaligned*
-(unaligned.cuh). float32 operands are multiplied as tf32; those that are contiguous across K are transposed first.
+(unaligned.cuh). float32 operands are multiplied as tf32, after a transposition where they are contiguous
+across K (transpose.cu).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -187,27 +188,30 @@ def source(
     )
 
 
-def supports(a: torch.Tensor, b: torch.Tensor, precision: str = "ieee") -> bool:
-    """Return True if the kernels take a (M, K) @ b (K, N): half types, or float32 with ``tf32``.
+class Plan(NamedTuple):
+    """Treatment of operands: which are transposed into a copy first, and if the program takes any rows."""
 
-    There are elements to multiply, and each operand is contiguous along one dimension. Where a row of an
-    operand or the product is no multiple of 16 bytes, there are at least 8 rows of each, and half types are
-    not contiguous along M in a and along K in b.
+    transpose_a: bool
+    transpose_b: bool
+    is_unaligned: bool
+
+
+def plan(a: torch.Tensor, b: torch.Tensor) -> Plan:
+    """Return the treatment of a (M, K) and b (K, N), which are contiguous along one dimension each.
+
+    tf32 is taken along K alone. Unaligned half types are taken in every order but one: along M in a and along
+    K in b. The rows of a copy begin at multiples of 16 bytes.
     """
-    if not (a.dtype in DTYPES or (a.dtype == torch.float32 and precision == "tf32")):
-        return False
-    if 0 in (*a.shape, *b.shape):
-        return False
-    if is_aligned(a, b):
-        return True
-    transposed = [is_transposed(a, 1), is_transposed(b, 0)]
-    if any(x.stride(tensor_map.contiguous_dimension(x)) != 1 for x in (a, b)):
-        return False
-    operands = [x for x, is_copied in zip((a, b), transposed, strict=True) if not is_copied]
-    return (
-        a.shape[0] >= tensor_map.RESIDUES
-        and all(map(tensor_map.fits_unaligned, operands))
-        and (a.dtype == torch.float32 or is_k_major(a, 1) or not is_k_major(b, 0))
+    a_fits, b_fits = tensor_map.fits(a), tensor_map.fits(b)
+    c_fits = b.shape[1] * b.element_size() % 16 == 0
+    a_by_k, b_by_k = is_k_major(a, 1), is_k_major(b, 0)
+    if a.dtype == torch.float32:
+        transpose_a, transpose_b = not a_by_k, not b_by_k
+    else:
+        transpose_a = not a_by_k and b_by_k and not (a_fits and b_fits and c_fits)
+        transpose_b = False
+    return Plan(
+        transpose_a, transpose_b, not (c_fits and (transpose_a or a_fits) and (transpose_b or b_fits))
     )
 
 
@@ -216,20 +220,23 @@ def is_k_major(x: torch.Tensor, k_dimension: int) -> bool:
     return tensor_map.contiguous_dimension(x) == k_dimension
 
 
-def is_transposed(x: torch.Tensor, k_dimension: int) -> bool:
-    """Return True if a product copies the operand first, so that it is contiguous along K."""
-    return x.dtype == torch.float32 and not is_k_major(x, k_dimension)
+def supports(a: torch.Tensor, b: torch.Tensor, precision: str = "ieee") -> bool:
+    """Return True if the kernels take a (M, K) @ b (K, N): half types, or float32 with ``tf32``.
 
-
-def is_aligned(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return True if the rows of both operands and of the product begin at multiples of 16 bytes.
-
-    An operand that the product transposes does not count: the rows of the copy do.
+    There are elements to multiply, and each operand is contiguous along one dimension. Where rows of an
+    operand or of the product are no multiple of 16 bytes, there are at least 8 of each.
     """
-    return (
-        b.shape[1] * b.element_size() % 16 == 0
-        and (is_transposed(a, 1) or tensor_map.fits(a))
-        and (is_transposed(b, 0) or tensor_map.fits(b))
+    if not (a.dtype in DTYPES or (a.dtype == torch.float32 and precision == "tf32")):
+        return False
+    if 0 in (*a.shape, *b.shape):
+        return False
+    if any(x.stride(tensor_map.contiguous_dimension(x)) != 1 for x in (a, b)):
+        return False
+    transpose_a, transpose_b, is_unaligned = plan(a, b)
+    return not is_unaligned or (
+        a.shape[0] >= tensor_map.RESIDUES  # rows of c
+        and (transpose_a or tensor_map.fits_unaligned(a))
+        and (transpose_b or tensor_map.fits_unaligned(b))
     )
 
 
@@ -248,16 +255,16 @@ def estimated_us(
     """Return the time in microseconds that a model gives for a product on ``sms`` SMs.
 
     An SM computes one tile of 128 x ``columns`` at a time, or one of the ``splits`` parts of K of a tile.
-    The model is a launch, and for each wave of tiles the steps of 128 bytes along K and the tile's epilogue, which
-    nothing overlaps; with ``pingpong`` all but the last one are hidden behind the other group's steps, if
-    those are longer. A step takes the longer of two times: that of the tensor cores, at a clock that falls
+    The model is a launch, and for each wave of tiles the steps of 128 bytes along K and the tile's epilogue,
+    which nothing overlaps; with ``pingpong`` all but the last one are hidden behind the other group's steps,
+    if those are longer. A step takes the longer of two times: that of the tensor cores, at a clock that falls
     with the SMs at work, and that of its bytes from the L2 cache, of which a cluster reads the shared operand
     once. Parts of K are written and read once in float32, and added by a second launch.
 
     The constants are a least-squares fit to a record of ten sizes. It has 96 times without epilogues, with
     and without clusters and splits: 8 % root-mean-square error, and the configuration that the model prefers
-    is at most 4 % slower than the record's fastest. The record has bfloat16 alone. tf32 (``itemsize`` 4) takes
-    as long for each step, which has half as many elements, and stores twice the bytes.
+    is at most 4 % slower than the record's fastest. The record has bfloat16 alone: tf32 (``itemsize`` 4) is
+    expected to take as long for a step, which has half as many elements, and it stores twice the bytes.
     """
     a_blocks, b_blocks = config.blocks
     tiles = -(-m // (ROWS * b_blocks)) * -(-n // (config.columns * a_blocks))  # of a cluster
@@ -286,8 +293,12 @@ def estimated_us(
 
 def choose(a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue = Epilogue.PLAIN) -> tuple[Config, int]:
     """Return the configuration and number of parts of K that cost least by :func:`estimated_us`."""
+    return _choose_for(a, b, epilogue, plan(a, b))
+
+
+def _choose_for(a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue, operands: Plan) -> tuple[Config, int]:
     size = a.shape[0], b.shape[1], a.shape[1]
-    return _choose(*size, num_sms(a.device), epilogue, a.element_size(), not is_aligned(a, b))
+    return _choose(*size, num_sms(a.device), epilogue, a.element_size(), operands.is_unaligned)
 
 
 @lru_cache(maxsize=4096)
@@ -302,13 +313,17 @@ def _choose(
 
 
 def is_faster_than_mma(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return True if a tf32 product is expected to be faster here than by ``mma.sync``, which transposes nothing."""
+    """Return True if a product is expected to be faster here than by ``mma.sync``, which copies no operand.
+
+    Half types always are: products of few rows, which might not be, have a kernel of their own (skinny.py).
+    """
+    if a.dtype != torch.float32:
+        return True
     (m, k), n, sms = a.shape, b.shape[1], num_sms(a.device)
-    config, splits = choose(a, b)
-    us = estimated_us(
-        m, n, k, config, splits, sms, itemsize=a.element_size(), is_unaligned=not is_aligned(a, b)
-    )
-    us += sum(transpose.estimated_us(x.numel()) for i, x in ((1, a), (0, b)) if is_transposed(x, i))
+    transpose_a, transpose_b, is_unaligned = plan(a, b)
+    us = estimated_us(m, n, k, *choose(a, b), sms, itemsize=4, is_unaligned=is_unaligned)
+    us += transpose.estimated_us(a.nbytes) if transpose_a else 0.0
+    us += transpose.estimated_us(b.nbytes) if transpose_b else 0.0
     return us < _mma_us(m, n, k, sms)
 
 
@@ -337,11 +352,24 @@ def forward_with(
 
     The same arguments give the same bits on any device: partial sums are added in the order of K.
     """
-    is_unaligned = not is_aligned(a, b)
-    a, b = (
-        transpose.with_other_dimension_contiguous(x) if is_transposed(x, k_dimension) else x
-        for x, k_dimension in ((a, 1), (b, 0))
-    )
+    return _multiply(config, a, b, splits, epilogue, bias, residual, plan(a, b))
+
+
+def _multiply(
+    config: Config,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    splits: int,
+    epilogue: Epilogue,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    operands: Plan,
+) -> Any:
+    is_unaligned = operands.is_unaligned
+    if operands.transpose_a:
+        a = transpose.with_other_dimension_contiguous(a)
+    if operands.transpose_b:
+        b = transpose.with_other_dimension_contiguous(b)
     m, n, k = a.shape[0], b.shape[1], a.shape[1]
     k_steps = -(-k * a.element_size() // K_STEP_BYTES)
     splits = min(splits, k_steps)
@@ -437,24 +465,33 @@ def forward(
     ``bias`` (N,) belongs to each epilogue but PLAIN, ``residual`` (M, N) to RESIDUAL. GELU_PRE returns
     ``(y, pre)``.
     """
-    config, splits = choose(a, b, epilogue)
-    return forward_with(config, a, b, splits, epilogue, bias, residual)
+    operands = plan(a, b)  # once: a call's time on the host counts
+    config, splits = _choose_for(a, b, epilogue, operands)
+    return _multiply(config, a, b, splits, epilogue, bias, residual, operands)
 
 
 def aot_kernels() -> tuple[CudaSource, ...]:
-    """Return the forward's program of each width, both products of a backward, and one with a divided K."""
+    """Return the forward's program of each width, both products of a backward, and one with a divided K.
+
+    They are followed by the widest programs of unaligned half types and of tf32.
+    """
     sources = []
+    widest = next(c for c in CANDIDATES if c.cluster == 1)  # which most products get
     for dtype in DTYPES:
         sources += [source(dtype, config, True, False) for config in CANDIDATES]
-        widest = next(c for c in CANDIDATES if c.cluster == 1)  # which most products get
         sources += [source(dtype, widest, *majors) for majors in ((True, True), (False, False))]
         # A gradient of weights: few tiles, and K is the number of tokens.
         sources += [source(dtype, widest, False, False, True)]
-    return tuple(sources)
+        for majors in ((True, True), (True, False), (False, False)):
+            sources += [source(dtype, widest, *majors, is_unaligned=True)]
+    tf32 = [source(torch.float32, widest, True, True, is_unaligned=i) for i in (False, True)]
+    divided = [source(d, widest, True, True, True, is_unaligned=True) for d in (DTYPES[0], torch.float32)]
+    return (*sources, *tf32, *divided, *map(transpose.source, (DTYPES[0], torch.float32)))
 
 
 def aot_kernels_of(epilogue: Epilogue) -> tuple[CudaSource, ...]:
     """Return programs with an epilogue, for a linear layer's storage order, and one with a divided K."""
     widest = next(c for c in CANDIDATES if c.cluster == 1)
     sources = [source(dtype, c, True, True, False, epilogue) for dtype in DTYPES for c in CANDIDATES]
-    return (*sources, *(source(dtype, widest, True, True, True, epilogue) for dtype in DTYPES))
+    sources += [source(dtype, widest, True, True, True, epilogue) for dtype in DTYPES]
+    return (*sources, source(DTYPES[0], widest, True, True, False, epilogue, True))
