@@ -1,4 +1,4 @@
-"""Products of tf32, and of rows that are no multiple of 16 bytes, in the emulator; planted faults are seen."""
+"""Products of tf32, and of rows that are no multiple of 16 bytes, in the emulator; planted faults show."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _, BIAS, GELU, GELU_PRE, RESIDUAL = wgmma.Epilogue
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 GUARD = 64  # elements around a buffer
 Point = tuple[int, int, int, wgmma.Config, torch.dtype, str, int]
-# m, n, k, configuration, dtype, storage of a and b, parts of K. Storage: k is contiguous along K, m and n across
-# it; a capital letter is a part of a wider matrix, from its second column on.
+# m, n, k, configuration, dtype, storage of a and b, parts of K. Storage: k is contiguous along K, m and n
+# across it; a capital letter is a part of a wider matrix, from its second column on.
 POINTS: list[Point] = [
     (131, 201, 97, WIDE, BF16, "kk", 1),
     (131, 201, 97, WIDE, BF16, "kn", 1),
@@ -41,7 +41,7 @@ POINTS: list[Point] = [
     (130, 136, 70, ODD, BF16, "MN", 1),
     (136, 257, 128, WIDE, FP16, "kk", 2),  # c alone is unaligned
     (8, 8, 8, NARROW, BF16, "KN", 1),
-    (9, 13, 1, NARROW, FP16, "kk", 1),
+    (9, 13, 3, NARROW, FP16, "kk", 1),
     (136, 136, 136, WIDE, FP32, "kk", 1),
     (136, 72, 132, NARROW, FP32, "kn", 2),
     (260, 264, 100, PAIR, FP32, "mn", 1),
@@ -91,10 +91,10 @@ FAULTS: dict[str, tuple[str, str, str, Point]] = {
         "",
         (300, 77, 1030, MIDDLE, BF16, "kk", 1),
     ),
-    "one warp copies nothing": (
+    "a warp copies half of its boxes": (
         "wgmma.cu",
         "int j = warp * 2; j < warp * 2 + 2",
-        "int j = warp; j < warp + 1",
+        "int j = warp * 2; j < warp * 2 + 1",
         POINTS[0],
     ),
     "a part of K is stored without a predicate": (
@@ -196,7 +196,7 @@ def label(point: Point) -> str:
 
 
 @needs_compiler
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("point", POINTS, ids=label)
 def test_products_are_right_in_any_schedule(
     point: Point,
@@ -209,7 +209,7 @@ def test_products_are_right_in_any_schedule(
 
 
 @needs_compiler
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("point", EPILOGUE_POINTS, ids=lambda p: f"{p[1]}-{p[3].columns}-{p[5].name}-{p[6]}")
 def test_epilogues_of_unaligned_rows_are_right(
     point: tuple[Any, ...],
@@ -231,7 +231,7 @@ def test_a_planted_fault_is_seen(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A copy of kernels and library with one fault: a wrong product, a broken guard or a rule of the emulator."""
+    """A copy of kernels and library with one fault breaks the product, a guard or a rule of the emulator."""
     name, old, new, point = FAULTS[fault]
     (tmp_path / "hopper").mkdir()
     for file in (*PRODUCTS.glob("*.cu*"), *LIBRARY.glob("*.cuh")):
@@ -311,8 +311,6 @@ def test_tf32_stays_with_mma_sync_where_a_transposition_costs_more_than_it_gains
         by_k = storage[0] == "k", storage[1] == "k"
         a, b = (torch.empty(size, size, dtype=FP32, device="meta") for _ in range(2))
         assert wgmma.is_faster_than_mma(a if by_k[0] else a.t(), b.t() if by_k[1] else b) == expected, size
-    a, b = torch.empty(65, 8192, dtype=FP32, device="meta"), torch.empty(8192, 128, dtype=FP32, device="meta")
-    assert not wgmma.is_faster_than_mma(a.t().contiguous().t(), b)  # a meta copy: one tile and a long K
 
 
 @pytest.mark.gpu
