@@ -49,6 +49,29 @@ def test_weights_beyond_the_cache_are_rotated(counted: list[int], monkeypatch: p
     assert counted[:2] == [102, 102]  # three weights of 16 KiB, a multiple of them in a graph
 
 
+def test_odd_and_tf32_products_are_checked_before_they_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes: list[list[tuple[int, ...]]] = []
+
+    def times(calls: Calls, count: int) -> list[float]:
+        shapes.append([tuple(call(0).shape) for call in calls])
+        return [2.0, 3.0, 1.0, 1.5][: len(calls)]
+
+    monkeypatch.setattr(products, "graph_times", times)
+    monkeypatch.setattr(wgmma, "forward", torch.mm)
+    lines = list(products.odd_lines("cpu", [(15, 9, 7, "mn")]))
+    assert lines[1] == "bfloat16 15 9 7 mn: 2.0 3.0 1.0 1.5 2.000 1.500"
+    assert shapes == [[(15, 9), (15, 9), (16, 16), (16, 16)]]
+
+    def by_tensor_cores(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.mm(*((x.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32) for x in (a, b)))
+
+    monkeypatch.setattr(wgmma, "forward", by_tensor_cores)
+    assert list(products.tf32_lines("cpu", [(16, 8, 8, "kk")]))[1] == "tf32 16 8 8 kk: 2.0 3.0 1.500 0"
+    monkeypatch.setattr(wgmma, "forward", lambda a, b: torch.mm(a, b).roll(1, 0))
+    (_, line) = products.odd_lines("cpu", [(15, 9, 7, "kn")])
+    assert "wrong" in line and "not timed" in line and len(shapes) == 2
+
+
 def test_without_a_gpu_it_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,10 +1,12 @@
-"""Products of half types: each configuration of Weft's kernels beside ``torch.mm``, in turn.
+"""Products on tensor cores: each configuration of Weft's kernels beside ``torch.mm``, in turn.
 
     python3 -m weft.lab.products > results/<device>/matmul-products-<date>.txt
 
-Two parts. ``wide`` times the configurations of the wgmma kernel (tile width, blocks in a cluster, parts of
+Four parts. ``wide`` times the configurations of the wgmma kernel (tile width, blocks in a cluster, parts of
 K); the model in ops/_common/products/wgmma.py is fitted to its figures. ``few-rows`` times products of 1 to
-64 rows against the weights of a Llama 8B and two squares.
+64 rows against the weights of a Llama 8B and two squares. ``tf32`` times float32 products in three orders of
+storage, and ``odd`` products whose sizes are no multiple of 8 beside those that are padded to one. The last
+two parts check each result before it is timed.
 
 Calls are in a CUDA graph, without gaps between them. The graphs of all contenders are replayed forwards and
 then backwards in each round; a figure is the median in microseconds a call. Weights are rotated, so that
@@ -23,6 +25,8 @@ import torch
 
 from weft import machine
 from weft.core import WeftError
+from weft.ops._common.cublas import call_at_precision
+from weft.ops._common.layout import dtype_name
 from weft.ops._common.products import skinny, wgmma
 
 Call = Callable[[int], Any]  # the argument numbers the calls of a graph
@@ -45,6 +49,20 @@ MOST_DIVIDED = 1 << 22  # elements of c: parts of K are timed up to this size
 LLAMA_8B = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096))
 WEIGHTS = (*LLAMA_8B, (14336, 4096), (8192, 8192), (2048, 2048))
 ROWS = (1, 2, 4, 8, 16, 32, 64)
+# Storage of a and b: k is contiguous along K, m and n across it.
+TF32_SIZES = tuple((size, size, size, order) for size in (8192, 4096, 2048) for order in ("kn", "kk", "mn"))
+# The last is the product of the vocabulary in GPT-2.
+ODD_SIZES = (
+    (4095, 4095, 4095, "kn"),
+    (4095, 4095, 4095, "kk"),
+    (4095, 4095, 4095, "mn"),
+    (4097, 4097, 4097, "kn"),
+    (2047, 4099, 1001, "kn"),
+    (8191, 3071, 769, "kn"),
+    (16384, 50257, 768, "kk"),
+)
+FEW_ODD_SIZES = (ODD_SIZES[0], ODD_SIZES[-1])  # of float16
+CHECKED_ROWS = 64
 ROUNDS, GRAPH_US = 3, 3000.0  # a graph lasts about so long
 
 
@@ -72,10 +90,87 @@ def graph_times(calls: Sequence[Call], count: int) -> list[float]:
     return [statistics.median(t) for t in times]
 
 
-def matrix(rows: int, columns: int, by_rows: bool, device: str) -> torch.Tensor:
+def matrix(rows: int, columns: int, by_rows: bool, device: str, dtype: torch.dtype = DTYPE) -> torch.Tensor:
     """Return a normal (rows, columns) matrix that is contiguous along its rows or its columns."""
-    x = torch.randn((rows, columns) if by_rows else (columns, rows), device=device).to(DTYPE)
+    x = torch.randn((rows, columns) if by_rows else (columns, rows), device=device).to(dtype)
     return x if by_rows else x.t()
+
+
+def stored(m: int, n: int, k: int, order: str, device: str, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Return a (M, K) and b (K, N) in an order of storage."""
+    return [
+        matrix(m, k, order[0] == "k", device, dtype),
+        matrix(k, n, order[1] == "n", device, dtype),
+    ]
+
+
+def error(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> float:
+    """Return the largest error in some rows of a product, among them the last; up to 0.6 is right.
+
+    The unit is that of one rounding of the exact product of what tensor cores multiply (float32 without the
+    last 13 bits of its mantissa), and 2^-20 for each term, of whose sum they cut off the last bits.
+    """
+    m = a.shape[0]
+    rows = torch.cat(
+        [torch.randperm(m, device=a.device)[:CHECKED_ROWS], torch.arange(max(0, m - 8), m).to(a.device)]
+    )
+    a = a[rows].contiguous()
+    if a.dtype == torch.float32:
+        a, b = ((x.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32) for x in (a, b))
+    exact, terms = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+    unit = torch.finfo(c.dtype).eps * exact.abs() + 2.0**-20 * terms
+    return float(((c[rows].double() - exact).abs() / unit).nan_to_num(1e9).max())
+
+
+def checked_times(pairs: Sequence[Sequence[torch.Tensor]]) -> list[float] | str:
+    """Return microseconds of Weft's and of PyTorch's product for each pair, or a text if one is wrong."""
+    calls: list[Call] = []
+    for a, b in pairs:
+        if (largest := error(wgmma.forward(a, b), a, b)) >= 0.6:
+            return f"wrong, the largest error is {largest:.3g} (< 0.6): not timed"
+        precision = "tf32" if a.dtype == torch.float32 else "ieee"
+        calls.append(lambda i, a=a, b=b: wgmma.forward(a, b))  # type: ignore[misc]
+        calls.append(lambda i, a=a, b=b, p=precision: call_at_precision(torch.mm, a, p, a, b))  # type: ignore[misc]
+    a, b = pairs[0]
+    rate = 300 if a.dtype == torch.float32 else 600  # TFLOP/s, about
+    us = 2e-6 * a.shape[0] * b.shape[1] * a.shape[1] / rate
+    return graph_times(calls, max(2, min(100, int(GRAPH_US / us))))
+
+
+def tf32_lines(
+    device: str = "cuda", sizes: Sequence[tuple[int, int, int, str]] = TF32_SIZES
+) -> Iterator[str]:
+    """Yield one line a size and order of storage."""
+    yield "tf32 m n k order: us by weft, us by torch.mm, torch / weft, TFLOP/s of weft"
+    for m, n, k, order in sizes:
+        a, b = stored(m, n, k, order, device, torch.float32)
+        times = checked_times([(a, b)])
+        if not isinstance(times, str):
+            us, library_us = times
+            times = f"{us:.1f} {library_us:.1f} {library_us / us:.3f} {2e-6 * m * n * k / us:.0f}"
+        yield f"tf32 {m} {n} {k} {order}: {times}"
+
+
+def odd_lines(
+    device: str = "cuda",
+    sizes: Sequence[tuple[int, int, int, str]] = ODD_SIZES,
+    dtype: torch.dtype = DTYPE,
+) -> Iterator[str]:
+    """Yield one line a size: its product, and that of the next multiples of 8."""
+    name = dtype_name(dtype)
+    yield f"{name} m n k order: us by weft, by torch.mm, both padded; weft / padded, torch / weft"
+    for m, n, k, order in sizes:
+        padded = [-(-size // 8) * 8 for size in (m, n, k)]
+        pairs = [
+            stored(m, n, k, order, device, dtype),
+            stored(padded[0], padded[1], padded[2], order, device, dtype),
+        ]
+        times = checked_times(pairs)
+        if not isinstance(times, str):
+            us, library_us, padded_us, _ = times
+            ratios = f"{us / padded_us:.3f} {library_us / us:.3f}"
+            times = f"{' '.join(f'{t:.1f}' for t in times)} {ratios}"
+        yield f"{name} {m} {n} {k} {order}: {times}"
 
 
 def wide_options(m: int, n: int, k: int) -> dict[str, tuple[wgmma.Config, int]]:
@@ -138,6 +233,9 @@ def few_rows_lines(
         yield f"geometric mean of torch / weft, a Llama 8B's products: {mean:.3f}"
 
 
+PARTS = ("wide", "few-rows", "tf32", "odd")
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print; return 2 without a GPU that the kernels run on."""
     parser = argparse.ArgumentParser(
@@ -145,28 +243,33 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("part", nargs="?", choices=("wide", "few-rows"), help="one of the two parts")
+    parser.add_argument("part", nargs="?", choices=PARTS, help="one of the parts; all without it")
     part = parser.parse_args(arguments).part
     try:
         if not machine.has_gpu():
             raise WeftError("the times of products", expected="an NVIDIA GPU", got="none")
-        if part == "wide" and torch.cuda.get_device_capability() != (9, 0):
+        if part not in (None, "few-rows") and torch.cuda.get_device_capability() != (9, 0):
             raise WeftError("the wgmma products", expected="compute capability 9.0", got="another")
     except WeftError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     properties = torch.cuda.get_device_properties(0)
-    print(f"{properties.name}, torch {torch.__version__}, bf16, us a call")
-    if part != "few-rows" and torch.cuda.get_device_capability() == (9, 0):
+    print(f"{properties.name}, torch {torch.__version__}, us a call")
+    has_wgmma = torch.cuda.get_device_capability() == (9, 0)
+    parts = (part,) if part else PARTS if has_wgmma else ("few-rows",)
+    if "wide" in parts:
         for config in (c for c in wgmma.CANDIDATES if c.cluster > 1):
             kernel = wgmma.source(DTYPE, config, True, False)["matmul_wgmma"]
             at_once = wgmma.max_clusters(kernel, config, torch.device("cuda"))
             print(f"clusters of {config.cluster} at once with {config.columns} columns: {at_once}")
-        for line in wide_lines():
-            print(line, flush=True)
-    if part != "wide":
-        for line in few_rows_lines(l2_bytes=properties.L2_cache_size):
-            print(line, flush=True)
+    lines = {
+        "wide": [wide_lines()],
+        "few-rows": [few_rows_lines(l2_bytes=properties.L2_cache_size)],
+        "tf32": [tf32_lines()],
+        "odd": [odd_lines(), odd_lines(sizes=FEW_ODD_SIZES, dtype=torch.float16)],
+    }
+    for line in (line for name in parts for generator in lines[name] for line in generator):
+        print(line, flush=True)
     return 0
 
 
