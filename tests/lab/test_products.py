@@ -54,13 +54,13 @@ def test_odd_and_tf32_products_are_checked_before_they_are_timed(monkeypatch: py
 
     def times(calls: Calls, count: int) -> list[float]:
         shapes.append([tuple(call(0).shape) for call in calls])
-        return [2.0, 3.0, 1.0, 1.5][: len(calls)]
+        return [2.0, 3.0, 1.0, 1.5, 2.5][: len(calls)]
 
     monkeypatch.setattr(products, "graph_times", times)
     monkeypatch.setattr(wgmma, "forward", torch.mm)
     lines = list(products.odd_lines("cpu", [(15, 9, 7, "mn")]))
-    assert lines[1] == "bfloat16 15 9 7 mn: 2.0 3.0 1.0 1.5 2.000 1.500"
-    assert shapes == [[(15, 9), (15, 9), (16, 16), (16, 16)]]
+    assert lines[1] == "bfloat16 15 9 7 mn: 2.0 3.0 1.0 1.5 2.5 2.000 1.500"
+    assert shapes == [[(15, 9), (15, 9), (16, 16), (16, 16), (15, 9)]]
 
     def by_tensor_cores(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return torch.mm(*((x.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32) for x in (a, b)))

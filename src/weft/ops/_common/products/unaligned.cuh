@@ -8,7 +8,8 @@
 // Eight boxes, one of each map, thus make a tile whose rows have another order: row 8 i + j of LENGTH is at
 // j * LENGTH / 8 + i. For an operand that is K-major, these are rows or columns of c, and the epilogue takes
 // them back to their places. For operands that are MN-major they are K, of which the order does not count if
-// both have the same. If only b is MN-major, a comes from registers, in which its K gets b's order.
+// both have the same. If only b is MN-major, a comes from registers, in which its K gets b's order. MN-major
+// operands whose rows are aligned keep K in order, if there is no other to agree with.
 #pragma once
 #include "hopper/ptx.cuh"
 #include "hopper/wgmma.cuh"

@@ -14,7 +14,8 @@
 // With SPLIT, K is divided into equal parts that different blocks take, for products with fewer tiles than
 // SMs: each writes its sums in float32, and a second kernel adds them in the order of K.
 //
-// UNALIGNED takes rows that are no multiple of 16 bytes; see unaligned.cuh.
+// UNALIGNED takes rows that are no multiple of 16 bytes; see unaligned.cuh. With PERMUTED_K some of them are
+// rows of K, in an operand that is MN-major; without, MN-major operands have aligned rows and come as always.
 //
 // EPILOGUE (epilogue.cuh) is computed on the float32 sums, which are rounded once.
 // Source of the design: NVIDIA's CUTLASS, "cooperative" and "pingpong" kernels for sm_90.
@@ -39,6 +40,7 @@
 #define A_MN 0
 #define B_MN 1
 #define UNALIGNED 0
+#define PERMUTED_K 0
 #endif
 
 using namespace hopper;
@@ -69,7 +71,7 @@ static_assert(BN % 64 == 0 && RESIDUALS_AT + CONSUMERS * 8 <= 227 << 10, "too mu
 static_assert(!PINGPONG || !SPLIT, "a divided K leaves each block few tiles: nothing to alternate with");
 static_assert(sizeof(T) == 2 || (EPILOGUE == PLAIN && !PINGPONG && !A_MN && !B_MN), "not for float32");
 static_assert(!UNALIGNED || (CLUSTER == 1 && !PINGPONG), "tiles of one block, which both groups share");
-static_assert(!UNALIGNED || !A_MN || B_MN, "a would need K in the order of b's rows");
+static_assert(!PERMUTED_K || (UNALIGNED && B_MN), "a or b would need K in the order of the other's rows");
 static_assert(CLUSTER == 1 || (SHARE_A ? A_ROWS : B_COLUMNS) % 64 == 0, "shares are whole blocks of 64");
 
 }  // namespace
@@ -160,8 +162,22 @@ __device__ __forceinline__ void produce(const MatmulArguments& arguments, Pipeli
   });
 }
 
-// The same with UNALIGNED, by one thread of each warp of the group: one may be too slow to issue 16 to 48
-// boxes a stage. A warp has two of the eight maps of a matrix.
+// Loads this warp's share of a tile with UNALIGNED: two of eight maps. Aligned MN-major tiles are warp 0's.
+template <int MAJOR, int LENGTH>
+__device__ __forceinline__ void load_operand(unsigned to, const TensorMap* maps, unsigned shifts, int step,
+                                             int first, unsigned full) {
+  const int warp = threadIdx.x / 32;
+  if constexpr (MAJOR == MN_MAJOR && !PERMUTED_K) {
+    if (warp == 0) load_tile<MAJOR, LENGTH, 1>(to, maps, step, first, full);
+  } else {
+#pragma unroll
+    for (int j = warp * 2; j < warp * 2 + 2; ++j)
+      load_residue<MAJOR, LENGTH>(to, maps, shifts, j, step * BK, first, full);
+  }
+}
+
+// The same as produce() with UNALIGNED, by one thread of each warp of the group: one may be too slow to issue
+// 16 to 48 boxes a stage.
 __device__ __forceinline__ void produce_unaligned(const MatmulArguments& arguments, Pipeline<STAGES> pipeline,
                                                   unsigned stages) {
   RingPosition<STAGES> ring;
@@ -172,12 +188,8 @@ __device__ __forceinline__ void produce_unaligned(const MatmulArguments& argumen
       // The phase cannot complete before warp 0's arrival, also if bytes of other warps come before it.
       if (warp == 0) pipeline.begin_fill(ring, STAGE_BYTES);
       else wait(pipeline.empty(ring.stage), ring.parity ^ 1);
-#pragma unroll
-      for (int j = warp * 2; j < warp * 2 + 2; ++j) {
-        const int k = step * BK;
-        load_residue<A_MN, BM>(a_at, arguments.a, arguments.shifts[0], j, k, unit.row, full);
-        load_residue<B_MN, BN>(a_at + A_BYTES, arguments.b, arguments.shifts[1], j, k, unit.column, full);
-      }
+      load_operand<A_MN, BM>(a_at, arguments.a, arguments.shifts[0], step, unit.row, full);
+      load_operand<B_MN, BN>(a_at + A_BYTES, arguments.b, arguments.shifts[1], step, unit.column, full);
     }
   });
 }
@@ -186,7 +198,7 @@ __device__ __forceinline__ void produce_unaligned(const MatmulArguments& argumen
 constexpr bool ALTERNATE = UNALIGNED && !A_MN;
 constexpr int GROUP_BYTES = ALTERNATE ? ATOM_BYTES : 64 * 128;
 constexpr unsigned long long MORE_STRIDE = ALTERNATE ? (unsigned long long)(ATOM_BYTES >> 4) << 32 : 0;
-constexpr bool A_FROM_REGISTERS = ALTERNATE && B_MN;
+constexpr bool A_FROM_REGISTERS = ALTERNATE && PERMUTED_K;
 
 // Writes the products of `k_steps` steps of one tile to `sums`, and leaves the ring behind its last stage.
 __device__ __forceinline__ void multiply(float (&sums)[ROW_BLOCKS][BN / 2], int group, int k_steps,
@@ -473,6 +485,13 @@ extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS
   if constexpr (SPLIT) launch_dependents();  // the second kernel starts as soon as these blocks have ended
   const unsigned stages = shared_address(memory);
   const Pipeline<STAGES> pipeline{stages + BARRIERS_AT};
+  if constexpr (UNALIGNED) {  // else the first copy by each map would wait for it
+    if (threadIdx.x < MAPS) tma_prefetch(arguments.a + threadIdx.x);
+    else if (threadIdx.x < 2 * MAPS) tma_prefetch(arguments.b + threadIdx.x % MAPS);
+    else if (threadIdx.x < 3 * MAPS) tma_prefetch(arguments.c + threadIdx.x % MAPS);
+    else if (threadIdx.x < 4 * MAPS && (EPILOGUE == GELU_PRE || EPILOGUE == RESIDUAL))
+      tma_prefetch(arguments.extra + threadIdx.x % MAPS);
+  }
   if (threadIdx.x == 0) {
     for (int group = 0; group < CONSUMERS; ++group) {
       mbarrier_init(stages + TURNS_AT + group * 8, 4);

@@ -155,11 +155,12 @@ def source(
     is_split: bool = False,
     epilogue: Epilogue = Epilogue.PLAIN,
     is_unaligned: bool = False,
+    permutes_k: bool = False,
 ) -> CudaSource:
     """Return the program of a configuration for operands that are contiguous along K or across it.
 
     ``is_split``: for a K that is divided among blocks. ``is_unaligned``: for rows that are no multiple of 16
-    bytes.
+    bytes, with ``permutes_k`` also of operands that are contiguous across K.
     """
     defines = {
         "WEFT_T": CUDA_TYPES[dtype],
@@ -173,6 +174,7 @@ def source(
         "B_MN": int(not b_is_k_major),
         "EPILOGUE": int(epilogue),
         "UNALIGNED": int(is_unaligned),
+        "PERMUTED_K": int(permutes_k),
     }
     majors = f"{'k' if a_is_k_major else 'm'}{'k' if b_is_k_major else 'n'}"
     return CudaSource(
@@ -182,6 +184,7 @@ def source(
         label=f"wgmma-{dtype_name(dtype)}-{config.label}-{majors}"
         + "-split" * is_split
         + "-unaligned" * is_unaligned
+        + "-k" * permutes_k
         + (f"-{epilogue.name.lower()}" if epilogue else ""),
         min_arch=ARCH,
         max_arch=ARCH,
@@ -189,18 +192,19 @@ def source(
 
 
 class Plan(NamedTuple):
-    """Treatment of operands: which are transposed into a copy first, and if the program takes any rows."""
+    """Treatment of operands: which are transposed into a copy first, and how the program reads their rows."""
 
     transpose_a: bool
     transpose_b: bool
-    is_unaligned: bool
+    is_unaligned: bool  # rows of an operand or of the product begin between multiples of 16 bytes
+    permutes_k: bool  # these are rows of K, across which an operand is contiguous
 
 
 def plan(a: torch.Tensor, b: torch.Tensor) -> Plan:
     """Return the treatment of a (M, K) and b (K, N), which are contiguous along one dimension each.
 
-    tf32 is taken along K alone. Unaligned half types are taken in every order but one: along M in a and along
-    K in b. The rows of a copy begin at multiples of 16 bytes.
+    tf32 is taken along K alone. Half types are taken in every order but one: along M in a, with unaligned
+    rows, and along K in b. The rows of a copy begin at multiples of 16 bytes.
     """
     a_fits, b_fits = tensor_map.fits(a), tensor_map.fits(b)
     c_fits = b.shape[1] * b.element_size() % 16 == 0
@@ -208,11 +212,10 @@ def plan(a: torch.Tensor, b: torch.Tensor) -> Plan:
     if a.dtype == torch.float32:
         transpose_a, transpose_b = not a_by_k, not b_by_k
     else:
-        transpose_a = not a_by_k and b_by_k and not (a_fits and b_fits and c_fits)
-        transpose_b = False
-    return Plan(
-        transpose_a, transpose_b, not (c_fits and (transpose_a or a_fits) and (transpose_b or b_fits))
-    )
+        transpose_a, transpose_b = not a_by_k and b_by_k and not a_fits, False
+    a_fits, b_fits = a_fits or transpose_a, b_fits or transpose_b
+    permutes_k = not ((a_fits or a_by_k or transpose_a) and (b_fits or b_by_k or transpose_b))
+    return Plan(transpose_a, transpose_b, not (a_fits and b_fits and c_fits), permutes_k)
 
 
 def is_k_major(x: torch.Tensor, k_dimension: int) -> bool:
@@ -232,11 +235,11 @@ def supports(a: torch.Tensor, b: torch.Tensor, precision: str = "ieee") -> bool:
         return False
     if any(x.stride(tensor_map.contiguous_dimension(x)) != 1 for x in (a, b)):
         return False
-    transpose_a, transpose_b, is_unaligned = plan(a, b)
-    return not is_unaligned or (
+    operands = plan(a, b)
+    return not operands.is_unaligned or (
         a.shape[0] >= tensor_map.RESIDUES  # rows of c
-        and (transpose_a or tensor_map.fits_unaligned(a))
-        and (transpose_b or tensor_map.fits_unaligned(b))
+        and (operands.transpose_a or tensor_map.fits_unaligned(a))
+        and (operands.transpose_b or tensor_map.fits_unaligned(b))
     )
 
 
@@ -320,10 +323,10 @@ def is_faster_than_mma(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.dtype != torch.float32:
         return True
     (m, k), n, sms = a.shape, b.shape[1], num_sms(a.device)
-    transpose_a, transpose_b, is_unaligned = plan(a, b)
-    us = estimated_us(m, n, k, *choose(a, b), sms, itemsize=4, is_unaligned=is_unaligned)
-    us += transpose.estimated_us(a.nbytes) if transpose_a else 0.0
-    us += transpose.estimated_us(b.nbytes) if transpose_b else 0.0
+    operands = plan(a, b)
+    us = estimated_us(m, n, k, *choose(a, b), sms, itemsize=4, is_unaligned=operands.is_unaligned)
+    us += transpose.estimated_us(a.nbytes) if operands.transpose_a else 0.0
+    us += transpose.estimated_us(b.nbytes) if operands.transpose_b else 0.0
     return us < _mma_us(m, n, k, sms)
 
 
@@ -399,12 +402,12 @@ def _multiply(
     for i, (name, x) in enumerate((("a", a), ("b", b), ("c", c), ("extra", extra))):
         if x is None:
             continue
-        if is_unaligned:
+        if is_unaligned and (operands.permutes_k or i > 1 or majors[i]):
             maps, arguments.shifts[i] = tensor_map.encode_unaligned(x, box_rows[i] // tensor_map.RESIDUES)
             setattr(arguments, name, maps)
         else:
             getattr(arguments, name)[0] = tensor_map.encode(x, box_rows[i])
-    program = source(a.dtype, config, *majors, splits > 1, epilogue, is_unaligned)
+    program = source(a.dtype, config, *majors, splits > 1, epilogue, is_unaligned, operands.permutes_k)
     kernel = program["matmul_wgmma"]
     clusters = min(row_tiles * column_tiles * splits, max_clusters(kernel, config, a.device))
     kernel(clusters * config.cluster, THREADS, arguments, shared=config.smem_bytes)
@@ -483,7 +486,7 @@ def aot_kernels() -> tuple[CudaSource, ...]:
         # A gradient of weights: few tiles, and K is the number of tokens.
         sources += [source(dtype, widest, False, False, True)]
         for majors in ((True, True), (True, False), (False, False)):
-            sources += [source(dtype, widest, *majors, is_unaligned=True)]
+            sources += [source(dtype, widest, *majors, is_unaligned=True, permutes_k=not majors[1])]
     tf32 = [source(torch.float32, widest, True, True, is_unaligned=i) for i in (False, True)]
     divided = [source(d, widest, True, True, True, is_unaligned=True) for d in (DTYPES[0], torch.float32)]
     return (*sources, *tf32, *divided, *map(transpose.source, (DTYPES[0], torch.float32)))
