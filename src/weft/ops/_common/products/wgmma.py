@@ -46,11 +46,12 @@ class Epilogue(IntEnum):
 @cache
 def _argument_type(maps: int) -> Any:
     """Return ``MatmulArguments`` of wgmma.cu with so many tensor maps for each matrix."""
+    map_type: Any = TensorMap if maps == 1 else TensorMap * maps
     fields = (
-        ("a", TensorMap * maps),
-        ("b", TensorMap * maps),
-        ("c", TensorMap * maps),
-        ("extra", TensorMap * maps),
+        ("a", map_type),
+        ("b", map_type),
+        ("c", map_type),
+        ("extra", map_type),
         ("row_tiles", ctypes.c_int),
         ("column_tiles", ctypes.c_int),
         ("k_steps", ctypes.c_int),
@@ -194,17 +195,35 @@ def source(
 class Plan(NamedTuple):
     """Treatment of operands: which are transposed into a copy first, and how the program reads their rows."""
 
+    is_supported: bool
     transpose_a: bool
     transpose_b: bool
     is_unaligned: bool  # rows of an operand or of the product begin between multiples of 16 bytes
     permutes_k: bool  # these are rows of K, across which an operand is contiguous
 
 
+# By what a plan depends on: a call's time on the host counts, and it needs its plan twice.
+_PLANS: dict[tuple[Any, ...], Plan] = {}
+MAX_PLANS = 4096
+
+
 def plan(a: torch.Tensor, b: torch.Tensor) -> Plan:
-    """Return the treatment of a (M, K) and b (K, N), which are contiguous along one dimension each.
+    """Return the treatment of a (M, K) and b (K, N), in any storage."""
+    key = (a.dtype, a.shape, a.stride(), a.data_ptr() % 16, b.shape, b.stride(), b.data_ptr() % 16)
+    operands = _PLANS.get(key)
+    if operands is None:
+        if len(_PLANS) >= MAX_PLANS:
+            _PLANS.clear()
+        operands = _PLANS[key] = _new_plan(a, b)
+    return operands
+
+
+def _new_plan(a: torch.Tensor, b: torch.Tensor) -> Plan:
+    """Return the plan of a product.
 
     tf32 is taken along K alone. Half types are taken in every order but one: along M in a, with unaligned
-    rows, and along K in b. The rows of a copy begin at multiples of 16 bytes.
+    rows, and along K in b. The rows of a copy begin at multiples of 16 bytes. Eight maps describe a matrix
+    of any rows, if there are at least eight (``tensor_map.fits_unaligned``).
     """
     a_fits, b_fits = tensor_map.fits(a), tensor_map.fits(b)
     c_fits = b.shape[1] * b.element_size() % 16 == 0
@@ -214,8 +233,20 @@ def plan(a: torch.Tensor, b: torch.Tensor) -> Plan:
     else:
         transpose_a, transpose_b = not a_by_k and b_by_k and not a_fits, False
     a_fits, b_fits = a_fits or transpose_a, b_fits or transpose_b
-    permutes_k = not ((a_fits or a_by_k or transpose_a) and (b_fits or b_by_k or transpose_b))
-    return Plan(transpose_a, transpose_b, not (a_fits and b_fits and c_fits), permutes_k)
+    is_unaligned = not (a_fits and b_fits and c_fits)
+    has_no_gaps = all(x.stride(tensor_map.contiguous_dimension(x)) == 1 for x in (a, b))
+    has_maps = not is_unaligned or (
+        a.shape[0] >= tensor_map.RESIDUES  # rows of c
+        and (transpose_a or tensor_map.fits_unaligned(a))
+        and (transpose_b or tensor_map.fits_unaligned(b))
+    )
+    return Plan(
+        is_supported=0 not in (*a.shape, *b.shape) and has_no_gaps and has_maps,
+        transpose_a=transpose_a,
+        transpose_b=transpose_b,
+        is_unaligned=is_unaligned,
+        permutes_k=not ((a_fits or a_by_k) and (b_fits or b_by_k)),
+    )
 
 
 def is_k_major(x: torch.Tensor, k_dimension: int) -> bool:
@@ -229,18 +260,8 @@ def supports(a: torch.Tensor, b: torch.Tensor, precision: str = "ieee") -> bool:
     There are elements to multiply, and each operand is contiguous along one dimension. Where rows of an
     operand or of the product are no multiple of 16 bytes, there are at least 8 of each.
     """
-    if not (a.dtype in DTYPES or (a.dtype == torch.float32 and precision == "tf32")):
-        return False
-    if 0 in (*a.shape, *b.shape):
-        return False
-    if any(x.stride(tensor_map.contiguous_dimension(x)) != 1 for x in (a, b)):
-        return False
-    operands = plan(a, b)
-    return not operands.is_unaligned or (
-        a.shape[0] >= tensor_map.RESIDUES  # rows of c
-        and (operands.transpose_a or tensor_map.fits_unaligned(a))
-        and (operands.transpose_b or tensor_map.fits_unaligned(b))
-    )
+    has_arithmetic = a.dtype in DTYPES or (a.dtype == torch.float32 and precision == "tf32")
+    return has_arithmetic and plan(a, b).is_supported
 
 
 def estimated_us(
@@ -383,7 +404,25 @@ def _multiply(
     majors = is_k_major(a, 1), is_k_major(b, 0)
     a_blocks, b_blocks = config.blocks
     row_tiles, column_tiles = -(-m // (ROWS * b_blocks)), -(-n // (config.columns * a_blocks))
+    k_step = K_STEP_BYTES // a.element_size()
+    a_rows = ROWS // a_blocks if majors[0] else k_step
+    b_rows = config.columns // b_blocks if majors[1] else k_step
+    shifts: tuple[int, ...] = ()
+    if is_unaligned:
+        a_maps, a_shifts = _eight_maps(a, a_rows, majors[0] or operands.permutes_k)
+        b_maps, b_shifts = _eight_maps(b, b_rows, majors[1] or operands.permutes_k)
+        c_maps, c_shifts = _eight_maps(c, STORED_ROWS)
+        extra_maps, extra_shifts = _eight_maps(extra, STORED_ROWS)
+        shifts = (a_shifts, b_shifts, c_shifts, extra_shifts)
+    else:
+        a_maps, b_maps = tensor_map.encode(a, a_rows), tensor_map.encode(b, b_rows)
+        c_maps = tensor_map.encode(c, STORED_ROWS)
+        extra_maps = TensorMap() if extra is None else tensor_map.encode(extra, STORED_ROWS)
     arguments = _argument_type(tensor_map.RESIDUES if is_unaligned else 1)(
+        a=a_maps,
+        b=b_maps,
+        c=c_maps,
+        extra=extra_maps,
         row_tiles=row_tiles,
         column_tiles=column_tiles,
         k_steps=k_steps,
@@ -392,21 +431,8 @@ def _multiply(
         rows=m,
         columns=n,
         bias=0 if bias is None else bias.data_ptr(),
+        shifts=shifts,
     )
-    box_rows = (
-        ROWS // a_blocks if majors[0] else K_STEP_BYTES // a.element_size(),
-        config.columns // b_blocks if majors[1] else K_STEP_BYTES // a.element_size(),
-        STORED_ROWS,
-        STORED_ROWS,
-    )
-    for i, (name, x) in enumerate((("a", a), ("b", b), ("c", c), ("extra", extra))):
-        if x is None:
-            continue
-        if is_unaligned and (operands.permutes_k or i > 1 or majors[i]):
-            maps, arguments.shifts[i] = tensor_map.encode_unaligned(x, box_rows[i] // tensor_map.RESIDUES)
-            setattr(arguments, name, maps)
-        else:
-            getattr(arguments, name)[0] = tensor_map.encode(x, box_rows[i])
     program = source(a.dtype, config, *majors, splits > 1, epilogue, is_unaligned, operands.permutes_k)
     kernel = program["matmul_wgmma"]
     clusters = min(row_tiles * column_tiles * splits, max_clusters(kernel, config, a.device))
@@ -425,6 +451,15 @@ def _multiply(
         )
         program["matmul_wgmma_sum"](-(-vectors // SUM_THREADS), SUM_THREADS, addends, overlap=True)
     return (c, extra) if epilogue == Epilogue.GELU_PRE else c
+
+
+def _eight_maps(x: torch.Tensor | None, box_rows: int, is_interleaved: bool = True) -> tuple[Any, int]:
+    """Return eight maps of a matrix of any rows, and their shifts; or only the first, of aligned rows."""
+    if x is None:
+        return (TensorMap * tensor_map.RESIDUES)(), 0
+    if not is_interleaved:
+        return (TensorMap * tensor_map.RESIDUES)(tensor_map.encode(x, box_rows)), 0
+    return tensor_map.encode_unaligned(x, box_rows // tensor_map.RESIDUES)
 
 
 def _extra(c: torch.Tensor, epilogue: Epilogue, residual: torch.Tensor | None) -> torch.Tensor | None:
@@ -468,7 +503,7 @@ def forward(
     ``bias`` (N,) belongs to each epilogue but PLAIN, ``residual`` (M, N) to RESIDUAL. GELU_PRE returns
     ``(y, pre)``.
     """
-    operands = plan(a, b)  # once: a call's time on the host counts
+    operands = plan(a, b)
     config, splits = _choose_for(a, b, epilogue, operands)
     return _multiply(config, a, b, splits, epilogue, bias, residual, operands)
 
