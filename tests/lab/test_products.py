@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from weft.backends.nvrtc import CudaSource
 from weft.lab import products
 from weft.ops._common.products import wgmma
 
@@ -47,6 +48,16 @@ def test_weights_beyond_the_cache_are_rotated(counted: list[int], monkeypatch: p
     assert [line.split(":")[0] for line in lines[2:-1]] == ["64 128 5", "32 32 1", "32 32 5"]
     assert lines[-1].endswith("products: 0.500")
     assert counted[:2] == [102, 102]  # three weights of 16 KiB, a multiple of them in a graph
+
+
+def test_the_programs_of_odd_products_and_their_neighbours_are_compiled_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiled: list[tuple[str, str]] = []
+    monkeypatch.setattr(CudaSource, "compile", lambda self, arch: compiled.append((self.label, arch)))
+    assert products.compile_programs([(15, 9, 8, "kk")], torch.bfloat16, "cpu") == 2
+    assert {arch for _, arch in compiled} == {"sm_90a"}
+    assert sorted("unaligned" in label for label, _ in compiled) == [False, True]
 
 
 def test_odd_and_tf32_products_are_checked_before_they_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:

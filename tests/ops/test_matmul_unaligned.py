@@ -12,7 +12,7 @@ import torch
 
 from helpers.paths import SRC
 from helpers.warp_emulator import EmulatorError
-from ops.test_matmul_wgmma import emulated, epilogue_errors, needs_compiler  # noqa: F401
+from ops.test_matmul_wgmma import emulated, epilogue_errors, needs_compiler, toy_map  # noqa: F401
 from weft.backends.nvrtc import CudaSource
 from weft.ops._common.hopper import tensor_map
 from weft.ops._common.products import transpose, wgmma
@@ -298,6 +298,26 @@ def test_matmul_takes_them_in_both_directions(
     assert error(da, grad, b.t()) < 0.6 and error(db, a.t(), grad) < 0.6
     a, b = operands((260, 260, 1024, NARROW, FP32, "kk", 1))
     assert error(with_cuda.forward(a, b, precision="tf32"), a, b) < 0.6
+
+
+def test_the_program_that_a_product_names_is_the_one_that_it_launches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    launched: list[str] = []
+
+    def load(source: CudaSource, kernel: str) -> Callable[..., None]:
+        launched.append(source.label)
+        return lambda *arguments, **options: None
+
+    monkeypatch.setattr(CudaSource, "__getitem__", load)
+    monkeypatch.setattr(tensor_map, "_encode", toy_map)
+    monkeypatch.setattr(wgmma, "num_sms", lambda device: 132)
+    for point in POINTS:
+        a, b = operands(point)
+        wgmma.forward(a, b)
+        labels = [label for label in launched if "transpose" not in label]
+        assert set(labels) == {wgmma.chosen_source(a, b).label}
+        launched.clear()
 
 
 def test_tf32_stays_with_mma_sync_where_a_transposition_costs_more_than_it_gains(

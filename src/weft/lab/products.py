@@ -19,6 +19,7 @@ import argparse
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -122,6 +123,23 @@ def error(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> float:
     return float(((c[rows].double() - exact).abs() / unit).nan_to_num(1e9).max())
 
 
+def padded(*sizes: int) -> tuple[int, ...]:
+    """Return the next multiples of 8."""
+    return tuple(-(-size // 8) * 8 for size in sizes)
+
+
+def compile_programs(sizes: Sequence[tuple[int, int, int, str]], dtype: torch.dtype, device: str) -> int:
+    """Compile the programs of products and of their padded neighbours together; return how many they are."""
+    sources = set()
+    for m, n, k, order in sizes:
+        for size in ((m, n, k), padded(m, n, k)):
+            a, b = stored(size[0], size[1], size[2], order, device, dtype)
+            sources.add(wgmma.chosen_source(a, b))
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda source: source.compile(f"sm_{wgmma.ARCH}a"), sources))
+    return len(sources)
+
+
 def by_copies(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return the product of padded copies, for comparison: what rows at multiples of 16 bytes would cost."""
     (m, k), n = a.shape, b.shape[1]
@@ -171,10 +189,10 @@ def odd_lines(
     name = dtype_name(dtype)
     yield f"{name} m n k order: us by weft, by torch.mm, both padded, by copies; weft / padded, torch / weft"
     for m, n, k, order in sizes:
-        padded = [-(-size // 8) * 8 for size in (m, n, k)]
+        next_m, next_n, next_k = padded(m, n, k)
         pairs = [
             stored(m, n, k, order, device, dtype),
-            stored(padded[0], padded[1], padded[2], order, device, dtype),
+            stored(next_m, next_n, next_k, order, device, dtype),
         ]
         a, b = pairs[0]
         times = checked_times(pairs, lambda i, a=a, b=b: by_copies(a, b))  # type: ignore[misc]
@@ -280,6 +298,11 @@ def main(arguments: list[str] | None = None) -> int:
         "tf32": [tf32_lines()],
         "odd": [odd_lines(), odd_lines(sizes=FEW_ODD_SIZES, dtype=torch.float16)],
     }
+    if "tf32" in parts:
+        compile_programs(TF32_SIZES, torch.float32, "cuda")
+    if "odd" in parts:
+        compile_programs(ODD_SIZES, DTYPE, "cuda")
+        compile_programs(FEW_ODD_SIZES, torch.float16, "cuda")
     for line in (line for name in parts for generator in lines[name] for line in generator):
         print(line, flush=True)
     return 0

@@ -336,6 +336,20 @@ def _choose(
     return min(options, key=lambda o: estimated_us(m, n, k, o[0], o[1], sms, epilogue, **kind))  # type: ignore[arg-type]
 
 
+def chosen_source(a: torch.Tensor, b: torch.Tensor) -> CudaSource:
+    """Return the program that :func:`forward` launches for these operands."""
+    (config, splits), operands = choose(a, b), plan(a, b)
+    return source(
+        a.dtype,
+        config,
+        operands.transpose_a or is_k_major(a, 1),
+        operands.transpose_b or is_k_major(b, 0),
+        splits > 1,
+        is_unaligned=operands.is_unaligned,
+        permutes_k=operands.permutes_k,
+    )
+
+
 def is_faster_than_mma(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Return True if a product is expected to be faster here than by ``mma.sync``, which copies no operand.
 
