@@ -104,6 +104,8 @@ static bool has_ended(unsigned rank) {
 }
 static unsigned swizzled(unsigned at) { return at ^ (at >> 7 & 7) << 4; }
 
+inline unsigned __float_as_uint(float v) { return std::bit_cast<unsigned>(v); }
+
 namespace hopper {
 
 // As the test's host makes it: two dimensions, the inner one contiguous, or four, whose boxes have one element
@@ -347,7 +349,7 @@ template <typename T, int A_MAJOR, int B_MAJOR, int WIDTH> struct Wgmma {
     fiber.products.push_back({multiply, d, a, b, accumulate != 0, fiber.product_group});
   }
 };
-// ---- Tensor cores, A in registers (wgmma_attention_shapes.cuh)
+// ---- Tensor cores, the first factor in registers (wgmma_register_shapes.cuh)
 
 // From the issue on the registers of A are NaN to their thread. Returns those of the lanes that share its rows.
 static const Lane* begin_factor(unsigned* a) {
@@ -369,7 +371,7 @@ template <typename T> float element_of(unsigned word, int i) {
   std::memcpy(two, &word, 4);
   return to_float(two[i]);
 }
-template <typename T, int B_MAJOR, int WIDTH> struct WgmmaRegisters {
+template <typename T, int B_MAJOR, int WIDTH> struct WgmmaFromRegisters {
   static void multiply(const Product& p, float* sums) {
     float a[2][16], b[16];
     for (int half = 0; half < 2; ++half)
@@ -378,20 +380,52 @@ template <typename T, int B_MAJOR, int WIDTH> struct WgmmaRegisters {
     for (int i = 0; i < WIDTH / 2; i += i % 2 ? 3 : 1) {  // two columns, each in two rows
       const int column = i / 4 * 8 + current % 4 * 2 + i % 2;
       for (int k = 0; k < 16; ++k) b[k] = operand<T, B_MAJOR>(p.b, column, k);
-      for (int half = 0; half < 2; ++half)
-        for (int k = 0; k < 16; ++k) sums[i + half * 2] = fmaf(a[half][k], b[k], sums[i + half * 2]);
+      for (int half = 0; half < 2; ++half) {
+        float& sum = sums[i + half * 2];
+        if (!p.accumulate) sum = 0;
+        for (int k = 0; k < 16; ++k) sum = fmaf(a[half][k], b[k], sum);
+      }
     }
   }
-  static void run(float (&d)[WIDTH / 2], const unsigned (&a)[4], unsigned long long b) {
+  static void run(float (&d)[WIDTH / 2], const unsigned (&a)[4], unsigned long long b, int accumulate) {
     Fiber& fiber = fibers[current];
     begin_product(d, WIDTH / 2);
     const Lane* lanes = begin_factor(const_cast<unsigned*>(a));
-    Product product = {multiply, d, 0, b, true, fiber.product_group};
+    Product product = {multiply, d, 0, b, accumulate != 0, fiber.product_group};
     for (int lane = 0; lane < 4; ++lane) std::copy_n(lanes[lane].words, 4, product.factor[lane]);
     fiber.products.push_back(product);
   }
 };
 
+// ---- Tensor cores, float32 factors (wgmma_tf32_shapes.cuh): the last 13 bits are ignored
+inline float operand_tf32(unsigned long long descriptor, int i, int k) {
+  const unsigned start = (descriptor & 0x3fff) << 4, stride = (descriptor >> 32 & 0x3fff) << 4;
+  require(descriptor >> 62 == 1, "a descriptor without the swizzle of 128 bytes");
+  unsigned bits;
+  std::memcpy(&bits, pool() + swizzled(start + i / 8 * stride + i % 8 * 128 + k * 4), 4);
+  return std::bit_cast<float>(bits & 0xffffe000);
+}
+template <int WIDTH> struct Wgmma<float, 0, 0, WIDTH> {
+  static void multiply(const Product& p, float* sums) {
+    const unsigned thread = current % 128;
+    float a[2][8], b[8];
+    for (int half = 0; half < 2; ++half)
+      for (int k = 0; k < 8; ++k)
+        a[half][k] = operand_tf32(p.a, thread / 32 * 16 + thread % 32 / 4 + half * 8, k);
+    for (int i = 0; i < WIDTH / 2; i += i % 2 ? 3 : 1) {  // two columns, each in two rows
+      for (int k = 0; k < 8; ++k) b[k] = operand_tf32(p.b, i / 4 * 8 + thread % 4 * 2 + i % 2, k);
+      for (int half = 0; half < 2; ++half) {
+        float& sum = sums[i + half * 2];
+        if (!p.accumulate) sum = 0;
+        for (int k = 0; k < 8; ++k) sum = fmaf(a[half][k], b[k], sum);
+      }
+    }
+  }
+  static void run(float (&d)[WIDTH / 2], unsigned long long a, unsigned long long b, int accumulate) {
+    begin_product(d, WIDTH / 2);
+    fibers[current].products.push_back({multiply, d, a, b, accumulate != 0, fibers[current].product_group});
+  }
+};
 // ---- Tensor cores, 8-bit factors (wgmma_fp8_shapes.cuh)
 struct e4m3 { static constexpr int EXPONENT = 4, MANTISSA = 3; };
 struct e5m2 { static constexpr int EXPONENT = 5, MANTISSA = 2; };
@@ -494,6 +528,16 @@ inline unsigned load_word(unsigned from) {
   unsigned word;
   std::memcpy(&word, shared_at(from, 4), 4);
   return word;
+}
+inline void load_words(unsigned (&words)[4], unsigned from) { std::memcpy(words, shared_at(from, 16), 16); }
+static void store_bytes(unsigned to, const unsigned* words, unsigned bytes) {
+  std::memcpy(shared_at(to, bytes), words, bytes);
+  writers[block()][to / 16] = {(int)current, fibers[current].proxy_fences};
+}
+inline void store_words(unsigned to, const unsigned (&words)[4]) { store_bytes(to, words, 16); }
+inline void store_words(unsigned to, unsigned first, unsigned second) {
+  const unsigned words[2] = {first, second};
+  store_bytes(to, words, 8);
 }
 inline bool elect_one() { return together({})[0].given == 0 && current % 32 == 0; }
 template <int COUNT> inline void registers_decrease() { require(COUNT % 8 == 0 && COUNT >= 24, "setmaxnreg"); }

@@ -302,7 +302,7 @@ def test_products_run_during_the_exponentials(source: CudaSource) -> None:
 
 
 def test_the_generated_shapes_are_current() -> None:
-    assert (LIBRARY / "wgmma_attention_shapes.cuh").read_text() == wgmma_shapes.text_attention()
+    assert (LIBRARY / "wgmma_score_shapes.cuh").read_text() == wgmma_shapes.text_scores()
 
 
 def test_every_configuration_fits_in_shared_memory() -> None:

@@ -139,8 +139,8 @@ FAULTS = {
         "    if (!is_issuer()) return;\n    tma_wait_read<0>();\n",
         "    if (!is_issuer()) return;\n",
     ),
-    "a residual is not waited for": ("wgmma.cu", "        wait(barrier, residual_parity);\n", ""),
-    "a residual's parity stays": ("wgmma.cu", "        residual_parity ^= 1;\n", ""),
+    "a residual is not waited for": ("wgmma.cu", "      wait(barrier, residual_parity);\n", ""),
+    "a residual's parity stays": ("wgmma.cu", "      residual_parity ^= 1;\n", ""),
     "too few arrivals free a stage": (
         "wgmma.cu",
         "pipeline.init((PINGPONG ? 1 : CONSUMERS) * 4 * CLUSTER)",
@@ -189,6 +189,7 @@ def toy_map(
     pointer: int, dtype: torch.dtype, columns: int, rows: int, row_bytes: int, box_rows: int
 ) -> tensor_map.TensorMap:
     """Return a tensor map as the emulator reads it."""
+    assert pointer % 16 == 0 and row_bytes % 16 == 0, "the copy engine refuses such a map"
     words = (
         pointer,
         columns,
@@ -298,7 +299,7 @@ def test_a_planted_fault_is_seen(
     name, old, new = FAULTS[fault]
     (tmp_path / "hopper").mkdir()
     products = SRC / "weft/ops/_common/products"
-    for file in (products / "wgmma.cu", products / "epilogue.cuh", *LIBRARY.glob("*.cuh")):
+    for file in (*products.glob("*.cu*"), *LIBRARY.glob("*.cuh")):
         text = file.read_text()
         if file.name == name:
             assert text.count(old) == 1, "the text of the fault is not in the file"
@@ -338,7 +339,9 @@ def test_the_main_loop_of_a_cluster_has_no_fence_of_the_whole_gpu() -> None:
 
 
 @pytest.mark.parametrize(
-    "source", [s for s in wgmma.aot_kernels() if "bfloat16" in s.label], ids=lambda s: s.label
+    "source",
+    [s for s in wgmma.aot_kernels() if "wgmma-float16" not in s.label and "transpose" not in s.label],
+    ids=lambda s: s.label,
 )
 def test_no_program_spills_registers(source: CudaSource) -> None:
     sass = disassemble.sass(source.compile("sm_90a"))
@@ -348,6 +351,8 @@ def test_no_program_spills_registers(source: CudaSource) -> None:
 
 def test_the_generated_shapes_are_current() -> None:
     assert (LIBRARY / "wgmma_shapes.cuh").read_text() == wgmma_shapes.text()
+    assert (LIBRARY / "wgmma_tf32_shapes.cuh").read_text() == wgmma_shapes.text_tf32()
+    assert (LIBRARY / "wgmma_register_shapes.cuh").read_text() == wgmma_shapes.text_registers()
 
 
 @pytest.mark.parametrize(
@@ -420,11 +425,14 @@ def test_operands_that_the_copy_engine_cannot_read_are_not_supported() -> None:
     a, b = torch.zeros(64, 72, dtype=BF16), torch.zeros(72, 80, dtype=BF16)
     assert wgmma.supports(a, b) and wgmma.supports(a.t().contiguous().t(), b)
     assert not wgmma.supports(a.float(), b.float())
-    assert not wgmma.supports(a[:, 1:], b[1:])  # begins between two multiples of 16 bytes
-    assert not wgmma.supports(torch.zeros(64, 71, dtype=BF16), b[:71])
-    assert not wgmma.supports(a, torch.zeros(72, 81, dtype=BF16))
+    assert wgmma.supports(a.float(), b.float(), "tf32")
+    assert wgmma.supports(a[:, 1:], b[1:])  # begins between two multiples of 16 bytes
+    assert wgmma.supports(torch.zeros(64, 71, dtype=BF16), b[:71])
+    assert wgmma.supports(a, torch.zeros(72, 81, dtype=BF16))
     assert not wgmma.supports(a[:, ::2], b[::2])
     assert not wgmma.supports(a[:0], b)
+    assert not wgmma.supports(a[:7, :71], b[:71, :79])  # a map without rows
+    assert not wgmma.supports(a[:1].expand(64, 72), b[:, :79])  # unaligned rows without a distance
 
 
 @pytest.mark.gpu

@@ -17,7 +17,8 @@
 #include "hopper/barrier.cuh"
 #include "hopper/warp_roles.cuh"
 #include "hopper/wgmma.cuh"
-#include "hopper/wgmma_attention_shapes.cuh"
+#include "hopper/wgmma_register_shapes.cuh"
+#include "hopper/wgmma_score_shapes.cuh"
 #include "numeric.cuh"
 
 #ifndef HEAD
@@ -296,8 +297,8 @@ __device__ __forceinline__ void multiply_values(float (&out)[WIDTH / 2], const u
                                                 unsigned v) {
 #pragma unroll
   for (int step = 0; step < KEYS / 16; ++step)
-    WgmmaRegisters<T, MN_MAJOR, WIDTH>::run(out, p[step],
-                                            descriptor<MN_MAJOR, KEY_BOX>(v + step * K_STEP_BYTES<MN_MAJOR>));
+    WgmmaFromRegisters<T, MN_MAJOR, WIDTH>::run(
+        out, p[step], descriptor<MN_MAJOR, KEY_BOX>(v + step * K_STEP_BYTES<MN_MAJOR>), 1);
   wgmma_commit();
 }
 

@@ -18,7 +18,8 @@
 #include "hopper/barrier.cuh"
 #include "hopper/warp_roles.cuh"
 #include "hopper/wgmma.cuh"
-#include "hopper/wgmma_attention_shapes.cuh"
+#include "hopper/wgmma_register_shapes.cuh"
+#include "hopper/wgmma_score_shapes.cuh"
 #include "numeric.cuh"
 
 #ifndef HEAD
@@ -264,8 +265,8 @@ struct Consumer {
                                                   unsigned b) const {
 #pragma unroll
     for (int step = 0; step < QUERIES / 16; ++step)
-      WgmmaRegisters<T, MN_MAJOR, COLUMNS>::run(
-          sums, factor[step], descriptor<MN_MAJOR, QUERY_BOX>(b + step * K_STEP_BYTES<MN_MAJOR>));
+      WgmmaFromRegisters<T, MN_MAJOR, COLUMNS>::run(
+          sums, factor[step], descriptor<MN_MAJOR, QUERY_BOX>(b + step * K_STEP_BYTES<MN_MAJOR>), 1);
     wgmma_commit();
   }
 

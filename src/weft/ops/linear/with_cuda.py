@@ -1,10 +1,10 @@
 """The linear family in CUDA C++: products with epilogues on tensor cores, and column sums of linear.cu.
 
-Products of half types are Weft's own: those of at most 64 rows (skinny.py), and on Hopper those whose rows
-are multiples of 16 bytes (wgmma.py), with bias, GELU and residual computed on the float32 sums. The others
-are cuBLAS's; GELU and the residual are then passes of linear.cu, 16 bytes at a time, as after a product of
-few rows. A backward is one pass over the gradient, for dbias, and two products. GELU's slope belongs to that
-pass: the gradient that it multiplies is this operator's input, and no product of this call computes it.
+Products of half types are Weft's own: those of at most 64 rows (skinny.py), and on Hopper the others
+(wgmma.py), with bias, GELU and residual computed on the float32 sums. The rest are cuBLAS's; GELU and the
+residual are then passes of linear.cu, 16 bytes at a time, as after a product of few rows.A backward is one
+pass over the gradient, for dbias, and two products. GELU's slope belongs to that pass: the gradient that it
+multiplies is this operator's input, and no product of this call computes it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """The matrix product in CUDA C++: float32 by fma, the rest by tensor cores; see the four .cu files.
 
-Half types have two programs of their own in ops/_common/products: those of at most 64 rows read the weight
-once (skinny.py), and on Hopper the others go through the copy engine and wgmma (wgmma.py), where rows are
-multiples of 16 bytes.
+Two programs in ops/_common/products are shared with other operators. Products of half types of at most 64
+rows read the weight once (skinny.py). On Hopper the others, and tf32, go through the copy engine and wgmma
+(wgmma.py).
 
-Operands are read as they are stored. Each order of strides is a variant of the program; further variants take
-any strides and alignment, one element at a time.
+Operands are read as they are stored, except tf32's across K on Hopper, which are transposed first. Each
+order of strides is a variant of the program; further variants take any strides and alignment, one element at
+a time.
 """
 
 from __future__ import annotations
@@ -183,8 +184,8 @@ def choose(a: torch.Tensor, b: torch.Tensor, precision: str) -> Config:
 def forward(a: torch.Tensor, b: torch.Tensor, *, precision: str = "ieee") -> torch.Tensor:
     if skinny.supports(a, b):
         return skinny.forward(a, b)
-    if wgmma.supports(a, b) and has_wgmma(a.device):
-        return wgmma.forward(a, b)
+    if wgmma.supports(a, b, precision) and has_wgmma(a.device) and wgmma.is_faster_than_mma(a, b):
+        return wgmma.forward(a, b)  # type: ignore[no-any-return]
     return forward_with(choose(a, b, precision), a, b, precision=precision)
 
 

@@ -1,9 +1,11 @@
-// c = epilogue(a b) by Hopper's tensor cores (wgmma, sm_90a): float16 and bfloat16, sums in float32.
+// c = epilogue(a b) by Hopper's tensor cores (wgmma, sm_90a): float16 and bfloat16, or float32 truncated to
+// tf32 (both operands K-major, no epilogue); sums in float32.
 //
 // Persistent blocks of three warp groups. One thread of group 0 copies tiles of a and b by the copy engine
 // into a ring of STAGES stages; groups 1 and 2 multiply from shared memory, and store 128 x BN of c through
-// buffers of their own by the copy engine, while the producer already fetches the next tile. K is taken 64 at
-// a time; the copy engine fills what lies outside of a and b with zeros, and writes nothing outside of c.
+// buffers of their own by the copy engine, while the producer already fetches the next tile. K is taken 128
+// bytes at a time; the copy engine fills what lies outside of a and b with zeros, and writes nothing outside
+// of c.
 // Each element of c is one sum over K in a fixed order, whatever the size of the product.
 //
 // Without PINGPONG the groups share each tile, 64 rows each, and both store it at the same time. With
@@ -12,6 +14,9 @@
 // With SPLIT, K is divided into equal parts that different blocks take, for products with fewer tiles than
 // SMs: each writes its sums in float32, and a second kernel adds them in the order of K.
 //
+// UNALIGNED takes rows that are no multiple of 16 bytes; see unaligned.cuh. With PERMUTED_K some of them are
+// rows of K, in an operand that is MN-major; without, MN-major operands have aligned rows and come as always.
+//
 // EPILOGUE (epilogue.cuh) is computed on the float32 sums, which are rounded once.
 // Source of the design: NVIDIA's CUTLASS, "cooperative" and "pingpong" kernels for sm_90.
 #define OVERLAP 1
@@ -19,8 +24,11 @@
 #include "hopper/scheduler.cuh"
 #include "hopper/warp_roles.cuh"
 #include "hopper/wgmma.cuh"
+#include "hopper/wgmma_register_shapes.cuh"
+#include "hopper/wgmma_tf32_shapes.cuh"
 #include "epilogue.cuh"
 #include "overlap.cuh"
+#include "unaligned.cuh"
 
 #ifndef BN
 #define BN 256
@@ -31,13 +39,15 @@
 #define SPLIT 0
 #define A_MN 0
 #define B_MN 1
+#define UNALIGNED 0
+#define PERMUTED_K 0
 #endif
 
 using namespace hopper;
 
 namespace {
 
-constexpr int CONSUMERS = 2, BM = 64 * CONSUMERS, BK = 64, BAND = 8;
+constexpr int CONSUMERS = 2, BM = 64 * CONSUMERS, BK = 128 / sizeof(T), BAND = 8;
 constexpr int THREADS = GROUP_THREADS * (1 + CONSUMERS);
 constexpr int A_BYTES = BM * 128, B_BYTES = BN * 128, STAGE_BYTES = A_BYTES + B_BYTES;
 // A group has this many blocks of 64 rows of a tile: its own, or with PINGPONG all.
@@ -47,11 +57,11 @@ constexpr int ROW_BLOCKS = PINGPONG ? CONSUMERS : 1;
 constexpr int A_BLOCKS = SHARE_A ? CLUSTER : 1, B_BLOCKS = SHARE_A ? 1 : CLUSTER;
 constexpr int A_ROWS = BM / A_BLOCKS, B_COLUMNS = BN / B_BLOCKS;  // of the share that a block loads
 constexpr unsigned short ALL_BLOCKS = (1 << CLUSTER) - 1;
-constexpr int BOX_COLUMNS = 64;       // of one box that the copy engine stores: 128 bytes
+constexpr int BOX_COLUMNS = 128 / sizeof(T);  // of one box that the copy engine stores
 constexpr int BOX_BYTES = 64 * 128;   // 64 rows of them
 constexpr int BUFFER_BYTES = 2 * BOX_BYTES;  // of a group
 // Boxes of c in the buffer of a group, and how often it fills its buffer for 64 rows of a tile.
-constexpr int BOXES = EPILOGUE != GELU_PRE && BN % 128 == 0 ? 2 : 1;
+constexpr int BOXES = EPILOGUE != GELU_PRE && BN % (2 * BOX_COLUMNS) == 0 ? 2 : 1;
 constexpr int PARTS = BN / (BOXES * BOX_COLUMNS);
 constexpr int BARRIERS_AT = STAGES * STAGE_BYTES + CONSUMERS * BUFFER_BYTES;
 // Barriers of the groups: one may multiply; its buffer has the residual.
@@ -59,20 +69,26 @@ constexpr int TURNS_AT = BARRIERS_AT + Pipeline<STAGES>::BYTES, RESIDUALS_AT = T
 constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;  // with 384 threads: 64,512 of 65,536
 static_assert(BN % 64 == 0 && RESIDUALS_AT + CONSUMERS * 8 <= 227 << 10, "too much shared memory");
 static_assert(!PINGPONG || !SPLIT, "a divided K leaves each block few tiles: nothing to alternate with");
+static_assert(sizeof(T) == 2 || (EPILOGUE == PLAIN && !PINGPONG && !A_MN && !B_MN), "not for float32");
+static_assert(!UNALIGNED || (CLUSTER == 1 && !PINGPONG), "tiles of one block, which both groups share");
+static_assert(!PERMUTED_K || (UNALIGNED && B_MN), "a or b would need K in the order of the other's rows");
 static_assert(CLUSTER == 1 || (SHARE_A ? A_ROWS : B_COLUMNS) % 64 == 0, "shares are whole blocks of 64");
 
 }  // namespace
 
+constexpr int MAPS = UNALIGNED ? 8 : 1;  // of a matrix
+
 struct alignas(64) MatmulArguments {
-  TensorMap a, b, c;
-  TensorMap extra;  // the residual, or the output for the pre-activation
-  // k_steps: of 64, at least 1. row_tiles, column_tiles: of the blocks of a cluster together.
+  TensorMap a[MAPS], b[MAPS], c[MAPS];
+  TensorMap extra[MAPS];  // the residual, or the output for the pre-activation
+  // k_steps: of 128 bytes, at least 1. row_tiles, column_tiles: of the blocks of a cluster together.
   int row_tiles, column_tiles, k_steps;
   // With SPLIT: c (rows, columns) is the sum of `splits` matrices, at most k_steps, in `partials`.
   int splits;
   float* partials;
   int rows, columns;
-  const WEFT_T* bias;  // aligned to 4 bytes
+  const WEFT_T* bias;  // aligned to 4 bytes; with UNALIGNED to 16
+  unsigned shifts[4];  // of a, b, c and extra, with UNALIGNED
 };
 
 struct MatmulSumArguments {
@@ -80,7 +96,7 @@ struct MatmulSumArguments {
   WEFT_T* c;
   WEFT_T* extra;       // the residual, or the output for the pre-activation
   const WEFT_T* bias;  // aligned to 16 bytes
-  long long vectors, splits;   // of 8 elements of c; matrices
+  long long vectors, splits;   // of 8 elements of c, with UNALIGNED of 1; matrices
   long long column_vectors;  // of a row of c
 };
 
@@ -114,7 +130,7 @@ __device__ __forceinline__ void load(unsigned to, const TensorMap* map, int x, i
   else tma_load_multicast(to, map, x, y, full, ALL_BLOCKS);
 }
 
-// Loads a tile of 64 of K from `step` on by `LENGTH` rows of a (columns of b) from `first` on.
+// Loads a tile of BK of K from `step` on by `LENGTH` rows of a (columns of b) from `first` on.
 template <int MAJOR, int LENGTH, int SHARERS>
 __device__ __forceinline__ void load_tile(unsigned to, const TensorMap* map, int step, int first,
                                           unsigned full) {
@@ -130,8 +146,8 @@ __device__ __forceinline__ void load_tile(unsigned to, const TensorMap* map, int
 __device__ __forceinline__ void produce(const MatmulArguments& arguments, Pipeline<STAGES> pipeline,
                                         unsigned stages) {
   RingPosition<STAGES> ring;
-  tma_prefetch(&arguments.a);
-  tma_prefetch(&arguments.b);
+  tma_prefetch(arguments.a);
+  tma_prefetch(arguments.b);
   const int rank = CLUSTER > 1 ? cluster_rank() : 0;
   const int a_first = SHARE_A ? rank * A_ROWS : 0, b_first = SHARE_A ? 0 : rank * B_COLUMNS;
   for_each_unit(arguments, [&](const Unit& unit) {
@@ -140,11 +156,49 @@ __device__ __forceinline__ void produce(const MatmulArguments& arguments, Pipeli
       const unsigned b_at = stages + ring.stage * STAGE_BYTES + A_BYTES + b_first * 128;
       const unsigned full = pipeline.full(ring.stage);
       pipeline.begin_fill(ring, STAGE_BYTES);  // all blocks' shares arrive here
-      load_tile<A_MN, A_ROWS, A_BLOCKS>(a_at, &arguments.a, step, unit.row + a_first, full);
-      load_tile<B_MN, B_COLUMNS, B_BLOCKS>(b_at, &arguments.b, step, unit.column + b_first, full);
+      load_tile<A_MN, A_ROWS, A_BLOCKS>(a_at, arguments.a, step, unit.row + a_first, full);
+      load_tile<B_MN, B_COLUMNS, B_BLOCKS>(b_at, arguments.b, step, unit.column + b_first, full);
     }
   });
 }
+
+// Loads this warp's share of a tile with UNALIGNED: two of eight maps. Aligned MN-major tiles are warp 0's.
+template <int MAJOR, int LENGTH>
+__device__ __forceinline__ void load_operand(unsigned to, const TensorMap* maps, unsigned shifts, int step,
+                                             int first, unsigned full) {
+  const int warp = threadIdx.x / 32;
+  if constexpr (MAJOR == MN_MAJOR && !PERMUTED_K) {
+    if (warp == 0) load_tile<MAJOR, LENGTH, 1>(to, maps, step, first, full);
+  } else {
+#pragma unroll
+    for (int j = warp * 2; j < warp * 2 + 2; ++j)
+      load_residue<MAJOR, LENGTH>(to, maps, shifts, j, step * BK, first, full);
+  }
+}
+
+// The same as produce() with UNALIGNED, by one thread of each warp of the group: one may be too slow to issue
+// 16 to 48 boxes a stage.
+__device__ __forceinline__ void produce_unaligned(const MatmulArguments& arguments, Pipeline<STAGES> pipeline,
+                                                  unsigned stages) {
+  RingPosition<STAGES> ring;
+  const int warp = threadIdx.x / 32;
+  for_each_unit(arguments, [&](const Unit& unit) {
+    for (int step = unit.first; step < unit.end; ++step, ring.next()) {
+      const unsigned a_at = stages + ring.stage * STAGE_BYTES, full = pipeline.full(ring.stage);
+      // The phase cannot complete before warp 0's arrival, also if bytes of other warps come before it.
+      if (warp == 0) pipeline.begin_fill(ring, STAGE_BYTES);
+      else wait(pipeline.empty(ring.stage), ring.parity ^ 1);
+      load_operand<A_MN, BM>(a_at, arguments.a, arguments.shifts[0], step, unit.row, full);
+      load_operand<B_MN, BN>(a_at + A_BYTES, arguments.b, arguments.shifts[1], step, unit.column, full);
+    }
+  });
+}
+
+// In a K-major tile of a with UNALIGNED, atoms of 8 rows are the groups' in turn: the distance is two atoms.
+constexpr bool ALTERNATE = UNALIGNED && !A_MN;
+constexpr int GROUP_BYTES = ALTERNATE ? ATOM_BYTES : 64 * 128;
+constexpr unsigned long long MORE_STRIDE = ALTERNATE ? (unsigned long long)(ATOM_BYTES >> 4) << 32 : 0;
+constexpr bool A_FROM_REGISTERS = ALTERNATE && PERMUTED_K;
 
 // Writes the products of `k_steps` steps of one tile to `sums`, and leaves the ring behind its last stage.
 __device__ __forceinline__ void multiply(float (&sums)[ROW_BLOCKS][BN / 2], int group, int k_steps,
@@ -152,16 +206,16 @@ __device__ __forceinline__ void multiply(float (&sums)[ROW_BLOCKS][BN / 2], int 
                                          unsigned stages) {
   int previous = -1;
   for (int step = 0; step < k_steps; ++step) {
-    const unsigned a_at = stages + ring.stage * STAGE_BYTES + (PINGPONG ? 0 : group * 64 * 128);
+    const unsigned a_at = stages + ring.stage * STAGE_BYTES + (PINGPONG ? 0 : group * GROUP_BYTES);
     const unsigned b_at = stages + ring.stage * STAGE_BYTES + A_BYTES;
     pipeline.wait_full(ring);
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < BK / 16; ++k) {
+    for (int k = 0; k < 4; ++k) {  // 32 bytes of K each
 #pragma unroll
       for (int block = 0; block < ROW_BLOCKS; ++block)
         Wgmma<T, A_MN, B_MN, BN>::run(
-            sums[block], descriptor<A_MN>(a_at + block * 64 * 128 + k * K_STEP_BYTES<A_MN>),
+            sums[block], descriptor<A_MN>(a_at + block * 64 * 128 + k * K_STEP_BYTES<A_MN>) + MORE_STRIDE,
             descriptor<B_MN>(b_at + k * K_STEP_BYTES<B_MN>), step > 0 || k > 0);
     }
     wgmma_commit();
@@ -175,6 +229,29 @@ __device__ __forceinline__ void multiply(float (&sums)[ROW_BLOCKS][BN / 2], int 
   if (PINGPONG && threadIdx.x % 32 == 0) mbarrier_arrive(stages + TURNS_AT + (group ^ 1) * 8);
   wgmma_wait<0>();
   if (threadIdx.x % 32 == 0) pipeline.release_in_cluster<CLUSTER>(previous);
+}
+
+// The same with the group's rows of a in registers. They are loaded again only when the products that read
+// them are complete; meanwhile the other group's products run. U is T: float32 has no such products.
+template <typename U>
+__device__ __forceinline__ void multiply_from_registers(float (&sums)[BN / 2], int group, int k_steps,
+                                                        Pipeline<STAGES> pipeline, RingPosition<STAGES>& ring,
+                                                        unsigned stages) {
+  for (int step = 0; step < k_steps; ++step, ring.next()) {
+    const unsigned a_at = stages + ring.stage * STAGE_BYTES + group * GROUP_BYTES;
+    const unsigned b_at = stages + ring.stage * STAGE_BYTES + A_BYTES;
+    unsigned fragments[4][4];
+    pipeline.wait_full(ring);
+    load_fragments(fragments, a_at);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      WgmmaFromRegisters<U, B_MN, BN>::run(
+          sums, fragments[k], descriptor<B_MN>(b_at + k * K_STEP_BYTES<B_MN>), step > 0 || k > 0);
+    wgmma_commit();
+    wgmma_wait<0>();
+    if (threadIdx.x % 32 == 0) pipeline.release(ring.stage);
+  }
 }
 
 // The epilogue of a consumer group: what it needs beside the sums.
@@ -192,6 +269,31 @@ struct Output {
     named_barrier(1 + group, GROUP_THREADS);
   }
 
+  // Row of a box that has row `row` of the group's 64 accumulator rows.
+  __device__ __forceinline__ int box_row(int row) const {
+    // Eight rows for each of the eight maps. Those of a K-major operand have this order already. The others'
+    // are 8 KiB / 8 apart, and written with bank conflicts: 2048 cycles a tile, of a product with a long K.
+    return UNALIGNED && A_MN ? row % 8 * 8 + row / 8 : row;
+  }
+
+  // Lets the copy engine bring a box of 64 rows of the residual, or take one of c or the pre-activation.
+  __device__ __forceinline__ void load_box(unsigned to, int row, int column) const {
+    if constexpr (!UNALIGNED) tma_load(to, arguments.extra, column, row, barrier);
+    else
+#pragma unroll
+      for (int j = 0; j < MAPS; ++j)
+        tma_load(to + j * ATOM_BYTES, arguments.extra + j, column + shift_of(arguments.shifts[3], j), row / 8,
+                 barrier);
+  }
+  __device__ __forceinline__ void store_box(const TensorMap* maps, unsigned shifts, unsigned from, int row,
+                                            int column) const {
+    if constexpr (!UNALIGNED) tma_store(maps, from, column, row);
+    else
+#pragma unroll
+      for (int j = 0; j < MAPS; ++j)
+        tma_store(maps + j, from + j * ATOM_BYTES, column + shift_of(shifts, j), row / 8);
+  }
+
   // Lets the copy engine bring the residual of a part of c into the buffer.
   __device__ __forceinline__ void load_residual(int row, int column) const {
     if (!is_issuer()) return;
@@ -199,62 +301,147 @@ struct Output {
     mbarrier_arrive_expect(barrier, BOXES * BOX_BYTES);
 #pragma unroll
     for (int box = 0; box < BOXES; ++box)
-      tma_load(buffer + box * BOX_BYTES, &arguments.extra, column + box * BOX_COLUMNS, row, barrier);
+      load_box(buffer + box * BOX_BYTES, row, column + box * BOX_COLUMNS);
   }
 
   // Stores 64 x BN sums as elements of c from (row, column) on. The residual of the first part is on its way.
   __device__ __forceinline__ void store(const float (&sums)[BN / 2], int row, int column) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x % GROUP_THREADS / 32;
-    // Lane l gives the address of row l % 16 of the warp's 16, in column 8 (l / 16) of each 16.
-    const int matrix_row = warp * 16 + lane % 16;
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) {
       const int first = column + part * BOXES * BOX_COLUMNS;
-      Vector<T, 2> bias[BOXES * BOX_COLUMNS / 8];
-      if constexpr (EPILOGUE != PLAIN) load_bias(bias, arguments.bias + first, arguments.columns - first);
-      if constexpr (EPILOGUE == RESIDUAL) {
-        if (part > 0) load_residual(row, first);
-        wait(barrier, residual_parity);
-        residual_parity ^= 1;
-      } else {
-        wait_for_buffer();
-      }
-#pragma unroll
-      for (int box = 0; box < BOXES; ++box) {
-#pragma unroll
-        for (int pair = 0; pair < BOX_COLUMNS / 16; ++pair) {
-          const int in_part = box * BOX_COLUMNS + pair * 16;  // column
-          const int i = (part * BOXES * BOX_COLUMNS + in_part) / 2;  // of the thread's sums
-          unsigned words[4], pre_words[4];
-#pragma unroll
-          for (int word = 0; word < 4; ++word) {
-            float two[2] = {sums[i + word * 2], sums[i + word * 2 + 1]};
-            if constexpr (EPILOGUE != PLAIN) add(two, bias[in_part / 8 + word / 2]);
-            if constexpr (EPILOGUE == RESIDUAL) {
-              const int residual_row = warp * 16 + lane / 4 + word % 2 * 8;
-              const int chunk = (pair * 2 + word / 2) ^ (residual_row & 7);
-              add(two, as_pair(load_word(buffer + box * BOX_BYTES + residual_row * 128 + chunk * 16 +
-                                         lane % 4 * 4)));
-            }
-            if constexpr (EPILOGUE == GELU_PRE) pre_words[word] = rounded(two);
-            if constexpr (EPILOGUE == GELU || EPILOGUE == GELU_PRE) activate(two);
-            words[word] = rounded(two);
-          }
-          const int chunk = (pair * 2 + lane / 16) ^ (matrix_row & 7);
-          const unsigned to = buffer + box * BOX_BYTES + matrix_row * 128 + chunk * 16;
-          store_matrices(to, words[0], words[1], words[2], words[3]);
-          if constexpr (EPILOGUE == GELU_PRE)
-            store_matrices(to + BOX_BYTES, pre_words[0], pre_words[1], pre_words[2], pre_words[3]);
-        }
-      }
+      if constexpr (UNALIGNED && !B_MN) write_vectors(sums, part, row, first);
+      else if constexpr (sizeof(T) == 4) write_floats(sums, part);
+      else write_matrices(sums, part, row, first);
       fence_async_proxy();
       named_barrier(1 + group, GROUP_THREADS);
       if (is_issuer()) {
 #pragma unroll
         for (int box = 0; box < BOXES; ++box)
-          tma_store(&arguments.c, buffer + box * BOX_BYTES, first + box * BOX_COLUMNS, row);
-        if constexpr (EPILOGUE == GELU_PRE) tma_store(&arguments.extra, buffer + BOX_BYTES, first, row);
+          store_box(arguments.c, arguments.shifts[2], buffer + box * BOX_BYTES, row,
+                    first + box * BOX_COLUMNS);
+        if constexpr (EPILOGUE == GELU_PRE)
+          store_box(arguments.extra, arguments.shifts[3], buffer + BOX_BYTES, row, first);
         tma_commit();
+      }
+    }
+  }
+
+  // Waits until the buffer may be overwritten, or has the residual.
+  __device__ __forceinline__ void prepare_buffer(int part, int row, int first) {
+    if constexpr (EPILOGUE == RESIDUAL) {
+      if (part > 0) load_residual(row, first);
+      wait(barrier, residual_parity);
+      residual_parity ^= 1;
+    } else {
+      wait_for_buffer();
+    }
+  }
+
+  // Writes a part of c, from column `first` on, to the buffer.
+  __device__ __forceinline__ void write_matrices(const float (&sums)[BN / 2], int part, int row, int first) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % GROUP_THREADS / 32;
+    // Lane l gives the address of row l % 16 of the warp's 16, in column 8 (l / 16) of each 16.
+    const int matrix_row = box_row(warp * 16 + lane % 16);
+    Vector<T, 2> bias[BOXES * BOX_COLUMNS / 8];
+    if constexpr (EPILOGUE != PLAIN)
+      load_bias<!UNALIGNED>(bias, arguments.bias + first, arguments.columns - first);
+    prepare_buffer(part, row, first);
+#pragma unroll
+    for (int box = 0; box < BOXES; ++box) {
+#pragma unroll
+      for (int pair = 0; pair < BOX_COLUMNS / 16; ++pair) {
+        const int in_part = box * BOX_COLUMNS + pair * 16;  // column
+        const int i = (part * BOXES * BOX_COLUMNS + in_part) / 2;  // of the thread's sums
+        unsigned words[4], pre_words[4];
+#pragma unroll
+        for (int word = 0; word < 4; ++word) {
+          float two[2] = {sums[i + word * 2], sums[i + word * 2 + 1]};
+          if constexpr (EPILOGUE != PLAIN) add(two, bias[in_part / 8 + word / 2]);
+          if constexpr (EPILOGUE == RESIDUAL) {
+            const int residual_row = box_row(warp * 16 + lane / 4 + word % 2 * 8);
+            const int chunk = (pair * 2 + word / 2) ^ (residual_row & 7);
+            add(two, as_pair(load_word(buffer + box * BOX_BYTES + residual_row * 128 + chunk * 16 +
+                                       lane % 4 * 4)));
+          }
+          if constexpr (EPILOGUE == GELU_PRE) pre_words[word] = rounded(two);
+          if constexpr (EPILOGUE == GELU || EPILOGUE == GELU_PRE) activate(two);
+          words[word] = rounded(two);
+        }
+        const int chunk = (pair * 2 + lane / 16) ^ (matrix_row & 7);
+        const unsigned to = buffer + box * BOX_BYTES + matrix_row * 128 + chunk * 16;
+        store_matrices(to, words[0], words[1], words[2], words[3]);
+        if constexpr (EPILOGUE == GELU_PRE)
+          store_matrices(to + BOX_BYTES, pre_words[0], pre_words[1], pre_words[2], pre_words[3]);
+      }
+    }
+  }
+
+  // The same for float32, two columns at a time. Two rows that differ in one place are written 16 columns
+  // apart at a time: their swizzled chunks of a column are in the same banks.
+  __device__ __forceinline__ void write_floats(const float (&sums)[BN / 2], int part) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % GROUP_THREADS / 32, swap = lane / 4 % 2;
+    wait_for_buffer();
+#pragma unroll
+    for (int i = 0; i < BOXES * BOX_COLUMNS / 2; i += i % 8 == 6 ? 10 : 2) {  // of 16 in 32 columns
+      const int first = part * BOXES * BOX_COLUMNS / 2 + i;
+      const int box_row = warp * 16 + lane / 4 + i % 4 / 2 * 8;
+#pragma unroll
+      for (int time = 0; time < 2; ++time) {
+        const bool second = time != swap;
+        const int chunk = (i % 16 / 4 * 2 + lane % 4 / 2 + second * 4) ^ (box_row & 7);
+        store_words(buffer + i / 16 * BOX_BYTES + box_row * 128 + chunk * 16 + lane % 2 * 8,
+                    __float_as_uint(second ? sums[first + 8] : sums[first]),
+                    __float_as_uint(second ? sums[first + 9] : sums[first + 1]));
+      }
+    }
+  }
+
+  // The same where b's columns have the order of an unaligned K-major tile: a thread has 8 adjacent columns,
+  // 64 q + 16 (lane % 4) + 8 `side` on.
+  __device__ __forceinline__ void write_vectors(const float (&sums)[BN / 2], int part, int row, int first) {
+    constexpr int BLOCKS = BN / 64, PER_PART = BOXES * BOX_COLUMNS / 64;  // of 64 columns
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % GROUP_THREADS / 32;
+    const int lane_column = lane % 4 * 16;
+    Vector<T, 2> bias[PER_PART * 2][4];
+    if constexpr (EPILOGUE != PLAIN) {
+#pragma unroll
+      for (int i = 0; i < PER_PART * 2; ++i) {
+        const int column = first + i / 2 * 64 + lane_column + i % 2 * 8;
+        load_bias_vector(bias[i], arguments.bias + column, arguments.columns - column);
+      }
+    }
+    prepare_buffer(part, row, first);
+#pragma unroll
+    for (int i = 0; i < PER_PART * 4; ++i) {
+      const int block = i / 4, half = i / 2 % 2, side = i % 2;
+      const int in_box = box_row(warp * 16 + half * 8 + lane / 4), column = lane_column + side * 8;
+      const unsigned at = buffer + (block * 64 + column) / BOX_COLUMNS * BOX_BYTES + in_box * 128;
+      const int chunk = column % BOX_COLUMNS * (int)sizeof(T) / 16;
+      const unsigned to = at + ((chunk ^ (in_box & 7)) << 4);
+      unsigned residual[4], words[4], pre_words[4];
+      float values[8];
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+        values[j] = sums[(j * BLOCKS + part * PER_PART + block) * 4 + half * 2 + side];
+      if constexpr (sizeof(T) == 4) {
+#pragma unroll
+        for (int j = 0; j < 8; j += 4)
+          store_words(at + ((chunk + j / 4 ^ (in_box & 7)) << 4),
+                      {__float_as_uint(values[j]), __float_as_uint(values[j + 1]),
+                       __float_as_uint(values[j + 2]), __float_as_uint(values[j + 3])});
+      } else {
+        if constexpr (EPILOGUE == RESIDUAL) load_words(residual, to);
+#pragma unroll
+        for (int word = 0; word < 4; ++word) {
+          float two[2] = {values[word * 2], values[word * 2 + 1]};
+          if constexpr (EPILOGUE != PLAIN) add(two, bias[block * 2 + side][word]);
+          if constexpr (EPILOGUE == RESIDUAL) add(two, as_pair(residual[word]));
+          if constexpr (EPILOGUE == GELU_PRE) pre_words[word] = rounded(two);
+          if constexpr (EPILOGUE == GELU || EPILOGUE == GELU_PRE) activate(two);
+          words[word] = rounded(two);
+        }
+        store_words(to, words);
+        if constexpr (EPILOGUE == GELU_PRE) store_words(to + BOX_BYTES, pre_words);
       }
     }
   }
@@ -275,6 +462,21 @@ __device__ __forceinline__ void store_partial(const float (&sums)[BN / 2], const
   }
 }
 
+// The same with UNALIGNED, one element at a time.
+__device__ __forceinline__ void store_partial_unaligned(const float (&sums)[BN / 2],
+                                                        const MatmulArguments& arguments, const Unit& unit,
+                                                        int group) {
+  const int thread = threadIdx.x % GROUP_THREADS;
+  float* const to = arguments.partials + (long long)unit.split * arguments.rows * arguments.columns;
+#pragma unroll
+  for (int i = 0; i < BN / 2; ++i) {
+    const int row = unit.row + group * 64 + unaligned_row<A_MN>(thread, i);
+    const int column = unit.column + unaligned_column<B_MN, BN>(thread, i);
+    if (row < arguments.rows && column < arguments.columns)
+      to[(long long)row * arguments.columns + column] = sums[i];
+  }
+}
+
 }  // namespace
 
 extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS, 1)
@@ -283,6 +485,13 @@ extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS
   if constexpr (SPLIT) launch_dependents();  // the second kernel starts as soon as these blocks have ended
   const unsigned stages = shared_address(memory);
   const Pipeline<STAGES> pipeline{stages + BARRIERS_AT};
+  if constexpr (UNALIGNED) {  // else the first copy by each map would wait for it
+    if (threadIdx.x < MAPS) tma_prefetch(arguments.a + threadIdx.x);
+    else if (threadIdx.x < 2 * MAPS) tma_prefetch(arguments.b + threadIdx.x % MAPS);
+    else if (threadIdx.x < 3 * MAPS) tma_prefetch(arguments.c + threadIdx.x % MAPS);
+    else if (threadIdx.x < 4 * MAPS && (EPILOGUE == GELU_PRE || EPILOGUE == RESIDUAL))
+      tma_prefetch(arguments.extra + threadIdx.x % MAPS);
+  }
   if (threadIdx.x == 0) {
     for (int group = 0; group < CONSUMERS; ++group) {
       mbarrier_init(stages + TURNS_AT + group * 8, 4);
@@ -295,7 +504,11 @@ extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS
   const int role = group_index();
   if (role == 0) {
     registers_decrease<PRODUCER_REGISTERS>();
-    if (is_issuer()) produce(arguments, pipeline, stages);
+    if constexpr (UNALIGNED) {
+      if (elect_one()) produce_unaligned(arguments, pipeline, stages);
+    } else {
+      if (is_issuer()) produce(arguments, pipeline, stages);
+    }
   } else {
     registers_increase<CONSUMER_REGISTERS>();
     const int group = role - 1;
@@ -313,8 +526,11 @@ extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS
       if constexpr (PINGPONG)
         wait(stages + TURNS_AT + group * 8, (turn / CONSUMERS & 1) ^ (group == 0 ? 1 : 0));
       float sums[ROW_BLOCKS][BN / 2];
-      multiply(sums, group, unit.end - unit.first, pipeline, ring, stages);
-      if constexpr (SPLIT) store_partial(sums[0], arguments, unit, group);
+      if constexpr (A_FROM_REGISTERS)
+        multiply_from_registers<T>(sums[0], group, unit.end - unit.first, pipeline, ring, stages);
+      else multiply(sums, group, unit.end - unit.first, pipeline, ring, stages);
+      if constexpr (SPLIT && UNALIGNED) store_partial_unaligned(sums[0], arguments, unit, group);
+      else if constexpr (SPLIT) store_partial(sums[0], arguments, unit, group);
       else {
 #pragma unroll
         for (int block = 0; block < ROW_BLOCKS; ++block) {
@@ -330,39 +546,42 @@ extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS
 }
 
 #if SPLIT
-// c = epilogue(the sum of the partial products), 8 elements a thread.
+// c = epilogue(the sum of the partial products), 8 elements a thread; with UNALIGNED one, as a row of c may
+// begin anywhere.
+constexpr int VECTOR = UNALIGNED ? 1 : 8, LOADED = UNALIGNED ? 1 : 4;  // elements: of a thread; of one load
+
 extern "C" __global__ void __launch_bounds__(256) matmul_wgmma_sum(const MatmulSumArguments arguments) {
   wait_for_previous_kernel();
   const long long vector = (long long)blockIdx.x * 256 + threadIdx.x;
   if (vector >= arguments.vectors) return;
-  const float* from = arguments.partials + vector * 8;
-  float sums[8] = {};
+  const float* from = arguments.partials + vector * VECTOR;
+  float sums[VECTOR] = {};
 #pragma unroll 4
-  for (int split = 0; split < arguments.splits; ++split, from += arguments.vectors * 8) {
+  for (int split = 0; split < arguments.splits; ++split, from += arguments.vectors * VECTOR) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const Vector<float, 4> part = *reinterpret_cast<const Vector<float, 4>*>(from + half * 4);
+    for (int first = 0; first < VECTOR; first += LOADED) {
+      const Vector<float, LOADED> part = *reinterpret_cast<const Vector<float, LOADED>*>(from + first);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) sums[half * 4 + i] += part.at[i];
+      for (int i = 0; i < LOADED; ++i) sums[first + i] += part.at[i];
     }
   }
-  using Eight = Vector<T, 8>;
-  Eight out, bias = {}, residual = {};
+  using Elements = Vector<T, VECTOR>;
+  Elements out, bias = {}, residual = {};
   if constexpr (EPILOGUE != PLAIN)
-    bias = *reinterpret_cast<const Eight*>(arguments.bias + vector % arguments.column_vectors * 8);
+    bias = *reinterpret_cast<const Elements*>(arguments.bias + vector % arguments.column_vectors * VECTOR);
   if constexpr (EPILOGUE == RESIDUAL)
-    residual = *reinterpret_cast<const Eight*>(arguments.extra + vector * 8);
+    residual = *reinterpret_cast<const Elements*>(arguments.extra + vector * VECTOR);
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
+  for (int i = 0; i < VECTOR; ++i) {
     if constexpr (EPILOGUE != PLAIN) sums[i] += to_float(bias.at[i]);
     if constexpr (EPILOGUE == RESIDUAL) sums[i] += to_float(residual.at[i]);
     out.at[i] = from_float<T>(sums[i]);
   }
-  if constexpr (EPILOGUE == GELU_PRE) *reinterpret_cast<Eight*>(arguments.extra + vector * 8) = out;
+  if constexpr (EPILOGUE == GELU_PRE) *reinterpret_cast<Elements*>(arguments.extra + vector * VECTOR) = out;
   if constexpr (EPILOGUE == GELU || EPILOGUE == GELU_PRE) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) out.at[i] = from_float<T>(gelu_value<T>(sums[i]));
+    for (int i = 0; i < VECTOR; ++i) out.at[i] = from_float<T>(gelu_value<T>(sums[i]));
   }
-  *reinterpret_cast<Eight*>(arguments.c + vector * 8) = out;
+  *reinterpret_cast<Elements*>(arguments.c + vector * VECTOR) = out;
 }
 #endif

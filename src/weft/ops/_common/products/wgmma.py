@@ -1,6 +1,9 @@
 """Host code of wgmma.cu: products with an epilogue by Hopper's tensor cores and copy engine.
 
 One family of kernels serves the operators ``matmul``, ``linear``, ``linear_gelu`` and ``linear_residual``.
+Operands that begin rows at multiples of 16 bytes take the shortest path; others are *unaligned*
+(unaligned.cuh). float32 operands are multiplied as tf32, after a transposition where they are contiguous
+across K (transpose.cu).
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,10 +22,11 @@ from weft.machine.device_limits import num_sms
 from weft.ops._common.hopper import tensor_map
 from weft.ops._common.hopper.tensor_map import TensorMap
 from weft.ops._common.layout import CUDA_TYPES, dtype_name
+from weft.ops._common.products import transpose
 
 ARCH = 90  # wgmma exists on sm_90a alone
 DTYPES = (torch.bfloat16, torch.float16)
-ROWS, K_STEP, THREADS = 128, 64, 384  # of a block: rows of c, elements of K in a stage
+ROWS, K_STEP_BYTES, THREADS = 128, 128, 384  # of a block: rows of c, bytes of K in a stage
 BLOCK_BYTES = 64 * 128  # 64 rows of 128 bytes
 GROUPS = 2  # warp groups that compute
 STORED_ROWS = 64  # of a box of c
@@ -39,14 +43,15 @@ class Epilogue(IntEnum):
     RESIDUAL = 4  # + bias + residual
 
 
-class Arguments(ctypes.Structure):
-    """``MatmulArguments`` of wgmma.cu."""
-
-    _fields_ = (
-        ("a", TensorMap),
-        ("b", TensorMap),
-        ("c", TensorMap),
-        ("extra", TensorMap),
+@cache
+def _argument_type(maps: int) -> Any:
+    """Return ``MatmulArguments`` of wgmma.cu with so many tensor maps for each matrix."""
+    map_type: Any = TensorMap if maps == 1 else TensorMap * maps
+    fields = (
+        ("a", map_type),
+        ("b", map_type),
+        ("c", map_type),
+        ("extra", map_type),
         ("row_tiles", ctypes.c_int),
         ("column_tiles", ctypes.c_int),
         ("k_steps", ctypes.c_int),
@@ -55,8 +60,10 @@ class Arguments(ctypes.Structure):
         ("rows", ctypes.c_int),
         ("columns", ctypes.c_int),
         ("bias", ctypes.c_void_p),
-        ("padding", ctypes.c_int * 6),  # the structure is aligned to 64 bytes
+        ("shifts", ctypes.c_uint * 4),
+        ("padding", ctypes.c_int * 2),  # the structure is aligned to 64 bytes
     )
+    return type("Arguments", (ctypes.Structure,), {"_fields_": fields})
 
 
 class SumArguments(ctypes.Structure):
@@ -115,7 +122,12 @@ CLUSTER_FACTOR = 1.01
 # Of a tile of 128 x 256: storing it, with the filling of the pipeline; GELU; a second output or a residual.
 STORE_US, GELU_US, EXTRA_US = 2.01, 0.88, 2.50
 SUM_LAUNCH_US, PARTIAL_BYTES_PER_US = 0.5, 4.3e6
-MAX_SPLITS, LEAST_STEPS = 8, 4  # parts of K, and steps of 64 in each
+MAX_SPLITS, LEAST_STEPS = 8, 4  # parts of K, and steps of 128 bytes in each
+# Not measured: 128 bytes that begin anywhere are in five sectors of 32 bytes instead of four.
+UNALIGNED_BYTES_FACTOR = 1.25
+# Of tf32 by mma.sync, which the product takes where it is faster: the rate of one SM in the record of 8192^3
+# (README.md of matmul), and its tiles.
+MMA_FLOP_PER_NS, MMA_TILE, MMA_SMALL_TILE, MMA_SMALL_BLOCKS, MMA_LEAST_TILES = 1454, 128, 64, 3, 32
 CANDIDATES = (
     Config(columns=256, stages=4, cluster=2),
     Config(columns=256, stages=4),
@@ -130,6 +142,8 @@ CANDIDATES = (
 )
 # Tiles beside each other that share a were nowhere the fastest.
 CHOSEN_FROM = tuple(c for c in CANDIDATES if not c.share_a)
+COOPERATIVE = tuple(c for c in CHOSEN_FROM if not c.pingpong)  # which multiply tf32
+SINGLE_BLOCKS = tuple(c for c in COOPERATIVE if c.cluster == 1)  # which take unaligned rows
 
 
 @cache
@@ -140,10 +154,13 @@ def source(
     b_is_k_major: bool,
     is_split: bool = False,
     epilogue: Epilogue = Epilogue.PLAIN,
+    is_unaligned: bool = False,
+    permutes_k: bool = False,
 ) -> CudaSource:
     """Return the program of a configuration for operands that are contiguous along K or across it.
 
-    ``is_split``: for a K that is divided among blocks.
+    ``is_split``: for a K that is divided among blocks. ``is_unaligned``: for rows that are no multiple of 16
+    bytes, with ``permutes_k`` also of operands that are contiguous across K.
     """
     defines = {
         "WEFT_T": CUDA_TYPES[dtype],
@@ -156,6 +173,8 @@ def source(
         "A_MN": int(not a_is_k_major),
         "B_MN": int(not b_is_k_major),
         "EPILOGUE": int(epilogue),
+        "UNALIGNED": int(is_unaligned),
+        "PERMUTED_K": int(permutes_k),
     }
     majors = f"{'k' if a_is_k_major else 'm'}{'k' if b_is_k_major else 'n'}"
     return CudaSource(
@@ -164,55 +183,126 @@ def source(
         defines=tuple((name, str(value)) for name, value in defines.items()),
         label=f"wgmma-{dtype_name(dtype)}-{config.label}-{majors}"
         + "-split" * is_split
+        + "-unaligned" * is_unaligned
+        + "-k" * permutes_k
         + (f"-{epilogue.name.lower()}" if epilogue else ""),
         min_arch=ARCH,
         max_arch=ARCH,
     )
 
 
-def supports(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return True if the kernel takes a (M, K) @ b (K, N) as they are stored.
+class Plan(NamedTuple):
+    """Treatment of operands: which are transposed into a copy first, and how the program reads their rows."""
 
-    Rows of ``a``, ``b`` and the product are multiples of 16 bytes, and there are elements to multiply.
+    is_supported: bool
+    transpose_a: bool
+    transpose_b: bool
+    is_unaligned: bool  # rows of an operand or of the product begin between multiples of 16 bytes
+    permutes_k: bool  # these are rows of K, across which an operand is contiguous
+
+
+# By what a plan depends on: a call's time on the host counts, and it needs its plan twice.
+_PLANS: dict[tuple[Any, ...], Plan] = {}
+MAX_PLANS = 4096
+
+
+def plan(a: torch.Tensor, b: torch.Tensor) -> Plan:
+    """Return the treatment of a (M, K) and b (K, N), in any storage."""
+    key = (a.dtype, a.shape, a.stride(), a.data_ptr() % 16, b.shape, b.stride(), b.data_ptr() % 16)
+    operands = _PLANS.get(key)
+    if operands is None:
+        if len(_PLANS) >= MAX_PLANS:
+            _PLANS.clear()
+        operands = _PLANS[key] = _new_plan(a, b)
+    return operands
+
+
+def _new_plan(a: torch.Tensor, b: torch.Tensor) -> Plan:
+    """Return the plan of a product.
+
+    tf32 is taken along K alone. Half types are taken in every order but one: along M in a, with unaligned
+    rows, and along K in b. The rows of a copy begin at multiples of 16 bytes. Eight maps describe a matrix
+    of any rows, if there are at least eight (``tensor_map.fits_unaligned``).
     """
-    return (
-        a.dtype in DTYPES
-        and 0 not in (*a.shape, *b.shape)
-        and b.shape[1] * a.element_size() % 16 == 0
-        and tensor_map.fits(a)
-        and tensor_map.fits(b)
+    a_fits, b_fits = tensor_map.fits(a), tensor_map.fits(b)
+    c_fits = b.shape[1] * b.element_size() % 16 == 0
+    a_by_k, b_by_k = is_k_major(a, 1), is_k_major(b, 0)
+    if a.dtype == torch.float32:
+        transpose_a, transpose_b = not a_by_k, not b_by_k
+    else:
+        transpose_a, transpose_b = not a_by_k and b_by_k and not a_fits, False
+    a_fits, b_fits = a_fits or transpose_a, b_fits or transpose_b
+    is_unaligned = not (a_fits and b_fits and c_fits)
+    has_no_gaps = all(x.stride(tensor_map.contiguous_dimension(x)) == 1 for x in (a, b))
+    has_maps = not is_unaligned or (
+        a.shape[0] >= tensor_map.RESIDUES  # rows of c
+        and (transpose_a or tensor_map.fits_unaligned(a))
+        and (transpose_b or tensor_map.fits_unaligned(b))
+    )
+    return Plan(
+        is_supported=0 not in (*a.shape, *b.shape) and has_no_gaps and has_maps,
+        transpose_a=transpose_a,
+        transpose_b=transpose_b,
+        is_unaligned=is_unaligned,
+        permutes_k=not ((a_fits or a_by_k) and (b_fits or b_by_k)),
     )
 
 
+def is_k_major(x: torch.Tensor, k_dimension: int) -> bool:
+    """Return True if the operand is contiguous along K."""
+    return tensor_map.contiguous_dimension(x) == k_dimension
+
+
+def supports(a: torch.Tensor, b: torch.Tensor, precision: str = "ieee") -> bool:
+    """Return True if the kernels take a (M, K) @ b (K, N): half types, or float32 with ``tf32``.
+
+    There are elements to multiply, and each operand is contiguous along one dimension. Where rows of an
+    operand or of the product are no multiple of 16 bytes, there are at least 8 of each.
+    """
+    has_arithmetic = a.dtype in DTYPES or (a.dtype == torch.float32 and precision == "tf32")
+    return has_arithmetic and plan(a, b).is_supported
+
+
 def estimated_us(
-    m: int, n: int, k: int, config: Config, splits: int, sms: int, epilogue: Epilogue = Epilogue.PLAIN
+    m: int,
+    n: int,
+    k: int,
+    config: Config,
+    splits: int,
+    sms: int,
+    epilogue: Epilogue = Epilogue.PLAIN,
+    *,
+    itemsize: int = 2,
+    is_unaligned: bool = False,
 ) -> float:
-    """Return the time in microseconds that a model gives for a product of bfloat16 on ``sms`` SMs.
+    """Return the time in microseconds that a model gives for a product on ``sms`` SMs.
 
     An SM computes one tile of 128 x ``columns`` at a time, or one of the ``splits`` parts of K of a tile.
-    The model is a launch, and for each wave of tiles the steps of 64 along K and the tile's epilogue, which
-    nothing overlaps; with ``pingpong`` all but the last one are hidden behind the other group's steps, if
-    those are longer. A step takes the longer of two times: that of the tensor cores, at a clock that falls
+    The model is a launch, and for each wave of tiles the steps of 128 bytes along K and the tile's epilogue,
+    which nothing overlaps; with ``pingpong`` all but the last one are hidden behind the other group's steps,
+    if those are longer. A step takes the longer of two times: that of the tensor cores, at a clock that falls
     with the SMs at work, and that of its bytes from the L2 cache, of which a cluster reads the shared operand
     once. Parts of K are written and read once in float32, and added by a second launch.
 
     The constants are a least-squares fit to a record of 13 sizes, with and without epilogues, clusters,
     alternating groups and parts of K. It has 276 times of the configurations that are chosen from: 8 %
     root-mean-square error. The configuration that the model prefers is at most 7 % slower than the record's
-    fastest, and 1 % on average.
+    fastest, and 1 % on average. It has bfloat16 alone: tf32 (``itemsize`` 4) is expected to take as long for
+    a step, which has half as many elements, and it stores twice the bytes.
     """
     a_blocks, b_blocks = config.blocks
     tiles = -(-m // (ROWS * b_blocks)) * -(-n // (config.columns * a_blocks))  # of a cluster
     at_once = max(1, sms // config.cluster)
     waves = -(-tiles * splits // at_once)
-    k_steps = -(-k // K_STEP)
+    k_steps = -(-k * itemsize // K_STEP_BYTES)
     steps = -(-k_steps // splits)
     at_work = min(1.0, tiles * splits / at_once)
     clock = CLOCK_GHZ[0] + (CLOCK_GHZ[1] - CLOCK_GHZ[0]) * at_work
-    tensor_ns = COLUMNS_FACTOR[config.columns] * 2 * ROWS * config.columns * K_STEP / FLOP_PER_CYCLE / clock
-    l2_ns = (ROWS / a_blocks + config.columns / b_blocks) * 128 * at_work / L2_BYTES_PER_NS
+    tensor_ns = COLUMNS_FACTOR[config.columns] * ROWS * config.columns * K_STEP_BYTES / FLOP_PER_CYCLE / clock
+    l2_ns = (ROWS / a_blocks + config.columns / b_blocks) * K_STEP_BYTES * at_work / L2_BYTES_PER_NS
+    l2_ns *= UNALIGNED_BYTES_FACTOR if is_unaligned else 1.0
     steps_us = steps * max(tensor_ns, l2_ns) * 1e-3 * (CLUSTER_FACTOR if config.cluster > 1 else 1.0)
-    end_us = STORE_US + GELU_US * (epilogue in (Epilogue.GELU, Epilogue.GELU_PRE))
+    end_us = STORE_US * itemsize / 2 + GELU_US * (epilogue in (Epilogue.GELU, Epilogue.GELU_PRE))
     end_us += EXTRA_US * (epilogue in (Epilogue.GELU_PRE, Epilogue.RESIDUAL))
     end_us *= config.columns / 256
     if config.pingpong:
@@ -232,18 +322,73 @@ def choose(
 
     Without ``may_split`` K is one part.
     """
-    return _choose(a.shape[0], b.shape[1], a.shape[1], num_sms(a.device), epilogue, may_split)
+    return _choose_for(a, b, epilogue, plan(a, b), may_split)
+
+
+def _choose_for(
+    a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue, operands: Plan, may_split: bool
+) -> tuple[Config, int]:
+    size = a.shape[0], b.shape[1], a.shape[1]
+    return _choose(*size, num_sms(a.device), epilogue, a.element_size(), operands.is_unaligned, may_split)
 
 
 @lru_cache(maxsize=4096)
 def _choose(
-    m: int, n: int, k: int, sms: int, epilogue: Epilogue, may_split: bool = True
+    m: int,
+    n: int,
+    k: int,
+    sms: int,
+    epilogue: Epilogue,
+    itemsize: int = 2,
+    is_unaligned: bool = False,
+    may_split: bool = True,
 ) -> tuple[Config, int]:
-    most = max(1, min(MAX_SPLITS, -(-k // K_STEP) // LEAST_STEPS)) if may_split else 1
-    options = [
-        (c, splits) for splits in range(1, most + 1) for c in CHOSEN_FROM if splits == 1 or not c.pingpong
-    ]
-    return min(options, key=lambda o: estimated_us(m, n, k, o[0], o[1], sms, epilogue))
+    most = max(1, min(MAX_SPLITS, -(-k * itemsize // K_STEP_BYTES) // LEAST_STEPS)) if may_split else 1
+    configs = SINGLE_BLOCKS if is_unaligned else COOPERATIVE if itemsize == 4 else CHOSEN_FROM
+    options = [(c, splits) for splits in range(1, most + 1) for c in configs if splits == 1 or not c.pingpong]
+    kind = {"itemsize": itemsize, "is_unaligned": is_unaligned}
+    return min(options, key=lambda o: estimated_us(m, n, k, o[0], o[1], sms, epilogue, **kind))  # type: ignore[arg-type]
+
+
+def chosen_source(a: torch.Tensor, b: torch.Tensor) -> CudaSource:
+    """Return the program that :func:`forward` launches for these operands."""
+    (config, splits), operands = choose(a, b), plan(a, b)
+    return source(
+        a.dtype,
+        config,
+        operands.transpose_a or is_k_major(a, 1),
+        operands.transpose_b or is_k_major(b, 0),
+        splits > 1,
+        is_unaligned=operands.is_unaligned,
+        permutes_k=operands.permutes_k,
+    )
+
+
+def is_faster_than_mma(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return True if a product is expected to be faster here than by ``mma.sync``, which copies no operand.
+
+    Half types always are: products of few rows, which might not be, have a kernel of their own (skinny.py).
+    """
+    if a.dtype != torch.float32:
+        return True
+    (m, k), n, sms = a.shape, b.shape[1], num_sms(a.device)
+    operands = plan(a, b)
+    us = estimated_us(m, n, k, *choose(a, b), sms, itemsize=4, is_unaligned=operands.is_unaligned)
+    us += transpose.estimated_us(a.nbytes) if operands.transpose_a else 0.0
+    us += transpose.estimated_us(b.nbytes) if operands.transpose_b else 0.0
+    return us < _mma_us(m, n, k, sms)
+
+
+def _mma_us(m: int, n: int, k: int, sms: int) -> float:
+    """Return the time in microseconds that a tf32 product by ``mma.sync`` is expected to take."""
+    tile, blocks = MMA_TILE, 1
+    if -(-m // tile) * -(-n // tile) < MMA_LEAST_TILES:
+        tile, blocks = MMA_SMALL_TILE, MMA_SMALL_BLOCKS
+    tiles = -(-m // tile) * -(-n // tile)
+    on_an_sm = -(-tiles // sms)  # one after the other, or up to `blocks` at the same rate together
+    at_once = min(blocks, on_an_sm)
+    waves = -(-on_an_sm // at_once)
+    return LAUNCH_US + waves * at_once * 2 * tile * tile * k / MMA_FLOP_PER_NS * 1e-3
 
 
 def forward_with(
@@ -259,22 +404,53 @@ def forward_with(
 
     The same arguments give the same bits on any device: partial sums are added in the order of K.
     """
+    return _multiply(config, a, b, splits, epilogue, bias, residual, plan(a, b))
+
+
+def _multiply(
+    config: Config,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    splits: int,
+    epilogue: Epilogue,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    operands: Plan,
+) -> Any:
+    is_unaligned = operands.is_unaligned
+    if operands.transpose_a:
+        a = transpose.with_other_dimension_contiguous(a)
+    if operands.transpose_b:
+        b = transpose.with_other_dimension_contiguous(b)
     m, n, k = a.shape[0], b.shape[1], a.shape[1]
-    k_steps = -(-k // K_STEP)
+    k_steps = -(-k * a.element_size() // K_STEP_BYTES)
     splits = min(splits, k_steps)
     c = a.new_empty(m, n)
     extra = _extra(c, epilogue, residual)
     bias = None if bias is None else _aligned(bias)
     partials = torch.empty(splits if splits > 1 else 0, m, n, dtype=torch.float32, device=a.device)
-    a_is_k_major = tensor_map.contiguous_dimension(a) == 1
-    b_is_k_major = tensor_map.contiguous_dimension(b) == 0
+    majors = is_k_major(a, 1), is_k_major(b, 0)
     a_blocks, b_blocks = config.blocks
     row_tiles, column_tiles = -(-m // (ROWS * b_blocks)), -(-n // (config.columns * a_blocks))
-    arguments = Arguments(
-        a=tensor_map.encode(a, ROWS // a_blocks if a_is_k_major else K_STEP),
-        b=tensor_map.encode(b, config.columns // b_blocks if b_is_k_major else K_STEP),
-        c=tensor_map.encode(c, STORED_ROWS),
-        extra=TensorMap() if extra is None else tensor_map.encode(extra, STORED_ROWS),
+    k_step = K_STEP_BYTES // a.element_size()
+    a_rows = ROWS // a_blocks if majors[0] else k_step
+    b_rows = config.columns // b_blocks if majors[1] else k_step
+    shifts: tuple[int, ...] = ()
+    if is_unaligned:
+        a_maps, a_shifts = _eight_maps(a, a_rows, majors[0] or operands.permutes_k)
+        b_maps, b_shifts = _eight_maps(b, b_rows, majors[1] or operands.permutes_k)
+        c_maps, c_shifts = _eight_maps(c, STORED_ROWS)
+        extra_maps, extra_shifts = _eight_maps(extra, STORED_ROWS)
+        shifts = (a_shifts, b_shifts, c_shifts, extra_shifts)
+    else:
+        a_maps, b_maps = tensor_map.encode(a, a_rows), tensor_map.encode(b, b_rows)
+        c_maps = tensor_map.encode(c, STORED_ROWS)
+        extra_maps = TensorMap() if extra is None else tensor_map.encode(extra, STORED_ROWS)
+    arguments = _argument_type(tensor_map.RESIDUES if is_unaligned else 1)(
+        a=a_maps,
+        b=b_maps,
+        c=c_maps,
+        extra=extra_maps,
         row_tiles=row_tiles,
         column_tiles=column_tiles,
         k_steps=k_steps,
@@ -283,13 +459,15 @@ def forward_with(
         rows=m,
         columns=n,
         bias=0 if bias is None else bias.data_ptr(),
+        shifts=shifts,
     )
-    program = source(a.dtype, config, a_is_k_major, b_is_k_major, splits > 1, epilogue)
+    program = source(a.dtype, config, *majors, splits > 1, epilogue, is_unaligned, operands.permutes_k)
     kernel = program["matmul_wgmma"]
     clusters = min(row_tiles * column_tiles * splits, max_clusters(kernel, config, a.device))
     kernel(clusters * config.cluster, THREADS, arguments, shared=config.smem_bytes)
     if splits > 1:
-        vectors = m * n // 8
+        width = 1 if is_unaligned else 8  # elements of a thread
+        vectors = m * n // width
         addends = SumArguments(
             partials=partials.data_ptr(),
             c=c.data_ptr(),
@@ -297,10 +475,19 @@ def forward_with(
             bias=0 if bias is None else bias.data_ptr(),
             vectors=vectors,
             splits=splits,
-            column_vectors=n // 8,
+            column_vectors=n // width,
         )
         program["matmul_wgmma_sum"](-(-vectors // SUM_THREADS), SUM_THREADS, addends, overlap=True)
     return (c, extra) if epilogue == Epilogue.GELU_PRE else c
+
+
+def _eight_maps(x: torch.Tensor | None, box_rows: int, is_interleaved: bool = True) -> tuple[Any, int]:
+    """Return eight maps of a matrix of any rows, and their shifts; or only the first, of aligned rows."""
+    if x is None:
+        return (TensorMap * tensor_map.RESIDUES)(), 0
+    if not is_interleaved:
+        return (TensorMap * tensor_map.RESIDUES)(tensor_map.encode(x, box_rows)), 0
+    return tensor_map.encode_unaligned(x, box_rows // tensor_map.RESIDUES)
 
 
 def _extra(c: torch.Tensor, epilogue: Epilogue, residual: torch.Tensor | None) -> torch.Tensor | None:
@@ -346,24 +533,33 @@ def forward(
     ``bias`` (N,) belongs to each epilogue but PLAIN, ``residual`` (M, N) to RESIDUAL. GELU_PRE returns
     ``(y, pre)``. Without ``may_split`` each element is one sum over K, whatever the number of rows.
     """
-    config, splits = choose(a, b, epilogue, may_split=may_split)
-    return forward_with(config, a, b, splits, epilogue, bias, residual)
+    operands = plan(a, b)
+    config, splits = _choose_for(a, b, epilogue, operands, may_split)
+    return _multiply(config, a, b, splits, epilogue, bias, residual, operands)
 
 
 def aot_kernels() -> tuple[CudaSource, ...]:
-    """Return the forward's program of each width, both products of a backward, and one with a divided K."""
+    """Return the forward's program of each width, both products of a backward, and one with a divided K.
+
+    They are followed by the widest programs of unaligned half types and of tf32.
+    """
     sources = []
+    widest = next(c for c in CANDIDATES if c.cluster == 1)  # which most products get
     for dtype in DTYPES:
         sources += [source(dtype, config, True, False) for config in CANDIDATES]
-        widest = next(c for c in CANDIDATES if c.cluster == 1)  # which most products get
         sources += [source(dtype, widest, *majors) for majors in ((True, True), (False, False))]
         # A gradient of weights: few tiles, and K is the number of tokens.
         sources += [source(dtype, widest, False, False, True)]
-    return tuple(sources)
+        for majors in ((True, True), (True, False), (False, False)):
+            sources += [source(dtype, widest, *majors, is_unaligned=True, permutes_k=not majors[1])]
+    tf32 = [source(torch.float32, widest, True, True, is_unaligned=i) for i in (False, True)]
+    divided = [source(d, widest, True, True, True, is_unaligned=True) for d in (DTYPES[0], torch.float32)]
+    return (*sources, *tf32, *divided, *map(transpose.source, (DTYPES[0], torch.float32)))
 
 
 def aot_kernels_of(epilogue: Epilogue) -> tuple[CudaSource, ...]:
     """Return programs with an epilogue, for a linear layer's storage order, and one with a divided K."""
     widest = next(c for c in CANDIDATES if c.cluster == 1)
     sources = [source(dtype, c, True, True, False, epilogue) for dtype in DTYPES for c in CANDIDATES]
-    return (*sources, *(source(dtype, widest, True, True, True, epilogue) for dtype in DTYPES))
+    sources += [source(dtype, widest, True, True, True, epilogue) for dtype in DTYPES]
+    return (*sources, source(DTYPES[0], widest, True, True, False, epilogue, True))
