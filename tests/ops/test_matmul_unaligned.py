@@ -21,7 +21,8 @@ from weft.ops.matmul import with_cuda
 PRODUCTS = SRC / "weft/ops/_common/products"
 LIBRARY = SRC / "weft/ops/_common/hopper"
 WIDE, ODD, MIDDLE, NARROW = wgmma.SINGLE_BLOCKS
-PAIR = next(c for c in wgmma.MEASURED if c.cluster == 2)
+PAIR = next(c for c in wgmma.CANDIDATES if c.cluster == 2)
+PINGPONG = next(c for c in wgmma.CANDIDATES if c.pingpong and c.columns == 192)
 _, BIAS, GELU, GELU_PRE, RESIDUAL = wgmma.Epilogue
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 GUARD = 64  # elements around a buffer
@@ -51,6 +52,7 @@ POINTS: list[Point] = [
     (131, 201, 97, ODD, FP32, "mn", 1),
     (200, 77, 515, MIDDLE, FP32, "mk", 3),
     (130, 66, 37, NARROW, FP32, "KN", 1),
+    (392, 392, 164, PINGPONG, FP32, "kk", 1),
 ]
 EPILOGUE_POINTS = [
     (131, 201, 97, WIDE, BF16, BIAS, 1),

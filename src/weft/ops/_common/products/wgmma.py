@@ -144,7 +144,7 @@ CANDIDATES = (
 )
 # Without an epilogue only what a record has: the others were not measured yet.
 MEASURED = tuple(c for c in CANDIDATES if not (c.pingpong or c.share_a))
-SINGLE_BLOCKS = tuple(c for c in MEASURED if c.cluster == 1)  # which take unaligned rows
+SINGLE_BLOCKS = tuple(c for c in CANDIDATES if c.cluster == 1 and not c.pingpong)  # take unaligned rows
 
 
 @cache
