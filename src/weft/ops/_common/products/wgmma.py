@@ -144,7 +144,9 @@ CANDIDATES = (
 )
 # Without an epilogue only what a record has: the others were not measured yet.
 MEASURED = tuple(c for c in CANDIDATES if not (c.pingpong or c.share_a))
-SINGLE_BLOCKS = tuple(c for c in CANDIDATES if c.cluster == 1 and not c.pingpong)  # take unaligned rows
+# Those that take unaligned rows; with a in registers only the second.
+SINGLE_BLOCKS = tuple(c for c in CANDIDATES if c.cluster == 1)
+COOPERATIVE = tuple(c for c in SINGLE_BLOCKS if not c.pingpong)
 
 
 @cache
@@ -200,6 +202,7 @@ class Plan(NamedTuple):
     transpose_b: bool
     is_unaligned: bool  # rows of an operand or of the product begin between multiples of 16 bytes
     permutes_k: bool  # these are rows of K, across which an operand is contiguous
+    has_a_in_registers: bool  # since only b permutes K
 
 
 # By what a plan depends on: a call's time on the host counts, and it needs its plan twice.
@@ -246,6 +249,7 @@ def _new_plan(a: torch.Tensor, b: torch.Tensor) -> Plan:
         transpose_b=transpose_b,
         is_unaligned=is_unaligned,
         permutes_k=not ((a_fits or a_by_k) and (b_fits or b_by_k)),
+        has_a_in_registers=a_by_k and not (b_fits or b_by_k),
     )
 
 
@@ -322,15 +326,27 @@ def choose(a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue = Epilogue.PLAIN
 
 def _choose_for(a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue, operands: Plan) -> tuple[Config, int]:
     size = a.shape[0], b.shape[1], a.shape[1]
-    return _choose(*size, num_sms(a.device), epilogue, a.element_size(), operands.is_unaligned)
+    has_a_in_registers = operands.has_a_in_registers
+    return _choose(
+        *size, num_sms(a.device), epilogue, a.element_size(), operands.is_unaligned, has_a_in_registers
+    )
 
 
 @lru_cache(maxsize=4096)
 def _choose(
-    m: int, n: int, k: int, sms: int, epilogue: Epilogue, itemsize: int, is_unaligned: bool
+    m: int,
+    n: int,
+    k: int,
+    sms: int,
+    epilogue: Epilogue,
+    itemsize: int,
+    is_unaligned: bool,
+    has_a_in_registers: bool,
 ) -> tuple[Config, int]:
     most = max(1, min(MAX_SPLITS, -(-k * itemsize // K_STEP_BYTES) // LEAST_STEPS))
-    configs = SINGLE_BLOCKS if is_unaligned else CANDIDATES if epilogue else MEASURED
+    configs = CANDIDATES if epilogue else MEASURED
+    if is_unaligned:
+        configs = COOPERATIVE if has_a_in_registers else SINGLE_BLOCKS
     options = [(c, splits) for splits in range(1, most + 1) for c in configs if splits == 1 or not c.pingpong]
     kind = {"itemsize": itemsize, "is_unaligned": is_unaligned}
     return min(options, key=lambda o: estimated_us(m, n, k, o[0], o[1], sms, epilogue, **kind))  # type: ignore[arg-type]
