@@ -144,9 +144,11 @@ CANDIDATES = (
 )
 # Without an epilogue only what a record has: the others were not measured yet.
 MEASURED = tuple(c for c in CANDIDATES if not (c.pingpong or c.share_a))
-# Those that take unaligned rows; with a in registers only the second.
+# Those that take unaligned rows; with a in registers only the second. The third are for epilogues, which
+# spill registers in the others.
 SINGLE_BLOCKS = tuple(c for c in CANDIDATES if c.cluster == 1)
 COOPERATIVE = tuple(c for c in SINGLE_BLOCKS if not c.pingpong)
+WITHOUT_SPILLS = tuple(c for c in SINGLE_BLOCKS if not (c.pingpong and c.columns > 128))
 
 
 @cache
@@ -346,7 +348,7 @@ def _choose(
     most = max(1, min(MAX_SPLITS, -(-k * itemsize // K_STEP_BYTES) // LEAST_STEPS))
     configs = CANDIDATES if epilogue else MEASURED
     if is_unaligned:
-        configs = COOPERATIVE if has_a_in_registers else SINGLE_BLOCKS
+        configs = COOPERATIVE if has_a_in_registers else WITHOUT_SPILLS if epilogue else SINGLE_BLOCKS
     options = [(c, splits) for splits in range(1, most + 1) for c in configs if splits == 1 or not c.pingpong]
     kind = {"itemsize": itemsize, "is_unaligned": is_unaligned}
     return min(options, key=lambda o: estimated_us(m, n, k, o[0], o[1], sms, epilogue, **kind))  # type: ignore[arg-type]
