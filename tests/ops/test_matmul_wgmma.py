@@ -100,10 +100,14 @@ FAULTS = {
     ),
     "accumulators are used before a wait": (
         "wgmma.cu",
-        "    wgmma_commit();\n",
-        "    wgmma_commit();\n    sums[0][0] += 1.0f;\n",
+        "    wgmma_commit();\n    // The products of this step",
+        "    wgmma_commit();\n    sums[0][0] += 1.0f;\n    // The products of this step",
     ),
-    "no fence before the first product": ("wgmma.cu", "    wgmma_fence();\n", ""),
+    "no fence before the first product": (
+        "wgmma.cu",
+        "    pipeline.wait_full(ring);\n    wgmma_fence();\n",
+        "    pipeline.wait_full(ring);\n",
+    ),
     "a buffer is overwritten while it is stored": (
         "wgmma.cu",
         "    if (is_issuer()) tma_wait_read<0>();\n",
@@ -174,8 +178,8 @@ FAULTS = {
     ),
     "bytes are announced that never come": (
         "wgmma.cu",
-        "begin_fill(ring, STAGE_BYTES)",
-        "begin_fill(ring, STAGE_BYTES + 16)",
+        "begin_fill(ring, STAGE_BYTES);  // all",
+        "begin_fill(ring, STAGE_BYTES + 16);  // all",
     ),
     "a descriptor with the wrong stride": (
         "wgmma.cuh",

@@ -69,8 +69,8 @@ constexpr int TURNS_AT = BARRIERS_AT + Pipeline<STAGES>::BYTES, RESIDUALS_AT = T
 constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;  // with 384 threads: 64,512 of 65,536
 static_assert(BN % 64 == 0 && RESIDUALS_AT + CONSUMERS * 8 <= 227 << 10, "too much shared memory");
 static_assert(!PINGPONG || !SPLIT, "a divided K leaves each block few tiles: nothing to alternate with");
-static_assert(sizeof(T) == 2 || (EPILOGUE == PLAIN && !PINGPONG && !A_MN && !B_MN), "not for float32");
-static_assert(!UNALIGNED || (CLUSTER == 1 && !PINGPONG), "tiles of one block, which both groups share");
+static_assert(sizeof(T) == 2 || (EPILOGUE == PLAIN && !A_MN && !B_MN), "not for float32");
+static_assert(!UNALIGNED || CLUSTER == 1, "tiles of one block");
 static_assert(!PERMUTED_K || (UNALIGNED && B_MN), "a or b would need K in the order of the other's rows");
 static_assert(CLUSTER == 1 || (SHARE_A ? A_ROWS : B_COLUMNS) % 64 == 0, "shares are whole blocks of 64");
 
@@ -199,6 +199,7 @@ constexpr bool ALTERNATE = UNALIGNED && !A_MN;
 constexpr int GROUP_BYTES = ALTERNATE ? ATOM_BYTES : 64 * 128;
 constexpr unsigned long long MORE_STRIDE = ALTERNATE ? (unsigned long long)(ATOM_BYTES >> 4) << 32 : 0;
 constexpr bool A_FROM_REGISTERS = ALTERNATE && PERMUTED_K;
+static_assert(!A_FROM_REGISTERS || !PINGPONG, "while a group loads registers the other has to multiply");
 
 // Writes the products of `k_steps` steps of one tile to `sums`, and leaves the ring behind its last stage.
 __device__ __forceinline__ void multiply(float (&sums)[ROW_BLOCKS][BN / 2], int group, int k_steps,
@@ -215,7 +216,7 @@ __device__ __forceinline__ void multiply(float (&sums)[ROW_BLOCKS][BN / 2], int 
 #pragma unroll
       for (int block = 0; block < ROW_BLOCKS; ++block)
         Wgmma<T, A_MN, B_MN, BN>::run(
-            sums[block], descriptor<A_MN>(a_at + block * 64 * 128 + k * K_STEP_BYTES<A_MN>) + MORE_STRIDE,
+            sums[block], descriptor<A_MN>(a_at + block * GROUP_BYTES + k * K_STEP_BYTES<A_MN>) + MORE_STRIDE,
             descriptor<B_MN>(b_at + k * K_STEP_BYTES<B_MN>), step > 0 || k > 0);
     }
     wgmma_commit();

@@ -142,8 +142,11 @@ CANDIDATES = (
 )
 # Tiles beside each other that share a were nowhere the fastest.
 CHOSEN_FROM = tuple(c for c in CANDIDATES if not c.share_a)
-COOPERATIVE = tuple(c for c in CHOSEN_FROM if not c.pingpong)  # which multiply tf32
-SINGLE_BLOCKS = tuple(c for c in COOPERATIVE if c.cluster == 1)  # which take unaligned rows
+# Those that take unaligned rows; with a in registers only the second. The third are for epilogues, which
+# spill registers in the others.
+SINGLE_BLOCKS = tuple(c for c in CANDIDATES if c.cluster == 1)
+COOPERATIVE = tuple(c for c in SINGLE_BLOCKS if not c.pingpong)
+WITHOUT_SPILLS = tuple(c for c in SINGLE_BLOCKS if not (c.pingpong and c.columns > 128))
 
 
 @cache
@@ -199,6 +202,7 @@ class Plan(NamedTuple):
     transpose_b: bool
     is_unaligned: bool  # rows of an operand or of the product begin between multiples of 16 bytes
     permutes_k: bool  # these are rows of K, across which an operand is contiguous
+    has_a_in_registers: bool  # since only b permutes K
 
 
 # By what a plan depends on: a call's time on the host counts, and it needs its plan twice.
@@ -245,6 +249,7 @@ def _new_plan(a: torch.Tensor, b: torch.Tensor) -> Plan:
         transpose_b=transpose_b,
         is_unaligned=is_unaligned,
         permutes_k=not ((a_fits or a_by_k) and (b_fits or b_by_k)),
+        has_a_in_registers=a_by_k and not (b_fits or b_by_k),
     )
 
 
@@ -329,7 +334,15 @@ def _choose_for(
     a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue, operands: Plan, may_split: bool
 ) -> tuple[Config, int]:
     size = a.shape[0], b.shape[1], a.shape[1]
-    return _choose(*size, num_sms(a.device), epilogue, a.element_size(), operands.is_unaligned, may_split)
+    return _choose(
+        *size,
+        num_sms(a.device),
+        epilogue,
+        may_split,
+        a.element_size(),
+        operands.is_unaligned,
+        operands.has_a_in_registers,
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -339,12 +352,15 @@ def _choose(
     k: int,
     sms: int,
     epilogue: Epilogue,
+    may_split: bool = True,
     itemsize: int = 2,
     is_unaligned: bool = False,
-    may_split: bool = True,
+    has_a_in_registers: bool = False,
 ) -> tuple[Config, int]:
     most = max(1, min(MAX_SPLITS, -(-k * itemsize // K_STEP_BYTES) // LEAST_STEPS)) if may_split else 1
-    configs = SINGLE_BLOCKS if is_unaligned else COOPERATIVE if itemsize == 4 else CHOSEN_FROM
+    configs = CHOSEN_FROM
+    if is_unaligned:
+        configs = COOPERATIVE if has_a_in_registers else WITHOUT_SPILLS if epilogue else SINGLE_BLOCKS
     options = [(c, splits) for splits in range(1, most + 1) for c in configs if splits == 1 or not c.pingpong]
     kind = {"itemsize": itemsize, "is_unaligned": is_unaligned}
     return min(options, key=lambda o: estimated_us(m, n, k, o[0], o[1], sms, epilogue, **kind))  # type: ignore[arg-type]
