@@ -87,7 +87,7 @@ FAULTS: dict[str, tuple[Point, str, str]] = {
     ),
     "sums of dq are overwritten while they are added": (
         SMALL,
-        "    wait(memory.dq_buffer().empty(0), dq_position.parity ^ 1);\n",
+        "    wait(memory.dq_buffers().empty(group), dq_parity ^ 1);\n",
         "",
     ),
     "a part of dq is the first of two": (SMALL, "if (rank == 0) {", "if (rank != 0) {"),
