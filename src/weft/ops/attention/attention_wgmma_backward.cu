@@ -40,7 +40,8 @@ constexpr int TERMS_BYTES = 2 * QUERIES * 4, STAGE_BYTES = 2 * QUERY_TILE + ATOM
 // tiles alternately.
 constexpr int PART_BYTES = QUERIES * 64 * 4, DQ_BYTES = BOXES * PART_BYTES;  // of a group, of a tile
 constexpr int V_AT = KEY_TILE, RING_AT = 2 * KEY_TILE, DS_AT = RING_AT + STAGES * STAGE_BYTES;
-constexpr int DS_BYTES = KEYS * 128, DQ_AT = DS_AT + STAGES * DS_BYTES, BARRIERS_AT = DQ_AT + GROUPS * PART_BYTES;
+constexpr int DS_BYTES = KEYS * 128, DQ_AT = DS_AT + STAGES * DS_BYTES;
+constexpr int BARRIERS_AT = DQ_AT + GROUPS * PART_BYTES;
 constexpr int LOADED_AT = BARRIERS_AT + 2 * Pipeline<STAGES>::BYTES, DQ_BARRIERS_AT = LOADED_AT + 16;
 constexpr int SHARED_BYTES = DQ_BARRIERS_AT + Pipeline<GROUPS>::BYTES;
 constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
