@@ -39,11 +39,12 @@ constexpr int QUERY_BOX = QUERIES * 128, QUERY_TILE = BOXES * QUERY_BOX;
 constexpr int TERMS_BYTES = 2 * QUERIES * 4, STAGE_BYTES = 2 * QUERY_TILE + ATOM_BYTES;  // q, grad, terms
 // dq of a tile of queries: 64 x 64 sums of a group. Two boxes: one for each group. One: the groups compute
 // tiles alternately.
-constexpr int PART_BYTES = QUERIES * 64 * 4, DQ_BYTES = BOXES * PART_BYTES;
+constexpr int PART_BYTES = QUERIES * 64 * 4, DQ_BYTES = BOXES * PART_BYTES;  // of a group, of a tile
 constexpr int V_AT = KEY_TILE, RING_AT = 2 * KEY_TILE, DS_AT = RING_AT + STAGES * STAGE_BYTES;
-constexpr int DS_BYTES = KEYS * 128, DQ_AT = DS_AT + STAGES * DS_BYTES, BARRIERS_AT = DQ_AT + DQ_BYTES;
+constexpr int DS_BYTES = KEYS * 128, DQ_AT = DS_AT + STAGES * DS_BYTES;
+constexpr int BARRIERS_AT = DQ_AT + GROUPS * PART_BYTES;
 constexpr int LOADED_AT = BARRIERS_AT + 2 * Pipeline<STAGES>::BYTES, DQ_BARRIERS_AT = LOADED_AT + 16;
-constexpr int SHARED_BYTES = DQ_BARRIERS_AT + Pipeline<1>::BYTES;
+constexpr int SHARED_BYTES = DQ_BARRIERS_AT + Pipeline<GROUPS>::BYTES;
 constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
 static_assert(HEAD <= 128 && SHARED_BYTES <= 227 << 10, "too much shared memory");
 constexpr int ALL_READ = 1, GROUP_BARRIER = 2;  // named barriers
@@ -124,14 +125,15 @@ struct Memory {
   __device__ __forceinline__ unsigned grad(int stage) const { return q(stage) + QUERY_TILE; }
   __device__ __forceinline__ unsigned terms(int stage) const { return q(stage) + 2 * QUERY_TILE; }
   __device__ __forceinline__ unsigned ds(int stage) const { return base + DS_AT + stage * DS_BYTES; }
-  __device__ __forceinline__ unsigned dq() const { return base + DQ_AT; }
+  __device__ __forceinline__ unsigned dq(int group) const { return base + DQ_AT + group * PART_BYTES; }
   __device__ __forceinline__ Pipeline<STAGES> ring() const { return {base + BARRIERS_AT}; }
   __device__ __forceinline__ Pipeline<STAGES> ds_buffers() const {
     return {base + BARRIERS_AT + Pipeline<STAGES>::BYTES};
   }
   __device__ __forceinline__ unsigned loaded() const { return base + LOADED_AT; }  // k and v are in place
   __device__ __forceinline__ unsigned cleared() const { return base + LOADED_AT + 8; }  // and have no NaN
-  __device__ __forceinline__ Pipeline<1> dq_buffer() const { return {base + DQ_BARRIERS_AT}; }
+  // Each group has a buffer of dq with its own barriers, stage `group`.
+  __device__ __forceinline__ Pipeline<GROUPS> dq_buffers() const { return {base + DQ_BARRIERS_AT}; }
 };
 
 template <int BOX_ROWS>
@@ -178,25 +180,26 @@ __device__ __forceinline__ void produce(const WgmmaBackwardArgs& args, const Wor
 
 // One thread: adds the block's parts of dq, each after those of the tiles of keys before it.
 __device__ __forceinline__ void add_dq(const WgmmaBackwardArgs& args, const Work& work, Memory memory) {
-  RingPosition<1> position;
   for (int step = 0; step < work.steps(args); ++step) {
     const int head = work.head(args, step), i = work.query_tile(args, step);
     const long long tile = ((long long)work.batch * args.heads + head) * args.query_tiles + i;
     float* const to = args.dq_sums + tile * (DQ_BYTES / 4);
     const int rank = work.rank(args, i);
-    memory.dq_buffer().wait_full(position);
+    // With two boxes both groups have a half of each tile, which are side by side; else they alternate.
+    const int first = BOXES == 2 ? 0 : step % GROUPS, last = BOXES == 2 ? GROUPS - 1 : first;
+    const unsigned parity = (BOXES == 2 ? step : step / GROUPS) & 1;
+    for (int group = first; group <= last; ++group) wait(memory.dq_buffers().full(group), parity);
     if (rank == 0) {
-      bulk_store(to, memory.dq(), DQ_BYTES);
+      bulk_store(to, memory.dq(first), DQ_BYTES);
     } else {
       while (load_acquire(args.counters + tile) != rank) {
       }
-      bulk_add(to, memory.dq(), DQ_BYTES);
+      bulk_add(to, memory.dq(first), DQ_BYTES);
     }
     tma_commit();
     tma_wait<0>();  // complete, not only read: the next block adds to it
     store_release(args.counters + tile, rank + 1);
-    memory.dq_buffer().release(0);
-    position.next();
+    for (int group = first; group <= last; ++group) memory.dq_buffers().release(group);
   }
 }
 
@@ -206,7 +209,7 @@ struct Consumer {
   Memory memory;
   int group;
   RingPosition<STAGES> ring, ds_written, ds_read;
-  RingPosition<1> dq_position;
+  unsigned dq_parity = 0;
 
   // Replaces scores by weights: 0 for hidden keys. Rows are keys, columns queries.
   __device__ __forceinline__ void weigh(float (&s)[QUERIES / 2], unsigned terms, int query_tile) const {
@@ -301,15 +304,16 @@ struct Consumer {
   // Gives the sums of dq to the thread that adds them, and the buffer of ds to the groups.
   __device__ __forceinline__ void store_dq(const float (&dq)[32]) {
     if (threadIdx.x % 32 == 0) memory.ds_buffers().release(ds_read.stage);
-    wait(memory.dq_buffer().empty(0), dq_position.parity ^ 1);
-    const unsigned to = memory.dq() + (BOXES == 2 ? group * PART_BYTES : 0);
+    wait(memory.dq_buffers().empty(group), dq_parity ^ 1);
+    dq_parity ^= 1;
+    const unsigned to = memory.dq(group);
 #pragma unroll
     for (int i = 0; i < 8; ++i)
       store_four(to + (i * GROUP_THREADS + threadIdx.x % GROUP_THREADS) * 16, dq[4 * i], dq[4 * i + 1],
                  dq[4 * i + 2], dq[4 * i + 3]);
     fence_async_proxy();
     __syncwarp();
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(memory.dq_buffer().full(0));
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(memory.dq_buffers().full(group));
   }
 
   // Adds to dk and dv over all steps, and computes dq, each part in the step after. At the end of a step no
@@ -359,7 +363,7 @@ struct Consumer {
         pin_registers(dq);
         if (step > 0) store_dq(dq);
       }
-      if (step > 0) ds_read.next(), dq_position.next();
+      if (step > 0) ds_read.next();
     }
     if (!computes_dq(steps - 1)) return;
     memory.ds_buffers().wait_full(ds_read);
@@ -410,8 +414,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   if (threadIdx.x == 0) {
     mbarrier_init(shared.loaded(), 1);
     mbarrier_init(shared.cleared(), 1);
-    mbarrier_init(shared.dq_buffer().full(0), BOXES * 4);  // the warps that compute a tile of dq
-    mbarrier_init(shared.dq_buffer().empty(0), 1);
+    for (int group = 0; group < GROUPS; ++group) {
+      mbarrier_init(shared.dq_buffers().full(group), 4);
+      mbarrier_init(shared.dq_buffers().empty(group), 1);
+    }
     for (int stage = 0; stage < STAGES; ++stage) {
       mbarrier_init(shared.ds_buffers().full(stage), GROUPS * 4);
       mbarrier_init(shared.ds_buffers().empty(stage), BOXES * 4);

@@ -75,8 +75,8 @@ def smem_bytes(d: int) -> int:
     boxes = -(-d // 64)
     ring = STAGES * (2 * boxes * QUERIES * 128 + 1024)
     # k and v, the ring, ds, dq's sums; barriers of the ring and of ds, of k and v, and of dq.
-    barriers = 2 * 16 * STAGES + 16 + 16
-    return 2 * boxes * KEYS * 128 + ring + STAGES * KEYS * 128 + boxes * QUERIES * 256 + barriers
+    barriers = 2 * 16 * STAGES + 16 + 2 * 16
+    return 2 * boxes * KEYS * 128 + ring + STAGES * KEYS * 128 + 2 * QUERIES * 256 + barriers
 
 
 @cache
