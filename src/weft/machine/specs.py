@@ -180,23 +180,22 @@ def matching(name: str) -> tuple[GpuSpec, ...]:
 
     Without an exact name, each word of ``name`` must be one of the GPU's.
     """
-    wanted_words = set(_words(name))
-    rows = [(spec, set(_words(spec.name))) for spec in all_specs()]
-    candidates = [
-        (spec, words)
-        for spec, words in rows
-        # A number alone (4090) is a name only where it is a model's, not a memory size.
-        if wanted_words and wanted_words <= words | {spec.key.replace("-", "")}
-    ]
-    if any(word.endswith("gb") for word in wanted_words) and len(wanted_words) == 1:
+    words = set(_words(name))
+    # A memory size or a form alone names no GPU.
+    if not any(re.search(r"[a-z]\d|^\d{4}$", word) for word in words):
         return ()
-    return tuple(spec for spec, _ in candidates)
+    return tuple(spec for spec in all_specs() if words <= set(_words(spec.name)))
 
 
 def find(name: str) -> tuple[GpuSpec, ...]:
     """Return the GPUs that a name may mean. Raise :class:`WeftError` with the nearest names for none."""
-    by_key = tuple(spec for spec in all_specs() if spec.key == name.strip().lower())
-    specs = by_key or matching(name)
+    driver_name = re.sub(r"^NVIDIA ", "", name.strip())
+    specs = tuple(
+        spec
+        for spec in all_specs()
+        if spec.key == name.strip().lower() or re.fullmatch(spec.driver, driver_name)
+    )
+    specs = specs[:1] or matching(name)
     if not specs:
         if not isinstance(name, str) or not name.strip():
             raise WeftError("the name of a GPU", expected="a name such as a100-sxm-80gb", got=repr(name))

@@ -1,0 +1,3 @@
+def claims() -> None:
+    """X."""
+EPILOG=""
