@@ -65,7 +65,9 @@ def reason(statement: Statement, rows: Sequence[Bound], verdict: str) -> str:
     best = min(quoted, key=lambda row: row.share)
     shortest = f"{best.roof.seconds * 1e6:,.4g} us on {best.gpu.key}"
     if verdict == IMPOSSIBLE:
-        return f"it would be {best.share:.3g} times the limit by {best.roof.limit}; the shortest is {shortest}"
+        return (
+            f"it would be {best.share:.3g} times the limit by {best.roof.limit}; the shortest is {shortest}"
+        )
     spans = {f"{100 * row.share:.0f}" for row in (best, max(quoted, key=lambda row: row.share))}
     share = " to ".join(sorted(spans, key=float))
     return f"it would be {share} % of the limit by {best.roof.limit}; the shortest is {shortest}"

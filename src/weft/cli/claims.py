@@ -1,3 +1,5 @@
 def claims() -> None:
     """X."""
-EPILOG=""
+
+
+EPILOG = ""

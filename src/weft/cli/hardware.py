@@ -212,7 +212,9 @@ def roofs_table(gpus: Sequence[GpuSpec], operator: str, case: Case, direction: s
     for gpu in gpus:
         roof = gpu.roof(cost)
         if roof is None:
-            rows.append([gpu.key, Number("-", None), f"no {cost.rate} rate", Number("", None), str(gpu.document)])
+            rows.append(
+                [gpu.key, Number("-", None), f"no {cost.rate} rate", Number("", None), str(gpu.document)]
+            )
             continue
         rate = cost.flops / roof.seconds / 1e12 if cost.flops and roof.seconds else None
         rows.append(
@@ -231,6 +233,8 @@ def roofs_table(gpus: Sequence[GpuSpec], operator: str, case: Case, direction: s
         Column("TFLOP/s", numeric=True, unit="TFLOP/s"),
         Column("document", 1, fold=20),
     )
-    work = f"{cost.nbytes / 1e6:,.4g} MB" + (f", {cost.flops / 1e9:,.6g} GFLOP ({cost.rate})" if cost.rate else "")
+    work = f"{cost.nbytes / 1e6:,.4g} MB" + (
+        f", {cost.flops / 1e9:,.6g} GFLOP ({cost.rate})" if cost.rate else ""
+    )
     notes = ["No kernel can be faster from cold caches: bytes / GB/s or FLOPs / rate, the larger one."]
     return Table(columns, rows, title=f"{operator}  {case.name}  {direction}: {work}", notes=notes)

@@ -156,7 +156,9 @@ def build_case(operator: str, shape: Shape, dtype: str, *, causal: bool = False,
     form = FORMS.get(operator)
     if form is None:
         names = ", ".join(c.name for c in registry.operator(operator).select("bench", "cuda")[:2])
-        raise WeftError(f"the shape of {operator}", expected=f"the name of a case, such as {names}", got=shape)
+        raise WeftError(
+            f"the shape of {operator}", expected=f"the name of a case, such as {names}", got=shape
+        )
     text = "x".join(map(str, shape))
     if form.count and len(shape) != form.count:
         raise WeftError(f"the shape of {operator}", expected=form.dimensions, got=text)
