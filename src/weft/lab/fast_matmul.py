@@ -80,7 +80,7 @@ class LinearProgram:
 
 
 def combine(rows: Matrix, seed: int | None = None) -> LinearProgram:
-    """Return a program for the combinations ``rows``, in which sums that several rows share are computed once.
+    """Return a program for the combinations ``rows``; it computes sums that several rows share once.
 
     Greedy: the pair of terms that most rows have, up to a factor, becomes a value. ``seed`` breaks ties.
     """
@@ -203,7 +203,8 @@ class Scheme:
         field = INTEGERS if self.field == other.field == INTEGERS else MODULO_2
         name = f"{self.name}-{other.name}"
         source = f"tensor product of {self.name} and {other.name}"
-        return Scheme(name, (size[0], size[1], size[2]), *factors, source=source, field=field)
+        u, v, w = factors
+        return Scheme(name, (size[0], size[1], size[2]), u, v, w, source=source, field=field)
 
 
 def _kron(
@@ -363,18 +364,17 @@ def scheme(name: str) -> Scheme:
 
 
 def load(path: Path) -> Scheme:
-    """Read a scheme from JSON: ``name``, ``size`` [m, n, p], ``u``, ``v``, ``w`` (a row a product), ``field``.
+    """Read a scheme from JSON: ``name``, ``size`` [m, n, p], ``u``, ``v``, ``w`` (a row each), ``field``.
 
     Raises :class:`WeftError` for another format, and unless the factors are exact over their field.
     """
     with content_errors(path, "a bilinear scheme"):
         data = read_json(path)
-        factors = [tuple(tuple(_integer(x) for x in row) for row in data[name]) for name in "uvw"]
+        u, v, w = (tuple(tuple(_integer(x) for x in row) for row in data[name]) for name in "uvw")
         m, n, p = (_integer(x) for x in data["size"])
         field = str(data.get("field", INTEGERS))
-        built = Scheme(
-            str(data["name"]), (m, n, p), *factors, source=str(data.get("source", "")), field=field
-        )
+        source = str(data.get("source", ""))
+        built = Scheme(str(data["name"]), (m, n, p), u, v, w, source=source, field=field)
     if field not in (INTEGERS, MODULO_2) or min(m, n, p) < 1 or not built.u:
         raise WeftError(f"{path}", expected=f"sizes of at least 1, and {INTEGERS} or {MODULO_2}", got=field)
     built.verify()
@@ -455,7 +455,7 @@ def best_seconds(call: Callable[[], object], repeats: int = 3) -> float:
 
 
 def measured_rates(n: int) -> tuple[float, float]:
-    """Return this CPU's FLOP/s of an n x n product and bytes/s of an addition of two n x n blocks, in float32."""
+    """Return this CPU's FLOP/s of an n x n product and bytes/s of an n x n addition, in float32."""
     a, b = (torch.randn(n, n) for _ in range(2))
     total = torch.empty_like(a)
     flops = 2.0 * n**3 / best_seconds(lambda: torch.mm(a, b, out=total))
