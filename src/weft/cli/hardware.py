@@ -231,7 +231,7 @@ def roofs_table(gpus: Sequence[GpuSpec], operator: str, case: Case, direction: s
         Column("roof", numeric=True, unit="us"),
         Column("limit"),
         Column("TFLOP/s", numeric=True, unit="TFLOP/s"),
-        Column("document", 1, fold=20),
+        Column("document", 1),
     )
     work = f"{cost.nbytes / 1e6:,.4g} MB" + (
         f", {cost.flops / 1e9:,.6g} GFLOP ({cost.rate})" if cost.rate else ""

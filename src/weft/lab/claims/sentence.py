@@ -62,8 +62,8 @@ FILLERS = frozenset(
         """
         a an the in on at of with for to it its is are was takes took needs runs ran run running reaches
         reached achieves achieved gets hits does kernel kernels operator op shape shaped size sized elements
-        tensor matrix matrices rows pass per call our my we i and nvidia geforce tesla gpu card one single only
-        from by using
+        tensor matrix matrices rows pass per call our my we i and nvidia geforce tesla gpu card one single
+        only from by using
         """,
     )
 )
