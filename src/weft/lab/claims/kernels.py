@@ -9,6 +9,7 @@ from math import ceil
 from pathlib import Path
 
 from weft.core.cost import Cost
+from weft.core.errors import WeftError
 from weft.lab.claims.bounds import build_case, operator_cost
 from weft.lab.claims.ledger import (
     COMMON,
@@ -94,7 +95,10 @@ def instructions(*options: str) -> dict[str, list[str]]:
     """Return the SASS instructions of each kernel of ``CODE``, compiled by NVRTC with these options."""
     from weft.backends import disassemble
     from weft.backends.nvrtc import CudaSource
+    from weft.backends.support import missing_package
 
+    if package := missing_package("cuda"):
+        raise WeftError("the claims about compiled code", expected=f"the package {package}", got="none")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "claims.cu"
         file.write_text(CODE)
@@ -206,7 +210,7 @@ def _tile_share(n: int) -> float:
     COMMON,
     argument="Share of the SMs' time that tiles of 128 x 256 use on 132 SMs, against other multiples of 128 "
     "within an eighth",
-    expected=FALSE,
+    expected=DEPENDS,
 )
 def powers_of_two_are_fastest() -> Evidence:
     settings, figures = {}, {}
