@@ -36,7 +36,8 @@ from weft.core.json_files import content_errors, read_json
 from weft.core.operator import unknown_name
 
 INTEGERS, MODULO_2 = "integers", "modulo 2"
-RESTARTS = 40  # orders that are tried in the search for common sums
+# Orders that the search for shared sums tries, by the largest number of rows: many rows take seconds.
+RESTARTS = {25: 40, 64: 4}
 MAX_ENTRIES = 1 << 22  # of the tensor that a scheme is compared with
 Matrix = tuple[tuple[int, ...], ...]
 
@@ -117,7 +118,9 @@ def combine(rows: Matrix, seed: int | None = None) -> LinearProgram:
 
 def shortest_program(rows: Matrix) -> LinearProgram:
     """Return the program with the fewest additions of some orders of :func:`combine`."""
-    programs = (combine(rows, seed) for seed in (None, *range(RESTARTS)))
+    size = max(len(rows), len(rows[0]))
+    restarts = next((count for limit, count in RESTARTS.items() if size <= limit), 0)
+    programs = (combine(rows, seed) for seed in (None, *range(restarts)))
     return min(programs, key=lambda program: program.additions)
 
 

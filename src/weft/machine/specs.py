@@ -144,11 +144,8 @@ class GpuSpec:
             "tflops": dict(self.tflops),
             "ridge": {name: self.ridge(name) for name in self.tflops},
             "smallest_square": {name: self.smallest_square(name) for name in self.tflops},
-            "document": {
-                "title": self.document.title,
-                "year": self.document.year,
-                "url": self.document.url,
-            },
+            "document": str(self.document),
+            "url": self.document.url,
         }
 
 

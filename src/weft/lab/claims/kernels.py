@@ -118,7 +118,8 @@ def _count(code: list[str], pattern: str) -> int:
     "occupancy-100",
     "A memory-bound kernel needs an occupancy of 100 %.",
     VOLKOV,
-    argument="Little's law by measured latency and bandwidth: the occupancy at which enough bytes are in flight, "
+    argument="Little's law by measured latency and bandwidth: the occupancy at which enough bytes are "
+    "in flight, "
     "for the bytes that one thread has in flight",
     expected=DEPENDS,
 )
@@ -227,7 +228,8 @@ def powers_of_two_are_fastest() -> Evidence:
     "atomics-slow",
     "Atomics make a reduction slow.",
     REDUCTION,
-    argument="Atomic additions to one address, executed one after another at the recorded rate, over the time of "
+    argument="Atomic additions to one address, executed one after another at the recorded rate, over "
+    "the time of "
     "the bytes: one for each element, each warp of 32 and each block of 1024",
     expected=DEPENDS,
 )
@@ -248,7 +250,8 @@ def atomics_are_slow() -> Evidence:
     "divergence-costs-branches",
     "Four branches of equal length in one warp take four times the time of one.",
     PROGRAMMING,
-    argument="A warp executes the branches one after another: 8 of 32 threads take part; and the measured ratio",
+    argument="A warp executes the branches one after another: 8 of 32 threads take part; and the "
+    "measured ratio",
     expected=TRUE,
 )
 def divergent_branches_serialise() -> Evidence:
@@ -262,7 +265,8 @@ def divergent_branches_serialise() -> Evidence:
     "fusion-k-times",
     "Fusing k elementwise kernels makes them k times faster.",
     BRRR,
-    argument="Bytes of k kernels, each reading and writing N bytes, over those of one; intermediates that stay in "
+    argument="Bytes of k kernels, each reading and writing N bytes, over those of one; intermediates "
+    "that stay in "
     "the L2 move at its measured bandwidth",
     expected=DEPENDS,
 )
@@ -316,7 +320,8 @@ def fused_epilogue_saves_a_fifth() -> Evidence:
     "compiler-vectorises-loads",
     "The compiler merges four neighbouring float loads of a thread into one of 16 bytes.",
     VECTORS,
-    argument="SASS of a loop over four neighbours and of float4, compiled by NVRTC for sm_90: only the type tells "
+    argument="SASS of a loop over four neighbours and of float4, compiled by NVRTC for sm_90: only the "
+    "type tells "
     "the compiler that the address is aligned",
     expected=DEPENDS,
 )
@@ -384,7 +389,8 @@ def division_costs_a_multiplication() -> Evidence:
     "loops-unrolled",
     "The compiler unrolls short loops by itself.",
     BEST_PRACTICES,
-    argument="Backward branches in SASS of a loop with 16 steps, and of one with n steps that is told not to unroll",
+    argument="Backward branches in SASS of a loop with 16 steps, and of one with n steps that is told "
+    "not to unroll",
     expected=DEPENDS,
 )
 def compiler_unrolls_loops() -> Evidence:
@@ -401,7 +407,8 @@ def compiler_unrolls_loops() -> Evidence:
     "rms-norm-faster",
     "RMS norm is at least 7 % faster than layer norm.",
     RMS_NORM,
-    argument="Both read and write the same bytes. Measured times: of separate torch operations, and of Weft's "
+    argument="Both read and write the same bytes. Measured times: of separate torch operations, and of "
+    "Weft's "
     "fused kernels",
     expected=DEPENDS,
 )
@@ -419,7 +426,8 @@ def rms_norm_is_faster() -> Evidence:
     "dropout-free",
     "Dropout costs nothing.",
     COMMON,
-    argument="Measured time of a dropout kernel over a copy's roof; and of dropout inside a fused norm over the "
+    argument="Measured time of a dropout kernel over a copy's roof; and of dropout inside a fused norm "
+    "over the "
     "same norm without it",
     expected=DEPENDS,
 )

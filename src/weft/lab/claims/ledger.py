@@ -1,13 +1,14 @@
-"""Ledger of claims about GPU kernels: each is a sentence, a source, an argument, and a function that tests it.
+"""Ledger of claims about GPU kernels: each has a sentence, a source, an argument and a test.
 
-A test returns the settings in which it tried the claim and, for each, whether the claim holds there. The verdict
-follows: ``true`` if it holds in all settings, ``false`` if in none, ``depends`` otherwise. The verdict that the
-ledger expects is data beside the claim; a test of the project compares both.
+A test returns the settings in which it tried the claim and, for each, whether the claim holds there. The
+verdict follows: ``true`` if it holds in all settings, ``false`` if in none, ``depends`` otherwise. The verdict
+that the ledger expects is data beside the claim; a test of the project compares both.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -46,7 +47,8 @@ COMMON = Source("common saying", "repeated in courses, forums and reviews of cod
 
 @dataclass(frozen=True)
 class Evidence:
-    """Result of a claim's test: the settings that were tried, with True where the claim holds, and figures."""
+    """Result of a claim's test: the settings that were tried, with True where the claim holds, and "
+    "figures."""
 
     settings: Mapping[str, bool]
     figures: Mapping[str, float] = field(default_factory=dict)
@@ -70,7 +72,8 @@ class Evidence:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A claim with the function that tests it. ``expected`` is the verdict that the ledger was reviewed with."""
+    """A claim with the function that tests it. ``expected`` is the verdict that the ledger was "
+    "reviewed with."""
 
     id: str
     theme: str
@@ -86,17 +89,12 @@ class Claim:
         return f"{self.compute.__module__}.{self.compute.__name__}"
 
     def to_json(self, evidence: Evidence | None, reason: str = "") -> dict[str, Any]:
-        source = self.source
         return {
             "id": self.id,
             "theme": self.theme,
             "claim": self.text,
-            "source": {
-                "author": source.author,
-                "title": source.title,
-                "year": source.year,
-                "url": source.url or None,
-            },
+            "source": str(self.source),
+            "url": self.source.url or None,
             "argument": self.argument,
             "verdict": evidence.verdict if evidence else None,
             "expected": self.expected,
@@ -148,6 +146,12 @@ def all_claims() -> tuple[Claim, ...]:
     for theme in THEMES:
         import_module(f"weft.lab.claims.{theme}")
     return tuple(sorted(_CLAIMS.values(), key=lambda c: THEMES.index(c.theme)))
+
+
+def claim_ids() -> list[str]:
+    """Return the IDs of all claims, read from their sources: the modules themselves import torch."""
+    files = (Path(__file__).with_name(f"{theme}.py") for theme in THEMES)
+    return [id for file in files for id in re.findall(r'^@claim\(\s*"([^"]+)"', file.read_text(), re.M)]
 
 
 def find(id: str) -> Claim:

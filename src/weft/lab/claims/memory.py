@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import torch
 
@@ -96,7 +97,8 @@ def gelu_is_memory_bound() -> Evidence:
     "layer-norm-compute-bound",
     "Layer norm is limited by its arithmetic, since it computes a mean, a variance and a root.",
     COMMON,
-    argument="10 FLOPs an element over 4 bytes against the ridge of the fp32 units; and the measured share of "
+    argument="10 FLOPs an element over 4 bytes against the ridge of the fp32 units; and the measured "
+    "share of "
     "the bandwidth limit",
     expected=FALSE,
 )
@@ -272,7 +274,8 @@ def strided_loads_cost_eight_times() -> Evidence:
     "bank-conflict-32-times",
     "A 32-way bank conflict makes a kernel 32 times slower.",
     COMMON,
-    argument="Cycles of a warp's access by the banks of its addresses; and the measured time of the whole kernel",
+    argument="Cycles of a warp's access by the banks of its addresses; and the measured time of the "
+    "whole kernel",
     expected=DEPENDS,
 )
 def bank_conflicts_cost_32_times() -> Evidence:
@@ -300,7 +303,8 @@ def bytes_in_flight(threads: int) -> float:
     "float4-helps-relu",
     "Loads of 16 bytes make an elementwise kernel such as ReLU faster.",
     VECTORS,
-    argument="Little's law: latency times bandwidth must be in flight. With 2048 threads an SM, a thread needs "
+    argument="Little's law: latency times bandwidth must be in flight. With 2048 threads an SM, a "
+    "thread needs "
     "about 6 bytes; more bring nothing.",
     expected=DEPENDS,
 )
@@ -416,7 +420,7 @@ def prefetching_gains_nothing() -> Evidence:
 def ridge_points_rise() -> Evidence:
     order = ("v100-sxm2", "a100-sxm-40gb", "a100-sxm-80gb", "h100-sxm", "h200", "b200")
     ridges = {key: specs.one(key).ridge("fp16") or 0 for key in order}
-    pairs = list(zip(order, order[1:], strict=False))
+    pairs = list(pairwise(order))
     return Evidence(
         {f"{old} to {new}": ridges[new] > ridges[old] for old, new in pairs},
         {f"ridge, {key}": ridge for key, ridge in ridges.items()},

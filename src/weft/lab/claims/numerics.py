@@ -241,7 +241,8 @@ def tf32_is_as_accurate() -> Evidence:
     "strassen-unstable",
     "Strassen's product is numerically unstable.",
     ACCURACY,
-    argument="Errors in float32 over those of the usual product: the largest error over the largest element, and "
+    argument="Errors in float32 over those of the usual product: the largest error over the largest "
+    "element, and "
     "the relative error of small elements beside large ones",
     expected=DEPENDS,
 )
@@ -270,7 +271,8 @@ def strassen_is_unstable() -> Evidence:
     "strassen-pays-at-100",
     "Strassen's method is faster from matrices of about 100 rows on.",
     COMMON,
-    argument="Crossover of one level of Winograd's form on each GPU: (saved FLOPs / rate) against (bytes of 15 "
+    argument="Crossover of one level of Winograd's form on each GPU: (saved FLOPs / rate) against "
+    "(bytes of 15 "
     "additions / bandwidth)",
     expected=FALSE,
 )
@@ -291,7 +293,8 @@ def strassen_pays_from_100_rows() -> Evidence:
     "winograd-15-additions",
     "2 x 2 matrices can be multiplied by 7 multiplications and 15 additions.",
     Source("Shmuel Winograd", "On multiplication of 2 x 2 matrices", 1971),
-    argument="The scheme's factors give the product exactly, by integers; additions with shared sums are counted",
+    argument="The scheme's factors give the product exactly, by integers; additions with shared sums "
+    "are counted",
     expected=TRUE,
 )
 def winograd_needs_15_additions() -> Evidence:
@@ -324,7 +327,8 @@ def fp8_range_is_enough() -> Evidence:
     "bf16-weights-suffice",
     "bf16 weights can be trained without a master copy in float32.",
     MIXED,
-    argument="Updates of different relative sizes, added a hundred times to weights in bf16 with rounding to nearest",
+    argument="Updates of different relative sizes, added a hundred times to weights in bf16 with "
+    "rounding to nearest",
     expected=DEPENDS,
 )
 def bf16_weights_suffice() -> Evidence:

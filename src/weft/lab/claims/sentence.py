@@ -137,8 +137,10 @@ def parse(text: str) -> Statement:
     value, unit, figure = _take_figure(sentence)
     tf32 = bool(re.search(rf"{START}tf32{END}", sentence.rest))
     dtype = sentence.choose("the data type", DTYPES)
-    shape, shape_text = _take_shape(sentence)
+    shapes = _take_shapes(sentence)
+    # Before the shapes are counted: the number of an unknown unit looks like one.
     _refuse_rest(sentence, gpus)
+    shape, shape_text = _one_shape(shapes)
     if operator is None:
         raise missing("operator", f"one of {', '.join((COPY, *registry.operator_names()))}")
     if operator != COPY and direction not in registry.operator(operator).directions:
@@ -266,21 +268,22 @@ def _take_figure(sentence: _Sentence) -> tuple[float | None, str, str | None]:
     return value, unit, written
 
 
-def _take_shape(sentence: _Sentence) -> tuple[tuple[int, ...] | None, str]:
-    """Take the shape: 16384x16384, 16384*16384, (16384, 16384), 16kx16k (k is 1024), 2^28."""
+def _take_shapes(sentence: _Sentence) -> list[str]:
+    """Take every shape: 16384x16384, 16384*16384, (16384, 16384), 16kx16k (k is 1024), 2^28."""
     for match in list(re.finditer(r"[(\[]\s*\d+k?(?:\s*,\s*\d+k?)+\s*,?\s*[)\]]", sentence.rest)):
         inner = "x".join(re.findall(r"\d+k?", match.group()))
         before, after = sentence.rest[: match.start()], sentence.rest[match.end() :]
         sentence.rest = before + inner.ljust(len(match.group())) + after
     sentence.rest = re.sub(r"(?<=[\dk]) *[x*] *(?=\d)", "x", sentence.rest)
-    matches = sentence.take(SHAPE)
-    if len(matches) > 1:
-        raise twice("the shape", [m.group() for m in matches])
-    if not matches:
+    return [match.group() for match in sentence.take(SHAPE)]
+
+
+def _one_shape(shapes: list[str]) -> tuple[tuple[int, ...] | None, str]:
+    if len(shapes) > 1:
+        raise twice("the shape", shapes)
+    if not shapes:
         return None, ""
-    text = matches[0].group()
-    sides = tuple(_side(side) for side in text.split("x"))
-    return sides, text
+    return tuple(_side(side) for side in shapes[0].split("x")), shapes[0]
 
 
 def _side(text: str) -> int:

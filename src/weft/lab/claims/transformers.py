@@ -1,4 +1,5 @@
-"""Claims about transformers: FLOPs and bytes of training and inference, optimizer states, caches, sparsity."""
+"""Claims about transformers: FLOPs and bytes of training and inference, optimizer states, caches, "
+"sparsity."""
 
 from __future__ import annotations
 
@@ -135,7 +136,8 @@ def gpt2_step_takes_8_to_18_tflop() -> Evidence:
     "attention-dominates",
     "Attention scores dominate the FLOPs of a transformer.",
     COMMON,
-    argument="Scores and weighted values, 4 T d a token and layer, over all FLOPs of a block, 24 d^2 + 4 T d: more "
+    argument="Scores and weighted values, 4 T d a token and layer, over all FLOPs of a block, 24 d^2 + "
+    "4 T d: more "
     "than half from T = 6 d on",
     expected=DEPENDS,
 )
@@ -162,7 +164,8 @@ def _attention(length: int, *, causal: bool = False, direction: str = "forward")
     "attention-quadratic-memory",
     "The memory of attention grows with the square of the sequence length.",
     FLASH,
-    argument="Bytes at twice the length over bytes at the length: of a kernel that keeps the scores on the chip by "
+    argument="Bytes at twice the length over bytes at the length: of a kernel that keeps the scores on "
+    "the chip by "
     "the cost model, and of one that writes them",
     expected=DEPENDS,
 )
@@ -184,7 +187,8 @@ def attention_memory_is_quadratic() -> Evidence:
     "flash-fewer-flops",
     "FlashAttention is faster because it computes fewer FLOPs.",
     COMMON,
-    argument="FLOPs of the cost model over those of the two products; its backward computes the scores again. "
+    argument="FLOPs of the cost model over those of the two products; its backward computes the scores "
+    "again. "
     "What falls is the number of bytes.",
     expected=FALSE,
 )
@@ -259,7 +263,8 @@ def adam_takes_16_bytes() -> Evidence:
     "optimizer-step-negligible",
     "The time of the optimizer step is negligible: less than 2 % of a training step.",
     COMMON,
-    argument="Roofs on {h200}: 28 bytes a parameter for AdamW in fp32 against the step's FLOPs in bf16, by the "
+    argument="Roofs on {h200}: 28 bytes a parameter for AdamW in fp32 against the step's FLOPs in bf16, "
+    "by the "
     "number of tokens",
     expected=DEPENDS,
 )
@@ -321,7 +326,8 @@ def cache_is_small() -> Evidence:
     "decoding-memory-bound",
     "Generating tokens is bound by memory bandwidth.",
     INFERENCE,
-    argument="A layer's products with one token a sequence, in bf16, against the ridge of {h100_sxm}: the weights "
+    argument="A layer's products with one token a sequence, in bf16, against the ridge of {h100_sxm}: "
+    "the weights "
     "are read once for the whole batch",
     expected=DEPENDS,
 )
@@ -359,7 +365,7 @@ def a_7b_model_generates_200_tokens() -> Evidence:
     expected=FALSE,
 )
 def sparsity_halves_the_weights() -> Evidence:
-    shares = {f"{bits}-bit weights": (2 * bits + 2 * 2) / (4 * bits) for bits in (16, 8, 4)}
+    shares = {f"{bits}-bit weights": (2 * bits + 2 * 2) / (4 * bits) for bits in (16, 8)}
     return Evidence(
         {name: share <= 0.5 for name, share in shares.items()},
         {f"share of memory, {name}": share for name, share in shares.items()},
@@ -370,7 +376,8 @@ def sparsity_halves_the_weights() -> Evidence:
     "sparsity-doubles-speed",
     "2:4 sparsity doubles the speed of a linear layer.",
     SPARSE,
-    argument="Roofs on {h100_sxm} with half the FLOPs at best and 9/16 of the weights' bytes, by the number of rows",
+    argument="Roofs on {h100_sxm} with half the FLOPs at best and 9/16 of the weights' bytes, by the "
+    "number of rows",
     expected=DEPENDS,
 )
 def sparsity_doubles_the_speed() -> Evidence:
@@ -392,7 +399,8 @@ def sparsity_doubles_the_speed() -> Evidence:
     "fp8-doubles-everything",
     "FP8 doubles the speed of training.",
     DATASHEET,
-    argument="Roofs on {h100_sxm} in bf16 over fp8: of products with a bf16 result, and of parts that stay as they "
+    argument="Roofs on {h100_sxm} in bf16 over fp8: of products with a bf16 result, and of parts that "
+    "stay as they "
     "are",
     expected=DEPENDS,
 )
@@ -419,7 +427,8 @@ def fp8_doubles_everything() -> Evidence:
     "recomputation-third",
     "Recomputing all activations in the backward adds a third to the FLOPs of training.",
     RECOMPUTATION,
-    argument="One more forward beside a forward and a backward of twice its FLOPs, by the cost model of a product",
+    argument="One more forward beside a forward and a backward of twice its FLOPs, by the cost model of "
+    "a product",
     expected=TRUE,
 )
 def recomputation_adds_a_third() -> Evidence:
@@ -466,7 +475,8 @@ def fused_loss_saves_memory() -> Evidence:
     "all-reduce-grows",
     "In data-parallel training, the bytes that each GPU sends grow with the number of GPUs.",
     COMMON,
-    argument="A ring sends each of N parts 2 (N - 1) times: 2 (N - 1) / N of the gradient, less than twice it",
+    argument="A ring sends each of N parts 2 (N - 1) times: 2 (N - 1) / N of the gradient, less than "
+    "twice it",
     expected=FALSE,
 )
 def all_reduce_grows() -> Evidence:
@@ -483,9 +493,11 @@ def all_reduce_grows() -> Evidence:
 
 @claim(
     "sharding-half-more-communication",
-    "Sharding the weights as well (ZeRO stage 3) takes one and a half times the communication of data parallelism.",
+    "Sharding the weights as well (ZeRO stage 3) takes one and a half times the communication of data "
+    "parallelism.",
     ZERO,
-    argument="Two all-gathers of the weights and a reduce-scatter of the gradients, against a reduce-scatter and an "
+    argument="Two all-gathers of the weights and a reduce-scatter of the gradients, against a "
+    "reduce-scatter and an "
     "all-gather",
     expected=TRUE,
 )
