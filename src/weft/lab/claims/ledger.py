@@ -1,8 +1,8 @@
 """Ledger of claims about GPU kernels: each has a sentence, a source, an argument and a test.
 
 A test returns the settings in which it tried the claim and, for each, whether the claim holds there. The
-verdict follows: ``true`` if it holds in all settings, ``false`` if in none, ``depends`` otherwise. The verdict
-that the ledger expects is data beside the claim; a test of the project compares both.
+verdict follows: ``true`` if it holds in all settings, ``false`` if in none, ``depends`` otherwise. The
+expected verdict is data beside the claim; a test of the project compares both.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Source:
         return f"{self.author}, {self.title}{year}"
 
 
-COMMON = Source("common saying", "repeated in courses, forums and reviews of code")
+COMMON = Source("common saying", "courses and forums")
 
 
 @dataclass(frozen=True)
