@@ -256,9 +256,9 @@ def atomics_are_slow() -> Evidence:
 )
 def divergent_branches_serialise() -> Evidence:
     branches = [lane % 4 for lane in range(32)]
-    passes, measured = len(set(branches)), demo_ratio("divergence")
-    settings = {"instructions issued": passes == 4, "measured, within a quarter": measured >= 3}
-    return Evidence(settings, {"passes over the code": passes, "measured ratio": measured})
+    rounds, measured = len(set(branches)), demo_ratio("divergence")
+    settings = {"instructions issued": rounds == 4, "measured, within a quarter": measured >= 3}
+    return Evidence(settings, {"rounds through the code": rounds, "measured ratio": measured})
 
 
 @claim(

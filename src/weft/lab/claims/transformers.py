@@ -63,7 +63,8 @@ CUT_LOSSES = Source(
     2024,
     "https://arxiv.org/abs/2411.09009",
 )
-DATASHEET = Source("NVIDIA", "H100 Tensor Core GPU", 2023, "https://www.nvidia.com/en-us/data-center/h100/")
+_DOCUMENT = specs.one("h100-sxm").document
+DATASHEET = Source("NVIDIA", _DOCUMENT.title.removeprefix("NVIDIA "), _DOCUMENT.year, _DOCUMENT.url)
 VOCABULARY = 50257
 
 
