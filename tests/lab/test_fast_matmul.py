@@ -23,6 +23,7 @@ from weft.lab.fast_matmul import SCHEMES, Scheme, combine, multiply, scheme, sho
         ("winograd", "<2,2,2;7>", 24, 15),
         ("laderman", "<3,3,3;23>", 98, 66),
         ("hopcroft-kerr", "<2,2,3;11>", 20, 20),
+        ("flip-3x2x3", "<3,2,3;15>", 67, 47),
         ("winograd-winograd", "<4,4,4;49>", 474, 163),
     ],
 )

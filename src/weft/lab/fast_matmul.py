@@ -351,6 +351,7 @@ SCHEMES: dict[str, Callable[[], Scheme]] = {
     "winograd": lambda: WINOGRAD,
     "laderman": lambda: LADERMAN,
     "hopcroft-kerr": lambda: HOPCROFT_KERR,
+    "flip-3x2x3": lambda: load(Path(__file__).with_name("flip_3x2x3.json")),
     "winograd-winograd": lambda: WINOGRAD @ WINOGRAD,
     "strassen-laderman": lambda: STRASSEN @ LADERMAN,
 }
