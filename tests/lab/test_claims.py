@@ -37,6 +37,8 @@ def answer(text: str) -> str:
         ("softmax backward bf16 32768x4096 at 3 TB/s on h200 sxm", bounds.POSSIBLE),
         ("embedding bf16-64x1024x768-50304-1024 in 1 ms on a100", bounds.POSSIBLE),
         ("copy fp32 2^40 in 3600 s on b200", bounds.IMPOSSIBLE),  # it does not fit into the memory
+        ("copy fp8 2^30 in 1 ms on h200", bounds.POSSIBLE),
+        ("matmul fp32 4096x4096x4096 in 10 ms on a single a100", bounds.POSSIBLE),
     ],
 )
 def test_the_answer(text: str, verdict: str) -> None:
@@ -85,6 +87,13 @@ def test_spellings_of_one_claim_mean_the_same(text: str) -> None:
         ("gelu fp32 4x4 on t4", "the claim has no figure", None),
         ("gelu fp32 4x4 in 1 ms", "the claim has no GPU", None),
         ("gelu fp32 4x4 in 0 ms on t4", "not understood", "0 ms"),
+        ("gelu fp32 4x4 in 1e-300 s on t4", "not understood", "1e-300 s"),
+        ("gelu fp32 4x4 at 1e300 TB/s on t4", "not understood", "1e300 TB/s"),
+        ("gelu fp32 1x1x1x1x1x1x1x1x1 in 1 ms on t4", "the shape of gelu", "1x1x1x1x1x1x1x1x1"),
+        ("embedding bf16 64x1024 in 1 ms on t4", "the shape of embedding", "(64, 1024)"),
+        ("gelu bf16-1x1 in 1 ms on h200", "unknown case of gelu", "bf16-1x1"),
+        ("gelu bf16-1024x3072 fp32 in 1 ms on h200", "ambiguous: the case", "bf16-1024x3072 and float32"),
+        ("copy backward fp32 2^20 in 1 ms on t4", "the direction of copy", "backward"),
         ("gelu fp32 0x4 in 1 ms on t4", "the shape of gelu", "0x4"),
         ("matmul fp32 4x4 in 1 ms on t4", "the shape of matmul", "4x4"),
         ("gelu fp64 4x4 in 1 ms on t4", "the data type of gelu", "fp64"),

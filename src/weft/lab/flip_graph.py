@@ -108,8 +108,8 @@ def _to_scheme(rows: Rows, size: tuple[int, int, int]) -> Scheme:
 def lift(scheme: Scheme) -> Scheme | None:
     """Return the scheme over the integers with the same products and signs, or None if none is right.
 
-    With coefficients 1 - 2 s, the tensor is right modulo 4 if the signs s solve a linear system modulo 2, with
-    an equation for each of its elements. It is then right over the integers where few terms overlap.
+    With coefficients 1 - 2 s, the tensor is right modulo 4 if the signs s solve a linear system modulo 2,
+    with an equation for each of its elements. It is then right over the integers where few terms overlap.
     """
     factors = (scheme.u, scheme.v, scheme.w)
     unknowns = [

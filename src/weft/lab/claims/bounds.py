@@ -20,6 +20,7 @@ CLOSE_SHARE = 0.9
 # Datasheets round to three digits, and so do claims: up to this share a claim is at the limit, not beyond it.
 HIGHEST_SHARE = 1.01
 COLD, WARM = "cold", "warm"
+MAX_DIMENSIONS = 8
 Shape = tuple[int, ...]
 
 
@@ -162,8 +163,9 @@ def build_case(operator: str, shape: Shape, dtype: str, *, causal: bool = False,
     text = "x".join(map(str, shape))
     if form.count and len(shape) != form.count:
         raise WeftError(f"the shape of {operator}", expected=form.dimensions, got=text)
-    if min(shape) < 1:
-        raise WeftError(f"the shape of {operator}", expected="dimensions of at least 1", got=text)
+    if min(shape) < 1 or len(shape) > MAX_DIMENSIONS:
+        expected = f"at most {MAX_DIMENSIONS} dimensions of at least 1"
+        raise WeftError(f"the shape of {operator}", expected=expected, got=text)
     dtypes = tuple(ITEMSIZE) if operator == COPY else registry.operator(operator).dtypes
     if dtype not in dtypes:
         expected = ", ".join(SHORT.get(d, d) for d in dtypes)

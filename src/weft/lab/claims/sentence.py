@@ -7,7 +7,6 @@ Every word must be understood, and none may be said twice: a sentence that is no
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -38,7 +37,7 @@ ALIASES = {
 }
 DTYPES = {
     "float64": ("fp64", "float64", "double", "f64"),
-    "float32": ("fp32", "float32", "single", "f32", "tf32"),
+    "float32": ("fp32", "float32", "f32", "tf32"),
     "float16": ("fp16", "float16", "half", "f16"),
     "bfloat16": ("bf16", "bfloat16"),
     "float8_e4m3fn": ("fp8", "e4m3", "float8_e4m3fn", "float8"),
@@ -53,6 +52,7 @@ SECONDS = {
     **dict.fromkeys(("ms", "millisecond", "milliseconds"), 1e-3),
     **dict.fromkeys(("s", "sec", "second", "seconds"), 1.0),
 }
+SMALLEST, LARGEST = 1e-12, 1e24  # of a figure, in s, B/s or FLOP/s
 SI = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15}
 BINARY = {"ki": 2.0**10, "mi": 2.0**20, "gi": 2.0**30, "ti": 2.0**40}
 # Words that carry no meaning here. One that would change it (not, over, at least) is none of them.
@@ -143,7 +143,7 @@ def parse(text: str) -> Statement:
     shape, shape_text = _one_shape(shapes)
     if operator is None:
         raise missing("operator", f"one of {', '.join((COPY, *registry.operator_names()))}")
-    if operator != COPY and direction not in registry.operator(operator).directions:
+    if direction not in ((FORWARD,) if operator == COPY else registry.operator(operator).directions):
         raise WeftError(f"the direction of {operator}", expected="forward", got=direction)
     if mask and operator != "attention":
         raise WeftError(f"a mask of {operator}", expected="none", got=mask)
@@ -153,9 +153,11 @@ def parse(text: str) -> Statement:
         raise missing("GPU", "a name such as a100-sxm-80gb (weft hardware lists them)")
     if figure is None or value is None:
         raise missing("figure", "a time (0.3 ms), TFLOP/s, or GB/s")
+    if operator == "matmul" and dtype is not None and dtype.startswith("float8"):
+        operator = "scaled_matmul"
     cases = _cases(operator, case, dtype, shape, shape_text, mask, tf32)
     return Statement(
-        operator="scaled_matmul" if dtype and dtype.startswith("float8") else operator,
+        operator=operator,
         direction=direction,
         cases=cases,
         value=value,
@@ -186,8 +188,6 @@ def _cases(
     if shape is None:
         form = FORMS.get(operator)
         raise missing("shape", form.dimensions if form else "the name of a case")
-    if operator == "matmul" and dtype.startswith("float8"):
-        operator = "scaled_matmul"
     if re.fullmatch(r"\d+\^3", shape_text) and FORMS[operator].count == 3:
         shape = (round(shape[0] ** (1 / 3)),) * 3
     if operator != "attention":
@@ -263,8 +263,8 @@ def _take_figure(sentence: _Sentence) -> tuple[float | None, str, str | None]:
     if not figures:
         return None, "", None
     value, unit, written = figures[0]
-    if not (0 < value < math.inf):
-        raise not_understood(written, "a figure above 0")
+    if not SMALLEST <= value <= LARGEST:
+        raise not_understood(written, "a figure above 0 that a GPU could have")
     return value, unit, written
 
 
