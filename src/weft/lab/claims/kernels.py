@@ -25,21 +25,9 @@ from weft.lab.claims.ledger import (
     plateaus,
     record,
 )
-from weft.lab.claims.memory import BEST_PRACTICES, VECTORS, bytes_in_flight
+from weft.lab.claims.memory import bytes_in_flight
 from weft.machine import specs
 
-VOLKOV = Source(
-    "Vasily Volkov",
-    "Better Performance at Lower Occupancy",
-    2010,
-    "https://www.nvidia.com/content/GTC-2010/pdfs/2238_GTC2010.pdf",
-)
-REDUCTION = Source(
-    "Mark Harris",
-    "Optimizing Parallel Reduction in CUDA",
-    2007,
-    "https://developer.download.nvidia.com/assets/cuda/files/reduction.pdf",
-)
 BRRR = Source("Horace He", "Making Deep Learning Go Brrrr From First Principles", 2022)
 BACKGROUND = Source(
     "NVIDIA",
@@ -117,10 +105,9 @@ def _count(code: list[str], pattern: str) -> int:
 @claim(
     "occupancy-100",
     "A memory-bound kernel needs an occupancy of 100 %.",
-    VOLKOV,
-    argument="Little's law by measured latency and bandwidth: the occupancy at which enough bytes are "
-    "in flight, "
-    "for the bytes that one thread has in flight",
+    COMMON,
+    argument="Little's law by measured latency and bandwidth: the occupancy at which enough bytes are in "
+    "flight, for the bytes that one thread has in flight",
     expected=DEPENDS,
 )
 def full_occupancy_is_needed() -> Evidence:
@@ -209,8 +196,8 @@ def _tile_share(n: int) -> float:
     "powers-of-two-fastest",
     "Products reach the highest rate at sizes that are powers of two.",
     COMMON,
-    argument="Share of the SMs' time that tiles of 128 x 256 use on 132 SMs, against other multiples of 128 "
-    "within an eighth",
+    argument="Share of the SMs' time that tiles of 128 x 256 use on 132 SMs, against other multiples of "
+    "128 within an eighth",
     expected=DEPENDS,
 )
 def powers_of_two_are_fastest() -> Evidence:
@@ -227,10 +214,9 @@ def powers_of_two_are_fastest() -> Evidence:
 @claim(
     "atomics-slow",
     "Atomics make a reduction slow.",
-    REDUCTION,
-    argument="Atomic additions to one address, executed one after another at the recorded rate, over "
-    "the time of "
-    "the bytes: one for each element, each warp of 32 and each block of 1024",
+    COMMON,
+    argument="Atomic additions to one address, executed one after another at the recorded rate, over the "
+    "time of the bytes: one for each element, each warp of 32 and each block of 1024",
     expected=DEPENDS,
 )
 def atomics_are_slow() -> Evidence:
@@ -250,8 +236,8 @@ def atomics_are_slow() -> Evidence:
     "divergence-costs-branches",
     "Four branches of equal length in one warp take four times the time of one.",
     PROGRAMMING,
-    argument="A warp executes the branches one after another: 8 of 32 threads take part; and the "
-    "measured ratio",
+    argument="A warp executes the branches one after another: 8 of 32 threads take part; and the measured "
+    "ratio",
     expected=TRUE,
 )
 def divergent_branches_serialise() -> Evidence:
@@ -265,9 +251,8 @@ def divergent_branches_serialise() -> Evidence:
     "fusion-k-times",
     "Fusing k elementwise kernels makes them k times faster.",
     BRRR,
-    argument="Bytes of k kernels, each reading and writing N bytes, over those of one; intermediates "
-    "that stay in "
-    "the L2 move at its measured bandwidth",
+    argument="Bytes of k kernels, each reading and writing N bytes, over those of one; intermediates that "
+    "stay in the L2 move at its measured bandwidth",
     expected=DEPENDS,
 )
 def fusion_of_k_kernels_is_k_times_faster() -> Evidence:
@@ -299,7 +284,7 @@ def fused_bias_gelu_is_twice_as_fast() -> Evidence:
 @claim(
     "fused-epilogue",
     "Fusing GELU into the product before it saves a fifth of their time.",
-    BACKGROUND,
+    COMMON,
     argument="Roofs of the product and of GELU on {h200}, separate and fused, by the inner dimension K",
     expected=DEPENDS,
 )
@@ -319,10 +304,9 @@ def fused_epilogue_saves_a_fifth() -> Evidence:
 @claim(
     "compiler-vectorises-loads",
     "The compiler merges four neighbouring float loads of a thread into one of 16 bytes.",
-    VECTORS,
+    COMMON,
     argument="SASS of a loop over four neighbours and of float4, compiled by NVRTC for sm_90: only the "
-    "type tells "
-    "the compiler that the address is aligned",
+    "type tells the compiler that the address is aligned",
     expected=DEPENDS,
 )
 def compiler_merges_loads() -> Evidence:
@@ -388,9 +372,9 @@ def division_costs_a_multiplication() -> Evidence:
 @claim(
     "loops-unrolled",
     "The compiler unrolls short loops by itself.",
-    BEST_PRACTICES,
-    argument="Backward branches in SASS of a loop with 16 steps, and of one with n steps that is told "
-    "not to unroll",
+    PROGRAMMING,
+    argument="Backward branches in SASS of a loop with 16 steps, and of one with n steps that is told not "
+    "to unroll",
     expected=DEPENDS,
 )
 def compiler_unrolls_loops() -> Evidence:
@@ -408,8 +392,7 @@ def compiler_unrolls_loops() -> Evidence:
     "RMS norm is at least 7 % faster than layer norm.",
     RMS_NORM,
     argument="Both read and write the same bytes. Measured times: of separate torch operations, and of "
-    "Weft's "
-    "fused kernels",
+    "Weft's fused kernels",
     expected=DEPENDS,
 )
 def rms_norm_is_faster() -> Evidence:
@@ -427,8 +410,7 @@ def rms_norm_is_faster() -> Evidence:
     "Dropout costs nothing.",
     COMMON,
     argument="Measured time of a dropout kernel over a copy's roof; and of dropout inside a fused norm "
-    "over the "
-    "same norm without it",
+    "over the same norm without it",
     expected=DEPENDS,
 )
 def dropout_costs_nothing() -> Evidence:

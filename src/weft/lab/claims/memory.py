@@ -56,12 +56,6 @@ ONLINE = Source(
     2018,
     "https://arxiv.org/abs/1805.02867",
 )
-BACKGROUND = Source(
-    "NVIDIA",
-    "Matrix Multiplication Background User's Guide",
-    2023,
-    "https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/",
-)
 GELU_FLOPS, NORM_FLOPS = 20, 10  # an element, counted generously: tanh as ten
 SECTOR = 32  # bytes of a sector, the least that a load moves
 
@@ -97,9 +91,8 @@ def gelu_is_memory_bound() -> Evidence:
     "layer-norm-compute-bound",
     "Layer norm is limited by its arithmetic, since it computes a mean, a variance and a root.",
     COMMON,
-    argument="10 FLOPs an element over 4 bytes against the ridge of the fp32 units; and the measured "
-    "share of "
-    "the bandwidth limit",
+    argument="10 FLOPs an element over 4 bytes against the ridge of the fp32 units; and the measured share "
+    "of the bandwidth limit",
     expected=FALSE,
 )
 def layer_norm_is_compute_bound() -> Evidence:
@@ -114,8 +107,8 @@ def layer_norm_is_compute_bound() -> Evidence:
     "softmax-three-passes",
     "A stable softmax must read its input three times: for the maximum, the sum and the result.",
     COMMON,
-    argument="Three reads and one write take at least twice the time of one read and one write. The measured "
-    "kernels come closer to the latter.",
+    argument="Three reads and one write take at least twice the time of one read and one write. The "
+    "measured kernels come closer to the latter.",
     expected=FALSE,
 )
 def softmax_needs_three_passes() -> Evidence:
@@ -225,7 +218,7 @@ def shared_memory_is_a_hundred_times_faster() -> Evidence:
 
 @claim(
     "global-latency-400-800",
-    "A load from device memory takes 400 to 800 cycles.",
+    "A global load takes 400 to 800 cycles.",
     BEST_PRACTICES,
     argument="Measured cycles of dependent loads beyond the L2, and within it",
     expected=DEPENDS,
@@ -274,8 +267,8 @@ def strided_loads_cost_eight_times() -> Evidence:
     "bank-conflict-32-times",
     "A 32-way bank conflict makes a kernel 32 times slower.",
     COMMON,
-    argument="Cycles of a warp's access by the banks of its addresses; and the measured time of the "
-    "whole kernel",
+    argument="Cycles of a warp's access by the banks of its addresses; and the measured time of the whole "
+    "kernel",
     expected=DEPENDS,
 )
 def bank_conflicts_cost_32_times() -> Evidence:
@@ -303,9 +296,8 @@ def bytes_in_flight(threads: int) -> float:
     "float4-helps-relu",
     "Loads of 16 bytes make an elementwise kernel such as ReLU faster.",
     VECTORS,
-    argument="Little's law: latency times bandwidth must be in flight. With 2048 threads an SM, a "
-    "thread needs "
-    "about 6 bytes; more bring nothing.",
+    argument="Little's law: latency times bandwidth must be in flight. With 2048 threads an SM, a thread "
+    "needs about 6 bytes; more bring nothing.",
     expected=DEPENDS,
 )
 def wide_loads_help_relu() -> Evidence:
@@ -382,7 +374,7 @@ def warm_times_equal_cold_times() -> Evidence:
 @claim(
     "matmul-compute-bound",
     "Matrix products are compute-bound.",
-    BACKGROUND,
+    COMMON,
     argument="Arithmetic intensity of the cost model against the ridge of {h100_sxm} in bf16",
     expected=DEPENDS,
 )
@@ -413,7 +405,7 @@ def prefetching_gains_nothing() -> Evidence:
 @claim(
     "ridge-rises",
     "With each generation of GPUs, the ridge point of 16-bit products rises.",
-    ROOFLINE,
+    COMMON,
     argument="Ridge points of the table, generation by generation",
     expected=DEPENDS,
 )

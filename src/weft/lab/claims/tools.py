@@ -19,16 +19,7 @@ from weft.lab.claims.ledger import (
     record,
 )
 
-PYTORCH_2 = Source(
-    "Jason Ansel et al.",
-    "PyTorch 2: Faster Machine Learning Through Dynamic Python Bytecode Transformation and Graph Compilation",
-    2024,
-    "https://doi.org/10.1145/3620665.3640366",
-)
 CUDA_SEMANTICS = Source("PyTorch", "CUDA semantics", 2025, "https://pytorch.org/docs/stable/notes/cuda.html")
-GRAPHS = Source(
-    "NVIDIA", "Getting Started with CUDA Graphs", 2019, "https://developer.nvidia.com/blog/cuda-graphs/"
-)
 AMDAHL = Source(
     "Gene Amdahl",
     "Validity of the single processor approach to achieving large scale computing capabilities",
@@ -40,7 +31,7 @@ AMDAHL = Source(
 @claim(
     "compile-fuses-everything",
     "torch.compile fuses a function into one kernel.",
-    PYTORCH_2,
+    COMMON,
     argument="Kernels and library calls in the code that Inductor generates for a CPU",
     expected=DEPENDS,
 )
@@ -57,8 +48,8 @@ def compile_fuses_everything() -> Evidence:
     "clock-without-synchronisation",
     "Two calls of time.time() around an operation measure its time on the GPU, within 10 %.",
     CUDA_SEMANTICS,
-    argument="The call returns when the kernel is queued: recorded host time of a call over the "
-    "kernel's time",
+    argument="The call returns when the kernel is queued: recorded host time of a call over the kernel's "
+    "time",
     expected=FALSE,
 )
 def host_clock_measures_kernels() -> Evidence:
@@ -87,8 +78,8 @@ def wall_clock_is_suitable() -> Evidence:
     "launch-five-us",
     "Calling an operator costs the host about five microseconds.",
     COMMON,
-    argument="Recorded host times of calls on 64 x 1024 elements: ATen's function, with dispatch, and with a "
-    "gradient; 'about' means up to 10 us",
+    argument="Recorded host times of calls on 64 x 1024 elements: ATen's function, with dispatch, and with "
+    "a gradient; 'about' means up to 10 us",
     expected=DEPENDS,
 )
 def a_call_costs_five_us() -> Evidence:
@@ -104,10 +95,9 @@ def a_call_costs_five_us() -> Evidence:
 @claim(
     "cuda-graphs-always-help",
     "A CUDA graph makes a program at least 10 % faster.",
-    GRAPHS,
-    argument="Measured: 100 small launches one by one over one graph of them; and a training step of "
-    "GPT-2 124M "
-    "without and with a graph",
+    COMMON,
+    argument="Measured: 100 small launches one by one over one graph of them; and a training step of GPT-2 "
+    "124M without and with a graph",
     expected=DEPENDS,
 )
 def cuda_graphs_always_help() -> Evidence:
@@ -179,12 +169,7 @@ def twice_as_fast_kernel_helps() -> Evidence:
 @claim(
     "wide-loads-measured",
     "A sum of floats gains at least a third from vectorised loads and a grid-stride loop.",
-    Source(
-        "Mark Harris",
-        "CUDA Pro Tip: Write Flexible Kernels with Grid-Stride Loops",
-        2013,
-        "https://developer.nvidia.com/blog/cuda-pro-tip-write-flexible-kernels-grid-stride-loops/",
-    ),
+    COMMON,
     argument="Recorded times of two steps of the sum's ladder, at 2^28 and at 2^20 elements",
     expected=DEPENDS,
 )
@@ -200,7 +185,7 @@ def wide_loads_speed_up_sums() -> Evidence:
 @claim(
     "adamw-fused",
     "A fused AdamW step is at least three times as fast as one in separate operations.",
-    PYTORCH_2,
+    COMMON,
     argument="Recorded times of the eager step over the fused kernel, with the copies that both need",
     expected=TRUE,
 )

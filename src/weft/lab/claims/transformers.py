@@ -36,16 +36,6 @@ FLASH2 = Source("Tri Dao", "FlashAttention-2", 2023, "https://arxiv.org/abs/2307
 SPARSE = Source(
     "Asit Mishra et al.", "Accelerating Sparse Deep Neural Networks", 2021, "https://arxiv.org/abs/2104.08378"
 )
-MULTI_QUERY = Source(
-    "Noam Shazeer",
-    "Fast Transformer Decoding: One Write-Head is All You Need",
-    2019,
-    "https://arxiv.org/abs/1911.02150",
-)
-GROUPED = Source(
-    "Joshua Ainslie et al.", "GQA: Training Generalized Multi-Query Transformer Models", 2023,
-    "https://arxiv.org/abs/2305.13245",
-)  # fmt: skip
 INFERENCE = Source(
     "Reiner Pope et al.",
     "Efficiently Scaling Transformer Inference",
@@ -56,7 +46,6 @@ RECOMPUTATION = Source(
     "Vijay Korthikanti et al.", "Reducing Activation Recomputation in Large Transformer Models", 2022,
     "https://arxiv.org/abs/2205.05198",
 )  # fmt: skip
-LLM_C = Source("Andrej Karpathy", "llm.c", 2024, "https://github.com/karpathy/llm.c")
 CUT_LOSSES = Source(
     "Erik Wijmans et al.",
     "Cut Your Losses in Large-Vocabulary Language Models",
@@ -120,7 +109,7 @@ def training_takes_6n_flops() -> Evidence:
 @claim(
     "gpt2-step-8-18-tflop",
     "A training step of GPT-2 124M takes 8 to 18 TFLOP.",
-    LLM_C,
+    COMMON,
     argument="FLOPs a token at T = 1024 times the tokens of a step",
     expected=DEPENDS,
 )
@@ -137,9 +126,8 @@ def gpt2_step_takes_8_to_18_tflop() -> Evidence:
     "attention-dominates",
     "Attention scores dominate the FLOPs of a transformer.",
     COMMON,
-    argument="Scores and weighted values, 4 T d a token and layer, over all FLOPs of a block, 24 d^2 + "
-    "4 T d: more "
-    "than half from T = 6 d on",
+    argument="Scores and weighted values, 4 T d a token and layer, over all FLOPs of a block, 24 d^2 + 4 T "
+    "d: more than half from T = 6 d on",
     expected=DEPENDS,
 )
 def attention_dominates() -> Evidence:
@@ -165,9 +153,8 @@ def _attention(length: int, *, causal: bool = False, direction: str = "forward")
     "attention-quadratic-memory",
     "The memory of attention grows with the square of the sequence length.",
     FLASH,
-    argument="Bytes at twice the length over bytes at the length: of a kernel that keeps the scores on "
-    "the chip by "
-    "the cost model, and of one that writes them",
+    argument="Bytes at twice the length over bytes at the length: of a kernel that keeps the scores on the "
+    "chip by the cost model, and of one that writes them",
     expected=DEPENDS,
 )
 def attention_memory_is_quadratic() -> Evidence:
@@ -189,8 +176,7 @@ def attention_memory_is_quadratic() -> Evidence:
     "FlashAttention is faster because it computes fewer FLOPs.",
     COMMON,
     argument="FLOPs of the cost model over those of the two products; its backward computes the scores "
-    "again. "
-    "What falls is the number of bytes.",
+    "again. What falls is the number of bytes.",
     expected=FALSE,
 )
 def flash_attention_computes_less() -> Evidence:
@@ -264,9 +250,8 @@ def adam_takes_16_bytes() -> Evidence:
     "optimizer-step-negligible",
     "The time of the optimizer step is negligible: less than 2 % of a training step.",
     COMMON,
-    argument="Roofs on {h200}: 28 bytes a parameter for AdamW in fp32 against the step's FLOPs in bf16, "
-    "by the "
-    "number of tokens",
+    argument="Roofs on {h200}: 28 bytes a parameter for AdamW in fp32 against the step's FLOPs in bf16, by "
+    "the number of tokens",
     expected=DEPENDS,
 )
 def optimizer_step_is_negligible() -> Evidence:
@@ -290,7 +275,7 @@ def _cache_bytes(model: Decoder, length: int, *, heads: int, cached_heads: int, 
 @claim(
     "kv-cache-half-megabyte",
     "The cache of keys and values of a 7B model takes half a mebibyte a token.",
-    MULTI_QUERY,
+    COMMON,
     argument="2 tensors x 32 layers x 4096 x 2 bytes, with all 32 heads cached, or fewer, or in 8 bits",
     expected=DEPENDS,
 )
@@ -309,7 +294,7 @@ def cache_takes_half_a_mebibyte() -> Evidence:
 @claim(
     "cache-exceeds-weights",
     "In inference, the cache of keys and values is small beside the weights.",
-    GROUPED,
+    COMMON,
     argument="Bytes of both in 16 bits for a 7B model",
     expected=DEPENDS,
 )
@@ -327,9 +312,8 @@ def cache_is_small() -> Evidence:
     "decoding-memory-bound",
     "Generating tokens is bound by memory bandwidth.",
     INFERENCE,
-    argument="A layer's products with one token a sequence, in bf16, against the ridge of {h100_sxm}: "
-    "the weights "
-    "are read once for the whole batch",
+    argument="A layer's products with one token a sequence, in bf16, against the ridge of {h100_sxm}: the "
+    "weights are read once for the whole batch",
     expected=DEPENDS,
 )
 def decoding_is_memory_bound() -> Evidence:
@@ -361,7 +345,7 @@ def a_7b_model_generates_200_tokens() -> Evidence:
 @claim(
     "sparsity-halves-weights",
     "2:4 sparsity halves the memory of the weights.",
-    SPARSE,
+    COMMON,
     argument="Of four weights, two values stay, each with two bits for its position: 9/16 for 16-bit weights",
     expected=FALSE,
 )
@@ -399,10 +383,9 @@ def sparsity_doubles_the_speed() -> Evidence:
 @claim(
     "fp8-doubles-everything",
     "FP8 doubles the speed of training.",
-    DATASHEET,
-    argument="Roofs on {h100_sxm} in bf16 over fp8: of products with a bf16 result, and of parts that "
-    "stay as they "
-    "are",
+    COMMON,
+    argument="Roofs on {h100_sxm} in bf16 over fp8: of products with a bf16 result, and of parts that stay "
+    "as they are",
     expected=DEPENDS,
 )
 def fp8_doubles_everything() -> Evidence:
@@ -428,8 +411,8 @@ def fp8_doubles_everything() -> Evidence:
     "recomputation-third",
     "Recomputing all activations in the backward adds a third to the FLOPs of training.",
     RECOMPUTATION,
-    argument="One more forward beside a forward and a backward of twice its FLOPs, by the cost model of "
-    "a product",
+    argument="One more forward beside a forward and a backward of twice its FLOPs, by the cost model of a "
+    "product",
     expected=TRUE,
 )
 def recomputation_adds_a_third() -> Evidence:
@@ -476,8 +459,8 @@ def fused_loss_saves_memory() -> Evidence:
     "all-reduce-grows",
     "In data-parallel training, the bytes that each GPU sends grow with the number of GPUs.",
     COMMON,
-    argument="A ring sends each of N parts 2 (N - 1) times: 2 (N - 1) / N of the gradient, less than "
-    "twice it",
+    argument="A ring sends each of N parts 2 (N - 1) times: 2 (N - 1) / N of the gradient, less than twice "
+    "it",
     expected=FALSE,
 )
 def all_reduce_grows() -> Evidence:
@@ -498,8 +481,7 @@ def all_reduce_grows() -> Evidence:
     "parallelism.",
     ZERO,
     argument="Two all-gathers of the weights and a reduce-scatter of the gradients, against a "
-    "reduce-scatter and an "
-    "all-gather",
+    "reduce-scatter and an all-gather",
     expected=TRUE,
 )
 def sharding_costs_half_more() -> Evidence:
