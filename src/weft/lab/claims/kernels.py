@@ -28,6 +28,18 @@ from weft.lab.claims.ledger import (
 from weft.lab.claims.memory import bytes_in_flight
 from weft.machine import specs
 
+VOLKOV = Source(
+    "Vasily Volkov",
+    "Better Performance at Lower Occupancy",
+    2010,
+    "https://www.nvidia.com/content/GTC-2010/pdfs/2238_GTC2010.pdf",
+)
+REDUCTION = Source(
+    "Mark Harris",
+    "Optimizing Parallel Reduction in CUDA",
+    2007,
+    "https://developer.download.nvidia.com/assets/cuda/files/reduction.pdf",
+)
 BRRR = Source("Horace He", "Making Deep Learning Go Brrrr From First Principles", 2022)
 BACKGROUND = Source(
     "NVIDIA",
@@ -117,6 +129,41 @@ def full_occupancy_is_needed() -> Evidence:
         occupancy = per_sm / nbytes / MAX_THREADS
         settings[f"{nbytes} bytes in flight a thread"] = occupancy >= 1
         figures[f"occupancy needed, {nbytes} bytes"] = occupancy
+    return Evidence(settings, figures)
+
+
+@claim(
+    "low-occupancy-suffices",
+    "An occupancy of a tenth can be enough for full memory bandwidth, if each thread has several wide "
+    "loads in "
+    "flight.",
+    VOLKOV,
+    argument="Little's law by measured latency and bandwidth, for four loads of 16 bytes in flight a thread",
+    expected=TRUE,
+)
+def low_occupancy_suffices() -> Evidence:
+    occupancy = bytes_in_flight(1) / (4 * 16) / MAX_THREADS
+    return Evidence({"four loads of 16 bytes": occupancy <= 0.1}, {"occupancy needed": occupancy})
+
+
+@claim(
+    "reduction-thirty-times",
+    "Step by step, a reduction can be made thirty times faster than its first version.",
+    REDUCTION,
+    argument="Recorded times of the sum's ladder: its first steps over its last",
+    expected=DEPENDS,
+)
+def a_reduction_becomes_thirty_times_faster() -> Evidence:
+    first = {
+        "atomics for each element": "cuda/01-global-atomics",
+        "a tree in shared memory": "cuda/02-shared-tree",
+    }
+    settings, figures = {}, {}
+    for case in ("fp32-2^28", "fp32-2^20"):
+        for name, step in first.items():
+            ratio = cold_us("sum", case, step) / cold_us("sum", case, "cuda")
+            settings[f"from {name}, {case}"] = ratio >= 30
+            figures[f"ratio, from {name}, {case}"] = ratio
     return Evidence(settings, figures)
 
 
@@ -216,7 +263,7 @@ def powers_of_two_are_fastest() -> Evidence:
     "Atomics make a reduction slow.",
     COMMON,
     argument="Atomic additions to one address, executed one after another at the recorded rate, over the "
-    "time of the bytes: one for each element, each warp of 32 and each block of 1024",
+    "time of the bytes: one for each element, each warp of 32, and every 2^15 elements",
     expected=DEPENDS,
 )
 def atomics_are_slow() -> Evidence:

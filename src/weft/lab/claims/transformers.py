@@ -36,6 +36,15 @@ FLASH2 = Source("Tri Dao", "FlashAttention-2", 2023, "https://arxiv.org/abs/2307
 SPARSE = Source(
     "Asit Mishra et al.", "Accelerating Sparse Deep Neural Networks", 2021, "https://arxiv.org/abs/2104.08378"
 )
+GROUPED = Source(
+    "Joshua Ainslie et al.",
+    "GQA: Training Generalized Multi-Query Transformer Models",
+    2023,
+    "https://arxiv.org/abs/2305.13245",
+)
+MIXED = Source(
+    "Paulius Micikevicius et al.", "Mixed Precision Training", 2017, "https://arxiv.org/abs/1710.03740"
+)
 INFERENCE = Source(
     "Reiner Pope et al.",
     "Efficiently Scaling Transformer Inference",
@@ -244,6 +253,51 @@ def adam_takes_16_bytes() -> Evidence:
         nbytes = sum(i.nbytes for i in case.inputs if i.numel == elements) / elements
         settings[case.name], figures[f"bytes, {case.name}"] = round(nbytes) == 16, nbytes
     return Evidence(settings, figures)
+
+
+@claim(
+    "mixed-precision-halves-memory",
+    "Mixed precision halves the memory of training.",
+    MIXED,
+    argument="Bytes of an activation in 16 bits over 32; and of weight, gradient and states a parameter "
+    "by the "
+    "optimizer's cases, with a master copy over all in float32",
+    expected=DEPENDS,
+)
+def mixed_precision_halves_memory() -> Evidence:
+    adam = registry.operator("adamw")
+
+    def nbytes(case: str) -> int:
+        return sum(i.nbytes for i in adam.case(case).inputs)
+
+    ratios = {
+        "activations": ITEMSIZE["bfloat16"] / ITEMSIZE["float32"],
+        "weights, gradients and states of Adam": nbytes("bf16-124m-master") / nbytes("fp32-124m"),
+    }
+    return Evidence(
+        {name: ratio <= 0.5 for name, ratio in ratios.items()},
+        {f"share of the memory, {name}": ratio for name, ratio in ratios.items()},
+    )
+
+
+@claim(
+    "grouped-heads-shrink-cache",
+    "Sharing keys and values among groups of heads shrinks their cache by the size of a group, and so "
+    "the bytes "
+    "of attention when tokens are generated.",
+    GROUPED,
+    argument="Bytes of the cache, and of reading it for one query and 8192 keys, with 8 heads of keys "
+    "and with 32",
+    expected=TRUE,
+)
+def grouped_heads_shrink_the_cache() -> Evidence:
+    cached = _cache_bytes(LLAMA_7B, 8192, heads=32, cached_heads=8)
+    cache_ratio = _cache_bytes(LLAMA_7B, 8192, heads=32, cached_heads=32) / cached
+    item, query = ITEMSIZE["bfloat16"], 2 * 32 * 128  # the query and the output of one token
+    moved = {heads: item * (query + 2 * heads * 8192 * 128) for heads in (8, 32)}
+    ratio = moved[32] / moved[8]
+    settings = {"the cache": cache_ratio == 4, "bytes of one token's attention, within 1 %": ratio > 4 * 0.99}
+    return Evidence(settings, {"cache": cache_ratio, "bytes of one token's attention": ratio})
 
 
 @claim(
