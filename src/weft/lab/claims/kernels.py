@@ -135,8 +135,7 @@ def full_occupancy_is_needed() -> Evidence:
 @claim(
     "low-occupancy-suffices",
     "An occupancy of a tenth can be enough for full memory bandwidth, if each thread has several wide "
-    "loads in "
-    "flight.",
+    "loads in flight.",
     VOLKOV,
     argument="Little's law by measured latency and bandwidth, for four loads of 16 bytes in flight a thread",
     expected=TRUE,

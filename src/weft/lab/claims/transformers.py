@@ -259,9 +259,8 @@ def adam_takes_16_bytes() -> Evidence:
     "mixed-precision-halves-memory",
     "Mixed precision halves the memory of training.",
     MIXED,
-    argument="Bytes of an activation in 16 bits over 32; and of weight, gradient and states a parameter "
-    "by the "
-    "optimizer's cases, with a master copy over all in float32",
+    argument="Bytes of an activation in 16 bits over 32; and of weight, gradient and states a parameter by "
+    "the optimizer's cases, with a master copy over all in float32",
     expected=DEPENDS,
 )
 def mixed_precision_halves_memory() -> Evidence:
@@ -282,12 +281,11 @@ def mixed_precision_halves_memory() -> Evidence:
 
 @claim(
     "grouped-heads-shrink-cache",
-    "Sharing keys and values among groups of heads shrinks their cache by the size of a group, and so "
-    "the bytes "
-    "of attention when tokens are generated.",
+    "Sharing keys and values among groups of heads shrinks their cache by the size of a group, and so the "
+    "bytes of attention when tokens are generated.",
     GROUPED,
-    argument="Bytes of the cache, and of reading it for one query and 8192 keys, with 8 heads of keys "
-    "and with 32",
+    argument="Bytes of the cache, and of reading it for one query and 8192 keys, with 8 heads of keys and "
+    "with 32",
     expected=TRUE,
 )
 def grouped_heads_shrink_the_cache() -> Evidence:
