@@ -107,7 +107,8 @@ def bounds_table(statement: Statement, rows: Sequence[Bound]) -> Table:
         work.append(f"{cost.flops / 1e9:,.6g} GFLOP in {cost.rate}, {intensity}")
     documents = dict.fromkeys(str(row.gpu.document) for row in rows)
     notes = [
-        f"understood: {statement.operator} {statement.direction} {case.name}, {statement.figure}",
+        f"understood: {statement.operator} {statement.direction} {case.name}, {statement.figure}, "
+        f"{statement.gpu}",
         f"work: {'; '.join(work)}. Each input is read once, each output written once.",
         "warm: as many of the bytes as the L2 holds come from it.",
         f"by {', '.join(documents)}",
@@ -123,6 +124,7 @@ def to_json(text: str, statement: Statement, rows: Sequence[Bound], verdict: str
         "direction": statement.direction,
         "case": case.name,
         "figure": statement.figure,
+        "gpu": statement.gpu,
         "gpus": [gpu.key for gpu in statement.gpus],
         "caches": list(statement.caches),
     }
