@@ -77,6 +77,12 @@ ENDINGS: dict[str, tuple[Arguments, str]] = {
         lambda _: ("--mutant", "W02/sum/eager/first-answer", "--device", "cpu"),
         rf"passed: killed 1 of 1 that ran {SECONDS}",
     ),
+    "hardware": (lambda _: (), r"shown: 24 GPUs"),
+    "claim": (
+        lambda _: ("gelu fp32 2^28 in 1 ms on h200 sxm",),
+        r"possible: it would be 45 % of the limit by bytes; the shortest is 447.4 us on h200",
+    ),
+    "claims": (lambda _: ("sparsity-halves-weights",), rf"tested: 1 claim: 1 false {SECONDS}"),
     "demo": (lambda _: ("coalescing",), rf"shown: 1 demo, [01] timed {SECONDS}"),
     "ladder": (
         lambda _: ("softmax", ROOT / "results" / "nvidia-h200"),

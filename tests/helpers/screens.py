@@ -266,6 +266,10 @@ SCREENS: dict[str, Callable[[], None]] = {
     "study": _study,
     "profile": _profile,
     "demo": _demo,
+    "hardware": _weft("hardware"),
+    "hardware-roof": _weft("hardware", "--operator", "matmul", "--direction", "backward"),
+    "claim": _weft("claim", "attention bf16 causal 4x16x4096x128 in 200 us on h200"),
+    "claims": _weft("claims", "float4-helps-relu"),
 }
 
 

@@ -24,6 +24,7 @@ from weft.core.errors import WeftError
 # In the order of the help.
 COMMANDS = (
     *("device", "ops", "check", "bench", "compare", "report", "profile", "inspect"),
+    *("hardware", "claim", "claims"),
     *("judge", "new", "selftest", "demo", "ladder", "study", "tune"),
     *("data", "train", "generate", "help"),
 )

@@ -64,6 +64,18 @@ def _topics(ctx: Any, param: Any, incomplete: str) -> list[str]:
     return _starting(topics, incomplete)
 
 
+def _gpus(ctx: Any, param: Any, incomplete: str) -> list[str]:
+    from weft.machine.specs import all_specs
+
+    return _starting((spec.key for spec in all_specs()), incomplete)
+
+
+def _claims(ctx: Any, param: Any, incomplete: str) -> list[str]:
+    from weft.lab.claims.ledger import claim_ids
+
+    return _starting(claim_ids(), incomplete)
+
+
 def _typed_operators(ctx: Any) -> list[str]:
     """Return the known operators among the arguments that are typed already; all if there is none."""
     # Where the option's value is still missing, the parser stops and leaves the arguments in ctx.args.
@@ -93,6 +105,9 @@ COMPLETERS: Mapping[str, Callable[[Any, Any, str], list[str]]] = {
     "demo NAME": _demos,
     "ops NAME": _operators,
     "ladder NAME": _operators,
+    "GPU": _gpus,
+    "hardware --operator": _operators,
+    "claims ID": _claims,
     "TOPIC": _topics,
     "STUDY": _words("mlp"),
     "VERB": _words("shakespeare", "encode", "show"),
