@@ -1,8 +1,8 @@
 // The host's functions: device memory, copies, and streams as queues of operations.
 //
 // An operation in a stream runs when something waits for it, and no sooner: what a program does not wait for is
-// really not there. Each operation also gets a start and an end on a time line with one engine for each direction
-// of copies and one for kernels, so that an exercise can see what overlaps.
+// really not there. A log of all operations in the order of the calls gives the time line: one engine for each
+// direction of copies and one for kernels, so that an exercise can see what overlaps.
 #include <math.h>
 
 #include <algorithm>
@@ -20,68 +20,81 @@ using namespace weft;
 #define CALLER __builtin_return_address(0)
 
 constexpr int64_t BYTES_PER_UNIT = 64;
-enum Engine { COPY_IN, COPY_OUT, COMPUTE, NO_ENGINE };
+enum Engine { COPY_IN, COPY_OUT, COMPUTE };
 struct Operation {
-  Engine engine;
-  std::function<int64_t()> run;  // returns its duration
+  std::function<int64_t()> run;  // returns its duration; empty for an event's operation
+  size_t entry = 0;              // its entry in the log
   WeftEvent *waits_for = nullptr, *records = nullptr;
   int64_t ticket = 0;            // of the record that it waits for
 };
-struct WeftStream { std::deque<Operation> queue; int64_t end = 0; bool is_running = false; };
-struct WeftEvent { WeftStream* stream = nullptr; int64_t ticket = 0, reached = 0, end = 0; };
+struct WeftStream { std::deque<Operation> queue; };
+struct WeftEvent { WeftStream* stream = nullptr; int64_t ticket = 0, reached = 0; };
+enum What { OPERATION, RECORD, WAIT, HOST_WAITS, HOST_WAITS_FOR_EVENT };
+struct Entry { What what; WeftStream* stream; WeftEvent* event; Engine engine; int64_t duration; };
 
 double weft_result;
 static std::vector<std::unique_ptr<WeftStream>> streams;
+static std::vector<std::unique_ptr<WeftEvent>> events;
 static WeftStream default_stream;
-static int64_t engine_end[3], host_time;
+static std::vector<Entry> timeline;
 static std::map<const char*, size_t> pinned;
 
 static void run_until(WeftStream& stream, const WeftEvent* event, int64_t ticket);
 static void run_next(WeftStream& stream) {
   Operation operation = std::move(stream.queue.front());
   stream.queue.pop_front();
-  if (WeftEvent* event = operation.waits_for) {
+  if (const WeftEvent* event = operation.waits_for) {
     if (event->reached < operation.ticket && event->stream) run_until(*event->stream, event, operation.ticket);
-    stream.end = std::max(stream.end, event->end);
-    return;
+  } else if (operation.records) {
+    operation.records->reached = operation.ticket;
+  } else {
+    timeline[operation.entry].duration = operation.run();
   }
-  if (WeftEvent* event = operation.records) {
-    event->reached = operation.ticket, event->end = stream.end;
-    return;
-  }
-  const int64_t duration = operation.run();
-  if (operation.engine == NO_ENGINE) return;
-  int64_t& engine = engine_end[operation.engine];
-  stream.end = engine = std::max({stream.end, engine, host_time}) + duration;
-  counts.serial_time += duration;
-  counts.timeline = std::max(counts.timeline, stream.end);
 }
 static void run_until(WeftStream& stream, const WeftEvent* event, int64_t ticket) {
   while (!stream.queue.empty() && !(event && event->reached >= ticket)) run_next(stream);
 }
 static void wait_for(WeftStream& stream) {
   run_until(stream, nullptr, 0);
-  host_time = std::max(host_time, stream.end);
+  timeline.push_back({HOST_WAITS, &stream, nullptr, COMPUTE, 0});
 }
 static void wait_for_all() {
   for (auto& stream : streams) wait_for(*stream);
 }
+static void count_time() {
+  std::map<const WeftStream*, int64_t> stream_end;
+  std::map<const WeftEvent*, int64_t> event_end;
+  int64_t engine_end[3] = {}, host = 0;
+  for (const Entry& entry : timeline) {
+    int64_t& stream = stream_end[entry.stream];
+    if (entry.what == OPERATION) {
+      int64_t& engine = engine_end[entry.engine];
+      stream = engine = std::max({stream, engine, host}) + entry.duration;
+      counts.serial_time += entry.duration;
+      counts.timeline = std::max(counts.timeline, stream);
+    }
+    if (entry.what == RECORD) event_end[entry.event] = stream;
+    if (entry.what == WAIT) stream = std::max(stream, event_end[entry.event]);
+    if (entry.what == HOST_WAITS) host = std::max(host, stream);
+    if (entry.what == HOST_WAITS_FOR_EVENT) host = std::max(host, event_end[entry.event]);
+  }
+}
 namespace weft {
 void drain() {
-  // What nobody waited for never ran as far as the host can know; the grader's own copies are not the host's.
-  for (auto& stream : streams) stream->queue.clear();
-  streams.clear(), pinned.clear();
-  host_time = default_stream.end = 0;
-  std::fill(engine_end, engine_end + 3, 0);
+  // What nothing waited for has not happened as far as the host can know.
+  count_time();
+  streams.clear(), events.clear(), pinned.clear(), timeline.clear(), default_stream.queue.clear();
 }
 }  // namespace weft
 // The default stream waits for all others, and what is put into it runs at once.
-static void enqueue(cudaStream_t stream, Operation operation) {
-  if (stream) return stream->queue.push_back(std::move(operation));
-  wait_for_all();
-  default_stream.end = std::max(default_stream.end, host_time);
-  default_stream.queue.push_back(std::move(operation));
-  run_until(default_stream, nullptr, 0);
+static void enqueue(cudaStream_t stream, Operation operation, What what, Engine engine) {
+  if (!stream) wait_for_all();
+  WeftStream& queue = stream ? *stream : default_stream;
+  operation.entry = timeline.size();
+  WeftEvent* event = operation.records ? operation.records : operation.waits_for;
+  timeline.push_back({what, &queue, event, engine, 0});
+  queue.queue.push_back(std::move(operation));
+  if (!stream) run_until(queue, nullptr, 0);
 }
 
 static bool is_pinned(const void* pointer) {
@@ -101,7 +114,7 @@ static Buffer& require_device(const void* pointer, size_t bytes, const char* wha
 static void require_host(const void* pointer, const char* what, const void* pc) {
   if (is_device(pointer)) fail(std::string(what) + " is device memory, and must be host memory", pc);
 }
-static Operation copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, const void* pc) {
+static void enqueue_copy(cudaStream_t stream, void* to, const void* from, size_t bytes, cudaMemcpyKind kind, const void* pc) {
   if (kind == cudaMemcpyDefault)
     kind = is_device(to) ? (is_device(from) ? cudaMemcpyDeviceToDevice : cudaMemcpyHostToDevice)
                          : (is_device(from) ? cudaMemcpyDeviceToHost : cudaMemcpyHostToHost);
@@ -125,7 +138,7 @@ static Operation copy(void* to, const void* from, size_t bytes, cudaMemcpyKind k
     }
     return int64_t(bytes / BYTES_PER_UNIT) + 1;
   };
-  return {from_device && to_device ? COMPUTE : from_device ? COPY_OUT : COPY_IN, run};
+  enqueue(stream, {run}, OPERATION, from_device && to_device ? COMPUTE : from_device ? COPY_OUT : COPY_IN);
 }
 
 void weft_enqueue(WeftBody* body, const char* name, dim3 grid, dim3 block, size_t shared, cudaStream_t stream) {
@@ -147,7 +160,7 @@ void weft_enqueue(WeftBody* body, const char* name, dim3 grid, dim3 block, size_
     if (has_fault) _longjmp(host_exit, 1);
     return (counts.load_bytes + counts.store_bytes - before) / 2 / BYTES_PER_UNIT + 1;
   };
-  enqueue(stream, {COMPUTE, run});
+  enqueue(stream, {run}, OPERATION, COMPUTE);
 }
 
 cudaError_t weft_malloc(void** pointer, size_t bytes) {
@@ -178,31 +191,32 @@ cudaError_t cudaFreeHost(void* pointer) {
   return cudaSuccess;
 }
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
-  enqueue(nullptr, copy(to, from, bytes, kind, CALLER));
-  host_time = std::max(host_time, default_stream.end);
+  enqueue_copy(nullptr, to, from, bytes, kind, CALLER);
+  timeline.push_back({HOST_WAITS, &default_stream, nullptr, COMPUTE, 0});
   return cudaSuccess;
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
-  enqueue(stream, copy(to, from, bytes, kind, CALLER));
+  enqueue_copy(stream, to, from, bytes, kind, CALLER);
   // Pageable memory: the driver stages it, and the call waits.
   const void* host = is_device(to) ? from : to;
   if (stream && !is_device(host) && !is_pinned(host)) wait_for(*stream);
   return cudaSuccess;
 }
-static Operation set(void* to, int value, size_t bytes, const void* pc) {
+static void enqueue_set(cudaStream_t stream, void* to, int value, size_t bytes, const void* pc) {
   require_device(to, bytes, "cudaMemset", pc);
-  return {COMPUTE, [=]() -> int64_t {
-            std::memset(to, value, bytes);
-            Buffer& buffer = *buffer_of(to);
-            mark_initialised(buffer, (char*)to - buffer.begin, bytes);
-            return int64_t(bytes / BYTES_PER_UNIT) + 1;
-          }};
+  auto run = [=]() -> int64_t {
+    std::memset(to, value, bytes);
+    Buffer& buffer = *buffer_of(to);
+    mark_initialised(buffer, (char*)to - buffer.begin, bytes);
+    return int64_t(bytes / BYTES_PER_UNIT) + 1;
+  };
+  enqueue(stream, {run}, OPERATION, COMPUTE);
 }
 cudaError_t cudaMemset(void* to, int value, size_t bytes) {
-  return enqueue(nullptr, set(to, value, bytes, CALLER)), cudaSuccess;
+  return enqueue_set(nullptr, to, value, bytes, CALLER), cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
-  return enqueue(stream, set(to, value, bytes, CALLER)), cudaSuccess;
+  return enqueue_set(stream, to, value, bytes, CALLER), cudaSuccess;
 }
 cudaError_t weft_to_symbol(void* symbol, size_t size, const void* from, size_t bytes) {
   require_host(from, "the source of cudaMemcpyToSymbol", CALLER);
@@ -223,23 +237,27 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) { return wait_for(*stream), c
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   return stream ? wait_for(*stream) : wait_for_all(), cudaSuccess;
 }
-cudaError_t cudaEventCreate(cudaEvent_t* event) { return *event = new WeftEvent(), cudaSuccess; }
+cudaError_t cudaEventCreate(cudaEvent_t* event) {
+  events.push_back(std::make_unique<WeftEvent>());
+  *event = events.back().get();
+  return cudaSuccess;
+}
 cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   event->stream = stream ? stream : &default_stream;
-  Operation operation{NO_ENGINE, nullptr};
+  Operation operation;
   operation.records = event, operation.ticket = ++event->ticket;
-  return enqueue(stream, operation), cudaSuccess;
+  return enqueue(stream, operation, RECORD, COMPUTE), cudaSuccess;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   if (event->stream) run_until(*event->stream, event, event->ticket);
-  host_time = std::max(host_time, event->end);
+  timeline.push_back({HOST_WAITS_FOR_EVENT, event->stream, event, COMPUTE, 0});
   return cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
-  Operation operation{NO_ENGINE, nullptr};
+  Operation operation;
   operation.waits_for = event, operation.ticket = event->ticket;
-  return enqueue(stream, operation), cudaSuccess;
+  return enqueue(stream, operation, WAIT, COMPUTE), cudaSuccess;
 }
 
 #define EXTREMES(T)                             \

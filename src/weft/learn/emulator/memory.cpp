@@ -22,7 +22,9 @@ uint32_t clock_now = 1, launch_start;
 uint64_t unsynchronised_steps;
 
 constexpr size_t ARENA = size_t(1) << 32, GUARD = 8192;
-constexpr uint64_t MAX_STEPS = 30'000'000;  // basic blocks of one thread between two barriers
+// Basic blocks of one thread between two barriers: more than any exercise's sizes need. It bounds the memory too,
+// because the accesses of a warp are kept until all of its lanes have come as far.
+constexpr uint64_t MAX_STEPS = 300'000;
 static char* arena;
 static size_t arena_used;
 static std::deque<Buffer> buffers;
@@ -104,7 +106,8 @@ template <typename Name>  // a function: the text is made for a fault only
 static void touch(Cell& cell, int kind, const void* pc, const Name& element, const void* address) {
   const Access now{current_block, uint16_t(current_thread), THREAD, kind == ATOMIC, clock_now, pc};
   if (kind != WRITE && !cell.initialised)
-    fail(here() + " reads " + element() + ", which nothing has written", pc, nullptr, address);
+    fail(here() + " reads " + element() + ", which nothing has written" +
+             (address ? " yet. Is a barrier missing?" : ""), pc, nullptr, address);
   const bool both_atomic = kind == ATOMIC && cell.write.atomic;
   if (!is_ordered(cell.write) && !both_atomic)
     fail("race: " + here() + " " + DID[kind] + " " + element() + ", which " + by(cell.write) +
