@@ -22,7 +22,9 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
         totals, check = program.array("counts", np.zeros(64, np.int32)), f"n = {n}"
         counts = program.call("run", program.array("bins", bins), totals, n, case=check)
         yield compare(check, totals.read(), np.bincount(bins, minlength=64))
-        yield require(counts.threads == 512, f"{check}: launch", f"expected 512 threads, got {counts.threads}")
+        yield require(
+            counts.threads == 512, f"{check}: launch", f"expected 512 threads, got {counts.threads}"
+        )
         yield require(
             counts.global_atomics <= 4 * 64,
             f"{check}: atomics",

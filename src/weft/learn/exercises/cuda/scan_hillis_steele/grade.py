@@ -24,9 +24,15 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
 
         def mistake(output: np.ndarray, expected: np.ndarray = expected) -> str:
             differs = np.flatnonzero(output != expected)
-            return "The first 32 elements of a block are right. Are there eight steps?" if differs[0] == 32 else ""
+            return (
+                "The first 32 elements of a block are right. Are there eight steps?"
+                if differs[0] == 32
+                else ""
+            )
 
         yield compare(check, y.read(), expected, mistake=mistake)
         yield require(
-            counts.barriers >= 8 * counts.blocks, f"{check}: steps", "expected eight steps with barriers in each block"
+            counts.barriers >= 8 * counts.blocks,
+            f"{check}: steps",
+            "expected eight steps with barriers in each block",
         )

@@ -19,7 +19,10 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
     for n in (64, 320, 1, *odd_sizes(generator, low=33, high=500)):
         x = generator.integers(-9, 10, size=n).astype(np.float32)
         warps, check = -(-n // 32), f"n = {n}"
-        y, kept = program.array("y", np.full(32 * warps, -1, np.float32)), program.empty("kept", warps, np.int32)
+        y, kept = (
+            program.array("y", np.full(32 * warps, -1, np.float32)),
+            program.empty("kept", warps, np.int32),
+        )
         counts = program.call("run", program.array("x", x), y, kept, n, case=check)
         expected, numbers = np.full(32 * warps, -1, np.float32), np.zeros(warps, np.int32)
         for warp in range(warps):

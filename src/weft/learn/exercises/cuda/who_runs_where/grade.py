@@ -27,7 +27,9 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
         x = generator.standard_normal(n, dtype=np.float32)
         y = np.full(n, np.nan, np.float32)
         counts = program.call("run", x.copy(), y, n, case=f"n = {n}")
-        yield require(counts.launches > 0, f"n = {n}: launches", "no kernel ran: the host computed, or nothing did")
+        yield require(
+            counts.launches > 0, f"n = {n}: launches", "no kernel ran: the host computed, or nothing did"
+        )
         yield compare(f"n = {n}", y, x * x, mistake=_mistake)
 
 
