@@ -57,12 +57,14 @@ def refusal(tmp_path: Path, body: str, n: int = 64, launch: str = "<<<1, n>>>") 
         ),
         (
             "__shared__ float s[64];\n s[i] = x[i];\n y[i] = s[i ? i - 1 : 0];",
-            "line 5: race: thread 1 of block 0 reads element 0 of s, which thread 0 writes with no barrier between "
+            "line 5: race: thread 1 of block 0 reads element 0 of s, which thread 0 writes with no "
+            "barrier between "
             "(line 4)",
         ),
         (
             "__shared__ float s[64];\n s[i] = x[i];\n __syncthreads();\n float v = s[63 - i];\n s[i] = v;",
-            "line 6: race: thread 32 of block 0 reads element 31 of s, which thread 31 writes with no barrier between (line 7)",
+            "line 6: race: thread 32 of block 0 reads element 31 of s, which thread 31 writes with "
+            "no barrier between (line 7)",
         ),
         ("if (i < 5) __syncthreads();", "barrier: thread 0 of block 0 waits in __syncthreads, and thread 5"),
         (
@@ -131,8 +133,9 @@ def test_a_float4_is_one_access(tmp_path: Path) -> None:
     [("i", 0), ("i * 2 % 64", 2), ("i * 32 % 1024 + i / 32", 62), ("i * 33 % 1056", 0), ("0 * i", 0)],
 )
 def test_bank_conflicts(tmp_path: Path, index: str, conflicts: int) -> None:
-    body = "__shared__ float s[2048];\n if (i == 0) for (int j = 0; j < 2048; ++j) s[j] = j;\n __syncthreads();\n"
-    output, counts = run(tmp_path, body + f"y[i] = s[{index}];")
+    body = "__shared__ float s[2048];\n if (i == 0) for (int j = 0; j < 2048; ++j) s[j] = j;\n"
+    body += " __syncthreads();\n"
+    _, counts = run(tmp_path, body + f"y[i] = s[{index}];")
     assert counts.bank_conflicts == conflicts and counts.barriers == 1
     assert counts.worst_shared == (6 if conflicts else 0)
 

@@ -1,6 +1,6 @@
 """Worker process of a grading: ``python -m weft.learn.grade_main EXERCISE FILE SEED DESCRIPTOR``.
 
-It writes one JSON object a line to the descriptor: ``{"seconds": limit}`` when the learner's time begins, then
+It writes a JSON object a line to the descriptor: ``{"seconds": limit}`` when the learner's time begins, then
 ``{"passed": check}`` for each check, and at last ``{"done": true}``, ``{"refused": check, "reason": ...}`` or
 ``{"error": ...}`` for what is no fault of the learner.
 """

@@ -28,5 +28,6 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
             yield require(
                 requests <= expected,
                 f"n = {n}: {kind}",
-                f"{requests} {kind} of warps, and float4s need {expected}: are there single floats beside the tail?",
+                f"{requests} {kind} of warps, and float4s need {expected}: are there single floats "
+                "beside the tail?",
             )

@@ -28,5 +28,6 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
         yield require(
             counts.global_atomics <= 4 * 64,
             f"{check}: atomics",
-            f"{counts.global_atomics} atomic additions in global memory; 4 blocks with 64 bins each need 256 at most",
+            f"{counts.global_atomics} atomic additions in global memory; 4 blocks with 64 bins each "
+            "need 256 at most",
         )

@@ -17,7 +17,8 @@ LUCKY = "divided by the number of columns"
 def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]:
     program = Program(
         candidate,
-        "void run(const float* x, const float* weight, const float* bias, float* y, int rows, int columns, float eps)",
+        "void run(const float* x, const float* weight, const float* bias, float* y, int rows, int "
+        "columns, float eps)",
     )
     odd = odd_sizes(generator, low=129, high=700, count=2)
     for rows, columns, offset in (

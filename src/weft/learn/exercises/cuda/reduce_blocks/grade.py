@@ -24,5 +24,6 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
         yield require(
             counts.global_atomics <= counts.blocks,
             f"{check}: atomics",
-            f"{counts.global_atomics} atomic additions by {counts.blocks} blocks: one for each block is enough",
+            f"{counts.global_atomics} atomic additions by {counts.blocks} blocks: one for each block "
+            "is enough",
         )

@@ -32,6 +32,7 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
         yield require(
             counts.shared_requests <= 150 * counts.blocks,
             f"{check}: work",
-            f"{counts.shared_requests / counts.blocks:.0f} accesses of warps to shared memory for each block, and two "
+            f"{counts.shared_requests / counts.blocks:.0f} accesses of warps to shared memory for "
+            "each block, and two "
             "sweeps need under 150: does every thread work in every step?",
         )

@@ -32,5 +32,6 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
         yield require(
             counts.load_bytes <= limit,
             f"{check}: loads",
-            f"{counts.load_bytes} bytes were loaded from global memory, and tiles of 16 x 16 need {limit} at most",
+            f"{counts.load_bytes} bytes were loaded from global memory, and tiles of 16 x 16 need "
+            f"{limit} at most",
         )

@@ -21,7 +21,8 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
         yield require(
             re.search(rf"{word}\s[\w\s]*\b{name}\s*\(", candidate.text) is not None,
             f"{name} is marked",
-            f"expected {word} before {name}: {'a kernel calls it' if name == 'square' else 'the host launches it'}",
+            f"expected {word} before {name}: "
+            f"{'a kernel calls it' if name == 'square' else 'the host launches it'}",
         )
     for n in (1, 100, 1024, *odd_sizes(generator, low=3, high=1000, count=2)):
         x = generator.standard_normal(n, dtype=np.float32)
