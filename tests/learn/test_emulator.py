@@ -50,7 +50,7 @@ def refusal(tmp_path: Path, body: str, n: int = 64, launch: str = "<<<1, n>>>") 
         ("y[i + 4 * n] = 0;", "line 3: thread 0 of block 0 writes outside of y: element 256 of 256"),
         ("y[i] = x[i - 1];", "line 3: thread 0 of block 0 reads outside of x: element -1 of 256"),
         ("y[i] = y[i + 1];", "line 3: thread 0 of block 0 reads element 1 of y, which nothing has written"),
-        ("y[0] = x[i];", "race: thread 1 of block 0 writes element 0 of y, which thread 0 writes"),
+        ("y[0] = x[i];", "race: thread 1 of block 0 and thread 0 write element 0 of y"),
         (
             "__shared__ float s[64];\n y[i] = s[i];",
             "line 4: thread 0 of block 0 reads element 0 of s, which nothing",

@@ -155,14 +155,18 @@ class Program:
         self.library.weft_pin(ctypes.c_void_p(data.ctypes.data), ctypes.c_size_t(data.nbytes))
         return data
 
-    def call(self, name: str, *arguments: Any, case: str) -> Counts:
-        """Call a host function, return its counts; raise :class:`Refused` for what the emulator refuses."""
+    def call(self, name: str, *arguments: Any, case: str, on_race: str = "") -> Counts:
+        """Call a host function, return its counts; raise :class:`Refused` for what the emulator refuses.
+
+        ``case`` names the input in the reason, and ``on_race`` is the likely mistake behind a race.
+        """
         self.case = case
         bits = (ctypes.c_longlong * max(1, len(arguments)))(*map(_bits, arguments))
         entry = ctypes.cast(getattr(self.library, f"weft_entry_{name}"), ctypes.c_void_p)
         if self.library.weft_call(entry, bits):
             fault = self.library.weft_fault().contents
-            raise Refused(case, self._explain(fault))
+            reason = self._explain(fault)
+            raise Refused(case, f"{reason}. {on_race}" if on_race and "race: " in reason else reason)
         values = [int(v) for v in self.library.weft_counts().contents]
         lines = [self.line(pc) for pc in values[-4:]]
         return Counts(**dict(zip(COUNTS, [*values[:-4], *lines], strict=True)))

@@ -20,7 +20,7 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
     for word, name in (("__device__", "square"), ("__global__", "square_all")):
         yield require(
             re.search(rf"{word}\s[\w\s]*\b{name}\s*\(", candidate.text) is not None,
-            f"{name} is marked",
+            f"the word before {name}",
             f"expected {word} before {name}: "
             f"{'a kernel calls it' if name == 'square' else 'the host launches it'}",
         )
