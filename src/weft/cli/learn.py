@@ -196,8 +196,6 @@ def _check(progress: Progress, exercise: Exercise, seed: int | None, as_json: bo
     if as_json:
         print(json.dumps(result.to_json()))
     elif result.passed:
-        for check in result.checks:
-            output.show_notes([f"  passed  {check['name']}"], indent="          ", style="")
         ending.print_verdict(
             f"passed: {exercise.id}, {ending.count_text(len(result.checks), 'check')} ({watch})"
         )

@@ -35,7 +35,12 @@ def main(exercise_id: str, file: str, seed: str, descriptor: str) -> None:
 
     sys.path.insert(0, str(Path(file).parent))
     try:
-        grader = find(exercise_id).grader()
+        exercise = find(exercise_id)
+        grader = exercise.grader()
+        if exercise.track == "cuda":
+            from weft.learn import cuda_program
+
+            cuda_program.prepare()  # seconds at the first use, which are not the learner's
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         send(seconds=getattr(grader, "SECONDS", SECONDS))

@@ -35,4 +35,4 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
 
 
 def _mistake(output: np.ndarray) -> str:
-    return "Nothing was copied to y" if np.isnan(output).all() else ""
+    return "Nothing was copied to y, or too few bytes (a float has 4)" if np.isnan(output).all() else ""
