@@ -23,6 +23,7 @@ LAYERS = (
     "ops",
     "workbench",
     "lab",
+    "learn",
     "scaffold",
     "nn",
     "gpt2",

@@ -25,7 +25,7 @@ from weft.core.errors import WeftError
 COMMANDS = (
     *("device", "ops", "check", "bench", "compare", "report", "profile", "inspect"),
     *("hardware", "claim", "claims"),
-    *("judge", "new", "selftest", "demo", "ladder", "study", "tune"),
+    *("judge", "new", "selftest", "demo", "ladder", "study", "tune", "learn"),
     *("data", "train", "generate", "help"),
 )
 
