@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy
 
-from weft.learn.grading import Refused
+from weft.learn.candidate import Candidate
+from weft.learn.grading import Refused, require
 
 
 class _Dim3:
@@ -122,7 +123,7 @@ class _Block:
         namespace = {**self.function.__globals__, "cuda": fake}
         types.FunctionType(self.function.__code__, namespace)(*self.arguments)
 
-    def run(self, case: str, *, descending: bool) -> None:
+    def run(self, case: str, *, descending: bool, hint: str) -> None:
         positions = itertools.product(range(self.dim.z), range(self.dim.y), range(self.dim.x))
         threads = [_Thread(self, _Dim3(x, y, z)) for z, y, x in positions]
         order = threads[::-1] if descending else threads
@@ -140,9 +141,8 @@ class _Block:
                     thread.resume()
                     if thread.error is not None:
                         name, error = type(thread.error).__name__, thread.error
-                        raise Refused(
-                            case, f"thread {thread.index.x} of block {self.index.x}: {name}: {error}"
-                        ) from error
+                        position = f"thread {thread.index.x} of block {self.index.x}"
+                        raise Refused(case, f"{position}: {name}: {error}{hint and '. '}{hint}") from error
         finally:
             for thread in threads:
                 thread.stop()
@@ -157,18 +157,26 @@ def run_in_lockstep(
     *,
     shared_bytes: int = 0,
     descending: bool = False,
+    hint: str = "",
 ) -> None:
     """Run ``kernel[grid, block, 0, shared_bytes](*arguments)`` one thread at a time.
 
     The kernel uses ``cuda.grid``, ``cuda.gridsize``, the four indices, ``cuda.shared.array`` and
-    ``cuda.syncthreads``. Raises :class:`Refused` for an index outside an array and for a barrier that a
-    thread of the block never reaches.
+    ``cuda.syncthreads``. Raises :class:`Refused` for an index outside an array, with the grader's ``hint``,
+    and for a barrier that a thread of the block never reaches.
     """
     function = python_function(kernel)
     grid_dim, block_dim = _Dim3(*grid), _Dim3(*block)
     for z, y, x in itertools.product(range(grid_dim.z), range(grid_dim.y), range(grid_dim.x)):
         one = _Block(function, _Dim3(x, y, z), block_dim, grid_dim, shared_bytes, arguments)
-        one.run(case, descending=descending)
+        one.run(case, descending=descending, hint=hint)
+
+
+def kernel_of(candidate: Candidate, name: str) -> Any:
+    """Return the kernel ``name`` of the learner's file."""
+    kernel = getattr(candidate.module, name, None)
+    require(kernel is not None, "import", f"the file has no {name}; keep the name of the starting file")
+    return kernel
 
 
 def python_function(kernel: Any) -> Callable[..., None]:
@@ -178,3 +186,19 @@ def python_function(kernel: Any) -> Callable[..., None]:
         if isinstance(function, types.FunctionType):
             return function
     raise Refused("import", "the kernel has no @cuda.jit above it")
+
+
+def run_in_simulator(
+    kernel: Any,
+    grid: tuple[int, ...],
+    block: tuple[int, ...],
+    arguments: tuple[Any, ...],
+    case: str,
+    *,
+    shared_bytes: int = 0,
+) -> None:
+    """Run the kernel as numba launches it, in numba's simulator; what it raises becomes a reason."""
+    try:
+        kernel[grid, block, 0, shared_bytes](*arguments)
+    except Exception as error:
+        raise Refused(case, f"in numba's simulator: {type(error).__name__}: {error}") from error

@@ -1,0 +1,60 @@
+"""Grade the summary of odd and even numbers of samples, and the time of a fake kernel with jitter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import count
+
+import numpy as np
+
+from weft.learn.candidate import Candidate
+from weft.learn.grading import require
+from weft.learn.probes.fake_device import FakeDevice, FakeKernel
+
+WRONG = "the mean follows"
+LUCKY = "even number"
+
+
+def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]:
+    summary, time_robust = candidate.function("summary"), candidate.function("time_robust")
+    for n in (1, 2, 3, 8, 9, int(generator.integers(20, 100)), int(generator.integers(20, 100)) * 2):
+        samples = [float(s) for s in generator.gamma(2.0, 50.0, size=n)]
+        samples[-1] *= 20
+        copy, ordered = list(samples), sorted(samples)
+        case = f"summary of {n} samples"
+        result = summary(copy)
+        require(copy == samples, case, "the list of samples was changed: sorted(samples) makes a new one")
+        require(
+            isinstance(result, tuple) and len(result) == 3, case, f"expected three numbers, got {result!r}"
+        )
+        median, low, high = result
+        expected = float(np.median(samples))
+        reason = f"expected the median {expected:.3f}, got {median:.3f}. {_mistake(median, ordered)}"
+        require(abs(median - expected) < 1e-6, case, reason)
+        for name, value, position in (("low", low, n // 4), ("high", high, n - 1 - n // 4)):
+            reason = f"{name} should be {ordered[position]:.3f}, the sample at position {position}, and is {value:.3f}"
+            require(value == ordered[position], case, reason)
+        yield case
+    for n in (60, 101):
+        duration, device = float(generator.uniform(200, 800)), FakeDevice(l2_bytes=0)
+        kernel = FakeKernel(device, duration, noise=partial(_noise, generator))
+        time = time_robust(device, kernel, device.allocate(1 << 20), n)
+        # A sample includes one launch and one synchronisation: 15 us.
+        reason = f"expected {duration + 15:.1f} us within 1 %, got {time:.1f}"
+        yield require(abs(time - duration - 15) < 0.01 * duration, f"{n} calls with jitter", reason)
+
+
+def _noise(generator: np.random.Generator) -> Iterator[float]:
+    """Yield factors: a fast start, then jitter of 0.3 % with an interruption in each ninth call."""
+    for call in count():
+        factor = 0.85 if call < 12 else 1 + 0.003 * float(generator.uniform(-1, 1))
+        yield 6.0 if call % 9 == 8 else factor
+
+
+def _mistake(median: float, ordered: list[float]) -> str:
+    if abs(median - sum(ordered) / len(ordered)) < 1e-6:
+        return "That is the mean, and the mean follows a single large sample"
+    if len(ordered) % 2 == 0 and median in ordered:
+        return "For an even number of samples, take the mean of the two in the middle"
+    return ""
