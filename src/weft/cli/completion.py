@@ -57,6 +57,12 @@ def _demos(ctx: Any, param: Any, incomplete: str) -> list[str]:
     return _starting(("all", *DEMOS), incomplete)
 
 
+def _exercises(ctx: Any, param: Any, incomplete: str) -> list[str]:
+    from weft.learn.exercise import path
+
+    return _starting((e.id for e in path()), incomplete)
+
+
 def _topics(ctx: Any, param: Any, incomplete: str) -> list[str]:
     from weft.workbench import pages
 
@@ -96,6 +102,8 @@ COMPLETERS: Mapping[str, Callable[[Any, Any, str], list[str]]] = {
     "TOPIC": _topics,
     "STUDY": _words("mlp"),
     "VERB": _words("shakespeare", "encode", "show"),
+    "learn VERB": _words("next", "show", "check", "hint", "status", "page"),
+    "learn ID": _exercises,
     "--preset": _words("tiny", "124M", "350M", "774M", "1.5B"),
     "--arch": _words("sm_80", "sm_90", "sm_100"),
     "--sanitize": _words("memcheck", "racecheck", "initcheck", "synccheck"),

@@ -19,7 +19,7 @@ from weft.core.operator import unknown_name
 
 PACKAGE = Path(__file__).resolve().parents[1]
 INSTALLED = Path("share/weft/docs")  # below the prefix of an installation
-SHELVES = ("start", "use", "bring", "speed", "trust", "contribute", "reference")
+SHELVES = ("start", "learn", "use", "bring", "speed", "trust", "contribute", "reference")
 LINK = re.compile(r"- \[([^\]]+)\]\(([\w/-]+\.md)\)(?:: (.*))?")
 INVISIBLE = re.compile(r"<!--.*?-->\n?|<picture>.*?</picture>\n*", re.S)
 

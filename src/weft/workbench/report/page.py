@@ -55,9 +55,9 @@ def page(records: Iterable[Record], *, torn: int = 0, title: str = "Weft report"
     devices = by_device(records)
     rows = [r for d in devices for r in d.rows]
     backends = {r.backend for r in rows}
-    script = Markup(_source("page.js"))
+    script = Markup(template_source("page.js"))
     return (
-        _templates()
+        templates()
         .get_template("page.html.j2")
         .render(
             title=title,
@@ -66,7 +66,7 @@ def page(records: Iterable[Record], *, torn: int = 0, title: str = "Weft report"
             counts={s: sum(r.status == s for r in rows) for s in (PASS, FAIL, UNSUPPORTED)},
             # The legend has the fixed order of all backends, but only those in the records.
             legend=[(b, BACKEND_TITLES[b], svg.swatch(b)) for b in (*BACKENDS, OTHER) if b in backends],
-            style=Markup(_source("page.css")),
+            style=Markup(template_source("page.css")),
             script=script,
             # The content security policy names this hash, so a script injected by a record cannot run.
             script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -173,7 +173,7 @@ def _tally(device: DeviceRecords) -> list[dict[str, Any]]:
 
 
 @cache
-def _templates() -> jinja2.Environment:
+def templates() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("weft.workbench.report"),
         autoescape=True,
@@ -194,8 +194,8 @@ def _templates() -> jinja2.Environment:
     return environment
 
 
-def _source(name: str) -> str:
+def template_source(name: str) -> str:
     """Return the text of a file of the templates folder, not rendered."""
-    environment = _templates()
+    environment = templates()
     assert environment.loader is not None
     return environment.loader.get_source(environment, name)[0]

@@ -19,16 +19,16 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
     quotient = int(generator.integers(5, 1000))
     for n in (0, 1, threads - 1, threads, threads + 1, quotient * threads, quotient * threads + 7):
         yield _check(blocks, idle, n, threads)
-    yield _check(blocks, idle, 2**60 + int(generator.integers(1, threads)), threads)
+    yield _check(blocks, idle, (2**60 + quotient) * threads + 1, threads)
 
 
 def _check(blocks, idle, n: int, threads: int) -> str:
-    expected = sum(divmod(n, threads)[:1]) + (n % threads > 0)
+    expected = n // threads + (n % threads > 0)
     check, actual = f"blocks({n}, {threads})", blocks(n, threads)
     reason = f"expected {expected}, got {actual}"
     if n % threads == 0 and actual == expected + 1:
         reason += ". That is one block too many where threads divides n"
-    elif n >= 2**53 and abs(actual - expected) < 2**20:
+    elif n >= 2**53 and abs(actual - expected) < 2**40:
         reason += ". Divide integers: a float has 53 bits"
     elif actual == expected - 1:
         reason += ". The last block, which is not full, is missing: round up"
