@@ -1,8 +1,8 @@
 """A device with a clock that only the program moves, so that a fault of a benchmark shows in every run.
 
 Host and device have a time each, in microseconds. A launch takes a little host time and queues work on the
-device; ``synchronize`` moves the host to the end of the queue. ``now`` reads the host's clock. The device has an
-L2 cache that holds the buffers used last. Nothing here depends on the machine that runs the exercise.
+device; ``synchronize`` moves the host to the end of the queue. ``now`` reads the host's clock. The device has
+an L2 cache that holds the buffers used last. Nothing here depends on the machine that runs the exercise.
 """
 
 from __future__ import annotations

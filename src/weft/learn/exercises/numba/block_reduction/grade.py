@@ -21,9 +21,8 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
         case = f"n = {n}, {threads} threads a block"
         x = (generator.standard_normal(n) + 1).astype(np.float32)
         blocks = -(-n // threads)
-        expected = np.array(
-            [x[b * threads : (b + 1) * threads].astype(np.float64).sum() for b in range(blocks)]
-        )
+        starts = range(0, n, threads)
+        expected = np.array([x[s : s + threads].astype(np.float64).sum() for s in starts])
         for order in ("ascending", "descending"):
             out = np.full(blocks, np.nan, np.float32)
             arguments = (x.copy(), out)

@@ -30,13 +30,8 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
             run_in_lockstep(
                 kernel, grid, (t, t), arguments, case, shared_bytes=shared, descending=down, hint=_width(t)
             )
-            yield compare(
-                f"{case}, {order}",
-                c,
-                expected,
-                tolerance=1e-5,
-                mistake=partial(_mistake, t, ragged=k % t > 0),
-            )
+            mistake = partial(_mistake, t, ragged=k % t > 0)
+            yield compare(f"{case}, {order}", c, expected, tolerance=1e-5, mistake=mistake)
     run_in_simulator(kernel, grid, (t, t), (a, b, c), case, shared_bytes=shared)
     yield compare(f"{case}, in numba's simulator", c, expected, tolerance=1e-5)
 

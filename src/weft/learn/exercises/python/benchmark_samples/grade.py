@@ -25,15 +25,15 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
         case = f"summary of {n} samples"
         result = summary(copy)
         require(copy == samples, case, "the list of samples was changed: sorted(samples) makes a new one")
-        require(
-            isinstance(result, tuple) and len(result) == 3, case, f"expected three numbers, got {result!r}"
-        )
+        triple = isinstance(result, tuple) and len(result) == 3
+        require(triple, case, f"expected three numbers, got {result!r}")
         median, low, high = result
         expected = float(np.median(samples))
         reason = f"expected the median {expected:.3f}, got {median:.3f}. {_mistake(median, ordered)}"
         require(abs(median - expected) < 1e-6, case, reason)
         for name, value, position in (("low", low, n // 4), ("high", high, n - 1 - n // 4)):
-            reason = f"{name} should be {ordered[position]:.3f}, the sample at position {position}, and is {value:.3f}"
+            reason = f"{name}: expected {ordered[position]:.3f}, the sample at position {position}"
+            reason += f", got {value:.3f}"
             require(value == ordered[position], case, reason)
         yield case
     for n in (60, 101):

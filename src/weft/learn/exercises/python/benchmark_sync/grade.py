@@ -26,14 +26,11 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
             if busy:
                 device.queue(busy)
             time = time_kernel(device, kernel, buffer, repeats)
-            case = (
-                f"a kernel of {duration:.0f} us, {repeats} repeats, {'a busy' if busy else 'an idle'} device"
-            )
+            state = "a busy" if busy else "an idle"
+            case = f"a kernel of {duration:.0f} us, {repeats} repeats, {state} device"
             reason = f"expected {duration:.1f} us, got {time:.1f}. {_mistake(time, duration, repeats, busy)}"
             yield require(abs(time - duration) < 0.02 * duration, case, reason)
-            reason = (
-                f"{repeats} repeats need {repeats} launches and a warm-up, and there were {device.launches}"
-            )
+            reason = f"expected {repeats} launches and a warm-up, and there were {device.launches}"
             yield require(device.launches > repeats, f"{case}, launches", reason)
 
 
@@ -43,8 +40,8 @@ def _mistake(time: float, duration: float, repeats: int, busy: float) -> str:
         return "That is the time of the launches, and of the compilation: wait for the device, and warm up"
     if abs(time - 5) < 1:
         return "That is the time to launch: wait for the device before the clock is read"
-    if excess > 0.9 * COMPILE:
-        return "A kernel is compiled in its first call: warm up before the clock starts"
     if busy and excess > 0.5 * busy:
         return "Work that was queued before the clock started is in the time"
+    if excess > 0.9 * COMPILE:
+        return "A kernel is compiled in its first call: warm up before the clock starts"
     return ""
