@@ -9,13 +9,14 @@ import numpy as np
 from weft.learn.candidate import Candidate
 from weft.learn.grading import require
 from weft.learn.probes.fake_device import FakeDevice, FakeKernel
+from weft.learn.probes.returned import function_returning
 
 WRONG = "remembers the address"
 LUCKY = "still in the L2 cache"
 
 
 def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]:
-    time_cold = candidate.function("time_cold")
+    time_cold = function_returning("a number", candidate, "time_cold")
     for remembers in (False, True):
         for nbytes in (1 << 22, 1 << 20, int(generator.integers(20_000, 60_000))):
             device = FakeDevice(l2_bytes=50 << 20)

@@ -11,13 +11,15 @@ import numpy as np
 from weft.learn.candidate import Candidate
 from weft.learn.grading import require
 from weft.learn.probes.fake_device import FakeDevice, FakeKernel
+from weft.learn.probes.returned import function_returning
 
 WRONG = "the mean follows"
 LUCKY = "even number"
 
 
 def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]:
-    summary, time_robust = candidate.function("summary"), candidate.function("time_robust")
+    summary = candidate.function("summary")
+    time_robust = function_returning("a number", candidate, "time_robust")
     for n in (1, 2, 3, 8, 9, int(generator.integers(20, 100)), int(generator.integers(20, 100)) * 2):
         samples = [float(s) for s in generator.gamma(2.0, 50.0, size=n)]
         samples[-1] *= 20

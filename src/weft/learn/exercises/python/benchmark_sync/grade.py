@@ -9,13 +9,14 @@ import numpy as np
 from weft.learn.candidate import Candidate
 from weft.learn.grading import require
 from weft.learn.probes.fake_device import COMPILE, FakeDevice, FakeKernel
+from weft.learn.probes.returned import function_returning
 
 WRONG = "compiled in its first call"
 LUCKY = "queued before the clock"
 
 
 def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]:
-    time_kernel = candidate.function("time_kernel")
+    time_kernel = function_returning("a number", candidate, "time_kernel")
     for busy in (0.0, float(generator.uniform(200_000, 400_000))):
         for duration in (*generator.uniform(20, 400, size=2), 2000.0):
             repeats = int(generator.integers(60, 200))

@@ -9,13 +9,14 @@ import numpy as np
 
 from weft.learn.candidate import Candidate
 from weft.learn.grading import require
+from weft.learn.probes.returned import function_returning
 
 WRONG = "tie"
 LUCKY = "NaN"
 
 
 def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]:
-    to_bfloat16 = candidate.function("to_bfloat16")
+    to_bfloat16 = function_returning("an integer", candidate, "to_bfloat16")
     numbers = [int(b) for b in generator.integers(0, 1 << 32, size=500)]
     ties = [int(b) << 16 | 0x8000 for b in generator.integers(0, 1 << 16, size=300)]
     near = [tie + int(step) for tie in ties for step in (-1, 1)]

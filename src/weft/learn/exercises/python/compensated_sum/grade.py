@@ -10,6 +10,7 @@ import numpy as np
 
 from weft.learn.candidate import Candidate
 from weft.learn.grading import require
+from weft.learn.probes.returned import function_returning
 from weft.learn.probes.single import Single
 
 WRONG = "the wrong sign"
@@ -17,7 +18,7 @@ LUCKY = "needs the larger summand first"
 
 
 def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]:
-    compensated_sum = candidate.function("compensated_sum")
+    compensated_sum = function_returning("a float32 number", candidate, "compensated_sum")
     small = np.abs(generator.standard_normal(200)).astype(np.float32)
     large = np.float32(generator.uniform(1e8, 2e8))
     mixed = (generator.standard_normal(300) * 10.0 ** generator.integers(-4, 5, size=300)).astype(np.float32)

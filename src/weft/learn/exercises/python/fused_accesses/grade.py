@@ -9,13 +9,15 @@ import numpy as np
 
 from weft.learn.candidate import Candidate
 from weft.learn.grading import require
+from weft.learn.probes.returned import function_returning
 
 WRONG = "reads a tensor once"
 LUCKY = "needed afterwards"
 
 
 def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]:
-    separate, fused = candidate.function("separate"), candidate.function("fused")
+    separate = function_returning("a number", candidate, "separate")
+    fused = function_returning("a number", candidate, "fused")
     gelu = [("t", ["x", "bias"]), ("y", ["t"])]
     chain = [("n", ["x"]), ("r", ["n", "residual"]), ("d", ["r"]), ("y", ["d"])]
     equal = dict.fromkeys(["x", "bias", "residual", "t", "n", "r", "d", "y"], 1)

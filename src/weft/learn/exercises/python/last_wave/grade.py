@@ -8,13 +8,15 @@ import numpy as np
 
 from weft.learn.candidate import Candidate
 from weft.learn.grading import require
+from weft.learn.probes.returned import function_returning
 
 WRONG = "the last wave is full"
 LUCKY = "blocks at once"
 
 
 def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]:
-    waves, loss, best = (candidate.function(name) for name in ("waves", "loss", "best"))
+    waves, loss = (function_returning("a number", candidate, name) for name in ("waves", "loss"))
+    best = function_returning("a pair of numbers", candidate, "best")
     points = [(264, 132, 1), (1, 132, 2), (264, 132, 2), (265, 132, 2), (7, 3, 1)]
     points += [(int(b), int(s), int(r)) for b, s, r in generator.integers((1, 2, 2), (3000, 200, 9), (8, 3))]
     for blocks, sms, resident in points:

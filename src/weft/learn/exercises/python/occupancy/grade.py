@@ -8,13 +8,15 @@ import numpy as np
 
 from weft.learn.candidate import Candidate
 from weft.learn.grading import require
+from weft.learn.probes.returned import function_returning
 
 WRONG = "given out to whole warps"
 LUCKY = "at most 32 blocks"
 
 
 def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]:
-    resident_blocks, occupancy = candidate.function("resident_blocks"), candidate.function("occupancy")
+    resident_blocks = function_returning("a number", candidate, "resident_blocks")
+    occupancy = function_returning("a number", candidate, "occupancy")
     cases = [(256, 40, 0), (1024, 32, 0), (256, 16, 100_000), (192, 255, 0), (100, 33, 5000)]
     cases += [(32, 16, 0), (64, 8, 0)]
     for _ in range(30):

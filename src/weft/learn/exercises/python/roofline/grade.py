@@ -8,13 +8,15 @@ import numpy as np
 
 from weft.learn.candidate import Candidate
 from weft.learn.grading import require
+from weft.learn.probes.returned import function_returning
 
 WRONG = "both at once"
 LUCKY = "the size of an element"
 
 
 def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]:
-    cost, floor_us = candidate.function("cost"), candidate.function("floor_us")
+    cost = function_returning("a pair of numbers", candidate, "cost")
+    floor_us = function_returning("a number", candidate, "floor_us")
     limit = candidate.function("limit")
     sizes = [int(size) for size in generator.integers(1, 5000, size=6)]
     shapes = {"add": tuple(sizes[:1]), "row_sum": tuple(sizes[1:3]), "matmul": tuple(sizes[3:])}

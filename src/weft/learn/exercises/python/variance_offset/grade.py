@@ -8,6 +8,7 @@ import numpy as np
 
 from weft.learn.candidate import Candidate
 from weft.learn.grading import require
+from weft.learn.probes.returned import function_returning
 from weft.learn.probes.single import Single
 
 WRONG = "Two large numbers cancel"
@@ -15,7 +16,7 @@ LUCKY = "if that is an outlier"
 
 
 def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]:
-    variance = candidate.function("variance")
+    variance = function_returning("a float32 number", candidate, "variance")
     spread = generator.standard_normal(6000)
     streams = {
         "around 0": spread[:1000],

@@ -8,13 +8,17 @@ import numpy as np
 
 from weft.learn.candidate import Candidate
 from weft.learn.grading import require
+from weft.learn.probes.returned import function_returning
 
 WRONG = "rows and columns are touched"
 LUCKY = "outside the matrix"
 
 
 def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]:
-    tile_of, touched = candidate.function("tile_of"), candidate.function("touched")
+    tile_of, touched = (
+        function_returning("a pair of numbers", candidate, "tile_of"),
+        function_returning("a number", candidate, "touched"),
+    )
     shapes = [(12, 12, 3), (8, 5, 4), (8, 7, 3), (1, 9, 4), (5, 1, 2)]
     shapes.append((int(generator.integers(5, 20)) * 4 + 3, int(generator.integers(5, 20)), 4))
     for tiles_m, tiles_n, group in shapes:
