@@ -20,7 +20,7 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
     points = [(264, 132, 1), (1, 132, 2), (264, 132, 2), (265, 132, 2), (7, 3, 1)]
     points += [(int(b), int(s), int(r)) for b, s, r in generator.integers((1, 2, 2), (3000, 200, 9), (8, 3))]
     for blocks, sms, resident in points:
-        count, unused = _place(blocks, sms, resident)
+        count, unused = _launched_waves(blocks, sms, resident)
         check, actual = f"waves({blocks}, {sms}, {resident})", waves(blocks, sms, resident)
         reason = f"expected {count}, got {actual}. {sms} SMs run {sms * resident} blocks at once"
         if unused == 0 and actual == count + 1:
@@ -30,13 +30,13 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
         yield require(abs(got - share) < 1e-12, check, f"loss: expected {share:.6f}, got {got:.6f}")
     for _ in range(4):
         tiles = [(int(b), int(w)) for b, w in generator.integers(1, (2000, 10), size=(5, 2))]
-        times = [_place(blocks, 100, 2)[0] * work for blocks, work in tiles]
+        times = [_launched_waves(blocks, 100, 2)[0] * work for blocks, work in tiles]
         expected, actual = tiles[times.index(min(times))], best(list(tiles), 100, 2)
         reason = f"expected {expected}, got {actual}; the times are {times}"
         yield require(actual == expected, f"best({tiles}, 100, 2)", reason)
 
 
-def _place(blocks: int, sms: int, resident: int) -> tuple[int, int]:
+def _launched_waves(blocks: int, sms: int, resident: int) -> tuple[int, int]:
     """Start waves until all blocks have run; return the waves and the places left in the last one."""
     count = 0
     while blocks > 0:

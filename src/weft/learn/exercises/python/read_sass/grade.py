@@ -80,10 +80,10 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
     label = re.search(r"\.L_x_2:\n([0-9a-f]{4})", LISTING)
     assert label is not None
     (jump,) = addresses("@!P0 BRA")
-    passes = [at for at in spills if int(label[1], 16) <= at <= jump]
+    in_loop = [at for at in spills if int(label[1], 16) <= at <= jump]
     got = getattr(module, "SPILLS_A_PASS", None)
     reason = f"got {got}" + ": what stands before the label runs once only" * (got == len(spills))
-    yield require(got == len(passes), "SPILLS_A_PASS", reason)
+    yield require(got == len(in_loop), "SPILLS_A_PASS", reason)
 
 
 def _line(code: dict[int, str], address: Any) -> str:

@@ -22,7 +22,7 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
         "around 0": spread[:1000],
         "one value": spread[:1] + 5,
         "around 10 000": spread[:1000] + 10_000,
-        "around -300 000": spread[:1000] * 20 - 300_000,
+        "around -30 000": spread[:1000] * 20 - 30_000,
         **{
             f"around {offset:g} after a first value of 0": np.concatenate([[0.0], spread + offset])
             for offset in generator.uniform(1e4, 1e5, size=3)
