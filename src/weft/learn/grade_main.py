@@ -11,6 +11,7 @@ import json
 import os
 import resource
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,11 @@ def main(exercise_id: str, file: str, seed: str, descriptor: str) -> None:
         send(refused=refused.check, reason=refused.reason)
     except MemoryError:
         send(refused="memory", reason=f"the code takes more than {MEMORY_BYTES >> 30} GiB of memory")
-    except WeftError as error:
+    except WeftError as error:  # nothing that the learner can mend in the file
         send(error=error.what, expected=error.expected, got=error.got, hint=error.hint)
+    except Exception as error:  # noqa: BLE001 - a result of another form can raise anything in the grader
+        traceback.print_exc()
+        send(refused="result", reason=f"the grader cannot use the result: {type(error).__name__}: {error}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,26 @@
+"""Grade the sums, the bank conflicts of the tile, and the sectors of the loads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from weft.learn.candidate import Candidate
+from weft.learn.cuda_checks import require_coalesced, require_conflict_free
+from weft.learn.cuda_program import Program
+from weft.learn.grading import compare, odd_sizes
+
+WRONG = "lanes access different words of one bank"
+LUCKY = "Let neighbouring threads access neighbouring elements"
+
+
+def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]:
+    program = Program(candidate, "void run(const float* x, float* sums, int rows)")
+    for rows in (32, 64, 1, *odd_sizes(generator, low=33, high=300, count=2)):
+        x = generator.integers(-9, 10, size=(rows, 32)).astype(np.float32)  # sums of integers are exact
+        sums = program.empty("sums", rows)
+        counts = program.call("run", program.array("x", x), sums, rows, case=f"{rows} rows")
+        yield compare(f"{rows} rows", sums.read(), x.sum(axis=1))
+        yield require_coalesced(f"{rows} rows", counts)
+        yield require_conflict_free(f"{rows} rows", counts)

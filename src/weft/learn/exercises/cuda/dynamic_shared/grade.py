@@ -1,0 +1,27 @@
+"""Grade the reversed rows at short and long rows; the emulator knows the bytes that the launch asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from weft.learn.candidate import Candidate
+from weft.learn.cuda_checks import require_coalesced
+from weft.learn.cuda_program import Program
+from weft.learn.grading import compare, odd_sizes, require
+
+WRONG = "of the dynamic shared memory, which has 64 bytes"
+LUCKY = "of the dynamic shared memory, which has 1024 bytes"
+
+
+def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]:
+    program = Program(candidate, "void run(const float* x, float* y, int rows, int columns)")
+    odd = odd_sizes(generator, low=65, high=255, count=2)
+    for rows, columns in ((4, 64), (3, odd[0]), (5, 1), (2, 300 + odd[1]), (1, 1000)):
+        check = f"{rows} rows, {columns} columns"
+        x, y = generator.standard_normal((rows, columns), dtype=np.float32), program.empty("y", (rows, columns))
+        counts = program.call("run", program.array("x", x), y, rows, columns, case=check)
+        yield compare(check, y.read(), x[:, ::-1])
+        yield require(counts.shared_requests > 0, f"{check}: row", "the row in shared memory is not used")
+        yield require_coalesced(check, counts)

@@ -1,0 +1,16 @@
+// The usual mistake: the first element's mask for both.
+__global__ void block_sums(const float* x, float* sums, int n) {
+  __shared__ float s[256];
+  int t = threadIdx.x, i = blockIdx.x * 512 + t;
+  s[t] = i < n ? x[i] + x[i + 256] : 0;
+  __syncthreads();
+  for (int step = 128; step > 0; step /= 2) {
+    if (t < step) s[t] += s[t + step];
+    __syncthreads();
+  }
+  if (t == 0) sums[blockIdx.x] = s[0];
+}
+
+void run(const float* x, float* sums, int n) {
+  block_sums<<<(n + 511) / 512, 256>>>(x, sums, n);
+}

