@@ -28,8 +28,10 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
         require(actual == count, check, reason)
         share, got = unused / (count * sms * resident), loss(blocks, sms, resident)
         yield require(abs(got - share) < 1e-12, check, f"loss: expected {share:.6f}, got {got:.6f}")
-    for _ in range(4):
-        tiles = [(int(b), int(w)) for b, w in generator.integers(1, (2000, 10), size=(5, 2))]
+    choices = [
+        [(int(b), int(w)) for b, w in generator.integers(1, (2000, 10), size=(5, 2))] for _ in range(4)
+    ]
+    for tiles in ([(1000, 3), (200, 9)], [(900, 2), (1, 11)], [(200, 4), (100, 4)], *choices):
         times = [_launched_waves(blocks, 100, 2)[0] * work for blocks, work in tiles]
         expected, actual = tiles[times.index(min(times))], best(list(tiles), 100, 2)
         reason = f"expected {expected}, got {actual}; the times are {times}"

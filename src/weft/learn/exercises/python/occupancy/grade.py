@@ -18,7 +18,8 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
     resident_blocks = function_returning("a number", candidate, "resident_blocks")
     occupancy = function_returning("a number", candidate, "occupancy")
     cases = [(256, 40, 0), (1024, 32, 0), (256, 16, 100_000), (192, 255, 0), (100, 33, 5000)]
-    cases += [(32, 16, 0), (64, 8, 0)]
+    # Threads, blocks and, with no byte to spare, shared memory as the limit.
+    cases += [(256, 16, 0), (1024, 8, 0), (32, 16, 0), (64, 8, 0), (64, 16, 57_344)]
     for _ in range(30):
         threads, registers = int(generator.integers(1, 1025)), int(generator.integers(1, 256))
         cases.append((threads, registers, int(generator.integers(0, 50_000))))

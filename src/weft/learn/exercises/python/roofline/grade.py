@@ -31,9 +31,12 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
             elif operator == "matmul" and actual[0] * 2 == flops:
                 reason += ". A product and an addition are two FLOPs"
             yield require(actual == expected, check, reason)
-    for flops, nbytes in ((10**9, 10**3), (10**3, 10**9), (4 * 10**9, 4 * 10**7)):
+    for flops, nbytes in ((10**9, 10**3), (10**8, 10**9), (4 * 10**9, 4 * 10**7)):
         tflops, gb_s = float(generator.uniform(50, 1000)), float(generator.uniform(500, 4000))
         yield _floor(floor_us, limit, flops, nbytes, tflops, gb_s)
+        for share in (0.99, 1.01):  # close to the balance, on both sides
+            balanced = int(flops / tflops / 1e6 * gb_s * 1e3 * share)
+            yield _floor(floor_us, limit, flops, balanced, tflops, gb_s)
 
 
 def _count(operator: str, shape: tuple[int, ...]) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from weft.learn.grading import compare
 from weft.learn.probes.triton_launch import Guarded, launch, unwritten
 
 WRONG = "row of its own"
-LUCKY = "read rows behind the end"
+LUCKY = "the load needs a mask"
 
 
 def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]:

@@ -11,7 +11,7 @@ from weft.learn.candidate import Candidate
 from weft.learn.grading import compare
 from weft.learn.probes.triton_launch import Guarded, launch, unwritten
 
-WRONG = "behind K"
+WRONG = "the load needs a mask"
 LUCKY = "float16 accumulator"
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from weft.learn.candidate import Candidate
 from weft.learn.grading import compare, require
-from weft.learn.probes.triton_launch import Guarded, launch, unwritten
+from weft.learn.probes.triton_launch import Guarded, GuardedView, launch, unwritten
 
 WRONG = "which is not n_cols"
 LUCKY = "of a transpose is not 1"
@@ -42,10 +42,9 @@ def _doubled(candidate: Candidate, name: str, values: Any, view: View, out_shape
     rows, cols = x_matrix.shape
     case = f"{name}, {rows} x {cols}"
     grid = (-(-rows // 8), -(-cols // 16))
-    arguments = [x_matrix, out_matrix, rows, cols, *x_matrix.stride(), *out_matrix.stride()]
-    launch(candidate, "double_kernel", grid, case, arguments, outputs=[], BLOCK_R=8, BLOCK_C=16)
-    x.check(case, read_only=True)
-    out.check(case)
+    views = [GuardedView(x, x_matrix), GuardedView(out, out_matrix)]
+    arguments = [*views, rows, cols, *x_matrix.stride(), *out_matrix.stride()]
+    launch(candidate, "double_kernel", grid, case, arguments, outputs=[out], BLOCK_R=8, BLOCK_C=16)
     outside = int(np.isfinite(out.numpy()).sum()) - int(np.isfinite(out_matrix.numpy()).sum())
     require(outside == 0, case, f"{outside} elements beside the view of out were written")
     mistake = {
