@@ -66,6 +66,8 @@ def test_a_heavy_import_would_be_seen() -> None:
         ("weft demo co", ["coalescing"]),
         ("weft demo ", ["all", *DEMOS]),
         ("weft help corr", ["correct"]),
+        ("weft learn s", ["show", "status"]),
+        ("weft learn next who", ["who_runs_where"]),
         ("weft help soft", ["softmax"]),
         ("weft data s", ["shakespeare", "show"]),
         ("weft train --strategy f", ["fsdp"]),

@@ -90,6 +90,10 @@ ENDINGS: dict[str, tuple[Arguments, str]] = {
         rf"good: \d+ points of the MLP on cuda {SECONDS}",
     ),
     "tune": (lambda _: ("--show", "--device", "another"), rf"0 points {SECONDS}"),
+    "learn": (
+        lambda folder: ("--folder", folder),
+        r"0 of \d+ exercises done; now: 1 .+: weft learn next",
+    ),
     "data": (
         lambda folder: ("encode", text(folder), "--output", folder),
         rf"encoded: 1 file, 117 tokens {SECONDS}",

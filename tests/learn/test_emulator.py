@@ -43,35 +43,49 @@ def refusal(tmp_path: Path, body: str, n: int = 64, launch: str = "<<<1, n>>>") 
     return caught.value.reason
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
         ("y[i + 4 * n] = 0;", "line 3: thread 0 of block 0 writes outside of y: element 256 of 256"),
         ("y[i] = x[i - 1];", "line 3: thread 0 of block 0 reads outside of x: element -1 of 256"),
         ("y[i] = y[i + 1];", "line 3: thread 0 of block 0 reads element 1 of y, which nothing has written"),
-        ("y[0] = x[i];", "race: thread 1 of block 0 writes element 0 of y, which thread 0 writes"),
-        ("__shared__ float s[64];\n y[i] = s[i];", "line 4: thread 0 of block 0 reads element 0 of s, which nothing"),
+        ("y[0] = x[i];", "race: thread 1 of block 0 and thread 0 write element 0 of y"),
+        (
+            "__shared__ float s[64];\n y[i] = s[i];",
+            "line 4: thread 0 of block 0 reads element 0 of s, which nothing",
+        ),
         (
             "__shared__ float s[64];\n s[i] = x[i];\n y[i] = s[i ? i - 1 : 0];",
-            "line 5: race: thread 1 of block 0 reads element 0 of s, which thread 0 writes with no barrier between "
+            "line 5: race: thread 1 of block 0 reads element 0 of s, which thread 0 writes with no "
+            "barrier between "
             "(line 4)",
         ),
         (
             "__shared__ float s[64];\n s[i] = x[i];\n __syncthreads();\n float v = s[63 - i];\n s[i] = v;",
-            "line 6: race: thread 32 of block 0 reads element 31 of s, which thread 31 writes with no barrier between (line 7)",
+            "line 6: race: thread 32 of block 0 reads element 31 of s, which thread 31 writes with "
+            "no barrier between (line 7)",
         ),
         ("if (i < 5) __syncthreads();", "barrier: thread 0 of block 0 waits in __syncthreads, and thread 5"),
-        ("if (i < 5) __syncthreads();\n else\n __syncthreads();", "waits in another __syncthreads than thread 0"),
+        (
+            "if (i < 5) __syncthreads();\n else\n __syncthreads();",
+            "waits in another __syncthreads than thread 0",
+        ),
         ("if (i < 5) __shfl_sync(~0u, 1, 0);", "waits for lane 5, which its mask names and which has ended"),
         ("for (;;) x[i] += 0;", "line 3: endless loop: thread 0 of block 0"),
         ("float4 v = *(float4*)(x + 1);\n y[i] = v.x;", "16 bytes at an address that is no multiple of 16"),
         ("y[i] = *(float*)0;", "memory that is not the device's"),
-        ("extern __shared__ float s[];\n s[i] = 0;", "byte 0 of the dynamic shared memory, which has 0 bytes"),
+        (
+            "extern __shared__ float s[];\n s[i] = 0;",
+            "byte 0 of the dynamic shared memory, which has 0 bytes",
+        ),
         ("y[i] = undefined;", "line 3: 'undefined' was not declared in this scope"),
     ],
 )
 def test_a_wrong_access_has_a_reason(tmp_path: Path, body: str, reason: str) -> None:
-    assert reason.replace("'", "") in refusal(tmp_path, body).replace("‘", "").replace("’", "").replace("'", "")
+    assert reason.replace("'", "") in refusal(tmp_path, body).replace("‘", "").replace("’", "").replace(
+        "'", ""
+    )
 
 
 def test_a_race_between_blocks_is_found(tmp_path: Path) -> None:
@@ -91,6 +105,7 @@ def test_atomics_and_second_launches_are_no_races(tmp_path: Path) -> None:
         mixed.call("run", mixed.array("x", np.ones(64, np.float32)), mixed.empty("y", 1), 64, case="sum")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("index", "sectors"),
     [("i", 8), ("i * 2", 16), ("i * 4 % 256", 32), ("(i ^ 31)", 8), ("0", 2), ("i + 1", 10)],
@@ -104,19 +119,23 @@ def test_sectors_of_global_loads(tmp_path: Path, index: str, sectors: int) -> No
 
 
 def test_a_float4_is_one_access(tmp_path: Path) -> None:
-    body = "float4 v = ((const float4*)x)[i];\n v.x += 1;\n ((float4*)y)[i] = make_float4(v.x, v.y, v.z, v.w);"
+    body = (
+        "float4 v = ((const float4*)x)[i];\n v.x += 1;\n ((float4*)y)[i] = make_float4(v.x, v.y, v.z, v.w);"
+    )
     output, counts = run(tmp_path, body)
     assert (output == np.arange(256) + (np.arange(256) % 4 == 0)).all()
     assert (counts.load_requests, counts.load_sectors, counts.store_requests) == (2, 32, 2)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("index", "conflicts"),
     [("i", 0), ("i * 2 % 64", 2), ("i * 32 % 1024 + i / 32", 62), ("i * 33 % 1056", 0), ("0 * i", 0)],
 )
 def test_bank_conflicts(tmp_path: Path, index: str, conflicts: int) -> None:
-    body = f"__shared__ float s[2048];\n if (i == 0) for (int j = 0; j < 2048; ++j) s[j] = j;\n __syncthreads();\n"
-    output, counts = run(tmp_path, body + f"y[i] = s[{index}];")
+    body = "__shared__ float s[2048];\n if (i == 0) for (int j = 0; j < 2048; ++j) s[j] = j;\n"
+    body += " __syncthreads();\n"
+    _, counts = run(tmp_path, body + f"y[i] = s[{index}];")
     assert counts.bank_conflicts == conflicts and counts.barriers == 1
     assert counts.worst_shared == (6 if conflicts else 0)
 
@@ -169,16 +188,23 @@ void run(float* x, float* y, int n) {
     assert (y.read() == 5 * np.arange(6, -1, -1)).all()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
         ("x[0] = 1;", "host code writes x, which is device memory"),
-        ("float* d; cudaMalloc(&d, 4 * n); cudaMemcpy(d, y, 8 * n, cudaMemcpyDeviceToDevice);", "the copy's target"),
+        (
+            "float* d; cudaMalloc(&d, 4 * n); cudaMemcpy(d, y, 8 * n, cudaMemcpyDeviceToDevice);",
+            "the copy's target",
+        ),
         ("float h[4]; cudaMemcpy(h, y, 16, cudaMemcpyDeviceToHost);", "which nothing has written"),
         ("float h[4]; cudaMemcpy(h, x, 16, cudaMemcpyHostToDevice);", "the copy's target is host memory"),
         ("k<<<1, 2000>>>(x, y, n);", "2000 threads a block"),
         ("k<<<0, 32>>>(x, y, n);", "a grid of 0 x 1 x 1 blocks is invalid"),
-        ("float h[64]; k<<<1, 1>>>(h, y, n);", "line 1: thread 0 of block 0 reads memory that is not the device's"),
+        (
+            "float h[64]; k<<<1, 1>>>(h, y, n);",
+            "line 1: thread 0 of block 0 reads memory that is not the device's",
+        ),
     ],
 )
 def test_mistakes_of_host_code(tmp_path: Path, body: str, reason: str) -> None:

@@ -8,7 +8,6 @@ import shutil
 
 import pytest
 
-from helpers.sampling import sample
 from weft.learn.exercise import FOLDER, PLANTED, Exercise, path
 from weft.learn.grade import grade
 
@@ -30,25 +29,27 @@ def check_grader(exercise: Exercise, kind: str) -> None:
 
 
 def by_track(exercise: Exercise, kind: str) -> str:
-    return f"{exercise.track} {'planted' if kind in PLANTED else kind}"
+    return f"{exercise.track} {'answer' if kind == 'answer' else 'refused'}"
 
 
 @NEEDS_COMPILER
 @pytest.mark.sampled(1, each=by_track)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("exercise", path(), ids=IDS)
-def test_the_answer_passes_and_the_others_are_refused_for_their_reasons(exercise: Exercise, kind: str) -> None:
+def test_the_answer_passes_and_the_others_are_refused_for_their_reasons(
+    exercise: Exercise, kind: str
+) -> None:
     check_grader(exercise, kind)
 
 
-def test_the_answers_pass_with_every_seed() -> None:
+@NEEDS_COMPILER
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("exercise", [e for e in path() if e.track in ("cuda", "python")], ids=lambda e: e.id)
+def test_the_answer_passes_with_other_seeds(exercise: Exercise) -> None:
     """A grader whose inputs depend on luck would refuse a right answer now and then."""
-    exercises = [e for e in path() if e.track != "cuda" or shutil.which("g++")]
-    light = [e for e in exercises if e.track in ("cuda", "python")]
-    for exercise in sample(light, 2, "seeds"):
-        for seed in sample(range(100), 3, f"seeds of {exercise.id}"):
-            result = grade(exercise, exercise.source_file("answer"), seed=seed)
-            assert result.passed, f"{exercise.id} with the seed {seed}: {result.reason}"
+    for seed in range(2):
+        result = grade(exercise, exercise.source_file("answer"), seed=seed)
+        assert result.passed, f"the seed {seed}: {result.reason}"
 
 
 @pytest.mark.parametrize("exercise", path(), ids=IDS)

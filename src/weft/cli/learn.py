@@ -17,10 +17,8 @@ if TYPE_CHECKING:
     from weft.learn.progress import Progress
 
 EPILOG = """Examples:
-  weft learn
   weft learn next
   weft learn check
-  weft learn hint
   weft learn page -o path.html
 
 The path and its rules: weft help path"""
@@ -46,15 +44,13 @@ def learn(
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(
-            metavar="N", min=0, max=MAX_SEED, help="check: seed of the inputs [default: a new one]"
-        ),
+        typer.Option(metavar="N", min=0, max=MAX_SEED, help="check: seed of the inputs [default: a new one]"),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Learn to write GPU kernels: short exercises that are graded here, without a GPU.
 
-    next [ID]: write the next exercise's starting file and show its text. A file of yours is never overwritten.
+    next [ID]: write the next exercise's starting file and show its text. No file of yours is overwritten.
 
     show [ID]: show an exercise's text. check [ID]: grade your file. hint [ID]: one hint more each time.
 
@@ -115,7 +111,9 @@ def _overview(progress: Progress, as_json: bool, *, by_chapter: bool) -> None:
 
     exercises, done = path(), set(progress.done)
     if as_json:
-        entries = [{"id": e.id, "title": e.title, "backend": e.track, "done": e.id in done} for e in exercises]
+        entries = [
+            {"id": e.id, "title": e.title, "backend": e.track, "done": e.id in done} for e in exercises
+        ]
         print(json.dumps({"exercises": entries}))
         return
     following = progress.next_exercise()
@@ -150,7 +148,7 @@ def _next(progress: Progress, name: str | None, as_json: bool) -> None:
 
 
 def _show(exercise: Exercise, progress: Progress, as_json: bool, *, written: bool | None = None) -> None:
-    """Print an exercise's text; ``written`` says whether its file was just written, None if it was not asked."""
+    """Print an exercise's text; ``written``: was its file just written (None: not asked)."""
     file = progress.file_of(exercise)
     if as_json:
         fields: dict[str, Any] = {"id": exercise.id, "title": exercise.title, "backend": exercise.track}
@@ -172,7 +170,11 @@ def _hint(progress: Progress, exercise: Exercise, as_json: bool) -> None:
     progress.hints[exercise.id] = number
     progress.save()
     if as_json:
-        print(json.dumps({"exercise": exercise.id, "hint": hints[number - 1], "number": number, "of": len(hints)}))
+        print(
+            json.dumps(
+                {"exercise": exercise.id, "hint": hints[number - 1], "number": number, "of": len(hints)}
+            )
+        )
         return
     print(f"{exercise.number}. {exercise.title}: hint {number} of {len(hints)}\n\n{hints[number - 1]}")
 
@@ -194,9 +196,9 @@ def _check(progress: Progress, exercise: Exercise, seed: int | None, as_json: bo
     if as_json:
         print(json.dumps(result.to_json()))
     elif result.passed:
-        for check in result.checks:
-            output.show_notes([f"  passed  {check['name']}"], indent="          ", style="")
-        ending.print_verdict(f"passed: {exercise.id}, {ending.count_text(len(result.checks), 'check')} ({watch})")
+        ending.print_verdict(
+            f"passed: {exercise.id}, {ending.count_text(len(result.checks), 'check')} ({watch})"
+        )
         following = progress.next_exercise()
         after = "the path is complete" if following is None else f"next: {following.title}: weft learn next"
         output.show_notes([after], style="")

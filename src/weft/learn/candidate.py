@@ -1,4 +1,4 @@
-"""``Candidate``: the learner's file as a grade module sees it, in the process that runs the learner's code."""
+"""``Candidate``: the learner's file as a grade module sees it, in the worker process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Candidate:
         module = importlib.util.module_from_spec(specification)
         try:
             specification.loader.exec_module(module)
-        except Exception as error:  # noqa: BLE001 - the learner's code may raise anything
+        except Exception as error:
             raise Refused("import", self._explain(error)) from error
         return module
 
@@ -46,7 +46,7 @@ class Candidate:
                 return function(*arguments, **keywords)
             except Refused:
                 raise
-            except Exception as error:  # noqa: BLE001 - the learner's code may raise anything
+            except Exception as error:
                 raise Refused(f"call {name}", self._explain(error)) from error
 
         return call

@@ -20,8 +20,10 @@ def require_coalesced(check: str, counts: Counts, *, limit: float = 1.3) -> str:
         require(
             sectors <= limit * ideal,
             f"{check}: coalesced {kind}s",
-            f"{f'line {line}: ' if line else ''}a warp's {kind} touches {sectors / requests:.1f} sectors of 32 bytes "
-            f"on average, and {ideal / requests:.1f} would do. Let neighbouring threads access neighbouring elements",
+            f"{f'line {line}: ' if line else ''}a warp's {kind} touches {sectors / requests:.1f} "
+            "sectors of 32 bytes "
+            f"on average, and {ideal / requests:.1f} would do. Let neighbouring threads access "
+            "neighbouring elements",
         )
     return f"{check}: coalesced loads and stores"
 
@@ -32,9 +34,11 @@ def require_conflict_free(check: str, counts: Counts, *, limit: float = 0.0) -> 
     return require(
         counts.bank_conflicts <= limit * requests,
         f"{check}: bank conflicts",
-        f"{f'line {counts.worst_shared}: ' if counts.worst_shared else ''}{counts.bank_conflicts} bank conflicts in "
+        f"{f'line {counts.worst_shared}: ' if counts.worst_shared else ''}{counts.bank_conflicts} "
+        "bank conflicts in "
         f"{counts.shared_requests} accesses of warps to shared memory, expected "
-        f"{f'at most {int(limit * requests)}' if limit else 'none'}: lanes access different words of one bank",
+        f"{f'at most {int(limit * requests)}' if limit else 'none'}: lanes access different words of "
+        "one bank",
     )
 
 
@@ -43,6 +47,7 @@ def require_active(check: str, counts: Counts, *, share: float) -> str:
     return require(
         counts.active_lanes >= share,
         f"{check}: active lanes",
-        f"{f'line {counts.worst_idle}: ' if counts.worst_idle else ''}only {counts.active_lanes:.0%} of the lanes are "
+        f"{f'line {counts.worst_idle}: ' if counts.worst_idle else ''}only {counts.active_lanes:.0%} "
+        "of the lanes are "
         f"active on average, expected {share:.0%}: lanes of one warp go different paths",
     )

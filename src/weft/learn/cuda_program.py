@@ -25,8 +25,9 @@ from weft.machine.ceilings import cache_folder
 EMULATOR = Path(__file__).with_name("emulator")
 RUNTIME = ("memory", "threads", "host")
 OPTIONS = ("-std=c++17", "-fPIC", "-U_FORTIFY_SOURCE", "-fdiagnostics-color=never", "-fmax-errors=1")
-# Without optimisation each access of the source is one access, and a call keeps its line.
-LEARNER = ("-O0", "-g1", "-w", "-fsanitize=thread", "-fsanitize-coverage=trace-pc")
+# Without optimisation each access of the source is one access, and a call keeps its line. In DWARF 5, addr2line
+# takes the file of a #line directive for another one.
+LEARNER = ("-O0", "-g1", "-gdwarf-4", "-w", "-fsanitize=thread", "-fsanitize-coverage=trace-pc")
 LAUNCH = re.compile(r"\b([A-Za-z_]\w*(?:<[^<>;(){}]*>)?)\s*<<<(.*?)>>>\s*\(", re.S)
 DYNAMIC = re.compile(r"\bextern\s+__shared__\s+(?:__align__\(\d+\)\s+)?([\w ]+?)\s*\b(\w+)\s*\[\s*\]\s*;")
 SIGNATURE = re.compile(r"\s*([\w *]+?)\s*\b(\w+)\((.*)\)\s*")
@@ -35,7 +36,10 @@ INDEX = re.compile(r"(?<![\w.])@(?![\w.])")  # stands for an element of shared m
 
 
 class _Fault(ctypes.Structure):
-    _fields_ = (("message", ctypes.c_char * 600), *((n, ctypes.c_int64) for n in ("pc", "other", "address", "bytes")))
+    _fields_ = (
+        ("message", ctypes.c_char * 600),
+        *((n, ctypes.c_int64) for n in ("pc", "other", "address", "bytes")),
+    )
 
 
 COUNTS = (
@@ -99,13 +103,15 @@ class Array:
         self.dtype = np.dtype(dtype)
 
     def read(self, *, case: str = "", partial: bool = False) -> np.ndarray:
-        """Return a copy. Raises :class:`Refused` for an element that was never written, unless ``partial``."""
+        """Return a copy; raise :class:`Refused` for an element that was never written, unless ``partial``."""
         if not partial:
             index = self.program.library.weft_unwritten(ctypes.c_void_p(self.address))
             if index >= 0:
                 position = tuple(int(i) for i in np.unravel_index(index, self.shape))
                 element = position[0] if len(position) == 1 else position
-                raise Refused(case or self.program.case, f"element {element} of {self.name} was never written")
+                raise Refused(
+                    case or self.program.case, f"element {element} of {self.name} was never written"
+                )
         size = int(np.prod(self.shape)) * self.dtype.itemsize
         data = ctypes.string_at(self.address, size)
         return np.frombuffer(data, self.dtype).reshape(self.shape).copy()
@@ -118,12 +124,16 @@ class Program:
     if the file does not compile, :class:`WeftError` without a g++.
     """
 
-    def __init__(self, candidate: Candidate, *signatures: str, extra: str = "", text: str | None = None) -> None:
+    def __init__(
+        self, candidate: Candidate, *signatures: str, extra: str = "", text: str | None = None
+    ) -> None:
         self.file_name = candidate.file.name
         self.case = "compile"
         entries = "".join(map(_entry, signatures))
         source = candidate.text if text is None else text
-        program = f'#line 1 "{self.file_name}"\n{rewrite(source)}\n#line 1 "grader"\n{rewrite(extra)}\n{entries}'
+        program = (
+            f'#line 1 "{self.file_name}"\n{rewrite(source)}\n#line 1 "grader"\n{rewrite(extra)}\n{entries}'
+        )
         self.file = self._compile(program)
         self.library = ctypes.CDLL(str(self.file))
         self.library.weft_allocate.restype = ctypes.c_void_p
@@ -146,14 +156,18 @@ class Program:
         self.library.weft_pin(ctypes.c_void_p(data.ctypes.data), ctypes.c_size_t(data.nbytes))
         return data
 
-    def call(self, name: str, *arguments: Any, case: str) -> Counts:
-        """Call a host function and return its counts; raise :class:`Refused` for what the emulator refuses."""
+    def call(self, name: str, *arguments: Any, case: str, on_race: str = "") -> Counts:
+        """Call a host function, return its counts; raise :class:`Refused` for what the emulator refuses.
+
+        ``case`` names the input in the reason, and ``on_race`` is the likely mistake behind a race.
+        """
         self.case = case
         bits = (ctypes.c_longlong * max(1, len(arguments)))(*map(_bits, arguments))
         entry = ctypes.cast(getattr(self.library, f"weft_entry_{name}"), ctypes.c_void_p)
         if self.library.weft_call(entry, bits):
             fault = self.library.weft_fault().contents
-            raise Refused(case, self._explain(fault))
+            reason = self._explain(fault)
+            raise Refused(case, f"{reason}. {on_race}" if on_race and "race: " in reason else reason)
         values = [int(v) for v in self.library.weft_counts().contents]
         lines = [self.line(pc) for pc in values[-4:]]
         return Counts(**dict(zip(COUNTS, [*values[:-4], *lines], strict=True)))
@@ -222,9 +236,18 @@ class Program:
             if done.returncode:
                 raise Refused("compile", _first_error(done.stderr, self.file_name))
             shared = Path(temporary, "learner.so")
-            _checked([compiler, "-shared", "-Wl,-Bsymbolic", "-o", str(shared), str(built), *map(str, runtime)])
+            _checked(
+                [compiler, "-shared", "-Wl,-Bsymbolic", "-o", str(shared), str(built), *map(str, runtime)]
+            )
             os.replace(shared, library)
         return library
+
+
+def prepare() -> None:
+    """Compile the emulator's own part, once for each version; raise :class:`WeftError` without a g++."""
+    compiler = require_compiler()
+    for name in RUNTIME:
+        _runtime(compiler, _folder(compiler), name)
 
 
 def require_compiler() -> str:
@@ -274,20 +297,22 @@ def _bits(argument: Any) -> int:
 
 def _first_error(messages: str, file_name: str) -> str:
     """Return the compiler's first error with its line in the learner's file."""
-    found = re.search(r"^([^:\n]+):(\d+):(?:\d+:)? (?:fatal )?error: (.*)", messages, re.M)
-    if not found:
+    error = re.search(r"^([^:\n]+):(\d+):(?:\d+:)? (?:fatal )?error: (.*)", messages, re.M)
+    if not error:
         return f"the compiler failed: {messages.strip()[-300:]}"
-    line = f"line {found[2]}: " if Path(found[1]).name == file_name else ""
+    line = f"line {error[2]}: " if Path(error[1]).name == file_name else ""
     if not line and (near := re.search(rf"{re.escape(file_name)}:(\d+)", messages)):
         line = f"line {near[1]}: "
     hint = "" if line else ". Keep the names and the parameters of the starting file"
-    return f"{line}{found[3]}{hint}"
+    return f"{line}{error[3]}{hint}"
 
 
 @cache
 def _folder(compiler: str) -> Path:
     """Return the cache folder of this emulator and this compiler; compiled files are named by content."""
-    version = subprocess.run([compiler, "-dumpfullversion"], capture_output=True, timeout=COMPILE_SECONDS).stdout
+    version = subprocess.run(
+        [compiler, "-dumpfullversion"], capture_output=True, timeout=COMPILE_SECONDS
+    ).stdout
     contents = [path.read_bytes() for path in sorted(EMULATOR.glob("*.?pp"))]
     key = hashlib.sha256(b"\0".join([version, repr((OPTIONS, LEARNER)).encode(), *contents])).hexdigest()[:16]
     folder = cache_folder() / "learn" / key
@@ -309,4 +334,6 @@ def _runtime(compiler: str, folder: Path, name: str) -> Path:
 def _checked(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS)
     if done.returncode:
-        raise WeftError("g++ does not compile the emulator", got=done.stderr.strip()[-600:], hint="use a GCC from 9 on")
+        raise WeftError(
+            "g++ does not compile the emulator", got=done.stderr.strip()[-600:], hint="use a GCC from 9 on"
+        )

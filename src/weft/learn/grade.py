@@ -117,7 +117,9 @@ def _result(exercise: Exercise, messages: list[dict[str, Any]], code: int, print
     checks = [{"name": name, "passed": True} for name in names]
     last = messages[-1] if messages else {}
     if "error" in last:
-        raise WeftError(last["error"], expected=last.get("expected"), got=last.get("got"), hint=last.get("hint"))
+        raise WeftError(
+            last["error"], expected=last.get("expected"), got=last.get("got"), hint=last.get("hint")
+        )
     if last.get("done"):
         return Result(exercise=exercise.id, passed=True, checks=checks, printed=printed)
     if "refused" in last:

@@ -1,6 +1,6 @@
 """Worker process of a grading: ``python -m weft.learn.grade_main EXERCISE FILE SEED DESCRIPTOR``.
 
-It writes one JSON object a line to the descriptor: ``{"seconds": limit}`` when the learner's time begins, then
+It writes a JSON object a line to the descriptor: ``{"seconds": limit}`` when the learner's time begins, then
 ``{"passed": check}`` for each check, and at last ``{"done": true}``, ``{"refused": check, "reason": ...}`` or
 ``{"error": ...}`` for what is no fault of the learner.
 """
@@ -35,7 +35,12 @@ def main(exercise_id: str, file: str, seed: str, descriptor: str) -> None:
 
     sys.path.insert(0, str(Path(file).parent))
     try:
-        grader = find(exercise_id).grader()
+        exercise = find(exercise_id)
+        grader = exercise.grader()
+        if exercise.track == "cuda":
+            from weft.learn import cuda_program
+
+            cuda_program.prepare()  # seconds at the first use, which are not the learner's
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         send(seconds=getattr(grader, "SECONDS", SECONDS))

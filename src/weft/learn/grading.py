@@ -74,6 +74,6 @@ def number(value: Any) -> str:
 
 
 def odd_sizes(generator: np.random.Generator, *, low: int, high: int, count: int = 3) -> list[int]:
-    """Return ``count`` sizes from ``low`` to ``high`` that no power of two above 1 divides, in random order."""
+    """Return ``count`` odd sizes from about ``low`` to ``high``, in random order."""
     sizes = generator.integers(low // 2, high // 2, size=count) * 2 + 1
     return [int(size) for size in sizes]

@@ -38,3 +38,11 @@ def _chapters() -> list[tuple[str, str, list[Exercise]]]:
     for exercise in path():
         chapters.setdefault((TRACK_TITLES[exercise.track], exercise.chapter), []).append(exercise)
     return [(*key, exercises) for key, exercises in chapters.items()]
+
+
+def chapter_table() -> str:
+    """Return the path as a table in Markdown: chapters with the titles of their exercises."""
+    lines = ["| chapter | exercises |", "| --- | --- |"]
+    for track, title, exercises in _chapters():
+        lines.append(f"| {title} ({track}) | {'; '.join(e.title for e in exercises)} |")
+    return "\n".join(lines)

@@ -36,7 +36,7 @@ class Progress:
         return next((e for e in path() if e.id == self.current), None)
 
     def next_exercise(self) -> Exercise | None:
-        """Return the current exercise if it is not done, else the next one that is not; None if all are done."""
+        """Return the current exercise if it is not done, else the next one; None if all are done."""
         exercises = path()
         current = self.current_exercise()
         start = 0 if current is None else current.number - 1
@@ -44,7 +44,7 @@ class Progress:
         return next((e for e in in_order if e.id not in self.done), None)
 
     def start(self, exercise: Exercise) -> bool:
-        """Make an exercise the current one. Write its starting file unless there is a file; return whether."""
+        """Make an exercise the current one; write its starting file unless there is one. Return if it did."""
         require_folder(self.folder, "--folder")
         file, is_new = self.file_of(exercise), False
         if not file.exists():
@@ -70,7 +70,7 @@ class Progress:
 
 
 def load(folder: Path) -> Progress:
-    """Read a folder's progress; an empty one if there is no file. Raise :class:`WeftError` for a damaged one."""
+    """Read a folder's progress, empty without a file; raise :class:`WeftError` for a damaged one."""
     file = folder / FILE_NAME
     if folder.exists() and not folder.is_dir():
         raise WeftError("--folder", expected="a folder", got=f"the file {folder}")

@@ -65,7 +65,6 @@ void __syncthreads();
 void __syncwarp(unsigned mask = 0xffffffffu);
 void __threadfence();
 void __threadfence_block();
-unsigned __activemask();
 unsigned __ballot_sync(unsigned mask, int predicate);
 int __any_sync(unsigned mask, int predicate);
 int __all_sync(unsigned mask, int predicate);

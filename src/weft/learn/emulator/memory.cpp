@@ -102,6 +102,9 @@ static std::string by(const Access& a) {
   }
   return a.reach == THREAD ? thread_name(a.block, a.thread) : "several threads";
 }
+static const char* between(const Access& a) {
+  return a.block == current_block && a.reach != GRID ? " with no barrier between" : " in the same launch";
+}
 template <typename Name>  // a function: the text is made for a fault only
 static void touch(Cell& cell, int kind, const void* pc, const Name& element, const void* address) {
   const Access now{current_block, uint16_t(current_thread), THREAD, kind == ATOMIC, clock_now, pc};
@@ -109,12 +112,15 @@ static void touch(Cell& cell, int kind, const void* pc, const Name& element, con
     fail(here() + " reads " + element() + ", which nothing has written" +
              (address ? " yet. Is a barrier missing?" : ""), pc, nullptr, address);
   const bool both_atomic = kind == ATOMIC && cell.write.atomic;
-  if (!is_ordered(cell.write) && !both_atomic)
+  if (!is_ordered(cell.write) && !both_atomic) {
+    if (kind == WRITE && !cell.write.atomic)
+      fail("race: " + here() + " and " + by(cell.write) + " write " + element(), pc, cell.write.pc, address);
     fail("race: " + here() + " " + DID[kind] + " " + element() + ", which " + by(cell.write) +
-             (cell.write.atomic ? " updates" : " writes") + " with no barrier between", pc, cell.write.pc, address);
+             (cell.write.atomic ? " updates" : " writes") + between(cell.write), pc, cell.write.pc, address);
+  }
   if (kind != READ && !is_ordered(cell.read))
     fail("race: " + here() + " " + DID[kind] + " " + element() + ", which " + by(cell.read) +
-             (cell.read.reach == THREAD ? " reads" : " read") + " with no barrier between", pc, cell.read.pc, address);
+             (cell.read.reach == THREAD ? " reads" : " read") + between(cell.read), pc, cell.read.pc, address);
   if (kind == READ) cell.read = joined(cell.read, now);
   else cell.write = now, cell.initialised = true;
 }

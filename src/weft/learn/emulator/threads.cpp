@@ -213,7 +213,6 @@ void __syncwarp(unsigned mask) {
 }
 void __threadfence() { fence_time[current_block] = ++clock_now; }
 void __threadfence_block() {}
-unsigned __activemask() { return ~0u; }
 unsigned __ballot_sync(unsigned mask, int predicate) {
   const uint64_t* values = meet(mask, predicate != 0, CALLER);
   unsigned result = 0;

@@ -16,7 +16,9 @@ LUCKY = "was never written"
 
 
 def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]:
-    program = Program(candidate, "void run(const float* x, const float* factor, float* y, int rows, int columns)")
+    program = Program(
+        candidate, "void run(const float* x, const float* factor, float* y, int rows, int columns)"
+    )
     odd = odd_sizes(generator, low=65, high=200, count=3)
     for rows, columns in ((64, 128), (odd[0], odd[1]), (3, odd[2]), (100, 64)):
         check = f"{rows} rows, {columns} columns"

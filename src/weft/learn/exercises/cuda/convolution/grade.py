@@ -21,12 +21,16 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
         weights = generator.standard_normal(9, dtype=np.float32)
         y, check = program.empty("y", n), f"n = {n}"
         counts = program.call("run", program.array("x", x), weights.copy(), y, n, case=check)
-        expected = np.convolve(np.pad(x.astype(np.float64), 4), weights[::-1].astype(np.float64), mode="valid")
+        expected = np.convolve(
+            np.pad(x.astype(np.float64), 4), weights[::-1].astype(np.float64), mode="valid"
+        )
 
         def mistake(output: np.ndarray, expected: np.ndarray = expected) -> str:
             places = np.flatnonzero(np.abs(output - expected) > 1e-4) % 128
             if ((places < 4) | (places >= 124)).all():
-                return "All wrong elements are at the edge of a block: does the halo come from the neighbours?"
+                return (
+                    "All wrong elements are at the edge of a block: does the halo come from the neighbours?"
+                )
             return ""
 
         yield compare(check, y.read(), expected, tolerance=1e-5, mistake=mistake)

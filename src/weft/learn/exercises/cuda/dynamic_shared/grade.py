@@ -20,7 +20,10 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
     odd = odd_sizes(generator, low=65, high=255, count=2)
     for rows, columns in ((4, 64), (3, odd[0]), (5, 1), (2, 300 + odd[1]), (1, 1000)):
         check = f"{rows} rows, {columns} columns"
-        x, y = generator.standard_normal((rows, columns), dtype=np.float32), program.empty("y", (rows, columns))
+        x, y = (
+            generator.standard_normal((rows, columns), dtype=np.float32),
+            program.empty("y", (rows, columns)),
+        )
         counts = program.call("run", program.array("x", x), y, rows, columns, case=check)
         yield compare(check, y.read(), x[:, ::-1])
         yield require(counts.shared_requests > 0, f"{check}: row", "the row in shared memory is not used")

@@ -16,7 +16,8 @@ LUCKY = "is the maximum subtracted"
 
 def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]:
     program = Program(
-        candidate, "void run(const float* q, const float* k, const float* v, float* out, int queries, int keys)"
+        candidate,
+        "void run(const float* q, const float* k, const float* v, float* out, int queries, int keys)",
     )
     odd = odd_sizes(generator, low=33, high=100, count=2)
     for queries, keys, size in ((64, 64, 1.0), (odd[0], odd[1], 1.0), (3, 1, 1.0), (20, 70, 12.0)):

@@ -17,7 +17,8 @@ LUCKY = "outside of cells"
 def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]:
     program = Program(candidate, "void run(int* cells, int bx, int by, int tx, int ty)")
     shapes = [(3, 2, 5, 3), (1, 1, 7, 1), (5, 1, 2, 6)]
-    shapes.append(tuple(int(v) for v in generator.integers(4, 9, size=4)))
+    bx, by, tx, ty = (int(v) for v in generator.integers(4, 9, size=4))
+    shapes.append((bx, by, tx, ty))
     for bx, by, tx, ty in shapes:
         check = f"{bx} x {by} blocks of {tx} x {ty} threads"
         cells = program.empty("cells", (by * ty, bx * tx), np.int32)

@@ -17,10 +17,17 @@ LUCKY = "divided by the number of columns"
 def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]:
     program = Program(
         candidate,
-        "void run(const float* x, const float* weight, const float* bias, float* y, int rows, int columns, float eps)",
+        "void run(const float* x, const float* weight, const float* bias, float* y, int rows, int "
+        "columns, float eps)",
     )
     odd = odd_sizes(generator, low=129, high=700, count=2)
-    for rows, columns, offset in ((3, 128, 0), (2, odd[0], 0), (2, 60, 10), (2, odd[1], 1000), (2, 128, -3000)):
+    for rows, columns, offset in (
+        (3, 128, 0),
+        (2, odd[0], 0),
+        (2, 60, 10),
+        (2, odd[1], 1000),
+        (2, 128, -3000),
+    ):
         check = f"{rows} rows, {columns} columns, values near {offset}"
         x = (generator.standard_normal((rows, columns)) + offset).astype(np.float32)
         weight, bias = (generator.standard_normal(columns, dtype=np.float32) for _ in range(2))

@@ -9,7 +9,8 @@ __device__ float block_sum(float v) {
   return warp_sums[0] + warp_sums[1] + warp_sums[2] + warp_sums[3];
 }
 
-__global__ void layer_norm(const float* x, const float* weight, const float* bias, float* y, int columns, float eps) {
+__global__ void layer_norm(const float* x, const float* weight, const float* bias, float* y, int columns,
+                           float eps) {
   const float* row = x + blockIdx.x * columns;
   float sum = 0;
   for (int c = threadIdx.x; c < columns; c += 128) sum += row[c];

@@ -15,19 +15,34 @@ LUCKY = "a row is columns elements long"
 
 
 def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]:
-    program = Program(candidate, "void run(const float* x, const float* bias, float* y, int rows, int columns)")
+    program = Program(
+        candidate, "void run(const float* x, const float* bias, float* y, int rows, int columns)"
+    )
     odd = odd_sizes(generator, low=17, high=70, count=4)
-    for rows, columns in ((32, 32), (20, 20), (odd[0], odd[0] + 2), (odd[1] + 20, odd[1]), (1, odd[2]), (odd[3], 1)):
+    for rows, columns in (
+        (32, 32),
+        (20, 20),
+        (odd[0], odd[0] + 2),
+        (odd[1] + 20, odd[1]),
+        (1, odd[2]),
+        (odd[3], 1),
+    ):
         x = generator.standard_normal((rows, columns), dtype=np.float32)
         bias = generator.standard_normal(columns, dtype=np.float32)
         y, check = program.empty("y", (rows, columns)), f"{rows} rows, {columns} columns"
         try:
-            program.call("run", program.array("x", x), program.array("bias", bias), y, rows, columns, case=check)
+            program.call(
+                "run", program.array("x", x), program.array("bias", bias), y, rows, columns, case=check
+            )
             output = y.read()
         except Refused as refused:
             if "outside" not in refused.reason and "race" not in refused.reason:
                 raise
             if rows == columns:
-                raise Refused(check, f"{refused.reason}. Is the mask true for a column beyond the edge?") from refused
-            raise Refused(check, f"{refused.reason}. Square matrices pass: a row is columns elements long") from refused
+                raise Refused(
+                    check, f"{refused.reason}. Is the mask true for a column beyond the edge?"
+                ) from refused
+            raise Refused(
+                check, f"{refused.reason}. Square matrices pass: a row is columns elements long"
+            ) from refused
         yield compare(check, output, x + bias)

@@ -21,5 +21,13 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
     for n in (256, 1, 127, 129, *odd_sizes(generator, low=200, high=2000)):
         x = generator.standard_normal(n, dtype=np.float32)
         y = program.empty("y", n)
-        program.call("run", program.array("x", x), y, a, n, case=f"n = {n}")
+        program.call(
+            "run",
+            program.array("x", x),
+            y,
+            a,
+            n,
+            case=f"n = {n}",
+            on_race="Does each thread have an i of its own?",
+        )
         yield compare(f"n = {n}", y.read(), np.float32(a) * x)

@@ -10,7 +10,7 @@ from weft.learn.candidate import Candidate
 from weft.learn.cuda_program import Program
 from weft.learn.grading import compare, odd_sizes, require
 
-WRONG = "race"
+WRONG = "Is the addition atomic?"
 LUCKY = "one for each block is enough"
 
 
@@ -19,10 +19,13 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
     for n in (512, 2048, 1, *odd_sizes(generator, low=600, high=9000)):
         x = generator.integers(-9, 10, size=n).astype(np.float32)  # sums of integers are exact
         total, check = program.empty("sum", 1), f"n = {n}"
-        counts = program.call("run", program.array("x", x), total, n, case=check)
+        counts = program.call(
+            "run", program.array("x", x), total, n, case=check, on_race="Is the addition atomic?"
+        )
         yield compare(check, total.read(), x.sum(keepdims=True))
         yield require(
             counts.global_atomics <= counts.blocks,
             f"{check}: atomics",
-            f"{counts.global_atomics} atomic additions by {counts.blocks} blocks: one for each block is enough",
+            f"{counts.global_atomics} atomic additions by {counts.blocks} blocks: one for each block "
+            "is enough",
         )

@@ -29,6 +29,7 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
         yield require(
             (counts.blocks, counts.threads) == (blocks, 256 * blocks),
             f"{check}: launch",
-            f"expected {blocks} blocks of 256 threads, got {counts.blocks} with {counts.threads} threads together",
+            f"expected {blocks} blocks of 256 threads, got {counts.blocks} with {counts.threads} "
+            "threads together",
         )
         yield require_coalesced(check, counts)

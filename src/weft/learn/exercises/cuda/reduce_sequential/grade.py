@@ -27,6 +27,8 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
         padded = np.zeros(blocks * ELEMENTS, np.float32)
         padded[:n] = x
         yield compare(check, sums.read(), padded.reshape(blocks, ELEMENTS).sum(axis=1))
-        yield require(counts.barriers >= 8 * blocks, f"{check}: steps", "a tree over 256 elements has 8 steps")
+        yield require(
+            counts.barriers >= 8 * blocks, f"{check}: steps", "a tree over 256 elements has 8 steps"
+        )
         yield require_conflict_free(check, counts)
         yield require_active(check, counts, share=SHARE)

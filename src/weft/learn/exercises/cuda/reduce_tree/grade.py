@@ -10,7 +10,7 @@ from weft.learn.candidate import Candidate
 from weft.learn.cuda_program import Program
 from weft.learn.grading import compare, odd_sizes, require
 
-WRONG = "race"
+WRONG = "Is there a barrier between two steps?"
 LUCKY = "of s, which nothing has written"
 ELEMENTS = 256  # of a block
 
@@ -21,7 +21,9 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
         x = generator.integers(-9, 10, size=n).astype(np.float32)  # sums of integers are exact
         blocks = -(-n // ELEMENTS)
         sums, check = program.empty("sums", blocks), f"n = {n}"
-        counts = program.call("run", program.array("x", x), sums, n, case=check)
+        counts = program.call(
+            "run", program.array("x", x), sums, n, case=check, on_race="Is there a barrier between two steps?"
+        )
         padded = np.zeros(blocks * ELEMENTS, np.float32)
         padded[:n] = x
         yield compare(check, sums.read(), padded.reshape(blocks, ELEMENTS).sum(axis=1))

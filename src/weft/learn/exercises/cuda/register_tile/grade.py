@@ -28,6 +28,7 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
         yield require(
             counts.shared_requests <= limit,
             f"{check}: shared memory",
-            f"{counts.shared_requests} accesses of warps to shared memory, expected {limit} at most: is tb[j][x] read "
+            f"{counts.shared_requests} accesses of warps to shared memory, expected {limit} at most: "
+            "is tb[j][x] read "
             "once for the four sums?",
         )

@@ -1,4 +1,4 @@
-"""Grade softmax at short and long rows, small and large values, rising rows, and the number of times x is read."""
+"""Grade softmax of short and long, small, large and rising rows, and the number of times x is read."""
 
 from __future__ import annotations
 
@@ -28,10 +28,18 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
 
         def mistake(output: np.ndarray, offset: int = offset) -> str:
             if not np.isfinite(output).all():
-                return "exp overflows for large values: is the maximum subtracted?" if offset else "NaN or infinity"
-            return f"Rows sum to {output.sum(axis=1).min():.3g} to {output.sum(axis=1).max():.3g}, and not to 1"
+                return (
+                    "exp overflows for large values: is the maximum subtracted?"
+                    if offset
+                    else "NaN or infinity"
+                )
+            return (
+                f"Rows sum to {output.sum(axis=1).min():.3g} to {output.sum(axis=1).max():.3g}, and not to 1"
+            )
 
-        yield compare(check, y.read(), powers / powers.sum(axis=1, keepdims=True), tolerance=1e-5, mistake=mistake)
+        yield compare(
+            check, y.read(), powers / powers.sum(axis=1, keepdims=True), tolerance=1e-5, mistake=mistake
+        )
         yield require(
             counts.load_bytes <= 2 * x.nbytes,
             f"{check}: passes",

@@ -28,10 +28,11 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
             return "Is the root 0 before the downward sweep?" if output[0] == x[:256].sum() else ""
 
         yield compare(check, y.read(), expected, mistake=mistake)
-        # Two sweeps with five accesses a pair: 12 warps with a pair in each; every warp in each step: over 190.
+        # Two sweeps, in each 12 warps with a pair: under 150. Every warp in each step: over 190.
         yield require(
             counts.shared_requests <= 150 * counts.blocks,
             f"{check}: work",
-            f"{counts.shared_requests / counts.blocks:.0f} accesses of warps to shared memory for each block, and two "
+            f"{counts.shared_requests / counts.blocks:.0f} accesses of warps to shared memory for "
+            "each block, and two "
             "sweeps need under 150: does every thread work in every step?",
         )

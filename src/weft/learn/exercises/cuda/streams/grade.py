@@ -28,7 +28,8 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
         yield require(
             n < 4096 or share <= 0.7,
             f"{check}: time line",
-            f"{counts.timeline} units of time for operations of {counts.serial_time} units together ({share:.0%}), "
+            f"{counts.timeline} units of time for operations of {counts.serial_time} units together "
+            f"({share:.0%}), "
             "expected at most 70%: which of them are in one stream, or wait for the host?",
         )
 

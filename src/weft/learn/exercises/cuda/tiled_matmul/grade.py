@@ -10,7 +10,8 @@ from weft.learn.candidate import Candidate
 from weft.learn.cuda_program import Program
 from weft.learn.grading import compare, odd_sizes, require
 
-WRONG = "race"
+RACE = "Are there two barriers in each step?"
+WRONG = RACE
 LUCKY = "Only sizes with a ragged k are wrong"
 
 
@@ -21,7 +22,9 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
         a = generator.integers(-9, 10, size=(m, k)).astype(np.float32)  # products of integers are exact
         b = generator.integers(-9, 10, size=(k, n)).astype(np.float32)
         c, check = program.empty("c", (m, n)), f"m, n, k = {m}, {n}, {k}"
-        counts = program.call("run", program.array("a", a), program.array("b", b), c, m, n, k, case=check)
+        counts = program.call(
+            "run", program.array("a", a), program.array("b", b), c, m, n, k, case=check, on_race=RACE
+        )
 
         def mistake(output: np.ndarray, k: int = k) -> str:
             return "Only sizes with a ragged k are wrong: tiles must hold 0 beyond the edge" if k % 16 else ""
@@ -32,5 +35,6 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
         yield require(
             counts.load_bytes <= limit,
             f"{check}: loads",
-            f"{counts.load_bytes} bytes were loaded from global memory, and tiles of 16 x 16 need {limit} at most",
+            f"{counts.load_bytes} bytes were loaded from global memory, and tiles of 16 x 16 need "
+            f"{limit} at most",
         )

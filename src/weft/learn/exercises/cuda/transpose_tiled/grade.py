@@ -20,7 +20,10 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
     odd = odd_sizes(generator, low=41, high=61, count=2)
     for rows, columns in ((64, 64), (33, 33), (odd[0], odd[0] + 30), (70 + odd[1], odd[1]), (1, 65)):
         check = f"{rows} rows, {columns} columns"
-        x, y = generator.standard_normal((rows, columns), dtype=np.float32), program.empty("y", (columns, rows))
+        x, y = (
+            generator.standard_normal((rows, columns), dtype=np.float32),
+            program.empty("y", (columns, rows)),
+        )
         counts = program.call("run", program.array("x", x), y, rows, columns, case=check)
         yield compare(check, y.read(), x.T)
         # A last tile of one column has stores of one element in each row: there is nothing to coalesce.

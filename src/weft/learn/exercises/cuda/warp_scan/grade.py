@@ -27,5 +27,7 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
 
         yield compare(check, y.read(), expected, mistake=mistake)
         yield require(
-            counts.shuffles > 0 and counts.shared_requests == 0, f"{check}: shuffles", "expected shuffles alone"
+            counts.shuffles > 0 and counts.shared_requests == 0,
+            f"{check}: shuffles",
+            "expected shuffles alone",
         )

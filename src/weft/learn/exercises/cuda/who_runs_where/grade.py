@@ -20,16 +20,19 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
     for word, name in (("__device__", "square"), ("__global__", "square_all")):
         yield require(
             re.search(rf"{word}\s[\w\s]*\b{name}\s*\(", candidate.text) is not None,
-            f"{name} is marked",
-            f"expected {word} before {name}: {'a kernel calls it' if name == 'square' else 'the host launches it'}",
+            f"the word before {name}",
+            f"expected {word} before {name}: "
+            f"{'a kernel calls it' if name == 'square' else 'the host launches it'}",
         )
     for n in (1, 100, 1024, *odd_sizes(generator, low=3, high=1000, count=2)):
         x = generator.standard_normal(n, dtype=np.float32)
         y = np.full(n, np.nan, np.float32)
         counts = program.call("run", x.copy(), y, n, case=f"n = {n}")
-        yield require(counts.launches > 0, f"n = {n}: launches", "no kernel ran: the host computed, or nothing did")
+        yield require(
+            counts.launches > 0, f"n = {n}: launches", "no kernel ran: the host computed, or nothing did"
+        )
         yield compare(f"n = {n}", y, x * x, mistake=_mistake)
 
 
 def _mistake(output: np.ndarray) -> str:
-    return "Nothing was copied to y" if np.isnan(output).all() else ""
+    return "Nothing was copied to y, or too few bytes (a float has 4)" if np.isnan(output).all() else ""
