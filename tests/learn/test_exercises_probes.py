@@ -1,4 +1,4 @@
-"""The graders' probes show a fault in every run: missing barriers, stray accesses, float64, a clock misread."""
+"""The graders' probes show a fault in every run: missing barriers, stray accesses, misread clocks."""
 
 from __future__ import annotations
 
@@ -144,6 +144,12 @@ HIDDEN = {
         "mask=columns < n_cols, other=0.0",
         "mask=columns < n_cols",
         "got nan",
+    ),
+    "a maximum of lanes without a value": (
+        "mask_other",
+        'mask=inside, other=float("-inf")',
+        "mask=inside",
+        "got inf",
     ),
     "an input that is changed": (
         "softmax_row",

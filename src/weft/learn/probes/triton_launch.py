@@ -134,8 +134,11 @@ def _watched(case: str, tensors: Sequence[Guarded]) -> Iterator[None]:
             # A GPU leaves these lanes undefined; the interpreter's zeros would hide that. For a single lane
             # Triton passes None for a value of 0 too, because it asks for the truth of the value.
             dtype = interpreter._get_np_dtype(pointers.get_element_ty())
-            undefined = np.nan if np.issubdtype(dtype, np.floating) else np.iinfo(dtype).min
+            floating = np.issubdtype(dtype, np.floating)
+            undefined = np.nan if floating else np.iinfo(dtype).min
             values = np.full_like(pointers.data, undefined, dtype=dtype)
+            if floating:
+                values.reshape(-1)[::2] = np.inf  # a maximum ignores NaN, and a sum of infinities has none
             other = interpreter.TensorHandle(values, pointers.get_element_ty())
         return load(self, pointers, mask, other, *options)
 

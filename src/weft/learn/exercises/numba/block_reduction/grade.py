@@ -27,17 +27,18 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
             out = np.full(blocks, np.nan, np.float32)
             arguments = (x.copy(), out)
             run_in_lockstep(kernel, (blocks,), (threads,), arguments, case, descending=order == "descending")
-            yield compare(
-                f"{case}, {order}", out, expected, tolerance=1e-5, mistake=partial(_mistake, threads)
-            )
+            mistake = partial(_mistake, threads, x[::threads])
+            yield compare(f"{case}, {order}", out, expected, tolerance=1e-5, mistake=mistake)
     x, out = np.arange(50, dtype=np.float32), np.full(3, np.nan, np.float32)
     run_in_simulator(kernel, (3,), (20,), (x, out), "n = 50, 20 threads a block")
     yield compare("n = 50, 20 threads a block, in numba's simulator", out, np.array([190.0, 590, 445]))
 
 
-def _mistake(threads: int, out: np.ndarray) -> str:
+def _mistake(threads: int, first: np.ndarray, out: np.ndarray) -> str:
     if np.isnan(out).all():
         return "No thread wrote out[block]"
+    if (out == first).all():
+        return "That is the first element of each block: nothing was added to it"
     if threads & (threads - 1):
         return f"{threads} is not a power of two: what becomes of the middle value of an odd step?"
     return "Threads run one after the other here, each up to the next barrier: is a barrier missing?"
