@@ -200,7 +200,7 @@ void run(float* x, float* y, int n) {
         ("float h[4]; cudaMemcpy(h, y, 16, cudaMemcpyDeviceToHost);", "which nothing has written"),
         ("float h[4]; cudaMemcpy(h, x, 16, cudaMemcpyHostToDevice);", "the copy's target is host memory"),
         ("k<<<1, 2000>>>(x, y, n);", "2000 threads a block"),
-        ("k<<<0, 32>>>(x, y, n);", "a grid of 0 x 1 x 1 blocks is invalid"),
+        ("k<<<0, 32>>>(x, y, n);", "the launch of k (line 3): a grid of 0 x 1 x 1 blocks is invalid"),
         (
             "float h[64]; k<<<1, 1>>>(h, y, n);",
             "line 1: thread 0 of block 0 reads memory that is not the device's",

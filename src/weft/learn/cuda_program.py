@@ -25,8 +25,8 @@ from weft.machine.ceilings import cache_folder
 EMULATOR = Path(__file__).with_name("emulator")
 RUNTIME = ("memory", "threads", "host")
 OPTIONS = ("-std=c++17", "-fPIC", "-U_FORTIFY_SOURCE", "-fdiagnostics-color=never", "-fmax-errors=1")
-# Without optimisation each access of the source is one access, and a call keeps its line. In DWARF 5, addr2line
-# takes the file of a #line directive for another one.
+# Without optimisation each access of the source is one access, and a call keeps its line. With DWARF 5,
+# addr2line takes the file of a #line directive for another one.
 LEARNER = ("-O0", "-g1", "-gdwarf-4", "-w", "-fsanitize=thread", "-fsanitize-coverage=trace-pc")
 LAUNCH = re.compile(r"\b([A-Za-z_]\w*(?:<[^<>;(){}]*>)?)\s*<<<(.*?)>>>\s*\(", re.S)
 DYNAMIC = re.compile(r"\bextern\s+__shared__\s+(?:__align__\(\d+\)\s+)?([\w ]+?)\s*\b(\w+)\s*\[\s*\]\s*;")

@@ -188,7 +188,10 @@ WEFT_PLAIN WeftLauncher<P...> weft_launch_named(const char* name, void (*kernel)
                                                 size_t shared = 0, cudaStream_t stream = nullptr) {
   return WeftLauncher<P...>{kernel, name, grid, block, shared, stream};
 }
-#define weft_launch(kernel, ...) weft_launch_named(#kernel, kernel, __VA_ARGS__)
+#define WEFT_TEXT(x) #x
+#define WEFT_LINE(line) WEFT_TEXT(line)
+#define weft_launch(kernel, ...) \
+  weft_launch_named(#kernel " (line " WEFT_LINE(__LINE__) ")", kernel, __VA_ARGS__)
 
 // The grader's calls: an argument comes as 64 bits.
 extern double weft_result;

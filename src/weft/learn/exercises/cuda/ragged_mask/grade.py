@@ -8,7 +8,7 @@ import numpy as np
 
 from weft.learn.candidate import Candidate
 from weft.learn.cuda_program import Program
-from weft.learn.grading import compare, odd_sizes
+from weft.learn.grading import compare, odd_sizes, require
 
 WRONG = "outside of x"
 LUCKY = "never written"
@@ -21,7 +21,7 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
     for n in (256, 1, 127, 129, *odd_sizes(generator, low=200, high=2000)):
         x = generator.standard_normal(n, dtype=np.float32)
         y = program.empty("y", n)
-        program.call(
+        counts = program.call(
             "run",
             program.array("x", x),
             y,
@@ -31,3 +31,9 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
             on_race="Does each thread have an i of its own?",
         )
         yield compare(f"n = {n}", y.read(), np.float32(a) * x)
+        yield require(
+            counts.threads < n + counts.threads // counts.blocks,
+            f"n = {n}: launch",
+            f"{counts.blocks} blocks have {counts.threads} threads for {n} elements: "
+            "whole blocks have nothing to do",
+        )
