@@ -10,7 +10,7 @@ from weft.learn.candidate import Candidate
 from weft.learn.cuda_program import Program
 from weft.learn.grading import compare, odd_sizes, require
 
-RACE = "Two threads compute one element: where does a thread begin, and how far is its next element?"
+MISTAKE = "Two threads compute one element: where does a thread begin, and how far is its next element?"
 WRONG = "Two threads compute one element"
 LUCKY = "Only the first 256 elements are computed"
 
@@ -22,7 +22,7 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
         x = generator.standard_normal(n, dtype=np.float32)
         before = generator.standard_normal(n, dtype=np.float32)
         y = program.array("y", before)
-        counts = program.call("run", program.array("x", x), y, a, n, case=f"n = {n}", on_race=RACE)
+        counts = program.call("run", program.array("x", x), y, a, n, case=f"n = {n}", on_race=MISTAKE)
         yield require(
             (counts.launches, counts.threads) == (1, 256),
             f"n = {n}: launch",

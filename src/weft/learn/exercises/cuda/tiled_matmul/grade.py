@@ -10,8 +10,8 @@ from weft.learn.candidate import Candidate
 from weft.learn.cuda_program import Program
 from weft.learn.grading import compare, odd_sizes, require
 
-RACE = "Are there two barriers in each step?"
-WRONG = RACE
+MISTAKE = "Are there two barriers in each step?"
+WRONG = MISTAKE
 LUCKY = "Only sizes with a ragged k are wrong"
 
 
@@ -23,7 +23,7 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
         b = generator.integers(-9, 10, size=(k, n)).astype(np.float32)
         c, check = program.empty("c", (m, n)), f"m, n, k = {m}, {n}, {k}"
         counts = program.call(
-            "run", program.array("a", a), program.array("b", b), c, m, n, k, case=check, on_race=RACE
+            "run", program.array("a", a), program.array("b", b), c, m, n, k, case=check, on_race=MISTAKE
         )
 
         def mistake(output: np.ndarray, k: int = k) -> str:
