@@ -45,7 +45,9 @@ def compare(
         raise Refused(check, f"expected the shape {expected.shape}, got {actual.shape}")
     with np.errstate(invalid="ignore", over="ignore"):
         difference = np.abs(actual.astype(np.float64) - expected.astype(np.float64))
-        limit = tolerance * np.maximum(1.0, np.abs(expected.astype(np.float64)))
+        # An infinite expected value allows no other one: its limit must not be infinite too.
+        size = np.abs(np.where(np.isfinite(expected), expected, 0.0).astype(np.float64))
+        limit = tolerance * np.maximum(1.0, size)
         equal = (difference <= limit) | (actual == expected) | (np.isnan(actual) & np.isnan(expected))
     if equal.all():
         return check

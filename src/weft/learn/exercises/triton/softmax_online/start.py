@@ -1,0 +1,21 @@
+"""Exercise: softmax of a row in blocks of columns."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def online_softmax_kernel(x_ptr, y_ptr, n_cols, BLOCK: tl.constexpr):
+    row = tl.program_id(0) * n_cols
+    m = float("-inf")
+    s = 0.0
+    for start in range(0, n_cols, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + row + columns, mask=columns < n_cols, other=float("-inf"))
+        m = tl.max(x, axis=0)
+        s = tl.sum(tl.exp(x - m), axis=0)
+    for start in range(0, n_cols, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        inside = columns < n_cols
+        x = tl.load(x_ptr + row + columns, mask=inside, other=float("-inf"))
+        tl.store(y_ptr + row + columns, tl.exp(x - m) / s, mask=inside)
