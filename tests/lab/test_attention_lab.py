@@ -38,6 +38,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(attention, "contenders", contenders)
     monkeypatch.setattr(attention, "graph_times", times)
+    monkeypatch.setattr(attention, "event_times", times)
     return counts
 
 

@@ -70,6 +70,9 @@ def test_odd_and_tf32_products_are_checked_before_they_are_timed(monkeypatch: py
 
     monkeypatch.setattr(products, "graph_times", times)
     monkeypatch.setattr(wgmma, "forward", torch.mm)
+    (refusal,) = products.odd_lines("cpu", [(15, 9, 7, "mn")])
+    assert "switched off" in refusal and not shapes
+    monkeypatch.setattr(wgmma, "TAKES_UNALIGNED", True)
     lines = list(products.odd_lines("cpu", [(15, 9, 7, "mn")]))
     assert lines[1] == "bfloat16 15 9 7 mn: 2.0 3.0 1.0 1.5 2.5 2.000 1.500"
     assert shapes == [[(15, 9), (15, 9), (16, 16), (16, 16), (15, 9)]]

@@ -220,6 +220,7 @@ def test_cuda_takes_rows_that_are_no_multiple_of_16_bytes(
 ) -> None:
     """As in the product of GPT-2's vocabulary: N is odd; and a residual with gaps."""
     monkeypatch.setattr(with_cuda, "library_linear", None)
+    monkeypatch.setattr(wgmma, "TAKES_UNALIGNED", True)
     torch.manual_seed(0)
     x, weight, bias = (
         torch.randn(80, 72).bfloat16(),

@@ -305,19 +305,20 @@ def test_every_configuration_fits_in_shared_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("m", "n", "k", "config", "splits"),
+    ("m", "n", "k", "blocks", "config", "splits"),
     [
-        (8192, 8192, 8192, ODD, 1),
-        (4096, 7168, 16384, ODD, 4),  # 9 waves, and 28 tiles of a tenth
-        (16, 4096, 14336, ODD, 6),  # 132 units
-        (256, 256, 256, NARROW, 1),
+        (8192, 8192, 8192, False, ODD, 1),
+        (4096, 7168, 16384, False, ODD, 4),  # 9 waves, and 28 tiles of a tenth
+        (16, 4096, 14336, False, ODD, 6),  # 132 units
+        (256, 256, 256, False, NARROW, 1),
+        (4096, 4096, 4096, True, MIDDLE, 1),
     ],
 )
 def test_the_configuration_with_the_cheapest_waves_is_chosen(
-    m: int, n: int, k: int, config: object, splits: int, monkeypatch: pytest.MonkeyPatch
+    m: int, n: int, k: int, blocks: bool, config: object, splits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(with_cuda, "num_sms", lambda device: 132)
-    assert with_cuda.choose(m, n, k, torch.device("cuda")) == (config, splits)
+    assert with_cuda.choose(m, n, k, torch.device("cuda"), blocks) == (config, splits)
 
 
 def test_factors_in_other_orders_are_copied() -> None:

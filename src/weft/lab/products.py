@@ -135,17 +135,18 @@ def error(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> float:
     """Return the largest error in some rows of a product, among them the last; up to 0.6 is right.
 
     The unit is that of one rounding of the exact product of what tensor cores multiply (float32 without the
-    last 13 bits of its mantissa), and 2^-20 for each term, of whose sum they cut off the last bits.
+    last 13 bits of its mantissa), and 2^-20 for each term, of whose sum they cut off the last bits; for
+    float32 2^-18, since a step has half as many terms.
     """
     m = a.shape[0]
     rows = torch.cat(
         [torch.randperm(m, device=a.device)[:CHECKED_ROWS], torch.arange(max(0, m - 8), m).to(a.device)]
     )
-    a = a[rows].contiguous()
+    a, short = a[rows].contiguous(), 2.0**-18 if a.dtype == torch.float32 else 2.0**-20
     if a.dtype == torch.float32:
         a, b = ((x.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32) for x in (a, b))
     exact, terms = a.double() @ b.double(), a.double().abs() @ b.double().abs()
-    unit = torch.finfo(c.dtype).eps * exact.abs() + 2.0**-20 * terms
+    unit = torch.finfo(c.dtype).eps * exact.abs() + short * terms
     return float(((c[rows].double() - exact).abs() / unit).nan_to_num(1e9).max())
 
 
@@ -214,6 +215,9 @@ def odd_lines(
     dtype: torch.dtype = DTYPE,
 ) -> Iterator[str]:
     """Yield one line a size: its product, and that of the next multiples of 8."""
+    if not wgmma.TAKES_UNALIGNED:
+        yield "odd: products with unaligned rows are switched off (TAKES_UNALIGNED in wgmma.py)"
+        return
     if device == "cuda":
         compile_programs(sizes, dtype, device)
     name = dtype_name(dtype)
@@ -344,10 +348,10 @@ def fp8_lines(device: str = "cuda", sizes: Sequence[Size] = FP8_SIZES) -> Iterat
     """
     for m, n, k in sizes:
         x, w = (matrix(rows, k, True, device) for rows in (m, n))
-        chosen, splits = scaled.choose(m, n, k, x.device)
         for a_blocks, b_blocks in (("tensor", "tensor"), ("row", "column"), ("1x128", "128x128")):
             (a, scale_a), (b, scale_b) = quantize_fp8(x, a_blocks), quantize_fp8(w.t(), b_blocks)
             by_blocks = a_blocks == "1x128"
+            chosen, splits = scaled.choose(m, n, k, x.device, by_blocks)
             calls = library_fp8(a, b, scale_a, scale_b, by_blocks)
             libraries = tuple(calls)
             for config in scaled.CANDIDATES:

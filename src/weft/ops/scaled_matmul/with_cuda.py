@@ -111,14 +111,15 @@ CANDIDATES = (
     Config(columns=128, stages=6, cluster=2, sets=2),
     Config(columns=64, stages=8, sets=2),
 )
-# Clusters were slower in results/nvidia-h200/products-2026-11-24b.txt; a second set of sums was not measured
-# yet. Sums without promotion are there to be measured.
-CHOSEN_FROM = tuple(c for c in CANDIDATES if c.cluster == 1 and c.promotes and c.sets == 1)
+# Of results/nvidia-h200/products-2026-11-24c.txt. Two sets of sums are up to 6 % faster there with scales of
+# blocks, and up to 9 % without; they are chosen once their results were checked on a GPU. Sums without
+# promotion are there to be measured.
+CHOSEN_FROM = {True: CANDIDATES[1:3], False: CANDIDATES[:3]}  # by whether scales are of blocks
 
-# Microseconds, not measured here: those of bf16 products with the same bytes a step
-# (results/nvidia-h200/matmul-wgmma-2026-11-23.txt), whose steps have half of the elements of K.
+# Microseconds of that record of a step of 128 along K, by scales of blocks and columns. The other constants
+# are those of bf16 products (matmul-wgmma-2026-11-23.txt).
 LAUNCH_US, SUM_LAUNCH_US = 2.0, 2.0
-STEP_US = {192: 0.570, 128: 0.446, 64: 0.321}
+STEP_US = {True: {128: 0.504, 64: 0.379}, False: {192: 0.634, 128: 0.469, 64: 0.361}}
 STORE_US_PER_COLUMN = 0.51 / 256
 PARTIAL_BYTES_PER_US = 3e6
 MAX_SPLITS, LEAST_STEPS = 8, 4  # parts of K, and steps of 128 in each
@@ -162,37 +163,40 @@ def source(
     )
 
 
-def estimated_us(m: int, n: int, k: int, config: Config, splits: int, sms: int) -> float:
+def estimated_us(
+    m: int, n: int, k: int, config: Config, splits: int, sms: int, blocks: bool = False
+) -> float:
     """Return the time in microseconds that a model gives for a product on ``sms`` SMs.
 
-    The model is that of the bf16 product (weft.ops.matmul.wgmma): a launch, and for each wave of tiles the
-    steps of 128 along K and a store. Its constants were fitted there, to steps of as many bytes. Of the last
-    tiles, fewer than SMs, ``splits`` parts of K are computed by different blocks.
+    The model is that of the bf16 product (ops/_common/products/wgmma.py): a launch, and for each wave of
+    tiles the steps of 128 along K and a store. Of the last tiles, fewer than SMs, ``splits`` parts of K are
+    computed by different blocks. ``blocks``: scales are those of blocks of 128.
     """
+    step_us = STEP_US[blocks][config.columns]
     tiles = -(-m // (ROWS * config.cluster)) * -(-n // config.columns)
     clusters = sms // config.cluster
     k_steps, store_us = -(-k // K_STEP), STORE_US_PER_COLUMN * config.columns
     whole, rest = divmod(tiles, clusters)
-    us = LAUNCH_US + whole * (k_steps * STEP_US[config.columns] + store_us)
+    us = LAUNCH_US + whole * (k_steps * step_us + store_us)
     if rest:
         waves = -(-rest * splits // clusters)
-        us += waves * (-(-k_steps // splits) * STEP_US[config.columns] + store_us)
+        us += waves * (-(-k_steps // splits) * step_us + store_us)
     if rest and splits > 1:
         partial_bytes = 4 * splits * rest * config.cluster * min(m, ROWS) * config.columns
         us += SUM_LAUNCH_US + 2 * partial_bytes / PARTIAL_BYTES_PER_US
     return us
 
 
-def choose(m: int, n: int, k: int, device: torch.device) -> tuple[Config, int]:
+def choose(m: int, n: int, k: int, device: torch.device, blocks: bool = False) -> tuple[Config, int]:
     """Return the configuration and number of parts of K that cost least by :func:`estimated_us`."""
-    return _choose(m, n, k, num_sms(device))
+    return _choose(m, n, k, num_sms(device), blocks)
 
 
 @lru_cache(maxsize=4096)
-def _choose(m: int, n: int, k: int, sms: int) -> tuple[Config, int]:
+def _choose(m: int, n: int, k: int, sms: int, blocks: bool) -> tuple[Config, int]:
     most = max(1, min(MAX_SPLITS, -(-k // K_STEP) // LEAST_STEPS))
-    options = [(config, splits) for splits in range(1, most + 1) for config in CHOSEN_FROM]
-    return min(options, key=lambda option: estimated_us(m, n, k, option[0], option[1], sms))
+    options = [(config, splits) for splits in range(1, most + 1) for config in CHOSEN_FROM[blocks]]
+    return min(options, key=lambda option: estimated_us(m, n, k, option[0], option[1], sms, blocks))
 
 
 def k_major(x: torch.Tensor, k_dim: int) -> torch.Tensor:
@@ -294,7 +298,7 @@ def forward(
     m, n, k = a.shape[0], b.shape[1], a.shape[1]
     if 0 in (m, n, k):
         return a.new_zeros(m, n, dtype=getattr(torch, out_dtype))
-    config, splits = choose(m, n, k, a.device)
+    config, splits = choose(m, n, k, a.device, has_blocks(a, b, scale_a, scale_b))
     return forward_with(config, a, b, scale_a, scale_b, out_dtype=out_dtype, splits=splits)
 
 
@@ -317,7 +321,7 @@ def _aot_kernels() -> tuple[CudaSource, ...]:
     e4m3, e5m2, bf16 = ("e4m3", "e4m3"), ("e5m2", "e5m2"), torch.bfloat16
     sources = [source(e4m3, bf16, config, False) for config in CANDIDATES]
     sources += [source(e4m3, bf16, config, True) for config in CANDIDATES if config.promotes]
-    first = CHOSEN_FROM[0]
+    first = CANDIDATES[0]
     sources += [source(formats, bf16, first, True) for formats in (e5m2, ("e4m3", "e5m2"), ("e5m2", "e4m3"))]
     sources += [source(e4m3, torch.float16, first, True)]
     sources += [source(e4m3, bf16, first, blocks, True) for blocks in (False, True)]

@@ -205,6 +205,10 @@ class Plan(NamedTuple):
     has_a_in_registers: bool  # since only b permutes K
 
 
+# Products with rows that are no multiple of 16 bytes are right in the emulator, and ended with an illegal
+# instruction on an H200 (docs/log.md, 2026-11-24). Until the reason is known, `supports` leaves them to
+# mma.sync.
+TAKES_UNALIGNED = False
 # By what a plan depends on: a call's time on the host counts, and it needs its plan twice.
 _PLANS: dict[tuple[Any, ...], Plan] = {}
 MAX_PLANS = 4096
@@ -262,10 +266,14 @@ def supports(a: torch.Tensor, b: torch.Tensor, precision: str = "ieee") -> bool:
     """Return True if the kernels take a (M, K) @ b (K, N): half types, or float32 with ``tf32``.
 
     There are elements to multiply, and each operand is contiguous along one dimension. Where rows of an
-    operand or of the product are no multiple of 16 bytes, there are at least 8 of each.
+    operand or of the product are no multiple of 16 bytes, there are at least 8 of each, and such products are
+    switched on (``TAKES_UNALIGNED``).
     """
     has_arithmetic = a.dtype in DTYPES or (a.dtype == torch.float32 and precision == "tf32")
-    return has_arithmetic and plan(a, b).is_supported
+    if not has_arithmetic:
+        return False
+    operands = plan(a, b)
+    return operands.is_supported and (TAKES_UNALIGNED or not operands.is_unaligned)
 
 
 def estimated_us(
