@@ -43,7 +43,7 @@ def refusal(tmp_path: Path, body: str, n: int = 64, launch: str = "<<<1, n>>>") 
     return caught.value.reason
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("body", "reason"),
     [

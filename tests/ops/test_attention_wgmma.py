@@ -228,7 +228,7 @@ needs_compiler = pytest.mark.skipif(
 
 
 @needs_compiler
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "point", POINTS, ids=lambda p: f"{'x'.join(map(str, p[1]))}-{p[2][1]}-{p[5].label}-{''.join(p[4])}"
 )
@@ -238,7 +238,7 @@ def test_the_forward_matches_the_reference_in_any_schedule(point: Point, emulate
 
 
 @needs_compiler
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_seen(
     fault: str, emulated: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -214,7 +214,7 @@ def label(point: Point) -> str:
 
 
 @needs_compiler
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("point", POINTS, ids=label)
 def test_products_are_right_in_any_schedule(
     point: Point,
@@ -240,7 +240,7 @@ def test_epilogues_of_unaligned_rows_are_right(
 
 
 @needs_compiler
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_seen(
     fault: str,

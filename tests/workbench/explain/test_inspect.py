@@ -206,7 +206,7 @@ def test_a_dry_run_records_the_launches_of_a_case() -> None:
     assert len(dry_run(matmul, cuda, matmul.case("bf16-8192x8192x8192"), "backward", 90)) == 2
     (launch,) = dry_run(matmul, cuda, matmul.case("bf16-8192x8192x8192"), "forward", 90)  # persistent
     assert (launch.kernel, launch.block) == ("matmul_wgmma", 384)
-    assert launch.grid[0] < 8192 // 128 * (8192 // 256) and launch.shared > 200 << 10
+    assert launch.grid[0] < 8192 // 128 * (8192 // 256) and launch.shared > 190 << 10
     # An input that is not 16-byte aligned uses the kernel for any alignment.
     gelu, cuda = registry.operator("gelu"), registry.implementation("gelu", "cuda")
     (launch,) = dry_run(gelu, cuda, gelu.case("fp32-33x65-shifted"), "forward", 90)
