@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -130,6 +131,15 @@ def test_fp8_products_have_all_configurations_for_each_kind_of_scales(
     ]
     assert all("'torch-fast': 1.0" in line and "'256c1u': 1.0" in line for line in lines[:2])
     assert "torch-fast" not in lines[2] and "256c1u" not in lines[2]
+
+
+def test_a_table_has_the_figures_of_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "RESULTS", tmp_path)
+    (tmp_path / "r.txt").write_text("1x2 chosen 64c1 {'torch': 5, '64c1': 7, '128c1': 9} TFLOP/s: torch 5\n")
+    columns = {"torch": "cuBLAS", "chosen": "Weft"}
+    text = products.recorded_table("r.txt", ["1x2"], columns, unit="M N", largest=True)
+    assert text.splitlines()[0] == "| M N | cuBLAS | Weft |" and "| 1x2 | 5 | **7** |" in text
+    assert "| **5** | 7 |" in products.recorded_table("r.txt", ["1x2"], columns, unit="M N")
 
 
 def test_an_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

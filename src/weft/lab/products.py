@@ -20,6 +20,7 @@ together they are at least three times the L2 cache where one product reads less
 from __future__ import annotations
 
 import argparse
+import ast
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -38,6 +39,7 @@ from weft.ops._common.products import invariant, skinny, wgmma
 from weft.ops.scaled_matmul import with_cuda as scaled
 from weft.ops.scaled_matmul import with_torch as scaled_by_torch
 from weft.ops.scaled_matmul.quantize import quantize_fp8
+from weft.workbench.report.markdown import RESULTS, table
 
 Call = Callable[[int], Any]  # the argument numbers the calls of a graph
 Size = tuple[int, int, int]  # m, n, k
@@ -411,6 +413,26 @@ def few_rows_lines(
     if ratios:
         mean = statistics.geometric_mean(ratios)
         yield f"geometric mean of torch / weft, a Llama 8B's products: {mean:.3f}"
+
+
+def recorded_table(
+    record: str, points: Sequence[str], columns: dict[str, str], *, unit: str, largest: bool = False
+) -> str:
+    """Return figures of a committed record in ``results/`` as a Markdown table, the best of a row bold.
+
+    ``points`` are the beginnings of its lines, ``columns`` headers of the figures' names; ``chosen`` is the
+    configuration that the line says is chosen. ``largest``: the largest figure is the best.
+    """
+    rows = []
+    lines = (RESULTS / record).read_text(encoding="utf-8").splitlines()
+    for point in points:
+        line = next(text for text in lines if text.startswith(f"{point} chosen "))
+        figures = ast.literal_eval(line[line.index("{") : line.index("}") + 1])
+        figures["chosen"] = figures.get(line.split(" chosen ")[1].split()[0])
+        values = [figures[name] for name in columns]
+        best = (max if largest else min)(values)
+        rows.append((point, *(f"**{v}**" if v == best else f"{v}" for v in values)))
+    return table((unit, *columns.values()), rows, " " + "r" * len(columns))
 
 
 PARTS: dict[str, Callable[[], Iterator[str]]] = {

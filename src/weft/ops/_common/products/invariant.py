@@ -2,7 +2,8 @@
 
 An element of such a product is one sum over all of K, which the tensor cores add in the same order in every
 configuration. So the configuration may depend on the number of rows; what may not is the kernel, and whether
-K is divided: products of few rows and products with parts of K (skinny.py, ``splits``) have other sums.
+K is divided: products of few rows and products with parts of K (skinny.py, ``splits``) have other sums. The
+bits of different tile widths were not compared on a GPU yet; tests/dispatch/test_batch_invariance.py does it.
 """
 
 from __future__ import annotations
