@@ -37,7 +37,8 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def timed(name: str, cold: float, direction: str = "forward", **more: object) -> Record:
-    return record(implementation=name, cold=cold, case=CASE, direction=direction, **{"machine": GPU, **more})
+    fields = {"case": CASE, "machine": GPU, **more}
+    return record(implementation=name, cold=cold, direction=direction, **fields)
 
 
 RECORDS = [
@@ -110,7 +111,7 @@ def test_points_are_measured_on_this_machine(monkeypatch: pytest.MonkeyPatch) ->
     """Measure eager and torch on a CPU, in the forward: the timing is the same as on a GPU."""
     monkeypatch.setattr("weft.workbench.bench.measured_ceilings", lambda *a, **k: None)
     monkeypatch.setattr("weft.machine.l2_bytes", lambda kind: 1 << 20)
-    monkeypatch.setattr(tune, "can_be_chosen", lambda i: i.name in ("eager", "torch"))
+    monkeypatch.setattr(tune_plan, "can_be_chosen", lambda i: i.name in ("eager", "torch"))
     operator = registry.operator("gelu")
     small = replace(operator.case("fp32-1024x1024"), inputs=operator.case("fp32-7x129").inputs)
     one = replace(operator, cases=(small,), differentiable=())
@@ -137,9 +138,30 @@ def test_from_records_to_a_table_that_is_shown(folders: Path) -> None:
     assert unknown.exit_code == 0 and "torch's own" in unknown.stderr
 
 
+def test_records_of_a_tuned_case_make_a_point() -> None:
+    (name,) = [c.name for _, c in tune.candidates(["gelu"], "cuda") if c.name == f"{CASE}/64"]
+    records = [timed("torch", 9.0, case=name), timed("cuda", 5.0, case=name)]
+    (point,) = tune.from_records(records)[DEVICE]
+    # Both dimensions of this case have the same size: each is divided by 64.
+    assert (point.case, point.elements) == (name, (16384 // 64) ** 2) and point.forward["cuda"][0] == 5.0
+
+
+def test_measured_records_are_saved_one_case_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.workbench.bench.run", lambda *_, **__: RECORDS)
+    case = registry.operator("gelu").case(CASE)
+    saved: list[list[Record]] = []
+    planned = tune_plan.plan([(registry.operator("gelu"), case)], "cuda", ("No GPU", None), names=["torch"])
+    (point,) = tune.measure_planned(planned, "cuda", save=saved.append, names=["torch"])
+    assert saved == [RECORDS] and point is not None
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["tune", "gelu", "--impl", "cuda"], "torch or eager among them"),
+        (["tune", "gelu", "--show", "--minutes", "2"], "expected a measurement"),
+        (["tune", "gelu", "--minutes", "nan"], "above 0"),
+        (["tune", "gelu", "--thorough", "--minutes", "2"], "neither --minutes"),
         (["tune", "gelo"], "did you mean gelu"),
         (["tune", "-o", "x.json"], "--from"),
         (["tune", "--from", "nowhere.jsonl"], "nowhere"),

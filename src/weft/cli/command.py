@@ -35,6 +35,7 @@ GROUPS = {
         *(
             "--quick",
             "--thorough",
+            "--minutes",
             "--audit",
             "--measure",
             "--hierarchy",

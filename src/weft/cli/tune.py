@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from weft.core.table import Number, Table
     from weft.dispatch.choice import Point
 
+MOST_MINUTES = 24 * 60
 EPILOG = """Examples:
   weft tune softmax gelu
   weft tune softmax --show --json
@@ -49,6 +51,17 @@ def tune(
     table: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="With --from: table to write")
     ] = None,
+    impl: Annotated[
+        list[str] | None,
+        typer.Option("--impl", metavar="NAME", help="Implementation to measure (repeatable) [default: all]"),
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Append the records to this JSON Lines file, for --from"),
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(metavar="N", help="Time limit in minutes [default: 10]")
+    ] = None,
     thorough: Annotated[
         bool, typer.Option("--thorough", help="Measure every point for as long as weft bench does")
     ] = False,
@@ -68,12 +81,25 @@ def tune(
     dimensions of real models. Exit 1: a call takes longer than torch's by a factor of 1/0.95.
     """
     from weft.core import WeftError, registry
+    from weft.dispatch.choice import BASELINES
 
     output.only_one_format(json=as_json, csv=as_csv)
     for name in operators or ():
         registry.operator(name)
     if source is None and table is not None:
         raise WeftError("--output requires --from", expected="--from RECORDS", got="none")
+    measures = not (against_torch or show or source is not None)
+    if not measures and (save is not None or minutes is not None or impl):
+        got = "--audit, --show or --from"
+        raise WeftError("--impl, --minutes and --save", expected="a measurement", got=got)
+    if thorough and (minutes is not None or impl):
+        raise WeftError("--thorough", expected="neither --minutes nor --impl", got="both")
+    if minutes is not None and not 0 < minutes <= MOST_MINUTES:
+        raise WeftError("--minutes", expected=f"above 0, at most {MOST_MINUTES}", got=minutes)
+    if impl and not set(impl) & set(BASELINES):
+        raise WeftError("--impl", expected="torch or eager among them, to compare with", got=", ".join(impl))
+    if save is not None and save.is_dir():
+        raise WeftError("--save", expected="a file", got=f"the folder {save}")
     if against_torch:
         if show or source is not None or thorough:
             raise WeftError("--audit", expected="neither --show, --from nor --thorough", got="both")
@@ -89,7 +115,7 @@ def tune(
         elif show:
             points += _known_points(None if device == "cuda" else device, operators)
         else:
-            points += _measure(operators, thorough)
+            points += _measure(operators, thorough, minutes, impl, save)
     if stop:
         points = stop.partial or []
     _print(points, as_json, as_csv, stop, show)
@@ -143,11 +169,17 @@ def _known_points(device: str | None, operators: Names) -> list[Point]:
     return [p for p in points if not operators or p.operator in operators]
 
 
-def _measure(operators: Names, thorough: bool) -> list[Point]:
+def _measure(
+    operators: Names, thorough: bool, minutes: float | None, impl: Names, save: Path | None
+) -> list[Point]:
     """Measure and save; raise :class:`Interrupted` with the points so far for a ``KeyboardInterrupt``."""
     from weft.core import Interrupted
+    from weft.core.record import append
     from weft.workbench import tune
     from weft.workbench.tuning import plan as tune_plan
+
+    limit = tune_plan.LIMIT_SECONDS if minutes is None else minutes * 60
+    options: dict[str, Any] = {} if save is None else {"save": partial(append, save)}
 
     gpu = _gpu_name("weft tune")
     points: list[Point] = []
@@ -156,13 +188,15 @@ def _measure(operators: Names, thorough: bool) -> list[Point]:
         measured: Iterator[Point | None]
         if thorough:
             expected = tune.expected_seconds(operators, "cuda")
-            measured = tune.measure_points(operators, "cuda", on_event=status.describe)
+            measured = tune.measure_points(operators, "cuda", on_event=status.describe, **options)
         else:
             cases = tune.candidates(operators, "cuda")
-            planned = tune_plan.plan(cases, "cuda", (gpu, _architecture()))
+            planned = tune_plan.plan(cases, "cuda", (gpu, _architecture()), limit, impl)
             expected = [case.seconds for case in planned]
             output.log(f"measuring the {len(planned)} most uncertain of {len(cases)} cases; --thorough: all")
-            measured = tune.measure_planned(planned, "cuda", on_event=status.describe)
+            options |= {} if minutes is None else {"limit": limit}
+            options |= {"names": impl} if impl else {}
+            measured = tune.measure_planned(planned, "cuda", on_event=status.describe, **options)
         status.expect(expected, ending.count_text(len(expected), "point"))
         try:
             for point in measured:

@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from weft.dispatch.keys import Flags
 from weft.dispatch.operator import clear_caches
 from weft.workbench.timing.plan import Budget
 from weft.workbench.tuning.audit_points import model_shapes
-from weft.workbench.tuning.plan import BUDGET, LIMIT_SECONDS, PlannedCase, can_be_chosen, point_seconds
+from weft.workbench.tuning.plan import BUDGET, LIMIT_SECONDS, PlannedCase, measured, point_seconds
 
 SHARES = (8, 64, 512)  # divisors of a bench case's rows: the points of the sweep
 MAX_ELEMENTS, MAX_PRODUCT = 1 << 28, 1 << 39  # of an input; multiplications
@@ -75,7 +75,8 @@ def point_of(operator: Operator, case: Case, records: Iterable[Record]) -> Point
 def from_records(records: Iterable[Record]) -> dict[str, list[Point]]:
     """Return the points by device, from GPU records at cases of the registry's operators.
 
-    Records of external candidates are left out: dispatch can call only the registry's implementations.
+    Cases that ``weft tune`` made of the operators' own count too. Records of external candidates are left
+    out: dispatch can call only the registry's implementations.
     """
     groups: dict[str, dict[tuple[str, str], list[Record]]] = {}
     for record in records:
@@ -87,12 +88,22 @@ def from_records(records: Iterable[Record]) -> dict[str, list[Point]]:
     points: dict[str, list[Point]] = {}
     for device, cases in groups.items():
         for (name, case_name), case_records in cases.items():
-            operator = registry.operator(name)
-            case = next((c for c in operator.cases if c.name == case_name), None)
+            operator, case = registry.operator(name), _case(name, case_name)
             point = point_of(operator, case, case_records) if case else None
             if point is not None:
                 points.setdefault(device, []).append(point)
     return points
+
+
+def _case(operator: str, name: str) -> Case | None:
+    """Return an operator's case, or one that tuning makes of it (:func:`candidates`), by its name."""
+    own = next((c for c in registry.operator(operator).cases if c.name == name), None)
+    return own or (_tuned_cases(operator).get(name) if "@" in name or "/" in name else None)
+
+
+@cache
+def _tuned_cases(operator: str) -> dict[str, Case]:
+    return {case.name: case for _, case in candidates([operator], "cuda")}
 
 
 def facts_of(records: Iterable[Record]) -> dict[str, dict[str, Any]]:
@@ -130,6 +141,11 @@ def scaled(case: Case, share: int) -> Case | None:
 
 _now = time.monotonic
 Measure = Callable[[Operator, Case], Point | None]
+Save = Callable[[Sequence[Record]], None]  # gets the records of each case as soon as it is measured
+
+
+def _save_nothing(records: Sequence[Record]) -> None:
+    pass
 
 
 def sweep(operator: Operator, device: str, measure: Measure) -> Iterator[Point]:
@@ -268,7 +284,9 @@ def expected_seconds(names: Sequence[str] | None, device: str) -> list[float]:
     return expected
 
 
-def measure_points(names: Sequence[str] | None, device: str, *, on_event: Log = no_log) -> Iterator[Point]:
+def measure_points(
+    names: Sequence[str] | None, device: str, *, on_event: Log = no_log, save: Save = _save_nothing
+) -> Iterator[Point]:
     """Measure thoroughly on this machine; yield the points of the named operators, or of all.
 
     The workbench checks and then times every implementation except ``compile`` and steps of ladders,
@@ -276,13 +294,21 @@ def measure_points(names: Sequence[str] | None, device: str, *, on_event: Log = 
     """
     chosen = [registry.operator(n) for n in names or registry.operator_names()]
     for operator in chosen:
-        yield from sweep(operator, device, partial(_measure, device, None, on_event))
+        yield from sweep(operator, device, partial(_measure, device, None, on_event, save))
 
 
 def measure_planned(
-    planned: Sequence[PlannedCase], device: str, *, limit: float = LIMIT_SECONDS, on_event: Log = no_log
+    planned: Sequence[PlannedCase],
+    device: str,
+    *,
+    limit: float = LIMIT_SECONDS,
+    on_event: Log = no_log,
+    save: Save = _save_nothing,
+    names: Sequence[str] | None = None,
 ) -> Iterator[Point | None]:
     """Measure planned cases quickly; yield the point of each, None where no baseline could be timed.
+
+    ``names`` are the implementations to measure; None: all that dispatch may choose.
 
     No case begins that would end after ``limit`` seconds, if the rest takes as much longer than expected as
     what is done.
@@ -294,20 +320,27 @@ def measure_planned(
         if number and spent + slower * case.seconds > limit:
             on_event(f"{len(planned) - number} cases left out: {limit / 60:g} minutes are over")
             return
-        yield _measure(device, BUDGET, on_event, case.operator, case.case)
+        yield _measure(device, BUDGET, on_event, save, case.operator, case.case, names)
         expected += case.seconds
 
 
 def _measure(
-    device: str, budget: Budget | None, on_event: Log, operator: Operator, case: Case
+    device: str,
+    budget: Budget | None,
+    on_event: Log,
+    save: Save,
+    operator: Operator,
+    case: Case,
+    names: Sequence[str] | None = None,
 ) -> Point | None:
     from weft.workbench import bench
 
-    implementations = [i for i in registry.implementations(operator.name) if can_be_chosen(i)]
+    implementations = measured(operator.name, names)
     # The bench selects by tag: a copy of the operator with this case alone, tagged for it.
     with_case = replace(operator, cases=(replace(case, tags=frozenset({"bench"})),))
     options: dict[str, Any] = {"all_cases": True, "budget": budget, "on_event": on_event}
-    records = bench.run([with_case], implementations, device=device, **options)
+    records = list(bench.run([with_case], implementations, device=device, **options))
+    save(records)
     return point_of(with_case, case, records)
 
 

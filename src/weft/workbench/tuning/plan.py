@@ -59,9 +59,16 @@ def can_be_chosen(implementation: Implementation) -> bool:
     return not implementation.is_step and implementation.backend != "compile"
 
 
-def point_seconds(operator: Operator, case: Case, device: str, budget: Budget) -> float:
+def measured(operator: str, names: Sequence[str] | None = None) -> tuple[Implementation, ...]:
+    """Return the implementations of an operator that tuning measures; ``names``: only those."""
+    known = filter(can_be_chosen, registry.implementations(operator))
+    return tuple(i for i in known if names is None or i.name in names)
+
+
+def point_seconds(
+    operator: Operator, case: Case, device: str, budget: Budget, names: Sequence[str] | None = None
+) -> float:
     """Return the expected seconds of measuring a case in all directions."""
-    implementations = tuple(filter(can_be_chosen, registry.implementations(operator.name)))
     points = [
         BenchPoint(
             operator=operator,
@@ -69,7 +76,7 @@ def point_seconds(operator: Operator, case: Case, device: str, budget: Budget) -
             direction=direction,
             device=device,
             baseline=None,
-            implementations=implementations,
+            implementations=measured(operator.name, names),
         )
         for direction in operator.directions
     ]
@@ -77,10 +84,17 @@ def point_seconds(operator: Operator, case: Case, device: str, budget: Budget) -
 
 
 def plan(
-    candidates: Sequence[tuple[Operator, Case]], device: str, gpu: Device, limit: float = LIMIT_SECONDS
+    candidates: Sequence[tuple[Operator, Case]],
+    device: str,
+    gpu: Device,
+    limit: float = LIMIT_SECONDS,
+    names: Sequence[str] | None = None,
 ) -> list[PlannedCase]:
-    """Return the most uncertain of these cases, in the order of measurement; ``limit`` seconds in all."""
-    remaining = [_planned(operator, case, device, gpu) for operator, case in candidates]
+    """Return the most uncertain of these cases, in the order of measurement; ``limit`` seconds in all.
+
+    ``names`` are the implementations that will be measured; None: all that dispatch may choose.
+    """
+    remaining = [_planned(operator, case, device, gpu, names) for operator, case in candidates]
     chosen: list[PlannedCase] = []
     left = limit
     while remaining:
@@ -99,7 +113,9 @@ def plan(
     return chosen
 
 
-def _planned(operator: Operator, case: Case, device: str, gpu: Device) -> PlannedCase:
+def _planned(
+    operator: Operator, case: Case, device: str, gpu: Device, names: Sequence[str] | None
+) -> PlannedCase:
     key = choice.lookup_key(operator.name, case.inputs, case.params)
     kind = Kind(operator.name, gpu, key.dtype, key.flags, grad=False, captured=True)
     nearest, octaves = choice.nearest(kind, key.sizes)
@@ -118,7 +134,7 @@ def _planned(operator: Operator, case: Case, device: str, gpu: Device) -> Planne
     return PlannedCase(
         operator=operator,
         case=case,
-        seconds=point_seconds(operator, case, device, BUDGET),
+        seconds=point_seconds(operator, case, device, BUDGET, names),
         kind=kind,
         sizes=key.sizes,
         octaves=min(octaves, UNKNOWN),
