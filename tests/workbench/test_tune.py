@@ -146,6 +146,17 @@ def test_records_of_a_tuned_case_make_a_point() -> None:
     assert (point.case, point.elements) == (name, (16384 // 64) ** 2) and point.forward["cuda"][0] == 5.0
 
 
+def test_a_time_of_an_earlier_run_is_brought_to_the_conditions_of_the_last() -> None:
+    def on(date: str, name: str, cold: float) -> Record:
+        return timed(name, cold, machine={**GPU, "date": date})
+
+    earlier = [on("2026-01-01", "torch", 100.0), on("2026-01-01", "triton", 90.0)]
+    last = [on("2026-01-02", "torch", 120.0), on("2026-01-02", "cuda", 110.0)]
+    (point,) = tune.from_records([*last, *earlier])[DEVICE]  # whatever the order of the files
+    cold = {name: time[0] for name, time in point.forward.items()}
+    assert cold == {"torch": 120.0, "cuda": 110.0, "triton": 108.0}
+
+
 def test_measured_records_are_saved_one_case_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.workbench.bench.run", lambda *_, **__: RECORDS)
     case = registry.operator("gelu").case(CASE)

@@ -40,23 +40,13 @@ MIN_ELEMENTS = 1024  # of a swept case: below it every call takes the host's tim
 def point_of(operator: Operator, case: Case, records: Iterable[Record]) -> Point | None:
     """Return the point of a case for dispatch; None if no baseline was timed there.
 
-    The last record of each implementation counts. Left out: failed and suspect records, steps of
-    ladders, batch-invariant variants, which are chosen by request alone, and ``compile``, which costs a user
-    seconds at the first call of each shape.
+    The last record of each implementation counts; a time of an earlier run is brought to the last run's
+    conditions (:func:`_in_last_run`). Left out: failed and suspect records, steps of ladders, batch-invariant
+    variants, which are chosen by request alone, and ``compile``, which costs a user seconds at the first call
+    of each shape.
     """
-    times: dict[str, dict[str, tuple[float, float]]] = {FORWARD: {}, BACKWARD: {}}
-    for record in records:
-        is_step = record.implementation.partition("/")[2][:2].isdigit()
-        is_variant = record.implementation.endswith(INVARIANT)
-        if is_step or is_variant or record.backend == "compile":
-            continue
-        by_name = times[record.direction]
-        # Removed first: if the last record of an implementation failed, an older time must not stay.
-        by_name.pop(record.implementation, None)
-        suspect = any(f.startswith("suspect") for f in record.flags)
-        if record.verdict.status == PASS and record.timing is not None and not suspect:
-            cold = record.timing.cold
-            by_name[record.implementation] = (round(cold, 3), round(record.timing.host or cold, 3))
+    ordered = sorted(records, key=_run_of)
+    times = {d: _in_last_run([r for r in ordered if r.direction == d]) for d in (FORWARD, BACKWARD)}
     if not any(b in times[FORWARD] for b in BASELINES):
         return None
     if operator.differentiable and not operator.cost(case, BACKWARD).written:
@@ -70,6 +60,44 @@ def point_of(operator: Operator, case: Case, records: Iterable[Record]) -> Point
         forward=times[FORWARD],
         backward=times[BACKWARD],
     )
+
+
+def _run_of(record: Record) -> str:
+    """Return the run that a record is of: its records of a point have the same date."""
+    return str(record.machine.get("date"))
+
+
+def _in_last_run(records: Sequence[Record]) -> dict[str, tuple[float, float]]:
+    """Return the time and host time of each implementation at one point, from records in order of their runs.
+
+    The same card is faster or slower by several percent from night to night, with its power and temperature.
+    A time of an earlier run is therefore multiplied by the time of a baseline in the last run, and divided by
+    the baseline's time in that one.
+    """
+    runs: dict[str, dict[str, float]] = {}
+    last: dict[str, tuple[str, float, float]] = {}
+    for record in records:
+        name, run = record.implementation, _run_of(record)
+        is_step = name.partition("/")[2][:2].isdigit()
+        if is_step or name.endswith(INVARIANT) or record.backend == "compile":
+            continue
+        # Removed first: if the last record of an implementation failed, an older time must not stay.
+        last.pop(name, None)
+        suspect = any(f.startswith("suspect") for f in record.flags)
+        if record.verdict.status == PASS and record.timing is not None and not suspect:
+            cold = record.timing.cold
+            last[name] = (run, cold, record.timing.host or cold)
+            runs.setdefault(run, {})[name] = cold
+    newest = next((r for r in reversed(runs) if any(b in runs[r] for b in BASELINES)), None)
+
+    def factor(run: str) -> float:
+        if newest is None or run >= newest:
+            return 1.0
+        return next(
+            (runs[newest][b] / runs[run][b] for b in BASELINES if b in runs[run] and b in runs[newest]), 1.0
+        )
+
+    return {name: (round(cold * factor(run), 3), round(host, 3)) for name, (run, cold, host) in last.items()}
 
 
 def from_records(records: Iterable[Record]) -> dict[str, list[Point]]:
