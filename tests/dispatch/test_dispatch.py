@@ -440,8 +440,8 @@ def test_a_call_of_a_shipped_point_s_case_gets_the_best_of_that_point(
         name = read_json(path)["device"]
         monkeypatch.setattr(dispatch, "device_name", lambda index, name=name: name)
         for p in dispatch.read(path):
-            operator = registry.operator(p.operator)
-            case = operator.case(p.case)
+            case = tune.case_named(p.operator, p.case)
+            assert case is not None, p.case
             for grad in (False, True) if p.backward else (False,):
                 inputs = [OnGpu(*i.shape, dtype=getattr(torch, i.dtype)) for i in case.inputs]
                 inputs[0].requires_grad = grad

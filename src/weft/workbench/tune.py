@@ -116,14 +116,14 @@ def from_records(records: Iterable[Record]) -> dict[str, list[Point]]:
     points: dict[str, list[Point]] = {}
     for device, cases in groups.items():
         for (name, case_name), case_records in cases.items():
-            operator, case = registry.operator(name), _case(name, case_name)
+            operator, case = registry.operator(name), case_named(name, case_name)
             point = point_of(operator, case, case_records) if case else None
             if point is not None:
                 points.setdefault(device, []).append(point)
     return points
 
 
-def _case(operator: str, name: str) -> Case | None:
+def case_named(operator: str, name: str) -> Case | None:
     """Return an operator's case, or one that tuning makes of it (:func:`candidates`), by its name."""
     own = next((c for c in registry.operator(operator).cases if c.name == name), None)
     return own or (_tuned_cases(operator).get(name) if "@" in name or "/" in name else None)
