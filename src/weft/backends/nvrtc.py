@@ -202,6 +202,29 @@ class Kernel:
         """
         return _prepared_launch(self, (grid, block, shared, overlap), arguments)
 
+    def prepare_structure(
+        self, grid: int | tuple[int, ...], block: int | tuple[int, ...], *, shared: int = 0
+    ) -> Callable[[int], None]:
+        """Return a launch of a kernel with one parameter, a structure.
+
+        The launch takes the address of a pointer to the structure, which the driver copies before it returns.
+        """
+        configs: dict[int, tuple[int, Any]] = {}  # by stream: its address, and what lives there
+        launcher, stream_of, device, function = _launcher(), _current_stream(), self.device, self.function
+
+        def launch(pointer: int) -> None:
+            stream = stream_of(device)
+            entry = configs.get(stream)
+            if entry is None:
+                config = self._configure((grid, block, shared, False, stream))
+                if len(configs) >= MAX_STREAMS:
+                    configs.clear()
+                entry = configs[stream] = (config.getPtr(), config)
+            if status := launcher(entry[0], function, pointer, None):
+                _launch_again(self, status, entry[0], pointer)
+
+        return launch
+
     def max_active_clusters(self, block: int, *, shared: int, cluster: int) -> int:
         """Return how many clusters of ``cluster`` blocks the kernel's device runs at once; 0 if none.
 

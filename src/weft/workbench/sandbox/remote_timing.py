@@ -394,7 +394,7 @@ class RemoteTimedCandidate(ComposedCandidate):
         # Three times the usual request: a reply may wait for a core on a busy machine.
         request_us = 3.0 * self._empty_request_us()
         repeats, min_wall = 1, max(MIN_WALL_US, 10.0 * request_us)
-        wall = 0.0
+        wall = repeated = 0.0
         for attempt in range(TRIES):
             wall, repeated = self._repeat(repeats, warm)
             # Double until the cost of the request is small against the work (10 times at least).
@@ -414,7 +414,8 @@ class RemoteTimedCandidate(ComposedCandidate):
             time.sleep(attempt * PAUSE_SECONDS)
         return [
             f"suspect: the parent's clock disagrees ({wall / repeats / self.calls:.1f} us a call "
-            f"by its watch, {claimed:.1f} us claimed{' warm' if warm else ''})"
+            f"by its watch, {repeated / repeats / self.calls:.1f} by the worker's, {claimed:.1f} us claimed"
+            f"{' warm' if warm else ''})"
         ]
 
     def _current_sample_us(self, warm: bool) -> float:
