@@ -23,7 +23,7 @@ LIBRARY = SRC / "weft/ops/_common/hopper"
 WIDE, ODD, MIDDLE, NARROW = wgmma.COOPERATIVE
 PAIR = next(c for c in wgmma.CANDIDATES if c.cluster == 2)
 PINGPONG = next(c for c in wgmma.CANDIDATES if c.pingpong and c.columns == 192)
-_, BIAS, GELU, GELU_PRE, RESIDUAL = wgmma.Epilogue
+BIAS, GELU, GELU_PRE, RESIDUAL = list(wgmma.Epilogue)[1:5]
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 IS_SHIPPED = wgmma.TAKES_UNALIGNED
 SWITCHED_OFF = "products with unaligned rows are switched off: an illegal instruction on an H200 (wgmma.py)"
@@ -77,7 +77,12 @@ FAULTS: dict[str, tuple[str, str, str, Point]] = {
         "return row;",
         POINTS[2],
     ),
-    "a chunk of c is not swizzled": ("output.cuh", "((chunk ^ (in_box & 7)) << 4)", "(chunk << 4)", POINTS[0]),
+    "a chunk of c is not swizzled": (
+        "output.cuh",
+        "((chunk ^ (in_box & 7)) << 4)",
+        "(chunk << 4)",
+        POINTS[0],
+    ),
     "a group reads the other's rows of a": (
         "wgmma.cu",
         "constexpr unsigned long long MORE_STRIDE = ALTERNATE ?",

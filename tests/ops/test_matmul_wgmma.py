@@ -26,7 +26,7 @@ LIBRARY = SRC / "weft/ops/_common/hopper"
 RECORD = SRC.parent / "results/nvidia-h200/products-2026-11-24b.txt"
 PAIR, WIDE, ODD, MIDDLE, NARROW, MIDDLE_PAIR = wgmma.CANDIDATES[:6]  # PAIR: two blocks in a cluster
 NARROW_PAIR, PINGPONG, PINGPONG_PAIR, PINGPONG_WIDE = wgmma.CANDIDATES[6:]
-_, BIAS, GELU, GELU_PRE, RESIDUAL = wgmma.Epilogue
+BIAS, GELU, GELU_PRE, RESIDUAL = list(wgmma.Epilogue)[1:5]
 BF16, FP16 = torch.bfloat16, torch.float16
 # m, n, k, configuration, dtype, and whether a and b are stored with K as the contiguous dimension. The block
 # has 128 rows and takes 64 of K; with two SMs each block computes several tiles.

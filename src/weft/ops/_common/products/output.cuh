@@ -1,5 +1,5 @@
-// The end of a tile of wgmma.cu: a warp group's sums become elements of c, through buffers in shared memory and
-// the copy engine, or partial sums in float32. Included by wgmma.cu alone, behind its constants.
+// The end of a tile of wgmma.cu: a warp group's sums become elements of c, through buffers in shared memory
+// and the copy engine, or partial sums in float32. Included by wgmma.cu alone, behind its constants.
 #pragma once
 #include "epilogue.cuh"
 
@@ -13,6 +13,11 @@ struct Output {
   unsigned residual_parity = 0;
 
   __device__ __forceinline__ bool is_issuer() const { return threadIdx.x % GROUP_THREADS == 0; }
+
+  // With ACCUMULATE c is added to, but by the first product, and rounded only by the last.
+  __device__ __forceinline__ bool needs_extra() const {
+    return EPILOGUE != ACCUMULATE || (arguments.phase & ADDS);
+  }
 
   // Waits until the issuing thread's copies have read the buffer; then everyone may overwrite it.
   __device__ __forceinline__ void wait_for_buffer() const {
@@ -45,7 +50,7 @@ struct Output {
         tma_store(maps + j, from + j * ATOM_BYTES, column + shift_of(shifts, j), row / 8);
   }
 
-  // Lets the copy engine bring the residual of a part of c into the buffer.
+  // Lets the copy engine bring a part of the residual, pre-activation or c into the buffer.
   __device__ __forceinline__ void load_residual(int row, int column) const {
     if (!is_issuer()) return;
     tma_wait_read<0>();
@@ -55,7 +60,8 @@ struct Output {
       load_box(buffer + box * BOX_BYTES, row, column + box * BOX_COLUMNS);
   }
 
-  // Stores 64 x BN sums as elements of c from (row, column) on. The residual of the first part is on its way.
+  // Stores 64 x BN sums as elements of c from (row, column) on. The residual (pre-activation) of the first
+  // part is on its way.
   __device__ __forceinline__ void store(const float (&sums)[BN / 2], int row, int column) {
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) {
@@ -79,7 +85,7 @@ struct Output {
 
   // Waits until the buffer may be overwritten, or has the residual.
   __device__ __forceinline__ void prepare_buffer(int part, int row, int first) {
-    if constexpr (EPILOGUE == RESIDUAL) {
+    if (LOADS_EXTRA && needs_extra()) {
       if (part > 0) load_residual(row, first);
       wait(barrier, residual_parity);
       residual_parity ^= 1;
@@ -94,7 +100,10 @@ struct Output {
     // Lane l gives the address of row l % 16 of the warp's 16, in column 8 (l / 16) of each 16.
     const int matrix_row = box_row(warp * 16 + lane % 16);
     Vector<T, 2> bias[BOXES * BOX_COLUMNS / 8];
-    if constexpr (EPILOGUE != PLAIN)
+    float column_sums[BOXES * BOX_COLUMNS / 4];  // two of each 8 columns, with SLOPE
+    unsigned low[BOXES * 8];  // bytes of the thread's sums, with ACCUMULATE
+    if constexpr (EPILOGUE == ACCUMULATE) load_low(low, row, first);
+    if constexpr (HAS_BIAS)
       load_bias<!UNALIGNED>(bias, arguments.bias + first, arguments.columns - first);
     prepare_buffer(part, row, first);
 #pragma unroll
@@ -107,16 +116,27 @@ struct Output {
 #pragma unroll
         for (int word = 0; word < 4; ++word) {
           float two[2] = {sums[i + word * 2], sums[i + word * 2 + 1]};
-          if constexpr (EPILOGUE != PLAIN) add(two, bias[in_part / 8 + word / 2]);
-          if constexpr (EPILOGUE == RESIDUAL) {
+          unsigned extra = 0;
+          if constexpr (HAS_BIAS) add(two, bias[in_part / 8 + word / 2]);
+          if constexpr (LOADS_EXTRA) {
             const int residual_row = box_row(warp * 16 + lane / 4 + word % 2 * 8);
             const int chunk = (pair * 2 + word / 2) ^ (residual_row & 7);
-            add(two, as_pair(load_word(buffer + box * BOX_BYTES + residual_row * 128 + chunk * 16 +
-                                       lane % 4 * 4)));
+            extra = load_word(buffer + box * BOX_BYTES + residual_row * 128 + chunk * 16 + lane % 4 * 4);
+          }
+          if constexpr (EPILOGUE == RESIDUAL) add(two, as_pair(extra));
+          if constexpr (EPILOGUE == SLOPE) {
+            multiply_by_slopes(two, as_pair(extra));
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+              float& sum = column_sums[in_part / 4 + word / 2 * 2 + j];
+              sum = word % 2 ? sum + two[j] : two[j];
+            }
           }
           if constexpr (EPILOGUE == GELU_PRE) pre_words[word] = rounded(two);
           if constexpr (EPILOGUE == GELU || EPILOGUE == GELU_PRE) activate(two);
-          words[word] = rounded(two);
+          if constexpr (EPILOGUE == ACCUMULATE)
+            words[word] = accumulated(two, extra, low[in_part / 8 + word / 2], word % 2 * 16);
+          else words[word] = rounded(two);
         }
         const int chunk = (pair * 2 + lane / 16) ^ (matrix_row & 7);
         const unsigned to = buffer + box * BOX_BYTES + matrix_row * 128 + chunk * 16;
@@ -124,6 +144,105 @@ struct Output {
         if constexpr (EPILOGUE == GELU_PRE)
           store_matrices(to + BOX_BYTES, pre_words[0], pre_words[1], pre_words[2], pre_words[3]);
       }
+    }
+    if constexpr (EPILOGUE == SLOPE) store_column_sums(column_sums, row, first);
+    if constexpr (EPILOGUE == ACCUMULATE) store_low(low, row, first);
+  }
+
+  // Stores the sums of a warp's 16 rows for a part of c: (rows / 16, columns) float32 in `partials`.
+  template <int COUNT>
+  __device__ __forceinline__ void store_column_sums(float (&sums)[COUNT], int row, int first) const {
+    const int index = row / 16 + threadIdx.x % GROUP_THREADS / 32;
+    add_over_rows(sums);
+#pragma unroll
+    for (int i = 0; i < COUNT / 8; i += 2) {
+      const int column = first + (first_of_lane<COUNT>() + i) / 2 * 8 + threadIdx.x % 4 * 2;
+      if (index * 16 < arguments.rows && column < arguments.columns)
+        *reinterpret_cast<Vector<float, 2>*>(arguments.partials + (long long)index * arguments.columns +
+                                             column) = {sums[i], sums[i + 1]};
+    }
+  }
+
+  // The lower bytes of a part of c (Sum24) are in an order of their own: 16 bytes of each thread of a group.
+  // Parts outside of c have none.
+  __device__ __forceinline__ unsigned* low_at(int row, int first) const {
+    constexpr int WIDTH = BOXES * BOX_COLUMNS;
+    const long long part = (long long)(row / 64) * ((arguments.columns + WIDTH - 1) / WIDTH) + first / WIDTH;
+    return reinterpret_cast<unsigned*>(arguments.partials) + part * (64 * WIDTH / 4) +
+           threadIdx.x % GROUP_THREADS * 4;
+  }
+  __device__ __forceinline__ void load_low(unsigned (&low)[BOXES * 8], int row, int first) const {
+#pragma unroll
+    for (int i = 0; i < BOXES * 8; ++i) low[i] = 0;
+    if (!(arguments.phase & ADDS) || row >= arguments.rows || first >= arguments.columns) return;
+#pragma unroll
+    for (int i = 0; i < BOXES * 8; i += 4) {
+      const uint4 four = *reinterpret_cast<const uint4*>(low_at(row, first) + i * GROUP_THREADS);
+      low[i] = four.x, low[i + 1] = four.y, low[i + 2] = four.z, low[i + 3] = four.w;
+    }
+  }
+  __device__ __forceinline__ void store_low(const unsigned (&low)[BOXES * 8], int row, int first) const {
+    if ((arguments.phase & ROUNDS) || row >= arguments.rows || first >= arguments.columns) return;
+#pragma unroll
+    for (int i = 0; i < BOXES * 8; i += 4)
+      *reinterpret_cast<uint4*>(low_at(row, first) + i * GROUP_THREADS) =
+          make_uint4(low[i], low[i + 1], low[i + 2], low[i + 3]);
+  }
+
+  // Returns the word of c for two sums, which are added to its old word `upper`, and puts their lower bytes in `low`.
+  __device__ __forceinline__ unsigned accumulated(float (&two)[2], unsigned upper, unsigned& low,
+                                                  int shift) const {
+    // Without a load the buffer has another tile.
+    Sum24{arguments.phase & ADDS ? upper : 0, low >> shift & 0xffff}.add_to(two);
+    const Sum24 sum = Sum24::of(two);
+    low = low & ~(0xffffu << shift) | sum.lower << shift;
+    return arguments.phase & ROUNDS ? rounded(two) : sum.upper;
+  }
+
+  // With EXPONENTIAL: sums become exp(sums - the row's number), 0 where that is +inf. The largest sum and the
+  // total of the exponentials in this tile are stored for each row: (rows, column tiles) of two float32.
+  __device__ __forceinline__ void exponentiate(float (&sums)[BN / 2], int row, int column) const {
+    const int thread = threadIdx.x % GROUP_THREADS;
+    if (column + BN > arguments.columns) {  // a column beyond the last has a sum of 0
+#pragma unroll
+      for (int i = 0; i < BN / 2; ++i)
+        if (column + accumulator_column(thread, i) >= arguments.columns) sums[i] = -infinity();
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int own_row = row + accumulator_row(thread, half * 2);
+      const float reference = own_row < arguments.rows ? arguments.row_values[own_row] : infinity();
+      const float scaled = reference * LOG2E;
+      float top = -infinity(), total = 0.0f;
+#pragma unroll
+      for (int j = 0; j < BN / 4; ++j) {
+        float& value = sums[j / 2 * 4 + half * 2 + j % 2];
+        top = fmaxf(top, value);
+        const float power = power_of_2(fmaf(value, LOG2E, -scaled));
+        value = reference == infinity() ? 0.0f : power;
+        total += value;
+      }
+#pragma unroll
+      for (int step = 1; step < 4; step *= 2) {
+        top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
+        total += __shfl_xor_sync(~0u, total, step);
+      }
+      const int tiles = (arguments.columns + BN - 1) / BN;
+      if (thread % 4 == 0 && own_row < arguments.rows && column < arguments.columns)
+        *reinterpret_cast<Vector<float, 2>*>(
+            arguments.partials + ((long long)own_row * tiles + column / BN) * 2) = {top, total};
+    }
+  }
+
+  // With ROW_SCALE: sums are multiplied by their row's number.
+  __device__ __forceinline__ void scale_rows(float (&sums)[BN / 2], int row) const {
+    const int thread = threadIdx.x % GROUP_THREADS;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int own_row = row + accumulator_row(thread, half * 2);
+      const float factor = own_row < arguments.rows ? arguments.row_values[own_row] : 0.0f;
+#pragma unroll
+      for (int j = 0; j < BN / 4; ++j) sums[j / 2 * 4 + half * 2 + j % 2] *= factor;
     }
   }
 
@@ -154,7 +273,7 @@ struct Output {
     const int lane = threadIdx.x % 32, warp = threadIdx.x % GROUP_THREADS / 32;
     const int lane_column = lane % 4 * 16;
     Vector<T, 2> bias[PER_PART * 2][4];
-    if constexpr (EPILOGUE != PLAIN) {
+    if constexpr (HAS_BIAS) {
 #pragma unroll
       for (int i = 0; i < PER_PART * 2; ++i) {
         const int column = first + i / 2 * 64 + lane_column + i % 2 * 8;
@@ -185,7 +304,7 @@ struct Output {
 #pragma unroll
         for (int word = 0; word < 4; ++word) {
           float two[2] = {values[word * 2], values[word * 2 + 1]};
-          if constexpr (EPILOGUE != PLAIN) add(two, bias[block * 2 + side][word]);
+          if constexpr (HAS_BIAS) add(two, bias[block * 2 + side][word]);
           if constexpr (EPILOGUE == RESIDUAL) add(two, as_pair(residual[word]));
           if constexpr (EPILOGUE == GELU_PRE) pre_words[word] = rounded(two);
           if constexpr (EPILOGUE == GELU || EPILOGUE == GELU_PRE) activate(two);

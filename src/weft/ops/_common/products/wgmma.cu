@@ -71,6 +71,8 @@ static_assert(BN % 64 == 0 && RESIDUALS_AT + CONSUMERS * 8 <= 227 << 10, "too mu
 static_assert(!PINGPONG || !SPLIT, "a divided K leaves each block few tiles: nothing to alternate with");
 static_assert(sizeof(T) == 2 || (EPILOGUE == PLAIN && !A_MN && !B_MN), "not for float32");
 static_assert(!UNALIGNED || CLUSTER == 1, "tiles of one block");
+static_assert(!UNALIGNED || EPILOGUE <= RESIDUAL, "not for unaligned rows");
+static_assert(!SPLIT || EPILOGUE <= RESIDUAL || EPILOGUE == ROW_SCALE, "not for a divided K");
 static_assert(!PERMUTED_K || (UNALIGNED && B_MN), "a or b would need K in the order of the other's rows");
 static_assert(CLUSTER == 1 || (SHARE_A ? A_ROWS : B_COLUMNS) % 64 == 0, "shares are whole blocks of 64");
 
@@ -85,11 +87,15 @@ struct alignas(64) MatmulArguments {
   int row_tiles, column_tiles, k_steps;
   // With SPLIT: c (rows, columns) is the sum of `splits` matrices, at most k_steps, in `partials`.
   int splits;
-  float* partials;
+  float* partials;  // or what an epilogue stores: column sums, sums of rows, lower bytes of sums
   int rows, columns;
   const WEFT_T* bias;  // aligned to 4 bytes; with UNALIGNED to 16
   unsigned shifts[4];  // of a, b, c and extra, with UNALIGNED
+  const float* row_values;  // (rows,), of EXPONENTIAL and ROW_SCALE
+  const int* condition;     // the kernel ends at once if this number is 0; may be null. With EXPONENTIAL
+  int phase;                // ADDS and ROUNDS, with ACCUMULATE
 };
+enum { ADDS = 1, ROUNDS = 2 };
 
 struct MatmulSumArguments {
   const float* partials;
@@ -98,6 +104,7 @@ struct MatmulSumArguments {
   const WEFT_T* bias;  // aligned to 16 bytes
   long long vectors, splits;   // of 8 elements of c, with UNALIGNED of 1; matrices
   long long column_vectors;  // of a row of c
+  const float* row_values;   // (rows of c,), with ROW_SCALE
 };
 
 namespace {
@@ -262,6 +269,8 @@ __device__ __forceinline__ void multiply_from_registers(float (&sums)[BN / 2], i
 extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS, 1)
     matmul_wgmma(const __grid_constant__ MatmulArguments arguments) {
   extern __shared__ __align__(1024) unsigned char memory[];
+  if constexpr (EPILOGUE == EXPONENTIAL)
+    if (arguments.condition != nullptr && *arguments.condition == 0) return;
   if constexpr (SPLIT) launch_dependents();  // the second kernel starts as soon as these blocks have ended
   const unsigned stages = shared_address(memory);
   const Pipeline<STAGES> pipeline{stages + BARRIERS_AT};
@@ -300,7 +309,8 @@ extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS
       const int turn = index++;
       if (PINGPONG && turn % CONSUMERS != group) return ring.skip(unit.end - unit.first);
       const int row = unit.row + (PINGPONG ? 0 : group * 64);
-      if constexpr (EPILOGUE == RESIDUAL && !SPLIT) output.load_residual(row, unit.column);
+      if constexpr (LOADS_EXTRA && !SPLIT)
+        if (output.needs_extra()) output.load_residual(row, unit.column);
       // The first turn is group 0's: a fresh barrier lets the opposite parity pass. Without turns a group
       // could take a stage's fill for one that comes two rounds of the ring later.
       if constexpr (PINGPONG)
@@ -314,7 +324,11 @@ extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS
       else {
 #pragma unroll
         for (int block = 0; block < ROW_BLOCKS; ++block) {
-          if (EPILOGUE == RESIDUAL && block > 0) output.load_residual(row + block * 64, unit.column);
+          if (LOADS_EXTRA && block > 0 && output.needs_extra())
+            output.load_residual(row + block * 64, unit.column);
+          if constexpr (EPILOGUE == EXPONENTIAL)
+            output.exponentiate(sums[block], row + block * 64, unit.column);
+          if constexpr (EPILOGUE == ROW_SCALE) output.scale_rows(sums[block], row + block * 64);
           output.store(sums[block], row + block * 64, unit.column);
         }
       }
@@ -347,13 +361,14 @@ extern "C" __global__ void __launch_bounds__(256) matmul_wgmma_sum(const MatmulS
   }
   using Elements = Vector<T, VECTOR>;
   Elements out, bias = {}, residual = {};
-  if constexpr (EPILOGUE != PLAIN)
+  if constexpr (HAS_BIAS)
     bias = *reinterpret_cast<const Elements*>(arguments.bias + vector % arguments.column_vectors * VECTOR);
   if constexpr (EPILOGUE == RESIDUAL)
     residual = *reinterpret_cast<const Elements*>(arguments.extra + vector * VECTOR);
 #pragma unroll
   for (int i = 0; i < VECTOR; ++i) {
-    if constexpr (EPILOGUE != PLAIN) sums[i] += to_float(bias.at[i]);
+    if constexpr (HAS_BIAS) sums[i] += to_float(bias.at[i]);
+    if constexpr (EPILOGUE == ROW_SCALE) sums[i] *= arguments.row_values[vector / arguments.column_vectors];
     if constexpr (EPILOGUE == RESIDUAL) sums[i] += to_float(residual.at[i]);
     out.at[i] = from_float<T>(sums[i]);
   }
