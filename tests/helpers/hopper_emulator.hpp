@@ -105,6 +105,7 @@ static bool has_ended(unsigned rank) {
 static unsigned swizzled(unsigned at) { return at ^ (at >> 7 & 7) << 4; }
 
 inline unsigned __float_as_uint(float v) { return std::bit_cast<unsigned>(v); }
+inline float __uint_as_float(unsigned v) { return std::bit_cast<float>(v); }
 
 namespace hopper {
 

@@ -23,7 +23,7 @@ LIBRARY = SRC / "weft/ops/_common/hopper"
 WIDE, ODD, MIDDLE, NARROW = wgmma.COOPERATIVE
 PAIR = next(c for c in wgmma.CANDIDATES if c.cluster == 2)
 PINGPONG = next(c for c in wgmma.CANDIDATES if c.pingpong and c.columns == 192)
-_, BIAS, GELU, GELU_PRE, RESIDUAL = wgmma.Epilogue
+BIAS, GELU, GELU_PRE, RESIDUAL = list(wgmma.Epilogue)[1:5]
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 IS_SHIPPED = wgmma.TAKES_UNALIGNED
 SWITCHED_OFF = "products with unaligned rows are switched off: an illegal instruction on an H200 (wgmma.py)"
@@ -72,12 +72,17 @@ EPILOGUE_POINTS = [
 FAULTS: dict[str, tuple[str, str, str, Point]] = {
     "a box begins before its row": ("unaligned.cuh", "shifts >> 4 * j & 15", "0", POINTS[0]),
     "c keeps the order of a's tile": (
-        "wgmma.cu",
+        "output.cuh",
         "return UNALIGNED && A_MN ? row % 8 * 8 + row / 8 : row;",
         "return row;",
         POINTS[2],
     ),
-    "a chunk of c is not swizzled": ("wgmma.cu", "((chunk ^ (in_box & 7)) << 4)", "(chunk << 4)", POINTS[0]),
+    "a chunk of c is not swizzled": (
+        "output.cuh",
+        "((chunk ^ (in_box & 7)) << 4)",
+        "(chunk << 4)",
+        POINTS[0],
+    ),
     "a group reads the other's rows of a": (
         "wgmma.cu",
         "constexpr unsigned long long MORE_STRIDE = ALTERNATE ?",
@@ -109,7 +114,7 @@ FAULTS: dict[str, tuple[str, str, str, Point]] = {
         POINTS[0],
     ),
     "a part of K is stored without a predicate": (
-        "wgmma.cu",
+        "output.cuh",
         "if (row < arguments.rows && column < arguments.columns)\n      to[",
         "if (row < arguments.rows)\n      to[",
         POINTS[5],
@@ -121,7 +126,7 @@ FAULTS: dict[str, tuple[str, str, str, Point]] = {
         POINTS[10],
     ),
     "two blocks of columns are swapped": (
-        "wgmma.cu",
+        "output.cuh",
         "+ second * 4) ^ (box_row & 7)",
         "+ time * 4) ^ (box_row & 7)",
         POINTS[15],

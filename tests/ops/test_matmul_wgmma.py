@@ -26,7 +26,7 @@ LIBRARY = SRC / "weft/ops/_common/hopper"
 RECORD = SRC.parent / "results/nvidia-h200/products-2026-11-24b.txt"
 PAIR, WIDE, ODD, MIDDLE, NARROW, MIDDLE_PAIR = wgmma.CANDIDATES[:6]  # PAIR: two blocks in a cluster
 NARROW_PAIR, PINGPONG, PINGPONG_PAIR, PINGPONG_WIDE = wgmma.CANDIDATES[6:]
-_, BIAS, GELU, GELU_PRE, RESIDUAL = wgmma.Epilogue
+BIAS, GELU, GELU_PRE, RESIDUAL = list(wgmma.Epilogue)[1:5]
 BF16, FP16 = torch.bfloat16, torch.float16
 # m, n, k, configuration, dtype, and whether a and b are stored with K as the contiguous dimension. The block
 # has 128 rows and takes 64 of K; with two SMs each block computes several tiles.
@@ -80,7 +80,7 @@ SPLIT_POINTS = [
 ]
 # name: file, the text that is replaced, and by what
 FAULTS = {
-    "no proxy fence before a store": ("wgmma.cu", "      fence_async_proxy();\n", ""),
+    "no proxy fence before a store": ("output.cuh", "      fence_async_proxy();\n", ""),
     "a stage is released while products read it": (
         "wgmma.cu",
         "    wgmma_wait<1>();\n    if (previous >= 0 && threadIdx.x % 32 == 0) "
@@ -109,12 +109,12 @@ FAULTS = {
         "    pipeline.wait_full(ring);\n",
     ),
     "a buffer is overwritten while it is stored": (
-        "wgmma.cu",
+        "output.cuh",
         "    if (is_issuer()) tma_wait_read<0>();\n",
         "",
     ),
     "no barrier between the writes and the store": (
-        "wgmma.cu",
+        "output.cuh",
         "      fence_async_proxy();\n      named_barrier(1 + group, GROUP_THREADS);\n",
         "      fence_async_proxy();\n",
     ),
@@ -139,12 +139,12 @@ FAULTS = {
         "return;",
     ),
     "a residual comes while the buffer is stored": (
-        "wgmma.cu",
+        "output.cuh",
         "    if (!is_issuer()) return;\n    tma_wait_read<0>();\n",
         "    if (!is_issuer()) return;\n",
     ),
-    "a residual is not waited for": ("wgmma.cu", "      wait(barrier, residual_parity);\n", ""),
-    "a residual's parity stays": ("wgmma.cu", "      residual_parity ^= 1;\n", ""),
+    "a residual is not waited for": ("output.cuh", "      wait(barrier, residual_parity);\n", ""),
+    "a residual's parity stays": ("output.cuh", "      residual_parity ^= 1;\n", ""),
     "too few arrivals free a stage": (
         "wgmma.cu",
         "pipeline.init((PINGPONG ? 1 : CONSUMERS) * 4 * CLUSTER)",

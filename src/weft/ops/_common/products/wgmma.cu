@@ -71,6 +71,8 @@ static_assert(BN % 64 == 0 && RESIDUALS_AT + CONSUMERS * 8 <= 227 << 10, "too mu
 static_assert(!PINGPONG || !SPLIT, "a divided K leaves each block few tiles: nothing to alternate with");
 static_assert(sizeof(T) == 2 || (EPILOGUE == PLAIN && !A_MN && !B_MN), "not for float32");
 static_assert(!UNALIGNED || CLUSTER == 1, "tiles of one block");
+static_assert(!UNALIGNED || EPILOGUE <= RESIDUAL, "not for unaligned rows");
+static_assert(!SPLIT || EPILOGUE <= RESIDUAL || EPILOGUE == ROW_SCALE, "not for a divided K");
 static_assert(!PERMUTED_K || (UNALIGNED && B_MN), "a or b would need K in the order of the other's rows");
 static_assert(CLUSTER == 1 || (SHARE_A ? A_ROWS : B_COLUMNS) % 64 == 0, "shares are whole blocks of 64");
 
@@ -85,11 +87,15 @@ struct alignas(64) MatmulArguments {
   int row_tiles, column_tiles, k_steps;
   // With SPLIT: c (rows, columns) is the sum of `splits` matrices, at most k_steps, in `partials`.
   int splits;
-  float* partials;
+  float* partials;  // or what an epilogue stores: column sums, sums of rows, lower bytes of sums
   int rows, columns;
   const WEFT_T* bias;  // aligned to 4 bytes; with UNALIGNED to 16
   unsigned shifts[4];  // of a, b, c and extra, with UNALIGNED
+  const float* row_values;  // (rows,), of EXPONENTIAL and ROW_SCALE
+  const int* condition;     // the kernel ends at once if this number is 0; may be null. With EXPONENTIAL
+  int phase;                // ADDS and ROUNDS, with ACCUMULATE
 };
+enum { ADDS = 1, ROUNDS = 2 };
 
 struct MatmulSumArguments {
   const float* partials;
@@ -98,6 +104,7 @@ struct MatmulSumArguments {
   const WEFT_T* bias;  // aligned to 16 bytes
   long long vectors, splits;   // of 8 elements of c, with UNALIGNED of 1; matrices
   long long column_vectors;  // of a row of c
+  const float* row_values;   // (rows of c,), with ROW_SCALE
 };
 
 namespace {
@@ -255,234 +262,15 @@ __device__ __forceinline__ void multiply_from_registers(float (&sums)[BN / 2], i
   }
 }
 
-// The epilogue of a consumer group: what it needs beside the sums.
-struct Output {
-  const MatmulArguments& arguments;
-  int group;
-  unsigned buffer, barrier;    // in shared memory: where the group's boxes are, and the residual's barrier
-  unsigned residual_parity = 0;
-
-  __device__ __forceinline__ bool is_issuer() const { return threadIdx.x % GROUP_THREADS == 0; }
-
-  // Waits until the issuing thread's copies have read the buffer; then everyone may overwrite it.
-  __device__ __forceinline__ void wait_for_buffer() const {
-    if (is_issuer()) tma_wait_read<0>();
-    named_barrier(1 + group, GROUP_THREADS);
-  }
-
-  // Row of a box that has row `row` of the group's 64 accumulator rows.
-  __device__ __forceinline__ int box_row(int row) const {
-    // Eight rows for each of the eight maps. Those of a K-major operand have this order already. The others'
-    // are 8 KiB / 8 apart, and written with bank conflicts: 2048 cycles a tile, of a product with a long K.
-    return UNALIGNED && A_MN ? row % 8 * 8 + row / 8 : row;
-  }
-
-  // Lets the copy engine bring a box of 64 rows of the residual, or take one of c or the pre-activation.
-  __device__ __forceinline__ void load_box(unsigned to, int row, int column) const {
-    if constexpr (!UNALIGNED) tma_load(to, arguments.extra, column, row, barrier);
-    else
-#pragma unroll
-      for (int j = 0; j < MAPS; ++j)
-        tma_load(to + j * ATOM_BYTES, arguments.extra + j, column + shift_of(arguments.shifts[3], j), row / 8,
-                 barrier);
-  }
-  __device__ __forceinline__ void store_box(const TensorMap* maps, unsigned shifts, unsigned from, int row,
-                                            int column) const {
-    if constexpr (!UNALIGNED) tma_store(maps, from, column, row);
-    else
-#pragma unroll
-      for (int j = 0; j < MAPS; ++j)
-        tma_store(maps + j, from + j * ATOM_BYTES, column + shift_of(shifts, j), row / 8);
-  }
-
-  // Lets the copy engine bring the residual of a part of c into the buffer.
-  __device__ __forceinline__ void load_residual(int row, int column) const {
-    if (!is_issuer()) return;
-    tma_wait_read<0>();
-    mbarrier_arrive_expect(barrier, BOXES * BOX_BYTES);
-#pragma unroll
-    for (int box = 0; box < BOXES; ++box)
-      load_box(buffer + box * BOX_BYTES, row, column + box * BOX_COLUMNS);
-  }
-
-  // Stores 64 x BN sums as elements of c from (row, column) on. The residual of the first part is on its way.
-  __device__ __forceinline__ void store(const float (&sums)[BN / 2], int row, int column) {
-#pragma unroll
-    for (int part = 0; part < PARTS; ++part) {
-      const int first = column + part * BOXES * BOX_COLUMNS;
-      if constexpr (UNALIGNED && !B_MN) write_vectors(sums, part, row, first);
-      else if constexpr (sizeof(T) == 4) write_floats(sums, part);
-      else write_matrices(sums, part, row, first);
-      fence_async_proxy();
-      named_barrier(1 + group, GROUP_THREADS);
-      if (is_issuer()) {
-#pragma unroll
-        for (int box = 0; box < BOXES; ++box)
-          store_box(arguments.c, arguments.shifts[2], buffer + box * BOX_BYTES, row,
-                    first + box * BOX_COLUMNS);
-        if constexpr (EPILOGUE == GELU_PRE)
-          store_box(arguments.extra, arguments.shifts[3], buffer + BOX_BYTES, row, first);
-        tma_commit();
-      }
-    }
-  }
-
-  // Waits until the buffer may be overwritten, or has the residual.
-  __device__ __forceinline__ void prepare_buffer(int part, int row, int first) {
-    if constexpr (EPILOGUE == RESIDUAL) {
-      if (part > 0) load_residual(row, first);
-      wait(barrier, residual_parity);
-      residual_parity ^= 1;
-    } else {
-      wait_for_buffer();
-    }
-  }
-
-  // Writes a part of c, from column `first` on, to the buffer.
-  __device__ __forceinline__ void write_matrices(const float (&sums)[BN / 2], int part, int row, int first) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x % GROUP_THREADS / 32;
-    // Lane l gives the address of row l % 16 of the warp's 16, in column 8 (l / 16) of each 16.
-    const int matrix_row = box_row(warp * 16 + lane % 16);
-    Vector<T, 2> bias[BOXES * BOX_COLUMNS / 8];
-    if constexpr (EPILOGUE != PLAIN)
-      load_bias<!UNALIGNED>(bias, arguments.bias + first, arguments.columns - first);
-    prepare_buffer(part, row, first);
-#pragma unroll
-    for (int box = 0; box < BOXES; ++box) {
-#pragma unroll
-      for (int pair = 0; pair < BOX_COLUMNS / 16; ++pair) {
-        const int in_part = box * BOX_COLUMNS + pair * 16;  // column
-        const int i = (part * BOXES * BOX_COLUMNS + in_part) / 2;  // of the thread's sums
-        unsigned words[4], pre_words[4];
-#pragma unroll
-        for (int word = 0; word < 4; ++word) {
-          float two[2] = {sums[i + word * 2], sums[i + word * 2 + 1]};
-          if constexpr (EPILOGUE != PLAIN) add(two, bias[in_part / 8 + word / 2]);
-          if constexpr (EPILOGUE == RESIDUAL) {
-            const int residual_row = box_row(warp * 16 + lane / 4 + word % 2 * 8);
-            const int chunk = (pair * 2 + word / 2) ^ (residual_row & 7);
-            add(two, as_pair(load_word(buffer + box * BOX_BYTES + residual_row * 128 + chunk * 16 +
-                                       lane % 4 * 4)));
-          }
-          if constexpr (EPILOGUE == GELU_PRE) pre_words[word] = rounded(two);
-          if constexpr (EPILOGUE == GELU || EPILOGUE == GELU_PRE) activate(two);
-          words[word] = rounded(two);
-        }
-        const int chunk = (pair * 2 + lane / 16) ^ (matrix_row & 7);
-        const unsigned to = buffer + box * BOX_BYTES + matrix_row * 128 + chunk * 16;
-        store_matrices(to, words[0], words[1], words[2], words[3]);
-        if constexpr (EPILOGUE == GELU_PRE)
-          store_matrices(to + BOX_BYTES, pre_words[0], pre_words[1], pre_words[2], pre_words[3]);
-      }
-    }
-  }
-
-  // The same for float32, two columns at a time. Two rows that differ in one place are written 16 columns
-  // apart at a time: their swizzled chunks of a column are in the same banks.
-  __device__ __forceinline__ void write_floats(const float (&sums)[BN / 2], int part) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x % GROUP_THREADS / 32, swap = lane / 4 % 2;
-    wait_for_buffer();
-#pragma unroll
-    for (int i = 0; i < BOXES * BOX_COLUMNS / 2; i += i % 8 == 6 ? 10 : 2) {  // of 16 in 32 columns
-      const int first = part * BOXES * BOX_COLUMNS / 2 + i;
-      const int box_row = warp * 16 + lane / 4 + i % 4 / 2 * 8;
-#pragma unroll
-      for (int time = 0; time < 2; ++time) {
-        const bool second = time != swap;
-        const int chunk = (i % 16 / 4 * 2 + lane % 4 / 2 + second * 4) ^ (box_row & 7);
-        store_words(buffer + i / 16 * BOX_BYTES + box_row * 128 + chunk * 16 + lane % 2 * 8,
-                    __float_as_uint(second ? sums[first + 8] : sums[first]),
-                    __float_as_uint(second ? sums[first + 9] : sums[first + 1]));
-      }
-    }
-  }
-
-  // The same where b's columns have the order of an unaligned K-major tile: a thread has 8 adjacent columns,
-  // 64 q + 16 (lane % 4) + 8 `side` on.
-  __device__ __forceinline__ void write_vectors(const float (&sums)[BN / 2], int part, int row, int first) {
-    constexpr int BLOCKS = BN / 64, PER_PART = BOXES * BOX_COLUMNS / 64;  // of 64 columns
-    const int lane = threadIdx.x % 32, warp = threadIdx.x % GROUP_THREADS / 32;
-    const int lane_column = lane % 4 * 16;
-    Vector<T, 2> bias[PER_PART * 2][4];
-    if constexpr (EPILOGUE != PLAIN) {
-#pragma unroll
-      for (int i = 0; i < PER_PART * 2; ++i) {
-        const int column = first + i / 2 * 64 + lane_column + i % 2 * 8;
-        load_bias_vector(bias[i], arguments.bias + column, arguments.columns - column);
-      }
-    }
-    prepare_buffer(part, row, first);
-#pragma unroll
-    for (int i = 0; i < PER_PART * 4; ++i) {
-      const int block = i / 4, half = i / 2 % 2, side = i % 2;
-      const int in_box = box_row(warp * 16 + half * 8 + lane / 4), column = lane_column + side * 8;
-      const unsigned at = buffer + (block * 64 + column) / BOX_COLUMNS * BOX_BYTES + in_box * 128;
-      const int chunk = column % BOX_COLUMNS * (int)sizeof(T) / 16;
-      const unsigned to = at + ((chunk ^ (in_box & 7)) << 4);
-      unsigned residual[4], words[4], pre_words[4];
-      float values[8];
-#pragma unroll
-      for (int j = 0; j < 8; ++j)
-        values[j] = sums[(j * BLOCKS + part * PER_PART + block) * 4 + half * 2 + side];
-      if constexpr (sizeof(T) == 4) {
-#pragma unroll
-        for (int j = 0; j < 8; j += 4)
-          store_words(at + ((chunk + j / 4 ^ (in_box & 7)) << 4),
-                      {__float_as_uint(values[j]), __float_as_uint(values[j + 1]),
-                       __float_as_uint(values[j + 2]), __float_as_uint(values[j + 3])});
-      } else {
-        if constexpr (EPILOGUE == RESIDUAL) load_words(residual, to);
-#pragma unroll
-        for (int word = 0; word < 4; ++word) {
-          float two[2] = {values[word * 2], values[word * 2 + 1]};
-          if constexpr (EPILOGUE != PLAIN) add(two, bias[block * 2 + side][word]);
-          if constexpr (EPILOGUE == RESIDUAL) add(two, as_pair(residual[word]));
-          if constexpr (EPILOGUE == GELU_PRE) pre_words[word] = rounded(two);
-          if constexpr (EPILOGUE == GELU || EPILOGUE == GELU_PRE) activate(two);
-          words[word] = rounded(two);
-        }
-        store_words(to, words);
-        if constexpr (EPILOGUE == GELU_PRE) store_words(to + BOX_BYTES, pre_words);
-      }
-    }
-  }
-};
-
-// Stores the sums of a group as float32: four lanes write 32 bytes of a row. Columns are a multiple of 8.
-__device__ __forceinline__ void store_partial(const float (&sums)[BN / 2], const MatmulArguments& arguments,
-                                              const Unit& unit, int group) {
-  const int thread = threadIdx.x % GROUP_THREADS;
-  float* const to = arguments.partials + (long long)unit.split * arguments.rows * arguments.columns;
-#pragma unroll
-  for (int i = 0; i < BN / 2; i += 2) {
-    const int row = unit.row + group * 64 + accumulator_row(thread, i);
-    const int column = unit.column + accumulator_column(thread, i);
-    if (row < arguments.rows && column < arguments.columns)
-      *reinterpret_cast<Vector<float, 2>*>(to + (long long)row * arguments.columns + column) = {sums[i],
-                                                                                                sums[i + 1]};
-  }
-}
-
-// The same with UNALIGNED, one element at a time.
-__device__ __forceinline__ void store_partial_unaligned(const float (&sums)[BN / 2],
-                                                        const MatmulArguments& arguments, const Unit& unit,
-                                                        int group) {
-  const int thread = threadIdx.x % GROUP_THREADS;
-  float* const to = arguments.partials + (long long)unit.split * arguments.rows * arguments.columns;
-#pragma unroll
-  for (int i = 0; i < BN / 2; ++i) {
-    const int row = unit.row + group * 64 + unaligned_row<A_MN>(thread, i);
-    const int column = unit.column + unaligned_column<B_MN, BN>(thread, i);
-    if (row < arguments.rows && column < arguments.columns)
-      to[(long long)row * arguments.columns + column] = sums[i];
-  }
-}
-
 }  // namespace
+
+#include "output.cuh"
 
 extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS, 1)
     matmul_wgmma(const __grid_constant__ MatmulArguments arguments) {
   extern __shared__ __align__(1024) unsigned char memory[];
+  if constexpr (EPILOGUE == EXPONENTIAL)
+    if (arguments.condition != nullptr && *arguments.condition == 0) return;
   if constexpr (SPLIT) launch_dependents();  // the second kernel starts as soon as these blocks have ended
   const unsigned stages = shared_address(memory);
   const Pipeline<STAGES> pipeline{stages + BARRIERS_AT};
@@ -521,7 +309,8 @@ extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS
       const int turn = index++;
       if (PINGPONG && turn % CONSUMERS != group) return ring.skip(unit.end - unit.first);
       const int row = unit.row + (PINGPONG ? 0 : group * 64);
-      if constexpr (EPILOGUE == RESIDUAL && !SPLIT) output.load_residual(row, unit.column);
+      if constexpr (LOADS_EXTRA && !SPLIT)
+        if (output.needs_extra()) output.load_residual(row, unit.column);
       // The first turn is group 0's: a fresh barrier lets the opposite parity pass. Without turns a group
       // could take a stage's fill for one that comes two rounds of the ring later.
       if constexpr (PINGPONG)
@@ -535,7 +324,11 @@ extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS
       else {
 #pragma unroll
         for (int block = 0; block < ROW_BLOCKS; ++block) {
-          if (EPILOGUE == RESIDUAL && block > 0) output.load_residual(row + block * 64, unit.column);
+          if (LOADS_EXTRA && block > 0 && output.needs_extra())
+            output.load_residual(row + block * 64, unit.column);
+          if constexpr (EPILOGUE == EXPONENTIAL)
+            output.exponentiate(sums[block], row + block * 64, unit.column);
+          if constexpr (EPILOGUE == ROW_SCALE) output.scale_rows(sums[block], row + block * 64);
           output.store(sums[block], row + block * 64, unit.column);
         }
       }
@@ -568,13 +361,14 @@ extern "C" __global__ void __launch_bounds__(256) matmul_wgmma_sum(const MatmulS
   }
   using Elements = Vector<T, VECTOR>;
   Elements out, bias = {}, residual = {};
-  if constexpr (EPILOGUE != PLAIN)
+  if constexpr (HAS_BIAS)
     bias = *reinterpret_cast<const Elements*>(arguments.bias + vector % arguments.column_vectors * VECTOR);
   if constexpr (EPILOGUE == RESIDUAL)
     residual = *reinterpret_cast<const Elements*>(arguments.extra + vector * VECTOR);
 #pragma unroll
   for (int i = 0; i < VECTOR; ++i) {
-    if constexpr (EPILOGUE != PLAIN) sums[i] += to_float(bias.at[i]);
+    if constexpr (HAS_BIAS) sums[i] += to_float(bias.at[i]);
+    if constexpr (EPILOGUE == ROW_SCALE) sums[i] *= arguments.row_values[vector / arguments.column_vectors];
     if constexpr (EPILOGUE == RESIDUAL) sums[i] += to_float(residual.at[i]);
     out.at[i] = from_float<T>(sums[i]);
   }

@@ -9,8 +9,6 @@ across K (transpose.cu).
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
-from enum import IntEnum
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,24 +21,33 @@ from weft.ops._common.hopper import tensor_map
 from weft.ops._common.hopper.tensor_map import TensorMap
 from weft.ops._common.layout import CUDA_TYPES, dtype_name
 from weft.ops._common.products import transpose
+from weft.ops._common.products.wgmma_model import (
+    CANDIDATES,
+    CHOSEN_FROM,
+    COOPERATIVE,
+    K_STEP_BYTES,
+    LAUNCH_US,
+    LEAST_STEPS,
+    MAX_SPLITS,
+    MMA_FLOP_PER_NS,
+    MMA_LEAST_TILES,
+    MMA_SMALL_BLOCKS,
+    MMA_SMALL_TILE,
+    MMA_TILE,
+    ROWS,
+    SINGLE_BLOCKS,
+    WITHOUT_SPILLS,
+    Config,
+    Epilogue,
+    estimated_us,
+    spills,
+)
 
 ARCH = 90  # wgmma exists on sm_90a alone
 DTYPES = (torch.bfloat16, torch.float16)
-ROWS, K_STEP_BYTES, THREADS = 128, 128, 384  # of a block: rows of c, bytes of K in a stage
-BLOCK_BYTES = 64 * 128  # 64 rows of 128 bytes
-GROUPS = 2  # warp groups that compute
+THREADS = 384  # of a block
 STORED_ROWS = 64  # of a box of c
 SUM_THREADS = 256  # of a block of the second kernel
-
-
-class Epilogue(IntEnum):
-    """Function of the float32 sums that is rounded and stored, as in epilogue.cuh."""
-
-    PLAIN = 0
-    BIAS = 1  # + bias
-    GELU = 2  # gelu(sums + bias), tanh form
-    GELU_PRE = 3  # the same, and its input as a second output
-    RESIDUAL = 4  # + bias + residual
 
 
 @cache
@@ -61,9 +68,13 @@ def _argument_type(maps: int) -> Any:
         ("columns", ctypes.c_int),
         ("bias", ctypes.c_void_p),
         ("shifts", ctypes.c_uint * 4),
-        ("padding", ctypes.c_int * 2),  # the structure is aligned to 64 bytes
+        ("row_values", ctypes.c_void_p),
+        ("condition", ctypes.c_void_p),
+        ("phase", ctypes.c_int),
     )
-    return type("Arguments", (ctypes.Structure,), {"_fields_": fields})
+    size = ctypes.sizeof(type("Unpadded", (ctypes.Structure,), {"_fields_": fields}))
+    padding = ("padding", ctypes.c_byte * (-size % 64))  # the structure is aligned to 64 bytes
+    return type("Arguments", (ctypes.Structure,), {"_fields_": (*fields, padding)})
 
 
 class SumArguments(ctypes.Structure):
@@ -77,76 +88,25 @@ class SumArguments(ctypes.Structure):
         ("vectors", ctypes.c_longlong),
         ("splits", ctypes.c_longlong),
         ("column_vectors", ctypes.c_longlong),
+        ("row_values", ctypes.c_void_p),
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """``columns`` of c in a tile, ``stages`` of the pipeline, and blocks in a ``cluster``.
+class EndArguments(NamedTuple):
+    """What the epilogues after RESIDUAL need (wgmma_fused.py): memory, and where c is.
 
-    The blocks of a cluster share tiles of b, or with ``share_a`` tiles of a. With ``pingpong`` the two warp
-    groups that multiply take tiles alternately; otherwise they share each tile.
+    ``memory`` takes column sums, sums of rows or lower bytes. With ``condition`` the kernel does nothing if
+    that number is 0. ``phase`` is ADDS and ROUNDS of wgmma.cu.
     """
 
-    columns: int
-    stages: int
-    cluster: int = 1
-    share_a: bool = False
-    pingpong: bool = False
-
-    @property
-    def smem_bytes(self) -> int:
-        # Stages, two boxes of c for each group, and barriers: of the stages, and two for each group.
-        return self.stages * ((ROWS + self.columns) * 128 + 16) + GROUPS * (2 * BLOCK_BYTES + 16)
-
-    @property
-    def blocks(self) -> tuple[int, int]:
-        """Blocks of a cluster that share a tile of a, and those that share a tile of b."""
-        return (self.cluster, 1) if self.share_a else (1, self.cluster)
-
-    @property
-    def label(self) -> str:
-        """Tile, stages, and cluster, with what differs from a plain cooperative kernel."""
-        shared = "a" if self.share_a else ""
-        return f"{ROWS}x{self.columns}x{self.stages}-{self.cluster}{shared}" + "-pingpong" * self.pingpong
+    c: torch.Tensor | None = None  # (M, N), rows at multiples of 16 bytes; None: a new matrix
+    memory: torch.Tensor | None = None
+    row_values: torch.Tensor | None = None  # (M,) float32
+    condition: torch.Tensor | None = None  # one int32
+    phase: int = 0
 
 
-# Constants of estimated_us, fitted to results/nvidia-h200/products-2026-11-24b.txt.
-LAUNCH_US = 1.29
-FLOP_PER_CYCLE = 4096  # of an SM's tensor cores
-CLOCK_GHZ = (1.94, 1.31)  # with no SM at work, and with all: power limits the clock
-# Of a tile's steps: products of 64 columns are bound by shared memory.
-COLUMNS_FACTOR = {256: 1.0, 192: 1.015, 128: 1.01, 64: 1.31}
-L2_BYTES_PER_NS = 77.5  # to each SM, with all at work
-CLUSTER_FACTOR = 1.01
-# Of a tile of 128 x 256: storing it, with the filling of the pipeline; GELU; a second output or a residual.
-STORE_US, GELU_US, EXTRA_US = 2.01, 0.88, 2.50
-SUM_LAUNCH_US, PARTIAL_BYTES_PER_US = 0.5, 4.3e6
-MAX_SPLITS, LEAST_STEPS = 8, 4  # parts of K, and steps of 128 bytes in each
-# Not measured: 128 bytes that begin anywhere are in five sectors of 32 bytes instead of four.
-UNALIGNED_BYTES_FACTOR = 1.25
-# Of tf32 by mma.sync, which the product takes where it is faster: the rate of one SM in the record of 8192^3
-# (README.md of matmul), and its tiles.
-MMA_FLOP_PER_NS, MMA_TILE, MMA_SMALL_TILE, MMA_SMALL_BLOCKS, MMA_LEAST_TILES = 1454, 128, 64, 3, 32
-CANDIDATES = (
-    Config(columns=256, stages=4, cluster=2),
-    Config(columns=256, stages=4),
-    Config(columns=192, stages=4),
-    Config(columns=128, stages=6),
-    Config(columns=64, stages=8),
-    Config(columns=128, stages=6, cluster=2),
-    Config(columns=64, stages=8, cluster=2, share_a=True),
-    Config(columns=128, stages=6, pingpong=True),
-    Config(columns=128, stages=6, cluster=2, pingpong=True),
-    Config(columns=192, stages=4, pingpong=True),
-)
-# Tiles beside each other that share a were nowhere the fastest.
-CHOSEN_FROM = tuple(c for c in CANDIDATES if not c.share_a)
-# Those that take unaligned rows; with a in registers only the second. The third are for epilogues, which
-# spill registers in the others.
-SINGLE_BLOCKS = tuple(c for c in CANDIDATES if c.cluster == 1)
-COOPERATIVE = tuple(c for c in SINGLE_BLOCKS if not c.pingpong)
-WITHOUT_SPILLS = tuple(c for c in SINGLE_BLOCKS if not (c.pingpong and c.columns > 128))
+NO_END = EndArguments()
 
 
 @cache
@@ -276,58 +236,6 @@ def supports(a: torch.Tensor, b: torch.Tensor, precision: str = "ieee") -> bool:
     return operands.is_supported and (TAKES_UNALIGNED or not operands.is_unaligned)
 
 
-def estimated_us(
-    m: int,
-    n: int,
-    k: int,
-    config: Config,
-    splits: int,
-    sms: int,
-    epilogue: Epilogue = Epilogue.PLAIN,
-    *,
-    itemsize: int = 2,
-    is_unaligned: bool = False,
-) -> float:
-    """Return the time in microseconds that a model gives for a product on ``sms`` SMs.
-
-    An SM computes one tile of 128 x ``columns`` at a time, or one of the ``splits`` parts of K of a tile.
-    The model is a launch, and for each wave of tiles the steps of 128 bytes along K and the tile's epilogue,
-    which nothing overlaps; with ``pingpong`` all but the last one are hidden behind the other group's steps,
-    if those are longer. A step takes the longer of two times: that of the tensor cores, at a clock that falls
-    with the SMs at work, and that of its bytes from the L2 cache, of which a cluster reads the shared operand
-    once. Parts of K are written and read once in float32, and added by a second launch.
-
-    The constants are a least-squares fit to a record of 13 sizes, with and without epilogues, clusters,
-    alternating groups and parts of K. It has 276 times of the configurations that are chosen from: 8 %
-    root-mean-square error. The configuration that the model prefers is at most 7 % slower than the record's
-    fastest, and 1 % on average. It has bfloat16 alone: tf32 (``itemsize`` 4) is expected to take as long for
-    a step, which has half as many elements, and it stores twice the bytes.
-    """
-    a_blocks, b_blocks = config.blocks
-    tiles = -(-m // (ROWS * b_blocks)) * -(-n // (config.columns * a_blocks))  # of a cluster
-    at_once = max(1, sms // config.cluster)
-    waves = -(-tiles * splits // at_once)
-    k_steps = -(-k * itemsize // K_STEP_BYTES)
-    steps = -(-k_steps // splits)
-    at_work = min(1.0, tiles * splits / at_once)
-    clock = CLOCK_GHZ[0] + (CLOCK_GHZ[1] - CLOCK_GHZ[0]) * at_work
-    tensor_ns = COLUMNS_FACTOR[config.columns] * ROWS * config.columns * K_STEP_BYTES / FLOP_PER_CYCLE / clock
-    l2_ns = (ROWS / a_blocks + config.columns / b_blocks) * K_STEP_BYTES * at_work / L2_BYTES_PER_NS
-    l2_ns *= UNALIGNED_BYTES_FACTOR if is_unaligned else 1.0
-    steps_us = steps * max(tensor_ns, l2_ns) * 1e-3 * (CLUSTER_FACTOR if config.cluster > 1 else 1.0)
-    end_us = STORE_US * itemsize / 2 + GELU_US * (epilogue in (Epilogue.GELU, Epilogue.GELU_PRE))
-    end_us += EXTRA_US * (epilogue in (Epilogue.GELU_PRE, Epilogue.RESIDUAL))
-    end_us *= config.columns / 256
-    if config.pingpong:
-        end_us *= GROUPS  # of one group, which has the whole tile
-        us = LAUNCH_US + waves * max(steps_us, (steps_us + end_us) / GROUPS) + end_us
-    else:
-        us = LAUNCH_US + waves * (steps_us + end_us)
-    if splits > 1:
-        us += SUM_LAUNCH_US + 2 * 4 * splits * m * n / PARTIAL_BYTES_PER_US
-    return us
-
-
 def choose(
     a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue = Epilogue.PLAIN, *, may_split: bool = True
 ) -> tuple[Config, int]:
@@ -366,7 +274,7 @@ def _choose(
     has_a_in_registers: bool = False,
 ) -> tuple[Config, int]:
     most = max(1, min(MAX_SPLITS, -(-k * itemsize // K_STEP_BYTES) // LEAST_STEPS)) if may_split else 1
-    configs = CHOSEN_FROM
+    configs = tuple(c for c in CHOSEN_FROM if not spills(c, epilogue))
     if is_unaligned:
         configs = COOPERATIVE if has_a_in_registers else WITHOUT_SPILLS if epilogue else SINGLE_BLOCKS
     options = [(c, splits) for splits in range(1, most + 1) for c in configs if splits == 1 or not c.pingpong]
@@ -428,10 +336,10 @@ def forward_with(
 
     The same arguments give the same bits on any device: partial sums are added in the order of K.
     """
-    return _multiply(config, a, b, splits, epilogue, bias, residual, plan(a, b))
+    return multiply(config, a, b, splits, epilogue, bias, residual, plan(a, b))
 
 
-def _multiply(
+def multiply(
     config: Config,
     a: torch.Tensor,
     b: torch.Tensor,
@@ -440,7 +348,9 @@ def _multiply(
     bias: torch.Tensor | None,
     residual: torch.Tensor | None,
     operands: Plan,
+    end: EndArguments = NO_END,
 ) -> Any:
+    """Launch a product by one configuration; the arguments are those of :func:`forward_with`."""
     is_unaligned = operands.is_unaligned
     if operands.transpose_a:
         a = transpose.with_other_dimension_contiguous(a)
@@ -449,10 +359,12 @@ def _multiply(
     m, n, k = a.shape[0], b.shape[1], a.shape[1]
     k_steps = -(-k * a.element_size() // K_STEP_BYTES)
     splits = min(splits, k_steps)
-    c = a.new_empty(m, n)
+    c = a.new_empty(m, n) if end.c is None else end.c
     extra = _extra(c, epilogue, residual)
     bias = None if bias is None else _aligned(bias)
-    partials = torch.empty(splits if splits > 1 else 0, m, n, dtype=torch.float32, device=a.device)
+    partials = end.memory
+    if partials is None:
+        partials = torch.empty(splits if splits > 1 else 0, m, n, dtype=torch.float32, device=a.device)
     majors = is_k_major(a, 1), is_k_major(b, 0)
     a_blocks, b_blocks = config.blocks
     row_tiles, column_tiles = -(-m // (ROWS * b_blocks)), -(-n // (config.columns * a_blocks))
@@ -482,8 +394,11 @@ def _multiply(
         partials=partials.data_ptr(),
         rows=m,
         columns=n,
-        bias=0 if bias is None else bias.data_ptr(),
+        bias=_address(bias),
         shifts=shifts,
+        row_values=_address(end.row_values),
+        condition=_address(end.condition),
+        phase=end.phase,
     )
     program = source(a.dtype, config, *majors, splits > 1, epilogue, is_unaligned, operands.permutes_k)
     kernel = program["matmul_wgmma"]
@@ -495,11 +410,12 @@ def _multiply(
         addends = SumArguments(
             partials=partials.data_ptr(),
             c=c.data_ptr(),
-            extra=0 if extra is None else extra.data_ptr(),
-            bias=0 if bias is None else bias.data_ptr(),
+            extra=_address(extra),
+            bias=_address(bias),
             vectors=vectors,
             splits=splits,
             column_vectors=n // width,
+            row_values=_address(end.row_values),
         )
         program["matmul_wgmma_sum"](-(-vectors // SUM_THREADS), SUM_THREADS, addends, overlap=True)
     return (c, extra) if epilogue == Epilogue.GELU_PRE else c
@@ -519,6 +435,10 @@ def _extra(c: torch.Tensor, epilogue: Epilogue, residual: torch.Tensor | None) -
     if epilogue == Epilogue.GELU_PRE:
         return torch.empty_like(c)
     return None if residual is None else _aligned(residual)
+
+
+def _address(x: torch.Tensor | None) -> int:
+    return 0 if x is None else x.data_ptr()
 
 
 def _aligned(x: torch.Tensor) -> torch.Tensor:
@@ -559,7 +479,7 @@ def forward(
     """
     operands = plan(a, b)
     config, splits = _choose_for(a, b, epilogue, operands, may_split)
-    return _multiply(config, a, b, splits, epilogue, bias, residual, operands)
+    return multiply(config, a, b, splits, epilogue, bias, residual, operands)
 
 
 def aot_kernels() -> tuple[CudaSource, ...]:

@@ -1,0 +1,350 @@
+// The end of a tile of wgmma.cu: a warp group's sums become elements of c, through buffers in shared memory
+// and the copy engine, or partial sums in float32. Included by wgmma.cu alone, behind its constants.
+#pragma once
+#include "epilogue.cuh"
+
+namespace {
+
+// The epilogue of a consumer group: what it needs beside the sums.
+struct Output {
+  const MatmulArguments& arguments;
+  int group;
+  unsigned buffer, barrier;    // in shared memory: where the group's boxes are, and the residual's barrier
+  unsigned residual_parity = 0;
+
+  __device__ __forceinline__ bool is_issuer() const { return threadIdx.x % GROUP_THREADS == 0; }
+
+  // With ACCUMULATE c is added to, but by the first product, and rounded only by the last.
+  __device__ __forceinline__ bool needs_extra() const {
+    return EPILOGUE != ACCUMULATE || (arguments.phase & ADDS);
+  }
+
+  // Waits until the issuing thread's copies have read the buffer; then everyone may overwrite it.
+  __device__ __forceinline__ void wait_for_buffer() const {
+    if (is_issuer()) tma_wait_read<0>();
+    named_barrier(1 + group, GROUP_THREADS);
+  }
+
+  // Row of a box that has row `row` of the group's 64 accumulator rows.
+  __device__ __forceinline__ int box_row(int row) const {
+    // Eight rows for each of the eight maps. Those of a K-major operand have this order already. The others'
+    // are 8 KiB / 8 apart, and written with bank conflicts: 2048 cycles a tile, of a product with a long K.
+    return UNALIGNED && A_MN ? row % 8 * 8 + row / 8 : row;
+  }
+
+  // Lets the copy engine bring a box of 64 rows of the residual, or take one of c or the pre-activation.
+  __device__ __forceinline__ void load_box(unsigned to, int row, int column) const {
+    if constexpr (!UNALIGNED) tma_load(to, arguments.extra, column, row, barrier);
+    else
+#pragma unroll
+      for (int j = 0; j < MAPS; ++j)
+        tma_load(to + j * ATOM_BYTES, arguments.extra + j, column + shift_of(arguments.shifts[3], j), row / 8,
+                 barrier);
+  }
+  __device__ __forceinline__ void store_box(const TensorMap* maps, unsigned shifts, unsigned from, int row,
+                                            int column) const {
+    if constexpr (!UNALIGNED) tma_store(maps, from, column, row);
+    else
+#pragma unroll
+      for (int j = 0; j < MAPS; ++j)
+        tma_store(maps + j, from + j * ATOM_BYTES, column + shift_of(shifts, j), row / 8);
+  }
+
+  // Lets the copy engine bring a part of the residual, pre-activation or c into the buffer.
+  __device__ __forceinline__ void load_residual(int row, int column) const {
+    if (!is_issuer()) return;
+    tma_wait_read<0>();
+    mbarrier_arrive_expect(barrier, BOXES * BOX_BYTES);
+#pragma unroll
+    for (int box = 0; box < BOXES; ++box)
+      load_box(buffer + box * BOX_BYTES, row, column + box * BOX_COLUMNS);
+  }
+
+  // Stores 64 x BN sums as elements of c from (row, column) on. The residual (pre-activation) of the first
+  // part is on its way.
+  __device__ __forceinline__ void store(const float (&sums)[BN / 2], int row, int column) {
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part) {
+      const int first = column + part * BOXES * BOX_COLUMNS;
+      if constexpr (UNALIGNED && !B_MN) write_vectors(sums, part, row, first);
+      else if constexpr (sizeof(T) == 4) write_floats(sums, part);
+      else write_matrices(sums, part, row, first);
+      fence_async_proxy();
+      named_barrier(1 + group, GROUP_THREADS);
+      if (is_issuer()) {
+#pragma unroll
+        for (int box = 0; box < BOXES; ++box)
+          store_box(arguments.c, arguments.shifts[2], buffer + box * BOX_BYTES, row,
+                    first + box * BOX_COLUMNS);
+        if constexpr (EPILOGUE == GELU_PRE)
+          store_box(arguments.extra, arguments.shifts[3], buffer + BOX_BYTES, row, first);
+        tma_commit();
+      }
+    }
+  }
+
+  // Waits until the buffer may be overwritten, or has the residual.
+  __device__ __forceinline__ void prepare_buffer(int part, int row, int first) {
+    if (LOADS_EXTRA && needs_extra()) {
+      if (part > 0) load_residual(row, first);
+      wait(barrier, residual_parity);
+      residual_parity ^= 1;
+    } else {
+      wait_for_buffer();
+    }
+  }
+
+  // Writes a part of c, from column `first` on, to the buffer.
+  __device__ __forceinline__ void write_matrices(const float (&sums)[BN / 2], int part, int row, int first) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % GROUP_THREADS / 32;
+    // Lane l gives the address of row l % 16 of the warp's 16, in column 8 (l / 16) of each 16.
+    const int matrix_row = box_row(warp * 16 + lane % 16);
+    Vector<T, 2> bias[BOXES * BOX_COLUMNS / 8];
+    float column_sums[BOXES * BOX_COLUMNS / 4];  // two of each 8 columns, with SLOPE
+    unsigned low[BOXES * 8];  // bytes of the thread's sums, with ACCUMULATE
+    if constexpr (EPILOGUE == ACCUMULATE) load_low(low, row, first);
+    if constexpr (HAS_BIAS)
+      load_bias<!UNALIGNED>(bias, arguments.bias + first, arguments.columns - first);
+    prepare_buffer(part, row, first);
+#pragma unroll
+    for (int box = 0; box < BOXES; ++box) {
+#pragma unroll
+      for (int pair = 0; pair < BOX_COLUMNS / 16; ++pair) {
+        const int in_part = box * BOX_COLUMNS + pair * 16;  // column
+        const int i = (part * BOXES * BOX_COLUMNS + in_part) / 2;  // of the thread's sums
+        unsigned words[4], pre_words[4];
+#pragma unroll
+        for (int word = 0; word < 4; ++word) {
+          float two[2] = {sums[i + word * 2], sums[i + word * 2 + 1]};
+          unsigned extra = 0;
+          if constexpr (HAS_BIAS) add(two, bias[in_part / 8 + word / 2]);
+          if constexpr (LOADS_EXTRA) {
+            const int residual_row = box_row(warp * 16 + lane / 4 + word % 2 * 8);
+            const int chunk = (pair * 2 + word / 2) ^ (residual_row & 7);
+            extra = load_word(buffer + box * BOX_BYTES + residual_row * 128 + chunk * 16 + lane % 4 * 4);
+          }
+          if constexpr (EPILOGUE == RESIDUAL) add(two, as_pair(extra));
+          if constexpr (EPILOGUE == SLOPE) {
+            multiply_by_slopes(two, as_pair(extra));
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+              float& sum = column_sums[in_part / 4 + word / 2 * 2 + j];
+              sum = word % 2 ? sum + two[j] : two[j];
+            }
+          }
+          if constexpr (EPILOGUE == GELU_PRE) pre_words[word] = rounded(two);
+          if constexpr (EPILOGUE == GELU || EPILOGUE == GELU_PRE) activate(two);
+          if constexpr (EPILOGUE == ACCUMULATE)
+            words[word] = accumulated(two, extra, low[in_part / 8 + word / 2], word % 2 * 16);
+          else words[word] = rounded(two);
+        }
+        const int chunk = (pair * 2 + lane / 16) ^ (matrix_row & 7);
+        const unsigned to = buffer + box * BOX_BYTES + matrix_row * 128 + chunk * 16;
+        store_matrices(to, words[0], words[1], words[2], words[3]);
+        if constexpr (EPILOGUE == GELU_PRE)
+          store_matrices(to + BOX_BYTES, pre_words[0], pre_words[1], pre_words[2], pre_words[3]);
+      }
+    }
+    if constexpr (EPILOGUE == SLOPE) store_column_sums(column_sums, row, first);
+    if constexpr (EPILOGUE == ACCUMULATE) store_low(low, row, first);
+  }
+
+  // Stores the sums of a warp's 16 rows for a part of c: (rows / 16, columns) float32 in `partials`.
+  template <int COUNT>
+  __device__ __forceinline__ void store_column_sums(float (&sums)[COUNT], int row, int first) const {
+    const int index = row / 16 + threadIdx.x % GROUP_THREADS / 32;
+    add_over_rows(sums);
+#pragma unroll
+    for (int i = 0; i < COUNT / 8; i += 2) {
+      const int column = first + (first_of_lane<COUNT>() + i) / 2 * 8 + threadIdx.x % 4 * 2;
+      if (index * 16 < arguments.rows && column < arguments.columns)
+        *reinterpret_cast<Vector<float, 2>*>(arguments.partials + (long long)index * arguments.columns +
+                                             column) = {sums[i], sums[i + 1]};
+    }
+  }
+
+  // The lower bytes of a part of c (Sum24) are in an order of their own: 16 bytes of each thread of a group.
+  // Parts outside of c have none.
+  __device__ __forceinline__ unsigned* low_at(int row, int first) const {
+    constexpr int WIDTH = BOXES * BOX_COLUMNS;
+    const long long part = (long long)(row / 64) * ((arguments.columns + WIDTH - 1) / WIDTH) + first / WIDTH;
+    return reinterpret_cast<unsigned*>(arguments.partials) + part * (64 * WIDTH / 4) +
+           threadIdx.x % GROUP_THREADS * 4;
+  }
+  __device__ __forceinline__ void load_low(unsigned (&low)[BOXES * 8], int row, int first) const {
+#pragma unroll
+    for (int i = 0; i < BOXES * 8; ++i) low[i] = 0;
+    if (!(arguments.phase & ADDS) || row >= arguments.rows || first >= arguments.columns) return;
+#pragma unroll
+    for (int i = 0; i < BOXES * 8; i += 4) {
+      const uint4 four = *reinterpret_cast<const uint4*>(low_at(row, first) + i * GROUP_THREADS);
+      low[i] = four.x, low[i + 1] = four.y, low[i + 2] = four.z, low[i + 3] = four.w;
+    }
+  }
+  __device__ __forceinline__ void store_low(const unsigned (&low)[BOXES * 8], int row, int first) const {
+    if ((arguments.phase & ROUNDS) || row >= arguments.rows || first >= arguments.columns) return;
+#pragma unroll
+    for (int i = 0; i < BOXES * 8; i += 4)
+      *reinterpret_cast<uint4*>(low_at(row, first) + i * GROUP_THREADS) =
+          make_uint4(low[i], low[i + 1], low[i + 2], low[i + 3]);
+  }
+
+  // Returns the word of c for two sums, which are added to its old word `upper`, and puts their lower bytes in `low`.
+  __device__ __forceinline__ unsigned accumulated(float (&two)[2], unsigned upper, unsigned& low,
+                                                  int shift) const {
+    // Without a load the buffer has another tile.
+    Sum24{arguments.phase & ADDS ? upper : 0, low >> shift & 0xffff}.add_to(two);
+    const Sum24 sum = Sum24::of(two);
+    low = low & ~(0xffffu << shift) | sum.lower << shift;
+    return arguments.phase & ROUNDS ? rounded(two) : sum.upper;
+  }
+
+  // With EXPONENTIAL: sums become exp(sums - the row's number), 0 where that is +inf. The largest sum and the
+  // total of the exponentials in this tile are stored for each row: (rows, column tiles) of two float32.
+  __device__ __forceinline__ void exponentiate(float (&sums)[BN / 2], int row, int column) const {
+    const int thread = threadIdx.x % GROUP_THREADS;
+    if (column + BN > arguments.columns) {  // a column beyond the last has a sum of 0
+#pragma unroll
+      for (int i = 0; i < BN / 2; ++i)
+        if (column + accumulator_column(thread, i) >= arguments.columns) sums[i] = -infinity();
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int own_row = row + accumulator_row(thread, half * 2);
+      const float reference = own_row < arguments.rows ? arguments.row_values[own_row] : infinity();
+      const float scaled = reference * LOG2E;
+      float top = -infinity(), total = 0.0f;
+#pragma unroll
+      for (int j = 0; j < BN / 4; ++j) {
+        float& value = sums[j / 2 * 4 + half * 2 + j % 2];
+        top = fmaxf(top, value);
+        const float power = power_of_2(fmaf(value, LOG2E, -scaled));
+        value = reference == infinity() ? 0.0f : power;
+        total += value;
+      }
+#pragma unroll
+      for (int step = 1; step < 4; step *= 2) {
+        top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
+        total += __shfl_xor_sync(~0u, total, step);
+      }
+      const int tiles = (arguments.columns + BN - 1) / BN;
+      if (thread % 4 == 0 && own_row < arguments.rows && column < arguments.columns)
+        *reinterpret_cast<Vector<float, 2>*>(
+            arguments.partials + ((long long)own_row * tiles + column / BN) * 2) = {top, total};
+    }
+  }
+
+  // With ROW_SCALE: sums are multiplied by their row's number.
+  __device__ __forceinline__ void scale_rows(float (&sums)[BN / 2], int row) const {
+    const int thread = threadIdx.x % GROUP_THREADS;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int own_row = row + accumulator_row(thread, half * 2);
+      const float factor = own_row < arguments.rows ? arguments.row_values[own_row] : 0.0f;
+#pragma unroll
+      for (int j = 0; j < BN / 4; ++j) sums[j / 2 * 4 + half * 2 + j % 2] *= factor;
+    }
+  }
+
+  // The same for float32, two columns at a time. Two rows that differ in one place are written 16 columns
+  // apart at a time: their swizzled chunks of a column are in the same banks.
+  __device__ __forceinline__ void write_floats(const float (&sums)[BN / 2], int part) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % GROUP_THREADS / 32, swap = lane / 4 % 2;
+    wait_for_buffer();
+#pragma unroll
+    for (int i = 0; i < BOXES * BOX_COLUMNS / 2; i += i % 8 == 6 ? 10 : 2) {  // of 16 in 32 columns
+      const int first = part * BOXES * BOX_COLUMNS / 2 + i;
+      const int box_row = warp * 16 + lane / 4 + i % 4 / 2 * 8;
+#pragma unroll
+      for (int time = 0; time < 2; ++time) {
+        const bool second = time != swap;
+        const int chunk = (i % 16 / 4 * 2 + lane % 4 / 2 + second * 4) ^ (box_row & 7);
+        store_words(buffer + i / 16 * BOX_BYTES + box_row * 128 + chunk * 16 + lane % 2 * 8,
+                    __float_as_uint(second ? sums[first + 8] : sums[first]),
+                    __float_as_uint(second ? sums[first + 9] : sums[first + 1]));
+      }
+    }
+  }
+
+  // The same where b's columns have the order of an unaligned K-major tile: a thread has 8 adjacent columns,
+  // 64 q + 16 (lane % 4) + 8 `side` on.
+  __device__ __forceinline__ void write_vectors(const float (&sums)[BN / 2], int part, int row, int first) {
+    constexpr int BLOCKS = BN / 64, PER_PART = BOXES * BOX_COLUMNS / 64;  // of 64 columns
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % GROUP_THREADS / 32;
+    const int lane_column = lane % 4 * 16;
+    Vector<T, 2> bias[PER_PART * 2][4];
+    if constexpr (HAS_BIAS) {
+#pragma unroll
+      for (int i = 0; i < PER_PART * 2; ++i) {
+        const int column = first + i / 2 * 64 + lane_column + i % 2 * 8;
+        load_bias_vector(bias[i], arguments.bias + column, arguments.columns - column);
+      }
+    }
+    prepare_buffer(part, row, first);
+#pragma unroll
+    for (int i = 0; i < PER_PART * 4; ++i) {
+      const int block = i / 4, half = i / 2 % 2, side = i % 2;
+      const int in_box = box_row(warp * 16 + half * 8 + lane / 4), column = lane_column + side * 8;
+      const unsigned at = buffer + (block * 64 + column) / BOX_COLUMNS * BOX_BYTES + in_box * 128;
+      const int chunk = column % BOX_COLUMNS * (int)sizeof(T) / 16;
+      const unsigned to = at + ((chunk ^ (in_box & 7)) << 4);
+      unsigned residual[4], words[4], pre_words[4];
+      float values[8];
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+        values[j] = sums[(j * BLOCKS + part * PER_PART + block) * 4 + half * 2 + side];
+      if constexpr (sizeof(T) == 4) {
+#pragma unroll
+        for (int j = 0; j < 8; j += 4)
+          store_words(at + ((chunk + j / 4 ^ (in_box & 7)) << 4),
+                      {__float_as_uint(values[j]), __float_as_uint(values[j + 1]),
+                       __float_as_uint(values[j + 2]), __float_as_uint(values[j + 3])});
+      } else {
+        if constexpr (EPILOGUE == RESIDUAL) load_words(residual, to);
+#pragma unroll
+        for (int word = 0; word < 4; ++word) {
+          float two[2] = {values[word * 2], values[word * 2 + 1]};
+          if constexpr (HAS_BIAS) add(two, bias[block * 2 + side][word]);
+          if constexpr (EPILOGUE == RESIDUAL) add(two, as_pair(residual[word]));
+          if constexpr (EPILOGUE == GELU_PRE) pre_words[word] = rounded(two);
+          if constexpr (EPILOGUE == GELU || EPILOGUE == GELU_PRE) activate(two);
+          words[word] = rounded(two);
+        }
+        store_words(to, words);
+        if constexpr (EPILOGUE == GELU_PRE) store_words(to + BOX_BYTES, pre_words);
+      }
+    }
+  }
+};
+
+// Stores the sums of a group as float32: four lanes write 32 bytes of a row. Columns are a multiple of 8.
+__device__ __forceinline__ void store_partial(const float (&sums)[BN / 2], const MatmulArguments& arguments,
+                                              const Unit& unit, int group) {
+  const int thread = threadIdx.x % GROUP_THREADS;
+  float* const to = arguments.partials + (long long)unit.split * arguments.rows * arguments.columns;
+#pragma unroll
+  for (int i = 0; i < BN / 2; i += 2) {
+    const int row = unit.row + group * 64 + accumulator_row(thread, i);
+    const int column = unit.column + accumulator_column(thread, i);
+    if (row < arguments.rows && column < arguments.columns)
+      *reinterpret_cast<Vector<float, 2>*>(to + (long long)row * arguments.columns + column) = {sums[i],
+                                                                                                sums[i + 1]};
+  }
+}
+
+// The same with UNALIGNED, one element at a time.
+__device__ __forceinline__ void store_partial_unaligned(const float (&sums)[BN / 2],
+                                                        const MatmulArguments& arguments, const Unit& unit,
+                                                        int group) {
+  const int thread = threadIdx.x % GROUP_THREADS;
+  float* const to = arguments.partials + (long long)unit.split * arguments.rows * arguments.columns;
+#pragma unroll
+  for (int i = 0; i < BN / 2; ++i) {
+    const int row = unit.row + group * 64 + unaligned_row<A_MN>(thread, i);
+    const int column = unit.column + unaligned_column<B_MN, BN>(thread, i);
+    if (row < arguments.rows && column < arguments.columns)
+      to[(long long)row * arguments.columns + column] = sums[i];
+  }
+}
+
+}  // namespace

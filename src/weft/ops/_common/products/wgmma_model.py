@@ -1,0 +1,155 @@
+"""Configurations of the wgmma product (wgmma.py), and a model of the time that each takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+ROWS, K_STEP_BYTES = 128, 128  # of a block: rows of c, bytes of K in a stage
+BLOCK_BYTES = 64 * 128  # 64 rows of 128 bytes
+GROUPS = 2  # warp groups that compute
+
+
+class Epilogue(IntEnum):
+    """Function of the float32 sums that is rounded and stored, as in epilogue.cuh."""
+
+    PLAIN = 0
+    BIAS = 1  # + bias
+    GELU = 2  # gelu(sums + bias), tanh form
+    GELU_PRE = 3  # the same, and its input as a second output
+    RESIDUAL = 4  # + bias + residual
+    SLOPE = 5  # times GELU's slope at a second matrix; the column sums are a second output
+    EXPONENTIAL = 6  # exp(sums - a number of the row), with the largest sum and the total of a tile's rows
+    ROW_SCALE = 7  # times a number of the row
+    ACCUMULATE = 8  # + the sums of earlier calls, in 24 bits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """``columns`` of c in a tile, ``stages`` of the pipeline, and blocks in a ``cluster``.
+
+    The blocks of a cluster share tiles of b, or with ``share_a`` tiles of a. With ``pingpong`` the two warp
+    groups that multiply take tiles alternately; otherwise they share each tile.
+    """
+
+    columns: int
+    stages: int
+    cluster: int = 1
+    share_a: bool = False
+    pingpong: bool = False
+
+    @property
+    def smem_bytes(self) -> int:
+        # Stages, two boxes of c for each group, and barriers: of the stages, and two for each group.
+        return self.stages * ((ROWS + self.columns) * 128 + 16) + GROUPS * (2 * BLOCK_BYTES + 16)
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """Blocks of a cluster that share a tile of a, and those that share a tile of b."""
+        return (self.cluster, 1) if self.share_a else (1, self.cluster)
+
+    @property
+    def label(self) -> str:
+        """Tile, stages, and cluster, with what differs from a plain cooperative kernel."""
+        shared = "a" if self.share_a else ""
+        return f"{ROWS}x{self.columns}x{self.stages}-{self.cluster}{shared}" + "-pingpong" * self.pingpong
+
+
+# Constants of estimated_us, fitted to results/nvidia-h200/products-2026-11-24b.txt.
+LAUNCH_US = 1.29
+FLOP_PER_CYCLE = 4096  # of an SM's tensor cores
+CLOCK_GHZ = (1.94, 1.31)  # with no SM at work, and with all: power limits the clock
+# Of a tile's steps: products of 64 columns are bound by shared memory.
+COLUMNS_FACTOR = {256: 1.0, 192: 1.015, 128: 1.01, 64: 1.31}
+L2_BYTES_PER_NS = 77.5  # to each SM, with all at work
+CLUSTER_FACTOR = 1.01
+# Of a tile of 128 x 256: storing it, with the filling of the pipeline; GELU; a second output or a residual.
+STORE_US, GELU_US, EXTRA_US = 2.01, 0.88, 2.50
+# Those with an operation of the special-function unit, and those that read or write a second matrix. Only
+# GELU, GELU_PRE and RESIDUAL are in the record; the others are expected to take as long.
+SPECIAL_FUNCTION = (Epilogue.GELU, Epilogue.GELU_PRE, Epilogue.SLOPE, Epilogue.EXPONENTIAL)
+SECOND_MATRIX = (Epilogue.GELU_PRE, Epilogue.RESIDUAL, Epilogue.SLOPE, Epilogue.ACCUMULATE)
+SUM_LAUNCH_US, PARTIAL_BYTES_PER_US = 0.5, 4.3e6
+MAX_SPLITS, LEAST_STEPS = 8, 4  # parts of K, and steps of 128 bytes in each
+# Not measured: 128 bytes that begin anywhere are in five sectors of 32 bytes instead of four.
+UNALIGNED_BYTES_FACTOR = 1.25
+# Of tf32 by mma.sync, which the product takes where it is faster: the rate of one SM in the record of 8192^3
+# (README.md of matmul), and its tiles.
+MMA_FLOP_PER_NS, MMA_TILE, MMA_SMALL_TILE, MMA_SMALL_BLOCKS, MMA_LEAST_TILES = 1454, 128, 64, 3, 32
+CANDIDATES = (
+    Config(columns=256, stages=4, cluster=2),
+    Config(columns=256, stages=4),
+    Config(columns=192, stages=4),
+    Config(columns=128, stages=6),
+    Config(columns=64, stages=8),
+    Config(columns=128, stages=6, cluster=2),
+    Config(columns=64, stages=8, cluster=2, share_a=True),
+    Config(columns=128, stages=6, pingpong=True),
+    Config(columns=128, stages=6, cluster=2, pingpong=True),
+    Config(columns=192, stages=4, pingpong=True),
+)
+# Tiles beside each other that share a were nowhere the fastest.
+CHOSEN_FROM = tuple(c for c in CANDIDATES if not c.share_a)
+# Those that take unaligned rows; with a in registers only the second. The third are for epilogues, which
+# spill registers in the others.
+SINGLE_BLOCKS = tuple(c for c in CANDIDATES if c.cluster == 1)
+COOPERATIVE = tuple(c for c in SINGLE_BLOCKS if not c.pingpong)
+WITHOUT_SPILLS = tuple(c for c in SINGLE_BLOCKS if not (c.pingpong and c.columns > 128))
+
+
+def spills(config: Config, epilogue: Epilogue) -> bool:
+    """Return True if a kernel with this epilogue needs more registers than it has."""
+    most = {Epilogue.SLOPE: 256, Epilogue.EXPONENTIAL: 192}.get(epilogue)
+    return most is not None and config.columns > (128 if config.pingpong else most)
+
+
+def estimated_us(
+    m: int,
+    n: int,
+    k: int,
+    config: Config,
+    splits: int,
+    sms: int,
+    epilogue: Epilogue = Epilogue.PLAIN,
+    *,
+    itemsize: int = 2,
+    is_unaligned: bool = False,
+) -> float:
+    """Return the time in microseconds that a model gives for a product on ``sms`` SMs.
+
+    An SM computes one tile of 128 x ``columns`` at a time, or one of the ``splits`` parts of K of a tile.
+    The model is a launch, and for each wave of tiles the steps of 128 bytes along K and the tile's epilogue,
+    which nothing overlaps; with ``pingpong`` all but the last one are hidden behind the other group's steps,
+    if those are longer. A step takes the longer of two times: that of the tensor cores, at a clock that falls
+    with the SMs at work, and that of its bytes from the L2 cache, of which a cluster reads the shared operand
+    once. Parts of K are written and read once in float32, and added by a second launch.
+
+    The constants are a least-squares fit to a record of 13 sizes, with and without epilogues, clusters,
+    alternating groups and parts of K. It has 276 times of the configurations that are chosen from: 8 %
+    root-mean-square error. The configuration that the model prefers is at most 7 % slower than the record's
+    fastest, and 1 % on average. It has bfloat16 alone: tf32 (``itemsize`` 4) is expected to take as long for
+    a step, which has half as many elements, and it stores twice the bytes.
+    """
+    a_blocks, b_blocks = config.blocks
+    tiles = -(-m // (ROWS * b_blocks)) * -(-n // (config.columns * a_blocks))  # of a cluster
+    at_once = max(1, sms // config.cluster)
+    waves = -(-tiles * splits // at_once)
+    k_steps = -(-k * itemsize // K_STEP_BYTES)
+    steps = -(-k_steps // splits)
+    at_work = min(1.0, tiles * splits / at_once)
+    clock = CLOCK_GHZ[0] + (CLOCK_GHZ[1] - CLOCK_GHZ[0]) * at_work
+    tensor_ns = COLUMNS_FACTOR[config.columns] * ROWS * config.columns * K_STEP_BYTES / FLOP_PER_CYCLE / clock
+    l2_ns = (ROWS / a_blocks + config.columns / b_blocks) * K_STEP_BYTES * at_work / L2_BYTES_PER_NS
+    l2_ns *= UNALIGNED_BYTES_FACTOR if is_unaligned else 1.0
+    steps_us = steps * max(tensor_ns, l2_ns) * 1e-3 * (CLUSTER_FACTOR if config.cluster > 1 else 1.0)
+    end_us = STORE_US * itemsize / 2 + GELU_US * (epilogue in SPECIAL_FUNCTION)
+    end_us += EXTRA_US * (epilogue in SECOND_MATRIX)
+    end_us *= config.columns / 256
+    if config.pingpong:
+        end_us *= GROUPS  # of one group, which has the whole tile
+        us = LAUNCH_US + waves * max(steps_us, (steps_us + end_us) / GROUPS) + end_us
+    else:
+        us = LAUNCH_US + waves * (steps_us + end_us)
+    if splits > 1:
+        us += SUM_LAUNCH_US + 2 * 4 * splits * m * n / PARTIAL_BYTES_PER_US
+    return us
