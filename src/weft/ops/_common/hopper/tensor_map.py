@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -58,9 +59,15 @@ def encode(x: torch.Tensor, box_rows: int) -> TensorMap:
     """Return the map of boxes of ``box_rows`` rows by 128 bytes; see :func:`fits`."""
     if x.is_meta:  # of a dry run, which launches nothing and may have no driver
         return TensorMap()
+    return encoder(x, box_rows)(x.data_ptr())
+
+
+def encoder(x: torch.Tensor, box_rows: int) -> Callable[[int], TensorMap]:
+    """Return the function that makes the map of a matrix like ``x`` at an address; see :func:`encode`."""
     inner = contiguous_dimension(x)
+    dtype, columns, rows = x.dtype, x.shape[inner], x.shape[1 - inner]
     row_bytes = x.stride(1 - inner) * x.element_size()
-    return _encode(x.data_ptr(), x.dtype, x.shape[inner], x.shape[1 - inner], row_bytes, box_rows)
+    return lambda pointer: _encode(pointer, dtype, columns, rows, row_bytes, box_rows)
 
 
 def fits_heads(x: torch.Tensor) -> bool:

@@ -25,7 +25,7 @@ class _Buffer:
 
 
 class RepeatedProduct:
-    """The launch of a product, repeated with other addresses: call it with those of ``maps``, then ``fields``.
+    """The launch of a product, repeated with other addresses: those of ``maps``, then those of ``fields``.
 
     Args:
         launch: starts the kernel with a structure, given the address of a pointer to it

@@ -9,6 +9,7 @@ across K (transpose.cu).
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Hashable
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +21,9 @@ from weft.machine.device_limits import num_sms
 from weft.ops._common.hopper import tensor_map
 from weft.ops._common.hopper.tensor_map import TensorMap
 from weft.ops._common.layout import CUDA_TYPES, dtype_name
+from weft.ops._common.prepared import LaunchCache, are_repeatable
 from weft.ops._common.products import transpose
+from weft.ops._common.products.repeated import RepeatedProduct
 from weft.ops._common.products.wgmma_model import (
     CANDIDATES,
     CHOSEN_FROM,
@@ -172,6 +175,7 @@ TAKES_UNALIGNED = False
 # By what a plan depends on: a call's time on the host counts, and it needs its plan twice.
 _PLANS: dict[tuple[Any, ...], Plan] = {}
 MAX_PLANS = 4096
+_REPEATED = LaunchCache()  # RepeatedProduct by kind of call
 
 
 def plan(a: torch.Tensor, b: torch.Tensor) -> Plan:
@@ -349,8 +353,12 @@ def multiply(
     residual: torch.Tensor | None,
     operands: Plan,
     end: EndArguments = NO_END,
+    key: Hashable = None,
 ) -> Any:
-    """Launch a product by one configuration; the arguments are those of :func:`forward_with`."""
+    """Launch a product by one configuration; the arguments are those of :func:`forward_with`.
+
+    With ``key``, of the kind of call, its launch is kept for :func:`forward`, if only addresses may change.
+    """
     is_unaligned = operands.is_unaligned
     if operands.transpose_a:
         a = transpose.with_other_dimension_contiguous(a)
@@ -404,6 +412,12 @@ def multiply(
     kernel = program["matmul_wgmma"]
     clusters = min(row_tiles * column_tiles * splits, max_clusters(kernel, config, a.device))
     kernel(clusters * config.cluster, THREADS, arguments, shared=config.smem_bytes)
+    is_repeatable = splits == 1 and not (is_unaligned or operands.transpose_a or operands.transpose_b)
+    if key is not None and is_repeatable and isinstance(kernel, Kernel):
+        launch = kernel.prepare_structure(clusters * config.cluster, THREADS, shared=config.smem_bytes)
+        boxes = {"a": (a, a_rows), "b": (b, b_rows), "c": (c, STORED_ROWS), "extra": (extra, STORED_ROWS)}
+        maps = {name: tensor_map.encoder(x, rows) for name, (x, rows) in boxes.items() if x is not None}
+        _REPEATED.store(key, RepeatedProduct(launch, arguments, maps, ("bias",) if bias is not None else ()))
     if splits > 1:
         width = 1 if is_unaligned else 8  # elements of a thread
         vectors = m * n // width
@@ -477,9 +491,19 @@ def forward(
     ``bias`` (N,) belongs to each epilogue but PLAIN, ``residual`` (M, N) to RESIDUAL. GELU_PRE returns
     ``(y, pre)``. Without ``may_split`` each element is one sum over K, whatever the number of rows.
     """
+    key = (a.dtype, a.shape, a.stride(), b.shape, b.stride(), epilogue, may_split, a.get_device())
+    repeated = _REPEATED.get(key)
+    if repeated is not None and are_repeatable(bias, residual):
+        a_at, b_at = a.data_ptr(), b.data_ptr()
+        if not (a_at | b_at) & 15:
+            c = a.new_empty((a.shape[0], b.shape[1]))
+            extra = torch.empty_like(c) if epilogue == Epilogue.GELU_PRE else residual
+            more = [x.data_ptr() for x in (extra, bias) if x is not None]
+            repeated(a_at, b_at, c.data_ptr(), *more)
+            return (c, extra) if epilogue == Epilogue.GELU_PRE else c
     operands = plan(a, b)
     config, splits = _choose_for(a, b, epilogue, operands, may_split)
-    return multiply(config, a, b, splits, epilogue, bias, residual, operands)
+    return multiply(config, a, b, splits, epilogue, bias, residual, operands, key=key)
 
 
 def aot_kernels() -> tuple[CudaSource, ...]:
