@@ -17,7 +17,7 @@ from weft.backends.nvrtc import CudaSource
 from weft.ops._common.hopper import tensor_map
 from weft.ops._common.hopper.tensor_map import TensorMap
 from weft.ops._common.layout import CUDA_TYPES, dtype_name
-from weft.ops.attention.attention_wgmma import ARCH, DTYPES, PLAIN, Variant, mask_fields
+from weft.ops.attention.attention_wgmma import ARCH, DTYPES, PLAIN, VARIANTS, Variant, mask_fields
 from weft.ops.attention.layout import Three
 from weft.ops.attention.spec import AttentionOptions
 
@@ -189,5 +189,6 @@ def backward(
 
 
 def aot_kernels() -> tuple[CudaSource, ...]:
-    """Return the programs of the usual head sizes."""
-    return tuple(source(dtype, d) for dtype in DTYPES for d in (64, 128))
+    """Return the programs of the usual head sizes, and in bfloat16 each variant."""
+    variants = [source(DTYPES[0], d, variant) for d in (64, 128) for variant in VARIANTS]
+    return (*(source(dtype, d) for dtype in DTYPES for d in (64, 128)), *variants)
