@@ -1,4 +1,4 @@
-"""Attention's window, alignment and cap of the scores: the mask by its definition, sizes, refusals, mutants."""
+"""Attention's window, alignment and cap of the scores: definition, sizes, refusals, mutants."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ def test_the_cost_counts_visible_pairs() -> None:
     operator = registry.operator("attention")
     by_name = {c.name: c for c in operator.cases}
     whole, cut = (
-        operator.cost(by_name[f"bf16-1x16x16384x128-causal{end}"], FORWARD).flops for end in ("", "-window1024")
+        operator.cost(by_name[f"bf16-1x16x16384x128-causal{end}"], FORWARD).flops
+        for end in ("", "-window1024")
     )
     assert whole == 2 * 16 * 128 * 16384**2
     assert cut == 4 * 16 * 128 * sum(min(i + 1, 1024) for i in range(16384))
@@ -77,7 +78,7 @@ POINTS = [
 
 
 def test_triton_matches_the_reference_at_any_size() -> None:
-    """Tiles before, at and behind both edges of the band, forward and backward; no key past a length counts."""
+    """Tiles before, at and behind both edges of the band, forward and backward; keys past a length are NaN."""
     implementation = registry.implementation("attention", "triton")
     assert implementation.backward is not None
     for (tq, tk), padded, options in sample(POINTS, 4, "sizes of attention's masks"):
@@ -123,14 +124,14 @@ def test_public_options_reach_the_kernels() -> None:
     q, k, v = (torch.randn(1, 2, t, 16, device=DEVICE) for t in (9, 21, 21))
     options: dict[str, Any] = {"causal": "bottom_right", "window": 5, "softcap": 1.0}
     lengths = torch.zeros(1, dtype=torch.int32, device=DEVICE)
-    expected, _ = reference(
-        q.double(), k.double(), v.double(), lengths, **LATE, window=5, softcap=1.0
-    )
+    expected, _ = reference(q.double(), k.double(), v.double(), lengths, **LATE, window=5, softcap=1.0)
     for impl in (None, "eager", "triton"):
         out = ops.attention(q, k, v, impl=impl, **options)
         torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
     traced = torch.compile(ops.attention, fullgraph=True, backend="aot_eager")
-    assert torch.equal(traced(q, k, v, impl="triton", **options), ops.attention(q, k, v, impl="triton", **options))
+    assert torch.equal(
+        traced(q, k, v, impl="triton", **options), ops.attention(q, k, v, impl="triton", **options)
+    )
     # At the bottom right the last rows are those of the whole sequence's mask: a chunk of a prefill.
     whole = torch.cat([torch.randn(1, 2, 12, 16, device=DEVICE), q], 2)
     both = ops.attention(whole, k, v, causal=True, window=5, softcap=1.0)
@@ -218,7 +219,9 @@ def without_lengths(
     return EAGER.forward(q, k, v, torch.full_like(lengths, k.shape[2]), **params)
 
 
-def straight_through(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, **params: Any) -> Any:
+def straight_through(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, **params: Any
+) -> Any:
     """Cap the scores, but let their gradient pass as if they were not."""
     options = AttentionOptions(**params)
     group = q.shape[1] // k.shape[1]
@@ -247,7 +250,11 @@ MUTANTS: dict[str, tuple[str, str, Callable[[], Callable[..., Any]]]] = {
     "aligned at the top left": (RIGHT_CASE, "forward", changed(lambda p: {"alignment": 0})),
     "aligned without regard to lengths": (LENGTHS_CASE, "forward", lambda: without_lengths),
     "no cap": (CAP_CASE, "forward", changed(lambda p: {"softcap": None})),
-    "a cap of the scaled scores only": (CAP_CASE, "forward", changed(lambda p: {"softcap": p["softcap"] * 2})),
+    "a cap of the scaled scores only": (
+        CAP_CASE,
+        "forward",
+        changed(lambda p: {"softcap": p["softcap"] * 2}),
+    ),
     "the cap's slope is missing": (CAP_CASE, "backward", lambda: straight_through),
 }
 
@@ -256,7 +263,9 @@ def _mutants() -> Iterator[Any]:
     for fault, (case, direction, forward) in MUTANTS.items():
         identity = f"W01/attention/eager/{fault.replace(' ', '-')}"
         mutant = plant(identity, fault, "error", forward)
-        yield pytest.param(replace(mutant.make(), directions=(FORWARD, "backward")), case, direction, id=fault)
+        yield pytest.param(
+            replace(mutant.make(), directions=(FORWARD, "backward")), case, direction, id=fault
+        )
 
 
 def _case(name: str) -> Case:

@@ -176,7 +176,11 @@ FAULTS: dict[str, tuple[Any, ...]] = {
         "descriptor<MN_MAJOR>",
     ),
     "the window shows one key too many": (WINDOW, "row + 1 - args.window", "row - args.window"),
-    "a tile at the window's edge gets no mask": (WINDOW, "BAND && j * KEYS < position + ROWS", "false && j < ROWS"),
+    "a tile at the window's edge gets no mask": (
+        WINDOW,
+        "BAND && j * KEYS < position + ROWS",
+        "false && j < ROWS",
+    ),
     "tiles before a group's window are not freed": (
         WINDOW,
         "      if (BAND) skip(task, task.first_key_tile, begin);\n",
@@ -187,7 +191,11 @@ FAULTS: dict[str, tuple[Any, ...]] = {
         "- args.window + 1, 0) / KEYS : 0;",
         "- args.window + 1 + KEYS, 0) / KEYS : 0;",
     ),
-    "the first tile of a group has no turn": (WINDOW, "const bool has_turn = BAND && begin", "const bool has_turn = false && begin"),
+    "the first tile of a group has no turn": (
+        WINDOW,
+        "const bool has_turn = BAND && begin",
+        "const bool has_turn = false && begin",
+    ),
     "the bottom right is that of all keys, not of the length": (
         RIGHT,
         "args.bottom_right ? keys - args.tq : 0",

@@ -125,7 +125,11 @@ FAULTS: dict[str, tuple[Point, str, str]] = {
         "first_key > position",
     ),
     "the window shows one key too many": (WINDOW, "key <= query - args.window", "key < query - args.window"),
-    "a tile at the window's edge gets no mask": (WINDOW, "(BAND && first_key < position", "(false && first_key < position"),
+    "a tile at the window's edge gets no mask": (
+        WINDOW,
+        "(BAND && first_key < position",
+        "(false && first_key < position",
+    ),
     "queries end one tile before the window does": (
         WINDOW,
         "(behind - 1) / QUERIES : -1",
@@ -141,7 +145,11 @@ FAULTS: dict[str, tuple[Point, str, str]] = {
         "args.bottom_right ? keys - args.tq : 0",
         "args.bottom_right ? args.tk - args.tq : 0",
     ),
-    "dq of a tile without keys is what memory had": (EMPTY, "&& (!BAND || (position", "&& (true || (position"),
+    "dq of a tile without keys is what memory had": (
+        EMPTY,
+        "&& (!BAND || (position",
+        "&& (true || (position",
+    ),
     "the cap has no slope": (CAPPED, "          s[i] *= fmaf(-t, t, 1.0f);\n", ""),
     "scores are not capped": (CAPPED, "if (SOFTCAP) s[i] = fmaf(", "if (false) s[i] = fmaf("),
     "k is overwritten while another group reads it": (
@@ -203,7 +211,9 @@ needs_compiler = pytest.mark.skipif(
 
 @needs_compiler
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("point", POINTS, ids=lambda p: f"{'x'.join(map(str, p[1]))}-{p[2][1]}-{'-'.join(p[4])}")
+@pytest.mark.parametrize(
+    "point", POINTS, ids=lambda p: f"{'x'.join(map(str, p[1]))}-{p[2][1]}-{'-'.join(p[4])}"
+)
 def test_gradients_match_the_reference_in_any_schedule(point: Point, emulated: None) -> None:
     assert max(errors(point, 0)) <= 1.0
 

@@ -117,7 +117,9 @@ ON_GPU = [
     _case(1, 2, 300, 128, kv=(2, 1111), dtype="bfloat16", devices=GPU, **LATE),
     _case(1, 2, 700, 64, kv=(1, 333), dtype="float16", window=65, devices=GPU, **LATE),
     _case(2, 2, 513, 128, dtype="bfloat16", causal=True, softcap=3.0, devices=GPU),
-    _case(3, 2, 257, 80, kv=(1, 500), dtype="float16", padded=True, softcap=2.0, window=90, devices=GPU, **LATE),
+    _case(
+        3, 2, 257, 80, kv=(1, 500), dtype="float16", padded=True, softcap=2.0, window=90, devices=GPU, **LATE
+    ),
     _case(1, 2, 300, 256, dtype="bfloat16", causal=True, window=100, softcap=50.0, devices=GPU),
     _case(2, 2, 300, 64, dtype="bfloat16", causal=True, window=70, devices=GPU, **DROP),
 ]

@@ -118,4 +118,6 @@ def check_mask(causal: Any, alignment: Any, window: Any, softcap: Any) -> None:
     is_number = isinstance(softcap, int | float) and not isinstance(softcap, bool)
     if not (is_number and 0 < softcap < float("inf")):
         hint = "softcap=None leaves the scores as they are"
-        raise WeftError("attention: softcap", expected="a finite number above 0", got=repr(softcap), hint=hint)
+        raise WeftError(
+            "attention: softcap", expected="a finite number above 0", got=repr(softcap), hint=hint
+        )

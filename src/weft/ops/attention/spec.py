@@ -44,6 +44,12 @@ class AttentionOptions(NamedTuple):
     window: int | None = None
     softcap: float | None = None
 
+    @staticmethod
+    def of(case: Case) -> AttentionOptions:
+        """Return the options of a case."""
+        params: dict[str, Any] = dict(case.params)
+        return AttentionOptions(**params)
+
     @property
     def mask(self) -> Mask:
         bottom_right = self.alignment == BOTTOM_RIGHT
@@ -289,7 +295,7 @@ def cost(c: Case, direction: str) -> Cost:
     q, k, _, lengths = c.inputs
     item = ITEMSIZE[q.dtype]
     (b, h, tq, d), tk = q.shape, k.shape[2]
-    flops = 4.0 * b * h * d * AttentionOptions(**c.params).mask.visible_pairs(tq, tk)
+    flops = 4.0 * b * h * d * AttentionOptions.of(c).mask.visible_pairs(tq, tk)
     inputs = q.nbytes + 2 * k.nbytes + (lengths.nbytes if c.params.get("padded") else 0)
     out, lse = q.numel * item, q.numel // q.shape[3] * 4
     rate = SHORT[q.dtype]
@@ -322,7 +328,7 @@ def _within_the_values(
 
 
 def _every_query_sees_a_key(c: Case) -> bool:
-    options = AttentionOptions(**c.params)
+    options = AttentionOptions.of(c)
     tq, tk = c.inputs[0].shape[2], c.inputs[1].shape[2]
     has_empty_rows = options.mask.is_band and options.mask.leaves_queries_without_keys(tq, tk)
     return not (options.dropout_p or options.padded or has_empty_rows)

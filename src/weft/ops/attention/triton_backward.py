@@ -38,8 +38,8 @@ def attention_backward_queries(
     # q, grad, out, dq: (B, H, Tq, D); k, v: (B, H / group, Tk, D), by strides; lse: (B, H, Tq) float32. A
     # program computes dq of BM queries of one head, and writes two terms of each query into rows:
     # (B, H, 2, tq_padded) float32, log2(e) lse and delta; past Tq they are inf and 0: weights of 0.
-    # `scale` includes log2(e), `factor` does not; with SOFTCAP `scale` is the factor of the tangents of scores
-    # times `inner`.
+    # `scale` includes log2(e), `factor` does not; with SOFTCAP `scale` is the factor of the tangents of
+    # scores times `inner`.
     head, batch = tl.program_id(1), tl.program_id(2)
     block = tl.program_id(0)
     if CAUSAL:  # blocks with most keys start first

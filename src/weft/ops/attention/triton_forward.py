@@ -54,8 +54,8 @@ def attention_forward(
     first, unmasked_start, unmasked_end, last = key_bounds(start, keys, shift, window, BM, BN, CAUSAL, WINDOW)
     # Grouped-query attention: `group` adjacent query heads read one head of keys.
     kv_head = head // group
-    # The loops are one body that is compiled for each: the window's edge (-1), the tiles between, for which all
-    # mask code is removed (0), and the diagonal with the ragged end (1).
+    # The loops are one body that is compiled for each: the window's edge (-1), the tiles between, for which
+    # all mask code is removed (0), and the diagonal with the ragged end (1).
     for masked in tl.static_range(-1 if WINDOW else 0, 2):
         for key_start in tl.range(
             first if masked == -1 else unmasked_start if masked == 0 else unmasked_end,

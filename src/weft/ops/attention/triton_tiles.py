@@ -90,8 +90,8 @@ def key_bounds(
     start, keys, shift, window,
     BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """Return four bounds of the tiles of keys that queries start to start + BM read, in this order: the first,
-    the first that needs no mask for the window, the first behind them that needs a mask, and the end.
+    """Return four bounds of the tiles of keys that queries start to start + BM read: the first, the first
+    that needs no mask for the window, the first behind them that needs a mask, and the end.
 
     All but the end are multiples of BN. Divisions are of numbers from 0 on: Triton's cut towards 0.
     """

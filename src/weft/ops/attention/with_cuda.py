@@ -3,8 +3,8 @@
 On Hopper the forward without dropout is attention_wgmma.py's, and the backward for heads of up to 128
 attention_wgmma_backward.py's. The others multiply by ``mma.sync``: attention_forward.cu,
 attention_backward_queries.cu and attention_backward_keys.cu. A window, a mask at the bottom right and capped
-scores are computed on Hopper alone, for heads of up to 128 and without dropout. All read and write rows of a head by the
-tensors' strides if every row is 16-byte aligned; other tensors are copied first.
+scores are computed on Hopper alone, for heads of up to 128 and without dropout. All read and write rows of a
+head by the tensors' strides if every row is 16-byte aligned; other tensors are copied first.
 """
 
 from __future__ import annotations
@@ -157,10 +157,10 @@ def _refuse_without_wgmma(options: AttentionOptions) -> None:
 def forward(q: Tensor, k: Tensor, v: Tensor, key_lengths: Tensor, **params: Any) -> tuple[Tensor, Tensor]:
     if has_wgmma(q.device):
         options = AttentionOptions(**params)
-        aligned = _prepare((q, k, v), options)
-        if attention_wgmma.supports(*aligned, options):
+        aligned_q, aligned_k, aligned_v = _prepare((q, k, v), options)
+        if attention_wgmma.supports(aligned_q, aligned_k, aligned_v, options):
             lengths = key_lengths.contiguous() if options.padded else None
-            return attention_wgmma.forward(*aligned, lengths, options)
+            return attention_wgmma.forward(aligned_q, aligned_k, aligned_v, lengths, options)
     dropout = bool(params.get("dropout_p"))
     config = configure("forward", q.shape[3], dropout, smem_per_block(q.device))
     return forward_with(config, q, k, v, key_lengths, **params)
@@ -246,7 +246,7 @@ def supports(case: Case, device: str) -> Support:
         return no("a grid has 65535 batches and heads at most; split the batch")
     if max(tq, tk) >= 2**31 - 2**10:
         return no("queries and keys are counted in 32 bits; split the sequence")
-    return _supports_options(case, AttentionOptions(**case.params), device)
+    return _supports_options(case, AttentionOptions.of(case), device)
 
 
 def _supports_options(case: Case, options: AttentionOptions, device: str) -> Support:

@@ -2,8 +2,8 @@
 
 They are called directly, because they return the log-sum-exp that the function drops. ``torch`` asks which
 one the function would choose. All but ``efficient`` read grouped heads as they are, while ``efficient`` takes
-them repeated. It writes (B, T, H, D), which is copied to be contiguous. ``torch`` computes a window and a mask
-at the bottom right by kernels that add a mask of Tq x Tk elements.
+them repeated. It writes (B, T, H, D), which is copied to be contiguous. ``torch`` computes a window and a
+mask at the bottom right by kernels that add a mask of Tq x Tk elements.
 """
 
 from __future__ import annotations
@@ -56,9 +56,7 @@ def _banded(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None) ->
         return out.contiguous(), lse.contiguous()
     k, v = _repeated(q, k, v)
     bias = bias.expand(q.shape[0], q.shape[1], -1, -1)
-    out, lse, *_ = torch._scaled_dot_product_efficient_attention(
-        q, k, v, bias, True, 0.0, False, scale=scale
-    )
+    out, lse, *_ = torch._scaled_dot_product_efficient_attention(q, k, v, bias, True, 0.0, False, scale=scale)
     return out.contiguous(), lse[..., : q.shape[2]].contiguous()
 
 
@@ -140,7 +138,7 @@ def _supports(case: Case, device: str) -> Support:
         return no("torch's dropout has its own random numbers; use impl='triton'")
     if case.params.get("softcap"):
         return no("torch's fused kernels have no cap of the scores; use impl='triton'")
-    mask, tq, tk = AttentionOptions(**case.params).mask, case.inputs[0].shape[2], case.inputs[1].shape[2]
+    mask, tq, tk = AttentionOptions.of(case).mask, case.inputs[0].shape[2], case.inputs[1].shape[2]
     if mask.is_band and mask.leaves_queries_without_keys(tq, tk):
         return no("torch's kernels with a mask give NaN to a query without keys; use impl='triton'")
     if mask.is_band and tq * tk > MAX_BIAS:
@@ -149,7 +147,7 @@ def _supports(case: Case, device: str) -> Support:
 
 
 def _supports_without_band(case: Case, device: str) -> Support:
-    if AttentionOptions(**case.params).mask.is_band:
+    if AttentionOptions.of(case).mask.is_band:
         return no("called by name without a mask of Tq x Tk elements; use impl='torch' or impl='triton'")
     return _supports(case, device)
 

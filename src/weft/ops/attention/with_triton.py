@@ -198,7 +198,9 @@ def aot_kernel(
     ``options`` are names of the kernels' switches that are on.
     """
     kernel = KERNELS[kind]
-    constants: dict[str, Any] = dict.fromkeys(("BOTTOM_RIGHT", "WINDOW", "SOFTCAP", "PADDED", "DROPOUT"), False)
+    constants: dict[str, Any] = dict.fromkeys(
+        ("BOTTOM_RIGHT", "WINDOW", "SOFTCAP", "PADDED", "DROPOUT"), False
+    )
     constants |= {"CAUSAL": True, "TMA": tma, **dict.fromkeys(options, True)}
     constants |= {"D": d, "DP": padded_size(d), "BM": config.bm, "BN": config.bn}
     floats = ("scale", "factor", "inner", "rescale")
