@@ -521,6 +521,8 @@ inline void store_four(unsigned to, float a, float b, float c, float d) {
   writers[block()][to / 16] = {(int)current, fibers[current].proxy_fences};
 }
 inline float power_of_2(float x) { return std::exp2f(x); }
+inline float binary_logarithm(float x) { return std::log2f(std::fabs(x) < 0x1p-126f ? 0.0f : x); }
+inline float reciprocal(float x) { return 1.0f / x; }
 template <typename T> unsigned rounded_pair(float low, float high) {
   const T two[2] = {from_float<T>(low), from_float<T>(high)};
   return std::bit_cast<unsigned>(two);

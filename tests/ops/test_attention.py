@@ -184,7 +184,7 @@ def _packed(qkv: torch.Tensor, heads: int, kv_heads: int, impl: str) -> torch.Te
 def test_packed_passes_opcheck() -> None:
     qkv = torch.randn(1, 5, 4 * 16, device=DEVICE, requires_grad=True)
     lengths = torch.zeros(1, dtype=torch.int32, device=DEVICE)
-    rest: tuple[Any, ...] = (True, None, 0.0, 0, False, "triton")
+    rest: tuple[Any, ...] = (True, None, 0.0, 0, False, 0, 3, 2.0, "triton")
     packet = torch.ops.weft.attention_packed.default
     result = torch.library.opcheck(packet, (qkv, lengths, 2, 1, *rest))
     assert set(result.values()) == {"SUCCESS"}

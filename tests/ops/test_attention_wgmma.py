@@ -19,6 +19,7 @@ from weft.backends.nvrtc import CudaSource
 from weft.ops._common.hopper import tensor_map, wgmma_shapes
 from weft.ops.attention import attention_wgmma, with_cuda
 from weft.ops.attention.attention_wgmma import Config
+from weft.ops.attention.mask import BOTTOM_RIGHT
 from weft.ops.attention.spec import AttentionOptions, reference
 
 EMULATOR = TESTS / "helpers" / "hopper_emulator.hpp"
@@ -31,6 +32,7 @@ SMALL = Config(keys=80, groups=2)
 SMALL_SHARED = Config(keys=80, groups=2, out_in_q=True)
 (WIDE,) = attention_wgmma.candidates(256)
 (MIDDLE,) = attention_wgmma.candidates(192)
+LATE_MASK = {"causal": True, "alignment": BOTTOM_RIGHT}
 # dtype, (B, H, Tq, D), (Hkv, Tk), key lengths, options, configuration.
 Point = tuple[torch.dtype, tuple[int, int, int, int], tuple[int, int], Any, dict[str, Any], Config]
 POINTS: list[Point] = [
@@ -46,6 +48,14 @@ POINTS: list[Point] = [
     (FP16, (1, 1, 150, 72), (1, 40), None, {"causal": True}, SMALL),
     (BF16, (1, 1, 70, 192), (1, 130), None, {"causal": True}, MIDDLE),
     (BF16, (2, 1, 33, 256), (1, 170), [100, 161], {}, WIDE),
+    (BF16, (1, 2, 200, 40), (1, 300), None, {"causal": True, "window": 70}, THREE),
+    (FP16, (1, 1, 330, 8), (1, 200), None, {"causal": True, "window": 33}, SMALL),
+    (BF16, (1, 2, 150, 72), (2, 410), None, {**LATE_MASK, "window": 100}, SMALL_SHARED),
+    (BF16, (3, 1, 170, 64), (1, 300), [0, 300, 130], {**LATE_MASK, "window": 1}, TWO),
+    (FP16, (1, 1, 200, 128), (1, 90), None, LATE_MASK, CAUSAL),  # the first queries see no key
+    (BF16, (1, 2, 130, 64), (1, 333), None, {"softcap": 3.0}, TWO),
+    (FP16, (1, 1, 140, 80), (1, 150), None, {"causal": True, "softcap": 1.0}, CAUSAL),
+    (BF16, (2, 1, 150, 8), (1, 370), [177, 352], {**LATE_MASK, "window": 150, "softcap": 2.0}, THREE),
 ]
 # A block computes several tiles of queries, each over several tiles of keys; heads share keys, and the last
 # tile of keys ends with NaN. The second: groups that see different numbers of tiles of keys.
@@ -53,6 +63,11 @@ SEVERAL: Point = (BF16, (2, 2, 150, 72), (1, 250), [105, 250], {"causal": True},
 LONG: Point = (BF16, (1, 2, 70, 8), (1, 560), None, {}, SMALL)
 LATE: Point = (BF16, (1, 1, 330, 8), (1, 330), None, {"causal": True}, Config(keys=80, groups=3))
 FEW_KEYS: Point = (BF16, (2, 4, 150, 8), (4, 40), None, {}, SMALL)
+# The second group's window begins some tiles of keys behind the first group's.
+WINDOW: Point = (BF16, (1, 1, 330, 8), (1, 330), None, {"causal": True, "window": 20}, SMALL)
+RIGHT: Point = (BF16, (1, 1, 150, 8), (1, 290), [257], {**LATE_MASK, "window": 90}, SMALL)
+NO_KEYS: Point = (BF16, (1, 1, 200, 8), (1, 90), None, LATE_MASK, SMALL)
+CAPPED: Point = (BF16, (1, 1, 70, 8), (1, 200), None, {"softcap": 1.5}, SMALL)
 IN_Q: Point = (BF16, (1, 3, 200, 72), (1, 200), None, {}, SMALL_SHARED)
 # name: the call, the text that is replaced, and by what; some have two replacements
 FAULTS: dict[str, tuple[Any, ...]] = {
@@ -88,9 +103,9 @@ FAULTS: dict[str, tuple[Any, ...]] = {
     ),
     "queries are released while products read them": (
         SEVERAL,
-        "    release_keys();\n    mask_tile(s, task, first, 0);\n",
+        "    release_keys();\n    cap(s, args.cap_scale);\n    mask_tile(s, task, first, begin);\n",
         "    release_keys();\n    if (is_first_lane()) memory.queries().release(group);\n"
-        "    mask_tile(s, task, first, 0);\n",
+        "    mask_tile(s, task, first, begin);\n",
     ),
     "a consumer waits for the wrong phase of the queries": (
         SEVERAL,
@@ -121,8 +136,8 @@ FAULTS: dict[str, tuple[Any, ...]] = {
     "the mask shows one key too many": (SEVERAL, "min(task.keys, row + 1)", "min(task.keys, row + 2)"),
     "a tile that needs a mask gets none": (
         SEVERAL,
-        "(args.causal ? min(task.keys, first + 1) : task.keys)) return;",
-        "(args.causal ? min(task.keys, first + ROWS) : task.keys)) return;",
+        "(args.causal ? min(task.keys, position + 1) : task.keys)) return;",
+        "(args.causal ? min(task.keys, position + ROWS) : task.keys)) return;",
     ),
     "outputs are not rescaled": (
         IN_Q,
@@ -138,7 +153,7 @@ FAULTS: dict[str, tuple[Any, ...]] = {
         "      memory.values().wait_full(v_ring);  // else",
         "      // else",
     ),
-    "skipped tiles are not freed": (LATE, "      skip(count, task.key_tiles);\n", ""),
+    "skipped tiles are not freed": (LATE, "      skip(task, end, task.key_tiles);\n", ""),
     "the next queries do not wait for the last ones' products": (
         FEW_KEYS,
         "      wait(memory.queries().empty(group), q_parity ^ 1);\n",
@@ -159,6 +174,48 @@ FAULTS: dict[str, tuple[Any, ...]] = {
         SEVERAL,
         "descriptor<MN_MAJOR, KEY_BOX>",
         "descriptor<MN_MAJOR>",
+    ),
+    "the window shows one key too many": (WINDOW, "row + 1 - args.window", "row - args.window"),
+    "a tile at the window's edge gets no mask": (
+        WINDOW,
+        "BAND && j * KEYS < position + ROWS",
+        "false && j < ROWS",
+    ),
+    "tiles before a group's window are not freed": (
+        WINDOW,
+        "      if (BAND) skip(task, task.first_key_tile, begin);\n",
+        "",
+    ),
+    "a group begins behind its window's first tile": (
+        RIGHT,
+        "- args.window + 1, 0) / KEYS : 0;",
+        "- args.window + 1 + KEYS, 0) / KEYS : 0;",
+    ),
+    "the first tile of a group has no turn": (
+        WINDOW,
+        "const bool has_turn = BAND && begin",
+        "const bool has_turn = false && begin",
+    ),
+    "the bottom right is that of all keys, not of the length": (
+        RIGHT,
+        "args.bottom_right ? keys - args.tq : 0",
+        "args.bottom_right ? args.tk - args.tq : 0",
+    ),
+    "a row that has seen no key subtracts -inf": (WINDOW, "if (top[h] == -INFINITE) pivot[h] = 0.0f;", ";"),
+    "the end of the keys is rounded up below 0": (
+        NO_KEYS,
+        "first + ROWS + shift(args, keys), 0)",
+        "first + ROWS, 0)",
+    ),
+    "scores are not capped": (
+        CAPPED,
+        "    s[i] = fmaf(-2.0f, reciprocal(power_of_2(s[i] * cap_scale) + 1.0f), 1.0f);",
+        "    s[i] *= cap_scale;",
+    ),
+    "the cap comes after the mask": (
+        (BF16, (1, 1, 70, 8), (1, 70), None, {"causal": True, "softcap": 1.5}, SMALL),
+        "    cap(s, args.cap_scale);\n    mask_tile(s, task, first, begin);\n",
+        "    mask_tile(s, task, first, begin);\n    cap(s, args.cap_scale);\n",
     ),
     "heads take the keys of the wrong group": (FEW_KEYS, "j * KEYS, task.head / args.group", "j * KEYS, 0"),
 }
@@ -230,7 +287,7 @@ needs_compiler = pytest.mark.skipif(
 @needs_compiler
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
-    "point", POINTS, ids=lambda p: f"{'x'.join(map(str, p[1]))}-{p[2][1]}-{p[5].label}-{''.join(p[4])}"
+    "point", POINTS, ids=lambda p: f"{'x'.join(map(str, p[1]))}-{p[2][1]}-{p[5].label}-{'-'.join(p[4])}"
 )
 def test_the_forward_matches_the_reference_in_any_schedule(point: Point, emulated: None) -> None:
     for seed in range(2):  # each launch switches threads in another order
@@ -265,7 +322,11 @@ def test_a_planted_fault_is_seen(
 
 @needs_compiler
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("point", [SEVERAL, LATE, FEW_KEYS, IN_Q], ids=["several", "late", "few", "in-q"])
+@pytest.mark.parametrize(
+    "point",
+    [SEVERAL, LATE, FEW_KEYS, IN_Q, WINDOW, RIGHT, NO_KEYS, CAPPED],
+    ids=["several", "late", "few", "in-q", "window", "right", "no-keys", "capped"],
+)
 def test_the_calls_of_the_planted_faults_are_right(point: Point, emulated: None) -> None:
     for seed in range(6):
         assert max(errors(point, seed)) <= 1.0
@@ -357,6 +418,10 @@ GPU_POINTS: list[tuple[tuple[int, int, int, int], tuple[int, int], Any, dict[str
     ((3, 4, 520, 0), (2, 500), [1, 333, 500], {"causal": True}),
     ((40, 8, 330, 0), (8, 330), None, {"causal": True}),  # several tiles for each block
     ((1, 1, 1, 0), (1, 1), None, {}),
+    ((2, 4, 1500, 0), (2, 1500), None, {"causal": True, "window": 300}),
+    ((2, 2, 333, 0), (2, 1200), [1200, 500], {**LATE_MASK, "window": 77, "softcap": 2.0}),
+    ((1, 2, 700, 0), (1, 300), None, LATE_MASK),
+    ((1, 2, 577, 0), (2, 1333), None, {"softcap": 5.0}),
 ]
 
 

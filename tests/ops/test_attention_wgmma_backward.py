@@ -17,11 +17,14 @@ from ops.test_attention_wgmma import rows_of_a_model, toy_map
 from weft.backends import disassemble
 from weft.ops._common.hopper import tensor_map
 from weft.ops.attention import attention_wgmma_backward
+from weft.ops.attention.attention_wgmma import PLAIN, VARIANTS, Variant
+from weft.ops.attention.mask import BOTTOM_RIGHT
 from weft.ops.attention.spec import AttentionOptions, reference
 
 EMULATOR = TESTS / "helpers" / "hopper_emulator.hpp"
 KERNEL = SRC / "weft/ops/attention/attention_wgmma_backward.cu"
 BF16, FP16 = torch.bfloat16, torch.float16
+LATE_MASK = {"causal": True, "alignment": BOTTOM_RIGHT}
 # dtype, (B, H, Tq, D), (Hkv, Tk), key lengths, options.
 Point = tuple[torch.dtype, tuple[int, int, int, int], tuple[int, int], Any, dict[str, Any]]
 POINTS: list[Point] = [
@@ -31,10 +34,20 @@ POINTS: list[Point] = [
     (BF16, (3, 2, 70, 40), (1, 150), [0, 400, 130], {"scale": 0.125}),
     (FP16, (1, 1, 300, 8), (1, 140), None, {"causal": True}),
     (BF16, (1, 1, 70, 128), (1, 300), None, {"causal": True}),
+    (BF16, (1, 2, 300, 8), (1, 300), None, {"causal": True, "window": 90}),
+    (FP16, (1, 1, 330, 8), (1, 140), None, {"causal": True, "window": 33}),  # the last queries see no key
+    (BF16, (2, 1, 150, 72), (1, 400), [390, 33], {**LATE_MASK, "window": 100}),
+    (BF16, (1, 1, 200, 40), (1, 90), None, LATE_MASK),  # the first queries see no key
+    (FP16, (1, 1, 130, 128), (1, 140), None, {"softcap": 1.0}),
+    (BF16, (1, 2, 150, 8), (1, 290), None, {**LATE_MASK, "window": 130, "softcap": 2.0}),
 ]
 # Two tiles of keys, three of queries; two heads share keys; keys past a length are NaN.
 SMALL: Point = (BF16, (1, 2, 130, 8), (1, 140), [133], {})
 CAUSAL: Point = (BF16, (1, 1, 200, 8), (1, 200), None, {"causal": True})
+WINDOW: Point = (BF16, (1, 1, 330, 8), (1, 330), None, {"causal": True, "window": 40})
+RIGHT: Point = (BF16, (1, 1, 150, 8), (1, 290), [257], {**LATE_MASK, "window": 90})
+EMPTY: Point = (BF16, (1, 1, 330, 8), (1, 140), None, {"causal": True, "window": 33})
+CAPPED: Point = (BF16, (1, 1, 70, 8), (1, 140), None, {"softcap": 1.0})
 TWO_BOXES: Point = (BF16, (1, 1, 130, 72), (1, 140), None, {})
 # name: the call, the text that is replaced, and by what
 FAULTS: dict[str, tuple[Point, str, str]] = {
@@ -103,14 +116,42 @@ FAULTS: dict[str, tuple[Point, str, str]] = {
     ),
     "the mask shows one query too many": (
         CAUSAL,
-        "args.causal && key > query)",
-        "args.causal && key > query + 1)",
+        "(args.causal && key > query)",
+        "(args.causal && key > query + 1)",
     ),
     "a tile that needs a mask gets none": (
         CAUSAL,
-        "first_key + 63 > query_tile * QUERIES",
-        "first_key > query_tile * QUERIES",
+        "first_key + 63 > position",
+        "first_key > position",
     ),
+    "the window shows one key too many": (WINDOW, "key <= query - args.window", "key < query - args.window"),
+    "a tile at the window's edge gets no mask": (
+        WINDOW,
+        "(BAND && first_key < position",
+        "(false && first_key < position",
+    ),
+    "queries end one tile before the window does": (
+        WINDOW,
+        "(behind - 1) / QUERIES : -1",
+        "(behind - 1) / QUERIES - 1 : -1",
+    ),
+    "the order of the parts ignores the position": (
+        RIGHT,
+        "(query_tile + 1) * QUERIES + shift(args, keys);",
+        "(query_tile + 1) * QUERIES;",
+    ),
+    "the bottom right is that of all keys, not of the length": (
+        RIGHT,
+        "args.bottom_right ? keys - args.tq : 0",
+        "args.bottom_right ? args.tk - args.tq : 0",
+    ),
+    "dq of a tile without keys is what memory had": (
+        EMPTY,
+        "&& (!BAND || (position",
+        "&& (true || (position",
+    ),
+    "the cap has no slope": (CAPPED, "          s[i] *= fmaf(-t, t, 1.0f);\n", ""),
+    "scores are not capped": (CAPPED, "if (SOFTCAP) s[i] = fmaf(", "if (false) s[i] = fmaf("),
     "k is overwritten while another group reads it": (
         TWO_BOXES,
         "    named_barrier(ALL_READ, GROUPS * GROUP_THREADS);  // k",
@@ -170,7 +211,9 @@ needs_compiler = pytest.mark.skipif(
 
 @needs_compiler
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("point", POINTS, ids=lambda p: f"{'x'.join(map(str, p[1]))}-{p[2][1]}")
+@pytest.mark.parametrize(
+    "point", POINTS, ids=lambda p: f"{'x'.join(map(str, p[1]))}-{p[2][1]}-{'-'.join(p[4])}"
+)
 def test_gradients_match_the_reference_in_any_schedule(point: Point, emulated: None) -> None:
     assert max(errors(point, 0)) <= 1.0
 
@@ -221,10 +264,11 @@ def test_a_planted_fault_is_seen(
     raise AssertionError("the fault does not show")
 
 
+@pytest.mark.parametrize("variant", (PLAIN, *VARIANTS), ids=lambda v: v.label or "plain")
 @pytest.mark.parametrize("d", [64, 128])
-def test_products_are_not_waited_for_one_by_one(d: int) -> None:
+def test_products_are_not_waited_for_one_by_one(d: int, variant: Variant) -> None:
     """No register is spilled. The waits: scores, gradients of weights, the end of a step, the last dq."""
-    sass = disassemble.sass(attention_wgmma_backward.source(BF16, d).compile("sm_90a"))
+    sass = disassemble.sass(attention_wgmma_backward.source(BF16, d, variant).compile("sm_90a"))
     assert not re.search(r"\b(STL|LDL)\b", sass)
     assert sass.count("WARPGROUP.DEPBAR") == 4
 
@@ -239,6 +283,10 @@ GPU_POINTS: list[tuple[tuple[int, int, int, int], tuple[int, int], Any, dict[str
     ((1, 2, 1500, 0), (1, 700), None, {"causal": True}),
     ((3, 4, 300, 0), (4, 900), [0, 777, 2000], {"scale": 0.1}),
     ((1, 1, 1, 0), (1, 1), None, {}),
+    ((2, 4, 1500, 0), (2, 1500), None, {"causal": True, "window": 300}),
+    ((2, 2, 333, 0), (2, 1200), [1200, 500], {**LATE_MASK, "window": 77, "softcap": 2.0}),
+    ((1, 2, 700, 0), (1, 300), None, LATE_MASK),
+    ((1, 2, 577, 0), (2, 1333), None, {"softcap": 5.0}),
 ]
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from weft.core import WeftError
 from weft.dispatch.autocast import lowered
 from weft.dispatch.operator import Schema, call, register
 from weft.ops.attention.layout import like
 from weft.ops.attention.packed import attention_packed
-from weft.ops.attention.spec import PARAMS, SCALARS, check_arguments, default_lengths_and_impl
+from weft.ops.attention.spec import PARAMS, SCALARS, check_arguments, default_lengths_and_impl, parameters
 
 __all__ = ["attention", "attention_packed"]
 TENSORS = "Tensor q, Tensor k, Tensor v, Tensor key_lengths"
@@ -47,7 +46,9 @@ def attention(
     k: torch.Tensor,
     v: torch.Tensor,
     *,
-    causal: bool = False,
+    causal: bool | str = False,
+    window: int | None = None,
+    softcap: float | None = None,
     scale: float | None = None,
     dropout_p: float = 0.0,
     seed: int = 0,
@@ -62,15 +63,21 @@ def attention(
             adjacent columns. D is a multiple of 8 up to 256; powers of two are fastest.
         k, v: (B, Hkv, Tk, D) of the same dtype and device. H is a multiple of Hkv: H / Hkv neighbouring
             heads of q share one (grouped-query attention).
-        causal: query i sees keys 0 to i: aligned at the top left for any two lengths, as PyTorch's
-            scaled_dot_product_attention is, and not at the bottom right.
+        causal: True: query i sees keys 0 to i: aligned at the top left for any two lengths, as
+            PyTorch's scaled_dot_product_attention is. ``"bottom_right"``: the last query is at the last
+            visible key, Tk - 1 or a batch's length - 1, and query i sees the keys up to
+            i + Tk - Tq (or length - Tq). That is what chunked prefill and decoding need.
+        window: with a causal mask: a query sees the last ``window`` of these keys only, its own
+            position among them; 1 or more. None: all. Kernels skip tiles of keys outside the window.
+        softcap: c above 0: scores become c tanh(score / c) after ``scale`` and before the masks.
         scale: a number above 0; None is 1 / sqrt(D).
         dropout_p: probability, below 1, that a weight is dropped; the others are scaled up.
         seed: 0 to 2^63 - 1; with the weight's index it determines which weights are dropped.
         key_lengths: (B,) int32 on the same device; batch b sees its first ``key_lengths[b]`` keys
             (clamped to 0 and Tk). None: all. The host never reads them.
         impl: an implementation's name (``weft ops`` lists them). None is torch's own; with
-            ``key_lengths`` or dropout, which torch lacks, ``triton`` on a GPU and ``eager`` otherwise.
+            ``key_lengths``, dropout, a window, a cap or the alignment at the bottom right, ``triton`` on
+            a GPU and ``eager`` otherwise.
         batch_invariant: True for rows whose bits do not depend on the batch (``weft.batch_invariant``).
 
     Returns:
@@ -80,20 +87,17 @@ def attention(
         memory that grows with Tq Tk.
 
     Raises:
-        WeftError: shapes, dtypes or devices do not match, a head size or scale is out of range, or
-            ``impl`` is unknown or does not run here.
+        WeftError: shapes, dtypes or devices do not match, a head size, scale, window or cap is out
+            of range, a window comes without a causal mask, or ``impl`` is unknown or does not run here.
 
     Source: Dao, "FlashAttention-2" (arXiv:2307.08691); Milakov and Gimelshein, "Online normalizer
     calculation for softmax" (arXiv:1805.02867).
     """
     q, k, v = lowered(q, k, v)
-    lengths, impl = default_lengths_and_impl(q, key_lengths, dropout_p, impl)
-    if isinstance(causal, torch.Tensor):
-        raise WeftError("attention: causal", expected="True or False", got="a tensor")
-    numbers = {"causal": bool(causal), "scale": scale, "dropout_p": dropout_p, "seed": seed}
-    params = {**numbers, "padded": key_lengths is not None}
+    params = parameters(causal, window, softcap, scale, dropout_p, seed, key_lengths is not None)
+    lengths, impl = default_lengths_and_impl(q, key_lengths, params, impl)
 
     def check() -> None:
-        check_arguments(q, k, v, key_lengths, **numbers)
+        check_arguments(q, k, v, key_lengths, **params)
 
     return call("attention", (q, k, v, lengths), params, impl, check, batch_invariant)[0]  # type: ignore[no-any-return]

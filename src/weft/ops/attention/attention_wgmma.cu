@@ -13,7 +13,11 @@
 //                    exponentials of another.
 // Weights are rounded to T and stay in registers, as the first factor of the second product. v is its second
 // factor as it is stored (MN-major). Bytes: q read and out written once; k and v once by each block, mostly
-// from the L2. Sources: FlashAttention-3 (arXiv:2407.08608), online softmax (arXiv:1805.02867).
+// from the L2.
+//
+// BAND compiles a causal mask with a window or at the bottom right: a query sees a band of keys (mask.py), tiles
+// of keys before the band are skipped like those behind it, and a query may see no key. SOFTCAP replaces scores
+// by tanh(cap_scale s) before the mask. Sources: FlashAttention-3 (arXiv:2407.08608), online softmax (arXiv:1805.02867).
 #include "hopper/barrier.cuh"
 #include "hopper/warp_roles.cuh"
 #include "hopper/wgmma.cuh"
@@ -26,6 +30,8 @@
 #define KEYS 128
 #define GROUPS 2
 #define OUT_IN_Q 0
+#define BAND 0
+#define SOFTCAP 0
 #endif
 
 using namespace hopper;
@@ -71,19 +77,32 @@ struct alignas(64) WgmmaAttentionArgs {
   int batches, heads, group, tq, tk;  // `group` query heads share one head of keys
   int causal, row_tiles;              // tiles of queries of a head
   int section;                        // heads (of all batches) that are computed side by side
-  float scale_log2;                   // scale * log2(e), above 0
+  float scale_log2;                   // factor of what is exponentiated, times log2(e); above 0
+  int window, bottom_right;           // with BAND: a window of at most tq + tk keys
+  float cap_scale;                    // with SOFTCAP: 2 log2(e) scale / cap
 };
 
 namespace {
 
 // A tile of queries of one head.
-struct Task { int start, head, batch, keys, key_tiles; };
+struct Task { int start, head, batch, keys, key_tiles, first_key_tile; };
 
-// Number of tiles of keys that the queries of a group, from `first` on, see. A group beyond the last query
+// Position of query 0 among the keys.
+__device__ __forceinline__ int shift(const WgmmaAttentionArgs& args, int keys) {
+  return BAND && args.bottom_right ? keys - args.tq : 0;
+}
+
+// End of the tiles of keys that the queries of a group, from `first` on, see. A group beyond the last query
 // sees none.
 __device__ __forceinline__ int key_tiles(const WgmmaAttentionArgs& args, int first, int keys) {
   if (first >= args.tq) return 0;
-  return ((args.causal ? min(keys, first + ROWS) : keys) + KEYS - 1) / KEYS;
+  const int behind = BAND ? max(first + ROWS + shift(args, keys), 0) : first + ROWS;
+  return ((args.causal ? min(keys, behind) : keys) + KEYS - 1) / KEYS;
+}
+
+// The first tile of keys that the queries from `first` on see; at or behind the end where they see none.
+__device__ __forceinline__ int first_key_tile(const WgmmaAttentionArgs& args, int first, int keys) {
+  return BAND ? max(first + shift(args, keys) - args.window + 1, 0) / KEYS : 0;
 }
 
 // Tiles come by sections of heads, whose k and v fit in the L2 cache together. In a section, causal tiles
@@ -100,6 +119,8 @@ __device__ __forceinline__ Task task_at(const WgmmaAttentionArgs& args, int inde
   task.keys = args.lengths ? min(max(args.lengths[task.batch], 0), args.tk) : args.tk;
   const int last_group = min(GROUPS - 1, (args.tq - 1 - task.start) / ROWS);
   task.key_tiles = key_tiles(args, task.start + last_group * ROWS, task.keys);
+  // Both bounds rise with the queries: the first group has the first tile, the last group the last one.
+  task.first_key_tile = BAND ? min(first_key_tile(args, task.start, task.keys), task.key_tiles) : 0;
   return task;
 }
 
@@ -212,9 +233,9 @@ struct Producer {
       const Task task = task_at(args, index);
       load_queries(index, task);
       // In the order in which the consumers use them: k(0), k(1), v(0), k(2), v(1), ...
-      for (int j = 0; j <= task.key_tiles; ++j) {
+      for (int j = task.first_key_tile; j <= task.key_tiles; ++j) {
         if (j < task.key_tiles) load_keys(task, j);
-        if (j > 0) load_values(task, j - 1);
+        if (j > task.first_key_tile) load_values(task, j - 1);
       }
       index = next_index(index);
     }
@@ -230,7 +251,7 @@ struct Softmax {
 
   // Replaces scores by weights 2^(scale s - top), after raising top to the scores' maximum if it lags too
   // far. Returns true if a row of the warp was raised: the sums of its outputs are to be multiplied by
-  // `shrink`. Every query sees the first key, so that no top is -inf after the first tile.
+  // `shrink`. Without BAND every query sees the first key, so that no top is -inf after the first tile.
   __device__ __forceinline__ bool weigh(float (&s)[KEYS / 2], float scale, float (&shrink)[2]) {
     float most[2] = {s[0], s[2]};
 #pragma unroll
@@ -251,9 +272,14 @@ struct Softmax {
         raised = true;
       }
     }
+    // A row that has seen no key yet has weights of 0: -inf - -inf would be NaN.
+    float pivot[2] = {top[0], top[1]};
+#pragma unroll
+    for (int h = 0; BAND && h < 2; ++h)
+      if (top[h] == -INFINITE) pivot[h] = 0.0f;
 #pragma unroll
     for (int i = 0; i < KEYS / 2; ++i) {
-      s[i] = power_of_2(fmaf(s[i], scale, -top[i / 2 % 2]));
+      s[i] = power_of_2(fmaf(s[i], scale, -pivot[i / 2 % 2]));
       total[i / 2 % 2] += s[i];
     }
     return __any_sync(0xffffffff, raised);
@@ -268,11 +294,22 @@ struct Softmax {
   }
 };
 
-// Sets scores of hidden keys to -inf: those from `left[h]` on, counted from the thread's first column.
-__device__ __forceinline__ void mask(float (&s)[KEYS / 2], const int (&left)[2]) {
+// Sets scores of hidden keys to -inf: those from `left[h]` on, counted from the thread's first column, and with
+// BAND those before the last `window` of them.
+__device__ __forceinline__ void mask(float (&s)[KEYS / 2], const int (&left)[2], const int (&begin)[2]) {
 #pragma unroll
-  for (int i = 0; i < KEYS / 2; ++i)
-    if (accumulator_column(0, i) >= left[i / 2 % 2]) s[i] = -INFINITE;
+  for (int i = 0; i < KEYS / 2; ++i) {
+    const int column = accumulator_column(0, i), h = i / 2 % 2;
+    if (column >= left[h] || (BAND && column < begin[h])) s[i] = -INFINITE;
+  }
+}
+
+// Replaces scores by the tangents of their capped logits: tanh(x) = 1 - 2 / (2^(2 log2(e) x) + 1), with an
+// absolute error of 2^-22, where tanh.approx has 2^-11 of its result. A score of +inf gives 1, one of -inf -1.
+__device__ __forceinline__ void cap(float (&s)[KEYS / 2], float cap_scale) {
+#pragma unroll
+  for (int i = 0; SOFTCAP && i < KEYS / 2; ++i)
+    s[i] = fmaf(-2.0f, reciprocal(power_of_2(s[i] * cap_scale) + 1.0f), 1.0f);
 }
 
 // Rounds weights to the registers of a first factor.
@@ -342,34 +379,42 @@ struct Consumer {
 
   // Masks the scores of tile j where one of the group's queries, from `first` on, does not see all its keys.
   __device__ __forceinline__ void mask_tile(float (&s)[KEYS / 2], const Task& task, int first, int j) const {
-    if ((j + 1) * KEYS <= (args.causal ? min(task.keys, first + 1) : task.keys)) return;
+    const int position = first + shift(args, task.keys);  // of the group's first query
+    const bool is_cut = BAND && j * KEYS < position + ROWS - args.window;
+    if (!is_cut && (j + 1) * KEYS <= (args.causal ? min(task.keys, position + 1) : task.keys)) return;
     const int thread = threadIdx.x % GROUP_THREADS, column = j * KEYS + accumulator_column(thread, 0);
-    int left[2];
+    int left[2], begin[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int row = first + accumulator_row(thread, 2 * h);
+      const int row = position + accumulator_row(thread, 2 * h);
       left[h] = (args.causal ? min(task.keys, row + 1) : task.keys) - column;
+      begin[h] = BAND ? row + 1 - args.window - column : 0;
     }
-    mask(s, left);
+    mask(s, left, begin);
   }
 
-  // Adds the outputs of all tiles of keys that the group's queries see, not yet divided by the totals.
+  // Adds the outputs of the tiles of keys `begin` to `end` - 1, not yet divided by the totals. `first` is the
+  // group's first query.
   __device__ __forceinline__ void attend(float (&out)[WIDTH / 2], Softmax& softmax, const Task& task,
-                                         int first, int count) {
+                                         int first, int begin, int end) {
     const unsigned q = memory.q(group);
     float s[KEYS / 2], shrink[2];
     unsigned p[KEYS / 16][4];
+    const bool has_turn = BAND && begin > task.first_key_tile;  // of the block's tiles all but the first
     memory.keys().wait_full(k_ring);
+    if (has_turn) take_turn();
     wgmma_fence();
     multiply_keys(s, q, memory.k(k_ring.stage));
+    if (has_turn) pass_turn();
     wgmma_wait<0>();
     pin_registers(s);
     release_keys();
-    mask_tile(s, task, first, 0);
+    cap(s, args.cap_scale);
+    mask_tile(s, task, first, begin);
     softmax.weigh(s, args.scale_log2, shrink);  // out is still 0: there is nothing to rescale
     round_weights(p, s);
 #pragma unroll 1
-    for (int j = 1; j < count; ++j) {
+    for (int j = begin + 1; j < end; ++j) {
       memory.keys().wait_full(k_ring);
       take_turn();
       wgmma_fence();
@@ -381,6 +426,7 @@ struct Consumer {
       wgmma_wait<1>();  // the scores; the values' product runs on
       pin_registers(s);
       release_keys();
+      cap(s, args.cap_scale);
       mask_tile(s, task, first, j);
       // The wait stands in both branches: ptxas moves it up to the beginning of its basic block, which must
       // not be that of the exponentials.
@@ -408,9 +454,9 @@ struct Consumer {
   }
 
   // Frees tiles of keys that only other groups' queries see. The group passes the turns of these tiles on.
-  __device__ __forceinline__ void skip(int from, int to) {
+  __device__ __forceinline__ void skip(const Task& task, int from, int to) {
     for (int j = from; j < to; ++j) {
-      if (j > 0) take_turn(), pass_turn();
+      if (j > task.first_key_tile) take_turn(), pass_turn();
       memory.keys().wait_full(k_ring);
       release_keys();
       memory.values().wait_full(v_ring);  // else the arrival could count for the fill before this one
@@ -466,12 +512,18 @@ struct Consumer {
     if (group == GROUPS - 1) pass_turn();  // the first turn is group 0's
     for (int index = next_index(); index >= 0; index = next_index()) {
       const Task task = task_at(args, index);
-      const int first = task.start + group * ROWS, count = key_tiles(args, first, task.keys);
+      const int first = task.start + group * ROWS;
+      int begin = 0, end = key_tiles(args, first, task.keys);
+      if (BAND) {
+        end = max(end, task.first_key_tile);  // of a group beyond the last query
+        begin = min(first_key_tile(args, first, task.keys), end);
+      }
       float out[WIDTH / 2] = {};
       Softmax softmax;
-      if (count > 0) attend(out, softmax, task, first, count);
+      if (BAND) skip(task, task.first_key_tile, begin);
+      if (begin < end) attend(out, softmax, task, first, begin, end);
       else if (!OUT_IN_Q && is_first_lane()) memory.queries().release(group);
-      skip(count, task.key_tiles);
+      skip(task, end, task.key_tiles);
       store(out, softmax, task, first);
     }
     if (is_storer()) tma_wait<0>();  // before this block's shared memory is given away

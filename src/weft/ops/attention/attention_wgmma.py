@@ -49,7 +49,10 @@ class Arguments(ctypes.Structure):
         ("row_tiles", ctypes.c_int),
         ("section", ctypes.c_int),
         ("scale_log2", ctypes.c_float),
-        ("padding", ctypes.c_int),  # the structure is aligned to 64 bytes
+        ("window", ctypes.c_int),
+        ("bottom_right", ctypes.c_int),
+        ("cap_scale", ctypes.c_float),
+        ("padding", ctypes.c_int * 14),  # the structure is aligned to 64 bytes
     )
 
 
@@ -124,8 +127,44 @@ def choose(d: int, tq: int, causal: bool) -> Config:
     return first if padded[0] <= MOST_PADDING * padded[1] else second
 
 
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """Switches of a program: ``band`` for a window or a causal mask at the bottom right, ``softcap``."""
+
+    band: bool = False
+    softcap: bool = False
+
+    @staticmethod
+    def of(options: AttentionOptions) -> Variant:
+        return Variant(band=options.mask.is_band, softcap=options.softcap is not None)
+
+    @property
+    def defines(self) -> dict[str, int]:
+        return {"BAND": int(self.band), "SOFTCAP": int(self.softcap)}
+
+    @property
+    def label(self) -> str:
+        return "-band" * self.band + "-softcap" * self.softcap
+
+
+PLAIN = Variant()
+VARIANTS = (Variant(band=True), Variant(softcap=True), Variant(band=True, softcap=True))
+
+
+def mask_fields(options: AttentionOptions, tq: int, tk: int, d: int) -> dict[str, float]:
+    """Return the fields of a kernel's arguments for the mask and the cap, by name."""
+    mask = options.mask
+    return {
+        "causal": mask.causal,
+        "window": mask.window_of(tq, tk),
+        "bottom_right": mask.bottom_right,
+        "scale_log2": options.outer_factor(d) * LOG2E,
+        "cap_scale": 2 * options.inner_factor(d) * LOG2E,
+    }
+
+
 @cache
-def source(dtype: torch.dtype, d: int, config: Config) -> CudaSource:
+def source(dtype: torch.dtype, d: int, config: Config, variant: Variant = PLAIN) -> CudaSource:
     """Return the program of a configuration for heads of size ``d``."""
     defines = {
         "WEFT_T": CUDA_TYPES[dtype],
@@ -133,12 +172,13 @@ def source(dtype: torch.dtype, d: int, config: Config) -> CudaSource:
         "KEYS": config.keys,
         "GROUPS": config.groups,
         "OUT_IN_Q": int(config.out_in_q),
+        **variant.defines,
     }
     return CudaSource(
         file=Path(__file__).with_name("attention_wgmma.cu"),
         kernels=("attention_wgmma",),
         defines=tuple((name, str(value)) for name, value in defines.items()),
-        label=f"wgmma-{dtype_name(dtype)}-{d}-{config.label}",
+        label=f"wgmma-{dtype_name(dtype)}-{d}-{config.label}{variant.label}",
         min_arch=ARCH,
         max_arch=ARCH,
     )
@@ -199,18 +239,19 @@ def forward_with(
         group=group,
         tq=tq,
         tk=tk,
-        causal=options.causal,
         row_tiles=row_tiles,
         section=min(b * h, kv_heads_at_once * group),
-        scale_log2=options.factor(d) * LOG2E,
+        **mask_fields(options, tq, tk, d),
     )
-    kernel = source(q.dtype, d, config)["attention_wgmma"]
+    kernel = source(q.dtype, d, config, Variant.of(options))["attention_wgmma"]
     kernel(blocks, config.threads, arguments, shared=config.smem_bytes(d))
     return out, lse
 
 
 def aot_kernels() -> tuple[CudaSource, ...]:
-    """Return the programs of the usual head sizes: with and without a causal mask, short and long queries."""
+    """Return the programs of the usual head sizes: with and without a causal mask, short and long queries;
+    and in bfloat16 each variant."""
     calls = [(d, tq, causal) for d in (64, 128, 256) for tq in (512, 4096) for causal in (True, False)]
     pairs = dict.fromkeys((d, choose(d, tq, causal)) for d, tq, causal in calls)
-    return tuple(source(dtype, d, config) for dtype in DTYPES for d, config in pairs)
+    variants = [source(DTYPES[0], d, choose(d, 4096, True), v) for d in (64, 128) for v in VARIANTS]
+    return (*(source(dtype, d, config) for dtype in DTYPES for d, config in pairs), *variants)

@@ -13,6 +13,9 @@
 // keys to the first. A counter for each tile of queries has the number of parts that were added. A block
 // waits only for blocks with a smaller index, which have been started before it.
 //
+// BAND compiles a causal mask with a window or at the bottom right (mask.py): a block's queries end where the
+// window does. SOFTCAP caps the scores as the forward does.
+//
 // Three kernels: row terms (log2-sum-exp and delta = sum(out grad)), the products, and dq's rounding.
 // Source: FlashAttention-3 (arXiv:2407.08608).
 #include "hopper/barrier.cuh"
@@ -24,6 +27,8 @@
 
 #ifndef HEAD
 #define HEAD 128
+#define BAND 0
+#define SOFTCAP 0
 #endif
 
 using namespace hopper;
@@ -61,6 +66,8 @@ struct alignas(64) WgmmaBackwardArgs {
   const int* lengths;  // (B,): visible keys of each batch; null: all
   int heads, group, tq, tk, causal, key_tiles, query_tiles;
   float scale_log2, scale;
+  int window, bottom_right;  // with BAND
+  float cap_scale;           // with SOFTCAP: 2 log2(e) scale / cap
 };
 
 struct TermsArgs {
@@ -78,9 +85,15 @@ struct DqArgs {
   const int* lengths;
   int heads, tq, tk, query_tiles;
   float scale;
+  int window, bottom_right;
 };
 
 namespace {
+
+// Position of query 0 among the keys.
+template <typename Args> __device__ __forceinline__ int shift(const Args& args, int keys) {
+  return BAND && args.bottom_right ? keys - args.tq : 0;
+}
 
 __device__ __forceinline__ int visible_keys(const int* lengths, int batch, int tk) {
   return lengths ? min(max(lengths[batch], 0), tk) : tk;
@@ -88,7 +101,7 @@ __device__ __forceinline__ int visible_keys(const int* lengths, int batch, int t
 
 // The block's keys.
 struct Work {
-  int tile, batch, kv_head, keys, first_query_tile;
+  int tile, batch, kv_head, keys, first_query_tile, last_query_tile = 0;
 
   __device__ __forceinline__ explicit Work(const WgmmaBackwardArgs& args) {
     const int index = blockIdx.x / args.key_tiles, kv_heads = args.heads / args.group;
@@ -96,23 +109,36 @@ struct Work {
     batch = index / kv_heads, kv_head = index % kv_heads;
     keys = visible_keys(args.lengths, batch, args.tk);
     first_query_tile = args.causal ? tile * (KEYS / QUERIES) : 0;
+    if (BAND) {
+      // Queries before `behind` see the tile's last key, by the window.
+      const int position = shift(args, keys), last_key = min((tile + 1) * KEYS, keys) - 1;
+      const int behind = min(last_key - position + args.window, args.tq);
+      first_query_tile = max(tile * KEYS - position, 0) / QUERIES;
+      last_query_tile = behind > 0 ? (behind - 1) / QUERIES : -1;
+    }
     if (tile * KEYS >= keys) first_query_tile = args.query_tiles;  // nothing to do
+  }
+
+  // Number of tiles of queries of a head; not above 0 where no query sees a key of the block.
+  __device__ __forceinline__ int query_tiles(const WgmmaBackwardArgs& args) const {
+    return (BAND ? last_query_tile + 1 : args.query_tiles) - first_query_tile;
   }
 
   // The number of tiles of keys whose parts of this tile of dq come before the block's.
   __device__ __forceinline__ int rank(const WgmmaBackwardArgs& args, int query_tile) const {
-    const int seen = args.causal ? min(keys, (query_tile + 1) * QUERIES) : keys;
+    const int behind = (query_tile + 1) * QUERIES + shift(args, keys);
+    const int seen = args.causal ? min(keys, behind) : keys;
     return (seen - 1) / KEYS - tile;
   }
   // Steps go over the queries of one head after the other.
   __device__ __forceinline__ int steps(const WgmmaBackwardArgs& args) const {
-    return max(args.query_tiles - first_query_tile, 0) * args.group;
+    return max(query_tiles(args), 0) * args.group;
   }
   __device__ __forceinline__ int head(const WgmmaBackwardArgs& args, int step) const {
-    return kv_head * args.group + step / (args.query_tiles - first_query_tile);
+    return kv_head * args.group + step / query_tiles(args);
   }
   __device__ __forceinline__ int query_tile(const WgmmaBackwardArgs& args, int step) const {
-    return first_query_tile + step % (args.query_tiles - first_query_tile);
+    return first_query_tile + step % query_tiles(args);
   }
 };
 
@@ -214,33 +240,49 @@ struct Consumer {
   // Replaces scores by weights: 0 for hidden keys. Rows are keys, columns queries.
   __device__ __forceinline__ void weigh(float (&s)[QUERIES / 2], unsigned terms, int query_tile) const {
     const int thread = threadIdx.x % GROUP_THREADS, first_key = work.tile * KEYS + group * 64;
-    const bool masked = first_key + 64 > work.keys || (args.causal && first_key + 63 > query_tile * QUERIES);
+    const int position = query_tile * QUERIES + shift(args, work.keys);  // of the tile's first query
+    const bool masked = first_key + 64 > work.keys || (args.causal && first_key + 63 > position) ||
+                        (BAND && first_key < position + QUERIES - args.window);
 #pragma unroll
     for (int x = 0; x < QUERIES / 8; ++x) {
       float lse[2];
       load_two(lse, terms + accumulator_column(thread, 4 * x) * 4);
 #pragma unroll
-      for (int i = 4 * x; i < 4 * x + 4; ++i) s[i] = power_of_2(fmaf(s[i], args.scale_log2, -lse[i % 2]));
+      for (int i = 4 * x; i < 4 * x + 4; ++i) {
+        if (SOFTCAP) s[i] = fmaf(-2.0f, reciprocal(power_of_2(s[i] * args.cap_scale) + 1.0f), 1.0f);
+        s[i] = power_of_2(fmaf(s[i], args.scale_log2, -lse[i % 2]));
+      }
     }
     if (!masked) return;
 #pragma unroll
     for (int i = 0; i < QUERIES / 2; ++i) {
       const int key = first_key + accumulator_row(thread, i);
-      const int query = query_tile * QUERIES + accumulator_column(thread, i);
-      if (key >= work.keys || (args.causal && key > query)) s[i] = 0.0f;
+      const int query = position + accumulator_column(thread, i);
+      if (key >= work.keys || (args.causal && key > query) || (BAND && key <= query - args.window)) s[i] = 0.0f;
     }
   }
 
-  // s = s (dp - delta): the gradients of the scores, without the factor `scale`.
+  // s = s (dp - delta): the gradients of the scores, without the factor `scale`. With SOFTCAP times 1 - t^2, the
+  // slope of the tangent t, which comes back from the weight's logarithm: there are no registers to keep it.
+  // A weight of 0, whose logarithm is -inf, has slope 0.
   __device__ __forceinline__ void differentiate(float (&s)[QUERIES / 2], const float (&dp)[QUERIES / 2],
                                                 unsigned terms) const {
     const int thread = threadIdx.x % GROUP_THREADS;
+    const float inverse = SOFTCAP ? reciprocal(args.scale_log2) : 0.0f;
 #pragma unroll
     for (int x = 0; x < QUERIES / 8; ++x) {
-      float delta[2];
+      float delta[2], lse[2];
       load_two(delta, terms + (QUERIES + accumulator_column(thread, 4 * x)) * 4);
+      if (SOFTCAP) load_two(lse, terms + accumulator_column(thread, 4 * x) * 4);
 #pragma unroll
-      for (int i = 4 * x; i < 4 * x + 4; ++i) s[i] *= dp[i] - delta[i % 2];
+      for (int i = 4 * x; i < 4 * x + 4; ++i) {
+        const float weight = s[i];
+        s[i] *= dp[i] - delta[i % 2];
+        if (SOFTCAP) {
+          const float t = fmaxf((binary_logarithm(weight) + lse[i % 2]) * inverse, -1.0f);
+          s[i] *= fmaf(-t, t, 1.0f);
+        }
+      }
     }
   }
 
@@ -474,7 +516,11 @@ extern "C" __global__ void __launch_bounds__(256) attention_wgmma_terms(const Te
 extern "C" __global__ void __launch_bounds__(256) attention_wgmma_dq(const DqArgs args) {
   const int head = blockIdx.x / args.query_tiles, query_tile = blockIdx.x % args.query_tiles;
   const int batch = head / args.heads, in_batch = head % args.heads;
-  const bool is_seen = visible_keys(args.lengths, batch, args.tk) > 0;  // else nothing was added
+  const int keys = visible_keys(args.lengths, batch, args.tk);
+  // Else nothing was added: the tile's last query is before key 0, or its first one has the last key behind its
+  // window.
+  const int position = query_tile * QUERIES + shift(args, keys);
+  const bool is_seen = keys > 0 && (!BAND || (position + QUERIES > 0 && position - args.window < keys - 1));
   const float* const from = args.dq_sums + (long long)blockIdx.x * (DQ_BYTES / 4);
   T* const to = args.dq + batch * args.strides[0] + in_batch * args.strides[1];
   for (int i = threadIdx.x; i < DQ_BYTES / 16; i += 256) {

@@ -17,7 +17,7 @@ from weft.backends.nvrtc import CudaSource
 from weft.ops._common.hopper import tensor_map
 from weft.ops._common.hopper.tensor_map import TensorMap
 from weft.ops._common.layout import CUDA_TYPES, dtype_name
-from weft.ops.attention.attention_wgmma import ARCH, DTYPES, LOG2E
+from weft.ops.attention.attention_wgmma import ARCH, DTYPES, PLAIN, VARIANTS, Variant, mask_fields
 from weft.ops.attention.layout import Three
 from weft.ops.attention.spec import AttentionOptions
 
@@ -39,7 +39,10 @@ class Arguments(ctypes.Structure):
         ),
         ("scale_log2", ctypes.c_float),
         ("scale", ctypes.c_float),
-        ("padding", ctypes.c_int * 7),  # the structure is aligned to 64 bytes
+        ("window", ctypes.c_int),
+        ("bottom_right", ctypes.c_int),
+        ("cap_scale", ctypes.c_float),
+        ("padding", ctypes.c_int * 4),  # the structure is aligned to 64 bytes
     )
 
 
@@ -67,6 +70,8 @@ class DqArguments(ctypes.Structure):
         ("lengths", ctypes.c_void_p),
         *((name, ctypes.c_int) for name in ("heads", "tq", "tk", "query_tiles")),
         ("scale", ctypes.c_float),
+        ("window", ctypes.c_int),
+        ("bottom_right", ctypes.c_int),
     )
 
 
@@ -80,13 +85,14 @@ def smem_bytes(d: int) -> int:
 
 
 @cache
-def source(dtype: torch.dtype, d: int) -> CudaSource:
+def source(dtype: torch.dtype, d: int, variant: Variant = PLAIN) -> CudaSource:
     """Return the program for heads of size ``d``."""
+    numbers = {"HEAD": d, **variant.defines}
     return CudaSource(
         file=Path(__file__).with_name("attention_wgmma_backward.cu"),
         kernels=("attention_wgmma_terms", "attention_wgmma_backward", "attention_wgmma_dq"),
-        defines=(("WEFT_T", CUDA_TYPES[dtype]), ("HEAD", str(d))),
-        label=f"wgmma-backward-{dtype_name(dtype)}-{d}",
+        defines=(("WEFT_T", CUDA_TYPES[dtype]), *((name, str(value)) for name, value in numbers.items())),
+        label=f"wgmma-backward-{dtype_name(dtype)}-{d}{variant.label}",
         min_arch=ARCH,
         max_arch=ARCH,
     )
@@ -126,7 +132,8 @@ def backward(
         for count in (2 * QUERIES, QUERIES * -(-d // 64) * 64)
     )
     counters = torch.zeros((b, h, query_tiles), dtype=torch.int32, device=q.device)
-    program = source(q.dtype, d)
+    program = source(q.dtype, d, Variant.of(options))
+    fields = mask_fields(options, tq, tk, d)
     rows = b * h * query_tiles * QUERIES
     program["attention_wgmma_terms"](
         rows // 16,
@@ -156,11 +163,10 @@ def backward(
         group=h // kv_heads,
         tq=tq,
         tk=tk,
-        causal=options.causal,
         key_tiles=key_tiles,
         query_tiles=query_tiles,
-        scale_log2=options.factor(d) * LOG2E,
         scale=options.factor(d),
+        **fields,
         **{name: tensor_map.encode_heads(x, boxes[name]) for name, x in tensors.items()},
     )
     kernel = program["attention_wgmma_backward"]
@@ -175,11 +181,14 @@ def backward(
         tk=tk,
         query_tiles=query_tiles,
         scale=options.factor(d),
+        window=fields["window"],
+        bottom_right=fields["bottom_right"],
     )
     program["attention_wgmma_dq"](b * h * query_tiles, 256, rounding)
     return dq, dk, dv
 
 
 def aot_kernels() -> tuple[CudaSource, ...]:
-    """Return the programs of the usual head sizes."""
-    return tuple(source(dtype, d) for dtype in DTYPES for d in (64, 128))
+    """Return the programs of the usual head sizes, and in bfloat16 each variant."""
+    variants = [source(DTYPES[0], d, variant) for d in (64, 128) for variant in VARIANTS]
+    return (*(source(dtype, d) for dtype in DTYPES for d in (64, 128)), *variants)

@@ -11,6 +11,7 @@ import torch
 
 from weft.core import Case, Input
 from weft.core.cases import SHORT
+from weft.ops.attention.mask import BOTTOM_RIGHT
 
 DTYPES = ("float32", "float16", "bfloat16")
 GPU = ("cuda",)
@@ -49,7 +50,9 @@ def _case(
     parts = [SHORT[dtype], f"{b}x{h}x{t}x{d}"]
     if kv is not None:
         parts.append(f"{kv[0]}x{kv[1]}")
-    parts += [name for name in ("causal", "padded") if params.get(name)]
+    parts += ["bottom-right"] if params.get("alignment") else ["causal"] if params.get("causal") else []
+    parts += [f"{name}{params[name]:g}" for name in ("window", "softcap") if params.get(name)]
+    parts += ["padded"] if params.get("padded") else []
     parts += ["dropout"] if params.get("dropout_p") else []
     parts += ["-".join(layouts)] if layouts != ("contiguous",) * 3 else []
     heads, keys = kv or (h, t)
@@ -69,6 +72,7 @@ def _case(
 
 
 DROP: dict[str, Any] = {"dropout_p": 0.3, "seed": 2**40 + 12345}
+LATE: dict[str, Any] = {"causal": True, "alignment": BOTTOM_RIGHT}
 CHECKS = [
     _case(1, 2, 40, 32),
     _case(1, 1, 49, 32, causal=True),
@@ -79,10 +83,17 @@ CHECKS = [
     _case(1, 1, 40, 32, kv=(1, 19), causal=True),
     _case(3, 1, 20, 32, kv=(1, 37), padded=True),
     _case(2, 2, 20, 32, kv=(1, 20), causal=True, padded=True, **DROP),
+    _case(1, 2, 70, 32, kv=(1, 75), causal=True, window=20),
+    _case(1, 1, 20, 32, dtype="float16", kv=(1, 61), window=17, **LATE),
+    _case(1, 2, 37, 32, kv=(1, 50), causal=True, softcap=2.0),
+    _case(3, 1, 35, 32, kv=(1, 45), padded=True, window=9, softcap=5.0, **LATE),
 ]
 EDGES = [
     _case(1, 2, 1, 32, kv=(2, 5), tags="edge"),
     _case(1, 2, 20, 32, layouts=("expanded", "sliced", "shifted"), tags="edge"),
+    _case(1, 1, 40, 32, kv=(1, 19), tags="edge", **LATE),  # the first queries see no key
+    _case(1, 1, 60, 32, kv=(1, 19), causal=True, window=7, tags="edge"),  # the last queries see none
+    _case(1, 1, 5, 32, kv=(1, 33), window=1, tags="edge", **LATE),
 ]
 ON_GPU = [
     _case(1, 2, 3, 32, kv=(1, 0), tags="edge", devices=GPU),
@@ -101,6 +112,16 @@ ON_GPU = [
     _case(2, 2, 300, 64, dtype="bfloat16", causal=True, devices=GPU, **DROP),
     _case(2, 3, 1000, 32, dtype="float16", devices=GPU),
     _case(1, 2, 200, 64, dtype="bfloat16", layouts=("shifted",) * 3, devices=GPU, tags="edge"),
+    _case(2, 4, 1000, 64, kv=(2, 1000), dtype="bfloat16", causal=True, window=200, devices=GPU),
+    _case(1, 4, 777, 128, dtype="bfloat16", causal=True, window=129, devices=GPU),
+    _case(1, 2, 300, 128, kv=(2, 1111), dtype="bfloat16", devices=GPU, **LATE),
+    _case(1, 2, 700, 64, kv=(1, 333), dtype="float16", window=65, devices=GPU, **LATE),
+    _case(2, 2, 513, 128, dtype="bfloat16", causal=True, softcap=3.0, devices=GPU),
+    _case(
+        3, 2, 257, 80, kv=(1, 500), dtype="float16", padded=True, softcap=2.0, window=90, devices=GPU, **LATE
+    ),
+    _case(1, 2, 300, 256, dtype="bfloat16", causal=True, window=100, softcap=50.0, devices=GPU),
+    _case(2, 2, 300, 64, dtype="bfloat16", causal=True, window=70, devices=GPU, **DROP),
 ]
 BENCH: dict[str, Any] = {"dtype": "bfloat16", "tags": "bench", "devices": GPU}
 BENCHES = [
@@ -109,6 +130,8 @@ BENCHES = [
     _case(4, 16, 4096, 128, **BENCH),
     _case(2, 16, 8192, 64, causal=True, **BENCH),
     _case(1, 16, 16384, 128, causal=True, **BENCH),
+    _case(1, 16, 16384, 128, causal=True, window=1024, **BENCH),
+    _case(4, 16, 4096, 128, causal=True, softcap=50.0, **BENCH),
     _case(1, 4, 256, 64, causal=True, tags="bench", devices=("cpu",)),
 ]
 CASES = (*CHECKS, *EDGES, *ON_GPU, *BENCHES)

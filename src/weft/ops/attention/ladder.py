@@ -121,6 +121,8 @@ def _forward(one_pass: bool) -> Callable[..., tuple[Tensor, Tensor]]:
 def supports(case: Case, device: str) -> Support:
     if case.params.get("dropout_p"):
         return no("the ladder's steps have no dropout; use impl='triton'")
+    if AttentionOptions.of(case).mask.is_band or case.params.get("softcap"):
+        return no("the ladder's steps have the causal mask at the top left only; use impl='triton'")
     if case.dtype == "float32" and case.inputs[0].shape[3] > 128:
         return no("the ladder's tiles are too large for float32 heads above 128; use impl='triton'")
     return YES

@@ -33,7 +33,7 @@ from weft.dispatch.plan_cache import memoized
 from weft.ops._common import validate
 from weft.ops.attention.cases import DTYPES
 from weft.ops.attention.layout import Three
-from weft.ops.attention.spec import PARAMS, SCALARS, check_arguments, default_lengths_and_impl
+from weft.ops.attention.spec import PARAMS, SCALARS, check_arguments, default_lengths_and_impl, parameters
 
 
 def split_qkv(qkv: torch.Tensor, heads: int, kv_heads: int) -> Three:
@@ -118,7 +118,9 @@ def attention_packed(
     heads: int,
     *,
     kv_heads: int | None = None,
-    causal: bool = False,
+    causal: bool | str = False,
+    window: int | None = None,
+    softcap: float | None = None,
     scale: float | None = None,
     dropout_p: float = 0.0,
     seed: int = 0,
@@ -135,7 +137,8 @@ def attention_packed(
         qkv: (B, T, (H + 2 Hkv) D), float32, float16 or bfloat16, CPU or CUDA, any strides. A row holds
             the heads of q, then those of k, then those of v.
         heads: H. kv_heads: Hkv, which divides H; None is H.
-        causal, scale, dropout_p, seed, key_lengths, impl, batch_invariant: as for ``attention``.
+        causal, window, softcap, scale, dropout_p, seed, key_lengths, impl, batch_invariant: as for
+            ``attention``.
 
     Returns:
         (B, T, H D) of the dtype of ``qkv``; contiguous if a kernel of Weft computes it.
@@ -146,15 +149,14 @@ def attention_packed(
     refuse_if_requested("attention_packed", batch_invariant)
     (qkv,) = lowered(qkv)
     num_kv_heads = heads if kv_heads is None else kv_heads
-    lengths, impl = default_lengths_and_impl(qkv, key_lengths, dropout_p, impl)
-    numbers = {"causal": bool(causal), "scale": scale, "dropout_p": dropout_p, "seed": seed}
-    params = {**numbers, "padded": key_lengths is not None}
+    params = parameters(causal, window, softcap, scale, dropout_p, seed, key_lengths is not None)
+    lengths, impl = default_lengths_and_impl(qkv, key_lengths, params, impl)
 
     def choose_kernel() -> str | None:
         """Return the implementation whose kernels run; None for plain torch code, which autograd traces."""
         _check(qkv, heads, num_kv_heads)
         q, k, v = split_qkv(qkv, heads, num_kv_heads)
-        check_arguments(q, k, v, key_lengths, **numbers)
+        check_arguments(q, k, v, key_lengths, **params)
         chosen = impl or dispatch.choose("attention", (q, k, v, lengths), params)
         return None if resolve("attention", chosen) in TRACED else chosen
 

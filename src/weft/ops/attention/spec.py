@@ -1,13 +1,14 @@
 """Attention: out = softmax(scale q k^T) v for each head, with the log-sum-exp of its scores.
 
-Groups of query heads share a head of keys (arXiv:2305.13245). ``causal`` is aligned at the top left, as
-PyTorch's scaled_dot_product_attention is: query i sees keys 0 to i, for any two lengths. A query that sees
-no key has an output of 0 and a log-sum-exp of -inf.
+Groups of query heads share a head of keys (arXiv:2305.13245). Which keys a query sees: mask.py. ``softcap``
+limits the scores before the mask: softcap tanh(score / softcap). A query that sees no key has an output of 0
+and a log-sum-exp of -inf.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -21,9 +22,14 @@ from weft.ops._common.gradient_scale import zero_nonfinite
 from weft.ops._common.philox import check_dropout_arguments, keep_scale, philox, threshold
 from weft.ops._common.placeholder import placeholder
 from weft.ops.attention.cases import CASES, DTYPES
+from weft.ops.attention.mask import BOTTOM_RIGHT, TOP_LEFT, Mask, alignment_of, check_mask
 
 MIN_HEAD_SIZE, MAX_HEAD_SIZE = 8, 256
-SCALARS = "bool causal, float? scale, float dropout_p, int seed, bool padded"  # of weft::attention
+# Of weft::attention.
+SCALARS = (
+    "bool causal, float? scale, float dropout_p, int seed, bool padded, int alignment, int? window, "
+    "float? softcap"
+)
 
 
 class AttentionOptions(NamedTuple):
@@ -34,41 +40,60 @@ class AttentionOptions(NamedTuple):
     dropout_p: float = 0.0
     seed: int = 0
     padded: bool = False
+    alignment: int = TOP_LEFT
+    window: int | None = None
+    softcap: float | None = None
+
+    @staticmethod
+    def of(case: Case) -> AttentionOptions:
+        """Return the options of a case."""
+        params: dict[str, Any] = dict(case.params)
+        return AttentionOptions(**params)
+
+    @property
+    def mask(self) -> Mask:
+        bottom_right = self.alignment == BOTTOM_RIGHT
+        return Mask(causal=self.causal, bottom_right=bottom_right, window=self.window, padded=self.padded)
 
     def factor(self, head_size: int) -> float:
         """Return the factor of the scores; None is torch's default, 1 / sqrt(head size)."""
         return default_scale(head_size) if self.scale is None else float(self.scale)
 
+    def inner_factor(self, head_size: int) -> float:
+        """Return the factor of the scores inside the hyperbolic tangent; 1 without ``softcap``."""
+        return self.factor(head_size) / self.softcap if self.softcap else 1.0
+
+    def outer_factor(self, head_size: int) -> float:
+        """Return the factor of what the kernels exponentiate: of the tangents, or else of the scores."""
+        return float(self.softcap) if self.softcap else self.factor(head_size)
+
 
 PARAMS = AttentionOptions._fields
-Dropout = tuple[float, int, int] | None  # probability, seed, number of the first head
 CHECKPOINT_SCORES = 1 << 22  # above this many the reference's gradient recomputes scores to save memory
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, key_lengths: Tensor, **params: Any) -> tuple[Tensor, Tensor]:
     """Compute one head of keys at a time, so that a case needs no memory for all scores at once."""
-    causal, scale, dropout_p, seed, padded = AttentionOptions(**params)
+    options = AttentionOptions(**params)
     # Query heads that share one head of keys; max() for a tensor without heads.
     group = q.shape[1] // max(k.shape[1], 1)
-    factor = default_scale(q.shape[-1]) if scale is None else scale
     results = []
     for batch in range(q.shape[0]):
         keys = k.shape[2]
-        if padded:
+        if options.padded:
             # The kernels clamp as well: a length out of range is not an error.
             keys = min(max(int(key_lengths[batch]), 0), keys)
         for head in range(k.shape[1]):
             queries = q[batch, head * group : (head + 1) * group]
-            first = batch * q.shape[1] + head * group
-            arguments = (queries, k[batch, head], v[batch, head])
-            # The mask depends on the head's number over all batches, so that every implementation drops the
+            # Dropout depends on the head's number over all batches, so that every implementation drops the
             # same weights.
-            dropout = (dropout_p, seed, first) if dropout_p else None
+            first = batch * q.shape[1] + head * group
+            arguments = (queries, k[batch, head], v[batch, head], keys, first, options)
             # The scores of all heads would not fit: they are computed again in the backward, head by head.
             if queries.requires_grad and group * q.shape[2] * k.shape[2] > CHECKPOINT_SCORES:
-                result = checkpoint(_group, *arguments, keys, causal, factor, dropout, use_reentrant=False)
+                result = checkpoint(_group, *arguments, use_reentrant=False)
             else:
-                result = _group(*arguments, keys, causal, factor, dropout)
+                result = _group(*arguments)
             results.append(result)
     # q * 0 instead of zeros: the result then depends on q, and autograd returns gradients of the right shape.
     if not results:
@@ -78,39 +103,46 @@ def reference(q: Tensor, k: Tensor, v: Tensor, key_lengths: Tensor, **params: An
 
 
 def _group(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    keys: int,
-    causal: bool,
-    scale: float,
-    dropout: Dropout,
+    q: Tensor, k: Tensor, v: Tensor, keys: int, first_head: int, options: AttentionOptions
 ) -> tuple[Tensor, Tensor]:
     """Return out and log-sum-exp of queries (G, Tq, D) over the first ``keys`` of the keys (Tk, D)."""
     if keys == 0:
         return q * 0, torch.full_like(q[..., 0], -math.inf)
-    p, keep_factor, lse = _weights(q, k, keys, causal, scale, dropout)
-    return (p * keep_factor) @ v[:keys], lse
+    weights = _weights(q, k, keys, first_head, options)
+    return (weights.p * weights.keep_factor) @ v[:keys], weights.lse
 
 
-def _weights(
-    q: Tensor, k: Tensor, keys: int, causal: bool, scale: float, dropout: Dropout
-) -> tuple[Tensor, Tensor | float, Tensor]:
-    """Return the weights (G, Tq, keys), dropout's factor of each, and the log-sum-exp (G, Tq)."""
-    s = q @ k[:keys].T * scale
-    if causal:
-        # Aligned at the upper left: query i sees the keys 0 to i, also if there are more keys than queries.
-        hidden = torch.ones(s.shape[1:], dtype=torch.bool, device=s.device).triu(1)
+class _Weights(NamedTuple):
+    """Weights (G, Tq, keys), dropout's factor of each, the log-sum-exp (G, Tq), and the slope of each capped
+    score (1 without a cap)."""
+
+    p: Tensor
+    keep_factor: Tensor | float
+    lse: Tensor
+    slope: Tensor | float
+
+
+def _weights(q: Tensor, k: Tensor, keys: int, first_head: int, options: AttentionOptions) -> _Weights:
+    """Return the weights of the queries (G, Tq, D) of the heads from number ``first_head`` on."""
+    s = q @ k[:keys].T * options.factor(q.shape[-1])
+    slope: Tensor | float = 1.0
+    if cap := options.softcap:
+        t = torch.tanh(s / cap)
+        s, slope = cap * t, 1 - t.square()
+    hidden = options.mask.hidden(s.shape[1], keys, s.device)
+    if hidden is not None:
         s = s.masked_fill(hidden, -math.inf)
     top = s.amax(-1, keepdim=True).detach()
+    top = top.masked_fill(top == -math.inf, 0.0)  # a query without keys: -inf - -inf would be NaN
     e = torch.exp(s - top)
     total = e.sum(-1, keepdim=True)
     keep_factor: Tensor | float = 1.0
-    if dropout is not None:
-        p, seed, first = dropout
-        mask = dropout_mask(p, seed, first, (*s.shape[:2], k.shape[0]), s.device)
-        keep_factor = mask[..., :keys] * keep_scale(p)
-    return e / total, keep_factor, (top + total.log())[..., 0]
+    if options.dropout_p:
+        shape = (*s.shape[:2], k.shape[0])
+        mask = dropout_mask(options.dropout_p, options.seed, first_head, shape, s.device)
+        keep_factor = mask[..., :keys] * keep_scale(options.dropout_p)
+    p = e / total.masked_fill(total == 0, 1.0)
+    return _Weights(p, keep_factor, (top + total.log())[..., 0], slope)
 
 
 def gradient_scale(
@@ -121,21 +153,20 @@ def gradient_scale(
     ds = p (dp - sum of p dp) cancels in a row with few keys. Its magnitude before the difference is carried
     through the last product. The magnitude of a sum is the root of its terms' squares, as roundings add up.
     """
-    causal, scale, dropout_p, seed, padded = AttentionOptions(**params)
-    group = q.shape[1] // max(k.shape[1], 1)
-    factor = default_scale(q.shape[-1]) if scale is None else scale
+    options = AttentionOptions(**params)
+    group, factor = q.shape[1] // max(k.shape[1], 1), options.factor(q.shape[-1])
     of_q, of_k = torch.zeros_like(q), torch.zeros_like(k)
     for batch in range(q.shape[0]):
-        keys = min(max(int(key_lengths[batch]), 0), k.shape[2]) if padded else k.shape[2]
+        keys = min(max(int(key_lengths[batch]), 0), k.shape[2]) if options.padded else k.shape[2]
         for head in range(k.shape[1] if keys else 0):
             members = slice(head * group, (head + 1) * group)
-            dropout = (dropout_p, seed, batch * q.shape[1] + members.start) if dropout_p else None
+            first = batch * q.shape[1] + members.start
             queries, values = q[batch, members], v[batch, head, :keys]
-            p, keep_factor, _ = _weights(queries, k[batch, head], keys, causal, factor, dropout)
+            p, keep_factor, _, slope = _weights(queries, k[batch, head], keys, first, options)
             squares = grad[batch, members].square()
             dp = (squares @ values.square().T).sqrt() * keep_factor
             summed = (squares * ((p * keep_factor) @ values).square()).sum(-1, keepdim=True).sqrt()
-            ds = (factor * p * (dp + summed)).square()
+            ds = (factor * slope * p * (dp + summed)).square()
             of_q[batch, members] = (ds @ k[batch, head, :keys].square()).sqrt()
             of_k[batch, head, :keys] = (ds.transpose(1, 2) @ queries.square()).sum(0).sqrt()
     return zero_nonfinite(of_q), zero_nonfinite(of_k), None
@@ -158,10 +189,23 @@ def default_scale(d: int) -> float:
     return d**-0.5
 
 
+def parameters(
+    causal: Any, window: Any, softcap: Any, scale: Any, dropout_p: Any, seed: Any, padded: bool
+) -> dict[str, Any]:
+    """Return the operator's scalars for the arguments of a public function, in the order of ``PARAMS``."""
+    causal, alignment = alignment_of(causal)
+    numbers = {"causal": causal, "scale": scale, "dropout_p": dropout_p, "seed": seed, "padded": padded}
+    return {**numbers, "alignment": alignment, "window": window, "softcap": softcap}
+
+
 def default_lengths_and_impl(
-    x: Any, key_lengths: Tensor | None, dropout_p: float, impl: str | None
+    x: Any, key_lengths: Tensor | None, params: Mapping[str, Any], impl: str | None
 ) -> tuple[Tensor | None, str | None]:
-    """Return the operator's ``key_lengths`` and ``impl`` for a call whose queries are (in) ``x``."""
+    """Return the operator's ``key_lengths`` and ``impl`` for a call whose queries are (in) ``x``.
+
+    torch's fused kernels lack key lengths, dropout by Philox, and the options after ``padded``, or read a
+    mask of Tq x Tk elements: such calls take our own kernels.
+    """
     lengths = key_lengths
     if isinstance(x, Tensor):
         if lengths is None:  # the operator needs a tensor; without ``padded`` no implementation reads it
@@ -169,9 +213,11 @@ def default_lengths_and_impl(
                 lengths = placeholder(x, x.shape[:1], torch.int32)
             except RuntimeError:  # a nested tensor, which the check refuses
                 lengths = None
+        dropout_p = params["dropout_p"]
         # What is no number has no truth, and is refused by the check.
         drops = isinstance(dropout_p, int | float) and dropout_p != 0
-        if impl is None and (key_lengths is not None or drops):
+        is_plain = params["window"] is None and params["softcap"] is None and not params["alignment"]
+        if impl is None and (key_lengths is not None or drops or not is_plain):
             impl = "triton" if x.is_cuda else "eager"
     return lengths, impl
 
@@ -187,6 +233,9 @@ def check_arguments(
     dropout_p: Any = 0.0,
     seed: Any = 0,
     padded: Any = False,
+    alignment: Any = TOP_LEFT,
+    window: Any = None,
+    softcap: Any = None,
 ) -> None:
     """Raise :class:`WeftError` if the arguments of a call are invalid."""
     for name, x in (("q", q), ("k", k), ("v", v)):
@@ -201,6 +250,7 @@ def check_arguments(
     if scale is not None and not (isinstance(scale, int | float) and 0 < scale < math.inf):
         hint = "a negative scale is that of -q"
         raise WeftError("attention: scale", expected="a finite number above 0", got=repr(scale), hint=hint)
+    check_mask(causal, alignment, window, softcap)
     if key_lengths is not None:
         validate.tensor("attention", "key_lengths", key_lengths, ("int32",), dims=range(1, 2))
         validate.same_device("attention", "q and key_lengths", q, key_lengths)
@@ -239,11 +289,13 @@ def save(inputs: tuple[Any, ...], output: Any) -> tuple[Any, ...]:
 def cost(c: Case, direction: str) -> Cost:
     """Count two products of 2 B H Tq Tk D FLOPs, half of that with a causal mask; the backward 2.5 times.
 
-    This is the usual count: recomputing scores earns no credit.
+    This is the usual count: recomputing scores earns no credit. With a window or at the bottom right the
+    visible pairs of queries and keys are counted.
     """
     q, k, _, lengths = c.inputs
     item = ITEMSIZE[q.dtype]
-    flops = 4.0 * q.numel * k.shape[2] * (0.5 if c.params.get("causal") else 1.0)
+    (b, h, tq, d), tk = q.shape, k.shape[2]
+    flops = 4.0 * b * h * d * AttentionOptions.of(c).mask.visible_pairs(tq, tk)
     inputs = q.nbytes + 2 * k.nbytes + (lengths.nbytes if c.params.get("padded") else 0)
     out, lse = q.numel * item, q.numel // q.shape[3] * 4
     rate = SHORT[q.dtype]
@@ -275,10 +327,19 @@ def _within_the_values(
     return max(0.0, float(over)) / (8 * torch.finfo(out.dtype).eps * size)
 
 
+def _every_query_sees_a_key(c: Case) -> bool:
+    options = AttentionOptions.of(c)
+    tq, tk = c.inputs[0].shape[2], c.inputs[1].shape[2]
+    has_empty_rows = options.mask.is_band and options.mask.leaves_queries_without_keys(tq, tk)
+    return not (options.dropout_p or options.padded or has_empty_rows)
+
+
 def public_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of ``weft.ops.attention``, where lengths stand for ``padded``."""
-    hidden = {"padded"} if arguments.get("padded") else {"padded", "key_lengths"}
-    return {name: value for name, value in arguments.items() if name not in hidden}
+    """Return the arguments of ``weft.ops.attention``, where lengths stand for ``padded``, and ``causal``
+    names the alignment."""
+    hidden = {"padded", "alignment"} | (set() if arguments.get("padded") else {"key_lengths"})
+    public = {name: value for name, value in arguments.items() if name not in hidden}
+    return public | {"causal": "bottom_right"} if arguments.get("alignment") else public
 
 
 OPERATOR = Operator(
@@ -307,7 +368,7 @@ OPERATOR = Operator(
         Property(
             name="within the values' range",
             holds=_within_the_values,
-            applies=lambda c: not (c.params.get("dropout_p") or c.params.get("padded")),
+            applies=_every_query_sees_a_key,
         ),
     ),
     backward_note="scores are recomputed from q, k and the log-sum-exp; none are stored",

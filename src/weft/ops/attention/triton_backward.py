@@ -13,27 +13,33 @@ from weft.backends.triton_jit import tl, triton
 from weft.ops.attention.triton_tiles import (
     LOG2E,
     dropout_mask,
+    key_bounds,
     load_row_terms,
     load_tile,
+    query_position,
+    sees,
     store_tile,
+    tanh,
     visible_keys,
 )
 
 
-@triton.jit(do_not_specialize=["low", "high", "threshold"])
+@triton.jit(do_not_specialize=["low", "high", "threshold", "window"])
 def attention_backward_queries(
     q_source, k_source, v_source, grad_source, out_ptr, lengths, lse_ptr, rows_ptr, dq_ptr,
     heads, group, tq, tk, tq_padded,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, grad_batch, grad_head, grad_row,
     out_batch, out_head, out_row, dq_batch, dq_head, dq_row,
-    scale, factor, low, high, threshold, rescale,
+    scale, factor, inner, window, low, high, threshold, rescale,
     D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    CAUSAL: tl.constexpr, PADDED: tl.constexpr, DROPOUT: tl.constexpr, TMA: tl.constexpr,
+    CAUSAL: tl.constexpr, BOTTOM_RIGHT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    PADDED: tl.constexpr, DROPOUT: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     # q, grad, out, dq: (B, H, Tq, D); k, v: (B, H / group, Tk, D), by strides; lse: (B, H, Tq) float32. A
     # program computes dq of BM queries of one head, and writes two terms of each query into rows:
     # (B, H, 2, tq_padded) float32, log2(e) lse and delta; past Tq they are inf and 0: weights of 0.
-    # `scale` includes log2(e), `factor` does not.
+    # `scale` includes log2(e), `factor` does not; with SOFTCAP `scale` is the factor of the tangents of
+    # scores times `inner`.
     head, batch = tl.program_id(1), tl.program_id(2)
     block = tl.program_id(0)
     if CAUSAL:  # blocks with most keys start first
@@ -51,30 +57,35 @@ def attention_backward_queries(
     rows_ptr += tl.cast(line, tl.int64) * 2 * tq_padded
     tl.store(rows_ptr + rows, top)
     tl.store(rows_ptr + tq_padded + rows, delta)
-    last = keys
-    unmasked_end = keys // BN * BN
-    if CAUSAL:
-        last = tl.minimum(keys, start + BM)
-        unmasked_end = tl.minimum(unmasked_end, (start + 1) // BN * BN)
+    shift = query_position(keys, tq, BOTTOM_RIGHT)
+    first, unmasked_start, unmasked_end, last = key_bounds(start, keys, shift, window, BM, BN, CAUSAL, WINDOW)
     dq = tl.zeros((BM, DP), tl.float32)
     kv_head = head // group
-    for masked in tl.static_range(2):
-        for key_start in tl.range(unmasked_end if masked else 0, last if masked else unmasked_end, BN):
+    for masked in tl.static_range(-1 if WINDOW else 0, 2):  # as in the forward
+        for key_start in tl.range(
+            first if masked == -1 else unmasked_start if masked == 0 else unmasked_end,
+            tl.minimum(unmasked_start, last) if masked == -1 else unmasked_end if masked == 0 else last,
+            BN,
+        ):
             key_start = tl.multiple_of(key_start, BN)
             column = key_start + tl.arange(0, BN)
             k = load_tile(k_source, batch, kv_head, key_start, tk, k_batch, k_head, k_row, BN, D, DP, TMA)
             s = tl.dot(q, k.T, input_precision="ieee")
             v = load_tile(v_source, batch, kv_head, key_start, tk, v_batch, v_head, v_row, BN, D, DP, TMA)
             dp = tl.dot(grad, v.T, input_precision="ieee")
+            if SOFTCAP:
+                s = tanh(s * inner)
             p = tl.exp2(s * scale - top[:, None])
             if DROPOUT:
                 keep_mask = dropout_mask(low, high, threshold, line, rows[:, None], column[None, :], tq, tk)
                 dp = tl.where(keep_mask, dp * rescale, 0.0)
             ds = p * (dp - delta[:, None])
-            if masked == 1:
+            if SOFTCAP:
+                ds *= 1.0 - s * s
+            if masked != 0:
                 seen = (column < keys)[None, :]
                 if CAUSAL:
-                    seen = seen & (column[None, :] <= rows[:, None])
+                    seen = seen & sees(rows[:, None], column[None, :], shift, window, WINDOW)
                 ds = tl.where(seen, ds, 0.0)
                 if PADDED:  # keys past a length may be NaN, and 0 times NaN is NaN
                     k = tl.where((column < keys)[:, None], k, 0.0)
@@ -83,15 +94,16 @@ def attention_backward_queries(
     store_tile(dq_ptr, dq * factor, batch, head, start, tq, dq_batch, dq_head, dq_row, BM, D, DP)
 
 
-@triton.jit(do_not_specialize=["low", "high", "threshold"])
+@triton.jit(do_not_specialize=["low", "high", "threshold", "window"])
 def attention_backward_keys(
     q_source, k_source, v_source, grad_source, lengths, rows_source, dk_ptr, dv_ptr,
     heads, group, tq, tk, tq_padded,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, grad_batch, grad_head, grad_row,
     dk_batch, dk_head, dk_row, dv_batch, dv_head, dv_row,
-    scale, factor, low, high, threshold, rescale,
+    scale, factor, inner, window, low, high, threshold, rescale,
     D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    CAUSAL: tl.constexpr, PADDED: tl.constexpr, DROPOUT: tl.constexpr, TMA: tl.constexpr,
+    CAUSAL: tl.constexpr, BOTTOM_RIGHT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    PADDED: tl.constexpr, DROPOUT: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     # Shapes as in attention_backward_queries, which wrote rows; dk, dv: (B, H / group, Tk, D). A program
     # computes BN keys of one head of keys, and reads the queries of its ``group`` heads BM at a time. Tiles
@@ -105,23 +117,35 @@ def attention_backward_keys(
     v = load_tile(v_source, batch, kv_head, start, tk, v_batch, v_head, v_row, BN, D, DP, TMA)
     dk = tl.zeros((BN, DP), tl.float32)
     dv = tl.zeros((BN, DP), tl.float32)
+    shift = query_position(keys, tq, BOTTOM_RIGHT)
     first = 0
     masked_end = 0
     last = tq
     if PADDED:
         # A tile of keys past the length reads no query; its gradients stay 0.
         last = tl.where(start < keys, tq, 0)
+    unmasked_end = last
+    # Divisions are of numbers from 0 on: Triton's cut towards 0.
     if CAUSAL:
-        first = start // BM * BM
+        first = tl.maximum(start - shift, 0) // BM * BM
         # From this query on every query sees all keys of the tile, so that the second loop needs no causal
         # mask.
-        masked_end = tl.minimum(tl.cdiv(start + BN - 1, BM) * BM, tl.cdiv(last, BM) * BM)
+        masked_end = tl.cdiv(tl.maximum(start + BN - 1 - shift, 0), BM) * BM
+        masked_end = tl.minimum(masked_end, tl.cdiv(last, BM) * BM)
+    if WINDOW:
+        # Queries from the last bound on see no key of the tile; those from `unmasked_end` on not all keys.
+        last = tl.minimum(last, tl.maximum(tl.minimum(start + BN, keys) - 1 - shift + window, 0))
+        unmasked_end = tl.maximum(start - shift + window, 0) // BM * BM
+        unmasked_end = tl.maximum(masked_end, unmasked_end)
     for member in range(group):
         head = kv_head * group + member
         line = batch * heads + head
-        for unmasked in tl.static_range(0 if CAUSAL else 1, 2):
+        # The diagonal (0), tiles without a mask (1), the window's edge (2).
+        for loop in tl.static_range(0 if CAUSAL else 1, 3 if WINDOW else 2):
             for row_start in tl.range(
-                masked_end if unmasked else first, last if unmasked else tl.minimum(masked_end, last), BM
+                first if loop == 0 else masked_end if loop == 1 else unmasked_end,
+                tl.minimum(masked_end if loop == 0 else unmasked_end if loop == 1 else last, last),
+                BM,
             ):
                 row_start = tl.multiple_of(row_start, BM)
                 row = row_start + tl.arange(0, BM)
@@ -129,9 +153,11 @@ def attention_backward_keys(
                 s = tl.dot(k, q.T, input_precision="ieee")
                 # Past the last query: exp2(0 - inf) is 0, so that such rows add nothing.
                 top = load_row_terms(rows_source, 2 * line, row_start, tq_padded, BM, TMA)
+                if SOFTCAP:
+                    s = tanh(s * inner)
                 p = tl.exp2(s * scale - top[None, :])
-                if unmasked == 0:
-                    p = tl.where(columns[:, None] <= row[None, :], p, 0.0)
+                if loop != 1:
+                    p = tl.where(sees(row[None, :], columns[:, None], shift, window, WINDOW), p, 0.0)
                 grad = load_tile(
                     grad_source, batch, head, row_start, tq, grad_batch, grad_head, grad_row, BM, D, DP, TMA
                 )
@@ -147,6 +173,8 @@ def attention_backward_keys(
                     dp = tl.where(keep_mask, dp * rescale, 0.0)
                 delta = load_row_terms(rows_source, 2 * line + 1, row_start, tq_padded, BM, TMA)
                 ds = p * (dp - delta[None, :])
+                if SOFTCAP:
+                    ds *= 1.0 - s * s
                 dk = tl.dot(ds.to(q.dtype), q, dk, input_precision="ieee")
     if PADDED:
         dk = tl.where((columns < keys)[:, None], dk, 0.0)

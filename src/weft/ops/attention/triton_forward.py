@@ -2,30 +2,42 @@
 
 One program computes BM queries of one head and reads its keys BN at a time, with the running maximum and sum
 of online softmax (arXiv:1805.02867); the weighted values are rescaled as the maximum rises (FlashAttention-2,
-arXiv:2307.08691). Exponentials are powers of 2. Two loops over the keys: the first
-without a mask over the keys that every query of the tile sees, the second with a mask over the diagonal and
-the ragged end. Keys that no query sees are not read.
+arXiv:2307.08691). Exponentials are powers of 2. Loops over the keys: one without a mask over the tiles that
+every query sees, one with a mask over the diagonal and the ragged end, and with a window one before them over
+its edge. Tiles that no query sees are not read.
 """
 
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
 from weft.backends.triton_jit import tl, triton
-from weft.ops.attention.triton_tiles import LN2, dropout_mask, load_tile, store_tile, visible_keys
+from weft.ops.attention.triton_tiles import (
+    LN2,
+    dropout_mask,
+    key_bounds,
+    load_tile,
+    query_position,
+    sees,
+    store_tile,
+    tanh,
+    visible_keys,
+)
 
 
-@triton.jit(do_not_specialize=["low", "high", "threshold"])
+@triton.jit(do_not_specialize=["low", "high", "threshold", "window"])
 def attention_forward(
     q_source, k_source, v_source, lengths, out_ptr, lse_ptr,
     heads, group, tq, tk,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, out_batch, out_head, out_row,
-    scale, low, high, threshold, rescale,
+    scale, inner, window, low, high, threshold, rescale,
     D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    CAUSAL: tl.constexpr, PADDED: tl.constexpr, DROPOUT: tl.constexpr, TMA: tl.constexpr,
+    CAUSAL: tl.constexpr, BOTTOM_RIGHT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    PADDED: tl.constexpr, DROPOUT: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     # q, out: (B, H, Tq, D); k, v: (B, H / group, Tk, D), by strides, with adjacent columns; lse: (B, H, Tq)
-    # float32; lengths: (B,) int32, read where PADDED. `scale` includes log2(e). Bytes: q read and out
-    # written once; k and v read once by each tile of queries, mostly from the L2.
+    # float32; lengths: (B,) int32, read where PADDED. `scale` includes log2(e); with SOFTCAP it is the factor
+    # of the tangents of scores times `inner`. Bytes: q read and out written once; k and v read once by each
+    # tile of queries, mostly from the L2.
     head, batch = tl.program_id(1), tl.program_id(2)
     block = tl.program_id(0)
     if CAUSAL:  # blocks with most keys start first, so that the last blocks of the grid are short
@@ -38,35 +50,42 @@ def attention_forward(
     acc = tl.zeros((BM, DP), tl.float32)
     total = tl.zeros((BM,), tl.float32)
     top = tl.full((BM,), float("-inf"), tl.float32)
-    last = keys
-    unmasked_end = keys // BN * BN
-    if CAUSAL:
-        last = tl.minimum(keys, start + BM)
-        unmasked_end = tl.minimum(unmasked_end, (start + 1) // BN * BN)
+    shift = query_position(keys, tq, BOTTOM_RIGHT)
+    first, unmasked_start, unmasked_end, last = key_bounds(start, keys, shift, window, BM, BN, CAUSAL, WINDOW)
     # Grouped-query attention: `group` adjacent query heads read one head of keys.
     kv_head = head // group
-    # The two loops are one body that is compiled twice: with `masked` 0 all mask code is removed.
-    for masked in tl.static_range(2):
-        for key_start in tl.range(unmasked_end if masked else 0, last if masked else unmasked_end, BN):
+    # The loops are one body that is compiled for each: the window's edge (-1), the tiles between, for which
+    # all mask code is removed (0), and the diagonal with the ragged end (1).
+    for masked in tl.static_range(-1 if WINDOW else 0, 2):
+        for key_start in tl.range(
+            first if masked == -1 else unmasked_start if masked == 0 else unmasked_end,
+            tl.minimum(unmasked_start, last) if masked == -1 else unmasked_end if masked == 0 else last,
+            BN,
+        ):
             key_start = tl.multiple_of(key_start, BN)
             k = load_tile(k_source, batch, kv_head, key_start, tk, k_batch, k_head, k_row, BN, D, DP, TMA)
             s = tl.dot(q, k.T, input_precision="ieee")
             column = key_start + tl.arange(0, BN)
-            if masked == 1:
+            if SOFTCAP:
+                s = tanh(s * inner)
+            if masked != 0:
                 seen = (column < keys)[None, :]
                 if CAUSAL:
-                    seen = seen & (column[None, :] <= rows[:, None])
+                    seen = seen & sees(rows[:, None], column[None, :], shift, window, WINDOW)
                 s = tl.where(seen, s, float("-inf"))
-            # Every query sees the first key, so that no maximum is -inf after the first tile.
+            # At the top left every query sees the first key, so that no maximum is -inf after the first tile.
             higher = tl.maximum(top, tl.max(s, 1) * scale)
-            p = tl.exp2(s * scale - higher[:, None])
-            shrink = tl.exp2(top - higher)
+            pivot = higher
+            if WINDOW or BOTTOM_RIGHT:  # -inf - -inf would be NaN
+                pivot = tl.where(higher == float("-inf"), 0.0, higher)
+            p = tl.exp2(s * scale - pivot[:, None])
+            shrink = tl.exp2(top - pivot)
             total = total * shrink + tl.sum(p, 1)
             if DROPOUT:
                 keep_mask = dropout_mask(low, high, threshold, line, rows[:, None], column[None, :], tq, tk)
                 p = tl.where(keep_mask, p, 0.0)
             v = load_tile(v_source, batch, kv_head, key_start, tk, v_batch, v_head, v_row, BN, D, DP, TMA)
-            if masked == 1 and PADDED:  # values past a length may be NaN, and 0 times NaN is NaN
+            if masked != 0 and PADDED:  # values past a length may be NaN, and 0 times NaN is NaN
                 v = tl.where((column < keys)[:, None], v, 0.0)
             acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
             top = higher

@@ -8,6 +8,9 @@ from weft.ops._common.philox_triton import philox
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
+# Of x^3 to x^9 in tanh(x) for |x| < 0.5.
+COEFFICIENT_3, COEFFICIENT_5 = tl.constexpr(-0.3333314061164856), tl.constexpr(0.13325822353363037)
+COEFFICIENT_7, COEFFICIENT_9 = tl.constexpr(-0.0530422069132328), tl.constexpr(0.01723547652363777)
 
 
 @triton.jit
@@ -71,6 +74,60 @@ def visible_keys(lengths, batch, tk, PADDED: tl.constexpr):
     if PADDED:
         count = tl.minimum(tl.maximum(tl.load(lengths + batch), 0), tk)
     return count
+
+
+@triton.jit
+def query_position(keys, tq, BOTTOM_RIGHT: tl.constexpr):
+    """Return the position of query 0 among the keys (mask.py)."""
+    shift = 0
+    if BOTTOM_RIGHT:
+        shift = keys - tq
+    return shift
+
+
+@triton.jit
+def key_bounds(
+    start, keys, shift, window,
+    BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
+    """Return four bounds of the tiles of keys that queries start to start + BM read: the first, the first
+    that needs no mask for the window, the first behind them that needs a mask, and the end.
+
+    All but the end are multiples of BN. Divisions are of numbers from 0 on: Triton's cut towards 0.
+    """
+    first = 0
+    unmasked_start = 0
+    unmasked_end = keys // BN * BN
+    last = keys
+    if CAUSAL:
+        last = tl.maximum(tl.minimum(keys, start + BM + shift), 0)
+        unmasked_end = tl.minimum(unmasked_end, tl.maximum(start + shift + 1, 0) // BN * BN)
+    if WINDOW:
+        first = tl.maximum(start + shift - window + 1, 0) // BN * BN
+        unmasked_start = tl.cdiv(tl.maximum(start + BM + shift - window, 0), BN) * BN
+        unmasked_end = tl.maximum(unmasked_start, unmasked_end)
+    return first, unmasked_start, unmasked_end, last
+
+
+@triton.jit
+def sees(query, key, shift, window, WINDOW: tl.constexpr):
+    """Return True where ``query`` sees ``key`` by the causal mask; they are broadcast."""
+    seen = key <= query + shift
+    if WINDOW:
+        seen = seen & (key > query + shift - window)
+    return seen
+
+
+@triton.jit
+def tanh(x):
+    """Return the hyperbolic tangent in float32, to 3 units in the last place.
+
+    Near 0 by an odd polynomial of least squares, since 1 - 2 / (e^2x + 1) cancels there.
+    """
+    z = x * x
+    near = x + x * z * (((COEFFICIENT_9 * z + COEFFICIENT_7) * z + COEFFICIENT_5) * z + COEFFICIENT_3)
+    far = 1.0 - 2.0 / (tl.exp2(tl.abs(x) * (2 * LOG2E)) + 1.0)
+    return tl.where(z < 0.25, near, tl.where(x < 0.0, -far, far))
 
 
 @triton.jit

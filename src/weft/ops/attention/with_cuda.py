@@ -2,8 +2,9 @@
 
 On Hopper the forward without dropout is attention_wgmma.py's, and the backward for heads of up to 128
 attention_wgmma_backward.py's. The others multiply by ``mma.sync``: attention_forward.cu,
-attention_backward_queries.cu and attention_backward_keys.cu. All read and write rows of a head by the
-tensors' strides if every row is 16-byte aligned; other tensors are copied first.
+attention_backward_queries.cu and attention_backward_keys.cu. A window, a mask at the bottom right and capped
+scores are computed on Hopper alone, for heads of up to 128 and without dropout. All read and write rows of a
+head by the tensors' strides if every row is 16-byte aligned; other tensors are copied first.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft import machine
 from weft.backends.nvrtc import CudaSource
-from weft.core import YES, Case, Implementation, Support, no
+from weft.core import YES, Case, Implementation, Support, WeftError, no
 from weft.machine.device_limits import has_wgmma, smem_per_block
+from weft.ops._common.hopper import tensor_map
 from weft.ops._common.layout import CUDA_TYPES, dtype_name
 from weft.ops._common.philox import keep_scale, threshold
 from weft.ops.attention import attention_wgmma, attention_wgmma_backward
@@ -127,13 +130,37 @@ def _launch(kind: str, config: Config, q: Tensor, dropout: bool, grid: Any, args
     kernel(grid, config.threads, args, shared=shared_bytes(kind, config, q.shape[3]))
 
 
+def _needs_wgmma(options: AttentionOptions) -> bool:
+    """True for a window, a mask at the bottom right, and capped scores."""
+    return options.mask.is_band or options.softcap is not None
+
+
+def _prepare(tensors: tuple[Tensor, ...], options: AttentionOptions) -> list[Tensor]:
+    """Return aligned tensors; also contiguous ones where no other kernel takes what wgmma's do not read."""
+    aligned = [_aligned(x) for x in tensors]
+    if _needs_wgmma(options):
+        aligned = [x if tensor_map.fits_heads(x) else x.contiguous() for x in aligned]
+    return aligned
+
+
+def _refuse_without_wgmma(options: AttentionOptions) -> None:
+    """Raise :class:`WeftError` for options that the kernels by mma.sync would ignore."""
+    if _needs_wgmma(options):
+        raise WeftError(
+            "attention: impl='cuda' with a window, a mask at the bottom right or a softcap",
+            expected="compute capability 9.0 and tensors that its copy engine reads",
+            got="another device, or sizes beyond its limits",
+            hint="use impl='triton'",
+        )
+
+
 def forward(q: Tensor, k: Tensor, v: Tensor, key_lengths: Tensor, **params: Any) -> tuple[Tensor, Tensor]:
     if has_wgmma(q.device):
         options = AttentionOptions(**params)
-        aligned = (_aligned(q), _aligned(k), _aligned(v))
-        if attention_wgmma.supports(*aligned, options):
+        aligned_q, aligned_k, aligned_v = _prepare((q, k, v), options)
+        if attention_wgmma.supports(aligned_q, aligned_k, aligned_v, options):
             lengths = key_lengths.contiguous() if options.padded else None
-            return attention_wgmma.forward(*aligned, lengths, options)
+            return attention_wgmma.forward(aligned_q, aligned_k, aligned_v, lengths, options)
     dropout = bool(params.get("dropout_p"))
     config = configure("forward", q.shape[3], dropout, smem_per_block(q.device))
     return forward_with(config, q, k, v, key_lengths, **params)
@@ -146,6 +173,7 @@ def forward_with(
     options = AttentionOptions(**params)
     if q.numel() == 0 or k.numel() == 0:
         return empty_output(q)
+    _refuse_without_wgmma(options)
     q, k, v = _aligned(q), _aligned(k), _aligned(v)
     # The operator's schema has a tensor in any case; without `padded` it is a placeholder and is not read.
     lengths = key_lengths.contiguous() if options.padded else None
@@ -162,7 +190,7 @@ def backward(grad: Tensor, *saved: Tensor, into: Three | None = None, **params: 
     if has_wgmma(q.device) and q.numel() and saved[1].numel():
         options = AttentionOptions(**params)
         q, k, v, key_lengths, out, lse = saved
-        q, k, v, aligned_grad, out = (_aligned(x) for x in (q, k, v, grad, out))
+        q, k, v, aligned_grad, out = _prepare((q, k, v, grad, out), options)
         gradients = allocate_gradients(q, k, v, into)
         if attention_wgmma_backward.supports((q, k, v, aligned_grad, out, *gradients), options):
             lengths = key_lengths.contiguous() if options.padded else None
@@ -188,6 +216,7 @@ def backward_with(
     options = AttentionOptions(**params)
     if q.numel() == 0 or k.numel() == 0:
         return zero_gradients(q, k, v, into)
+    _refuse_without_wgmma(options)
     q, k, v, grad, out = (_aligned(x) for x in (q, k, v, grad, out))
     lengths, lse = key_lengths.contiguous() if options.padded else None, lse.contiguous()
     dq, dk, dv = allocate_gradients(q, k, v, into)
@@ -217,6 +246,19 @@ def supports(case: Case, device: str) -> Support:
         return no("a grid has 65535 batches and heads at most; split the batch")
     if max(tq, tk) >= 2**31 - 2**10:
         return no("queries and keys are counted in 32 bits; split the sequence")
+    return _supports_options(case, AttentionOptions.of(case), device)
+
+
+def _supports_options(case: Case, options: AttentionOptions, device: str) -> Support:
+    if not _needs_wgmma(options):
+        return YES
+    extra = "a window, a mask at the bottom right or a softcap"
+    if options.dropout_p:
+        return no(f"the kernels by wgmma have {extra}, but no dropout; use impl='triton'")
+    if case.inputs[0].shape[3] > attention_wgmma_backward.MAX_HEAD_SIZE:
+        return no(f"heads above 128 have no backward with {extra}; use impl='triton'")
+    if device == "cuda" and machine.has_gpu() and not has_wgmma(torch.device(device)):
+        return no(f"only the kernels by wgmma, for compute capability 9.0, have {extra}; use impl='triton'")
     return YES
 
 

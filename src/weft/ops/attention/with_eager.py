@@ -14,6 +14,7 @@ from torch import Tensor
 from weft.backends.inductor import compiled
 from weft.core import Implementation
 from weft.ops._common.philox import keep_scale
+from weft.ops.attention.mask import Mask
 from weft.ops.attention.spec import AttentionOptions, dropout_mask
 
 
@@ -26,16 +27,19 @@ def forward(q: Tensor, k: Tensor, v: Tensor, key_lengths: Tensor, **params: Any)
     if group > 1:
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     s = (q @ k.transpose(-1, -2)).float() * options.factor(q.shape[-1])
-    hidden = _hidden(s, key_lengths, options.causal, options.padded)
+    if cap := options.softcap:
+        s = cap * torch.tanh(s / cap)
+    hidden = _hidden(s, key_lengths, options.mask)
     if hidden is not None:
         s = s.masked_fill(hidden, -math.inf)
     top = s.amax(-1, keepdim=True).detach()
-    if options.padded:  # a query that sees no key: -inf - -inf would be NaN
+    may_be_empty = options.padded or options.mask.is_band
+    if may_be_empty:  # a query that sees no key: -inf - -inf would be NaN
         top = top.clamp(min=torch.finfo(torch.float32).min)
     e = torch.exp(s - top)
     total = e.sum(-1, keepdim=True)
     lse = (top + total.detach().log())[..., 0]
-    p = e / (total.masked_fill(total == 0, 1.0) if options.padded else total)
+    p = e / (total.masked_fill(total == 0, 1.0) if may_be_empty else total)
     if dropout_p := options.dropout_p:
         shape = (s.shape[0] * s.shape[1], *s.shape[2:])
         mask = dropout_mask(dropout_p, options.seed, 0, shape, s.device)
@@ -43,16 +47,18 @@ def forward(q: Tensor, k: Tensor, v: Tensor, key_lengths: Tensor, **params: Any)
     return (p.to(v.dtype) @ v).contiguous(), lse
 
 
-def _hidden(s: Tensor, key_lengths: Tensor, causal: bool, padded: bool) -> Tensor | None:
+def _hidden(s: Tensor, key_lengths: Tensor, mask: Mask) -> Tensor | None:
     """Return True for the scores that the masks exclude; None if there is no mask."""
-    if not (causal or padded):
+    if not (mask.causal or mask.padded):
         return None
-    key = torch.arange(s.shape[3], device=s.device)
+    key, keys = torch.arange(s.shape[3], device=s.device), s.shape[3]
     hidden = torch.zeros((), dtype=torch.bool, device=s.device)
-    if causal:
-        hidden = hidden | (key > torch.arange(s.shape[2], device=s.device)[:, None])
-    if padded:
-        hidden = hidden | (key >= key_lengths[:, None, None, None])
+    if mask.padded:
+        lengths = key_lengths.clamp(0, keys)[:, None, None, None]
+        hidden = hidden | (key >= lengths)
+    if mask.causal:
+        query = torch.arange(s.shape[2], device=s.device)[:, None]
+        hidden = hidden | mask.hides(query, key, lengths if mask.padded else keys, s.shape[2])
     return hidden
 
 

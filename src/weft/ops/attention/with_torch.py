@@ -2,11 +2,13 @@
 
 They are called directly, because they return the log-sum-exp that the function drops. ``torch`` asks which
 one the function would choose. All but ``efficient`` read grouped heads as they are, while ``efficient`` takes
-them repeated. It writes (B, T, H, D), which is copied to be contiguous.
+them repeated. It writes (B, T, H, D), which is copied to be contiguous. ``torch`` computes a window and a
+mask at the bottom right by kernels that add a mask of Tq x Tk elements.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,11 +18,14 @@ from torch import Tensor
 from weft.core import Case, Implementation, Support, no
 from weft.core.support import YES
 from weft.ops.attention.layout import empty_output
+from weft.ops.attention.mask import Mask
+from weft.ops.attention.spec import AttentionOptions
 
 # The bindings in ``torch`` itself are C++, where those of ``torch.ops.aten`` begin in Python.
 Output = tuple[Tensor, Tensor]
 HALVES = (torch.float16, torch.bfloat16)
 FLASH, CUDNN = 1, 3  # SDPBackend's numbers
+MAX_BIAS = 1 << 26  # elements of a mask that is worth its memory
 
 
 def _repeated(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
@@ -28,6 +33,31 @@ def _repeated(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
     if group == 1:
         return k, v
     return k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+
+
+def _bias(q: Tensor, k: Tensor, mask: Mask) -> Tensor:
+    """Return what is added to the scores, (1, 1, Tq, Tk): 0, and -inf where a query does not see a key.
+
+    Rows start 16 elements apart or a multiple of it, as the GPU's kernel reads them.
+    """
+    tq, tk = q.shape[2], k.shape[2]
+    hidden = mask.hidden(tq, tk, q.device)
+    bias = torch.zeros((1, 1, tq, -(-tk // 16) * 16), dtype=q.dtype, device=q.device)[..., :tk]
+    return bias if hidden is None else bias.masked_fill_(hidden, -math.inf)
+
+
+def _banded(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None) -> Output:
+    """Compute a window or a mask at the bottom right: kernels that add a mask of Tq x Tk elements."""
+    bias = _bias(q, k, mask)
+    if q.is_cpu:
+        out, lse = torch._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, 0.0, False, attn_mask=bias, scale=scale
+        )
+        return out.contiguous(), lse.contiguous()
+    k, v = _repeated(q, k, v)
+    bias = bias.expand(q.shape[0], q.shape[1], -1, -1)
+    out, lse, *_ = torch._scaled_dot_product_efficient_attention(q, k, v, bias, True, 0.0, False, scale=scale)
+    return out.contiguous(), lse[..., : q.shape[2]].contiguous()
 
 
 def _cpu(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Output:
@@ -93,7 +123,10 @@ def _forward(kernel: Callable[..., Output]) -> Callable[..., Output]:
             return out + 0 * (
                 q.sum() + k.sum() + v.sum()
             ), lse  # depends on all three, so that each gets a gradient of 0
-        return kernel(_aligned(q), _aligned(k), _aligned(v), params.get("causal", False), params.get("scale"))
+        q, k, v = _aligned(q), _aligned(k), _aligned(v)
+        if (options := AttentionOptions(**params)).mask.is_band:
+            return _banded(q, k, v, options.mask, options.scale)
+        return kernel(q, k, v, options.causal, options.scale)
 
     return forward
 
@@ -103,7 +136,20 @@ def _supports(case: Case, device: str) -> Support:
         return no("torch's fused kernels take no key lengths; use impl='triton'")
     if case.params.get("dropout_p"):
         return no("torch's dropout has its own random numbers; use impl='triton'")
+    if case.params.get("softcap"):
+        return no("torch's fused kernels have no cap of the scores; use impl='triton'")
+    mask, tq, tk = AttentionOptions.of(case).mask, case.inputs[0].shape[2], case.inputs[1].shape[2]
+    if mask.is_band and mask.leaves_queries_without_keys(tq, tk):
+        return no("torch's kernels with a mask give NaN to a query without keys; use impl='triton'")
+    if mask.is_band and tq * tk > MAX_BIAS:
+        return no("torch's kernels read a mask of Tq x Tk elements, here over 2^26; use impl='triton'")
     return YES
+
+
+def _supports_without_band(case: Case, device: str) -> Support:
+    if AttentionOptions.of(case).mask.is_band:
+        return no("called by name without a mask of Tq x Tk elements; use impl='torch' or impl='triton'")
+    return _supports(case, device)
 
 
 def _supports_by_name(name: str, max_head_size: int) -> Callable[[Case, str], Support]:
@@ -115,7 +161,7 @@ def _supports_by_name(name: str, max_head_size: int) -> Callable[[Case, str], Su
             return no(f"{name} in torch has no causal mask for unequal lengths")
         if q[3] > max_head_size:
             return no(f"{name} in torch takes heads of up to {max_head_size}; use impl='torch'")
-        return _supports(case, device)
+        return _supports_without_band(case, device)
 
     return supports
 
@@ -140,4 +186,6 @@ FLASH_ATTENTION = _implementation(
     "torch/flash", _flash, "SDPA's FlashAttention 2", _supports_by_name("flash", 256)
 )
 CUDNN_ATTENTION = _implementation("torch/cudnn", _cudnn, "SDPA's cuDNN", _supports_by_name("cuDNN", 128))
-EFFICIENT = _implementation("torch/efficient", _efficient, "SDPA's memory-efficient (CUTLASS)", _supports)
+EFFICIENT = _implementation(
+    "torch/efficient", _efficient, "SDPA's memory-efficient (CUTLASS)", _supports_without_band
+)

@@ -55,7 +55,7 @@ def _fits_descriptor(x: Tensor) -> bool:
 def common_arguments(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> dict[str, Any]:
     """Return the kernel arguments, by name, that all three kernels share."""
     d, dropout_p = q.shape[3], options.dropout_p
-    factor = options.factor(d)
+    mask = options.mask
     low, high = seed_words(options.seed) if dropout_p else (0, 0)
     return {
         "heads": q.shape[1],
@@ -63,15 +63,20 @@ def common_arguments(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions)
         "tq": q.shape[2],
         "tk": k.shape[2],
         **strides(q=q, k=k, v=v),
-        "scale": factor * LOG2E,
-        "factor": factor,
+        "scale": options.outer_factor(d) * LOG2E,
+        "factor": options.factor(d),
+        "inner": options.inner_factor(d),
+        "window": mask.window_of(q.shape[2], k.shape[2]),
         "low": low,
         "high": high,
         "threshold": threshold_int32(dropout_p) if dropout_p else 0,
         "rescale": keep_scale(dropout_p) if dropout_p else 1.0,
         "D": d,
         "DP": padded_size(d),
-        "CAUSAL": options.causal,
+        "CAUSAL": mask.causal,
+        "BOTTOM_RIGHT": mask.bottom_right,
+        "WINDOW": mask.window is not None,
+        "SOFTCAP": options.softcap is not None,
         "PADDED": options.padded,
         "DROPOUT": dropout_p > 0.0,
     }
@@ -185,13 +190,21 @@ def supports(case: Case, device: str) -> Support:
     return YES
 
 
-def aot_kernel(kind: str, config: Config, dtype: str, d: int, *, tma: bool = False) -> TritonAotKernel:
-    """Describe one causal kernel for contiguous tensors whose lengths are multiples of 16."""
+def aot_kernel(
+    kind: str, config: Config, dtype: str, d: int, *, tma: bool = False, options: tuple[str, ...] = ()
+) -> TritonAotKernel:
+    """Describe one causal kernel for contiguous tensors whose lengths are multiples of 16.
+
+    ``options`` are names of the kernels' switches that are on.
+    """
     kernel = KERNELS[kind]
-    constants: dict[str, Any] = {"CAUSAL": True, "PADDED": False, "DROPOUT": False, "TMA": tma}
+    constants: dict[str, Any] = dict.fromkeys(
+        ("BOTTOM_RIGHT", "WINDOW", "SOFTCAP", "PADDED", "DROPOUT"), False
+    )
+    constants |= {"CAUSAL": True, "TMA": tma, **dict.fromkeys(options, True)}
     constants |= {"D": d, "DP": padded_size(d), "BM": config.bm, "BN": config.bn}
-    floats = ("scale", "factor", "rescale")
-    unaligned = ("low", "high", "threshold", "heads", "group")  # integers that 16 need not divide
+    floats = ("scale", "factor", "inner", "rescale")
+    unaligned = ("low", "high", "threshold", "window", "heads", "group")  # integers that 16 need not divide
     signature: dict[str, Any] = {}
     for name in kernel.arg_names:
         if name in constants:
@@ -208,7 +221,7 @@ def aot_kernel(kind: str, config: Config, dtype: str, d: int, *, tma: bool = Fal
             signature[name] = "*i32"
         else:
             signature[name] = "fp32" if name in floats else "i32" if name in unaligned else "i32:16"
-    parts = [kind, dtype, str(d), f"{config.bm}x{config.bn}x{config.stages}"]
+    parts = [kind, dtype, str(d), f"{config.bm}x{config.bn}x{config.stages}", *map(str.lower, options)]
     return TritonAotKernel(
         label="-".join([*parts, "descriptors" if tma else "pointers"]),
         kernel=kernel,
@@ -227,6 +240,11 @@ IMPLEMENTATION = Implementation(
     supports=supports,
     aot_kernels=(
         *(aot_kernel(kind, WIDE[kind][d], "bf16", d, tma=True) for kind in KERNELS for d in (64, 128)),
+        *(
+            aot_kernel(kind, WIDE[kind][128], "bf16", 128, tma=True, options=options)
+            for kind in KERNELS
+            for options in (("WINDOW", "BOTTOM_RIGHT"), ("SOFTCAP",))
+        ),
         *(aot_kernel(kind, NARROW[kind][128], "bf16", 128) for kind in KERNELS),
         *(aot_kernel(kind, SINGLE[kind][64], "fp32", 64) for kind in KERNELS),
     ),

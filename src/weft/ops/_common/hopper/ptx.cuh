@@ -242,6 +242,20 @@ __device__ __forceinline__ float power_of_2(float x) {
   return power;
 }
 
+// log2(x): -inf for 0 and for denormal numbers.
+__device__ __forceinline__ float binary_logarithm(float x) {
+  float logarithm;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(logarithm) : "f"(x));
+  return logarithm;
+}
+
+// 1 / x, to one unit in the last place.
+__device__ __forceinline__ float reciprocal(float x) {
+  float quotient;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(quotient) : "f"(x));
+  return quotient;
+}
+
 // Rounds two values and packs them, `low` in the lower half.
 template <typename T> __device__ __forceinline__ unsigned rounded_pair(float low, float high);
 template <> __device__ __forceinline__ unsigned rounded_pair<__nv_bfloat16>(float low, float high) {
