@@ -9,8 +9,8 @@
 // weft: output y = empty_like(x)
 // weft: launch softmax_racing<<<rows, 256>>>(x, y, columns)
 
-// x, y: (rows, columns), contiguous. Each thread sums every 256th element of its block's row; half of the threads
-// add the other half's sums, then a quarter, and so on.
+// x, y: (rows, columns), contiguous. Each thread sums every 256th element of its block's row; half of the
+// threads add the other half's sums, then a quarter, and so on.
 extern "C" __global__ void softmax_racing(const scalar_t* x, scalar_t* y, long long columns) {
   __shared__ float sums[256];
   x += blockIdx.x * columns;

@@ -1,6 +1,6 @@
 """A ReLU in Triton whose last program reads and writes behind its tensors: the mask is missing.
 
-    weft debug relu --with examples/debug/missing_mask.py --program 3
+weft debug relu --with examples/debug/missing_mask.py --program 3
 """
 
 import torch

@@ -2,8 +2,8 @@
 
     TRITON_INTERPRET=1 python examples/debug/printed_offsets.py
 
-The offset of a row is computed with the row's number, not with its stride: y gets rows 0, 1 and 2 of the whole
-tensor instead of rows 0, 2 and 4.
+The offset of a row is computed without the stride of the rows: y gets rows 0, 1 and 2 of the whole tensor
+instead of rows 0, 2 and 4.
 """
 
 import torch

@@ -2,8 +2,8 @@
 
     weft debug sum --with examples/debug/racing_sum.py --program 1
 
-Each program reads the total, adds its own part and writes it back. The interpreter runs the programs one after
-another. On a GPU they run at the same time, and parts are lost. tl.atomic_add is the remedy.
+Each program reads the total, adds its own part and writes it back. The interpreter runs the programs one
+by one. On a GPU they run at the same time, and parts are lost. tl.atomic_add is the remedy.
 """
 
 import torch

@@ -1,9 +1,9 @@
-"""A softmax in Triton that is wrong for long negative rows: lanes beyond the row are 0 and become the maximum.
+"""A softmax in Triton that is wrong for negative rows: lanes beyond the row are 0 and become the maximum.
 
     TRITON_INTERPRET=1 python examples/debug/zero_padding.py
 
-The kernel stops in Python's debugger, in program 1. There, `p x` shows the zeros behind the row, and `n` and
-`p top` that the maximum is one of them. The remedy is other=float("-inf").
+The kernel stops in Python's debugger, in program 1. There, `p x` shows the zeros behind the row, and
+`p tl.max(x, 0)` that the maximum is one of them. The remedy is other=float("-inf").
 """
 
 import torch
@@ -18,7 +18,7 @@ def softmax_padded(x_ptr, y_ptr, columns, BLOCK: tl.constexpr):
     column = tl.arange(0, BLOCK)
     x = tl.load(x_ptr + row * columns + column, mask=column < columns, other=0.0)
     if row == 1:
-        breakpoint()  # in the interpreter only: no compiler takes it
+        breakpoint()  # noqa: T100 (in the interpreter only: no compiler takes it)
     top = tl.max(x, 0)
     e = tl.exp(x - top)
     tl.store(y_ptr + row * columns + column, e / tl.sum(e, 0), mask=column < columns)

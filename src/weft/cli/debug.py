@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from weft.lab.triton_trace import Launch, Trace
 
 EPILOG = """Examples:
-  weft debug softmax --program 2
-  weft debug embedding --case fp32-3x17x40-29-20 --program 1 --line 52
-  weft debug relu --with examples/debug/missing_mask.py --program 4 --pdb
+  weft debug layer_norm --program 1
+  weft debug embedding --direction backward --kernel merge --json
+  weft debug relu --with examples/debug/missing_mask.py --program 3 --pdb
 
-Seven debuggers, each on a small broken kernel: weft help debugging"""
+Seven tools, each on a small broken kernel: weft help debugging"""
 PROGRAM = re.compile(r"\d{1,9}(,\d{1,9}){0,2}")
 UNSAFE_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2")  # the interpreter computes them wrongly
 
@@ -33,7 +33,9 @@ def debug(
     operator: Annotated[str, typer.Argument(metavar="OPERATOR", help="Operator, as listed by weft ops")],
     impl: Annotated[
         str | None,
-        typer.Option("--impl", metavar="NAME", help="Triton implementation [default: triton, or your file's]"),
+        typer.Option(
+            "--impl", metavar="NAME", help="Triton implementation [default: triton, or your file's]"
+        ),
     ] = None,
     program: Annotated[
         str, typer.Option(metavar="X[,Y[,Z]]", help="Program to stop in, by its ids in the grid")
@@ -41,9 +43,7 @@ def debug(
     case: Annotated[
         str | None, typer.Option(metavar="NAME", help="Case to run [default: the first check case that runs]")
     ] = None,
-    direction: Annotated[
-        str, typer.Option(metavar="forward|backward", help="Direction to run")
-    ] = "forward",
+    direction: Annotated[str, typer.Option(metavar="forward|backward", help="Direction to run")] = "forward",
     kernel: Annotated[
         str, typer.Option(metavar="TEXT", help="Stop in the first kernel whose name contains TEXT")
     ] = "",
@@ -112,7 +112,9 @@ def _implementation(subjects: Any, operator: str, impl: str | None) -> Implement
             raise WeftError("--with", expected=f"an implementation of {operator}", got=", ".join(others))
         impl = external[0] if external else "triton"
         if impl not in subjects.implementations(operator):
-            raise unknown_name(f"implementation of {operator}", impl, list(subjects.implementations(operator)))
+            raise unknown_name(
+                f"implementation of {operator}", impl, list(subjects.implementations(operator))
+            )
     implementation: Implementation = subjects.implementation(operator, impl)
     if implementation.backend != "triton":
         raise WeftError(
@@ -185,7 +187,9 @@ def _run(
         raise unknown_name("kernel of this call", kernel, names)
     if line is not None and not use_pdb and trace.variables is None:
         lines = sorted(trace.lines)
-        expected = f"a line that the program reaches, {lines[0]} to {lines[-1]}" if lines else "a reached line"
+        expected = (
+            f"a line that the program reaches, {lines[0]} to {lines[-1]}" if lines else "a reached line"
+        )
         raise WeftError("--line", expected=expected, got=line, hint=f"lines of {trace.selected.file}")
     return trace
 
@@ -207,7 +211,7 @@ def _closure(
 
 def _debugger(line: int | None) -> Callable[[Launch], None]:
     """Return a function that starts pdb in the next function that is called: the kernel."""
-    import pdb
+    import pdb  # noqa: T100
 
     def start(launch: Launch) -> None:
         if line is not None and line not in (lines := _lines_of_code(launch.file)):
@@ -297,15 +301,15 @@ def _findings(trace: Trace) -> list[str]:
                 f"out of bounds: {o.kind} in line {o.line} of {launch.kernel}: {o.tensor}[{o.offset}], whose "
                 f"memory ends before [{o.size}], first by program {_ids(o.program)}; {count} in all"
             )
-        for race in launch.races:
+        for each in launch.races:
             doubt = "race, unless the atomics of the kernel order it" if launch.atomics else "race"
             lines.append(
-                f"{doubt}: {launch.kernel}: {race.text} ({ending.count_text(race.elements, 'element')})"
+                f"{doubt}: {launch.kernel}: {each.text} ({ending.count_text(each.elements, 'element')})"
             )
         if launch.gaps:
             lines.append(
-                f"note: {launch.kernel} accesses {ending.count_text(launch.gaps, 'element')} between the elements "
-                "of a strided argument, or before or behind an argument that is a part of its memory"
+                f"note: {launch.kernel} accesses {ending.count_text(launch.gaps, 'element')} that are in the "
+                "memory of an argument and no element of it: between its rows, before or behind it"
             )
     return lines
 
@@ -317,14 +321,14 @@ def _verdict_line(trace: Trace, watch: ending.Stopwatch) -> str:
     counts = f"{ending.count_text(programs, 'program')} of {ending.count_text(len(trace.launches), 'launch')}"
     counts = counts.replace("launchs", "launches")
     state = "failed" if _certain(trace) else "passed"
-    outside_text = f"{ending.count_text(outside, 'element')} out of bounds" if outside else "none out of bounds"
+    outside_text = (
+        f"{ending.count_text(outside, 'element')} out of bounds" if outside else "none out of bounds"
+    )
     race_text = ending.count_text(races, "race") if races else "no race"
     return f"{state}: {counts}: {outside_text}, {race_text} ({watch})"
 
 
-def _to_json(
-    trace: Trace, operator: str, impl: str, case: str, direction: str, seed: int
-) -> dict[str, Any]:
+def _to_json(trace: Trace, operator: str, impl: str, case: str, direction: str, seed: int) -> dict[str, Any]:
     from weft.lab import access_text
 
     launch = trace.selected

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.lab.triton_trace import Access, Argument, Launch, TracedTensor, Trace
+from weft.lab.triton_trace import Access, Argument, Launch, Trace, TracedTensor
 
 SHOWN = 6  # values of a block that are written out
 DIM_NAMES = "ijkl"
@@ -46,7 +46,9 @@ def _formula(offsets: np.ndarray) -> str:
     grid = np.indices(offsets.shape)
     if not np.array_equal(first + sum(s * g for s, g in zip(strides, grid, strict=True)), offsets):
         return ""
-    dims = [(s, n, DIM_NAMES[a]) for a, (s, n) in enumerate(zip(strides, offsets.shape, strict=True)) if n > 1]
+    dims = [
+        (s, n, DIM_NAMES[a]) for a, (s, n) in enumerate(zip(strides, offsets.shape, strict=True)) if n > 1
+    ]
     terms = [str(first)] if first else []
     terms += [name if s == 1 else f"{s} {name}" for s, _, name in dims if s]
     return f"{' + '.join(terms) or '0'} ({', '.join(f'{name} < {n}' for _, n, name in dims)})"

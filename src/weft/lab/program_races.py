@@ -1,8 +1,8 @@
 """Races between the programs of a Triton launch, from all their accesses.
 
-Programs of a launch run in any order and at the same time. Two accesses to one element by different programs are a
-race if one of them is a plain store, or if one is an atomic and the other a plain load. Atomics do not race with
-one another. Elements are compared by the address of their first byte.
+Programs of a launch run in any order and at the same time. Two accesses to one element by different programs
+are a race if one of them is a plain store, or if one is an atomic and the other a plain load. Atomics do not
+race with one another. Elements are compared by the address of their first byte.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EXAMINED = 20_000  # racing elements that are examined one by one
 
 
 @dataclass(kw_only=True)
-class Race:
+class DataRace:
     """A pair of lines that race, with one example: an element and two programs.
 
     ``same_value``: all stores wrote the same bits and no other program read them.
@@ -41,7 +41,7 @@ class Race:
 
 
 class Touches:
-    """All accesses of a launch: addresses, the program and the line of each, and the bits that were stored."""
+    """All accesses of a launch: addresses, the program and the line of each, and the stored bits."""
 
     def __init__(self) -> None:
         self._sites: dict[tuple[str, int, str], int] = {}
@@ -68,7 +68,7 @@ class Touches:
 
     def races(
         self, grid: tuple[int, int, int], tensors: Sequence[tuple[str, int, int, int, int]]
-    ) -> list[Race]:
+    ) -> list[DataRace]:
         """Return the races; ``tensors`` are (name, address, bytes an element, low, high) of the arguments."""
         if not self._columns:
             return []
@@ -88,7 +88,7 @@ class Touches:
         has = [np.logical_or.reduceat(kind == k, starts) for k in (LOAD, STORE, ATOMIC)]
         racing = np.flatnonzero(several & (has[STORE] | (has[ATOMIC] & has[LOAD])))
         ends = np.r_[starts[1:], len(address)]
-        races: dict[tuple[int, int], Race] = {}
+        races: dict[tuple[int, int], DataRace] = {}
         for group in racing[:EXAMINED]:
             at = np.arange(starts[group], ends[group])
             first, second = _pair(kind[at], program[at])
@@ -96,19 +96,19 @@ class Touches:
             if key not in races:
                 stores = at[kind[at] == STORE]
                 same = len(stores) == len(at) and len(set(bits[stores].tolist())) == 1
-                races[key] = self._race(
+                races[key] = self._data_race(
                     address[at[0]], [(site[at[i]], program[at[i]]) for i in (first, second)], same, tensors
                 )
             races[key].elements += 1
         return list(races.values())
 
-    def _race(
+    def _data_race(
         self,
         address: int,
         pair: Sequence[tuple[int, int]],
         same: bool,
         tensors: Sequence[tuple[str, int, int, int, int]],
-    ) -> Race:
+    ) -> DataRace:
         sites, programs = list(self._sites), list(self._programs)
         texts = []
         for site, program in pair:
@@ -118,7 +118,7 @@ class Touches:
         for tensor, base, itemsize, low, high in tensors:
             if tensor == name and low <= (int(address) - base) // itemsize < high:
                 offset = (int(address) - base) // itemsize
-        return Race(tensor=name, offset=offset, first=texts[0], second=texts[1], same_value=same)
+        return DataRace(tensor=name, offset=offset, first=texts[0], second=texts[1], same_value=same)
 
 
 def _pair(kind: np.ndarray, program: np.ndarray) -> tuple[int, int]:

@@ -1,8 +1,12 @@
 """Trace of Triton kernels in Triton's interpreter: loads and stores, accesses out of bounds, races.
 
-:func:`tracing` replaces the functions by which the interpreter loads, stores and starts programs. A kernel gets
-artificial addresses, which say to which argument a pointer belongs, however far it is out of bounds; they are
-translated to real ones for the access itself. An access out of bounds is recorded and not made: a load gets 0.
+:func:`tracing` replaces the functions by which the interpreter loads, stores and starts programs. A kernel
+gets artificial addresses. They say to which argument a pointer belongs, however far it is out of bounds, and
+are translated to real ones for the access itself. An access out of bounds is recorded and not made: a load
+gets 0.
+
+The package triton-viz hooks into the interpreter likewise. Its release 3.0 has no check for races between
+programs, and needs pyarrow, z3, flask, a tunnel to the internet and pre-commit, so that it is not used.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ import torch
 import triton
 
 from weft.core.errors import WeftError
-from weft.lab.program_races import Race, Touches
+from weft.lab.program_races import DataRace, Touches
 
 # Bits of an artificial address: the number of the argument from bit 52 on. Real addresses have 47 bits.
 # The base lies in the middle of its range, so that an offset below 0 stays with its argument.
@@ -117,7 +121,7 @@ class Launch:
     tensors: list[TracedTensor] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     touches: Touches = field(default_factory=Touches)
-    races: list[Race] = field(default_factory=list)
+    races: list[DataRace] = field(default_factory=list)
     out_of_bounds: dict[tuple[str, int, str], OutOfBounds] = field(default_factory=dict)
     gaps: int = 0
     atomics: bool = False
@@ -135,8 +139,8 @@ class Trace:
     """The launches of one call, and the accesses of one program of the launch that is asked for.
 
     ``kernel`` is a part of the kernel's name; the first launch that has it is ``selected``. ``line`` ends the
-    trace where the program first reaches it, with the ``variables`` there. ``start_debugger(launch)`` is called
-    right before the program runs, and may set a trace function.
+    trace where the program first reaches it, with the ``variables`` there. ``start_debugger(launch)`` is
+    called right before the program runs, and may set a trace function.
     """
 
     def __init__(
@@ -267,7 +271,7 @@ class Trace:
     def record(
         self, kind: str, pointers: Any, mask: Any, perform: Callable[[Any, Any], Any], stored: Any = None
     ) -> Any:
-        """Make an access by ``perform(addresses, mask)`` where it is in bounds, record it, return its result."""
+        """Make an access by ``perform(addresses, mask)`` where it is in bounds, and record it."""
         launch = self.launches[-1]
         active = np.broadcast_to(np.asarray(mask.data, dtype=bool), pointers.data.shape)
         real, tensor, offsets = self.resolve(pointers.data)
@@ -411,7 +415,9 @@ def _patch(trace: Trace, interpreter: Any) -> list[tuple[Any, str, Any]]:
         return trace.record("load", ptrs, mask, lambda p, m: load(self, p, m, other, *more, **options))
 
     def masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *more: Any, **options: Any) -> Any:
-        return trace.record("store", ptrs, mask, lambda p, m: store(self, p, value, m, *more, **options), value)
+        return trace.record(
+            "store", ptrs, mask, lambda p, m: store(self, p, value, m, *more, **options), value
+        )
 
     def atomic_rmw(self: Any, operation: Any, ptr: Any, val: Any, mask: Any, *more: Any) -> Any:
         return trace.record("atomic", ptr, mask, lambda p, m: rmw(self, operation, p, val, m, *more))
