@@ -24,7 +24,7 @@ from weft.core.errors import WeftError
 # In the order of the help.
 COMMANDS = (
     *("device", "ops", "check", "bench", "compare", "report", "profile", "inspect"),
-    *("hardware", "claim", "claims"),
+    *("debug", "hardware", "claim", "claims"),
     *("judge", "new", "selftest", "demo", "ladder", "study", "tune", "learn"),
     *("data", "train", "generate", "help"),
 )

@@ -24,6 +24,7 @@ GROUPS = {
         *("--operator", "--impl", "--case", "--direction", "--device", "--all-cases", "--seed", "--backend"),
         *("--kernel", "--arch", "--all", "--row", "--mutant", "--without", "--commits", "--tool", "--diff"),
         *("--candidates", "--workloads", "--backward", "judge --resume", "--points", "--from"),
+        *("--program", "--line"),
     ),
     "Model": ("--preset", "--layers", "--heads", "--width", "--start", "--dropout", "--length"),
     "Data": ("--data", "--tokeniser", "--bpe-files", "--prompt"),

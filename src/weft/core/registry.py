@@ -134,6 +134,7 @@ REGISTRY: dict[str, Entry] = {
         },
     ),
     "rope": _single("rope", FIVE),
+    "trilinear": _single("trilinear", FIVE),
 }
 
 # Elementwise, row reduction, full reduction, matrix product.

@@ -20,6 +20,7 @@ from weft.ops.rope import rope
 from weft.ops.scaled_matmul import quantize_fp8, scaled_matmul
 from weft.ops.softmax import softmax
 from weft.ops.sum import sum
+from weft.ops.trilinear import trilinear
 
 __all__ = [
     "adamw",
@@ -48,4 +49,5 @@ __all__ = [
     "softmax",
     "sum",
     "swiglu",
+    "trilinear",
 ]
