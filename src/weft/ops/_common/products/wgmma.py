@@ -243,12 +243,13 @@ def choose(
 
     Without ``may_split`` K is one part.
     """
-    return _choose_for(a, b, epilogue, plan(a, b), may_split)
+    return choose_for(a, b, epilogue, plan(a, b), may_split)
 
 
-def _choose_for(
+def choose_for(
     a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue, operands: Plan, may_split: bool
 ) -> tuple[Config, int]:
+    """Return the same for operands whose plan is known."""
     size = a.shape[0], b.shape[1], a.shape[1]
     return _choose(
         *size,
@@ -478,7 +479,7 @@ def forward(
     ``(y, pre)``. Without ``may_split`` each element is one sum over K, whatever the number of rows.
     """
     operands = plan(a, b)
-    config, splits = _choose_for(a, b, epilogue, operands, may_split)
+    config, splits = choose_for(a, b, epilogue, operands, may_split)
     return multiply(config, a, b, splits, epilogue, bias, residual, operands)
 
 
