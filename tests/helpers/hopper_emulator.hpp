@@ -52,7 +52,7 @@ static std::mt19937 chance;
 static jmp_buf home, failed;
 static char message[200];
 static void (*body)();
-static Index threadIdx, blockIdx, gridDim;
+static Index threadIdx, blockIdx, gridDim, blockDim;
 
 static void require(bool right, const char* what) {
   if (right) return;
@@ -614,7 +614,7 @@ extern "C" const char* launch(const unsigned* grid, unsigned threads, unsigned b
   static unsigned seed = 0;
   const char* text = std::getenv("WEFT_EMULATOR_SEED");
   chance.seed(++seed + (text ? std::atoi(text) : 0) * 1000u);
-  gridDim = {grid[0], grid[1], grid[2]}, given = a, count = threads, room = bytes;
+  gridDim = {grid[0], grid[1], grid[2]}, blockDim = {threads, 1, 1}, given = a, count = threads, room = bytes;
   hopper::copies.clear();
   if (_setjmp(failed)) return message;
   for (first_block = 0; first_block < grid[0]; first_block += CLUSTER) {

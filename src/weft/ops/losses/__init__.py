@@ -19,6 +19,7 @@ from weft.ops.losses.spec import (
     check_linear_cross_entropy,
     check_target_range,
     gradient_like,
+    weight_gradient_dtype,
 )
 from weft.ops.losses.with_torch import reduced_cross_entropy
 
@@ -51,7 +52,7 @@ register(
         fake=lambda x, weight, targets: (
             x.new_empty((), dtype=torch.float32),
             x.new_empty(x.shape),
-            weight.new_empty(weight.shape, dtype=torch.float32),
+            weight.new_empty(weight.shape, dtype=weight_gradient_dtype(weight.dtype)),
         ),
         fake_backward=lambda grad, dx, dweight: (
             torch.empty_like(dx),
@@ -200,8 +201,8 @@ def linear_cross_entropy(
 
     ``triton`` and ``cuda`` take chunks of rows (at most 320 MiB of logits, or as much as the weight's
     gradient takes) and compute both gradients with the loss, so that no product is computed twice. Between
-    forward and backward they store dx and, in float32, dweight. If nothing needs a gradient they compute
-    the loss alone. ``torch``, ``eager`` and ``compile`` store all logits.
+    forward and backward they store dx and dweight (of float16 in float32). If nothing needs a
+    gradient they compute the loss alone. ``torch``, ``eager`` and ``compile`` store all logits.
 
     Args:
         x: (N, C), float32, float16 or bfloat16; CPU or CUDA; any strides.

@@ -17,6 +17,8 @@ from functools import cache
 
 import torch
 
+from weft.ops.losses.spec import weight_gradient_dtype
+
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 # (logits, targets, losses): writes the losses, and overwrites the logits by their gradient.
 FusedRows = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
@@ -66,14 +68,14 @@ def _padded(columns: int) -> int:
 def chunked_forward(
     fused_rows: FusedRows, plan: ChunkPlan, x: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor
 ) -> Tensors:
-    """Return (sum of the losses, dx, dweight) of that sum; dweight in float32."""
+    """Return (sum of the losses, dx, dweight) of that sum, whose dtype is ``weight_gradient_dtype``."""
     (rows, inner), columns = x.shape, weight.shape[0]
     losses = x.new_empty(rows, dtype=torch.float32)
     dx = x.new_empty(rows, inner)
     padded_weight = _pad_rows(weight)
     dweight = x.new_empty(padded_weight.shape, dtype=torch.float32)
     if rows == 0:
-        return losses.sum(), dx, dweight.zero_()[:columns]
+        return losses.sum(), dx, _rounded(dweight.zero_()[:columns], x.dtype)
     # One buffer for all chunks: the peak memory is one chunk of logits.
     buffer = x.new_empty(min(rows, plan.rows), len(padded_weight))
     for start in range(0, rows, plan.rows):
@@ -89,7 +91,12 @@ def chunked_forward(
         torch.mm(gradient, padded_weight, out=dx[start:end])
         # The first chunk overwrites: dweight need not be cleared.
         _add_product(dweight, gradient.t(), x[start:end], first=start == 0)
-    return losses.sum(), dx, dweight[:columns]
+    del buffer, logits, gradient  # the copy of dweight takes their memory
+    return losses.sum(), dx, _rounded(dweight[:columns], x.dtype)
+
+
+def _rounded(dweight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return dweight.to(weight_gradient_dtype(dtype)).contiguous()
 
 
 def _pad_rows(weight: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ from weft.core import Implementation
 from weft.core.implementation import with_invariant
 from weft.ops._common.layout import CUDA_TYPES, dtype_name, view_2d
 from weft.ops._common.prepared import LaunchCache, are_repeatable
+from weft.ops.losses import head_wgmma
 from weft.ops.losses.chunks import ChunkPlan, Tensors, chunked_forward, plan_chunks
 from weft.ops.losses.spec import (
     LossOptions,
@@ -238,12 +239,18 @@ def linear_cross_entropy_forward(
     in_smem: bool | None = None,
     **params: Any,
 ) -> Tensors:
-    """``plan``, ``config`` and ``in_smem`` are the shipped ones where they are None."""
-    columns = weight.shape[0]
+    """``plan``, ``config`` and ``in_smem`` of the chunks of logits are the shipped ones where they are None.
+
+    Without any of them, products of Weft's own compute exponentials instead of logits (head_wgmma.py), where
+    they can.
+    """
+    columns, options = weight.shape[0], LossOptions(**params)
+    if plan is config is in_smem is None and head_wgmma.supports(x, weight, options):
+        return head_wgmma.forward(x, weight, targets.contiguous(), options)
     plan = plan or plan_chunks(x.shape[0], x.shape[1], columns, x.element_size())
     config = config or configure_fused(columns, x.dtype)
     in_smem = fits_in_smem(columns, x.dtype, x.device) if in_smem is None else in_smem
-    fused_rows = partial(_fused_rows, config, in_smem, LossOptions(**params))
+    fused_rows = partial(_fused_rows, config, in_smem, options)
     return chunked_forward(fused_rows, plan, x, weight, targets.contiguous())
 
 
@@ -270,13 +277,14 @@ def _fused_rows(
 def linear_cross_entropy_backward(
     grad: Tensor, dx: Tensor, dweight: Tensor, **unused: Any
 ) -> tuple[Tensor, Tensor]:
-    """Multiply the forward's gradients by the incoming one, and round dweight to the inputs' dtype."""
+    """Multiply the forward's gradients by the incoming one, and round to the inputs' dtype."""
     scaled = torch.empty_like(dx), torch.empty_like(dweight, dtype=dx.dtype)
     config = Config(threads=256)
     source = fused_source(dx.dtype, config, False)
     # N of cross_entropy.cuh, the elements of one 16-byte vector of the output, for each thread.
     elements_per_block = config.threads * 16 // dx.element_size()
-    for gradient, out, kernel in zip((dx, dweight), scaled, FUSED_KERNELS[1:], strict=True):
+    for gradient, out in zip((dx, dweight), scaled, strict=True):
+        kernel = "scale_same_dtype" if gradient.dtype == out.dtype else "scale_from_float32"
         if n := gradient.numel():
             source[kernel](-(-n // elements_per_block), config.threads, gradient, grad, out, n)
     return scaled
@@ -316,7 +324,9 @@ LINEAR_CROSS_ENTROPY = Implementation(
         fused_source(torch.bfloat16, configure_fused(131072, torch.bfloat16), False),
         fused_source(torch.bfloat16, Config(threads=256), False),
         fused_source(torch.float32, configure_fused(4096, torch.float32), False),
+        *head_wgmma.aot_kernels(),
     ),
     wraps_library="cublas",
-    idea="chunks of rows; a row waits in shared memory for its gradient",
+    idea="chunks of rows; on Hopper a product writes exponentials, and the row sums scale the next products; "
+    "else a row waits in shared memory for its gradient",
 )

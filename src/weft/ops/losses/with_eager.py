@@ -10,7 +10,7 @@ from torch import Tensor
 
 from weft.backends.inductor import compiled
 from weft.core import Implementation
-from weft.ops.losses.spec import LossOptions
+from weft.ops.losses.spec import LossOptions, weight_gradient_dtype
 
 ThreeTensors = tuple[Tensor, Tensor, Tensor]
 
@@ -69,13 +69,13 @@ def linear_cross_entropy_forward(x: Tensor, weight: Tensor, targets: Tensor, **p
         return losses.sum(), x.new_empty(0), x.new_empty(0)  # autograd computes the gradients
     ones = torch.ones_like(lse)
     gradient = eager_gradient(ones, logits, targets, lse, options).to(x.dtype)
-    return losses.sum(), gradient @ weight, (gradient.T @ x).float()
+    return losses.sum(), gradient @ weight, (gradient.T @ x).to(weight_gradient_dtype(x.dtype))
 
 
 def linear_cross_entropy_backward(
     grad: Tensor, dx: Tensor, dweight: Tensor, **unused: Any
 ) -> tuple[Tensor, Tensor]:
-    return (dx.float() * grad).to(dx.dtype), (dweight * grad).to(dx.dtype)
+    return (dx.float() * grad).to(dx.dtype), (dweight.float() * grad).to(dx.dtype)
 
 
 CROSS_ENTROPY = Implementation(

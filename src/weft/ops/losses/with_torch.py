@@ -14,7 +14,7 @@ from torch import Tensor
 from weft.core import YES, Case, Implementation, Support
 from weft.core.implementation import with_invariant
 from weft.ops._common.invariant_rows import supports_unsplit_sums
-from weft.ops.losses.spec import LossOptions
+from weft.ops.losses.spec import LossOptions, weight_gradient_dtype
 from weft.ops.losses.with_eager import ThreeTensors, linear_cross_entropy_backward
 
 
@@ -65,7 +65,7 @@ def linear_cross_entropy_forward(x: Tensor, weight: Tensor, targets: Tensor, **p
         loss = _summed_loss(leaves[0], leaves[1], targets, options)
         dx, dweight = torch.autograd.grad(loss, leaves)
     # A gradient has its leaf's strides; the operator's outputs are contiguous.
-    return loss.detach(), dx.contiguous(), dweight.float().contiguous()
+    return loss.detach(), dx.contiguous(), dweight.to(weight_gradient_dtype(x.dtype)).contiguous()
 
 
 def _supports_invariant(case: Case, device: str) -> Support:

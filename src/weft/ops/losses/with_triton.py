@@ -222,8 +222,7 @@ def _fused_rows(
 def linear_cross_entropy_backward(
     grad: Tensor, dx: Tensor, dweight: Tensor, **unused: Any
 ) -> tuple[Tensor, Tensor]:
-    """Multiply the forward's gradients by the incoming one, and round dweight to the inputs' dtype."""
-    # dweight is a float32 sum over all chunks, and is rounded here for the first time.
+    """Multiply the forward's gradients by the incoming one, and round to the inputs' dtype."""
     scaled = torch.empty_like(dx), torch.empty_like(dweight, dtype=dx.dtype)
     for gradient, out in zip((dx, dweight), scaled, strict=True):
         if n := gradient.numel():

@@ -247,12 +247,13 @@ def choose(
 
     Without ``may_split`` K is one part.
     """
-    return _choose_for(a, b, epilogue, plan(a, b), may_split)
+    return choose_for(a, b, epilogue, plan(a, b), may_split)
 
 
-def _choose_for(
+def choose_for(
     a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue, operands: Plan, may_split: bool
 ) -> tuple[Config, int]:
+    """Return the same for operands whose plan is known."""
     size = a.shape[0], b.shape[1], a.shape[1]
     return _choose(
         *size,
@@ -502,7 +503,7 @@ def forward(
             repeated(a_at, b_at, c.data_ptr(), *more)
             return (c, extra) if epilogue == Epilogue.GELU_PRE else c
     operands = plan(a, b)
-    config, splits = _choose_for(a, b, epilogue, operands, may_split)
+    config, splits = choose_for(a, b, epilogue, operands, may_split)
     return multiply(config, a, b, splits, epilogue, bias, residual, operands, key=key)
 
 
