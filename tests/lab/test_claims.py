@@ -198,6 +198,9 @@ def _shape_of(operator: str, case: Case) -> tuple[int, ...]:
     if operator.startswith("linear") and operator != "linear_cross_entropy":
         (m, k), (n, _) = inputs["x"], inputs["weight"]
         return (m, n, k)
+    if operator == "trilinear":
+        count, _, width = inputs["features"]
+        return (count, width)
     if operator == "linear_cross_entropy":
         return (*inputs["x"], inputs["weight"][0])
     return case.inputs[0].shape

@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 EPILOG = """Examples:
   weft learn next
   weft learn check
-  weft learn page -o path.html
+  weft learn cards -o cards.tsv
 
 The path and its rules: weft help path"""
-VERBS = ("next", "show", "check", "hint", "status", "page")
+VERBS = ("next", "show", "check", "hint", "status", "page", "cards")
 DEFAULT_FOLDER, DEFAULT_PAGE = Path("weft-learn"), Path("weft-learn.html")
+DEFAULT_CARDS = Path("weft-cards.tsv")
 
 
 def learn(
@@ -40,7 +41,12 @@ def learn(
     ] = DEFAULT_FOLDER,
     page_file: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help=f"page: file to write [default: {DEFAULT_PAGE}]"),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help=f"page, cards: file [default: {DEFAULT_PAGE}, {DEFAULT_CARDS}]",
+        ),
     ] = None,
     seed: Annotated[
         int | None,
@@ -56,11 +62,16 @@ def learn(
 
     status: the chapters with the number of exercises done. page: the path as an HTML page.
 
+    cards: question and answer cards from checked facts, as a text file that Anki imports.
+
     Exit 0: done or passed; 1: check did not pass; 2: invalid arguments, or a missing compiler.
     """
     from weft.learn.progress import load
 
     _validate(verb, name, page_file, seed)
+    if verb == "cards":
+        _cards(page_file or DEFAULT_CARDS, as_json)
+        return
     progress = load(folder)
     if verb is None or verb == "status":
         _overview(progress, as_json, by_chapter=verb == "status")
@@ -81,11 +92,13 @@ def _validate(verb: str | None, name: str | None, page_file: Path | None, seed: 
 
     if verb is not None and verb not in VERBS:
         raise unknown_name("verb of weft learn", verb, list(VERBS))
-    if name is not None and verb in ("status", "page"):
+    if name is not None and verb in ("status", "page", "cards"):
         raise WeftError(f"weft learn {verb}", expected="no exercise", got=name)
-    for option, value, owner in (("--output", page_file, "page"), ("--seed", seed, "check")):
-        if value is not None and verb != owner:
-            raise WeftError(option, expected=f"weft learn {owner}", got=f"weft learn {verb or ''}".strip())
+    options = (("--output", page_file, ("page", "cards")), ("--seed", seed, ("check",)))
+    for option, value, owners in options:
+        if value is not None and verb not in owners:
+            expected = " or ".join(f"weft learn {owner}" for owner in owners)
+            raise WeftError(option, expected=expected, got=f"weft learn {verb or ''}".strip())
 
 
 def _exercise(progress: Progress, name: str | None) -> Exercise:
@@ -219,3 +232,23 @@ def _page(progress: Progress, file: Path, as_json: bool) -> None:
         print(json.dumps({"page": str(file)}))
     else:
         ending.print_verdict(f"wrote {file}")
+
+
+def _cards(file: Path, as_json: bool) -> None:
+    """Write the cards for Anki, or print them as JSON; say which topics cannot be made here, and why."""
+    from collections import Counter
+
+    from weft.core.output_files import require_writable
+    from weft.learn import cards
+
+    deck, missing = cards.cards()
+    for topic, reason in missing.items():
+        output.log(f"no cards about {topic}: {reason}")
+    if as_json:
+        print(json.dumps({"cards": [card.to_json() for card in deck], "missing": missing}))
+        return
+    require_writable(file, "--output")
+    file.write_text(cards.anki(deck), encoding="utf-8")
+    topics = Counter(card.topic for card in deck)
+    counts = ", ".join(f"{count} {topic}" for topic, count in topics.items())
+    ending.print_verdict(f"wrote {ending.count_text(len(deck), 'card')} to {file}: {counts}")

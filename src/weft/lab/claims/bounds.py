@@ -91,6 +91,11 @@ def _rope(shape: Shape, dtype: str) -> tuple[Input, ...]:
     return (_x("x", shape, dtype), _x("cos", *tables), _x("sin", *tables))
 
 
+def _trilinear(shape: Shape, dtype: str) -> tuple[Input, ...]:
+    count, width = shape
+    return (_x("features", (count, 8, width), dtype), _x("points", (count, 3), "float32"))
+
+
 def _cross_entropy(shape: Shape, dtype: str) -> tuple[Input, ...]:
     return (_x("logits", shape, dtype), _x("targets", shape[:1], "int64"))
 
@@ -141,6 +146,7 @@ FORMS: dict[str, Form] = {
     "linear_gelu": Form("rows x outputs x inputs", 3, _linear, (("keep", False),)),
     "linear_residual": Form("rows x outputs x inputs", 3, _linear_residual),
     "attention": Form("batch x heads x length x head size", 4, _attention, (("padded", False),)),
+    "trilinear": Form("points x features", 2, _trilinear),
     "rope": Form("batch x heads x length x head size", 4, _rope),
     "cross_entropy": Form(_ROWS, 2, _cross_entropy),
     "linear_cross_entropy": Form("rows x width x vocabulary", 3, _linear_cross_entropy),

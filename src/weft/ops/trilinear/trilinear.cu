@@ -67,8 +67,8 @@ trilinear_forward(const WEFT_T* __restrict__ features, const float* __restrict__
 }
 
 // grad: (count, width); features, dfeatures: (count, 8, width); points, dpoints: (count, 3) float. LANES
-// lanes of a warp have one point: each takes every LANES-th vector of it, and the lanes add their parts of the
-// point's gradient by shuffles. Bytes: everything once.
+// lanes of a warp have one point: each takes every LANES-th vector of it, and the lanes add their parts of
+// the point's gradient by shuffles. Bytes: everything once.
 extern "C" __global__ void __launch_bounds__(THREADS)
 trilinear_backward(const WEFT_T* __restrict__ grad, const WEFT_T* __restrict__ features,
                    const float* __restrict__ points, WEFT_T* __restrict__ dfeatures,
