@@ -37,7 +37,7 @@ __device__ __forceinline__ bool is_finite(float v) { return fabsf(v) < infinity(
 __device__ __forceinline__ index_t row_of_warp() { return (index_t)blockIdx.x * WARPS + threadIdx.x / 32; }
 
 // The logit of each row at its target, in float32, and the number that is subtracted from all its logits:
-// +inf // for an ignored row, whose exponentials become 0 whatever it contains; NaN for a target out of range.
+// +inf for an ignored row, whose exponentials become 0 whatever it contains; NaN for a target out of range.
 extern "C" __global__ void __launch_bounds__(THREADS) head_references(const ReferenceArguments arguments) {
   const index_t row = row_of_warp();
   if (row >= arguments.rows) return;
