@@ -17,6 +17,7 @@ import torch
 from helpers import training_toys
 from helpers.training_toys import SIZES, lines, losses, train, weights
 from weft import WeftError, cli
+from weft.gpt2 import launch
 from weft.gpt2.model import weights as hugging_face
 from weft.gpt2.model.config import PRESETS, ModelConfig
 from weft.gpt2.model.model import GPT
@@ -313,3 +314,25 @@ def test_the_command(
     assert "is there already" in capsys.readouterr().err
     assert command(monkeypatch, "--set", "learn=1", "--out", str(tmp_path / "x")) == 2
     assert "unknown setting" in capsys.readouterr().err
+
+
+def test_a_setting_switches_the_implementation_of_one_operator(tmp_path: Path) -> None:
+    """The others are as ``ops`` says; a resumed run has the switch, and takes no other one."""
+    out = tmp_path / "run"
+    train(out, steps=2, warmup=1, ops="torch", layer_norm="eager")
+    ops = json.loads((out / "run.json").read_text())["model"]["ops"]
+    assert ops["layer_norm"] == "eager" and ops["linear"] == ops["attention"] == "torch"
+    assert train(out, resume=True, layer_norm="eager").outcome.steps == 2
+    with pytest.raises(WeftError, match="--ops on --resume"):
+        train(out, resume=True, layer_norm="torch")
+    assert launch.with_switches({"ops": "weft", "attention": "torch"}) == {"ops": {"attention": "torch"}}
+    assert launch.with_switches({"ops": "weft", "dropout": 0.1}) == {"ops": "weft", "dropout": 0.1}
+
+
+@pytest.mark.parametrize(("impl", "expected"), [("torhc", "did you mean torch"), (3, "one of eager")])
+def test_an_unknown_implementation_is_refused_before_a_run_begins(
+    impl: object, expected: str, tmp_path: Path
+) -> None:
+    with pytest.raises(WeftError, match="unknown implementation of attention") as error:
+        train(tmp_path / "run", attention=impl)
+    assert expected in str(error.value) and not (tmp_path / "run").exists()

@@ -51,7 +51,8 @@ Strategy = Annotated[
     ),
 ]
 Settings = Annotated[
-    list[str] | None, _option("Any other setting (repeatable)", "--set", metavar="NAME=VALUE")
+    list[str] | None,
+    _option("Any other setting, or OPERATOR=IMPLEMENTATION (repeatable)", "--set", metavar="NAME=VALUE"),
 ]
 
 

@@ -29,6 +29,8 @@ from weft.gpt2.train.training import Trainer, TrainResult
 PlanAndData = tuple[RunPlan, tuple[TokenSequence, TokenSequence], Tokeniser]
 SIZES = ("layers", "heads", "width")
 MODEL_SETTINGS = (*SIZES, "dropout", "ops")  # length and tokeniser determine the other sizes
+# Operators whose implementation a setting of their name switches; "dropout" is the probability.
+SWITCHES = tuple(name for name in config.OPERATORS if name not in MODEL_SETTINGS)
 DATA_SETTINGS = ("data", "tokeniser", "bpe_files", "start")
 
 
@@ -49,9 +51,9 @@ def train(
     Args:
         preset: a name of ``weft.gpt2.model.config``; with ``resume`` only a default for ``out``.
         settings: values by name: of ``TrainConfig``, of ``ModelConfig`` (layers, heads, width, dropout,
-            ops), and ``data``, ``tokeniser``, ``bpe_files`` and ``start``: a run, a checkpoint or a
-            Hugging Face folder whose sizes and weights the run starts with. Default: the preset's, or
-            with ``resume`` the run's own.
+            ops), an operator's name with one of its implementations (SWITCHES), and ``data``,
+            ``tokeniser``, ``bpe_files`` and ``start``: a run, a checkpoint or a Hugging Face folder whose
+            sizes and weights the run starts with. Default: the preset's, or with ``resume`` the run's own.
         out: the run's directory; default: ``runs/PRESET``.
         device: cuda or cpu; default: a GPU if there is one.
         log: receives lines for the user.
@@ -74,7 +76,7 @@ def train(
             if processes.is_main:  # it creates the directory soon after
                 require_new(out)
             defaults = _preset_settings(preset, kind, settings)
-        plan, tokens, text_tokeniser = _plan({**defaults, **settings})
+        plan, tokens, text_tokeniser = _plan(with_switches({**defaults, **settings}))
         if not processes.is_main:
             log, quiet = (lambda line: None), True
         # Everything that can be refused is checked before the directory is created.
@@ -134,10 +136,26 @@ def choose_strategy(group: ProcessGroup, strategy: str, reshard: bool | None = N
 
 
 def _check_names(settings: Mapping[str, Any]) -> None:
-    known = {*train_config.field_names(), *MODEL_SETTINGS, *DATA_SETTINGS}
+    known = {*train_config.field_names(), *MODEL_SETTINGS, *SWITCHES, *DATA_SETTINGS}
     for name in settings:
         if name not in known:
             raise unknown_name("setting", name, sorted(known))
+
+
+def with_switches(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings in which the implementations of single operators are part of ``ops``.
+
+    The others are as the value of ``ops`` says; ``ModelConfig`` checks the names.
+    """
+    switches = {name: values[name] for name in SWITCHES if name in values}
+    others = {name: value for name, value in values.items() if name not in SWITCHES}
+    ops = others.get("ops", "weft")
+    if not switches:
+        return others
+    if isinstance(ops, str):
+        named = ModelConfig(ops=ops).implementations()[True]
+        ops = {} if ops == "weft" else {name: impl for name, impl in named.items() if impl}
+    return {**others, "ops": {**ops, **switches}}
 
 
 def _preset_settings(preset: str, kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@
 
 using T = WEFT_T;
 constexpr int THREADS = 256, WARPS = THREADS / 32, N = Wide<T>::N;
-// exp(40) times a vocabulary is far from the largest float32; exp(-40) of the largest term is next to nothing.
+// exp(40) times a vocabulary is far from the largest float32; exp(-40) of the largest is next to nothing.
 constexpr float FARTHEST = 40.0f;
 
 struct ReferenceArguments {
@@ -36,8 +36,8 @@ __device__ __forceinline__ float not_a_number() { return __int_as_float(0x7fc000
 __device__ __forceinline__ bool is_finite(float v) { return fabsf(v) < infinity(); }
 __device__ __forceinline__ index_t row_of_warp() { return (index_t)blockIdx.x * WARPS + threadIdx.x / 32; }
 
-// The logit of each row at its target, in float32, and the number that is subtracted from all its logits: +inf
-// for an ignored row, whose exponentials become 0 whatever it contains; NaN for a target out of range.
+// The logit of each row at its target, in float32, and the number that is subtracted from all its logits:
+// +inf for an ignored row, whose exponentials become 0 whatever it contains; NaN for a target out of range.
 extern "C" __global__ void __launch_bounds__(THREADS) head_references(const ReferenceArguments arguments) {
   const index_t row = row_of_warp();
   if (row >= arguments.rows) return;
@@ -77,8 +77,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) head_check(const RowArgume
   *arguments.condition = 1;  // by several rows: the same number
 }
 
-// With e = exp(logit - reference): the gradient of the loss is factor e, minus 1 at the target. That element is
-// changed so that factor times it is the whole; then dx = factor (e W), and dW = e^T (factor x).
+// With e = exp(logit - reference): the gradient of the loss is factor e, minus 1 at the target. That element
+// is changed so that factor times it is the whole; then dx = factor (e W), and dW = e^T (factor x).
 extern "C" __global__ void __launch_bounds__(THREADS) head_finish(const RowArguments arguments) {
   const index_t row = row_of_warp();
   if (row >= arguments.rows) return;

@@ -245,7 +245,7 @@ def linear_cross_entropy_forward(
     they can.
     """
     columns, options = weight.shape[0], LossOptions(**params)
-    if plan is config is in_smem is None and head_wgmma.supports(x, weight, options):
+    if (plan, config, in_smem) == (None, None, None) and head_wgmma.supports(x, weight, options):
         return head_wgmma.forward(x, weight, targets.contiguous(), options)
     plan = plan or plan_chunks(x.shape[0], x.shape[1], columns, x.element_size())
     config = config or configure_fused(columns, x.dtype)

@@ -57,7 +57,7 @@ __device__ __forceinline__ unsigned rounded(const float (&two)[2]) {
 
 // A sum of products that are computed one after the other, between them: the upper 24 bits of a float32, of
 // which the upper 16 stand where the result will, as a bfloat16, and the others in memory of their own. The
-// last bit is 1 if a bit that was cut off is (rounding to odd): the error has no bias, and nothing carries, so
+// last bit is 1 if a bit that was cut off is (rounding to odd): it has no bias, and nothing carries, so
 // that NaN stays NaN. It is at most 2^-15 of the sum, a 64th of a bfloat16's rounding.
 struct Sum24 {
   unsigned upper, lower;  // of two adjacent columns: 16 bits each, and the lower 16 bits as two bytes

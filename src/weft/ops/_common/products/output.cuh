@@ -189,7 +189,7 @@ struct Output {
           make_uint4(low[i], low[i + 1], low[i + 2], low[i + 3]);
   }
 
-  // Returns the word of c for two sums, which are added to its old word `upper`, and puts their lower bytes in `low`.
+  // Returns the word of c for two sums, which are added to its old word `upper`, and replaces their bytes.
   __device__ __forceinline__ unsigned accumulated(float (&two)[2], unsigned upper, unsigned& low,
                                                   int shift) const {
     // Without a load the buffer has another tile.

@@ -96,7 +96,7 @@ class SumArguments(ctypes.Structure):
 
 
 class EndArguments(NamedTuple):
-    """What the epilogues after RESIDUAL need (wgmma_fused.py): memory, and where c is.
+    """Arguments of the epilogues after RESIDUAL (wgmma_fused.py): memory, and where c is.
 
     ``memory`` takes column sums, sums of rows or lower bytes. With ``condition`` the kernel does nothing if
     that number is 0. ``phase`` is ADDS and ROUNDS of wgmma.cu.
