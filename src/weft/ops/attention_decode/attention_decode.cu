@@ -12,7 +12,7 @@
 // Bytes: the visible keys and values, once for each 16 MT rows. Between the kernels: HEAD + 2 floats a row
 // and split, 1.6 % of the bytes at four heads a group and HEAD = 128. Sources: flash-decoding (Dao et al.,
 // 2023), online softmax (arXiv:1805.02867), paged keys (arXiv:2309.06180).
-#include "mma_ptx.cuh"
+#include "products/mma_ptx.cuh"
 #include "overlap.cuh"
 
 #ifndef HEAD
