@@ -14,9 +14,7 @@ register(
     Schema(
         inputs="Tensor q, Tensor k, Tensor v, Tensor lengths, Tensor block_table, float? scale, bool paged",
         gradients=0,
-        fake=lambda q, k, v, lengths, block_table: torch.empty_like(
-            q, memory_format=torch.contiguous_format
-        ),
+        fake=lambda q, k, v, lengths, block_table: torch.empty_like(q, memory_format=torch.contiguous_format),
         params=("scale", "paged"),
     ),
 )

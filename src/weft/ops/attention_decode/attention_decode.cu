@@ -217,10 +217,10 @@ __device__ __forceinline__ void merge_warps(unsigned shared) {
 }  // namespace
 
 // q: (B, tokens, kv_heads group, HEAD) by strides in elements, with adjacent columns; k, v: (B, kv_heads,
-// capacity, HEAD), or pages (pages, kv_heads, page_size, HEAD) if PAGED, by strides, every row 16-byte aligned;
-// lengths: (B,); table: (B, max_pages); out: as q, contiguous; partials: (B, kv_heads, splits, tokens group,
-// HEAD + 2) floats, not used with one split. Grid: (splits, kv_heads tiles of rows, B). Dynamic shared memory:
-// the larger of WARPS STAGES STAGE and SUMS + 8 ROWS (WARPS + 1).
+// capacity, HEAD), or pages (pages, kv_heads, page_size, HEAD) if PAGED, by strides, every row 16-byte
+// aligned; lengths: (B,); table: (B, max_pages); out: as q, contiguous; partials: (B, kv_heads, splits,
+// tokens group, HEAD + 2) floats, not used with one split. Grid: (splits, kv_heads tiles of rows, B). Dynamic
+// shared memory: the larger of WARPS STAGES STAGE and SUMS + 8 ROWS (WARPS + 1).
 extern "C" __global__ void __launch_bounds__(THREADS)
 decode_split(const T* q, const T* k, const T* v, const int* lengths, const int* table, T* out,
              float* partials, index_t tokens, index_t kv_heads, index_t group, index_t capacity,

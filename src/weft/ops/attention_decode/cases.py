@@ -74,7 +74,7 @@ def draw(case: Case, seed: int, device: str) -> Sequence[torch.Tensor]:
     return q, k, v, lengths, block_table.masked_fill(~used, -1).int()
 
 
-def _case(
+def decode_case(
     *q: int,
     kv: tuple[int, int],
     page_size: int = 0,
@@ -117,20 +117,20 @@ def _case(
 
 CHECKS = [
     # One new token; groups of 1, 2 and 4 heads; a page that no tile of keys divides.
-    _case(2, 1, 2, 16, kv=(2, 37)),
-    _case(4, 1, 4, 16, kv=(2, 40), ragged=True),
-    _case(4, 1, 4, 16, kv=(1, 40), page_size=8, ragged=True),
-    _case(2, 1, 2, 16, kv=(1, 40), dtype="float16", page_size=16, ragged=True),
-    _case(2, 1, 4, 32, kv=(2, 40), dtype="bfloat16"),
-    _case(2, 1, 4, 32, kv=(2, 48), dtype="bfloat16", page_size=16),
+    decode_case(2, 1, 2, 16, kv=(2, 37)),
+    decode_case(4, 1, 4, 16, kv=(2, 40), ragged=True),
+    decode_case(4, 1, 4, 16, kv=(1, 40), page_size=8, ragged=True),
+    decode_case(2, 1, 2, 16, kv=(1, 40), dtype="float16", page_size=16, ragged=True),
+    decode_case(2, 1, 4, 32, kv=(2, 40), dtype="bfloat16"),
+    decode_case(2, 1, 4, 32, kv=(2, 48), dtype="bfloat16", page_size=16),
     # Several new tokens, of which the first may see no key.
-    _case(4, 3, 2, 16, kv=(1, 19), ragged=True),
-    _case(2, 5, 2, 16, kv=(1, 33), page_size=4, scale=0.3),
+    decode_case(4, 3, 2, 16, kv=(1, 19), ragged=True),
+    decode_case(2, 5, 2, 16, kv=(1, 33), page_size=4, scale=0.3),
     # Two splits, the second of one key.
-    _case(1, 1, 2, 8, kv=(1, 513)),
+    decode_case(1, 1, 2, 8, kv=(1, 513)),
 ]
 ON_GPU: list[Case] = [
-    _case(*q, kv=kv, page_size=page_size, dtype=dtype, ragged=True, devices=GPU)
+    decode_case(*q, kv=kv, page_size=page_size, dtype=dtype, ragged=True, devices=GPU)
     for dtype, q, kv, page_size in (
         ("bfloat16", (5, 1, 32, 128), (8, 2100), 0),
         ("bfloat16", (5, 1, 32, 128), (8, 2100), 64),
@@ -146,20 +146,24 @@ ON_GPU: list[Case] = [
     )
 ]
 EDGES = [
-    *(_case(*s, kv=kv, tags="edge") for s, kv in (((0, 1, 2, 16), (1, 5)), ((2, 1, 2, 16), (1, 0)))),
-    _case(2, 0, 2, 16, kv=(1, 5), tags="edge"),
-    _case(1, 1, 1, 8, kv=(1, 1), tags="edge"),
-    _case(2, 1, 4, 16, kv=(2, 20), layouts=("sliced", "shifted", "transposed"), tags="edge"),
-    _case(2, 1, 4, 16, kv=(2, 20), dtype="bfloat16", layouts=("shifted", "sliced", "shifted"), tags="edge"),
-    _case(2, 1, 2, 24, kv=(1, 40), page_size=16, layouts=("contiguous", "sliced", "shifted"), tags="edge"),
+    *(decode_case(*s, kv=kv, tags="edge") for s, kv in (((0, 1, 2, 16), (1, 5)), ((2, 1, 2, 16), (1, 0)))),
+    decode_case(2, 0, 2, 16, kv=(1, 5), tags="edge"),
+    decode_case(1, 1, 1, 8, kv=(1, 1), tags="edge"),
+    decode_case(2, 1, 4, 16, kv=(2, 20), layouts=("sliced", "shifted", "transposed"), tags="edge"),
+    decode_case(
+        2, 1, 4, 16, kv=(2, 20), dtype="bfloat16", layouts=("shifted", "sliced", "shifted"), tags="edge"
+    ),
+    decode_case(
+        2, 1, 2, 24, kv=(1, 40), page_size=16, layouts=("contiguous", "sliced", "shifted"), tags="edge"
+    ),
 ]
 BENCH: dict[str, Any] = {"dtype": "bfloat16", "tags": "bench", "devices": GPU}
 BENCHES = [
-    _case(32, 1, 32, 128, kv=(8, 8192), **BENCH),
-    _case(32, 1, 32, 128, kv=(8, 8192), page_size=64, **BENCH),
-    _case(1, 1, 32, 128, kv=(8, 32768), **BENCH),
-    _case(64, 1, 12, 64, kv=(12, 1024), **BENCH),
-    _case(8, 4, 32, 128, kv=(8, 8192), page_size=64, **BENCH),
-    _case(2, 1, 8, 64, kv=(2, 1024), tags="bench", devices=("cpu",)),
+    decode_case(32, 1, 32, 128, kv=(8, 8192), **BENCH),
+    decode_case(32, 1, 32, 128, kv=(8, 8192), page_size=64, **BENCH),
+    decode_case(1, 1, 32, 128, kv=(8, 32768), **BENCH),
+    decode_case(64, 1, 12, 64, kv=(12, 1024), **BENCH),
+    decode_case(8, 4, 32, 128, kv=(8, 8192), page_size=64, **BENCH),
+    decode_case(2, 1, 8, 64, kv=(2, 1024), tags="bench", devices=("cpu",)),
 ]
 CASES = (*CHECKS, *ON_GPU, *EDGES, *BENCHES)

@@ -177,7 +177,9 @@ def supports(case: Case, device: str) -> Support:
 def _aot_kernels() -> tuple[CudaSource, ...]:
     """Return the programs of common head sizes, each with one token, and one for several rows."""
     bf16, half = torch.bfloat16, torch.float16
-    sources = [source(bf16, d, paged, configure(d, 4, float("inf"))) for d in (64, 128) for paged in (False, True)]
+    sources = [
+        source(bf16, d, paged, configure(d, 4, float("inf"))) for d in (64, 128) for paged in (False, True)
+    ]
     sources += [source(half, 256, False, configure(256, 4, float("inf")))]
     sources += [source(bf16, d, True, configure(d, 64, float("inf"))) for d in (64, 96, 128)]
     return tuple(sources)

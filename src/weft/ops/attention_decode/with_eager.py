@@ -32,7 +32,9 @@ def invalid_pages(cache: Tensor, block_table: Tensor, lengths: Tensor) -> Tensor
     return (is_wrong & (starts < lengths[:, None])).any(1)
 
 
-def finish(out: Tensor, k: Tensor, lengths: Tensor, block_table: Tensor, visible: Tensor, paged: bool) -> Tensor:
+def finish(
+    out: Tensor, k: Tensor, lengths: Tensor, block_table: Tensor, visible: Tensor, paged: bool
+) -> Tensor:
     """Return the output (B, T, H, D): NaN for sequences with invalid pages, and 0 where no key is seen."""
     if paged:
         out = out.masked_fill(invalid_pages(k, block_table, lengths)[:, None, None, None], math.nan)

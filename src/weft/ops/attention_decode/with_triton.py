@@ -106,7 +106,8 @@ def decode_split(
     if ALONE:
         sees = limit > 0
         out = tl.where(sees[:, None], acc / tl.where(sees, total, 1.0)[:, None], 0.0)
-        tl.store(out_ptr + line[:, None] * D + columns[None, :], out.to(out_ptr.dtype.element_ty), mask=is_query)
+        at = out_ptr + line[:, None] * D + columns[None, :]
+        tl.store(at, out.to(out_ptr.dtype.element_ty), mask=is_query)
     else:
         to = partials + (((batch * kv_heads + kv_head) * splits + split) * rows + row) * (D + 2)
         tl.store(to[:, None] + columns[None, :], acc, mask=is_query)
