@@ -197,6 +197,13 @@ def test_a_plan_made_in_a_capture_leaves_the_host_out(tables: Path, monkeypatch:
             (16, 8, 5, 6),
             {"causal": True, "padded": False, "grouped": True},
         ),
+        (
+            "attention_decode",
+            [(3, 1, 4, 16), (9, 2, 8, 16), (9, 2, 8, 16), (3,), (3, 5)],
+            {"scale": None, "paged": True},
+            (16, 40, 6),
+            {"aligned": True, "paged": True},
+        ),
         ("sum", [()], {}, (1,), {}),
     ],
 )
@@ -401,6 +408,7 @@ def test_traced_whole_with_sizes_static_or_symbolic(tables: Path, monkeypatch: p
         ("linear", [(2, 6, 8), (16, 8), (16,)], {}),
         ("embedding", [(11, 8), (2, 6), (0, 8)], {}),
         ("attention", [(2, 4, 6, 16), (2, 2, 7, 16), (2, 2, 7, 16)], {"causal": True, "padded": False}),
+        ("attention_decode", [(2, 1, 4, 16), *2 * [(2, 2, 6, 16)], (2,), (2, 1)], {"paged": False}),
     ],
 )
 def test_every_family_is_traced_with_symbolic_sizes(

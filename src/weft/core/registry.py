@@ -133,6 +133,7 @@ REGISTRY: dict[str, Entry] = {
             "triton/02-tiled": "ladder:TILED",
         },
     ),
+    "attention_decode": _single("attention_decode", ("eager", "torch", "triton", "cuda")),
     "rope": _single("rope", FIVE),
     "trilinear": _single("trilinear", FIVE),
 }

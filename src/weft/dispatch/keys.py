@@ -30,6 +30,7 @@ TILE = 128  # rows and columns of a block's tile in a product, and queries in at
 # launch: of two points at the same distance the larger one tells more.
 UPWARD = 1.25
 BLOCK_ELEMENTS = 4096  # of an elementwise kernel
+SPLIT_KEYS = 512  # of a block in attention for decoding
 # Factor for rows that do not start at multiples of 16 bytes, by our CUDA kernels
 # (results/nvidia-h200/row-lengths.json): at most 1.6 but for the norms' backward at 262143 columns, 2.5.
 MISALIGNED = 1.6
@@ -69,6 +70,11 @@ FAMILIES: dict[str, tuple[Dimension, ...]] = {
         Dimension("queries", step=4.0),
         Dimension("keys", step=4.0),
     ),
+    "decode": (
+        Dimension("head_dim", is_exact=True),
+        Dimension("keys", step=4.0, is_open=True),  # that a sequence has room for
+        Dimension("heads", step=4.0, is_open=True),  # of keys, times the batch
+    ),
 }
 FAMILY_OF: dict[str, str] = {
     **dict.fromkeys(("softmax", "cross_entropy", "bias_gelu", "rope"), "rows"),
@@ -78,11 +84,13 @@ FAMILY_OF: dict[str, str] = {
     "linear_cross_entropy": "product",
     "embedding": "embedding",
     "attention": "attention",
+    "attention_decode": "decode",
 }
-MEMORY_BOUND = ("rows", "elements", "embedding")
+MEMORY_BOUND = ("rows", "elements", "embedding", "decode")
 # Parameters that a case or a call may leave out.
 DEFAULTS: dict[str, dict[str, object]] = {
     "attention": {"causal": False, "padded": False},
+    "attention_decode": {"paged": False},
     "linear_gelu": {"keep": True},
     "matmul": {"precision": "ieee"},
     "rope": {"interleaved": False},
@@ -113,6 +121,9 @@ def sizes_of(name: str, shapes: Sequence[Sequence[int]]) -> Sizes:
         return (first[1], first[0], _product(shapes[1]))
     if kind == "attention":
         return (first[3], first[0] * first[1], first[2], shapes[1][2])
+    if kind == "decode":
+        # Keys of a page times the pages of a sequence; a contiguous cache has a block table of one column.
+        return (first[3], shapes[1][2] * shapes[4][1], first[0] * shapes[1][1])
     if kind == "rows":
         return (first[-1] if len(first) else 1, _product(first[:-1]))
     return (_product(first),)
@@ -226,6 +237,9 @@ def waste(name: str, sizes: Sizes, units: int) -> float:
     elif kind == "attention":
         _, heads, queries, _ = sizes
         blocks, exact = heads * math.ceil(queries / TILE), heads * queries / TILE
+    elif kind == "decode":
+        _, keys, heads = sizes
+        blocks, exact = heads * math.ceil(keys / SPLIT_KEYS), heads * keys / SPLIT_KEYS
     elif kind == "elements":
         exact = sizes[0] / BLOCK_ELEMENTS
         blocks = math.ceil(exact)

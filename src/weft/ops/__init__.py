@@ -3,6 +3,7 @@
 from weft.ops.activations import bias_gelu, gelu, relu
 from weft.ops.adamw import adamw
 from weft.ops.attention import attention, attention_packed
+from weft.ops.attention_decode import attention_decode
 from weft.ops.dropout import dropout
 from weft.ops.embedding import embedding
 from weft.ops.gated import geglu, swiglu
@@ -27,6 +28,7 @@ __all__ = [
     "add_layer_norm",
     "add_rms_norm",
     "attention",
+    "attention_decode",
     "attention_packed",
     "bias_gelu",
     "cross_entropy",

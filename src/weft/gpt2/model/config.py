@@ -17,6 +17,7 @@ OPERATORS = (
     "linear",
     "linear_gelu",
     "attention",
+    "attention_decode",
     "linear_cross_entropy",
     "dropout",
     "dropout_add_layer_norm",
@@ -26,6 +27,8 @@ GPU_IMPLEMENTATIONS = {
     # As fast as cuDNN's at GPT-2's heads (forward and backward 659 and 664 us for
     # 32 x 12 x 1024 x 64 on an H200), and its backward is deterministic, which cuDNN's is not.
     "attention": "triton",
+    # torch's copies the cache in each step, to keep what lies past a length from the result.
+    "attention_decode": "triton",
     # Dispatch has no measured size of it; layer norm's own kernels take half of torch's time.
     "add_layer_norm": "triton",
     # cuBLAS with its bias epilogue in both; here the bias gradient runs at copy bandwidth.

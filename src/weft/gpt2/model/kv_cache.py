@@ -27,6 +27,8 @@ class KVCache:
         self.values = torch.empty(shape, device=device, dtype=dtype)
         self.capacity = config.block_size
         self.length = 0
+        # Of each sequence with the token that is being processed, on the device: attention reads it there.
+        self.lengths = torch.zeros(batch, device=device, dtype=torch.int32)
 
     def check_new_tokens(self, count: int) -> None:
         """Raise :class:`WeftError` if ``count`` more tokens do not fit or do not come one by one."""
@@ -46,6 +48,10 @@ class KVCache:
             # Written in place; attention reads a view of the filled part, so nothing is concatenated.
             buffer[layer, :, :, self.length : end] = new
         return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
+
+    def begin(self, count: int) -> None:
+        """Set ``lengths`` to those with ``count`` more tokens, before the first layer appends them."""
+        self.lengths.fill_(self.length + count)
 
     def advance(self, count: int) -> None:
         """Count ``count`` tokens as cached, once every layer has appended them."""

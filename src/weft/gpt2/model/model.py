@@ -122,6 +122,11 @@ class Block(torch.nn.Module):
         if cache is not None:
             causal = cache.length == 0  # later calls have one query, which sees all cached tokens
             k_BHTD, v_BHTD = cache.append(self.layer, k_BHTD, v_BHTD)
+            if not (causal or torch.is_grad_enabled() or options["impl"] == "torch"):
+                # The whole buffers, whose shapes are those of every step; the lengths are on the device.
+                buffers, impl = (cache.keys[self.layer], cache.values[self.layer]), impls["attention_decode"]
+                q_BTHD = q_BHTD.transpose(1, 2)
+                return ops.attention_decode(q_BTHD, *buffers, cache.lengths, impl=impl).flatten(2)
         if options["impl"] == "torch":  # torch.compile can trace torch's own choice of a kernel
             y_BHTD = F.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, is_causal=causal)
         else:
@@ -223,6 +228,7 @@ class GPT(torch.nn.Module):
         self._check_shapes(tokens_BT, targets_BT, first_position)
         if cache is not None:
             cache.check_new_tokens(tokens_BT.shape[1])
+            cache.begin(tokens_BT.shape[1])
         seeds, impls = self._dropout_seeds(seed), self.impls[tokens_BT.is_cuda]
         # Both tables in one pass; its backward sums each row in a fixed order, without atomics.
         wpe = self.wpe[first_position:] if first_position else self.wpe

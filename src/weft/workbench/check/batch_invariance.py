@@ -116,6 +116,8 @@ def unsuitable(operator: Operator, case: Case) -> str:
     inputs = [i for i in case.inputs if i.name in operator.rows]
     if any(not i.shape for i in inputs) or max(len(i.shape) for i in inputs) < 2:
         return "a single row"  # the one dimension that a norm of it is over
+    if len({i.shape[0] for i in inputs}) > 1:
+        return "inputs whose first dimensions differ, such as pages: they count no common rows"
     if case.draw is not None and operator.draw is None:
         return "inputs that are drawn for this number of rows alone"
     if any(i.layout != "contiguous" for i in inputs):
