@@ -1,8 +1,9 @@
-// CUDA emulation on a CPU for kernels whose blocks wait for each other: several blocks run at once, each at its
-// own random speed, and blocks start in random order, as the hardware is free to do. Threads are fibers.
+// CUDA emulation on a CPU for kernels whose blocks wait for each other: several blocks run at once, each at
+// its own random speed, and blocks start in random order, as the hardware is free to do. Threads are
+// fibers.
 //
-// A block's shared memory is NaN at its start. A load of a word that blocks share lets others run first. Blocks
-// that wait for one that cannot start are an error and not an endless loop.
+// A block's shared memory is NaN at its start. A load of a word that blocks share lets others run first.
+// Blocks that wait for one that cannot start are an error and not an endless loop.
 #define WEFT_PUBLISHED_WORD
 #include "cuda_types.hpp"
 #include <map>

@@ -1,9 +1,10 @@
 // The cumulative sum along rows in one pass: each element is read once and written once.
 //
-// A thread has UNROLL vectors of VEC elements, which lie a warp's width of vectors apart, so that every access
-// of a warp is contiguous. Sums go up a fixed tree: the elements of a vector one after another, the vectors of
-// a warp by shuffles, the warps of a block in shared memory, and the tiles of a row by `sum_before`. No sum is
-// ever subtracted, so that an Inf reaches the outputs after it alone. Accumulation is in float.
+// A thread has UNROLL vectors of VEC elements, which lie a warp's width of vectors apart, so that every
+// access of a warp is contiguous. Sums go up a fixed tree: the elements of a vector one after another, the
+// vectors of a warp by shuffles, the warps of a block in shared memory, and the tiles of a row by
+// `sum_before`. No sum is ever subtracted, so that an Inf reaches the outputs after it alone. Accumulation
+// is in float.
 //
 // cumsum_rows: a group of lanes for each row, for short rows. cumsum_tiles: a block for each tile of a row
 // (Merrill and Garland, "Single-pass parallel prefix scan with decoupled look-back", NVR-2016-002).
@@ -87,8 +88,8 @@ __device__ __forceinline__ void store_vecs(const float (&v)[UNROLL][VEC], const 
 }
 
 // Turns the elements of each vector into sums from the vector's start, sets `before[i]` to the sum of the
-// group's elements before vector i, and returns the sum of all in every lane of the group. `lanes` is a power
-// of two up to 32; all 32 lanes of the warp take part.
+// group's elements before vector i, and returns the sum of all in every lane of the group. `lanes` is a
+// power of two up to 32; all 32 lanes of the warp take part.
 __device__ __forceinline__ float scan_vecs(float (&v)[UNROLL][VEC], float (&before)[UNROLL], int lanes) {
   const int lane = threadIdx.x & (lanes - 1);
   float carry = 0.0f;
@@ -109,8 +110,8 @@ __device__ __forceinline__ float scan_vecs(float (&v)[UNROLL][VEC], float (&befo
   return carry;
 }
 
-// x: (rows, columns), rows at x_stride elements; y: (rows, columns) contiguous. A row has `lanes` neighbouring
-// lanes, which walk along it.
+// x: (rows, columns), rows at x_stride elements; y: (rows, columns) contiguous. A row has `lanes`
+// neighbouring lanes, which walk along it.
 extern "C" __global__ void __launch_bounds__(THREADS)
 cumsum_rows(const WEFT_T* __restrict__ x, WEFT_T* __restrict__ y, index_t rows, index_t columns,
             index_t x_stride, index_t lanes, index_t exclusive) {

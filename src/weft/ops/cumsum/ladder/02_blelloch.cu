@@ -1,8 +1,9 @@
 // Step 2: one block for each row, 2 n additions (Blelloch, "Prefix sums and their applications", 1990).
 //
-// An up-sweep leaves the sums of ever larger parts of a chunk at the parts' ends. A down-sweep hands each part
-// the sum of what is before it. No sum is subtracted. Strides of powers of two put the threads of a late round
-// into one bank of shared memory, and half the threads are idle after each round. Bytes: as in step 1.
+// An up-sweep leaves the sums of ever larger parts of a chunk at the parts' ends. A down-sweep hands each
+// part the sum of what is before it. No sum is subtracted. Strides of powers of two put the threads of a
+// late round into one bank of shared memory, and half the threads are idle after each round. Bytes: as in
+// step 1.
 #include "numeric.cuh"
 
 #ifndef THREADS

@@ -1,5 +1,5 @@
-// Step 3: a block for each tile of a row. Tiles are scanned by themselves, then their sums, which a last launch
-// adds to the tiles after them.
+// Step 3: a block for each tile of a row. Tiles are scanned by themselves, then their sums, which a last
+// launch adds to the tiles after them.
 //
 // All SMs work on one row. Bytes: n read and n written by the first launch, and again by the last.
 #include "block_scan.cuh"

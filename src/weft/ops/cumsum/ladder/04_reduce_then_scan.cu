@@ -1,7 +1,7 @@
 // Step 4: the sums of the tiles come first, without a scan; each tile is then scanned from its prefix.
 //
-// Bytes: n read by the first launch, n read and n written by the last: three quarters of step 3. The output is
-// rounded once, where step 3 rounds it twice.
+// Bytes: n read by the first launch, n read and n written by the last: three quarters of step 3. The output
+// is rounded once, where step 3 rounds it twice.
 #include "block_scan.cuh"
 #include "reduce.cuh"
 

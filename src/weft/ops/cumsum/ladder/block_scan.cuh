@@ -1,4 +1,5 @@
-// Shared by steps 3 to 5: the scan of a block's tile by warp shuffles, ITEMS adjacent elements in each thread.
+// Shared by steps 3 to 5: the scan of a block's tile by warp shuffles, ITEMS adjacent elements in each
+// thread.
 #pragma once
 #include "numeric.cuh"
 
