@@ -136,6 +136,17 @@ REGISTRY: dict[str, Entry] = {
     "attention_decode": _single("attention_decode", ("eager", "torch", "triton", "cuda")),
     "rope": _single("rope", FIVE),
     "trilinear": _single("trilinear", FIVE),
+    "cumsum": _single(
+        "cumsum",
+        FIVE,
+        **{
+            "cuda/01-hillis-steele": "ladder:HILLIS_STEELE",
+            "cuda/02-blelloch": "ladder:BLELLOCH",
+            "cuda/03-scan-then-propagate": "ladder:SCAN_THEN_PROPAGATE",
+            "cuda/04-reduce-then-scan": "ladder:REDUCE_THEN_SCAN",
+            "cuda/05-decoupled-look-back": "ladder:LOOK_BACK",
+        },
+    ),
 }
 
 # Elementwise, row reduction, full reduction, matrix product.

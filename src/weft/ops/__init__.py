@@ -4,6 +4,7 @@ from weft.ops.activations import bias_gelu, gelu, relu
 from weft.ops.adamw import adamw
 from weft.ops.attention import attention, attention_packed
 from weft.ops.attention_decode import attention_decode
+from weft.ops.cumsum import cumsum
 from weft.ops.dropout import dropout
 from weft.ops.embedding import embedding
 from weft.ops.gated import geglu, swiglu
@@ -32,6 +33,7 @@ __all__ = [
     "attention_packed",
     "bias_gelu",
     "cross_entropy",
+    "cumsum",
     "dropout",
     "dropout_add_layer_norm",
     "embedding",

@@ -1,0 +1,108 @@
+"""Cumulative sum in CUDA C++, in one pass over memory; see cumsum.cu.
+
+Short rows get a group of lanes each (``cumsum_rows``). A longer row is cut into tiles, whose blocks pass
+their sums to each other while they run (``cumsum_tiles``).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from weft.backends.nvrtc import CudaSource
+from weft.core import Implementation
+from weft.ops._common.layout import CUDA_TYPES, FLOAT_DTYPES, contiguous_like, dtype_name, view_2d
+
+THREADS = 256
+THREAD_BYTES = 64  # of a row in each thread, as in cumsum.cu
+MIN_LANES = 4
+# Rows from which a warp for each row fills a GPU, however long the row is: 16 warps on each of 132 SMs.
+MANY_ROWS = 2048
+
+
+def source(dtype: torch.dtype, vec_width: int, reverse: bool, threads: int = THREADS) -> CudaSource:
+    """Return the program for one dtype, vector width in elements and direction."""
+    return _source(dtype, vec_width, bool(reverse), threads)
+
+
+@cache
+def _source(dtype: torch.dtype, vec_width: int, reverse: bool, threads: int) -> CudaSource:
+    numbers = (("VEC_WIDTH", vec_width), ("REVERSE", int(reverse)), ("THREADS", threads))
+    return CudaSource(
+        file=Path(__file__).with_name("cumsum.cu"),
+        kernels=("cumsum_rows", "cumsum_tiles"),
+        defines=(("WEFT_T", CUDA_TYPES[dtype]), *((name, str(value)) for name, value in numbers)),
+        label=f"{dtype_name(dtype)}-{vec_width}{'-reverse' if reverse else ''}",
+    )
+
+
+def _vec_width(x2d: torch.Tensor, y: torch.Tensor, reverse: bool) -> int:
+    """Return the number of elements of an access: 16 bytes of them, or one where they are not aligned.
+
+    A single row from the left may end within a vector. Of several rows, and from the right, every row must be
+    a whole number of vectors.
+    """
+    rows, columns = x2d.shape
+    size = x2d.element_size()
+    union = x2d.data_ptr() | y.data_ptr()
+    if rows > 1 or reverse:
+        union |= columns * size
+    if rows > 1:
+        union |= x2d.stride(0) * size
+    return 16 // size if union % 16 == 0 else 1
+
+
+def count_words(columns: int, tile: int) -> tuple[int, int]:
+    """Return a row's number of tiles, and of the words of its tiles, groups and super-groups."""
+    tiles = -(-columns // tile)
+    groups = -(-tiles // 32)
+    return tiles, tiles + groups + -(-groups // 32)
+
+
+def scan(x: torch.Tensor, exclusive: bool, reverse: bool, threads: int = THREADS) -> torch.Tensor:
+    """Compute the cumulative sum with blocks of ``threads`` threads."""
+    y = contiguous_like(x)
+    if x.numel() == 0:
+        return y
+    x2d = view_2d(x)
+    rows, columns = x2d.shape
+    program = source(x.dtype, _vec_width(x2d, y, reverse), reverse, threads)
+    per_thread = THREAD_BYTES // x.element_size()
+    stride = x2d.stride(0) if rows > 1 else columns
+    if columns <= 32 * per_thread or (columns <= threads * per_thread and rows >= MANY_ROWS):
+        lanes = min(32, max(MIN_LANES, 1 << (-(-columns // per_thread) - 1).bit_length()))
+        blocks = -(-rows // (threads // lanes))
+        program["cumsum_rows"](blocks, threads, x2d, y, rows, columns, stride, lanes, int(exclusive))
+        return y
+    tiles, row_words = count_words(columns, threads * per_thread)
+    # Zeros mean that nothing is published yet.
+    words = torch.zeros(1 + rows * row_words, dtype=torch.int64, device=x.device)
+    program["cumsum_tiles"](
+        rows * tiles, threads, x2d, y, words, columns, stride, tiles, row_words, int(exclusive)
+    )
+    return y
+
+
+def forward(x: torch.Tensor, *, exclusive: bool = False, reverse: bool = False) -> torch.Tensor:
+    return scan(x, exclusive, reverse)
+
+
+def backward(grad: torch.Tensor, *, exclusive: bool = False, reverse: bool = False) -> tuple[torch.Tensor]:
+    return (scan(grad, exclusive, not reverse),)
+
+
+IMPLEMENTATION = Implementation(
+    operator="cumsum",
+    backend="cuda",
+    forward=forward,
+    backward=backward,
+    aot_kernels=tuple(
+        source(dtype, width, reverse)
+        for dtype in FLOAT_DTYPES
+        for width in (16 // dtype.itemsize, 1)
+        for reverse in (False, True)
+    ),
+    idea="16-byte accesses, warp scans, sums of earlier tiles by a fixed tree",
+)

@@ -1,0 +1,24 @@
+"""Cumulative sum by the library: ``torch.cumsum``, with flips and a shift where they are asked for."""
+
+from __future__ import annotations
+
+import torch
+
+from weft.core import Implementation
+
+
+def forward(x: torch.Tensor, *, exclusive: bool = False, reverse: bool = False) -> torch.Tensor:
+    y = x.flip(-1) if reverse else x.contiguous()
+    if exclusive:
+        # The input is shifted, not the output corrected by a subtraction: Inf - Inf would be NaN.
+        y = torch.cat((torch.zeros_like(y[..., :1]), y[..., :-1]), -1)
+    y = torch.cumsum(y, -1)
+    return y.flip(-1) if reverse else y
+
+
+IMPLEMENTATION = Implementation(
+    operator="cumsum",
+    backend="torch",
+    forward=forward,
+    idea="torch.cumsum",
+)

@@ -1,0 +1,50 @@
+"""CUDA kernels whose blocks run at the same time, compiled by g++ and run on CPU tensors.
+
+scan_emulator.hpp has the emulated device. Each launch uses another random schedule.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from helpers import warp_emulator
+from helpers.warp_emulator import COMPILER, EmulatorError
+from weft.backends.nvrtc import CudaSource
+
+HEADER = Path(__file__).with_suffix(".hpp")
+__all__ = ["COMPILER", "EmulatorError", "emulate"]
+
+
+def _library(source: CudaSource, kernel: str, folder: Path, fault: tuple[str, str] | None) -> Path:
+    text = source.file.read_text()
+    if fault is not None:
+        right, wrong = fault
+        assert text.count(right) == 1, "the text of the fault is not in the file once"
+        text = text.replace(right, wrong)
+    # Each running block has its own shared memory.
+    text = re.sub(
+        r"__shared__ ([\w<> ]+?) (\w+)((?:\[[^\]]+\])+);",
+        r"typedef \1 \2_t\3; \2_t& \2 = *(\2_t*)declared(__COUNTER__, sizeof(\2_t));",
+        text,
+    )
+    # Included files lie beside the original.
+    text = re.sub(
+        r'#include "([^"]+)"',
+        lambda m: f'#include "{p}"' if (p := source.file.parent / m[1]).exists() else m[0],
+        text,
+    )
+    copy = folder / source.file.name
+    copy.write_text(text)
+    return warp_emulator.build(replace(source, file=copy), kernel, folder, HEADER)
+
+
+def emulate(patch: Any, folder: Path, fault: tuple[str, str] | None = None) -> None:
+    """Run every kernel in the emulator until the patch is undone, with one text replaced by a ``fault``."""
+
+    def kernel(source: CudaSource, name: str) -> warp_emulator.Emulated:
+        return warp_emulator.Emulated(_library(source, name, folder, fault))
+
+    patch.setattr(CudaSource, "__getitem__", kernel)

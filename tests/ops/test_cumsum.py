@@ -1,0 +1,196 @@
+"""The cumulative sum: CUDA kernels in an emulator whose blocks run at once, faults, and arguments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers.guarded_pages import place
+from helpers.scan_emulator import COMPILER, EmulatorError, emulate
+from weft import WeftError, ops
+from weft.ops.cumsum import ladder, with_cuda, with_triton
+from weft.ops.cumsum.spec import reference
+
+NEEDS_COMPILER = pytest.mark.skipif(COMPILER is None, reason="g++ is not installed")
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of compiled kernels without a fault, which tests share."""
+    return tmp_path_factory.mktemp("cumsum")
+
+
+ORDERS = [(e, r) for e in (False, True) for r in (False, True)]
+TILE = 32 * 16  # float32 elements of a block of 32 threads
+
+
+def _whole_numbers(*shape: int) -> torch.Tensor:
+    """Return small whole numbers, whose float32 sums are exact in every order."""
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randint(-8, 9, shape, generator=generator).float()
+
+
+def _expected(x: torch.Tensor, exclusive: bool = False, reverse: bool = False) -> torch.Tensor:
+    return reference(x.double(), exclusive=exclusive, reverse=reverse)
+
+
+@NEEDS_COMPILER
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(("exclusive", "reverse"), ORDERS)
+def test_each_order_and_width_is_exact_in_the_emulator(
+    exclusive: bool, reverse: bool, monkeypatch: pytest.MonkeyPatch, libraries: Path
+) -> None:
+    """Rows of one round, of several rounds, and of several tiles; at a page's end no load leaves them."""
+    emulate(monkeypatch, libraries)
+    monkeypatch.setattr(with_cuda, "MANY_ROWS", 30)
+    for rows, columns in ((5, 7), (3, 64), (33, 200), (30, 1001), (2, 4 * 1024 + 12), (1, 4099)):
+        x = _whole_numbers(rows, columns)
+        for at_end in (False, True):
+            y = with_cuda.scan(place(x, at_end), exclusive, reverse, threads=64)
+            assert torch.equal(y.double(), _expected(x, exclusive, reverse)), (rows, columns, at_end)
+
+
+@NEEDS_COMPILER
+def test_16_bit_rows_and_strided_rows_in_the_emulator(
+    monkeypatch: pytest.MonkeyPatch, libraries: Path
+) -> None:
+    emulate(monkeypatch, libraries)
+    wide = torch.randn(3, 2 * 5000).half()
+    for x in (wide[:, :4504], wide[:1, :4504].expand(3, -1)):
+        y = with_cuda.scan(x, False, True, threads=64)
+        torch.testing.assert_close(y.double(), _expected(x, False, True), rtol=2**-10, atol=1e-3)
+
+
+@NEEDS_COMPILER
+@pytest.mark.slow
+def test_super_groups_give_the_same_bits_in_every_schedule(
+    monkeypatch: pytest.MonkeyPatch, libraries: Path
+) -> None:
+    """A row of 2 super-groups and a third of a group: 2070 tiles, whose blocks start in random order."""
+    emulate(monkeypatch, libraries)
+    x = torch.randn(2070 * TILE)
+    first = with_cuda.scan(x, False, False, threads=32)
+    assert float((first - _expected(x)).abs().max()) < 2e-6 * float(_expected(x).abs().max())
+    again = with_cuda.scan(x, False, False, threads=32)
+    assert torch.equal(first, again)
+
+
+@NEEDS_COMPILER
+def test_inf_reaches_later_outputs_alone(monkeypatch: pytest.MonkeyPatch, libraries: Path) -> None:
+    emulate(monkeypatch, libraries)
+    x = _whole_numbers(2, 2200)
+    x[0, 1030], x[0, 1500], x[1, 77] = torch.inf, -torch.inf, torch.nan
+    for exclusive in (False, True):
+        y = with_cuda.scan(x, exclusive, False, threads=64)
+        torch.testing.assert_close(y.double(), _expected(x, exclusive), rtol=0, atol=0, equal_nan=True)
+
+
+FAULTS = {
+    "tiles in the order of blockIdx": (
+        "row = ticket[0] / tiles, tile = ticket[0] % tiles",
+        "row = (index_t)blockIdx.x / tiles, tile = (index_t)blockIdx.x % tiles",
+    ),
+    "a tile's sum is not waited for": ("sum_of(wait_for_word(tile_word))", "sum_of(load_word(tile_word))"),
+    "a group's sum is not waited for": ("sum_of(wait_for_word(group_word))", "sum_of(load_word(group_word))"),
+    "a super-group is not waited for": (
+        "sum_of(wait_for_word(super_words + super - 1))",
+        "sum_of(load_word(super_words + super - 1))",
+    ),
+    "a group publishes its last tile": (
+        "publish(group_words + group, READY, group_sum)",
+        "publish(group_words + group, READY, sum)",
+    ),
+    "a super-group forgets the ones before": (
+        "publish(super_words + super, READY, supers_before + (groups_before + group_sum))",
+        "publish(super_words + super, READY, groups_before + group_sum)",
+    ),
+    "the last group publishes nothing": ("if (lane == 0 && in_group == 31) publish", "if (false) publish"),
+    "no barrier before the prefix is read": (
+        "prefix[0] = tiles_before;\n  }\n  __syncthreads();",
+        "prefix[0] = tiles_before;\n  }",
+    ),
+}
+
+
+@NEEDS_COMPILER
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    emulate(monkeypatch, tmp_path, FAULTS[fault])
+    needs_supers = "super" in fault
+    threads = 64 if "barrier" in fault else 32
+    x = _whole_numbers(2060 * TILE) if needs_supers else _whole_numbers(40 * 2 * TILE)
+    expected = _expected(x)
+    try:
+        # A race shows in some schedules only.
+        ok = all(
+            torch.equal(with_cuda.scan(x, False, False, threads=threads).double(), expected) for _ in range(4)
+        )
+    except EmulatorError:
+        return
+    assert not ok
+
+
+@NEEDS_COMPILER
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("step", ladder.KERNELS)
+def test_each_step_of_the_ladder_is_exact_in_the_emulator(
+    step: str, monkeypatch: pytest.MonkeyPatch, libraries: Path
+) -> None:
+    emulate(monkeypatch, libraries)
+    for shape in ((3, 5), (2, 64), (2, 3001), (1, 50 * 128 + 3)):
+        x = _whole_numbers(*shape)
+        assert torch.equal(ladder.scan(step, x, threads=32).double(), _expected(x)), shape
+
+
+STEP_FAULTS = {
+    "01_hillis_steele": ("turn ^= 1;", ""),
+    "02_blelloch": ("if (thread == 0) sums[CHUNK - 1] = 0.0f;", ""),
+    "03_scan_then_propagate": ("prefixes[(index_t)blockIdx.x - 1]", "prefixes[(index_t)blockIdx.x]"),
+    "04_reduce_then_scan": ("tile ? prefixes", "row ? prefixes"),
+    "05_decoupled_look_back": ("lane <= nearest ? sum_of", "lane < nearest ? sum_of"),
+}
+
+
+@NEEDS_COMPILER
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("step", STEP_FAULTS)
+def test_a_fault_in_each_step_is_caught(step: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    emulate(monkeypatch, tmp_path, STEP_FAULTS[step])
+    x = _whole_numbers(1, 50 * 128 + 3)
+    assert not torch.equal(ladder.scan(step, x, threads=32).double(), _expected(x))
+
+
+@pytest.mark.parametrize(("exclusive", "reverse"), ORDERS)
+def test_long_rows_in_triton_take_three_launches(exclusive: bool, reverse: bool) -> None:
+    x = _whole_numbers(2, 64 * 9 + 5)
+    y = with_triton.scan(x, exclusive, reverse, block=64)
+    assert torch.equal(y.double(), _expected(x, exclusive, reverse))
+
+
+@pytest.mark.parametrize(("exclusive", "reverse"), ORDERS)
+def test_the_gradient_is_the_scan_in_the_other_direction(exclusive: bool, reverse: bool) -> None:
+    grad = torch.randn(2, 9)
+    gradients: list[torch.Tensor] = []
+    for impl in ("eager", "torch", "triton"):
+        x = torch.randn(2, 9, requires_grad=True)
+        y = ops.cumsum(x, exclusive=exclusive, reverse=reverse, impl=impl)
+        gradients += torch.autograd.grad(y, x, grad)
+    for dx in gradients:
+        torch.testing.assert_close(dx, _expected(grad, exclusive, not reverse).float())
+
+
+def test_arguments_without_an_answer_get_one_clear_error() -> None:
+    ones = torch.ones(3)
+    for x, options in ((torch.tensor(1.0), {}), (ones, {"exclusive": 1}), (ones, {"reverse": "no"})):
+        with pytest.raises(WeftError, match="cumsum") as caught:
+            ops.cumsum(x, **options)  # type: ignore[arg-type]
+        assert caught.value.expected and caught.value.got
+
+
+def test_words_of_a_row_are_counted_by_level() -> None:
+    assert with_cuda.count_words(1, 512) == (1, 3)
+    assert with_cuda.count_words(512 * 1024, 512) == (1024, 1024 + 32 + 1)
+    assert with_cuda.count_words(512 * 1024 + 1, 512) == (1025, 1025 + 33 + 2)
