@@ -28,14 +28,14 @@ from weft.workbench.explain.inspect.compile import compile_kernels
 from weft.workbench.explain.inspect.dry_run import identity
 
 ARCHS = (80, 90, 100)
-# Number of kernels sampled from an implementation. The operators that `weft bench` runs first have all for
-# sm_90, and for the other targets one of each family (the label before its types and sizes), at least
-# AT_LEAST. Shares of implementations that are compiled: by whether the operator is one of these, and whether
-# the target is sm_90.
+# Number of kernels sampled from an implementation. The operators that `weft bench` runs first have one of each
+# family (the label before its types and sizes), at least AT_LEAST, and for sm_90 RANDOM others. Shares of
+# implementations that are compiled: by whether the operator is one of these, and whether the target is sm_90.
 # `make compile` and `weft inspect --all` cover all kernels.
 SAMPLE = {80: 1, 90: 2, 100: 1}
 SHARE = {(True, True): 1 / 2, (True, False): 1 / 2, (False, True): 1 / 2, (False, False): 1 / 4}
 AT_LEAST = 4
+RANDOM = 8
 TYPE = re.compile(r"^(?:b?f(?:loat|p)?|tf)\d+")
 
 
@@ -45,10 +45,11 @@ def sample(name: str, implementation: Implementation, arch: int) -> Implementati
     share = SHARE[name in registry.FIRST_LOOK, arch == tables.ARCH]
     spills = any(s.label in SPILLING[arch] for s in known)
     # The compiling and the comparing process must select the same kernels.
-    seed = f"{sampling.seed()}/{name}/{implementation.name}/{arch}"
-    if not (spills or sampling.runs_all()) and random.Random(seed).random() >= share:
+    generator = random.Random(f"{sampling.seed()}/{name}/{implementation.name}/{arch}")
+    if not (spills or sampling.runs_all()) and generator.random() >= share:
         return replace(implementation, aot_kernels=())
-    if name in registry.FIRST_LOOK and arch == tables.ARCH:
+    in_table = name in registry.FIRST_LOOK and arch == tables.ARCH
+    if in_table and sampling.runs_all():
         return implementation
     known.sort(key=lambda s: (s.label not in SPILLING[arch], "bf" not in s.label))
     few = known[: SAMPLE[arch]]
@@ -59,6 +60,9 @@ def sample(name: str, implementation: Implementation, arch: int) -> Implementati
         few = list(families.values())
         rest, missing = [s for s in known if s not in few], max(0, AT_LEAST - len(few))
         few += rest[:: max(1, len(rest) // max(1, missing))][:missing]
+    if in_table:
+        rest = [s for s in known if s not in few]
+        few += generator.sample(rest, min(RANDOM, len(rest)))
     return replace(implementation, aot_kernels=tuple(few))
 
 
