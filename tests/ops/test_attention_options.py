@@ -78,7 +78,7 @@ POINTS = [
 
 
 def test_triton_matches_the_reference_at_any_size() -> None:
-    """Tiles before, at and behind both edges of the band, in both directions; keys past a length are NaN."""
+    """Tiles before, at and behind both edges of the band, both directions; keys past a length are NaN."""
     implementation = registry.implementation("attention", "triton")
     assert implementation.backward is not None
     for (tq, tk), padded, options in sample(POINTS, 4, "sizes of attention's masks"):
