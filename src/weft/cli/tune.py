@@ -81,25 +81,14 @@ def tune(
     dimensions of real models. Exit 1: a call takes longer than torch's by a factor of 1/0.95.
     """
     from weft.core import WeftError, registry
-    from weft.dispatch.choice import BASELINES
 
     output.only_one_format(json=as_json, csv=as_csv)
     for name in operators or ():
         registry.operator(name)
     if source is None and table is not None:
         raise WeftError("--output requires --from", expected="--from RECORDS", got="none")
-    measures = not (against_torch or show or source is not None)
-    if not measures and (save is not None or minutes is not None or impl):
-        got = "--audit, --show or --from"
-        raise WeftError("--impl, --minutes and --save", expected="a measurement", got=got)
-    if thorough and (minutes is not None or impl):
-        raise WeftError("--thorough", expected="neither --minutes nor --impl", got="both")
-    if minutes is not None and not 0 < minutes <= MOST_MINUTES:
-        raise WeftError("--minutes", expected=f"above 0, at most {MOST_MINUTES}", got=minutes)
-    if impl and not set(impl) & set(BASELINES):
-        raise WeftError("--impl", expected="torch or eager among them, to compare with", got=", ".join(impl))
-    if save is not None and save.is_dir():
-        raise WeftError("--save", expected="a file", got=f"the folder {save}")
+    is_measuring = not (against_torch or show or source is not None)
+    _check_measurement(is_measuring, thorough, minutes, impl, save)
     if against_torch:
         if show or source is not None or thorough:
             raise WeftError("--audit", expected="neither --show, --from nor --thorough", got="both")
@@ -129,6 +118,26 @@ def tune(
     ending.print_verdict(line, to_stderr=as_json or as_csv)
     if stop:
         raise typer.Exit(stop.exit_code)
+
+
+def _check_measurement(
+    is_measuring: bool, thorough: bool, minutes: float | None, impl: Names, save: Path | None
+) -> None:
+    """Raise :class:`WeftError` for options of a measurement that is not made, or cannot be."""
+    from weft.core import WeftError
+    from weft.dispatch.choice import BASELINES
+
+    if not is_measuring and (save is not None or minutes is not None or impl):
+        got = "--audit, --show or --from"
+        raise WeftError("--impl, --minutes and --save", expected="a measurement", got=got)
+    if thorough and (minutes is not None or impl):
+        raise WeftError("--thorough", expected="neither --minutes nor --impl", got="both")
+    if minutes is not None and not 0 < minutes <= MOST_MINUTES:
+        raise WeftError("--minutes", expected=f"above 0, at most {MOST_MINUTES}", got=minutes)
+    if impl and not set(impl) & set(BASELINES):
+        raise WeftError("--impl", expected="torch or eager among them, to compare with", got=", ".join(impl))
+    if save is not None and save.is_dir():
+        raise WeftError("--save", expected="a file", got=f"the folder {save}")
 
 
 def _from_records(source: Path, table: Path | None, operators: Names) -> list[Point]:

@@ -9,7 +9,7 @@ across K (transpose.cu).
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Mapping
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -417,23 +417,43 @@ def multiply(
     if key is not None and is_repeatable and isinstance(kernel, Kernel):
         launch = kernel.prepare_structure(clusters * config.cluster, THREADS, shared=config.smem_bytes)
         boxes = {"a": (a, a_rows), "b": (b, b_rows), "c": (c, STORED_ROWS), "extra": (extra, STORED_ROWS)}
-        maps = {name: tensor_map.encoder(x, rows) for name, (x, rows) in boxes.items() if x is not None}
-        _REPEATED.store(key, RepeatedProduct(launch, arguments, maps, ("bias",) if bias is not None else ()))
+        _REPEATED.store(key, _repeated(launch, arguments, boxes, bias))
     if splits > 1:
-        width = 1 if is_unaligned else 8  # elements of a thread
-        vectors = m * n // width
-        addends = SumArguments(
-            partials=partials.data_ptr(),
-            c=c.data_ptr(),
-            extra=_address(extra),
-            bias=_address(bias),
-            vectors=vectors,
-            splits=splits,
-            column_vectors=n // width,
-            row_values=_address(end.row_values),
-        )
-        program["matmul_wgmma_sum"](-(-vectors // SUM_THREADS), SUM_THREADS, addends, overlap=True)
+        values = (partials, c, extra, bias, end.row_values)
+        _add_partials(program["matmul_wgmma_sum"], values, splits, 1 if is_unaligned else 8)
     return (c, extra) if epilogue == Epilogue.GELU_PRE else c
+
+
+def _repeated(
+    launch: Callable[[int], None],
+    arguments: ctypes.Structure,
+    boxes: Mapping[str, tuple[torch.Tensor | None, int]],
+    bias: torch.Tensor | None,
+) -> RepeatedProduct:
+    """Return a launch with other addresses; ``boxes`` has each matrix, by its field, and a box's rows."""
+    maps = {name: tensor_map.encoder(x, rows) for name, (x, rows) in boxes.items() if x is not None}
+    return RepeatedProduct(launch, arguments, maps, () if bias is None else ("bias",))
+
+
+def _add_partials(kernel: Any, values: tuple[torch.Tensor | None, ...], splits: int, elements: int) -> None:
+    """Launch the sum of partial products, with the epilogue, by ``elements`` of c a thread.
+
+    ``values`` are the partial products, c, the second matrix of the epilogue, the bias and values of rows.
+    """
+    partials, c, extra, bias, row_values = values
+    assert c is not None
+    vectors = c.numel() // elements
+    addends = SumArguments(
+        partials=_address(partials),
+        c=c.data_ptr(),
+        extra=_address(extra),
+        bias=_address(bias),
+        vectors=vectors,
+        splits=splits,
+        column_vectors=c.shape[1] // elements,
+        row_values=_address(row_values),
+    )
+    kernel(-(-vectors // SUM_THREADS), SUM_THREADS, addends, overlap=True)
 
 
 def _eight_maps(x: torch.Tensor | None, box_rows: int, is_interleaved: bool = True) -> tuple[Any, int]:
