@@ -51,9 +51,9 @@ def batch_invariant() -> Iterator[None]:
     after the block. Gradients of weights add up the rows, and may differ. The block counts for this thread
     or task. ``torch.compile`` traces again inside it.
 
-    A call raises :class:`WeftError` if the operator has no batch-invariant implementation for it. Attention has
-    none yet (but for decoding on a GPU), products have one on Hopper alone, and dropout depends on the position
-    by its definition.
+    A call raises :class:`WeftError` if the operator has no batch-invariant implementation for it. Attention
+    has none yet (but for decoding on a GPU), products have one on Hopper alone, and dropout depends on the
+    position by its definition.
     """
     _open(1)
     token = _requested.set(True)
