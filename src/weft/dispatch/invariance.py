@@ -52,7 +52,8 @@ def batch_invariant() -> Iterator[None]:
     or task. ``torch.compile`` traces again inside it.
 
     A call raises :class:`WeftError` if the operator has no batch-invariant implementation for it: attention
-    has none yet (that for decoding has, on a GPU), products have one on Hopper alone, and dropout depends on the position by its definition.
+    has none yet (that for decoding has, on a GPU), products have one on Hopper alone, and dropout depends on
+    the position by its definition.
     """
     _open(1)
     token = _requested.set(True)
