@@ -121,8 +121,8 @@ FAULTS: dict[str, tuple[Point, str, str]] = {
     ),
     "a tile that needs a mask gets none": (
         CAUSAL,
-        "first_key + 63 > position",
-        "first_key > position",
+        "first_key + 63 > (BAND",
+        "first_key > (BAND",
     ),
     "the window shows one key too many": (WINDOW, "key <= query - args.window", "key < query - args.window"),
     "a tile at the window's edge gets no mask": (
@@ -147,8 +147,8 @@ FAULTS: dict[str, tuple[Point, str, str]] = {
     ),
     "dq of a tile without keys is what memory had": (
         EMPTY,
-        "&& (!BAND || (position",
-        "&& (true || (position",
+        "= !BAND || (position",
+        "= true || (position",
     ),
     "the cap has no slope": (CAPPED, "          s[i] *= fmaf(-t, t, 1.0f);\n", ""),
     "scores are not capped": (CAPPED, "if (SOFTCAP) s[i] = fmaf(", "if (false) s[i] = fmaf("),

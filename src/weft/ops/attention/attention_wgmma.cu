@@ -15,9 +15,10 @@
 // factor as it is stored (MN-major). Bytes: q read and out written once; k and v once by each block, mostly
 // from the L2.
 //
-// BAND compiles a causal mask with a window or at the bottom right: a query sees a band of keys (mask.py), tiles
-// of keys before the band are skipped like those behind it, and a query may see no key. SOFTCAP replaces scores
-// by tanh(cap_scale s) before the mask. Sources: FlashAttention-3 (arXiv:2407.08608), online softmax (arXiv:1805.02867).
+// BAND compiles a causal mask with a window or at the bottom right: a query sees a band of keys (mask.py),
+// tiles of keys before the band are skipped like those behind it, and a query may see no key. SOFTCAP
+// replaces scores by tanh(cap_scale s) before the mask. Sources: FlashAttention-3 (arXiv:2407.08608),
+// online softmax (arXiv:1805.02867).
 #include "hopper/barrier.cuh"
 #include "hopper/warp_roles.cuh"
 #include "hopper/wgmma.cuh"
@@ -294,8 +295,8 @@ struct Softmax {
   }
 };
 
-// Sets scores of hidden keys to -inf: those from `left[h]` on, counted from the thread's first column, and with
-// BAND those before the last `window` of them.
+// Sets scores of hidden keys to -inf: those from `left[h]` on, counted from the thread's first column, and
+// with BAND those before the last `window` of them.
 __device__ __forceinline__ void mask(float (&s)[KEYS / 2], const int (&left)[2], const int (&begin)[2]) {
 #pragma unroll
   for (int i = 0; i < KEYS / 2; ++i) {
@@ -305,7 +306,8 @@ __device__ __forceinline__ void mask(float (&s)[KEYS / 2], const int (&left)[2],
 }
 
 // Replaces scores by the tangents of their capped logits: tanh(x) = 1 - 2 / (2^(2 log2(e) x) + 1), with an
-// absolute error of 2^-22, where tanh.approx has 2^-11 of its result. A score of +inf gives 1, one of -inf -1.
+// absolute error of 2^-22, where tanh.approx has 2^-11 of its result. A score of +inf gives 1, one of -inf
+// -1.
 __device__ __forceinline__ void cap(float (&s)[KEYS / 2], float cap_scale) {
 #pragma unroll
   for (int i = 0; SOFTCAP && i < KEYS / 2; ++i)

@@ -240,8 +240,11 @@ struct Consumer {
   // Replaces scores by weights: 0 for hidden keys. Rows are keys, columns queries.
   __device__ __forceinline__ void weigh(float (&s)[QUERIES / 2], unsigned terms, int query_tile) const {
     const int thread = threadIdx.x % GROUP_THREADS, first_key = work.tile * KEYS + group * 64;
-    const int position = query_tile * QUERIES + shift(args, work.keys);  // of the tile's first query
-    const bool masked = first_key + 64 > work.keys || (args.causal && first_key + 63 > position) ||
+    // Position of the tile's first query. Without BAND the code below has the product instead of this
+    // variable, which would cost two registers.
+    const int position = query_tile * QUERIES + shift(args, work.keys);
+    const bool masked = first_key + 64 > work.keys ||
+                        (args.causal && first_key + 63 > (BAND ? position : query_tile * QUERIES)) ||
                         (BAND && first_key < position + QUERIES - args.window);
 #pragma unroll
     for (int x = 0; x < QUERIES / 8; ++x) {
@@ -257,14 +260,15 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < QUERIES / 2; ++i) {
       const int key = first_key + accumulator_row(thread, i);
-      const int query = position + accumulator_column(thread, i);
-      if (key >= work.keys || (args.causal && key > query) || (BAND && key <= query - args.window)) s[i] = 0.0f;
+      const int query = (BAND ? position : query_tile * QUERIES) + accumulator_column(thread, i);
+      if (key >= work.keys || (args.causal && key > query) || (BAND && key <= query - args.window))
+        s[i] = 0.0f;
     }
   }
 
-  // s = s (dp - delta): the gradients of the scores, without the factor `scale`. With SOFTCAP times 1 - t^2, the
-  // slope of the tangent t, which comes back from the weight's logarithm: there are no registers to keep it.
-  // A weight of 0, whose logarithm is -inf, has slope 0.
+  // s = s (dp - delta): the gradients of the scores, without the factor `scale`. With SOFTCAP times 1 -
+  // t^2, the slope of the tangent t, which comes back from the weight's logarithm: there are no registers
+  // to keep it. A weight of 0, whose logarithm is -inf, has slope 0.
   __device__ __forceinline__ void differentiate(float (&s)[QUERIES / 2], const float (&dp)[QUERIES / 2],
                                                 unsigned terms) const {
     const int thread = threadIdx.x % GROUP_THREADS;
@@ -517,10 +521,11 @@ extern "C" __global__ void __launch_bounds__(256) attention_wgmma_dq(const DqArg
   const int head = blockIdx.x / args.query_tiles, query_tile = blockIdx.x % args.query_tiles;
   const int batch = head / args.heads, in_batch = head % args.heads;
   const int keys = visible_keys(args.lengths, batch, args.tk);
-  // Else nothing was added: the tile's last query is before key 0, or its first one has the last key behind its
-  // window.
+  // Else nothing was added: the tile's last query is before key 0, or its first one has the last key behind
+  // its window.
   const int position = query_tile * QUERIES + shift(args, keys);
-  const bool is_seen = keys > 0 && (!BAND || (position + QUERIES > 0 && position - args.window < keys - 1));
+  const bool in_band = !BAND || (position + QUERIES > 0 && position - args.window < keys - 1);
+  const bool is_seen = keys > 0 && in_band;
   const float* const from = args.dq_sums + (long long)blockIdx.x * (DQ_BYTES / 4);
   T* const to = args.dq + batch * args.strides[0] + in_batch * args.strides[1];
   for (int i = threadIdx.x; i < DQ_BYTES / 16; i += 256) {
