@@ -145,7 +145,8 @@ class _Live:
         if report.duration > SLOW_SECONDS:
             lines.append(f"{report.duration:.1f} s {report.nodeid} ({report.when})")
         reporter = self.config.pluginmanager.get_plugin("terminalreporter")
-        for line in lines if reporter else ():
+        assert reporter is not None
+        for line in lines:
             reporter.write(f"\n{line}\n", flush=True)
 
 
