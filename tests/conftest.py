@@ -22,6 +22,7 @@ from helpers.interpreting import search_once
 from weft import machine
 from weft.core import Ceilings
 from weft.machine.ceilings import StoredCeilings, path_for, save
+from weft.workbench.calls.buffers import release_unused_memory
 
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 BROWSER = ("chromium", "chromedriver")
@@ -29,7 +30,10 @@ FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync "
     "--disable-background-networking --disable-component-update --disable-dev-shm-usage"
 )
+SLOW_SECONDS = 10.0  # from which --live prints a test's duration
 NEIGHBOURS = 16  # consecutive tests that go to the same shard
+# Cached GPU memory that a process may keep after a test: to free and to take it stops the whole device.
+CACHED_BYTES = 64 << 20
 LEFT_OUT = pytest.StashKey[dict[str, int]]()
 APT, PIP = ("chromium", "chromium-driver"), "pip install selenium"
 
@@ -41,6 +45,7 @@ hypothesis.settings.load_profile("ci" if IN_CI else "here")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--exhaustive", action="store_true", help="every point of what slow tests sample")
+    parser.addoption("--live", action="store_true", help="name failures and slow tests as they end")
     parser.addoption("--slow", action="store_true", help="run the slow tests too")
     parser.addoption("--shard", metavar="I/N", help="run part I of N parts of the tests, I from 0")
 
@@ -55,6 +60,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--exhaustive") or machine.has_gpu():
         os.environ["WEFT_SAMPLE_ALL"] = "1"
     config.pluginmanager.register(_FromWorkers())
+    if config.getoption("--live") and not hasattr(config, "workerinput"):  # no worker has a terminal
+        config.pluginmanager.register(_Live(config))
     if os.environ.get("WEFT_REQUIRE_GPU") and not machine.has_gpu():
         raise pytest.UsageError(f"GPU tests were asked for, but {machine.gpu_reason()}")
 
@@ -124,6 +131,25 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.config.workeroutput["left_out"] = session.config.stash.get(LEFT_OUT, {})
 
 
+class _Live:
+    """Print each failure and each slow test as soon as it ends: a stopped run prints no summary."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        lines = []
+        if report.failed:
+            message = getattr(getattr(report.longrepr, "reprcrash", None), "message", str(report.longrepr))
+            lines.append(f"FAILED {report.nodeid} ({report.when}): {message.partition(chr(10))[0][:300]}")
+        if report.duration > SLOW_SECONDS:
+            lines.append(f"{report.duration:.1f} s {report.nodeid} ({report.when})")
+        reporter = self.config.pluginmanager.get_plugin("terminalreporter")
+        assert reporter is not None
+        for line in lines:
+            reporter.write(f"\n{line}\n", flush=True)
+
+
 class _FromWorkers:
     """Take the counts of deselected tests from the workers: each worker collects the same tests."""
 
@@ -158,10 +184,8 @@ def memory_back(request: pytest.FixtureRequest) -> Iterator[None]:
     """Return a GPU test's memory to the device, for the next test and for the other workers there."""
     yield
     if request.node.get_closest_marker("gpu"):
-        import torch
-
         gc.collect()
-        torch.cuda.empty_cache()
+        release_unused_memory(CACHED_BYTES)
 
 
 @pytest.fixture

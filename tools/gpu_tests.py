@@ -20,7 +20,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 NO_TESTS = 5  # pytest's exit code where none of the tests that are asked for is large
-PYTEST = [sys.executable, "-m", "pytest", "--slow", str(ROOT / "tests")]
+PYTEST = [sys.executable, "-m", "pytest", "--slow", "--live", "--durations=60", str(ROOT / "tests")]
+# Each worker would otherwise start a thread for each core, and a pool of compiling processes.
+ONE_CORE = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
 
 def visible_gpus() -> list[str]:
@@ -54,7 +56,7 @@ def main() -> int:
             ):
                 # The first run prints as it goes; the output of several would be mixed, and comes at the end.
                 output = (Path(folder) / f"{gpu}{what}").open("w+") if what or len(gpus) > 1 else None
-                environment = base | {"CUDA_VISIBLE_DEVICES": gpu}
+                environment = ONE_CORE | base | {"CUDA_VISIBLE_DEVICES": gpu}
                 process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
                 runs.append((f"{gpu}{what}", process, output))
         for name, process, output in runs:

@@ -71,13 +71,13 @@ def assert_invariant(name: str, impl: str | None, device: str, columns: tuple[in
     assert compared > 1000
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ROWS)
 def test_dispatched_rows_keep_their_bits_on_a_cpu(name: str) -> None:
     assert_invariant(name, None, "cpu", (1, 33) if name == "embedding" else (1, 33, 263))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", INTERPRETED)
 def test_interpreted_rows_keep_their_bits(name: str) -> None:
     assert_invariant(name, "triton", "cpu", (33,) if name in ("softmax", "layer_norm") else ())

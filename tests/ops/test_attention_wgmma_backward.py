@@ -278,9 +278,9 @@ def test_the_block_fits_in_shared_memory() -> None:
 
 
 GPU_POINTS: list[tuple[tuple[int, int, int, int], tuple[int, int], Any, dict[str, Any]]] = [
-    ((2, 4, 1000, 0), (2, 1000), None, {"causal": True}),
-    ((1, 3, 577, 0), (3, 1333), None, {}),
-    ((1, 2, 1500, 0), (1, 700), None, {"causal": True}),
+    ((1, 4, 700, 0), (2, 700), None, {"causal": True}),
+    ((1, 3, 577, 0), (3, 845), None, {}),
+    ((1, 2, 900, 0), (1, 400), None, {"causal": True}),
     ((3, 4, 300, 0), (4, 900), [0, 777, 2000], {"scale": 0.1}),
     ((1, 1, 1, 0), (1, 1), None, {}),
     ((2, 4, 1500, 0), (2, 1500), None, {"causal": True, "window": 300}),

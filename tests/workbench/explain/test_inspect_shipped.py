@@ -28,9 +28,9 @@ from weft.workbench.explain.inspect.compile import compile_kernels
 from weft.workbench.explain.inspect.dry_run import identity
 
 ARCHS = (80, 90, 100)
-# Number of kernels sampled from an implementation. The operators that `weft bench` runs first have one of a
-# family (the label before its types and sizes), at least AT_LEAST, and for sm_90 RANDOM others. Shares of
-# implementations that are compiled: by whether the operator is one of these, and whether the target is sm_90.
+# Number of kernels sampled from an implementation. The operators that `weft bench` runs first have one of
+# each family (the label before its types and sizes), at least AT_LEAST, and for sm_90 RANDOM others. Shares
+# of implementations that are compiled: by whether the operator is one of these, and the target sm_90.
 # `make compile` and `weft inspect --all` cover all kernels.
 SAMPLE = {80: 1, 90: 2, 100: 1}
 SHARE = {(True, True): 1 / 2, (True, False): 1 / 2, (False, True): 1 / 2, (False, False): 1 / 4}
