@@ -282,7 +282,8 @@ GPU_POINTS: list[tuple[tuple[int, int, int, int], tuple[int, int], Any, dict[str
     ((1, 3, 577, 0), (3, 845), None, {}),
     ((1, 2, 900, 0), (1, 400), None, {"causal": True}),
     ((3, 4, 300, 0), (4, 900), [0, 777, 2000], {"scale": 0.1}),
-    ((1, 1, 1, 0), (1, 1), None, {}),
+    # Not one key alone: the gradients of q and k would be 0, and an error would have no scale.
+    ((1, 1, 2, 0), (1, 3), None, {}),
     ((2, 4, 1500, 0), (2, 1500), None, {"causal": True, "window": 300}),
     ((2, 2, 333, 0), (2, 1200), [1200, 500], {**LATE_MASK, "window": 77, "softcap": 2.0}),
     ((1, 2, 700, 0), (1, 300), None, LATE_MASK),

@@ -23,6 +23,7 @@ from weft.ops.attention_decode.with_eager import has_no_keys
 
 LOG2E = 1.4426950408889634
 MAX_GRID = 65535
+MIN_DOT = 16  # of the dimension that tl.dot sums over, once compiled; an interpreter takes any
 LAUNCHES = LaunchCache()
 COUNTS = ["tokens", "kv_heads", "group", "most", "pages", "page_size", "max_pages", "splits"]
 
@@ -210,7 +211,7 @@ def forward_with(
     size = b * kv_heads * splits * rows * (d + 2) if splits > 1 else 0
     partials = torch.empty(size, dtype=torch.float32, device=q.device)
     sizes = (t, kv_heads, h // kv_heads, most)
-    constants = {"D": d, "DP": triton.next_power_of_2(d), "SPLIT": SPLIT}
+    constants = {"D": d, "DP": max(MIN_DOT, triton.next_power_of_2(d)), "SPLIT": SPLIT}
     split = launch_and_prepare(
         decode_split,
         (splits, kv_heads * triton.cdiv(rows, config.bm), b),

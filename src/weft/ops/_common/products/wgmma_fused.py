@@ -104,7 +104,8 @@ def exponentials(
     """Write exp(a (M, K) @ b (K, N) - references (M,)) and the sums of its rows to ``out``.
 
     A row with a reference of +inf becomes 0, whatever it contains. With ``condition``, one int32, nothing is
-    written if it is 0. N may be any number: the rows of ``out.values`` begin at multiples of 16 bytes.
+    written if it is 0. N may be any number: the rows of ``out.values`` begin at multiples of 16 bytes, and up
+    to 7 elements behind a row's end become 0, because the copy engine writes whole 16 bytes.
     """
     end = EndArguments(out.values, out.sums, references, condition)
     # The plan asks for columns of c that are a multiple of 16 bytes, as of a new matrix; this one's rows are.
