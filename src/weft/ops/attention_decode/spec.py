@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.core import Case, Cost, Operator, Property, WeftError
+from weft.core import Case, Cost, Operator, Property, Tolerance, WeftError
 from weft.core.cases import ITEMSIZE, SHORT
 from weft.ops._common import validate
 from weft.ops.attention_decode.cases import CASES, DTYPES, capacity_of, draw, lengths_of
@@ -188,6 +188,11 @@ OPERATOR = Operator(
     cost=cost,
     validate=check_arguments,
     dtypes=DTYPES,
+    tolerance=Tolerance(
+        chain=16.0,
+        reason="an output depends on sums over D and over keys, each in any order; with 8 units torch's own "
+        "float32 and one of 16 outputs fail by a fifth, as in attention's gradients",
+    ),
     rows=("q", "k", "v", "lengths", "block_table"),
     draw=draw,
     properties=(Property(name="within the values' range", holds=_within_the_values),),

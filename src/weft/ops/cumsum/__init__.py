@@ -22,7 +22,12 @@ register(
 
 
 def cumsum(
-    x: torch.Tensor, *, exclusive: bool = False, reverse: bool = False, impl: str | None = None
+    x: torch.Tensor,
+    *,
+    exclusive: bool = False,
+    reverse: bool = False,
+    impl: str | None = None,
+    batch_invariant: bool = False,
 ) -> torch.Tensor:
     """Return the cumulative sum along the last dimension (a scan, or prefix sum).
 
@@ -32,6 +37,7 @@ def cumsum(
             0 is 0.
         reverse: True: the sum runs from the last element to the first.
         impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
+        batch_invariant: True is refused: how a row is cut depends on the number of rows.
 
     Returns:
         A tensor with the shape, dtype and device of ``x``, contiguous. Sums are in float32 or wider and are
@@ -46,4 +52,4 @@ def cumsum(
     technical report NVR-2016-002.
     """
     params = {"exclusive": exclusive, "reverse": reverse}
-    return call("cumsum", (x,), params, impl, lambda: check_arguments(x, **params))  # type: ignore[no-any-return]
+    return call("cumsum", (x,), params, impl, lambda: check_arguments(x, **params), batch_invariant)  # type: ignore[no-any-return]
