@@ -26,6 +26,7 @@ from weft import machine
 from weft.core import WeftError, json_files, registry
 from weft.gpt2.model.config import OPERATORS, ModelConfig, preset
 from weft.gpt2.model.model import GPT
+from weft.gpt2.report.run_tables import switch_table
 
 STEPS = 20
 # Implementations worth a comparison, where the operator has them. Dropout is off.
@@ -107,24 +108,6 @@ def measure(name: str, batch: int, steps: int, operators: tuple[str, ...]) -> di
             "machine": machine.fingerprint()}  # fmt: skip
 
 
-def table(record: dict[str, Any]) -> str:
-    """Return a Markdown table of a record: milliseconds of a step, and what the switch adds."""
-    here = record["machine"]
-    where = f"{here['device']}, commit {here['commit']}, {here['date'][:10]}"
-    size = f"{record['preset']}, {record['batch']} x {record['length']} tokens, forward and backward"
-    lines = [f"{where}; {size}.", "", "| operator | by default | switched to | default | switched | added |"]
-    lines.append("|---|---|---|--:|--:|--:|")
-    for row in record["rows"]:
-        default = record["chosen"][row["operator"]] or "dispatch"
-        cells = f"| {row['operator']} | {default} | {row['implementation']} "
-        if "reason" in row:
-            lines.append(cells + f"| – | – | {row['reason']} |")
-            continue
-        base, switched = row["base_ms"], row["switched_ms"]
-        lines.append(cells + f"| {base:.2f} ms | {switched:.2f} ms | {100 * (switched / base - 1):+.1f} % |")
-    return "\n".join(lines)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--preset", default="124M")
@@ -132,7 +115,7 @@ def main() -> None:
     parser.add_argument("--table", type=Path, help="print the table of a record instead")
     options = parser.parse_args()
     if options.table:
-        print(table(json_files.read_json(options.table)))
+        print(switch_table(json_files.read_json(options.table)))
     else:
         print(json.dumps(measure(options.preset, options.batch, STEPS, SWITCHED)))
 

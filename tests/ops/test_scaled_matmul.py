@@ -311,7 +311,9 @@ def test_every_configuration_fits_in_shared_memory() -> None:
         (4096, 7168, 16384, False, ODD, 4),  # 9 waves, and 28 tiles of a tenth
         (16, 4096, 14336, False, ODD, 6),  # 132 units
         (256, 256, 256, False, NARROW, 1),
-        (4096, 4096, 4096, True, MIDDLE, 1),
+        (4096, 4096, 4096, True, with_cuda.TWO_SETS, 1),
+        (4096, 4096, 4096, False, with_cuda.TWO_SETS, 1),
+        (16, 4096, 14336, True, MIDDLE, 4),
     ],
 )
 def test_the_configuration_with_the_cheapest_waves_is_chosen(

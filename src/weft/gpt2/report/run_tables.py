@@ -8,7 +8,8 @@
                                       more micro-batches, whose difference is rounding alone
     train-profile-NAME.json           a run with --profile
 
-Each is the output of ``weft train --json``. A table without records is empty.
+Each is the output of ``weft train --json``. gpt2-switches.json is that of tools/gpt2_switches.py. A table
+without records is empty.
 ``python -m weft.gpt2.report.run_tables`` plots the curves.
 """
 
@@ -283,6 +284,30 @@ def plot_seeds(results: Path = RESULTS, path: Path = SEEDS_PLOT) -> Path | None:
     title = "tinyshakespeare, by Weft's operators and by torch's"
     render_curves(path, curves, title=title, x="step", y="loss (nats a token)", caption=caption)
     return path
+
+
+def switch_table(record: dict[str, Any]) -> str:
+    """Return a Markdown table of a record of switches: milliseconds of a step, and what a switch adds."""
+    here = record["machine"]
+    where = f"{here['device']}, commit {here['commit']}, {here['date'][:10]}"
+    size = f"{record['preset']}, {record['batch']} x {record['length']} tokens, forward and backward"
+    body = []
+    for row in record["rows"]:
+        default = record["chosen"][row["operator"]] or "dispatch"
+        cells = [row["operator"], default, row["implementation"]]
+        if "reason" in row:
+            body.append([*cells, NONE, row["reason"], NONE])
+            continue
+        base, switched = row["base_ms"], row["switched_ms"]
+        body.append([*cells, f"{base:.2f} ms", f"{switched:.2f} ms", f"{100 * (switched / base - 1):+.1f} %"])
+    head = ("operator", "by default", "switched to", "default", "switched", "added")
+    return f"{where}; {size}.\n\n{table(head, body, '   rrr')}"
+
+
+def switch_tables() -> str:
+    """Return the table of each device's gpt2-switches.json."""
+    files = sorted(RESULTS.glob("*/gpt2-switches.json"))
+    return "\n".join(switch_table(dict(read_json(path))) for path in files)
 
 
 if __name__ == "__main__":

@@ -111,15 +111,19 @@ CANDIDATES = (
     Config(columns=128, stages=6, cluster=2, sets=2),
     Config(columns=64, stages=8, sets=2),
 )
-# Of results/nvidia-h200/products-2026-11-24c.txt. Two sets of sums are up to 6 % faster there with scales of
-# blocks, and up to 9 % without; they are chosen once their results were checked on a GPU. Sums without
-# promotion are there to be measured.
-CHOSEN_FROM = {True: CANDIDATES[1:3], False: CANDIDATES[:3]}  # by whether scales are of blocks
+# Of results/nvidia-h200/products-2026-11-24c.txt. Two sets of sums in clusters are up to 6 % faster there
+# with scales of blocks, and up to 9 % without. Sums without promotion are there to be measured.
+TWO_SETS = CANDIDATES[8]
+# By whether scales are of blocks.
+CHOSEN_FROM = {True: (*CANDIDATES[1:3], TWO_SETS), False: (*CANDIDATES[:3], TWO_SETS)}
 
-# Microseconds of that record of a step of 128 along K, by scales of blocks and columns. The other constants
-# are those of bf16 products (matmul-wgmma-2026-11-23.txt).
+# Microseconds of that record of a step of 128 along K, by scales of blocks, columns and sets of sums. Other
+# constants are those of bf16 products (matmul-wgmma-2026-11-23.txt).
 LAUNCH_US, SUM_LAUNCH_US = 2.0, 2.0
-STEP_US = {True: {128: 0.504, 64: 0.379}, False: {192: 0.634, 128: 0.469, 64: 0.361}}
+STEP_US = {
+    True: {(128, 1): 0.504, (64, 1): 0.379, (128, 2): 0.477},
+    False: {(192, 1): 0.634, (128, 1): 0.469, (64, 1): 0.361, (128, 2): 0.440},
+}
 STORE_US_PER_COLUMN = 0.51 / 256
 PARTIAL_BYTES_PER_US = 3e6
 MAX_SPLITS, LEAST_STEPS = 8, 4  # parts of K, and steps of 128 in each
@@ -172,7 +176,7 @@ def estimated_us(
     tiles the steps of 128 along K and a store. Of the last tiles, fewer than SMs, ``splits`` parts of K are
     computed by different blocks. ``blocks``: scales are those of blocks of 128.
     """
-    step_us = STEP_US[blocks][config.columns]
+    step_us = STEP_US[blocks][config.columns, config.sets]
     tiles = -(-m // (ROWS * config.cluster)) * -(-n // config.columns)
     clusters = sms // config.cluster
     k_steps, store_us = -(-k // K_STEP), STORE_US_PER_COLUMN * config.columns
