@@ -83,6 +83,10 @@ ENDINGS: dict[str, tuple[Arguments, str]] = {
         r"possible: it would be 45 % of the limit by bytes; the shortest is 447.4 us on h200",
     ),
     "claims": (lambda _: ("sparsity-halves-weights",), rf"tested: 1 claim: 1 false {SECONDS}"),
+    "debug": (
+        lambda _: ("gelu", "--impl", "triton", "--program", "0"),
+        rf"passed: 1 program of 1 launch: none out of bounds, no race {SECONDS}",
+    ),
     "demo": (lambda _: ("coalescing",), rf"shown: 1 demo, [01] timed {SECONDS}"),
     "ladder": (
         lambda _: ("softmax", ROOT / "results" / "nvidia-h200"),

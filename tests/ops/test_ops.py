@@ -16,6 +16,7 @@ from helpers.operator_calls import differentiable_operators, example
 from helpers.paths import ROOT
 from weft import WeftError, ops
 from weft.core import registry
+from weft.ops.attention.mask import TOP_LEFT
 from weft.workbench.calls import inputs as drawing
 
 NAMES = differentiable_operators()
@@ -61,7 +62,8 @@ def test_registered_as_pytorch_asks(name: str) -> None:
         x.requires_grad_(spec.name in operator.differentiable)
     public = inspect.signature(getattr(ops, name)).parameters
     scalars = [a.name for a in packet._schema.arguments[len(inputs) : -1]]
-    params = [case.params[a] if a in case.params else public[a].default for a in scalars]
+    defaults = {name: p.default for name, p in public.items()} | {"alignment": TOP_LEFT}
+    params = [case.params[a] if a in case.params else defaults[a] for a in scalars]
     results = torch.library.opcheck(packet, (*inputs, *params, "triton"))
     assert set(results.values()) == {"SUCCESS"}
 

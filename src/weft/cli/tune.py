@@ -27,6 +27,18 @@ EPILOG = """Examples:
 
 Dispatch of a call: weft help dispatch"""
 
+Impl = Annotated[
+    list[str] | None,
+    typer.Option("--impl", metavar="NAME", help="Implementation to measure (repeatable) [default: all]"),
+]
+Save = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Append the records to this JSON Lines file, for --from")
+]
+Minutes = Annotated[float | None, typer.Option(metavar="N", help="Time limit in minutes [default: 10]")]
+Thorough = Annotated[
+    bool, typer.Option("--thorough", help="Measure every point for as long as weft bench does")
+]
+
 
 def tune(
     operators: Annotated[Names, typer.Argument(metavar="OPERATOR", help="Operators [default: all]")] = None,
@@ -51,20 +63,10 @@ def tune(
     table: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="With --from: table to write")
     ] = None,
-    impl: Annotated[
-        list[str] | None,
-        typer.Option("--impl", metavar="NAME", help="Implementation to measure (repeatable) [default: all]"),
-    ] = None,
-    save: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Append the records to this JSON Lines file, for --from"),
-    ] = None,
-    minutes: Annotated[
-        float | None, typer.Option(metavar="N", help="Time limit in minutes [default: 10]")
-    ] = None,
-    thorough: Annotated[
-        bool, typer.Option("--thorough", help="Measure every point for as long as weft bench does")
-    ] = False,
+    impl: Impl = None,
+    save: Save = None,
+    minutes: Minutes = None,
+    thorough: Thorough = False,
     against_torch: Audit = False,
     n_points: Points = None,
     seed: Seed = None,
