@@ -206,6 +206,8 @@ static void issue(const Copy& c) {
   const unsigned bytes = c.bytes ? c.bytes : c.map.box[1] * 128;
   if (c.bytes) require(c.at % 16 == 0 && (size_t)c.global % 16 == 0 && bytes % 16 == 0, "16 bytes are copied");
   else require(c.at % 1024 == 0 && c.map.box[0] * c.map.item_bytes == 128, "a box is rows of 128 bytes in an atom");
+  // Elsewhere the instruction is illegal on an H200.
+  require(c.bytes || c.x * c.map.item_bytes % 16 == 0, "a box begins at a multiple of 16 bytes of its rows");
   shared_at(c.at, bytes);
   for (unsigned chunk = c.at / 16; chunk < (c.at + bytes) / 16; ++chunk) {
     Writer& w = writers[c.block][chunk];
@@ -532,15 +534,10 @@ inline unsigned load_word(unsigned from) {
   std::memcpy(&word, shared_at(from, 4), 4);
   return word;
 }
-inline void load_words(unsigned (&words)[4], unsigned from) { std::memcpy(words, shared_at(from, 16), 16); }
-static void store_bytes(unsigned to, const unsigned* words, unsigned bytes) {
-  std::memcpy(shared_at(to, bytes), words, bytes);
-  writers[block()][to / 16] = {(int)current, fibers[current].proxy_fences};
-}
-inline void store_words(unsigned to, const unsigned (&words)[4]) { store_bytes(to, words, 16); }
 inline void store_words(unsigned to, unsigned first, unsigned second) {
   const unsigned words[2] = {first, second};
-  store_bytes(to, words, 8);
+  std::memcpy(shared_at(to, 8), words, 8);
+  writers[block()][to / 16] = {(int)current, fibers[current].proxy_fences};
 }
 inline bool elect_one() { return together({})[0].given == 0 && current % 32 == 0; }
 template <int COUNT> inline void registers_decrease() { require(COUNT % 8 == 0 && COUNT >= 24, "setmaxnreg"); }

@@ -52,40 +52,34 @@ def test_weights_beyond_the_cache_are_rotated(counted: list[int], monkeypatch: p
     assert counted[:2] == [102, 102]  # three weights of 16 KiB, a multiple of them in a graph
 
 
-def test_the_programs_of_odd_products_and_their_neighbours_are_compiled_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_programs_of_tf32_products_are_compiled_first(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[tuple[str, str]] = []
     monkeypatch.setattr(CudaSource, "compile", lambda self, arch: compiled.append((self.label, arch)))
-    assert products.compile_programs([(15, 9, 8, "kk")], torch.bfloat16, "cpu") == 2
+    monkeypatch.setattr(wgmma, "num_sms", lambda device: 132)
+    sizes = [(16, 8, 8, "kk"), (16, 8, 8, "mn"), (128, 8, 4096, "kk")]
+    # All orders of storage have one program, and a long K has another.
+    assert products.compile_programs(sizes, "cpu") == 2
     assert {arch for _, arch in compiled} == {"sm_90a"}
-    assert sorted("unaligned" in label for label, _ in compiled) == [False, True]
+    assert sorted("split" in label for label, _ in compiled) == [False, True]
 
 
-def test_odd_and_tf32_products_are_checked_before_they_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tf32_products_are_checked_before_they_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes: list[list[tuple[int, ...]]] = []
 
     def times(calls: Calls, count: int) -> list[float]:
         shapes.append([tuple(call(0).shape) for call in calls])
-        return [2.0, 3.0, 1.0, 1.5, 2.5][: len(calls)]
-
-    monkeypatch.setattr(products, "graph_times", times)
-    monkeypatch.setattr(wgmma, "forward", torch.mm)
-    (refusal,) = products.odd_lines("cpu", [(15, 9, 7, "mn")])
-    assert "switched off" in refusal and not shapes
-    monkeypatch.setattr(wgmma, "TAKES_UNALIGNED", True)
-    lines = list(products.odd_lines("cpu", [(15, 9, 7, "mn")]))
-    assert lines[1] == "bfloat16 15 9 7 mn: 2.0 3.0 1.0 1.5 2.5 2.000 1.500"
-    assert shapes == [[(15, 9), (15, 9), (16, 16), (16, 16), (15, 9)]]
+        return [2.0, 3.0]
 
     def by_tensor_cores(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return torch.mm(*((x.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32) for x in (a, b)))
 
+    monkeypatch.setattr(products, "graph_times", times)
     monkeypatch.setattr(wgmma, "forward", by_tensor_cores)
     assert list(products.tf32_lines("cpu", [(16, 8, 8, "kk")]))[1] == "tf32 16 8 8 kk: 2.0 3.0 1.500 0"
-    monkeypatch.setattr(wgmma, "forward", lambda a, b: torch.mm(a, b).roll(1, 0))
-    (_, line) = products.odd_lines("cpu", [(15, 9, 7, "kn")])
-    assert "wrong" in line and "not timed" in line and len(shapes) == 2
+    assert shapes == [[(16, 8), (16, 8)]]
+    monkeypatch.setattr(wgmma, "forward", lambda a, b: by_tensor_cores(a, b).roll(1, 0))
+    (_, line) = products.tf32_lines("cpu", [(16, 8, 8, "mn")])
+    assert "wrong" in line and "not timed" in line and len(shapes) == 1
 
 
 def test_batch_invariant_products_have_means_of_few_and_of_many_rows(

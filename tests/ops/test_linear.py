@@ -214,25 +214,6 @@ def test_cuda_multiplies_a_gradient_with_both_factors_by_the_same_kernels(hopper
     torch.testing.assert_close(dweight.double(), expected, rtol=2**-8, atol=1e-3)
 
 
-@pytest.mark.skipif(warp_emulator.COMPILER is None, reason="no g++ to compile the kernel with")
-def test_cuda_takes_rows_that_are_no_multiple_of_16_bytes(
-    hopper: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As in the product of GPT-2's vocabulary: N is odd; and a residual with gaps."""
-    monkeypatch.setattr(with_cuda, "library_linear", None)
-    monkeypatch.setattr(wgmma, "TAKES_UNALIGNED", True)
-    torch.manual_seed(0)
-    x, weight, bias = (
-        torch.randn(80, 72).bfloat16(),
-        torch.randn(131, 72).bfloat16(),
-        torch.randn(131).bfloat16(),
-    )
-    residual = torch.randn(80, 133).bfloat16()[:, 1:132]
-    sums = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
-    y = with_cuda.linear_residual_forward(x, weight, bias, residual)
-    torch.testing.assert_close(y.double(), sums + residual.double(), rtol=2**-8, atol=1e-3)
-
-
 def test_a_linear_gelu_without_a_gradient_calls_its_kernel_directly(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, bias = torch.randn(5, 16), torch.randn(32, 16), torch.randn(32)
     expected = ops.linear_gelu(x, weight, bias, impl="triton")

@@ -15,7 +15,7 @@ from weft.ops._common.hopper.tensor_map import TensorMap
 from weft.ops._common.products import wgmma
 from weft.ops._common.products.wgmma import Epilogue
 
-TYPE = wgmma._argument_type(1)
+TYPE = wgmma.MatmulArguments
 
 
 def fields_of(structure: Any) -> tuple[str, ...]:

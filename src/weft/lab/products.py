@@ -7,10 +7,9 @@ alternate, parts of K); the model in ops/_common/products/wgmma.py is fitted to 
 times products of 1 to 64 rows against the weights of a Llama 8B and two squares, ``invariant`` those that are
 batch invariant. ``linear`` times linear layers with their epilogues against torch's, ``fp8`` products of
 float8 against ``torch._scaled_mm`` with and without its fast sums. ``tf32`` times float32 products in three
-orders of storage, and ``odd`` products whose sizes are no multiple of 8 beside those that are padded to one;
-both check each result before it is timed. Names of configurations: columns of a
-tile, ``c`` and blocks of a cluster, ``a`` if they share a, ``p`` if warp groups alternate, ``s`` and parts of
-K; for fp8 ``u`` if sums stay in the tensor cores, ``d`` if there are two sets of them.
+orders of storage, and checks each result before it is timed. Names of configurations: columns of a tile,
+``c`` and blocks of a cluster, ``a`` if they share a, ``p`` if warp groups alternate, ``s`` and parts of K;
+for fp8 ``u`` if sums stay in the tensor cores, ``d`` if there are two sets of them.
 
 Calls are in a CUDA graph, without gaps between them. The graphs of all contenders are replayed forwards and
 then backwards in each round; a figure is the median in microseconds a call. Weights are rotated, so that
@@ -26,7 +25,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import torch
@@ -34,7 +32,6 @@ import torch
 from weft import machine
 from weft.core import WeftError
 from weft.ops._common.cublas import call_at_precision
-from weft.ops._common.layout import dtype_name
 from weft.ops._common.products import invariant, skinny, wgmma
 from weft.ops.scaled_matmul import with_cuda as scaled
 from weft.ops.scaled_matmul import with_torch as scaled_by_torch
@@ -80,19 +77,9 @@ ROWS = (1, 2, 4, 8, 16, 32, 64)
 INVARIANT_ROWS = (1, 16, 64, 4096)
 # Storage of a and b: k is contiguous along K, m and n across it.
 TF32_SIZES = tuple((size, size, size, order) for size in (8192, 4096, 2048) for order in ("kn", "kk", "mn"))
-# The last is the product of the vocabulary in GPT-2.
-ODD_SIZES = (
-    (4095, 4095, 4095, "kn"),
-    (4095, 4095, 4095, "kk"),
-    (4095, 4095, 4095, "mn"),
-    (4097, 4097, 4097, "kn"),
-    (2047, 4099, 1001, "kn"),
-    (8191, 3071, 769, "kn"),
-    (16384, 50257, 768, "kk"),
-)
-FEW_ODD_SIZES = (ODD_SIZES[0], ODD_SIZES[-1])  # of float16
 CHECKED_ROWS = 64
 ROUNDS, GRAPH_US = 3, 3000.0  # a graph lasts about so long
+TF32_RATE = 300  # TFLOP/s, about
 
 
 def graph_times(calls: Sequence[Call], count: int) -> list[float]:
@@ -125,74 +112,33 @@ def matrix(rows: int, columns: int, by_rows: bool, device: str, dtype: torch.dty
     return x if by_rows else x.t()
 
 
-def stored(m: int, n: int, k: int, order: str, device: str, dtype: torch.dtype) -> list[torch.Tensor]:
+def tf32_operands(m: int, n: int, k: int, order: str, device: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a (M, K) and b (K, N) in an order of storage."""
-    return [
-        matrix(m, k, order[0] == "k", device, dtype),
-        matrix(k, n, order[1] == "n", device, dtype),
-    ]
+    a = matrix(m, k, order[0] == "k", device, torch.float32)
+    return a, matrix(k, n, order[1] == "n", device, torch.float32)
 
 
-def error(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> float:
+def tf32_error(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> float:
     """Return the largest error in some rows of a product, among them the last; up to 0.6 is right.
 
     The unit is that of one rounding of the exact product of what tensor cores multiply (float32 without the
-    last 13 bits of its mantissa), and 2^-20 for each term, of whose sum they cut off the last bits; for
-    float32 2^-18, since a step has half as many terms.
+    last 13 bits of its mantissa), and 2^-18 for each term, of whose sum they cut off the last bits.
     """
     m = a.shape[0]
     rows = torch.cat(
         [torch.randperm(m, device=a.device)[:CHECKED_ROWS], torch.arange(max(0, m - 8), m).to(a.device)]
     )
-    a, short = a[rows].contiguous(), 2.0**-18 if a.dtype == torch.float32 else 2.0**-20
-    if a.dtype == torch.float32:
-        a, b = ((x.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32) for x in (a, b))
-    exact, terms = a.double() @ b.double(), a.double().abs() @ b.double().abs()
-    unit = torch.finfo(c.dtype).eps * exact.abs() + short * terms
-    return float(((c[rows].double() - exact).abs() / unit).nan_to_num(1e9).max())
+    a, b = ((x.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32).double() for x in (a[rows], b))
+    unit = torch.finfo(torch.float32).eps * (a @ b).abs() + 2.0**-18 * (a.abs() @ b.abs())
+    return float(((c[rows].double() - a @ b).abs() / unit).nan_to_num(1e9).max())
 
 
-def padded(*sizes: int) -> tuple[int, ...]:
-    """Return the next multiples of 8."""
-    return tuple(-(-size // 8) * 8 for size in sizes)
-
-
-def compile_programs(sizes: Sequence[tuple[int, int, int, str]], dtype: torch.dtype, device: str) -> int:
-    """Compile the programs of products and of their padded neighbours together; return how many they are."""
-    sources = set()
-    for m, n, k, order in sizes:
-        for size in ((m, n, k), padded(m, n, k)):
-            a, b = stored(size[0], size[1], size[2], order, device, dtype)
-            sources.add(wgmma.chosen_source(a, b))
+def compile_programs(sizes: Sequence[tuple[int, int, int, str]], device: str) -> int:
+    """Compile the programs of tf32 products together; return how many they are."""
+    sources = {wgmma.chosen_source(*tf32_operands(*size, device)) for size in sizes}
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda source: source.compile(f"sm_{wgmma.ARCH}a"), sources))
     return len(sources)
-
-
-def by_copies(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return the product of padded copies, for comparison: what rows at multiples of 16 bytes would cost."""
-    (m, k), n = a.shape, b.shape[1]
-    padded_a = torch.nn.functional.pad(a, (0, -k % 8, 0, -m % 8))
-    padded_b = torch.nn.functional.pad(b, (0, -n % 8, 0, -k % 8))
-    return wgmma.forward(padded_a, padded_b)[:m, :n].contiguous()
-
-
-def checked_times(pairs: Sequence[Sequence[torch.Tensor]], *others: Call) -> list[float] | str:
-    """Return microseconds of Weft's and of PyTorch's product for each pair, then of other calls.
-
-    If a product of Weft's is wrong, return a text that says so.
-    """
-    calls: list[Call] = []
-    for a, b in pairs:
-        if (largest := error(wgmma.forward(a, b), a, b)) >= 0.6:
-            return f"wrong, the largest error is {largest:.3g} (< 0.6): not timed"
-        precision = "tf32" if a.dtype == torch.float32 else "ieee"
-        calls.append(lambda i, a=a, b=b: wgmma.forward(a, b))  # type: ignore[misc]
-        calls.append(lambda i, a=a, b=b, p=precision: call_at_precision(torch.mm, a, p, a, b))  # type: ignore[misc]
-    a, b = pairs[0]
-    rate = 300 if a.dtype == torch.float32 else 600  # TFLOP/s, about
-    us = 2e-6 * a.shape[0] * b.shape[1] * a.shape[1] / rate
-    return graph_times([*calls, *others], max(2, min(100, int(GRAPH_US / us))))
 
 
 def tf32_lines(
@@ -200,43 +146,19 @@ def tf32_lines(
 ) -> Iterator[str]:
     """Yield one line a size and order of storage."""
     if device == "cuda":
-        compile_programs(sizes, torch.float32, device)
+        compile_programs(sizes, device)
     yield "tf32 m n k order: us by weft, us by torch.mm, torch / weft, TFLOP/s of weft"
     for m, n, k, order in sizes:
-        a, b = stored(m, n, k, order, device, torch.float32)
-        times = checked_times([(a, b)])
-        if not isinstance(times, str):
-            us, library_us = times
-            times = f"{us:.1f} {library_us:.1f} {library_us / us:.3f} {2e-6 * m * n * k / us:.0f}"
-        yield f"tf32 {m} {n} {k} {order}: {times}"
-
-
-def odd_lines(
-    device: str = "cuda",
-    sizes: Sequence[tuple[int, int, int, str]] = ODD_SIZES,
-    dtype: torch.dtype = DTYPE,
-) -> Iterator[str]:
-    """Yield one line a size: its product, and that of the next multiples of 8."""
-    if not wgmma.TAKES_UNALIGNED:
-        yield "odd: products with unaligned rows are switched off (TAKES_UNALIGNED in wgmma.py)"
-        return
-    if device == "cuda":
-        compile_programs(sizes, dtype, device)
-    name = dtype_name(dtype)
-    yield f"{name} m n k order: us by weft, by torch.mm, both padded, by copies; weft / padded, torch / weft"
-    for m, n, k, order in sizes:
-        next_m, next_n, next_k = padded(m, n, k)
-        pairs = [
-            stored(m, n, k, order, device, dtype),
-            stored(next_m, next_n, next_k, order, device, dtype),
-        ]
-        a, b = pairs[0]
-        times = checked_times(pairs, lambda i, a=a, b=b: by_copies(a, b))  # type: ignore[misc]
-        if not isinstance(times, str):
-            us, library_us, padded_us, *_ = times
-            ratios = f"{us / padded_us:.3f} {library_us / us:.3f}"
-            times = f"{' '.join(f'{t:.1f}' for t in times)} {ratios}"
-        yield f"{name} {m} {n} {k} {order}: {times}"
+        a, b = tf32_operands(m, n, k, order, device)
+        if (largest := tf32_error(wgmma.forward(a, b), a, b)) >= 0.6:
+            yield f"tf32 {m} {n} {k} {order}: wrong, the largest error is {largest:.3g} (< 0.6): not timed"
+            continue
+        ours: Call = lambda i, a=a, b=b: wgmma.forward(a, b)  # type: ignore[misc]  # noqa: E731
+        library: Call = lambda i, a=a, b=b: call_at_precision(torch.mm, a, "tf32", a, b)  # type: ignore[misc]  # noqa: E731
+        expected_us = 2e-6 * m * n * k / TF32_RATE
+        us, library_us = graph_times([ours, library], max(2, min(100, int(GRAPH_US / expected_us))))
+        figures = f"{us:.1f} {library_us:.1f} {library_us / us:.3f} {2e-6 * m * n * k / us:.0f}"
+        yield f"tf32 {m} {n} {k} {order}: {figures}"
 
 
 def short_name(config: wgmma.Config) -> str:
@@ -442,7 +364,6 @@ PARTS: dict[str, Callable[[], Iterator[str]]] = {
     "linear": linear_lines,
     "fp8": fp8_lines,
     "tf32": tf32_lines,
-    "odd": lambda: chain(odd_lines(), odd_lines(sizes=FEW_ODD_SIZES, dtype=torch.float16)),
 }
 
 

@@ -103,8 +103,7 @@ def chunk_rows(rows: int, inner: int, columns: int) -> int:
 
 
 def _config(a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue) -> Config:
-    operands = wgmma.plan(a, b)._replace(is_unaligned=False)  # the rows of E are padded
-    return wgmma.choose_for(a, b, epilogue, operands, False)[0]
+    return wgmma.choose(a, b, epilogue, may_split=False)[0]
 
 
 def forward(

@@ -268,18 +268,6 @@ template <> __device__ __forceinline__ unsigned rounded_pair<__half>(float low, 
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
-// Four words at a multiple of 16 bytes.
-__device__ __forceinline__ void load_words(unsigned (&words)[4], unsigned from) {
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-               : "r"(from)
-               : "memory");
-}
-__device__ __forceinline__ void store_words(unsigned to, const unsigned (&words)[4]) {
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words[0]), "r"(words[1]),
-               "r"(words[2]), "r"(words[3])
-               : "memory");
-}
 // Two words at a multiple of 8 bytes.
 __device__ __forceinline__ void store_words(unsigned to, unsigned first, unsigned second) {
   asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to), "r"(first), "r"(second) : "memory");

@@ -12,7 +12,6 @@ import torch
 SWIZZLE_BYTES = 128  # of a row of a box in shared memory, whose 16-byte chunks are swizzled
 MAX_BOX = 256  # elements of a box along one dimension
 MAX_EXTENT = 1 << 31  # coordinates are 32-bit and signed
-RESIDUES = 8  # maps of an unaligned matrix: so many rows are a multiple of 16 bytes in any 16-bit type
 
 
 class TensorMap(ctypes.Structure):
@@ -34,19 +33,6 @@ def fits(x: torch.Tensor) -> bool:
         and row_bytes % 16 == 0
         and row_bytes < 1 << 40
         and max(x.shape) < MAX_EXTENT
-    )
-
-
-def fits_unaligned(x: torch.Tensor) -> bool:
-    """Return True if :func:`encode_unaligned` takes the matrix ``x``: one dimension is contiguous."""
-    inner = contiguous_dimension(x)
-    pitch = x.stride(1 - inner)
-    return (
-        x.stride(inner) == 1
-        and x.shape[1 - inner] >= RESIDUES  # each map has a row
-        and pitch >= x.shape[inner]
-        and RESIDUES * pitch * x.element_size() < 1 << 40
-        and max(x.shape) < MAX_EXTENT - 8
     )
 
 
@@ -106,36 +92,6 @@ def _encode_heads(
     pointer: int, dtype: torch.dtype, sizes: tuple[int, ...], strides: tuple[int, ...], box_rows: int
 ) -> TensorMap:
     return _encode_tiled(pointer, dtype, sizes, strides, (box_rows, 1, 1))
-
-
-def encode_unaligned(x: torch.Tensor, box_rows: int) -> tuple[Any, int]:
-    """Return eight maps, of the rows with each remainder by 8, and the elements before each map's first row.
-
-    The latter are four bits for each map; ops/_common/products/unaligned.cuh has the reason.
-    ``box_rows`` by 128 bytes are one box.
-    """
-    if x.is_meta:
-        return (TensorMap * RESIDUES)(), 0
-    inner = contiguous_dimension(x)
-    return _encode_unaligned(
-        x.data_ptr(), x.dtype, x.shape[inner], x.shape[1 - inner], x.stride(1 - inner), box_rows
-    )
-
-
-@lru_cache(maxsize=1024)
-def _encode_unaligned(
-    pointer: int, dtype: torch.dtype, columns: int, rows: int, pitch: int, box_rows: int
-) -> tuple[Any, int]:
-    size = dtype.itemsize
-    maps, shifts = [], 0
-    for row in range(RESIDUES):
-        address = pointer + row * pitch * size
-        shift = address % 16 // size
-        map_rows = -(-(rows - row) // RESIDUES)
-        args = (address - address % 16, dtype, columns + shift, map_rows, RESIDUES * pitch * size, box_rows)
-        maps.append(_encode(*args))
-        shifts |= shift << 4 * row
-    return (TensorMap * RESIDUES)(*maps), shifts
 
 
 # A map depends on these numbers alone, not on what the memory holds: it stays valid whoever owns it.

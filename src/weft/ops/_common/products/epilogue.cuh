@@ -96,30 +96,13 @@ template <int COUNT> __device__ __forceinline__ void add_over_rows(float (&value
   add_halves<4, COUNT / 8>(values);
 }
 
-// The thread's two of each 8 columns of the bias; zeros from column `columns` on, with WHOLE a multiple of 8.
-template <bool WHOLE, int COUNT>
+// The thread's two of each 8 columns of the bias; zeros from column `columns` on, a multiple of 8.
+template <int COUNT>
 __device__ __forceinline__ void load_bias(Vector<T, 2> (&pairs)[COUNT], const T* bias, int columns) {
 #pragma unroll
-  for (int i = 0; i < COUNT; ++i) {
-    if constexpr (WHOLE) {
-      pairs[i] = i * 8 < columns
-                     ? *reinterpret_cast<const Vector<T, 2>*>(bias + i * 8 + threadIdx.x % 4 * 2)
-                     : Vector<T, 2>{};
-    } else {
-      const int column = i * 8 + threadIdx.x % 4 * 2;
-      pairs[i] = {column < columns ? bias[column] : T{}, column + 1 < columns ? bias[column + 1] : T{}};
-    }
-  }
-}
-
-// Eight columns of the bias, at a multiple of 16 bytes; zeros from column `columns` on.
-__device__ __forceinline__ void load_bias_vector(Vector<T, 2> (&pairs)[4], const T* bias, int columns) {
-  Vector<T, 8> eight;
-  if (columns >= 8) eight = *reinterpret_cast<const Vector<T, 8>*>(bias);
-  else
-#pragma unroll
-    for (int i = 0; i < 8; ++i) eight.at[i] = i < columns ? bias[i] : T{};
-  memcpy(pairs, &eight, sizeof eight);
+  for (int i = 0; i < COUNT; ++i)
+    pairs[i] = i * 8 < columns ? *reinterpret_cast<const Vector<T, 2>*>(bias + i * 8 + threadIdx.x % 4 * 2)
+                               : Vector<T, 2>{};
 }
 
 }  // namespace

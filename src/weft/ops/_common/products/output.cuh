@@ -25,31 +25,6 @@ struct Output {
     named_barrier(1 + group, GROUP_THREADS);
   }
 
-  // Row of a box that has row `row` of the group's 64 accumulator rows.
-  __device__ __forceinline__ int box_row(int row) const {
-    // Eight rows for each of the eight maps. Those of a K-major operand have this order already. The others'
-    // are 8 KiB / 8 apart, and written with bank conflicts: 2048 cycles a tile, of a product with a long K.
-    return UNALIGNED && A_MN ? row % 8 * 8 + row / 8 : row;
-  }
-
-  // Lets the copy engine bring a box of 64 rows of the residual, or take one of c or the pre-activation.
-  __device__ __forceinline__ void load_box(unsigned to, int row, int column) const {
-    if constexpr (!UNALIGNED) tma_load(to, arguments.extra, column, row, barrier);
-    else
-#pragma unroll
-      for (int j = 0; j < MAPS; ++j)
-        tma_load(to + j * ATOM_BYTES, arguments.extra + j, column + shift_of(arguments.shifts[3], j), row / 8,
-                 barrier);
-  }
-  __device__ __forceinline__ void store_box(const TensorMap* maps, unsigned shifts, unsigned from, int row,
-                                            int column) const {
-    if constexpr (!UNALIGNED) tma_store(maps, from, column, row);
-    else
-#pragma unroll
-      for (int j = 0; j < MAPS; ++j)
-        tma_store(maps + j, from + j * ATOM_BYTES, column + shift_of(shifts, j), row / 8);
-  }
-
   // Lets the copy engine bring a part of the residual, pre-activation or c into the buffer.
   __device__ __forceinline__ void load_residual(int row, int column) const {
     if (!is_issuer()) return;
@@ -57,7 +32,7 @@ struct Output {
     mbarrier_arrive_expect(barrier, BOXES * BOX_BYTES);
 #pragma unroll
     for (int box = 0; box < BOXES; ++box)
-      load_box(buffer + box * BOX_BYTES, row, column + box * BOX_COLUMNS);
+      tma_load(buffer + box * BOX_BYTES, &arguments.extra, column + box * BOX_COLUMNS, row, barrier);
   }
 
   // Stores 64 x BN sums as elements of c from (row, column) on. The residual (pre-activation) of the first
@@ -66,18 +41,15 @@ struct Output {
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) {
       const int first = column + part * BOXES * BOX_COLUMNS;
-      if constexpr (UNALIGNED && !B_MN) write_vectors(sums, part, row, first);
-      else if constexpr (sizeof(T) == 4) write_floats(sums, part);
+      if constexpr (sizeof(T) == 4) write_floats(sums, part);
       else write_matrices(sums, part, row, first);
       fence_async_proxy();
       named_barrier(1 + group, GROUP_THREADS);
       if (is_issuer()) {
 #pragma unroll
         for (int box = 0; box < BOXES; ++box)
-          store_box(arguments.c, arguments.shifts[2], buffer + box * BOX_BYTES, row,
-                    first + box * BOX_COLUMNS);
-        if constexpr (EPILOGUE == GELU_PRE)
-          store_box(arguments.extra, arguments.shifts[3], buffer + BOX_BYTES, row, first);
+          tma_store(&arguments.c, buffer + box * BOX_BYTES, first + box * BOX_COLUMNS, row);
+        if constexpr (EPILOGUE == GELU_PRE) tma_store(&arguments.extra, buffer + BOX_BYTES, first, row);
         tma_commit();
       }
     }
@@ -98,13 +70,12 @@ struct Output {
   __device__ __forceinline__ void write_matrices(const float (&sums)[BN / 2], int part, int row, int first) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x % GROUP_THREADS / 32;
     // Lane l gives the address of row l % 16 of the warp's 16, in column 8 (l / 16) of each 16.
-    const int matrix_row = box_row(warp * 16 + lane % 16);
+    const int matrix_row = warp * 16 + lane % 16;
     Vector<T, 2> bias[BOXES * BOX_COLUMNS / 8];
     float column_sums[BOXES * BOX_COLUMNS / 4];  // two of each 8 columns, with SLOPE
     unsigned low[BOXES * 8];  // bytes of the thread's sums, with ACCUMULATE
     if constexpr (EPILOGUE == ACCUMULATE) load_low(low, row, first);
-    if constexpr (HAS_BIAS)
-      load_bias<!UNALIGNED>(bias, arguments.bias + first, arguments.columns - first);
+    if constexpr (HAS_BIAS) load_bias(bias, arguments.bias + first, arguments.columns - first);
     prepare_buffer(part, row, first);
 #pragma unroll
     for (int box = 0; box < BOXES; ++box) {
@@ -119,7 +90,7 @@ struct Output {
           unsigned extra = 0;
           if constexpr (HAS_BIAS) add(two, bias[in_part / 8 + word / 2]);
           if constexpr (LOADS_EXTRA) {
-            const int residual_row = box_row(warp * 16 + lane / 4 + word % 2 * 8);
+            const int residual_row = warp * 16 + lane / 4 + word % 2 * 8;
             const int chunk = (pair * 2 + word / 2) ^ (residual_row & 7);
             extra = load_word(buffer + box * BOX_BYTES + residual_row * 128 + chunk * 16 + lane % 4 * 4);
           }
@@ -266,55 +237,6 @@ struct Output {
     }
   }
 
-  // The same where b's columns have the order of an unaligned K-major tile: a thread has 8 adjacent columns,
-  // 64 q + 16 (lane % 4) + 8 `side` on.
-  __device__ __forceinline__ void write_vectors(const float (&sums)[BN / 2], int part, int row, int first) {
-    constexpr int BLOCKS = BN / 64, PER_PART = BOXES * BOX_COLUMNS / 64;  // of 64 columns
-    const int lane = threadIdx.x % 32, warp = threadIdx.x % GROUP_THREADS / 32;
-    const int lane_column = lane % 4 * 16;
-    Vector<T, 2> bias[PER_PART * 2][4];
-    if constexpr (HAS_BIAS) {
-#pragma unroll
-      for (int i = 0; i < PER_PART * 2; ++i) {
-        const int column = first + i / 2 * 64 + lane_column + i % 2 * 8;
-        load_bias_vector(bias[i], arguments.bias + column, arguments.columns - column);
-      }
-    }
-    prepare_buffer(part, row, first);
-#pragma unroll
-    for (int i = 0; i < PER_PART * 4; ++i) {
-      const int block = i / 4, half = i / 2 % 2, side = i % 2;
-      const int in_box = box_row(warp * 16 + half * 8 + lane / 4), column = lane_column + side * 8;
-      const unsigned at = buffer + (block * 64 + column) / BOX_COLUMNS * BOX_BYTES + in_box * 128;
-      const int chunk = column % BOX_COLUMNS * (int)sizeof(T) / 16;
-      const unsigned to = at + ((chunk ^ (in_box & 7)) << 4);
-      unsigned residual[4], words[4], pre_words[4];
-      float values[8];
-#pragma unroll
-      for (int j = 0; j < 8; ++j)
-        values[j] = sums[(j * BLOCKS + part * PER_PART + block) * 4 + half * 2 + side];
-      if constexpr (sizeof(T) == 4) {
-#pragma unroll
-        for (int j = 0; j < 8; j += 4)
-          store_words(at + ((chunk + j / 4 ^ (in_box & 7)) << 4),
-                      {__float_as_uint(values[j]), __float_as_uint(values[j + 1]),
-                       __float_as_uint(values[j + 2]), __float_as_uint(values[j + 3])});
-      } else {
-        if constexpr (EPILOGUE == RESIDUAL) load_words(residual, to);
-#pragma unroll
-        for (int word = 0; word < 4; ++word) {
-          float two[2] = {values[word * 2], values[word * 2 + 1]};
-          if constexpr (HAS_BIAS) add(two, bias[block * 2 + side][word]);
-          if constexpr (EPILOGUE == RESIDUAL) add(two, as_pair(residual[word]));
-          if constexpr (EPILOGUE == GELU_PRE) pre_words[word] = rounded(two);
-          if constexpr (EPILOGUE == GELU || EPILOGUE == GELU_PRE) activate(two);
-          words[word] = rounded(two);
-        }
-        store_words(to, words);
-        if constexpr (EPILOGUE == GELU_PRE) store_words(to + BOX_BYTES, pre_words);
-      }
-    }
-  }
 };
 
 // Stores the sums of a group as float32: four lanes write 32 bytes of a row. Columns are a multiple of 8.
@@ -329,21 +251,6 @@ __device__ __forceinline__ void store_partial(const float (&sums)[BN / 2], const
     if (row < arguments.rows && column < arguments.columns)
       *reinterpret_cast<Vector<float, 2>*>(to + (long long)row * arguments.columns + column) = {sums[i],
                                                                                                 sums[i + 1]};
-  }
-}
-
-// The same with UNALIGNED, one element at a time.
-__device__ __forceinline__ void store_partial_unaligned(const float (&sums)[BN / 2],
-                                                        const MatmulArguments& arguments, const Unit& unit,
-                                                        int group) {
-  const int thread = threadIdx.x % GROUP_THREADS;
-  float* const to = arguments.partials + (long long)unit.split * arguments.rows * arguments.columns;
-#pragma unroll
-  for (int i = 0; i < BN / 2; ++i) {
-    const int row = unit.row + group * 64 + unaligned_row<A_MN>(thread, i);
-    const int column = unit.column + unaligned_column<B_MN, BN>(thread, i);
-    if (row < arguments.rows && column < arguments.columns)
-      to[(long long)row * arguments.columns + column] = sums[i];
   }
 }
 

@@ -14,9 +14,6 @@
 // With SPLIT, K is divided into equal parts that different blocks take, for products with fewer tiles than
 // SMs: each writes its sums in float32, and a second kernel adds them in the order of K.
 //
-// UNALIGNED takes rows that are no multiple of 16 bytes; see unaligned.cuh. With PERMUTED_K some of them are
-// rows of K, in an operand that is MN-major; without, MN-major operands have aligned rows and come as always.
-//
 // EPILOGUE (epilogue.cuh) is computed on the float32 sums, which are rounded once.
 // Source of the design: NVIDIA's CUTLASS, "cooperative" and "pingpong" kernels for sm_90.
 #define OVERLAP 1
@@ -24,11 +21,9 @@
 #include "hopper/scheduler.cuh"
 #include "hopper/warp_roles.cuh"
 #include "hopper/wgmma.cuh"
-#include "hopper/wgmma_register_shapes.cuh"
 #include "hopper/wgmma_tf32_shapes.cuh"
 #include "epilogue.cuh"
 #include "overlap.cuh"
-#include "unaligned.cuh"
 
 #ifndef BN
 #define BN 256
@@ -39,8 +34,6 @@
 #define SPLIT 0
 #define A_MN 0
 #define B_MN 1
-#define UNALIGNED 0
-#define PERMUTED_K 0
 #endif
 
 using namespace hopper;
@@ -70,27 +63,22 @@ constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;  // with 384 th
 static_assert(BN % 64 == 0 && RESIDUALS_AT + CONSUMERS * 8 <= 227 << 10, "too much shared memory");
 static_assert(!PINGPONG || !SPLIT, "a divided K leaves each block few tiles: nothing to alternate with");
 static_assert(sizeof(T) == 2 || (EPILOGUE == PLAIN && !A_MN && !B_MN), "not for float32");
-static_assert(!UNALIGNED || CLUSTER == 1, "tiles of one block");
-static_assert(!UNALIGNED || EPILOGUE <= RESIDUAL, "not for unaligned rows");
 static_assert(!SPLIT || EPILOGUE <= RESIDUAL || EPILOGUE == ROW_SCALE, "not for a divided K");
-static_assert(!PERMUTED_K || (UNALIGNED && B_MN), "a or b would need K in the order of the other's rows");
 static_assert(CLUSTER == 1 || (SHARE_A ? A_ROWS : B_COLUMNS) % 64 == 0, "shares are whole blocks of 64");
 
 }  // namespace
 
-constexpr int MAPS = UNALIGNED ? 8 : 1;  // of a matrix
-
 struct alignas(64) MatmulArguments {
-  TensorMap a[MAPS], b[MAPS], c[MAPS];
-  TensorMap extra[MAPS];  // the residual, or the output for the pre-activation
+  TensorMap a, b, c;
+  TensorMap extra;  // the residual, or the output for the pre-activation
   // k_steps: of 128 bytes, at least 1. row_tiles, column_tiles: of the blocks of a cluster together.
   int row_tiles, column_tiles, k_steps;
   // With SPLIT: c (rows, columns) is the sum of `splits` matrices, at most k_steps, in `partials`.
   int splits;
   float* partials;  // or what an epilogue stores: column sums, sums of rows, lower bytes of sums
   int rows, columns;
-  const WEFT_T* bias;  // aligned to 4 bytes; with UNALIGNED to 16
-  unsigned shifts[4];  // of a, b, c and extra, with UNALIGNED
+  const WEFT_T* bias;  // aligned to 4 bytes
+  unsigned reserved[4];  // keeps the offsets of the fields below, and so the machine code
   const float* row_values;  // (rows,), of EXPONENTIAL and ROW_SCALE
   const int* condition;     // the kernel ends at once if this number is 0; may be null. With EXPONENTIAL
   int phase;                // ADDS and ROUNDS, with ACCUMULATE
@@ -102,7 +90,7 @@ struct MatmulSumArguments {
   WEFT_T* c;
   WEFT_T* extra;       // the residual, or the output for the pre-activation
   const WEFT_T* bias;  // aligned to 16 bytes
-  long long vectors, splits;   // of 8 elements of c, with UNALIGNED of 1; matrices
+  long long vectors, splits;   // of 8 elements of c; matrices
   long long column_vectors;  // of a row of c
   const float* row_values;   // (rows of c,), with ROW_SCALE
 };
@@ -153,8 +141,8 @@ __device__ __forceinline__ void load_tile(unsigned to, const TensorMap* map, int
 __device__ __forceinline__ void produce(const MatmulArguments& arguments, Pipeline<STAGES> pipeline,
                                         unsigned stages) {
   RingPosition<STAGES> ring;
-  tma_prefetch(arguments.a);
-  tma_prefetch(arguments.b);
+  tma_prefetch(&arguments.a);
+  tma_prefetch(&arguments.b);
   const int rank = CLUSTER > 1 ? cluster_rank() : 0;
   const int a_first = SHARE_A ? rank * A_ROWS : 0, b_first = SHARE_A ? 0 : rank * B_COLUMNS;
   for_each_unit(arguments, [&](const Unit& unit) {
@@ -163,50 +151,11 @@ __device__ __forceinline__ void produce(const MatmulArguments& arguments, Pipeli
       const unsigned b_at = stages + ring.stage * STAGE_BYTES + A_BYTES + b_first * 128;
       const unsigned full = pipeline.full(ring.stage);
       pipeline.begin_fill(ring, STAGE_BYTES);  // all blocks' shares arrive here
-      load_tile<A_MN, A_ROWS, A_BLOCKS>(a_at, arguments.a, step, unit.row + a_first, full);
-      load_tile<B_MN, B_COLUMNS, B_BLOCKS>(b_at, arguments.b, step, unit.column + b_first, full);
+      load_tile<A_MN, A_ROWS, A_BLOCKS>(a_at, &arguments.a, step, unit.row + a_first, full);
+      load_tile<B_MN, B_COLUMNS, B_BLOCKS>(b_at, &arguments.b, step, unit.column + b_first, full);
     }
   });
 }
-
-// Loads this warp's share of a tile with UNALIGNED: two of eight maps. Aligned MN-major tiles are warp 0's.
-template <int MAJOR, int LENGTH>
-__device__ __forceinline__ void load_operand(unsigned to, const TensorMap* maps, unsigned shifts, int step,
-                                             int first, unsigned full) {
-  const int warp = threadIdx.x / 32;
-  if constexpr (MAJOR == MN_MAJOR && !PERMUTED_K) {
-    if (warp == 0) load_tile<MAJOR, LENGTH, 1>(to, maps, step, first, full);
-  } else {
-#pragma unroll
-    for (int j = warp * 2; j < warp * 2 + 2; ++j)
-      load_residue<MAJOR, LENGTH>(to, maps, shifts, j, step * BK, first, full);
-  }
-}
-
-// The same as produce() with UNALIGNED, by one thread of each warp of the group: one may be too slow to issue
-// 16 to 48 boxes a stage.
-__device__ __forceinline__ void produce_unaligned(const MatmulArguments& arguments, Pipeline<STAGES> pipeline,
-                                                  unsigned stages) {
-  RingPosition<STAGES> ring;
-  const int warp = threadIdx.x / 32;
-  for_each_unit(arguments, [&](const Unit& unit) {
-    for (int step = unit.first; step < unit.end; ++step, ring.next()) {
-      const unsigned a_at = stages + ring.stage * STAGE_BYTES, full = pipeline.full(ring.stage);
-      // The phase cannot complete before warp 0's arrival, also if bytes of other warps come before it.
-      if (warp == 0) pipeline.begin_fill(ring, STAGE_BYTES);
-      else wait(pipeline.empty(ring.stage), ring.parity ^ 1);
-      load_operand<A_MN, BM>(a_at, arguments.a, arguments.shifts[0], step, unit.row, full);
-      load_operand<B_MN, BN>(a_at + A_BYTES, arguments.b, arguments.shifts[1], step, unit.column, full);
-    }
-  });
-}
-
-// In a K-major tile of a with UNALIGNED, atoms of 8 rows are the groups' in turn: the distance is two atoms.
-constexpr bool ALTERNATE = UNALIGNED && !A_MN;
-constexpr int GROUP_BYTES = ALTERNATE ? ATOM_BYTES : 64 * 128;
-constexpr unsigned long long MORE_STRIDE = ALTERNATE ? (unsigned long long)(ATOM_BYTES >> 4) << 32 : 0;
-constexpr bool A_FROM_REGISTERS = ALTERNATE && PERMUTED_K;
-static_assert(!A_FROM_REGISTERS || !PINGPONG, "while a group loads registers the other has to multiply");
 
 // Writes the products of `k_steps` steps of one tile to `sums`, and leaves the ring behind its last stage.
 __device__ __forceinline__ void multiply(float (&sums)[ROW_BLOCKS][BN / 2], int group, int k_steps,
@@ -214,7 +163,7 @@ __device__ __forceinline__ void multiply(float (&sums)[ROW_BLOCKS][BN / 2], int 
                                          unsigned stages) {
   int previous = -1;
   for (int step = 0; step < k_steps; ++step) {
-    const unsigned a_at = stages + ring.stage * STAGE_BYTES + (PINGPONG ? 0 : group * GROUP_BYTES);
+    const unsigned a_at = stages + ring.stage * STAGE_BYTES + (PINGPONG ? 0 : group * BLOCK_BYTES);
     const unsigned b_at = stages + ring.stage * STAGE_BYTES + A_BYTES;
     pipeline.wait_full(ring);
     wgmma_fence();
@@ -223,7 +172,7 @@ __device__ __forceinline__ void multiply(float (&sums)[ROW_BLOCKS][BN / 2], int 
 #pragma unroll
       for (int block = 0; block < ROW_BLOCKS; ++block)
         Wgmma<T, A_MN, B_MN, BN>::run(
-            sums[block], descriptor<A_MN>(a_at + block * GROUP_BYTES + k * K_STEP_BYTES<A_MN>) + MORE_STRIDE,
+            sums[block], descriptor<A_MN>(a_at + block * BLOCK_BYTES + k * K_STEP_BYTES<A_MN>),
             descriptor<B_MN>(b_at + k * K_STEP_BYTES<B_MN>), step > 0 || k > 0);
     }
     wgmma_commit();
@@ -239,29 +188,6 @@ __device__ __forceinline__ void multiply(float (&sums)[ROW_BLOCKS][BN / 2], int 
   if (threadIdx.x % 32 == 0) pipeline.release_in_cluster<CLUSTER>(previous);
 }
 
-// The same with the group's rows of a in registers. They are loaded again only when the products that read
-// them are complete; meanwhile the other group's products run. U is T: float32 has no such products.
-template <typename U>
-__device__ __forceinline__ void multiply_from_registers(float (&sums)[BN / 2], int group, int k_steps,
-                                                        Pipeline<STAGES> pipeline, RingPosition<STAGES>& ring,
-                                                        unsigned stages) {
-  for (int step = 0; step < k_steps; ++step, ring.next()) {
-    const unsigned a_at = stages + ring.stage * STAGE_BYTES + group * GROUP_BYTES;
-    const unsigned b_at = stages + ring.stage * STAGE_BYTES + A_BYTES;
-    unsigned fragments[4][4];
-    pipeline.wait_full(ring);
-    load_fragments(fragments, a_at);
-    wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < 4; ++k)
-      WgmmaFromRegisters<U, B_MN, BN>::run(
-          sums, fragments[k], descriptor<B_MN>(b_at + k * K_STEP_BYTES<B_MN>), step > 0 || k > 0);
-    wgmma_commit();
-    wgmma_wait<0>();
-    if (threadIdx.x % 32 == 0) pipeline.release(ring.stage);
-  }
-}
-
 }  // namespace
 
 #include "output.cuh"
@@ -274,13 +200,6 @@ extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS
   if constexpr (SPLIT) launch_dependents();  // the second kernel starts as soon as these blocks have ended
   const unsigned stages = shared_address(memory);
   const Pipeline<STAGES> pipeline{stages + BARRIERS_AT};
-  if constexpr (UNALIGNED) {  // else the first copy by each map would wait for it
-    if (threadIdx.x < MAPS) tma_prefetch(arguments.a + threadIdx.x);
-    else if (threadIdx.x < 2 * MAPS) tma_prefetch(arguments.b + threadIdx.x % MAPS);
-    else if (threadIdx.x < 3 * MAPS) tma_prefetch(arguments.c + threadIdx.x % MAPS);
-    else if (threadIdx.x < 4 * MAPS && (EPILOGUE == GELU_PRE || EPILOGUE == RESIDUAL))
-      tma_prefetch(arguments.extra + threadIdx.x % MAPS);
-  }
   if (threadIdx.x == 0) {
     for (int group = 0; group < CONSUMERS; ++group) {
       mbarrier_init(stages + TURNS_AT + group * 8, 4);
@@ -293,11 +212,7 @@ extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS
   const int role = group_index();
   if (role == 0) {
     registers_decrease<PRODUCER_REGISTERS>();
-    if constexpr (UNALIGNED) {
-      if (elect_one()) produce_unaligned(arguments, pipeline, stages);
-    } else {
-      if (is_issuer()) produce(arguments, pipeline, stages);
-    }
+    if (is_issuer()) produce(arguments, pipeline, stages);
   } else {
     registers_increase<CONSUMER_REGISTERS>();
     const int group = role - 1;
@@ -316,11 +231,8 @@ extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS
       if constexpr (PINGPONG)
         wait(stages + TURNS_AT + group * 8, (turn / CONSUMERS & 1) ^ (group == 0 ? 1 : 0));
       float sums[ROW_BLOCKS][BN / 2];
-      if constexpr (A_FROM_REGISTERS)
-        multiply_from_registers<T>(sums[0], group, unit.end - unit.first, pipeline, ring, stages);
-      else multiply(sums, group, unit.end - unit.first, pipeline, ring, stages);
-      if constexpr (SPLIT && UNALIGNED) store_partial_unaligned(sums[0], arguments, unit, group);
-      else if constexpr (SPLIT) store_partial(sums[0], arguments, unit, group);
+      multiply(sums, group, unit.end - unit.first, pipeline, ring, stages);
+      if constexpr (SPLIT) store_partial(sums[0], arguments, unit, group);
       else {
 #pragma unroll
         for (int block = 0; block < ROW_BLOCKS; ++block) {
@@ -340,9 +252,8 @@ extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS
 }
 
 #if SPLIT
-// c = epilogue(the sum of the partial products), 8 elements a thread; with UNALIGNED one, as a row of c may
-// begin anywhere.
-constexpr int VECTOR = UNALIGNED ? 1 : 8, LOADED = UNALIGNED ? 1 : 4;  // elements: of a thread; of one load
+// c = epilogue(the sum of the partial products), 8 elements a thread.
+constexpr int VECTOR = 8, LOADED = 4;  // elements: of a thread; of one load
 
 extern "C" __global__ void __launch_bounds__(256) matmul_wgmma_sum(const MatmulSumArguments arguments) {
   wait_for_previous_kernel();

@@ -1,9 +1,9 @@
 """Host code of wgmma.cu: products with an epilogue by Hopper's tensor cores and copy engine.
 
 One family of kernels serves the operators ``matmul``, ``linear``, ``linear_gelu`` and ``linear_residual``.
-Operands that begin rows at multiples of 16 bytes take the shortest path; others are *unaligned*
-(unaligned.cuh). float32 operands are multiplied as tf32, after a transposition where they are contiguous
-across K (transpose.cu).
+Rows of the operands and of the product begin at multiples of 16 bytes: the copy engine takes no others.
+float32 operands are multiplied as tf32, after a transposition where they are contiguous across K
+(transpose.cu).
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from weft.ops._common.products.repeated import RepeatedProduct
 from weft.ops._common.products.wgmma_model import (
     CANDIDATES,
     CHOSEN_FROM,
-    COOPERATIVE,
     K_STEP_BYTES,
     LAUNCH_US,
     LEAST_STEPS,
@@ -38,8 +37,6 @@ from weft.ops._common.products.wgmma_model import (
     MMA_SMALL_TILE,
     MMA_TILE,
     ROWS,
-    SINGLE_BLOCKS,
-    WITHOUT_SPILLS,
     Config,
     Epilogue,
     estimated_us,
@@ -50,18 +47,17 @@ ARCH = 90  # wgmma exists on sm_90a alone
 DTYPES = (torch.bfloat16, torch.float16)
 THREADS = 384  # of a block
 STORED_ROWS = 64  # of a box of c
-SUM_THREADS = 256  # of a block of the second kernel
+SUM_THREADS, SUMMED_ELEMENTS = 256, 8  # of a block of the second kernel; of a thread
 
 
-@cache
-def _argument_type(maps: int) -> Any:
-    """Return ``MatmulArguments`` of wgmma.cu with so many tensor maps for each matrix."""
-    map_type: Any = TensorMap if maps == 1 else TensorMap * maps
-    fields = (
-        ("a", map_type),
-        ("b", map_type),
-        ("c", map_type),
-        ("extra", map_type),
+class MatmulArguments(ctypes.Structure):
+    """``MatmulArguments`` of wgmma.cu."""
+
+    _fields_ = (
+        ("a", TensorMap),
+        ("b", TensorMap),
+        ("c", TensorMap),
+        ("extra", TensorMap),
         ("row_tiles", ctypes.c_int),
         ("column_tiles", ctypes.c_int),
         ("k_steps", ctypes.c_int),
@@ -70,14 +66,12 @@ def _argument_type(maps: int) -> Any:
         ("rows", ctypes.c_int),
         ("columns", ctypes.c_int),
         ("bias", ctypes.c_void_p),
-        ("shifts", ctypes.c_uint * 4),
+        ("reserved", ctypes.c_uint * 4),
         ("row_values", ctypes.c_void_p),
         ("condition", ctypes.c_void_p),
         ("phase", ctypes.c_int),
+        ("padding", ctypes.c_int * 13),  # the structure is aligned to 64 bytes
     )
-    size = ctypes.sizeof(type("Unpadded", (ctypes.Structure,), {"_fields_": fields}))
-    padding = ("padding", ctypes.c_byte * (-size % 64))  # the structure is aligned to 64 bytes
-    return type("Arguments", (ctypes.Structure,), {"_fields_": (*fields, padding)})
 
 
 class SumArguments(ctypes.Structure):
@@ -120,13 +114,10 @@ def source(
     b_is_k_major: bool,
     is_split: bool = False,
     epilogue: Epilogue = Epilogue.PLAIN,
-    is_unaligned: bool = False,
-    permutes_k: bool = False,
 ) -> CudaSource:
     """Return the program of a configuration for operands that are contiguous along K or across it.
 
-    ``is_split``: for a K that is divided among blocks. ``is_unaligned``: for rows that are no multiple of 16
-    bytes, with ``permutes_k`` also of operands that are contiguous across K.
+    ``is_split``: for a K that is divided among blocks.
     """
     defines = {
         "WEFT_T": CUDA_TYPES[dtype],
@@ -139,8 +130,6 @@ def source(
         "A_MN": int(not a_is_k_major),
         "B_MN": int(not b_is_k_major),
         "EPILOGUE": int(epilogue),
-        "UNALIGNED": int(is_unaligned),
-        "PERMUTED_K": int(permutes_k),
     }
     majors = f"{'k' if a_is_k_major else 'm'}{'k' if b_is_k_major else 'n'}"
     return CudaSource(
@@ -149,8 +138,6 @@ def source(
         defines=tuple((name, str(value)) for name, value in defines.items()),
         label=f"wgmma-{dtype_name(dtype)}-{config.label}-{majors}"
         + "-split" * is_split
-        + "-unaligned" * is_unaligned
-        + "-k" * permutes_k
         + (f"-{epilogue.name.lower()}" if epilogue else ""),
         min_arch=ARCH,
         max_arch=ARCH,
@@ -158,20 +145,13 @@ def source(
 
 
 class Plan(NamedTuple):
-    """Treatment of operands: which are transposed into a copy first, and how the program reads their rows."""
+    """Treatment of operands: whether the kernels take them, and which are transposed into a copy first."""
 
     is_supported: bool
     transpose_a: bool
     transpose_b: bool
-    is_unaligned: bool  # rows of an operand or of the product begin between multiples of 16 bytes
-    permutes_k: bool  # these are rows of K, across which an operand is contiguous
-    has_a_in_registers: bool  # since only b permutes K
 
 
-# Products with rows that are no multiple of 16 bytes are right in the emulator, and ended with an illegal
-# instruction on an H200 (docs/log.md, 2026-11-24). Until the reason is known, `supports` leaves them to
-# mma.sync.
-TAKES_UNALIGNED = False
 # By what a plan depends on: a call's time on the host counts, and it needs its plan twice.
 _PLANS: dict[tuple[Any, ...], Plan] = {}
 MAX_PLANS = 4096
@@ -192,32 +172,18 @@ def plan(a: torch.Tensor, b: torch.Tensor) -> Plan:
 def _new_plan(a: torch.Tensor, b: torch.Tensor) -> Plan:
     """Return the plan of a product.
 
-    tf32 is taken along K alone. Half types are taken in every order but one: along M in a, with unaligned
-    rows, and along K in b. The rows of a copy begin at multiples of 16 bytes. Eight maps describe a matrix
-    of any rows, if there are at least eight (``tensor_map.fits_unaligned``).
+    Half types are taken in every order of storage, tf32 along K alone. The rows of a transposed copy begin at
+    multiples of 16 bytes, whatever those of the operand do.
     """
-    a_fits, b_fits = tensor_map.fits(a), tensor_map.fits(b)
+    is_tf32 = a.dtype == torch.float32
+    transpose_a, transpose_b = is_tf32 and not is_k_major(a, 1), is_tf32 and not is_k_major(b, 0)
+    a_fits = a.stride(0) == 1 if transpose_a else tensor_map.fits(a)
+    b_fits = b.stride(1) == 1 if transpose_b else tensor_map.fits(b)
     c_fits = b.shape[1] * b.element_size() % 16 == 0
-    a_by_k, b_by_k = is_k_major(a, 1), is_k_major(b, 0)
-    if a.dtype == torch.float32:
-        transpose_a, transpose_b = not a_by_k, not b_by_k
-    else:
-        transpose_a, transpose_b = not a_by_k and b_by_k and not a_fits, False
-    a_fits, b_fits = a_fits or transpose_a, b_fits or transpose_b
-    is_unaligned = not (a_fits and b_fits and c_fits)
-    has_no_gaps = all(x.stride(tensor_map.contiguous_dimension(x)) == 1 for x in (a, b))
-    has_maps = not is_unaligned or (
-        a.shape[0] >= tensor_map.RESIDUES  # rows of c
-        and (transpose_a or tensor_map.fits_unaligned(a))
-        and (transpose_b or tensor_map.fits_unaligned(b))
-    )
     return Plan(
-        is_supported=0 not in (*a.shape, *b.shape) and has_no_gaps and has_maps,
+        is_supported=0 not in (*a.shape, *b.shape) and a_fits and b_fits and c_fits,
         transpose_a=transpose_a,
         transpose_b=transpose_b,
-        is_unaligned=is_unaligned,
-        permutes_k=not ((a_fits or a_by_k) and (b_fits or b_by_k)),
-        has_a_in_registers=a_by_k and not (b_fits or b_by_k),
     )
 
 
@@ -229,15 +195,12 @@ def is_k_major(x: torch.Tensor, k_dimension: int) -> bool:
 def supports(a: torch.Tensor, b: torch.Tensor, precision: str = "ieee") -> bool:
     """Return True if the kernels take a (M, K) @ b (K, N): half types, or float32 with ``tf32``.
 
-    There are elements to multiply, and each operand is contiguous along one dimension. Where rows of an
-    operand or of the product are no multiple of 16 bytes, there are at least 8 of each, and such products are
-    switched on (``TAKES_UNALIGNED``).
+    There are elements to multiply, and each operand is contiguous along one dimension. Rows of the product,
+    and of operands that are not transposed, begin at multiples of 16 bytes: a copy by TMA that begins between
+    them is an illegal instruction on an H200, and a store writes whole 16 bytes at the end of a row.
     """
     has_arithmetic = a.dtype in DTYPES or (a.dtype == torch.float32 and precision == "tf32")
-    if not has_arithmetic:
-        return False
-    operands = plan(a, b)
-    return operands.is_supported and (TAKES_UNALIGNED or not operands.is_unaligned)
+    return has_arithmetic and plan(a, b).is_supported
 
 
 def choose(
@@ -247,44 +210,18 @@ def choose(
 
     Without ``may_split`` K is one part.
     """
-    return choose_for(a, b, epilogue, plan(a, b), may_split)
-
-
-def choose_for(
-    a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue, operands: Plan, may_split: bool
-) -> tuple[Config, int]:
-    """Return the same for operands whose plan is known."""
     size = a.shape[0], b.shape[1], a.shape[1]
-    return _choose(
-        *size,
-        num_sms(a.device),
-        epilogue,
-        may_split,
-        a.element_size(),
-        operands.is_unaligned,
-        operands.has_a_in_registers,
-    )
+    return _choose(*size, num_sms(a.device), epilogue, may_split, a.element_size())
 
 
 @lru_cache(maxsize=4096)
 def _choose(
-    m: int,
-    n: int,
-    k: int,
-    sms: int,
-    epilogue: Epilogue,
-    may_split: bool = True,
-    itemsize: int = 2,
-    is_unaligned: bool = False,
-    has_a_in_registers: bool = False,
+    m: int, n: int, k: int, sms: int, epilogue: Epilogue, may_split: bool, itemsize: int
 ) -> tuple[Config, int]:
     most = max(1, min(MAX_SPLITS, -(-k * itemsize // K_STEP_BYTES) // LEAST_STEPS)) if may_split else 1
     configs = tuple(c for c in CHOSEN_FROM if not spills(c, epilogue))
-    if is_unaligned:
-        configs = COOPERATIVE if has_a_in_registers else WITHOUT_SPILLS if epilogue else SINGLE_BLOCKS
     options = [(c, splits) for splits in range(1, most + 1) for c in configs if splits == 1 or not c.pingpong]
-    kind = {"itemsize": itemsize, "is_unaligned": is_unaligned}
-    return min(options, key=lambda o: estimated_us(m, n, k, o[0], o[1], sms, epilogue, **kind))  # type: ignore[arg-type]
+    return min(options, key=lambda o: estimated_us(m, n, k, o[0], o[1], sms, epilogue, itemsize=itemsize))
 
 
 def chosen_source(a: torch.Tensor, b: torch.Tensor) -> CudaSource:
@@ -296,8 +233,6 @@ def chosen_source(a: torch.Tensor, b: torch.Tensor) -> CudaSource:
         operands.transpose_a or is_k_major(a, 1),
         operands.transpose_b or is_k_major(b, 0),
         splits > 1,
-        is_unaligned=operands.is_unaligned,
-        permutes_k=operands.permutes_k,
     )
 
 
@@ -310,7 +245,7 @@ def is_faster_than_mma(a: torch.Tensor, b: torch.Tensor) -> bool:
         return True
     (m, k), n, sms = a.shape, b.shape[1], num_sms(a.device)
     operands = plan(a, b)
-    us = estimated_us(m, n, k, *choose(a, b), sms, itemsize=4, is_unaligned=operands.is_unaligned)
+    us = estimated_us(m, n, k, *choose(a, b), sms, itemsize=4)
     us += transpose.estimated_us(a.nbytes) if operands.transpose_a else 0.0
     us += transpose.estimated_us(b.nbytes) if operands.transpose_b else 0.0
     return us < _mma_us(m, n, k, sms)
@@ -360,7 +295,6 @@ def multiply(
 
     With ``key``, of the kind of call, its launch is kept for :func:`forward`, if only addresses may change.
     """
-    is_unaligned = operands.is_unaligned
     if operands.transpose_a:
         a = transpose.with_other_dimension_contiguous(a)
     if operands.transpose_b:
@@ -380,22 +314,11 @@ def multiply(
     k_step = K_STEP_BYTES // a.element_size()
     a_rows = ROWS // a_blocks if majors[0] else k_step
     b_rows = config.columns // b_blocks if majors[1] else k_step
-    shifts: tuple[int, ...] = ()
-    if is_unaligned:
-        a_maps, a_shifts = _eight_maps(a, a_rows, majors[0] or operands.permutes_k)
-        b_maps, b_shifts = _eight_maps(b, b_rows, majors[1] or operands.permutes_k)
-        c_maps, c_shifts = _eight_maps(c, STORED_ROWS)
-        extra_maps, extra_shifts = _eight_maps(extra, STORED_ROWS)
-        shifts = (a_shifts, b_shifts, c_shifts, extra_shifts)
-    else:
-        a_maps, b_maps = tensor_map.encode(a, a_rows), tensor_map.encode(b, b_rows)
-        c_maps = tensor_map.encode(c, STORED_ROWS)
-        extra_maps = TensorMap() if extra is None else tensor_map.encode(extra, STORED_ROWS)
-    arguments = _argument_type(tensor_map.RESIDUES if is_unaligned else 1)(
-        a=a_maps,
-        b=b_maps,
-        c=c_maps,
-        extra=extra_maps,
+    arguments = MatmulArguments(
+        a=tensor_map.encode(a, a_rows),
+        b=tensor_map.encode(b, b_rows),
+        c=tensor_map.encode(c, STORED_ROWS),
+        extra=TensorMap() if extra is None else tensor_map.encode(extra, STORED_ROWS),
         row_tiles=row_tiles,
         column_tiles=column_tiles,
         k_steps=k_steps,
@@ -404,23 +327,21 @@ def multiply(
         rows=m,
         columns=n,
         bias=_address(bias),
-        shifts=shifts,
         row_values=_address(end.row_values),
         condition=_address(end.condition),
         phase=end.phase,
     )
-    program = source(a.dtype, config, *majors, splits > 1, epilogue, is_unaligned, operands.permutes_k)
+    program = source(a.dtype, config, *majors, splits > 1, epilogue)
     kernel = program["matmul_wgmma"]
     clusters = min(row_tiles * column_tiles * splits, max_clusters(kernel, config, a.device))
     kernel(clusters * config.cluster, THREADS, arguments, shared=config.smem_bytes)
-    is_repeatable = splits == 1 and not (is_unaligned or operands.transpose_a or operands.transpose_b)
+    is_repeatable = splits == 1 and not (operands.transpose_a or operands.transpose_b)
     if key is not None and is_repeatable and isinstance(kernel, Kernel):
         launch = kernel.prepare_structure(clusters * config.cluster, THREADS, shared=config.smem_bytes)
         boxes = {"a": (a, a_rows), "b": (b, b_rows), "c": (c, STORED_ROWS), "extra": (extra, STORED_ROWS)}
         _REPEATED.store(key, _repeated(launch, arguments, boxes, bias))
     if splits > 1:
-        values = (partials, c, extra, bias, end.row_values)
-        _add_partials(program["matmul_wgmma_sum"], values, splits, 1 if is_unaligned else 8)
+        _add_partials(program["matmul_wgmma_sum"], (partials, c, extra, bias, end.row_values), splits)
     return (c, extra) if epilogue == Epilogue.GELU_PRE else c
 
 
@@ -435,14 +356,14 @@ def _repeated(
     return RepeatedProduct(launch, arguments, maps, () if bias is None else ("bias",))
 
 
-def _add_partials(kernel: Any, values: tuple[torch.Tensor | None, ...], splits: int, elements: int) -> None:
-    """Launch the sum of partial products, with the epilogue, by ``elements`` of c a thread.
+def _add_partials(kernel: Any, values: tuple[torch.Tensor | None, ...], splits: int) -> None:
+    """Launch the sum of partial products, with the epilogue.
 
     ``values`` are the partial products, c, the second matrix of the epilogue, the bias and values of rows.
     """
     partials, c, extra, bias, row_values = values
     assert c is not None
-    vectors = c.numel() // elements
+    vectors = c.numel() // SUMMED_ELEMENTS
     addends = SumArguments(
         partials=_address(partials),
         c=c.data_ptr(),
@@ -450,19 +371,10 @@ def _add_partials(kernel: Any, values: tuple[torch.Tensor | None, ...], splits: 
         bias=_address(bias),
         vectors=vectors,
         splits=splits,
-        column_vectors=c.shape[1] // elements,
+        column_vectors=c.shape[1] // SUMMED_ELEMENTS,
         row_values=_address(row_values),
     )
     kernel(-(-vectors // SUM_THREADS), SUM_THREADS, addends, overlap=True)
-
-
-def _eight_maps(x: torch.Tensor | None, box_rows: int, is_interleaved: bool = True) -> tuple[Any, int]:
-    """Return eight maps of a matrix of any rows, and their shifts; or only the first, of aligned rows."""
-    if x is None:
-        return (TensorMap * tensor_map.RESIDUES)(), 0
-    if not is_interleaved:
-        return (TensorMap * tensor_map.RESIDUES)(tensor_map.encode(x, box_rows)), 0
-    return tensor_map.encode_unaligned(x, box_rows // tensor_map.RESIDUES)
 
 
 def _extra(c: torch.Tensor, epilogue: Epilogue, residual: torch.Tensor | None) -> torch.Tensor | None:
@@ -523,14 +435,14 @@ def forward(
             repeated(a_at, b_at, c.data_ptr(), *more)
             return (c, extra) if epilogue == Epilogue.GELU_PRE else c
     operands = plan(a, b)
-    config, splits = choose_for(a, b, epilogue, operands, may_split)
+    config, splits = choose(a, b, epilogue, may_split=may_split)
     return multiply(config, a, b, splits, epilogue, bias, residual, operands, key=key)
 
 
 def aot_kernels() -> tuple[CudaSource, ...]:
     """Return the forward's program of each width, both products of a backward, and one with a divided K.
 
-    They are followed by the widest programs of unaligned half types and of tf32.
+    They are followed by the widest programs of tf32, and the transposition that these may need.
     """
     sources = []
     widest = next(c for c in CANDIDATES if c.cluster == 1)  # which most products get
@@ -539,11 +451,8 @@ def aot_kernels() -> tuple[CudaSource, ...]:
         sources += [source(dtype, widest, *majors) for majors in ((True, True), (False, False))]
         # A gradient of weights: few tiles, and K is the number of tokens.
         sources += [source(dtype, widest, False, False, True)]
-        for majors in ((True, True), (True, False), (False, False)):
-            sources += [source(dtype, widest, *majors, is_unaligned=True, permutes_k=not majors[1])]
-    tf32 = [source(torch.float32, widest, True, True, is_unaligned=i) for i in (False, True)]
-    divided = [source(d, widest, True, True, True, is_unaligned=True) for d in (DTYPES[0], torch.float32)]
-    return (*sources, *tf32, *divided, *map(transpose.source, (DTYPES[0], torch.float32)))
+    tf32 = [source(torch.float32, widest, True, True, is_split) for is_split in (False, True)]
+    return (*sources, *tf32, transpose.source(torch.float32))
 
 
 def aot_kernels_of(epilogue: Epilogue) -> tuple[CudaSource, ...]:
@@ -551,4 +460,4 @@ def aot_kernels_of(epilogue: Epilogue) -> tuple[CudaSource, ...]:
     widest = next(c for c in CANDIDATES if c.cluster == 1)
     sources = [source(dtype, c, True, True, False, epilogue) for dtype in DTYPES for c in CANDIDATES]
     sources += [source(dtype, widest, True, True, True, epilogue) for dtype in DTYPES]
-    return (*sources, source(DTYPES[0], widest, True, True, False, epilogue, True))
+    return tuple(sources)

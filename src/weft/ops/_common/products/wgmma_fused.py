@@ -108,9 +108,7 @@ def exponentials(
     to 7 elements behind a row's end become 0, because the copy engine writes whole 16 bytes.
     """
     end = EndArguments(out.values, out.sums, references, condition)
-    # The plan asks for columns of c that are a multiple of 16 bytes, as of a new matrix; this one's rows are.
-    operands = wgmma.plan(a, b)._replace(is_unaligned=False, permutes_k=False)
-    wgmma.multiply(config, a, b, 1, Epilogue.EXPONENTIAL, None, None, operands, end)
+    wgmma.multiply(config, a, b, 1, Epilogue.EXPONENTIAL, None, None, wgmma.plan(a, b), end)
 
 
 def column_tiles(config: Config, columns: int) -> int:

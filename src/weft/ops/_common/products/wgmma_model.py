@@ -71,8 +71,6 @@ SPECIAL_FUNCTION = (Epilogue.GELU, Epilogue.GELU_PRE, Epilogue.SLOPE, Epilogue.E
 SECOND_MATRIX = (Epilogue.GELU_PRE, Epilogue.RESIDUAL, Epilogue.SLOPE, Epilogue.ACCUMULATE)
 SUM_LAUNCH_US, PARTIAL_BYTES_PER_US = 0.5, 4.3e6
 MAX_SPLITS, LEAST_STEPS = 8, 4  # parts of K, and steps of 128 bytes in each
-# Not measured: 128 bytes that begin anywhere are in five sectors of 32 bytes instead of four.
-UNALIGNED_BYTES_FACTOR = 1.25
 # Of tf32 by mma.sync, which the product takes where it is faster: the rate of one SM in the record of 8192^3
 # (README.md of matmul), and its tiles.
 MMA_FLOP_PER_NS, MMA_TILE, MMA_SMALL_TILE, MMA_SMALL_BLOCKS, MMA_LEAST_TILES = 1454, 128, 64, 3, 32
@@ -90,11 +88,6 @@ CANDIDATES = (
 )
 # Tiles beside each other that share a were nowhere the fastest.
 CHOSEN_FROM = tuple(c for c in CANDIDATES if not c.share_a)
-# Those that take unaligned rows; with a in registers only the second. The third are for epilogues, which
-# spill registers in the others.
-SINGLE_BLOCKS = tuple(c for c in CANDIDATES if c.cluster == 1)
-COOPERATIVE = tuple(c for c in SINGLE_BLOCKS if not c.pingpong)
-WITHOUT_SPILLS = tuple(c for c in SINGLE_BLOCKS if not (c.pingpong and c.columns > 128))
 
 
 def spills(config: Config, epilogue: Epilogue) -> bool:
@@ -113,7 +106,6 @@ def estimated_us(
     epilogue: Epilogue = Epilogue.PLAIN,
     *,
     itemsize: int = 2,
-    is_unaligned: bool = False,
 ) -> float:
     """Return the time in microseconds that a model gives for a product on ``sms`` SMs.
 
@@ -140,7 +132,6 @@ def estimated_us(
     clock = CLOCK_GHZ[0] + (CLOCK_GHZ[1] - CLOCK_GHZ[0]) * at_work
     tensor_ns = COLUMNS_FACTOR[config.columns] * ROWS * config.columns * K_STEP_BYTES / FLOP_PER_CYCLE / clock
     l2_ns = (ROWS / a_blocks + config.columns / b_blocks) * K_STEP_BYTES * at_work / L2_BYTES_PER_NS
-    l2_ns *= UNALIGNED_BYTES_FACTOR if is_unaligned else 1.0
     steps_us = steps * max(tensor_ns, l2_ns) * 1e-3 * (CLUSTER_FACTOR if config.cluster > 1 else 1.0)
     end_us = STORE_US * itemsize / 2 + GELU_US * (epilogue in SPECIAL_FUNCTION)
     end_us += EXTRA_US * (epilogue in SECOND_MATRIX)
