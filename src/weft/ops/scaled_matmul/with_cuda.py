@@ -178,7 +178,7 @@ def estimated_us(
     """
     step_us = STEP_US[blocks][config.columns, config.sets]
     tiles = -(-m // (ROWS * config.cluster)) * -(-n // config.columns)
-    clusters = sms // config.cluster
+    clusters = max(1, sms // config.cluster)
     k_steps, store_us = -(-k // K_STEP), STORE_US_PER_COLUMN * config.columns
     whole, rest = divmod(tiles, clusters)
     us = LAUNCH_US + whole * (k_steps * step_us + store_us)
