@@ -153,3 +153,8 @@ def case(
         tags=frozenset((tags,) if isinstance(tags, str) else tags),
         devices=devices,
     )
+
+
+def is_tuned(name: str) -> bool:
+    """Return True for the name of a case that ``weft tune`` makes of an operator's: fewer rows, other sizes."""
+    return "@" in name or "/" in name

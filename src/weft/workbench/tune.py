@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.core import BACKWARD, FORWARD, Case, Operator, Record, WeftError, registry
+from weft.core.cases import is_tuned
 from weft.core.implementation import INVARIANT
 from weft.core.json_files import read_json
 from weft.core.log import Log, no_log
@@ -126,7 +127,7 @@ def from_records(records: Iterable[Record]) -> dict[str, list[Point]]:
 def case_named(operator: str, name: str) -> Case | None:
     """Return an operator's case, or one that tuning makes of it (:func:`candidates`), by its name."""
     own = next((c for c in registry.operator(operator).cases if c.name == name), None)
-    return own or (_tuned_cases(operator).get(name) if "@" in name or "/" in name else None)
+    return own or (_tuned_cases(operator).get(name) if is_tuned(name) else None)
 
 
 @cache

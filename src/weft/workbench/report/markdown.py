@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from weft.core.cases import is_tuned
 from weft.core.errors import WeftError
 from weft.core.implementation import BACKENDS
 from weft.core.json_files import read_json
@@ -78,7 +79,8 @@ def devices(results: Path = RESULTS, only: str | None = None) -> list[MeasuredDe
 @cache
 def _devices_of_folder(folder: Path, only: str | None) -> list[MeasuredDevice]:
     records, torn = load([folder])
-    records = [r for r in records if only in (None, r.operator)]
+    # Cases that tuning made count for dispatch, whose page lists them; tables show an operator's own.
+    records = [r for r in records if only in (None, r.operator) and not is_tuned(r.case)]
     if torn:
         raise WeftError(f"{torn} torn lines in committed records", got=folder)
     goals: tuple[Goal, ...] = ()
