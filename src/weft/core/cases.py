@@ -156,5 +156,5 @@ def case(
 
 
 def is_tuned(name: str) -> bool:
-    """Return True for the name of a case that ``weft tune`` makes of an operator's: fewer rows, other sizes."""
+    """Return True for the name of a case that ``weft tune`` makes: an operator's with other sizes."""
     return "@" in name or "/" in name
