@@ -182,6 +182,8 @@ def test_the_case_of_a_shape_costs_what_the_operators_own_case_costs(operator: s
         same = [(i.shape, i.dtype) for i in built.inputs] == [(i.shape, i.dtype) for i in case.inputs]
         if not same or case.params.get("keep", True) != built.params.get("keep", True):
             continue
+        if case.params.get("window") or case.params.get("softcap"):
+            continue  # no claim names them
         if case.params.get("precision") != built.params.get("precision") or "max_norm" in case.params:
             continue
         for direction in loaded.directions:

@@ -37,8 +37,9 @@ def forward(
     # A row without any key would be NaN; it sees all keys here, and is set to 0 at the end.
     seen = (torch.arange(most, device=q.device) < visible[:, :, None]) | (visible == 0)[:, :, None]
     own_q = q.transpose(1, 2)
-    if not torch.compiler.is_compiling() and q.data_ptr() % 16:
-        own_q = own_q.clone()  # SDPA's kernel for a mask reads 16 bytes at a time: it ended the process
+    if q.is_cuda:
+        # SDPA's kernel for a mask reads 16 bytes at a time: a query between two multiples ended the process.
+        own_q = own_q.clone()
     out = F.scaled_dot_product_attention(
         own_q,
         own_k,
