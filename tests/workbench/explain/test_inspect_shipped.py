@@ -104,7 +104,12 @@ ODD_CLUSTERS = {
 }
 SPILLING = {
     80: SOFTMAX | MATMUL,
-    90: SOFTMAX | ODD_CLUSTERS | {f"norm_block-{NORM}-00-peel2-512x8-8-1-000-2-8"},
+    90: SOFTMAX
+    | ODD_CLUSTERS
+    | {
+        "bfloat16-8-4",  # trilinear backward: 8 bytes
+        f"norm_block-{NORM}-00-peel2-512x8-8-1-000-2-8",
+    },
     100: SOFTMAX
     | MATMUL
     | NORMS
