@@ -15,6 +15,7 @@ from weft import WeftError, ops
 from weft.core import registry
 from weft.ops.attention_decode import spec, with_cuda, with_triton
 from weft.ops.attention_decode.cases import decode_case
+from weft.ops.attention_decode.launches import DecodeLaunches
 from weft.ops.attention_decode.with_cuda import Config
 from weft.workbench.check.batch_invariance import unsuitable
 
@@ -289,3 +290,28 @@ def test_cost_counts_each_visible_key_once() -> None:
 def test_rows_of_pages_are_not_cut() -> None:
     assert "pages" in unsuitable(OPERATOR, OPERATOR.case("bf16-32x1x32x128-8x8192-paged-64"))
     assert not unsuitable(OPERATOR, OPERATOR.case("bf16-32x1x32x128-8x8192"))
+
+
+def test_a_repeated_launch_passes_the_addresses_of_its_own_tensors() -> None:
+    """Calls of a known kind launch splits and merge again; other kinds and views between elements do not."""
+    launched: list[tuple[int, ...]] = []
+    launches = DecodeLaunches()
+
+    def inputs(shift: int = 0) -> tuple[torch.Tensor, ...]:
+        k = torch.zeros(2 * 2 * 600 * 16 + 1)[shift : shift + 2 * 2 * 600 * 16].view(2, 2, 600, 16)
+        return torch.zeros(2, 1, 4, 16), k, k.clone(), torch.zeros(2, dtype=torch.int32), torch.zeros(0)
+
+    first, again = inputs(), inputs()
+    key = launches.key(first, None, False)
+    assert launches.repeat(key, first) is None
+    launches.store(key, lambda *a: launched.append(a), lambda *a: launched.append(a), 8, 2)
+    out = launches.repeat(launches.key(again, None, False), again)
+    assert out is not None and out.shape == again[0].shape
+    (split, merge), (q, k, v, lengths, table) = launched, (x.data_ptr() for x in again)
+    assert split[:6] == (q, k, v, lengths, table, out.data_ptr()) and merge == (
+        split[6],
+        lengths,
+        out.data_ptr(),
+    )
+    assert launches.repeat(launches.key(again, 0.5, False), again) is None
+    assert launches.repeat(key, inputs(shift=1)) is None and len(launched) == 2

@@ -6,6 +6,7 @@ reads the lengths: blocks beyond a length end at once.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,14 +19,15 @@ from weft.core import YES, Case, Implementation, Support, no
 from weft.core.implementation import with_invariant
 from weft.machine.device_limits import smem_per_block
 from weft.ops._common.layout import CUDA_TYPES, dtype_name
-from weft.ops._common.prepared import LaunchCache, are_repeatable
+from weft.ops._common.prepared import are_repeatable
+from weft.ops.attention_decode.launches import DecodeLaunches
 from weft.ops.attention_decode.spec import SPLIT, capacity, factor_of
 from weft.ops.attention_decode.with_eager import has_no_keys
 
 LOG2E = 1.4426950408889634
 STEP = 16  # keys of one step of a warp: pages have whole steps
 MAX_GRID = 65535
-LAUNCHES = LaunchCache()
+LAUNCHES = DecodeLaunches()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,16 +97,11 @@ def forward(
     scale: float | None = None,
     paged: bool = False,
 ) -> Tensor:
-    key = (q.shape, k.shape, block_table.shape, q.dtype, q.get_device(), scale, paged)
-    launches = LAUNCHES.get(key)
-    if launches is not None and are_repeatable(q, k, v, lengths, block_table):
-        out = torch.empty_like(q)
-        partials = torch.empty(launches[2], dtype=torch.float32, device=q.device)
-        split, merge, _ = launches
-        split(*(x.data_ptr() for x in (q, k, v, lengths, block_table, out, partials)))
-        if merge:
-            merge(partials.data_ptr(), lengths.data_ptr(), out.data_ptr())
-        return out
+    inputs = (q, k, v, lengths, block_table)
+    key = LAUNCHES.key(inputs, scale, paged)
+    repeated = LAUNCHES.repeat(key, inputs)
+    if repeated is not None:
+        return repeated
     if has_no_keys(q, k, block_table, paged):
         return torch.zeros_like(q, memory_format=torch.contiguous_format)
     config = configure(q.shape[3], q.shape[1] * q.shape[2] // k.shape[1], smem_per_block(q.device))
@@ -121,7 +118,7 @@ def forward_with(
     *,
     scale: float | None = None,
     paged: bool = False,
-    key: object = None,
+    key: Hashable = None,
 ) -> Tensor:
     """Compute the forward with one configuration; ``key`` stores the launches for calls like this one."""
     # Lanes read two elements of q at a time.
@@ -158,8 +155,8 @@ def forward_with(
             *(*sizes, splits),
             overlap=True,
         )
-    if repeatable and key is not None and split is not None and (merge is not None or splits == 1):
-        LAUNCHES.store(key, (split, merge or False, size))
+    if repeatable:
+        LAUNCHES.store(key, split, merge, size, splits)
     return out
 
 

@@ -7,6 +7,7 @@ neither do the bits. Pages may have any size.
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -17,14 +18,15 @@ from torch import Tensor
 from weft.backends.triton_jit import TritonAotKernel, launch_and_prepare, tl, triton
 from weft.core import YES, Case, Implementation, Support, no
 from weft.core.implementation import with_invariant
-from weft.ops._common.prepared import LaunchCache, are_repeatable
+from weft.ops._common.prepared import are_repeatable
+from weft.ops.attention_decode.launches import DecodeLaunches
 from weft.ops.attention_decode.spec import SPLIT, capacity, factor_of
 from weft.ops.attention_decode.with_eager import has_no_keys
 
 LOG2E = 1.4426950408889634
 MAX_GRID = 65535
 MIN_DOT = 16  # of the dimension that tl.dot sums over, once compiled; an interpreter takes any
-LAUNCHES = LaunchCache()
+LAUNCHES = DecodeLaunches()
 COUNTS = ["tokens", "kv_heads", "group", "most", "pages", "page_size", "max_pages", "splits"]
 
 
@@ -173,16 +175,11 @@ def forward(
     scale: float | None = None,
     paged: bool = False,
 ) -> Tensor:
-    key = (q.shape, k.shape, block_table.shape, q.dtype, q.get_device(), scale, paged)
-    launches = LAUNCHES.get(key)
-    if launches is not None and are_repeatable(q, k, v, lengths, block_table):
-        out = torch.empty_like(q)
-        partials = torch.empty(launches[2], dtype=torch.float32, device=q.device)
-        split, merge, _ = launches
-        split(*(x.data_ptr() for x in (q, k, v, lengths, block_table, out, partials)))
-        if merge:
-            merge(partials.data_ptr(), lengths.data_ptr(), out.data_ptr())
-        return out
+    inputs = (q, k, v, lengths, block_table)
+    key = LAUNCHES.key(inputs, scale, paged)
+    repeated = LAUNCHES.repeat(key, inputs)
+    if repeated is not None:
+        return repeated
     if has_no_keys(q, k, block_table, paged):
         return torch.zeros_like(q, memory_format=torch.contiguous_format)
     config = configure(q.shape[1] * q.shape[2] // k.shape[1], q.shape[3], q.element_size())
@@ -199,7 +196,7 @@ def forward_with(
     *,
     scale: float | None = None,
     paged: bool = False,
-    key: object = None,
+    key: Hashable = None,
 ) -> Tensor:
     """Compute the forward with one configuration; ``key`` stores the launches for calls like this one."""
     repeatable = are_repeatable(q, k, v, lengths, block_table)
@@ -233,8 +230,8 @@ def forward_with(
         merge = launch_and_prepare(
             decode_merge, (b * t * h,), partials, lengths, out, *sizes, splits, **constants, num_warps=4
         )
-    if repeatable and key is not None and split is not None and (merge is not None or splits == 1):
-        LAUNCHES.store(key, (split, merge or False, size))
+    if repeatable:
+        LAUNCHES.store(key, split, merge, size, splits)
     return out
 
 

@@ -41,7 +41,7 @@ def cumsum(
 
     Returns:
         A tensor with the shape, dtype and device of ``x``, contiguous. Sums are in float32 or wider and are
-        rounded to the dtype once (in 16 bits: the library may round more often). A NaN or Inf reaches its own
+        rounded to the dtype once. A NaN or Inf reaches its own
         output and those after it alone. The gradient is the same scan in the other direction.
 
     Raises:
