@@ -26,7 +26,7 @@ class DecodeLaunches:
         return q.shape, k.shape, block_table.shape, q.dtype, q.get_device(), scale, paged
 
     def repeat(self, key: Hashable, inputs: Inputs) -> Tensor | None:
-        """Return the output of a call of a known kind; None for other kinds, and for views between elements."""
+        """Return the output of a call of a known kind; None for others, and for tensors that are views."""
         launches = self._cache.get(key)
         if launches is None or not are_repeatable(*inputs):
             return None
