@@ -20,7 +20,7 @@ from weft.core import Implementation, registry
 from weft.core.record import FAIL, PASS
 from weft.dispatch import choice
 from weft.ops._common.hopper import tensor_map, wgmma_shapes
-from weft.ops.scaled_matmul import quantize_fp8, with_cuda
+from weft.ops.scaled_matmul import quantize_fp8, with_cuda, with_torch
 from weft.ops.scaled_matmul.spec import BLOCK, BLOCKS, ROWS, TENSOR, blocks, widened
 from weft.workbench.check.check import check
 from weft.workbench.check.oracle import Oracle
@@ -321,6 +321,16 @@ def test_the_configuration_with_the_cheapest_waves_is_chosen(
 ) -> None:
     monkeypatch.setattr(with_cuda, "num_sms", lambda device: 132)
     assert with_cuda.choose(m, n, k, torch.device("cuda"), blocks) == (config, splits)
+
+
+def test_the_library_takes_scales_of_any_strides() -> None:
+    """Scales of rows that are every second element, also in their dimension of size 1."""
+    a, b, scale_a, scale_b = factors(48, 64, 144, ROWS, E4M3, E4M3, 0)
+    sparse_a = torch.stack([scale_a, scale_a], -1)[..., 0]
+    sparse_b = torch.stack([scale_b, scale_b], -1)[..., 0]
+    assert sparse_a.stride(1) == 2
+    got = with_torch.forward(a, b, sparse_a, sparse_b)
+    assert torch.equal(got, with_torch.forward(a, b, scale_a, scale_b))
 
 
 def test_factors_in_other_orders_are_copied() -> None:

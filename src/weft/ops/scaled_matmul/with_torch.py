@@ -34,8 +34,10 @@ def forward(
     if has_blocks(a, b, scale_a, scale_b):
         scale_a, scale_b = in_library_order(scale_a, scale_b)
     elif scale_a.dim() or scale_b.dim():
-        # One recipe for both factors: a single scale is repeated.
-        scale_a, scale_b = scale_a.expand(m, 1).contiguous(), scale_b.expand(1, n).contiguous()
+        # One recipe for both factors: a single scale is repeated. By way of one dimension: torch asks for the
+        # stride of a dimension of size 1 as well, which `contiguous` leaves as it is.
+        scale_a = scale_a.expand(m, 1).reshape(m).contiguous()[:, None]
+        scale_b = scale_b.expand(1, n).reshape(n).contiguous()[None]
     return torch._scaled_mm(
         a.contiguous(), b.t().contiguous().t(), scale_a, scale_b, out_dtype=dtype, use_fast_accum=False
     )
