@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from weft.cli import app
 from weft.core import Ceilings, Implementation, registry
 from weft.core.record import Record
 from weft.workbench import bench
+from weft.workbench.sandbox import observed_kernels
 from weft.workbench.sandbox.caller import WorkerProcess
 from weft.workbench.sandbox.observed_kernels import observe_in_worker
 from weft.workbench.sources.source import Source
@@ -154,6 +157,41 @@ def test_a_list_without_anything_that_computes_is_a_note_and_no_violation(tmp_pa
     observed = observe_in_worker(source, one, operator.case("fp32-3x129"), "cpu")
     assert not observed.violations and "called by its address" in observed.note
     assert not any(flag.startswith("suspect") for flag in observed.flags)
+
+
+class WorkerWithoutProfiler:
+    """Stand-in for a worker whose profiler listed nothing, as may happen beside other profiled processes."""
+
+    def __init__(self, **_: Any) -> None:
+        self.one = {"shares": [1.0], "origins": ["aten"], "counts": [1], "source": "", "note": ""}
+
+    def __enter__(self) -> WorkerWithoutProfiler:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def request(self, verb: str, _: Any = None) -> Any:
+        nothing = {k: [] if isinstance(v, list) else v for k, v in self.one.items()}
+        payload = {
+            "kernels": {
+                "profiled": {**nothing, "names": [], "seen": [], "note": "not looked at: nothing ran"},
+                "unprofiled": {**self.one, "names": ["aten::gelu"], "seen": ["aten::gelu"]},
+            },
+            "timing.replaced_functions": {"replaced": [], "hooks": []},
+            "idle_kernels": {"idle": False},
+        }[verb]
+        return SimpleNamespace(payload=payload)
+
+
+@pytest.mark.parametrize(("backend", "violations"), [("numba", {"provenance"}), ("eager", set())])
+def test_a_profiler_that_lists_nothing_does_not_hide_a_library(
+    backend: str, violations: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observed_kernels, "Sandbox", WorkerWithoutProfiler)
+    case = registry.operator("gelu").select("check", "cpu")[0]
+    one = Implementation(operator="gelu", name="mine", backend=backend, forward=torch.relu)
+    observed = observe_in_worker(Source(kind="file", path="mine.py"), one, case, "cpu")
+    assert set(observed.violations) == violations and observed.note.startswith("not looked at")
 
 
 @pytest.mark.slow

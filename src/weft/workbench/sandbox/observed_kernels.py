@@ -117,7 +117,10 @@ def observe_in_worker(
     if replaced := [name for name in reported if any(module in name for module in OBSERVERS)]:
         names = ", ".join(replaced[:3])
         violations["observed"] = f"functions were replaced while its kernels were observed: {names}"
-    for listing in (profiled, dispatched):
+    # On a CPU a library's operators count by their names, so the list without a profiler will do for one that
+    # the profiler did not make. On a GPU they count by their times, which that list does not have.
+    instead = unprofiled if profiled.note and device == "cpu" else None
+    for listing in (profiled, dispatched, instead):
         if listing is not None and (foreign := provenance.verdict(implementation.backend, listing)):
             violations["provenance"] = foreign
             break

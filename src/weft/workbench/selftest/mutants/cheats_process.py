@@ -121,14 +121,20 @@ def _two_faced(operator: str, backend: str) -> Callable[[], Forward]:
 
 
 def _own_with_new_modules(operator: str, backend: str) -> Callable[[], Forward]:
-    """Run the own kernel once a module for profiling was imported after this file, else the library's."""
+    """Run the own kernel once Weft imported a module for profiling after this file, else the library's.
+
+    Other modules do not count: a library that imports one of its own with such a name, at its first call,
+    would make this an honest kernel.
+    """
 
     def make() -> Forward:
         own, before = registry.implementation(operator, backend).forward, set(sys.modules)
 
         def forward(*x: torch.Tensor, **params: Any) -> torch.Tensor:
             since = set(sys.modules) - before
-            observed = any("profil" in name or "kernels" in name for name in since)
+            observed = any(
+                n.startswith("weft.workbench.") and ("profil" in n or "kernels" in n) for n in since
+            )
             return (own if observed else honest(operator))(*x, **params)  # type: ignore[no-any-return]
 
         return forward
