@@ -161,5 +161,5 @@ MUTANTS = (
           "error drift property", lambda: _accumulates()),
     _plant("W18", "nothing-of-k", "stores nothing where K is 0", "written", _by_steps_of_k,
            "empties"),
-    _after("W10", "leaning", "columns alternately too high and too low", "property", _leaning, "property"),
+    _after("W10", "leaning", "columns alternately too high and too low", "property local", _leaning),
 )  # fmt: skip

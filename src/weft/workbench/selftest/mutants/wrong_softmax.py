@@ -160,8 +160,7 @@ MUTANTS = (
     plant("W15/softmax/eager/sums-kept", "adds to sums it does not zero", "error drift property",
           lambda: _denominators_kept()),
     _plant("W20", "in-place", "shifts its input in place", "inputs", _in_place, "inputs"),
-    _plant("W10", "heavy-rows", "fp16 rows that sum to 1.001", "property", _rows_too_heavy,
-           "property"),
+    _plant("W10", "heavy-rows", "fp16 rows that sum to 1.001", "property local", _rows_too_heavy),
     _after("W25", "small-elements", "zeros for the elements that are small", "local",
            _small_elements_zero, "local"),
 )  # fmt: skip
