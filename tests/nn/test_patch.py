@@ -1,9 +1,11 @@
-"""``weft.patch`` on Hugging Face's GPT-2 and Llama: same results, correct report, undo."""
+"""``weft.patch`` on models of Hugging Face: same results, correct report, undo."""
 
 from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,11 @@ import weft
 from helpers.nn_rule import Answers, answers, assert_within, in_float64
 from weft import WeftError
 from weft.nn import measure, step_table
+from weft.nn.patching import attention
 
 NEEDS = "needs transformers: pip install 'weft[transformers]'"
 transformers = pytest.importorskip("transformers", reason=NEEDS)
-LENGTH, WORDS = 17, 97
+LENGTH, WORDS, WINDOW = 17, 97, 5
 
 
 def gpt2(**more: Any) -> Any:
@@ -50,11 +53,42 @@ def llama(**more: Any) -> Any:
     return transformers.LlamaForCausalLM(config)
 
 
-MODELS = {"gpt2": gpt2, "llama": llama}
-KINDS = {
-    "gpt2": {"norm", "embedding", "mlp", "block", "attention", "loss"},
-    "llama": {"norm", "embedding", "mlp", "rope", "block", "attention", "loss"},
+def relative(name: str, **more: Any) -> Any:
+    """A relative of Llama with windows shorter than the sequences, and with caps where it has them."""
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(
+        hidden_size=32,
+        intermediate_size=48,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        vocab_size=WORDS,
+        max_position_embeddings=64,
+        initializer_range=0.1,
+        sliding_window=WINDOW,
+        **{"num_hidden_layers": 2, **more},
+    )
+    return getattr(transformers, f"{name}ForCausalLM")(config)
+
+
+CAPS = {"attn_logit_softcapping": 0.05, "final_logit_softcapping": 0.3, "query_pre_attn_scalar": 8}
+MODELS: dict[str, Callable[..., Any]] = {
+    "gpt2": gpt2,
+    "llama": llama,
+    "mistral": partial(relative, "Mistral"),
+    "qwen3": partial(relative, "Qwen3"),
+    "gemma2": partial(relative, "Gemma2", **CAPS),
 }
+LIKE_LLAMA = {"norm", "embedding", "mlp", "rope", "block", "attention", "loss"}
+KINDS = {
+    "gpt2": LIKE_LLAMA - {"rope"},
+    "llama": LIKE_LLAMA,
+    "mistral": LIKE_LLAMA,
+    "qwen3": LIKE_LLAMA,
+    "gemma2": LIKE_LLAMA - {"embedding", "block"},  # the one is scaled, the other has four norms
+}
+WITHOUT_WINDOW = ("gpt2", "llama", "qwen3")
+ONE_LAYER = {"gpt2": {"n_layer": 1}}
 
 
 def batch() -> dict[str, torch.Tensor]:
@@ -97,7 +131,7 @@ def test_patched_model_equals_and_undo_restores_the_bits(name: str) -> None:
     report.undo()
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "gemma2"])
 def test_fused_head_and_loss_return_no_logits(name: str) -> None:
     model = MODELS[name]().train()
 
@@ -144,8 +178,7 @@ def assert_near(got: torch.Tensor, want: torch.Tensor) -> None:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_patched_model_compiles_without_graph_breaks(name: str) -> None:
-    model = {"gpt2": lambda: gpt2(n_layer=1), "llama": lambda: llama(num_hidden_layers=1)}[name]()
-    model.train()
+    model = MODELS[name](**ONE_LAYER.get(name, {"num_hidden_layers": 1})).train()
     want = ask(model)
     with weft.patch(model):
         assert_near(model(**batch(), use_cache=False).loss, want["output 0"])
@@ -173,6 +206,110 @@ def test_under_autocast_and_checkpointing(name: str) -> None:
         model.activation_checkpointing_disable()
     for key, value in plain.items():
         torch.testing.assert_close(saved[key], value)
+
+
+def forbid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a call of transformers' own attention fail."""
+
+    def raises(*_: Any, **__: Any) -> Any:
+        raise AssertionError("transformers' attention was called")
+
+    monkeypatch.setattr(attention, "_sdpa", raises)
+    monkeypatch.setattr(attention, "_eager", raises)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_windows_and_caps_are_computed_by_weft_in_training_and_behind_a_cache(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = MODELS[name]().eval()
+    ids, settings = batch()["input_ids"], {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+    want, words = model(input_ids=ids).logits, model.generate(ids, **settings)
+    with weft.patch(model):
+        forbid(monkeypatch)
+        assert_near(model(input_ids=ids).logits, want)
+        assert torch.equal(model.generate(ids, **settings), words)
+        monkeypatch.undo()
+    for option in {"mistral": ("sliding_window",), "gemma2": tuple(CAPS)[:1]}.get(name, ()):
+        # It matters here: without it the model computes something else.
+        setattr(model.config, option, None)
+        other = type(model)(model.config).eval()
+        other.load_state_dict(model.state_dict())
+        assert float((other(input_ids=ids).logits - want).detach().abs().max()) > 1e-3
+
+
+def test_a_mask_is_made_where_order_and_window_do_not_describe_it() -> None:
+    from transformers import masking_utils
+
+    sliding = masking_utils.sliding_window_causal_mask_function(WINDOW)
+    chunks = masking_utils.chunked_causal_mask_function(WINDOW, torch.zeros(2, dtype=torch.int64))
+    plain = {"batch_size": 2, "q_length": LENGTH, "kv_length": LENGTH, "local_size": WINDOW}
+    plain |= {"mask_function": sliding, "attention_mask": None}
+    assert attention.mask(**plain) is None
+    assert attention.mask(**plain | {"attention_mask": torch.ones(2, LENGTH, dtype=torch.bool)}) is None
+    last = {"q_length": 1, "kv_length": WINDOW, "q_offset": 9, "kv_offset": 10 - WINDOW}
+    assert attention.mask(**plain | last) is None
+    for more in (
+        {"attention_mask": PADDING.bool()},
+        {"mask_function": chunks},
+        {"allow_is_causal_skip": False},
+        {"local_size": WINDOW + 1},
+        {"q_length": 1, "q_offset": LENGTH - 1},  # a cache of all keys
+        {"q_length": LENGTH - 3, "q_offset": 3},  # a chunk behind a cache
+    ):
+        mask, want = attention.mask(**plain | more), masking_utils.sdpa_mask(**plain | more)
+        assert mask is not None and torch.equal(mask, want), more
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "reason"),
+    [
+        ("s_aux", "attention", "passes s_aux"),
+        ("interleaved", "rope", "not that of projections, a rotation of halves"),
+        ("twice", "attention", "does not call the attention that its config names"),
+        ("raises", "attention", "a trial call raised ValueError; not today"),
+        ("parallel", "block", "its trial call is not x + attention(norm(x))"),
+    ],
+)
+def test_a_module_that_only_looks_like_llamas_is_left(
+    change: str, kind: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.models.llama import modeling_llama
+
+    own = modeling_llama.LlamaAttention.forward
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if change == "raises":
+            raise ValueError("not today")
+        if change == "twice":
+            own(self, *args, **kwargs)
+        return own(self, *args, **kwargs | ({"s_aux": torch.zeros(4)} if change == "s_aux" else {}))
+
+    def interleaved(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Any:
+        def rotate(x: torch.Tensor) -> torch.Tensor:
+            pairs = torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
+            return x * cos[:, None] + pairs * sin[:, None]
+
+        return rotate(q), rotate(k)
+
+    def parallel(self: Any, hidden_states: torch.Tensor, attention_mask: Any = None, position_ids: Any = None,
+                 past_key_values: Any = None, use_cache: Any = False, position_embeddings: Any = None,
+                 **kwargs: Any) -> torch.Tensor:  # fmt: skip
+        options = {"attention_mask": attention_mask, "position_embeddings": position_embeddings}
+        attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **options, **kwargs)
+        normed = self.post_attention_layernorm(hidden_states)
+        return hidden_states + attended + self.mlp(normed)  # type: ignore[no-any-return]
+
+    if change == "interleaved":
+        monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", interleaved)
+    elif change == "parallel":
+        monkeypatch.setattr(modeling_llama.LlamaDecoderLayer, "forward", parallel)
+    else:
+        monkeypatch.setattr(modeling_llama.LlamaAttention, "forward", forward)
+    model = llama()
+    with weft.patch(model) as report:
+        rows = [row for row in report.rows if row.kind == kind]
+        assert len(rows) == 2 and all(reason in row.reason for row in rows), rows
 
 
 def test_dropout_is_replaced_on_request() -> None:
@@ -296,10 +433,9 @@ PADDING[1, 12:] = 0
 PACKED = torch.cat((torch.arange(9), torch.arange(LENGTH - 9))).expand(2, LENGTH)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", WITHOUT_WINDOW)
 def test_a_traced_model_computes_no_mask_where_attention_is_only_causal(name: str) -> None:
-    one_layer = {"gpt2": {"n_layer": 1}, "llama": {"num_hidden_layers": 1}}[name]
-    model = MODELS[name](**one_layer).train()
+    model = MODELS[name](**ONE_LAYER.get(name, {"num_hidden_layers": 1})).train()
     want = ask(model, use_cache=False)["output 0"]
     report = weft.patch(model)
     loss, nodes = traced_operators(model)

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from weft.core import WeftError
-from weft.nn.patching import forwards, rules, structure
+from weft.nn.patching import attention, rules, structure
+from weft.nn.patching.attention_structure import ROPE, AttentionForm, recognise_attention, recognise_block
 from weft.nn.patching.loss import causal_loss, forward_without_logits
 from weft.nn.patching.report import Kind, Report, Row
 
@@ -33,9 +34,10 @@ def patch(
 ) -> Report:
     """Let a model compute with Weft's operators: same parameters, same state dict, same results.
 
-    Hugging Face's GPT-2 and Llama are replaced as a whole; of other models torch's ``LayerNorm``,
-    ``RMSNorm``, ``Embedding`` and ``GELU("tanh")``, and RMS norms and gated MLPs of other classes (Mistral,
-    Qwen, Gemma) if a trial call gives what Weft computes. Patch before ``torch.compile``.
+    Hugging Face's GPT-2 is replaced by its classes. Of Llama, Mistral, Qwen, Gemma and others RMS norms,
+    gated MLPs, rotations, attentions (with sliding window and cap) and blocks are replaced if a trial call
+    gives what Weft computes; of any model torch's ``LayerNorm``, ``RMSNorm``, ``Embedding`` and
+    ``GELU("tanh")``. Patch before ``torch.compile``.
 
     Args:
         model: changed in place: its modules' forwards, its config's attention and its loss.
@@ -92,6 +94,9 @@ class _Patcher:
         self.report = Report()
         self.modules: dict[str, Any] = dict(model.named_modules())
         self.covered: set[Any] = set()  # children that a replaced parent computes itself
+        # Before anything is replaced: the trial calls are of the model's own forwards.
+        self.attentions = {path: recognise_attention(m) for path, m in self.modules.items()}
+        self.blocks = {path: recognise_block(m) for path, m in self.modules.items()}
 
     def replace_modules(self) -> None:
         """Replace every module with a rule, children before the blocks."""
@@ -107,6 +112,18 @@ class _Patcher:
             for path, module in self.modules.items():
                 if rules.class_of(module) == known and module not in self.covered:
                     self._replace(path, module, rule)
+        for path, form in self.attentions.items():
+            if isinstance(form, AttentionForm) and not form.rope:
+                self._replace(path, self.modules[path], ROPE)
+                if "forward" in vars(self.modules[path]):
+                    self.report.set(self.modules[path], "_weft_options", form.options)
+            elif isinstance(form, AttentionForm):
+                self._add_unchanged(path, "rope", form.rope)
+        for path, block in self.blocks.items():
+            if isinstance(block, rules.Rule):
+                self._replace(path, self.modules[path], block)
+            elif block:
+                self._add_unchanged(path, "block", block)
         for path, module in self.modules.items():
             # transformers' Conv1D is a linear layer with a transposed weight.
             is_linear = isinstance(module, torch.nn.Linear) or type(module).__name__ == "Conv1D"
@@ -144,26 +161,29 @@ class _Patcher:
         """Select Weft in transformers' attention interface; the config has the choice."""
         configs = {}
         for path, module in self.modules.items():
-            if rules.class_of(module) not in rules.ATTENTION:
+            form = self.attentions[path]
+            if rules.class_of(module) not in rules.ATTENTION and form == "":
                 continue
-            skipped = rules.SKIPPED if "attention" in self.skip else ""
-            if reason := skipped or rules.attention_reason_against(module):
+            reason = rules.SKIPPED if "attention" in self.skip else form if isinstance(form, str) else ""
+            if reason := reason or rules.attention_reason_against(module):
                 self._add_unchanged(path, "attention", reason)
             else:
                 # Layers share one config, which is changed once.
                 configs[id(module.config)] = module.config
                 self._set_impl(module)
-                by = f"{_with_prefix('attention')}; calls with a mask by transformers' sdpa"
+                has_cap = isinstance(form, AttentionForm) and form.options.get("softcap") is not None
+                other = "eager" if has_cap else "sdpa"
+                by = f"{_with_prefix('attention')}; calls with a mask by transformers' {other}"
                 self._add_replaced(path, "attention", by)
         if configs:
             # transformers is imported only if an attention module is replaced.
-            forwards.register_attention()
+            attention.register_attention()
         for config in configs.values():
-            self.report.set(config, "_attn_implementation_internal", forwards.ATTENTION_NAME)
+            self.report.set(config, "_attn_implementation_internal", attention.ATTENTION_NAME)
         for module in self.modules.values():
             is_base = rules.class_of(module) in rules.BASE_MODELS and id(module.config) in configs
             if is_base and not rules.not_plain(module):
-                self._set_forward(module, forwards.causal_model)
+                self._set_forward(module, attention.causal_model)
 
     def replace_loss(self, keep_logits: bool) -> None:
         """Replace a causal model's loss function, and fuse its head with it if no logits are needed."""
@@ -183,7 +203,7 @@ class _Patcher:
         if not reason and "head" in self.skip:
             reason = rules.SKIPPED
         elif not reason:
-            reason = rules.LOGITS_RETURNED if keep_logits else rules.head_reason_against(model)
+            reason = rules.head_reason_against(model) or (rules.LOGITS_RETURNED if keep_logits else "")
         if reason:
             self._add_unchanged("lm_head", "head", reason)
         else:

@@ -15,7 +15,6 @@ from weft.nn.linear import linear
 from weft.nn.norms import RMS_NORM_EPS, layer_norm
 
 Module = Any  # a module of another library, whose attributes have no types
-ATTENTION_NAME = "weft"  # in transformers' attention interface
 EPS_NAMES = ("variance_epsilon", "eps", "epsilon")  # of RMS norms in other libraries
 
 
@@ -140,7 +139,7 @@ def llama_block(
     position_embeddings: Any = None,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """Llama's block, with the sum after attention and the second norm in one operator."""
+    """Block of Llama and its relatives, with the sum after attention and the second norm in one operator."""
     attended, _ = self.self_attn(
         hidden_states=self.input_layernorm(hidden_states),
         attention_mask=attention_mask,
@@ -153,112 +152,7 @@ def llama_block(
     norm = self.post_attention_layernorm
     normed, total = ops.add_rms_norm(
         *_promote(attended, hidden_states, norm.weight),
-        eps=norm.variance_epsilon,
+        eps=eps_of(norm),
         impl=self._weft_impl,
     )
     return total + self.mlp(normed)  # type: ignore[no-any-return]
-
-
-# --- attention
-
-ONLY_CAUSAL = "weft_only_causal"  # a keyword that a model hands on to its attention
-
-
-def causal_model(self: Module, *args: Any, **kwargs: Any) -> Any:
-    """Forward of a model of blocks. While tracing it tells attention where the mask is only causal.
-
-    transformers looks at the values of masks and positions to find that sequences are neither padded nor
-    packed. A trace has no values, so that transformers computes a mask of all pairs of positions, with which
-    no fused causal kernel runs. A call without masks, positions and cache has no such sequences.
-    """
-    arguments = ("attention_mask", "position_ids", "past_key_values", "encoder_hidden_states")
-    is_plain = len(args) <= 1 and all(kwargs.get(name) is None for name in arguments)
-    if is_plain and torch.compiler.is_compiling():
-        kwargs[ONLY_CAUSAL] = True
-    return type(self).forward(self, *args, **kwargs)
-
-
-def register_attention() -> None:
-    """Register ``"weft"`` as an attention implementation of transformers, with SDPA's masks."""
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
-    from transformers.modeling_utils import AttentionInterface
-
-    AttentionInterface.register(ATTENTION_NAME, attention)
-    AttentionMaskInterface.register(ATTENTION_NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
-
-
-def attention(
-    module: Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    is_causal: bool | None = None,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
-    """Map (B, H, T, D) queries, keys and values to (B, T, H, D), as transformers' interface asks.
-
-    transformers' own ``sdpa`` runs if the call has a mask (padding, a window, a cache's chunk), or if the
-    module is not patched and only shares a patched module's config.
-    """
-    is_only_causal = kwargs.pop(ONLY_CAUSAL, False)
-    if is_only_causal and module.is_causal and is_causal is None and not kwargs.get("sliding_window"):
-        attention_mask = None  # nothing reads it then, so that the compiler drops it
-    if attention_mask is not None or "_weft_impl" not in vars(module) or kwargs.get("softcap"):
-        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-        sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
-        options = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal, **kwargs}
-        return sdpa(module, query, key, value, attention_mask, **options)  # type: ignore[no-any-return]
-    length = query.shape[2]
-    causal = module.is_causal if is_causal is None else is_causal
-    if causal and key.shape[2] > length > 1:  # the first call with a static cache, mostly empty
-        key, value = key[:, :, :length], value[:, :, :length]
-    y = ops.attention(
-        *cast(query, key, value),
-        # A single query is the latest token, which sees every cached key.
-        causal=bool(causal and length > 1),
-        scale=scaling,
-        dropout_p=dropout,
-        seed=new_seed() if dropout else 0,
-        impl=module._weft_impl,
-    )
-    # The interface expects contiguous (B, T, H, D); None stands for the weights, which are not stored.
-    return y.transpose(1, 2).contiguous(), None
-
-
-def llama_attention(
-    self: Module,
-    hidden_states: torch.Tensor,
-    position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
-    attention_mask: torch.Tensor | None = None,
-    past_key_values: Any = None,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Llama's attention with rotary embeddings by ``weft.ops.rope``."""
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-    from transformers.models.llama.modeling_llama import eager_attention_forward
-
-    assert position_embeddings is not None
-    projected = (p(hidden_states) for p in (self.q_proj, self.k_proj, self.v_proj))
-    q, k, v = (x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for x in projected)
-    q, k = (_rotate(x, *position_embeddings, self._weft_impl) for x in (q, k))
-    if past_key_values is not None:
-        k, v = past_key_values.update(k, v, self.layer_idx)
-    attend = ALL_ATTENTION_FUNCTIONS.get(self.config._attn_implementation, eager_attention_forward)
-    p = self.attention_dropout if self.training else 0.0
-    y, weights = attend(self, q, k, v, attention_mask, dropout=p, scaling=self.scaling, **kwargs)
-    return self.o_proj(y.flatten(2)), weights
-
-
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, impl: str | None) -> torch.Tensor:
-    """``weft.ops.rope`` on (B, H, T, D) with transformers' angles, (B or 1, T, D), whose two halves are
-    equal. With angles per sequence (padding on the left), each sequence is a call."""
-    half = x.shape[-1] // 2
-    cos, sin = (angles[..., :half].float() for angles in (cos, sin))
-    if len(cos) == 1:
-        return ops.rope(x, cos[0], sin[0], impl=impl)
-    rotated = [ops.rope(row, c, s, impl=impl) for row, c, s in zip(x.split(1), cos, sin, strict=True)]
-    return torch.cat(rotated)

@@ -17,8 +17,13 @@ from weft.nn.patching import forwards
 
 Module = Any
 TANH_GELUS = ("NewGELUActivation", "GELUTanh", "PytorchGELUTanh", "FastGELUActivation")
-GPT2 = "transformers.models.gpt2.modeling_gpt2"
-LLAMA = "transformers.models.llama.modeling_llama"
+
+
+def _modeling(name: str) -> str:
+    return f"transformers.models.{name.lower()}.modeling_{name.lower()}"
+
+
+GPT2, LLAMA = _modeling("GPT2"), _modeling("Llama")
 HOOKS = (
     # torch calls hooks in __call__, which a fused parent skips for its children.
     *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
@@ -145,20 +150,11 @@ def _gpt2_block(module: Module) -> str:
     return _block(module, forwards.gpt2_block, "ln_2")
 
 
-def _llama_block(module: Module) -> str:
-    return _block(module, forwards.llama_block, "post_attention_layernorm")
-
-
 def _block(module: Module, forward: Callable[..., Any], norm: str) -> str:
     # transformers calls blocks by keyword, so a forward with other names would fail or ignore arguments.
     if _parameters(type(module).forward) != _parameters(forward):
         return OTHER_VERSION
     return "" if "forward" in vars(getattr(module, norm)) else f"its {norm} is not replaced"
-
-
-def _llama_attention(module: Module) -> str:
-    expected = _parameters(forwards.llama_attention)[:-1]  # without **kwargs
-    return "" if _parameters(type(module).forward)[: len(expected)] == expected else OTHER_VERSION
 
 
 def _parameters(function: Callable[..., Any]) -> list[str]:
@@ -202,9 +198,6 @@ RULES: dict[str, Rule] = {
         for name in TANH_GELUS
     },
     "torch.nn.modules.dropout.Dropout": Rule(kind="dropout", by="dropout", forward=forwards.dropout),
-    f"{LLAMA}.LlamaAttention": Rule(
-        kind="rope", by="rope", forward=forwards.llama_attention, reason_against=_llama_attention
-    ),
     f"{GPT2}.GPT2Block": Rule(
         kind="block",
         by="add_layer_norm, linear_residual",
@@ -212,17 +205,15 @@ RULES: dict[str, Rule] = {
         reason_against=_gpt2_block,
         covers=("ln_2",),
     ),
-    f"{LLAMA}.LlamaDecoderLayer": Rule(
-        kind="block",
-        by="add_rms_norm",
-        forward=forwards.llama_block,
-        reason_against=_llama_block,
-        covers=("post_attention_layernorm",),
-    ),
 }
-ATTENTION = (f"{GPT2}.GPT2Attention", f"{LLAMA}.LlamaAttention")
-BASE_MODELS = (f"{GPT2}.GPT2Model", f"{LLAMA}.LlamaModel")
-CAUSAL_MODELS = (f"{GPT2}.GPT2LMHeadModel", f"{LLAMA}.LlamaForCausalLM")
+# Models whose loss is replaced, and those that hand a keyword on to their attention. Attentions and blocks of
+# other classes than GPT-2's are recognised by :mod:`weft.nn.patching.attention_structure`.
+FAMILIES = ("GPT2", "Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2")
+ATTENTION = (f"{GPT2}.GPT2Attention",)
+BASE_MODELS = tuple(f"{_modeling(name)}.{name}Model" for name in FAMILIES)
+CAUSAL_MODELS = tuple(
+    f"{_modeling(name)}.{name}{'LMHeadModel' if name == 'GPT2' else 'ForCausalLM'}" for name in FAMILIES
+)
 
 
 def attention_reason_against(module: Module) -> str:
@@ -255,4 +246,6 @@ def head_reason_against(model: Module) -> str:
     head = model.lm_head
     if type(head) is not torch.nn.Linear or head.bias is not None:
         return "lm_head is not a plain torch.nn.Linear without bias"
+    if getattr(model.config, "final_logit_softcapping", None) is not None:
+        return "its logits have a cap, which linear_cross_entropy does not have"
     return not_plain(model) or not_plain(head)
