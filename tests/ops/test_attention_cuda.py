@@ -43,6 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("emulated")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.skipif(warp_emulator.COMPILER is None, reason="no g++ to compile the kernels with")
 @pytest.mark.parametrize("name", ["64", "40", "256"])

@@ -342,6 +342,7 @@ def test_a_head_has_the_same_bits_whatever_is_beside_it(config: Config, emulated
         assert torch.equal(out_alone[0, 0], out[b, h]) and torch.equal(lse_alone[0, 0], lse[b, h])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "source", [s for s in attention_wgmma.aot_kernels() if "bfloat16" in s.label], ids=lambda s: s.label
 )

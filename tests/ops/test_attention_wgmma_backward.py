@@ -264,6 +264,7 @@ def test_a_planted_fault_is_seen(
     raise AssertionError("the fault does not show")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("variant", (PLAIN, *VARIANTS), ids=lambda v: v.label or "plain")
 @pytest.mark.parametrize("d", [64, 128])
 def test_products_are_not_waited_for_one_by_one(d: int, variant: Variant) -> None:

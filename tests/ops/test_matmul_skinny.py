@@ -100,6 +100,7 @@ def test_random_sizes(emulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_compiler
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("order", ["k", "n"])
 def test_the_bits_of_a_row_do_not_depend_on_the_batch(order: str, emulated: None) -> None:
     """All three programs, whole and shared groups of columns, and rows that other rows displace."""
@@ -145,7 +146,7 @@ FAULTS = {
 
 
 @needs_compiler
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_seen(
     fault: str, emulated: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -187,6 +188,7 @@ def test_two_blocks_fit_on_an_sm() -> None:
     assert all(config.smem_bytes <= 99 << 10 for config in skinny.CONFIGS)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_no_program_spills_registers(arch: str) -> None:
     for source in skinny.aot_kernels():

@@ -343,6 +343,7 @@ def test_the_main_loop_of_a_cluster_has_no_fence_of_the_whole_gpu() -> None:
     assert sass.count("MEMBAR.ALL.GPU") == 2
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "source",
     [s for s in wgmma.aot_kernels() if "wgmma-float16" not in s.label and "transpose" not in s.label],

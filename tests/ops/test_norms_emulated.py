@@ -163,7 +163,7 @@ def test_layer_norm_by_clusters_agrees_with_float64() -> None:
 @pytest.mark.slow
 @needs_compiler
 @pytest.mark.usefixtures("emulated")
-@pytest.mark.sampled(4)  # each configuration is compiled for two seconds
+@pytest.mark.sampled(2)  # each configuration is compiled for two seconds
 @pytest.mark.parametrize("add", [False, True])
 @pytest.mark.parametrize(
     "config",
@@ -215,7 +215,7 @@ def test_backward_with_residual_by_teams_agrees_with_float64(config: PersistentC
 @pytest.mark.slow
 @needs_compiler
 @pytest.mark.usefixtures("emulated")
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("columns", "forward_config", "config"),
     [
@@ -254,7 +254,7 @@ def test_fused_dropout_drops_the_same_elements_as_eager(
 @pytest.mark.slow
 @needs_compiler
 @pytest.mark.usefixtures("emulated")
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shifted", [False, True])
 @pytest.mark.parametrize("add", [False, True])
 @pytest.mark.parametrize("centred", [False, True])
@@ -281,7 +281,7 @@ def test_rows_of_odd_length_agree_with_float64_and_no_load_leaves_them(
 @pytest.mark.slow
 @needs_compiler
 @pytest.mark.usefixtures("emulated")
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shifted", [False, True])
 @pytest.mark.parametrize("add", [False, True])
 @pytest.mark.parametrize("centred", [False, True])
@@ -322,6 +322,7 @@ def test_backward_of_rows_of_odd_length_agrees_with_float64(
 
 @pytest.mark.slow
 @needs_compiler
+@pytest.mark.sampled(1)
 @pytest.mark.usefixtures("emulated")
 @pytest.mark.parametrize("config", [TEAMS_OF_TWO_WARPS, EIGHT_LANES, CLUSTER_OF_TWO])
 def test_backward_of_whole_vectors_at_odd_addresses_agrees_with_float64(config: BackwardConfig) -> None:
@@ -349,7 +350,7 @@ def _gradients64(
 @pytest.mark.slow
 @needs_compiler
 @pytest.mark.usefixtures("emulated")
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("add", [False, True])
 @pytest.mark.parametrize("centred", [False, True])
 @pytest.mark.parametrize(
@@ -380,7 +381,7 @@ def test_backward_of_short_rows_by_lanes_agrees_with_float64(
 @pytest.mark.slow
 @needs_compiler
 @pytest.mark.usefixtures("emulated")
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("rows", [1, 3, 31])
 @pytest.mark.parametrize("centred", [False, True])
 @pytest.mark.parametrize(
@@ -408,6 +409,7 @@ def test_backward_of_long_rows_agrees_with_float64(
 
 @pytest.mark.slow
 @needs_compiler
+@pytest.mark.sampled(1)
 @pytest.mark.usefixtures("emulated")
 @pytest.mark.parametrize("rows", [1, 31])
 @pytest.mark.parametrize("columns", [1792, 2048])
@@ -425,6 +427,7 @@ def test_forward_of_long_rows_agrees_with_float64(rows: int, columns: int) -> No
 
 @pytest.mark.slow
 @needs_compiler
+@pytest.mark.sampled(1)
 @pytest.mark.usefixtures("emulated")
 @pytest.mark.parametrize("rows", [2, 5, 44])
 def test_clusters_with_rows_of_several_kinds_agree_with_float64(rows: int) -> None:

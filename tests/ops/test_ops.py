@@ -35,6 +35,7 @@ def _tensors(output: Any) -> list[torch.Tensor]:
     return [x for x in tensors if x.requires_grad]
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize(("name", "impl"), _implementations())
 def test_traced_whole_and_differentiated(name: str, impl: str) -> None:
     function = getattr(ops, name)
@@ -52,6 +53,7 @@ def test_traced_whole_and_differentiated(name: str, impl: str) -> None:
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", NAMES)
 def test_registered_as_pytorch_asks(name: str) -> None:
     """Check the schema, the fake kernels, the registered gradient and tracing with opcheck."""

@@ -289,6 +289,7 @@ def test_promotion_bounds_the_error_of_a_long_sum(emulated: None) -> None:
     assert rms[1] > 4 * rms[0]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("source", with_cuda.IMPLEMENTATION.aot_kernels, ids=lambda s: s.label)
 def test_no_program_spills_registers(source: CudaSource) -> None:
     sass = disassemble.sass(source.compile("sm_90a"))

@@ -108,6 +108,7 @@ def test_rows_of_odd_length_match_float64_and_no_load_leaves_them(strategy: str,
     _compare_odd_rows(replace(config, peel=peel), _rows(columns), torch.randn(11, columns))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.skipif(COMPILER is None, reason="g++ is not installed")
 @pytest.mark.usefixtures("emulated")
