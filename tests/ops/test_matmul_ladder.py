@@ -13,7 +13,9 @@ import torch
 
 from helpers import warp_emulator
 from helpers.warp_emulator import COMPILER
+from weft.core import WeftError
 from weft.core.registry import REGISTRY, implementation
+from weft.ops.matmul import with_cuda_dynamic
 
 # The steps from 11 on multiply half types.
 STEPS = tuple(name for name in REGISTRY["matmul"].implementations if "cuda/" < name < "cuda/10")
@@ -55,6 +57,25 @@ def test_a_step_matches_float64(name: str, folder: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.sampled(2)
 @pytest.mark.skipif(COMPILER is None, reason="g++ is not installed")
+@pytest.mark.parametrize("tile", [1, 5, 16, 32])  # also a block that is no whole number of warps
+def test_a_tile_of_run_time_matches_float64(tile: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    warp_emulator.emulate(monkeypatch, folder)
+    for h, w, k in ((3, 20, 12), *ODD_SIZES):
+        torch.manual_seed(tile)
+        a, b = torch.randn(h, k), torch.randn(k, w)
+        c = with_cuda_dynamic.product(a, b, tile)
+        torch.testing.assert_close(c.double(), a.double() @ b.double(), rtol=0, atol=2e-5)
+
+
+def test_a_tile_has_at_most_a_block_of_threads() -> None:
+    for tile in (0, 33):
+        with pytest.raises(WeftError, match="1 to 32") as caught:
+            with_cuda_dynamic.product(torch.zeros(2, 2), torch.zeros(2, 2), tile)
+        assert caught.value.got == str(tile) and caught.value.hint
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.skipif(COMPILER is None, reason="g++ is not installed")
 @pytest.mark.parametrize(
     ("step", "file", "right", "wrong"),
     [
@@ -64,6 +85,7 @@ def test_a_step_matches_float64(name: str, folder: Path, monkeypatch: pytest.Mon
         ("07-double-buffer", "copied_tiles.cuh", "copy(first + BK, buffer ^ 1)", "copy(first + BK, buffer)"),
         ("08-conflict-free", "copied_tiles.cuh", "e * A_PITCH * 4", "e * SIDE * 4"),
         ("09-warp-tile", "09_warp_tile.cu", "Squares<32, 16>", "Squares<16, 32>"),
+        ("dynamic-tile-16", "dynamic_tile.cu", "a_tile + tile * tile", "a_tile + tile"),
     ],
 )
 def test_the_emulator_sees_a_planted_fault(

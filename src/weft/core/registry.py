@@ -97,6 +97,8 @@ REGISTRY: dict[str, Entry] = {
             "cuda/16-persistent": "ladder.half:PERSISTENT",
             "cuda/17-tma-store": "ladder.half:TMA_STORE",
             "cuda/18-multicast": "ladder.half:MULTICAST_PAIR",
+            "cuda/dynamic-tile-16": "with_cuda_dynamic:TILE_16",
+            "cuda/dynamic-tile-32": "with_cuda_dynamic:TILE_32",
         },
     ),
     "scaled_matmul": _single("scaled_matmul", ("eager", "torch", "cuda")),
