@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 OPTIONS = ("programs", "languages")
 FILE = "loops.json"
+PRIORITIES = {"from": 1, "L2 sim.": 2}  # columns that a narrow terminal leaves out
 PARTIAL = "rows"  # a stopped study is saved if it has this field
 
 
@@ -56,8 +57,7 @@ def show(record: dict[str, Any]) -> None:
 
     for program in record["programs"]:
         columns, rows = report.program_table(record, program)
-        priorities = {"from": 1, "L2 sim.": 2}
-        measured = plain_table(columns, rows, numeric=columns[2:], priorities=priorities)
+        measured = plain_table(columns, rows, numeric=columns[2:], priorities=PRIORITIES)
         output.show_table(replace(measured, title=report.title(program)))
         print()
         columns, rows = report.change_table(record, program)

@@ -1,9 +1,10 @@
 """Simulation of a CPU's first two caches: set-associative, least recently used, fed with addresses.
 
-The model is simple on purpose. One core; each level has sets of a few lines (its associativity) and evicts the
-line of a set that was used longest ago; a store brings its line in like a load (write-allocate); what misses
-in L1 goes on to L2. Addresses are virtual, and there is no prefetcher, no TLB and no other program. So the counts are
-those of the loop nest, not of the machine: a prefetcher hides the time of a miss, and the line still moves.
+The model is simple on purpose. One core; each level has sets of a few lines (its associativity) and evicts
+the line of a set that was used longest ago; a store brings its line in like a load (write-allocate); what
+misses in L1 goes on to L2. Addresses are virtual, and there is no prefetcher, no TLB and no other program. So
+the counts are those of the loop nest, not of the machine: a prefetcher hides the time of a miss, and the line
+still moves.
 """
 
 from __future__ import annotations
