@@ -16,7 +16,6 @@ from weft.cli.options import Device, Json
 from weft.core.json_files import content_errors, read_json
 
 EPILOG = """Examples:
-  weft study mlp
   weft study mlp --device cpu --quick --out study
   weft study mlp --redraw study/study.json
   weft study loops --programs product=500,sum

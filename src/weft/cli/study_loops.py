@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 OPTIONS = ("programs", "languages")
 FILE = "loops.json"
-PRIORITIES = {"from": 1, "L2 sim.": 2}  # columns that a narrow terminal leaves out
+PRIORITIES = {"from": 2, "L2 sim.": 1}  # columns that a narrow terminal leaves out
 PARTIAL = "rows"  # a stopped study is saved if it has this field
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.core.json_files import read_json
+from weft.core.text import slug
 from weft.lab.loops.run import VECTORISED
 from weft.lab.loops.variants import VARIANTS
 from weft.workbench.report.markdown import RESULTS, table
@@ -15,7 +16,8 @@ from weft.workbench.report.svg_curves import Curve, render_curves
 
 RECORDS = "loops-*.json"  # their names under results/<device>/
 PICTURE = "loops.svg"
-REPOSITORY = "../.."  # as seen from docs/speed/
+# As seen from docs/speed/: the root of the repository, and the pictures with one folder for each device.
+REPOSITORY, PICTURES = "../..", "../pictures"
 Study = Mapping[str, Any]
 Row = Mapping[str, Any]
 Table = tuple[tuple[str, ...], list[list[str]]]
@@ -103,7 +105,7 @@ def sentences(study: Study) -> list[str]:
         f"Misses (sim.) are simulated: LRU, no prefetch, {source}: {levels}, lines of "
         f"{study['caches'][0]['line']} bytes. A product is simulated for fewer rows of A.",
         f"Times are measured: median and half the 95 % interval, {study['threads']} threads where parallel. "
-        "gain: time of the variant under `from` over its own.",
+        "gain: the time of the variant that it changes (from) over its own.",
     ]
     if study["not_simulated"]:
         lines[0] = f"Misses are not simulated: {study['not_simulated']}."
@@ -202,6 +204,7 @@ def _study_blocks(study: Study) -> Iterator[str]:
         yield f"{title(program).capitalize()}:\n"
         head, rows = program_table(study, program, intervals=True)
         yield table(head, rows, "  " + "r" * (len(head) - 2))
+    yield f"![time over simulated misses]({PICTURES}/{slug(fingerprint['device'])}/{PICTURE})\n"
 
 
 def gpu_markdown(program: str) -> str:
