@@ -74,6 +74,8 @@ def verdict(record: Mapping[str, Any], ending_text: str, stopped: bool) -> str:
     timed = [r for r in record["rows"] if r["us"] is not None]
     missing = report.not_run(record)
     left_out = f"; not run: {ending.count_text(missing, 'variant')}" if missing else ""
+    if not record["wrong"] and not timed:
+        return f"nothing timed {ending_text}{left_out}"
     text = f"{ending.count_text(len(timed), 'loop nest')} timed on the CPU {ending_text}{left_out}"
     if record["wrong"]:
         return f"wrong: {ending.count_text(len(record['wrong']), 'variant')}, not timed; {text}"

@@ -339,6 +339,6 @@ def _row(entry: Entry, entries: Sequence[Entry]) -> dict[str, Any]:
     }
     if summary is not None:
         flags = ["noisy"] if summary.width > NOISY else []
-        interval = list(summary.interval)
-        row |= {"us": summary.median, "interval": interval, "samples": summary.n, "flags": flags}
+        row |= {"us": summary.median, "interval": list(summary.interval), "minimum": summary.minimum}
+        row |= {"samples": summary.n, "flags": flags}
     return row
