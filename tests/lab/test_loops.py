@@ -504,6 +504,17 @@ def test_report_shows_the_record(study: dict[str, Any], tmp_path: Path) -> None:
     )
 
 
+def test_page_shows_the_conflicts_of_a_power_of_two() -> None:
+    rows = [line.split(" | ") for line in report.conflict_markdown((500, 512), 2).splitlines()[2:]]
+    misses = {
+        name.strip("| "): (float(a.replace(",", "")), float(b.strip(" |").replace(",", "")))
+        for name, a, b in rows
+    }
+    # A column of 512 rows has two sets of 12 lines; 500 rows of 31.25 lines are spread over all sets.
+    assert misses["naive"][0] < 80 and misses["naive"][1] > 1000
+    assert misses["tiling"][1] > 1.5 * misses["tiling"][0]
+
+
 def test_counted_misses_are_a_column(study: dict[str, Any]) -> None:
     rows = [{**r, "counted_l1": 1e4 if r["name"] == "naive" else None} for r in study["rows"]]
     head, lines = report.program_table({**study, "rows": rows}, study["programs"][0])

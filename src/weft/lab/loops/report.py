@@ -8,8 +8,10 @@ from typing import Any
 
 from weft.core.json_files import read_json
 from weft.core.text import slug
+from weft.lab.loops.addresses import stream
+from weft.lab.loops.cache import CacheLevel, simulate
 from weft.lab.loops.run import VECTORISED
-from weft.lab.loops.variants import VARIANTS
+from weft.lab.loops.variants import PROGRAMS, VARIANTS, units_of_work
 from weft.workbench.report.markdown import RESULTS, table
 from weft.workbench.report.scales import NONE, digits, percent, time, times
 from weft.workbench.report.svg_curves import Curve, render_curves
@@ -23,6 +25,11 @@ Row = Mapping[str, Any]
 Table = tuple[tuple[str, ...], list[list[str]]]
 LANGUAGE_NAMES = {"c": "C", "numba": "numba"}
 GPU = "on a GPU"
+# Caches of a fixed size, so that the page does not depend on the machine that writes it.
+EXAMPLE_CACHES = (
+    CacheLevel(name="L1", size=48 << 10, associativity=12, line=64),
+    CacheLevel(name="L2", size=2 << 20, associativity=16, line=64),
+)
 
 
 def title(program: Row) -> str:
@@ -205,6 +212,20 @@ def _study_blocks(study: Study) -> Iterator[str]:
         head, rows = program_table(study, program, intervals=True)
         yield table(head, rows, "  " + "r" * (len(head) - 2))
     yield f"![time over simulated misses]({PICTURES}/{slug(fingerprint['device'])}/{PICTURE})\n"
+
+
+def conflict_markdown(sizes: tuple[int, ...] = (500, 512), rows: int = 8) -> str:
+    """Return the simulated L1 misses of products of these sizes, with ``rows`` rows of A, as Markdown."""
+    lines = []
+    for variant in VARIANTS:
+        if variant.program == "product" and variant.name in ("naive", "interchange", "tiling"):
+            line = [variant.name]
+            for size in sizes:
+                shape = PROGRAMS["product"].simulated_shape(size, rows)
+                misses = simulate(stream(variant, shape), EXAMPLE_CACHES)
+                line.append(digits(1000 * misses.l1 / units_of_work("product", shape)))
+            lines.append(line)
+    return table(("variant", *(f"{size} x {size}" for size in sizes)), lines, " " + "r" * len(sizes))
 
 
 def gpu_markdown(program: str) -> str:
