@@ -139,6 +139,7 @@ def readers() -> Iterator[Reader]:
     done = b'{"problem": "a", "key": "b", "correct": true, "reason": ""}\n'
     demos = (RESULTS / "nvidia-h200" / "demos.json").read_bytes()
     study = (RESULTS / "nvidia-h200" / "study-mlp.json").read_bytes()
+    loops = (RESULTS / "intel-r-xeon-r-processor" / "loops-2026-11-24.json").read_bytes()
     no_pictures = ("--no-pictures", "--out", "study")
     yield Reader("records.jsonl", _records(), record.read)
     yield Reader("records.jsonl", _records(), _weft("compare", "FILE", "FILE"))
@@ -171,6 +172,7 @@ def readers() -> Iterator[Reader]:
     yield Reader("softmax.cu", (ROOT / "examples" / "mine" / "softmax.cu").read_bytes(), read_header)
     yield Reader("demos.json", demos, _weft("demo", "all", "--from", "FILE"))
     yield Reader("study.json", study, _weft("study", "mlp", "--redraw", "FILE", *no_pictures))
+    yield Reader("loops.json", loops, _weft("study", "loops", "--redraw", "FILE", *no_pictures))
 
 
 READERS = tuple(readers())

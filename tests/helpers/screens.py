@@ -233,9 +233,9 @@ def _selftest() -> None:
 
 
 def _study() -> None:
-    from weft.cli import study
+    from weft.cli import study_mlp
 
-    study._show(json.loads((H200 / "study-mlp.json").read_text()))
+    study_mlp.show(json.loads((H200 / "study-mlp.json").read_text()))
 
 
 def _profile() -> None:

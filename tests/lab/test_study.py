@@ -163,7 +163,7 @@ def test_rounds_discard_the_first_and_respect_the_time(
     points = workload.default_sizes("cpu", quick=True).points()[:3]
     runners: Any = {p: FakeRunner(clock, us, order) for p, us in zip(points, (1e5, 2e5, 3e5), strict=True)}
     readings: Any = SimpleNamespace(read=dict)
-    samples, _ = measure._sample_rounds(runners, readings, seconds, lines.append)
+    samples, _ = measure.sample_rounds(runners, readings, seconds, lines.append)
     assert {len(s) for s in samples.values()} == {rounds}
     assert [set(samples[p]) for p in points] == [{1e5}, {2e5}, {3e5}]  # the slow first samples are discarded
     rounds_run = {tuple(id(t) for t in order[i : i + 3]) for i in range(0, len(order), 3)}
@@ -277,7 +277,7 @@ def test_command_writes_record_and_plots_and_redraws_them(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["cnn"], "a study: expected mlp, got cnn"),
+        (["cnn"], "a study: expected mlp or loops, got cnn"),
         (["mlp", "--depths", "1,x,3"], "--depths"),
         (["mlp", "--depths", "1,2"], "3 or more"),
         (["mlp", "--widths", "0,8,16"], "from 1"),

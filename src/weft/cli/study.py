@@ -1,54 +1,85 @@
-"""``weft study``: time a whole program over its sizes, fit the times, compare them with the roofline."""
+"""``weft study``: time programs over their sizes or their loop nests, and show what limits them."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import nullcontext
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, Protocol, cast
 
 import typer
 
 from weft.cli import ending, output, progress
-from weft.cli.busy import warn_if_busy
 from weft.cli.options import Device, Json
 from weft.core.json_files import content_errors, read_json
 
-if TYPE_CHECKING:
-    from weft.lab.study.report import Table
-    from weft.lab.study.workload import Sizes
-
 EPILOG = """Examples:
-  weft study mlp
   weft study mlp --device cpu --quick --out study
   weft study mlp --redraw study/study.json
+  weft study loops --programs product=500,sum
 
-Measurement, fits and results: weft help study"""
-STUDIES = ("mlp",)
+Measurement, fits and results: weft help study, weft help loops"""
+STUDIES = {"mlp": "weft.cli.study_mlp", "loops": "weft.cli.study_loops"}
 LIST = "as a list such as 1,2,4"
 
 
+class Study(Protocol):
+    """Module of one study: what it takes, measures, draws and prints."""
+
+    OPTIONS: tuple[str, ...]  # names of the options that it takes beside those of every study
+    FILE: str  # name of its record in the output folder
+    PARTIAL: str  # field that a stopped study has if it is worth saving
+
+    def format_number(self) -> int: ...
+
+    def measure(
+        self, device: str | None, options: Mapping[str, str | None], quick: bool
+    ) -> dict[str, Any]: ...
+
+    def plot_all(self, record: Mapping[str, Any], out: Path) -> list[Path]: ...
+
+    def show(self, record: dict[str, Any]) -> None: ...
+
+    def verdict(self, record: Mapping[str, Any], ending_text: str, stopped: bool) -> str: ...
+
+
 def study(
-    name: Annotated[str, typer.Argument(metavar="STUDY", help="Study to run: mlp")],
+    name: Annotated[str, typer.Argument(metavar="STUDY", help="Study to run: mlp or loops")],
     device: Device = None,
     depths: Annotated[
         str | None,
         typer.Option(
             metavar="LIST",
-            help=f"Numbers of layers, {LIST}. A size that does not vary stays at the middle of its list",
+            help=f"mlp: numbers of layers, {LIST}. A size that does not vary stays at the middle of its list",
         ),
     ] = None,
-    widths: Annotated[str | None, typer.Option(metavar="LIST", help="Layer widths, as a list")] = None,
-    batches: Annotated[str | None, typer.Option(metavar="LIST", help="Batch sizes, as a list")] = None,
+    widths: Annotated[str | None, typer.Option(metavar="LIST", help="mlp: layer widths, as a list")] = None,
+    batches: Annotated[str | None, typer.Option(metavar="LIST", help="mlp: batch sizes, as a list")] = None,
     steps: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Numbers of consecutive training steps, as a list")
+        str | None,
+        typer.Option(metavar="LIST", help="mlp: numbers of consecutive training steps, as a list"),
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option(metavar="fp32|bf16|fp16", help="Data type [default: by the device]")
+        str | None, typer.Option(metavar="fp32|bf16|fp16", help="mlp: data type [default: by the device]")
+    ] = None,
+    programs: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="loops: product, stencil, sum, each with a size or without: product=500,sum [default: all]",
+        ),
+    ] = None,
+    languages: Annotated[
+        str | None, typer.Option(metavar="LIST", help="loops: c, numba or both [default: c,numba]")
     ] = None,
     out: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Output folder of the record and the pictures")
-    ] = Path("study-mlp"),
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Output folder of the record and the pictures [default: study-STUDY]"
+        ),
+    ] = None,
     redraw: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Draw the pictures of this record again; measure nothing"),
@@ -56,72 +87,81 @@ def study(
     no_pictures: Annotated[
         bool, typer.Option("--no-pictures", help="Write only the record, without matplotlib")
     ] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Use small sizes, in a few seconds")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Use small sizes, in less than a minute")] = False,
     as_json: Json = False,
 ) -> None:
-    """Time an MLP over steps, layers, width and batch, to show how it scales and what limits it.
+    """Study what limits a program: an MLP over its sizes, or loop nests and their transformations.
 
-    Writes study.json and five pictures.
+    mlp times an MLP over steps, layers, width and batch, to show how it scales; it writes study.json and
+    five pictures. loops times a product, a stencil and a sum on the CPU before and after interchange,
+    tiling, unrolling, fusion and more, with their cache misses; it writes loops.json and a picture.
 
-    Exit 0: good; 1: a loss, a FLOP count or a time is wrong; 2: invalid arguments.
+    Exit 0: good; 1: a result, a FLOP count or a time is wrong; 2: invalid arguments.
     """
-    from weft.core import WeftError
-
-    if name not in STUDIES:
-        raise WeftError("a study", expected=" or ".join(STUDIES), got=name)
-    if out.exists() and not out.is_dir():
-        raise WeftError("--out", expected="a folder", got=f"the file {out}")
+    own_options = {"depths": depths, "widths": widths, "batches": batches, "steps": steps, "dtype": dtype}
+    own_options |= {"programs": programs, "languages": languages}
+    chosen = _study(name, own_options)
+    folder = _output_folder(name, out)
     if not no_pictures:
         _require_matplotlib()
-    watch, pictures = ending.Stopwatch(), 0
+    watch = ending.Stopwatch()
     with progress.stoppable() as stop:
         if redraw is not None:
-            record = _read(redraw)
+            record = _read(redraw, name, chosen)
         else:
-            lists = {"depths": depths, "widths": widths, "batches": batches, "steps": steps}
-            record = _measure(device, dtype, lists, quick)
+            record = chosen.measure(device, {o: own_options[o] for o in chosen.OPTIONS}, quick)
     if stop:
         record = (stop.partial or {}) | stop.to_json()
-    if redraw is None and "points" in record:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "study.json").write_text(json.dumps(record, indent=1) + "\n")
-    with nullcontext() if redraw is None else content_errors(redraw, "a study.json"):
-        if not (no_pictures or stop):
-            from weft.lab.study.report import plot_all
-
-            for path in plot_all(record, out):
-                output.log(f"picture: {path}")
-                pictures += 1
+    with nullcontext() if redraw is None else content_errors(redraw, f"a {chosen.FILE}"):
+        files = _write(chosen, record, folder, redrawn=redraw is not None, draw=not (no_pictures or stop))
         if as_json:
             print(json.dumps(record))
-        elif redraw is not None or "points" in record:
-            _show(record)
-        line = _verdict_line(record, pictures, out if redraw is None else None, watch, stop)
+        elif chosen.PARTIAL in record:
+            chosen.show(record)
+        if stop and chosen.PARTIAL not in record:
+            line = f"stopped before enough was measured ({watch}); nothing is saved"
+        else:
+            line = chosen.verdict(record, f"({watch}){files}", bool(stop))
     ending.print_verdict(line, to_stderr=as_json)
     if stop or record["wrong"]:
         raise typer.Exit(stop.exit_code or 1)
 
 
-def _verdict_line(
-    record: dict[str, Any],
-    pictures: int,
-    out: Path | None,
-    watch: ending.Stopwatch,
-    stop: progress.StopRequest,
-) -> str:
-    """Return the last line: the faults, the number of points, and the files."""
-    if stop and "points" not in record:
-        return f"stopped before enough was measured ({watch}); nothing is saved"
-    saved = f"; saved in {out / 'study.json'}" if out is not None else ""
-    saved += f"; {ending.count_text(pictures, 'picture')}" if pictures else ""
-    points = [p for sweep in record["points"].values() for p in sweep]
-    text = f"{ending.count_text(len(points), 'point')} of the MLP on {record['device']} ({watch}){saved}"
-    if stop:
-        rounds = min(p["samples"] for p in points)
-        return f"stopped after {ending.count_text(rounds, 'round')} of {text}; without a profile"
-    if record["wrong"]:
-        return f"wrong: {ending.count_text(len(record['wrong']), 'fault')} in {text}"
-    return f"good: {text}"
+def _write(chosen: Study, record: dict[str, Any], folder: Path, *, redrawn: bool, draw: bool) -> str:
+    """Write the record and the pictures; return the files as the last line names them."""
+    text = ""
+    if not redrawn and chosen.PARTIAL in record:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / chosen.FILE).write_text(json.dumps(record, indent=1) + "\n")
+        text = f"; saved in {folder / chosen.FILE}"
+    pictures = chosen.plot_all(record, folder) if draw else []
+    for path in pictures:
+        output.log(f"picture: {path}")
+    return text + (f"; {ending.count_text(len(pictures), 'picture')}" if pictures else "")
+
+
+def _study(name: str, options: Mapping[str, str | None]) -> Study:
+    """Return a study's module; raise :class:`WeftError` for an unknown one or another study's option."""
+    from weft.core import WeftError
+
+    if name not in STUDIES:
+        raise WeftError("a study", expected=" or ".join(STUDIES), got=name)
+    chosen = cast(Study, import_module(STUDIES[name]))
+    foreign = [f"--{o}" for o, value in options.items() if value is not None and o not in chosen.OPTIONS]
+    if foreign:
+        expected = ", ".join(f"--{o}" for o in chosen.OPTIONS)
+        got = ", ".join(foreign)
+        raise WeftError(f"options of weft study {name}", expected=f"none but {expected}", got=got)
+    return chosen
+
+
+def _output_folder(name: str, out: Path | None) -> Path:
+    from weft.core import WeftError
+
+    folder = Path(f"study-{name}") if out is None else out
+    if folder.exists() and not folder.is_dir():
+        raise WeftError("--out", expected="a folder", got=f"the file {folder}")
+    return folder
 
 
 def _require_matplotlib() -> None:
@@ -138,61 +178,16 @@ def _require_matplotlib() -> None:
         )
 
 
-def _measure(
-    device: str | None, dtype: str | None, lists: dict[str, str | None], quick: bool
-) -> dict[str, Any]:
-    from dataclasses import replace
-
-    from weft.lab.study import mlp, workload
-    from weft.machine import known_kind
-
-    kind = known_kind(device)
-    warn_if_busy(kind)
-    options: dict[str, Any] = {name: _numbers(name, text) for name, text in lists.items() if text is not None}
-    chosen: Sizes = replace(workload.default_sizes(kind, quick, dtype), **options)
-    with progress.Progress(every_line=True) as status:
-        seconds = mlp.EXPECTED_QUICK_SECONDS if quick else mlp.EXPECTED_SECONDS[kind]
-        status.announce(seconds, f"{len(chosen.points())} points")
-        return mlp.run(kind, chosen, quick=quick, log=status)
-
-
-def _numbers(option: str, text: str) -> tuple[int, ...]:
-    from weft.core import WeftError
-
-    try:
-        return tuple(sorted({int(part) for part in text.split(",")}))
-    except ValueError as error:
-        raise WeftError(f"--{option}", expected="integers such as 1,2,4", got=text) from error
-
-
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, name: str, chosen: Study) -> dict[str, Any]:
     """Read a study's record; raise :class:`WeftError` for anything else."""
     from weft.core import WeftError
-    from weft.lab.study.mlp import FORMAT
 
     try:
         record = read_json(path)
     except (OSError, ValueError) as error:
-        raise WeftError("--redraw", expected="a study.json", got=f"{path}: {error}") from error
-    if not isinstance(record, dict) or (record.get("study"), record.get("format")) != ("mlp", FORMAT):
-        raise WeftError("--redraw", expected=f"a study of the mlp in format {FORMAT}", got=path)
+        raise WeftError("--redraw", expected=f"a {chosen.FILE}", got=f"{path}: {error}") from error
+    known = chosen.format_number()
+    if not isinstance(record, dict) or (record.get("study"), record.get("format")) != (name, known):
+        expected = f"a study of the {name} in format {known}"
+        raise WeftError("--redraw", expected=expected, got=path)
     return record
-
-
-def _show(record: dict[str, Any]) -> None:
-    from weft.core.table import plain_table
-    from weft.lab.study import report
-
-    tables: list[Table] = [
-        report.scaling_table(record),
-        report.kinds_table(record),
-        report.transition_table(record),
-    ]
-    priorities = {"95 % interval": 1, "roofline": 2, "points": 3}
-    for columns, rows in tables:
-        # Only the shares by kind of operator are all numbers.
-        numeric = columns if columns[0] == "batch" else ()
-        output.show_table(plain_table(columns, rows, numeric=numeric, priorities=priorities, fold=12))
-        print()
-    output.show_notes(report.sentences(record), indent="", style="")
-    output.show_notes([f"wrong: {line}" for line in record["wrong"]], style="red")

@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -53,6 +53,7 @@ MATMUL = ("aten::addmm", "aten::mm", "aten::linear", "aten::matmul")
 GELU = ("aten::gelu", "aten::gelu_backward")
 OPTIMIZER = ("aten::_fused_adam", "aten::_foreach", "Optimizer.")
 PROFILED_STEPS, WARM_UP_STEPS = 3, 2
+Key = TypeVar("Key")  # what a round samples: points of a study, or variants of a program
 NODE = "autograd::engine::evaluate_function: "
 # Events of one layer by the start of their name: forward's in layer order, backward's reversed.
 FORWARD = {"linear": "aten::linear", "gelu": "aten::gelu"}
@@ -215,7 +216,7 @@ def time_points(
         runners[point] = _prepared(backend, point.title, calls[point])
     interrupt = None
     try:
-        samples, clocks = _sample_rounds(runners, Readings(Sampler(bench.device)), seconds, log)
+        samples, clocks = sample_rounds(runners, Readings(Sampler(bench.device)), seconds, log)
     except Interrupted as error:
         if error.partial is None:
             raise
@@ -249,15 +250,22 @@ def _prepared(backend: TimingBackend, name: str, call: Callable[[], torch.Tensor
     )
 
 
-def _sample_rounds(
-    runners: Mapping[Point, TimedCandidate], readings: Readings, seconds: float, log: Log
-) -> tuple[dict[Point, list[float]], dict[str, object]]:
+class Sampled(Protocol):
+    """Anything that can be sampled round by round."""
+
+    def sample(self) -> float:
+        """Take one sample; return the us of a call."""
+
+
+def sample_rounds(
+    runners: Mapping[Key, Sampled], readings: Readings, seconds: float, log: Log
+) -> tuple[dict[Key, list[float]], dict[str, object]]:
     """Run one discarded warm-up round, then as many rounds as fit in the seconds, with a minimum.
 
     An interrupt after ``MIN_ROUNDS_QUICK`` rounds raises :class:`Interrupted` with the result so far.
     """
     order, points = np.random.default_rng(0), list(runners)
-    samples: dict[Point, list[float]] = {p: [] for p in points}
+    samples: dict[Key, list[float]] = {p: [] for p in points}
     clocks = []
     start, reported_tenth = _now(), -1
     minimum = MIN_ROUNDS if seconds > QUICK_BUDGET else MIN_ROUNDS_QUICK
