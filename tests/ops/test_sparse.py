@@ -1,0 +1,335 @@
+"""Products of sparse matrices: CUDA kernels in an emulator with planted faults, indices, and gradients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers import scan_emulator
+from helpers.guarded_pages import place
+from helpers.scan_emulator import COMPILER, EmulatorError
+from weft import WeftError, ops
+from weft.ops.sparse import csr, ladder, with_cuda, with_triton
+from weft.ops.sparse.cases import Family
+from weft.ops.sparse.spec import check_indices, reference
+from weft.ops.sparse.with_cuda import Config
+
+NEEDS_COMPILER = pytest.mark.skipif(COMPILER is None, reason="g++ is not installed")
+SMALL = Config(threads=64, items=3)  # tiles of 192 places
+Csr = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+FAMILIES = (
+    Family("uniform", 150, 40, 4),
+    Family("banded", 90, 90, 3),
+    Family("stencil", 81, 81),
+    Family("power-law", 200, 150, 6),
+    Family("dense-row", 50, 1500, 3),
+    Family("empty-rows", 301, 60, 3),
+    Family("all-empty", 500, 5),
+    Family("unsorted", 40, 50, 9),
+    Family("uniform", 1, 7, 3000),  # one row of many tiles
+)
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of compiled kernels without a fault, which tests share."""
+    return tmp_path_factory.mktemp("sparse")
+
+
+@pytest.fixture(autouse=True)
+def sparse_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    header = Path(scan_emulator.__file__).with_name("sparse_emulator.hpp")
+    monkeypatch.setattr(scan_emulator, "HEADER", header)
+
+
+def _matrix(family: Family, dtype: torch.dtype = torch.float32, offsets: torch.dtype = torch.int32) -> Csr:
+    """Return a matrix of small whole numbers, whose sums are exact in every order."""
+    generator = torch.Generator().manual_seed(family.rows)
+    lengths = family.lengths()
+    starts = torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)))
+    values = torch.randint(-4, 5, (family.nonzeros,), generator=generator).to(dtype)
+    return values, family.column_indices(lengths, generator), starts.to(offsets)
+
+
+def _vector(family: Family, dtype: torch.dtype = torch.float32, k: int | None = None) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(family.columns + 1)
+    shape = (family.columns,) if k is None else (family.columns, k)
+    return torch.randint(-4, 5, shape, generator=generator).to(dtype)
+
+
+def _at_end(x: torch.Tensor) -> torch.Tensor:
+    """Return a copy that ends where no memory may be read; an empty tensor as it is."""
+    return place(x, True) if x.numel() else x
+
+
+def _expected(matrix: Csr, dense: torch.Tensor) -> torch.Tensor:
+    values, columns, offsets = matrix
+    return reference(values.double(), columns, offsets, dense.double())
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.kind)
+def test_a_family_has_the_nonzeros_that_it_announces(family: Family) -> None:
+    values, columns, offsets = _matrix(family)
+    assert int(offsets[-1]) == family.nonzeros == columns.numel() == values.numel()
+    check_indices("spmv", columns, offsets, family.columns)
+    if family.kind not in ("unsorted", "duplicates"):
+        inside_a_row = torch.ones(family.nonzeros, dtype=torch.bool)
+        inside_a_row[offsets[:-1][offsets[1:] > offsets[:-1]].long()] = False
+        assert bool((columns.diff(prepend=columns[:1])[inside_a_row] >= 0).all())
+
+
+def test_families_look_as_they_are_named() -> None:
+    assert Family("banded", 5, 5, 1).lengths().tolist() == [2, 3, 3, 3, 2]
+    assert Family("stencil", 9, 9).lengths().tolist() == [3, 4, 3, 4, 5, 4, 3, 4, 3]
+    lengths = Family("power-law", 4000, 4000, 16).lengths().sort(descending=True).values
+    assert int(lengths.sum()) == 64000 and lengths[0] > 1000 and int(lengths[2000]) < 16
+    columns = Family("stencil", 9, 9).column_indices(Family("stencil", 9, 9).lengths(), torch.Generator())
+    assert columns[:7].tolist() == [0, 1, 3, 0, 1, 2, 4]
+    with pytest.raises(WeftError, match="sparse family"):
+        Family("dense", 3, 3)
+
+
+TYPES = [
+    (dtype, offsets)
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+    for offsets in (torch.int32, torch.int64)
+]
+
+
+@NEEDS_COMPILER
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(("dtype", "offsets"), TYPES)
+def test_merge_path_is_exact_in_the_emulator(
+    dtype: torch.dtype, offsets: torch.dtype, monkeypatch: pytest.MonkeyPatch, libraries: Path
+) -> None:
+    """All families; tensors that end at a page's end, so that no load leaves them."""
+    scan_emulator.emulate(monkeypatch, libraries)
+    for family in FAMILIES:
+        matrix, x = _matrix(family, dtype, offsets), _vector(family, dtype)
+        expected = _expected(matrix, x).to(dtype)
+        y = with_cuda.spmv(*(_at_end(t) for t in (*matrix, x)), config=SMALL)
+        assert torch.equal(y, expected), family
+
+
+@NEEDS_COMPILER
+def test_merge_path_without_alignment_and_with_strides(
+    monkeypatch: pytest.MonkeyPatch, libraries: Path
+) -> None:
+    scan_emulator.emulate(monkeypatch, libraries)
+    family = Family("uniform", 150, 40, 4)
+    values, columns, offsets = _matrix(family)
+    shifted = torch.cat((values[:1], values))[1:]
+    assert with_cuda.vec_width_of(shifted, columns) == 1 != with_cuda.vec_width_of(values, columns)
+    x = _vector(family)
+    y = with_cuda.spmv(shifted, columns, offsets, x.repeat_interleave(2)[::2], config=SMALL)
+    assert torch.equal(y.double(), _expected((values, columns, offsets), x))
+
+
+@NEEDS_COMPILER
+def test_bits_of_rounded_sums_do_not_depend_on_the_schedule(
+    monkeypatch: pytest.MonkeyPatch, libraries: Path
+) -> None:
+    scan_emulator.emulate(monkeypatch, libraries)
+    family = Family("dense-row", 50, 1500, 3)
+    matrix, x = _matrix(family), torch.randn(1500)
+    y = with_cuda.spmv(torch.randn(family.nonzeros), *matrix[1:], x, config=SMALL)
+    torch.manual_seed(3)
+    values = torch.randn(family.nonzeros)
+    first, second = (with_cuda.spmv(values, *matrix[1:], x, config=SMALL) for _ in range(2))
+    assert torch.equal(first, second) and not torch.equal(first, y)
+    torch.testing.assert_close(first.double(), _expected((values, *matrix[1:]), x), rtol=1e-5, atol=1e-4)
+
+
+@NEEDS_COMPILER
+def test_special_values_and_wrong_columns_reach_their_row_alone(
+    monkeypatch: pytest.MonkeyPatch, libraries: Path
+) -> None:
+    scan_emulator.emulate(monkeypatch, libraries)
+    family = Family("banded", 90, 90, 3)
+    values, columns, offsets = _matrix(family)
+    x = _vector(family)
+    expected = _expected((values, columns, offsets), x)
+    values[300], columns[17], columns[500] = torch.inf, -1, 90
+    hit = [int((offsets <= k).sum()) - 1 for k in (300, 17, 500)]
+    x[int(columns[300])] = 2
+    expected = reference(values.double(), columns.clamp(0, 89), offsets, x.double())
+    y = with_cuda.spmv(values, columns, offsets, x, config=SMALL)
+    assert y[hit[0]].isinf() and y[hit[1]].isnan() and y[hit[2]].isnan()
+    others = torch.ones(90, dtype=torch.bool)
+    others[hit] = False
+    assert torch.equal(y[others].double(), expected[others])
+
+
+@NEEDS_COMPILER
+def test_wrong_offsets_leave_no_tensor(monkeypatch: pytest.MonkeyPatch, libraries: Path) -> None:
+    """Offsets that fall, or that leave the range, give any numbers, and no access past a page's end."""
+    scan_emulator.emulate(monkeypatch, libraries)
+    family = Family("uniform", 150, 40, 4)
+    values, columns, _ = _matrix(family)
+    generator = torch.Generator().manual_seed(0)
+    for low, high in ((-700, 1300), (0, 601), (599, 600)):
+        offsets = torch.randint(low, high, (151,), generator=generator, dtype=torch.int32)
+        inputs = [_at_end(t) for t in (values, columns, offsets, _vector(family))]
+        assert with_cuda.spmv(*inputs, config=SMALL).shape == (150,)
+
+
+FAULTS = {
+    "no barrier before the products are read": (
+        "shift + count, nonzeros, x_size);\n  __syncthreads();",
+        "shift + count, nonzeros, x_size);",
+    ),
+    "no barrier after the search": (
+        "limits[warp] = row;\n  }\n  __syncthreads();",
+        "limits[warp] = row;\n  }",
+    ),
+    "no barrier in the scan": ("= ends != 0;\n  }\n  __syncthreads();", "= ends != 0;\n  }"),
+    "a lost carry between threads": ("narrow<WEFT_T>(carry + head)", "narrow<WEFT_T>(head)"),
+    "a lost carry between warps": ("? left : before + left;", "? left : left;"),
+    "a carry that goes past a row's end": (
+        "if (lane - step >= (first > 0 ? first : 0)) tail += left;",
+        "if (lane >= step) tail += left;",
+    ),
+    "a lost carry between tiles": ("narrow<WEFT_T>(sum + heads[tile])", "narrow<WEFT_T>(heads[tile])"),
+    "the carry of one tile alone": ("t < tile; t += 32", "t < tile && lane == 0; t = tile"),
+    "the carry of one tile more": ("(begin + row) / TILE + lane;", "(begin + row) / TILE - 1 + lane;"),
+    "a split that is one place late": ("ends[middle] + middle < place", "ends[middle] + middle <= place"),
+    "a tile without its last place": (
+        "stop = start + TILE < places ? start + TILE",
+        "stop = start + TILE < places ? start + TILE - 1",
+    ),
+    "vectors without their shift": ("aligned_products + shift;", "aligned_products;"),
+}
+
+
+@NEEDS_COMPILER
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    scan_emulator.emulate(monkeypatch, tmp_path, FAULTS[fault])
+    # A missing barrier shows in some schedules only, a lost carry in each.
+    families = (Family("dense-row", 60, 6000, 3), *FAMILIES)
+    for family in families * (10 if "barrier" in fault else 1):
+        matrix, x = _matrix(family), _vector(family)
+        try:
+            y = with_cuda.spmv(*matrix, x, config=SMALL)
+        except EmulatorError:
+            return
+        if not torch.equal(y.double(), _expected(matrix, x)):
+            return
+    pytest.fail("the fault was not caught")
+
+
+@NEEDS_COMPILER
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("step", ladder.KERNELS)
+def test_each_step_of_the_ladder_is_exact_in_the_emulator(
+    step: str, monkeypatch: pytest.MonkeyPatch, libraries: Path
+) -> None:
+    scan_emulator.emulate(monkeypatch, libraries)
+    for family in FAMILIES:
+        matrix, x = _matrix(family), _vector(family)
+        inputs = [_at_end(t) for t in (*matrix, x)]
+        y = ladder.product(step, *inputs, threads=64)
+        assert torch.equal(y.double(), _expected(matrix, x)), family
+        inputs[2] = _at_end(matrix[2].flip(0) * 2 - 100)  # offsets that fall, and that leave the range
+        assert ladder.product(step, *inputs, threads=64).shape == y.shape
+
+
+STEP_FAULTS = {
+    "01_thread_a_row": ("k = row_begin(offsets, row); k < end", "k = row_begin(offsets, row); k <= end"),
+    "02_warp_a_row": ("sum = warp_sum(sum);", "sum = warp_sum<16>(sum);"),
+    "03_adaptive_lanes": ("if (k < end) sums[0]", "if (k + group < end) sums[0]"),
+}
+
+
+@NEEDS_COMPILER
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("step", STEP_FAULTS)
+def test_a_fault_in_each_step_is_caught(step: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    scan_emulator.emulate(monkeypatch, tmp_path, STEP_FAULTS[step])
+    family = Family("dense-row", 50, 1500, 3)
+    matrix, x = _matrix(family), _vector(family)
+    assert not torch.equal(ladder.product(step, *matrix, x, threads=64).double(), _expected(matrix, x))
+
+
+def test_lanes_follow_the_mean_length() -> None:
+    assert [ladder.lanes_of(100, n) for n in (0, 300, 1600, 10**6)] == [2, 2, 8, 32]
+    assert [with_triton.lanes_of(100, n) for n in (0, 300, 1600, 10**6)] == [2, 4, 16, 64]
+
+
+@pytest.mark.parametrize("family", (FAMILIES[3], FAMILIES[4], FAMILIES[5]), ids=lambda f: f.kind)
+def test_long_rows_in_triton_take_the_whole_program(family: Family) -> None:
+    matrix, x = _matrix(family), _vector(family)
+    assert torch.equal(with_triton.spmv(*matrix, x, tile=64).double(), _expected(matrix, x))
+
+
+def test_gradients_are_those_of_a_dense_product() -> None:
+    values, columns, offsets = _matrix(Family("duplicates", 12, 5, 4))
+    dense = torch.zeros(12, 5).double()
+    rows = torch.repeat_interleave(torch.arange(12), offsets.diff().long())
+    grad = torch.randint(-3, 4, (12,)).float()
+    for impl in ("eager", "torch", "triton"):
+        x = _vector(Family("duplicates", 12, 5, 4)).requires_grad_()
+        leaf = values.clone().requires_grad_()
+        ops.spmv(leaf, columns, offsets, x, impl=impl).backward(grad)
+        dense = torch.zeros(12, 5).index_put((rows, columns.long()), values, accumulate=True)
+        assert leaf.grad is not None and x.grad is not None
+        assert torch.equal(x.grad, dense.T @ grad), impl
+        assert torch.equal(leaf.grad, grad[rows] * x.detach()[columns.long()]), impl
+
+
+def test_a_wrong_column_is_dropped_from_gradients() -> None:
+    values, columns, offsets = (t.clone() for t in _matrix(Family("uniform", 6, 5, 2)))
+    x, grad = torch.ones(5), torch.ones(6)
+    expected = torch.zeros(5).index_add(0, columns[1:].long(), values[1:])
+    columns[0] = 77
+    dvalues, dx = with_triton.SPMV.backward(grad, values, columns, offsets, x)  # type: ignore[misc]
+    assert dvalues[0].isnan() and torch.equal(dvalues[1:], torch.ones(11)) and torch.equal(dx, expected)
+
+
+def test_indices_out_of_range_get_one_clear_error_on_a_cpu() -> None:
+    values, columns, offsets = _matrix(Family("uniform", 4, 5, 2))
+    x = torch.ones(5)
+
+    def changed(tensor: torch.Tensor, at: int, to: int) -> torch.Tensor:
+        copy = tensor.clone()
+        copy[at] = to
+        return copy
+
+    for wrong in (
+        (values, changed(columns, 3, 5), offsets, x),
+        (values, changed(columns, 3, -1), offsets, x),
+        (values, columns, changed(offsets, 0, 1), x),
+        (values, columns, changed(offsets, 4, 9), x),
+        (values, columns, changed(offsets, 2, 1), x),
+        (values, columns[:-1], offsets, x),
+        (values, columns.long(), offsets, x),
+        (values, columns, offsets[:0], x),
+        (values, columns, offsets, x.double()),
+        (values, columns, offsets, x[:, None]),
+    ):
+        with pytest.raises(WeftError, match="spmv") as caught:
+            ops.spmv(*wrong)
+        assert caught.value.expected
+
+
+def test_int32_offsets_of_too_many_nonzeros_are_refused() -> None:
+    # Expanded tensors: nobody has to store 2^31 nonzeros to be told so.
+    values, columns = torch.ones(1).expand(2**31), torch.zeros(1, dtype=torch.int32).expand(2**31)
+    offsets = torch.tensor([0, 2**31 - 1], dtype=torch.int32)
+    with pytest.raises(WeftError, match="int64, since int32 ends"):
+        ops.spmv(values, columns, offsets, torch.ones(1))
+
+
+def test_parts_of_torch_s_sparse_tensors() -> None:
+    dense = torch.randint(-2, 3, (6, 9)).float()
+    x = torch.randint(-2, 3, (9,)).float()
+    for matrix in (dense.to_sparse_csr(), dense.to_sparse_coo()):
+        parts = csr.parts(matrix)
+        assert [p.dtype for p in parts] == [torch.float32, torch.int32, torch.int64]
+        assert torch.equal(ops.spmv(*parts, x), dense @ x)
+    for wrong in (dense, "text", torch.ones(2, 3, 3).to_sparse_csr(), dense.to_sparse_bsr((2, 3))):
+        with pytest.raises(WeftError, match="sparse matrix"):
+            csr.parts(wrong)  # type: ignore[arg-type]
