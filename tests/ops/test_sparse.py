@@ -14,10 +14,11 @@ from weft import WeftError, ops
 from weft.ops.sparse import csr, ladder, with_cuda, with_triton
 from weft.ops.sparse.cases import Family
 from weft.ops.sparse.spec import check_indices, reference
-from weft.ops.sparse.with_cuda import Config
+from weft.ops.sparse.with_cuda import Config, MatrixConfig
 
 NEEDS_COMPILER = pytest.mark.skipif(COMPILER is None, reason="g++ is not installed")
 SMALL = Config(threads=64, items=3)  # tiles of 192 places
+SMALL_MATRIX = MatrixConfig(threads=64, share=9)  # groups of 4 to 32 lanes with 9 places each
 Csr = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 FAMILIES = (
     Family("uniform", 150, 40, 4),
@@ -267,7 +268,6 @@ def test_long_rows_in_triton_take_the_whole_program(family: Family) -> None:
 
 def test_gradients_are_those_of_a_dense_product() -> None:
     values, columns, offsets = _matrix(Family("duplicates", 12, 5, 4))
-    dense = torch.zeros(12, 5).double()
     rows = torch.repeat_interleave(torch.arange(12), offsets.diff().long())
     grad = torch.randint(-3, 4, (12,)).float()
     for impl in ("eager", "torch", "triton"):
@@ -333,3 +333,117 @@ def test_parts_of_torch_s_sparse_tensors() -> None:
     for wrong in (dense, "text", torch.ones(2, 3, 3).to_sparse_csr(), dense.to_sparse_bsr((2, 3))):
         with pytest.raises(WeftError, match="sparse matrix"):
             csr.parts(wrong)  # type: ignore[arg-type]
+
+
+# ---- A dense matrix
+
+
+WIDTHS = [
+    (torch.float32, torch.int32, 5),
+    (torch.float32, torch.int64, 64),
+    (torch.float32, torch.int32, 300),  # three slices of columns
+    (torch.float16, torch.int32, 24),
+    (torch.bfloat16, torch.int64, 1),
+    (torch.float64, torch.int32, 6),
+]
+
+
+@NEEDS_COMPILER
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(("dtype", "offsets", "k"), WIDTHS)
+def test_groups_of_lanes_are_exact_in_the_emulator(
+    dtype: torch.dtype, offsets: torch.dtype, k: int, monkeypatch: pytest.MonkeyPatch, libraries: Path
+) -> None:
+    scan_emulator.emulate(monkeypatch, libraries)
+    for family in FAMILIES if k < 300 else FAMILIES[3:6]:
+        matrix, b = _matrix(family, dtype, offsets), _vector(family, dtype, k)
+        expected = _expected(matrix, b).to(dtype)
+        y = with_cuda.spmm(*(_at_end(t) for t in (*matrix, b)), config=SMALL_MATRIX)
+        assert torch.equal(y, expected), family
+
+
+@NEEDS_COMPILER
+def test_wrong_indices_of_a_product_with_a_matrix(monkeypatch: pytest.MonkeyPatch, libraries: Path) -> None:
+    """A column out of range makes its row NaN; offsets out of order leave no tensor."""
+    scan_emulator.emulate(monkeypatch, libraries)
+    family = Family("uniform", 150, 40, 4)
+    values, columns, offsets = _matrix(family)
+    b = _vector(family, k=5)
+    expected = _expected((values, columns, offsets), b)
+    columns[77], columns[402] = -1, 40
+    y = with_cuda.spmm(*(_at_end(t) for t in (values, columns, offsets, b)), config=SMALL_MATRIX)
+    rows = torch.tensor([77 // 4, 402 // 4])
+    assert bool(y[rows].isnan().all())
+    others = torch.ones(150, dtype=torch.bool).index_fill(0, rows, False)
+    assert torch.equal(y[others].double(), expected[others])
+    generator = torch.Generator().manual_seed(0)
+    for low, high in ((-700, 1300), (0, 601)):
+        wrong = torch.randint(low, high, (151,), generator=generator, dtype=torch.int32)
+        inputs = [_at_end(t) for t in (values, columns, wrong, b)]
+        assert with_cuda.spmm(*inputs, config=SMALL_MATRIX).shape == (150, 5)
+    no_rows = with_cuda.spmm(values, columns, offsets, b[:0], config=SMALL_MATRIX)
+    assert bool(no_rows.isnan().all())
+
+
+MATRIX_FAULTS = {
+    "no barrier before the nonzeros are read": (
+        "acc_t(__int_as_float(0x7fc00000));\n  }\n  __syncthreads();",
+        "acc_t(__int_as_float(0x7fc00000));\n  }",
+    ),
+    "no barrier before the tails are read": (
+        "any_ended[group] = head_row >= 0;\n  __syncthreads();",
+        "any_ended[group] = head_row >= 0;",
+    ),
+    "the tail of one group alone": ("if (any_ended[g]) break;", "break;"),
+    "tails past a row's end": ("if (any_ended[g]) break;", ""),
+    "a lost carry between tiles": (
+        "for (index_t t = source; t < tile; ++t) sum += tails[t * k + column];",
+        "",
+    ),
+    "the tail of the last group alone": ("g >= 0 && !any_ended[g + 1]; --g", "g >= 0 && false; --g"),
+    "a long row by one warp alone": ("sum += partial[other * 32 + lane];", ";"),
+    "a long row that begins one tile late": (") / TILE + warp; t < end", ") / TILE + warp + 1; t < end"),
+    "a split that is one place late": ("ends[middle] + middle < place", "ends[middle] + middle <= place"),
+    "four rows of b, of which one is dropped": ("add_product(sums, values[at + i], packs[i]);",
+                                                "if (i) add_product(sums, values[at + i], packs[i]);"),
+}  # fmt: skip
+
+
+@NEEDS_COMPILER
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("fault", MATRIX_FAULTS)
+def test_a_planted_fault_in_a_product_with_a_matrix_is_caught(
+    fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    scan_emulator.emulate(monkeypatch, tmp_path, MATRIX_FAULTS[fault])
+    for family in FAMILIES * (4 if "barrier" in fault else 1):
+        matrix, b = _matrix(family), _vector(family, k=5)
+        try:
+            y = with_cuda.spmm(*matrix, b, config=SMALL_MATRIX)
+        except EmulatorError:
+            return
+        if not torch.equal(y.double(), _expected(matrix, b)):
+            return
+    pytest.fail("the fault was not caught")
+
+
+def test_long_rows_in_triton_take_the_whole_program_also_with_a_matrix() -> None:
+    family = Family("dense-row", 20, 200, 3)
+    matrix, b = _matrix(family), _vector(family, k=5)
+    assert torch.equal(with_triton.spmm(*matrix, b).double(), _expected(matrix, b))
+
+
+def test_gradients_with_a_matrix_are_those_of_a_dense_product() -> None:
+    family = Family("duplicates", 12, 5, 4)
+    values, columns, offsets = _matrix(family)
+    rows = torch.repeat_interleave(torch.arange(12), offsets.diff().long())
+    dense = torch.zeros(12, 5).index_put((rows, columns.long()), values, accumulate=True)
+    grad = torch.randint(-3, 4, (12, 7)).float()
+    for impl in ("eager", "torch", "triton"):
+        b, leaf = _vector(family, k=7).requires_grad_(), values.clone().requires_grad_()
+        ops.spmm(leaf, columns, offsets, b, impl=impl).backward(grad)
+        assert b.grad is not None and leaf.grad is not None
+        assert torch.equal(b.grad, dense.T @ grad), impl
+        assert torch.equal(leaf.grad, (grad[rows] * b.detach()[columns.long()]).sum(1)), impl
+    with pytest.raises(WeftError, match="spmm: b"):
+        ops.spmm(values, columns, offsets, torch.ones(5))

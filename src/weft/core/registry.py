@@ -157,7 +157,7 @@ REGISTRY: dict[str, Entry] = {
             "cuda/03-adaptive-lanes": "ladder:ADAPTIVE",
         },
     ),
-    "spmm": _member("sparse", "spmm", ("eager", "torch")),
+    "spmm": _member("sparse", "spmm", ("eager", "torch", "triton", "cuda")),
 }
 
 # Elementwise, row reduction, full reduction, matrix product.

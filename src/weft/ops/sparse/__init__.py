@@ -34,7 +34,7 @@ def _call(
     impl: str | None,
     batch_invariant: bool,
 ) -> torch.Tensor:
-    values, columns, offsets, dense = inputs
+    _, columns, offsets, dense = inputs
 
     def check() -> None:
         check_arguments(name, *inputs)

@@ -37,7 +37,7 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class Family:
-    """A matrix's sizes, the name of its family, and the parameter ``mean`` that the family's text explains."""
+    """A matrix's sizes, the name of its family, and the parameter ``mean``, see ``FAMILIES``."""
 
     kind: str
     rows: int

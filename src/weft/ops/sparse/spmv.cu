@@ -64,8 +64,7 @@ __device__ __forceinline__ void multiply(const WEFT_T* __restrict__ values, cons
     return;
   }
   for (int at = threadIdx.x; at < count; at += THREADS)
-    if (base + at < nonzeros)
-      products[at] = widen(values[base + at]) * gather(x, columns[base + at], x_size);
+    products[at] = widen(values[base + at]) * gather(x, columns[base + at], x_size);
 }
 
 // Returns the sum of the `tail`s of the threads before this one, back to the last that has `ended` a row,

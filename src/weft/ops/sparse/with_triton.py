@@ -19,6 +19,8 @@ from weft.ops.sparse.transpose import backward_by
 TILE = 512  # nonzeros that a program loads at once
 MAX_LANES = 64
 LONG = 8
+# spmm: rows and columns of b of a program, and the length from which a row has a whole program.
+MATRIX_ROWS, MAX_WIDTH, LONG_MATRIX = 16, 64, 64
 
 
 @triton.jit
@@ -68,15 +70,78 @@ def spmv_rows(
                 row_end = tl.sum(tl.where(own, end, 0), 0)
                 wide = tl.zeros((ROWS * LANES,), ACC)
                 for start in range(row_begin, row_end, ROWS * LANES):
-                    place = start + lane
-                    here = place < row_end
-                    long_column = tl.load(columns_ptr + place, mask=here, other=0)
-                    long_value = tl.load(values_ptr + place, mask=here, other=0.0).to(ACC)
-                    valid = (long_column >= 0) & (long_column < x_size)
-                    long_x = tl.load(x_ptr + long_column, mask=here & valid, other=float("nan")).to(ACC)
-                    wide += tl.where(here, long_value * long_x, 0.0)
+                    at_long = start + lane
+                    here = at_long < row_end
+                    wide_column = tl.load(columns_ptr + at_long, mask=here, other=0)
+                    wide_value = tl.load(values_ptr + at_long, mask=here, other=0.0).to(ACC)
+                    valid = (wide_column >= 0) & (wide_column < x_size)
+                    wide_x = tl.load(x_ptr + wide_column, mask=here & valid, other=float("nan")).to(ACC)
+                    wide += tl.where(here, wide_value * wide_x, 0.0)
                 y = tl.where(own, tl.sum(wide, 0), y)
     tl.store(y_ptr + row, y.to(y_ptr.dtype.element_ty), mask=is_row)
+
+
+@triton.jit
+def spmm_rows(
+    values_ptr,
+    columns_ptr,
+    offsets_ptr,
+    b_ptr,
+    y_ptr,
+    rows,
+    nonzeros,
+    b_rows,
+    k,
+    LONG: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    # As spmv_rows; b: (b_rows, k), y: (rows, k), contiguous. A program has ROWS rows and WIDTH columns of b.
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    at_b = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    is_row = row < rows
+    is_b = at_b < k
+    begin = tl.load(offsets_ptr + row, mask=is_row, other=0).to(tl.int64)
+    end = tl.load(offsets_ptr + row + 1, mask=is_row, other=0).to(tl.int64)
+    begin = tl.maximum(begin, 0)
+    end = tl.minimum(end, nonzeros)
+    is_long = end - begin > LONG
+    short_end = tl.where(is_long, begin, end)
+    rounds = tl.max(short_end - begin, 0)
+    y = tl.zeros((ROWS, WIDTH), ACC)
+    at = begin
+    for _ in range(rounds):
+        inside = at < short_end
+        column = tl.load(columns_ptr + at, mask=inside, other=0)
+        value = tl.load(values_ptr + at, mask=inside, other=0.0).to(ACC)
+        is_column = (column >= 0) & (column < b_rows)
+        mask = (inside & is_column)[:, None] & is_b[None, :]
+        piece = tl.load(
+            b_ptr + column[:, None].to(tl.int64) * k + at_b[None, :], mask=mask, other=float("nan")
+        )
+        y += tl.where(inside[:, None], value[:, None] * piece.to(ACC), 0.0)
+        at += 1
+    if tl.max(is_long.to(tl.int32), 0) > 0:
+        for i in range(ROWS):
+            own = tl.arange(0, ROWS) == i
+            if tl.max((own & is_long).to(tl.int32), 0) > 0:
+                row_begin = tl.sum(tl.where(own, begin, 0), 0)
+                row_end = tl.sum(tl.where(own, end, 0), 0)
+                wide = tl.zeros((ROWS, WIDTH), ACC)
+                for start in range(row_begin, row_end, ROWS):
+                    at_long = start + tl.arange(0, ROWS)
+                    here = at_long < row_end
+                    wide_column = tl.load(columns_ptr + at_long, mask=here, other=0)
+                    wide_value = tl.load(values_ptr + at_long, mask=here, other=0.0).to(ACC)
+                    valid = (wide_column >= 0) & (wide_column < b_rows)
+                    wide_mask = (here & valid)[:, None] & is_b[None, :]
+                    wide_at = wide_column[:, None].to(tl.int64) * k + at_b[None, :]
+                    wide_piece = tl.load(b_ptr + wide_at, mask=wide_mask, other=float("nan")).to(ACC)
+                    wide += tl.where(here[:, None], wide_value[:, None] * wide_piece, 0.0)
+                y = tl.where(own[:, None], tl.sum(wide, 0)[None, :], y)
+    mask_y = is_row[:, None] & is_b[None, :]
+    tl.store(y_ptr + row[:, None] * k + at_b[None, :], y.to(y_ptr.dtype.element_ty), mask=mask_y)
 
 
 def lanes_of(rows: int, nonzeros: int) -> int:
@@ -107,28 +172,46 @@ def spmv(values: Tensor, columns: Tensor, offsets: Tensor, x: Tensor, tile: int 
     return y
 
 
-def _aot_kernels() -> tuple[TritonAotKernel, ...]:
+def spmm(values: Tensor, columns: Tensor, offsets: Tensor, b: Tensor) -> Tensor:
+    """Compute the product with a dense matrix."""
+    rows, k = offsets.shape[0] - 1, b.shape[1]
+    y = b.new_empty((rows, k))
+    if y.numel() == 0:
+        return y
+    width = min(MAX_WIDTH, max(4, triton.next_power_of_2(k)))
+    spmm_rows[(triton.cdiv(rows, MATRIX_ROWS), triton.cdiv(k, width))](
+        *(t.contiguous() for t in (values, columns, offsets, b)),
+        y,
+        rows,
+        values.shape[0],
+        b.shape[0],
+        k,
+        LONG=LONG_MATRIX,
+        ROWS=MATRIX_ROWS,
+        WIDTH=width,
+        ACC=tl.float64 if b.dtype == torch.float64 else tl.float32,
+        num_warps=4,
+    )
+    return y
+
+
+def _aot_kernels(kernel: Any, factor: str, constants: dict[str, int]) -> tuple[TritonAotKernel, ...]:
     kernels = []
     for dtype in ("fp32", "bf16", "fp16", "fp64"):
         for offsets in ("i32", "i64"):
-            floats = {name: f"*{dtype}" for name in ("values_ptr", "x_ptr", "y_ptr")}
             signature: dict[str, Any] = {
-                "values_ptr": floats["values_ptr"],
+                "values_ptr": f"*{dtype}",
                 "columns_ptr": "*i32",
                 "offsets_ptr": f"*{offsets}",
-                "x_ptr": floats["x_ptr"],
-                "y_ptr": floats["y_ptr"],
-                **dict.fromkeys(("rows", "nonzeros", "x_size"), "i64"),
-                "LONG": LONG,
-                "ROWS": TILE // 16,
-                "LANES": 16,
+                f"{factor}_ptr": f"*{dtype}",
+                "y_ptr": f"*{dtype}",
+                **dict.fromkeys(("rows", "nonzeros"), "i64"),
+                **({"x_size": "i64"} if factor == "x" else {"b_rows": "i64", "k": "i64:16"}),
+                **constants,
                 "ACC": tl.float64 if dtype == "fp64" else tl.float32,
             }
-            kernels.append(
-                TritonAotKernel(
-                    label=f"spmv_rows-{dtype}-{offsets}", kernel=spmv_rows, signature=signature, num_warps=4
-                )
-            )
+            label = f"{kernel.fn.__name__}-{dtype}-{offsets}"
+            kernels.append(TritonAotKernel(label=label, kernel=kernel, signature=signature, num_warps=4))
     return tuple(kernels)
 
 
@@ -137,6 +220,14 @@ SPMV = Implementation(
     backend="triton",
     forward=spmv,
     backward=backward_by(spmv),
-    aot_kernels=_aot_kernels(),
+    aot_kernels=_aot_kernels(spmv_rows, "x", {"LONG": LONG, "ROWS": TILE // 16, "LANES": 16}),
     idea="a block of rows a program, lanes by the mean length; long rows by the whole program",
+)
+SPMM = Implementation(
+    operator="spmm",
+    backend="triton",
+    forward=spmm,
+    backward=backward_by(spmm),
+    aot_kernels=_aot_kernels(spmm_rows, "b", {"LONG": LONG_MATRIX, "ROWS": MATRIX_ROWS, "WIDTH": MAX_WIDTH}),
+    idea="a block of rows a program, one nonzero of each at a time; long rows by the whole program",
 )

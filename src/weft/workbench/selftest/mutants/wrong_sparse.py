@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -63,10 +64,10 @@ def _no_duplicates(values: Tensor, columns: Tensor, offsets: Tensor, dense: Tens
     size = max(dense.shape[0], 1)
     at = torch.arange(values.shape[0], device=values.device)
     row = torch.searchsorted(offsets.long(), at, right=True) - 1
-    place = row * size + columns
+    cells = row * size + columns
     last = torch.zeros((offsets.shape[0] - 1) * size, dtype=torch.int64, device=values.device)
-    last.scatter_reduce_(0, place, at, "amax")
-    return _right(_without(values, last[place] != at), columns, offsets, dense)
+    last.scatter_reduce_(0, cells, at, "amax")
+    return _right(_without(values, last[cells] != at), columns, offsets, dense)
 
 
 def _seven_bits(values: Tensor, columns: Tensor, offsets: Tensor, dense: Tensor) -> Tensor:
@@ -78,7 +79,7 @@ def _in_dtype(values: Tensor, columns: Tensor, offsets: Tensor, dense: Tensor) -
     """Add up the products one after another in the dtype of the values."""
     y = dense.new_zeros((offsets.shape[0] - 1, *dense.shape[1:]))
     bounds = offsets.tolist()
-    for row, (begin, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for row, (begin, end) in enumerate(pairwise(bounds)):
         for k in range(begin, end):
             y[row] += values[k] * dense[int(columns[k])]
     return y
