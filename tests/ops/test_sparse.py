@@ -13,6 +13,7 @@ from helpers.scan_emulator import COMPILER, EmulatorError
 from weft import WeftError, ops
 from weft.ops.sparse import csr, ladder, with_cuda, with_triton
 from weft.ops.sparse.cases import Family
+from weft.ops.sparse.sliced_ell import PADDING, SlicedEll, source
 from weft.ops.sparse.spec import check_indices, reference
 from weft.ops.sparse.with_cuda import Config, MatrixConfig
 
@@ -447,3 +448,50 @@ def test_gradients_with_a_matrix_are_those_of_a_dense_product() -> None:
         assert torch.equal(leaf.grad, (grad[rows] * b.detach()[columns.long()]).sum(1)), impl
     with pytest.raises(WeftError, match="spmm: b"):
         ops.spmm(values, columns, offsets, torch.ones(5))
+
+
+# ---- Sliced ELL
+
+
+def test_sliced_ell_is_exact_on_a_cpu_and_pads_to_the_longest_row_of_a_slice() -> None:
+    for family in FAMILIES:
+        matrix, x = _matrix(family), _vector(family)
+        plain, ordered = (SlicedEll.from_csr(*matrix, family.columns, window=w) for w in (1, 10**6))
+        for ell in (plain, ordered):
+            assert torch.equal(ell.product(x).double(), _expected(matrix, x)), family
+            assert int((ell.columns != PADDING).sum()) == family.nonzeros
+        widths = torch.nn.functional.pad(family.lengths(), (0, -family.rows % 32)).view(-1, 32).amax(1)
+        assert plain.columns.shape[0] == 32 * int(widths.sum()) >= ordered.columns.shape[0]
+    with pytest.raises(WeftError, match="sliced ELL: x"):
+        plain.product(torch.ones(3))
+    with pytest.raises(WeftError, match="columns"):
+        SlicedEll.from_csr(*matrix, 2)
+
+
+@NEEDS_COMPILER
+def test_sliced_ell_in_the_emulator_and_without_a_test_for_padding(
+    monkeypatch: pytest.MonkeyPatch, libraries: Path, tmp_path: Path
+) -> None:
+    fault = ("if (column != PADDING) sum", "sum")
+    for folder, planted in ((libraries, None), (tmp_path, fault)):
+        scan_emulator.emulate(monkeypatch, folder, planted)
+        right = True
+        for family in FAMILIES:
+            matrix, x = _matrix(family), _vector(family)
+            ell = SlicedEll.from_csr(*matrix, family.columns, window=64)
+            y = ell.launch(_at_end(x), torch.empty(family.rows))
+            right &= torch.equal(y.double(), _expected(matrix, x))
+        assert right == (planted is None)
+
+
+def test_sliced_ell_compiles_without_a_gpu() -> None:
+    assert all(len(source(torch.bfloat16).compile(arch)) > 1000 for arch in ("sm_80", "sm_90", "sm_100"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f"{f.kind}-{f.rows}")
+def test_sliced_ell_on_a_gpu(family: Family) -> None:
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        matrix, x = _matrix(family, dtype), _vector(family, dtype)
+        ell = SlicedEll.from_csr(*(t.cuda() for t in matrix), family.columns, window=64)
+        assert torch.equal(ell.product(x.cuda()).cpu(), _expected(matrix, x).to(dtype))

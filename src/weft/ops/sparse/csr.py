@@ -34,3 +34,22 @@ def parts(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if matrix.values().dim() != 1:
         raise WeftError("sparse matrix", expected="a number for each nonzero", got="a block for each nonzero")
     return matrix.values(), matrix.col_indices().int(), matrix.crow_indices()
+
+
+def from_coo(rows: Tensor, columns: Tensor, values: Tensor, num_rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return ``values``, ``columns`` (int32) and ``offsets`` (int64) of entries in any order (COO).
+
+    ``rows`` and ``columns`` are integers from 0, one of each for a value. Two stable sorts order the entries
+    by row and column; entries of one place stay as they are, in the given order, and a product adds them up.
+    All of it runs on the tensors' device and the host waits for nothing. Rows out of range are not looked
+    for: ``weft.ops.sparse.spec.check_indices`` reads columns and offsets, and finds them too. Raises
+    :class:`WeftError` if the lengths differ.
+    """
+    if not rows.shape == columns.shape == values.shape or rows.dim() != 1:
+        got = ", ".join(str(tuple(t.shape)) for t in (rows, columns, values))
+        raise WeftError("COO", expected="rows, columns and values of one length", got=got)
+    order = columns.argsort(stable=True)
+    order = order[rows[order].argsort(stable=True)]
+    sorted_rows = rows[order].contiguous()
+    ends = torch.arange(num_rows + 1, device=rows.device, dtype=rows.dtype)
+    return values[order], columns[order].int(), torch.searchsorted(sorted_rows, ends)
