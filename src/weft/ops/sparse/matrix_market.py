@@ -71,7 +71,9 @@ def _read(lines: Iterator[tuple[int, str]], path: str, dtype: torch.dtype) -> Sp
         raise wrong(number, f"at most {MAX_INT32} columns", num_columns)
     if symmetric and num_rows != num_columns:
         raise wrong(number, "as many rows as columns of a symmetric matrix", text.strip())
-    rows, columns, values = [], [], []
+    rows: list[int] = []
+    columns: list[int] = []
+    values: list[float] = []
     expected = "row, column" if field == "pattern" else "row, column, value"
     for number, text in texts:
         words = text.split()

@@ -76,10 +76,10 @@ class SlicedEll:
         rank = torch.arange(values.shape[0], device=row.device) - offsets.long()[row]
         places = torch.empty_like(order)
         places[order] = torch.arange(rows, device=order.device)
-        slot = starts[places[row] // SLICE] + rank * SLICE + places[row] % SLICE
-        padded = columns.new_full((slots,), PADDING).index_put_((slot,), columns)
+        target = starts[places[row] // SLICE] + rank * SLICE + places[row] % SLICE
+        padded = columns.new_full((slots,), PADDING).index_put_((target,), columns)
         return SlicedEll(
-            values.new_zeros(slots).index_put_((slot,), values.detach()), padded, starts, order, num_columns
+            values.new_zeros(slots).index_put_((target,), values.detach()), padded, starts, order, num_columns
         )
 
     @property

@@ -1,7 +1,7 @@
 // Sparse matrix (CSR) times dense matrix by the merge path, with the fixed orders of spmv.cu.
 //
-// A block has a tile of TILE places of the merge path (sparse.cuh) and a slice of LANES x VEC_WIDTH columns of
-// b. Nonzeros and row ends of the tile go to shared memory. Groups of LANES neighbouring lanes have SHARE
+// A block has a tile of TILE places of the merge path (sparse.cuh) and a slice of LANES x VEC_WIDTH columns
+// of b. Nonzeros and row ends of the tile go to shared memory. Groups of LANES neighbouring lanes have SHARE
 // places each, and walk along them: for each nonzero a group reads one contiguous piece of a row of b, four
 // rows in flight. Sums of rows that cross groups meet in shared memory, those of rows that cross tiles in
 // `heads` and `tails`, which spmm_carry adds.
