@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -94,20 +95,26 @@ def test_families_look_as_they_are_named() -> None:
 
 
 TYPES = [
-    (dtype, offsets)
+    (dtype, offsets, 4)
     for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)
     for offsets in (torch.int32, torch.int64)
-]
+] + [(torch.float32, torch.int32, 1), (torch.bfloat16, torch.int64, 1)]
 
 
 @NEEDS_COMPILER
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize(("dtype", "offsets"), TYPES)
+@pytest.mark.parametrize(("dtype", "offsets", "width"), TYPES)
 def test_merge_path_is_exact_in_the_emulator(
-    dtype: torch.dtype, offsets: torch.dtype, monkeypatch: pytest.MonkeyPatch, libraries: Path
+    dtype: torch.dtype,
+    offsets: torch.dtype,
+    width: int,
+    monkeypatch: pytest.MonkeyPatch,
+    libraries: Path,
 ) -> None:
     """All families; tensors that end at a page's end, so that no load leaves them."""
     scan_emulator.emulate(monkeypatch, libraries)
+    if width == 1:
+        monkeypatch.setattr(with_cuda, "vec_width_of", lambda values, columns: 1)
     for family in FAMILIES:
         matrix, x = _matrix(family, dtype, offsets), _vector(family, dtype)
         expected = _expected(matrix, x).to(dtype)
@@ -115,18 +122,11 @@ def test_merge_path_is_exact_in_the_emulator(
         assert torch.equal(y, expected), family
 
 
-@NEEDS_COMPILER
-def test_merge_path_without_alignment_and_with_strides(
-    monkeypatch: pytest.MonkeyPatch, libraries: Path
-) -> None:
-    scan_emulator.emulate(monkeypatch, libraries)
-    family = Family("uniform", 150, 40, 4)
-    values, columns, offsets = _matrix(family)
-    shifted = torch.cat((values[:1], values))[1:]
-    assert with_cuda.vec_width_of(shifted, columns) == 1 != with_cuda.vec_width_of(values, columns)
-    x = _vector(family)
-    y = with_cuda.spmv(shifted, columns, offsets, x.repeat_interleave(2)[::2], config=SMALL)
-    assert torch.equal(y.double(), _expected((values, columns, offsets), x))
+def test_a_vector_needs_aligned_values_and_columns() -> None:
+    values, columns, _ = _matrix(FAMILIES[0])
+    assert with_cuda.vec_width_of(values, columns) == 4
+    assert with_cuda.vec_width_of(values[1:], columns) == with_cuda.vec_width_of(values, columns[3:]) == 1
+    assert with_cuda.vec_width_of(values.half()[4:], columns[4:]) == 4
 
 
 @NEEDS_COMPILER
@@ -141,7 +141,8 @@ def test_bits_of_rounded_sums_do_not_depend_on_the_schedule(
     values = torch.randn(family.nonzeros)
     first, second = (with_cuda.spmv(values, *matrix[1:], x, config=SMALL) for _ in range(2))
     assert torch.equal(first, second) and not torch.equal(first, y)
-    torch.testing.assert_close(first.double(), _expected((values, *matrix[1:]), x), rtol=1e-5, atol=1e-4)
+    error = (first.double() - _expected((values, *matrix[1:]), x)).abs()
+    assert float(error.max()) < 1e-4  # of a sum of 1500 products of size 1
 
 
 @NEEDS_COMPILER
@@ -207,24 +208,6 @@ FAULTS = {
 
 @NEEDS_COMPILER
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    scan_emulator.emulate(monkeypatch, tmp_path, FAULTS[fault])
-    # A missing barrier shows in some schedules only, a lost carry in each.
-    families = (Family("dense-row", 60, 6000, 3), *FAMILIES)
-    for family in families * (10 if "barrier" in fault else 1):
-        matrix, x = _matrix(family), _vector(family)
-        try:
-            y = with_cuda.spmv(*matrix, x, config=SMALL)
-        except EmulatorError:
-            return
-        if not torch.equal(y.double(), _expected(matrix, x)):
-            return
-    pytest.fail("the fault was not caught")
-
-
-@NEEDS_COMPILER
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("step", ladder.KERNELS)
 def test_each_step_of_the_ladder_is_exact_in_the_emulator(
     step: str, monkeypatch: pytest.MonkeyPatch, libraries: Path
@@ -237,23 +220,6 @@ def test_each_step_of_the_ladder_is_exact_in_the_emulator(
         assert torch.equal(y.double(), _expected(matrix, x)), family
         inputs[2] = _at_end(matrix[2].flip(0) * 2 - 100)  # offsets that fall, and that leave the range
         assert ladder.product(step, *inputs, threads=64).shape == y.shape
-
-
-STEP_FAULTS = {
-    "01_thread_a_row": ("k = row_begin(offsets, row); k < end", "k = row_begin(offsets, row); k <= end"),
-    "02_warp_a_row": ("sum = warp_sum(sum);", "sum = warp_sum<16>(sum);"),
-    "03_adaptive_lanes": ("if (k < end) sums[0]", "if (k + group < end) sums[0]"),
-}
-
-
-@NEEDS_COMPILER
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("step", STEP_FAULTS)
-def test_a_fault_in_each_step_is_caught(step: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    scan_emulator.emulate(monkeypatch, tmp_path, STEP_FAULTS[step])
-    family = Family("dense-row", 50, 1500, 3)
-    matrix, x = _matrix(family), _vector(family)
-    assert not torch.equal(ladder.product(step, *matrix, x, threads=64).double(), _expected(matrix, x))
 
 
 def test_lanes_follow_the_mean_length() -> None:
@@ -410,24 +376,6 @@ MATRIX_FAULTS = {
 }  # fmt: skip
 
 
-@NEEDS_COMPILER
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("fault", MATRIX_FAULTS)
-def test_a_planted_fault_in_a_product_with_a_matrix_is_caught(
-    fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    scan_emulator.emulate(monkeypatch, tmp_path, MATRIX_FAULTS[fault])
-    for family in FAMILIES * (4 if "barrier" in fault else 1):
-        matrix, b = _matrix(family), _vector(family, k=5)
-        try:
-            y = with_cuda.spmm(*matrix, b, config=SMALL_MATRIX)
-        except EmulatorError:
-            return
-        if not torch.equal(y.double(), _expected(matrix, b)):
-            return
-    pytest.fail("the fault was not caught")
-
-
 def test_long_rows_in_triton_take_the_whole_program_also_with_a_matrix() -> None:
     family = Family("dense-row", 20, 200, 3)
     matrix, b = _matrix(family), _vector(family, k=5)
@@ -469,19 +417,16 @@ def test_sliced_ell_is_exact_on_a_cpu_and_pads_to_the_longest_row_of_a_slice() -
 
 
 @NEEDS_COMPILER
-def test_sliced_ell_in_the_emulator_and_without_a_test_for_padding(
-    monkeypatch: pytest.MonkeyPatch, libraries: Path, tmp_path: Path
-) -> None:
-    fault = ("if (column != PADDING) sum", "sum")
-    for folder, planted in ((libraries, None), (tmp_path, fault)):
-        scan_emulator.emulate(monkeypatch, folder, planted)
-        right = True
-        for family in FAMILIES:
-            matrix, x = _matrix(family), _vector(family)
-            ell = SlicedEll.from_csr(*matrix, family.columns, window=64)
-            y = ell.launch(_at_end(x), torch.empty(family.rows))
-            right &= torch.equal(y.double(), _expected(matrix, x))
-        assert right == (planted is None)
+def test_sliced_ell_in_the_emulator(monkeypatch: pytest.MonkeyPatch, libraries: Path) -> None:
+    scan_emulator.emulate(monkeypatch, libraries)
+    for family in FAMILIES:
+        matrix, x = _matrix(family), _vector(family)
+        assert torch.equal(_by_sliced_ell(*matrix, x).double(), _expected(matrix, x)), family
+
+
+def _by_sliced_ell(*inputs: torch.Tensor) -> torch.Tensor:
+    ell = SlicedEll.from_csr(*inputs[:3], inputs[3].shape[0], window=64)
+    return ell.launch(_at_end(inputs[3]), torch.empty(ell.num_rows))
 
 
 def test_sliced_ell_compiles_without_a_gpu() -> None:
@@ -495,3 +440,46 @@ def test_sliced_ell_on_a_gpu(family: Family) -> None:
         matrix, x = _matrix(family, dtype), _vector(family, dtype)
         ell = SlicedEll.from_csr(*(t.cuda() for t in matrix), family.columns, window=64)
         assert torch.equal(ell.product(x.cuda()).cpu(), _expected(matrix, x).to(dtype))
+
+
+# ---- Planted faults
+
+
+STEP_FAULTS = {
+    "01_thread_a_row": ("k = row_begin(offsets, row); k < end", "k = row_begin(offsets, row); k <= end"),
+    "02_warp_a_row": ("sum = warp_sum(sum);", "sum = warp_sum<16>(sum);"),
+    "03_adaptive_lanes": ("if (k < end) sums[0]", "if (k + group < end) sums[0]"),
+}
+
+CALLS = {
+    "spmv": lambda *inputs: with_cuda.spmv(*inputs, config=SMALL),
+    "spmm": lambda *inputs: with_cuda.spmm(*inputs, config=SMALL_MATRIX),
+    "sliced ELL": _by_sliced_ell,
+    **{step: partial(ladder.product, step, threads=64) for step in ladder.KERNELS},
+}
+PLANTED = [
+    *(("spmv", fault, texts) for fault, texts in FAULTS.items()),
+    *(("spmm", fault, texts) for fault, texts in MATRIX_FAULTS.items()),
+    *((step, "a wrong end", texts) for step, texts in STEP_FAULTS.items()),
+    ("sliced ELL", "padding is added", ("if (column != PADDING) sum", "sum")),
+]
+
+
+@NEEDS_COMPILER
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(("call", "fault", "texts"), PLANTED, ids=lambda v: v if isinstance(v, str) else "")
+def test_a_planted_fault_is_caught(
+    call: str, fault: str, texts: tuple[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    scan_emulator.emulate(monkeypatch, tmp_path, texts)
+    # A missing barrier shows in some schedules only, a lost carry in each.
+    families = (Family("dense-row", 60, 6000, 3), *FAMILIES)
+    for family in families * (10 if "barrier" in fault else 1):
+        matrix, dense = _matrix(family), _vector(family, k=5 if call == "spmm" else None)
+        try:
+            y = CALLS[call](*matrix, dense)
+        except EmulatorError:
+            return
+        if not torch.equal(y.double(), _expected(matrix, dense)):
+            return
+    pytest.fail("the fault was not caught")
