@@ -288,6 +288,8 @@ def test_int32_offsets_of_too_many_nonzeros_are_refused() -> None:
     offsets = torch.tensor([0, 2**31 - 1], dtype=torch.int32)
     with pytest.raises(WeftError, match="int64, since int32 ends"):
         ops.spmv(values, columns, offsets, torch.ones(1))
+    with pytest.raises(WeftError, match="which int32 columns can name"):
+        ops.spmv(values[:1], columns[:1], offsets.clamp(max=1), values)
 
 
 def test_parts_of_torch_s_sparse_tensors() -> None:

@@ -52,6 +52,9 @@ def check_arguments(name: str, values: Any, columns: Any, offsets: Any, dense: A
             expected=f"{values.shape[0]} entries, as values has",
             got=columns.shape[0],
         )
+    if dense.shape[0] > MAX_INT32:
+        expected = f"at most {MAX_INT32} rows, which int32 columns can name"
+        raise WeftError(f"{name}: {factor}", expected=expected, got=dense.shape[0])
     if offsets.shape[0] == 0:
         hint = "offsets has one entry more than there are rows: 0 first, the number of nonzeros last"
         raise WeftError(f"{name}: offsets", expected="at least one entry", got=0, hint=hint)
