@@ -21,6 +21,8 @@ FEWEST = 32  # elements of the first input: fewer do not test rows, columns and 
 OTHER_FLOATS = ("float16", "bfloat16", "float64")
 # Parameters that are probabilities. With 0 and 1 an operator uses no random numbers.
 PROBABILITIES = ("p", "dropout_p")
+# Operators whose first input is a list: the nonzeros of a sparse matrix.
+WITH_LISTS = ("spmv", "spmm")
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]  # operator, arguments by position, by name
 
 
@@ -50,17 +52,21 @@ def example_case(name: str) -> Case:
     operator = registry.operator(name)
     implementations = [i for i in registry.implementations(name) if i.name in ("torch", "triton")]
     taken = [c for c in operator.cases if {"check", "edge"} & c.tags and "cpu" in c.devices]
-    chosen = [c for c in taken if _is_plain(c) and all(i.supports(c, "cpu") for i in implementations)]
+    chosen = [
+        c
+        for c in taken
+        if _is_plain(c, name in WITH_LISTS) and all(i.supports(c, "cpu") for i in implementations)
+    ]
     assert chosen, f"{name} has no contiguous float32 case of normal values with {FEWEST} elements or more"
     return min(chosen, key=lambda c: sum(i.numel for i in c.inputs))
 
 
-def _is_plain(case: Case) -> bool:
+def _is_plain(case: Case, may_be_list: bool) -> bool:
     shape = case.inputs[0].shape
     return (
         not any(i.dtype in OTHER_FLOATS for i in case.inputs)
         and all(i.layout == "contiguous" and i.values == "normal" and i.numel for i in case.inputs)
-        and len(shape) > 1
+        and (len(shape) > 1 or may_be_list)
         and min(shape[-2:]) > 1
         and case.inputs[0].numel >= FEWEST
         and not any(case.params.get(p) in (0.0, 1.0) for p in PROBABILITIES)

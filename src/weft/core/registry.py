@@ -149,6 +149,17 @@ REGISTRY: dict[str, Entry] = {
             "cuda/05-decoupled-look-back": "ladder:LOOK_BACK",
         },
     ),
+    "spmv": _member(
+        "sparse",
+        "spmv",
+        ("eager", "torch", "triton", "cuda"),
+        **{
+            "cuda/01-thread-a-row": "ladder:THREAD",
+            "cuda/02-warp-a-row": "ladder:WARP",
+            "cuda/03-adaptive-lanes": "ladder:ADAPTIVE",
+        },
+    ),
+    "spmm": _member("sparse", "spmm", ("eager", "torch", "triton", "cuda")),
 }
 
 # Elementwise, row reduction, full reduction, matrix product.

@@ -21,6 +21,7 @@ from weft.ops.norms import (
 from weft.ops.rope import rope
 from weft.ops.scaled_matmul import quantize_fp8, scaled_matmul
 from weft.ops.softmax import softmax
+from weft.ops.sparse import spmm, spmv
 from weft.ops.sum import sum
 from weft.ops.trilinear import trilinear
 
@@ -51,6 +52,8 @@ __all__ = [
     "rope",
     "scaled_matmul",
     "softmax",
+    "spmm",
+    "spmv",
     "sum",
     "swiglu",
     "trilinear",

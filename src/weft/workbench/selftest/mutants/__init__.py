@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from weft.workbench.sources.source import LoadedFile, Source
 
 SINGLE_OPERATORS = ("softmax", "gelu", "sum", "matmul", "layer_norm", "cross_entropy", "cumsum")
-WRONG = ("wrong", *(f"wrong_{operator}" for operator in SINGLE_OPERATORS), "backward")
+WRONG = ("wrong", *(f"wrong_{operator}" for operator in SINGLE_OPERATORS), "wrong_sparse", "backward")
 KERNELS = ("with_triton", "with_numba", "with_cuda")
 PROBLEMS = ("unvarying", "problem_controls", "layouts")
 CHEATS = ("cheats", "cheats_callers", "cheats_buffers", "cheats_pages")
