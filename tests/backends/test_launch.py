@@ -8,6 +8,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -224,3 +225,19 @@ def test_a_kernel_without_overlap_has_no_dependency_instructions(overlap: bool, 
     pytest.importorskip("cuda.bindings")
     for source, name in next(chains(overlap)):
         assert "griddepcontrol" not in entry(source, name, arch)
+
+
+@pytest.mark.parametrize("header", ["near.cuh", "../far.cuh"])
+def test_an_edited_header_is_compiled_anew(
+    header: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "ladder").mkdir()
+    file = tmp_path / "ladder" / "kernel.cu"
+    file.write_text(f'#include "{header}"\nextern "C" __global__ void write(float* y) {{ *y = VALUE; }}\n')
+    source = nvrtc.CudaSource(file=file, kernels=("write",), defines=())
+    programs = []
+    for value in ("1.0f", "2.0f", "1.0f"):
+        (file.parent / header).write_text(f"#define VALUE {value}\n")
+        programs.append(source.compile("sm_90"))
+    assert programs[0] == programs[2] != programs[1]

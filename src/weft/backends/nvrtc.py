@@ -93,7 +93,10 @@ class CudaSource:
     def _key(self, arch: str) -> str:
         parts = [self.file.read_text(), *map(str, self.flags(arch)), str(compiler_version())]
         # Every header that could be included: an edit of one must not leave an old cubin in the cache.
-        for header in sorted({h for folder in (*INCLUDES, self.file.parent) for h in folder.glob("*.cuh")}):
+        folders = [*INCLUDES, self.file.parent]
+        if '#include "../' in parts[0]:  # a ladder's step, with a header of its operator
+            folders.append(self.file.parent.parent)
+        for header in sorted({h for folder in folders for h in folder.glob("*.cuh")}):
             parts.append(header.read_text())
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
