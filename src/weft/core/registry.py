@@ -147,6 +147,16 @@ REGISTRY: dict[str, Entry] = {
             "cuda/05-decoupled-look-back": "ladder:LOOK_BACK",
         },
     ),
+    "transpose": _single(
+        "transpose",
+        FIVE,
+        **{
+            "cuda/01-naive": "ladder:NAIVE",
+            "cuda/02-tiled": "ladder:TILED",
+            "cuda/03-padded": "ladder:PADDED",
+            "cuda/04-swizzled": "ladder:SWIZZLED",
+        },
+    ),
 }
 
 # Elementwise, row reduction, full reduction, matrix product.
