@@ -157,6 +157,17 @@ REGISTRY: dict[str, Entry] = {
             "cuda/04-swizzled": "ladder:SWIZZLED",
         },
     ),
+    "histogram": _single(
+        "histogram",
+        ("eager", "torch", "triton", "cuda"),
+        **{
+            "cuda/01-global-atomics": "ladder:GLOBAL_ATOMICS",
+            "cuda/02-shared": "ladder:SHARED",
+            "cuda/03-privatised": "ladder:PRIVATISED",
+            "cuda/04-warp-aggregated": "ladder:WARP_AGGREGATED",
+            "cuda/05-sorted": "ladder:SORTED",
+        },
+    ),
 }
 
 # Elementwise, row reduction, full reduction, matrix product.

@@ -8,6 +8,7 @@ from weft.ops.cumsum import cumsum
 from weft.ops.dropout import dropout
 from weft.ops.embedding import embedding
 from weft.ops.gated import geglu, swiglu
+from weft.ops.histogram import histogram
 from weft.ops.linear import linear, linear_gelu, linear_residual
 from weft.ops.losses import cross_entropy, linear_cross_entropy
 from weft.ops.matmul import matmul
@@ -40,6 +41,7 @@ __all__ = [
     "embedding",
     "geglu",
     "gelu",
+    "histogram",
     "layer_norm",
     "linear",
     "linear_cross_entropy",
