@@ -33,6 +33,14 @@ inline __nv_bfloat16 __float2bfloat16_rn(float v) {
   if (v != v) return {0x7fc0};
   return {(unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
 }
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
+  const unsigned long long both = (unsigned long long)high << 32 | low;
+  unsigned result = 0;
+  for (int i = 0; i < 4; ++i) result |= (unsigned)(both >> (selector >> 4 * i & 7) * 8 & 255) << 8 * i;
+  return result;
+}
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fdividef(float a, float b) { return a / b; }
 using std::fmaf, std::fmaxf, std::log2f, std::max, std::min;
 #include "numeric.cuh"

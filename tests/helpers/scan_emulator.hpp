@@ -93,6 +93,12 @@ inline unsigned __ballot_sync(unsigned, bool v) {
   for (int i = 0; i < 32; ++i) mask |= values[i] << i;
   return mask;
 }
+inline unsigned __match_any_sync(unsigned, int v) {
+  const unsigned* values = together(v);
+  unsigned mask = 0;
+  for (int i = 0; i < 32; ++i) mask |= (values[i] == (unsigned)v) << i;
+  return mask;
+}
 inline int __ffs(unsigned v) { return v ? std::countr_zero(v) + 1 : 0; }
 inline int __popc(unsigned v) { return std::popcount(v); }
 inline void __syncwarp() { arrive(own->warps[current / 32].barrier, 32); }

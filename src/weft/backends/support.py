@@ -8,7 +8,7 @@ from functools import cache
 from importlib.util import find_spec
 
 from weft import machine
-from weft.core import FORWARD, YES, Case, Implementation, Support, check_only, no
+from weft.core import BACKWARD, FORWARD, YES, Case, Implementation, Support, check_only, no
 from weft.core.cases import FLOAT8
 
 CUDA_PACKAGES = ("cuda.core", "cuda.bindings", "cuda.pathfinder")
@@ -18,6 +18,8 @@ def support(implementation: Implementation, case: Case, device: str, direction: 
     """Return whether ``implementation`` can run ``case`` on ``device`` ('cpu' or 'cuda'), and if not, why."""
     if direction not in implementation.directions:
         return no(f"{implementation.name} computes only the {' and '.join(implementation.directions)}")
+    if direction == BACKWARD and not any("float" in i.dtype for i in case.inputs):
+        return no("integers have no gradient")
     if device not in case.devices:
         return no(f"this case is not meant for a {device} device")
     if device not in implementation.devices:

@@ -149,6 +149,27 @@ REGISTRY: dict[str, Entry] = {
             "cuda/05-decoupled-look-back": "ladder:LOOK_BACK",
         },
     ),
+    "transpose": _single(
+        "transpose",
+        FIVE,
+        **{
+            "cuda/01-naive": "ladder:NAIVE",
+            "cuda/02-tiled": "ladder:TILED",
+            "cuda/03-padded": "ladder:PADDED",
+            "cuda/04-swizzled": "ladder:SWIZZLED",
+        },
+    ),
+    "histogram": _single(
+        "histogram",
+        ("eager", "torch", "triton", "cuda"),
+        **{
+            "cuda/01-global-atomics": "ladder:GLOBAL_ATOMICS",
+            "cuda/02-shared": "ladder:SHARED",
+            "cuda/03-privatised": "ladder:PRIVATISED",
+            "cuda/04-warp-aggregated": "ladder:WARP_AGGREGATED",
+            "cuda/05-sorted": "ladder:SORTED",
+        },
+    ),
     "spmv": _member(
         "sparse",
         "spmv",

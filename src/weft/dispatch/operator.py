@@ -100,7 +100,7 @@ class Schema:
 
     def saves_tensors_alone(self) -> bool:
         """True if what a backward gets besides the gradients and ``params`` are tensors, not None."""
-        arguments = [argument.split() for argument in self.saved.split(",")]
+        arguments = [argument.split() for argument in self.saved.split(",") if argument]
         return all(kind == "Tensor" or name in self.params for kind, name in arguments)
 
 
@@ -519,8 +519,9 @@ def _register_backward(name: str, schema: Schema, split: Callable[..., Any]) -> 
         gradients = schema.fake_backward(*split(arguments)[0])
         return gradients[0] if single else gradients
 
-    grads = ", ".join(f"Tensor grad{i or ''}" for i in range(schema.differentiable_outputs))
-    signature = f"({grads}, {schema.saved}, str impl) -> {_result(schema.gradients)}"
+    arguments = [f"Tensor grad{i or ''}" for i in range(schema.differentiable_outputs)]
+    arguments += [schema.saved] if schema.saved else []  # a backward may need nothing but the gradient
+    signature = f"({', '.join(arguments)}, str impl) -> {_result(schema.gradients)}"
     define(f"{name}_backward", signature, backward, fake)
 
 

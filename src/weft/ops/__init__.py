@@ -8,6 +8,7 @@ from weft.ops.cumsum import cumsum
 from weft.ops.dropout import dropout
 from weft.ops.embedding import embedding
 from weft.ops.gated import geglu, swiglu
+from weft.ops.histogram import histogram
 from weft.ops.linear import linear, linear_gelu, linear_residual
 from weft.ops.losses import cross_entropy, linear_cross_entropy
 from weft.ops.matmul import matmul
@@ -23,6 +24,7 @@ from weft.ops.scaled_matmul import quantize_fp8, scaled_matmul
 from weft.ops.softmax import softmax
 from weft.ops.sparse import spmm, spmv
 from weft.ops.sum import sum
+from weft.ops.transpose import transpose
 from weft.ops.trilinear import trilinear
 
 __all__ = [
@@ -40,6 +42,7 @@ __all__ = [
     "embedding",
     "geglu",
     "gelu",
+    "histogram",
     "layer_norm",
     "linear",
     "linear_cross_entropy",
@@ -56,5 +59,6 @@ __all__ = [
     "spmv",
     "sum",
     "swiglu",
+    "transpose",
     "trilinear",
 ]
