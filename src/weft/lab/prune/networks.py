@@ -148,7 +148,7 @@ def accuracy(snapshot: Snapshot, x: torch.Tensor, y: torch.Tensor) -> list[float
         for images, classes in zip(x.split(TEST_CHUNK), y.split(TEST_CHUNK), strict=True):
             guesses = logits(snapshot.values, images.expand(snapshot.networks, -1, -1)).argmax(-1)
             correct += (guesses == classes).sum(1)
-    return (correct / len(y)).tolist()
+    return [count / len(y) for count in correct.tolist()]
 
 
 def pruned(weights: Sequence[torch.Tensor], masks: Masks, counts: Sequence[int]) -> Masks:
