@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -101,8 +102,9 @@ def _run(plan: Plan, images: ImageSet) -> dict[str, Any]:
 
     with progress.Progress() as status:
 
-        def expect(seconds: list[float]) -> None:
-            status.expect(seconds, f"{plan.rounds} rounds with {plan.networks} seeds")
+        def expect(remaining: Callable[[], float]) -> None:
+            what = f"{plan.rounds} rounds with {plan.networks} seeds"
+            status.expect_by(remaining, plan.rounds + 1, what)
 
         return experiment.run(images, plan, log=status, expect=expect)
 

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ VERDICT_DENSITY = 0.1
 NEAREST = (0.08, 0.125)  # densities that count as 10 %
 MAX_STEPS, MAX_NETWORKS, MAX_ROUNDS = 1_000_000, 100, 100
 CALIBRATION_STEPS = 4
+PRIOR_STEPS = 50
 LOG_EVERY = 20  # steps between two lines of progress
 # Purposes of random numbers: each has a stream of its own, so that a change of one leaves the others.
 INITIAL, ORDER, FRESH, RANDOM_MASK = range(4)
@@ -128,7 +130,7 @@ class Experiment:
         self.train_x, self.train_y = torch.from_numpy(images.train_x), torch.from_numpy(images.train_y)
         self.test_x, self.test_y = torch.from_numpy(images.test_x), torch.from_numpy(images.test_y)
         self.sizes = (images.features, *plan.hidden, images.classes)
-        self.shapes = list(zip(self.sizes, self.sizes[1:], strict=False))
+        self.shapes = list(pairwise(self.sizes))
         self._order = batch_order(len(images.train_x), plan)
         self.initial = networks.initial(self.sizes, stream(plan, INITIAL))
         self.full_masks: Masks = tuple(torch.ones_like(w, dtype=torch.bool) for w in self.initial.weights)
@@ -173,6 +175,19 @@ class Experiment:
         return (times[-1] - times[0]) / (steps - 1) if steps > 1 else 0.0
 
 
+class Work:
+    """Training steps of all conditions that are done and left, to estimate the seconds that are left."""
+
+    def __init__(self, plan: Plan, step_seconds: float) -> None:
+        self.done, self._step_seconds, self._start = 0.0, step_seconds, time.perf_counter()
+        self._total = plan.steps * (plan.rounds + 1 / len(CONDITIONS))  # the dense networks are one condition
+
+    def remaining(self) -> float:
+        """Return the estimated seconds; the calibration counts like ``PRIOR_STEPS`` measured steps."""
+        seconds = time.perf_counter() - self._start + PRIOR_STEPS * self._step_seconds
+        return seconds / (self.done + PRIOR_STEPS) * max(0.0, self._total - self.done)
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Context with one thread for torch, and without denormal numbers, which would slow products down.
@@ -189,8 +204,10 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def run(images: ImageSet, plan: Plan, *, log: Log, expect: Callable[[list[float]], None]) -> dict[str, Any]:
-    """Run the experiment; return its record. ``expect`` gets the seconds of each round before the first.
+def run(
+    images: ImageSet, plan: Plan, *, log: Log, expect: Callable[[Callable[[], float]], None]
+) -> dict[str, Any]:
+    """Run the experiment; return its record. ``expect`` gets a function of the seconds left before the start.
 
     Raises :class:`Interrupted` for a ``KeyboardInterrupt``, with the record of the rounds so far.
     """
@@ -198,9 +215,9 @@ def run(images: ImageSet, plan: Plan, *, log: Log, expect: Callable[[list[float]
     try:
         with one_thread():
             experiment = Experiment(images, plan)
-            seconds = plan.steps * experiment.step_seconds()
-            expect([seconds / len(CONDITIONS), *[seconds] * plan.rounds])
-            for row in _rounds(experiment, log):
+            work = Work(plan, experiment.step_seconds())
+            expect(work.remaining)
+            for row in _rounds(experiment, work, log):
                 rows.append(row)
     except KeyboardInterrupt as error:
         if not rows:
@@ -209,11 +226,12 @@ def run(images: ImageSet, plan: Plan, *, log: Log, expect: Callable[[list[float]
     return _record(images, plan, rows)
 
 
-def _rounds(experiment: Experiment, log: Log) -> Iterator[dict[str, Any]]:
+def _rounds(experiment: Experiment, work: Work, log: Log) -> Iterator[dict[str, Any]]:
     plan = experiment.plan
 
     def progress(round_number: int) -> Callable[[int], None]:
         def on_step(step: int) -> None:
+            work.done += 1 if round_number else 1 / len(CONDITIONS)
             if step % LOG_EVERY == 0 or step == plan.steps:
                 density = 100 * plan.density(round_number)
                 head = f"[{round_number + 1}/{plan.rounds + 1}] density {density:.3g} %"

@@ -153,16 +153,16 @@ def read_images(path: Path, seed: int) -> ImageSet:
     except (*DAMAGE, zipfile.BadZipFile, zlib.error) as error:
         raise WeftError("--data", expected=expected, got=f"{path}: {error}") from error
     _validate(path, x, y)
-    x = x.reshape(len(x), -1).astype(np.float32)
+    pixels: Floats = x.reshape(len(x), -1).astype(np.float32)
     order = np.random.default_rng(seed).permutation(len(x))
     tests, trains = np.split(order, [int(len(x) * TEST_SHARE)])
-    mean, deviation = float(x[trains].mean()), float(x[trains].std())
-    x = (x - mean) / (deviation or 1.0)
+    mean, deviation = float(pixels[trains].mean()), float(pixels[trains].std())
+    pixels = ((pixels - mean) / (deviation or 1.0)).astype(np.float32)
     y = y.astype(np.int64)
     return ImageSet(
-        train_x=x[trains],
+        train_x=pixels[trains],
         train_y=y[trains],
-        test_x=x[tests],
+        test_x=pixels[tests],
         test_y=y[tests],
         classes=int(y.max()) + 1,
         name=path.name,

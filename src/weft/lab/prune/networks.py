@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch.nn import functional
@@ -70,7 +71,7 @@ def initial(sizes: Sequence[int], seeds: Sequence[int]) -> Snapshot:
     """
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     weights, biases = [], []
-    for inputs, outputs in zip(sizes, sizes[1:], strict=False):
+    for inputs, outputs in pairwise(sizes):
         deviation = (2 / (inputs + outputs)) ** 0.5
         layers = [deviation * torch.randn(inputs, outputs, generator=g) for g in generators]
         weights.append(torch.stack(layers))

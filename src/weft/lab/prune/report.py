@@ -109,9 +109,9 @@ def plot(record: Record, path: Path) -> None:
         title=f"Accuracy over density: {images['name']}",
         x="weights that are left (%)",
         y="test accuracy (%)",
-        caption=f"{plan['networks']} seeds, {plan['steps']} training steps, rewound to step {plan['rewind']}. "
-        "A winning ticket has the mask of iterative magnitude pruning and the original values; each control "
-        "replaces one of the two by a random one.",
+        caption=f"{plan['networks']} seeds, {plan['steps']} steps, rewound to step {plan['rewind']}. A winning "
+        "ticket has the mask of iterative magnitude pruning and the original values; each control replaces "
+        "one of the two by a random one.",
         log_x=True,
         marks=marks,
     )
@@ -124,13 +124,14 @@ def markdown(results: Path = RESULTS) -> str:
         record = read_json(file)
         made_on, plan, images = record["machine"], record["plan"], record["images"]
         changed = " with uncommitted changes" if made_on.get("dirty") else ""
+        commit, share = f"{str(made_on['commit'])[:10]}{changed}", f"{100 * plan['share']:.3g} %"
         layers = "-".join(map(str, (images["features"], *plan["hidden"], images["classes"])))
         blocks.append(
-            f"**{made_on['device']}**, {made_on['date'][:10]}, commit {str(made_on['commit'])[:10]}{changed}, "
+            f"**{made_on['device']}**, {made_on['date'][:10]}, commit {commit}, "
             f"torch {made_on['versions']['torch']}. Images: {images['name']}, {images['train']} to train, "
             f"{images['test']} to test. Network: {layers}. Training: {plan['steps']} steps of "
             f"{plan['batch']} images, Adam with learning rate {plan['learning_rate']:g}; each round prunes "
-            f"{100 * plan['share']:.3g} % of the weights that are left and rewinds to step {plan['rewind']}.\n"
+            f"{share} of the weights that are left and rewinds to step {plan['rewind']}.\n"
         )
         blocks.append(f"Result: {verdict_text(record)}.\n")
         for head, rows in (accuracy_table(record), storage_table(record)):
