@@ -25,6 +25,7 @@ WORK = (
     "weft.workbench.explain.ncu.profile",
     "weft.cli.study._measure",
     "weft.cli.demo._run",
+    "weft.cli.prune._run",
     "weft.cli.tune._measure",
     "weft.cli.tune_audit._measure",
     "weft.cli.inspect._kernels",

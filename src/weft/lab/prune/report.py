@@ -13,10 +13,9 @@ from weft.workbench.report.markdown import RESULTS, table
 from weft.workbench.report.scales import NONE
 from weft.workbench.report.svg_curves import Curve, Mark, render_curves
 
-RECORD, PICTURE = (
-    "prune.json",
-    "prune.svg",
-)  # names in --out, under results/<device>/ and docs/pictures/<device>/
+# Names in --out, under results/<device>/ and docs/pictures/<device>/. The names of a device's further
+# experiments begin likewise.
+RECORD, PICTURE, RECORDS = "prune.json", "prune.svg", "prune*.json"
 PICTURES = "../pictures"  # as seen from docs/learn/
 Record = Mapping[str, Any]
 Table = tuple[tuple[str, ...], list[list[str]]]
@@ -109,9 +108,9 @@ def plot(record: Record, path: Path) -> None:
         title=f"Accuracy over density: {images['name']}",
         x="weights that are left (%)",
         y="test accuracy (%)",
-        caption=f"{plan['networks']} seeds, {plan['steps']} steps, rewound to step {plan['rewind']}. A winning "
-        "ticket has the mask of iterative magnitude pruning and the original values; each control replaces "
-        "one of the two by a random one.",
+        caption=f"{plan['networks']} seeds, {plan['steps']} steps, rewound to step {plan['rewind']}. A "
+        "winning ticket has the mask of iterative magnitude pruning and the original values; each control "
+        "replaces one of the two by a random one.",
         log_x=True,
         marks=marks,
     )
@@ -120,7 +119,7 @@ def plot(record: Record, path: Path) -> None:
 def markdown(results: Path = RESULTS) -> str:
     """Return every committed experiment as Markdown with its picture."""
     blocks = []
-    for file in sorted(results.glob(f"*/{RECORD}")):
+    for file in sorted(results.glob(f"*/{RECORDS}"), key=lambda f: (f.parent, f.stem)):
         record = read_json(file)
         made_on, plan, images = record["machine"], record["plan"], record["images"]
         changed = " with uncommitted changes" if made_on.get("dirty") else ""
@@ -134,8 +133,12 @@ def markdown(results: Path = RESULTS) -> str:
             f"{share} of the weights that are left and rewinds to step {plan['rewind']}.\n"
         )
         blocks.append(f"Result: {verdict_text(record)}.\n")
-        for head, rows in (accuracy_table(record), storage_table(record)):
-            blocks.append(table(head, rows, "r" * len(head)))
-        blocks.append(" ".join(notes(record)) + "\n")
+        head, rows = accuracy_table(record)
+        blocks.append(table(head, rows, "r" * len(head)))
+        if file.name != RECORD:  # the bytes are those of the first experiment
+            continue
         blocks.append(f"![accuracy over density]({PICTURES}/{slug(made_on['device'])}/{PICTURE})\n")
+        head, rows = storage_table(record)
+        blocks.append(table(head, rows, "r" * len(head)))
+        blocks.append(" ".join(notes(record)) + "\n")
     return "\n".join(blocks) or "Not measured yet: `weft prune --out prune`.\n"
