@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -115,8 +116,8 @@ def test_the_controls_replace_the_values_or_the_mask(small: Experiment) -> None:
     start, all_masks = small.conditions(rewound, masks, 2)
     n = SMALL.networks
     for mask, stacked, weight, original in zip(masks, all_masks, start.weights, rewound.weights, strict=True):
-        winning, fresh, shuffled = stacked.split(n)
-        assert torch.equal(winning, mask) and torch.equal(fresh, mask)
+        winning, same, shuffled = stacked.split(n)
+        assert torch.equal(winning, mask) and torch.equal(same, mask)
         # The random mask has as many weights in each layer of each network, elsewhere.
         assert torch.equal(shuffled.flatten(1).sum(1), mask.flatten(1).sum(1))
         assert not torch.equal(shuffled, mask)
@@ -311,6 +312,27 @@ def test_the_quick_command_prints_json_and_writes_record_and_picture(tmp_path: P
     assert record["verdict"]["density"] == pytest.approx(0.1, abs=0.001)
     last = done.stderr.splitlines()[-1]
     assert last.startswith(("passed: winning tickets beat", "failed: winning tickets do not beat"))
+
+
+def test_a_stopped_command_shows_and_saves_the_densities_that_are_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds = experiment._rounds
+
+    def stopped_rounds(*arguments: Any) -> Iterator[dict[str, Any]]:
+        for done in rounds(*arguments):
+            yield done
+            if done["round"] == 1:
+                signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(experiment, "_rounds", stopped_rounds)
+    before = torch.get_num_threads()
+    done = CliRunner().invoke(app, ["prune", "--quick", "--steps", "3", "--out", str(tmp_path)])
+    assert done.exit_code == 130, done.output
+    assert done.stdout.splitlines()[-1].startswith("stopped after 2 of 6 densities")
+    record = json.loads((tmp_path / report.RECORD).read_text())
+    assert record["stopped"] is True and [r["round"] for r in record["rows"]] == [0, 1]
+    assert torch.get_num_threads() == before
 
 
 def test_tables_of_the_committed_record_fit_80_columns() -> None:

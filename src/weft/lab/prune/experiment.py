@@ -42,7 +42,7 @@ CALIBRATION_STEPS = 4
 PRIOR_STEPS = 50
 LOG_EVERY = 20  # steps between two lines of progress
 # Purposes of random numbers: each has a stream of its own, so that a change of one leaves the others.
-INITIAL, ORDER, FRESH, RANDOM_MASK = range(4)
+INITIAL, ORDER, REINITIALISED, RANDOM_MASK = range(4)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,11 +153,11 @@ class Experiment:
 
         The reinitialised networks train up to that step under their mask, so that they get as many steps.
         """
-        fresh = networks.initial(self.sizes, stream(self.plan, FRESH, round_number))
-        fresh = self.train(fresh, masks, self.plan.rewind)
+        reinitialised = networks.initial(self.sizes, stream(self.plan, REINITIALISED, round_number))
+        reinitialised = self.train(reinitialised, masks, self.plan.rewind)
         shuffled = networks.random_masks(masks, stream(self.plan, RANDOM_MASK, round_number))
         all_masks = networks.joined_masks([masks, masks, shuffled])
-        return networks.masked(networks.joined([rewound, fresh, rewound]), all_masks), all_masks
+        return networks.masked(networks.joined([rewound, reinitialised, rewound]), all_masks), all_masks
 
     def accuracies(self, trained: Snapshot) -> dict[str, list[float]]:
         """Return the test accuracies of each condition that the stack has."""
