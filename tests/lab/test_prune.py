@@ -299,6 +299,14 @@ def test_invalid_arguments_are_refused_before_any_work(
     assert not list(tmp_path.iterdir())
 
 
+def test_the_help_states_the_defaults_of_the_plan() -> None:
+    page = " ".join(CliRunner().invoke(app, ["prune", "--help"]).output.split())
+    plan, quick = Plan(), experiment.QUICK
+    for field in ("networks", "steps", "rounds"):
+        assert f"[default: {getattr(plan, field)}; with --quick {getattr(quick, field)}]" in page, field
+    assert f"[default: {plan.share}]" in page and f"[default: {plan.rewind}]" in page
+
+
 def test_the_quick_command_prints_json_and_writes_record_and_picture(tmp_path: Path) -> None:
     out = tmp_path / "out"
     call = [sys.executable, "-m", "weft", "prune", "--quick", "--steps", "30", "--json", "--out", str(out)]
