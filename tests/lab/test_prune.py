@@ -309,14 +309,14 @@ def test_the_help_states_the_defaults_of_the_plan() -> None:
 
 def test_the_quick_command_prints_json_and_writes_record_and_picture(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    call = [sys.executable, "-m", "weft", "prune", "--quick", "--steps", "30", "--json", "--out", str(out)]
+    call = [sys.executable, "-m", "weft", "prune", "--quick", "--steps", "10", "--json", "--out", str(out)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "NO_COLOR": "1"}
     done = subprocess.run(call, capture_output=True, text=True, env=environment)
     record = json.loads(done.stdout)
     assert done.returncode == (0 if record["verdict"]["beats_both"] else 1), done.stderr
     assert json.loads((out / report.RECORD).read_text()) == record
     assert "winning ticket, 95 % interval" in (out / report.PICTURE).read_text()
-    assert len(record["rows"]) == 6 and record["plan"]["steps"] == 30
+    assert len(record["rows"]) == 6 and record["plan"]["steps"] == 10
     assert record["verdict"]["density"] == pytest.approx(0.1, abs=0.001)
     last = done.stderr.splitlines()[-1]
     assert last.startswith(("passed: winning tickets beat", "failed: winning tickets do not beat"))
