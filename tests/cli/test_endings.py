@@ -99,6 +99,10 @@ ENDINGS: dict[str, tuple[Arguments, str]] = {
         ),
         rf"good: \d+ points of the MLP on cuda {SECONDS}",
     ),
+    "prune": (
+        lambda _: ("--quick", "--steps", 10),
+        rf"(passed|failed): winning tickets (do not )?beat both controls at 10 % density, .+ {SECONDS}",
+    ),
     "tune": (lambda _: ("--show", "--device", "another"), rf"0 points {SECONDS}"),
     "learn": (
         lambda folder: ("--folder", folder),

@@ -26,6 +26,7 @@ WORK = (
     "weft.cli.study_mlp.measure",
     "weft.cli.study_loops.measure",
     "weft.cli.demo._run",
+    "weft.cli.prune._run",
     "weft.cli.tune._measure",
     "weft.cli.tune_audit._measure",
     "weft.cli.inspect._kernels",

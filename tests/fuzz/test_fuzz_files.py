@@ -26,6 +26,7 @@ from weft.gpt2.report.run_record import losses
 from weft.gpt2.train.checkpoint_files import FORMAT, STATE, read_state, seal
 from weft.gpt2.train.run_directory import RUN, RunPlan, read_plan
 from weft.gpt2.train.train_config import TrainConfig
+from weft.lab.prune.images import read_images
 from weft.machine.ceilings import FORMAT as CEILINGS_FORMAT
 from weft.machine.ceilings import load as load_ceilings
 from weft.workbench.compare import noise
@@ -128,6 +129,12 @@ def _alphabet() -> bytes:
     return json.dumps({letter: byte for byte, letter in tokenisers.byte_alphabet().items()}).encode()
 
 
+def _images() -> bytes:
+    file = io.BytesIO()
+    np.savez(file, x=np.zeros((100, 4), np.uint8), y=np.arange(100) % 3)
+    return file.getvalue()
+
+
 def readers() -> Iterator[Reader]:
     """Yield a small valid example of every kind of file that Weft reads."""
     trace = TRACE / "definition.json"
@@ -170,6 +177,7 @@ def readers() -> Iterator[Reader]:
     yield Reader("right.json", solution, lambda path: read_solution(path, "rmsnorm_h512"))
     yield Reader("done.jsonl", done, lambda path: read_done(path, [], SuiteOptions()))
     yield Reader("softmax.cu", (ROOT / "examples" / "mine" / "softmax.cu").read_bytes(), read_header)
+    yield Reader("images.npz", _images(), lambda path: read_images(path, 0))
     yield Reader("demos.json", demos, _weft("demo", "all", "--from", "FILE"))
     yield Reader("study.json", study, _weft("study", "mlp", "--redraw", "FILE", *no_pictures))
     yield Reader("loops.json", loops, _weft("study", "loops", "--redraw", "FILE", *no_pictures))

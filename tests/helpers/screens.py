@@ -238,6 +238,13 @@ def _study() -> None:
     study_mlp.show(json.loads((H200 / "study-mlp.json").read_text()))
 
 
+def _prune() -> None:
+    from weft.cli import prune
+
+    record = ROOT / "results" / "intel-r-xeon-r-processor" / "prune.json"
+    prune._show(json.loads(record.read_text()))
+
+
 def _profile() -> None:
     from weft.cli import profile
 
@@ -264,6 +271,7 @@ SCREENS: dict[str, Callable[[], None]] = {
     "tune": _tune,
     "selftest": _selftest,
     "study": _study,
+    "prune": _prune,
     "profile": _profile,
     "demo": _demo,
     "hardware": _weft("hardware"),

@@ -25,7 +25,7 @@ from weft.core.errors import WeftError
 COMMANDS = (
     *("device", "ops", "check", "bench", "compare", "report", "profile", "inspect"),
     *("debug", "hardware", "claim", "claims"),
-    *("judge", "new", "selftest", "demo", "ladder", "study", "tune", "learn"),
+    *("judge", "new", "selftest", "demo", "ladder", "study", "prune", "tune", "learn"),
     *("data", "train", "generate", "help"),
 )
 

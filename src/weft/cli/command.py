@@ -28,7 +28,10 @@ GROUPS = {
     ),
     "Model": ("--preset", "--layers", "--heads", "--width", "--start", "--dropout", "--length"),
     "Data": ("--data", "--tokeniser", "--bpe-files", "--prompt"),
-    "Optimisation": ("--steps", "--batch", "--accumulate", "--lr", "--warmup"),
+    "Optimisation": (
+        *("--steps", "--batch", "--accumulate", "--lr", "--warmup"),
+        *("--networks", "--rewind", "--share", "--rounds"),
+    ),
     "Execution": ("--ops", "--compile", "--no-compile", "--dtype", "--strategy", "--set", "--profile"),
     "Checkpoints": ("--resume", "--checkpoint-every", "--keep", "--validate-every", "--sample-every"),
     "Your code": ("--with", "--seconds", "--memory", "--sanitize"),
