@@ -13,7 +13,7 @@ from weft.cli.options import Device, Files, Json
 
 EPILOG = """Examples:
   weft profile softmax
-  weft profile softmax --impl triton --out profile
+  weft profile softmax --impl triton --stacks --out profile
   weft profile gelu --impl cuda --tool ncu
   weft profile gelu --impl cuda --tool nsys
   weft profile --from train.sqlite
@@ -64,6 +64,9 @@ def profile(
     active: Active = None,
     repeat: Repeat = None,
     quick: Annotated[bool, typer.Option("--quick", help="Record fewer steps")] = False,
+    stacks: Annotated[
+        bool, typer.Option("--stacks", help="Show Python's functions in trace and flame graph")
+    ] = False,
     files: Files = None,
     as_json: Json = False,
 ) -> None:
@@ -81,7 +84,7 @@ def profile(
         raise WeftError("--tool", expected=f"{', '.join(TOOLS[:-1])} or {TOOLS[-1]}", got=tool)
     cycle = {"wait": wait, "warmup": warmup, "active": active, "repeat": repeat}
     steps = {name: n for name, n in cycle.items() if n is not None}
-    schedule = [f"--{name}" for name in steps] + ["--quick"] * quick
+    schedule = [f"--{name}" for name in steps] + ["--quick"] * quick + ["--stacks"] * stacks
     if export is not None:
         call = {"OPERATOR": operator, "--impl": impl, "--case": case, "--device": device, "--with": files}
         refused = [name for name, value in call.items() if value] + schedule
@@ -92,7 +95,7 @@ def profile(
     if tool != "torch":
         if schedule:
             what = f"{', '.join(schedule)} with --tool {tool}"
-            raise WeftError(what, hint=f"{tool} measures in a process of its own and has no cycles")
+            raise WeftError(what, hint=f"{tool} measures in a process of its own, without cycles")
         by_tool = _by_ncu if tool == "ncu" else _by_nsys
         by_tool(operator, impl, case, direction, device, files or [], out, as_json)
         return
@@ -104,7 +107,7 @@ def profile(
             hint="the profilers run in Weft's own process, which never loads your code; ncu and nsys run it "
             "in another process, and weft bench --with times it and names its kernels",
         )
-    _by_torch(operator, impl, case, direction, device, steps, quick, out, as_json)
+    _by_torch(operator, impl, case, direction, device, steps, quick, stacks, out, as_json)
 
 
 def _by_torch(
@@ -115,6 +118,7 @@ def _by_torch(
     device: str | None,
     steps: dict[str, int],
     quick: bool,
+    stacks: bool,
     out: Path | None,
     as_json: bool,
 ) -> None:
@@ -131,7 +135,7 @@ def _by_torch(
     watch = ending.Stopwatch()
     try:
         with progress.Progress(every_line=True) as status:
-            result = session.run(subject, schedule, folder, status)
+            result = session.run(subject, schedule, folder, status, python_frames=stacks)
     except session.CheckFailed as error:
         output.log(f"failed: {error}")
         raise typer.Exit(1) from error
