@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 EPILOG = """Examples:
   weft inspect gelu --impl cuda --sass
+  weft inspect gelu --impl cuda --case bf16-16384x16384 --ptx --explain
   weft inspect softmax --diff cuda triton
   weft inspect softmax --with mine.cu --arch sm_100 --ptx
 
@@ -58,6 +59,9 @@ def inspect(
     arch: Annotated[str, typer.Option(metavar="sm_NN", help="GPU architecture to compile for")] = "sm_90",
     source: Annotated[bool, typer.Option("--source", help="Show source lines with instructions")] = False,
     ptx: Annotated[bool, typer.Option("--ptx", help="Show the PTX")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Explain the PTX: kinds of its lines, and what to look for")
+    ] = False,
     sass: Annotated[bool, typer.Option("--sass", help="Show the SASS under its source lines")] = False,
     html: Annotated[
         Path | None,
@@ -107,7 +111,7 @@ def inspect(
         return
     kernels = _kernels(request, subjects)
     listings = [name for name, shown in (("source", source), ("ptx", ptx), ("sass", sass)) if shown]
-    if (listings or html) and len(kernels) > MAX_LISTINGS:
+    if (listings or html or explain) and len(kernels) > MAX_LISTINGS:
         raise WeftError(
             f"{len(kernels)} kernels are too many to list",
             expected=f"at most {MAX_LISTINGS}",
@@ -116,9 +120,9 @@ def inspect(
     if html is not None:
         _write_page(html, kernels)
     if as_json:
-        print(json.dumps({"arch": arch, "kernels": [_to_json(k, listings) for k in kernels]}))
+        print(json.dumps({"arch": arch, "kernels": [_to_json(k, listings, explain) for k in kernels]}))
     else:
-        _show(kernels, listings)
+        _show(kernels, listings, explain)
     ending.print_verdict(_verdict_line(kernels, arch, watch), to_stderr=as_json)
 
 
@@ -167,11 +171,18 @@ def _kernels(request: InspectRequest, subjects: Subjects) -> list[Kernel]:
     return with_counts(kernels)
 
 
-def _to_json(kernel: Kernel, listings: Sequence[str]) -> dict[str, Any]:
-    return kernel.to_json() | {name: "\n".join(lines) for name, lines in _listings(kernel, listings).items()}
+def _to_json(kernel: Kernel, listings: Sequence[str], explain: bool) -> dict[str, Any]:
+    from weft.workbench.explain.inspect import ptx
+
+    # A program reads the text as it is: the kinds of its lines are data of their own.
+    data = kernel.to_json() | {name: "\n".join(x) for name, x in _listings(kernel, listings, False).items()}
+    if explain:
+        counts = ptx.count_kinds(kernel.ptx_lines)
+        data |= {"ptx_kinds": [row.to_json() for row in counts], "ptx_remarks": ptx.remarks(counts)}
+    return data
 
 
-def _listings(kernel: Kernel, names: Sequence[str]) -> dict[str, list[str]]:
+def _listings(kernel: Kernel, names: Sequence[str], explain: bool) -> dict[str, list[str]]:
     """Return the lines of a kernel's ``source``, ``ptx`` or ``sass``, by name."""
     from weft.workbench.explain.inspect import text
     from weft.workbench.explain.inspect.listing import make_listing
@@ -179,12 +190,15 @@ def _listings(kernel: Kernel, names: Sequence[str]) -> dict[str, list[str]]:
     if not names:
         return {}
     listing = make_listing(kernel)
-    return {name: list(getattr(text, name)(listing)) for name in names}
+    lines = {name: list(getattr(text, name)(listing)) for name in names}
+    if explain and "ptx" in lines:
+        lines["ptx"] = list(text.ptx_explained(listing))
+    return lines
 
 
-def _show(kernels: Sequence[Kernel], listings: Sequence[str]) -> None:
+def _show(kernels: Sequence[Kernel], listings: Sequence[str], explain: bool) -> None:
     """Print a summary of each implementation's kernels with its notes, then the listings."""
-    from weft.workbench.explain.inspect import text
+    from weft.workbench.explain.inspect import ptx, text
 
     groups: dict[tuple[str, str], list[Kernel]] = {}
     for kernel in kernels:
@@ -201,9 +215,15 @@ def _show(kernels: Sequence[Kernel], listings: Sequence[str]) -> None:
             output.show_notes([f"note: {names}: {note}"])
         print()
     for kernel in kernels:
-        for name, lines in _listings(kernel, listings).items():
+        for name, lines in _listings(kernel, listings, explain).items():
             print(f"== {kernel.title}: {name}")
             print(*lines, sep="\n")
+            print()
+        if explain:
+            counts = ptx.count_kinds(kernel.ptx_lines)
+            print(f"== {kernel.title}: kinds of its PTX")
+            output.show_table(text.ptx_kinds(counts))
+            output.show_notes(f"look at: {remark}" for remark in ptx.remarks(counts))
             print()
 
 
