@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.inspecting import weft
 from helpers.sampling import sample
 from weft.backends import aot
 from weft.cli import inspect, output
 from weft.core import registry
 from weft.workbench.explain.inspect import facts, ptx, text
 from weft.workbench.explain.inspect.compile import compile_kernels
+from weft.workbench.explain.inspect.dry_run import dry_run
 from weft.workbench.explain.inspect.kernel import ElementsPerThread, Kernel
 
 
@@ -220,3 +222,28 @@ def test_a_kernel_without_a_launch_has_no_elements_a_thread(gelu: Kernel) -> Non
     assert facts.elements(replace(gelu, launch=None)) == "unknown"
     share = gelu.elements_a_thread
     assert share is not None and (share.threads, share.launches) == (262144 * 128, 1)
+
+
+def test_an_optimizer_that_returns_nothing_has_launches_without_elements() -> None:
+    operator, implementation = registry.operator("adamw"), registry.implementation("adamw", "cuda")
+    launches = dry_run(operator, implementation, operator.case("fp32-124m"), "forward", 90)
+    assert launches and {launch.elements for launch in launches} == {0}
+
+
+NUMBA = """
+from weft.workbench.explain.inspect.subjects import disable_interpreters
+disable_interpreters()
+from weft.core import registry
+from weft.workbench.explain.inspect.dry_run import dry_run
+operator = registry.operator("gelu")
+case, numba = operator.case("fp32-16384x16384"), registry.implementation("gelu", "numba")
+(launch,) = dry_run(operator, numba, case, "forward", 90)
+assert launch.elements == 1 << 28 and launch.grid and launch.block, launch
+"""
+
+
+@pytest.mark.slow
+def test_the_launch_of_a_numba_kernel_is_recorded() -> None:
+    """In another process, since this one simulates numba's kernels."""
+    done = weft("-c", NUMBA)
+    assert done.returncode == 0, done.stderr

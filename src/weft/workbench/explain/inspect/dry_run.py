@@ -100,7 +100,9 @@ def dry_run(
 
 def _with_elements(launches: list[Launch], outputs: Any) -> list[Launch]:
     """Return a call's launches with the number of elements of its outputs."""
-    elements = sum(tensor.numel() for tensor in tensors_of(outputs) if tensor is not None)
+    # An optimizer that updates its inputs in place returns nothing.
+    tensors = [] if outputs is None else tensors_of(outputs)
+    elements = sum(tensor.numel() for tensor in tensors if tensor is not None)
     return [replace(launch, elements=elements, launches=len(launches)) for launch in launches]
 
 
@@ -264,7 +266,7 @@ def _record_numba(launches: list[Launch]) -> Iterator[None]:
         mock.patch.object(dispatcher, "__getitem__", configured),
         # A meta tensor has no memory that numba could describe.
         mock.patch.object(numba_jit.cuda, "as_cuda_array", lambda tensor: tensor),
-        mock.patch.object(numba_jit, "_stream", lambda handle: 0),
+        mock.patch.object(numba_jit, "_stream", lambda *_: 0),
     ):
         yield
 
