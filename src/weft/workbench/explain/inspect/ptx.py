@@ -44,7 +44,7 @@ KINDS: tuple[Kind, ...] = (
     Kind(
         name="launch bound",
         pattern=r"\.(?:maxntid|reqntid|minnctapersm|maxnreg|maxnctapersm|reqnctapercluster|explicitcluster)\b",
-        does="limits that __launch_bounds__ or an option sets",
+        does="limits of the launch, from the source or an option",
         look_for="a minimum of blocks that costs spilled registers",
     ),
     Kind(
@@ -121,7 +121,7 @@ KINDS: tuple[Kind, ...] = (
         name="generic access",
         pattern=r"(?:ld|st)(?:\.(?!const)\w+)*\.(?:v[248]\.)?[bsuf]\d+$",
         does="an access by a pointer whose memory the compiler does not know",
-        look_for="none: pass pointers of the kernel's arguments, or convert them by __cvta_generic_to_shared",
+        look_for="none: access arguments and shared arrays directly, not by a pointer that can be either",
         has_width=True,
     ),
     Kind(name="constant load", pattern=r"ld(?:\.\w+)*\.const\b", does="reads constant memory"),
