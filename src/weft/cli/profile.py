@@ -12,10 +12,8 @@ from weft.cli import ending, output, progress
 from weft.cli.options import Device, Files, Json
 
 EPILOG = """Examples:
-  weft profile softmax
   weft profile softmax --impl triton --stacks --out profile
   weft profile gelu --impl cuda --tool ncu
-  weft profile gelu --impl cuda --tool nsys
   weft profile --from train.sqlite
 
 Instruments and output files: weft help profile"""

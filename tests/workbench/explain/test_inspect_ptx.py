@@ -72,8 +72,8 @@ from weft.workbench.explain.inspect.kernel import ElementsPerThread, Kernel
     ],
 )
 def test_an_opcode_has_its_kind_and_width(opcode: str, kind: str, bits: int) -> None:
-    found = ptx.kind_of(opcode)
-    assert (found.name, ptx.width(opcode) if found.has_width else 0) == (kind, bits)
+    known = ptx.kind_of(opcode)
+    assert (known.name, ptx.width(opcode) if known.has_width else 0) == (kind, bits)
 
 
 LINES = """
@@ -185,14 +185,14 @@ def test_no_shipped_kernel_has_a_line_of_an_unknown_kind() -> None:
 def test_the_command_gives_the_kinds_as_data_and_leaves_the_listing_as_it_is(
     gelu: Kernel, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = json.loads(json.dumps(inspect._to_json(gelu, ["ptx"], True)))
+    data = json.loads(json.dumps(inspect._to_json(gelu, ["ptx", "explain"])))
     kinds = {row["kind"]: row for row in data["ptx_kinds"]}
     assert kinds["global load"]["widths"] == {"16": 1, "128": 1} and kinds["fma"]["does"]
     assert "// global load" not in data["ptx"] and "1 of 2 global loads" in data["ptx_remarks"][0]
     elements = data["elements_a_thread"]
     assert (elements["mean"], elements["exact"], elements["elements"]) == (8.0, True, 1 << 28)
-    assert "ptx_kinds" not in inspect._to_json(gelu, [], False)
-    inspect._show([gelu], ["ptx"], True)
+    assert "ptx_kinds" not in inspect._to_json(gelu, [])
+    inspect._show([gelu], ["ptx", "explain"], "sm_90", as_json=False)
     shown = capsys.readouterr().out
     assert "// global load, 128 bits" in shown and "look at: 1 of 2 global loads" in shown
     assert "elements a thread         8 (exact)" in shown

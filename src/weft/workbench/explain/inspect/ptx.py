@@ -43,7 +43,7 @@ KINDS: tuple[Kind, ...] = (
     ),
     Kind(
         name="launch bound",
-        pattern=r"\.(?:maxntid|reqntid|minnctapersm|maxnreg|maxnctapersm|reqnctapercluster|explicitcluster)\b",
+        pattern=r"\.(?:maxntid|reqntid|minnctapersm|maxnreg|maxnctapersm|reqnctapercluster)\b",
         does="limits of the launch, from the source or an option",
         look_for="a minimum of blocks that costs spilled registers",
     ),
@@ -255,8 +255,8 @@ KINDS: tuple[Kind, ...] = (
     ),
     Kind(
         name="integer",
-        pattern=r"(?:addc?|subc?|neg|abs|min|max|and|or|xor|not|cnot|shl|shr|shf|lop3|prmt|bfe|bfi|bfind|bmsk|"
-        r"brev|clz|popc|fns|szext|sad|vadd\w*|vset\w*)\.",
+        pattern=r"(?:addc?|subc?|neg|abs|min|max|and|or|xor|not|cnot|shl|shr|shf|lop3|prmt|bfe|bfi|bfind|"
+        r"bmsk|brev|clz|popc|fns|szext|sad|vadd\w*|vset\w*)\.",
         does="arithmetic of integers and bits, mostly addresses and conditions",
         look_for="what could be computed once, before the loop",
     ),
@@ -281,8 +281,9 @@ KINDS: tuple[Kind, ...] = (
     Kind(name="end", pattern=r"(?:ret|exit|trap|brkpt|nanosleep)\b", does="ends or stops the thread"),
     Kind(
         name="declaration",
-        pattern=r"\.(?:reg|param|visible|entry|func|const|global|align|pragma|version|target|address_size|noreturn|"
-        r"blocksareclusters|weak|extern|maxclusterrank|branchtargets|callprototype|calltargets)\b",
+        pattern=r"\.(?:reg|param|visible|entry|func|const|global|align|pragma|version|target|address_size|"
+        r"noreturn|explicitcluster|blocksareclusters|weak|extern|maxclusterrank|branchtargets|callprototype|"
+        r"calltargets)\b",
         does="names registers, parameters and the kernel itself",
         look_for="nothing: virtual registers are not those of the machine",
     ),

@@ -42,7 +42,7 @@ class Measurement:
     with_frames: TracedCycle | None = None
 
     @property
-    def drawn(self) -> TracedCycle:
+    def drawn_cycle(self) -> TracedCycle:
         """Cycle that the flame graph draws."""
         return self.with_frames or self.traced
 
@@ -53,7 +53,7 @@ class Measurement:
     @property
     def root(self) -> Root:
         """Root and wall time of the thread that ran the steps; all other lanes are as wide."""
-        return Root(root_us=self.folded.root_us, wall_us=sum(self.drawn.walls_us))
+        return Root(root_us=self.folded.root_us, wall_us=sum(self.drawn_cycle.walls_us))
 
 
 def run(
@@ -140,7 +140,7 @@ def _write(
     log: Log,
 ) -> dict[str, Any]:
     """Write the files of a profile and return its record."""
-    trace, folded = measurement.drawn.trace, measurement.folded
+    trace, folded = measurement.drawn_cycle.trace, measurement.folded
     gpu = subject.device == "cuda"
     # The table is of the cycle without Python frames, whose self times the recording has not changed.
     plain = measurement.traced.trace
