@@ -84,7 +84,8 @@ def profile(
     steps = {name: n for name, n in cycle.items() if n is not None}
     schedule = [f"--{name}" for name in steps] + ["--quick"] * quick + ["--stacks"] * stacks
     if export is not None:
-        call = {"OPERATOR": operator, "--impl": impl, "--case": case, "--device": device, "--with": files}
+        call: dict[str, object] = {"OPERATOR": operator, "--impl": impl, "--case": case, "--with": files}
+        call |= {"--direction": direction != "forward", "--device": device, "--tool": tool == "ncu"}
         refused = [name for name, value in call.items() if value] + schedule
         _show_export(export, refused, out, as_json)
         return

@@ -212,6 +212,7 @@ def test_the_tables_fit_80_columns(file: Path, monkeypatch: pytest.MonkeyPatch) 
     [
         (["gelu", "--from", "x.sqlite"], "--from runs nothing.*got OPERATOR"),
         (["--from", "x.sqlite", "--impl", "cuda", "--quick"], "got --impl, --quick"),
+        (["--from", "x.sqlite", "--tool", "ncu", "--direction", "backward"], "got --direction, --tool"),
         (["--tool", "nsys"], "nothing to profile: expected an operator, or --from"),
         (["gelu", "--tool", "nsys", "--device", "cpu"], "--tool nsys: expected a GPU"),
         (["gelu", "--tool", "nsys", "--warmup", "3"], "--warmup with --tool nsys"),
@@ -253,7 +254,7 @@ FAKE = """\
         sys.exit(plan.get("export_code", 0))
     open(arguments[-1], "w").write("".join(json.dumps(e) + "\\n" for e in plan["events"]))
     if plan.get("report", True):
-        open(output, "w").write("a report")
+        open(output + ".nsys-rep", "w").write("a report")
     print(plan.get("print", ""))
     sys.exit(plan.get("code", 0))
 """

@@ -67,7 +67,8 @@ def trace_options(report: Path) -> list[str]:
     return [
         *("--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none", "--cuda-graph-trace=node"),
         *("--capture-range=cudaProfilerApi", "--capture-range-end=stop"),
-        *("--force-overwrite=true", f"--output={report}"),
+        # nsys appends its extension itself.
+        *("--force-overwrite=true", f"--output={report.with_suffix('')}"),
     ]
 
 
