@@ -49,7 +49,7 @@ GROUPS = {
             "--no-time",
         ),
         *("--threshold", "--fail-on", "--noise", "--measure-noise", "--pairs", "--jobs", "--honest"),
-        *("profile --warmup", "bench --batch-invariant"),
+        *("profile --warmup", "profile --stacks", "bench --batch-invariant"),
     ),
     "Options": ("study --steps",),
     "Output": (
@@ -64,7 +64,7 @@ GROUPS = {
             "--no-pictures",
             "--markdown",
         ),
-        *("--source", "--ptx", "--sass", "--list", "--show", "--json", "--csv", "--help"),
+        *("--source", "--ptx", "--explain", "--sass", "--list", "--show", "--json", "--csv", "--help"),
     ),
 }
 WRITTEN_FILES = {"--save", "--html", "--picture"}  # options that name a file to write, in every command

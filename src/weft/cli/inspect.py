@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 EPILOG = """Examples:
   weft inspect gelu --impl cuda --sass
   weft inspect softmax --diff cuda triton
-  weft inspect softmax --with mine.cu --arch sm_100 --ptx
+  weft inspect softmax --with mine.cu --arch sm_100 --ptx --explain
 
 Meaning of each line: weft help inspect"""
+EXPLAIN = "explain"  # beside the names of listings: the kinds of the PTX's lines
 MAX_LISTINGS = 12  # kernels whose code is listed at once
 
 
@@ -58,6 +59,9 @@ def inspect(
     arch: Annotated[str, typer.Option(metavar="sm_NN", help="GPU architecture to compile for")] = "sm_90",
     source: Annotated[bool, typer.Option("--source", help="Show source lines with instructions")] = False,
     ptx: Annotated[bool, typer.Option("--ptx", help="Show the PTX")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Explain the PTX: kinds of its lines, and what to look for")
+    ] = False,
     sass: Annotated[bool, typer.Option("--sass", help="Show the SASS under its source lines")] = False,
     html: Annotated[
         Path | None,
@@ -106,7 +110,7 @@ def inspect(
         ending.print_verdict(f"generated: the code of {operator} {impl} ({watch})", to_stderr=True)
         return
     kernels = _kernels(request, subjects)
-    listings = [name for name, shown in (("source", source), ("ptx", ptx), ("sass", sass)) if shown]
+    listings = [n for n, on in (("source", source), ("ptx", ptx), ("sass", sass), (EXPLAIN, explain)) if on]
     if (listings or html) and len(kernels) > MAX_LISTINGS:
         raise WeftError(
             f"{len(kernels)} kernels are too many to list",
@@ -115,10 +119,7 @@ def inspect(
         )
     if html is not None:
         _write_page(html, kernels)
-    if as_json:
-        print(json.dumps({"arch": arch, "kernels": [_to_json(k, listings) for k in kernels]}))
-    else:
-        _show(kernels, listings)
+    _show(kernels, listings, arch, as_json)
     ending.print_verdict(_verdict_line(kernels, arch, watch), to_stderr=as_json)
 
 
@@ -168,24 +169,39 @@ def _kernels(request: InspectRequest, subjects: Subjects) -> list[Kernel]:
 
 
 def _to_json(kernel: Kernel, listings: Sequence[str]) -> dict[str, Any]:
-    return kernel.to_json() | {name: "\n".join(lines) for name, lines in _listings(kernel, listings).items()}
+    from weft.workbench.explain.inspect import ptx
+
+    # A program reads the text as it is: the kinds of its lines are data of their own.
+    plain = _listings(kernel, [name for name in listings if name != EXPLAIN])
+    data = kernel.to_json() | {name: "\n".join(lines) for name, lines in plain.items()}
+    if EXPLAIN in listings:
+        counts = ptx.count_kinds(kernel.ptx_lines)
+        data |= {"ptx_kinds": [row.to_json() for row in counts], "ptx_remarks": ptx.remarks(counts)}
+    return data
 
 
-def _listings(kernel: Kernel, names: Sequence[str]) -> dict[str, list[str]]:
+def _listings(kernel: Kernel, options: Sequence[str]) -> dict[str, list[str]]:
     """Return the lines of a kernel's ``source``, ``ptx`` or ``sass``, by name."""
     from weft.workbench.explain.inspect import text
     from weft.workbench.explain.inspect.listing import make_listing
 
+    names = [name for name in options if name != EXPLAIN]
     if not names:
         return {}
     listing = make_listing(kernel)
-    return {name: list(getattr(text, name)(listing)) for name in names}
+    lines = {name: list(getattr(text, name)(listing)) for name in names}
+    if EXPLAIN in options and "ptx" in lines:
+        lines["ptx"] = list(text.ptx_explained(listing))
+    return lines
 
 
-def _show(kernels: Sequence[Kernel], listings: Sequence[str]) -> None:
-    """Print a summary of each implementation's kernels with its notes, then the listings."""
-    from weft.workbench.explain.inspect import text
+def _show(kernels: Sequence[Kernel], listings: Sequence[str], arch: str, as_json: bool) -> None:
+    """Print a summary of each implementation's kernels with its notes, then the listings; or all as JSON."""
+    from weft.workbench.explain.inspect import ptx, text
 
+    if as_json:
+        print(json.dumps({"arch": arch, "kernels": [_to_json(k, listings) for k in kernels]}))
+        return
     groups: dict[tuple[str, str], list[Kernel]] = {}
     for kernel in kernels:
         groups.setdefault((kernel.operator, kernel.implementation), []).append(kernel)
@@ -204,6 +220,12 @@ def _show(kernels: Sequence[Kernel], listings: Sequence[str]) -> None:
         for name, lines in _listings(kernel, listings).items():
             print(f"== {kernel.title}: {name}")
             print(*lines, sep="\n")
+            print()
+        if EXPLAIN in listings:
+            counts = ptx.count_kinds(kernel.ptx_lines)
+            print(f"== {kernel.title}: kinds of its PTX")
+            output.show_table(text.ptx_kinds(counts))
+            output.show_notes(f"look at: {remark}" for remark in ptx.remarks(counts))
             print()
 
 

@@ -1,4 +1,4 @@
-"""``weft profile``: show where the time of a call goes, by PyTorch's profilers or Nsight Compute."""
+"""``weft profile``: show where the time of a call goes, by PyTorch's profilers or NVIDIA's tools."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from weft.cli import ending, output, progress
 from weft.cli.options import Device, Files, Json
 
 EPILOG = """Examples:
-  weft profile softmax
-  weft profile softmax --impl triton --out profile
+  weft profile softmax --impl triton --stacks --out profile
   weft profile gelu --impl cuda --tool ncu
+  weft profile --from train.sqlite
 
 Instruments and output files: weft help profile"""
 FOLD = 16  # characters to which names are folded at least
-TOOLS = ("torch", "ncu")
+TOOLS = ("torch", "ncu", "nsys")
 Wait = Annotated[int | None, typer.Option(metavar="N", help="Steps per cycle that no profiler records")]
 Warmup = Annotated[
     int | None, typer.Option(metavar="N", help="Warm-up steps per cycle (profiled but discarded)")
@@ -28,7 +28,9 @@ Repeat = Annotated[int | None, typer.Option(metavar="N", help="Number of cycles"
 
 
 def profile(
-    operator: Annotated[str, typer.Argument(metavar="OPERATOR", help="Operator, as listed by weft ops")],
+    operator: Annotated[
+        str | None, typer.Argument(metavar="OPERATOR", help="Operator, as listed by weft ops")
+    ] = None,
     impl: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Implementation [default: torch, PyTorch's own]"),
@@ -41,8 +43,16 @@ def profile(
     ] = "forward",
     device: Device = None,
     tool: Annotated[
-        str, typer.Option(metavar="torch|ncu", help="PyTorch's profilers (torch) or Nsight Compute (ncu)")
+        str,
+        typer.Option(
+            metavar="torch|ncu|nsys",
+            help="PyTorch's profilers (torch), Nsight Compute (ncu) or Nsight Systems (nsys)",
+        ),
     ] = "torch",
+    export: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="FILE", help="Show an SQLite export of nsys; run nothing"),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Output folder [default: profile-OPERATOR-IMPL-CASE]"),
@@ -52,6 +62,9 @@ def profile(
     active: Active = None,
     repeat: Repeat = None,
     quick: Annotated[bool, typer.Option("--quick", help="Record fewer steps")] = False,
+    stacks: Annotated[
+        bool, typer.Option("--stacks", help="Show Python's functions in trace and flame graph")
+    ] = False,
     files: Files = None,
     as_json: Json = False,
 ) -> None:
@@ -66,24 +79,34 @@ def profile(
     from weft.core import WeftError
 
     if tool not in TOOLS:
-        raise WeftError("--tool", expected=" or ".join(TOOLS), got=tool)
+        raise WeftError("--tool", expected=f"{', '.join(TOOLS[:-1])} or {TOOLS[-1]}", got=tool)
     cycle = {"wait": wait, "warmup": warmup, "active": active, "repeat": repeat}
     steps = {name: n for name, n in cycle.items() if n is not None}
-    if tool == "ncu":
-        if options := [*steps, *(["quick"] if quick else [])]:
-            what = ", ".join(f"--{name}" for name in options)
-            raise WeftError(f"{what} with --tool ncu", hint="ncu measures a single call and has no cycles")
-        _by_ncu(operator, impl, case, direction, device, files or [], out, as_json)
+    schedule = [f"--{name}" for name in steps] + ["--quick"] * quick + ["--stacks"] * stacks
+    if export is not None:
+        call: dict[str, object] = {"OPERATOR": operator, "--impl": impl, "--case": case, "--with": files}
+        call |= {"--direction": direction != "forward", "--device": device, "--tool": tool == "ncu"}
+        refused = [name for name, value in call.items() if value] + schedule
+        _show_export(export, refused, out, as_json)
+        return
+    if operator is None:
+        raise WeftError("nothing to profile", expected="an operator, or --from", hint="list them: weft ops")
+    if tool != "torch":
+        if schedule:
+            what = f"{', '.join(schedule)} with --tool {tool}"
+            raise WeftError(what, hint=f"{tool} measures in a process of its own, without cycles")
+        by_tool = _by_ncu if tool == "ncu" else _by_nsys
+        by_tool(operator, impl, case, direction, device, files or [], out, as_json)
         return
     if files:
         raise WeftError(
-            "--with requires --tool ncu",
+            "--with requires --tool ncu or nsys",
             expected="one of Weft's own implementations",
             got=files[0],
-            hint="the profilers run in Weft's own process, which never loads your code; --tool ncu runs it "
+            hint="the profilers run in Weft's own process, which never loads your code; ncu and nsys run it "
             "in another process, and weft bench --with times it and names its kernels",
         )
-    _by_torch(operator, impl, case, direction, device, steps, quick, out, as_json)
+    _by_torch(operator, impl, case, direction, device, steps, quick, stacks, out, as_json)
 
 
 def _by_torch(
@@ -94,6 +117,7 @@ def _by_torch(
     device: str | None,
     steps: dict[str, int],
     quick: bool,
+    stacks: bool,
     out: Path | None,
     as_json: bool,
 ) -> None:
@@ -110,7 +134,7 @@ def _by_torch(
     watch = ending.Stopwatch()
     try:
         with progress.Progress(every_line=True) as status:
-            result = session.run(subject, schedule, folder, status)
+            result = session.run(subject, schedule, folder, status, python_frames=stacks)
     except session.CheckFailed as error:
         output.log(f"failed: {error}")
         raise typer.Exit(1) from error
@@ -162,21 +186,9 @@ def _by_ncu(
     as_json: bool,
 ) -> None:
     """Profile one call by Nsight Compute, in a process of its own."""
-    from weft.core import WeftError, registry
     from weft.workbench.explain import ncu
 
-    if device == "cpu":
-        raise WeftError("--tool ncu", expected="a GPU", got="--device cpu")
-    if files and not (impl and case):
-        missing = [f"no --{name}" for name, value in (("impl", impl), ("case", case)) if not value]
-        raise WeftError(
-            "--with needs --impl and --case here",
-            expected="both, since only the profiled process loads the file",
-            got=", ".join(missing),
-        )
-    if case is None:
-        cases = registry.operator(operator)
-        case = next(iter(cases.select("bench", "cuda")), cases.cases[0]).name
+    case = _case_of_tool("ncu", operator, impl, case, device, files)
     watch = ending.Stopwatch()
     report = ncu.profile(
         operator=operator,
@@ -199,3 +211,90 @@ def _by_ncu(
     )
     if not report.good:
         raise typer.Exit(1)
+
+
+def _case_of_tool(
+    tool: str, operator: str, impl: str | None, case: str | None, device: str | None, files: list[str]
+) -> str:
+    """Return the case that a tool profiles; raises for what it cannot profile in a process of its own."""
+    from weft.core import WeftError, registry
+
+    if device == "cpu":
+        raise WeftError(f"--tool {tool}", expected="a GPU", got="--device cpu")
+    if files and not (impl and case):
+        missing = [f"no --{name}" for name, value in (("impl", impl), ("case", case)) if not value]
+        raise WeftError(
+            "--with needs --impl and --case here",
+            expected="both, since only the profiled process loads the file",
+            got=", ".join(missing),
+        )
+    if case is not None:
+        return case
+    cases = registry.operator(operator)
+    return next(iter(cases.select("bench", "cuda")), cases.cases[0]).name
+
+
+def _by_nsys(
+    operator: str,
+    impl: str | None,
+    case: str | None,
+    direction: str,
+    device: str | None,
+    files: list[str],
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Trace calls by Nsight Systems, in a process of its own."""
+    from weft.workbench.explain import nsys
+
+    case = _case_of_tool("nsys", operator, impl, case, device, files)
+    folder = out or default_folder(operator, impl or "torch", case)
+    watch = ending.Stopwatch()
+    export = nsys.profile(
+        operator=operator,
+        implementation=impl or "torch",
+        case=case,
+        direction=direction,
+        files=files,
+        out=folder,
+        log=output.log,
+    )
+    title = f"{operator} {impl or 'torch'} {case} {direction}"
+    _show_timeline(export, title, folder, as_json, watch)
+
+
+def _show_export(file: Path, refused: list[str], out: Path | None, as_json: bool) -> None:
+    """Show an export that nsys wrote, on any machine."""
+    from weft.core import WeftError
+    from weft.workbench.explain import nsys
+
+    if refused:
+        raise WeftError(
+            "--from runs nothing", expected="only --out and --json with it", got=", ".join(refused)
+        )
+    watch = ending.Stopwatch()
+    _show_timeline(nsys.load(file), file.name, out, as_json, watch)
+
+
+def _show_timeline(
+    export: Any, title: str, folder: Path | None, as_json: bool, watch: ending.Stopwatch
+) -> None:
+    """Print an export's summary, and write its files into ``folder`` unless None."""
+    from weft.workbench.explain import nsys
+    from weft.workbench.explain.nsys import text
+
+    summary = nsys.summarise(export)
+    files = nsys.write(export, summary, folder, title) if folder else []
+    if as_json:
+        print(json.dumps(summary.to_json()))
+    else:
+        output.show_notes([title], indent="", style="")
+        print()
+        for table in text.tables(summary):
+            output.show_table(table)
+            print()
+        output.show_notes(text.sentences(summary), style="")
+    counts = f"{ending.count_text(len(export.kernels), 'kernel')}, "
+    counts += ending.count_text(len(export.ranges), "range")
+    written = f", {ending.count_text(len(files), 'file')} written to {folder}" if folder else ""
+    ending.print_verdict(f"read: {counts}{written} ({watch})", to_stderr=as_json)

@@ -32,6 +32,7 @@ from weft.core.log import Log, no_log
 from weft.core.record import FAIL, PASS, UNSUPPORTED
 from weft.machine.load import busier
 from weft.machine.load import measure as measure_load
+from weft.machine.nvtx import annotate
 from weft.workbench.calls.bind import bind
 from weft.workbench.calls.buffers import InputBuffers, LeadingOutputs, ShapeDtype, allocate_buffers
 from weft.workbench.calls.call import make_local_caller
@@ -460,16 +461,17 @@ def _time(
     # External code must not be able to predict any seed; for Weft's own a run can be repeated.
     any_external = any(c.backend is not None for c in candidates)
     try:
-        return outcomes | measure(
-            candidates,
-            partial(allocate_buffers, point.case, point.device, grad),
-            device=point.device,
-            budget=options.budget,
-            make_judge=make_judge,
-            seed=None if any_external else options.seed,
-            on_round=on_round,
-            without=options.without,
-        )
+        with annotate(f"timing {point.title}"):
+            return outcomes | measure(
+                candidates,
+                partial(allocate_buffers, point.case, point.device, grad),
+                device=point.device,
+                budget=options.budget,
+                make_judge=make_judge,
+                seed=None if any_external else options.seed,
+                on_round=on_round,
+                without=options.without,
+            )
     except (torch.OutOfMemoryError, MemoryError):
         free_memory(point.device)
         return {i.name: Outcome(trouble="out of memory") for i in passed}

@@ -23,6 +23,7 @@ from weft.core import WeftError
 from weft.workbench.explain import ncu
 from weft.workbench.explain.ncu import find, process, target
 from weft.workbench.explain.ncu.counters import COUNTERS, STALLS, metric_names
+from weft.workbench.explain.tool_process import TargetState
 from weft.workbench.sources.source import Source
 
 GELU, SOFTMAX = ((DATA / f"ncu_{name}.csv").read_text() for name in ("gelu", "softmax"))
@@ -328,7 +329,7 @@ def test_exactly_one_call_is_counted(tmp_path, monkeypatch):
     (tmp_path / "job.json").write_text(json.dumps(job))
     assert target.main([str(tmp_path / "job.json"), str(tmp_path / "report.jsonl")]) == 0
     assert steps == ["call"] * target.WARMUP_CALLS + ["wait", "start", "call", "wait", "stop"]
-    state = process.TargetState.read(tmp_path / "report.jsonl")
+    state = TargetState.read(tmp_path / "report.jsonl")
     assert state.finished and not state.why and state.backend == "eager"
     assert state.cost is not None and (state.cost.read, state.cost.written) == (2 * 3612, 3612)
 

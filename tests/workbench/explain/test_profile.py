@@ -21,6 +21,7 @@ from weft.cli import app
 from weft.cli.profile import default_folder
 from weft.cli.profile import show as show_profile
 from weft.core import WeftError, registry
+from weft.workbench.calls.buffers import allocate_buffers
 from weft.workbench.explain.profile import instruments, output_files, rows, session, tables, text, workload
 from weft.workbench.explain.profile.agreement import Agreement, Root
 from weft.workbench.explain.profile.instruments import Reading, Schedule
@@ -75,6 +76,33 @@ def test_the_command_writes_its_files_and_its_instruments_and_root_agree(tmp_pat
     assert (out / "flame.svg").read_text().startswith("<svg")
 
 
+def test_python_functions_are_in_the_flame_graph_and_not_in_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Record one cycle of real calls with Python frames, after a cycle without."""
+    monkeypatch.setattr(session.machine, "fingerprint", lambda device: {"device": device})
+    monkeypatch.setattr(output_files, "find_spec", lambda name: None)  # TensorBoard's import takes seconds
+    subject = workload.select_subject("gelu", "eager", "fp32-1031", "forward", "cpu")
+    inputs = allocate_buffers(subject.case, "cpu", None, 0)
+    one = workload.Workload("cpu", [subject.bind(inputs)], rounds=20)
+    one_cycle = Schedule(wait=0, warmup=1, active=2, repeat=1)
+    seen, traced = instruments.measure_by_torch_profiler(one, one_cycle, tmp_path / "trace.json")
+    readings = (reading(instruments.CLOCK, *seen.walls), seen, seen)
+    measured = session.Measurement(readings=readings, traced=traced, folded=fold(traced.trace), attempts=1)
+    both = session._with_frames(measured, one, one_cycle, tmp_path)
+    profile = session._write(subject, one_cycle, one, both, tmp_path, print)
+    folded = (tmp_path / "stacks.folded").read_text()
+    line = next(x for x in folded.splitlines() if "aten::tanh " in x)
+    frames = line.split(";")
+    assert frames[0] == "wall time" and frames[1].endswith(": forward_gelu")
+    assert any(f.endswith(": _tanh_gelu") for f in frames) and "workbench" not in folded
+    assert "_tanh_gelu" in (tmp_path / "flame.svg").read_text()
+    assert fold(json.loads((tmp_path / "trace.json").read_text())).lines() == folded.splitlines()
+    names = {row["name"] for row in profile["rows"]}
+    assert "aten::tanh" in names and not any(".py(" in name or "built-in" in name for name in names)
+    assert profile["python_frames"] and both.root.root_us == pytest.approx(both.folded.root_us)
+
+
 def test_a_clock_that_runs_fast_disagrees_and_exits_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,9 +137,10 @@ def test_an_implementation_that_fails_its_check_is_not_measured(
         (["--impl", "nothing"], "unknown implementation of gelu"),
         (["--impl", "cuda"], "cannot be profiled here"),
         (["--warmup", "0"], "--warmup: expected at least 1, got 0"),
-        (["--tool", "vtune"], "--tool: expected torch or ncu"),
+        (["--tool", "vtune"], "--tool: expected torch, ncu or nsys"),
         (["--tool", "ncu"], "expected a GPU, got --device cpu"),
         (["--tool", "ncu", "--active", "3"], "--active with --tool ncu"),
+        (["--tool", "ncu", "--stacks"], "--stacks with --tool ncu"),
     ],
 )
 def test_a_wrong_call_is_refused(options: list[str], message: str) -> None:

@@ -170,3 +170,43 @@ def test_kernels_of_a_gpu_trace_are_beneath_their_operators(tmp_path: Path) -> N
     assert not any(stacks.NO_LAUNCH in line for line in lines), lines
     busy = sum(ns for stack, ns in gpu.stacks.items() if stack != (stacks.IDLE,))
     assert busy > folded.root_ns * 0.8, lines
+
+
+def frame(name: str, start: float, end: float, tid: int = 1) -> dict[str, Any]:
+    return event(name, start, end, "python_function", tid=tid)
+
+
+def test_python_frames_are_those_of_the_calls_and_have_no_addresses() -> None:
+    """The loop around the calls, the profiler and a thread that ran no operator leave no frame."""
+    workload = "weft/workbench/explain/profile/workload.py"
+    events = [
+        event("ProfilerStep#0", 100, 200, "user_annotation"),
+        frame("weft/__main__.py(1): <module>", 0, 400),
+        frame("weft/workbench/explain/profile/instruments.py(142): _time_step", 100, 190),
+        frame(f"{workload}(107): enqueue", 105, 180),
+        frame("weft/workbench/calls/bind.py(39): <lambda>", 106, 178),
+        frame("weft/ops/gelu/with_eager.py(19): forward", 110, 170),
+        frame("<built-in method tanh of Tensor object at 0x7f49>", 112, 130),
+        frame("<built-in method tanh of Tensor object at 0x7F5A>", 132, 150),
+        event("aten::tanh", 115, 125),
+        event("aten::tanh", 135, 145),
+        frame("torch/profiler/profiler.py(1150): step", 191, 199),
+        event("MulBackward0", 140, 160, tid=2),
+        frame("mine.py(3): backward", 141, 159, tid=2),
+        frame("threading.py(327): wait", 100, 200, tid=3),
+    ]
+    folded = stacks.fold(stacks.without_own_frames({"traceEvents": events, "schemaVersion": 1}))
+    forward = "wall time;weft/ops/gelu/with_eager.py(19): forward"
+    tanh = f"{forward};<built-in method tanh of Tensor object>"
+    assert folded.lines() == [
+        "wall time;(no operator) 40000",
+        f"{forward} 24000",
+        f"{tanh} 16000",
+        f"{tanh};aten::tanh 20000",
+    ]
+    assert [lane.name for lane in folded.lanes] == ["host", "host 2"]
+    assert ("MulBackward0", "mine.py(3): backward") in folded.lanes[1].stacks
+
+
+def test_a_trace_without_python_frames_stays_as_it_is() -> None:
+    assert stacks.without_own_frames(TRACE) == TRACE

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from weft.machine.nvtx import annotate
+
 WARMUP_CALLS = 3  # launched one by one, so that kernels are compiled and loaded before the capture
 
 
@@ -51,15 +53,18 @@ class MicroBatch:
         # Asynchronous, on the stream that then replays the graph.
         self._x.copy_(x)
         self._y.copy_(y)
-        self._graph.replay()
+        with annotate("forward and backward"):  # one launch of one graph
+            self._graph.replay()
         for p, gradient in zip(self.parameters, self._gradients, strict=True):
             # The optimizer drops the gradients after each step; the graph writes to the same tensors again.
             p.grad = gradient
         return self._loss
 
     def _forward_backward(self, x: torch.Tensor, y: torch.Tensor, dropout: Mapping[str, int]) -> torch.Tensor:
-        loss = self.forward(x, y, **dropout)
-        (loss / self.accumulate).backward()
+        with annotate("forward"):
+            loss = self.forward(x, y, **dropout)
+        with annotate("backward"):
+            (loss / self.accumulate).backward()
         # Dividing before the sum keeps the sum of the micro-batches' losses the mean of the batch.
         return loss.detach().float() / self.accumulate
 

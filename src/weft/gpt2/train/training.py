@@ -46,6 +46,7 @@ from weft.gpt2.train.profiler import StepProfiler, check_profile_steps
 from weft.gpt2.train.progress import Progress, peak_flops
 from weft.gpt2.train.run_directory import RunDirectory, RunPlan
 from weft.gpt2.train.train_config import cosine_schedule
+from weft.machine.nvtx import active_backend, annotate
 
 RECENT_STEPS = 100  # the outcome's speed is the median of their times
 SIGTERM = 15  # reported where another process was asked to stop
@@ -125,6 +126,7 @@ class Trainer:
     ) -> None:
         config = plan.train
         config.micro_batch_size(strategy.world)
+        active_backend()  # a wrong WEFT_NVTX is refused before the model is built
         self.plan, self.config, self.directory, self.strategy = plan, config, directory, strategy
         self.tokeniser, self.quiet = tokeniser, quiet
         self.train_batches, self.validation_batches = (
@@ -251,7 +253,8 @@ class Trainer:
     def _step_and_due_work(self, batches: Prefetch, signals: StopSignals) -> bool:
         """Do one step and what is due after it; return True if the run was asked to stop."""
         config = self.config
-        with self.profiler.step(self.seconds, self._nothing_due_within(self.profiler.steps or 0)):
+        undisturbed = self._nothing_due_within(self.profiler.steps or 0)
+        with self.profiler.step(self.seconds, undisturbed), annotate("step"):
             numbers = self._step(batches, signals)
         last = self.done == config.steps
         validate = config.validate_every is not None and (last or self._is_due(config.validate_every))
@@ -294,7 +297,8 @@ class Trainer:
             # After the launches: the thread needs the GIL, which the launches would wait for.
             batches.prefetch_next()
         self.strategy.reduce_gradients(optimizer.gradients(), accumulate)
-        norms = optimizer.norms()
+        with annotate("gradient norms"):
+            norms = optimizer.norms()
         # Everything up to ``step_numbers`` runs on the host while the device computes the backward.
         optimizer.prepare(may_clip=config.clip is not None)
         self._write_last_step()
@@ -316,7 +320,8 @@ class Trainer:
         if skip_reason is None:
             self.updates += 1
             self.weights_consistent = False  # an error during the update must not lead to a checkpoint
-            self.optimizer.step(self.updates, lr, numbers.group_norms, numbers.norm, config.clip)
+            with annotate("optimizer"):
+                self.optimizer.step(self.updates, lr, numbers.group_norms, numbers.norm, config.clip)
             self.weights_consistent = True
             self.strategy.after_update()
         else:

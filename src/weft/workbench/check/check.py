@@ -14,6 +14,7 @@ import torch
 from weft import backends
 from weft.core import Case, Finding, Implementation, Operator, Verdict
 from weft.core.record import FAIL, PASS, UNSUPPORTED
+from weft.machine.nvtx import annotate
 from weft.workbench.calls.call import (
     Caller,
     CallerFactory,
@@ -78,8 +79,11 @@ def check(
         return run.verdict(oracle, FAIL, run.fail_channel(f"asked what it supports: {error}"))
     if not support:
         return run.verdict(oracle, UNSUPPORTED, support.reason)
+    title = f"{operator.name} {implementation.name} {case.name} {direction}"
+    reference_range = annotate(f"check {title}: reference")
     try:
-        _ = oracle.bounds
+        with reference_range:
+            _ = oracle.bounds
         fault = oracle.baseline_fault
     except torch.OutOfMemoryError:
         return run.verdict(oracle, UNSUPPORTED, gpu_shortage(*point) or NO_MEMORY)
@@ -90,7 +94,8 @@ def check(
         # A wrong baseline sets a wrong tolerance, which would pass or fail others for the baseline's error.
         return run.verdict(oracle, FAIL, run.fail("yardstick", fault))
     try:
-        reason = run.run(oracle)
+        with annotate(f"check {title}: calls"):
+            reason = run.run(oracle)
     except torch.OutOfMemoryError:
         return run.verdict(oracle, UNSUPPORTED, gpu_shortage(*point) or NO_MEMORY)
     except torch.AcceleratorError as error:

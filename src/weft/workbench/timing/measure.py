@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 
 from weft.machine.clocks import Sampler
+from weft.machine.nvtx import annotate
 from weft.workbench.calls import heap
 from weft.workbench.calls.buffers import MakeBuffers
 from weft.workbench.timing.gpu_clocks import Readings
@@ -70,16 +71,25 @@ def measure(
             without=without,
             make_judge=make_judge,
         )
-        session.prepare()
+        # Ranges are opened and closed here only, between the phases, so none is made while a clock runs.
+        with annotate("timing: prepare"):
+            session.prepare()
         readings = Readings(Sampler(device))
-        session.sample(readings, on_round)
-        session.finish_audits(readings)
-        session.judge_samples()
-        session.measure_side_times()
-        session.sustain(readings.sampler)
-        session.audit()
+        with annotate("timing: sample"):
+            session.sample(readings, on_round)
+        with annotate("timing: finish audits"):
+            session.finish_audits(readings)
+        with annotate("timing: judge samples"):
+            session.judge_samples()
+        with annotate("timing: warm and host"):
+            session.measure_side_times()
+        with annotate("timing: sustain"):
+            session.sustain(readings.sampler)
+        with annotate("timing: unseen inputs"):
+            session.audit()
         if make_judge is not None:
-            session.recheck(make_judge)
+            with annotate("timing: recheck"):
+                session.recheck(make_judge)
         return session.outcomes()
 
 

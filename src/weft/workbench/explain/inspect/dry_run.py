@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -18,6 +18,7 @@ from unittest import mock
 from weft.core import BACKWARD, Case, Implementation, Operator, WeftError
 from weft.machine.capability import sm_limits
 from weft.workbench.calls.bind import differentiable_outputs, split_gradients
+from weft.workbench.calls.buffers import tensors_of
 from weft.workbench.calls.inputs import allocate
 
 TRITON_TYPES = {
@@ -39,7 +40,8 @@ class Launch:
     """Launch of a case: the kernel's name, the AOT kernel it belongs to, and its launch parameters.
 
     ``block`` is threads a block and ``shared`` dynamic shared memory in bytes; both are None if the
-    compiler chooses them, as Triton's does.
+    compiler chooses them, as Triton's does. ``elements`` are those of the call's outputs, which its
+    ``launches`` kernels write together.
     """
 
     kernel: str
@@ -47,6 +49,8 @@ class Launch:
     grid: tuple[int, ...]
     block: int | None
     shared: int | None
+    elements: int = 0
+    launches: int = 1
 
     @property
     def key(self) -> tuple[Any, str]:
@@ -84,14 +88,22 @@ def dry_run(
         params: Mapping[str, Any] = case.params
         output = implementation.forward(*inputs, **params)
         if direction != BACKWARD:
-            return launches
+            return _with_elements(launches, output)
         launches.clear()  # the forward ran only for the shape and dtype of its output
         saved = operator.save(tuple(inputs), output)
         assert implementation.backward is not None
-        implementation.backward(
+        gradients = implementation.backward(
             *split_gradients(operator, differentiable_outputs(operator, output)), *saved, **params
         )
-    return launches
+    return _with_elements(launches, gradients)
+
+
+def _with_elements(launches: list[Launch], outputs: Any) -> list[Launch]:
+    """Return a call's launches with the number of elements of its outputs."""
+    # An optimizer that updates its inputs in place returns nothing.
+    tensors = [] if outputs is None else tensors_of(outputs)
+    elements = sum(tensor.numel() for tensor in tensors if tensor is not None)
+    return [replace(launch, elements=elements, launches=len(launches)) for launch in launches]
 
 
 @contextmanager
@@ -254,7 +266,7 @@ def _record_numba(launches: list[Launch]) -> Iterator[None]:
         mock.patch.object(dispatcher, "__getitem__", configured),
         # A meta tensor has no memory that numba could describe.
         mock.patch.object(numba_jit.cuda, "as_cuda_array", lambda tensor: tensor),
-        mock.patch.object(numba_jit, "_stream", lambda handle: 0),
+        mock.patch.object(numba_jit, "_stream", lambda *_: 0),
     ):
         yield
 

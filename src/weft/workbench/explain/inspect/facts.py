@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.workbench.explain.inspect.kernel import Kernel
+from weft.workbench.report.scales import digits
 
 NONE = "none"
 
@@ -39,6 +40,7 @@ def facts(kernel: Kernel) -> dict[str, str]:
         "shared memory, dynamic": "unknown" if kernel.dynamic is None else size(kernel.dynamic),
         "block": f"{kernel.threads} threads" if kernel.threads else "unknown",
         "grid": grid,
+        "elements a thread": elements(kernel),
         "occupancy": occupied(kernel),
         "global loads": memory.get("global loads", NONE),
         "global stores": memory.get("global stores", NONE),
@@ -101,6 +103,22 @@ def spills(kernel: Kernel) -> str:
     if spilled is None:
         return "unknown"
     return f"{spilled[0]} B stored, {spilled[1]} B loaded" if any(spilled) else NONE
+
+
+def elements(kernel: Kernel) -> str:
+    """Format the elements of the outputs for each thread, or the threads for each element."""
+    share = kernel.elements_a_thread
+    if share is None:
+        return "unknown"
+    if share.exact:
+        return f"{share.mean:.0f} (exact)"
+    if share.launches > 1:
+        reason = f"{share.launches} launches share the call"
+    else:
+        reason = "a tail, or threads that work together"
+    if share.mean >= 1:
+        return f"about {digits(share.mean)} (estimated: {reason})"
+    return f"1 for about {digits(1 / share.mean)} threads (estimated: {reason})"
 
 
 def occupied(kernel: Kernel) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,37 @@ def ptx_lines_of(lines: Sequence[str], name: str) -> range:
     last = next((i for i in range(first, len(lines)) if lines[i].startswith("}")), len(lines) - 1)
     # Indices count from 0, line numbers from 1, and a range excludes its end.
     return range(first + 1, last + 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElementsPerThread:
+    """Elements of a call's outputs over the threads of one of its launches.
+
+    It is ``exact`` if the launch is the only one of the call, so that it writes all of them, and each thread
+    has the same whole number. Otherwise it is an estimate of what a thread does.
+    """
+
+    elements: int
+    threads: int
+    launches: int
+
+    @property
+    def mean(self) -> float:
+        return self.elements / self.threads
+
+    @property
+    def exact(self) -> bool:
+        return self.launches == 1 and self.elements % self.threads == 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {
+            "mean": self.mean,
+            "elements": self.elements,
+            "threads": self.threads,
+            "launches": self.launches,
+            "exact": self.exact,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,10 +120,13 @@ class Kernel:
         moved = (self.counts.local_stores, self.counts.local_loads)
         if not any(moved):
             return moved
+        return None if _LOCAL.search("\n".join(self.ptx_lines)) else moved
+
+    @property
+    def ptx_lines(self) -> list[str]:
+        """PTX of this kernel; a program may hold several."""
         lines = self.program.ptx.splitlines()
-        # A program may hold several kernels: only this one's own PTX counts.
-        own = "\n".join(lines[n - 1] for n in ptx_lines_of(lines, self.code.name))
-        return None if _LOCAL.search(own) else moved
+        return [lines[n - 1] for n in ptx_lines_of(lines, self.code.name)]
 
     @property
     def occupancy(self) -> Occupancy | None:
@@ -102,6 +137,17 @@ class Kernel:
             threads=self.threads,
             registers=self.code.registers,
             shared=self.code.shared + self.dynamic,
+        )
+
+    @property
+    def elements_a_thread(self) -> ElementsPerThread | None:
+        """Elements of the outputs for each thread; None without a launch, a block size or an output."""
+        if self.launch is None or not self.threads or not self.launch.elements:
+            return None
+        return ElementsPerThread(
+            elements=self.launch.elements,
+            threads=math.prod(self.launch.grid) * self.threads,
+            launches=self.launch.launches,
         )
 
     @property
@@ -121,6 +167,7 @@ class Kernel:
         """Return plain data, with sizes in bytes and widths in bits."""
         occupied = self.occupancy
         spilled = self.spills
+        elements = self.elements_a_thread
         return {
             "operator": self.operator,
             "implementation": self.implementation,
@@ -136,6 +183,7 @@ class Kernel:
             "shared_dynamic": self.dynamic,
             "threads": self.threads,
             "grid": list(self.launch.grid) if self.launch else None,
+            "elements_a_thread": elements.to_json() if elements else None,
             "occupancy": occupied.to_json() if occupied else None,
             "counts": self.counts.to_json(),
             "cases": list(self.cases),

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from weft.core.table import Column, Number, Table
 from weft.workbench.explain.inspect import facts
+from weft.workbench.explain.inspect import ptx as reading
 from weft.workbench.explain.inspect.kernel import Kernel
 from weft.workbench.explain.inspect.listing import Listing, source_line
 
 FOLD = 16  # characters to which facts are folded at least
+PTX_COLUMNS = 64  # of a line of PTX, before the kind of its statement
 MAX_COLUMNS = 3  # kernels with a column of facts each; more kernels have a row each
 
 
@@ -112,6 +114,32 @@ def ptx(listing: Listing) -> Iterator[str]:
     """Yield the kernel's PTX, with the number of instructions that came from each line."""
     for line in listing.ptx:
         yield f"{_gutter(line.instructions)} {line.number:5d}  {line.text.rstrip()}"
+
+
+def ptx_explained(listing: Listing) -> Iterator[str]:
+    """Yield the kernel's PTX with the kind of each statement behind its line."""
+    lines = [line.text for line in listing.ptx]
+    for shown, begun in zip(ptx(listing), reading.statements(lines), strict=True):
+        kinds = " + ".join(f"{s.kind.name}{f', {s.bits} bits' if s.bits else ''}" for s in begun)
+        yield f"{shown.expandtabs(4):<{PTX_COLUMNS}}  // {kinds}" if kinds else shown
+
+
+def ptx_kinds(counts: Sequence[reading.KindCount]) -> Table:
+    """Return the kinds of a kernel's PTX: their numbers, what they do, and what to look for."""
+    columns = (
+        Column("kind", fold=FOLD),
+        Column("lines", numeric=True),
+        Column("of them", fold=FOLD),
+        Column("what it does", fold=FOLD),
+        Column("what to look for", 1, fold=FOLD),
+    )
+    rows = []
+    for row in counts:
+        details = [facts.widths({str(bits): n for bits, n in row.widths.items()})] if row.widths else []
+        details += [f"{row.predicated} with a predicate"] if row.predicated else []
+        cells = (", ".join(details), row.kind.does, row.kind.look_for or reading.NOTHING)
+        rows.append((row.kind.name, Number(str(row.count), row.count), *cells))
+    return Table(columns, rows)
 
 
 def source(listing: Listing) -> Iterator[str]:

@@ -47,18 +47,10 @@ def profile(
     only the counted process reads them. Raises :class:`WeftError` for an unknown name, if ncu is not
     installed or may not count, and if the call fails.
     """
-    _check_names(operator, implementation, case, direction, files)
+    job = call_job(operator, implementation, case, direction, files)
     program = find.require()
     version = find.version(program)
     device = counted_device()
-    job = {
-        "operator": operator,
-        "implementation": implementation,
-        "case": case,
-        "direction": direction,
-        "sources": [_source(file) for file in files],
-        "seed": 20260101,  # a fixed seed: counters are compared between runs, and check nothing
-    }
     run = process.count(program, job, device.arch, log)
     kernels = tuple(map(Kernel.from_row, run.output.rows))
     return Report(
@@ -74,6 +66,21 @@ def profile(
         tool=version,
         machine=device.machine,
     )
+
+
+def call_job(
+    operator: str, implementation: str, case: str, direction: str, files: Sequence[str]
+) -> dict[str, Any]:
+    """Return the job of a target that calls an implementation; raises :class:`WeftError` for a wrong name."""
+    _check_names(operator, implementation, case, direction, files)
+    return {
+        "operator": operator,
+        "implementation": implementation,
+        "case": case,
+        "direction": direction,
+        "sources": [_source(file) for file in files],
+        "seed": 20260101,  # a fixed seed: profiles are compared between runs, and check nothing
+    }
 
 
 def _source(file: str) -> dict[str, Any]:

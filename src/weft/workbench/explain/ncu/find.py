@@ -81,15 +81,24 @@ PROBLEMS = (
 
 
 def find() -> Path | None:
-    """Return the path of ncu: on PATH, in the newest CUDA toolkit, or in its own folder; None without one."""
-    on_path = shutil.which(NAME)
+    """Return the path of ncu; None without one."""
+    return find_program(NAME, STANDALONE)
+
+
+def find_program(name: str, standalone: Path, below: str = ".") -> Path | None:
+    """Return the path of a tool: on PATH, in the newest CUDA toolkit, or in its own folder; None without one.
+
+    ``below`` is where the program lies in a version's folder of ``standalone``.
+    """
+    on_path = shutil.which(name)
     if on_path:
         return Path(on_path)
     # A toolkit that the user names comes before those that are found.
     homes = [Path(h, "bin") for h in map(os.environ.get, ("CUDA_HOME", "CUDA_PATH")) if h]
     toolkits = [p / "bin" for p in _newest_first(TOOLKITS, "cuda*")]
-    for folder in (*homes, *toolkits, *_newest_first(STANDALONE, "*")):
-        program = folder / NAME
+    alone = [p / below for p in _newest_first(standalone, "*")]
+    for folder in (*homes, *toolkits, *alone):
+        program = folder / name
         if program.is_file() and os.access(program, os.X_OK):
             return program
     return None

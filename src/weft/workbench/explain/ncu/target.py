@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from weft import machine
@@ -22,21 +22,30 @@ if TYPE_CHECKING:
     from weft.core import Case, Implementation, Operator
 
 WARMUP_CALLS = 3
+Measure = Callable[[Callable[[], Any], WriteEvent], None]  # a call that is warm, and where to report
 
 
 def main(arguments: Sequence[str]) -> int:
+    return run(arguments, _count, needs="only a GPU has counters")
+
+
+def run(arguments: Sequence[str], measure: Measure, *, needs: str) -> int:
+    """Run the target of a job: ``measure`` makes the calls that the tool observes.
+
+    ``needs`` is the reason to report where there is no GPU.
+    """
     with open_job(arguments) as (job, write_event):
         write_event("started", pid=os.getpid())
         if not machine.has_gpu():
-            write_event("refused", why=f"only a GPU has counters: {machine.gpu_reason()}")
+            write_event("refused", why=f"{needs}: {machine.gpu_reason()}")
         else:
-            _run(job, write_event)
+            _run(job, measure, write_event)
         write_event("finished")
     return 0
 
 
-def _run(job: dict[str, Any], write_event: WriteEvent) -> None:
-    """Load, bind, warm up and count; the first failure goes to the report and ends the run."""
+def _run(job: dict[str, Any], measure: Measure, write_event: WriteEvent) -> None:
+    """Load, bind, warm up and measure; the first failure goes to the report and ends the run."""
     from weft import backends  # decides what is interpreted, so before torch
 
     try:
@@ -53,25 +62,19 @@ def _run(job: dict[str, Any], write_event: WriteEvent) -> None:
     fields = {"read": cost.read, "written": cost.written, "flops": cost.flops, "rate": cost.rate}
     write_event("subject", backend=implementation.backend, cost=fields)
     try:
-        _count(operator, implementation, case, job, write_event)
+        write_event("warming")
+        measure(_warmed_call(operator, implementation, case, job), write_event)
     except Exception as error:  # noqa: BLE001 - an error of the candidate goes to the report
         write_event("raised", why=error_line(error))
 
 
-def _count(
-    operator: Operator,
-    implementation: Implementation,
-    case: Case,
-    job: dict[str, Any],
-    write_event: WriteEvent,
-) -> None:
-    """Make the counted call, with no useful line of its inputs or outputs in any cache."""
-    import torch
-
+def _warmed_call(
+    operator: Operator, implementation: Implementation, case: Case, job: dict[str, Any]
+) -> Callable[[], Any]:
+    """Return a call on inputs of the job's seed, after the first calls, which compile and tune."""
     from weft.workbench.calls import inputs as generation
     from weft.workbench.calls.bind import bind, differentiable_outputs
 
-    write_event("warming")
     inputs = generation.make(case, "cuda", job["seed"])
     grad = None
     if job["direction"] == BACKWARD:
@@ -80,6 +83,13 @@ def _count(
     call = bind(operator, implementation, case, job["direction"], inputs, grad)
     for _ in range(WARMUP_CALLS):
         call()
+    return call
+
+
+def _count(call: Callable[[], Any], write_event: WriteEvent) -> None:
+    """Make the counted call, with no useful line of its inputs or outputs in any cache."""
+    import torch
+
     flusher = torch.zeros(2 * machine.l2_bytes("cuda") // 4, dtype=torch.int32, device="cuda")
     # Read, not written: dirty lines of the flusher would be written back during the counted call.
     flusher.sum()

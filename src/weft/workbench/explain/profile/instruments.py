@@ -216,11 +216,12 @@ def _span_of(event: Any) -> Span:
 
 
 def measure_by_torch_profiler(
-    workload: Workload, schedule: Schedule, file: Path
+    workload: Workload, schedule: Schedule, file: Path, *, python_frames: bool = False
 ) -> tuple[Reading, TracedCycle]:
     """Measure by ``torch.profiler.profile`` from the Chrome trace of each cycle.
 
-    Each cycle's trace is written to ``file`` in turn; the last one stays there.
+    Each cycle's trace is written to ``file`` in turn; the last one stays there. With ``python_frames`` the
+    trace has the Python functions of the calls too, and each call takes longer.
     """
     silence_kineto()
     activity = torch.profiler.ProfilerActivity
@@ -242,7 +243,7 @@ def measure_by_torch_profiler(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*Profiler clears events at the end")
         with torch.profiler.profile(
-            activities=activities, schedule=plan, on_trace_ready=read_trace
+            activities=activities, schedule=plan, on_trace_ready=read_trace, with_stack=python_frames
         ) as profile:
             for step in range(schedule.cycle * schedule.repeat):
                 times = _time_step(workload)

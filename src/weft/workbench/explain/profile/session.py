@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from weft.workbench.explain.profile import agreement, instruments, output_files,
 from weft.workbench.explain.profile.agreement import Agreement, Root
 from weft.workbench.explain.profile.instruments import Reading, Schedule, TracedCycle
 from weft.workbench.explain.profile.rows import Row
-from weft.workbench.explain.profile.stacks import DEVICE, Folded, fold
+from weft.workbench.explain.profile.stacks import DEVICE, Folded, fold, without_own_frames
 from weft.workbench.explain.profile.workload import Subject, Workload, check_subject, prepare
 from weft.workbench.timing.measure import timing_backend
 from weft.workbench.timing.plan import TimingBackend
@@ -29,12 +29,22 @@ class CheckFailed(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """Readings of the instruments, of all attempts together, and the trace of the last attempt."""
+    """Readings of the instruments, of all attempts together, and the trace of the last attempt.
+
+    ``folded`` is what the flame graph draws: that trace, or ``with_frames``, a cycle of its own that has
+    Python frames.
+    """
 
     readings: tuple[Reading, ...]
     traced: TracedCycle
     folded: Folded
     attempts: int
+    with_frames: TracedCycle | None = None
+
+    @property
+    def drawn_cycle(self) -> TracedCycle:
+        """Cycle that the flame graph draws."""
+        return self.with_frames or self.traced
 
     @property
     def agreement(self) -> Agreement:
@@ -43,12 +53,15 @@ class Measurement:
     @property
     def root(self) -> Root:
         """Root and wall time of the thread that ran the steps; all other lanes are as wide."""
-        return Root(root_us=self.folded.root_us, wall_us=sum(self.traced.walls_us))
+        return Root(root_us=self.folded.root_us, wall_us=sum(self.drawn_cycle.walls_us))
 
 
-def run(subject: Subject, schedule: Schedule, out: Path, log: Log) -> dict[str, Any]:
+def run(
+    subject: Subject, schedule: Schedule, out: Path, log: Log, *, python_frames: bool = False
+) -> dict[str, Any]:
     """Profile a subject into a folder and return the content of ``profile.json``.
 
+    With ``python_frames`` trace and flame graph come from one more cycle, which has Python's functions too.
     Raises :class:`CheckFailed` if it fails its check: only correct implementations are measured.
     """
     title = f"{subject.operator.name} {subject.implementation.name} {subject.case.name}"
@@ -62,6 +75,9 @@ def run(subject: Subject, schedule: Schedule, out: Path, log: Log) -> dict[str, 
         workload = prepare(subject, grad, backend)
         log(f"a step is {workload.calls} calls over {workload.inputs} distinct inputs")
         measurement = measure(workload, backend, schedule, out, log)
+        if python_frames:
+            log("recording Python frames")
+            measurement = _with_frames(measurement, workload, schedule, out)
     return _write(subject, schedule, workload, measurement, out, log)
 
 
@@ -89,6 +105,19 @@ def measure(
     return measurement
 
 
+def _with_frames(measurement: Measurement, workload: Workload, schedule: Schedule, out: Path) -> Measurement:
+    """Return the measurement with the trace of one more cycle, in which Python's functions are recorded.
+
+    The instruments' times come from the other cycles, since recording slows every call of a function.
+    """
+    cycle = replace(schedule, repeat=1)
+    _, traced = instruments.measure_by_torch_profiler(
+        workload, cycle, out / output_files.TRACE, python_frames=True
+    )
+    trace = without_own_frames(traced.trace)
+    return replace(measurement, with_frames=replace(traced, trace=trace), folded=fold(trace))
+
+
 def flags(measurement: Measurement) -> list[str]:
     """Return the faults of a measurement, one line each."""
     why = "is another profiler at work, or CUPTI not available?"
@@ -111,9 +140,14 @@ def _write(
     log: Log,
 ) -> dict[str, Any]:
     """Write the files of a profile and return its record."""
-    trace, folded = measurement.traced.trace, measurement.folded
+    trace, folded = measurement.drawn_cycle.trace, measurement.folded
     gpu = subject.device == "cuda"
-    table = rows.on_device(trace, subject.implementation) if gpu else rows.on_host(trace, folded)
+    # The table is of the cycle without Python frames, whose self times the recording has not changed.
+    plain = measurement.traced.trace
+    if gpu:
+        table = rows.on_device(plain, subject.implementation)
+    else:
+        table = rows.on_host(plain, fold(plain) if measurement.with_frames else folded)
     names = (subject.operator.name, subject.implementation.name, subject.case.name)
     title = " ".join((*names, subject.direction))
     output_files.write_trace(out, trace)
@@ -136,6 +170,7 @@ def _write(
         "distinct_inputs": workload.inputs,
         "cold": workload.cold,
         "tries": measurement.attempts,
+        "python_frames": measurement.with_frames is not None,
         "instruments": [_reading(r, measurement.agreement, gpu) for r in measurement.readings],
         "agreement": measurement.agreement.to_json(),
         "root": measurement.root.to_json(),

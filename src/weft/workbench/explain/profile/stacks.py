@@ -13,6 +13,7 @@ streams run at once, the time is divided evenly between their kernels.
 from __future__ import annotations
 
 import heapq
+import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
@@ -35,6 +36,10 @@ _LAUNCHES = ("cuda_runtime", "cuda_driver")
 # Marks of the profiler itself: the span of the whole trace, its overhead, and second copies of users'
 # ranges and waits as the GPU saw them.
 _NOT_WORK = ("Trace", "overhead", "gpu_user_annotation", "cuda_sync", "cuda_event")
+_PYTHON = "python_function"  # category of the frames that torch.profiler records with with_stack
+_WORKBENCH = re.compile(r"\bweft/workbench/\w[\w/]*\.py\(")
+_ENQUEUE = re.compile(r"\bweft/workbench/explain/profile/workload\.py\(\d+\): enqueue$")
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 # ns. Times near 1e12 us in float64 are 0.1 to 1 ns apart, so a child may seem to end after its parent.
 _SLACK = 3
 MAX_TRACE_BYTES = 2 << 30
@@ -195,6 +200,36 @@ def fold(trace: Mapping[str, Any]) -> Folded:
     return Folded(root_ns=wall, steps=len(steps), lanes=tuple(folded))
 
 
+def without_own_frames(trace: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a trace without the Python frames of Weft's own measuring, and without objects' addresses.
+
+    On the thread that ran the steps only frames inside :meth:`Workload.enqueue` are of the calls; the others
+    belong to the profiler and to the loop around it. Another thread counts if it ran an operator or launched
+    a kernel, as autograd's does. Without its address a method is one frame, not one for each object.
+    """
+    events = list(trace.get("traceEvents", ()))
+    main = {(e.get("pid"), e.get("tid")) for e in events if _is_step(e) and e.get("ph") == "X"}
+    spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if _ENQUEUE.search(str(e.get("name"))))
+    starts = [start for start, _ in spans]
+    working = {(e.get("pid"), e.get("tid")) for e in events if e.get("cat") in ("cpu_op", *_LAUNCHES)}
+
+    def is_of_a_call(event: Mapping[str, Any]) -> bool:
+        thread = (event.get("pid"), event.get("tid"))
+        if thread not in main:
+            return thread in working
+        index = bisect_right(starts, event["ts"]) - 1
+        return index >= 0 and event["ts"] + event["dur"] <= spans[index][1]
+
+    shown = []
+    for event in events:
+        if event.get("cat") == _PYTHON:
+            if _WORKBENCH.search(event["name"]) or not is_of_a_call(event):
+                continue
+            event = event | {"name": _ADDRESS.sub("", event["name"])}
+        shown.append(event)
+    return {**trace, "traceEvents": shown}
+
+
 def _usable(event: Mapping[str, Any]) -> bool:
     timed = event.get("ph") == "X" and event.get("cat") not in _NOT_WORK
     complete = {"ts", "dur", "pid", "tid", "name"} <= event.keys()
@@ -202,7 +237,7 @@ def _usable(event: Mapping[str, Any]) -> bool:
 
 
 def _is_step(event: Mapping[str, Any]) -> bool:
-    return str(event["name"]).startswith(_STEP)
+    return str(event.get("name")).startswith(_STEP)
 
 
 def _span(event: Mapping[str, Any]) -> tuple[int, int]:
