@@ -147,6 +147,7 @@ REGISTRY: dict[str, Entry] = {
             "cuda/05-decoupled-look-back": "ladder:LOOK_BACK",
         },
     ),
+    "topk": _single("topk", ("eager", "torch", "cuda")),
 }
 
 # Elementwise, row reduction, full reduction, matrix product.

@@ -22,6 +22,7 @@ from weft.ops.rope import rope
 from weft.ops.scaled_matmul import quantize_fp8, scaled_matmul
 from weft.ops.softmax import softmax
 from weft.ops.sum import sum
+from weft.ops.topk import topk
 from weft.ops.trilinear import trilinear
 
 __all__ = [
@@ -53,5 +54,6 @@ __all__ = [
     "softmax",
     "sum",
     "swiglu",
+    "topk",
     "trilinear",
 ]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from weft.workbench.selftest.mutants.mutant import Mutant
     from weft.workbench.sources.source import LoadedFile, Source
 
-SINGLE_OPERATORS = ("softmax", "gelu", "sum", "matmul", "layer_norm", "cross_entropy", "cumsum")
+SINGLE_OPERATORS = ("softmax", "gelu", "sum", "matmul", "layer_norm", "cross_entropy", "cumsum", "topk")
 WRONG = ("wrong", *(f"wrong_{operator}" for operator in SINGLE_OPERATORS), "backward")
 KERNELS = ("with_triton", "with_numba", "with_cuda")
 PROBLEMS = ("unvarying", "problem_controls", "layouts")
