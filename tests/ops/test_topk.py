@@ -87,7 +87,7 @@ def test_a_planted_fault_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch, 
 
 def test_implementations_agree_and_differentiate_alike() -> None:
     x, grad = torch.randint(-3, 4, (2, 40)).float(), torch.randn(2, 6)
-    gradients = []
+    gradients: list[torch.Tensor] = []
     for impl in ("eager", "torch"):
         leaf = x.clone().requires_grad_()
         values, indices = ops.topk(leaf, 6, impl=impl)
