@@ -147,7 +147,7 @@ REGISTRY: dict[str, Entry] = {
             "cuda/05-decoupled-look-back": "ladder:LOOK_BACK",
         },
     ),
-    "topk": _single("topk", ("eager", "torch", "cuda")),
+    "topk": _single("topk", ("eager", "torch", "triton", "cuda")),
 }
 
 # Elementwise, row reduction, full reduction, matrix product.
