@@ -181,6 +181,7 @@ REGISTRY: dict[str, Entry] = {
         },
     ),
     "spmm": _member("sparse", "spmm", ("eager", "torch", "triton", "cuda")),
+    "topk": _single("topk", ("eager", "torch", "triton", "cuda")),
 }
 
 # Elementwise, row reduction, full reduction, matrix product.

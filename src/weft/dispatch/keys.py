@@ -77,7 +77,7 @@ FAMILIES: dict[str, tuple[Dimension, ...]] = {
     ),
 }
 FAMILY_OF: dict[str, str] = {
-    **dict.fromkeys(("softmax", "cross_entropy", "bias_gelu", "rope", "cumsum"), "rows"),
+    **dict.fromkeys(("softmax", "cross_entropy", "bias_gelu", "rope", "cumsum", "topk"), "rows"),
     **dict.fromkeys(("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm"), "rows"),
     "dropout_add_layer_norm": "rows",
     **dict.fromkeys(("matmul", "linear", "linear_gelu", "linear_residual", "scaled_matmul"), "product"),

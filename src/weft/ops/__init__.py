@@ -24,6 +24,7 @@ from weft.ops.scaled_matmul import quantize_fp8, scaled_matmul
 from weft.ops.softmax import softmax
 from weft.ops.sparse import spmm, spmv
 from weft.ops.sum import sum
+from weft.ops.topk import topk
 from weft.ops.transpose import transpose
 from weft.ops.trilinear import trilinear
 
@@ -59,6 +60,7 @@ __all__ = [
     "spmv",
     "sum",
     "swiglu",
+    "topk",
     "transpose",
     "trilinear",
 ]

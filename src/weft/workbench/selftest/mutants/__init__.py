@@ -27,6 +27,7 @@ SINGLE_OPERATORS = (
     "cumsum",
     "transpose",
     "histogram",
+    "topk",
 )
 WRONG = ("wrong", *(f"wrong_{operator}" for operator in SINGLE_OPERATORS), "wrong_sparse", "backward")
 KERNELS = ("with_triton", "with_numba", "with_cuda")
