@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from helpers.scan_emulator import COMPILER, EmulatorError, emulate
 from weft import WeftError, ops
+from weft.backends.nvrtc import CudaSource
 from weft.ops.topk import with_cuda
 from weft.ops.topk.spec import reference
 
@@ -31,22 +35,66 @@ def _rows() -> dict[str, torch.Tensor]:
     }
 
 
-def _is_right(x: torch.Tensor, k: int, largest: bool) -> bool:
-    values, indices = with_cuda.select(x, k, largest, threads=64)
+RADIX = partial(with_cuda.by_radix, threads=64)
+# A warp for each row; a block for each row; rows of three parts, of which the last may be short.
+LISTS = (
+    partial(with_cuda.by_lists, threads=64),
+    partial(with_cuda.by_lists, threads=64, parts=1),
+    partial(with_cuda.by_lists, threads=64, parts=3),
+)
+
+
+def _is_right(way: Callable[..., Any], x: torch.Tensor, k: int, largest: bool) -> bool:
+    values, indices = way(x, k, largest)
     _, expected = reference(x.double(), k=k, largest=largest)
     same = values.nan_to_num(7.0) == x.gather(-1, expected).nan_to_num(7.0)
     return torch.equal(indices, expected) and bool(same.all())
 
 
 @NEEDS_COMPILER
-def test_adversarial_rows_are_exact_in_the_emulator(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_adversarial_rows_are_exact_by_radix_select(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     emulate(monkeypatch, tmp_path)
     for name, x in _rows().items():
         for k in (1, 8, x.shape[-1]):
             for largest in (True, False):
-                assert _is_right(x, k, largest), (name, k, largest)
+                assert _is_right(RADIX, x, k, largest), (name, k, largest)
     wide = torch.randn(3, 100)
-    assert _is_right(wide[:, :50], 5, True) and _is_right(wide[:1].expand(3, -1), 5, True)
+    assert _is_right(RADIX, wide[:, :50], 5, True) and _is_right(RADIX, wide[:1].expand(3, -1), 5, True)
+
+
+@NEEDS_COMPILER
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("way", LISTS, ids=["warp", "block", "parts"])
+def test_adversarial_rows_are_exact_by_lists(
+    way: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    emulate(monkeypatch, tmp_path)
+    rows = _rows() | {"whole vectors": torch.randn(5, 160), "short": torch.randn(9, 7)}
+    for name, x in rows.items():
+        for k in sorted({1, 5, min(32, x.shape[-1])}):
+            for largest in (True, False):
+                assert _is_right(way, x, k, largest), (name, k, largest)
+    wide = torch.randn(3, 100)
+    assert _is_right(way, wide[:, :50], 5, True) and _is_right(way, wide[:1].expand(3, -1), 5, True)
+
+
+def test_long_rows_are_cut_until_the_device_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Record the launches on a device of 132 SMs, without running them."""
+    launches: list[tuple[str, int, tuple[Any, ...]]] = []
+
+    def kernel(source: CudaSource, name: str) -> Callable[..., None]:
+        return lambda blocks, threads, *arguments: launches.append((name, blocks, arguments[5:]))
+
+    monkeypatch.setattr(CudaSource, "__getitem__", kernel)
+    monkeypatch.setattr(with_cuda, "num_sms", lambda *_, **__: 132)
+    for rows, columns, k in ((64, 128256, 8), (4096, 128256, 8), (640, 64, 8), (1, 50257, 4)):
+        with_cuda.select(torch.empty(rows, columns, dtype=torch.bfloat16, device="meta"), k, True)
+    assert [(name, blocks) for name, blocks, _ in launches] == [
+        ("topk_lists", 576), ("topk_merge", 8), ("topk_lists", 4096), ("topk_lists", 80),
+        ("topk_lists", 12), ("topk_merge", 1),
+    ]  # fmt: skip
+    parts, part_columns = launches[0][2][-2:]
+    assert parts == 9 and part_columns % 8 == 0 and 8 * part_columns < 128256 <= 9 * part_columns
 
 
 FAULTS = {
@@ -67,19 +115,30 @@ FAULTS = {
 }
 
 
+LIST_FAULTS = {
+    "a list that is not sorted at first": ("    sort(key, place);\n", ""),
+    "the limit is not raised": ("list.last_key = __shfl_sync(ALL, list.key, k - 1)", "list.last_key = key"),
+    "an element that others do not move for": ("if (lane > position) list.key", "if (false) list.key"),
+    "the last warp's list is left out": ("w < WARPS; ++w) offer", "w < WARPS - 1; ++w) offer"),
+    "equal keys by lane": ("(key == other_key && place < other_place)", "false"),
+    "each part is the row's first": ("begin = part % parts * part_columns", "begin = 0"),
+}
+
+
 @NEEDS_COMPILER
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", [*FAULTS, *LIST_FAULTS])
 def test_a_planted_fault_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    emulate(monkeypatch, tmp_path, FAULTS[fault])
+    emulate(monkeypatch, tmp_path, (FAULTS | LIST_FAULTS)[fault])
     rows = _rows()
     rows["special"][0, ::14] = -torch.tensor(torch.nan)  # NaN of either sign
     if fault == "ties in any order":
         # Kept below MAX_K elements: the faulty kernel would write past its list.
         rows = {"few values": rows["few values"]}
+    ways = LISTS[1:] if fault in LIST_FAULTS else (RADIX,)
     try:
         # A race shows in some schedules only.
-        ok = all(_is_right(x, 20, True) for _ in range(3) for x in rows.values())
+        ok = all(_is_right(way, x, 20, True) for _ in range(3) for way in ways for x in rows.values())
     except (EmulatorError, IndexError, RuntimeError):
         return
     assert not ok

@@ -1,6 +1,12 @@
-// The k largest elements of each row by radix select: a block for each row.
+// The k largest elements of each row, in two ways. Elements become unsigned keys in their order.
 //
-// Elements become unsigned keys in their order. Four passes over the row fix the k-th largest key, 8 bits
+// topk_lists, for k up to 32: each warp keeps the 32 best elements that it has seen, one in each lane, and
+// compares what it reads with the k-th of them. Few elements are better, so that the row is read once at the
+// speed of memory. A row is cut into parts for several blocks; topk_merge joins their lists. The method is
+// that of Johnson, Douze and Jegou, "Billion-scale similarity search with GPUs" (arXiv:1702.08734).
+// Bytes: the row read once, 8 + sizeof(WEFT_T) written for each of the k, and 8 for each of a part's k.
+//
+// topk_rows, for larger k: radix select, a block for each row. Four passes over the row fix the k-th largest key, 8 bits
 // at a time: each counts the next digit among the keys that agree with the digits fixed so far. A last pass
 // collects the keys above it, and as many equal ones as are due, lowest index first. The k elements are
 // sorted by rank.
@@ -15,7 +21,16 @@
 #define MAX_K 1024
 #endif
 
+#ifndef VEC_WIDTH
+#define VEC_WIDTH 1  // elements of a load of topk_lists
+#endif
+#ifndef WARPS_A_ROW
+#define WARPS_A_ROW (THREADS / 32)  // of topk_lists: all of a block, or 1
+#endif
+
 constexpr int DIGITS = 256, WARPS = THREADS / 32;
+constexpr unsigned ALL = 0xffffffffu;
+constexpr unsigned NOWHERE = 0xffffffffu;  // the place of no element; those of elements are lower
 
 // Returns the key of an element: larger is earlier in the output. NaN is the largest, -0 equals 0.
 __device__ __forceinline__ unsigned key_of(WEFT_T element, bool largest) {
@@ -76,7 +91,7 @@ topk_rows(const WEFT_T* __restrict__ x, WEFT_T* __restrict__ values, index_t* __
   unsigned taken = slots[0];
   for (index_t start = 0; !takes_all && taken < k && start < columns; start += THREADS) {
     const bool hit = start + thread < columns && key_of(row[start + thread], largest) == threshold;
-    const unsigned votes = __ballot_sync(0xffffffffu, hit);
+    const unsigned votes = __ballot_sync(ALL, hit);
     if (thread % 32 == 0) warp_counts[thread / 32] = __popc(votes);
     __syncthreads();
     unsigned slot = taken + __popc(votes & ((1u << thread % 32) - 1));
@@ -94,4 +109,129 @@ topk_rows(const WEFT_T* __restrict__ x, WEFT_T* __restrict__ values, index_t* __
     values[blockIdx.x * k + rank] = row[places[i]];
     indices[blockIdx.x * k + rank] = places[i];
   }
+}
+
+// The best elements that a warp has seen: lane r has the r-th. `last` is the k-th, which others must beat.
+struct List {
+  unsigned key = 0, place = NOWHERE, last_key = 0, last_place = NOWHERE;
+  bool is_empty = true;
+};
+
+// True if an element is earlier in the output than another: a larger key, or a lower place.
+__device__ __forceinline__ bool is_before(unsigned key, unsigned place, unsigned other_key,
+                                          unsigned other_place) {
+  return key > other_key || (key == other_key && place < other_place);
+}
+
+// Sorts the elements of a warp's lanes (a bitonic network).
+__device__ __forceinline__ void sort(unsigned& key, unsigned& place) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int size = 2; size <= 32; size *= 2)
+#pragma unroll
+    for (int step = size / 2; step > 0; step /= 2) {
+      const unsigned other_key = __shfl_xor_sync(ALL, key, step);
+      const unsigned other_place = __shfl_xor_sync(ALL, place, step);
+      const bool takes_first = ((lane & step) == 0) == ((lane & size) == 0);
+      if (is_before(other_key, other_place, key, place) == takes_first) key = other_key, place = other_place;
+    }
+}
+
+// Offers an element of each lane to the list. A lane whose place is NOWHERE has none, and a key of 0.
+__device__ __forceinline__ void offer(List& list, unsigned key, unsigned place, int k) {
+  unsigned better = __ballot_sync(ALL, is_before(key, place, list.last_key, list.last_place));
+  if (!better) return;
+  const int lane = threadIdx.x % 32;
+  if (list.is_empty) {
+    sort(key, place);
+    list.key = key, list.place = place, list.is_empty = false;
+    better = 0;
+  }
+  for (; better; better &= better - 1) {
+    const int from = __ffs(better) - 1;
+    const unsigned new_key = __shfl_sync(ALL, key, from), new_place = __shfl_sync(ALL, place, from);
+    const int position = __popc(__ballot_sync(ALL, is_before(list.key, list.place, new_key, new_place)));
+    const unsigned left_key = __shfl_up_sync(ALL, list.key, 1);
+    const unsigned left_place = __shfl_up_sync(ALL, list.place, 1);
+    if (lane == position) list.key = new_key, list.place = new_place;
+    if (lane > position) list.key = left_key, list.place = left_place;
+  }
+  list.last_key = __shfl_sync(ALL, list.key, k - 1);
+  list.last_place = __shfl_sync(ALL, list.place, k - 1);
+}
+
+// Writes the first k elements of a warp's list to a row of the output.
+__device__ __forceinline__ void write(const List& list, const WEFT_T* row, WEFT_T* values, index_t* indices,
+                                      int k) {
+  const int lane = threadIdx.x % 32;
+  if (lane < k) values[lane] = row[list.place], indices[lane] = list.place;
+}
+
+// x, values, indices: as above, with `rows` rows of less than 2^32 - 1 columns, and k <= 32. A row has `parts`
+// parts of part_columns, a multiple of VEC_WIDTH; each is read by WARPS_A_ROW warps. keys, places: (rows,
+// parts, k), written if there are several parts.
+extern "C" __global__ void __launch_bounds__(THREADS)
+topk_lists(const WEFT_T* __restrict__ x, WEFT_T* __restrict__ values, index_t* __restrict__ indices,
+           unsigned* __restrict__ keys, unsigned* __restrict__ places, index_t rows, index_t columns,
+           index_t x_stride, index_t k, index_t largest, index_t parts, index_t part_columns) {
+  constexpr int VEC = VEC_WIDTH, STEP = WARPS_A_ROW * 32 * VEC;
+  constexpr int UNROLL = WARPS_A_ROW > 1 ? 4 : 1;  // loads of a thread before the first is used
+  __shared__ unsigned shared_keys[WARPS][32];
+  __shared__ unsigned shared_places[WARPS][32];
+  const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, member = warp % WARPS_A_ROW;
+  const index_t part = (index_t)blockIdx.x * (WARPS / WARPS_A_ROW) + warp / WARPS_A_ROW;
+  if (part >= rows * parts) return;  // a whole warp, in blocks of several rows, which have no barrier
+  const WEFT_T* row = x + part / parts * x_stride;
+  const index_t begin = part % parts * part_columns;
+  const index_t end = begin + part_columns < columns ? begin + part_columns : columns;
+  List list;
+  for (index_t start = begin + member * 32 * VEC; start < end; start += STEP * UNROLL) {
+    Vector<WEFT_T, VEC> v[UNROLL];
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u) {
+      const index_t at = start + u * STEP + lane * VEC;
+      if (at < end) v[u] = *reinterpret_cast<const Vector<WEFT_T, VEC>*>(row + at);
+    }
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u) {
+      const index_t at = start + u * STEP + lane * VEC;
+      unsigned key[VEC];
+      bool any = false;
+#pragma unroll
+      for (int j = 0; j < VEC; ++j) {
+        key[j] = at < end ? key_of(v[u].at[j], largest) : 0;
+        any |= at < end && is_before(key[j], (unsigned)at + j, list.last_key, list.last_place);
+      }
+      if (!__ballot_sync(ALL, any)) continue;
+#pragma unroll
+      for (int j = 0; j < VEC; ++j) offer(list, key[j], at < end ? (unsigned)at + j : NOWHERE, (int)k);
+    }
+  }
+  if constexpr (WARPS_A_ROW > 1) {
+    shared_keys[warp][lane] = list.key, shared_places[warp][lane] = list.place;
+    __syncthreads();
+    if (warp) return;
+    for (int w = 1; w < WARPS; ++w) offer(list, shared_keys[w][lane], shared_places[w][lane], (int)k);
+  }
+  if (parts == 1) {
+    write(list, row, values + part * k, indices + part * k, (int)k);
+  } else if (lane < k) {
+    keys[part * k + lane] = list.key, places[part * k + lane] = list.place;
+  }
+}
+
+// Joins the lists of the parts of a row: a warp for each row. All as above.
+extern "C" __global__ void __launch_bounds__(THREADS)
+topk_merge(const WEFT_T* __restrict__ x, WEFT_T* __restrict__ values, index_t* __restrict__ indices,
+           const unsigned* __restrict__ keys, const unsigned* __restrict__ places, index_t rows,
+           index_t x_stride, index_t k, index_t parts) {
+  const index_t row = (index_t)blockIdx.x * WARPS + threadIdx.x / 32, count = parts * k;
+  if (row >= rows) return;  // a whole warp
+  List list;
+  for (index_t start = 0; start < count; start += 32) {
+    const index_t i = start + threadIdx.x % 32;
+    const bool has = i < count;
+    offer(list, has ? keys[row * count + i] : 0, has ? places[row * count + i] : NOWHERE, (int)k);
+  }
+  write(list, x + row * x_stride, values + row * k, indices + row * k, (int)k);
 }

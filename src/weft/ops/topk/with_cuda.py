@@ -1,4 +1,4 @@
-"""The k largest elements in CUDA C++ by radix select, a block for each row; see topk.cu."""
+"""The k largest elements in CUDA C++: few by lists in registers, many by radix select; see topk.cu."""
 
 from __future__ import annotations
 
@@ -9,40 +9,93 @@ import torch
 
 from weft.backends.nvrtc import CudaSource
 from weft.core import BACKWARD, YES, Case, Implementation, Support, WeftError, no
-from weft.ops._common.layout import CUDA_TYPES, FLOAT_DTYPES, dtype_name, view_2d
+from weft.machine.device_limits import num_sms
+from weft.ops._common.layout import CUDA_TYPES, FLOAT_DTYPES, dtype_name, max_vec_width, view_2d
 from weft.ops.topk.spec import backward
 
 THREADS = 256
 MAX_K = 1024  # elements that a block sorts in shared memory, as in topk.cu
 TOO_MANY = f"a block sorts at most {MAX_K} elements"
+LIST = 32  # elements of a warp's list
+MAX_COLUMNS = 2**32 - 1  # of lists, whose places have 32 bits
+WARP_COLUMNS = 1024  # rows up to which one warp has a row
+# A row is cut until each SM has so many blocks, into parts of so many columns at least, and so many at most:
+# one warp joins the lists of a row.
+BLOCKS, PART_COLUMNS, MAX_PARTS = 4, 4096, 64
+Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 @cache
-def source(dtype: torch.dtype, threads: int = THREADS) -> CudaSource:
-    """Return the program for one dtype."""
+def source(dtype: torch.dtype, vec_width: int, warps_a_row: int, threads: int = THREADS) -> CudaSource:
+    """Return the program for one dtype, the elements of a load, and the warps that read a row together."""
+    numbers = {"VEC_WIDTH": vec_width, "WARPS_A_ROW": warps_a_row, "THREADS": threads, "MAX_K": MAX_K}
     return CudaSource(
         file=Path(__file__).with_name("topk.cu"),
-        kernels=("topk_rows",),
-        defines=(("WEFT_T", CUDA_TYPES[dtype]), ("THREADS", str(threads)), ("MAX_K", str(MAX_K))),
-        label=dtype_name(dtype),
+        kernels=("topk_rows", "topk_lists", "topk_merge"),
+        defines=(("WEFT_T", CUDA_TYPES[dtype]), *((name, str(n)) for name, n in numbers.items())),
+        label=f"{dtype_name(dtype)}-{vec_width}x{warps_a_row}",
     )
 
 
-def select(
-    x: torch.Tensor, k: int, largest: bool, threads: int = THREADS
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return values and indices, by blocks of ``threads`` threads."""
+def _outputs(x: torch.Tensor, k: int) -> Pair:
+    values = x.new_empty((*x.shape[:-1], k))
+    return values, torch.empty(values.shape, dtype=torch.int64, device=x.device)
+
+
+def _stride(x2d: torch.Tensor) -> int:
+    return x2d.stride(0) if len(x2d) > 1 else x2d.shape[1]
+
+
+def by_radix(x: torch.Tensor, k: int, largest: bool, threads: int = THREADS) -> Pair:
+    """Return values and indices by radix select, a block a row; ``k`` is 1 to ``MAX_K``, ``x`` not empty."""
+    values, indices = _outputs(x, k)
+    x2d = view_2d(x)
+    rows, columns = x2d.shape
+    program = source(x.dtype, 1, threads // 32, threads)
+    program["topk_rows"](rows, threads, x2d, values, indices, columns, _stride(x2d), k, int(largest))
+    return values, indices
+
+
+def by_lists(
+    x: torch.Tensor, k: int, largest: bool, threads: int = THREADS, parts: int | None = None
+) -> Pair:
+    """Return values and indices by lists in registers; ``k`` is 1 to ``LIST``, ``x`` not empty.
+
+    A row is cut into about ``parts`` parts; None: as many as the device's SMs need.
+    """
+    values, indices = _outputs(x, k)
+    x2d = view_2d(x)
+    rows, columns = x2d.shape
+    wide = 16 // x.element_size()
+    vec_width = wide if max_vec_width(columns, x2d) == wide else 1
+    warps = 1 if columns <= WARP_COLUMNS and parts is None else threads // 32
+    if parts is None:
+        wanted = -(-BLOCKS * num_sms(x.device, interpreted=2) // rows)
+        parts = max(1, min(wanted, columns // PART_COLUMNS, MAX_PARTS))
+    part_columns = -(-columns // (parts * vec_width)) * vec_width
+    parts = -(-columns // part_columns)
+    program = source(x.dtype, vec_width, warps, threads)
+    several = parts if parts > 1 else 0  # of one part there are no lists to join
+    keys, places = torch.empty((2, rows, several, k), dtype=torch.int32, device=x.device)
+    stride, groups = _stride(x2d), threads // 32 // warps
+    blocks = -(-rows * parts // groups)
+    outputs = (x2d, values, indices, keys, places)
+    program["topk_lists"](
+        blocks, threads, *outputs, rows, columns, stride, k, int(largest), parts, part_columns
+    )
+    if several:
+        blocks = -(-rows // (threads // 32))
+        program["topk_merge"](blocks, threads, *outputs, rows, stride, k, parts)
+    return values, indices
+
+
+def select(x: torch.Tensor, k: int, largest: bool) -> Pair:
+    """Return values and indices by the way that suits ``k``."""
     if k > MAX_K:
         raise WeftError("topk: k", expected=f"at most {MAX_K}", got=k, hint="use impl='torch'")
-    values = x.new_empty((*x.shape[:-1], k))
-    indices = torch.empty(values.shape, dtype=torch.int64, device=x.device)
-    if values.numel():
-        x2d = view_2d(x)
-        rows, columns = x2d.shape
-        stride = x2d.stride(0) if rows > 1 else columns
-        program = source(x.dtype, threads)
-        program["topk_rows"](rows, threads, x2d, values, indices, columns, stride, k, int(largest))
-    return values, indices
+    if not k or not x.numel():
+        return _outputs(x, k)
+    return (by_lists if k <= LIST and x.shape[-1] < MAX_COLUMNS else by_radix)(x, k, largest)
 
 
 def forward(x: torch.Tensor, *, k: int, largest: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
@@ -62,6 +115,11 @@ IMPLEMENTATION = Implementation(
     backward=backward,
     supports=_supports,
     delegates_to_torch=(BACKWARD,),
-    aot_kernels=tuple(source(dtype) for dtype in FLOAT_DTYPES),
-    idea="radix select, 8 bits a pass, a block a row",
+    aot_kernels=tuple(
+        source(dtype, vec_width, warps)
+        for dtype in FLOAT_DTYPES
+        for vec_width in (16 // dtype.itemsize, 1)
+        for warps in (1, THREADS // 32)
+    ),
+    idea="few: the best 32 in a warp's lanes, the row read once; else radix select, 8 bits a pass",
 )
