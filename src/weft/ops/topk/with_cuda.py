@@ -70,8 +70,8 @@ def by_lists(
     vec_width = wide if max_vec_width(columns, x2d) == wide else 1
     warps = 1 if columns <= WARP_COLUMNS and parts is None else threads // 32
     if parts is None:
-        wanted = -(-BLOCKS * num_sms(x.device, interpreted=2) // rows)
-        parts = max(1, min(wanted, columns // PART_COLUMNS, MAX_PARTS))
+        needed = -(-BLOCKS * num_sms(x.device, interpreted=2) // rows)
+        parts = max(1, min(needed, columns // PART_COLUMNS, MAX_PARTS))
     part_columns = -(-columns // (parts * vec_width)) * vec_width
     parts = -(-columns // part_columns)
     program = source(x.dtype, vec_width, warps, threads)
