@@ -79,6 +79,8 @@ def test_static_evidence_of_each_demo() -> None:
     assert facts["occupancy"] == [(12.5, 100)]
     assert facts["output-staging"] == [(32, 4)]
     assert facts["wave-quantization"][0] == (2, 1)
+    assert facts["pinned-memory"] == [(1, 0)]
+    assert facts["overlapped-copies"] == [(2, 1.125)]
 
 
 @pytest.mark.slow
@@ -147,8 +149,11 @@ def test_kernels_of_self_timed_demos_are_correct(emulated: Any) -> None:
     v, x, y = torch.zeros(1024), torch.randn(512), torch.full((512,), float("nan"))
     for _ in range(3):
         demos.demo("launch-overhead").source["step"](4, 256, v)
-    demos.demo("unified-memory").source["twice"](2, 256, x.data_ptr(), y)
-    assert bool((v == 3).all()) and torch.equal(y, 2 * x)
+    assert bool((v == 3).all())
+    for name in ("unified-memory", "pinned-memory", "overlapped-copies"):
+        one = demos.demo(name)
+        one.source[one.bad.kernel](2, 256, x.data_ptr(), y.fill_(float("nan")))
+        assert torch.equal(y, 2 * x), name
 
 
 @pytest.mark.slow

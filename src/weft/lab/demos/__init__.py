@@ -23,6 +23,8 @@ DEMOS = (
     "occupancy",
     "output-staging",
     "launch-overhead",
+    "pinned-memory",
+    "overlapped-copies",
 )
 
 
