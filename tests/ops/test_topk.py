@@ -44,8 +44,8 @@ LISTS = (
 )
 
 
-def _is_right(way: Callable[..., Any], x: torch.Tensor, k: int, largest: bool) -> bool:
-    values, indices = way(x, k, largest)
+def _is_right(select: Callable[..., Any], x: torch.Tensor, k: int, largest: bool) -> bool:
+    values, indices = select(x, k, largest)
     _, expected = reference(x.double(), k=k, largest=largest)
     same = values.nan_to_num(7.0) == x.gather(-1, expected).nan_to_num(7.0)
     return torch.equal(indices, expected) and bool(same.all())
@@ -64,18 +64,18 @@ def test_adversarial_rows_are_exact_by_radix_select(monkeypatch: pytest.MonkeyPa
 
 @NEEDS_COMPILER
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("way", LISTS, ids=["warp", "block", "parts"])
+@pytest.mark.parametrize("select", LISTS, ids=["warp", "block", "parts"])
 def test_adversarial_rows_are_exact_by_lists(
-    way: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    select: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     emulate(monkeypatch, tmp_path)
     rows = _rows() | {"whole vectors": torch.randn(5, 160), "short": torch.randn(9, 7)}
     for name, x in rows.items():
         for k in sorted({1, 5, min(32, x.shape[-1])}):
             for largest in (True, False):
-                assert _is_right(way, x, k, largest), (name, k, largest)
+                assert _is_right(select, x, k, largest), (name, k, largest)
     wide = torch.randn(3, 100)
-    assert _is_right(way, wide[:, :50], 5, True) and _is_right(way, wide[:1].expand(3, -1), 5, True)
+    assert _is_right(select, wide[:, :50], 5, True) and _is_right(select, wide[:1].expand(3, -1), 5, True)
 
 
 def test_long_rows_are_cut_until_the_device_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,10 +135,12 @@ def test_a_planted_fault_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch, 
     if fault == "ties in any order":
         # Kept below MAX_K elements: the faulty kernel would write past its list.
         rows = {"few values": rows["few values"]}
-    ways = LISTS[1:] if fault in LIST_FAULTS else (RADIX,)
+    methods = LISTS[1:] if fault in LIST_FAULTS else (RADIX,)
     try:
         # A race shows in some schedules only.
-        ok = all(_is_right(way, x, 20, True) for _ in range(3) for way in ways for x in rows.values())
+        ok = all(
+            _is_right(select, x, 20, True) for _ in range(3) for select in methods for x in rows.values()
+        )
     except (EmulatorError, IndexError, RuntimeError):
         return
     assert not ok

@@ -6,10 +6,10 @@
 // that of Johnson, Douze and Jegou, "Billion-scale similarity search with GPUs" (arXiv:1702.08734).
 // Bytes: the row read once, 8 + sizeof(WEFT_T) written for each of the k, and 8 for each of a part's k.
 //
-// topk_rows, for larger k: radix select, a block for each row. Four passes over the row fix the k-th largest key, 8 bits
-// at a time: each counts the next digit among the keys that agree with the digits fixed so far. A last pass
-// collects the keys above it, and as many equal ones as are due, lowest index first. The k elements are
-// sorted by rank.
+// topk_rows, for larger k: radix select, a block for each row. Four passes over the row fix the k-th largest
+// key, 8 bits at a time: each counts the next digit among the keys that agree with the digits fixed so far. A
+// last pass collects the keys above it, and as many equal ones as are due, lowest index first. The k elements
+// are sorted by rank.
 // Bytes: the row read five times (from L2 after the first where it fits), 8 + sizeof(WEFT_T) written for
 // each of the k.
 #include "numeric.cuh"
@@ -167,9 +167,9 @@ __device__ __forceinline__ void write(const List& list, const WEFT_T* row, WEFT_
   if (lane < k) values[lane] = row[list.place], indices[lane] = list.place;
 }
 
-// x, values, indices: as above, with `rows` rows of less than 2^32 - 1 columns, and k <= 32. A row has `parts`
-// parts of part_columns, a multiple of VEC_WIDTH; each is read by WARPS_A_ROW warps. keys, places: (rows,
-// parts, k), written if there are several parts.
+// x, values, indices: as above, with `rows` rows of less than 2^32 - 1 columns, and k <= 32. A row has
+// `parts` parts of part_columns, a multiple of VEC_WIDTH; each is read by WARPS_A_ROW warps. keys, places:
+// (rows, parts, k), written if there are several parts.
 extern "C" __global__ void __launch_bounds__(THREADS)
 topk_lists(const WEFT_T* __restrict__ x, WEFT_T* __restrict__ values, index_t* __restrict__ indices,
            unsigned* __restrict__ keys, unsigned* __restrict__ places, index_t rows, index_t columns,
