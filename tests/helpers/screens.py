@@ -189,7 +189,7 @@ def _inspect(count: int) -> Callable[[], None]:
     def show() -> None:
         from weft.cli import inspect
 
-        inspect._show(kernels(count), ())
+        inspect._show(kernels(count), (), "sm_90", as_json=False)
 
     return show
 

@@ -116,10 +116,13 @@ FAULTS = {
 
 
 LIST_FAULTS = {
-    "a list that is not sorted at first": ("    sort(key, place);\n", ""),
-    "the limit is not raised": ("list.last_key = __shfl_sync(ALL, list.key, k - 1)", "list.last_key = key"),
+    "a list that is not sorted at first": ("    sort(list.key, list.place);\n", ""),
+    "the limit is not raised": (
+        "list.last_key = __shfl_sync(ALL, list.key, k - 1)",
+        "list.last_key = list.key",
+    ),
     "an element that others do not move for": ("if (lane > position) list.key", "if (false) list.key"),
-    "the last warp's list is left out": ("w < WARPS; ++w) offer", "w < WARPS - 1; ++w) offer"),
+    "the last warp's list is left out": ("w = 1; w < WARPS; ++w)", "w = 1; w < WARPS - 1; ++w)"),
     "equal keys by lane": ("(key == other_key && place < other_place)", "false"),
     "each part is the row's first": ("begin = part % parts * part_columns", "begin = 0"),
 }

@@ -104,15 +104,24 @@ ODD_CLUSTERS = {
     f"norm_backward-{NORM}-10-peel1-256-256x4-2-8-2-00",
     *(f"norm_block-{NORM}-11-peel{peel}-1024x4-8-1-000-8" for peel in (1, 2)),
 }
+# Triton's sparse products and one of float64: 8 or 16 bytes, which its own counts of registers decide.
+SPARSE = {
+    80: {f"spmv_rows-{t}-i32" for t in ("fp16", "bf16")}
+    | {f"spmm_rows-{t}-i64" for t in ("fp16", "bf16")}
+    | {"spmm-float64-int32-32x1"},
+    90: {"spmv_rows-fp32-i64"},
+}
 SPILLING = {
-    80: SOFTMAX | MATMUL,
+    80: SOFTMAX | MATMUL | SPARSE[80],
     90: SOFTMAX
     | ODD_CLUSTERS
+    | SPARSE[90]
     | {
         "bfloat16-8-4",  # trilinear backward: 8 bytes
         f"norm_block-{NORM}-00-peel2-512x8-8-1-000-2-8",
     },
     100: SOFTMAX
+    | {"8-bit-16"}  # transpose: 8 bytes
     | MATMUL
     | NORMS
     | ODD_CLUSTERS
@@ -125,11 +134,14 @@ TOO_LARGE = {80: "256x128x4"}
 # Implementations whose ``idea`` says so move 16 bytes at a time, as does Triton's code for aligned rows.
 # Exceptions by design: `_any` takes any alignment, ACCESS is 1 in -1-1-1, modes 2 and 3 take any strides,
 # and partial sums are added one double a thread. Triton's trilinear backward has a point a thread, and so few
-# features of a half type for each that it loads 8 bytes.
+# features of a half type for each that it loads 8 bytes. Its topk and its sparse product with a vector have a
+# row a program, of any length. CUDA's transpose has an access of each size in its label; its spmm has
+# accesses of one element for rows that are not aligned, and adds carries one float a thread.
 WIDE = re.compile(r"16.byte|16 bytes|vectors in flight|asynchronous copies")
 NARROW = re.compile(
     r"_any$|adamw_factors$|sum_partials|-1-1-1$|-23$|^fma-.*-(?:00|11)$|mma-float32-.*-23|"
-    r"^trilinear_backward-(?:bf16|fp16)-"
+    r"^\d+-bit-[1248]$|^trilinear_backward-(?:bf16|fp16)-|"
+    r"^topk_rows-(?:bf16|fp16|fp32)$|^spmv_rows-|^spmm_carry$|^spmm-.*x1$"
 )
 
 

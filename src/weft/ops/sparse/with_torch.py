@@ -14,14 +14,19 @@ from torch import Tensor
 
 from weft.core import YES, Case, Implementation, Support, no
 from weft.dispatch.operator import Schema, can_skip_dispatcher, register
-from weft.ops.sparse.spec import MAX_INT32
+from weft.ops.sparse.spec import MAX_INT32, check_indices
 from weft.ops.sparse.transpose import backward_by
 
 FOUR = "Tensor values, Tensor columns, Tensor offsets, Tensor dense"
 
 
 def product(values: Tensor, columns: Tensor, offsets: Tensor, dense: Tensor) -> Tensor:
-    """Return the product by the library. It checks no index: one out of range reads other memory."""
+    """Return the product by the library. It checks no index: one out of range reads other memory.
+
+    On a CPU they are read here too: a call under vmap comes without the check of the public function.
+    """
+    if columns.is_cpu:
+        check_indices("spmv" if dense.dim() == 1 else "spmm", columns, offsets, dense.shape[0])
     rows, nonzeros = offsets.shape[0] - 1, values.shape[0]
     if rows == 0 or nonzeros == 0 or dense.numel() == 0:
         return dense.new_zeros((rows, *dense.shape[1:]))

@@ -43,8 +43,8 @@ __device__ __forceinline__ unsigned key_of(WEFT_T element, bool largest) {
 }
 
 // x: (gridDim.x, columns), rows at x_stride elements; values, indices: (gridDim.x, k) contiguous.
-// 1 <= k <= MAX_K.
-extern "C" __global__ void __launch_bounds__(THREADS)
+// 1 <= k <= MAX_K. Four blocks an SM: without the hint the compiler spills on sm_80.
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
 topk_rows(const WEFT_T* __restrict__ x, WEFT_T* __restrict__ values, index_t* __restrict__ indices,
           index_t columns, index_t x_stride, index_t k, index_t largest) {
   __shared__ unsigned long long counts[DIGITS];  // a row may have more than 2^32 elements
@@ -137,27 +137,46 @@ __device__ __forceinline__ void sort(unsigned& key, unsigned& place) {
     }
 }
 
-// Offers an element of each lane to the list. A lane whose place is NOWHERE has none, and a key of 0.
-__device__ __forceinline__ void offer(List& list, unsigned key, unsigned place, int k) {
-  unsigned better = __ballot_sync(ALL, is_before(key, place, list.last_key, list.last_place));
-  if (!better) return;
+// Takes the k-th element of the list as the one that others must beat.
+__device__ __forceinline__ void limit(List& list, int k) {
+  list.last_key = __shfl_sync(ALL, list.key, k - 1);
+  list.last_place = __shfl_sync(ALL, list.place, k - 1);
+}
+
+// Offers N elements of each lane to the list, whose places are `place` and those after it. A lane that has
+// none offers nothing. Each turn inserts one of the elements that are still better than the k-th.
+template <int N>
+__device__ __forceinline__ void offer(List& list, const unsigned (&key)[N], unsigned place, bool has, int k) {
   const int lane = threadIdx.x % 32;
-  if (list.is_empty) {
-    sort(key, place);
-    list.key = key, list.place = place, list.is_empty = false;
-    better = 0;
+  unsigned left = has ? (1u << N) - 1 : 0;  // a bit for each element that has not been inserted
+  if (list.is_empty && __ballot_sync(ALL, has)) {
+    list.key = has ? key[0] : 0, list.place = has ? place : NOWHERE, list.is_empty = false;
+    sort(list.key, list.place);
+    limit(list, k);
+    left &= ~1u;
   }
-  for (; better; better &= better - 1) {
-    const int from = __ffs(better) - 1;
-    const unsigned new_key = __shfl_sync(ALL, key, from), new_place = __shfl_sync(ALL, place, from);
+  for (;;) {
+    unsigned better = 0;
+#pragma unroll
+    for (int j = 0; j < N; ++j)
+      better |= (unsigned)is_before(key[j], place + j, list.last_key, list.last_place) << j;
+    better &= left;
+    const unsigned lanes = __ballot_sync(ALL, better != 0);
+    if (!lanes) return;
+    const int from = __ffs(lanes) - 1, own = __ffs(better) - 1;
+    unsigned own_key = 0;
+#pragma unroll
+    for (int j = 0; j < N; ++j) own_key = j == own ? key[j] : own_key;
+    if (lane == from) left &= ~(1u << own);
+    const unsigned new_key = __shfl_sync(ALL, own_key, from);
+    const unsigned new_place = __shfl_sync(ALL, place + own, from);
     const int position = __popc(__ballot_sync(ALL, is_before(list.key, list.place, new_key, new_place)));
     const unsigned left_key = __shfl_up_sync(ALL, list.key, 1);
     const unsigned left_place = __shfl_up_sync(ALL, list.place, 1);
     if (lane == position) list.key = new_key, list.place = new_place;
     if (lane > position) list.key = left_key, list.place = left_place;
+    limit(list, k);
   }
-  list.last_key = __shfl_sync(ALL, list.key, k - 1);
-  list.last_place = __shfl_sync(ALL, list.place, k - 1);
 }
 
 // Writes the first k elements of a warp's list to a row of the output.
@@ -175,7 +194,7 @@ topk_lists(const WEFT_T* __restrict__ x, WEFT_T* __restrict__ values, index_t* _
            unsigned* __restrict__ keys, unsigned* __restrict__ places, index_t rows, index_t columns,
            index_t x_stride, index_t k, index_t largest, index_t parts, index_t part_columns) {
   constexpr int VEC = VEC_WIDTH, STEP = WARPS_A_ROW * 32 * VEC;
-  constexpr int UNROLL = WARPS_A_ROW > 1 ? 4 : 1;  // loads of a thread before the first is used
+  constexpr int UNROLL = WARPS_A_ROW > 1 ? 2 : 1;  // loads of a thread before the first is used
   __shared__ unsigned shared_keys[WARPS][32];
   __shared__ unsigned shared_places[WARPS][32];
   const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, member = warp % WARPS_A_ROW;
@@ -196,22 +215,19 @@ topk_lists(const WEFT_T* __restrict__ x, WEFT_T* __restrict__ values, index_t* _
     for (int u = 0; u < UNROLL; ++u) {
       const index_t at = start + u * STEP + lane * VEC;
       unsigned key[VEC];
-      bool any = false;
 #pragma unroll
-      for (int j = 0; j < VEC; ++j) {
-        key[j] = at < end ? key_of(v[u].at[j], largest) : 0;
-        any |= at < end && is_before(key[j], (unsigned)at + j, list.last_key, list.last_place);
-      }
-      if (!__ballot_sync(ALL, any)) continue;
-#pragma unroll
-      for (int j = 0; j < VEC; ++j) offer(list, key[j], at < end ? (unsigned)at + j : NOWHERE, (int)k);
+      for (int j = 0; j < VEC; ++j) key[j] = key_of(v[u].at[j], largest);
+      offer(list, key, (unsigned)at, at < end, (int)k);
     }
   }
   if constexpr (WARPS_A_ROW > 1) {
     shared_keys[warp][lane] = list.key, shared_places[warp][lane] = list.place;
     __syncthreads();
     if (warp) return;
-    for (int w = 1; w < WARPS; ++w) offer(list, shared_keys[w][lane], shared_places[w][lane], (int)k);
+    for (int w = 1; w < WARPS; ++w) {
+      const unsigned key[1] = {shared_keys[w][lane]}, place = shared_places[w][lane];
+      offer(list, key, place, place != NOWHERE, (int)k);
+    }
   }
   if (parts == 1) {
     write(list, row, values + part * k, indices + part * k, (int)k);
@@ -230,8 +246,9 @@ topk_merge(const WEFT_T* __restrict__ x, WEFT_T* __restrict__ values, index_t* _
   List list;
   for (index_t start = 0; start < count; start += 32) {
     const index_t i = start + threadIdx.x % 32;
-    const bool has = i < count;
-    offer(list, has ? keys[row * count + i] : 0, has ? places[row * count + i] : NOWHERE, (int)k);
+    const unsigned key[1] = {i < count ? keys[row * count + i] : 0};
+    const unsigned place = i < count ? places[row * count + i] : NOWHERE;
+    offer(list, key, place, place != NOWHERE, (int)k);
   }
   write(list, x + row * x_stride, values + row * k, indices + row * k, (int)k);
 }
