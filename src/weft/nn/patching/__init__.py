@@ -75,7 +75,8 @@ def patch(
         reasons = "; ".join(sorted({f"{r.kind}: {r.reason}" for r in report.rows})[:3])
         raise WeftError(
             "patch: nothing in this model can be replaced",
-            expected="a Hugging Face GPT-2 or Llama, or a model with LayerNorm, RMSNorm or Embedding",
+            expected="a Hugging Face GPT-2, Llama, Mistral, Qwen or Gemma, or a model with LayerNorm, "
+            "RMSNorm or Embedding",
             got=", ".join(classes[:8]),
             hint=reasons or None,
         )
