@@ -34,6 +34,7 @@ POINTS: list[Point] = [
     (260, 264, 100, PAIR, "mn", 1),
     (131, 204, 97, ODD, "mn", 1),
     (200, 76, 516, MIDDLE, "mk", 3),
+    (67, 12, 97, NARROW, "mn", 3),  # 804 elements of c: no multiple of 8
     (130, 68, 37, NARROW, "MN", 1),
     (9, 12, 3, NARROW, "mn", 1),
     (392, 392, 164, PINGPONG, "kk", 1),

@@ -90,7 +90,7 @@ struct MatmulSumArguments {
   WEFT_T* c;
   WEFT_T* extra;       // the residual, or the output for the pre-activation
   const WEFT_T* bias;  // aligned to 16 bytes
-  long long vectors, splits;   // of 8 elements of c; matrices
+  long long vectors, splits;   // of 16 bytes of c; matrices
   long long column_vectors;  // of a row of c
   const float* row_values;   // (rows of c,), with ROW_SCALE
 };
@@ -252,8 +252,8 @@ extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS
 }
 
 #if SPLIT
-// c = epilogue(the sum of the partial products), 8 elements a thread.
-constexpr int VECTOR = 8, LOADED = 4;  // elements: of a thread; of one load
+// c = epilogue(the sum of the partial products), 16 bytes of c a thread: rows of c are a multiple of that.
+constexpr int VECTOR = 16 / sizeof(T), LOADED = 4;  // elements: of a thread; of one load
 
 extern "C" __global__ void __launch_bounds__(256) matmul_wgmma_sum(const MatmulSumArguments arguments) {
   wait_for_previous_kernel();

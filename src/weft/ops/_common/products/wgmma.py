@@ -47,7 +47,7 @@ ARCH = 90  # wgmma exists on sm_90a alone
 DTYPES = (torch.bfloat16, torch.float16)
 THREADS = 384  # of a block
 STORED_ROWS = 64  # of a box of c
-SUM_THREADS, SUMMED_ELEMENTS = 256, 8  # of a block of the second kernel; of a thread
+SUM_THREADS, SUMMED_BYTES = 256, 16  # of a block of the second kernel; of c, of a thread
 
 
 class MatmulArguments(ctypes.Structure):
@@ -363,7 +363,7 @@ def _add_partials(kernel: Any, values: tuple[torch.Tensor | None, ...], splits: 
     """
     partials, c, extra, bias, row_values = values
     assert c is not None
-    vectors = c.numel() // SUMMED_ELEMENTS
+    vectors = c.nbytes // SUMMED_BYTES
     addends = SumArguments(
         partials=_address(partials),
         c=c.data_ptr(),
@@ -371,7 +371,7 @@ def _add_partials(kernel: Any, values: tuple[torch.Tensor | None, ...], splits: 
         bias=_address(bias),
         vectors=vectors,
         splits=splits,
-        column_vectors=c.shape[1] // SUMMED_ELEMENTS,
+        column_vectors=c[0].nbytes // SUMMED_BYTES,
         row_values=_address(row_values),
     )
     kernel(-(-vectors // SUM_THREADS), SUM_THREADS, addends, overlap=True)
