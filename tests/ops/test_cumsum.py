@@ -89,28 +89,39 @@ def test_inf_reaches_later_outputs_alone(monkeypatch: pytest.MonkeyPatch, librar
 
 FAULTS = {
     "tiles in the order of blockIdx": (
-        "row = ticket[0] / tiles, tile = ticket[0] % tiles",
-        "row = (index_t)blockIdx.x / tiles, tile = (index_t)blockIdx.x % tiles",
+        "if (threadIdx.x == 0) ahead = (index_t)atomicAdd(words, 1ull);",
+        "if (threadIdx.x == 0) ahead = gridDim.x - 1 - blockIdx.x, atomicAdd(words, 1ull);",
     ),
-    "a tile's sum is not waited for": ("sum_of(wait_for_word(tile_word))", "sum_of(load_word(tile_word))"),
-    "a group's sum is not waited for": ("sum_of(wait_for_word(group_word))", "sum_of(load_word(group_word))"),
+    "a tile's sum is not waited for": (
+        "sum_of(wait_for_word(tile_words + lane))",
+        "sum_of(load_word(tile_words + lane))",
+    ),
+    "a group's sum is not waited for": (
+        "sum_of(wait_for_word(group_words + lane))",
+        "sum_of(load_word(group_words + lane))",
+    ),
     "a super-group is not waited for": (
         "sum_of(wait_for_word(super_words + super - 1))",
         "sum_of(load_word(super_words + super - 1))",
     ),
     "a group publishes its last tile": (
-        "publish(group_words + group, READY, group_sum)",
-        "publish(group_words + group, READY, sum)",
+        "publish(group_words + in_super, READY, group_sum)",
+        "publish(group_words + in_super, READY, sum)",
     ),
-    "a super-group forgets the ones before": (
-        "publish(super_words + super, READY, supers_before + (groups_before + group_sum))",
-        "publish(super_words + super, READY, groups_before + group_sum)",
+    "a super-group forgets the ones before": ("READY, before + super_sum)", "READY, super_sum)"),
+    "the last group publishes nothing": (
+        "if (lane == 0) publish(group_words + in_super, READY, group_sum);",
+        "",
     ),
-    "the last group publishes nothing": ("if (lane == 0 && in_group == 31) publish", "if (false) publish"),
     "no barrier before the prefix is read": (
-        "prefix[0] = tiles_before;\n  }\n  __syncthreads();",
-        "prefix[0] = tiles_before;\n  }",
+        "prefix[0] = tiles_before;\n      }\n      __syncthreads();",
+        "prefix[0] = tiles_before;\n      }",
     ),
+    "the sums of the next tile's warps": (
+        "prefix[0] + current_warps, exclusive",
+        "prefix[0] + warps_before, exclusive",
+    ),
+    "the last tile of a block is not finished": ("if (current >= 0) {", "if (current >= 0 && next < count) {"),
 }
 
 
@@ -120,7 +131,7 @@ FAULTS = {
 def test_a_planted_fault_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     emulate(monkeypatch, tmp_path, FAULTS[fault])
     needs_supers = "super" in fault
-    threads = 64 if "barrier" in fault else 32
+    threads = 64 if "barrier" in fault or "warps" in fault else 32
     x = _whole_numbers(2060 * TILE) if needs_supers else _whole_numbers(40 * 2 * TILE)
     expected = _expected(x)
     try:

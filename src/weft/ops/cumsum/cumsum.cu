@@ -6,7 +6,7 @@
 // `sum_before`. No sum is ever subtracted, so that an Inf reaches the outputs after it alone. Accumulation
 // is in float.
 //
-// cumsum_rows: a group of lanes for each row, for short rows. cumsum_tiles: a block for each tile of a row
+// cumsum_rows: a group of lanes for each row, for short rows. cumsum_tiles: blocks that take tiles of rows
 // (Merrill and Garland, "Single-pass parallel prefix scan with decoupled look-back", NVR-2016-002).
 // Bytes: n read, n written; 8 for each tile in addition.
 #include "numeric.cuh"
@@ -22,9 +22,12 @@
 #ifndef THREADS
 #define THREADS 256
 #endif
+#ifndef THREAD_BYTES
+#define THREAD_BYTES 64  // of a row in each thread, whatever the vectors
+#endif
 
 constexpr int VEC = VEC_WIDTH;
-constexpr int UNROLL = 64 / (VEC * (int)sizeof(WEFT_T));  // 64 bytes for each thread, whatever the vectors
+constexpr int UNROLL = THREAD_BYTES / (VEC * (int)sizeof(WEFT_T));
 constexpr int WARPS = THREADS / 32;
 constexpr index_t TILE_VECS = THREADS * UNROLL;
 constexpr unsigned ALL = 0xffffffffu;
@@ -129,64 +132,119 @@ cumsum_rows(const WEFT_T* __restrict__ x, WEFT_T* __restrict__ y, index_t rows, 
   }
 }
 
-// Returns the sum of the tiles before `tile` in its row, to every lane of the calling warp; `sum` is the
-// tile's own. `words`: one for each tile of the row, then one for each group of 32 tiles, then one for each
-// super-group of 32 groups; all are 0 before the launch.
-//
-// The first two kinds are sums of a tile and of a group, the third is the sum of the row up to the
-// super-group's end. A tile adds the sums of the tiles before it in its group, of the groups before that in
-// its super-group, and of all super-groups before. So the order of the additions follows from the tile's
-// number alone, where a look-back that takes the prefixes that it finds gives other bits in each run. Only
-// super-groups wait for each other in a chain, one link for 1024 tiles.
-__device__ __forceinline__ float sum_before(Word* words, index_t tiles, index_t tile, float sum) {
-  const int lane = threadIdx.x % 32, in_group = (int)(tile % 32), in_super = (int)(tile / 32 % 32);
-  const index_t group = tile / 32, super = group / 32;
-  Word* group_words = words + tiles;
-  Word* super_words = group_words + (tiles + 31) / 32;
-  if (lane == 0) publish(words + tile, READY, sum);
-  const Word* tile_word = words + (tile - in_group) + lane;
-  const float tiles_before = warp_sum(lane < in_group ? sum_of(wait_for_word(tile_word)) : 0.0f);
-  const float group_sum = tiles_before + sum;  // complete in the last tile of a group
-  // Published before this tile waits for other groups, which would make the groups a chain too.
-  if (lane == 0 && in_group == 31) publish(group_words + group, READY, group_sum);
-  const Word* group_word = group_words + (group - in_super) + lane;
-  const float groups_before = warp_sum(lane < in_super ? sum_of(wait_for_word(group_word)) : 0.0f);
-  const float supers_before = super ? sum_of(wait_for_word(super_words + super - 1)) : 0.0f;
-  if (lane == 0 && in_group == 31 && in_super == 31)
-    publish(super_words + super, READY, supers_before + (groups_before + group_sum));
-  return supers_before + (groups_before + tiles_before);
-}
+// The sums of a row's tiles are published in three kinds of words: one for each tile of the row, then one for
+// each group of 32 tiles, then one for each super-group of 32 groups. All are 0 before the launch. The first
+// two kinds are sums of a tile and of a group, the third is the sum of the row up to the super-group's end. So
+// the order of the additions follows from the tile's number alone, where a look-back that takes the prefixes
+// that it finds gives other bits in each run. Only super-groups wait for each other in a chain, one link for
+// 1024 tiles.
+struct Position {
+  Word *tile_words, *group_words, *super_words;  // of the tile's group, of its super-group, of the row
+  int in_group, in_super;
+  index_t super;
 
-// x, y as above; words: a counter, and for each row the words of `sum_before`, `row_words` in number, all 0.
-// The grid has a block for each of the `tiles` tiles of each row.
+  __device__ __forceinline__ Position(Word* words, index_t tiles, index_t tile)
+      : in_group((int)(tile % 32)), in_super((int)(tile / 32 % 32)), super(tile / 1024) {
+    tile_words = words + (tile - in_group);
+    group_words = words + tiles + super * 32;
+    super_words = words + tiles + (tiles + 31) / 32;
+  }
+
+  // Sums of earlier tiles of the group, of earlier groups of the super-group, and of all super-groups before,
+  // in every lane of the calling warp.
+  __device__ __forceinline__ float tiles_before() const {
+    const int lane = threadIdx.x % 32;
+    return warp_sum(lane < in_group ? sum_of(wait_for_word(tile_words + lane)) : 0.0f);
+  }
+  __device__ __forceinline__ float groups_before() const {
+    const int lane = threadIdx.x % 32;
+    return warp_sum(lane < in_super ? sum_of(wait_for_word(group_words + lane)) : 0.0f);
+  }
+  __device__ __forceinline__ float supers_before() const {
+    return super ? sum_of(wait_for_word(super_words + super - 1)) : 0.0f;
+  }
+
+  // Publishes a tile's sum, by one warp; the last tile of a group and of a super-group publish theirs too.
+  __device__ __forceinline__ void announce(float sum) const {
+    const int lane = threadIdx.x % 32;
+    if (lane == 0) publish(tile_words + in_group, READY, sum);
+    if (in_group < 31) return;
+    const float group_sum = tiles_before() + sum;
+    // Before this tile waits for other groups, which would make the groups a chain too.
+    if (lane == 0) publish(group_words + in_super, READY, group_sum);
+    if (in_super < 31) return;
+    const float super_sum = groups_before() + group_sum;
+    const float before = supers_before();
+    if (lane == 0) publish(super_words + super, READY, before + super_sum);
+  }
+
+  // Returns the sum of the row before the tile.
+  __device__ __forceinline__ float sum_before() const {
+    const float tiles = tiles_before(), groups = groups_before();
+    return supers_before() + (groups + tiles);
+  }
+};
+
+// x, y as above; words: a counter, and for each row the words of Position, `row_words` in number, all 0.
+// `count` tiles are distributed, `tiles` of each row, by a counter: a block takes the next one when it has
+// time. Tiles are taken in order by blocks that run, and a block deals with its own in order, so that whoever
+// is waited for always goes on; the order of blockIdx would not guarantee that.
+//
+// In each turn a block loads the next tile and publishes its sum, and only then finishes the current one, for
+// which the sums before have arrived in the meantime. Waiting right after publishing took half of the time.
 extern "C" __global__ void __launch_bounds__(THREADS)
 cumsum_tiles(const WEFT_T* __restrict__ x, WEFT_T* __restrict__ y, Word* words, index_t columns,
-             index_t x_stride, index_t tiles, index_t row_words, index_t exclusive) {
-  __shared__ index_t ticket[1];
-  __shared__ float totals[WARPS];
+             index_t x_stride, index_t tiles, index_t row_words, index_t count, index_t exclusive) {
+  __shared__ index_t tickets[2];
+  __shared__ float totals[2][WARPS];
   __shared__ float prefix[1];
-  // Blocks take tiles in the order in which they start, which need not be that of blockIdx: all tiles that
-  // this block waits for then belong to blocks that already run.
-  if (threadIdx.x == 0) ticket[0] = (index_t)atomicAdd(words, 1ull);
-  __syncthreads();
-  const index_t row = ticket[0] / tiles, tile = ticket[0] % tiles;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const index_t first = tile * TILE_VECS + warp * 32 * UNROLL + lane;
-  float v[UNROLL][VEC], before[UNROLL];
-  load_vecs(v, x + row * x_stride, first, 32, columns);
-  const float own = scan_vecs(v, before, 32);
-  if (lane == 0) totals[warp] = own;
-  __syncthreads();
-  float warps_before = 0.0f, sum = 0.0f;
+  const index_t thread_first = warp * 32 * UNROLL + lane;
+  float current_v[UNROLL][VEC], current_before[UNROLL];
+  index_t current = -1, ahead = 0;
+  float current_warps = 0.0f;  // the sum of the warps before this one
+  if (threadIdx.x == 0) ahead = (index_t)atomicAdd(words, 1ull);
+  for (int turn = 0;; turn ^= 1) {
+    if (threadIdx.x == 0) {
+      tickets[turn] = ahead;
+      // The answer takes as long as a load; it is needed in the next turn.
+      ahead = (index_t)atomicAdd(words, 1ull);
+    }
+    __syncthreads();
+    const index_t next = tickets[turn];
+    float v[UNROLL][VEC], before[UNROLL], warps_before = 0.0f;
+    if (next < count) {
+      const index_t row = next / tiles, tile = next % tiles;
+      load_vecs(v, x + row * x_stride, tile * TILE_VECS + thread_first, 32, columns);
+      const float own = scan_vecs(v, before, 32);
+      if (lane == 0) totals[turn][warp] = own;
+      __syncthreads();
+      float sum = 0.0f;
 #pragma unroll
-  for (int k = 0; k < WARPS; ++k) {
-    if (k == warp) warps_before = sum;
-    sum += totals[k];
+      for (int k = 0; k < WARPS; ++k) {
+        if (k == warp) warps_before = sum;
+        sum += totals[turn][k];
+      }
+      if (warp == 0) Position(words + 1 + row * row_words, tiles, tile).announce(sum);
+    }
+    if (current >= 0) {
+      const index_t row = current / tiles, tile = current % tiles;
+      if (warp == 0) {
+        const float tiles_before = Position(words + 1 + row * row_words, tiles, tile).sum_before();
+        if (lane == 0) prefix[0] = tiles_before;
+      }
+      __syncthreads();
+      store_vecs(current_v, current_before, prefix[0] + current_warps, exclusive, y + row * columns,
+                 tile * TILE_VECS + thread_first, 32, columns);
+    }
+    if (next >= count) return;
+    current = next;
+    current_warps = warps_before;
+#pragma unroll
+    for (int i = 0; i < UNROLL; ++i) {
+      current_before[i] = before[i];
+#pragma unroll
+      for (int j = 0; j < VEC; ++j) current_v[i][j] = v[i][j];
+    }
   }
-  if (warp == 0) {
-    const float tiles_before = sum_before(words + 1 + row * row_words, tiles, tile, sum);
-    if (lane == 0) prefix[0] = tiles_before;
-  }
-  __syncthreads();
-  store_vecs(v, before, prefix[0] + warps_before, exclusive, y + row * columns, first, 32, columns);
 }

@@ -1,7 +1,7 @@
 """Cumulative sum in CUDA C++, in one pass over memory; see cumsum.cu.
 
-Short rows get a group of lanes each (``cumsum_rows``). A longer row is cut into tiles, whose blocks pass
-their sums to each other while they run (``cumsum_tiles``).
+Short rows get a group of lanes each (``cumsum_rows``). A longer row is cut into tiles, which blocks take one
+after another while they pass their sums to each other (``cumsum_tiles``).
 """
 
 from __future__ import annotations
@@ -13,23 +13,34 @@ import torch
 
 from weft.backends.nvrtc import CudaSource
 from weft.core import Implementation
+from weft.machine.device_limits import num_sms
 from weft.ops._common.layout import CUDA_TYPES, FLOAT_DTYPES, contiguous_like, dtype_name, view_2d
 
 THREADS = 256
-THREAD_BYTES = 64  # of a row in each thread, as in cumsum.cu
+THREAD_BYTES = 64  # of a row in each thread
+BLOCKS_AN_SM = 6  # that take tiles; those beyond the ones that fit find nothing left
 MIN_LANES = 4
 # Rows from which a warp for each row fills a GPU, however long the row is: 16 warps on each of 132 SMs.
 MANY_ROWS = 2048
 
 
-def source(dtype: torch.dtype, vec_width: int, reverse: bool, threads: int = THREADS) -> CudaSource:
-    """Return the program for one dtype, vector width in elements and direction."""
-    return _source(dtype, vec_width, bool(reverse), threads)
+def source(
+    dtype: torch.dtype, vec_width: int, reverse: bool, threads: int = THREADS, thread_bytes: int = THREAD_BYTES
+) -> CudaSource:
+    """Return the program for one dtype, vector width in elements, direction and size of a block's tile."""
+    return _source(dtype, vec_width, bool(reverse), threads, thread_bytes)
 
 
 @cache
-def _source(dtype: torch.dtype, vec_width: int, reverse: bool, threads: int) -> CudaSource:
-    numbers = (("VEC_WIDTH", vec_width), ("REVERSE", int(reverse)), ("THREADS", threads))
+def _source(
+    dtype: torch.dtype, vec_width: int, reverse: bool, threads: int, thread_bytes: int
+) -> CudaSource:
+    numbers = (
+        ("VEC_WIDTH", vec_width),
+        ("REVERSE", int(reverse)),
+        ("THREADS", threads),
+        ("THREAD_BYTES", thread_bytes),
+    )
     return CudaSource(
         file=Path(__file__).with_name("cumsum.cu"),
         kernels=("cumsum_rows", "cumsum_tiles"),
@@ -61,15 +72,25 @@ def count_words(columns: int, tile: int) -> tuple[int, int]:
     return tiles, tiles + groups + -(-groups // 32)
 
 
-def scan(x: torch.Tensor, exclusive: bool, reverse: bool, threads: int = THREADS) -> torch.Tensor:
-    """Compute the cumulative sum with blocks of ``threads`` threads."""
+def scan(
+    x: torch.Tensor,
+    exclusive: bool,
+    reverse: bool,
+    threads: int = THREADS,
+    thread_bytes: int = THREAD_BYTES,
+    blocks_an_sm: int = BLOCKS_AN_SM,
+) -> torch.Tensor:
+    """Compute the cumulative sum with blocks of ``threads`` threads, which have ``thread_bytes`` of a row each.
+
+    Tiles are taken by ``blocks_an_sm`` blocks for each SM, or as many as there are tiles.
+    """
     y = contiguous_like(x)
     if x.numel() == 0:
         return y
     x2d = view_2d(x)
     rows, columns = x2d.shape
-    program = source(x.dtype, _vec_width(x2d, y, reverse), reverse, threads)
-    per_thread = THREAD_BYTES // x.element_size()
+    program = source(x.dtype, _vec_width(x2d, y, reverse), reverse, threads, thread_bytes)
+    per_thread = thread_bytes // x.element_size()
     stride = x2d.stride(0) if rows > 1 else columns
     if columns <= 32 * per_thread or (columns <= threads * per_thread and rows >= MANY_ROWS):
         lanes = min(32, max(MIN_LANES, 1 << (-(-columns // per_thread) - 1).bit_length()))
@@ -79,8 +100,10 @@ def scan(x: torch.Tensor, exclusive: bool, reverse: bool, threads: int = THREADS
     tiles, row_words = count_words(columns, threads * per_thread)
     # Zeros mean that nothing is published yet.
     words = torch.zeros(1 + rows * row_words, dtype=torch.int64, device=x.device)
+    count = rows * tiles
+    blocks = min(count, blocks_an_sm * num_sms(x.device, interpreted=2))
     program["cumsum_tiles"](
-        rows * tiles, threads, x2d, y, words, columns, stride, tiles, row_words, int(exclusive)
+        blocks, threads, x2d, y, words, columns, stride, tiles, row_words, count, int(exclusive)
     )
     return y
 
