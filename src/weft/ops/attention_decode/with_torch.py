@@ -56,5 +56,6 @@ IMPLEMENTATION = Implementation(
     backend="torch",
     forward=forward,
     directions=("forward",),
+    deterministic=False,  # SDPA with a mask gave other bits in one of six calls on an H200
     idea="pages gathered, then SDPA with a mask",
 )

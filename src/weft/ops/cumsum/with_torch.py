@@ -13,7 +13,8 @@ def forward(x: torch.Tensor, *, exclusive: bool = False, reverse: bool = False) 
         # The input is shifted, not the output corrected by a subtraction: Inf - Inf would be NaN.
         y = torch.cat((torch.zeros_like(y[..., :1]), y[..., :-1]), -1)
     # Sums of half types in float32: torch's own in bfloat16 stop growing, or are off by a tenth in long rows.
-    y = torch.cumsum(y, -1, dtype=torch.float32).to(x.dtype)
+    # The cast is a call of its own: the gradient of cumsum(dtype=...) is summed in the dtype of its input.
+    y = torch.cumsum(y.float(), -1).to(x.dtype)
     return y.flip(-1) if reverse else y
 
 

@@ -52,16 +52,21 @@ def arguments_of(
 
 
 def count(
-    x: torch.Tensor, bins: int, low: float | None, high: float | None, threads: int = THREADS
+    x: torch.Tensor,
+    bins: int,
+    low: float | None,
+    high: float | None,
+    threads: int = THREADS,
+    blocks_an_sm: int = BLOCKS,
 ) -> torch.Tensor:
-    """Compute the histogram with blocks of ``threads`` threads."""
+    """Compute the histogram with ``blocks_an_sm`` blocks of ``threads`` threads on each SM."""
     if x.numel() == 0:
         return torch.zeros(bins, dtype=torch.int64, device=x.device)
     counts, arguments = arguments_of(x, bins, low, high)
     columns = columns_of(x.dtype, bins)
     kernel = "count_in_shared" if columns else "count_in_memory"
     tiles = -(-x.numel() * x.element_size() // (threads * TILE_BYTES))
-    blocks = min(tiles, BLOCKS * num_sms(x.device, interpreted=2))
+    blocks = min(tiles, blocks_an_sm * num_sms(x.device, interpreted=2))
     source(x.dtype, max(columns, 1), threads)[kernel](blocks, threads, *arguments)
     return counts
 
