@@ -222,17 +222,20 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep compiled kernels and ceilings of this run in a temporary folder, apart from the user's cache.
 
-    The workers of a run share the programs that NVRTC compiled: their names have a hash of all that they were
-    compiled from. ``WEFT_TEST_PROGRAMS`` names a folder with programs of an earlier run.
+    The workers of a run share the programs that NVRTC compiled, and the libraries that g++ compiled for
+    emulators: their names have a hash of all that they were compiled from. ``WEFT_TEST_PROGRAMS`` names a
+    folder with programs of an earlier run.
     """
     folder = tmp_path_factory.mktemp("weft-cache")
     base = tmp_path_factory.getbasetemp()
-    is_worker = "PYTEST_XDIST_WORKER" in os.environ  # whose folder lies in the run's
-    programs = Path(os.environ.get("WEFT_TEST_PROGRAMS") or (base.parent if is_worker else base) / "programs")
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base  # a worker's lies in the run's
+    programs = Path(os.environ.get("WEFT_TEST_PROGRAMS") or shared / "programs")
     programs.mkdir(parents=True, exist_ok=True)
     (folder / "cubin").symlink_to(programs.resolve())
+    (shared / "libraries").mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WEFT_CACHE_DIR", str(folder))
+        patch.setenv("WEFT_TEST_LIBRARIES", str(shared / "libraries"))
         _no_limit_on_a_cpu()
         yield
 

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import ctypes
 import re
-import shutil
 import struct
-import subprocess
 from pathlib import Path
 from typing import Any
 
+from helpers.cxx import COMPILER, compile_library
 from weft.backends.nvrtc import SHARED, CudaSource
 
 HEADER = Path(__file__).with_suffix(".hpp")
-COMPILER = shutil.which("g++")
+__all__ = ["COMPILER", "Emulated", "build"]
 # Headers of types and inline assembly; norm_emulator.hpp defines their functions itself.
 LEFT_OUT = ("numeric.cuh", "hopper.cuh")
 
@@ -44,7 +43,7 @@ def source_text(folder: Path, name: str, seen: set[str]) -> str:
     return re.sub(r'#include "([^"]+)"', lambda m: source_text(folder, m[1], seen), text)
 
 
-def build(source: CudaSource, kernel: str, folder: Path) -> ctypes.CDLL:
+def build(source: CudaSource, kernel: str) -> ctypes.CDLL:
     """Compile one float32 kernel to a library with a function ``run``."""
     text = source_text(source.file.parent, source.file.name, set())
     signature = re.search(rf"\b{kernel}\(([^)]*)\) \{{", text)
@@ -61,12 +60,7 @@ def build(source: CudaSource, kernel: str, folder: Path) -> ctypes.CDLL:
     lines += [f"static void call() {{ {kernel}({', '.join(casts)}); }}"]
     lines += ['extern "C" void run(int grid, int threads, int bytes, long long seed, long long* b)']
     lines += ["{ a = b, body = call, launch(grid, CLUSTER, threads, bytes, seed); }"]
-    (folder / f"{kernel}.cpp").write_text("\n".join(lines))
-    options = ["-std=c++20", "-O1", "-fPIC", "-shared", "-w", "-fno-strict-aliasing"]
-    options += ["-U_FORTIFY_SOURCE", "-ffp-contract=off"]
-    library = folder / f"{kernel}-{source.label}.so"
-    subprocess.run([COMPILER, *options, str(folder / f"{kernel}.cpp"), "-o", str(library)], check=True)
-    return ctypes.CDLL(str(library))
+    return ctypes.CDLL(str(compile_library("\n".join(lines))))
 
 
 class Emulated:

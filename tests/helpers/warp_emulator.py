@@ -5,37 +5,34 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import re
-import shutil
 import struct
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from helpers.cxx import COMPILER, compile_library
 from weft.backends.nvrtc import SHARED, CudaSource
 
 HEADER = Path(__file__).with_suffix(".hpp")
-COMPILER = shutil.which("g++")
+__all__ = ["COMPILER", "Emulated", "EmulatorError", "build", "emulate", "emulate_edited"]
 
 
 def build(source: CudaSource, kernel: str, folder: Path, header: Path = HEADER) -> Path:
-    """Return a library with a function ``launch`` of one kernel of a program; it is built once per folder."""
+    """Return a library with a function ``launch`` of one kernel of a program; ``folder`` has a link to it."""
     name = hashlib.sha256(repr((source.file, source.defines, kernel)).encode()).hexdigest()[:16]
-    library = folder / f"{name}.so"
-    if library.exists():
-        return library
+    link = folder / f"{name}.so"
+    if link.exists():
+        return link.resolve()
     for name_of_types in ("cuda_bf16.h", "cuda_fp16.h"):  # the emulator defines their types
         (folder / name_of_types).touch()
     # Blocks run one after another, so that an array in shared memory is a static one of the library.
     program = re.sub(r"^(\s*)__shared__ ", r"\1static ", source.file.read_text(), flags=re.M)
     text = f'#include "{header}"\n{program}\nstatic void all() {{ call({kernel}); }}'
     text += "\nstatic const bool ready = (body = all, true);\n"
-    (folder / f"{name}.cpp").write_text(text)
-    assert COMPILER is not None
-    options = ["-std=c++20", "-O1", "-fPIC", "-shared", "-w", "-U_FORTIFY_SOURCE"]
-    options += ["-Wl,-Bsymbolic", f"-I{folder}", f"-I{source.file.parent}", f"-I{SHARED}"]
-    options += [f"-D{key}={value}" for key, value in source.defines]
-    subprocess.run([COMPILER, *options, f"{folder}/{name}.cpp", "-o", str(library)], check=True)
+    include = (folder, source.file.parent, SHARED)
+    options = ["-Wl,-Bsymbolic", *(f"-D{key}={value}" for key, value in source.defines)]
+    library = compile_library(text, include, options)
+    link.symlink_to(library)
     return library
 
 

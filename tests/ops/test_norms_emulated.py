@@ -8,7 +8,6 @@ from zero.
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,7 +65,7 @@ ODD_ROWS = {
 
 
 @pytest.fixture
-def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Emulate a device with two SMs and clusters; torch computes norm_sum_partials."""
     monkeypatch.setattr(with_cuda, "num_sms", lambda _: 2)
     monkeypatch.setattr(with_cuda, "smem_per_sm", lambda _: SM90_SMEM)
@@ -78,7 +77,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
             source = replace(source, defines=(*source.defines, ("EXACT_MEAN", "0")))
         if name == "norm_sum_partials":
             return _sum_partials
-        return Emulated(build(source, name, tmp_path))
+        return Emulated(build(source, name))
 
     monkeypatch.setattr(CudaSource, "__getitem__", kernel)
 
@@ -110,14 +109,14 @@ needs_compiler = pytest.mark.skipif(COMPILER is None, reason="g++ is not install
 
 @needs_compiler
 @pytest.mark.parametrize(("parts", "columns"), [(1, 128), (14, 300), (16, 5), (66, 129)])
-def test_few_partial_rows_are_added_up(parts: int, columns: int, tmp_path: Path) -> None:
+def test_few_partial_rows_are_added_up(parts: int, columns: int) -> None:
     variant = KernelVariant(
         x_dtype=torch.float32, weight_dtype=torch.float32, vec_width=4, centred=False, residual=False
     )
     kernel = with_cuda.multi_pass_backward_source(variant)
     partials, sums = torch.randn(parts, columns), torch.empty(columns)
     threads = with_cuda.COLUMN_THREADS
-    few = Emulated(build(kernel, "norm_sum_few_partials", tmp_path))
+    few = Emulated(build(kernel, "norm_sum_few_partials"))
     few(-(-columns // threads), threads, partials, sums, sums, parts, columns)
     _assert_close(sums, partials.double().sum(0), 8)
 

@@ -7,12 +7,10 @@ The functions are compiled by g++. Every row length up to 99 is tried at every p
 from __future__ import annotations
 
 import ctypes
-import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
 
+from helpers.cxx import COMPILER, compile_library
 from weft.backends.nvrtc import SHARED
 
 PROGRAM = r"""
@@ -97,14 +95,10 @@ extern "C" int wrong_blocks() {
 """
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+@pytest.mark.skipif(COMPILER is None, reason="g++ is not installed")
 @pytest.mark.parametrize("peel", [1, 2])
-def test_every_row_is_cut_into_edges_and_aligned_vectors(peel: int, tmp_path: Path) -> None:
-    source, library = tmp_path / "rows.cpp", tmp_path / f"rows{peel}.so"
-    source.write_text(PROGRAM)
-    options = ["-std=c++20", "-O1", "-fPIC", "-shared", "-w", f"-I{SHARED}", f"-DPEEL={peel}"]
-    subprocess.run(["g++", *options, str(source), "-o", str(library)], check=True)
-    functions = ctypes.CDLL(str(library))
+def test_every_row_is_cut_into_edges_and_aligned_vectors(peel: int) -> None:
+    functions = ctypes.CDLL(str(compile_library(PROGRAM, [SHARED], [f"-DPEEL={peel}"])))
     assert functions.wrong_rows() == 0
     assert functions.wrong_vectors() == 0
     assert functions.wrong_blocks() == 0

@@ -7,7 +7,6 @@ time. Rows of odd length and rows at odd addresses end at a page that may not be
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -31,11 +30,11 @@ STRATEGIES = {
 
 
 @pytest.fixture
-def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run every CUDA kernel by the emulator."""
 
     def kernel(source: CudaSource, name: str) -> Emulated:
-        return Emulated(build(source, name, tmp_path))
+        return Emulated(build(source, name))
 
     monkeypatch.setattr(CudaSource, "__getitem__", kernel)
 

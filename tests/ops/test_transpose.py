@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 
+from helpers.cxx import compile_library
 from helpers.guarded_pages import place
 from helpers.scan_emulator import COMPILER, HEADER, emulate
 from weft import WeftError, ops
@@ -118,11 +118,8 @@ def _worst_conflict(folder: Path, size: int, access: int, *, fault: tuple[str, s
     program = program.replace(*fault) if fault else program
     for name in ("cuda_bf16.h", "cuda_fp16.h"):
         (folder / name).touch()
-    (folder / "conflicts.cpp").write_text(f'#include "{HEADER}"\n{program}{CONFLICTS}')
-    library = folder / f"conflicts-{size}-{access}-{fault is None}.so"
-    options = ["-std=c++20", "-O0", "-fPIC", "-shared", "-w", f"-I{folder}", f"-I{SHARED}"]
-    options += [f"-D{name}={value}" for name, value in source.defines]
-    subprocess.run([str(COMPILER), *options, f"{folder}/conflicts.cpp", "-o", str(library)], check=True)
+    defines = [f"-D{name}={value}" for name, value in source.defines]
+    library = compile_library(f'#include "{HEADER}"\n{program}{CONFLICTS}', (folder, SHARED), defines)
     function = ctypes.CDLL(str(library)).conflicts
     return max(function(0), function(1))
 
