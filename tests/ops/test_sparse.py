@@ -19,7 +19,7 @@ from weft.ops.sparse.spec import check_indices, reference
 from weft.ops.sparse.with_cuda import Config, MatrixConfig
 
 NEEDS_COMPILER = pytest.mark.skipif(COMPILER is None, reason="g++ is not installed")
-SMALL = Config(threads=64, items=3)  # tiles of 192 places
+SMALL = Config(threads=64, items=4)  # tiles of 256 nonzeros
 SMALL_MATRIX = MatrixConfig(threads=64, share=9)  # groups of 4 to 32 lanes with 9 places each
 Csr = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 FAMILIES = (
