@@ -13,6 +13,9 @@
 //
 // Bytes: each nonzero's value and column once, each offset once and 2 searches a tile, y once; x from the
 // caches where it fits. Nonzeros of thin shares are read twice. A tile leaves 2 sums and a row number.
+//
+// Numbers of rows and of nonzeros have the offsets' type. The host takes 64-bit offsets where rows are close to
+// 2^31.
 #include "overlap.cuh"
 #include "reduce.cuh"
 #include "sparse.cuh"
@@ -35,6 +38,8 @@ constexpr int VEC = VEC_WIDTH;
 constexpr int WARPS = THREADS / 32;
 constexpr int ROUNDS = ITEMS / VEC;
 constexpr int RESIDENT_BLOCKS = (sizeof(acc_t) == 8 ? THREADS_A_SM / 2 : THREADS_A_SM) / THREADS;
+constexpr int log2_of(int n) { return n < 2 ? 0 : 1 + log2_of(n / 2); }
+constexpr int LOG_SLOTS = log2_of(FILL * THREADS);
 constexpr int LONG = 32;          // a row of more nonzeros for each lane gets a warp
 constexpr int LONG_CARRIES = 16;  // a row of more tiles gets a block of spmv_carry
 static_assert(ITEMS % VEC == 0 && (THREADS & (THREADS - 1)) == 0 && WARPS >= 2, "whole vectors, two searches");
@@ -52,22 +57,35 @@ struct Nonzeros {
 };
 
 __device__ __forceinline__ void load(Nonzeros& mine, const WEFT_T* values, const int* columns) {
+  columns += threadIdx.x * VEC;
+  values += threadIdx.x * VEC;
 #pragma unroll
-  for (int i = 0; i < ROUNDS; ++i)
-    mine.columns[i] = load_once<int, VEC>(columns + (i * THREADS + (int)threadIdx.x) * VEC);
+  for (int i = 0; i < ROUNDS; ++i) mine.columns[i] = load_once<int, VEC>(columns + i * THREADS * VEC);
 #pragma unroll
-  for (int i = 0; i < ROUNDS; ++i)
-    mine.values[i] = load_once<WEFT_T, VEC>(values + (i * THREADS + (int)threadIdx.x) * VEC);
+  for (int i = 0; i < ROUNDS; ++i) mine.values[i] = load_once<WEFT_T, VEC>(values + i * THREADS * VEC);
 }
 
 // Writes the products of a whole tile. All gathers are issued before the first is used.
 __device__ __forceinline__ void multiply(const Nonzeros& mine, const WEFT_T* __restrict__ x, index_t x_size,
                                          acc_t* products) {
   Vector<acc_t, VEC> p[ROUNDS];
+  // One comparison for all columns of the thread, as unsigned numbers (is_column).
+  unsigned largest = 0;
 #pragma unroll
   for (int i = 0; i < ROUNDS; ++i)
 #pragma unroll
-    for (int j = 0; j < VEC; ++j) p[i].at[j] = gather(x, mine.columns[i].at[j], x_size);
+    for (int j = 0; j < VEC; ++j) largest = max(largest, (unsigned)mine.columns[i].at[j]);
+  if (largest < (unsigned)x_size) {
+#pragma unroll
+    for (int i = 0; i < ROUNDS; ++i)
+#pragma unroll
+      for (int j = 0; j < VEC; ++j) p[i].at[j] = widen(x[(unsigned)mine.columns[i].at[j]]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < ROUNDS; ++i)
+#pragma unroll
+      for (int j = 0; j < VEC; ++j) p[i].at[j] = gather(x, mine.columns[i].at[j], x_size);
+  }
 #pragma unroll
   for (int i = 0; i < ROUNDS; ++i) {
 #pragma unroll
@@ -88,20 +106,20 @@ __device__ __forceinline__ void multiply_any(const WEFT_T* __restrict__ values,
 // Returns the number of rows that begin before nonzero `position`, to every lane of the calling warp. The
 // first round asks rows around `guess`, at distances that double; later ones ask 32 rows at once. In a matrix
 // of equal rows the guess is right, and two rounds of loads are enough.
-__device__ __forceinline__ index_t rows_begun(const offset_t* __restrict__ offsets, index_t position,
-                                              index_t rows, index_t guess) {
+__device__ __forceinline__ offset_t rows_begun(const offset_t* __restrict__ offsets, offset_t position,
+                                               offset_t rows, offset_t guess) {
   const int lane = threadIdx.x % 32;
   // Distances -2^15 ... -2, -1, 0, 1, 3, ... 2^15 - 1, in the order of the lanes.
   const auto distance = [](int i) { return i < 16 ? -(1 << (15 - i)) : (1 << (i - 16)) - 1; };
-  const index_t asked = guess + distance(lane);
-  const bool begun = asked < 0 || (asked < rows && (index_t)offsets[asked] < position);
+  const offset_t asked = guess + distance(lane);
+  const bool begun = asked < 0 || (asked < rows && offsets[asked] < position);
   const int count = __popc(__ballot_sync(ALL, begun));
-  index_t low = 0, high = rows;
+  offset_t low = 0, high = rows;
   if (count > 0 && guess + distance(count - 1) >= 0) low = guess + distance(count - 1) + 1;
   if (count < 32 && guess + distance(count) < rows) high = guess + distance(count);
   while (low < high) {
-    const index_t step = (high - low + 31) / 32, row = low + lane * step + step - 1;
-    const bool before = row < high && (index_t)offsets[row] < position;
+    const offset_t step = (high - low + 31) / 32, row = low + lane * step + step - 1;
+    const bool before = row < high && offsets[row] < position;
     low += __popc(__ballot_sync(ALL, before)) * step;
     // The last row of the next part does not begin before `position`, or lies past the end.
     high = low + step - 1 < high ? low + step - 1 : high;
@@ -109,69 +127,69 @@ __device__ __forceinline__ index_t rows_begun(const offset_t* __restrict__ offse
   return low;
 }
 
-__device__ __forceinline__ bool is_thin(const offset_t* __restrict__ offsets, index_t share, index_t rows) {
-  const index_t from = share * TILE, to = from + TILE < rows ? from + TILE : rows;
+__device__ __forceinline__ bool is_thin(const offset_t* __restrict__ offsets, offset_t share, offset_t rows) {
+  const offset_t from = share * TILE, to = from + TILE < rows ? from + TILE : rows;
   return (index_t)offsets[to] - offsets[from] <= TILE;
 }
 
-// A range of nonzeros whose products are in shared memory, and rows of it. `row_before` is the row that began
-// before the range and goes on in it.
+// A range of nonzeros whose products are in shared memory, and rows of it: `num_rows` rows, row r from
+// ends[r - 1] to ends[r], and the row -1 before them where `with_before`.
 struct Rows {
-  const offset_t* offsets;
+  const offset_t* ends;
   const acc_t* products;
-  index_t start, first_row, row_before;
+  offset_t start;
   int count, num_rows;  // of nonzeros and of rows
+  bool with_before;
 
-  // Row q; behind the last one comes the row that began before.
-  __device__ __forceinline__ index_t row(int q) const { return q < num_rows ? first_row + q : row_before; }
   // Offsets that fall, or that leave the range, are clamped: no access leaves the products.
-  __device__ __forceinline__ int inside(index_t offset) const {
-    const index_t at = offset - start;
-    return (int)(at < 0 ? 0 : at > count ? count : at);
+  __device__ __forceinline__ int inside(offset_t offset) const {
+    const offset_t at = (offset < start ? start : offset) - start;
+    return at < count ? (int)at : count;
   }
-  // Adds products [from, to) with `lanes` lanes, of which this is lane `lane`.
-  __device__ __forceinline__ acc_t sum(int from, int to, int lane, int lanes) const {
+  // Adds products [from, to) with 2^shift lanes, of which this is lane `lane`.
+  __device__ __forceinline__ acc_t sum(int from, int to, int lane, int shift) const {
     acc_t total = 0;
+    // A count of steps from a shift: the compiler would divide by the number of lanes.
+    const int lanes = 1 << shift, steps = (to - from - lane + lanes - 1) >> shift;
+    int at = from + lane;
 #pragma unroll 4
-    for (int at = from + lane; at < to; at += lanes) total += products[padded(at)];
+    for (int i = 0; i < steps; ++i, at += lanes) total += products[padded(at)];
     for (int step = lanes / 2; step > 0; step /= 2) total += __shfl_xor_sync(ALL, total, step);
     return total;
   }
 };
 
-// Adds up all rows of `rows`, and `row_before` where `with_before`. `store(row, end, sum)` gets each row with
-// its end. `long_rows` has `num_long`, 0 at first, rows that the groups leave to warps.
+// Adds up all rows. `store(row, end, sum)` gets each with its number in `rows`, -1 for the row before, and its
+// end. `long_rows` has `num_long`, 0 at first, rows that the groups leave to warps.
 template <typename Store>
-__device__ __forceinline__ void add_rows(const Rows& rows, bool with_before, int* long_rows, int* num_long,
-                                         Store store) {
-  const int thread = threadIdx.x, n = rows.num_rows + with_before;
-  // The largest power of two so that all rows take at most FILL rounds of groups; at least 1 and at most 32.
+__device__ __forceinline__ void add_rows(const Rows& rows, int* long_rows, int* num_long, Store store) {
+  const int thread = threadIdx.x, n = rows.num_rows + rows.with_before;
+  // 2^shift lanes a row: the most for which all rows take FILL rounds of groups; at least 1, at most 32.
   const int halvings = rows.num_rows > 1 ? 32 - __clz(rows.num_rows - 1) : 0;
-  const int most = FILL * THREADS >> halvings, lanes = most > 32 ? 32 : most < 1 ? 1 : most;
-  const int groups = THREADS / lanes, lane = thread & (lanes - 1), group = thread / lanes;
-  // Whole warps go on or end, since the shuffles name all lanes.
-  const int first_of_warp = thread / 32 * (32 / lanes);
+  const int wanted = LOG_SLOTS - halvings, shift = wanted > 5 ? 5 : wanted < 0 ? 0 : wanted;
+  const int groups = THREADS >> shift, lane = thread & ((1 << shift) - 1);
+  // Whole warps go on or end, since the shuffles name all lanes. The row before comes last.
+  const int group = thread >> shift, first_of_warp = thread / 32 << (5 - shift);
   for (int base = 0; base + first_of_warp < n; base += groups) {
-    const int q = base + group;
+    const int q = base + group, row = q < rows.num_rows ? q : -1;
     int from = 0, to = 0;
-    index_t row = 0, end = 0;
+    offset_t end = 0;
     if (q < n) {
-      row = rows.row(q);
-      end = rows.offsets[row + 1];
-      from = rows.inside(rows.offsets[row]);
+      end = rows.ends[row];
+      from = rows.inside(rows.ends[row - 1]);
       to = rows.inside(end);
     }
-    const bool is_long = lanes < 32 && to - from > LONG * lanes;
-    if (is_long && lane == 0) long_rows[atomicAdd(num_long, 1)] = q;
-    const acc_t sum = rows.sum(from, is_long ? from : to, lane, lanes);
+    const bool is_long = shift < 5 && to - from > LONG << shift;
+    if (is_long && lane == 0) long_rows[atomicAdd(num_long, 1)] = row;
+    const acc_t sum = rows.sum(from, is_long ? from : to, lane, shift);
     if (q < n && lane == 0 && !is_long) store(row, end, sum);
   }
   __syncthreads();
   // The order of the list varies; it decides only which warp has a row.
   for (int i = thread / 32; i < *num_long; i += WARPS) {
-    const index_t row = rows.row(long_rows[i]), end = rows.offsets[row + 1];
-    const int from = rows.inside(rows.offsets[row]);
-    const acc_t sum = rows.sum(from, rows.inside(end), thread % 32, 32);
+    const int row = long_rows[i];
+    const offset_t end = rows.ends[row];
+    const acc_t sum = rows.sum(rows.inside(rows.ends[row - 1]), rows.inside(end), thread % 32, 5);
     if (thread % 32 == 0) store(row, end, sum);
   }
 }
@@ -186,7 +204,8 @@ spmv_tiles(const WEFT_T* __restrict__ values, const int* __restrict__ columns,
            index_t* __restrict__ tail_rows, acc_t* __restrict__ heads, acc_t* __restrict__ tails,
            index_t rows, index_t nonzeros, index_t x_size, index_t tiles, double rows_a_nonzero) {
   __shared__ Quad buffer[PADDED_TILE / 4];
-  __shared__ index_t limits[2];
+  __shared__ offset_t limits[2];
+  __shared__ int thin[2];
   __shared__ int long_rows[TILE / LONG];
   __shared__ int num_long[1];
   acc_t* products = reinterpret_cast<acc_t*>(buffer);
@@ -196,43 +215,49 @@ spmv_tiles(const WEFT_T* __restrict__ values, const int* __restrict__ columns,
   if (thread == 0) num_long[0] = 0;
   if (tile < tiles) {
     const index_t stop = start + TILE < nonzeros ? start + TILE : nonzeros;
-    const bool whole = stop - start == TILE;
+    const int count = (int)(stop - start);
     Nonzeros mine;
-    if (whole) load(mine, values + start, columns + start);
+    if (count == TILE) load(mine, values + start, columns + start);
     if (warp < 2) {
-      const index_t position = warp ? stop : start;
-      // Rows at the end that are empty begin at the last nonzero's end: they belong to the last tile.
-      const index_t row = warp && tile == tiles - 1
-                              ? rows : rows_begun(offsets, position, rows, (index_t)(position * rows_a_nonzero));
-      if (thread % 32 == 0) limits[warp] = row;
+      // Rows [limits[0], limits[1]) begin in the tile. Empty rows at the end of the matrix begin at the last
+      // nonzero's end: they belong to the last tile.
+      const offset_t position = warp ? stop : start;
+      offset_t row = rows;
+      if (!warp || tile < tiles - 1)
+        row = rows_begun(offsets, position, rows, (offset_t)(position * rows_a_nonzero));
+      if (thread % 32 == 0) {
+        limits[warp] = row;
+        // The shares of the tile's first row and of its last one.
+        const offset_t nearest = row - warp;
+        thin[warp] = nearest < 0 || nearest >= rows || is_thin(offsets, nearest / TILE, rows);
+      }
     }
-    if (whole) multiply(mine, x, x_size, products);
-    else multiply_any(values + start, columns + start, x, x_size, products, (int)(stop - start));
+    if (count == TILE) multiply(mine, x, x_size, products);
+    else multiply_any(values + start, columns + start, x, x_size, products, count);
     __syncthreads();
 
-    const index_t first = limits[0], last = limits[1] > first ? limits[1] : first;  // [first, last) begin here
-    const index_t first_share = first / TILE, last_share = (last - 1) / TILE;
-    const auto store = [=](index_t row, index_t end, acc_t sum) {
-      if (row < first) heads[tile] = sum;
+    const offset_t first = limits[0], last = limits[1] > first ? limits[1] : first;
+    const bool any = first < last;
+    const offset_t share_end = (first / TILE + 1) * TILE, last_share = (any ? last - 1 : 0) / TILE * TILE;
+    const int num_rows = any && !thin[0] ? (int)((last < share_end ? last : share_end) - first) : 0;
+    const Rows rows_of_first = {offsets + first + 1, products, (offset_t)start, count, num_rows, first > 0};
+    add_rows(rows_of_first, long_rows, num_long, [=](int row, offset_t end, acc_t sum) {
+      if (row < 0) heads[tile] = sum;
       else if (end > stop) tails[tile] = sum;
-      else y[row] = narrow<WEFT_T>(sum);
-    };
-    Rows part = {offsets, products, start, first, first - 1, (int)(stop - start), 0};
-    if (first < last && !is_thin(offsets, first_share, rows)) {
-      const index_t share_end = (first_share + 1) * TILE;
-      part.num_rows = (int)((last < share_end ? last : share_end) - first);
-    }
-    add_rows(part, first > 0, long_rows, num_long, store);
-    const bool last_is_thin = first < last && is_thin(offsets, last_share, rows);
-    if (thread == 0)
-      tail_rows[tile] = first < last && (index_t)offsets[last] > stop && !last_is_thin ? last - 1 : -1;
-    if (first < last && last_share > first_share && !last_is_thin) {
+      else y[first + row] = narrow<WEFT_T>(sum);
+    });
+    const bool has_rows_of_last = any && !thin[1];
+    if (thread == 0) tail_rows[tile] = has_rows_of_last && offsets[last] > stop ? last - 1 : -1;
+    if (has_rows_of_last && last_share >= share_end) {
       __syncthreads();  // all warps have read the list of long rows
       if (thread == 0) num_long[0] = 0;
       __syncthreads();
-      part.first_row = last_share * TILE;
-      part.num_rows = (int)(last - part.first_row);
-      add_rows(part, false, long_rows, num_long, store);
+      const Rows rows_of_last = {offsets + last_share + 1, products, (offset_t)start, count,
+                                 (int)(last - last_share), false};
+      add_rows(rows_of_last, long_rows, num_long, [=](int row, offset_t end, acc_t sum) {
+        if (end > stop) tails[tile] = sum;
+        else y[last_share + row] = narrow<WEFT_T>(sum);
+      });
     }
   }
   // The block's share of the rows has the same number, if there is one.
@@ -246,9 +271,9 @@ spmv_tiles(const WEFT_T* __restrict__ values, const int* __restrict__ columns,
   const int count = end - begin < TILE ? (int)(end - begin) : TILE;
   multiply_any(values + begin, columns + begin, x, x_size, products, count);
   __syncthreads();
-  const Rows share = {offsets, products, begin, start, 0, count, (int)(row_stop - start)};
-  add_rows(share, false, long_rows, num_long,
-           [=](index_t row, index_t, acc_t sum) { y[row] = narrow<WEFT_T>(sum); });
+  const Rows share = {offsets + start + 1, products, (offset_t)begin, count, (int)(row_stop - start), false};
+  add_rows(share, long_rows, num_long,
+           [=](int row, offset_t, acc_t sum) { y[start + row] = narrow<WEFT_T>(sum); });
 }
 
 // Adds the sums of rows that end in another tile than they begin in: a thread for each tile, a block for a row

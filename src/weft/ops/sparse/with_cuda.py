@@ -30,7 +30,7 @@ class Config:
 
     threads: int = 256
     items: int = 8
-    resident: int = 2048
+    resident: int = 1536
     hint: int = 1
     fill: int = 1
 
@@ -51,14 +51,16 @@ class MatrixConfig:
         return self.threads // lanes * self.share
 
 
-# Candidates for a tuning on the device: sizes of tiles, rows of a group, and caches.
+# Candidates for a tuning on the device: registers, rows of a group, caches, and sizes of tiles. With room for
+# 2048 threads some types spill 8 to 32 bytes, in the search alone.
 CANDIDATES = (
     Config(),
     Config(fill=2),
     Config(hint=0),
     Config(hint=2),
-    Config(resident=1536),
-    Config(items=4),
+    Config(resident=2048),
+    Config(resident=2048, fill=2),
+    Config(items=4, resident=2048),
     Config(items=16, resident=1024),
     Config(items=16, resident=1280),
     Config(threads=128),
@@ -68,6 +70,8 @@ CANDIDATES = (
 )
 SHIPPED = CANDIDATES[0]
 SHIPPED_MATRIX = MatrixConfig()
+# A kernel with 32-bit offsets adds to a row number up to the rows of a share and the distances of a search.
+MAX_ROWS_INT32 = 2**31 - 2**17
 MIN_LANES = 4  # of a group: fewer need more shared memory than a block has
 
 
@@ -113,6 +117,8 @@ def spmv(values: Tensor, columns: Tensor, offsets: Tensor, x: Tensor, config: Co
     if rows == 0:
         return y
     values, columns, offsets, x = (t.contiguous() for t in (values, columns, offsets, x))
+    if rows > MAX_ROWS_INT32:
+        offsets = offsets.long()
     program = source(values.dtype, offsets.dtype, vec_width_of(values, columns), config)
     tiles, shares = max(1, -(-nonzeros // config.tile)), -(-rows // config.tile)
     tail_rows = torch.empty(tiles, dtype=torch.int64, device=x.device)
