@@ -42,10 +42,13 @@ class Regions(Family):
 
     def lengths(self, device: str | torch.device = "cpu") -> torch.Tensor:
         short = torch.arange(700) * 7 % 4 + 1  # tiles that end inside a row, and that two full shares have
-        few = (torch.arange(900) % 9 == 4).long()  # thin shares inside a tile
-        with_long = torch.full((300,), 2).index_fill(0, torch.arange(20, 300, 50), 90)  # long among short rows
+        few = (torch.arange(900) % 3 == 1).long()  # thin shares inside a tile
+        # Long rows among short ones.
+        with_long = torch.full((300,), 2).index_fill(0, torch.arange(20, 300, 50), 90)
         empty, longest = torch.zeros(600, dtype=torch.int64), torch.tensor([6000])
-        return torch.cat((short, empty, few, with_long, longest, short[:50], empty[:300], longest // 20, empty))
+        # The first tiles have long rows, and thin shares with the same numbers.
+        first = torch.cat((with_long, few, short, empty, longest))
+        return torch.cat((first, short[:50], empty[:300], longest // 20, empty))
 
     @property
     def nonzeros(self) -> int:
@@ -242,9 +245,9 @@ FAULTS = {
     "a group that adds half of its lanes": ("int step = lanes / 2;", "int step = lanes / 4;"),
     "a step too few": ("- lane + lanes - 1) >> shift", "- lane - 1) >> shift"),
     "vectors that are not padded": ("(products + padded(at)) = p", "(products + at) = p"),
-    "a row that begins at a tile's start in the tile before": (
-        "before = row < high && offsets[row] < position",
-        "before = row < high && offsets[row] <= position",
+    "a guess that counts a row too many": (
+        "low = guess + distance(count - 1) + 1;",
+        "low = guess + distance(count - 1) + 2;",
     ),
     "a guess that leaves out a row": (
         "high = guess + distance(count);",
@@ -255,10 +258,13 @@ FAULTS = {
     "a tile without its last share": ("&& last_share >= share_end)", "&& last_share > share_end)"),
     "thin shares that no block takes": ("if (start >= rows || !is_thin(offsets, tile, rows))", "if (true)"),
     "thin shares only of blocks with a tile": ("if (start >= rows ||", "if (tile >= tiles ||"),
-    "a tail that is stored as a row": ("else if (end > stop) tails[tile] = sum;\n      else y[first", "else y[first"),
+    "a tail that is stored as a row": (
+        "else if (end > stop) tails[tile] = sum;\n      else y[first",
+        "else y[first",
+    ),
     "a lost tail": ("acc_t sum = tails[tile];", "acc_t sum = 0;"),
     "a carry without the last tile": ("t = tile + 1; t <= last", "t = tile + 1; t < last"),
-    "a long carry of one tile more": ("t = source + 1 + threadIdx.x", "t = source + threadIdx.x"),
+    "a long carry of one tile fewer": ("t = source + 1 + threadIdx.x", "t = source + 2 + threadIdx.x"),
     "a long carry without its tail": ("sum + tails[source]", "sum"),
     "long carries that no block takes": ("i < num_long[0];", "i < 0;"),
 }

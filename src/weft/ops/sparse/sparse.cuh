@@ -52,8 +52,8 @@ __device__ __forceinline__ index_t row_end(const offset_t* offsets, index_t row,
   return end > nonzeros ? nonzeros : end;
 }
 
-// Loads 16 or 8 bytes that are read once. HINT 0: they leave the caches first. 1: L1 does not take them, which
-// leaves it to x. 2: and they leave L2 first.
+// Loads 16 or 8 bytes that are read once. HINT 0: they leave the caches first. 1: L1 does not take them, so
+// that x has it alone. 2: as 1, and they leave L2 first.
 #ifndef WEFT_STREAMED_LOADS  // an emulator has its own
 __device__ __forceinline__ uint4 load_streamed(const uint4* from) {
 #if HINT == 0

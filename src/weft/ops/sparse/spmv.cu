@@ -2,7 +2,7 @@
 //
 // A block has a tile of TILE nonzeros. Its threads load them in 16-byte accesses, while two warps search the
 // rows that begin in the tile; nothing that is loaded waits for the search. The products go to shared memory.
-// Groups of lanes, as many a row as the tile's number of rows leaves, then add up the rows. A row that is much
+// Groups of lanes, as many a row as the tile's number of rows leaves, then add up the rows. A row much
 // longer than the others of its tile gets a warp of its own. The sum of a row that goes on in later tiles is
 // left in `tails`, and what later tiles have of it in `heads`; spmv_carry adds both. All orders follow from
 // the offsets alone, so that the same call gives the same bits.
@@ -14,8 +14,8 @@
 // Bytes: each nonzero's value and column once, each offset once and 2 searches a tile, y once; x from the
 // caches where it fits. Nonzeros of thin shares are read twice. A tile leaves 2 sums and a row number.
 //
-// Numbers of rows and of nonzeros have the offsets' type. The host takes 64-bit offsets where rows are close to
-// 2^31.
+// Numbers of rows and of nonzeros have the offsets' type. The host takes 64-bit offsets for close to
+// 2^31 rows.
 #include "overlap.cuh"
 #include "reduce.cuh"
 #include "sparse.cuh"
@@ -42,7 +42,7 @@ constexpr int log2_of(int n) { return n < 2 ? 0 : 1 + log2_of(n / 2); }
 constexpr int LOG_SLOTS = log2_of(FILL * THREADS);
 constexpr int LONG = 32;          // a row of more nonzeros for each lane gets a warp
 constexpr int LONG_CARRIES = 16;  // a row of more tiles gets a block of spmv_carry
-static_assert(ITEMS % VEC == 0 && (THREADS & (THREADS - 1)) == 0 && WARPS >= 2, "whole vectors, two searches");
+static_assert(ITEMS % VEC == 0 && (THREADS & (THREADS - 1)) == 0 && WARPS >= 2, "vectors, two searches");
 typedef Vector<acc_t, 4> Quad;  // makes a buffer start at 16 bytes
 
 // Returns the place of product `at` in shared memory. Four words in 36 are left free, so that groups of lanes
@@ -159,8 +159,8 @@ struct Rows {
   }
 };
 
-// Adds up all rows. `store(row, end, sum)` gets each with its number in `rows`, -1 for the row before, and its
-// end. `long_rows` has `num_long`, 0 at first, rows that the groups leave to warps.
+// Adds up all rows. `store(row, end, sum)` gets each with its number in `rows`, -1 for the row before, and
+// its end. `long_rows` has `num_long`, 0 at first, rows that the groups leave to warps.
 template <typename Store>
 __device__ __forceinline__ void add_rows(const Rows& rows, int* long_rows, int* num_long, Store store) {
   const int thread = threadIdx.x, n = rows.num_rows + rows.with_before;
@@ -276,8 +276,8 @@ spmv_tiles(const WEFT_T* __restrict__ values, const int* __restrict__ columns,
            [=](int row, offset_t, acc_t sum) { y[start + row] = narrow<WEFT_T>(sum); });
 }
 
-// Adds the sums of rows that end in another tile than they begin in: a thread for each tile, a block for a row
-// of many tiles. offsets, y, tail_rows, heads, tails: as above; the last three are written by the kernel
+// Adds the sums of rows that end in another tile than they begin in: a thread for each tile, a block for a
+// row of many tiles. offsets, y, tail_rows, heads, tails: as above; the last three are written by the kernel
 // before, so that they are no constants.
 extern "C" __global__ void __launch_bounds__(THREADS)
 spmv_carry(const offset_t* __restrict__ offsets, WEFT_T* __restrict__ y, const index_t* tail_rows,

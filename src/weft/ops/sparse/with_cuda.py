@@ -24,8 +24,8 @@ VEC_WIDTH = 4  # nonzeros of an access
 class Config:
     """A block of ``threads`` threads, a power of two, each with ``items`` nonzeros, a multiple of four.
 
-    ``resident`` is the threads of an SM that the registers leave room for, ``hint`` the caches that the matrix
-    passes (sparse.cuh), and ``fill`` the rows of a group of lanes where all rows are equally long.
+    ``resident`` is the threads of an SM that the registers leave room for, ``hint`` the caches that the
+    matrix passes (sparse.cuh), and ``fill`` the rows of a group of lanes where all rows are equally long.
     """
 
     threads: int = 256
@@ -206,7 +206,7 @@ SPMV = Implementation(
         for dtype in DTYPES
         for offsets, width in ((torch.int32, VEC_WIDTH), (torch.int64, VEC_WIDTH), (torch.int32, 1))
     ),
-    idea="equal tiles of nonzeros in 16-byte accesses, lanes a row by each tile's rows, carries in a fixed order",
+    idea="equal tiles of nonzeros, lanes a row by each tile's rows, carries added in a fixed order",
 )
 SPMM = Implementation(
     operator="spmm",
