@@ -8,6 +8,7 @@ template <typename T> T load_streamed(const T* from) {
   if ((size_t)from % sizeof(T)) std::fprintf(stderr, "a load that is not aligned\n"), std::abort();
   return *from;
 }
+template <typename T> T __ldcs(const T* from) { return load_streamed(from); }
 inline int __clz(unsigned v) { return std::countl_zero(v); }
 // A double is two words, each an exchange of its own.
 template <typename F> double by_words(double v, F exchange) {

@@ -72,8 +72,11 @@ def sparse_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def unwritten_rows_are_nan(monkeypatch: pytest.MonkeyPatch) -> None:
-    def new_nan(x: torch.Tensor, size: int | tuple[int, ...]) -> torch.Tensor:
-        return x.new_full(size if isinstance(size, tuple) else (size,), torch.nan)
+    new_empty = torch.Tensor.new_empty
+
+    def new_nan(x: torch.Tensor, *size: Any, **options: Any) -> torch.Tensor:
+        y = new_empty(x, *size, **options)
+        return y.fill_(torch.nan) if y.is_floating_point() else y
 
     monkeypatch.setattr(torch.Tensor, "new_empty", new_nan)
 
