@@ -1,11 +1,14 @@
 // The emulated device of scan_emulator.hpp with what the kernels of sparse products use besides.
+#define WEFT_STREAMED_LOADS
 #include <array>
 #include "scan_emulator.hpp"
 
-template <typename T> T __ldcs(const T* from) {
+struct alignas(8) uint2 { unsigned x, y; };
+template <typename T> T load_streamed(const T* from) {
   if ((size_t)from % sizeof(T)) std::fprintf(stderr, "a load that is not aligned\n"), std::abort();
   return *from;
 }
+template <typename T> T __ldcs(const T* from) { return load_streamed(from); }
 inline int __clz(unsigned v) { return std::countl_zero(v); }
 // A double is two words, each an exchange of its own.
 template <typename F> double by_words(double v, F exchange) {

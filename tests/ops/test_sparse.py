@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from helpers import scan_emulator
 from helpers.guarded_pages import place
 from helpers.scan_emulator import COMPILER, EmulatorError
 from weft import WeftError, ops
+from weft.backends.nvrtc import CudaSource
 from weft.ops.sparse import csr, ladder, with_cuda, with_triton
 from weft.ops.sparse.cases import Family
 from weft.ops.sparse.sliced_ell import PADDING, SlicedEll, source
@@ -19,7 +21,7 @@ from weft.ops.sparse.spec import check_indices, reference
 from weft.ops.sparse.with_cuda import Config, MatrixConfig
 
 NEEDS_COMPILER = pytest.mark.skipif(COMPILER is None, reason="g++ is not installed")
-SMALL = Config(threads=64, items=3)  # tiles of 192 places
+SMALL = Config(threads=64, items=4)  # tiles of 256 nonzeros
 SMALL_MATRIX = MatrixConfig(threads=64, share=9)  # groups of 4 to 32 lanes with 9 places each
 Csr = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 FAMILIES = (
@@ -35,6 +37,27 @@ FAMILIES = (
 )
 
 
+class Regions(Family):
+    """Regions of rows that fill tiles and shares in each manner that spmv.cu treats apart."""
+
+    def lengths(self, device: str | torch.device = "cpu") -> torch.Tensor:
+        short = torch.arange(700) * 7 % 4 + 1  # tiles that end inside a row, and that two full shares have
+        few = (torch.arange(900) % 3 == 1).long()  # thin shares inside a tile
+        # Long rows among short ones.
+        with_long = torch.full((300,), 2).index_fill(0, torch.arange(20, 300, 50), 90)
+        empty, longest = torch.zeros(600, dtype=torch.int64), torch.tensor([6000])
+        # The first tiles have long rows, and thin shares with the same numbers.
+        first = torch.cat((with_long, few, short, empty, longest))
+        return torch.cat((first, short[:50], empty[:300], longest // 20, empty))
+
+    @property
+    def nonzeros(self) -> int:
+        return int(self.lengths().sum())
+
+
+REGIONS = Regions("uniform", int(Regions("uniform", 0, 0).lengths().numel()), 60)
+
+
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of compiled kernels without a fault, which tests share."""
@@ -45,6 +68,17 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def sparse_device(monkeypatch: pytest.MonkeyPatch) -> None:
     header = Path(scan_emulator.__file__).with_name("sparse_emulator.hpp")
     monkeypatch.setattr(scan_emulator, "HEADER", header)
+
+
+@pytest.fixture(autouse=True)
+def unwritten_rows_are_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    new_empty = torch.Tensor.new_empty
+
+    def new_nan(x: torch.Tensor, *size: Any, **options: Any) -> torch.Tensor:
+        y = new_empty(x, *size, **options)
+        return y.fill_(torch.nan) if y.is_floating_point() else y
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", new_nan)
 
 
 def _matrix(family: Family, dtype: torch.dtype = torch.float32, offsets: torch.dtype = torch.int32) -> Csr:
@@ -104,7 +138,7 @@ TYPES = [
 @NEEDS_COMPILER
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("dtype", "offsets", "width"), TYPES)
-def test_merge_path_is_exact_in_the_emulator(
+def test_tiles_of_nonzeros_are_exact_in_the_emulator(
     dtype: torch.dtype,
     offsets: torch.dtype,
     width: int,
@@ -115,7 +149,7 @@ def test_merge_path_is_exact_in_the_emulator(
     scan_emulator.emulate(monkeypatch, libraries)
     if width == 1:
         monkeypatch.setattr(with_cuda, "vec_width_of", lambda values, columns: 1)
-    for family in FAMILIES:
+    for family in (*FAMILIES, REGIONS):
         matrix, x = _matrix(family, dtype, offsets), _vector(family, dtype)
         expected = _expected(matrix, x).to(dtype)
         y = with_cuda.spmv(*(_at_end(t) for t in (*matrix, x)), config=SMALL)
@@ -178,31 +212,64 @@ def test_wrong_offsets_leave_no_tensor(monkeypatch: pytest.MonkeyPatch, librarie
         assert with_cuda.spmv(*inputs, config=SMALL).shape == (150,)
 
 
+@NEEDS_COMPILER
+def test_rows_close_to_2_31_take_64_bit_offsets(monkeypatch: pytest.MonkeyPatch, libraries: Path) -> None:
+    scan_emulator.emulate(monkeypatch, libraries)
+    taken: list[torch.dtype] = []
+    program = with_cuda.source
+
+    def noting(dtype: torch.dtype, offsets: torch.dtype, *sizes: Any) -> CudaSource:
+        taken.append(offsets)
+        return program(dtype, offsets, *sizes)
+
+    monkeypatch.setattr(with_cuda, "source", noting)
+    monkeypatch.setattr(with_cuda, "MAX_ROWS_INT32", 89)
+    for family in FAMILIES[1:3]:  # of 90 and of 81 rows
+        matrix, x = _matrix(family), _vector(family)
+        assert torch.equal(with_cuda.spmv(*matrix, x, config=SMALL).double(), _expected(matrix, x))
+    assert taken == [torch.int64, torch.int32]
+
+
 FAULTS = {
     "no barrier before the products are read": (
-        "shift + count, nonzeros, x_size);\n  __syncthreads();",
-        "shift + count, nonzeros, x_size);",
+        "x_size, products, count);\n    __syncthreads();",
+        "x_size, products, count);",
     ),
-    "no barrier after the search": (
-        "limits[warp] = row;\n  }\n  __syncthreads();",
-        "limits[warp] = row;\n  }",
+    "no barrier before a share's products are read": (
+        "x_size, products, count);\n  __syncthreads();",
+        "x_size, products, count);",
     ),
-    "no barrier in the scan": ("= ends != 0;\n  }\n  __syncthreads();", "= ends != 0;\n  }"),
-    "a lost carry between threads": ("narrow<WEFT_T>(carry + head)", "narrow<WEFT_T>(head)"),
-    "a lost carry between warps": ("? left : before + left;", "? left : left;"),
-    "a carry that goes past a row's end": (
-        "if (lane - step >= (first > 0 ? first : 0)) tail += left;",
-        "if (lane >= step) tail += left;",
+    "no barrier before a share's products are written": (
+        "__syncthreads();  // all warps have read the tile's products and its list",
+        "",
     ),
-    "a lost carry between tiles": ("narrow<WEFT_T>(sum + heads[tile])", "narrow<WEFT_T>(heads[tile])"),
-    "the carry of one tile alone": ("t < tile; t += 32", "t < tile && lane == 0; t = tile"),
-    "the carry of one tile more": ("(begin + row) / TILE + lane;", "(begin + row) / TILE - 1 + lane;"),
-    "a split that is one place late": ("ends[middle] + middle < place", "ends[middle] + middle <= place"),
-    "a tile without its last place": (
-        "stop = start + TILE < places ? start + TILE",
-        "stop = start + TILE < places ? start + TILE - 1",
+    "no barrier before the long rows": ("__syncthreads();\n  // The order of the list", "// The order of"),
+    "long rows that no warp takes": ("i < *num_long;", "i < 0;"),
+    "a group that adds half of its lanes": ("int step = lanes / 2;", "int step = lanes / 4;"),
+    "a step too few": ("- lane + lanes - 1) >> shift", "- lane - 1) >> shift"),
+    "vectors that are not padded": ("(products + padded(at)) = p", "(products + at) = p"),
+    "a guess that counts a row too many": (
+        "low = guess + distance(count - 1) + 1;",
+        "low = guess + distance(count - 1) + 2;",
     ),
-    "vectors without their shift": ("aligned_products + shift;", "aligned_products;"),
+    "a guess that leaves out a row": (
+        "high = guess + distance(count);",
+        "high = guess + distance(count) - 1;",
+    ),
+    "empty rows at the end of the matrix": ("if (!warp || tile < tiles - 1)", "if (true)"),
+    "a tile without the row before": ("count, num_rows, first > 0}", "count, num_rows, false}"),
+    "a tile without its last share": ("&& last_share >= share_end)", "&& last_share > share_end)"),
+    "thin shares that no block takes": ("if (start >= rows || !is_thin(offsets, tile, rows))", "if (true)"),
+    "thin shares only of blocks with a tile": ("if (start >= rows ||", "if (tile >= tiles ||"),
+    "a tail that is stored as a row": (
+        "else if (end > stop) tails[tile] = sum;\n      else y[first",
+        "else y[first",
+    ),
+    "a lost tail": ("acc_t sum = tails[tile];", "acc_t sum = 0;"),
+    "a carry without the last tile": ("t = tile + 1; t <= last", "t = tile + 1; t < last"),
+    "a long carry of one tile fewer": ("t = source + 1 + threadIdx.x", "t = source + 2 + threadIdx.x"),
+    "a long carry without its tail": ("sum + tails[source]", "sum"),
+    "long carries that no block takes": ("i < num_long[0];", "i < 0;"),
 }
 
 
@@ -475,7 +542,8 @@ def test_a_planted_fault_is_caught(
 ) -> None:
     scan_emulator.emulate(monkeypatch, tmp_path, texts)
     # A missing barrier shows in some schedules only, a lost carry in each.
-    families = (Family("dense-row", 60, 6000, 3), *FAMILIES)
+    long_row = REGIONS if call == "spmv" else Family("dense-row", 60, 6000, 3)
+    families = (long_row, *FAMILIES)
     for family in families * (10 if "barrier" in fault else 1):
         matrix, dense = _matrix(family), _vector(family, k=5 if call == "spmm" else None)
         try:

@@ -9,6 +9,10 @@
 #define VEC_WIDTH 4  // nonzeros of an access; 1 where values and columns are not aligned for 4
 #endif
 
+#ifndef HINT
+#define HINT 1  // caches that the matrix passes, see load_streamed
+#endif
+
 constexpr unsigned ALL = 0xffffffffu;
 
 template <int BITS> struct Offset { typedef int type; };
@@ -29,8 +33,9 @@ template <typename T> __device__ __forceinline__ T narrow(acc_t v) {
   else return from_float<T>(v);
 }
 
+// Columns have 31 bits: as an unsigned number a negative one is larger than any number of columns.
 __device__ __forceinline__ bool is_column(int column, index_t columns) {
-  return column >= 0 && column < columns;
+  return (unsigned)column < (unsigned)columns;
 }
 // Returns x at a column. A column out of range is never used as an address: it makes the row NaN.
 __device__ __forceinline__ acc_t gather(const WEFT_T* __restrict__ x, int column, index_t columns) {
@@ -47,27 +52,60 @@ __device__ __forceinline__ index_t row_end(const offset_t* offsets, index_t row,
   return end > nonzeros ? nonzeros : end;
 }
 
-// Loads N adjacent elements that are read once: they leave the caches first, which keeps x there.
+// Loads 16 or 8 bytes that are read once. HINT 0: they leave the caches first. 1: L1 does not take them, so
+// that x has it alone. 2: as 1, and they leave L2 first.
+#ifndef WEFT_STREAMED_LOADS  // an emulator has its own
+__device__ __forceinline__ uint4 load_streamed(const uint4* from) {
+#if HINT == 0
+  return __ldcs(from);
+#else
+  uint4 v;
+#if HINT == 1
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
+#else
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from), "l"(policy));
+#endif
+  return v;
+#endif
+}
+__device__ __forceinline__ uint2 load_streamed(const uint2* from) {
+#if HINT == 0
+  return __ldcs(from);
+#else
+  uint2 v;
+#if HINT == 1
+  asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(from));
+#else
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
+               : "=r"(v.x), "=r"(v.y) : "l"(from), "l"(policy));
+#endif
+  return v;
+#endif
+}
+#endif
+
+// Loads N adjacent elements that are read once, in accesses of at most 16 bytes.
 template <typename T, int N> __device__ __forceinline__ Vector<T, N> load_once(const T* from) {
   constexpr int BYTES = sizeof(T) * N;
   Vector<T, N> pack;
-  if constexpr (BYTES == 32) {
-    const uint4 low = __ldcs(reinterpret_cast<const uint4*>(from));
-    const uint4 high = __ldcs(reinterpret_cast<const uint4*>(from) + 1);
-    memcpy(&pack, &low, 16);
-    memcpy(reinterpret_cast<char*>(&pack) + 16, &high, 16);
-  } else if constexpr (BYTES == 16) {
-    const uint4 word = __ldcs(reinterpret_cast<const uint4*>(from));
-    memcpy(&pack, &word, 16);
-  } else if constexpr (BYTES == 8) {
-    const unsigned long long word = __ldcs(reinterpret_cast<const unsigned long long*>(from));
+  if constexpr (BYTES % 16 == 0) {
+#pragma unroll
+    for (int i = 0; i < BYTES / 16; ++i) {
+      const uint4 word = load_streamed(reinterpret_cast<const uint4*>(from) + i);
+      memcpy(reinterpret_cast<char*>(&pack) + i * 16, &word, 16);
+    }
+  } else if constexpr (BYTES == 8 && N > 1) {
+    const uint2 word = load_streamed(reinterpret_cast<const uint2*>(from));
     memcpy(&pack, &word, 8);
-  } else if constexpr (BYTES == 4) {
-    const unsigned word = __ldcs(reinterpret_cast<const unsigned*>(from));
-    memcpy(&pack, &word, 4);
   } else {
-    const unsigned short word = __ldcs(reinterpret_cast<const unsigned short*>(from));
-    memcpy(&pack, &word, 2);
+#pragma unroll
+    for (int i = 0; i < N; ++i) pack.at[i] = from[i];
   }
   return pack;
 }

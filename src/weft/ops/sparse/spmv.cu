@@ -1,196 +1,319 @@
-// Sparse matrix (CSR) times vector by the merge path: every block has the same number of rows plus nonzeros.
+// Sparse matrix (CSR) times vector: every block has the same number of nonzeros, whatever the rows' lengths.
 //
-// A block has a tile of TILE places of the merge path (sparse.cuh). It finds its rows and nonzeros by a
-// search, loads the nonzeros in 16-byte accesses, multiplies them, and leaves the products and the ends of
-// its rows in shared memory. Each thread then walks over ITEMS places, and adds up what lies between two row
-// ends. Sums of rows that cross threads meet in a segmented scan; sums of rows that cross tiles are left in
-// `heads` and `tails`, which spmv_carry adds. All orders follow from the offsets alone, so that the same
-// call gives the same bits.
+// A block has a tile of TILE nonzeros. Its threads load them in 16-byte accesses, while two warps search the
+// rows that begin in the tile; nothing that is loaded waits for the search. The products go to shared memory.
+// Groups of lanes, as many a row as the tile's number of rows leaves, then add up the rows. A row much
+// longer than the others of its tile gets a warp of its own. The sum of a row that goes on in later tiles is
+// left in `tails`, and what later tiles have of it in `heads`; spmv_carry adds both. All orders follow from
+// the offsets alone, so that the same call gives the same bits.
 //
-// Bytes: each nonzero's value and column once, each offset once and 2 x 4 searches a tile, y once; x from
-// the caches where it fits. A tile leaves 2 sums and a row number.
+// A tile may have thousands of empty or short rows. Rows are therefore divided also into shares of TILE rows.
+// A share with at most TILE nonzeros is thin: one block computes all its rows, and tiles leave them out. A
+// share that lies inside a tile is thin, so that a tile has rows of at most two others, its first and last.
+//
+// Bytes: each nonzero's value and column once, each offset once and 2 searches a tile, y once; x from the
+// caches where it fits. Nonzeros of thin shares are read twice. A tile leaves 2 sums and a row number.
+//
+// Numbers of rows and of nonzeros have the offsets' type. The host takes 64-bit offsets for close to
+// 2^31 rows.
+#include "overlap.cuh"
 #include "reduce.cuh"
 #include "sparse.cuh"
 
 #ifndef THREADS
-#define THREADS 128
+#define THREADS 256
 #endif
 #ifndef ITEMS
-// Odd: threads ITEMS words apart use different banks.
-#define ITEMS 11
+#define ITEMS 8  // nonzeros of a thread
+#endif
+#ifndef THREADS_A_SM
+#define THREADS_A_SM 2048  // which the registers must leave room for
+#endif
+#ifndef FILL
+#define FILL 1  // rows of a group of lanes, where the tile's rows are equally long
 #endif
 
 constexpr int TILE = THREADS * ITEMS;
 constexpr int VEC = VEC_WIDTH;
 constexpr int WARPS = THREADS / 32;
-constexpr int ROUNDS = (TILE + VEC - 1 + THREADS * VEC - 1) / (THREADS * VEC);
-// Resident blocks that the registers must leave room for. Without it the compiler spills a few bytes.
-constexpr int RESIDENT_BLOCKS = (sizeof(acc_t) == 8 ? 896 : 1280) / THREADS;
-typedef Vector<acc_t, VEC> Products;
+constexpr int ROUNDS = ITEMS / VEC;
+constexpr int RESIDENT_BLOCKS = (sizeof(acc_t) == 8 ? THREADS_A_SM / 2 : THREADS_A_SM) / THREADS;
+constexpr int log2_of(int n) { return n < 2 ? 0 : 1 + log2_of(n / 2); }
+constexpr int LOG_SLOTS = log2_of(FILL * THREADS);
+constexpr int LONG = 32;          // a row of more nonzeros for each lane gets a warp
+constexpr int LONG_CARRIES = 16;  // a row of more tiles gets a block of spmv_carry
+static_assert(ITEMS % VEC == 0 && (THREADS & (THREADS - 1)) == 0 && WARPS >= 2, "vectors, two searches");
 typedef Vector<acc_t, 4> Quad;  // makes a buffer start at 16 bytes
 
-// Writes the products of nonzeros [base, base + count) to `products`; `base` is aligned for vectors.
-__device__ __forceinline__ void multiply(const WEFT_T* __restrict__ values, const int* __restrict__ columns,
-                                         const WEFT_T* __restrict__ x, acc_t* products, index_t base,
-                                         int count, index_t nonzeros, index_t x_size) {
-  if (base + (count + VEC - 1) / VEC * VEC <= nonzeros) {
-    // The vectors at both ends may have nonzeros of other tiles, whose products nothing reads. All loads of a
-    // stage are issued before the first is used.
-    Vector<WEFT_T, VEC> v[ROUNDS];
-    Vector<int, VEC> c[ROUNDS];
-    Products p[ROUNDS];
+// Returns the place of product `at` in shared memory. Four words in 36 are left free, so that groups of lanes
+// that read rows of 8, 16 or 32 products at once do not all use the same banks.
+__device__ __forceinline__ int padded(int at) { return at + (at >> 5 << 2); }
+constexpr int PADDED_TILE = TILE + TILE / 32 * 4;
+
+// The vectors of a whole tile in the thread's registers.
+struct Nonzeros {
+  Vector<WEFT_T, VEC> values[ROUNDS];
+  Vector<int, VEC> columns[ROUNDS];
+};
+
+__device__ __forceinline__ void load(Nonzeros& mine, const WEFT_T* values, const int* columns) {
+  columns += threadIdx.x * VEC;
+  values += threadIdx.x * VEC;
 #pragma unroll
-    for (int i = 0; i < ROUNDS; ++i) {
-      const int at = (i * THREADS + (int)threadIdx.x) * VEC;
-      if (at < count) {
-        c[i] = load_once<int, VEC>(columns + base + at);
-        v[i] = load_once<WEFT_T, VEC>(values + base + at);
-      }
-    }
+  for (int i = 0; i < ROUNDS; ++i) mine.columns[i] = load_once<int, VEC>(columns + i * THREADS * VEC);
 #pragma unroll
-    for (int i = 0; i < ROUNDS; ++i)
-      if ((i * THREADS + (int)threadIdx.x) * VEC < count)
-#pragma unroll
-        for (int j = 0; j < VEC; ++j) p[i].at[j] = gather(x, c[i].at[j], x_size);
-#pragma unroll
-    for (int i = 0; i < ROUNDS; ++i) {
-      const int at = (i * THREADS + (int)threadIdx.x) * VEC;
-      if (at < count) {
-#pragma unroll
-        for (int j = 0; j < VEC; ++j) p[i].at[j] *= widen(v[i].at[j]);
-        *reinterpret_cast<Products*>(products + at) = p[i];
-      }
-    }
-    return;
-  }
-  for (int at = threadIdx.x; at < count; at += THREADS)
-    products[at] = widen(values[base + at]) * gather(x, columns[base + at], x_size);
+  for (int i = 0; i < ROUNDS; ++i) mine.values[i] = load_once<WEFT_T, VEC>(values + i * THREADS * VEC);
 }
 
-// Returns the sum of the `tail`s of the threads before this one, back to the last that has `ended` a row,
-// that one's included; `total` becomes the same of the whole block. `scratch`: a sum for each warp;
-// `any_ended`: a flag for each.
-__device__ __forceinline__ acc_t carry_in(acc_t tail, bool ended, acc_t* scratch, int* any_ended,
-                                          acc_t& total) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const unsigned ends = __ballot_sync(ALL, ended);
-  // The last lane up to this one that has ended a row begins this lane's segment; -1: an earlier warp did.
-  const unsigned up_to = ends & (ALL >> (31 - lane));
-  const int first = up_to ? 31 - __clz(up_to) : -1;
+// Writes the products of a whole tile. All gathers are issued before the first is used.
+__device__ __forceinline__ void multiply(const Nonzeros& mine, const WEFT_T* __restrict__ x, index_t x_size,
+                                         acc_t* products) {
+  Vector<acc_t, VEC> p[ROUNDS];
+  // One comparison for all columns of the thread, as unsigned numbers (is_column).
+  unsigned largest = 0;
 #pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const acc_t left = __shfl_up_sync(ALL, tail, step, 32);
-    if (lane - step >= (first > 0 ? first : 0)) tail += left;
+  for (int i = 0; i < ROUNDS; ++i)
+#pragma unroll
+    for (int j = 0; j < VEC; ++j) largest = max(largest, (unsigned)mine.columns[i].at[j]);
+  if (largest < (unsigned)x_size) {
+#pragma unroll
+    for (int i = 0; i < ROUNDS; ++i)
+#pragma unroll
+      for (int j = 0; j < VEC; ++j) p[i].at[j] = widen(x[(unsigned)mine.columns[i].at[j]]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < ROUNDS; ++i)
+#pragma unroll
+      for (int j = 0; j < VEC; ++j) p[i].at[j] = gather(x, mine.columns[i].at[j], x_size);
   }
-  const acc_t left = __shfl_up_sync(ALL, tail, 1, 32);
-  if (lane == 31) {
-    scratch[warp] = tail;
-    any_ended[warp] = ends != 0;
+#pragma unroll
+  for (int i = 0; i < ROUNDS; ++i) {
+#pragma unroll
+    for (int j = 0; j < VEC; ++j) p[i].at[j] *= widen(mine.values[i].at[j]);
+    const int at = (i * THREADS + (int)threadIdx.x) * VEC;
+    *reinterpret_cast<Vector<acc_t, VEC>*>(products + padded(at)) = p[i];
+  }
+}
+
+// Writes the products of `count` nonzeros, at most TILE, that may begin anywhere.
+__device__ __forceinline__ void multiply_any(const WEFT_T* __restrict__ values,
+                                             const int* __restrict__ columns, const WEFT_T* __restrict__ x,
+                                             index_t x_size, acc_t* products, int count) {
+  for (int at = threadIdx.x; at < count; at += THREADS)
+    products[padded(at)] = widen(values[at]) * gather(x, columns[at], x_size);
+}
+
+// Returns the number of rows that begin before nonzero `position`, to every lane of the calling warp. The
+// first round asks rows around `guess`, at distances that double; later ones ask 32 rows at once. In a matrix
+// of equal rows the guess is right, and two rounds of loads are enough.
+__device__ __forceinline__ offset_t rows_begun(const offset_t* __restrict__ offsets, offset_t position,
+                                               offset_t rows, offset_t guess) {
+  const int lane = threadIdx.x % 32;
+  // Distances -2^15 ... -2, -1, 0, 1, 3, ... 2^15 - 1, in the order of the lanes.
+  const auto distance = [](int i) { return i < 16 ? -(1 << (15 - i)) : (1 << (i - 16)) - 1; };
+  const offset_t asked = guess + distance(lane);
+  const bool begun = asked < 0 || (asked < rows && offsets[asked] < position);
+  const int count = __popc(__ballot_sync(ALL, begun));
+  offset_t low = 0, high = rows;
+  if (count > 0 && guess + distance(count - 1) >= 0) low = guess + distance(count - 1) + 1;
+  if (count < 32 && guess + distance(count) < rows) high = guess + distance(count);
+  while (low < high) {
+    const offset_t step = (high - low + 31) / 32, row = low + lane * step + step - 1;
+    const bool before = row < high && offsets[row] < position;
+    low += __popc(__ballot_sync(ALL, before)) * step;
+    // The last row of the next part does not begin before `position`, or lies past the end.
+    high = low + step - 1 < high ? low + step - 1 : high;
+  }
+  return low;
+}
+
+__device__ __forceinline__ bool is_thin(const offset_t* __restrict__ offsets, offset_t share, offset_t rows) {
+  const offset_t from = share * TILE, to = from + TILE < rows ? from + TILE : rows;
+  return (index_t)offsets[to] - offsets[from] <= TILE;
+}
+
+// A range of nonzeros whose products are in shared memory, and rows of it: `num_rows` rows, row r from
+// ends[r - 1] to ends[r], and the row -1 before them where `with_before`.
+struct Rows {
+  const offset_t* ends;
+  const acc_t* products;
+  offset_t start;
+  int count, num_rows;  // of nonzeros and of rows
+  bool with_before;
+
+  // Offsets that fall, or that leave the range, are clamped: no access leaves the products.
+  __device__ __forceinline__ int inside(offset_t offset) const {
+    const offset_t at = (offset < start ? start : offset) - start;
+    return at < count ? (int)at : count;
+  }
+  // Adds products [from, to) with 2^shift lanes, of which this is lane `lane`.
+  __device__ __forceinline__ acc_t sum(int from, int to, int lane, int shift) const {
+    acc_t total = 0;
+    // A count of steps from a shift: the compiler would divide by the number of lanes.
+    const int lanes = 1 << shift, steps = (to - from - lane + lanes - 1) >> shift;
+    int at = from + lane;
+#pragma unroll 4
+    for (int i = 0; i < steps; ++i, at += lanes) total += products[padded(at)];
+    for (int step = lanes / 2; step > 0; step /= 2) total += __shfl_xor_sync(ALL, total, step);
+    return total;
+  }
+};
+
+// Adds up all rows. `store(row, end, sum)` gets each with its number in `rows`, -1 for the row before, and
+// its end. `long_rows` has `num_long`, 0 at first, rows that the groups leave to warps.
+template <typename Store>
+__device__ __forceinline__ void add_rows(const Rows& rows, int* long_rows, int* num_long, Store store) {
+  const int thread = threadIdx.x, n = rows.num_rows + rows.with_before;
+  // 2^shift lanes a row: the most for which all rows take FILL rounds of groups; at least 1, at most 32.
+  const int halvings = rows.num_rows > 1 ? 32 - __clz(rows.num_rows - 1) : 0;
+  const int wanted = LOG_SLOTS - halvings, shift = wanted > 5 ? 5 : wanted < 0 ? 0 : wanted;
+  const int groups = THREADS >> shift, lane = thread & ((1 << shift) - 1);
+  // Whole warps go on or end, since the shuffles name all lanes. The row before comes last.
+  const int group = thread >> shift, first_of_warp = thread / 32 << (5 - shift);
+  for (int base = 0; base + first_of_warp < n; base += groups) {
+    const int q = base + group, row = q < rows.num_rows ? q : -1;
+    int from = 0, to = 0;
+    offset_t end = 0;
+    if (q < n) {
+      end = rows.ends[row];
+      from = rows.inside(rows.ends[row - 1]);
+      to = rows.inside(end);
+    }
+    const bool is_long = shift < 5 && to - from > LONG << shift;
+    if (is_long && lane == 0) long_rows[atomicAdd(num_long, 1)] = row;
+    const acc_t sum = rows.sum(from, is_long ? from : to, lane, shift);
+    if (q < n && lane == 0 && !is_long) store(row, end, sum);
   }
   __syncthreads();
-  acc_t before = 0;
-  total = 0;
-#pragma unroll
-  for (int k = 0; k < WARPS; ++k) {
-    if (k == warp) before = total;
-    total = any_ended[k] ? scratch[k] : total + scratch[k];
+  // The order of the list varies; it decides only which warp has a row.
+  for (int i = thread / 32; i < *num_long; i += WARPS) {
+    const int row = long_rows[i];
+    const offset_t end = rows.ends[row];
+    const acc_t sum = rows.sum(rows.inside(rows.ends[row - 1]), rows.inside(end), thread % 32, 5);
+    if (thread % 32 == 0) store(row, end, sum);
   }
-  if (lane == 0) return before;
-  // The lane to the left belongs to an earlier warp's segment if no lane up to it has ended a row.
-  return (ends & (ALL >> (32 - lane))) ? left : before + left;
 }
 
 // values, columns: (nonzeros,), aligned for VEC elements; offsets: (rows + 1,); x: (x_size,); y: (rows,);
-// first_rows: (tiles + 1,), the row of each tile's first place; heads, tails: (tiles,). One tile a block.
+// tail_rows: (tiles,), the row that begins in a tile and ends in a later one, or -1; heads, tails: (tiles,),
+// a tile's sums of the row that began before it, and of its tail row. rows_a_nonzero: the mean. A block for
+// each tile and for each share of rows, whichever are more.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
-spmv_merge(const WEFT_T* __restrict__ values, const int* __restrict__ columns,
+spmv_tiles(const WEFT_T* __restrict__ values, const int* __restrict__ columns,
            const offset_t* __restrict__ offsets, const WEFT_T* __restrict__ x, WEFT_T* __restrict__ y,
-           index_t* __restrict__ first_rows, acc_t* __restrict__ heads, acc_t* __restrict__ tails,
-           index_t rows, index_t nonzeros, index_t x_size) {
-  __shared__ Quad buffer[(TILE + 12) / 4];
-  __shared__ index_t limits[2];
-  __shared__ acc_t scratch[WARPS];
-  __shared__ int any_ended[WARPS];
-  const index_t tile = blockIdx.x, places = rows + nonzeros;
+           index_t* __restrict__ tail_rows, acc_t* __restrict__ heads, acc_t* __restrict__ tails,
+           index_t rows, index_t nonzeros, index_t x_size, index_t tiles, double rows_a_nonzero) {
+  __shared__ Quad buffer[PADDED_TILE / 4];
+  __shared__ offset_t limits[2];
+  __shared__ int thin[2];
+  __shared__ int long_rows[TILE / LONG];
+  __shared__ int num_long[1];
+  acc_t* products = reinterpret_cast<acc_t*>(buffer);
   const int thread = threadIdx.x, warp = thread / 32;
-  const index_t start = tile * TILE, stop = start + TILE < places ? start + TILE : places;
-  if (warp < 2) {
-    const index_t row = rows_before(offsets, warp ? stop : start, rows, nonzeros);
-    if (thread % 32 == 0) limits[warp] = row;
-  }
-  __syncthreads();
-  // Offsets that fall could make these negative: the clamps keep every access inside the arrays.
-  const int length = (int)(stop - start);
-  const index_t first_row = limits[0], first = start - first_row, spanned = limits[1] - first_row;
-  const int tile_rows = (int)(spanned < 0 ? 0 : spanned > length ? length : spanned);
-  const int count = length - tile_rows;
-  // Row ends come first in the buffer, counted from `first`, then the products.
-  const int shift = (int)(first % VEC);
-  int* ends = reinterpret_cast<int*>(buffer);
-  acc_t* aligned_products = reinterpret_cast<acc_t*>(buffer) + (tile_rows + 3) / 4 * 4;
-  const acc_t* products = aligned_products + shift;
-  for (int r = thread; r < tile_rows; r += THREADS) {
-    const index_t end = (index_t)offsets[first_row + r + 1] - first;
-    ends[r] = (int)(end < 0 ? 0 : end > count ? count : end);
-  }
-  multiply(values, columns, x, aligned_products, first - shift, shift + count, nonzeros, x_size);
-  __syncthreads();
+  const index_t tile = blockIdx.x, start = tile * TILE;
+  launch_dependents();
+  if (thread == 0) num_long[0] = 0;
+  if (tile < tiles) {
+    const index_t stop = start + TILE < nonzeros ? start + TILE : nonzeros;
+    const int count = (int)(stop - start);
+    Nonzeros mine;
+    if (count == TILE) load(mine, values + start, columns + start);
+    if (warp < 2) {
+      // Rows [limits[0], limits[1]) begin in the tile. Empty rows at the end of the matrix begin at the last
+      // nonzero's end: they belong to the last tile.
+      const offset_t position = warp ? stop : start;
+      offset_t row = rows;
+      if (!warp || tile < tiles - 1)
+        row = rows_begun(offsets, position, rows, (offset_t)(position * rows_a_nonzero));
+      if (thread % 32 == 0) {
+        limits[warp] = row;
+        // The shares of the tile's first row and of its last one.
+        const offset_t nearest = row - warp;
+        thin[warp] = nearest < 0 || nearest >= rows || is_thin(offsets, nearest / TILE, rows);
+      }
+    }
+    if (count == TILE) multiply(mine, x, x_size, products);
+    else multiply_any(values + start, columns + start, x, x_size, products, count);
+    __syncthreads();
 
-  // The thread's share of the tile begins after `row` row ends and `k` nonzeros.
-  const int place = thread * ITEMS < length ? thread * ITEMS : length;
-  int low = place > count ? place - count : 0, high = place < tile_rows ? place : tile_rows;
-  while (low < high) {
-    const int middle = (low + high) / 2;
-    if (ends[middle] + middle < place) low = middle + 1;
-    else high = middle;
-  }
-  int row = low, k = place - low;
-  const int share = length - place < ITEMS ? length - place : ITEMS;
-  acc_t sum = 0, head = 0;
-  int head_row = -1;
-#pragma unroll
-  for (int i = 0; i < ITEMS; ++i) {
-    if (i >= share) continue;
-    if (row < tile_rows && ends[row] <= k) {
-      // The first row that ends here may have begun in another thread: it waits for the scan.
-      if (head_row < 0) head = sum, head_row = row;
-      else y[first_row + row] = narrow<WEFT_T>(sum);
-      sum = 0;
-      ++row;
-    } else if (k < count) {
-      sum += products[k++];
+    const offset_t first = limits[0], last = limits[1] > first ? limits[1] : first;
+    const bool any = first < last;
+    const offset_t share_end = (first / TILE + 1) * TILE, last_share = (any ? last - 1 : 0) / TILE * TILE;
+    const int num_rows = any && !thin[0] ? (int)((last < share_end ? last : share_end) - first) : 0;
+    const Rows rows_of_first = {offsets + first + 1, products, (offset_t)start, count, num_rows, first > 0};
+    add_rows(rows_of_first, long_rows, num_long, [=](int row, offset_t end, acc_t sum) {
+      if (row < 0) heads[tile] = sum;
+      else if (end > stop) tails[tile] = sum;
+      else y[first + row] = narrow<WEFT_T>(sum);
+    });
+    const bool has_rows_of_last = any && !thin[1];
+    if (thread == 0) tail_rows[tile] = has_rows_of_last && offsets[last] > stop ? last - 1 : -1;
+    if (has_rows_of_last && last_share >= share_end) {
+      __syncthreads();  // all warps have read the list of long rows
+      if (thread == 0) num_long[0] = 0;
+      __syncthreads();
+      const Rows rows_of_last = {offsets + last_share + 1, products, (offset_t)start, count,
+                                 (int)(last - last_share), false};
+      add_rows(rows_of_last, long_rows, num_long, [=](int row, offset_t end, acc_t sum) {
+        if (end > stop) tails[tile] = sum;
+        else y[last_share + row] = narrow<WEFT_T>(sum);
+      });
     }
   }
-  acc_t total;
-  const acc_t carry = carry_in(sum, head_row >= 0, scratch, any_ended, total);
-  if (head_row >= 0) {
-    // The tile's first row goes on from the tile before unless it begins here.
-    if (head_row == 0 && offsets[first_row] < first) heads[tile] = carry + head;
-    else y[first_row + head_row] = narrow<WEFT_T>(carry + head);
-  }
-  if (thread == 0) {
-    first_rows[tile] = first_row;
-    tails[tile] = total;
-    if (stop == places) first_rows[tile + 1] = rows;
-  }
+  // The block's share of the rows has the same number, if there is one.
+  if (start >= rows || !is_thin(offsets, tile, rows)) return;
+  __syncthreads();  // all warps have read the tile's products and its list
+  if (thread == 0) num_long[0] = 0;
+  const index_t row_stop = start + TILE < rows ? start + TILE : rows;
+  index_t begin = offsets[start], end = offsets[row_stop];
+  begin = begin < 0 ? 0 : begin < nonzeros ? begin : nonzeros;
+  end = end < begin ? begin : end < nonzeros ? end : nonzeros;
+  const int count = end - begin < TILE ? (int)(end - begin) : TILE;
+  multiply_any(values + begin, columns + begin, x, x_size, products, count);
+  __syncthreads();
+  const Rows share = {offsets + start + 1, products, (offset_t)begin, count, (int)(row_stop - start), false};
+  add_rows(share, long_rows, num_long,
+           [=](int row, offset_t, acc_t sum) { y[start + row] = narrow<WEFT_T>(sum); });
 }
 
-// Adds the sums of earlier tiles to the rows that end in one tile and begin in another: a warp for each tile.
-// offsets, y, first_rows, heads, tails: as above.
+// Adds the sums of rows that end in another tile than they begin in: a thread for each tile, a block for a
+// row of many tiles. offsets, y, tail_rows, heads, tails: as above; the last three are written by the kernel
+// before, so that they are no constants.
 extern "C" __global__ void __launch_bounds__(THREADS)
-spmv_carry(const offset_t* __restrict__ offsets, WEFT_T* __restrict__ y,
-           const index_t* __restrict__ first_rows, const acc_t* __restrict__ heads,
-           const acc_t* __restrict__ tails, index_t tiles) {
-  const index_t tile = (index_t)blockIdx.x * WARPS + threadIdx.x / 32;
-  if (tile >= tiles) return;
-  const int lane = threadIdx.x % 32;
-  const index_t row = first_rows[tile];
-  if (first_rows[tile + 1] <= row) return;  // no row ends in this tile
-  const index_t begin = offsets[row];
-  if (begin < 0 || begin >= tile * TILE - row) return;  // the row begins in this tile
-  // The place of the row's first item is in the tile whose tail begins the row.
-  acc_t sum = 0;
-  for (index_t t = (begin + row) / TILE + lane; t < tile; t += 32) sum += tails[t];
-  sum = warp_sum(sum);
-  if (lane == 0) y[row] = narrow<WEFT_T>(sum + heads[tile]);
+spmv_carry(const offset_t* __restrict__ offsets, WEFT_T* __restrict__ y, const index_t* tail_rows,
+           const acc_t* heads, const acc_t* tails, index_t nonzeros, index_t tiles) {
+  __shared__ acc_t scratch[32];
+  __shared__ int long_rows[THREADS];
+  __shared__ int num_long[1];
+  const index_t first_tile = (index_t)blockIdx.x * THREADS, tile = first_tile + threadIdx.x;
+  if (threadIdx.x == 0) num_long[0] = 0;
+  __syncthreads();
+  wait_for_previous_kernel();
+  // The tile in which a row ends follows from its end.
+  const auto last_tile = [=](index_t row) {
+    const index_t end = row_end(offsets, row, nonzeros);
+    return (end - 1) / TILE;
+  };
+  const index_t row = tile < tiles ? tail_rows[tile] : -1;
+  if (row >= 0) {
+    const index_t last = last_tile(row);
+    if (last - tile > LONG_CARRIES) {
+      long_rows[atomicAdd(num_long, 1)] = threadIdx.x;
+    } else {
+      acc_t sum = tails[tile];
+      for (index_t t = tile + 1; t <= last; ++t) sum += heads[t];
+      y[row] = narrow<WEFT_T>(sum);
+    }
+  }
+  __syncthreads();
+  for (int i = 0; i < num_long[0]; ++i) {
+    const index_t source = first_tile + long_rows[i], long_row = tail_rows[source];
+    const index_t last = last_tile(long_row);
+    acc_t sum = 0;
+#pragma unroll 8
+    for (index_t t = source + 1 + threadIdx.x; t <= last; t += THREADS) sum += heads[t];
+    sum = block_sum(sum, scratch);
+    if (threadIdx.x == 0) y[long_row] = narrow<WEFT_T>(sum + tails[source]);
+    __syncthreads();  // the next row overwrites `scratch`
+  }
 }

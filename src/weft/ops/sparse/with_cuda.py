@@ -1,5 +1,5 @@
-"""Sparse products in CUDA C++ by the merge path: equal shares of rows plus nonzeros;
-see spmv.cu and spmm.cu."""
+"""Sparse products in CUDA C++. spmv.cu gives each block the same number of nonzeros, spmm.cu the same number
+of rows plus nonzeros (the merge path)."""
 
 from __future__ import annotations
 
@@ -22,13 +22,21 @@ VEC_WIDTH = 4  # nonzeros of an access
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A block of ``threads`` threads, each with ``items`` places of the merge path; ``items`` is odd."""
+    """A block of ``threads`` threads, a power of two, each with ``items`` nonzeros, a multiple of four.
 
-    threads: int = 128
-    items: int = 11
+    ``resident`` is the threads of an SM that the registers leave room for, ``hint`` the caches that the
+    matrix passes (sparse.cuh), and ``fill`` the rows of a group of lanes where all rows are equally long.
+    """
+
+    threads: int = 256
+    items: int = 8
+    resident: int = 1536
+    hint: int = 1
+    fill: int = 1
 
     @property
     def tile(self) -> int:
+        """Return the nonzeros of a block, which are also the rows of a share."""
         return self.threads * self.items
 
 
@@ -43,18 +51,45 @@ class MatrixConfig:
         return self.threads // lanes * self.share
 
 
-SHIPPED = Config()
+# Candidates for a tuning on the device: registers, rows of a group, caches, and sizes of tiles. With room for
+# 2048 threads some types spill 8 to 32 bytes, in the search alone.
+CANDIDATES = (
+    Config(),
+    Config(fill=2),
+    Config(hint=0),
+    Config(hint=2),
+    Config(resident=2048),
+    Config(resident=2048, fill=2),
+    Config(items=4, resident=2048),
+    Config(items=16, resident=1024),
+    Config(items=16, resident=1280),
+    Config(threads=128),
+    Config(threads=128, fill=2),
+    Config(threads=128, items=16, resident=1024),
+    Config(threads=512),
+)
+SHIPPED = CANDIDATES[0]
 SHIPPED_MATRIX = MatrixConfig()
+# A kernel with 32-bit offsets adds to a row number up to the rows of a share and the distances of a search.
+MAX_ROWS_INT32 = 2**31 - 2**17
 MIN_LANES = 4  # of a group: fewer need more shared memory than a block has
 
 
 @cache
 def source(dtype: torch.dtype, offsets: torch.dtype, vec_width: int, config: Config = SHIPPED) -> CudaSource:
     """Return the program of spmv for one dtype, one type of offsets and one vector width in elements."""
-    numbers = {"VEC_WIDTH": vec_width, "THREADS": config.threads, "ITEMS": config.items}
+    numbers = {
+        "VEC_WIDTH": vec_width,
+        "THREADS": config.threads,
+        "ITEMS": config.items,
+        "THREADS_A_SM": config.resident,
+        "HINT": config.hint,
+        "FILL": config.fill,
+        "OVERLAP": 1,
+    }
     return CudaSource(
         file=HERE / "spmv.cu",
-        kernels=("spmv_merge", "spmv_carry"),
+        kernels=("spmv_tiles", "spmv_carry"),
         defines=(
             ("WEFT_T", CUDA_TYPES[dtype]),
             ("OFFSET_BITS", str(8 * offsets.itemsize)),
@@ -82,19 +117,22 @@ def spmv(values: Tensor, columns: Tensor, offsets: Tensor, x: Tensor, config: Co
     if rows == 0:
         return y
     values, columns, offsets, x = (t.contiguous() for t in (values, columns, offsets, x))
+    if rows > MAX_ROWS_INT32:
+        offsets = offsets.long()
     program = source(values.dtype, offsets.dtype, vec_width_of(values, columns), config)
-    tiles = -(-(rows + nonzeros) // config.tile)
-    first_rows = torch.empty(tiles + 1, dtype=torch.int64, device=x.device)
+    tiles, shares = max(1, -(-nonzeros // config.tile)), -(-rows // config.tile)
+    tail_rows = torch.empty(tiles, dtype=torch.int64, device=x.device)
     heads, tails = torch.empty((2, tiles), dtype=accumulator(x.dtype), device=x.device)
-    program["spmv_merge"](
-        tiles,
+    program["spmv_tiles"](
+        max(tiles, shares),
         config.threads,
-        *(values, columns, offsets, x, y, first_rows, heads, tails),
-        *(rows, nonzeros, x.shape[0]),
+        *(values, columns, offsets, x, y, tail_rows, heads, tails),
+        *(rows, nonzeros, x.shape[0], tiles, rows / max(nonzeros, 1)),
     )
     if tiles > 1:
-        blocks = -(-tiles // (config.threads // 32))
-        program["spmv_carry"](blocks, config.threads, offsets, y, first_rows, heads, tails, tiles)
+        blocks = -(-tiles // config.threads)
+        arguments = (offsets, y, tail_rows, heads, tails, nonzeros, tiles)
+        program["spmv_carry"](blocks, config.threads, *arguments, overlap=True)
     return y
 
 
@@ -168,7 +206,7 @@ SPMV = Implementation(
         for dtype in DTYPES
         for offsets, width in ((torch.int32, VEC_WIDTH), (torch.int64, VEC_WIDTH), (torch.int32, 1))
     ),
-    idea="merge path: equal shares of rows plus nonzeros, carries added in a fixed order",
+    idea="equal tiles of nonzeros, lanes a row by each tile's rows, carries added in a fixed order",
 )
 SPMM = Implementation(
     operator="spmm",
