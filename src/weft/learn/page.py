@@ -47,7 +47,7 @@ def blocks(text: str) -> list[tuple[str, Markup]]:
     for block in re.split(r"\n\s*\n", text.strip("\n")):
         if block.startswith("|"):
             rows = [row.strip("| ").split("|") for row in block.splitlines() if not row.startswith("|---")]
-            cells = ("".join(f"<td>{_inline(cell.strip())}</td>" for cell in row) for row in rows)
+            cells = ("".join(f"<td>{_inline(text.strip())}</td>" for text in row) for row in rows)
             result.append(("table", Markup("".join(f"<tr>{row}</tr>" for row in cells))))
         elif block.startswith("    "):
             lines = block.replace("\n    ", "\n").removeprefix("    ")
