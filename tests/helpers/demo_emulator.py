@@ -22,9 +22,10 @@ TYPES = {"bytewise": "unsigned char", "sixteen": "uint4"}
 def build(folder: Path) -> ctypes.CDLL:
     """Compile all kernels into one library of functions ``run_NAME(grid, block, arguments)``."""
     parts = [f'#include "{HEADER}"', "using Long = long long;"]
-    for n, file in enumerate(sorted({d.source.file for d in all_demos()})):
+    sources = [d.source for d in all_demos() if d.source is not None]
+    for n, file in enumerate(sorted({s.file for s in sources})):
         parts.append(f'namespace demo{n} {{\n#include "{file}"\n}}\nusing namespace demo{n};')
-    for name in sorted({k for d in all_demos() for k in d.source.kernels}):
+    for name in sorted({k for s in sources for k in s.kernels}):
         kind = TYPES.get(name, "float")
         parameters = PARAMETERS.get(name, "PP")
         cast = {"P": f"({kind}*)", "L": ""}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+from markupsafe import Markup
 from typer.testing import CliRunner
 
 from weft.cli import app
@@ -13,6 +15,7 @@ from weft.core.errors import WeftError
 from weft.learn import progress
 from weft.learn.exercise import find, path
 from weft.learn.grade import grade
+from weft.learn.page import blocks
 
 PLAIN = "ceil_div"  # an exercise in plain Python: graded in a tenth of a second
 
@@ -121,6 +124,30 @@ def test_the_page_has_every_exercise_and_loads_nothing(tmp_path: Path) -> None:
     assert html.count('<li class="done">') == 1 and html.count('<li class="next">') == 1
     assert "prefers-color-scheme: dark" in html and "width=device-width" in html
     assert "http" not in html.replace("http-equiv", "") and "src=" not in html
+
+
+def test_the_page_wraps_prose_and_keeps_the_lines_of_code() -> None:
+    text = (
+        "A *map*: x < n,\n`a * b` and **no** c * d.\n\n    x = 1\n      y\n\n    z\n\n- one\n  two\n- three"
+    )
+    assert blocks(text) == [
+        ("prose", "A <em>map</em>: x &lt; n, <code>a * b</code> and <strong>no</strong> c * d."),
+        ("pre", "x = 1\n  y\n\nz"),
+        ("item", "one two"),
+        ("item", "three"),
+    ]
+
+
+def test_the_page_loses_no_word_of_any_text() -> None:
+    for exercise in path():
+        page_blocks = blocks(exercise.text())
+        texts = (html.unescape() if kind == "pre" else _without_tags(html) for kind, html in page_blocks)
+        words = re.sub(r"^\|-.*|[`*|]|^- ", "", exercise.text(), flags=re.M).split()
+        assert re.sub(r"[`*|]", "", " ".join(texts)).split() == words, exercise.id
+
+
+def _without_tags(html: Markup) -> str:
+    return Markup(re.sub(r"</td>", " ", html)).striptags()
 
 
 @pytest.mark.parametrize(

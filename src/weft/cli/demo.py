@@ -185,6 +185,8 @@ def _show(result: Mapping[str, Any], *, whole_files: bool, with_code: bool) -> N
     print()
     output.show_table(_table(result))
     print()
+    if picture := report.traffic(result):
+        print(f"{picture}\n")
     lines = [report.verdict(result)]
     if "ratio" in result:
         tolerance = result["tolerance"]

@@ -13,7 +13,7 @@ import pytest
 
 from weft.core import WeftError
 from weft.workbench.report import svg_curves
-from weft.workbench.report.svg_curves import COLOURS, Curve, Mark, render_curves
+from weft.workbench.report.svg_curves import COLOURS, HEIGHT, Curve, Mark, render_curves
 
 TEXTS: dict[str, Any] = {
     "title": "Copy over size",
@@ -103,3 +103,15 @@ def test_colours_differ_for_colour_blind_readers(eye: str) -> None:
     for one, other in combinations(COLOURS[:5], 2):  # the first five: more curves are rare
         distance = max(abs(a - b) for a, b in zip(seen(one), seen(other), strict=True))
         assert distance > 0.1, f"{one} and {other} look alike"
+
+
+def test_a_legend_that_would_hide_points_is_above_the_plot(tmp_path: Path) -> None:
+    grid = Curve("everywhere", [k % 20 for k in range(400)], [k // 20 for k in range(400)], "points")
+    bottom = Curve("at the bottom", [0, 20], [0, 1], "points")
+    heights = {}
+    for curve in (grid, bottom):
+        path = tmp_path / "a.svg"
+        render_curves(path, [curve], **TEXTS)
+        assert curve.label in texts(path)
+        heights[curve.label] = float(ElementTree.parse(path).getroot().attrib["height"].removesuffix("pt"))
+    assert heights["everywhere"] > heights["at the bottom"] == pytest.approx(72 * HEIGHT)

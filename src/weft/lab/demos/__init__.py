@@ -25,6 +25,9 @@ DEMOS = (
     "launch-overhead",
     "pinned-memory",
     "overlapped-copies",
+    "volatile",
+    "fused-gelu",
+    "fused-chain",
 )
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from weft.backends.nvrtc import CudaSource
+    from weft.lab.demos.chain import Chain
 
 BAD, GOOD = "bad", "good"
 SIDES = (BAD, GOOD)
@@ -103,12 +104,13 @@ class Demo:
     float64. Both variants must match it within ``tolerance``, absolute; 0 means bit for bit.
     ``facts(arch)`` is the evidence that needs no GPU. ``clock`` describes the time that is compared.
     ``measure`` times both variants if the project's own timing would hide the effect. ``see`` is what
-    to look at.
+    to look at. A demo of operators instead of kernels has a ``listing`` in Python and no ``source``, and its
+    ``chain`` has the bytes that each of its implementations moves.
     """
 
     name: str
     sentence: str
-    source: CudaSource
+    source: CudaSource | None
     bad: Variant
     good: Variant
     expected: float
@@ -123,6 +125,8 @@ class Demo:
     clock: str = "cold: inputs that are in no cache; launch gaps removed (weft help time)"
     measure: Callable[[Log], Mapping[str, Measurement]] | None = None
     sweep: Callable[[Log], Sweep] | None = None
+    listing: str = ""
+    chain: Chain | None = None
     files: tuple[Path, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -132,14 +136,20 @@ class Demo:
                 expected="expected > at_least > 1",
                 got=f"{self.expected} and {self.at_least}",
             )
-        object.__setattr__(self, "files", (self.source.file, self.source.file.with_suffix(".py")))
+        if (self.source is None) != bool(self.listing):
+            expected = "either CUDA source or a listing"
+            raise WeftError(f"the code of {self.name}", expected=expected, got="both or none")
+        module = Path(__file__).with_name(f"{self.name.replace('-', '_')}.py")
+        object.__setattr__(self, "files", (self.source.file, module) if self.source else (module,))
 
     def variant(self, side: str) -> Variant:
         return self.bad if side == BAD else self.good
 
     @property
     def code(self) -> str:
-        """The text of the ``.cu`` without the comment that opens it."""
+        """The text of the ``.cu`` without the comment that opens it, or the listing."""
+        if self.source is None:
+            return self.listing
         lines = self.source.file.read_text().splitlines()
         start = next(n for n, line in enumerate(lines) if not line.startswith("//"))
         return "\n".join(lines[start:]).strip("\n")

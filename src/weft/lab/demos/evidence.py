@@ -119,14 +119,18 @@ def count_with_ncu(demo: Demo) -> Fact:
     Raises :class:`WeftError` if the tool is missing, may not read counters here, or failed.
     """
     assert demo.counter is not None
+    return read_counter(demo.counter, profile("weft.lab.demos.evidence", [demo.name], demo.counter.metrics))
+
+
+def profile(module: str, arguments: Sequence[str], metrics: Sequence[str]) -> str:
+    """Run a module as a program under Nsight Compute and return the tool's log and all that was printed."""
     program = find.require()
     with tempfile.TemporaryDirectory(prefix="weft-demo-") as folder:
         log = Path(folder, "log.txt")
-        command = [str(program), *ncu_process.options(log, demo.counter.metrics)]
-        command += [sys.executable, "-m", "weft.lab.demos.evidence", demo.name]
+        command = [str(program), *ncu_process.options(log, metrics), sys.executable, "-m", module, *arguments]
         printed = _run_in_own_session(command)
         logged = log.read_text(errors="replace") if log.exists() else ""
-    return read_counter(demo.counter, f"{logged}\n{printed}")
+    return f"{logged}\n{printed}"
 
 
 def _run_in_own_session(command: list[str]) -> str:

@@ -11,8 +11,9 @@ from weft.core.json_files import read_json
 from weft.lab.demos import all_demos, demo
 from weft.lab.demos.demo import SIDES, Sweep
 from weft.lab.demos.run import NOT_TIMED, SHOWN
+from weft.lab.demos.traffic import SIDE_OF
 from weft.workbench.report.markdown import RESULTS, table
-from weft.workbench.report.scales import NONE, digits, time, times
+from weft.workbench.report.scales import NONE, digits, time, times, unit
 
 FILE, PLOT = "demos.json", "wave-quantization.svg"
 MISSING = "Not measured yet: `weft demo all --save results/<device>/demos.json`, on a GPU, measures it."
@@ -76,6 +77,31 @@ def plot(curve: Sweep, path: Path) -> None:
     )
 
 
+BAR = 32  # characters of the longest bar
+
+
+def traffic(result: Mapping[str, Any]) -> str:
+    """Return a picture in characters of the bytes that each implementation of a chain moves; "" without one.
+
+    A bar is as long as the predicted bytes. Below it are the kernels with the tensors that each reads and
+    writes, and the bytes that the DRAM's counters saw, if they were counted.
+    """
+    entries = result.get("traffic") or []
+    longest = max((e["bytes"] for e in entries), default=0)
+    lines = []
+    for entry in entries:
+        bar = "█" * round(BAR * entry["bytes"] / longest)
+        us = result.get("times", {}).get(SIDE_OF.get(entry["name"], ""), {}).get("us")
+        accesses = f"{round(entry['accesses'], 2):g} accesses, {unit(float(entry['bytes']), 'B')}"
+        lines.append(f"{entry['name']:13} {bar:{BAR}} {accesses}{'' if us is None else f', {time(us)}'}")
+        lines += [f"{'':13} {step}" for step in entry["steps"]]
+        if "counted" in entry:
+            share = 100 * entry["counted"] / entry["bytes"]
+            counted = f"counted {unit(float(entry['counted']), 'B')}: {share:.1f} % of the prediction"
+            lines.append(f"{'':13} {counted}, {entry['launches']} kernels")
+    return "\n".join(lines)
+
+
 def catalogue() -> str:
     """Return a table of every demonstration with its sentence and its predicted ratio."""
     rows = [
@@ -88,10 +114,13 @@ def section(name: str, results: Path = RESULTS) -> str:
     """Return one demonstration's part of the docs: both kernels, the prediction, and the measurements."""
     demonstration = demo(name)
     variants = {side: demonstration.variant(side) for side in SIDES}
-    blocks = [f"```cuda\n{demonstration.code}\n```\n"]
+    language = "python" if demonstration.source is None else "cuda"
+    blocks = [f"```{language}\n{demonstration.code}\n```\n"]
     blocks.append("".join(f"- {side}: `{v.kernel}`, {v.how}\n" for side, v in variants.items()))
     blocks.append(f"Predicted, about {demonstration.expected:g}×: {demonstration.because}\n")
     blocks.append(f"{demonstration.see}\n")
+    if demonstration.chain is not None:
+        blocks.append(f"```text\n{traffic({'traffic': demonstration.chain.prediction()})}\n```\n")
     measured = [_measured_block(file, name) for file in sorted(results.glob(f"*/{FILE}"))]
     blocks += [block for block in measured if block] or [f"{MISSING}\n"]
     return "\n".join(blocks)
@@ -110,6 +139,8 @@ def _measured_block(file: Path, name: str) -> str:
     rows = [["time", *(time(c["us"]) if c else NONE for c in cells), result["clock"].partition(":")[0]]]
     rows += [[e["label"], number(e["bad"]), number(e["good"]), e["source"]] for e in result["evidence"]]
     blocks = [head, "", table(["", "bad", "good", "source"], rows, " rr")]
+    if any("counted" in entry for entry in result.get("traffic", ())):
+        blocks.append(f"```text\n{traffic(result)}\n```\n")
     if "not_counted" in result:
         blocks.append(f"Not counted on that machine: {result['not_counted']}\n")
     svg = file.with_name(PLOT)

@@ -39,6 +39,8 @@ def run(demo: Demo, log: Log, *, arch: str | None = None) -> dict[str, Any]:
     be timed here. ``arch`` is the target that the evidence is compiled for.
     """
     result = description(demo) | _static_evidence(demo, arch or default_arch())
+    if demo.chain is not None:
+        result["traffic"] = demo.chain.prediction()
     if not machine.has_gpu():
         reason = f"timing needs a GPU: {machine.gpu_reason()}"
         return result | {"status": NOT_TIMED, "reason": reason}
@@ -51,16 +53,29 @@ def run(demo: Demo, log: Log, *, arch: str | None = None) -> dict[str, Any]:
         return result | {"status": NOT_TIMED, "reason": str(error)}
     except Exception as error:  # noqa: BLE001 - a fault on the GPU; other demos' results are kept
         return result | {"status": WRONG, "reason": f"{type(error).__name__}: {error}"}
+    try:
+        result |= _count(demo, log, result)
+    except WeftError as error:
+        result["not_counted"] = str(error).partition("; hint: ")[0]
+        result["hint"] = error.hint
+    return result
+
+
+def _count(demo: Demo, log: Log, result: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the demo's hardware counters; return the fields of the result that they change."""
+    changes: dict[str, Any] = {}
     if demo.counter is not None:
         from weft.lab.demos.evidence import count_with_ncu
 
         log(f"{demo.name}: counting")
-        try:
-            result["evidence"].append(count_with_ncu(demo).to_json())
-        except WeftError as error:
-            result["not_counted"] = str(error).partition("; hint: ")[0]
-            result["hint"] = error.hint
-    return result
+        changes["evidence"] = [*result["evidence"], count_with_ncu(demo).to_json()]
+    if demo.chain is not None:
+        from weft.lab.demos import traffic
+
+        changes["traffic"] = traffic.count(demo, log)
+        if (reasons := traffic.deviations(changes["traffic"])) and result["status"] == SHOWN:
+            changes |= {"status": NOT_SHOWN, "reason": "; ".join(reasons)}
+    return changes
 
 
 def description(demo: Demo) -> dict[str, Any]:
@@ -87,7 +102,7 @@ def compare(demo: Demo, measurements: Mapping[str, Measurement]) -> dict[str, An
         return {"status": WRONG, "reason": wrong}
     from weft.workbench.timing.stats import summarise
 
-    summaries = {side: summarise(measurements[side].samples) for side in SIDES}
+    summaries = {side: summarise(m.samples) for side, m in measurements.items()}
     times = {
         side: {
             "us": summaries[side].median,
@@ -96,7 +111,7 @@ def compare(demo: Demo, measurements: Mapping[str, Measurement]) -> dict[str, An
             "samples": list(measurements[side].samples),
             "flags": list(measurements[side].flags),
         }
-        for side in SIDES
+        for side in measurements
     }
     ratio = summaries[BAD].median / summaries[GOOD].median
     suspicions = [f for side in SIDES for f in measurements[side].flags if f.startswith("suspect")]

@@ -20,8 +20,12 @@ from weft.core import WeftError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.transforms import Bbox
 
 WIDTH, HEIGHT = 7.2, 4.6  # inches; an inch is 72 units of the SVG
+LEGEND_SIZE, LEGEND_ROW = 8.5, 0.18  # points; inches that a row of the legend adds above the axes
 WRAP = 112  # characters of a line of the caption
 # Okabe and Ito's colours without yellow, which is hard to see on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
@@ -87,7 +91,7 @@ def render_curves(
         # Without pyplot, which keeps figures alive and chooses a backend by the display.
         FigureCanvasSVG(figure)
         axes = figure.add_subplot()
-        _plot(axes, curves, marks)
+        lines = _plot(axes, curves, marks)
         xs = [v for c in curves for v in c.xs] + [m.at for m in marks]
         _set_scale(axes, "x", xs, log_x)
         _set_scale(axes, "y", [v for c in curves for v in c.ys], log_y)
@@ -96,10 +100,31 @@ def render_curves(
         axes.set_ylabel(y)
         axes.grid(True, color="#dddddd", linewidth=0.6)
         axes.set_axisbelow(True)  # the grid lies behind the curves
-        axes.legend(fontsize=8.5, framealpha=0.9)
+        _place_legend(figure, axes, lines)
         figure.supxlabel(textwrap.fill(caption, WRAP), fontsize=8.5, color="#333333", x=0.02, ha="left")
         metadata = {"Date": None, "Creator": "Weft", "Title": title, "Description": caption}
         figure.savefig(path, format="svg", metadata=metadata)
+
+
+def _place_legend(figure: Figure, axes: Axes, lines: Sequence[Line2D]) -> None:
+    """Place the legend within the axes, or above them in a taller figure if it would hide a curve."""
+    legend = axes.legend(fontsize=LEGEND_SIZE, framealpha=0.9)
+    figure.draw_without_rendering()
+    box = legend.get_window_extent()
+    if not any(_is_hidden(line, axes, box) for line in lines):
+        return
+    legend.remove()
+    handles, labels = axes.get_legend_handles_labels()
+    figure.set_size_inches(WIDTH, HEIGHT + LEGEND_ROW * -(-len(labels) // 2))
+    figure.legend(handles, labels, loc="outside upper left", ncols=2, fontsize=LEGEND_SIZE, frameon=False)
+
+
+def _is_hidden(line: Line2D, axes: Axes, box: Bbox) -> bool:
+    """Return whether a point of a curve, or a stretch of its line, lies within the box (in pixels)."""
+    path = line.get_path().transformed(axes.transData)
+    if line.get_linestyle() == "None":
+        return bool(box.count_contains(path.vertices))
+    return bool(path.intersects_bbox(box, filled=False))
 
 
 def _validate(
@@ -134,15 +159,18 @@ def _check_numbers(name: str, values: Sequence[float], log: bool) -> None:
             raise WeftError(name, expected=expected, got=value)
 
 
-def _plot(axes: Axes, curves: Sequence[Curve], marks: Sequence[Mark]) -> None:
+def _plot(axes: Axes, curves: Sequence[Curve], marks: Sequence[Mark]) -> list[Line2D]:
+    """Draw the curves and the marks; return the curves' lines."""
+    lines: list[Line2D] = []
     dashes, shapes = cycle(DASHES), cycle(SHAPES)
     for curve, colour in zip(curves, cycle(COLOURS), strict=False):
         style: dict[str, Any] = {"linestyle": "none", "marker": next(shapes), "markersize": 5.5}
         if curve.style == "line":
             style = {"linestyle": next(dashes), "linewidth": 1.8}
-        axes.plot(list(curve.xs), list(curve.ys), color=colour, label=curve.label, **style)
+        lines += axes.plot(list(curve.xs), list(curve.ys), color=colour, label=curve.label, **style)
     for mark, dash in zip(marks, cycle(MARK_DASHES), strict=False):
         axes.axvline(mark.at, color="#555555", linestyle=dash, linewidth=1.2, label=mark.label)
+    return lines
 
 
 def _set_scale(axes: Axes, which: str, values: Sequence[float], log: bool) -> None:
