@@ -20,8 +20,9 @@ LIST = 32  # elements of a warp's list
 MAX_COLUMNS = 2**32 - 1  # of lists, whose places have 32 bits
 WARP_COLUMNS = 1024  # rows up to which one warp has a row
 # A row is cut until each SM has so many blocks, into parts of so many columns at least, and so many at most:
-# one warp joins the lists of a row.
-BLOCKS, PART_COLUMNS, MAX_PARTS = 4, 4096, 64
+# one warp joins the lists of a row. More parts have more first elements to insert: on an H200, 64 rows of
+# 128256 in bfloat16 took 35 us in 2 parts, 37 in 4, 49 in 9 and 120 in 64.
+BLOCKS, PART_COLUMNS, MAX_PARTS = 2, 8192, 64
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
