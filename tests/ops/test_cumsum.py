@@ -121,7 +121,10 @@ FAULTS = {
         "prefix[0] + current_warps, exclusive",
         "prefix[0] + warps_before, exclusive",
     ),
-    "the last tile of a block is not finished": ("if (current >= 0) {", "if (current >= 0 && next < count) {"),
+    "the last tile of a block is not finished": (
+        "if (current >= 0) {",
+        "if (current >= 0 && next < count) {",
+    ),
 }
 
 

@@ -90,11 +90,11 @@ def test_long_rows_are_cut_until_the_device_is_full(monkeypatch: pytest.MonkeyPa
     for rows, columns, k in ((64, 128256, 8), (4096, 128256, 8), (640, 64, 8), (1, 50257, 4)):
         with_cuda.select(torch.empty(rows, columns, dtype=torch.bfloat16, device="meta"), k, True)
     assert [(name, blocks) for name, blocks, _ in launches] == [
-        ("topk_lists", 576), ("topk_merge", 8), ("topk_lists", 4096), ("topk_lists", 80),
-        ("topk_lists", 12), ("topk_merge", 1),
+        ("topk_lists", 320), ("topk_merge", 8), ("topk_lists", 4096), ("topk_lists", 80),
+        ("topk_lists", 6), ("topk_merge", 1),
     ]  # fmt: skip
     parts, part_columns = launches[0][2][-2:]
-    assert parts == 9 and part_columns % 8 == 0 and 8 * part_columns < 128256 <= 9 * part_columns
+    assert parts == 5 and part_columns % 8 == 0 and 4 * part_columns < 128256 <= 5 * part_columns
 
 
 FAULTS = {

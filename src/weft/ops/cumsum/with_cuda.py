@@ -25,16 +25,18 @@ MANY_ROWS = 2048
 
 
 def source(
-    dtype: torch.dtype, vec_width: int, reverse: bool, threads: int = THREADS, thread_bytes: int = THREAD_BYTES
+    dtype: torch.dtype,
+    vec_width: int,
+    reverse: bool,
+    threads: int = THREADS,
+    thread_bytes: int = THREAD_BYTES,
 ) -> CudaSource:
     """Return the program for one dtype, vector width in elements, direction and size of a block's tile."""
     return _source(dtype, vec_width, bool(reverse), threads, thread_bytes)
 
 
 @cache
-def _source(
-    dtype: torch.dtype, vec_width: int, reverse: bool, threads: int, thread_bytes: int
-) -> CudaSource:
+def _source(dtype: torch.dtype, vec_width: int, reverse: bool, threads: int, thread_bytes: int) -> CudaSource:
     numbers = (
         ("VEC_WIDTH", vec_width),
         ("REVERSE", int(reverse)),
@@ -80,7 +82,7 @@ def scan(
     thread_bytes: int = THREAD_BYTES,
     blocks_an_sm: int = BLOCKS_AN_SM,
 ) -> torch.Tensor:
-    """Compute the cumulative sum with blocks of ``threads`` threads, which have ``thread_bytes`` of a row each.
+    """Compute the cumulative sum with blocks of ``threads`` threads and ``thread_bytes`` of a row a thread.
 
     Tiles are taken by ``blocks_an_sm`` blocks for each SM, or as many as there are tiles.
     """
