@@ -180,11 +180,16 @@ def errors(point: Point, seed: int, device: str = "cpu") -> list[float]:
     params = {**options, "padded": key_lengths is not None}
     exact = [x.double().requires_grad_() for x in (q, k, v)]
     out, lse = reference(exact[0], exact[1], exact[2], lengths, **params)
-    expected = torch.autograd.grad(out, exact, grad.double())
+    expected = list(torch.autograd.grad(out, exact, grad.double(), retain_graph=True))
+    rounded = out.detach().to(dtype)
+    # The kernel gets the rounded output. What that changes in the sums of output times gradient, which are
+    # subtracted in each row, changes the gradients of scores by as many weights: the gradient of lse.
+    row_errors = (grad.double() * (rounded.double() - out.detach())).sum(-1)
+    for i, change in enumerate(torch.autograd.grad(lse, exact[:2], row_errors)):
+        expected[i] = expected[i] - change.nan_to_num()  # NaN: a row without keys
     for batch, length in enumerate(key_lengths or []):
         k[batch, :, length:], v[batch, :, length:] = torch.nan, torch.inf
     arguments = AttentionOptions(**params)
-    rounded = out.detach().to(dtype)
     assert attention_wgmma_backward.supports((q, k, v, grad, rounded), arguments)
     visible = lengths if params["padded"] else None
     saved = (q, k, v, visible, rounded, lse.detach().float())

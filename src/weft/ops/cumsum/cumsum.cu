@@ -135,9 +135,9 @@ cumsum_rows(const WEFT_T* __restrict__ x, WEFT_T* __restrict__ y, index_t rows, 
 // The sums of a row's tiles are published in three kinds of words: one for each tile of the row, then one for
 // each group of 32 tiles, then one for each super-group of 32 groups. All are 0 before the launch. The first
 // two kinds are sums of a tile and of a group, the third is the sum of the row up to the super-group's end.
-// So the order of the additions follows from the tile's number alone, where a look-back that takes the prefixes
-// that it finds gives other bits in each run. Only super-groups wait for each other in a chain, one link for
-// 1024 tiles.
+// So the order of the additions follows from the tile's number alone, where a look-back that takes the
+// prefixes that it finds gives other bits in each run. Only super-groups wait for each other in a chain, one
+// link for 1024 tiles.
 struct Position {
   Word *tile_words, *group_words, *super_words;  // of the tile's group, of its super-group, of the row
   int in_group, in_super;
