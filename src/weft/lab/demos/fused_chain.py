@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from weft.lab.demos import fusion
 from weft.lab.demos.chain import COLUMNS, COMPILED, EAGER, FUSED, Chain, Step
@@ -31,17 +30,6 @@ def _fused(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: 
     return gelu(y, impl=IMPL)
 
 
-def _call(implementation: str) -> Callable[..., torch.Tensor]:
-    import torch
-
-    calls: dict[str, Callable[[], Any]] = {
-        EAGER: lambda: _eager,
-        COMPILED: lambda: torch.compile(_eager),
-        FUSED: lambda: _fused,
-    }
-    return calls[implementation]()  # type: ignore[no-any-return]
-
-
 def _reference(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
@@ -66,7 +54,7 @@ CHAIN = Chain(
             Step("gelu", "y", "z"),
         ),
     },
-    calls=_call,
+    calls=fusion.calls(_eager, _fused),
     reference=_reference,
     dropout=True,
 )

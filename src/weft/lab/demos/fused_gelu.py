@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from weft.lab.demos import fusion
 from weft.lab.demos.chain import COMPILED, EAGER, FUSED, Chain, Step
@@ -28,17 +27,6 @@ def _fused(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     return bias_gelu(x, bias, impl=IMPL)
 
 
-def _call(implementation: str) -> Callable[..., torch.Tensor]:
-    import torch
-
-    calls: dict[str, Callable[[], Any]] = {
-        EAGER: lambda: _eager,
-        COMPILED: lambda: torch.compile(_eager),
-        FUSED: lambda: _fused,
-    }
-    return calls[implementation]()  # type: ignore[no-any-return]
-
-
 CHAIN = Chain(
     inputs=("x", "bias"),
     steps={
@@ -46,7 +34,7 @@ CHAIN = Chain(
         COMPILED: ONE_KERNEL,
         FUSED: ONE_KERNEL,
     },
-    calls=_call,
+    calls=fusion.calls(_eager, _fused),
     reference=lambda x, bias, mask: _eager(x, bias),
 )
 

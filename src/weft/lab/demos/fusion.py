@@ -11,13 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from weft.core.log import Log
-from weft.lab.demos.chain import (
-    EAGER,
-    FUSED,
-    ROWS,
-    Chain,
-    tensor_bytes,
-)
+from weft.lab.demos.chain import COMPILED, EAGER, FUSED, ROWS, Chain, tensor_bytes
 from weft.lab.demos.demo import ARITHMETIC, Fact, Measurement
 from weft.lab.demos.traffic import SEED, SIDE_OF, make_inputs, rows_here
 
@@ -27,6 +21,21 @@ if TYPE_CHECKING:
 DROPPED = 0.125  # a probability that every implementation represents exactly
 ROUNDS, CHUNKS = 30, 16
 CLOCK = "device: CUDA events around all kernels of a call; the tensors are far larger than the L2"
+
+
+def calls(
+    eager: Callable[..., torch.Tensor], fused: Callable[..., torch.Tensor]
+) -> Callable[[str], Callable[..., torch.Tensor]]:
+    """Return the function from an implementation's name to its call; torch.compile's is made of ``eager``."""
+
+    def call(implementation: str) -> Callable[..., torch.Tensor]:
+        import torch
+
+        if implementation == COMPILED:
+            return torch.compile(eager)
+        return {EAGER: eager, FUSED: fused}[implementation]
+
+    return call
 
 
 def facts(chain: Chain) -> Sequence[Fact]:

@@ -191,7 +191,7 @@ struct Position {
 // is waited for always goes on; the order of blockIdx would not guarantee that.
 //
 // In each turn a block loads the next tile and publishes its sum, and only then finishes the current one, for
-// which the sums before have arrived in the meantime. Waiting right after publishing took half of the time.
+// which the sums before have arrived in the meantime.
 extern "C" __global__ void __launch_bounds__(THREADS)
 cumsum_tiles(const WEFT_T* __restrict__ x, WEFT_T* __restrict__ y, Word* words, index_t columns,
              index_t x_stride, index_t tiles, index_t row_words, index_t count, index_t exclusive) {
