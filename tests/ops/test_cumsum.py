@@ -96,34 +96,33 @@ FAULTS = {
         "sum_of(wait_for_word(tile_words + lane))",
         "sum_of(load_word(tile_words + lane))",
     ),
-    "a group's sum is not waited for": (
-        "sum_of(wait_for_word(group_words + lane))",
-        "sum_of(load_word(group_words + lane))",
-    ),
-    "a super-group is not waited for": (
-        "sum_of(wait_for_word(super_words + super - 1))",
-        "sum_of(load_word(super_words + super - 1))",
-    ),
+    "an earlier tile's sum is not waited for": ("missing = (tile && !tile_word) || ", "missing = "),
+    "a group's sum is not waited for": ("(group && !group_word) || ", ""),
+    "a super-group is not waited for": (" || (super && !super_word);", ";"),
     "a group publishes its last tile": (
         "publish(group_words + in_super, READY, group_sum)",
         "publish(group_words + in_super, READY, sum)",
     ),
-    "a super-group forgets the ones before": ("READY, before + super_sum)", "READY, super_sum)"),
+    "a super-group forgets the ones before": ("READY, supers + (groups + group_sum))", "READY, groups + group_sum)"),
     "the last group publishes nothing": (
         "if (lane == 0) publish(group_words + in_super, READY, group_sum);",
         "",
     ),
     "no barrier before the prefix is read": (
-        "prefix[0] = tiles_before;\n      }\n      __syncthreads();",
-        "prefix[0] = tiles_before;\n      }",
+        "prefix[0] = sum;\n      }\n      __syncthreads();",
+        "prefix[0] = sum;\n      }",
     ),
     "the sums of the next tile's warps": (
-        "prefix[0] + current_warps, exclusive",
-        "prefix[0] + warps_before, exclusive",
+        "if (k == warp) warps_before = sum;",
+        "if (k + 1 == warp) warps_before = sum;",
+    ),
+    "the next tile is stored in the place of the current one": (
+        "for (int i = 0; i < UNROLL; ++i) packs[i] = loaded[i];",
+        "for (int i = 0; i < UNROLL; ++i) packs[i] = packs[0];",
     ),
     "the last tile of a block is not finished": (
-        "if (current >= 0) {",
-        "if (current >= 0 && next < count) {",
+        "if (current.row >= 0) {",
+        "if (current.row >= 0 && next.row >= 0) {",
     ),
 }
 

@@ -25,87 +25,100 @@
 #ifndef THREAD_BYTES
 #define THREAD_BYTES 64  // of a row in each thread, whatever the vectors
 #endif
+#ifndef MIN_BLOCKS
+#define MIN_BLOCKS 1  // of cumsum_tiles on an SM: bounds its registers
+#endif
 
 constexpr int VEC = VEC_WIDTH;
 constexpr int UNROLL = THREAD_BYTES / (VEC * (int)sizeof(WEFT_T));
 constexpr int WARPS = THREADS / 32;
-constexpr index_t TILE_VECS = THREADS * UNROLL;
+constexpr int TILE = THREADS * UNROLL * VEC;  // elements
 constexpr unsigned ALL = 0xffffffffu;
 constexpr unsigned READY = 1;
 using Pack = Vector<WEFT_T, VEC>;
 
-// Addresses of a row count in scan order: position 0 is the first that is added.
-__device__ __forceinline__ index_t offset_of(index_t position, int size, index_t n) {
-  return REVERSE ? n - size - position : position;
+// Positions count in scan order from a part's first element, which REVERSE takes from the right: a row of n
+// elements has its part from `start` on at part_of(row, start, n), and `size` elements of the part from
+// `position` on at at(part, position, size).
+template <typename T>
+__device__ __forceinline__ T* part_of(T* row, index_t start, index_t n) {
+  return row + (REVERSE ? n - start : start);
+}
+template <typename T>
+__device__ __forceinline__ T* at(T* part, int position, int size) {
+  return part + (REVERSE ? -size - position : position);
 }
 
-// Loads vectors first, first + step, ... of a row of n elements; elements past its end are 0.
-__device__ __forceinline__ void load_vecs(float (&v)[UNROLL][VEC], const WEFT_T* row, index_t first, int step,
-                                          index_t n) {
+// Loads vectors first, first + step, ... of a part of `count` elements; elements past its end are 0.
+__device__ __forceinline__ void load_vecs(Pack (&packs)[UNROLL], const WEFT_T* part, int first, int step,
+                                          int count) {
   // All loads of a whole part are issued before the first is used; a test beside each would prevent that.
-  if ((first + (UNROLL - 1) * step + 1) * VEC <= n) {
-    Pack packs[UNROLL];
+  if ((first + (UNROLL - 1) * step + 1) * VEC <= count) {
 #pragma unroll
     for (int i = 0; i < UNROLL; ++i)
-      packs[i] = *reinterpret_cast<const Pack*>(row + offset_of((first + i * step) * VEC, VEC, n));
-#pragma unroll
-    for (int i = 0; i < UNROLL; ++i)
-#pragma unroll
-      for (int j = 0; j < VEC; ++j) v[i][j] = element(packs[i], REVERSE ? VEC - 1 - j : j);
+      packs[i] = *reinterpret_cast<const Pack*>(at(part, (first + i * step) * VEC, VEC));
     return;
   }
 #pragma unroll
   for (int i = 0; i < UNROLL; ++i)
 #pragma unroll
     for (int j = 0; j < VEC; ++j) {
-      const index_t position = (first + i * step) * VEC + j;
-      v[i][j] = position < n ? to_float(row[offset_of(position, 1, n)]) : 0.0f;
+      const int position = (first + i * step) * VEC + j;
+      const WEFT_T zero = from_float<WEFT_T>(0.0f);
+      packs[i].at[REVERSE ? VEC - 1 - j : j] = position < count ? *at(part, position, 1) : zero;
     }
 }
 
-// Returns output j of a vector: `before` is the sum of everything before the vector.
-__device__ __forceinline__ WEFT_T output(const float (&v)[VEC], int j, float before, bool exclusive) {
-  const float own = exclusive ? (j ? v[j - 1] : 0.0f) : v[j];
-  return from_float<WEFT_T>(before + own);
+// Returns the sums of a vector's elements from its first one, in scan order, to each.
+__device__ __forceinline__ void sums_in_vec(const Pack& pack, float (&sums)[VEC]) {
+#pragma unroll
+  for (int j = 0; j < VEC; ++j) {
+    const float value = element(pack, REVERSE ? VEC - 1 - j : j);
+    sums[j] = j ? sums[j - 1] + value : value;
+  }
 }
 
-__device__ __forceinline__ void store_vecs(const float (&v)[UNROLL][VEC], const float (&before)[UNROLL],
-                                           float start, bool exclusive, WEFT_T* row, index_t first, int step,
-                                           index_t n) {
+// Stores the outputs of the vectors, which are added up again: they take less registers than their sums.
+// start + before[i]: the sum of everything before vector i.
+__device__ __forceinline__ void store_vecs(const Pack (&packs)[UNROLL], const float (&before)[UNROLL],
+                                           float start, bool exclusive, WEFT_T* part, int first, int step,
+                                           int count) {
 #pragma unroll
   for (int i = 0; i < UNROLL; ++i) {
-    const index_t position = (first + i * step) * VEC;
-    if (position + VEC <= n) {
-      Pack pack;
+    const int position = (first + i * step) * VEC;
+    float sums[VEC];
+    sums_in_vec(packs[i], sums);
+    Pack out;
 #pragma unroll
-      for (int j = 0; j < VEC; ++j)
-        pack.at[REVERSE ? VEC - 1 - j : j] = output(v[i], j, start + before[i], exclusive);
-      *reinterpret_cast<Pack*>(row + offset_of(position, VEC, n)) = pack;
+    for (int j = 0; j < VEC; ++j) {
+      const float own = exclusive ? (j ? sums[j - 1] : 0.0f) : sums[j];
+      out.at[REVERSE ? VEC - 1 - j : j] = from_float<WEFT_T>(start + before[i] + own);
+    }
+    if (position + VEC <= count) {
+      *reinterpret_cast<Pack*>(at(part, position, VEC)) = out;
     } else {
 #pragma unroll
       for (int j = 0; j < VEC; ++j)
-        if (position + j < n)
-          row[offset_of(position + j, 1, n)] = output(v[i], j, start + before[i], exclusive);
+        if (position + j < count) *at(part, position + j, 1) = out.at[REVERSE ? VEC - 1 - j : j];
     }
   }
 }
 
-// Turns the elements of each vector into sums from the vector's start, sets `before[i]` to the sum of the
-// group's elements before vector i, and returns the sum of all in every lane of the group. `lanes` is a
-// power of two up to 32; all 32 lanes of the warp take part.
-__device__ __forceinline__ float scan_vecs(float (&v)[UNROLL][VEC], float (&before)[UNROLL], int lanes) {
+// Sets `before[i]` to the sum of the group's elements before vector i, and returns the sum of all in every
+// lane of the group. `lanes` is a power of two up to 32; all 32 lanes of the warp take part.
+__device__ __forceinline__ float scan_vecs(const Pack (&packs)[UNROLL], float (&before)[UNROLL], int lanes) {
   const int lane = threadIdx.x & (lanes - 1);
   float carry = 0.0f;
 #pragma unroll
   for (int i = 0; i < UNROLL; ++i) {
-#pragma unroll
-    for (int j = 1; j < VEC; ++j) v[i][j] += v[i][j - 1];
-    float total = v[i][VEC - 1];
+    float sums[VEC];
+    sums_in_vec(packs[i], sums);
+    float total = sums[VEC - 1];
     for (int step = 1; step < lanes; step *= 2) {
       const float left = __shfl_up_sync(ALL, total, step, lanes);
       if (lane >= step) total += left;
     }
-    // The lane to the left has the sum before this one. total - v would be NaN where v is Inf.
+    // The lane to the left has the sum before this one. total - sum would be NaN where the sum is Inf.
     const float left = __shfl_up_sync(ALL, total, 1, lanes);
     before[i] = carry + (lane ? left : 0.0f);
     carry += __shfl_sync(ALL, total, lanes - 1, lanes);
@@ -123,11 +136,14 @@ cumsum_rows(const WEFT_T* __restrict__ x, WEFT_T* __restrict__ y, index_t rows, 
   // A group without a row goes on with no elements: the shuffles name all lanes of its warp.
   const index_t n = row < rows ? columns : 0;
   float carry = 0.0f;
-  for (index_t first = lane; (first - lane) * VEC < columns; first += group * UNROLL) {
-    float v[UNROLL][VEC], before[UNROLL];
-    load_vecs(v, x + row * x_stride, first, group, n);
-    const float sum = scan_vecs(v, before, group);
-    store_vecs(v, before, carry, exclusive, y + row * columns, first, group, n);
+  const int part = group * UNROLL * VEC;
+  for (index_t start = 0; start < columns; start += part) {
+    Pack packs[UNROLL];
+    float before[UNROLL];
+    const int count = (int)max((index_t)0, min(n - start, (index_t)part));
+    load_vecs(packs, part_of(x + row * x_stride, start, n), lane, group, count);
+    const float sum = scan_vecs(packs, before, group);
+    store_vecs(packs, before, carry, exclusive, part_of(y + row * columns, start, n), lane, group, count);
     carry += sum;
   }
 }
@@ -150,18 +166,25 @@ struct Position {
     super_words = words + tiles + (tiles + 31) / 32;
   }
 
-  // Sums of earlier tiles of the group, of earlier groups of the super-group, and of all super-groups before,
-  // in every lane of the calling warp.
-  __device__ __forceinline__ float tiles_before() const {
+  // Sets the sums of earlier tiles of the group, of earlier groups of the super-group, and of all super-groups
+  // before, in every lane of the calling warp. `with_tiles` false leaves the first out. The words are asked
+  // for together: an answer of L2 takes as long as a tile's arithmetic.
+  __device__ __forceinline__ void sums_before(bool with_tiles, float& tiles, float& groups,
+                                              float& supers) const {
     const int lane = threadIdx.x % 32;
-    return warp_sum(lane < in_group ? sum_of(wait_for_word(tile_words + lane)) : 0.0f);
-  }
-  __device__ __forceinline__ float groups_before() const {
-    const int lane = threadIdx.x % 32;
-    return warp_sum(lane < in_super ? sum_of(wait_for_word(group_words + lane)) : 0.0f);
-  }
-  __device__ __forceinline__ float supers_before() const {
-    return super ? sum_of(wait_for_word(super_words + super - 1)) : 0.0f;
+    const bool tile = with_tiles && lane < in_group, group = lane < in_super;
+    Word tile_word = 0, group_word = 0, super_word = 0;
+    bool missing;
+    do {
+      if (tile) tile_word = load_word(tile_words + lane);
+      if (group) group_word = load_word(group_words + lane);
+      if (super) super_word = load_word(super_words + super - 1);
+      missing = (tile && !tile_word) || (group && !group_word) || (super && !super_word);
+    } while (missing);
+    __syncwarp();
+    tiles = warp_sum(sum_of(tile_word));
+    groups = warp_sum(sum_of(group_word));
+    supers = sum_of(super_word);
   }
 
   // Publishes a tile's sum, by one warp; the last tile of a group and of a super-group publish theirs too.
@@ -169,19 +192,30 @@ struct Position {
     const int lane = threadIdx.x % 32;
     if (lane == 0) publish(tile_words + in_group, READY, sum);
     if (in_group < 31) return;
-    const float group_sum = tiles_before() + sum;
+    const float earlier = lane < in_group ? sum_of(wait_for_word(tile_words + lane)) : 0.0f;
+    const float group_sum = warp_sum(earlier) + sum;
     // Before this tile waits for other groups, which would make the groups a chain too.
     if (lane == 0) publish(group_words + in_super, READY, group_sum);
     if (in_super < 31) return;
-    const float super_sum = groups_before() + group_sum;
-    const float before = supers_before();
-    if (lane == 0) publish(super_words + super, READY, before + super_sum);
+    float tiles, groups, supers;
+    sums_before(false, tiles, groups, supers);
+    if (lane == 0) publish(super_words + super, READY, supers + (groups + group_sum));
   }
 
   // Returns the sum of the row before the tile.
   __device__ __forceinline__ float sum_before() const {
-    const float tiles = tiles_before(), groups = groups_before();
-    return supers_before() + (groups + tiles);
+    float tiles, groups, supers;
+    sums_before(true, tiles, groups, supers);
+    return supers + (groups + tiles);
+  }
+};
+
+struct Tile {
+  index_t row, index;  // row -1: no tile is left
+
+  __device__ __forceinline__ index_t start() const { return index * TILE; }
+  __device__ __forceinline__ int count(index_t columns) const {
+    return (int)min(columns - start(), (index_t)TILE);
   }
 };
 
@@ -190,61 +224,57 @@ struct Position {
 // time. Tiles are taken in order by blocks that run, and a block deals with its own in order, so that whoever
 // is waited for always goes on; the order of blockIdx would not guarantee that.
 //
-// In each turn a block loads the next tile and publishes its sum, and only then finishes the current one, for
-// which the sums before have arrived in the meantime.
-extern "C" __global__ void __launch_bounds__(THREADS)
+// In each turn a block issues the loads of its next tile and finishes the current one while they are under
+// way: it waits for the sums before it, which other blocks published in the meantime, and stores. Then it
+// adds the next tile up and publishes its sum. On an H200 a block that waited for the two one after the other
+// spent 40 % of its time on the sums before and 20 % on the loads (results: primitives-2026-11-26.txt).
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 cumsum_tiles(const WEFT_T* __restrict__ x, WEFT_T* __restrict__ y, Word* words, index_t columns,
              index_t x_stride, index_t tiles, index_t row_words, index_t count, index_t exclusive) {
-  __shared__ index_t tickets[2];
-  __shared__ float totals[2][WARPS];
+  __shared__ Tile ticket[1];
+  __shared__ float totals[WARPS];
   __shared__ float prefix[1];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const index_t thread_first = warp * 32 * UNROLL + lane;
-  float current_v[UNROLL][VEC], current_before[UNROLL];
-  index_t current = -1, ahead = 0;
-  float current_warps = 0.0f;  // the sum of the warps before this one
+  const int first = warp * 32 * UNROLL + lane;
+  Pack packs[UNROLL];
+  float before[UNROLL];
+  float warps_before = 0.0f;  // the sum of the warps before this one
+  Tile current{-1, 0};
+  index_t ahead = 0;
   if (threadIdx.x == 0) ahead = (index_t)atomicAdd(words, 1ull);
-  for (int turn = 0;; turn ^= 1) {
+  for (;;) {
     if (threadIdx.x == 0) {
-      tickets[turn] = ahead;
+      ticket[0] = ahead < count ? Tile{ahead / tiles, ahead % tiles} : Tile{-1, 0};
       // The answer takes as long as a load; it is needed in the next turn.
       ahead = (index_t)atomicAdd(words, 1ull);
     }
     __syncthreads();
-    const index_t next = tickets[turn];
-    float v[UNROLL][VEC], before[UNROLL], warps_before = 0.0f;
-    if (next < count) {
-      const index_t row = next / tiles, tile = next % tiles;
-      load_vecs(v, x + row * x_stride, tile * TILE_VECS + thread_first, 32, columns);
-      const float own = scan_vecs(v, before, 32);
-      if (lane == 0) totals[turn][warp] = own;
-      __syncthreads();
-      float sum = 0.0f;
-#pragma unroll
-      for (int k = 0; k < WARPS; ++k) {
-        if (k == warp) warps_before = sum;
-        sum += totals[turn][k];
-      }
-      if (warp == 0) Position(words + 1 + row * row_words, tiles, tile).announce(sum);
-    }
-    if (current >= 0) {
-      const index_t row = current / tiles, tile = current % tiles;
+    const Tile next = ticket[0];
+    Pack loaded[UNROLL];
+    if (next.row >= 0)
+      load_vecs(loaded, part_of(x + next.row * x_stride, next.start(), columns), first, 32, next.count(columns));
+    if (current.row >= 0) {
       if (warp == 0) {
-        const float tiles_before = Position(words + 1 + row * row_words, tiles, tile).sum_before();
-        if (lane == 0) prefix[0] = tiles_before;
+        const float sum = Position(words + 1 + current.row * row_words, tiles, current.index).sum_before();
+        if (lane == 0) prefix[0] = sum;
       }
       __syncthreads();
-      store_vecs(current_v, current_before, prefix[0] + current_warps, exclusive, y + row * columns,
-                 tile * TILE_VECS + thread_first, 32, columns);
+      WEFT_T* part = part_of(y + current.row * columns, current.start(), columns);
+      store_vecs(packs, before, prefix[0] + warps_before, exclusive, part, first, 32, current.count(columns));
     }
-    if (next >= count) return;
+    if (next.row < 0) return;
+    const float own = scan_vecs(loaded, before, 32);
+    if (lane == 0) totals[warp] = own;
+    __syncthreads();
+    float sum = 0.0f;
+#pragma unroll
+    for (int k = 0; k < WARPS; ++k) {
+      if (k == warp) warps_before = sum;
+      sum += totals[k];
+    }
+    if (warp == 0) Position(words + 1 + next.row * row_words, tiles, next.index).announce(sum);
     current = next;
-    current_warps = warps_before;
 #pragma unroll
-    for (int i = 0; i < UNROLL; ++i) {
-      current_before[i] = before[i];
-#pragma unroll
-      for (int j = 0; j < VEC; ++j) current_v[i][j] = v[i][j];
-    }
+    for (int i = 0; i < UNROLL; ++i) packs[i] = loaded[i];
   }
 }
