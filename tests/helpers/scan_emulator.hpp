@@ -5,6 +5,7 @@
 // A block's shared memory is NaN at its start. A load of a word that blocks share lets others run first.
 // Blocks that wait for one that cannot start are an error and not an endless loop.
 #define WEFT_PUBLISHED_WORD
+#define WEFT_NAMED_BARRIER
 #include "cuda_types.hpp"
 #include <map>
 #include <random>
@@ -25,7 +26,7 @@ struct Block {
   unsigned left = 0, slowness;
   std::vector<Fiber> fibers;
   Warp warps[WARPS_AT_MOST];
-  Barrier everyone;
+  Barrier everyone, named[16];
   std::map<int, std::vector<unsigned char>> shared;
 };
 static Block blocks[RESIDENT];
@@ -51,6 +52,7 @@ static void arrive(Barrier& barrier, unsigned size) {
   else while (barrier.generation == mine) yield();
 }
 inline void __syncthreads() { arrive(own->everyone, count); }
+inline void named_barrier(int id, int threads) { arrive(own->named[id], threads); }
 static void* declared(int id, size_t bytes) {
   auto& memory = own->shared[id];
   if (memory.empty()) memory.assign(bytes, 0xff);
@@ -107,6 +109,7 @@ inline unsigned __float_as_uint(float v) { return std::bit_cast<unsigned>(v); }
 
 static void start(Block& block, unsigned number) {
   block.index = {number, 0, 0}, block.left = count, block.everyone = {}, block.shared.clear();
+  for (Barrier& barrier : block.named) barrier = {};
   block.slowness = 1u << random_number() % 4;
   block.fibers.resize(count);
   for (Warp& warp : block.warps) warp.barrier = {};

@@ -18,7 +18,8 @@ from weft.ops._common.layout import CUDA_TYPES, FLOAT_DTYPES, contiguous_like, d
 
 THREADS = 256
 THREAD_BYTES = 64  # of a row in each thread
-BLOCKS_AN_SM = 6  # that take tiles; those beyond the ones that fit find nothing left
+BLOCKS_AN_SM = 4  # that take tiles; those beyond the ones that fit find nothing left
+THREADS_AN_SM = 1024  # of blocks that take tiles, at least: bounds their registers
 MIN_LANES = 4
 # Rows from which a warp for each row fills a GPU, however long the row is: 16 warps on each of 132 SMs.
 MANY_ROWS = 2048
@@ -42,6 +43,7 @@ def _source(dtype: torch.dtype, vec_width: int, reverse: bool, threads: int, thr
         ("REVERSE", int(reverse)),
         ("THREADS", threads),
         ("THREAD_BYTES", thread_bytes),
+        ("MIN_BLOCKS", max(1, THREADS_AN_SM // threads) if vec_width > 1 else 1),
     )
     return CudaSource(
         file=Path(__file__).with_name("cumsum.cu"),
@@ -51,20 +53,16 @@ def _source(dtype: torch.dtype, vec_width: int, reverse: bool, threads: int, thr
     )
 
 
-def _vec_width(x2d: torch.Tensor, y: torch.Tensor, reverse: bool) -> int:
-    """Return the number of elements of an access: 16 bytes of them, or one where they are not aligned.
+def _vec_width(x2d: torch.Tensor, y: torch.Tensor) -> int:
+    """Return the number of elements of an access: 16 bytes of them, or one.
 
-    A single row from the left may end within a vector. Of several rows, and from the right, every row must be
-    a whole number of vectors.
+    Vectors need rows of x and of y that lie alike to multiples of 16 bytes; the kernels begin each row at one.
     """
     rows, columns = x2d.shape
     size = x2d.element_size()
-    union = x2d.data_ptr() | y.data_ptr()
-    if rows > 1 or reverse:
-        union |= columns * size
-    if rows > 1:
-        union |= x2d.stride(0) * size
-    return 16 // size if union % 16 == 0 else 1
+    apart = (x2d.data_ptr() - y.data_ptr()) % 16
+    between_rows = (x2d.stride(0) - columns) * size % 16 if rows > 1 else 0
+    return 1 if apart or between_rows else 16 // size
 
 
 def count_words(columns: int, tile: int) -> tuple[int, int]:
@@ -91,7 +89,10 @@ def scan(
         return y
     x2d = view_2d(x)
     rows, columns = x2d.shape
-    program = source(x.dtype, _vec_width(x2d, y, reverse), reverse, threads, thread_bytes)
+    vec_width = _vec_width(x2d, y)
+    if vec_width == 1:
+        thread_bytes //= 2  # a sum beside each element takes more room than the elements
+    program = source(x.dtype, vec_width, reverse, threads, thread_bytes)
     per_thread = thread_bytes // x.element_size()
     stride = x2d.stride(0) if rows > 1 else columns
     if columns <= 32 * per_thread or (columns <= threads * per_thread and rows >= MANY_ROWS):
@@ -99,13 +100,13 @@ def scan(
         blocks = -(-rows // (threads // lanes))
         program["cumsum_rows"](blocks, threads, x2d, y, rows, columns, stride, lanes, int(exclusive))
         return y
-    tiles, row_words = count_words(columns, threads * per_thread)
+    tiles, row_words = count_words(columns + vec_width - 1, threads * per_thread)
     # Zeros mean that nothing is published yet.
     words = torch.zeros(1 + rows * row_words, dtype=torch.int64, device=x.device)
     count = rows * tiles
     blocks = min(count, blocks_an_sm * num_sms(x.device, interpreted=2))
     program["cumsum_tiles"](
-        blocks, threads, x2d, y, words, columns, stride, tiles, row_words, count, int(exclusive)
+        blocks, threads + 32, x2d, y, words, columns, stride, tiles, row_words, count, int(exclusive)
     )
     return y
 
@@ -124,7 +125,7 @@ IMPLEMENTATION = Implementation(
     forward=forward,
     backward=backward,
     aot_kernels=tuple(
-        source(dtype, width, reverse)
+        source(dtype, width, reverse, thread_bytes=THREAD_BYTES if width > 1 else THREAD_BYTES // 2)
         for dtype in FLOAT_DTYPES
         for width in (16 // dtype.itemsize, 1)
         for reverse in (False, True)
