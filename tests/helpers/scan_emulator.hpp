@@ -6,6 +6,7 @@
 // Blocks that wait for one that cannot start are an error and not an endless loop.
 #define WEFT_PUBLISHED_WORD
 #define WEFT_NAMED_BARRIER
+#define WEFT_ASYNC_COPY
 #include "cuda_types.hpp"
 #include <map>
 #include <random>
@@ -14,12 +15,15 @@ typedef unsigned long long Word;
 constexpr unsigned RESIDENT = 3, WARPS_AT_MOST = 32, PATIENCE = 20000;
 struct Barrier { unsigned arrived = 0, generation = 0; };
 struct Warp { Barrier barrier; unsigned values[2][32]; };  // used by turns: one barrier an exchange is enough
+struct Copy { void* to; const void* from; size_t valid, size; };
 struct Fiber {
   ucontext_t start;
   jmp_buf at;
   char* stack = nullptr;
   bool started, done;
   unsigned exchanges;
+  std::vector<Copy> copies;
+  std::vector<std::vector<Copy>> groups;  // of copies that were committed
 };
 struct Block {
   Index index;
@@ -30,6 +34,7 @@ struct Block {
   std::map<int, std::vector<unsigned char>> shared;
 };
 static Block blocks[RESIDENT];
+static unsigned shared_bytes;
 static Block* own;  // block of the fiber that runs
 static unsigned current, count;
 static unsigned long long progress;
@@ -57,6 +62,23 @@ static void* declared(int id, size_t bytes) {
   auto& memory = own->shared[id];
   if (memory.empty()) memory.assign(bytes, 0xff);
   return memory.data();
+}
+// The block's dynamic shared memory; addresses in it count from its start.
+template <typename T> T* dynamic_shared() { return (T*)declared(-1, shared_bytes + 1); }
+inline unsigned shared_address(const void* p) { return (const char*)p - dynamic_shared<char>(); }
+// An asynchronous copy arrives as late as it may: when its thread waits for it.
+template <int SIZE = 16> void copy_async(unsigned to, const void* from, int valid) {
+  own->fibers[current].copies.push_back({dynamic_shared<char>() + to, from, (size_t)valid, SIZE});
+}
+inline void copies_commit() {
+  Fiber& fiber = own->fibers[current];
+  fiber.groups.push_back(std::exchange(fiber.copies, {}));
+}
+template <int PENDING> void copies_wait() {
+  auto& groups = own->fibers[current].groups;
+  for (; groups.size() > PENDING; groups.erase(groups.begin()))
+    for (const Copy& copy : groups.front())
+      std::memset(copy.to, 0, copy.size), std::memcpy(copy.to, copy.from, copy.valid);
 }
 inline void store_word(Word* to, Word word) { *to = word, ++progress; }
 inline Word load_word(const Word* from) {
@@ -115,7 +137,7 @@ static void start(Block& block, unsigned number) {
   for (Warp& warp : block.warps) warp.barrier = {};
   constexpr size_t STACK = 1 << 16;
   for (Fiber& fiber : block.fibers) {
-    fiber.started = fiber.done = false, fiber.exchanges = 0;
+    fiber.started = fiber.done = false, fiber.exchanges = 0, fiber.copies.clear(), fiber.groups.clear();
     if (!fiber.stack) fiber.stack = (char*)std::malloc(STACK);
     getcontext(&fiber.start);
     fiber.start.uc_stack.ss_sp = fiber.stack;
@@ -151,7 +173,8 @@ template <typename... A, size_t... I> static void bound(void (*kernel)(A...), st
 }
 template <typename... A> void call(void (*kernel)(A...)) { bound(kernel, std::index_sequence_for<A...>()); }
 
-extern "C" const char* launch(const unsigned* grid, unsigned threads, unsigned, const long long* a) {
+extern "C" const char* launch(const unsigned* grid, unsigned threads, unsigned shared, const long long* a) {
+  shared_bytes = shared;
   gridDim = {grid[0], grid[1], grid[2]}, blockDim = {threads, 1, 1}, parameters = a, count = threads;
   std::vector<unsigned> waiting(grid[0]);
   for (unsigned i = 0; i < grid[0]; ++i) waiting[i] = i;

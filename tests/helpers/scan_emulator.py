@@ -30,6 +30,7 @@ def _library(source: CudaSource, kernel: str, folder: Path, fault: tuple[str, st
         r"typedef \1 \2_t\3; \2_t& \2 = *(\2_t*)declared(__COUNTER__, sizeof(\2_t));",
         text,
     )
+    text = re.sub(r"extern __shared__ (\w+) (\w+)\[\];", r"\1* \2 = dynamic_shared<\1>();", text)
     # Included files lie beside the original.
     text = re.sub(
         r'#include "([^"]+)"',

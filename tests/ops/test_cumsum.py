@@ -110,22 +110,23 @@ FAULTS = {
         "",
     ),
     "no barrier before the prefix is read": (
-        "    __syncthreads();\n    if (current.row >= 0 && warp < WARPS) {",
-        "    if (current.row >= 0 && warp < WARPS) {",
+        "    __syncthreads();\n    if (last.row >= 0 && !waits) {",
+        "    if (last.row >= 0 && !waits) {",
     ),
     "the sums of earlier warps are left out": (
-        "before_of[i][threadIdx.x] = warps_before + before[i]",
-        "before_of[i][threadIdx.x] = before[i]",
+        "THREADS] = warps_before + before[i]",
+        "THREADS] = before[i]",
     ),
     "elements before a row are written": ("if (position + j >= skip && position", "if (position"),
     "the threads do not wait for their warps' sums": ("named_barrier(1, THREADS);", ""),
-    "all vectors in the place of the first": (
-        "packs_of[i][threadIdx.x] = packs[i]",
-        "packs_of[0][threadIdx.x] = packs[i]",
+    "a tile is added up before it has arrived": ("copies_wait<AHEAD>();", "copies_wait<AHEAD + 1>();"),
+    "a slot too few": (
+        "constexpr int SLOTS = AHEAD + 1 + DELAY;",
+        "constexpr int SLOTS = AHEAD + DELAY;",
     ),
-    "the last tile of a block is not finished": (
-        "if (current.row >= 0 && warp < WARPS) {",
-        "if (current.row >= 0 && next.row >= 0 && warp < WARPS) {",
+    "the last tiles of a block are not finished": (
+        "if (last.row >= 0 && !waits) {",
+        "if (last.row >= 0 && now.row >= 0 && !waits) {",
     ),
 }
 

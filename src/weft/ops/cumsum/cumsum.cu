@@ -9,6 +9,7 @@
 // cumsum_rows: a group of lanes for each row, for short rows. cumsum_tiles: blocks that take tiles of rows
 // (Merrill and Garland, "Single-pass parallel prefix scan with decoupled look-back", NVR-2016-002).
 // Bytes: n read, n written; 8 for each tile in addition.
+#include "async_copy.cuh"
 #include "numeric.cuh"
 #include "published_word.cuh"
 #include "reduce.cuh"
@@ -25,14 +26,18 @@
 #ifndef THREAD_BYTES
 #define THREAD_BYTES 64  // of a row in each thread, whatever the vectors
 #endif
-#ifndef MIN_BLOCKS
-#define MIN_BLOCKS 1  // of cumsum_tiles on an SM: bounds its registers
+#ifndef AHEAD
+#define AHEAD 1  // tiles of a block whose loads are under way
+#endif
+#ifndef DELAY
+#define DELAY 3  // turns between the publication of a tile's sum and the store of its outputs
 #endif
 
 constexpr int VEC = VEC_WIDTH;
 constexpr int UNROLL = THREAD_BYTES / (VEC * (int)sizeof(WEFT_T));
 constexpr int WARPS = THREADS / 32;
 constexpr int TILE = THREADS * UNROLL * VEC;  // elements
+constexpr int SLOTS = AHEAD + 1 + DELAY;  // tiles of a block in shared memory
 constexpr unsigned ALL = 0xffffffffu;
 constexpr unsigned READY = 1;
 using Pack = Vector<WEFT_T, VEC>;
@@ -76,6 +81,26 @@ __device__ __forceinline__ void load_vecs(Pack (&packs)[UNROLL], const WEFT_T* p
       const bool is_in = position >= skip && position < count;
       packs[i].at[REVERSE ? VEC - 1 - j : j] = is_in ? *at(part, position, 1) : from_float<WEFT_T>(0.0f);
     }
+}
+
+// As load_vecs, into shared memory: vector i of a thread at slot[i * THREADS]. Only this thread reads it, after
+// copies_wait.
+__device__ __forceinline__ void fetch_vecs(Pack* slot, const WEFT_T* part, int first, int step, int skip,
+                                           int count) {
+  constexpr bool HAS_COPIES = sizeof(Pack) == 16 || sizeof(Pack) == 4;
+  if constexpr (HAS_COPIES) {
+    if (first * VEC >= skip && (first + (UNROLL - 1) * step + 1) * VEC <= count) {
+#pragma unroll
+      for (int i = 0; i < UNROLL; ++i)
+        copy_async<sizeof(Pack)>(shared_address(slot + i * THREADS), at(part, (first + i * step) * VEC, VEC),
+                                 sizeof(Pack));
+      return;
+    }
+  }
+  Pack packs[UNROLL];
+  load_vecs(packs, part, first, step, skip, count);
+#pragma unroll
+  for (int i = 0; i < UNROLL; ++i) slot[i * THREADS] = packs[i];
 }
 
 // Returns the sums of a vector's elements from its first one, in scan order, to each.
@@ -245,76 +270,89 @@ __device__ __forceinline__ void named_barrier(int id, int threads) {
 // time. Tiles are taken in order by blocks that run, and a block deals with its own in order, so that whoever
 // is waited for always goes on; the order of blockIdx would not guarantee that.
 //
-// A block has THREADS threads and a warp more. In each turn the threads load the next tile, add it up and
-// publish its sum; meanwhile the warp waits for the sums before the current tile, which is stored at the end.
-// A tile's sum is published before its block waits for anything: where a block first finished the current
-// tile, with the next one's loads under way, blocks waited for each other in a chain, and a sum of 2^28
-// elements took 5.6 ms on an H200. Where the threads waited for the sums themselves, they did so for 40 % of
-// the time (0.94 ms).
-extern "C" __global__ void __launch_bounds__(THREADS + 32, MIN_BLOCKS)
+// A block has THREADS threads and a warp more, and tiles in SLOTS slots. In turn t the threads start the loads
+// of tile t + AHEAD, add tile t up and publish its sum; meanwhile the warp waits for the sums before tile
+// t - DELAY, whose outputs are stored at the end. So loads and sums of other blocks have whole turns to
+// arrive. All blocks wait for the slowest of each turn otherwise: with a delay of one turn, 2^28 float32
+// elements took 0.9 ms on an H200, twice as long as a copy; and 5.6 ms where a block published a tile's sum
+// only after it had waited for others (results: primitives-2026-11-26.txt).
+//
+// Dynamic shared memory: SLOTS tiles, and the sums before each vector of DELAY + 1 tiles.
+extern "C" __global__ void __launch_bounds__(THREADS + 32)
 cumsum_tiles(const WEFT_T* __restrict__ x, WEFT_T* __restrict__ y, Word* words, index_t columns,
              index_t x_stride, index_t tiles, index_t row_words, index_t count, index_t exclusive) {
-  __shared__ Tile ticket[1];
+  extern __shared__ Pack slots[];
+  __shared__ Tile tickets[SLOTS];
   __shared__ float totals[WARPS];
   __shared__ float prefix[1];
-  // The current tile: its elements, and the sums of the tile before each vector. In registers they would cost
-  // a block of five on each SM. Each thread reads what it has written.
-  __shared__ Pack packs_of[UNROLL][THREADS];
-  __shared__ float before_of[UNROLL][THREADS];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const bool waits = warp == WARPS;
   const int first = warp * 32 * UNROLL + lane;
-  Tile current{-1, 0};
+  Pack* own_slots = slots + threadIdx.x;
+  float* own_before = reinterpret_cast<float*>(slots + SLOTS * UNROLL * THREADS) + threadIdx.x;
   index_t ahead = 0;
   if (threadIdx.x == 0) ahead = (index_t)atomicAdd(words, 1ull);
-  for (;;) {
+  for (int turn = -AHEAD;; ++turn) {
+    const int coming_turn = turn + AHEAD;
     if (threadIdx.x == 0) {
-      ticket[0] = ahead < count ? Tile{ahead / tiles, ahead % tiles} : Tile{-1, 0};
+      tickets[coming_turn % SLOTS] = ahead < count ? Tile{ahead / tiles, ahead % tiles} : Tile{-1, 0};
       // The answer takes as long as a load; it is needed in the next turn.
       ahead = (index_t)atomicAdd(words, 1ull);
     }
     __syncthreads();
-    const Tile next = ticket[0];
-    Pack packs[UNROLL];
-    float before[UNROLL], warps_before = 0.0f;  // the sum of the warps before this one
-    if (warp == WARPS) {
-      if (current.row >= 0) {
-        const float sum = Position(words + 1 + current.row * row_words, tiles, current.index).sum_before();
+    if (!waits) {
+      const Tile coming = tickets[coming_turn % SLOTS];
+      if (coming.row >= 0) {
+        const WEFT_T* row = x + coming.row * x_stride;
+        const int shift = shift_of(row, columns);
+        fetch_vecs(own_slots + coming_turn % SLOTS * (UNROLL * THREADS),
+                   part_of(row, coming.start(shift), columns), first, 32, coming.skip(shift),
+                   coming.count(columns, shift));
+      }
+      copies_commit();  // a group a turn, also an empty one
+    }
+    if (turn < 0) continue;
+    const Tile now = tickets[turn % SLOTS];
+    const Tile last = turn < DELAY ? Tile{-1, 0} : tickets[(turn - DELAY) % SLOTS];
+    if (waits) {
+      if (last.row >= 0) {
+        const float sum = Position(words + 1 + last.row * row_words, tiles, last.index).sum_before();
         if (lane == 0) prefix[0] = sum;
       }
-    } else if (next.row >= 0) {
-      const WEFT_T* row = x + next.row * x_stride;
-      const int shift = shift_of(row, columns);
-      const WEFT_T* part = part_of(row, next.start(shift), columns);
-      load_vecs(packs, part, first, 32, next.skip(shift), next.count(columns, shift));
+    } else if (now.row >= 0) {
+      Pack packs[UNROLL];
+      float before[UNROLL], warps_before = 0.0f, sum = 0.0f;
+      copies_wait<AHEAD>();
+#pragma unroll
+      for (int i = 0; i < UNROLL; ++i) packs[i] = own_slots[(turn % SLOTS * UNROLL + i) * THREADS];
       const float own = scan_vecs(packs, before, 32);
       if (lane == 0) totals[warp] = own;
       named_barrier(1, THREADS);
-      float sum = 0.0f;
 #pragma unroll
       for (int k = 0; k < WARPS; ++k) {
         if (k == warp) warps_before = sum;
         sum += totals[k];
       }
-      if (warp == 0) Position(words + 1 + next.row * row_words, tiles, next.index).announce(sum);
+      if (warp == 0) Position(words + 1 + now.row * row_words, tiles, now.index).announce(sum);
+#pragma unroll
+      for (int i = 0; i < UNROLL; ++i)
+        own_before[(turn % (DELAY + 1) * UNROLL + i) * THREADS] = warps_before + before[i];
     }
     __syncthreads();
-    if (current.row >= 0 && warp < WARPS) {
+    if (last.row >= 0 && !waits) {
+      const int done = turn - DELAY;
       Pack packs[UNROLL];
       float before[UNROLL];
 #pragma unroll
-      for (int i = 0; i < UNROLL; ++i)
-        packs[i] = packs_of[i][threadIdx.x], before[i] = before_of[i][threadIdx.x];
-      WEFT_T* row = y + current.row * columns;
+      for (int i = 0; i < UNROLL; ++i) {
+        packs[i] = own_slots[(done % SLOTS * UNROLL + i) * THREADS];
+        before[i] = own_before[(done % (DELAY + 1) * UNROLL + i) * THREADS];
+      }
+      WEFT_T* row = y + last.row * columns;
       const int shift = shift_of(row, columns);  // as in x: the host makes sure of that
-      store_vecs(packs, before, prefix[0], exclusive, part_of(row, current.start(shift), columns), first, 32,
-                 current.skip(shift), current.count(columns, shift));
+      store_vecs(packs, before, prefix[0], exclusive, part_of(row, last.start(shift), columns), first, 32,
+                 last.skip(shift), last.count(columns, shift));
     }
-    if (next.row < 0) return;
-    if (warp < WARPS) {
-#pragma unroll
-      for (int i = 0; i < UNROLL; ++i)
-        packs_of[i][threadIdx.x] = packs[i], before_of[i][threadIdx.x] = warps_before + before[i];
-    }
-    current = next;
+    if (turn >= DELAY && last.row < 0) return;  // no tile is left, and none waits
   }
 }

@@ -18,8 +18,8 @@ from weft.ops._common.layout import CUDA_TYPES, FLOAT_DTYPES, contiguous_like, d
 
 THREADS = 256
 THREAD_BYTES = 64  # of a row in each thread
-BLOCKS_AN_SM = 4  # that take tiles; those beyond the ones that fit find nothing left
-THREADS_AN_SM = 1024  # of blocks that take tiles, at least: bounds their registers
+BLOCKS_AN_SM = 2  # that take tiles: as many as have room for theirs
+AHEAD, DELAY = 1, 3  # turns of a block: of a tile's loads, and from its sum to its outputs
 MIN_LANES = 4
 # Rows from which a warp for each row fills a GPU, however long the row is: 16 warps on each of 132 SMs.
 MANY_ROWS = 2048
@@ -43,7 +43,8 @@ def _source(dtype: torch.dtype, vec_width: int, reverse: bool, threads: int, thr
         ("REVERSE", int(reverse)),
         ("THREADS", threads),
         ("THREAD_BYTES", thread_bytes),
-        ("MIN_BLOCKS", max(1, THREADS_AN_SM // threads) if vec_width > 1 else 1),
+        ("AHEAD", AHEAD),
+        ("DELAY", DELAY),
     )
     return CudaSource(
         file=Path(__file__).with_name("cumsum.cu"),
@@ -105,9 +106,10 @@ def scan(
     words = torch.zeros(1 + rows * row_words, dtype=torch.int64, device=x.device)
     count = rows * tiles
     blocks = min(count, blocks_an_sm * num_sms(x.device, interpreted=2))
-    program["cumsum_tiles"](
-        blocks, threads + 32, x2d, y, words, columns, stride, tiles, row_words, count, int(exclusive)
-    )
+    # Tiles, and a sum before each of their vectors.
+    shared = threads * ((AHEAD + 1 + DELAY) * thread_bytes + (DELAY + 1) * 4 * per_thread // vec_width)
+    sizes = (columns, stride, tiles, row_words, count, int(exclusive))
+    program["cumsum_tiles"](blocks, threads + 32, x2d, y, words, *sizes, shared=shared)
     return y
 
 

@@ -439,10 +439,14 @@ class RemoteTimedCandidate(ComposedCandidate):
         return (_now() - start) / 1000, total_us
 
     def _empty_request_us(self) -> float:
-        """Return the median wall time (us) of a request without work."""
+        """Return the median wall time (us) of a request without work.
+
+        It is a step of this timing, with all that surrounds one: on a GPU that takes 2 ms, of which a
+        request without a step has 0.1 (an H200, 2026-11-26).
+        """
         times = []
         for _ in range(EMPTY_REQUESTS):
             start = _now()
-            self.backend.sandbox.request("timing.nothing")
+            self.backend.request("nothing")
             times.append((_now() - start) / 1000)
         return float(np.median(times))

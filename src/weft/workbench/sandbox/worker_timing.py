@@ -88,7 +88,7 @@ class TimingHandlers:
     def handlers(self) -> dict[str, Handler]:
         calling = (_estimate, _prepare, _run)
         others = (
-            *(_memory, _allocate, _load, _generate, _poison, _rest, _evict, _wait, _clock),
+            *(_memory, _allocate, _load, _generate, _poison, _rest, _evict, _wait, _clock, _nothing),
             *(_pick, _ranges, _shared_memory, _unwritten, _hold, _store_digests, _has_changed),
         )
         on_a_timing: dict[str, Handler] = {
@@ -99,7 +99,6 @@ class TimingHandlers:
             "timing.first_call": self._first_call,
             "timing.create": self._create,
             "timing.replaced_functions": self._replaced_functions,
-            "timing.nothing": lambda payload, _: ({}, ()),
         }
 
     def _replaced_functions(self, payload: Payload, _: list[torch.Tensor]) -> Result:
@@ -256,6 +255,11 @@ def _evict(timing: WorkerTiming, payload: Payload) -> Result:
 
 def _wait(timing: WorkerTiming, payload: Payload) -> Result:
     return {"cpu_ns": timing.steps.wait()}, ()
+
+
+def _nothing(timing: WorkerTiming, payload: Payload) -> Result:
+    """Take what every step costs: the synchronisations, and the looks at hooks and at the L2's limit."""
+    return {}, ()
 
 
 def _clock(timing: WorkerTiming, payload: Payload) -> Result:
