@@ -94,23 +94,24 @@ FAULTS = {
         "if (threadIdx.x == 0) ahead = gridDim.x - 1 - blockIdx.x, atomicAdd(words, 1ull);",
     ),
     "a tile's sum is not waited for": (
-        "sum_of(wait_for_word(tile_words + lane))",
-        "sum_of(load_word(tile_words + lane))",
+        "sum_of(wait_for_word(at_end.tile_words + lane))",
+        "sum_of(load_word(at_end.tile_words + lane))",
     ),
+    "a super-group leaves out a group": ("lane < 31 ? sum_of(", "lane < 30 ? sum_of("),
     "an earlier tile's sum is not waited for": ("missing = (tile && !tile_word) || ", "missing = "),
     "a group's sum is not waited for": ("(group && !group_word) || ", ""),
     "a super-group is not waited for": (" || (super && !super_word);", ";"),
     "a group publishes its last tile": (
-        "publish(group_words + in_super, READY, group_sum)",
-        "publish(group_words + in_super, READY, sum)",
+        "publish(at_end.group_words + at_end.in_super, READY, sum)",
+        "publish(at_end.group_words + at_end.in_super, READY, __shfl_sync(ALL, sum, 31) * 0.5f)",
     ),
-    "a super-group forgets the ones before": ("READY, supers + (groups + group_sum))", "READY, groups + group_sum)"),
-    "the last group publishes nothing": (
-        "if (lane == 0) publish(group_words + in_super, READY, group_sum);",
-        "",
+    "a super-group forgets the ones before": ("READY, supers + super_sum)", "READY, super_sum)"),
+    "the last group of a row is waited for": (
+        "const index_t groups = (tiles - 1) / 32;",
+        "const index_t groups = (tiles + 31) / 32;",
     ),
     "no barrier before the prefix is read": (
-        "    __syncthreads();\n    if (last.row >= 0 && !waits) {",
+        "    named_barrier(TURN_BARRIER, THREADS + 32);\n    if (last.row >= 0 && !waits) {",
         "    if (last.row >= 0 && !waits) {",
     ),
     "the sums of earlier warps are left out": (
@@ -118,7 +119,7 @@ FAULTS = {
         "THREADS] = before[i]",
     ),
     "elements before a row are written": ("if (position + j >= skip && position", "if (position"),
-    "the threads do not wait for their warps' sums": ("named_barrier(1, THREADS);", ""),
+    "the threads do not wait for their warps' sums": ("named_barrier(SUM_BARRIER, THREADS);", ""),
     "a tile is added up before it has arrived": ("copies_wait<AHEAD>();", "copies_wait<AHEAD + 1>();"),
     "a slot too few": (
         "constexpr int SLOTS = AHEAD + 1 + DELAY;",

@@ -203,13 +203,11 @@ struct Position {
     super_words = words + tiles + (tiles + 31) / 32;
   }
 
-  // Sets the sums of earlier tiles of the group, of earlier groups of the super-group, and of all super-groups
-  // before, in every lane of the calling warp. `with_tiles` false leaves the first out. The words are asked
-  // for together: an answer of L2 takes as long as a tile's arithmetic.
-  __device__ __forceinline__ void sums_before(bool with_tiles, float& tiles, float& groups,
-                                              float& supers) const {
+  // Returns the sum of the row before the tile, in every lane of the calling warp. The words are asked for
+  // together: an answer of L2 takes as long as a tile's arithmetic.
+  __device__ __forceinline__ float sum_before() const {
     const int lane = threadIdx.x % 32;
-    const bool tile = with_tiles && lane < in_group, group = lane < in_super;
+    const bool tile = lane < in_group, group = lane < in_super;
     Word tile_word = 0, group_word = 0, super_word = 0;
     bool missing;
     do {
@@ -219,33 +217,37 @@ struct Position {
       missing = (tile && !tile_word) || (group && !group_word) || (super && !super_word);
     } while (missing);
     __syncwarp();
-    tiles = warp_sum(sum_of(tile_word));
-    groups = warp_sum(sum_of(group_word));
-    supers = sum_of(super_word);
-  }
-
-  // Publishes a tile's sum, by one warp; the last tile of a group and of a super-group publish theirs too.
-  __device__ __forceinline__ void announce(float sum) const {
-    const int lane = threadIdx.x % 32;
-    if (lane == 0) publish(tile_words + in_group, READY, sum);
-    if (in_group < 31) return;
-    const float earlier = lane < in_group ? sum_of(wait_for_word(tile_words + lane)) : 0.0f;
-    const float group_sum = warp_sum(earlier) + sum;
-    // Before this tile waits for other groups, which would make the groups a chain too.
-    if (lane == 0) publish(group_words + in_super, READY, group_sum);
-    if (in_super < 31) return;
-    float tiles, groups, supers;
-    sums_before(false, tiles, groups, supers);
-    if (lane == 0) publish(super_words + super, READY, supers + (groups + group_sum));
-  }
-
-  // Returns the sum of the row before the tile.
-  __device__ __forceinline__ float sum_before() const {
-    float tiles, groups, supers;
-    sums_before(true, tiles, groups, supers);
-    return supers + (groups + tiles);
+    const float tiles = warp_sum(sum_of(tile_word)), groups = warp_sum(sum_of(group_word));
+    return sum_of(super_word) + (groups + tiles);
   }
 };
+
+// Publishes the sums of groups and super-groups, by one warp that takes groups in order until none is left.
+// The tiles' own threads do not do this: a block that waited for the other tiles of its group published its
+// next tile late, for which the next group's last tile waited, and so on through all groups. That chain, not
+// the memory, took 1.1 ms for 2^28 elements of 2 or of 4 bytes on an H200. `groups` are those of a row that
+// have another one after them.
+__device__ __forceinline__ void publish_groups(Word* words, Word* counter, index_t tiles, index_t row_words,
+                                               index_t groups, index_t rows) {
+  const int lane = threadIdx.x % 32;
+  for (;;) {
+    index_t ticket = 0;
+    if (lane == 0) ticket = (index_t)atomicAdd(counter, 1ull);
+    ticket = __shfl_sync(ALL, (int)ticket, 0);  // fewer than 2^31 groups: tensors have fewer than 2^43 elements
+    if (ticket >= groups * rows) return;
+    const Position at_end(words + ticket / groups * row_words, tiles, ticket % groups * 32 + 31);
+    const float sum = warp_sum(sum_of(wait_for_word(at_end.tile_words + lane)));
+    if (lane == 0) publish(at_end.group_words + at_end.in_super, READY, sum);
+    if (at_end.in_super < 31) continue;
+    // The last group of a super-group: all its groups are summed, and the super-groups before it added.
+    const float earlier = lane < 31 ? sum_of(wait_for_word(at_end.group_words + lane)) : sum;
+    const float super_sum = warp_sum(earlier);
+    if (lane > 0) continue;
+    const Word* before = at_end.super_words + at_end.super - 1;
+    const float supers = at_end.super ? sum_of(wait_for_word(before)) : 0.0f;
+    publish(at_end.super_words + at_end.super, READY, supers + super_sum);
+  }
+}
 
 struct Tile {
   index_t row, index;  // row -1: no tile is left
@@ -265,28 +267,35 @@ __device__ __forceinline__ void named_barrier(int id, int threads) {
 }
 #endif
 
-// x, y as above; words: a counter, and for each row the words of Position, `row_words` in number, all 0.
+// x, y as above; words: two counters, and for each row the words of Position, `row_words` in number, all 0.
 // `count` tiles are distributed, `tiles` of each row, by a counter: a block takes the next one when it has
 // time. Tiles are taken in order by blocks that run, and a block deals with its own in order, so that whoever
 // is waited for always goes on; the order of blockIdx would not guarantee that.
 //
-// A block has THREADS threads and a warp more, and tiles in SLOTS slots. In turn t the threads start the loads
-// of tile t + AHEAD, add tile t up and publish its sum; meanwhile the warp waits for the sums before tile
-// t - DELAY, whose outputs are stored at the end. So loads and sums of other blocks have whole turns to
-// arrive. All blocks wait for the slowest of each turn otherwise: with a delay of one turn, 2^28 float32
-// elements took 0.9 ms on an H200, twice as long as a copy; and 5.6 ms where a block published a tile's sum
-// only after it had waited for others (results: primitives-2026-11-26.txt).
+// A block has THREADS threads and two warps more, and tiles in SLOTS slots. In turn t the threads start the
+// loads of tile t + AHEAD, add tile t up and publish its sum; meanwhile the first of the two warps waits for
+// the sums before tile t - DELAY, whose outputs are stored at the end. So loads and sums of other blocks have
+// whole turns to arrive. A tile's sum is published before its block waits for anything of that turn: where it
+// came after, 2^28 float32 elements took 5.6 ms on an H200 (results: primitives-2026-11-26.txt). The second
+// warp publishes sums of groups, apart from the turns.
 //
 // Dynamic shared memory: SLOTS tiles, and the sums before each vector of DELAY + 1 tiles.
-extern "C" __global__ void __launch_bounds__(THREADS + 32)
+extern "C" __global__ void __launch_bounds__(THREADS + 64)
 cumsum_tiles(const WEFT_T* __restrict__ x, WEFT_T* __restrict__ y, Word* words, index_t columns,
              index_t x_stride, index_t tiles, index_t row_words, index_t count, index_t exclusive) {
+  constexpr int SUM_BARRIER = 1, TURN_BARRIER = 2;
   extern __shared__ Pack slots[];
   __shared__ Tile tickets[SLOTS];
   __shared__ float totals[WARPS];
   __shared__ float prefix[1];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const bool waits = warp == WARPS;
+  Word* row_sums = words + 2;
+  if (warp > WARPS) {
+    const index_t groups = (tiles - 1) / 32;
+    if (groups) publish_groups(row_sums, words + 1, tiles, row_words, groups, count / tiles);
+    return;
+  }
   const int first = warp * 32 * UNROLL + lane;
   Pack* own_slots = slots + threadIdx.x;
   float* own_before = reinterpret_cast<float*>(slots + SLOTS * UNROLL * THREADS) + threadIdx.x;
@@ -299,7 +308,7 @@ cumsum_tiles(const WEFT_T* __restrict__ x, WEFT_T* __restrict__ y, Word* words, 
       // The answer takes as long as a load; it is needed in the next turn.
       ahead = (index_t)atomicAdd(words, 1ull);
     }
-    __syncthreads();
+    named_barrier(TURN_BARRIER, THREADS + 32);
     if (!waits) {
       const Tile coming = tickets[coming_turn % SLOTS];
       if (coming.row >= 0) {
@@ -316,7 +325,7 @@ cumsum_tiles(const WEFT_T* __restrict__ x, WEFT_T* __restrict__ y, Word* words, 
     const Tile last = turn < DELAY ? Tile{-1, 0} : tickets[(turn - DELAY) % SLOTS];
     if (waits) {
       if (last.row >= 0) {
-        const float sum = Position(words + 1 + last.row * row_words, tiles, last.index).sum_before();
+        const float sum = Position(row_sums + last.row * row_words, tiles, last.index).sum_before();
         if (lane == 0) prefix[0] = sum;
       }
     } else if (now.row >= 0) {
@@ -327,18 +336,18 @@ cumsum_tiles(const WEFT_T* __restrict__ x, WEFT_T* __restrict__ y, Word* words, 
       for (int i = 0; i < UNROLL; ++i) packs[i] = own_slots[(turn % SLOTS * UNROLL + i) * THREADS];
       const float own = scan_vecs(packs, before, 32);
       if (lane == 0) totals[warp] = own;
-      named_barrier(1, THREADS);
+      named_barrier(SUM_BARRIER, THREADS);
 #pragma unroll
       for (int k = 0; k < WARPS; ++k) {
         if (k == warp) warps_before = sum;
         sum += totals[k];
       }
-      if (warp == 0) Position(words + 1 + now.row * row_words, tiles, now.index).announce(sum);
+      if (threadIdx.x == 0) publish(row_sums + now.row * row_words + now.index, READY, sum);
 #pragma unroll
       for (int i = 0; i < UNROLL; ++i)
         own_before[(turn % (DELAY + 1) * UNROLL + i) * THREADS] = warps_before + before[i];
     }
-    __syncthreads();
+    named_barrier(TURN_BARRIER, THREADS + 32);
     if (last.row >= 0 && !waits) {
       const int done = turn - DELAY;
       Pack packs[UNROLL];

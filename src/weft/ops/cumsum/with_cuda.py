@@ -103,13 +103,13 @@ def scan(
         return y
     tiles, row_words = count_words(columns + vec_width - 1, threads * per_thread)
     # Zeros mean that nothing is published yet.
-    words = torch.zeros(1 + rows * row_words, dtype=torch.int64, device=x.device)
+    words = torch.zeros(2 + rows * row_words, dtype=torch.int64, device=x.device)
     count = rows * tiles
     blocks = min(count, blocks_an_sm * num_sms(x.device, interpreted=2))
     # Tiles, and a sum before each of their vectors.
     shared = threads * ((AHEAD + 1 + DELAY) * thread_bytes + (DELAY + 1) * 4 * per_thread // vec_width)
     sizes = (columns, stride, tiles, row_words, count, int(exclusive))
-    program["cumsum_tiles"](blocks, threads + 32, x2d, y, words, *sizes, shared=shared)
+    program["cumsum_tiles"](blocks, threads + 64, x2d, y, words, *sizes, shared=shared)
     return y
 
 
