@@ -119,6 +119,7 @@ REGISTRY: dict[str, Entry] = {
     "linear": _member("linear", "linear", FIVE),
     "linear_gelu": _member("linear", "linear_gelu", FIVE),
     "linear_residual": _member("linear", "linear_residual", FIVE),
+    "mlp_gelu": _single("mlp_gelu", FIVE),
     "attention": Entry(
         "attention",
         "spec:OPERATOR",

@@ -12,6 +12,7 @@ from weft.ops.histogram import histogram
 from weft.ops.linear import linear, linear_gelu, linear_residual
 from weft.ops.losses import cross_entropy, linear_cross_entropy
 from weft.ops.matmul import matmul
+from weft.ops.mlp_gelu import mlp_gelu
 from weft.ops.norms import (
     add_layer_norm,
     add_rms_norm,
@@ -50,6 +51,7 @@ __all__ = [
     "linear_gelu",
     "linear_residual",
     "matmul",
+    "mlp_gelu",
     "quantize_fp8",
     "relu",
     "rms_norm",

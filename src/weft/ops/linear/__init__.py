@@ -136,7 +136,7 @@ def linear(
         WeftError: the arguments are no tensors of these shapes, of one dtype and device; ``impl`` is
             unknown or does not run here.
     """
-    inputs = lowered(x, weight, _bias_or_zeros(weight, bias))
+    inputs = lowered(x, weight, bias_or_zeros(weight, bias))
     return call("linear", inputs, {}, impl, lambda: check_linear(*inputs), batch_invariant)  # type: ignore[no-any-return]
 
 
@@ -176,7 +176,7 @@ def linear_gelu(
 
     Source of GELU: arXiv:1606.08415.
     """
-    inputs = lowered(x, weight, _bias_or_zeros(weight, bias))
+    inputs = lowered(x, weight, bias_or_zeros(weight, bias))
     check_flag("linear_gelu", "return_pre_activation", return_pre_activation)
     check_flag("linear_gelu", "recompute_pre_activation", recompute_pre_activation)
     # A contradiction is an error, not a silent choice of one of them.
@@ -187,7 +187,7 @@ def linear_gelu(
             got="both",
             hint="what is returned need not be computed again",
         )
-    is_lean = not return_pre_activation and (recompute_pre_activation or not _needs_gradient(inputs))
+    is_lean = not return_pre_activation and (recompute_pre_activation or not needs_gradient(inputs))
     # The batch-invariant kernel writes the pre-activation also where no gradient needs it.
     if recompute_pre_activation:
         refuse_if_requested("linear_gelu with recompute_pre_activation", batch_invariant)
@@ -223,12 +223,12 @@ def linear_residual(
         WeftError: the arguments are no tensors of these shapes, of one dtype and device; ``impl`` is
             unknown or does not run here.
     """
-    inputs = lowered(x, weight, _bias_or_zeros(weight, bias), residual)
+    inputs = lowered(x, weight, bias_or_zeros(weight, bias), residual)
     return call("linear_residual", inputs, {}, impl, lambda: check_linear_residual(*inputs), batch_invariant)  # type: ignore[no-any-return]
 
 
-def _bias_or_zeros(weight: Any, bias: Any) -> Any:
-    """``bias``, or zeros for a None; the check of arguments refuses a weight that is no matrix."""
+def bias_or_zeros(weight: Any, bias: Any) -> Any:
+    """Return ``bias``, or zeros for a None; the check of arguments refuses a weight that is no matrix."""
     if bias is not None:
         return bias
     # The kernels always add a bias: a second set of kernels without it would save N bytes of M N.
@@ -237,7 +237,8 @@ def _bias_or_zeros(weight: Any, bias: Any) -> Any:
     return weight.new_zeros(weight.shape[0]) if is_matrix and weight.is_floating_point() else None
 
 
-def _needs_gradient(inputs: tuple[Any, ...]) -> bool:
+def needs_gradient(inputs: tuple[Any, ...]) -> bool:
+    """Return True if autograd records a call with these arguments."""
     return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
 
 
@@ -257,6 +258,6 @@ def _linear_gelu_lean(inputs: tuple[Any, ...], impl: str | None) -> torch.Tensor
     if resolve("linear_gelu", chosen) in TRACED:
         return call("linear_gelu", inputs, params, chosen)  # type: ignore[no-any-return]
     # While tracing the mode stack is not to be read; a call with a gradient needs the operator's own.
-    if not torch.compiler.is_compiling() and not _needs_gradient(inputs) and can_skip_dispatcher(inputs):
+    if not torch.compiler.is_compiling() and not needs_gradient(inputs) and can_skip_dispatcher(inputs):
         return devices.call_on(devices.index_of(inputs), _lean_forward, *inputs, chosen)  # type: ignore[no-any-return]
     return torch.ops.weft.linear_gelu_lean(*inputs, chosen)  # type: ignore[no-any-return]
