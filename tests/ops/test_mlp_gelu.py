@@ -18,7 +18,9 @@ from weft.core import registry
 from weft.ops._common.hopper import tensor_map
 from weft.ops._common.products import wgmma, wgmma_fused
 from weft.ops.linear import with_cuda as linear_cuda
-from weft.ops.mlp_gelu import with_cuda
+from weft.ops.linear.mlp import with_cuda
+from weft.ops.linear.spec import make_case
+from weft.workbench.explain.inspect.dry_run import dry_run
 
 X, FC, B1, PROJ, B2 = torch.ones(3, 4), torch.ones(6, 4), torch.ones(6), torch.ones(5, 6), torch.ones(5)
 BAD_CALLS: list[Call] = [
@@ -183,7 +185,7 @@ FAULTS = {
 def test_a_planted_fault_is_seen(fault: str, hopper: None) -> None:
     """A copy of the module with one fault gives a wrong result, or calls the pass."""
     old, new = FAULTS[fault]
-    text = (SRC / "weft/ops/mlp_gelu/with_cuda.py").read_text()
+    text = (SRC / "weft/ops/linear/mlp/with_cuda.py").read_text()
     assert old in text, "the text of the fault is not in the file"
     module = ModuleType("faulty_mlp_gelu")
     exec(compile(text.replace(old, new), "faulty_mlp_gelu", "exec"), module.__dict__)
@@ -219,6 +221,24 @@ def test_a_gradient_that_the_copy_engine_cannot_read_takes_the_pass(monkeypatch:
     )
     for make in makers:
         assert not with_cuda.is_fused(make(), proj, pre)
+
+
+def test_the_backward_launches_fewer_kernels_than_that_of_two_operators() -> None:
+    """A dry run at GPT-2's sizes: no pass over M F elements is left, and the sums are a second output."""
+    points = {
+        "mlp_gelu": registry.operator("mlp_gelu").case("bf16-65536x768x3072x768"),
+        "linear_gelu": make_case(65536, 3072, 768, "bfloat16"),
+        "linear": make_case(65536, 768, 3072, "bfloat16"),
+    }
+    launched: dict[str, list[str]] = {}
+    for name, case in points.items():
+        operator, cuda = registry.operator(name), registry.implementation(name, "cuda")
+        launched[name] = [launch.kernel for launch in dry_run(operator, cuda, case, "backward", 90)]
+    # In both, one pass adds up the gradient of y.
+    assert launched["mlp_gelu"].count("linear_columns") == launched["linear"].count("linear_columns") == 1
+    assert launched["linear_gelu"].count("linear_columns") == 1
+    assert launched["mlp_gelu"].count("matmul_wgmma") == 4 and "add_column_sums" in launched["mlp_gelu"]
+    assert len(launched["mlp_gelu"]) == len(launched["linear_gelu"]) + len(launched["linear"]) - 1
 
 
 @pytest.mark.gpu

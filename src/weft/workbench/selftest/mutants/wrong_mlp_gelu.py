@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from weft.ops.linear.mlp import with_torch
 from weft.ops.linear.products import to_2d
-from weft.ops.mlp_gelu import with_torch
 from weft.workbench.selftest.mutants.mutant import Mutant
 from weft.workbench.selftest.mutants.planting import Forward, honest, plant
 

@@ -6,7 +6,7 @@ first one's gradient must be in memory when the second one's backward begins. ``
 stored. Computing ``hidden`` again from ``pre`` would save M F elements, and cost a pass of 2 M F.
 
 Elsewhere (float32, few rows, sizes that 16 bytes do not divide, other GPUs) the passes are those of the
-linear family: see ops/linear/with_cuda.py.
+linear family: see ../with_cuda.py.
 """
 
 from __future__ import annotations

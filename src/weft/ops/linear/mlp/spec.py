@@ -16,6 +16,8 @@ import torch
 
 from weft.core import FORWARD, Case, Cost, Input, Operator, Tolerance, WeftError
 from weft.core.cases import ITEMSIZE, SHORT
+from weft.dispatch.choice import constant_while_tracing
+from weft.machine.device_limits import has_wgmma
 from weft.ops._common import validate
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -38,7 +40,7 @@ def reference(
     return hidden @ proj_weight.t() + proj_bias, hidden, pre
 
 
-def check_arguments(x: Any, fc_weight: Any, fc_bias: Any, proj_weight: Any, proj_bias: Any) -> None:
+def check_mlp_gelu(x: Any, fc_weight: Any, fc_bias: Any, proj_weight: Any, proj_bias: Any) -> None:
     """Raise :class:`WeftError` unless ``mlp_gelu`` accepts these arguments."""
     validate.tensor(NAME, "x", x, DTYPES, dims=range(1, 65))
     for name, t, dims in (
@@ -59,6 +61,15 @@ def check_arguments(x: Any, fc_weight: Any, fc_bias: Any, proj_weight: Any, proj
     for name, bias, weight in (("fc_bias", fc_bias, fc_weight), ("proj_bias", proj_bias, proj_weight)):
         if bias.shape[0] != weight.shape[0]:
             raise WeftError(f"{NAME}: {name}.shape", expected=f"({weight.shape[0]},)", got=tuple(bias.shape))
+
+
+@constant_while_tracing
+def is_backward_fused(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return True if ``cuda`` multiplies by GELU's slope in a product's epilogue for tensors like these.
+
+    It does for more than 64 rows, of sizes that are multiples of 16 bytes.
+    """
+    return device.type == "cuda" and dtype in (torch.float16, torch.bfloat16) and has_wgmma(device)
 
 
 def save(inputs: tuple[Any, ...], output: Any) -> tuple[Any, ...]:
@@ -166,7 +177,7 @@ OPERATOR = Operator(
     reference=reference,
     cases=(*CHECKS, *EDGES, *BENCHES),
     cost=cost,
-    validate=check_arguments,
+    validate=check_mlp_gelu,
     dtypes=DTYPES,
     differentiable=("x", "fc_weight", "fc_bias", "proj_weight", "proj_bias"),
     output_names=("y", "hidden", "pre"),
