@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from weft import WeftError, ops
+from weft.core import registry
 from weft.ops.norms.spec import layer_norm64
 
 ROWS, WEIGHT = torch.ones(3, 4), torch.ones(4)
@@ -45,3 +46,50 @@ def test_arguments_that_do_not_match_raise_an_error_with_expected_and_got(
     with pytest.raises(WeftError) as caught:
         getattr(ops, name)(*arguments, **params)
     assert caught.value.expected and caught.value.got
+
+
+@pytest.mark.parametrize("name", ["add_layer_norm", "add_rms_norm"])
+def test_both_terms_of_a_sum_get_one_gradient(name: str) -> None:
+    """It is stored once. The gradients of leaves have memory of their own, as after torch's own sum."""
+    generator = torch.Generator().manual_seed(0)
+    vectors = 2 if name == "add_layer_norm" else 1
+    leaves = [torch.randn(6, 32, generator=generator).requires_grad_() for _ in range(2)]
+    leaves += [torch.randn(32, generator=generator).requires_grad_() for _ in range(vectors)]
+    grads = [torch.randn(6, 32, generator=generator) for _ in range(2)]
+    of_triton, of_torch = (
+        torch.autograd.grad(getattr(ops, name)(*leaves, impl=impl), leaves, grads)
+        for impl in ("triton", "torch")
+    )
+    for got, expected in zip(of_triton, of_torch, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    assert of_triton[0].data_ptr() == of_triton[1].data_ptr()
+    torch.autograd.backward(getattr(ops, name)(*leaves, impl="triton"), grads)
+    assert leaves[0].grad is not None and leaves[1].grad is not None
+    assert leaves[0].grad.data_ptr() != leaves[1].grad.data_ptr()
+    leaves[0].grad.zero_()
+    assert torch.equal(leaves[1].grad, of_triton[1])
+
+
+def test_a_shared_gradient_is_not_changed_by_what_is_added_to_one_of_them() -> None:
+    """The sum's first term has a second use, whose gradient autograd adds; the second term has none."""
+    leaves = [torch.randn(5, 16).requires_grad_() for _ in range(2)]
+    weight, bias = torch.ones(16), torch.zeros(16)
+    results = []
+    for impl in ("triton", "torch"):
+        x, residual = (t * 1.0 for t in leaves)  # no leaves, so that autograd may add in place
+        y, s = ops.add_layer_norm(x, residual, weight, bias, impl=impl)
+        results.append(torch.autograd.grad((y.square() + s + 3 * x).sum(), leaves))
+    for got, expected in zip(*results, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_registered_backward_of_a_sum_returns_its_gradient_once() -> None:
+    grad, s, weight = torch.randn(4, 16), torch.randn(4, 16), torch.ones(16)
+    backward = torch.ops.weft.add_layer_norm_backward
+    ds, dweight, dbias = backward(grad, grad, s, weight, 1e-5, "triton")
+    assert ds.shape == s.shape and dweight.shape == dbias.shape == weight.shape
+    four = registry.implementation("add_layer_norm", "triton").backward
+    assert four is not None
+    dx, dresidual, *others = four(grad, grad, s, weight, eps=1e-5)
+    assert torch.equal(ds, dx) and torch.equal(ds, dresidual) and dx.data_ptr() != dresidual.data_ptr()
+    assert torch.equal(others[0], dweight) and torch.equal(others[1], dbias)

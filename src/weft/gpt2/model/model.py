@@ -72,8 +72,8 @@ class Block(torch.nn.Module):
     The residual stream ``x_BTC`` comes with ``delta_BTC``, the previous branch's output, which is not
     yet added to it, and leaves in the same form. So one kernel adds, stores the sum and normalises it
     (``add_layer_norm``). Memory traffic of each half besides the products' own reads: forward 5 U
-    (delta written and read, stream read, sum and norm written), backward 6 U (two gradients and the
-    sum read, two written, one read for the bias). With the sum in the product's epilogue
+    (delta written and read, stream read, sum and norm written), backward 5 U (two gradients and the
+    sum read, one written for both terms, which is read for the bias). With the sum in the product's epilogue
     (``linear_residual``) it would be 4 U and 8 U: that backward copies the gradient, and autograd adds
     the stream's two gradients in a pass of its own.
     """

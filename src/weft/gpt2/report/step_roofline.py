@@ -8,6 +8,7 @@ weights read, all but the gradient written, and the rounded weights written.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from weft.core import BACKWARD, FORWARD, Case, Ceilings, Cost, Input, registry
@@ -96,6 +97,8 @@ def _layer_costs(
         costs[f"attention {direction}"] = [(layers, attention)]
         # The first norm has nothing to add; the other 2 layers (the last is ln_f) add the stream.
         added = _cost("add_layer_norm", direction, dtype, {"residual": (n, c), **norm})
+        if direction == BACKWARD:  # in the step, both terms of the sum get one gradient, stored once
+            added = replace(added, written=added.written - n * c * ITEMSIZE[dtype])
         costs[f"norms {direction}"] = [
             (1, _cost("layer_norm", direction, dtype, norm)), (2 * layers, added)
         ]  # fmt: skip

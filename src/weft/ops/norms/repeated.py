@@ -83,16 +83,26 @@ class RepeatedNorms:
         return ("backward", x.shape, x.dtype, weight.dtype, x.get_device(), grad_s is None, centred, eps)
 
     def backward(
-        self, key: Hashable, grad: Tensor, grad_s: Tensor | None, x: Tensor, weight: Tensor, centred: bool
+        self,
+        key: Hashable,
+        grad: Tensor,
+        grad_s: Tensor | None,
+        x: Tensor,
+        weight: Tensor,
+        centred: bool,
+        shares: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-        """Return (dx, dresidual, dweight, dbias) by the launches of an earlier call, or None."""
+        """Return (dx, dresidual, dweight, dbias) by the launches of an earlier call, or None.
+
+        dresidual ``shares`` the memory of dx: the kernels write the same bits there twice.
+        """
         launches = self._get(key)
         if launches is None:
             return None
         rows_launch, sum_launch, count = launches
         # All tensors of a key are contiguous, and so is what is like them.
         dx, dw = torch.empty_like(x), torch.empty_like(weight)
-        dr = dx if grad_s is None else torch.empty_like(x)
+        dr = dx if grad_s is None or shares else torch.empty_like(x)
         db = torch.empty_like(weight) if centred else dw
         partials = torch.empty(count, dtype=torch.float32, device=x.device).data_ptr()
         grad_address = grad.data_ptr()
