@@ -9,6 +9,7 @@ import torch
 
 from weft import WeftError, ops
 from weft.core import registry
+from weft.ops.norms import with_triton
 from weft.ops.norms.spec import layer_norm64
 
 ROWS, WEIGHT = torch.ones(3, 4), torch.ones(4)
@@ -93,3 +94,20 @@ def test_the_registered_backward_of_a_sum_returns_its_gradient_once() -> None:
     dx, dresidual, *others = four(grad, grad, s, weight, eps=1e-5)
     assert torch.equal(ds, dx) and torch.equal(ds, dresidual) and dx.data_ptr() != dresidual.data_ptr()
     assert torch.equal(others[0], dweight) and torch.equal(others[1], dbias)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs Triton's interpreter")
+@pytest.mark.parametrize(
+    ("block", "programs"),
+    [(64, 2), (64, 0), (16, 0)],
+    ids=["persistent", "a row in one pass", "in several passes"],
+)
+def test_every_kernel_stores_a_shared_gradient_once(block: int, programs: int) -> None:
+    config = with_triton.Config(block=block, warps=4, programs=programs)
+    grad, grad_s, s = torch.randn(3, 5, 40)
+    arguments: Any = (grad, grad_s, s, torch.randn(40), 1e-5, True, config)
+    dx, dr, *others = with_triton.launch_backward(*arguments)
+    one, again, *shared = with_triton.launch_backward(*arguments, shares=True)
+    assert dx.data_ptr() != dr.data_ptr() and one.data_ptr() == again.data_ptr()
+    assert torch.equal(one, dx) and torch.equal(dx, dr)
+    assert all(torch.equal(a, b) for a, b in zip(shared, others, strict=True))

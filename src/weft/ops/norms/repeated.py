@@ -75,12 +75,20 @@ class RepeatedNorms:
         self._launches.store(key, launch)
 
     def backward_key(
-        self, grad: Tensor, grad_s: Tensor | None, x: Tensor, weight: Tensor, eps: float, centred: bool
+        self,
+        grad: Tensor,
+        grad_s: Tensor | None,
+        x: Tensor,
+        weight: Tensor,
+        eps: float,
+        centred: bool,
+        shares: bool,
     ) -> Hashable:
         """Return the key of a backward whose tensors are contiguous and aligned."""
         if not are_repeatable(grad, grad_s, x) or not are_repeatable(weight, alignment=WEIGHT_ALIGNMENT):
             return None
-        return ("backward", x.shape, x.dtype, weight.dtype, x.get_device(), grad_s is None, centred, eps)
+        kind = (grad_s is None, centred, eps, shares)
+        return ("backward", x.shape, x.dtype, weight.dtype, x.get_device(), *kind)
 
     def backward(
         self,
@@ -94,7 +102,7 @@ class RepeatedNorms:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
         """Return (dx, dresidual, dweight, dbias) by the launches of an earlier call, or None.
 
-        dresidual ``shares`` the memory of dx: the kernels write the same bits there twice.
+        dresidual ``shares`` the memory of dx: CUDA's kernels write the same bits there twice, Triton's once.
         """
         launches = self._get(key)
         if launches is None:

@@ -280,7 +280,7 @@ def launch_backward(
     """
     key, rows_launch = None, None
     if config is None and dropout is None and not invariant:
-        key = REPEATED.backward_key(grad, grad_s, x, weight, eps, centred)
+        key = REPEATED.backward_key(grad, grad_s, x, weight, eps, centred, shares)
         gradients = REPEATED.backward(key, grad, grad_s, x, weight, centred, shares)
         if gradients is not None:
             return gradients

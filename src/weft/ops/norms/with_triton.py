@@ -177,7 +177,9 @@ def launch_backward(
     ``shares`` that memory, it is dx.
     dbias is dweight unless ``centred``.
     """
-    key = REPEATED.backward_key(grad, grad_s, x, weight, eps, centred) if config is None else None
+    key = None
+    if config is None:
+        key = REPEATED.backward_key(grad, grad_s, x, weight, eps, centred, shares)
     gradients = REPEATED.backward(key, grad, grad_s, x, weight, centred, shares)
     if gradients is not None:
         return gradients
@@ -195,7 +197,8 @@ def launch_backward(
     tensors = (grad2d, grad_s2d, x2d, weight.contiguous(), dx, dr)
     strides = (grad2d.stride(0), grad_s2d.stride(0), x2d.stride(0))
     options: dict[str, Any] = {"BLOCK": config.block, "num_warps": config.warps}
-    options |= {"CENTRED": centred, "RESIDUAL": grad_s is not None}
+    residual = kernels.SHARED.value if shares else 1
+    options |= {"CENTRED": centred, "RESIDUAL": 0 if grad_s is None else residual}
     if config.programs:
         parts = min(triton.cdiv(rows, config.rows), _resident_programs(config, x.device))
         partials = _float32((1 + centred, parts, columns), x.device)
