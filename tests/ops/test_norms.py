@@ -111,3 +111,21 @@ def test_every_kernel_stores_a_shared_gradient_once(block: int, programs: int) -
     assert dx.data_ptr() != dr.data_ptr() and one.data_ptr() == again.data_ptr()
     assert torch.equal(one, dx) and torch.equal(dx, dr)
     assert all(torch.equal(a, b) for a, b in zip(shared, others, strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("impl", ["triton", "cuda"])
+@pytest.mark.parametrize("columns", [768, 1000, 9000, 40000])
+def test_a_shared_gradient_has_the_bits_of_two_on_a_gpu(impl: str, columns: int) -> None:
+    """Through autograd, twice: the second call may repeat the launches of the first."""
+    leaves = [torch.randn(300, columns, device="cuda").bfloat16().requires_grad_() for _ in range(2)]
+    leaves += [torch.randn(columns, device="cuda").bfloat16().requires_grad_() for _ in range(2)]
+    grads = [torch.randn(300, columns, device="cuda").bfloat16() for _ in range(2)]
+    y, s = ops.add_layer_norm(*leaves, impl=impl)
+    backward = registry.implementation("add_layer_norm", impl).backward
+    assert backward is not None
+    expected = backward(*grads, s.detach(), leaves[2].detach(), eps=1e-5)
+    for _ in range(2):
+        gradients = torch.autograd.grad((y, s), leaves, grads, retain_graph=True)
+        assert gradients[0].data_ptr() == gradients[1].data_ptr()
+        assert all(torch.equal(a, b) for a, b in zip(gradients, expected, strict=True))
