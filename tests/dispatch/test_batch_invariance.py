@@ -18,7 +18,7 @@ from weft.ops._common.invariant_rows import aligned_rows
 from weft.workbench.check.batch_invariance import compare_invariant_rows, compare_rows, default_cases
 from weft.workbench.check.check import check
 
-PRODUCTS = ("matmul", "linear", "linear_gelu", "linear_residual")  # on Hopper
+PRODUCTS = ("matmul", "linear", "linear_gelu", "linear_residual", "mlp_gelu")  # on Hopper
 REFUSED = (*PRODUCTS, "attention", "attention_decode", "cumsum", "linear_cross_entropy")  # on a CPU
 BY_POSITION = ("dropout", "dropout_add_layer_norm")
 ROWS = [n for n in registry.operator_names() if registry.operator(n).rows and n not in REFUSED]
@@ -127,6 +127,7 @@ def rows_of_product(
         "linear": (x, w, bias),
         "linear_gelu": (x, w, bias),
         "linear_residual": (x, w, bias, residual),
+        "mlp_gelu": (x, w, bias, w @ w.t(), bias),  # from N to N columns
     }[name]
     with weft.batch_invariant():
         y = getattr(ops, name)(*arguments)

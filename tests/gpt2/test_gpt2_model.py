@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.nn_rule import Answers, assert_within
 from weft import WeftError
+from weft import ops as operators
+from weft.gpt2.model import model as model_module
 from weft.gpt2.model import weights
 from weft.gpt2.model.config import ALIASES, GPU_IMPLEMENTATIONS, OPS_CHOICES, PRESETS, ModelConfig, preset
 from weft.gpt2.model.model import GPT
@@ -317,11 +321,14 @@ def test_model_compiles_without_graph_breaks(peer: Any, ops: str) -> None:
 
 
 @pytest.mark.slow
-def test_gpu_implementations_compute_the_same_model() -> None:
+@pytest.mark.parametrize("mlp", ["one operator", "two operators"])
+def test_gpu_implementations_compute_the_same_model(mlp: str) -> None:
     """Triton's interpreted kernels of the operators that ``weft`` selects on a GPU give torch's loss and
     gradients."""
     config = ModelConfig(vocab_size=97, block_size=9, layers=1, heads=2, width=16)
     named = dict.fromkeys([*GPU_IMPLEMENTATIONS, "embedding", "layer_norm", "linear_gelu"], "triton")
+    if mlp == "two operators":
+        del named["mlp_gelu"]
     plain, kernels = GPT(config), GPT(replace(config, ops=named))
     tokens = batch()[0][:2, :9] % 97
     want, got = (m(tokens, tokens.roll(-1, 1)) for m in (plain, kernels))
@@ -330,6 +337,82 @@ def test_gpu_implementations_compute_the_same_model() -> None:
     torch.testing.assert_close(got, want)
     for (name, p), q in zip(kernels.named_parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad, msg=name)
+
+
+class OperatorCalls(TorchDispatchMode):
+    """Counts the calls of Weft's operators, forward and backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "weft":
+            self.counts[func._schema.name.removeprefix("weft::")] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def gradients_and_calls(config: ModelConfig) -> tuple[dict[str, torch.Tensor], Counter[str]]:
+    """Return the loss and all gradients of a step by name, and the calls of Weft's operators."""
+    model, tokens = GPT(config), batch()[0][:2, :9] % 97
+    with OperatorCalls() as calls:
+        loss = model(tokens, tokens.roll(-1, 1))
+        loss.backward()
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return {"loss": loss.detach(), **gradients}, calls.counts
+
+
+def test_one_operator_has_the_mlp_of_a_block_and_changes_no_number() -> None:
+    """A step calls a third fewer operators for its linear layers, and has the same loss and gradients."""
+    config = ModelConfig(vocab_size=97, block_size=9, layers=3, heads=2, width=16)
+    named = {"linear": "triton", "linear_gelu": "triton"}
+    two, calls_of_two = gradients_and_calls(replace(config, ops=named))
+    one, calls_of_one = gradients_and_calls(replace(config, ops={**named, "mlp_gelu": "triton"}))
+    assert all(torch.equal(two[name], t) for name, t in one.items()) and one.keys() == two.keys()
+    for suffix in ("", "_backward"):
+        assert calls_of_two[f"linear{suffix}"] == 9 and calls_of_two[f"linear_gelu{suffix}"] == 3
+        assert calls_of_one[f"linear{suffix}"] == 6 and calls_of_one[f"mlp_gelu{suffix}"] == 3
+    assert "linear_gelu" not in calls_of_one and "mlp_gelu" not in calls_of_two
+    assert calls_of_one.total() == calls_of_two.total() - 6
+
+
+@pytest.mark.parametrize(
+    ("ops", "takes_one"),
+    [
+        ("weft", True),
+        ("torch", False),
+        ("eager", False),
+        ({"attention": "triton"}, True),
+        ({"linear": "cuda"}, False),
+        ({"linear_gelu": "triton"}, False),
+        ({"linear_gelu": "triton", "mlp_gelu": "cuda"}, True),
+    ],
+    ids=str,
+)
+def test_the_mlp_is_one_operator_on_a_gpu_unless_its_parts_are_named(ops: Any, takes_one: bool) -> None:
+    implementations = replace(CONFIG, ops=ops).implementations()
+    assert implementations[True]["mlp_gelu"] == ("cuda" if takes_one else None)
+
+
+def test_the_mlp_is_one_operator_in_training_where_its_backward_is_fused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    called: list[str] = []
+    for name in ("mlp_gelu", "linear_gelu"):
+        real = getattr(operators, name)
+
+        def noted(*arguments: Any, name: str = name, real: Any = real, impl: Any = None) -> Any:
+            called.append(f"{name} {impl}")
+            return real(*arguments)
+
+        monkeypatch.setattr(operators, name, noted)
+    block, norm = GPT(replace(CONFIG, layers=1)).h[0], torch.randn(1, 2, 64)
+    impls = CONFIG.implementations()[True]  # those of a GPU
+    for is_fused, is_training in ((True, True), (True, False), (False, True)):
+        monkeypatch.setattr(model_module, "is_backward_fused", lambda *_, is_fused=is_fused: is_fused)
+        with torch.set_grad_enabled(is_training):
+            block.mlp(norm, {**impls, "linear": None})
+    assert called == ["mlp_gelu cuda", "linear_gelu triton", "linear_gelu triton"]
 
 
 @pytest.mark.gpu

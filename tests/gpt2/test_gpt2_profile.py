@@ -112,20 +112,26 @@ def test_kernels_are_attributed_to_operators() -> None:
 def test_limits_of_the_124m_equal_hand_computed_ones() -> None:
     """Limits of 64 x 1024 tokens in bfloat16, computed by hand from the sizes."""
     config, sizes = PRESETS["124M"], {"batch": 64, "length": 1024, "accumulate": 1, "dtype": "bfloat16"}
-    split = step_limits(config, **sizes, fused_gelu=False, ceilings=H200)  # type: ignore[arg-type]
-    fused = step_limits(config, **sizes, fused_gelu=True, ceilings=H200)  # type: ignore[arg-type]
+    split = step_limits(config, **sizes, mlp="gelu", ceilings=H200)  # type: ignore[arg-type]
+    fused = step_limits(config, **sizes, mlp="linear_gelu", ceilings=H200)  # type: ignore[arg-type]
     each = 12 * 2 * TOKENS * 12 * 768**2 / 803e12 * 1e6  # of all the products of all blocks
     assert split["linear dx"] == split["linear dW"] == pytest.approx(each, rel=1e-6)
     for part in ("forward", "dx", "dW"):
         both = (fused[f"linear {part}"] or 0) + (fused[f"linear_gelu {part}"] or 0)
         assert both == pytest.approx(each, rel=1e-6)
+    whole = step_limits(config, **sizes, mlp="mlp_gelu", ceilings=H200)  # type: ignore[arg-type]
+    # Two thirds of the FLOPs of a block's products are the MLP's.
+    assert whole["linear dx"] == pytest.approx(each / 3, rel=1e-6)
+    assert whole["mlp_gelu forward"] == pytest.approx(2 / 3 * each, rel=1e-6)
+    assert whole["mlp_gelu backward"] == pytest.approx(4 / 3 * each, rel=1e-6)
+    assert "linear_gelu dx" not in whole and "gelu forward" not in whole
     head = 3 * 2 * TOKENS * 768 * 50257 / 803e12 * 1e6
     assert split["head and loss forward"] == pytest.approx(head, rel=1e-6)
     assert split["optimizer"] == pytest.approx(28 * config.parameters / 4.27e12 * 1e6, rel=0.01)
     # A norm alone reads and writes a tensor; added to a residual, two.
     norms = (2 + 24 * 4) * TOKENS * 768 * 2 / 4.27e12 * 1e6
     assert split["norms forward"] == pytest.approx(norms, rel=0.01)
-    assert step_limits(config, **{**sizes, "accumulate": 2, "batch": 32}, fused_gelu=False, ceilings=H200)[  # type: ignore[arg-type]
+    assert step_limits(config, **{**sizes, "accumulate": 2, "batch": 32}, mlp="gelu", ceilings=H200)[  # type: ignore[arg-type]
         "linear dx"
     ] == pytest.approx(each, rel=1e-6)
 

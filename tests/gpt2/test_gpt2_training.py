@@ -7,6 +7,7 @@ import math
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,9 @@ from weft.gpt2.report import run_record
 from weft.gpt2.train import checkpoint, metrics
 from weft.gpt2.train.checkpoint_files import list_checkpoints
 from weft.gpt2.train.guards import RollingWindow
+from weft.gpt2.train.micro_batch import WARMUP_CALLS, MicroBatch
 from weft.gpt2.train.optimizer import Optimizer, combined_norm
-from weft.gpt2.train.progress import Pace, format_duration, progress_line
+from weft.gpt2.train.progress import Pace, Progress, format_duration, progress_line
 from weft.gpt2.train.train_config import RECIPES, TrainConfig, cosine_schedule
 
 SMALL = ModelConfig(vocab_size=256, block_size=16, layers=2, heads=2, width=32)
@@ -188,6 +190,53 @@ def test_progress_line() -> None:
     assert line == ("step 7/90  loss 2.5000  560,000 tokens/s  MFU 45.5 %  33.0 GiB  1:06:40 left")
     assert (format_duration(7), format_duration(754)) == ("0:07", "12:34")
     assert PRESETS["124M"].flops_per_token(1024) == pytest.approx(803.5e6, rel=1e-4)
+
+
+def test_speed_does_not_count_the_steps_that_compile_and_capture() -> None:
+    """In a pipe, 40 steps of 0.11 s have two reports: the second one spans the capture in step 4."""
+    device = torch.device("cpu")
+    progress = Progress(steps=40, done=0, tokens=1000, flops=1, peak=None, device=device, quiet=True)
+    now = progress._counted_since
+    for step in range(1, 41):
+        now += {1: 20.0, 4: 0.8}.get(step, 0.11)
+        progress.step(step, 2.0, now, is_warmup=step <= 4)
+        assert progress.pace is not None
+        if step == 1:
+            assert progress.pace.tokens_a_second == pytest.approx(1000 / 20)
+    assert progress.pace.tokens_a_second == pytest.approx(1000 / 0.11)
+
+
+def test_the_run_ends_with_the_speed_of_its_warm_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two thirds of the steps are warm-ups of half an hour: the median would be one of them."""
+    warm_after, hours = 4, [0.0]
+    real = MicroBatch.__call__
+
+    def slow_until_warm(micro_batch: MicroBatch, *arguments: Any) -> torch.Tensor:
+        hours[0] += 1800.0 * (micro_batch.calls < warm_after)
+        return real(micro_batch, *arguments)
+
+    clock = time.perf_counter
+    monkeypatch.setattr(MicroBatch, "__call__", slow_until_warm)
+    monkeypatch.setattr(MicroBatch, "is_warm", property(lambda self: self.calls >= warm_after))
+    monkeypatch.setattr("weft.gpt2.train.training.time.perf_counter", lambda: clock() + hours[0])
+    done = train(tmp_path / "run", steps=6, checkpoint_every=None)
+    assert done.outcome.tokens_a_second is not None and done.outcome.tokens_a_second > 4 * 32 / 900
+
+
+def test_a_micro_batch_is_warm_after_the_call_that_captures() -> None:
+    model = torch.nn.Linear(1, 1)
+    for use_graph, first in ((False, 1), (True, WARMUP_CALLS + 1)):
+        micro_batch = MicroBatch(
+            lambda x, y: model(x).sum(), list(model.parameters()), 1, use_graph=use_graph
+        )
+        warm = []
+        for _ in range(WARMUP_CALLS):
+            warm.append(micro_batch.is_warm)
+            micro_batch(torch.ones(1, 1), torch.ones(1), {})
+        assert warm == [call >= first for call in range(WARMUP_CALLS)]
+        assert micro_batch.is_warm is not use_graph  # the call that captures is still to come
 
 
 def test_accumulation_computes_the_same_step(tmp_path: Path) -> None:

@@ -200,6 +200,8 @@ def _shape_of(operator: str, case: Case) -> tuple[int, ...]:
     if operator.startswith("linear") and operator != "linear_cross_entropy":
         (m, k), (n, _) = inputs["x"], inputs["weight"]
         return (m, n, k)
+    if operator == "mlp_gelu":
+        return (*inputs["x"], *inputs["proj_weight"][::-1])
     if operator == "trilinear":
         count, _, width = inputs["features"]
         return (count, width)

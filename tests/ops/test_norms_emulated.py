@@ -209,6 +209,11 @@ def test_backward_with_residual_by_teams_agrees_with_float64(config: PersistentC
     assert torch.equal(dx, dr)
     for actual, expected_gradient in zip((dw, db), expected[1:], strict=False):
         _assert_close(actual, expected_gradient, 40)
+    # Both gradients in one memory: the kernel writes the same bits there twice.
+    arguments: Any = (grad, grad_s, x, weight, EPS, centred, config)
+    shared = with_cuda.launch_backward(*arguments, shares=True)
+    assert shared[0].data_ptr() == shared[1].data_ptr() != dx.data_ptr()
+    assert all(torch.equal(a, b) for a, b in zip(shared, (dx, dr, dw, db), strict=True))
 
 
 @pytest.mark.slow

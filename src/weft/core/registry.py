@@ -119,6 +119,17 @@ REGISTRY: dict[str, Entry] = {
     "linear": _member("linear", "linear", FIVE),
     "linear_gelu": _member("linear", "linear_gelu", FIVE),
     "linear_residual": _member("linear", "linear_residual", FIVE),
+    "mlp_gelu": Entry(
+        "linear",
+        "mlp.spec:OPERATOR",
+        {
+            "eager": "mlp.with_eager:IMPLEMENTATION",
+            "torch": "mlp.with_torch:IMPLEMENTATION",
+            "compile": "mlp.with_eager:COMPILED",
+            "triton": "mlp.with_triton:IMPLEMENTATION",
+            "cuda": "mlp.with_cuda:IMPLEMENTATION",
+        },
+    ),
     "attention": Entry(
         "attention",
         "spec:OPERATOR",

@@ -81,7 +81,7 @@ FAMILY_OF: dict[str, str] = {
     **dict.fromkeys(("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm"), "rows"),
     "dropout_add_layer_norm": "rows",
     **dict.fromkeys(("matmul", "linear", "linear_gelu", "linear_residual", "scaled_matmul"), "product"),
-    "linear_cross_entropy": "product",
+    **dict.fromkeys(("linear_cross_entropy", "mlp_gelu"), "product"),  # of mlp_gelu, the first one's sizes
     "embedding": "embedding",
     "attention": "attention",
     "attention_decode": "decode",

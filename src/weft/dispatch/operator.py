@@ -72,8 +72,9 @@ class Schema:
     ``save(inputs, output)`` and the names of its ``differentiable`` inputs. Inputs may be lists of tensors
     (``Tensor(a!)[] params``: overwritten) and numbers that the fakes need. ``outputs=0`` means that the
     operator overwrites its inputs and has no gradient. Outputs of one operator may not share memory:
-    gradients that are views of one buffer are returned as that buffer. With ``optional_impl`` the argument
-    ``impl`` may be None, and ``forward`` chooses.
+    gradients that are views of one buffer are returned as that buffer. With ``shares_gradient`` the first
+    two inputs, of a sum, have one gradient: ``backward.shared`` of an implementation returns it once, as do
+    ``fake_backward`` and ``weft::NAME_backward``. With ``optional_impl`` ``forward`` chooses for a None.
     """
 
     inputs: str
@@ -91,6 +92,7 @@ class Schema:
     differentiable: tuple[str, ...] | None = None
     optional_impl: bool = False
     fake_gets_params: bool = False
+    shares_gradient: bool = False
 
     def input_names(self) -> list[str]:
         """Return the names of the inputs in order, without ``params``."""
@@ -369,7 +371,9 @@ def _direct_backward(name: str, impl: str) -> Function:
     schema = _with_backward[name]
     operator = getattr(torch.ops.weft, f"{name}_backward").default
     # Without a backward the forward works, and the backward says what to do.
-    backward = registry.implementation(name, impl).backward or partial(_refuse_backward, name, impl)
+    backward = backward_of(name, impl, schema) if registry.implementation(name, impl).backward else None
+    backward = backward or partial(_refuse_backward, name, impl)
+    shares = schema.shares_gradient
     takes, several = schema.differentiable_outputs, schema.outputs > 1
     single = schema.gradients == 1
     positions = _gradient_positions(name, schema)
@@ -391,7 +395,7 @@ def _direct_backward(name: str, impl: str) -> Function:
             if single:
                 gradients = (gradients,)
         if in_order:
-            return (None, *gradients)
+            return (None, gradients[0], *gradients) if shares else (None, *gradients)
         placed = [None] * count
         for position, gradient in zip(positions, gradients, strict=True):
             placed[1 + position] = gradient
@@ -487,6 +491,7 @@ def register(name: str, schema: Schema) -> None:
             backward = getattr(torch.ops.weft, f"{name}_backward")
             gradients = backward(*incoming, *saved, *ctx.params.values(), ctx.impl)
             gradients = (gradients,) if schema.gradients == 1 else gradients
+            gradients = (gradients[0], *gradients) if schema.shares_gradient else gradients
         placed: list[Any] = [None] * (len(schema.input_names()) + num_params + 1)
         for position, gradient in zip(_gradient_positions(name, schema), gradients, strict=True):
             placed[position] = gradient
@@ -510,7 +515,7 @@ def _register_backward(name: str, schema: Schema, split: Callable[..., Any]) -> 
         if schema.backward is not None:
             gradients = schema.backward(impl, *saved, **params)
         else:
-            gradients = backward_of(name, impl)(*saved, **params)
+            gradients = backward_of(name, impl, schema)(*saved, **params)
         return gradients[0] if single else gradients
 
     def fake(*arguments: Any) -> Any:
@@ -553,9 +558,10 @@ def resolve(name: str, impl: str) -> str:
     return implementation.backend
 
 
-def backward_of(name: str, impl: str) -> Callable[..., Any]:
-    """Return the backward of an implementation. Raise :class:`WeftError` if it has none."""
-    return registry.implementation(name, impl).backward or _refuse_backward(name, impl)
+def backward_of(name: str, impl: str, schema: Schema | None = None) -> Callable[..., Any]:
+    """Return the backward of an implementation, as the schema asks. Raise WeftError if it has none."""
+    backward: Any = registry.implementation(name, impl).backward or _refuse_backward(name, impl)
+    return backward.shared if schema and schema.shares_gradient else backward  # type: ignore[no-any-return]
 
 
 def _refuse_backward(name: str, impl: str, *unused: Any, **unused_params: Any) -> NoReturn:

@@ -9,7 +9,7 @@ from weft.ops.dropout import dropout
 from weft.ops.embedding import embedding
 from weft.ops.gated import geglu, swiglu
 from weft.ops.histogram import histogram
-from weft.ops.linear import linear, linear_gelu, linear_residual
+from weft.ops.linear import linear, linear_gelu, linear_residual, mlp_gelu
 from weft.ops.losses import cross_entropy, linear_cross_entropy
 from weft.ops.matmul import matmul
 from weft.ops.norms import (
@@ -50,6 +50,7 @@ __all__ = [
     "linear_gelu",
     "linear_residual",
     "matmul",
+    "mlp_gelu",
     "quantize_fp8",
     "relu",
     "rms_norm",

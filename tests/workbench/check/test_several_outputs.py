@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from weft.core import BACKWARD, Cost, Implementation, Input, Operator, case
+from weft.core import BACKWARD, Cost, Implementation, Input, Operator, case, registry
 from weft.core.operator import DIRECTIONS
 from weft.core.record import FAIL, PASS
 from weft.workbench.check.check import check
+from weft.workbench.selftest import mutants
 
 ONE = case(Input(name="x", shape=(5, 7)), Input(name="y", shape=(5, 7)))
 BYTES = Cost(read=280, written=280)
@@ -81,3 +82,10 @@ def test_graded_outputs_that_differ_are_refused():
     plain = implementation(unlike, None)
     verdict = check(operator(unlike, 2), plain, ONE, BACKWARD, "cpu", baseline=plain)
     assert verdict.status == FAIL and "must be of one shape and dtype" in verdict.reason
+
+
+def test_a_wrong_gradient_is_named_after_its_input() -> None:
+    """mlp_gelu has five gradients and names of three outputs."""
+    operator, wrong = registry.operator("mlp_gelu"), mutants.find("W22/mlp_gelu/eager/pre-for-hidden")
+    verdict = check(operator, wrong.make(), operator.case("fp32-5x24x16x8"), BACKWARD, "cpu")
+    assert verdict.status == FAIL and "gradient of proj_weight: largest error" in verdict.reason

@@ -29,6 +29,7 @@ from weft.core import WeftError
 from weft.gpt2.model.config import ModelConfig
 from weft.gpt2.model.kv_cache import KVCache
 from weft.ops.attention import attention_packed
+from weft.ops.linear.mlp.spec import is_backward_fused
 
 Implementations = dict[str, str | None]  # by operator; None leaves the choice to dispatch
 EPS = 1e-5
@@ -71,8 +72,8 @@ class Block(torch.nn.Module):
     The residual stream ``x_BTC`` comes with ``delta_BTC``, the previous branch's output, which is not
     yet added to it, and leaves in the same form. So one kernel adds, stores the sum and normalises it
     (``add_layer_norm``). Memory traffic of each half besides the products' own reads: forward 5 U
-    (delta written and read, stream read, sum and norm written), backward 6 U (two gradients and the
-    sum read, two written, one read for the bias). With the sum in the product's epilogue
+    (delta written and read, stream read, sum and norm written), backward 5 U (two gradients and the
+    sum read, one written for both terms, which is read for the bias). With the sum in the product's epilogue
     (``linear_residual``) it would be 4 U and 8 U: that backward copies the gradient, and autograd adds
     the stream's two gradients in a pass of its own.
     """
@@ -80,6 +81,7 @@ class Block(torch.nn.Module):
     def __init__(self, config: ModelConfig, layer: int, **factory_kwargs: Any) -> None:
         super().__init__()
         self.layer, self.heads, self.impls = layer, config.heads, config.implementations()
+        self.names_mlp = config.names_mlp
         c = config.width
         self.ln_1 = WeightAndBias(c, **factory_kwargs)
         self.c_attn = WeightAndBias(3 * c, c, **factory_kwargs)
@@ -97,10 +99,18 @@ class Block(torch.nn.Module):
         attended_BTC = self.attention(norm_BTC, impls, seeds, cache)
         delta_BTC = self.attn_proj.linear(attended_BTC, impls["linear"])
         norm_BTC, x_BTC = add_norm(delta_BTC, x_BTC, self.ln_2, impls, seeds, site + 2)
+        return self.mlp(norm_BTC, impls), x_BTC
+
+    def mlp(self, norm_BTC: Tensor, impls: Implementations) -> Tensor:
+        """Return the projection of GELU of the first layer."""
+        fc, proj, impl = self.c_fc, self.mlp_proj, impls["mlp_gelu"]
+        # In training GELU's slope runs in the epilogue of a product of the backward, which takes both layers
+        # in one operator: the pass of its own would read 8 U and write 4 U.
+        if impl is not None and (self.names_mlp or _is_slope_fused(norm_BTC)):
+            return ops.mlp_gelu(norm_BTC, fc.weight, fc.bias, proj.weight, proj.bias, impl=impl)
         # GELU runs in the product's epilogue: a pass of its own would read and write 4 U.
-        fc, impl = self.c_fc, impls["linear_gelu"]
-        gelu_BTF = ops.linear_gelu(norm_BTC, fc.weight, fc.bias, impl=impl)
-        return self.mlp_proj.linear(gelu_BTF, impls["linear"]), x_BTC
+        gelu_BTF = ops.linear_gelu(norm_BTC, fc.weight, fc.bias, impl=impls["linear_gelu"])
+        return proj.linear(gelu_BTF, impls["linear"])
 
     def attention(
         self, norm_BTC: Tensor, impls: Implementations, seeds: DropoutSeeds | None, cache: KVCache | None
@@ -132,6 +142,11 @@ class Block(torch.nn.Module):
         else:
             y_BHTD = ops.attention(q_BHTD, k_BHTD, v_BHTD, causal=causal, **options)
         return y_BHTD.transpose(1, 2).flatten(2)
+
+
+def _is_slope_fused(x: Tensor) -> bool:
+    """Return True if there is a backward, and it multiplies by GELU's slope in a product."""
+    return torch.is_grad_enabled() and is_backward_fused(x.device, x.dtype)
 
 
 def add_norm(

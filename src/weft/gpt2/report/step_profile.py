@@ -187,7 +187,7 @@ def of_run(trainer: Trainer, log: Callable[[str], None]) -> dict[str, Any] | Non
             length=config.length,
             accumulate=config.accumulate,
             dtype=config.dtype,
-            fused_gelu="linear_gelu forward" in names,
+            mlp=next((n for n in ("mlp_gelu", "linear_gelu") if f"{n} forward" in names), "gelu"),
             ceilings=ceilings,
         )
     return to_json(profile, rows(profile, tokens, model.padded_vocab, limits), ceilings)

@@ -8,6 +8,7 @@ weights read, all but the gradient written, and the rounded weights written.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from weft.core import BACKWARD, FORWARD, Case, Ceilings, Cost, Input, registry
@@ -26,7 +27,7 @@ def step_limits(
     length: int,
     accumulate: int,
     dtype: str,
-    fused_gelu: bool,
+    mlp: str,
     ceilings: Ceilings,
 ) -> dict[str, float | None]:
     """Return the microseconds per step that each row of ``step_profile`` takes at least; None where a
@@ -38,12 +39,12 @@ def step_limits(
         length: tokens of a sequence.
         accumulate: micro-batches of a step.
         dtype: of weights and activations, float32 or bfloat16.
-        fused_gelu: whether the MLP's first product and GELU are one operator.
+        mlp: the operator that has the MLP's GELU: ``gelu``, ``linear_gelu`` or ``mlp_gelu``.
         ceilings: the device's measured bandwidth and rates.
     """
     item = ITEMSIZE[dtype]
-    costs = _layer_costs(config, batch, length, dtype, fused_gelu)
-    for row, products in _product_costs(config, batch * length, dtype, fused_gelu).items():
+    costs = _layer_costs(config, batch, length, dtype, mlp)
+    for row, products in _product_costs(config, batch * length, dtype, mlp).items():
         costs[row] = [(config.layers, cost) for cost in products]
     limits = {row: _limit(ceilings, row_costs, accumulate) for row, row_costs in costs.items()}
     # Once per step, whatever the number of micro-batches.
@@ -64,7 +65,7 @@ def _limit(ceilings: Ceilings, costs: CountedCosts, times: int) -> float | None:
 
 
 def _layer_costs(
-    config: ModelConfig, batch: int, length: int, dtype: str, fused_gelu: bool
+    config: ModelConfig, batch: int, length: int, dtype: str, mlp: str
 ) -> dict[str, CountedCosts]:
     """Return the costs of every row except the linear layers'."""
     c, n, layers = config.width, batch * length, config.layers
@@ -75,32 +76,46 @@ def _layer_costs(
         "weight": (config.padded_vocab, c), "ids": (batch, length), "positions": (length, c)
     }  # fmt: skip
     head: Shapes = {"x": (n, c), "weight": (config.vocab_size, c), "targets": (n,)}
-    mlp: Shapes = {"x": (n, c), "weight": (4 * c, c), "bias": (4 * c,)}
+    # The inputs of the operator that has GELU, and its parameters.
+    shapes_of_mlp: dict[str, tuple[Shapes, dict[str, Any]]] = {
+        "gelu": ({"x": (n, 4 * c)}, {}),
+        "linear_gelu": ({"x": (n, c), "weight": (4 * c, c), "bias": (4 * c,)}, {"keep": True}),
+        "mlp_gelu": (
+            {
+                "x": (n, c),
+                "fc_weight": (4 * c, c),
+                "fc_bias": (4 * c,),
+                "proj_weight": (c, 4 * c),
+                "proj_bias": (c,),
+            },
+            {},
+        ),
+    }
     costs: dict[str, CountedCosts] = {}
     for direction in (FORWARD, BACKWARD):
         attention = _cost("attention", direction, dtype, qkv, {"causal": True})
         costs[f"attention {direction}"] = [(layers, attention)]
         # The first norm has nothing to add; the other 2 layers (the last is ln_f) add the stream.
         added = _cost("add_layer_norm", direction, dtype, {"residual": (n, c), **norm})
+        if direction == BACKWARD:  # in the step, both terms of the sum get one gradient, stored once
+            added = replace(added, written=added.written - n * c * ITEMSIZE[dtype])
         costs[f"norms {direction}"] = [
             (1, _cost("layer_norm", direction, dtype, norm)), (2 * layers, added)
         ]  # fmt: skip
         costs[f"embedding {direction}"] = [(1, _cost("embedding", direction, dtype, tables))]
         costs[f"head and loss {direction}"] = [(1, _cost("linear_cross_entropy", direction, dtype, head))]
-        if fused_gelu:
-            linear_gelu = _cost("linear_gelu", direction, dtype, mlp, {"keep": True})
-            costs[f"linear_gelu {direction}"] = [(layers, linear_gelu)]
-        else:
-            gelu = _cost("gelu", direction, dtype, {"x": (n, 4 * c)})
-            costs[f"gelu {direction}"] = [(layers, gelu)]
+        costs[f"{mlp} {direction}"] = [(layers, _cost(mlp, direction, dtype, *shapes_of_mlp[mlp]))]
     return costs
 
 
-def _product_costs(config: ModelConfig, m: int, dtype: str, fused_gelu: bool) -> dict[str, list[Cost]]:
+def _product_costs(config: ModelConfig, m: int, dtype: str, mlp: str) -> dict[str, list[Cost]]:
     """Return the costs of a block's linear layers, y (m, n) = x (m, k) W^T, and of their backwards."""
     c, item, rate = config.width, ITEMSIZE[dtype], SHORT[dtype]
     costs: dict[str, list[Cost]] = {}
-    for n, k in ((3 * c, c), (c, c), (c, 4 * c), (4 * c, c)):
+    layers = [(3 * c, c), (c, c), (c, 4 * c), (4 * c, c)]
+    if mlp == "mlp_gelu":  # a row of its own has the MLP's layers
+        layers = layers[:2]
+    for n, k in layers:
         x, w, y = m * k * item, n * k * item, m * n * item
         shapes: Shapes = {"x": (m, k), "weight": (n, k), "bias": (n,)}
         name, flops = "linear", 2.0 * m * n * k
@@ -110,7 +125,9 @@ def _product_costs(config: ModelConfig, m: int, dtype: str, fused_gelu: bool) ->
             "dW": Cost(read=y + x, written=w, flops=flops, rate=rate),
             "bias": Cost(read=y, written=n * item),
         }
-        if fused_gelu and n > 3 * c:  # the pass that sums the bias gradient also applies GELU's slope
+        if (
+            mlp == "linear_gelu" and n > 3 * c
+        ):  # the pass that sums the bias gradient also applies GELU's slope
             name, layer["bias"] = "linear_gelu", Cost(read=2 * y, written=y + n * item)
         else:
             layer |= {d: _cost("linear", d, dtype, shapes) for d in (FORWARD, BACKWARD)}

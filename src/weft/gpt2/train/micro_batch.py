@@ -40,6 +40,11 @@ class MicroBatch:
         self.use_graph, self.calls = use_graph, 0
         self._graph: torch.cuda.CUDAGraph | None = None
 
+    @property
+    def is_warm(self) -> bool:
+        """False while a call may compile kernels or capture the graph: its time is not that of the next."""
+        return self.calls > (WARMUP_CALLS if self.use_graph else 0)
+
     def __call__(self, x: torch.Tensor, y: torch.Tensor, dropout: Mapping[str, int]) -> torch.Tensor:
         """Return the loss divided by ``accumulate``, a float32 scalar, valid until the next call."""
         self.calls += 1

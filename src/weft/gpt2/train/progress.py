@@ -1,6 +1,7 @@
 """Progress of a run on stderr: a live line on a terminal, a line every ten seconds in a pipe.
 
-Tokens per second are those since the last report. MFU follows llm.c's convention: 6 N + 6 L C T
+Tokens per second are those since the last report, without the warm-up: the first steps compile kernels and
+capture the graph, which may take as long as many others. MFU follows llm.c's convention: 6 N + 6 L C T
 FLOPs per token, N including the padded vocabulary, over the datasheet's dense peak for the dtype.
 """
 
@@ -72,8 +73,16 @@ class Progress:
         self.pace: Pace | None = None
         self._reported_at, self._counted, self._counted_since = 0.0, done, time.perf_counter()
 
-    def step(self, done: int, loss: float, now: float) -> None:
-        """Count a step that ended at ``now`` (time.perf_counter); report if enough time has passed."""
+    def step(self, done: int, loss: float, now: float, is_warmup: bool = False) -> None:
+        """Count a step that ended at ``now`` (time.perf_counter); report if enough time has passed.
+
+        Later reports do not count a step that ``is_warmup``.
+        """
+        self._report_if_due(done, loss, now)
+        if is_warmup:
+            self._counted, self._counted_since = done, now
+
+    def _report_if_due(self, done: int, loss: float, now: float) -> None:
         first = self.pace is None
         interval = LIVE_SECONDS if self.live else PIPE_SECONDS
         # The first and the last step are always reported.

@@ -163,6 +163,7 @@ class Trainer:
         self.done = self.updates = self.skipped = 0
         self.losses: list[float] = []
         self.seconds: list[float] = []
+        self.seconds_are_warmup = True  # until a step has been timed that compiled and captured nothing
         self.step_began = time.perf_counter()
         self.validation: float | None = None
         self.weights_consistent = True  # False during an update
@@ -254,6 +255,7 @@ class Trainer:
         """Do one step and what is due after it; return True if the run was asked to stop."""
         config = self.config
         undisturbed = self._nothing_due_within(self.profiler.steps or 0)
+        is_warm = self.micro_batch.is_warm  # before the step, which may be the last to compile or capture
         with self.profiler.step(self.seconds, undisturbed), annotate("step"):
             numbers = self._step(batches, signals)
         last = self.done == config.steps
@@ -264,6 +266,8 @@ class Trainer:
         if validate or sample or save:
             self._write_last_step()
         paused_at = self.progress.pause()
+        if is_warm and self.seconds_are_warmup:
+            self.seconds, self.seconds_are_warmup = [], False
         self.seconds = [*self.seconds[1 - RECENT_STEPS :], paused_at - self.step_began]
         if validate:
             self._validate()
@@ -285,6 +289,7 @@ class Trainer:
 
     def _step(self, batches: Prefetch, signals: StopSignals) -> StepNumbers:
         config, optimizer, accumulate = self.config, self.optimizer, self.config.accumulate
+        is_warmup = not self.micro_batch.is_warm
         # The sum stays on the device: reading each micro-batch's loss would wait for it.
         loss = torch.zeros((), device=self.strategy.device)
         # All micro-batches are launched before the host waits for the first number.
@@ -307,10 +312,10 @@ class Trainer:
         save = config.checkpoint_seconds is not None and since_save > config.checkpoint_seconds
         stop = signals.caught is not None
         numbers = self.strategy.step_numbers(loss, norms, stop=stop, save=save)
-        self._update_or_skip(numbers)
+        self._update_or_skip(numbers, is_warmup)
         return numbers
 
-    def _update_or_skip(self, numbers: StepNumbers) -> None:
+    def _update_or_skip(self, numbers: StepNumbers, is_warmup: bool) -> None:
         config, step = self.config, self.done
         lr = cosine_schedule(
             step, steps=config.steps, lr=config.lr, warmup=config.warmup, floor=config.lr_floor
@@ -332,7 +337,7 @@ class Trainer:
         now = time.perf_counter()
         # All processes together, since `batch` counts the windows of all of them.
         values["tokens_a_second"] = config.batch * config.length / (now - self.step_began)
-        self._unwritten = partial(self._write_step, step + 1, values, now)
+        self._unwritten = partial(self._write_step, step + 1, values, now, is_warmup)
         if skip_reason is not None:
             self._write_last_step()
             self.guard.check_patience(step + 1, skip_reason)
@@ -344,11 +349,11 @@ class Trainer:
         if write is not None:
             write()
 
-    def _write_step(self, step: int, values: dict[str, Any], now: float) -> None:
+    def _write_step(self, step: int, values: dict[str, Any], now: float, is_warmup: bool) -> None:
         # The outcome's loss is the mean of the last ten.
         self.losses = [*self.losses[-9:], values["loss"]]
         self._log(step, **values)
-        self.progress.step(step, values["loss"], now)
+        self.progress.step(step, values["loss"], now, is_warmup)
 
     def _dropout_seed(self, micro: int) -> dict[str, int]:
         """Return dropout's seed as an argument: a hash of the run's seed, step, micro-batch and rank."""

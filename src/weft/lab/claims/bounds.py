@@ -81,6 +81,17 @@ def _linear_residual(shape: Shape, dtype: str) -> tuple[Input, ...]:
     return (*_linear(shape, dtype), _x("residual", shape[:2], dtype))
 
 
+def _mlp_gelu(shape: Shape, dtype: str) -> tuple[Input, ...]:
+    rows, inputs, hidden, outputs = shape
+    return (
+        _x("x", (rows, inputs), dtype),
+        _x("fc_weight", (hidden, inputs), dtype),
+        _x("fc_bias", (hidden,), dtype),
+        _x("proj_weight", (outputs, hidden), dtype),
+        _x("proj_bias", (outputs,), dtype),
+    )
+
+
 def _attention(shape: Shape, dtype: str) -> tuple[Input, ...]:
     lengths = Input(name="key_lengths", shape=shape[:1], dtype="int32")
     return (*(_x(name, shape, dtype) for name in "qkv"), lengths)
@@ -145,6 +156,7 @@ FORMS: dict[str, Form] = {
     "linear": Form("rows x outputs x inputs", 3, _linear),
     "linear_gelu": Form("rows x outputs x inputs", 3, _linear, (("keep", False),)),
     "linear_residual": Form("rows x outputs x inputs", 3, _linear_residual),
+    "mlp_gelu": Form("rows x inputs x hidden x outputs", 4, _mlp_gelu),
     "attention": Form("batch x heads x length x head size", 4, _attention, (("padded", False),)),
     "trilinear": Form("points x features", 2, _trilinear),
     "rope": Form("batch x heads x length x head size", 4, _rope),

@@ -1,4 +1,7 @@
-"""The linear family: a linear layer alone, with GELU, or with a residual; figures are in README.md."""
+"""The linear family: a linear layer alone, with GELU, or with a residual, and two layers with GELU between.
+
+Figures are in README.md.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,8 @@ from weft.dispatch.operator import (
     resolve,
 )
 from weft.dispatch.plan_cache import memoized
+from weft.ops.linear.mlp.spec import check_mlp_gelu
+from weft.ops.linear.products import bias_or_zeros, needs_gradient
 from weft.ops.linear.spec import check_flag, check_linear, check_linear_gelu, check_linear_residual
 
 
@@ -66,6 +71,38 @@ register(
             *_fake_gradients(grad, x, weight),
             grad.new_empty(grad.shape),
         ),
+    ),
+)
+
+
+def _fake_mlp_outputs(
+    x: torch.Tensor,
+    fc_weight: torch.Tensor,
+    fc_bias: torch.Tensor,
+    proj_weight: torch.Tensor,
+    proj_bias: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
+    y, hidden, pre = (x.new_empty(*x.shape[:-1], w.shape[0]) for w in (proj_weight, fc_weight, fc_weight))
+    return y, hidden, pre
+
+
+def _fake_mlp_gradients(
+    grad: torch.Tensor, x: torch.Tensor, fc_weight: torch.Tensor, proj_weight: torch.Tensor, *activations: Any
+) -> tuple[torch.Tensor, ...]:
+    matrices = [t.new_empty(t.shape) for t in (x, fc_weight, proj_weight)]
+    biases = [w.new_empty(w.shape[0]) for w in (fc_weight, proj_weight)]
+    return matrices[0], matrices[1], biases[0], matrices[2], biases[1]
+
+
+register(
+    "mlp_gelu",
+    Schema(
+        inputs="Tensor x, Tensor fc_weight, Tensor fc_bias, Tensor proj_weight, Tensor proj_bias",
+        saved="Tensor x, Tensor fc_weight, Tensor proj_weight, Tensor hidden, Tensor pre",
+        gradients=5,
+        outputs=3,
+        fake=_fake_mlp_outputs,
+        fake_backward=_fake_mlp_gradients,
     ),
 )
 
@@ -136,7 +173,7 @@ def linear(
         WeftError: the arguments are no tensors of these shapes, of one dtype and device; ``impl`` is
             unknown or does not run here.
     """
-    inputs = lowered(x, weight, _bias_or_zeros(weight, bias))
+    inputs = lowered(x, weight, bias_or_zeros(weight, bias))
     return call("linear", inputs, {}, impl, lambda: check_linear(*inputs), batch_invariant)  # type: ignore[no-any-return]
 
 
@@ -176,7 +213,7 @@ def linear_gelu(
 
     Source of GELU: arXiv:1606.08415.
     """
-    inputs = lowered(x, weight, _bias_or_zeros(weight, bias))
+    inputs = lowered(x, weight, bias_or_zeros(weight, bias))
     check_flag("linear_gelu", "return_pre_activation", return_pre_activation)
     check_flag("linear_gelu", "recompute_pre_activation", recompute_pre_activation)
     # A contradiction is an error, not a silent choice of one of them.
@@ -187,7 +224,7 @@ def linear_gelu(
             got="both",
             hint="what is returned need not be computed again",
         )
-    is_lean = not return_pre_activation and (recompute_pre_activation or not _needs_gradient(inputs))
+    is_lean = not return_pre_activation and (recompute_pre_activation or not needs_gradient(inputs))
     # The batch-invariant kernel writes the pre-activation also where no gradient needs it.
     if recompute_pre_activation:
         refuse_if_requested("linear_gelu with recompute_pre_activation", batch_invariant)
@@ -223,22 +260,52 @@ def linear_residual(
         WeftError: the arguments are no tensors of these shapes, of one dtype and device; ``impl`` is
             unknown or does not run here.
     """
-    inputs = lowered(x, weight, _bias_or_zeros(weight, bias), residual)
+    inputs = lowered(x, weight, bias_or_zeros(weight, bias), residual)
     return call("linear_residual", inputs, {}, impl, lambda: check_linear_residual(*inputs), batch_invariant)  # type: ignore[no-any-return]
 
 
-def _bias_or_zeros(weight: Any, bias: Any) -> Any:
-    """``bias``, or zeros for a None; the check of arguments refuses a weight that is no matrix."""
-    if bias is not None:
-        return bias
-    # The kernels always add a bias: a second set of kernels without it would save N bytes of M N.
-    is_matrix = isinstance(weight, torch.Tensor) and not weight.is_nested and weight.dim() == 2
-    # A quantised tensor is not floating, and cannot make zeros of its kind.
-    return weight.new_zeros(weight.shape[0]) if is_matrix and weight.is_floating_point() else None
+def mlp_gelu(
+    x: torch.Tensor,
+    fc_weight: torch.Tensor,
+    fc_bias: torch.Tensor | None,
+    proj_weight: torch.Tensor,
+    proj_bias: torch.Tensor | None = None,
+    *,
+    impl: str | None = None,
+    batch_invariant: bool = False,
+) -> torch.Tensor:
+    """Return gelu(x W1^T + b1) W2^T + b2, GELU in tanh form; products are summed in float32.
 
+    It is ``linear(linear_gelu(x, W1, b1), W2, b2)`` as one operator, so that the backward of ``cuda`` can
+    multiply by GELU's slope in the epilogue of a product. Where a gradient is needed, GELU's input and output
+    are stored for it, rounded to x's dtype. Elsewhere the call is these two operators.
 
-def _needs_gradient(inputs: tuple[Any, ...]) -> bool:
-    return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
+    Args:
+        x: (..., K); float32, float16 or bfloat16; CPU or CUDA; any strides.
+        fc_weight: W1 (F, K), as ``torch.nn.Linear`` stores it; the same dtype and device; any strides.
+        fc_bias: b1 (F,); the same dtype and device. None adds zeros.
+        proj_weight: W2 (N, F); the same dtype and device; any strides.
+        proj_bias: b2 (N,); the same dtype and device. None adds zeros.
+        impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
+        batch_invariant: True for rows whose bits do not depend on the batch (``weft.batch_invariant``).
+
+    Returns:
+        (..., N), contiguous, of the inputs' dtype and device.
+
+    Raises:
+        WeftError: the arguments are no tensors of these shapes, of one dtype and device; ``impl`` is
+            unknown or does not run here.
+
+    Source of GELU: arXiv:1606.08415.
+    """
+    biases = bias_or_zeros(fc_weight, fc_bias), bias_or_zeros(proj_weight, proj_bias)
+    inputs = lowered(x, fc_weight, biases[0], proj_weight, biases[1])
+    if needs_gradient(inputs):
+        return call("mlp_gelu", inputs, {}, impl, lambda: check_mlp_gelu(*inputs), batch_invariant)[0]  # type: ignore[no-any-return]
+    # Without a gradient GELU's input need not be stored, which linear_gelu knows how to avoid.
+    check_mlp_gelu(*inputs)
+    hidden = linear_gelu(*inputs[:3], impl=impl, batch_invariant=batch_invariant)
+    return linear(hidden, *inputs[3:], impl=impl, batch_invariant=batch_invariant)
 
 
 def _linear_gelu_lean(inputs: tuple[Any, ...], impl: str | None) -> torch.Tensor:
@@ -257,6 +324,6 @@ def _linear_gelu_lean(inputs: tuple[Any, ...], impl: str | None) -> torch.Tensor
     if resolve("linear_gelu", chosen) in TRACED:
         return call("linear_gelu", inputs, params, chosen)  # type: ignore[no-any-return]
     # While tracing the mode stack is not to be read; a call with a gradient needs the operator's own.
-    if not torch.compiler.is_compiling() and not _needs_gradient(inputs) and can_skip_dispatcher(inputs):
+    if not torch.compiler.is_compiling() and not needs_gradient(inputs) and can_skip_dispatcher(inputs):
         return devices.call_on(devices.index_of(inputs), _lean_forward, *inputs, chosen)  # type: ignore[no-any-return]
     return torch.ops.weft.linear_gelu_lean(*inputs, chosen)  # type: ignore[no-any-return]

@@ -1,9 +1,9 @@
-"""Products that the implementations share: cuBLAS's, held to the operators' precision, and 2-D views."""
+"""Shared parts of products: those of cuBLAS at the operators' precision, 2-D views, checks of arguments."""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -47,3 +47,18 @@ def _backward_products(
     grad2d: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.mm(grad2d, weight).view(x.shape), torch.mm(grad2d.t(), to_2d(x))
+
+
+def bias_or_zeros(weight: Any, bias: Any) -> Any:
+    """Return ``bias``, or zeros for a None; the check of arguments refuses a weight that is no matrix."""
+    if bias is not None:
+        return bias
+    # The kernels always add a bias: a second set of kernels without it would save N bytes of M N.
+    is_matrix = isinstance(weight, torch.Tensor) and not weight.is_nested and weight.dim() == 2
+    # A quantised tensor is not floating, and cannot make zeros of its kind.
+    return weight.new_zeros(weight.shape[0]) if is_matrix and weight.is_floating_point() else None
+
+
+def needs_gradient(inputs: tuple[Any, ...]) -> bool:
+    """Return True if autograd records a call with these arguments."""
+    return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)

@@ -52,7 +52,7 @@ def product(x2d: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torc
     return library_linear(x2d, weight, bias)
 
 
-def _multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return a (M, K) @ b (K, N), of any strides."""
     if a.is_cuda and skinny.supports(a, b):
         return skinny.forward(a, b)
@@ -62,13 +62,13 @@ def _multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def backward_products(
-    grad2d: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, multiply_rows: Product = _multiply
+    grad2d: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, multiply_rows: Product = multiply
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return dx = grad W, of x's shape, and dW = grad^T x, for grad (M, N), x (..., K), weight (N, K).
 
     ``multiply_rows`` computes dx.
     """
-    return multiply_rows(grad2d, weight).view(x.shape), _multiply(grad2d.t(), to_2d(x))
+    return multiply_rows(grad2d, weight).view(x.shape), multiply(grad2d.t(), to_2d(x))
 
 
 def linear_forward(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -78,7 +78,7 @@ def linear_forward(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) ->
 
 
 def linear_backward(
-    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *, multiply_rows: Product = _multiply
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *, multiply_rows: Product = multiply
 ) -> tuple[torch.Tensor, ...]:
     grad2d = to_2d(grad)
     dbias, _ = column_sums(SUM, grad2d)
@@ -108,7 +108,7 @@ def linear_gelu_backward(
     pre_or_bias: torch.Tensor,
     *,
     keep: bool = True,
-    multiply_rows: Product = _multiply,
+    multiply_rows: Product = multiply,
 ) -> tuple[torch.Tensor, ...]:
     """``pre_or_bias`` is pre, or without ``keep`` the bias, with which pre is computed again."""
     pre = to_2d(pre_or_bias) if keep else product(to_2d(x), weight, pre_or_bias)
@@ -130,7 +130,7 @@ def linear_residual_forward(
 
 
 def linear_residual_backward(
-    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *, multiply_rows: Product = _multiply
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *, multiply_rows: Product = multiply
 ) -> tuple[torch.Tensor, ...]:
     """One pass over the gradient computes dbias and the copy that is returned as dresidual."""
     grad2d = to_2d(grad)

@@ -23,14 +23,16 @@ def _register(norm: spec.NormVariant) -> None:
     def fake_backward(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         _, _, s, weight = norm.unpack_backward(tensors)
         gradients = (contiguous_like(v) for v in (s, s, weight, weight))
-        return norm.select_gradients(*gradients)
+        return norm.select_gradients(*gradients)[norm.shares_gradient :]
 
     register(
         norm.name,
         Schema(
             inputs=", ".join((*inputs, *params)),
             saved=", ".join(("Tensor s" if norm.residual else "Tensor x", "Tensor weight", *params)),
-            gradients=len(inputs),
+            gradients=len(inputs) - norm.shares_gradient,
+            # Autograd gives both terms of the sum one tensor, as it does for torch's own sum.
+            shares_gradient=norm.shares_gradient,
             fake=fake,
             fake_backward=fake_backward,
             outputs=2 if norm.residual else 1,

@@ -75,24 +75,42 @@ class RepeatedNorms:
         self._launches.store(key, launch)
 
     def backward_key(
-        self, grad: Tensor, grad_s: Tensor | None, x: Tensor, weight: Tensor, eps: float, centred: bool
+        self,
+        grad: Tensor,
+        grad_s: Tensor | None,
+        x: Tensor,
+        weight: Tensor,
+        eps: float,
+        centred: bool,
+        shares: bool,
     ) -> Hashable:
         """Return the key of a backward whose tensors are contiguous and aligned."""
         if not are_repeatable(grad, grad_s, x) or not are_repeatable(weight, alignment=WEIGHT_ALIGNMENT):
             return None
-        return ("backward", x.shape, x.dtype, weight.dtype, x.get_device(), grad_s is None, centred, eps)
+        kind = (grad_s is None, centred, eps, shares)
+        return ("backward", x.shape, x.dtype, weight.dtype, x.get_device(), *kind)
 
     def backward(
-        self, key: Hashable, grad: Tensor, grad_s: Tensor | None, x: Tensor, weight: Tensor, centred: bool
+        self,
+        key: Hashable,
+        grad: Tensor,
+        grad_s: Tensor | None,
+        x: Tensor,
+        weight: Tensor,
+        centred: bool,
+        shares: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-        """Return (dx, dresidual, dweight, dbias) by the launches of an earlier call, or None."""
+        """Return (dx, dresidual, dweight, dbias) by the launches of an earlier call, or None.
+
+        dresidual ``shares`` the memory of dx: CUDA's kernels write the same bits there twice, Triton's once.
+        """
         launches = self._get(key)
         if launches is None:
             return None
         rows_launch, sum_launch, count = launches
         # All tensors of a key are contiguous, and so is what is like them.
         dx, dw = torch.empty_like(x), torch.empty_like(weight)
-        dr = dx if grad_s is None else torch.empty_like(x)
+        dr = dx if grad_s is None or shares else torch.empty_like(x)
         db = torch.empty_like(weight) if centred else dw
         partials = torch.empty(count, dtype=torch.float32, device=x.device).data_ptr()
         grad_address = grad.data_ptr()

@@ -60,6 +60,26 @@ class NormVariant:
         grad, x, weight = tensors
         return grad, None, x, weight
 
+    def add_shared(self, backward: Any) -> Any:
+        """Return ``backward`` with the function ``shared`` that returns the gradient of x and residual once.
+
+        ``backward`` takes ``shares``: dresidual may be dx. Nothing is added to a norm without a residual, or
+        with dropout, whose dx is another.
+        """
+        if self.shares_gradient:
+
+            def shared(*tensors: Any, eps: float) -> tuple[Any, ...]:
+                dx, _, *others = backward(*tensors, eps=eps, shares=True)
+                return (dx, *others)
+
+            backward.shared = shared
+        return backward
+
+    @property
+    def shares_gradient(self) -> bool:
+        """True if x and residual have the same gradient, that of their sum."""
+        return self.residual and not self.dropout
+
     def select_gradients(self, dx: Any, dresidual: Any, dweight: Any, dbias: Any) -> tuple[Any, ...]:
         """Return the gradients of the inputs that the norm has, in the order of the inputs."""
         rows = (dx, dresidual) if self.residual else (dx,)

@@ -2,7 +2,8 @@
 
 x: (rows, columns), rows x_stride apart; weight, bias: (columns,). CENTRED is layer norm; RMS norm has no
 mean and no bias. RESIDUAL adds a second tensor r: the kernel normalises s = x + r, rounded to its dtype, and
-writes s too. All arithmetic is in float32.
+writes s too. In a backward it may be SHARED: x and r get one gradient, and dr is not written. All arithmetic
+is in float32.
 
 The rounding error of a mean in float32 is the same for a whole row. The mean of x - mean is that error;
 subtracting it as well (Chan, Golub and LeVeque, "Algorithms for computing the sample variance", 1983) keeps
@@ -13,6 +14,8 @@ from __future__ import annotations
 
 from weft.backends.triton_jit import tl, triton
 from weft.ops._common.philox_dropout_triton import keep_mask_by_eights, keep_mask_per_element
+
+SHARED = tl.constexpr(2)  # a value of RESIDUAL
 
 
 @triton.jit
@@ -201,7 +204,8 @@ def norm_backward_persistent(
         if RESIDUAL:
             grad_s = tl.load(grad_s_ptr + row * grad_s_stride + column, mask=mask, other=0)
             dx += grad_s.to(tl.float32)
-            tl.store(dr_ptr + row * columns + column, dx.to(dr_ptr.dtype.element_ty), mask=mask)
+            if RESIDUAL != SHARED:
+                tl.store(dr_ptr + row * columns + column, dx.to(dr_ptr.dtype.element_ty), mask=mask)
         tl.store(dx_ptr + row * columns + column, dx.to(dx_ptr.dtype.element_ty), mask=mask)
         # Rows past the end have g = 0, but xhat is NaN there if eps is 0.
         dw += tl.sum(tl.where(row < rows, g * xhat, 0.0), 0)
@@ -244,7 +248,8 @@ def norm_backward_row(
     dx, _hat = _row_gradient(g, w, diff, rstd, columns, CENTRED)
     if RESIDUAL:
         dx += tl.load(grad_s_ptr + row * grad_s_stride + column, mask=mask, other=0).to(tl.float32)
-        tl.store(dr_ptr + row * columns + column, dx.to(dr_ptr.dtype.element_ty), mask=mask)
+        if RESIDUAL != SHARED:
+            tl.store(dr_ptr + row * columns + column, dx.to(dr_ptr.dtype.element_ty), mask=mask)
     tl.store(dx_ptr + row * columns + column, dx.to(dx_ptr.dtype.element_ty), mask=mask)
     if CENTRED:
         tl.store(statistics_ptr + 2 * row, tl.sum(mean, 0))
@@ -301,7 +306,8 @@ def norm_backward_multi_pass(
         if RESIDUAL:
             grad_s = tl.load(grad_s_ptr + row * grad_s_stride + start + lane, mask=mask)
             dx += grad_s.to(tl.float32)
-            tl.store(dr_ptr + at, dx.to(dr_ptr.dtype.element_ty), mask=mask)
+            if RESIDUAL != SHARED:
+                tl.store(dr_ptr + at, dx.to(dr_ptr.dtype.element_ty), mask=mask)
         tl.store(dx_ptr + at, dx.to(dx_ptr.dtype.element_ty), mask=mask)
 
 

@@ -269,22 +269,23 @@ def launch_backward(
     config: BackwardConfig | None = None,
     dropout: tuple[int, int] | None = None,
     invariant: bool = False,
+    shares: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return (dx, dresidual, dweight, dbias); ``x`` is the normalised tensor, which is s with a residual.
 
-    With ``grad_s``, the gradient of s, dresidual is a copy of dx in memory of its own; otherwise it is dx.
-    dbias is dweight unless ``centred``. With ``dropout``, as in :func:`launch_forward`, dx is dropout's
-    gradient of dresidual; only the persistent kernel takes it. ``invariant``: the number of rows does not
-    decide how the gradient of a row is computed.
+    With ``grad_s``, the gradient of s, dresidual is a copy of dx in memory of its own; otherwise, and if it
+    ``shares`` that memory, it is dx. dbias is dweight unless ``centred``. With ``dropout``, as in the
+    forward, dx is dropout's gradient of dresidual; only the persistent kernel takes it. ``invariant``: the
+    number of rows does not decide how the gradient of a row is computed.
     """
     key, rows_launch = None, None
     if config is None and dropout is None and not invariant:
-        key = REPEATED.backward_key(grad, grad_s, x, weight, eps, centred)
-        gradients = REPEATED.backward(key, grad, grad_s, x, weight, centred)
+        key = REPEATED.backward_key(grad, grad_s, x, weight, eps, centred, shares)
+        gradients = REPEATED.backward(key, grad, grad_s, x, weight, centred, shares)
         if gradients is not None:
             return gradients
     dx = contiguous_like(x)
-    dr = torch.empty_like(dx) if grad_s is not None else dx
+    dr = torch.empty_like(dx) if grad_s is not None and not shares else dx
     dw = contiguous_like(weight)
     db = torch.empty_like(dw) if centred else dw
     if x.numel() == 0:
@@ -531,8 +532,8 @@ def _implementation(norm: spec.NormVariant) -> Implementation:
         y, s = launch_forward(*norm.unpack_inputs(inputs), eps)
         return (y, s) if norm.residual else y
 
-    def backward(*tensors: torch.Tensor, eps: float) -> tuple[torch.Tensor, ...]:
-        gradients = launch_backward(*norm.unpack_backward(tensors), eps, norm.centred)
+    def backward(*tensors: torch.Tensor, eps: float, shares: bool = False) -> tuple[torch.Tensor, ...]:
+        gradients = launch_backward(*norm.unpack_backward(tensors), eps, norm.centred, shares=shares)
         return norm.select_gradients(*gradients)
 
     def forward_invariant(*inputs: torch.Tensor, eps: float) -> Any:
@@ -542,11 +543,13 @@ def _implementation(norm: spec.NormVariant) -> Implementation:
         y, s = launch_forward(*rows, weight, bias, eps, invariant=True)
         return (y, s) if norm.residual else y
 
-    def backward_invariant(*tensors: torch.Tensor, eps: float) -> tuple[torch.Tensor, ...]:
+    def backward_invariant(
+        *tensors: torch.Tensor, eps: float, shares: bool = False
+    ) -> tuple[torch.Tensor, ...]:
         grad, grad_s, x, weight = norm.unpack_backward(tensors)
         _refuse_too_many_rows(x)
         rows = (aligned_rows(grad), aligned_rows(grad_s), aligned_rows(x))
-        gradients = launch_backward(*rows, weight, eps, norm.centred, invariant=True)
+        gradients = launch_backward(*rows, weight, eps, norm.centred, shares=shares, invariant=True)
         return norm.select_gradients(*gradients)
 
     if norm.dropout:
@@ -557,7 +560,7 @@ def _implementation(norm: spec.NormVariant) -> Implementation:
         operator=norm.name,
         backend="cuda",
         forward=dropout_forward if norm.dropout else forward,
-        backward=dropout_backward if norm.dropout else backward,
+        backward=dropout_backward if norm.dropout else norm.add_shared(backward),
         supports=supports_dropout if norm.dropout else supports,
         aot_kernels=_dropout_aot_kernels() if norm.dropout else _aot_kernels(norm),
         idea=idea,
@@ -565,7 +568,9 @@ def _implementation(norm: spec.NormVariant) -> Implementation:
     # Dropout keeps an element by its position in the batch: no row of it is invariant.
     if norm.dropout:
         return implementation
-    return with_invariant(implementation, forward=forward_invariant, backward=backward_invariant)
+    return with_invariant(
+        implementation, forward=forward_invariant, backward=norm.add_shared(backward_invariant)
+    )
 
 
 def _refuse_too_many_rows(x: torch.Tensor) -> None:

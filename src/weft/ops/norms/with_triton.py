@@ -169,19 +169,23 @@ def launch_backward(
     eps: float,
     centred: bool,
     config: Config | None = None,
+    shares: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return (dx, dresidual, dweight, dbias); ``x`` is the normalised tensor, which is s with a residual.
 
-    With ``grad_s``, the gradient of s, dresidual is a copy of dx in memory of its own; otherwise it is dx.
+    With ``grad_s``, the gradient of s, dresidual is a copy of dx in memory of its own; otherwise, and if it
+    ``shares`` that memory, it is dx.
     dbias is dweight unless ``centred``.
     """
-    key = REPEATED.backward_key(grad, grad_s, x, weight, eps, centred) if config is None else None
-    gradients = REPEATED.backward(key, grad, grad_s, x, weight, centred)
+    key = None
+    if config is None:
+        key = REPEATED.backward_key(grad, grad_s, x, weight, eps, centred, shares)
+    gradients = REPEATED.backward(key, grad, grad_s, x, weight, centred, shares)
     if gradients is not None:
         return gradients
     rows_launch = None
     dx = contiguous_like(x)
-    dr = torch.empty_like(dx) if grad_s is not None else dx
+    dr = torch.empty_like(dx) if grad_s is not None and not shares else dx
     dw = contiguous_like(weight)
     db = torch.empty_like(dw) if centred else dw
     if x.numel() == 0:
@@ -193,7 +197,8 @@ def launch_backward(
     tensors = (grad2d, grad_s2d, x2d, weight.contiguous(), dx, dr)
     strides = (grad2d.stride(0), grad_s2d.stride(0), x2d.stride(0))
     options: dict[str, Any] = {"BLOCK": config.block, "num_warps": config.warps}
-    options |= {"CENTRED": centred, "RESIDUAL": grad_s is not None}
+    residual = kernels.SHARED.value if shares else 1
+    options |= {"CENTRED": centred, "RESIDUAL": 0 if grad_s is None else residual}
     if config.programs:
         parts = min(triton.cdiv(rows, config.rows), _resident_programs(config, x.device))
         partials = _float32((1 + centred, parts, columns), x.device)
@@ -351,8 +356,8 @@ def _implementation(norm: spec.NormVariant) -> Implementation:
         y, s = launch_forward(*norm.unpack_inputs(inputs), eps)
         return (y, s) if norm.residual else y
 
-    def backward(*tensors: torch.Tensor, eps: float) -> tuple[torch.Tensor, ...]:
-        gradients = launch_backward(*norm.unpack_backward(tensors), eps, norm.centred)
+    def backward(*tensors: torch.Tensor, eps: float, shares: bool = False) -> tuple[torch.Tensor, ...]:
+        gradients = launch_backward(*norm.unpack_backward(tensors), eps, norm.centred, shares=shares)
         return norm.select_gradients(*gradients)
 
     def forward_invariant(*inputs: torch.Tensor, eps: float) -> Any:
@@ -360,24 +365,28 @@ def _implementation(norm: spec.NormVariant) -> Implementation:
         y, s = launch_forward(aligned_rows(x), aligned_rows(residual), weight, bias, eps)
         return (y, s) if norm.residual else y
 
-    def backward_invariant(*tensors: torch.Tensor, eps: float) -> tuple[torch.Tensor, ...]:
+    def backward_invariant(
+        *tensors: torch.Tensor, eps: float, shares: bool = False
+    ) -> tuple[torch.Tensor, ...]:
         grad, grad_s, x, weight = norm.unpack_backward(tensors)
         rows = (aligned_rows(grad), aligned_rows(grad_s), aligned_rows(x))
-        gradients = launch_backward(*rows, weight, eps, norm.centred)
+        gradients = launch_backward(*rows, weight, eps, norm.centred, shares=shares)
         return norm.select_gradients(*gradients)
 
     implementation = Implementation(
         operator=norm.name,
         backend="triton",
         forward=dropout_forward if norm.dropout else forward,
-        backward=dropout_backward if norm.dropout else backward,
+        backward=dropout_backward if norm.dropout else norm.add_shared(backward),
         aot_kernels=_dropout_aot_kernels() if norm.dropout else _aot_kernels(norm),
         idea="whole rows in one program, read once; the weights' gradients by persistent programs",
     )
     # Dropout keeps an element by its position in the batch: no row of it is invariant.
     if norm.dropout:
         return implementation
-    return with_invariant(implementation, forward=forward_invariant, backward=backward_invariant)
+    return with_invariant(
+        implementation, forward=forward_invariant, backward=norm.add_shared(backward_invariant)
+    )
 
 
 LAYER_NORM = _implementation(spec.LAYER_NORM_VARIANT)

@@ -65,9 +65,16 @@ class CheckedCall:
         return max(b.share(e) for b, e in zip(self.oracle.bounds, self.errors, strict=True))
 
     def output_label(self, index: int) -> str:
-        """Return the operator's name of an output as the start of a reason; empty if it has none."""
-        names = self.oracle.operator.output_names
-        return f"{names[index]}: " if names else ""
+        """Return the operator's name of an output as the start of a reason; empty if it has none.
+
+        The outputs of a backward are gradients, which are named after their inputs.
+        """
+        operator = self.oracle.operator
+        if not operator.output_names:
+            return ""
+        if self.oracle.direction == BACKWARD:
+            return f"gradient of {operator.differentiable[index]}: "
+        return f"{operator.output_names[index]}: "
 
 
 Rule = Callable[[CheckedCall], str]
