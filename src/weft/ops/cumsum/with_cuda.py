@@ -57,7 +57,7 @@ def _source(dtype: torch.dtype, vec_width: int, reverse: bool, threads: int, thr
 def _vec_width(x2d: torch.Tensor, y: torch.Tensor) -> int:
     """Return the number of elements of an access: 16 bytes of them, or one.
 
-    Vectors need rows of x and of y that lie alike to multiples of 16 bytes; the kernels begin each row at one.
+    Vectors need rows of x and of y that lie alike to multiples of 16 bytes: the kernels begin a row at one.
     """
     rows, columns = x2d.shape
     size = x2d.element_size()
