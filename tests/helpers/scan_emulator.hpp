@@ -61,6 +61,11 @@ inline Word load_word(const Word* from) {
   yield();
   return *from;
 }
+inline void store_word(unsigned* to, unsigned word) { *to = word, ++progress; }
+inline unsigned load_word(const unsigned* from) {
+  yield();
+  return *from;
+}
 inline Word atomicAdd(Word* to, Word v) {
   yield();
   return std::exchange(*to, *to + v);
@@ -84,8 +89,13 @@ template <typename T> T __shfl_xor_sync(unsigned, T v, int step) {
   return std::bit_cast<T>(together(v)[current % 32 ^ step]);
 }
 template <typename T> T __shfl_up_sync(unsigned, T v, int step, int width = 32) {
-  const int lane = current % 32;
-  return std::bit_cast<T>(together(v)[lane % width < step ? lane : lane - step]);
+  const int lane = current % 32, from = lane % width < step ? lane : lane - step;
+  if constexpr (sizeof(T) == 8) {  // half after half
+    const unsigned low = together((unsigned)(Word)v)[from];
+    return (T)((Word)together((unsigned)((Word)v >> 32))[from] << 32 | low);
+  } else {
+    return std::bit_cast<T>(together(v)[from]);
+  }
 }
 inline unsigned __ballot_sync(unsigned, bool v) {
   const unsigned* values = together((unsigned)v);

@@ -182,6 +182,8 @@ REGISTRY: dict[str, Entry] = {
     ),
     "spmm": _member("sparse", "spmm", ("eager", "torch", "triton", "cuda")),
     "topk": _single("topk", ("eager", "torch", "triton", "cuda")),
+    "sort": _member("sort", "sort", ("eager", "torch", "triton", "cuda")),
+    "sort_keys": _member("sort", "sort_keys", ("eager", "torch", "triton", "cuda")),
 }
 
 # Elementwise, row reduction, full reduction, matrix product.
