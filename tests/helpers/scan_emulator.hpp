@@ -5,6 +5,7 @@
 // A block's shared memory is NaN at its start. A load of a word that blocks share lets others run first.
 // Blocks that wait for one that cannot start are an error and not an endless loop.
 #define WEFT_PUBLISHED_WORD
+#define WEFT_SORT_PTX
 #include "cuda_types.hpp"
 #include <map>
 #include <random>
@@ -103,6 +104,11 @@ inline unsigned __ballot_sync(unsigned, bool v) {
   for (int i = 0; i < 32; ++i) mask |= values[i] << i;
   return mask;
 }
+inline void vote(unsigned digit, unsigned bit, unsigned& votes, unsigned& inverted) {
+  votes = __ballot_sync(~0u, (digit & bit) != 0);
+  inverted = digit & bit ? 0u : ~0u;
+}
+template <typename T> T* opaque(T* pointer) { return pointer; }
 inline unsigned __match_any_sync(unsigned, int v) {
   const unsigned* values = together(v);
   unsigned mask = 0;

@@ -114,6 +114,13 @@ def test_strides_and_the_ends_of_pages_in_the_emulator(
 
 
 @NEEDS_COMPILER
+def test_lanes_may_find_each_other_by_match(monkeypatch: pytest.MonkeyPatch, libraries: Path) -> None:
+    emulate(monkeypatch, libraries)
+    sort = partial(BY_PASSES, tile=SMALL._replace(match=True))
+    assert all(_is_right(sort, x) for x in _rows(torch.int32, 2, 2049).values())
+
+
+@NEEDS_COMPILER
 def test_look_back_gives_the_same_in_every_schedule(monkeypatch: pytest.MonkeyPatch, libraries: Path) -> None:
     """Hundreds of tiles, whose blocks start in random order."""
     emulate(monkeypatch, libraries)
@@ -152,8 +159,12 @@ FAULTS = {
     "-0 below 0": ("if (bits == SIGN) key = SIGN;", ""),
     "NaN by its bits": ("if ((Key)(bits & (Key)~SIGN) > (Key)INFINITY_BITS) key = (Key)~(Key)0;", ""),
     "the order of equal digits in a warp": (
-        "__popc(peers & ((1u << lane) - 1))",
-        "__popc(peers >> lane) - 1",
+        "return first + __popc(peers & below)",
+        "return first + __popc(peers & ~below) - 1",
+    ),
+    "the counter is raised before all have read it": (
+        "= warp_counts[digit];\n  __syncwarp();",
+        "= warp_counts[digit];",
     ),
     "warps before are not counted": ("totals[j] += own;", "totals[j] = own;"),
     "a lane of the sum is left out": ("if (lane >= step) total", "if (lane > step) total"),
@@ -163,7 +174,7 @@ FAULTS = {
     ),
     # onesweep.cu
     "tiles in the order of blockIdx": (
-        "ticket[0] = (index_t)atomicAdd(tickets + pass, 1ull);",
+        "ticket[0] = (unsigned)atomicAdd(tickets + pass, 1ull);",
         "ticket[0] = gridDim.x - 1 - blockIdx.x;",
     ),
     "the flag is not waited for": (
@@ -173,28 +184,28 @@ FAULTS = {
     "flags of the pass before": ("2 * (Count)pass + 1, inclusive", "(Count)1, inclusive"),
     "the look-back ends at a partial count": ("if (value >> COUNT_BITS == inclusive) return", "return"),
     "the inclusive count leaves the tile out": (
-        "inclusive << COUNT_BITS | (before[j] + totals[j]));\n      }",
-        "inclusive << COUNT_BITS | before[j]);\n      }",
+        "store_word(own_words + j, inclusive << COUNT_BITS | (before[j] + totals[j]));",
+        "store_word(own_words + j, inclusive << COUNT_BITS | before[j]);",
     ),
     "past the row's end the first digit": (
-        "take_place(own_counts, first + i * 32 < size ? digit_of(keys[i], shift, flip) : LAST_DIGIT)",
-        "take_place(own_counts, digit_of(keys[i], shift, flip))",
+        "if (!FULL && first + i * 32 >= size) digits[i] = LAST_DIGIT;",
+        "if (!FULL && first + i * 32 >= size) digits[i] = 0;",
     ),
     "no barrier before the exchange of indices": (
         "  __syncthreads();\n  Count* moved_indices",
         "  Count* moved_indices",
     ),
     "no barrier before the exchange is read": (
-        "  __syncthreads();\n\n  unsigned char digits",
-        "  unsigned char digits",
+        "  __syncthreads();\n\n#pragma unroll\n  for (int i = 0; i < ITEMS; ++i) {\n    const int place",
+        "#pragma unroll\n  for (int i = 0; i < ITEMS; ++i) {\n    const int place",
     ),
     "a part is counted twice": ("begin + part_columns < columns ? begin + part_columns : columns", "columns"),
     "the last column of counters is left out": ("c < COLUMNS; ++c)", "c < COLUMNS - 1; ++c)"),
 }  # fmt: skip
 ROW_FAULTS = {
     "elements past the row's end are counted": (
-        "first + i * 32 < size ? digit_of(keys[i], shift, flip) : LAST_DIGIT;\n      atomicAdd",
-        "digit_of(keys[i], shift, flip);\n      atomicAdd",
+        "if (first + i * 32 >= size) digits[i] = LAST_DIGIT;",
+        "if (first + i * 32 >= size) digits[i] = 0;",
     ),
     "the highest digit is left out": (
         "shift + DIGIT_BITS == KEY_BITS) break",

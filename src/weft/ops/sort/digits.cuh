@@ -1,10 +1,10 @@
 // Keys, their digits, and the places of the elements of a tile after a stable sort by one digit.
 //
-// The elements of a warp lie one after another in the tile: element i of lane l is the warp's (32 i + l)-th.
-// Each warp has a counter for each digit. Counters become places by a sum over the warps before, and over the
-// lower digits. Then the warp takes its elements in order, 32 at a time: lanes with one digit find each
-// other, the first of them raises the counter for all. Equal digits keep their order, so that the sort by
-// digits from the lowest to the highest is a stable sort of the keys.
+// The elements of a warp lie one after another in the tile: element i of lane l is the warp's (32 i +
+// l)-th. Each warp has a counter for each digit. Counters become places by a sum over the warps before,
+// and over the lower digits. Then the warp takes its elements in order, 32 at a time: lanes with one digit
+// find each other, read the counter, and the first of them raises it for all. Equal digits keep their
+// order, so that the sort by digits from the lowest to the highest is a stable sort of the keys.
 #pragma once
 #include "numeric.cuh"
 
@@ -54,6 +54,24 @@ __device__ __forceinline__ unsigned digit_of(Key bits, int shift, Key flip) {
   return (unsigned)(ordered(bits, flip) >> shift) & LAST_DIGIT;
 }
 
+// Sets `votes` to the lanes whose digit has this bit, and `inverted` to ~0 where the caller's has not. The
+// compiler takes seven instructions for a bit from C++, and four from this. An emulator defines it itself.
+#ifndef WEFT_SORT_PTX
+__device__ __forceinline__ void vote(unsigned digit, unsigned bit, unsigned& votes, unsigned& inverted) {
+  asm volatile("{ .reg .pred has; setp.ne.u32 has, %2, 0; vote.sync.ballot.b32 %0, has, 0xffffffff;"
+               " selp.b32 %1, 0, 0xffffffff, has; }"
+               : "=r"(votes), "=r"(inverted)
+               : "r"(digit & bit));
+}
+// Returns a pointer to global memory, and hides how it was computed: the compiler would repeat that for
+// every access.
+template <typename T> __device__ __forceinline__ T* opaque(T* pointer) {
+  asm volatile("" : "+l"(pointer));
+  __builtin_assume(__isGlobal(pointer));
+  return pointer;
+}
+#endif
+
 // Returns a bit for each lane with the caller's digit. All lanes of the warp call it.
 __device__ __forceinline__ unsigned peers_of(unsigned digit) {
 #if MATCH
@@ -62,9 +80,9 @@ __device__ __forceinline__ unsigned peers_of(unsigned digit) {
   unsigned peers = ALL;
 #pragma unroll
   for (int b = 0; b < DIGIT_BITS; ++b) {
-    const bool bit = digit >> b & 1;
-    const unsigned votes = __ballot_sync(ALL, bit);
-    peers &= bit ? votes : ~votes;
+    unsigned votes, inverted;
+    vote(digit, 1u << b, votes, inverted);
+    peers &= votes ^ inverted;
   }
   return peers;
 #endif
@@ -73,16 +91,18 @@ __device__ __forceinline__ unsigned peers_of(unsigned digit) {
 // Returns the place of the caller's element and raises its warp's counter past all elements of that digit.
 // All lanes of the warp call it.
 __device__ __forceinline__ unsigned take_place(unsigned* warp_counts, unsigned digit) {
-  const unsigned peers = peers_of(digit);
-  const int lane = threadIdx.x % 32, leader = __ffs(peers) - 1;
-  unsigned first = 0;
-  if (lane == leader) first = atomicAdd(warp_counts + digit, (unsigned)__popc(peers));
-  first = __shfl_sync(ALL, first, leader);
-  return first + __popc(peers & ((1u << lane) - 1));
+  const unsigned peers = peers_of(digit), below = (1u << threadIdx.x % 32) - 1;
+  // All lanes read the counter, and the first of a digit writes it: an atomic addition by that lane would
+  // need a branch, and a shuffle for the others.
+  const unsigned first = warp_counts[digit];
+  __syncwarp();
+  if ((peers & below) == 0) warp_counts[digit] = first + __popc(peers);
+  __syncwarp();
+  return first + __popc(peers & below);
 }
 
 // Replaces each warp's counters of the caller's digits by the sums of the warps before, and returns the sums
-// of all. Threads that own no digit have none.
+// of all. Threads that own no digit have none. counts: (WARPS, DIGITS).
 __device__ __forceinline__ void add_warps(unsigned* counts, unsigned (&totals)[OWNED]) {
 #pragma unroll
   for (int j = 0; j < OWNED; ++j) {

@@ -43,7 +43,7 @@ count_digits(const Key* __restrict__ x, Count* __restrict__ counts, index_t colu
              index_t parts, index_t part_columns, index_t descending) {
   __shared__ unsigned table[PASSES * DIGITS * COLUMNS];
   const Key flip = descending ? (Key)~(Key)0 : (Key)0;
-  const index_t row = (index_t)blockIdx.x / parts, begin = (index_t)blockIdx.x % parts * part_columns;
+  const index_t row = blockIdx.x / (unsigned)parts, begin = blockIdx.x % (unsigned)parts * part_columns;
   const index_t end = begin + part_columns < columns ? begin + part_columns : columns;
   for (int i = threadIdx.x; i < PASSES * DIGITS * COLUMNS; i += THREADS) table[i] = 0;
   __syncthreads();
@@ -87,8 +87,114 @@ __device__ __forceinline__ Count look_back(const Count* word, Count partial, Cou
   }
 }
 
+// Shared memory of a block of sort_pass.
+struct Shared {
+  unsigned long long* exchange;  // elements, and after them indices, in the order of their digits
+  unsigned* warp_counts;         // (WARPS, DIGITS)
+  Count* offsets;                // place in the row of a digit's elements, less their place in the tile
+  unsigned* sums;
+  Count* wide_sums;
+};
+
+// Sorts a tile of `size` elements; FULL: of TILE, without a test beside each. x: the tile; y: the row;
+// counts: the row's in this pass; own_words: the tile's. Other arguments are those of sort_pass, of the
+// row.
+template <bool FULL>
+__device__ __forceinline__ void sort_tile(const Shared& shared, const Key* x, Key* y, const Count* from,
+                                          Count* to, index_t* final_indices, const Count* counts,
+                                          Count* own_words, bool is_first, Count begin, int size, int pass,
+                                          Key flip) {
+  const int thread = (int)threadIdx.x, warp = thread / 32, shift = pass * DIGIT_BITS;
+  const int first = warp * 32 * ITEMS + thread % 32;
+  Key keys[ITEMS];
+#pragma unroll
+  for (int i = 0; i < ITEMS; ++i) keys[i] = FULL || first + i * 32 < size ? x[first + i * 32] : (Key)0;
+  unsigned* own_counts = shared.warp_counts + warp * DIGITS;
+  unsigned digits[ITEMS];
+#pragma unroll
+  for (int i = 0; i < ITEMS; ++i) {
+    digits[i] = digit_of(keys[i], shift, flip);
+    // Past the row's end, elements have the last digit and come after all others.
+    if (!FULL && first + i * 32 >= size) digits[i] = LAST_DIGIT;
+    atomicAdd(own_counts + digits[i], 1u);
+  }
+  __syncthreads();
+
+  // The numbers are published before the places are known, for the tiles that wait for them.
+  const Count partial = 2 * (Count)pass + 1, inclusive = partial + 1;
+  unsigned totals[OWNED], starts[OWNED];
+  Count before[OWNED];
+  add_warps(shared.warp_counts, totals);
+  if (is_first) {
+    Count row_counts[OWNED] = {};
+#pragma unroll
+    for (int j = 0; j < OWNED; ++j)
+      if (thread < OWNERS) row_counts[j] = counts[thread * OWNED + j];
+    find_starts(row_counts, before, shared.wide_sums);
+  }
+  if (thread < OWNERS) {
+#pragma unroll
+    for (int j = 0; j < OWNED; ++j)
+      store_word(own_words + j, is_first ? inclusive << COUNT_BITS | (before[j] + totals[j])
+                                         : partial << COUNT_BITS | totals[j]);
+  }
+  find_starts(totals, starts, shared.sums);
+  add_starts(shared.warp_counts, starts);
+  __syncthreads();
+
+  unsigned places[ITEMS];
+  Key* moved_keys = reinterpret_cast<Key*>(shared.exchange);
+#pragma unroll
+  for (int i = 0; i < ITEMS; ++i) {
+    places[i] = take_place(own_counts, digits[i]);
+    moved_keys[places[i]] = keys[i];
+  }
+  if (thread < OWNERS) {
+#pragma unroll
+    for (int j = 0; j < OWNED; ++j) {
+      if (!is_first) {
+        before[j] = look_back(own_words + j - DIGITS, partial, inclusive);
+        store_word(own_words + j, inclusive << COUNT_BITS | (before[j] + totals[j]));
+      }
+      shared.offsets[thread * OWNED + j] = before[j] - starts[j];
+    }
+  }
+  __syncthreads();
+
+#pragma unroll
+  for (int i = 0; i < ITEMS; ++i) {
+    const int place = thread + i * THREADS;
+    if (!FULL && place >= size) break;
+    const Key key = moved_keys[place];
+    digits[i] = digit_of(key, shift, flip);
+    y[(Count)(shared.offsets[digits[i]] + place)] = key;
+  }
+  if (!PAIRS) return;
+  // Loaded here and not with the keys: the registers of both do not fit.
+  Count indices[ITEMS];
+#pragma unroll
+  for (int i = 0; i < ITEMS; ++i) {
+    const Count at = begin + first + i * 32;
+    indices[i] = at;
+    if (pass > 0 && (FULL || first + i * 32 < size)) indices[i] = from[at];
+  }
+  __syncthreads();
+  Count* moved_indices = reinterpret_cast<Count*>(shared.exchange);
+#pragma unroll
+  for (int i = 0; i < ITEMS; ++i) moved_indices[places[i]] = indices[i];
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < ITEMS; ++i) {
+    const int place = thread + i * THREADS;
+    if (!FULL && place >= size) break;
+    const Count at = shared.offsets[digits[i]] + place;
+    if (pass == PASSES - 1) final_indices[at] = (index_t)moved_indices[place];
+    else to[at] = moved_indices[place];
+  }
+}
+
 // x: as above; y: (rows, columns); counts: those of count_digits. With PAIRS, indices go from `from` to `to`,
-// (rows, columns) each: the first pass has no `from` and the last stores to `final_indices` instead. words:
+// (rows, columns) each: the first pass reads none and the last stores to `final_indices` instead. words:
 // (rows, tiles, DIGITS); tickets: a counter for each pass; both 0 before the first pass. `tiles` is the
 // number of tiles of a row. Tiles are taken in order, so that those before a tile are finished or run.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AN_SM)
@@ -98,101 +204,29 @@ sort_pass(const Key* __restrict__ x, Key* __restrict__ y, const Count* __restric
           index_t descending) {
   __shared__ unsigned long long exchange[(TILE * EXCHANGE_BYTES + 7) / 8];
   __shared__ unsigned warp_counts[WARPS * DIGITS];
-  __shared__ Count offsets[DIGITS];  // place in the row of a digit's elements, less their place in the tile
+  __shared__ Count offsets[DIGITS];
   __shared__ unsigned sums[WARPS];
   __shared__ Count wide_sums[WARPS];
-  __shared__ index_t ticket[1];
-  const int thread = (int)threadIdx.x, warp = thread / 32, shift = (int)pass * DIGIT_BITS;
-  const Key flip = descending ? (Key)~(Key)0 : (Key)0;
-  if (thread == 0) ticket[0] = (index_t)atomicAdd(tickets + pass, 1ull);
-  for (int i = thread; i < WARPS * DIGITS; i += THREADS) warp_counts[i] = 0;
+  __shared__ unsigned ticket[1];
+  if (threadIdx.x == 0) ticket[0] = (unsigned)atomicAdd(tickets + pass, 1ull);
+  for (int i = threadIdx.x; i < WARPS * DIGITS; i += THREADS) warp_counts[i] = 0;
   __syncthreads();
-  const index_t row = ticket[0] / tiles, tile = ticket[0] % tiles, begin = tile * TILE;
+  // In 32 bits: a division of 64 would be as much work as two elements.
+  const index_t row = ticket[0] / (unsigned)tiles, tile = ticket[0] % (unsigned)tiles, begin = tile * TILE;
   const int size = columns - begin < TILE ? (int)(columns - begin) : TILE;
-  const int first = warp * 32 * ITEMS + thread % 32;
-  x += row * x_stride + begin, y += row * columns;
-
-  Key keys[ITEMS];
-#pragma unroll
-  for (int i = 0; i < ITEMS; ++i) keys[i] = first + i * 32 < size ? x[first + i * 32] : (Key)0;
-  unsigned* own_counts = warp_counts + warp * DIGITS;
-  // Past the row's end, elements have the last digit and come after all others.
-#pragma unroll
-  for (int i = 0; i < ITEMS; ++i)
-    atomicAdd(own_counts + (first + i * 32 < size ? digit_of(keys[i], shift, flip) : LAST_DIGIT), 1u);
-  __syncthreads();
-
-  // The numbers are published before the places are known, for the tiles that wait for them.
-  const Count partial = 2 * (Count)pass + 1, inclusive = partial + 1;
-  unsigned totals[OWNED], starts[OWNED];
-  Count before[OWNED];
-  Count* own_words = words + (row * tiles + tile) * DIGITS + thread * OWNED;
-  add_warps(warp_counts, totals);
-  if (tile == 0) {
-    Count row_counts[OWNED] = {};
-#pragma unroll
-    for (int j = 0; j < OWNED; ++j)
-      if (thread < OWNERS) row_counts[j] = counts[(row * PASSES + pass) * DIGITS + thread * OWNED + j];
-    find_starts(row_counts, before, wide_sums);
+  const Shared shared = {exchange, warp_counts, offsets, sums, wide_sums};
+  const Key flip = descending ? (Key)~(Key)0 : (Key)0;
+  x = opaque(x + row * x_stride + begin), y = opaque(y + row * columns);
+  counts += (row * PASSES + pass) * DIGITS;
+  Count* own_words = words + (row * tiles + tile) * DIGITS + threadIdx.x * OWNED;
+  if (PAIRS) {
+    from = opaque(from + row * columns), to = opaque(to + row * columns);
+    final_indices = opaque(final_indices + row * columns);
   }
-  if (thread < OWNERS) {
-#pragma unroll
-    for (int j = 0; j < OWNED; ++j)
-      store_word(own_words + j, tile ? partial << COUNT_BITS | totals[j]
-                                     : inclusive << COUNT_BITS | (before[j] + totals[j]));
-  }
-  find_starts(totals, starts, sums);
-  add_starts(warp_counts, starts);
-  __syncthreads();
-
-  unsigned places[ITEMS];
-  Key* moved_keys = reinterpret_cast<Key*>(exchange);
-#pragma unroll
-  for (int i = 0; i < ITEMS; ++i) {
-    places[i] = take_place(own_counts, first + i * 32 < size ? digit_of(keys[i], shift, flip) : LAST_DIGIT);
-    moved_keys[places[i]] = keys[i];
-  }
-  if (thread < OWNERS) {
-#pragma unroll
-    for (int j = 0; j < OWNED; ++j) {
-      if (tile) {
-        before[j] = look_back(own_words + j - DIGITS, partial, inclusive);
-        store_word(own_words + j, inclusive << COUNT_BITS | (before[j] + totals[j]));
-      }
-      offsets[thread * OWNED + j] = before[j] - starts[j];
-    }
-  }
-  __syncthreads();
-
-  unsigned char digits[ITEMS];
-#pragma unroll
-  for (int i = 0; i < ITEMS; ++i) {
-    const int place = thread + i * THREADS;
-    if (place >= size) break;
-    const Key key = moved_keys[place];
-    digits[i] = (unsigned char)digit_of(key, shift, flip);
-    y[(Count)(offsets[digits[i]] + place)] = key;
-  }
-  if (!PAIRS) return;
-  // Loaded here and not with the keys: the registers of both do not fit.
-  Count indices[ITEMS];
-#pragma unroll
-  for (int i = 0; i < ITEMS; ++i) {
-    const Count at = (Count)begin + first + i * 32;
-    indices[i] = at;
-    if (from && first + i * 32 < size) indices[i] = from[row * columns + at];
-  }
-  __syncthreads();
-  Count* moved_indices = reinterpret_cast<Count*>(exchange);
-#pragma unroll
-  for (int i = 0; i < ITEMS; ++i) moved_indices[places[i]] = indices[i];
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < ITEMS; ++i) {
-    const int place = thread + i * THREADS;
-    if (place >= size) break;
-    const index_t at = row * columns + (Count)(offsets[digits[i]] + place);
-    if (final_indices) final_indices[at] = (index_t)moved_indices[place];
-    else to[at] = moved_indices[place];
-  }
+  if (size == TILE)
+    sort_tile<true>(shared, x, y, from, to, final_indices, counts, own_words, tile == 0, (Count)begin, size,
+                    (int)pass, flip);
+  else
+    sort_tile<false>(shared, x, y, from, to, final_indices, counts, own_words, tile == 0, (Count)begin, size,
+                     (int)pass, flip);
 }

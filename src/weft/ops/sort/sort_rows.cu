@@ -27,10 +27,12 @@ sort_rows(const Key* __restrict__ x, Key* __restrict__ values, index_t* __restri
   for (int shift = 0;; shift += DIGIT_BITS) {
     for (int i = thread; i < WARPS * DIGITS; i += THREADS) counts[i] = 0;
     __syncthreads();
+    unsigned digits[ITEMS];
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
-      const unsigned digit = first + i * 32 < size ? digit_of(keys[i], shift, flip) : LAST_DIGIT;
-      atomicAdd(counts + warp * DIGITS + digit, 1u);
+      digits[i] = digit_of(keys[i], shift, flip);
+      if (first + i * 32 >= size) digits[i] = LAST_DIGIT;
+      atomicAdd(counts + warp * DIGITS + digits[i], 1u);
     }
     __syncthreads();
     unsigned totals[OWNED], starts[OWNED];
@@ -40,8 +42,7 @@ sort_rows(const Key* __restrict__ x, Key* __restrict__ values, index_t* __restri
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
-      const unsigned digit = first + i * 32 < size ? digit_of(keys[i], shift, flip) : LAST_DIGIT;
-      const unsigned place = take_place(counts + warp * DIGITS, digit);
+      const unsigned place = take_place(counts + warp * DIGITS, digits[i]);
       moved_keys[place] = keys[i];
       if (PAIRS) moved_indices[place] = indices_of[i];
     }

@@ -29,11 +29,14 @@ class Tile(NamedTuple):
 
     threads: int = 384
     bytes_a_thread: int = 72  # of the larger of elements and indices
+    blocks_an_sm: int = 2  # that the compiler leaves registers for
+    match: bool = False  # match.any in place of eight ballots
 
     def items(self, dtype: torch.dtype, pairs: bool, wide: bool) -> int:
         """Return the elements of a thread."""
         index = (8 if wide else 4) if pairs else 0
-        return min(24, self.bytes_a_thread // max(dtype.itemsize, index))
+        # Indices need their places too: with 18 elements a thread the registers spill.
+        return min(16 if pairs else 18, self.bytes_a_thread // max(dtype.itemsize, index))
 
 
 TILE = Tile()
@@ -68,7 +71,12 @@ def pass_source(dtype: torch.dtype, pairs: bool, wide: bool = False, tile: Tile 
     return CudaSource(
         file=HERE / "onesweep.cu",
         kernels=("sort_pass",),
-        defines=(*defines, ("WIDE", str(int(wide)))),
+        defines=(
+            *defines,
+            ("WIDE", str(int(wide))),
+            ("BLOCKS_AN_SM", str(tile.blocks_an_sm)),
+            ("MATCH", str(int(tile.match))),
+        ),
         label=f"{dtype_name(dtype)}{'-pairs' if pairs else ''}{'-wide' if wide else ''}",
     )
 
@@ -158,12 +166,9 @@ def by_passes(
     source, stride = x2d, _stride(x2d)
     for number in range(num_passes):
         target = values if number % 2 else between
-        before = moved[1 - number % 2] if number else 0
-        final = indices if pairs and number == num_passes - 1 else 0
-        arguments = (counts, words, tickets, columns, stride, tiles, number, int(descending))
-        program["sort_pass"](
-            rows * tiles, tile.threads, source, target, before, moved[number % 2], final, *arguments
-        )
+        tensors = (source, target, moved[1 - number % 2], moved[number % 2], indices, counts, words, tickets)
+        sizes = (columns, stride, tiles, number, int(descending))
+        program["sort_pass"](rows * tiles, tile.threads, *tensors, *sizes)
         source, stride = target, columns
     return values, indices
 
