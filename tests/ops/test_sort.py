@@ -17,7 +17,7 @@ from helpers.guarded_pages import place
 from helpers.scan_emulator import COMPILER, EmulatorError, emulate
 from weft import WeftError, ops
 from weft.backends.nvrtc import CudaSource
-from weft.ops.sort import with_cuda, with_eager, with_triton
+from weft.ops.sort import ladder, with_cuda, with_eager, with_triton
 from weft.ops.sort.spec import BITS
 
 NEEDS_COMPILER = pytest.mark.skipif(COMPILER is None, reason="g++ is not installed")
@@ -65,7 +65,7 @@ def _is_right(sort: Sort, x: torch.Tensor, descending: bool = False, pairs: bool
 
 
 BY_ROWS = partial(with_cuda.by_rows, threads=32)
-BY_PASSES = partial(with_cuda.by_passes, tile=SMALL, count_threads=64)
+BY_PASSES = partial(with_cuda.by_passes, tile=SMALL)
 
 
 @NEEDS_COMPILER
@@ -254,6 +254,55 @@ def test_a_planted_fault_is_caught(
     # A race shows in some schedules only.
     is_right = _holds_in_a_child(lambda: all(_is_right(sort, x) for _ in range(3) for x in rows.values()))
     assert is_right == (fault is None)
+
+
+def _step(name: str, x: torch.Tensor, descending: bool, pairs: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    if name == "bitonic":
+        return ladder.by_bitonic(x, descending, threads=64), torch.empty(0)
+    return ladder.by_separate_scan(x, descending, name == "exchange", threads=64), torch.empty(0)
+
+
+STEPS = ("bitonic", "separate scan", "exchange")
+
+
+@NEEDS_COMPILER
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("dtype", with_cuda.DTYPES, ids=str)
+def test_each_step_of_the_ladder_is_exact_in_the_emulator(
+    dtype: torch.dtype, step: str, monkeypatch: pytest.MonkeyPatch, libraries: Path
+) -> None:
+    emulate(monkeypatch, libraries)
+    sort = partial(_step, step)
+    for columns in (1, 100, 512, 1021):
+        for name, x in _rows(dtype, 2, columns).items():
+            assert _is_right(sort, x, False, False) and _is_right(sort, x, True, False), (name, columns)
+
+
+STEP_FAULTS = {
+    "bitonic: all runs rise": ("is_above != ((i & run) == 0)", "!is_above"),
+    "bitonic: equal keys in any order": ("places[i] > places[other])", "false)"),
+    "bitonic: no barrier": ("      }\n      __syncthreads();", "      }"),
+    "exchange: a scan without its carry": ("before = carry[0];", "before = 0;"),
+    "exchange: digits within tiles": ("- starts[j];", "+ 0;"),
+    "separate scan: past the row's end": ("(int)place < size", "true"),
+    "separate scan: counts of another digit": (
+        "(row * DIGITS + d) * tiles + tile] = table",
+        "(row * DIGITS + d) * tiles + tile] = 1 + table",
+    ),
+}
+
+
+@NEEDS_COMPILER
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("fault", STEP_FAULTS)
+def test_a_fault_in_each_step_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    emulate(monkeypatch, tmp_path, STEP_FAULTS[fault])
+    sort = partial(_step, fault.partition(":")[0])
+    rows = _rows(torch.float32, 2, 1021).values()
+    assert not _holds_in_a_child(
+        lambda: all(_is_right(sort, x, False, False) for _ in range(3) for x in rows)
+    )
 
 
 def test_triton_keeps_every_bit_in_both_directions() -> None:

@@ -20,8 +20,7 @@ DTYPES = (*INFINITY, torch.int32, torch.int64)
 DIGITS = 256
 ROW_ITEMS, ROW_THREADS = 8, (32, 64, 128, 256, 512)  # of a block that sorts a row
 ROW_BYTES = 16384  # of a row's elements: more would not fit beside their indices and the counters
-COUNT_THREADS, COUNT_BLOCKS = 256, 6  # of the kernel that counts digits, and its blocks for each SM
-COUNT_PART = 8 * COUNT_THREADS  # elements that a block of it reads at once
+COUNT_BLOCKS, COUNT_UNROLL = 5, 8  # blocks that count digits for each SM, and loads of a thread at once
 
 
 class Tile(NamedTuple):
@@ -42,7 +41,8 @@ class Tile(NamedTuple):
 TILE = Tile()
 
 
-def _defines(dtype: torch.dtype, pairs: bool, threads: int, items: int) -> tuple[tuple[str, str], ...]:
+def program_defines(dtype: torch.dtype, pairs: bool, threads: int, items: int) -> tuple[tuple[str, str], ...]:
+    """Return the macros of digits.cuh."""
     numbers = {
         "KEY_BITS": 8 * dtype.itemsize,
         "INFINITY_BITS": INFINITY.get(dtype, 0),
@@ -59,18 +59,18 @@ def rows_source(dtype: torch.dtype, pairs: bool, threads: int) -> CudaSource:
     return CudaSource(
         file=HERE / "sort_rows.cu",
         kernels=("sort_rows",),
-        defines=_defines(dtype, pairs, threads, ROW_ITEMS),
+        defines=program_defines(dtype, pairs, threads, ROW_ITEMS),
         label=f"{dtype_name(dtype)}{'-pairs' if pairs else ''}-{threads}",
     )
 
 
 @cache
 def pass_source(dtype: torch.dtype, pairs: bool, wide: bool = False, tile: Tile = TILE) -> CudaSource:
-    """Return the program of a pass over long rows; ``wide`` for rows that 28 bits do not count."""
-    defines = _defines(dtype, pairs, tile.threads, tile.items(dtype, pairs, wide))
+    """Return the program for long rows; ``wide`` for rows that 28 bits do not count."""
+    defines = program_defines(dtype, pairs, tile.threads, tile.items(dtype, pairs, wide))
     return CudaSource(
         file=HERE / "onesweep.cu",
-        kernels=("sort_pass",),
+        kernels=("count_digits", "sort_pass"),
         defines=(
             *defines,
             ("WIDE", str(int(wide))),
@@ -81,23 +81,13 @@ def pass_source(dtype: torch.dtype, pairs: bool, wide: bool = False, tile: Tile 
     )
 
 
-@cache
-def count_source(dtype: torch.dtype, wide: bool = False, threads: int = COUNT_THREADS) -> CudaSource:
-    """Return the program that counts the digits of all passes."""
-    return CudaSource(
-        file=HERE / "onesweep.cu",
-        kernels=("count_digits",),
-        defines=(*_defines(dtype, False, threads, 1), ("WIDE", str(int(wide)))),
-        label=f"{dtype_name(dtype)}-counts{'-wide' if wide else ''}",
-    )
-
-
 def needs_wide(dtype: torch.dtype, columns: int) -> bool:
     """Return True if a place in a row does not fit beside the flags of FLAG_BITS bits in 32."""
     return columns >= 1 << (27 if dtype.itemsize == 8 else 28)
 
 
-def _stride(x2d: torch.Tensor) -> int:
+def row_stride(x2d: torch.Tensor) -> int:
+    """Return the elements from one row to the next; a single row has any stride."""
     return x2d.stride(0) if len(x2d) > 1 else x2d.shape[1]
 
 
@@ -115,21 +105,22 @@ def by_rows(
     rows, columns = x2d.shape
     threads = threads or next(t for t in ROW_THREADS if t * ROW_ITEMS >= columns)
     program = rows_source(x.dtype, pairs, threads)
-    arguments = (x2d, values, indices, columns, _stride(x2d), int(descending))
+    arguments = (x2d, values, indices, columns, row_stride(x2d), int(descending))
     program["sort_rows"](rows, threads, *arguments)
     return values, indices
 
 
-def count_digits(x2d: torch.Tensor, descending: bool, wide: bool, threads: int) -> torch.Tensor:
+def count_digits(
+    program: CudaSource, x2d: torch.Tensor, descending: bool, wide: bool, threads: int
+) -> torch.Tensor:
     """Return (rows, passes, 256) counts of the digits of each row's keys, from the lowest digit."""
     rows, columns = x2d.shape
     dtype = torch.int64 if wide else torch.int32
     counts = torch.zeros((rows, x2d.element_size(), DIGITS), dtype=dtype, device=x2d.device)
-    blocks = COUNT_BLOCKS * num_sms(x2d.device, interpreted=2)
-    part_columns = max(1, -(-rows * columns // (blocks * COUNT_PART))) * COUNT_PART
+    blocks, step = COUNT_BLOCKS * num_sms(x2d.device, interpreted=2), COUNT_UNROLL * threads
+    part_columns = max(1, -(-rows * columns // (blocks * step))) * step
     parts = -(-columns // part_columns)
-    program = count_source(x2d.dtype, wide, threads)
-    arguments = (x2d, counts, columns, _stride(x2d), parts, part_columns, int(descending))
+    arguments = (x2d, counts, columns, row_stride(x2d), parts, part_columns, int(descending))
     program["count_digits"](rows * parts, threads, *arguments)
     return counts
 
@@ -140,14 +131,14 @@ def by_passes(
     pairs: bool,
     tile: Tile = TILE,
     wide: bool | None = None,
-    count_threads: int = COUNT_THREADS,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sort rows of any length by one pass over memory for each byte of an element; ``x`` is not empty."""
     x2d = view_2d(x)
     rows, columns = x2d.shape
     wide = needs_wide(x.dtype, columns) if wide is None else wide
     count_dtype = torch.int64 if wide else torch.int32
-    counts = count_digits(x2d, descending, wide, count_threads)
+    program = pass_source(x.dtype, pairs, wide, tile)
+    counts = count_digits(program, x2d, descending, wide, tile.threads)
     tiles = -(-columns // (tile.threads * tile.items(x.dtype, pairs, wide)))
     num_passes = x.element_size()
     # Zeros mean that nothing is published yet.
@@ -162,8 +153,7 @@ def by_passes(
         # The last pass writes `indices` and reads what the pass before wrote: passes are even in number, so
         # that it is never the memory that `indices` shares.
         moved = [first, indices.view(-1).view(count_dtype)[: x.numel()]]
-    program = pass_source(x.dtype, pairs, wide, tile)
-    source, stride = x2d, _stride(x2d)
+    source, stride = x2d, row_stride(x2d)
     for number in range(num_passes):
         target = values if number % 2 else between
         tensors = (source, target, moved[1 - number % 2], moved[number % 2], indices, counts, words, tickets)
@@ -193,7 +183,6 @@ def _aot_kernels(pairs: bool) -> tuple[CudaSource, ...]:
     return (
         *(rows_source(dtype, pairs, threads) for dtype in DTYPES for threads in (32, 256)),
         *(rows_source(dtype, pairs, 512) for dtype in DTYPES if dtype.itemsize < 8),
-        *(count_source(dtype) for dtype in DTYPES if not pairs),
         *(pass_source(dtype, pairs) for dtype in DTYPES),
         *(pass_source(dtype, pairs, wide=True) for dtype in (torch.bfloat16, torch.int64)),
     )
