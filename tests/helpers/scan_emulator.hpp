@@ -7,6 +7,7 @@
 #define WEFT_PUBLISHED_WORD
 #define WEFT_NAMED_BARRIER
 #define WEFT_ASYNC_COPY
+#define WEFT_SORT_PTX
 #include "cuda_types.hpp"
 #include <map>
 #include <random>
@@ -85,6 +86,11 @@ inline Word load_word(const Word* from) {
   yield();
   return *from;
 }
+inline void store_word(unsigned* to, unsigned word) { *to = word, ++progress; }
+inline unsigned load_word(const unsigned* from) {
+  yield();
+  return *from;
+}
 inline Word atomicAdd(Word* to, Word v) {
   yield();
   return std::exchange(*to, *to + v);
@@ -108,8 +114,13 @@ template <typename T> T __shfl_xor_sync(unsigned, T v, int step) {
   return std::bit_cast<T>(together(v)[current % 32 ^ step]);
 }
 template <typename T> T __shfl_up_sync(unsigned, T v, int step, int width = 32) {
-  const int lane = current % 32;
-  return std::bit_cast<T>(together(v)[lane % width < step ? lane : lane - step]);
+  const int lane = current % 32, from = lane % width < step ? lane : lane - step;
+  if constexpr (sizeof(T) == 8) {  // half after half
+    const unsigned low = together((unsigned)(Word)v)[from];
+    return (T)((Word)together((unsigned)((Word)v >> 32))[from] << 32 | low);
+  } else {
+    return std::bit_cast<T>(together(v)[from]);
+  }
 }
 inline unsigned __ballot_sync(unsigned, bool v) {
   const unsigned* values = together((unsigned)v);
@@ -117,6 +128,11 @@ inline unsigned __ballot_sync(unsigned, bool v) {
   for (int i = 0; i < 32; ++i) mask |= values[i] << i;
   return mask;
 }
+inline void vote(unsigned digit, unsigned bit, unsigned& votes, unsigned& inverted) {
+  votes = __ballot_sync(~0u, (digit & bit) != 0);
+  inverted = digit & bit ? 0u : ~0u;
+}
+template <typename T> T* opaque(T* pointer) { return pointer; }
 inline unsigned __match_any_sync(unsigned, int v) {
   const unsigned* values = together(v);
   unsigned mask = 0;

@@ -18,12 +18,24 @@ HEADER = Path(__file__).with_suffix(".hpp")
 __all__ = ["COMPILER", "EmulatorError", "emulate"]
 
 
+def _edited(text: str, fault: tuple[str, str]) -> str:
+    right, wrong = fault
+    assert text.count(right) == 1, "the text of the fault is not in the file once"
+    return text.replace(right, wrong)
+
+
 def _library(source: CudaSource, kernel: str, folder: Path, fault: tuple[str, str] | None) -> Path:
-    text = source.file.read_text()
+    text, parent = source.file.read_text(), source.file.parent
+    included = [parent / name for name in re.findall(r'#include "([^"]+)"', text)]
+    # Included files lie beside the original. The fault may be in one of them.
+    paths = {path: path for path in included if path.exists()}
     if fault is not None:
-        right, wrong = fault
-        assert text.count(right) == 1, "the text of the fault is not in the file once"
-        text = text.replace(right, wrong)
+        in_headers = [path for path in paths if fault[0] in path.read_text()]
+        for path in in_headers:
+            paths[path] = folder / path.name
+            paths[path].write_text(_edited(path.read_text(), fault))
+        if not in_headers:
+            text = _edited(text, fault)
     # Each running block has its own shared memory.
     text = re.sub(
         r"__shared__ ([\w<> ]+?) (\w+)((?:\[[^\]]+\])+);",
@@ -31,12 +43,7 @@ def _library(source: CudaSource, kernel: str, folder: Path, fault: tuple[str, st
         text,
     )
     text = re.sub(r"extern __shared__ (\w+) (\w+)\[\];", r"\1* \2 = dynamic_shared<\1>();", text)
-    # Included files lie beside the original.
-    text = re.sub(
-        r'#include "([^"]+)"',
-        lambda m: f'#include "{p}"' if (p := source.file.parent / m[1]).exists() else m[0],
-        text,
-    )
+    text = re.sub(r'#include "([^"]+)"', lambda m: f'#include "{paths.get(parent / m[1], m[1])}"', text)
     copy = folder / source.file.name
     copy.write_text(text)
     return warp_emulator.build(replace(source, file=copy), kernel, folder, HEADER)

@@ -193,6 +193,17 @@ REGISTRY: dict[str, Entry] = {
     ),
     "spmm": _member("sparse", "spmm", ("eager", "torch", "triton", "cuda")),
     "topk": _single("topk", ("eager", "torch", "triton", "cuda")),
+    "sort": _member("sort", "sort", ("eager", "torch", "triton", "cuda")),
+    "sort_keys": _member(
+        "sort",
+        "sort_keys",
+        ("eager", "torch", "triton", "cuda"),
+        **{
+            "cuda/01-bitonic": "ladder:BITONIC",
+            "cuda/02-separate-scan": "ladder:SEPARATE_SCAN",
+            "cuda/03-exchange": "ladder:EXCHANGE",
+        },
+    ),
 }
 
 # Elementwise, row reduction, full reduction, matrix product.

@@ -79,7 +79,7 @@ FAMILIES: dict[str, tuple[Dimension, ...]] = {
 FAMILY_OF: dict[str, str] = {
     **dict.fromkeys(("softmax", "cross_entropy", "bias_gelu", "rope", "cumsum", "topk"), "rows"),
     **dict.fromkeys(("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm"), "rows"),
-    "dropout_add_layer_norm": "rows",
+    **dict.fromkeys(("dropout_add_layer_norm", "sort", "sort_keys"), "rows"),
     **dict.fromkeys(("matmul", "linear", "linear_gelu", "linear_residual", "scaled_matmul"), "product"),
     **dict.fromkeys(("linear_cross_entropy", "mlp_gelu"), "product"),  # of mlp_gelu, the first one's sizes
     "embedding": "embedding",

@@ -22,6 +22,7 @@ from weft.ops.norms import (
 from weft.ops.rope import rope
 from weft.ops.scaled_matmul import quantize_fp8, scaled_matmul
 from weft.ops.softmax import softmax
+from weft.ops.sort import sort, sort_keys
 from weft.ops.sparse import spmm, spmv
 from weft.ops.sum import sum
 from weft.ops.topk import topk
@@ -57,6 +58,8 @@ __all__ = [
     "rope",
     "scaled_matmul",
     "softmax",
+    "sort",
+    "sort_keys",
     "spmm",
     "spmv",
     "sum",

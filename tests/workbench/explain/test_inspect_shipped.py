@@ -134,9 +134,9 @@ TOO_LARGE = {80: "256x128x4"}
 # Implementations whose ``idea`` says so move 16 bytes at a time, as does Triton's code for aligned rows.
 # Exceptions by design: `_any` takes any alignment, ACCESS is 1 in -1-1-1, modes 2 and 3 take any strides,
 # and partial sums are added one double a thread. Triton's trilinear backward has a point a thread, and so few
-# features of a half type for each that it loads 8 bytes. Its topk and its sparse product with a vector have a
-# row a program, of any length. CUDA's transpose has an access of each size in its label; its spmm has
-# accesses of one element for rows that are not aligned, and adds carries one float a thread.
+# features of a half type for each that it loads 8 bytes. Its topk, its sort and its sparse product with a
+# vector have a row a program, of any length. CUDA's transpose has an access of each size in its label; its
+# spmm has accesses of one element for rows that are not aligned, and adds carries one float a thread.
 WIDE = re.compile(r"16.byte|16 bytes|vectors in flight|asynchronous copies")
 NARROW = re.compile(
     r"_any$|adamw_factors$|sum_partials|-1-1-1$|-23$|^fma-.*-(?:00|11)$|mma-float32-.*-23|"

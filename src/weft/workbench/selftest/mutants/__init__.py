@@ -29,6 +29,7 @@ SINGLE_OPERATORS = (
     "histogram",
     "topk",
     "mlp_gelu",
+    "sort",
 )
 WRONG = ("wrong", *(f"wrong_{operator}" for operator in SINGLE_OPERATORS), "wrong_sparse", "backward")
 KERNELS = ("with_triton", "with_numba", "with_cuda")
