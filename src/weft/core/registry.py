@@ -182,6 +182,8 @@ REGISTRY: dict[str, Entry] = {
     ),
     "spmm": _member("sparse", "spmm", ("eager", "torch", "triton", "cuda")),
     "topk": _single("topk", ("eager", "torch", "triton", "cuda")),
+    "reduce": _member("reduce", "reduce", FIVE),
+    "argreduce": _member("reduce", "argreduce", FIVE),
 }
 
 # Elementwise, row reduction, full reduction, matrix product.

@@ -19,6 +19,7 @@ from weft.ops.norms import (
     layer_norm,
     rms_norm,
 )
+from weft.ops.reduce import argreduce, reduce
 from weft.ops.rope import rope
 from weft.ops.scaled_matmul import quantize_fp8, scaled_matmul
 from weft.ops.softmax import softmax
@@ -32,6 +33,7 @@ __all__ = [
     "adamw",
     "add_layer_norm",
     "add_rms_norm",
+    "argreduce",
     "attention",
     "attention_decode",
     "attention_packed",
@@ -51,6 +53,7 @@ __all__ = [
     "linear_residual",
     "matmul",
     "quantize_fp8",
+    "reduce",
     "relu",
     "rms_norm",
     "rope",
