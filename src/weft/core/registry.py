@@ -184,6 +184,8 @@ REGISTRY: dict[str, Entry] = {
     "topk": _single("topk", ("eager", "torch", "triton", "cuda")),
     "reduce": _member("reduce", "reduce", FIVE),
     "argreduce": _member("reduce", "argreduce", FIVE),
+    "segmented_sum": _member("segments", "segmented_sum", FIVE),
+    "segmented_cumsum": _member("segments", "segmented_cumsum", ("eager", "compile", "triton", "cuda")),
 }
 
 # Elementwise, row reduction, full reduction, matrix product.

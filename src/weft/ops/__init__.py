@@ -22,6 +22,7 @@ from weft.ops.norms import (
 from weft.ops.reduce import argreduce, reduce
 from weft.ops.rope import rope
 from weft.ops.scaled_matmul import quantize_fp8, scaled_matmul
+from weft.ops.segments import segmented_cumsum, segmented_sum
 from weft.ops.softmax import softmax
 from weft.ops.sparse import spmm, spmv
 from weft.ops.sum import sum
@@ -58,6 +59,8 @@ __all__ = [
     "rms_norm",
     "rope",
     "scaled_matmul",
+    "segmented_cumsum",
+    "segmented_sum",
     "softmax",
     "spmm",
     "spmv",

@@ -4,7 +4,7 @@
 // it. A warp looks back 32 tiles at a time, adds the sums that it finds, and stops at the nearest prefix. How
 // far it looks depends on the other blocks' progress, and so do the order of the additions and the last bits.
 // Bytes: n read, n written, 8 for each tile.
-#include "../published_word.cuh"
+#include "published_word.cuh"
 #include "block_scan.cuh"
 #include "reduce.cuh"
 
