@@ -79,7 +79,8 @@ def segmented_sum(
 
     On a GPU no call reads the offsets on the host, which would wait for the device. An offset out of range is
     never used as an address there, and sums of segments with wrong offsets are unspecified.
-    ``weft.ops.segments.spec.check_offsets`` reads them and raises. ``torch`` hands them to the library unread.
+    ``weft.ops.segments.spec.check_offsets`` reads them and raises. ``torch`` hands them to the library as
+    they are.
     """
     return _call("segmented_sum", "values", (values, offsets), {}, impl, batch_invariant)
 

@@ -1,10 +1,10 @@
 // The cumulative sum of rows that begins anew at heads, in one pass: each element is read and written once.
 //
 // It is a scan of pairs (a head was met, the sum since it) with the operator (a, s)(b, t) = (a or b, b ? t :
-// s + t). Pairs go up the fixed tree of ../cumsum/cumsum.cu: the elements of a vector, the vectors of a warp by
-// shuffles, the warps of a block, and the tiles of a row by words that blocks publish. Sums on the other side of
-// a head are left out by a selection; multiplied by 0 or subtracted, an Inf or NaN would leave its segment.
-// Accumulation is in float.
+// s + t). Pairs go up the fixed tree of ../cumsum/cumsum.cu: the elements of a vector, the vectors of a warp
+// by shuffles, the warps of a block, and the tiles of a row by words that blocks publish. Sums on the other
+// side of a head are left out by a selection; multiplied by 0 or subtracted, an Inf or NaN would leave its
+// segment. Accumulation is in float.
 //
 // mark_heads: a bit for each element that begins a segment in the order of the scan. segmented_tiles: blocks
 // that take tiles. Bytes: n elements read and written, n / 8 of bits, the offsets; 8 for each tile.
@@ -62,8 +62,8 @@ mark_heads(const index_t* __restrict__ offsets, unsigned* __restrict__ bits, ind
   const index_t at = i < count ? offsets[i] - shift : -1;
   const bool is_inside = at >= 0 && at < n;
   const int lane = (int)threadIdx.x % 32;
-  // Offsets rise, so that lanes of one word are neighbours. One of them writes for all: 32 atomic operations on
-  // a word would take turns. A word has 32 bits of a number below 2^36.
+  // Offsets rise, so that lanes of one word are neighbours. One of them writes for all: 32 atomic operations
+  // on a word would take turns. A word has 32 bits of a number below 2^36.
   const unsigned word = is_inside ? (unsigned)(at >> 5) : 0xffffffffu;
   unsigned mask = is_inside ? 1u << (at & 31) : 0u;
   for (int step = 1; step < 32; step *= 2) {
@@ -79,10 +79,11 @@ __device__ __forceinline__ index_t offset_of(index_t position, int size, index_t
   return REVERSE ? n - size - position : position;
 }
 
-// Loads vectors first, first + 32, ... of a row of n elements, and a bit for each that is a head; elements past
-// the row's end are 0 and no heads.
-__device__ __forceinline__ void load_vecs(float (&v)[UNROLL][VEC], unsigned (&heads)[UNROLL], const WEFT_T* row,
-                                          const unsigned* bits, index_t first, index_t n) {
+// Loads vectors first, first + 32, ... of a row of n elements, and a bit for each that is a head; elements
+// past the row's end are 0 and no heads.
+__device__ __forceinline__ void load_vecs(float (&v)[UNROLL][VEC], unsigned (&heads)[UNROLL],
+                                          const WEFT_T* row, const unsigned* bits, index_t first,
+                                          index_t n) {
   // All loads of a whole part are issued before the first is used; a test beside each would prevent that.
   if ((first + (UNROLL - 1) * 32 + 1) * VEC <= n) {
     Pack packs[UNROLL];
@@ -96,13 +97,9 @@ __device__ __forceinline__ void load_vecs(float (&v)[UNROLL][VEC], unsigned (&he
     }
 #pragma unroll
     for (int i = 0; i < UNROLL; ++i) {
-      heads[i] = 0;
+      heads[i] = REVERSE ? __brev(words[i] << (32 - VEC)) : words[i] & ((1u << VEC) - 1);
 #pragma unroll
-      for (int j = 0; j < VEC; ++j) {
-        const int k = REVERSE ? VEC - 1 - j : j;
-        v[i][j] = element(packs[i], k);
-        heads[i] |= (words[i] >> k & 1u) << j;
-      }
+      for (int j = 0; j < VEC; ++j) v[i][j] = element(packs[i], REVERSE ? VEC - 1 - j : j);
     }
     return;
   }
@@ -118,8 +115,8 @@ __device__ __forceinline__ void load_vecs(float (&v)[UNROLL][VEC], unsigned (&he
   }
 }
 
-// Turns the elements of each vector into sums from the vector's start or its last head, sets `before[i]` to the
-// pair of the warp's elements before vector i, and returns the pair of all in every lane.
+// Turns the elements of each vector into sums from the vector's start or its last head, sets `before[i]` to
+// the pair of the warp's elements before vector i, and returns the pair of all in every lane.
 __device__ __forceinline__ Pair scan_vecs(float (&v)[UNROLL][VEC], const unsigned (&heads)[UNROLL],
                                           Pair (&before)[UNROLL]) {
   const int lane = (int)threadIdx.x % 32;
@@ -140,8 +137,8 @@ __device__ __forceinline__ Pair scan_vecs(float (&v)[UNROLL][VEC], const unsigne
   return carry;
 }
 
-// Returns output j of a vector: `start` is the sum of its segment before the vector. No head counts that comes
-// after the element.
+// Returns output j of a vector: `start` is the sum of its segment before the vector. No head counts that
+// comes after the element.
 __device__ __forceinline__ WEFT_T output(const float (&v)[VEC], unsigned heads, int j, float start,
                                          bool exclusive) {
   if (!exclusive) return from_float<WEFT_T>(heads & (2u << j) - 1 ? v[j] : start + v[j]);
@@ -172,10 +169,10 @@ __device__ __forceinline__ void store_vecs(const float (&v)[UNROLL][VEC], const 
   }
 }
 
-// The words of a row: one for each tile, for each group of 32 tiles, and for each super-group of 32 groups. All
-// are 0 before the launch. The first two kinds are pairs of a tile and of a group, the third is the pair of the
-// row up to the super-group's end. Which of them a tile adds, and in which order, follows from its number and
-// the heads, never from what other blocks have done. ../cumsum/cumsum.cu says more.
+// The words of a row: one for each tile, for each group of 32 tiles, and for each super-group of 32 groups.
+// All are 0 before the launch. The first two kinds are pairs of a tile and of a group, the third is the pair
+// of the row up to the super-group's end. Which of them a tile adds, and in which order, follows from its
+// number and the heads, never from what other blocks have done. ../cumsum/cumsum.cu says more.
 struct Position {
   Word *tile_words, *group_words, *super_words;  // of the tile's group, of its super-group, of the row
   int in_group, in_super;
@@ -188,8 +185,8 @@ struct Position {
     super_words = words + tiles + (tiles + 31) / 32;
   }
 
-  // Returns the pair of the first `count` words, fewer than 32, in every lane of the calling warp. Sums before
-  // the last head are left out.
+  // Returns the pair of the first `count` words, fewer than 32, in every lane of the calling warp. Sums
+  // before the last head are left out.
   static __device__ __forceinline__ Pair pair_of_words(const Word* words, int count) {
     const int lane = (int)threadIdx.x % 32;
     const Pair own = lane < count ? pair_of(wait_for_word(words + lane)) : Pair{false, 0.0f};
@@ -232,8 +229,8 @@ struct Position {
 // distributed, `tiles` of each row, by a counter: whoever is waited for then runs, and goes on.
 extern "C" __global__ void __launch_bounds__(THREADS)
 segmented_tiles(const WEFT_T* __restrict__ x, const unsigned* __restrict__ bits, WEFT_T* __restrict__ y,
-                Word* words, index_t columns, index_t x_stride, index_t tiles, index_t row_words, index_t count,
-                index_t exclusive) {
+                Word* words, index_t columns, index_t x_stride, index_t tiles, index_t row_words,
+                index_t count, index_t exclusive) {
   __shared__ index_t tickets[2];
   __shared__ float totals[WARPS];
   __shared__ unsigned total_heads[WARPS];

@@ -1,12 +1,13 @@
 // The sum of each segment of rows: values (rows, n), segment s from offsets[s] to offsets[s + 1].
 //
-// sum_segments: a group of lanes for each segment of each row. A segment of more than a few rounds of its group
-// is summed by the whole warp, and one longer than a tile is left to the other kernels. sum_tiles: a block for
-// the pieces of long segments in a tile of TILE elements. sum_pieces: a block for each long segment.
+// sum_segments: a group of lanes for each segment of each row. A segment of more than a few rounds of its
+// group is summed by the whole warp, and one longer than a tile is left to the other kernels. sum_tiles: a
+// block for the pieces of long segments in a tile of TILE elements. sum_pieces: a block for each long
+// segment.
 //
-// A tile has at most two such pieces: of the segment that began before it, and of the one that begins in it and
-// goes on behind it. So each piece has a place that no other has, and no order depends on when a block runs.
-// Bytes: n elements and the offsets read, the sums written; for each tile two numbers of segments.
+// A tile has at most two such pieces: of the segment that began before it, and of the one that begins in it
+// and goes on behind it. So each piece has a place that no other has, and no order depends on when a block
+// runs. Bytes: n elements and the offsets read, the sums written; for each tile two numbers of segments.
 #include "numeric.cuh"
 #include "reduce.cuh"
 
@@ -76,8 +77,8 @@ __device__ __forceinline__ index_t from_lane(index_t v, int lane) {
 // and the one that begins in the tile. A segment has `lanes` neighbouring lanes, a power of two up to 32.
 extern "C" __global__ void __launch_bounds__(THREADS)
 sum_segments(const WEFT_T* __restrict__ values, const index_t* __restrict__ offsets, WEFT_T* __restrict__ y,
-             index_t* __restrict__ heads, index_t* __restrict__ tails, index_t rows, index_t segments, index_t n,
-             index_t stride, index_t lanes) {
+             index_t* __restrict__ heads, index_t* __restrict__ tails, index_t rows, index_t segments,
+             index_t n, index_t stride, index_t lanes) {
   const int group = (int)lanes, lane = threadIdx.x & (group - 1);
   const index_t number = (index_t)blockIdx.x * (THREADS / group) + threadIdx.x / group;
   // A group without a segment goes on with none: the shuffles name all lanes of its warp.
@@ -155,8 +156,8 @@ sum_tiles(const WEFT_T* __restrict__ values, const index_t* __restrict__ offsets
 // As above: adds the pieces of each segment that begins in a tile and goes on behind it.
 extern "C" __global__ void __launch_bounds__(THREADS)
 sum_pieces(const index_t* __restrict__ offsets, const index_t* __restrict__ tails,
-           const float* __restrict__ pieces, WEFT_T* __restrict__ y, index_t rows, index_t segments, index_t n,
-           index_t tiles) {
+           const float* __restrict__ pieces, WEFT_T* __restrict__ y, index_t rows, index_t segments,
+           index_t n, index_t tiles) {
   __shared__ float scratch[32];
   const auto is_due = [&](index_t tile) { return tails[tile] >= 0; };
   for_each_tile(rows * tiles, tiles, is_due, [&](index_t row, index_t tile) {

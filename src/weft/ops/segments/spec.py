@@ -1,8 +1,8 @@
 """Sums and scans of segments: consecutive pieces of the last dimension, of any lengths.
 
-``offsets`` (segments + 1,) says where each segment begins; the last one is the number of elements. A segment may
-be empty. A scan with heads is a scan of pairs (a head was met, the sum since it), whose operator is associative:
-G. Blelloch, "Prefix sums and their applications", CMU-CS-90-190 (1990).
+``offsets`` (segments + 1,) says where each segment begins; the last one is the number of elements. A segment
+may be empty. A scan with heads is a scan of pairs (a head was met, the sum since it), whose operator is
+associative: G. Blelloch, "Prefix sums and their applications", CMU-CS-90-190 (1990).
 """
 
 from __future__ import annotations
@@ -268,6 +268,8 @@ def _cases(scan: bool) -> list[Case]:
         *(one("uneven", 23, 9, dtype=d) for d in DTYPES),
         one("even", 7, 64),
         one("even", 7, 40, batch=(3,)),
+        # A running sum in bfloat16 loses a digit for each doubling of its terms.
+        one("even", 3, 200, dtype="bfloat16", values="equal"),
         one("ones", 257),
         one("empty", 31, 5, batch=(2, 2)),
         one("huge", 12, 30),
@@ -300,7 +302,9 @@ def _cases(scan: bool) -> list[Case]:
 
 SCAN_CASES = [
     *_cases(True),
-    *(_case("uneven", 23, 9, scan=True, exclusive=e, reverse=r) for e, r in ((True, False), (False, True), (True, True))),
+    _case("uneven", 23, 9, scan=True, exclusive=True),
+    _case("uneven", 23, 9, scan=True, reverse=True),
+    _case("uneven", 23, 9, scan=True, exclusive=True, reverse=True),
     _case("empty", 31, 6, scan=True, dtype="bfloat16", exclusive=True, reverse=True),
     _case("uneven", 60, 6, scan=True, values="special", exclusive=True, reverse=True, tags="edge"),
 ]  # fmt: skip

@@ -66,9 +66,7 @@ def sums(values: Tensor, offsets: Tensor, threads: int = THREADS, tile: int = TI
     mean_vecs = -(-n // segments) * values.element_size() // 16
     lanes = min(32, 1 << max(0, mean_vecs).bit_length())
     blocks = -(-rows * segments // (threads // lanes))
-    program["sum_segments"](
-        blocks, threads, x2d, offsets, y, heads, tails, rows, segments, n, stride, lanes
-    )
+    program["sum_segments"](blocks, threads, x2d, offsets, y, heads, tails, rows, segments, n, stride, lanes)
     if n > tile:
         pieces = torch.empty((rows, tiles, 2), dtype=torch.float32, device=values.device)
         blocks = min(rows * tiles, BLOCKS_AN_SM * num_sms(values.device, interpreted=2))

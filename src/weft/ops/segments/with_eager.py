@@ -7,7 +7,7 @@ from torch import Tensor
 
 from weft.backends.inductor import compiled
 from weft.core import Implementation
-from weft.ops.segments.spec import scan_reference, sum_backward, sum_reference
+from weft.ops.segments.spec import scan_reference, sum_backward
 
 
 def forward_sum(values: Tensor, offsets: Tensor) -> Tensor:
