@@ -85,7 +85,7 @@ def scan_rows(
     # x: (programs, n), rows at `stride` elements; heads: bytes, rows at `heads_stride`; y: contiguous.
     row = tl.program_id(0).to(tl.int64)
     tiles = tl.cdiv(n, BLOCK)
-    carry = tl.zeros((1,), tl.float32)
+    carry = 0.0
     lane = tl.arange(0, BLOCK)
     for i in range(tiles):
         tile = tiles - 1 - i if REVERSE else i
@@ -242,7 +242,7 @@ def _scan_kernels() -> tuple[TritonAotKernel, ...]:
             order = {"EXCLUSIVE": False, "REVERSE": reverse, "BLOCK": BLOCK}
             label = dtype + "-reverse" * reverse
             head = {"x_ptr": f"*{dtype}", "heads_ptr": "*u8:1" if reverse else "*u8"}
-            sizes = {"n": "i64", "stride": "i64:16"}
+            sizes = {"n": "i64:16", "stride": "i64:16"}
             signatures = {
                 scan_rows: {**head, "y_ptr": f"*{dtype}", **sizes, "heads_stride": "i64", **order},
                 tile_pairs: {
