@@ -96,6 +96,7 @@ inline Word atomicAdd(Word* to, Word v) {
   return std::exchange(*to, *to + v);
 }
 inline int atomicAdd(int* to, int v) { return std::exchange(*to, *to + v); }
+inline unsigned atomicOr(unsigned* to, unsigned v) { return std::exchange(*to, *to | v); }
 inline unsigned atomicAdd(unsigned* to, unsigned v) { return std::exchange(*to, *to + v); }
 
 // Exchanges 32 bits between all lanes of the warp.
@@ -140,6 +141,12 @@ inline unsigned __match_any_sync(unsigned, int v) {
   return mask;
 }
 inline int __ffs(unsigned v) { return v ? std::countr_zero(v) + 1 : 0; }
+inline unsigned __brev(unsigned v) {
+  unsigned reversed = 0;
+  for (int i = 0; i < 32; ++i) reversed |= (v >> i & 1) << (31 - i);
+  return reversed;
+}
+inline int __clz(int v) { return std::countl_zero((unsigned)v); }
 inline int __popc(unsigned v) { return std::popcount(v); }
 inline void __syncwarp() { arrive(own->warps[current / 32].barrier, 32); }
 inline float __uint_as_float(unsigned v) { return std::bit_cast<float>(v); }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -91,7 +91,8 @@ class Operator:
 
     ``save(inputs, output)`` returns what a backward gets besides the gradients:
     ``backward(*grads, *save(inputs, output), **params)`` returns one gradient for each name in
-    ``differentiable``.
+    ``differentiable``. With ``save_gets_params`` it is ``save(inputs, output, **params)``; callers use
+    :meth:`saved`.
 
     ``cost(case, direction)`` is the compulsory work. ``validate(*inputs, **params)`` raises
     :class:`WeftError` for an invalid call. ``signature`` is the call as a user types it: ``softmax(x)``.
@@ -124,7 +125,8 @@ class Operator:
     dtypes: tuple[str, ...] = ()
     differentiable: tuple[str, ...] = ()
     differentiable_outputs: int = 1
-    save: Callable[[tuple[Any, ...], Any], tuple[Any, ...]] = _save_inputs
+    save: Callable[..., tuple[Any, ...]] = _save_inputs
+    save_gets_params: bool = False
     properties: tuple[Property, ...] = ()
     tolerance: Tolerance = Tolerance()
     scale: Callable[..., torch.Tensor] | None = None
@@ -156,6 +158,10 @@ class Operator:
         # The dataclass is frozen: only its own __post_init__ may call this.
         if not getattr(self, field):
             object.__setattr__(self, field, value)
+
+    def saved(self, inputs: tuple[Any, ...], output: Any, params: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Return what a backward gets besides the gradients and ``params``."""
+        return self.save(inputs, output, **params) if self.save_gets_params else self.save(inputs, output)
 
     @property
     def directions(self) -> tuple[str, ...]:

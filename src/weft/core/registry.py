@@ -204,6 +204,10 @@ REGISTRY: dict[str, Entry] = {
             "cuda/03-exchange": "ladder:EXCHANGE",
         },
     ),
+    "reduce": _member("reduce", "reduce", FIVE),
+    "argreduce": _member("reduce", "argreduce", FIVE),
+    "segmented_sum": _member("segments", "segmented_sum", FIVE),
+    "segmented_cumsum": _member("segments", "segmented_cumsum", ("eager", "compile", "triton", "cuda")),
 }
 
 # Elementwise, row reduction, full reduction, matrix product.

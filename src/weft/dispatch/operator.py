@@ -348,16 +348,18 @@ def refuse_double_backward(name: str) -> None:
 def _direct_forward(name: str, impl: str) -> Function:
     schema = _with_backward[name]
     forward = registry.implementation(name, impl).forward
-    save = registry.operator(name).save
+    operator = registry.operator(name)
+    save, save_gets_params = operator.save, operator.save_gets_params
     several = schema.outputs > 1
     saves_tensors_alone = schema.saves_tensors_alone()
 
     def run(ctx: Any, params: dict[str, Any], *inputs: Any) -> Any:
         output = forward(*inputs, **params)
+        saved = save(inputs, output, **params) if save_gets_params else save(inputs, output)
         if saves_tensors_alone:
-            ctx.save_for_backward(*save(inputs, output))
+            ctx.save_for_backward(*saved)
         else:
-            _save(ctx, save(inputs, output))
+            _save(ctx, saved)
         if params:
             ctx.params = params
         if several:
@@ -479,7 +481,10 @@ def register(name: str, schema: Schema) -> None:
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         tensors, ctx.params, ctx.impl = split(inputs)
-        _save(ctx, (schema.save or registry.operator(name).save)(tensors, output))
+        if schema.save is not None:
+            _save(ctx, schema.save(tensors, output))
+        else:
+            _save(ctx, registry.operator(name).saved(tensors, output, ctx.params))
         _mark_outputs(ctx, output, schema)
 
     def differentiate(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:

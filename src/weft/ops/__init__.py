@@ -19,8 +19,10 @@ from weft.ops.norms import (
     layer_norm,
     rms_norm,
 )
+from weft.ops.reduce import argreduce, reduce
 from weft.ops.rope import rope
 from weft.ops.scaled_matmul import quantize_fp8, scaled_matmul
+from weft.ops.segments import segmented_cumsum, segmented_sum
 from weft.ops.softmax import softmax
 from weft.ops.sort import sort, sort_keys
 from weft.ops.sparse import spmm, spmv
@@ -33,6 +35,7 @@ __all__ = [
     "adamw",
     "add_layer_norm",
     "add_rms_norm",
+    "argreduce",
     "attention",
     "attention_decode",
     "attention_packed",
@@ -53,10 +56,13 @@ __all__ = [
     "matmul",
     "mlp_gelu",
     "quantize_fp8",
+    "reduce",
     "relu",
     "rms_norm",
     "rope",
     "scaled_matmul",
+    "segmented_cumsum",
+    "segmented_sum",
     "softmax",
     "sort",
     "sort_keys",

@@ -41,7 +41,7 @@ def bind(
     if implementation.backward is not None:
         # The forward runs once, while binding: the closure contains the backward alone.
         output = implementation.forward(*inputs, **params)
-        saved = operator.save(tuple(inputs), output)
+        saved = operator.saved(tuple(inputs), output, params)
         backward, grads = implementation.backward, split_gradients(operator, grad)
         return lambda: backward(*grads, *saved, **params)
     differentiable = [i.name in operator.differentiable for i in case.inputs]

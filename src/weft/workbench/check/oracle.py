@@ -393,7 +393,7 @@ class Oracle:
         if grad is None or (backward := self.baseline.backward) is None:
             return None
         params = dict(self.case.params)
-        saved = self.operator.save(tuple(x), self.baseline.forward(*x, **params))
+        saved = self.operator.saved(tuple(x), self.baseline.forward(*x, **params), params)
         own = {id(t) for t in x}
         generator = torch.Generator(grad.device)
         generator.manual_seed(seed)

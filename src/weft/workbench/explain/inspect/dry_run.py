@@ -90,7 +90,7 @@ def dry_run(
         if direction != BACKWARD:
             return _with_elements(launches, output)
         launches.clear()  # the forward ran only for the shape and dtype of its output
-        saved = operator.save(tuple(inputs), output)
+        saved = operator.saved(tuple(inputs), output, params)
         assert implementation.backward is not None
         gradients = implementation.backward(
             *split_gradients(operator, differentiable_outputs(operator, output)), *saved, **params

@@ -30,8 +30,15 @@ SINGLE_OPERATORS = (
     "topk",
     "mlp_gelu",
     "sort",
+    "reduce",
 )
-WRONG = ("wrong", *(f"wrong_{operator}" for operator in SINGLE_OPERATORS), "wrong_sparse", "backward")
+WRONG = (
+    "wrong",
+    *(f"wrong_{operator}" for operator in SINGLE_OPERATORS),
+    "wrong_sparse",
+    "wrong_segments",
+    "backward",
+)
 KERNELS = ("with_triton", "with_numba", "with_cuda")
 PROBLEMS = ("unvarying", "problem_controls", "layouts")
 CHEATS = ("cheats", "cheats_callers", "cheats_buffers", "cheats_pages")

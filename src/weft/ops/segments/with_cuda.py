@@ -1,0 +1,146 @@
+"""Sums and scans of segments in CUDA C++; see segmented_sum.cu and segmented_cumsum.cu."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from weft.backends.nvrtc import CudaSource
+from weft.core import BACKWARD, Implementation
+from weft.machine.device_limits import num_sms
+from weft.ops._common.layout import CUDA_TYPES, FLOAT_DTYPES, contiguous_like, dtype_name, view_2d
+from weft.ops.segments.spec import sum_backward
+
+HERE = Path(__file__).parent
+THREADS = 256
+TILE = 16384  # elements: a longer segment is cut into the tiles that it meets
+THREAD_BYTES = 64  # of a row in each thread of a scan
+BLOCKS_AN_SM = 8  # of kernels that take tiles; those beyond the ones that fit find nothing left
+
+
+@cache
+def sum_source(dtype: torch.dtype, threads: int = THREADS, tile: int = TILE) -> CudaSource:
+    """Return the program of the sums for one dtype and one length of tiles in elements."""
+    return CudaSource(
+        file=HERE / "segmented_sum.cu",
+        kernels=("sum_segments", "sum_tiles", "sum_pieces"),
+        defines=(("WEFT_T", CUDA_TYPES[dtype]), ("THREADS", str(threads)), ("TILE", str(tile))),
+        label=f"sum-{dtype_name(dtype)}",
+    )
+
+
+@cache
+def scan_source(dtype: torch.dtype, vec_width: int, reverse: bool, threads: int = THREADS) -> CudaSource:
+    """Return the program of the scan for one dtype, vector width in elements, and direction."""
+    numbers = {
+        "VEC_WIDTH": vec_width,
+        "REVERSE": int(reverse),
+        "THREADS": threads,
+        "THREAD_BYTES": THREAD_BYTES,
+    }
+    return CudaSource(
+        file=HERE / "segmented_cumsum.cu",
+        kernels=("mark_heads", "segmented_tiles"),
+        defines=(("WEFT_T", CUDA_TYPES[dtype]), *((name, str(n)) for name, n in numbers.items())),
+        label=f"scan-{dtype_name(dtype)}-{vec_width}{'-reverse' if reverse else ''}",
+    )
+
+
+def sums(values: Tensor, offsets: Tensor, threads: int = THREADS, tile: int = TILE) -> Tensor:
+    """Compute the sums with blocks of ``threads`` threads; segments above ``tile`` elements are cut."""
+    n, segments = values.shape[-1], offsets.shape[0] - 1
+    y = torch.empty((*values.shape[:-1], segments), dtype=values.dtype, device=values.device)
+    if values.numel() == 0 or segments == 0:
+        return y.zero_()
+    x2d, offsets = view_2d(values), offsets.contiguous()
+    rows = x2d.shape[0]
+    stride = x2d.stride(0) if rows > 1 else n
+    tiles = -(-n // tile)
+    # Where every segment fits into a tile, the lists of long ones have no reader.
+    heads, tails = torch.full((2, tiles if n > tile else 0), -1, dtype=torch.int64, device=values.device)
+    program = sum_source(values.dtype, threads, tile)
+    # Lanes of a segment of average length: 16 bytes for each.
+    mean_vecs = -(-n // segments) * values.element_size() // 16
+    lanes = min(32, 1 << max(0, mean_vecs).bit_length())
+    blocks = -(-rows * segments // (threads // lanes))
+    program["sum_segments"](blocks, threads, x2d, offsets, y, heads, tails, rows, segments, n, stride, lanes)
+    if n > tile:
+        pieces = torch.empty((rows, tiles, 2), dtype=torch.float32, device=values.device)
+        blocks = min(rows * tiles, BLOCKS_AN_SM * num_sms(values.device, interpreted=2))
+        program["sum_tiles"](blocks, threads, x2d, offsets, heads, tails, pieces, rows, n, stride, tiles)
+        program["sum_pieces"](blocks, threads, offsets, tails, pieces, y, rows, segments, n, tiles)
+    return y
+
+
+def _vec_width(x2d: Tensor, y: Tensor) -> int:
+    """Return the elements of an access: 16 bytes of them, or one where a row is no whole number of these."""
+    rows, columns = x2d.shape
+    size = x2d.element_size()
+    union = x2d.data_ptr() | y.data_ptr() | columns * size
+    if rows > 1:
+        union |= x2d.stride(0) * size
+    return 16 // size if union % 16 == 0 else 1
+
+
+def scan(x: Tensor, offsets: Tensor, exclusive: bool, reverse: bool, threads: int = THREADS) -> Tensor:
+    """Compute the scan with blocks of ``threads`` threads."""
+    y = contiguous_like(x)
+    if x.numel() == 0:
+        return y
+    x2d, offsets = view_2d(x), offsets.contiguous()
+    rows, columns = x2d.shape
+    program = scan_source(x.dtype, _vec_width(x2d, y), bool(reverse), threads)
+    bits = torch.zeros(columns // 32 + 1, dtype=torch.int32, device=x.device)
+    count = offsets.shape[0]
+    blocks = -(-count // threads)
+    program["mark_heads"](blocks, threads, offsets, bits, count, columns, int(reverse))
+    tiles = -(-columns * x.element_size() // (threads * THREAD_BYTES))
+    groups = -(-tiles // 32)
+    row_words = tiles + groups + -(-groups // 32)
+    # Zeros mean that nothing is published yet.
+    words = torch.zeros(1 + rows * row_words, dtype=torch.int64, device=x.device)
+    blocks = min(rows * tiles, BLOCKS_AN_SM * num_sms(x.device, interpreted=2))
+    stride = x2d.stride(0) if rows > 1 else columns
+    program["segmented_tiles"](
+        blocks, threads, x2d, bits, y, words, columns, stride, tiles, row_words, rows * tiles, int(exclusive)
+    )
+    return y
+
+
+def forward_sum(values: Tensor, offsets: Tensor) -> Tensor:
+    return sums(values, offsets)
+
+
+def forward_scan(x: Tensor, offsets: Tensor, *, exclusive: bool = False, reverse: bool = False) -> Tensor:
+    return scan(x, offsets, exclusive, reverse)
+
+
+def backward_scan(
+    grad: Tensor, offsets: Tensor, *, exclusive: bool = False, reverse: bool = False
+) -> tuple[Tensor]:
+    return (scan(grad, offsets, exclusive, not reverse),)
+
+
+SEGMENTED_SUM = Implementation(
+    operator="segmented_sum",
+    backend="cuda",
+    forward=forward_sum,
+    backward=sum_backward,
+    delegates_to_torch=(BACKWARD,),
+    aot_kernels=tuple(sum_source(dtype) for dtype in FLOAT_DTYPES),
+    idea="a group of lanes for each segment; long ones are cut into tiles and added in a fixed order",
+)
+SEGMENTED_CUMSUM = Implementation(
+    operator="segmented_cumsum",
+    backend="cuda",
+    forward=forward_scan,
+    backward=backward_scan,
+    aot_kernels=(
+        *(scan_source(dtype, 16 // dtype.itemsize, r) for dtype in FLOAT_DTYPES for r in (False, True)),
+        scan_source(torch.float32, 1, False),
+    ),
+    idea="a scan of (head, sum) pairs in one pass, with the fixed tree of cumsum",
+)
