@@ -181,6 +181,15 @@ REGISTRY: dict[str, Entry] = {
         },
     ),
     "spmm": _member("sparse", "spmm", ("eager", "torch", "triton", "cuda")),
+    "stencil": _single(
+        "stencil",
+        ("eager", "torch", "triton", "cuda"),
+        **{
+            "cuda/01-naive": "ladder:NAIVE",
+            "cuda/02-shared-halo": "ladder:SHARED_HALO",
+            "cuda/03-register-march": "ladder:REGISTER_MARCH",
+        },
+    ),
     "topk": _single("topk", ("eager", "torch", "triton", "cuda")),
 }
 

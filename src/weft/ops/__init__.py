@@ -23,6 +23,7 @@ from weft.ops.rope import rope
 from weft.ops.scaled_matmul import quantize_fp8, scaled_matmul
 from weft.ops.softmax import softmax
 from weft.ops.sparse import spmm, spmv
+from weft.ops.stencil import stencil
 from weft.ops.sum import sum
 from weft.ops.topk import topk
 from weft.ops.transpose import transpose
@@ -58,6 +59,7 @@ __all__ = [
     "softmax",
     "spmm",
     "spmv",
+    "stencil",
     "sum",
     "swiglu",
     "topk",

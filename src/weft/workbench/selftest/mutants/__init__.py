@@ -28,6 +28,7 @@ SINGLE_OPERATORS = (
     "transpose",
     "histogram",
     "topk",
+    "stencil",
 )
 WRONG = ("wrong", *(f"wrong_{operator}" for operator in SINGLE_OPERATORS), "wrong_sparse", "backward")
 KERNELS = ("with_triton", "with_numba", "with_cuda")
