@@ -181,6 +181,15 @@ REGISTRY: dict[str, Entry] = {
         },
     ),
     "spmm": _member("sparse", "spmm", ("eager", "torch", "triton", "cuda")),
+    "conv1d": _single(
+        "conv1d",
+        ("eager", "torch", "triton", "cuda"),
+        **{
+            "cuda/01-naive": "ladder:NAIVE",
+            "cuda/02-register-window": "ladder:REGISTER_WINDOW",
+            "cuda/03-shared-halo": "ladder:SHARED_HALO",
+        },
+    ),
     "stencil": _single(
         "stencil",
         ("eager", "torch", "triton", "cuda"),

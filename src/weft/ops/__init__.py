@@ -4,6 +4,7 @@ from weft.ops.activations import bias_gelu, gelu, relu
 from weft.ops.adamw import adamw
 from weft.ops.attention import attention, attention_packed
 from weft.ops.attention_decode import attention_decode
+from weft.ops.conv1d import conv1d
 from weft.ops.cumsum import cumsum
 from weft.ops.dropout import dropout
 from weft.ops.embedding import embedding
@@ -37,6 +38,7 @@ __all__ = [
     "attention_decode",
     "attention_packed",
     "bias_gelu",
+    "conv1d",
     "cross_entropy",
     "cumsum",
     "dropout",

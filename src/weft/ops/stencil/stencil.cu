@@ -6,6 +6,7 @@
 // lanes by shuffles; at the ends of a strip they are loads of one cell.
 // Bytes: n read, n written forward; 2n read, n written backward.
 #include "reduce.cuh"
+#include "two_sum.cuh"
 #include "words.cuh"
 
 #ifndef VEC
@@ -53,18 +54,6 @@ __device__ __forceinline__ Row load_row(const Cells& g, int i) {
     row.side = to_float(g.at[i * g.stride + (lane ? VEC : -1)]);
   return row;
 }
-
-// Sum whose rounding errors are kept beside it (Knuth's two-sum), so that the length of a thread's chain does
-// not count. `lost` is NaN once the sum is not finite.
-struct Sum {
-  float total = 0.0f, lost = 0.0f;
-  __device__ __forceinline__ void add(float v) {
-    const float sum = total + v, added = sum - total;
-    lost += (total - (sum - added)) + (v - added);
-    total = sum;
-  }
-  __device__ __forceinline__ float value() const { return lost == lost ? total + lost : total; }
-};
 
 // The five terms of a cell, in the order of the coefficients.
 struct Terms { float at[5]; };
@@ -174,7 +163,7 @@ stencil_backward(const WEFT_T* __restrict__ grad, const WEFT_T* __restrict__ x,
   float w[5];
 #pragma unroll
   for (int k = 0; k < 5; ++k) w[k] = to_float(weights[OPPOSITE[k]]);
-  Sum sums[5];
+  TwoSum sums[5];
   Pack north = load_pack(g, -1);
   Row row = load_row(g, 0);
   for (int start = 0; start < place.count; start += UNROLL) {
@@ -225,7 +214,7 @@ stencil_backward(const WEFT_T* __restrict__ grad, const WEFT_T* __restrict__ x,
 extern "C" __global__ void __launch_bounds__(1024)
 stencil_weights(const float* __restrict__ parts, WEFT_T* __restrict__ dweights, index_t items) {
   __shared__ float scratch[32];
-  Sum sum;
+  TwoSum sum;
   for (index_t k = threadIdx.x; k < items; k += blockDim.x) sum.add(parts[blockIdx.x * items + k]);
   const float total = block_sum(sum.value(), scratch);
   if (threadIdx.x == 0) dweights[blockIdx.x] = from_float<WEFT_T>(total);

@@ -10,11 +10,11 @@ import torch
 
 from weft.backends.triton_jit import INTERPRETED, TritonAotKernel, tl, triton
 from weft.core import Implementation
+from weft.ops._common.add_parts_triton import add_parts, aot_add_parts
 from weft.ops._common.layout import contiguous_like, view_3d
 from weft.ops.stencil.spec import POINTS
 
 TALL, WIDE, WARPS = 16, 256, 4  # rows and columns of a tile
-SUM_BLOCK = 1024
 
 
 @triton.jit
@@ -114,18 +114,6 @@ def stencil_backward_tile(
     tl.store(target, total.to(dx_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
-def add_parts(parts_ptr, out_ptr, count, BLOCK: tl.constexpr):
-    # parts: (programs, count) float32; out: (programs,). Sums of tiles are added in float64: the order of a
-    # long chain costs nothing.
-    row = parts_ptr + tl.program_id(0).to(tl.int64) * count
-    total = tl.zeros((BLOCK,), tl.float64)
-    for start in range(0, count, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        total += tl.load(row + at, mask=at < count, other=0.0).to(tl.float64)
-    tl.store(out_ptr + tl.program_id(0), tl.sum(total, 0).to(tl.float32).to(out_ptr.dtype.element_ty))
-
-
 def _tiling(batches: int, rows: int, columns: int) -> tuple[dict[str, int], int, int, int]:
     """Return the sides of a tile, the number of tiles across and in a grid, and of all."""
     sides = {"TALL": TALL, "WIDE": WIDE}
@@ -160,8 +148,7 @@ def backward(grad: torch.Tensor, x: torch.Tensor, weights: torch.Tensor) -> tupl
     strides = (grad3d.stride(0), grad3d.stride(1), x3d.stride(0), x3d.stride(1))
     arguments = (grad3d, x3d, weights.contiguous(), dx, parts, rows, columns, *strides, across, tiles)
     stencil_backward_tile[(programs,)](*arguments, **sides, num_warps=WARPS)
-    add_parts[(POINTS,)](parts, dweights, programs, BLOCK=SUM_BLOCK, num_warps=WARPS)
-    return dx, dweights
+    return dx, add_parts(parts, dweights)
 
 
 def _aot_kernels() -> tuple[TritonAotKernel, ...]:
@@ -182,12 +169,12 @@ def _aot_kernels() -> tuple[TritonAotKernel, ...]:
                 **both,
                 **ends,
             },
-            add_parts: {"parts_ptr": "*fp32", "out_ptr": f"*{dtype}", "count": "i32", "BLOCK": SUM_BLOCK},
         }
         kernels += [
             TritonAotKernel(label=f"{k.__name__}-{dtype}", kernel=k, signature=s, num_warps=WARPS)
             for k, s in signatures.items()
         ]
+        kernels.append(aot_add_parts(dtype))
     return tuple(kernels)
 
 
