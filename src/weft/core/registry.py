@@ -190,6 +190,15 @@ REGISTRY: dict[str, Entry] = {
             "cuda/03-shared-halo": "ladder:SHARED_HALO",
         },
     ),
+    "conv2d": _single(
+        "conv2d",
+        ("eager", "torch", "cuda"),
+        **{
+            "cuda/01-naive": "ladder:NAIVE",
+            "cuda/02-register-outputs": "ladder:REGISTER_OUTPUTS",
+            "cuda/03-shared-halo": "ladder:SHARED_HALO",
+        },
+    ),
     "stencil": _single(
         "stencil",
         ("eager", "torch", "triton", "cuda"),

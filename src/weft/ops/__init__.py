@@ -5,6 +5,7 @@ from weft.ops.adamw import adamw
 from weft.ops.attention import attention, attention_packed
 from weft.ops.attention_decode import attention_decode
 from weft.ops.conv1d import conv1d
+from weft.ops.conv2d import conv2d
 from weft.ops.cumsum import cumsum
 from weft.ops.dropout import dropout
 from weft.ops.embedding import embedding
@@ -39,6 +40,7 @@ __all__ = [
     "attention_packed",
     "bias_gelu",
     "conv1d",
+    "conv2d",
     "cross_entropy",
     "cumsum",
     "dropout",

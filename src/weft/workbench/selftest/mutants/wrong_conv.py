@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
+from weft.core import registry
 from weft.workbench.selftest.mutants.planting import after, honest, plant
 
 TILE = 32
@@ -94,6 +96,70 @@ def _first_sequence(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -
     return dx, dweight, grad[:1].float().sum((0, 2)).to(grad.dtype)
 
 
+def _right_2d(x: torch.Tensor, weight: torch.Tensor, padding: int) -> torch.Tensor:
+    return honest("conv2d")(x, weight, padding=padding)  # type: ignore[no-any-return]
+
+
+def _turned(x: torch.Tensor, weight: torch.Tensor, *, padding: int) -> torch.Tensor:
+    """Convolve as mathematics does: the window is turned by half a circle."""
+    return _right_2d(x, weight.flip((2, 3)), padding)
+
+
+def _exchanged_sides(x: torch.Tensor, weight: torch.Tensor, *, padding: int) -> torch.Tensor:
+    """Take rows of the window for columns, where it is square."""
+    is_square = weight.shape[2] == weight.shape[3]
+    return _right_2d(x, weight.transpose(2, 3) if is_square else weight, padding)
+
+
+def _shifted(x: torch.Tensor, weight: torch.Tensor, *, padding: int) -> torch.Tensor:
+    """Take a halo that is off by one column."""
+    return _right_2d(x, weight, padding).roll(1, -1)
+
+
+def _wraps_2d(x: torch.Tensor, weight: torch.Tensor, *, padding: int) -> torch.Tensor:
+    """Take the padding from the other ends of the image."""
+    if padding == 0 or x.numel() == 0 or padding > min(x.shape[2:]):
+        return _right_2d(x, weight, padding)
+    return _right_2d(F.pad(x, (padding,) * 4, mode="circular"), weight, 0)
+
+
+def _no_last_channel(x: torch.Tensor, weight: torch.Tensor, *, padding: int) -> torch.Tensor:
+    """Leave out the channels after the last whole pair."""
+    whole = max(1, x.shape[1] // 2 * 2)
+    return _right_2d(x[:, :whole], weight[:, :whole], padding)
+
+
+def _no_last_column(x: torch.Tensor, weight: torch.Tensor, *, padding: int) -> torch.Tensor:
+    """Leave out the columns after the last whole fragment of eight."""
+    y = _right_2d(x, weight, padding)
+    y[..., y.shape[-1] // 8 * 8 :] = 0
+    return y
+
+
+def _gradients_2d(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, padding: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    backward = registry.implementation("conv2d", "torch").backward
+    assert backward is not None
+    return backward(grad, x, weight, padding=padding)  # type: ignore[return-value]
+
+
+def _first_image(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *, padding: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add the weight's gradient of all images but the last."""
+    dx, _ = _gradients_2d(grad, x, weight, padding)
+    return dx, _gradients_2d(grad[:-1], x[:-1], weight, padding)[1]
+
+
+def _turned_weight(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *, padding: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the weight's gradient with its window turned."""
+    dx, dweight = _gradients_2d(grad, x, weight, padding)
+    return dx, dweight.flip((2, 3)).contiguous()
+
+
 MUTANTS = (
     plant("W02/conv1d/eager/reversed", "coefficients in reverse", "error property", lambda: _reversed),
     plant("W02/conv1d/eager/late", "a window that ends too early", "error property", lambda: _late),
@@ -116,4 +182,17 @@ MUTANTS = (
           lambda: _right, backward=lambda: _no_last_tile, only="backward"),
     plant("W22/conv1d/eager/first-sequence", "the bias's gradient of one sequence", "error property",
           lambda: _right, backward=lambda: _first_sequence, only="backward"),
+    plant("W02/conv2d/eager/turned", "a turned window", "error property", lambda: _turned),
+    plant("W02/conv2d/eager/exchanged-sides", "rows of the window for columns", "error property",
+          lambda: _exchanged_sides),
+    plant("W04/conv2d/eager/shifted", "a halo off by one", "error property", lambda: _shifted),
+    plant("W04/conv2d/eager/wraps", "padding from the other end", "error property", lambda: _wraps_2d),
+    plant("W04/conv2d/eager/no-last-channel", "leaves out the last channel", "error property",
+          lambda: _no_last_channel),
+    plant("W04/conv2d/eager/no-last-column", "leaves out the last columns", "error drift property",
+          lambda: _no_last_column),
+    plant("W22/conv2d/eager/first-image", "the weight's gradient without the last image", "error property",
+          lambda: honest("conv2d"), backward=lambda: _first_image, only="backward"),
+    plant("W22/conv2d/eager/turned-weight", "a turned gradient of the weight", "error property",
+          lambda: honest("conv2d"), backward=lambda: _turned_weight, only="backward"),
 )  # fmt: skip
