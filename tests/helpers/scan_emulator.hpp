@@ -149,6 +149,9 @@ inline unsigned __brev(unsigned v) {
 inline int __clz(int v) { return std::countl_zero((unsigned)v); }
 inline int __popc(unsigned v) { return std::popcount(v); }
 inline void __syncwarp() { arrive(own->warps[current / 32].barrier, 32); }
+struct uint2 { unsigned x, y; };
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+template <typename T> void __stcs(T* to, T v) { *to = v; }
 inline float __uint_as_float(unsigned v) { return std::bit_cast<float>(v); }
 inline unsigned __float_as_uint(float v) { return std::bit_cast<unsigned>(v); }
 

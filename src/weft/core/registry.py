@@ -192,6 +192,33 @@ REGISTRY: dict[str, Entry] = {
         },
     ),
     "spmm": _member("sparse", "spmm", ("eager", "torch", "triton", "cuda")),
+    "conv1d": _single(
+        "conv1d",
+        ("eager", "torch", "triton", "cuda"),
+        **{
+            "cuda/01-naive": "ladder:NAIVE",
+            "cuda/02-register-window": "ladder:REGISTER_WINDOW",
+            "cuda/03-shared-halo": "ladder:SHARED_HALO",
+        },
+    ),
+    "conv2d": _single(
+        "conv2d",
+        ("eager", "torch", "cuda"),
+        **{
+            "cuda/01-naive": "ladder:NAIVE",
+            "cuda/02-register-outputs": "ladder:REGISTER_OUTPUTS",
+            "cuda/03-shared-halo": "ladder:SHARED_HALO",
+        },
+    ),
+    "stencil": _single(
+        "stencil",
+        ("eager", "torch", "triton", "cuda"),
+        **{
+            "cuda/01-naive": "ladder:NAIVE",
+            "cuda/02-shared-halo": "ladder:SHARED_HALO",
+            "cuda/03-register-march": "ladder:REGISTER_MARCH",
+        },
+    ),
     "topk": _single("topk", ("eager", "torch", "triton", "cuda")),
     "sort": _member("sort", "sort", ("eager", "torch", "triton", "cuda")),
     "sort_keys": _member(

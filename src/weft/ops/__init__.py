@@ -4,6 +4,8 @@ from weft.ops.activations import bias_gelu, gelu, relu
 from weft.ops.adamw import adamw
 from weft.ops.attention import attention, attention_packed
 from weft.ops.attention_decode import attention_decode
+from weft.ops.conv1d import conv1d
+from weft.ops.conv2d import conv2d
 from weft.ops.cumsum import cumsum
 from weft.ops.dropout import dropout
 from weft.ops.embedding import embedding
@@ -26,6 +28,7 @@ from weft.ops.segments import segmented_cumsum, segmented_sum
 from weft.ops.softmax import softmax
 from weft.ops.sort import sort, sort_keys
 from weft.ops.sparse import spmm, spmv
+from weft.ops.stencil import stencil
 from weft.ops.sum import sum
 from weft.ops.topk import topk
 from weft.ops.transpose import transpose
@@ -40,6 +43,8 @@ __all__ = [
     "attention_decode",
     "attention_packed",
     "bias_gelu",
+    "conv1d",
+    "conv2d",
     "cross_entropy",
     "cumsum",
     "dropout",
@@ -68,6 +73,7 @@ __all__ = [
     "sort_keys",
     "spmm",
     "spmv",
+    "stencil",
     "sum",
     "swiglu",
     "topk",

@@ -71,6 +71,17 @@ def view_2d(x: torch.Tensor) -> torch.Tensor:
         return x.contiguous().view(-1, columns)
 
 
+def view_3d(x: torch.Tensor) -> torch.Tensor:
+    """Return ``x`` as (batches, rows, columns) with adjacent columns; copy it only if no such view exists."""
+    rows, columns = x.shape[-2:]
+    if x.stride(-1) != 1 and columns != 1:
+        x = x.contiguous()
+    try:
+        return x.view(-1, rows, columns)
+    except RuntimeError:  # the leading dimensions have no common stride
+        return x.contiguous().view(-1, rows, columns)
+
+
 def max_vec_width(columns: int, *tensors_2d: torch.Tensor) -> int:
     """Return the widest vector, in elements, that fits every row of ``tensors_2d``.
 

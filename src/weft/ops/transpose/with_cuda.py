@@ -9,6 +9,7 @@ import torch
 
 from weft.backends.nvrtc import CudaSource
 from weft.core import Implementation
+from weft.ops._common.layout import view_3d
 from weft.ops.transpose.spec import empty_transpose
 
 # C++ types of words by the bytes of an element: bits are moved, whatever the dtype.
@@ -45,17 +46,6 @@ def source(size: int, access: int) -> CudaSource:
         defines=(("WEFT_T", WORD_TYPES[size]), *((name, str(value)) for name, value in numbers)),
         label=f"{8 * size}-bit-{access}",
     )
-
-
-def view_3d(x: torch.Tensor) -> torch.Tensor:
-    """Return ``x`` as (batches, rows, columns) with adjacent columns; copy it only if no such view exists."""
-    rows, columns = x.shape[-2:]
-    if x.stride(-1) != 1 and columns != 1:
-        x = x.contiguous()
-    try:
-        return x.view(-1, rows, columns)
-    except RuntimeError:  # the leading dimensions have no common stride
-        return x.contiguous().view(-1, rows, columns)
 
 
 def access_bytes(x3d: torch.Tensor, y: torch.Tensor) -> int:

@@ -6,8 +6,8 @@ import torch
 
 from weft.backends.triton_jit import INTERPRETED, TritonAotKernel, tl, triton
 from weft.core import Implementation
+from weft.ops._common.layout import view_3d
 from weft.ops.transpose.spec import as_words, empty_transpose
-from weft.ops.transpose.with_cuda import view_3d
 
 # A tile of 8 to 16 KiB.
 SIDES = {1: 128, 2: 64, 4: 64, 8: 32}  # of a tile, by the bytes of an element

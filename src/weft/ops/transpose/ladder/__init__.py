@@ -12,8 +12,9 @@ import torch
 
 from weft.backends.nvrtc import CudaSource
 from weft.core import FORWARD, Implementation
+from weft.ops._common.layout import view_3d
 from weft.ops.transpose.spec import empty_transpose
-from weft.ops.transpose.with_cuda import MAX_BLOCKS, WORD_TYPES, view_3d
+from weft.ops.transpose.with_cuda import MAX_BLOCKS, WORD_TYPES
 
 SIDE, THREADS = 32, 256  # as in tile.cuh: a block of 32 x 8 threads for a tile of 32 x 32 elements
 STEPS = ("01_naive", "02_tiled", "03_padded", "04_swizzled")

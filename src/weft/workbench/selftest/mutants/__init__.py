@@ -31,14 +31,10 @@ SINGLE_OPERATORS = (
     "mlp_gelu",
     "sort",
     "reduce",
+    "stencil",
 )
-WRONG = (
-    "wrong",
-    *(f"wrong_{operator}" for operator in SINGLE_OPERATORS),
-    "wrong_sparse",
-    "wrong_segments",
-    "backward",
-)
+FAMILIES = ("sparse", "segments", "conv")
+WRONG = ("wrong", *(f"wrong_{name}" for name in (*SINGLE_OPERATORS, *FAMILIES)), "backward")
 KERNELS = ("with_triton", "with_numba", "with_cuda")
 PROBLEMS = ("unvarying", "problem_controls", "layouts")
 CHEATS = ("cheats", "cheats_callers", "cheats_buffers", "cheats_pages")
