@@ -99,8 +99,6 @@ inline unsigned __match_any_sync(unsigned, int v) {
   for (int i = 0; i < 32; ++i) mask |= (values[i] == (unsigned)v) << i;
   return mask;
 }
-inline int __ffs(unsigned v) { return v ? std::countr_zero(v) + 1 : 0; }
-inline int __popc(unsigned v) { return std::popcount(v); }
 inline void __syncwarp() { arrive(own->warps[current / 32].barrier, 32); }
 inline float __uint_as_float(unsigned v) { return std::bit_cast<float>(v); }
 inline unsigned __float_as_uint(float v) { return std::bit_cast<unsigned>(v); }

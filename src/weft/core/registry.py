@@ -182,6 +182,12 @@ REGISTRY: dict[str, Entry] = {
     ),
     "spmm": _member("sparse", "spmm", ("eager", "torch", "triton", "cuda")),
     "topk": _single("topk", ("eager", "torch", "triton", "cuda")),
+    "prune_2_4": _member("sparse24", "prune_2_4", ("eager", "torch", "triton", "cuda")),
+    "prune_2_4_transposable": _member("sparse24", "prune_2_4_transposable", ("eager", "cuda")),
+    "expand_2_4": _member("sparse24", "expand_2_4", ("eager", "torch", "triton", "cuda")),
+    "sparse_linear": _member(
+        "sparse24", "sparse_linear", ("eager", "triton"), **{"torch/cusparselt": "with_torch:SPARSE_LINEAR"}
+    ),
 }
 
 # Elementwise, row reduction, full reduction, matrix product.

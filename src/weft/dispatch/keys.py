@@ -82,6 +82,7 @@ FAMILY_OF: dict[str, str] = {
     "dropout_add_layer_norm": "rows",
     **dict.fromkeys(("matmul", "linear", "linear_gelu", "linear_residual", "scaled_matmul"), "product"),
     "linear_cross_entropy": "product",
+    "sparse_linear": "product",
     "embedding": "embedding",
     "attention": "attention",
     "attention_decode": "decode",

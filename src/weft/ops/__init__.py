@@ -23,6 +23,7 @@ from weft.ops.rope import rope
 from weft.ops.scaled_matmul import quantize_fp8, scaled_matmul
 from weft.ops.softmax import softmax
 from weft.ops.sparse import spmm, spmv
+from weft.ops.sparse24 import expand_2_4, prune_2_4, prune_2_4_transposable, sparse_linear
 from weft.ops.sum import sum
 from weft.ops.topk import topk
 from weft.ops.transpose import transpose
@@ -41,6 +42,7 @@ __all__ = [
     "dropout",
     "dropout_add_layer_norm",
     "embedding",
+    "expand_2_4",
     "geglu",
     "gelu",
     "histogram",
@@ -50,12 +52,15 @@ __all__ = [
     "linear_gelu",
     "linear_residual",
     "matmul",
+    "prune_2_4",
+    "prune_2_4_transposable",
     "quantize_fp8",
     "relu",
     "rms_norm",
     "rope",
     "scaled_matmul",
     "softmax",
+    "sparse_linear",
     "spmm",
     "spmv",
     "sum",

@@ -29,7 +29,8 @@ SINGLE_OPERATORS = (
     "histogram",
     "topk",
 )
-WRONG = ("wrong", *(f"wrong_{operator}" for operator in SINGLE_OPERATORS), "wrong_sparse", "backward")
+FAMILIES = ("sparse", "sparse24")
+WRONG = ("wrong", *(f"wrong_{name}" for name in (*SINGLE_OPERATORS, *FAMILIES)), "backward")
 KERNELS = ("with_triton", "with_numba", "with_cuda")
 PROBLEMS = ("unvarying", "problem_controls", "layouts")
 CHEATS = ("cheats", "cheats_callers", "cheats_buffers", "cheats_pages")
