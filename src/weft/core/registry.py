@@ -186,7 +186,10 @@ REGISTRY: dict[str, Entry] = {
     "prune_2_4_transposable": _member("sparse24", "prune_2_4_transposable", ("eager", "cuda")),
     "expand_2_4": _member("sparse24", "expand_2_4", ("eager", "torch", "triton", "cuda")),
     "sparse_linear": _member(
-        "sparse24", "sparse_linear", ("eager", "triton"), **{"torch/cusparselt": "with_torch:SPARSE_LINEAR"}
+        "sparse24",
+        "sparse_linear",
+        ("eager", "triton"),
+        **{"torch/cusparselt": "with_torch:SPARSE_LINEAR", "cuda": "linear_cuda:SPARSE_LINEAR"},
     ),
 }
 

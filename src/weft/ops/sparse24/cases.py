@@ -34,7 +34,7 @@ def floats(spec: Input, generator: torch.Generator, device: str) -> Tensor:
 
 def _random_metadata(rows: int, columns: int, generator: torch.Generator, device: str) -> Tensor:
     """Return metadata of random places: each of the six pairs is as likely."""
-    pairs = torch.combinations(torch.arange(pattern.GROUP, device=device), pattern.KEPT)
+    pairs = torch.combinations(torch.arange(pattern.GROUP, device=device), pattern.NONZEROS)
     shape = (rows, columns // pattern.GROUP)
     return pattern.pack(pairs[torch.randint(len(pairs), shape, generator=generator, device=device)])
 

@@ -7,9 +7,9 @@ the first element, 0 to 3, in the lower two, and that of the second, which is la
 ``metadata`` is (ceil(columns / 64), 8 ceil(rows / 128), 32) int32, in the order in which
 ``wgmma.mma_async.sp`` reads it. Word l of block (c, r) has the codes of rows 16 r + l / 4 (lower 16 bits) and
 16 r + l / 4 + 8 (upper) in columns 64 c + 16 (l % 4) to 64 c + 16 (l % 4) + 15, the lowest column in the
-lowest bits. Lane l of a warp loads word l: words 0 and 1 of each four lanes, or 2 and 3, serve a product of 32
-columns, by the sparsity selector 0 or 1. The blocks of 128 rows, a tile of the kernel, are adjacent for the
-same columns. Codes outside of the matrix are ``FILLER``, which names the first two places, because the
+lowest bits. Lane l of a warp loads word l: words 0 and 1 of each four lanes, or 2 and 3, serve a product of
+32 columns, by the sparsity selector 0 or 1. The blocks of 128 rows, a tile of the kernel, are adjacent for
+the same columns. Codes outside of the matrix are ``FILLER``, which names the first two places, because the
 hardware allows no code with two equal places.
 
 Source of the order: NVIDIA's PTX ISA, "Matrix fragments for sparse wgmma.mma_async.m64nNk32".
@@ -20,7 +20,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-GROUP, KEPT = 4, 2
+GROUP, NONZEROS = 4, 2
 WORD_COLUMNS, BLOCK_COLUMNS = 16, 64  # of one row in a word; of a block of 32 words
 BLOCK_ROWS, TILE_ROWS = 16, 128
 WORDS = 32
@@ -55,7 +55,7 @@ def places_of(stays: Tensor) -> Tensor:
     # An element's number: among those that stay, and behind them among the others.
     others = ~stays
     number = torch.where(stays, stays.cumsum(-1), stays.sum(-1, keepdim=True) + others.cumsum(-1)) - 1
-    is_chosen = number < KEPT
+    is_chosen = number < NONZEROS
     first = is_chosen.int().argmax(-1)
     second = GROUP - 1 - is_chosen.flip(-1).int().argmax(-1)
     return torch.stack((first, second), -1)
@@ -92,9 +92,9 @@ def unpack(metadata: Tensor, rows: int, columns: int) -> Tensor:
 
 def expand(values: Tensor, metadata: Tensor) -> Tensor:
     """Return the matrix (rows, columns) with zeros at the places that the metadata does not name."""
-    rows, columns = values.shape[0], values.shape[1] * GROUP // KEPT
+    rows, columns = values.shape[0], values.shape[1] * GROUP // NONZEROS
     places = unpack(metadata, rows, columns)
-    pairs = values.reshape(rows, columns // GROUP, KEPT)
+    pairs = values.reshape(rows, columns // GROUP, NONZEROS)
     zeros = values.new_zeros((rows, columns // GROUP, GROUP))
     return zeros.scatter(-1, places, pairs).view(rows, columns)
 
@@ -102,4 +102,4 @@ def expand(values: Tensor, metadata: Tensor) -> Tensor:
 def compress(w: Tensor, metadata: Tensor) -> Tensor:
     """Return the elements (rows, columns / 2) of a matrix (rows, columns) that the metadata names."""
     rows, columns = w.shape
-    return groups(w).gather(-1, unpack(metadata, rows, columns)).view(rows, columns // KEPT)
+    return groups(w).gather(-1, unpack(metadata, rows, columns)).view(rows, columns // NONZEROS)

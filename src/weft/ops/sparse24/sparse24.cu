@@ -1,8 +1,9 @@
 // Pruning a matrix to 2:4 and expanding it again, a thread for each word of metadata.
 //
-// w (rows, columns), values (rows, columns / 2), metadata (column blocks, row_blocks, 32), see pattern.py. Lane
-// l of a warp has rows l / 4 and l / 4 + 8 of a block of 16 rows, and 16 of its 64 columns: four lanes read 128
-// adjacent bytes of a row in 16-bit types. Neighbouring warps take neighbouring columns of the same rows.
+// w (rows, columns), values (rows, columns / 2), metadata (column blocks, row_blocks, 32), see pattern.py.
+// Lane l of a warp has rows l / 4 and l / 4 + 8 of a block of 16 rows, and 16 of its 64 columns: four lanes
+// read 128 adjacent bytes of a row in 16-bit types. Neighbouring warps take neighbouring columns of the same
+// rows.
 // Bytes: 2:4 has 9/16 of those of w, which are read once and written once.
 #include "codes.cuh"
 

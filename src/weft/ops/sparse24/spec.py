@@ -24,14 +24,14 @@ from weft.ops.sparse24.cases import (
     prune_cases,
     transposable_cases,
 )
-from weft.ops.sparse24.pattern import GROUP, KEPT
+from weft.ops.sparse24.pattern import GROUP, NONZEROS
 
 
 def places_by_sorting(w: Tensor) -> Tensor:
     """Return the places of the two largest of each four, (rows, columns / 4, 2): NaN first, ties by place."""
     # A stable sort keeps the order of equal magnitudes, and torch sorts NaN above infinity.
     order = torch.sort(pattern.groups(w).abs(), dim=-1, descending=True, stable=True).indices
-    return order[..., :KEPT].sort(-1).values
+    return order[..., :NONZEROS].sort(-1).values
 
 
 def packed(places: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ def packed(places: Tensor) -> Tensor:
 def prune_reference(w: Tensor) -> tuple[Tensor, Tensor]:
     places = places_by_sorting(w)
     rows, columns = w.shape
-    return pattern.groups(w).gather(-1, places).view(rows, columns // KEPT), packed(places)
+    return pattern.groups(w).gather(-1, places).view(rows, columns // NONZEROS), packed(places)
 
 
 def expand_reference(values: Tensor, metadata: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ def greedy_mask(w: Tensor) -> Tensor:
     every = torch.arange(len(tiles), device=w.device)
     for turn in range(GROUP * GROUP):
         row, column = order[:, turn] // GROUP, order[:, turn] % GROUP
-        is_free = (mask[every, row].sum(-1) < KEPT) & (mask[every, :, column].sum(-1) < KEPT)
+        is_free = (mask[every, row].sum(-1) < NONZEROS) & (mask[every, :, column].sum(-1) < NONZEROS)
         mask[every, row, column] = is_free
     shape = (rows // GROUP, columns // GROUP, GROUP, GROUP)
     return mask.view(shape).transpose(1, 2).reshape(rows, columns)
@@ -83,7 +83,7 @@ def masked_pair(w: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     places = pattern.places_of(pattern.groups(mask))
     zeroed = torch.where(mask, w, 0.0)
     values = pattern.groups(zeroed).gather(-1, places)
-    return values.view(w.shape[0], w.shape[1] // KEPT), packed(places)
+    return values.view(w.shape[0], w.shape[1] // NONZEROS), packed(places)
 
 
 def transposable_reference(w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -113,9 +113,9 @@ def check_pair(name: str, values: Any, metadata: Any) -> None:
     validate.tensor(name, "metadata", metadata, ("int32",), dims=range(3, 4))
     validate.same_device(name, "values and metadata", values, metadata)
     rows, half = values.shape
-    if half % KEPT:
+    if half % NONZEROS:
         raise WeftError(f"{name}: values.shape", expected="an even number of columns", got=(rows, half))
-    shape = pattern.metadata_shape(rows, half * GROUP // KEPT)
+    shape = pattern.metadata_shape(rows, half * GROUP // NONZEROS)
     if tuple(metadata.shape) != shape:
         hint = "weft.ops.prune_2_4 returns both"
         raise WeftError(f"{name}: metadata.shape", expected=shape, got=tuple(metadata.shape), hint=hint)
@@ -147,7 +147,7 @@ def check_linear(x: Any, values: Any, metadata: Any, bias: Any) -> None:
     validate.tensor(name, "bias", bias, DTYPES, dims=range(1, 2))
     validate.same(name, "x and values", x, values)
     validate.same(name, "x and bias", x, bias)
-    columns = values.shape[1] * GROUP // KEPT
+    columns = values.shape[1] * GROUP // NONZEROS
     if x.shape[-1] != columns:
         raise WeftError(
             f"{name}: the inner sizes",
@@ -202,7 +202,9 @@ def _nbytes(c: Case, name: str) -> int:
 
 
 def _pruned_bytes(c: Case, rows: int, columns: int) -> int:
-    return rows * columns // KEPT * ITEMSIZE[c.dtype] + 4 * math.prod(pattern.metadata_shape(rows, columns))
+    return rows * columns // NONZEROS * ITEMSIZE[c.dtype] + 4 * math.prod(
+        pattern.metadata_shape(rows, columns)
+    )
 
 
 def prune_cost(c: Case, direction: str) -> Cost:
@@ -243,15 +245,15 @@ def linear_cost(c: Case, direction: str) -> Cost:
 
 def _largest_two(values: Tensor, w: Tensor) -> float:
     """Return infinity unless each two values have the largest magnitudes of their four elements."""
-    pairs = values.view(w.shape[0], w.shape[1] // GROUP, KEPT).abs().nan_to_num(math.inf, math.inf)
+    pairs = values.view(w.shape[0], w.shape[1] // GROUP, NONZEROS).abs().nan_to_num(math.inf, math.inf)
     fours = pattern.groups(w).abs().nan_to_num(math.inf, math.inf)
-    largest = fours.sort(-1, descending=True).values[..., :KEPT]
+    largest = fours.sort(-1, descending=True).values[..., :NONZEROS]
     return 0.0 if torch.equal(pairs.sort(-1, descending=True).values.to(w.dtype), largest) else math.inf
 
 
 def _of_its_group(values: Tensor, w: Tensor) -> float:
     """Return infinity unless each value is an element of its four or 0."""
-    pairs = values.view(w.shape[0], w.shape[1] // GROUP, KEPT, 1).to(w.dtype)
+    pairs = values.view(w.shape[0], w.shape[1] // GROUP, NONZEROS, 1).to(w.dtype)
     fours = pattern.groups(w)[:, :, None]
     is_element = ((pairs == fours) | (pairs.isnan() & fours.isnan())).any(-1) | (pairs[..., 0] == 0)
     return 0.0 if bool(is_element.all()) else math.inf

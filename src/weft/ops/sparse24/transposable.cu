@@ -1,9 +1,9 @@
 // Pruning a matrix and its transpose with one mask that is 2:4 in both: greedy in tiles of 4 x 4.
 //
-// w (rows, columns), both multiples of 4, is read once. A block of 256 threads has 64 x 64 elements, each thread a
-// tile: it takes the largest element that may stay, again and again, until every row or column of what remains
-// has two. Values and codes of both orientations go through shared memory, so that rows of either are written
-// in whole sectors. Bytes: w once, and 9/16 of it for each orientation.
+// w (rows, columns), both multiples of 4, is read once. A block of 256 threads has 64 x 64 elements, each
+// thread a tile: it takes the largest element that may stay, again and again, until every row or column of
+// what remains has two. Values and codes of both orientations go through shared memory, so that rows of
+// either are written in whole sectors. Bytes: w once, and 9/16 of it for each orientation.
 // Source: Hubara et al., arXiv:2102.08124, the greedy method.
 #include "codes.cuh"
 
@@ -66,7 +66,8 @@ __device__ __forceinline__ void write(const Output& to, const Element (*values)[
     Element chunk[VECTOR];
 #pragma unroll
     for (int j = 0; j < VECTOR; ++j) chunk[j] = values[row][first + j];
-    if (at_row < to.rows) store(to.values + at_row * to.kept_columns + column, chunk, to.kept_columns - column);
+    if (at_row < to.rows)
+      store(to.values + at_row * to.kept_columns + column, chunk, to.kept_columns - column);
   }
   const index_t row_block = block_row * (SIDE / 16) + thread / 32;
   if (thread >= SIDE / 16 * 32 || row_block >= to.row_blocks || block_column >= to.column_blocks) return;
@@ -109,10 +110,10 @@ prune_tiles(const Element* __restrict__ w, Element* __restrict__ values, unsigne
     unsigned down = 0;
 #pragma unroll
     for (int j = 0; j < GROUP; ++j) down |= (mask >> (j * GROUP + i) & 1) << j;
-    const unsigned code =
-        keep_four(e[i][0], e[i][1], e[i][2], e[i][3], across, &kept[0][tile_row * GROUP + i][tile_column * 2]);
-    const unsigned code_t =
-        keep_four(e[0][i], e[1][i], e[2][i], e[3][i], down, &kept[1][tile_column * GROUP + i][tile_row * 2]);
+    Element* const two = &kept[0][tile_row * GROUP + i][tile_column * 2];
+    Element* const two_t = &kept[1][tile_column * GROUP + i][tile_row * 2];
+    const unsigned code = keep_four(e[i][0], e[i][1], e[i][2], e[i][3], across, two);
+    const unsigned code_t = keep_four(e[0][i], e[1][i], e[2][i], e[3][i], down, two_t);
     codes[0][tile_row * GROUP + i][tile_column] = exists ? code : FILLER;
     codes[1][tile_column * GROUP + i][tile_row] = exists ? code_t : FILLER;
   }

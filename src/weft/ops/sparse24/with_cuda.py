@@ -12,7 +12,7 @@ from weft.backends.nvrtc import CudaSource
 from weft.core import BACKWARD, FORWARD, Implementation
 from weft.ops._common.layout import FLOAT_DTYPES, dtype_name
 from weft.ops.sparse24 import pattern
-from weft.ops.sparse24.pattern import GROUP, KEPT, WORD_COLUMNS
+from weft.ops.sparse24.pattern import GROUP, NONZEROS, WORD_COLUMNS
 from weft.ops.sparse24.spec import expand_backward, prune_backward
 
 HERE = Path(__file__).parent
@@ -51,7 +51,7 @@ def _is_wide(columns: int, stride: int, *tensors: Tensor) -> bool:
 
 def _new_pair(w: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor]:
     shape = pattern.metadata_shape(rows, columns)
-    values = torch.empty((rows, columns // KEPT), dtype=w.dtype, device=w.device)
+    values = torch.empty((rows, columns // NONZEROS), dtype=w.dtype, device=w.device)
     return values, torch.empty(shape, dtype=torch.int32, device=w.device)
 
 
@@ -69,7 +69,7 @@ def prune(w: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def expand(values: Tensor, metadata: Tensor) -> Tensor:
-    rows, columns = values.shape[0], values.shape[1] * GROUP // KEPT
+    rows, columns = values.shape[0], values.shape[1] * GROUP // NONZEROS
     w = torch.empty((rows, columns), dtype=values.dtype, device=values.device)
     if w.numel():
         values, stride = _rows(values)

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from weft.core import FORWARD, Implementation
 from weft.ops.sparse24 import pattern
-from weft.ops.sparse24.pattern import GROUP, KEPT
+from weft.ops.sparse24.pattern import GROUP, NONZEROS
 
 
 def two_largest(w: Tensor) -> Tensor:
@@ -17,13 +17,13 @@ def two_largest(w: Tensor) -> Tensor:
     # Element j is before element i if it is larger, or as large and at a lower place.
     before = torch.ones(GROUP, GROUP, dtype=torch.bool, device=w.device).tril(-1)
     ahead = (key[..., None, :] > key[..., None]) | ((key[..., None, :] == key[..., None]) & before)
-    return ahead.sum(-1) < KEPT
+    return ahead.sum(-1) < NONZEROS
 
 
 def prune(w: Tensor) -> tuple[Tensor, Tensor]:
     places = pattern.places_of(two_largest(w))
     values = pattern.groups(w).gather(-1, places)
-    return values.reshape(w.shape[0], w.shape[1] // KEPT), pattern.pack(places)
+    return values.reshape(w.shape[0], w.shape[1] // NONZEROS), pattern.pack(places)
 
 
 def mask_of_tiles(w: Tensor) -> Tensor:
@@ -35,9 +35,9 @@ def mask_of_tiles(w: Tensor) -> Tensor:
     tiles = tiles + torch.arange(size - 1, -1, -1, device=w.device)  # distinct, and ties by place
     mask = torch.zeros_like(tiles, dtype=torch.bool)
     places = torch.arange(size, device=w.device)
-    for _ in range(GROUP * KEPT):
+    for _ in range(GROUP * NONZEROS):
         in_tile = mask.view(-1, GROUP, GROUP)
-        is_full = (in_tile.sum(2) >= KEPT)[:, :, None] | (in_tile.sum(1) >= KEPT)[:, None]
+        is_full = (in_tile.sum(2) >= NONZEROS)[:, :, None] | (in_tile.sum(1) >= NONZEROS)[:, None]
         open_keys = tiles.masked_fill(is_full.view(-1, size) | mask, -1)
         best, at = open_keys.max(-1, keepdim=True)
         # A tile may have no place left: every element that remains is in a full row or a full column.
@@ -49,7 +49,7 @@ def mask_of_tiles(w: Tensor) -> Tensor:
 def _masked(w: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     places = pattern.places_of(pattern.groups(mask))
     values = pattern.groups(w.masked_fill(~mask, 0)).gather(-1, places)
-    return values.reshape(w.shape[0], w.shape[1] // KEPT), pattern.pack(places)
+    return values.reshape(w.shape[0], w.shape[1] // NONZEROS), pattern.pack(places)
 
 
 def prune_transposable(w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -62,9 +62,9 @@ def prune_transposable(w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def expand(values: Tensor, metadata: Tensor) -> Tensor:
     rows, half = values.shape
-    columns = half * GROUP // KEPT
+    columns = half * GROUP // NONZEROS
     places = pattern.unpack(metadata, rows, columns)[..., None, :]
-    pairs = values.reshape(rows, columns // GROUP, 1, KEPT)
+    pairs = values.reshape(rows, columns // GROUP, 1, NONZEROS)
     is_here = places == torch.arange(GROUP, device=values.device)[:, None]
     return torch.where(is_here, pairs, 0).sum(-1, dtype=values.dtype).reshape(rows, columns)
 

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from weft.core import YES, Case, Implementation, Support, no
 from weft.ops.sparse24 import pattern
-from weft.ops.sparse24.pattern import GROUP, KEPT
+from weft.ops.sparse24.pattern import GROUP, NONZEROS
 from weft.ops.sparse24.spec import linear_backward
 
 ROWS_IN, COLUMNS_IN = 32, 64  # multiples that to_sparse_semi_structured asks for in 16-bit types
@@ -18,9 +18,9 @@ BATCH_IN = 8
 def prune(w: Tensor) -> tuple[Tensor, Tensor]:
     # The place below the key makes keys distinct: topk leaves the order of equal elements open.
     keys = pattern.groups(pattern.magnitudes(w)) * GROUP + torch.arange(GROUP - 1, -1, -1, device=w.device)
-    places = torch.topk(keys, KEPT, -1).indices.sort(-1).values
+    places = torch.topk(keys, NONZEROS, -1).indices.sort(-1).values
     values = pattern.groups(w).gather(-1, places)
-    return values.reshape(w.shape[0], w.shape[1] // KEPT), pattern.pack(places)
+    return values.reshape(w.shape[0], w.shape[1] // NONZEROS), pattern.pack(places)
 
 
 def semi_structured(values: Tensor, metadata: Tensor) -> Tensor:

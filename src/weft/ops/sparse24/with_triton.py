@@ -14,7 +14,7 @@ from torch import Tensor
 from weft.backends.triton_jit import TritonAotKernel, tl, triton
 from weft.core import BACKWARD, Implementation
 from weft.ops.sparse24 import pattern
-from weft.ops.sparse24.pattern import GROUP, KEPT
+from weft.ops.sparse24.pattern import GROUP, NONZEROS
 from weft.ops.sparse24.spec import expand_backward, linear_backward, prune_backward
 
 BATCH, OUTPUTS, DEPTH = 64, 64, 64  # of a tile of the product: rows of x, rows of the weight, columns
@@ -151,7 +151,7 @@ def _bits(x: Tensor) -> Tensor:
 def prune(w: Tensor) -> tuple[Tensor, Tensor]:
     rows, columns = w.shape
     metadata = torch.empty(pattern.metadata_shape(rows, columns), dtype=torch.int32, device=w.device)
-    values = torch.empty((rows, columns // KEPT), dtype=w.dtype, device=w.device)
+    values = torch.empty((rows, columns // NONZEROS), dtype=w.dtype, device=w.device)
     blocks, row_blocks, _ = metadata.shape
     if metadata.numel():
         bits = _bits(w)
@@ -171,7 +171,7 @@ def prune(w: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def expand(values: Tensor, metadata: Tensor) -> Tensor:
-    rows, columns = values.shape[0], values.shape[1] * GROUP // KEPT
+    rows, columns = values.shape[0], values.shape[1] * GROUP // NONZEROS
     w = torch.empty((rows, columns), dtype=values.dtype, device=values.device)
     if w.numel():
         bits, metadata = _bits(values), metadata.contiguous()
@@ -182,7 +182,7 @@ def expand(values: Tensor, metadata: Tensor) -> Tensor:
             w.view(bits.dtype),
             rows,
             columns,
-            bits.stride(0) if rows > 1 else columns // KEPT,
+            bits.stride(0) if rows > 1 else columns // NONZEROS,
             row_blocks,
             num_warps=2,
         )

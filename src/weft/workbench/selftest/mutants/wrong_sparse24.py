@@ -22,7 +22,7 @@ def _right(operator: str, *inputs: Tensor) -> Any:
 
 def _with_places(w: Tensor, places: Tensor) -> Pair:
     values = pattern.groups(w).gather(-1, places)
-    return values.reshape(w.shape[0], w.shape[1] // pattern.KEPT), pattern.pack(places)
+    return values.reshape(w.shape[0], w.shape[1] // pattern.NONZEROS), pattern.pack(places)
 
 
 def _order(keys: Tensor) -> Tensor:
