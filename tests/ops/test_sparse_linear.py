@@ -277,6 +277,18 @@ def test_large_products_share_x_in_clusters_and_short_sums_alternate() -> None:
     assert linear_cuda.choose(16, 4096, 4096, 132).columns == 64
 
 
+@pytest.mark.parametrize("sizes", [(0, 8, 16), (5, 0, 16), (5, 8, 0), (5, 8, 16)])
+def test_gradients_of_each_size_are_those_of_the_dense_layer(sizes: tuple[int, int, int]) -> None:
+    batch, outputs, k = sizes
+    values, metadata = ops.prune_2_4(torch.randn(outputs, k), impl="eager")
+    grad, gradients = torch.randn(batch, outputs), []
+    leaves = [t.requires_grad_() for t in (torch.randn(batch, k), values, torch.randn(outputs))]
+    for impl in ("eager", "triton"):
+        x, v, b = leaves
+        gradients.append(torch.autograd.grad(ops.sparse_linear(x, v, metadata, b, impl=impl), leaves, grad))
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(*gradients, strict=True))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [BF16, FP16])
 @pytest.mark.parametrize(

@@ -183,12 +183,17 @@ def save_factors(inputs: tuple[Any, ...], output: Any) -> tuple[Any, ...]:
     return inputs[:3]
 
 
+def as_matrix(x: Tensor) -> Tensor:
+    """Return (rows, columns) of a tensor (..., columns), which may have no elements."""
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+
+
 def linear_backward(
     grad: Tensor, x: Tensor, values: Tensor, metadata: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x, the values and the bias, by dense products of the library."""
     weight = pattern.expand(values, metadata)
-    grad2d, x2d = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])
+    grad2d, x2d = as_matrix(grad), as_matrix(x)
     dense_gradient = grad2d.t() @ x2d
     dx = (grad2d @ weight).view(x.shape)
     return dx, pattern.compress(dense_gradient, metadata), grad2d.float().sum(0).to(grad.dtype)

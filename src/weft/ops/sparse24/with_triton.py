@@ -17,7 +17,9 @@ from weft.ops.sparse24 import pattern
 from weft.ops.sparse24.pattern import GROUP, NONZEROS
 from weft.ops.sparse24.spec import expand_backward, linear_backward, prune_backward
 
-BATCH, OUTPUTS, DEPTH = 64, 64, 64  # of a tile of the product: rows of x, rows of the weight, columns
+# Of a tile of the product, by the bytes of an element: rows of x, rows of the weight, columns. float32 has no
+# tensor cores here, and its sums as many registers as its factors.
+TILES = {2: (64, 64, 64), 4: (32, 32, 32)}
 SIGNED = {4: torch.int32, 2: torch.int16}
 
 
@@ -112,34 +114,43 @@ def linear_tiles(
     BATCH: tl.constexpr,
     OUTPUTS: tl.constexpr,
     DEPTH: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
-    # y: (batch, outputs) contiguous. A program expands tiles of the weight to dense ones, (DEPTH, OUTPUTS).
+    # y: (batch, outputs) contiguous. A program expands tiles of the weight to dense ones, (OUTPUTS, DEPTH),
+    # and multiplies them from registers: it computes y^T.
     b = tl.program_id(0).to(tl.int64) * BATCH + tl.arange(0, BATCH)
     o = tl.program_id(1).to(tl.int64) * OUTPUTS + tl.arange(0, OUTPUTS)
-    k = tl.arange(0, DEPTH)
+    k, g = tl.arange(0, DEPTH), tl.arange(0, DEPTH // 4)  # columns, and groups of four of them
     is_b, is_o = b < batch, o < outputs
-    sums = tl.zeros((BATCH, OUTPUTS), tl.float32)
+    word_of_row = (o // 16 * 32 + o % 8 * 4)[:, None]
+    shift_of_row = (o % 16 // 8 * 16).to(tl.int32)[:, None]
+    row_at = values_ptr + (o * values_stride)[:, None]
+    sums = tl.zeros((OUTPUTS, BATCH), tl.float32)
     for start in range(0, columns, DEPTH):
-        column = start + k
-        is_k = column < columns
-        x = tl.load(
-            x_ptr + b[:, None] * x_stride + column[None, :], mask=is_b[:, None] & is_k[None, :], other=0.0
-        )
-        inside = is_k[:, None] & is_o[None, :]
-        block = (column // 64)[:, None] * row_blocks + (o // 16)[None, :]
-        word = block * 32 + (o % 8 * 4)[None, :] + (column % 64 // 16)[:, None]
-        shift = (o % 16 // 8 * 16)[None, :] + (column % 16 // 4 * 4)[:, None]
-        code = (tl.load(metadata_ptr + word, mask=inside, other=0) >> shift.to(tl.int32)) & 15
-        in_group = (column % 4)[:, None]
-        is_first, is_second = (code & 3) == in_group, (code >> 2) == in_group
-        at = values_ptr + o[None, :] * values_stride + (column // 4 * 2)[:, None] + is_second.to(tl.int32)
-        weight = tl.load(at, mask=inside & (is_first | is_second), other=0.0)
-        sums = tl.dot(x, weight, sums, input_precision=PRECISION)
+        column, group = start + k, start // 4 + g
+        x_mask = is_b[None, :] & (column < columns)[:, None]
+        x = tl.load(x_ptr + b[None, :] * x_stride + column[:, None], mask=x_mask, other=0.0)
+        inside = is_o[:, None] & (group * 4 < columns)[None, :]
+        first_value = tl.load(row_at + (group * 2)[None, :], mask=inside, other=0.0)
+        second_value = tl.load(row_at + (group * 2 + 1)[None, :], mask=inside, other=0.0)
+        word = (group // 16 * row_blocks * 32 + group % 16 // 4)[None, :] + word_of_row
+        shift = shift_of_row + (group % 4 * 4).to(tl.int32)[None, :]
+        code = (tl.load(metadata_ptr + word, mask=inside, other=0) >> shift) & 15
+        first, second = code & 3, code >> 2
+        zero = tl.zeros_like(first_value)
+        w0 = tl.where(first == 0, first_value, zero)
+        w1 = tl.where(first == 1, first_value, tl.where(second == 1, second_value, zero))
+        w2 = tl.where(first == 2, first_value, tl.where(second == 2, second_value, zero))
+        w3 = tl.where(second == 3, second_value, zero)
+        # The last dimension is that of the outer join: (0 or 2) + (0 or 1).
+        weight = tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), (OUTPUTS, DEPTH))
+        # Nothing is outside that is not 0. A reshaped tile that goes straight to the product does not compile
+        # for sm_100 (Triton 3.6: an illegal layout in shared memory).
+        weight = tl.where((column < columns)[None, :], weight, 0.0)
+        sums = tl.dot(weight, x, sums, input_precision="ieee")
     bias = tl.load(bias_ptr + o, mask=is_o, other=0.0)
-    sums += bias.to(tl.float32)[None, :]
-    to = y_ptr + b[:, None] * outputs + o[None, :]
-    tl.store(to, sums.to(y_ptr.dtype.element_ty), mask=is_b[:, None] & is_o[None, :])
+    sums += bias.to(tl.float32)[:, None]
+    to = y_ptr + b[None, :] * outputs + o[:, None]
+    tl.store(to, sums.to(y_ptr.dtype.element_ty), mask=is_b[None, :] & is_o[:, None])
 
 
 def _bits(x: Tensor) -> Tensor:
@@ -199,8 +210,8 @@ def linear(x: Tensor, values: Tensor, metadata: Tensor, bias: Tensor) -> Tensor:
     x2d = x.reshape(-1, columns)
     x2d, values = (t if t.stride(1) == 1 else t.contiguous() for t in (x2d, values))
     metadata = metadata.contiguous()
-    batch = x2d.shape[0]
-    linear_tiles[(triton.cdiv(batch, BATCH), triton.cdiv(outputs, OUTPUTS))](
+    batch, tile = x2d.shape[0], TILES[x.element_size()]
+    linear_tiles[(triton.cdiv(batch, tile[0]), triton.cdiv(outputs, tile[1]))](
         x2d,
         values,
         metadata,
@@ -212,10 +223,9 @@ def linear(x: Tensor, values: Tensor, metadata: Tensor, bias: Tensor) -> Tensor:
         x2d.stride(0),
         values.stride(0),
         metadata.shape[1],
-        BATCH=BATCH,
-        OUTPUTS=OUTPUTS,
-        DEPTH=DEPTH,
-        PRECISION="ieee",
+        BATCH=tile[0],
+        OUTPUTS=tile[1],
+        DEPTH=tile[2],
         num_warps=4,
     )
     return y
@@ -248,10 +258,7 @@ def _linear_kernels() -> tuple[TritonAotKernel, ...]:
                 **dict.fromkeys(("batch", "outputs", "columns"), "i64"),
                 **dict.fromkeys(("x_stride", "values_stride"), "i64:16"),
                 "row_blocks": "i64",
-                "BATCH": BATCH,
-                "OUTPUTS": OUTPUTS,
-                "DEPTH": DEPTH,
-                "PRECISION": "ieee",
+                **dict(zip(("BATCH", "OUTPUTS", "DEPTH"), TILES[4 if dtype == "fp32" else 2], strict=True)),
             },
             num_warps=4,
         )
