@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,8 @@ def test_the_kernels_prune_and_expand_exactly(monkeypatch: pytest.MonkeyPatch, t
         pair = with_cuda.prune(w)
         assert _is_pruned_right(w, pair), name
         assert _same(with_cuda.expand(*pair), pattern.expand(*pair)), name
+        other = w.flip(0)
+        assert _same(with_cuda.compress(other, pair[1]), pattern.compress(other, pair[1])), name
     values, metadata = ops.prune_2_4(torch.randn(40, 96).half(), impl="eager")
     for odd in (values[:, :24], values[:, 4:28], values[:1].expand(40, -1), values[:24].t()[:40]):
         fitting = pattern.pack(pattern.unpack(metadata, 40, 96)[: odd.shape[0], : odd.shape[1] // 2])
@@ -155,6 +158,8 @@ FAULTS = {
         "to[i] = i < count ? from[i] : (Element)0",
         "to[i] = from[i]",
     ),
+    "taken from the group beside": ("sparse24.cu", "e + i / 2 * GROUP", "e + (i / 2 ^ 1) * GROUP"),
+    "taken at the first place twice": ("sparse24.cu", "half * 16 + i * 2", "half * 16 + i / 2 * 4"),
     "the codes of the group beside are read": (
         "sparse24.cu",
         "i / GROUP * 4) & 15",
@@ -196,7 +201,9 @@ def test_a_planted_fault_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch, 
         if fault in TRANSPOSABLE_FAULTS:
             return _is_transposable_right(w, _poisoned(with_cuda.prune_transposable, w))
         pair = _poisoned(with_cuda.prune, w)
-        return _is_pruned_right(w, pair) and _same(with_cuda.expand(*pair), pattern.expand(*pair))
+        taken = _poisoned(partial(with_cuda.compress, metadata=pair[1]), w)
+        is_expanded = _same(with_cuda.expand(*pair), pattern.expand(*pair))
+        return _is_pruned_right(w, pair) and is_expanded and _same(taken, pattern.compress(w, pair[1]))
 
     def _poisoned(function: Any, w: torch.Tensor) -> Any:
         with monkeypatch.context() as patch:

@@ -95,8 +95,8 @@ FAULTS = {
     "sums that are not transposed": ("sparse_linear.cu", "store_matrices_transposed(", "store_matrices("),
     "the bias of the row 8 above": (
         "sparse_linear.cu",
-        "+ bias[word % 2], sums[i + word * 2 + 1] + bias[word % 2]",
-        "+ bias[0], sums[i + word * 2 + 1] + bias[0]",
+        "rounded_pair<T>(sums[i + word * 2] + bias[word % 2],",
+        "rounded_pair<T>(sums[i + word * 2] + bias[0],",
     ),
     "no fence before the first product": ("sparse_linear.cu", "  wgmma_fence();\n", ""),
     "a stage is released while products read it": (

@@ -1,4 +1,5 @@
-// Pruning a matrix to 2:4 and expanding it again, a thread for each word of metadata.
+// Pruning a matrix to 2:4, expanding it again, and taking the same places of another matrix: a thread for
+// each word of metadata.
 //
 // w (rows, columns), values (rows, columns / 2), metadata (column blocks, row_blocks, 32), see pattern.py.
 // Lane l of a warp has rows l / 4 and l / 4 + 8 of a block of 16 rows, and 16 of its 64 columns: four lanes
@@ -101,5 +102,28 @@ expand_words(const Element* __restrict__ values, const unsigned* __restrict__ me
       e[i] = (code & 3) == here ? two[0] : code >> 2 == here ? two[1] : (Element)0;
     }
     store(w + row * columns + place.column, e, row < rows ? left : 0);
+  }
+}
+
+// Takes the elements of w (rows, columns) that the metadata names, as values. stride: of a row of w.
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
+compress_words(const Element* __restrict__ w, const unsigned* __restrict__ metadata,
+               Element* __restrict__ values, index_t rows, index_t columns, index_t stride,
+               index_t row_blocks, index_t column_blocks) {
+  Place place;
+  if (!place_of_thread(place, row_blocks, column_blocks)) return;
+  const index_t left = columns - place.column;
+  const unsigned word = metadata[place.word];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const index_t row = place.row + half * 8;
+    Element e[WORD_COLUMNS], kept[KEPT_COLUMNS];
+    load(e, w + row * stride + place.column, row < rows ? left : 0);
+#pragma unroll
+    for (int i = 0; i < KEPT_COLUMNS; ++i) {
+      const Element* four = e + i / 2 * GROUP;
+      kept[i] = pick(four[0], four[1], four[2], four[3], word >> (half * 16 + i * 2) & 3);
+    }
+    store(values + row * (columns / 2) + place.column / 2, kept, row < rows ? left / 2 : 0);
   }
 }

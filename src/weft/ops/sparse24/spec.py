@@ -165,11 +165,6 @@ def save_metadata(inputs: tuple[Any, ...], output: Any) -> tuple[Any, ...]:
     return (output[1],)
 
 
-def prune_backward(grad: Tensor, metadata: Tensor) -> tuple[Tensor]:
-    """Return the gradient of w: that of each value at its place, 0 elsewhere."""
-    return (pattern.expand(grad, metadata),)
-
-
 def save_second(inputs: tuple[Any, ...], output: Any) -> tuple[Any, ...]:
     return (inputs[1],)
 

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from weft.backends.nvrtc import CudaSource
-from weft.core import BACKWARD, FORWARD, Implementation
+from weft.core import FORWARD, Implementation
 from weft.ops._common.layout import FLOAT_DTYPES, dtype_name
 from weft.ops.sparse24 import pattern
 from weft.ops.sparse24.pattern import GROUP, NONZEROS, WORD_COLUMNS
-from weft.ops.sparse24.spec import expand_backward, prune_backward
 
 HERE = Path(__file__).parent
 THREADS, WORDS = 256, 32
@@ -24,7 +23,10 @@ ELEMENTS = {4: "unsigned", 2: "unsigned short"}
 @cache
 def source(file: str, dtype: torch.dtype, wide: bool) -> CudaSource:
     """Return a program; ``wide``: rows are whole words of metadata at multiples of 16 bytes."""
-    kernels = {"sparse24.cu": ("prune_words", "expand_words"), "transposable.cu": ("prune_tiles",)}
+    kernels = {
+        "sparse24.cu": ("prune_words", "expand_words", "compress_words"),
+        "transposable.cu": ("prune_tiles",),
+    }
     return CudaSource(
         file=HERE / file,
         kernels=kernels[file],
@@ -82,6 +84,29 @@ def expand(values: Tensor, metadata: Tensor) -> Tensor:
     return w
 
 
+def compress(w: Tensor, metadata: Tensor) -> Tensor:
+    """Return the elements of a matrix that the metadata names, (rows, columns / 2)."""
+    rows, columns = w.shape
+    values = torch.empty((rows, columns // NONZEROS), dtype=w.dtype, device=w.device)
+    if values.numel():
+        w, stride = _rows(w)
+        metadata = metadata.contiguous()
+        blocks, row_blocks, _ = metadata.shape
+        program = source("sparse24.cu", w.dtype, _is_wide(columns, stride, w, values))
+        grid = -(-blocks * row_blocks * WORDS // THREADS)
+        sizes = (rows, columns, stride, row_blocks, blocks)
+        program["compress_words"](grid, THREADS, w, metadata, values, *sizes)
+    return values
+
+
+def _prune_backward(grad: Tensor, metadata: Tensor) -> tuple[Tensor]:
+    return (expand(grad, metadata),)
+
+
+def _expand_backward(grad: Tensor, metadata: Tensor) -> tuple[Tensor]:
+    return (compress(grad, metadata),)
+
+
 def prune_transposable(w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     rows, columns = w.shape
     values, metadata = _new_pair(w, rows, columns)
@@ -105,8 +130,7 @@ PRUNE_2_4 = Implementation(
     operator="prune_2_4",
     backend="cuda",
     forward=prune,
-    backward=prune_backward,
-    delegates_to_torch=(BACKWARD,),
+    backward=_prune_backward,
     aot_kernels=_sources("sparse24.cu"),
     idea="a thread a word of metadata: 16 columns of two rows",
 )
@@ -114,8 +138,7 @@ EXPAND_2_4 = Implementation(
     operator="expand_2_4",
     backend="cuda",
     forward=expand,
-    backward=expand_backward,
-    delegates_to_torch=(BACKWARD,),
+    backward=_expand_backward,
     idea="a thread a word of metadata: 16 columns of two rows",
 )
 PRUNE_2_4_TRANSPOSABLE = Implementation(

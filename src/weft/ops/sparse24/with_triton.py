@@ -15,7 +15,7 @@ from weft.backends.triton_jit import TritonAotKernel, tl, triton
 from weft.core import BACKWARD, Implementation
 from weft.ops.sparse24 import pattern
 from weft.ops.sparse24.pattern import GROUP, NONZEROS
-from weft.ops.sparse24.spec import expand_backward, linear_backward, prune_backward
+from weft.ops.sparse24.spec import expand_backward, linear_backward
 
 # Of a tile of the product, by the bytes of an element: rows of x, rows of the weight, columns. float32 has no
 # tensor cores here, and its sums as many registers as its factors.
@@ -270,8 +270,7 @@ PRUNE_2_4 = Implementation(
     operator="prune_2_4",
     backend="triton",
     forward=prune,
-    backward=prune_backward,
-    delegates_to_torch=(BACKWARD,),
+    backward=lambda grad, metadata: (expand(grad, metadata),),
     aot_kernels=_format_kernels(prune_rows, ("w_ptr", "values_ptr", "metadata_ptr"), True),
     idea="a program makes a block of 32 words from 16 rows of 64 elements",
 )
