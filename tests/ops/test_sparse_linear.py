@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from helpers.paths import SRC, TESTS
 from helpers.warp_emulator import EmulatorError
 from weft import ops
 from weft.backends import disassemble
-from weft.backends.nvrtc import CudaSource
+from weft.backends.nvrtc import CudaSource, Kernel
 from weft.ops._common.hopper import tensor_map, wgmma_shapes
 from weft.ops.sparse24 import linear_cuda, pattern
 from weft.ops.sparse24.linear_cuda import Config
@@ -162,7 +164,7 @@ def toy_map(
     """Return a tensor map as the emulator reads it."""
     assert pointer % 16 == 0 and row_bytes % 16 == 0, "the copy engine refuses such a map"
     words = (pointer, columns, rows, row_bytes, box_bytes // dtype.itemsize, box_rows, dtype.itemsize)
-    return tensor_map.TensorMap((tensor_map.ctypes.c_uint64 * 16)(*words))
+    return tensor_map.TensorMap((ctypes.c_uint64 * 16)(*words))
 
 
 @pytest.fixture
@@ -252,6 +254,53 @@ def test_a_planted_fault_is_seen(
         if errors[-1] >= 0.6:
             return
     pytest.fail(f"not seen: {max(errors)}")
+
+
+class RepeatedInEmulator(Kernel):
+    """A kernel in the emulator with prepared launches; it counts both kinds."""
+
+    def __init__(self, emulated_kernel: Any) -> None:
+        self.kernel, self.calls, self.repeats = emulated_kernel, 0, 0
+
+    def __call__(self, grid: Any, block: Any, *arguments: Any, **options: Any) -> None:
+        self.calls += 1
+        self.kernel(grid, block, *arguments, **options)
+
+    def prepare_structure(self, grid: Any, block: Any, *, shared: int = 0) -> Callable[[int], None]:
+        def launch(pointer: int) -> None:
+            address = ctypes.c_void_p.from_address(pointer).value
+            assert address is not None
+            self.repeats += 1
+            self.kernel(grid, block, linear_cuda.Arguments.from_address(address), shared=shared)
+
+        return launch
+
+
+@needs_compiler
+def test_a_repeated_call_has_its_own_addresses(emulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of one kind repeat a launch with other tensors; one whose tensors were copied does not."""
+    kernels: list[RepeatedInEmulator] = []
+    load = CudaSource.__getitem__
+
+    def repeated(source: CudaSource, name: str) -> RepeatedInEmulator:
+        kernels.append(RepeatedInEmulator(load(source, name)))
+        return kernels[-1]
+
+    monkeypatch.setattr(CudaSource, "__getitem__", repeated)
+    monkeypatch.setattr(linear_cuda, "max_clusters", lambda kernel, config, device: 2 // config.cluster)
+    monkeypatch.setattr(linear_cuda, "_REPEATED", linear_cuda.LaunchCache())
+    alive = []
+    for seed in range(3):
+        x, values, metadata, bias = inputs((48, 72, 96, NARROW, BF16), seed)
+        y = linear_cuda.linear(x, values, metadata, bias)
+        expected = torch.nn.functional.linear(x, pattern.expand(values, metadata), bias)
+        assert torch.allclose(y, expected, atol=0.05, rtol=0.02)
+        alive += [x, values, metadata, bias, y]
+    assert [k.calls for k in kernels] == [1] and kernels[0].repeats == 2
+    odd = torch.stack((x, x), -1).flatten(1)[:, ::2]
+    for _ in range(2):
+        assert torch.allclose(linear_cuda.linear(odd, values, metadata, bias), expected, atol=0.05, rtol=0.02)
+    assert [k.calls for k in kernels] == [1, 1, 1] and sum(k.repeats for k in kernels) == 2
 
 
 def test_the_generated_header_is_current() -> None:
