@@ -39,6 +39,8 @@ inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
   for (int i = 0; i < 4; ++i) result |= (unsigned)(both >> (selector >> 4 * i & 7) * 8 & 255) << 8 * i;
   return result;
 }
+inline int __popc(unsigned v) { return std::popcount(v); }
+inline int __ffs(unsigned v) { return v ? std::countr_zero(v) + 1 : 0; }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fdividef(float a, float b) { return a / b; }

@@ -28,7 +28,7 @@ struct Product {
   unsigned group;
   unsigned factor[4][4];  // A in registers: those of the four lanes that share its rows
 };
-struct FactorInFlight { unsigned words[4], group; };
+struct FactorInFlight { unsigned words[4], count, group; };
 struct Fiber {
   ucontext_t start;
   jmp_buf at;
@@ -102,7 +102,9 @@ static bool has_ended(unsigned rank) {
     if (!fibers[rank * count + t].done) return false;
   return true;
 }
-static unsigned swizzled(unsigned at) { return at ^ (at >> 7 & 7) << 4; }
+static unsigned swizzled(unsigned at, unsigned row_bytes = 128) {  // rows of 64 bytes: a swizzle of 64
+  return at ^ (at >> 7 & (row_bytes / 16 - 1)) << 4;
+}
 
 inline unsigned __float_as_uint(float v) { return std::bit_cast<unsigned>(v); }
 inline float __uint_as_float(unsigned v) { return std::bit_cast<float>(v); }
@@ -141,9 +143,10 @@ static void copy(const Copy& c) {
     for (unsigned i = 0; i < c.bytes / 4; ++i)
       static_cast<float*>(c.global)[i] += reinterpret_cast<float*>(pools[c.block] + c.at)[i];
   if (c.bytes) return;
+  const unsigned row_bytes = m.box[0] * m.item_bytes;
   for (long long y = 0; y < m.box[1]; ++y)
     for (long long x = 0; x < m.box[0]; ++x) {
-      unsigned char* there = pools[c.block] + swizzled(c.at + y * 128 + x * m.item_bytes);
+      unsigned char* there = pools[c.block] + swizzled(c.at + y * row_bytes + x * m.item_bytes, row_bytes);
       const bool inside = c.inside(x, y);
       unsigned char* here = m.base + (c.y + y) * m.row_bytes + (c.x + x) * m.item_bytes +
                             c.z * m.outer_bytes[0] + c.w * m.outer_bytes[1];
@@ -203,9 +206,11 @@ inline bool mbarrier_try_wait(unsigned at, unsigned parity) {
 }
 inline void tma_prefetch(const TensorMap*) {}
 static void issue(const Copy& c) {
-  const unsigned bytes = c.bytes ? c.bytes : c.map.box[1] * 128;
+  const unsigned row_bytes = c.map.box[0] * c.map.item_bytes;
+  const unsigned bytes = c.bytes ? c.bytes : c.map.box[1] * row_bytes;
   if (c.bytes) require(c.at % 16 == 0 && (size_t)c.global % 16 == 0 && bytes % 16 == 0, "16 bytes are copied");
-  else require(c.at % 1024 == 0 && c.map.box[0] * c.map.item_bytes == 128, "a box is rows of 128 bytes in an atom");
+  else require(c.at % 1024 == 0 && (row_bytes == 128 || (row_bytes == 64 && c.is_load)),
+               "a box is rows of 128 bytes in an atom, or of 64 bytes");
   // Elsewhere the instruction is illegal on an H200.
   require(c.bytes || c.x * c.map.item_bytes % 16 == 0, "a box begins at a multiple of 16 bytes of its rows");
   shared_at(c.at, bytes);
@@ -297,19 +302,21 @@ template <int PENDING> inline void wgmma_wait() {
   }
   for (auto one = fiber.factors.begin(); one != fiber.factors.end();) {
     if ((int)(fiber.product_group - one->second.group) <= PENDING) { ++one; continue; }
-    for (int i = 0; i < 4; ++i)
+    for (unsigned i = 0; i < one->second.count; ++i)
       require(one->first[i] == IN_FLIGHT, "a factor in registers was written during a product");
-    std::copy_n(one->second.words, 4, one->first);
+    std::copy_n(one->second.words, one->second.count, one->first);
     one = fiber.factors.erase(one);
     fiber.fenced = false;
   }
 }
 template <int COUNT> inline void pin_registers(float (&)[COUNT]) {}
 template <int ROWS, int COUNT> inline void pin_registers(unsigned (&)[ROWS][COUNT]) {}
+inline void pin_register(unsigned&) {}
 // The address of an element of a factor in shared memory.
 template <bool MN_MAJOR> unsigned operand_at(unsigned long long descriptor, int i, int k) {
   const unsigned start = (descriptor & 0x3fff) << 4, leading = (descriptor >> 16 & 0x3fff) << 4;
   const unsigned stride = (descriptor >> 32 & 0x3fff) << 4;
+  if (!MN_MAJOR && descriptor >> 62 == 2) return swizzled(start + i / 8 * stride + i % 8 * 64 + k * 2, 64);
   require(descriptor >> 62 == 1, "a descriptor without the swizzle of 128 bytes");
   const unsigned at = MN_MAJOR ? i / 64 * leading + k / 8 * stride + k % 8 * 128 + i % 64 * 2
                                : i / 8 * stride + i % 8 * 128 + k * 2;
@@ -355,16 +362,16 @@ template <typename T, int A_MAJOR, int B_MAJOR, int WIDTH> struct Wgmma {
 // ---- Tensor cores, the first factor in registers (wgmma_register_shapes.cuh)
 
 // From the issue on the registers of A are NaN to their thread. Returns those of the lanes that share its rows.
-static const Lane* begin_factor(unsigned* a) {
+static const Lane* begin_factor(unsigned* a, unsigned size = 4) {
   Fiber& fiber = fibers[current];
-  FactorInFlight factor = {{}, fiber.product_group};
-  if (fiber.factors.count(a)) std::copy_n(fiber.factors[a].words, 4, factor.words);
+  FactorInFlight factor = {{}, size, fiber.product_group};
+  if (fiber.factors.count(a)) std::copy_n(fiber.factors[a].words, size, factor.words);
   else {
     require(fiber.fenced, "no wgmma_fence before the first product");
-    std::copy_n(a, 4, factor.words);
+    std::copy_n(a, size, factor.words);
   }
   fiber.factors[a] = factor;
-  std::fill_n(a, 4, IN_FLIGHT);
+  std::fill_n(a, size, IN_FLIGHT);
   Lane mine = {};
   std::copy_n(factor.words, 4, mine.words);
   return together(mine) + current % 32 / 4 * 4;

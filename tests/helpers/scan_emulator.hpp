@@ -140,14 +140,12 @@ inline unsigned __match_any_sync(unsigned, int v) {
   for (int i = 0; i < 32; ++i) mask |= (values[i] == (unsigned)v) << i;
   return mask;
 }
-inline int __ffs(unsigned v) { return v ? std::countr_zero(v) + 1 : 0; }
 inline unsigned __brev(unsigned v) {
   unsigned reversed = 0;
   for (int i = 0; i < 32; ++i) reversed |= (v >> i & 1) << (31 - i);
   return reversed;
 }
 inline int __clz(int v) { return std::countl_zero((unsigned)v); }
-inline int __popc(unsigned v) { return std::popcount(v); }
 inline void __syncwarp() { arrive(own->warps[current / 32].barrier, 32); }
 struct uint2 { unsigned x, y; };
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }

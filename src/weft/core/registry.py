@@ -235,6 +235,15 @@ REGISTRY: dict[str, Entry] = {
     "argreduce": _member("reduce", "argreduce", FIVE),
     "segmented_sum": _member("segments", "segmented_sum", FIVE),
     "segmented_cumsum": _member("segments", "segmented_cumsum", ("eager", "compile", "triton", "cuda")),
+    "prune_2_4": _member("sparse24", "prune_2_4", ("eager", "torch", "triton", "cuda")),
+    "prune_2_4_transposable": _member("sparse24", "prune_2_4_transposable", ("eager", "cuda")),
+    "expand_2_4": _member("sparse24", "expand_2_4", ("eager", "torch", "triton", "cuda")),
+    "sparse_linear": _member(
+        "sparse24",
+        "sparse_linear",
+        ("eager", "triton"),
+        **{"torch/cusparselt": "with_torch:SPARSE_LINEAR", "cuda": "linear_cuda:SPARSE_LINEAR"},
+    ),
 }
 
 # Elementwise, row reduction, full reduction, matrix product.

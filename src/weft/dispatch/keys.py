@@ -82,6 +82,7 @@ FAMILY_OF: dict[str, str] = {
     **dict.fromkeys(("dropout_add_layer_norm", "sort", "sort_keys"), "rows"),
     **dict.fromkeys(("matmul", "linear", "linear_gelu", "linear_residual", "scaled_matmul"), "product"),
     **dict.fromkeys(("linear_cross_entropy", "mlp_gelu"), "product"),  # of mlp_gelu, the first one's sizes
+    "sparse_linear": "product",
     "embedding": "embedding",
     "attention": "attention",
     "attention_decode": "decode",

@@ -6,6 +6,7 @@ from weft.nn.linear import MLP, Linear
 from weft.nn.loss import LinearCrossEntropy
 from weft.nn.norms import LayerNorm, RMSNorm
 from weft.nn.optimizer import AdamW
+from weft.nn.sparse import SparseLinear, SparseTrainingLinear
 
 __all__ = [
     "MLP",
@@ -16,5 +17,7 @@ __all__ = [
     "LinearCrossEntropy",
     "RMSNorm",
     "SelfAttention",
+    "SparseLinear",
+    "SparseTrainingLinear",
     "rotary_angles",
 ]

@@ -29,6 +29,7 @@ from weft.ops.softmax import softmax
 from weft.ops.sort import sort, sort_keys
 from weft.ops.sparse import spmm, spmv
 from weft.ops.stencil import stencil
+from weft.ops.sparse24 import expand_2_4, prune_2_4, prune_2_4_transposable, sparse_linear
 from weft.ops.sum import sum
 from weft.ops.topk import topk
 from weft.ops.transpose import transpose
@@ -50,6 +51,7 @@ __all__ = [
     "dropout",
     "dropout_add_layer_norm",
     "embedding",
+    "expand_2_4",
     "geglu",
     "gelu",
     "histogram",
@@ -60,6 +62,8 @@ __all__ = [
     "linear_residual",
     "matmul",
     "mlp_gelu",
+    "prune_2_4",
+    "prune_2_4_transposable",
     "quantize_fp8",
     "reduce",
     "relu",
@@ -71,6 +75,7 @@ __all__ = [
     "softmax",
     "sort",
     "sort_keys",
+    "sparse_linear",
     "spmm",
     "spmv",
     "stencil",

@@ -185,6 +185,7 @@ template <int ROWS, int COUNT> __device__ __forceinline__ void pin_registers(uns
 #pragma unroll
   for (int i = 0; i < ROWS * COUNT; ++i) asm volatile("" : "+r"(r[i / COUNT][i % COUNT])::"memory");
 }
+__device__ __forceinline__ void pin_register(unsigned& r) { asm volatile("" : "+r"(r)::"memory"); }
 
 // Stores four 8 x 8 matrices of 16-bit elements: lane l gives the address of row l % 8 of matrix l / 8, and
 // holds elements 2 (l % 4) and the next of row l / 4 of each matrix.
@@ -192,6 +193,14 @@ __device__ __forceinline__ void store_matrices(unsigned to, unsigned r0, unsigne
                                                unsigned r3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(r0), "r"(r1),
                "r"(r2), "r"(r3)
+               : "memory");
+}
+
+// The same, each matrix transposed: lane l gives the address of column l % 8 of matrix l / 8.
+__device__ __forceinline__ void store_matrices_transposed(unsigned to, unsigned r0, unsigned r1, unsigned r2,
+                                                          unsigned r3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(r0),
+               "r"(r1), "r"(r2), "r"(r3)
                : "memory");
 }
 

@@ -41,19 +41,20 @@ def contiguous_dimension(x: torch.Tensor) -> int:
     return 1 if x.stride(1) == 1 or x.shape[1] == 1 else 0
 
 
-def encode(x: torch.Tensor, box_rows: int) -> TensorMap:
-    """Return the map of boxes of ``box_rows`` rows by 128 bytes; see :func:`fits`."""
+def encode(x: torch.Tensor, box_rows: int, box_bytes: int = SWIZZLE_BYTES) -> TensorMap:
+    """Return the map of boxes of ``box_rows`` rows by 128 (or 64) bytes; see :func:`fits`."""
     if x.is_meta:  # of a dry run, which launches nothing and may have no driver
         return TensorMap()
-    return encoder(x, box_rows)(x.data_ptr())
+    return encoder(x, box_rows, box_bytes)(x.data_ptr())
 
 
-def encoder(x: torch.Tensor, box_rows: int) -> Callable[[int], TensorMap]:
+def encoder(x: torch.Tensor, box_rows: int, box_bytes: int = SWIZZLE_BYTES) -> Callable[[int], TensorMap]:
     """Return the function that makes the map of a matrix like ``x`` at an address; see :func:`encode`."""
     inner = contiguous_dimension(x)
     dtype, columns, rows = x.dtype, x.shape[inner], x.shape[1 - inner]
     row_bytes = x.stride(1 - inner) * x.element_size()
-    return lambda pointer: _encode(pointer, dtype, columns, rows, row_bytes, box_rows)
+    more = () if box_bytes == SWIZZLE_BYTES else (box_bytes,)
+    return lambda pointer: _encode(pointer, dtype, columns, rows, row_bytes, box_rows, *more)
 
 
 def fits_heads(x: torch.Tensor) -> bool:
@@ -97,9 +98,15 @@ def _encode_heads(
 # A map depends on these numbers alone, not on what the memory holds: it stays valid whoever owns it.
 @lru_cache(maxsize=4096)
 def _encode(
-    pointer: int, dtype: torch.dtype, columns: int, rows: int, row_bytes: int, box_rows: int
+    pointer: int,
+    dtype: torch.dtype,
+    columns: int,
+    rows: int,
+    row_bytes: int,
+    box_rows: int,
+    box_bytes: int = SWIZZLE_BYTES,
 ) -> TensorMap:
-    return _encode_tiled(pointer, dtype, (columns, rows), (row_bytes,), (box_rows,))
+    return _encode_tiled(pointer, dtype, (columns, rows), (row_bytes,), (box_rows,), box_bytes)
 
 
 def _encode_tiled(
@@ -108,12 +115,19 @@ def _encode_tiled(
     sizes: tuple[int, ...],
     strides: tuple[int, ...],
     box: tuple[int, ...],
+    box_bytes: int = SWIZZLE_BYTES,
 ) -> TensorMap:
     """Return a map of ``sizes``, the contiguous dimension first.
 
-    ``strides``, in bytes, and ``box`` are those of the other dimensions; along the first a box has 128 bytes.
+    ``strides``, in bytes, and ``box`` are those of the other dimensions; along the first a box has
+    ``box_bytes``, 128 or 64, which its swizzle has too.
     """
     from cuda.bindings import driver
+
+    swizzles = {
+        128: driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+        64: driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_64B,
+    }
 
     kinds: dict[torch.dtype, Any] = {
         torch.bfloat16: driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
@@ -129,10 +143,10 @@ def _encode_tiled(
         pointer,
         [driver.cuuint64_t(size) for size in sizes],
         [driver.cuuint64_t(stride) for stride in strides],
-        [driver.cuuint32_t(size) for size in (SWIZZLE_BYTES // dtype.itemsize, *box)],
+        [driver.cuuint32_t(size) for size in (box_bytes // dtype.itemsize, *box)],
         [driver.cuuint32_t(1) for _ in sizes],
         driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+        swizzles[box_bytes],
         driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )

@@ -28,6 +28,13 @@ __device__ __forceinline__ unsigned long long descriptor(unsigned address) {
          (unsigned long long)(ATOM_BYTES >> 4) << 32 | 1ull << 62;
 }
 
+// The same of a K-major operand whose rows have 64 bytes: chunks are swizzled by XOR with half the row's
+// number modulo 4, and eight rows are an atom of 512 bytes. Bit 63: swizzle of 64 bytes.
+__device__ __forceinline__ unsigned long long descriptor_64(unsigned address) {
+  return (unsigned long long)((address & 0x3ffff) >> 4) | 1ull << 16 |
+         (unsigned long long)(ATOM_BYTES / 2 >> 4) << 32 | 1ull << 63;
+}
+
 // Bytes from one step of 16 along K to the next: 16 elements of a row, or 16 rows.
 template <int MAJOR> constexpr int K_STEP_BYTES = MAJOR == K_MAJOR ? 32 : 2 * ATOM_BYTES;
 

@@ -47,9 +47,9 @@ def plant(
         checks.append("special")  # wrong values everywhere: the first failing case decides which
 
     def make() -> Implementation:
-        # An operator that the library lacks has no "torch"; "eager" supports what it would.
-        library = backend == "eager" and "torch" in registry.implementation_names(operator)
-        base = registry.implementation(operator, "torch" if library else backend)
+        # An operator without an implementation by torch has its eager one.
+        plain = "torch" if "torch" in registry.implementation_names(operator) else "eager"
+        base = registry.implementation(operator, plain if backend == "eager" else backend)
         return Implementation(
             operator=operator,
             name=identity,

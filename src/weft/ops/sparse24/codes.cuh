@@ -1,0 +1,73 @@
+// Elements and codes of the 2:4 format (pattern.py). Elements are seen as integers of their size: magnitudes
+// are compared by their bits, and nothing is rounded.
+//
+// ELEMENT is the integer, INFINITY_BITS those of infinity; the bits of NaN are larger.
+#pragma once
+
+typedef long long index_t;  // every size and index: tensors may have more than 2^31 elements
+
+#ifndef ELEMENT
+#define ELEMENT unsigned short
+#define INFINITY_BITS 0x7f80
+#endif
+#ifndef WIDE
+#define WIDE 0  // rows are whole words of metadata, at multiples of 16 bytes
+#endif
+
+namespace {
+
+using Element = ELEMENT;
+constexpr int GROUP = 4, WORD_COLUMNS = 16;  // columns of one row in a word
+constexpr int KEPT_COLUMNS = WORD_COLUMNS / 2;
+constexpr unsigned FILLER = 0x4;  // the code beyond the matrix names the first two places
+
+template <int COUNT> struct alignas(COUNT * sizeof(Element)) Vec { Element at[COUNT]; };
+constexpr int VECTOR = 16 / sizeof(Element);
+
+// Returns the magnitude as an integer that is larger for larger ones: all NaN are alike, above infinity.
+__device__ __forceinline__ int magnitude(Element e) {
+  constexpr unsigned mask = ~0u >> (33 - 8 * sizeof(Element));
+  const unsigned bits = e & mask;
+  return (int)(bits > INFINITY_BITS ? INFINITY_BITS + 1 : bits);
+}
+
+__device__ __forceinline__ Element pick(Element a, Element b, Element c, Element d, unsigned place) {
+  const Element low = place & 1 ? b : a, high = place & 1 ? d : c;
+  return place & 2 ? high : low;
+}
+
+// COUNT elements from `from` on, of which those before `end` exist (in fours); the others are 0.
+template <int COUNT>
+__device__ __forceinline__ void load(Element (&to)[COUNT], const Element* from, index_t count) {
+  if constexpr (WIDE && COUNT % VECTOR == 0) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i += VECTOR) {
+      Vec<VECTOR> v = {};
+      if (i < count) v = *reinterpret_cast<const Vec<VECTOR>*>(from + i);
+#pragma unroll
+      for (int j = 0; j < VECTOR; ++j) to[i + j] = v.at[j];
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) to[i] = i < count ? from[i] : (Element)0;
+  }
+}
+
+template <int COUNT>
+__device__ __forceinline__ void store(Element* to, const Element (&from)[COUNT], index_t count) {
+  if constexpr (WIDE && COUNT % VECTOR == 0) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i += VECTOR) {
+      Vec<VECTOR> v;
+#pragma unroll
+      for (int j = 0; j < VECTOR; ++j) v.at[j] = from[i + j];
+      if (i < count) *reinterpret_cast<Vec<VECTOR>*>(to + i) = v;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i)
+      if (i < count) to[i] = from[i];
+  }
+}
+
+}  // namespace
