@@ -570,10 +570,8 @@ def backward_of(name: str, impl: str, schema: Schema | None = None) -> Callable[
 
 
 def _refuse_backward(name: str, impl: str, *unused: Any, **unused_params: Any) -> NoReturn:
-    raise WeftError(
-        f"{name} by {impl!r} has no backward",
-        hint="use another implementation: impl='torch', 'triton', 'cuda'",
-    )
+    hint = "use another implementation: impl='torch', 'triton', 'cuda'"
+    raise WeftError(f"{name} by {impl!r} has no backward", hint=hint)
 
 
 _supported: set[tuple[Any, ...]] = set()

@@ -28,8 +28,8 @@ from weft.ops.segments import segmented_cumsum, segmented_sum
 from weft.ops.softmax import softmax
 from weft.ops.sort import sort, sort_keys
 from weft.ops.sparse import spmm, spmv
-from weft.ops.stencil import stencil
 from weft.ops.sparse24 import expand_2_4, prune_2_4, prune_2_4_transposable, sparse_linear
+from weft.ops.stencil import stencil
 from weft.ops.sum import sum
 from weft.ops.topk import topk
 from weft.ops.transpose import transpose

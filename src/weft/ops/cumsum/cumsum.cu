@@ -62,8 +62,8 @@ __device__ __forceinline__ int shift_of(const WEFT_T* row, index_t n) {
   return (REVERSE ? (BYTES - past) % BYTES : past) / (int)sizeof(WEFT_T);
 }
 
-// Loads vectors first, first + step, ... of a part; elements at positions below `skip`, or from `count` on, are
-// 0 and are not read.
+// Loads vectors first, first + step, ... of a part; elements at positions below `skip`, or from `count` on,
+// are 0 and are not read.
 __device__ __forceinline__ void load_vecs(Pack (&packs)[UNROLL], const WEFT_T* part, int first, int step,
                                           int skip, int count) {
   // All loads of a whole part are issued before the first is used; a test beside each would prevent that.
@@ -83,8 +83,8 @@ __device__ __forceinline__ void load_vecs(Pack (&packs)[UNROLL], const WEFT_T* p
     }
 }
 
-// As load_vecs, into shared memory: vector i of a thread at slot[i * THREADS]. Only this thread reads it, after
-// copies_wait.
+// As load_vecs, into shared memory: vector i of a thread at slot[i * THREADS]. Only this thread reads it,
+// after copies_wait.
 __device__ __forceinline__ void fetch_vecs(Pack* slot, const WEFT_T* part, int first, int step, int skip,
                                            int count) {
   constexpr bool HAS_COPIES = sizeof(Pack) == 16 || sizeof(Pack) == 4;
@@ -258,7 +258,7 @@ __device__ __forceinline__ void publish_groups(Word* words, Word* counter, index
   for (;;) {
     index_t ticket = 0;
     if (lane == 0) ticket = (index_t)atomicAdd(counter, 1ull);
-    ticket = __shfl_sync(ALL, (int)ticket, 0);  // fewer than 2^31 groups: tensors have fewer than 2^43 elements
+    ticket = __shfl_sync(ALL, (int)ticket, 0);  // a tensor has fewer than 2^43 elements, and 2^31 groups
     if (ticket >= groups * rows) return;
     const Position at_end(words + ticket / groups * row_words, tiles, ticket % groups * 32 + 31);
     const float sum = warp_sum(sum_of(wait_for_word(at_end.tile_words + lane)));
