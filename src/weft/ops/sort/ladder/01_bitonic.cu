@@ -1,8 +1,8 @@
 // Step 1: a block sorts a row in shared memory by a bitonic network (K. Batcher, "Sorting networks and their
 // applications", 1968).
 //
-// Comparisons do not depend on the data: log2(n) (log2(n) + 1) / 2 rounds, with a barrier after each. A network
-// is not stable, so that the index decides between equal keys.
+// Comparisons do not depend on the data: log2(n) (log2(n) + 1) / 2 rounds, with a barrier after each. A
+// network is not stable, so that the index decides between equal keys.
 // Bytes: the row read once and, in another order, once more; written once.
 #include "../digits.cuh"
 

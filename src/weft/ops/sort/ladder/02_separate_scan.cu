@@ -1,6 +1,6 @@
 // Steps 2 and 3: a radix sort in three launches for each digit: count the digits of each tile, add up the
-// counts of all tiles, and move the elements (D. Merrill and A. Grimshaw, "Revisiting sorting for GPGPU stream
-// architectures", CS2010-03, University of Virginia, 2010).
+// counts of all tiles, and move the elements (D. Merrill and A. Grimshaw, "Revisiting sorting for GPGPU
+// stream architectures", CS2010-03, University of Virginia, 2010).
 //
 // In step 2 a thread stores its elements where they belong; those of a warp lie apart. In step 3 (EXCHANGE)
 // elements of one digit meet in shared memory first, so that neighbouring threads store neighbours.
