@@ -137,8 +137,8 @@ TOO_LARGE = {80: "256x128x4"}
 # features of a half type for each that it loads 8 bytes. Its topk and its sparse product with a vector have a
 # row a program, of any length. CUDA's transpose has an access of each size in its label; its spmm has
 # accesses of one element for rows that are not aligned, and adds carries one float a thread. CUDA's reduction
-# merges one partial result a thread, and has loads of one element across columns of odd size (-1). Triton's sums
-# of segments begin at any element.
+# merges one partial result a thread, and has loads of one element across columns of odd size (-1). Triton's
+# sums of segments begin at any element.
 WIDE = re.compile(r"16.byte|16 bytes|vectors in flight|asynchronous copies")
 NARROW = re.compile(
     r"_any$|adamw_factors$|sum_partials|-1-1-1$|-23$|^fma-.*-(?:00|11)$|mma-float32-.*-23|"
