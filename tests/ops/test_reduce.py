@@ -281,7 +281,12 @@ def test_gradients_are_those_of_torch(op: str, impl: str) -> None:
 def test_sum_and_mean_keep_no_input_for_their_gradient() -> None:
     x = torch.randn(64, 1000, requires_grad=True)
     sizes: list[int] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
+
+    def keep(t: torch.Tensor) -> torch.Tensor:
+        sizes.append(t.numel())
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
         for op in ("sum", "mean"):
             ops.reduce(x, op, 1, impl="triton")
     assert sizes and max(sizes) == 64
@@ -306,7 +311,7 @@ def test_arguments_without_an_answer_get_one_clear_error() -> None:
         (ops.argreduce, ones.requires_grad_(), "argmax", 0),
     ):  # fmt: skip
         with pytest.raises(WeftError, match="reduce") as caught:
-            function(x, op, dim)  # type: ignore[operator]
+            function(x, op, dim)  # type: ignore[arg-type]
         assert caught.value.expected and caught.value.got
 
 
