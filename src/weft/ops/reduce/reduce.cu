@@ -2,7 +2,8 @@
 //
 // reduce_rows: a group of lanes for each row of adjacent elements, for short rows or very many. reduce_parts:
 // a block for a row, or for one of several parts of it. reduce_columns: a thread has a vector of adjacent
-// columns; the block's rows of threads stride over n. merge_parts: a warp for each result of several parts.
+// columns; the block's rows of threads stride over n. merge_parts: some lanes for each result of several
+// parts.
 //
 // Every thread issues 64 bytes of loads before it uses the first. Rows of any alignment are read in 16-byte
 // vectors, and up to VEC - 1 elements on either side one by one. The order of a sum follows from the shape
@@ -32,8 +33,9 @@
 constexpr unsigned ALL = 0xffffffffu;
 constexpr int WARPS = THREADS / 32;
 // Blocks for which an SM has room at least. Where none are named, the compiler spills a few registers for a
-// fifth or sixth block, although four have 64 KiB of loads in flight.
-constexpr int BLOCKS_AN_SM = (OP == ARGMAX || OP == ARGMIN) && sizeof(WEFT_T) == 2 ? 3 : 4;
+// fifth or sixth block, although three have 48 KiB of loads in flight.
+constexpr bool HAS_LARGE_PARTIALS = OP >= LOGSUMEXP && sizeof(WEFT_T) == 2;
+constexpr int BLOCKS_AN_SM = HAS_LARGE_PARTIALS || (VEC_WIDTH) * sizeof(WEFT_T) < 16 ? 3 : 4;
 constexpr bool FINDS_LEAST = OP == AMIN || OP == ARGMIN;
 constexpr bool IS_INDEX = OP == ARGMAX || OP == ARGMIN;
 
@@ -298,21 +300,24 @@ reduce_parts(const WEFT_T* __restrict__ x, Result* __restrict__ y, Partial* __re
   else partials[row * parts + part] = p;
 }
 
-// partials: (results, parts); y: (results,). A warp has a result.
+// partials: (results, parts) by strides; y: (results,). A result has `lanes` neighbouring lanes, a power of
+// two.
 extern "C" __global__ void __launch_bounds__(THREADS)
 merge_parts(const Partial* __restrict__ partials, Result* __restrict__ y, index_t results, index_t n,
-            index_t parts) {
-  const index_t at = (index_t)blockIdx.x * WARPS + threadIdx.x / 32;
-  if (at >= results) return;  // a whole warp
-  const int lane = (int)threadIdx.x % 32;
+            index_t parts, index_t result_stride, index_t part_stride, index_t lanes) {
+  const int group = (int)lanes, lane = (int)threadIdx.x & (group - 1);
+  const index_t at = (index_t)blockIdx.x * (THREADS / group) + threadIdx.x / group;
+  // A group without a result goes on with no parts: the shuffles name all lanes of its warp.
+  const index_t count = at < results ? parts : 0;
   Partial p;
-  for (index_t i = lane; i < parts; i += 32) p.merge(partials[at * parts + i]);
-  merge_lanes(p, 32);
-  if (lane == 0) y[at] = p.result(n);
+#pragma unroll 4
+  for (index_t i = lane; i < count; i += group) p.merge(partials[at * result_stride + i * part_stride]);
+  merge_lanes(p, group);
+  if (lane == 0 && at < results) y[at] = p.result(n);
 }
 
 // x: (outer, n, inner), columns adjacent, rows at n_stride and outer indices at outer_stride elements, all
-// multiples of COLUMN_VEC as inner is; y: (outer, inner); partials: (outer, inner, parts), written if there
+// multiples of COLUMN_VEC as inner is; y: (outer, inner); partials: (parts, outer, inner), written if there
 // are several parts of part_n rows, at most 2^30. The threads of a block are `width` vectors of columns,
 // times `height` rows, times as many outer indices as fit: short columns leave threads for these. All three
 // are powers of two.
@@ -334,8 +339,9 @@ reduce_columns(const WEFT_T* __restrict__ x, Result* __restrict__ y, Partial* __
   const int area = (int)(width * height), thread = (int)threadIdx.x;
   const int across = thread & ((int)width - 1), down = (thread & (area - 1)) / (int)width;
   const index_t tiles = (inner + width * COLUMN_VEC - 1) / (width * COLUMN_VEC);
-  const index_t part = blockIdx.x % parts, tile = blockIdx.x / parts % tiles;
-  const index_t outer = blockIdx.x / parts / tiles * (THREADS / area) + thread / area;
+  // Blocks that run together have neighbouring tiles of the same rows, which are near each other in memory.
+  const index_t tile = blockIdx.x % tiles, part = blockIdx.x / tiles % parts;
+  const index_t outer = blockIdx.x / tiles / parts * (THREADS / area) + thread / area;
   const index_t column = (tile * width + across) * COLUMN_VEC, begin = part * part_n;
   // Rows of a part have 32 bits: 64 of them in every sum would take registers that hold loads.
   const int rows = (int)(begin + part_n < n ? part_n : n - begin), step = (int)height;
@@ -387,6 +393,6 @@ reduce_columns(const WEFT_T* __restrict__ x, Result* __restrict__ y, Partial* __
   for (int j = 0; j < COLUMN_VEC; ++j) {
     const index_t at = outer * inner + column + j;
     if (parts == 1) y[at] = p[j].result(n);
-    else partials[at * parts + part] = p[j];
+    else partials[part * outers * inner + at] = p[j];
   }
 }

@@ -18,6 +18,7 @@ from weft.ops.reduce.strided import Strided, strided
 NUMBERS = {op: number for number, op in enumerate((*OPS[:2], "amax", "amin", "logsumexp", *ARGUMENT_OPS))}
 PARTIAL_BYTES = {"logsumexp": 8, "argmax": 16, "argmin": 16}  # of a partial result; 4 for the others
 EMPTY = {"sum": 0.0, "mean": torch.nan, "logsumexp": -torch.inf}
+MANY_RESULTS = 8192  # from which a thread merges the parts of one: neighbours read neighbouring parts
 MAX_PART = 1 << 30  # elements along n in a part
 MAX_LANES_BYTES = 1 << 14  # of rows that have a warp each, if rows are many
 
@@ -103,8 +104,11 @@ def _merge(
     y: torch.Tensor, partials: torch.Tensor, op: str, form: Strided, parts: int, config: Config
 ) -> None:
     program = source(op, form.x.dtype, 16 // form.x.element_size(), config)
-    blocks = -(-form.results // (config.threads // 32))
-    program["merge_parts"](blocks, config.threads, partials, y, form.results, form.n, parts)
+    results = form.results
+    lanes = 1 if results >= MANY_RESULTS else min(32, _power_of_two(parts))
+    blocks = -(-results // (config.threads // lanes))
+    strides = (parts, 1) if form.by_rows else (1, results)
+    program["merge_parts"](blocks, config.threads, partials, y, results, form.n, parts, *strides, lanes)
 
 
 def _partials(op: str, results: int, parts: int, device: torch.device) -> torch.Tensor:
@@ -120,9 +124,9 @@ def by_rows(y: torch.Tensor, form: Strided, op: str, config: Config = SHIPPED) -
     row_bytes = n * x.element_size()
     is_many = rows >= config.warps * num_sms(x.device, interpreted=2)
     if row_bytes <= 32 * config.thread_bytes or (is_many and row_bytes <= MAX_LANES_BYTES):
-        # Eight lanes read 128 adjacent bytes at a time; fewer have short rows.
-        lanes = max(_power_of_two(-(-row_bytes // config.thread_bytes)), min(8, row_bytes // 16))
-        lanes = min(32, _power_of_two(lanes))
+        # Two lanes read the 32 bytes that the memory moves at once; shorter rows have one.
+        lanes = max(_power_of_two(-(-row_bytes // config.thread_bytes)), min(2, row_bytes // 16))
+        lanes = min(32, lanes)
         blocks = -(-rows // (config.threads // lanes))
         program["reduce_rows"](blocks, config.threads, x, y, rows, n, form.outer_stride, lanes)
         return

@@ -83,7 +83,9 @@ sum_segments(const WEFT_T* __restrict__ values, const index_t* __restrict__ offs
   const index_t number = (index_t)blockIdx.x * (THREADS / group) + threadIdx.x / group;
   // A group without a segment goes on with none: the shuffles name all lanes of its warp.
   const bool has_segment = number < rows * segments;
-  const index_t row = has_segment ? number / segments : 0, segment = has_segment ? number % segments : 0;
+  // A division of 64 bits costs a short segment more than its additions, and one row needs none.
+  const index_t row = has_segment && rows > 1 ? number / segments : 0;
+  const index_t segment = has_segment ? number - row * segments : 0;
   const index_t begin = has_segment ? clamp(offsets[segment], 0, n) : 0;
   const index_t end = has_segment ? clamp(offsets[segment + 1], begin, n) : 0;
   const bool is_long = end - begin > TILE;

@@ -62,9 +62,11 @@ def sums(values: Tensor, offsets: Tensor, threads: int = THREADS, tile: int = TI
     # Where every segment fits into a tile, the lists of long ones have no reader.
     heads, tails = torch.full((2, tiles if n > tile else 0), -1, dtype=torch.int64, device=values.device)
     program = sum_source(values.dtype, threads, tile)
-    # Lanes of a segment of average length: 16 bytes for each.
-    mean_vecs = -(-n // segments) * values.element_size() // 16
-    lanes = min(32, 1 << max(0, mean_vecs).bit_length())
+    # Lanes of a segment of average length: 64 bytes for each, but two from the 32 bytes on that the memory
+    # moves at once.
+    mean_bytes = -(-n // segments) * values.element_size()
+    needed = max(1, -(-mean_bytes // 64), min(2, mean_bytes // 16))
+    lanes = min(32, 1 << (needed - 1).bit_length())
     blocks = -(-rows * segments // (threads // lanes))
     program["sum_segments"](blocks, threads, x2d, offsets, y, heads, tails, rows, segments, n, stride, lanes)
     if n > tile:
