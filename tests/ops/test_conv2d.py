@@ -205,6 +205,7 @@ def test_arguments_without_an_answer_get_one_clear_error() -> None:
         (x, w, 1.0),
         (x, torch.ones(3, 2, 6, 3), 0),
         (x[:, :, :0], w, 0),
+        (x[:, :, :0], w, 2),
     ):
         with pytest.raises(WeftError, match="conv2d") as caught:
             ops.conv2d(*arguments[:2], padding=arguments[2])  # type: ignore[arg-type]

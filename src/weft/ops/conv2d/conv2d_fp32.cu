@@ -13,7 +13,7 @@ constexpr int PLACES = KR * KS;
 
 // x: images by strides; weight: (outputs, channels, KR, KS) contiguous; y: (images, outputs, rows, columns)
 // contiguous.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
 conv2d(const WEFT_T* __restrict__ x, const WEFT_T* __restrict__ weight, WEFT_T* __restrict__ y,
        index_t channels, index_t height, index_t width, index_t outputs, index_t rows, index_t columns,
        index_t padding, index_t image_stride, index_t channel_stride, index_t row_stride) {

@@ -17,7 +17,6 @@ constexpr int HALO_TALL = TALL + KR - 1, HALO_WIDE = WIDE + KS - 1, PIXELS = HAL
 // Words of a pixel: 8 of channel pairs and 4 of padding. The lanes of a load are 8 pixels by 4 words, which
 // 12 words a pixel put into 32 different banks.
 constexpr int PITCH = 12;
-constexpr int UNROLL = KS <= 5 ? KS : 1;  // of wider windows, unrolled addresses would not fit the registers
 
 __device__ __forceinline__ unsigned two(WEFT_T low, WEFT_T high) {
   const WEFT_T both[2] = {low, high};
@@ -72,9 +71,9 @@ conv2d(const WEFT_T* __restrict__ x, const unsigned* __restrict__ packed, WEFT_T
       words[at * PITCH + pair] = two(pixel(image, s, channel, i, j), pixel(image, s, channel + 1, i, j));
     }
     __syncthreads();
-#pragma unroll 1  // the sums take half of the registers
+#pragma unroll 1  // the sums take half of the registers: addresses of several places would not fit
     for (int r = 0; r < KR; ++r)
-#pragma unroll UNROLL
+#pragma unroll 1
       for (int c = 0; c < KS; ++c) {
         const index_t place = (chunk * KR + r) * KS + c;
         unsigned a[MT][4];

@@ -54,10 +54,10 @@ def check_arguments(x: Any, weight: Any, *, padding: Any = 0) -> None:
             expected=f"(O, C, R, S) with C = {x.shape[1]}, the channels of x, and no size of 0",
             got=tuple(weight.shape),
         )
-    if min(output_size(x, weight, padding)) < 1:
+    if 0 in x.shape[2:] or min(output_size(x, weight, padding)) < 1:
         raise WeftError(
             "conv2d: x and weight",
-            expected="a window that fits the padded image",
+            expected="an image with pixels, and a window that fits it when padded",
             got=f"a window of {tuple(weight.shape[2:])}, an image of {tuple(x.shape[2:])}, padding {padding}",
         )
 

@@ -101,7 +101,7 @@ struct Place {
 
 // x: (batches, rows, columns), grids at batch_stride and rows at row_stride elements; weights: (5,); y:
 // (batches, rows, columns) contiguous. A warp for each of the items.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS)
 stencil(const WEFT_T* __restrict__ x, const WEFT_T* __restrict__ weights, WEFT_T* __restrict__ y,
         index_t items, index_t rows, index_t columns, index_t batch_stride, index_t row_stride,
         index_t strips, index_t pieces, index_t piece_rows) {
