@@ -136,12 +136,14 @@ TOO_LARGE = {80: "256x128x4"}
 # and partial sums are added one double a thread. Triton's trilinear backward has a point a thread, and so few
 # features of a half type for each that it loads 8 bytes. Its topk and its sparse product with a vector have a
 # row a program, of any length. CUDA's transpose has an access of each size in its label; its spmm has
-# accesses of one element for rows that are not aligned, and adds carries one float a thread.
+# accesses of one element for rows that are not aligned, and adds carries one float a thread. Triton's kernels
+# of 2:4 sparsity load the elements of a group of four one by one; CUDA's without "-wide" take any alignment.
 WIDE = re.compile(r"16.byte|16 bytes|vectors in flight|asynchronous copies")
 NARROW = re.compile(
     r"_any$|adamw_factors$|sum_partials|-1-1-1$|-23$|^fma-.*-(?:00|11)$|mma-float32-.*-23|"
     r"^\d+-bit-[1248]$|^trilinear_backward-(?:bf16|fp16)-|"
-    r"^topk_rows-(?:bf16|fp16|fp32)$|^spmv_rows-|^spmm_carry$|^spmm-.*x1$"
+    r"^topk_rows-(?:bf16|fp16|fp32)$|^spmv_rows-|^spmm_carry$|^spmm-.*x1$|"
+    r"^(?:prune|expand)_rows-|^linear_tiles-|^(?:sparse24|transposable)-(?:float32|b?float16)$"
 )
 
 
