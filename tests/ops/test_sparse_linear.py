@@ -363,7 +363,7 @@ def test_the_kernels_are_right_on_a_gpu(sizes: tuple[int, int, int], dtype: torc
 @pytest.mark.gpu
 def test_pruning_on_a_gpu_gives_the_bits_of_the_cpu() -> None:
     for dtype in (torch.float32, BF16, FP16):
-        for shape in ((1000, 1016), (132, 148), (4096, 4096)):
+        for shape in ((1000, 1016), (132, 148), (1024, 2048)):
             w = torch.randn(shape, device="cuda").to(dtype)
             for name in ("prune_2_4", "prune_2_4_transposable"):
                 outputs = getattr(ops, name)(w, impl="cuda")

@@ -167,7 +167,7 @@ def forward_with(
 
     With ``key``, of the kind of call, its launch is kept for :func:`linear`, if only addresses may change.
     """
-    outputs, k, given = values.shape[0], x.shape[-1], (x, values, metadata, bias)
+    outputs, k, originals = values.shape[0], x.shape[-1], (x, values, metadata, bias)
     y = torch.empty((*x.shape[:-1], outputs), dtype=x.dtype, device=x.device)
     x2d, values = _readable(x.reshape(-1, k)), _readable(values)
     metadata, bias = _aligned(metadata), bias.contiguous()
@@ -190,7 +190,7 @@ def forward_with(
     grid = clusters * config.cluster
     kernel(grid, THREADS, arguments, shared=config.smem_bytes)
     used = (x2d, values, metadata, bias)
-    are_same = all(a.data_ptr() == b.data_ptr() for a, b in zip(given, used, strict=True))
+    are_same = all(a.data_ptr() == b.data_ptr() for a, b in zip(originals, used, strict=True))
     if key is not None and are_same and isinstance(kernel, Kernel):
         launch = kernel.prepare_structure(grid, THREADS, shared=config.smem_bytes)
         maps = {

@@ -139,6 +139,7 @@ EXPAND_2_4 = Implementation(
     backend="cuda",
     forward=expand,
     backward=_expand_backward,
+    aot_kernels=_sources("sparse24.cu"),
     idea="a thread a word of metadata: 16 columns of two rows",
 )
 PRUNE_2_4_TRANSPOSABLE = Implementation(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -25,7 +27,10 @@ def prune(w: Tensor) -> tuple[Tensor, Tensor]:
 
 def semi_structured(values: Tensor, metadata: Tensor) -> Tensor:
     """Return the weight in the library's own format; ``torch.nn.functional.linear`` takes it."""
-    return torch.sparse.to_sparse_semi_structured(pattern.expand(values, metadata))  # type: ignore[no-any-return]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*SparseSemiStructuredTensor", category=UserWarning)
+        dense = pattern.expand(values, metadata)
+        return torch.sparse.to_sparse_semi_structured(dense)  # type: ignore[no-any-return]
 
 
 def linear(x: Tensor, values: Tensor, metadata: Tensor, bias: Tensor) -> Tensor:
