@@ -29,8 +29,6 @@ inline unsigned lanes_with(int v, int wanted) {
 }
 inline unsigned __ballot_sync(unsigned, bool v) { return lanes_with(v, 1); }
 inline unsigned __match_any_sync(unsigned, int v) { return lanes_with(v, v); }
-inline int __popc(unsigned v) { return std::popcount(v); }
-inline int __ffs(unsigned v) { return v ? std::countr_zero(v) + 1 : 0; }
 inline int atomicAdd(int* to, int v) { return std::exchange(*to, *to + v); }
 template <typename T> void __stcs(T* to, T v) {
   require((size_t)to % sizeof v == 0, "a store to what is not aligned");
