@@ -154,3 +154,20 @@ def test_a_tile_that_the_device_has_no_room_for_is_not_chosen(
         monkeypatch.setattr(with_cuda, "smem_per_block", lambda device, kib=kib: kib << 10)
         tiles[kib] = with_cuda.choose(a, a, "ieee").tile
     assert tiles == {163: (128, 128), 227: (256, 128)}
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted in /proc")
+def test_importing_the_operators_starts_no_thread() -> None:
+    """A process forked after torch's pool of threads has started waits for them in its first parallel loop."""
+    script = """
+import os, torch
+count = lambda: len(os.listdir("/proc/self/task"))
+before = count()
+import weft.ops
+from weft.core import registry
+for name in registry.operator_names():
+    registry.operator(name)
+print(count() - before)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert int(done.stdout) == 0

@@ -322,3 +322,10 @@ def test_arguments_without_an_answer_get_one_clear_error() -> None:
 def test_offsets_that_fall_are_named_by_their_segment() -> None:
     with pytest.raises(WeftError, match="segment 1"):
         ops.segmented_sum(torch.ones(5), torch.tensor([0, 3, 2, 5]))
+
+
+@pytest.mark.parametrize("kind", spec.FAMILIES)
+def test_the_number_of_elements_is_the_sum_of_the_lengths(kind: str) -> None:
+    for segments in (1, 2, 3, 7, 12, 40):
+        family = spec.Family(kind, segments, 5)
+        assert family.n == int(family.lengths().sum()), (kind, segments)

@@ -119,8 +119,7 @@ def backward(
     """Return the gradient by torch, in float32, rounded once.
 
     sum and mean: a view of stride 0 along the reduced dimensions. amax and amin: equal shares for all
-    elements that equal the result, as torch. logsumexp: exp(x - y), with y computed again in float32,
-    because the rounding of a saved y to 16 bits would be an error of every element.
+    elements that equal the result, as torch. logsumexp: softmax(x), from x alone.
     """
     outer, n, inner = extents(shape, first, last)
     wide = grad.reshape(outer, 1, inner)
@@ -133,7 +132,10 @@ def backward(
     x3 = x.reshape(outer, n, inner)
     if op == "logsumexp":
         scores = x3.float()
-        share = (scores - scores.logsumexp(1, keepdim=True)).exp_()
+        # As a softmax: exp(x - y) has the rounding of y, of which a large y makes a large relative error.
+        largest = scores.amax(1, keepdim=True) if n else scores.new_zeros(outer, 1, inner)
+        weights = (scores - largest.masked_fill(largest.abs() == torch.inf, 0.0)).exp_()
+        share = weights / weights.sum(1, keepdim=True)
         return ((share * wide.float()).to(grad.dtype).reshape(shape),)
     is_result = x3 == y.reshape(outer, 1, inner)
     share = (wide * is_result).float() / is_result.sum(1, keepdim=True)
@@ -339,7 +341,7 @@ REDUCE = Operator(
     scale=scale,
     scale_reason="a sum may rightly be near zero; the norm of its terms is its RMS over random signs",
     public_arguments=_public,
-    backward_note="sum and mean: a view; amax and amin: equal shares among ties; logsumexp: exp(x - y)",
+    backward_note="sum and mean: a view; amax and amin: equal shares among ties; logsumexp: softmax(x)",
 )
 ARGREDUCE = Operator(
     name="argreduce",

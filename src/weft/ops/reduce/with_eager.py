@@ -6,7 +6,7 @@ import torch
 
 from weft.backends.inductor import compiled
 from weft.core import FORWARD, Implementation
-from weft.ops.reduce.spec import dims, extents, first_best
+from weft.ops.reduce.spec import backward, dims, extents, first_best
 
 
 def forward(x: torch.Tensor, *, op: str, first: int, last: int) -> torch.Tensor:
@@ -30,7 +30,11 @@ def forward(x: torch.Tensor, *, op: str, first: int, last: int) -> torch.Tensor:
 
 
 REDUCE = Implementation(
-    operator="reduce", backend="eager", forward=forward, idea="torch calls in float32, one for each step"
+    operator="reduce",
+    backend="eager",
+    forward=forward,
+    backward=backward,
+    idea="torch calls in float32, one for each step",
 )
 REDUCE_COMPILED = compiled(REDUCE)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from weft.core import FORWARD, Implementation
-from weft.ops.reduce.spec import dims
+from weft.ops.reduce.spec import backward, dims
 
 
 def forward(x: torch.Tensor, *, op: str, first: int, last: int) -> torch.Tensor:
@@ -21,6 +21,7 @@ REDUCE = Implementation(
     operator="reduce",
     backend="torch",
     forward=forward,
+    backward=backward,
     idea="torch.sum, mean, amax, amin; torch.logsumexp in float32",
 )
 

@@ -181,12 +181,17 @@ class Family:
 
     @property
     def n(self) -> int:
-        # Closed forms where segments are millions: a spec is made when it is imported.
+        # Without torch, since a spec is made when it is imported: a parallel sum would start torch's threads,
+        # without which the processes that a fork server makes wait for ever.
         if self.kind in ("even", "ones"):
             return self.segments * (1 if self.kind == "ones" else self.mean)
         if self.kind == "huge":
             return 2 * (self.segments - 1) * self.mean
-        return int(self.lengths().sum())
+        if self.kind == "empty":
+            return 3 * self.mean * len(range(1, self.segments - 1, 3))
+        if self.kind == "all-empty":
+            return 0
+        return sum((i * 2654435761 >> 7) % (2 * self.mean + 1) for i in range(self.segments))
 
     @property
     def longest(self) -> int:

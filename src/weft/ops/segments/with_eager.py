@@ -15,7 +15,8 @@ def forward_sum(values: Tensor, offsets: Tensor) -> Tensor:
     scan = scan_reference(values.float(), offsets)
     begins, ends = offsets[:-1], offsets[1:]
     if values.shape[-1] == 0:
-        return values.new_zeros((*values.shape[:-1], begins.shape[0]))
+        # A sum of nothing, not new zeros: torch.compile differentiates it.
+        return values.sum(-1, keepdim=True).expand(*values.shape[:-1], begins.shape[0]).clone()
     last = scan.index_select(-1, (ends - 1).clamp(0, values.shape[-1] - 1))
     return last.masked_fill(begins >= ends, 0.0).to(values.dtype)
 

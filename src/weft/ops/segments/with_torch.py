@@ -10,11 +10,12 @@ from weft.ops.segments.spec import sum_backward
 
 
 def forward_sum(values: Tensor, offsets: Tensor) -> Tensor:
-    rows = values.reshape(-1, values.shape[-1]).float() if values.numel() else None
+    rows = values.reshape(-1, values.shape[-1]).double() if values.numel() else None
     segments = offsets.shape[0] - 1
     if rows is None or segments == 0:
         return values.new_zeros((*values.shape[:-1], segments))
-    # In float32: the library adds in the input's own 16 bits.
+    # In float64: the library adds a segment in one chain, in the input's dtype. In float32 the error of 20,000
+    # terms on a GPU was seven times what is allowed.
     wide = offsets.expand(rows.shape[0], -1).contiguous()
     y = torch.segment_reduce(rows.contiguous(), "sum", offsets=wide, axis=1, unsafe=True, initial=0.0)
     return y.reshape(*values.shape[:-1], segments).to(values.dtype)
@@ -25,5 +26,5 @@ SEGMENTED_SUM = Implementation(
     backend="torch",
     forward=forward_sum,
     backward=sum_backward,
-    idea="torch.segment_reduce, in float32",
+    idea="torch.segment_reduce, in float64",
 )
