@@ -158,7 +158,7 @@ def test_a_tile_that_the_device_has_no_room_for_is_not_chosen(
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted in /proc")
 def test_importing_the_operators_starts_no_thread() -> None:
-    """A process forked after torch's pool of threads has started waits for them in its first parallel loop."""
+    """A process forked after torch.s threads have started waits for them in its first parallel loop."""
     script = """
 import os, torch
 count = lambda: len(os.listdir("/proc/self/task"))

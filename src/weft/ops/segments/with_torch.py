@@ -14,7 +14,7 @@ def forward_sum(values: Tensor, offsets: Tensor) -> Tensor:
     segments = offsets.shape[0] - 1
     if rows is None or segments == 0:
         return values.new_zeros((*values.shape[:-1], segments))
-    # In float64: the library adds a segment in one chain, in the input's dtype. In float32 the error of 20,000
+    # In float64: the library adds a segment in one chain in the dtype it gets. In float32 the error of 20,000
     # terms on a GPU was seven times what is allowed.
     wide = offsets.expand(rows.shape[0], -1).contiguous()
     y = torch.segment_reduce(rows.contiguous(), "sum", offsets=wide, axis=1, unsafe=True, initial=0.0)
