@@ -16,8 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.nn_rule import Answers, assert_within
 from weft import WeftError
-from weft import ops as operators
-from weft.gpt2.model import model as model_module
 from weft.gpt2.model import weights
 from weft.gpt2.model.config import ALIASES, GPU_IMPLEMENTATIONS, OPS_CHOICES, PRESETS, ModelConfig, preset
 from weft.gpt2.model.model import GPT
@@ -376,43 +374,11 @@ def test_one_operator_has_the_mlp_of_a_block_and_changes_no_number() -> None:
     assert calls_of_one.total() == calls_of_two.total() - 6
 
 
-@pytest.mark.parametrize(
-    ("ops", "takes_one"),
-    [
-        ("weft", True),
-        ("torch", False),
-        ("eager", False),
-        ({"attention": "triton"}, True),
-        ({"linear": "cuda"}, False),
-        ({"linear_gelu": "triton"}, False),
-        ({"linear_gelu": "triton", "mlp_gelu": "cuda"}, True),
-    ],
-    ids=str,
-)
-def test_the_mlp_is_one_operator_on_a_gpu_unless_its_parts_are_named(ops: Any, takes_one: bool) -> None:
-    implementations = replace(CONFIG, ops=ops).implementations()
-    assert implementations[True]["mlp_gelu"] == ("cuda" if takes_one else None)
-
-
-def test_the_mlp_is_one_operator_in_training_where_its_backward_is_fused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    called: list[str] = []
-    for name in ("mlp_gelu", "linear_gelu"):
-        real = getattr(operators, name)
-
-        def noted(*arguments: Any, name: str = name, real: Any = real, impl: Any = None) -> Any:
-            called.append(f"{name} {impl}")
-            return real(*arguments)
-
-        monkeypatch.setattr(operators, name, noted)
-    block, norm = GPT(replace(CONFIG, layers=1)).h[0], torch.randn(1, 2, 64)
-    impls = CONFIG.implementations()[True]  # those of a GPU
-    for is_fused, is_training in ((True, True), (True, False), (False, True)):
-        monkeypatch.setattr(model_module, "is_backward_fused", lambda *_, is_fused=is_fused: is_fused)
-        with torch.set_grad_enabled(is_training):
-            block.mlp(norm, {**impls, "linear": None})
-    assert called == ["mlp_gelu cuda", "linear_gelu triton", "linear_gelu triton"]
+@pytest.mark.parametrize("ops", ["weft", "torch", "eager", {"linear": "cuda"}], ids=str)
+def test_the_mlp_is_two_operators_unless_the_one_is_named(ops: Any) -> None:
+    assert replace(CONFIG, ops=ops).implementations()[True]["mlp_gelu"] is None
+    named = {**(ops if isinstance(ops, dict) else {}), "mlp_gelu": "cuda"}
+    assert replace(CONFIG, ops=named).implementations()[True]["mlp_gelu"] == "cuda"
 
 
 @pytest.mark.gpu

@@ -29,7 +29,6 @@ from weft.core import WeftError
 from weft.gpt2.model.config import ModelConfig
 from weft.gpt2.model.kv_cache import KVCache
 from weft.ops.attention import attention_packed
-from weft.ops.linear.mlp.spec import is_backward_fused
 
 Implementations = dict[str, str | None]  # by operator; None leaves the choice to dispatch
 EPS = 1e-5
@@ -81,7 +80,6 @@ class Block(torch.nn.Module):
     def __init__(self, config: ModelConfig, layer: int, **factory_kwargs: Any) -> None:
         super().__init__()
         self.layer, self.heads, self.impls = layer, config.heads, config.implementations()
-        self.names_mlp = config.names_mlp
         c = config.width
         self.ln_1 = WeightAndBias(c, **factory_kwargs)
         self.c_attn = WeightAndBias(3 * c, c, **factory_kwargs)
@@ -104,9 +102,8 @@ class Block(torch.nn.Module):
     def mlp(self, norm_BTC: Tensor, impls: Implementations) -> Tensor:
         """Return the projection of GELU of the first layer."""
         fc, proj, impl = self.c_fc, self.mlp_proj, impls["mlp_gelu"]
-        # In training GELU's slope runs in the epilogue of a product of the backward, which takes both layers
-        # in one operator: the pass of its own would read 8 U and write 4 U.
-        if impl is not None and (self.names_mlp or _is_slope_fused(norm_BTC)):
+        # As one operator, GELU's slope runs in the epilogue of a product of the backward.
+        if impl is not None:
             return ops.mlp_gelu(norm_BTC, fc.weight, fc.bias, proj.weight, proj.bias, impl=impl)
         # GELU runs in the product's epilogue: a pass of its own would read and write 4 U.
         gelu_BTF = ops.linear_gelu(norm_BTC, fc.weight, fc.bias, impl=impls["linear_gelu"])
@@ -142,11 +139,6 @@ class Block(torch.nn.Module):
         else:
             y_BHTD = ops.attention(q_BHTD, k_BHTD, v_BHTD, causal=causal, **options)
         return y_BHTD.transpose(1, 2).flatten(2)
-
-
-def _is_slope_fused(x: Tensor) -> bool:
-    """Return True if there is a backward, and it multiplies by GELU's slope in a product."""
-    return torch.is_grad_enabled() and is_backward_fused(x.device, x.dtype)
 
 
 def add_norm(

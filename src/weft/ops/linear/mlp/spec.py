@@ -17,7 +17,6 @@ import torch
 from weft.core import FORWARD, Case, Cost, Input, Operator, Tolerance, WeftError
 from weft.core.cases import ITEMSIZE, SHORT
 from weft.dispatch.choice import constant_while_tracing
-from weft.machine.device_limits import has_wgmma
 from weft.ops._common import validate
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -64,14 +63,6 @@ def check_mlp_gelu(x: Any, fc_weight: Any, fc_bias: Any, proj_weight: Any, proj_
 
 
 @constant_while_tracing
-def is_backward_fused(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return True if ``cuda`` multiplies by GELU's slope in a product's epilogue for tensors like these.
-
-    It does for more than 64 rows, of sizes that are multiples of 16 bytes.
-    """
-    return device.type == "cuda" and dtype in (torch.float16, torch.bfloat16) and has_wgmma(device)
-
-
 def save(inputs: tuple[Any, ...], output: Any) -> tuple[Any, ...]:
     """Save x, both weights, the hidden activation and the pre-activation; no gradient needs a bias."""
     x, fc_weight, _, proj_weight, _ = inputs
