@@ -50,7 +50,7 @@ def test_a_heavy_import_would_be_seen() -> None:
     [
         ("weft ", list(COMMANDS)),
         ("weft st", ["study"]),
-        ("weft check so", ["softmax"]),
+        ("weft check sof", ["softmax"]),
         ("weft bench gelu sw", ["swiglu"]),
         ("weft ops ", registry.operator_names()),
         ("weft profile rop", ["rope"]),
@@ -64,7 +64,7 @@ def test_a_heavy_import_would_be_seen() -> None:
         ("weft new softmax --backend c", ["cuda"]),
         ("weft inspect --backend n", ["numba"]),
         ("weft hardware h200", ["h200", "h200-nvl"]),
-        ("weft hardware --operator so", ["softmax"]),
+        ("weft hardware --operator sof", ["softmax"]),
         ("weft hardware --operator gelu --case fp32-7", ["fp32-7x129"]),
         ("weft claims strassen", ["strassen-unstable", "strassen-pays-at-100"]),
         ("weft demo co", ["coalescing"]),
@@ -87,10 +87,10 @@ def test_the_names_that_bash_offers(line: str, expected: list[str]) -> None:
 @pytest.mark.parametrize(
     ("shell", "variables", "expected"),
     [
-        ("zsh", {"_TYPER_COMPLETE_ARGS": "weft check so"}, "softmax"),
+        ("zsh", {"_TYPER_COMPLETE_ARGS": "weft check sof"}, "softmax"),
         (
             "fish",
-            {"_TYPER_COMPLETE_ARGS": "weft check so", "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
+            {"_TYPER_COMPLETE_ARGS": "weft check sof", "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
             "softmax",
         ),
         ("zsh", {"_TYPER_COMPLETE_ARGS": "weft check --with mi"}, "_files"),

@@ -275,8 +275,8 @@ def test_a_trace_refuses_what_it_would_compile_and_is_made_again_inside_of_a_blo
 
 
 def variants() -> list[Implementation]:
-    wanted = [(n, i) for n in ROWS for i in ("torch", "eager", "triton")]
-    names = [(n, i) for n, i in wanted if i in registry.implementation_names(n)]
+    backends = ("torch", "eager", "triton")
+    names = [(n, i) for n in ROWS for i in backends if i in registry.implementation_names(n)]
     implementations = [registry.implementation(n, i) for n, i in names]
     return [i.invariant for i in implementations if i.invariant is not None]
 

@@ -68,8 +68,8 @@ static void* declared(int id, size_t bytes) {
 template <typename T> T* dynamic_shared() { return (T*)declared(-1, shared_bytes + 1); }
 inline unsigned shared_address(const void* p) { return (const char*)p - dynamic_shared<char>(); }
 // An asynchronous copy arrives as late as it may: when its thread waits for it.
-template <int SIZE = 16> void copy_async(unsigned to, const void* from, int valid) {
-  own->fibers[current].copies.push_back({dynamic_shared<char>() + to, from, (size_t)valid, SIZE});
+template <int COPIED = 16> void copy_async(unsigned to, const void* from, int valid) {
+  own->fibers[current].copies.push_back({dynamic_shared<char>() + to, from, (size_t)valid, COPIED});
 }
 inline void copies_commit() {
   Fiber& fiber = own->fibers[current];
@@ -147,7 +147,7 @@ inline unsigned __brev(unsigned v) {
 }
 inline int __clz(int v) { return std::countl_zero((unsigned)v); }
 inline void __syncwarp() { arrive(own->warps[current / 32].barrier, 32); }
-struct uint2 { unsigned x, y; };
+struct alignas(8) uint2 { unsigned x, y; };
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 template <typename T> void __stcs(T* to, T v) { *to = v; }
 inline float __uint_as_float(unsigned v) { return std::bit_cast<float>(v); }

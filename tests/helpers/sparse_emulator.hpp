@@ -3,13 +3,11 @@
 #include <array>
 #include "scan_emulator.hpp"
 
-struct alignas(8) uint2 { unsigned x, y; };
 template <typename T> T load_streamed(const T* from) {
   if ((size_t)from % sizeof(T)) std::fprintf(stderr, "a load that is not aligned\n"), std::abort();
   return *from;
 }
 template <typename T> T __ldcs(const T* from) { return load_streamed(from); }
-inline int __clz(unsigned v) { return std::countl_zero(v); }
 // A double is two words, each an exchange of its own.
 template <typename F> double by_words(double v, F exchange) {
   auto words = std::bit_cast<std::array<unsigned, 2>>(v);

@@ -118,7 +118,10 @@ FAULTS = {
         "THREADS] = warps_before + before[i]",
         "THREADS] = before[i]",
     ),
-    "elements before a row are written": ("if (position + j >= skip && position", "if (position"),
+    "elements before a row are written": (
+        "if (position >= skip && position < count) *at(part",
+        "if (position < count) *at(part",
+    ),
     "the threads do not wait for their warps' sums": ("named_barrier(SUM_BARRIER, THREADS);", ""),
     "a tile is added up before it has arrived": ("copies_wait<AHEAD>();", "copies_wait<AHEAD + 1>();"),
     "a slot too few": (

@@ -139,13 +139,15 @@ TOO_LARGE = {80: "256x128x4"}
 # spmm has accesses of one element for rows that are not aligned, and adds carries one float a thread. CUDA's
 # reduction merges one partial result a thread, and has loads of one element across columns of odd size (-1).
 # Triton's sums of segments begin at any element; its kernels of 2:4 sparsity load the elements of a group of
-# four one by one, and CUDA's without "-wide" take any alignment.
+# four one by one, and CUDA's without "-wide" take any alignment. CUDA's stencil and conv1d add
+# partial sums one float a thread, and have programs for rows aligned to fewer bytes (-1, -2, -4).
 WIDE = re.compile(r"16.byte|16 bytes|vectors in flight|asynchronous copies")
 NARROW = re.compile(
     r"_any$|adamw_factors$|sum_partials|-1-1-1$|-23$|^fma-.*-(?:00|11)$|mma-float32-.*-23|"
     r"^\d+-bit-[1248]$|^trilinear_backward-(?:bf16|fp16)-|"
     r"^topk_rows-(?:bf16|fp16|fp32)$|^spmv_rows-|^spmm_carry$|^spmm-.*x1$|"
     r"^merge_parts$|^reduce_columns-.*-1$|^sum_segments-|"
+    r"^stencil_weights$|^conv1d_sums$|^float32-[12](?:-k\d)?$|^b?float16-[124](?:-k\d)?$|^sort_rows-|"
     r"^(?:prune|expand)_rows-|^linear_tiles-|^(?:sparse24|transposable)-(?:float32|b?float16)$"
 )
 

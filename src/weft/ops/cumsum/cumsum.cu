@@ -186,8 +186,8 @@ __device__ __forceinline__ float scan_vecs(const Pack (&packs)[UNROLL], float (&
 
 // x: (rows, columns), rows at x_stride elements; y: (rows, columns) contiguous. A row has `lanes`
 // neighbouring lanes, which walk along it.
-// With vectors, four blocks an SM: 16-bit elements would take the registers of two blocks otherwise.
-extern "C" __global__ void __launch_bounds__(THREADS, VEC > 1 ? 4 : 1)
+// With vectors, three blocks an SM: 16-bit elements would take the registers of two, and spill in four.
+extern "C" __global__ void __launch_bounds__(THREADS, VEC > 1 ? 3 : 1)
 cumsum_rows(const WEFT_T* __restrict__ x, WEFT_T* __restrict__ y, index_t rows, index_t columns,
             index_t x_stride, index_t lanes, index_t exclusive) {
   const int group = (int)lanes, lane = threadIdx.x & (group - 1);

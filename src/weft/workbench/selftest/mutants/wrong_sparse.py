@@ -97,7 +97,10 @@ def _skips_zeros(values: Tensor, columns: Tensor, offsets: Tensor, dense: Tensor
 def _backward(grad: Tensor, *saved: Tensor) -> tuple[Tensor, Tensor]:
     backward = registry.implementation("spmv" if grad.dim() == 1 else "spmm", "torch").backward
     assert backward is not None
-    return backward(grad, *saved)  # type: ignore[no-any-return]
+    # The library takes no 16-bit types on a CPU.
+    values, columns, offsets, dense = saved
+    gradients = backward(grad.float(), values.float(), columns, offsets, dense.float())
+    return gradients[0].to(grad.dtype), gradients[1].to(grad.dtype)
 
 
 def _one_gradient_a_column(
