@@ -55,7 +55,7 @@ def _gradients(grad: torch.Tensor, *inputs: torch.Tensor) -> tuple[torch.Tensor,
 
 
 @NEEDS_COMPILER
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float16, torch.bfloat16), ids=str)
 @pytest.mark.parametrize("taps", SHAPES)
 def test_both_directions_are_exact_in_the_emulator(
@@ -142,7 +142,7 @@ BACKWARD_FAULTS = {
 
 
 @NEEDS_COMPILER
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     emulate(monkeypatch, tmp_path, FAULTS[fault])
@@ -152,7 +152,7 @@ def test_a_planted_fault_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch, 
 
 
 @NEEDS_COMPILER
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("fault", BACKWARD_FAULTS)
 def test_a_planted_fault_in_the_gradients_is_caught(
     fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -168,7 +168,7 @@ def test_a_planted_fault_in_the_gradients_is_caught(
 
 
 @NEEDS_COMPILER
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("step", ladder.STEPS)
 def test_each_step_of_the_ladder_is_exact_in_the_emulator(
     step: str, monkeypatch: pytest.MonkeyPatch, libraries: Path

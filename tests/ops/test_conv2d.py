@@ -52,7 +52,7 @@ def _expected(x: torch.Tensor, weight: torch.Tensor, padding: int) -> torch.Tens
 
 
 @NEEDS_COMPILER
-@pytest.mark.sampled(2, each=lambda dtype: dtype.itemsize)
+@pytest.mark.sampled(1, each=lambda dtype: dtype.itemsize)
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float16, torch.bfloat16), ids=str)
 def test_each_dtype_is_exact_in_the_emulator(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, libraries: Path
@@ -110,7 +110,7 @@ FP32_FAULTS = {
 
 
 @NEEDS_COMPILER
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("fault", [*MMA_FAULTS, *FP32_FAULTS])
 def test_a_planted_fault_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     is_half = fault in MMA_FAULTS
@@ -127,7 +127,7 @@ def test_a_planted_fault_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch, 
 
 
 @NEEDS_COMPILER
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("step", ladder.STEPS)
 def test_each_step_of_the_ladder_is_exact_in_the_emulator(
     step: str, monkeypatch: pytest.MonkeyPatch, libraries: Path

@@ -61,7 +61,7 @@ SHAPES: tuple[tuple[tuple[int, ...], int | tuple[int, int]], ...] = (
 
 
 @NEEDS_COMPILER
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("op", EVERY)
 def test_each_operation_is_exact_in_the_emulator(
     op: str, monkeypatch: pytest.MonkeyPatch, libraries: Path
@@ -75,7 +75,7 @@ def test_each_operation_is_exact_in_the_emulator(
 
 
 @NEEDS_COMPILER
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("op", EVERY)
 def test_special_values_in_the_emulator(op: str, monkeypatch: pytest.MonkeyPatch, libraries: Path) -> None:
     """NaN wins and stays, -Inf alone is an answer, and each stays in its own row."""
@@ -184,7 +184,7 @@ def _all_right(op: str) -> bool:
 
 
 @NEEDS_COMPILER
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fault", [*FAULTS, *VALUE_FAULTS])
 def test_a_planted_fault_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     if fault in FAULTS:

@@ -109,7 +109,7 @@ def test_sums_of_each_family_are_exact_in_the_emulator(
 
 
 @NEEDS_COMPILER
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("exclusive", "reverse"), ORDERS)
 def test_scans_of_each_family_are_exact_in_the_emulator(
     exclusive: bool, reverse: bool, monkeypatch: pytest.MonkeyPatch, libraries: Path
@@ -241,7 +241,7 @@ SCAN_FAULTS = {
 
 
 @NEEDS_COMPILER
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("fault", SUM_FAULTS)
 def test_a_fault_in_the_sums_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     emulate(monkeypatch, tmp_path, SUM_FAULTS[fault])
@@ -250,7 +250,7 @@ def test_a_fault_in_the_sums_is_caught(fault: str, monkeypatch: pytest.MonkeyPat
 
 
 @NEEDS_COMPILER
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fault", SCAN_FAULTS)
 def test_a_fault_in_the_scan_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     emulate(monkeypatch, tmp_path, SCAN_FAULTS[fault])

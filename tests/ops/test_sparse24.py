@@ -191,7 +191,7 @@ TRANSPOSABLE_FAULTS = {
 
 
 @NEEDS_COMPILER
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fault", [*FAULTS, *TRANSPOSABLE_FAULTS])
 def test_a_planted_fault_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     emulate_edited(monkeypatch, tmp_path, *(FAULTS | TRANSPOSABLE_FAULTS)[fault])

@@ -42,7 +42,7 @@ def _gradients(
 
 
 @NEEDS_COMPILER
-@pytest.mark.sampled(2, each=lambda dtype: dtype.itemsize)
+@pytest.mark.sampled(1, each=lambda dtype: dtype.itemsize)
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float16, torch.bfloat16), ids=str)
 def test_both_directions_are_exact_in_the_emulator(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, libraries: Path
@@ -151,7 +151,7 @@ BACKWARD_FAULTS = {
 
 
 @NEEDS_COMPILER
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     emulate(monkeypatch, tmp_path, FAULTS[fault])
@@ -161,7 +161,7 @@ def test_a_planted_fault_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch, 
 
 
 @NEEDS_COMPILER
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("fault", BACKWARD_FAULTS)
 def test_a_planted_fault_in_the_gradients_is_caught(
     fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -10,7 +10,7 @@ from weft.ops.sort.spec import backward
 
 def forward(x: torch.Tensor, *, descending: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     # A copy of other layouts: the library's outputs have the strides of its input.
-    values, indices = torch.sort(x.contiguous(), dim=-1, descending=descending, stable=True)
+    values, indices = torch.sort(x.contiguous(), dim=-1, descending=bool(descending), stable=True)
     return values, indices
 
 

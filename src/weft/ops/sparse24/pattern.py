@@ -38,7 +38,7 @@ def metadata_shape(rows: int, columns: int) -> tuple[int, int, int]:
 def magnitudes(w: Tensor) -> Tensor:
     """Return int64 numbers in the order of the magnitudes: NaN, all alike, is the largest."""
     signed = torch.int32 if w.dtype == torch.float32 else torch.int16
-    bits = w.detach().view(signed) & torch.iinfo(signed).max
+    bits = w.detach().resolve_neg().view(signed) & torch.iinfo(signed).max
     return bits.long().clamp(max=INFINITY[w.dtype] + 1)
 
 
@@ -65,13 +65,8 @@ def pack(places: Tensor) -> Tensor:
     """Return the metadata of places (rows, columns / 4, 2)."""
     rows, count = places.shape[:2]
     blocks, row_blocks, _ = metadata_shape(rows, count * GROUP)
-    codes = torch.full(
-        (row_blocks * BLOCK_ROWS, blocks * BLOCK_COLUMNS // GROUP),
-        FILLER,
-        dtype=torch.int64,
-        device=places.device,
-    )
-    codes[:rows, :count] = places[..., 0] | places[..., 1] << 2
+    missing = (0, blocks * BLOCK_COLUMNS // GROUP - count, 0, row_blocks * BLOCK_ROWS - rows)
+    codes = torch.nn.functional.pad(places[..., 0] | places[..., 1] << 2, missing, value=FILLER)
     # Dimensions: block of rows, half, row; block of columns, quarter (of a quad's lanes), group in the word.
     split = codes.view(row_blocks, 2, BLOCK_ROWS // 2, blocks, GROUP, GROUP)
     ordered = split.permute(3, 0, 2, 4, 1, 5).reshape(blocks, row_blocks, WORDS, 8)
