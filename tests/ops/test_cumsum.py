@@ -217,3 +217,18 @@ def test_words_of_a_row_are_counted_by_level() -> None:
     assert with_cuda.count_words(1, 512) == (1, 3)
     assert with_cuda.count_words(512 * 1024, 512) == (1024, 1024 + 32 + 1)
     assert with_cuda.count_words(512 * 1024 + 1, 512) == (1025, 1025 + 33 + 2)
+
+
+def test_a_block_fits_the_smallest_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute capability 8.9 gives a block 99 KiB, of which the kernel's fixed arrays take 2."""
+    asked: list[int] = []
+
+    def launch(*_: object, shared: int = 0) -> None:
+        asked.append(shared)
+
+    monkeypatch.setattr(with_cuda.CudaSource, "__getitem__", lambda self, name: launch)
+    for dtype in (torch.float32, torch.bfloat16):
+        wide = torch.zeros(2, 40004, dtype=dtype)
+        for x in (wide, wide[:, 1:40002:2]):
+            with_cuda.scan(x, False, False)
+    assert len(asked) == 4 and 0 < max(asked) <= 97 * 1024

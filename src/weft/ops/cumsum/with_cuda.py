@@ -18,6 +18,7 @@ from weft.ops._common.layout import CUDA_TYPES, FLOAT_DTYPES, contiguous_like, d
 
 THREADS = 256
 THREAD_BYTES = 64  # of a row in each thread
+UNALIGNED_ELEMENTS = 8  # in each thread where accesses are of one element
 BLOCKS_AN_SM = 2  # that take tiles: as many as have room for theirs
 AHEAD, DELAY = 1, 3  # turns of a block: of a tile's loads, and from its sum to its outputs
 MIN_LANES = 4
@@ -92,7 +93,9 @@ def scan(
     rows, columns = x2d.shape
     vec_width = _vec_width(x2d, y)
     if vec_width == 1:
-        thread_bytes //= 2  # a sum beside each element takes more room than the elements
+        # A sum beside each element: with more of them a block of 16-bit elements takes over 99 KiB of shared
+        # memory, all that compute capability 8.9 has.
+        thread_bytes = min(thread_bytes, UNALIGNED_ELEMENTS * x.element_size())
     program = source(x.dtype, vec_width, reverse, threads, thread_bytes)
     per_thread = thread_bytes // x.element_size()
     stride = x2d.stride(0) if rows > 1 else columns
@@ -127,7 +130,12 @@ IMPLEMENTATION = Implementation(
     forward=forward,
     backward=backward,
     aot_kernels=tuple(
-        source(dtype, width, reverse, thread_bytes=THREAD_BYTES if width > 1 else THREAD_BYTES // 2)
+        source(
+            dtype,
+            width,
+            reverse,
+            thread_bytes=THREAD_BYTES if width > 1 else UNALIGNED_ELEMENTS * dtype.itemsize,
+        )
         for dtype in FLOAT_DTYPES
         for width in (16 // dtype.itemsize, 1)
         for reverse in (False, True)
