@@ -175,6 +175,25 @@ def test_invalid_settings_are_refused() -> None:
         assert TrainConfig(**recipe).length <= PRESETS[name].block_size
 
 
+@pytest.mark.parametrize(
+    ("preset", "settings", "accumulate"),
+    [
+        ("124M", {}, 8),
+        ("124M", {"batch": 64}, 1),
+        ("124M", {"batch": 100}, 2),
+        ("124M", {"batch": 1024}, 16),
+        ("1.5B", {"batch": 24}, 3),
+        ("124M", {"batch": 64, "accumulate": 4}, 4),
+        ("tiny", {"batch": 32}, 1),
+    ],
+)
+def test_a_smaller_batch_keeps_the_size_of_a_presets_micro_batches(
+    preset: str, settings: dict[str, int], accumulate: int
+) -> None:
+    values = {**launch._preset_settings(preset, "cpu", settings), **settings}
+    assert values.get("accumulate", 1) == accumulate
+
+
 def test_rolling_window_z_score() -> None:
     window = RollingWindow(4, [1.0, 2.0, 3.0])
     assert window.z_score(100.0) == 0.0  # not full

@@ -171,6 +171,8 @@ def _preset_settings(preset: str, kind: str, settings: Mapping[str, Any]) -> dic
         "compile": kind == "cuda" and ops == "torch" and not settings.get("dropout"),
         "vocab_size": None,
     }
+    if "accumulate" in values and "batch" in settings:  # a setting of accumulate itself comes later
+        values["accumulate"] = _micro_batches(settings["batch"], values["batch"] // values["accumulate"])
     # Positions beyond the sequence would never be trained.
     values["block_size"] = settings.get("length", values["length"])
     if "steps" in settings:  # a preset's warm-up would be most of a short run
@@ -178,6 +180,18 @@ def _preset_settings(preset: str, kind: str, settings: Mapping[str, Any]) -> dic
     if "start" in settings:
         values |= _start_settings(settings)
     return values
+
+
+def _micro_batches(batch: Any, most: int) -> int:
+    """Return the fewest micro-batches of equal size, at most ``most`` sequences each.
+
+    The preset's own number of micro-batches would cut a smaller batch into micro-batches too small to fill a GPU:
+    with 8, a batch of 64 lost 15 % of the tokens/s (docs/log.md, 2026-11-26). An invalid ``batch`` gives 1;
+    ``TrainConfig`` refuses it.
+    """
+    if not isinstance(batch, int) or batch < 1:
+        return 1
+    return next(a for a in range(-(-batch // most), batch + 1) if batch % a == 0)
 
 
 def _start_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
