@@ -214,9 +214,10 @@ def outputs_and_gradients(name: str, device: str, impl: str) -> list[torch.Tenso
     inputs = {key: x.detach().to(device).requires_grad_(x.requires_grad) for key, x in call.inputs.items()}
     outputs = getattr(ops, name)(**inputs, **call.params, impl=impl)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    grads = [torch.linspace(1, 2, x.numel(), device=device).view(x.shape) for x in outputs]
+    smooth = [x for x in outputs if x.requires_grad]  # indices have no gradient
+    grads = [torch.linspace(1, 2, x.numel(), device=device, dtype=x.dtype).view(x.shape) for x in smooth]
     leaves = [x for x in inputs.values() if x.requires_grad]
-    return [x.detach().cpu() for x in (*outputs, *torch.autograd.grad(outputs, leaves, grads))]
+    return [x.detach().cpu() for x in (*outputs, *torch.autograd.grad(smooth, leaves, grads))]
 
 
 @pytest.mark.gpu
