@@ -312,29 +312,39 @@ def size_grid(kind: Kind) -> Grid:
     return keys.grid(kind.operator, [p.sizes for p in matching(kind)])
 
 
-def nearest(kind: Kind, sizes: Sizes) -> tuple[Point | None, float]:
-    """Return the point nearest to calls of these sizes, None if there is none, and its octaves away."""
+def nearest(kind: Kind, sizes: Sizes) -> tuple[list[Point], float]:
+    """Return the points nearest to calls of these sizes, and how many octaves they are away.
+
+    Several are equally near if they have the same sizes, and differ in what is not known of a call: how long
+    the segments or the rows of a sparse matrix are, which values a histogram counts.
+    """
 
     def far(point: Point, upward: float = keys.UPWARD) -> float:
         # A point of another alignment is as good as one of twice the size.
         differs = dict(point.flags).get(keys.ALIGNED) != dict(kind.flags).get(keys.ALIGNED)
         return keys.distance(kind.operator, sizes, point.sizes, upward) + differs
 
-    point = min(matching(kind), key=far, default=None)
-    return point, float("inf") if point is None else far(point, BEYOND)
+    distances = [(far(p), p) for p in matching(kind)]
+    least = min((d for d, _ in distances), default=float("inf"))
+    points = [p for d, p in distances if d <= least + 1e-9]
+    return points, far(points[0], BEYOND) if points else float("inf")
 
 
 @cache
 def decide(kind: Kind, sizes: Sizes) -> tuple[str, str]:
     """Return the implementation for calls of these sizes, and the reason in words."""
     other = fallback(kind.operator)
-    point, octaves = nearest(kind, sizes)
-    if point is None:
+    points, octaves = nearest(kind, sizes)
+    if not points:
         return other, "no measured point of this kind"
     if octaves > FAR:
         return other, f"nothing measured within {FAR:g} octaves"
-    scaled = predict(point, kind, sizes)
-    impl = best(scaled, kind.grad, kind.captured, MUST_BEAT - MARGIN * octaves)
+    must_beat = MUST_BEAT - MARGIN * octaves
+    choices = [best(predict(p, kind, sizes), kind.grad, kind.captured, must_beat) for p in points]
+    # A kernel of ours that loses at one of several equally near points is not chosen.
+    point, impl = next(
+        ((p, c) for p, c in zip(points, choices, strict=True) if c in BASELINES), (points[0], choices[0])
+    )
     borrowed = ", of another device" if table(kind.device).borrowed else ""
     if octaves <= NEAR:
         return impl, f"point {point.case}{borrowed}"

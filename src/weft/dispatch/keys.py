@@ -37,6 +37,10 @@ MISALIGNED = 1.6
 # Rows shorter than this leave threads of ours idle: at 320 columns the norms reach 40 to 48 % of the copy
 # bandwidth, at 1024 columns 90 %, which is this power of the length.
 FULL_COLUMNS, NARROW_POWER = 1024, 0.6
+# Largest k that topk's lists in registers are fast for: 3 times as fast as torch at 8, half as fast at 32.
+SHORT_LIST = 16
+# Most bins that histogram counts in shared memory.
+SHARED_BINS = 4096
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,7 @@ FAMILIES: dict[str, tuple[Dimension, ...]] = {
 FAMILY_OF: dict[str, str] = {
     **dict.fromkeys(("softmax", "cross_entropy", "bias_gelu", "rope", "cumsum", "topk"), "rows"),
     **dict.fromkeys(("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm"), "rows"),
-    **dict.fromkeys(("dropout_add_layer_norm", "sort", "sort_keys"), "rows"),
+    **dict.fromkeys(("dropout_add_layer_norm", "sort", "sort_keys", "reduce", "argreduce"), "rows"),
     **dict.fromkeys(("matmul", "linear", "linear_gelu", "linear_residual", "scaled_matmul"), "product"),
     **dict.fromkeys(("linear_cross_entropy", "mlp_gelu"), "product"),  # of mlp_gelu, the first one's sizes
     "sparse_linear": "product",
@@ -98,6 +102,16 @@ DEFAULTS: dict[str, dict[str, object]] = {
     "scaled_matmul": {"out_dtype": "bfloat16"},
 }
 ALIGNED = "aligned"
+# Parameters on which the time does not depend.
+ORDERS: dict[str, tuple[str, ...]] = {
+    "cumsum": ("exclusive", "reverse"),
+    "segmented_cumsum": ("exclusive", "reverse"),
+    "sort": ("descending",),
+    "sort_keys": ("descending",),
+    "topk": ("largest",),
+}
+# The operation of a reduction that has the same kernel and the same time.
+SAME_TIME = {"mean": "sum", "amin": "amax", "argmin": "argmax"}
 
 
 def family(name: str) -> str:
@@ -141,14 +155,28 @@ def flags_of(name: str, shapes: Sequence[Sequence[int]], itemsize: int, params: 
     """Return an operator's flags as sorted pairs: strings and booleans among ``params``, and the alignment.
 
     ``aligned``: rows start at multiples of 16 bytes if the first does. ``grouped``: fewer heads of keys than
-    of queries. ``blocks``: the scales of an fp8 product are those of blocks.
+    of queries. ``blocks``: the scales of an fp8 product are those of blocks. ``adjacent``: the last dimension
+    is reduced. ``pointwise``: a convolution of 1 x 1. ``short``: topk of few elements. ``shared``: the bins
+    of a histogram fit into shared memory.
     """
     flags = dict(DEFAULTS.get(name, {}))
-    flags.update((k, v) for k, v in params.items() if isinstance(v, str | bool))
+    orders = ORDERS.get(name, ())
+    flags.update((k, v) for k, v in params.items() if isinstance(v, str | bool) and k not in orders)
     if name == "scaled_matmul":
         flags["blocks"] = False
         if len(shapes[2]) and shapes[2][-1] != 1:
             flags["blocks"] = True
+    if name in ("reduce", "argreduce"):
+        flags["op"] = SAME_TIME.get(params["op"], params["op"])
+        flags["adjacent"] = params["last"] == len(shapes[0]) - 1
+    if name == "conv2d":
+        flags["pointwise"] = False
+        if shapes[1][2] == 1 and shapes[1][3] == 1:
+            flags["pointwise"] = True
+    if name == "topk":
+        flags["short"] = params["k"] <= SHORT_LIST
+    if name == "histogram":
+        flags["shared"] = params["bins"] <= SHARED_BINS
     kind = family(name)
     # Branches, not the comparisons' values: a symbolic truth would be no constant of a trace.
     if kind == "attention":

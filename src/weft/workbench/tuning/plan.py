@@ -118,13 +118,13 @@ def _planned(
 ) -> PlannedCase:
     key = choice.lookup_key(operator.name, case.inputs, case.params)
     kind = Kind(operator.name, gpu, key.dtype, key.flags, grad=False, captured=True)
-    nearest, octaves = choice.nearest(kind, key.sizes)
+    points, octaves = choice.nearest(kind, key.sizes)
     gap, us = 0.0, sum(i.nbytes for i in case.inputs) / BANDWIDTH * 1e6
-    if nearest is None:
+    if not points:
         octaves = UNKNOWN
     else:
         octaves += BORROWED if choice.table(gpu).borrowed else 0.0
-        times = getattr(choice.predict(nearest, kind, key.sizes), FORWARD)
+        times = getattr(choice.predict(points[0], kind, key.sizes), FORWARD)
         ours = [cold for name, (cold, _) in times.items() if name not in BASELINES]
         base = [times[name][0] for name in BASELINES if name in times]
         if base:
