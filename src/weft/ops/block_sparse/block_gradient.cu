@@ -14,7 +14,6 @@
 #include "hopper/barrier.cuh"
 #include "hopper/warp_roles.cuh"
 #include "hopper/wgmma.cuh"
-#include "hopper/wgmma_shapes.cuh"
 #include "numeric.cuh"
 
 #ifndef SIDE

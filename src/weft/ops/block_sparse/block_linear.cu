@@ -21,7 +21,6 @@
 #include "hopper/scheduler.cuh"
 #include "hopper/warp_roles.cuh"
 #include "hopper/wgmma.cuh"
-#include "hopper/wgmma_shapes.cuh"
 #include "numeric.cuh"
 
 #ifndef BN
@@ -116,7 +115,7 @@ __device__ __forceinline__ void produce(const BlockArguments& arguments, Pipelin
       // The first place outside stands for every index out of range: its box is zeros.
       const int across = min((unsigned)arguments.across[block], columns);
       const int place = TRANSPOSED ? min((unsigned)arguments.places[block], count) : block;
-#pragma unroll
+#pragma unroll 1  // unrolled, one register of the cluster's program was spilled
       for (int part = 0; part < PARTS; ++part, ring.next()) {
         const unsigned w_at = stages + ring.stage * STAGE_BYTES, x_at = w_at + W_BYTES;
         const unsigned full = pipeline.full(ring.stage);
