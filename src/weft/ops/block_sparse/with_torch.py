@@ -2,7 +2,8 @@
 
 In float32 it is MKL's or cuSPARSE's product; in 16-bit types on a GPU PyTorch has a Triton kernel of its own.
 The gradient of x is the same product with the transposed blocks; that of the values takes the stored blocks
-of a dense product.
+of a dense product. PyTorch has no gradient of this product on a CPU, and its tracing knows no sparse tensors:
+where a gradient or a trace is wanted, the product is one operator of its own.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ import torch
 from torch import Tensor
 
 from weft.core import YES, Case, Implementation, Support, no
+from weft.dispatch.operator import Schema, can_skip_dispatcher, register
 from weft.ops.block_sparse import blocks
 from weft.ops.block_sparse.blocks import as_matrix
-from weft.ops.block_sparse.spec import bias_gradient, check_indices, index_of
+from weft.ops.block_sparse.spec import bias_gradient, check_indices, index_of, save
+
+PATTERN = "Tensor x, Tensor values, Tensor crow, Tensor col, Tensor transposed"
 
 
 def product(x2d: Tensor, values: Tensor, crow: Tensor, col: Tensor) -> Tensor:
@@ -35,7 +39,7 @@ def product(x2d: Tensor, values: Tensor, crow: Tensor, col: Tensor) -> Tensor:
         return (weight @ x2d.t().contiguous()).t()
 
 
-def forward(
+def linear(
     x: Tensor, values: Tensor, crow: Tensor, col: Tensor, transposed: Tensor, bias: Tensor
 ) -> Tensor:
     if col.is_cpu:
@@ -55,6 +59,36 @@ def backward(
     dense = (grad2d.t() @ x2d).view(crow.shape[0] - 1, block, x.shape[-1] // block, block)
     dvalues = dense.transpose(1, 2)[blocks.row_numbers(crow, count), col.long()]
     return dx.reshape(x.shape), dvalues, bias_gradient(grad)
+
+
+register(
+    "block_sparse_by_library",
+    Schema(
+        inputs=f"{PATTERN}, Tensor bias",
+        saved=PATTERN,
+        gradients=3,
+        fake=lambda x, values, crow, col, transposed, bias: x.new_empty((*x.shape[:-1], bias.shape[0])),
+        fake_backward=lambda grad, x, values, crow, col, transposed: (
+            x.new_empty(x.shape),
+            values.new_empty(values.shape),
+            grad.new_empty(grad.shape[-1]),
+        ),
+        forward=lambda impl, *inputs: linear(*inputs),
+        backward=lambda impl, *arguments: backward(*arguments),
+        save=save,
+        differentiable=("x", "values", "bias"),
+    ),
+)
+
+
+def forward(
+    x: Tensor, values: Tensor, crow: Tensor, col: Tensor, transposed: Tensor, bias: Tensor
+) -> Tensor:
+    inputs = (x, values, crow, col, transposed, bias)
+    needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
+    if needs_grad or torch.compiler.is_compiling() or not can_skip_dispatcher(inputs):
+        return torch.ops.weft.block_sparse_by_library(*inputs, "torch")  # type: ignore[no-any-return]
+    return linear(*inputs)
 
 
 def supports(case: Case, device: str) -> Support:
