@@ -47,5 +47,5 @@ def test_sizes_that_blocks_do_not_divide_are_refused() -> None:
         lambda: BlockSparseLinear(96, 64, 24, 0.5),
         lambda: BlockSparseLinear.from_linear(torch.nn.Linear(96, 64), 32, -0.5),
     ):
-        with pytest.raises(WeftError, match="BlockSparseLinear|to_blocks"):
+        with pytest.raises(WeftError, match=r"BlockSparseLinear|to_blocks"):
             make()

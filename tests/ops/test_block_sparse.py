@@ -1,4 +1,4 @@
-"""Products with a weight in blocks: the kernels in the emulator, planted faults, their code, arguments, a GPU."""
+"""Products with a weight in blocks: kernels in the emulator, planted faults, code, arguments, a GPU."""
 
 from __future__ import annotations
 
@@ -89,7 +89,12 @@ FAULTS = {
         "arguments.col[place]",
         "arguments.col[index]",
     ),
-    "gradient: rows of the block's place": ("dvalues", GRADIENT, "arguments.rows[index]", "arguments.rows[place]"),
+    "gradient: rows of the block's place": (
+        "dvalues",
+        GRADIENT,
+        "arguments.rows[index]",
+        "arguments.rows[place]",
+    ),
     "gradient: the first half of grad twice": (
         "dvalues",
         GRADIENT,

@@ -49,8 +49,8 @@ def block_sparse_linear(
         crow: (N / b + 1,) int32: row of blocks i has the blocks ``crow[i]`` to ``crow[i + 1] - 1``.
         col: (blocks,) int32, the column of each in units of blocks, in any order and also more than once in
             a row. ``weft.ops.block_sparse.to_blocks(w, b, density)`` returns these three.
-        transposed: ``weft.ops.block_sparse.transposed_index(crow, col, K // b)``, for the gradient of x. None:
-            each backward computes it, which takes a sort of the columns.
+        transposed: ``weft.ops.block_sparse.transposed_index(crow, col, K // b)``, for the gradient of x.
+            None: each backward computes it, which takes a sort of the columns.
         bias: (N,); the same dtype and device. None adds zeros.
         impl: an implementation's name (``weft ops`` lists them); None lets dispatch choose.
         batch_invariant: True is refused: no implementation declares it yet.
@@ -84,6 +84,6 @@ def block_sparse_linear(
     if isinstance(col, torch.Tensor) and col.is_cpu and not torch.compiler.is_compiling():
         check()
         # A transform such as vmap has no values to read.
-        if torch._C._functorch.peek_interpreter_stack() is None:
-            check_indices(crow, col, inputs[4], x.shape[-1] // values.shape[1])
+        if transposed is not None and torch._C._functorch.peek_interpreter_stack() is None:
+            check_indices(crow, col, transposed, x.shape[-1] // values.shape[1])
     return call("block_sparse_linear", inputs, {}, impl, check, batch_invariant)  # type: ignore[no-any-return]

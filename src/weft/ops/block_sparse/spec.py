@@ -35,9 +35,7 @@ def reference(
 # ---- Validation
 
 
-def check_arguments(
-    x: Any, values: Any, crow: Any, col: Any, transposed: Any, bias: Any
-) -> None:
+def check_arguments(x: Any, values: Any, crow: Any, col: Any, transposed: Any, bias: Any) -> None:
     """Raise :class:`WeftError` if the arguments do not fit; :func:`check_indices` reads the indices."""
     validate.tensor(NAME, "x", x, DTYPES, dims=range(1, 65))
     validate.tensor(NAME, "values", values, DTYPES, dims=range(3, 4))

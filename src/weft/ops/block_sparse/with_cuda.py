@@ -75,7 +75,7 @@ class GradientArguments(ctypes.Structure):
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """``columns`` rows of x of a group, ``stages`` of the pipeline, blocks in a ``cluster``, which share W."""
+    """``columns`` rows of x of a group, ``stages`` of the ring, blocks in a ``cluster``, which share W."""
 
     block: int
     columns: int
@@ -320,9 +320,7 @@ def gradient_of_values(
     return output
 
 
-def forward(
-    x: Tensor, values: Tensor, crow: Tensor, col: Tensor, transposed: Tensor, bias: Tensor
-) -> Tensor:
+def forward(x: Tensor, values: Tensor, crow: Tensor, col: Tensor, transposed: Tensor, bias: Tensor) -> Tensor:
     y = product(as_matrix(x), values, crow, col, None, bias)
     return y.view(*x.shape[:-1], bias.shape[0])
 

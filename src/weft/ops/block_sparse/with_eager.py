@@ -10,9 +10,7 @@ from weft.core import Implementation
 from weft.ops.block_sparse.blocks import as_matrix, is_inside
 
 
-def forward(
-    x: Tensor, values: Tensor, crow: Tensor, col: Tensor, transposed: Tensor, bias: Tensor
-) -> Tensor:
+def forward(x: Tensor, values: Tensor, crow: Tensor, col: Tensor, transposed: Tensor, bias: Tensor) -> Tensor:
     """Compute all products of blocks in float32, (blocks, M, b), then add up those of each row of blocks."""
     count, block, _ = values.shape
     x2d, rows = as_matrix(x).float(), crow.shape[0] - 1

@@ -39,9 +39,7 @@ def product(x2d: Tensor, values: Tensor, crow: Tensor, col: Tensor) -> Tensor:
         return (weight @ x2d.t().contiguous()).t()
 
 
-def linear(
-    x: Tensor, values: Tensor, crow: Tensor, col: Tensor, transposed: Tensor, bias: Tensor
-) -> Tensor:
+def linear(x: Tensor, values: Tensor, crow: Tensor, col: Tensor, transposed: Tensor, bias: Tensor) -> Tensor:
     if col.is_cpu:
         # The library checks no index, and a call under vmap comes without the check of the public function.
         check_indices(crow, col, transposed, x.shape[-1] // values.shape[1])
@@ -81,9 +79,7 @@ register(
 )
 
 
-def forward(
-    x: Tensor, values: Tensor, crow: Tensor, col: Tensor, transposed: Tensor, bias: Tensor
-) -> Tensor:
+def forward(x: Tensor, values: Tensor, crow: Tensor, col: Tensor, transposed: Tensor, bias: Tensor) -> Tensor:
     inputs = (x, values, crow, col, transposed, bias)
     needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
     if needs_grad or torch.compiler.is_compiling() or not can_skip_dispatcher(inputs):

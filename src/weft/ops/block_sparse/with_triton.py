@@ -104,7 +104,7 @@ def block_gradients(
     ROWS: tl.constexpr,
 ):
     # output: (count, BLOCK, BLOCK). A program computes SIDE x SIDE of one block: rows of the gradient,
-    # transposed, by columns of x, over all rows in one order. Blocks come in the order of the columns, so that
+    # transposed, by columns of x, over all rows in one order. Blocks come in the order of the columns: the
     # programs that run at the same time read the same columns of x.
     index = tl.program_id(0)
     parts: tl.constexpr = BLOCK // SIDE
@@ -178,9 +178,7 @@ def _launch(
     return y
 
 
-def forward(
-    x: Tensor, values: Tensor, crow: Tensor, col: Tensor, transposed: Tensor, bias: Tensor
-) -> Tensor:
+def forward(x: Tensor, values: Tensor, crow: Tensor, col: Tensor, transposed: Tensor, bias: Tensor) -> Tensor:
     y = _launch(as_matrix(x), values, crow.contiguous(), col.contiguous(), None, bias)
     return y.view(*x.shape[:-1], bias.shape[0])
 
