@@ -257,8 +257,10 @@ def test_the_blocks_of_largest_norm_stay_and_come_back() -> None:
     values, crow, col = to_blocks(w, 16, 3 / 24)
     assert crow.tolist() == [0, 1, 1, 2, 2, 2, 3] and col.tolist() == [3, 1, 0]
     dense = to_dense(values, crow, col, 64)
-    kept = dense != 0
-    assert torch.equal(dense[kept].nan_to_num(1e9), w[kept].nan_to_num(1e9)) and int(kept.sum()) == 3 * 256
+    stored = dense != 0
+    assert (
+        torch.equal(dense[stored].nan_to_num(1e9), w[stored].nan_to_num(1e9)) and int(stored.sum()) == 3 * 256
+    )
     full = to_blocks(w.t(), 32, 1.0)
     assert torch.equal(to_dense(*full, 96).nan_to_num(1e9), w.t().nan_to_num(1e9))
     assert to_blocks(w, 16, 0.0)[0].shape == (0, 16, 16) and len(to_blocks(w, 16, 1e-6)[0]) == 1

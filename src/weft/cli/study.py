@@ -28,6 +28,37 @@ STUDIES = {
     "sparsity": "weft.cli.study_sparsity",
 }
 LIST = "as a list such as 1,2,4"
+Depths = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LIST",
+        help=f"mlp: numbers of layers, {LIST}. A size that does not vary stays at the middle of its list",
+    ),
+]
+Programs = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LIST",
+        help="loops: product, stencil, sum, each with a size or without: product=500,sum [default: all]",
+    ),
+]
+Sizes = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LIST",
+        help="sparsity: rows of x, outputs and inputs, as a list such as 4096x4096x4096,16x4096x4096",
+    ),
+]
+Densities = Annotated[
+    str | None,
+    typer.Option(metavar="LIST", help="sparsity: shares of the weight that stay, as a list"),
+]
+OutputFolder = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER", help="Output folder of the record and the pictures [default: study-STUDY]"
+    ),
+]
 
 
 class Study(Protocol):
@@ -53,13 +84,7 @@ class Study(Protocol):
 def study(
     name: Annotated[str, typer.Argument(metavar="STUDY", help="Study to run: mlp, loops or sparsity")],
     device: Device = None,
-    depths: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LIST",
-            help=f"mlp: numbers of layers, {LIST}. A size that does not vary stays at the middle of its list",
-        ),
-    ] = None,
+    depths: Depths = None,
     widths: Annotated[str | None, typer.Option(metavar="LIST", help="mlp: layer widths, as a list")] = None,
     batches: Annotated[str | None, typer.Option(metavar="LIST", help="mlp: batch sizes, as a list")] = None,
     steps: Annotated[
@@ -70,33 +95,13 @@ def study(
         str | None,
         typer.Option(metavar="fp32|bf16|fp16", help="mlp, sparsity: data type [default: by the device]"),
     ] = None,
-    programs: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LIST",
-            help="loops: product, stencil, sum, each with a size or without: product=500,sum [default: all]",
-        ),
-    ] = None,
+    programs: Programs = None,
     languages: Annotated[
         str | None, typer.Option(metavar="LIST", help="loops: c, numba or both [default: c,numba]")
     ] = None,
-    sizes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LIST",
-            help="sparsity: rows of x, outputs and inputs, as a list such as 4096x4096x4096,16x4096x4096",
-        ),
-    ] = None,
-    densities: Annotated[
-        str | None,
-        typer.Option(metavar="LIST", help="sparsity: shares of the weight that stay, as a list"),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER", help="Output folder of the record and the pictures [default: study-STUDY]"
-        ),
-    ] = None,
+    sizes: Sizes = None,
+    densities: Densities = None,
+    out: OutputFolder = None,
     redraw: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Draw the pictures of this record again; measure nothing"),
@@ -121,7 +126,7 @@ def study(
     own_options |= {"programs": programs, "languages": languages, "sizes": sizes, "densities": densities}
     chosen = _study(name, own_options)
     folder = _output_folder(name, out)
-    if not no_pictures:
+    if not no_pictures and getattr(chosen, "NEEDS_MATPLOTLIB", True):
         _require_matplotlib()
     watch = ending.Stopwatch()
     with progress.stoppable() as stop:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 OPTIONS = ("sizes", "densities", "dtype")
 FILE = "sparsity.json"
 PARTIAL = "rows"  # a stopped study is saved if it has this field
+NEEDS_MATPLOTLIB = False
 DTYPES = ("fp32", "bf16", "fp16")
 
 

@@ -316,8 +316,8 @@ def fastest(
     """Return the fastest row of a kind of weight for each density at which one was timed, rising."""
     best: dict[float, Any] = {}
     for row in record["rows"]:
-        place = (list(row["size"]), row["mode"], row["kind"], row["block"])
-        if place == (list(size), mode, kind, block) and row["us"] is not None:
+        identity = (list(row["size"]), row["mode"], row["kind"], row["block"])
+        if identity == (list(size), mode, kind, block) and row["us"] is not None:
             known = best.get(row["density"])
             best[row["density"]] = row if known is None or row["us"] < known["us"] else known
     return dict(sorted(best.items()))

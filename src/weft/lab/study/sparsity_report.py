@@ -56,16 +56,16 @@ def times_table(record: Record, size: Sequence[int], mode: str) -> Table:
     for kind, block in ((DENSE, 0), (SEMI, 0), *SPARSE_KINDS):
         timed = fastest(dict(record), size, mode, kind, block)
         at = [0.5 if kind == SEMI else 1.0] if kind in (DENSE, SEMI) else densities
-        cells = [_cell(timed.get(density), dense) for density in at]
+        cells = [_time_text(timed.get(density), dense) for density in at]
         if kind in (DENSE, SEMI):
             # One time, of its own density; a row of a table has a cell for each density.
-            place = densities.index(0.5) if kind == SEMI and 0.5 in densities else 0
-            cells = [cells[0] if i == place else "" for i in range(len(densities))]
+            column = densities.index(0.5) if kind == SEMI and 0.5 in densities else 0
+            cells = [cells[0] if i == column else "" for i in range(len(densities))]
         rows.append([kind_name(kind, block), *cells])
     return ("weight", *(f"density {density:g}" for density in densities)), rows
 
 
-def _cell(row: Mapping[str, Any] | None, dense: float | None) -> str:
+def _time_text(row: Mapping[str, Any] | None, dense: float | None) -> str:
     if row is None:
         return NONE
     speed = f" {times(dense / row['us'])}" if dense and row["kind"] != DENSE else ""
@@ -155,11 +155,11 @@ def sentences(record: Record) -> list[str]:
             texts = [f"2:4 is {times(dense / semi['us'])} as fast as dense"] if semi else []
             pays = [(kind, crossing(record, size, mode, *kind)) for kind in SPARSE_KINDS]
             texts += [
-                f"{kind_name(*kind)} {'pays' if kind[0] == CSR else 'pay'} {crossing_text(*found)}"
-                for kind, found in pays
-                if found[0] in ("below", "all")
+                f"{kind_name(*kind)} {'pays' if kind[0] == CSR else 'pay'} {crossing_text(*crossed)}"
+                for kind, crossed in pays
+                if crossed[0] in ("below", "all")
             ]
-            never = [kind_name(*kind) for kind, found in pays if found[0] == "none"]
+            never = [kind_name(*kind) for kind, crossed in pays if crossed[0] == "none"]
             texts += [f"no gain at any density: {', '.join(never)}"] if never else []
             lines.append(f"{mode.capitalize()} at {by(size)} (dense: {time(dense)}): {'; '.join(texts)}.")
     return lines

@@ -79,8 +79,8 @@ def to_dense(values: Tensor, crow: Tensor, col: Tensor, columns: int) -> Tensor:
     blocks, block = values.shape[:2]
     check_sizes("to_dense", block, columns=columns)
     rows, across = crow.shape[0] - 1, columns // block
-    place = row_numbers(crow, blocks) * across + col.long()
-    tiles = values.new_zeros((rows * across, block, block)).index_add(0, place, values)
+    tile = row_numbers(crow, blocks) * across + col.long()
+    tiles = values.new_zeros((rows * across, block, block)).index_add(0, tile, values)
     return tiles.view(rows, across, block, block).transpose(1, 2).reshape(rows * block, columns)
 
 

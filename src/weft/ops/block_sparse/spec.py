@@ -91,11 +91,11 @@ def check_indices(crow: Tensor, col: Tensor, transposed: Tensor, column_blocks: 
     if transposed.shape[0]:
         expected_index = blocks.transposed_index(crow, col, column_blocks)
         if not torch.equal(expected_index, transposed):
-            place = int((expected_index != transposed).int().argmax())
+            at = int((expected_index != transposed).int().argmax())
             raise WeftError(
                 f"{NAME}: transposed",
-                expected=f"{int(expected_index[place])} at place {place}, the index of crow and col",
-                got=int(transposed[place]),
+                expected=f"{int(expected_index[at])} at place {at}, the index of crow and col",
+                got=int(transposed[at]),
                 hint="compute it again: weft.ops.block_sparse.transposed_index(crow, col, column_blocks)",
             )
 

@@ -241,7 +241,7 @@ def _launch(
     key: Hashable,
 ) -> None:
     """Launch the kernel; with ``key``, keep the launch for calls of the kind."""
-    given = x2d
+    address = x2d.data_ptr()
     x2d, stacked = _readable(x2d), _stacked(values)
     index = (index[0].contiguous(), index[1].contiguous(), index[2].contiguous())
     addends = addends.contiguous()
@@ -267,7 +267,7 @@ def _launch(
     clusters = min(row_tiles * column_tiles, max_clusters(kernel, config, y.device))
     grid = clusters * config.cluster
     kernel(grid, THREADS, arguments, shared=config.smem_bytes)
-    if key is None or not isinstance(kernel, Kernel) or x2d.data_ptr() != given.data_ptr():
+    if key is None or not isinstance(kernel, Kernel) or x2d.data_ptr() != address:
         return
     launch = kernel.prepare_structure(grid, THREADS, shared=config.smem_bytes)
     maps = {

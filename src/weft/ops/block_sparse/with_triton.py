@@ -108,10 +108,10 @@ def block_gradients(
     # programs that run at the same time read the same columns of x.
     index = tl.program_id(0)
     parts: tl.constexpr = BLOCK // SIDE
-    part, place = index % (parts * parts), index // (parts * parts)
-    block = tl.load(places_ptr + place)
+    part, at = index % (parts * parts), index // (parts * parts)
+    block = tl.load(places_ptr + at)
     if (block >= 0) & (block < count):
-        row, column = tl.load(rows_ptr + place).to(tl.int64), tl.load(col_ptr + block).to(tl.int64)
+        row, column = tl.load(rows_ptr + at).to(tl.int64), tl.load(col_ptr + block).to(tl.int64)
         is_valid = (row >= 0) & (row < row_blocks) & (column >= 0) & (column < column_blocks)
         o, i = part // parts * SIDE + tl.arange(0, SIDE), part % parts * SIDE + tl.arange(0, SIDE)
         sums = tl.zeros((SIDE, SIDE), tl.float32)
