@@ -75,7 +75,9 @@ def block_rows(
             inside = inside & (block >= 0) & (block < count)
             at = (block.to(tl.int64) * BLOCK + k % BLOCK)[:, None] * BLOCK + o[None, :]
         else:
-            at = block.to(tl.int64)[:, None] * (BLOCK * BLOCK) + o[None, :] * BLOCK + (k % BLOCK)[:, None]
+            first_of_row = block.to(tl.int64) * (BLOCK * BLOCK) + k % BLOCK
+            first_of_row = tl.max_contiguous(tl.multiple_of(first_of_row, 16), 16)
+            at = first_of_row[:, None] + o[None, :] * BLOCK
         w = tl.load(values_ptr + at, mask=inside[:, None], other=0.0)
         sums = tl.dot(x, w, sums, input_precision="ieee")
     column = row * BLOCK + o
