@@ -17,7 +17,6 @@ from weft.core.json_files import content_errors, read_json
 
 EPILOG = """Examples:
   weft study mlp --device cpu --quick --out study
-  weft study mlp --redraw study/study.json
   weft study loops --programs product=500,sum
   weft study sparsity --sizes 4096x4096x4096 --densities 0.5,0.1,0.02
 
