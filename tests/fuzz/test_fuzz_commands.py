@@ -25,6 +25,7 @@ WORK = (
     "weft.workbench.explain.ncu.profile",
     "weft.cli.study_mlp.measure",
     "weft.cli.study_loops.measure",
+    "weft.cli.study_sparsity.measure",
     "weft.cli.demo._run",
     "weft.cli.prune._run",
     "weft.cli.tune._measure",

@@ -17,12 +17,47 @@ from weft.core.json_files import content_errors, read_json
 
 EPILOG = """Examples:
   weft study mlp --device cpu --quick --out study
-  weft study mlp --redraw study/study.json
   weft study loops --programs product=500,sum
+  weft study sparsity --sizes 4096x4096x4096 --densities 0.5,0.1,0.02
 
-Measurement, fits and results: weft help study, weft help loops"""
-STUDIES = {"mlp": "weft.cli.study_mlp", "loops": "weft.cli.study_loops"}
+Measurement, fits and results: weft help study, weft help loops, weft help sparsity"""
+STUDIES = {
+    "mlp": "weft.cli.study_mlp",
+    "loops": "weft.cli.study_loops",
+    "sparsity": "weft.cli.study_sparsity",
+}
 LIST = "as a list such as 1,2,4"
+Depths = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LIST",
+        help=f"mlp: numbers of layers, {LIST}. A size that does not vary stays at the middle of its list",
+    ),
+]
+Programs = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LIST",
+        help="loops: product, stencil, sum, each with a size or without: product=500,sum [default: all]",
+    ),
+]
+Sizes = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LIST",
+        help="sparsity: rows of x, outputs and inputs, as a list such as 4096x4096x4096,16x4096x4096",
+    ),
+]
+Densities = Annotated[
+    str | None,
+    typer.Option(metavar="LIST", help="sparsity: shares of the weight that stay, as a list"),
+]
+OutputFolder = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER", help="Output folder of the record and the pictures [default: study-STUDY]"
+    ),
+]
 
 
 class Study(Protocol):
@@ -46,15 +81,9 @@ class Study(Protocol):
 
 
 def study(
-    name: Annotated[str, typer.Argument(metavar="STUDY", help="Study to run: mlp or loops")],
+    name: Annotated[str, typer.Argument(metavar="STUDY", help="Study to run: mlp, loops or sparsity")],
     device: Device = None,
-    depths: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LIST",
-            help=f"mlp: numbers of layers, {LIST}. A size that does not vary stays at the middle of its list",
-        ),
-    ] = None,
+    depths: Depths = None,
     widths: Annotated[str | None, typer.Option(metavar="LIST", help="mlp: layer widths, as a list")] = None,
     batches: Annotated[str | None, typer.Option(metavar="LIST", help="mlp: batch sizes, as a list")] = None,
     steps: Annotated[
@@ -62,24 +91,16 @@ def study(
         typer.Option(metavar="LIST", help="mlp: numbers of consecutive training steps, as a list"),
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option(metavar="fp32|bf16|fp16", help="mlp: data type [default: by the device]")
-    ] = None,
-    programs: Annotated[
         str | None,
-        typer.Option(
-            metavar="LIST",
-            help="loops: product, stencil, sum, each with a size or without: product=500,sum [default: all]",
-        ),
+        typer.Option(metavar="fp32|bf16|fp16", help="mlp, sparsity: data type [default: by the device]"),
     ] = None,
+    programs: Programs = None,
     languages: Annotated[
         str | None, typer.Option(metavar="LIST", help="loops: c, numba or both [default: c,numba]")
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER", help="Output folder of the record and the pictures [default: study-STUDY]"
-        ),
-    ] = None,
+    sizes: Sizes = None,
+    densities: Densities = None,
+    out: OutputFolder = None,
     redraw: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Draw the pictures of this record again; measure nothing"),
@@ -90,19 +111,21 @@ def study(
     quick: Annotated[bool, typer.Option("--quick", help="Use small sizes, in less than a minute")] = False,
     as_json: Json = False,
 ) -> None:
-    """Study what limits a program: an MLP over its sizes, or loop nests and their transformations.
+    """Study what limits a program: an MLP's sizes, loop nests, or the sparsity of a weight.
 
     mlp times an MLP over steps, layers, width and batch, to show how it scales; it writes study.json and
     five pictures. loops times a product, a stencil and a sum on the CPU before and after interchange,
     tiling, unrolling, fusion and more, with their cache misses; it writes loops.json and a picture.
+    sparsity times dense, 2:4, block and unstructured weights by density, in inference and training, and
+    finds where each is faster than dense; it writes sparsity.json and a picture, light and dark.
 
     Exit 0: good; 1: a result, a FLOP count or a time is wrong; 2: invalid arguments.
     """
     own_options = {"depths": depths, "widths": widths, "batches": batches, "steps": steps, "dtype": dtype}
-    own_options |= {"programs": programs, "languages": languages}
+    own_options |= {"programs": programs, "languages": languages, "sizes": sizes, "densities": densities}
     chosen = _study(name, own_options)
     folder = _output_folder(name, out)
-    if not no_pictures:
+    if not no_pictures and getattr(chosen, "NEEDS_MATPLOTLIB", True):
         _require_matplotlib()
     watch = ending.Stopwatch()
     with progress.stoppable() as stop:

@@ -244,6 +244,7 @@ REGISTRY: dict[str, Entry] = {
         ("eager", "triton"),
         **{"torch/cusparselt": "with_torch:SPARSE_LINEAR", "cuda": "linear_cuda:SPARSE_LINEAR"},
     ),
+    "block_sparse_linear": _single("block_sparse", ("eager", "torch", "triton", "cuda")),
 }
 
 # Elementwise, row reduction, full reduction, matrix product.

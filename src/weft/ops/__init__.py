@@ -4,6 +4,7 @@ from weft.ops.activations import bias_gelu, gelu, relu
 from weft.ops.adamw import adamw
 from weft.ops.attention import attention, attention_packed
 from weft.ops.attention_decode import attention_decode
+from weft.ops.block_sparse import block_sparse_linear
 from weft.ops.conv1d import conv1d
 from weft.ops.conv2d import conv2d
 from weft.ops.cumsum import cumsum
@@ -44,6 +45,7 @@ __all__ = [
     "attention_decode",
     "attention_packed",
     "bias_gelu",
+    "block_sparse_linear",
     "conv1d",
     "conv2d",
     "cross_entropy",

@@ -33,7 +33,7 @@ SINGLE_OPERATORS = (
     "reduce",
     "stencil",
 )
-FAMILIES = ("sparse", "segments", "conv", "sparse24")
+FAMILIES = ("sparse", "segments", "conv", "sparse24", "block_sparse")
 WRONG = ("wrong", *(f"wrong_{name}" for name in (*SINGLE_OPERATORS, *FAMILIES)), "backward")
 KERNELS = ("with_triton", "with_numba", "with_cuda")
 PROBLEMS = ("unvarying", "problem_controls", "layouts")
