@@ -233,6 +233,13 @@ def test_a_plan_made_in_a_capture_leaves_the_host_out(tables: Path, monkeypatch:
         ),
         ("topk", [(2, 8)], {"k": 17, "largest": True}, (8, 2), {"aligned": True, "short": False}),
         ("histogram", [(9,)], {"bins": 4096, "low": 0.0, "high": 1.0}, (9,), {"shared": True}),
+        (
+            "block_sparse_linear",
+            [(2, 3, 64), (5, 16, 16), (5,), (5,), (0,), (64,)],
+            {},
+            (20, 64, 6),
+            {"aligned": True, "side": 16},
+        ),
         ("conv2d", [(1, 2, 9, 9), (4, 2, 1, 1)], {"padding": 0}, (162,), {"pointwise": True}),
     ],
 )

@@ -86,7 +86,7 @@ FAMILY_OF: dict[str, str] = {
     **dict.fromkeys(("dropout_add_layer_norm", "sort", "sort_keys", "reduce", "argreduce"), "rows"),
     **dict.fromkeys(("matmul", "linear", "linear_gelu", "linear_residual", "scaled_matmul"), "product"),
     **dict.fromkeys(("linear_cross_entropy", "mlp_gelu"), "product"),  # of mlp_gelu, the first one's sizes
-    "sparse_linear": "product",
+    **dict.fromkeys(("sparse_linear", "block_sparse_linear"), "product"),
     "embedding": "embedding",
     "attention": "attention",
     "attention_decode": "decode",
@@ -131,6 +131,8 @@ def sizes_of(name: str, shapes: Sequence[Sequence[int]]) -> Sizes:
     if kind == "product":
         # A weight is (N, K); the second factor of matmul and scaled_matmul is (K, N).
         n = shapes[1][1] if name in ("matmul", "scaled_matmul") else shapes[1][0]
+        if name == "block_sparse_linear":  # the rows of a dense weight with as many elements
+            n = n * shapes[1][1] * shapes[1][2] // max(1, first[-1])
         return (n, first[-1], _product(first[:-1]))
     if kind == "embedding":
         return (first[1], first[0], _product(shapes[1]))
@@ -157,7 +159,7 @@ def flags_of(name: str, shapes: Sequence[Sequence[int]], itemsize: int, params: 
     ``aligned``: rows start at multiples of 16 bytes if the first does. ``grouped``: fewer heads of keys than
     of queries. ``blocks``: the scales of an fp8 product are those of blocks. ``adjacent``: the last dimension
     is reduced. ``pointwise``: a convolution of 1 x 1. ``short``: topk of few elements. ``shared``: the bins
-    of a histogram fit into shared memory.
+    of a histogram fit into shared memory. ``side``: of the blocks of a weight.
     """
     flags = dict(DEFAULTS.get(name, {}))
     orders = ORDERS.get(name, ())
@@ -166,6 +168,8 @@ def flags_of(name: str, shapes: Sequence[Sequence[int]], itemsize: int, params: 
         flags["blocks"] = False
         if len(shapes[2]) and shapes[2][-1] != 1:
             flags["blocks"] = True
+    if name == "block_sparse_linear":
+        flags["side"] = shapes[1][1]
     if name in ("reduce", "argreduce"):
         flags["op"] = SAME_TIME.get(params["op"], params["op"])
         flags["adjacent"] = params["last"] == len(shapes[0]) - 1
