@@ -21,6 +21,14 @@ constexpr int GROUP = 4, WORD_COLUMNS = 16;  // columns of one row in a word
 constexpr int KEPT_COLUMNS = WORD_COLUMNS / 2;
 constexpr unsigned FILLER = 0x4;  // the code beyond the matrix names the first two places
 
+#ifndef WEFT_STORE_16  // which an emulator defines
+// Stores 16 bytes at once: the compiler splits the store of a structure whose elements it computes one by one.
+__device__ __forceinline__ void store_16(void* to, uint4 v) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
+}
+#endif
+
 template <int COUNT> struct alignas(COUNT * sizeof(Element)) Vec { Element at[COUNT]; };
 constexpr int VECTOR = 16 / sizeof(Element);
 
@@ -58,10 +66,9 @@ __device__ __forceinline__ void store(Element* to, const Element (&from)[COUNT],
   if constexpr (WIDE && COUNT % VECTOR == 0) {
 #pragma unroll
     for (int i = 0; i < COUNT; i += VECTOR) {
-      Vec<VECTOR> v;
-#pragma unroll
-      for (int j = 0; j < VECTOR; ++j) v.at[j] = from[i + j];
-      if (i < count) *reinterpret_cast<Vec<VECTOR>*>(to + i) = v;
+      uint4 v;
+      memcpy(&v, from + i, sizeof(v));
+      if (i < count) store_16(to + i, v);
     }
   } else {
 #pragma unroll
