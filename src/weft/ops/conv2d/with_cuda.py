@@ -1,5 +1,7 @@
 """Convolution in CUDA C++: an implicit product by tensor cores for half types, registers for float32.
 
+Half types go by wgmma where it exists (wgmma.py), elsewhere by mma.sync.
+
 The gradients are PyTorch's own call (``aten::convolution_backward``), and are recorded as such: both are
 convolutions of other shapes, for which there are no kernels here yet.
 """
@@ -13,7 +15,9 @@ import torch
 
 from weft.backends.nvrtc import CudaSource
 from weft.core import BACKWARD, YES, Case, Implementation, Support, no
+from weft.machine.device_limits import has_wgmma
 from weft.ops._common.layout import CUDA_TYPES, FLOAT_DTYPES, dtype_name
+from weft.ops.conv2d import wgmma
 from weft.ops.conv2d.spec import empty_output
 from weft.ops.conv2d.with_torch import backward
 
@@ -63,6 +67,9 @@ def forward(x: torch.Tensor, weight: torch.Tensor, *, padding: int = 0) -> torch
     y = empty_output(x, weight, padding)
     if y.numel() == 0:
         return y
+    if has_wgmma(x.device) and wgmma.supports(x, weight, padding):
+        wgmma.forward(x, weight, y, padding)
+        return y
     x = adjacent_columns(x)
     is_half = x.dtype != torch.float32
     tall, wide, outputs = MMA_TILE if is_half else FP32_TILE
@@ -87,6 +94,9 @@ IMPLEMENTATION = Implementation(
     backward=backward,
     supports=supports,
     delegates_to_torch=(BACKWARD,),
-    aot_kernels=tuple(source(d, w) for d in FLOAT_DTYPES for w in ((1, 1), (3, 3), (11, 11))),
-    idea="implicit product by mma.sync with the image's tile in shared memory; float32 by registers",
+    aot_kernels=(
+        *(source(d, w) for d in FLOAT_DTYPES for w in ((1, 1), (3, 3), (11, 11))),
+        *wgmma.aot_kernels(),
+    ),
+    idea="implicit product by wgmma or mma.sync with the image's tile in shared memory; float32 by registers",
 )
