@@ -35,13 +35,13 @@ POINTS: dict[str, Point] = {
     "groups of pixels": ((1, 20, 11, 19), 70, (3, 2), 0, BF16, Tiling(Program(64, 2, 2), 4, 16, 3)),
     "a place a tile": ((1, 5, 9, 8), 3, (4, 3), 2, BF16, Tiling(Program(64, 2, 1), 8, 8, 1)),
     "two rows of the window a tile": ((1, 8, 9, 8), 3, (3, 1), 1, FP16, Tiling(Program(64, 1, 1), 8, 8, 2)),
-    "pixels that 64 does not divide": ((1, 8, 9, 56), 5, (1, 3), 1, BF16, Tiling(Program(224, 1, 1), 4, 56, 1)),
+    "half a buffer at the end": ((1, 8, 9, 56), 5, (1, 3), 1, BF16, Tiling(Program(224, 1, 1), 4, 56, 1)),
     "an odd number of buffers": ((1, 8, 12, 35), 9, (1, 1), 1, BF16, Tiling(Program(192, 2, 1), 5, 32, 1)),
     "blocks of adjacent pixels": ((2, 80, 8, 25), 70, (1, 1), 0, FP16, Tiling(Program(128, 0, 4), 1, 128, 1)),
 }  # fmt: skip
 # name: file, the text that is replaced, and by what
 FAULTS = {
-    "the window is turned": ("(row * arguments", "((arguments.window_rows - 1 - row) * arguments"),
+    "the window is turned": ("= row * arguments", "= (arguments.window_rows - 1 - row) * arguments"),
     "rows of the window are one place": ("B_BYTES + row * row_bytes;", "B_BYTES;"),
     "the halo begins a column late": ("unit.column + column - padding", "unit.column + column - padding + 1"),
     "b is released while products read it": ("row == 0 && b_previous >= 0", "b_previous >= 0"),
@@ -58,7 +58,7 @@ FAULTS = {
     "chunks of a buffer are not swizzled": ("((thread % 8 ^ (output & 7)) << 4)", "(thread % 8 << 4)"),
     "the weights are read before they came": ("      a_pipeline.wait_full(a_ring);\n", ""),
 }  # fmt: skip
-FAULTY_POINTS = ("groups of outputs", "groups of pixels", "pixels that 64 does not divide")
+FAULTY_POINTS = ("groups of outputs", "groups of pixels", "half a buffer at the end")
 
 
 def toy_map(pointer: int, dtype: torch.dtype, *sizes: Any) -> tensor_map.TensorMap:
@@ -132,6 +132,24 @@ def test_images_of_any_layout(emulated: None, monkeypatch: pytest.MonkeyPatch) -
         chosen: Point = (*point[:5], None)
         assert _is_right(x, weight[:, :, :1, :1].contiguous(), 0, chosen, monkeypatch)
         assert _is_right(x, weight[:, :, 1:2, 1:2], 1, chosen, monkeypatch)
+
+
+def test_gradients_follow_from_the_definition(emulated: None) -> None:
+    for image, outputs, window, padding in (
+        ((1, 24, 6, 16), 10, (3, 3), 1),
+        ((2, 8, 4, 8), 16, (1, 1), 0),
+        ((1, 3, 6, 9), 5, (2, 2), 0),
+        ((1, 8, 5, 8), 4, (3, 2), 1),
+    ):
+        x = _whole_numbers(*image, dtype=BF16, seed=0)
+        weight = _whole_numbers(outputs, image[1], *window, dtype=BF16, seed=5)
+        wide = [t.double().requires_grad_() for t in (x, weight)]
+        y = reference(*wide, padding=padding)
+        grad = _whole_numbers(*y.shape, dtype=BF16, seed=9)
+        expected = torch.autograd.grad(y, wide, grad.double())
+        gradients = with_cuda.backward(grad, x, weight, padding=padding)
+        for g, e in zip(gradients, expected, strict=True):
+            assert g.is_contiguous() and torch.equal(g, e.to(BF16)), (image, window)
 
 
 def test_a_nan_reaches_its_window_alone(emulated: None) -> None:

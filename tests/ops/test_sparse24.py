@@ -147,6 +147,17 @@ FAULTS = {
         "j < i ? key[j] >= key[i] : j > i && key[j] > key[i]",
         "j > i ? key[j] >= key[i] : j < i && key[j] > key[i]",
     ),
+    "the lower place of equal ones is behind": (
+        "sparse24.cu",
+        "(GROUP - 1 - place) * sizeof",
+        "place * sizeof",
+    ),
+    "the second largest of a pair": (
+        "sparse24.cu",
+        "max(max(smaller, last), min(larger, other))",
+        "max(smaller, last)",
+    ),
+    "the table is read before it is written": ("sparse24.cu", "  if constexpr (HALF) __syncthreads();", "  "),
     "NaN by its bits": ("codes.cuh", "bits > INFINITY_BITS ? INFINITY_BITS + 1 : bits", "bits"),
     "the sign counts": ("codes.cuh", ">> (33 - 8 * sizeof(Element))", ">> (32 - 8 * sizeof(Element))"),
     "halves of a word change places": (
@@ -154,7 +165,7 @@ FAULTS = {
         "<< (half * 16 + n * 4);",
         "<< (16 - half * 16 + n * 4);",
     ),
-    "the codes of the group beside": ("sparse24.cu", "+ n * GROUP, kept", "+ (n ^ 1) * GROUP, kept"),
+    "the codes of the group beside": ("sparse24.cu", "+ n * GROUP_WORDS", "+ (n ^ 1) * GROUP_WORDS"),
     "elements beyond the end count": (
         "codes.cuh",
         "to[i] = i < count ? from[i] : (Element)0",

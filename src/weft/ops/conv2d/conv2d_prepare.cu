@@ -1,8 +1,8 @@
 // What conv2d_wgmma.cu multiplies: images and weights with adjacent channels, in one launch.
 //
-// Images: a thread has 8 channels of 8 pixels. It loads 16 bytes of each channel, transposes them in registers,
-// one instruction for each two elements, and stores 16 bytes of each pixel. A warp has 64 channels of 32 pixels
-// (fewer channels: more pixels), so that it reads 64 adjacent bytes and writes 128.
+// Images: a thread has 8 channels of 8 pixels. It loads 16 bytes of each channel, transposes them in
+// registers, one instruction for each two elements, and stores 16 bytes of each pixel. A warp has 64 channels
+// of 32 pixels (fewer channels: more pixels), so that it reads 64 adjacent bytes and writes 128.
 // Weights: a thread for each output and channel. Bytes: each element is read once and written once.
 #include "numeric.cuh"
 
@@ -70,7 +70,8 @@ __device__ __forceinline__ void turn_images(const PrepareArguments& a) {
     for (int c = 0; c < SIDE / 2; ++c)
       out[c] = __byte_perm(in[c * 2][p / 2], in[c * 2 + 1][p / 2], p % 2 ? 0x7632 : 0x5410);
     if (first + p < area)
-      store_16(a.to + (image * area + first + p) * a.padded + channel, make_uint4(out[0], out[1], out[2], out[3]));
+      store_16(a.to + (image * area + first + p) * a.padded + channel,
+               make_uint4(out[0], out[1], out[2], out[3]));
   }
 }
 

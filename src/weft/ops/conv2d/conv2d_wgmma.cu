@@ -1,12 +1,12 @@
-// Convolution as an implicit product by Hopper's tensor cores (wgmma, sm_90a): float16 and bfloat16, summed in
-// float32. c (outputs x pixels) = a (outputs x K) b (K x pixels), K = (window's row and column, channel).
+// Convolution as an implicit product by Hopper's tensor cores (wgmma, sm_90a): float16 and bfloat16, summed
+// in float32. c (outputs x pixels) = a (outputs x K) b (K x pixels), K = (window's row and column, channel).
 //
 // x has adjacent channels (images, height, width, channels): 64 channels of a pixel are 128 bytes, a row of a
 // K-major operand, and the copy engine moves a box of `wide` pixels of a row of the image to any place, with
 // zeros outside. A tile is `tall` rows of `wide` pixels, a multiple of 8. For a column of the window its tile
-// and the rows below are loaded once, and serve all rows of the window from another row of the tile: whole atoms
-// of 8 pixels further on. With POINTWISE (a window of one place) x has adjacent pixels as it comes: b is
-// then MN-major, 64 pixels by 64 channels a box.
+// and the rows below are loaded once, and serve all rows of the window from another row of the tile: whole
+// atoms of 8 pixels further on. With POINTWISE (a window of one place) x has adjacent pixels as it comes: b
+// is then MN-major, 64 pixels by 64 channels a box.
 //
 // Persistent blocks of three warp groups. A thread of group 0 fills two rings: tiles of b, and of the weights
 // (OUT x 64 for each place of the window). Groups 1 and 2 have 64 outputs each of the same BN pixels, or with
@@ -114,8 +114,8 @@ __device__ __forceinline__ void produce(const ConvArguments& arguments, Pipeline
         b_pipeline.begin_fill(b_ring, B_BYTES);
 #pragma unroll
         for (int block = 0; block < BN / 64; ++block)
-          tma_load(b_at + block * BLOCK_BYTES, &arguments.x, unit.column + block * 64, chunk * CHUNK, unit.image,
-                   0, full);
+          tma_load(b_at + block * BLOCK_BYTES, &arguments.x, unit.column + block * 64, chunk * CHUNK,
+                   unit.image, 0, full);
       } else {
         const int lines = PIXEL_GROUPS * arguments.tall + count - 1;
         b_pipeline.begin_fill(b_ring, lines * row_bytes);
@@ -157,8 +157,9 @@ __device__ __forceinline__ void multiply(float (&sums)[BN / 2], const ConvArgume
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < KSTEPS; ++k) {
-        Wgmma<T, K_MAJOR, B_MAJOR, BN>::run(sums, descriptor<K_MAJOR>(a_at + k * K_STEP_BYTES<K_MAJOR>),
-                                            descriptor<B_MAJOR>(b_at + k * K_STEP_BYTES<B_MAJOR>), accumulate);
+        Wgmma<T, K_MAJOR, B_MAJOR, BN>::run(
+            sums, descriptor<K_MAJOR>(a_at + k * K_STEP_BYTES<K_MAJOR>),
+            descriptor<B_MAJOR>(b_at + k * K_STEP_BYTES<B_MAJOR>), accumulate);
         accumulate = 1;
       }
       wgmma_commit();
@@ -177,8 +178,8 @@ __device__ __forceinline__ void multiply(float (&sums)[BN / 2], const ConvArgume
 }
 
 // Stores the group's outputs: rounded into a buffer with 64 pixels of each, and from it 16 bytes a lane. Two
-// buffers by turns, also across tiles, need one barrier each: who writes a buffer again has passed that of the
-// other, behind all reads.
+// buffers by turns, also across tiles, need one barrier each: a thread writes a buffer again behind the
+// barrier of the other one, which all threads pass after their reads.
 __device__ __forceinline__ void store(const float (&sums)[BN / 2], const ConvArguments& arguments, int group,
                                       Unit unit, unsigned buffers, unsigned& turn) {
   const int thread = threadIdx.x % GROUP_THREADS, lane = thread % 32, warp = thread / 32;
@@ -219,7 +220,8 @@ __device__ __forceinline__ void store(const float (&sums)[BN / 2], const ConvArg
     } else {
 #pragma unroll 4
       for (int output = warp; output < 64; output += 4) {
-        const unsigned word = load_word(buffer + output * 128 + ((lane / 4 ^ (output & 7)) << 4) + lane % 4 * 4);
+        const int chunk = lane / 4 ^ (output & 7);
+        const unsigned word = load_word(buffer + output * 128 + chunk * 16 + lane % 4 * 4);
         T two[2];
         memcpy(two, &word, 4);
         if (output < outputs) to[output * area] = two[0];

@@ -161,9 +161,8 @@ def choose(
 
 def is_pointwise(x: torch.Tensor, weight: torch.Tensor, padding: int) -> bool:
     """Return True if images are matrices (channels, pixels) that the copy engine reads as they lie."""
-    if tuple(weight.shape[2:]) != (1, 1) or padding or x.shape[1] % ATOM or weight.data_ptr() % 16:
-        return False
-    return weight.is_contiguous() and has_adjacent_pixels(x)
+    has_one_place = tuple(weight.shape[2:]) == (1, 1) and padding == 0
+    return has_one_place and x.shape[1] % ATOM == 0 and has_adjacent_pixels(x)
 
 
 def has_adjacent_pixels(x: torch.Tensor) -> bool:
@@ -188,7 +187,9 @@ def forward(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, padding: int
     if pointwise:
         pixels = x.as_strided((1, images, x.shape[1], columns), (0, x.stride(0), x.stride(1), 1))
         image_map = tensor_map.encode_heads(pixels, CHUNK)
-        packed = weight.view(outputs, x.shape[1])
+        is_aligned = weight.is_contiguous() and weight.data_ptr() % 16 == 0
+        packed = weight if is_aligned else weight.clone(memory_format=torch.contiguous_format)
+        packed = packed.view(outputs, x.shape[1])
     else:
         pixels, packed = prepare(x, weight)
         image_map = tensor_map.encode_heads(pixels, wide)

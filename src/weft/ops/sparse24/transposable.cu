@@ -4,8 +4,8 @@
 // thread a tile: of the elements in falling order it keeps each whose row and column have fewer than two.
 // Elements are sorted by a network without branches, 60 exchanges, and carry their place: the order is known
 // before the greedy steps begin, and a step has three instructions. Values of w are stored as they are
-// computed, 64 adjacent bytes of a row by 16 lanes; those of the transpose go through shared memory. The codes
-// of a word of metadata are computed from eight masks of four bits at once.
+// computed, 64 adjacent bytes of a row by 16 lanes; those of the transpose go through shared memory. The
+// codes of a word of metadata are computed from eight masks of four bits at once.
 // Bytes: w once, and 9/16 of it for each orientation.
 // Source: Hubara et al., arXiv:2102.08124, the greedy method; the network of 60 exchanges is Green's (Knuth,
 // The Art of Computer Programming 3, 5.3.4).
@@ -27,8 +27,8 @@ template <> struct KeyOf<false> { using type = unsigned long long; };
 using Key = typename KeyOf<HALF>::type;
 __device__ __forceinline__ constexpr unsigned place_bits(int place) { return (PLACES - 1 - place) * 4; }
 
-// What a step needs of a place: a bit of its row (0 to 3) and of its column (4 to 7), and of the mask (16 on).
-// It is a load from shared memory, of 16 words in 16 banks: the logic of a step is what limits this kernel.
+// What a step needs of a place: a bit of its row (0 to 3), of its column (4 to 7), and of the mask (16 on).
+// It is a load from shared memory, of 16 words in 16 banks: logic is what limits this kernel.
 __device__ __forceinline__ unsigned marks_of(int place) {
   return 1u << place / GROUP | 1u << (GROUP + place % GROUP) | 1u << (16 + place);
 }
