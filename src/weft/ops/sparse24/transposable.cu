@@ -3,7 +3,7 @@
 // w (rows, columns), both multiples of 4, is read once. A block of 256 threads has 64 x 64 elements, each
 // thread a tile: of the elements in falling order it keeps each whose row and column have fewer than two.
 // Elements are sorted by a network without branches, 60 exchanges, and carry their place: the order is known
-// before the greedy steps begin, and a step has three instructions. Values of w are stored as they are
+// before the greedy steps begin, and a step has four instructions. Values of w are stored as they are
 // computed, 64 adjacent bytes of a row by 16 lanes; those of the transpose go through shared memory. The
 // codes of a word of metadata are computed from eight masks of four bits at once.
 // Bytes: w once, and 9/16 of it for each orientation.
