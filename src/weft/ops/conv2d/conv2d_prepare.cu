@@ -75,7 +75,7 @@ __device__ __forceinline__ void turn_images(const PrepareArguments& a) {
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) conv2d_prepare(const PrepareArguments a) {
+extern "C" __global__ void __launch_bounds__(THREADS, 4) conv2d_prepare(const PrepareArguments a) {
   if (blockIdx.x < (unsigned)a.image_blocks) return turn_images(a);
   const index_t thread = (index_t)(blockIdx.x - a.image_blocks) * THREADS + threadIdx.x;
   const index_t output = thread / a.padded;

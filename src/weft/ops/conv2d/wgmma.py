@@ -110,6 +110,8 @@ def prepare_source(dtype: torch.dtype) -> CudaSource:
         kernels=("conv2d_prepare",),
         defines=(("WEFT_T", CUDA_TYPES[dtype]),),
         label=f"prepare-{dtype_name(dtype)}",
+        min_arch=ARCH,  # where its only user runs
+        max_arch=ARCH,
     )
 
 

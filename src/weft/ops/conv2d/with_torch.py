@@ -23,17 +23,18 @@ def backward(
     """Return both gradients by one call of the library."""
     if grad.numel() == 0:
         return contiguous_like(x).zero_(), contiguous_like(weight).zero_()
-    return _gradients(grad, x, weight, padding, [True, True, False])[:2]  # type: ignore[return-value]
+    return _gradients(grad, x, weight, padding, [True, True, False])  # type: ignore[return-value]
 
 
 def weight_gradient(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, padding: int) -> torch.Tensor:
     """Return the gradient of the weight alone; ``grad`` has elements."""
-    return _gradients(grad, x, weight, padding, [False, True, False])[1]
+    return _gradients(grad, x, weight, padding, [False, True, False])[0]
 
 
 def _gradients(
     grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, padding: int, mask: list[bool]
 ) -> tuple[torch.Tensor, ...]:
+    """Return the gradients of ``mask`` (images, weight, bias)."""
     wide = torch.float64 if x.dtype == torch.float32 else x.dtype
     tensors = (grad.to(wide), x.to(wide), weight.to(wide))
     # The library may otherwise add in the order in which blocks arrive.
