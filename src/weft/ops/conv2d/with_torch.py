@@ -42,7 +42,8 @@ def _gradients(
         gradients = torch.ops.aten.convolution_backward(
             *tensors, None, [1, 1], [padding] * 2, [1, 1], False, [0, 0], 1, mask
         )
-    return tuple(g if g is None else g.to(x.dtype, memory_format=torch.contiguous_format) for g in gradients)
+    asked = [g for g in gradients if g is not None]
+    return tuple(g.to(x.dtype, memory_format=torch.contiguous_format) for g in asked)
 
 
 def supports(case: Case, device: str) -> Support:
