@@ -7,13 +7,14 @@
 // Bytes: the row read once, 8 + sizeof(WEFT_T) written for each of the k, and 8 for each of a part's k.
 //
 // topk_rows, for larger k: radix select, a block for each row. Passes over the row fix the k-th largest key,
-// 8 bits at a time: each counts the next digit among the keys that agree with the digits fixed so far. Float32
-// has four digits, float16 three and bfloat16 two; what is below them follows from them. Counters have
-// COPIES, one for each lane of a warp in long rows: the first digits of most elements are few, and one counter
-// would take one element a clock. A last pass collects the keys above the k-th, and those that equal it. If
-// more equal ones are there than due, those of lowest index are taken. The k elements are sorted by rank.
-// Bytes: the row read three to five times (from L2 after the first where it fits), 8 + sizeof(WEFT_T) written
-// for each of the k.
+// 8 bits at a time: each counts the next digit among the keys that agree with the digits fixed so far.
+// Float32 has four digits, float16 three and bfloat16 two; what is below them follows from them. Counters
+// have COPIES, one for each lane of a warp in long rows: the first digits of most elements are few, and one
+// counter would take one element a clock. A last pass collects the keys above the k-th, and those that equal
+// it. If more equal ones are there than due, those of lowest index are taken. The k elements are sorted by
+// rank.
+// Bytes: the row read three to five times (from L2 after the first where it fits), 8 + sizeof(WEFT_T)
+// written for each of the k.
 #include "numeric.cuh"
 
 #ifndef THREADS
