@@ -117,9 +117,11 @@ def prepare_source(dtype: torch.dtype) -> CudaSource:
 
 def supports(x: torch.Tensor, weight: torch.Tensor, padding: int) -> bool:
     """Return True for half types whose sizes are within the copy engine's 32-bit coordinates."""
-    pixels = max((x.shape[2] + 2 * padding) * (x.shape[3] + 2 * padding), 1)
-    sizes = (weight.shape[0] * weight.shape[2] * weight.shape[3], pixels * x.shape[0], x.shape[1])
-    return x.dtype in HALF_DTYPES and max(sizes) < LIMIT // 256
+    outputs, places = weight.shape[0], weight.shape[2] * weight.shape[3]
+    pixels = x.shape[0] * (x.shape[2] + 2 * padding) * (x.shape[3] + 2 * padding)
+    # Rows of the weights, at least as many numbers as tiles of a call, and as warps that prepare images.
+    sizes = (outputs * places, pixels * -(-outputs // 64), pixels * -(-x.shape[1] // CHUNK))
+    return x.dtype in HALF_DTYPES and max(sizes) < LIMIT // 2
 
 
 @lru_cache(maxsize=4096)
