@@ -128,8 +128,8 @@ struct Copy {
   void* global;
   bool adds;
   bool inside(long long column, long long row) const {
-    return x + column < map.extent[0] && y + row < map.extent[1] && std::min({x, y, z, w}) >= 0 &&
-           z < std::max(map.outer_extent[0], 1ll) && w < std::max(map.outer_extent[1], 1ll);
+    return x + column < map.extent[0] && y + row < map.extent[1] && x + column >= 0 && y + row >= 0 &&
+           std::min(z, w) >= 0 && z < std::max(map.outer_extent[0], 1ll) && w < std::max(map.outer_extent[1], 1ll);
   }
 };
 static std::vector<Copy> copies;  // in flight

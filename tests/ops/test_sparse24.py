@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from helpers import warp_emulator
 from helpers.warp_emulator import COMPILER, EmulatorError, emulate, emulate_edited
 from weft import WeftError, ops
 from weft.ops.sparse24 import pattern, spec, with_cuda
 
+EMULATOR = Path(warp_emulator.__file__).with_name("sparse24_emulator.hpp")
 NEEDS_COMPILER = pytest.mark.skipif(COMPILER is None, reason="g++ is not installed")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -113,7 +115,7 @@ def test_both_orientations_share_a_mask() -> None:
 
 @NEEDS_COMPILER
 def test_the_kernels_prune_and_expand_exactly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    emulate(monkeypatch, tmp_path)
+    emulate(monkeypatch, tmp_path, EMULATOR)
     for name, w in _weights().items():
         pair = with_cuda.prune(w)
         assert _is_pruned_right(w, pair), name
@@ -128,7 +130,7 @@ def test_the_kernels_prune_and_expand_exactly(monkeypatch: pytest.MonkeyPatch, t
 
 @NEEDS_COMPILER
 def test_the_kernel_prunes_both_orientations_exactly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    emulate(monkeypatch, tmp_path)
+    emulate(monkeypatch, tmp_path, EMULATOR)
     for name, w in _weights().items():
         assert _is_transposable_right(w, with_cuda.prune_transposable(w)), name
 
@@ -145,6 +147,17 @@ FAULTS = {
         "j < i ? key[j] >= key[i] : j > i && key[j] > key[i]",
         "j > i ? key[j] >= key[i] : j < i && key[j] > key[i]",
     ),
+    "the lower place of equal ones is behind": (
+        "sparse24.cu",
+        "(GROUP - 1 - place) * sizeof",
+        "place * sizeof",
+    ),
+    "the second largest of a pair": (
+        "sparse24.cu",
+        "max(max(smaller, last), min(larger, other))",
+        "max(smaller, last)",
+    ),
+    "the table is read before it is written": ("sparse24.cu", "  if constexpr (HALF) __syncthreads();", "  "),
     "NaN by its bits": ("codes.cuh", "bits > INFINITY_BITS ? INFINITY_BITS + 1 : bits", "bits"),
     "the sign counts": ("codes.cuh", ">> (33 - 8 * sizeof(Element))", ">> (32 - 8 * sizeof(Element))"),
     "halves of a word change places": (
@@ -152,7 +165,7 @@ FAULTS = {
         "<< (half * 16 + n * 4);",
         "<< (16 - half * 16 + n * 4);",
     ),
-    "the codes of the group beside": ("sparse24.cu", "+ n * GROUP, kept", "+ (n ^ 1) * GROUP, kept"),
+    "the codes of the group beside": ("sparse24.cu", "+ n * GROUP_WORDS", "+ (n ^ 1) * GROUP_WORDS"),
     "elements beyond the end count": (
         "codes.cuh",
         "to[i] = i < count ? from[i] : (Element)0",
@@ -167,25 +180,29 @@ FAULTS = {
     ),
 }
 TRANSPOSABLE_FAULTS = {
-    "a third of a row": ("transposable.cu", "if (__popc(mask & row) == 2) open &= ~row;", ""),
-    "a third of a column": ("transposable.cu", "if (__popc(mask & column) == 2) open &= ~column;", ""),
-    "a round too few": ("transposable.cu", "round < 2 * GROUP;", "round < 2 * GROUP - 1;"),
-    "the last of equal ones": ("transposable.cu", "if (key > best)", "if (key >= best && key >= 0)"),
+    "an exchange too few": ("transposable.cu", "i < EXCHANGES;", "i < EXCHANGES - 1;"),
+    "a wrong exchange": ("transposable.cu", "{5, 10}, {6, 9}", "{5, 9}, {6, 10}"),
+    "a third of a row": ("transposable.cu", "full |= kept & stays;", "full |= kept & stays & 0xf0;"),
+    "a third of a column": ("transposable.cu", "full |= kept & stays;", "full |= kept & stays & 0x0f;"),
+    "a step too few": ("transposable.cu", "i < PLACES; ++i) {", "i < PLACES - 1; ++i) {"),
+    "the last of equal ones": ("transposable.cu", "(PLACES - 1 - place) * 4;", "place * 4;"),
+    "NaN by its bits": ("transposable.cu", "NAN_BITS * 0x10001", "0x7fff7fff"),
+    "the sign counts": ("transposable.cu", "row[i][j] & 0x7fff7fff", "row[i][j]"),
     "a filler with its element": (
         "transposable.cu",
-        "four >> first & 1 ? pick(a, b, c, d, first) : (Element)0",
-        "pick(a, b, c, d, first)",
+        "low = four >> first & 1 ? 0xffff : 0",
+        "low = 0xffff",
     ),
-    "rows for columns": (
-        "transposable.cu",
-        "(mask >> (j * GROUP + i) & 1) << j",
-        "(mask >> (i * GROUP + j) & 1) << j",
-    ),
-    "no barrier": ("transposable.cu", "  __syncthreads();\n", ""),
+    "rows for columns": ("transposable.cu", "mask_t = transposed(mask);", "mask_t = mask;"),
+    "columns of the transpose": ("transposable.cu", "i % 2 ? 0x7632", "i % 2 ? 0x5410"),
+    "the second place is 1": ("transposable.cu", "(right1 | ~masks) & 0x44444444", "0x44444444"),
+    "a tile beyond the end has codes": ("transposable.cu", ", gridDim.y) : 0;", ", 1) : 0x3333;"),
+    "chunks are stored elsewhere": ("transposable.cu", "chunk_at(down, chunk)", "chunk"),
+    "no barrier": ("transposable.cu", "  __syncthreads();  // masks", "  // masks"),
     "padding is not written": (
         "transposable.cu",
-        "row_block >= to.row_blocks",
-        "block_row * SIDE >= to.rows",
+        "row_block >= row_blocks",
+        "row_block * 16 >= (side ? columns : rows)",
     ),
 }
 
@@ -194,7 +211,7 @@ TRANSPOSABLE_FAULTS = {
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("fault", [*FAULTS, *TRANSPOSABLE_FAULTS])
 def test_a_planted_fault_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    emulate_edited(monkeypatch, tmp_path, *(FAULTS | TRANSPOSABLE_FAULTS)[fault])
+    emulate_edited(monkeypatch, tmp_path, *(FAULTS | TRANSPOSABLE_FAULTS)[fault], EMULATOR)
 
     def is_right(w: torch.Tensor) -> bool:
         # Memory of earlier tests could hold the right answer: it is overwritten where nothing is stored.

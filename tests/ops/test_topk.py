@@ -36,6 +36,7 @@ def _rows() -> dict[str, torch.Tensor]:
 
 
 RADIX = partial(with_cuda.by_radix, threads=64)
+LONG_RADIX = partial(with_cuda.by_radix, threads=with_cuda.LONG_ROW_THREADS)
 # A warp for each row; a block for each row; rows of three parts, of which the last may be short.
 LISTS = (
     partial(with_cuda.by_lists, threads=64),
@@ -60,6 +61,21 @@ def test_adversarial_rows_are_exact_by_radix_select(monkeypatch: pytest.MonkeyPa
                 assert _is_right(RADIX, x, k, largest), (name, k, largest)
     wide = torch.randn(3, 100)
     assert _is_right(RADIX, wide[:, :50], 5, True) and _is_right(RADIX, wide[:1].expand(3, -1), 5, True)
+    # More equal keys at the border than are collected, and rows of whole vectors.
+    many = torch.randint(0, 2, (2, 1600), generator=torch.Generator().manual_seed(2))
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        rows = torch.randn(2, 640, generator=torch.Generator().manual_seed(3)).to(dtype)
+        assert _is_right(RADIX, many.to(dtype), 90, True) and _is_right(RADIX, rows, 70, False)
+
+
+@NEEDS_COMPILER
+def test_long_rows_are_exact_by_radix_select(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A block of 1024 threads has counters for each lane."""
+    emulate(monkeypatch, tmp_path)
+    generator = torch.Generator().manual_seed(4)
+    for dtype, columns in ((torch.bfloat16, 16400), (torch.float32, 9001)):
+        x = torch.randn(1, columns, generator=generator).to(dtype)
+        assert _is_right(LONG_RADIX, x, 300, True) and _is_right(LONG_RADIX, x.abs().sqrt(), 7, False)
 
 
 @NEEDS_COMPILER
@@ -99,14 +115,18 @@ def test_long_rows_are_cut_until_the_device_is_full(monkeypatch: pytest.MonkeyPa
 
 FAULTS = {
     "the lowest digit first": (
-        "int shift = 24; shift >= 0; shift -= 8",
-        "int shift = 0; shift <= 24; shift += 8",
+        "int shift = 24; shift >= LAST_SHIFT; shift -= 8",
+        "int shift = LAST_SHIFT; shift <= 24; shift += 8",
     ),
-    "no barrier before the counts are read": ("1ull);\n    }\n    __syncthreads();", "1ull);\n    }"),
+    "no barrier before the counts are read": ("1u);\n    });\n    __syncthreads();", "1u);\n    });"),
     "no barrier after the collection": (
-        "places[slot] = i;\n    }\n  }\n  __syncthreads();",
-        "places[slot] = i;\n    }\n  }",
+        "1u)] = i;\n    }\n  });\n  __syncthreads();",
+        "1u)] = i;\n    }\n  });",
     ),
+    "no barrier behind the ties": ("if (collects) __syncthreads();", ""),
+    "what larger digits have is due again": ("(first - e), due - above, total}", "(first - e), due, total}"),
+    "ties of the highest index": ("rank += ties[j] < ties[i]", "rank += ties[j] > ties[i]"),
+    "a copy of the counters is left out": ("c < COPIES; ++c", "c < COPIES - 1; ++c"),
     "ties in any order": ("due == equal", "true"),
     "the order of equal keys is open": ("places[j] < places[i]", "j < i"),
     "a warp's earlier lanes are not counted": ("__popc(votes & ((1u << thread % 32) - 1))", "0"),
@@ -135,6 +155,8 @@ def test_a_planted_fault_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch, 
     emulate(monkeypatch, tmp_path, (FAULTS | LIST_FAULTS)[fault])
     rows = _rows()
     rows["special"][0, ::14] = -torch.tensor(torch.nan)  # NaN of either sign
+    if fault == "a warp's earlier lanes are not counted":  # more equal keys than are collected
+        rows = {"many equal": torch.arange(1600.0)[None] % 2}
     if fault == "ties in any order":
         # Kept below MAX_K elements: the faulty kernel would write past its list.
         rows = {"few values": rows["few values"]}

@@ -1,7 +1,8 @@
 """Convolution in CUDA C++: an implicit product by tensor cores for half types, registers for float32.
 
-The gradients are PyTorch's own call (``aten::convolution_backward``), and are recorded as such: both are
-convolutions of other shapes, for which there are no kernels here yet.
+Half types go by wgmma where it exists (wgmma.py), elsewhere by mma.sync. There the gradient of the images is
+the same kernel's convolution with the turned window. The other gradients are PyTorch's own call
+(``aten::convolution_backward``), and a backward is recorded as such.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import torch
 
 from weft.backends.nvrtc import CudaSource
 from weft.core import BACKWARD, YES, Case, Implementation, Support, no
-from weft.ops._common.layout import CUDA_TYPES, FLOAT_DTYPES, dtype_name
+from weft.machine.device_limits import has_wgmma
+from weft.ops._common.layout import CUDA_TYPES, FLOAT_DTYPES, contiguous_like, dtype_name
+from weft.ops.conv2d import wgmma, with_torch
 from weft.ops.conv2d.spec import empty_output
-from weft.ops.conv2d.with_torch import backward
 
 THREADS = 256
 MAX_SIDE = 11  # rows and columns of a window whose tile fits static shared memory
@@ -63,6 +65,9 @@ def forward(x: torch.Tensor, weight: torch.Tensor, *, padding: int = 0) -> torch
     y = empty_output(x, weight, padding)
     if y.numel() == 0:
         return y
+    if has_wgmma(x.device) and wgmma.supports(x, weight, padding):
+        wgmma.forward(x, weight, y, padding)
+        return y
     x = adjacent_columns(x)
     is_half = x.dtype != torch.float32
     tall, wide, outputs = MMA_TILE if is_half else FP32_TILE
@@ -72,6 +77,19 @@ def forward(x: torch.Tensor, weight: torch.Tensor, *, padding: int = 0) -> torch
     program = source(x.dtype, (weight.shape[2], weight.shape[3]))
     program["conv2d"](count_blocks(y, tall, wide, outputs), THREADS, x, factor, y, *sizes, *groups)
     return y
+
+
+def backward(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *, padding: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return both gradients; that of square windows' images by wgmma, where it exists."""
+    window, turned_padding = weight.shape[2], weight.shape[2] - 1 - padding
+    is_square = window == weight.shape[3] and turned_padding >= 0 and grad.numel() > 0
+    if not (is_square and has_wgmma(x.device) and wgmma.supports(grad, weight, turned_padding)):
+        return with_torch.backward(grad, x, weight, padding=padding)
+    dx = contiguous_like(x)
+    wgmma.forward(grad, weight.flip(2, 3).transpose(0, 1), dx, turned_padding)
+    return dx, with_torch.weight_gradient(grad, x, weight, padding)
 
 
 def supports(case: Case, device: str) -> Support:
@@ -87,6 +105,9 @@ IMPLEMENTATION = Implementation(
     backward=backward,
     supports=supports,
     delegates_to_torch=(BACKWARD,),
-    aot_kernels=tuple(source(d, w) for d in FLOAT_DTYPES for w in ((1, 1), (3, 3), (11, 11))),
-    idea="implicit product by mma.sync with the image's tile in shared memory; float32 by registers",
+    aot_kernels=(
+        *(source(d, w) for d in FLOAT_DTYPES for w in ((1, 1), (3, 3), (11, 11))),
+        *wgmma.aot_kernels(),
+    ),
+    idea="implicit product by wgmma or mma.sync with the image's tile in shared memory; float32 by registers",
 )

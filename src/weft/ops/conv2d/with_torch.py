@@ -23,14 +23,27 @@ def backward(
     """Return both gradients by one call of the library."""
     if grad.numel() == 0:
         return contiguous_like(x).zero_(), contiguous_like(weight).zero_()
+    return _gradients(grad, x, weight, padding, [True, True, False])  # type: ignore[return-value]
+
+
+def weight_gradient(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, padding: int) -> torch.Tensor:
+    """Return the gradient of the weight alone; ``grad`` has elements."""
+    return _gradients(grad, x, weight, padding, [False, True, False])[0]
+
+
+def _gradients(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, padding: int, mask: list[bool]
+) -> tuple[torch.Tensor, ...]:
+    """Return the gradients of ``mask`` (images, weight, bias)."""
     wide = torch.float64 if x.dtype == torch.float32 else x.dtype
     tensors = (grad.to(wide), x.to(wide), weight.to(wide))
     # The library may otherwise add in the order in which blocks arrive.
     with torch.backends.cudnn.flags(enabled=True, deterministic=True):
-        dx, dweight, _ = torch.ops.aten.convolution_backward(
-            *tensors, None, [1, 1], [padding] * 2, [1, 1], False, [0, 0], 1, [True, True, False]
+        gradients = torch.ops.aten.convolution_backward(
+            *tensors, None, [1, 1], [padding] * 2, [1, 1], False, [0, 0], 1, mask
         )
-    return tuple(g.to(x.dtype, memory_format=torch.contiguous_format) for g in (dx, dweight))  # type: ignore[return-value]
+    asked = [g for g in gradients if g is not None]
+    return tuple(g.to(x.dtype, memory_format=torch.contiguous_format) for g in asked)
 
 
 def supports(case: Case, device: str) -> Support:

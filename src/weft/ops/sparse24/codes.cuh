@@ -21,6 +21,15 @@ constexpr int GROUP = 4, WORD_COLUMNS = 16;  // columns of one row in a word
 constexpr int KEPT_COLUMNS = WORD_COLUMNS / 2;
 constexpr unsigned FILLER = 0x4;  // the code beyond the matrix names the first two places
 
+#ifndef WEFT_STORE_16  // which an emulator defines
+// Stores 16 bytes at once: the compiler may split the store of a structure whose elements it computes one by
+// one.
+__device__ __forceinline__ void store_16(void* to, uint4 v) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
+}
+#endif
+
 template <int COUNT> struct alignas(COUNT * sizeof(Element)) Vec { Element at[COUNT]; };
 constexpr int VECTOR = 16 / sizeof(Element);
 
@@ -53,15 +62,33 @@ __device__ __forceinline__ void load(Element (&to)[COUNT], const Element* from, 
   }
 }
 
+// The same in words, of two elements in 16-bit types: as elements, each would take a register of its own.
+template <int WORDS>
+__device__ __forceinline__ void load_words(unsigned (&to)[WORDS], const Element* from, index_t count) {
+  constexpr int EACH = 4 / sizeof(Element);
+  if constexpr (WIDE) {
+#pragma unroll
+    for (int i = 0; i < WORDS; i += 4) {
+      uint4 v = make_uint4(0, 0, 0, 0);
+      if (i * EACH < count) v = *reinterpret_cast<const uint4*>(from + i * EACH);
+      to[i] = v.x, to[i + 1] = v.y, to[i + 2] = v.z, to[i + 3] = v.w;
+    }
+  } else {
+    Element elements[WORDS * EACH];
+    load(elements, from, count);
+    memcpy(to, elements, sizeof(to));
+  }
+}
+
+// Stores the elements before `count`, in fours or twos.
 template <int COUNT>
 __device__ __forceinline__ void store(Element* to, const Element (&from)[COUNT], index_t count) {
   if constexpr (WIDE && COUNT % VECTOR == 0) {
 #pragma unroll
     for (int i = 0; i < COUNT; i += VECTOR) {
-      Vec<VECTOR> v;
-#pragma unroll
-      for (int j = 0; j < VECTOR; ++j) v.at[j] = from[i + j];
-      if (i < count) *reinterpret_cast<Vec<VECTOR>*>(to + i) = v;
+      uint4 v;
+      memcpy(&v, from + i, sizeof(v));
+      if (i < count) store_16(to + i, v);
     }
   } else {
 #pragma unroll

@@ -6,12 +6,15 @@
 // that of Johnson, Douze and Jegou, "Billion-scale similarity search with GPUs" (arXiv:1702.08734).
 // Bytes: the row read once, 8 + sizeof(WEFT_T) written for each of the k, and 8 for each of a part's k.
 //
-// topk_rows, for larger k: radix select, a block for each row. Four passes over the row fix the k-th largest
-// key, 8 bits at a time: each counts the next digit among the keys that agree with the digits fixed so far. A
-// last pass collects the keys above it, and as many equal ones as are due, lowest index first. The k elements
-// are sorted by rank.
-// Bytes: the row read five times (from L2 after the first where it fits), 8 + sizeof(WEFT_T) written for
-// each of the k.
+// topk_rows, for larger k: radix select, a block for each row. Passes over the row fix the k-th largest key,
+// 8 bits at a time: each counts the next digit among the keys that agree with the digits fixed so far.
+// Float32 has four digits, float16 three and bfloat16 two; what is below them follows from them. Counters
+// have COPIES, one for each lane of a warp in long rows: the first digits of most elements are few, and one
+// counter would take one element a clock. A last pass collects the keys above the k-th, and those that equal
+// it. If more equal ones are there than due, those of lowest index are taken. The k elements are sorted by
+// rank.
+// Bytes: the row read three to five times (from L2 after the first where it fits), 8 + sizeof(WEFT_T)
+// written for each of the k.
 #include "numeric.cuh"
 
 #ifndef THREADS
@@ -22,7 +25,10 @@
 #endif
 
 #ifndef VEC_WIDTH
-#define VEC_WIDTH 1  // elements of a load of topk_lists
+#define VEC_WIDTH 1  // elements of a load
+#endif
+#ifndef COPIES
+#define COPIES 4  // of the counters of topk_rows
 #endif
 #ifndef WARPS_A_ROW
 #define WARPS_A_ROW (THREADS / 32)  // of topk_lists: all of a block, or 1
@@ -30,6 +36,7 @@
 
 constexpr int DIGITS = 256, WARPS = THREADS / 32;
 constexpr unsigned ALL = 0xffffffffu;
+constexpr int LAST_SHIFT = sizeof(WEFT_T) == 4 ? 0 : UPPER<WEFT_T> ? 16 : 8;  // of the last digit of a key
 constexpr unsigned NOWHERE = 0xffffffffu;  // the place of no element; those of elements are lower
 
 // Returns the key of an element: larger is earlier in the output. NaN is the largest, -0 equals 0.
@@ -42,55 +49,120 @@ __device__ __forceinline__ unsigned key_of(WEFT_T element, bool largest) {
   return largest ? key : ~key;
 }
 
+// Calls `body` with the key and the index of each element of a row, as this thread comes to them. Several
+// loads are in flight.
+template <typename Body>
+__device__ __forceinline__ void for_each_key(const WEFT_T* row, index_t columns, bool largest, Body body) {
+  constexpr int VEC = VEC_WIDTH, UNROLL = 4;
+  for (index_t start = (index_t)threadIdx.x * VEC; start < columns; start += THREADS * VEC * UNROLL) {
+    Vector<WEFT_T, VEC> v[UNROLL];
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u) {
+      const index_t at = start + u * THREADS * VEC;
+      if (at < columns) v[u] = *reinterpret_cast<const Vector<WEFT_T, VEC>*>(row + at);
+    }
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u) {
+      const index_t at = start + u * THREADS * VEC;
+      if (at >= columns) continue;
+#pragma unroll
+      for (int j = 0; j < VEC; ++j) body(key_of(v[u].at[j], largest), at + j);
+    }
+  }
+}
+
+// The digit of the k-th largest key, how many are due of it, and how many there are.
+struct Digit { unsigned long long digit, due, equal; };
+
+// Writes the digit to `found`, by one warp. `totals`: elements of each digit. A lane has eight of them, the
+// first lane the largest ones.
+__device__ __forceinline__ void find_digit(Digit& found, const unsigned long long* totals,
+                                           unsigned long long due) {
+  constexpr int EACH = DIGITS / 32;
+  const int lane = (int)threadIdx.x, first = DIGITS - 1 - lane * EACH;
+  unsigned long long own = 0;
+#pragma unroll
+  for (int e = 0; e < EACH; ++e) own += totals[first - e];
+  unsigned long long up_to = own;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const unsigned long long before = __shfl_up_sync(ALL, up_to, step);
+    if (lane >= step) up_to += before;
+  }
+  unsigned long long above = up_to - own;
+#pragma unroll
+  for (int e = 0; e < EACH; ++e) {
+    const unsigned long long total = totals[first - e];
+    if (above < due && due <= above + total)
+      found = {(unsigned long long)(first - e), due - above, total};
+    above += total;
+  }
+}
+
 // x: (gridDim.x, columns), rows at x_stride elements; values, indices: (gridDim.x, k) contiguous.
-// 1 <= k <= MAX_K. Four blocks an SM: without the hint the compiler spills on sm_80.
-extern "C" __global__ void __launch_bounds__(THREADS, 4)
+// 1 <= k <= MAX_K. Without the hint of blocks an SM the compiler spills on sm_100.
+extern "C" __global__ void __launch_bounds__(THREADS, THREADS > 512 ? 1 : 3)
 topk_rows(const WEFT_T* __restrict__ x, WEFT_T* __restrict__ values, index_t* __restrict__ indices,
           index_t columns, index_t x_stride, index_t k, index_t largest) {
-  __shared__ unsigned long long counts[DIGITS];  // a row may have more than 2^32 elements
-  __shared__ unsigned long long state[3];        // the digit, how many are due of it, how many there are
-  __shared__ unsigned slots[1];
+  constexpr unsigned TIES = DIGITS * COPIES / 2;
+  __shared__ unsigned long long memory[DIGITS * COPIES / 2];  // counters, and then places of equal keys
+  __shared__ unsigned long long totals[DIGITS];  // a row may have more than 2^32 elements
+  __shared__ Digit state[1];
+  __shared__ unsigned slots[2];
   __shared__ unsigned warp_counts[WARPS];
   __shared__ unsigned keys[MAX_K];
   __shared__ index_t places[MAX_K];
+  unsigned* const counts = reinterpret_cast<unsigned*>(memory);
+  index_t* const ties = reinterpret_cast<index_t*>(memory);
   const WEFT_T* row = x + blockIdx.x * x_stride;
-  const int thread = (int)threadIdx.x;
+  const int thread = (int)threadIdx.x, copy = thread % COPIES;
   unsigned threshold = 0, mask = 0;
   unsigned long long due = (unsigned long long)k, equal = 0;
-  for (int shift = 24; shift >= 0; shift -= 8) {
-    for (int d = thread; d < DIGITS; d += THREADS) counts[d] = 0;
+  for (int shift = 24; shift >= LAST_SHIFT; shift -= 8) {
+    for (int d = thread; d < DIGITS * COPIES / 2; d += THREADS) memory[d] = 0;
     __syncthreads();
-    for (index_t i = thread; i < columns; i += THREADS) {
-      const unsigned key = key_of(row[i], largest);
-      if ((key & mask) == threshold) atomicAdd(counts + (key >> shift & 255), 1ull);
-    }
+    for_each_key(row, columns, largest, [&](unsigned key, index_t) {
+      if ((key & mask) == threshold) atomicAdd(counts + (key >> shift & 255) * COPIES + copy, 1u);
+    });
     __syncthreads();
     for (int d = thread; d < DIGITS; d += THREADS) {
-      unsigned long long above = 0;
-      for (int e = DIGITS - 1; e > d; --e) above += counts[e];
-      if (above < due && due <= above + counts[d]) state[0] = d, state[1] = due - above, state[2] = counts[d];
+      unsigned long long total = 0;
+      // Lanes begin at different copies, whose banks differ.
+      for (int c = 0; c < COPIES; ++c) total += counts[d * COPIES + (c + d) % COPIES];
+      totals[d] = total;
     }
+    if (thread < 2) slots[thread] = 0;
     __syncthreads();
-    threshold |= (unsigned)state[0] << shift;
+    if (thread < 32) find_digit(state[0], totals, due);
+    __syncthreads();
+    threshold |= (unsigned)state[0].digit << shift;
     mask |= 255u << shift;
-    due = state[1], equal = state[2];
-    if (thread == 0) slots[0] = 0;
+    due = state[0].due, equal = state[0].equal;
     __syncthreads();  // all have read the digit before the next pass writes it
   }
-  // Without a tie at the border every equal key is due, in any order: the sort below restores it.
-  const bool takes_all = due == equal;
-  for (index_t i = thread; i < columns; i += THREADS) {
-    const unsigned key = key_of(row[i], largest);
+  // Without a tie at the border every equal key is due, in any order: the sort below restores it. Few equal
+  // keys are all collected, and those of lowest index taken.
+  const bool takes_all = due == equal, collects = !takes_all && equal <= TIES;
+  for_each_key(row, columns, largest, [&](unsigned key, index_t i) {
+    key &= mask;
     if (key > threshold || (takes_all && key == threshold)) {
       const unsigned slot = atomicAdd(slots, 1u);
       keys[slot] = key, places[slot] = i;
+    } else if (collects && key == threshold) {
+      ties[atomicAdd(slots + 1, 1u)] = i;
     }
-  }
+  });
   __syncthreads();
-  // With a tie, the equal keys of each THREADS neighbouring elements are numbered in order of their index.
   unsigned taken = slots[0];
-  for (index_t start = 0; !takes_all && taken < k && start < columns; start += THREADS) {
-    const bool hit = start + thread < columns && key_of(row[start + thread], largest) == threshold;
+  for (int i = thread; collects && i < (int)equal; i += THREADS) {
+    unsigned rank = 0;
+    for (int j = 0; j < (int)equal; ++j) rank += ties[j] < ties[i];
+    if (rank < due) keys[taken + rank] = threshold, places[taken + rank] = ties[i];
+  }
+  if (collects) __syncthreads();
+  // Many equal keys: those of each THREADS neighbouring elements are numbered in order of their index.
+  for (index_t start = 0; !takes_all && !collects && taken < k && start < columns; start += THREADS) {
+    const bool hit = start + thread < columns && (key_of(row[start + thread], largest) & mask) == threshold;
     const unsigned votes = __ballot_sync(ALL, hit);
     if (thread % 32 == 0) warp_counts[thread / 32] = __popc(votes);
     __syncthreads();
@@ -111,6 +183,7 @@ topk_rows(const WEFT_T* __restrict__ x, WEFT_T* __restrict__ values, index_t* __
   }
 }
 
+#ifndef ROWS_ALONE  // of a program for long rows, with more threads than lists have
 // The best elements that a warp has seen: lane r has the r-th. `last` is the k-th, which others must beat.
 struct List {
   unsigned key = 0, place = NOWHERE, last_key = 0, last_place = NOWHERE;
@@ -252,3 +325,4 @@ topk_merge(const WEFT_T* __restrict__ x, WEFT_T* __restrict__ values, index_t* _
   }
   write(list, x + row * x_stride, values + row * k, indices + row * k, (int)k);
 }
+#endif

@@ -19,6 +19,8 @@ TOO_MANY = f"a block sorts at most {MAX_K} elements"
 LIST = 32  # elements of a warp's list
 MAX_COLUMNS = 2**32 - 1  # of lists, whose places have 32 bits
 WARP_COLUMNS = 1024  # rows up to which one warp has a row
+# Radix select: rows from this length on have blocks of so many threads, and a counter for each lane.
+LONG_ROW, LONG_ROW_THREADS, COPIES, LONG_ROW_COPIES = 16384, 1024, 4, 32
 # A row is cut until each SM has so many blocks, into parts of so many columns at least, and so many at most:
 # one warp joins the lists of a row. More parts have more first elements to insert: on an H200, 64 rows of
 # 128256 in bfloat16 took 35 us in 2 parts, 37 in 4, 49 in 9 and 120 in 64.
@@ -30,9 +32,11 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 def source(dtype: torch.dtype, vec_width: int, warps_a_row: int, threads: int = THREADS) -> CudaSource:
     """Return the program for one dtype, the elements of a load, and the warps that read a row together."""
     numbers = {"VEC_WIDTH": vec_width, "WARPS_A_ROW": warps_a_row, "THREADS": threads, "MAX_K": MAX_K}
+    is_long = threads == LONG_ROW_THREADS
+    numbers |= {"COPIES": LONG_ROW_COPIES, "ROWS_ALONE": 1} if is_long else {"COPIES": COPIES}
     return CudaSource(
         file=Path(__file__).with_name("topk.cu"),
-        kernels=("topk_rows", "topk_lists", "topk_merge"),
+        kernels=("topk_rows",) if is_long else ("topk_rows", "topk_lists", "topk_merge"),
         defines=(("WEFT_T", CUDA_TYPES[dtype]), *((name, str(n)) for name, n in numbers.items())),
         label=f"{dtype_name(dtype)}-{vec_width}x{warps_a_row}",
     )
@@ -47,12 +51,19 @@ def _stride(x2d: torch.Tensor) -> int:
     return x2d.stride(0) if len(x2d) > 1 else x2d.shape[1]
 
 
-def by_radix(x: torch.Tensor, k: int, largest: bool, threads: int = THREADS) -> Pair:
+def _vec_width(x2d: torch.Tensor) -> int:
+    """Return the elements of a load: 16 bytes, or one element where rows are not aligned to that."""
+    wide = 16 // x2d.element_size()
+    return wide if max_vec_width(x2d.shape[1], x2d) == wide else 1
+
+
+def by_radix(x: torch.Tensor, k: int, largest: bool, threads: int | None = None) -> Pair:
     """Return values and indices by radix select, a block a row; ``k`` is 1 to ``MAX_K``, ``x`` not empty."""
     values, indices = _outputs(x, k)
     x2d = view_2d(x)
     rows, columns = x2d.shape
-    program = source(x.dtype, 1, threads // 32, threads)
+    threads = threads or (LONG_ROW_THREADS if columns >= LONG_ROW else THREADS)
+    program = source(x.dtype, _vec_width(x2d), threads // 32, threads)
     program["topk_rows"](rows, threads, x2d, values, indices, columns, _stride(x2d), k, int(largest))
     return values, indices
 
@@ -67,8 +78,7 @@ def by_lists(
     values, indices = _outputs(x, k)
     x2d = view_2d(x)
     rows, columns = x2d.shape
-    wide = 16 // x.element_size()
-    vec_width = wide if max_vec_width(columns, x2d) == wide else 1
+    vec_width = _vec_width(x2d)
     warps = 1 if columns <= WARP_COLUMNS and parts is None else threads // 32
     if parts is None:
         needed = -(-BLOCKS * num_sms(x.device, interpreted=2) // rows)
@@ -117,10 +127,10 @@ IMPLEMENTATION = Implementation(
     supports=_supports,
     delegates_to_torch=(BACKWARD,),
     aot_kernels=tuple(
-        source(dtype, vec_width, warps)
+        source(dtype, vec_width, threads // 32 if warps else 1, threads)
         for dtype in FLOAT_DTYPES
         for vec_width in (16 // dtype.itemsize, 1)
-        for warps in (1, THREADS // 32)
+        for threads, warps in ((THREADS, 0), (THREADS, 1), (LONG_ROW_THREADS, 1))
     ),
     idea="few: the best 32 in a warp's lanes, the row read once; else radix select, 8 bits a pass",
 )
