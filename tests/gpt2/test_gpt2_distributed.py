@@ -199,6 +199,7 @@ def test_signal_to_one_process_ends_all_at_the_same_step(runs: Path) -> None:
     assert loaded.step == outcomes[0]["step"]
 
 
+@pytest.mark.pooled(1, "failing processes of torchrun")
 def test_killed_process_ends_all_with_one_message(tmp_path: Path) -> None:
     """``weft train`` under torchrun, as a user calls it."""
     out, text = tmp_path / "run", tmp_path / "text.py"
@@ -219,6 +220,7 @@ def test_killed_process_ends_all_with_one_message(tmp_path: Path) -> None:
     assert checkpoint.load(newest).step >= 2 * HALF
 
 
+@pytest.mark.pooled(1, "failing processes of torchrun")
 def test_error_is_reported_although_torchrun_ends_the_processes(tmp_path: Path) -> None:
     """torchrun ends the other processes as soon as it notices that one has exited."""
     with torchrun(tmp_path, HELPERS / "late.py") as run:

@@ -37,6 +37,18 @@ def echo(payload: dict, tensors: list[torch.Tensor]) -> Result:
 _exported: list[weakref.ref[torch.Tensor]] = []
 
 
+def last_bytes(payload: dict, tensors: list[torch.Tensor]) -> Result:
+    """Reply with the size of a tensor and its last six elements."""
+    return {"size": len(tensors[0])}, [tensors[0][-6:]]
+
+
+def long_reply(payload: dict, tensors: list[torch.Tensor]) -> Result:
+    """Reply with a tensor of the size that is asked for, of zeros and five sevens at its end."""
+    reply = torch.zeros(payload["size"], dtype=torch.uint8)
+    reply[-5:] = 7
+    return {"size": len(reply)}, [reply]
+
+
 def keep_in_memory(payload: dict, tensors: list[torch.Tensor]) -> Result:
     """Reply with tensors that stay in this process, as large GPU tensors do; the parent copies them."""
 

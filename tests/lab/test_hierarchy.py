@@ -318,6 +318,7 @@ def test_a_record_is_printed_plotted_and_shown_in_the_docs(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.pooled(3, "commands that measure")
 def test_command_measures_this_cpu(tmp_path: Path) -> None:
     saved, plot = tmp_path / "h.json", tmp_path / "h.svg"
     options = ["--device", "cpu", "--hierarchy", "--quick", "--json"]

@@ -341,6 +341,7 @@ def test_without_a_compiler_the_reason_is_shown(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.slow
 @needs_compiler
+@pytest.mark.pooled(3, "commands that measure")
 def test_command_writes_record_and_picture_and_redraws_it(tmp_path: Path) -> None:
     options = [
         "--quick",

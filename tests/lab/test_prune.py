@@ -307,6 +307,7 @@ def test_the_help_states_the_defaults_of_the_plan() -> None:
     assert f"[default: {plan.share}]" in page and f"[default: {plan.rewind}]" in page
 
 
+@pytest.mark.pooled(3, "commands that measure")
 def test_the_quick_command_prints_json_and_writes_record_and_picture(tmp_path: Path) -> None:
     out = tmp_path / "out"
     call = [sys.executable, "-m", "weft", "prune", "--quick", "--steps", "10", "--json", "--out", str(out)]

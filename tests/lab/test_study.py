@@ -253,6 +253,7 @@ def environment() -> dict[str, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.pooled(3, "commands that measure")
 def test_command_writes_record_and_plots_and_redraws_them(tmp_path: Path) -> None:
     options = ["--device", "cpu", "--quick", "--json", "--out", str(tmp_path / "a")]
     call = [sys.executable, "-m", "weft", "study", "mlp", *options]

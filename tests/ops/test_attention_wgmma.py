@@ -330,6 +330,7 @@ def test_the_calls_of_the_planted_faults_are_right(point: Point, emulated: None)
 
 
 @needs_compiler
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("config", [SMALL, THREE], ids=["two-groups", "three-groups"])
 def test_a_head_has_the_same_bits_whatever_is_beside_it(config: Config, emulated: None) -> None:
     """Neither the batch nor the schedule of blocks and threads changes a bit."""
@@ -342,7 +343,7 @@ def test_a_head_has_the_same_bits_whatever_is_beside_it(config: Config, emulated
         assert torch.equal(out_alone[0, 0], out[b, h]) and torch.equal(lse_alone[0, 0], lse[b, h])
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "source", [s for s in attention_wgmma.aot_kernels() if "bfloat16" in s.label], ids=lambda s: s.label
 )

@@ -215,6 +215,7 @@ needs_compiler = pytest.mark.skipif(
 
 
 @needs_compiler
+@pytest.mark.pooled(1, "emulated: attention backward")
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "point", POINTS, ids=lambda p: f"{'x'.join(map(str, p[1]))}-{p[2][1]}-{'-'.join(p[4])}"
@@ -235,6 +236,7 @@ def two_blocks_at_once(patch: pytest.MonkeyPatch) -> None:
 
 
 @needs_compiler
+@pytest.mark.pooled(1, "emulated: attention backward")
 def test_blocks_side_by_side_add_in_order(emulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sums of dq have the same bits whether blocks run one after the other or side by side."""
     alone = errors(SMALL, 0)

@@ -3,8 +3,9 @@
 Points that cannot run here are skipped with their reason, and the run's summary lists each. On a CPU a
 run takes a random sixth of the points; pytest's header shows the seed, and ``WEFT_SAMPLE_SEED`` repeats it.
 The sample has a point of each operator, implementation, direction and dtype. For triton, and for either eager
-or torch, it also has a point of each layout, kind of values and kind of size. ``compile`` runs for a third of
-the operators. A GPU and ``--exhaustive`` run all points.
+or torch, it also has a point of each layout, kind of values and kind of size. Costly points are fewer:
+``compile`` runs for a fifth of the operators, and the interpreted kernels of ``DEAR`` operators run at a
+quarter of their cases besides the first. A GPU and ``--exhaustive`` run all points.
 
 Two kinds of implementation have fewer cases, since each case takes seconds: see :func:`_too_slow`. On a CPU
 the check makes the same call thirteen times at one case of each dtype, and twice at the others.
@@ -68,7 +69,9 @@ def _points(device: str) -> list[Point]:
     return points
 
 
-COMPILED_IN = 3  # an operator is compiled by one of so many seeds
+COMPILED_IN = 5  # an operator is compiled by one of so many seeds
+DEAR = ("sort", "sort_keys")  # operators whose kernels take Triton's interpreter over a second a case
+DEAR_IN = 4  # such a case is interpreted by one of so many seeds
 SAMPLED_SHARE = 0.05  # share of all points, before the additional ones that combinations and kinds need
 
 
@@ -80,9 +83,17 @@ def _kinds(case: Case, operator: Operator) -> Iterator[str]:
 
 
 def _is_left_to_other_seeds(point: Point, seed: int) -> bool:
-    """Return True for ``compile`` at two of three operators: Inductor compiles for seconds at each point."""
-    name, _, _, implementation = point
-    return implementation == "compile" and (registry.operator_names().index(name) - seed) % COMPILED_IN != 0
+    """Return True for points that take seconds, except at one of several seeds.
+
+    These are ``compile`` at most operators, and three of four interpreted points of the dear operators. Their
+    first case in float32 is never left out, so that each operator, implementation and direction has a point.
+    """
+    name, case, _, implementation = point
+    if implementation == "compile":
+        return (registry.operator_names().index(name) - seed) % COMPILED_IN != 0
+    if name not in DEAR or implementation != "triton" or case == _first_of_each_dtype(name, "cpu")["float32"]:
+        return False
+    return ([c.name for c in registry.operator(name).cases].index(case) - seed) % DEAR_IN != 0
 
 
 @cache
@@ -145,12 +156,23 @@ def test_the_sample_meets_every_combination_and_kind() -> None:
     chosen = sample(points, seed)
     assert chosen == sample(points, seed) and chosen != sample(points, seed + 1)
     assert _all_keys(chosen, seed) == _all_keys(points, seed)
-    # Other seeds cover the rest: one of three seeds each combination, one of two each kind.
+    # Each implementation has its operator's first case in each direction at every seed, except ``compile``.
+    first = {
+        name: next(iter(_first_of_each_dtype(name, "cpu").values())) for name in registry.operator_names()
+    }
+    in_each_run = {p for p in points if p[1] == first[p[0]] and p[3] != "compile"}
+    assert in_each_run <= chosen
+    others = {(p[0], p[2], p[3]) for p in points if p[3] != "compile"}
+    assert {(p[0], p[2], p[3]) for p in in_each_run} == others
+    # Other seeds cover the rest: one of five seeds each combination, one of two each kind.
     every = [_all_keys(points, s) for s in range(2 * COMPILED_IN)]
     compiled = {(p[0], p[2], p[3]) for p in points if p[3] == "compile"}
     assert {key[:3] for keys in every for key in keys if key[2] == "compile"} == compiled
     sliced = [{key[2] for key in keys if key[3] == "layout sliced"} for keys in every]
     assert sliced[:2] == [{"eager", "triton"}, {"torch", "triton"}]
+    dear = [p for p in points if p[0] in DEAR and p[3] == "triton"]
+    assert all(any(not _is_left_to_other_seeds(p, s) for s in range(DEAR_IN)) for p in dear)
+    assert all(2 * sum(_is_left_to_other_seeds(p, s) for p in dear) > len(dear) for s in range(DEAR_IN))
     assert len(chosen) < 0.5 * len(points)
 
 

@@ -90,8 +90,8 @@ def test_float16_elements_have_registers_of_their_own() -> None:
     _assert_no_faults(with_cuda.backward_source(variant, backward), 90)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.slow
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("arch", [90, 100])
 @pytest.mark.parametrize("name", ["dropout", "dropout_add_layer_norm"])
 def test_shipped_dropout_kernels_have_no_faults(name: str, arch: int) -> None:

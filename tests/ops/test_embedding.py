@@ -101,7 +101,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.skipif(warp_emulator.COMPILER is None, reason="needs g++")
 def test_cuda_backward_matches_float64_in_the_emulator(emulated: None) -> None:
-    """A random sample of two plans; --exhaustive runs all, and conformance runs them on a GPU.
+    """A random plan; --exhaustive runs all, and conformance runs them on a GPU.
 
     The plans cover: eight owners of rows, which is more than are counted at once; an owner of 1024 rows,
     whose upper row numbers use the last bits of an int; several slices; ids out of range; rows of many
@@ -122,7 +122,7 @@ def test_cuda_backward_matches_float64_in_the_emulator(emulated: None) -> None:
         (FUSED, deep, 41, 136, 9),
         (replace(FUSED, piece_blocks=2), late, 4094, 24, 600),
     ]
-    for plan, ids, vocabulary, columns, places in sampling.sample(plans, 2, "embedding's plans"):
+    for plan, ids, vocabulary, columns, places in sampling.sample(plans, 1, "embedding's plans"):
         grad = torch.randn(*ids.shape, columns).bfloat16()
         got = with_cuda.backward_with(plan, grad, ids, vocabulary, places)
         wide, known = grad.double(), (ids >= 0) & (ids < vocabulary)

@@ -51,6 +51,7 @@ def largest_error(scale: float, z_loss: float) -> float:
 
 
 @needs_compiler
+@pytest.mark.pooled(2, "emulated: head_wgmma")
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("scale", "z_loss"), [(1.0, 0.0), (2.0, 1e-3), (60.0, 0.0)])
 def test_loss_and_gradients_are_right(scale: float, z_loss: float, emulated: None) -> None:  # noqa: F811
@@ -59,6 +60,7 @@ def test_loss_and_gradients_are_right(scale: float, z_loss: float, emulated: Non
 
 
 @needs_compiler
+@pytest.mark.pooled(2, "emulated: head_wgmma")
 def test_rows_without_a_finite_loss(emulated: None) -> None:  # noqa: F811
     """An ignored row is not read; a target out of range gives NaN, as a row with NaN does."""
     x, weight, targets = head_inputs()
@@ -116,6 +118,7 @@ FAULTS = {
 
 
 @needs_compiler
+@pytest.mark.pooled(2, "emulated: head_wgmma")
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_seen(

@@ -42,8 +42,8 @@ def _product(name: str, m: int, n: int, k: int) -> tuple[torch.Tensor, torch.Ten
     return implementation("matmul", name).forward(a, b), a.double() @ b.double()
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.skipif(COMPILER is None, reason="g++ is not installed")
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", STEPS)
 def test_a_step_matches_float64(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     warp_emulator.emulate(monkeypatch, folder)

@@ -76,7 +76,7 @@ needs_compiler = pytest.mark.skipif(
 
 
 @needs_compiler
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("point", POINTS, ids=lambda p: f"{p[0]}x{p[1]}x{p[2]}-{p[4]}{p[5]}")
 def test_products_are_right(point: tuple[int, int, int, torch.dtype, str, str], emulated: None) -> None:
     """Stretches begin and end within a group of columns, and cross from one to the next."""
@@ -88,6 +88,7 @@ def test_products_are_right(point: tuple[int, int, int, torch.dtype, str, str], 
 
 
 @needs_compiler
+@pytest.mark.pooled(1, "emulated: matmul_skinny")
 def test_random_sizes(emulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(7)
     for seed in range(12):
@@ -100,6 +101,7 @@ def test_random_sizes(emulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_compiler
+@pytest.mark.pooled(1, "emulated: matmul_skinny")
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("order", ["k", "n"])
 def test_the_bits_of_a_row_do_not_depend_on_the_batch(order: str, emulated: None) -> None:
@@ -112,6 +114,7 @@ def test_the_bits_of_a_row_do_not_depend_on_the_batch(order: str, emulated: None
 
 
 @needs_compiler
+@pytest.mark.pooled(1, "emulated: matmul_skinny")
 def test_what_is_not_a_number_stays_in_its_row(emulated: None) -> None:
     x, w = operands((12, 136, 200, BF16, "k", "k"), 4)
     clean = skinny.forward(x, w)
@@ -146,7 +149,7 @@ FAULTS = {
 
 
 @needs_compiler
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_seen(
     fault: str, emulated: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

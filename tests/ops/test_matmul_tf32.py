@@ -135,7 +135,7 @@ def label(point: Point) -> str:
 
 
 @needs_compiler
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("point", POINTS, ids=label)
 def test_products_are_right_in_any_schedule(
     point: Point,
@@ -167,7 +167,7 @@ def plant(name: str, old: str, new: str, folder: Path, monkeypatch: pytest.Monke
 
 
 @needs_compiler
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_seen(
     fault: str,

@@ -260,7 +260,7 @@ needs_compiler = pytest.mark.skipif(
 
 
 @needs_compiler
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("point", POINTS, ids=lambda p: f"{p[0]}x{p[1]}x{p[2]}-{p[3].label}-{p[5]:d}{p[6]:d}")
 def test_products_are_right_in_any_schedule(point: tuple[object, ...], emulated: None) -> None:
     for seed in range(3):  # each launch switches threads in another order
@@ -268,7 +268,7 @@ def test_products_are_right_in_any_schedule(point: tuple[object, ...], emulated:
 
 
 @needs_compiler
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("point", "splits"), SPLIT_POINTS, ids=lambda p: f"{p[0]}x{p[1]}x{p[2]}" if isinstance(p, tuple) else None
 )
@@ -278,7 +278,7 @@ def test_a_divided_k_gives_the_same_product(point: tuple[object, ...], splits: i
 
 
 @needs_compiler
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "point", EPILOGUE_POINTS, ids=lambda p: f"{p[0]}x{p[1]}x{p[2]}-{p[3].label}-{p[5].name.lower()}-{p[6]}"
 )
@@ -295,7 +295,7 @@ def test_a_divided_k_gives_the_same_bits_twice(emulated: None) -> None:
 
 
 @needs_compiler
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_seen(
     fault: str, emulated: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -343,7 +343,7 @@ def test_the_main_loop_of_a_cluster_has_no_fence_of_the_whole_gpu() -> None:
     assert sass.count("MEMBAR.ALL.GPU") == 2
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "source",
     [s for s in wgmma.aot_kernels() if "wgmma-float16" not in s.label and "transpose" not in s.label],

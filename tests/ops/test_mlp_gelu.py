@@ -148,6 +148,7 @@ needs_compiler = pytest.mark.skipif(
 
 
 @needs_compiler
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_fused_backward_has_no_pass_and_is_right(dtype: torch.dtype, hopper: None) -> None:
     assert max(emulated_errors(with_cuda, dtype)) < 1.5
@@ -181,6 +182,7 @@ FAULTS = {
 
 
 @needs_compiler
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_seen(fault: str, hopper: None) -> None:
     """A copy of the module with one fault gives a wrong result, or calls the pass."""

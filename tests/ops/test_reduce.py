@@ -61,6 +61,7 @@ SHAPES: tuple[tuple[tuple[int, ...], int | tuple[int, int]], ...] = (
 
 
 @NEEDS_COMPILER
+@pytest.mark.pooled(2, "emulated: reduce")
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("op", EVERY)
 def test_each_operation_is_exact_in_the_emulator(
@@ -75,6 +76,7 @@ def test_each_operation_is_exact_in_the_emulator(
 
 
 @NEEDS_COMPILER
+@pytest.mark.pooled(2, "emulated: reduce")
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("op", EVERY)
 def test_special_values_in_the_emulator(op: str, monkeypatch: pytest.MonkeyPatch, libraries: Path) -> None:
@@ -88,6 +90,7 @@ def test_special_values_in_the_emulator(op: str, monkeypatch: pytest.MonkeyPatch
 
 
 @NEEDS_COMPILER
+@pytest.mark.pooled(2, "emulated: reduce")
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int32], ids=str)
 def test_other_dtypes_in_the_emulator(
@@ -103,6 +106,7 @@ def test_other_dtypes_in_the_emulator(
 
 
 @NEEDS_COMPILER
+@pytest.mark.pooled(2, "emulated: reduce")
 def test_layouts_in_the_emulator(monkeypatch: pytest.MonkeyPatch, libraries: Path) -> None:
     emulate(monkeypatch, libraries)
     x = _whole_numbers(6, 40, 24)

@@ -203,7 +203,7 @@ needs_compiler = pytest.mark.skipif(
 
 
 @needs_compiler
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "point", POINTS, ids=lambda p: f"{p[0]}x{p[1]}x{p[2]}-{p[3].columns}x{p[3].cluster}-{p[4]}"
 )
@@ -213,7 +213,7 @@ def test_products_are_right_in_any_schedule(point: tuple[object, ...], emulated:
 
 
 @needs_compiler
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("point", "splits", "sms"),
     SPLIT_POINTS,
@@ -227,6 +227,7 @@ def test_a_divided_k_gives_the_same_product(
 
 
 @needs_compiler
+@pytest.mark.pooled(1, "long sums: scaled_matmul")
 def test_a_divided_k_gives_the_same_bits_twice(emulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(with_cuda, "num_sms", lambda device: 3)
     inputs = factors(136, 72, 528, ROWS, E4M3, E4M3, 0)
@@ -235,7 +236,7 @@ def test_a_divided_k_gives_the_same_bits_twice(emulated: None, monkeypatch: pyte
 
 
 @needs_compiler
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_seen(
     fault: str, emulated: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -273,6 +274,7 @@ def test_a_planted_fault_is_seen(
 
 
 @needs_compiler
+@pytest.mark.pooled(1, "long sums: scaled_matmul")
 def test_promotion_bounds_the_error_of_a_long_sum(emulated: None) -> None:
     """In the emulator's model of 14-bit sums: without promotion the error grows with K."""
     inputs = factors(64, 64, 8192, TENSOR, E4M3, E4M3, 0)
@@ -289,7 +291,7 @@ def test_promotion_bounds_the_error_of_a_long_sum(emulated: None) -> None:
     assert rms[1] > 4 * rms[0]
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("source", with_cuda.IMPLEMENTATION.aot_kernels, ids=lambda s: s.label)
 def test_no_program_spills_registers(source: CudaSource) -> None:
     sass = disassemble.sass(source.compile("sm_90a"))

@@ -53,6 +53,7 @@ def _rows(columns: int) -> torch.Tensor:
 @pytest.mark.slow
 @pytest.mark.skipif(COMPILER is None, reason="g++ is not installed")
 @pytest.mark.usefixtures("emulated")
+@pytest.mark.pooled(2, "emulated: softmax_emulated")
 def test_cluster_forward_matches_float64() -> None:
     x = _rows(1500)
     y = with_cuda.forward_with(TWO_BLOCK_CLUSTER, x)
@@ -63,6 +64,7 @@ def test_cluster_forward_matches_float64() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(COMPILER is None, reason="g++ is not installed")
 @pytest.mark.usefixtures("emulated")
+@pytest.mark.pooled(2, "emulated: softmax_emulated")
 def test_cluster_backward_matches_float64() -> None:
     y = torch.softmax(torch.randn(5, 1500, dtype=torch.float64), -1)
     grad = torch.randn(5, 1500, dtype=torch.float64)
@@ -98,7 +100,8 @@ def test_a_slice_of_columns_of_another_stride_is_shifted() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(COMPILER is None, reason="g++ is not installed")
 @pytest.mark.usefixtures("emulated")
-@pytest.mark.sampled(3)  # each configuration is compiled for two seconds
+@pytest.mark.pooled(2, "emulated: softmax_emulated")
+@pytest.mark.sampled(2)  # each configuration is compiled for two seconds
 @pytest.mark.parametrize("peel", [ALIGNED_ALIKE, SHIFTED])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_rows_of_odd_length_match_float64_and_no_load_leaves_them(strategy: str, peel: int) -> None:
@@ -107,6 +110,7 @@ def test_rows_of_odd_length_match_float64_and_no_load_leaves_them(strategy: str,
     _compare_odd_rows(replace(config, peel=peel), _rows(columns), torch.randn(11, columns))
 
 
+@pytest.mark.pooled(2, "emulated: softmax_emulated")
 @pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.skipif(COMPILER is None, reason="g++ is not installed")

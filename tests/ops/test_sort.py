@@ -70,6 +70,7 @@ BY_PASSES = partial(with_cuda.by_passes, tile=SMALL)
 
 
 @NEEDS_COMPILER
+@pytest.mark.pooled(3, "emulated: sort")
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", with_cuda.DTYPES, ids=str)
 def test_rows_of_a_block_are_exact_in_the_emulator(
@@ -86,6 +87,7 @@ def test_rows_of_a_block_are_exact_in_the_emulator(
 
 
 @NEEDS_COMPILER
+@pytest.mark.pooled(3, "emulated: sort")
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("wide", [False, True], ids=["narrow", "wide"])
 @pytest.mark.parametrize("dtype", with_cuda.DTYPES, ids=str)
@@ -102,6 +104,7 @@ def test_passes_over_memory_are_exact_in_the_emulator(
 
 
 @NEEDS_COMPILER
+@pytest.mark.pooled(3, "emulated: sort")
 def test_strides_and_the_ends_of_pages_in_the_emulator(
     monkeypatch: pytest.MonkeyPatch, libraries: Path
 ) -> None:
@@ -115,6 +118,7 @@ def test_strides_and_the_ends_of_pages_in_the_emulator(
 
 
 @NEEDS_COMPILER
+@pytest.mark.pooled(3, "emulated: sort")
 def test_lanes_may_find_each_other_by_match(monkeypatch: pytest.MonkeyPatch, libraries: Path) -> None:
     emulate(monkeypatch, libraries)
     sort = partial(BY_PASSES, tile=SMALL._replace(match=True))
@@ -122,6 +126,7 @@ def test_lanes_may_find_each_other_by_match(monkeypatch: pytest.MonkeyPatch, lib
 
 
 @NEEDS_COMPILER
+@pytest.mark.pooled(3, "emulated: sort")
 def test_look_back_gives_the_same_in_every_schedule(monkeypatch: pytest.MonkeyPatch, libraries: Path) -> None:
     """Hundreds of tiles, whose blocks start in random order."""
     emulate(monkeypatch, libraries)
@@ -239,6 +244,7 @@ def _holds_in_a_child(check: Callable[[], bool]) -> bool:
 
 
 @NEEDS_COMPILER
+@pytest.mark.pooled(1, "faults: sort")
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("fault", [None, *FAULTS, *(f"rows: {name}" for name in ROW_FAULTS)])
 def test_a_planted_fault_is_caught(
@@ -267,6 +273,7 @@ STEPS = ("bitonic", "separate scan", "exchange")
 
 
 @NEEDS_COMPILER
+@pytest.mark.pooled(3, "emulated: sort")
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("dtype", with_cuda.DTYPES, ids=str)
@@ -295,6 +302,7 @@ STEP_FAULTS = {
 
 
 @NEEDS_COMPILER
+@pytest.mark.pooled(1, "faults: sort")
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("fault", STEP_FAULTS)
 def test_a_fault_in_each_step_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

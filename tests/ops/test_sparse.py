@@ -136,6 +136,7 @@ TYPES = [
 
 
 @NEEDS_COMPILER
+@pytest.mark.pooled(5, "emulated: sparse")
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("dtype", "offsets", "width"), TYPES)
 def test_tiles_of_nonzeros_are_exact_in_the_emulator(
@@ -164,6 +165,7 @@ def test_a_vector_needs_aligned_values_and_columns() -> None:
 
 
 @NEEDS_COMPILER
+@pytest.mark.pooled(5, "emulated: sparse")
 def test_bits_of_rounded_sums_do_not_depend_on_the_schedule(
     monkeypatch: pytest.MonkeyPatch, libraries: Path
 ) -> None:
@@ -180,6 +182,7 @@ def test_bits_of_rounded_sums_do_not_depend_on_the_schedule(
 
 
 @NEEDS_COMPILER
+@pytest.mark.pooled(5, "emulated: sparse")
 def test_special_values_and_wrong_columns_reach_their_row_alone(
     monkeypatch: pytest.MonkeyPatch, libraries: Path
 ) -> None:
@@ -200,6 +203,7 @@ def test_special_values_and_wrong_columns_reach_their_row_alone(
 
 
 @NEEDS_COMPILER
+@pytest.mark.pooled(5, "emulated: sparse")
 def test_wrong_offsets_leave_no_tensor(monkeypatch: pytest.MonkeyPatch, libraries: Path) -> None:
     """Offsets that fall, or that leave the range, give any numbers, and no access past a page's end."""
     scan_emulator.emulate(monkeypatch, libraries)
@@ -213,6 +217,7 @@ def test_wrong_offsets_leave_no_tensor(monkeypatch: pytest.MonkeyPatch, librarie
 
 
 @NEEDS_COMPILER
+@pytest.mark.pooled(5, "emulated: sparse")
 def test_rows_close_to_2_31_take_64_bit_offsets(monkeypatch: pytest.MonkeyPatch, libraries: Path) -> None:
     scan_emulator.emulate(monkeypatch, libraries)
     taken: list[torch.dtype] = []
@@ -274,6 +279,7 @@ FAULTS = {
 
 
 @NEEDS_COMPILER
+@pytest.mark.pooled(5, "emulated: sparse")
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("step", ladder.KERNELS)
 def test_each_step_of_the_ladder_is_exact_in_the_emulator(
@@ -385,6 +391,7 @@ WIDTHS = [
 
 
 @NEEDS_COMPILER
+@pytest.mark.pooled(5, "emulated: sparse")
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("dtype", "offsets", "k"), WIDTHS)
 def test_groups_of_lanes_are_exact_in_the_emulator(
@@ -399,6 +406,7 @@ def test_groups_of_lanes_are_exact_in_the_emulator(
 
 
 @NEEDS_COMPILER
+@pytest.mark.pooled(5, "emulated: sparse")
 def test_wrong_indices_of_a_product_with_a_matrix(monkeypatch: pytest.MonkeyPatch, libraries: Path) -> None:
     """A column out of range makes its row NaN; offsets out of order leave no tensor."""
     scan_emulator.emulate(monkeypatch, libraries)
@@ -486,6 +494,7 @@ def test_sliced_ell_is_exact_on_a_cpu_and_pads_to_the_longest_row_of_a_slice() -
 
 
 @NEEDS_COMPILER
+@pytest.mark.pooled(5, "emulated: sparse")
 def test_sliced_ell_in_the_emulator(monkeypatch: pytest.MonkeyPatch, libraries: Path) -> None:
     scan_emulator.emulate(monkeypatch, libraries)
     for family in FAMILIES:

@@ -199,7 +199,7 @@ needs_compiler = pytest.mark.skipif(
 
 
 @needs_compiler
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("point", POINTS, ids=lambda p: f"{p[0]}x{p[1]}x{p[2]}-{p[3].label}")
 def test_products_are_right_in_any_schedule(point: Point, emulated: None) -> None:
     for seed in range(3):  # each launch switches threads in another order
@@ -220,7 +220,7 @@ def test_strided_inputs_and_those_without_elements_are_taken(emulated: None) -> 
 
 
 @needs_compiler
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_seen(
     fault: str, emulated: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -307,6 +307,7 @@ def test_the_generated_header_is_current() -> None:
     assert (LIBRARY / "wgmma_sparse_shapes.cuh").read_text() == wgmma_shapes.text_sparse()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("config", linear_cuda.CANDIDATES, ids=lambda c: c.label)
 def test_the_machine_code_has_sparse_products_and_spills_nothing(config: Config) -> None:
     """Two products of each of two steps (and of both blocks of rows), with both selectors; nothing in local

@@ -42,7 +42,7 @@ def _gradients(
 
 
 @NEEDS_COMPILER
-@pytest.mark.sampled(1, each=lambda dtype: dtype.itemsize)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float16, torch.bfloat16), ids=str)
 def test_both_directions_are_exact_in_the_emulator(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, libraries: Path

@@ -212,7 +212,7 @@ def test_column_sums_have_the_same_bits_in_each_schedule(emulated: None) -> None
 
 
 @needs_compiler
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_seen(
     fault: str,
@@ -243,18 +243,22 @@ def test_a_planted_fault_is_seen(
     assert largest > 0.75  # a right result has at most 0.6
 
 
-def test_no_program_that_is_chosen_spills_registers() -> None:
-    for epilogue, majors in (
+@pytest.mark.sampled(1)  # the programs of an epilogue are compiled for five seconds
+@pytest.mark.parametrize(
+    ("epilogue", "majors"),
+    [
         (Epilogue.SLOPE, (True, False)),
         (Epilogue.EXPONENTIAL, (True, True)),
         (Epilogue.ROW_SCALE, (True, False)),
         (Epilogue.ACCUMULATE, (False, False)),
-    ):
-        for config in CHOSEN_FROM:
-            if spills(config, epilogue):
-                continue
-            sass = disassemble.sass(wgmma.source(BF16, config, *majors, False, epilogue).compile("sm_90a"))
-            assert "HGMMA" in sass and not re.search(r"\b(STL|LDL)\b", sass), (epilogue, config)
+    ],
+)
+def test_no_program_that_is_chosen_spills_registers(epilogue: Epilogue, majors: tuple[bool, bool]) -> None:
+    for config in CHOSEN_FROM:
+        if spills(config, epilogue):
+            continue
+        sass = disassemble.sass(wgmma.source(BF16, config, *majors, False, epilogue).compile("sm_90a"))
+        assert "HGMMA" in sass and not re.search(r"\b(STL|LDL)\b", sass), (epilogue, config)
 
 
 @pytest.mark.gpu

@@ -320,6 +320,7 @@ def assert_machine_code(library: Path, arch: str) -> None:
 
 # One test per build method: several tests could run in different processes, and each would build again.
 @pytest.mark.slow
+@pytest.mark.pooled(1, "builds of an extension")
 def test_cmake_for_three_architectures(nvcc: Path, tmp_path: Path) -> None:
     library = build(tmp_path, "8.0 9.0 10.0+PTX", "cmake")["cmake"]
     assert_uses_only_the_stable_abi(library)
@@ -332,6 +333,7 @@ def test_cmake_for_three_architectures(nvcc: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.pooled(1, "builds of an extension")
 def test_pip_installs_a_library_that_loads(nvcc: Path, tmp_path: Path) -> None:
     library = build(tmp_path, "9.0", "pip")["pip"]
     assert library.name == "_C.abi3.so"

@@ -47,7 +47,6 @@ QUICK = Budget(seconds=0.3, warmup=0.02, min_samples=5, max_rounds=12, side_samp
 CEILINGS = Ceilings(device="toy", copy=1e12, read=1e12, fill=1e12, matrix={"fp32": 1e12}, measured="today")
 CASES = tuple(case(Input(name="x", shape=(n, 64)), tags="bench", devices=("cpu",)) for n in (32, 48))
 pytestmark = pytest.mark.usefixtures("small_machine")
-WEFT = [sys.executable, "-c", "from weft.cli import main; main()"]
 
 
 def _nothing(*_: object, **__: object) -> None:
@@ -242,11 +241,12 @@ def test_durations_read_well() -> None:
     assert texts == ["0.51 us", "12.3 us", "1000 us", "1.50 ms", "2.50 s", ""]
 
 
-def call(*arguments: object, **more: Any) -> subprocess.CompletedProcess[str]:
-    source = str(SRC)
+def call(*arguments: object, before: str = "", **more: Any) -> subprocess.CompletedProcess[str]:
+    """Run ``weft bench`` as a process; ``before`` is code that it runs first."""
+    source = os.pathsep.join((str(SRC), str(TESTS)))
     env = {**os.environ, "PYTHONPATH": source, "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [*WEFT, "bench", *map(str, arguments)],
+        [sys.executable, "-c", f"{before}\nfrom weft.cli import main; main()", "bench", *map(str, arguments)],
         capture_output=True,
         text=True,
         env=env,
@@ -260,6 +260,7 @@ SMALL_HERE = (*SMALL, "--device", "cpu", "--direction", "forward")
 
 
 @pytest.mark.slow
+@pytest.mark.pooled(3, "commands that measure")
 def test_the_command_by_itself(tmp_path: Path) -> None:
     saved = tmp_path / "deep" / "records.jsonl"
     done = call(*SMALL_HERE, "--json", "--save", saved)
@@ -289,7 +290,13 @@ def test_a_wrong_call_exits_2() -> None:
     assert any(line.startswith("error:") for line in done.stderr.splitlines())
 
 
-@pytest.mark.slow
+MEASURED = """
+from helpers.sample_records import record
+from weft.workbench import bench
+bench.run_points = lambda **_: iter([[record()]])
+"""
+
+
 def test_a_full_disk_costs_no_earlier_record(tmp_path: Path) -> None:
     saved = tmp_path / "records.jsonl"
     append(saved, [record()])
@@ -299,7 +306,7 @@ def test_a_full_disk_costs_no_earlier_record(tmp_path: Path) -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, size + 100))
 
-    done = call(*SMALL_HERE, "--save", saved, preexec_fn=limit)
+    done = call(*SMALL_HERE, "--save", saved, before=MEASURED, preexec_fn=limit)
     assert done.returncode == 2 and "could not be saved" in done.stderr, done.stderr
     records, torn = read(saved)
     assert len(records) == 1 and torn == 0 and saved.stat().st_size == size

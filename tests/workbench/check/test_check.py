@@ -221,6 +221,7 @@ def test_a_baseline_a_thousandth_off_is_a_fault_in_float32():
     assert verdict.status == FAIL and verdict.reason.startswith("yardstick: the baseline 'eager' disagrees")
 
 
+@pytest.mark.sampled(15)  # a point of test_conformance.py refuses a faulty baseline too
 @pytest.mark.parametrize("name", registry.operator_names())
 def test_no_baseline_of_weft_is_a_fault(name):
     """Run at every small case of a CPU, so that no kind is left out: cancellation, long rows, short types."""

@@ -45,6 +45,7 @@ def reading(
     )
 
 
+@pytest.mark.pooled(3, "commands that measure")
 def test_the_command_writes_its_files_and_its_instruments_and_root_agree(tmp_path: Path) -> None:
     out = tmp_path / "profile"
     arguments = [*CALL, "--out", str(out), "--quick", "--json"]

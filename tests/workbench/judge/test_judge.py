@@ -105,6 +105,7 @@ def test_every_example_problem_is_tested() -> None:
 
 @pytest.mark.slow
 @pytest.mark.alone
+@pytest.mark.pooled(1, "timed alone")
 def test_a_correct_candidate_is_timed_against_its_reference() -> None:
     device = machine.default_device()
     judgement = repeat(
@@ -150,6 +151,8 @@ class ModelNew(torch.nn.Module):
 
 @pytest.mark.slow
 @pytest.mark.alone
+@pytest.mark.pooled(1, "timed alone")
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("lucky", "is_shown"), [(3, False), (99, True)])
 def test_a_speed_up_of_some_processes_alone_is_not_told(lucky: int, is_shown: bool, tmp_path: Path) -> None:
     slow, fast, counter = tmp_path / "slow.py", tmp_path / "fast.py", tmp_path / "counter"

@@ -37,6 +37,7 @@ def write(folder: Path, rows: int, columns: int, body: str = "torch.relu(x - 0.5
 
 @pytest.mark.slow
 @pytest.mark.alone
+@pytest.mark.pooled(1, "timed alone")
 def test_a_judgement_takes_four_times_the_problems_own_memory(tmp_path: Path) -> None:
     peaks, sizes = [], []
     for rows in (4, 640):

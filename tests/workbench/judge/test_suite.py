@@ -75,6 +75,7 @@ def test_problems_and_candidates_are_matched_by_name(folders: tuple[Path, Path],
 
 
 @pytest.mark.slow
+@pytest.mark.pooled(1, "suites")
 def test_a_suite_is_judged_saved_and_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -109,6 +110,7 @@ def test_a_suite_is_judged_saved_and_resumed(
 
 
 @pytest.mark.slow
+@pytest.mark.pooled(1, "suites")
 def test_a_suite_that_is_stopped_leaves_no_process(folders: tuple[Path, Path]) -> None:
     suite = Suite(find_pairs(*folders)[:3], SuiteOptions(jobs=2, arguments=OPTIONS.arguments))
     rows = iter(suite)
@@ -120,6 +122,7 @@ def test_a_suite_that_is_stopped_leaves_no_process(folders: tuple[Path, Path]) -
 
 
 @pytest.mark.slow
+@pytest.mark.pooled(1, "suites")
 def test_a_spare_process_takes_the_next_pair_and_its_end_costs_none(
     folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

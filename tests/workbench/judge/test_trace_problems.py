@@ -29,7 +29,7 @@ def judge_solution(folder: Path, name: str, data: dict[str, Any], seconds: float
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_a_right_solution_is_right_and_a_wrong_one_wrong(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
@@ -66,6 +66,7 @@ def test_a_solution_of_several_files_imports_its_own_modules(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("body", "spec", "reason"),
     [
@@ -87,6 +88,7 @@ def test_a_solution_that_fails_is_a_verdict(
 
 
 @pytest.mark.slow
+@pytest.mark.pooled(1, "kinds of solutions")
 def test_unwritten_outputs_are_poison_in_one_suite_and_zeros_in_the_other(tmp_path: Path) -> None:
     body = "a, b = x.chunk(2, 1)\ny.add_(torch.nn.functional.silu(a) * b)"  # relies on zeros
     flashinfer = judge_solution(tmp_path, "silu_mul", solution("silu_mul", body))
@@ -111,6 +113,7 @@ def run(a, b, flag):
 
 
 @pytest.mark.slow
+@pytest.mark.pooled(1, "kinds of solutions")
 def test_a_triton_solution(tmp_path: Path) -> None:
     data = solution("add", "c = a", language="triton")
     data["sources"][0]["content"] = TRITON
@@ -130,6 +133,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("run", &run); }
 
 @pytest.mark.slow
 @pytest.mark.skipif(not (shutil.which("g++") and shutil.which("ninja")), reason="no C++ compiler here")
+@pytest.mark.pooled(1, "kinds of solutions")
 def test_a_cpp_solution_is_built_in_the_worker_process(tmp_path: Path) -> None:
     data = solution("add", "c = a", language="cpp", binding="torch", entry_point="main.cpp::run")
     data["sources"] = [

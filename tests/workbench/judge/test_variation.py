@@ -73,6 +73,7 @@ def test_inputs_follow_the_seed_whichever_generator_draws_them(tmp_path: Path, i
 
 
 @pytest.mark.slow
+@pytest.mark.pooled(2, "constants")
 def test_a_generator_with_numpy_and_random_is_judged(tmp_path: Path) -> None:
     """In the worker the same values are drawn: the right candidate passes and zeros do not."""
     reference = problem(tmp_path, f"{NUMPY}, {PYTHON}", "torch.softmax(x[0] + x[1], 1)")
@@ -127,6 +128,7 @@ def test_a_mask_that_is_always_false_gets_both_values(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.pooled(2, "constants")
 def test_a_candidate_that_leaves_a_constant_mask_out_fails(tmp_path: Path) -> None:
     reference = problem(tmp_path, f"{RAND}, {MASK}", "x[0].masked_fill(x[1], 0.0)")
     right = judged(tmp_path, reference, "x[0].masked_fill(x[1], 0.0)")
@@ -136,6 +138,7 @@ def test_a_candidate_that_leaves_a_constant_mask_out_fails(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.pooled(2, "constants")
 def test_a_constant_answer_to_constant_inputs(tmp_path: Path) -> None:
     """Floating inputs are varied; of integers there is no time, so no speed-up of a stored answer."""
     reference = problem(tmp_path, "torch.ones(8, 64)", "torch.softmax(x[0], 1)")
@@ -197,6 +200,7 @@ LEFT_OUT = {
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("what", LEFT_OUT)
 def test_leaving_out_constant_weights_fails(tmp_path: Path, what: str) -> None:
     init, forward, without, has = LEFT_OUT[what]
@@ -206,6 +210,7 @@ def test_leaving_out_constant_weights_fails(tmp_path: Path, what: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.pooled(2, "constants")
 def test_a_candidate_may_call_its_weights_otherwise(tmp_path: Path) -> None:
     reference = problem(tmp_path, RAND, "self.norm(x[0])", NORM)
     init = "self.a, self.b = nn.Parameter(torch.ones(1, 64)), nn.Parameter(torch.zeros(1, 64))"

@@ -61,6 +61,8 @@ BROKEN = {
     "prints a megabyte": (DECLARED + "    print('x' * (1 << 20))\n    return x\n", "alias"),
 }
 
+WAITS = ("hangs", "hangs at import", "eats memory")  # each takes over five seconds
+
 
 def weft(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     known = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "NO_COLOR": "1"}
@@ -102,6 +104,7 @@ def test_a_right_candidate_passes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.alone
+@pytest.mark.pooled(1, "timed alone")
 def test_a_right_candidate_is_timed_beside_the_others(tmp_path: Path) -> None:
     file = mine(tmp_path, RIGHT)
     # In this process, whose imports and fork server are ready; the test runs alone.
@@ -130,6 +133,7 @@ def assert_one_line(kind: str, printed: str) -> None:
     assert all(len(line) < 600 for line in failures)
 
 
+@pytest.mark.sampled(1, each=lambda kind: "waits" if kind in WAITS else kind)
 @pytest.mark.parametrize("kind", BROKEN)
 def test_a_candidate_that_fails_is_reported_in_one_line(kind: str, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, arguments(tmp_path, kind))
@@ -235,6 +239,7 @@ def first_bytes(x):
 
 @pytest.mark.slow
 @pytest.mark.alone
+@pytest.mark.pooled(1, "timed alone")
 def test_a_file_is_timed_in_its_own_process(tmp_path: Path) -> None:
     path = tmp_path / "theirs.py"
     path.write_text(TIMED)

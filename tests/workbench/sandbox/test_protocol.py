@@ -96,12 +96,17 @@ def test_a_large_message_goes_both_ways_at_once(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.slow
-def test_a_message_of_over_two_gib(sandbox: Sandbox) -> None:
-    sent = torch.zeros((1 << 31) + 12345, dtype=torch.uint8)
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("verb", ["last_bytes", "long_reply"])
+def test_a_message_of_over_two_gib(sandbox: Sandbox, verb: str) -> None:
+    """Send such a message, or receive one: each takes a CPU eight seconds."""
+    size = (1 << 31) + 12345
+    sent = torch.zeros(size if verb == "last_bytes" else 0, dtype=torch.uint8)
     sent[-5:] = 7
-    [received] = sandbox.request("echo", {}, [sent], seconds=100).tensors
-    assert received.shape == sent.shape
+    reply = sandbox.request(verb, {"size": size}, [sent], seconds=100)
+    [received] = reply.tensors
     assert received[-6:].tolist() == [0, 7, 7, 7, 7, 7]
+    assert reply.payload["size"] == size and len(received) == (6 if verb == "last_bytes" else size)
 
 
 @pytest.fixture

@@ -158,6 +158,7 @@ DEATHS = [
 ]
 
 
+@pytest.mark.sampled(2, each=lambda verb, payload, reason: reason)
 @pytest.mark.parametrize(
     ("verb", "payload", "reason"), DEATHS, ids=[f"{v}-{i}" for i, (v, *_) in enumerate(DEATHS)]
 )
@@ -301,6 +302,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("then", "send", "code"),
     [

@@ -115,6 +115,7 @@ FACTORS = {"pooling": 4.1}
 SLOW = ("as much output as input", "three times as much output", "batch norm", "pooling")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in PROBLEMS]
 )

@@ -156,6 +156,7 @@ def test_every_check_kills_a_mutant_that_survives_without_it() -> None:
     assert due <= alone, f"nothing shows what these are for: {sorted(due - alone)}"
 
 
+@pytest.mark.sampled(2, each=lambda backend, operator: backend)
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("backend", ["triton", "numba"])
 def test_the_same_kernel_without_its_fault_passes(operator: str, backend: str) -> None:

@@ -73,6 +73,7 @@ def test_the_output_lists_killed_mutants_and_those_not_run() -> None:
     assert mutants.find(ON_GPU).not_here in done.stdout
 
 
+@pytest.mark.pooled(2, "a damaged selftest")
 def test_an_error_rule_that_always_passes_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(check_rules.RULES, "error", lambda run: "")
     done = run(*_picked(ONE_OFF, A_FEW[1]))
@@ -81,6 +82,7 @@ def test_an_error_rule_that_always_passes_is_detected(monkeypatch: pytest.Monkey
     assert "killed 1 of 2 that ran" in done.stdout
 
 
+@pytest.mark.pooled(2, "a damaged selftest")
 def test_a_tolerance_that_is_far_too_wide_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     of = selftest_judge.Subject.of
 
@@ -95,6 +97,7 @@ def test_a_tolerance_that_is_far_too_wide_is_detected(monkeypatch: pytest.Monkey
     assert not summary.good
 
 
+@pytest.mark.pooled(2, "a damaged selftest")
 def test_a_missing_rule_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     # Not deleted: a key that comes back is the last one, and the order of the rules names the reason.
     monkeypatch.setitem(check_rules.RULES, "written", lambda call: "")
@@ -102,6 +105,7 @@ def test_a_missing_rule_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     assert summary.to_json()["survivors"] == ["W16/softmax/eager/nan-unwritten"]
 
 
+@pytest.mark.pooled(2, "a damaged selftest")
 def test_a_control_that_is_refused_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(check_rules.RULES, "shape", lambda run: "no shape is good enough")
     summary = judge("H5/balance/eager/differences")
@@ -300,6 +304,13 @@ def _is_timed(name: str) -> bool:
     return "clock" in selftest.steps_of(ONLY[name])
 
 
+def _group(name: str) -> str:
+    """Return the group of a check: one of those by a timing, which takes half a minute, and of each third of
+    the others runs."""
+    others = [n for n in sorted(ONLY) if not _is_timed(n)]
+    return "timed" if name not in others else f"third {others.index(name) % 3}"
+
+
 def _by_check() -> Iterator[Any]:
     for name in sorted(ONLY):
         marks = [pytest.mark.alone] if _is_timed(name) else []
@@ -308,7 +319,7 @@ def _by_check() -> Iterator[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(4, each=_is_timed)  # test_mutants_wrong.py has each rule in each run
+@pytest.mark.sampled(1, each=_group)  # test_mutants_wrong.py has each rule in each run
 @pytest.mark.parametrize("name", list(_by_check()))
 def test_each_check_kills_a_mutant_that_no_other_kills(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant = ONLY[name]
