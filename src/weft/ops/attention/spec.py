@@ -1,9 +1,9 @@
 """Attention: out = softmax(scale q k^T) v for each head, with the log-sum-exp of its scores.
 
 Groups of query heads share a head of keys (arXiv:2305.13245). Which keys a query sees: mask.py. ``softcap``
-limits the scores before the mask: softcap tanh(score / softcap). Sinks, ALiBi and an additive bias are optional
-inputs behind the lengths (terms.py). A query that sees no key has an output of 0 and a log-sum-exp of -inf, or
-of its head's sink: the log-sum-exp includes it.
+limits the scores before the mask: softcap tanh(score / softcap). Sinks, ALiBi and an additive bias are
+optional inputs behind the lengths (terms.py). A query that sees no key has an output of 0 and a log-sum-exp
+of -inf, or of its head's sink, which the log-sum-exp includes.
 """
 
 from __future__ import annotations

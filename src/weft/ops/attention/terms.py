@@ -74,20 +74,22 @@ def check_terms(terms: Terms, q: Tensor, k: Tensor) -> None:
         validate.same_device("attention", f"q and {name}", q, x)
     if (sinks := terms.sinks) is not None and sinks.shape != (h,):
         raise WeftError("attention: sinks", expected=f"one sink a head, ({h},)", got=tuple(sinks.shape))
-    if (slopes := terms.alibi_slopes) is not None:
-        if slopes.shape not in ((h,), (b, h)):
-            expected = f"one slope a head, ({h},), or ({b}, {h})"
-            raise WeftError("attention: alibi_slopes", expected=expected, got=tuple(slopes.shape))
-        if slopes.requires_grad and torch.is_grad_enabled():
-            hint = "pass alibi_slopes.detach(), or the terms as bias, which has a gradient"
-            raise WeftError(
-                "attention: alibi_slopes", expected="constants", got="requires_grad=True", hint=hint
-            )
+    if (slopes := terms.alibi_slopes) is not None and slopes.shape not in ((h,), (b, h)):
+        expected = f"one slope a head, ({h},), or ({b}, {h})"
+        raise WeftError("attention: alibi_slopes", expected=expected, got=tuple(slopes.shape))
     if (bias := terms.bias) is not None:
         full = (b, h, tq, tk)
         if any(size not in (1, whole) for size, whole in zip(bias.shape, full, strict=True)):
             expected = f"{full}, or 1 in place of any of the four sizes"
             raise WeftError("attention: bias", expected=expected, got=tuple(bias.shape))
+
+
+def refuse_slopes_gradient(terms: Terms) -> None:
+    """Raise :class:`WeftError` if a gradient of ALiBi's slopes is wanted, which no implementation has."""
+    slopes = terms.alibi_slopes
+    if slopes is not None and slopes.requires_grad and torch.is_grad_enabled():
+        hint = "pass alibi_slopes.detach(), or the terms as bias, which has a gradient"
+        raise WeftError("attention: alibi_slopes", expected="constants", got="requires_grad=True", hint=hint)
 
 
 def summed_to(x: Tensor, like: Tensor) -> Tensor:
