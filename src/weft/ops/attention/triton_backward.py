@@ -116,7 +116,8 @@ def attention_backward_queries(
             x = s * scale
             if ALIBI or BIAS:
                 x = with_terms(
-                    x, bias_ptr, batch, head, rows[:, None], column[None, :], tq, keys, shift, slope,
+                    x, bias_ptr, batch, head, rows[:, None], column[None, :], start, key_start,
+                    tq, keys, shift, slope,
                     bias_batch, bias_head, bias_row, bias_column, ALIBI, BIAS,
                 )  # fmt: skip
             p = tl.exp2(x - top[:, None])
@@ -225,7 +226,8 @@ def attention_backward_keys(
                 x = s * scale
                 if ALIBI or BIAS:
                     x = with_terms(
-                        x, bias_ptr, batch, head, row[None, :], columns[:, None], tq, keys, shift, slope,
+                        x, bias_ptr, batch, head, row[None, :], columns[:, None], row_start, start,
+                        tq, keys, shift, slope,
                         bias_batch, bias_head, bias_row, bias_column, ALIBI, BIAS,
                     )  # fmt: skip
                 p = tl.exp2(x - top[None, :])

@@ -55,7 +55,7 @@ def attention_forward(
     acc = tl.zeros((BM, DP), tl.float32)
     total = tl.zeros((BM,), tl.float32)
     top = tl.full((BM,), float("-inf"), tl.float32)
-    if SINKS:  # one more score, which is seen first and has no value
+    if SINKS:  # one more score, which comes first and has no value
         top = tl.zeros((BM,), tl.float32) + tl.load(sinks_ptr + head).to(tl.float32) * LOG2E
         total = tl.where(top == float("-inf"), 0.0, 1.0)
     shift = query_position(keys, tq, BOTTOM_RIGHT)
@@ -83,7 +83,8 @@ def attention_forward(
             if ALIBI or BIAS:  # terms are added to scaled scores
                 factor = 1.0
                 s = with_terms(
-                    s * scale, bias_ptr, batch, head, rows[:, None], column[None, :], tq, keys, shift, slope,
+                    s * scale, bias_ptr, batch, head, rows[:, None], column[None, :], start, key_start,
+                    tq, keys, shift, slope,
                     bias_batch, bias_head, bias_row, bias_column, ALIBI, BIAS,
                 )  # fmt: skip
             if masked != 0:

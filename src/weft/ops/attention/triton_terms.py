@@ -11,6 +11,8 @@ from torch import Tensor
 from weft.ops.attention import triton_backward as modes
 from weft.ops.attention.terms import Terms, summed_to
 
+MAX_STRIDE = 1 << 23  # elements between rows or columns of a bias: offsets in a tile of 128 fit 32 bits
+
 
 def term_arguments(terms: Terms, q: Tensor, k: Tensor) -> dict[str, Any]:
     """Return the kernel arguments of the terms, by name; ``q`` stands for the tensors that are absent."""
@@ -25,11 +27,13 @@ def term_arguments(terms: Terms, q: Tensor, k: Tensor) -> dict[str, Any]:
         "ALIBI": slopes is not None,
         "BIAS": bias is not None,
     }
-    bias_strides = (0, 0, 0, 1)
+    bias_strides: tuple[int, ...] = (0, 0, 0, 1)
     if slopes is not None:
         slopes = slopes.contiguous()
         arguments |= {"slopes_ptr": slopes, "slopes_batch": slopes.expand(b, h).stride(0)}
     if bias is not None:
+        if max(bias.stride()[2:]) >= MAX_STRIDE:
+            bias = bias.contiguous()
         bias = bias.expand(b, h, tq, tk)  # strides of 0 where it is broadcast
         arguments["bias_ptr"], bias_strides = bias, bias.stride()
     names = ("bias_batch", "bias_head", "bias_row", "bias_column")

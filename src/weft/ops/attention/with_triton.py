@@ -7,6 +7,7 @@ triton_backward.py.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from weft.ops.attention.triton_backward import (
     attention_backward_keys,
     attention_backward_queries,
 )
-from weft.ops.attention.triton_configs import NARROW, SINGLE, WIDE, Config, configure
+from weft.ops.attention.triton_configs import NARROW, SINGLE, WIDE, Config, configure, wide_config
 from weft.ops.attention.triton_forward import attention_forward
 from weft.ops.attention.triton_terms import BiasGradient, term_arguments
 
@@ -47,8 +48,9 @@ def _has_tma(device: torch.device) -> bool:
     return not INTERPRETED and has_tma(device)
 
 
-def _configure(kind: str, q: Tensor) -> Config:
-    return configure(kind, padded_size(q.shape[3]), q.element_size(), _has_tma(q.device))
+def _configure(kind: str, q: Tensor, params: Mapping[str, Any]) -> Config:
+    has_bias = "bias" in params.get("terms", "")
+    return configure(kind, padded_size(q.shape[3]), q.element_size(), _has_tma(q.device), has_bias)
 
 
 def _fits_descriptor(x: Tensor) -> bool:
@@ -131,7 +133,7 @@ def _launch(kind: str, config: Config, grid: tuple[int, ...], arguments: dict[st
 def forward(
     q: Tensor, k: Tensor, v: Tensor, key_lengths: Tensor, *extras: Tensor, **params: Any
 ) -> tuple[Tensor, Tensor]:
-    return forward_with(_configure("forward", q), q, k, v, key_lengths, *extras, **params)
+    return forward_with(_configure("forward", q, params), q, k, v, key_lengths, *extras, **params)
 
 
 def forward_with(
@@ -155,7 +157,7 @@ def forward_with(
 
 def backward(grad: Tensor, *saved: Tensor, into: Three | None = None, **params: Any) -> tuple[Tensor, ...]:
     q = saved[0]
-    configs = (_configure("queries", q), _configure("keys", q))
+    configs = (_configure("queries", q, params), _configure("keys", q, params))
     return backward_with(configs, grad, *saved, into=into, **params)
 
 
@@ -237,8 +239,11 @@ def aot_kernel(
     constants |= {"CAUSAL": True, "TMA": tma, **dict.fromkeys(options, True)}
     constants |= {"D": d, "DP": padded_size(d), "BM": config.bm, "BN": config.bn}
     floats = ("scale", "factor", "inner", "rescale")
-    unaligned = ("low", "high", "threshold", "window", "heads", "group")  # integers that 16 need not divide
-    unaligned += ("slopes_batch", "first_batch")
+    # Integers that 16 need not divide.
+    unaligned = (
+        *("low", "high", "threshold", "window", "heads", "group"),
+        *("slopes_batch", "first_batch"),
+    )
     singles = ("lse_ptr", "rows_ptr", "sinks_ptr", "slopes_ptr", "dsinks_ptr")
     signature: dict[str, Any] = {}
     for name in kernel.arg_names:
@@ -281,7 +286,7 @@ IMPLEMENTATION = Implementation(
             for options in (("WINDOW", "BOTTOM_RIGHT"), ("SOFTCAP",))
         ),
         *(
-            aot_kernel(kind, WIDE[kind][d], "bf16", d, tma=True, options=options)
+            aot_kernel(kind, wide_config(kind, d, "BIAS" in options), "bf16", d, tma=True, options=options)
             for kind in KERNELS
             for d, options in ((64, ("SINKS", "WINDOW")), (128, ("ALIBI",)), (128, ("BIAS",)))
         ),
