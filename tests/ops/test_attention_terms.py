@@ -42,19 +42,19 @@ def tensors(bias: tuple[int, ...] = (1, H, TQ, TK), dtype: torch.dtype = torch.f
     generator = torch.Generator().manual_seed(0)
     shapes = {"q": (B, H, TQ, D), "k": (B, HKV, TK, D), "v": (B, HKV, TK, D)}
     shapes |= {"sinks": (H,), "alibi_slopes": (B, H), "bias": bias}
-    made = {name: torch.randn(shape, generator=generator).to(DEVICE) for name, shape in shapes.items()}
-    made["alibi_slopes"] = made["alibi_slopes"].abs()
-    return made
+    inputs = {name: torch.randn(shape, generator=generator).to(DEVICE) for name, shape in shapes.items()}
+    inputs["alibi_slopes"] = inputs["alibi_slopes"].abs()
+    return inputs
 
 
-def leaves_of(made: dict[str, Tensor]) -> list[Tensor]:
+def leaves_of(inputs: dict[str, Tensor]) -> list[Tensor]:
     """Return the differentiable tensors, which want a gradient from now on."""
-    return [x.requires_grad_() for name, x in made.items() if name != "alibi_slopes"]
+    return [x.requires_grad_() for name, x in inputs.items() if name != "alibi_slopes"]
 
 
-def expected(made: dict[str, Tensor], lengths: Tensor | None, grad: Tensor, **params: Any) -> list[Tensor]:
+def expected(inputs: dict[str, Tensor], lengths: Tensor | None, grad: Tensor, **params: Any) -> list[Tensor]:
     """Return the float64 output and gradients of the reference."""
-    exact = {name: x.detach().double() for name, x in made.items()}
+    exact = {name: x.detach().double() for name, x in inputs.items()}
     leaves = leaves_of(exact)
     names = "+".join(name for name in exact if name not in "qkv")
     if lengths is None:
@@ -82,12 +82,12 @@ POINTS = [
 def test_gradients_agree_with_float64() -> None:
     """Every option alone and together, with every mask, by the public function; the same bits twice."""
     for bias, names, options, lengths, impl in sample(POINTS, 5, "points of attention's terms"):
-        made = {name: x for name, x in tensors(bias).items() if name in ("q", "k", "v", *names)}
-        given = None if lengths is None else torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
-        leaves = leaves_of(made)
+        inputs = {name: x for name, x in tensors(bias).items() if name in ("q", "k", "v", *names)}
+        key_lengths = None if lengths is None else torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
+        leaves = leaves_of(inputs)
         runs = []
         for _ in range(2):
-            out = ops.attention(**made, **options, key_lengths=given, impl=impl)
+            out = ops.attention(**inputs, **options, key_lengths=key_lengths, impl=impl)
             grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE)
             runs.append([out, *torch.autograd.grad(out, leaves, grad)])
         for one, two in zip(*runs, strict=True):
@@ -95,15 +95,15 @@ def test_gradients_agree_with_float64() -> None:
         causal = options.get("causal")
         params = {**options, "causal": bool(causal), "padded": lengths is not None}
         params["alignment"] = BOTTOM_RIGHT if causal == "bottom_right" else 0
-        right = expected(made, given, grad, **params)
+        right = expected(inputs, key_lengths, grad, **params)
         for ours, exact in zip(runs[0], right, strict=True):
             torch.testing.assert_close(ours.double(), exact, rtol=3e-5, atol=3e-5)
 
 
 def test_terms_are_what_their_formulas_say() -> None:
     """A sink is a key with a value of 0; ALiBi is a bias; a bias of -inf is a mask."""
-    made = tensors()
-    q, k, v, sinks, slopes = (made[name] for name in ("q", "k", "v", "sinks", "alibi_slopes"))
+    inputs = tensors()
+    q, k, v, sinks, slopes = (inputs[name] for name in ("q", "k", "v", "sinks", "alibi_slopes"))
     wide = [torch.cat([x, torch.zeros(B, HKV, 1, D, device=DEVICE)], 2) for x in (k, v)]
     column = sinks[None, :, None, None].expand(B, H, TQ, 1)
     bias = torch.cat([torch.zeros(B, H, TQ, TK, device=DEVICE), column], 3)
@@ -123,8 +123,8 @@ def test_terms_are_what_their_formulas_say() -> None:
 
 @pytest.mark.parametrize("impl", ["eager", "triton"])
 def test_traced_whole(impl: str) -> None:
-    made = tensors()
-    leaves = leaves_of(made)
+    inputs = tensors()
+    leaves = leaves_of(inputs)
 
     def compute(**arguments: Tensor) -> Tensor:
         return ops.attention(**arguments, causal=True, impl=impl)
@@ -133,7 +133,7 @@ def test_traced_whole(impl: str) -> None:
     traced = torch.compile(compute, fullgraph=True, backend="aot_eager")
     pairs = []
     for function in (traced, compute):
-        out = function(**made)
+        out = function(**inputs)
         pairs.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
     for one, two in zip(*pairs, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
@@ -141,23 +141,23 @@ def test_traced_whole(impl: str) -> None:
 
 @pytest.mark.slow
 def test_registered_as_pytorch_asks() -> None:
-    made = tensors()
-    leaves_of(made)
+    inputs = tensors()
+    leaves_of(inputs)
     lengths, absent = torch.zeros(B, dtype=torch.int32, device=DEVICE), torch.empty(0, device=DEVICE)
     rest: tuple[Any, ...] = (True, None, 0.0, 0, False, 0, None, None)
     packet = torch.ops.weft.attention_biased.default
-    q, k, v, *terms = made.values()
+    q, k, v, *terms = inputs.values()
     for extras, has_gradient in ((terms, True), ((terms[0], absent, absent), False)):
         results = torch.library.opcheck(packet, (q, k, v, lengths, *extras, *rest, has_gradient, "triton"))
         assert set(results.values()) == {"SUCCESS"}
 
 
 def test_autocast_lowers_the_products_and_no_terms() -> None:
-    made = tensors()
+    inputs = tensors()
     with torch.autocast(DEVICE, torch.bfloat16):
-        out = ops.attention(**made, impl="eager")
+        out = ops.attention(**inputs, impl="eager")
     assert out.dtype == torch.bfloat16
-    exact = expected(made, None, torch.zeros(B, H, TQ, D, device=DEVICE))[0]
+    exact = expected(inputs, None, torch.zeros(B, H, TQ, D, device=DEVICE))[0]
     torch.testing.assert_close(out.double(), exact, rtol=0.05, atol=0.05)
 
 

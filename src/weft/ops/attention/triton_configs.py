@@ -37,7 +37,7 @@ WIDE = {
 # Instead of WIDE's in calls with a bias, whose tile is in registers too: with WIDE's warps these spill.
 BIASED = {
     "queries": {256: _c(64, 32, 8, 2)},
-    "keys": {64: _c(64, 64, 8, 3), 128: _c(64, 64, 8, 2), 256: _c(32, 32, 8, 2)},
+    "keys": {64: _c(64, 64, 8, 3), 128: _c(64, 64, 8, 2), 256: _c(16, 64, 8, 2)},
 }
 # float16 and bfloat16 on other devices: less than 99 KiB of shared memory.
 NARROW = {
