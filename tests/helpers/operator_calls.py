@@ -82,7 +82,7 @@ def example(name: str, seed: int = 0) -> Example:
     inspect.signature(getattr(ops, name)).bind(
         **arguments
     )  # otherwise the test shows the error that a user would get
-    for key in operator.differentiable:
+    for key in set(operator.differentiable) & set(tensors_by_name):  # optional inputs may be absent
         tensors_by_name[key].requires_grad_()
     inputs = {key: value for key, value in arguments.items() if key in tensors_by_name}
     return Example(inputs, {key: value for key, value in arguments.items() if key not in tensors_by_name})

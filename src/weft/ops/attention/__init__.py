@@ -6,9 +6,11 @@ import torch
 
 from weft.dispatch.autocast import lowered
 from weft.dispatch.operator import Schema, call, register
+from weft.ops.attention.biased import attention_biased
 from weft.ops.attention.layout import like
 from weft.ops.attention.packed import attention_packed
 from weft.ops.attention.spec import PARAMS, SCALARS, check_arguments, default_lengths_and_impl, parameters
+from weft.ops.attention.terms import Terms
 
 __all__ = ["attention", "attention_packed"]
 TENSORS = "Tensor q, Tensor k, Tensor v, Tensor key_lengths"
@@ -35,6 +37,7 @@ register(
         fake=_fake,
         fake_backward=_fake_backward,
         params=PARAMS,
+        differentiable=("q", "k", "v"),
         outputs=2,
         differentiable_outputs=1,
     ),
@@ -53,6 +56,9 @@ def attention(
     dropout_p: float = 0.0,
     seed: int = 0,
     key_lengths: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
     impl: str | None = None,
     batch_invariant: bool = False,
 ) -> torch.Tensor:
@@ -75,9 +81,18 @@ def attention(
         seed: 0 to 2^63 - 1; with the weight's index it determines which weights are dropped.
         key_lengths: (B,) int32 on the same device; batch b sees its first ``key_lengths[b]`` keys
             (clamped to 0 and Tk). None: all. The host never reads them.
+        sinks: (H,), float32 or q's dtype: one more score of each head, without a value. It adds
+            exp(sink) to the denominators, as in gpt-oss. Has a gradient.
+        alibi_slopes: (H,) or (B, H) float32: -slope |i + shift - j| is added to the score of query i and
+            key j. ``shift`` is the position of query 0, as for the masks: 0, or with
+            ``causal="bottom_right"`` Tk - Tq (or length - Tq). FlashAttention always takes the latter;
+            for Tq = Tk both are the same. A gradient is refused.
+        bias: (B, H, Tq, Tk) with 1 in place of any size, float32 or q's dtype: added to the scores; -inf
+            hides a key. Has a gradient, summed in a fixed order where it is broadcast. The order in a
+            score: ``scale``, ``softcap``, then bias and ALiBi, then the masks.
         impl: an implementation's name (``weft ops`` lists them). None is torch's own; with
-            ``key_lengths``, dropout, a window, a cap or the alignment at the bottom right, ``triton`` on
-            a GPU and ``eager`` otherwise.
+            ``key_lengths``, dropout, a window, a cap, the alignment at the bottom right, sinks, ALiBi or
+            a bias, ``triton`` on a GPU and ``eager`` otherwise.
         batch_invariant: True for rows whose bits do not depend on the batch (``weft.batch_invariant``).
 
     Returns:
@@ -95,6 +110,9 @@ def attention(
     """
     q, k, v = lowered(q, k, v)
     params = parameters(causal, window, softcap, scale, dropout_p, seed, key_lengths is not None)
+    if not (sinks is None and alibi_slopes is None and bias is None):
+        terms = Terms(sinks, alibi_slopes, bias)
+        return attention_biased((q, k, v, key_lengths), terms, params, impl, batch_invariant)
     lengths, impl = default_lengths_and_impl(q, key_lengths, params, impl)
 
     def check() -> None:

@@ -1,4 +1,5 @@
-"""Cases of attention: q (B, H, Tq, D), k and v (B, Hkv, Tk, D), key_lengths (B,)."""
+"""Cases of attention: q (B, H, Tq, D), k and v (B, Hkv, Tk, D), key_lengths (B,); then sinks (H,), slopes of
+ALiBi (H,) or (B, H), and a bias, in cases that have them."""
 
 from __future__ import annotations
 
@@ -18,19 +19,40 @@ GPU = ("cuda",)
 
 
 def _generate(case: Case, seed: int, device: str) -> Sequence[torch.Tensor]:
-    """Generate normal values, and key lengths from 0 to Tk: 0 for the first batch, Tk for the second."""
+    """Generate normal values, and key lengths from 0 to Tk: 0 for the first batch, Tk for the second.
+
+    Slopes of ALiBi are 2^-1, 2^-2, ..., another power for each head. With ``values="neginf"`` a bias has
+    columns of -inf, and its last query sees no key; sinks stay normal but for the first, which is -inf.
+    """
     generator = torch.Generator(device)
     generator.manual_seed(seed)
-    *floats, lengths = case.inputs
-    tensors = [
-        torch.randn(i.shape, generator=generator, device=device, dtype=getattr(torch, i.dtype))
-        for i in floats
-    ]
+    lengths = case.inputs[3]
+
+    def normal(i: Input) -> torch.Tensor:
+        return torch.randn(i.shape, generator=generator, device=device, dtype=getattr(torch, i.dtype))
+
+    tensors = [normal(i) for i in case.inputs[:3]]
+    extras = [_term(i, normal(i)) for i in case.inputs[4:]]
     tk = case.inputs[1].shape[2]
     key_lengths = torch.randint(0, tk + 1, lengths.shape, generator=generator, device=device)
     key_lengths[:1] = 0
     key_lengths[1:2] = tk
-    return (*tensors, key_lengths.int())
+    return (*tensors, key_lengths.int(), *extras)
+
+
+def _term(spec: Input, x: torch.Tensor) -> torch.Tensor:
+    """Return a term of the scores; ``x`` are normal values of its shape."""
+    if spec.name == "alibi_slopes":
+        power = torch.arange(x.numel(), device=x.device, dtype=x.dtype).view(x.shape)
+        return torch.exp2(-1.0 - power)
+    if spec.values == "large":  # extreme, and still within the range of float16
+        return x * 40
+    if spec.values == "neginf" and spec.name == "bias":
+        x[..., ::3] = float("-inf")
+        x[:, :, -1] = float("-inf")
+    elif spec.values == "neginf":
+        x[:1] = float("-inf")
+    return x
 
 
 def _case(
@@ -40,11 +62,18 @@ def _case(
     layouts: tuple[str, str, str] = ("contiguous",) * 3,
     tags: str = "check",
     devices: tuple[str, ...] = ("cpu", "cuda"),
+    sinks: str | None = None,
+    alibi: int | None = None,
+    bias: tuple[int, int, int, int] | None = None,
+    bias_dtype: str | None = None,
+    values: str = "normal",
     **params: Any,
 ) -> Case:
     """Return a case of queries ``q`` (B, H, Tq, D) and ``kv`` (Hkv, Tk), by default (H, Tq).
 
-    Its name tells these sizes, e.g. ``bf16-4x16x4096x128-causal`` or ``fp32-1x4x33x32-2x50``.
+    Its name tells these sizes, e.g. ``bf16-4x16x4096x128-causal`` or ``fp32-1x4x33x32-2x50``. ``sinks`` and
+    ``bias_dtype`` are dtypes, ``alibi`` the number of dimensions of the slopes, and ``values`` those of
+    sinks and bias.
     """
     b, h, t, d = q
     parts = [SHORT[dtype], f"{b}x{h}x{t}x{d}"]
@@ -56,19 +85,35 @@ def _case(
     parts += ["dropout"] if params.get("dropout_p") else []
     parts += ["-".join(layouts)] if layouts != ("contiguous",) * 3 else []
     heads, keys = kv or (h, t)
+    extras: dict[str, tuple[tuple[int, ...], str]] = {}
+    if sinks:
+        extras["sinks"] = ((h,), sinks)
+        parts += ["sinks"]
+    if alibi:
+        extras["alibi_slopes"] = ((b, h)[2 - alibi :], "float32")
+        parts += ["alibi" if alibi == 1 else "alibi2d"]
+    if bias:
+        extras["bias"] = (bias, bias_dtype or dtype)
+        parts += ["bias" + "x".join(map(str, bias))]
+    parts += [values] if values != "normal" else []
     shapes = {"q": (b, h, t, d), "k": (b, heads, keys, d), "v": (b, heads, keys, d)}
     inputs = [
         Input(name=name, shape=shape, dtype=dtype, layout=layout)
         for (name, shape), layout in zip(shapes.items(), layouts, strict=True)
     ]
+    inputs += [Input(name="key_lengths", shape=(b,), dtype="int32")]
+    inputs += [
+        Input(name=name, shape=shape, dtype=d, values="normal" if name == "alibi_slopes" else values)
+        for name, (shape, d) in extras.items()
+    ]
     case = Case(
         name="-".join(parts),
-        inputs=(*inputs, Input(name="key_lengths", shape=(b,), dtype="int32")),
-        params={"padded": False, **params},
+        inputs=tuple(inputs),
+        params={"padded": False, **params} | ({"terms": "+".join(extras)} if extras else {}),
         tags=frozenset({tags}),
         devices=devices,
     )
-    return replace(case, draw=partial(_generate, case)) if params.get("padded") else case
+    return replace(case, draw=partial(_generate, case)) if params.get("padded") or extras else case
 
 
 DROP: dict[str, Any] = {"dropout_p": 0.3, "seed": 2**40 + 12345}
@@ -134,4 +179,44 @@ BENCHES = [
     _case(4, 16, 4096, 128, causal=True, softcap=50.0, **BENCH),
     _case(1, 4, 256, 64, causal=True, tags="bench", devices=("cpu",)),
 ]
-CASES = (*CHECKS, *EDGES, *ON_GPU, *BENCHES)
+ALL: dict[str, Any] = {"sinks": "float32", "alibi": 1}
+TERMS = [
+    _case(1, 2, 49, 32, causal=True, sinks="float32"),
+    _case(2, 2, 20, 32, kv=(1, 37), dtype="bfloat16", sinks="bfloat16"),
+    _case(1, 2, 35, 32, kv=(1, 45), dtype="float16", sinks="float32", window=9, values="large", **LATE),
+    _case(3, 2, 20, 32, kv=(1, 37), padded=True, sinks="float32", dropout_p=0.3, seed=2**40 + 12345),
+    _case(1, 2, 49, 32, causal=True, alibi=1),
+    _case(2, 2, 20, 32, kv=(1, 37), dtype="bfloat16", alibi=2),
+    _case(3, 2, 20, 32, kv=(1, 37), padded=True, alibi=2, **LATE),
+    _case(1, 2, 37, 32, kv=(1, 50), bias=(1, 2, 37, 50)),
+    _case(2, 4, 20, 32, kv=(2, 37), dtype="bfloat16", causal=True, bias=(1, 4, 20, 37)),
+    _case(2, 2, 35, 32, kv=(1, 45), bias=(2, 1, 1, 45), softcap=2.0),
+    _case(2, 2, 35, 32, kv=(1, 21), bias=(1, 1, 35, 21), window=9, causal=True),
+    _case(2, 2, 20, 32, dtype="bfloat16", bias=(1, 2, 20, 1), bias_dtype="float32", causal=True),
+    _case(1, 2, 35, 32, kv=(2, 19), bias=(1, 2, 35, 19), values="neginf"),
+    _case(1, 2, 20, 80, kv=(1, 33), dtype="float16", bias=(1, 1, 1, 1), values="large"),
+    _case(2, 2, 37, 32, kv=(1, 50), bias=(2, 2, 37, 50), padded=True, softcap=3.0, window=20, **ALL, **LATE),
+    _case(2, 2, 37, 32, kv=(1, 37), dtype="bfloat16", bias=(1, 2, 37, 37), causal=True, **ALL),
+]
+TERMS_EDGES = [
+    _case(1, 2, 40, 32, kv=(1, 19), tags="edge", sinks="float32", alibi=1, **LATE),  # queries without keys
+    _case(1, 2, 5, 32, kv=(1, 33), tags="edge", sinks="float32", values="neginf", **LATE),
+    _case(1, 2, 3, 32, kv=(1, 0), tags="edge", devices=GPU, bias=(1, 2, 3, 0), **ALL),
+]
+TERMS_ON_GPU = [
+    _case(
+        2, 8, 513, 64, kv=(1, 513), dtype="bfloat16", causal=True, window=128, sinks="float32", devices=GPU
+    ),
+    _case(2, 4, 777, 128, dtype="bfloat16", causal=True, alibi=1, devices=GPU),
+    _case(2, 4, 300, 128, kv=(2, 777), dtype="bfloat16", bias=(1, 4, 300, 777), devices=GPU, **ALL, **LATE),
+    _case(2, 2, 257, 256, dtype="float16", bias=(2, 2, 257, 257), devices=GPU),
+    _case(3, 2, 333, 80, dtype="bfloat16", bias=(3, 1, 1, 333), padded=True, devices=GPU, **ALL),
+    _case(1, 2, 200, 64, bias=(1, 1, 200, 200), causal=True, devices=GPU, **ALL),
+]
+TERMS_BENCHES = [
+    _case(4, 64, 4096, 64, kv=(8, 4096), causal=True, sinks="float32", **BENCH),
+    _case(4, 64, 4096, 64, kv=(8, 4096), causal=True, window=128, sinks="float32", **BENCH),
+    _case(4, 16, 4096, 128, causal=True, alibi=1, **BENCH),
+    _case(4, 16, 4096, 128, causal=True, bias=(1, 16, 4096, 4096), **BENCH),
+]
+CASES = (*CHECKS, *EDGES, *ON_GPU, *BENCHES, *TERMS, *TERMS_EDGES, *TERMS_ON_GPU, *TERMS_BENCHES)

@@ -119,6 +119,8 @@ def _forward(one_pass: bool) -> Callable[..., tuple[Tensor, Tensor]]:
 
 
 def supports(case: Case, device: str) -> Support:
+    if terms := AttentionOptions.of(case).terms:
+        return no(f"the ladder's steps have no {terms}; use impl='triton'")
     if case.params.get("dropout_p"):
         return no("the ladder's steps have no dropout; use impl='triton'")
     if AttentionOptions.of(case).mask.is_band or case.params.get("softcap"):

@@ -31,6 +31,7 @@ from weft.dispatch.operator import (
 )
 from weft.dispatch.plan_cache import memoized
 from weft.ops._common import validate
+from weft.ops.attention.biased import refuse_terms
 from weft.ops.attention.cases import DTYPES
 from weft.ops.attention.layout import Three
 from weft.ops.attention.spec import PARAMS, SCALARS, check_arguments, default_lengths_and_impl, parameters
@@ -125,6 +126,9 @@ def attention_packed(
     dropout_p: float = 0.0,
     seed: int = 0,
     key_lengths: torch.Tensor | None = None,
+    sinks: None = None,
+    alibi_slopes: None = None,
+    bias: None = None,
     impl: str | None = None,
     batch_invariant: bool = False,
 ) -> torch.Tensor:
@@ -138,7 +142,7 @@ def attention_packed(
             the heads of q, then those of k, then those of v.
         heads: H. kv_heads: Hkv, which divides H; None is H.
         causal, window, softcap, scale, dropout_p, seed, key_lengths, impl, batch_invariant: as for
-            ``attention``.
+            ``attention``. Packed calls have no sinks, ALiBi and bias: a tensor is refused.
 
     Returns:
         (B, T, H D) of the dtype of ``qkv``; contiguous if a kernel of Weft computes it.
@@ -147,6 +151,7 @@ def attention_packed(
         WeftError: the heads do not divide the width; and the errors of ``attention``.
     """
     refuse_if_requested("attention_packed", batch_invariant)
+    refuse_terms("attention_packed", sinks=sinks, alibi_slopes=alibi_slopes, bias=bias)
     (qkv,) = lowered(qkv)
     num_kv_heads = heads if kv_heads is None else kv_heads
     params = parameters(causal, window, softcap, scale, dropout_p, seed, key_lengths is not None)

@@ -1,14 +1,15 @@
 """Attention: out = softmax(scale q k^T) v for each head, with the log-sum-exp of its scores.
 
 Groups of query heads share a head of keys (arXiv:2305.13245). Which keys a query sees: mask.py. ``softcap``
-limits the scores before the mask: softcap tanh(score / softcap). A query that sees no key has an output of 0
-and a log-sum-exp of -inf.
+limits the scores before the mask: softcap tanh(score / softcap). Sinks, ALiBi and an additive bias are
+optional inputs behind the lengths (terms.py). A query that sees no key has an output of 0 and a log-sum-exp
+of -inf, or of its head's sink, which the log-sum-exp includes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ from weft.ops._common.philox import check_dropout_arguments, keep_scale, philox,
 from weft.ops._common.placeholder import placeholder
 from weft.ops.attention.cases import CASES, DTYPES
 from weft.ops.attention.mask import BOTTOM_RIGHT, TOP_LEFT, Mask, alignment_of, check_mask
+from weft.ops.attention.terms import Terms, check_terms, summed_to
 
 MIN_HEAD_SIZE, MAX_HEAD_SIZE = 8, 256
 # Of weft::attention.
@@ -33,7 +35,10 @@ SCALARS = (
 
 
 class AttentionOptions(NamedTuple):
-    """Scalars of a call. Implementations receive them as keywords: ``AttentionOptions(**params)``."""
+    """Scalars of a call. Implementations receive them as keywords: ``AttentionOptions(**params)``.
+
+    ``terms`` names the optional tensors behind ``key_lengths``, joined by "+" (terms.py).
+    """
 
     causal: bool = False
     scale: float | None = None
@@ -43,6 +48,7 @@ class AttentionOptions(NamedTuple):
     alignment: int = TOP_LEFT
     window: int | None = None
     softcap: float | None = None
+    terms: str = ""
 
     @staticmethod
     def of(case: Case) -> AttentionOptions:
@@ -68,13 +74,18 @@ class AttentionOptions(NamedTuple):
         return float(self.softcap) if self.softcap else self.factor(head_size)
 
 
-PARAMS = AttentionOptions._fields
+PARAMS = AttentionOptions._fields[:-1]  # scalars of weft::attention, which takes no terms
+# The last two only in a call that has them.
+DIFFERENTIABLE = ("q", "k", "v", "sinks", "bias")
 CHECKPOINT_SCORES = 1 << 22  # above this many the reference's gradient recomputes scores to save memory
 
 
-def reference(q: Tensor, k: Tensor, v: Tensor, key_lengths: Tensor, **params: Any) -> tuple[Tensor, Tensor]:
+def reference(
+    q: Tensor, k: Tensor, v: Tensor, key_lengths: Tensor, *extras: Tensor, **params: Any
+) -> tuple[Tensor, Tensor]:
     """Compute one head of keys at a time, so that a case needs no memory for all scores at once."""
     options = AttentionOptions(**params)
+    terms = Terms.of(extras, options.terms)
     # Query heads that share one head of keys; max() for a tensor without heads.
     group = q.shape[1] // max(k.shape[1], 1)
     results = []
@@ -88,7 +99,8 @@ def reference(q: Tensor, k: Tensor, v: Tensor, key_lengths: Tensor, **params: An
             # Dropout depends on the head's number over all batches, so that every implementation drops the
             # same weights.
             first = batch * q.shape[1] + head * group
-            arguments = (queries, k[batch, head], v[batch, head], keys, first, options)
+            added = _terms_of(terms, batch, q.shape[:2], slice(head * group, (head + 1) * group))
+            arguments = (queries, k[batch, head], v[batch, head], keys, first, options, added)
             # The scores of all heads would not fit: they are computed again in the backward, head by head.
             if queries.requires_grad and group * q.shape[2] * k.shape[2] > CHECKPOINT_SCORES:
                 result = checkpoint(_group, *arguments, use_reentrant=False)
@@ -103,12 +115,13 @@ def reference(q: Tensor, k: Tensor, v: Tensor, key_lengths: Tensor, **params: An
 
 
 def _group(
-    q: Tensor, k: Tensor, v: Tensor, keys: int, first_head: int, options: AttentionOptions
+    q: Tensor, k: Tensor, v: Tensor, keys: int, first_head: int, options: AttentionOptions, terms: Terms
 ) -> tuple[Tensor, Tensor]:
     """Return out and log-sum-exp of queries (G, Tq, D) over the first ``keys`` of the keys (Tk, D)."""
     if keys == 0:
-        return q * 0, torch.full_like(q[..., 0], -math.inf)
-    weights = _weights(q, k, keys, first_head, options)
+        lse = torch.full_like(q[..., 0], -math.inf)
+        return q * 0, lse if terms.sinks is None else lse.copy_(terms.sinks.detach()[:, None].expand_as(lse))
+    weights = _weights(q, k, keys, first_head, options, terms)
     return (weights.p * weights.keep_factor) @ v[:keys], weights.lse
 
 
@@ -122,20 +135,44 @@ class _Weights(NamedTuple):
     slope: Tensor | float
 
 
-def _weights(q: Tensor, k: Tensor, keys: int, first_head: int, options: AttentionOptions) -> _Weights:
+def _terms_of(terms: Terms, batch: int, sizes: Sequence[int], heads: slice) -> Terms:
+    """Return the terms of some heads of one batch: sinks (G,), slopes (G,) and bias (G, Tq, Tk)."""
+    bias, slopes = terms.bias, terms.slopes(*sizes)
+    if bias is not None:
+        bias = bias.expand(*sizes, -1, -1)[batch, heads]
+    return Terms(
+        sinks=None if terms.sinks is None else terms.sinks[heads],
+        alibi_slopes=None if slopes is None else slopes[batch, heads],
+        bias=bias,
+    )
+
+
+def _weights(
+    q: Tensor, k: Tensor, keys: int, first_head: int, options: AttentionOptions, terms: Terms
+) -> _Weights:
     """Return the weights of the queries (G, Tq, D) of the heads from number ``first_head`` on."""
     s = q @ k[:keys].T * options.factor(q.shape[-1])
     slope: Tensor | float = 1.0
     if cap := options.softcap:
         t = torch.tanh(s / cap)
         s, slope = cap * t, 1 - t.square()
+    if terms.bias is not None and terms.bias.shape[-1] > 1:
+        terms = terms._replace(bias=terms.bias[..., :keys])
+    added = terms.added(s.shape[1], keys, options.mask.shift(s.shape[1], keys))
+    if added is not None:
+        s = s + added
     hidden = options.mask.hidden(s.shape[1], keys, s.device)
     if hidden is not None:
         s = s.masked_fill(hidden, -math.inf)
     top = s.amax(-1, keepdim=True).detach()
+    sink = None if terms.sinks is None else terms.sinks[:, None, None]
+    if sink is not None:
+        top = torch.maximum(top, sink.detach())
     top = top.masked_fill(top == -math.inf, 0.0)  # a query without keys: -inf - -inf would be NaN
     e = torch.exp(s - top)
     total = e.sum(-1, keepdim=True)
+    if sink is not None:
+        total = total + torch.exp(sink - top)
     keep_factor: Tensor | float = 1.0
     if options.dropout_p:
         shape = (*s.shape[:2], k.shape[0])
@@ -146,30 +183,46 @@ def _weights(q: Tensor, k: Tensor, keys: int, first_head: int, options: Attentio
 
 
 def gradient_scale(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, key_lengths: Tensor, **params: Any
-) -> tuple[Tensor, Tensor, None]:
-    """Return the magnitudes that the tolerances of dq and dk refer to; None: dv's own magnitude.
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, key_lengths: Tensor, *extras: Tensor, **params: Any
+) -> tuple[Tensor | None, ...]:
+    """Return the magnitudes that the tolerances of dq, dk and the terms refer to; None: dv's own magnitude.
 
     ds = p (dp - sum of p dp) cancels in a row with few keys. Its magnitude before the difference is carried
     through the last product. The magnitude of a sum is the root of its terms' squares, as roundings add up.
+    The gradient of a sink is a sum over queries of p sum(grad out), which cancels as well.
     """
     options = AttentionOptions(**params)
+    terms = Terms.of(extras, options.terms)
     group, factor = q.shape[1] // max(k.shape[1], 1), options.factor(q.shape[-1])
     of_q, of_k = torch.zeros_like(q), torch.zeros_like(k)
+    of_sinks = q.new_zeros(q.shape[1])
+    has_bias = terms.bias is not None
+    of_bias = q.new_zeros((*q.shape[:3], k.shape[2]) if has_bias else (0,))
     for batch in range(q.shape[0]):
         keys = min(max(int(key_lengths[batch]), 0), k.shape[2]) if options.padded else k.shape[2]
         for head in range(k.shape[1] if keys else 0):
             members = slice(head * group, (head + 1) * group)
             first = batch * q.shape[1] + members.start
             queries, values = q[batch, members], v[batch, head, :keys]
-            p, keep_factor, _, slope = _weights(queries, k[batch, head], keys, first, options)
+            added = _terms_of(terms, batch, q.shape[:2], members)
+            p, keep_factor, lse, slope = _weights(queries, k[batch, head], keys, first, options, added)
             squares = grad[batch, members].square()
             dp = (squares @ values.square().T).sqrt() * keep_factor
             summed = (squares * ((p * keep_factor) @ values).square()).sum(-1, keepdim=True).sqrt()
+            if added.sinks is not None:
+                share = torch.exp(added.sinks[:, None] - lse).nan_to_num(0.0)
+                of_sinks[members] += (share * summed[..., 0]).square().sum(1)
+            if has_bias:
+                of_bias[batch, members, :, :keys] = (p * (dp + summed)).square()
             ds = (factor * slope * p * (dp + summed)).square()
             of_q[batch, members] = (ds @ k[batch, head, :keys].square()).sqrt()
             of_k[batch, head, :keys] = (ds.transpose(1, 2) @ queries.square()).sum(0).sqrt()
-    return zero_nonfinite(of_q), zero_nonfinite(of_k), None
+    sizes: dict[str, Tensor] = {}
+    if terms.sinks is not None:
+        sizes["sinks"] = zero_nonfinite(of_sinks.sqrt())
+    if terms.bias is not None:
+        sizes["bias"] = zero_nonfinite(summed_to(of_bias, terms.bias).sqrt())
+    return zero_nonfinite(of_q), zero_nonfinite(of_k), None, *sizes.values()
 
 
 def dropout_mask(p: float, seed: int, first: int, shape: tuple[int, ...], device: torch.device) -> Tensor:
@@ -227,7 +280,7 @@ def check_arguments(
     k: Any,
     v: Any,
     key_lengths: Any = None,
-    *,
+    *extras: Any,
     causal: Any = False,
     scale: Any = None,
     dropout_p: Any = 0.0,
@@ -236,6 +289,7 @@ def check_arguments(
     alignment: Any = TOP_LEFT,
     window: Any = None,
     softcap: Any = None,
+    terms: str = "",
 ) -> None:
     """Raise :class:`WeftError` if the arguments of a call are invalid."""
     for name, x in (("q", q), ("k", k), ("v", v)):
@@ -257,6 +311,7 @@ def check_arguments(
         if key_lengths.shape != q.shape[:1]:
             expected = f"one length a batch, ({q.shape[0]},)"
             raise WeftError("attention: key_lengths", expected=expected, got=tuple(key_lengths.shape))
+    check_terms(Terms.of(extras, terms), q, k)
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -290,18 +345,21 @@ def cost(c: Case, direction: str) -> Cost:
     """Count two products of 2 B H Tq Tk D FLOPs, half of that with a causal mask; the backward 2.5 times.
 
     This is the usual count: recomputing scores earns no credit. With a window or at the bottom right the
-    visible pairs of queries and keys are counted.
+    visible pairs of queries and keys are counted. Terms of the scores are read once, and their gradients
+    written once.
     """
-    q, k, _, lengths = c.inputs
+    q, k, _, lengths, *extras = c.inputs
     item = ITEMSIZE[q.dtype]
     (b, h, tq, d), tk = q.shape, k.shape[2]
     flops = 4.0 * b * h * d * AttentionOptions.of(c).mask.visible_pairs(tq, tk)
     inputs = q.nbytes + 2 * k.nbytes + (lengths.nbytes if c.params.get("padded") else 0)
+    inputs += sum(x.nbytes for x in extras)
     out, lse = q.numel * item, q.numel // q.shape[3] * 4
     rate = SHORT[q.dtype]
     if direction == FORWARD:
         return Cost(read=inputs, written=out + lse, flops=flops, rate=rate)
     written = (q.numel + 2 * k.numel) * item
+    written += sum(x.numel * ITEMSIZE[x.dtype] for x in extras if x.name in DIFFERENTIABLE)
     return Cost(read=inputs + 2 * out + lse, written=written, flops=2.5 * flops, rate=rate)
 
 
@@ -311,6 +369,7 @@ def _within_the_values(
     k: Tensor,
     v: Tensor,
     key_lengths: Tensor,
+    *extras: Tensor,
     **params: Any,
 ) -> float:
     """Return by how much the output leaves the range of the values, as a share of the rounding error.
@@ -331,13 +390,14 @@ def _every_query_sees_a_key(c: Case) -> bool:
     options = AttentionOptions.of(c)
     tq, tk = c.inputs[0].shape[2], c.inputs[1].shape[2]
     has_empty_rows = options.mask.is_band and options.mask.leaves_queries_without_keys(tq, tk)
-    return not (options.dropout_p or options.padded or has_empty_rows)
+    has_sinks = "sinks" in options.terms  # its weights sum to less than 1
+    return not (options.dropout_p or options.padded or has_empty_rows or has_sinks)
 
 
 def public_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of ``weft.ops.attention``, where lengths stand for ``padded``, and ``causal``
     names the alignment."""
-    hidden = {"padded", "alignment"} | (set() if arguments.get("padded") else {"key_lengths"})
+    hidden = {"padded", "alignment", "terms"} | (set() if arguments.get("padded") else {"key_lengths"})
     public = {name: value for name, value in arguments.items() if name not in hidden}
     return public | {"causal": "bottom_right"} if arguments.get("alignment") else public
 
@@ -352,7 +412,7 @@ OPERATOR = Operator(
     cost=cost,
     validate=check_arguments,
     dtypes=DTYPES,
-    differentiable=("q", "k", "v"),
+    differentiable=DIFFERENTIABLE,
     rows=("q", "k", "v", "key_lengths"),
     differentiable_outputs=1,
     save=save,

@@ -34,6 +34,11 @@ WIDE = {
     "queries": {64: _c(64, 64, 4, 3), 128: _c(64, 32, 4, 4), 256: _c(64, 32, 4, 2)},
     "keys": {64: _c(64, 64, 4, 3), 128: _c(64, 64, 4, 2), 256: _c(32, 64, 8, 2)},
 }
+# Instead of WIDE's in calls with a bias, whose tile is in registers too: with WIDE's warps these spill.
+BIASED = {
+    "queries": {256: _c(64, 32, 8, 2)},
+    "keys": {64: _c(64, 64, 8, 3), 128: _c(64, 64, 8, 2), 256: _c(16, 64, 8, 2)},
+}
 # float16 and bfloat16 on other devices: less than 99 KiB of shared memory.
 NARROW = {
     "forward": {64: _c(128, 64, 4, 3), 128: _c(128, 32, 8, 3), 256: _c(64, 32, 8, 2)},
@@ -48,16 +53,25 @@ SINGLE = {
 }
 
 
+def wide_config(kind: str, size: int, bias: bool) -> Config:
+    """Return the configuration of ``WIDE``, or with a bias that of ``BIASED`` where it has one."""
+    config = WIDE[kind][size]
+    return BIASED.get(kind, {}).get(size, config) if bias else config
+
+
 @cache
-def configure(kind: str, padded_d: int, itemsize: int, wide: bool) -> Config:
+def configure(kind: str, padded_d: int, itemsize: int, wide: bool, bias: bool = False) -> Config:
     """Return the shipped configuration of a kernel of ``KINDS`` for a head size padded to a power of two.
 
-    ``wide`` selects the table for devices with the tensor memory accelerator.
+    ``wide`` selects the table for devices with the tensor memory accelerator, ``bias`` that of calls with a
+    bias.
     """
     if INTERPRETED:  # small tiles, so that small test cases have masked and unmasked ones
         return _c(32, 16, 4, 1) if kind != "keys" else _c(16, 32, 4, 1)
-    table = SINGLE if itemsize == 4 else WIDE if wide else NARROW
-    return table[kind][max(64, padded_d)]
+    size = max(64, padded_d)
+    if itemsize == 4:
+        return SINGLE[kind][size]
+    return wide_config(kind, size, bias) if wide else NARROW[kind][size]
 
 
 def candidates(kind: str, padded_d: int) -> list[Config]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from weft.backends.triton_jit import tl, triton
 from weft.ops.attention.triton_tiles import (
     LN2,
+    LOG2E,
     dropout_mask,
     key_bounds,
     load_tile,
@@ -21,6 +22,7 @@ from weft.ops.attention.triton_tiles import (
     store_tile,
     tanh,
     visible_keys,
+    with_terms,
 )
 
 
@@ -29,14 +31,17 @@ def attention_forward(
     q_source, k_source, v_source, lengths, out_ptr, lse_ptr,
     heads, group, tq, tk,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, out_batch, out_head, out_row,
+    sinks_ptr, slopes_ptr, bias_ptr, slopes_batch, bias_batch, bias_head, bias_row, bias_column,
     scale, inner, window, low, high, threshold, rescale,
     D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     CAUSAL: tl.constexpr, BOTTOM_RIGHT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
     PADDED: tl.constexpr, DROPOUT: tl.constexpr, TMA: tl.constexpr,
+    SINKS: tl.constexpr, ALIBI: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
     # q, out: (B, H, Tq, D); k, v: (B, H / group, Tk, D), by strides, with adjacent columns; lse: (B, H, Tq)
     # float32; lengths: (B,) int32, read where PADDED. `scale` includes log2(e); with SOFTCAP it is the factor
-    # of the tangents of scores times `inner`. Bytes: q read and out written once; k and v read once by each
+    # of the tangents of scores times `inner`. sinks: (H,); slopes: (B, H) float32; bias: (B, H, Tq, Tk), by
+    # strides, 0 where it is broadcast. Bytes: q read and out written once; k and v read once by each
     # tile of queries, mostly from the L2.
     head, batch = tl.program_id(1), tl.program_id(2)
     block = tl.program_id(0)
@@ -50,7 +55,13 @@ def attention_forward(
     acc = tl.zeros((BM, DP), tl.float32)
     total = tl.zeros((BM,), tl.float32)
     top = tl.full((BM,), float("-inf"), tl.float32)
+    if SINKS:  # one more score, which comes first and has no value
+        top = tl.zeros((BM,), tl.float32) + tl.load(sinks_ptr + head).to(tl.float32) * LOG2E
+        total = tl.where(top == float("-inf"), 0.0, 1.0)
     shift = query_position(keys, tq, BOTTOM_RIGHT)
+    slope = 0.0
+    if ALIBI:
+        slope = tl.load(slopes_ptr + batch * slopes_batch + head) * LOG2E
     first, unmasked_start, unmasked_end, last = key_bounds(start, keys, shift, window, BM, BN, CAUSAL, WINDOW)
     # Grouped-query attention: `group` adjacent query heads read one head of keys.
     kv_head = head // group
@@ -68,17 +79,25 @@ def attention_forward(
             column = key_start + tl.arange(0, BN)
             if SOFTCAP:
                 s = tanh(s * inner)
+            factor = scale
+            if ALIBI or BIAS:  # terms are added to scaled scores
+                factor = 1.0
+                s = with_terms(
+                    s * scale, bias_ptr, batch, head, rows[:, None], column[None, :], start, key_start,
+                    tq, keys, shift, slope,
+                    bias_batch, bias_head, bias_row, bias_column, ALIBI, BIAS,
+                )  # fmt: skip
             if masked != 0:
                 seen = (column < keys)[None, :]
                 if CAUSAL:
                     seen = seen & sees(rows[:, None], column[None, :], shift, window, WINDOW)
                 s = tl.where(seen, s, float("-inf"))
             # At the top left every query sees the first key, so that no maximum is -inf after the first tile.
-            higher = tl.maximum(top, tl.max(s, 1) * scale)
+            higher = tl.maximum(top, tl.max(s, 1) * factor)
             pivot = higher
-            if WINDOW or BOTTOM_RIGHT:  # -inf - -inf would be NaN
+            if WINDOW or BOTTOM_RIGHT or BIAS:  # -inf - -inf would be NaN
                 pivot = tl.where(higher == float("-inf"), 0.0, higher)
-            p = tl.exp2(s * scale - pivot[:, None])
+            p = tl.exp2(s * factor - pivot[:, None])
             shrink = tl.exp2(top - pivot)
             total = total * shrink + tl.sum(p, 1)
             if DROPOUT:

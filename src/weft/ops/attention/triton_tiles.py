@@ -119,6 +119,30 @@ def sees(query, key, shift, window, WINDOW: tl.constexpr):
 
 
 @triton.jit
+def with_terms(
+    s, bias_ptr, batch, head, query, key, query_start, key_start, tq, keys, shift, slope,
+    bias_batch, bias_head, bias_row, bias_column, ALIBI: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    """Return scores ``s`` with ALiBi and bias; ``s`` and ``slope`` include log2(e).
+
+    ``query`` and ``key`` are positions that broadcast to the tile's shape. Distances are exact in float32 up
+    to 2^24 keys. The absolute value is a modifier of the multiply-add's operand, not an instruction. The
+    tile starts at ``query_start`` and ``key_start``, and the host limits a bias's strides: offsets inside of
+    a tile fit 32 bits, which are half the registers of 64.
+    """
+    if ALIBI:
+        distance = (query + shift).to(tl.float32) - key.to(tl.float32)
+        s -= slope * tl.abs(distance)
+    if BIAS:
+        base = bias_ptr + tl.cast(batch, tl.int64) * bias_batch + tl.cast(head, tl.int64) * bias_head
+        base += tl.cast(query_start, tl.int64) * bias_row + tl.cast(key_start, tl.int64) * bias_column
+        at = base + ((query - query_start) * bias_row + (key - key_start) * bias_column)
+        bias = tl.load(at, mask=(query < tq) & (key < keys), other=0.0)
+        s += bias.to(tl.float32) * LOG2E
+    return s
+
+
+@triton.jit
 def tanh(x):
     """Return the hyperbolic tangent in float32, to 3 units in the last place.
 

@@ -250,6 +250,8 @@ def supports(case: Case, device: str) -> Support:
 
 
 def _supports_options(case: Case, options: AttentionOptions, device: str) -> Support:
+    if options.terms:
+        return no(f"these kernels have no {options.terms}; use impl='triton'")
     if not _needs_wgmma(options):
         return YES
     extra = "a window, a mask at the bottom right or a softcap"

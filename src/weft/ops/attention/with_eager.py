@@ -16,28 +16,43 @@ from weft.core import Implementation
 from weft.ops._common.philox import keep_scale
 from weft.ops.attention.mask import Mask
 from weft.ops.attention.spec import AttentionOptions, dropout_mask
+from weft.ops.attention.terms import Terms
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, key_lengths: Tensor, **params: Any) -> tuple[Tensor, Tensor]:
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, key_lengths: Tensor, *extras: Tensor, **params: Any
+) -> tuple[Tensor, Tensor]:
     options = AttentionOptions(**params)
+    terms = Terms.of(extras, options.terms)
+    sinks = None if terms.sinks is None else terms.sinks.float()[:, None, None]
     if k.shape[2] == 0 or q.numel() == 0:
         lse = torch.full(q.shape[:3], -math.inf, dtype=torch.float32, device=q.device)
-        return (q * 0 + 0 * (k.sum() + v.sum())).contiguous(), lse
+        lse = lse if sinks is None else lse.copy_(sinks[..., 0].detach().expand_as(lse))
+        # The result depends on all inputs, so that each gets a gradient of 0.
+        nothing = sum((x[:0].sum().to(q.dtype) for x in (k, v, *extras)), start=q.new_zeros(()))
+        return (q * 0 + nothing).contiguous(), lse
     group = q.shape[1] // k.shape[1]
     if group > 1:
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     s = (q @ k.transpose(-1, -2)).float() * options.factor(q.shape[-1])
     if cap := options.softcap:
         s = cap * torch.tanh(s / cap)
+    added = terms.added(s.shape[2], s.shape[3], _shift(s, key_lengths, options.mask))
+    if added is not None:
+        s = s + added
     hidden = _hidden(s, key_lengths, options.mask)
     if hidden is not None:
         s = s.masked_fill(hidden, -math.inf)
     top = s.amax(-1, keepdim=True).detach()
-    may_be_empty = options.padded or options.mask.is_band
+    if sinks is not None:
+        top = torch.maximum(top, sinks.detach())
+    may_be_empty = options.padded or options.mask.is_band or bool(options.terms)
     if may_be_empty:  # a query that sees no key: -inf - -inf would be NaN
         top = top.clamp(min=torch.finfo(torch.float32).min)
     e = torch.exp(s - top)
     total = e.sum(-1, keepdim=True)
+    if sinks is not None:  # one more score, without a value
+        total = total + torch.exp(sinks - top)
     lse = (top + total.detach().log())[..., 0]
     p = e / (total.masked_fill(total == 0, 1.0) if may_be_empty else total)
     if dropout_p := options.dropout_p:
@@ -45,6 +60,14 @@ def forward(q: Tensor, k: Tensor, v: Tensor, key_lengths: Tensor, **params: Any)
         mask = dropout_mask(dropout_p, options.seed, 0, shape, s.device)
         p = p * mask.view(s.shape) * keep_scale(dropout_p)
     return (p.to(v.dtype) @ v).contiguous(), lse
+
+
+def _shift(s: Tensor, key_lengths: Tensor, mask: Mask) -> Tensor | int:
+    """Return the position of query 0 among the keys: a number, or (B, 1, 1, 1)."""
+    keys: Any = s.shape[3]
+    if mask.padded:
+        keys = key_lengths.clamp(0, keys)[:, None, None, None]
+    return mask.shift(s.shape[2], keys)  # type: ignore[no-any-return]
 
 
 def _hidden(s: Tensor, key_lengths: Tensor, mask: Mask) -> Tensor | None:

@@ -3,7 +3,8 @@
 They are called directly, because they return the log-sum-exp that the function drops. ``torch`` asks which
 one the function would choose. All but ``efficient`` read grouped heads as they are, while ``efficient`` takes
 them repeated. It writes (B, T, H, D), which is copied to be contiguous. ``torch`` computes a window and a
-mask at the bottom right by kernels that add a mask of Tq x Tk elements.
+mask at the bottom right by kernels that add a mask of Tq x Tk elements; a bias and ALiBi are added to that
+mask, in the dtype of the queries.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from weft.core.support import YES
 from weft.ops.attention.layout import empty_output
 from weft.ops.attention.mask import Mask
 from weft.ops.attention.spec import AttentionOptions
+from weft.ops.attention.terms import Terms
 
 # The bindings in ``torch`` itself are C++, where those of ``torch.ops.aten`` begin in Python.
 Output = tuple[Tensor, Tensor]
@@ -35,20 +37,40 @@ def _repeated(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
     return k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
 
 
-def _bias(q: Tensor, k: Tensor, mask: Mask) -> Tensor:
-    """Return what is added to the scores, (1, 1, Tq, Tk): 0, and -inf where a query does not see a key.
+def _bias(q: Tensor, k: Tensor, mask: Mask, terms: Terms) -> Tensor:
+    """Return what is added to the scores, (1 or B, 1 or H, Tq, Tk): the terms, 0 without any, and -inf where
+    a query does not see a key.
 
     Rows start 16 elements apart or a multiple of it, as the GPU's kernel reads them.
     """
     tq, tk = q.shape[2], k.shape[2]
     hidden = mask.hidden(tq, tk, q.device)
     bias = torch.zeros((1, 1, tq, -(-tk // 16) * 16), dtype=q.dtype, device=q.device)[..., :tk]
-    return bias if hidden is None else bias.masked_fill_(hidden, -math.inf)
+    added = terms.added(tq, tk, mask.shift(tq, tk))
+    if added is None:
+        return bias if hidden is None else bias.masked_fill_(hidden, -math.inf)
+    # The terms of slopes (H,) are (H, Tq, Tk).
+    added = added.to(q.dtype).expand(*added.shape[:-2], tq, tk)
+    added = added if hidden is None else added.masked_fill(hidden, -math.inf)
+    bias = torch.nn.functional.pad(added, (0, -tk % 16))[..., :tk]
+    return bias if bias.dim() == 4 else bias[None]
 
 
-def _banded(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None) -> Output:
-    """Compute a window or a mask at the bottom right: kernels that add a mask of Tq x Tk elements."""
-    bias = _bias(q, k, mask)
+def _with_terms(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None, terms: Terms) -> Output:
+    """Compute a bias or ALiBi. Rows of a bias that hide every key are computed without it, and cleared:
+    the kernels give them NaN."""
+    bias = _bias(q, k, mask, terms)
+    if terms.bias is None:
+        return _masked(q, k, v, bias, scale)
+    is_empty = (bias.detach() == -math.inf).all(-1, keepdim=True)
+    out, lse = _masked(q, k, v, bias.masked_fill(is_empty, 0.0), scale)
+    return out.masked_fill(is_empty, 0.0), lse.masked_fill(is_empty[..., 0], -math.inf)
+
+
+def _masked(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float | None) -> Output:
+    """Call a kernel that adds a mask of Tq x Tk elements."""
+    if q.is_cpu and bias.requires_grad:
+        return _unfused(q, k, v, bias, scale)
     if q.is_cpu:
         out, lse = torch._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, 0.0, False, attn_mask=bias, scale=scale
@@ -58,6 +80,22 @@ def _banded(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None) ->
     bias = bias.expand(q.shape[0], q.shape[1], -1, -1)
     out, lse, *_ = torch._scaled_dot_product_efficient_attention(q, k, v, bias, True, 0.0, False, scale=scale)
     return out.contiguous(), lse[..., : q.shape[2]].contiguous()
+
+
+def _unfused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float | None) -> Output:
+    """Compute a bias whose gradient is wanted on a CPU: the fused kernel there has none for it.
+
+    SDPA then takes products and a softmax, which return no log-sum-exp; it is computed apart.
+    """
+    grouped = q.shape[1] != k.shape[1]
+    out = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=bias, scale=scale, enable_gqa=grouped
+    )
+    with torch.no_grad():
+        scores = (q @ _repeated(q, k, v)[0].transpose(-1, -2)).float()
+        factor = q.shape[-1] ** -0.5 if scale is None else scale
+        lse = torch.logsumexp(scores * factor + bias.float(), -1)
+    return out.contiguous(), lse
 
 
 def _cpu(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Output:
@@ -117,15 +155,20 @@ def _aligned(x: Tensor) -> Tensor:
 
 
 def _forward(kernel: Callable[..., Output]) -> Callable[..., Output]:
-    def forward(q: Tensor, k: Tensor, v: Tensor, key_lengths: Tensor, **params: Any) -> Output:
+    def forward(
+        q: Tensor, k: Tensor, v: Tensor, key_lengths: Tensor, *extras: Tensor, **params: Any
+    ) -> Output:
         if q.numel() == 0 or k.numel() == 0:
             out, lse = empty_output(q)
-            return out + 0 * (
-                q.sum() + k.sum() + v.sum()
-            ), lse  # depends on all three, so that each gets a gradient of 0
+            # It depends on all tensors, so that each gets a gradient of 0.
+            nothing = sum((x[:0].sum().to(q.dtype) for x in extras), start=q.sum() + k.sum() + v.sum())
+            return out + 0 * nothing, lse
         q, k, v = _aligned(q), _aligned(k), _aligned(v)
-        if (options := AttentionOptions(**params)).mask.is_band:
-            return _banded(q, k, v, options.mask, options.scale)
+        options = AttentionOptions(**params)
+        if options.terms:
+            return _with_terms(q, k, v, options.mask, options.scale, Terms.of(extras, options.terms))
+        if options.mask.is_band:
+            return _masked(q, k, v, _bias(q, k, options.mask, Terms()), options.scale)
         return kernel(q, k, v, options.causal, options.scale)
 
     return forward
@@ -138,16 +181,24 @@ def _supports(case: Case, device: str) -> Support:
         return no("torch's dropout has its own random numbers; use impl='triton'")
     if case.params.get("softcap"):
         return no("torch's fused kernels have no cap of the scores; use impl='triton'")
+    terms = AttentionOptions.of(case).terms
+    if "sinks" in terms:
+        return no("torch's fused kernels have no sinks; use impl='triton'")
+    if "alibi_slopes" in terms and case.dtype != "float32":
+        return no(f"torch's kernels would round ALiBi's terms to {case.dtype}; use impl='triton'")
+    if "bias" in terms and case.inputs[-1].dtype != case.dtype:
+        return no(f"torch's kernels would round the bias to {case.dtype}; use impl='triton'")
     mask, tq, tk = AttentionOptions.of(case).mask, case.inputs[0].shape[2], case.inputs[1].shape[2]
-    if mask.is_band and mask.leaves_queries_without_keys(tq, tk):
+    if (mask.is_band or terms) and mask.leaves_queries_without_keys(tq, tk):
         return no("torch's kernels with a mask give NaN to a query without keys; use impl='triton'")
-    if mask.is_band and tq * tk > MAX_BIAS:
+    if (mask.is_band or terms) and tq * tk > MAX_BIAS:
         return no("torch's kernels read a mask of Tq x Tk elements, here over 2^26; use impl='triton'")
     return YES
 
 
 def _supports_without_band(case: Case, device: str) -> Support:
-    if AttentionOptions.of(case).mask.is_band:
+    options = AttentionOptions.of(case)
+    if options.mask.is_band or options.terms:
         return no("called by name without a mask of Tq x Tk elements; use impl='torch' or impl='triton'")
     return _supports(case, device)
 

@@ -7,6 +7,7 @@ triton_backward.py.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,9 +20,15 @@ from weft.machine.device_limits import has_tma
 from weft.ops._common.philox import keep_scale, seed_words, threshold_int32
 from weft.ops.attention.layout import Three, allocate_gradients, empty_output, like, rowwise, zero_gradients
 from weft.ops.attention.spec import AttentionOptions
-from weft.ops.attention.triton_backward import attention_backward_keys, attention_backward_queries
-from weft.ops.attention.triton_configs import NARROW, SINGLE, WIDE, Config, configure
+from weft.ops.attention.terms import Terms
+from weft.ops.attention.triton_backward import (
+    WRITTEN,
+    attention_backward_keys,
+    attention_backward_queries,
+)
+from weft.ops.attention.triton_configs import NARROW, SINGLE, WIDE, Config, configure, wide_config
 from weft.ops.attention.triton_forward import attention_forward
+from weft.ops.attention.triton_terms import BiasGradient, term_arguments
 
 LOG2E = 1.4426950408889634
 KERNELS = {
@@ -41,8 +48,9 @@ def _has_tma(device: torch.device) -> bool:
     return not INTERPRETED and has_tma(device)
 
 
-def _configure(kind: str, q: Tensor) -> Config:
-    return configure(kind, padded_size(q.shape[3]), q.element_size(), _has_tma(q.device))
+def _configure(kind: str, q: Tensor, params: Mapping[str, Any]) -> Config:
+    has_bias = "bias" in params.get("terms", "")
+    return configure(kind, padded_size(q.shape[3]), q.element_size(), _has_tma(q.device), has_bias)
 
 
 def _fits_descriptor(x: Tensor) -> bool:
@@ -52,7 +60,9 @@ def _fits_descriptor(x: Tensor) -> bool:
     return x.data_ptr() % 16 == 0 and all(s > 0 and s * size % 16 == 0 for s in strides) and 0 not in x.shape
 
 
-def common_arguments(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> dict[str, Any]:
+def common_arguments(
+    q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions, terms: Terms
+) -> dict[str, Any]:
     """Return the kernel arguments, by name, that all three kernels share."""
     d, dropout_p = q.shape[3], options.dropout_p
     mask = options.mask
@@ -63,6 +73,7 @@ def common_arguments(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions)
         "tq": q.shape[2],
         "tk": k.shape[2],
         **strides(q=q, k=k, v=v),
+        **term_arguments(terms, q, k),
         "scale": options.outer_factor(d) * LOG2E,
         "factor": options.factor(d),
         "inner": options.inner_factor(d),
@@ -119,30 +130,34 @@ def _launch(kind: str, config: Config, grid: tuple[int, ...], arguments: dict[st
     kernel[grid](**by_name, num_warps=config.warps, num_stages=config.stages)
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, key_lengths: Tensor, **params: Any) -> tuple[Tensor, Tensor]:
-    return forward_with(_configure("forward", q), q, k, v, key_lengths, **params)
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, key_lengths: Tensor, *extras: Tensor, **params: Any
+) -> tuple[Tensor, Tensor]:
+    return forward_with(_configure("forward", q, params), q, k, v, key_lengths, *extras, **params)
 
 
 def forward_with(
-    config: Config, q: Tensor, k: Tensor, v: Tensor, key_lengths: Tensor, **params: Any
+    config: Config, q: Tensor, k: Tensor, v: Tensor, key_lengths: Tensor, *extras: Tensor, **params: Any
 ) -> tuple[Tensor, Tensor]:
     """Compute the forward with one configuration."""
     options = AttentionOptions(**params)
+    terms = Terms.of(extras, options.terms)
     if q.numel() == 0 or k.numel() == 0:
-        return empty_output(q)
+        out, lse = empty_output(q)
+        return out, lse if terms.sinks is None else lse.copy_(terms.sinks[:, None].expand_as(lse))
     q, k, v = rowwise(q), rowwise(k), rowwise(v)
     b, h, tq, _ = q.shape
     out, lse = like(q), torch.empty((b, h, tq), dtype=torch.float32, device=q.device)
-    arguments = common_arguments(q, k, v, options)
+    arguments = common_arguments(q, k, v, options, terms)
     arguments |= {"lengths": key_lengths, "out_ptr": out, "lse_ptr": lse, **strides(out=out)}
     arguments |= _sources(config, q=q, k=k, v=v)
     _launch("forward", config, (triton.cdiv(tq, config.bm), h, b), arguments)
     return out, lse
 
 
-def backward(grad: Tensor, *saved: Tensor, into: Three | None = None, **params: Any) -> Three:
+def backward(grad: Tensor, *saved: Tensor, into: Three | None = None, **params: Any) -> tuple[Tensor, ...]:
     q = saved[0]
-    configs = (_configure("queries", q), _configure("keys", q))
+    configs = (_configure("queries", q, params), _configure("keys", q, params))
     return backward_with(configs, grad, *saved, into=into, **params)
 
 
@@ -151,16 +166,21 @@ def backward_with(
     grad: Tensor,
     *saved: Tensor,
     into: Three | None = None,
+    bias_gradient: bool = True,
     **params: Any,
-) -> Three:
+) -> tuple[Tensor, ...]:
     """Compute the backward with one configuration for the queries' kernel and one for the keys'.
 
-    ``into`` is memory for dq, dk and dv, with any strides whose rows the kernels can write.
+    ``into`` is memory for dq, dk and dv, with any strides whose rows the kernels can write. The gradients of
+    sinks and bias follow those three in calls that have them; that of a bias is not computed without
+    ``bias_gradient``, and its memory is then uninitialised.
     """
-    q, k, v, key_lengths, out, lse = saved
+    q, k, v, key_lengths, *extras, out, lse = saved
     options = AttentionOptions(**params)
+    terms = Terms.of(tuple(extras), options.terms)
     if q.numel() == 0 or k.numel() == 0:
-        return zero_gradients(q, k, v, into)
+        zeros = (torch.zeros_like(x) for x in (terms.sinks, terms.bias) if x is not None)
+        return *zero_gradients(q, k, v, into), *zeros
     q, k, v, grad, out = (rowwise(x) for x in (q, k, v, grad, out))
     if not _fits_descriptor(grad):  # usually expanded: the gradient of a sum
         grad = grad.contiguous()
@@ -171,16 +191,29 @@ def backward_with(
     multiple = max(for_queries.bm, for_keys.bm)
     tq_padded = triton.cdiv(tq, multiple) * multiple
     row_terms = torch.empty((2 * b * h, tq_padded), dtype=torch.float32, device=q.device)
-    arguments = common_arguments(q, k, v, options)
+    programs = tq_padded // for_queries.bm
+    dsinks = torch.empty((b, h, programs), dtype=torch.float32, device=q.device)
+    bias = terms.bias if bias_gradient else None
+    dbias = BiasGradient() if bias is None else BiasGradient.of(bias, q, k, programs)
+    arguments = common_arguments(q, k, v, options, terms)
+    arguments |= {"dsinks_ptr": dsinks, "first_batch": 0, **dbias.arguments(q)}
     arguments |= {"out_ptr": out, "lengths": key_lengths, "lse_ptr": lse.contiguous(), "rows_ptr": row_terms}
     arguments |= {"dq_ptr": dq, "dk_ptr": dk, "dv_ptr": dv, "tq_padded": tq_padded}
     arguments |= strides(grad=grad, out=out, dq=dq, dk=dk, dv=dv)
     tensors = {"q": q, "k": k, "v": v, "grad": grad}
-    grid = (tq_padded // for_queries.bm, h, b)
-    _launch("queries", for_queries, grid, arguments | _sources(for_queries, **tensors))
+    arguments_of_queries = arguments | _sources(for_queries, **tensors)
+    batches = dbias.batches_a_launch or b
+    for first_batch in range(0, b, batches):
+        arguments_of_queries["first_batch"] = first_batch
+        _launch("queries", for_queries, (programs, h, batches), arguments_of_queries)
     grid = (triton.cdiv(tk, for_keys.bn), kv_heads, b)
     _launch("keys", for_keys, grid, arguments | _sources(for_keys, row_terms, **tensors))
-    return dq, dk, dv
+    gradients = [dq, dk, dv]
+    if terms.sinks is not None:
+        gradients.append(dsinks.sum((0, 2)).to(terms.sinks.dtype))
+    if terms.bias is not None:
+        gradients.append(dbias.result(terms.bias))
+    return tuple(gradients)
 
 
 def supports(case: Case, device: str) -> Support:
@@ -199,12 +232,19 @@ def aot_kernel(
     """
     kernel = KERNELS[kind]
     constants: dict[str, Any] = dict.fromkeys(
-        ("BOTTOM_RIGHT", "WINDOW", "SOFTCAP", "PADDED", "DROPOUT"), False
+        ("BOTTOM_RIGHT", "WINDOW", "SOFTCAP", "PADDED", "DROPOUT", "SINKS", "ALIBI", "BIAS"), False
     )
+    # The queries' kernel writes the gradient of a bias; its columns are adjacent.
+    constants |= {"DBIAS": WRITTEN.value if "BIAS" in options else 0, "bias_column": 1}
     constants |= {"CAUSAL": True, "TMA": tma, **dict.fromkeys(options, True)}
     constants |= {"D": d, "DP": padded_size(d), "BM": config.bm, "BN": config.bn}
     floats = ("scale", "factor", "inner", "rescale")
-    unaligned = ("low", "high", "threshold", "window", "heads", "group")  # integers that 16 need not divide
+    # Integers that 16 need not divide.
+    unaligned = (
+        *("low", "high", "threshold", "window", "heads", "group"),
+        *("slopes_batch", "first_batch"),
+    )
+    singles = ("lse_ptr", "rows_ptr", "sinks_ptr", "slopes_ptr", "dsinks_ptr")
     signature: dict[str, Any] = {}
     for name in kernel.arg_names:
         if name in constants:
@@ -216,7 +256,7 @@ def aot_kernel(
             descriptor = f"tensordesc<{dtype}[1, 1, {rows}, {constants['DP']}]>"
             signature[name] = descriptor if tma else f"*{dtype}"
         elif name.endswith("_ptr"):
-            signature[name] = "*fp32" if name in ("lse_ptr", "rows_ptr") else f"*{dtype}"
+            signature[name] = "*fp32" if name in singles else f"*{dtype}"
         elif name == "lengths":
             signature[name] = "*i32"
         else:
@@ -244,6 +284,11 @@ IMPLEMENTATION = Implementation(
             aot_kernel(kind, WIDE[kind][128], "bf16", 128, tma=True, options=options)
             for kind in KERNELS
             for options in (("WINDOW", "BOTTOM_RIGHT"), ("SOFTCAP",))
+        ),
+        *(
+            aot_kernel(kind, wide_config(kind, d, "BIAS" in options), "bf16", d, tma=True, options=options)
+            for kind in KERNELS
+            for d, options in ((64, ("SINKS", "WINDOW")), (128, ("ALIBI",)), (128, ("BIAS",)))
         ),
         *(aot_kernel(kind, NARROW[kind][128], "bf16", 128) for kind in KERNELS),
         *(aot_kernel(kind, SINGLE[kind][64], "fp32", 64) for kind in KERNELS),

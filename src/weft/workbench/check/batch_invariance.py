@@ -254,8 +254,9 @@ def _compare(
         results = tensors_of(call_once(bind(operator, implementation, batch, direction, own, its_grad)))
         if direction == FORWARD:
             return list(results)
-        names = zip(operator.differentiable, results, strict=True)
-        return [result for name, result in names if name in operator.rows]
+        # Optional inputs are in some cases only.
+        names = [i.name for i in batch.inputs if i.name in operator.differentiable]
+        return [result for name, result in zip(names, results, strict=True) if name in operator.rows]
 
     whole = [t.clone() for t in compute(Part(0, rows, copied=False))]
     if not whole or any(t.dim() == 0 or t.shape[0] != rows for t in whole):

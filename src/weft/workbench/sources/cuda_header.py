@@ -161,7 +161,9 @@ class _Parser:
                 raise WeftError(f"{self.file}:{self.line}: {error}") from error
         self._check_complete(self.header.forward, "forward", 1)
         if self.header.backward is not None:
-            n_gradients = len(self.header.operator.differentiable)
+            operator = self.header.operator
+            # Optional inputs, which the first case lacks, have no gradient in a header.
+            n_gradients = sum(i.name in operator.differentiable for i in operator.cases[0].inputs)
             self._check_complete(self.header.backward, "backward", n_gradients)
         return self.header
 
