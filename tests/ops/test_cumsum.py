@@ -105,7 +105,10 @@ FAULTS = {
         "store_word(at_end.group_words + at_end.in_super, Scan::word(sum))",
         "store_word(at_end.group_words + at_end.in_super, Scan::word(sum * 0.5f))",
     ),
-    "a super-group forgets the ones before": ("Scan::word(Scan::join(supers, super_sum))", "Scan::word(super_sum)"),
+    "a super-group forgets the ones before": (
+        "Scan::word(Scan::join(supers, super_sum))",
+        "Scan::word(super_sum)",
+    ),
     "the last group of a row is waited for": (
         "const index_t groups = (tiles - 1) / 32;",
         "const index_t groups = (tiles + 31) / 32;",

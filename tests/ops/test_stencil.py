@@ -125,8 +125,8 @@ FAULTS = {
         "start + u < place.count ? start + u + 1 : -2",
         "start + u + 1 < place.count ? start + u + 1 : -2",
     ),
-    "a strip wraps around in the west": ("if (lane == 0) west = row.side;", ""),
-    "a strip wraps around in the east": ("if (lane == 31) east = row.side;", ""),
+    "a strip wraps around in the west": ("if (lane == 0) west = side;", ""),
+    "a strip wraps around in the east": ("if (lane == 31) east = side;", ""),
     "north is not replaced": (
         "      north = row.own;\n      row = next[u];\n    }\n  }\n}\n\n// grad",
         "      row = next[u];\n    }\n  }\n}\n\n// grad",
