@@ -28,8 +28,10 @@ def _library(source: CudaSource, kernel: str, folder: Path, fault: tuple[str, st
     text, parent = source.file.read_text(), source.file.parent
     names = re.findall(r'#include "([^"]+)"', text)
     # Included files lie beside the original, or in the folder that families share. The fault may be in one.
-    found = {name: next((f / name for f in (parent, SHARED) if (f / name).exists()), None) for name in names}
-    paths = {path: path for path in found.values() if path is not None}
+    headers = {
+        name: next((f / name for f in (parent, SHARED) if (f / name).exists()), None) for name in names
+    }
+    paths = {path: path for path in headers.values() if path is not None}
     if fault is not None:
         in_headers = [path for path in paths if fault[0] in path.read_text()]
         for path in in_headers:
@@ -44,7 +46,7 @@ def _library(source: CudaSource, kernel: str, folder: Path, fault: tuple[str, st
         text,
     )
     text = re.sub(r"extern __shared__ (\w+) (\w+)\[\];", r"\1* \2 = dynamic_shared<\1>();", text)
-    text = re.sub(r'#include "([^"]+)"', lambda m: f'#include "{paths.get(found[m[1]], m[1])}"', text)
+    text = re.sub(r'#include "([^"]+)"', lambda m: f'#include "{paths.get(headers[m[1]], m[1])}"', text)
     copy = folder / source.file.name
     copy.write_text(text)
     return warp_emulator.build(replace(source, file=copy), kernel, folder, HEADER)

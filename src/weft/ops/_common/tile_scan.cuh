@@ -3,11 +3,12 @@
 //
 // A thread has UNROLL vectors of VEC elements, which lie a warp's width of vectors apart, so that every
 // access of a warp is contiguous. A kernel says by a type `Scan` what it adds:
-//   Sum                           the sum of some neighbouring elements; join(left, right) adds two
+//   Sum                           the sum of some elements; join(left, right) adds two, nothing() is 0
 //   word(sum), sum_of(word)       a sum as a published word, which is not 0, and back
 //   sum_of_lanes(sum)             the sum of a warp's lanes from 0 to 31, in each of them
 //   sum_before(position)          the sum of the row before a tile, in each lane of a warp
 //   fetch(slot, tile, shift)      starts the loads of what else a tile needs
+//   value(sum)                    the number of a sum: what is kept for each vector until its outputs
 //   sums(packs, before, ...)      the sum of a warp's elements; before[i]: that of those before vector i
 //   keep(turn, sum)               called by one thread with a tile's sum, for outputs() DELAY turns later
 //   outputs(pack, ...)            the outputs of a vector
@@ -111,8 +112,8 @@ __device__ __forceinline__ void fetch_vecs(Pack* slot, const WEFT_T* part, int f
 // that of the part before vector i. skip, count: as in load_vecs.
 template <typename Scan>
 __device__ __forceinline__ void store_vecs(const Scan& scan, const Pack (&packs)[UNROLL],
-                                           const float (&before)[UNROLL], float start, WEFT_T* part, int first,
-                                           int step, int skip, int count, int turn = 0, int shift = 0) {
+                                           const float (&before)[UNROLL], float start, WEFT_T* part,
+                                           int first, int step, int skip, int count, int turn = 0, int shift = 0) {
   if (first * VEC >= skip && (first + (UNROLL - 1) * step + 1) * VEC <= count) {
 #pragma unroll
     for (int i = 0; i < UNROLL; ++i)
@@ -197,7 +198,8 @@ __device__ __forceinline__ void named_barrier(int id, int threads) {
 }
 #endif
 
-// x: (rows, columns), rows at x_stride elements; y: (rows, columns) contiguous; words: two counters, and for each row the words of Position, `row_words` in number, all 0.
+// x: (rows, columns), rows at x_stride elements; y: (rows, columns) contiguous; words: two
+// counters, and for each row the words of Position, `row_words` in number, all 0.
 // `count` tiles are distributed, `tiles` of each row, by a counter: a block takes the next one when it has
 // time. Tiles are taken in order by blocks that run, and a block deals with its own in order, so that whoever
 // is waited for always goes on; the order of blockIdx would not guarantee that.

@@ -24,8 +24,8 @@ struct Pair {
   float sum;       // since the last head
 };
 
-// offsets: (count,); bits: words, all 0 before the launch. Sets bit HEAD_START + p of each position p, in scan
-// order, at which a segment begins. Where a scan is reversed, a segment begins at its end.
+// offsets: (count,); bits: words, all 0 before the launch. Sets bit HEAD_START + p of each position p, in
+// scan order, at which a segment begins. Where a scan is reversed, a segment begins at its end.
 extern "C" __global__ void __launch_bounds__(THREADS)
 mark_heads(const index_t* __restrict__ offsets, unsigned* __restrict__ bits, index_t count, index_t n) {
   const index_t i = (index_t)blockIdx.x * THREADS + threadIdx.x;
@@ -122,8 +122,8 @@ struct Scan {
   __device__ __forceinline__ void fetch(int slot, const Tile& tile, int) const {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const unsigned* from = bits + (tile.index * TILE + warp * WARP_ELEMENTS) / 32;
-    if (lane < HEAD_WORDS / 4)
-      copy_async<16>(shared_address(heads + (slot * WARPS + warp) * HEAD_WORDS + lane * 4), from + lane * 4, 16);
+    unsigned* to = heads + (slot * WARPS + warp) * HEAD_WORDS;
+    if (lane < HEAD_WORDS / 4) copy_async<16>(shared_address(to + lane * 4), from + lane * 4, 16);
   }
 
   // Returns a bit for each element of a vector of the tile of a turn, in scan order.

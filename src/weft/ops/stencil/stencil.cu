@@ -58,8 +58,8 @@ __device__ __forceinline__ Row load_row(const Cells& g, int i) {
 // The five terms of a cell, in the order of the coefficients.
 struct Terms { float at[5]; };
 
-// Sets the cells beside a thread's first and last one, of which the strip's ends have `side`. All lanes of the
-// warp take part.
+// Sets the cells beside a thread's first and last one, of which the strip's ends have `side`. All lanes of
+// the warp take part.
 __device__ __forceinline__ void look_aside(float& west, float& east, float first, float last, float side) {
   const int lane = threadIdx.x % 32;
   west = __shfl_sync(ALL, last, (lane + 31) % 32);
