@@ -113,7 +113,8 @@ __device__ __forceinline__ void fetch_vecs(Pack* slot, const WEFT_T* part, int f
 template <typename Scan>
 __device__ __forceinline__ void store_vecs(const Scan& scan, const Pack (&packs)[UNROLL],
                                            const float (&before)[UNROLL], float start, WEFT_T* part,
-                                           int first, int step, int skip, int count, int turn = 0, int shift = 0) {
+                                           int first, int step, int skip, int count, int turn = 0,
+                                           int shift = 0) {
   if (first * VEC >= skip && (first + (UNROLL - 1) * step + 1) * VEC <= count) {
 #pragma unroll
     for (int i = 0; i < UNROLL; ++i)
