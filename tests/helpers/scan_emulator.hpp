@@ -52,9 +52,10 @@ static void enter() {
 static void yield() {
   if (_setjmp(own->fibers[current].at) == 0) _longjmp(home, 1);
 }
-static void arrive(Barrier& barrier, unsigned size) {
+// A warp that votes in a loop until another block has published a word does not count as progress.
+static void arrive(Barrier& barrier, unsigned size, bool is_progress = true) {
   const unsigned mine = barrier.generation;
-  if (++barrier.arrived == size) barrier.arrived = 0, ++barrier.generation, ++progress;
+  if (++barrier.arrived == size) barrier.arrived = 0, ++barrier.generation, progress += is_progress;
   else while (barrier.generation == mine) yield();
 }
 inline void __syncthreads() { arrive(own->everyone, count); }
@@ -104,7 +105,7 @@ template <typename T> const unsigned* together(T v) {
   Warp& warp = own->warps[current / 32];
   unsigned* values = warp.values[own->fibers[current].exchanges++ % 2];
   values[current % 32] = std::bit_cast<unsigned>(v);
-  arrive(warp.barrier, 32);
+  arrive(warp.barrier, 32, false);
   return values;
 }
 template <typename T> T __shfl_sync(unsigned, T v, int from, int width = 32) {
@@ -146,7 +147,7 @@ inline unsigned __brev(unsigned v) {
   return reversed;
 }
 inline int __clz(int v) { return std::countl_zero((unsigned)v); }
-inline void __syncwarp() { arrive(own->warps[current / 32].barrier, 32); }
+inline void __syncwarp() { arrive(own->warps[current / 32].barrier, 32, false); }
 struct alignas(8) uint2 { unsigned x, y; };
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 template <typename T> void __stcs(T* to, T v) { *to = v; }

@@ -12,7 +12,7 @@ from typing import Any
 
 from helpers import warp_emulator
 from helpers.warp_emulator import COMPILER, EmulatorError
-from weft.backends.nvrtc import CudaSource
+from weft.backends.nvrtc import SHARED, CudaSource
 
 HEADER = Path(__file__).with_suffix(".hpp")
 __all__ = ["COMPILER", "EmulatorError", "emulate"]
@@ -26,9 +26,12 @@ def _edited(text: str, fault: tuple[str, str]) -> str:
 
 def _library(source: CudaSource, kernel: str, folder: Path, fault: tuple[str, str] | None) -> Path:
     text, parent = source.file.read_text(), source.file.parent
-    included = [parent / name for name in re.findall(r'#include "([^"]+)"', text)]
-    # Included files lie beside the original. The fault may be in one of them.
-    paths = {path: path for path in included if path.exists()}
+    names = re.findall(r'#include "([^"]+)"', text)
+    # Included files lie beside the original, or in the folder that families share. The fault may be in one.
+    headers = {
+        name: next((f / name for f in (parent, SHARED) if (f / name).exists()), None) for name in names
+    }
+    paths = {path: path for path in headers.values() if path is not None}
     if fault is not None:
         in_headers = [path for path in paths if fault[0] in path.read_text()]
         for path in in_headers:
@@ -43,7 +46,7 @@ def _library(source: CudaSource, kernel: str, folder: Path, fault: tuple[str, st
         text,
     )
     text = re.sub(r"extern __shared__ (\w+) (\w+)\[\];", r"\1* \2 = dynamic_shared<\1>();", text)
-    text = re.sub(r'#include "([^"]+)"', lambda m: f'#include "{paths.get(parent / m[1], m[1])}"', text)
+    text = re.sub(r'#include "([^"]+)"', lambda m: f'#include "{paths.get(headers[m[1]], m[1])}"', text)
     copy = folder / source.file.name
     copy.write_text(text)
     return warp_emulator.build(replace(source, file=copy), kernel, folder, HEADER)

@@ -97,15 +97,18 @@ FAULTS = {
         "sum_of(wait_for_word(at_end.tile_words + lane))",
         "sum_of(load_word(at_end.tile_words + lane))",
     ),
-    "a super-group leaves out a group": ("lane < 31 ? sum_of(", "lane < 30 ? sum_of("),
+    "a super-group leaves out a group": ("lane < 31 ? Scan::sum_of(", "lane < 30 ? Scan::sum_of("),
     "an earlier tile's sum is not waited for": ("missing = (tile && !tile_word) || ", "missing = "),
     "a group's sum is not waited for": ("(group && !group_word) || ", ""),
-    "a super-group is not waited for": (" || (super && !super_word);", ";"),
+    "a super-group is not waited for": (" || (p.super && !super_word);", ";"),
     "a group publishes its last tile": (
-        "publish(at_end.group_words + at_end.in_super, READY, sum)",
-        "publish(at_end.group_words + at_end.in_super, READY, __shfl_sync(ALL, sum, 31) * 0.5f)",
+        "store_word(at_end.group_words + at_end.in_super, Scan::word(sum))",
+        "store_word(at_end.group_words + at_end.in_super, Scan::word(sum * 0.5f))",
     ),
-    "a super-group forgets the ones before": ("READY, supers + super_sum)", "READY, super_sum)"),
+    "a super-group forgets the ones before": (
+        "Scan::word(Scan::join(supers, super_sum))",
+        "Scan::word(super_sum)",
+    ),
     "the last group of a row is waited for": (
         "const index_t groups = (tiles - 1) / 32;",
         "const index_t groups = (tiles + 31) / 32;",
@@ -115,8 +118,8 @@ FAULTS = {
         "    if (last.row >= 0 && !waits) {",
     ),
     "the sums of earlier warps are left out": (
-        "THREADS] = warps_before + before[i]",
-        "THREADS] = before[i]",
+        "Scan::value(Scan::join(warps_before, before[i]))",
+        "Scan::value(before[i])",
     ),
     "elements before a row are written": (
         "if (position >= skip && position < count) *at(part",

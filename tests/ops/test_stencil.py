@@ -125,8 +125,8 @@ FAULTS = {
         "start + u < place.count ? start + u + 1 : -2",
         "start + u + 1 < place.count ? start + u + 1 : -2",
     ),
-    "a strip wraps around in the west": ("if (lane == 0) west = row.side;", ""),
-    "a strip wraps around in the east": ("if (lane == 31) east = row.side;", ""),
+    "a strip wraps around in the west": ("if (lane == 0) west = side;", ""),
+    "a strip wraps around in the east": ("if (lane == 31) east = side;", ""),
     "north is not replaced": (
         "      north = row.own;\n      row = next[u];\n    }\n  }\n}\n\n// grad",
         "      row = next[u];\n    }\n  }\n}\n\n// grad",
@@ -136,6 +136,13 @@ FAULTS = {
     "rows without gaps": (
         "place.batch * batch_stride, row_stride,", "place.batch * batch_stride, columns,"
     ),
+    "a row inside is not loaded again": (
+        "if (left > 0) packs[u] = load_words<WEFT_T, VEC>(from);", ""
+    ),
+    "the side of a row inside is not loaded again": ("if (left > 0 && is_end) sides[u] = from[beside];", ""),
+    "north of a row inside is not replaced": ("north[j] = own[j], own[j] = south[j]", "own[j] = south[j]"),
+    "the side of a row inside is that of the next one": ("side = south_side;", "side = to_float(sides[u]);"),
+    "a strip in the west counts as inside": ("strip > 0 &&", "strip >= 0 &&"),
 }  # fmt: skip
 BACKWARD_FAULTS = {
     "neighbours are not exchanged": ("OPPOSITE[5] = {0, 2, 1, 4, 3}", "OPPOSITE[5] = {0, 1, 2, 3, 4}"),
@@ -156,7 +163,7 @@ BACKWARD_FAULTS = {
 def test_a_planted_fault_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     emulate(monkeypatch, tmp_path, FAULTS[fault])
     monkeypatch.setattr(with_cuda, "MAX_ROWS", 8)
-    x = _whole_numbers(2, 24, 532)[..., :264]
+    x = _whole_numbers(2, 24, 1060)[..., :520]  # with strips and pieces inside
     assert not torch.equal(with_cuda.apply(x, WEIGHTS, 64).double(), reference(x.double(), WEIGHTS.double()))
 
 

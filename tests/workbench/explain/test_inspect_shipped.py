@@ -22,9 +22,10 @@ from helpers.inspecting import weft
 from helpers.paths import TESTS
 from weft.backends import aot
 from weft.backends import cubin as elf
+from weft.backends.nvrtc import CudaSource
 from weft.core import Implementation, registry
 from weft.workbench.explain.inspect import tables
-from weft.workbench.explain.inspect.compile import compile_kernels
+from weft.workbench.explain.inspect.compile import compile_kernels, with_counts
 from weft.workbench.explain.inspect.dry_run import identity
 
 ARCHS = (80, 90, 100)
@@ -151,6 +152,29 @@ NARROW = re.compile(
     r"^(?:prune|expand)_rows-|^linear_tiles-|^(?:sparse24|transposable)-(?:float32|b?float16)$"
 )
 
+# Kernels that load 16 bytes at a time and store less, "operator kernel label" by the reason. The others store
+# 16 bytes at a time: NVRTC may split the store of a structure into stores of its elements, at up to three
+# times the time; ops/_common/wide_store.cuh prevents that.
+NARROW_STORES = {
+    "a result for many elements": r"^(?:softmax softmax_(?:dots|statistics)|sum sum_(?:tiles|once|step)|"
+    r"cross_entropy (?:cross_entropy_forward|mean_of_rows)|adamw adamw_norm(?:_many)?|cumsum tile_sums|"
+    r"attention attention_wgmma_terms|attention_decode decode_(?:split|merge)|topk topk_lists|"
+    r"linear_cross_entropy head_references|embedding embedding_(?:bounds|merge)|segmented_cumsum tile_pairs|"
+    r"segmented_sum sum_(?:tiles|segments)|(?:arg)?reduce reduce_(?:rows|parts|columns|tiles)|"
+    r"spmv spmv_tiles|\w+ (?:column_total|column_pass|add_parts_kernel|norm_backward_columns|"
+    r"norm_sum_(?:few_)?partials)) ",
+    "neighbours of an accumulator of tensor cores, two a thread": r"^(?:matmul matmul mma-|"
+    r"\w+ matmul_(?:wgmma|pipeline|warp_roles|two_consumers|persistent) wgmma-(?:1\d_|.*-split)|"
+    r"attention attention_wgmma_dq |conv2d conv2d )",
+    "a sum of few slices of a product": r"^(?:scaled_matmul scaled_matmul_sum|matmul matmul_skinny_sum) ",
+    "a copy that turns rows into columns by 4-byte accesses": r"^matmul transpose transpose-float32$",
+    "rows that begin anywhere": r"^(?:cross_entropy cross_entropy_backward .*-50257-by-column$|"
+    r"cumsum cumsum_(?:rows|tiles) b?float\d+-1|linear linear_columns |segmented_cumsum .*-1(?:-reverse)?$|"
+    r"\w+ \w+ (?:b?float\d+-[124](?:-k\d)?|trilinear_forward-fp16-2)$)",
+    "a point, or a piece of a word, for each thread": r"^(?:trilinear trilinear_(?:forward|backward) |"
+    r"\w+ (?:prune|expand|compress)_\w+ )",
+}
+
 
 @pytest.fixture(scope="module", params=ARCHS)
 def shipped(request: pytest.FixtureRequest) -> tuple[int, list[dict[str, Any]]]:
@@ -166,6 +190,20 @@ def bits(kernel: dict[str, Any]) -> int:
         return 128
     kinds = ("global loads", "generic loads", "async copies")
     return max((int(w) for k in kinds for w in counts["memory"].get(k, {})), default=0)
+
+
+def stores_in_pieces(kernel: dict[str, Any]) -> bool:
+    """Return True if a kernel loads 16 bytes at a time and stores less."""
+    counts = kernel["counts"]
+    kinds = ("global stores", "generic stores")
+    widest = max((int(w) for k in kinds for w in counts["memory"].get(k, {})), default=128)
+    by_bulk = any("stores" in k or "reductions" in k for k in counts["bulk"])
+    return bits(kernel) >= 128 and widest < 128 and not by_bulk
+
+
+def reasons_for_narrow_stores(kernel: dict[str, Any]) -> list[str]:
+    name = f"{kernel['operator']} {kernel['kernel']} {kernel['label']}"
+    return [reason for reason, pattern in NARROW_STORES.items() if re.search(pattern, name)]
 
 
 def has_wide_step_so_far(step: Implementation) -> bool:
@@ -202,6 +240,8 @@ def test_every_shipped_triton_and_cuda_kernel(shipped: tuple[int, list[dict[str,
         narrow = any(NARROW.search(name) for name in named)
         if (declared.backend == "triton" or WIDE.search(declared.idea)) and not narrow:
             assert bits(kernel) >= 128, named
+        if stores_in_pieces(kernel):
+            assert reasons_for_narrow_stores(kernel), f"{named} stores {kernel['counts']['memory']}"
         if declared.is_step and declared.backend == "cuda" and not has_wide_step_so_far(declared):
             assert bits(kernel) <= 64, named  # earlier steps of a ladder have no vector loads
 
@@ -236,6 +276,38 @@ def test_every_shipped_triton_and_cuda_kernel(shipped: tuple[int, list[dict[str,
         }
         written = {(k["operator"], k["implementation"], k["label"]) for k in tables.committed()}
         assert written <= declared_kernels, f"write it again: {tables.COMMAND}"
+
+
+PLANTED = """
+#include "wide_store.cuh"
+extern "C" __global__ void planted(const WEFT_T* x, WEFT_T* y) {
+  using Pack = Vector<WEFT_T, 16 / sizeof(WEFT_T)>;
+  const index_t at = (blockIdx.x * 256 + threadIdx.x) * (16 / sizeof(WEFT_T));
+  Pack pack = *reinterpret_cast<const Pack*>(x + at);
+  for (int j = 0; j < 16 / sizeof(WEFT_T); ++j) pack.at[j] = from_float<WEFT_T>(element(pack, j) + 1.0f);
+  STORE;
+}
+"""
+SPLIT = "for (int j = 0; j < 16 / sizeof(WEFT_T); ++j) y[at + j] = pack.at[j]"
+
+
+@pytest.mark.parametrize("dtype", ["float", "__half", "__nv_bfloat16"])
+def test_a_split_store_is_seen(dtype: str, tmp_path: Path) -> None:
+    """A planted kernel that stores elements one by one fails the rule; the shared helper's store passes."""
+    for store, expected in ((SPLIT, True), ("store_pack(y + at, pack)", False)):
+        file = tmp_path / f"planted_{expected}.cu"
+        file.write_text(PLANTED.replace("STORE", store))
+        source = CudaSource(file, ("planted",), (("WEFT_T", dtype),), f"planted-{dtype}")
+        shipped = replace(registry.implementation("relu", "cuda"), aot_kernels=(source,))
+        (kernel,) = with_counts(compile_kernels(registry.operator("relu"), shipped, "sm_90"))
+        seen = kernel.to_json()
+        assert stores_in_pieces(seen) == expected and not reasons_for_narrow_stores(seen)
+
+
+def test_every_reason_for_narrow_stores_has_a_kernel() -> None:
+    narrow = [k for k in tables.committed() if k["counts"]["instructions"] and stores_in_pieces(k)]
+    reasons = {reason for kernel in narrow for reason in reasons_for_narrow_stores(kernel)}
+    assert reasons == NARROW_STORES.keys()
 
 
 @pytest.mark.gpu

@@ -13,8 +13,10 @@ from weft.core import Implementation
 from weft.ops._common.layout import CUDA_TYPES, FLOAT_DTYPES, contiguous_like, dtype_name, view_3d
 
 THREADS = 128
-# Accesses of a thread along its row: the halo and a warp's sums cost little beside 32 of them.
-MAX_STEPS, MIN_STEPS = 32, 4
+# Accesses of a thread along its row. Forward a warp has few of them: with 32, rows of 4096 elements were six
+# times the warps that run together, and half a warp's time passed at the end with a part of the SMs idle.
+# Backward, a warp's sums cost little beside 32 accesses.
+MAX_STEPS, MAX_BACKWARD_STEPS, MIN_STEPS = 8, 32, 4
 # Pieces that fill a GPU: 32 warps on each of 132 SMs, and two times more for an even end.
 MANY_PIECES = 8192
 AOT_TAPS = (2, 4, 8)
@@ -58,9 +60,9 @@ class Pieces:
     items: int
 
     @staticmethod
-    def of(rows: int, length: int, width: int) -> Pieces:
+    def of(rows: int, length: int, width: int, max_steps: int) -> Pieces:
         """Return the longest pieces that are many enough for a whole GPU."""
-        steps = MAX_STEPS
+        steps = max_steps
         while steps > MIN_STEPS and rows * -(-length // (steps * 32 * width)) < MANY_PIECES:
             steps //= 2
         pieces = -(-length // (steps * 32 * width))
@@ -75,7 +77,7 @@ def apply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, threads: in
     x3d = view_3d(x)
     batches, channels, length = x3d.shape
     width = vec_width(length, x3d, y)
-    cut = Pieces.of(batches * channels, length, width)
+    cut = Pieces.of(batches * channels, length, width, MAX_STEPS)
     source(x.dtype, width, weight.shape[1], threads)["conv1d"](
         -(-cut.items // (threads // 32)),
         threads,
@@ -105,7 +107,7 @@ def gradients(
     batches, channels, length = x3d.shape
     taps = weight.shape[1]
     width = vec_width(length, grad3d, x3d, dx)
-    cut = Pieces.of(batches * channels, length, width)
+    cut = Pieces.of(batches * channels, length, width, MAX_BACKWARD_STEPS)
     # A row for each coefficient and each bias.
     rows, count = channels * (taps + 1), batches * cut.pieces
     parts = torch.empty((rows, count), dtype=torch.float32, device=x.device)

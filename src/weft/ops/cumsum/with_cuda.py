@@ -15,12 +15,11 @@ from weft.backends.nvrtc import CudaSource
 from weft.core import Implementation
 from weft.machine.device_limits import num_sms
 from weft.ops._common.layout import CUDA_TYPES, FLOAT_DTYPES, contiguous_like, dtype_name, view_2d
+from weft.ops._common.tile_scan import AHEAD, DELAY, UNALIGNED_ELEMENTS, count_words, vec_width
 
 THREADS = 256
 THREAD_BYTES = 64  # of a row in each thread
-UNALIGNED_ELEMENTS = 8  # in each thread where accesses are of one element
 BLOCKS_AN_SM = 2  # that take tiles: as many as have room for theirs
-AHEAD, DELAY = 1, 3  # turns of a block: of a tile's loads, and from its sum to its outputs
 MIN_LANES = 4
 # Rows from which a warp for each row fills a GPU, however long the row is: 16 warps on each of 132 SMs.
 MANY_ROWS = 2048
@@ -55,25 +54,6 @@ def _source(dtype: torch.dtype, vec_width: int, reverse: bool, threads: int, thr
     )
 
 
-def _vec_width(x2d: torch.Tensor, y: torch.Tensor) -> int:
-    """Return the number of elements of an access: 16 bytes of them, or one.
-
-    Vectors need rows of x and of y that lie alike to multiples of 16 bytes: the kernels begin a row at one.
-    """
-    rows, columns = x2d.shape
-    size = x2d.element_size()
-    apart = (x2d.data_ptr() - y.data_ptr()) % 16
-    between_rows = (x2d.stride(0) - columns) * size % 16 if rows > 1 else 0
-    return 1 if apart or between_rows else 16 // size
-
-
-def count_words(columns: int, tile: int) -> tuple[int, int]:
-    """Return a row's number of tiles, and of the words of its tiles, groups and super-groups."""
-    tiles = -(-columns // tile)
-    groups = -(-tiles // 32)
-    return tiles, tiles + groups + -(-groups // 32)
-
-
 def scan(
     x: torch.Tensor,
     exclusive: bool,
@@ -91,12 +71,12 @@ def scan(
         return y
     x2d = view_2d(x)
     rows, columns = x2d.shape
-    vec_width = _vec_width(x2d, y)
-    if vec_width == 1:
+    width = vec_width(x2d, y)
+    if width == 1:
         # A sum beside each element: with more of them a block of 16-bit elements takes over 99 KiB of shared
         # memory, all that compute capability 8.9 has.
         thread_bytes = min(thread_bytes, UNALIGNED_ELEMENTS * x.element_size())
-    program = source(x.dtype, vec_width, reverse, threads, thread_bytes)
+    program = source(x.dtype, width, reverse, threads, thread_bytes)
     per_thread = thread_bytes // x.element_size()
     stride = x2d.stride(0) if rows > 1 else columns
     if columns <= 32 * per_thread or (columns <= threads * per_thread and rows >= MANY_ROWS):
@@ -104,13 +84,13 @@ def scan(
         blocks = -(-rows // (threads // lanes))
         program["cumsum_rows"](blocks, threads, x2d, y, rows, columns, stride, lanes, int(exclusive))
         return y
-    tiles, row_words = count_words(columns + vec_width - 1, threads * per_thread)
+    tiles, row_words = count_words(columns + width - 1, threads * per_thread)
     # Zeros mean that nothing is published yet.
     words = torch.zeros(2 + rows * row_words, dtype=torch.int64, device=x.device)
     count = rows * tiles
     blocks = min(count, blocks_an_sm * num_sms(x.device, interpreted=2))
     # Tiles, and a sum before each of their vectors.
-    shared = threads * ((AHEAD + 1 + DELAY) * thread_bytes + (DELAY + 1) * 4 * per_thread // vec_width)
+    shared = threads * ((AHEAD + 1 + DELAY) * thread_bytes + (DELAY + 1) * 4 * per_thread // width)
     sizes = (columns, stride, tiles, row_words, count, int(exclusive))
     program["cumsum_tiles"](blocks, threads + 64, x2d, y, words, *sizes, shared=shared)
     return y

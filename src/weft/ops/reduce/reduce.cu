@@ -78,6 +78,19 @@ __device__ __forceinline__ float better(float a, float b) {
 #endif
 }
 
+__device__ __forceinline__ int better(int a, int b) { return beats(a, b) ? a : b; }
+
+// 2^v within 2 units in the last place; results below 2^-126 are 0, which saves exp2f's scaling of these.
+__device__ __forceinline__ float power_of_two(float v) {
+#ifdef __CUDA_ARCH__
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(v));
+  return power;
+#else
+  return exp2f(v);
+#endif
+}
+
 __device__ __forceinline__ index_t exchange(index_t v, int step) {
   const unsigned low = __shfl_xor_sync(ALL, (unsigned)v, step);
   const unsigned high = __shfl_xor_sync(ALL, (unsigned)((unsigned long long)v >> 32), step);
@@ -132,26 +145,31 @@ struct Partial {
 };
 
 #elif OP == LOGSUMEXP
-// The sum of exponentials as a multiple of that of the largest element, so that none overflows.
+// The sum of exponentials as a multiple of that of the largest element, so that none overflows. Where that is
+// infinite or NaN, it is a multiple of 1: the sum is then Inf, 0 or NaN, as the result needs it. A comparison
+// beside each element, for Inf - Inf, would be a fifth of all instructions.
 struct Partial {
   float largest = absent(0.0f), sum = 0.0f;
-  // exp(v - top); 1 for equal ones, because Inf - Inf would be NaN.
-  static __device__ __forceinline__ float weight(float v, float top) {
-    return v == top ? 1.0f : exp2f((v - top) * 1.44269504f);
+  static __device__ __forceinline__ float unit(float top) {
+    return fabsf(top) < __uint_as_float(0x7f800000u) ? top : 0.0f;
+  }
+  static __device__ __forceinline__ float weight(float v, float unit) {
+    return power_of_two((v - unit) * 1.44269504f);
   }
   template <int N> __device__ __forceinline__ void take(const float (&v)[N], index_t, index_t) {
     float top = largest;
 #pragma unroll
     for (int i = 0; i < N; ++i) top = better(v[i], top);
     float weights[N];
+    const float one = unit(top);
 #pragma unroll
-    for (int i = 0; i < N; ++i) weights[i] = weight(v[i], top);
-    sum = sum * weight(largest, top) + tree(weights);
+    for (int i = 0; i < N; ++i) weights[i] = weight(v[i], one);
+    sum = sum * weight(largest, one) + tree(weights);
     largest = top;
   }
   __device__ __forceinline__ void merge(const Partial& other) {
-    const float top = better(other.largest, largest);
-    sum = sum * weight(largest, top) + other.sum * weight(other.largest, top);
+    const float top = better(other.largest, largest), one = unit(top);
+    sum = sum * weight(largest, one) + other.sum * weight(other.largest, one);
     largest = top;
   }
   __device__ __forceinline__ Partial exchanged(int step) const {
@@ -171,13 +189,22 @@ struct Partial {
   Value value = absent(Value());
   index_t index = NOWHERE;
   template <int N> __device__ __forceinline__ void take(const Value (&v)[N], index_t i, index_t step) {
-    // The first element, which is there, may equal the value that stands for none.
-    if (index == NOWHERE) index = i;
-    int best = -1;
+    // The best of all first, one instruction an element. Its place is looked for only where it is a new one.
+    Value best = v[0];
 #pragma unroll
-    for (int k = 0; k < N; ++k)
-      if (beats(v[k], value)) value = v[k], best = k;
-    if (best >= 0) index = i + best * step;
+    for (int k = 1; k < N; ++k) best = better(v[k], best);
+    // The first element, which is there, may equal the value that stands for none.
+    if (!beats(best, value) && index != NOWHERE) return;
+    int place = 0;
+    if (is_nan(best)) {
+#pragma unroll
+      for (int k = N - 1; k >= 0; --k) place = is_nan(v[k]) ? k : place;
+    } else {
+#pragma unroll
+      for (int k = N - 1; k >= 0; --k) place = v[k] == best ? k : place;
+    }
+    value = best;
+    index = i + place * step;
   }
   __device__ __forceinline__ void merge(const Partial& other) {
     const bool is_tie = value == other.value || (is_nan(value) && is_nan(other.value));

@@ -10,15 +10,18 @@ from torch import Tensor
 
 from weft.backends.nvrtc import CudaSource
 from weft.core import BACKWARD, Implementation
-from weft.machine.device_limits import num_sms
+from weft.machine.device_limits import num_sms, smem_per_block
 from weft.ops._common.layout import CUDA_TYPES, FLOAT_DTYPES, contiguous_like, dtype_name, view_2d
+from weft.ops._common.tile_scan import AHEAD, DELAY, UNALIGNED_ELEMENTS, count_words, vec_width
 from weft.ops.segments.spec import sum_backward
 
 HERE = Path(__file__).parent
 THREADS = 256
 TILE = 16384  # elements: a longer segment is cut into the tiles that it meets
 THREAD_BYTES = 64  # of a row in each thread of a scan
-BLOCKS_AN_SM = 8  # of kernels that take tiles; those beyond the ones that fit find nothing left
+BLOCKS_AN_SM = 8  # of sums that take tiles; those beyond the ones that fit find nothing left
+SCAN_BLOCKS_AN_SM = 2  # of scans: as many as have room for their tiles
+HEAD_START = 128  # bits before that of position 0
 
 
 @cache
@@ -32,14 +35,29 @@ def sum_source(dtype: torch.dtype, threads: int = THREADS, tile: int = TILE) -> 
     )
 
 
+def scan_thread_bytes(dtype: torch.dtype, vec_width: int) -> int:
+    """Return the bytes of a row in each thread of a scan."""
+    # A sum beside each element, where an access has one, takes shared memory too.
+    return THREAD_BYTES if vec_width > 1 else UNALIGNED_ELEMENTS * dtype.itemsize
+
+
 @cache
-def scan_source(dtype: torch.dtype, vec_width: int, reverse: bool, threads: int = THREADS) -> CudaSource:
-    """Return the program of the scan for one dtype, vector width in elements, and direction."""
+def scan_source(
+    dtype: torch.dtype,
+    vec_width: int,
+    reverse: bool,
+    threads: int = THREADS,
+    thread_bytes: int | None = None,
+    delay: int = DELAY,
+) -> CudaSource:
+    """Return the program of the scan for one dtype, vector width in elements, direction and tile."""
     numbers = {
         "VEC_WIDTH": vec_width,
         "REVERSE": int(reverse),
         "THREADS": threads,
-        "THREAD_BYTES": THREAD_BYTES,
+        "THREAD_BYTES": thread_bytes or scan_thread_bytes(dtype, vec_width),
+        "AHEAD": AHEAD,
+        "DELAY": delay,
     }
     return CudaSource(
         file=HERE / "segmented_cumsum.cu",
@@ -77,38 +95,47 @@ def sums(values: Tensor, offsets: Tensor, threads: int = THREADS, tile: int = TI
     return y
 
 
-def _vec_width(x2d: Tensor, y: Tensor) -> int:
-    """Return the elements of an access: 16 bytes of them, or one where a row is no whole number of these."""
-    rows, columns = x2d.shape
-    size = x2d.element_size()
-    union = x2d.data_ptr() | y.data_ptr() | columns * size
-    if rows > 1:
-        union |= x2d.stride(0) * size
-    return 16 // size if union % 16 == 0 else 1
+def scan_memory(threads: int, tile: int, tile_bytes: int, vec_width: int, delay: int) -> int:
+    """Return the bytes of dynamic shared memory of a block that scans."""
+    slots = AHEAD + 1 + delay
+    # Tiles, a sum before each of their vectors, and the bits of their heads with HEAD_START more a warp.
+    bits = tile + threads // 32 * HEAD_START
+    return slots * tile_bytes + (delay + 1) * 4 * tile // vec_width + slots * bits // 8
 
 
-def scan(x: Tensor, offsets: Tensor, exclusive: bool, reverse: bool, threads: int = THREADS) -> Tensor:
-    """Compute the scan with blocks of ``threads`` threads."""
+def scan(
+    x: Tensor,
+    offsets: Tensor,
+    exclusive: bool,
+    reverse: bool,
+    threads: int = THREADS,
+    thread_bytes: int | None = None,
+    blocks_an_sm: int = SCAN_BLOCKS_AN_SM,
+) -> Tensor:
+    """Compute the scan with blocks of ``threads`` threads and ``thread_bytes`` of a row a thread."""
     y = contiguous_like(x)
     if x.numel() == 0:
         return y
     x2d, offsets = view_2d(x), offsets.contiguous()
     rows, columns = x2d.shape
-    program = scan_source(x.dtype, _vec_width(x2d, y), bool(reverse), threads)
-    bits = torch.zeros(columns // 32 + 1, dtype=torch.int32, device=x.device)
-    count = offsets.shape[0]
-    blocks = -(-count // threads)
-    program["mark_heads"](blocks, threads, offsets, bits, count, columns, int(reverse))
-    tiles = -(-columns * x.element_size() // (threads * THREAD_BYTES))
-    groups = -(-tiles // 32)
-    row_words = tiles + groups + -(-groups // 32)
+    width = vec_width(x2d, y)
+    tile = threads * (thread_bytes or scan_thread_bytes(x.dtype, width)) // x.element_size()
+    tiles, row_words = count_words(columns + width - 1, tile)
+    tile_bytes, delay = tile * x.element_size(), DELAY
+    if scan_memory(threads, tile, tile_bytes, width, delay) > smem_per_block(x.device):
+        delay -= 1  # compute capability 8.9 has 99 KiB
+    program = scan_source(x.dtype, width, bool(reverse), threads, thread_bytes, delay)
+    bits = torch.zeros((tiles * tile + HEAD_START) // 32, dtype=torch.int32, device=x.device)
+    offset_count = offsets.shape[0]
+    program["mark_heads"](-(-offset_count // threads), threads, offsets, bits, offset_count, columns)
     # Zeros mean that nothing is published yet.
-    words = torch.zeros(1 + rows * row_words, dtype=torch.int64, device=x.device)
-    blocks = min(rows * tiles, BLOCKS_AN_SM * num_sms(x.device, interpreted=2))
+    words = torch.zeros(2 + rows * row_words, dtype=torch.int64, device=x.device)
+    count = rows * tiles
+    blocks = min(count, blocks_an_sm * num_sms(x.device, interpreted=2))
     stride = x2d.stride(0) if rows > 1 else columns
-    program["segmented_tiles"](
-        blocks, threads, x2d, bits, y, words, columns, stride, tiles, row_words, rows * tiles, int(exclusive)
-    )
+    shared = scan_memory(threads, tile, tile_bytes, width, delay)
+    sizes = (columns, stride, tiles, row_words, count, int(exclusive))
+    program["segmented_tiles"](blocks, threads + 64, x2d, bits, y, words, *sizes, shared=shared)
     return y
 
 

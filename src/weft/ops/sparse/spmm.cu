@@ -9,6 +9,7 @@
 // Bytes: the matrix once for each slice, y once; each nonzero reads a piece of b, from the caches where b
 // fits. A tile leaves two rows of sums.
 #include "sparse.cuh"
+#include "wide_store.cuh"
 
 #ifndef THREADS
 #define THREADS 256
@@ -43,7 +44,7 @@ __device__ __forceinline__ void store(WEFT_T* to, const Sums& sums) {
   Pack pack;
 #pragma unroll
   for (int j = 0; j < VEC; ++j) pack.at[j] = narrow<WEFT_T>(sums.at[j]);
-  *reinterpret_cast<Pack*>(to) = pack;
+  store_pack(to, pack);
 }
 __device__ __forceinline__ void keep(acc_t* to, const Sums& sums) {
 #pragma unroll

@@ -58,14 +58,21 @@ __device__ __forceinline__ Row load_row(const Cells& g, int i) {
 // The five terms of a cell, in the order of the coefficients.
 struct Terms { float at[5]; };
 
+// Sets the cells beside a thread's first and last one, of which the strip's ends have `side`. All lanes of
+// the warp take part.
+__device__ __forceinline__ void look_aside(float& west, float& east, float first, float last, float side) {
+  const int lane = threadIdx.x % 32;
+  west = __shfl_sync(ALL, last, (lane + 31) % 32);
+  east = __shfl_sync(ALL, first, (lane + 1) % 32);
+  if (lane == 0) west = side;
+  if (lane == 31) east = side;
+}
+
 // Returns the terms of a thread's cells in a row. All lanes of the warp take part.
 __device__ __forceinline__ void gather(Terms (&cells)[VEC], const Pack& north, const Row& row,
                                        const Pack& south) {
-  const int lane = threadIdx.x % 32;
-  float west = __shfl_sync(ALL, element(row.own, VEC - 1), (lane + 31) % 32);
-  float east = __shfl_sync(ALL, element(row.own, 0), (lane + 1) % 32);
-  if (lane == 0) west = row.side;
-  if (lane == 31) east = row.side;
+  float west, east;
+  look_aside(west, east, element(row.own, 0), element(row.own, VEC - 1), row.side);
 #pragma unroll
   for (int j = 0; j < VEC; ++j) {
     cells[j].at[0] = element(row.own, j);
@@ -99,6 +106,55 @@ struct Place {
   }
 };
 
+__device__ __forceinline__ void unpack(float (&cells)[VEC], const Pack& pack) {
+#pragma unroll
+  for (int j = 0; j < VEC; ++j) cells[j] = element(pack, j);
+}
+
+// The stencil of a piece whose cells have all their neighbours, and whose rows are a multiple of UNROLL. It
+// does two things that the loop for pieces at a grid's border leaves out. A row's pack is loaded again, with
+// the row UNROLL further down, as soon as its cells are unpacked: loads are always in flight, and not only
+// while the warp waits for all of them. And a row is unpacked once for its three uses.
+__device__ __forceinline__ void march_inside(const Cells& g, const float (&w)[5], WEFT_T* target,
+                                             index_t columns, int count) {
+  const int lane = threadIdx.x % 32, beside = lane ? VEC : -1;
+  const bool is_end = lane == 0 || lane == 31;
+  float north[VEC], own[VEC], side = is_end ? to_float(g.at[beside]) : 0.0f;
+  unpack(north, load_words<WEFT_T, VEC>(g.at - g.stride));
+  unpack(own, load_words<WEFT_T, VEC>(g.at));
+  const WEFT_T* from = g.at + g.stride;
+  Pack packs[UNROLL];
+  WEFT_T sides[UNROLL] = {};
+#pragma unroll
+  for (int u = 0; u < UNROLL; ++u, from += g.stride) {
+    packs[u] = load_words<WEFT_T, VEC>(from);
+    if (is_end) sides[u] = from[beside];
+  }
+#pragma unroll 1
+  for (int left = count - UNROLL; left >= 0; left -= UNROLL) {
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u, from += g.stride, target += columns) {
+      float south[VEC], out[VEC], west, east;
+      unpack(south, packs[u]);
+      const float south_side = to_float(sides[u]);
+      if (left > 0) packs[u] = load_words<WEFT_T, VEC>(from);
+      if (left > 0 && is_end) sides[u] = from[beside];
+      look_aside(west, east, own[0], own[VEC - 1], side);
+#pragma unroll
+      for (int j = 0; j < VEC; ++j) {
+        out[j] = fmaf(w[1], north[j], w[0] * own[j]);
+        out[j] = fmaf(w[2], south[j], out[j]);
+        out[j] = fmaf(w[3], j ? own[j ? j - 1 : 0] : west, out[j]);
+        out[j] = fmaf(w[4], j + 1 < VEC ? own[j + 1 < VEC ? j + 1 : 0] : east, out[j]);
+      }
+      store_words(target, to_words<WEFT_T, VEC>(out));
+#pragma unroll
+      for (int j = 0; j < VEC; ++j) north[j] = own[j], own[j] = south[j];
+      side = south_side;
+    }
+  }
+}
+
 // x: (batches, rows, columns), grids at batch_stride and rows at row_stride elements; weights: (5,); y:
 // (batches, rows, columns) contiguous. A warp for each of the items.
 extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS)
@@ -114,6 +170,10 @@ stencil(const WEFT_T* __restrict__ x, const WEFT_T* __restrict__ weights, WEFT_T
   float w[5];
 #pragma unroll
   for (int k = 0; k < 5; ++k) w[k] = to_float(weights[k]);
+  const index_t strip = place.column - threadIdx.x % 32 * VEC;
+  if (place.row > 0 && place.row + place.count < rows && place.count % UNROLL == 0 && strip > 0 &&
+      strip + 32 * VEC < columns)
+    return march_inside(g, w, target, columns, place.count);
   Pack north = load_pack(g, -1);
   Row row = load_row(g, 0);
   for (int start = 0; start < place.count; start += UNROLL) {
