@@ -39,21 +39,17 @@ def _repeated(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
 
 def _bias(q: Tensor, k: Tensor, mask: Mask, terms: Terms) -> Tensor:
     """Return what is added to the scores, (1 or B, 1 or H, Tq, Tk): the terms, 0 without any, and -inf where
-    a query does not see a key.
-
-    Rows start 16 elements apart or a multiple of it, as the GPU's kernel reads them.
-    """
+    a query does not see a key."""
     tq, tk = q.shape[2], k.shape[2]
     hidden = mask.hidden(tq, tk, q.device)
-    bias = torch.zeros((1, 1, tq, -(-tk // 16) * 16), dtype=q.dtype, device=q.device)[..., :tk]
+    bias = torch.zeros((1, 1, tq, tk), dtype=q.dtype, device=q.device)
     added = terms.added(tq, tk, mask.shift(tq, tk))
     if added is None:
         return bias if hidden is None else bias.masked_fill_(hidden, -math.inf)
     # The terms of slopes (H,) are (H, Tq, Tk).
     added = added.to(q.dtype).expand(*added.shape[:-2], tq, tk)
     added = added if hidden is None else added.masked_fill(hidden, -math.inf)
-    bias = torch.nn.functional.pad(added, (0, -tk % 16))[..., :tk]
-    return bias if bias.dim() == 4 else bias[None]
+    return added if added.dim() == 4 else added[None]
 
 
 def _with_terms(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None, terms: Terms) -> Output:
@@ -77,6 +73,9 @@ def _masked(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float | None) 
         )
         return out.contiguous(), lse.contiguous()
     k, v = _repeated(q, k, v)
+    # The kernel reads rows of a mask that start 16 elements apart, or a multiple of it.
+    if keys := bias.shape[-1] % 16:
+        bias = torch.nn.functional.pad(bias, (0, 16 - keys))[..., : bias.shape[-1]]
     bias = bias.expand(q.shape[0], q.shape[1], -1, -1)
     out, lse, *_ = torch._scaled_dot_product_efficient_attention(q, k, v, bias, True, 0.0, False, scale=scale)
     return out.contiguous(), lse[..., : q.shape[2]].contiguous()
