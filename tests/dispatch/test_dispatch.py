@@ -240,7 +240,13 @@ def test_a_plan_made_in_a_capture_leaves_the_host_out(tables: Path, monkeypatch:
             (20, 64, 6),
             {"aligned": True, "side": 16},
         ),
-        ("conv2d", [(1, 2, 9, 9), (4, 2, 1, 1)], {"padding": 0}, (162,), {"pointwise": True}),
+        (
+            "conv2d",
+            [(3, 2, 9, 8), (4, 2, 3, 3)],
+            {"padding": 1},
+            (4, 18, 216),
+            {"aligned": True, "pointwise": False},
+        ),
     ],
 )
 def test_the_sizes_and_flags_of_calls(name: str, shapes: Any, params: Any, sizes: Any, flags: Any) -> None:

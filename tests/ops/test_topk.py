@@ -190,3 +190,21 @@ def test_arguments_without_an_answer_get_one_clear_error() -> None:
         with pytest.raises(WeftError, match="topk") as caught:
             ops.topk(x, k, **options)  # type: ignore[arg-type]
         assert caught.value.expected and caught.value.got
+
+
+@pytest.mark.parametrize(
+    ("k", "rows", "columns", "dtype", "lists"),
+    [
+        (8, 64, 128256, torch.bfloat16, True),
+        (16, 64, 128256, torch.bfloat16, False),
+        (8, 4096, 4096, torch.bfloat16, False),
+        (32, 1, 128256, torch.bfloat16, True),
+        (32, 64, 128256, torch.float32, True),
+        (33, 64, 128256, torch.float32, False),
+        (32, 65536, 64, torch.bfloat16, True),
+        (1, 2, 2**32, torch.float32, False),
+    ],
+)
+def test_the_faster_way_is_taken(k: int, rows: int, columns: int, dtype: torch.dtype, lists: bool) -> None:
+    """As measured on an H200 (results/nvidia-h200/primitives-2026-11-27.txt); places have 32 bits."""
+    assert with_cuda.suits_lists(k, rows, columns, dtype) is lists

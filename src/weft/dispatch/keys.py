@@ -86,7 +86,7 @@ FAMILY_OF: dict[str, str] = {
     **dict.fromkeys(("dropout_add_layer_norm", "sort", "sort_keys", "reduce", "argreduce"), "rows"),
     **dict.fromkeys(("matmul", "linear", "linear_gelu", "linear_residual", "scaled_matmul"), "product"),
     **dict.fromkeys(("linear_cross_entropy", "mlp_gelu"), "product"),  # of mlp_gelu, the first one's sizes
-    **dict.fromkeys(("sparse_linear", "block_sparse_linear"), "product"),
+    **dict.fromkeys(("sparse_linear", "block_sparse_linear", "conv2d"), "product"),
     "embedding": "embedding",
     "attention": "attention",
     "attention_decode": "decode",
@@ -128,6 +128,8 @@ def sizes_of(name: str, shapes: Sequence[Sequence[int]]) -> Sizes:
     """Return an operator's sizes from the shapes of its inputs, in the order of :func:`dimensions`."""
     kind = family(name)
     first = shapes[0]
+    if name == "conv2d":  # the product of the window's columns (batch and pixels, channels and window)
+        return (shapes[1][0], _product(shapes[1][1:]), first[0] * _product(first[2:]))
     if kind == "product":
         # A weight is (N, K); the second factor of matmul and scaled_matmul is (K, N).
         n = shapes[1][1] if name in ("matmul", "scaled_matmul") else shapes[1][0]
@@ -189,7 +191,7 @@ def flags_of(name: str, shapes: Sequence[Sequence[int]], itemsize: int, params: 
             flags["grouped"] = False
     elif kind != "elements":
         flags[ALIGNED] = True
-        for shape in shapes[: 2 if kind == "product" else 1]:
+        for shape in shapes[: 2 if kind == "product" and name != "conv2d" else 1]:
             if len(shape) and shape[-1] * itemsize % 16 != 0:
                 flags[ALIGNED] = False
     return tuple(sorted(flags.items()))

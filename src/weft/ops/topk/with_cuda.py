@@ -18,6 +18,9 @@ MAX_K = 1024  # elements that a block sorts in shared memory, as in topk.cu
 TOO_MANY = f"a block sorts at most {MAX_K} elements"
 LIST = 32  # elements of a warp's list
 MAX_COLUMNS = 2**32 - 1  # of lists, whose places have 32 bits
+# Where radix select of 16-bit elements is faster than lists: rows of so many elements, and so many rows for
+# few and for any k.
+RADIX_COLUMNS, MANY_ROWS, FEW_ROWS = 4096, 1024, 32
 WARP_COLUMNS = 1024  # rows up to which one warp has a row
 # Radix select: rows from this length on have blocks of so many threads, and a counter for each lane.
 LONG_ROW, LONG_ROW_THREADS, COPIES, LONG_ROW_COPIES = 16384, 1024, 4, 32
@@ -106,7 +109,24 @@ def select(x: torch.Tensor, k: int, largest: bool) -> Pair:
         raise WeftError("topk: k", expected=f"at most {MAX_K}", got=k, hint="use impl='torch'")
     if not k or not x.numel():
         return _outputs(x, k)
-    return (by_lists if k <= LIST and x.shape[-1] < MAX_COLUMNS else by_radix)(x, k, largest)
+    columns = x.shape[-1]
+    by = by_lists if suits_lists(k, x.numel() // columns, columns, x.dtype) else by_radix
+    return by(x, k, largest)
+
+
+def suits_lists(k: int, rows: int, columns: int, dtype: torch.dtype) -> bool:
+    """Return True if lists in registers are faster than radix select, as measured on an H200.
+
+    Lists cost more for each k, and radix select of 16-bit elements has two passes of four. 64 rows of 128256
+    in bfloat16 took 42 us by lists and 59 by radix with k = 8, 62 and 60 with k = 16; 4096 rows of 4096, 132
+    and 97 with k = 8; one row of 128256, 52 and 55 with k = 32. In float32 lists are as fast up to k = 32.
+    Shorter rows were not compared. (results/nvidia-h200/primitives-2026-11-27.txt)
+    """
+    if k > LIST or columns >= MAX_COLUMNS:
+        return False
+    if dtype.itemsize > 2 or columns < RADIX_COLUMNS or rows < FEW_ROWS:
+        return True
+    return k < 16 and rows < MANY_ROWS
 
 
 def forward(x: torch.Tensor, *, k: int, largest: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
