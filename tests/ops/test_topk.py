@@ -104,7 +104,7 @@ def test_long_rows_are_cut_until_the_device_is_full(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(CudaSource, "__getitem__", kernel)
     monkeypatch.setattr(with_cuda, "num_sms", lambda *_, **__: 132)
     for rows, columns, k in ((64, 128256, 8), (4096, 128256, 8), (640, 64, 8), (1, 50257, 4)):
-        with_cuda.select(torch.empty(rows, columns, dtype=torch.bfloat16, device="meta"), k, True)
+        with_cuda.by_lists(torch.empty(rows, columns, dtype=torch.bfloat16, device="meta"), k, True)
     assert [(name, blocks) for name, blocks, _ in launches] == [
         ("topk_lists", 320), ("topk_merge", 8), ("topk_lists", 4096), ("topk_lists", 80),
         ("topk_lists", 6), ("topk_merge", 1),

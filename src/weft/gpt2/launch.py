@@ -185,9 +185,9 @@ def _preset_settings(preset: str, kind: str, settings: Mapping[str, Any]) -> dic
 def _micro_batches(batch: Any, most: int) -> int:
     """Return the fewest micro-batches of equal size, at most ``most`` sequences each.
 
-    The preset's own number of micro-batches would cut a smaller batch into micro-batches too small to fill a GPU:
-    with 8, a batch of 64 lost 15 % of the tokens/s (docs/log.md, 2026-11-26). An invalid ``batch`` gives 1;
-    ``TrainConfig`` refuses it.
+    The preset's own number of micro-batches would cut a smaller batch into micro-batches too small to fill
+    a GPU: with 8, a batch of 64 lost 15 % of the tokens/s (docs/log.md, 2026-11-26). An invalid ``batch``
+    gives 1; ``TrainConfig`` refuses it.
     """
     if not isinstance(batch, int) or batch < 1:
         return 1
