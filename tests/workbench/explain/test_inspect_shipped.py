@@ -158,7 +158,7 @@ NARROW = re.compile(
 NARROW_STORES = {
     "a result for many elements": r"^(?:softmax softmax_(?:dots|statistics)|sum sum_(?:tiles|once|step)|"
     r"cross_entropy (?:cross_entropy_forward|mean_of_rows)|adamw adamw_norm(?:_many)?|cumsum tile_sums|"
-    r"attention attention_wgmma_terms|attention_decode decode_(?:split|merge)|topk topk_lists|"
+    r"attention attention_wgmma_terms|attention_decode decode_(?:split|merge)|topk topk_(?:lists|rows)|"
     r"linear_cross_entropy head_references|embedding embedding_(?:bounds|merge)|segmented_cumsum tile_pairs|"
     r"segmented_sum sum_(?:tiles|segments)|(?:arg)?reduce reduce_(?:rows|parts|columns|tiles)|"
     r"spmv spmv_tiles|\w+ (?:column_total|column_pass|add_parts_kernel|norm_backward_columns|"
@@ -171,8 +171,6 @@ NARROW_STORES = {
     "rows that begin anywhere": r"^(?:cross_entropy cross_entropy_backward .*-50257-by-column$|"
     r"cumsum cumsum_(?:rows|tiles) b?float\d+-1|linear linear_columns |segmented_cumsum .*-1(?:-reverse)?$|"
     r"\w+ \w+ (?:b?float\d+-[124](?:-k\d)?|trilinear_forward-fp16-2)$)",
-    "a point, or a piece of a word, for each thread": r"^(?:trilinear trilinear_(?:forward|backward) |"
-    r"\w+ (?:prune|expand|compress)_\w+ )",
 }
 
 
