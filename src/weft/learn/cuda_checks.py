@@ -72,7 +72,7 @@ def require_shared(candidate: Candidate, name: str) -> str:
 
 
 def require_through_shared(check: str, counts: Counts, *, name: str, source: str, elements: int) -> str:
-    """Refuse a kernel that does not take its result from shared memory, or loads the source more than once."""
+    """Refuse a kernel that takes its result from elsewhere than shared memory, or loads the source twice."""
     require(counts.shared_requests > 0, f"{check}: {name}", f"the {name} in shared memory is not used")
     require(
         counts.shared_loads > 0,
@@ -82,6 +82,6 @@ def require_through_shared(check: str, counts: Counts, *, name: str, source: str
     return require(
         counts.load_bytes <= 4 * elements,
         f"{check}: loads",
-        f"{counts.load_bytes // 4} elements are loaded from {source}, which has {elements}: load each once into "
-        f"{name}, and take the result from {name}",
+        f"{counts.load_bytes // 4} elements are loaded from {source}, which has {elements}: load each once "
+        f"into {name}, and take the result from {name}",
     )

@@ -9,7 +9,9 @@ import re
 from pathlib import Path
 
 COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/', re.S)
-KERNEL = re.compile(r"__global__\s[\w\s]*?\bvoid\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\(([^)]*)\)", re.S)
+KERNEL = re.compile(
+    r"__global__\s[\w\s]*?\bvoid\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\(([^)]*)\)", re.S
+)
 LAUNCH = re.compile(r"(\w+)\s*(?:<[^<>;(){}]*>\s*)?<<<(.*?)>>>\s*\(", re.S)
 PAIR = r"\(\s*[^(),]+,\s*[^(),]+\)"
 QUOTES = str.maketrans("‘’", "''")
@@ -64,7 +66,11 @@ HINTS = (
     (r"\*\*", "unary '\\*'", "C++ has no **: write x * x"),
     (r"\b(?:True|False|None)\b", "not declared", "C++ writes true, false and nullptr"),
     (r"\bdef\b", "", "a function is written: float name(float x) { return x; }"),
-    (r"^\s*(\w+)\s*=[^=]", "not declared", r"a variable's first line names its type: int \1 = ..., float \1 = ..."),
+    (
+        r"^\s*(\w+)\s*=[^=]",
+        "not declared",
+        r"a variable's first line names its type: int \1 = ..., float \1 = ...",
+    ),
 )
 
 
@@ -186,7 +192,11 @@ def first_error(messages: str, file_name: str, lines: list[str]) -> str:
         message = "cudaMalloc gets other arguments than it takes"
     if re.search("weft_|Weft", message):
         match = LAUNCH.search(line)
-        message = f"the launch of {match[1]} does not fit its kernel" if match else "a call does not fit its function"
+        message = (
+            f"the launch of {match[1]} does not fit its kernel"
+            if match
+            else "a call does not fit its function"
+        )
         return reason(number, message, line, hint(line, message) or _types(messages))
     text = hint(line, message)
     earlier = [n for n in range(1, number) if strip_comments(lines[n - 1]).strip()]

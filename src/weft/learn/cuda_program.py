@@ -241,11 +241,13 @@ class Program:
             values = (ctypes.c_int64 * 3)()
             self.library.weft_shared_written(*map(ctypes.c_int64, (start, size, element)), values)
             written, first, last = values
-            message += f"; it writes {written} elements, {first} to {last}" if written else ", nor any other one"
+            message += (
+                f"; it writes {written} elements, {first} to {last}" if written else ", nor any other one"
+            )
         return message
 
     def _shared_array(self, address: int) -> tuple[str, int, int]:
-        """Return the name, the start and the bytes of the shared array nearest to an address of the library."""
+        """Return the name, start and bytes of the shared array nearest to an address of the library."""
         best, distance = ("", 0, 0), 4096
         tool = shutil.which("nm")
         if tool is not None:
