@@ -132,8 +132,9 @@ static std::string by(const Access& a) {
   }
   return a.reach == THREAD ? thread_name(a.block, a.thread) : "several threads";
 }
-static const char* between(const Access& a) {
-  return a.block == current_block && a.reach != GRID ? " with no barrier between" : " in the same launch";
+static const char* between(const Access& a, bool is_shared) {
+  const bool may_wait = a.block == current_block && a.reach != GRID && (is_shared || counts.barriers);
+  return may_wait ? " with no barrier between" : " in the same launch";
 }
 template <typename Name>  // a function: the text is made for a fault only
 static void touch(Cell& cell, int kind, const void* pc, const Name& element, const void* address) {
@@ -153,11 +154,11 @@ static void touch(Cell& cell, int kind, const void* pc, const Name& element, con
     if (kind == WRITE && !cell.write.atomic)
       fail("race: " + here() + " and " + by(cell.write) + " write " + element(), pc, cell.write.pc, address);
     fail("race: " + here() + " " + DID[kind] + " " + element() + ", which " + by(cell.write) +
-             (cell.write.atomic ? " updates" : " writes") + between(cell.write), pc, cell.write.pc, address);
+             (cell.write.atomic ? " updates" : " writes") + between(cell.write, address), pc, cell.write.pc, address);
   }
   if (kind != READ && !is_ordered(cell.read))
     fail("race: " + here() + " " + DID[kind] + " " + element() + ", which " + by(cell.read) +
-             (cell.read.reach == THREAD ? " reads" : " read") + between(cell.read), pc, cell.read.pc, address);
+             (cell.read.reach == THREAD ? " reads" : " read") + between(cell.read, address), pc, cell.read.pc, address);
   if (kind == READ) cell.read = joined(cell.read, now);
   else cell.write = now, cell.initialised = true;
 }
