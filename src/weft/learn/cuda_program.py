@@ -33,6 +33,7 @@ LAUNCH = re.compile(r"\b([A-Za-z_]\w*(?:<[^<>;(){}]*>)?)\s*<<<(.*?)>>>\s*\(", re
 DYNAMIC = re.compile(r"\bextern\s+__shared__\s+(?:__align__\(\d+\)\s+)?([\w ]+?)\s*\b(\w+)\s*\[\s*\]\s*;")
 SIGNATURE = re.compile(r"\s*([\w *]+?)\s*\b(\w+)\((.*)\)\s*")
 COMPILE_SECONDS = 120.0
+BEYOND = re.compile(r"byte (\d+) of the dynamic shared memory, which has (\d+) bytes")
 INDEX = re.compile(r"(?<![\w.])@(?![\w.])")  # stands for an element of shared memory in a fault's message
 
 
@@ -137,6 +138,8 @@ class Program:
         entries = "".join(map(_entry, signatures))
         source = candidate.text if text is None else text
         self.lines = source.splitlines()
+        dynamic = DYNAMIC.search(source)
+        self.dynamic = dynamic[2] if dynamic else "dynamic shared memory"
         if slip := cuda_hints.find_slip(source):
             raise Refused("compile", slip)
         program = (
@@ -221,6 +224,10 @@ class Program:
         if fault.line:
             outside = cuda_hints.outside(text, fault.column, fault.index, fault.type.decode(errors="replace"))
             message = INDEX.sub(lambda _: outside, message)
+        elif beyond := BEYOND.search(message):
+            element, name = fault.bytes, self.dynamic
+            got = f"the launch gives {beyond[2]} bytes of shared memory, {int(beyond[2]) // element} elements"
+            message = BEYOND.sub(f"{name}[{int(beyond[1]) // element}], outside of {name}: {got}", message)
         elif INDEX.search(message):
             message = self._name_element(message, fault)
         if other and other != line:
@@ -259,7 +266,7 @@ class Program:
                     start, size = int(fields[0], 16), int(fields[1], 16)
                     away = max(start - address, address - (start + size - 1), 0)
                     name = fields[3].rpartition("::")[2]
-                    name = "dynamic shared memory" if name == "weft_dynamic_shared" else name
+                    name = self.dynamic if name == "weft_dynamic_shared" else name
                     if away < distance and not name.startswith("weft_"):
                         best, distance = (name, start, size), away
         return best

@@ -277,10 +277,10 @@ static bool is_in_library(const char* address) {
 static void access_shared(std::vector<Cell>& cells, const char* base, const char* address, size_t bytes, int kind,
                           const void* pc) {
   const size_t offset = address - base;
+  fault.bytes = bytes;
   if (offset + bytes > cells.size())
     fail(here() + " " + DID[kind] + " byte " + std::to_string(offset) + " of the dynamic shared memory, which has " +
              std::to_string(cells.size()) + " bytes", pc);
-  fault.bytes = bytes;
   const auto name = [] { return std::string("@"); };  // cuda_program.py knows the array, by the address
   for (size_t i = offset; i < offset + bytes; ++i) touch(cells[i], kind, pc, name, address);
   (kind == ATOMIC) ? void(++counts.shared_atomics) : record(address, bytes, kind, true, pc);

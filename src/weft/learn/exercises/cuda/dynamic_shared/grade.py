@@ -11,8 +11,8 @@ from weft.learn.cuda_checks import require_coalesced, require_shared, require_th
 from weft.learn.cuda_program import Program
 from weft.learn.grading import compare, odd_sizes
 
-WRONG = "of the dynamic shared memory, which has 64 bytes"
-LUCKY = "of the dynamic shared memory, which has 1024 bytes"
+WRONG = "the launch gives 64 bytes of shared memory, 16 elements"
+LUCKY = "the launch gives 1024 bytes of shared memory, 256 elements"
 
 
 def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]:
