@@ -101,58 +101,58 @@ def find_slip(source: str) -> str:
     """
     code = strip_comments(source)
     kernels = dict(KERNEL.findall(code))
-    found = sorted(_slips(code, kernels))
-    if not found:
+    slips = sorted(_slips(code, kernels))
+    if not slips:
         return ""
-    position, what, text = found[0]
+    position, what, text = slips[0]
     number = code.count("\n", 0, position) + 1
     return reason(number, what, source.splitlines()[number - 1], text)
 
 
 def _slips(code: str, kernels: dict[str, str]) -> list[tuple[int, str, str]]:
     """Return positions, what stands there, and hints."""
-    found = []
+    slips = []
     for name in kernels:
         written = f"a launch is written {name}<<<blocks, threads>>>(...)"
         for match in re.finditer(rf"\b{name}\s*\[[^\];]*\]\s*\(", code):
-            found.append((match.start(), f"{name} is a kernel, and no array", written))
+            slips.append((match.start(), f"{name} is a kernel, and no array", written))
         for match in re.finditer(rf"(?<!void )\b{name}\s*\(", code):
             if not re.search(r"\b(?:void|\))\s*$", code[max(0, match.start() - 40) : match.start()]):
-                found.append((match.start(), f"{name} is called without <<< >>>", written))
+                slips.append((match.start(), f"{name} is called without <<< >>>", written))
     for match in LAUNCH.finditer(code):
         name = match[1]
         for pair in re.finditer(rf"(?<![\w)])\s*{PAIR}", match[2]):
             inner = pair[0].strip()
             last = inner[1:-1].split(",")[-1].strip()
             text = f"{inner} is only {last} in C++; write dim3{inner}"
-            found.append((match.start(2) + pair.start(), "a pair in a launch", text))
+            slips.append((match.start(2) + pair.start(), "a pair in a launch", text))
         arguments = _arguments(code, match.end())
         if _arguments(match[2] + ")", 0) == 1:
             text = f"a launch is written {name}<<<blocks, threads>>>(...)"
-            found.append((match.start(), "the launch has one number, and needs two", text))
+            slips.append((match.start(), "the launch has one number, and needs two", text))
         if name in kernels and arguments is not None and "<" not in kernels[name]:
             expected = len([p for p in kernels[name].split(",") if p.strip()])
             if arguments != expected:
                 got = f"{name} takes {expected} arguments, got {arguments}"
                 text = f"the kernel's parameters are ({' '.join(kernels[name].split())})"
-                found.append((match.start(), got, text))
+                slips.append((match.start(), got, text))
     for match in re.finditer(rf"\bdim3\s+(\w+)\s*=\s*({PAIR})\s*;", code):
         last = match[2][1:-1].split(",")[-1].strip()
         text = f"{match[2]} is only {last} in C++; write dim3 {match[1]}{match[2]}"
-        found.append((match.start(), "a pair for dim3", text))
+        slips.append((match.start(), "a pair for dim3", text))
     for match in re.finditer(r"\b(__sync\w+)\s*;", code):
         text = f"a call has parentheses: {match[1]}();"
-        found.append((match.start(), f"{match[1]} is not called", text))
+        slips.append((match.start(), f"{match[1]} is not called", text))
     for match in re.finditer(r"\bcudaFree\s*\(\s*&\s*(\w+)", code):
         text = f"cudaFree takes the pointer itself: cudaFree({match[1]})"
-        found.append((match.start(), "cudaFree gets the address of a variable", text))
+        slips.append((match.start(), "cudaFree gets the address of a variable", text))
     for match in re.finditer(r"\b(\w+)\[\s*(\w+)\s*,\s*(\w+)\s*\]", code):
         name, row, column = match.groups()
         if name in kernels or name == "auto":
             continue
         text = f"{match[0]} is {name}[{column}] in C++; write {name}[{row} * columns + {column}]"
-        found.append((match.start(), "a comma in an index", text))
-    return found
+        slips.append((match.start(), "a comma in an index", text))
+    return slips
 
 
 def _arguments(code: str, start: int) -> int | None:

@@ -49,8 +49,8 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
 
 def _question(reason: str, rows: int) -> str:
     """Ask about the row where the thread's row is too far, and otherwise about the column."""
-    place = re.search(r"thread \(\d+, (\d+)\) of block (?:(\d+)|\(\d+, (\d+)\))", reason)
-    row = int(place[1]) + 16 * int(place[3] or 0) if place else 0
+    thread = re.search(r"thread \(\d+, (\d+)\) of block (?:(\d+)|\(\d+, (\d+)\))", reason)
+    row = int(thread[1]) + 16 * int(thread[3] or 0) if thread else 0
     if row >= rows:
         return f"That thread's row is {row} of {rows}: is the mask true for a row beyond the edge?"
     return "Is the mask true for a column beyond the edge?"
