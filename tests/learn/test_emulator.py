@@ -53,7 +53,20 @@ def refusal(tmp_path: Path, body: str, n: int = 64, launch: str = "<<<1, n>>>") 
         ("y[0] = x[i];", "race: thread 1 of block 0 and thread 0 write element 0 of y"),
         (
             "__shared__ float s[64];\n y[i] = s[i];",
-            "line 4: thread 0 of block 0 reads element 0 of s, which nothing",
+            "line 4: thread 0 of block 0 reads element 0 of s, which nothing has written: no thread of",
+        ),
+        (
+            "__shared__ float s[64];\n y[i] = s[63 - i];\n __syncthreads();\n s[i] = x[i];",
+            "line 4: thread 0 of block 0 reads element 63 of s, which nothing has written yet. Is a barrier "
+            "missing? (line 6)",
+        ),
+        (
+            "float s[4];\n s[i] = x[i];\n y[i] = s[0];",
+            "line 4: thread 4 of block 0 writes s[4], outside of s",
+        ),
+        (
+            "__shared__ float s[4][8];\n s[i % 4][i] = x[i];",
+            "line 4: thread 8 of block 0 writes s[i % 4][8], outside of its row: it has 8 elements, 0 to 7",
         ),
         (
             "__shared__ float s[64];\n s[i] = x[i];\n y[i] = s[i ? i - 1 : 0];",
@@ -77,7 +90,7 @@ def refusal(tmp_path: Path, body: str, n: int = 64, launch: str = "<<<1, n>>>") 
         ("y[i] = *(float*)0;", "memory that is not the device's"),
         (
             "extern __shared__ float s[];\n s[i] = 0;",
-            "byte 0 of the dynamic shared memory, which has 0 bytes",
+            "writes s[0], outside of s: the launch gives 0 bytes of shared memory",
         ),
         ("y[i] = undefined;", "line 3: 'undefined' was not declared in this scope"),
     ],
@@ -86,6 +99,12 @@ def test_a_wrong_access_has_a_reason(tmp_path: Path, body: str, reason: str) -> 
     assert reason.replace("'", "") in refusal(tmp_path, body).replace("‘", "").replace("’", "").replace(
         "'", ""
     )
+
+
+def test_the_end_of_an_array_is_a_right_address(tmp_path: Path) -> None:
+    body = "__shared__ float s[64];\n s[i] = x[i];\n __syncthreads();\n float sum = 0;\n"
+    output, _ = run(tmp_path, body + "for (float* p = s; p < &s[64]; ++p) sum += *p;\n y[i] = sum;")
+    assert output[5] == 63 * 32
 
 
 def test_a_race_between_blocks_is_found(tmp_path: Path) -> None:

@@ -18,27 +18,30 @@ from typing import Any
 import numpy as np
 
 from weft.core.errors import WeftError
+from weft.learn import cuda_hints
 from weft.learn.candidate import Candidate
 from weft.learn.grading import Refused
 from weft.machine.ceilings import cache_folder
 
 EMULATOR = Path(__file__).with_name("emulator")
-RUNTIME = ("memory", "threads", "host")
+RUNTIME = ("threads", "memory", "host")  # the first two hold the guards around shared arrays
 OPTIONS = ("-std=c++17", "-fPIC", "-U_FORTIFY_SOURCE", "-fdiagnostics-color=never", "-fmax-errors=1")
 # Without optimisation each access of the source is one access, and a call keeps its line. With DWARF 5,
 # addr2line takes the file of a #line directive for another one.
-LEARNER = ("-O0", "-g1", "-gdwarf-4", "-w", "-fsanitize=thread", "-fsanitize-coverage=trace-pc")
+LEARNER = ("-O0", "-g1", "-gdwarf-4", "-w", "-fsanitize=thread,bounds-strict", "-fsanitize-coverage=trace-pc")
 LAUNCH = re.compile(r"\b([A-Za-z_]\w*(?:<[^<>;(){}]*>)?)\s*<<<(.*?)>>>\s*\(", re.S)
 DYNAMIC = re.compile(r"\bextern\s+__shared__\s+(?:__align__\(\d+\)\s+)?([\w ]+?)\s*\b(\w+)\s*\[\s*\]\s*;")
 SIGNATURE = re.compile(r"\s*([\w *]+?)\s*\b(\w+)\((.*)\)\s*")
 COMPILE_SECONDS = 120.0
+BEYOND = re.compile(r"byte (\d+) of the dynamic shared memory, which has (\d+) bytes")
 INDEX = re.compile(r"(?<![\w.])@(?![\w.])")  # stands for an element of shared memory in a fault's message
 
 
 class _Fault(ctypes.Structure):
     _fields_ = (
         ("message", ctypes.c_char * 600),
-        *((n, ctypes.c_int64) for n in ("pc", "other", "address", "bytes")),
+        *((n, ctypes.c_int64) for n in ("pc", "other", "address", "bytes", "line", "column", "index")),
+        ("type", ctypes.c_char * 80),
     )
 
 
@@ -46,7 +49,7 @@ COUNTS = (
     *("launches", "blocks", "threads", "barriers"),
     *("load_requests", "load_sectors", "load_ideal_sectors", "load_bytes"),
     *("store_requests", "store_sectors", "store_ideal_sectors", "store_bytes"),
-    *("shared_requests", "shared_wavefronts", "shared_ideal_wavefronts"),
+    *("shared_requests", "shared_loads", "shared_wavefronts", "shared_ideal_wavefronts"),
     *("global_atomics", "shared_atomics", "shuffles"),
     *("lane_blocks", "warp_blocks", "timeline", "serial_time"),
     *("worst_load", "worst_store", "worst_shared", "worst_idle"),
@@ -70,6 +73,7 @@ class Counts:
     store_ideal_sectors: int
     store_bytes: int
     shared_requests: int
+    shared_loads: int
     shared_wavefronts: int
     shared_ideal_wavefronts: int
     global_atomics: int
@@ -83,6 +87,8 @@ class Counts:
     worst_store: int
     worst_shared: int
     worst_idle: int
+    unfreed: str  # an array that the call took by cudaMalloc and did not free, or ""
+    arrays: dict[str, tuple[int, ...]]  # requests, sectors, least sectors of loads, then of stores
 
     @property
     def bank_conflicts(self) -> int:
@@ -131,6 +137,11 @@ class Program:
         self.case = "compile"
         entries = "".join(map(_entry, signatures))
         source = candidate.text if text is None else text
+        self.lines = source.splitlines()
+        dynamic = DYNAMIC.search(source)
+        self.dynamic = dynamic[2] if dynamic else "dynamic shared memory"
+        if slip := cuda_hints.find_slip(source):
+            raise Refused("compile", slip)
         program = (
             f'#line 1 "{self.file_name}"\n{rewrite(source)}\n#line 1 "grader"\n{rewrite(extra)}\n{entries}'
         )
@@ -138,6 +149,8 @@ class Program:
         self.library = ctypes.CDLL(str(self.file))
         self.library.weft_allocate.restype = ctypes.c_void_p
         self.library.weft_unwritten.restype = ctypes.c_int64
+        self.library.weft_unfreed.restype = ctypes.c_char_p
+        self.library.weft_array_counts.restype = ctypes.c_char_p
         self.library.weft_fault.restype = ctypes.POINTER(_Fault)
         self.library.weft_counts.restype = ctypes.POINTER(ctypes.c_int64 * len(COUNTS))
         self._host: list[np.ndarray] = []
@@ -170,7 +183,9 @@ class Program:
             raise Refused(case, f"{reason}. {on_race}" if on_race and "race: " in reason else reason)
         values = [int(v) for v in self.library.weft_counts().contents]
         lines = [self.line(pc) for pc in values[-4:]]
-        return Counts(**dict(zip(COUNTS, [*values[:-4], *lines], strict=True)))
+        unfreed = self.library.weft_unfreed().decode()
+        counted = dict(zip(COUNTS, [*values[:-4], *lines], strict=True))
+        return Counts(**counted, unfreed=unfreed, arrays=self._array_counts())
 
     def result(self) -> float:
         """Return what the last called function returned."""
@@ -186,6 +201,15 @@ class Program:
         match = re.search(rf"{re.escape(self.file_name)}:(\d+)", done.stdout)
         return int(match[1]) if match else 0
 
+    def _array_counts(self) -> dict[str, tuple[int, ...]]:
+        values = (ctypes.c_int64 * 6)()
+        arrays, i = {}, 0
+        while (name := self.library.weft_array_counts(ctypes.c_size_t(i), values)) is not None:
+            if any(values):
+                arrays[name.decode()] = tuple(values)
+            i += 1
+        return arrays
+
     def _allocate(self, name: str, shape: tuple[int, ...], dtype: np.dtype, data: int | None) -> Array:
         count = int(np.prod(shape))
         address = self.library.weft_allocate(
@@ -195,15 +219,43 @@ class Program:
 
     def _explain(self, fault: _Fault) -> str:
         message = fault.message.decode(errors="replace")
-        if INDEX.search(message):
-            message = INDEX.sub(lambda _: self._shared_element(fault.address, fault.bytes), message)
-        line, other = self.line(fault.pc), self.line(fault.other)
+        line, other = fault.line or self.line(fault.pc), self.line(fault.other)
+        text = self.lines[line - 1] if 0 < line <= len(self.lines) else ""
+        if fault.line:
+            outside = cuda_hints.outside(text, fault.column, fault.index, fault.type.decode(errors="replace"))
+            message = INDEX.sub(lambda _: outside, message)
+        elif beyond := BEYOND.search(message):
+            element, name = fault.bytes, self.dynamic
+            got = f"the launch gives {beyond[2]} bytes of shared memory, {int(beyond[2]) // element} elements"
+            message = BEYOND.sub(f"{name}[{int(beyond[1]) // element}], outside of {name}: {got}", message)
+        elif INDEX.search(message):
+            message = self._name_element(message, fault)
         if other and other != line:
             message += f" (line {other})"
         return f"line {line}: {message}" if line else message
 
-    def _shared_element(self, address: int, access_bytes: int) -> str:
-        """Return the array in shared memory and the element that an address of the library belongs to."""
+    def _name_element(self, message: str, fault: _Fault) -> str:
+        """Put the shared array and its element into a fault's message."""
+        name, start, size = self._shared_array(fault.address)
+        if not name:
+            return INDEX.sub("an element of shared memory", message)
+        element = fault.bytes
+        index, count = (fault.address - start) // element, size // element
+        if not 0 <= index < count:
+            return INDEX.sub(f"{name}[{index}], {cuda_hints.extent(name, count)}", message)
+        message = INDEX.sub(f"element {index} of {name}", message)
+        if message.endswith("no thread of the block writes it"):
+            values = (ctypes.c_int64 * 3)()
+            self.library.weft_shared_written(*map(ctypes.c_int64, (start, size, element)), values)
+            written, first, last = values
+            message += (
+                f"; it writes {written} elements, {first} to {last}" if written else ", nor any other one"
+            )
+        return message
+
+    def _shared_array(self, address: int) -> tuple[str, int, int]:
+        """Return the name, start and bytes of the shared array nearest to an address of the library."""
+        best, distance = ("", 0, 0), 4096
         tool = shutil.which("nm")
         if tool is not None:
             command = [tool, "-S", "-C", str(self.file)]
@@ -212,11 +264,12 @@ class Program:
                 fields = line.split(maxsplit=3)
                 if len(fields) == 4 and re.fullmatch("[0-9a-f]{16}", fields[1]):
                     start, size = int(fields[0], 16), int(fields[1], 16)
-                    if start <= address < start + size:
-                        name = fields[3].rpartition("::")[2]
-                        name = "dynamic shared memory" if name == "weft_dynamic_shared" else name
-                        return f"element {(address - start) // access_bytes} of {name}"
-        return "an element of shared memory"
+                    away = max(start - address, address - (start + size - 1), 0)
+                    name = fields[3].rpartition("::")[2]
+                    name = self.dynamic if name == "weft_dynamic_shared" else name
+                    if away < distance and not name.startswith("weft_"):
+                        best, distance = (name, start, size), away
+        return best
 
     def _compile(self, program: str) -> Path:
         compiler = require_compiler()
@@ -234,11 +287,10 @@ class Program:
             command = [compiler, *OPTIONS, *LEARNER, *includes, "-c", str(source), "-o", str(built)]
             done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS)
             if done.returncode:
-                raise Refused("compile", _first_error(done.stderr, self.file_name))
+                raise Refused("compile", cuda_hints.first_error(done.stderr, self.file_name, self.lines))
             shared = Path(temporary, "learner.so")
-            _checked(
-                [compiler, "-shared", "-Wl,-Bsymbolic", "-o", str(shared), str(built), *map(str, runtime)]
-            )
+            parts = [str(runtime[0]), str(built), *map(str, runtime[1:])]  # the guards around the file
+            _checked([compiler, "-shared", "-Wl,-Bsymbolic", "-o", str(shared), *parts])
             os.replace(shared, library)
         return library
 
@@ -293,18 +345,6 @@ def _bits(argument: Any) -> int:
     if isinstance(argument, float | np.floating):
         return int(struct.unpack("<q", struct.pack("<d", float(argument)))[0])
     return int(argument)
-
-
-def _first_error(messages: str, file_name: str) -> str:
-    """Return the compiler's first error with its line in the learner's file."""
-    error = re.search(r"^([^:\n]+):(\d+):(?:\d+:)? (?:fatal )?error: (.*)", messages, re.M)
-    if not error:
-        return f"the compiler failed: {messages.strip()[-300:]}"
-    line = f"line {error[2]}: " if Path(error[1]).name == file_name else ""
-    if not line and (near := re.search(rf"{re.escape(file_name)}:(\d+)", messages)):
-        line = f"line {near[1]}: "
-    hint = "" if line else ". Keep the names and the parameters of the starting file"
-    return f"{line}{error[3]}{hint}"
 
 
 @cache

@@ -126,11 +126,20 @@ enum cudaMemcpyKind {
   cudaMemcpyDeviceToDevice,
   cudaMemcpyDefault
 };
-cudaError_t weft_malloc(void** pointer, size_t bytes);
+cudaError_t weft_malloc(void** pointer, size_t bytes, size_t size, const char* type, const char* text);
 cudaError_t weft_malloc_host(void** pointer, size_t bytes);
-template <typename T> cudaError_t cudaMalloc(T** pointer, size_t bytes) {
-  return weft_malloc((void**)pointer, bytes);
+template <typename T> struct WeftType { static constexpr size_t size = sizeof(T); static const char* name() { return "element"; } };
+template <> struct WeftType<void> { static constexpr size_t size = 0; static const char* name() { return "element"; } };
+#define WEFT_NAMED(T) \
+  template <> struct WeftType<T> { static constexpr size_t size = sizeof(T); static const char* name() { return #T; } };
+WEFT_NAMED(float)
+WEFT_NAMED(double)
+WEFT_NAMED(int)
+WEFT_NAMED(float4)
+template <typename T> cudaError_t weft_malloc_typed(T** pointer, size_t bytes, const char* text) {
+  return weft_malloc((void**)pointer, bytes, WeftType<T>::size, WeftType<T>::name(), text);
 }
+#define cudaMalloc(pointer, bytes) weft_malloc_typed(pointer, bytes, #pointer)
 template <typename T> cudaError_t cudaMallocHost(T** pointer, size_t bytes) {
   return weft_malloc_host((void**)pointer, bytes);
 }

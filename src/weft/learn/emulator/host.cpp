@@ -102,7 +102,10 @@ static bool is_pinned(const void* pointer) {
   return next != pinned.begin() && (--next, (const char*)pointer < next->first + next->second);
 }
 static Buffer& require_device(const void* pointer, size_t bytes, const char* what, const void* pc) {
-  if (!is_device(pointer)) fail(std::string(what) + " is host memory, and must be device memory", pc);
+  const bool is_copy = std::strncmp(what, "the copy", 8) == 0;
+  if (!is_device(pointer))
+    fail(std::string(what) + " is host memory, and must be device memory" +
+             (is_copy ? ": the target comes first, then the source" : ""), pc);
   Buffer& buffer = *buffer_of(pointer);
   const ptrdiff_t offset = (const char*)pointer - buffer.begin;
   if (offset < 0 || offset + bytes > buffer.bytes)
@@ -112,7 +115,8 @@ static Buffer& require_device(const void* pointer, size_t bytes, const char* wha
   return buffer;
 }
 static void require_host(const void* pointer, const char* what, const void* pc) {
-  if (is_device(pointer)) fail(std::string(what) + " is device memory, and must be host memory", pc);
+  if (is_device(pointer))
+    fail(std::string(what) + " is device memory, and must be host memory: the target comes first, then the source", pc);
 }
 static void enqueue_copy(cudaStream_t stream, void* to, const void* from, size_t bytes, cudaMemcpyKind kind, const void* pc) {
   if (kind == cudaMemcpyDefault)
@@ -163,11 +167,19 @@ void weft_enqueue(WeftBody* body, const char* name, dim3 grid, dim3 block, size_
   enqueue(stream, {run}, OPERATION, COMPUTE);
 }
 
-cudaError_t weft_malloc(void** pointer, size_t bytes) {
-  static int number = 0;
+// ``text`` is the argument as the learner wrote it, such as &a; ``size`` is that of an element, 0 if unknown.
+cudaError_t weft_malloc(void** pointer, size_t bytes, size_t size, const char* type, const char* text) {
+  std::string name(text);
+  name.erase(0, name.find_last_of("&*() ") + 1);
+  if (is_device(pointer)) fail("cudaMalloc: its first argument is the address of a pointer of the host", CALLER);
   // By floats: an index in a reason is that of an element, and nearly all arrays are of 4-byte elements.
-  const size_t element = bytes % 4 ? 1 : 4;
-  *pointer = allocate(("device array " + std::to_string(++number)).c_str(), bytes / element, element).begin;
+  if (!size) size = bytes % 4 ? 1 : 4;
+  if (bytes % size)
+    fail(name + " has " + std::to_string(bytes) + (bytes == 1 ? " byte" : " bytes") + ", and one " + type + " needs " +
+             std::to_string(size) + ": cudaMalloc(" + text + ", n * sizeof(" + type + "))", CALLER);
+  Buffer& buffer = allocate(name.c_str(), bytes / size, size);
+  buffer.is_malloced = true;
+  *pointer = buffer.begin;
   return cudaSuccess;
 }
 cudaError_t weft_malloc_host(void** pointer, size_t bytes) {

@@ -11,6 +11,7 @@
 // The linker's names for the start and the end of this library.
 extern "C" const char __ehdr_start __attribute__((visibility("hidden")));
 extern "C" char _end[] __attribute__((visibility("hidden")));
+namespace weft { char weft_guard_behind[GUARD_SHARED] __attribute__((section("weft_shared"), aligned(128))); }
 unsigned char weft_dynamic_shared[weft::MAX_SHARED] __attribute__((aligned(128)));
 
 namespace weft {
@@ -29,12 +30,41 @@ static char* arena;
 static size_t arena_used;
 static std::deque<Buffer> buffers;
 static std::vector<Cell> static_cells, dynamic_cells;
-static size_t dynamic_size;
+static size_t dynamic_size, first_of_call;
+
+// Two faults wait for what happens next. A subscript out of bounds waits for its access, which tells a read from a
+// write. A read of an unwritten element in shared memory waits for a thread that writes it later: only then can a
+// barrier be what is missing.
+struct Subscript { const void* pc = nullptr; int64_t line, column, index; const char* type; uint32_t block, thread; };
+struct Unwritten { const Cell* cell = nullptr; const void *pc, *address; std::string reader; size_t bytes; };
+static Subscript subscript;
+static Unwritten unwritten;
 
 static int64_t offset_of(const void* address) {
   return address ? (const char*)address - &__ehdr_start : 0;
 }
+static void fail_subscript(const char* does) {
+  const Subscript s = subscript;
+  subscript.pc = nullptr, unwritten.cell = nullptr;
+  fault.line = s.line, fault.column = s.column, fault.index = s.index;
+  std::snprintf(fault.type, sizeof fault.type, "%s", s.type);
+  fail((in_kernel ? thread_name(s.block, s.thread) : std::string("host code")) + " " + does + " @", s.pc);
+}
+static void fail_unwritten(const char* why, const void* other) {
+  const Unwritten u = unwritten;
+  unwritten.cell = nullptr;
+  fault.bytes = int64_t(u.bytes);
+  fail(u.reader + " reads @, which nothing has written" + why, u.pc, other, u.address);
+}
+void end_thread() {
+  if (subscript.pc) fail_subscript("uses");
+}
+void end_block() {
+  if (unwritten.cell) fail_unwritten(": no thread of the block writes it", nullptr);
+}
 void fail(const std::string& message, const void* pc, const void* other, const void* address) {
+  end_thread();
+  if (unwritten.cell) fail_unwritten(" yet", pc);  // the earlier fault is the cause
   std::snprintf(fault.message, sizeof fault.message, "%s", message.c_str());
   // A return address: the instruction before it is the call.
   fault.pc = pc ? offset_of(pc) - 1 : 0, fault.other_pc = other ? offset_of(other) - 1 : 0;
@@ -54,7 +84,7 @@ Buffer& allocate(const char* name, size_t count, size_t element) {
   char* begin = arena + arena_used;
   arena_used += (bytes + 255) / 256 * 256 + GUARD;
   std::memset(begin, 0xff, bytes);  // NaN, so that an element that nobody wrote shows
-  buffers.push_back({name, begin, bytes, element, false, std::vector<Cell>(count)});
+  buffers.push_back(Buffer{name, begin, bytes, element, false, std::vector<Cell>(count), false, {}, {}, {}});
   return buffers.back();
 }
 bool is_device(const void* address) {
@@ -102,25 +132,33 @@ static std::string by(const Access& a) {
   }
   return a.reach == THREAD ? thread_name(a.block, a.thread) : "several threads";
 }
-static const char* between(const Access& a) {
-  return a.block == current_block && a.reach != GRID ? " with no barrier between" : " in the same launch";
+static const char* between(const Access& a, bool is_shared) {
+  const bool may_wait = a.block == current_block && a.reach != GRID && (is_shared || counts.barriers);
+  return may_wait ? " with no barrier between" : " in the same launch";
 }
 template <typename Name>  // a function: the text is made for a fault only
 static void touch(Cell& cell, int kind, const void* pc, const Name& element, const void* address) {
   const Access now{current_block, uint16_t(current_thread), THREAD, kind == ATOMIC, clock_now, pc};
-  if (kind != WRITE && !cell.initialised)
-    fail(here() + " reads " + element() + ", which nothing has written" +
-             (address ? " yet. Is a barrier missing?" : ""), pc, nullptr, address);
+  if (kind != WRITE && !cell.initialised) {
+    if (!address) fail(here() + " reads " + element() + ", which nothing has written", pc);
+    if (!unwritten.cell) unwritten = {&cell, pc, address, here(), size_t(fault.bytes)};
+    if (kind == READ) return;
+  }
+  if (unwritten.cell == &cell && kind == WRITE) fail_unwritten(" yet. Is a barrier missing?", pc);
+  if (unwritten.cell) {  // races behind it are its effect
+    if (kind != READ) cell.write = now, cell.initialised = true;
+    return;
+  }
   const bool both_atomic = kind == ATOMIC && cell.write.atomic;
   if (!is_ordered(cell.write) && !both_atomic) {
     if (kind == WRITE && !cell.write.atomic)
       fail("race: " + here() + " and " + by(cell.write) + " write " + element(), pc, cell.write.pc, address);
     fail("race: " + here() + " " + DID[kind] + " " + element() + ", which " + by(cell.write) +
-             (cell.write.atomic ? " updates" : " writes") + between(cell.write), pc, cell.write.pc, address);
+             (cell.write.atomic ? " updates" : " writes") + between(cell.write, address), pc, cell.write.pc, address);
   }
   if (kind != READ && !is_ordered(cell.read))
     fail("race: " + here() + " " + DID[kind] + " " + element() + ", which " + by(cell.read) +
-             (cell.read.reach == THREAD ? " reads" : " read") + between(cell.read), pc, cell.read.pc, address);
+             (cell.read.reach == THREAD ? " reads" : " read") + between(cell.read, address), pc, cell.read.pc, address);
   if (kind == READ) cell.read = joined(cell.read, now);
   else cell.write = now, cell.initialised = true;
 }
@@ -174,6 +212,8 @@ static void count_global(const Group& group, Totals& total) {
   int64_t* c = is_store ? &counts.store_requests : &counts.load_requests;
   c[0] += 1, c[1] += distinct, c[2] += ideal, c[3] += lanes * group.bytes;
   total.excess_sectors[is_store] += distinct - ideal;
+  Buffer& buffer = *buffer_of(group.lanes[__builtin_ctz(group.mask)]);
+  buffer.requests[is_store] += 1, buffer.sectors[is_store] += distinct, buffer.ideal[is_store] += ideal;
 }
 static void count_shared(const Group& group, Totals& total) {
   // 8-byte accesses are served by half warps, 16-byte ones by quarter warps.
@@ -191,7 +231,7 @@ static void count_shared(const Group& group, Totals& total) {
     counts.shared_wavefronts += conflicts, counts.shared_ideal_wavefronts += conflicts > 0;
     total.excess_wavefronts += conflicts ? conflicts - 1 : 0;
   }
-  ++counts.shared_requests;
+  ++counts.shared_requests, counts.shared_loads += group.kind == READ;
 }
 void flush_counts() {
   for (auto& warp : accesses)
@@ -222,9 +262,10 @@ template <typename F> static int64_t worst(F excess) {
 }
 
 void start_block(size_t dynamic_bytes) {
-  const size_t size = __stop_weft_shared - __start_weft_shared;
+  const size_t size = shared_bytes();
+  subscript.pc = nullptr, unwritten.cell = nullptr;
   static_cells.assign(size, Cell{}), dynamic_cells.assign(dynamic_bytes, Cell{}), dynamic_size = dynamic_bytes;
-  if (size) std::memset(__start_weft_shared, 0xff, size);
+  if (size) std::memset(shared_begin(), 0xff, size);
   std::memset(weft_dynamic_shared, 0xff, sizeof weft_dynamic_shared);
 }
 static bool is_between(const void* address, const void* begin, size_t bytes) {
@@ -236,10 +277,10 @@ static bool is_in_library(const char* address) {
 static void access_shared(std::vector<Cell>& cells, const char* base, const char* address, size_t bytes, int kind,
                           const void* pc) {
   const size_t offset = address - base;
+  fault.bytes = bytes;
   if (offset + bytes > cells.size())
     fail(here() + " " + DID[kind] + " byte " + std::to_string(offset) + " of the dynamic shared memory, which has " +
              std::to_string(cells.size()) + " bytes", pc);
-  fault.bytes = bytes;
   const auto name = [] { return std::string("@"); };  // cuda_program.py knows the array, by the address
   for (size_t i = offset; i < offset + bytes; ++i) touch(cells[i], kind, pc, name, address);
   (kind == ATOMIC) ? void(++counts.shared_atomics) : record(address, bytes, kind, true, pc);
@@ -250,7 +291,8 @@ static void access_global(const char* address, size_t bytes, int kind, const voi
   const ptrdiff_t index = offset >= 0 ? offset / element : -((-offset + element - 1) / element);
   if (offset < 0 || offset + bytes > buffer->bytes)
     fail(here() + " " + DID[kind] + " outside of " + buffer->name + ": element " + std::to_string(index) + " of " +
-             std::to_string(buffer->cells.size()), pc);
+             std::to_string(buffer->cells.size()) +
+             (buffer->is_malloced ? " (cudaMalloc got " + std::to_string(buffer->bytes) + " bytes)" : ""), pc);
   if (buffer->is_freed) fail(here() + " " + DID[kind] + " " + buffer->name + ", which is freed", pc);
   ptrdiff_t i = index;
   const auto name = [&] { return "element " + std::to_string(i) + " of " + buffer->name; };
@@ -259,6 +301,7 @@ static void access_global(const char* address, size_t bytes, int kind, const voi
 }
 void access(const void* pointer, size_t bytes, int kind, const void* pc) {
   const char* address = (const char*)pointer;
+  if (subscript.pc && !is_device(address)) fail_subscript(DID[kind]);
   if (!in_kernel) {
     if (is_device(address)) {
       const std::string name = buffer_of(address)->name;
@@ -273,10 +316,13 @@ void access(const void* pointer, size_t bytes, int kind, const void* pc) {
   if (alignment && uintptr_t(address) % alignment)
     fail(here() + " accesses " + std::to_string(bytes) + " bytes at an address that is no multiple of " +
              std::to_string(alignment), pc);
-  const size_t static_size = __stop_weft_shared - __start_weft_shared;
   if (is_device(address)) return access_global(address, bytes, kind, pc);
-  if (is_between(address, __start_weft_shared, static_size))
-    return access_shared(static_cells, __start_weft_shared, address, bytes, kind, pc);
+  if (is_between(address, shared_begin(), shared_bytes()))
+    return access_shared(static_cells, shared_begin(), address, bytes, kind, pc);
+  if (is_between(address, weft_guard_before, shared_bytes() + 2 * GUARD_SHARED)) {
+    fault.bytes = int64_t(bytes);
+    fail(here() + " " + DID[kind] + " @", pc, nullptr, address);
+  }
   if (is_between(address, weft_dynamic_shared, MAX_SHARED))
     return access_shared(dynamic_cells, (char*)weft_dynamic_shared, address, bytes, kind, pc);
   if (is_in_library(address)) {
@@ -310,7 +356,17 @@ void __tsan_vptr_read(void*) {}
 void __tsan_init() {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
+// In front of an access by a subscript that is outside of its array's type.
+void __ubsan_handle_out_of_bounds(void* place, void* index) {
+  struct Type { uint16_t kind, info; char name[1]; };
+  const struct Data { const char* file; uint32_t line, column; const Type *array, *index; }& data = *(Data*)place;
+  end_thread();
+  int64_t value = int64_t(index);
+  if ((data.index->info >> 1) == 5) value = data.index->info & 1 ? int64_t(int32_t(value)) : int64_t(uint32_t(value));
+  subscript = {CALLER, data.line, data.column, value, data.array->name, current_block, current_thread};
+}
 void __sanitizer_cov_trace_pc() {
+  end_thread();
   if (!in_kernel) return;
   const int id = id_of(CALLER);
   auto& warp = steps[current_thread / LANES];
@@ -344,9 +400,41 @@ const Counts* weft_counts() {
   return &counts;
 }
 const Fault* weft_fault() { return &fault; }
+// The name of an array that the call took by cudaMalloc and did not free, or "".
+const char* weft_unfreed() {
+  for (size_t i = first_of_call; i < buffers.size(); ++i)
+    if (buffers[i].is_malloced && !buffers[i].is_freed) return buffers[i].name.c_str();
+  return "";
+}
+// For the i-th array: its name, and its requests, sectors and least sectors of loads and of stores.
+const char* weft_array_counts(size_t i, int64_t* values) {
+  if (i >= buffers.size()) return nullptr;
+  for (int kind = 0; kind < 2; ++kind) {
+    const Buffer& b = buffers[i];
+    *values++ = b.requests[kind], *values++ = b.sectors[kind], *values++ = b.ideal[kind];
+  }
+  return buffers[i].name.c_str();
+}
+// The elements of an array in shared memory that the last block has written: how many, the first and the last.
+void weft_shared_written(int64_t offset, int64_t size, int64_t element, int64_t* values) {
+  const char* begin = &__ehdr_start + offset;
+  const bool is_static = begin >= shared_begin() && begin < weft_guard_behind;
+  const std::vector<Cell>& cells = is_static ? static_cells : dynamic_cells;
+  const size_t first = begin - (is_static ? shared_begin() : (const char*)weft_dynamic_shared);
+  values[0] = 0, values[1] = values[2] = -1;
+  for (int64_t i = 0; i < size / element && first + i * element < cells.size(); ++i)
+    if (cells[first + i * element].initialised) {
+      if (!values[0]++) values[1] = i;
+      values[2] = i;
+    }
+}
 // Call the learner's function; 1 if a fault ended it.
 int weft_call(void (*function)(const long long*), const long long* arguments) {
   counts = {}, fault = {}, has_fault = false, in_kernel = false;
+  subscript.pc = nullptr, unwritten.cell = nullptr;
+  first_of_call = buffers.size();
+  for (Buffer& b : buffers)
+    for (int kind = 0; kind < 2; ++kind) b.requests[kind] = b.sectors[kind] = b.ideal[kind] = 0;
   reset_pcs();
   if (_setjmp(host_exit)) return 1;
   function(arguments);

@@ -11,6 +11,8 @@
 struct Index { unsigned x, y, z; };
 Index threadIdx, blockIdx, blockDim, gridDim;  // constant for the learner's file
 
+namespace weft { char weft_guard_before[GUARD_SHARED] __attribute__((section("weft_shared"), aligned(128))); }
+
 namespace weft {
 uint32_t current_thread, current_block, threads_per_block;
 uint32_t block_sync_time, warp_sync_time[LANES];
@@ -52,6 +54,7 @@ std::string here() { return thread_name(current_block, current_thread); }
 
 static void enter() {
   body(body_argument);
+  end_thread();
   fibers[current_thread].state = DONE;
   _longjmp(scheduler, 1);
 }
@@ -148,7 +151,7 @@ void run_grid(void (*function)(void*), void* argument, const unsigned* grid, con
       fiber.start.uc_stack.ss_size = STACK_BYTES;
       makecontext(&fiber.start, enter, 0);
     }
-    if (_setjmp(block_exit) == 0) run_block();  // a fault jumps back here
+    if (_setjmp(block_exit) == 0) run_block(), end_block();  // a fault jumps back here
     flush_counts();
   }
   in_kernel = false;

@@ -20,7 +20,7 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
         candidate, "void run(const float* x, const float* factor, float* y, int rows, int columns)"
     )
     odd = odd_sizes(generator, low=65, high=200, count=3)
-    for rows, columns in ((64, 128), (odd[0], odd[1]), (3, odd[2]), (100, 64)):
+    for rows, columns in ((64, 128), (odd[0], odd[1]), (3, odd[2]), (100, 64), (2, 1024 + odd[2])):
         check = f"{rows} rows, {columns} columns"
         x = generator.standard_normal((rows, columns), dtype=np.float32)
         factor = generator.standard_normal(rows, dtype=np.float32)

@@ -7,15 +7,16 @@ from collections.abc import Iterator
 import numpy as np
 
 from weft.learn.candidate import Candidate
-from weft.learn.cuda_checks import require_coalesced
+from weft.learn.cuda_checks import require_coalesced, require_shared, require_through_shared
 from weft.learn.cuda_program import Program
-from weft.learn.grading import compare, odd_sizes, require
+from weft.learn.grading import compare, odd_sizes
 
-WRONG = "of the dynamic shared memory, which has 64 bytes"
-LUCKY = "of the dynamic shared memory, which has 1024 bytes"
+WRONG = "the launch gives 64 bytes of shared memory, 16 elements"
+LUCKY = "the launch gives 1024 bytes of shared memory, 256 elements"
 
 
 def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]:
+    yield require_shared(candidate, "row")
     program = Program(candidate, "void run(const float* x, float* y, int rows, int columns)")
     odd = odd_sizes(generator, low=65, high=255, count=2)
     for rows, columns in ((4, 64), (3, odd[0]), (5, 1), (2, 300 + odd[1]), (1, 1000)):
@@ -26,5 +27,5 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
         )
         counts = program.call("run", program.array("x", x), y, rows, columns, case=check)
         yield compare(check, y.read(), x[:, ::-1])
-        yield require(counts.shared_requests > 0, f"{check}: row", "the row in shared memory is not used")
+        yield require_through_shared(check, counts, name="row", source="x", elements=rows * columns)
         yield require_coalesced(check, counts)

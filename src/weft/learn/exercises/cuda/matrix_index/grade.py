@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -39,10 +40,17 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
             if "outside" not in refused.reason and "race" not in refused.reason:
                 raise
             if rows == columns:
-                raise Refused(
-                    check, f"{refused.reason}. Is the mask true for a column beyond the edge?"
-                ) from refused
+                raise Refused(check, f"{refused.reason}. {_question(refused.reason, rows)}") from refused
             raise Refused(
                 check, f"{refused.reason}. Square matrices pass: a row is columns elements long"
             ) from refused
         yield compare(check, output, x + bias)
+
+
+def _question(reason: str, rows: int) -> str:
+    """Ask about the row where the thread's row is too far, and otherwise about the column."""
+    thread = re.search(r"thread \(\d+, (\d+)\) of block (?:(\d+)|\(\d+, (\d+)\))", reason)
+    row = int(thread[1]) + 16 * int(thread[3] or 0) if thread else 0
+    if row >= rows:
+        return f"That thread's row is {row} of {rows}: is the mask true for a row beyond the edge?"
+    return "Is the mask true for a column beyond the edge?"

@@ -32,6 +32,11 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
             counts.launches > 0, f"n = {n}: launches", "no kernel ran: the host computed, or nothing did"
         )
         yield compare(f"n = {n}", y, x * x, mistake=_mistake)
+        yield require(
+            not counts.unfreed,
+            f"n = {n}: free",
+            f"{counts.unfreed} was not freed: cudaFree({counts.unfreed});",
+        )
 
 
 def _mistake(output: np.ndarray) -> str:
