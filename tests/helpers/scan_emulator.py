@@ -46,7 +46,7 @@ def _library(source: CudaSource, kernel: str, folder: Path, fault: tuple[str, st
         text,
     )
     text = re.sub(r"extern __shared__ (\w+) (\w+)\[\];", r"\1* \2 = dynamic_shared<\1>();", text)
-    text = re.sub(r'#include "([^"]+)"', lambda m: f'#include "{paths.get(headers[m[1]], m[1])}"', text)
+    text = re.sub(r'#include "([^"]+)"', lambda m: f'#include "{paths.get(headers.get(m[1]), m[1])}"', text)
     copy = folder / source.file.name
     copy.write_text(text)
     return warp_emulator.build(replace(source, file=copy), kernel, folder, HEADER)

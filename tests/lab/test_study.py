@@ -278,7 +278,7 @@ def test_command_writes_record_and_plots_and_redraws_them(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["cnn"], "a study: expected mlp or loops, got cnn"),
+        (["cnn"], "a study: expected mlp, loops or sparsity, got cnn"),
         (["mlp", "--depths", "1,x,3"], "--depths"),
         (["mlp", "--depths", "1,2"], "3 or more"),
         (["mlp", "--widths", "0,8,16"], "from 1"),

@@ -168,7 +168,8 @@ def _study(name: str, options: Mapping[str, str | None]) -> Study:
     from weft.core import WeftError
 
     if name not in STUDIES:
-        raise WeftError("a study", expected=" or ".join(STUDIES), got=name)
+        *names, last = STUDIES
+        raise WeftError("a study", expected=f"{', '.join(names)} or {last}", got=name)
     chosen = cast(Study, import_module(STUDIES[name]))
     foreign = [f"--{o}" for o, value in options.items() if value is not None and o not in chosen.OPTIONS]
     if foreign:
