@@ -41,7 +41,7 @@ POINTS: list[Point] = [
     (300, (1, 4), 4, LARGE, BF16),
     (520, (3, 0, 1), 3, LARGE_PAIR, FP16),
 ]
-LINEAR, GRADIENT = "block_linear.cu", "block_gradient.cu"
+LINEAR, GRADIENT, STORE = "block_linear.cu", "block_gradient.cu", "transposed_store.cuh"
 # The part that shows a fault, its file, the right text and the wrong one.
 FAULTS = {
     "the block beside": ("product", LINEAR, ": block;\n#pragma", ": block + 1;\n#pragma"),
@@ -49,7 +49,7 @@ FAULTS = {
     "x of the first half twice": ("product", LINEAR, "across * SIDE + part * BK", "across * SIDE"),
     "a group reads the other's rows of W": ("product", LINEAR, "group * BLOCK_BYTES : 0)", "0 : 0)"),
     "a row without blocks has old sums": ("product", LINEAR, "sums[BN / 2] = {};", "sums[BN / 2];"),
-    "no bias": ("product", LINEAR, "sums[i + word * 2] + bias[word % 2],", "sums[i + word * 2],"),
+    "no bias": ("product", STORE, "sums[i + word * 2] + bias[word % 2],", "sums[i + word * 2],"),
     "a stage is released while products read it": (
         "product",
         LINEAR,
@@ -59,10 +59,10 @@ FAULTS = {
     ),
     "products are not waited for": ("product", LINEAR, "  wgmma_wait<0>();\n", ""),
     "no fence before a product": ("product", LINEAR, "    wgmma_fence();\n", ""),
-    "no proxy fence before a store": ("product", LINEAR, "    fence_async_proxy();\n", ""),
+    "no proxy fence before a store": ("product", STORE, "    fence_async_proxy();\n", ""),
     "a buffer is overwritten while it is stored": (
         "product",
-        LINEAR,
+        STORE,
         "    if (is_storer()) tma_wait_read<0>();\n",
         "",
     ),
@@ -176,14 +176,15 @@ def test_products_and_gradients_are_right_in_any_schedule(point: Point, emulated
 def test_a_planted_fault_is_seen(
     fault: str, emulated: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A copy of the kernels with one fault gives a wrong result or breaks the emulator's rules."""
+    """A copy of kernels and library with one fault gives a wrong result or breaks the emulator's rules."""
     part, name, old, new = FAULTS[fault]
-    for file in FOLDER.glob("*.cu"):
+    (tmp_path / "hopper").mkdir()
+    for file in (*FOLDER.glob("*.cu"), *LIBRARY.glob("*.cuh")):
         text = file.read_text()
         if file.name == name:
             assert text.count(old) == 1, "the text of the fault is not in the file once"
             text = text.replace(old, new)
-        (tmp_path / file.name).write_text(text)
+        (tmp_path / ("hopper" if file.parent == LIBRARY else "") / file.name).write_text(text)
     for attribute in ("source", "gradient_source"):
         monkeypatch.setattr(with_cuda, attribute, _copied(getattr(with_cuda, attribute), tmp_path))
     # More steps than stages, several tiles of a block of threads, and a row without blocks.

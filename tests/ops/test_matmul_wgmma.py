@@ -359,6 +359,7 @@ def test_the_generated_shapes_are_current() -> None:
     assert (LIBRARY / "wgmma_shapes.cuh").read_text() == wgmma_shapes.text()
     assert (LIBRARY / "wgmma_tf32_shapes.cuh").read_text() == wgmma_shapes.text_tf32()
     assert (LIBRARY / "wgmma_register_shapes.cuh").read_text() == wgmma_shapes.text_registers()
+    assert (LIBRARY / "wgmma_pixel_shapes.cuh").read_text() == wgmma_shapes.text_pixels()
 
 
 @pytest.mark.parametrize(

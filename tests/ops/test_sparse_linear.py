@@ -45,6 +45,7 @@ POINTS: list[Point] = [
     (392, 136, 592, PINGPONG, BF16),
     (264, 392, 464, PINGPONG_PAIR, BF16),
 ]
+STORE = "transposed_store.cuh"
 FAULTS = {
     "a selector for the other": ("sparse_linear.cu", "WgmmaSparse<T, BN, 1>", "WgmmaSparse<T, BN, 0>"),
     "values of the first 32 columns twice": (
@@ -93,10 +94,10 @@ FAULTS = {
         "if (done + 1 < k_steps) step(",
         "if (done + 2 < k_steps) step(",
     ),
-    "no proxy fence before a store": ("sparse_linear.cu", "    fence_async_proxy();\n", ""),
-    "sums that are not transposed": ("sparse_linear.cu", "store_matrices_transposed(", "store_matrices("),
+    "no proxy fence before a store": (STORE, "    fence_async_proxy();\n", ""),
+    "sums that are not transposed": (STORE, "store_matrices_transposed(", "store_matrices("),
     "the bias of the row 8 above": (
-        "sparse_linear.cu",
+        STORE,
         "rounded_pair<T>(sums[i + word * 2] + bias[word % 2],",
         "rounded_pair<T>(sums[i + word * 2] + bias[0],",
     ),
@@ -108,7 +109,7 @@ FAULTS = {
     ),
     "products are not waited for": ("sparse_linear.cu", "  wgmma_wait<0>();\n", ""),
     "a buffer is overwritten while it is stored": (
-        "sparse_linear.cu",
+        STORE,
         "    if (is_storer()) tma_wait_read<0>();\n",
         "",
     ),

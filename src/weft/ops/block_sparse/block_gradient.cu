@@ -107,8 +107,6 @@ __device__ __forceinline__ void multiply(float (&sums)[SIDE / 2], int group, int
   if (threadIdx.x % 32 == 0) pipeline.release(previous);
 }
 
-__device__ __forceinline__ bool is_storer() { return threadIdx.x % GROUP_THREADS == 0; }
-
 // Stores the 64 x SIDE sums of a group at row `row` of all blocks below each other.
 __device__ __forceinline__ void store(const float (&sums)[SIDE / 2], const GradientArguments& arguments,
                                       int group, unsigned buffer, int row) {

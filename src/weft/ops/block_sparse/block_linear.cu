@@ -19,6 +19,7 @@
 // Source of the design: NVIDIA's CUTLASS, kernels for sm_90.
 #include "hopper/barrier.cuh"
 #include "hopper/scheduler.cuh"
+#include "hopper/transposed_store.cuh"
 #include "hopper/warp_roles.cuh"
 #include "hopper/wgmma.cuh"
 #include "numeric.cuh"
@@ -45,9 +46,7 @@ constexpr int W_BYTES = SIDE * 128, X_BYTES = BN * 128, STAGE_BYTES = W_BYTES + 
 // Rows of a box of W that one block of the cluster loads: of W itself, or of its K.
 constexpr int BOX_ROWS = (TRANSPOSED ? BK : SIDE) / CLUSTER;
 constexpr unsigned short ALL_BLOCKS = (1 << CLUSTER) - 1;
-constexpr int BOX_BYTES = 64 * 128;   // of y: 64 rows of 64 columns
-constexpr int BOXES = BN % 128 == 0 ? 2 : 1, FILLS = BN / (64 * BOXES);  // in a buffer; times it is filled
-constexpr int BUFFER_BYTES = BOXES * BOX_BYTES;
+constexpr int BUFFER_BYTES = TransposedBuffer<BN>::BYTES;
 constexpr int BARRIERS_AT = STAGES * STAGE_BYTES + CONSUMERS * BUFFER_BYTES;
 constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;  // with 384 threads: 64,512 of 65,536
 static_assert(SIDE == 64 || SIDE == 128, "a group's product has 64 rows");
@@ -156,47 +155,17 @@ __device__ __forceinline__ void multiply(float (&sums)[BN / 2], int group, int s
   if (previous >= 0 && threadIdx.x % 32 == 0) pipeline.release_in_cluster<CLUSTER>(previous);
 }
 
-__device__ __forceinline__ bool is_storer() { return threadIdx.x % GROUP_THREADS == 0; }
-
-// Stores the 64 x BN sums of a group as BN rows of y, 64 columns each, from (column, row) on: they are
-// transposed on their way to the buffer. A row of y there is 128 bytes, swizzled as the copy engine reads it.
+// Stores the sums of a group as BN rows of y from (column, row) on.
 __device__ __forceinline__ void store(const float (&sums)[BN / 2], const BlockArguments& arguments, int group,
                                       unsigned buffer, int row, int column) {
-  const int thread = threadIdx.x % GROUP_THREADS, lane = thread % 32, warp = thread / 32;
+  const int thread = threadIdx.x % GROUP_THREADS;
   float bias[2] = {};
   if constexpr (!TRANSPOSED) {
 #pragma unroll
     for (int half = 0; half < 2; ++half)
       bias[half] = to_float(arguments.bias[row + accumulator_row(thread, half * 2)]);
   }
-#pragma unroll
-  for (int fill = 0; fill < FILLS; ++fill) {
-    // The storing thread's copies have read the buffer; then everyone may overwrite it.
-    if (is_storer()) tma_wait_read<0>();
-    named_barrier(1 + group, GROUP_THREADS);
-#pragma unroll
-    for (int pair = 0; pair < BOXES * 4; ++pair) {  // 16 columns of the sums: rows of y
-      const int i = (fill * BOXES * 64 + pair * 16) / 2;
-      // Matrices of 8 x 8: columns 0 to 7 with rows 0 to 7 and 8 to 15, then columns 8 to 15.
-      unsigned words[4];
-#pragma unroll
-      for (int word = 0; word < 4; ++word)
-        words[word] = rounded_pair<T>(sums[i + word * 2] + bias[word % 2],
-                                      sums[i + word * 2 + 1] + bias[word % 2]);
-      // Lane l gives the address of row l % 8 of matrix l / 8, after the transposition.
-      const int y_row = pair * 16 + lane / 16 * 8 + lane % 8, chunk = warp * 2 + lane / 8 % 2;
-      store_matrices_transposed(buffer + y_row * 128 + ((chunk ^ (y_row & 7)) << 4), words[0], words[1],
-                                words[2], words[3]);
-    }
-    fence_async_proxy();
-    named_barrier(1 + group, GROUP_THREADS);
-    if (is_storer()) {
-#pragma unroll
-      for (int box = 0; box < BOXES; ++box)
-        tma_store(&arguments.y, buffer + box * BOX_BYTES, row, column + (fill * BOXES + box) * 64);
-      tma_commit();
-    }
-  }
+  store_transposed<T, BN>(sums, bias, &arguments.y, group, buffer, row, column);
 }
 
 }  // namespace

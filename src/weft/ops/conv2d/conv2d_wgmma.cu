@@ -15,8 +15,8 @@
 #include "hopper/barrier.cuh"
 #include "hopper/warp_roles.cuh"
 #include "hopper/wgmma.cuh"
+#include "hopper/wgmma_pixel_shapes.cuh"
 #include "numeric.cuh"
-#include "wgmma_224.cuh"
 
 #ifndef BN
 #define BN 224

@@ -16,4 +16,7 @@ __device__ __forceinline__ bool is_issuer() {
   return __shfl_sync(0xffffffff, (int)threadIdx.x % GROUP_THREADS / 32, 0) == 0 && elect_one();
 }
 
+// True in the one thread of a group that issues its stores.
+__device__ __forceinline__ bool is_storer() { return threadIdx.x % GROUP_THREADS == 0; }
+
 }  // namespace hopper
