@@ -231,7 +231,7 @@ def test_a_plan_made_in_a_capture_leaves_the_host_out(tables: Path, monkeypatch:
             (8, 6),
             {"adjacent": False, "aligned": True, "op": "argmax"},
         ),
-        ("topk", [(2, 8)], {"k": 17, "largest": True}, (8, 2), {"aligned": True, "short": False}),
+        ("topk", [(2, 8)], {"k": 16, "largest": True}, (8, 2), {"aligned": True, "short": False}),
         ("histogram", [(9,)], {"bins": 4096, "low": 0.0, "high": 1.0}, (9,), {"shared": True}),
         (
             "block_sparse_linear",
@@ -245,7 +245,7 @@ def test_a_plan_made_in_a_capture_leaves_the_host_out(tables: Path, monkeypatch:
             [(3, 2, 9, 8), (4, 2, 3, 3)],
             {"padding": 1},
             (4, 18, 216),
-            {"aligned": True, "pointwise": False},
+            {"aligned": True, "few_channels": True, "window": "3x3"},
         ),
     ],
 )

@@ -37,8 +37,11 @@ MISALIGNED = 1.6
 # Rows shorter than this leave threads of ours idle: at 320 columns the norms reach 40 to 48 % of the copy
 # bandwidth, at 1024 columns 90 %, which is this power of the length.
 FULL_COLUMNS, NARROW_POWER = 1024, 0.6
-# Largest k that topk's lists in registers are fast for: 3 times as fast as torch at 8, half as fast at 32.
+# topk takes lists in registers below this k and mostly radix select above (suits_lists in ops/topk): a point
+# of one tells nothing of the other.
 SHORT_LIST = 16
+# Channels of an image below which a convolution's tiles are not full; no case with fewer was measured.
+FEW_CHANNELS = 64
 # Most bins that histogram counts in shared memory.
 SHARED_BINS = 4096
 
@@ -102,7 +105,7 @@ DEFAULTS: dict[str, dict[str, object]] = {
     "scaled_matmul": {"out_dtype": "bfloat16"},
 }
 ALIGNED = "aligned"
-# Parameters on which the time does not depend.
+# Parameters that change the order of the elements and are taken to change no time.
 ORDERS: dict[str, tuple[str, ...]] = {
     "cumsum": ("exclusive", "reverse"),
     "segmented_cumsum": ("exclusive", "reverse"),
@@ -110,7 +113,7 @@ ORDERS: dict[str, tuple[str, ...]] = {
     "sort_keys": ("descending",),
     "topk": ("largest",),
 }
-# The operation of a reduction that has the same kernel and the same time.
+# The operation of a reduction that has the same kernel, and whose time stands for it.
 SAME_TIME = {"mean": "sum", "amin": "amax", "argmin": "argmax"}
 
 
@@ -160,8 +163,8 @@ def flags_of(name: str, shapes: Sequence[Sequence[int]], itemsize: int, params: 
 
     ``aligned``: rows start at multiples of 16 bytes if the first does. ``grouped``: fewer heads of keys than
     of queries. ``blocks``: the scales of an fp8 product are those of blocks. ``adjacent``: the last dimension
-    is reduced. ``pointwise``: a convolution of 1 x 1. ``short``: topk of few elements. ``shared``: the bins
-    of a histogram fit into shared memory. ``side``: of the blocks of a weight.
+    is reduced. ``window`` and ``few_channels``: of a convolution. ``short``: topk of few elements.
+    ``shared``: the bins of a histogram fit into shared memory. ``side``: of the blocks of a weight.
     """
     flags = dict(DEFAULTS.get(name, {}))
     orders = ORDERS.get(name, ())
@@ -176,11 +179,16 @@ def flags_of(name: str, shapes: Sequence[Sequence[int]], itemsize: int, params: 
         flags["op"] = SAME_TIME.get(params["op"], params["op"])
         flags["adjacent"] = params["last"] == len(shapes[0]) - 1
     if name == "conv2d":
-        flags["pointwise"] = False
+        flags["window"] = "other"  # no point has it: the library computes it
         if shapes[1][2] == 1 and shapes[1][3] == 1:
-            flags["pointwise"] = True
+            flags["window"] = "1x1"
+        if shapes[1][2] == 3 and shapes[1][3] == 3:
+            flags["window"] = "3x3"
+        flags["few_channels"] = False
+        if shapes[0][1] < FEW_CHANNELS:
+            flags["few_channels"] = True
     if name == "topk":
-        flags["short"] = params["k"] <= SHORT_LIST
+        flags["short"] = params["k"] < SHORT_LIST
     if name == "histogram":
         flags["shared"] = params["bins"] <= SHARED_BINS
     kind = family(name)
