@@ -169,6 +169,32 @@ def test_bad_options_are_refused(option: tuple[str, str], tmp_path: Path) -> Non
     assert isinstance(run.exception, WeftError) and option[0] in str(run.exception)
 
 
+@pytest.mark.parametrize(
+    ("impl", "error", "is_fault"),
+    [("eager", RuntimeError("an illegal address"), True), ("eager", WeftError("no"), False),
+     ("torch", RuntimeError("not implemented for this dtype"), False)],
+)  # fmt: skip
+def test_a_kernel_of_weft_that_fails_is_a_fault_and_the_study_goes_on(
+    quick: None, monkeypatch: pytest.MonkeyPatch, impl: str, error: Exception, is_fault: bool
+) -> None:
+    real = sparsity.operands
+
+    def failing(contender: Contender, x: torch.Tensor, w: torch.Tensor) -> sparsity.Operands:
+        if contender.kind == BLOCK and contender.block == 32:
+            raise error
+        return real(contender, x, w)
+
+    monkeypatch.setattr(sparsity, "operands", failing)
+    monkeypatch.setitem(
+        sparsity.IMPLEMENTATIONS, "cpu", {DENSE: ("torch",), SEMI: (), BLOCK: (impl,), CSR: ()}
+    )
+    record = sparsity.run("cpu", [(8, 64, 64)], (0.5,), "fp32", quick=True, log=no_log)
+    assert bool(record["wrong"]) is is_fault
+    assert all(str(error) in line for line in record["wrong"])
+    rows = {row["block"]: row for row in record["rows"] if row["mode"] == "inference"}
+    assert rows[32]["us"] is None and str(error).split()[0] in rows[32]["reason"] and rows[64]["us"]
+
+
 def test_a_wrong_result_is_a_fault_and_a_stop_keeps_complete_sizes(
     quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -275,9 +275,15 @@ def _time_size(
             log(f"prepared {number} of {len(chosen)}")
         try:
             runners[contender], row["error"] = _prepared(backend, contender, x, w, mode, dtype)
-        except (WeftError, NotImplementedError, RuntimeError) as error:
-            # An implementation may lack this machine, this dtype or the memory.
+        except (
+            WeftError,
+            torch.OutOfMemoryError,
+        ) as error:  # it lacks this machine, this dtype or the memory
             row["reason"] = " ".join(str(error).split())[:200]
+        except (NotImplementedError, RuntimeError) as error:
+            row["reason"] = " ".join(str(error).split())[:200]
+            # The library says so of what it lacks; from a kernel of Weft it is a fault. The study goes on.
+            row["failed"] = contender.impl != "torch"
     samples, clocks = sample_rounds(runners, Readings(Sampler(device)), seconds, log)
     for contender, values in samples.items():
         summary, flags = summarise(values), set(runners[contender].flags)
@@ -292,7 +298,8 @@ def _time_size(
 
 
 def faults(record: dict[str, Any]) -> list[str]:
-    """List results that differ from the dense product by more than the dtype explains, and doubtful times."""
+    """List results that differ from the dense product by more than the dtype explains, kernels of Weft that
+    failed, and doubtful times."""
     allowed, lines = TOLERANCE[record["dtype"]], []
     for row in record["rows"]:
         name = f"{row['kind']} {row['block'] or ''} {row['impl']}".replace("  ", " ")
@@ -300,6 +307,8 @@ def faults(record: dict[str, Any]) -> list[str]:
         error = row.get("error", 0.0)
         if not error <= allowed:  # also true for NaN
             lines.append(f"the result of {at} is off by {error:.2g} of its norm")
+        if row.get("failed"):
+            lines.append(f"{at} failed: {row['reason']}")
         lines += [f"{flag}: {at}" for flag in row.get("flags", ()) if flag.startswith("suspect")]
     return lines
 
