@@ -13,8 +13,9 @@ template <int COLUMNS> struct TransposedBuffer {
   static constexpr int BYTES = BOXES * BOX_BYTES;
 };
 
-// Stores the 64 x COLUMNS sums of a group as COLUMNS rows of y, 64 columns each, from (column, row) on: they are
-// transposed on their way to the buffer. A row of y there is 128 bytes, swizzled as the copy engine reads it.
+// Stores the 64 x COLUMNS sums of a group as COLUMNS rows of y, 64 columns each, from (column, row) on. They
+// are transposed on their way to the buffer. A row of y there is 128 bytes, swizzled as the copy engine reads
+// it.
 // `bias`: of this thread's two rows of sums, accumulator_row(thread, 0) and accumulator_row(thread, 2).
 template <typename T, int COLUMNS>
 __device__ __forceinline__ void store_transposed(const float (&sums)[COLUMNS / 2], const float (&bias)[2],
