@@ -1,6 +1,6 @@
 """Fast matrix multiplication as data: bilinear schemes, verified exactly, counted, run and timed.
 
-    python3 -m weft.lab.fast_matmul [--scheme NAME] [--sizes N,N] [--levels N]
+    python3 -m weft.lab.fast_matmul [--scheme NAME] [--sizes N,N] [--levels N] [--device cuda --dtype bf16]
 
 A scheme <m,n,p;r> multiplies an m x n by an n x p matrix with r products of scalars, or of blocks:
 
@@ -38,6 +38,7 @@ from weft.core.operator import unknown_name
 INTEGERS, MODULO_2 = "integers", "modulo 2"
 # Orders that the search for shared sums tries, by the largest number of rows: many rows take seconds.
 RESTARTS = {25: 40, 64: 4}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 MAX_ENTRIES = 1 << 22  # of the tensor that a scheme is compared with
 Matrix = tuple[tuple[int, ...], ...]
 
@@ -447,9 +448,15 @@ def relative_error(result: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> fl
     return float((result.double() - exact).abs().max() / exact.abs().max())
 
 
-def best_seconds(call: Callable[[], object], repeats: int = 3) -> float:
-    """Return the shortest of some wall times of a call, after a first one that is not counted."""
+def best_seconds(call: Callable[[], object], repeats: int = 3, device: str = "cpu") -> float:
+    """Return the shortest of some times of a call, after a first one that is not counted.
+
+    On a CPU this is the wall time. On a GPU the call is captured in a CUDA graph and events time its replays,
+    so that the host's time for many small kernels does not count.
+    """
     call()
+    if device != "cpu":
+        return _graph_seconds(call, repeats)
     times = []
     for _ in range(repeats):
         start = time.perf_counter()
@@ -458,17 +465,36 @@ def best_seconds(call: Callable[[], object], repeats: int = 3) -> float:
     return min(times)
 
 
-def measured_rates(n: int) -> tuple[float, float]:
-    """Return this CPU's FLOP/s of an n x n product and bytes/s of an n x n addition, in float32."""
-    a, b = (torch.randn(n, n) for _ in range(2))
+def _graph_seconds(call: Callable[[], object], repeats: int) -> float:
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    graph.replay()
+    times = []
+    for _ in range(repeats):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / 1e3)
+    return min(times)
+
+
+def measured_rates(n: int, device: str = "cpu", dtype: torch.dtype = torch.float32) -> tuple[float, float]:
+    """Return the device's FLOP/s of an n x n product and bytes/s of an n x n addition."""
+    a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
     total = torch.empty_like(a)
-    flops = 2.0 * n**3 / best_seconds(lambda: torch.mm(a, b, out=total))
-    bandwidth = 3.0 * n * n * 4 / best_seconds(lambda: torch.add(a, b, out=total))
-    return flops, bandwidth
+    flops = 2.0 * n**3 / best_seconds(lambda: torch.mm(a, b, out=total), device=device)
+    seconds = best_seconds(lambda: torch.add(a, b, out=total), device=device)
+    return flops, 3.0 * n * n * dtype.itemsize / seconds
 
 
-def table_lines(using: Scheme, sizes: Sequence[int], levels: int) -> Iterator[str]:
-    """Yield the table: size, levels, products, time on this CPU, error against float64."""
+def table_lines(
+    using: Scheme, sizes: Sequence[int], levels: int, device: str = "cpu", dtype: torch.dtype = torch.float32
+) -> Iterator[str]:
+    """Yield the table: size, levels, products, time on the device, error against float64."""
     yield f"{using.name} {using.label}, {using.source}"
     of_a, of_b, of_c = using.additions
     yield (
@@ -478,11 +504,11 @@ def table_lines(using: Scheme, sizes: Sequence[int], levels: int) -> Iterator[st
     yield f"{'n':>6}  {'levels':>6}  {'products':>8}  {'ms':>9}  {'speed-up':>8}  {'error':>8}  growth"
     for n in sizes:
         generator = torch.Generator().manual_seed(n)
-        a, b = (torch.randn(n, n, generator=generator) for _ in range(2))
+        a, b = (torch.randn(n, n, generator=generator).to(device, dtype) for _ in range(2))
         first_time = first_error = 0.0
         for level in range(levels + 1):
             call = lambda a=a, b=b, level=level: multiply(a, b, using, level)  # noqa: E731
-            seconds = best_seconds(call)
+            seconds = best_seconds(call, device=device)
             error = relative_error(call(), a, b)
             if level == 0:
                 first_time, first_error = seconds, error
@@ -492,10 +518,10 @@ def table_lines(using: Scheme, sizes: Sequence[int], levels: int) -> Iterator[st
                 f"{first_time / seconds:>7.2f}x  {error:>8.1e}  {growth:.1f}x"
             )
     if len(set(using.size)) == 1:
-        flops, bandwidth = measured_rates(sizes[-1])
+        flops, bandwidth = measured_rates(sizes[-1], device, dtype)
         yield (
             f"model: {flops / 1e9:.0f} GFLOP/s and {bandwidth / 1e9:.1f} GB/s here, so one level pays from "
-            f"n = {crossover(using, flops, bandwidth, 4):.0f} on"
+            f"n = {crossover(using, flops, bandwidth, dtype.itemsize):.0f} on"
         )
 
 
@@ -510,6 +536,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--file", type=Path, metavar="FILE", help="a scheme's factors as JSON")
     parser.add_argument("--sizes", default="256,512,1024", metavar="N,N", help="sizes of square matrices")
     parser.add_argument("--levels", type=int, default=2, metavar="N", help="levels of recursion, up to 4")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="device [default: cpu]")
+    parser.add_argument("--dtype", choices=tuple(DTYPES), default="fp32", help="data type [default: fp32]")
     options = parser.parse_args(arguments)
     try:
         sizes = [int(n) if n.isdecimal() else 0 for n in options.sizes.split(",")]
@@ -519,8 +547,10 @@ def main(arguments: list[str] | None = None) -> int:
             raise WeftError("--levels", expected="a number from 0 to 4", got=options.levels)
         if options.scheme is not None and options.file is not None:
             raise WeftError("one scheme", expected="--scheme or --file", got="both")
+        if options.device == "cuda" and not torch.cuda.is_available():
+            raise WeftError("--device cuda", expected="a GPU", got="no GPU is visible to torch")
         using = load(options.file) if options.file else scheme(options.scheme or "winograd")
-        for line in table_lines(using, sizes, options.levels):
+        for line in table_lines(using, sizes, options.levels, options.device, DTYPES[options.dtype]):
             print(line, flush=True)
     except WeftError as error:
         print(f"error: {error}", file=sys.stderr)
