@@ -200,7 +200,7 @@ def test_a_plan_made_in_a_capture_leaves_the_host_out(tables: Path, monkeypatch:
         ("matmul", [(5, 8), (8, 16)], {}, (16, 8, 5), {"aligned": True, "precision": "ieee"}),
         ("linear", [(2, 3, 8), (9, 8), (9,)], {}, (9, 8, 6), {"aligned": True}),
         ("linear_gelu", [(3, 7), (9, 7)], {"keep": False}, (9, 7, 3), {"aligned": False, "keep": False}),
-        ("embedding", [(11, 8), (2, 3), (0, 8)], {}, (8, 11, 6), {"aligned": True}),
+        ("embedding", [(11, 8), (2, 3), (0, 8)], {}, (8, 11, 6), {"aligned": True, "positions": False}),
         (
             "attention",
             [(2, 4, 5, 16), (2, 2, 6, 16), (2, 2, 6, 16), (2,)],

@@ -238,3 +238,44 @@ def test_invalid_arguments_raise(arguments: tuple[torch.Tensor, ...], options: d
 @pytest.mark.parametrize("kind", KINDS)
 def test_shipped_configurations_are_candidates(kind: str) -> None:
     assert all(config in candidates(kind, size) for size, config in WIDE[kind].items())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    ("sizes", "kv_heads", "causal"),
+    [((2, 4, 65, 64), 2, True), ((7, 8, 1, 256), 4, False), ((1, 2, 1500, 80), 2, True)],
+)
+def test_later_calls_of_the_library_are_as_exact_as_the_first(
+    sizes: tuple[int, ...], kv_heads: int, causal: bool, dtype: torch.dtype
+) -> None:
+    """The second call with tensors alike takes PyTorch's function, also for tensors that begin elsewhere."""
+    q_shape, k_shape = sizes, (sizes[0], kv_heads, *sizes[2:])
+    errors = []
+    for call in range(4):
+        shift = 1 if call == 3 else 0  # the fourth call's tensors are not aligned to 16 bytes
+
+        def draw(shape: tuple[int, ...], call: int = call, shift: int = shift) -> torch.Tensor:
+            flat = torch.randn(math.prod(shape) + shift, device="cuda", dtype=dtype)
+            return flat[shift:].view(shape).detach().requires_grad_(call > 0)
+
+        inputs = draw(q_shape), draw(k_shape), draw(k_shape)
+        out = ops.attention(*inputs, causal=causal)
+        exact_inputs = [x.detach().double().requires_grad_(call > 0) for x in inputs]
+        q, k, v = exact_inputs
+        k, v = (x.repeat_interleave(sizes[1] // kv_heads, 1) for x in (k, v))
+        exact = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        if call:
+            grad = torch.randn_like(out)
+            gradients = torch.autograd.grad(out, inputs, grad)
+            expected = torch.autograd.grad(exact, exact_inputs, grad.double())
+            errors.append(
+                max(_relative(a, b) for a, b in zip((out, *gradients), (exact, *expected), strict=True))
+            )
+        else:
+            assert _relative(out, exact) < (2e-2 if dtype == torch.bfloat16 else 1e-5)
+    assert max(errors) < (2e-2 if dtype == torch.bfloat16 else 1e-5), errors
+
+
+def _relative(result: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((result.double() - exact).norm() / exact.norm().clamp_min(1e-30))

@@ -164,7 +164,8 @@ def flags_of(name: str, shapes: Sequence[Sequence[int]], itemsize: int, params: 
     ``aligned``: rows start at multiples of 16 bytes if the first does. ``grouped``: fewer heads of keys than
     of queries. ``blocks``: the scales of an fp8 product are those of blocks. ``adjacent``: the last dimension
     is reduced. ``window`` and ``few_channels``: of a convolution. ``short``: topk of few elements.
-    ``shared``: the bins of a histogram fit into shared memory. ``side``: of the blocks of a weight.
+    ``positions``: an embedding adds a table of positions. ``shared``: the bins of a histogram fit into shared
+    memory. ``side``: of the blocks of a weight.
     """
     flags = dict(DEFAULTS.get(name, {}))
     orders = ORDERS.get(name, ())
@@ -187,6 +188,10 @@ def flags_of(name: str, shapes: Sequence[Sequence[int]], itemsize: int, params: 
         flags["few_channels"] = False
         if shapes[0][1] < FEW_CHANNELS:
             flags["few_channels"] = True
+    if name == "embedding":
+        flags["positions"] = False
+        if shapes[2][0] != 0:
+            flags["positions"] = True
     if name == "topk":
         flags["short"] = params["k"] < SHORT_LIST
     if name == "histogram":

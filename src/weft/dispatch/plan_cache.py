@@ -150,7 +150,9 @@ def store_recent(
         entries = entries[1:]
     if len(_recent) >= MAX_MEMOIZED:
         _recent.clear()
-    _recent[key] = (*entries, (_comparison(*inputs), value))
+    is_alike = _comparison(*inputs)
+    if is_alike(*inputs):  # not if one tensor is passed twice: PyTorch's comparison refuses that
+        _recent[key] = (*entries, (is_alike, value))
 
 
 def clear() -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from weft.dispatch import invariance
 from weft.dispatch.autocast import lowered
-from weft.dispatch.operator import Schema, call, register
+from weft.dispatch.operator import Schema, call, can_skip_dispatcher, plan, register
+from weft.dispatch.plan_cache import recent, store_recent
 from weft.ops.attention.biased import attention_biased
 from weft.ops.attention.layout import like
 from weft.ops.attention.packed import attention_packed
@@ -108,6 +112,15 @@ def attention(
     Source: Dao, "FlashAttention-2" (arXiv:2307.08691); Milakov and Gimelshein, "Online normalizer
     calculation for softmax" (arXiv:1805.02867).
     """
+    is_plain = (
+        key_lengths is None and sinks is None and alibi_slopes is None and bias is None and window is None
+    )
+    is_plain = is_plain and softcap is None and type(causal) is bool
+    is_plain = is_plain and type(dropout_p) is float and dropout_p == 0.0 and type(seed) is int and seed == 0
+    is_plain = is_plain and batch_invariant is False and not _is_traced()
+    of_library = recent(_LIBRARY, impl, (q, k, v), {"causal": causal, "scale": scale}) if is_plain else None
+    if of_library and not (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15 and not invariance.anywhere:
+        return of_library(q, k, v)  # type: ignore[no-any-return]
     q, k, v = lowered(q, k, v)
     params = parameters(causal, window, softcap, scale, dropout_p, seed, key_lengths is not None)
     if not (sinks is None and alibi_slopes is None and bias is None):
@@ -118,4 +131,29 @@ def attention(
     def check() -> None:
         check_arguments(q, k, v, key_lengths, **params)
 
-    return call("attention", (q, k, v, lengths), params, impl, check, batch_invariant)[0]  # type: ignore[no-any-return]
+    y = call("attention", (q, k, v, lengths), params, impl, check, batch_invariant)[0]
+    if is_plain and of_library is None and lengths is not None and lengths.is_cuda:
+        _remember_library_call((q, k, v, lengths), params, impl)
+    return y  # type: ignore[no-any-return]
+
+
+# Calls that need neither a log-sum-exp nor a tensor of lengths, and that the library computes. From the
+# second one with tensors alike they go to PyTorch's function, which does less on the host.
+_LIBRARY = "attention by the library"
+
+
+def _is_traced() -> bool:
+    return torch.compiler.is_dynamo_compiling() or torch.compiler._is_compiling_flag
+
+
+def _remember_library_call(inputs: tuple[Any, ...], params: dict[str, Any], impl: str | None) -> None:
+    """Remember the library's function for calls like this one, or False if there is none."""
+    if invariance.anywhere or torch._C._is_any_autocast_enabled() or not can_skip_dispatcher(inputs):
+        return
+    from weft.ops.attention.with_torch import library_call
+
+    q, k, v = inputs[:3]
+    causal, scale = params["causal"], params["scale"]
+    is_library = plan("attention", inputs, params, impl).impl == "torch"
+    function = library_call(q, k, v, causal, scale) if is_library else None
+    store_recent(_LIBRARY, impl, (q, k, v), {"causal": causal, "scale": scale}, function or False)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +27,8 @@ from weft.ops.attention.terms import Terms
 # The bindings in ``torch`` itself are C++, where those of ``torch.ops.aten`` begin in Python.
 Output = tuple[Tensor, Tensor]
 HALVES = (torch.float16, torch.bfloat16)
-FLASH, CUDNN = 1, 3  # SDPBackend's numbers
+UNFUSED, FLASH, CUDNN = 0, 1, 3  # SDPBackend's numbers
+MAX_UNFUSED_SCORES = 1 << 20
 MAX_BIAS = 1 << 26  # elements of a mask that is worth its memory
 
 
@@ -171,6 +173,30 @@ def _forward(kernel: Callable[..., Output]) -> Callable[..., Output]:
         return kernel(q, k, v, options.causal, options.scale)
 
     return forward
+
+
+def library_call(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
+) -> Callable[..., Tensor] | None:
+    """Return the library's function of tensors like these, or None if ``torch`` calls it otherwise.
+
+    It is for calls without a log-sum-exp, on a GPU: the same kernels, for less of the host's time. Rows must
+    be aligned as strides tell; where a tensor begins is up to the caller.
+    """
+    if not q.is_cuda or not q.numel() or not k.numel():
+        return None
+    if any(x.stride(3) != 1 or any(s * x.element_size() % 16 for s in x.stride()[:3]) for x in (q, k, v)):
+        return None
+    grouped = q.shape[1] != k.shape[1]
+    choice = torch._fused_sdp_choice(  # type: ignore[attr-defined]
+        q, k, v, None, 0.0, causal, scale=scale, enable_gqa=grouped
+    )
+    # Products and a softmax are fast for few scores, and for many they take memory for each.
+    few_scores = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] <= MAX_UNFUSED_SCORES
+    if choice not in KERNELS and not (choice == UNFUSED and few_scores):
+        return None
+    call = torch._C._nn.scaled_dot_product_attention
+    return partial(call, is_causal=causal, scale=scale, enable_gqa=grouped)
 
 
 def _supports(case: Case, device: str) -> Support:

@@ -25,7 +25,7 @@ from weft.dispatch.operator import (
     register,
     resolve,
 )
-from weft.dispatch.plan_cache import memoized
+from weft.dispatch.plan_cache import memoized, recent, store_recent
 from weft.ops.linear.mlp.spec import check_mlp_gelu
 from weft.ops.linear.products import bias_or_zeros, needs_gradient
 from weft.ops.linear.spec import check_flag, check_linear, check_linear_gelu, check_linear_residual
@@ -319,9 +319,15 @@ def _linear_gelu_lean(inputs: tuple[Any, ...], impl: str | None) -> torch.Tensor
     # While tracing, the choice becomes a constant of the graph; there is no memo to look up.
     if torch.compiler.is_compiling():
         chosen = choose()
+        is_library = resolve("linear_gelu", chosen) in TRACED
     else:
+        chosen, is_library = recent("linear_gelu_lean", impl, inputs, params) or (None, False)
+    if chosen is None:
         chosen = memoized(("linear_gelu_lean", impl), inputs, params, choose)
-    if resolve("linear_gelu", chosen) in TRACED:
+        is_library = resolve("linear_gelu", chosen) in TRACED
+        if can_skip_dispatcher(inputs):
+            store_recent("linear_gelu_lean", impl, inputs, params, (chosen, is_library))
+    if is_library:
         return call("linear_gelu", inputs, params, chosen)  # type: ignore[no-any-return]
     # While tracing the mode stack is not to be read; a call with a gradient needs the operator's own.
     if not torch.compiler.is_compiling() and not needs_gradient(inputs) and can_skip_dispatcher(inputs):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.nn import functional
 
 from weft.core import YES, Case, Implementation, Support, no
 from weft.core.implementation import with_invariant
@@ -25,13 +24,18 @@ def _implementation(norm: spec.NormVariant) -> Implementation:
     def forward(*inputs: torch.Tensor, eps: float) -> Any:
         x, residual, weight, bias = norm.unpack_inputs(inputs)
         s = x if residual is None else (x + residual).contiguous()
-        rows = s if weight.dtype == x.dtype else s.float()  # the functions take one dtype only
+        dtype = x.dtype
+        rows = s if weight.dtype == dtype else s.float()  # the functions take one dtype only
         columns = x.shape[-1:]
         if norm.centred:
-            y = functional.layer_norm(rows, columns, weight, bias, eps)
+            y = torch.layer_norm(rows, columns, weight, bias, eps)
         else:
-            y = functional.rms_norm(rows, columns, weight, eps)
-        y = y.to(x.dtype).contiguous()
+            y = torch.rms_norm(rows, columns, weight, eps)
+        # Each question costs the host less than a call that has nothing to do.
+        if y.dtype != dtype:
+            y = y.to(dtype)
+        if not y.is_contiguous():
+            y = y.contiguous()
         return (y, s) if norm.residual else y
 
     function = "F.layer_norm" if norm.centred else "F.rms_norm"
