@@ -140,6 +140,23 @@ def test_the_local_rule_applies_to_a_timed_output() -> None:
     assert decide(noise.make().forward(*buffers.inputs)) is None
 
 
+def test_what_the_check_accepts_is_not_refused_when_it_is_timed() -> None:
+    """Two roundings leave an error as large as a sum that cancels. Other inputs show that it is noise."""
+    operator, dtype = registry.operator("linear"), "bfloat16"
+    shapes = {"x": (512, 8), "weight": (512, 8), "bias": (512,)}
+    inputs = tuple(Input(name=name, shape=shape, dtype=dtype) for name, shape in shapes.items())
+    case = Case(name="bf16-512x512x8", inputs=inputs)
+    baseline = registry.implementation("linear", "eager")
+    buffers = allocate_buffers(case, "cpu", None, 3)
+    x, weight, bias = buffers.inputs
+    decide = OutputJudges(operator, case, FORWARD, "cpu", baseline)(buffers)
+    product = x.float() @ weight.float().t()
+    assert decide((product.bfloat16() + bias,)) is None
+    exact = product + bias.float()
+    without_small = torch.where(exact.abs() < 0.5, 0.0, exact).bfloat16()
+    assert decide((without_small,)) is not None
+
+
 def test_small_parts_of_a_gradient_count() -> None:
     operator = registry.operator("softmax")
     library = registry.implementation("softmax", "eager")

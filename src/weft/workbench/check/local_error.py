@@ -15,6 +15,7 @@ several elements counts: a single one is what the rule ``error`` judges.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -114,16 +115,34 @@ class LocalJudge:
 
     ``noise(seed)`` returns answers that differ from the right one as those of honest code may, each a
     tensor for each output; None if they cannot be computed. ``figures`` are by seed and output.
+    ``elsewhere(index)`` returns limits with noise, as they are at other contents of the same case; where the
+    noise here cannot be known, it is asked before an output is refused.
     """
 
     layouts: Sequence[SliceLayout | None]
     noise: Callable[[int], Sequence[Sequence[torch.Tensor]] | None] | None
     figures: dict[tuple[int, int], SliceFigures] = field(default_factory=dict)
+    elsewhere: Callable[[int], torch.Tensor | None] | None = None
     _noisy: dict[tuple[int, int], SliceBound | None] = field(default_factory=dict)
 
-    def without_noise(self) -> LocalJudge:
-        """Return the judge apart from its oracle, and so without the noise of the computation."""
-        return LocalJudge(self.layouts, None, dict(self.figures))
+    def without_noise(self, elsewhere: Callable[[int], torch.Tensor | None]) -> LocalJudge:
+        """Return the judge apart from its oracle, and so without the noise of the computation there."""
+        return LocalJudge(self.layouts, None, dict(self.figures), elsewhere)
+
+    def magnitude_limits(self, call: LocalCall, index: int, whole: Bound) -> torch.Tensor | None:
+        """Return the limits with noise of elements of like magnitude; None if the noise cannot be known.
+
+        The result has a limit for each slice of the layout. It is 0 for slices that depend on where an
+        element stands, and infinite for magnitudes that hardly occur here.
+        """
+        bound = self._noisy_bound(call, index, whole) if self.layouts[index] is not None else None
+        if bound is None:
+            return None
+        limits = torch.zeros_like(bound.limits)
+        *_, own = bound.layout.split(limits)
+        *_, known = bound.layout.split(torch.where(bound.judged, bound.limits, math.inf))
+        own.copy_(known)
+        return limits
 
     def bound(self, seed: int, index: int, whole: Bound) -> SliceBound | None:
         """Return the bound from the baseline alone; None for an output that is not judged by slices."""
@@ -163,6 +182,11 @@ class LocalJudge:
             # Other slices of the part show how large an error is where all is noise.
             gross = torch.maximum(GROSS * bound.sizes, FACTOR * bound.noise_floors())
             bound = replace(bound, limits=torch.maximum(bound.limits, gross))
+            # A sum that cancels leaves an error as large as its terms', in elements of any small size.
+            if float(bound.shares(squares).max()) > 1.0 and self.elsewhere is not None:
+                limits = self.elsewhere(index)
+                if limits is not None:
+                    bound = replace(bound, limits=torch.maximum(bound.limits, limits))
         else:
             bound = noisy
             fourths = bound.layout.error_sums(call.outputs[index], call.answers()[index], power=4)

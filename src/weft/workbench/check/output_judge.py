@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 
 import torch
 
@@ -24,6 +25,7 @@ from weft.workbench.check.oracle import Oracle
 from weft.workbench.check.tolerance import Bound, Measured, measure
 
 SHARED_ELEMENTS = 1 << 20  # of each output, from which contents share their bounds
+SEED_ELSEWHERE = 1  # of contents that show how large the errors of honest code are
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +92,8 @@ def _violation(index: int, error: Measured, bound: Bound, local: LocalJudge) -> 
         flat, value, expected = error.worst
         share = bound.share(error)
         return f"error {share:.3g} times what is allowed; at {flat} {value}, not {expected}"
-    # Without the noise of the computation, whose inputs are gone: only what is as wrong as zeros is refused.
+    # Without the noise of the computation, whose inputs are gone: only what is as wrong as zeros is refused,
+    # and more wrong than noise at other inputs.
     _, violation = local.judge(LocalCall(0, (), tuple), index, error, bound)
     return violation or None
 
@@ -128,6 +131,24 @@ class _BufferOracle(Oracle):
         return self.buffers.grad
 
 
+def _magnitude_limits(
+    arguments: tuple[Operator, Case, str, str, Implementation | None], index: int
+) -> torch.Tensor | None:
+    """Return an output's limits by magnitude with the noise of honest code, at contents of their own.
+
+    They are computed only for an output that would be refused without them: the check, which has its inputs,
+    knows the noise there, and what it accepts must not be refused when it is timed.
+    """
+    operator, case, direction, device, baseline = arguments
+    oracle = Oracle(operator, case, direction, device, (SEED_ELSEWHERE,), baseline)
+    oracle.may_split = False  # rows alone have no noise
+    try:
+        call = LocalCall(SEED_ELSEWHERE, (), partial(oracle.answer, SEED_ELSEWHERE))
+        return oracle.local.magnitude_limits(call, index, oracle.bounds[index])
+    except torch.OutOfMemoryError:
+        return None
+
+
 class OutputJudges:
     """Maker of judges of one point's outputs, each at the contents that buffers hold when it is made.
 
@@ -146,6 +167,7 @@ class OutputJudges:
     ) -> None:
         self.arguments = (operator, case, direction, device, baseline)
         self._shared: _LargeJudge | None = None
+        self._limits_elsewhere = cache(partial(_magnitude_limits, self.arguments))
 
     def share_bounds(self, buffers: InputBuffers) -> None:
         """Compute the shared bounds of a large problem at these contents; nothing for any other.
@@ -169,7 +191,7 @@ class OutputJudges:
         if oracle.is_large:
             return self._large_judge(oracle, buffers)
         operator, _, direction, _, _ = self.arguments
-        return _judge_answers(operator, direction, oracle)
+        return _judge_answers(operator, direction, oracle, self._limits_elsewhere)
 
     def _large_judge(self, oracle: Oracle, buffers: InputBuffers) -> _LargeJudge:
         """Return the judge at these contents; the later ones share its bounds if outputs are large."""
@@ -177,7 +199,7 @@ class OutputJudges:
             arguments=self.arguments,
             bounds=oracle.bounds,
             forms=oracle.forms,
-            local=oracle.local.without_noise(),
+            local=oracle.local.without_noise(self._limits_elsewhere),
             seed=buffers.seed,
             changes=buffers.changes,
             by_rows=oracle.may_split,  # the bounds may have found that the rows depend on each other
@@ -196,11 +218,14 @@ def _are_large(forms: Sequence[TensorForm]) -> bool:
 
 
 def _judge_answers(
-    operator: Operator, direction: str, oracle: _BufferOracle
+    operator: Operator,
+    direction: str,
+    oracle: _BufferOracle,
+    limits_elsewhere: Callable[[int], torch.Tensor | None],
 ) -> Callable[[Outputs], str | None]:
     """Return the judge with an oracle's answers; it does not hold the oracle's buffers."""
     answers, bounds, terms = oracle.answer(0), oracle.bounds, oracle.terms(0)
-    local = oracle.local.without_noise()
+    local = oracle.local.without_noise(limits_elsewhere)  # the bounds have given it its figures
     dtypes = [form.dtype for form in oracle.forms]
     del oracle  # it holds the buffers, which are overwritten before the judge is used
 
