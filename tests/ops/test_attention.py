@@ -251,7 +251,7 @@ def test_later_calls_of_the_library_are_as_exact_as_the_first(
 ) -> None:
     """The second call with tensors alike takes PyTorch's function, also for tensors that begin elsewhere."""
     q_shape, k_shape = sizes, (sizes[0], kv_heads, *sizes[2:])
-    errors = []
+    limit = 2e-2 if dtype == torch.bfloat16 else 1e-5
     for call in range(4):
         shift = 1 if call == 3 else 0  # the fourth call's tensors are not aligned to 16 bytes
 
@@ -265,17 +265,12 @@ def test_later_calls_of_the_library_are_as_exact_as_the_first(
         q, k, v = exact_inputs
         k, v = (x.repeat_interleave(sizes[1] // kv_heads, 1) for x in (k, v))
         exact = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        pairs = [(out, exact)]
         if call:
             grad = torch.randn_like(out)
             gradients = torch.autograd.grad(out, inputs, grad)
-            expected = torch.autograd.grad(exact, exact_inputs, grad.double())
-            errors.append(
-                max(_relative(a, b) for a, b in zip((out, *gradients), (exact, *expected), strict=True))
-            )
-        else:
-            assert _relative(out, exact) < (2e-2 if dtype == torch.bfloat16 else 1e-5)
-    assert max(errors) < (2e-2 if dtype == torch.bfloat16 else 1e-5), errors
-
-
-def _relative(result: torch.Tensor, exact: torch.Tensor) -> float:
-    return float((result.double() - exact).norm() / exact.norm().clamp_min(1e-30))
+            pairs += zip(gradients, torch.autograd.grad(exact, exact_inputs, grad.double()), strict=True)
+        # With one key the gradients of q and k are 0; their errors are as large as terms that cancel.
+        largest = max(float(b.detach().norm()) for _, b in pairs)
+        for a, b in pairs:
+            assert float((a.detach().double() - b.detach()).norm()) < limit * largest, call

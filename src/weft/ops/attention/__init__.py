@@ -100,10 +100,10 @@ def attention(
         batch_invariant: True for rows whose bits do not depend on the batch (``weft.batch_invariant``).
 
     Returns:
-        (B, H, Tq, D) of q's dtype: contiguous, or (B, Tq, H, D) in memory if q is. A query that
-        sees no key gets 0. Sums and the softmax are in float32. Under
-        ``torch.autocast`` the inputs are cast to its dtype. Only ``eager`` and ``compile`` use
-        memory that grows with Tq Tk.
+        (B, H, Tq, D) of q's dtype: contiguous, or (B, Tq, H, D) in memory if q is, or if the library
+        computes it and writes it so. A query that sees no key gets 0. Sums and the softmax are in
+        float32. Under ``torch.autocast`` the inputs are cast to its dtype. Only ``eager`` and
+        ``compile``, and ``torch`` for up to 2 D queries of grouped heads, use memory that grows with Tq Tk.
 
     Raises:
         WeftError: shapes, dtypes or devices do not match, a head size, scale, window or cap is out

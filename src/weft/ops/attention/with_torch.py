@@ -28,7 +28,6 @@ from weft.ops.attention.terms import Terms
 Output = tuple[Tensor, Tensor]
 HALVES = (torch.float16, torch.bfloat16)
 UNFUSED, FLASH, CUDNN = 0, 1, 3  # SDPBackend's numbers
-MAX_UNFUSED_SCORES = 1 << 20
 MAX_BIAS = 1 << 26  # elements of a mask that is worth its memory
 
 
@@ -191,9 +190,8 @@ def library_call(
     choice = torch._fused_sdp_choice(  # type: ignore[attr-defined]
         q, k, v, None, 0.0, causal, scale=scale, enable_gqa=grouped
     )
-    # Products and a softmax are fast for few scores, and for many they take memory for each.
-    few_scores = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] <= MAX_UNFUSED_SCORES
-    if choice not in KERNELS and not (choice == UNFUSED and few_scores):
+    # Products and a softmax take memory for each score: for few queries no more than repeated keys take.
+    if choice == UNFUSED and not (grouped and q.shape[2] <= 2 * q.shape[3]):
         return None
     call = torch._C._nn.scaled_dot_product_attention
     return partial(call, is_causal=causal, scale=scale, enable_gqa=grouped)
