@@ -121,6 +121,21 @@ def test_dropout_depends_on_index_and_seed_only() -> None:
     assert abs(float(many) - 0.7) < 5 * math.sqrt(0.21 / 80000)
 
 
+@pytest.mark.parametrize("keys", [48, 46])
+def test_dropout_by_blocks_of_four_keys_or_of_one_is_the_same(keys: int) -> None:
+    """Kernels share a block of random words where rows have whole blocks; the oracle numbers each weight."""
+    generator = torch.Generator().manual_seed(keys)
+    inputs = [
+        torch.randn(2, 2, n, 32, generator=generator).to(DEVICE).requires_grad_() for n in (37, keys, keys)
+    ]
+    results = []
+    for impl in ("eager", "triton"):
+        out = ops.attention(*inputs, causal=True, dropout_p=0.3, seed=2**40 + 7, impl=impl)
+        results.append((out, *torch.autograd.grad(out.square().sum(), inputs)))
+    for expected, got in zip(*results, strict=True):
+        assert torch.allclose(got, expected, atol=1e-4, rtol=1e-4)
+
+
 def _split(qkv: torch.Tensor, heads: int, kv_heads: int, **options: Any) -> torch.Tensor:
     """Attention on three separate parts of the product."""
     d = qkv.shape[2] // (heads + 2 * kv_heads)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from weft.backends.triton_jit import tl, triton
 from weft.ops.attention.triton_tiles import (
+    BY_FOURS,
     LOG2E,
     dropout_mask,
     key_bounds,
@@ -122,7 +123,9 @@ def attention_backward_queries(
                 )  # fmt: skip
             p = tl.exp2(x - top[:, None])
             if DROPOUT:
-                keep_mask = dropout_mask(low, high, threshold, line, rows[:, None], column[None, :], tq, tk)
+                keep_mask = dropout_mask(
+                    low, high, threshold, line, rows, key_start, tq, tk, BN, False, DROPOUT == BY_FOURS
+                )
                 dp = tl.where(keep_mask, dp * rescale, 0.0)
             ds = p * (dp - delta[:, None])
             if DBIAS:  # the bias is added behind the cap
@@ -239,7 +242,7 @@ def attention_backward_keys(
                 weights = p
                 if DROPOUT:
                     keep_mask = dropout_mask(
-                        low, high, threshold, line, row[None, :], columns[:, None], tq, tk
+                        low, high, threshold, line, row, start, tq, tk, BN, True, DROPOUT == BY_FOURS
                     )
                     weights = tl.where(keep_mask, p * rescale, 0.0)
                 dv = tl.dot(weights.to(grad.dtype), grad, dv, input_precision="ieee")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from weft.backends.triton_jit import tl, triton
 from weft.ops.attention.triton_tiles import (
+    BY_FOURS,
     LN2,
     LOG2E,
     dropout_mask,
@@ -101,7 +102,9 @@ def attention_forward(
             shrink = tl.exp2(top - pivot)
             total = total * shrink + tl.sum(p, 1)
             if DROPOUT:
-                keep_mask = dropout_mask(low, high, threshold, line, rows[:, None], column[None, :], tq, tk)
+                keep_mask = dropout_mask(
+                    low, high, threshold, line, rows, key_start, tq, tk, BN, False, DROPOUT == BY_FOURS
+                )
                 p = tl.where(keep_mask, p, 0.0)
             v = load_tile(v_source, batch, kv_head, key_start, tk, v_batch, v_head, v_row, BN, D, DP, TMA)
             if masked != 0 and PADDED:  # values past a length may be NaN, and 0 times NaN is NaN

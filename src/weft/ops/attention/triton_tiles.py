@@ -8,6 +8,8 @@ from weft.ops._common.philox_triton import philox
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
+# Values of DROPOUT besides 0: one block of random words for each key, or for four keys.
+BY_ONES, BY_FOURS = tl.constexpr(1), tl.constexpr(2)
 # Of x^3 to x^9 in tanh(x) for |x| < 0.5.
 COEFFICIENT_3, COEFFICIENT_5 = tl.constexpr(-0.3333314061164856), tl.constexpr(0.13325822353363037)
 COEFFICIENT_7, COEFFICIENT_9 = tl.constexpr(-0.0530422069132328), tl.constexpr(0.01723547652363777)
@@ -155,14 +157,33 @@ def tanh(x):
 
 
 @triton.jit
-def dropout_mask(low, high, threshold, line, query, key, tq, tk):
+def dropout_mask(
+    low, high, threshold, line, query, key_start, tq, tk,
+    BK: tl.constexpr, KEYS_FIRST: tl.constexpr, FOURS: tl.constexpr,
+):  # fmt: skip
     """Return True for the weights that dropout keeps, numbered row-major in a (B, H, Tq, Tk) tensor.
 
-    ``line`` is the head's number among B H; ``query`` and ``key`` broadcast to the tile's shape. The seed's
-    two halves are ``low`` and ``high``.
+    ``line`` is the head's number among B H; ``query`` are positions (n,), and the keys are the BK from
+    ``key_start`` on. The result is (n, BK), or (BK, n) with KEYS_FIRST. The seed's two halves are ``low`` and
+    ``high``. With FOURS, where ``tk`` and ``key_start`` are multiples of 4, a block of four random words
+    serves four keys; otherwise each key takes one word of a block of its own.
     """
-    at = (tl.cast(line, tl.int64) * tq + query.to(tl.int64)) * tk + key.to(tl.int64)
-    a, b, c, d = philox(low, high, at // 4)
-    k = at % 4
+    limit = tl.cast(threshold, tl.uint32, bitcast=True)
+    row = (tl.cast(line, tl.int64) * tq + query.to(tl.int64)) * tk
+    if FOURS:
+        block = tl.cast(key_start // 4, tl.int64) + tl.arange(0, BK // 4)
+        at = row[None, :] // 4 + block[:, None] if KEYS_FIRST else row[:, None] // 4 + block[None, :]
+        a, b, c, d = philox(low, high, at)
+        # Bytes, not words, move to the threads that hold the weights. The last two axes number the words.
+        even = tl.join((a >= limit).to(tl.int8), (c >= limit).to(tl.int8))
+        odd = tl.join((b >= limit).to(tl.int8), (d >= limit).to(tl.int8))
+        keep = tl.join(even, odd)
+        if KEYS_FIRST:
+            return tl.reshape(tl.permute(keep, (0, 2, 3, 1)), (BK, row.shape[0])) != 0
+        return tl.reshape(keep, (row.shape[0], BK)) != 0
+    key = key_start + tl.arange(0, BK).to(tl.int64)
+    each = row[None, :] + key[:, None] if KEYS_FIRST else row[:, None] + key[None, :]
+    a, b, c, d = philox(low, high, each // 4)
+    k = each % 4
     word = tl.where(k < 2, tl.where(k == 0, a, b), tl.where(k == 2, c, d))
-    return word >= tl.cast(threshold, tl.uint32, bitcast=True)
+    return word >= limit

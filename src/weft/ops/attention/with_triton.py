@@ -29,6 +29,7 @@ from weft.ops.attention.triton_backward import (
 from weft.ops.attention.triton_configs import NARROW, SINGLE, WIDE, Config, configure, wide_config
 from weft.ops.attention.triton_forward import attention_forward
 from weft.ops.attention.triton_terms import BiasGradient, term_arguments
+from weft.ops.attention.triton_tiles import BY_FOURS, BY_ONES
 
 LOG2E = 1.4426950408889634
 KERNELS = {
@@ -89,7 +90,8 @@ def common_arguments(
         "WINDOW": mask.window is not None,
         "SOFTCAP": options.softcap is not None,
         "PADDED": options.padded,
-        "DROPOUT": dropout_p > 0.0,
+        # Rows of keys that are whole blocks of four random words share them.
+        "DROPOUT": (BY_FOURS if k.shape[2] % 4 == 0 else BY_ONES).value if dropout_p else 0,
     }
 
 
