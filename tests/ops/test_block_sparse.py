@@ -130,7 +130,7 @@ def inputs(point: Point, seed: int, device: str = "cpu") -> tuple[torch.Tensor, 
 
 def excess(y: torch.Tensor, exact: torch.Tensor, terms: int) -> float:
     """Return the largest error in units of what rounding the exact result to the dtype costs."""
-    # Sums are in float32, whatever the dtype: each step of 16 terms cuts off 2^-24 of a sum that is as large as
+    # Sums are in float32, whatever the dtype: a step of 16 terms cuts off 2^-24 of a sum that is as large as
     # the root of the terms, where products cancel.
     unit = torch.finfo(y.dtype).eps * exact.abs() + 2.0**-28 * terms**1.5 + 2.0**-22
     return float(((y.double() - exact).abs() / unit).nan_to_num(1e9).max())
