@@ -15,7 +15,7 @@ The way of a call ``ops.softmax(x, impl=...)``:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -28,8 +28,16 @@ from weft.backends import support
 from weft.core import Case, Input, WeftError, registry
 from weft.core.implementation import without_suffix
 from weft.core.operator import unknown_name
-from weft.dispatch import choice, devices, invariance, plan_cache
-from weft.dispatch.plan_cache import look_up, memoize, recent, store_recent
+from weft.dispatch import autograd_context, choice, devices, invariance, plan_cache
+from weft.dispatch.autograd_context import apply_without_checks, refuse_double_backward
+from weft.dispatch.plan_cache import RECORDED_CALL, Entry, find_recent, look_up, memoize, recent, store_recent
+from weft.dispatch.repeated_calls import (
+    BACKENDS,
+    Implemented,
+    is_observed,
+    repeated_call,
+    repeated_call_with_gradient,
+)
 
 TRACED = ("eager", "torch", "compile")  # implementations of plain torch code
 DEVICES = ("cpu", "cuda")
@@ -128,9 +136,11 @@ def call(
         return _call_traced(name, inputs, params, impl, batch_invariant)
     # `anywhere` is False in nearly all programs: the context variable is then not looked up.
     if batch_invariant is False and not invariance.anywhere:
-        cached = recent(name, impl, inputs, params)
-        if cached is not None:
-            return cached.run_plain(inputs, params)
+        entry = find_recent(name, impl, inputs, params)
+        if entry is not None:
+            if (direct := entry.direct) is None or is_observed():
+                return _run_again(entry, inputs, params)
+            return direct(*inputs)
     return _new_plan(name, inputs, params, impl, check, batch_invariant).run(inputs, params)
 
 
@@ -139,12 +149,23 @@ class Plan:
     """Decision for one kind of call: the implementation's name, and ``run(inputs, params)``.
 
     ``run_plain`` is ``run`` for tensors that are known to pass :func:`can_skip_dispatcher`, which then asks
-    for the modes alone. None: nobody may remember this plan by the tensors of a call.
+    for the modes alone. None: nobody may remember this plan by the tensors of a call. ``repeat(inputs,
+    params)`` returns a function of tensors like these that does the same (repeated_calls.py), or None.
     """
 
     impl: str
     run: Run
     run_plain: Run | None = None
+    repeat: Callable[[tuple[Any, ...], dict[str, Any]], Function | None] | None = None
+
+
+def _run_again(entry: Entry, inputs: tuple[Any, ...], params: dict[str, Any]) -> Any:
+    """Run a call like a recent one that has no function of its own, which it may get now."""
+    entry.calls += 1
+    known = entry.value
+    if entry.calls == RECORDED_CALL and known.repeat is not None and not is_observed():
+        entry.direct = known.repeat(inputs, params)
+    return known.run_plain(inputs, params)
 
 
 def plan(
@@ -235,13 +256,51 @@ def _kernel_plan(name: str, impl: str, inputs: tuple[Any, ...], params: dict[str
 
     def run_plain(x: tuple[Any, ...], scalars: dict[str, Any]) -> Any:
         # The rest of can_skip_dispatcher() is known for tensors like those of an earlier call.
-        if _dispatch_modes() or _function_modes() or _is_profiling() or forward_ad._current_level >= 0:
+        if is_observed():
             return run(x, scalars)
         if device >= 0 and device != devices.current_index():
             return devices.call_on(device, run, x, scalars)
         return forward(*x, **scalars) if apply is None else apply(scalars, *x)
 
-    return Plan(impl, run, None if use_dispatcher else run_plain)
+    def repeat(x: tuple[Any, ...], scalars: dict[str, Any]) -> Function | None:
+        scalars = dict(scalars)
+        if apply is None:
+            return repeated_call(partial(forward, **scalars), x, lambda *tensors: run(tensors, scalars))
+        if registry.implementation(name, impl).backward is None:  # the backward says what to do
+            return None
+        return repeated_call_with_gradient(_implemented(name, impl, scalars), x)
+
+    repeats = registry.implementation(name, impl).backend in BACKENDS and not operator._schema.is_mutable
+    return Plan(impl, run, None if use_dispatcher else run_plain, repeat if repeats else None)
+
+
+def _implemented(name: str, impl: str, params: dict[str, Any]) -> Implemented:
+    """Return what a repeated call with a gradient needs of an operator in ``_with_backward``."""
+    schema, operator = _with_backward[name], registry.operator(name)
+    through_dispatcher = getattr(torch.ops.weft, f"{name}_backward").default
+    compute = backward_of(name, impl, schema)
+
+    def unshared(gradients: Any) -> Any:
+        return (gradients[0], *gradients) if schema.shares_gradient else gradients
+
+    def dispatched_backward(*arguments: Any) -> Any:
+        gradients = through_dispatcher(*arguments, *params.values(), impl)
+        return unshared((gradients,) if schema.gradients == 1 else gradients)
+
+    return Implemented(
+        name=name,
+        impl=impl,
+        params=params,
+        forward=partial(registry.implementation(name, impl).forward, **params),
+        backward=lambda *arguments: unshared(compute(*arguments, **params)),
+        dispatched_backward=dispatched_backward,
+        saved=lambda inputs, output: operator.saved(inputs, output, params),
+        can_skip_dispatcher=can_skip_dispatcher,
+        positions=_gradient_positions(name, schema),
+        num_inputs=len(schema.input_names()),
+        outputs=schema.outputs,
+        differentiable_outputs=schema.differentiable_outputs,
+    )
 
 
 def _call_traced(
@@ -321,30 +380,6 @@ def _direct_apply(name: str, impl: str) -> Function:
     return apply
 
 
-def apply_without_checks(function: type[torch.autograd.Function]) -> Function:
-    """Return ``function.apply`` for calls that pass :func:`can_skip_dispatcher`.
-
-    PyTorch's ``apply`` is Python, which looks for transforms and wrapped tensors before it calls another.
-    """
-    apply: Function = super(torch.autograd.Function, function).apply  # type: ignore[misc]
-    return apply
-
-
-def refuse_double_backward(name: str) -> None:
-    """Raise :class:`WeftError` if the backward that calls this is to be differentiated itself.
-
-    ``create_graph=True`` asks for it. The backward's kernels have no gradient, which would silently be
-    missing from the result.
-    """
-    if torch.is_grad_enabled():
-        raise WeftError(
-            f"a gradient of {name}'s gradient",
-            expected="backward without create_graph",
-            got="create_graph=True",
-            hint="impl='torch' can be differentiated as often as torch's own",
-        )
-
-
 def _direct_forward(name: str, impl: str) -> Function:
     schema = _with_backward[name]
     forward = registry.implementation(name, impl).forward
@@ -359,11 +394,11 @@ def _direct_forward(name: str, impl: str) -> Function:
         if saves_tensors_alone:
             ctx.save_for_backward(*saved)
         else:
-            _save(ctx, saved)
+            autograd_context.save(ctx, saved)
         if params:
             ctx.params = params
         if several:
-            _mark_outputs(ctx, output, schema)
+            autograd_context.mark_outputs(ctx, output, schema)
         return output
 
     return run
@@ -388,8 +423,8 @@ def _direct_backward(name: str, impl: str) -> Function:
         if _is_grad_enabled():
             refuse_double_backward(name)
         if several:
-            grads = _materialised(ctx, grads[:takes])
-        arguments = (*grads, *(ctx.saved_tensors if saves_tensors_alone else _saved(ctx)))
+            grads = autograd_context.materialised(ctx, grads[:takes])
+        arguments = (*grads, *(ctx.saved_tensors if saves_tensors_alone else autograd_context.saved(ctx)))
         if can_skip_dispatcher(arguments):
             gradients = backward(*arguments, **ctx.params)
         else:
@@ -404,48 +439,6 @@ def _direct_backward(name: str, impl: str) -> Function:
         return tuple(placed)
 
     return run
-
-
-def _mark_outputs(ctx: Any, output: Any, schema: Schema) -> None:
-    """Say which of several outputs take a gradient, and remember what zeros in their place look like."""
-    if schema.outputs == 1:
-        return
-    takes = schema.differentiable_outputs
-    # PyTorch would allocate zeros for the gradient of every unused output. They are made in the backward
-    # instead, and only for the outputs whose gradient it takes.
-    ctx.set_materialize_grads(False)
-    ctx.differentiable_outputs = [(o.shape, o.dtype, o.device) for o in output[:takes]]
-    if schema.outputs > takes:
-        ctx.mark_non_differentiable(*output[takes:])
-
-
-def _save(ctx: Any, saved: Sequence[Any]) -> None:
-    """Save what the backward needs."""
-    # Tensors go through save_for_backward, which checks their versions and honours saved-tensor hooks.
-    tensors, ctx.non_tensors = [], []
-    for s in saved:
-        is_tensor = isinstance(s, torch.Tensor)
-        ctx.non_tensors.append(None if is_tensor else s)
-        if is_tensor:
-            tensors.append(s)
-    ctx.save_for_backward(*tensors)
-
-
-def _saved(ctx: Any) -> Sequence[Any]:
-    """Return what :func:`_save` saved."""
-    # saved_tensors unpacks all at once; None in non_tensors marks the places of tensors.
-    tensors = iter(ctx.saved_tensors)
-    return [next(tensors) if o is None else o for o in ctx.non_tensors]
-
-
-def _materialised(ctx: Any, grads: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the gradients, with zeros for outputs that nothing used."""
-    if all(g is not None for g in grads):
-        return grads
-    return tuple(
-        torch.zeros(shape, dtype=dtype, device=device) if g is None else g
-        for g, (shape, dtype, device) in zip(grads, ctx.differentiable_outputs, strict=True)
-    )
 
 
 def _gradient_positions(name: str, schema: Schema) -> list[int]:
@@ -482,14 +475,14 @@ def register(name: str, schema: Schema) -> None:
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         tensors, ctx.params, ctx.impl = split(inputs)
         if schema.save is not None:
-            _save(ctx, schema.save(tensors, output))
+            autograd_context.save(ctx, schema.save(tensors, output))
         else:
-            _save(ctx, registry.operator(name).saved(tensors, output, ctx.params))
-        _mark_outputs(ctx, output, schema)
+            autograd_context.save(ctx, registry.operator(name).saved(tensors, output, ctx.params))
+        autograd_context.mark_outputs(ctx, output, schema)
 
     def differentiate(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
-        incoming = _materialised(ctx, grads[: schema.differentiable_outputs])
-        saved = _saved(ctx)
+        incoming = autograd_context.materialised(ctx, grads[: schema.differentiable_outputs])
+        saved = autograd_context.saved(ctx)
         if schema.view_backward is not None:
             gradients = schema.view_backward(*incoming, *saved)
         else:

@@ -1,0 +1,247 @@
+"""Calls of one kind that come again: each is one generated function, with its gradient as another one.
+
+The first calls of a kind run the implementation as it is. Then one is recorded, and a function is generated
+that allocates, launches and returns for tensors like these (backends/recorded_call.py). Where a gradient is
+wanted, it is the forward of a ``torch.autograd.Function``, whose backward is recorded at its second call.
+
+Whoever calls such a function compares the tensors with the recorded ones (plan_cache.py), and makes sure that
+no mode, profiler or forward-mode gradient is active: :func:`is_observed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from weft.backends.recorded_call import NotRecordableError, Recording, Template, generate, record
+from weft.dispatch import autograd_context, devices
+from weft.dispatch.plan_cache import RECORDED_CALL, Entry, comparison_of
+
+Function = Callable[..., Any]
+MAX_GRADIENTS = 4  # kinds of gradients of one forward that are compared
+BACKENDS = ("cuda", "triton")  # whose launches are noted
+records_on_cpu = False  # True in tests, whose kernels take tensors of the host
+
+_is_grad_enabled = torch.is_grad_enabled
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_function_modes = torch._C._len_torch_function_stack
+_is_profiling = torch._C._autograd._profiler_enabled
+
+
+def is_observed() -> bool:
+    """True if something acts on a call that a comparison of its tensors does not see."""
+    return bool(_function_modes() or _dispatch_modes() or _is_profiling() or forward_ad._current_level >= 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Implemented:
+    """One operator by one implementation, for calls with the scalars ``params``.
+
+    ``backward(*grads, *saved)`` returns a gradient for each of ``positions``, the differentiable inputs;
+    ``saved(inputs, output)`` what it needs. ``dispatched_backward`` does the same by PyTorch's dispatcher,
+    and ``can_skip_dispatcher(tensors)`` tells whether that may be left out. ``differentiable_outputs`` and
+    ``outputs`` are counts.
+    """
+
+    name: str
+    impl: str
+    params: dict[str, Any]
+    forward: Function
+    backward: Function
+    dispatched_backward: Function
+    saved: Callable[[tuple[Any, ...], Any], Sequence[Any]]
+    can_skip_dispatcher: Callable[[Sequence[Any]], bool]
+    positions: Sequence[int]
+    num_inputs: int
+    outputs: int = 1
+    differentiable_outputs: int = 1
+
+
+def _may_record(device: int) -> bool:
+    if device == devices.NO_GPU:
+        return records_on_cpu
+    return not torch.cuda.is_current_stream_capturing()
+
+
+def _is_current(device: int) -> Callable[[], bool] | None:
+    """Return a test of the current device; None where it is the only one."""
+    if device == devices.NO_GPU or torch.cuda.device_count() == 1:
+        return None
+    return lambda: devices.current_index() == device
+
+
+def _record(function: Function, inputs: tuple[Any, ...], device: int) -> Recording | None:
+    if not _may_record(device):
+        return None
+    return devices.call_on(device, record, function, inputs)  # type: ignore[no-any-return]
+
+
+def repeated_call(forward: Function, inputs: tuple[Any, ...], fallback: Function) -> Function | None:
+    """Return ``function(*inputs)`` for calls that want no gradient, or None if none can be generated.
+
+    ``fallback(*inputs)`` runs the implementation as it is.
+    """
+    device = devices.index_of(inputs)
+    recording = _record(forward, inputs, device)
+    if recording is None:
+        return None
+    template = Template(
+        name="repeated_forward",
+        fallback=fallback,
+        results=_as_tuple(recording.output),
+        ending=(f"return {_as_text(recording.output)}",),
+        check_device=_is_current(device),
+    )
+    return _generated(recording, template)
+
+
+def repeated_call_with_gradient(kernels: Implemented, inputs: tuple[Any, ...]) -> Function | None:
+    """Return ``apply(*inputs)`` of an autograd function, or None if none can be generated."""
+    device = devices.index_of(inputs)
+    recording = _record(kernels.forward, inputs, device)
+    if recording is None:
+        return None
+    outputs = _as_tuple(recording.output)
+    saved = kernels.saved(inputs, recording.output)
+    tensors = tuple(s for s in saved if isinstance(s, torch.Tensor))
+    constants = [None if isinstance(s, torch.Tensor) else s for s in saved]
+    count = len(outputs)
+    places = "".join(f"{{{count + i}}}, " for i in range(len(tensors)))
+    # What ctx.save_for_backward and its like do; they are functions in Python.
+    ending = [f"ctx.to_save = ({places})"]
+    if kernels.outputs > 1:
+        rest = "".join(f"{{{i}}}, " for i in range(kernels.differentiable_outputs, count))
+        ending += ["ctx.materialize_grads = False", *([f"ctx.non_differentiable = ({rest})"] if rest else [])]
+
+    def fallback(ctx: Any, *tensors: Any) -> Any:
+        output = kernels.forward(*tensors)
+        ctx.save_for_backward(*(s for s in kernels.saved(tensors, output) if isinstance(s, torch.Tensor)))
+        if kernels.outputs > 1:
+            ctx.set_materialize_grads(False)
+            ctx.mark_non_differentiable(*output[kernels.differentiable_outputs :])
+        return output
+
+    template = Template(
+        name="repeated_forward",
+        fallback=fallback,
+        results=(*outputs, *tensors),
+        ending=(*ending, f"return {_as_text(recording.output)}"),
+        before=("ctx",),
+        check_device=_is_current(device),
+    )
+    forward = _generated(recording, template)
+    if forward is None:
+        return None
+    backward = _backward(kernels, constants, outputs, device)
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    function: Any = type(f"weft_{kernels.name}", (torch.autograd.Function,), methods)
+    node = function._backward_cls
+    # PyTorch's `apply` of a node is Python, which looks for the function that is called here at once.
+    node.apply = backward
+    node.impl, node.params = kernels.impl, kernels.params
+    return autograd_context.apply_without_checks(function)
+
+
+def _generated(recording: Recording, template: Template) -> Function | None:
+    try:
+        return generate(recording, template)
+    except NotRecordableError:
+        return None
+
+
+def _as_tuple(output: Any) -> tuple[Any, ...]:
+    return output if isinstance(output, tuple) else (output,)
+
+
+def _as_text(output: Any) -> str:
+    """Return the expression of a call's output: results of its template."""
+    if not isinstance(output, tuple):
+        return "{0}"
+    return "(" + "".join(f"{{{i}}}, " for i in range(len(output))) + ")"
+
+
+def _backward(
+    kernels: Implemented, constants: list[Any], outputs: tuple[torch.Tensor, ...], device: int
+) -> Function:
+    """Return the backward of an autograd function.
+
+    ``constants`` are what the backward gets besides tensors, with None in the place of each tensor.
+    """
+    name, takes, several = kernels.name, kernels.differentiable_outputs, kernels.outputs > 1
+    zeros_like = [(o.shape, o.dtype, o.device) for o in outputs[:takes]]
+    entries: tuple[Entry, ...] = ()
+
+    def compute(*tensors: Any) -> tuple[Any, ...]:
+        return tuple(kernels.backward(*_merged(tensors, constants, takes)))
+
+    def place(gradients: Sequence[Any]) -> tuple[Any, ...]:
+        placed: list[Any] = [None] * kernels.num_inputs
+        for position, gradient in zip(kernels.positions, gradients, strict=True):
+            placed[position] = gradient
+        return tuple(placed)
+
+    def run_as_it_is(*tensors: Any) -> tuple[Any, ...]:
+        if kernels.can_skip_dispatcher(tensors):
+            return place(compute(*tensors))
+        return place(kernels.dispatched_backward(*_merged(tensors, constants, takes)))
+
+    def generated(tensors: tuple[Any, ...]) -> Function | None:
+        recording = _record(compute, tensors, device)
+        if recording is None:
+            return None
+        gradients = recording.output
+        names = place([f"{{{i}}}" for i in range(len(gradients))])
+        template = Template(
+            name="repeated_backward",
+            fallback=run_as_it_is,
+            results=gradients,
+            ending=(f"return ({''.join(f'{n}, ' for n in names)})",),
+        )
+        return _generated(recording, template)
+
+    def run_unlike(tensors: tuple[Any, ...]) -> Any:
+        """Run a kind of backward that has no function yet."""
+        nonlocal entries
+        if kernels.can_skip_dispatcher(tensors):
+            entry = next((e for e in entries if e.is_alike(*tensors)), None)
+            if entry is None and len(entries) < MAX_GRADIENTS and (new := comparison_of(tensors)):
+                entry = Entry(new, None)
+                entries = (*entries, entry)
+            if entry is not None:
+                entry.calls += 1
+                if entry.calls == RECORDED_CALL:
+                    entry.direct = generated(tensors)
+        return run_as_it_is(*tensors)
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        if _is_grad_enabled():
+            autograd_context.refuse_double_backward(name)
+        tensors = (*grads[:takes], *ctx.saved_tensors) if several else (*grads, *ctx.saved_tensors)
+        for entry in entries:
+            if entry.is_alike(*tensors):
+                if (direct := entry.direct) is None or is_observed():
+                    break
+                return direct(*tensors)
+        if several:
+            tensors = (*_with_zeros(tensors[:takes], zeros_like), *tensors[takes:])
+        return run_unlike(tensors)
+
+    return backward
+
+
+def _merged(tensors: tuple[Any, ...], constants: list[Any], takes: int) -> tuple[Any, ...]:
+    """Return gradients and saved tensors with the constants among the latter."""
+    saved = iter(tensors[takes:])
+    return (*tensors[:takes], *(next(saved) if c is None else c for c in constants))
+
+
+def _with_zeros(grads: Sequence[Any], like: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """Return the gradients, with zeros for outputs that nothing used."""
+    return tuple(
+        torch.zeros(shape, dtype=dtype, device=device) if g is None else g
+        for g, (shape, dtype, device) in zip(grads, like, strict=True)
+    )
