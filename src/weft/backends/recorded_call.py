@@ -21,7 +21,7 @@ import struct
 import threading
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +32,8 @@ from weft.backends import nvrtc
 
 ALIGNMENT = 32  # bytes; inputs of a recorded call begin at multiples, the widest load's of any kernel
 SCRATCH_ALIGNMENT = 512  # bytes, as PyTorch's allocator has it
+MAP_BYTES = 128  # of a tensor map
+MAX_MAPS = 64  # by address, of one field of a structure
 MAX_STREAMS = 64  # sets of launch configurations of a function, one for each stream
 
 aten = torch.ops.aten
@@ -42,6 +44,8 @@ ALLOCATIONS = {
     aten.new_empty.default,
     aten.new_empty_strided.default,
 }
+# Functions of inputs that are called as they are, before the launches.
+OPERATIONS = {aten.div.Tensor}
 ZEROS = {aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default}
 
 
@@ -73,17 +77,49 @@ class Launch:
     fields: tuple[tuple[int, Address, Callable[[int], ctypes.Structure] | None], ...] = ()
 
 
+@dataclass(frozen=True)
+class Descriptor:
+    """A tensor descriptor of Triton as an argument: ``make(pointer)`` is the map for an address."""
+
+    address: Address
+    make: Callable[[int], Any]
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A descriptor whose address was not looked up so far."""
+
+    pointer: int
+    make: Callable[[int], Any]
+
+
+@dataclass(frozen=True)
+class TritonLaunch:
+    """One launch of Triton's: ``launch(*sizes, stream, *head, *arguments)``.
+
+    ``arguments`` are addresses, descriptors, and anything else as it is.
+    """
+
+    launch: Callable[..., None]
+    device: int
+    sizes: tuple[int, int, int]
+    head: tuple[Any, ...]
+    arguments: tuple[Any, ...]
+
+
 @dataclass
 class Recording:
     """What a call did: buffers in the order of their allocation, and launches in their order.
 
-    ``zeroed`` are the indices of the buffers that are zeros. ``output`` is what the call returned.
+    ``zeroed`` are the indices of the buffers that are zeros. ``operations`` has the buffers that PyTorch
+    computes: the function and the indices of its inputs. ``output`` is what the call returned.
     """
 
     inputs: tuple[torch.Tensor, ...]
     buffers: list[torch.Tensor] = field(default_factory=list)
     zeroed: set[int] = field(default_factory=set)
-    launches: list[Launch] = field(default_factory=list)
+    operations: dict[int, tuple[Any, list[int]]] = field(default_factory=dict)
+    launches: list[Launch | TritonLaunch] = field(default_factory=list)
     output: Any = None
 
     def place(self, x: Any) -> tuple[bool, int]:
@@ -127,6 +163,12 @@ class Recorder(TorchDispatchMode):
             self.recording.buffers.append(output)
         elif getattr(func, "is_view", False):
             self._views.append(output)
+        elif func in OPERATIONS and not self.recording.launches:
+            places = [next((i for i, x in enumerate(self.recording.inputs) if x is a), -1) for a in args]
+            if kwargs or -1 in places:
+                self.fail(f"it calls {func} with other tensors than its inputs")
+            self.recording.operations[len(self.recording.buffers)] = func, places
+            self.recording.buffers.append(output)
         else:
             self.fail(f"it calls {func}")
         return output
@@ -172,6 +214,26 @@ class Recorder(TorchDispatchMode):
         except NotRecordableError as error:
             self.fail(str(error))
 
+    def triton_launch(
+        self, launch: Any, device: int, sizes: Any, head: tuple[Any, ...], arguments: Sequence[Any]
+    ) -> None:
+        """Note a launch by Triton; of ``arguments``, tensors and descriptors are those of the call."""
+        try:
+            noted = tuple(map(self._argument, arguments))
+            self.recording.launches.append(TritonLaunch(launch, device, tuple(sizes), head, noted))
+        except NotRecordableError as error:
+            self.fail(str(error))
+
+    def _argument(self, argument: Any) -> Any:
+        if isinstance(argument, Pending):
+            return Descriptor(self.address(argument.pointer), argument.make)
+        if hasattr(argument, "data_ptr"):
+            pointer = argument.data_ptr()
+            return self.address(pointer) if pointer else 0
+        if isinstance(argument, tuple):
+            raise NotRecordableError("an argument is a tuple")
+        return self.scalar(argument)
+
     def _fields_of(self, structure: ctypes.Structure, base: int) -> Iterator[tuple[int, Address, Any]]:
         """Yield the addresses in a structure and in the structures in it, as ``Launch.fields``."""
         for name, kind, *_ in structure._fields_:
@@ -201,12 +263,21 @@ def _extent(x: torch.Tensor) -> int:
     return span * x.element_size()
 
 
+# Context managers inside of which launches by other backends are noted (triton_jit.py).
+noting: list[Callable[[], AbstractContextManager[None]]] = []
+# The functions that a profiler asks to be called at each launch: then the implementation runs as it is.
+launch_hooks: list[Any] = []
+
+
 @contextmanager
 def _active(recorder: Recorder) -> Iterator[None]:
     thread = threading.get_ident()
     nvrtc.recorders[thread] = recorder
     try:
-        yield
+        with ExitStack() as stack:
+            for note in noting:
+                stack.enter_context(note())
+            yield
     finally:
         del nvrtc.recorders[thread]
 
@@ -223,15 +294,19 @@ def record(function: Callable[..., Any], inputs: tuple[torch.Tensor, ...]) -> Re
         output = function(*inputs)
     recording = recorder.recording
     recording.output = output
-    written = {
-        address.index
-        for launch in recording.launches
-        for address in (*(launch.parameters or ()), *(f[1] for f in launch.fields))
-        if isinstance(address, Address) and not address.is_input
-    }
+    written = {a.index for launch in recording.launches for a in _addresses_of(launch) if not a.is_input}
     # Memory that no launch was seen to take is filled by a launch that was not seen.
-    unseen = any(b.numel() and i not in written for i, b in enumerate(recording.buffers))
+    taken = written | set(recording.operations)
+    unseen = any(b.numel() and i not in taken for i, b in enumerate(recording.buffers))
     return None if recorder.failure or unseen or not recording.launches else recording
+
+
+def _addresses_of(launch: Launch | TritonLaunch) -> list[Address]:
+    if isinstance(launch, TritonLaunch):
+        arguments = [a.address if isinstance(a, Descriptor) else a for a in launch.arguments]
+        return [a for a in arguments if isinstance(a, Address)]
+    parameters = launch.parameters or ()
+    return [*(p for p in parameters if isinstance(p, Address)), *(address for _, address, _ in launch.fields)]
 
 
 # ---- The generated function
@@ -247,16 +322,23 @@ class _Structure:
         self._start = start
         self._pointer = (ctypes.c_void_p * 1)(start)
         self.address = ctypes.addressof(self._pointer)
-        self._fields = [(offset, make) for offset, _, make in launch.fields]
-        self.pointers: tuple[int, ...] = ()
+        self._fields = [(start + offset, make, {}) for offset, _, make in launch.fields]
+        self.pointers: tuple[int, ...] = (0,) * len(self._fields)
 
     def write(self, pointers: tuple[int, ...]) -> None:
-        for (offset, make), pointer in zip(self._fields, pointers, strict=True):
+        """Replace the addresses that have changed."""
+        for (place, make, maps), pointer, before in zip(self._fields, pointers, self.pointers, strict=True):
+            if pointer == before:
+                continue
             if make is None:
-                ctypes.c_uint64.from_address(self._start + offset).value = pointer
-            else:
-                value = make(pointer)
-                ctypes.memmove(self._start + offset, ctypes.byref(value), ctypes.sizeof(value))
+                ctypes.c_uint64.from_address(place).value = pointer
+                continue
+            value = maps.get(pointer)
+            if value is None:
+                if len(maps) >= MAX_MAPS:
+                    maps.clear()
+                value = maps[pointer] = make(pointer)
+            ctypes.memmove(place, ctypes.addressof(value), MAP_BYTES)
         self.pointers = pointers
 
 
@@ -352,11 +434,6 @@ def generate(recording: Recording, template: Template) -> Callable[..., Any]:
     return bound[template.name]  # type: ignore[no-any-return]
 
 
-def _addresses_of(launch: Launch) -> list[Address]:
-    parameters = launch.parameters or ()
-    return [*(p for p in parameters if isinstance(p, Address)), *(address for _, address, _ in launch.fields)]
-
-
 def _check_inputs(
     recording: Recording, template: Template, names: list[str], lines: list[str], bound: dict[str, Any]
 ) -> None:
@@ -369,6 +446,10 @@ def _check_inputs(
     if template.check_device is not None:
         bound["is_current"] = template.check_device
         conditions.append("not is_current()")
+    if any(isinstance(launch, TritonLaunch) for launch in recording.launches):
+        for i, hooks in enumerate(launch_hooks):
+            bound[f"hooks{i}"] = hooks
+            conditions.append(f"hooks{i}()")
     if conditions:
         everything = ", ".join((*template.before, *names))
         lines.append(f"if {' or '.join(conditions)}: return fallback({everything})")
@@ -395,7 +476,13 @@ def _allocate(
     addresses = {(True, i): f"a{i}" for i in range(len(names))}
     scratch = 0
     for index, buffer in enumerate(recording.buffers):
-        if index in of_buffer or index in recording.zeroed:
+        if index in recording.operations:
+            function, places = recording.operations[index]
+            bound[f"f{index}"] = function._op
+            lines.append(f"y{index} = f{index}({', '.join(names[i] for i in places)})")
+            addresses[False, index] = f"b{index}"
+            lines.append(f"b{index} = y{index}.data_ptr()")
+        elif index in of_buffer or index in recording.zeroed:
             like = of_buffer.get(index, buffer)
             bound[f"t{index}"] = like.dtype
             lines.append(f"y{index} = allocate({tuple(like.shape)}, {like.stride()}, t{index})")
@@ -419,25 +506,45 @@ def _launch(
 ) -> None:
     """Write the parameters, and launch."""
     launches = recording.launches
-    device = launches[0].kernel.device
-    buffers = _Buffers(launches)
-    bound |= {
-        "stream_of": nvrtc._current_stream(),
-        "launcher": nvrtc._launcher(),
-        "again": _again(launches),
-        "pools": buffers.pools,
-        "new": buffers.new,
-    }
+    ours = [launch for launch in launches if isinstance(launch, Launch)]
+    first = launches[0]
+    device = first.device if isinstance(first, TritonLaunch) else first.kernel.device
+    bound["stream_of"] = nvrtc._current_stream()
+    lines.append(f"stream = stream_of({device})")
 
     def text(address: Address) -> str:
         start = addresses[address.is_input, address.index]
         return f"{start} + {address.offset}" if address.offset else start
 
+    if ours:
+        _write_parameters(ours, text, lines, bound)
+    index = 0
+    for i, launch in enumerate(launches):
+        if isinstance(launch, TritonLaunch):
+            lines += _triton_lines(i, launch, text, bound)
+            continue
+        lines.append(f"status = launcher(c{index}, {launch.kernel.function}, p{index}, None)")
+        lines.append(f"if status: again({index}, status, c{index}, p{index})")
+        index += 1
+    if ours:
+        lines.append("pool.append(call)")
+
+
+def _write_parameters(
+    launches: Sequence[Launch], text: Callable[[Address], str], lines: list[str], bound: dict[str, Any]
+) -> None:
+    """Take buffers for the parameters of all launches, and write the addresses."""
+    buffers = _Buffers(launches)
+    bound |= {
+        "launcher": nvrtc._launcher(),
+        "again": _again(launches),
+        "pools": buffers.pools,
+        "new": buffers.new,
+    }
     entries = []
     for i, launch in enumerate(launches):
         entries += [f"c{i}", f"p{i}"] if launch.parameters is not None else [f"c{i}", f"p{i}", f"w{i}"]
     lines += [
-        f"stream = stream_of({device})",
         "try: call = pools[stream].pop()",
         "except (KeyError, IndexError): call = new(stream)",
         f"m, pool, {', '.join(entries)}, _ = call",
@@ -452,10 +559,6 @@ def _launch(
             if isinstance(value, Address):
                 lines.append(f"m[{index + position}] = {text(value)}")
         index += len(launch.parameters)
-    for i, launch in enumerate(launches):
-        lines.append(f"status = launcher(c{i}, {launch.kernel.function}, p{i}, None)")
-        lines.append(f"if status: again({i}, status, c{i}, p{i})")
-    lines.append("pool.append(call)")
 
 
 def _again(launches: Sequence[Launch]) -> Callable[[int, int, int, int], None]:
@@ -465,3 +568,37 @@ def _again(launches: Sequence[Launch]) -> Callable[[int, int, int, int], None]:
         nvrtc._launch_again(kernels[index], status, config, parameters)
 
     return again
+
+
+class _Maps(dict[int, Any]):
+    """Tensor maps of one argument by address, made at the first use of each."""
+
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, pointer: int) -> Any:
+        if len(self) >= MAX_MAPS:
+            self.clear()
+        made = self[pointer] = self._make(pointer)
+        return made
+
+
+def _triton_lines(
+    i: int, launch: TritonLaunch, text: Callable[[Address], str], bound: dict[str, Any]
+) -> list[str]:
+    """Return the lines of one launch by Triton."""
+    bound[f"launch{i}"] = launch.launch
+    arguments = [*map(str, launch.sizes), "stream"]
+    for j, value in enumerate((*launch.head, *launch.arguments)):
+        if isinstance(value, Address):
+            arguments.append(text(value))
+        elif isinstance(value, Descriptor):
+            bound[f"maps{i}_{j}"] = _Maps(value.make)
+            arguments.append(f"maps{i}_{j}[{text(value.address)}]")
+        elif value is None or type(value) in (int, bool):
+            arguments.append(repr(value))
+        else:
+            bound[f"k{i}_{j}"] = value
+            arguments.append(f"k{i}_{j}")
+    return [f"launch{i}({', '.join(arguments)})"]

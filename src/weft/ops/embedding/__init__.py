@@ -59,7 +59,7 @@ def embedding(
     if places is None and _is_dense(weight) and weight.dim() == 2:
         places = placeholder(weight, (0, weight.shape[1]), weight.dtype)
     flat = ids
-    if _is_dense(ids) and ids.dim() not in (0, 2):
+    if isinstance(ids, torch.Tensor) and ids.dim() not in (0, 2) and _is_dense(ids):
         flat = ids.reshape(-1, ids.shape[-1]) if ids.numel() else ids.new_empty((0, ids.shape[-1]))
 
     def check() -> None:

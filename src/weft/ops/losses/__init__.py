@@ -8,12 +8,13 @@ from typing import Any
 import torch
 
 from weft.core.implementation import without_suffix
+from weft.dispatch import invariance
 from weft.dispatch.autocast import lowered
 from weft.dispatch.invariance import refuse_if_requested
 from weft.dispatch.operator import Schema, call, plan, register
 from weft.ops._common import validate
 from weft.ops.losses.chunks import plan_chunks
-from weft.ops.losses.mean import has_mean, mean_cross_entropy
+from weft.ops.losses.mean import count_mean, has_mean, mean_cross_entropy, repeated_mean
 from weft.ops.losses.spec import (
     check_cross_entropy,
     check_linear_cross_entropy,
@@ -130,6 +131,13 @@ def _eager_losses(
 ) -> torch.Tensor:
     """Return the losses of the rows, or their reduction where the library computes it in one launch."""
     inputs = (logits, targets)
+    may_repeat = (
+        reduction == "mean" and batch_invariant is False and not overwrite and not invariance.anywhere
+    )
+    if may_repeat and isinstance(targets, torch.Tensor) and not targets.is_cpu:
+        mean = repeated_mean(inputs, params, impl)
+        if mean is not None:
+            return mean
 
     # The plan is needed here, not only its result: the implementation decides what may be overwritten or
     # fused.
@@ -147,6 +155,8 @@ def _eager_losses(
     if call_plan.impl == "torch" and reduction != "none" and plain and not overwrite:
         return reduced_cross_entropy(logits, targets, params["ignore_index"], reduction)
     if reduction == "mean" and has_mean(logits, targets, call_plan.impl):
+        if may_repeat:
+            count_mean(inputs, params, impl, call_plan.impl)
         return mean_cross_entropy(logits, targets, params, call_plan.impl)
     return call_plan.run(inputs, params)[0]  # type: ignore[no-any-return]
 
