@@ -139,7 +139,8 @@ def call(
         # find_recent() and is_observed() as they are, without the frames of two functions.
         try:
             for x in inputs:
-                x.stride()
+                if x.is_nested:
+                    raise TypeError
             for entry in _recent.get((name, impl, _is_grad_enabled(), *params.values()), ()):
                 if entry.is_alike(*inputs):
                     break
@@ -285,39 +286,12 @@ def _kernel_plan(name: str, impl: str, inputs: tuple[Any, ...], params: dict[str
             return repeated_call(partial(forward, **scalars), x, lambda *tensors: run(tensors, scalars))
         if registry.implementation(name, impl).backward is None:  # the backward says what to do
             return None
-        return repeated_call_with_gradient(_implemented(name, impl, scalars), x)
+        schema, positions = _with_backward[name], _gradient_positions(name, _with_backward[name])
+        kernels = Implemented.of(name, impl, scalars, schema, positions, can_skip_dispatcher)
+        return repeated_call_with_gradient(kernels, x)
 
     repeats = registry.implementation(name, impl).backend in BACKENDS and not operator._schema.is_mutable
     return Plan(impl, run, None if use_dispatcher else run_plain, repeat if repeats else None)
-
-
-def _implemented(name: str, impl: str, params: dict[str, Any]) -> Implemented:
-    """Return what a repeated call with a gradient needs of an operator in ``_with_backward``."""
-    schema, operator = _with_backward[name], registry.operator(name)
-    through_dispatcher = getattr(torch.ops.weft, f"{name}_backward").default
-    compute = backward_of(name, impl, schema)
-
-    def unshared(gradients: Any) -> Any:
-        return (gradients[0], *gradients) if schema.shares_gradient else gradients
-
-    def dispatched_backward(*arguments: Any) -> Any:
-        gradients = through_dispatcher(*arguments, *params.values(), impl)
-        return unshared((gradients,) if schema.gradients == 1 else gradients)
-
-    return Implemented(
-        name=name,
-        impl=impl,
-        params=params,
-        forward=partial(registry.implementation(name, impl).forward, **params),
-        backward=lambda *arguments: unshared(compute(*arguments, **params)),
-        dispatched_backward=dispatched_backward,
-        saved=lambda inputs, output: operator.saved(inputs, output, params),
-        can_skip_dispatcher=can_skip_dispatcher,
-        positions=_gradient_positions(name, schema),
-        num_inputs=len(schema.input_names()),
-        outputs=schema.outputs,
-        differentiable_outputs=schema.differentiable_outputs,
-    )
 
 
 def _call_traced(

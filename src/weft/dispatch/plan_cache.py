@@ -143,13 +143,13 @@ def find_recent(
         entries = _recent.get((name, impl, _is_grad_enabled(), *params.values()))
         if entries is None:
             return None
-        # A comparison with a tensor that has no strides (nested, compressed rows) would end the process.
-        for x in inputs:
-            x.stride()
+        # A comparison with a nested tensor would end the process.
+        if any(x.is_nested for x in inputs):
+            return None
         for entry in entries:
             if entry.is_alike(*inputs):
                 return entry
-    # A parameter that cannot be hashed; no tensor, or one without strides.
+    # A parameter that cannot be hashed, or no tensor.
     except (TypeError, AttributeError, RuntimeError):
         return None
     return None

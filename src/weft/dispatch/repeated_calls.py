@@ -1,8 +1,9 @@
 """Calls of one kind that come again: each is one generated function, with its gradient as another one.
 
 The first calls of a kind run the implementation as it is. Then one is recorded, and a function is generated
-that allocates, launches and returns for tensors like these (backends/recorded_call.py). Where a gradient is
-wanted, it is the forward of a ``torch.autograd.Function``, whose backward is recorded at its second call.
+that allocates, launches and returns for tensors like these (backends/recorded_call.py, generated_call.py).
+Where a gradient is wanted, it is the forward of a ``torch.autograd.Function``, whose backward is recorded in
+the same way.
 
 Whoever calls such a function compares the tensors with the recorded ones (plan_cache.py), and makes sure that
 no mode, profiler or forward-mode gradient is active: :func:`is_observed`.
@@ -12,12 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 
-from weft.backends.recorded_call import NotRecordableError, Recording, Template, generate, record
+from weft.backends.generated_call import Template, generate
+from weft.backends.recorded_call import NotRecordableError, Recording, record
+from weft.core import registry
 from weft.dispatch import autograd_context, devices
 from weft.dispatch.plan_cache import RECORDED_CALL, Entry, comparison_of
 
@@ -59,6 +63,45 @@ class Implemented:
     num_inputs: int
     outputs: int = 1
     differentiable_outputs: int = 1
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        impl: str,
+        params: dict[str, Any],
+        schema: Any,
+        positions: Sequence[int],
+        can_skip_dispatcher: Callable[[Any], bool],
+    ) -> Implemented:
+        """Return what is known of an operator of the registry with this schema (operator.py)."""
+        operator, implementation = registry.operator(name), registry.implementation(name, impl)
+        through_dispatcher = getattr(torch.ops.weft, f"{name}_backward").default
+        # An implementation without a backward is not asked for.
+        backward: Any = implementation.backward
+        compute = backward.shared if schema.shares_gradient else backward
+
+        def unshared(gradients: Any) -> Any:
+            return (gradients[0], *gradients) if schema.shares_gradient else gradients
+
+        def dispatched_backward(*arguments: Any) -> Any:
+            gradients = through_dispatcher(*arguments, *params.values(), impl)
+            return unshared((gradients,) if schema.gradients == 1 else gradients)
+
+        return cls(
+            name=name,
+            impl=impl,
+            params=params,
+            forward=partial(implementation.forward, **params),
+            backward=lambda *arguments: unshared(compute(*arguments, **params)),
+            dispatched_backward=dispatched_backward,
+            saved=lambda inputs, output: operator.saved(inputs, output, params),
+            can_skip_dispatcher=can_skip_dispatcher,
+            positions=positions,
+            num_inputs=len(schema.input_names()),
+            outputs=schema.outputs,
+            differentiable_outputs=schema.differentiable_outputs,
+        )
 
 
 def _may_record(device: int) -> bool:

@@ -11,7 +11,7 @@ import torch
 
 from weft.core import WeftError, registry
 from weft.dispatch import choice as dispatch
-from weft.dispatch import devices, invariance
+from weft.dispatch import invariance
 from weft.dispatch.autocast import lowered
 from weft.dispatch.invariance import refuse_if_requested
 from weft.dispatch.operator import (
@@ -325,5 +325,5 @@ def _linear_gelu_lean(inputs: tuple[Any, ...], impl: str | None) -> torch.Tensor
         return call("linear_gelu", inputs, params, chosen)  # type: ignore[no-any-return]
     # While tracing the mode stack is not to be read; a call with a gradient needs the operator's own.
     if not torch.compiler.is_compiling() and not needs_gradient(inputs) and can_skip_dispatcher(inputs):
-        return devices.call_on(devices.index_of(inputs), _lean_forward, *inputs, chosen)  # type: ignore[no-any-return]
+        return call("linear_gelu", inputs, params, chosen)  # type: ignore[no-any-return]
     return torch.ops.weft.linear_gelu_lean(*inputs, chosen)  # type: ignore[no-any-return]
