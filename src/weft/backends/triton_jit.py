@@ -116,12 +116,15 @@ def _descriptor(value: Any, metadata: Any) -> list[Any]:
     if metadata is None:
         return list(make_tensordesc_arg(value, None))
 
+    # Not the descriptor itself, which would keep its tensor.
+    shape, strides, padding = value.shape, value.strides, value.padding
+
     def make(pointer: int) -> Any:
         base = SimpleNamespace(data_ptr=lambda: pointer)
-        like = SimpleNamespace(base=base, shape=value.shape, strides=value.strides, padding=value.padding)
+        like = SimpleNamespace(base=base, shape=shape, strides=strides, padding=padding)
         return make_tensordesc_arg(like, metadata)[0]
 
-    return [recorded_call.Pending(value.base.data_ptr(), make), *value.shape, *value.strides]
+    return [recorded_call.Pending(value.base.data_ptr(), make), *shape, *strides]
 
 
 _noting_lock = threading.Lock()

@@ -30,10 +30,11 @@ from weft.core.implementation import without_suffix
 from weft.core.operator import unknown_name
 from weft.dispatch import autograd_context, choice, devices, invariance, plan_cache
 from weft.dispatch.autograd_context import apply_without_checks, refuse_double_backward
-from weft.dispatch.plan_cache import RECORDED_CALL, Entry, _recent, look_up, memoize, recent, store_recent
+from weft.dispatch.plan_cache import Entry, _recent, look_up, memoize, recent, store_recent
 from weft.dispatch.repeated_calls import (
     BACKENDS,
     Implemented,
+    is_due,
     is_observed,
     repeated_call,
     repeated_call_with_gradient,
@@ -83,6 +84,10 @@ class Schema:
     gradients that are views of one buffer are returned as that buffer. With ``shares_gradient`` the first
     two inputs, of a sum, have one gradient: ``backward.shared`` of an implementation returns it once, as do
     ``fake_backward`` and ``weft::NAME_backward``. With ``optional_impl`` ``forward`` chooses for a None.
+
+    ``repeats``: what implementations launch follows from the layouts and the scalars of a call, not from the
+    contents of its tensors, from the stream or from earlier calls. Calls are then recorded, and repeated by
+    generated functions (repeated_calls.py).
     """
 
     inputs: str
@@ -101,6 +106,7 @@ class Schema:
     optional_impl: bool = False
     fake_gets_params: bool = False
     shares_gradient: bool = False
+    repeats: bool = False
 
     def input_names(self) -> list[str]:
         """Return the names of the inputs in order, without ``params``."""
@@ -179,9 +185,8 @@ class Plan:
 
 def _run_again(entry: Entry, inputs: tuple[Any, ...], params: dict[str, Any]) -> Any:
     """Run a call like a recent one that has no function of its own, which it may get now."""
-    entry.calls += 1
     known = entry.value
-    if entry.calls == RECORDED_CALL and known.repeat is not None and not is_observed():
+    if known.repeat is not None and is_due(entry):
         entry.direct = known.repeat(inputs, params)
     return known.run_plain(inputs, params)
 
@@ -290,7 +295,7 @@ def _kernel_plan(name: str, impl: str, inputs: tuple[Any, ...], params: dict[str
         kernels = Implemented.of(name, impl, scalars, schema, positions, can_skip_dispatcher)
         return repeated_call_with_gradient(kernels, x)
 
-    repeats = registry.implementation(name, impl).backend in BACKENDS and not operator._schema.is_mutable
+    repeats = name in _repeats and registry.implementation(name, impl).backend in BACKENDS
     return Plan(impl, run, None if use_dispatcher else run_plain, repeat if repeats else None)
 
 
@@ -348,6 +353,7 @@ def can_skip_dispatcher(arguments: Iterable[Any]) -> bool:
 
 
 _with_backward: dict[str, Schema] = {}  # operators whose gradient is a kernel's
+_repeats: set[str] = set()  # operators whose calls are recorded
 _applies: dict[tuple[str, str], Function] = {}
 
 
@@ -486,6 +492,8 @@ def register(name: str, schema: Schema) -> None:
             placed[position] = gradient
         return tuple(placed)
 
+    if schema.repeats:
+        _repeats.add(name)
     kind = "str?" if schema.optional_impl else "str"
     define(name, f"({schema.inputs}, {kind} impl) -> {_result(schema.outputs)}", forward, fake)
     if schema.outputs == 0 or schema.gradients == 0:

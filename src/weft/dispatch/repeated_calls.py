@@ -104,10 +104,19 @@ class Implemented:
         )
 
 
-def _may_record(device: int) -> bool:
-    if device == devices.NO_GPU:
-        return records_on_cpu
-    return not torch.cuda.is_current_stream_capturing()
+def is_due(entry: Entry) -> bool:
+    """Count a call like a recent one that has no function of its own; True if it is to be recorded.
+
+    A call whose launches are captured in a CUDA graph is not: its kernels would be launched twice there.
+    """
+    entry.calls += 1
+    if entry.calls != RECORDED_CALL:
+        return False
+    is_captured = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    if is_observed() or is_captured:
+        entry.calls -= 1  # the next one
+        return False
+    return True
 
 
 def _is_current(device: int) -> Callable[[], bool] | None:
@@ -118,9 +127,12 @@ def _is_current(device: int) -> Callable[[], bool] | None:
 
 
 def _record(function: Function, inputs: tuple[Any, ...], device: int) -> Recording | None:
-    if not _may_record(device):
+    if device == devices.NO_GPU and not records_on_cpu:
         return None
-    return devices.call_on(device, record, function, inputs)  # type: ignore[no-any-return]
+    try:
+        return devices.call_on(device, record, function, inputs)  # type: ignore[no-any-return]
+    except torch.OutOfMemoryError:  # the call itself may fit
+        return None
 
 
 def repeated_call(forward: Function, inputs: tuple[Any, ...], fallback: Function) -> Function | None:
@@ -254,10 +266,8 @@ def _backward(
             if entry is None and len(entries) < MAX_GRADIENTS and (new := comparison_of(tensors)):
                 entry = Entry(new, None)
                 entries = (*entries, entry)
-            if entry is not None:
-                entry.calls += 1
-                if entry.calls == RECORDED_CALL:
-                    entry.direct = generated(tensors)
+            if entry is not None and is_due(entry):
+                entry.direct = generated(tensors)
         return run_as_it_is(*tensors)
 
     def backward(ctx: Any, *grads: Any) -> Any:

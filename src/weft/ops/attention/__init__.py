@@ -31,6 +31,7 @@ def _fake_backward(
 register(
     "attention",
     Schema(
+        repeats=True,
         inputs=f"{TENSORS}, {SCALARS}",
         saved=f"{TENSORS}, Tensor out, Tensor lse, {SCALARS}",
         gradients=3,

@@ -12,6 +12,7 @@ from weft.ops.embedding.spec import check_arguments, check_ids
 register(
     "embedding",
     Schema(
+        repeats=True,
         inputs="Tensor weight, Tensor ids, Tensor positions",
         saved="Tensor ids, SymInt vocabulary, SymInt places",
         gradients=2,

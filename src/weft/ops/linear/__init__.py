@@ -42,6 +42,7 @@ def _fake_gradients(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *
 register(
     "linear",
     Schema(
+        repeats=True,
         inputs="Tensor x, Tensor weight, Tensor bias",
         saved="Tensor x, Tensor weight",
         gradients=3,
@@ -52,6 +53,7 @@ register(
 register(
     "linear_gelu",
     Schema(
+        repeats=True,
         inputs="Tensor x, Tensor weight, Tensor bias",
         saved="Tensor x, Tensor weight, Tensor pre",
         gradients=3,
@@ -63,6 +65,7 @@ register(
 register(
     "linear_residual",
     Schema(
+        repeats=True,
         inputs="Tensor x, Tensor weight, Tensor bias, Tensor residual",
         saved="Tensor x, Tensor weight",
         gradients=4,
@@ -97,6 +100,7 @@ def _fake_mlp_gradients(
 register(
     "mlp_gelu",
     Schema(
+        repeats=True,
         inputs="Tensor x, Tensor fc_weight, Tensor fc_bias, Tensor proj_weight, Tensor proj_bias",
         saved="Tensor x, Tensor fc_weight, Tensor proj_weight, Tensor hidden, Tensor pre",
         gradients=5,

@@ -30,6 +30,7 @@ _SCALAR_NAMES = ("ignore_index", "label_smoothing", "z_loss")
 register(
     "cross_entropy",
     Schema(
+        repeats=True,
         inputs=f"Tensor logits, Tensor targets, {_SCALARS}",
         saved=f"Tensor logits, Tensor targets, Tensor lse, {_SCALARS}",
         outputs=2,

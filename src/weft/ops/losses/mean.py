@@ -16,8 +16,14 @@ from weft.core import registry
 from weft.dispatch import devices
 from weft.dispatch.autograd_context import apply_without_checks, refuse_double_backward
 from weft.dispatch.operator import backward_of, can_skip_dispatcher
-from weft.dispatch.plan_cache import RECORDED_CALL, find_recent, store_recent
-from weft.dispatch.repeated_calls import Implemented, is_observed, repeated_call, repeated_call_with_gradient
+from weft.dispatch.plan_cache import find_recent, store_recent
+from weft.dispatch.repeated_calls import (
+    Implemented,
+    is_due,
+    is_observed,
+    repeated_call,
+    repeated_call_with_gradient,
+)
 from weft.ops._common.prepared import are_repeatable
 from weft.ops.losses.spec import launch_key, mean_key
 
@@ -57,8 +63,7 @@ def count_mean(
     if entry is None:
         store_recent(MEAN, impl, inputs, params, chosen)
         return
-    entry.calls += 1
-    if entry.calls != RECORDED_CALL:
+    if not is_due(entry):
         return
     forward = partial(_mean_of_losses, params=dict(params), impl=chosen)
     if not (torch.is_grad_enabled() and inputs[0].requires_grad):
