@@ -158,8 +158,7 @@ def call(
             direct = entry.direct
             if (
                 direct is None
-                or _function_modes()
-                or _dispatch_modes()
+                or _function_modes()  # is_alike() knows of a dispatch mode
                 or _is_profiling()
                 or forward_ad._current_level >= 0
             ):

@@ -12,7 +12,7 @@ no mode, profiler or forward-mode gradient is active: :func:`is_observed`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -28,6 +28,7 @@ from weft.dispatch.plan_cache import RECORDED_CALL, Entry, comparison_of
 Function = Callable[..., Any]
 MAX_GRADIENTS = 4  # kinds of gradients of one forward that are compared
 BACKENDS = ("cuda", "triton")  # whose launches are noted
+SAVED = object()  # stands for a saved tensor
 records_on_cpu = False  # True in tests, whose kernels take tensors of the host
 
 _is_grad_enabled = torch.is_grad_enabled
@@ -48,7 +49,7 @@ class Implemented:
     ``backward(*grads, *saved)`` returns a gradient for each of ``positions``, the differentiable inputs;
     ``saved(inputs, output)`` what it needs. ``dispatched_backward`` does the same by PyTorch's dispatcher,
     and ``can_skip_dispatcher(tensors)`` tells whether that may be left out. ``differentiable_outputs`` and
-    ``outputs`` are counts.
+    ``outputs`` are counts. ``fixed`` are placeholders among what the backward needs, the same in each call.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Implemented:
     num_inputs: int
     outputs: int = 1
     differentiable_outputs: int = 1
+    fixed: tuple[Any, ...] = ()
 
     @classmethod
     def of(
@@ -102,6 +104,42 @@ class Implemented:
             outputs=schema.outputs,
             differentiable_outputs=schema.differentiable_outputs,
         )
+
+    def with_constants(self, rest: tuple[Any, ...]) -> Implemented:
+        """Return the same for calls whose last inputs are ``rest``, and have no gradient."""
+        count, forward = self.num_inputs - len(rest), self.forward
+        backward, dispatched = self.backward, self.dispatched_backward
+        kept = [i for i, position in enumerate(self.positions) if position < count]
+        return replace(
+            self,
+            forward=lambda *inputs: forward(*inputs, *rest),
+            backward=partial(_some_of, backward, kept),
+            dispatched_backward=partial(_some_of, dispatched, kept),
+            saved=lambda inputs, output: self.saved((*inputs, *rest), output),
+            positions=[self.positions[i] for i in kept],
+            num_inputs=count,
+            fixed=rest,
+        )
+
+    def split(self, saved: Sequence[Any]) -> tuple[tuple[torch.Tensor, ...], list[Any]]:
+        """Return the tensors to be saved, and everything else with SAVED in their places."""
+        constants = [
+            SAVED if isinstance(s, torch.Tensor) and not any(s is f for f in self.fixed) else s for s in saved
+        ]
+        return tuple(s for s, c in zip(saved, constants, strict=True) if c is SAVED), constants
+
+
+def _some_of(function: Function, indices: Sequence[int], *arguments: Any) -> tuple[Any, ...]:
+    results = function(*arguments)
+    return tuple(results[i] for i in indices)
+
+
+def repeated_call_of(kernels: Implemented, inputs: tuple[Any, ...]) -> Function | None:
+    """Return ``function(*inputs)``, with a gradient where one is wanted, or None if none can be generated."""
+    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
+        return repeated_call_with_gradient(kernels, inputs)
+    device = devices.index_of(inputs)
+    return repeated_call(kernels.forward, inputs, partial(devices.call_on, device, kernels.forward))
 
 
 def is_due(entry: Entry) -> bool:
@@ -161,9 +199,7 @@ def repeated_call_with_gradient(kernels: Implemented, inputs: tuple[Any, ...]) -
     if recording is None:
         return None
     outputs = _as_tuple(recording.output)
-    saved = kernels.saved(inputs, recording.output)
-    tensors = tuple(s for s in saved if isinstance(s, torch.Tensor))
-    constants = [None if isinstance(s, torch.Tensor) else s for s in saved]
+    tensors, constants = kernels.split(kernels.saved(inputs, recording.output))
     count = len(outputs)
     places = "".join(f"{{{count + i}}}, " for i in range(len(tensors)))
     # What ctx.save_for_backward and its like do; they are functions in Python.
@@ -174,7 +210,7 @@ def repeated_call_with_gradient(kernels: Implemented, inputs: tuple[Any, ...]) -
 
     def fallback(ctx: Any, *tensors: Any) -> Any:
         output = kernels.forward(*tensors)
-        ctx.save_for_backward(*(s for s in kernels.saved(tensors, output) if isinstance(s, torch.Tensor)))
+        ctx.save_for_backward(*kernels.split(kernels.saved(tensors, output))[0])
         if kernels.outputs > 1:
             ctx.set_materialize_grads(False)
             ctx.mark_non_differentiable(*output[kernels.differentiable_outputs :])
@@ -224,7 +260,7 @@ def _backward(
 ) -> Function:
     """Return the backward of an autograd function.
 
-    ``constants`` are what the backward gets besides tensors, with None in the place of each tensor.
+    ``constants`` are what the backward gets besides tensors, with SAVED in the place of each tensor.
     """
     name, takes, several = kernels.name, kernels.differentiable_outputs, kernels.outputs > 1
     zeros_like = [(o.shape, o.dtype, o.device) for o in outputs[:takes]]
@@ -289,7 +325,7 @@ def _backward(
 def _merged(tensors: tuple[Any, ...], constants: list[Any], takes: int) -> tuple[Any, ...]:
     """Return gradients and saved tensors with the constants among the latter."""
     saved = iter(tensors[takes:])
-    return (*tensors[:takes], *(next(saved) if c is None else c for c in constants))
+    return (*tensors[:takes], *(next(saved) if c is SAVED else c for c in constants))
 
 
 def _with_zeros(grads: Sequence[Any], like: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:

@@ -6,6 +6,7 @@ import torch
 
 from weft.dispatch.autocast import lowered
 from weft.dispatch.operator import Schema, call, register
+from weft.dispatch.public_calls import count_public, generate_public, repeat_public
 from weft.ops.attention.biased import attention_biased
 from weft.ops.attention.layout import like
 from weft.ops.attention.packed import attention_packed
@@ -27,6 +28,8 @@ def _fake_backward(
 ) -> tuple[torch.Tensor, ...]:
     return like(q), like(k), like(v)
 
+
+PLAIN = "plain attention"  # the name of a call without options among recent calls
 
 register(
     "attention",
@@ -109,6 +112,22 @@ def attention(
     Source: Dao, "FlashAttention-2" (arXiv:2307.08691); Milakov and Gimelshein, "Online normalizer
     calculation for softmax" (arXiv:1805.02867).
     """
+    # Calls without any of the options whose arguments a generated function does not have.
+    is_plain = (
+        window is None
+        and softcap is None
+        and key_lengths is None
+        and sinks is None
+        and alibi_slopes is None
+        and bias is None
+        and batch_invariant is False
+        and type(dropout_p) in (int, float)
+        and type(seed) is int
+        and not dropout_p
+        and not seed
+    )
+    if is_plain and (outputs := repeat_public(PLAIN, impl, (q, k, v), (causal, scale))) is not None:
+        return outputs[0]  # type: ignore[no-any-return]
     q, k, v = lowered(q, k, v)
     params = parameters(causal, window, softcap, scale, dropout_p, seed, key_lengths is not None)
     if not (sinks is None and alibi_slopes is None and bias is None):
@@ -119,4 +138,10 @@ def attention(
     def check() -> None:
         check_arguments(q, k, v, key_lengths, **params)
 
-    return call("attention", (q, k, v, lengths), params, impl, check, batch_invariant)[0]  # type: ignore[no-any-return]
+    out = call("attention", (q, k, v, lengths), params, impl, check, batch_invariant)[0]
+    if is_plain:
+        inputs, scalars = (q, k, v, lengths), {"causal": causal, "scale": scale}
+        count_public(
+            PLAIN, impl, inputs[:3], scalars, lambda: generate_public("attention", impl, inputs, params, 3)
+        )
+    return out  # type: ignore[no-any-return]

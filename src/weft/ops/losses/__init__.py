@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from weft.core.implementation import without_suffix
-from weft.dispatch import invariance
 from weft.dispatch.autocast import lowered
 from weft.dispatch.invariance import refuse_if_requested
 from weft.dispatch.operator import Schema, call, plan, register
+from weft.dispatch.public_calls import count_public, repeat_public
 from weft.ops._common import validate
 from weft.ops.losses.chunks import plan_chunks
-from weft.ops.losses.mean import count_mean, has_mean, mean_cross_entropy, repeated_mean
+from weft.ops.losses.mean import MEAN, generate_mean, has_mean, mean_cross_entropy
 from weft.ops.losses.spec import (
     check_cross_entropy,
     check_linear_cross_entropy,
@@ -105,6 +105,11 @@ def cross_entropy(
 
     Source: label smoothing arXiv:1512.00567; z-loss arXiv:2204.02311.
     """
+    if type(reduction) is str and reduction == "mean" and batch_invariant is False and overwrite is False:
+        scalars = (ignore_index, label_smoothing, z_loss)
+        outputs = repeat_public(MEAN, impl, (logits, targets), scalars)
+        if outputs is not None:
+            return outputs[0]  # type: ignore[no-any-return]
     params = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "z_loss": z_loss}
     if type(reduction) is not str or reduction != "mean":
         validate.one_of("cross_entropy: reduction", reduction, ("mean", "sum", "none"))
@@ -132,13 +137,6 @@ def _eager_losses(
 ) -> torch.Tensor:
     """Return the losses of the rows, or their reduction where the library computes it in one launch."""
     inputs = (logits, targets)
-    may_repeat = (
-        reduction == "mean" and batch_invariant is False and not overwrite and not invariance.anywhere
-    )
-    if may_repeat and isinstance(targets, torch.Tensor) and not targets.is_cpu:
-        mean = repeated_mean(inputs, params, impl)
-        if mean is not None:
-            return mean
 
     # The plan is needed here, not only its result: the implementation decides what may be overwritten or
     # fused.
@@ -156,8 +154,9 @@ def _eager_losses(
     if call_plan.impl == "torch" and reduction != "none" and plain and not overwrite:
         return reduced_cross_entropy(logits, targets, params["ignore_index"], reduction)
     if reduction == "mean" and has_mean(logits, targets, call_plan.impl):
-        if may_repeat:
-            count_mean(inputs, params, impl, call_plan.impl)
+        if batch_invariant is False and not overwrite:
+            chosen = call_plan.impl
+            count_public(MEAN, impl, inputs, params, lambda: generate_mean(inputs, params, chosen))
         return mean_cross_entropy(logits, targets, params, call_plan.impl)
     return call_plan.run(inputs, params)[0]  # type: ignore[no-any-return]
 

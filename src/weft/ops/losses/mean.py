@@ -6,6 +6,7 @@ the host more than the losses do. Here one launch of one block reduces them, and
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache, partial
 from importlib import import_module
 from typing import Any
@@ -16,14 +17,7 @@ from weft.core import registry
 from weft.dispatch import devices
 from weft.dispatch.autograd_context import apply_without_checks, refuse_double_backward
 from weft.dispatch.operator import backward_of, can_skip_dispatcher
-from weft.dispatch.plan_cache import find_recent, store_recent
-from weft.dispatch.repeated_calls import (
-    Implemented,
-    is_due,
-    is_observed,
-    repeated_call,
-    repeated_call_with_gradient,
-)
+from weft.dispatch.repeated_calls import Implemented, repeated_call_of
 from weft.ops._common.prepared import are_repeatable
 from weft.ops.losses.spec import launch_key, mean_key
 
@@ -42,49 +36,27 @@ def has_mean(logits: torch.Tensor, targets: torch.Tensor, impl: str) -> bool:
     )
 
 
-def repeated_mean(
-    inputs: tuple[torch.Tensor, torch.Tensor], params: dict[str, Any], impl: str | None
-) -> torch.Tensor | None:
-    """Return the mean loss by the function that was generated for calls like this one; None without one.
+def generate_mean(
+    inputs: tuple[torch.Tensor, torch.Tensor], params: dict[str, Any], impl: str
+) -> Callable[..., Any] | None:
+    """Return the function of logits and targets that repeats a call that passes :func:`has_mean`, or None.
 
-    ``impl`` is the caller's, perhaps None.
+    It returns the mean loss and, as in ``_mean_of_losses``, what the backward needs.
     """
-    entry = find_recent(MEAN, impl, inputs, params)
-    if entry is None or (direct := entry.direct) is None or is_observed():
-        return None
-    return direct(*inputs)[0]  # type: ignore[no-any-return]
-
-
-def count_mean(
-    inputs: tuple[torch.Tensor, torch.Tensor], params: dict[str, Any], impl: str | None, chosen: str
-) -> None:
-    """Count a call that passes :func:`has_mean`; generate the function of calls like it at the third."""
-    entry = find_recent(MEAN, impl, inputs, params)
-    if entry is None:
-        store_recent(MEAN, impl, inputs, params, chosen)
-        return
-    if not is_due(entry):
-        return
-    forward = partial(_mean_of_losses, params=dict(params), impl=chosen)
-    if not (torch.is_grad_enabled() and inputs[0].requires_grad):
-        entry.direct = repeated_call(
-            forward, inputs, partial(devices.call_on, inputs[0].get_device(), forward)
-        )
-        return
     kernels = Implemented(
         name="cross_entropy",
-        impl=chosen,
+        impl=impl,
         params=dict(params),
-        forward=forward,
-        backward=partial(_backward, backward_of("cross_entropy", chosen), dict(params)),
-        dispatched_backward=partial(_dispatched_backward, dict(params), chosen),
+        forward=partial(_mean_of_losses, params=dict(params), impl=impl),
+        backward=partial(_backward, backward_of("cross_entropy", impl), dict(params)),
+        dispatched_backward=partial(_dispatched_backward, dict(params), impl),
         saved=lambda tensors, outputs: (*tensors, *outputs[1:]),
         can_skip_dispatcher=can_skip_dispatcher,
         positions=(0,),
         num_inputs=2,
         outputs=3,
     )
-    entry.direct = repeated_call_with_gradient(kernels, inputs)
+    return repeated_call_of(kernels, inputs)
 
 
 def mean_cross_entropy(
