@@ -19,7 +19,7 @@ import torch
 
 from helpers.operator_calls import differentiable_operators, example
 from weft import ops
-from weft.backends import generated_call, nvrtc, recorded_call, triton_jit
+from weft.backends import nvrtc, recorded_call
 from weft.backends.nvrtc import CudaSource, Kernel
 from weft.core import WeftError, registry
 from weft.dispatch import operator, plan_cache, repeated_calls
@@ -212,13 +212,13 @@ def tensors_of(function: Callable[..., Any], inputs: tuple[torch.Tensor, ...], d
 @pytest.fixture
 def nothing_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep what implementations allocate: a workspace's address then tells it from every other tensor."""
-    kept: list[torch.Tensor] = []
+    alive: list[torch.Tensor] = []
     for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
         allocate = getattr(owner, name)
 
         def keep(*arguments: Any, allocate: Any = allocate, **options: Any) -> torch.Tensor:
-            kept.append(allocate(*arguments, **options))
-            return kept[-1]
+            alive.append(allocate(*arguments, **options))
+            return alive[-1]
 
         monkeypatch.setattr(owner, name, keep)
 
@@ -250,10 +250,10 @@ def is_repeated(y: Any) -> bool:
 @pytest.mark.usefixtures("nothing_is_freed")
 def test_a_repeated_call_launches_what_the_first_one_did(driver: Driver, kind: str) -> None:
     first: Any = None
-    kept = []  # so that calls have other addresses
+    alive = []  # so that calls have other addresses
     for _ in range(CALLS):
         function, inputs = KINDS[kind]()
-        kept.append((inputs, function(*inputs, impl="cuda")))
+        alive.append((inputs, function(*inputs, impl="cuda")))
         seen = tensors_of(function, inputs, driver)
         assert seen is None or (seen[0] and seen[1]), "both directions launch kernels"
         assert seen is None or first is None or seen == first
@@ -339,10 +339,10 @@ def test_a_mean_divides_its_gradient_by_the_count(driver: Driver) -> None:
     # Recorded and repeated: the operation of PyTorch's is the same, and comes before the launch.
     backward = loss.grad_fn._forward_cls.backward
     (entry,) = [e for e in backward.__closure__ if isinstance(e.cell_contents, tuple) and e.cell_contents][:1]
-    (found,) = entry.cell_contents
+    (backward_entry,) = entry.cell_contents
     driver.launches.clear()
     with Divisions():
-        found.direct(torch.ones(()), logits, TARGETS, torch.zeros(64), count)
+        backward_entry.direct(torch.ones(()), logits, TARGETS, torch.zeros(64), count)
     assert divided == [0] and [one[0] for one in driver.launches] == ["cross_entropy_backward"]
 
 
@@ -543,97 +543,6 @@ def test_an_operator_that_does_not_promise_it_is_not_recorded(driver: Driver) ->
     assert "sum" not in operator._repeats and {"gelu", "linear", "attention"} <= operator._repeats
 
 
-# ---- Launches by Triton
-
-
-@pytest.fixture
-def launchers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """Let Triton's launchers, made without a compiler, record what they pass to the compiled function."""
-    nvidia = pytest.importorskip("triton.backends.nvidia.driver")
-    seen: list[Any] = []
-    active = SimpleNamespace(
-        get_current_device=lambda: 0,
-        utils=SimpleNamespace(fill_tma_descriptor=lambda pointer, *layout: ("map", pointer, *layout)),
-    )
-    monkeypatch.setattr(triton_jit, "driver", SimpleNamespace(active=active))
-    monkeypatch.setattr(nvidia.triton.runtime.driver, "_active", active, raising=False)
-    monkeypatch.setattr(triton_jit, "_launch", nvidia.CudaLauncher.__call__, raising=False)
-    monkeypatch.setattr(recorded_call, "noting", [triton_jit._noting_launches])
-    monkeypatch.setattr(recorded_call, "launch_hooks", [triton_jit._is_hooked])
-    monkeypatch.setattr(generated_call, "launch_hooks", [triton_jit._is_hooked])
-    monkeypatch.setattr(nvrtc, "_current_stream", lambda: lambda device: 7)
-    monkeypatch.setattr(repeated_calls, "records_on_cpu", True)
-
-    def launcher(signature: dict[int, str], metadata: Any) -> Any:
-        made = object.__new__(nvidia.CudaLauncher)
-        made.num_ctas, made.launch_cooperative_grid, made.launch_pdl = 1, False, True
-        made.global_scratch_size = made.profile_scratch_size = 0
-        made.global_scratch_align = made.profile_scratch_align = 1
-        made.launch = nvidia.wrap_handle_tensordesc(_Compiled(seen), signature, metadata)
-        return made
-
-    yield [launcher, seen]
-
-
-class _Compiled:
-    """Stand in for the function that Triton compiles to launch a kernel, which is not written in Python."""
-
-    def __init__(self, seen: list[Any]) -> None:
-        self.seen = seen
-
-    def __call__(self, *arguments: Any) -> None:
-        self.seen.append(arguments)
-
-
-def addresses(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return arguments with tensors as the addresses that Triton reads from them."""
-    return tuple(a.data_ptr() if isinstance(a, torch.Tensor) else a for a in arguments)
-
-
-def test_a_launch_by_triton_is_repeated_with_other_addresses_and_maps(launchers: list[Any]) -> None:
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    new, seen = launchers
-    plain = new({0: "*bf16", 1: "*bf16", 2: "i32", 3: "constexpr"}, None)
-    layout = {"swizzle": 3, "elem_size": 2, "elem_type": 10, "block_size": [16, 64], "fp4_padded": False}
-    described = new({0: "tensordesc<bf16[16, 64]>", 1: "*bf16"}, [layout])
-    head = (5, 2, 1, 7, 99, ("packed",), None, None, None)
-
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        scratch, y = torch.empty_like(x), torch.empty_like(x)
-        plain(*head, x, scratch, 64, torch.bfloat16)
-        described(*head, TensorDescriptor(scratch, [64, 64], [64, 1], [16, 64]), y)
-        return y
-
-    fallbacks: list[Any] = []
-    again = repeated_call(forward, (values(64, 64),), lambda *x: fallbacks.append(x))
-    assert again is not None
-    for _ in range(3):
-        x = values(64, 64)
-        seen.clear()
-        y = again(x)
-        repeated_launches = [addresses(one) for one in seen]
-        seen.clear()
-        expected_y = forward(x)
-        scratch = repeated_launches[0][-3]
-        wanted = [addresses(one) for one in seen]
-        swapped = {wanted[0][-3]: scratch, expected_y.data_ptr(): y.data_ptr()}
-
-        def renamed(value: Any, swapped: dict[int, int] = swapped) -> Any:
-            if isinstance(value, tuple) and value[:1] == ("map",):
-                return (value[0], swapped[value[1]], *value[2:])
-            return swapped.get(value, value) if isinstance(value, int) else value
-
-        assert repeated_launches == [tuple(map(renamed, one)) for one in wanted]
-    hooks = triton_jit.triton.knobs.runtime.launch_enter_hook
-    hooks.add(print)
-    try:
-        again(x)
-    finally:
-        hooks.remove(print)
-    assert fallbacks == [(x,)]
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("impl", ["cuda", "triton"])
 @pytest.mark.parametrize("name", differentiable_operators())
@@ -643,19 +552,20 @@ def test_a_repeated_call_gives_the_bits_of_the_implementation(name: str, impl: s
     forward = registry.implementation(name, impl).forward
     streams = [torch.cuda.current_stream(), torch.cuda.Stream()]
     for call in range(CALLS + 4):
-        drawn = example(name, seed=call)
-        tensors = [x.detach().to("cuda") for x in drawn.inputs.values()]
+        arguments = example(name, seed=call)
+        tensors = [x.detach().to("cuda") for x in arguments.inputs.values()]
         inputs = [
-            x.requires_grad_(old.requires_grad) for x, old in zip(tensors, drawn.inputs.values(), strict=True)
+            x.requires_grad_(old.requires_grad)
+            for x, old in zip(tensors, arguments.inputs.values(), strict=True)
         ]
         torch.cuda.synchronize()
         with torch.cuda.stream(streams[call % 2]):
             try:
-                y = operator.call(name, tuple(inputs), dict(drawn.params), impl)
+                y = operator.call(name, tuple(inputs), dict(arguments.params), impl)
             except WeftError as error:
                 pytest.skip(str(error))
             with torch.no_grad():
-                expected = forward(*inputs, **drawn.params)
+                expected = forward(*inputs, **arguments.params)
         torch.cuda.synchronize()
         for a, b in zip(*((t if isinstance(t, tuple) else (t,)) for t in (y, expected)), strict=True):
             assert torch.equal(a, b)

@@ -128,7 +128,7 @@ def _allocator(device: torch.device) -> Callable[..., torch.Tensor]:
 
 @dataclass(frozen=True)
 class Template:
-    """What surrounds the launches in a generated function.
+    """Lines around the launches of a generated function.
 
     ``name`` is the function's; ``before`` are names of arguments before the inputs (``ctx``). ``results`` are
     the tensors that are returned or stored. ``ending`` are the last lines, in which ``{0}`` stands for the
@@ -195,7 +195,7 @@ def _allocate(
     """
     result_names, of_buffer = [], {}
     for result in template.results:
-        is_input, index = recording.place(result)
+        is_input, index = recording.locate(result)
         if is_input:
             result_names.append(names[index])
             continue
@@ -311,8 +311,8 @@ class _Maps(dict[int, Any]):
     def __missing__(self, pointer: int) -> Any:
         if len(self) >= MAX_MAPS:
             self.clear()
-        made = self[pointer] = self._make(pointer)
-        return made
+        tensor_map = self[pointer] = self._make(pointer)
+        return tensor_map
 
 
 def _triton_lines(

@@ -98,7 +98,7 @@ class TritonLaunch:
 
 @dataclass
 class Recording:
-    """What a call did: buffers in the order of their allocation, and launches in their order.
+    """Record of a call: buffers in the order of their allocation, and launches in their order.
 
     ``zeroed`` are the indices of the buffers that are zeros. ``operations`` has the buffers that PyTorch
     computes: the function and the indices of its inputs. ``output`` is what the call returned.
@@ -111,7 +111,7 @@ class Recording:
     launches: list[Launch | TritonLaunch] = field(default_factory=list)
     output: Any = None
 
-    def place(self, x: Any) -> tuple[bool, int]:
+    def locate(self, x: Any) -> tuple[bool, int]:
         """Return whether a tensor is an input, and its index among the inputs or the buffers.
 
         A buffer may be returned as another view of all of its memory. Raises NotRecordableError for any other

@@ -1,4 +1,4 @@
-"""What an autograd function stores between a forward and a backward, and what it refuses.
+"""Context of an autograd function: tensors between a forward and a backward, and refusals.
 
 The functions take the context of a ``torch.autograd.Function``, or that of an operator of ``torch.library``.
 """

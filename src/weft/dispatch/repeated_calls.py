@@ -109,14 +109,14 @@ class Implemented:
         """Return the same for calls whose last inputs are ``rest``, and have no gradient."""
         count, forward = self.num_inputs - len(rest), self.forward
         backward, dispatched = self.backward, self.dispatched_backward
-        kept = [i for i, position in enumerate(self.positions) if position < count]
+        indices = [i for i, position in enumerate(self.positions) if position < count]
         return replace(
             self,
             forward=lambda *inputs: forward(*inputs, *rest),
-            backward=partial(_some_of, backward, kept),
-            dispatched_backward=partial(_some_of, dispatched, kept),
+            backward=partial(_some_of, backward, indices),
+            dispatched_backward=partial(_some_of, dispatched, indices),
             saved=lambda inputs, output: self.saved((*inputs, *rest), output),
-            positions=[self.positions[i] for i in kept],
+            positions=[self.positions[i] for i in indices],
             num_inputs=count,
             fixed=rest,
         )
@@ -269,7 +269,7 @@ def _backward(
     def compute(*tensors: Any) -> tuple[Any, ...]:
         return tuple(kernels.backward(*_merged(tensors, constants, takes)))
 
-    def place(gradients: Sequence[Any]) -> tuple[Any, ...]:
+    def in_order(gradients: Sequence[Any]) -> tuple[Any, ...]:
         placed: list[Any] = [None] * kernels.num_inputs
         for position, gradient in zip(kernels.positions, gradients, strict=True):
             placed[position] = gradient
@@ -277,15 +277,15 @@ def _backward(
 
     def run_as_it_is(*tensors: Any) -> tuple[Any, ...]:
         if kernels.can_skip_dispatcher(tensors):
-            return place(compute(*tensors))
-        return place(kernels.dispatched_backward(*_merged(tensors, constants, takes)))
+            return in_order(compute(*tensors))
+        return in_order(kernels.dispatched_backward(*_merged(tensors, constants, takes)))
 
     def generated(tensors: tuple[Any, ...]) -> Function | None:
         recording = _record(compute, tensors, device)
         if recording is None:
             return None
         gradients = recording.output
-        names = place([f"{{{i}}}" for i in range(len(gradients))])
+        names = in_order([f"{{{i}}}" for i in range(len(gradients))])
         template = Template(
             name="repeated_backward",
             fallback=run_as_it_is,

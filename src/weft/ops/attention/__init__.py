@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import torch
 
 from weft.dispatch.autocast import lowered
@@ -29,6 +32,7 @@ def _fake_backward(
     return like(q), like(k), like(v)
 
 
+DEFAULTS = (True, float, 0.0, int, 0)
 PLAIN = "plain attention"  # the name of a call without options among recent calls
 
 register(
@@ -112,20 +116,8 @@ def attention(
     Source: Dao, "FlashAttention-2" (arXiv:2307.08691); Milakov and Gimelshein, "Online normalizer
     calculation for softmax" (arXiv:1805.02867).
     """
-    # Calls without any of the options whose arguments a generated function does not have.
-    is_plain = (
-        window is None
-        and softcap is None
-        and key_lengths is None
-        and sinks is None
-        and alibi_slopes is None
-        and bias is None
-        and batch_invariant is False
-        and type(dropout_p) in (int, float)
-        and type(seed) is int
-        and not dropout_p
-        and not seed
-    )
+    rest = (batch_invariant is False, type(dropout_p), dropout_p, type(seed), seed)
+    is_plain = rest == DEFAULTS and window is softcap is key_lengths is sinks is alibi_slopes is bias is None
     if is_plain and (outputs := repeat_public(PLAIN, impl, (q, k, v), (causal, scale))) is not None:
         return outputs[0]  # type: ignore[no-any-return]
     q, k, v = lowered(q, k, v)
@@ -134,14 +126,16 @@ def attention(
         terms = Terms(sinks, alibi_slopes, bias)
         return attention_biased((q, k, v, key_lengths), terms, params, impl, batch_invariant)
     lengths, impl = default_lengths_and_impl(q, key_lengths, params, impl)
-
-    def check() -> None:
-        check_arguments(q, k, v, key_lengths, **params)
-
+    check = partial(check_arguments, q, k, v, key_lengths, **params)
     out = call("attention", (q, k, v, lengths), params, impl, check, batch_invariant)[0]
     if is_plain:
-        inputs, scalars = (q, k, v, lengths), {"causal": causal, "scale": scale}
-        count_public(
-            PLAIN, impl, inputs[:3], scalars, lambda: generate_public("attention", impl, inputs, params, 3)
-        )
+        _count_plain((q, k, v, lengths), params, {"causal": causal, "scale": scale}, impl)
     return out  # type: ignore[no-any-return]
+
+
+def _count_plain(
+    inputs: tuple[Any, ...], params: dict[str, Any], scalars: dict[str, Any], impl: str | None
+) -> None:
+    """Count a call without options, whose function takes q, k and v alone."""
+    generate = partial(generate_public, "attention", impl, inputs, params, 3)
+    count_public(PLAIN, impl, inputs[:3], scalars, generate)

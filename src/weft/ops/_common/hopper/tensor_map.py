@@ -53,10 +53,10 @@ def encode(x: torch.Tensor, box_rows: int, box_bytes: int = SWIZZLE_BYTES) -> Te
 
 def _noted(make: Callable[[int], TensorMap], pointer: int) -> TensorMap:
     """Return the map at an address. A call that is recorded gets to know how to make it for others."""
-    made = make(pointer)
+    tensor_map = make(pointer)
     if recorders and (recorder := recorders.get(threading.get_ident())) is not None:
-        recorder.maps[bytes(made)] = (pointer, make)
-    return made
+        recorder.maps[bytes(tensor_map)] = (pointer, make)
+    return tensor_map
 
 
 def encoder(x: torch.Tensor, box_rows: int, box_bytes: int = SWIZZLE_BYTES) -> Callable[[int], TensorMap]:
