@@ -543,29 +543,50 @@ def test_an_operator_that_does_not_promise_it_is_not_recorded(driver: Driver) ->
     assert "sum" not in operator._repeats and {"gelu", "linear", "attention"} <= operator._repeats
 
 
+def arguments_of(name: str, seed: int, device: str, dtype: torch.dtype) -> dict[str, Any]:
+    """Return the arguments of a public call by name, with floating-point tensors in a dtype."""
+    call = example(name, seed=seed)
+    arguments: dict[str, Any] = dict(call.params)
+    for label, x in call.inputs.items():
+        tensor = x.detach().to(device)
+        tensor = tensor.to(dtype) if tensor.is_floating_point() else tensor
+        arguments[label] = tensor.requires_grad_(x.requires_grad)
+    return arguments
+
+
+def forward_and_gradients(name: str, arguments: dict[str, Any], impl: str) -> list[torch.Tensor]:
+    outputs = getattr(ops, name)(**arguments, impl=impl)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    differentiable = [y for y in outputs if y.requires_grad]
+    leaves = [x for x in arguments.values() if isinstance(x, torch.Tensor) and x.requires_grad]
+    grads = [
+        torch.linspace(-1, 1, y.numel(), device=y.device).to(y.dtype).view(y.shape) for y in differentiable
+    ]
+    return [*outputs, *torch.autograd.grad(differentiable, leaves, grads)]
+
+
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("impl", ["cuda", "triton"])
-@pytest.mark.parametrize("name", differentiable_operators())
-def test_a_repeated_call_gives_the_bits_of_the_implementation(name: str, impl: str) -> None:
-    if name not in operator._repeats or impl not in registry.implementation_names(name):
-        pytest.skip(f"{name} by {impl} is not repeated")
-    forward = registry.implementation(name, impl).forward
-    streams = [torch.cuda.current_stream(), torch.cuda.Stream()]
-    for call in range(CALLS + 4):
-        arguments = example(name, seed=call)
-        tensors = [x.detach().to("cuda") for x in arguments.inputs.values()]
-        inputs = [
-            x.requires_grad_(old.requires_grad)
-            for x, old in zip(tensors, arguments.inputs.values(), strict=True)
-        ]
-        torch.cuda.synchronize()
-        with torch.cuda.stream(streams[call % 2]):
+@pytest.mark.parametrize("name", sorted(set(differentiable_operators()) & operator._repeats))
+def test_a_repeated_call_gives_the_bits_of_the_implementation(
+    name: str, impl: str, dtype: torch.dtype, device: str = "cuda"
+) -> None:
+    """A dispatch mode sends the other call through PyTorch's dispatcher, which runs the implementation."""
+    if impl not in registry.implementation_names(name):
+        pytest.skip(f"{name} is not implemented by {impl}")
+    streams = [torch.cuda.current_stream(), torch.cuda.Stream()] if device == "cuda" else [None]
+    for call in range(2 * CALLS):
+        arguments = arguments_of(name, call, device, dtype)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        with torch.cuda.stream(streams[call // 2 % len(streams)]):
             try:
-                y = operator.call(name, tuple(inputs), dict(arguments.params), impl)
+                results = forward_and_gradients(name, arguments, impl)
             except WeftError as error:
                 pytest.skip(str(error))
-            with torch.no_grad():
-                expected = forward(*inputs, **arguments.params)
-        torch.cuda.synchronize()
-        for a, b in zip(*((t if isinstance(t, tuple) else (t,)) for t in (y, expected)), strict=True):
-            assert torch.equal(a, b)
+            with Quiet():
+                expected = forward_and_gradients(name, arguments, impl)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
