@@ -116,8 +116,9 @@ def attention(
     Source: Dao, "FlashAttention-2" (arXiv:2307.08691); Milakov and Gimelshein, "Online normalizer
     calculation for softmax" (arXiv:1805.02867).
     """
-    rest = (batch_invariant is False, type(dropout_p), dropout_p, type(seed), seed)
-    is_plain = rest == DEFAULTS and window is softcap is key_lengths is sinks is alibi_slopes is bias is None
+    is_usual = batch_invariant is False and window is None and softcap is None
+    rest = (is_usual, type(dropout_p), dropout_p, type(seed), seed)
+    is_plain = rest == DEFAULTS and key_lengths is sinks is alibi_slopes is bias is None
     if is_plain and (outputs := repeat_public(PLAIN, impl, (q, k, v), (causal, scale))) is not None:
         return outputs[0]  # type: ignore[no-any-return]
     q, k, v = lowered(q, k, v)
