@@ -103,7 +103,7 @@ def test_many_kinds_of_tensors_are_bounded_and_a_late_one_is_remembered_too() ->
     for rows in range(1, 100):
         plan_cache.store_recent("gelu", None, (torch.zeros(rows, 2),), {}, rows)
     ((_, entries),) = plan_cache._recent.items()
-    assert len(entries) == plan_cache.MAX_RECENT and max(value for _, value in entries) > 80
+    assert len(entries) == plan_cache.MAX_RECENT and max(entry.value for entry in entries) > 80
 
 
 # ---- Public calls

@@ -14,6 +14,7 @@ import hashlib
 import os
 import struct
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -29,6 +30,8 @@ MAX_CONFIGS = 1024  # launch configurations of a kernel; the grid follows from t
 SCALARS = (int, float)
 INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 MAX_STREAMS = 64  # configurations of a prepared launch, one for each stream
+# By thread, what notes its launches (recorded_call.py). It is empty in nearly all calls: one cheap test.
+recorders: dict[int, Any] = {}
 INCLUDES = (
     SHARED,
     SHARED / "hopper",
@@ -172,6 +175,8 @@ class Kernel:
         shared: int = 0,
         overlap: bool = False,
     ) -> None:
+        if recorders and (recorder := recorders.get(threading.get_ident())) is not None:
+            recorder.launch(self, (grid, block, shared, overlap), arguments)
         # Looked up in each call: the user may have changed the stream.
         key = (grid, block, shared, overlap, _current_stream()(self.device))
         config = self._configs.get(key) or self._configure(key)
@@ -216,6 +221,8 @@ class Kernel:
         launcher, stream_of, device, function = _launcher(), _current_stream(), self.device, self.function
 
         def launch(pointer: int) -> None:
+            if recorders:
+                refuse_recording()
             stream = stream_of(device)
             entry = configs.get(stream)
             if entry is None:
@@ -310,6 +317,8 @@ def _prepared_launch(kernel: Kernel, shape: tuple[Any, ...], arguments: Sequence
         return entry
 
     def launch(*addresses: int) -> None:
+        if recorders:
+            refuse_recording()
         stream = stream_of(device)
         config, _ = configs.get(stream) or configure(stream)
         try:
@@ -323,6 +332,17 @@ def _prepared_launch(kernel: Kernel, shape: tuple[Any, ...], arguments: Sequence
         give_back(parameters)
 
     return launch
+
+
+def is_recording() -> bool:
+    """True if the launches of this thread are noted: then no prepared launch may be repeated."""
+    return bool(recorders) and threading.get_ident() in recorders
+
+
+def refuse_recording() -> None:
+    """Let a call of this thread that is being recorded not be repeated: it launches what is not noted."""
+    if (recorder := recorders.get(threading.get_ident())) is not None:
+        recorder.fail("it repeats a prepared launch")
 
 
 def launch_and_prepare(kernel: Any, *arguments: Any, **options: Any) -> Callable[..., None] | None:

@@ -6,9 +6,13 @@ Import ``triton`` and ``tl`` from here.
 
 from __future__ import annotations
 
+import inspect
+import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -16,6 +20,8 @@ import triton
 import triton.language as tl
 from triton.compiler import CompiledKernel
 from triton.runtime.driver import driver
+
+from weft.backends import nvrtc, recorded_call
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 if INTERPRETED:
@@ -66,6 +72,8 @@ def launch_and_prepare(
     stream_of = driver.active.get_current_stream
 
     def run(*addresses: int) -> None:
+        if nvrtc.recorders:
+            nvrtc.refuse_recording()
         stream = stream_of(device)
         enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
         metadata = None
@@ -76,6 +84,90 @@ def launch_and_prepare(
         launch(*sizes, stream, function, *flags, metadata, enter, leave, *before, *addresses, *after)
 
     return run
+
+
+def _note_launch(recorder: Any, launcher: Any, arguments: tuple[Any, ...]) -> None:
+    """Note one call of Triton's launcher for a recorded call (recorded_call.py)."""
+    *sizes, _, function, packed_metadata, _, _, _ = arguments[:9]
+    if launcher.global_scratch_size or launcher.profile_scratch_size:
+        recorder.fail("its kernel asks Triton for scratch memory")
+        return
+    flags = (launcher.launch_cooperative_grid, launcher.launch_pdl, None, None)
+    head = (function, *flags, packed_metadata, None, None, None)
+    launch, values = launcher.launch, arguments[9:]
+    expanded: list[Any] = list(values)
+    if inspect.isfunction(launch):
+        # It makes a tensor map of each descriptor, and calls the compiled function.
+        known = inspect.getclosurevars(launch).nonlocals
+        launch, maps, expanded = known["launcher"], iter(known["tensordesc_meta"]), []
+        for i, value in enumerate(values):
+            if i in known["tensordesc_indices"]:
+                expanded += _descriptor(value, next(maps))
+            else:
+                expanded.append(value)
+    device = driver.active.get_current_device()
+    recorder.triton_launch(launch, device, sizes, head, expanded)
+
+
+def _descriptor(value: Any, metadata: Any) -> list[Any]:
+    """Return what Triton passes for a tensor descriptor; its map, or its base, follows from the address."""
+    from triton.backends.nvidia.driver import make_tensordesc_arg
+
+    if metadata is None:
+        return list(make_tensordesc_arg(value, None))
+
+    # Not the descriptor itself, which would keep its tensor.
+    shape, strides, padding = value.shape, value.strides, value.padding
+
+    def make(pointer: int) -> Any:
+        base = SimpleNamespace(data_ptr=lambda: pointer)
+        like = SimpleNamespace(base=base, shape=shape, strides=strides, padding=padding)
+        return make_tensordesc_arg(like, metadata)[0]
+
+    return [recorded_call.Pending(value.base.data_ptr(), make), *shape, *strides]
+
+
+_noting_lock = threading.Lock()
+_noting_calls = 0
+
+
+@contextmanager
+def _noting_launches() -> Iterator[None]:
+    """Let Triton's launchers note their launches meanwhile, in threads that record a call."""
+    from triton.backends.nvidia.driver import CudaLauncher
+
+    global _noting_calls
+    with _noting_lock:
+        _noting_calls += 1
+        CudaLauncher.__call__ = _noting_launcher
+    try:
+        yield
+    finally:
+        with _noting_lock:
+            _noting_calls -= 1
+            if not _noting_calls:
+                CudaLauncher.__call__ = _launch
+
+
+def _noting_launcher(launcher: Any, *arguments: Any) -> None:
+    recorder = nvrtc.recorders.get(threading.get_ident())
+    if recorder is not None:
+        _note_launch(recorder, launcher, arguments)
+    _launch(launcher, *arguments)
+
+
+def _is_hooked() -> bool:
+    """True if a profiler wants to be told of launches."""
+    runtime = triton.knobs.runtime
+    return bool(runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls)
+
+
+if _PREPARES:
+    from triton.backends.nvidia.driver import CudaLauncher
+
+    _launch = CudaLauncher.__call__
+    recorded_call.noting.append(_noting_launches)
+    recorded_call.launch_hooks.append(_is_hooked)
 
 
 @dataclass(frozen=True, kw_only=True)

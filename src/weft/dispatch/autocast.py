@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+# One test for all kinds of devices: nearly every call ends here.
+_is_any_enabled = torch._C._is_any_autocast_enabled
 
 
 def lowered(*arguments: Any) -> tuple[Any, ...]:
@@ -20,7 +21,7 @@ def lowered(*arguments: Any) -> tuple[Any, ...]:
     They are returned unchanged if autocast is off or if the first is no tensor. A float64 tensor is never
     lowered.
     """
-    if not _is_any_autocast_enabled():  # one call of C++, where the questions below are Python
+    if not _is_any_enabled():
         return arguments
     first = arguments[0]
     if not isinstance(first, torch.Tensor) or not _enabled_for(first):
@@ -34,7 +35,7 @@ def alike(x: Any, *parameters: Any) -> tuple[Any, ...]:
 
     Autocast leaves float32 weights beside bfloat16 activations. Nothing changes if autocast is off.
     """
-    if not _is_any_autocast_enabled():
+    if not _is_any_enabled():
         return (x, *parameters)
     if not isinstance(x, torch.Tensor) or not x.is_floating_point() or not _enabled_for(x):
         return (x, *parameters)

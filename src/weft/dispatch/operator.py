@@ -15,7 +15,7 @@ The way of a call ``ops.softmax(x, impl=...)``:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -28,8 +28,17 @@ from weft.backends import support
 from weft.core import Case, Input, WeftError, registry
 from weft.core.implementation import without_suffix
 from weft.core.operator import unknown_name
-from weft.dispatch import choice, devices, invariance, plan_cache
-from weft.dispatch.plan_cache import look_up, memoize, recent, store_recent
+from weft.dispatch import autograd_context, choice, devices, invariance, plan_cache
+from weft.dispatch.autograd_context import apply_without_checks, refuse_double_backward
+from weft.dispatch.plan_cache import Entry, _recent, look_up, memoize, recent, store_recent
+from weft.dispatch.repeated_calls import (
+    BACKENDS,
+    Implemented,
+    is_due,
+    is_observed,
+    repeated_call,
+    repeated_call_with_gradient,
+)
 
 TRACED = ("eager", "torch", "compile")  # implementations of plain torch code
 DEVICES = ("cpu", "cuda")
@@ -75,6 +84,10 @@ class Schema:
     gradients that are views of one buffer are returned as that buffer. With ``shares_gradient`` the first
     two inputs, of a sum, have one gradient: ``backward.shared`` of an implementation returns it once, as do
     ``fake_backward`` and ``weft::NAME_backward``. With ``optional_impl`` ``forward`` chooses for a None.
+
+    ``repeats``: what implementations launch follows from the layouts and the scalars of a call, not from the
+    contents of its tensors, from the stream or from earlier calls. Calls are then recorded, and repeated by
+    generated functions (repeated_calls.py).
     """
 
     inputs: str
@@ -93,6 +106,7 @@ class Schema:
     optional_impl: bool = False
     fake_gets_params: bool = False
     shares_gradient: bool = False
+    repeats: bool = False
 
     def input_names(self) -> list[str]:
         """Return the names of the inputs in order, without ``params``."""
@@ -128,9 +142,28 @@ def call(
         return _call_traced(name, inputs, params, impl, batch_invariant)
     # `anywhere` is False in nearly all programs: the context variable is then not looked up.
     if batch_invariant is False and not invariance.anywhere:
-        cached = recent(name, impl, inputs, params)
-        if cached is not None:
-            return cached.run_plain(inputs, params)
+        # find_recent() and is_observed() as they are, without the frames of two functions.
+        try:
+            for x in inputs:
+                if x.is_nested:
+                    raise TypeError
+            for entry in _recent.get((name, impl, _is_grad_enabled(), *params.values()), ()):
+                if entry.is_alike(*inputs):
+                    break
+            else:
+                entry = None
+        except (TypeError, AttributeError, RuntimeError):
+            entry = None
+        if entry is not None:
+            direct = entry.direct
+            if (
+                direct is None
+                or _function_modes()  # is_alike() knows of a dispatch mode
+                or _is_profiling()
+                or forward_ad._current_level >= 0
+            ):
+                return _run_again(entry, inputs, params)
+            return direct(*inputs)
     return _new_plan(name, inputs, params, impl, check, batch_invariant).run(inputs, params)
 
 
@@ -139,12 +172,22 @@ class Plan:
     """Decision for one kind of call: the implementation's name, and ``run(inputs, params)``.
 
     ``run_plain`` is ``run`` for tensors that are known to pass :func:`can_skip_dispatcher`, which then asks
-    for the modes alone. None: nobody may remember this plan by the tensors of a call.
+    for the modes alone. None: nobody may remember this plan by the tensors of a call. ``repeat(inputs,
+    params)`` returns a function of tensors like these that does the same (repeated_calls.py), or None.
     """
 
     impl: str
     run: Run
     run_plain: Run | None = None
+    repeat: Callable[[tuple[Any, ...], dict[str, Any]], Function | None] | None = None
+
+
+def _run_again(entry: Entry, inputs: tuple[Any, ...], params: dict[str, Any]) -> Any:
+    """Run a call like a recent one that has no function of its own, which it may get now."""
+    known = entry.value
+    if known.repeat is not None and is_due(entry):
+        entry.direct = known.repeat(inputs, params)
+    return known.run_plain(inputs, params)
 
 
 def plan(
@@ -235,13 +278,24 @@ def _kernel_plan(name: str, impl: str, inputs: tuple[Any, ...], params: dict[str
 
     def run_plain(x: tuple[Any, ...], scalars: dict[str, Any]) -> Any:
         # The rest of can_skip_dispatcher() is known for tensors like those of an earlier call.
-        if _dispatch_modes() or _function_modes() or _is_profiling() or forward_ad._current_level >= 0:
+        if is_observed():
             return run(x, scalars)
         if device >= 0 and device != devices.current_index():
             return devices.call_on(device, run, x, scalars)
         return forward(*x, **scalars) if apply is None else apply(scalars, *x)
 
-    return Plan(impl, run, None if use_dispatcher else run_plain)
+    def repeat(x: tuple[Any, ...], scalars: dict[str, Any]) -> Function | None:
+        scalars = dict(scalars)
+        if apply is None:
+            return repeated_call(partial(forward, **scalars), x, lambda *tensors: run(tensors, scalars))
+        if registry.implementation(name, impl).backward is None:  # the backward says what to do
+            return None
+        schema, positions = _with_backward[name], _gradient_positions(name, _with_backward[name])
+        kernels = Implemented.of(name, impl, scalars, schema, positions, can_skip_dispatcher)
+        return repeated_call_with_gradient(kernels, x)
+
+    repeats = name in _repeats and registry.implementation(name, impl).backend in BACKENDS
+    return Plan(impl, run, None if use_dispatcher else run_plain, repeat if repeats else None)
 
 
 def _call_traced(
@@ -298,6 +352,7 @@ def can_skip_dispatcher(arguments: Iterable[Any]) -> bool:
 
 
 _with_backward: dict[str, Schema] = {}  # operators whose gradient is a kernel's
+_repeats: set[str] = set()  # operators whose calls are recorded
 _applies: dict[tuple[str, str], Function] = {}
 
 
@@ -321,30 +376,6 @@ def _direct_apply(name: str, impl: str) -> Function:
     return apply
 
 
-def apply_without_checks(function: type[torch.autograd.Function]) -> Function:
-    """Return ``function.apply`` for calls that pass :func:`can_skip_dispatcher`.
-
-    PyTorch's ``apply`` is Python, which looks for transforms and wrapped tensors before it calls another.
-    """
-    apply: Function = super(torch.autograd.Function, function).apply  # type: ignore[misc]
-    return apply
-
-
-def refuse_double_backward(name: str) -> None:
-    """Raise :class:`WeftError` if the backward that calls this is to be differentiated itself.
-
-    ``create_graph=True`` asks for it. The backward's kernels have no gradient, which would silently be
-    missing from the result.
-    """
-    if torch.is_grad_enabled():
-        raise WeftError(
-            f"a gradient of {name}'s gradient",
-            expected="backward without create_graph",
-            got="create_graph=True",
-            hint="impl='torch' can be differentiated as often as torch's own",
-        )
-
-
 def _direct_forward(name: str, impl: str) -> Function:
     schema = _with_backward[name]
     forward = registry.implementation(name, impl).forward
@@ -359,11 +390,11 @@ def _direct_forward(name: str, impl: str) -> Function:
         if saves_tensors_alone:
             ctx.save_for_backward(*saved)
         else:
-            _save(ctx, saved)
+            autograd_context.save(ctx, saved)
         if params:
             ctx.params = params
         if several:
-            _mark_outputs(ctx, output, schema)
+            autograd_context.mark_outputs(ctx, output, schema)
         return output
 
     return run
@@ -388,8 +419,8 @@ def _direct_backward(name: str, impl: str) -> Function:
         if _is_grad_enabled():
             refuse_double_backward(name)
         if several:
-            grads = _materialised(ctx, grads[:takes])
-        arguments = (*grads, *(ctx.saved_tensors if saves_tensors_alone else _saved(ctx)))
+            grads = autograd_context.materialised(ctx, grads[:takes])
+        arguments = (*grads, *(ctx.saved_tensors if saves_tensors_alone else autograd_context.saved(ctx)))
         if can_skip_dispatcher(arguments):
             gradients = backward(*arguments, **ctx.params)
         else:
@@ -404,48 +435,6 @@ def _direct_backward(name: str, impl: str) -> Function:
         return tuple(placed)
 
     return run
-
-
-def _mark_outputs(ctx: Any, output: Any, schema: Schema) -> None:
-    """Say which of several outputs take a gradient, and remember what zeros in their place look like."""
-    if schema.outputs == 1:
-        return
-    takes = schema.differentiable_outputs
-    # PyTorch would allocate zeros for the gradient of every unused output. They are made in the backward
-    # instead, and only for the outputs whose gradient it takes.
-    ctx.set_materialize_grads(False)
-    ctx.differentiable_outputs = [(o.shape, o.dtype, o.device) for o in output[:takes]]
-    if schema.outputs > takes:
-        ctx.mark_non_differentiable(*output[takes:])
-
-
-def _save(ctx: Any, saved: Sequence[Any]) -> None:
-    """Save what the backward needs."""
-    # Tensors go through save_for_backward, which checks their versions and honours saved-tensor hooks.
-    tensors, ctx.non_tensors = [], []
-    for s in saved:
-        is_tensor = isinstance(s, torch.Tensor)
-        ctx.non_tensors.append(None if is_tensor else s)
-        if is_tensor:
-            tensors.append(s)
-    ctx.save_for_backward(*tensors)
-
-
-def _saved(ctx: Any) -> Sequence[Any]:
-    """Return what :func:`_save` saved."""
-    # saved_tensors unpacks all at once; None in non_tensors marks the places of tensors.
-    tensors = iter(ctx.saved_tensors)
-    return [next(tensors) if o is None else o for o in ctx.non_tensors]
-
-
-def _materialised(ctx: Any, grads: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the gradients, with zeros for outputs that nothing used."""
-    if all(g is not None for g in grads):
-        return grads
-    return tuple(
-        torch.zeros(shape, dtype=dtype, device=device) if g is None else g
-        for g, (shape, dtype, device) in zip(grads, ctx.differentiable_outputs, strict=True)
-    )
 
 
 def _gradient_positions(name: str, schema: Schema) -> list[int]:
@@ -482,14 +471,14 @@ def register(name: str, schema: Schema) -> None:
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         tensors, ctx.params, ctx.impl = split(inputs)
         if schema.save is not None:
-            _save(ctx, schema.save(tensors, output))
+            autograd_context.save(ctx, schema.save(tensors, output))
         else:
-            _save(ctx, registry.operator(name).saved(tensors, output, ctx.params))
-        _mark_outputs(ctx, output, schema)
+            autograd_context.save(ctx, registry.operator(name).saved(tensors, output, ctx.params))
+        autograd_context.mark_outputs(ctx, output, schema)
 
     def differentiate(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
-        incoming = _materialised(ctx, grads[: schema.differentiable_outputs])
-        saved = _saved(ctx)
+        incoming = autograd_context.materialised(ctx, grads[: schema.differentiable_outputs])
+        saved = autograd_context.saved(ctx)
         if schema.view_backward is not None:
             gradients = schema.view_backward(*incoming, *saved)
         else:
@@ -502,6 +491,8 @@ def register(name: str, schema: Schema) -> None:
             placed[position] = gradient
         return tuple(placed)
 
+    if schema.repeats:
+        _repeats.add(name)
     kind = "str?" if schema.optional_impl else "str"
     define(name, f"({schema.inputs}, {kind} impl) -> {_result(schema.outputs)}", forward, fake)
     if schema.outputs == 0 or schema.gradients == 0:

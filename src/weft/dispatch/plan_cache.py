@@ -43,15 +43,33 @@ Value = TypeVar("Value")
 Key = tuple[Any, ...]
 MAX_MEMOIZED = 4096  # kinds of calls; a program with more starts over
 MAX_RECENT = 8  # kinds of tensors that are compared for one operator, implementation and set of parameters
+RECORDED_CALL = 3  # the call of a kind that is recorded (repeated_calls.py); many kinds come once or twice
 REPLACE_EVERY = 16  # misses after which another kind of tensors takes the place of the oldest one
 SEED_END = 1 << 63
 
 # Names of the fast path are bound once: each attribute in a chain is another look-up in each call.
 _is_grad_enabled, _strided = torch.is_grad_enabled, torch.strided
 _memo: dict[Key, Any] = {}
-# (name, impl, gradients enabled, parameters) -> pairs of a comparison with tensors and what it stands for.
+
+
+class Entry:
+    """Recent call: ``is_alike(*tensors)`` compares with its tensors; ``value`` is what it stands for.
+
+    ``calls`` counts the calls like it until there is ``direct``, a function of the tensors alone that does
+    what the plan does.
+    """
+
+    __slots__ = ("calls", "direct", "is_alike", "value")
+
+    def __init__(self, is_alike: Callable[..., bool], value: Any) -> None:
+        self.is_alike, self.value = is_alike, value
+        self.direct: Callable[..., Any] | None = None
+        self.calls = 0
+
+
+# (name, impl, gradients enabled, parameters) -> recent calls.
 # A tuple is replaced as a whole, so that other threads see the old one or the new one.
-_recent: dict[Key, tuple[tuple[Callable[..., bool], Any], ...]] = {}
+_recent: dict[Key, tuple[Entry, ...]] = {}
 _misses = 0
 
 
@@ -108,7 +126,15 @@ def memoize(key: Key | None, value: Any) -> None:
 
 
 def recent(name: str, impl: str | None, inputs: Sequence[Any], params: Mapping[str, Any]) -> Any:
-    """Return what :func:`store_recent` was given for tensors and parameters like these, or None.
+    """Return what :func:`store_recent` was given for tensors and parameters like these, or None."""
+    entry = find_recent(name, impl, inputs, params)
+    return None if entry is None else entry.value
+
+
+def find_recent(
+    name: str, impl: str | None, inputs: Sequence[Any], params: Mapping[str, Any]
+) -> Entry | None:
+    """Return the entry that :func:`store_recent` made for tensors and parameters like these, or None.
 
     Tensors are alike in type, dtype, device, sizes, strides, ``requires_grad`` and dispatch keys, the ones
     of the thread included: inside of a transform, a trace or ``inference_mode`` they are not.
@@ -117,16 +143,23 @@ def recent(name: str, impl: str | None, inputs: Sequence[Any], params: Mapping[s
         entries = _recent.get((name, impl, _is_grad_enabled(), *params.values()))
         if entries is None:
             return None
-        # A comparison with a tensor that has no strides (nested, compressed rows) would end the process.
-        for x in inputs:
-            x.stride()
-        for is_alike, value in entries:
-            if is_alike(*inputs):
-                return value
-    # A parameter that cannot be hashed; no tensor, or one without strides.
+        # A comparison with a nested tensor would end the process.
+        if any(x.is_nested for x in inputs):
+            return None
+        for entry in entries:
+            if entry.is_alike(*inputs):
+                return entry
+    # A parameter that cannot be hashed, or no tensor.
     except (TypeError, AttributeError, RuntimeError):
         return None
     return None
+
+
+def comparison_of(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
+    """Return a function that tells whether tensors are like these, or None where it cannot."""
+    if not COMPARES or any(x.layout is not _strided for x in tensors):
+        return None
+    return _comparison(*tensors)
 
 
 def store_recent(
@@ -152,7 +185,7 @@ def store_recent(
         _recent.clear()
     is_alike = _comparison(*inputs)
     if is_alike(*inputs):  # not if one tensor is passed twice: PyTorch's comparison refuses that
-        _recent[key] = (*entries, (is_alike, value))
+        _recent[key] = (*entries, Entry(is_alike, value))
 
 
 def clear() -> None:

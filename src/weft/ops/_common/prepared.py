@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from weft.backends.nvrtc import is_recording, recorders
+
 Launch = Callable[..., Any]
 MAX_LAUNCHES = 1024
 
@@ -21,13 +23,15 @@ class LaunchCache:
     """Prepared launches by kind of call.
 
     The key of a kind has everything that the launch depends on, except the addresses. Launches are stored for
-    tensors that :func:`are_repeatable`, and the caller repeats one with such tensors alone. ``get(key)``
-    returns what was stored, or None.
+    tensors that :func:`are_repeatable`, and the caller repeats one with such tensors alone.
     """
 
     def __init__(self) -> None:
         self._launches: dict[Hashable, Any] = {}
-        self.get = self._launches.get
+
+    def get(self, key: Hashable) -> Any:
+        """Return what was stored, or None; None too for a call that is recorded, which decides anew."""
+        return None if recorders and is_recording() else self._launches.get(key)
 
     def store(self, key: Hashable, launch: Any) -> None:
         """Store a launch or a tuple with several.

@@ -11,6 +11,7 @@ from weft.ops.activations.spec import check_bias_gelu, check_gelu, check_relu
 register(
     "gelu",
     Schema(
+        repeats=True,
         inputs="Tensor x",
         saved="Tensor x",
         gradients=1,
@@ -21,6 +22,7 @@ register(
 register(
     "relu",
     Schema(
+        repeats=True,
         inputs="Tensor x",
         saved="Tensor y",
         gradients=1,
@@ -31,6 +33,7 @@ register(
 register(
     "bias_gelu",
     Schema(
+        repeats=True,
         inputs="Tensor x, Tensor bias",
         saved="Tensor x, Tensor bias",
         gradients=2,

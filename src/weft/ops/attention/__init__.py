@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 
-from weft.dispatch import invariance
 from weft.dispatch.autocast import lowered
-from weft.dispatch.operator import Schema, call, can_skip_dispatcher, plan, register
-from weft.dispatch.plan_cache import recent, store_recent
+from weft.dispatch.operator import Schema, call, plan, register
+from weft.dispatch.public_calls import count_public, generate_public, repeat_public
 from weft.ops.attention.biased import attention_biased
 from weft.ops.attention.layout import like
 from weft.ops.attention.packed import attention_packed
@@ -32,9 +32,13 @@ def _fake_backward(
     return like(q), like(k), like(v)
 
 
+DEFAULTS = (True, float, 0.0, int, 0)
+PLAIN = "plain attention"  # the name of a call without options among recent calls
+
 register(
     "attention",
     Schema(
+        repeats=True,
         inputs=f"{TENSORS}, {SCALARS}",
         saved=f"{TENSORS}, Tensor out, Tensor lse, {SCALARS}",
         gradients=3,
@@ -112,48 +116,45 @@ def attention(
     Source: Dao, "FlashAttention-2" (arXiv:2307.08691); Milakov and Gimelshein, "Online normalizer
     calculation for softmax" (arXiv:1805.02867).
     """
-    is_plain = (
-        key_lengths is None and sinks is None and alibi_slopes is None and bias is None and window is None
-    )
-    is_plain = is_plain and softcap is None and type(causal) is bool
-    is_plain = is_plain and type(dropout_p) is float and dropout_p == 0.0 and type(seed) is int and seed == 0
-    is_plain = is_plain and batch_invariant is False and not _is_traced()
-    of_library = recent(_LIBRARY, impl, (q, k, v), {"causal": causal, "scale": scale}) if is_plain else None
-    if of_library and not (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15 and not invariance.anywhere:
-        return of_library(q, k, v)  # type: ignore[no-any-return]
+    is_usual = batch_invariant is False and window is None and softcap is None
+    rest = (is_usual, type(dropout_p), dropout_p, type(seed), seed)
+    is_plain = rest == DEFAULTS and key_lengths is sinks is alibi_slopes is bias is None
+    if is_plain and (outputs := repeat_public(PLAIN, impl, (q, k, v), (causal, scale))) is not None:
+        return outputs[0]  # type: ignore[no-any-return]
     q, k, v = lowered(q, k, v)
     params = parameters(causal, window, softcap, scale, dropout_p, seed, key_lengths is not None)
     if not (sinks is None and alibi_slopes is None and bias is None):
         terms = Terms(sinks, alibi_slopes, bias)
         return attention_biased((q, k, v, key_lengths), terms, params, impl, batch_invariant)
     lengths, impl = default_lengths_and_impl(q, key_lengths, params, impl)
-
-    def check() -> None:
-        check_arguments(q, k, v, key_lengths, **params)
-
-    y = call("attention", (q, k, v, lengths), params, impl, check, batch_invariant)[0]
-    if is_plain and of_library is None and lengths is not None and lengths.is_cuda:
-        _remember_library_call((q, k, v, lengths), params, impl)
-    return y  # type: ignore[no-any-return]
+    check = partial(check_arguments, q, k, v, key_lengths, **params)
+    out = call("attention", (q, k, v, lengths), params, impl, check, batch_invariant)[0]
+    if is_plain:
+        _count_plain((q, k, v, lengths), params, {"causal": causal, "scale": scale}, impl)
+    return out  # type: ignore[no-any-return]
 
 
-# Calls that need neither a log-sum-exp nor a tensor of lengths, and that the library computes. From the
-# second one with tensors alike they go to PyTorch's function, which does less on the host.
-_LIBRARY = "attention by the library"
+def _count_plain(
+    inputs: tuple[Any, ...], params: dict[str, Any], scalars: dict[str, Any], impl: str | None
+) -> None:
+    """Count a call without options, whose function takes q, k and v alone."""
+    generate = partial(_plain_function, inputs, params, impl)
+    count_public(PLAIN, impl, inputs[:3], scalars, generate)
 
 
-def _is_traced() -> bool:
-    return torch.compiler.is_dynamo_compiling() or torch.compiler._is_compiling_flag
-
-
-def _remember_library_call(inputs: tuple[Any, ...], params: dict[str, Any], impl: str | None) -> None:
-    """Remember the library's function for calls like this one, or False if there is none."""
-    if invariance.anywhere or torch._C._is_any_autocast_enabled() or not can_skip_dispatcher(inputs):
-        return
+def _plain_function(inputs: tuple[Any, ...], params: dict[str, Any], impl: str | None) -> Any:
+    """Return a function of q, k and v that repeats a call and returns its outputs, or None."""
+    if plan("attention", inputs, params, impl).impl != "torch":
+        return generate_public("attention", impl, inputs, params, 3)
     from weft.ops.attention.with_torch import library_call
 
-    q, k, v = inputs[:3]
-    causal, scale = params["causal"], params["scale"]
-    is_library = plan("attention", inputs, params, impl).impl == "torch"
-    function = library_call(q, k, v, causal, scale) if is_library else None
-    store_recent(_LIBRARY, impl, (q, k, v), {"causal": causal, "scale": scale}, function or False)
+    # A call that needs no log-sum-exp: PyTorch's function runs the same kernel, and does less on the host.
+    library = library_call(*inputs[:3], params["causal"], params["scale"])
+    if library is None:
+        return None
+
+    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor] | None:
+        is_aligned = not (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15
+        return (library(q, k, v),) if is_aligned else None
+
+    return function

@@ -246,9 +246,17 @@ def parameters(
     causal: Any, window: Any, softcap: Any, scale: Any, dropout_p: Any, seed: Any, padded: bool
 ) -> dict[str, Any]:
     """Return the operator's scalars for the arguments of a public function, in the order of ``PARAMS``."""
-    causal, alignment = alignment_of(causal)
-    numbers = {"causal": causal, "scale": scale, "dropout_p": dropout_p, "seed": seed, "padded": padded}
-    return {**numbers, "alignment": alignment, "window": window, "softcap": softcap}
+    causal, alignment = (causal, TOP_LEFT) if isinstance(causal, bool) else alignment_of(causal)
+    return {
+        "causal": causal,
+        "scale": scale,
+        "dropout_p": dropout_p,
+        "seed": seed,
+        "padded": padded,
+        "alignment": alignment,
+        "window": window,
+        "softcap": softcap,
+    }
 
 
 def default_lengths_and_impl(

@@ -6,12 +6,16 @@ import torch
 
 from weft.core import WeftError
 from weft.dispatch.operator import Schema, call, register
+from weft.dispatch.public_calls import count_public, generate_public, repeat_public
 from weft.ops._common.placeholder import placeholder
 from weft.ops.embedding.spec import check_arguments, check_ids
+
+LOOK_UP = "embedding without positions"  # its name among recent calls
 
 register(
     "embedding",
     Schema(
+        repeats=True,
         inputs="Tensor weight, Tensor ids, Tensor positions",
         saved="Tensor ids, SymInt vocabulary, SymInt places",
         gradients=2,
@@ -55,11 +59,14 @@ def embedding(
     use an id out of range as an address: its output row is NaN, and its gradient is dropped; ``torch`` ends
     in a device-side assertion. ``weft.ops.embedding.spec.check_ids(ids, V)`` reads the ids and raises.
     """
+    may_repeat = positions is None and batch_invariant is False
+    if may_repeat and (output := repeat_public(LOOK_UP, impl, (weight, ids))) is not None:
+        return output  # type: ignore[no-any-return]
     places = positions
     if places is None and _is_dense(weight) and weight.dim() == 2:
         places = placeholder(weight, (0, weight.shape[1]), weight.dtype)
     flat = ids
-    if _is_dense(ids) and ids.dim() not in (0, 2):
+    if isinstance(ids, torch.Tensor) and ids.dim() not in (0, 2) and _is_dense(ids):
         flat = ids.reshape(-1, ids.shape[-1]) if ids.numel() else ids.new_empty((0, ids.shape[-1]))
 
     def check() -> None:
@@ -76,6 +83,9 @@ def embedding(
     except IndexError as error:  # torch's own, where the ids were not read
         expected = f"at least 0 and below {weight.shape[0]}, the rows of weight"
         raise WeftError("embedding: ids", expected=expected, got=error) from error
+    if may_repeat and ids.dim() == 2:
+        inputs = (weight, ids, places)
+        count_public(LOOK_UP, impl, inputs[:2], {}, lambda: generate_public("embedding", impl, inputs, {}, 2))
     return y if ids.dim() == 2 else y.view(*ids.shape, weight.shape[1])  # type: ignore[no-any-return]
 
 

@@ -12,6 +12,7 @@ for _name in ("swiglu", "geglu"):
     register(
         _name,
         Schema(
+            repeats=True,
             inputs="Tensor gate, Tensor up",
             saved="Tensor gate, Tensor up",
             gradients=2,

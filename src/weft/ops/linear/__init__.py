@@ -11,7 +11,7 @@ import torch
 
 from weft.core import WeftError, registry
 from weft.dispatch import choice as dispatch
-from weft.dispatch import devices, invariance
+from weft.dispatch import invariance
 from weft.dispatch.autocast import lowered
 from weft.dispatch.invariance import refuse_if_requested
 from weft.dispatch.operator import (
@@ -42,6 +42,7 @@ def _fake_gradients(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *
 register(
     "linear",
     Schema(
+        repeats=True,
         inputs="Tensor x, Tensor weight, Tensor bias",
         saved="Tensor x, Tensor weight",
         gradients=3,
@@ -52,6 +53,7 @@ register(
 register(
     "linear_gelu",
     Schema(
+        repeats=True,
         inputs="Tensor x, Tensor weight, Tensor bias",
         saved="Tensor x, Tensor weight, Tensor pre",
         gradients=3,
@@ -63,6 +65,7 @@ register(
 register(
     "linear_residual",
     Schema(
+        repeats=True,
         inputs="Tensor x, Tensor weight, Tensor bias, Tensor residual",
         saved="Tensor x, Tensor weight",
         gradients=4,
@@ -97,6 +100,7 @@ def _fake_mlp_gradients(
 register(
     "mlp_gelu",
     Schema(
+        repeats=True,
         inputs="Tensor x, Tensor fc_weight, Tensor fc_bias, Tensor proj_weight, Tensor proj_bias",
         saved="Tensor x, Tensor fc_weight, Tensor proj_weight, Tensor hidden, Tensor pre",
         gradients=5,
@@ -331,5 +335,5 @@ def _linear_gelu_lean(inputs: tuple[Any, ...], impl: str | None) -> torch.Tensor
         return call("linear_gelu", inputs, params, chosen)  # type: ignore[no-any-return]
     # While tracing the mode stack is not to be read; a call with a gradient needs the operator's own.
     if not torch.compiler.is_compiling() and not needs_gradient(inputs) and can_skip_dispatcher(inputs):
-        return devices.call_on(devices.index_of(inputs), _lean_forward, *inputs, chosen)  # type: ignore[no-any-return]
+        return call("linear_gelu", inputs, params, chosen)  # type: ignore[no-any-return]
     return torch.ops.weft.linear_gelu_lean(*inputs, chosen)  # type: ignore[no-any-return]

@@ -11,9 +11,10 @@ from weft.core.implementation import without_suffix
 from weft.dispatch.autocast import lowered
 from weft.dispatch.invariance import refuse_if_requested
 from weft.dispatch.operator import Schema, call, plan, register
+from weft.dispatch.public_calls import count_public, repeat_public
 from weft.ops._common import validate
 from weft.ops.losses.chunks import plan_chunks
-from weft.ops.losses.mean import has_mean, mean_cross_entropy
+from weft.ops.losses.mean import MEAN, generate_mean, has_mean, mean_cross_entropy
 from weft.ops.losses.spec import (
     check_cross_entropy,
     check_linear_cross_entropy,
@@ -29,6 +30,7 @@ _SCALAR_NAMES = ("ignore_index", "label_smoothing", "z_loss")
 register(
     "cross_entropy",
     Schema(
+        repeats=True,
         inputs=f"Tensor logits, Tensor targets, {_SCALARS}",
         saved=f"Tensor logits, Tensor targets, Tensor lse, {_SCALARS}",
         outputs=2,
@@ -103,6 +105,11 @@ def cross_entropy(
 
     Source: label smoothing arXiv:1512.00567; z-loss arXiv:2204.02311.
     """
+    if type(reduction) is str and reduction == "mean" and batch_invariant is False and overwrite is False:
+        scalars = (ignore_index, label_smoothing, z_loss)
+        outputs = repeat_public(MEAN, impl, (logits, targets), scalars)
+        if outputs is not None:
+            return outputs[0]  # type: ignore[no-any-return]
     params = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "z_loss": z_loss}
     if type(reduction) is not str or reduction != "mean":
         validate.one_of("cross_entropy: reduction", reduction, ("mean", "sum", "none"))
@@ -147,6 +154,9 @@ def _eager_losses(
     if call_plan.impl == "torch" and reduction != "none" and plain and not overwrite:
         return reduced_cross_entropy(logits, targets, params["ignore_index"], reduction)
     if reduction == "mean" and has_mean(logits, targets, call_plan.impl):
+        if batch_invariant is False and not overwrite:
+            chosen = call_plan.impl
+            count_public(MEAN, impl, inputs, params, lambda: generate_mean(inputs, params, chosen))
         return mean_cross_entropy(logits, targets, params, call_plan.impl)
     return call_plan.run(inputs, params)[0]  # type: ignore[no-any-return]
 

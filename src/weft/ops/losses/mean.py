@@ -6,7 +6,8 @@ the host more than the losses do. Here one launch of one block reduces them, and
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
@@ -14,17 +15,15 @@ import torch
 
 from weft.core import registry
 from weft.dispatch import devices
-from weft.dispatch.operator import (
-    apply_without_checks,
-    backward_of,
-    can_skip_dispatcher,
-    refuse_double_backward,
-)
+from weft.dispatch.autograd_context import apply_without_checks, refuse_double_backward
+from weft.dispatch.operator import backward_of, can_skip_dispatcher
+from weft.dispatch.repeated_calls import Implemented, repeated_call_of
 from weft.ops._common.prepared import are_repeatable
 from weft.ops.losses.spec import launch_key, mean_key
 
 MAX_ROWS = 1 << 16  # one block reads them all: about 30 us of one SM at the most
 BACKENDS = ("triton", "cuda")
+MEAN = "mean of cross_entropy"  # its name among recent calls
 
 
 def has_mean(logits: torch.Tensor, targets: torch.Tensor, impl: str) -> bool:
@@ -35,6 +34,29 @@ def has_mean(logits: torch.Tensor, targets: torch.Tensor, impl: str) -> bool:
         and (logits.is_cuda or logits.is_cpu)
         and can_skip_dispatcher((logits, targets))
     )
+
+
+def generate_mean(
+    inputs: tuple[torch.Tensor, torch.Tensor], params: dict[str, Any], impl: str
+) -> Callable[..., Any] | None:
+    """Return the function of logits and targets that repeats a call that passes :func:`has_mean`, or None.
+
+    It returns the mean loss and, as in ``_mean_of_losses``, what the backward needs.
+    """
+    kernels = Implemented(
+        name="cross_entropy",
+        impl=impl,
+        params=dict(params),
+        forward=partial(_mean_of_losses, params=dict(params), impl=impl),
+        backward=partial(_backward, backward_of("cross_entropy", impl), dict(params)),
+        dispatched_backward=partial(_dispatched_backward, dict(params), impl),
+        saved=lambda tensors, outputs: (*tensors, *outputs[1:]),
+        can_skip_dispatcher=can_skip_dispatcher,
+        positions=(0,),
+        num_inputs=2,
+        outputs=3,
+    )
+    return repeated_call_of(kernels, inputs)
 
 
 def mean_cross_entropy(
@@ -102,13 +124,39 @@ class _MeanCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         refuse_double_backward("cross_entropy")
         logits, targets, lse, count = ctx.saved_tensors
-        grad = (grads[0] / count).expand(logits.shape[0])
-        arguments = (grad, logits, targets, lse)
-        if can_skip_dispatcher(arguments):
-            (dx,) = backward_of("cross_entropy", ctx.impl)(*arguments, **ctx.params)
+        tensors = (grads[0], logits, targets, lse, count)
+        if can_skip_dispatcher(tensors):
+            (dx,) = _backward(backward_of("cross_entropy", ctx.impl), ctx.params, *tensors)
         else:
-            dx = torch.ops.weft.cross_entropy_backward(*arguments, *ctx.params.values(), ctx.impl)
+            (dx,) = _dispatched_backward(ctx.params, ctx.impl, *tensors)
         return dx, None, None, None
+
+
+def _backward(
+    backward: Any,
+    params: dict[str, Any],
+    grad: torch.Tensor,
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    lse: torch.Tensor,
+    count: torch.Tensor,
+) -> tuple[torch.Tensor]:
+    each_row = (grad / count).expand(logits.shape[0])
+    return backward(each_row, logits, targets, lse, **params)  # type: ignore[no-any-return]
+
+
+def _dispatched_backward(
+    params: dict[str, Any],
+    impl: str,
+    grad: torch.Tensor,
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    lse: torch.Tensor,
+    count: torch.Tensor,
+) -> tuple[torch.Tensor]:
+    each_row = (grad / count).expand(logits.shape[0])
+    arguments = (each_row, logits, targets, lse, *params.values(), impl)
+    return (torch.ops.weft.cross_entropy_backward(*arguments),)
 
 
 _apply = apply_without_checks(_MeanCrossEntropy)

@@ -11,6 +11,7 @@ from weft.ops.matmul.spec import check_arguments
 register(
     "matmul",
     Schema(
+        repeats=True,
         inputs="Tensor a, Tensor b, str precision",
         saved="Tensor a, Tensor b, str precision",
         gradients=2,

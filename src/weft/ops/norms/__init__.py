@@ -28,6 +28,7 @@ def _register(norm: spec.NormVariant) -> None:
     register(
         norm.name,
         Schema(
+            repeats=True,
             inputs=", ".join((*inputs, *params)),
             saved=", ".join(("Tensor s" if norm.residual else "Tensor x", "Tensor weight", *params)),
             gradients=len(inputs) - norm.shares_gradient,

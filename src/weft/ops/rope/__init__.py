@@ -15,6 +15,7 @@ def _contiguous(like: torch.Tensor) -> torch.Tensor:
 register(
     "rope",
     Schema(
+        repeats=True,
         inputs="Tensor x, Tensor cos, Tensor sin, bool interleaved",
         saved="Tensor cos, Tensor sin, bool interleaved",
         gradients=1,

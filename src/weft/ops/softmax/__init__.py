@@ -11,6 +11,7 @@ from weft.ops.softmax.spec import check_arguments
 register(
     "softmax",
     Schema(
+        repeats=True,
         inputs="Tensor x",
         saved="Tensor y",
         gradients=1,

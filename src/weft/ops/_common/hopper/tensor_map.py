@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 import torch
+
+from weft.backends.nvrtc import recorders
 
 SWIZZLE_BYTES = 128  # of a row of a box in shared memory, whose 16-byte chunks are swizzled
 MAX_BOX = 256  # elements of a box along one dimension
@@ -45,7 +48,15 @@ def encode(x: torch.Tensor, box_rows: int, box_bytes: int = SWIZZLE_BYTES) -> Te
     """Return the map of boxes of ``box_rows`` rows by 128 (or 64) bytes; see :func:`fits`."""
     if x.is_meta:  # of a dry run, which launches nothing and may have no driver
         return TensorMap()
-    return encoder(x, box_rows, box_bytes)(x.data_ptr())
+    return _noted(encoder(x, box_rows, box_bytes), x.data_ptr())
+
+
+def _noted(make: Callable[[int], TensorMap], pointer: int) -> TensorMap:
+    """Return the map at an address. A call that is recorded gets to know how to make it for others."""
+    tensor_map = make(pointer)
+    if recorders and (recorder := recorders.get(threading.get_ident())) is not None:
+        recorder.maps[bytes(tensor_map)] = (pointer, make)
+    return tensor_map
 
 
 def encoder(x: torch.Tensor, box_rows: int, box_bytes: int = SWIZZLE_BYTES) -> Callable[[int], TensorMap]:
@@ -85,7 +96,8 @@ def encode_heads(x: torch.Tensor, box_rows: int) -> TensorMap:
         stride * x.element_size() if size > 1 else row_bytes
         for stride, size in zip(x.stride()[:3], x.shape[:3], strict=True)
     ]
-    return _encode_heads(x.data_ptr(), x.dtype, (d, t, h, b), tuple(reversed(strides)), box_rows)
+    dtype, backwards = x.dtype, tuple(reversed(strides))
+    return _noted(lambda p: _encode_heads(p, dtype, (d, t, h, b), backwards, box_rows), x.data_ptr())
 
 
 @lru_cache(maxsize=4096)
