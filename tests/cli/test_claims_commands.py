@@ -113,7 +113,7 @@ def test_a_claim_that_is_not_understood_exits_2_with_a_hint(
         error
         == "error: not understood: expected an operator, data type, shape, figure, direction or GPU, got no"
     )
-    assert hint.startswith("hint: for example: ")
+    assert hint.startswith("hint: weft ops lists the operators, weft hardware the GPUs; for example: ")
 
 
 def test_tensors_that_do_not_fit_are_impossible() -> None:

@@ -102,6 +102,11 @@ def test_a_wrong_access_has_a_reason(tmp_path: Path, body: str, reason: str) -> 
     )
 
 
+def test_an_index_far_beyond_the_edge_belongs_to_its_array(tmp_path: Path) -> None:
+    reason = refusal(tmp_path, "x[5000 + i] = 0;")  # y lies behind x
+    assert "writes outside of x: element 5000 of 256" in reason
+
+
 def test_the_end_of_an_array_is_a_right_address(tmp_path: Path) -> None:
     body = "__shared__ float s[64];\n s[i] = x[i];\n __syncthreads();\n float sum = 0;\n"
     output, _ = run(tmp_path, body + "for (float* p = s; p < &s[64]; ++p) sum += *p;\n y[i] = sum;")

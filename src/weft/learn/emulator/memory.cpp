@@ -22,7 +22,8 @@ jmp_buf host_exit;
 uint32_t clock_now = 1, launch_start;
 uint64_t unsynchronised_steps;
 
-constexpr size_t ARENA = size_t(1) << 32, GUARD = 8192;
+// A guard is larger than what an index beyond an edge overshoots: pages that nothing touches take no memory.
+constexpr size_t ARENA = size_t(1) << 32, GUARD = 1 << 20;
 // Basic blocks of one thread between two barriers: more than any exercise's sizes need. It bounds the memory too,
 // because the accesses of a warp are kept until all of its lanes have come as far.
 constexpr uint64_t MAX_STEPS = 300'000;
@@ -90,13 +91,14 @@ Buffer& allocate(const char* name, size_t count, size_t element) {
 bool is_device(const void* address) {
   return arena && (const char*)address >= arena && (const char*)address < arena + ARENA;
 }
-Buffer* buffer_of(const void* address) {  // the nearest one
+// The nearest one. An index too large goes farther astray than a negative one, which is why the way back counts more.
+Buffer* buffer_of(const void* address) {
   Buffer* nearest = nullptr;
   ptrdiff_t best = PTRDIFF_MAX;
   for (Buffer& buffer : buffers) {
     const ptrdiff_t before = buffer.begin - (const char*)address;
     const ptrdiff_t behind = (const char*)address - (buffer.begin + buffer.bytes);
-    const ptrdiff_t distance = std::max({before, behind + 1, ptrdiff_t(0)});
+    const ptrdiff_t distance = std::max({8 * before, behind + 1, ptrdiff_t(0)});
     if (distance < best) best = distance, nearest = &buffer;
   }
   return nearest;
