@@ -26,7 +26,7 @@ EPILOG = """Examples:
   weft ladder sum sum.jsonl --case fp32-2^28
   weft ladder matmul results/nvidia-h200 --csv > ladder.csv
 
-Records come from weft bench NAME --impl cuda --save FILE. Ladders as pictures: weft report PATH"""
+Records: weft bench NAME --impl cuda --save FILE. Pictures: weft report PATH"""
 BAR = 20  # characters of the fastest step's bar
 
 
