@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 EPILOG = """Examples:
   weft debug layer_norm --program 1
   weft debug embedding --direction backward --kernel merge --json
-  weft debug relu --with examples/debug/missing_mask.py --program 3 --pdb
+  weft debug relu --program 3 --pdb
 
 Seven tools, each on a small broken kernel: weft help debugging"""
 PROGRAM = re.compile(r"\d{1,9}(,\d{1,9}){0,2}")
@@ -42,7 +42,7 @@ def debug(
     ] = "0",
     case: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Case to run [default: the first check case that has the program]"),
+        typer.Option(metavar="NAME", help="Case to run [default: the first check case with the program]"),
     ] = None,
     direction: Annotated[str, typer.Option(metavar="forward|backward", help="Direction to run")] = "forward",
     kernel: Annotated[
@@ -134,14 +134,19 @@ def _implementation(subjects: Any, operator: str, impl: str | None) -> Implement
 def _first_with_program(
     cases: Sequence[Case], run: Callable[[Case], Trace | None]
 ) -> tuple[Case, Trace | None]:
-    """Return the first case whose grid has the program, and its trace; raise the last case's error if none."""
-    for case in cases[:-1]:
+    """Return the first case whose grid has the program, and its trace.
+
+    Raises the error of the case with the largest grid if none has it.
+    """
+    errors = []
+    for case in cases:
         try:
             return case, run(case)
         except WeftError as error:
             if error.what != "--program":
                 raise
-    return cases[-1], run(cases[-1])
+            errors.append(error)
+    raise max(errors, key=lambda error: [int(n) for n in re.findall(r"\d+", str(error.expected))])
 
 
 def _cases(
