@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 EPILOG = """Examples:
   weft debug layer_norm --program 1
   weft debug embedding --direction backward --kernel merge --json
-  weft debug relu --program 3 --pdb
+  weft debug gelu --program 3 --pdb
 
 Seven tools, each on a small broken kernel: weft help debugging"""
 PROGRAM = re.compile(r"\d{1,9}(,\d{1,9}){0,2}")
