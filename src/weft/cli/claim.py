@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.cli import ending, output
-from weft.cli.options import Json
+from weft.cli.options import Csv, Json
 
 if TYPE_CHECKING:
     from weft.core.table import Table
@@ -29,6 +29,7 @@ def claim(
         typer.Argument(metavar="SENTENCE", help="Operator, data type, shape, figure and GPU, in any order"),
     ],
     as_json: Json = False,
+    as_csv: Csv = False,
 ) -> None:
     """Judge a claimed time, TFLOP/s or GB/s: is it possible on this GPU?
 
@@ -40,15 +41,18 @@ def claim(
     from weft.lab.claims.bounds import IMPOSSIBLE, bounds, decide
     from weft.lab.claims.sentence import parse
 
+    output.only_one_format(json=as_json, csv=as_csv)
     text = " ".join(words)
     statement = parse(text)
     rows = list(bounds(statement))
     verdict = decide(rows)
     if as_json:
         print(json.dumps(to_json(text, statement, rows, verdict), indent=1))
+    elif as_csv:
+        output.print_csv(bounds_table(statement, rows))
     else:
-        output.show_table(bounds_table(statement, rows))
-    ending.print_verdict(f"{verdict}: {reason(statement, rows, verdict)}", to_stderr=as_json)
+        output.show_table(bounds_table(statement, rows), options=("json", "csv"))
+    ending.print_verdict(f"{verdict}: {reason(statement, rows, verdict)}", to_stderr=as_json or as_csv)
     if verdict == IMPOSSIBLE:
         raise typer.Exit(1)
 
