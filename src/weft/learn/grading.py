@@ -80,7 +80,7 @@ def _are_whole(values: np.ndarray) -> bool:
 
 
 def _is_unset(value: Any, expected: Any) -> bool:
-    """Whether a wrong value is about what a local variable without a first value holds."""
+    """Return whether a wrong value is about what a local variable without a first value holds."""
     size = abs(float(value) - float(expected))
     return any(0.99 * unset < size < 1.01 * unset for unset in (UNSET_FLOAT, UNSET_INT))
 
