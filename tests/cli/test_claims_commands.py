@@ -113,7 +113,7 @@ def test_a_claim_that_is_not_understood_exits_2_with_a_hint(
         error
         == "error: not understood: expected an operator, data type, shape, figure, direction or GPU, got no"
     )
-    assert hint.startswith("hint: for example: ")
+    assert hint.startswith("hint: weft ops lists the operators, weft hardware the GPUs; for example: ")
 
 
 def test_tensors_that_do_not_fit_are_impossible() -> None:
@@ -161,6 +161,33 @@ def test_the_ledger_fits_a_terminal(width: int) -> None:
     if width >= 80:  # below, an ID may be folded
         text = "\n".join(lines)
         assert all(c.id in text for c in ledger.all_claims())
+
+
+def test_a_claim_as_csv() -> None:
+    text = run("claim", "gelu fp32 16384x16384 in 3 ms on a100", "--csv")
+    rows = list(csv.DictReader(text[text.index("GPU,") :].splitlines()))
+    bounds = data("claim", "gelu fp32 16384x16384 in 3 ms on a100")["bounds"]
+    shortest = [float(row["shortest (us)"]) for row in rows if row["claimed (us)"]]
+    assert shortest == pytest.approx([bound["shortest_us"] for bound in bounds])
+
+
+def test_a_signal_keeps_the_claims_that_are_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    import signal
+
+    from weft.cli import claims
+
+    calls: list[ledger.Claim] = []
+    test = claims._test
+
+    def third_is_interrupted(claim: ledger.Claim) -> claims.Tested:
+        calls.append(claim)
+        if len(calls) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return test(claim)
+
+    monkeypatch.setattr(claims, "_test", third_is_interrupted)
+    shown = data("claims", code=130)
+    assert [entry["id"] for entry in shown["claims"]] == ledger.claim_ids()[:2] and shown["stopped"]
 
 
 def test_claims_as_csv() -> None:

@@ -47,7 +47,9 @@ def test_the_help_of_a_command_has_three_examples_that_parse(name: str) -> None:
     for line in lines:
         assert line.split()[1] == name and len(line) <= 78
         parse(line)
-    assert "Examples:\n  weft" in help_page(name)  # as they are written, one in a line
+    page = help_page(name)
+    assert "Examples:\n  weft" in page  # as they are written, one in a line
+    assert max(map(len, page.splitlines())) <= 80
 
 
 def test_an_example_with_an_unknown_option_is_caught() -> None:

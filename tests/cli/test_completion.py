@@ -74,6 +74,8 @@ def test_a_heavy_import_would_be_seen() -> None:
         ("weft learn s", ["show", "status"]),
         ("weft learn next who", ["who_runs_where"]),
         ("weft help soft", ["softmax"]),
+        ("weft study ", ["mlp", "loops", "sparsity"]),
+        ("weft learn c", ["check", "cards"]),
         ("weft data s", ["shakespeare", "show"]),
         ("weft train --strategy f", ["fsdp"]),
         ("weft check --all", ["--all-cases"]),

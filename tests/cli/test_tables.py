@@ -74,7 +74,7 @@ def shown_columns(table: Table, lines: list[str]) -> list[Column]:
 
 def test_columns_are_left_out_in_the_stated_order_and_each_number_is_whole() -> None:
     tables = list(screens.tables())
-    assert {name for name, _ in tables} == screens.SCREENS.keys()
+    assert {name for name, _ in tables} == screens.SCREENS.keys() - {"demo-list"}  # which is text
     for name, table in tables:
         before: set[str] = set()
         for width in range(30, 201, 5):

@@ -274,6 +274,7 @@ SCREENS: dict[str, Callable[[], None]] = {
     "prune": _prune,
     "profile": _profile,
     "demo": _demo,
+    "demo-list": _weft("demo"),
     "hardware": _weft("hardware"),
     "hardware-roof": _weft("hardware", "--operator", "matmul", "--direction", "backward"),
     "claim": _weft("claim", "attention bf16 causal 4x16x4096x128 in 200 us on h200"),

@@ -55,6 +55,8 @@ def test_the_answer(text: str, verdict: str) -> None:
         "gelu fp32 16384×16384 in 300 μs on A100",
         "0.0003 s: gelu of shape 16384x16384, float32, a100",
         "gelu fp32 2^28 in 3e-4 s on a100",
+        "We measured 16384 by 16384 fp32 gelu on A100: got 300 us",
+        "gelu fp32 16,384 x 16,384 in 0.3 ms on an A100",
     ],
 )
 def test_spellings_of_one_claim_mean_the_same(text: str) -> None:
@@ -75,6 +77,9 @@ def test_spellings_of_one_claim_mean_the_same(text: str) -> None:
         ("gelu fp32 4x4 in over 1 ms on t4", "not understood", "over"),
         ("gelu fp32 4x4 at 300 Gb/s on t4", "not understood", "300 Gb/s"),
         ("gelu fp32 4m in 1 ms on t4", "not understood", "4m"),
+        ("gelu fp32 512,512 in 1 ms on t4", "ambiguous: the shape", "512 and 512"),
+        ("swish fp32 4x4 in 1 ms on t4", "not understood", "swish"),
+        ("gelu fp32 4x4 at 95% of peak on t4", "not understood", "%"),
         ("gelu fp32 4x4 in 1 ms on 8 h100", "ambiguous: the shape", "4x4 and 8"),
         ("gelu fp32 4x4 in 1 ms, 2 GB/s on t4", "ambiguous: the figure", "1 ms and 2 GB/s"),
         ("gelu relu fp32 4x4 in 1 ms on t4", "ambiguous: the operator", "gelu and relu"),

@@ -155,6 +155,12 @@ def test_the_trace_ends_at_a_line_with_its_variables() -> None:
     assert line["variables"]["at"] == "int32 (256) 512..767" and set(line["variables"]) == {"at", "x"}
 
 
+@pytest.mark.parametrize("operator", ["softmax", "gelu"])
+def test_without_a_case_one_is_taken_that_has_the_program(operator: str) -> None:
+    shown = debug(operator, "--impl", "triton", "--program", "3,0")
+    assert shown["program"] == [3, 0, 0] and shown["grid"][0] > 3 and shown["accesses"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

@@ -12,7 +12,7 @@ from weft.core.errors import WeftError
 from weft.learn import cuda_program
 from weft.learn.candidate import Candidate
 from weft.learn.cuda_program import Counts, Program
-from weft.learn.grading import Refused
+from weft.learn.grading import Refused, compare
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
@@ -86,6 +86,7 @@ def refusal(tmp_path: Path, body: str, n: int = 64, launch: str = "<<<1, n>>>") 
         ),
         ("if (i < 5) __shfl_sync(~0u, 1, 0);", "waits for lane 5, which its mask names and which has ended"),
         ("for (;;) x[i] += 0;", "line 3: endless loop: thread 0 of block 0"),
+        ("for (;;) __syncthreads();", "line 3: endless loop: thread 0 of block 0 does not leave a loop with"),
         ("float4 v = *(float4*)(x + 1);\n y[i] = v.x;", "16 bytes at an address that is no multiple of 16"),
         ("y[i] = *(float*)0;", "memory that is not the device's"),
         (
@@ -101,6 +102,11 @@ def test_a_wrong_access_has_a_reason(tmp_path: Path, body: str, reason: str) -> 
     )
 
 
+def test_an_index_far_beyond_the_edge_belongs_to_its_array(tmp_path: Path) -> None:
+    reason = refusal(tmp_path, "x[5000 + i] = 0;")  # y lies behind x
+    assert "writes outside of x: element 5000 of 256" in reason
+
+
 def test_the_end_of_an_array_is_a_right_address(tmp_path: Path) -> None:
     body = "__shared__ float s[64];\n s[i] = x[i];\n __syncthreads();\n float sum = 0;\n"
     output, _ = run(tmp_path, body + "for (float* p = s; p < &s[64]; ++p) sum += *p;\n y[i] = sum;")
@@ -110,6 +116,48 @@ def test_the_end_of_an_array_is_a_right_address(tmp_path: Path) -> None:
 def test_a_race_between_blocks_is_found(tmp_path: Path) -> None:
     reason = refusal(tmp_path, "if (blockIdx.x == 0) y[i] = 1;\nelse x[i] = y[i];", launch="<<<2, n>>>")
     assert "thread 0 of block 1 reads element 0 of y, which thread 0 of block 0 writes" in reason
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        # Blocks run one after another here, so that these give the right sum; on a GPU they need not.
+        (
+            "if (blockIdx.x == 0 && i == 0) *y = 0;\n __syncthreads();\n if (i == 0) atomicAdd(y, x[0]);",
+            "line 5: race: thread 0 of block 1 updates element 0 of y, which thread 0 of block 0 writes",
+        ),
+        (
+            "if (i == 0) atomicExch(y, 0.f);\n __syncthreads();\n if (blockIdx.x == 1 && i == 0) x[1] = *y;",
+            "line 5: race: thread 0 of block 1 reads element 0 of y, which several threads update",
+        ),
+    ],
+)
+def test_an_atomic_hides_no_plain_access_of_another_block(tmp_path: Path, body: str, reason: str) -> None:
+    text = kernel(body).replace("k<<<1, n>>>(x, y, n);", "cudaMemset(y, 0, 4); k<<<2, n>>>(x, y, n);")
+    built = program(tmp_path, text)
+    with pytest.raises(Refused) as caught:
+        built.call("run", built.array("x", np.ones(64, np.float32)), built.empty("y", 1), 64, case="sum")
+    assert reason in caught.value.reason
+
+
+def test_the_last_block_may_use_what_all_blocks_updated(tmp_path: Path) -> None:
+    body = "__threadfence();\n if (i == 0 && atomicAdd(y, 1.f) == 2) { x[0] = *y; *y = 0; }"
+    text = kernel(body).replace("k<<<1, n>>>(x, y, n);", "cudaMemset(y, 0, 4); k<<<3, n>>>(x, y, n);")
+    built = program(tmp_path, text)
+    x, y = built.empty("x", 1), built.empty("y", 1)
+    built.call("run", x, y, 64, case="ticket")
+    assert x.read()[0] == 3 and y.read()[0] == 0
+
+
+@pytest.mark.skipif(
+    cuda_program.UNSET_LOCALS not in cuda_program._learner_options(shutil.which("g++") or "g++"),
+    reason="needs GCC 12",
+)
+def test_a_local_variable_without_a_value_is_no_zero(tmp_path: Path) -> None:
+    output, _ = run(tmp_path, "float sum;\n if (i < 5) sum = 0;\n sum += x[i];\n y[i] = sum;")
+    assert output[4] == 4 and abs(output[5]) > 1e38
+    with pytest.raises(Refused, match="Does a variable start without a value"):
+        compare("n", output[:64], np.arange(64, dtype=np.float32))
 
 
 def test_atomics_and_second_launches_are_no_races(tmp_path: Path) -> None:
@@ -219,6 +267,10 @@ void run(float* x, float* y, int n) {
         ("float h[4]; cudaMemcpy(h, y, 16, cudaMemcpyDeviceToHost);", "which nothing has written"),
         ("float h[4]; cudaMemcpy(h, x, 16, cudaMemcpyHostToDevice);", "the copy's target is host memory"),
         ("k<<<1, 2000>>>(x, y, n);", "2000 threads a block"),
+        (
+            "cudaStream_t s; k<<<1, 1, 0, s>>>(x, y, n);",
+            "the launch of k (line 3): the stream is not created",
+        ),
         ("k<<<0, 32>>>(x, y, n);", "the launch of k (line 3): a grid of 0 x 1 x 1 blocks is invalid"),
         (
             "float h[64]; k<<<1, 1>>>(h, y, n);",

@@ -71,6 +71,25 @@ RUNS = [
     ("matrix_index", "row < rows && ", "", "is the mask true for a row beyond the edge?"),
     ("matrix_index", " && column < columns", "", "Is the mask true for a column beyond the edge?"),
 ]
+# Exact tests need no whole numbers: an int that should be a float must not pass.
+RUNS += [
+    (name, old, new, "All results are whole numbers: is a variable an int that should be a float?")
+    for name, old, new in (
+        ("reduce_tree", "__shared__ float s", "__shared__ int s"),
+        ("scan_hillis_steele", "__shared__ float s", "__shared__ int s"),
+        ("tiled_matmul", "float sum = 0", "int sum = 0"),
+    )
+]
+RUNS += [
+    ("warp_scan", "v += w;", "v += w;\n    __shfl_sync(~0u, v, 0);", "each lane calls 10 shuffles"),
+    (
+        "convolution",
+        "k = threadIdx.x; k < 136; k += 128",
+        "k = threadIdx.x ? 136 : 0; k < 136; ++k",
+        "only 18%",
+    ),
+    ("tiled_matmul", "float sum = 0", "float sum", "Does a variable start without a value"),
+]
 SLIPS = [  # refused when it is compiled, or before
     ("ragged_mask", "(n + THREADS - 1) / THREADS", "-(-n // THREADS)", "hint: // starts a comment in C++"),
     ("ragged_mask", "threadIdx.x;", "threadIdx.x", "line 5: expected ',' or ';'"),
@@ -108,6 +127,16 @@ SLIPS = [  # refused when it is compiled, or before
     ("shared_tile", "__syncthreads()", "__syncthreads", "a call has parentheses: __syncthreads();"),
     ("float4_tail", "float4* y4", "const float4* y4", "y4 points to const, which may only be read"),
     ("float4_tail", FOUR, "    v = a * v;\n", "a float4 has no arithmetic: v.x *= a;"),
+    ("ragged_mask", "if (i < n)", "if (0 <= i < n)", "0 <= i < n compares twice"),
+    ("ragged_mask", "if (i < n)", "if (i = n - 1 = 3)", "hint: = assigns, == compares"),
+    ("reduce_tree", "__shared__ float s[256]", "__shared__ float s[256] = {0}", "has no first value"),
+    ("reduce_tree", "__shared__ float s[256]", "__shared__ float s[blockDim.x]", "known before the launch"),
+    ("reduce_blocks", "atomicAdd(sum, v)", "atomicAdd(sum[0], v)", "takes an address, and a value of the"),
+    ("warp_vote", "__popc", "popc", "this name starts with two underscores: __popc"),
+    ("scan_blelloch", "s[k] += a;", "s[k], a = s[k] + a, 0;", "an assignment to two at once"),
+    ("register_tile", "tb[j][x]", "tb[j, x]", "tb[j, x] is tb[x] in C++; write tb[j][x]"),
+    ("convolution", "cudaMemcpyToSymbol(w", "cudaMemcpyToSymbol(&w", "takes the array itself"),
+    ("streams", "128, 0, ", "128, ", "a stream is the fourth"),
 ]
 
 

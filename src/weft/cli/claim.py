@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.cli import ending, output
-from weft.cli.options import Json
+from weft.cli.options import Csv, Json
 
 if TYPE_CHECKING:
     from weft.core.table import Table
@@ -29,6 +29,7 @@ def claim(
         typer.Argument(metavar="SENTENCE", help="Operator, data type, shape, figure and GPU, in any order"),
     ],
     as_json: Json = False,
+    as_csv: Csv = False,
 ) -> None:
     """Judge a claimed time, TFLOP/s or GB/s: is it possible on this GPU?
 
@@ -40,15 +41,18 @@ def claim(
     from weft.lab.claims.bounds import IMPOSSIBLE, bounds, decide
     from weft.lab.claims.sentence import parse
 
+    output.only_one_format(json=as_json, csv=as_csv)
     text = " ".join(words)
     statement = parse(text)
     rows = list(bounds(statement))
     verdict = decide(rows)
     if as_json:
         print(json.dumps(to_json(text, statement, rows, verdict), indent=1))
+    elif as_csv:
+        output.print_csv(bounds_table(statement, rows))
     else:
-        output.show_table(bounds_table(statement, rows))
-    ending.print_verdict(f"{verdict}: {reason(statement, rows, verdict)}", to_stderr=as_json)
+        output.show_table(bounds_table(statement, rows), options=("json", "csv"))
+    ending.print_verdict(f"{verdict}: {reason(statement, rows, verdict)}", to_stderr=as_json or as_csv)
     if verdict == IMPOSSIBLE:
         raise typer.Exit(1)
 
@@ -63,14 +67,26 @@ def reason(statement: Statement, rows: Sequence[Bound], verdict: str) -> str:
     # The cold bound is the one to quote where both states of the caches lead to the same answer.
     quoted = [row for row in rows if row.cache == COLD] or list(rows)
     best = min(quoted, key=lambda row: row.share)
-    shortest = f"{best.roof.seconds * 1e6:,.4g} us on {best.gpu.key}"
+    shortest = f"{_microseconds(best.roof.seconds)} on {best.gpu.key}"
     if verdict == IMPOSSIBLE:
         return (
             f"it would be {best.share:.3g} times the limit by {best.roof.limit}; the shortest is {shortest}"
         )
-    spans = {f"{100 * row.share:.0f}" for row in (best, max(quoted, key=lambda row: row.share))}
+    spans = {
+        f"{100 * row.share:{'.0f' if row.share >= 0.1 else '.2g'}}"
+        for row in (best, max(quoted, key=lambda row: row.share))
+    }
     share = " to ".join(sorted(spans, key=float))
     return f"it would be {share} % of the limit by {best.roof.limit}; the shortest is {shortest}"
+
+
+def _microseconds(seconds: float) -> str:
+    value = seconds * 1e6
+    return f"{value:,.0f} us" if value >= 1e4 else f"{value:,.4g} us"
+
+
+def _megabytes(nbytes: float) -> str:
+    return f"{nbytes / 1e6:,.4g} MB" if nbytes >= 1e4 else f"{nbytes:,.0f} bytes"
 
 
 def bounds_table(statement: Statement, rows: Sequence[Bound]) -> Table:
@@ -84,8 +100,8 @@ def bounds_table(statement: Statement, rows: Sequence[Bound]) -> Table:
             [
                 f"{row.gpu.key}{' ' if row.reading else ''}{row.reading}",
                 row.cache,
-                Number(f"{row.roof.seconds * 1e6:,.4g} us", row.roof.seconds * 1e6),
-                Number(f"{row.claimed * 1e6:,.4g} us", row.claimed * 1e6),
+                Number(_microseconds(row.roof.seconds), row.roof.seconds * 1e6),
+                Number(_microseconds(row.claimed), row.claimed * 1e6),
                 Number(f"{100 * row.share:.3g} %", 100 * row.share),
                 row.roof.limit if row.fits else "memory size",
                 Number("-" if ridge is None else f"{ridge:.0f}", ridge),
@@ -101,7 +117,7 @@ def bounds_table(statement: Statement, rows: Sequence[Bound]) -> Table:
         Column("ridge", 1, numeric=True),
     )
     cost, case = rows[0].cost, next(iter(statement.cases.values()))
-    work = [f"{cost.read / 1e6:,.4g} MB read, {cost.written / 1e6:,.4g} MB written"]
+    work = [f"{_megabytes(cost.read)} read, {_megabytes(cost.written)} written"]
     if cost.rate is not None:
         intensity = f"{cost.flops / cost.nbytes:,.4g} FLOP/byte"
         work.append(f"{cost.flops / 1e9:,.6g} GFLOP in {cost.rate}, {intensity}")

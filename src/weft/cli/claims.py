@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli import ending, output
+from weft.cli import ending, output, progress
 from weft.cli.options import Csv, Json
 
 if TYPE_CHECKING:
@@ -45,20 +45,27 @@ def claims(
     output.only_one_format(json=as_json, csv=as_csv)
     watch = ending.Stopwatch()
     selected = ledger.all_claims() if id is None else (ledger.find(id),)
-    tested = [_test(claim) for claim in selected]
+    tested: list[Tested] = []
+    with progress.stoppable() as stop, progress.Progress(total=len(selected)) as status:
+        for number, claim in enumerate(selected, 1):
+            status(f"[{number}/{len(selected)}] {claim.id}")
+            tested.append(_test(claim))
     if as_json:
         data = [claim.to_json(evidence, reason) for claim, evidence, reason in tested]
-        print(json.dumps({"claims": data}, indent=1))
+        print(json.dumps({"claims": data} | stop.to_json(), indent=1))
     elif as_csv:
         output.print_csv(ledger_table(tested))
     elif id is None:
         output.show_table(ledger_table(tested), options=("json", "csv"))
-    else:
+    elif tested:
         _show(*tested[0])
     unexpected = [c.id for c, evidence, _ in tested if evidence and evidence.verdict != c.expected]
-    ending.print_verdict(_verdict_line(tested, unexpected, watch), to_stderr=as_json or as_csv)
-    if unexpected:
-        raise typer.Exit(1)
+    line = _verdict_line(tested, unexpected, watch)
+    if stop:
+        line = f"stopped after {len(tested)} of {ending.count_text(len(selected), 'claim')}; {line}"
+    ending.print_verdict(line, to_stderr=as_json or as_csv)
+    if stop or unexpected:
+        raise typer.Exit(stop.exit_code or 1)
 
 
 def _test(claim: Claim) -> Tested:

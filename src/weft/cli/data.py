@@ -38,14 +38,14 @@ def data(
         list[Path] | None, typer.Argument(metavar="FILE", help="Texts to encode, or shards to show")
     ] = None,
     folder: Annotated[
-        Path | None, typer.Option("--output", metavar="DIR", help="Output directory [default: data]")
+        Path | None, typer.Option("--output", metavar="FOLDER", help="Output folder [default: data]")
     ] = None,
     tokeniser: Annotated[
         str | None, typer.Option(metavar="bytes|gpt2", help="Tokeniser [default: bytes]")
     ] = None,
     bpe_files: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Directory with GPT-2's encoder.json and vocab.bpe"),
+        typer.Option(metavar="FOLDER", help="Folder with GPT-2's encoder.json and vocab.bpe"),
     ] = None,
     name: Annotated[
         str | None,

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 EPILOG = """Examples:
   weft debug layer_norm --program 1
   weft debug embedding --direction backward --kernel merge --json
-  weft debug relu --with examples/debug/missing_mask.py --program 3 --pdb
+  weft debug gelu --program 3 --pdb
 
 Seven tools, each on a small broken kernel: weft help debugging"""
 PROGRAM = re.compile(r"\d{1,9}(,\d{1,9}){0,2}")
@@ -41,7 +41,8 @@ def debug(
         str, typer.Option(metavar="X[,Y[,Z]]", help="Program to stop in, by its ids in the grid")
     ] = "0",
     case: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Case to run [default: the first check case that runs]")
+        str | None,
+        typer.Option(metavar="NAME", help="Case to run [default: the first check case with the program]"),
     ] = None,
     direction: Annotated[str, typer.Option(metavar="forward|backward", help="Direction to run")] = "forward",
     kernel: Annotated[
@@ -75,9 +76,13 @@ def debug(
     subjects = Subjects(files or [])
     of = subjects.operator(operator)
     implementation = _implementation(subjects, operator, impl)
-    chosen_case = _case(of, implementation, case, direction)
+    cases = _cases(of, implementation, case, direction)
     watch = ending.Stopwatch()
-    trace = _run(of, implementation, chosen_case, direction, seed, chosen_program, kernel, line, use_pdb)
+
+    def run(chosen: Case) -> Trace | None:
+        return _run(of, implementation, chosen, direction, seed, chosen_program, kernel, line, use_pdb)
+
+    chosen_case, trace = _first_with_program(cases, run)
     if trace is None:
         ending.print_verdict("left the debugger: nothing is examined", to_stderr=True)
         return
@@ -126,8 +131,28 @@ def _implementation(subjects: Any, operator: str, impl: str | None) -> Implement
     return implementation
 
 
-def _case(operator: Operator, implementation: Implementation, name: str | None, direction: str) -> Case:
-    """Return the named case, or else the first check case that the interpreter computes correctly."""
+def _first_with_program(
+    cases: Sequence[Case], run: Callable[[Case], Trace | None]
+) -> tuple[Case, Trace | None]:
+    """Return the first case whose grid has the program, and its trace.
+
+    Raises the error of the case with the largest grid if none has it.
+    """
+    errors = []
+    for case in cases:
+        try:
+            return case, run(case)
+        except WeftError as error:
+            if error.what != "--program":
+                raise
+            errors.append(error)
+    raise max(errors, key=lambda error: [int(n) for n in re.findall(r"\d+", str(error.expected))])
+
+
+def _cases(
+    operator: Operator, implementation: Implementation, name: str | None, direction: str
+) -> list[Case]:
+    """Return the named case, or else all check cases that the interpreter computes correctly."""
     from weft.backends.support import support
     from weft.core.operator import DIRECTIONS, unknown_name
 
@@ -149,12 +174,12 @@ def _case(operator: Operator, implementation: Implementation, name: str | None, 
             supported = [c.name for c in operator.cases if "cpu" in c.devices and not reason(c)]
             hint = f"for instance {', '.join(supported[:3])}" if supported else None
             raise WeftError(f"--case {name}", expected="a case that the interpreter runs", got=why, hint=hint)
-        return case
+        return [case]
     cases = [c for c in operator.select("check", "cpu") if all(i.numel for i in c.inputs) and not reason(c)]
     if not cases:
         refusals = "; ".join(sorted({reason(c) for c in operator.cases}))
         raise WeftError(f"{operator.name} {implementation.name}: no case runs here", got=refusals)
-    return cases[0]
+    return cases
 
 
 def _run(

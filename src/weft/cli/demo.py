@@ -102,7 +102,7 @@ def _list(as_json: bool) -> None:
         return
     width = max(len(d.name) for d in entries)
     for d in entries:
-        print(f"{d.name:{width}}  {d.sentence}")
+        output.show_notes([f"{d.name:{width}}  {d.sentence}"], indent=" " * (width + 2), style="")
     ending.print_verdict(f"{ending.count_text(len(entries), 'demo')}; run one with weft demo NAME")
 
 

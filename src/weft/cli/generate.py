@@ -29,7 +29,7 @@ def generate(
     checkpoint: Annotated[
         Path,
         typer.Argument(
-            metavar="CHECKPOINT", help="Run directory, checkpoint, or Hugging Face GPT-2 directory"
+            metavar="CHECKPOINT", help="Run folder, checkpoint, or Hugging Face GPT-2 folder"
         ),
     ],
     prompt: Annotated[
@@ -51,7 +51,7 @@ def generate(
     ] = None,
     bpe_files: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Directory with GPT-2's encoder.json and vocab.bpe"),
+        typer.Option(metavar="FOLDER", help="Folder with GPT-2's encoder.json and vocab.bpe"),
     ] = None,
     ops: Annotated[str, typer.Option(metavar="weft|torch|eager", help="Operators to use")] = "weft",
     device: Device = None,

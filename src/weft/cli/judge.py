@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
 import typer
 
 from weft.cli import ending, output, progress
-from weft.cli.options import MEMORY, SECONDS, Case, Device, Json, Memory, Seconds, Seed, limits
+from weft.cli.options import MEMORY, SECONDS, Case, Csv, Device, Json, Memory, Seconds, Seed, limits
 from weft.core.errors import WeftError
 from weft.core.output_files import ResultFile
 from weft.core.text import printable
@@ -85,6 +85,7 @@ def judge(
     out: Out = None,
     nonce: Nonce = None,
     as_json: Json = False,
+    as_csv: Csv = False,
 ) -> None:
     """Judge a submission to a kernel benchmark against its reference, without editing either file.
 
@@ -96,18 +97,20 @@ def judge(
     """
     from weft.machine.query import known_kind
 
+    output.only_one_format(json=as_json, csv=as_csv)
     kind = known_kind(device)
     if candidates is not None:
         arguments = {"cases": case or [], "seed": seed, "time": not no_time, "backward": backward}
         sandbox = {"limits": asdict(limits(seconds, memory))}
-        flags = SuiteFlags(kind, jobs, arguments | sandbox, save, resume, as_json)
+        flags = SuiteFlags(kind, jobs, arguments | sandbox, save, resume, as_json, as_csv)
         for option, chosen in (("--out", out), ("--nonce", nonce)):
             if chosen is not None:
                 raise WeftError(option, expected="one candidate", got="--candidates", hint="use --save FILE")
         _judge_folder(reference, candidate, candidates, flags)
     if candidate is None:
         raise WeftError("CANDIDATE", expected="a file, or --candidates FOLDER", got="none")
-    for option, value in (("--save", save), ("--jobs", jobs), ("--resume", resume or None)):
+    suite_only = (("--save", save), ("--jobs", jobs), ("--resume", resume or None), ("--csv", as_csv or None))
+    for option, value in suite_only:
         if value is not None:
             raise WeftError(option, expected="--candidates FOLDER with it", got="one candidate")
     from weft.machine import driver
@@ -214,6 +217,7 @@ class SuiteFlags(NamedTuple):
     save: Path | None
     resume: bool
     as_json: bool
+    as_csv: bool
 
 
 def _judge_folder(problems: Path, candidate: Path | None, candidates: Path, flags: SuiteFlags) -> NoReturn:
@@ -228,7 +232,15 @@ def _judge_folder(problems: Path, candidate: Path | None, candidates: Path, flag
     if flags.resume and flags.save is None:
         raise WeftError("--resume", expected="--save FILE, which has what is done", got="none")
     options = SuiteOptions(device=flags.device, jobs=flags.jobs, arguments=flags.arguments)
-    judge_suite(problems, candidates, options, flags.save, flags.resume, flags.as_json)
+    judge_suite(
+        problems,
+        candidates,
+        options,
+        flags.save,
+        flags.resume,
+        as_json=flags.as_json,
+        as_csv=flags.as_csv,
+    )
 
 
 def _show(judgement: Judgement, reference: str, candidate: str) -> None:

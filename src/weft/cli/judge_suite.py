@@ -16,6 +16,7 @@ from weft.cli.progress import stoppable
 from weft.core.text import printable
 
 if TYPE_CHECKING:
+    from weft.core.table import Table
     from weft.workbench.judge.suite import Suite, SuiteOptions
 
 FOLD = 16  # characters to which names are folded at least
@@ -25,7 +26,14 @@ Row = Mapping[str, Any]
 
 
 def judge_suite(
-    problems: Path, candidates: Path, options: SuiteOptions, save: Path | None, resume: bool, as_json: bool
+    problems: Path,
+    candidates: Path,
+    options: SuiteOptions,
+    save: Path | None,
+    resume: bool,
+    *,
+    as_json: bool,
+    as_csv: bool,
 ) -> NoReturn:
     """Judge all candidates, print the results and the score, and exit with the command's code."""
     from weft.workbench.judge import suite
@@ -51,6 +59,8 @@ def judge_suite(
     score = suite.score(ordered)
     if as_json:
         print(json.dumps({"score": score, "complete": not stop, "results": ordered} | stop.to_json()))
+    elif as_csv:
+        output.print_csv(_table(ordered))
     else:
         _show(ordered, score)
     counts = ", ".join(f"{n} {status}" for status, n in score["counts"].items() if n)
@@ -62,7 +72,7 @@ def judge_suite(
         line += f": {counts or 'none judged'} ({watch}){hint}"
     else:
         line = f"{'passed' if good else 'failed'}: {counts} of {len(pairs)} problems ({watch})"
-    ending.print_verdict(line, to_stderr=as_json)
+    ending.print_verdict(line, to_stderr=as_json or as_csv)
     raise typer.Exit(stop.exit_code or (0 if good else 1))
 
 
@@ -113,8 +123,8 @@ def _speedup(row: Row) -> str:
     return f"{row['speedup']:.2f}x" if row["speedup"] else "-"
 
 
-def _show(rows: Sequence[Row], score: Mapping[str, Any]) -> None:
-    """Print a row for each candidate, then counts, fast_p and the mean speedup."""
+def _table(rows: Sequence[Row]) -> Table:
+    """Return a row for each candidate."""
     from weft.core.table import plain_table
     from weft.workbench.judge.suite import status_of
 
@@ -134,7 +144,12 @@ def _show(rows: Sequence[Row], score: Mapping[str, Any]) -> None:
         )
     priorities = {"own check": 1, "seconds": 2, "failed": 3}
     numeric = ("speedup", "seconds")
-    output.show_table(plain_table(columns, cells, numeric=numeric, priorities=priorities, fold=FOLD))
+    return plain_table(columns, cells, numeric=numeric, priorities=priorities, fold=FOLD)
+
+
+def _show(rows: Sequence[Row], score: Mapping[str, Any]) -> None:
+    """Print a row for each candidate, then counts, fast_p and the mean speedup."""
+    output.show_table(_table(rows), options=("json", "csv"))
     counts = ", ".join(f"{n} {status}" for status, n in score["counts"].items() if n)
     print(f"\n{score['problems']} problems: {counts or 'none judged'}")
     fast = ", ".join(f"fast_{p} {share:.1%}" for p, share in score["fast_p"].items())

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 EPILOG = """Examples:
   weft ladder softmax results/nvidia-h200
   weft ladder sum sum.jsonl --case fp32-2^28
-  weft ladder matmul results/nvidia-h200 --csv > ladder.csv
+  weft ladder conv2d results/nvidia-h200 --csv > ladder.csv
 
-Records come from weft bench NAME --impl cuda --save FILE. Ladders as pictures: weft report PATH"""
+Records: weft bench NAME --impl cuda --save FILE. Pictures: weft report PATH"""
 BAR = 20  # characters of the fastest step's bar
 
 

@@ -37,7 +37,7 @@ def learn(
         typer.Argument(metavar="ID", help="Exercise: id, number or file name [default: the current one]"),
     ] = None,
     folder: Annotated[
-        Path, typer.Option("--folder", metavar="DIR", help="Your exercise files and your progress")
+        Path, typer.Option("--folder", metavar="FOLDER", help="Your exercise files and your progress")
     ] = DEFAULT_FOLDER,
     page_file: Annotated[
         Path | None,

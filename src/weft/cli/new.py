@@ -15,7 +15,8 @@ EPILOG = """Examples:
   weft new --operator silu --in-tree
   weft new --extension tiles
 
-The file: weft help kernel. In the tree: weft help recipes. A project: weft help extension"""
+A file: weft help kernel. A project: weft help extension.
+In the tree: weft help recipes"""
 
 
 def new(

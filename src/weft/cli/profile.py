@@ -12,7 +12,7 @@ from weft.cli import ending, output, progress
 from weft.cli.options import Device, Files, Json
 
 EPILOG = """Examples:
-  weft profile softmax --impl triton --stacks --out profile
+  weft profile softmax --stacks --out profile
   weft profile gelu --impl cuda --tool ncu
   weft profile --from train.sqlite
 

@@ -20,7 +20,8 @@ EPILOG = """Examples:
   weft study loops --programs product=500,sum
   weft study sparsity --sizes 4096x4096x4096 --densities 0.5,0.1,0.02
 
-Measurement, fits and results: weft help study, weft help loops, weft help sparsity"""
+Measurement, fits and results: weft help study.
+The other two: weft help loops, weft help sparsity"""
 STUDIES = {
     "mlp": "weft.cli.study_mlp",
     "loops": "weft.cli.study_loops",

@@ -65,7 +65,7 @@ def train(
         _option("Text, .bin shard or folder of shards [default: Python's own library]", metavar="PATH"),
     ] = None,
     out: Annotated[
-        Path | None, _option("Run directory [default: runs/PRESET]", "--out", "-o", metavar="DIR")
+        Path | None, _option("Run folder [default: runs/PRESET]", "--out", "-o", metavar="FOLDER")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out")] = False,
     steps: Annotated[int | None, _count("Number of optimizer steps")] = None,
@@ -92,7 +92,7 @@ def train(
     device: Device = None,
     tokeniser: Annotated[str | None, _option("Tokeniser", metavar="bytes|gpt2")] = None,
     bpe_files: Annotated[
-        Path | None, _option("Directory with GPT-2's encoder.json and vocab.bpe", metavar="DIR")
+        Path | None, _option("Folder with GPT-2's encoder.json and vocab.bpe", metavar="FOLDER")
     ] = None,
     validate_every: Annotated[int | None, _count("Steps between validations")] = None,
     sample_every: Annotated[int | None, _count("Steps between samples")] = None,

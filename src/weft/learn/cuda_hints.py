@@ -13,6 +13,8 @@ KERNEL = re.compile(
     r"__global__\s[\w\s]*?\bvoid\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\(([^)]*)\)", re.S
 )
 LAUNCH = re.compile(r"(\w+)\s*(?:<[^<>;(){}]*>\s*)?<<<(.*?)>>>\s*\(", re.S)
+TERM = r"(?<![\w<.])[\w.]+(?:\[[^\]]*\])?"
+TARGET = r"\w+(?:\[[^\];]*\])*"
 PAIR = r"\(\s*[^(),]+,\s*[^(),]+\)"
 QUOTES = str.maketrans("‘’", "''")
 
@@ -24,6 +26,7 @@ HINTS = (
         "",
         "// starts a comment in C++; whole-number division is /",
     ),
+    (r"\w\s*//=", "", "// starts a comment in C++; whole-number division is /="),
     (r"\b(?:if|elif|while)\b\s+[^({]*:\s*$", "", "an if is written: if (i < n) statement;"),
     (r"\bif\b\s*[^(\s]", "expected '\\('", "an if is written: if (i < n) statement;"),
     (
@@ -60,6 +63,48 @@ HINTS = (
         r"\b(\w+)\[\w+\](?:\.\w+)?\s*[-+*/]?=[^=]",
         "const float4|discards qualifiers|read-only",
         r"\1 points to const, which may only be read; where it is written: float4* \1 = (float4*)...",
+    ),
+    (
+        r"\bcudaStreamCreate\s*\(\s*([^&\s][^)]*)\)",
+        "does not fit",
+        r"cudaStreamCreate takes the address of the stream: cudaStreamCreate(&\1)",
+    ),
+    (
+        r"\bcudaStreamSynchronize\s*\(\s*(\w+)\s*\)",
+        "does not fit",
+        r"cudaStreamSynchronize waits for one stream; for all: cudaDeviceSynchronize()",
+    ),
+    (
+        r"<<<[^;]*,[^;]*,[^;]*>>>",
+        "the launch of .* does not fit",
+        "in <<< >>> the third value is the bytes of dynamic shared memory; a stream is the fourth",
+    ),
+    (r"\bcudaMemset\s*\(", "too few arguments", "cudaMemset(target, 0, bytes)"),
+    (
+        r"\bcudaMemcpyToSymbol\s*\(\s*&\s*(\w+)",
+        "cannot bind",
+        r"cudaMemcpyToSymbol takes the array itself: cudaMemcpyToSymbol(\1, source, bytes)",
+    ),
+    (
+        r"\batomicAdd\s*\(\s*(\w+(?:\[[^\]]*\])*)\s*,",
+        "no matching function",
+        r"atomicAdd takes an address, and a value of the same type: atomicAdd(&\1, v)",
+    ),
+    (
+        r"\b__shared__\b",
+        "storage size|must be constant|not constant",
+        "its size is known before the launch: __shared__ float s[256]",
+    ),
+    (
+        r"^\s*(\w+)\s*=",
+        "incompatible types in assignment of .* to '.*\\[",
+        r"an array is not assigned: copy its elements, or bytes by cudaMemcpy or cudaMemcpyToSymbol",
+    ),
+    (r"[^=!<>]=[^=]", "lvalue required as left operand", "= assigns, == compares"),
+    (
+        r"(?<!_)\b(popc|ffs|ballot_sync|any_sync|all_sync|shfl\w*_sync|syncthreads|syncwarp)\b",
+        "not declared",
+        r"this name starts with two underscores: __\1",
     ),
     ("", "no match for 'operator.*float4", "a float4 has no arithmetic: v.x *= a; and likewise y, z, w"),
     (r"#", "stray '#'|preprocessing directive", "a comment starts with // in C++"),
@@ -150,8 +195,20 @@ def _slips(code: str, kernels: dict[str, str]) -> list[tuple[int, str, str]]:
         name, row, column = match.groups()
         if name in kernels or name == "auto":
             continue
-        text = f"{match[0]} is {name}[{column}] in C++; write {name}[{row} * columns + {column}]"
+        has_two = re.search(rf"\b{name}\s*\[[^\[\];]*\]\s*\[", code)
+        is_declared = re.search(r"\b(?:float|int|double|unsigned)\s+(?:[^;()]*,\s*)?$", code[: match.start()])
+        index = f"[{row}][{column}]" if has_two or is_declared else f"[{row} * columns + {column}]"
+        text = f"{match[0]} is {name}[{column}] in C++; write {name}{index}"
         slips.append((match.start(), "a comma in an index", text))
+    for match in re.finditer(r"\b__shared__\b[^;()=]*=", code):
+        text = "declare it without a value; a thread assigns each element, and a barrier follows"
+        slips.append((match.start(), "a __shared__ variable has no first value", text))
+    for match in re.finditer(rf"{TERM}\s*<=?\s*{TERM}\s*<=?\s*{TERM}", code):
+        text = "C++ compares the result of the first comparison, 0 or 1: write a <= b && b < c"
+        slips.append((match.start(), f"{match[0]} compares twice", text))
+    for match in re.finditer(rf"[;{{}}]\s*({TARGET}\s*,\s*{TARGET}\s*=[^=][^;]*;)", code):
+        text = "C++ assigns one at a time; to exchange two, keep one in a variable: float a = ...;"
+        slips.append((match.start(1), "an assignment to two at once", text))
     return slips
 
 

@@ -32,6 +32,9 @@ LEARNER = ("-O0", "-g1", "-gdwarf-4", "-w", "-fsanitize=thread,bounds-strict", "
 LAUNCH = re.compile(r"\b([A-Za-z_]\w*(?:<[^<>;(){}]*>)?)\s*<<<(.*?)>>>\s*\(", re.S)
 DYNAMIC = re.compile(r"\bextern\s+__shared__\s+(?:__align__\(\d+\)\s+)?([\w ]+?)\s*\b(\w+)\s*\[\s*\]\s*;")
 SIGNATURE = re.compile(r"\s*([\w *]+?)\s*\b(\w+)\((.*)\)\s*")
+# A local variable without a first value gets grading.UNSET_BYTE in each byte, and no 0 by luck.
+# Since GCC 12.
+UNSET_LOCALS = "-ftrivial-auto-var-init=pattern"
 COMPILE_SECONDS = 120.0
 BEYOND = re.compile(r"byte (\d+) of the dynamic shared memory, which has (\d+) bytes")
 INDEX = re.compile(r"(?<![\w.])@(?![\w.])")  # stands for an element of shared memory in a fault's message
@@ -284,7 +287,16 @@ class Program:
             for header in ("cuda_runtime.h", "cuda.h"):  # what a CUDA file may include
                 Path(temporary, header).touch()
             includes = [f"-I{temporary}", "-include", str(EMULATOR / "cuda.hpp")]
-            command = [compiler, *OPTIONS, *LEARNER, *includes, "-c", str(source), "-o", str(built)]
+            command = [
+                compiler,
+                *OPTIONS,
+                *_learner_options(compiler),
+                *includes,
+                "-c",
+                str(source),
+                "-o",
+                str(built),
+            ]
             done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS)
             if done.returncode:
                 raise Refused("compile", cuda_hints.first_error(done.stderr, self.file_name, self.lines))
@@ -348,13 +360,22 @@ def _bits(argument: Any) -> int:
 
 
 @cache
+def _version(compiler: str) -> str:
+    command = [compiler, "-dumpfullversion"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS).stdout.strip()
+
+
+def _learner_options(compiler: str) -> tuple[str, ...]:
+    major = _version(compiler).partition(".")[0]
+    return (*LEARNER, UNSET_LOCALS) if major.isdigit() and int(major) >= 12 else LEARNER
+
+
+@cache
 def _folder(compiler: str) -> Path:
     """Return the cache folder of this emulator and this compiler; compiled files are named by content."""
-    version = subprocess.run(
-        [compiler, "-dumpfullversion"], capture_output=True, timeout=COMPILE_SECONDS
-    ).stdout
     contents = [path.read_bytes() for path in sorted(EMULATOR.glob("*.?pp"))]
-    key = hashlib.sha256(b"\0".join([version, repr((OPTIONS, LEARNER)).encode(), *contents])).hexdigest()[:16]
+    options = repr((OPTIONS, _learner_options(compiler))).encode()
+    key = hashlib.sha256(b"\0".join([_version(compiler).encode(), options, *contents])).hexdigest()[:16]
     folder = cache_folder() / "learn" / key
     folder.mkdir(parents=True, exist_ok=True)
     return folder

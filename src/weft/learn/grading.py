@@ -8,6 +8,10 @@ from typing import Any
 
 import numpy as np
 
+UNSET_BYTE = b"\xfe"  # of a local variable without a first value: see cuda_program.UNSET_LOCALS
+UNSET_FLOAT = abs(float(np.frombuffer(UNSET_BYTE * 4, np.float32)[0]))
+UNSET_INT = abs(int(np.frombuffer(UNSET_BYTE * 4, np.int32)[0]))
+
 
 class Refused(Exception):
     """Raised by a grade module for the first check that a solution does not pass.
@@ -57,9 +61,28 @@ def compare(
     reason = f"{where}: expected {number(expected[index])}, got {number(actual[index])}"
     if len(wrong) > 1:
         reason += f" ({len(wrong)} of {expected.size} elements differ)"
+    if _is_unset(actual[index], expected[index]):
+        raise Refused(check, f"{reason}. Does a variable start without a value, and not as float sum = 0?")
     if mistake is not None and (likely := mistake(actual)):
         reason += f". {likely}"
+    elif (
+        actual.any()
+        and np.isfinite(actual).all()
+        and (actual == np.trunc(actual)).all()
+        and (expected != np.trunc(expected)).any()
+    ):
+        reason += ". All results are whole numbers: is a variable an int that should be a float?"
     raise Refused(check, reason)
+
+
+def _are_whole(values: np.ndarray) -> bool:
+    return bool((np.isfinite(values) & (values == np.trunc(values))).all())
+
+
+def _is_unset(value: Any, expected: Any) -> bool:
+    """Return whether a wrong value is about what a local variable without a first value holds."""
+    size = abs(float(value) - float(expected))
+    return any(0.99 * unset < size < 1.01 * unset for unset in (UNSET_FLOAT, UNSET_INT))
 
 
 def number(value: Any) -> str:
@@ -71,6 +94,14 @@ def number(value: Any) -> str:
     if isinstance(value, float | np.floating) and math.isfinite(value):
         return f"{float(value):.6g}"
     return str(value)
+
+
+def quarters(generator: np.random.Generator, low: int, high: int, shape: int | tuple[int, ...]) -> np.ndarray:
+    """Return random multiples of 1/4 from ``low`` to ``high`` (inclusive), as float32.
+
+    Their sums and products are exact in any order, and an int in a learner's code loses their fractions.
+    """
+    return (generator.integers(4 * low, 4 * high + 1, size=shape) / 4).astype(np.float32)
 
 
 def odd_sizes(generator: np.random.Generator, *, low: int, high: int, count: int = 3) -> list[int]:

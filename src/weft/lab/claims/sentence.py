@@ -7,6 +7,7 @@ Every word must be understood, and none may be said twice: a sentence that is no
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -63,7 +64,7 @@ FILLERS = frozenset(
         a an the in on at of with for to it its is are was takes took needs runs ran run running reaches
         reached achieves achieved gets hits does kernel kernels operator op shape shaped size sized elements
         tensor matrix matrices rows pass per call our my we i and nvidia geforce tesla gpu card one single
-        only from by using
+        only from by using got get achieve reach measured measure
         """,
     )
 )
@@ -71,8 +72,11 @@ NUMBER = r"\d+(?:\.\d+)?(?:e[+-]?\d+)?"
 SIDE = r"(?:\d+\^\d+|\d+k?)"
 SHAPE = rf"{SIDE}(?:x{SIDE})*"
 START, END = r"(?<![\w.^=])", r"(?![\w^]|\.\d)"
-FLOPS = r"([kmgtp])flops?(?:/s(?:ec)?|ps)?"
-BYTES = r"([kmgt]i?)b(?:ytes)?/s(?:ec)?"
+PER_SECOND = r"(?: ?/ ?s(?:ec(?:ond)?)?| per s(?:ec(?:ond)?)?)"
+FLOPS = rf"([kmgtp])flops?(?:{PER_SECOND}|ps)?"
+BYTES = rf"([kmgt]i?)b(?:ytes)?{PER_SECOND}"
+# 16,384 x 16,384 and 1,048,576 elements have commas of thousands; 512,512 alone could be two dimensions.
+THOUSANDS = re.compile(r"(?<![\d.,(\[])\d{1,3}(?:,\d{3})+(?![\d,)\]])")
 
 
 class _Sentence:
@@ -80,7 +84,8 @@ class _Sentence:
 
     def __init__(self, text: str) -> None:
         # One letter for another: errors quote the words as they were written.
-        self.original = text.translate({0xB5: "u", 0x3BC: "u", 0xD7: "x"})
+        letters = text.translate({0xB5: "u", 0x3BC: "u", 0xD7: "x"})
+        self.original = THOUSANDS.sub(_without_thousands, letters)
         if not self.original.isascii() or not self.original.isprintable():
             strange = next(c for c in self.original if not (c.isascii() and c.isprintable()))
             raise not_understood(repr(strange), "letters, digits and signs of ASCII")
@@ -109,6 +114,12 @@ class _Sentence:
         return by_word[matches[0].group()] if matches else None
 
 
+def _without_thousands(match: re.Match[str]) -> str:
+    before, after = match.string[: match.start()], match.string[match.end() :]
+    is_side = re.search(r"[\dk](?: *[x*] *| by )$", before) or re.match(r" *[x*] *\d| by \d| elements", after)
+    return match.group().replace(",", "") if is_side else match.group()
+
+
 def not_understood(word: str, expected: str) -> WeftError:
     return WeftError("not understood", expected=expected, got=word, hint=_hint())
 
@@ -122,7 +133,8 @@ def missing(what: str, expected: str) -> WeftError:
 
 
 def _hint() -> str:
-    return "for example: " + "; ".join(f'"{example}"' for example in EXAMPLES)
+    examples = "; ".join(f'"{example}"' for example in EXAMPLES)
+    return f"weft ops lists the operators, weft hardware the GPUs; for example: {examples}"
 
 
 def parse(text: str) -> Statement:
@@ -250,7 +262,7 @@ def _take_figure(sentence: _Sentence) -> tuple[float | None, str, str | None]:
     for match in sentence.take(rf"({NUMBER}) ?(?:({units})|{FLOPS}|{BYTES})"):
         number, time_unit, flops_prefix, bytes_prefix = match.groups()
         written = sentence.written(match)
-        if re.search(r"[KMGT]i?b/s", written):
+        if re.search(r"[KMGT]i?b\b", written):
             raise not_understood(written, "bytes: GB/s, not Gb/s")
         if time_unit:
             figures.append((float(number) * SECONDS[time_unit], "s", written))
@@ -269,12 +281,12 @@ def _take_figure(sentence: _Sentence) -> tuple[float | None, str, str | None]:
 
 
 def _take_shapes(sentence: _Sentence) -> list[str]:
-    """Take every shape: 16384x16384, 16384*16384, (16384, 16384), 16kx16k (k is 1024), 2^28."""
+    """Take every shape: 16384x16384, 16384*16384, 8 by 8, (16384, 16384), 16kx16k (k is 1024), 2^28."""
     for match in list(re.finditer(r"[(\[]\s*\d+k?(?:\s*,\s*\d+k?)+\s*,?\s*[)\]]", sentence.rest)):
         inner = "x".join(re.findall(r"\d+k?", match.group()))
         before, after = sentence.rest[: match.start()], sentence.rest[match.end() :]
         sentence.rest = before + inner.ljust(len(match.group())) + after
-    sentence.rest = re.sub(r"(?<=[\dk]) *[x*] *(?=\d)", "x", sentence.rest)
+    sentence.rest = re.sub(r"(?<=[\dk])(?: *[x*] *| by )(?=\d)", "x", sentence.rest)
     return [match.group() for match in sentence.take(SHAPE)]
 
 
@@ -309,4 +321,9 @@ def _refuse_rest(sentence: _Sentence, gpus: tuple[specs.GpuSpec, ...]) -> None:
             continue
         if not gpus and re.search(rf"\bon (?:an? )?{re.escape(word)}", sentence.rest):
             raise not_understood(word, f"a GPU: {', '.join(s.key for s in specs.all_specs())}")
-        raise not_understood(word, "an operator, data type, shape, figure, direction or GPU")
+        if word == "%":
+            raise not_understood(word, "a figure: a time (0.3 ms), TFLOP/s, or GB/s")
+        names = [name for operator in registry.operator_names() for name in _spellings(operator)]
+        close = difflib.get_close_matches(word, names, n=1)
+        near = f" (near it: {close[0]})" if close else ""
+        raise not_understood(word, f"an operator{near}, data type, shape, figure, direction or GPU")

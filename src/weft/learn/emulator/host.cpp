@@ -58,6 +58,16 @@ static void wait_for(WeftStream& stream) {
   run_until(stream, nullptr, 0);
   timeline.push_back({HOST_WAITS, &stream, nullptr, COMPUTE, 0});
 }
+static void require_stream(cudaStream_t stream, const void* pc, const std::string& where = "") {
+  for (auto& created : streams)
+    if (created.get() == stream) return;
+  if (stream) fail(where + "the stream is not created: cudaStreamCreate(&s) comes before its use", pc);
+}
+static void require_event(cudaEvent_t event, const void* pc) {
+  for (auto& created : events)
+    if (created.get() == event) return;
+  fail("the event is not created: cudaEventCreate(&e) comes before its use", pc);
+}
 static void wait_for_all() {
   for (auto& stream : streams) wait_for(*stream);
 }
@@ -119,6 +129,7 @@ static void require_host(const void* pointer, const char* what, const void* pc) 
     fail(std::string(what) + " is device memory, and must be host memory: the target comes first, then the source", pc);
 }
 static void enqueue_copy(cudaStream_t stream, void* to, const void* from, size_t bytes, cudaMemcpyKind kind, const void* pc) {
+  require_stream(stream, pc);
   if (kind == cudaMemcpyDefault)
     kind = is_device(to) ? (is_device(from) ? cudaMemcpyDeviceToDevice : cudaMemcpyHostToDevice)
                          : (is_device(from) ? cudaMemcpyDeviceToHost : cudaMemcpyHostToHost);
@@ -150,6 +161,7 @@ void weft_enqueue(WeftBody* body, const char* name, dim3 grid, dim3 block, size_
   const uint64_t threads = uint64_t(block.x) * block.y * block.z, blocks = uint64_t(grid.x) * grid.y * grid.z;
   if (in_kernel) fail("a kernel launches a kernel, which this emulator does not run", pc);
   const std::string launch = "the launch of " + std::string(name) + ": ";
+  require_stream(stream, pc, launch);
   if (!threads || threads > MAX_THREADS)
     fail(launch + std::to_string(threads) + " threads a block; 1 to " + std::to_string(MAX_THREADS) + " are possible", pc);
   if (!blocks || grid.y > 65535 || grid.z > 65535)
@@ -215,6 +227,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
   return cudaSuccess;
 }
 static void enqueue_set(cudaStream_t stream, void* to, int value, size_t bytes, const void* pc) {
+  require_stream(stream, pc);
   require_device(to, bytes, "cudaMemset", pc);
   auto run = [=]() -> int64_t {
     std::memset(to, value, bytes);
@@ -245,8 +258,13 @@ cudaError_t cudaStreamCreate(cudaStream_t* stream) {
   *stream = streams.back().get();
   return cudaSuccess;
 }
-cudaError_t cudaStreamDestroy(cudaStream_t stream) { return wait_for(*stream), cudaSuccess; }
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  require_stream(stream, CALLER);
+  if (stream) wait_for(*stream);
+  return cudaSuccess;
+}
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  require_stream(stream, CALLER);
   return stream ? wait_for(*stream) : wait_for_all(), cudaSuccess;
 }
 cudaError_t cudaEventCreate(cudaEvent_t* event) {
@@ -256,17 +274,20 @@ cudaError_t cudaEventCreate(cudaEvent_t* event) {
 }
 cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  require_event(event, CALLER), require_stream(stream, CALLER);
   event->stream = stream ? stream : &default_stream;
   Operation operation;
   operation.records = event, operation.ticket = ++event->ticket;
   return enqueue(stream, operation, RECORD, COMPUTE), cudaSuccess;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  require_event(event, CALLER);
   if (event->stream) run_until(*event->stream, event, event->ticket);
   timeline.push_back({HOST_WAITS_FOR_EVENT, event->stream, event, COMPUTE, 0});
   return cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  require_event(event, CALLER), require_stream(stream, CALLER);
   Operation operation;
   operation.waits_for = event, operation.ticket = event->ticket;
   return enqueue(stream, operation, WAIT, COMPUTE), cudaSuccess;

@@ -22,7 +22,8 @@ jmp_buf host_exit;
 uint32_t clock_now = 1, launch_start;
 uint64_t unsynchronised_steps;
 
-constexpr size_t ARENA = size_t(1) << 32, GUARD = 8192;
+// A guard is larger than what an index beyond an edge overshoots: pages that nothing touches take no memory.
+constexpr size_t ARENA = size_t(1) << 32, GUARD = 1 << 20;
 // Basic blocks of one thread between two barriers: more than any exercise's sizes need. It bounds the memory too,
 // because the accesses of a warp are kept until all of its lanes have come as far.
 constexpr uint64_t MAX_STEPS = 300'000;
@@ -90,20 +91,21 @@ Buffer& allocate(const char* name, size_t count, size_t element) {
 bool is_device(const void* address) {
   return arena && (const char*)address >= arena && (const char*)address < arena + ARENA;
 }
-Buffer* buffer_of(const void* address) {  // the nearest one
+// The nearest one. An index too large goes farther astray than a negative one, which is why the way back counts more.
+Buffer* buffer_of(const void* address) {
   Buffer* nearest = nullptr;
   ptrdiff_t best = PTRDIFF_MAX;
   for (Buffer& buffer : buffers) {
     const ptrdiff_t before = buffer.begin - (const char*)address;
     const ptrdiff_t behind = (const char*)address - (buffer.begin + buffer.bytes);
-    const ptrdiff_t distance = std::max({before, behind + 1, ptrdiff_t(0)});
+    const ptrdiff_t distance = std::max({8 * before, behind + 1, ptrdiff_t(0)});
     if (distance < best) best = distance, nearest = &buffer;
   }
   return nearest;
 }
 void mark_initialised(Buffer& buffer, size_t offset, size_t bytes) {
   for (size_t i = offset / buffer.element; i < (offset + bytes + buffer.element - 1) / buffer.element; ++i)
-    buffer.cells[i] = Cell{{}, {}, true};
+    buffer.cells[i] = Cell{{}, {}, {}, true};
 }
 
 static bool is_ordered(const Access& earlier) {
@@ -124,6 +126,13 @@ static Access joined(const Access& earlier, const Access& now) {
   else if (earlier.reach == WARP || earlier.thread != now.thread) both.reach = WARP;
   return both;
 }
+// After a __threadfence of this block its own update of the cell is the last one: the ticket of the last block.
+static bool is_update_ordered(const Access& update) {
+  const bool has_ticket = update.block == current_block && fence_time[current_block] > launch_start;
+  Access last = update;
+  if (last.reach == GRID && has_ticket) last.reach = THREAD;
+  return is_ordered(last);
+}
 static const char* const DID[] = {"reads", "writes", "updates"};
 static std::string by(const Access& a) {
   if (a.reach == THREAD && a.block == current_block) {
@@ -138,7 +147,7 @@ static const char* between(const Access& a, bool is_shared) {
 }
 template <typename Name>  // a function: the text is made for a fault only
 static void touch(Cell& cell, int kind, const void* pc, const Name& element, const void* address) {
-  const Access now{current_block, uint16_t(current_thread), THREAD, kind == ATOMIC, clock_now, pc};
+  const Access now{current_block, uint16_t(current_thread), THREAD, clock_now, pc};
   if (kind != WRITE && !cell.initialised) {
     if (!address) fail(here() + " reads " + element() + ", which nothing has written", pc);
     if (!unwritten.cell) unwritten = {&cell, pc, address, here(), size_t(fault.bytes)};
@@ -146,20 +155,26 @@ static void touch(Cell& cell, int kind, const void* pc, const Name& element, con
   }
   if (unwritten.cell == &cell && kind == WRITE) fail_unwritten(" yet. Is a barrier missing?", pc);
   if (unwritten.cell) {  // races behind it are its effect
-    if (kind != READ) cell.write = now, cell.initialised = true;
+    if (kind != READ) (kind == WRITE ? cell.write : cell.update) = now, cell.initialised = true;
     return;
   }
-  const bool both_atomic = kind == ATOMIC && cell.write.atomic;
-  if (!is_ordered(cell.write) && !both_atomic) {
-    if (kind == WRITE && !cell.write.atomic)
+  if (!is_ordered(cell.write)) {
+    if (kind == WRITE)
       fail("race: " + here() + " and " + by(cell.write) + " write " + element(), pc, cell.write.pc, address);
-    fail("race: " + here() + " " + DID[kind] + " " + element() + ", which " + by(cell.write) +
-             (cell.write.atomic ? " updates" : " writes") + between(cell.write, address), pc, cell.write.pc, address);
+    fail("race: " + here() + " " + DID[kind] + " " + element() + ", which " + by(cell.write) + " writes" +
+             between(cell.write, address), pc, cell.write.pc, address);
   }
+  // Atomic updates are ordered among each other. A plain write stays on record beside them: an update of the thread
+  // that wrote does not order the write before the updates of others.
+  if (kind != ATOMIC && !is_update_ordered(cell.update))
+    fail("race: " + here() + " " + DID[kind] + " " + element() + ", which " + by(cell.update) +
+             (cell.update.reach == THREAD ? " updates" : " update") + between(cell.update, address), pc,
+         cell.update.pc, address);
   if (kind != READ && !is_ordered(cell.read))
     fail("race: " + here() + " " + DID[kind] + " " + element() + ", which " + by(cell.read) +
              (cell.read.reach == THREAD ? " reads" : " read") + between(cell.read, address), pc, cell.read.pc, address);
   if (kind == READ) cell.read = joined(cell.read, now);
+  else if (kind == ATOMIC) cell.update = joined(cell.update, now), cell.initialised = true;
   else cell.write = now, cell.initialised = true;
 }
 

@@ -27,12 +27,11 @@ struct Access {
   uint32_t block = 0;
   uint16_t thread = 0;
   Reach reach = NOBODY;
-  bool atomic = false;
   uint32_t time = 0;
   const void* pc = nullptr;
 };
 struct Cell {  // shadow of one element of memory
-  Access write, read;
+  Access write, update, read;  // a plain write, an atomic update, a plain read
   bool initialised = false;
 };
 struct Buffer {  // an array in the device's memory
@@ -78,6 +77,8 @@ std::string here();   // "thread (1, 0, 0) of block (2, 0, 0)"
 std::string thread_name(uint32_t block, uint32_t thread);
 [[noreturn]] void leave_kernel();
 void run_grid(void (*body)(void*), void* argument, const unsigned* grid, const unsigned* block, size_t shared);
+
+constexpr int64_t MAX_BARRIERS = 20'000;  // of one block: an endless loop with a barrier stops here
 
 // memory.cpp
 constexpr int READ = 0, WRITE = 1, ATOMIC = 2;

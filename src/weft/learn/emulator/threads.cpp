@@ -100,6 +100,7 @@ static __attribute__((noinline)) void resume(Fiber& fiber) {
   setcontext(&fiber.start);
 }
 static void run_block() {
+  int64_t block_barriers = 0;
   for (;;) {
     uint32_t waiting = 0, done = 0;
     made_progress = false;
@@ -117,6 +118,10 @@ static void run_block() {
     if (waiting == threads_per_block) {
       check_barriers();
       ++counts.barriers;
+      if (++block_barriers > MAX_BARRIERS) {
+        current_thread = 0;
+        fail("endless loop: " + here() + " does not leave a loop with a barrier in it", fibers[0].pc);
+      }
       flush_counts();
       block_sync_time = ++clock_now;
       for (uint32_t t = 0; t < threads_per_block; ++t) fibers[t].state = READY, fibers[t].steps = 0;

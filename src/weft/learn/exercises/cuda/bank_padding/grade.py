@@ -11,7 +11,7 @@ from weft.learn.candidate import Candidate
 from weft.learn.cuda_checks import require_coalesced, require_conflict_free, require_shared
 from weft.learn.cuda_hints import strip_comments
 from weft.learn.cuda_program import Program
-from weft.learn.grading import Refused, compare, odd_sizes
+from weft.learn.grading import Refused, compare, odd_sizes, quarters
 
 WRONG = "lanes access different words of one bank"
 LUCKY = "Let neighbouring threads access neighbouring elements"
@@ -21,7 +21,7 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
     yield require_shared(candidate, "tile")
     program = Program(candidate, "void run(const float* x, float* sums, int rows)")
     for rows in (32, 64, 1, *odd_sizes(generator, low=33, high=300, count=2)):
-        x = generator.integers(-9, 10, size=(rows, 32)).astype(np.float32)  # sums of integers are exact
+        x = quarters(generator, -9, 9, (rows, 32))
         sums = program.empty("sums", rows)
         counts = program.call("run", program.array("x", x), sums, rows, case=f"{rows} rows")
         yield compare(f"{rows} rows", sums.read(), x.sum(axis=1))

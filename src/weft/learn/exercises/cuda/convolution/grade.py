@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from weft.learn.candidate import Candidate
+from weft.learn.cuda_checks import require_active
 from weft.learn.cuda_program import Program
 from weft.learn.grading import compare, odd_sizes, require
 
@@ -40,3 +41,4 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
             f"{check}: loads",
             f"{counts.load_bytes} bytes were loaded from global memory, and tiles with halos need {limit}",
         )
+        yield require_active(check, counts, share=0.7)

@@ -8,7 +8,7 @@ import numpy as np
 
 from weft.learn.candidate import Candidate
 from weft.learn.cuda_program import Program
-from weft.learn.grading import compare, odd_sizes, require
+from weft.learn.grading import compare, odd_sizes, quarters, require
 
 WRONG = "Is the addition atomic?"
 LUCKY = "one for each block is enough"
@@ -17,15 +17,15 @@ LUCKY = "one for each block is enough"
 def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]:
     program = Program(candidate, "void run(const float* x, float* sum, int n)")
     for n in (512, 2048, 1, *odd_sizes(generator, low=600, high=9000)):
-        x = generator.integers(-9, 10, size=n).astype(np.float32)  # sums of integers are exact
+        x = quarters(generator, -9, 9, n)
         total, check = program.empty("sum", 1), f"n = {n}"
         counts = program.call(
             "run", program.array("x", x), total, n, case=check, on_race="Is the addition atomic?"
         )
-        yield compare(check, total.read(), x.sum(keepdims=True))
         yield require(
             counts.global_atomics <= counts.blocks,
             f"{check}: atomics",
-            f"{counts.global_atomics} atomic additions by {counts.blocks} blocks: one for each block "
-            "is enough",
+            f"atomic additions: {counts.global_atomics}, blocks: {counts.blocks}; one for each block is "
+            "enough",
         )
+        yield compare(check, total.read(), x.sum(keepdims=True))

@@ -8,7 +8,7 @@ import numpy as np
 
 from weft.learn.candidate import Candidate
 from weft.learn.cuda_program import Program
-from weft.learn.grading import compare, odd_sizes, require
+from weft.learn.grading import compare, odd_sizes, quarters, require
 
 WRONG = "which its mask names"
 LUCKY = "expected one barrier"
@@ -18,7 +18,7 @@ ELEMENTS = 512  # of a block
 def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]:
     program = Program(candidate, "void run(const float* x, float* sums, int n)")
     for n in (1024, 2048, 1, 255, 513, *odd_sizes(generator, low=600, high=5000, count=2)):
-        x = generator.integers(-9, 10, size=n).astype(np.float32)  # sums of integers are exact
+        x = quarters(generator, -9, 9, n)
         blocks = -(-n // ELEMENTS)
         sums, check = program.empty("sums", blocks), f"n = {n}"
         counts = program.call("run", program.array("x", x), sums, n, case=check)

@@ -8,7 +8,7 @@ import numpy as np
 
 from weft.learn.candidate import Candidate
 from weft.learn.cuda_program import Program
-from weft.learn.grading import compare, odd_sizes, require
+from weft.learn.grading import compare, odd_sizes, quarters, require
 
 WRONG = "Is a barrier between reading and writing s?"
 LUCKY = "Are there eight steps?"
@@ -17,7 +17,7 @@ LUCKY = "Are there eight steps?"
 def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]:
     program = Program(candidate, "void run(const float* x, float* y, int n)")
     for n in (32, 256, 512, 1, *odd_sizes(generator, low=257, high=1500)):
-        x = generator.integers(1, 10, size=n).astype(np.float32)  # sums of integers are exact
+        x = quarters(generator, 1, 9, n)
         y, check = program.empty("y", n), f"n = {n}"
         counts = program.call(
             "run",

@@ -8,7 +8,7 @@ import numpy as np
 
 from weft.learn.candidate import Candidate
 from weft.learn.cuda_program import Program
-from weft.learn.grading import compare, odd_sizes, require
+from weft.learn.grading import compare, odd_sizes, quarters, require
 
 MISTAKE = "Are there two barriers in each step?"
 WRONG = MISTAKE
@@ -19,8 +19,8 @@ def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]
     program = Program(candidate, "void run(const float* a, const float* b, float* c, int m, int n, int k)")
     odd = odd_sizes(generator, low=17, high=70, count=5)
     for m, n, k in ((32, 48, 64), (odd[0], odd[1], 32), (odd[2], odd[3], odd[4]), (1, 1, 1), (5, 40, 3)):
-        a = generator.integers(-9, 10, size=(m, k)).astype(np.float32)  # products of integers are exact
-        b = generator.integers(-9, 10, size=(k, n)).astype(np.float32)
+        a = quarters(generator, -9, 9, (m, k))
+        b = quarters(generator, -9, 9, (k, n))
         c, check = program.empty("c", (m, n)), f"m, n, k = {m}, {n}, {k}"
         counts = program.call(
             "run", program.array("a", a), program.array("b", b), c, m, n, k, case=check, on_race=MISTAKE

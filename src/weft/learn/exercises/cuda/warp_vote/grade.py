@@ -8,7 +8,7 @@ import numpy as np
 
 from weft.learn.candidate import Candidate
 from weft.learn.cuda_program import Program
-from weft.learn.grading import compare, odd_sizes, require
+from weft.learn.grading import compare, odd_sizes, quarters, require
 
 WRONG = "a lane counts its own vote too"
 LUCKY = "which its mask names"
@@ -17,7 +17,7 @@ LUCKY = "which its mask names"
 def grade(candidate: Candidate, generator: np.random.Generator) -> Iterator[str]:
     program = Program(candidate, "void run(const float* x, float* y, int* kept, int n)")
     for n in (64, 320, 1, *odd_sizes(generator, low=33, high=500)):
-        x = generator.integers(-9, 10, size=n).astype(np.float32)
+        x = quarters(generator, -9, 9, n)
         warps, check = -(-n // 32), f"n = {n}"
         y, numbers_device = (
             program.array("y", np.full(32 * warps, -1, np.float32)),
