@@ -28,9 +28,7 @@ Training, checkpoints and samples: weft help training"""
 def generate(
     checkpoint: Annotated[
         Path,
-        typer.Argument(
-            metavar="CHECKPOINT", help="Run folder, checkpoint, or Hugging Face GPT-2 folder"
-        ),
+        typer.Argument(metavar="CHECKPOINT", help="Run folder, checkpoint, or Hugging Face GPT-2 folder"),
     ],
     prompt: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Text to continue [default: start a new text]")

@@ -149,12 +149,13 @@ def _plain_function(inputs: tuple[Any, ...], params: dict[str, Any], impl: str |
     from weft.ops.attention.with_torch import library_call
 
     # A call that needs no log-sum-exp: PyTorch's function runs the same kernel, and does less on the host.
-    library = library_call(*inputs[:3], params["causal"], params["scale"])
+    q, k, v = inputs[:3]
+    library = library_call(q, k, v, params["causal"], params["scale"])
     if library is None:
         return None
 
-    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor] | None:
-        is_aligned = not (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15
-        return (library(q, k, v),) if is_aligned else None
+    def function(*tensors: torch.Tensor) -> tuple[torch.Tensor] | None:
+        is_aligned = not any(x.data_ptr() & 15 for x in tensors)
+        return (library(*tensors),) if is_aligned else None
 
     return function

@@ -325,8 +325,9 @@ def _linear_gelu_lean(inputs: tuple[Any, ...], impl: str | None) -> torch.Tensor
         chosen = choose()
         is_library = resolve("linear_gelu", chosen) in TRACED
     else:
-        chosen, is_library = recent("linear_gelu_lean", impl, inputs, params) or (None, False)
-    if chosen is None:
+        known = recent("linear_gelu_lean", impl, inputs, params)
+        chosen, is_library = known or ("", False)
+    if not chosen:
         chosen = memoized(("linear_gelu_lean", impl), inputs, params, choose)
         is_library = resolve("linear_gelu", chosen) in TRACED
         if can_skip_dispatcher(inputs):
