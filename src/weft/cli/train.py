@@ -86,6 +86,12 @@ def train(
     dropout: Annotated[float | None, _number("Dropout probability [default: 0]")] = None,
     ops: Ops = None,
     compile: Compile = None,
+    sparse: Annotated[
+        str | None, _option("2:4 sparse weights: those of the MLPs [default: none]", metavar="mlp")
+    ] = None,
+    sparse_refresh: Annotated[
+        int | None, _count("Steps between choices of the sparse weights' places [default: never]")
+    ] = None,
     dtype: Annotated[
         str | None, _option("Data type [default: by the device]", metavar="bfloat16|float32")
     ] = None,

@@ -81,6 +81,8 @@ def train(
             log, quiet = (lambda line: None), True
         # Everything that can be refused is checked before the directory is created.
         plan.train.micro_batch_size(processes.world)  # refused before anything is written
+        if plan.train.sparse and processes.world > 1:
+            raise WeftError("--sparse", expected="one process", got=f"{processes.world} processes")
         check_profile_steps(profile, plan.train.steps)
         _require_memory(plan, kind, processes.world)
         strategy = choose_strategy(processes, plan.train.strategy, plan.train.reshard)

@@ -100,28 +100,71 @@ class _SparseProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, dense_gradient: bool, impl: str | None
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        mask: Tensor | None,
+        dense_gradient: bool,
+        impl: str | None,
     ) -> Tensor:
-        values, metadata, values_t, metadata_t = ops.prune_2_4_transposable(weight.detach())
-        ctx.save_for_backward(x, metadata, values_t, metadata_t)
+        # Pruning keeps every nonzero element of a weight that a mask has made 2:4 both ways already: it packs
+        # the weight in one kernel, and the places stay those of the mask.
+        masked = weight.detach() if mask is None else weight.detach() * mask
+        values, metadata, values_t, metadata_t = ops.prune_2_4_transposable(masked)
+        ctx.save_for_backward(x, metadata, values_t, metadata_t, mask)
         ctx.dense_gradient, ctx.impl = dense_gradient, impl
         return ops.sparse_linear(x, values, metadata, bias, impl=impl)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad = grads[0]
-        x, metadata, values_t, metadata_t = ctx.saved_tensors
+        x, metadata, values_t, metadata_t, mask = ctx.saved_tensors
         dx = dw = dbias = None
         grad2d = as_matrix(grad)
         if ctx.needs_input_grad[0]:
             dx = ops.sparse_linear(grad, values_t, metadata_t, impl=ctx.impl)
         if ctx.needs_input_grad[1]:
             dw = grad2d.t() @ as_matrix(x)
-            if not ctx.dense_gradient:
+            if not ctx.dense_gradient and mask is not None:
+                dw = dw * mask
+            elif not ctx.dense_gradient:
                 dw = pattern.expand(pattern.compress(dw, metadata), metadata)
         if ctx.needs_input_grad[2]:
             dbias = grad2d.sum(0, dtype=torch.float32).to(grad.dtype)
-        return dx, dw, dbias, None, None
+        return dx, dw, dbias, None, None, None
+
+
+def masked_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    mask: Tensor,
+    *,
+    dense_gradient: bool = False,
+    impl: str | None = None,
+) -> Tensor:
+    """Return ``x @ (weight * mask).T + bias`` by sparse products, as is the gradient of x.
+
+    Args:
+        x: (*, in).
+        weight: (out, in), both multiples of four, in the dtype of x.
+        bias: (out,).
+        mask: bool (out, in), of :func:`transposable_mask`: at most two of each four in rows and in columns.
+        dense_gradient: the weight's gradient goes to all its elements, not to those of the mask alone.
+        impl: implementation of ``weft.ops.sparse_linear``; None leaves the choice to dispatch.
+    """
+    return _SparseProduct.apply(x, weight, bias, mask, dense_gradient, impl)  # type: ignore[no-any-return, no-untyped-call]
+
+
+@torch.no_grad()
+def transposable_mask(weight: Tensor) -> Tensor:
+    """Return the bool mask (out, in) of the elements that ``weft.ops.prune_2_4_transposable`` keeps.
+
+    An element that is zero is never part of it.
+    """
+    values, metadata, _, _ = ops.prune_2_4_transposable(weight.detach())
+    return ops.expand_2_4(values, metadata) != 0
 
 
 class SparseTrainingLinear(torch.nn.Linear):
@@ -159,7 +202,7 @@ class SparseTrainingLinear(torch.nn.Linear):
         """Map (*, in_features) to (*, out_features)."""
         bias = self.weight.new_zeros(self.out_features) if self.bias is None else self.bias
         x, weight, bias = cast(input, self.weight, bias)
-        return _SparseProduct.apply(x, weight, bias, self.dense_gradient, self.impl)  # type: ignore[no-any-return, no-untyped-call]
+        return _SparseProduct.apply(x, weight, bias, None, self.dense_gradient, self.impl)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _check_fours(name: str, **sizes: int) -> None:

@@ -28,6 +28,7 @@ from weft import ops
 from weft.core import WeftError
 from weft.gpt2.model.config import ModelConfig
 from weft.gpt2.model.kv_cache import KVCache
+from weft.nn.sparse import masked_linear
 from weft.ops.attention import attention_packed
 
 Implementations = dict[str, str | None]  # by operator; None leaves the choice to dispatch
@@ -59,10 +60,18 @@ class WeightAndBias(torch.nn.Module):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.empty(shape, **factory_kwargs))
         self.bias = torch.nn.Parameter(torch.empty(shape[0], **factory_kwargs))
+        # Set by ``train.sparse_mlp``: the elements of a 2:4 weight, and whether the others have a gradient.
+        self.mask: Tensor | None = None
+        self.dense_gradient = False
 
     def linear(self, x: Tensor, impl: str | None) -> Tensor:
         """``x @ weight.T + bias``."""
         return ops.linear(x, self.weight, self.bias, impl=impl)
+
+    def sparse_linear(self, x: Tensor) -> Tensor:
+        """``x @ (weight * mask).T + bias`` by 2:4 sparse products, forward and for the gradient of x."""
+        assert self.mask is not None
+        return masked_linear(x, self.weight, self.bias, self.mask, dense_gradient=self.dense_gradient)
 
 
 class Block(torch.nn.Module):
@@ -102,6 +111,9 @@ class Block(torch.nn.Module):
     def mlp(self, norm_BTC: Tensor, impls: Implementations) -> Tensor:
         """Return the projection of GELU of the first layer."""
         fc, proj, impl = self.c_fc, self.mlp_proj, impls["mlp_gelu"]
+        if fc.mask is not None:
+            # GELU is a pass of its own here: no sparse product has it in its epilogue.
+            return proj.sparse_linear(ops.gelu(fc.sparse_linear(norm_BTC)))
         # As one operator, GELU's slope runs in the epilogue of a product of the backward.
         if impl is not None:
             return ops.mlp_gelu(norm_BTC, fc.weight, fc.bias, proj.weight, proj.bias, impl=impl)

@@ -9,7 +9,7 @@ from typing import Any
 
 from weft.core import WeftError
 
-DTYPES, STRATEGIES = ("float32", "bfloat16"), ("ddp", "fsdp")
+DTYPES, STRATEGIES, SPARSE = ("float32", "bfloat16"), ("ddp", "fsdp"), ("mlp",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,9 @@ class TrainConfig:
         compile: compile the model with ``torch.compile``.
         graph: launch a micro-batch's kernels as one CUDA graph where possible: on one GPU, without
             dropout and ``compile``.
+        sparse: mlp: the weights of the MLPs are 2:4 sparse in rows and columns (``sparse_mlp``).
+        sparse_refresh: steps between choices of the sparse weights' places; pruned elements then have
+            gradients, and can come back. None: the places of the start stay.
         strategy: how several processes share the work, ddp or fsdp.
         reshard: whether fsdp gathers weights before each forward and backward and drops them after,
             which saves 2 bytes per parameter in bfloat16; None: above a billion parameters.
@@ -64,6 +67,8 @@ class TrainConfig:
     dtype: str = "float32"
     compile: bool = False
     graph: bool = True
+    sparse: str | None = None
+    sparse_refresh: int | None = None
     strategy: str = "ddp"
     reshard: bool | None = None
     validate_every: int | None = None
@@ -99,6 +104,12 @@ class TrainConfig:
         self._require("dtype", DTYPES.__contains__, " or ".join(DTYPES))
         self._require("strategy", STRATEGIES.__contains__, " or ".join(STRATEGIES))
         self._require("reshard", lambda v: isinstance(v, bool), "true, false or null")
+        self._require("sparse", SPARSE.__contains__, " or ".join(SPARSE))
+        if self.sparse_refresh is not None and self.sparse is None:
+            raise WeftError("--sparse-refresh", expected="--sparse mlp with it", got="a dense run")
+        if self.sparse is not None and self.compile:
+            # The products of a sparse weight are an autograd.Function of ours, not traced.
+            raise WeftError("--sparse", expected="no --compile", got="--compile", hint="--no-compile")
         if self.warmup > self.steps:
             raise WeftError("--warmup", expected=f"at most --steps {self.steps}", got=self.warmup)
         self.micro_batch_size(1)
@@ -140,11 +151,11 @@ def _is_whole(value: Any) -> bool:
 
 COUNTS = (
     *("steps", "batch", "length", "accumulate", "validate_every", "validate_batches"),
-    *("sample_every", "sample_tokens", "checkpoint_every", "keep", "patience"),
+    *("sample_every", "sample_tokens", "checkpoint_every", "keep", "patience", "sparse_refresh"),
 )
 OPTIONAL = (
     *("clip", "checkpoint_seconds", "outlier_z", "reshard"),
-    *("validate_every", "sample_every", "checkpoint_every"),
+    *("validate_every", "sample_every", "checkpoint_every", "sparse", "sparse_refresh"),
 )
 # Fields that may change when a run is resumed, because they do not change what is computed.
 MAY_CHANGE_ON_RESUME = frozenset(

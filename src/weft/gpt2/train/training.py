@@ -45,6 +45,7 @@ from weft.gpt2.train.optimizer import Optimizer
 from weft.gpt2.train.profiler import StepProfiler, check_profile_steps
 from weft.gpt2.train.progress import Progress, peak_flops
 from weft.gpt2.train.run_directory import RunDirectory, RunPlan
+from weft.gpt2.train.sparse_mlp import SparseMlp
 from weft.gpt2.train.train_config import cosine_schedule
 from weft.machine.nvtx import active_backend, annotate
 
@@ -149,6 +150,9 @@ class Trainer:
             weight_decay=config.weight_decay,
             local_part=strategy.local_part,
         )
+        self.sparse = None
+        if config.sparse:
+            self.sparse = SparseMlp(self.model, self.optimizer, config.sparse_refresh)
         self.forward: Any = torch.compile(self.module) if config.compile else self.module
         # A replayed graph's kernels have no operator names, so a profiled run launches them one by one.
         # torch.compile manages graphs of its own.
@@ -172,6 +176,9 @@ class Trainer:
         saved = strategy.load_newest(directory.checkpoints, directory.log) if directory.resumed else None
         if saved is not None:
             self._restore(saved)
+        if self.sparse is not None and strategy.is_main:
+            for line in self.sparse.summary():
+                directory.log(line)
         # -1: also a new run that fails in its first step has something to save.
         self.saved_step = self.done if saved else -1
         self.saved_at = time.monotonic()
@@ -181,6 +188,8 @@ class Trainer:
 
     def _restore(self, saved: checkpoint.Checkpoint) -> None:
         self.directory.check_same_plan(saved.state["plan"])
+        if self.sparse is not None:
+            self.sparse.restore(saved.tensors)
         self.strategy.restore(self.optimizer, saved)
         self.guard.load(saved.state["guard"])
         self.done, self.updates = saved.step, saved.state["updates"]
@@ -290,6 +299,8 @@ class Trainer:
     def _step(self, batches: Prefetch, signals: StopSignals) -> StepNumbers:
         config, optimizer, accumulate = self.config, self.optimizer, self.config.accumulate
         is_warmup = not self.micro_batch.is_warm
+        if self.sparse is not None:
+            self.sparse.refresh(self.done)
         # The sum stays on the device: reading each micro-batch's loss would wait for it.
         loss = torch.zeros((), device=self.strategy.device)
         # All micro-batches are launched before the host waits for the first number.
@@ -412,7 +423,11 @@ class Trainer:
             "skipped": self.skipped,
         }  # fmt: skip
         root = self.directory.checkpoints
-        self.strategy.save(root, self.done, self.optimizer, checkpoint.rng_state(), state)
+        if self.sparse is None:
+            self.strategy.save(root, self.done, self.optimizer, checkpoint.rng_state(), state)
+        else:  # of one process
+            files = self.sparse.checkpoint_files(checkpoint.rng_state())
+            checkpoint.save(root, self.done, files, state)
         if self.strategy.is_main:
             # After the new checkpoint is complete: at no moment are there fewer than before.
             checkpoint.prune(root, self.config.keep)
