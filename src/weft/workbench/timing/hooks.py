@@ -10,7 +10,7 @@ Functions registered with ``atexit`` are not looked at: a worker ends without ca
 
 from __future__ import annotations
 
-import _signal
+import _signal  # type: ignore[import-not-found]
 import builtins
 import gc
 import importlib
