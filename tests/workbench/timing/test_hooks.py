@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from time import perf_counter_ns
 from typing import Any
 
 import pytest
@@ -143,6 +144,65 @@ def test_a_hook_is_found_and_named(kind: str) -> None:
     with hook():
         monitor.look_at_all()
     assert [m for m in monitor.messages if words in m], monitor.messages
+
+
+@pytest.mark.parametrize("kind", ["handler", "collector"])
+def test_a_handler_that_removes_itself_is_found_at_the_clock(kind: str) -> None:
+    hook, words = HOOKS[kind]
+    monitor = HookMonitor(PROTECTED)
+    start = perf_counter_ns()
+    with hook():
+        monitor.after_clock(perf_counter_ns, start, 1000)
+    assert [m for m in monitor.look() if words in m], monitor.messages
+    monitor.before_clock()
+
+
+def test_the_handler_of_any_signal_is_found() -> None:
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        monitor = HookMonitor(PROTECTED)
+        before = signal.signal(number, nothing)
+        try:
+            assert monitor.look() == ["a signal handler"], number
+        finally:
+            signal.signal(number, before if before is not None else signal.SIG_DFL)
+
+
+def test_a_finalizer_of_garbage_does_not_run_between_the_clock_and_the_next_run() -> None:
+    """A cycle whose finalizer writes the output, and a collector that is about to run."""
+    ran: list[bool] = []
+
+    class Work:
+        def __init__(self) -> None:
+            self.cycle = self
+
+        def __del__(self) -> None:
+            ran.append(True)
+
+    def garbage_then(inspect: Callable[[], object]) -> None:
+        Work()
+        inspect()
+        objects = [[] for _ in range(5000)]  # more than the young generation's threshold
+        del objects
+
+    monitor, was_enabled, thresholds = HookMonitor(PROTECTED), gc.isenabled(), gc.get_threshold()
+    gc.enable()
+    gc.set_threshold(700, 10, 10)
+    try:
+        start = perf_counter_ns()
+        garbage_then(lambda: monitor.after_clock(perf_counter_ns, start, 1000))
+        assert not ran
+        monitor.before_clock()
+        assert ran and gc.isenabled()
+        ran.clear()
+        garbage_then(lambda: None)  # without the monitor it runs in the inspection
+        assert ran
+        gc.disable()  # a candidate may turn it off; then it stays off
+        monitor.after_clock(perf_counter_ns, start, 1000)
+        monitor.before_clock()
+        assert not gc.isenabled()
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.enable() if was_enabled else gc.disable()
 
 
 def test_the_hooks_of_the_process_itself_are_no_finding() -> None:

@@ -164,6 +164,8 @@ class CpuRunner:
     def run(self, indexes: Sequence[int], repeats: int = 1, mode: str = COLD) -> RunTimes:
         """Make the calls of these indexes, ``repeats`` times, between two readings of the clock."""
         scheduled, outputs = schedule(self._closures, indexes), self._outputs
+        if self._hooks is not None:
+            self._hooks.before_clock()
         if mode == COLD and self.plan.flush:
             self.backend.flush()
         cpu_ns = _cpu_now()

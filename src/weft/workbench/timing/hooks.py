@@ -10,6 +10,7 @@ Functions registered with ``atexit`` are not looked at: a worker ends without ca
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import builtins
 import gc
 import importlib
@@ -32,13 +33,16 @@ from torch.utils._device import DeviceContext
 # Bound at import, so that a candidate that replaces them changes nothing here.
 _id, _vars = id, vars
 _getprofile, _gettrace, _getitimer = sys.getprofile, sys.gettrace, signal.getitimer
+_gc_enable, _gc_disable, _gc_is_enabled, _gc_collect = gc.enable, gc.disable, gc.isenabled, gc.collect
+_gc_callbacks, _getsignal = gc.callbacks, _signal.getsignal  # `signal.getsignal` makes an enum, which is slow
 _n_dispatch_modes = torch._C._len_torch_dispatch_stack
 _n_function_modes = torch._C._len_torch_function_stack
 _function_mode_at = torch._C._get_function_stack_at
 _code_of = attrgetter("__code__")
 
 TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
-SIGNALS = ("SIGALRM", "SIGVTALRM", "SIGPROF", "SIGUSR1", "SIGUSR2", "SIGIO", "SIGTRAP")
+# All of them: a timer of the system's library, a thread or another process can send any.
+SIGNALS = tuple(sorted(map(int, signal.valid_signals())))
 MONITORING_TOOLS = 6  # ids that `sys.monitoring` has
 # Namespaces of which every attribute is compared, also a new one that hides an inherited one: torch.Tensor
 # inherits most of its methods from a type that cannot be changed.
@@ -92,19 +96,38 @@ class HookMonitor:
         self._defaults = [(f.__defaults__, f.__kwdefaults__) for f in self._functions]
         self._frame_evaluation = _frame_evaluation()
         self._quick_state = self._quick()
-        self._callbacks = list(map(_id, gc.callbacks))
+        self._callbacks = list(map(_id, _gc_callbacks))
+        self._handlers = _handlers()
+        self._collects = False  # True while `after_clock` keeps the garbage collector from running
         self._slow_state = _slow_state()
 
     def _quick(self) -> tuple[object, ...]:
         """Return the hooks that a C function can name at once."""
         return (_getprofile(), _gettrace(), _n_dispatch_modes(), self._frame_evaluation())
 
+    def before_clock(self) -> None:
+        """Let the garbage collector run again, if the candidate left it on; call it before each run.
+
+        Young garbage is collected first, so that the inspection of the last run costs this run no time.
+        """
+        if self._collects:
+            self._collects = False
+            _gc_collect(0)
+            _gc_enable()
+
     def after_clock(self, now: Callable[[], int], start: int, spent: int) -> None:
         """Look for hooks when the clock ``now`` has stopped; it measured ``spent`` ns from ``start`` on.
 
         A hook that runs at the return of the last reading may remove itself before this looks. It has then
         taken time between that reading and the next one.
+
+        From here to :meth:`before_clock` the garbage collector is off. A call can leave a cycle of objects
+        whose finalizer does its work, and fill the collector's count, so that the next few objects that
+        Weft creates would start a collection: after this look, before the output is read, without a trace.
         """
+        if _gc_is_enabled():
+            self._collects = True
+            _gc_disable()
         state = self._quick()
         gap = now() - start - spent
         for current, before, name in zip(state, self._quick_state, QUICK_NAMES, strict=True):
@@ -112,7 +135,19 @@ class HookMonitor:
                 self.messages[name] = None
         if any(_getitimer(timer) != (0.0, 0.0) for timer in TIMERS):
             self.messages["a timer that sends a signal"] = None
+        # Here too, because a handler or a callback may remove itself once it has done its work.
+        self._look_at_handlers()
         self._gaps.append((gap, max(spent, 1)))
+
+    def _look_at_handlers(self) -> None:
+        """Compare signal handlers, monitoring tools and callbacks of the collector: a few microseconds."""
+        handlers = _handlers()
+        for name, before in self._handlers.items():
+            # By identity: the comparison operators of a handler are the candidate's.
+            if list(map(_id, handlers[name])) != list(map(_id, before)):
+                self.messages[name] = None
+        if list(map(_id, _gc_callbacks)) != self._callbacks or gc.callbacks is not _gc_callbacks:
+            self.messages["a callback of the garbage collector"] = None
 
     def look(self) -> list[str]:
         """Compare everything that takes little time; return the messages of all hooks found so far."""
@@ -128,8 +163,7 @@ class HookMonitor:
             messages["a timer that sends a signal"] = None
         if _n_audit_hooks[0] != self._audit_hooks:
             messages["an audit hook"] = None
-        if list(map(_id, gc.callbacks)) != self._callbacks:
-            messages["a callback of the garbage collector"] = None
+        self._look_at_handlers()
         for label, owner in (*WATCHED, ("torch", torch), ("sys", sys)):
             self._compare_namespace(label, owner)
         if list(map(_id, map(_code_of, self._functions))) != self._code_ids:
@@ -141,7 +175,7 @@ class HookMonitor:
         return list(messages)
 
     def look_at_all(self) -> list[str]:
-        """Compare the slow ones too: signal handlers, monitoring tools, kernels of torch's operators."""
+        """Compare the slow ones too: profile functions of threads, kernels of torch's operators."""
         for name, now in _slow_state().items():
             if now != self._slow_state[name]:
                 self.messages[name] = None
@@ -214,14 +248,20 @@ def _frame_evaluation() -> Callable[[], object]:
     return getter or (lambda: None)
 
 
+def _handlers() -> dict[str, list[object]]:
+    """Return the handlers that Python calls between two instructions, by message."""
+    monitoring = getattr(sys, "monitoring", None)
+    return {
+        "a tool of sys.monitoring": [monitoring.get_tool(i) for i in range(MONITORING_TOOLS)]
+        if monitoring
+        else [],
+        "a signal handler": list(map(_getsignal, SIGNALS)),
+    }
+
+
 def _slow_state() -> dict[str, object]:
     """Return the hooks that take longer to read, by message."""
-    monitoring = getattr(sys, "monitoring", None)
-    tools = [monitoring.get_tool(i) for i in range(MONITORING_TOOLS)] if monitoring else []
-    handlers = [signal.getsignal(getattr(signal, name)) for name in SIGNALS if hasattr(signal, name)]
     return {
-        "a tool of sys.monitoring": tools,
-        "a signal handler": handlers,
         "a profile function for threads": (threading.getprofile(), threading.gettrace()),
         "another kernel for an operator of torch": [torch._C._dispatch_dump(name) for name in OPERATORS],
     }

@@ -6,6 +6,7 @@ its inputs change, or is written by a hook that runs when the clock has stopped 
 
 from __future__ import annotations
 
+import gc
 import itertools
 import sys
 import types
@@ -24,6 +25,7 @@ CHECKED = 25  # calls at one shape: more than a check makes, fewer than a timing
 LARGE = 1 << 14  # elements: timed cases have more
 SETTLED = 2  # calls on the same contents: fewer are made where no sample is taken
 MAX_PENDING = 300  # unwritten outputs: more than a sample has
+OBJECTS_UNTIL_LOOKED_AT = 8  # that Weft creates between the end of a call and the look at its output
 LOOKING = ("run",)  # functions of the clock that return once it has stopped
 ON_GPU = {"devices": ("cpu",), "not_here": "a GPU's samples replay a graph, and call nothing"}
 
@@ -189,7 +191,7 @@ def _by_hook(operator: str, install: Callable[[Pending], None]) -> Callable[[], 
 
             if pending.busy or counted(x, pending.counts) < CHECKED:
                 return work()
-            if not installed[0] or operator == "softmax":  # a profile function is removed again and again
+            if not installed[0] or operator == "softmax":  # its profile function and its garbage are used up
                 installed[0] = True
                 install(pending)
             pending.busy = True
@@ -211,6 +213,22 @@ def _profile(pending: Pending) -> None:
             pending.write()
 
     sys.setprofile(hook)
+
+
+class _Garbage:
+    """Cycle of objects that writes when the garbage collector finds it."""
+
+    def __init__(self, pending: Pending) -> None:
+        self.cycle, self.pending = self, pending
+
+    def __del__(self) -> None:
+        self.pending.write()
+
+
+def _garbage(pending: Pending) -> None:
+    """Leave a cycle, and let the collector run a few objects later: once the clock has stopped."""
+    _Garbage(pending)
+    gc.set_threshold(gc.get_count()[0] + OBJECTS_UNTIL_LOOKED_AT)
 
 
 class _WritingMode(TorchDispatchMode):
@@ -380,6 +398,8 @@ def _cheats() -> Iterator[Mutant]:
               "sampled", _wrong_in_samples("matmul", _half_of_the_rows))  # fmt: skip
     yield one("C21/softmax/eager/profile", "a profile function that computes after the clock",
               "hooks clocks", _by_hook("softmax", _profile))  # fmt: skip
+    yield one("C21/softmax/eager/garbage", "a finalizer of garbage that computes after the clock",
+              "sampled fresh recheck", _by_hook("softmax", _garbage))  # fmt: skip
     yield one("C21/sum/eager/mode", "a torch mode that computes after the clock",
               "hooks", _by_hook("sum", _mode))  # fmt: skip
     yield one("C21/gelu/eager/methods", "patched methods of a tensor that compute after the clock",
