@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from helpers.training_toys import losses, same, train, weights
 from weft import WeftError, cli
 from weft.gpt2.train import checkpoint
 from weft.gpt2.train.checkpoint_files import CHECKPOINTS, OPTIMIZER, list_checkpoints
+from weft.gpt2.train.run_directory import LATER_OPTIONS, RUN
 from weft.gpt2.train.sparse_mlp import MASK_PREFIX, UNPRUNED_PREFIX
 from weft.nn.sparse import masked_linear, transposable_mask
 
@@ -122,3 +124,15 @@ def test_summary_and_refusals(tmp_path: Path) -> None:
     assert "65,536 bytes of values and" in text and "dense 131,072" in text
     with pytest.raises(WeftError, match="--sparse on --resume"):
         train(tmp_path / "run", resume=True, sparse=None)
+
+
+def test_a_run_from_before_sparse_weights_is_resumed(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    train(out, steps=4)
+    plan = json.loads((out / RUN).read_text())
+    for name in LATER_OPTIONS:
+        assert plan["train"].pop(name) is None
+    (out / RUN).write_text(json.dumps(plan))
+    before = losses(out)
+    assert train(out, resume=True).steps == 4
+    assert losses(out) == before

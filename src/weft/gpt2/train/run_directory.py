@@ -16,6 +16,7 @@ from weft.gpt2.train.durable_io import replace_text, write_errors
 from weft.gpt2.train.train_config import MAY_CHANGE_ON_RESUME, TrainConfig, option_name
 
 RUN = "run.json"
+LATER_OPTIONS = ("sparse", "sparse_refresh")  # of a plan; None in plans that were written without them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +130,8 @@ def read_plan(path: Path) -> dict[str, Any]:
         if not isinstance(plan, dict) or not isinstance(plan.get(name, ...), expected):
             got = f"{plan.get(name)!r:.60}" if isinstance(plan, dict) else type(plan).__name__
             raise WeftError(f"{path / RUN}: {name}", expected="what weft train wrote", got=got)
+    # Runs that were written before an option existed had none.
+    plan["train"] = {**dict.fromkeys(LATER_OPTIONS), **plan["train"]}
     for section, kind in (("model", ModelConfig), ("train", TrainConfig)):
         if missing := sorted(f.name for f in fields(kind) if f.name not in plan[section]):
             raise WeftError(f"{path / RUN}: {section}", expected=", ".join(missing), got="none")
