@@ -23,7 +23,7 @@ TASKS = Path("/proc/self/task")
 # First letters of the names of threads that a driver or torch starts.
 _LIBRARY_THREADS = ("cuda", "pt_", "nv")
 # CPU time that all threads together may use outside of steps, in all and as a share of the time: tqdm's
-# monitor takes 50 us every ten seconds. The measured cost of a pool's threads that wait again comes on top: it
+# monitor takes 50 us every ten seconds. The measured cost of threads that wait again comes on top: it
 # adds up with the steps, and on a busy machine more of it falls behind a step's end.
 ALLOWED_NS, ALLOWED_SHARE = 2_000_000, 1e-4
 # Work that follows a step is seen sooner: so many pauses, and such a share of them, with so much CPU time
