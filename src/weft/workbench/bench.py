@@ -37,6 +37,7 @@ from weft.workbench.calls.bind import bind
 from weft.workbench.calls.buffers import InputBuffers, LeadingOutputs, ShapeDtype, allocate_buffers
 from weft.workbench.calls.call import make_local_caller
 from weft.workbench.calls.errors import SandboxDied, WorkerError
+from weft.workbench.calls.part_times import part
 from weft.workbench.calls.seeds import fresh_seeds
 from weft.workbench.calls.selection import BenchPoint, select_points, with_variants
 from weft.workbench.check.by_rows import return_freed_memory
@@ -501,10 +502,11 @@ def _candidate(
 
 def free_memory(device: str) -> None:
     """Free the memory of the last case, so that the next one finds the device empty."""
-    gc.collect()
-    if device == "cuda":
-        torch.cuda.empty_cache()
-    return_freed_memory()
+    with part("freeing memory"):
+        gc.collect()
+        if device == "cuda":
+            torch.cuda.empty_cache()
+        return_freed_memory()
 
 
 def went_against(records: Sequence[Record]) -> bool:
