@@ -37,6 +37,7 @@ from weft.workbench.calls.bind import bind
 from weft.workbench.calls.buffers import InputBuffers, LeadingOutputs, ShapeDtype, allocate_buffers
 from weft.workbench.calls.call import make_local_caller
 from weft.workbench.calls.errors import SandboxDied, WorkerError
+from weft.workbench.calls.part_times import part
 from weft.workbench.calls.seeds import fresh_seeds
 from weft.workbench.calls.selection import BenchPoint, select_points, with_variants
 from weft.workbench.check.by_rows import return_freed_memory
@@ -47,7 +48,7 @@ from weft.workbench.durations import expected_bench_seconds
 from weft.workbench.records import BenchResult, make_record
 from weft.workbench.sandbox.caller import WorkerProcess
 from weft.workbench.sandbox.candidates import restart_workers, without_external_baseline
-from weft.workbench.sandbox.observed_kernels import observe_kernels
+from weft.workbench.sandbox.observed_kernels import ObservedKernels, observe_kernels
 from weft.workbench.sandbox.remote_timing import RemoteTimingBackend, describe_point, measure_first_call
 from weft.workbench.timing.ceilings import ceilings as measured_ceilings
 from weft.workbench.timing.measure import measure
@@ -65,7 +66,8 @@ class _Options:
     """Options that all points of a run share.
 
     ``workers`` are the worker processes of external implementations by name, ``without`` the checks
-    to leave out, ``first_look``, ``verdicts``, ``trusted`` and ``judges`` as in :func:`run_points`.
+    to leave out, ``first_look``, ``verdicts``, ``trusted``, ``judges`` and
+    ``observed`` as in :func:`run_points`.
     """
 
     budget: Budget
@@ -77,6 +79,7 @@ class _Options:
     verdicts: Mapping[tuple[str, str], Verdict] = field(default_factory=dict)
     trusted: Collection[str] = ()
     judges: Mapping[str, OutputJudges] = field(default_factory=dict)
+    observed: Mapping[tuple[str, str], ObservedKernels] = field(default_factory=dict)
 
 
 def run(
@@ -140,6 +143,7 @@ def run_points(
     verdicts: Mapping[tuple[str, str], Verdict] | None = None,
     trusted: Collection[str] = (),
     judges: Mapping[str, OutputJudges] | None = None,
+    observed: Mapping[tuple[str, str], ObservedKernels] | None = None,
     on_start: Callable[[list[float]], None] | None = None,
 ) -> Iterator[list[Record]]:
     """Check and time these operators; yield the records of each point as soon as it is done.
@@ -154,7 +158,8 @@ def run_points(
     ``baselines`` set the tolerance of operators outside the registry. ``without`` names checks to
     leave out, of the check and of the timing. ``verdicts``, by implementation and case, are those of
     a check that the caller has just made: they stand, and the check is not repeated. ``judges``, by case,
-    judge the timed outputs there, with that check's bounds. ``trusted`` names
+    judge the timed outputs there, with that check's bounds. ``observed``, by implementation and case, are
+    kernels that the caller has just observed there. ``trusted`` names
     implementations in worker processes that are references: they are timed under the same conditions as
     the others, twice in each round, and their timed calls are not examined. ``batch_invariant`` adds to each
     implementation its batch-invariant variant, which is timed beside it.
@@ -194,6 +199,7 @@ def run_points(
         verdicts=verdicts or {},
         trusted=trusted,
         judges=judges or {},
+        observed=observed or {},
     )
     return _run(points, options, ceilings, fingerprint, patience)
 
@@ -339,7 +345,9 @@ def _add_kernels(
         result = results[implementation.name]
         examined = implementation.name not in options.trusted and "provenance" not in options.without
         if result.timing is not None and examined:
-            observed = observe_kernels(point, implementation, grad, options.workers.get(implementation.name))
+            observed = options.observed.get((implementation.name, point.case.name)) or observe_kernels(
+                point, implementation, grad, options.workers.get(implementation.name)
+            )
             result.kernels = observed.kernels
             result.flags |= observed.flags
 
@@ -501,10 +509,11 @@ def _candidate(
 
 def free_memory(device: str) -> None:
     """Free the memory of the last case, so that the next one finds the device empty."""
-    gc.collect()
-    if device == "cuda":
-        torch.cuda.empty_cache()
-    return_freed_memory()
+    with part("freeing memory"):
+        gc.collect()
+        if device == "cuda":
+            torch.cuda.empty_cache()
+        return_freed_memory()
 
 
 def went_against(records: Sequence[Record]) -> bool:

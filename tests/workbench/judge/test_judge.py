@@ -115,9 +115,16 @@ def test_a_correct_candidate_is_timed_against_its_reference() -> None:
     assert judgement.correct, judgement.reason
     contract = judgement.to_json()
     assert contract["time_us"] > 0 and contract["baseline"] > 0
+    parts = contract["parts_by_step"]
+    assert (
+        parts["observing kernels"]["request kernels"]["calls"] == 1
+        and "request kernels" not in parts["timing"]
+    )
+    for step, times in parts.items():
+        assert sum(p["seconds"] for p in times.values()) <= contract["seconds_by_step"][step] + 0.1, step
     (timed,) = judgement.times
     assert timed.speedup == pytest.approx(contract["baseline"] / contract["time_us"])
-    assert contract["speedup"] == (timed.speedup if timed.comparison.is_known else None)
+    assert contract["speedup"] == (pytest.approx(timed.speedup) if timed.comparison.is_known else None)
     (low, high), itself = timed.comparison.interval, timed.comparison.against_itself
     assert low <= timed.speedup <= high and itself.value > 0 and timed.comparison.against_itself.spread >= 1
 
@@ -134,7 +141,7 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
-# The first process that loads it is timed, the next two list its kernels, and the fourth is timed again.
+# The first process that loads it is timed, the next lists its kernels, and the third is timed again.
 FAST_AT_FIRST = """
 import torch
 from pathlib import Path
@@ -153,7 +160,7 @@ class ModelNew(torch.nn.Module):
 @pytest.mark.alone
 @pytest.mark.pooled(1, "timed alone")
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize(("lucky", "is_shown"), [(3, False), (99, True)])
+@pytest.mark.parametrize(("lucky", "is_shown"), [(2, False), (99, True)])
 def test_a_speed_up_of_some_processes_alone_is_not_told(lucky: int, is_shown: bool, tmp_path: Path) -> None:
     slow, fast, counter = tmp_path / "slow.py", tmp_path / "fast.py", tmp_path / "counter"
     slow.write_text(SLOW)
@@ -165,7 +172,7 @@ def test_a_speed_up_of_some_processes_alone_is_not_told(lucky: int, is_shown: bo
 
     judgement = repeat(judge_again, lambda judged: judged.flags)
     assert judgement.correct and judgement.seconds["timing again"] > 0
-    assert len(counter.read_text()) == 4
+    assert len(counter.read_text()) == 3
     if is_shown:
         assert judgement.speedup is not None and judgement.speedup > 3
     else:

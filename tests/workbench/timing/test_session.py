@@ -6,7 +6,9 @@ import _thread
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from weft.core import Input, case
 from weft.machine.clocks import Sampler
 from weft.workbench.calls.buffers import InputBuffers, allocate_buffers
 from weft.workbench.sandbox import remote_timing
+from weft.workbench.timing import threads
 from weft.workbench.timing.gpu_clocks import Readings
 from weft.workbench.timing.local_candidate import BufferCache
 from weft.workbench.timing.plan import (
@@ -155,6 +158,52 @@ def test_threads_are_judged_by_the_time_that_they_use() -> None:
         work.set()
         thread.join()
         timer.quit()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a clock for each thread")
+def test_a_pool_that_waits_again_is_accepted_after_many_steps() -> None:
+    monitor = ThreadMonitor()
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(600):  # with clocks of the system, beside whatever the machine does
+            monitor.begin_step()
+            list(pool.map(int, range(2)))
+            assert monitor.working_threads() == set()
+            time.sleep(0.0002)
+        assert monitor._n_returns > 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a clock for each thread")
+@pytest.mark.parametrize(
+    ("turn_us", "used_us", "named"),
+    [
+        (20, 15, False),
+        (90, 70, False),  # a busy machine: its caches are cold
+        (20, 60, True),  # three times as much as a thread without work
+        (1000, 99, False),
+        (1000, 120, True),  # a slowed comparison excuses no more than one busy pause has
+    ],
+)
+def test_work_after_steps_is_what_a_thread_without_work_does_not_use(
+    monkeypatch: pytest.MonkeyPatch, turn_us: int, used_us: int, named: bool
+) -> None:
+    cpu: Counter[int] = Counter()
+    monkeypatch.setattr(threads, "_cpu_ns", lambda thread: cpu[thread])
+    monitor, stop = ThreadMonitor(), threading.Event()
+    thread = threading.Thread(target=stop.wait, name="mine")
+    thread.start()
+    try:
+        assert thread.native_id is not None
+        names: set[str] = set()
+        for _ in range(400):
+            monitor.begin_step()
+            names |= monitor.working_threads()
+            cpu[thread.native_id] += used_us * 1000
+            assert monitor._idle_pool is not None
+            cpu[monitor._idle_pool.thread] += turn_us * 1000
+        assert names == ({"mine"} if named else set())
+    finally:
+        stop.set()
+        thread.join()
 
 
 def test_the_time_of_a_process_is_that_of_its_threads(

@@ -22,6 +22,7 @@ from weft.core.cases import FLOAT8
 from weft.workbench.calls import inputs as case_inputs
 from weft.workbench.calls.bind import bind, differentiable_outputs, split_gradients
 from weft.workbench.calls.buffers import tensors_of
+from weft.workbench.calls.part_times import part
 from weft.workbench.calls.staging import CallSpec, TensorForm
 from weft.workbench.check.by_rows import (
     DISTRUST,
@@ -158,6 +159,10 @@ class Oracle:
         """Return the float64 outputs (forward) or gradients (backward) for this seed."""
         if seed in self._answers:
             return self._answers[seed]
+        with part("answer in float64"):
+            return self._compute_answer(seed)
+
+    def _compute_answer(self, seed: int) -> tuple[torch.Tensor, ...]:
         x, grad = list(self.inputs(seed)), self.grad(seed)
         answer: tuple[torch.Tensor, ...]
         if grad is None:
@@ -201,7 +206,16 @@ class Oracle:
         share: float = 1.0,
     ) -> tuple[list[Measured], list[Moments] | None]:
         """Return the errors, and the moments of the answers where those were computed by rows."""
-        limits: Sequence[Bound | None] = bounds or [None] * len(outputs)
+        with part("comparison"):
+            return self._measure_errors(seed, outputs, bounds or [None] * len(outputs), share)
+
+    def _measure_errors(
+        self,
+        seed: int,
+        outputs: Sequence[torch.Tensor],
+        limits: Sequence[Bound | None],
+        share: float,
+    ) -> tuple[list[Measured], list[Moments] | None]:
         x = self.inputs(seed) if self.may_split else []
         rows = self._rows(x) if x else None
         if rows is None or rows.mean:
@@ -222,9 +236,10 @@ class Oracle:
     @cached_property
     def bounds(self) -> tuple[Bound, ...]:
         """Bound on each output's error, from the baseline's error over all the seeds."""
-        if self.may_split and (bounds := self._bounds_by_rows()) is not None:
-            return bounds
-        return self._bounds_of_answers()
+        with part("bounds"):
+            if self.may_split and (bounds := self._bounds_by_rows()) is not None:
+                return bounds
+            return self._bounds_of_answers()
 
     def _bounds_of_whole_answers(self) -> tuple[Bound, ...]:
         """Compute the bounds again: pieces of the rows gave an answer far from the baseline."""

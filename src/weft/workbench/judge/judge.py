@@ -48,7 +48,7 @@ from weft.workbench.judge.problem import Problem, error_line
 from weft.workbench.judge.source_facts import GPUMODE, KERNELBENCH, TRACE, reference_facts, source_facts
 from weft.workbench.judge.suite import Pair
 from weft.workbench.sandbox.caller import WorkerProcess
-from weft.workbench.sandbox.observed_kernels import observe_in_worker
+from weft.workbench.sandbox.observed_kernels import ObservedKernels, observe_in_worker
 from weft.workbench.sandbox.process import Limits
 from weft.workbench.sources.source import Source
 from weft.workbench.timing.plan import CHECKS, Budget
@@ -303,6 +303,7 @@ class _Judging:
         self.implementation: Implementation = worker.implementations[0]
         self.passed: dict[tuple[str, str], Verdict] = {}  # by implementation and case
         self.output_judges: dict[str, OutputJudges] = {}  # of timed outputs, by case
+        self.observed: dict[tuple[str, str], ObservedKernels] = {}  # by implementation and case
 
     def run(self, cases: Sequence[Case]) -> None:
         """Check the cases, then observe the kernels and time them if the candidate is correct."""
@@ -320,7 +321,9 @@ class _Judging:
         if judgement.correct:
             self.log("observing its kernels")
             with judgement.step("observing kernels"):
-                self._observe_kernels(check_cases[-1])
+                # At a case that is timed, where one is checked: its kernels are then listed once.
+                timed = _bench_cases(cases, self.options.device)
+                self._observe_kernels(next((c for c in reversed(check_cases) if c in timed), check_cases[-1]))
         if judgement.correct:
             self._time(cases)
 
@@ -423,6 +426,7 @@ class _Judging:
         observed = observe_in_worker(
             worker.source, self.implementation, case, self.options.device, limits=worker.limits
         )
+        self.observed[self.implementation.name, case.name] = observed
         judgement.kernels = list(observed.kernels)
         if observed.note:
             judgement.flags.append(f"kernels {observed.note}")
@@ -529,6 +533,7 @@ class _Judging:
                 baselines={problem.operator.name: problem.baseline},
                 verdicts=verdicts,
                 judges=self.output_judges,
+                observed=self.observed,
                 without=without,
                 on_event=self.log,
             )

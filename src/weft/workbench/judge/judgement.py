@@ -11,6 +11,7 @@ from typing import Any
 
 from weft.core import FORWARD, Finding, Record, Timing, Verdict
 from weft.core.record import FAIL, PASS, UNSUPPORTED
+from weft.workbench.calls.part_times import PartTimes, recording
 from weft.workbench.judge.memory import Shortage
 from weft.workbench.records import busy_reason, doubts
 from weft.workbench.timing.plan import is_by_time_alone
@@ -114,6 +115,7 @@ class Judgement:
     problem_bytes: int = 0  # inputs, outputs and weights
     shortage: Shortage | None = None
     seconds: dict[str, float] = field(default_factory=dict)  # by step
+    parts: dict[str, PartTimes] = field(default_factory=dict)  # of each step
 
     def name_gradients(self, compared: Sequence[str], left_out: Sequence[str]) -> None:
         """Name the gradients that are compared, and flag those that are not."""
@@ -135,10 +137,11 @@ class Judgement:
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Add the time of a step to ``seconds``."""
+        """Add the time of a step to ``seconds``, and the times of its parts to ``parts``."""
         began = time.monotonic()
         try:
-            yield
+            with recording(self.parts.setdefault(name, PartTimes())):
+                yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - began
 
@@ -285,7 +288,14 @@ class Judgement:
             "problem_bytes": self.problem_bytes,
             "out_of_memory": asdict(self.shortage) if self.shortage else None,
             "seconds_by_step": {step: round(s, 3) for step, s in self.seconds.items()},
+            "parts_by_step": {step: _parts_json(times) for step, times in self.parts.items()},
         }
+
+
+def _parts_json(times: PartTimes) -> dict[str, dict[str, float]]:
+    """Return the parts of a step, the longest first."""
+    names = sorted(times.seconds, key=times.seconds.__getitem__, reverse=True)
+    return {n: {"calls": times.calls[n], "seconds": round(times.seconds[n], 3)} for n in names}
 
 
 def compare(case: str, candidate: Timing, reference: Timing) -> Time:

@@ -28,6 +28,7 @@ import torch
 
 from weft.core import WeftError
 from weft.workbench.calls.errors import SandboxDied, WorkerError
+from weft.workbench.calls.part_times import part
 from weft.workbench.sandbox import fork_client, process_tree, protocol
 from weft.workbench.sandbox.device_memory import NotShared
 
@@ -119,7 +120,8 @@ class Sandbox:
         try:
             try:
                 fds = [supervisor_end.fileno(), worker_end.fileno(), worker_output]
-                self._server = fork_client.fork(fds)
+                with part("fork server"):
+                    self._server = fork_client.fork(fds)
             finally:
                 # This process must not hold the other ends, or it would never see them close.
                 supervisor_end.close()
@@ -163,6 +165,17 @@ class Sandbox:
 
         The reply's tensors arrive on ``device``.
         """
+        with part(f"request {verb}"):
+            return self._request(verb, payload, tensors, seconds, device)
+
+    def _request(
+        self,
+        verb: str,
+        payload: dict[str, Any] | None,
+        tensors: Sequence[torch.Tensor],
+        seconds: float | None,
+        device: str,
+    ) -> Reply:
         if self._death_reason:
             raise SandboxDied(self._death_reason)
         self._resume()
@@ -170,7 +183,8 @@ class Sandbox:
         # On the host: all pieces are queued at once, and those of a GPU's tensor would share a buffer.
         host_tensors = [protocol.to_host(t) for t in tensors]
         try:
-            self._await_worker()
+            with part("start of a process"):
+                self._await_worker()
             try:
                 reply = self._ask(verb, payload or {}, host_tensors, limit, device, self._copies)
                 if reply.has_exported:

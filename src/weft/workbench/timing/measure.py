@@ -7,13 +7,14 @@ devices share; ``cuda`` and ``cpu`` take one sample; ``sandbox.remote_timing`` a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 
 from weft.machine.clocks import Sampler
 from weft.machine.nvtx import annotate
 from weft.workbench.calls import heap
 from weft.workbench.calls.buffers import MakeBuffers
+from weft.workbench.calls.part_times import part
 from weft.workbench.timing.gpu_clocks import Readings
 from weft.workbench.timing.integrity import ClockReplaced, replaced_functions, snapshot
 from weft.workbench.timing.plan import Budget, Candidate, LocalTimingBackend, Outcome
@@ -30,6 +31,12 @@ def timing_backend(device: str, without: Collection[str] = ()) -> LocalTimingBac
     from weft.workbench.timing.cpu import CpuTimingBackend
 
     return CpuTimingBackend()
+
+
+@contextmanager
+def _phase(name: str) -> Iterator[None]:
+    with annotate(name), part(name):
+        yield
 
 
 def measure(
@@ -72,23 +79,23 @@ def measure(
             make_judge=make_judge,
         )
         # Ranges are opened and closed here only, between the phases, so none is made while a clock runs.
-        with annotate("timing: prepare"):
+        with _phase("timing: prepare"):
             session.prepare()
         readings = Readings(Sampler(device))
-        with annotate("timing: sample"):
+        with _phase("timing: sample"):
             session.sample(readings, on_round)
-        with annotate("timing: finish audits"):
+        with _phase("timing: finish audits"):
             session.finish_audits(readings)
-        with annotate("timing: judge samples"):
+        with _phase("timing: judge samples"):
             session.judge_samples()
-        with annotate("timing: warm and host"):
+        with _phase("timing: warm and host"):
             session.measure_side_times()
-        with annotate("timing: sustain"):
+        with _phase("timing: sustain"):
             session.sustain(readings.sampler)
-        with annotate("timing: unseen inputs"):
+        with _phase("timing: unseen inputs"):
             session.audit()
         if make_judge is not None:
-            with annotate("timing: recheck"):
+            with _phase("timing: recheck"):
                 session.recheck(make_judge)
         return session.outcomes()
 

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 
@@ -22,7 +23,8 @@ TASKS = Path("/proc/self/task")
 # First letters of the names of threads that a driver or torch starts.
 _LIBRARY_THREADS = ("cuda", "pt_", "nv")
 # CPU time that all threads together may use outside of steps, in all and as a share of the time: tqdm's
-# monitor takes 50 us every ten seconds.
+# monitor takes 50 us every ten seconds. The measured cost of threads that wait again comes on top: it
+# adds up with the steps, and on a busy machine more of it falls behind a step's end.
 ALLOWED_NS, ALLOWED_SHARE = 2_000_000, 1e-4
 # Work that follows a step is seen sooner: so many pauses, and such a share of them, with so much CPU time
 # each. An idle pool takes 7 us after a step to wait again, at most 85; a thread that reads the inputs of
@@ -66,6 +68,34 @@ def _cpu_ns(thread: int) -> int | None:
         return None
 
 
+class _IdlePool:
+    """Pool of one thread that does nothing: it measures what a thread uses to wake up and to wait again.
+
+    A candidate's pool has the same cost on the same machine at the same moment. Part of it falls behind the
+    end of a step, by chance or because other processes have the cores.
+    """
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="weft-idle")
+        self.thread = self._pool.submit(threading.get_native_id).result()
+        self._before: int | None = None
+        self._n_turns = self._used_ns = 0
+
+    def wake(self) -> None:
+        """Let the thread take a task without work; its last turn is over by now."""
+        cpu = _cpu_ns(self.thread)
+        if cpu is not None and self._before is not None:
+            self._n_turns += 1
+            # Bounded, so that a candidate that slows this thread gains no more than any thread may use.
+            self._used_ns += min(cpu - self._before, BUSY_NS)
+        self._before = cpu
+        self._pool.submit(int).result()
+
+    def mean_ns(self) -> float:
+        """Return the mean CPU time (ns) of a turn; 0 before the first is over."""
+        return self._used_ns / self._n_turns if self._n_turns else 0.0
+
+
 class ThreadMonitor:
     """Python threads that a candidate started, and their CPU time outside of its steps.
 
@@ -78,6 +108,7 @@ class ThreadMonitor:
         self._accepted = _python_threads()
         pools = torch.get_num_threads() + torch.get_num_interop_threads()
         self._expected_tasks = _os_threads() - threading.active_count() + pools
+        self._idle_pool: _IdlePool | None = None  # once there is a thread to compare with it
         self.reset()
 
     def reset(self) -> None:
@@ -85,6 +116,8 @@ class ThreadMonitor:
         self._cpu: dict[int, int] = {}  # of each watched thread, at the last reading
         self._used: Counter[int] = Counter()  # ns outside of steps, by thread
         self._read_at: int | None = None  # None while a step runs
+        self._active: set[int] = set()  # threads that used CPU time since the last step
+        self._n_returns = 0  # over all pauses, threads that used CPU time in one
         self._observed_ns = self._pause_ns = self._pauses = self._busy_pauses = 0
 
     def accept_current(self) -> None:
@@ -97,6 +130,8 @@ class ThreadMonitor:
         self._read()
         self._pauses += bool(self._cpu)
         self._busy_pauses += self._pause_ns > BUSY_NS
+        self._n_returns += len(self._active)
+        self._active.clear()
         self._pause_ns, self._read_at = 0, None
 
     def _read(self) -> None:
@@ -110,6 +145,8 @@ class ThreadMonitor:
             if self._read_at is not None:
                 self._used[thread] += cpu - before
                 self._pause_ns += cpu - before
+                if cpu > before:
+                    self._active.add(thread)
             self._cpu[thread] = cpu
         self._read_at = now
 
@@ -127,10 +164,26 @@ class ThreadMonitor:
         for _ in range(WATCHES if new else 0):
             time.sleep(WATCH_SECONDS)
             self._read()
+        if self._cpu:
+            self._wake_idle_pool()
         often = self._busy_pauses >= max(BUSY_PAUSES, BUSY_SHARE * self._pauses)
-        if not often and sum(self._used.values()) <= ALLOWED_NS + ALLOWED_SHARE * self._observed_ns:
+        if not often and sum(self._used.values()) <= self._allowed_ns():
             return set()
         return {names.get(t, "a thread") for t, _ in self._used.most_common(3)}
+
+    def _wake_idle_pool(self) -> None:
+        if self._idle_pool is None:
+            self._idle_pool = _IdlePool()
+            self._accepted.add(self._idle_pool.thread)
+        self._idle_pool.wake()
+
+    def _allowed_ns(self) -> float:
+        """Return the CPU time (ns) that the threads may have used outside of steps so far.
+
+        A thread that works in a pause has to wait again too, so work gains nothing by more threads.
+        """
+        returns = self._n_returns * self._idle_pool.mean_ns() if self._idle_pool else 0.0
+        return ALLOWED_NS + ALLOWED_SHARE * self._observed_ns + returns
 
     def extra_os_threads(self) -> int:
         """Count OS threads beyond those at the start and torch's own pools."""
