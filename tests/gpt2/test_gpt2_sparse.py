@@ -134,5 +134,5 @@ def test_a_run_from_before_sparse_weights_is_resumed(tmp_path: Path) -> None:
         assert plan["train"].pop(name) is None
     (out / RUN).write_text(json.dumps(plan))
     before = losses(out)
-    assert train(out, resume=True).steps == 4
+    train(out, resume=True)
     assert losses(out) == before
