@@ -572,21 +572,24 @@ def forward_and_gradients(name: str, arguments: dict[str, Any], impl: str) -> li
 def test_a_repeated_call_gives_the_bits_of_the_implementation(
     name: str, impl: str, dtype: torch.dtype, device: str = "cuda"
 ) -> None:
-    """A dispatch mode sends the other call through PyTorch's dispatcher, which runs the implementation."""
+    """The first call of a kind runs the implementation as it is; later ones are compared with it."""
     if impl not in registry.implementation_names(name):
         pytest.skip(f"{name} is not implemented by {impl}")
     streams = [torch.cuda.current_stream(), torch.cuda.Stream()] if device == "cuda" else [None]
+    expected = []
+    try:
+        for seed in range(2):
+            plan_cache.clear()
+            expected.append(forward_and_gradients(name, arguments_of(name, seed, device, dtype), impl))
+    except WeftError as error:
+        pytest.skip(str(error))
+    plan_cache.clear()
     for call in range(2 * CALLS):
-        arguments = arguments_of(name, call, device, dtype)
+        arguments = arguments_of(name, call % 2, device, dtype)
         if device == "cuda":
             torch.cuda.synchronize()
         with torch.cuda.stream(streams[call // 2 % len(streams)]):
-            try:
-                results = forward_and_gradients(name, arguments, impl)
-            except WeftError as error:
-                pytest.skip(str(error))
-            with Quiet():
-                expected = forward_and_gradients(name, arguments, impl)
+            results = forward_and_gradients(name, arguments, impl)
         if device == "cuda":
             torch.cuda.synchronize()
-        assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(results, expected[call % 2], strict=True)), call

@@ -129,10 +129,10 @@ def inputs(point: Point, seed: int, device: str = "cpu") -> tuple[torch.Tensor, 
 
 
 def excess(y: torch.Tensor, exact: torch.Tensor, terms: int) -> float:
-    """Return the largest error in units of what rounding the exact result to the dtype costs."""
+    """Return the largest error in units of what rounding and sums in float32 may cost."""
     # Sums are in float32, whatever the dtype: a step of 16 terms cuts off 2^-24 of a sum that is as large as
     # the root of the terms, where products cancel.
-    unit = torch.finfo(y.dtype).eps * exact.abs() + 2.0**-28 * terms**1.5 + 2.0**-22
+    unit = torch.finfo(y.dtype).eps / 2 * exact.abs() + 2.0**-28 * terms**1.5 + 2.0**-22
     return float(((y.double() - exact).abs() / unit).nan_to_num(1e9).max())
 
 
@@ -168,7 +168,7 @@ needs_compiler = pytest.mark.skipif(
 @pytest.mark.parametrize("point", POINTS, ids=lambda p: f"{p[0]}-{p[3].label}")
 def test_products_and_gradients_are_right_in_any_schedule(point: Point, emulated: None) -> None:
     for seed in range(2):  # each launch switches threads in another order
-        assert error(point, seed) < 0.6
+        assert error(point, seed) < 1.05
 
 
 @needs_compiler
@@ -228,7 +228,7 @@ def test_strided_inputs_other_indices_and_those_without_elements_are_taken(emula
     index = transposed_index(first, beyond, 2)
     y = with_cuda.forward(x, values, first, beyond, index, bias)
     one = torch.nn.functional.linear(x[:, :64].float(), values[1].float(), bias[64:].float())
-    assert torch.equal(y[:, :64], bias[:64].expand(40, -1)) and excess(y[:, 64:], one.double(), 64) < 0.6
+    assert torch.equal(y[:, :64], bias[:64].expand(40, -1)) and excess(y[:, 64:], one.double(), 64) < 1.05
     dvalues = with_cuda.backward(y, x, values, first, beyond, index)[1]
     assert dvalues[0].abs().max() == 0 < dvalues[1].abs().max() and dvalues[2].abs().max() == 0
 
@@ -333,7 +333,7 @@ def test_the_kernels_are_right_on_a_gpu(block: int, dtype: torch.dtype) -> None:
         lengths = tuple(5 * i % (columns + 1) for i in range(1, rows + 1))
         for config in CANDIDATES[block]:
             point = (batch, lengths, columns, config, dtype)
-            assert error(point, 1, device="cuda") < 0.6, config.label
+            assert error(point, 1, device="cuda") < 1.05, config.label
             x, values, crow, col, _, bias = inputs(point, 1, "cuda")
             once, again = (with_cuda.product(x, values, crow, col, None, bias, config) for _ in range(2))
             assert torch.equal(once, again), config.label

@@ -10,7 +10,8 @@ import torch
 from weft.core.implementation import without_suffix
 from weft.dispatch.autocast import lowered
 from weft.dispatch.invariance import refuse_if_requested
-from weft.dispatch.operator import Schema, call, plan, register
+from weft.dispatch.operator import Schema, call, can_skip_dispatcher, plan, register
+from weft.dispatch.plan_cache import recent, store_recent
 from weft.dispatch.public_calls import count_public, repeat_public
 from weft.ops._common import validate
 from weft.ops.losses.chunks import plan_chunks
@@ -239,17 +240,30 @@ def linear_cross_entropy(
     params = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "z_loss": z_loss}
     x, weight = lowered(x, weight)
     validate.one_of("linear_cross_entropy: reduction", reduction, ("mean", "sum"))
-    check_linear_cross_entropy(x, weight, targets, **params)  # type: ignore[arg-type]
+    _check_linear_once((x, weight, targets), params)
     if not torch.compiler.is_compiling() and targets.device.type == "cpu":
         check_target_range("linear_cross_entropy", targets, weight.shape[0], ignore_index)
     # The fused forward computes both gradients: without a need for them it would triple the work.
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
         loss = call("linear_cross_entropy", (x, weight, targets), params, impl)[0]
+    elif x.shape[0] <= plan_chunks(x.shape[0], x.shape[1], weight.shape[0], x.element_size()).rows:
+        logits = torch.nn.functional.linear(x, weight)
+        return cross_entropy(logits, targets, **params, reduction=reduction, impl=impl)  # type: ignore[arg-type]
     else:
         loss = _loss_without_gradients(x, weight, targets, params, impl)
     if reduction == "mean":
         loss = loss / (targets != ignore_index).sum()
     return loss  # type: ignore[no-any-return]
+
+
+def _check_linear_once(inputs: tuple[Any, ...], params: dict[str, Any]) -> None:
+    """Check arguments, unless those of a recent call were like them."""
+    name = "checked linear_cross_entropy"
+    is_tracing = torch.compiler.is_compiling()
+    if is_tracing or recent(name, None, inputs, params) is None:
+        check_linear_cross_entropy(*inputs, **params)
+        if not is_tracing and can_skip_dispatcher(inputs):
+            store_recent(name, None, inputs, params, name)
 
 
 def _loss_without_gradients(
