@@ -10,10 +10,11 @@ from weakref import ref
 import pytest
 import torch
 
-from weft.core import FORWARD, Case, Cost, Implementation, Input, Operator
+from weft.core import FORWARD, Case, Cost, Implementation, Input, Operator, registry
 from weft.workbench.calls.buffers import allocate_buffers
 from weft.workbench.calls.guarded_memory import digest
 from weft.workbench.check import by_rows
+from weft.workbench.check import reference as references
 from weft.workbench.check.by_rows import Moments, row_reference
 from weft.workbench.check.oracle import Oracle
 from weft.workbench.check.output_judge import OutputJudges
@@ -287,3 +288,13 @@ def test_inputs_are_freed_when_an_output_is_judged(monkeypatch: pytest.MonkeyPat
         assert len(input_refs) == 3 and [tensor() for tensor in input_refs] == [None] * 3
     finally:
         gc.enable()
+
+
+def test_rows_of_a_square_transpose_are_not_computed_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Input and gradient have one shape, and the rows of one are the columns of the other."""
+    monkeypatch.setattr(references, "PIECE", 1)
+    operator = registry.operator("transpose")
+    case = Case(name="fp32-8x8", inputs=(Input(name="x", shape=(8, 8), dtype="float32"),))
+    x, grad = torch.randn(8, 8), torch.randn(8, 8)
+    (gradient,) = references.gradients_in_float64(operator, [x], grad, case)
+    assert torch.equal(gradient, grad.t().double())
