@@ -35,6 +35,8 @@ from weft.workbench.tuning.plan import BUDGET, LIMIT_SECONDS, PlannedCase, measu
 SHARES = (8, 64, 512)  # divisors of a bench case's rows: the points of the sweep
 MAX_ELEMENTS, MAX_PRODUCT = 1 << 28, 1 << 39  # of an input; multiplications
 PLAIN_PRODUCTS = ("matmul", "linear", "linear_gelu", "linear_residual")  # up and down in a model's MLP
+# A program for each row of a sparse matrix: fast where rows are even, ten times slower where one is long.
+EVEN_ROWS = (("spmm", "triton"), ("spmv", "triton"))
 MIN_ELEMENTS = 1024  # of a swept case: below it every call takes the host's time alone
 
 
@@ -43,10 +45,10 @@ def point_of(operator: Operator, case: Case, records: Iterable[Record]) -> Point
 
     The last record of each implementation counts; a time of an earlier run is brought to the last run's
     conditions (:func:`_in_last_run`). Left out: failed and suspect records, steps of ladders, batch-invariant
-    variants, which are chosen by request alone, and ``compile``, which costs a user seconds at the first call
-    of each shape.
+    variants, which are chosen by request alone, ``compile``, which costs a user seconds at the first call
+    of each shape, and what loses by far at contents that no call tells (``EVEN_ROWS``).
     """
-    ordered = sorted(records, key=_run_of)
+    ordered = sorted((r for r in records if (r.operator, r.implementation) not in EVEN_ROWS), key=_run_of)
     times = {d: _in_last_run([r for r in ordered if r.direction == d]) for d in (FORWARD, BACKWARD)}
     if not any(b in times[FORWARD] for b in BASELINES):
         return None
