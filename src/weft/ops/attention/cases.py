@@ -94,7 +94,9 @@ def _case(
         parts += ["alibi" if alibi == 1 else "alibi2d"]
     if bias:
         extras["bias"] = (bias, bias_dtype or dtype)
-        parts += ["bias" + "x".join(map(str, bias))]
+        # A bias of every score needs no sizes, and names of cases fit a line of 80 columns.
+        is_full = bias == (b, h, t, keys)
+        parts += ["bias" if is_full else "bias" + "x".join(map(str, bias))]
     parts += [values] if values != "normal" else []
     shapes = {"q": (b, h, t, d), "k": (b, heads, keys, d), "v": (b, heads, keys, d)}
     inputs = [
