@@ -159,10 +159,9 @@ def run_points(
     leave out, of the check and of the timing. ``verdicts``, by implementation and case, are those of
     a check that the caller has just made: they stand, and the check is not repeated. ``judges``, by case,
     judge the timed outputs there, with that check's bounds. ``observed``, by implementation and case, are
-    kernels that the caller has just observed there. ``trusted`` names
-    implementations in worker processes that are references: they are timed under the same conditions as
-    the others, twice in each round, and their timed calls are not examined. ``batch_invariant`` adds to each
-    implementation its batch-invariant variant, which is timed beside it.
+    kernels that the caller has just observed there. ``trusted`` names references in worker processes: they
+    are timed under the same conditions as the others, twice in each round, and their timed calls are not
+    examined. ``batch_invariant`` adds to each implementation its batch-invariant variant, timed beside it.
 
     With ``first_look`` the whole run is short: one implementation for each backend unless ``impls`` names
     some, a smaller budget, and one seed at the large case after all seeds at a small check case.

@@ -169,14 +169,14 @@ def test_the_handler_of_any_signal_is_found() -> None:
 
 def test_a_finalizer_of_garbage_does_not_run_between_the_clock_and_the_next_run() -> None:
     """A cycle whose finalizer writes the output, and a collector that is about to run."""
-    ran: list[bool] = []
+    finalizations: list[bool] = []
 
     class Work:
         def __init__(self) -> None:
             self.cycle = self
 
         def __del__(self) -> None:
-            ran.append(True)
+            finalizations.append(True)
 
     def garbage_then(inspect: Callable[[], object]) -> None:
         Work()
@@ -190,12 +190,12 @@ def test_a_finalizer_of_garbage_does_not_run_between_the_clock_and_the_next_run(
     try:
         start = perf_counter_ns()
         garbage_then(lambda: monitor.after_clock(perf_counter_ns, start, 1000))
-        assert not ran
+        assert not finalizations
         monitor.before_clock()
-        assert ran and gc.isenabled()
-        ran.clear()
+        assert finalizations and gc.isenabled()
+        finalizations.clear()
         garbage_then(lambda: None)  # without the monitor it runs in the inspection
-        assert ran
+        assert finalizations
         gc.disable()  # a candidate may turn it off; then it stays off
         monitor.after_clock(perf_counter_ns, start, 1000)
         monitor.before_clock()

@@ -101,13 +101,13 @@ class SparseMlp:
 
     def summary(self) -> list[str]:
         """Return lines with the counts and bytes of the sparse weights."""
-        total = kept = dense = 0
+        total = n_kept = dense = 0
         sizes = torch.zeros(4, dtype=torch.int64)
         for layer in self.layers.values():
             weight, mask = layer.weight.detach(), layer.mask
             assert mask is not None
             total += weight.numel()
-            kept += int(mask.sum())
+            n_kept += int(mask.sum())
             dense += weight.nbytes
             stored = ops.prune_2_4_transposable(weight * mask)
             sizes += torch.tensor([t.nbytes for t in stored])
@@ -115,7 +115,7 @@ class SparseMlp:
         when = "once" if self.refresh_every is None else f"every {self.refresh_every} steps"
         return [
             f"sparse: {len(self.layers)} weights of the MLPs, 2:4 in rows and columns, chosen {when}; "
-            f"{kept:,} of {total:,} elements stay ({100 * kept / total:.1f} %)",
+            f"{n_kept:,} of {total:,} elements stay ({100 * n_kept / total:.1f} %)",
             f"sparse: forward {values:,} bytes of values and {metadata:,} of metadata; transposed "
             f"{values_t:,} and {metadata_t:,}; dense {dense:,}",
         ]
