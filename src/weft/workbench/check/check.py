@@ -7,7 +7,6 @@ work, and on a side stream. The bits must be equal unless the implementation dec
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import torch
@@ -32,8 +31,6 @@ from weft.workbench.check.rules import RULES, CheckedCall
 
 SEEDS = 5
 CALLS = 13  # calls in all where a call is quick: more than the ten that a kernel may behave for
-# Of external code: a call in fifty may be wrong. As many calls as there is time for, in seconds.
-MAX_CALLS, REPEAT_SECONDS = 250, 1.0
 QUICK = 0.05  # seconds; a call that is slower at every seed (an interpreter's) is not repeated
 SMALL = {"cpu": 1 << 18, "cuda": 1 << 24}  # elements above which judging each repeat takes too long
 NO_MEMORY = "checking this (reference, baseline, guards) takes more memory than this device has left"
@@ -266,10 +263,7 @@ class CheckRun:
         if self.quickest > QUICK or elements > SMALL[torch.device(oracle.device).type]:
             return True
         # A race may show in one call of many, and a cheat may begin after the tenth call.
-        start = time.monotonic()
-        for number in range(len(oracle.seeds) + 1, MAX_CALLS if caller.sends_copies else CALLS):
-            if number >= CALLS and time.monotonic() - start > REPEAT_SECONDS:
-                break
+        for number in range(len(oracle.seeds) + 1, CALLS):
             label = f"call {number}, seed {last.seed}"
             checked = self._call(caller, oracle, last.seed, label, expected=last)
             if checked is None or not self._bits_agree("repeats", last.outputs, checked):
