@@ -79,21 +79,21 @@ class _IdlePool:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="weft-idle")
         self.thread = self._pool.submit(threading.get_native_id).result()
         self._before: int | None = None
-        self._n_turns = self._used_ns = 0
+        self._n_wakes = self._used_ns = 0
 
     def wake(self) -> None:
-        """Let the thread take a task without work; its last turn is over by now."""
+        """Let the thread take a task without work; its last one is over by now."""
         cpu = _cpu_ns(self.thread)
         if cpu is not None and self._before is not None:
-            self._n_turns += 1
+            self._n_wakes += 1
             # Bounded, so that a candidate that slows this thread gains no more than any thread may use.
             self._used_ns += min(cpu - self._before, BUSY_NS)
         self._before = cpu
         self._pool.submit(int).result()
 
     def mean_ns(self) -> float:
-        """Return the mean CPU time (ns) of a turn; 0 before the first is over."""
-        return self._used_ns / self._n_turns if self._n_turns else 0.0
+        """Return the mean CPU time (ns) from waking up to waiting again; 0 before the first is over."""
+        return self._used_ns / self._n_wakes if self._n_wakes else 0.0
 
 
 class ThreadMonitor:
