@@ -180,7 +180,7 @@ def is_outdated(path: Path) -> bool:
 
 
 def _borrowed(name: str, architecture: str) -> Table | None:
-    """Return the table of another device of this architecture, that of the nearest bandwidth, with scaled times."""
+    """Return the table of the nearest other device of this architecture, with scaled times."""
     own = copy_bandwidth(name)
     tables = []
     for path in sorted(SHIPPED.glob("*.json")):
