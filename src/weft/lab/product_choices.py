@@ -239,28 +239,25 @@ def sustained_lines(device: str = "cuda", size: Size = SIZES[0][0]) -> Iterator[
     names = ("cublas", "triton", "chosen", "256c2", "256c1", "128c2p", "192c2ap")
     calls = calls_of(names, a, b, wgmma.choose(a, b))
     clocks = Sampler(device)
-    count = _calls_in_graph(size)
+    count = 16 if device == "cuda" else 1
     turns = [*calls, *reversed(calls)]
     totals = {name: [0.0, 0.0, 0.0, 0.0] for name in calls}  # calls, seconds, joules, MHz
     for name in turns:
         begin, joules, done, mhz = time.perf_counter(), clocks.joules() or 0.0, 0, []
         while time.perf_counter() - begin < (SUSTAINED_S if device == "cuda" else 0.0) or not done:
-            for _ in range(count if device == "cuda" else 1):
+            for _ in range(count):
                 calls[name]()
             done += count
+            mhz.append(clocks.read().get("sm_mhz") or 0)  # while the calls run
             if device == "cuda":
                 torch.cuda.synchronize()
-            mhz.append(clocks.read().get("sm_mhz") or 0)
-        figures = (
-            done,
-            time.perf_counter() - begin,
-            (clocks.joules() or 0.0) - joules,
-            statistics.mean(mhz) / 2,
-        )
+        seconds, joules = time.perf_counter() - begin, (clocks.joules() or 0.0) - joules
+        figures = done, seconds, joules, statistics.mean(mhz) / 2
         totals[name] = [total + figure for total, figure in zip(totals[name], figures, strict=True)]
     yield "sustained: us a call, SM MHz (NVML), J a call, W"
-    for name, (done, seconds, joules, mean) in totals.items():
-        yield f"  {name:<12} {seconds / done * 1e6:8.1f} {mean:6.0f} {joules / done:.3f} {joules / seconds:.0f}"
+    for name, (number, seconds, energy, mean) in totals.items():
+        us, watts = seconds / number * 1e6, energy / seconds
+        yield f"  {name:<12} {us:8.1f} {mean:6.0f} {energy / number:.3f} {watts:.0f}"
 
 
 def counted_lines(device: str = "cuda", size: Size = SIZES[0][0]) -> Iterator[str]:
@@ -420,9 +417,9 @@ def worst_lines(
 
 
 def unaligned_lines(device: str = "cuda", count: int = UNALIGNED, seed: int = SEED) -> Iterator[str]:
-    """Yield a line for each product whose N, K or both are 3 less than a multiple of 8, beside its neighbour."""
+    """Yield a line for each product whose N, K or both are 3 less than a multiple of 8."""
     ratios = []
-    yield "unaligned: us of the CUDA implementation, us at the next multiples of 8, the second / the first; cuBLAS"
+    yield "unaligned: us by CUDA, us at the next multiples of 8, the second / the first; us by cuBLAS"
     for i, p in enumerate(random_problems(count, seed + 1)):
         m, n, k = p.size
         smaller = m, n - 3 * (i % 3 != 1), k - 3 * (i % 3 != 0)
