@@ -26,6 +26,7 @@ LIBRARY = SRC / "weft/ops/_common/hopper"
 RECORD = SRC.parent / "results/nvidia-h200/products-2026-11-24b.txt"
 PAIR, WIDE, ODD, MIDDLE, NARROW, MIDDLE_PAIR = wgmma.CANDIDATES[:6]  # PAIR: two blocks in a cluster
 NARROW_PAIR, PINGPONG, PINGPONG_PAIR, PINGPONG_WIDE = wgmma.CANDIDATES[6:]
+PINGPONG_WIDE_PAIR = replace(PINGPONG_WIDE, cluster=2, share_a=True)
 BIAS, GELU, GELU_PRE, RESIDUAL = list(wgmma.Epilogue)[1:5]
 BF16, FP16 = torch.bfloat16, torch.float16
 # m, n, k, configuration, dtype, and whether a and b are stored with K as the contiguous dimension. The block
@@ -49,6 +50,8 @@ POINTS = [
     (136, 392, 968, PINGPONG, BF16, False, False),
     (520, 264, 456, PINGPONG_PAIR, BF16, True, False),
     (392, 392, 328, PINGPONG_WIDE, BF16, True, True),
+    (264, 776, 328, PINGPONG_WIDE_PAIR, BF16, True, False),
+    (520, 392, 264, replace(PAIR, band=1), BF16, True, True),
 ]
 # m, n, k, configuration, dtype, epilogue, parts of K.
 EPILOGUE_POINTS = [

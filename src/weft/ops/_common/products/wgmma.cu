@@ -31,6 +31,7 @@
 #define CLUSTER 1
 #define SHARE_A 0
 #define PINGPONG 0
+#define TILE_BAND 8
 #define SPLIT 0
 #define A_MN 0
 #define B_MN 1
@@ -40,7 +41,7 @@ using namespace hopper;
 
 namespace {
 
-constexpr int CONSUMERS = 2, BM = 64 * CONSUMERS, BK = 128 / sizeof(T), BAND = 8;
+constexpr int CONSUMERS = 2, BM = 64 * CONSUMERS, BK = 128 / sizeof(T), BAND = TILE_BAND;
 constexpr int THREADS = GROUP_THREADS * (1 + CONSUMERS);
 constexpr int A_BYTES = BM * 128, B_BYTES = BN * 128, STAGE_BYTES = A_BYTES + B_BYTES;
 // A group has this many blocks of 64 rows of a tile: its own, or with PINGPONG all.

@@ -126,6 +126,7 @@ def source(
         "CLUSTER": config.cluster,
         "SHARE_A": int(config.share_a),
         "PINGPONG": int(config.pingpong),
+        "TILE_BAND": config.band,
         "SPLIT": int(is_split),
         "A_MN": int(not a_is_k_major),
         "B_MN": int(not b_is_k_major),

@@ -29,7 +29,8 @@ class Config:
     """``columns`` of c in a tile, ``stages`` of the pipeline, and blocks in a ``cluster``.
 
     The blocks of a cluster share tiles of b, or with ``share_a`` tiles of a. With ``pingpong`` the two warp
-    groups that multiply take tiles alternately; otherwise they share each tile.
+    groups that multiply take tiles alternately; otherwise they share each tile. Tiles are taken in bands of
+    ``band`` rows of tiles (of a cluster), column by column.
     """
 
     columns: int
@@ -37,6 +38,7 @@ class Config:
     cluster: int = 1
     share_a: bool = False
     pingpong: bool = False
+    band: int = 8
 
     @property
     def smem_bytes(self) -> int:
@@ -52,7 +54,9 @@ class Config:
     def label(self) -> str:
         """Tile, stages, and cluster, with what differs from a plain cooperative kernel."""
         shared = "a" if self.share_a else ""
-        return f"{ROWS}x{self.columns}x{self.stages}-{self.cluster}{shared}" + "-pingpong" * self.pingpong
+        band = f"-band{self.band}" * (self.band != Config.band)
+        name = f"{ROWS}x{self.columns}x{self.stages}-{self.cluster}{shared}"
+        return name + "-pingpong" * self.pingpong + band
 
 
 # Constants of estimated_us, fitted to results/nvidia-h200/products-2026-11-24b.txt.
