@@ -11,6 +11,8 @@
 // Without PINGPONG the groups share each tile, 64 rows each, and both store it at the same time. With
 // PINGPONG they take tiles alternately: one multiplies while the other has its epilogue. This pays where K
 // is short or the epilogue is long. A cluster of blocks shares tiles of b, or with SHARE_A tiles of a.
+// With CONSUMER_GROUPS 1 tiles have 64 rows, two blocks run on an SM, and no registers are moved: for products
+// that have few tiles, where the bytes that each SM reads are what takes the time.
 // With SPLIT, K is divided into equal parts that different blocks take, for products with fewer tiles than
 // SMs: each writes its sums in float32, and a second kernel adds them in the order of K.
 //
@@ -32,6 +34,7 @@
 #define SHARE_A 0
 #define PINGPONG 0
 #define TILE_BAND 8
+#define CONSUMER_GROUPS 2
 #define SPLIT 0
 #define A_MN 0
 #define B_MN 1
@@ -41,8 +44,8 @@ using namespace hopper;
 
 namespace {
 
-constexpr int CONSUMERS = 2, BM = 64 * CONSUMERS, BK = 128 / sizeof(T), BAND = TILE_BAND;
-constexpr int THREADS = GROUP_THREADS * (1 + CONSUMERS);
+constexpr int CONSUMERS = CONSUMER_GROUPS, BM = 64 * CONSUMERS, BK = 128 / sizeof(T), BAND = TILE_BAND;
+constexpr int THREADS = GROUP_THREADS * (1 + CONSUMERS), BLOCKS_PER_SM = CONSUMERS == 1 ? 2 : 1;
 constexpr int A_BYTES = BM * 128, B_BYTES = BN * 128, STAGE_BYTES = A_BYTES + B_BYTES;
 // A group has this many blocks of 64 rows of a tile: its own, or with PINGPONG all.
 constexpr int ROW_BLOCKS = PINGPONG ? CONSUMERS : 1;
@@ -62,6 +65,7 @@ constexpr int BARRIERS_AT = STAGES * STAGE_BYTES + CONSUMERS * BUFFER_BYTES;
 constexpr int TURNS_AT = BARRIERS_AT + Pipeline<STAGES>::BYTES, RESIDUALS_AT = TURNS_AT + CONSUMERS * 8;
 constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;  // with 384 threads: 64,512 of 65,536
 static_assert(BN % 64 == 0 && RESIDUALS_AT + CONSUMERS * 8 <= 227 << 10, "too much shared memory");
+static_assert(!PINGPONG || CONSUMERS == 2, "one group has nobody to alternate with");
 static_assert(!PINGPONG || !SPLIT, "a divided K leaves each block few tiles: nothing to alternate with");
 static_assert(sizeof(T) == 2 || (EPILOGUE == PLAIN && !A_MN && !B_MN), "not for float32");
 static_assert(!SPLIT || EPILOGUE <= RESIDUAL || EPILOGUE == ROW_SCALE, "not for a divided K");
@@ -193,7 +197,7 @@ __device__ __forceinline__ void multiply(float (&sums)[ROW_BLOCKS][BN / 2], int 
 
 #include "output.cuh"
 
-extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS, 1)
+extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS, BLOCKS_PER_SM)
     matmul_wgmma(const __grid_constant__ MatmulArguments arguments) {
   extern __shared__ __align__(1024) unsigned char memory[];
   if constexpr (EPILOGUE == EXPONENTIAL)
@@ -212,10 +216,10 @@ extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS
   else __syncthreads();
   const int role = group_index();
   if (role == 0) {
-    registers_decrease<PRODUCER_REGISTERS>();
+    if constexpr (BLOCKS_PER_SM == 1) registers_decrease<PRODUCER_REGISTERS>();
     if (is_issuer()) produce(arguments, pipeline, stages);
   } else {
-    registers_increase<CONSUMER_REGISTERS>();
+    if constexpr (BLOCKS_PER_SM == 1) registers_increase<CONSUMER_REGISTERS>();
     const int group = role - 1;
     Output output{arguments, group, stages + STAGES * STAGE_BYTES + group * BUFFER_BYTES,
                   stages + RESIDUALS_AT + group * 8};

@@ -36,7 +36,6 @@ from weft.ops._common.products.wgmma_model import (
     MMA_SMALL_BLOCKS,
     MMA_SMALL_TILE,
     MMA_TILE,
-    ROWS,
     Config,
     Epilogue,
     estimated_us,
@@ -45,7 +44,6 @@ from weft.ops._common.products.wgmma_model import (
 
 ARCH = 90  # wgmma exists on sm_90a alone
 DTYPES = (torch.bfloat16, torch.float16)
-THREADS = 384  # of a block
 STORED_ROWS = 64  # of a box of c
 SUM_THREADS, SUMMED_BYTES = 256, 16  # of a block of the second kernel; of c, of a thread
 
@@ -127,6 +125,7 @@ def source(
         "SHARE_A": int(config.share_a),
         "PINGPONG": int(config.pingpong),
         "TILE_BAND": config.band,
+        "CONSUMER_GROUPS": config.groups,
         "SPLIT": int(is_split),
         "A_MN": int(not a_is_k_major),
         "B_MN": int(not b_is_k_major),
@@ -311,9 +310,9 @@ def multiply(
         partials = torch.empty(splits if splits > 1 else 0, m, n, dtype=torch.float32, device=a.device)
     majors = is_k_major(a, 1), is_k_major(b, 0)
     a_blocks, b_blocks = config.blocks
-    row_tiles, column_tiles = -(-m // (ROWS * b_blocks)), -(-n // (config.columns * a_blocks))
+    row_tiles, column_tiles = -(-m // (config.rows * b_blocks)), -(-n // (config.columns * a_blocks))
     k_step = K_STEP_BYTES // a.element_size()
-    a_rows = ROWS // a_blocks if majors[0] else k_step
+    a_rows = config.rows // a_blocks if majors[0] else k_step
     b_rows = config.columns // b_blocks if majors[1] else k_step
     arguments = MatmulArguments(
         a=tensor_map.encode(a, a_rows),
@@ -335,10 +334,10 @@ def multiply(
     program = source(a.dtype, config, *majors, splits > 1, epilogue)
     kernel = program["matmul_wgmma"]
     clusters = min(row_tiles * column_tiles * splits, max_clusters(kernel, config, a.device))
-    kernel(clusters * config.cluster, THREADS, arguments, shared=config.smem_bytes)
+    kernel(clusters * config.cluster, config.threads, arguments, shared=config.smem_bytes)
     is_repeatable = splits == 1 and not (operands.transpose_a or operands.transpose_b)
     if key is not None and is_repeatable and isinstance(kernel, Kernel):
-        launch = kernel.prepare_structure(clusters * config.cluster, THREADS, shared=config.smem_bytes)
+        launch = kernel.prepare_structure(clusters * config.cluster, config.threads, shared=config.smem_bytes)
         boxes = {"a": (a, a_rows), "b": (b, b_rows), "c": (c, STORED_ROWS), "extra": (extra, STORED_ROWS)}
         _REPEATED.store(key, _repeated(launch, arguments, boxes, bias))
     if splits > 1:
@@ -396,19 +395,20 @@ def _aligned(x: torch.Tensor) -> torch.Tensor:
 
 
 def max_clusters(kernel: Any, config: Config, device: torch.device) -> int:
-    """Return how many clusters run at once on the device; without clusters, its number of SMs.
+    """Return how many clusters run at once on the device; without clusters, how many blocks.
 
     Each block takes a fixed share of the tiles: clusters beyond this number would start when the others
     have ended, and double the time.
     """
+    at_most = num_sms(device) * config.blocks_per_sm // config.cluster
     if config.cluster == 1 or not isinstance(kernel, Kernel):
-        return num_sms(device) // config.cluster
-    return _max_clusters(kernel, config) or num_sms(device) // config.cluster
+        return at_most
+    return _max_clusters(kernel, config) or at_most
 
 
 @cache
 def _max_clusters(kernel: Kernel, config: Config) -> int:
-    return kernel.max_active_clusters(THREADS, shared=config.smem_bytes, cluster=config.cluster)
+    return kernel.max_active_clusters(config.threads, shared=config.smem_bytes, cluster=config.cluster)
 
 
 def forward(
