@@ -26,7 +26,7 @@ LIBRARY = SRC / "weft/ops/_common/hopper"
 RECORD = SRC.parent / "results/nvidia-h200/products-2026-11-24b.txt"
 PAIR, WIDE, ODD, MIDDLE, NARROW, MIDDLE_PAIR = wgmma.CANDIDATES[:6]  # PAIR: two blocks in a cluster
 NARROW_PAIR, PINGPONG, PINGPONG_PAIR, PINGPONG_WIDE = wgmma.CANDIDATES[6:10]
-SMALL_WIDE, SMALL = wgmma.CANDIDATES[10:]  # tiles of 64 rows
+SMALL_WIDE, SMALL, TALL, TALL_NARROW = wgmma.CANDIDATES[10:]  # tiles of 64 and 192 rows
 PINGPONG_WIDE_PAIR = replace(PINGPONG_WIDE, cluster=2, share_a=True)
 BIAS, GELU, GELU_PRE, RESIDUAL = list(wgmma.Epilogue)[1:5]
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -57,6 +57,8 @@ POINTS = [
     (200, 264, 456, SMALL, BF16, True, True),
     (72, 136, 72, SMALL, FP16, False, False),
     (330, 264, 328, SMALL_WIDE, BF16, True, False),
+    (400, 264, 328, TALL, BF16, True, True),
+    (264, 264, 264, TALL_NARROW, BF16, False, False),
 ]
 # m, n, k, configuration, dtype, epilogue, parts of K.
 EPILOGUE_POINTS = [

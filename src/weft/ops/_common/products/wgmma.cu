@@ -12,7 +12,7 @@
 // PINGPONG they take tiles alternately: one multiplies while the other has its epilogue. This pays where K
 // is short or the epilogue is long. A cluster of blocks shares tiles of b, or with SHARE_A tiles of a.
 // With CONSUMER_GROUPS 1 tiles have 64 rows, two blocks run on an SM, and no registers are moved: for products
-// that have few tiles, where the bytes that each SM reads are what takes the time.
+// that have few tiles, where the bytes that each SM reads are what takes the time. With 3 they have 192 rows.
 // With SPLIT, K is divided into equal parts that different blocks take, for products with fewer tiles than
 // SMs: each writes its sums in float32, and a second kernel adds them in the order of K.
 //
@@ -63,7 +63,8 @@ constexpr int PARTS = BN / (BOXES * BOX_COLUMNS);
 constexpr int BARRIERS_AT = STAGES * STAGE_BYTES + CONSUMERS * BUFFER_BYTES;
 // Barriers of the groups: one may multiply; its buffer has the residual.
 constexpr int TURNS_AT = BARRIERS_AT + Pipeline<STAGES>::BYTES, RESIDUALS_AT = TURNS_AT + CONSUMERS * 8;
-constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;  // with 384 threads: 64,512 of 65,536
+// 64,512 of 65,536 with two groups that multiply, and with three.
+constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : 240;
 static_assert(BN % 64 == 0 && RESIDUALS_AT + CONSUMERS * 8 <= 227 << 10, "too much shared memory");
 static_assert(!PINGPONG || CONSUMERS == 2, "one group has nobody to alternate with");
 static_assert(!PINGPONG || !SPLIT, "a divided K leaves each block few tiles: nothing to alternate with");

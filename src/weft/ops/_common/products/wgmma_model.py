@@ -28,7 +28,7 @@ class Epilogue(IntEnum):
 class Config:
     """``rows`` and ``columns`` of c in a tile, ``stages`` of the pipeline, and blocks in a ``cluster``.
 
-    Each 64 rows have a warp group; with 64 rows two blocks run on an SM.
+    Each 64 rows have a warp group; with 64 rows two blocks run on an SM. ``rows`` is 64, 128 or 192.
     The blocks of a cluster share tiles of b, or with ``share_a`` tiles of a. With ``pingpong`` the two warp
     groups that multiply take tiles alternately; otherwise they share each tile. Tiles are taken in bands of
     ``band`` rows of tiles (of a cluster), column by column.
@@ -81,7 +81,8 @@ FLOP_PER_CYCLE = 4096  # of an SM's tensor cores
 CLOCK_GHZ = (1.94, 1.31)  # with no SM at work, and with all: power limits the clock
 # Of a tile's steps: products of 64 columns are bound by shared memory.
 COLUMNS_FACTOR = {256: 1.0, 192: 1.015, 128: 1.01, 64: 1.31}
-NARROW_COLUMNS_FACTOR = {128: 1.12, 64: 1.5}  # of tiles of 64 rows: expected, from bytes of shared memory
+# Of tiles of 64 and 192 rows: expected, from the bytes of shared memory.
+FACTORS = {64: {128: 1.12, 64: 1.5}, 128: COLUMNS_FACTOR, 192: {192: 1.01, 128: 1.01}}
 L2_BYTES_PER_NS = 77.5  # to each SM, with all at work
 L2_PORT_BYTES_PER_NS = 135.0  # to one SM, however few are at work
 CLUSTER_FACTOR = 1.01
@@ -109,6 +110,8 @@ CANDIDATES = (
     Config(columns=192, stages=4, pingpong=True),
     Config(columns=128, stages=4, rows=64),
     Config(columns=64, stages=5, rows=64),
+    Config(columns=192, stages=3, rows=192),
+    Config(columns=128, stages=4, rows=192),
 )
 # Tiles beside each other that share a were nowhere the fastest.
 CHOSEN_FROM = tuple(c for c in CANDIDATES if not c.share_a)
@@ -133,7 +136,7 @@ def estimated_us(
 ) -> float:
     """Return the time in microseconds that a model gives for a product on ``sms`` SMs.
 
-    An SM computes one tile of ``rows`` x ``columns`` at a time, or one of the ``splits`` parts of K of a tile.
+    An SM computes one tile of ``rows`` x ``columns`` at a time, or one of its ``splits`` parts of K.
     The model is a launch, and for each wave of tiles the steps of 128 bytes along K and the tile's epilogue,
     which nothing overlaps; with ``pingpong`` all but the last one are hidden behind the other group's steps,
     if those are longer. A step takes the longer of two times: that of the tensor cores, at a clock that falls
@@ -154,7 +157,7 @@ def estimated_us(
     steps = -(-k_steps // splits)
     at_work = min(1.0, tiles * splits / at_once)
     clock = CLOCK_GHZ[0] + (CLOCK_GHZ[1] - CLOCK_GHZ[0]) * at_work
-    factor = (COLUMNS_FACTOR if config.groups == GROUPS else NARROW_COLUMNS_FACTOR)[config.columns]
+    factor = FACTORS[config.rows][config.columns]
     tensor_ns = factor * config.rows * config.columns * K_STEP_BYTES / FLOP_PER_CYCLE / clock
     l2_rate = min(L2_PORT_BYTES_PER_NS, L2_BYTES_PER_NS / at_work)
     l2_ns = (config.rows / a_blocks + config.columns / b_blocks) * K_STEP_BYTES / l2_rate
