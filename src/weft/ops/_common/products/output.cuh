@@ -171,7 +171,8 @@ struct Output {
   }
 
   // With EXPONENTIAL: sums become exp(sums - the row's number), 0 where that is +inf. The largest sum and the
-  // total of the exponentials in this tile are stored for each row: (rows, column tiles) of two float32.
+  // total of the exponentials in this tile are stored for each row: (rows, column tiles) of two float32. A sum
+  // far above its row's number is reported.
   __device__ __forceinline__ void exponentiate(float (&sums)[BN / 2], int row, int column) const {
     const int thread = threadIdx.x % GROUP_THREADS;
     if (column + BN > arguments.columns) {  // a column beyond the last has a sum of 0
@@ -202,6 +203,8 @@ struct Output {
       if (thread % 4 == 0 && own_row < arguments.rows && column < arguments.columns)
         *reinterpret_cast<Vector<float, 2>*>(
             arguments.partials + ((long long)own_row * tiles + column / BN) * 2) = {top, total};
+      // Many threads may store the same 1. An ignored row has a number of +inf: nothing is above it.
+      if (arguments.farthest > 0.0f && top - reference > arguments.farthest) *arguments.condition = 1;
     }
   }
 

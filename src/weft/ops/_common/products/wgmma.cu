@@ -61,6 +61,8 @@ constexpr int BARRIERS_AT = STAGES * STAGE_BYTES + CONSUMERS * BUFFER_BYTES;
 // Barriers of the groups: one may multiply; its buffer has the residual.
 constexpr int TURNS_AT = BARRIERS_AT + Pipeline<STAGES>::BYTES, RESIDUALS_AT = TURNS_AT + CONSUMERS * 8;
 constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;  // with 384 threads: 64,512 of 65,536
+// Launches of a sequence, each of which waits for the one before (ops/losses/head_wgmma.py).
+constexpr bool CHAINED = EPILOGUE == EXPONENTIAL || EPILOGUE == ROW_SCALE || EPILOGUE == ACCUMULATE;
 static_assert(BN % 64 == 0 && RESIDUALS_AT + CONSUMERS * 8 <= 227 << 10, "too much shared memory");
 static_assert(!PINGPONG || !SPLIT, "a divided K leaves each block few tiles: nothing to alternate with");
 static_assert(sizeof(T) == 2 || (EPILOGUE == PLAIN && !A_MN && !B_MN), "not for float32");
@@ -81,8 +83,11 @@ struct alignas(64) MatmulArguments {
   const WEFT_T* bias;  // aligned to 4 bytes
   unsigned reserved[4];  // keeps the offsets of the fields below, and so the machine code
   const float* row_values;  // (rows,), of EXPONENTIAL and ROW_SCALE
-  const int* condition;     // the kernel ends at once if this number is 0; may be null. With EXPONENTIAL
+  // With EXPONENTIAL, may be null. If `farthest` is 0, the kernel ends at once where this number is 0.
+  // Otherwise the number becomes 1 if a sum is further than that above its row's number.
+  int* condition;
   int phase;                // ADDS and ROUNDS, with ACCUMULATE
+  float farthest;
 };
 enum { ADDS = 1, ROUNDS = 2 };
 
@@ -196,9 +201,8 @@ __device__ __forceinline__ void multiply(float (&sums)[ROW_BLOCKS][BN / 2], int 
 extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS, 1)
     matmul_wgmma(const __grid_constant__ MatmulArguments arguments) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  if constexpr (EPILOGUE == EXPONENTIAL)
-    if (arguments.condition != nullptr && *arguments.condition == 0) return;
-  if constexpr (SPLIT) launch_dependents();  // the second kernel starts as soon as these blocks have ended
+  // The next kernel of the sequence, or the sum of parts of K, starts as soon as these blocks have ended.
+  if constexpr (SPLIT || CHAINED) launch_dependents();
   const unsigned stages = shared_address(memory);
   const Pipeline<STAGES> pipeline{stages + BARRIERS_AT};
   if (threadIdx.x == 0) {
@@ -210,6 +214,9 @@ extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS
   }
   if constexpr (CLUSTER > 1) cluster_barrier();  // another block's copies count on this block's barriers
   else __syncthreads();
+  if constexpr (CHAINED) wait_for_previous_kernel();
+  if constexpr (EPILOGUE == EXPONENTIAL)
+    if (arguments.condition != nullptr && arguments.farthest == 0.0f && *arguments.condition == 0) return;
   const int role = group_index();
   if (role == 0) {
     registers_decrease<PRODUCER_REGISTERS>();
@@ -257,6 +264,7 @@ extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS
 constexpr int VECTOR = 16 / sizeof(T), LOADED = 4;  // elements: of a thread; of one load
 
 extern "C" __global__ void __launch_bounds__(256) matmul_wgmma_sum(const MatmulSumArguments arguments) {
+  if constexpr (CHAINED) launch_dependents();
   wait_for_previous_kernel();
   const long long vector = (long long)blockIdx.x * 256 + threadIdx.x;
   if (vector >= arguments.vectors) return;

@@ -70,7 +70,8 @@ class MatmulArguments(ctypes.Structure):
         ("row_values", ctypes.c_void_p),
         ("condition", ctypes.c_void_p),
         ("phase", ctypes.c_int),
-        ("padding", ctypes.c_int * 13),  # the structure is aligned to 64 bytes
+        ("farthest", ctypes.c_float),
+        ("padding", ctypes.c_int * 12),  # the structure is aligned to 64 bytes
     )
 
 
@@ -93,7 +94,7 @@ class EndArguments(NamedTuple):
     """Arguments of the epilogues after RESIDUAL (wgmma_fused.py): memory, and where c is.
 
     ``memory`` takes column sums, sums of rows or lower bytes. With ``condition`` the kernel does nothing if
-    that number is 0. ``phase`` is ADDS and ROUNDS of wgmma.cu.
+    that number is 0, or with ``farthest`` writes it. ``phase`` is ADDS and ROUNDS of wgmma.cu.
     """
 
     c: torch.Tensor | None = None  # (M, N), rows at multiples of 16 bytes; None: a new matrix
@@ -101,8 +102,11 @@ class EndArguments(NamedTuple):
     row_values: torch.Tensor | None = None  # (M,) float32
     condition: torch.Tensor | None = None  # one int32
     phase: int = 0
+    farthest: float = 0.0
 
 
+# Epilogues of a sequence of launches, each of which may begin before the one before has ended.
+CHAINED = frozenset({Epilogue.EXPONENTIAL, Epilogue.ROW_SCALE, Epilogue.ACCUMULATE})
 NO_END = EndArguments()
 
 
@@ -331,11 +335,13 @@ def multiply(
         row_values=_address(end.row_values),
         condition=_address(end.condition),
         phase=end.phase,
+        farthest=end.farthest,
     )
     program = source(a.dtype, config, *majors, splits > 1, epilogue)
     kernel = program["matmul_wgmma"]
     clusters = min(row_tiles * column_tiles * splits, max_clusters(kernel, config, a.device))
-    kernel(clusters * config.cluster, THREADS, arguments, shared=config.smem_bytes)
+    overlap = epilogue in CHAINED
+    kernel(clusters * config.cluster, THREADS, arguments, shared=config.smem_bytes, overlap=overlap)
     is_repeatable = splits == 1 and not (operands.transpose_a or operands.transpose_b)
     if key is not None and is_repeatable and isinstance(kernel, Kernel):
         launch = kernel.prepare_structure(clusters * config.cluster, THREADS, shared=config.smem_bytes)
