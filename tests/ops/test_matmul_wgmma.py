@@ -500,16 +500,23 @@ def test_every_configuration_fits_in_shared_memory() -> None:
     assert all(config.smem_bytes <= 227 << 10 for config in wgmma.CANDIDATES)
 
 
-def test_operands_that_the_copy_engine_cannot_read_are_not_supported() -> None:
+def test_operands_that_the_copy_engine_cannot_read_are_copied() -> None:
     a, b = torch.zeros(64, 72, dtype=BF16), torch.zeros(72, 80, dtype=BF16)
     assert wgmma.supports(a, b) and wgmma.supports(a.t().contiguous().t(), b)
     assert not wgmma.supports(a.float(), b.float())
     assert wgmma.supports(a.float(), b.float(), "tf32")
-    assert not wgmma.supports(a[:, 1:], b[1:])  # begins between two multiples of 16 bytes
-    assert not wgmma.supports(torch.zeros(64, 71, dtype=BF16), b[:71])
-    assert not wgmma.supports(a, torch.zeros(72, 81, dtype=BF16))
-    assert not wgmma.supports(a, torch.zeros(72, 88, dtype=BF16)[:, :81])  # c alone
-    assert wgmma.supports(a[:, :71], b[:71]) and wgmma.supports(a[:, :71], b[:71, :72])  # with gaps
+
+    def copies(a: torch.Tensor, b: torch.Tensor) -> tuple[bool, bool, bool]:
+        assert wgmma.supports(a, b)
+        plan = wgmma.plan(a, b)
+        return plan.align_a, plan.align_b, plan.any_c
+
+    assert copies(a, b) == copies(a[:, :71], b[:71]) == copies(a[:, :71], b[:71, :72]) == (False,) * 3
+    assert copies(a[:, 1:], b[1:]) == (True, False, False)  # begins between two multiples of 16 bytes
+    assert copies(torch.zeros(64, 71, dtype=BF16), b[:71]) == (True, False, False)
+    assert copies(a, torch.zeros(72, 81, dtype=BF16)) == (False, True, True)
+    assert copies(a, torch.zeros(72, 88, dtype=BF16)[:, :81]) == (False, False, True)
+    assert not wgmma.supports(a.float(), torch.zeros(81, 72).t(), "tf32")  # rows of c
     assert not wgmma.supports(a[:, ::2], b[::2])
     assert not wgmma.supports(a[:0], b)
 
