@@ -21,6 +21,9 @@
 
 struct Index { unsigned x, y, z; };
 struct uint4 { unsigned x, y, z, w; };
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned bits) {
+  return (unsigned)(((unsigned long long)high << 32 | low) >> (bits & 31));
+}
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 struct __half { _Float16 v; };
 struct __nv_bfloat16 { unsigned short v; };

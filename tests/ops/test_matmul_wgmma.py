@@ -19,7 +19,7 @@ from weft.backends import disassemble
 from weft.backends.nvrtc import CudaSource
 from weft.lab.products import short_name
 from weft.ops._common.hopper import tensor_map, wgmma_shapes
-from weft.ops._common.products import wgmma
+from weft.ops._common.products import align, wgmma
 
 EMULATOR = TESTS / "helpers" / "hopper_emulator.hpp"
 LIBRARY = SRC / "weft/ops/_common/hopper"
@@ -300,6 +300,71 @@ def test_epilogues_are_right_in_any_schedule(point: tuple[Any, ...], emulated: N
         assert max(epilogue_errors(point, seed)) < 0.6
 
 
+# m, n, k, configuration, parts of K, and whether a and b are contiguous along K. Rows of a, b or c are no
+# multiple of 16 bytes: all of them, c alone, a or b alone.
+ANY_POINTS = [
+    (130, 131, 197, MIDDLE, 1, True, True),
+    (131, 261, 193, WIDE, 1, False, False),
+    (300, 133, 200, PAIR, 1, True, True),
+    (300, 264, 203, PAIR, 1, True, False),
+    (392, 391, 331, PINGPONG_WIDE, 1, True, False),
+    (77, 129, 1, MIDDLE, 1, True, False),
+    (75, 133, 712, MIDDLE, 3, True, False),
+    (77, 134, 709, WIDE, 3, False, True),
+]
+
+
+@needs_compiler
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("point", ANY_POINTS, ids=lambda p: "x".join(map(str, p[:3])))
+def test_rows_of_any_alignment(point: tuple[Any, ...], emulated: None) -> None:
+    m, n, k, config, splits, *orders = point
+    for seed, dtype in enumerate((BF16, FP16)):
+        assert product((m, n, k, config, dtype, *orders), seed, splits) < 0.6
+
+
+@needs_compiler
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("epilogue", [BIAS, GELU_PRE, RESIDUAL], ids=lambda e: e.name.lower())
+@pytest.mark.parametrize("splits", [1, 3])
+def test_epilogues_of_rows_of_any_alignment(epilogue: Any, splits: int, emulated: None) -> None:
+    for seed, config in enumerate((WIDE, PINGPONG_WIDE) if splits == 1 else (WIDE,)):
+        assert max(epilogue_errors((139, 265, 197, config, BF16, epilogue, splits), seed)) < 0.6
+
+
+@needs_compiler
+def test_operands_that_begin_anywhere(emulated: None) -> None:
+    """Views that begin between multiples of 16 bytes, at the end of their memory; nothing else is written."""
+    m, n, k = 130, 136, 72
+    memory_a, memory_b = torch.randn(m * 77 + 3).to(BF16), torch.randn(n * k + 1).to(BF16)
+    before = memory_a.clone(), memory_b.clone()
+    a, b = memory_a[3:].view(m, 77)[:, 5:], memory_b[1:].view(k, n)
+    exact = a.double() @ b.double()
+    unit = torch.finfo(BF16).eps * (exact.abs() + 1e-3 * k**0.5)
+    assert float(((wgmma.forward_with(WIDE, a, b).double() - exact).abs() / unit).max()) < 0.6
+    assert torch.equal(memory_a, before[0]) and torch.equal(memory_b, before[1])
+
+
+@needs_compiler
+def test_an_aligned_copy_has_zeros_behind_its_rows(emulated: None) -> None:
+    for rows, columns, pitch, first in (
+        (3, 13, 13, 0),
+        (700, 5, 9, 3),
+        (5, 8200, 8201, 1),
+        (2, 8, 8, 0),
+        (1, 1, 1, 7),
+    ):
+        memory = torch.randn(first + (rows - 1) * pitch + columns).to(BF16)
+        x = memory[first:].as_strided((rows, columns), (pitch, 1))
+        for view in (x, x.t()):
+            y = align.with_aligned_rows(view)
+            assert torch.equal(y, view)
+            y_rows = y if y.shape == x.shape and y.stride(1) == 1 else y.t()
+            whole = y_rows.as_strided((rows, -(-columns // 8) * 8), y_rows.stride())
+            assert y_rows.stride(0) % 8 == 0 and y.data_ptr() % 16 == 0
+            assert (whole[:, columns:] == 0).all()
+
+
 @needs_compiler
 def test_a_divided_k_gives_the_same_bits_twice(emulated: None) -> None:
     a, b = torch.randn(136, 456).to(BF16), torch.randn(456, 136).to(BF16)
@@ -359,7 +424,11 @@ def test_the_main_loop_of_a_cluster_has_no_fence_of_the_whole_gpu() -> None:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "source",
-    [s for s in wgmma.aot_kernels() if "wgmma-float16" not in s.label and "transpose" not in s.label],
+    [
+        s
+        for s in wgmma.aot_kernels()
+        if "wgmma-float16" not in s.label and not s.label.startswith(("transpose", "align"))
+    ],
     ids=lambda s: s.label,
 )
 def test_no_program_spills_registers(source: CudaSource) -> None:
@@ -441,16 +510,23 @@ def test_every_configuration_fits_in_shared_memory() -> None:
     assert all(config.smem_bytes <= 227 << 10 for config in wgmma.CANDIDATES)
 
 
-def test_operands_that_the_copy_engine_cannot_read_are_not_supported() -> None:
+def test_operands_that_the_copy_engine_cannot_read_are_copied() -> None:
     a, b = torch.zeros(64, 72, dtype=BF16), torch.zeros(72, 80, dtype=BF16)
     assert wgmma.supports(a, b) and wgmma.supports(a.t().contiguous().t(), b)
     assert not wgmma.supports(a.float(), b.float())
     assert wgmma.supports(a.float(), b.float(), "tf32")
-    assert not wgmma.supports(a[:, 1:], b[1:])  # begins between two multiples of 16 bytes
-    assert not wgmma.supports(torch.zeros(64, 71, dtype=BF16), b[:71])
-    assert not wgmma.supports(a, torch.zeros(72, 81, dtype=BF16))
-    assert not wgmma.supports(a, torch.zeros(72, 88, dtype=BF16)[:, :81])  # c alone
-    assert wgmma.supports(a[:, :71], b[:71]) and wgmma.supports(a[:, :71], b[:71, :72])  # with gaps
+
+    def copies(a: torch.Tensor, b: torch.Tensor) -> tuple[bool, bool, bool]:
+        assert wgmma.supports(a, b)
+        plan = wgmma.plan(a, b)
+        return plan.align_a, plan.align_b, plan.any_c
+
+    assert copies(a, b) == copies(a[:, :71], b[:71]) == copies(a[:, :71], b[:71, :72]) == (False,) * 3
+    assert copies(a[:, 1:], b[1:]) == (True, False, False)  # begins between two multiples of 16 bytes
+    assert copies(torch.zeros(64, 71, dtype=BF16), b[:71]) == (True, False, False)
+    assert copies(a, torch.zeros(72, 81, dtype=BF16)) == (False, True, True)
+    assert copies(a, torch.zeros(72, 88, dtype=BF16)[:, :81]) == (False, False, True)
+    assert not wgmma.supports(a.float(), torch.zeros(81, 72).t(), "tf32")  # rows of c
     assert not wgmma.supports(a[:, ::2], b[::2])
     assert not wgmma.supports(a[:0], b)
 

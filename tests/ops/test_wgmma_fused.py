@@ -205,6 +205,21 @@ def test_a_condition_of_0_writes_nothing(emulated: None) -> None:  # noqa: F811
 
 
 @needs_compiler
+def test_a_sum_far_above_its_reference_is_reported(emulated: None) -> None:  # noqa: F811
+    a, b, references = normal(72, 72, seed=0).to(BF16), normal(72, 64, seed=1).to(BF16), torch.zeros(72)
+    out = wgmma_fused.Exponentials(torch.empty(72, 64, dtype=BF16), torch.empty(72, 1, 2))
+    distance = float((a.double() @ b.double()).max())
+    for farthest, expected in ((distance * 1.01, 0), (distance * 0.99, 1)):
+        condition = torch.zeros(1, dtype=torch.int32)
+        wgmma_fused.exponentials(NARROW, a, b, references, out, condition, farthest)
+        assert int(condition) == expected
+    condition = torch.zeros(1, dtype=torch.int32)
+    references.fill_(torch.inf)  # rows that do not count
+    wgmma_fused.exponentials(NARROW, a, b, references, out, condition, 1.0)
+    assert int(condition) == 0
+
+
+@needs_compiler
 def test_column_sums_have_the_same_bits_in_each_schedule(emulated: None) -> None:  # noqa: F811
     dy, w, pre = (normal(*s, seed=3).to(BF16) for s in ((136, 72), (72, 72), (136, 72)))
     runs = [wgmma_fused.slope_with(NARROW, dy, w, pre)[1] for _ in range(3)]

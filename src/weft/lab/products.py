@@ -10,8 +10,9 @@ float8 against ``torch._scaled_mm`` with and without its fast sums. ``tf32`` tim
 orders of storage, and checks each result before it is timed.
 
 Names of configurations: rows of a tile and ``x`` where they are not 128, its columns, ``c`` and blocks of a
-cluster, ``a`` if they share a, ``p`` if warp groups alternate, ``b`` and the rows of tiles in a band where they
-are not 8, ``s`` and parts of K; for fp8 ``u`` if sums stay in the tensor cores, ``d`` if there are two sets.
+cluster, ``a`` if they share a, ``p`` if warp groups alternate, ``b`` and the rows of tiles in a band where
+they are not 8, ``s`` and parts of K; for fp8 ``u`` if sums stay in the tensor cores, ``d`` if there are two
+sets of them.
 
 Calls are in a CUDA graph, without gaps between them. The graphs of all contenders are replayed forwards and
 then backwards in each round; a figure is the median in microseconds a call. Weights are rotated, so that

@@ -2,19 +2,22 @@
 //
 // The product x W^T writes exp(logit - r), where r is the row's logit at its target: the largest logit is at
 // least that, and not more than the loss above it. So no pass over the logits looks for a maximum first.
+//
+// The launches of a call are a sequence: each begins while the one before ends, and waits for it.
+#define OVERLAP 1
 #include "numeric.cuh"
+#include "overlap.cuh"
 #include "reduce.cuh"
 
 using T = WEFT_T;
 constexpr int THREADS = 256, WARPS = THREADS / 32, N = Wide<T>::N;
-// exp(40) times a vocabulary is far from the largest float32; exp(-40) of the largest is next to nothing.
-constexpr float FARTHEST = 40.0f;
 
 struct ReferenceArguments {
   const T *x, *weight;  // (rows, inner), (columns, inner), rows at multiples of 16 bytes
   const index_t* targets;
   float *target_logits, *references;  // (rows,)
-  index_t rows, inner, columns, x_stride, weight_stride, ignore_index;
+  int* conditions;                    // one for each chunk_rows rows
+  index_t rows, inner, columns, x_stride, weight_stride, ignore_index, chunk_rows;
 };
 
 struct RowArguments {
@@ -26,9 +29,9 @@ struct RowArguments {
   const T* x;
   T* scaled;        // (rows, inner), contiguous
   T* exponentials;  // (rows, columns), rows `pitch` apart
-  int* condition;
+  const int* condition;
   index_t rows, tiles, inner, x_stride, pitch, columns, ignore_index;
-  float z_loss;
+  float z_loss, farthest;
 };
 
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
@@ -39,6 +42,7 @@ __device__ __forceinline__ index_t row_of_warp() { return (index_t)blockIdx.x * 
 // The logit of each row at its target, in float32, and the number that is subtracted from all its logits:
 // +inf for an ignored row, whose exponentials become 0 whatever it contains; NaN for a target out of range.
 extern "C" __global__ void __launch_bounds__(THREADS) head_references(const ReferenceArguments arguments) {
+  launch_dependents();
   const index_t row = row_of_warp();
   if (row >= arguments.rows) return;
   const index_t target = arguments.targets[row];
@@ -58,28 +62,35 @@ extern "C" __global__ void __launch_bounds__(THREADS) head_references(const Refe
   }
   if (threadIdx.x % 32 != 0) return;
   arguments.target_logits[row] = counts ? logit : 0.0f;
-  // A masked target, of -inf, leaves the other logits as they are.
-  const float reference = is_finite(logit) ? logit : logit == -infinity() ? 0.0f : not_a_number();
+  // A masked target, of -inf, leaves the other logits as they are, which may all be far below 0.
+  const bool is_masked = logit == -infinity();
+  const float reference = is_finite(logit) ? logit : is_masked ? 0.0f : not_a_number();
+  if (is_masked) arguments.conditions[row / arguments.chunk_rows] = 1;  // by several rows: the same number
   arguments.references[row] = counts ? reference : infinity();
 }
 
-// Where a row's largest logit is far from its reference it becomes the reference, and the condition 1: the
-// product is computed again. A row of -inf alone, or with +inf, has a loss of NaN.
+// Where a row's largest logit is far from its reference it becomes the reference, and the product is computed
+// again. The condition is 1 if there may be such a row; otherwise there is nothing to do. A row of -inf alone,
+// or with +inf, has a loss of NaN.
 extern "C" __global__ void __launch_bounds__(THREADS) head_check(const RowArguments arguments) {
+  launch_dependents();
+  wait_for_previous_kernel();
   const index_t row = row_of_warp();
-  if (row >= arguments.rows || arguments.references[row] == infinity()) return;
+  if (*arguments.condition == 0 || row >= arguments.rows || arguments.references[row] == infinity()) return;
   const float* sums = arguments.sums + row * arguments.tiles * 2;
   float top = -infinity();
   for (index_t tile = threadIdx.x % 32; tile < arguments.tiles; tile += 32) top = fmaxf(top, sums[tile * 2]);
   top = warp_max(top);
-  if (threadIdx.x % 32 != 0 || !(fabsf(top - arguments.references[row]) > FARTHEST)) return;
+  if (threadIdx.x % 32 != 0 || !(fabsf(top - arguments.references[row]) > arguments.farthest))
+    return;
   arguments.references[row] = is_finite(top) ? top : not_a_number();
-  *arguments.condition = 1;  // by several rows: the same number
 }
 
 // With e = exp(logit - reference): the gradient of the loss is factor e, minus 1 at the target. That element
 // is changed so that factor times it is the whole; then dx = factor (e W), and dW = e^T (factor x).
 extern "C" __global__ void __launch_bounds__(THREADS) head_finish(const RowArguments arguments) {
+  launch_dependents();
+  wait_for_previous_kernel();
   const index_t row = row_of_warp();
   if (row >= arguments.rows) return;
   const int lane = threadIdx.x % 32;

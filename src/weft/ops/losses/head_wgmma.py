@@ -35,6 +35,8 @@ MULTIPLE = 8  # elements in 16 bytes
 PADDING = 64  # columns of E's rows: 128 bytes
 CHUNK_BYTES = 200 << 20
 THREADS, WARPS = 256, 8  # of a block; a warp has a row
+# exp(40) times a vocabulary is far from the largest float32; exp(-40) of the largest is next to nothing.
+FARTHEST = 40.0
 KERNELS = ("head_references", "head_check", "head_finish")
 
 
@@ -43,8 +45,9 @@ class ReferenceArguments(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", "weight", "targets", "target_logits", "references")),
+        ("conditions", ctypes.c_void_p),
         *((name, ctypes.c_longlong) for name in ("rows", "inner", "columns", "x_stride", "weight_stride")),
-        ("ignore_index", ctypes.c_longlong),
+        *((name, ctypes.c_longlong) for name in ("ignore_index", "chunk_rows")),
     )
 
 
@@ -57,7 +60,7 @@ class RowArguments(ctypes.Structure):
         *((name, ctypes.c_longlong) for name in ("rows", "tiles", "inner", "x_stride", "pitch", "columns")),
         ("ignore_index", ctypes.c_longlong),
         ("z_loss", ctypes.c_float),
-        ("padding", ctypes.c_int),
+        ("farthest", ctypes.c_float),
     )
 
 
@@ -134,8 +137,8 @@ def forward(
     total = ProductSum(_config(values.t(), scaled, Epilogue.ACCUMULATE), dweight)
     program = source()
     arguments: Any = ReferenceArguments(
-        *(t.data_ptr() for t in (x, weight, targets, target_logits, references)),
-        *(rows, inner, columns, x.stride(0), weight.stride(0), options.ignore_index),
+        *(t.data_ptr() for t in (x, weight, targets, target_logits, references, conditions)),
+        *(rows, inner, columns, x.stride(0), weight.stride(0), options.ignore_index, size),
     )
     program["head_references"](-(-rows // WARPS), THREADS, arguments)
     for number, start in enumerate(range(0, rows, size)):
@@ -146,13 +149,14 @@ def forward(
         arguments = RowArguments(
             *(t.data_ptr() for t in (*pointers, x[part], scaled, buffer, condition)),
             *(count, sums.shape[1], inner, x.stride(0), buffer.stride(0), columns, options.ignore_index),
-            float(options.z_loss),
+            *(float(options.z_loss), FARTHEST),
         )
         blocks = -(-count // WARPS)
-        wgmma_fused.exponentials(config, x[part], weight.t(), references[part], out)
-        program["head_check"](blocks, THREADS, arguments)
-        wgmma_fused.exponentials(config, x[part], weight.t(), references[part], out, condition)
-        program["head_finish"](blocks, THREADS, arguments)
+        operands = config, x[part], weight.t(), references[part], out, condition
+        wgmma_fused.exponentials(*operands, farthest=FARTHEST)
+        program["head_check"](blocks, THREADS, arguments, overlap=True)
+        wgmma_fused.exponentials(*operands)
+        program["head_finish"](blocks, THREADS, arguments, overlap=True)
         wgmma_fused.scaled_rows(out.values, weight, factors[:count], dx[part])
         total.add(out.values.t(), scaled[:count], is_last=end == rows)
     return losses.sum(), dx, dweight

@@ -45,12 +45,43 @@ struct Output {
       else write_matrices(sums, part, row, first);
       fence_async_proxy();
       named_barrier(1 + group, GROUP_THREADS);
-      if (is_issuer()) {
+      if constexpr (ANY_C) {
+        store_elements(arguments.c_elements, buffer, BOXES, row, first);
+        if constexpr (EPILOGUE == GELU_PRE)
+          store_elements(arguments.extra_elements, buffer + BOX_BYTES, 1, row, first);
+        // Before the copy engine brings the next part of a residual.
+        if constexpr (LOADS_EXTRA) named_barrier(1 + group, GROUP_THREADS);
+      } else if (is_issuer()) {
 #pragma unroll
         for (int box = 0; box < BOXES; ++box)
           tma_store(&arguments.c, buffer + box * BOX_BYTES, first + box * BOX_COLUMNS, row);
         if constexpr (EPILOGUE == GELU_PRE) tma_store(&arguments.extra, buffer + BOX_BYTES, first, row);
         tma_commit();
+      }
+    }
+  }
+
+  // Stores `boxes` boxes of the buffer from (row, first) on in a matrix whose rows follow each other and begin
+  // at any element: two elements of a lane, in one access where a row begins at a multiple of 4 bytes.
+  __device__ __forceinline__ void store_elements(T* matrix, unsigned from, int boxes, int row,
+                                                 int first) const {
+    const int lane = threadIdx.x % 32, first_row = threadIdx.x % GROUP_THREADS / 32 * 16;
+#pragma unroll 4
+    for (int in_box = first_row; in_box < first_row + 16; ++in_box) {
+      if (row + in_box >= arguments.rows) break;
+      const long long begin = (long long)(row + in_box) * arguments.columns;
+      for (int box = 0; box < boxes; ++box) {
+        const int left = arguments.columns - first - box * BOX_COLUMNS - lane * 2;
+        const unsigned at = from + box * BOX_BYTES + in_box * 128 + ((lane / 4 ^ (in_box & 7)) * 16);
+        const unsigned word = load_word(at + lane % 4 * 4);
+        T* const to = matrix + begin + first + box * BOX_COLUMNS + lane * 2;
+        const Vector<T, 2> two = as_pair(word);
+        if (left > 1 && begin % 2 == 0) {
+          *reinterpret_cast<unsigned*>(to) = word;
+        } else {
+          if (left > 0) to[0] = two.at[0];
+          if (left > 1) to[1] = two.at[1];
+        }
       }
     }
   }
@@ -171,7 +202,8 @@ struct Output {
   }
 
   // With EXPONENTIAL: sums become exp(sums - the row's number), 0 where that is +inf. The largest sum and the
-  // total of the exponentials in this tile are stored for each row: (rows, column tiles) of two float32.
+  // total of the exponentials in this tile are stored for each row: (rows, column tiles) of two float32. A sum
+  // far above its row's number is reported.
   __device__ __forceinline__ void exponentiate(float (&sums)[BN / 2], int row, int column) const {
     const int thread = threadIdx.x % GROUP_THREADS;
     if (column + BN > arguments.columns) {  // a column beyond the last has a sum of 0
@@ -202,6 +234,8 @@ struct Output {
       if (thread % 4 == 0 && own_row < arguments.rows && column < arguments.columns)
         *reinterpret_cast<Vector<float, 2>*>(
             arguments.partials + ((long long)own_row * tiles + column / BN) * 2) = {top, total};
+      // Many threads may store the same 1. An ignored row has a number of +inf: nothing is above it.
+      if (arguments.farthest > 0.0f && top - reference > arguments.farthest) *arguments.condition = 1;
     }
   }
 

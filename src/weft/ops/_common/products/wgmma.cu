@@ -16,6 +16,8 @@
 // With SPLIT, K is divided into equal parts that different blocks take, for products with fewer tiles than
 // SMs: each writes its sums in float32, and a second kernel adds them in the order of K.
 //
+// With ANY_C the rows of c are contiguous and begin anywhere: they are stored element by element.
+//
 // EPILOGUE (epilogue.cuh) is computed on the float32 sums, which are rounded once.
 // Source of the design: NVIDIA's CUTLASS, "cooperative" and "pingpong" kernels for sm_90.
 #define OVERLAP 1
@@ -35,6 +37,7 @@
 #define PINGPONG 0
 #define TILE_BAND 8
 #define CONSUMER_GROUPS 2
+#define ANY_C 0
 #define SPLIT 0
 #define A_MN 0
 #define B_MN 1
@@ -65,8 +68,11 @@ constexpr int BARRIERS_AT = STAGES * STAGE_BYTES + CONSUMERS * BUFFER_BYTES;
 constexpr int TURNS_AT = BARRIERS_AT + Pipeline<STAGES>::BYTES, RESIDUALS_AT = TURNS_AT + CONSUMERS * 8;
 // 64,512 of 65,536 with two groups that multiply, and with three.
 constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : 240;
+// Launches of a sequence, each of which waits for the one before (ops/losses/head_wgmma.py).
+constexpr bool CHAINED = EPILOGUE == EXPONENTIAL || EPILOGUE == ROW_SCALE || EPILOGUE == ACCUMULATE;
 static_assert(BN % 64 == 0 && RESIDUALS_AT + CONSUMERS * 8 <= 227 << 10, "too much shared memory");
-static_assert(!PINGPONG || CONSUMERS == 2, "one group has nobody to alternate with");
+static_assert(!PINGPONG || CONSUMERS == 2, "two groups alternate");
+static_assert(!ANY_C || (sizeof(T) == 2 && EPILOGUE <= RESIDUAL), "rows that begin anywhere");
 static_assert(!PINGPONG || !SPLIT, "a divided K leaves each block few tiles: nothing to alternate with");
 static_assert(sizeof(T) == 2 || (EPILOGUE == PLAIN && !A_MN && !B_MN), "not for float32");
 static_assert(!SPLIT || EPILOGUE <= RESIDUAL || EPILOGUE == ROW_SCALE, "not for a divided K");
@@ -84,10 +90,13 @@ struct alignas(64) MatmulArguments {
   float* partials;  // or what an epilogue stores: column sums, sums of rows, lower bytes of sums
   int rows, columns;
   const WEFT_T* bias;  // aligned to 4 bytes
-  unsigned reserved[4];  // keeps the offsets of the fields below, and so the machine code
+  WEFT_T *c_elements, *extra_elements;  // with ANY_C: c, and GELU_PRE's second output, (rows, columns)
   const float* row_values;  // (rows,), of EXPONENTIAL and ROW_SCALE
-  const int* condition;     // the kernel ends at once if this number is 0; may be null. With EXPONENTIAL
+  // With EXPONENTIAL, may be null. If `farthest` is 0, the kernel ends at once where this number is 0.
+  // Otherwise the number becomes 1 if a sum is further than that above its row's number.
+  int* condition;
   int phase;                // ADDS and ROUNDS, with ACCUMULATE
+  float farthest;
 };
 enum { ADDS = 1, ROUNDS = 2 };
 
@@ -97,8 +106,9 @@ struct MatmulSumArguments {
   WEFT_T* extra;       // the residual, or the output for the pre-activation
   const WEFT_T* bias;  // aligned to 16 bytes
   long long vectors, splits;   // of 16 bytes of c; matrices
-  long long column_vectors;  // of a row of c
+  long long column_vectors;  // of a row of c, with ANY_C up to the next multiple of 16 bytes
   const float* row_values;   // (rows of c,), with ROW_SCALE
+  long long columns;         // of c, with ANY_C
 };
 
 namespace {
@@ -201,9 +211,8 @@ __device__ __forceinline__ void multiply(float (&sums)[ROW_BLOCKS][BN / 2], int 
 extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS, BLOCKS_PER_SM)
     matmul_wgmma(const __grid_constant__ MatmulArguments arguments) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  if constexpr (EPILOGUE == EXPONENTIAL)
-    if (arguments.condition != nullptr && *arguments.condition == 0) return;
-  if constexpr (SPLIT) launch_dependents();  // the second kernel starts as soon as these blocks have ended
+  // The next kernel of the sequence, or the sum of parts of K, starts as soon as these blocks have ended.
+  if constexpr (SPLIT || CHAINED) launch_dependents();
   const unsigned stages = shared_address(memory);
   const Pipeline<STAGES> pipeline{stages + BARRIERS_AT};
   if (threadIdx.x == 0) {
@@ -215,6 +224,9 @@ extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS
   }
   if constexpr (CLUSTER > 1) cluster_barrier();  // another block's copies count on this block's barriers
   else __syncthreads();
+  if constexpr (CHAINED) wait_for_previous_kernel();
+  if constexpr (EPILOGUE == EXPONENTIAL)
+    if (arguments.condition != nullptr && arguments.farthest == 0.0f && *arguments.condition == 0) return;
   const int role = group_index();
   if (role == 0) {
     if constexpr (BLOCKS_PER_SM == 1) registers_decrease<PRODUCER_REGISTERS>();
@@ -259,9 +271,28 @@ extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS
 
 #if SPLIT
 // c = epilogue(the sum of the partial products), 16 bytes of c a thread: rows of c are a multiple of that.
+// With ANY_C a row of partial sums, and of the residual, ends at a multiple of 16 bytes.
 constexpr int VECTOR = 16 / sizeof(T), LOADED = 4;  // elements: of a thread; of one load
 
+namespace {
+
+__device__ __forceinline__ void store_vector(const MatmulSumArguments& arguments, T* c, long long vector,
+                                             const Vector<T, VECTOR>& elements) {
+  if constexpr (ANY_C) {
+    const long long column = vector % arguments.column_vectors * VECTOR;
+    T* const to = c + vector / arguments.column_vectors * arguments.columns + column;
+#pragma unroll
+    for (int i = 0; i < VECTOR; ++i)
+      if (column + i < arguments.columns) to[i] = elements.at[i];
+  } else {
+    *reinterpret_cast<Vector<T, VECTOR>*>(c + vector * VECTOR) = elements;
+  }
+}
+
+}  // namespace
+
 extern "C" __global__ void __launch_bounds__(256) matmul_wgmma_sum(const MatmulSumArguments arguments) {
+  if constexpr (CHAINED) launch_dependents();
   wait_for_previous_kernel();
   const long long vector = (long long)blockIdx.x * 256 + threadIdx.x;
   if (vector >= arguments.vectors) return;
@@ -289,11 +320,11 @@ extern "C" __global__ void __launch_bounds__(256) matmul_wgmma_sum(const MatmulS
     if constexpr (EPILOGUE == RESIDUAL) sums[i] += to_float(residual.at[i]);
     out.at[i] = from_float<T>(sums[i]);
   }
-  if constexpr (EPILOGUE == GELU_PRE) *reinterpret_cast<Elements*>(arguments.extra + vector * VECTOR) = out;
+  if constexpr (EPILOGUE == GELU_PRE) store_vector(arguments, arguments.extra, vector, out);
   if constexpr (EPILOGUE == GELU || EPILOGUE == GELU_PRE) {
 #pragma unroll
     for (int i = 0; i < VECTOR; ++i) out.at[i] = from_float<T>(gelu_value<T>(sums[i]));
   }
-  *reinterpret_cast<Elements*>(arguments.c + vector * VECTOR) = out;
+  store_vector(arguments, arguments.c, vector, out);
 }
 #endif

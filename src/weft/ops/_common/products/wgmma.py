@@ -1,9 +1,9 @@
 """Host code of wgmma.cu: products with an epilogue by Hopper's tensor cores and copy engine.
 
 One family of kernels serves the operators ``matmul``, ``linear``, ``linear_gelu`` and ``linear_residual``.
-Rows of the operands and of the product begin at multiples of 16 bytes: the copy engine takes no others.
-float32 operands are multiplied as tf32, after a transposition where they are contiguous across K
-(transpose.cu).
+The copy engine takes only rows that begin at multiples of 16 bytes: other operands of half types are copied
+first (align.py), and other rows of the product are stored element by element. float32 operands are multiplied
+as tf32, after a transposition where they are contiguous across K (transpose.cu).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from weft.ops._common.hopper import tensor_map
 from weft.ops._common.hopper.tensor_map import TensorMap
 from weft.ops._common.layout import CUDA_TYPES, dtype_name
 from weft.ops._common.prepared import LaunchCache, are_repeatable
-from weft.ops._common.products import transpose
+from weft.ops._common.products import align, transpose
 from weft.ops._common.products.repeated import RepeatedProduct
 from weft.ops._common.products.wgmma_model import (
     CANDIDATES,
@@ -64,11 +64,13 @@ class MatmulArguments(ctypes.Structure):
         ("rows", ctypes.c_int),
         ("columns", ctypes.c_int),
         ("bias", ctypes.c_void_p),
-        ("reserved", ctypes.c_uint * 4),
+        ("c_elements", ctypes.c_void_p),
+        ("extra_elements", ctypes.c_void_p),
         ("row_values", ctypes.c_void_p),
         ("condition", ctypes.c_void_p),
         ("phase", ctypes.c_int),
-        ("padding", ctypes.c_int * 13),  # the structure is aligned to 64 bytes
+        ("farthest", ctypes.c_float),
+        ("padding", ctypes.c_int * 12),  # the structure is aligned to 64 bytes
     )
 
 
@@ -84,6 +86,7 @@ class SumArguments(ctypes.Structure):
         ("splits", ctypes.c_longlong),
         ("column_vectors", ctypes.c_longlong),
         ("row_values", ctypes.c_void_p),
+        ("columns", ctypes.c_longlong),
     )
 
 
@@ -91,7 +94,7 @@ class EndArguments(NamedTuple):
     """Arguments of the epilogues after RESIDUAL (wgmma_fused.py): memory, and where c is.
 
     ``memory`` takes column sums, sums of rows or lower bytes. With ``condition`` the kernel does nothing if
-    that number is 0. ``phase`` is ADDS and ROUNDS of wgmma.cu.
+    that number is 0, or with ``farthest`` writes it. ``phase`` is ADDS and ROUNDS of wgmma.cu.
     """
 
     c: torch.Tensor | None = None  # (M, N), rows at multiples of 16 bytes; None: a new matrix
@@ -99,8 +102,11 @@ class EndArguments(NamedTuple):
     row_values: torch.Tensor | None = None  # (M,) float32
     condition: torch.Tensor | None = None  # one int32
     phase: int = 0
+    farthest: float = 0.0
 
 
+# Epilogues of a sequence of launches, each of which may begin before the one before has ended.
+CHAINED = frozenset({Epilogue.EXPONENTIAL, Epilogue.ROW_SCALE, Epilogue.ACCUMULATE})
 NO_END = EndArguments()
 
 
@@ -112,10 +118,11 @@ def source(
     b_is_k_major: bool,
     is_split: bool = False,
     epilogue: Epilogue = Epilogue.PLAIN,
+    any_c: bool = False,
 ) -> CudaSource:
     """Return the program of a configuration for operands that are contiguous along K or across it.
 
-    ``is_split``: for a K that is divided among blocks.
+    ``is_split``: for a K that is divided among blocks. ``any_c``: for rows of c that begin anywhere.
     """
     defines = {
         "WEFT_T": CUDA_TYPES[dtype],
@@ -130,6 +137,7 @@ def source(
         "A_MN": int(not a_is_k_major),
         "B_MN": int(not b_is_k_major),
         "EPILOGUE": int(epilogue),
+        "ANY_C": int(any_c),
     }
     majors = f"{'k' if a_is_k_major else 'm'}{'k' if b_is_k_major else 'n'}"
     return CudaSource(
@@ -138,18 +146,29 @@ def source(
         defines=tuple((name, str(value)) for name, value in defines.items()),
         label=f"wgmma-{dtype_name(dtype)}-{config.label}-{majors}"
         + "-split" * is_split
-        + (f"-{epilogue.name.lower()}" if epilogue else ""),
+        + (f"-{epilogue.name.lower()}" if epilogue else "")
+        + "-any" * any_c,
         min_arch=ARCH,
         max_arch=ARCH,
     )
 
 
 class Plan(NamedTuple):
-    """Treatment of operands: whether the kernels take them, and which are transposed into a copy first."""
+    """Treatment of operands: whether the kernels take them, and which are transposed or aligned by a copy.
+
+    ``any_c``: rows of the product do not begin at multiples of 16 bytes.
+    """
 
     is_supported: bool
     transpose_a: bool
     transpose_b: bool
+    align_a: bool = False
+    align_b: bool = False
+    any_c: bool = False
+
+    @property
+    def copies(self) -> bool:
+        return self.transpose_a or self.transpose_b or self.align_a or self.align_b
 
 
 # By what a plan depends on: a call's time on the host counts, and it needs its plan twice.
@@ -172,19 +191,30 @@ def plan(a: torch.Tensor, b: torch.Tensor) -> Plan:
 def _new_plan(a: torch.Tensor, b: torch.Tensor) -> Plan:
     """Return the plan of a product.
 
-    Half types are taken in every order of storage, tf32 along K alone. The rows of a transposed copy begin at
-    multiples of 16 bytes, whatever those of the operand do.
+    Half types are taken in every order of storage and alignment, tf32 along K alone, with aligned rows of c.
+    The rows of a copy begin at multiples of 16 bytes, whatever those of the operand do.
     """
     is_tf32 = a.dtype == torch.float32
     transpose_a, transpose_b = is_tf32 and not is_k_major(a, 1), is_tf32 and not is_k_major(b, 0)
     a_fits = a.stride(0) == 1 if transpose_a else tensor_map.fits(a)
     b_fits = b.stride(1) == 1 if transpose_b else tensor_map.fits(b)
     c_fits = b.shape[1] * b.element_size() % 16 == 0
+    align_a, align_b = (not is_tf32 and not fits and can_align(x) for x, fits in ((a, a_fits), (b, b_fits)))
+    is_supported = 0 not in (*a.shape, *b.shape) and (a_fits or align_a) and (b_fits or align_b)
     return Plan(
-        is_supported=0 not in (*a.shape, *b.shape) and a_fits and b_fits and c_fits,
+        is_supported=is_supported and (c_fits or not is_tf32),
         transpose_a=transpose_a,
         transpose_b=transpose_b,
+        align_a=align_a,
+        align_b=align_b,
+        any_c=not c_fits,
     )
+
+
+def can_align(x: torch.Tensor) -> bool:
+    """Return True if align.py can copy the matrix ``x``: one dimension is contiguous."""
+    inner = tensor_map.contiguous_dimension(x)
+    return (x.stride(inner) == 1 or x.shape[inner] == 1) and max(x.shape) < tensor_map.MAX_EXTENT
 
 
 def is_k_major(x: torch.Tensor, k_dimension: int) -> bool:
@@ -195,9 +225,9 @@ def is_k_major(x: torch.Tensor, k_dimension: int) -> bool:
 def supports(a: torch.Tensor, b: torch.Tensor, precision: str = "ieee") -> bool:
     """Return True if the kernels take a (M, K) @ b (K, N): half types, or float32 with ``tf32``.
 
-    There are elements to multiply, and each operand is contiguous along one dimension. Rows of the product,
-    and of operands that are not transposed, begin at multiples of 16 bytes: a copy by TMA that begins between
-    them is an illegal instruction on an H200, and a store writes whole 16 bytes at the end of a row.
+    There are elements to multiply, and each operand is contiguous along one dimension. With tf32, rows of the
+    product, and of operands that are not transposed, begin at multiples of 16 bytes: a copy by TMA that
+    begins between them is an illegal instruction on an H200, and a store writes whole 16 bytes.
     """
     has_arithmetic = a.dtype in DTYPES or (a.dtype == torch.float32 and precision == "tf32")
     return has_arithmetic and plan(a, b).is_supported
@@ -233,6 +263,7 @@ def chosen_source(a: torch.Tensor, b: torch.Tensor) -> CudaSource:
         operands.transpose_a or is_k_major(a, 1),
         operands.transpose_b or is_k_major(b, 0),
         splits > 1,
+        any_c=operands.any_c,
     )
 
 
@@ -299,45 +330,57 @@ def multiply(
         a = transpose.with_other_dimension_contiguous(a)
     if operands.transpose_b:
         b = transpose.with_other_dimension_contiguous(b)
+    a = align.with_aligned_rows(a) if operands.align_a else a
+    b = align.with_aligned_rows(b) if operands.align_b else b
+    any_c = operands.any_c and end.c is None
     m, n, k = a.shape[0], b.shape[1], a.shape[1]
     k_steps = -(-k * a.element_size() // K_STEP_BYTES)
     splits = min(splits, k_steps)
     c = a.new_empty(m, n) if end.c is None else end.c
-    extra = _extra(c, epilogue, residual)
-    bias = None if bias is None else _aligned(bias)
+    extra = _extra(c, epilogue, residual, any_c)
+    bias = None if bias is None else _padded(bias) if any_c else _aligned(bias)
+    # Partial sums have rows of whole 16 bytes of c.
+    row_columns = align.padded(n, a.element_size()) if splits > 1 else n
     partials = end.memory
     if partials is None:
-        partials = torch.empty(splits if splits > 1 else 0, m, n, dtype=torch.float32, device=a.device)
+        partials = torch.empty(
+            splits if splits > 1 else 0, m, row_columns, dtype=torch.float32, device=a.device
+        )
     majors = is_k_major(a, 1), is_k_major(b, 0)
     a_blocks, b_blocks = config.blocks
     row_tiles, column_tiles = -(-m // (config.rows * b_blocks)), -(-n // (config.columns * a_blocks))
     k_step = K_STEP_BYTES // a.element_size()
     a_rows = config.rows // a_blocks if majors[0] else k_step
     b_rows = config.columns // b_blocks if majors[1] else k_step
+    maps_extra = not any_c or epilogue != Epilogue.GELU_PRE
     arguments = MatmulArguments(
         a=tensor_map.encode(a, a_rows),
         b=tensor_map.encode(b, b_rows),
-        c=tensor_map.encode(c, STORED_ROWS),
-        extra=TensorMap() if extra is None else tensor_map.encode(extra, STORED_ROWS),
+        c=TensorMap() if any_c else tensor_map.encode(c, STORED_ROWS),
+        extra=TensorMap() if extra is None or not maps_extra else tensor_map.encode(extra, STORED_ROWS),
         row_tiles=row_tiles,
         column_tiles=column_tiles,
         k_steps=k_steps,
         splits=splits,
         partials=partials.data_ptr(),
         rows=m,
-        columns=n,
+        columns=row_columns,
         bias=_address(bias),
+        c_elements=c.data_ptr() if any_c else 0,
+        extra_elements=_address(extra) if any_c else 0,
         row_values=_address(end.row_values),
         condition=_address(end.condition),
         phase=end.phase,
+        farthest=end.farthest,
     )
-    program = source(a.dtype, config, *majors, splits > 1, epilogue)
+    program = source(a.dtype, config, *majors, splits > 1, epilogue, any_c)
     kernel = program["matmul_wgmma"]
     clusters = min(row_tiles * column_tiles * splits, max_clusters(kernel, config, a.device))
-    kernel(clusters * config.cluster, config.threads, arguments, shared=config.smem_bytes)
-    is_repeatable = splits == 1 and not (operands.transpose_a or operands.transpose_b)
+    blocks, overlap = clusters * config.cluster, epilogue in CHAINED
+    kernel(blocks, config.threads, arguments, shared=config.smem_bytes, overlap=overlap)
+    is_repeatable = splits == 1 and not operands.copies and not any_c
     if key is not None and is_repeatable and isinstance(kernel, Kernel):
-        launch = kernel.prepare_structure(clusters * config.cluster, config.threads, shared=config.smem_bytes)
+        launch = kernel.prepare_structure(blocks, config.threads, shared=config.smem_bytes)
         boxes = {"a": (a, a_rows), "b": (b, b_rows), "c": (c, STORED_ROWS), "extra": (extra, STORED_ROWS)}
         _REPEATED.store(key, _repeated(launch, arguments, boxes, bias))
     if splits > 1:
@@ -363,7 +406,9 @@ def _add_partials(kernel: Any, values: tuple[torch.Tensor | None, ...], splits: 
     """
     partials, c, extra, bias, row_values = values
     assert c is not None
-    vectors = c.nbytes // SUMMED_BYTES
+    columns = c.shape[1]
+    column_vectors = -(-columns * c.element_size() // SUMMED_BYTES)
+    vectors = c.shape[0] * column_vectors
     addends = SumArguments(
         partials=_address(partials),
         c=c.data_ptr(),
@@ -371,21 +416,35 @@ def _add_partials(kernel: Any, values: tuple[torch.Tensor | None, ...], splits: 
         bias=_address(bias),
         vectors=vectors,
         splits=splits,
-        column_vectors=c[0].nbytes // SUMMED_BYTES,
+        column_vectors=column_vectors,
         row_values=_address(row_values),
+        columns=columns,
     )
     kernel(-(-vectors // SUM_THREADS), SUM_THREADS, addends, overlap=True)
 
 
-def _extra(c: torch.Tensor, epilogue: Epilogue, residual: torch.Tensor | None) -> torch.Tensor | None:
-    """Return the second matrix of an epilogue: an output for the pre-activation, or the residual."""
+def _extra(
+    c: torch.Tensor, epilogue: Epilogue, residual: torch.Tensor | None, any_c: bool
+) -> torch.Tensor | None:
+    """Return the second matrix of an epilogue: an output for the pre-activation, or the residual.
+
+    Rows of a residual begin at multiples of 16 bytes.
+    """
     if epilogue == Epilogue.GELU_PRE:
         return torch.empty_like(c)
-    return None if residual is None else _aligned(residual)
+    if residual is None:
+        return None
+    return align.with_aligned_rows(residual.contiguous()) if any_c else _aligned(residual)
 
 
 def _address(x: torch.Tensor | None) -> int:
     return 0 if x is None else x.data_ptr()
+
+
+def _padded(bias: torch.Tensor) -> torch.Tensor:
+    """Return a copy of a bias to whose end zeros are added, up to a multiple of 16 bytes."""
+    length = align.padded(bias.shape[0], bias.element_size())
+    return torch.nn.functional.pad(bias, (0, length - bias.shape[0]))
 
 
 def _aligned(x: torch.Tensor) -> torch.Tensor:
@@ -452,6 +511,7 @@ def aot_kernels() -> tuple[CudaSource, ...]:
         sources += [source(dtype, widest, *majors) for majors in ((True, True), (False, False))]
         # A gradient of weights: few tiles, and K is the number of tokens.
         sources += [source(dtype, widest, False, False, True)]
+        sources += [source(dtype, widest, True, False, any_c=True), align.source(dtype)]
     tf32 = [source(torch.float32, widest, True, True, is_split) for is_split in (False, True)]
     return (*sources, *tf32, transpose.source(torch.float32))
 

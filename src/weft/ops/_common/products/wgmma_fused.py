@@ -100,14 +100,16 @@ def exponentials(
     references: torch.Tensor,
     out: Exponentials,
     condition: torch.Tensor | None = None,
+    farthest: float = 0.0,
 ) -> None:
     """Write exp(a (M, K) @ b (K, N) - references (M,)) and the sums of its rows to ``out``.
 
     A row with a reference of +inf becomes 0, whatever it contains. With ``condition``, one int32, nothing is
-    written if it is 0. N may be any number: the rows of ``out.values`` begin at multiples of 16 bytes, and up
-    to 7 elements behind a row's end become 0, because the copy engine writes whole 16 bytes.
+    written if it is 0. With ``farthest``, too, the condition becomes 1 if an element of a b is further than
+    that above its row's reference. N may be any number: the rows of ``out.values`` begin at multiples of 16
+    bytes, and up to 7 elements behind a row's end become 0, because the copy engine writes whole 16 bytes.
     """
-    end = EndArguments(out.values, out.sums, references, condition)
+    end = EndArguments(out.values, out.sums, references, condition, farthest=farthest)
     wgmma.multiply(config, a, b, 1, Epilogue.EXPONENTIAL, None, None, wgmma.plan(a, b), end)
 
 
