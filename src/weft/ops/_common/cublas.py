@@ -33,16 +33,25 @@ class _Switch:
         self._users = 0
         self._value: Any = None
         self._of_user: tuple[Any, ...] = ()
+        self._was_changed = False
+
+    def always_is(self, value: Any) -> bool:
+        """True if the user's value is this one, and Weft has never replaced it in this process.
+
+        A call at this value then needs no switch. The other threads of a program whose products have several
+        precisions do.
+        """
+        return not self._was_changed and _agrees(_as_tuple(self._read())[0], value)
 
     def enter(self, value: Any) -> None:
         with self._lock:
             while self._users and self._value != value:
                 self._left.wait()
             if not self._users:
-                of_user = self._read()
-                self._of_user = of_user if type(of_user) is tuple else (of_user,)
+                self._of_user = _as_tuple(self._read())
                 self._value = value
-                if self._of_user[0] != value:
+                if not _agrees(self._of_user[0], value):
+                    self._was_changed = True
                     self._write(value, *self._of_user[1:])
             self._users += 1
 
@@ -50,9 +59,18 @@ class _Switch:
         with self._lock:
             self._users -= 1
             if not self._users:
-                if self._of_user[0] != self._value:
+                if not _agrees(self._of_user[0], self._value):
                     self._write(*self._of_user)
                 self._left.notify_all()
+
+
+def _as_tuple(values: Any) -> tuple[Any, ...]:
+    return values if type(values) is tuple else (values,)
+
+
+def _agrees(of_user: Any, value: Any) -> bool:
+    """True if products are the same at both values: ``none`` (nothing was asked for) is ``ieee``."""
+    return bool(of_user == value or (of_user == "none" and value == "ieee"))
 
 
 def _reduced_precision_switch(name: str) -> _Switch:
@@ -71,6 +89,36 @@ REDUCED_PRECISION_SWITCHES = {
 }
 
 
+def _switch_of(dtype: torch.dtype, precision: str) -> tuple[_Switch, Any]:
+    reduced = REDUCED_PRECISION_SWITCHES.get(dtype)
+    return (FP32_SWITCH, precision) if reduced is None else (reduced, False)
+
+
+def is_always_at(x: torch.Tensor, precision: str) -> bool:
+    """True if products of ``x``'s dtype are at this precision without a switch: see :class:`_Switch`."""
+    switch, value = _switch_of(x.dtype, precision)
+    return not x.is_cuda or switch.always_is(value)
+
+
+def held_at_precision(
+    function: Callable[..., Any], x: torch.Tensor, precision: str = "ieee"
+) -> Callable[..., Any]:
+    """Return ``call_at_precision`` of a function as a function, for arguments like ``x``."""
+    if not x.is_cuda:
+        return function
+    switch, value = _switch_of(x.dtype, precision)
+    enter, leave = switch.enter, switch.leave
+
+    def held(*arguments: Any) -> Any:
+        enter(value)
+        try:
+            return function(*arguments)
+        finally:
+            leave()
+
+    return held
+
+
 def call_at_precision(function: Callable[..., Any], x: torch.Tensor, precision: str, *arguments: Any) -> Any:
     """Return ``function(*arguments)``, with cuBLAS held to ``precision`` for ``x``'s dtype.
 
@@ -79,8 +127,7 @@ def call_at_precision(function: Callable[..., Any], x: torch.Tensor, precision: 
     """
     if not x.is_cuda:
         return function(*arguments)
-    reduced = REDUCED_PRECISION_SWITCHES.get(x.dtype)
-    switch, value = (FP32_SWITCH, precision) if reduced is None else (reduced, False)
+    switch, value = _switch_of(x.dtype, precision)
     switch.enter(value)
     try:
         return function(*arguments)
