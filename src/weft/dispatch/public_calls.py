@@ -64,7 +64,8 @@ def repeated(make: Callable[..., Repeat | None]) -> Callable[[Public], Public]:
             # is_compiling(), which is two Python functions. A trace sees True in the first place.
             if _is_dynamo_compiling() or compiler._is_compiling_flag or invariance.anywhere:
                 return public(*tensors, **options)
-            entry, key = None, None
+            entry: Entry | None = None
+            key: Any = None
             if tensors and tensors[-1] is None:  # as if it were left out
                 tensors = tensors[:-1]
             try:

@@ -308,6 +308,15 @@ def linear_residual(
     return call("linear_residual", inputs, {}, impl, lambda: check_linear_residual(*inputs), batch_invariant)  # type: ignore[no-any-return]
 
 
+def _repeat_mlp_gelu(*inputs: torch.Tensor, impl: str | None = None) -> Repeat | None:
+    """Return what repeats a call with both biases and a gradient, which is one operator's."""
+    if len(inputs) != 5 or not needs_gradient(inputs):
+        return None
+    repeat = repeat_of("mlp_gelu", impl, inputs, {})
+    return repeat and repeat.first_result()
+
+
+@repeated(_repeat_mlp_gelu)
 def mlp_gelu(
     x: torch.Tensor,
     fc_weight: torch.Tensor,

@@ -18,7 +18,8 @@ from weft.ops._common.invariant_rows import supports_unsplit_sums
 from weft.ops.losses.spec import LossOptions, weight_gradient_dtype
 from weft.ops.losses.with_eager import ThreeTensors, linear_cross_entropy_backward
 
-REDUCTIONS = {"mean": 1, "sum": 2}  # ATen's numbers
+REDUCTIONS = {"mean": 1, "sum": 2}  # ATen's numbers, which PyTorch's annotations call text
+_nll_loss: Any = torch._C._nn.nll_loss_nd
 
 
 def cross_entropy_forward(logits: Tensor, targets: Tensor, **params: Any) -> tuple[Tensor]:
@@ -44,7 +45,7 @@ def reduced_cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int, re
 
 def reduced_cross_entropy_function(ignore_index: int, reduction: str) -> Callable[[Tensor, Tensor], Tensor]:
     """Return :func:`reduced_cross_entropy` of logits and targets, by the functions that PyTorch's call."""
-    log_softmax, nll_loss, kind = torch.log_softmax, torch._C._nn.nll_loss_nd, REDUCTIONS[reduction]
+    log_softmax, nll_loss, kind = torch.log_softmax, _nll_loss, REDUCTIONS[reduction]
 
     def loss(logits: Tensor, targets: Tensor) -> Tensor:
         return nll_loss(log_softmax(logits, -1, dtype=torch.float32), targets, None, kind, ignore_index)  # type: ignore[no-any-return]
@@ -53,12 +54,12 @@ def reduced_cross_entropy_function(ignore_index: int, reduction: str) -> Callabl
 
 
 def reduced_loss_of_product(ignore_index: int, reduction: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Return the loss of ``x @ weight.T`` without smoothing and z-loss as a function of x, weight and targets.
+    """Return the loss of ``x @ weight.T``, without smoothing and z-loss, of x, weight and targets.
 
     PyTorch divides the sum by the number of rows itself, as ``linear_cross_entropy`` does with the sum of
     :func:`linear_cross_entropy_forward`.
     """
-    linear, log_softmax, nll_loss = torch._C._nn.linear, torch.log_softmax, torch._C._nn.nll_loss_nd
+    linear, log_softmax, nll_loss = torch._C._nn.linear, torch.log_softmax, _nll_loss
     kind = REDUCTIONS[reduction]
 
     def loss(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:

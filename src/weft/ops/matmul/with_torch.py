@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from weft.core import YES, Case, Implementation, Support, no
+from weft.dispatch.autograd_context import apply_without_checks
 from weft.ops._common.cublas import call_at_precision, held_at_precision, is_always_at
 
 
@@ -66,11 +67,13 @@ forward.compiles = traced  # type: ignore[attr-defined]
 
 
 def like(inputs: tuple[torch.Tensor, ...], params: dict[str, Any]) -> Any:
-    """Return PyTorch's product for inputs like these, without a gradient of our own."""
-    a, b = inputs
+    """Return the shortest function of inputs like these that does what :func:`forward` does."""
+    (a, b), precision = inputs, params["precision"]
     needs_gradient = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
-    # With a gradient the switches are looked at in each call.
-    return None if a.is_cuda and needs_gradient else held_at_precision(torch.mm, a, params["precision"])
+    if not (a.is_cuda and needs_gradient):
+        return held_at_precision(torch.mm, a, precision)
+    apply, product = apply_without_checks(_PreciseProduct), torch.mm
+    return lambda a, b: product(a, b) if is_always_at(a, precision) else apply(a, b, precision)
 
 
 forward.like = like  # type: ignore[attr-defined]
