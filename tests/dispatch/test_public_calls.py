@@ -123,9 +123,17 @@ def test_each_call_gets_the_function_of_its_tensors_and_options() -> None:
 
     def make(x: torch.Tensor, *, factor: float = 1.0, **options: Any) -> Repeat:
         name = f"{tuple(x.shape)} {factor} {torch.is_grad_enabled()}"
-        return Repeat(lambda x: (names.append(name), x)[1], by_torch=True)
 
-    public = repeated(make)(lambda x, *, factor=1.0, seed=0, flag=None: x)
+        def function(x: torch.Tensor) -> torch.Tensor:
+            names.append(name)
+            return x
+
+        return Repeat(function, by_torch=True)
+
+    @repeated(make)
+    def public(x: Any, extra: Any = None, *, factor: float = 1.0, seed: int = 0, flag: Any = None) -> Any:
+        return x
+
     calls: list[tuple[torch.Tensor, dict[str, Any]]] = [
         (torch.zeros(3), {}),
         (torch.zeros(4), {}),
@@ -147,7 +155,7 @@ def test_each_call_gets_the_function_of_its_tensors_and_options() -> None:
         public(torch.zeros(3), seed=seed)
         public(torch.zeros(3), flag=torch.zeros(1))
     assert names == []
-    public(torch.zeros(3), None)  # type: ignore[arg-type]
+    public(torch.zeros(3), None)
     assert names == ["(3,) 1.0 True"]
 
 

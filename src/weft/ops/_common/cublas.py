@@ -7,6 +7,7 @@ type: a second rounding, and a weaker yardstick. float32 products take the preci
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -28,11 +29,17 @@ class _Switch:
 
     def __init__(self, read: Callable[[], Any], write: Callable[..., Any]) -> None:
         self._read, self._write = read, write
-        self._lock = threading.Lock()
-        self._left = threading.Condition(self._lock)
+        lock = threading.Lock()
+        # Bound once: two calls of each are all that a product pays that no other thread disturbs.
+        self._acquire, self._release = lock.acquire, lock.release
+        self._left = threading.Condition(lock)
+        self._waiting = 0
         self._users = 0
         self._value: Any = None
-        self._of_user: tuple[Any, ...] = ()
+        self._of_user: tuple[Any, ...] | None = None  # None if the user's value is the one that is wanted
+        # While the user's value is what every call wants, calls take no lock: each is an entry of a list,
+        # whose append and pop are atomic. The first call that changes the value waits until it is empty.
+        self._without_lock: list[None] = []
         self._was_changed = False
 
     def always_is(self, value: Any) -> bool:
@@ -41,36 +48,92 @@ class _Switch:
         A call at this value then needs no switch. The other threads of a program whose products have several
         precisions do.
         """
-        return not self._was_changed and _agrees(_as_tuple(self._read())[0], value)
+        if self._was_changed:
+            return False
+        read = self._read()
+        return _agrees(read[0] if type(read) is tuple else read, value)
 
     def enter(self, value: Any) -> None:
-        with self._lock:
+        self._acquire()
+        try:
             while self._users and self._value != value:
-                self._left.wait()
+                self._waiting += 1
+                try:
+                    self._left.wait()
+                finally:
+                    self._waiting -= 1
             if not self._users:
-                self._of_user = _as_tuple(self._read())
+                read = self._read()
+                of_user = read if type(read) is tuple else (read,)
+                if _agrees(of_user[0], value):
+                    self._of_user = None
+                else:
+                    self._change(of_user, value)
                 self._value = value
-                if not _agrees(self._of_user[0], value):
-                    self._was_changed = True
-                    self._write(value, *self._of_user[1:])
             self._users += 1
+        finally:
+            self._release()
+
+    def _change(self, of_user: tuple[Any, ...], value: Any) -> None:
+        self._was_changed = True
+        while self._without_lock:
+            time.sleep(1e-5)
+        self._write(value, *of_user[1:])
+        self._of_user = of_user
 
     def leave(self) -> None:
-        with self._lock:
+        self._acquire()
+        try:
             self._users -= 1
             if not self._users:
-                if not _agrees(self._of_user[0], self._value):
+                if self._of_user is not None:
                     self._write(*self._of_user)
-                self._left.notify_all()
+                if self._waiting:
+                    self._left.notify_all()
+        finally:
+            self._release()
 
+    def hold(self, function: Callable[..., Any], value: Any) -> Callable[..., Any]:
+        """Return ``function`` between :meth:`enter` and :meth:`leave`, which stand in it as they are."""
+        acquire, release, read = self._acquire, self._release, self._read
+        equals = (value, "none") if value == "ieee" else (value,)
+        without_lock = self._without_lock
 
-def _as_tuple(values: Any) -> tuple[Any, ...]:
-    return values if type(values) is tuple else (values,)
+        def held(*arguments: Any) -> Any:
+            if not self._was_changed:
+                without_lock.append(None)
+                try:
+                    if not self._was_changed:
+                        of_user = read()
+                        if (of_user[0] if type(of_user) is tuple else of_user) in equals:
+                            return function(*arguments)
+                finally:
+                    without_lock.pop()
+            acquire()
+            if self._users:  # of other threads
+                release()
+                self.enter(value)
+            else:
+                try:
+                    of_user = read()
+                    if (of_user[0] if type(of_user) is tuple else of_user) in equals:
+                        self._of_user = None
+                    else:
+                        self._change(of_user if type(of_user) is tuple else (of_user,), value)
+                    self._value, self._users = value, 1
+                finally:
+                    release()
+            try:
+                return function(*arguments)
+            finally:
+                self.leave()
+
+        return held
 
 
 def _agrees(of_user: Any, value: Any) -> bool:
     """True if products are the same at both values: ``none`` (nothing was asked for) is ``ieee``."""
-    return bool(of_user == value or (of_user == "none" and value == "ieee"))
+    return of_user == value or (of_user == "none" and value == "ieee")  # type: ignore[no-any-return]
 
 
 def _reduced_precision_switch(name: str) -> _Switch:
@@ -107,16 +170,7 @@ def held_at_precision(
     if not x.is_cuda:
         return function
     switch, value = _switch_of(x.dtype, precision)
-    enter, leave = switch.enter, switch.leave
-
-    def held(*arguments: Any) -> Any:
-        enter(value)
-        try:
-            return function(*arguments)
-        finally:
-            leave()
-
-    return held
+    return switch.hold(function, value)
 
 
 def call_at_precision(function: Callable[..., Any], x: torch.Tensor, precision: str, *arguments: Any) -> Any:
