@@ -73,7 +73,7 @@ def results(function: Callable[..., Any], inputs: Tensors, options: dict[str, An
     return [*outputs, *torch.autograd.grad(outputs, leaves, grads)]
 
 
-def made() -> list[plan_cache.Entry]:
+def entries_with_function() -> list[plan_cache.Entry]:
     """Return the entries of public calls that have a function."""
     return [e for table in plan_cache._tables for known in table.values() for e in known if e.direct]
 
@@ -95,7 +95,7 @@ def test_a_repeated_call_by_torch_gives_the_bits_of_the_first(kind: str, trainin
             assert all(torch.equal(a, b) for a, b in zip(seen, first, strict=True)), call
             assert [y.stride() for y in seen] == [y.stride() for y in first]
             assert all((a.grad_fn is None) == (b.grad_fn is None) for a, b in zip(seen, first, strict=True))
-    assert made() and all(e.by_torch for e in made())
+    assert entries_with_function() and all(e.by_torch for e in entries_with_function())
 
 
 def test_what_torch_computes_has_no_node_of_ours() -> None:
@@ -111,7 +111,7 @@ def test_options_of_another_type_are_validated_again() -> None:
     x = leaf(4, 16)
     for _ in range(CALLS):
         ops.gelu(x, batch_invariant=False)
-    assert made()
+    assert entries_with_function()
     with pytest.raises(WeftError, match="impl"):
         ops.gelu(x, impl=["torch"])  # type: ignore[arg-type]
     with pytest.raises(WeftError, match="batch_invariant"):
@@ -162,7 +162,7 @@ def test_each_call_gets_the_function_of_its_tensors_and_options() -> None:
 def test_a_function_may_leave_a_call_to_the_public_one() -> None:
     public = repeated(lambda x: Repeat(lambda x: None, by_torch=True))(lambda x: x + 1)
     assert [public(torch.zeros(())).item() for _ in range(CALLS)] == [1.0] * CALLS
-    assert len(made()) == 1
+    assert len(entries_with_function()) == 1
 
 
 def test_a_trace_and_a_block_of_batch_invariance_see_the_public_function() -> None:
@@ -197,7 +197,7 @@ def test_threads_share_the_functions_of_public_calls() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert not errors and len(made()) <= plan_cache.MAX_RECENT
+    assert not errors and len(entries_with_function()) <= plan_cache.MAX_RECENT
 
 
 def test_a_switch_is_asked_for_only_where_it_differs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,14 +107,14 @@ def test_the_first_change_waits_for_calls_without_a_lock() -> None:
     value, seen, inside, leave = ["ieee"], [], threading.Event(), threading.Event()
     switch = cublas._Switch(lambda: value[0], lambda new: value.__setitem__(0, new))
 
-    def stay() -> None:
+    def wait_inside() -> None:
         seen.append(value[0])
         inside.set()
         leave.wait(20)
         seen.append(value[0])
 
     with ThreadPoolExecutor(2) as threads:
-        first = threads.submit(switch.hold(stay, "ieee"))
+        first = threads.submit(switch.hold(wait_inside, "ieee"))
         inside.wait(20)
         second = threads.submit(switch.hold(lambda: value[0], "tf32"))
         threading.Event().wait(0.02)  # long enough for the second to change the value, if it is allowed to

@@ -99,7 +99,7 @@ class _Switch:
         equals = (value, "none") if value == "ieee" else (value,)
         without_lock = self._without_lock
 
-        def held(*arguments: Any) -> Any:
+        def at_value(*arguments: Any) -> Any:
             if not self._was_changed:
                 without_lock.append(None)
                 try:
@@ -128,7 +128,7 @@ class _Switch:
             finally:
                 self.leave()
 
-        return held
+        return at_value
 
 
 def _agrees(of_user: Any, value: Any) -> bool:

@@ -158,14 +158,14 @@ torch.library.register_autograd(
 def _with_bias(make: Callable[..., Repeat | None]) -> Callable[..., Repeat | None]:
     """Let ``make``, of a public function with a bias, make functions of calls without one."""
 
-    def made(x: Any, weight: Any, bias: Any = None, *rest: Any, **options: Any) -> Repeat | None:
+    def make_without_bias(x: Any, weight: Any, bias: Any = None, *rest: Any, **options: Any) -> Repeat | None:
         repeat = make(x, weight, bias_or_zeros(weight, bias), *rest, **options)
         if bias is not None or rest or repeat is None:
             return repeat if bias is not None else None
         function, columns = repeat.function, weight.shape[0]
         return Repeat(lambda x, weight: function(x, weight, weight.new_zeros(columns)), repeat.by_torch)
 
-    return made
+    return make_without_bias
 
 
 @repeated(_with_bias(of_operator("linear")))
