@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from weft.dispatch.operator import Schema, call, register
+from weft.dispatch.public_calls import of_operator, repeated
 from weft.ops.rope.spec import check_arguments
 
 
@@ -26,6 +27,7 @@ register(
 )
 
 
+@repeated(of_operator("rope", interleaved=False))
 def rope(
     x: torch.Tensor,
     cos: torch.Tensor,
