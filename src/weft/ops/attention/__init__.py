@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from weft.dispatch import invariance
 from weft.dispatch.autocast import lowered
 from weft.dispatch.operator import Schema, call, plan, register
 from weft.dispatch.public_calls import count_public, generate_public, repeat_public
@@ -126,7 +127,9 @@ def attention(
     if not (sinks is None and alibi_slopes is None and bias is None):
         terms = Terms(sinks, alibi_slopes, bias)
         return attention_biased((q, k, v, key_lengths), terms, params, impl, batch_invariant)
-    lengths, impl = default_lengths_and_impl(q, key_lengths, params, impl)
+    lengths, default = default_lengths_and_impl(q, key_lengths, params, impl)
+    if not invariance.wants("attention", batch_invariant):  # else the variants come by preference
+        impl = default
     check = partial(check_arguments, q, k, v, key_lengths, **params)
     out = call("attention", (q, k, v, lengths), params, impl, check, batch_invariant)[0]
     if is_plain:

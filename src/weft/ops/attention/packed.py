@@ -18,8 +18,9 @@ import torch
 
 from weft.core import WeftError, registry
 from weft.dispatch import choice as dispatch
+from weft.dispatch import invariance
 from weft.dispatch.autocast import lowered
-from weft.dispatch.invariance import refuse_if_requested
+from weft.dispatch.invariance import wants
 from weft.dispatch.operator import (
     TRACED,
     Schema,
@@ -150,28 +151,37 @@ def attention_packed(
     Raises:
         WeftError: the heads do not divide the width; and the errors of ``attention``.
     """
-    refuse_if_requested("attention_packed", batch_invariant)
+    invariant = wants("attention_packed", batch_invariant)
     refuse_terms("attention_packed", sinks=sinks, alibi_slopes=alibi_slopes, bias=bias)
     (qkv,) = lowered(qkv)
     num_kv_heads = heads if kv_heads is None else kv_heads
     params = parameters(causal, window, softcap, scale, dropout_p, seed, key_lengths is not None)
-    lengths, impl = default_lengths_and_impl(qkv, key_lengths, params, impl)
+    lengths, default = default_lengths_and_impl(qkv, key_lengths, params, impl)
+    if not invariant:
+        impl = default
 
     def choose_kernel() -> str | None:
         """Return the implementation whose kernels run; None for plain torch code, which autograd traces."""
         _check(qkv, heads, num_kv_heads)
         q, k, v = split_qkv(qkv, heads, num_kv_heads)
         check_arguments(q, k, v, key_lengths, **params)
-        chosen = impl or dispatch.choose("attention", (q, k, v, lengths), params)
+        inputs = (q, k, v, lengths)
+        if not invariant:
+            chosen = impl or dispatch.choose("attention", inputs, params)
+        elif torch.compiler.is_compiling():
+            chosen = invariance.choose_traced("attention", q.device.type, impl)
+        else:
+            chosen = invariance.choose("attention", inputs, params, impl)
         return None if resolve("attention", chosen) in TRACED else chosen
 
     if torch.compiler.is_compiling():
         kernel_impl = choose_kernel()
     else:
-        key = ("attention_packed", impl, heads, num_kv_heads)
+        key = ("attention_packed", impl, heads, num_kv_heads, invariant)
         (kernel_impl,) = memoized(key, (qkv, lengths), params, lambda: (choose_kernel(),))
     if kernel_impl is None:
-        out, _ = call("attention", (*split_qkv(qkv, heads, num_kv_heads), lengths), params, impl)
+        parts = split_qkv(qkv, heads, num_kv_heads)
+        out, _ = call("attention", (*parts, lengths), params, impl, batch_invariant=invariant)
         return _merge_heads(out)
     run = torch.ops.weft.attention_packed
     return run(qkv, lengths, heads, num_kv_heads, *params.values(), kernel_impl)[0]  # type: ignore[no-any-return]
