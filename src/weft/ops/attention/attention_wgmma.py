@@ -283,8 +283,10 @@ def forward_with(
 
 def aot_kernels() -> tuple[CudaSource, ...]:
     """Return the programs of the usual head sizes: with and without a causal mask, short and long queries;
-    and in bfloat16 each variant."""
+    and in bfloat16 each variant, and those of batch-invariant calls."""
     calls = [(d, tq, causal) for d in (64, 128, 256) for tq in (512, 4096) for causal in (True, False)]
     pairs = dict.fromkeys((d, choose(d, tq, causal)) for d, tq, causal in calls)
     variants = [source(DTYPES[0], d, choose(d, 4096, True), v) for d in (64, 128) for v in VARIANTS]
-    return (*(source(dtype, d, config) for dtype in DTYPES for d, config in pairs), *variants)
+    variants += [source(DTYPES[0], d, choose_invariant(d), VARIANTS[0]) for d in (64, 128, 256)]
+    plain = (source(dtype, d, config) for dtype in DTYPES for d, config in pairs)
+    return tuple(dict.fromkeys((*plain, *variants)))
