@@ -250,6 +250,10 @@ def test_generate_prints_the_same_text_from_each_format(tmp_path: Path) -> None:
     reply = json.loads(generate_text(paths["hugging face"], "--tokeniser", "bytes", "--json").stdout)
     assert reply["text"] + "\n" == plain.stdout
     assert len(reply["tokens"]) == 26 and reply["prompt_tokens"] == 4
+    pieces = json.loads(
+        generate_text(paths["run"], "--prefill-chunk", "3", "--batch-invariant", "--json").stdout
+    )
+    assert pieces["text"] == reply["text"] and pieces["prefill_chunk"] == 3 and pieces["batch_invariant"]
 
 
 def test_generate_refuses_unreadable_models(tmp_path: Path) -> None:

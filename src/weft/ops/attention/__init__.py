@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from weft.dispatch import invariance
 from weft.dispatch.autocast import lowered
+from weft.dispatch.invariance import wants
 from weft.dispatch.operator import Schema, call, plan, register
 from weft.dispatch.public_calls import count_public, generate_public, repeat_public
 from weft.ops.attention.biased import attention_biased
@@ -102,7 +102,7 @@ def attention(
         impl: an implementation's name (``weft ops`` lists them). None is torch's own; with
             ``key_lengths``, dropout, a window, a cap, the alignment at the bottom right, sinks, ALiBi or
             a bias, ``triton`` on a GPU and ``eager`` otherwise.
-        batch_invariant: True for rows whose bits do not depend on the batch (``weft.batch_invariant``).
+        batch_invariant: True for queries whose bits do not depend on the batch (``weft.batch_invariant``).
 
     Returns:
         (B, H, Tq, D) of q's dtype: contiguous, or (B, Tq, H, D) in memory if q is, or if the library
@@ -127,9 +127,7 @@ def attention(
     if not (sinks is None and alibi_slopes is None and bias is None):
         terms = Terms(sinks, alibi_slopes, bias)
         return attention_biased((q, k, v, key_lengths), terms, params, impl, batch_invariant)
-    lengths, default = default_lengths_and_impl(q, key_lengths, params, impl)
-    if not invariance.wants("attention", batch_invariant):  # else the variants come by preference
-        impl = default
+    lengths, impl = default_lengths_and_impl(q, key_lengths, params, impl, wants("attention", batch_invariant))
     check = partial(check_arguments, q, k, v, key_lengths, **params)
     out = call("attention", (q, k, v, lengths), params, impl, check, batch_invariant)[0]
     if is_plain:

@@ -231,8 +231,9 @@ def forward_invariant(
     - its weights are 2^-inf = 0: the total and the outputs get terms of 0. Values must be finite for it;
     - other rows of the warp may be rescaled in it, this one is then multiplied by 1.
 
-    Rows of a product do not mix, and every row of the tensor cores' 64 is added up in the same order. A
-    number of groups, blocks, batches and heads enters no sum.
+    Rows of a product do not mix. That the tensor cores add up each of their 64 rows in the same order, and
+    terms of 0 without a change, is compared on a GPU by tests/ops/test_attention_wgmma.py. The numbers of
+    blocks, batches and heads enter no sum.
     """
     variant = replace(Variant.of(options), band=options.causal)
     return forward_with(choose_invariant(q.shape[3]), q, k, v, lengths, options, variant)

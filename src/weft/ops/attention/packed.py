@@ -156,22 +156,19 @@ def attention_packed(
     (qkv,) = lowered(qkv)
     num_kv_heads = heads if kv_heads is None else kv_heads
     params = parameters(causal, window, softcap, scale, dropout_p, seed, key_lengths is not None)
-    lengths, default = default_lengths_and_impl(qkv, key_lengths, params, impl)
-    if not invariant:
-        impl = default
+    lengths, impl = default_lengths_and_impl(qkv, key_lengths, params, impl, invariant)
 
     def choose_kernel() -> str | None:
         """Return the implementation whose kernels run; None for plain torch code, which autograd traces."""
         _check(qkv, heads, num_kv_heads)
         q, k, v = split_qkv(qkv, heads, num_kv_heads)
         check_arguments(q, k, v, key_lengths, **params)
-        inputs = (q, k, v, lengths)
-        if not invariant:
-            chosen = impl or dispatch.choose("attention", inputs, params)
-        elif torch.compiler.is_compiling():
+        inputs, chosen = (q, k, v, lengths), impl
+        if invariant and torch.compiler.is_compiling():
             chosen = invariance.choose_traced("attention", q.device.type, impl)
-        else:
+        elif invariant:
             chosen = invariance.choose("attention", inputs, params, impl)
+        chosen = chosen or dispatch.choose("attention", inputs, params)
         return None if resolve("attention", chosen) in TRACED else chosen
 
     if torch.compiler.is_compiling():

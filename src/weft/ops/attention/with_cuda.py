@@ -233,8 +233,8 @@ def backward_invariant(
         q, k, v, grad, out = _for_copy_engine((q, k, v, grad, out))
         if into is not None and not all(map(tensor_map.fits_heads, into)):
             gradients = backward_invariant(grad, q, k, v, key_lengths, out, lse, **params)
-            for place, gradient in zip(into, gradients, strict=True):
-                place.copy_(gradient)
+            for memory, gradient in zip(into, gradients, strict=True):
+                memory.copy_(gradient)
             return into
     return backward(grad, q, k, v, key_lengths, out, lse, into=into, **params)
 
