@@ -14,7 +14,7 @@ from weft.dispatch.public_calls import count_public, generate_public, repeat_pub
 from weft.ops.attention.biased import attention_biased
 from weft.ops.attention.layout import like
 from weft.ops.attention.packed import attention_packed
-from weft.ops.attention.spec import PARAMS, SCALARS, check_arguments, default_lengths_and_impl, parameters
+from weft.ops.attention.spec import PARAMS, SCALARS, check_arguments, lengths_and_impl, parameters
 from weft.ops.attention.terms import Terms
 
 __all__ = ["attention", "attention_packed"]
@@ -127,7 +127,7 @@ def attention(
     if not (sinks is None and alibi_slopes is None and bias is None):
         terms = Terms(sinks, alibi_slopes, bias)
         return attention_biased((q, k, v, key_lengths), terms, params, impl, batch_invariant)
-    lengths, impl = default_lengths_and_impl(q, key_lengths, params, impl, wants("attention", batch_invariant))
+    lengths, impl = lengths_and_impl(q, key_lengths, params, impl, wants("attention", batch_invariant))
     check = partial(check_arguments, q, k, v, key_lengths, **params)
     out = call("attention", (q, k, v, lengths), params, impl, check, batch_invariant)[0]
     if is_plain:

@@ -35,7 +35,7 @@ from weft.ops._common import validate
 from weft.ops.attention.biased import refuse_terms
 from weft.ops.attention.cases import DTYPES
 from weft.ops.attention.layout import Three
-from weft.ops.attention.spec import PARAMS, SCALARS, check_arguments, default_lengths_and_impl, parameters
+from weft.ops.attention.spec import PARAMS, SCALARS, check_arguments, lengths_and_impl, parameters
 
 
 def split_qkv(qkv: torch.Tensor, heads: int, kv_heads: int) -> Three:
@@ -156,7 +156,7 @@ def attention_packed(
     (qkv,) = lowered(qkv)
     num_kv_heads = heads if kv_heads is None else kv_heads
     params = parameters(causal, window, softcap, scale, dropout_p, seed, key_lengths is not None)
-    lengths, impl = default_lengths_and_impl(qkv, key_lengths, params, impl, invariant)
+    lengths, impl = lengths_and_impl(qkv, key_lengths, params, impl, invariant)
 
     def choose_kernel() -> str | None:
         """Return the implementation whose kernels run; None for plain torch code, which autograd traces."""

@@ -259,7 +259,7 @@ def parameters(
     }
 
 
-def default_lengths_and_impl(
+def lengths_and_impl(
     x: Any, key_lengths: Tensor | None, params: Mapping[str, Any], impl: str | None, invariant: bool
 ) -> tuple[Tensor | None, str | None]:
     """Return the operator's ``key_lengths`` and ``impl`` for a call whose queries are (in) ``x``.
