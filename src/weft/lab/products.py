@@ -309,8 +309,7 @@ def library_fp8(
 
 def fp8_name(config: scaled.Config) -> str:
     """Return the name of a configuration of float8; see the module's docstring."""
-    rows = "" if config.rows == 128 else f"{config.rows}x"
-    return f"{rows}{config.columns}c{config.cluster}" + "u" * (not config.promotes) + "d" * (config.sets == 2)
+    return f"{config.columns}c{config.cluster}" + "u" * (not config.promotes) + "d" * (config.sets == 2)
 
 
 def few_rows_lines(

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 
 from weft.dispatch.autocast import lowered
+from weft.dispatch.invariance import wants
 from weft.dispatch.operator import Schema, call, register
 from weft.dispatch.plan_cache import recent
 from weft.dispatch.public_calls import Repeat, repeat_of, repeated
 from weft.ops.attention.biased import attention_biased
 from weft.ops.attention.layout import like
 from weft.ops.attention.packed import attention_packed
-from weft.ops.attention.spec import PARAMS, SCALARS, check_arguments, default_lengths_and_impl, parameters
+from weft.ops.attention.spec import PARAMS, SCALARS, check_arguments, lengths_and_impl, parameters
 from weft.ops.attention.terms import Terms
 
 __all__ = ["attention", "attention_packed"]
@@ -131,7 +132,7 @@ def attention(
         impl: an implementation's name (``weft ops`` lists them). None is torch's own; with
             ``key_lengths``, dropout, a window, a cap, the alignment at the bottom right, sinks, ALiBi or
             a bias, ``triton`` on a GPU and ``eager`` otherwise.
-        batch_invariant: True for rows whose bits do not depend on the batch (``weft.batch_invariant``).
+        batch_invariant: True for queries whose bits do not depend on the batch (``weft.batch_invariant``).
 
     Returns:
         (B, H, Tq, D) of q's dtype: contiguous, or (B, Tq, H, D) in memory if q is, or if the library
@@ -151,6 +152,6 @@ def attention(
     if not (sinks is None and alibi_slopes is None and bias is None):
         terms = Terms(sinks, alibi_slopes, bias)
         return attention_biased((q, k, v, key_lengths), terms, params, impl, batch_invariant)
-    lengths, impl = default_lengths_and_impl(q, key_lengths, params, impl)
+    lengths, impl = lengths_and_impl(q, key_lengths, params, impl, wants("attention", batch_invariant))
     check = partial(check_arguments, q, k, v, key_lengths, **params)
     return call("attention", (q, k, v, lengths), params, impl, check, batch_invariant)[0]  # type: ignore[no-any-return]
