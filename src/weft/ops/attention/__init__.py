@@ -117,6 +117,7 @@ def attention(
     calculation for softmax" (arXiv:1805.02867).
     """
     is_usual = batch_invariant is False and window is None and softcap is None
+    is_usual = is_usual and (type(causal) is bool or type(causal) is str)  # 1 is like an earlier call's True
     rest = (is_usual, type(dropout_p), dropout_p, type(seed), seed)
     is_plain = rest == DEFAULTS and key_lengths is sinks is alibi_slopes is bias is None
     if is_plain and (outputs := repeat_public(PLAIN, impl, (q, k, v), (causal, scale))) is not None:

@@ -33,7 +33,7 @@ from weft.workbench.check.rules import RULES, CheckedCall
 SEEDS = 5
 CALLS = 13  # calls in all where a call is quick: more than the ten that a kernel may behave for
 # Of external code, of which a call in fifty may be wrong: as many calls at a case as its budget allows.
-MAX_CALLS, MAX_SECONDS = 250, 2.0
+MAX_CALLS, MAX_SECONDS = 250, 3.0
 QUICK = 0.05  # seconds; a call that is slower at every seed (an interpreter's) is not repeated
 SMALL = {"cpu": 1 << 18, "cuda": 1 << 24}  # elements above which judging each repeat takes too long
 NO_MEMORY = "checking this (reference, baseline, guards) takes more memory than this device has left"

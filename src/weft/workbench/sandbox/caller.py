@@ -29,7 +29,7 @@ from weft.workbench.timing.conditions import read as read_conditions
 # Parts of error messages after which the GPU's context of that process may be unusable.
 CUDA_ERRORS = ("CUDA error", "CUDA_ERROR")
 
-REPEAT_SECONDS = 4.0  # of further repeats, for each implementation and direction: for several quick cases
+REPEAT_SECONDS = 6.0  # of further repeats, for each implementation and direction: for several quick cases
 MAX_CACHED_BYTES = 1 << 30  # GPU memory that this process's allocator may cache during a remote call
 
 
