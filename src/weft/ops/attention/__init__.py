@@ -64,7 +64,7 @@ def _repeat(
     if len(inputs) != 3 or any(value != DEFAULTS.get(name) for name, value in options.items()):
         return None
     params = parameters(causal, None, None, scale, 0.0, 0, False)
-    lengths, impl = default_lengths_and_impl(inputs[0], None, params, impl)
+    lengths, impl = lengths_and_impl(inputs[0], None, params, impl, invariant=False)
     known = recent("attention", impl, (*inputs, lengths), params)
     if known is None or known.impl != "torch":
         repeat = repeat_of("attention", impl, (*inputs, lengths), params, 3)

@@ -143,6 +143,8 @@ def cross_entropy(
     params = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "z_loss": z_loss}
     if type(reduction) is not str or reduction != "mean":
         validate.one_of("cross_entropy: reduction", reduction, ("mean", "sum", "none"))
+    if overwrite is not False:
+        validate.flag("cross_entropy: overwrite", overwrite)
     if torch.compiler.is_compiling():
         check_cross_entropy(logits, targets, **params)  # type: ignore[arg-type]
         inputs = (logits, targets)

@@ -59,5 +59,7 @@ def rope(
 
     Source: arXiv:2104.09864.
     """
+    if type(interleaved) is not bool:  # 1 is like an earlier True
+        check_arguments(x, cos, sin, interleaved=interleaved)
     inputs, params = (x, cos, sin), {"interleaved": interleaved}
     return call("rope", inputs, params, impl, lambda: check_arguments(*inputs, **params), batch_invariant)  # type: ignore[no-any-return]

@@ -19,9 +19,16 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.workbench.selftest.mutants.mutant import Mutant
-from weft.workbench.selftest.mutants.planting import Forward, blank, honest, plant
+from weft.workbench.selftest.mutants.planting import (
+    TIMED,
+    Forward,
+    blank,
+    honest,
+    is_timed,
+    plant,
+    timed_calls,
+)
 
-CHECKED = 25  # calls at one shape: more than a check makes, fewer than a timing
 LARGE = 1 << 14  # elements: timed cases have more
 SETTLED = 2  # calls on the same contents: fewer are made where no sample is taken
 MAX_PENDING = 300  # unwritten outputs: more than a sample has
@@ -30,12 +37,6 @@ LOOKING = ("run",)  # functions of the clock that return once it has stopped
 ON_GPU = {"devices": ("cpu",), "not_here": "a GPU's samples replay a graph, and call nothing"}
 
 Compute = Callable[[], torch.Tensor]
-
-
-def counted(x: tuple[torch.Tensor, ...], counts: dict[Hashable, Iterator[int]]) -> int:
-    """Return the number of calls so far with inputs of these shapes."""
-    key = tuple((tuple(t.shape), t.stride(), t.dtype) for t in x)
-    return next(counts.setdefault(key, itertools.count()))
 
 
 # -- outputs that are no plain tensors -------------------------------------------------------------
@@ -99,7 +100,7 @@ def _late(operator: str, output_of: Callable[..., Any]) -> Callable[[], Forward]
             def work() -> torch.Tensor:
                 return honest(operator)(*x, **params)  # type: ignore[no-any-return]
 
-            return work() if counted(x, counts) < CHECKED else output_of(work, operator, x)
+            return work() if timed_calls(x, counts) < TIMED else output_of(work, operator, x)
 
         return forward
 
@@ -121,8 +122,7 @@ class Samples:
 
     def has(self, x: tuple[torch.Tensor, ...]) -> bool:
         """Return True for a timed tensor that has come several times in a row with the same contents."""
-        # Guard bands make the storage larger than the tensor.
-        if x[0].untyped_storage().nbytes() != x[0].nbytes or x[0].numel() < LARGE:
+        if not is_timed(x[0]) or x[0].numel() < LARGE:
             return False
         total = float(x[0].double().sum())
         _, contents, calls = self.seen.get(id(x[0]), (None, 0.0, itertools.count()))
@@ -189,7 +189,7 @@ def _by_hook(operator: str, install: Callable[[Pending], None]) -> Callable[[], 
             def work() -> torch.Tensor:
                 return honest(operator)(*x, **params)  # type: ignore[no-any-return]
 
-            if pending.busy or counted(x, pending.counts) < CHECKED:
+            if pending.busy or timed_calls(x, pending.counts) < TIMED:
                 return work()
             if not installed[0] or operator == "softmax":  # its profile function and its garbage are used up
                 installed[0] = True
@@ -311,7 +311,7 @@ def _while_written(operator: str, install: Callable[[Prepared], None]) -> Callab
 
         def forward(x: torch.Tensor, **params: Any) -> torch.Tensor:
             prepared.busy, prepared.params = True, params
-            late = counted((x,), prepared.counts) >= CHECKED and x.numel() >= LARGE
+            late = timed_calls((x,), prepared.counts) >= TIMED and x.numel() >= LARGE
             if late and not prepared.installed:
                 prepared.installed = True
                 install(prepared)
