@@ -133,7 +133,7 @@ FAULTS = {
     ),
     "the block ends before its stores": (
         "wgmma.cu",
-        "    if (output.is_issuer()) tma_wait<0>();",
+        "    if (output.is_issuer()) tma_wait_read<0>();",
         "    //",
     ),
     "groups that alternate do not wait for their turn": (

@@ -263,7 +263,8 @@ extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS
         }
       }
     });
-    if (output.is_issuer()) tma_wait<0>();  // before this block's shared memory is given away
+    // This block's shared memory is given away when its stores have read it.
+    if (output.is_issuer()) tma_wait_read<0>();
   }
   // Until the others arrive no more at this block's barriers.
   if constexpr (CLUSTER > 1) cluster_barrier();
