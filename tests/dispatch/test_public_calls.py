@@ -98,6 +98,22 @@ def test_a_repeated_call_by_torch_gives_the_bits_of_the_first(kind: str, trainin
     assert entries_with_function() and all(e.by_torch for e in entries_with_function())
 
 
+@pytest.mark.parametrize("kind", PUBLIC)
+def test_a_call_under_autocast_gives_what_its_first_one_gave(kind: str) -> None:
+    function, (inputs, options) = getattr(ops, kind.split()[0]), PUBLIC[kind]()
+    for dtype in (torch.float32, torch.bfloat16):
+        tensors = tuple(x.detach().to(dtype) if x.is_floating_point() else x for x in inputs)
+        if kind == "rope":
+            tensors = (tensors[0], *inputs[1:])
+        outside = [results(function, tensors, options) for _ in range(CALLS)]
+        with torch.autocast("cpu", torch.bfloat16):
+            inside = [results(function, tensors, options) for _ in range(CALLS)]
+        for calls in (outside, inside):
+            for later in calls[1:]:
+                assert [y.dtype for y in later] == [y.dtype for y in calls[0]]
+                assert all(torch.equal(a, b) for a, b in zip(later, calls[0], strict=True))
+
+
 def test_what_torch_computes_has_no_node_of_ours() -> None:
     x = leaf(4, 16)
     for _ in range(CALLS):
