@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -112,6 +113,17 @@ def test_a_call_under_autocast_gives_what_its_first_one_gave(kind: str) -> None:
             for later in calls[1:]:
                 assert [y.dtype for y in later] == [y.dtype for y in calls[0]]
                 assert all(torch.equal(a, b) for a, b in zip(later, calls[0], strict=True))
+
+
+def test_only_outside_of_autocast_a_call_takes_the_shorter_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU autocast lets PyTorch's norms return float32, which the implementation casts back."""
+    module = import_module("weft.ops.activations.with_torch")
+    monkeypatch.setattr(module.forward_gelu, "like", lambda *_: torch.zeros_like)
+    x = torch.ones(4, 16)
+    assert [bool(ops.gelu(x).any()) for _ in range(CALLS)] == [True] * 4 + [False] * (CALLS - 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert all(ops.gelu(x).any() for _ in range(CALLS))
+    assert not ops.gelu(x).any()
 
 
 def test_what_torch_computes_has_no_node_of_ours() -> None:
