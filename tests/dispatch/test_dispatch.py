@@ -273,6 +273,14 @@ def test_the_model_keeps_a_launch_and_charges_ours_for_waves(tables: Path) -> No
     assert few["torch"][0] == pytest.approx(8.0) and few["triton"][0] == pytest.approx(8.0)
 
 
+def test_the_host_time_of_chunks_follows_the_rows() -> None:
+    at = (50304, 768, 16384)
+    assert keys.host_ratio("linear_cross_entropy", (50304, 768, 8192), at) == 0.5
+    assert keys.host_ratio("linear_cross_entropy", (50304, 768, 16), at) == 0.25
+    assert keys.host_ratio("linear_cross_entropy", (50304, 768, 65536), at) == 1.0
+    assert keys.host_ratio("linear", (50304, 768, 16), at) == 1.0
+
+
 def test_what_was_measured_here_goes_over_what_is_shipped(tables: Path) -> None:
     tune.write(tables / "example-gpu-9000.json", GPU, POINTS, "here")
     assert chosen(1024, 1024) == "triton"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -96,6 +97,33 @@ def test_a_repeated_call_by_torch_gives_the_bits_of_the_first(kind: str, trainin
             assert [y.stride() for y in seen] == [y.stride() for y in first]
             assert all((a.grad_fn is None) == (b.grad_fn is None) for a, b in zip(seen, first, strict=True))
     assert entries_with_function() and all(e.by_torch for e in entries_with_function())
+
+
+@pytest.mark.parametrize("kind", PUBLIC)
+def test_a_call_under_autocast_gives_what_its_first_one_gave(kind: str) -> None:
+    function, (inputs, options) = getattr(ops, kind.split()[0]), PUBLIC[kind]()
+    for dtype in (torch.float32, torch.bfloat16):
+        tensors = tuple(x.detach().to(dtype) if x.is_floating_point() else x for x in inputs)
+        if kind == "rope":
+            tensors = (tensors[0], *inputs[1:])
+        outside = [results(function, tensors, options) for _ in range(CALLS)]
+        with torch.autocast("cpu", torch.bfloat16):
+            inside = [results(function, tensors, options) for _ in range(CALLS)]
+        for calls in (outside, inside):
+            for later in calls[1:]:
+                assert [y.dtype for y in later] == [y.dtype for y in calls[0]]
+                assert all(torch.equal(a, b) for a, b in zip(later, calls[0], strict=True))
+
+
+def test_only_outside_of_autocast_a_call_takes_the_shorter_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU autocast lets PyTorch's norms return float32, which the implementation casts back."""
+    module = import_module("weft.ops.activations.with_torch")
+    monkeypatch.setattr(module.forward_gelu, "like", lambda *_: torch.zeros_like)
+    x = torch.ones(4, 16)
+    assert [bool(ops.gelu(x).any()) for _ in range(CALLS)] == [True] * 4 + [False] * (CALLS - 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert all(ops.gelu(x).any() for _ in range(CALLS))
+    assert not ops.gelu(x).any()
 
 
 def test_what_torch_computes_has_no_node_of_ours() -> None:

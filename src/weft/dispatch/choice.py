@@ -373,9 +373,11 @@ def predict(point: Point, kind: Kind, sizes: Sizes) -> Point:
     if dict(point.flags).get(keys.ALIGNED) and not dict(kind.flags).get(keys.ALIGNED):
         loss *= keys.MISALIGNED
 
+    host_ratio = keys.host_ratio(name, sizes, point.sizes)
+
     def times(by_name: Times) -> Times:
         return {
-            impl: (keys.scaled_us(cold, ratio if impl in BASELINES else ratio * loss), host)
+            impl: (keys.scaled_us(cold, ratio if impl in BASELINES else ratio * loss), host * host_ratio)
             for impl, (cold, host) in by_name.items()
         }
 

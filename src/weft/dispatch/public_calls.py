@@ -157,7 +157,8 @@ def repeat_of(
     implementation = registry.implementation(name, chosen)
     forward: Any = implementation.forward
     if implementation.backend in TRACED:
-        like = getattr(forward, "like", None)
+        # Autocast changes what PyTorch's functions return, which only the whole implementation knows.
+        like = None if torch._C._is_any_autocast_enabled() else getattr(forward, "like", None)
         short = like(inputs, params) if like else None
         if short is None:
             bound = partial(forward, **params) if params else forward

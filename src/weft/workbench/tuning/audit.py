@@ -22,8 +22,7 @@ import numpy as np
 import torch
 
 from weft.core.log import Log, no_log
-from weft.dispatch import choice
-from weft.dispatch.operator import clear_caches
+from weft.dispatch import choice, plan_cache
 from weft.workbench.bench import free_memory
 from weft.workbench.calls.buffers import InputBuffers, tensors_of
 from weft.workbench.calls.make_calls import call_once, make_calls, schedule
@@ -195,7 +194,7 @@ def _measure(point: AuditPoint, backend: LocalTimingBackend, device: str, rng: r
         sides = {name: torch.compile(call, **COMPILE_OPTIONS) for name, call in sides.items()}
     seconds = SAMPLING_SECONDS[device]
     decisions: list[choice.Decision] = []
-    clear_caches()  # a choice that was made before would not be observed
+    plan_cache.clear()  # a choice that was made before would not be observed
     with choice.observed(decisions.append):
         try:
             difference = _first_difference(point, sides, make(rng.getrandbits(31)))
