@@ -433,7 +433,7 @@ def _cheats() -> Iterator[Mutant]:
     yield one("C21/sum/eager/mode", "a torch mode that computes after the clock",
               "hooks", _by_hook("sum", _mode))  # fmt: skip
     yield one("C21/sum/eager/audit", "an audit hook that computes after the clock",
-              "hooks", _by_hook("sum", _audit))  # fmt: skip
+              "hooks wall", _by_hook("sum", _audit))  # fmt: skip
     yield one("C21/gelu/eager/methods", "patched methods of a tensor that compute after the clock",
               "hooks wall", _by_hook("gelu", _patched_methods))  # fmt: skip
     yield one("C21/sum/eager/code", "replaces code of the clock, to compute after it",
