@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import itertools
 import sys
+import time
 import types
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
@@ -31,6 +32,7 @@ from weft.workbench.selftest.mutants.planting import (
 
 LARGE = 1 << 14  # elements: timed cases have more
 SETTLED = 2  # calls on the same contents: fewer are made where no sample is taken
+AT_ONCE = 2e-4  # seconds between two calls of one sample, at most
 MAX_PENDING = 300  # unwritten outputs: more than a sample has
 OBJECTS_UNTIL_LOOKED_AT = 8  # that Weft creates between the end of a call and the look at its output
 LOOKING = ("run",)  # functions of the clock that return once it has stopped
@@ -150,6 +152,23 @@ def _every_other(change: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tenso
     return lambda y: change(y) if next(turn) % 2 else y
 
 
+def _wrong_at_once(operator: str) -> Callable[[], Forward]:
+    """Return zeros for a call that follows another one at once, as those of a sample do."""
+
+    def make() -> Forward:
+        ended = [0.0]
+
+        def forward(*x: torch.Tensor, **params: Any) -> torch.Tensor:
+            follows = time.perf_counter() - ended[0] < AT_ONCE
+            y = blank(operator, *x).zero_() if follows else honest(operator)(*x, **params)
+            ended[0] = time.perf_counter()
+            return y  # type: ignore[no-any-return]
+
+        return forward
+
+    return make
+
+
 # -- hooks -----------------------------------------------------------------------------------------
 
 
@@ -247,6 +266,15 @@ class _WritingMode(TorchDispatchMode):
 
 def _mode(pending: Pending) -> None:
     _WritingMode(pending).__enter__()
+
+
+def _audit(pending: Pending) -> None:
+    """Write at any event that Python reports to audit hooks, such as the message that ends a step."""
+
+    def hook(event: str, arguments: object) -> None:
+        pending.write()
+
+    sys.addaudithook(hook)
 
 
 def _patched_methods(pending: Pending) -> None:
@@ -396,12 +424,16 @@ def _cheats() -> Iterator[Mutant]:
               "sampled", _wrong_in_samples("sum", _every_other(lambda y: 2 * y)))  # fmt: skip
     yield one("C20/matmul/eager/half", "half of the rows while its inputs stay the same",
               "sampled", _wrong_in_samples("matmul", _half_of_the_rows))  # fmt: skip
+    yield one("C20/gelu/eager/at-once", "zeros in a call that follows another at once",
+              "recheck sampled", _wrong_at_once("gelu"))  # fmt: skip
     yield one("C21/softmax/eager/profile", "a profile function that computes after the clock",
               "hooks clocks", _by_hook("softmax", _profile))  # fmt: skip
     yield one("C21/softmax/eager/garbage", "a finalizer of garbage that computes after the clock",
               "sampled fresh recheck", _by_hook("softmax", _garbage))  # fmt: skip
     yield one("C21/sum/eager/mode", "a torch mode that computes after the clock",
               "hooks", _by_hook("sum", _mode))  # fmt: skip
+    yield one("C21/sum/eager/audit", "an audit hook that computes after the clock",
+              "hooks wall", _by_hook("sum", _audit))  # fmt: skip
     yield one("C21/gelu/eager/methods", "patched methods of a tensor that compute after the clock",
               "hooks wall", _by_hook("gelu", _patched_methods))  # fmt: skip
     yield one("C21/sum/eager/code", "replaces code of the clock, to compute after it",
