@@ -13,15 +13,25 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from helpers import warp_emulator
+from helpers.paths import TESTS
+from ops.test_attention_wgmma import toy_map
 from weft import WeftError
 from weft.cli import app
+from weft.core import YES
+from weft.dispatch import invariance, operator
 from weft.gpt2.model import weights
 from weft.gpt2.model.config import OPS_CHOICES, ModelConfig
 from weft.gpt2.model.kv_cache import KVCache
 from weft.gpt2.model.model import GPT
 from weft.gpt2.model.sampling import generate, generate_with_log_probs, log_probs, stream
+from weft.gpt2.report import invariance as report
 from weft.gpt2.train import checkpoint
 from weft.gpt2.train.checkpoint_files import CHECKPOINTS, MODEL
+from weft.ops._common.hopper import tensor_map
+from weft.ops.attention import attention_wgmma, packed
+
+EMULATOR = TESTS / "helpers" / "hopper_emulator.hpp"
 
 CONFIG = ModelConfig(vocab_size=256, block_size=24, layers=2, heads=2, width=32)
 SAMPLING_OPTIONS = {
@@ -174,6 +184,37 @@ def test_sampled_log_probabilities_have_the_bits_of_training() -> None:
     torch.testing.assert_close(plain, with_cache, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.sampled(1)
+@pytest.mark.skipif(warp_emulator.COMPILER is None, reason="no g++ to compile the kernel with")
+@pytest.mark.parametrize("length", [125, 200])
+def test_emulated_attention_has_the_bits_of_training(
+    length: int, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Run the model with Hopper's attention in the emulator; products are computed by rows.
+
+    The tokens cross a tile of 128 keys, and pieces of the prompt begin between two tiles of 64 queries.
+    """
+    warp_emulator.emulate(monkeypatch, tmp_path_factory.getbasetemp(), EMULATOR)
+    monkeypatch.setattr(tensor_map, "_encode_heads", toy_map)
+    monkeypatch.setattr(attention_wgmma, "num_sms", lambda device: 2)
+    monkeypatch.setattr(invariance, "support", lambda *arguments: YES)
+    monkeypatch.setattr(operator, "refuse_unsupported", lambda *arguments: None)
+    monkeypatch.setattr(packed, "refuse_unsupported", lambda *arguments: None)
+    config = replace(CONFIG, block_size=256, heads=2, width=16, layers=2, ops={"attention": "cuda"})
+    model = GPT(config, seed=1, dtype=torch.bfloat16)
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.dim() == 2:
+                p.mul_(12)
+    launches = []
+    run = attention_wgmma.forward_with
+    monkeypatch.setattr(attention_wgmma, "forward_with", lambda *a: launches.append(a[1].shape[2]) or run(*a))
+    prompts = torch.randint(256, (2, length))
+    assert not differing_log_probs(model, prompts, 4, batches=(2,), chunks=(None, 70))
+    assert {1, 70, length} <= set(launches), "queries of a step, of a piece, and of the whole prompt"
+    assert not differing_log_probs(model, prompts, 4, batches=(1,), chunks=(90,))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("heads", "vocab_size"), [(4, 256), (2, 50257)])  # heads of 64 and of 128
 def test_sampled_log_probabilities_have_the_bits_of_training_on_a_gpu(heads: int, vocab_size: int) -> None:
@@ -189,6 +230,20 @@ def test_sampled_log_probabilities_have_the_bits_of_training_on_a_gpu(heads: int
     batches, chunks = (1, 2, 7, 20, 32), (None, 64, 77)
     assert not differing_log_probs(model, prompts[:20], 24, batches=batches[:-1], chunks=chunks)
     assert not differing_log_probs(model, prompts, 24, batches=batches[-1:], chunks=chunks)
+
+
+def test_the_report_compares_bits_and_prices(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "ROUNDS", 1)
+    arguments = ["--device", "cpu", "--preset", "tiny", "--prompt", "8", "--tokens", "3", "--rows", "1"]
+    assert report.main(arguments) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [line[-2:] for line in lines if line[:1] == ["batch"]] == [["3", "0"]] * 2
+    prices = [line for line in lines if line and line[-1].endswith("x")]
+    assert len(prices) == 3 and all(float(line[-2]) > 0 for line in prices)
+    monkeypatch.setattr(report, "differing", lambda *arguments: (3, 1))
+    assert report.main(arguments) == 1
 
 
 def test_models_with_other_operators_are_not_batch_invariant() -> None:

@@ -304,8 +304,17 @@ def _supports_options(case: Case, options: AttentionOptions, device: str) -> Sup
 
 def supports_invariant(case: Case, device: str) -> Support:
     """Return yes for half types on Hopper, without dropout and terms of the scores."""
-    if AttentionOptions.of(case).dropout_p:
+    options, most = AttentionOptions.of(case), attention_wgmma_backward.MAX_HEAD_SIZE
+    # Reasons of its own: other implementations, which supports() names, have no such variant.
+    if options.dropout_p:
         return no("dropout drops a weight by its position in the batch")
+    if case.dtype == "float32":
+        return no("batch-invariant attention takes float16 and bfloat16; convert the inputs")
+    if options.terms:
+        return no(f"batch-invariant attention has no {options.terms}")
+    if _needs_wgmma(options) and case.inputs[0].shape[3] > most:
+        extra = "a window, a mask at the bottom right or a softcap"
+        return no(f"batch-invariant attention with {extra} takes heads of up to {most}")
     answer = supports(case, device)
     if answer and device == "cuda" and machine.has_gpu() and not has_wgmma(torch.device(device)):
         return no("batch-invariant attention needs wgmma, compute capability 9.0")
