@@ -141,17 +141,21 @@ class Block(torch.nn.Module):
         q_BHTD, k_BHTD, v_BHTD = (x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in qkv)
         causal: bool | str = True
         if cache is not None:
-            is_step, invariant = cache.length > 0 and q_BHTD.shape[2] == 1, invariance.is_requested()
-            if cache.length:
-                # One query sees all cached tokens. With batch invariance it takes the causal kernel of
-                # whole sequences, which does not depend on the number of queries.
-                causal = "bottom_right" if invariant or not is_step else False
+            is_step = cache.length > 0 and q_BHTD.shape[2] == 1
+            if cache.length:  # one query sees all cached tokens
+                causal = False if is_step else "bottom_right"
             k_BHTD, v_BHTD = cache.append(self.layer, k_BHTD, v_BHTD)
-            if is_step and not (invariant or torch.is_grad_enabled() or options["impl"] == "torch"):
-                # The whole buffers, whose shapes are those of every step; the lengths are on the device.
-                buffers, impl = (cache.keys[self.layer], cache.values[self.layer]), impls["attention_decode"]
-                q_BTHD = q_BHTD.transpose(1, 2)
-                return ops.attention_decode(q_BTHD, *buffers, cache.lengths, impl=impl).flatten(2)
+            # The whole buffers have the same shapes in every step; the lengths are on the device.
+            buffers, lengths = (cache.keys[self.layer], cache.values[self.layer]), cache.lengths
+            if invariance.is_requested():
+                # The kernel of whole sequences, whose bits do not depend on the number of queries and keys.
+                y_BHTD = ops.attention(
+                    q_BHTD, *buffers, causal="bottom_right", key_lengths=lengths, **options
+                )
+                return y_BHTD.transpose(1, 2).flatten(2)
+            if is_step and not (torch.is_grad_enabled() or options["impl"] == "torch"):
+                q_BTHD, impl = q_BHTD.transpose(1, 2), impls["attention_decode"]
+                return ops.attention_decode(q_BTHD, *buffers, lengths, impl=impl).flatten(2)
         if options["impl"] == "torch":  # torch.compile can trace torch's own choice of a kernel
             seen = _bottom_right_mask(q_BHTD, k_BHTD) if causal == "bottom_right" else None
             is_causal = causal is True
