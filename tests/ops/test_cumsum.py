@@ -328,10 +328,10 @@ def test_equal_terms_err_to_one_side_in_a_running_sum() -> None:
 def test_the_path_scale_follows_the_scan(exclusive: bool, reverse: bool) -> None:
     x, params = torch.randn(3, 40).double(), {"exclusive": exclusive, "reverse": reverse}
     x[1, 5] = torch.inf
-    for grad, way in ((None, reverse), (x, not reverse)):
-        sums = reference(x, exclusive=exclusive, reverse=way)
+    for grad, is_reversed in ((None, reverse), (x, not reverse)):
+        sums = reference(x, exclusive=exclusive, reverse=is_reversed)
         sums = torch.where(sums.isfinite(), sums, 0.0)
         sizes = spec.path_scale(grad, x, **params)
         for k in range(40):
-            before = sums[:, k:] if way else sums[:, : k + 1]
+            before = sums[:, k:] if is_reversed else sums[:, : k + 1]
             torch.testing.assert_close(sizes[:, k], before.square().mean(-1).sqrt())

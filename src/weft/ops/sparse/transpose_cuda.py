@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from weft.backends.nvrtc import CudaSource
+from weft.core import registry
 from weft.ops._common.layout import CUDA_TYPES, dtype_name
-from weft.ops.sort import with_cuda as sort_by_cuda
 from weft.ops.sparse.spec import MAX_INT32
 from weft.ops.sparse.transpose import Product, Transposition
 
@@ -51,7 +51,7 @@ def transpose(columns: Tensor, offsets: Tensor, size: int) -> Transposition:
     source(torch.float32, offsets.dtype)["nonzero_rows"](
         tiles, THREADS, columns, offsets, row_of, keys, *sizes
     )
-    sorted_keys, order = sort_by_cuda.run(keys, descending=False, pairs=True)
+    sorted_keys, order = registry.implementation("sort", "cuda").forward(keys)
     # The rows are moved as values of 32 bits.
     moved = moved_values(row_of.view(torch.float32), order).view(torch.int32)
     blocks = -(-(size + 1) // THREADS)
