@@ -48,6 +48,7 @@ PUBLIC: dict[str, Callable[[], tuple[Tensors, dict[str, Any]]]] = {
     "add_layer_norm": lambda: ((leaf(4, 16), leaf(4, 16), leaf(16), leaf(16)), {}),
     "add_rms_norm": lambda: ((leaf(4, 16), leaf(4, 16), leaf(16)), {"eps": 1e-3}),
     "rope": lambda: ((leaf(1, 2, 4, 8), torch.rand(4, 4), torch.rand(4, 4)), {}),
+    "attention": lambda: ((leaf(2, 4, 64, 64), leaf(2, 2, 64, 64), leaf(2, 2, 64, 64)), {"causal": True}),
     "matmul": lambda: ((leaf(4, 16), leaf(16, 8)), {}),
     "linear": lambda: ((leaf(4, 16), leaf(8, 16), leaf(8)), {}),
     "linear without a bias": lambda: ((leaf(4, 16), leaf(8, 16)), {}),
@@ -70,7 +71,7 @@ def results(function: Callable[..., Any], inputs: Tensors, options: dict[str, An
     if not outputs[0].requires_grad:
         return list(outputs)
     leaves = [x for x in inputs if x.requires_grad]
-    grads = [torch.linspace(-1, 1, y.numel()).view(y.shape) for y in outputs]
+    grads = [torch.linspace(-1, 1, y.numel()).view(y.shape).to(y) for y in outputs]
     return [*outputs, *torch.autograd.grad(outputs, leaves, grads)]
 
 
@@ -97,6 +98,29 @@ def test_a_repeated_call_by_torch_gives_the_bits_of_the_first(kind: str, trainin
             assert [y.stride() for y in seen] == [y.stride() for y in first]
             assert all((a.grad_fn is None) == (b.grad_fn is None) for a, b in zip(seen, first, strict=True))
     assert entries_with_function() and all(e.by_torch for e in entries_with_function())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("autocast", [False, True], ids=["plain", "autocast"])
+@pytest.mark.parametrize("training", [False, True], ids=["forward", "training"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", PUBLIC)
+def test_a_repeated_call_by_torch_gives_the_bits_of_the_first_on_a_gpu(
+    kind: str, dtype: torch.dtype, training: bool, autocast: bool, device: str = "cuda"
+) -> None:
+    function = getattr(ops, kind.split()[0])
+    inputs, options = PUBLIC[kind]()
+    tensors: list[torch.Tensor] = []
+    for x in inputs:
+        keeps_dtype = not x.is_floating_point() or (kind == "rope" and tensors)
+        y = x.detach().to(device) if keeps_dtype else x.detach().to(device, dtype)
+        tensors.append(y.requires_grad_(x.requires_grad))
+    with torch.set_grad_enabled(training), torch.autocast(device, torch.bfloat16, enabled=autocast):
+        calls = [results(function, tuple(tensors), options | {"impl": "torch"}) for _ in range(CALLS)]
+    for later in calls[1:]:
+        assert [(y.dtype, y.stride()) for y in later] == [(y.dtype, y.stride()) for y in calls[0]]
+        assert all(torch.equal(a, b) for a, b in zip(later, calls[0], strict=True))
+    assert autocast or entries_with_function()
 
 
 @pytest.mark.parametrize("kind", PUBLIC)

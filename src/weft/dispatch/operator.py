@@ -1,6 +1,6 @@
 """Registration: from a registry entry to a function that PyTorch can trace and differentiate.
 
-The way of a call ``ops.softmax(x, impl=...)``:
+The way of a call ``ops.softmax(x, impl=...)``, unless one like it has a function already (public_calls.py):
 
 1. :func:`call` looks up the plan for this kind of call (shapes, dtypes, devices, gradient wanted). The first
    call of a kind makes it: it validates the arguments, lets ``choice.py`` choose if ``impl`` is None, and

@@ -66,15 +66,15 @@ def _repeat(
     params = parameters(causal, None, None, scale, 0.0, 0, False)
     lengths, impl = lengths_and_impl(inputs[0], None, params, impl, invariant=False)
     known = recent("attention", impl, (*inputs, lengths), params)
-    if known is None or known.impl != "torch":
+    library = None
+    if known is not None and known.impl == "torch":
+        from weft.ops.attention.with_torch import library_call
+
+        # Without a log-sum-exp PyTorch's function runs the same kernel, and does less on the host.
+        library = library_call(*inputs, params["causal"], scale)
+    if library is None:
         repeat = repeat_of("attention", impl, (*inputs, lengths), params, 3)
         return repeat and repeat.first_result()
-    from weft.ops.attention.with_torch import library_call
-
-    # A call that needs no log-sum-exp: PyTorch's function runs the same kernel, and does less on the host.
-    library = library_call(*inputs, params["causal"], scale)
-    if library is None:
-        return None
 
     def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor | None:
         return None if (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15 else library(q, k, v)
