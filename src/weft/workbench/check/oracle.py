@@ -54,6 +54,9 @@ SMALL_INPUT = 1 << 14
 # records of float32 products about 10 are expected.
 ROUNDINGS_FLOAT32, ROUNDINGS_SHORT = 64.0, 8.0
 EPS_TF32 = 2.0**-10
+# Bytes of an answer that is cached. A larger one on a GPU is computed again: in float64 it takes twice an
+# output's memory for each seed, beside the candidate's.
+LARGEST_CACHED = {"cpu": 1 << 30, "cuda": 1 << 29}
 
 
 class Oracle:
@@ -173,7 +176,7 @@ class Oracle:
         else:
             answer = gradients_in_float64(self.operator, x, grad, self.case)
         size = sum(t.numel() * t.element_size() for t in answer)
-        if size <= self._cache_bytes_left:
+        if size <= min(self._cache_bytes_left, LARGEST_CACHED[torch.device(self.device).type]):
             self._cache_bytes_left -= size
             self._answers[seed] = answer
         return answer
