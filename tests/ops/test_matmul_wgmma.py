@@ -488,7 +488,10 @@ def test_groups_alternate_where_k_is_short_and_the_epilogue_long(monkeypatch: py
 
 
 def recorded() -> list[tuple[tuple[int, int, int], wgmma.Epilogue, dict[tuple[wgmma.Config, int], float]]]:
-    """Return the sizes and epilogues of the record, and microseconds by configuration and parts of K."""
+    """Return the sizes and epilogues of the record, and microseconds by configuration and parts of K.
+
+    In that record all tiles were divided. Today's kernels do the same where there are fewer tiles than SMs.
+    """
     names = {short_name(c): c for c in wgmma.CHOSEN_FROM}
     points = []
     for line in RECORD.read_text().partition("-- fp8")[0].splitlines():
@@ -497,6 +500,8 @@ def recorded() -> list[tuple[tuple[int, int, int], wgmma.Epilogue, dict[tuple[wg
             figures = {key: us for key, us in figures.items() if key[0] in names}
             times = {(names[name], int(splits or 1)): us for (name, _, splits), us in figures.items()}
             size = int(match[1]), int(match[2]), int(match[3])
+            tiles = {c: -(-size[0] // (128 * c.cluster)) * -(-size[1] // c.columns) for c, _ in times}
+            times = {(c, s): us for (c, s), us in times.items() if s == 1 or tiles[c] < 132 // c.cluster}
             points.append((size, wgmma.Epilogue[(match[4] or "plain").upper()], times))
     return points
 
@@ -511,7 +516,7 @@ def test_the_model_agrees_with_the_record() -> None:
         losses.append(times[min(model, key=lambda option: model[option])] / min(times.values()) - 1)
         errors += [model[option] / times[option] - 1 for option in times]
     assert max(losses) < 0.07 and sum(losses) / len(losses) < 0.015
-    assert len(errors) == 276
+    assert len(errors) == 264
     assert (sum(e * e for e in errors) / len(errors)) ** 0.5 < 0.085
 
 

@@ -28,7 +28,9 @@ from weft.ops._common.products.wgmma_model import (
     CANDIDATES,
     CHOSEN_FROM,
     K_STEP_BYTES,
+    L2_BYTES,
     LAUNCH_US,
+    LEAST_GAIN,
     LEAST_STEPS,
     MAX_SPLITS,
     MMA_FLOP_PER_NS,
@@ -238,17 +240,28 @@ def choose(
     Without ``may_split`` K is one part.
     """
     size = a.shape[0], b.shape[1], a.shape[1]
-    return _choose(*size, num_sms(a.device), epilogue, may_split, a.element_size())
+    return _choose(*size, num_sms(a.device), _l2_bytes(a.device), epilogue, may_split, a.element_size())
+
+
+@cache
+def _l2_bytes(device: torch.device) -> int:
+    """Return the size of the device's L2 cache; of a device of the model's record where there is no GPU."""
+    return torch.cuda.get_device_properties(device).L2_cache_size if device.type == "cuda" else L2_BYTES
 
 
 @lru_cache(maxsize=4096)
 def _choose(
-    m: int, n: int, k: int, sms: int, epilogue: Epilogue, may_split: bool, itemsize: int
+    m: int, n: int, k: int, sms: int, l2: int, epilogue: Epilogue, may_split: bool, itemsize: int
 ) -> tuple[Config, int]:
     most = max(1, min(MAX_SPLITS, -(-k * itemsize // K_STEP_BYTES) // LEAST_STEPS)) if may_split else 1
     configs = tuple(c for c in CHOSEN_FROM if not spills(c, epilogue))
-    options = [(c, splits) for splits in range(1, most + 1) for c in configs if splits == 1 or not c.pingpong]
-    return min(options, key=lambda o: estimated_us(m, n, k, o[0], o[1], sms, epilogue, itemsize=itemsize))
+    options = [(c, splits) for splits in range(1, most + 1) for c in configs]
+
+    def cost(option: tuple[Config, int]) -> float:
+        us = estimated_us(m, n, k, *option, sms, epilogue, itemsize=itemsize, l2_bytes=l2)
+        return us * (LEAST_GAIN if option[1] > 1 else 1.0)
+
+    return min(options, key=cost)
 
 
 def chosen_source(a: torch.Tensor, b: torch.Tensor) -> CudaSource:
