@@ -72,8 +72,8 @@ struct Output {
     }
   }
 
-  // Stores `boxes` boxes of the buffer from (row, first) on in a matrix whose rows follow each other and begin
-  // at any element: two elements of a lane, in one access where a row begins at a multiple of 4 bytes.
+  // Stores `boxes` boxes of the buffer from (row, first) on in a matrix whose rows follow each other and
+  // begin at any element: two elements of a lane, in one access where a row begins at a multiple of 4 bytes.
   __device__ __forceinline__ void store_elements(T* matrix, unsigned from, int boxes, int row,
                                                  int first) const {
     const int lane = threadIdx.x % 32, first_row = threadIdx.x % GROUP_THREADS / 32 * 16;
@@ -205,8 +205,8 @@ struct Output {
   }
 
   // With EXPONENTIAL: sums become exp(sums - the row's number), 0 where that is +inf. The largest sum and the
-  // total of the exponentials in this tile are stored for each row: (rows, column tiles) of two float32. A sum
-  // far above its row's number is reported.
+  // total of the exponentials in this tile are stored for each row: (rows, column tiles) of two float32. A
+  // sum far above its row's number is reported.
   __device__ __forceinline__ void exponentiate(float (&sums)[BN / 2], int row, int column) const {
     const int thread = threadIdx.x % GROUP_THREADS;
     if (column + BN > arguments.columns) {  // a column beyond the last has a sum of 0
@@ -278,7 +278,7 @@ struct Output {
 
 constexpr int VECTORS = BN / 8;  // of 4 sums, of a thread
 
-// Address of a thread's first vector of sums for 64 rows of a tile; the next is GROUP_THREADS vectors further.
+// Address of a thread's first vector of sums for 64 rows of a tile; the next is GROUP_THREADS vectors on.
 template <typename Partials>
 __device__ __forceinline__ auto partial_at(Partials partials, int partial, int rows_of_tile, int thread) {
   const long long vectors = ((long long)partial * CONSUMERS + rows_of_tile) * VECTORS;

@@ -11,9 +11,8 @@
 // Without PINGPONG the groups share each tile, 64 rows each, and both store it at the same time. With
 // PINGPONG they take tiles alternately: one multiplies while the other has its epilogue. This pays where K
 // is short or the epilogue is long. A cluster of blocks shares tiles of b, or with SHARE_A tiles of a.
-// With SPLIT, K of the last tiles, which are fewer than SMs, is divided into equal parts that different blocks
-// take: each writes its sums in float32, and a second kernel adds them in the order of K.
-//
+// With SPLIT, K of the last tiles, which are fewer than SMs, is divided into equal parts that different
+// blocks take: each writes its sums in float32, and a second kernel adds them in the order of K.
 // With ANY_C the rows of c are contiguous and begin anywhere: they are stored element by element.
 //
 // EPILOGUE (epilogue.cuh) is computed on the float32 sums, which are rounded once.
