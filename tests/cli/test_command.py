@@ -6,9 +6,11 @@ import re
 import shlex
 import subprocess
 import sys
-from typing import Any
+import typing
+from typing import Annotated, Any
 
 import pytest
+import typer
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -166,3 +168,23 @@ def test_a_value_out_of_range_is_one_error(
         cli.main()
     assert stop.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def unnamed_options(function: Any) -> list[str]:
+    """Return the options of a command's function that state no name and have it as their metavar."""
+    hints = typing.get_type_hints(function, include_extras=True)
+    infos = {name: info for name, hint in hints.items() for info in getattr(hint, "__metadata__", ())}
+    return [
+        name
+        for name, info in infos.items()
+        if not getattr(info, "param_decls", True) and (info.metavar or "").lower() == name
+    ]
+
+
+def test_options_are_lower_case_in_every_release_of_typer() -> None:
+    """Typer 0.27 calls an option ``--NAME`` if its metavar is NAME and its parameter ``name``."""
+
+    def wrong(name: Annotated[str, typer.Option(metavar="NAME")]) -> None: ...
+
+    assert unnamed_options(wrong) == ["name"]
+    assert [c.callback.__name__ for c in cli.app.registered_commands if unnamed_options(c.callback)] == []

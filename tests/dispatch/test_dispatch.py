@@ -273,6 +273,14 @@ def test_the_model_keeps_a_launch_and_charges_ours_for_waves(tables: Path) -> No
     assert few["torch"][0] == pytest.approx(8.0) and few["triton"][0] == pytest.approx(8.0)
 
 
+def test_the_host_time_of_chunks_follows_the_rows() -> None:
+    at = (50304, 768, 16384)
+    assert keys.host_ratio("linear_cross_entropy", (50304, 768, 8192), at) == 0.5
+    assert keys.host_ratio("linear_cross_entropy", (50304, 768, 16), at) == 0.25
+    assert keys.host_ratio("linear_cross_entropy", (50304, 768, 65536), at) == 1.0
+    assert keys.host_ratio("linear", (50304, 768, 16), at) == 1.0
+
+
 def test_what_was_measured_here_goes_over_what_is_shipped(tables: Path) -> None:
     tune.write(tables / "example-gpu-9000.json", GPU, POINTS, "here")
     assert chosen(1024, 1024) == "triton"
@@ -302,6 +310,23 @@ def test_a_device_without_a_table_borrows_one_of_its_architecture(
     tune.store("Other GPU", [point(TORCH, case="large", sizes=(1024, 1024))])
     own = {p.case: p for p in dispatch.table(("Other GPU", SM)).points}
     assert own["large"].forward["torch"] == (100.0, 9.0) and own["wide"].forward["torch"] == (200.0, 9.0)
+
+
+def test_a_kind_of_call_without_a_point_borrows_from_another_device(
+    tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "copy_bandwidth", {GPU: 4e12}.get)
+    facts = {"arch": SM, "units": 100, "copy": 4e12}
+    tune.write(tables / "example-gpu-9000.json", GPU, POINTS[:1], "here", facts)
+    there = point(FASTER, case="there", sizes=(1024, 1024))
+    product = replace(POINTS[3], case="product there")
+    tune.write(tables / "other.json", "Other GPU", [there, product], "there", facts)
+    assert chosen(1024, 1024, 1024, operator="matmul", flags=PRODUCT) == "triton"
+    kind = Kind("matmul", DEVICE, "float32", PRODUCT, grad=False)
+    assert dispatch.decide(kind, (1024, 1024, 1024))[1] == "point product there, of another device"
+    # A kind that was measured on this device counts alone; only its own points are listed.
+    assert chosen(1024, 1024) == "torch"
+    assert dispatch.points(*DEVICE) == tuple(POINTS[:1])
 
 
 def test_a_user_s_table_of_an_older_format_is_not_used_and_says_so(tables: Path) -> None:

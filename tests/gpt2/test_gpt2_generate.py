@@ -13,15 +13,25 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from helpers import warp_emulator
+from helpers.paths import TESTS
+from ops.test_attention_wgmma import toy_map
 from weft import WeftError
 from weft.cli import app
+from weft.core import YES
+from weft.dispatch import invariance, operator
 from weft.gpt2.model import weights
 from weft.gpt2.model.config import OPS_CHOICES, ModelConfig
 from weft.gpt2.model.kv_cache import KVCache
 from weft.gpt2.model.model import GPT
-from weft.gpt2.model.sampling import generate, stream
+from weft.gpt2.model.sampling import generate, generate_with_log_probs, log_probs, stream
+from weft.gpt2.report import invariance as report
 from weft.gpt2.train import checkpoint
 from weft.gpt2.train.checkpoint_files import CHECKPOINTS, MODEL
+from weft.ops._common.hopper import tensor_map
+from weft.ops.attention import attention_wgmma, packed
+
+EMULATOR = TESTS / "helpers" / "hopper_emulator.hpp"
 
 CONFIG = ModelConfig(vocab_size=256, block_size=24, layers=2, heads=2, width=32)
 SAMPLING_OPTIONS = {
@@ -87,8 +97,6 @@ def test_cached_logits_equal_those_of_the_whole_sequence() -> None:
             model(tokens[:, :1], cache=cache)
         cache.clear()
         model(tokens[:, :3], cache=cache)
-        with pytest.raises(WeftError, match="expected 1 at a time, got 2"):
-            model(tokens[:, :2], cache=cache)
     assert addresses == (cache.keys.data_ptr(), cache.values.data_ptr()) and cache.length == 3
 
 
@@ -127,9 +135,130 @@ def test_tokens_follow_their_probabilities() -> None:
     )
 
 
+@pytest.mark.parametrize("ops", OPS_CHOICES)
+def test_pieces_of_a_prompt_do_not_change_tokens(ops: str) -> None:
+    """Pieces of one token, of several with a shorter last one, and longer ones than the prompt."""
+    model, prompt_ids = sensitive_model(ops), prompt(17)
+    for options in SAMPLING_OPTIONS.values():
+        whole = generate(model, prompt_ids, 9, **options)  # past the last position
+        for chunk in (1, 5, 16, 40):
+            assert torch.equal(whole, generate(model, prompt_ids, 9, prefill_chunk=chunk, **options)), chunk
+
+
+# ---- Batch invariance
+
+
+def differing_log_probs(
+    model: GPT, prompts: torch.Tensor, count: int, *, batches: tuple[int, ...], chunks: tuple[int | None, ...]
+) -> int:
+    """Return how many log-probabilities have other bits in a forward with a gradient than when sampled.
+
+    The forward is one of all prompts; the tokens were generated in batches of each size, from prompts that
+    were processed whole and in pieces of each size. There is no tolerance.
+    """
+    compared = differing = 0
+    for batch in batches:
+        for seed, chunk in enumerate(chunks):
+            options: dict[str, Any] = {"seed": seed, "prefill_chunk": chunk, "batch_invariant": True}
+            parts = [generate_with_log_probs(model, p, count, **options) for p in prompts.split(batch)]
+            tokens, sampled = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+            trained = log_probs(model, tokens, batch_invariant=True)
+            assert trained.requires_grad and sampled.shape == (len(prompts), count)
+            differing += int((trained[:, -count:] != sampled).sum())
+            compared += sampled.numel()
+    assert compared == len(prompts) * count * len(batches) * len(chunks)
+    return differing
+
+
+def test_sampled_log_probabilities_have_the_bits_of_training() -> None:
+    model = sensitive_model()
+    model.config = replace(CONFIG, dropout=0.0)
+    prompts = torch.cat([prompt(11), prompt(11).flip(0) + 1, prompt(11).roll(3)]) % CONFIG.vocab_size
+    assert not differing_log_probs(model, prompts, 9, batches=(1, 4, 6), chunks=(None, 4))
+    tokens, with_cache = generate_with_log_probs(model, prompts, 9, batch_invariant=True)
+    _, without = generate_with_log_probs(model, prompts, 9, batch_invariant=True, cache=False)
+    assert torch.equal(with_cache, without)
+    # Without the option the bits differ, so that the comparison can fail; the numbers are those of one model.
+    plain = log_probs(model, tokens)[:, -9:]
+    assert not torch.equal(plain, with_cache)
+    torch.testing.assert_close(plain, with_cache, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.skipif(warp_emulator.COMPILER is None, reason="no g++ to compile the kernel with")
+@pytest.mark.parametrize("length", [125, 200])
+def test_emulated_attention_has_the_bits_of_training(
+    length: int, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Run the model with Hopper's attention in the emulator; products are computed by rows.
+
+    The tokens cross a tile of 128 keys, and pieces of the prompt begin between two tiles of 64 queries.
+    """
+    warp_emulator.emulate(monkeypatch, tmp_path_factory.getbasetemp(), EMULATOR)
+    monkeypatch.setattr(tensor_map, "_encode_heads", toy_map)
+    monkeypatch.setattr(attention_wgmma, "num_sms", lambda device: 2)
+    monkeypatch.setattr(invariance, "support", lambda *arguments: YES)
+    monkeypatch.setattr(operator, "refuse_unsupported", lambda *arguments: None)
+    monkeypatch.setattr(packed, "refuse_unsupported", lambda *arguments: None)
+    config = replace(CONFIG, block_size=256, heads=2, width=16, layers=2, ops={"attention": "cuda"})
+    model = GPT(config, seed=1, dtype=torch.bfloat16)
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.dim() == 2:
+                p.mul_(12)
+    launches = []
+    run = attention_wgmma.forward_with
+    monkeypatch.setattr(attention_wgmma, "forward_with", lambda *a: launches.append(a[1].shape[2]) or run(*a))
+    prompts = torch.randint(256, (2, length))
+    assert not differing_log_probs(model, prompts, 4, batches=(2,), chunks=(None, 70))
+    assert {1, 70, length} <= set(launches), "queries of a step, of a piece, and of the whole prompt"
+    assert not differing_log_probs(model, prompts, 4, batches=(1,), chunks=(90,))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("heads", "vocab_size"), [(4, 256), (2, 50257)])  # heads of 64 and of 128
+def test_sampled_log_probabilities_have_the_bits_of_training_on_a_gpu(heads: int, vocab_size: int) -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("batch-invariant attention and products need wgmma, compute capability 9.0")
+    config = ModelConfig(vocab_size=vocab_size, block_size=512, layers=3, heads=heads, width=256)
+    model = GPT(config, seed=1, device="cuda", dtype=torch.bfloat16)
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.dim() == 2:
+                p.mul_(4)
+    prompts = torch.randint(vocab_size, (32, 300), device="cuda")
+    batches, chunks = (1, 2, 7, 20, 32), (None, 64, 77)
+    assert not differing_log_probs(model, prompts[:20], 24, batches=batches[:-1], chunks=chunks)
+    assert not differing_log_probs(model, prompts, 24, batches=batches[-1:], chunks=chunks)
+
+
+def test_the_report_compares_bits_and_prices(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "ROUNDS", 1)
+    arguments = ["--device", "cpu", "--preset", "tiny", "--prompt", "8", "--tokens", "3", "--rows", "1"]
+    assert report.main(arguments) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [line[-2:] for line in lines if line[:1] == ["batch"]] == [["3", "0"]] * 2
+    prices = [line for line in lines if line and line[-1].endswith("x")]
+    assert len(prices) == 3 and all(float(line[-2]) > 0 for line in prices)
+    monkeypatch.setattr(report, "differing", lambda *arguments: (3, 1))
+    assert report.main(arguments) == 1
+
+
+def test_models_with_other_operators_are_not_batch_invariant() -> None:
+    for ops in ("torch", "eager"):
+        with pytest.raises(WeftError, match='expected ops="weft"'):
+            generate(sensitive_model(ops), prompt(3), 2, batch_invariant=True)
+    with pytest.raises(WeftError, match="batch_invariant: expected True or False"):
+        stream(sensitive_model(), prompt(3), 2, batch_invariant=1)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"prefill_chunk": 0}, "prefill_chunk: expected 1 or more, got 0"),
+        ({"prefill_chunk": 4, "cache": False}, "prefill_chunk: expected the cache, got cache=False"),
         ({"count": -1}, "count: expected 0 or more, got -1"),
         ({"top_k": 0}, "top_k: expected 1 or more, got 0"),
         ({"temperature": -0.1}, "temperature: expected 0 or more"),
@@ -176,6 +305,10 @@ def test_generate_prints_the_same_text_from_each_format(tmp_path: Path) -> None:
     reply = json.loads(generate_text(paths["hugging face"], "--tokeniser", "bytes", "--json").stdout)
     assert reply["text"] + "\n" == plain.stdout
     assert len(reply["tokens"]) == 26 and reply["prompt_tokens"] == 4
+    pieces = json.loads(
+        generate_text(paths["run"], "--prefill-chunk", "3", "--batch-invariant", "--json").stdout
+    )
+    assert pieces["text"] == reply["text"] and pieces["prefill_chunk"] == 3 and pieces["batch_invariant"]
 
 
 def test_generate_refuses_unreadable_models(tmp_path: Path) -> None:

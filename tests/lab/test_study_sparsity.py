@@ -17,7 +17,7 @@ from weft.core import Interrupted, WeftError, no_log
 from weft.lab.study import sparsity, sparsity_memory, sparsity_report, sparsity_svg
 from weft.lab.study.sparsity import BLOCK, CSR, DENSE, SEMI, Contender
 from weft.ops.block_sparse import to_blocks, transposed_index
-from weft.ops.sparse.transpose import transposed
+from weft.ops.sparse.transpose import transpose
 
 SIZE = [4096, 4096, 4096]
 DENSE_US = 200.0
@@ -99,8 +99,8 @@ def test_memory_is_that_of_the_tensors(dtype: torch.dtype) -> None:
     counted = sparsity_memory.unstructured(n, k, item, 0.1)
     values, columns, offsets = sparsity.csr_of(w, 0.1)
     assert (counted.values, counted.metadata) == (nbytes(values), nbytes(columns, offsets))
-    other, rows, starts = transposed(values, columns, offsets, k)
-    assert counted.transposed == nbytes(other, rows, starts.int())
+    t = transpose(columns, offsets, k)
+    assert counted.transposed == nbytes(values[t.order], t.columns, t.offsets.int())
 
 
 def test_2_4_in_16_bits_has_9_16_of_the_bytes() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from helpers.paths import SRC, TESTS
 from helpers.warp_emulator import EmulatorError
 from weft.backends import disassemble
 from weft.backends.nvrtc import CudaSource
+from weft.core import registry
 from weft.ops._common.hopper import tensor_map, wgmma_shapes
 from weft.ops.attention import attention_wgmma, with_cuda
 from weft.ops.attention.attention_wgmma import Config
@@ -341,6 +343,110 @@ def test_a_head_has_the_same_bits_whatever_is_beside_it(config: Config, emulated
         one = [x[b : b + 1, h : h + 1] for x in (q, k, v)]
         out_alone, lse_alone = attention_wgmma.forward_with(config, one[0], one[1], one[2], None, options)
         assert torch.equal(out_alone[0, 0], out[b, h]) and torch.equal(lse_alone[0, 0], lse[b, h])
+
+
+# ---- Batch invariance: each call computes queries of the whole one again, beside others or alone.
+
+# (B, H, D), Hkv, tokens, options; scores are large, so that sums are rescaled in some tiles.
+INVARIANT: list[tuple[tuple[int, int, int], int, int, dict[str, Any]]] = [
+    ((2, 2, 8), 2, 300, {}),
+    ((1, 2, 72), 1, 290, {}),
+    ((2, 2, 8), 1, 330, {"window": 140, "softcap": 3.0}),
+]
+# First and last query of a piece: one query at several places of a tile, and pieces that tiles do not divide.
+PIECES = [(0, 1), (0, 129), (64, 65), (127, 128), (129, 130), (70, 200), (256, 257), (190, 290)]
+
+
+def assert_queries_keep_their_bits(
+    shape: tuple[int, int, int],
+    kv_heads: int,
+    tokens: int,
+    dtype: torch.dtype,
+    options: dict[str, Any],
+    pieces: list[tuple[int, int]],
+    device: str,
+) -> None:
+    """Compare the variant's queries and log-sum-exps, of causal attention, with no tolerance."""
+    b, h, d = shape
+    generator = torch.Generator().manual_seed(tokens)
+    q, k, v = (
+        rows_of_a_model(b, heads, tokens, d, dtype, generator, device) for heads in (h, kv_heads, kv_heads)
+    )
+    q = q * 4
+    group = h // kv_heads
+    none = torch.zeros(b, dtype=torch.int32, device=device)
+    whole = with_cuda.forward_invariant(q, k, v, none, causal=True, **options)
+
+    def compare(got: Any, batches: slice, heads: slice, queries: slice) -> None:
+        for x, expected in zip(got, whole, strict=True):
+            assert torch.equal(x, expected[batches, heads, queries]), (batches, heads, queries)
+
+    run = partial(with_cuda.forward_invariant, causal=True, **options)
+    every = slice(None)
+    for head in (0, h - 1):  # one head of one batch, in memory of its own
+        keys = slice(head // group, head // group + 1)
+        one = slice(b - 1, b), slice(head, head + 1)
+        copies = [x[one[0], y].clone() for x, y in ((q, one[1]), (k, keys), (v, keys))]
+        compare(run(*copies, none[:1]), *one, every)
+    for first, last in pieces:
+        part = slice(first, last)
+        late = {"alignment": BOTTOM_RIGHT}
+        # The keys up to the piece's last query, as views of the whole; at the top left from the first query.
+        arguments = q[:, :, part], k[:, :, :last], v[:, :, :last]
+        compare(run(*arguments, none, **late), every, every, part)
+        compare(run(q[:, :, :last], *arguments[1:], none), every, every, slice(0, last))
+        # A cache of which the batches' lengths are used; what lies behind them is NaN.
+        cached = [torch.full_like(x, torch.nan) for x in (k, v)]
+        for cache, x in zip(cached, (k, v), strict=True):
+            cache[:, :, :last] = x[:, :, :last]
+        lengths = torch.full_like(none, last)
+        compare(run(q[:, :, part], *cached, lengths, padded=True, **late), every, every, part)
+
+
+@needs_compiler
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("point", INVARIANT, ids=lambda p: "-".join(map(str, (*p[0], *p[3]))))
+def test_a_query_has_the_same_bits_in_every_batch_and_length(
+    point: tuple[tuple[int, int, int], int, int, dict[str, Any]], emulated: None
+) -> None:
+    shape, kv_heads, tokens, options = point
+    assert_queries_keep_their_bits(shape, kv_heads, tokens, BF16, options, PIECES, "cpu")
+
+
+@needs_compiler
+def test_other_tiles_of_keys_give_other_bits(emulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A configuration that depends on the length is seen."""
+    configs = iter([TWO, SMALL] + [TWO] * 99)
+    monkeypatch.setattr(attention_wgmma, "choose_invariant", lambda d: next(configs))
+    with pytest.raises(AssertionError):
+        assert_queries_keep_their_bits((1, 1, 8), 1, 300, BF16, {}, [], "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("d", [8, 40, 64, 80, 128, 192, 256])
+@pytest.mark.parametrize("dtype", attention_wgmma.DTYPES)
+def test_a_query_has_the_same_bits_in_every_batch_and_length_on_a_gpu(dtype: torch.dtype, d: int) -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("wgmma exists on compute capability 9.0 alone")
+    pieces = [*PIECES, (700, 701), (1000, 1300), (0, 1500), (1499, 1500)]
+    for options in ({}, {"window": 300}, {"softcap": 3.0}, {"window": 77, "softcap": 2.0}):
+        assert_queries_keep_their_bits((5, 4, d), 2, 1500, dtype, options, pieces, "cuda")
+
+
+def test_the_configuration_of_invariant_calls_depends_on_the_head_size_alone() -> None:
+    chosen = {d: attention_wgmma.choose_invariant(d) for d in (8, 64, 128, 192, 256)}
+    assert {d: c.keys for d, c in chosen.items()} == {8: 128, 64: 128, 128: 128, 192: 96, 256: 80}
+
+
+def test_invariant_calls_name_their_limits() -> None:
+    variant = registry.implementation("attention", "cuda/invariant")
+    for case in registry.operator("attention").cases:
+        answer = variant.supports(case, "cpu")
+        options = AttentionOptions.of(case)
+        is_refused = bool(case.dtype == "float32" or options.dropout_p or options.terms)
+        assert not (is_refused and answer), case.name
+        # No other implementation on a GPU has such a variant: none is recommended.
+        assert answer or "impl=" not in answer.reason
 
 
 @pytest.mark.sampled(2)

@@ -16,7 +16,7 @@ from helpers.warp_emulator import EmulatorError
 from ops.test_attention_wgmma import rows_of_a_model, toy_map
 from weft.backends import disassemble
 from weft.ops._common.hopper import tensor_map
-from weft.ops.attention import attention_wgmma_backward
+from weft.ops.attention import attention_wgmma, attention_wgmma_backward, with_cuda
 from weft.ops.attention.attention_wgmma import PLAIN, VARIANTS, Variant
 from weft.ops.attention.mask import BOTTOM_RIGHT
 from weft.ops.attention.spec import AttentionOptions, reference
@@ -297,6 +297,55 @@ GPU_POINTS: list[tuple[tuple[int, int, int, int], tuple[int, int], Any, dict[str
     ((1, 2, 700, 0), (1, 300), None, LATE_MASK),
     ((1, 2, 577, 0), (2, 1333), None, {"softcap": 5.0}),
 ]
+
+
+def assert_gradients_keep_their_bits(
+    d: int, device: str, lengths: list[int], masks: list[dict[str, Any]]
+) -> None:
+    """Compare gradients of whole batches with those of each batch alone, also in memory that is given."""
+    b, h, kv_heads, tokens = len(lengths), 2, 1, max(lengths)
+    generator = torch.Generator().manual_seed(d)
+    q, k, v, grad = (
+        rows_of_a_model(b, n, tokens, d, BF16, generator, device) for n in (h, kv_heads, kv_heads, h)
+    )
+    visible = torch.tensor(lengths, dtype=torch.int32, device=device)
+    grad = grad[:1].expand(b, -1, -1, -1)  # as of a sum over batches: the copy engine does not read it
+    for options in masks:
+
+        def gradients(rows: slice, into: Any = None, options: Any = options) -> Any:
+            inputs = (*(x[rows] for x in (q, k, v)), visible[rows])
+            outputs = with_cuda.forward_invariant(*inputs, **options)
+            return with_cuda.backward_invariant(grad[rows], *inputs, *outputs, into=into, **options)
+
+        whole = gradients(slice(None))
+        for batch in range(b):
+            rows = slice(batch, batch + 1)
+            odd = [x.new_empty(x[rows].numel() + 1)[1:].view(x[rows].shape) for x in (q, k, v)]
+            for alone in (gradients(rows), gradients(rows, into=tuple(odd)))[batch % 2 :]:
+                for x, expected in zip(alone, whole, strict=True):
+                    assert torch.equal(x, expected[rows]), (options, batch)
+
+
+@needs_compiler
+@pytest.mark.pooled(1, "emulated: attention backward")
+@pytest.mark.parametrize("options", [{"causal": True}, {"padded": True}], ids=["causal", "padded"])
+def test_gradients_have_the_same_bits_in_every_batch(
+    options: dict[str, Any], emulated: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(with_cuda, "has_wgmma", lambda device: True)
+    monkeypatch.setattr(attention_wgmma, "num_sms", lambda device: 2)
+    assert_gradients_keep_their_bits(8, "cpu", [140, 70], [options])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("d", [8, 64, 80, 128, 192, 256])
+def test_gradients_have_the_same_bits_in_every_batch_on_a_gpu(d: int) -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("wgmma exists on compute capability 9.0 alone")
+    masks: list[dict[str, Any]] = [{"causal": True}, {"padded": True}]
+    if d <= attention_wgmma_backward.MAX_HEAD_SIZE:
+        masks.append({"causal": True, "window": 70})
+    assert_gradients_keep_their_bits(d, "cuda", [1200, 731, 90, 0], masks)
 
 
 @pytest.mark.gpu

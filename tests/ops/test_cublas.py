@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from weft.ops._common.cublas import call_at_precision
+from weft.ops._common import cublas
+from weft.ops._common.cublas import call_at_precision, held_at_precision
 
 SWITCHES = torch.backends.cuda.matmul
 NAMES = {
@@ -39,8 +40,9 @@ def on_a_gpu(dtype: torch.dtype) -> Any:
 def test_a_switch_is_set_for_one_call_and_restored(dtype: torch.dtype, start: int) -> None:
     values = ["ieee", "tf32"] if dtype == torch.float32 else [False, True]
     setattr(SWITCHES, NAMES[dtype], values[start])
-    seen = call_at_precision(lambda: getattr(SWITCHES, NAMES[dtype]), on_a_gpu(dtype), "ieee")
-    assert seen == values[0] and getattr(SWITCHES, NAMES[dtype]) == values[start]
+    for call in (call_at_precision, lambda f, x, precision: held_at_precision(f, x, precision)()):
+        assert call(lambda: getattr(SWITCHES, NAMES[dtype]), on_a_gpu(dtype), "ieee") == values[0]
+        assert getattr(SWITCHES, NAMES[dtype]) == values[start]
     with pytest.raises(ValueError, match="not today"):
         call_at_precision(_fail, on_a_gpu(dtype), "ieee")
     assert getattr(SWITCHES, NAMES[dtype]) == values[start]
@@ -72,13 +74,18 @@ def test_threads_with_different_precisions_see_their_own_throughout_a_call() -> 
         if precision == "ieee":
             begins.release()
 
+        def current() -> str:
+            return {"none": "ieee"}.get(SWITCHES.fp32_precision, SWITCHES.fp32_precision)
+
         def read() -> list[str]:
-            before = SWITCHES.fp32_precision
+            before = current()
             if precision == "tf32":
                 begins.acquire(timeout=0.5)
                 threading.Event().wait(0.01)  # long enough for the other thread to enter, if it is allowed to
-            return [precision, before, SWITCHES.fp32_precision]
+            return [precision, before, current()]
 
+        if number % 3:
+            return held_at_precision(read, on_a_gpu(torch.float32), precision)()  # type: ignore[no-any-return]
         return call_at_precision(read, on_a_gpu(torch.float32), precision)  # type: ignore[no-any-return]
 
     with ThreadPoolExecutor(4) as threads:
@@ -94,3 +101,24 @@ def test_threads_with_one_precision_run_at_once() -> None:
             threads.submit(call_at_precision, both.wait, on_a_gpu(torch.float32), "tf32") for _ in range(2)
         ]
         assert sorted(c.result() for c in calls) == [0, 1]
+
+
+def test_the_first_change_waits_for_calls_without_a_lock() -> None:
+    value, seen, inside, leave = ["ieee"], [], threading.Event(), threading.Event()
+    switch = cublas._Switch(lambda: value[0], lambda new: value.__setitem__(0, new))
+
+    def wait_inside() -> None:
+        seen.append(value[0])
+        inside.set()
+        leave.wait(20)
+        seen.append(value[0])
+
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(switch.hold(wait_inside, "ieee"))
+        inside.wait(20)
+        second = threads.submit(switch.hold(lambda: value[0], "tf32"))
+        threading.Event().wait(0.02)  # long enough for the second to change the value, if it is allowed to
+        leave.set()
+        first.result()
+        assert seen == ["ieee", "ieee"] and second.result() == "tf32" and value == ["ieee"]
+    assert switch.hold(lambda: value[0], "ieee")() == "ieee" and not switch._without_lock

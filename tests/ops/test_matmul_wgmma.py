@@ -25,7 +25,8 @@ EMULATOR = TESTS / "helpers" / "hopper_emulator.hpp"
 LIBRARY = SRC / "weft/ops/_common/hopper"
 RECORD = SRC.parent / "results/nvidia-h200/products-2026-11-24b.txt"
 PAIR, WIDE, ODD, MIDDLE, NARROW, MIDDLE_PAIR = wgmma.CANDIDATES[:6]  # PAIR: two blocks in a cluster
-NARROW_PAIR, PINGPONG, PINGPONG_PAIR, PINGPONG_WIDE = wgmma.CANDIDATES[6:]
+NARROW_PAIR, PINGPONG, PINGPONG_PAIR, PINGPONG_WIDE = wgmma.CANDIDATES[6:10]
+SMALL_WIDE, SMALL, TALL, TALL_NARROW = wgmma.CANDIDATES[10:]  # tiles of 64 and 192 rows
 PINGPONG_WIDE_PAIR = replace(PINGPONG_WIDE, cluster=2, share_a=True)
 BIAS, GELU, GELU_PRE, RESIDUAL = list(wgmma.Epilogue)[1:5]
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -52,6 +53,12 @@ POINTS = [
     (392, 392, 328, PINGPONG_WIDE, BF16, True, True),
     (264, 776, 328, PINGPONG_WIDE_PAIR, BF16, True, False),
     (520, 392, 264, replace(PAIR, band=1), BF16, True, True),
+    # One group a block, two blocks an SM.
+    (200, 264, 456, SMALL, BF16, True, True),
+    (72, 136, 72, SMALL, FP16, False, False),
+    (330, 264, 328, SMALL_WIDE, BF16, True, False),
+    (400, 264, 328, TALL, BF16, True, True),
+    (264, 264, 264, TALL_NARROW, BF16, False, False),
 ]
 # m, n, k, configuration, dtype, epilogue, parts of K.
 EPILOGUE_POINTS = [
@@ -68,6 +75,8 @@ EPILOGUE_POINTS = [
     (392, 264, 264, PINGPONG, BF16, RESIDUAL, 1),
     (520, 264, 200, PINGPONG_PAIR, BF16, BIAS, 1),
     (264, 392, 328, PINGPONG_WIDE, BF16, GELU_PRE, 1),
+    (200, 136, 200, SMALL, BF16, GELU_PRE, 1),
+    (136, 264, 264, SMALL_WIDE, BF16, RESIDUAL, 1),
     (72, 264, 712, WIDE, BF16, BIAS, 3),
     (72, 264, 712, WIDE, BF16, GELU, 3),
     (72, 264, 712, WIDE, FP16, GELU_PRE, 3),
@@ -82,6 +91,7 @@ SPLIT_POINTS = [
     ((264, 392, 392, ODD, BF16, True, True), 2),
     ((300, 264, 712, PAIR, BF16, True, True), 3),
     ((392, 392, 328, PINGPONG_WIDE, BF16, True, True), 2),
+    ((136, 72, 456, SMALL, BF16, True, True), 3),
 ]
 SPLIT_SMS = 7  # with which some tiles of each of these points are divided, and others are whole or not there
 # name: file, the text that is replaced, and by what
@@ -126,7 +136,7 @@ FAULTS = {
     ),
     "the block ends before its stores": (
         "wgmma.cu",
-        "    if (output.is_issuer()) tma_wait<0>();",
+        "    if (output.is_issuer()) tma_wait_read<0>();",
         "    //",
     ),
     "groups that alternate do not wait for their turn": (

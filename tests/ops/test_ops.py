@@ -172,3 +172,45 @@ print(count() - before)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert int(done.stdout) == 0
+
+
+# Calls of the operators that the registry's example does not describe, or that take a flag besides.
+CALLS_WITH_FLAGS: dict[str, tuple[Any, ...]] = {
+    "argreduce": (torch.randn(4, 8), "argmax", 1),
+    "attention": (torch.randn(1, 2, 4, 8),) * 3,
+    "attention_packed": (torch.randn(1, 4, 48), 2),
+    "cross_entropy": (torch.randn(4, 8), torch.tensor([0, 3, 1, 7])),
+    "cumsum": (torch.randn(4, 8),),
+    "linear_gelu": (torch.randn(4, 8), torch.randn(6, 8), torch.randn(6)),
+    "reduce": (torch.randn(4, 8), "sum", 1),
+    "rope": (torch.randn(1, 2, 4, 8), torch.randn(4, 4), torch.randn(4, 4)),
+    "segmented_cumsum": (torch.randn(4, 8), torch.tensor([0, 3, 8])),
+    "sort": (torch.randn(4, 8),),
+    "sort_keys": (torch.randn(4, 8),),
+    "topk": (torch.randn(4, 8), 2),
+}
+
+
+def _flags() -> list[tuple[str, str]]:
+    """Return each public function with each of its options that are True or False."""
+    functions = [(n, f) for n, f in vars(ops).items() if inspect.isfunction(f)]
+    flags = [
+        (name, option)
+        for name, function in functions
+        for option, parameter in inspect.signature(function).parameters.items()
+        if str(parameter.annotation).startswith("bool") and option != "batch_invariant"
+    ]
+    assert len(flags) > 10
+    return flags
+
+
+@pytest.mark.parametrize(("name", "option"), _flags())
+def test_a_number_is_no_flag(name: str, option: str) -> None:
+    """Not after calls with True either, to which one with 1 is equal in a dictionary."""
+    function = getattr(ops, name)
+    for _ in range(5):
+        function(*CALLS_WITH_FLAGS[name], **{option: True})
+    for value in (1, 1.0, torch.tensor(True)):
+        with pytest.raises(WeftError, match=option) as caught:
+            function(*CALLS_WITH_FLAGS[name], **{option: value})
+        assert "True" in caught.value.expected and caught.value.got

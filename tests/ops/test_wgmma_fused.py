@@ -21,7 +21,7 @@ from weft.ops._common.products.wgmma_model import CANDIDATES, CHOSEN_FROM, Confi
 
 BF16, FP16 = torch.bfloat16, torch.float16
 PAIR, WIDE, ODD, MIDDLE, NARROW, MIDDLE_PAIR = CANDIDATES[:6]
-PINGPONG, PINGPONG_PAIR, PINGPONG_WIDE = CANDIDATES[7:]
+PINGPONG, PINGPONG_PAIR, PINGPONG_WIDE = CANDIDATES[7:10]
 # name, sizes, configuration, and the number of products or parts of K.
 Point = tuple[str, tuple[int, int, int], Config, int]
 POINTS: list[Point] = [

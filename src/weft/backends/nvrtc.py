@@ -243,9 +243,9 @@ class Kernel:
         """
         from cuda.bindings import driver
 
+        _bind_context(self.device)  # nothing may have run on the device so far
         if shared > self._shared:
             self._allow(shared)
-        _bind_context(self.device)  # nothing may have run on the device so far
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = cluster, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
@@ -278,6 +278,7 @@ class Kernel:
         """
         from cuda.bindings import driver
 
+        _bind_context(self.device)  # a thread of autograd's may have none
         known = driver.CUfunction_attribute
         device = _ok(driver.cuDeviceGet(self.device))
         settings = [

@@ -50,7 +50,9 @@ def data(
     name: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="encode: prefix of the shards, as in NAME_000000.bin [default: train]"
+            "--name",
+            metavar="NAME",
+            help="encode: prefix of the shards, as in NAME_000000.bin [default: train]",
         ),
     ] = None,
     shard_tokens: Annotated[

@@ -21,6 +21,7 @@ EPILOG = """Examples:
   weft generate runs/tiny
   weft generate runs/tiny --prompt "def " --tokens 200
   weft generate gpt2/ --temperature 0 --json
+  weft generate runs/tiny --batch-invariant --prefill-chunk 64
 
 Training, checkpoints and samples: weft help training"""
 
@@ -56,19 +57,34 @@ def generate(
     no_cache: Annotated[
         bool, typer.Option("--no-cache", help="Recompute all earlier tokens for each new one (slower)")
     ] = False,
+    prefill_chunk: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Process the prompt in pieces of N tokens, to save memory [default: at once]"
+        ),
+    ] = None,
+    batch_invariant: Annotated[
+        bool,
+        typer.Option(
+            "--batch-invariant",
+            help="Compute logits bit for bit as one forward in training does (slower; bfloat16 on a GPU)",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Sample text from a trained GPT-2, by temperature and top-k.
 
-    Weights and arithmetic are float32. Keys and values of earlier tokens are cached. Beyond the
-    model's maximum length only the last tokens count, and each further one costs a whole forward.
+    Weights and arithmetic are float32, or with --batch-invariant on a GPU bfloat16. Keys and values
+    of earlier tokens are cached. Beyond the model's maximum length only the last tokens count, and each
+    further one costs a whole forward.
 
     The text goes to stdout as it is generated; the model and the speed go to stderr.
     """
     _require_utf8(prompt or "")
-    model, coder = _load(checkpoint, ops, device, tokeniser, bpe_files)
+    model, coder = _load(checkpoint, ops, device, tokeniser, bpe_files, halves_on_gpu=batch_invariant)
     prompt_ids = _prompt_ids(coder, prompt)
     options = {"temperature": temperature, "top_k": top_k, "seed": seed, "cache": not no_cache}
+    options |= {"prefill_chunk": prefill_chunk, "batch_invariant": batch_invariant}
     ids, seconds = _generate(model, coder, prompt_ids, tokens, options, echo=not as_json)
     if as_json:
         report: dict[str, Any] = {"prompt": prompt or "", "text": coder.decode(ids)}
@@ -108,9 +124,15 @@ def _generate(
 
 
 def _load(
-    path: Path, ops: str, device: str | None, name: str | None, bpe_files: Path | None
+    path: Path,
+    ops: str,
+    device: str | None,
+    name: str | None,
+    bpe_files: Path | None,
+    *,
+    halves_on_gpu: bool,
 ) -> tuple[GPT, Tokeniser]:
-    """Load the model in float32, and the tokeniser that it was trained with."""
+    """Load the model in float32, or ``halves_on_gpu`` in bfloat16, and the tokeniser of its training."""
     import torch
 
     from weft import machine
@@ -128,7 +150,9 @@ def _load(
         most = f"at most {config.vocab_size} tokens, as {path} has"
         raise WeftError(f"the tokeniser {coder.name}", expected=most, got=coder.vocab_size)
     coder.ready()
-    model = weights.build(config, tensors, device=kind, dtype=torch.float32)
+    # Batch-invariant products on a GPU multiply half types.
+    dtype = torch.bfloat16 if halves_on_gpu and kind == "cuda" else torch.float32
+    model = weights.build(config, tensors, device=kind, dtype=dtype)
     output.log(f"{path}: {config.parameters / 1e6:.3g} M parameters, {coder.name}, on {kind}")
     return model.eval(), coder
 

@@ -44,7 +44,9 @@ def new(
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Name of the implementation in tables [default: BACKEND/mine]"),
+        typer.Option(
+            "--name", metavar="NAME", help="Name of the implementation in tables [default: BACKEND/mine]"
+        ),
     ] = None,
     in_tree: Annotated[
         bool,

@@ -35,7 +35,7 @@ def selftest(
         Names, typer.Option(metavar="NAME", help="Only mutants of this operator (repeatable)")
     ] = None,
     row: Annotated[
-        Names, typer.Option(metavar="ROW", help="Only one kind of fault, such as W05 (repeatable)")
+        Names, typer.Option("--row", metavar="ROW", help="Only one kind of fault, such as W05 (repeatable)")
     ] = None,
     without: Annotated[
         Names,

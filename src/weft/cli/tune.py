@@ -11,7 +11,7 @@ import typer
 
 from weft.cli import ending, output, progress
 from weft.cli.options import Csv, Json, Names, Seed, select_device
-from weft.cli.tune_audit import POINTS, Audit, Points, audit
+from weft.cli.tune_audit import POINTS, Audit, Compiled, Merge, Points, audit, report_merged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +24,7 @@ EPILOG = """Examples:
   weft tune softmax gelu
   weft tune softmax --show --json
   weft tune --audit --points 400 --seed 1
+  weft tune --audit --merge first.json --merge second.json
 
 Dispatch of a call: weft help dispatch"""
 
@@ -70,6 +71,8 @@ def tune(
     against_torch: Audit = False,
     n_points: Points = None,
     seed: Seed = None,
+    compiled: Compiled = False,
+    merge: Merge = None,
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
@@ -90,14 +93,21 @@ def tune(
     if source is None and table is not None:
         raise WeftError("--output requires --from", expected="--from RECORDS", got="none")
     is_measuring = not (against_torch or show or source is not None)
-    _check_measurement(is_measuring, thorough, minutes, impl, save)
+    _check_measurement(is_measuring, thorough, minutes, impl, save, against_torch)
     if against_torch:
         if show or source is not None or thorough:
             raise WeftError("--audit", expected="neither --show, --from nor --thorough", got="both")
-        audit(operators, device, n_points or POINTS, seed, as_json=as_json, as_csv=as_csv)
+        if merge:
+            _check_merge(operators, device, n_points, seed, minutes, compiled)
+            report_merged(merge, as_json=as_json, as_csv=as_csv)
+            return
+        options: dict[str, Any] = {"minutes": minutes, "compiled": compiled}
+        audit(operators, device, n_points or POINTS, seed, **options, as_json=as_json, as_csv=as_csv)
         return
-    if n_points is not None or seed is not None:
-        raise WeftError("--points and --seed require --audit", expected="--audit", got="none")
+    if n_points is not None or seed is not None or compiled or merge:
+        raise WeftError(
+            "--points, --seed, --compiled and --merge require --audit", expected="--audit", got="none"
+        )
     watch = ending.Stopwatch()
     with progress.stoppable() as stop:
         points: list[Point] = []
@@ -122,14 +132,27 @@ def tune(
         raise typer.Exit(stop.exit_code)
 
 
+def _check_merge(operators: Names, device: str | None, *options: Any) -> None:
+    """Raise :class:`WeftError` for options of a measurement beside --merge."""
+    from weft.core import WeftError
+
+    if operators or device or any(value is not None and value is not False for value in options):
+        raise WeftError("--merge", expected="no other option of --audit", got="an option of a measurement")
+
+
 def _check_measurement(
-    is_measuring: bool, thorough: bool, minutes: float | None, impl: Names, save: Path | None
+    is_measuring: bool,
+    thorough: bool,
+    minutes: float | None,
+    impl: Names,
+    save: Path | None,
+    against_torch: bool,
 ) -> None:
     """Raise :class:`WeftError` for options of a measurement that is not made, or cannot be."""
     from weft.core import WeftError
     from weft.dispatch.choice import BASELINES
 
-    if not is_measuring and (save is not None or minutes is not None or impl):
+    if not is_measuring and (save is not None or impl or (minutes is not None and not against_torch)):
         got = "--audit, --show or --from"
         raise WeftError("--impl, --minutes and --save", expected="a measurement", got=got)
     if thorough and (minutes is not None or impl):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -29,13 +31,32 @@ Points = Annotated[
     ),
 ]
 
+Compiled = Annotated[
+    bool, typer.Option("--compiled", help="With --audit: compare both sides under torch.compile")
+]
+Merge = Annotated[
+    list[Path] | None,
+    typer.Option(
+        metavar="FILE",
+        help="With --audit: report the JSON of earlier audits as one (repeatable); no measuring",
+    ),
+]
+
 
 def audit(
-    operators: Names, device: str | None, count: int, seed: int | None, *, as_json: bool, as_csv: bool
+    operators: Names,
+    device: str | None,
+    count: int,
+    seed: int | None,
+    *,
+    minutes: float | None = None,
+    compiled: bool = False,
+    as_json: bool,
+    as_csv: bool,
 ) -> None:
     """Measure and print; exit 1 if a call is slower than 0.95 of torch's or has other results.
 
-    An audit that compares nothing exits with 1 too.
+    An audit that compares nothing exits with 1 too. No point is begun after ``minutes``.
 
     ``device`` is 'cpu', 'cuda' or None for this machine's; a ``seed`` of None takes a random one.
     """
@@ -48,11 +69,13 @@ def audit(
     if seed is None:
         seed = random.SystemRandom().randrange(MAX_SEED)
     points = random_points(count, seed, kind, operators)
+    if compiled:
+        points = [replace(p, captured=False, compiled=True) for p in points]
     output.log(f"{ending.count_text(count, 'point')} with --seed {seed}")
     warn_if_busy(kind)
     watch, results = ending.Stopwatch(), []
     with progress.stoppable() as stop:
-        results = _measure(points, kind, seed)
+        results = _measure(points, kind, seed, None if minutes is None else 60 * minutes)
     if stop:
         results = stop.partial or []
     summary = summarise(results)
@@ -63,13 +86,60 @@ def audit(
         output.print_csv(_table(results))
     else:
         _print(results, summary)
+    if minutes is not None and len(results) < count and not stop:
+        output.log(f"time limit of {minutes:g} min: {len(results)} of {ending.count_text(count, 'point')}")
+    _judge(results, summary, str(watch), stop, to_stderr=as_json or as_csv)
+
+
+def report_merged(files: Sequence[Path], *, as_json: bool, as_csv: bool) -> None:
+    """Print the points of earlier audits as one report; exit as :func:`audit` does.
+
+    Raises :class:`WeftError` for a file that ``weft tune --audit --json`` did not write.
+    """
+    from weft.core import WeftError
+    from weft.core.json_files import read_json
+    from weft.workbench.tuning.audit import AuditResult, summarise
+
+    watch, results, audits = ending.Stopwatch(), [], []
+    for file in files:
+        try:
+            data = read_json(file)
+            audits.append({"seed": data["seed"], "machine": data["machine"]})
+            results += [AuditResult.from_json(p) for p in data["points"]]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            hint = "write it by weft tune --audit --json"
+            raise WeftError(
+                f"--merge {file}", expected="an audit's JSON", got=repr(error), hint=hint
+            ) from error
+    summary = summarise(results)
+    if as_json:
+        points = [r.to_json() for r in results]
+        print(json.dumps({"audits": audits, "summary": summary.to_json(), "points": points}))
+    elif as_csv:
+        output.print_csv(_table(results))
+    else:
+        _print(results, summary)
+    _judge(results, summary, str(watch), None, to_stderr=as_json or as_csv)
+
+
+def _judge(
+    results: Sequence[AuditResult],
+    summary: Summary,
+    seconds: str,
+    stop: progress.StopRequest | None,
+    *,
+    to_stderr: bool,
+) -> None:
+    """Print the verdict; exit 1 if it is against Weft."""
     failing = sum(r.is_against for r in results)
-    ending.print_verdict(_verdict(summary, failing, str(watch), bool(stop)), to_stderr=as_json or as_csv)
+    ending.print_verdict(_verdict(summary, failing, seconds, bool(stop)), to_stderr=to_stderr)
     if stop or failing or not summary.points:
-        raise typer.Exit(stop.exit_code or 1)
+        raise typer.Exit((stop.exit_code if stop else 0) or 1)
 
 
-def _measure(points: Sequence[AuditPoint], kind: str, seed: int) -> list[AuditResult]:
+def _measure(
+    points: Sequence[AuditPoint], kind: str, seed: int, limit: float | None = None
+) -> list[AuditResult]:
     """Measure the points; raise :class:`Interrupted` with the results so far for a ``KeyboardInterrupt``."""
     from weft.core import Interrupted
     from weft.workbench.tuning import audit as workbench
@@ -78,7 +148,7 @@ def _measure(points: Sequence[AuditPoint], kind: str, seed: int) -> list[AuditRe
     with progress.Progress(at_once=True) as status:
         status.expect(workbench.expected_seconds(points, kind), ending.count_text(len(points), "point"))
         try:
-            for result in workbench.run(points, kind, seed=seed, on_event=status):
+            for result in workbench.run(points, kind, seed=seed, limit=limit, on_event=status):
                 results.append(result)
                 status.advance()
         except KeyboardInterrupt as error:

@@ -105,7 +105,10 @@ class Operator:
     ``scale(*inputs64, **params)`` replaces the RMS of the reference in the tolerance if a result may
     legitimately be near zero. ``gradient_scale(grad64, *inputs64, **params)`` returns, element by element,
     the size of a gradient's terms before they cancel: for one gradient, or a tuple with one entry for each
-    (None if nothing cancels).
+    (None if nothing cancels). ``path_scale(grad64, *inputs64, **params)`` returns, element by element, the
+    size of the results on the way to an output of the forward (``grad64`` is None) or to the gradient: an
+    output that is small by cancellation inherits their roundings, so that a slice of such outputs is judged
+    at their scale. It is for operators with one output and one gradient.
 
     ``rows`` names the inputs whose first dimension counts rows that do not depend on each other. Each output
     then has these rows, and so has the gradient of each of these inputs.
@@ -131,6 +134,7 @@ class Operator:
     tolerance: Tolerance = Tolerance()
     scale: Callable[..., torch.Tensor] | None = None
     gradient_scale: Callable[..., Any] | None = None
+    path_scale: Callable[..., torch.Tensor] | None = None
     scale_reason: str = ""
     backward_note: str = ""
     in_place: tuple[str, ...] = ()

@@ -125,26 +125,28 @@ def _read_table(path: Path) -> tuple[Mapping[str, Any], list[Point]]:
 @dataclass(frozen=True)
 class Table:
     """Points of a device. ``units`` is its SM count. ``borrowed`` says in words whose table it is, if another
-    device's."""
+    device's. ``other_device`` are points of another device, for kinds of calls without a point of its own."""
 
     points: tuple[Point, ...]
     units: int = SMS
     borrowed: str = ""
+    other_device: tuple[Point, ...] = ()
 
 
 @cache
 def table(device: Device) -> Table:
     """Return a device's shipped table, or one of its architecture, overridden by what was measured here."""
     name, architecture = device
-    base = _shipped(name)
-    if base is None:
-        base = (_borrowed(name, architecture) if architecture else None) or Table(())
+    shipped = _shipped(name)
+    nearest_device = _borrowed(name, architecture) if architecture else None
+    base = shipped or nearest_device or Table(())
     by_case = {(p.operator, p.case): p for p in base.points}
     path = own_table(name)
     # The user's table comes second: a case measured on this machine replaces the shipped one.
     if path.exists() and not is_outdated(path):
         by_case |= {(p.operator, p.case): p for p in read(path)}
-    return replace(base, points=tuple(by_case.values()))
+    others = nearest_device.points if shipped and nearest_device else ()
+    return replace(base, points=tuple(by_case.values()), other_device=others)
 
 
 def points(name: str, architecture: str | None = None) -> tuple[Point, ...]:
@@ -178,10 +180,12 @@ def is_outdated(path: Path) -> bool:
 
 
 def _borrowed(name: str, architecture: str) -> Table | None:
-    """Return the table of the device of this architecture whose bandwidth is nearest, with scaled times."""
+    """Return the table of the nearest other device of this architecture, with scaled times."""
     own = copy_bandwidth(name)
     tables = []
     for path in sorted(SHIPPED.glob("*.json")):
+        if path.stem == slug(name):
+            continue
         header, listed = _read_table(path)
         if header.get("arch") == architecture:
             # Without both bandwidths the times are taken as they are.
@@ -287,8 +291,10 @@ class Kind:
 def matching(kind: Kind) -> tuple[Point, ...]:
     """Return the points that speak for calls of this kind.
 
-    Aligned points speak for misaligned calls too, whose times the model raises.
+    Aligned points speak for misaligned calls too, whose times the model raises. Where the device has no point
+    of this kind, those of the nearest device of its architecture count.
     """
+    own = table(kind.device)
     aligned = dict(kind.flags).get(keys.ALIGNED, True)
 
     def agrees(point: Point) -> bool:
@@ -297,13 +303,16 @@ def matching(kind: Kind) -> tuple[Point, ...]:
             flags[keys.ALIGNED] = False
         return flags == dict(kind.flags)
 
-    return tuple(
-        p
-        for p in table(kind.device).points
-        if (p.operator, p.dtype) == (kind.operator, kind.dtype)
-        and (p.backward or not kind.grad)
-        and agrees(p)
-    )
+    def of_kind(points: tuple[Point, ...]) -> tuple[Point, ...]:
+        return tuple(
+            p
+            for p in points
+            if (p.operator, p.dtype) == (kind.operator, kind.dtype)
+            and (p.backward or not kind.grad)
+            and agrees(p)
+        )
+
+    return of_kind(own.points) or of_kind(own.other_device)
 
 
 @cache
@@ -345,7 +354,8 @@ def decide(kind: Kind, sizes: Sizes) -> tuple[str, str]:
     point, impl = next(
         ((p, c) for p, c in zip(points, choices, strict=True) if c in BASELINES), (points[0], choices[0])
     )
-    borrowed = ", of another device" if table(kind.device).borrowed else ""
+    own = table(kind.device)
+    borrowed = ", of another device" if own.borrowed or point not in own.points else ""
     if octaves <= NEAR:
         return impl, f"point {point.case}{borrowed}"
     return impl, f"model, {octaves:.1f} octaves from point {point.case}{borrowed}"
@@ -363,9 +373,11 @@ def predict(point: Point, kind: Kind, sizes: Sizes) -> Point:
     if dict(point.flags).get(keys.ALIGNED) and not dict(kind.flags).get(keys.ALIGNED):
         loss *= keys.MISALIGNED
 
+    host_ratio = keys.host_ratio(name, sizes, point.sizes)
+
     def times(by_name: Times) -> Times:
         return {
-            impl: (keys.scaled_us(cold, ratio if impl in BASELINES else ratio * loss), host)
+            impl: (keys.scaled_us(cold, ratio if impl in BASELINES else ratio * loss), host * host_ratio)
             for impl, (cold, host) in by_name.items()
         }
 

@@ -51,9 +51,11 @@ def batch_invariant() -> Iterator[None]:
     after the block. Gradients of weights add up the rows, and may differ. The block counts for this thread
     or task. ``torch.compile`` traces again inside it.
 
-    A call raises :class:`WeftError` if the operator has no batch-invariant implementation for it. Attention
-    has none yet (but for decoding on a GPU), products have one on Hopper alone, and dropout depends on the
-    position by its definition.
+    A query of attention has the same bits also in a sequence of another length, so that a token that is
+    decoded with cached keys equals the same token of a whole sequence.
+
+    A call raises :class:`WeftError` if the operator has no batch-invariant implementation for it. On a GPU
+    attention and products have one on Hopper alone, and dropout depends on the position by its definition.
     """
     _open(1)
     token = _requested.set(True)
@@ -84,9 +86,14 @@ def check_flag(name: str, batch_invariant: object) -> bool:
     return batch_invariant
 
 
+def wants(name: str, batch_invariant: bool) -> bool:
+    """True if a call asks for batch invariance, by its argument or by a block around it."""
+    return check_flag(name, batch_invariant) or is_requested()
+
+
 def refuse_if_requested(name: str, batch_invariant: bool = False) -> None:
     """Raise :class:`WeftError` if a call of an operator without variants asks for batch invariance."""
-    if check_flag(name, batch_invariant) or is_requested():
+    if wants(name, batch_invariant):
         raise _refusal(name, WHY_NOT.get(name, NONE_YET))
 
 

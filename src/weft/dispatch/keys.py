@@ -105,6 +105,7 @@ DEFAULTS: dict[str, dict[str, object]] = {
     "scaled_matmul": {"out_dtype": "bfloat16"},
 }
 ALIGNED = "aligned"
+CHUNKED = ("linear_cross_entropy",)  # operators that compute chunks of rows (ops/losses/chunks.py)
 # Parameters that change the order of the elements and are taken to change no time.
 ORDERS: dict[str, tuple[str, ...]] = {
     "cumsum": ("exclusive", "reverse"),
@@ -296,6 +297,17 @@ def waste(name: str, sizes: Sizes, units: int) -> float:
         blocks = sizes[-1]
     narrow = (max(1.0, FULL_COLUMNS / max(1, sizes[0])) ** NARROW_POWER) if kind == "rows" else 1.0
     return narrow * math.ceil(max(1, blocks) / units) * units / max(exact, 1e-9)
+
+
+def host_ratio(name: str, sizes: Sizes, point: Sizes) -> float:
+    """Return the host's time of a call as a share of that at a point.
+
+    It is the same at all sizes, except where rows are computed in chunks, one after another: then fewer rows
+    than at the point need fewer launches. A quarter stays for the parts beside the chunks.
+    """
+    if name not in CHUNKED or sizes[-1] >= point[-1]:
+        return 1.0
+    return max(0.25, sizes[-1] / point[-1])
 
 
 def scaled_us(us: float, ratio: float) -> float:

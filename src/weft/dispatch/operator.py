@@ -30,7 +30,7 @@ from weft.core.implementation import without_suffix
 from weft.core.operator import unknown_name
 from weft.dispatch import autograd_context, choice, devices, invariance, plan_cache
 from weft.dispatch.autograd_context import apply_without_checks, refuse_double_backward
-from weft.dispatch.plan_cache import Entry, _recent, look_up, memoize, recent, store_recent
+from weft.dispatch.plan_cache import Entry, find_recent, look_up, memoize, recent, store_recent
 from weft.dispatch.repeated_calls import (
     BACKENDS,
     Implemented,
@@ -142,28 +142,12 @@ def call(
         return _call_traced(name, inputs, params, impl, batch_invariant)
     # `anywhere` is False in nearly all programs: the context variable is then not looked up.
     if batch_invariant is False and not invariance.anywhere:
-        # find_recent() and is_observed() as they are, without the frames of two functions.
-        try:
-            for x in inputs:
-                if x.is_nested:
-                    raise TypeError
-            for entry in _recent.get((name, impl, _is_grad_enabled(), *params.values()), ()):
-                if entry.is_alike(*inputs):
-                    break
-            else:
-                entry = None
-        except (TypeError, AttributeError, RuntimeError):
-            entry = None
+        # A public function that comes again does not get here (public_calls.py).
+        entry = find_recent(name, impl, inputs, params)
         if entry is not None:
-            direct = entry.direct
-            if (
-                direct is None
-                or _function_modes()  # is_alike() knows of a dispatch mode
-                or _is_profiling()
-                or forward_ad._current_level >= 0
-            ):
+            if entry.direct is None or is_observed():
                 return _run_again(entry, inputs, params)
-            return direct(*inputs)
+            return entry.direct(*inputs)
     return _new_plan(name, inputs, params, impl, check, batch_invariant).run(inputs, params)
 
 

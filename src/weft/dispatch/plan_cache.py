@@ -56,20 +56,32 @@ class Entry:
     """Recent call: ``is_alike(*tensors)`` compares with its tensors; ``value`` is what it stands for.
 
     ``calls`` counts the calls like it until there is ``direct``, a function of the tensors alone that does
-    what the plan does.
+    what the plan does. ``by_torch`` says that this function calls PyTorch alone.
     """
 
-    __slots__ = ("calls", "direct", "is_alike", "value")
+    __slots__ = ("by_torch", "calls", "direct", "is_alike", "value")
 
     def __init__(self, is_alike: Callable[..., bool], value: Any) -> None:
         self.is_alike, self.value = is_alike, value
         self.direct: Callable[..., Any] | None = None
         self.calls = 0
+        self.by_torch = False
 
 
-# (name, impl, gradients enabled, parameters) -> recent calls.
-# A tuple is replaced as a whole, so that other threads see the old one or the new one.
-_recent: dict[Key, tuple[Entry, ...]] = {}
+# Recent calls by all that decides beside the tensors. A tuple is replaced as a whole, so that other threads
+# see the old one or the new one.
+Table = dict[Any, tuple[Entry, ...]]
+_tables: list[Table] = []
+
+
+def new_table() -> Table:
+    """Return an empty table of recent calls, which :func:`clear` empties with all others."""
+    table: Table = {}
+    _tables.append(table)
+    return table
+
+
+_recent = new_table()  # of operators, by (name, impl, gradients enabled, parameters)
 _misses = 0
 
 
@@ -170,25 +182,31 @@ def store_recent(
     They are those of a call that :func:`look_up` has a key for, with plain tensors and outside of all modes
     (``can_skip_dispatcher``). Nothing is stored for a seed, which differs in each call.
     """
+    if not params.get("seed"):
+        store(_recent, (name, impl, _is_grad_enabled(), *params.values()), inputs, value)
+
+
+def store(table: Table, key: Any, inputs: Sequence[Any], value: Any) -> None:
+    """Add a recent call to a table, unless its inputs cannot be compared with those of others."""
     global _misses
-    if not COMPARES or params.get("seed") or any(x is None or x.layout is not _strided for x in inputs):
+    if not COMPARES or any(x is None or x.layout is not _strided for x in inputs):
         return
     _misses += 1
-    key = (name, impl, _is_grad_enabled(), *params.values())
-    entries = _recent.get(key, ())
+    entries = table.get(key, ())
     if len(entries) >= MAX_RECENT:
         # Calls with ever other shapes would make one comparison after another, which no call passes.
         if _misses % REPLACE_EVERY:
             return
         entries = entries[1:]
-    if len(_recent) >= MAX_MEMOIZED:
-        _recent.clear()
+    if len(table) >= MAX_MEMOIZED:
+        table.clear()
     is_alike = _comparison(*inputs)
     if is_alike(*inputs):  # not if one tensor is passed twice: PyTorch's comparison refuses that
-        _recent[key] = (*entries, Entry(is_alike, value))
+        table[key] = (*entries, Entry(is_alike, value))
 
 
 def clear() -> None:
     """Forget everything."""
     _memo.clear()
-    _recent.clear()
+    for table in _tables:
+        table.clear()

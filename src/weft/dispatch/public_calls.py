@@ -1,22 +1,27 @@
-"""Public functions whose arguments are not those of their operator: a repeated call is looked up before.
+"""Public calls that come again: each is one function of its tensors, which is looked up before anything else.
 
-``weft.ops.embedding(ids, weight)`` makes a table of no positions, ``weft.ops.attention(q, k, v)`` eight
-scalars and a placeholder, and a mean of cross entropy is two launches. A call like an earlier one needs none
-of that: its function takes the public arguments (repeated_calls.py).
+A public function checks its arguments, makes placeholders and dictionaries of parameters, and asks for a plan
+(operator.py). A call like an earlier one needs none of that. :func:`repeated` decorates the public function:
+tensors are compared with those of recent calls with the same options, and a call like one of them runs the
+function that was made for it. That is PyTorch's own function where dispatch chose it, with its own gradient,
+or else the generated function that repeats the launches of Weft's kernels (repeated_calls.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial, wraps
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
+from torch import compiler
 from torch.autograd import forward_ad
 
-from weft.dispatch import invariance
-from weft.dispatch.operator import _gradient_positions, _with_backward, can_skip_dispatcher
-from weft.dispatch.plan_cache import _recent, find_recent, recent, store_recent
-from weft.dispatch.repeated_calls import Function, Implemented, is_due, repeated_call_of
+from weft.core import registry
+from weft.dispatch import invariance, plan_cache
+from weft.dispatch.operator import TRACED, _gradient_positions, _with_backward, can_skip_dispatcher
+from weft.dispatch.plan_cache import RECORDED_CALL, Entry, find_recent
+from weft.dispatch.repeated_calls import Function, Implemented, is_unfit_to_record, repeated_call_of
 
 # Names of the fast path are bound once: each attribute in a chain is another look-up in each call.
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
@@ -24,70 +29,152 @@ _is_grad_enabled = torch.is_grad_enabled
 _function_modes = torch._C._len_torch_function_stack
 _is_profiling = torch._C._autograd._profiler_enabled
 
+Public = TypeVar("Public", bound=Callable[..., Any])
+PLAIN_OPTIONS = (bool, int, float, str, type(None))  # types of options that a call is remembered with
 
-def repeat_public(name: str, impl: str | None, inputs: tuple[Any, ...], scalars: tuple[Any, ...] = ()) -> Any:
-    """Return the result of a public call by the function that was generated for calls like it, or None.
 
-    A public function whose arguments are not yet those of its operator asks first. ``name`` is the public
-    call's among recent ones; see :func:`count_public`.
+class Repeat(NamedTuple):
+    """``function(*tensors)`` does what a public call does; it may return None for tensors that it refuses.
+
+    ``by_torch``: it calls PyTorch alone, so that modes and profilers see what they would see without it.
     """
-    if _is_dynamo_compiling() or torch.compiler._is_compiling_flag or invariance.anywhere:
-        return None
-    try:
-        for x in inputs:
-            if x.is_nested:
-                return None
-        for entry in _recent.get((name, impl, _is_grad_enabled(), *scalars), ()):
-            if entry.is_alike(*inputs):
-                break
-        else:
-            return None
-    except (TypeError, AttributeError, RuntimeError):
-        return None
-    direct = entry.direct
-    if (
-        direct is None
-        or _function_modes()  # is_alike() knows of a dispatch mode
-        or _is_profiling()
-        or forward_ad._current_level >= 0
-    ):
-        return None
-    return direct(*inputs)
+
+    function: Function
+    by_torch: bool
+
+    def first_result(self) -> Repeat:
+        """Return the same for a public function that returns the operator's first result alone."""
+        function = self.function
+        return Repeat(lambda *tensors: function(*tensors)[0], self.by_torch)
 
 
-def count_public(
-    name: str,
-    impl: str | None,
-    inputs: tuple[Any, ...],
-    scalars: dict[str, Any],
-    generate: Callable[[], Function | None],
+def repeated(make: Callable[..., Repeat | None]) -> Callable[[Public], Public]:
+    """Return a decorator for a public function ``public(*tensors, **options)``.
+
+    ``make(*tensors, **options)`` returns what repeats a call that succeeded, or None if there is nothing yet.
+    It is asked at the fourth call of a kind, when the kernels of an operator's call have been recorded, and
+    then at the eighth, sixteenth and so on.
+    """
+
+    def decorate(public: Public) -> Public:
+        table = plan_cache.new_table()
+
+        @wraps(public)
+        def call(*tensors: Any, **options: Any) -> Any:
+            # is_compiling(), which is two Python functions. A trace sees True in the first place.
+            if _is_dynamo_compiling() or compiler._is_compiling_flag or invariance.anywhere:
+                return public(*tensors, **options)
+            entry: Entry | None = None
+            key: Any = None
+            if tensors and tensors[-1] is None:  # as if it were left out
+                tensors = tensors[:-1]
+            try:
+                for x in tensors:
+                    if x.is_nested:  # a comparison with a nested tensor would end the process
+                        raise TypeError
+                key = _is_grad_enabled()
+                if options:  # True is 1, and 1.0 too: types tell them apart
+                    key = (key, *options.items(), *map(type, options.values()))
+                for entry in table.get(key, ()):
+                    if entry.is_alike(*tensors):
+                        break
+                else:
+                    entry = None
+            # An option that cannot be hashed, or an argument that is no tensor.
+            except (TypeError, AttributeError, RuntimeError):
+                return public(*tensors, **options)
+            if entry is not None and (direct := entry.direct) is not None:
+                # is_alike() knows of a dispatch mode.
+                if entry.by_torch or not (
+                    _function_modes() or _is_profiling() or forward_ad._current_level >= 0
+                ):
+                    result = direct(*tensors)
+                    if result is not None:
+                        return result
+                return public(*tensors, **options)
+            result = public(*tensors, **options)
+            _learn(table, key, entry, make, tensors, options)
+            return result
+
+        return cast("Public", call)
+
+    return decorate
+
+
+def _learn(
+    table: plan_cache.Table,
+    key: Any,
+    entry: Entry | None,
+    make: Callable[..., Repeat | None],
+    tensors: tuple[Any, ...],
+    options: dict[str, Any],
 ) -> None:
-    """Count a public call that :func:`repeat_public` did not run; ``generate`` its function when due."""
-    if torch.compiler.is_compiling() or invariance.anywhere or not can_skip_dispatcher(inputs):
-        return
-    entry = find_recent(name, impl, inputs, scalars)
+    """Count a public call that succeeded, and make what repeats it when due."""
     if entry is None:
-        store_recent(name, impl, inputs, scalars, name)
-    elif is_due(entry):
-        entry.direct = generate()
+        is_plain = options.get("batch_invariant", False) is False and not options.get("seed")
+        is_plain = is_plain and all(type(v) in PLAIN_OPTIONS for v in options.values())
+        if is_plain and can_skip_dispatcher(tensors):
+            plan_cache.store(table, key, tensors, None)
+        return
+    entry.calls += 1
+    if entry.calls < RECORDED_CALL or entry.calls & (entry.calls + 1):
+        return
+    if is_unfit_to_record():
+        entry.calls -= 1  # the next one
+        return
+    repeat = make(*tensors, **{k: v for k, v in options.items() if k != "batch_invariant"})
+    if repeat is not None:
+        # In this order: another thread may read them in between.
+        entry.by_torch = repeat.by_torch
+        entry.direct = repeat.function
 
 
-def generate_public(
-    name: str,
-    impl: str | None,
-    arguments: tuple[Any, ...],
-    params: dict[str, Any],
-    count: int,
-) -> Function | None:
-    """Return the function of the first ``count`` of an operator's arguments that repeats a call.
+def of_operator(name: str, **defaults: Any) -> Callable[..., Repeat | None]:
+    """Return ``make`` of a public function whose tensors and result are those of its operator.
 
-    The others are placeholders, which take no gradient. None if the call is not one that is repeated.
+    ``defaults`` are those of the operator's parameters, in their order.
     """
-    known = recent(name, impl, arguments, params)
-    if known is None or known.repeat is None:
+
+    def make(*tensors: Any, impl: str | None = None, **params: Any) -> Repeat | None:
+        return repeat_of(name, impl, tensors, defaults | params)
+
+    return make
+
+
+def repeat_of(
+    name: str, impl: str | None, inputs: tuple[Any, ...], params: dict[str, Any], count: int | None = None
+) -> Repeat | None:
+    """Return what repeats an operator's call as a function of its first ``count`` inputs (None: all).
+
+    The other inputs are placeholders, which take no gradient. The call was made before. An implementation
+    whose ``forward.like(inputs, params)`` returns a function offers a shorter one for inputs like these.
+    """
+    known = find_recent(name, impl, inputs, params)
+    if known is None:
         return None
-    rest, params = arguments[count:], dict(params)
-    inputs, schema = arguments[:count], _with_backward[name]
-    positions = _gradient_positions(name, schema)
-    kernels = Implemented.of(name, known.impl, params, schema, positions, can_skip_dispatcher)
-    return repeated_call_of(kernels.with_constants(rest), inputs)
+    chosen, params = known.value.impl, dict(params)
+    rest = () if count is None else inputs[count:]
+    implementation = registry.implementation(name, chosen)
+    forward: Any = implementation.forward
+    if implementation.backend in TRACED:
+        # Autocast changes what PyTorch's functions return, which only the whole implementation knows.
+        like = None if torch._C._is_any_autocast_enabled() else getattr(forward, "like", None)
+        short = like(inputs, params) if like else None
+        if short is None:
+            bound = partial(forward, **params) if params else forward
+            short = (lambda *tensors: bound(*tensors, *rest)) if rest else bound
+        return Repeat(short, by_torch=True)
+    if not rest:
+        return None if known.direct is None else Repeat(known.direct, by_torch=False)
+    if known.value.repeat is None or known.direct is None:
+        return None
+    kernels = Implemented.of(
+        name,
+        chosen,
+        params,
+        _with_backward[name],
+        _gradient_positions(name, _with_backward[name]),
+        can_skip_dispatcher,
+    )
+    function = repeated_call_of(kernels.with_constants(rest), inputs[:count])
+    return None if function is None else Repeat(function, by_torch=False)

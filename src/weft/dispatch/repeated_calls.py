@@ -150,11 +150,15 @@ def is_due(entry: Entry) -> bool:
     entry.calls += 1
     if entry.calls != RECORDED_CALL:
         return False
-    is_captured = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
-    if is_observed() or is_captured:
+    if is_unfit_to_record():
         entry.calls -= 1  # the next one
         return False
     return True
+
+
+def is_unfit_to_record() -> bool:
+    """True while something observes calls, or while launches are captured in a CUDA graph."""
+    return is_observed() or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 
 
 def _is_current(device: int) -> Callable[[], bool] | None:

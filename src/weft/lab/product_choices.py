@@ -38,7 +38,7 @@ from weft.lab.products import DTYPE, GRAPH_US, matrix, short_name
 from weft.machine.clocks import Sampler
 from weft.machine.device_limits import num_sms
 from weft.ops._common.products import wgmma
-from weft.ops._common.products.wgmma_model import K_STEP_BYTES, ROWS, Config
+from weft.ops._common.products.wgmma_model import K_STEP_BYTES, Config
 from weft.ops.matmul import with_cuda, with_triton
 from weft.workbench.explain.ncu import find, output
 from weft.workbench.explain.ncu.process import options
@@ -178,9 +178,9 @@ def l2_bytes(size: Size, config: Config) -> float:
     """Return the bytes that all SMs receive from the L2 cache for a product."""
     m, n, k = size
     a_blocks, b_blocks = config.blocks
-    tiles = -(-m // (ROWS * b_blocks)) * -(-n // (config.columns * a_blocks)) * config.cluster
+    tiles = -(-m // (config.rows * b_blocks)) * -(-n // (config.columns * a_blocks)) * config.cluster
     steps = -(-k * DTYPE.itemsize // K_STEP_BYTES)
-    return tiles * steps * (ROWS / a_blocks + config.columns / b_blocks) * K_STEP_BYTES
+    return tiles * steps * (config.rows / a_blocks + config.columns / b_blocks) * K_STEP_BYTES
 
 
 def operands(size: Size, order: Order, device: str) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,10 +7,12 @@ alternate, parts of K); the model in ops/_common/products/wgmma.py is fitted to 
 times products of 1 to 64 rows against the weights of a Llama 8B and two squares, ``invariant`` those that are
 batch invariant. ``linear`` times linear layers with their epilogues against torch's, ``fp8`` products of
 float8 against ``torch._scaled_mm`` with and without its fast sums. ``tf32`` times float32 products in three
-orders of storage, and checks each result before it is timed. Names of configurations: columns of a tile,
-``c`` and blocks of a cluster, ``a`` if they share a, ``p`` if warp groups alternate, ``b`` and the rows of
-tiles in a band where they are not 8, ``s`` and parts of K;
-for fp8 ``u`` if sums stay in the tensor cores, ``d`` if there are two sets of them.
+orders of storage, and checks each result before it is timed.
+
+Names of configurations: rows of a tile and ``x`` where they are not 128, its columns, ``c`` and blocks of a
+cluster, ``a`` if they share a, ``p`` if warp groups alternate, ``b`` and the rows of tiles in a band where
+they are not 8, ``s`` and parts of K; for fp8 ``u`` if sums stay in the tensor cores, ``d`` if there are two
+sets of them.
 
 Calls are in a CUDA graph, without gaps between them. The graphs of all contenders are replayed forwards and
 then backwards in each round; a figure is the median in microseconds a call. Weights are rotated, so that
@@ -165,7 +167,8 @@ def tf32_lines(
 def short_name(config: wgmma.Config) -> str:
     """Return the name of a configuration in the printed lines; see the module's docstring."""
     band = f"b{config.band}" * (config.band != wgmma.Config.band)
-    return f"{config.columns}c{config.cluster}" + "a" * config.share_a + "p" * config.pingpong + band
+    rows = "" if config.rows == 128 else f"{config.rows}x"
+    return f"{rows}{config.columns}c{config.cluster}" + "a" * config.share_a + "p" * config.pingpong + band
 
 
 def wide_options(m: int, n: int, k: int) -> dict[str, tuple[wgmma.Config, int]]:

@@ -129,7 +129,8 @@ class _SparseProduct(torch.autograd.Function):
             if not ctx.dense_gradient and mask is not None:
                 dw = dw * mask
             elif not ctx.dense_gradient:
-                dw = pattern.expand(pattern.compress(dw, metadata), metadata)
+                places = ops.expand_2_4(dw.new_ones(len(dw), dw.shape[1] // 2), metadata)
+                dw = dw.where(places != 0, 0)
         if ctx.needs_input_grad[2]:
             dbias = grad2d.sum(0, dtype=torch.float32).to(grad.dtype)
         return dx, dw, dbias, None, None, None

@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,10 @@ from helpers.paths import ROOT
 from weft import machine
 from weft.cli import main
 from weft.core import WeftError
+from weft.workbench.check import check
 from weft.workbench.judge.judge import JudgeOptions, judge
 from weft.workbench.judge.judgement import Judgement
+from weft.workbench.sandbox import caller
 from weft.workbench.sandbox.process import Limits
 from weft.workbench.selftest import mutants
 
@@ -364,3 +367,22 @@ def test_an_output_in_another_order_is_right_and_gets_no_time(tmp_path: Path) ->
     assert judgement.correct and not judgement.times, judgement.reason
     (untimed,) = [flag for flag in judgement.flags if flag.startswith("not timed")]
     assert "strides (1, 6)" in untimed and "return .contiguous()" in untimed
+
+
+def test_a_few_wrong_calls_are_found_without_timing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some rows are zeros in the 60th call alone: more calls than these are compared where they are quick."""
+    monkeypatch.setattr(check, "MAX_SECONDS", 60.0)  # a busy machine makes fewer calls in the usual time
+    monkeypatch.setattr(caller, "REPEAT_SECONDS", 60.0)
+    model = (
+        "import torch\n\n\nclass {name}(torch.nn.Module):\n    calls = 0\n\n    def forward(self, x):\n"
+        "        {name}.calls += 1\n        y = torch.nn.functional.gelu(x)\n{rest}        return y\n\n\n"
+        "def get_inputs():\n    return [torch.randn(96, 256)]\n\n\ndef get_init_inputs():\n    return []\n"
+    )
+    reference, candidate = tmp_path / "reference.py", tmp_path / "candidate.py"
+    reference.write_text(model.format(name="Model", rest=""))
+    wrong = "        if ModelNew.calls == 60:\n            y[3:9] = 0\n"
+    candidate.write_text(model.format(name="ModelNew", rest=wrong))
+    options = JudgeOptions(device="cpu", time=False, limits=LIMITS)
+    judgement = judge(reference, candidate, options)
+    assert judgement.reason.startswith("error: ") and "call" in judgement.reason
+    assert judge(reference, candidate, replace(options, without=("many",))).correct

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import pytest
@@ -12,11 +13,15 @@ import torch
 from weft import backends
 from weft.core import FORWARD, registry
 from weft.workbench.calls import inputs
+from weft.workbench.calls.buffers import allocate_buffers
+from weft.workbench.calls.guarded_memory import NAN
 from weft.workbench.calls.make_calls import call_once
+from weft.workbench.calls.staging import StagedCall
+from weft.workbench.check.oracle import Oracle
 from weft.workbench.selftest import mutants
 from weft.workbench.selftest.mutants import cheats, cheats_clock, controls
 from weft.workbench.selftest.mutants.mutant import Mutant
-from weft.workbench.selftest.mutants.planting import OPERATORS
+from weft.workbench.selftest.mutants.planting import OPERATORS, timed_calls
 from weft.workbench.selftest.run import can_be_left_out
 from weft.workbench.timing import cpu, cuda
 from weft.workbench.timing.plan import Plan
@@ -76,6 +81,19 @@ def test_a_timing_cheat_is_correct_at_first(mutant: Mutant) -> None:
         expected = operator.reference(*(t.double() for t in x), **case.params)
         operators = implementation.forward(*x, **case.params).double()
         torch.testing.assert_close(operators, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_cheat_counts_timed_calls_alone() -> None:
+    """A check puts its inputs between guard bands; so a cheat does not begin in it, however long it is."""
+    operator = registry.operator("gelu")
+    case = operator.select("check", "cpu")[0]
+    stage = StagedCall(Oracle(operator, case, FORWARD, "cpu", (0,)).call_spec, NAN)
+    stage.load(0)
+    counts: dict[Hashable, Iterator[int]] = {}
+    guarded = tuple(allocated.tensor for allocated in stage.inputs)
+    assert {timed_calls(guarded, counts) for _ in range(3)} == {0}
+    timed = tuple(allocate_buffers(case, "cpu", None, 0).inputs)
+    assert [timed_calls(timed, counts) for _ in range(3)] == [0, 1, 2]
 
 
 def test_pairs_leave_the_first_of_two_unwritten() -> None:

@@ -201,6 +201,47 @@ def test_the_command_judges_and_prints(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_command(monkeypatch, [finished(0.5)], "--csv").stdout.startswith("ratio,point,")
 
 
+def test_audits_are_merged_into_one_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shards = [
+        [finished(1.2), finished(0.9, flags=["weft: noisy"], reason="model")],
+        [finished(None, problem="raised", differs=True, point=point("rope", compiled=True))],
+    ]
+    arguments = []
+    for seed, results in enumerate(shards):
+        file = tmp_path / f"{seed}.json"
+        file.write_text(run_command(monkeypatch, results, "--json", "--seed", str(seed)).stdout)
+        arguments += ["--merge", str(file)]
+    merged = CliRunner().invoke(app, ["tune", "--audit", *arguments, "--json"])
+    data = json.loads(merged.stdout)
+    together = [r for results in shards for r in results]
+    assert [AuditResult.from_json(p) for p in data["points"]] == together
+    assert data["summary"] == audit.summarise(together).to_json() and merged.exit_code == 1
+    assert [a["seed"] for a in data["audits"]] == [0, 1]
+    text = CliRunner().invoke(app, ["tune", "--audit", *arguments])
+    assert text.exit_code == 1 and "failed: 1 slower than 0.95 of torch, 1 with other" in text.stdout
+    (tmp_path / "0.json").write_text("{}")
+    with pytest.raises(WeftError, match=r"0\.json"):
+        CliRunner().invoke(app, ["tune", "--audit", *arguments], catch_exceptions=False)
+
+
+def test_no_point_is_begun_after_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "_measure", lambda p, *_: AuditResult(point=p, ratio=1.0))
+    points = [point("gelu"), point("relu")]
+    assert len(list(audit.run(points, "cpu", limit=60.0))) == 2
+    assert list(audit.run(points, "cpu", limit=-1.0)) == []
+
+
+def test_a_compiled_point_compiles_both_sides_without_a_graph_break(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "COMPILE_OPTIONS", audit.COMPILE_OPTIONS | {"backend": "eager"})
+    (result,) = audit.run([point("swiglu", compiled=True, training=True)], "cpu")
+    assert result.ratio and not result.problem and result.seconds > 0
+    assert result.point.title.endswith("training compiled") and result.reason == "chosen while tracing"
+    broken = replace(audit_points.workload(point("gelu")), ours=lambda x: (print(end=""), x)[1])
+    monkeypatch.setattr(audit, "workload", lambda p: broken)
+    (result,) = audit.run([point("gelu", compiled=True)], "cpu")
+    assert result.differs and result.problem.startswith("raised: Unsupported")
+
+
 def test_a_stopped_audit_shows_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*_: Any, **__: Any) -> Iterator[AuditResult]:
         yield finished(1.5)
@@ -222,6 +263,8 @@ def test_a_stopped_audit_shows_what_is_done(monkeypatch: pytest.MonkeyPatch) -> 
     [
         (["--audit", "--show"], "--audit"),
         (["--points", "3"], "require --audit"),
+        (["--compiled"], "require --audit"),
+        (["--audit", "--merge", "a.json", "--points", "3"], "--merge"),
         (["sum", "--audit", "--device", "cpu"], "one of softmax"),
     ],
 )

@@ -130,6 +130,19 @@ class ModelConfig:
             True: {name: overrides.get(name, GPU_IMPLEMENTATIONS.get(name)) for name in OPERATORS},
         }
 
+    def invariant_implementations(self) -> dict[str, str | None]:
+        """Return the implementation of each operator inside ``weft.batch_invariant()``: those that ``ops``
+        names; None leaves the choice to dispatch.
+
+        Raises:
+            WeftError: ``ops`` names a set of operators whose rows may depend on the batch.
+        """
+        if isinstance(self.ops, str) and self.ops != "weft":
+            expected = 'ops="weft", or a mapping from operators to implementations'
+            raise WeftError("ModelConfig: ops with batch invariance", expected=expected, got=repr(self.ops))
+        overrides = {} if isinstance(self.ops, str) else self.ops
+        return {name: overrides.get(name) for name in OPERATORS}
+
 
 def _check_ops(ops: str | Mapping[str, str]) -> None:
     if not isinstance(ops, Mapping):

@@ -11,9 +11,8 @@ from weft.gpt2.model.config import ModelConfig
 class KVCache:
     """Two preallocated buffers of (layers, batch, heads, block_size, width / heads).
 
-    The prompt is processed in one call and each later call adds one token. Several new tokens after
-    cached ones are refused: attention aligns its causal mask at the first token, so they would see
-    each other wrongly.
+    Each call adds one or more tokens: a prompt can be processed whole or in pieces. Attention aligns the
+    causal mask of new tokens after cached ones at the bottom right.
 
     Attributes:
         length: number of cached tokens; 0 at first.
@@ -31,10 +30,7 @@ class KVCache:
         self.lengths = torch.zeros(batch, device=device, dtype=torch.int32)
 
     def check_new_tokens(self, count: int) -> None:
-        """Raise :class:`WeftError` if ``count`` more tokens do not fit or do not come one by one."""
-        if self.length and count != 1:
-            hint = "process the whole prompt in the first call"
-            raise WeftError("KVCache: new tokens", expected="1 at a time", got=count, hint=hint)
+        """Raise :class:`WeftError` if ``count`` more tokens do not fit."""
         if self.length + count > self.capacity:
             expected = f"at most {self.capacity} tokens in all"
             raise WeftError("KVCache: new tokens", expected=expected, got=self.length + count)

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from weft import ops
 from weft.core import WeftError
+from weft.dispatch import invariance
 from weft.gpt2.model.config import ModelConfig
 from weft.gpt2.model.kv_cache import KVCache
 from weft.nn.sparse import masked_linear
@@ -88,7 +89,8 @@ class Block(torch.nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int, **factory_kwargs: Any) -> None:
         super().__init__()
-        self.layer, self.heads, self.impls = layer, config.heads, config.implementations()
+        self.layer, self.heads, self.config = layer, config.heads, config
+        self.impls = config.implementations()
         c = config.width
         self.ln_1 = WeightAndBias(c, **factory_kwargs)
         self.c_attn = WeightAndBias(3 * c, c, **factory_kwargs)
@@ -101,7 +103,7 @@ class Block(torch.nn.Module):
         self, delta_BTC: Tensor | None, x_BTC: Tensor, seeds: DropoutSeeds | None, cache: KVCache | None
     ) -> tuple[Tensor, Tensor]:
         """Return (delta, stream) after this block; ``delta_BTC`` is None in the first block."""
-        impls, site = self.impls[x_BTC.is_cuda], 3 * self.layer
+        impls, site = implementations_of(self, x_BTC), 3 * self.layer
         norm_BTC, x_BTC = add_norm(delta_BTC, x_BTC, self.ln_1, impls, seeds, site)
         attended_BTC = self.attention(norm_BTC, impls, seeds, cache)
         delta_BTC = self.attn_proj.linear(attended_BTC, impls["linear"])
@@ -137,20 +139,39 @@ class Block(torch.nn.Module):
             return attention_packed(qkv_BTE, self.heads, causal=True, **options)
         qkv = qkv_BTE.split(norm_BTC.shape[-1], dim=-1)
         q_BHTD, k_BHTD, v_BHTD = (x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in qkv)
-        causal = True
+        causal: bool | str = True
         if cache is not None:
-            causal = cache.length == 0  # later calls have one query, which sees all cached tokens
+            is_step, invariant = cache.length > 0 and q_BHTD.shape[2] == 1, invariance.is_requested()
+            if cache.length:
+                # One query sees all cached tokens. With batch invariance it takes the causal kernel of
+                # whole sequences, which does not depend on the number of queries.
+                causal = "bottom_right" if invariant or not is_step else False
             k_BHTD, v_BHTD = cache.append(self.layer, k_BHTD, v_BHTD)
-            if not (causal or torch.is_grad_enabled() or options["impl"] == "torch"):
+            if is_step and not (invariant or torch.is_grad_enabled() or options["impl"] == "torch"):
                 # The whole buffers, whose shapes are those of every step; the lengths are on the device.
                 buffers, impl = (cache.keys[self.layer], cache.values[self.layer]), impls["attention_decode"]
                 q_BTHD = q_BHTD.transpose(1, 2)
                 return ops.attention_decode(q_BTHD, *buffers, cache.lengths, impl=impl).flatten(2)
         if options["impl"] == "torch":  # torch.compile can trace torch's own choice of a kernel
-            y_BHTD = F.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, is_causal=causal)
+            seen = _bottom_right_mask(q_BHTD, k_BHTD) if causal == "bottom_right" else None
+            is_causal = causal is True
+            y_BHTD = F.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, seen, is_causal=is_causal)
         else:
             y_BHTD = ops.attention(q_BHTD, k_BHTD, v_BHTD, causal=causal, **options)
         return y_BHTD.transpose(1, 2).flatten(2)
+
+
+def _bottom_right_mask(q_BHTD: Tensor, k_BHTD: Tensor) -> Tensor:
+    """Return (Tq, Tk), True where a query sees a key: the last query sees all."""
+    tq, tk = q_BHTD.shape[2], k_BHTD.shape[2]
+    return torch.ones(tq, tk, dtype=torch.bool, device=q_BHTD.device).tril(tk - tq)
+
+
+def implementations_of(module: Block | GPT, x: Tensor) -> Implementations:
+    """Return the implementation of each operator for a call on ``x``."""
+    if invariance.is_requested():
+        return module.config.invariant_implementations()
+    return module.impls[x.is_cuda]
 
 
 def add_norm(
@@ -236,19 +257,20 @@ class GPT(torch.nn.Module):
 
         Returns:
             The mean loss in nats per token, a float32 scalar. The logits are never stored whole,
-            except with ``torch`` and ``eager``. Without targets: logits in the parameters' dtype,
-            (B, T, V), or with a cache those of the last token, (B, 1, V).
+            except with ``torch`` and ``eager``, and inside ``weft.batch_invariant()``. Without targets:
+            logits in the parameters' dtype, (B, T, V), or with a cache those of the last token, (B, 1, V).
 
         Raises:
             WeftError: no tokens, more tokens than positions, shapes that do not match; training with
-                dropout and without ``seed``.
+                dropout and without ``seed``; inside ``weft.batch_invariant()`` an operator that has no
+                batch-invariant implementation here.
         """
         first_position = 0 if cache is None else cache.length
         self._check_shapes(tokens_BT, targets_BT, first_position)
         if cache is not None:
             cache.check_new_tokens(tokens_BT.shape[1])
             cache.begin(tokens_BT.shape[1])
-        seeds, impls = self._dropout_seeds(seed), self.impls[tokens_BT.is_cuda]
+        seeds, impls = self._dropout_seeds(seed), implementations_of(self, tokens_BT)
         # Both tables in one pass; its backward sums each row in a fixed order, without atomics.
         wpe = self.wpe[first_position:] if first_position else self.wpe
         x_BTC = ops.embedding(tokens_BT, self.wte, wpe, impl=impls["embedding"])
@@ -265,7 +287,7 @@ class GPT(torch.nn.Module):
             # Sampling needs the next token only: the head's product for the others would be wasted.
             norm_BTC = norm_BTC[:, -1:]
         if targets_BT is None:
-            return F.linear(norm_BTC, self._head_weight())
+            return self._logits(norm_BTC)
         return self._loss(norm_BTC.flatten(0, 1), targets_BT.flatten(), impls["linear_cross_entropy"])
 
     def _head_weight(self) -> Tensor:
@@ -273,7 +295,15 @@ class GPT(torch.nn.Module):
         vocab_size = self.config.vocab_size
         return self.wte if vocab_size == len(self.wte) else self.wte[:vocab_size]
 
+    def _logits(self, x: Tensor) -> Tensor:
+        """Return the logits (..., V) of rows (..., C)."""
+        if invariance.is_requested():  # of the padded table, whose rows are whole 16 bytes
+            return ops.linear(x, self.wte)[..., : self.config.vocab_size]
+        return F.linear(x, self._head_weight())
+
     def _loss(self, x_NC: Tensor, targets_N: Tensor, impl: str | None) -> Tensor:
+        if invariance.is_requested():  # linear_cross_entropy has no batch-invariant implementation
+            return ops.cross_entropy(self._logits(x_NC), targets_N)
         if impl == "torch":
             # A product over the padded table is faster; the padding's logits are cut off after it.
             logits_NV = F.linear(x_NC, self.wte)[:, : self.config.vocab_size]

@@ -9,10 +9,14 @@ decides; ``weft generate`` computes in float32.)
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 
+from weft import ops
 from weft.core import WeftError
+from weft.dispatch import invariance
 from weft.gpt2.data.tokenisers import Tokeniser
 from weft.gpt2.model.kv_cache import KVCache
 from weft.gpt2.model.model import GPT
@@ -21,19 +25,50 @@ from weft.gpt2.model.model import GPT
 SAMPLE_PROMPT, SAMPLE_TEMPERATURE, SAMPLE_TOP_K = "\n", 0.8, 50
 
 
-def generate(
-    model: GPT,
-    tokens: torch.Tensor,
-    count: int,
-    *,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    seed: int = 0,
-    cache: bool = True,
-) -> torch.Tensor:
-    """Return (B, T) tokens with ``count`` new ones appended, (B, T + count) int64; see :func:`stream`."""
-    new = stream(model, tokens, count, temperature=temperature, top_k=top_k, seed=seed, cache=cache)
+def generate(model: GPT, tokens: torch.Tensor, count: int, **options: Any) -> torch.Tensor:
+    """Return (B, T) tokens with ``count`` new ones appended, (B, T + count) int64.
+
+    ``options`` are those of :func:`stream`.
+    """
+    new = stream(model, tokens, count, **options)
     return torch.cat([tokens, *(ids[:, None].to(tokens) for ids in new)], dim=1)
+
+
+def generate_with_log_probs(
+    model: GPT, tokens: torch.Tensor, count: int, **options: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what :func:`generate` does, and the log-probabilities (B, count) of the new tokens.
+
+    They are float32 on the model's device, those of the model itself: before temperature and top-k. With
+    ``batch_invariant=True`` they have the bits of :func:`log_probs` of the whole sequence, as long as it is
+    not longer than ``block_size``.
+    """
+    log_probs: list[torch.Tensor] = []
+    new = stream(model, tokens, count, log_probs=log_probs, **options)
+    ids = torch.cat([tokens, *(ids[:, None].to(tokens) for ids in new)], dim=1)
+    empty = torch.empty(len(tokens), 0, device=model.wte.device)
+    return ids, torch.cat([empty, *(x[:, None] for x in log_probs)], dim=1)
+
+
+def log_probs(model: GPT, tokens: torch.Tensor, *, batch_invariant: bool = False) -> torch.Tensor:
+    """Return the log-probability of each of the tokens (B, T) but the first, given those before it.
+
+    (B, T - 1) in float32, by one forward; it has a gradient. For ``batch_invariant`` call its ``backward()``
+    inside ``weft.batch_invariant()`` too if the model recomputes activations.
+    """
+    with _invariance(batch_invariant):
+        logits = model(tokens[:, :-1])
+        return _log_probs(logits.flatten(0, 1), tokens[:, 1:].flatten()).view(len(tokens), -1)
+
+
+def _log_probs(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Return the log-probability (N,) of a token in each row of the logits (N, V)."""
+    return -ops.cross_entropy(logits, ids, reduction="none")  # type: ignore[no-any-return]
+
+
+def _invariance(batch_invariant: bool) -> AbstractContextManager[None]:
+    """Return a block that asks for batch invariance, or for nothing new."""
+    return invariance.batch_invariant() if batch_invariant else nullcontext()
 
 
 def sample_text(model: GPT, tokeniser: Tokeniser, count: int, seed: int) -> str:
@@ -53,6 +88,9 @@ def stream(
     top_k: int | None = None,
     seed: int = 0,
     cache: bool = True,
+    prefill_chunk: int | None = None,
+    batch_invariant: bool = False,
+    log_probs: list[torch.Tensor] | None = None,
 ) -> Iterator[torch.Tensor]:
     """Yield new tokens one by one, each (B,) int64 on the CPU.
 
@@ -67,6 +105,13 @@ def stream(
         top_k: sample from the k largest logits (and those equal to the last of them); None: from all.
         seed: seed of the random numbers.
         cache: False computes all earlier tokens again for each new one.
+        prefill_chunk: process the prompt in pieces of at most so many tokens, which bounds the memory of
+            activations; None: at once. It needs the cache.
+        batch_invariant: compute each row in the same way whatever the batch, the cache and the pieces are
+            (``weft.batch_invariant``). The logits then have the bits of one forward of the whole sequence.
+            On a GPU the model is float16 or bfloat16, and the GPU a Hopper.
+        log_probs: a list, to which the log-probabilities (B,) of the new tokens are appended, as
+            :func:`generate_with_log_probs` returns them.
 
     Raises:
         WeftError: an argument out of range, at the call; logits that are not finite, when they occur.
@@ -78,33 +123,48 @@ def stream(
     if smallest < 0 or largest >= model.config.vocab_size:
         expected = f"0 to {model.config.vocab_size - 1}"
         raise WeftError("generate: tokens", expected=expected, got=smallest if smallest < 0 else largest)
-    for name, value, minimum in (("count", count, 0), ("top_k", 1 if top_k is None else top_k, 1)):
-        if value < minimum:
+    for name, value, minimum in (
+        ("count", count, 0),
+        ("top_k", top_k, 1),
+        ("prefill_chunk", prefill_chunk, 1),
+    ):
+        if value is not None and value < minimum:
             raise WeftError(f"generate: {name}", expected=f"{minimum} or more", got=value)
+    if prefill_chunk is not None and not cache:
+        raise WeftError("generate: prefill_chunk", expected="the cache", got="cache=False")
     if not 0.0 <= temperature < float("inf"):
         raise WeftError("generate: temperature", expected="0 or more", got=temperature)
     # The checks above run at the call; a generator function would delay them to the first token.
-    return _stream(model, tokens.to(model.wte.device), count, temperature, top_k, seed, cache)
+    sampling = (temperature, top_k, torch.Generator().manual_seed(seed))
+    chunk = model.config.block_size if prefill_chunk is None else prefill_chunk
+    invariant = invariance.check_flag("generate", batch_invariant)
+    return _stream(model, tokens.to(model.wte.device), count, sampling, cache, chunk, invariant, log_probs)
 
 
 def _stream(
     model: GPT,
     tokens: torch.Tensor,
     count: int,
-    temperature: float,
-    top_k: int | None,
-    seed: int,
+    sampling: tuple[float, int | None, torch.Generator],
     cache: bool,
+    chunk: int,
+    batch_invariant: bool,
+    log_probs: list[torch.Tensor] | None,
 ) -> Iterator[torch.Tensor]:
     wte, config = model.wte, model.config
     kv_cache = KVCache(config, len(tokens), device=wte.device, dtype=wte.dtype) if cache else None
-    generator = torch.Generator().manual_seed(seed)
     window = tokens[:, -config.block_size :]
     for _ in range(count):
-        logits = _last_logits(model, window, kv_cache)
+        # Not around the yield: the caller's own calls are not to be batch invariant.
+        with _invariance(batch_invariant):
+            device_logits = _last_logits(model, window, kv_cache, chunk)
+        logits = device_logits.double().cpu()
         if not bool(logits.isfinite().all()):
             raise WeftError("generate: the model's logits", expected="finite", got="NaN or Inf")
-        ids = _sample(logits, temperature, top_k, generator)
+        ids = _sample(logits, *sampling)
+        if log_probs is not None:
+            with _invariance(batch_invariant):
+                log_probs.append(_log_probs(device_logits, ids.to(wte.device)))
         yield ids
         window = torch.cat([window, ids[:, None].to(window)], dim=1)
         if window.shape[1] > config.block_size:
@@ -114,18 +174,19 @@ def _stream(
 
 
 @torch.no_grad()
-def _last_logits(model: GPT, window: torch.Tensor, kv_cache: KVCache | None) -> torch.Tensor:
-    """Return the logits of the window's last token, (B, V) float64 on the CPU."""
+def _last_logits(model: GPT, window: torch.Tensor, kv_cache: KVCache | None, chunk: int) -> torch.Tensor:
+    """Return the logits of the window's last token, (B, V); process new tokens ``chunk`` at a time."""
     training = model.training
     if training:  # eval() visits all modules: noticeable at each token of a small model
         model.eval()
     try:
         cached = 0 if kv_cache is None else kv_cache.length
-        logits: torch.Tensor = model(window[:, cached:], cache=kv_cache)
+        for tokens in window[:, cached:].split(chunk, dim=1):
+            logits: torch.Tensor = model(tokens, cache=kv_cache)
     finally:
         if training:
             model.train()
-    return logits[:, -1].double().cpu()
+    return logits[:, -1]
 
 
 def _sample(

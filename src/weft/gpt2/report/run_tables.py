@@ -29,7 +29,7 @@ RUN_HEAD = ("run", "ops", "steps", "tokens a step", "first loss", "last", "valid
             "tokens/s", "MFU", "peak memory")  # fmt: skip
 SAMPLE_LINES = 16
 # First words of the names of runs that have a table of their own.
-OTHER_TABLES = ("shakespeare", "scale", "same", "profile", "124M", "350M", "774M", "1.5B")
+OTHER_TABLES = ("shakespeare", "scale", "same", "profile", "124M", "350M", "774M", "1.5B", "finetune")
 SEEDED = re.compile(r"shakespeare-(weft|torch|eager)-(\d+)")
 SPEED = re.compile(r"(124M|350M|774M|1\.5B)-b(\d+)-(.+)")
 SCALED = re.compile(r"(scale|same)-(ddp|fsdp)-(\d+)")
@@ -197,6 +197,19 @@ def speed_table(results: Path = RESULTS) -> str:
     caption = machines(record for _, record in matches)
     dtypes = ", ".join(dict.fromkeys(record["train"]["dtype"] for _, record in matches))
     return f"{caption}. {dtypes}.\n\n{table(head, rows, '   rrr')}"
+
+
+def finetune_table(results: Path = RESULTS) -> str:
+    """Return runs that continue one model with dense and with sparse MLPs: losses, speed and memory."""
+    matches = _matching(re.compile("finetune-(dense|sparse)"), results)
+    if not matches:
+        return ""
+    head = ("MLPs", "steps", "first loss", "last loss", "validation", "tokens/s", "MFU", "peak memory")
+    rows = []
+    for match, record in matches:
+        losses = [_loss(record[k]) for k in ("first_loss", "loss", "validation")]
+        rows.append((match[1], str(record["steps"]), *losses, *_speed_cells(record)))
+    return f"{machines(record for _, record in matches)}\n\n{table(head, rows, ' rrrrrrr')}"
 
 
 def scaling_tables(results: Path = RESULTS) -> str:

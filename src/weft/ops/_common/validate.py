@@ -59,6 +59,12 @@ def one_of(where: str, value: object, supported: Sequence[str]) -> None:
         raise WeftError(where, expected=" or ".join(supported), got=repr(value))
 
 
+def flag(where: str, value: object) -> None:
+    """Raise :class:`WeftError` unless ``value`` is a bool."""
+    if not isinstance(value, bool):
+        raise WeftError(where, expected="True or False", got=f"{value!r:.80}")
+
+
 def same_device(where: str, names: str, a: torch.Tensor, b: torch.Tensor) -> None:
     """Raise :class:`WeftError` unless two tensors share a device; ``names`` are theirs: "x and weight"."""
     if a.device != b.device:

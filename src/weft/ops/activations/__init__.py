@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from weft.dispatch.operator import Schema, call, register
+from weft.dispatch.public_calls import of_operator, repeated
 from weft.ops._common.layout import contiguous_like
 from weft.ops.activations.spec import check_bias_gelu, check_gelu, check_relu
 
@@ -43,6 +44,7 @@ register(
 )
 
 
+@repeated(of_operator("gelu"))
 def gelu(x: torch.Tensor, *, impl: str | None = None, batch_invariant: bool = False) -> torch.Tensor:
     """GELU in its tanh form, elementwise.
 
@@ -63,6 +65,7 @@ def gelu(x: torch.Tensor, *, impl: str | None = None, batch_invariant: bool = Fa
     return call("gelu", (x,), {}, impl, lambda: check_gelu(x), batch_invariant)  # type: ignore[no-any-return]
 
 
+@repeated(of_operator("relu"))
 def relu(x: torch.Tensor, *, impl: str | None = None, batch_invariant: bool = False) -> torch.Tensor:
     """ReLU, elementwise: ``x`` where it is above 0, else 0; NaN stays NaN.
 
@@ -84,6 +87,7 @@ def relu(x: torch.Tensor, *, impl: str | None = None, batch_invariant: bool = Fa
     return call("relu", (x,), {}, impl, lambda: check_relu(x), batch_invariant)  # type: ignore[no-any-return]
 
 
+@repeated(of_operator("bias_gelu"))
 def bias_gelu(
     x: torch.Tensor, bias: torch.Tensor, *, impl: str | None = None, batch_invariant: bool = False
 ) -> torch.Tensor:

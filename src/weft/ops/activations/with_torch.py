@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from weft.core import Implementation
@@ -19,6 +21,14 @@ def forward_bias_gelu(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """Add and activate in two kernels; the sum is rounded between them."""
     return torch.nn.functional.gelu(x + bias, approximate="tanh").contiguous()
 
+
+_gelu = torch._C._nn.gelu
+# Nothing is between a repeated call and PyTorch's own function.
+forward_gelu.like = lambda inputs, params: partial(_gelu, approximate="tanh")  # type: ignore[attr-defined]
+forward_bias_gelu.like = lambda inputs, params: (  # type: ignore[attr-defined]
+    (lambda x, bias: _gelu(x + bias, approximate="tanh")) if inputs[0].is_contiguous() else None
+)
+forward_relu.like = lambda inputs, params: torch.relu  # type: ignore[attr-defined]
 
 GELU = Implementation(
     operator="gelu", name="torch", backend="torch", forward=forward_gelu, idea="F.gelu, approximate='tanh'"

@@ -8,12 +8,14 @@ from typing import Any
 import torch
 
 from weft.dispatch.autocast import lowered
-from weft.dispatch.operator import Schema, call, plan, register
-from weft.dispatch.public_calls import count_public, generate_public, repeat_public
+from weft.dispatch.invariance import wants
+from weft.dispatch.operator import Schema, call, register
+from weft.dispatch.plan_cache import recent
+from weft.dispatch.public_calls import Repeat, repeat_of, repeated
 from weft.ops.attention.biased import attention_biased
 from weft.ops.attention.layout import like
 from weft.ops.attention.packed import attention_packed
-from weft.ops.attention.spec import PARAMS, SCALARS, check_arguments, default_lengths_and_impl, parameters
+from weft.ops.attention.spec import PARAMS, SCALARS, check_arguments, lengths_and_impl, parameters
 from weft.ops.attention.terms import Terms
 
 __all__ = ["attention", "attention_packed"]
@@ -32,8 +34,7 @@ def _fake_backward(
     return like(q), like(k), like(v)
 
 
-DEFAULTS = (True, float, 0.0, int, 0)
-PLAIN = "plain attention"  # the name of a call without options among recent calls
+DEFAULTS = {"dropout_p": 0.0, "seed": 0}  # of options that a repeated call may name; of all others it is None
 
 register(
     "attention",
@@ -52,6 +53,36 @@ register(
 )
 
 
+def _repeat(
+    *inputs: torch.Tensor,
+    causal: bool | str = False,
+    scale: float | None = None,
+    impl: str | None = None,
+    **options: Any,
+) -> Repeat | None:
+    """Return what repeats a call without options: a function of q, k and v that returns the output."""
+    if len(inputs) != 3 or any(value != DEFAULTS.get(name) for name, value in options.items()):
+        return None
+    params = parameters(causal, None, None, scale, 0.0, 0, False)
+    lengths, impl = lengths_and_impl(inputs[0], None, params, impl, invariant=False)
+    known = recent("attention", impl, (*inputs, lengths), params)
+    if known is None or known.impl != "torch":
+        repeat = repeat_of("attention", impl, (*inputs, lengths), params, 3)
+        return repeat and repeat.first_result()
+    from weft.ops.attention.with_torch import library_call
+
+    # A call that needs no log-sum-exp: PyTorch's function runs the same kernel, and does less on the host.
+    library = library_call(*inputs, params["causal"], scale)
+    if library is None:
+        return None
+
+    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor | None:
+        return None if (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15 else library(q, k, v)
+
+    return Repeat(function, by_torch=True)
+
+
+@repeated(_repeat)
 def attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -101,7 +132,7 @@ def attention(
         impl: an implementation's name (``weft ops`` lists them). None is torch's own; with
             ``key_lengths``, dropout, a window, a cap, the alignment at the bottom right, sinks, ALiBi or
             a bias, ``triton`` on a GPU and ``eager`` otherwise.
-        batch_invariant: True for rows whose bits do not depend on the batch (``weft.batch_invariant``).
+        batch_invariant: True for queries whose bits do not depend on the batch (``weft.batch_invariant``).
 
     Returns:
         (B, H, Tq, D) of q's dtype: contiguous, or (B, Tq, H, D) in memory if q is, or if the library
@@ -116,46 +147,11 @@ def attention(
     Source: Dao, "FlashAttention-2" (arXiv:2307.08691); Milakov and Gimelshein, "Online normalizer
     calculation for softmax" (arXiv:1805.02867).
     """
-    is_usual = batch_invariant is False and window is None and softcap is None
-    rest = (is_usual, type(dropout_p), dropout_p, type(seed), seed)
-    is_plain = rest == DEFAULTS and key_lengths is sinks is alibi_slopes is bias is None
-    if is_plain and (outputs := repeat_public(PLAIN, impl, (q, k, v), (causal, scale))) is not None:
-        return outputs[0]  # type: ignore[no-any-return]
     q, k, v = lowered(q, k, v)
     params = parameters(causal, window, softcap, scale, dropout_p, seed, key_lengths is not None)
     if not (sinks is None and alibi_slopes is None and bias is None):
         terms = Terms(sinks, alibi_slopes, bias)
         return attention_biased((q, k, v, key_lengths), terms, params, impl, batch_invariant)
-    lengths, impl = default_lengths_and_impl(q, key_lengths, params, impl)
+    lengths, impl = lengths_and_impl(q, key_lengths, params, impl, wants("attention", batch_invariant))
     check = partial(check_arguments, q, k, v, key_lengths, **params)
-    out = call("attention", (q, k, v, lengths), params, impl, check, batch_invariant)[0]
-    if is_plain:
-        _count_plain((q, k, v, lengths), params, {"causal": causal, "scale": scale}, impl)
-    return out  # type: ignore[no-any-return]
-
-
-def _count_plain(
-    inputs: tuple[Any, ...], params: dict[str, Any], scalars: dict[str, Any], impl: str | None
-) -> None:
-    """Count a call without options, whose function takes q, k and v alone."""
-    generate = partial(_plain_function, inputs, params, impl)
-    count_public(PLAIN, impl, inputs[:3], scalars, generate)
-
-
-def _plain_function(inputs: tuple[Any, ...], params: dict[str, Any], impl: str | None) -> Any:
-    """Return a function of q, k and v that repeats a call and returns its outputs, or None."""
-    if plan("attention", inputs, params, impl).impl != "torch":
-        return generate_public("attention", impl, inputs, params, 3)
-    from weft.ops.attention.with_torch import library_call
-
-    # A call that needs no log-sum-exp: PyTorch's function runs the same kernel, and does less on the host.
-    q, k, v = inputs[:3]
-    library = library_call(q, k, v, params["causal"], params["scale"])
-    if library is None:
-        return None
-
-    def function(*tensors: torch.Tensor) -> tuple[torch.Tensor] | None:
-        is_aligned = not any(x.data_ptr() & 15 for x in tensors)
-        return (library(*tensors),) if is_aligned else None
-
-    return function
+    return call("attention", (q, k, v, lengths), params, impl, check, batch_invariant)[0]  # type: ignore[no-any-return]

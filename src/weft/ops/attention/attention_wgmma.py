@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -127,6 +127,11 @@ def choose(d: int, tq: int, causal: bool) -> Config:
     return first if padded[0] <= MOST_PADDING * padded[1] else second
 
 
+def choose_invariant(d: int) -> Config:
+    """Return the configuration of batch-invariant calls: the head size alone decides."""
+    return next(config for config in candidates(d) if config.groups == 2)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Variant:
     """Switches of a program: ``band`` for a window or a causal mask at the bottom right, ``softcap``."""
@@ -211,10 +216,39 @@ def forward(
     return forward_with(config, q, k, v, lengths, options)
 
 
-def forward_with(
-    config: Config, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, options: AttentionOptions
+def forward_invariant(
+    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, options: AttentionOptions
 ) -> tuple[Tensor, Tensor]:
-    """Compute the forward with one configuration."""
+    """Compute what :func:`forward` does; the bits of a query depend on it and on the keys it sees alone.
+
+    One program computes all causal calls of a head size and dtype, of any lengths and alignment, and another
+    one the calls without a causal mask. In a program the tiles of keys begin at multiples of ``config.keys``
+    from key 0, and a query's tiles come in rising order, whichever block, group and row computes it. A tile
+    whose keys a query does not see, before, between or behind the others, leaves its sums as they are:
+
+    - its scores are -inf, so that the maximum does not rise, and ``shrink`` is 1 (or, before the first key,
+      sums of 0 are multiplied by 0);
+    - its weights are 2^-inf = 0: the total and the outputs get terms of 0. Values must be finite for it;
+    - other rows of the warp may be rescaled in it, this one is then multiplied by 1.
+
+    Rows of a product do not mix. That the tensor cores add up each of their 64 rows in the same order, and
+    terms of 0 without a change, is compared on a GPU by tests/ops/test_attention_wgmma.py. The numbers of
+    blocks, batches and heads enter no sum.
+    """
+    variant = replace(Variant.of(options), band=options.causal)
+    return forward_with(choose_invariant(q.shape[3]), q, k, v, lengths, options, variant)
+
+
+def forward_with(
+    config: Config,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: Tensor | None,
+    options: AttentionOptions,
+    variant: Variant | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Compute the forward with one configuration. ``variant`` None: the program of the options."""
     b, h, tq, d = q.shape
     kv_heads, tk = k.shape[1:3]
     out, lse = like(q), torch.empty((b, h, tq), dtype=torch.float32, device=q.device)
@@ -243,15 +277,17 @@ def forward_with(
         section=min(b * h, kv_heads_at_once * group),
         **mask_fields(options, tq, tk, d),
     )
-    kernel = source(q.dtype, d, config, Variant.of(options))["attention_wgmma"]
+    kernel = source(q.dtype, d, config, variant or Variant.of(options))["attention_wgmma"]
     kernel(blocks, config.threads, arguments, shared=config.smem_bytes(d))
     return out, lse
 
 
 def aot_kernels() -> tuple[CudaSource, ...]:
     """Return the programs of the usual head sizes: with and without a causal mask, short and long queries;
-    and in bfloat16 each variant."""
+    and in bfloat16 each variant, and those of batch-invariant calls."""
     calls = [(d, tq, causal) for d in (64, 128, 256) for tq in (512, 4096) for causal in (True, False)]
     pairs = dict.fromkeys((d, choose(d, tq, causal)) for d, tq, causal in calls)
     variants = [source(DTYPES[0], d, choose(d, 4096, True), v) for d in (64, 128) for v in VARIANTS]
-    return (*(source(dtype, d, config) for dtype in DTYPES for d, config in pairs), *variants)
+    variants += [source(DTYPES[0], d, choose_invariant(d), VARIANTS[0]) for d in (64, 128, 256)]
+    plain = (source(dtype, d, config) for dtype in DTYPES for d, config in pairs)
+    return tuple(dict.fromkeys((*plain, *variants)))

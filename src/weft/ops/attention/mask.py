@@ -88,16 +88,16 @@ def _at_or_before(first: int, last: int, tk: int) -> int:
 def alignment_of(causal: Any) -> tuple[bool, int]:
     """Return the operator's ``causal`` and ``alignment`` for the public argument ``causal``.
 
-    Raise :class:`WeftError` for a tensor and for an unknown text.
+    Raise :class:`WeftError` for anything but a bool and the known text.
     """
     expected = "True, False or 'bottom_right'"
     if isinstance(causal, torch.Tensor):
         raise WeftError("attention: causal", expected=expected, got="a tensor")
-    if not isinstance(causal, str):
-        return bool(causal), TOP_LEFT
-    if causal != "bottom_right":
+    if isinstance(causal, bool):
+        return causal, TOP_LEFT
+    if not isinstance(causal, str) or causal != "bottom_right":
         hint = "True is the mask at the top left: query i sees keys 0 to i"
-        raise WeftError("attention: causal", expected=expected, got=repr(causal), hint=hint)
+        raise WeftError("attention: causal", expected=expected, got=f"{causal!r:.80}", hint=hint)
     return True, BOTTOM_RIGHT
 
 

@@ -18,8 +18,9 @@ import torch
 
 from weft.core import WeftError, registry
 from weft.dispatch import choice as dispatch
+from weft.dispatch import invariance
 from weft.dispatch.autocast import lowered
-from weft.dispatch.invariance import refuse_if_requested
+from weft.dispatch.invariance import wants
 from weft.dispatch.operator import (
     TRACED,
     Schema,
@@ -34,7 +35,7 @@ from weft.ops._common import validate
 from weft.ops.attention.biased import refuse_terms
 from weft.ops.attention.cases import DTYPES
 from weft.ops.attention.layout import Three
-from weft.ops.attention.spec import PARAMS, SCALARS, check_arguments, default_lengths_and_impl, parameters
+from weft.ops.attention.spec import PARAMS, SCALARS, check_arguments, lengths_and_impl, parameters
 
 
 def split_qkv(qkv: torch.Tensor, heads: int, kv_heads: int) -> Three:
@@ -150,28 +151,34 @@ def attention_packed(
     Raises:
         WeftError: the heads do not divide the width; and the errors of ``attention``.
     """
-    refuse_if_requested("attention_packed", batch_invariant)
+    invariant = wants("attention_packed", batch_invariant)
     refuse_terms("attention_packed", sinks=sinks, alibi_slopes=alibi_slopes, bias=bias)
     (qkv,) = lowered(qkv)
     num_kv_heads = heads if kv_heads is None else kv_heads
     params = parameters(causal, window, softcap, scale, dropout_p, seed, key_lengths is not None)
-    lengths, impl = default_lengths_and_impl(qkv, key_lengths, params, impl)
+    lengths, impl = lengths_and_impl(qkv, key_lengths, params, impl, invariant)
 
     def choose_kernel() -> str | None:
         """Return the implementation whose kernels run; None for plain torch code, which autograd traces."""
         _check(qkv, heads, num_kv_heads)
         q, k, v = split_qkv(qkv, heads, num_kv_heads)
         check_arguments(q, k, v, key_lengths, **params)
-        chosen = impl or dispatch.choose("attention", (q, k, v, lengths), params)
+        inputs, chosen = (q, k, v, lengths), impl
+        if invariant and torch.compiler.is_compiling():
+            chosen = invariance.choose_traced("attention", q.device.type, impl)
+        elif invariant:
+            chosen = invariance.choose("attention", inputs, params, impl)
+        chosen = chosen or dispatch.choose("attention", inputs, params)
         return None if resolve("attention", chosen) in TRACED else chosen
 
     if torch.compiler.is_compiling():
         kernel_impl = choose_kernel()
     else:
-        key = ("attention_packed", impl, heads, num_kv_heads)
+        key = ("attention_packed", impl, heads, num_kv_heads, invariant)
         (kernel_impl,) = memoized(key, (qkv, lengths), params, lambda: (choose_kernel(),))
     if kernel_impl is None:
-        out, _ = call("attention", (*split_qkv(qkv, heads, num_kv_heads), lengths), params, impl)
+        parts = split_qkv(qkv, heads, num_kv_heads)
+        out, _ = call("attention", (*parts, lengths), params, impl, batch_invariant=invariant)
         return _merge_heads(out)
     run = torch.ops.weft.attention_packed
     return run(qkv, lengths, heads, num_kv_heads, *params.values(), kernel_impl)[0]  # type: ignore[no-any-return]

@@ -259,13 +259,13 @@ def parameters(
     }
 
 
-def default_lengths_and_impl(
-    x: Any, key_lengths: Tensor | None, params: Mapping[str, Any], impl: str | None
+def lengths_and_impl(
+    x: Any, key_lengths: Tensor | None, params: Mapping[str, Any], impl: str | None, invariant: bool
 ) -> tuple[Tensor | None, str | None]:
     """Return the operator's ``key_lengths`` and ``impl`` for a call whose queries are (in) ``x``.
 
     torch's fused kernels lack key lengths, dropout by Philox, and the options after ``padded``, or read a
-    mask of Tq x Tk elements: such calls take our own kernels.
+    mask of Tq x Tk elements: such calls take our own kernels. An ``invariant`` call has a choice of its own.
     """
     lengths = key_lengths
     if isinstance(x, Tensor):
@@ -278,7 +278,7 @@ def default_lengths_and_impl(
         # What is no number has no truth, and is refused by the check.
         drops = isinstance(dropout_p, int | float) and dropout_p != 0
         is_plain = params["window"] is None and params["softcap"] is None and not params["alignment"]
-        if impl is None and (key_lengths is not None or drops or not is_plain):
+        if impl is None and not invariant and (key_lengths is not None or drops or not is_plain):
             impl = "triton" if x.is_cuda else "eager"
     return lengths, impl
 

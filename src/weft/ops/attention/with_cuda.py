@@ -20,6 +20,7 @@ from torch import Tensor
 from weft import machine
 from weft.backends.nvrtc import CudaSource
 from weft.core import YES, Case, Implementation, Support, WeftError, no
+from weft.core.implementation import with_invariant
 from weft.machine.device_limits import has_wgmma, smem_per_block
 from weft.ops._common.hopper import tensor_map
 from weft.ops._common.layout import CUDA_TYPES, dtype_name
@@ -135,12 +136,15 @@ def _needs_wgmma(options: AttentionOptions) -> bool:
     return options.mask.is_band or options.softcap is not None
 
 
+def _for_copy_engine(tensors: tuple[Tensor, ...]) -> list[Tensor]:
+    """Return tensors that the kernels by wgmma read, copied where they are stored otherwise."""
+    aligned = [_aligned(x) for x in tensors]
+    return [x if tensor_map.fits_heads(x) else x.contiguous() for x in aligned]
+
+
 def _prepare(tensors: tuple[Tensor, ...], options: AttentionOptions) -> list[Tensor]:
     """Return aligned tensors; also contiguous ones where no other kernel takes what wgmma's do not read."""
-    aligned = [_aligned(x) for x in tensors]
-    if _needs_wgmma(options):
-        aligned = [x if tensor_map.fits_heads(x) else x.contiguous() for x in aligned]
-    return aligned
+    return _for_copy_engine(tensors) if _needs_wgmma(options) else [_aligned(x) for x in tensors]
 
 
 def _refuse_without_wgmma(options: AttentionOptions) -> None:
@@ -199,6 +203,40 @@ def backward(grad: Tensor, *saved: Tensor, into: Three | None = None, **params: 
     size = (q.shape[3], bool(params.get("dropout_p")), smem_per_block(q.device))
     configs = (configure("queries", *size), configure("keys", *size))
     return backward_with(configs, grad, *saved, into=into, **params)
+
+
+def forward_invariant(
+    q: Tensor, k: Tensor, v: Tensor, key_lengths: Tensor, **params: Any
+) -> tuple[Tensor, Tensor]:
+    """Compute the forward by wgmma however the tensors are stored; why it is batch invariant:
+    attention_wgmma.forward_invariant."""
+    if q.numel() == 0 or k.numel() == 0:
+        return empty_output(q)
+    options = AttentionOptions(**params)
+    q, k, v = _for_copy_engine((q, k, v))
+    if not attention_wgmma.supports(q, k, v, options):
+        raise WeftError("attention: batch invariance", expected="fewer than 2^36 queries", got=q.shape)
+    lengths = key_lengths.contiguous() if options.padded else None
+    return attention_wgmma.forward_invariant(q, k, v, lengths, options)
+
+
+def backward_invariant(
+    grad: Tensor, *saved: Tensor, into: Three | None = None, **params: Any
+) -> tuple[Tensor, ...]:
+    """Compute the backward by the head size's own kernels however the tensors are stored.
+
+    They compute a head of a batch by itself, in tiles that the head size decides, and add parts of dq in the
+    order of the tiles of keys.
+    """
+    q, k, v, key_lengths, out, lse = saved
+    if q.numel() and k.numel():
+        q, k, v, grad, out = _for_copy_engine((q, k, v, grad, out))
+        if into is not None and not all(map(tensor_map.fits_heads, into)):
+            gradients = backward_invariant(grad, q, k, v, key_lengths, out, lse, **params)
+            for memory, gradient in zip(into, gradients, strict=True):
+                memory.copy_(gradient)
+            return into
+    return backward(grad, q, k, v, key_lengths, out, lse, into=into, **params)
 
 
 def backward_with(
@@ -264,7 +302,26 @@ def _supports_options(case: Case, options: AttentionOptions, device: str) -> Sup
     return YES
 
 
-IMPLEMENTATION = Implementation(
+def supports_invariant(case: Case, device: str) -> Support:
+    """Return yes for half types on Hopper, without dropout and terms of the scores."""
+    options, most = AttentionOptions.of(case), attention_wgmma_backward.MAX_HEAD_SIZE
+    # Reasons of its own: other implementations, which supports() names, have no such variant.
+    if options.dropout_p:
+        return no("dropout drops a weight by its position in the batch")
+    if case.dtype == "float32":
+        return no("batch-invariant attention takes float16 and bfloat16; convert the inputs")
+    if options.terms:
+        return no(f"batch-invariant attention has no {options.terms}")
+    if _needs_wgmma(options) and case.inputs[0].shape[3] > most:
+        extra = "a window, a mask at the bottom right or a softcap"
+        return no(f"batch-invariant attention with {extra} takes heads of up to {most}")
+    answer = supports(case, device)
+    if answer and device == "cuda" and machine.has_gpu() and not has_wgmma(torch.device(device)):
+        return no("batch-invariant attention needs wgmma, compute capability 9.0")
+    return answer
+
+
+_IMPLEMENTATION = Implementation(
     operator="attention",
     backend="cuda",
     forward=forward,
@@ -280,4 +337,11 @@ IMPLEMENTATION = Implementation(
         *attention_wgmma_backward.aot_kernels(),
     ),
     idea="flash by wgmma and the copy engine on Hopper, else by mma.sync; weights stay in registers",
+)
+
+IMPLEMENTATION = with_invariant(
+    _IMPLEMENTATION,
+    forward=forward_invariant,
+    backward=backward_invariant,
+    supports=supports_invariant,
 )

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from weft.backends.inductor import compiled
 from weft.core import Implementation
+from weft.core.implementation import with_invariant
 from weft.ops._common.philox import keep_scale
+from weft.ops.attention import ordered
 from weft.ops.attention.mask import Mask
 from weft.ops.attention.spec import AttentionOptions, dropout_mask
 from weft.ops.attention.terms import Terms
@@ -85,10 +87,15 @@ def _hidden(s: Tensor, key_lengths: Tensor, mask: Mask) -> Tensor | None:
     return hidden
 
 
-IMPLEMENTATION = Implementation(
-    operator="attention",
-    backend="eager",
-    forward=forward,
-    idea="all scores in memory: product, softmax, product",
+IMPLEMENTATION = with_invariant(
+    Implementation(
+        operator="attention",
+        backend="eager",
+        forward=forward,
+        idea="all scores in memory: product, softmax, product",
+    ),
+    forward=ordered.forward,
+    supports=ordered.supports,
+    devices=("cpu",),
 )
 COMPILED = compiled(IMPLEMENTATION)

@@ -52,4 +52,6 @@ def cumsum(
     technical report NVR-2016-002.
     """
     params = {"exclusive": exclusive, "reverse": reverse}
+    if type(exclusive) is not bool or type(reverse) is not bool:  # 1 is like an earlier True
+        check_arguments(x, **params)
     return call("cumsum", (x,), params, impl, lambda: check_arguments(x, **params), batch_invariant)  # type: ignore[no-any-return]

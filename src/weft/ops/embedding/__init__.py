@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from weft.core import WeftError
+from weft.dispatch import repeated_calls
 from weft.dispatch.operator import Schema, call, register
-from weft.dispatch.public_calls import count_public, generate_public, repeat_public
+from weft.dispatch.plan_cache import recent
+from weft.dispatch.public_calls import Repeat, repeat_of, repeated
 from weft.ops._common.placeholder import placeholder
 from weft.ops.embedding.spec import check_arguments, check_ids
-
-LOOK_UP = "embedding without positions"  # its name among recent calls
 
 register(
     "embedding",
@@ -28,6 +28,25 @@ register(
 )
 
 
+def _repeat(
+    ids: torch.Tensor, weight: torch.Tensor, positions: torch.Tensor | None = None, *, impl: str | None = None
+) -> Repeat | None:
+    """Return what repeats a look-up without positions; on a CPU the ids are read in each call."""
+    if positions is not None or (ids.is_cpu and not repeated_calls.records_on_cpu):
+        return None
+    flat = ids if ids.dim() == 2 else ids.reshape(-1, ids.shape[-1])
+    inputs = (weight, flat, placeholder(weight, (0, weight.shape[1]), weight.dtype))
+    known = recent("embedding", impl, inputs, {})
+    if known is not None and known.impl == "torch" and weight.shape[1]:
+        return Repeat(lambda ids, weight: torch.embedding(weight, ids), by_torch=True)
+    repeat = repeat_of("embedding", impl, inputs, {}, 2) if flat is ids else None
+    if repeat is None:
+        return None
+    function = repeat.function
+    return Repeat(lambda ids, weight: function(weight, ids), repeat.by_torch)
+
+
+@repeated(_repeat)
 def embedding(
     ids: torch.Tensor,
     weight: torch.Tensor,
@@ -59,9 +78,6 @@ def embedding(
     use an id out of range as an address: its output row is NaN, and its gradient is dropped; ``torch`` ends
     in a device-side assertion. ``weft.ops.embedding.spec.check_ids(ids, V)`` reads the ids and raises.
     """
-    may_repeat = positions is None and batch_invariant is False
-    if may_repeat and (output := repeat_public(LOOK_UP, impl, (weight, ids))) is not None:
-        return output  # type: ignore[no-any-return]
     places = positions
     if places is None and _is_dense(weight) and weight.dim() == 2:
         places = placeholder(weight, (0, weight.shape[1]), weight.dtype)
@@ -83,9 +99,6 @@ def embedding(
     except IndexError as error:  # torch's own, where the ids were not read
         expected = f"at least 0 and below {weight.shape[0]}, the rows of weight"
         raise WeftError("embedding: ids", expected=expected, got=error) from error
-    if may_repeat and ids.dim() == 2:
-        inputs = (weight, ids, places)
-        count_public(LOOK_UP, impl, inputs[:2], {}, lambda: generate_public("embedding", impl, inputs, {}, 2))
     return y if ids.dim() == 2 else y.view(*ids.shape, weight.shape[1])  # type: ignore[no-any-return]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from weft.dispatch.operator import Schema, call, register
+from weft.dispatch.public_calls import of_operator, repeated
 from weft.ops._common.layout import contiguous_like
 from weft.ops.gated.spec import check_arguments
 
@@ -22,6 +23,7 @@ for _name in ("swiglu", "geglu"):
     )
 
 
+@repeated(of_operator("swiglu"))
 def swiglu(
     gate: torch.Tensor, up: torch.Tensor, *, impl: str | None = None, batch_invariant: bool = False
 ) -> torch.Tensor:
@@ -47,6 +49,7 @@ def swiglu(
     return call("swiglu", (gate, up), {}, impl, lambda: check_arguments("swiglu", gate, up), batch_invariant)  # type: ignore[no-any-return]
 
 
+@repeated(of_operator("geglu"))
 def geglu(
     gate: torch.Tensor, up: torch.Tensor, *, impl: str | None = None, batch_invariant: bool = False
 ) -> torch.Tensor:

@@ -15,6 +15,19 @@ def forward_geglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return (torch.nn.functional.gelu(gate, approximate="tanh") * up).contiguous()
 
 
+def _are_contiguous(inputs: tuple[torch.Tensor, ...]) -> bool:
+    return all(x.is_contiguous() for x in inputs)
+
+
+# PyTorch's functions of repeated calls, whose results need no copy.
+_silu, _gelu = torch._C._nn.silu, torch._C._nn.gelu
+forward_swiglu.like = lambda inputs, params: (  # type: ignore[attr-defined]
+    (lambda gate, up: _silu(gate) * up) if _are_contiguous(inputs) else None
+)
+forward_geglu.like = lambda inputs, params: (  # type: ignore[attr-defined]
+    (lambda gate, up: _gelu(gate, approximate="tanh") * up) if _are_contiguous(inputs) else None
+)
+
 SWIGLU = Implementation(
     operator="swiglu", name="torch", backend="torch", forward=forward_swiglu, idea="F.silu(gate) * up"
 )

@@ -5,6 +5,7 @@ Figures are in README.md.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from weft.dispatch.operator import (
     resolve,
 )
 from weft.dispatch.plan_cache import memoized, recent, store_recent
+from weft.dispatch.public_calls import Repeat, of_operator, repeat_of, repeated
 from weft.ops.linear.mlp.spec import check_mlp_gelu
 from weft.ops.linear.products import bias_or_zeros, needs_gradient
 from weft.ops.linear.spec import check_flag, check_linear, check_linear_gelu, check_linear_residual
@@ -153,6 +155,20 @@ torch.library.register_autograd(
 )
 
 
+def _with_bias(make: Callable[..., Repeat | None]) -> Callable[..., Repeat | None]:
+    """Let ``make``, of a public function with a bias, make functions of calls without one."""
+
+    def make_without_bias(x: Any, weight: Any, bias: Any = None, *rest: Any, **options: Any) -> Repeat | None:
+        repeat = make(x, weight, bias_or_zeros(weight, bias), *rest, **options)
+        if bias is not None or rest or repeat is None:
+            return repeat if bias is not None else None
+        function, columns = repeat.function, weight.shape[0]
+        return Repeat(lambda x, weight: function(x, weight, weight.new_zeros(columns)), repeat.by_torch)
+
+    return make_without_bias
+
+
+@repeated(_with_bias(of_operator("linear")))
 def linear(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -181,6 +197,29 @@ def linear(
     return call("linear", inputs, {}, impl, lambda: check_linear(*inputs), batch_invariant)  # type: ignore[no-any-return]
 
 
+def _repeat_linear_gelu(
+    *inputs: torch.Tensor,
+    return_pre_activation: bool = False,
+    recompute_pre_activation: bool = False,
+    impl: str | None = None,
+) -> Repeat | None:
+    """Return what repeats a call that returns GELU alone, and leaves to dispatch what is saved."""
+    if return_pre_activation or recompute_pre_activation:
+        return None
+    keep, params = needs_gradient(inputs), {}
+    if not keep:
+        params = {"keep": False}
+        impl, _ = recent("linear_gelu_lean", impl, inputs, params) or (impl, False)
+    known = recent("linear_gelu", impl, inputs, params)
+    if known is not None and known.impl == "torch":
+        from weft.ops.linear.with_torch import linear_gelu_alone
+
+        return Repeat(linear_gelu_alone(inputs, keep=keep), by_torch=True)
+    repeat = repeat_of("linear_gelu", impl, inputs, params)
+    return repeat if repeat is None or not keep else repeat.first_result()
+
+
+@repeated(_with_bias(_repeat_linear_gelu))
 def linear_gelu(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -238,6 +277,7 @@ def linear_gelu(
     return (y, pre) if return_pre_activation else y
 
 
+@repeated(_with_bias(of_operator("linear_residual")))
 def linear_residual(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -268,6 +308,15 @@ def linear_residual(
     return call("linear_residual", inputs, {}, impl, lambda: check_linear_residual(*inputs), batch_invariant)  # type: ignore[no-any-return]
 
 
+def _repeat_mlp_gelu(*inputs: torch.Tensor, impl: str | None = None) -> Repeat | None:
+    """Return what repeats a call with both biases and a gradient, which is one operator's."""
+    if len(inputs) != 5 or not needs_gradient(inputs):
+        return None
+    repeat = repeat_of("mlp_gelu", impl, inputs, {})
+    return repeat and repeat.first_result()
+
+
+@repeated(_repeat_mlp_gelu)
 def mlp_gelu(
     x: torch.Tensor,
     fc_weight: torch.Tensor,

@@ -10,13 +10,17 @@ process-wide switch of ``call_at_precision``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from weft.core import Implementation
-from weft.ops._common.cublas import call_at_precision
+from weft.ops._common.cublas import call_at_precision, held_at_precision
 from weft.ops.linear.products import backward_products, library_linear, to_2d
+
+# PyTorch's functions of the repeated calls.
+_linear, _gelu = torch._C._nn.linear, torch._C._nn.gelu
 
 
 def linear_forward(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -29,6 +33,7 @@ def linear_backward(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -
 
 
 linear_forward.compiles = torch.nn.functional.linear  # type: ignore[attr-defined]
+linear_forward.like = lambda inputs, params: held_at_precision(torch.nn.functional.linear, inputs[0])  # type: ignore[attr-defined]
 
 
 def _linear_then_gelu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Any:
@@ -80,6 +85,19 @@ def _traced_linear_gelu(
 linear_gelu_forward.compiles = _traced_linear_gelu  # type: ignore[attr-defined]
 
 
+def _gelu_of_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return _gelu(_linear(x, weight, bias), approximate="tanh")
+
+
+def linear_gelu_alone(inputs: tuple[torch.Tensor, ...], *, keep: bool) -> Callable[..., torch.Tensor]:
+    """Return the function of inputs like these whose result is that of GELU alone, as ``linear_gelu_forward``
+    computes it."""
+    x, weight, _ = inputs
+    needs_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
+    is_fused = not keep and x.is_cuda and not needs_gradient and _has_fast_epilogue(x, weight)
+    return held_at_precision(_fused_linear_gelu if is_fused else _gelu_of_linear, x)
+
+
 def _linear_plus_residual(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor
 ) -> torch.Tensor:
@@ -101,6 +119,17 @@ def linear_residual_backward(
 
 
 linear_residual_forward.compiles = _linear_plus_residual  # type: ignore[attr-defined]
+
+
+def _repeated_linear_residual(inputs: tuple[torch.Tensor, ...], params: dict[str, Any]) -> Any:
+    *_, residual = inputs
+    linear = held_at_precision(_linear, inputs[0])
+    if not residual.is_contiguous():
+        return None
+    return lambda x, weight, bias, residual: linear(x, weight, bias) + residual
+
+
+linear_residual_forward.like = _repeated_linear_residual  # type: ignore[attr-defined]
 
 LINEAR = Implementation(
     operator="linear",

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 import torch
 
 from weft.core.implementation import without_suffix
+from weft.dispatch import repeated_calls
 from weft.dispatch.autocast import lowered
 from weft.dispatch.invariance import refuse_if_requested
 from weft.dispatch.operator import Schema, call, can_skip_dispatcher, plan, register
 from weft.dispatch.plan_cache import recent, store_recent
-from weft.dispatch.public_calls import count_public, repeat_public
+from weft.dispatch.public_calls import Repeat, repeated
 from weft.ops._common import validate
 from weft.ops.losses.chunks import plan_chunks
-from weft.ops.losses.mean import MEAN, generate_mean, has_mean, mean_cross_entropy
+from weft.ops.losses.mean import generate_mean, has_mean, mean_cross_entropy
 from weft.ops.losses.spec import (
     check_cross_entropy,
     check_linear_cross_entropy,
@@ -23,7 +25,11 @@ from weft.ops.losses.spec import (
     gradient_like,
     weight_gradient_dtype,
 )
-from weft.ops.losses.with_torch import reduced_cross_entropy
+from weft.ops.losses.with_torch import (
+    reduced_cross_entropy,
+    reduced_cross_entropy_function,
+    reduced_loss_of_product,
+)
 
 _SCALARS = "int ignore_index, float label_smoothing, float z_loss"
 _SCALAR_NAMES = ("ignore_index", "label_smoothing", "z_loss")
@@ -66,6 +72,34 @@ register(
 )
 
 
+def _repeat_cross_entropy(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    overwrite: bool = False,
+    impl: str | None = None,
+) -> Repeat | None:
+    """Return what repeats a reduced loss; on a CPU the targets are read in each call."""
+    if overwrite or reduction == "none" or (targets.is_cpu and not repeated_calls.records_on_cpu):
+        return None
+    inputs = (logits, targets)
+    params = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "z_loss": z_loss}
+    known = recent("cross_entropy", impl, inputs, params)
+    if known is None:
+        return None
+    if known.impl == "torch" and not (label_smoothing or z_loss):
+        return Repeat(reduced_cross_entropy_function(ignore_index, reduction), by_torch=True)
+    if reduction != "mean" or not has_mean(logits, targets, known.impl):
+        return None
+    function = generate_mean(inputs, params, known.impl)
+    return Repeat(function, by_torch=False).first_result() if function else None
+
+
+@repeated(_repeat_cross_entropy)
 def cross_entropy(
     logits: torch.Tensor,
     targets: torch.Tensor,
@@ -106,14 +140,11 @@ def cross_entropy(
 
     Source: label smoothing arXiv:1512.00567; z-loss arXiv:2204.02311.
     """
-    if type(reduction) is str and reduction == "mean" and batch_invariant is False and overwrite is False:
-        scalars = (ignore_index, label_smoothing, z_loss)
-        outputs = repeat_public(MEAN, impl, (logits, targets), scalars)
-        if outputs is not None:
-            return outputs[0]  # type: ignore[no-any-return]
     params = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "z_loss": z_loss}
     if type(reduction) is not str or reduction != "mean":
         validate.one_of("cross_entropy: reduction", reduction, ("mean", "sum", "none"))
+    if overwrite is not False:
+        validate.flag("cross_entropy: overwrite", overwrite)
     if torch.compiler.is_compiling():
         check_cross_entropy(logits, targets, **params)  # type: ignore[arg-type]
         inputs = (logits, targets)
@@ -155,9 +186,6 @@ def _eager_losses(
     if call_plan.impl == "torch" and reduction != "none" and plain and not overwrite:
         return reduced_cross_entropy(logits, targets, params["ignore_index"], reduction)
     if reduction == "mean" and has_mean(logits, targets, call_plan.impl):
-        if batch_invariant is False and not overwrite:
-            chosen = call_plan.impl
-            count_public(MEAN, impl, inputs, params, lambda: generate_mean(inputs, params, chosen))
         return mean_cross_entropy(logits, targets, params, call_plan.impl)
     return call_plan.run(inputs, params)[0]  # type: ignore[no-any-return]
 
@@ -196,6 +224,32 @@ class _OverwritingCrossEntropy(torch.autograd.Function):
         return memory, None, None, None
 
 
+def _repeat_linear_cross_entropy(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    impl: str | None = None,
+) -> Repeat | None:
+    """Return what repeats a loss whose gradient torch computes, or one of few logits without a gradient."""
+    if targets.is_cpu and not repeated_calls.records_on_cpu:
+        return None
+    params = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "z_loss": z_loss}
+    if not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)):
+        options = {**params, "reduction": reduction, "impl": impl}
+        return Repeat(partial(_loss_of_all_logits, options), by_torch=True) if _fits(x, weight) else None
+    known = recent("linear_cross_entropy", impl, (x, weight, targets), params)
+    # With smoothing PyTorch's mean has other bits than its sum divided by the rows.
+    if known is None or known.impl != "torch" or z_loss or label_smoothing:
+        return None
+    return Repeat(reduced_loss_of_product(ignore_index, reduction), by_torch=True)
+
+
+@repeated(_repeat_linear_cross_entropy)
 def linear_cross_entropy(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -246,14 +300,25 @@ def linear_cross_entropy(
     # The fused forward computes both gradients: without a need for them it would triple the work.
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
         loss = call("linear_cross_entropy", (x, weight, targets), params, impl)[0]
-    elif x.shape[0] <= plan_chunks(x.shape[0], x.shape[1], weight.shape[0], x.element_size()).rows:
-        logits = torch.nn.functional.linear(x, weight)
-        return cross_entropy(logits, targets, **params, reduction=reduction, impl=impl)  # type: ignore[arg-type]
+    elif _fits(x, weight):
+        return _loss_of_all_logits({**params, "reduction": reduction, "impl": impl}, x, weight, targets)
     else:
         loss = _loss_without_gradients(x, weight, targets, params, impl)
     if reduction == "mean":
         loss = loss / (targets != ignore_index).sum()
     return loss  # type: ignore[no-any-return]
+
+
+def _fits(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """True if all logits are one chunk."""
+    return x.shape[0] <= plan_chunks(x.shape[0], x.shape[1], weight.shape[0], x.element_size()).rows
+
+
+def _loss_of_all_logits(
+    options: dict[str, Any], x: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor
+) -> torch.Tensor:
+    """Return the loss without gradients, of logits that are stored: two public calls."""
+    return cross_entropy(torch.nn.functional.linear(x, weight), targets, **options)
 
 
 def _check_linear_once(inputs: tuple[Any, ...], params: dict[str, Any]) -> None:

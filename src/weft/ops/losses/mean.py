@@ -23,7 +23,6 @@ from weft.ops.losses.spec import launch_key, mean_key
 
 MAX_ROWS = 1 << 16  # one block reads them all: about 30 us of one SM at the most
 BACKENDS = ("triton", "cuda")
-MEAN = "mean of cross_entropy"  # its name among recent calls
 
 
 def has_mean(logits: torch.Tensor, targets: torch.Tensor, impl: str) -> bool:

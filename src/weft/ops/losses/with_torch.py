@@ -6,6 +6,7 @@ it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,6 +17,9 @@ from weft.core.implementation import with_invariant
 from weft.ops._common.invariant_rows import supports_unsplit_sums
 from weft.ops.losses.spec import LossOptions, weight_gradient_dtype
 from weft.ops.losses.with_eager import ThreeTensors, linear_cross_entropy_backward
+
+REDUCTIONS = {"mean": 1, "sum": 2}  # ATen's numbers, which PyTorch's annotations call text
+_nll_loss: Any = torch._C._nn.nll_loss_nd
 
 
 def cross_entropy_forward(logits: Tensor, targets: Tensor, **params: Any) -> tuple[Tensor]:
@@ -37,6 +41,32 @@ def reduced_cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int, re
     """Return the mean or sum of the losses without smoothing: a float32 scalar."""
     log_p = torch.log_softmax(logits, -1, dtype=torch.float32)
     return torch.nn.functional.nll_loss(log_p, targets, ignore_index=ignore_index, reduction=reduction)
+
+
+def reduced_cross_entropy_function(ignore_index: int, reduction: str) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return :func:`reduced_cross_entropy` of logits and targets, by the functions that PyTorch's call."""
+    log_softmax, nll_loss, kind = torch.log_softmax, _nll_loss, REDUCTIONS[reduction]
+
+    def loss(logits: Tensor, targets: Tensor) -> Tensor:
+        return nll_loss(log_softmax(logits, -1, dtype=torch.float32), targets, None, kind, ignore_index)  # type: ignore[no-any-return]
+
+    return loss
+
+
+def reduced_loss_of_product(ignore_index: int, reduction: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Return the loss of ``x @ weight.T``, without smoothing and z-loss, of x, weight and targets.
+
+    PyTorch divides the sum by the number of rows itself, as ``linear_cross_entropy`` does with the sum of
+    :func:`linear_cross_entropy_forward`.
+    """
+    linear, log_softmax, nll_loss = torch._C._nn.linear, torch.log_softmax, _nll_loss
+    kind = REDUCTIONS[reduction]
+
+    def loss(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+        log_p = log_softmax(linear(x, weight).float(), -1)
+        return nll_loss(log_p, targets, None, kind, ignore_index)  # type: ignore[no-any-return]
+
+    return loss
 
 
 def _summed_loss(x: Tensor, weight: Tensor, targets: Tensor, options: LossOptions) -> Tensor:

@@ -6,6 +6,7 @@ import torch
 
 from weft.dispatch.autocast import lowered
 from weft.dispatch.operator import Schema, call, register
+from weft.dispatch.public_calls import of_operator, repeated
 from weft.ops.matmul.spec import check_arguments
 
 register(
@@ -22,6 +23,7 @@ register(
 )
 
 
+@repeated(of_operator("matmul", precision="ieee"))
 def matmul(
     a: torch.Tensor,
     b: torch.Tensor,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 
 from weft.core import YES, Case, Implementation, Support, no
+from weft.core.implementation import anywhere, with_invariant
+from weft.ops._common.products import by_rows
 from weft.ops.matmul.spec import sizes
 
 MAX_PRODUCTS_AT_ONCE = 1 << 22  # 16 MiB in float32
@@ -39,10 +41,19 @@ def supports(case: Case, device: str) -> Support:
     return YES
 
 
-IMPLEMENTATION = Implementation(
-    operator="matmul",
-    backend="eager",
-    forward=forward,
-    supports=supports,
-    idea="multiply and sum, by definition",
+def forward_by_rows(a: torch.Tensor, b: torch.Tensor, *, precision: str = "ieee") -> torch.Tensor:
+    return by_rows.multiply(a, b)
+
+
+IMPLEMENTATION = with_invariant(
+    Implementation(
+        operator="matmul",
+        backend="eager",
+        forward=forward,
+        supports=supports,
+        idea="multiply and sum, by definition",
+    ),
+    forward=forward_by_rows,
+    supports=anywhere,
+    devices=("cpu",),
 )

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from weft.core import YES, Case, Implementation, Support, no
-from weft.ops._common.cublas import call_at_precision
+from weft.dispatch.autograd_context import apply_without_checks
+from weft.ops._common.cublas import call_at_precision, held_at_precision, is_always_at
 
 
 def gradients(grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -15,7 +16,12 @@ def gradients(grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[tor
 
 
 class _PreciseProduct(torch.autograd.Function):
-    """torch.mm whose backward runs in the same precision as its forward."""
+    """torch.mm whose backward runs in the same precision as its forward.
+
+    PyTorch's own backward takes the precision that is set when it runs, which may be another one: by default
+    products of half types may add their parts in the half type. Where no switch is needed, PyTorch's own is
+    the same, and costs the host half as much.
+    """
 
     @staticmethod
     def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor, precision: str) -> torch.Tensor:
@@ -29,8 +35,13 @@ class _PreciseProduct(torch.autograd.Function):
         return (*backward(grads[0], a, b, precision=ctx.precision), None)
 
 
+def _needs_precise_gradient(a: torch.Tensor, b: torch.Tensor, precision: str) -> bool:
+    needs_gradient = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
+    return a.is_cuda and needs_gradient and not is_always_at(a, precision)
+
+
 def forward(a: torch.Tensor, b: torch.Tensor, *, precision: str = "ieee") -> torch.Tensor:
-    if a.is_cuda and torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+    if _needs_precise_gradient(a, b, precision):
         return _PreciseProduct.apply(a, b, precision)  # type: ignore[no-any-return, no-untyped-call]
     return call_at_precision(torch.mm, a, precision, a, b)  # type: ignore[no-any-return]
 
@@ -53,6 +64,19 @@ def traced(a: torch.Tensor, b: torch.Tensor, *, precision: str = "ieee") -> torc
 
 
 forward.compiles = traced  # type: ignore[attr-defined]
+
+
+def like(inputs: tuple[torch.Tensor, ...], params: dict[str, Any]) -> Any:
+    """Return the shortest function of inputs like these that does what :func:`forward` does."""
+    (a, b), precision = inputs, params["precision"]
+    needs_gradient = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
+    if not (a.is_cuda and needs_gradient):
+        return held_at_precision(torch.mm, a, precision)
+    apply, product = apply_without_checks(_PreciseProduct), torch.mm
+    return lambda a, b: product(a, b) if is_always_at(a, precision) else apply(a, b, precision)
+
+
+forward.like = like  # type: ignore[attr-defined]
 
 
 def supports(case: Case, device: str) -> Support:

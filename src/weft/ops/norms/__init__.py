@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from weft.dispatch.operator import Schema, call, register
+from weft.dispatch.public_calls import of_operator, repeated
 from weft.ops._common.layout import contiguous_like
 from weft.ops._common.philox_dropout import default_implementation
 from weft.ops.norms import spec
@@ -53,6 +54,7 @@ for _norm in (
     _register(_norm)
 
 
+@repeated(of_operator("layer_norm", eps=1e-5))
 def layer_norm(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -89,6 +91,7 @@ def layer_norm(
     return call("layer_norm", inputs, params, impl, check, batch_invariant)  # type: ignore[no-any-return]
 
 
+@repeated(of_operator("rms_norm", eps=1e-6))
 def rms_norm(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -124,6 +127,7 @@ def rms_norm(
     return call("rms_norm", inputs, params, impl, check, batch_invariant)  # type: ignore[no-any-return]
 
 
+@repeated(of_operator("add_layer_norm", eps=1e-5))
 def add_layer_norm(
     x: torch.Tensor,
     residual: torch.Tensor,
@@ -163,6 +167,7 @@ def add_layer_norm(
     return call("add_layer_norm", inputs, params, impl, check, batch_invariant)  # type: ignore[no-any-return]
 
 
+@repeated(of_operator("add_rms_norm", eps=1e-6))
 def add_rms_norm(
     x: torch.Tensor,
     residual: torch.Tensor,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -38,6 +39,32 @@ def _implementation(norm: spec.NormVariant) -> Implementation:
             y = y.contiguous()
         return (y, s) if norm.residual else y
 
+    def like(inputs: tuple[torch.Tensor, ...], params: dict[str, float]) -> Callable[..., Any] | None:
+        """Return PyTorch's function for inputs whose result needs no cast and no copy."""
+        eps, columns = params["eps"], inputs[0].shape[-1:]
+        if not inputs[0].is_contiguous() or any(x.dtype != inputs[0].dtype for x in inputs):
+            return None
+        if norm.residual and not inputs[1].is_contiguous():
+            return None
+        if norm.residual and norm.centred:
+
+            def add_layer_norm(x: Any, residual: Any, weight: Any, bias: Any) -> Any:
+                s = x + residual
+                return torch.layer_norm(s, columns, weight, bias, eps), s
+
+            return add_layer_norm
+        if norm.residual:
+
+            def add_rms_norm(x: Any, residual: Any, weight: Any) -> Any:
+                s = x + residual
+                return torch.rms_norm(s, columns, weight, eps), s
+
+            return add_rms_norm
+        if norm.centred:
+            return lambda x, weight, bias: torch.layer_norm(x, columns, weight, bias, eps)
+        return lambda x, weight: torch.rms_norm(x, columns, weight, eps)
+
+    forward.like = like  # type: ignore[attr-defined]
     function = "F.layer_norm" if norm.centred else "F.rms_norm"
     implementation = Implementation(
         operator=norm.name,

@@ -9,6 +9,7 @@ import torch
 
 from weft.core import WeftError
 from weft.dispatch.operator import Schema, backward_of, call, register
+from weft.ops._common import validate
 from weft.ops.reduce.spec import check_arguments, check_indexed_arguments, kept_shape, normalized_dims
 
 
@@ -93,6 +94,8 @@ def reduce(
 
     Source: M. Harris, "Optimizing parallel reduction in CUDA", NVIDIA, 2007.
     """
+    if type(keepdim) is not bool:
+        validate.flag("reduce: keepdim", keepdim)
     params = _params("reduce", x, op, dim)
     y = call("reduce", (x,), params, impl, lambda: check_arguments(x, **params), batch_invariant)
     return _restore(y, params) if keepdim else y  # type: ignore[no-any-return]
@@ -126,6 +129,8 @@ def argreduce(
         WeftError: as :func:`reduce`, and for no elements along the dimensions, or an ``x`` that requires a
             gradient.
     """
+    if type(keepdim) is not bool:
+        validate.flag("argreduce: keepdim", keepdim)
     params = _params("argreduce", x, op, dim)
     y = call("argreduce", (x,), params, impl, lambda: check_indexed_arguments(x, **params), batch_invariant)
     return _restore(y, params) if keepdim else y  # type: ignore[no-any-return]

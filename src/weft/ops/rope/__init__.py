@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from weft.dispatch.operator import Schema, call, register
+from weft.dispatch.public_calls import of_operator, repeated
 from weft.ops.rope.spec import check_arguments
 
 
@@ -26,6 +27,7 @@ register(
 )
 
 
+@repeated(of_operator("rope", interleaved=False))
 def rope(
     x: torch.Tensor,
     cos: torch.Tensor,
@@ -57,5 +59,7 @@ def rope(
 
     Source: arXiv:2104.09864.
     """
+    if type(interleaved) is not bool:  # 1 is like an earlier True
+        check_arguments(x, cos, sin, interleaved=interleaved)
     inputs, params = (x, cos, sin), {"interleaved": interleaved}
     return call("rope", inputs, params, impl, lambda: check_arguments(*inputs, **params), batch_invariant)  # type: ignore[no-any-return]

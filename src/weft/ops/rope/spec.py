@@ -38,8 +38,7 @@ def check_arguments(x: Any, cos: Any, sin: Any, *, interleaved: bool = False) ->
     for name, table in (("cos", cos), ("sin", sin)):
         validate.tensor("rope", name, table, ("float32",), dims=range(2, 3))
         validate.same_device("rope", f"x and {name}", x, table)
-    if not isinstance(interleaved, bool):
-        raise WeftError("rope: interleaved", expected="True or False", got=f"{interleaved!r:.80}")
+    validate.flag("rope: interleaved", interleaved)
     if x.shape[3] % 2:
         raise WeftError("rope: x.shape[3]", expected="an even head size", got=x.shape[3])
     for name, table in (("cos", cos), ("sin", sin)):

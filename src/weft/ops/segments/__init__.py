@@ -119,4 +119,6 @@ def segmented_cumsum(
     NVIDIA technical report NVR-2016-002.
     """
     params = {"exclusive": exclusive, "reverse": reverse}
+    if type(exclusive) is not bool or type(reverse) is not bool:  # 1 is like an earlier True
+        check_arguments("segmented_cumsum", "x", x, offsets, **params)
     return _call("segmented_cumsum", "x", (x, offsets), params, impl, batch_invariant)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from weft.dispatch.operator import Schema, call, register
+from weft.dispatch.public_calls import of_operator, repeated
 from weft.ops._common.layout import contiguous_like
 from weft.ops.softmax.spec import check_arguments
 
@@ -21,6 +22,7 @@ register(
 )
 
 
+@repeated(of_operator("softmax"))
 def softmax(x: torch.Tensor, *, impl: str | None = None, batch_invariant: bool = False) -> torch.Tensor:
     """Softmax over the last dimension.
 

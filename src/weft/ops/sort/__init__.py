@@ -65,6 +65,8 @@ def sort(
     Source: A. Adinets and D. Merrill, "Onesweep: a faster least significant digit radix sort for GPUs"
     (arXiv:2206.01784).
     """
+    if type(descending) is not bool:  # 1 is like an earlier True
+        check_arguments("sort", x, descending=descending)
     params = {"descending": descending}
     return call("sort", (x,), params, impl, lambda: check_arguments("sort", x, **params), batch_invariant)  # type: ignore[no-any-return]
 
@@ -84,5 +86,7 @@ def sort_keys(x: torch.Tensor, *, descending: bool = False, impl: str | None = N
     Raises:
         WeftError: as :func:`sort`; also if ``x`` requires a gradient.
     """
+    if type(descending) is not bool:
+        check_keys(x, descending=descending)
     params = {"descending": descending}
     return call("sort_keys", (x,), params, impl, lambda: check_keys(x, **params))  # type: ignore[no-any-return]

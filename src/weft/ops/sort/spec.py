@@ -35,8 +35,7 @@ def reference_keys(x: torch.Tensor, *, descending: bool = False) -> torch.Tensor
 
 def check_arguments(name: str, x: Any, *, descending: Any = False) -> None:
     validate.tensor(name, "x", x, DTYPES, dims=range(1, 65))
-    if not isinstance(descending, bool):
-        raise WeftError(f"{name}: descending", expected="True or False", got=f"{descending!r:.80}")
+    validate.flag(f"{name}: descending", descending)
 
 
 def check_keys(x: Any, *, descending: Any = False) -> None:

@@ -18,6 +18,7 @@
 // 2^31 rows.
 #include "overlap.cuh"
 #include "reduce.cuh"
+#include "sorted_search.cuh"
 #include "sparse.cuh"
 
 #ifndef THREADS
@@ -101,30 +102,6 @@ __device__ __forceinline__ void multiply_any(const WEFT_T* __restrict__ values,
                                              index_t x_size, acc_t* products, int count) {
   for (int at = threadIdx.x; at < count; at += THREADS)
     products[padded(at)] = widen(values[at]) * gather(x, columns[at], x_size);
-}
-
-// Returns the number of rows that begin before nonzero `position`, to every lane of the calling warp. The
-// first round asks rows around `guess`, at distances that double; later ones ask 32 rows at once. In a matrix
-// of equal rows the guess is right, and two rounds of loads are enough.
-__device__ __forceinline__ offset_t rows_begun(const offset_t* __restrict__ offsets, offset_t position,
-                                               offset_t rows, offset_t guess) {
-  const int lane = threadIdx.x % 32;
-  // Distances -2^15 ... -2, -1, 0, 1, 3, ... 2^15 - 1, in the order of the lanes.
-  const auto distance = [](int i) { return i < 16 ? -(1 << (15 - i)) : (1 << (i - 16)) - 1; };
-  const offset_t asked = guess + distance(lane);
-  const bool begun = asked < 0 || (asked < rows && offsets[asked] < position);
-  const int count = __popc(__ballot_sync(ALL, begun));
-  offset_t low = 0, high = rows;
-  if (count > 0 && guess + distance(count - 1) >= 0) low = guess + distance(count - 1) + 1;
-  if (count < 32 && guess + distance(count) < rows) high = guess + distance(count);
-  while (low < high) {
-    const offset_t step = (high - low + 31) / 32, row = low + lane * step + step - 1;
-    const bool before = row < high && offsets[row] < position;
-    low += __popc(__ballot_sync(ALL, before)) * step;
-    // The last row of the next part does not begin before `position`, or lies past the end.
-    high = low + step - 1 < high ? low + step - 1 : high;
-  }
-  return low;
 }
 
 __device__ __forceinline__ bool is_thin(const offset_t* __restrict__ offsets, offset_t share, offset_t rows) {
@@ -224,7 +201,7 @@ spmv_tiles(const WEFT_T* __restrict__ values, const int* __restrict__ columns,
       const offset_t position = warp ? stop : start;
       offset_t row = rows;
       if (!warp || tile < tiles - 1)
-        row = rows_begun(offsets, position, rows, (offset_t)(position * rows_a_nonzero));
+        row = count_below(offsets, position, (offset_t)rows, (offset_t)(position * rows_a_nonzero));
       if (thread % 32 == 0) {
         limits[warp] = row;
         // The shares of the tile's first row and of its last one.

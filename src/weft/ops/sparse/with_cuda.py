@@ -13,7 +13,7 @@ from torch import Tensor
 from weft.backends.nvrtc import CudaSource
 from weft.core import Implementation
 from weft.ops._common.layout import CUDA_TYPES, FLOAT_DTYPES, dtype_name, max_vec_width
-from weft.ops.sparse.transpose import backward_by
+from weft.ops.sparse import transpose_cuda
 
 HERE = Path(__file__).parent
 DTYPES = (*FLOAT_DTYPES, torch.float64)
@@ -200,11 +200,15 @@ SPMV = Implementation(
     operator="spmv",
     backend="cuda",
     forward=spmv,
-    backward=backward_by(spmv),
-    aot_kernels=tuple(
-        source(dtype, offsets, width)
-        for dtype in DTYPES
-        for offsets, width in ((torch.int32, VEC_WIDTH), (torch.int64, VEC_WIDTH), (torch.int32, 1))
+    backward=transpose_cuda.backward_by(spmv),
+    aot_kernels=(
+        *(
+            source(dtype, offsets, width)
+            for dtype in DTYPES
+            for offsets, width in ((torch.int32, VEC_WIDTH), (torch.int64, VEC_WIDTH), (torch.int32, 1))
+        ),
+        *(transpose_cuda.source(dtype) for dtype in DTYPES),
+        transpose_cuda.source(torch.float32, torch.int64),
     ),
     idea="equal tiles of nonzeros, lanes a row by each tile's rows, carries added in a fixed order",
 )
@@ -212,11 +216,14 @@ SPMM = Implementation(
     operator="spmm",
     backend="cuda",
     forward=spmm,
-    backward=backward_by(spmm),
-    aot_kernels=tuple(
-        matrix_source(dtype, torch.int32, width, lanes_of(64, width))
-        for dtype in DTYPES
-        for width in (16 // dtype.itemsize, 1)
+    backward=transpose_cuda.backward_by(spmm),
+    aot_kernels=(
+        *(
+            matrix_source(dtype, torch.int32, width, lanes_of(64, width))
+            for dtype in DTYPES
+            for width in (16 // dtype.itemsize, 1)
+        ),
+        *(transpose_cuda.source(dtype, lanes=32) for dtype in DTYPES),
     ),
     idea="merge path: groups of lanes read rows of b in 16-byte pieces, carries added in a fixed order",
 )

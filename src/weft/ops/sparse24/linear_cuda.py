@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Hashable
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 
 import torch
@@ -22,6 +22,7 @@ from weft.ops._common.prepared import LaunchCache, are_repeatable
 from weft.ops._common.products.repeated import RepeatedProduct
 from weft.ops._common.products.wgmma_model import CLOCK_GHZ, L2_BYTES_PER_NS, LAUNCH_US, STORE_US
 from weft.ops.sparse24.spec import linear_backward
+from weft.ops.sparse24.with_cuda import compress, expand
 
 ARCH = 90  # wgmma exists on sm_90a alone
 CAPABILITY = (9, 0)
@@ -249,7 +250,7 @@ SPARSE_LINEAR = Implementation(
     operator="sparse_linear",
     backend="cuda",
     forward=linear,
-    backward=linear_backward,
+    backward=partial(linear_backward, expand=expand, compress=compress),
     supports=supports,
     delegates_to_torch=(BACKWARD,),
     aot_kernels=tuple(source(dtype, config) for dtype in HALF_DTYPES for config in CANDIDATES),

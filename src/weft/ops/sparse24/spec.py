@@ -6,6 +6,7 @@ Of each four adjacent elements of a row two stay. pattern.py describes the forma
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -184,14 +185,23 @@ def as_matrix(x: Tensor) -> Tensor:
 
 
 def linear_backward(
-    grad: Tensor, x: Tensor, values: Tensor, metadata: Tensor
+    grad: Tensor,
+    x: Tensor,
+    values: Tensor,
+    metadata: Tensor,
+    *,
+    expand: Callable[[Tensor, Tensor], Tensor] = pattern.expand,
+    compress: Callable[[Tensor, Tensor], Tensor] = pattern.compress,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of x, the values and the bias, by dense products of the library."""
-    weight = pattern.expand(values, metadata)
+    """Return the gradients of x, the values and the bias, by dense products of the library.
+
+    ``expand`` returns the dense weight, ``compress`` the elements of its gradient that are stored.
+    """
+    weight = expand(values, metadata)
     grad2d, x2d = as_matrix(grad), as_matrix(x)
     dense_gradient = grad2d.t() @ x2d
     dx = (grad2d @ weight).view(x.shape)
-    return dx, pattern.compress(dense_gradient, metadata), grad2d.float().sum(0).to(grad.dtype)
+    return dx, compress(dense_gradient, metadata), grad2d.sum(0, dtype=torch.float32).to(grad.dtype)
 
 
 # ---- Cost and properties

@@ -6,6 +6,7 @@ bits, so that no element is rounded.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -287,7 +288,7 @@ SPARSE_LINEAR = Implementation(
     operator="sparse_linear",
     backend="triton",
     forward=linear,
-    backward=linear_backward,
+    backward=partial(linear_backward, expand=expand),
     delegates_to_torch=(BACKWARD,),
     aot_kernels=_linear_kernels(),
     idea="tiles of the weight are expanded in registers, then a dense product",

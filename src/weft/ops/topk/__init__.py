@@ -55,5 +55,7 @@ def topk(
         WeftError: ``x`` is no tensor, has no dimension, or is of another dtype or device; ``k`` is no int
             from 0 to N; ``largest`` is no bool; ``impl`` is unknown or does not run here.
     """
+    if type(largest) is not bool:  # 1 is like an earlier True
+        check_arguments(x, k=k, largest=largest)
     params = {"k": k, "largest": largest}
     return call("topk", (x,), params, impl, lambda: check_arguments(x, **params), batch_invariant)  # type: ignore[no-any-return]

@@ -29,8 +29,7 @@ def check_arguments(x: Any, *, k: Any, largest: Any = True) -> None:
         raise WeftError(
             "topk: k", expected=f"an int from 0 to {x.shape[-1]}, the row's length", got=f"{k!r:.80}"
         )
-    if not isinstance(largest, bool):
-        raise WeftError("topk: largest", expected="True or False", got=f"{largest!r:.80}")
+    validate.flag("topk: largest", largest)
 
 
 def save(inputs: tuple[Any, ...], output: Any) -> tuple[Any, ...]:

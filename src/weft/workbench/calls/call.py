@@ -195,13 +195,22 @@ BLOCKING_RULES: dict[str, Callable[[RawCall], str]] = {"returns": raised, "type"
 MEMORY_RULES: dict[str, Callable[[RawCall], str]] = {"alias": alias, "inputs": inputs, "guards": guards}
 
 
+@dataclass
+class RepeatBudget:
+    """Seconds that further repeats of a candidate may still take, in all checks of one direction."""
+
+    seconds: float
+
+
 class Caller(Protocol):
     """A candidate at one case and direction: loaded with a seed's inputs, then called.
 
     ``sends_copies``: the outputs of a call are copies that no later call can change.
+    ``repeat_budget`` limits the repeats that are made of external code only.
     """
 
     sends_copies: bool
+    repeat_budget: RepeatBudget
 
     def load(self, seed: int) -> None: ...
     def call(self, on_side_stream: bool, without: Collection[str] = ()) -> CallResult: ...
@@ -223,6 +232,7 @@ class LocalCaller:
 
     def __init__(self, implementation: Implementation, stage: StagedCall) -> None:
         self.implementation, self.stage = implementation, stage
+        self.repeat_budget = RepeatBudget(0.0)
         self._previous: tuple[torch.Tensor, ...] = ()
         self._stream: torch.cuda.Stream | None = None
 

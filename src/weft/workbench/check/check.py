@@ -7,6 +7,7 @@ work, and on a side stream. The bits must be equal unless the implementation dec
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import torch
@@ -31,6 +32,8 @@ from weft.workbench.check.rules import RULES, CheckedCall
 
 SEEDS = 5
 CALLS = 13  # calls in all where a call is quick: more than the ten that a kernel may behave for
+# Of external code, of which a call in fifty may be wrong: as many calls at a case as its budget allows.
+MAX_CALLS, MAX_SECONDS = 250, 3.0
 QUICK = 0.05  # seconds; a call that is slower at every seed (an interpreter's) is not repeated
 SMALL = {"cpu": 1 << 18, "cuda": 1 << 24}  # elements above which judging each repeat takes too long
 NO_MEMORY = "checking this (reference, baseline, guards) takes more memory than this device has left"
@@ -264,11 +267,22 @@ class CheckRun:
             return True
         # A race may show in one call of many, and a cheat may begin after the tenth call.
         for number in range(len(oracle.seeds) + 1, CALLS):
-            label = f"call {number}, seed {last.seed}"
-            checked = self._call(caller, oracle, last.seed, label, expected=last)
-            if checked is None or not self._bits_agree("repeats", last.outputs, checked):
+            if not self._repeat_once(caller, oracle, last, number):
                 return False
+        budget, start = caller.repeat_budget, time.monotonic()
+        limit = 0.0 if "many" in self.without else min(budget.seconds, MAX_SECONDS)
+        number = CALLS
+        while number < MAX_CALLS and time.monotonic() - start < limit:
+            if not self._repeat_once(caller, oracle, last, number):
+                return False
+            number += 1
+        budget.seconds -= time.monotonic() - start
         return True
+
+    def _repeat_once(self, caller: Caller, oracle: Oracle, last: CheckedCall, number: int) -> bool:
+        label = f"call {number}, seed {last.seed}"
+        checked = self._call(caller, oracle, last.seed, label, expected=last)
+        return checked is not None and self._bits_agree("repeats", last.outputs, checked)
 
     def _error_is_steady(self, caller: Caller, oracle: Oracle, expected: CheckedCall) -> bool:
         """Compare the error with that of shorter sums (:mod:`~weft.workbench.check.growth`)."""

@@ -93,11 +93,11 @@ class SliceBound:
 @dataclass(frozen=True, eq=False)
 class SliceFigures:
     """Figures of one output at one seed: ``sizes`` are counts and sums of squares of the reference by slice,
-    ``squares`` those of the baseline's error; ``floor`` is the least scale of a slice."""
+    ``squares`` those of the baseline's error; ``floor`` is the least scale of a slice, or of each of them."""
 
     sizes: torch.Tensor
     squares: torch.Tensor
-    floor: float
+    floor: float | torch.Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,7 +228,11 @@ class LocalJudge:
 
 
 def _with_limits(
-    bound: SliceBound, errors: torch.Tensor, whole: Bound, floor: float, factor: float = FACTOR
+    bound: SliceBound,
+    errors: torch.Tensor,
+    whole: Bound,
+    floor: float | torch.Tensor,
+    factor: float = FACTOR,
 ) -> SliceBound:
     """Return the bound with the limits that follow from these errors of honest code."""
     scale = bound.sizes.clamp(min=floor)

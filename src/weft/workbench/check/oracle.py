@@ -282,13 +282,25 @@ class Oracle:
         """Store the baseline's error by slices for :attr:`local`."""
         if sizes is None or error.squares is None:
             return
-        floor, grad = 0.0, self.grad(seed)
-        if self.direction == FORWARD and self.operator.scale is not None:
+        floor: float | torch.Tensor = 0.0
+        grad = self.grad(seed)
+        if self.operator.path_scale is not None:
+            floor = self._path_scales(seed, index, grad)
+        elif self.direction == FORWARD and self.operator.scale is not None:
             scale = self.operator.scale(*doubles(self.inputs(seed)), **self.case.params)
             floor = rms(torch.as_tensor(scale, dtype=torch.float64))
         elif grad is not None:
             floor = self._least_gradient(grad, self.forms[index])
         self.local.figures[seed, index] = SliceFigures(sizes, error.squares, floor)
+
+    def _path_scales(self, seed: int, index: int, grad: torch.Tensor | None) -> torch.Tensor:
+        """Return the RMS of the operator's path scale in each slice of an output."""
+        layout, path = self.local.layouts[index], self.operator.path_scale
+        assert layout is not None and path is not None
+        wide_grad = None if grad is None else grad.double()
+        sizes = path(wide_grad, *doubles(self.inputs(seed)), **self.case.params)
+        counts, squares = layout.size_sums(self.answer(seed)[index], self.forms[index].dtype, sizes)
+        return (squares / counts.clamp(min=1)).sqrt()
 
     @staticmethod
     def _least_gradient(grad: torch.Tensor, form: TensorForm) -> float:

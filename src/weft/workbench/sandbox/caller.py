@@ -8,6 +8,7 @@ output tensors, which the parent judges.
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from functools import partial
@@ -18,7 +19,7 @@ import torch
 from weft.core import Case, Implementation, Support
 from weft.core.implementation import anywhere
 from weft.core.text import printable
-from weft.workbench.calls.call import Caller, CallResult, TensorLayout
+from weft.workbench.calls.call import Caller, CallResult, RepeatBudget, TensorLayout
 from weft.workbench.calls.staging import CallSpec, TensorForm
 from weft.workbench.sandbox.process import Limits, Reply, Sandbox
 from weft.workbench.sources.source import Source
@@ -28,6 +29,7 @@ from weft.workbench.timing.conditions import read as read_conditions
 # Parts of error messages after which the GPU's context of that process may be unusable.
 CUDA_ERRORS = ("CUDA error", "CUDA_ERROR")
 
+REPEAT_SECONDS = 6.0  # of further repeats, for each implementation and direction: for several quick cases
 MAX_CACHED_BYTES = 1 << 30  # GPU memory that this process's allocator may cache during a remote call
 
 
@@ -41,6 +43,10 @@ class WorkerProcess:
 
     def __init__(self, source: Source, limits: Limits | None = None) -> None:
         self.source, self.limits = source, limits or Limits()
+        # By implementation and direction.
+        self.repeat_budgets: defaultdict[tuple[str, str], RepeatBudget] = defaultdict(
+            partial(RepeatBudget, REPEAT_SECONDS)
+        )
         # Read before any of the source's code has run, which could change them for other processes.
         self.parent_conditions = read_conditions(os.getpid())
         self.start_conditions: list[Conditions] = []  # of each start's worker, before it loads the source
@@ -172,6 +178,7 @@ class RemoteCaller:
         self, worker: WorkerProcess, implementation: Implementation, spec: CallSpec, poison: int
     ) -> None:
         self.worker, self.device = worker, spec.device
+        self.repeat_budget = worker.repeat_budgets[implementation.name, spec.direction]
         payload = {**spec_to_json(spec, implementation), "poison": poison}
         self.caller_id = worker.request("create_caller", payload).payload["caller"]
 

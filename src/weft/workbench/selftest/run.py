@@ -46,6 +46,7 @@ from weft.workbench.timing.plan import CHECKS
 # Parts of judging that can be left out, besides the rules of the check and the timing's checks.
 JUDGE_PARTS = {
     "seeds": "more than one seed a case",
+    "many": "up to 250 calls of a quick case",
     "backward": "the gradients",
     "process": "the reference in another process than the candidate",
     "channel": "the private channel: what is printed is believed",

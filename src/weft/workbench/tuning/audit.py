@@ -1,9 +1,10 @@
 """Audit of dispatch: Weft's calls as dispatched against torch's own, at random points of real models.
 
 Each point is timed by Weft's clock, both sides interleaved in random order over the same rotating inputs:
-eager points by the wall time of back-to-back calls, which counts the host, captured ones by a CUDA graph. A
-ratio is torch's time over Weft's: below 1, Weft is slower. A point that seems slower than ``LEAST_RATIO`` is
-measured again for longer, and the second measurement counts.
+eager points by the wall time of back-to-back calls, which counts the host, captured ones by a CUDA graph.
+At a compiled point torch.compile compiles both sides, which are timed like eager ones. A ratio is torch's
+time over Weft's: below 1, Weft is slower. A point that seems slower than ``LEAST_RATIO`` is measured again
+for longer, and the second measurement counts.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import gc
 import math
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -21,8 +22,7 @@ import numpy as np
 import torch
 
 from weft.core.log import Log, no_log
-from weft.dispatch import choice
-from weft.dispatch.operator import clear_caches
+from weft.dispatch import choice, plan_cache
 from weft.workbench.bench import free_memory
 from weft.workbench.calls.buffers import InputBuffers, tensors_of
 from weft.workbench.calls.make_calls import call_once, make_calls, schedule
@@ -38,6 +38,8 @@ WORST = 10
 # Seconds of a point beside its calls: inputs, first calls, captures; more on a GPU, which compiles kernels.
 SETUP_SECONDS = {"cuda": 0.4, "cpu": 0.3}
 SAMPLING_SECONDS = {"cuda": 0.15, "cpu": 0.2}
+COMPILE_SECONDS = 12.0  # of both sides of a compiled point
+COMPILE_OPTIONS: dict[str, Any] = {"fullgraph": True, "dynamic": False}  # a graph break raises
 LONGER = 4.0  # factor of the sampling time of a second measurement
 CALLS = 42  # calls of both sides at a point where each sample has the least number of calls, two
 MIN_ROUNDS, MAX_ROUNDS = 5, 200
@@ -69,6 +71,7 @@ class AuditResult:
     problem: str = ""
     differs: bool = False
     flags: list[str] = field(default_factory=list)
+    seconds: float = 0.0  # that the point took, with its inputs, first calls and checks
 
     @property
     def is_against(self) -> bool:
@@ -103,30 +106,75 @@ class AuditResult:
             "interval": list(self.interval) if self.interval else None,
             "flags": self.flags,
             "problem": self.problem,
+            "differs": self.differs,
+            "seconds": round(self.seconds, 3),
         }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> AuditResult:
+        """Return the result that :meth:`to_json` described; raise KeyError or TypeError for other data."""
+        point = AuditPoint(
+            operator=data["operator"],
+            model=data["model"],
+            sizes=tuple(data["sizes"].items()),
+            dtype=data["dtype"],
+            training=data["use"] == "training",
+            captured=data["mode"] == "captured",
+            compiled=data["mode"] == "compiled",
+        )
+        return AuditResult(
+            point=point,
+            implementation=data["implementation"],
+            reason=data["reason"],
+            ours_us=data["weft_us"],
+            torch_us=data["torch_us"],
+            ratio=data["ratio"],
+            interval=tuple(data["interval"]) if data["interval"] else None,
+            problem=data["problem"],
+            differs=data["differs"],
+            flags=list(data["flags"]),
+            seconds=data["seconds"],
+        )
 
 
 def expected_seconds(points: Sequence[AuditPoint], device: str) -> list[float]:
     """Return the expected seconds of each point."""
     sampling, setup = SAMPLING_SECONDS[device], SETUP_SECONDS[device]
-    return [setup + max(sampling, CALLS * expected_us(p, device) / 1e6) for p in points]
+    return [
+        setup + max(sampling, CALLS * expected_us(p, device) / 1e6) + COMPILE_SECONDS * p.compiled
+        for p in points
+    ]
 
 
 def run(
-    points: Iterable[AuditPoint], device: str, *, seed: int = 0, on_event: Log = no_log
+    points: Iterable[AuditPoint],
+    device: str,
+    *,
+    seed: int = 0,
+    limit: float | None = None,
+    on_event: Log = no_log,
 ) -> Iterator[AuditResult]:
-    """Measure each point; yield its result. ``seed`` decides the inputs and the order of the samples."""
+    """Measure each point; yield its result. ``seed`` decides the inputs and the order of the samples.
+
+    No point is begun after ``limit`` seconds.
+    """
     backend = timing_backend(device)
     rng = random.Random(seed)
+    begin = time.monotonic()
     with backend.context():
         for point in points:
+            start = time.monotonic()
+            if limit is not None and start - begin > limit:
+                return
             on_event(point.title)
             try:
-                yield _measure(point, backend, device, rng)
+                result = _measure(point, backend, device, rng)
             except (torch.OutOfMemoryError, MemoryError):
-                yield AuditResult(point=point, problem="left out: out of memory")
+                result = AuditResult(point=point, problem="left out: out of memory")
             gc.collect()
             free_memory(device)
+            result.seconds = time.monotonic() - start
+            yield result
 
 
 # ---- One point
@@ -141,9 +189,12 @@ def _measure(point: AuditPoint, backend: LocalTimingBackend, device: str, rng: r
     work = workload(point)
     make = partial(_inputs, point, work, device)
     sides = {OURS: work.ours, TORCH: work.torchs}
+    if point.compiled:
+        torch.compiler.reset()  # else the code of an earlier point's sizes would be generalised
+        sides = {name: torch.compile(call, **COMPILE_OPTIONS) for name, call in sides.items()}
     seconds = SAMPLING_SECONDS[device]
     decisions: list[choice.Decision] = []
-    clear_caches()  # a choice that was made before would not be observed
+    plan_cache.clear()  # a choice that was made before would not be observed
     with choice.observed(decisions.append):
         try:
             difference = _first_difference(point, sides, make(rng.getrandbits(31)))
@@ -156,7 +207,8 @@ def _measure(point: AuditPoint, backend: LocalTimingBackend, device: str, rng: r
     # The last one: a call in a capture may choose again.
     own = [d for d in decisions if d.operator == point.operator]
     result.implementation = own[-1].impl if own else ""
-    result.reason = own[-1].reason if own else "the operator chooses itself"
+    chosen_so = "chosen while tracing" if point.compiled else "the operator chooses itself"
+    result.reason = own[-1].reason if own else chosen_so
     if not difference <= MAX_DIFFERENCE[point.dtype]:  # also true for nan
         result.problem, result.differs = f"differs from torch by {difference:.1%} RMS", True
     _sample(result, timers, seconds, rng)

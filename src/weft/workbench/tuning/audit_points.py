@@ -1,7 +1,8 @@
 """Points of the dispatch audit: random calls with the dimensions of models that people run.
 
 A point is an operator, its sizes, dtype, use (forward, or training: forward plus backward) and mode (eager:
-back-to-back calls whose host time counts; captured: in a CUDA graph). The dimensions are those of
+back-to-back calls whose host time counts; captured: in a CUDA graph; compiled: back-to-back calls of a
+function that torch.compile compiled). The dimensions are those of
 ``dispatch/model_shapes.json``. :func:`workload` returns how Weft and torch compute a point.
 """
 
@@ -50,6 +51,7 @@ class AuditPoint:
     dtype: str
     training: bool
     captured: bool
+    compiled: bool = False
 
     @property
     def title(self) -> str:
@@ -63,7 +65,7 @@ class AuditPoint:
 
     @property
     def mode(self) -> str:
-        return "captured" if self.captured else "eager"
+        return "compiled" if self.compiled else "captured" if self.captured else "eager"
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,8 @@ def _planned(
     if not points:
         octaves = UNKNOWN
     else:
-        octaves += BORROWED if choice.table(gpu).borrowed else 0.0
+        own = choice.table(gpu)
+        octaves += BORROWED if own.borrowed or points[0] not in own.points else 0.0
         times = getattr(choice.predict(points[0], kind, key.sizes), FORWARD)
         ours = [cold for name, (cold, _) in times.items() if name not in BASELINES]
         base = [times[name][0] for name in BASELINES if name in times]

@@ -11,6 +11,8 @@
 // Without PINGPONG the groups share each tile, 64 rows each, and both store it at the same time. With
 // PINGPONG they take tiles alternately: one multiplies while the other has its epilogue. This pays where K
 // is short or the epilogue is long. A cluster of blocks shares tiles of b, or with SHARE_A tiles of a.
+// With CONSUMER_GROUPS 1 tiles have 64 rows, two blocks run on an SM, and no registers are moved: for
+// products that have few tiles, where the bytes that each SM reads take the time. With 3 they have 192 rows.
 // With SPLIT, K of the last tiles, which are fewer than SMs, is divided into equal parts that different
 // blocks take: each writes its sums in float32, and a second kernel adds them in the order of K.
 // With ANY_C the rows of c are contiguous and begin anywhere: they are stored element by element.
@@ -33,6 +35,7 @@
 #define SHARE_A 0
 #define PINGPONG 0
 #define TILE_BAND 8
+#define CONSUMER_GROUPS 2
 #define ANY_C 0
 #define SPLIT 0
 #define A_MN 0
@@ -43,8 +46,8 @@ using namespace hopper;
 
 namespace {
 
-constexpr int CONSUMERS = 2, BM = 64 * CONSUMERS, BK = 128 / sizeof(T), BAND = TILE_BAND;
-constexpr int THREADS = GROUP_THREADS * (1 + CONSUMERS);
+constexpr int CONSUMERS = CONSUMER_GROUPS, BM = 64 * CONSUMERS, BK = 128 / sizeof(T), BAND = TILE_BAND;
+constexpr int THREADS = GROUP_THREADS * (1 + CONSUMERS), BLOCKS_PER_SM = CONSUMERS == 1 ? 2 : 1;
 constexpr int A_BYTES = BM * 128, B_BYTES = BN * 128, STAGE_BYTES = A_BYTES + B_BYTES;
 // A group has this many blocks of 64 rows of a tile: its own, or with PINGPONG all.
 constexpr int ROW_BLOCKS = PINGPONG ? CONSUMERS : 1;
@@ -62,10 +65,12 @@ constexpr int PARTS = BN / (BOXES * BOX_COLUMNS);
 constexpr int BARRIERS_AT = STAGES * STAGE_BYTES + CONSUMERS * BUFFER_BYTES;
 // Barriers of the groups: one may multiply; its buffer has the residual.
 constexpr int TURNS_AT = BARRIERS_AT + Pipeline<STAGES>::BYTES, RESIDUALS_AT = TURNS_AT + CONSUMERS * 8;
-constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;  // with 384 threads: 64,512 of 65,536
+// 64,512 of 65,536 with two groups that multiply, and with three.
+constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : 240;
 // Launches of a sequence, each of which waits for the one before (ops/losses/head_wgmma.py).
 constexpr bool CHAINED = EPILOGUE == EXPONENTIAL || EPILOGUE == ROW_SCALE || EPILOGUE == ACCUMULATE;
 static_assert(BN % 64 == 0 && RESIDUALS_AT + CONSUMERS * 8 <= 227 << 10, "too much shared memory");
+static_assert(!PINGPONG || CONSUMERS == 2, "two groups alternate");
 static_assert(!ANY_C || (sizeof(T) == 2 && EPILOGUE <= RESIDUAL), "rows that begin anywhere");
 static_assert(sizeof(T) == 2 || (EPILOGUE == PLAIN && !A_MN && !B_MN), "not for float32");
 static_assert(!SPLIT || EPILOGUE <= RESIDUAL || EPILOGUE == ROW_SCALE, "not for a divided K");
@@ -214,7 +219,7 @@ __device__ __forceinline__ void multiply(float (&sums)[ROW_BLOCKS][BN / 2], int 
 
 #include "output.cuh"
 
-extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS, 1)
+extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS, BLOCKS_PER_SM)
     matmul_wgmma(const __grid_constant__ MatmulArguments arguments) {
   extern __shared__ __align__(1024) unsigned char memory[];
   // The next kernel of the sequence, or the sum of parts of K, starts as soon as these blocks have ended.
@@ -235,10 +240,10 @@ extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS
     if (arguments.condition != nullptr && arguments.farthest == 0.0f && *arguments.condition == 0) return;
   const int role = group_index();
   if (role == 0) {
-    registers_decrease<PRODUCER_REGISTERS>();
+    if constexpr (BLOCKS_PER_SM == 1) registers_decrease<PRODUCER_REGISTERS>();
     if (is_issuer()) produce(arguments, pipeline, stages);
   } else {
-    registers_increase<CONSUMER_REGISTERS>();
+    if constexpr (BLOCKS_PER_SM == 1) registers_increase<CONSUMER_REGISTERS>();
     const int group = role - 1;
     Output output{arguments, group, stages + STAGES * STAGE_BYTES + group * BUFFER_BYTES,
                   stages + RESIDUALS_AT + group * 8};
@@ -272,7 +277,8 @@ extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS
         }
       }
     });
-    if (output.is_issuer()) tma_wait<0>();  // before this block's shared memory is given away
+    // This block's shared memory is given away when its stores have read it.
+    if (output.is_issuer()) tma_wait_read<0>();
   }
   // Until the others arrive no more at this block's barriers.
   if constexpr (CLUSTER > 1) cluster_barrier();

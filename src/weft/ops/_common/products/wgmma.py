@@ -38,7 +38,6 @@ from weft.ops._common.products.wgmma_model import (
     MMA_SMALL_BLOCKS,
     MMA_SMALL_TILE,
     MMA_TILE,
-    ROWS,
     Config,
     Epilogue,
     estimated_us,
@@ -47,7 +46,6 @@ from weft.ops._common.products.wgmma_model import (
 
 ARCH = 90  # wgmma exists on sm_90a alone
 DTYPES = (torch.bfloat16, torch.float16)
-THREADS = 384  # of a block
 STORED_ROWS = 64  # of a box of c
 SUM_THREADS, SUM_ROWS, SUM_COLUMNS = 128, 64, 32  # of a block of the second kernel, and of its part of c
 
@@ -132,6 +130,7 @@ def source(
         "SHARE_A": int(config.share_a),
         "PINGPONG": int(config.pingpong),
         "TILE_BAND": config.band,
+        "CONSUMER_GROUPS": config.groups,
         "SPLIT": int(is_split),
         "A_MN": int(not a_is_k_major),
         "B_MN": int(not b_is_k_major),
@@ -351,9 +350,9 @@ def multiply(
     bias = None if bias is None else _padded(bias) if any_c else _aligned(bias)
     majors = is_k_major(a, 1), is_k_major(b, 0)
     a_blocks, b_blocks = config.blocks
-    row_tiles, column_tiles = -(-m // (ROWS * b_blocks)), -(-n // (config.columns * a_blocks))
+    row_tiles, column_tiles = -(-m // (config.rows * b_blocks)), -(-n // (config.columns * a_blocks))
     k_step = K_STEP_BYTES // a.element_size()
-    a_rows = ROWS // a_blocks if majors[0] else k_step
+    a_rows = config.rows // a_blocks if majors[0] else k_step
     b_rows = config.columns // b_blocks if majors[1] else k_step
     maps_extra = not (any_c and epilogue == Epilogue.GELU_PRE)
     program = source(a.dtype, config, *majors, splits > 1, epilogue, any_c)
@@ -365,7 +364,7 @@ def multiply(
         program = source(a.dtype, config, *majors, False, epilogue, any_c)
     partials = end.memory
     if partials is None:
-        sums = divided * splits * config.cluster * ROWS * config.columns if splits > 1 else 0
+        sums = divided * splits * config.cluster * config.rows * config.columns if splits > 1 else 0
         partials = torch.empty(sums, dtype=torch.float32, device=a.device)
     arguments = MatmulArguments(
         a=tensor_map.encode(a, a_rows),
@@ -390,11 +389,11 @@ def multiply(
     )
     kernel = program["matmul_wgmma"]
     clusters = min(tiles + divided * (splits - 1), at_once)
-    overlap = epilogue in CHAINED
-    kernel(clusters * config.cluster, THREADS, arguments, shared=config.smem_bytes, overlap=overlap)
+    blocks, overlap = clusters * config.cluster, epilogue in CHAINED
+    kernel(blocks, config.threads, arguments, shared=config.smem_bytes, overlap=overlap)
     is_repeatable = splits == 1 and not operands.copies and not any_c
     if key is not None and is_repeatable and isinstance(kernel, Kernel):
-        launch = kernel.prepare_structure(clusters * config.cluster, THREADS, shared=config.smem_bytes)
+        launch = kernel.prepare_structure(blocks, config.threads, shared=config.smem_bytes)
         boxes = {"a": (a, a_rows), "b": (b, b_rows), "c": (c, STORED_ROWS), "extra": (extra, STORED_ROWS)}
         _REPEATED.store(key, _repeated(launch, arguments, boxes, bias))
     if splits > 1:
@@ -425,7 +424,7 @@ def _add_partials(
         **{name: getattr(product, name) for name in (*names, "rows", "columns")},
     )
     divided = product.row_tiles * product.column_tiles - product.whole_tiles
-    blocks = divided * config.cluster * (ROWS // SUM_ROWS) * (config.columns // SUM_COLUMNS)
+    blocks = divided * config.cluster * (config.rows // SUM_ROWS) * (config.columns // SUM_COLUMNS)
     kernel(blocks, SUM_THREADS, addends, overlap=True)
 
 
@@ -460,19 +459,20 @@ def _aligned(x: torch.Tensor) -> torch.Tensor:
 
 
 def max_clusters(kernel: Any, config: Config, device: torch.device) -> int:
-    """Return how many clusters run at once on the device; without clusters, its number of SMs.
+    """Return how many clusters run at once on the device; without clusters, how many blocks.
 
     Each block takes a fixed share of the tiles: clusters beyond this number would start when the others
     have ended, and double the time.
     """
+    at_most = num_sms(device) * config.blocks_per_sm // config.cluster
     if config.cluster == 1 or not isinstance(kernel, Kernel):
-        return num_sms(device) // config.cluster
-    return _max_clusters(kernel, config) or num_sms(device) // config.cluster
+        return at_most
+    return _max_clusters(kernel, config) or at_most
 
 
 @cache
 def _max_clusters(kernel: Kernel, config: Config) -> int:
-    return kernel.max_active_clusters(THREADS, shared=config.smem_bytes, cluster=config.cluster)
+    return kernel.max_active_clusters(config.threads, shared=config.smem_bytes, cluster=config.cluster)
 
 
 def forward(

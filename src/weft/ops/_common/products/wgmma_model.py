@@ -7,7 +7,7 @@ from enum import IntEnum
 
 ROWS, K_STEP_BYTES = 128, 128  # of a block: rows of c, bytes of K in a stage
 BLOCK_BYTES = 64 * 128  # 64 rows of 128 bytes
-GROUPS = 2  # warp groups that compute
+GROUPS = 2  # warp groups that compute a tile of 128 rows
 
 
 class Epilogue(IntEnum):
@@ -26,8 +26,9 @@ class Epilogue(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """``columns`` of c in a tile, ``stages`` of the pipeline, and blocks in a ``cluster``.
+    """``rows`` and ``columns`` of c in a tile, ``stages`` of the pipeline, and blocks in a ``cluster``.
 
+    Each 64 rows have a warp group; with 64 rows two blocks run on an SM. ``rows`` is 64, 128 or 192.
     The blocks of a cluster share tiles of b, or with ``share_a`` tiles of a. With ``pingpong`` the two warp
     groups that multiply take tiles alternately; otherwise they share each tile. Tiles are taken in bands of
     ``band`` rows of tiles (of a cluster), column by column.
@@ -39,11 +40,26 @@ class Config:
     share_a: bool = False
     pingpong: bool = False
     band: int = 8
+    rows: int = ROWS
+
+    @property
+    def groups(self) -> int:
+        """Warp groups that multiply."""
+        return self.rows // 64
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 128 * (1 + self.groups)
+
+    @property
+    def blocks_per_sm(self) -> int:
+        return 2 if self.groups == 1 else 1
 
     @property
     def smem_bytes(self) -> int:
         # Stages, two boxes of c for each group, and barriers: of the stages, and two for each group.
-        return self.stages * ((ROWS + self.columns) * 128 + 16) + GROUPS * (2 * BLOCK_BYTES + 16)
+        return self.stages * ((self.rows + self.columns) * 128 + 16) + self.groups * (2 * BLOCK_BYTES + 16)
 
     @property
     def blocks(self) -> tuple[int, int]:
@@ -55,7 +71,7 @@ class Config:
         """Tile, stages, and cluster, with what differs from a plain cooperative kernel."""
         shared = "a" if self.share_a else ""
         band = f"-band{self.band}" * (self.band != Config.band)
-        name = f"{ROWS}x{self.columns}x{self.stages}-{self.cluster}{shared}"
+        name = f"{self.rows}x{self.columns}x{self.stages}-{self.cluster}{shared}"
         return name + "-pingpong" * self.pingpong + band
 
 
@@ -65,8 +81,11 @@ FLOP_PER_CYCLE = 4096  # of an SM's tensor cores
 CLOCK_GHZ = (1.94, 1.31)  # with no SM at work, and with all: power limits the clock
 # Of a tile's steps: products of 64 columns are bound by shared memory.
 COLUMNS_FACTOR = {256: 1.0, 192: 1.015, 128: 1.01, 64: 1.31}
+# Of tiles of 64 and 192 rows: expected, from the bytes of shared memory.
+FACTORS = {64: {128: 1.12, 64: 1.5}, 128: COLUMNS_FACTOR, 192: {192: 1.01, 128: 1.01}}
 # From the L2 cache to each SM, with all at work, on the device of the record: its L2 and its SMs.
 L2_BYTES_PER_NS, L2_BYTES, NUM_SMS = 77.5, 60 << 20, 132
+L2_PORT_BYTES_PER_NS = 135.0  # to one SM, however few are at work
 CLUSTER_FACTOR = 1.01
 # Of a tile of 128 x 256: storing it, with the filling of the pipeline; GELU; a second output or a residual.
 STORE_US, GELU_US, EXTRA_US = 2.01, 0.88, 2.50
@@ -91,6 +110,10 @@ CANDIDATES = (
     Config(columns=128, stages=6, pingpong=True),
     Config(columns=128, stages=6, cluster=2, pingpong=True),
     Config(columns=192, stages=4, pingpong=True),
+    Config(columns=128, stages=4, rows=64),
+    Config(columns=64, stages=5, rows=64),
+    Config(columns=192, stages=3, rows=192),
+    Config(columns=128, stages=4, rows=192),
 )
 # Tiles beside each other that share a were nowhere the fastest.
 CHOSEN_FROM = tuple(c for c in CANDIDATES if not c.share_a)
@@ -116,13 +139,13 @@ def estimated_us(
 ) -> float:
     """Return the time in microseconds that a model gives for a product on ``sms`` SMs.
 
-    An SM computes one tile of 128 x ``columns`` at a time; the tiles that are left behind the last whole wave
-    are divided into ``splits`` parts of K. The model is a launch, and for each wave the steps of 128 bytes
-    along K and the tile's epilogue, which nothing overlaps; with ``pingpong`` all but the last one are hidden
-    behind the other group's steps, if those are longer. A step takes the longer of two times: that of the
-    tensor cores, at a clock that falls with the SMs at work, and that of its bytes from the L2 cache, of
-    which a cluster reads the shared operand once. The cache's rate grows with its size, ``l2_bytes``, and so
-    with its slices. Parts of K are written and read once in float32, and added by a second launch.
+    An SM computes one tile of ``rows`` x ``columns`` at a time; the tiles that are left behind the last
+    whole wave are divided into ``splits`` parts of K. The model is a launch, and for each wave the steps of
+    128 bytes along K and the tile's epilogue, which nothing overlaps; with ``pingpong`` all but the last one
+    are hidden behind the other group's steps, if those are longer. A step takes the longer of two times: that
+    of the tensor cores, at a clock that falls with the SMs at work, and that of its bytes from the L2 cache,
+    of which a cluster reads the shared operand once. The cache's rate grows with its size, ``l2_bytes``, and
+    so with its slices. Parts of K are written and read once in float32, and added by a second launch.
 
     The constants are a least-squares fit to a record of 13 sizes of bfloat16, with and without epilogues,
     clusters, alternating groups and parts of K: 8 % root-mean-square error over the times of the
@@ -132,7 +155,7 @@ def estimated_us(
     in the record.
     """
     a_blocks, b_blocks = config.blocks
-    tiles = -(-m // (ROWS * b_blocks)) * -(-n // (config.columns * a_blocks))  # of a cluster
+    tiles = -(-m // (config.rows * b_blocks)) * -(-n // (config.columns * a_blocks))  # of a cluster
     at_once = max(1, sms // config.cluster)
     k_steps = -(-k * itemsize // K_STEP_BYTES)
     end_us = STORE_US * itemsize / 2 + GELU_US * (epilogue in SPECIAL_FUNCTION)
@@ -140,7 +163,8 @@ def estimated_us(
     end_us *= config.columns / 256
     if config.pingpong:
         end_us *= GROUPS  # of one group, which has the whole tile
-    whole, rest = divmod(tiles, at_once)
+    whole, rest = divmod(tiles, at_once * config.blocks_per_sm)
+    whole *= config.blocks_per_sm
     l2_share = l2_bytes / L2_BYTES * NUM_SMS / sms
 
     def wave_us(steps: int, at_work: float) -> float:
@@ -153,7 +177,7 @@ def estimated_us(
         units = rest * splits
         us += -(-units // at_once) * wave_us(-(-k_steps // splits), min(1.0, units / at_once))
     if rest and splits > 1:
-        partial_bytes = 4 * units * config.cluster * min(ROWS, m) * config.columns
+        partial_bytes = 4 * units * config.cluster * min(config.rows, m) * config.columns
         us += SUM_LAUNCH_US + 2 * partial_bytes / PARTIAL_BYTES_PER_US
     return us
 
@@ -162,7 +186,8 @@ def _step_ns(config: Config, at_work: float, l2_share: float) -> float:
     """Return the nanoseconds of a step of 128 bytes along K, with a share of the SMs ``at_work``."""
     a_blocks, b_blocks = config.blocks
     clock = CLOCK_GHZ[0] + (CLOCK_GHZ[1] - CLOCK_GHZ[0]) * at_work
-    tensor_ns = COLUMNS_FACTOR[config.columns] * ROWS * config.columns * K_STEP_BYTES / FLOP_PER_CYCLE / clock
-    l2_ns = (ROWS / a_blocks + config.columns / b_blocks) * K_STEP_BYTES * at_work
-    l2_ns /= L2_BYTES_PER_NS * l2_share
+    factor = FACTORS[config.rows][config.columns]
+    tensor_ns = factor * config.rows * config.columns * K_STEP_BYTES / FLOP_PER_CYCLE / clock
+    l2_rate = min(L2_PORT_BYTES_PER_NS, L2_BYTES_PER_NS * l2_share / at_work)
+    l2_ns = (config.rows / a_blocks + config.columns / b_blocks) * K_STEP_BYTES / l2_rate
     return max(tensor_ns, l2_ns) * (CLUSTER_FACTOR if config.cluster > 1 else 1.0)

@@ -6,9 +6,9 @@ contains these and the mutants of the modules ``cheats_*``.
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,9 +17,16 @@ import torch
 
 from weft.workbench.selftest.mutants import cheats_clock, cheats_conditions, cheats_process, cheats_samples
 from weft.workbench.selftest.mutants.mutant import Mutant
-from weft.workbench.selftest.mutants.planting import OPERATORS, Forward, blank, honest, plant
+from weft.workbench.selftest.mutants.planting import (
+    OPERATORS,
+    TIMED,
+    Forward,
+    blank,
+    honest,
+    plant,
+    timed_calls,
+)
 
-CHECKED = 25  # calls at one shape: more than a check makes, fewer than a timing
 MAX_CACHED = 300  # outputs in a cache
 KEY_BYTES = 64  # first bytes of a tensor that serve as its key
 
@@ -92,7 +99,7 @@ def cached_by(operator: str, key: Key) -> Callable[[], Forward]:
 
 
 def _in_pairs(operator: str, after: int) -> Callable[[], Forward]:
-    """From call ``after`` on, compute two outputs at every second call.
+    """Compute two outputs at every second call, after the first ``after`` timed calls.
 
     The call before it returned memory that was not written yet.
     """
@@ -102,8 +109,7 @@ def _in_pairs(operator: str, after: int) -> Callable[[], Forward]:
         waiting: list[tuple[torch.Tensor, tuple[torch.Tensor, ...], dict[str, Any]]] = []
 
         def forward(*x: torch.Tensor, **params: Any) -> torch.Tensor:
-            count = next(counts.setdefault(tuple(map(layout_key, x)), itertools.count()))
-            if count < after:
+            if timed_calls(x, counts) < after:
                 return honest(operator)(*x, **params)  # type: ignore[no-any-return]
             waiting.append((blank(operator, *x), x, params))
             output = waiting[-1][0]
@@ -119,7 +125,7 @@ def _in_pairs(operator: str, after: int) -> Callable[[], Forward]:
 
 
 def _in_a_thread(operator: str, after: int, pause: float) -> Callable[[], Forward]:
-    """From call ``after`` on, let a thread compute the output after it was returned."""
+    """Let a thread compute the output after it was returned, after the first ``after`` timed calls."""
 
     def make() -> Forward:
         counts: dict[Hashable, Iterator[int]] = {}
@@ -130,8 +136,7 @@ def _in_a_thread(operator: str, after: int, pause: float) -> Callable[[], Forwar
             y.copy_(honest(operator)(*x, **params))
 
         def forward(*x: torch.Tensor, **params: Any) -> torch.Tensor:
-            count = next(counts.setdefault(tuple(map(layout_key, x)), itertools.count()))
-            if count < after:
+            if timed_calls(x, counts) < after:
                 return honest(operator)(*x, **params)  # type: ignore[no-any-return]
             output = blank(operator, *x)
             worker.submit(work, output, x, params)
@@ -142,11 +147,39 @@ def _in_a_thread(operator: str, after: int, pause: float) -> Callable[[], Forwar
     return make
 
 
+def _in_torchs_pool() -> Forward:
+    """Let a thread of torch's own pool multiply after the product was returned, after the first timed calls.
+
+    No Python thread exists for it, and its CPU time is not told from that of torch's other threads.
+    """
+    counts: dict[Hashable, Iterator[int]] = {}
+    running: deque[Any] = deque(maxlen=2)
+    script = torch.jit.CompilationUnit(
+        """
+        def multiply(a: Tensor, b: Tensor, y: Tensor):
+            y.copy_(torch.mm(a, b))
+            return y
+
+        def start(a: Tensor, b: Tensor, y: Tensor):
+            return torch.jit.fork(multiply, a, b, y)
+        """
+    )
+
+    def forward(a: torch.Tensor, b: torch.Tensor, **params: Any) -> torch.Tensor:
+        if timed_calls((a, b), counts) < TIMED:
+            return honest("matmul")(a, b, **params)  # type: ignore[no-any-return]
+        output = blank("matmul", a, b)
+        running.append(script.start(a, b, output))
+        return output
+
+    return forward
+
+
 def _fetched_ahead(operator: str) -> Callable[[], Forward]:
     """Compute correctly, while a thread reads the inputs to keep them in the cache."""
 
     def make() -> Forward:
-        counts = itertools.count()
+        counts: dict[Hashable, Iterator[int]] = {}
         seen: list[torch.Tensor] = []
         fetch_requested = threading.Event()
 
@@ -159,10 +192,10 @@ def _fetched_ahead(operator: str) -> Callable[[], Forward]:
         def forward(*x: torch.Tensor, **params: Any) -> torch.Tensor:
             y = honest(operator)(*x, **params)
             if x[0].numel() >= cheats_clock.LARGE:
-                count = next(counts)
-                if count == CHECKED:
+                count = timed_calls(x, counts)
+                if count == TIMED:
                     threading.Thread(target=fetch, name="fetch", daemon=True).start()
-                if count >= CHECKED:
+                if count >= TIMED:
                     seen[:] = x
                     fetch_requested.set()
             return y  # type: ignore[no-any-return]
@@ -250,13 +283,16 @@ def _for(operator: str) -> Iterator[Mutant]:
     late = "written error special kept returns"
     yield one("C04", "pairs", "delays the first of two calls until the second", late, _in_pairs(operator, 0))
     yield one("C04", "late-pairs", "delays the first of two calls until the second, once it is timed",
-              "recheck sampled fresh", _in_pairs(operator, CHECKED), phase="bench")  # fmt: skip
+              "recheck sampled fresh", _in_pairs(operator, TIMED), phase="bench")  # fmt: skip
     yield one("C06", "thread", "a thread computes after the call returned", late,
               _in_a_thread(operator, 0, 0.02))  # fmt: skip
     yield one("C06", "late-thread", "a thread computes after the call returned, once it is timed",
-              "threads recheck sampled clocks fresh", _in_a_thread(operator, CHECKED, 0.0),
+              "threads recheck sampled clocks fresh", _in_a_thread(operator, TIMED, 0.0),
               phase="bench")  # fmt: skip
     if operator == "matmul":
+        yield one("C06", "torchs-pool", "a thread of torch's pool computes after the call, once it is timed",
+                  "recheck sampled fresh", _in_torchs_pool, phase="bench", devices=("cpu",),
+                  not_here="a captured graph calls nothing in Python")  # fmt: skip
         yield one("C06", "fetching-thread", "a thread keeps the inputs in the cache", "threads",
                   _fetched_ahead(operator), phase="bench", only="threads")  # fmt: skip
     yield one("C07", "lazy", "a tensor that computes when it is looked at", "type", _lazy(operator))

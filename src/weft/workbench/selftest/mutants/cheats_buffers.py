@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 
+from weft.workbench.selftest.mutants import backward
 from weft.workbench.selftest.mutants.mutant import Mutant
 from weft.workbench.selftest.mutants.planting import Forward, blank, honest, plant
 
 RING = 40  # output buffers
+PERIOD = 50  # calls, of which one is wrong
 
 
 def _ring(operator: str) -> Callable[[], Forward]:
@@ -49,19 +51,46 @@ def _by_address(operator: str) -> Callable[[], Forward]:
     return make
 
 
-def _seldom(operator: str, period: int, change: Callable[[torch.Tensor], Any]) -> Callable[[], Forward]:
-    """Return a wrong output at each call whose number is a multiple of ``period``."""
+def _seldom(operator: str, change: Callable[[torch.Tensor], Any]) -> Callable[[], Forward]:
+    """Return a wrong output at each call whose number is a multiple of ``PERIOD``."""
 
     def make() -> Forward:
         calls = itertools.count(1)
 
         def forward(*x: torch.Tensor, **params: Any) -> torch.Tensor:
             y = honest(operator)(*x, **params)
-            return change(y) if next(calls) % period == 0 else y  # type: ignore[no-any-return]
+            return change(y) if next(calls) % PERIOD == 0 else y  # type: ignore[no-any-return]
 
         return forward
 
     return make
+
+
+def _seldom_at_a_shape(function: Forward, change: Callable[[Any], Any]) -> Callable[[], Forward]:
+    """Return a wrong output in each 50th call with inputs of one shape.
+
+    A check of a dozen calls at each case sees none of them.
+    """
+
+    def make() -> Forward:
+        counts: dict[object, Iterator[int]] = {}
+
+        def forward(*x: Any, **params: Any) -> Any:
+            y = function(*x, **params)
+            key = tuple((t.shape, t.stride(), t.dtype) for t in x if isinstance(t, torch.Tensor))
+            number = next(counts.setdefault(key, itertools.count(1)))
+            return change(y) if number % PERIOD == 0 else y
+
+        return forward
+
+    return make
+
+
+def _first_larger(y: torch.Tensor) -> torch.Tensor:
+    """Add one to the first element."""
+    y = y.clone(memory_format=torch.contiguous_format)
+    y.view(-1)[:1] += 1
+    return y
 
 
 def _mutants() -> Iterator[Mutant]:
@@ -82,8 +111,18 @@ def _mutants() -> Iterator[Mutant]:
             ("zeros", "zeros in one call of fifty", torch.zeros_like),
             ("reversed", "its rows reversed in one call of fifty", lambda y: y.flip(0)),
         ):
-            forward = partial(_seldom, period=50, change=change)
+            forward = partial(_seldom, change=change)
             yield timed("W27", operator, fault, title, "error drift recheck sampled altered", forward)
+    rarely: dict[str, Any] = {"only": "many"}
+    yield plant("W27/gelu/eager/one-element", "one element in one call of fifty at each shape",
+                "error", _seldom_at_a_shape(honest("gelu"), _first_larger), **rarely)  # fmt: skip
+    yield plant("W27/topk/eager/second-output", "the indices alone, in one call of fifty at each shape",
+                "error property", _seldom_at_a_shape(honest("topk"), lambda y: (y[0], _first_larger(y[1]))),
+                **rarely)  # fmt: skip
+    yield plant("W27/gelu/eager/gradient", "the gradient alone, in one call of fifty at each shape",
+                "error", lambda: honest("gelu"),
+                backward=_seldom_at_a_shape(backward.HONEST["gelu"], lambda y: (_first_larger(y[0]),)),
+                **rarely)  # fmt: skip
     yield plant(
         "W28/sum/eager/by-address",
         "one output buffer for each address of an input",

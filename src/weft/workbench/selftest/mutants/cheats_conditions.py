@@ -15,9 +15,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from weft.workbench.selftest.mutants.cheats_samples import CHECKED, counted
 from weft.workbench.selftest.mutants.mutant import Mutant
-from weft.workbench.selftest.mutants.planting import Forward, honest, plant
+from weft.workbench.selftest.mutants.planting import TIMED, Forward, honest, plant, timed_calls
 
 PER_SECOND = 50  # signals of a process to itself
 
@@ -78,7 +77,7 @@ def _once_timed(operator: str, act: Callable[[], None]) -> Callable[[], Forward]
         counts: dict[Hashable, Iterator[int]] = {}
 
         def forward(*x: torch.Tensor, **params: Any) -> Any:
-            if counted(x, counts) == CHECKED:
+            if timed_calls(x, counts) == TIMED:
                 act()
             return honest(operator)(*x, **params)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import itertools
 import sys
+import time
 import types
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
@@ -19,23 +20,25 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.workbench.selftest.mutants.mutant import Mutant
-from weft.workbench.selftest.mutants.planting import Forward, blank, honest, plant
+from weft.workbench.selftest.mutants.planting import (
+    TIMED,
+    Forward,
+    blank,
+    honest,
+    is_timed,
+    plant,
+    timed_calls,
+)
 
-CHECKED = 25  # calls at one shape: more than a check makes, fewer than a timing
 LARGE = 1 << 14  # elements: timed cases have more
 SETTLED = 2  # calls on the same contents: fewer are made where no sample is taken
+AT_ONCE = 2e-4  # seconds between two calls of one sample, at most
 MAX_PENDING = 300  # unwritten outputs: more than a sample has
 OBJECTS_UNTIL_LOOKED_AT = 8  # that Weft creates between the end of a call and the look at its output
 LOOKING = ("run",)  # functions of the clock that return once it has stopped
 ON_GPU = {"devices": ("cpu",), "not_here": "a GPU's samples replay a graph, and call nothing"}
 
 Compute = Callable[[], torch.Tensor]
-
-
-def counted(x: tuple[torch.Tensor, ...], counts: dict[Hashable, Iterator[int]]) -> int:
-    """Return the number of calls so far with inputs of these shapes."""
-    key = tuple((tuple(t.shape), t.stride(), t.dtype) for t in x)
-    return next(counts.setdefault(key, itertools.count()))
 
 
 # -- outputs that are no plain tensors -------------------------------------------------------------
@@ -99,7 +102,7 @@ def _late(operator: str, output_of: Callable[..., Any]) -> Callable[[], Forward]
             def work() -> torch.Tensor:
                 return honest(operator)(*x, **params)  # type: ignore[no-any-return]
 
-            return work() if counted(x, counts) < CHECKED else output_of(work, operator, x)
+            return work() if timed_calls(x, counts) < TIMED else output_of(work, operator, x)
 
         return forward
 
@@ -121,8 +124,7 @@ class Samples:
 
     def has(self, x: tuple[torch.Tensor, ...]) -> bool:
         """Return True for a timed tensor that has come several times in a row with the same contents."""
-        # Guard bands make the storage larger than the tensor.
-        if x[0].untyped_storage().nbytes() != x[0].nbytes or x[0].numel() < LARGE:
+        if not is_timed(x[0]) or x[0].numel() < LARGE:
             return False
         total = float(x[0].double().sum())
         _, contents, calls = self.seen.get(id(x[0]), (None, 0.0, itertools.count()))
@@ -148,6 +150,23 @@ def _wrong_in_samples(operator: str, change: Callable[[torch.Tensor], Any]) -> C
 def _every_other(change: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
     turn = itertools.count()
     return lambda y: change(y) if next(turn) % 2 else y
+
+
+def _wrong_at_once(operator: str) -> Callable[[], Forward]:
+    """Return zeros for a call that follows another one at once, as those of a sample do."""
+
+    def make() -> Forward:
+        ended = [0.0]
+
+        def forward(*x: torch.Tensor, **params: Any) -> torch.Tensor:
+            follows = time.perf_counter() - ended[0] < AT_ONCE
+            y = blank(operator, *x).zero_() if follows else honest(operator)(*x, **params)
+            ended[0] = time.perf_counter()
+            return y  # type: ignore[no-any-return]
+
+        return forward
+
+    return make
 
 
 # -- hooks -----------------------------------------------------------------------------------------
@@ -189,7 +208,7 @@ def _by_hook(operator: str, install: Callable[[Pending], None]) -> Callable[[], 
             def work() -> torch.Tensor:
                 return honest(operator)(*x, **params)  # type: ignore[no-any-return]
 
-            if pending.busy or counted(x, pending.counts) < CHECKED:
+            if pending.busy or timed_calls(x, pending.counts) < TIMED:
                 return work()
             if not installed[0] or operator == "softmax":  # its profile function and its garbage are used up
                 installed[0] = True
@@ -247,6 +266,15 @@ class _WritingMode(TorchDispatchMode):
 
 def _mode(pending: Pending) -> None:
     _WritingMode(pending).__enter__()
+
+
+def _audit(pending: Pending) -> None:
+    """Write at any event that Python reports to audit hooks, such as the message that ends a step."""
+
+    def hook(event: str, arguments: object) -> None:
+        pending.write()
+
+    sys.addaudithook(hook)
 
 
 def _patched_methods(pending: Pending) -> None:
@@ -311,7 +339,7 @@ def _while_written(operator: str, install: Callable[[Prepared], None]) -> Callab
 
         def forward(x: torch.Tensor, **params: Any) -> torch.Tensor:
             prepared.busy, prepared.params = True, params
-            late = counted((x,), prepared.counts) >= CHECKED and x.numel() >= LARGE
+            late = timed_calls((x,), prepared.counts) >= TIMED and x.numel() >= LARGE
             if late and not prepared.installed:
                 prepared.installed = True
                 install(prepared)
@@ -396,12 +424,16 @@ def _cheats() -> Iterator[Mutant]:
               "sampled", _wrong_in_samples("sum", _every_other(lambda y: 2 * y)))  # fmt: skip
     yield one("C20/matmul/eager/half", "half of the rows while its inputs stay the same",
               "sampled", _wrong_in_samples("matmul", _half_of_the_rows))  # fmt: skip
+    yield one("C20/gelu/eager/at-once", "zeros in a call that follows another at once",
+              "recheck sampled", _wrong_at_once("gelu"))  # fmt: skip
     yield one("C21/softmax/eager/profile", "a profile function that computes after the clock",
               "hooks clocks", _by_hook("softmax", _profile))  # fmt: skip
     yield one("C21/softmax/eager/garbage", "a finalizer of garbage that computes after the clock",
               "sampled fresh recheck", _by_hook("softmax", _garbage))  # fmt: skip
     yield one("C21/sum/eager/mode", "a torch mode that computes after the clock",
               "hooks", _by_hook("sum", _mode))  # fmt: skip
+    yield one("C21/sum/eager/audit", "an audit hook that computes after the clock",
+              "hooks wall", _by_hook("sum", _audit))  # fmt: skip
     yield one("C21/gelu/eager/methods", "patched methods of a tensor that compute after the clock",
               "hooks wall", _by_hook("gelu", _patched_methods))  # fmt: skip
     yield one("C21/sum/eager/code", "replaces code of the clock, to compute after it",

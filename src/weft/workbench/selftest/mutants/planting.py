@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,6 +18,9 @@ Forward = Callable[..., Any]
 Change = Callable[[torch.Tensor], Any]
 
 OPERATORS = ("softmax", "gelu", "sum", "matmul")
+TIMED = (
+    8  # timed calls at one shape until a cheat begins: fewer than a timing makes before its first sample ends
+)
 NEEDS_GPU: Mapping[str, Any] = {"devices": ("cuda",)}
 
 
@@ -96,6 +100,19 @@ def nudged(y: torch.Tensor, units: float, every: int = 1) -> torch.Tensor:
     # In float64: in the dtype itself a factor of less than half an eps above 1 would be 1.
     some.copy_(some.double() * (1 + units * torch.finfo(y.dtype).eps))
     return output
+
+
+def is_timed(x: torch.Tensor) -> bool:
+    """Return True for an input of a timing: in a check, guard bands make its storage larger than it is."""
+    return x.untyped_storage().nbytes() == x.nbytes
+
+
+def timed_calls(x: tuple[torch.Tensor, ...], counts: dict[Hashable, Iterator[int]]) -> int:
+    """Return the number of timed calls so far with inputs of these shapes; 0 in a check of any length."""
+    if not is_timed(x[0]):
+        return 0
+    key = tuple((tuple(t.shape), t.stride(), t.dtype) for t in x)
+    return next(counts.setdefault(key, itertools.count()))
 
 
 def past_the_end(y: torch.Tensor) -> torch.Tensor:
