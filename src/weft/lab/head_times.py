@@ -82,14 +82,14 @@ def chunk_lines(calls: Sequence[Sequence[Launch]], chunks: int, flops: float) ->
         periods += [call[i - 1 : i + length] for i in range(first, last, length)]
     total = 0.0
     yield f"launch of a chunk ({chunks} chunks): us, pause before it, TFLOP/s of a product"
-    for place in range(1, len(periods[0])):
-        launches = [(period[place - 1], period[place]) for period in periods]
+    for position in range(1, len(periods[0])):
+        launches = [(period[position - 1], period[position]) for period in periods]
         us = statistics.mean(launch.us for _, launch in launches)
         pause = statistics.mean(launch.begin - before.begin - before.us for before, launch in launches)
         name = launches[0][1].name.partition("(")[0]
         is_product = name.endswith("matmul_wgmma") and us > 10
         total += us + pause
-        yield f"  {place} {name:<18} {us:7.1f} {pause:5.1f}" + f" {flops / us * 1e-6:5.0f}" * is_product
+        yield f"  {position} {name:<18} {us:7.1f} {pause:5.1f}" + f" {flops / us * 1e-6:5.0f}" * is_product
     yield f"all chunks: {total * chunks:.0f} us"
 
 

@@ -169,7 +169,6 @@ def compile_all(
         for config in configs
         for order in orders
         for is_split in splits
-        if not (is_split and config.pingpong)
     ]
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda source: source.compile(f"sm_{wgmma.ARCH}a"), sources))
@@ -392,13 +391,13 @@ def worst_lines(
         a, b = operands(p.size, p.order, device)
         steps = -(-p.size[2] * DTYPE.itemsize // K_STEP_BYTES)
         options = {f"{name}s1": (c, 1) for name, c in configs.items()}
-        if p.size[0] * p.size[1] <= 1 << 22:
-            options |= {
-                f"{name}s{splits}": (c, splits)
-                for name, c in configs.items()
-                for splits in (2, 3, 4, 6, 8)
-                if not c.pingpong and splits * 4 <= steps
-            }
+        # Parts of K of the tiles that do not fill all SMs.
+        options |= {
+            f"{name}s{splits}": (c, splits)
+            for name, c in configs.items()
+            for splits in (2, 3, 4, 6, 8, 11)
+            if splits * 4 <= steps
+        }
         own = f"{short_name(chosen[p][0])}s{chosen[p][1]}"
         options[own] = chosen[p]
         calls: dict[str, Call] = {

@@ -70,8 +70,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) head_references(const Refe
 }
 
 // Where a row's largest logit is far from its reference it becomes the reference, and the product is computed
-// again. The condition is 1 if there may be such a row; otherwise there is nothing to do. A row of -inf alone,
-// or with +inf, has a loss of NaN.
+// again. The condition is 1 if there may be such a row; otherwise there is nothing to do. A row of -inf
+// alone, or with +inf, has a loss of NaN.
 extern "C" __global__ void __launch_bounds__(THREADS) head_check(const RowArguments arguments) {
   launch_dependents();
   wait_for_previous_kernel();

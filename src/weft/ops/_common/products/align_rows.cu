@@ -1,8 +1,8 @@
 // y = x, with rows at multiples of 16 bytes: an operand of a product that the copy engine cannot read as it
 // is stored.
 //
-// A vector of 16 bytes of y is cut out of two aligned ones of x (row_view.cuh), so that a row of x may begin at
-// any element. Elements of y behind a row's end are 0. Nothing outside of x is read.
+// A vector of 16 bytes of y is cut out of two aligned ones of x (row_view.cuh), so that a row of x may begin
+// at any element. Elements of y behind a row's end are 0. Nothing outside of x is read.
 #include "numeric.cuh"
 
 using T = WEFT_T;
@@ -21,8 +21,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) align_rows(const AlignArgu
   const long long first_row = first / arguments.vectors;
   const unsigned first_vector = (unsigned)(first % arguments.vectors), vectors = (unsigned)arguments.vectors;
   const char* const begin = reinterpret_cast<const char*>(arguments.x);
-  const char* const end =
-      reinterpret_cast<const char*>(arguments.x + (arguments.rows - 1) * arguments.x_pitch + arguments.columns);
+  const long long last = (arguments.rows - 1) * arguments.x_pitch + arguments.columns;
+  const char* const end = reinterpret_cast<const char*>(arguments.x + last);
   uint4 blocks[UNROLL][2] = {};
 #pragma unroll
   for (int i = 0; i < UNROLL; ++i) {

@@ -5,6 +5,17 @@
 
 namespace {
 
+// Stores a word of two elements of c, of which `left` are in the row: with ANY_C at any element.
+__device__ __forceinline__ void store_pair(T* to, unsigned word, int left) {
+  if (!ANY_C || (left > 1 && (unsigned long long)to % 4 == 0)) {
+    *reinterpret_cast<unsigned*>(to) = word;
+  } else {
+    const Vector<T, 2> two = as_pair(word);
+    if (left > 0) to[0] = two.at[0];
+    if (left > 1) to[1] = two.at[1];
+  }
+}
+
 // The epilogue of a consumer group: what it needs beside the sums.
 struct Output {
   const MatmulArguments& arguments;
@@ -61,8 +72,8 @@ struct Output {
     }
   }
 
-  // Stores `boxes` boxes of the buffer from (row, first) on in a matrix whose rows follow each other and begin
-  // at any element: two elements of a lane, in one access where a row begins at a multiple of 4 bytes.
+  // Stores `boxes` boxes of the buffer from (row, first) on in a matrix whose rows follow each other and
+  // begin at any element: two elements of a lane, in one access where a row begins at a multiple of 4 bytes.
   __device__ __forceinline__ void store_elements(T* matrix, unsigned from, int boxes, int row,
                                                  int first) const {
     const int lane = threadIdx.x % 32, first_row = threadIdx.x % GROUP_THREADS / 32 * 16;
@@ -73,15 +84,7 @@ struct Output {
       for (int box = 0; box < boxes; ++box) {
         const int left = arguments.columns - first - box * BOX_COLUMNS - lane * 2;
         const unsigned at = from + box * BOX_BYTES + in_box * 128 + ((lane / 4 ^ (in_box & 7)) * 16);
-        const unsigned word = load_word(at + lane % 4 * 4);
-        T* const to = matrix + begin + first + box * BOX_COLUMNS + lane * 2;
-        const Vector<T, 2> two = as_pair(word);
-        if (left > 1 && begin % 2 == 0) {
-          *reinterpret_cast<unsigned*>(to) = word;
-        } else {
-          if (left > 0) to[0] = two.at[0];
-          if (left > 1) to[1] = two.at[1];
-        }
+        store_pair(matrix + begin + first + box * BOX_COLUMNS + lane * 2, load_word(at + lane % 4 * 4), left);
       }
     }
   }
@@ -202,8 +205,8 @@ struct Output {
   }
 
   // With EXPONENTIAL: sums become exp(sums - the row's number), 0 where that is +inf. The largest sum and the
-  // total of the exponentials in this tile are stored for each row: (rows, column tiles) of two float32. A sum
-  // far above its row's number is reported.
+  // total of the exponentials in this tile are stored for each row: (rows, column tiles) of two float32. A
+  // sum far above its row's number is reported.
   __device__ __forceinline__ void exponentiate(float (&sums)[BN / 2], int row, int column) const {
     const int thread = threadIdx.x % GROUP_THREADS;
     if (column + BN > arguments.columns) {  // a column beyond the last has a sum of 0
@@ -273,19 +276,25 @@ struct Output {
 
 };
 
-// Stores the sums of a group as float32: four lanes write 32 bytes of a row. Columns are a multiple of 8.
+constexpr int VECTORS = BN / 8;  // of 4 sums, of a thread
+
+// Address of a thread's first vector of sums for 64 rows of a tile; the next is GROUP_THREADS vectors on.
+template <typename Partials>
+__device__ __forceinline__ auto partial_at(Partials partials, int partial, int rows_of_tile, int thread) {
+  const long long vectors = ((long long)partial * CONSUMERS + rows_of_tile) * VECTORS;
+  return partials + (vectors * GROUP_THREADS + thread) * 4;
+}
+
+// Stores the sums of 64 rows of a tile in float32, unless they are outside of c.
 __device__ __forceinline__ void store_partial(const float (&sums)[BN / 2], const MatmulArguments& arguments,
-                                              const Unit& unit, int group) {
+                                              const Unit& unit, int rows_of_tile) {
   const int thread = threadIdx.x % GROUP_THREADS;
-  float* const to = arguments.partials + (long long)unit.split * arguments.rows * arguments.columns;
+  if (unit.row + rows_of_tile * 64 >= arguments.rows) return;
+  float* const to = partial_at(arguments.partials, unit.partial, rows_of_tile, thread);
 #pragma unroll
-  for (int i = 0; i < BN / 2; i += 2) {
-    const int row = unit.row + group * 64 + accumulator_row(thread, i);
-    const int column = unit.column + accumulator_column(thread, i);
-    if (row < arguments.rows && column < arguments.columns)
-      *reinterpret_cast<Vector<float, 2>*>(to + (long long)row * arguments.columns + column) = {sums[i],
-                                                                                                sums[i + 1]};
-  }
+  for (int vector = 0; vector < VECTORS; ++vector)
+    *reinterpret_cast<Vector<float, 4>*>(to + vector * GROUP_THREADS * 4) = {
+        sums[vector * 4], sums[vector * 4 + 1], sums[vector * 4 + 2], sums[vector * 4 + 3]};
 }
 
 }  // namespace

@@ -11,11 +11,10 @@
 // Without PINGPONG the groups share each tile, 64 rows each, and both store it at the same time. With
 // PINGPONG they take tiles alternately: one multiplies while the other has its epilogue. This pays where K
 // is short or the epilogue is long. A cluster of blocks shares tiles of b, or with SHARE_A tiles of a.
-// With CONSUMER_GROUPS 1 tiles have 64 rows, two blocks run on an SM, and no registers are moved: for products
-// that have few tiles, where the bytes that each SM reads are what takes the time. With 3 they have 192 rows.
-// With SPLIT, K is divided into equal parts that different blocks take, for products with fewer tiles than
-// SMs: each writes its sums in float32, and a second kernel adds them in the order of K.
-//
+// With CONSUMER_GROUPS 1 tiles have 64 rows, two blocks run on an SM, and no registers are moved: for
+// products that have few tiles, where the bytes that each SM reads take the time. With 3 they have 192 rows.
+// With SPLIT, K of the last tiles, which are fewer than SMs, is divided into equal parts that different
+// blocks take: each writes its sums in float32, and a second kernel adds them in the order of K.
 // With ANY_C the rows of c are contiguous and begin anywhere: they are stored element by element.
 //
 // EPILOGUE (epilogue.cuh) is computed on the float32 sums, which are rounded once.
@@ -73,7 +72,6 @@ constexpr bool CHAINED = EPILOGUE == EXPONENTIAL || EPILOGUE == ROW_SCALE || EPI
 static_assert(BN % 64 == 0 && RESIDUALS_AT + CONSUMERS * 8 <= 227 << 10, "too much shared memory");
 static_assert(!PINGPONG || CONSUMERS == 2, "two groups alternate");
 static_assert(!ANY_C || (sizeof(T) == 2 && EPILOGUE <= RESIDUAL), "rows that begin anywhere");
-static_assert(!PINGPONG || !SPLIT, "a divided K leaves each block few tiles: nothing to alternate with");
 static_assert(sizeof(T) == 2 || (EPILOGUE == PLAIN && !A_MN && !B_MN), "not for float32");
 static_assert(!SPLIT || EPILOGUE <= RESIDUAL || EPILOGUE == ROW_SCALE, "not for a divided K");
 static_assert(CLUSTER == 1 || (SHARE_A ? A_ROWS : B_COLUMNS) % 64 == 0, "shares are whole blocks of 64");
@@ -85,7 +83,8 @@ struct alignas(64) MatmulArguments {
   TensorMap extra;  // the residual, or the output for the pre-activation
   // k_steps: of 128 bytes, at least 1. row_tiles, column_tiles: of the blocks of a cluster together.
   int row_tiles, column_tiles, k_steps;
-  // With SPLIT: c (rows, columns) is the sum of `splits` matrices, at most k_steps, in `partials`.
+  // With SPLIT: tiles from `whole_tiles` on are sums of `splits` parts of K, at most k_steps, in `partials`:
+  // for each unit and 64 rows BN / 8 vectors of 4 of a thread's sums, one thread beside the other.
   int splits;
   float* partials;  // or what an epilogue stores: column sums, sums of rows, lower bytes of sums
   int rows, columns;
@@ -97,40 +96,52 @@ struct alignas(64) MatmulArguments {
   int* condition;
   int phase;                // ADDS and ROUNDS, with ACCUMULATE
   float farthest;
+  int whole_tiles;
 };
 enum { ADDS = 1, ROUNDS = 2 };
 
 struct MatmulSumArguments {
   const float* partials;
-  WEFT_T* c;
-  WEFT_T* extra;       // the residual, or the output for the pre-activation
-  const WEFT_T* bias;  // aligned to 16 bytes
-  long long vectors, splits;   // of 16 bytes of c; matrices
-  long long column_vectors;  // of a row of c, with ANY_C up to the next multiple of 16 bytes
-  const float* row_values;   // (rows of c,), with ROW_SCALE
-  long long columns;         // of c, with ANY_C
+  WEFT_T *c, *extra;  // (rows, columns); the residual, or the output for the pre-activation
+  const WEFT_T* bias;
+  const float* row_values;  // (rows,), with ROW_SCALE
+  long long extra_pitch;    // of the residual, even
+  int row_tiles, column_tiles, whole_tiles, splits, rows, columns;
 };
 
 namespace {
 
-// A tile of c that this block computes, from steps `first` to `end` of K; `split` numbers these parts of K.
-struct Unit { int row, column, first, end, split; };
+// A tile of c that this block computes, from steps `first` to `end` of K. `partial` is the place of its sums
+// if that is a part of K, else -1.
+struct Unit { int row, column, first, end, partial; };
+
+// The first row and column of a block's tile, of those of its cluster.
+__device__ __forceinline__ int row_of(const Tile& tile, int rank) {
+  return (tile.row * B_BLOCKS + (SHARE_A ? 0 : rank)) * BM;
+}
+__device__ __forceinline__ int column_of(const Tile& tile, int rank) {
+  return (tile.column * A_BLOCKS + (SHARE_A ? rank : 0)) * BN;
+}
 
 // Calls `body` with each unit of this block. Blocks that run at the same time have the same part of K.
 template <typename Body>
 __device__ __forceinline__ void for_each_unit(const MatmulArguments& arguments, Body body) {
-  const unsigned rank = CLUSTER > 1 ? cluster_rank() : 0;
+  const int rank = CLUSTER > 1 ? cluster_rank() : 0;
   const int tiles = arguments.row_tiles * arguments.column_tiles, k_steps = arguments.k_steps;
-  const int splits = SPLIT ? arguments.splits : 1;
-  for (int index = blockIdx.x / CLUSTER; index < tiles * splits; index += gridDim.x / CLUSTER) {
-    const int split = SPLIT ? index / tiles : 0;
-    const Tile tile = tile_at<BAND>(index - split * tiles, arguments.row_tiles, arguments.column_tiles);
-    const int row = (tile.row * B_BLOCKS + (SHARE_A ? 0 : (int)rank)) * BM;
-    const int column = (tile.column * A_BLOCKS + (SHARE_A ? (int)rank : 0)) * BN;
-    if constexpr (SPLIT)
-      body(Unit{row, column, (int)((long long)k_steps * split / splits),
-                (int)((long long)k_steps * (split + 1) / splits), split});
-    else body(Unit{row, column, 0, k_steps, 0});
+  const int whole = SPLIT ? arguments.whole_tiles : tiles, splits = SPLIT ? arguments.splits : 1;
+  for (int index = blockIdx.x / CLUSTER; index < whole + (tiles - whole) * splits;
+       index += gridDim.x / CLUSTER) {
+    const bool is_part = SPLIT && index >= whole;
+    const int split = is_part ? (index - whole) / (tiles - whole) : 0;
+    const Tile tile =
+        tile_at<BAND>(index - split * (tiles - whole), arguments.row_tiles, arguments.column_tiles);
+    Unit unit{row_of(tile, rank), column_of(tile, rank), 0, k_steps, -1};
+    if (is_part) {
+      unit.first = (int)((long long)k_steps * split / splits);
+      unit.end = (int)((long long)k_steps * (split + 1) / splits);
+      unit.partial = (index - whole) * CLUSTER + rank;
+    }
+    body(unit);
   }
 }
 
@@ -242,16 +253,19 @@ extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS
       const int turn = index++;
       if (PINGPONG && turn % CONSUMERS != group) return ring.skip(unit.end - unit.first);
       const int row = unit.row + (PINGPONG ? 0 : group * 64);
-      if constexpr (LOADS_EXTRA && !SPLIT)
-        if (output.needs_extra()) output.load_residual(row, unit.column);
+      if constexpr (LOADS_EXTRA)
+        if (output.needs_extra() && unit.partial < 0) output.load_residual(row, unit.column);
       // The first turn is group 0's: a fresh barrier lets the opposite parity pass. Without turns a group
       // could take a stage's fill for one that comes two rounds of the ring later.
       if constexpr (PINGPONG)
         wait(stages + TURNS_AT + group * 8, (turn / CONSUMERS & 1) ^ (group == 0 ? 1 : 0));
       float sums[ROW_BLOCKS][BN / 2];
       multiply(sums, group, unit.end - unit.first, pipeline, ring, stages);
-      if constexpr (SPLIT) store_partial(sums[0], arguments, unit, group);
-      else {
+      if (SPLIT && unit.partial >= 0) {
+#pragma unroll
+        for (int block = 0; block < ROW_BLOCKS; ++block)
+          store_partial(sums[block], arguments, unit, PINGPONG ? block : group);
+      } else {
 #pragma unroll
         for (int block = 0; block < ROW_BLOCKS; ++block) {
           if (LOADS_EXTRA && block > 0 && output.needs_extra())
@@ -271,61 +285,58 @@ extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS
 }
 
 #if SPLIT
-// c = epilogue(the sum of the partial products), 16 bytes of c a thread: rows of c are a multiple of that.
-// With ANY_C a row of partial sums, and of the residual, ends at a multiple of 16 bytes.
-constexpr int VECTOR = 16 / sizeof(T), LOADED = 4;  // elements: of a thread; of one load
-
-namespace {
-
-__device__ __forceinline__ void store_vector(const MatmulSumArguments& arguments, T* c, long long vector,
-                                             const Vector<T, VECTOR>& elements) {
-  if constexpr (ANY_C) {
-    const long long column = vector % arguments.column_vectors * VECTOR;
-    T* const to = c + vector / arguments.column_vectors * arguments.columns + column;
-#pragma unroll
-    for (int i = 0; i < VECTOR; ++i)
-      if (column + i < arguments.columns) to[i] = elements.at[i];
-  } else {
-    *reinterpret_cast<Vector<T, VECTOR>*>(c + vector * VECTOR) = elements;
-  }
-}
-
-}  // namespace
-
-extern "C" __global__ void __launch_bounds__(256) matmul_wgmma_sum(const MatmulSumArguments arguments) {
+// Adds the parts of the divided tiles in the order of K, and stores the epilogue's results: 64 x 32 of c a
+// block, from the registers' places in the tile.
+extern "C" __global__ void __launch_bounds__(GROUP_THREADS)
+    matmul_wgmma_sum(const MatmulSumArguments arguments) {
   if constexpr (CHAINED) launch_dependents();
   wait_for_previous_kernel();
-  const long long vector = (long long)blockIdx.x * 256 + threadIdx.x;
-  if (vector >= arguments.vectors) return;
-  const float* from = arguments.partials + vector * VECTOR;
-  float sums[VECTOR] = {};
+  constexpr int PIECES = BN / 32, PIECE_VECTORS = VECTORS / PIECES;
+  const int piece = blockIdx.x % PIECES, rows_of_tile = blockIdx.x / PIECES % CONSUMERS;
+  const int rank = blockIdx.x / (PIECES * CONSUMERS) % CLUSTER, thread = threadIdx.x;
+  const int number = blockIdx.x / (PIECES * CONSUMERS * CLUSTER);
+  const int divided = arguments.row_tiles * arguments.column_tiles - arguments.whole_tiles;
+  const Tile tile =
+      tile_at<BAND>(arguments.whole_tiles + number, arguments.row_tiles, arguments.column_tiles);
+  const int row = row_of(tile, rank) + rows_of_tile * 64 + accumulator_row(thread, 0);
+  if (row >= arguments.rows) return;
+  float sums[PIECE_VECTORS * 4] = {};
 #pragma unroll 4
-  for (int split = 0; split < arguments.splits; ++split, from += arguments.vectors * VECTOR) {
+  for (int split = 0; split < arguments.splits; ++split) {
+    const int partial = (split * divided + number) * CLUSTER + rank;
+    const float* from = partial_at(arguments.partials, partial, rows_of_tile, thread) +
+                        piece * PIECE_VECTORS * GROUP_THREADS * 4;
 #pragma unroll
-    for (int first = 0; first < VECTOR; first += LOADED) {
-      const Vector<float, LOADED> part = *reinterpret_cast<const Vector<float, LOADED>*>(from + first);
+    for (int vector = 0; vector < PIECE_VECTORS; ++vector) {
+      const Vector<float, 4> part =
+          *reinterpret_cast<const Vector<float, 4>*>(from + vector * GROUP_THREADS * 4);
 #pragma unroll
-      for (int i = 0; i < LOADED; ++i) sums[first + i] += part.at[i];
+      for (int i = 0; i < 4; ++i) sums[vector * 4 + i] += part.at[i];
     }
   }
-  using Elements = Vector<T, VECTOR>;
-  Elements out, bias = {}, residual = {};
-  if constexpr (HAS_BIAS)
-    bias = *reinterpret_cast<const Elements*>(arguments.bias + vector % arguments.column_vectors * VECTOR);
-  if constexpr (EPILOGUE == RESIDUAL)
-    residual = *reinterpret_cast<const Elements*>(arguments.extra + vector * VECTOR);
 #pragma unroll
-  for (int i = 0; i < VECTOR; ++i) {
-    if constexpr (HAS_BIAS) sums[i] += to_float(bias.at[i]);
-    if constexpr (EPILOGUE == ROW_SCALE) sums[i] *= arguments.row_values[vector / arguments.column_vectors];
-    if constexpr (EPILOGUE == RESIDUAL) sums[i] += to_float(residual.at[i]);
-    out.at[i] = from_float<T>(sums[i]);
+  for (int i = 0; i < PIECE_VECTORS * 4; i += 2) {
+    const int column = column_of(tile, rank) + accumulator_column(thread, piece * PIECE_VECTORS * 4 + i);
+    const int of_row = row + (i & 2) * 4;
+    if (of_row >= arguments.rows || column >= arguments.columns) continue;
+    float two[2] = {sums[i], sums[i + 1]};
+    const long long at = (long long)of_row * arguments.columns + column;
+    if constexpr (sizeof(T) == 4) {
+      *reinterpret_cast<Vector<float, 2>*>(arguments.c + at) = {two[0], two[1]};
+      continue;
+    }
+    if constexpr (HAS_BIAS) add(two, *reinterpret_cast<const Vector<T, 2>*>(arguments.bias + column));
+    if constexpr (EPILOGUE == ROW_SCALE) {
+      two[0] *= arguments.row_values[of_row];
+      two[1] *= arguments.row_values[of_row];
+    }
+    if constexpr (EPILOGUE == RESIDUAL)
+      add(two, *reinterpret_cast<const Vector<T, 2>*>(arguments.extra + of_row * arguments.extra_pitch +
+                                                      column));
+    const int left = arguments.columns - column;
+    if constexpr (EPILOGUE == GELU_PRE) store_pair(arguments.extra + at, rounded(two), left);
+    if constexpr (EPILOGUE == GELU || EPILOGUE == GELU_PRE) activate(two);
+    store_pair(arguments.c + at, rounded(two), left);
   }
-  if constexpr (EPILOGUE == GELU_PRE) store_vector(arguments, arguments.extra, vector, out);
-  if constexpr (EPILOGUE == GELU || EPILOGUE == GELU_PRE) {
-#pragma unroll
-    for (int i = 0; i < VECTOR; ++i) out.at[i] = from_float<T>(gelu_value<T>(sums[i]));
-  }
-  store_vector(arguments, arguments.c, vector, out);
 }
 #endif

@@ -28,7 +28,9 @@ from weft.ops._common.products.wgmma_model import (
     CANDIDATES,
     CHOSEN_FROM,
     K_STEP_BYTES,
+    L2_BYTES,
     LAUNCH_US,
+    LEAST_GAIN,
     LEAST_STEPS,
     MAX_SPLITS,
     MMA_FLOP_PER_NS,
@@ -45,7 +47,7 @@ from weft.ops._common.products.wgmma_model import (
 ARCH = 90  # wgmma exists on sm_90a alone
 DTYPES = (torch.bfloat16, torch.float16)
 STORED_ROWS = 64  # of a box of c
-SUM_THREADS, SUMMED_BYTES = 256, 16  # of a block of the second kernel; of c, of a thread
+SUM_THREADS, SUM_ROWS, SUM_COLUMNS = 128, 64, 32  # of a block of the second kernel, and of its part of c
 
 
 class MatmulArguments(ctypes.Structure):
@@ -70,7 +72,8 @@ class MatmulArguments(ctypes.Structure):
         ("condition", ctypes.c_void_p),
         ("phase", ctypes.c_int),
         ("farthest", ctypes.c_float),
-        ("padding", ctypes.c_int * 12),  # the structure is aligned to 64 bytes
+        ("whole_tiles", ctypes.c_int),
+        ("padding", ctypes.c_int * 11),  # the structure is aligned to 64 bytes
     )
 
 
@@ -78,15 +81,10 @@ class SumArguments(ctypes.Structure):
     """``MatmulSumArguments`` of wgmma.cu."""
 
     _fields_ = (
-        ("partials", ctypes.c_void_p),
-        ("c", ctypes.c_void_p),
-        ("extra", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-        ("vectors", ctypes.c_longlong),
-        ("splits", ctypes.c_longlong),
-        ("column_vectors", ctypes.c_longlong),
-        ("row_values", ctypes.c_void_p),
-        ("columns", ctypes.c_longlong),
+        *((name, ctypes.c_void_p) for name in ("partials", "c", "extra", "bias", "row_values")),
+        ("extra_pitch", ctypes.c_longlong),
+        *((name, ctypes.c_int) for name in ("row_tiles", "column_tiles", "whole_tiles", "splits")),
+        *((name, ctypes.c_int) for name in ("rows", "columns")),
     )
 
 
@@ -241,17 +239,28 @@ def choose(
     Without ``may_split`` K is one part.
     """
     size = a.shape[0], b.shape[1], a.shape[1]
-    return _choose(*size, num_sms(a.device), epilogue, may_split, a.element_size())
+    return _choose(*size, num_sms(a.device), _l2_bytes(a.device), epilogue, may_split, a.element_size())
+
+
+@cache
+def _l2_bytes(device: torch.device) -> int:
+    """Return the size of the device's L2 cache; of a device of the model's record where there is no GPU."""
+    return torch.cuda.get_device_properties(device).L2_cache_size if device.type == "cuda" else L2_BYTES
 
 
 @lru_cache(maxsize=4096)
 def _choose(
-    m: int, n: int, k: int, sms: int, epilogue: Epilogue, may_split: bool, itemsize: int
+    m: int, n: int, k: int, sms: int, l2: int, epilogue: Epilogue, may_split: bool, itemsize: int
 ) -> tuple[Config, int]:
     most = max(1, min(MAX_SPLITS, -(-k * itemsize // K_STEP_BYTES) // LEAST_STEPS)) if may_split else 1
     configs = tuple(c for c in CHOSEN_FROM if not spills(c, epilogue))
-    options = [(c, splits) for splits in range(1, most + 1) for c in configs if splits == 1 or not c.pingpong]
-    return min(options, key=lambda o: estimated_us(m, n, k, o[0], o[1], sms, epilogue, itemsize=itemsize))
+    options = [(c, splits) for splits in range(1, most + 1) for c in configs]
+
+    def cost(option: tuple[Config, int]) -> float:
+        us = estimated_us(m, n, k, *option, sms, epilogue, itemsize=itemsize, l2_bytes=l2)
+        return us * (LEAST_GAIN if option[1] > 1 else 1.0)
+
+    return min(options, key=cost)
 
 
 def chosen_source(a: torch.Tensor, b: torch.Tensor) -> CudaSource:
@@ -305,7 +314,8 @@ def forward_with(
 ) -> Any:
     """Return epilogue(a (M, K) @ b (K, N)) by one configuration and so many parts of K; see :func:`forward`.
 
-    The same arguments give the same bits on any device: partial sums are added in the order of K.
+    The tiles that do not fill all SMs are divided into these parts. The same arguments give the same bits on
+    devices with as many SMs: partial sums are added in the order of K.
     """
     return multiply(config, a, b, splits, epilogue, bias, residual, plan(a, b))
 
@@ -335,36 +345,39 @@ def multiply(
     any_c = operands.any_c and end.c is None
     m, n, k = a.shape[0], b.shape[1], a.shape[1]
     k_steps = -(-k * a.element_size() // K_STEP_BYTES)
-    splits = min(splits, k_steps)
     c = a.new_empty(m, n) if end.c is None else end.c
     extra = _extra(c, epilogue, residual, any_c)
     bias = None if bias is None else _padded(bias) if any_c else _aligned(bias)
-    # Partial sums have rows of whole 16 bytes of c.
-    row_columns = align.padded(n, a.element_size()) if splits > 1 else n
-    partials = end.memory
-    if partials is None:
-        partials = torch.empty(
-            splits if splits > 1 else 0, m, row_columns, dtype=torch.float32, device=a.device
-        )
     majors = is_k_major(a, 1), is_k_major(b, 0)
     a_blocks, b_blocks = config.blocks
     row_tiles, column_tiles = -(-m // (config.rows * b_blocks)), -(-n // (config.columns * a_blocks))
     k_step = K_STEP_BYTES // a.element_size()
     a_rows = config.rows // a_blocks if majors[0] else k_step
     b_rows = config.columns // b_blocks if majors[1] else k_step
-    maps_extra = not any_c or epilogue != Epilogue.GELU_PRE
+    maps_extra = not (any_c and epilogue == Epilogue.GELU_PRE)
+    program = source(a.dtype, config, *majors, splits > 1, epilogue, any_c)
+    at_once = max_clusters(program["matmul_wgmma"], config, a.device)
+    tiles = row_tiles * column_tiles
+    divided = tiles % at_once if splits > 1 else 0
+    splits = min(splits, k_steps) if divided else 1
+    if not divided:
+        program = source(a.dtype, config, *majors, False, epilogue, any_c)
+    partials = end.memory
+    if partials is None:
+        sums = divided * splits * config.cluster * config.rows * config.columns if splits > 1 else 0
+        partials = torch.empty(sums, dtype=torch.float32, device=a.device)
     arguments = MatmulArguments(
         a=tensor_map.encode(a, a_rows),
         b=tensor_map.encode(b, b_rows),
         c=TensorMap() if any_c else tensor_map.encode(c, STORED_ROWS),
-        extra=TensorMap() if extra is None or not maps_extra else tensor_map.encode(extra, STORED_ROWS),
+        extra=tensor_map.encode(extra, STORED_ROWS) if extra is not None and maps_extra else TensorMap(),
         row_tiles=row_tiles,
         column_tiles=column_tiles,
         k_steps=k_steps,
         splits=splits,
         partials=partials.data_ptr(),
         rows=m,
-        columns=row_columns,
+        columns=n,
         bias=_address(bias),
         c_elements=c.data_ptr() if any_c else 0,
         extra_elements=_address(extra) if any_c else 0,
@@ -372,10 +385,10 @@ def multiply(
         condition=_address(end.condition),
         phase=end.phase,
         farthest=end.farthest,
+        whole_tiles=tiles - divided,
     )
-    program = source(a.dtype, config, *majors, splits > 1, epilogue, any_c)
     kernel = program["matmul_wgmma"]
-    clusters = min(row_tiles * column_tiles * splits, max_clusters(kernel, config, a.device))
+    clusters = min(tiles + divided * (splits - 1), at_once)
     blocks, overlap = clusters * config.cluster, epilogue in CHAINED
     kernel(blocks, config.threads, arguments, shared=config.smem_bytes, overlap=overlap)
     is_repeatable = splits == 1 and not operands.copies and not any_c
@@ -384,7 +397,7 @@ def multiply(
         boxes = {"a": (a, a_rows), "b": (b, b_rows), "c": (c, STORED_ROWS), "extra": (extra, STORED_ROWS)}
         _REPEATED.store(key, _repeated(launch, arguments, boxes, bias))
     if splits > 1:
-        _add_partials(program["matmul_wgmma_sum"], (partials, c, extra, bias, end.row_values), splits)
+        _add_partials(program["matmul_wgmma_sum"], config, arguments, c, extra)
     return (c, extra) if epilogue == Epilogue.GELU_PRE else c
 
 
@@ -399,28 +412,20 @@ def _repeated(
     return RepeatedProduct(launch, arguments, maps, () if bias is None else ("bias",))
 
 
-def _add_partials(kernel: Any, values: tuple[torch.Tensor | None, ...], splits: int) -> None:
-    """Launch the sum of partial products, with the epilogue.
-
-    ``values`` are the partial products, c, the second matrix of the epilogue, the bias and values of rows.
-    """
-    partials, c, extra, bias, row_values = values
-    assert c is not None
-    columns = c.shape[1]
-    column_vectors = -(-columns * c.element_size() // SUMMED_BYTES)
-    vectors = c.shape[0] * column_vectors
+def _add_partials(
+    kernel: Any, config: Config, product: MatmulArguments, c: torch.Tensor, extra: torch.Tensor | None
+) -> None:
+    """Launch the sum of the parts of the divided tiles, with the epilogue; ``extra`` is its second matrix."""
+    names = ("partials", "bias", "row_values", "row_tiles", "column_tiles", "whole_tiles", "splits")
     addends = SumArguments(
-        partials=_address(partials),
         c=c.data_ptr(),
         extra=_address(extra),
-        bias=_address(bias),
-        vectors=vectors,
-        splits=splits,
-        column_vectors=column_vectors,
-        row_values=_address(row_values),
-        columns=columns,
+        extra_pitch=0 if extra is None else extra.stride(0),
+        **{name: getattr(product, name) for name in (*names, "rows", "columns")},
     )
-    kernel(-(-vectors // SUM_THREADS), SUM_THREADS, addends, overlap=True)
+    divided = product.row_tiles * product.column_tiles - product.whole_tiles
+    blocks = divided * config.cluster * (config.rows // SUM_ROWS) * (config.columns // SUM_COLUMNS)
+    kernel(blocks, SUM_THREADS, addends, overlap=True)
 
 
 def _extra(

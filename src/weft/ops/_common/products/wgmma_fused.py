@@ -23,7 +23,7 @@ from weft.ops._common.products.wgmma_model import ROWS, Config, Epilogue
 ADDS, ROUNDS = 1, 2  # phases of ACCUMULATE
 SUMMED_ROWS = 16  # of c, in one column sum that the product's kernel stores
 COLUMN_THREADS, COLUMN_LANES = 1024, 32  # of a block of add_column_sums; columns of it
-SPLIT_BYTES = 64 << 20  # of partial products, at most
+SPLIT_BYTES = 50 << 20  # of partial products, at most
 
 
 class ColumnArguments(ctypes.Structure):

@@ -83,7 +83,8 @@ CLOCK_GHZ = (1.94, 1.31)  # with no SM at work, and with all: power limits the c
 COLUMNS_FACTOR = {256: 1.0, 192: 1.015, 128: 1.01, 64: 1.31}
 # Of tiles of 64 and 192 rows: expected, from the bytes of shared memory.
 FACTORS = {64: {128: 1.12, 64: 1.5}, 128: COLUMNS_FACTOR, 192: {192: 1.01, 128: 1.01}}
-L2_BYTES_PER_NS = 77.5  # to each SM, with all at work
+# From the L2 cache to each SM, with all at work, on the device of the record: its L2 and its SMs.
+L2_BYTES_PER_NS, L2_BYTES, NUM_SMS = 77.5, 60 << 20, 132
 L2_PORT_BYTES_PER_NS = 135.0  # to one SM, however few are at work
 CLUSTER_FACTOR = 1.01
 # Of a tile of 128 x 256: storing it, with the filling of the pipeline; GELU; a second output or a residual.
@@ -93,7 +94,8 @@ STORE_US, GELU_US, EXTRA_US = 2.01, 0.88, 2.50
 SPECIAL_FUNCTION = (Epilogue.GELU, Epilogue.GELU_PRE, Epilogue.SLOPE, Epilogue.EXPONENTIAL)
 SECOND_MATRIX = (Epilogue.GELU_PRE, Epilogue.RESIDUAL, Epilogue.SLOPE, Epilogue.ACCUMULATE)
 SUM_LAUNCH_US, PARTIAL_BYTES_PER_US = 0.5, 4.3e6
-MAX_SPLITS, LEAST_STEPS = 8, 4  # parts of K, and steps of 128 bytes in each
+MAX_SPLITS, LEAST_STEPS = 12, 4  # parts of K, and steps of 128 bytes in each
+LEAST_GAIN = 1.02  # of parts of K, as the model expects it: its error is larger
 # Of tf32 by mma.sync, which the product takes where it is faster: the rate of one SM in the record of 8192^3
 # (README.md of matmul), and its tiles.
 MMA_FLOP_PER_NS, MMA_TILE, MMA_SMALL_TILE, MMA_SMALL_BLOCKS, MMA_LEAST_TILES = 1454, 128, 64, 3, 32
@@ -133,43 +135,59 @@ def estimated_us(
     epilogue: Epilogue = Epilogue.PLAIN,
     *,
     itemsize: int = 2,
+    l2_bytes: int = L2_BYTES,
 ) -> float:
     """Return the time in microseconds that a model gives for a product on ``sms`` SMs.
 
-    An SM computes one tile of ``rows`` x ``columns`` at a time, or one of its ``splits`` parts of K.
-    The model is a launch, and for each wave of tiles the steps of 128 bytes along K and the tile's epilogue,
-    which nothing overlaps; with ``pingpong`` all but the last one are hidden behind the other group's steps,
-    if those are longer. A step takes the longer of two times: that of the tensor cores, at a clock that falls
-    with the SMs at work, and that of its bytes from the L2 cache, of which a cluster reads the shared operand
-    once. Parts of K are written and read once in float32, and added by a second launch.
+    An SM computes one tile of ``rows`` x ``columns`` at a time; the tiles that are left behind the last
+    whole wave are divided into ``splits`` parts of K. The model is a launch, and for each wave the steps of
+    128 bytes along K and the tile's epilogue, which nothing overlaps; with ``pingpong`` all but the last one
+    are hidden behind the other group's steps, if those are longer. A step takes the longer of two times: that
+    of the tensor cores, at a clock that falls with the SMs at work, and that of its bytes from the L2 cache,
+    of which a cluster reads the shared operand once. The cache's rate grows with its size, ``l2_bytes``, and
+    so with its slices. Parts of K are written and read once in float32, and added by a second launch.
 
-    The constants are a least-squares fit to a record of 13 sizes, with and without epilogues, clusters,
-    alternating groups and parts of K. It has 276 times of the configurations that are chosen from: 8 %
-    root-mean-square error. The configuration that the model prefers is at most 7 % slower than the record's
-    fastest, and 1 % on average. It has bfloat16 alone: tf32 (``itemsize`` 4) is expected to take as long for
-    a step, which has half as many elements, and it stores twice the bytes.
+    The constants are a least-squares fit to a record of 13 sizes of bfloat16, with and without epilogues,
+    clusters, alternating groups and parts of K: 8 % root-mean-square error over the times of the
+    configurations that are chosen from. The configuration that the model prefers is at most 7 % slower than
+    the record's fastest, and 1 % on average. tf32 (``itemsize`` 4) is expected to take as long for a step,
+    which has half as many elements, and it stores twice the bytes. Parts of K of the last tiles alone are not
+    in the record.
     """
     a_blocks, b_blocks = config.blocks
     tiles = -(-m // (config.rows * b_blocks)) * -(-n // (config.columns * a_blocks))  # of a cluster
     at_once = max(1, sms // config.cluster)
-    waves = -(-tiles * splits // at_once)
     k_steps = -(-k * itemsize // K_STEP_BYTES)
-    steps = -(-k_steps // splits)
-    at_work = min(1.0, tiles * splits / at_once)
-    clock = CLOCK_GHZ[0] + (CLOCK_GHZ[1] - CLOCK_GHZ[0]) * at_work
-    factor = FACTORS[config.rows][config.columns]
-    tensor_ns = factor * config.rows * config.columns * K_STEP_BYTES / FLOP_PER_CYCLE / clock
-    l2_rate = min(L2_PORT_BYTES_PER_NS, L2_BYTES_PER_NS / at_work)
-    l2_ns = (config.rows / a_blocks + config.columns / b_blocks) * K_STEP_BYTES / l2_rate
-    steps_us = steps * max(tensor_ns, l2_ns) * 1e-3 * (CLUSTER_FACTOR if config.cluster > 1 else 1.0)
     end_us = STORE_US * itemsize / 2 + GELU_US * (epilogue in SPECIAL_FUNCTION)
     end_us += EXTRA_US * (epilogue in SECOND_MATRIX)
     end_us *= config.columns / 256
     if config.pingpong:
         end_us *= GROUPS  # of one group, which has the whole tile
-        us = LAUNCH_US + waves * max(steps_us, (steps_us + end_us) / GROUPS) + end_us
-    else:
-        us = LAUNCH_US + waves * (steps_us + end_us)
-    if splits > 1:
-        us += SUM_LAUNCH_US + 2 * 4 * splits * m * n / PARTIAL_BYTES_PER_US
+    whole, rest = divmod(tiles, at_once * config.blocks_per_sm)
+    whole *= config.blocks_per_sm
+    l2_share = l2_bytes / L2_BYTES * NUM_SMS / sms
+
+    def wave_us(steps: int, at_work: float) -> float:
+        steps_us = steps * _step_ns(config, at_work, l2_share) * 1e-3
+        return max(steps_us, (steps_us + end_us) / GROUPS) if config.pingpong else steps_us + end_us
+
+    us = LAUNCH_US + end_us * config.pingpong
+    us += whole * wave_us(k_steps, 1.0) if whole else 0.0
+    if rest:
+        units = rest * splits
+        us += -(-units // at_once) * wave_us(-(-k_steps // splits), min(1.0, units / at_once))
+    if rest and splits > 1:
+        partial_bytes = 4 * units * config.cluster * min(config.rows, m) * config.columns
+        us += SUM_LAUNCH_US + 2 * partial_bytes / PARTIAL_BYTES_PER_US
     return us
+
+
+def _step_ns(config: Config, at_work: float, l2_share: float) -> float:
+    """Return the nanoseconds of a step of 128 bytes along K, with a share of the SMs ``at_work``."""
+    a_blocks, b_blocks = config.blocks
+    clock = CLOCK_GHZ[0] + (CLOCK_GHZ[1] - CLOCK_GHZ[0]) * at_work
+    factor = FACTORS[config.rows][config.columns]
+    tensor_ns = factor * config.rows * config.columns * K_STEP_BYTES / FLOP_PER_CYCLE / clock
+    l2_rate = min(L2_PORT_BYTES_PER_NS, L2_BYTES_PER_NS * l2_share / at_work)
+    l2_ns = (config.rows / a_blocks + config.columns / b_blocks) * K_STEP_BYTES / l2_rate
+    return max(tensor_ns, l2_ns) * (CLUSTER_FACTOR if config.cluster > 1 else 1.0)
