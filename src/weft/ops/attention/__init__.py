@@ -32,6 +32,7 @@ def _fake_backward(
     return like(q), like(k), like(v)
 
 
+CAUSAL_TYPES = (bool, str)  # of other types, 1 would be taken for an earlier call's True
 DEFAULTS = (True, float, 0.0, int, 0)
 PLAIN = "plain attention"  # the name of a call without options among recent calls
 
@@ -116,8 +117,7 @@ def attention(
     Source: Dao, "FlashAttention-2" (arXiv:2307.08691); Milakov and Gimelshein, "Online normalizer
     calculation for softmax" (arXiv:1805.02867).
     """
-    is_usual = batch_invariant is False and window is None and softcap is None
-    is_usual = is_usual and (type(causal) is bool or type(causal) is str)  # 1 is like an earlier call's True
+    is_usual = batch_invariant is False and window is softcap is None and type(causal) in CAUSAL_TYPES
     rest = (is_usual, type(dropout_p), dropout_p, type(seed), seed)
     is_plain = rest == DEFAULTS and key_lengths is sinks is alibi_slopes is bias is None
     if is_plain and (outputs := repeat_public(PLAIN, impl, (q, k, v), (causal, scale))) is not None:
