@@ -11,6 +11,7 @@ from torch import Tensor
 
 from weft.core import registry
 from weft.core.implementation import anywhere
+from weft.ops.sparse.transpose import Transposition, transpose
 from weft.workbench.selftest.mutants.mutant import Mutant
 from weft.workbench.selftest.mutants.planting import Forward, plant
 
@@ -117,6 +118,23 @@ def _one_gradient_a_column(
     return dvalues, stored
 
 
+def _cached_by_address() -> Forward:
+    """Return a backward that keeps the transposition by the addresses and sizes of its pattern."""
+    kept: dict[tuple[int, ...], Transposition] = {}
+
+    def backward(
+        grad: Tensor, values: Tensor, columns: Tensor, offsets: Tensor, dense: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        key = columns.data_ptr(), columns.shape[0], offsets.data_ptr(), offsets.shape[0]
+        if key not in kept:
+            kept[key] = transpose(columns.clone(), offsets.clone(), dense.shape[0])
+        dvalues, _ = _backward(grad, values, columns, offsets, dense)
+        t = kept[key]
+        return dvalues, _right(values[t.order], t.columns, t.offsets, grad)
+
+    return backward
+
+
 def _plant(
     row: str, operator: str, what: str, title: str, killed_by: str, forward: Forward, **more: Any
 ) -> Mutant:
@@ -140,4 +158,6 @@ MUTANTS = (
            only="special"),
     _plant("W22", "spmv", "no-add", "a gradient that stores and does not add", "error property", _right,
            backward=lambda: _one_gradient_a_column, only="backward"),
+    _plant("C01", "spmv", "stale-transposition", "a transposition of columns that have changed",
+           "error again property", _right, backward=_cached_by_address, only="backward"),
 )  # fmt: skip
