@@ -75,25 +75,29 @@ class Config:
         return name + "-pingpong" * self.pingpong + band
 
 
-# Constants of estimated_us, fitted to results/nvidia-h200/products-2026-11-24b.txt.
-LAUNCH_US = 1.29
+# Constants of estimated_us, fitted to results/nvidia-h200/product-choices-2026-11-28.txt and
+# products-2026-11-28.txt; L2_POWER is of the former alone.
+LAUNCH_US = 2.18
 FLOP_PER_CYCLE = 4096  # of an SM's tensor cores
-CLOCK_GHZ = (1.94, 1.31)  # with no SM at work, and with all: power limits the clock
+CLOCK_GHZ = (1.92, 1.33)  # with no SM at work, and with all: power limits the clock
 # Of a tile's steps: products of 64 columns are bound by shared memory.
-COLUMNS_FACTOR = {256: 1.0, 192: 1.015, 128: 1.01, 64: 1.31}
-# Of tiles of 64 and 192 rows: expected, from the bytes of shared memory.
-FACTORS = {64: {128: 1.12, 64: 1.5}, 128: COLUMNS_FACTOR, 192: {192: 1.01, 128: 1.01}}
+COLUMNS_FACTOR = {256: 1.0, 192: 1.02, 128: 0.99, 64: 1.27}
+FACTORS = {64: {128: 1.32, 64: 1.22}, 128: COLUMNS_FACTOR, 192: {192: 0.99, 128: 1.01}}  # by rows of a tile
 # From the L2 cache to each SM, with all at work, on the device of the record: its L2 and its SMs.
-L2_BYTES_PER_NS, L2_BYTES, NUM_SMS = 77.5, 60 << 20, 132
-L2_PORT_BYTES_PER_NS = 135.0  # to one SM, however few are at work
-CLUSTER_FACTOR = 1.01
+L2_BYTES_PER_NS, L2_BYTES, NUM_SMS = 75.5, 60 << 20, 132
+L2_PORT_BYTES_PER_NS = 174.0  # to one SM, however few are at work
+CLUSTER_FACTOR = 1.013
+# At the power limit bytes from the L2 cache cost clock: 8192^3, repeated for seconds on an H200, takes 1.64
+# ms with 256 columns in clusters of two, and 1.71 to 1.77 ms with 1.33 to 1.67 times the bytes. That is 0.07
+# to 0.1; calls between others, as in most records, show less of it.
+L2_POWER = 0.045
 # Of a tile of 128 x 256: storing it, with the filling of the pipeline; GELU; a second output or a residual.
-STORE_US, GELU_US, EXTRA_US = 2.01, 0.88, 2.50
+STORE_US, GELU_US, EXTRA_US = 1.26, 0.68, 3.78
 # Those with an operation of the special-function unit, and those that read or write a second matrix. Only
 # GELU, GELU_PRE and RESIDUAL are in the record; the others are expected to take as long.
 SPECIAL_FUNCTION = (Epilogue.GELU, Epilogue.GELU_PRE, Epilogue.SLOPE, Epilogue.EXPONENTIAL)
 SECOND_MATRIX = (Epilogue.GELU_PRE, Epilogue.RESIDUAL, Epilogue.SLOPE, Epilogue.ACCUMULATE)
-SUM_LAUNCH_US, PARTIAL_BYTES_PER_US = 0.5, 4.3e6
+SUM_LAUNCH_US, PARTIAL_BYTES_PER_US = 0.35, 4.06e6
 MAX_SPLITS, LEAST_STEPS = 12, 4  # parts of K, and steps of 128 bytes in each
 LEAST_GAIN = 1.02  # of parts of K, as the model expects it: its error is larger
 # Of tf32 by mma.sync, which the product takes where it is faster: the rate of one SM in the record of 8192^3
@@ -121,8 +125,9 @@ CHOSEN_FROM = tuple(c for c in CANDIDATES if not c.share_a)
 
 def spills(config: Config, epilogue: Epilogue) -> bool:
     """Return True if a kernel with this epilogue needs more registers than it has."""
-    most = {Epilogue.SLOPE: 256, Epilogue.EXPONENTIAL: 192}.get(epilogue)
-    return most is not None and config.columns > (128 if config.pingpong else most)
+    if epilogue == Epilogue.EXPONENTIAL:  # a thread of a block of 64 or 192 rows has fewer registers
+        return config.columns > (128 if config.pingpong else {64: 64, 128: 192, 192: 128}[config.rows])
+    return epilogue == Epilogue.SLOPE and config.pingpong and config.columns > 128
 
 
 def estimated_us(
@@ -145,12 +150,13 @@ def estimated_us(
     are hidden behind the other group's steps, if those are longer. A step takes the longer of two times: that
     of the tensor cores, at a clock that falls with the SMs at work, and that of its bytes from the L2 cache,
     of which a cluster reads the shared operand once. The cache's rate grows with its size, ``l2_bytes``, and
-    so with its slices. Parts of K are written and read once in float32, and added by a second launch.
+    so with its slices. With all SMs at work the power limit adds to a wave by its bytes. Parts of K are
+    written and read once in float32, and added by a second launch.
 
-    The constants are a least-squares fit to a record of 13 sizes of bfloat16, with and without epilogues,
-    clusters, alternating groups and parts of K: 8 % root-mean-square error over the times of the
-    configurations that are chosen from. The configuration that the model prefers is at most 7 % slower than
-    the record's fastest, and 1 % on average. tf32 (``itemsize`` 4) is expected to take as long for a step,
+    The constants are a least-squares fit to records of 24 sizes and epilogues with all configurations, and of
+    100 random sizes of models, in bfloat16: 9 % root-mean-square error over 614 times. In another record of
+    these 24 the configuration that the model prefers is at most 7 % slower than the fastest, and 1.5 % on
+    average. tf32 (``itemsize`` 4) is expected to take as long for a step,
     which has half as many elements, and it stores twice the bytes. Parts of K of the last tiles alone are not
     in the record.
     """
@@ -172,7 +178,7 @@ def estimated_us(
         return max(steps_us, (steps_us + end_us) / GROUPS) if config.pingpong else steps_us + end_us
 
     us = LAUNCH_US + end_us * config.pingpong
-    us += whole * wave_us(k_steps, 1.0) if whole else 0.0
+    us += whole * wave_us(k_steps, 1.0) * _power_factor(config) if whole else 0.0
     if rest:
         units = rest * splits
         us += -(-units // at_once) * wave_us(-(-k_steps // splits), min(1.0, units / at_once))
@@ -180,6 +186,13 @@ def estimated_us(
         partial_bytes = 4 * units * config.cluster * min(config.rows, m) * config.columns
         us += SUM_LAUNCH_US + 2 * partial_bytes / PARTIAL_BYTES_PER_US
     return us
+
+
+def _power_factor(config: Config) -> float:
+    """Return the factor of a wave with all SMs at work, by its bytes from the L2 cache for each product."""
+    a_blocks, b_blocks = config.blocks
+    bytes_share = (config.rows / a_blocks + config.columns / b_blocks) / (config.rows * config.columns)
+    return 1 + L2_POWER * (128 * bytes_share - 1)  # 1 for 256 columns in clusters of two
 
 
 def _step_ns(config: Config, at_work: float, l2_share: float) -> float:
