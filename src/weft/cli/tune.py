@@ -11,7 +11,7 @@ import typer
 
 from weft.cli import ending, output, progress
 from weft.cli.options import Csv, Json, Names, Seed, select_device
-from weft.cli.tune_audit import POINTS, Audit, Compiled, Merge, Points, audit, report_merged
+from weft.cli.tune_audit import Audit, Compiled, Merge, Points, audit, merge_audits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -97,17 +97,11 @@ def tune(
     if against_torch:
         if show or source is not None or thorough:
             raise WeftError("--audit", expected="neither --show, --from nor --thorough", got="both")
-        if merge:
-            _check_merge(operators, device, n_points, seed, minutes, compiled)
-            report_merged(merge, as_json=as_json, as_csv=as_csv)
-            return
-        options: dict[str, Any] = {"minutes": minutes, "compiled": compiled}
-        audit(operators, device, n_points or POINTS, seed, **options, as_json=as_json, as_csv=as_csv)
-        return
+        measurement, formats = (operators, device, n_points, seed, minutes, compiled), (as_json, as_csv)
+        return merge_audits(merge, measurement, formats) if merge else audit(*measurement, formats)
     if n_points is not None or seed is not None or compiled or merge:
-        raise WeftError(
-            "--points, --seed, --compiled and --merge require --audit", expected="--audit", got="none"
-        )
+        options = "--points, --seed, --compiled and --merge"
+        raise WeftError(f"{options} require --audit", expected="--audit", got="none")
     watch = ending.Stopwatch()
     with progress.stoppable() as stop:
         points: list[Point] = []
@@ -120,24 +114,18 @@ def tune(
     if stop:
         points = stop.partial or []
     _print(points, as_json, as_csv, stop, show)
-    names = ending.names_text([p.operator for p in points], "operator")
-    count = ending.count_text(len(points), "point") + (f" of {names}" if points else "")
-    if stop:
-        line = f"stopped after {count} ({watch}); each was saved at once"
-    else:
-        verb = "measured: " if source is None and not show else "written: " if source is not None else ""
-        line = f"{verb}{count} ({watch})"
-    ending.print_verdict(line, to_stderr=as_json or as_csv)
+    verb = "measured: " if is_measuring else "written: " if source is not None else ""
+    ending.print_verdict(_verdict(points, verb, str(watch), bool(stop)), to_stderr=as_json or as_csv)
     if stop:
         raise typer.Exit(stop.exit_code)
 
 
-def _check_merge(operators: Names, device: str | None, *options: Any) -> None:
-    """Raise :class:`WeftError` for options of a measurement beside --merge."""
-    from weft.core import WeftError
-
-    if operators or device or any(value is not None and value is not False for value in options):
-        raise WeftError("--merge", expected="no other option of --audit", got="an option of a measurement")
+def _verdict(points: Sequence[Point], verb: str, seconds: str, stopped: bool) -> str:
+    names = ending.names_text([p.operator for p in points], "operator")
+    count = ending.count_text(len(points), "point") + (f" of {names}" if points else "")
+    if stopped:
+        return f"stopped after {count} ({seconds}); each was saved at once"
+    return f"{verb}{count} ({seconds})"
 
 
 def _check_measurement(

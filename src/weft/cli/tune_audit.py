@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -46,17 +46,16 @@ Merge = Annotated[
 def audit(
     operators: Names,
     device: str | None,
-    count: int,
+    n_points: int | None,
     seed: int | None,
-    *,
-    minutes: float | None = None,
-    compiled: bool = False,
-    as_json: bool,
-    as_csv: bool,
+    minutes: float | None,
+    compiled: bool,
+    formats: tuple[bool, bool],
 ) -> None:
     """Measure and print; exit 1 if a call is slower than 0.95 of torch's or has other results.
 
-    An audit that compares nothing exits with 1 too. No point is begun after ``minutes``.
+    An audit that compares nothing exits with 1 too. No point is begun after ``minutes``. ``formats``: JSON,
+    CSV.
 
     ``device`` is 'cpu', 'cuda' or None for this machine's; a ``seed`` of None takes a random one.
     """
@@ -65,7 +64,8 @@ def audit(
     from weft.workbench.tuning.audit import summarise
     from weft.workbench.tuning.audit_points import random_points
 
-    kind = known_kind(device)
+    as_json, as_csv = formats
+    kind, count = known_kind(device), n_points or POINTS
     if seed is None:
         seed = random.SystemRandom().randrange(MAX_SEED)
     points = random_points(count, seed, kind, operators)
@@ -91,15 +91,19 @@ def audit(
     _judge(results, summary, str(watch), stop, to_stderr=as_json or as_csv)
 
 
-def report_merged(files: Sequence[Path], *, as_json: bool, as_csv: bool) -> None:
+def merge_audits(files: Sequence[Path], options: Sequence[Any], formats: tuple[bool, bool]) -> None:
     """Print the points of earlier audits as one report; exit as :func:`audit` does.
 
-    Raises :class:`WeftError` for a file that ``weft tune --audit --json`` did not write.
+    ``options`` are those of a measurement, of which none may be given. Raises :class:`WeftError` for one, and
+    for a file that ``weft tune --audit --json`` did not write.
     """
     from weft.core import WeftError
     from weft.core.json_files import read_json
     from weft.workbench.tuning.audit import AuditResult, summarise
 
+    if any(value is not None and value is not False for value in options):
+        raise WeftError("--merge", expected="no other option of --audit", got="an option of a measurement")
+    as_json, as_csv = formats
     watch, results, audits = ending.Stopwatch(), [], []
     for file in files:
         try:
