@@ -115,12 +115,12 @@ def _mutants() -> Iterator[Mutant]:
             yield timed("W27", operator, fault, title, "error drift recheck sampled altered", forward)
     rarely: dict[str, Any] = {"only": "many"}
     yield plant("W27/gelu/eager/one-element", "one element in one call of fifty at each shape",
-                "error", _seldom_at_a_shape(honest("gelu"), _first_larger), **rarely)  # fmt: skip
+                "error property", _seldom_at_a_shape(honest("gelu"), _first_larger), **rarely)  # fmt: skip
     yield plant("W27/topk/eager/second-output", "the indices alone, in one call of fifty at each shape",
                 "error property", _seldom_at_a_shape(honest("topk"), lambda y: (y[0], _first_larger(y[1]))),
                 **rarely)  # fmt: skip
     yield plant("W27/gelu/eager/gradient", "the gradient alone, in one call of fifty at each shape",
-                "error", lambda: honest("gelu"),
+                "error property", lambda: honest("gelu"),
                 backward=_seldom_at_a_shape(backward.HONEST["gelu"], lambda y: (_first_larger(y[0]),)),
                 **rarely)  # fmt: skip
     yield plant(
