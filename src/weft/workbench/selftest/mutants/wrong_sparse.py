@@ -120,16 +120,16 @@ def _one_gradient_a_column(
 
 def _cached_by_address() -> Forward:
     """Return a backward that keeps the transposition by the addresses and sizes of its pattern."""
-    kept: dict[tuple[int, ...], Transposition] = {}
+    transpositions: dict[tuple[int, ...], Transposition] = {}
 
     def backward(
         grad: Tensor, values: Tensor, columns: Tensor, offsets: Tensor, dense: Tensor
     ) -> tuple[Tensor, Tensor]:
         key = columns.data_ptr(), columns.shape[0], offsets.data_ptr(), offsets.shape[0]
-        if key not in kept:
-            kept[key] = transpose(columns.clone(), offsets.clone(), dense.shape[0])
+        if key not in transpositions:
+            transpositions[key] = transpose(columns.clone(), offsets.clone(), dense.shape[0])
         dvalues, _ = _backward(grad, values, columns, offsets, dense)
-        t = kept[key]
+        t = transpositions[key]
         return dvalues, _right(values[t.order], t.columns, t.offsets, grad)
 
     return backward
