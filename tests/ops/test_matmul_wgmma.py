@@ -92,6 +92,7 @@ SPLIT_POINTS = [
     ((300, 264, 712, PAIR, BF16, True, True), 3),
     ((392, 392, 328, PINGPONG_WIDE, BF16, True, True), 2),
     ((136, 72, 456, SMALL, BF16, True, True), 3),
+    ((72, 136, 40, NARROW, BF16, True, True), 3),  # one step: nothing to divide
 ]
 SPLIT_SMS = 7  # with which some tiles of each of these points are divided, and others are whole or not there
 # name: file, the text that is replaced, and by what

@@ -180,9 +180,10 @@ def library_call(
     """Return the library's function of tensors like these, or None if ``torch`` calls it otherwise.
 
     It is for calls without a log-sum-exp, on a GPU: the same kernels, for less of the host's time. Rows must
-    be aligned as strides tell; where a tensor begins is up to the caller.
+    be aligned as strides tell; where a tensor begins is up to the caller. In float32 the function takes
+    another kernel than ``torch``, with other bits and strides.
     """
-    if not q.is_cuda or not q.numel() or not k.numel():
+    if not q.is_cuda or q.dtype == torch.float32 or not q.numel() or not k.numel():
         return None
     if any(x.stride(3) != 1 or any(s * x.element_size() % 16 for s in x.stride()[:3]) for x in (q, k, v)):
         return None

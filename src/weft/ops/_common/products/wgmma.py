@@ -358,10 +358,10 @@ def multiply(
     program = source(a.dtype, config, *majors, splits > 1, epilogue, any_c)
     at_once = max_clusters(program["matmul_wgmma"], config, a.device)
     tiles = row_tiles * column_tiles
+    splits = min(splits, k_steps)
     divided = tiles % at_once if splits > 1 else 0
-    splits = min(splits, k_steps) if divided else 1
     if not divided:
-        program = source(a.dtype, config, *majors, False, epilogue, any_c)
+        splits, program = 1, source(a.dtype, config, *majors, False, epilogue, any_c)
     partials = end.memory
     if partials is None:
         sums = divided * splits * config.cluster * config.rows * config.columns if splits > 1 else 0
