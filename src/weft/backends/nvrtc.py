@@ -278,7 +278,6 @@ class Kernel:
         """
         from cuda.bindings import driver
 
-        _bind_context(self.device)  # a thread of autograd's may have none
         known = driver.CUfunction_attribute
         device = _ok(driver.cuDeviceGet(self.device))
         settings = [

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 EPILOG = """Examples:
   weft generate runs/tiny
   weft generate runs/tiny --prompt "def " --tokens 200
-  weft generate gpt2/ --temperature 0 --json
   weft generate runs/tiny --batch-invariant --prefill-chunk 64
 
 Training, checkpoints and samples: weft help training"""

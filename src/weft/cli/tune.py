@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 MOST_MINUTES = 24 * 60
 EPILOG = """Examples:
   weft tune softmax gelu
-  weft tune softmax --show --json
   weft tune --audit --points 400 --seed 1
   weft tune --audit --merge first.json --merge second.json
 

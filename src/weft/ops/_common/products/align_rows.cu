@@ -8,6 +8,9 @@
 using T = WEFT_T;
 constexpr int N = Wide<T>::N, THREADS = 256, UNROLL = 4;
 #include "row_view.cuh"
+#include "wide_store.cuh"
+
+static_assert(sizeof(T) == 2, "half types");
 
 struct AlignArguments {
   const T* x;  // rows at x_pitch elements
@@ -36,13 +39,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) align_rows(const AlignArgu
       blocks[i][0] = *reinterpret_cast<const uint4*>(block);
       if (past) blocks[i][1] = *reinterpret_cast<const uint4*>(block + 16);
     } else {  // at the ends of x
-      Vector<T, 2 * N> both;
+      unsigned words[8] = {};
 #pragma unroll
       for (int j = 0; j < 2 * N; ++j) {
         const char* const at = block + j * sizeof(T);
-        both.at[j] = at >= begin && at < end ? *reinterpret_cast<const T*>(at) : from_float<T>(0.0f);
+        if (at >= begin && at < end)
+          words[j / 2] |= (unsigned)*reinterpret_cast<const unsigned short*>(at) << j % 2 * 16;
       }
-      memcpy(blocks[i], &both, sizeof(both));
+      blocks[i][0] = make_uint4(words[0], words[1], words[2], words[3]);
+      blocks[i][1] = make_uint4(words[4], words[5], words[6], words[7]);
     }
   }
 #pragma unroll
@@ -55,6 +60,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) align_rows(const AlignArgu
 #pragma unroll
     for (int j = 0; j < N; ++j)
       if (column + j >= arguments.columns) v.at[j] = from_float<T>(0.0f);
-    *reinterpret_cast<Vector<T, N>*>(arguments.y + (row * arguments.vectors) * N + column) = v;
+    store_pack(arguments.y + (row * arguments.vectors) * N + column, v);
   }
 }
