@@ -80,7 +80,7 @@ def wall_clock_is_suitable() -> Evidence:
     COMMON,
     argument="Recorded host times of calls on 64 x 1024 elements: ATen's function, with dispatch, and with "
     "a gradient; 'about' means up to 10 us",
-    expected=DEPENDS,
+    expected=FALSE,
 )
 def a_call_costs_five_us() -> Evidence:
     data = record(f"{MEASURED}/host-time.json")
