@@ -1,20 +1,17 @@
 // A scan of rows in one pass: blocks take tiles of rows and pass the sums of tiles to each other (Merrill and
 // Garland, "Single-pass parallel prefix scan with decoupled look-back", NVR-2016-002).
 //
-// A thread has UNROLL vectors of VEC elements. In memory they lie a warp's width of vectors apart, so that
-// every access of a warp is contiguous; a tile is loaded and stored so. For the sums a thread has UNROLL
-// neighbouring vectors, which it exchanges with its warp in shared memory: the elements of a thread are added
-// one after another, and one scan of lanes is left for a warp's tile. A kernel says by a type `Scan` what it
-// adds:
+// A thread has UNROLL vectors of VEC elements, which lie a warp's width of vectors apart, so that every
+// access of a warp is contiguous. A kernel says by a type `Scan` what it adds:
 //   Sum                           the sum of some elements; join(left, right) adds two, nothing() is 0
 //   word(sum), sum_of(word)       a sum as a published word, which is not 0, and back
 //   sum_of_lanes(sum)             the sum of a warp's lanes from 0 to 31, in each of them
 //   sum_before(position)          the sum of the row before a tile, in each lane of a warp
-//   fetch(turn, tile)             starts the loads of what else the tile of a turn needs
-//   value(sum)                    the number of a sum: what is kept for each thread until its outputs
-//   sum(packs, before, ...)       the sum of a warp's elements; before: of those before the thread's
+//   fetch(slot, tile, shift)      starts the loads of what else a tile needs
+//   value(sum)                    the number of a sum: what is kept for each vector until its outputs
+//   sums(packs, before, ...)      the sum of a warp's elements; before[i]: that of those before vector i
 //   keep(turn, sum)               called by one thread with a tile's sum, for outputs() DELAY turns later
-//   outputs(packs, ...)           replaces a thread's elements by their outputs
+//   outputs(pack, ...)            the outputs of a vector
 #pragma once
 #include "async_copy.cuh"
 #include "numeric.cuh"
@@ -38,21 +35,17 @@
 #define AHEAD 1  // tiles of a block whose loads are under way
 #endif
 #ifndef DELAY
-#define DELAY 4  // turns between the publication of a tile's sum and the store of its outputs
+#define DELAY 3  // turns between the publication of a tile's sum and the store of its outputs
 #endif
 
 constexpr int VEC = VEC_WIDTH;
 constexpr int UNROLL = THREAD_BYTES / (VEC * (int)sizeof(WEFT_T));
-constexpr int ELEMENTS = UNROLL * VEC;  // of a thread
 constexpr int WARPS = THREADS / 32;
-constexpr int TILE = THREADS * ELEMENTS;
-constexpr unsigned SLOTS = AHEAD + 1 + DELAY;  // tiles of a block in shared memory
-constexpr unsigned KEPT = DELAY + 1;           // tiles of a block whose sums are kept
-constexpr unsigned TICKETS = 8;                // of a block at once: one more than slots, a power of two
+constexpr int TILE = THREADS * UNROLL * VEC;  // elements
+constexpr int SLOTS = AHEAD + 1 + DELAY;  // tiles of a block in shared memory
 constexpr unsigned ALL = 0xffffffffu;
 constexpr unsigned READY = 1;
 using Pack = Vector<WEFT_T, VEC>;
-static_assert(SLOTS < TICKETS, "a ticket is written while SLOTS others are read");
 
 // Positions count in scan order from a part's first element, which REVERSE takes from the right: a row of n
 // elements has its part from `start` on at part_of(row, start, n), and `size` elements of the part from
@@ -95,64 +88,49 @@ __device__ __forceinline__ void load_vecs(Pack (&packs)[UNROLL], const WEFT_T* p
     }
 }
 
-// Places of a warp's vectors in shared memory. The i-th of a lane's vectors is number i * 32 + lane when it
-// is loaded or stored (`across`), and lane * UNROLL + i in the sums (`along`). The lower bits of a number are
-// exchanged by the row of 128 bytes that it is in, so that neither meets the same banks twice.
-constexpr int ROW = 128 / (int)sizeof(Pack);
-static_assert((UNROLL & (UNROLL - 1)) == 0 && UNROLL <= ROW, "an exchange within UNROLL vectors");
-__device__ __forceinline__ int place_across(int i) {
-  const int lane = threadIdx.x % 32;
-  if constexpr (32 % (ROW * UNROLL) == 0) return i * 32 + (lane ^ (lane / ROW & (UNROLL - 1)));
-  return (i * 32 + lane) ^ ((i * 32 + lane) / ROW & (UNROLL - 1));
-}
-__device__ __forceinline__ int place_along(int i) {
-  const int first = threadIdx.x % 32 * UNROLL;
-  return first + (i ^ (first / ROW & (UNROLL - 1)));
-}
-
-// As load_vecs, into shared memory: `slot` is that of the warp's vectors, of which this thread writes every
-// 32nd. They are there after copies_wait and a __syncwarp.
-__device__ __forceinline__ void fetch_vecs(Pack* slot, const WEFT_T* part, int first, int skip, int count) {
+// As load_vecs, into shared memory: vector i of a thread at slot[i * THREADS]. Only this thread reads it,
+// after copies_wait.
+__device__ __forceinline__ void fetch_vecs(Pack* slot, const WEFT_T* part, int first, int step, int skip,
+                                           int count) {
   constexpr bool HAS_COPIES = sizeof(Pack) == 16 || sizeof(Pack) == 4;
   if constexpr (HAS_COPIES) {
-    if (first * VEC >= skip && (first + (UNROLL - 1) * 32 + 1) * VEC <= count) {
+    if (first * VEC >= skip && (first + (UNROLL - 1) * step + 1) * VEC <= count) {
 #pragma unroll
       for (int i = 0; i < UNROLL; ++i)
-        copy_async<sizeof(Pack)>(shared_address(slot + place_across(i)),
-                                 at(part, (first + i * 32) * VEC, VEC), sizeof(Pack));
+        copy_async<sizeof(Pack)>(shared_address(slot + i * THREADS), at(part, (first + i * step) * VEC, VEC),
+                                 sizeof(Pack));
       return;
     }
   }
   Pack packs[UNROLL];
-  load_vecs(packs, part, first, 32, skip, count);
+  load_vecs(packs, part, first, step, skip, count);
 #pragma unroll
-  for (int i = 0; i < UNROLL; ++i) slot[place_across(i)] = packs[i];
+  for (int i = 0; i < UNROLL; ++i) slot[i * THREADS] = packs[i];
 }
 
-// Stores vectors first, first + step, ... of a part. skip, count: as in load_vecs.
-__device__ __forceinline__ void store_vecs(const Pack (&packs)[UNROLL], WEFT_T* part, int first, int step,
-                                           int skip, int count) {
+// Stores vectors first, first + step, ... of a part. `start`: the sum of the row before the part; before[i]:
+// that of the part before vector i. skip, count: as in load_vecs.
+template <typename Scan>
+__device__ __forceinline__ void store_vecs(const Scan& scan, const Pack (&packs)[UNROLL],
+                                           const float (&before)[UNROLL], float start, WEFT_T* part,
+                                           int first, int step, int skip, int count, int turn = 0,
+                                           int shift = 0) {
   if (first * VEC >= skip && (first + (UNROLL - 1) * step + 1) * VEC <= count) {
 #pragma unroll
-    for (int i = 0; i < UNROLL; ++i) store_pack(at(part, (first + i * step) * VEC, VEC), packs[i]);
+    for (int i = 0; i < UNROLL; ++i)
+      store_pack(at(part, (first + i * step) * VEC, VEC),
+                 scan.outputs(packs[i], before[i], start, first + i * step, turn, shift));
     return;
   }
 #pragma unroll
-  for (int i = 0; i < UNROLL; ++i)
+  for (int i = 0; i < UNROLL; ++i) {
+    const Pack out = scan.outputs(packs[i], before[i], start, first + i * step, turn, shift);
 #pragma unroll
     for (int j = 0; j < VEC; ++j) {
       const int position = (first + i * step) * VEC + j;
-      if (position >= skip && position < count)
-        *at(part, position, 1) = packs[i].at[REVERSE ? VEC - 1 - j : j];
+      if (position >= skip && position < count) *at(part, position, 1) = out.at[REVERSE ? VEC - 1 - j : j];
     }
-}
-
-// Element `e` of a thread's neighbouring vectors, in scan order.
-__device__ __forceinline__ float element_of(const Pack (&packs)[UNROLL], int e) {
-  return element(packs[e / VEC], REVERSE ? VEC - 1 - e % VEC : e % VEC);
-}
-__device__ __forceinline__ void set_element(Pack (&packs)[UNROLL], int e, float value) {
-  packs[e / VEC].at[REVERSE ? VEC - 1 - e % VEC : e % VEC] = from_float<WEFT_T>(value);
+  }
 }
 
 // The sums of a row's tiles are published in three kinds of words: one for each tile of the row, then one for
@@ -167,7 +145,7 @@ struct Position {
   index_t super;
 
   __device__ __forceinline__ Position(Word* words, index_t tiles, index_t tile)
-      : in_group((int)tile & 31), in_super((int)(tile >> 5) & 31), super(tile >> 10) {
+      : in_group((int)(tile % 32)), in_super((int)(tile / 32 % 32)), super(tile / 1024) {
     tile_words = words + (tile - in_group);
     group_words = words + tiles + super * 32;
     super_words = words + tiles + (tiles + 31) / 32;
@@ -203,12 +181,15 @@ __device__ __forceinline__ void publish_groups(Word* words, Word* counter, index
   }
 }
 
-// A tile as its block's threads need it. Positions are those of load_vecs.
-struct alignas(16) Tile {
-  const WEFT_T* x;  // its part of the row; null: no tile is left
-  WEFT_T* y;
-  Word* row_words;
-  int index, skip, count, shift;
+struct Tile {
+  index_t row, index;  // row -1: no tile is left
+
+  __device__ __forceinline__ index_t start(int shift) const { return index * TILE - shift; }
+  __device__ __forceinline__ int skip(int shift) const { return index ? 0 : shift; }
+  // Elements up to the row's end; none in a last tile that only other rows need.
+  __device__ __forceinline__ int count(index_t columns, int shift) const {
+    return (int)max((index_t)0, min(columns - start(shift), (index_t)TILE));
+  }
 };
 
 // Lets `threads` threads of the block meet, the others not. An emulator defines it itself.
@@ -225,20 +206,20 @@ __device__ __forceinline__ void named_barrier(int id, int threads) {
 // is waited for always goes on; the order of blockIdx would not guarantee that.
 //
 // A block has THREADS threads and two warps more, and tiles in SLOTS slots. In turn t the threads start the
-// loads of tile t + AHEAD, add tile t up and publish its sum; meanwhile the first of the two warps takes the
-// ticket of the next turn and waits for the sums before tile t - DELAY, whose outputs are stored at the end.
-// So loads and sums of other blocks have whole turns to arrive. A tile's sum is published before its block
-// waits for anything of that turn: where it came after, 2^28 float32 elements took 5.6 ms on an H200
-// (results: primitives-2026-11-26.txt). The second warp publishes sums of groups, apart from the turns.
+// loads of tile t + AHEAD, add tile t up and publish its sum; meanwhile the first of the two warps waits for
+// the sums before tile t - DELAY, whose outputs are stored at the end. So loads and sums of other blocks have
+// whole turns to arrive. A tile's sum is published before its block waits for anything of that turn: where it
+// came after, 2^28 float32 elements took 5.6 ms on an H200 (results: primitives-2026-11-26.txt). The second
+// warp publishes sums of groups, apart from the turns.
 //
-// Dynamic shared memory: SLOTS tiles, and the sum before each thread of KEPT tiles. The other arguments are
-// in shared memory too: tickets[TICKETS], totals[WARPS], prefixes[2].
+// Dynamic shared memory: SLOTS tiles, and the sums before each vector of DELAY + 1 tiles. The other
+// arguments are in shared memory too: tickets[SLOTS], totals[WARPS], prefix[1].
 template <typename Scan>
 __device__ __forceinline__ void scan_tiles(const Scan& scan, const WEFT_T* __restrict__ x,
                                            WEFT_T* __restrict__ y, Word* words, index_t columns,
                                            index_t x_stride, index_t tiles, index_t row_words, index_t count,
                                            Pack* slots, Tile* tickets, typename Scan::Sum* totals,
-                                           float* prefixes) {
+                                           float* prefix) {
   constexpr int SUM_BARRIER = 1, TURN_BARRIER = 2;
   using Sum = typename Scan::Sum;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -249,93 +230,77 @@ __device__ __forceinline__ void scan_tiles(const Scan& scan, const WEFT_T* __res
     if (groups) publish_groups<Scan>(row_sums, words + 1, tiles, row_words, groups, count / tiles);
     return;
   }
-  // A tile has at least 256 elements, so that 32 bits count all tiles that fit into any memory.
-  unsigned ticket = 0;
-  const auto take_ticket = [&](unsigned turn) {
-    Tile tile = {};
-    if (ticket < (unsigned)count) {
-      const unsigned row = ticket / (unsigned)tiles;
-      const WEFT_T* x_row = x + row * x_stride;
-      tile.index = (int)(ticket - row * (unsigned)tiles);
-      tile.shift = shift_of(x_row, columns);  // as in y: the host makes sure of that
-      const index_t start = (index_t)tile.index * TILE - tile.shift;
-      tile.x = part_of(x_row, start, columns);
-      tile.y = part_of(y + row * columns, start, columns);
-      tile.row_words = row_sums + row * row_words;
-      tile.skip = tile.index ? 0 : tile.shift;
-      // None in a last tile that only other rows need.
-      tile.count = (int)max((index_t)0, min(columns - start, (index_t)TILE));
-    }
-    tickets[turn % TICKETS] = tile;
-    // The answer takes as long as a load; it is needed in the next turn.
-    ticket = (unsigned)atomicAdd(words, 1ull);
-  };
   const int first = warp * 32 * UNROLL + lane;
-  Pack* own_slots = slots + warp * 32 * UNROLL;
+  Pack* own_slots = slots + threadIdx.x;
   float* own_before = reinterpret_cast<float*>(slots + SLOTS * UNROLL * THREADS) + threadIdx.x;
-  if (waits && lane == 0) {
-    ticket = (unsigned)atomicAdd(words, 1ull);
-    take_ticket(0);
-  }
-  named_barrier(TURN_BARRIER, THREADS + 32);
-  for (unsigned coming_turn = 0;; ++coming_turn) {
-    const unsigned turn = coming_turn - AHEAD, done_turn = turn - DELAY;
-    const bool is_done = coming_turn >= AHEAD + DELAY;
-    if (waits) {
-      if (lane == 0) take_ticket(coming_turn + 1);
-      if (is_done && tickets[done_turn % TICKETS].x) {
-        const Tile& done = tickets[done_turn % TICKETS];
-        const float sum = Scan::sum_before(Position(done.row_words, tiles, done.index));
-        // Threads may still read the one of the turn before.
-        if (lane == 0) prefixes[turn % 2] = sum;
-      }
-    } else {
-      const Tile coming = tickets[coming_turn % TICKETS];
-      if (coming.x) {
-        fetch_vecs(own_slots + coming_turn % SLOTS * (UNROLL * THREADS), coming.x, first, coming.skip,
-                   coming.count);
-        scan.fetch(coming_turn, coming);
-      }
-      copies_commit();  // a group a turn, also an empty one
-      if (coming_turn >= AHEAD && tickets[turn % TICKETS].x) {
-        const Tile& now = tickets[turn % TICKETS];
-        const Pack* slot = own_slots + turn % SLOTS * (UNROLL * THREADS);
-        Pack packs[UNROLL];
-        Sum before, warps_before = Scan::nothing(), sum = Scan::nothing();
-        copies_wait<AHEAD>();
-        __syncwarp();  // the other lanes' copies have arrived
-#pragma unroll
-        for (int i = 0; i < UNROLL; ++i) packs[i] = slot[place_along(i)];
-        const Sum own = scan.sum(packs, before, turn, now.shift);
-        if (lane == 0) totals[warp] = own;
-        named_barrier(SUM_BARRIER, THREADS);
-#pragma unroll
-        for (int k = 0; k < WARPS; ++k) {
-          if (k == warp) warps_before = sum;
-          sum = Scan::join(sum, totals[k]);
-        }
-        if (threadIdx.x == 0) {
-          store_word(now.row_words + now.index, Scan::word(sum));
-          scan.keep(turn, sum);
-        }
-        own_before[turn % KEPT * THREADS] = Scan::value(Scan::join(warps_before, before));
-      }
+  index_t ahead = 0;
+  if (threadIdx.x == 0) ahead = (index_t)atomicAdd(words, 1ull);
+  for (int turn = -AHEAD;; ++turn) {
+    const int coming_turn = turn + AHEAD;
+    if (threadIdx.x == 0) {
+      tickets[coming_turn % SLOTS] = ahead < count ? Tile{ahead / tiles, ahead % tiles} : Tile{-1, 0};
+      // The answer takes as long as a load; it is needed in the next turn.
+      ahead = (index_t)atomicAdd(words, 1ull);
     }
     named_barrier(TURN_BARRIER, THREADS + 32);
-    if (!is_done) continue;
-    const Tile done = tickets[done_turn % TICKETS];
-    if (!done.x) return;  // no tile is left, and none waits
-    if (waits) continue;
-    Pack* slot = own_slots + done_turn % SLOTS * (UNROLL * THREADS);
-    Pack packs[UNROLL];
+    if (!waits) {
+      const Tile coming = tickets[coming_turn % SLOTS];
+      if (coming.row >= 0) {
+        const WEFT_T* row = x + coming.row * x_stride;
+        const int shift = shift_of(row, columns);
+        fetch_vecs(own_slots + coming_turn % SLOTS * (UNROLL * THREADS),
+                   part_of(row, coming.start(shift), columns), first, 32, coming.skip(shift),
+                   coming.count(columns, shift));
+        scan.fetch(coming_turn % SLOTS, coming, shift);
+      }
+      copies_commit();  // a group a turn, also an empty one
+    }
+    if (turn < 0) continue;
+    const Tile now = tickets[turn % SLOTS];
+    const Tile last = turn < DELAY ? Tile{-1, 0} : tickets[(turn - DELAY) % SLOTS];
+    if (waits) {
+      if (last.row >= 0) {
+        const float sum = Scan::sum_before(Position(row_sums + last.row * row_words, tiles, last.index));
+        if (lane == 0) prefix[0] = sum;
+      }
+    } else if (now.row >= 0) {
+      Pack packs[UNROLL];
+      Sum before[UNROLL], warps_before = Scan::nothing(), sum = Scan::nothing();
+      copies_wait<AHEAD>();
 #pragma unroll
-    for (int i = 0; i < UNROLL; ++i) packs[i] = slot[place_along(i)];
-    scan.outputs(packs, own_before[done_turn % KEPT * THREADS], prefixes[turn % 2], done_turn);
+      for (int i = 0; i < UNROLL; ++i) packs[i] = own_slots[(turn % SLOTS * UNROLL + i) * THREADS];
+      const Sum own = scan.sums(packs, before, first, turn, shift_of(x + now.row * x_stride, columns));
+      if (lane == 0) totals[warp] = own;
+      named_barrier(SUM_BARRIER, THREADS);
 #pragma unroll
-    for (int i = 0; i < UNROLL; ++i) slot[place_along(i)] = packs[i];
-    __syncwarp();  // the other lanes' outputs are there
+      for (int k = 0; k < WARPS; ++k) {
+        if (k == warp) warps_before = sum;
+        sum = Scan::join(sum, totals[k]);
+      }
+      if (threadIdx.x == 0) {
+        store_word(row_sums + now.row * row_words + now.index, Scan::word(sum));
+        scan.keep(turn, sum);
+      }
 #pragma unroll
-    for (int i = 0; i < UNROLL; ++i) packs[i] = slot[place_across(i)];
-    store_vecs(packs, done.y, first, 32, done.skip, done.count);
+      for (int i = 0; i < UNROLL; ++i)
+        own_before[(turn % (DELAY + 1) * UNROLL + i) * THREADS] =
+            Scan::value(Scan::join(warps_before, before[i]));
+    }
+    named_barrier(TURN_BARRIER, THREADS + 32);
+    if (last.row >= 0 && !waits) {
+      const int done = turn - DELAY;
+      Pack packs[UNROLL];
+      float before[UNROLL];
+#pragma unroll
+      for (int i = 0; i < UNROLL; ++i) {
+        packs[i] = own_slots[(done % SLOTS * UNROLL + i) * THREADS];
+        before[i] = own_before[(done % (DELAY + 1) * UNROLL + i) * THREADS];
+      }
+      WEFT_T* row = y + last.row * columns;
+      const int shift = shift_of(row, columns);  // as in x: the host makes sure of that
+      store_vecs(scan, packs, before, prefix[0], part_of(row, last.start(shift), columns), first, 32,
+                 last.skip(shift), last.count(columns, shift), done, shift);
+    }
+    if (turn >= DELAY && last.row < 0) return;  // no tile is left, and none waits
   }
 }

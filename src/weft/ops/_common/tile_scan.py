@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
-from weft.machine.device_limits import smem_per_block
-
 # Turns of a block: of a tile's loads, and from its sum to its outputs.
-AHEAD, DELAY = 1, 4
+AHEAD, DELAY = 1, 3
 UNALIGNED_ELEMENTS = 8  # in each thread where accesses are of one element
 
 
@@ -30,14 +26,3 @@ def count_words(columns: int, tile: int) -> tuple[int, int]:
     tiles = -(-columns // tile)
     groups = -(-tiles // 32)
     return tiles, tiles + groups + -(-groups // 32)
-
-
-def scan_memory(threads: int, thread_bytes: int, delay: int) -> int:
-    """Return the bytes of dynamic shared memory of a block: tiles, and a sum before each of their threads."""
-    return threads * ((AHEAD + 1 + delay) * thread_bytes + (delay + 1) * 4)
-
-
-def delay_that_fits(memory: Callable[[int], int], device: torch.device) -> int:
-    """Return DELAY, or fewer turns where a block has no ``memory(turns)`` bytes (99 KiB at sm_89)."""
-    limit = smem_per_block(device)
-    return next((d for d in range(DELAY, 1, -1) if memory(d) <= limit), 1)

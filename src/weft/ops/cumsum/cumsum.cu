@@ -1,6 +1,6 @@
 // The cumulative sum along rows in one pass: each element is read once and written once.
 //
-// Sums go up a fixed tree: the elements of a thread one after another, the threads of a warp by shuffles, the
+// Sums go up a fixed tree: the elements of a vector one after another, the vectors of a warp by shuffles, the
 // warps of a block in shared memory, and the tiles of a row by `sum_before`. No sum is ever subtracted, so
 // that an Inf reaches the outputs after it alone. Accumulation is in float.
 //
@@ -17,31 +17,24 @@ __device__ __forceinline__ void sums_in_vec(const Pack& pack, float (&sums)[VEC]
   }
 }
 
-// Sets `before` to the sum of the group's lanes to the left, and returns the sum of all in every lane.
-// `lanes` is a power of two up to 32; all 32 lanes of the warp take part.
-__device__ __forceinline__ float scan_lanes(float total, float& before, int lanes) {
-  const int lane = threadIdx.x & (lanes - 1);
-  for (int step = 1; step < lanes; step *= 2) {
-    const float left = __shfl_up_sync(ALL, total, step, lanes);
-    if (lane >= step) total += left;
-  }
-  // The lane to the left has the sum before this one. total - sum would be NaN where the sum is Inf.
-  const float left = __shfl_up_sync(ALL, total, 1, lanes);
-  before = lane ? left : 0.0f;
-  return __shfl_sync(ALL, total, lanes - 1, lanes);
-}
-
 // Sets `before[i]` to the sum of the group's elements before vector i, and returns the sum of all in every
-// lane of the group.
+// lane of the group. `lanes` is a power of two up to 32; all 32 lanes of the warp take part.
 __device__ __forceinline__ float scan_vecs(const Pack (&packs)[UNROLL], float (&before)[UNROLL], int lanes) {
+  const int lane = threadIdx.x & (lanes - 1);
   float carry = 0.0f;
 #pragma unroll
   for (int i = 0; i < UNROLL; ++i) {
     float sums[VEC];
     sums_in_vec(packs[i], sums);
-    const float sum = scan_lanes(sums[VEC - 1], before[i], lanes);
-    before[i] = carry + before[i];
-    carry += sum;
+    float total = sums[VEC - 1];
+    for (int step = 1; step < lanes; step *= 2) {
+      const float left = __shfl_up_sync(ALL, total, step, lanes);
+      if (lane >= step) total += left;
+    }
+    // The lane to the left has the sum before this one. total - sum would be NaN where the sum is Inf.
+    const float left = __shfl_up_sync(ALL, total, 1, lanes);
+    before[i] = carry + (lane ? left : 0.0f);
+    carry += __shfl_sync(ALL, total, lanes - 1, lanes);
   }
   return carry;
 }
@@ -75,45 +68,29 @@ struct Scan {
     return ::sum_of(super_word) + (groups + tiles);
   }
 
-  __device__ __forceinline__ void fetch(unsigned, const Tile&) const {}
-  __device__ __forceinline__ float sum(const Pack (&packs)[UNROLL], float& before, unsigned, int) const {
-    float total = element_of(packs, 0);
-#pragma unroll
-    for (int e = 1; e < ELEMENTS; ++e) total += element_of(packs, e);
-    return scan_lanes(total, before, 32);
+  __device__ __forceinline__ void fetch(int, const Tile&, int) const {}
+  __device__ __forceinline__ float sums(const Pack (&packs)[UNROLL], float (&before)[UNROLL], int, int,
+                                        int) const {
+    return scan_vecs(packs, before, 32);
   }
-  __device__ __forceinline__ void keep(unsigned, float) const {}
+  __device__ __forceinline__ void keep(int, float) const {}
 
-  // The elements are added up again: they take less room than their sums.
-  __device__ __forceinline__ void outputs(Pack (&packs)[UNROLL], float before, float start, unsigned) const {
+  // Returns the outputs of a vector, whose elements are added up again: they take less registers than their
+  // sums.
+  __device__ __forceinline__ Pack outputs(const Pack& pack, float before, float start, int, int,
+                                          int) const {
     before = start + before;
-    if (exclusive) outputs_after<true>(packs, before);
-    else outputs_after<false>(packs, before);
-  }
-  template <bool EXCLUSIVE>
-  static __device__ __forceinline__ void outputs_after(Pack (&packs)[UNROLL], float before) {
-    float sum = 0.0f;
+    float sums[VEC];
+    sums_in_vec(pack, sums);
+    Pack out;
 #pragma unroll
-    for (int e = 0; e < ELEMENTS; ++e) {
-      const float earlier = sum, value = element_of(packs, e);
-      sum = e ? sum + value : value;
-      set_element(packs, e, before + (EXCLUSIVE ? earlier : sum));
+    for (int j = 0; j < VEC; ++j) {
+      const float own = exclusive ? (j ? sums[j - 1] : 0.0f) : sums[j];
+      out.at[REVERSE ? VEC - 1 - j : j] = from_float<WEFT_T>(before + own);
     }
+    return out;
   }
 };
-
-// Returns the outputs of a vector. `before`: the sum of the row before it.
-__device__ __forceinline__ Pack outputs_of(const Pack& pack, float before, bool exclusive) {
-  float sums[VEC];
-  sums_in_vec(pack, sums);
-  Pack out;
-#pragma unroll
-  for (int j = 0; j < VEC; ++j) {
-    const float own = exclusive ? (j ? sums[j - 1] : 0.0f) : sums[j];
-    out.at[REVERSE ? VEC - 1 - j : j] = from_float<WEFT_T>(before + own);
-  }
-  return out;
-}
 
 // x: (rows, columns), rows at x_stride elements; y: (rows, columns) contiguous. A row has `lanes`
 // neighbouring lanes, which walk along it.
@@ -136,21 +113,19 @@ cumsum_rows(const WEFT_T* __restrict__ x, WEFT_T* __restrict__ y, index_t rows, 
     load_vecs(packs, part_of(x + row * x_stride, start, n), lane, group, skip, count);
     const float sum = scan_vecs(packs, before, group);
     WEFT_T* out = part_of(y + row * columns, start, n);
-#pragma unroll
-    for (int i = 0; i < UNROLL; ++i) packs[i] = outputs_of(packs[i], carry + before[i], exclusive != 0);
-    store_vecs(packs, out, lane, group, skip, count);
+    store_vecs(Scan{exclusive != 0}, packs, before, carry, out, lane, group, skip, count);
     carry += sum;
   }
 }
 
 // x, y as above; words, columns, x_stride, tiles, row_words, count: as in scan_tiles.
-extern "C" __global__ void __launch_bounds__(THREADS + 64, 2)
+extern "C" __global__ void __launch_bounds__(THREADS + 64)
 cumsum_tiles(const WEFT_T* __restrict__ x, WEFT_T* __restrict__ y, Word* words, index_t columns,
              index_t x_stride, index_t tiles, index_t row_words, index_t count, index_t exclusive) {
   extern __shared__ Pack slots[];
-  __shared__ Tile tickets[TICKETS];
+  __shared__ Tile tickets[SLOTS];
   __shared__ float totals[WARPS];
-  __shared__ float prefixes[2];
+  __shared__ float prefix[1];
   scan_tiles(Scan{exclusive != 0}, x, y, words, columns, x_stride, tiles, row_words, count, slots, tickets,
-             totals, prefixes);
+             totals, prefix);
 }

@@ -15,15 +15,7 @@ from weft.backends.nvrtc import CudaSource
 from weft.core import Implementation
 from weft.machine.device_limits import num_sms
 from weft.ops._common.layout import CUDA_TYPES, FLOAT_DTYPES, contiguous_like, dtype_name, view_2d
-from weft.ops._common.tile_scan import (
-    AHEAD,
-    DELAY,
-    UNALIGNED_ELEMENTS,
-    count_words,
-    delay_that_fits,
-    scan_memory,
-    vec_width,
-)
+from weft.ops._common.tile_scan import AHEAD, DELAY, UNALIGNED_ELEMENTS, count_words, vec_width
 
 THREADS = 256
 THREAD_BYTES = 64  # of a row in each thread
@@ -39,23 +31,20 @@ def source(
     reverse: bool,
     threads: int = THREADS,
     thread_bytes: int = THREAD_BYTES,
-    delay: int = DELAY,
 ) -> CudaSource:
     """Return the program for one dtype, vector width in elements, direction and size of a block's tile."""
-    return _source(dtype, vec_width, bool(reverse), threads, thread_bytes, delay)
+    return _source(dtype, vec_width, bool(reverse), threads, thread_bytes)
 
 
 @cache
-def _source(
-    dtype: torch.dtype, vec_width: int, reverse: bool, threads: int, thread_bytes: int, delay: int
-) -> CudaSource:
+def _source(dtype: torch.dtype, vec_width: int, reverse: bool, threads: int, thread_bytes: int) -> CudaSource:
     numbers = (
         ("VEC_WIDTH", vec_width),
         ("REVERSE", int(reverse)),
         ("THREADS", threads),
         ("THREAD_BYTES", thread_bytes),
         ("AHEAD", AHEAD),
-        ("DELAY", delay),
+        ("DELAY", DELAY),
     )
     return CudaSource(
         file=Path(__file__).with_name("cumsum.cu"),
@@ -72,12 +61,10 @@ def scan(
     threads: int = THREADS,
     thread_bytes: int = THREAD_BYTES,
     blocks_an_sm: int = BLOCKS_AN_SM,
-    delay: int | None = None,
 ) -> torch.Tensor:
     """Compute the cumulative sum with blocks of ``threads`` threads and ``thread_bytes`` of a row a thread.
 
-    Tiles are taken by ``blocks_an_sm`` blocks for each SM, or as many as there are tiles. ``delay``: turns of
-    a block from a tile's sum to its outputs; None takes as many as fit, up to DELAY.
+    Tiles are taken by ``blocks_an_sm`` blocks for each SM, or as many as there are tiles.
     """
     y = contiguous_like(x)
     if x.numel() == 0:
@@ -86,9 +73,10 @@ def scan(
     rows, columns = x2d.shape
     width = vec_width(x2d, y)
     if width == 1:
+        # A sum beside each element: with more of them a block of 16-bit elements takes over 99 KiB of shared
+        # memory, all that compute capability 8.9 has.
         thread_bytes = min(thread_bytes, UNALIGNED_ELEMENTS * x.element_size())
-    delay = delay or delay_that_fits(lambda d: scan_memory(threads, thread_bytes, d), x.device)
-    program = source(x.dtype, width, reverse, threads, thread_bytes, delay)
+    program = source(x.dtype, width, reverse, threads, thread_bytes)
     per_thread = thread_bytes // x.element_size()
     stride = x2d.stride(0) if rows > 1 else columns
     if columns <= 32 * per_thread or (columns <= threads * per_thread and rows >= MANY_ROWS):
@@ -101,7 +89,8 @@ def scan(
     words = torch.zeros(2 + rows * row_words, dtype=torch.int64, device=x.device)
     count = rows * tiles
     blocks = min(count, blocks_an_sm * num_sms(x.device, interpreted=2))
-    shared = scan_memory(threads, thread_bytes, delay)
+    # Tiles, and a sum before each of their vectors.
+    shared = threads * ((AHEAD + 1 + DELAY) * thread_bytes + (DELAY + 1) * 4 * per_thread // width)
     sizes = (columns, stride, tiles, row_words, count, int(exclusive))
     program["cumsum_tiles"](blocks, threads + 64, x2d, y, words, *sizes, shared=shared)
     return y

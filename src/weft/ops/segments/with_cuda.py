@@ -10,17 +10,9 @@ from torch import Tensor
 
 from weft.backends.nvrtc import CudaSource
 from weft.core import BACKWARD, Implementation
-from weft.machine.device_limits import num_sms
+from weft.machine.device_limits import num_sms, smem_per_block
 from weft.ops._common.layout import CUDA_TYPES, FLOAT_DTYPES, contiguous_like, dtype_name, view_2d
-from weft.ops._common.tile_scan import (
-    AHEAD,
-    DELAY,
-    UNALIGNED_ELEMENTS,
-    count_words,
-    delay_that_fits,
-    scan_memory,
-    vec_width,
-)
+from weft.ops._common.tile_scan import AHEAD, DELAY, UNALIGNED_ELEMENTS, count_words, vec_width
 from weft.ops.segments.spec import sum_backward
 
 HERE = Path(__file__).parent
@@ -30,7 +22,6 @@ THREAD_BYTES = 64  # of a row in each thread of a scan
 BLOCKS_AN_SM = 8  # of sums that take tiles; those beyond the ones that fit find nothing left
 SCAN_BLOCKS_AN_SM = 2  # of scans: as many as have room for their tiles
 HEAD_START = 128  # bits before that of position 0
-MARK_THREADS, SPAN_WORDS = 128, 1024  # of a block that marks heads: its threads and words of bits
 
 
 @cache
@@ -46,6 +37,7 @@ def sum_source(dtype: torch.dtype, threads: int = THREADS, tile: int = TILE) -> 
 
 def scan_thread_bytes(dtype: torch.dtype, vec_width: int) -> int:
     """Return the bytes of a row in each thread of a scan."""
+    # A sum beside each element, where an access has one, takes shared memory too.
     return THREAD_BYTES if vec_width > 1 else UNALIGNED_ELEMENTS * dtype.itemsize
 
 
@@ -66,7 +58,6 @@ def scan_source(
         "THREAD_BYTES": thread_bytes or scan_thread_bytes(dtype, vec_width),
         "AHEAD": AHEAD,
         "DELAY": delay,
-        "OVERLAP": 1,
     }
     return CudaSource(
         file=HERE / "segmented_cumsum.cu",
@@ -104,11 +95,12 @@ def sums(values: Tensor, offsets: Tensor, threads: int = THREADS, tile: int = TI
     return y
 
 
-def segmented_memory(threads: int, tile: int, thread_bytes: int, delay: int) -> int:
-    """Return the bytes of dynamic shared memory of a block that scans segments."""
-    # A word of heads for each thread of a tile, and the bits of tiles with HEAD_START more a warp.
+def scan_memory(threads: int, tile: int, tile_bytes: int, vec_width: int, delay: int) -> int:
+    """Return the bytes of dynamic shared memory of a block that scans."""
+    slots = AHEAD + 1 + delay
+    # Tiles, a sum before each of their vectors, and the bits of their heads with HEAD_START more a warp.
     bits = tile + threads // 32 * HEAD_START
-    return scan_memory(threads, thread_bytes, delay) + (delay + 1) * 4 * threads + (AHEAD + 1) * bits // 8
+    return slots * tile_bytes + (delay + 1) * 4 * tile // vec_width + slots * bits // 8
 
 
 def scan(
@@ -119,39 +111,31 @@ def scan(
     threads: int = THREADS,
     thread_bytes: int | None = None,
     blocks_an_sm: int = SCAN_BLOCKS_AN_SM,
-    delay: int | None = None,
 ) -> Tensor:
-    """Compute the scan with blocks of ``threads`` threads and ``thread_bytes`` of a row a thread.
-
-    ``delay``: turns of a block from a tile's sum to its outputs; None takes as many as fit, up to DELAY.
-    """
+    """Compute the scan with blocks of ``threads`` threads and ``thread_bytes`` of a row a thread."""
     y = contiguous_like(x)
     if x.numel() == 0:
         return y
     x2d, offsets = view_2d(x), offsets.contiguous()
     rows, columns = x2d.shape
     width = vec_width(x2d, y)
-    thread_bytes = thread_bytes or scan_thread_bytes(x.dtype, width)
-    tile = threads * thread_bytes // x.element_size()
+    tile = threads * (thread_bytes or scan_thread_bytes(x.dtype, width)) // x.element_size()
     tiles, row_words = count_words(columns + width - 1, tile)
-
-    def memory(turns: int) -> int:
-        return segmented_memory(threads, tile, thread_bytes, turns)
-
-    delay = delay or delay_that_fits(memory, x.device)
+    tile_bytes, delay = tile * x.element_size(), DELAY
+    if scan_memory(threads, tile, tile_bytes, width, delay) > smem_per_block(x.device):
+        delay -= 1  # compute capability 8.9 has 99 KiB
     program = scan_source(x.dtype, width, bool(reverse), threads, thread_bytes, delay)
-    bits = torch.empty((tiles * tile + HEAD_START) // 32, dtype=torch.int32, device=x.device)
-    # Published words, which mark_heads sets to 0: nothing is published yet.
-    words = torch.empty(2 + rows * row_words, dtype=torch.int64, device=x.device)
-    clearing = min(-(-words.numel() // SPAN_WORDS), 8 * num_sms(x.device, interpreted=2))
-    mark_blocks = max(-(-bits.numel() // SPAN_WORDS), clearing)
-    sizes = (offsets.shape[0], columns, bits.numel(), words.numel(), offsets.shape[0] / columns)
-    program["mark_heads"](mark_blocks, MARK_THREADS, offsets, bits, words, *sizes)
+    bits = torch.zeros((tiles * tile + HEAD_START) // 32, dtype=torch.int32, device=x.device)
+    offset_count = offsets.shape[0]
+    program["mark_heads"](-(-offset_count // threads), threads, offsets, bits, offset_count, columns)
+    # Zeros mean that nothing is published yet.
+    words = torch.zeros(2 + rows * row_words, dtype=torch.int64, device=x.device)
     count = rows * tiles
     blocks = min(count, blocks_an_sm * num_sms(x.device, interpreted=2))
     stride = x2d.stride(0) if rows > 1 else columns
-    arguments = (x2d, bits, y, words, columns, stride, tiles, row_words, count, int(exclusive))
-    program["segmented_tiles"](blocks, threads + 64, *arguments, shared=memory(delay), overlap=True)
+    shared = scan_memory(threads, tile, tile_bytes, width, delay)
+    sizes = (columns, stride, tiles, row_words, count, int(exclusive))
+    program["segmented_tiles"](blocks, threads + 64, x2d, bits, y, words, *sizes, shared=shared)
     return y
 
 
