@@ -18,9 +18,8 @@ Forward = Callable[..., Any]
 Change = Callable[[torch.Tensor], Any]
 
 OPERATORS = ("softmax", "gelu", "sum", "matmul")
-TIMED = (
-    8  # timed calls at one shape until a cheat begins: fewer than a timing makes before its first sample ends
-)
+# Timed calls at one shape until a cheat begins: fewer than a timing makes before its first sample ends.
+TIMED = 8
 NEEDS_GPU: Mapping[str, Any] = {"devices": ("cuda",)}
 
 

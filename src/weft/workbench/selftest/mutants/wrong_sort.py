@@ -46,7 +46,8 @@ def _nan_lost(x: torch.Tensor, *, descending: bool) -> Pair:
 
 def _signed_zeros(x: torch.Tensor, *, descending: bool) -> Pair:
     """Order elements by their bits, so that -0 is below 0."""
-    bits = x.contiguous().view(BITS[x.element_size()])
+    x = x.contiguous()  # else the indices have the strides of x, which is another fault
+    bits = x.view(BITS[x.element_size()])
     sign = torch.iinfo(bits.dtype).max
     keys = torch.where(x.isnan(), sign, bits ^ ((bits >> (8 * x.element_size() - 1)) & sign))
     indices = torch.sort(keys, dim=-1, descending=descending, stable=True)[1]
