@@ -397,10 +397,13 @@ def test_nothing_to_replace_is_an_error_with_reasons() -> None:
 
 
 @pytest.mark.slow
-def test_measure_records_and_tables_every_variant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "some-device" / step_table.RECORD
+@pytest.mark.parametrize("name", measure.MODELS)
+def test_measure_records_and_tables_every_variant(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "some-device" / f"nn-{name}.json"
     assert step_table.COMMAND in step_table.all_records(tmp_path)
-    few = ["--device", "cpu", "--small", "--batch", "1", "--length", "8"]
+    few = ["--model", name, "--device", "cpu", "--small", "--batch", "1", "--length", "8"]
     assert measure.main([*few, "--save", str(file)]) == 0
     record = json.loads(file.read_text())
     assert record["wrong"] == [] and set(record["ways"]) == set(measure.VARIANTS)
@@ -409,7 +412,7 @@ def test_measure_records_and_tables_every_variant(tmp_path: Path, capsys: pytest
     assert text.strip() in capsys.readouterr().out and "| unpatched |" in text
     record["ways"]["patched"]["loss"] *= 2
     assert list(measure.loss_differences(record["ways"])) != []
-    assert measure.main([*few[:2], "--small", "--length", "999"]) == 2
+    assert name == "llama" or measure.main([*few[:4], "--small", "--length", "999"]) == 2
 
 
 def traced_operators(model: Any, **more: Any) -> tuple[torch.Tensor, list[Any]]:
