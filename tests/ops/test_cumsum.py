@@ -16,6 +16,7 @@ from helpers.scan_emulator import COMPILER, EmulatorError, emulate
 from weft import WeftError, ops
 from weft.core import FORWARD, Case, Implementation, Operator, Verdict, registry
 from weft.core.record import FAIL, PASS
+from weft.ops._common import tile_scan
 from weft.ops.cumsum import ladder, spec, with_cuda, with_eager, with_triton
 from weft.ops.cumsum.spec import reference
 from weft.workbench.check.check import check
@@ -237,6 +238,8 @@ def test_a_block_fits_the_smallest_shared_memory(monkeypatch: pytest.MonkeyPatch
         asked.append(shared)
 
     monkeypatch.setattr(with_cuda.CudaSource, "__getitem__", lambda self, name: launch)
+    monkeypatch.setattr(tile_scan, "smem_per_block", lambda device: 99 * 1024)
+    monkeypatch.setattr(tile_scan, "smem_per_sm", lambda device: 100 * 1024)
     for dtype in (torch.float32, torch.bfloat16):
         wide = torch.zeros(2, 40004, dtype=dtype)
         for x in (wide, wide[:, 1:40002:2]):

@@ -43,6 +43,7 @@ constexpr int UNROLL = THREAD_BYTES / (VEC * (int)sizeof(WEFT_T));
 constexpr int WARPS = THREADS / 32;
 constexpr int TILE = THREADS * UNROLL * VEC;  // elements
 constexpr int SLOTS = AHEAD + 1 + DELAY;  // tiles of a block in shared memory
+constexpr int SCAN_BLOCKS = VEC > 1 && THREADS <= 256 ? 2 : 1;  // on an SM, which bounds the registers
 constexpr unsigned ALL = 0xffffffffu;
 constexpr unsigned READY = 1;
 using Pack = Vector<WEFT_T, VEC>;
@@ -212,8 +213,13 @@ __device__ __forceinline__ void named_barrier(int id, int threads) {
 // came after, 2^28 float32 elements took 5.6 ms on an H200 (results: primitives-2026-11-26.txt). The second
 // warp publishes sums of groups, apart from the turns.
 //
-// Dynamic shared memory: SLOTS tiles, and the sums before each vector of DELAY + 1 tiles. The other
-// arguments are in shared memory too: tickets[SLOTS], totals[WARPS], prefix[1].
+// What limits the speed is the time from a tile's number until all sums before it have arrived, 7 us on an
+// H200, in which the tile takes shared memory. So as many tiles wait as have room, and the sums before vectors
+// stay in registers. Three forms in which the warp waits a turn ahead, or in which other warps store, were
+// slower: blocks held each other up, or loads were late (results: primitives-2026-11-28b.txt).
+//
+// Dynamic shared memory: SLOTS tiles. The other arguments are in shared memory too: tickets[SLOTS],
+// totals[WARPS], prefix[1].
 template <typename Scan>
 __device__ __forceinline__ void scan_tiles(const Scan& scan, const WEFT_T* __restrict__ x,
                                            WEFT_T* __restrict__ y, Word* words, index_t columns,
@@ -232,7 +238,7 @@ __device__ __forceinline__ void scan_tiles(const Scan& scan, const WEFT_T* __res
   }
   const int first = warp * 32 * UNROLL + lane;
   Pack* own_slots = slots + threadIdx.x;
-  float* own_before = reinterpret_cast<float*>(slots + SLOTS * UNROLL * THREADS) + threadIdx.x;
+  float kept[DELAY + 1][UNROLL] = {};  // of tiles t, t - 1, ...: the sum of the tile before each vector
   index_t ahead = 0;
   if (threadIdx.x == 0) ahead = (index_t)atomicAdd(words, 1ull);
   for (int turn = -AHEAD;; ++turn) {
@@ -256,6 +262,10 @@ __device__ __forceinline__ void scan_tiles(const Scan& scan, const WEFT_T* __res
       copies_commit();  // a group a turn, also an empty one
     }
     if (turn < 0) continue;
+#pragma unroll
+    for (int turns = DELAY; turns > 0; --turns)
+#pragma unroll
+      for (int i = 0; i < UNROLL; ++i) kept[turns][i] = kept[turns - 1][i];
     const Tile now = tickets[turn % SLOTS];
     const Tile last = turn < DELAY ? Tile{-1, 0} : tickets[(turn - DELAY) % SLOTS];
     if (waits) {
@@ -282,23 +292,17 @@ __device__ __forceinline__ void scan_tiles(const Scan& scan, const WEFT_T* __res
         scan.keep(turn, sum);
       }
 #pragma unroll
-      for (int i = 0; i < UNROLL; ++i)
-        own_before[(turn % (DELAY + 1) * UNROLL + i) * THREADS] =
-            Scan::value(Scan::join(warps_before, before[i]));
+      for (int i = 0; i < UNROLL; ++i) kept[0][i] = Scan::value(Scan::join(warps_before, before[i]));
     }
     named_barrier(TURN_BARRIER, THREADS + 32);
     if (last.row >= 0 && !waits) {
       const int done = turn - DELAY;
       Pack packs[UNROLL];
-      float before[UNROLL];
 #pragma unroll
-      for (int i = 0; i < UNROLL; ++i) {
-        packs[i] = own_slots[(done % SLOTS * UNROLL + i) * THREADS];
-        before[i] = own_before[(done % (DELAY + 1) * UNROLL + i) * THREADS];
-      }
+      for (int i = 0; i < UNROLL; ++i) packs[i] = own_slots[(done % SLOTS * UNROLL + i) * THREADS];
       WEFT_T* row = y + last.row * columns;
       const int shift = shift_of(row, columns);  // as in x: the host makes sure of that
-      store_vecs(scan, packs, before, prefix[0], part_of(row, last.start(shift), columns), first, 32,
+      store_vecs(scan, packs, kept[DELAY], prefix[0], part_of(row, last.start(shift), columns), first, 32,
                  last.skip(shift), last.count(columns, shift), done, shift);
     }
     if (turn >= DELAY && last.row < 0) return;  // no tile is left, and none waits

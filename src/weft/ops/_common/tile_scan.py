@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import torch
 
-# Turns of a block: of a tile's loads, and from its sum to its outputs.
-AHEAD, DELAY = 1, 3
-UNALIGNED_ELEMENTS = 8  # in each thread where accesses are of one element
+from weft.machine.device_limits import smem_per_block, smem_per_sm
+
+BLOCKS_AN_SM = 2  # that take tiles, as far as they have room
+AHEAD = 1  # turns of a block for a tile's loads
+# Turns from a tile's sum to its outputs: as many as there is shared memory for.
+MOST_DELAY, LEAST_DELAY = 5, 3
+UNALIGNED_ELEMENTS = 8  # in each thread where accesses are of one element, with a sum in a register for each
+STATIC_BYTES = 1024 + 512  # of a block: what the system keeps, and what the kernels declare
 
 
 def vec_width(x2d: torch.Tensor, y: torch.Tensor) -> int:
@@ -26,3 +31,14 @@ def count_words(columns: int, tile: int) -> tuple[int, int]:
     tiles = -(-columns // tile)
     groups = -(-tiles // 32)
     return tiles, tiles + groups + -(-groups // 32)
+
+
+def slots(delay: int) -> int:
+    """Return the number of a block's tiles in shared memory, which wait ``delay`` turns."""
+    return AHEAD + 1 + delay
+
+
+def best_delay(device: torch.device, slot_bytes: int, most: int = MOST_DELAY) -> int:
+    """Return the turns, ``most`` at the most, for which tiles of ``slot_bytes`` have room on ``device``."""
+    room = min(smem_per_block(device), (smem_per_sm(device) or float("inf")) / BLOCKS_AN_SM) - STATIC_BYTES
+    return next((d for d in range(most, LEAST_DELAY, -1) if slots(d) * slot_bytes <= room), LEAST_DELAY)

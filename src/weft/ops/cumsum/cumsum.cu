@@ -119,7 +119,7 @@ cumsum_rows(const WEFT_T* __restrict__ x, WEFT_T* __restrict__ y, index_t rows, 
 }
 
 // x, y as above; words, columns, x_stride, tiles, row_words, count: as in scan_tiles.
-extern "C" __global__ void __launch_bounds__(THREADS + 64)
+extern "C" __global__ void __launch_bounds__(THREADS + 64, SCAN_BLOCKS)
 cumsum_tiles(const WEFT_T* __restrict__ x, WEFT_T* __restrict__ y, Word* words, index_t columns,
              index_t x_stride, index_t tiles, index_t row_words, index_t count, index_t exclusive) {
   extern __shared__ Pack slots[];

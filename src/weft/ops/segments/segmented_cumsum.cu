@@ -190,7 +190,7 @@ struct Scan {
 
 // x, y, words and sizes: as in scan_tiles; bits: of mark_heads, the same for all rows. Dynamic shared memory:
 // as in scan_tiles, then the bits of SLOTS tiles.
-extern "C" __global__ void __launch_bounds__(THREADS + 64)
+extern "C" __global__ void __launch_bounds__(THREADS + 64, SCAN_BLOCKS)
 segmented_tiles(const WEFT_T* __restrict__ x, const unsigned* __restrict__ bits, WEFT_T* __restrict__ y,
                 Word* words, index_t columns, index_t x_stride, index_t tiles, index_t row_words,
                 index_t count, index_t exclusive) {
@@ -199,8 +199,7 @@ segmented_tiles(const WEFT_T* __restrict__ x, const unsigned* __restrict__ bits,
   __shared__ Pair totals[WARPS];
   __shared__ float prefix[1];
   __shared__ int first_heads[DELAY + 1];
-  float* before = reinterpret_cast<float*>(slots + SLOTS * UNROLL * THREADS);
-  unsigned* heads = reinterpret_cast<unsigned*>(before + (DELAY + 1) * UNROLL * THREADS);
+  unsigned* heads = reinterpret_cast<unsigned*>(slots + SLOTS * UNROLL * THREADS);
   scan_tiles(Scan{bits, heads, first_heads, exclusive != 0}, x, y, words, columns, x_stride, tiles, row_words,
              count, slots, tickets, totals, prefix);
 }

@@ -10,18 +10,31 @@ from torch import Tensor
 
 from weft.backends.nvrtc import CudaSource
 from weft.core import BACKWARD, Implementation
-from weft.machine.device_limits import num_sms, smem_per_block
+from weft.machine.device_limits import num_sms
 from weft.ops._common.layout import CUDA_TYPES, FLOAT_DTYPES, contiguous_like, dtype_name, view_2d
-from weft.ops._common.tile_scan import AHEAD, DELAY, UNALIGNED_ELEMENTS, count_words, vec_width
+from weft.ops._common.tile_scan import (
+    AHEAD,
+    BLOCKS_AN_SM,
+    LEAST_DELAY,
+    UNALIGNED_ELEMENTS,
+    best_delay,
+    count_words,
+    slots,
+    vec_width,
+)
 from weft.ops.segments.spec import sum_backward
 
 HERE = Path(__file__).parent
 THREADS = 256
 TILE = 16384  # elements: a longer segment is cut into the tiles that it meets
 THREAD_BYTES = 64  # of a row in each thread of a scan
-BLOCKS_AN_SM = 8  # of sums that take tiles; those beyond the ones that fit find nothing left
-SCAN_BLOCKS_AN_SM = 2  # of scans: as many as have room for their tiles
+SUM_BLOCKS_AN_SM = 8  # that take tiles; those beyond the ones that fit find nothing left
 HEAD_START = 128  # bits before that of position 0
+
+
+def most_delay(dtype: torch.dtype, vec_width: int) -> int:
+    """Return the turns that a tile waits at the most: 4 in float32, where registers are left for it."""
+    return 4 if dtype.itemsize == 4 and vec_width > 1 else LEAST_DELAY
 
 
 @cache
@@ -37,7 +50,7 @@ def sum_source(dtype: torch.dtype, threads: int = THREADS, tile: int = TILE) -> 
 
 def scan_thread_bytes(dtype: torch.dtype, vec_width: int) -> int:
     """Return the bytes of a row in each thread of a scan."""
-    # A sum beside each element, where an access has one, takes shared memory too.
+    # A sum beside each element, where an access has one, takes a register for each turn.
     return THREAD_BYTES if vec_width > 1 else UNALIGNED_ELEMENTS * dtype.itemsize
 
 
@@ -48,9 +61,12 @@ def scan_source(
     reverse: bool,
     threads: int = THREADS,
     thread_bytes: int | None = None,
-    delay: int = DELAY,
+    delay: int | None = None,
 ) -> CudaSource:
     """Return the program of the scan for one dtype, vector width in elements, direction and tile."""
+    most = most_delay(dtype, vec_width)
+    delay = delay or most
+    waits = "" if delay == most else f"-delay-{delay}"
     numbers = {
         "VEC_WIDTH": vec_width,
         "REVERSE": int(reverse),
@@ -63,7 +79,7 @@ def scan_source(
         file=HERE / "segmented_cumsum.cu",
         kernels=("mark_heads", "segmented_tiles"),
         defines=(("WEFT_T", CUDA_TYPES[dtype]), *((name, str(n)) for name, n in numbers.items())),
-        label=f"scan-{dtype_name(dtype)}-{vec_width}{'-reverse' if reverse else ''}",
+        label=f"scan-{dtype_name(dtype)}-{vec_width}{'-reverse' if reverse else ''}{waits}",
     )
 
 
@@ -89,18 +105,15 @@ def sums(values: Tensor, offsets: Tensor, threads: int = THREADS, tile: int = TI
     program["sum_segments"](blocks, threads, x2d, offsets, y, heads, tails, rows, segments, n, stride, lanes)
     if n > tile:
         pieces = torch.empty((rows, tiles, 2), dtype=torch.float32, device=values.device)
-        blocks = min(rows * tiles, BLOCKS_AN_SM * num_sms(values.device, interpreted=2))
+        blocks = min(rows * tiles, SUM_BLOCKS_AN_SM * num_sms(values.device, interpreted=2))
         program["sum_tiles"](blocks, threads, x2d, offsets, heads, tails, pieces, rows, n, stride, tiles)
         program["sum_pieces"](blocks, threads, offsets, tails, pieces, y, rows, segments, n, tiles)
     return y
 
 
-def scan_memory(threads: int, tile: int, tile_bytes: int, vec_width: int, delay: int) -> int:
-    """Return the bytes of dynamic shared memory of a block that scans."""
-    slots = AHEAD + 1 + delay
-    # Tiles, a sum before each of their vectors, and the bits of their heads with HEAD_START more a warp.
-    bits = tile + threads // 32 * HEAD_START
-    return slots * tile_bytes + (delay + 1) * 4 * tile // vec_width + slots * bits // 8
+def slot_memory(threads: int, tile: int, tile_bytes: int) -> int:
+    """Return the bytes of shared memory of one tile: its elements, and the bits of their heads."""
+    return tile_bytes + (tile + threads // 32 * HEAD_START) // 8
 
 
 def scan(
@@ -110,9 +123,14 @@ def scan(
     reverse: bool,
     threads: int = THREADS,
     thread_bytes: int | None = None,
-    blocks_an_sm: int = SCAN_BLOCKS_AN_SM,
+    blocks_an_sm: int = BLOCKS_AN_SM,
+    delay: int | None = None,
 ) -> Tensor:
-    """Compute the scan with blocks of ``threads`` threads and ``thread_bytes`` of a row a thread."""
+    """Compute the scan with blocks of ``threads`` threads and ``thread_bytes`` of a row a thread.
+
+    Tiles are taken by ``blocks_an_sm`` blocks for each SM, and wait ``delay`` turns for the sums before them;
+    default: as many as have room.
+    """
     y = contiguous_like(x)
     if x.numel() == 0:
         return y
@@ -121,9 +139,8 @@ def scan(
     width = vec_width(x2d, y)
     tile = threads * (thread_bytes or scan_thread_bytes(x.dtype, width)) // x.element_size()
     tiles, row_words = count_words(columns + width - 1, tile)
-    tile_bytes, delay = tile * x.element_size(), DELAY
-    if scan_memory(threads, tile, tile_bytes, width, delay) > smem_per_block(x.device):
-        delay -= 1  # compute capability 8.9 has 99 KiB
+    slot_bytes = slot_memory(threads, tile, tile * x.element_size())
+    delay = delay or best_delay(x.device, slot_bytes, most_delay(x.dtype, width))
     program = scan_source(x.dtype, width, bool(reverse), threads, thread_bytes, delay)
     bits = torch.zeros((tiles * tile + HEAD_START) // 32, dtype=torch.int32, device=x.device)
     offset_count = offsets.shape[0]
@@ -133,7 +150,7 @@ def scan(
     count = rows * tiles
     blocks = min(count, blocks_an_sm * num_sms(x.device, interpreted=2))
     stride = x2d.stride(0) if rows > 1 else columns
-    shared = scan_memory(threads, tile, tile_bytes, width, delay)
+    shared = slots(delay) * slot_bytes
     sizes = (columns, stride, tiles, row_words, count, int(exclusive))
     program["segmented_tiles"](blocks, threads + 64, x2d, bits, y, words, *sizes, shared=shared)
     return y
