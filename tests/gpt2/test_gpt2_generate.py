@@ -97,6 +97,8 @@ def test_cached_logits_equal_those_of_the_whole_sequence() -> None:
             model(tokens[:, :1], cache=cache)
         cache.clear()
         model(tokens[:, :3], cache=cache)
+        with pytest.raises(WeftError, match="expected 2 sequences, got 1"):  # would be copied to both rows
+            model(tokens[:1, :1], cache=cache)
     assert addresses == (cache.keys.data_ptr(), cache.values.data_ptr()) and cache.length == 3
 
 
@@ -260,6 +262,10 @@ def test_the_report_compares_bits_and_prices(
     assert len(prices) == 3 and all(float(line[-2]) > 0 for line in prices)
     monkeypatch.setattr(report, "differing", lambda *arguments: (3, 1))
     assert report.main(arguments) == 1
+    for option in ("--prompt", "--tokens", "--rows"):
+        with pytest.raises(SystemExit) as refused:
+            report.main([*arguments, option, "0"])
+        assert refused.value.code == 2
 
 
 def test_models_with_other_operators_are_not_batch_invariant() -> None:

@@ -163,7 +163,7 @@ def test_autocast_lowers_the_products_and_no_terms() -> None:
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"sinks": torch.ones(H + 1)}, "one sink a head"),
-    ({"sinks": torch.ones(1, H)}, "1 dimensions"),
+    ({"sinks": torch.ones(1, H)}, "1 dimension,"),
     ({"sinks": torch.ones(H, dtype=torch.float16)}, "float32"),
     ({"sinks": torch.ones(H, device="meta")}, "device"),
     ({"sinks": 1.0}, "a tensor"),

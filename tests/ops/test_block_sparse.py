@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from weft.backends import disassemble
 from weft.backends.nvrtc import CudaSource
 from weft.core import WeftError
 from weft.ops._common.hopper import tensor_map
+from weft.ops._common.offsets import piece_numbers
 from weft.ops.block_sparse import blocks, to_blocks, to_dense, transposed_index, with_cuda
 from weft.ops.block_sparse.with_cuda import CANDIDATES, Config
 
@@ -153,7 +155,7 @@ def error(point: Point, seed: int, parts: str = "product dx dvalues", device: st
         dvalues = with_cuda.gradient_of_values(grad, x, values, col, rows, places)
         dw = grad.double().t() @ x.double()
         tiles = dw.view(-1, config.block, point[2], config.block).transpose(1, 2)
-        exact = tiles[blocks.row_numbers(crow, col.shape[0]), col.long()]
+        exact = tiles[piece_numbers(crow, col.shape[0]), col.long()]
         errors.append(excess(dvalues, exact, point[0]))
     return max(errors)
 
@@ -305,6 +307,15 @@ def test_bad_arguments_get_one_clear_error() -> None:
         (to_blocks, (w[:, :40], 16, 0.5), "multiple of 16"),
         (to_blocks, (w, 16, 1.5), "share"),
         (to_blocks, (w[0], 16, 0.5), "matrix"),
+        (to_blocks, (w, 16.0, 0.5), "got 16.0"),
+        (to_blocks, (w, 16, "half"), "share"),
+        (to_blocks, (w, 16, math.nan), "share"),
+        (to_dense, (values[0], crow, col, 64), "3 dimensions"),
+        (to_dense, (values, crow, None, 64), "col: expected a tensor"),
+        (to_dense, (values, crow, col, "64"), "an int"),
+        (transposed_index, (crow, col, -1), "at least 0"),
+        (transposed_index, (crow.long(), col, 4), "int32"),
+        (transposed_index, (crow, col.to("meta"), 4), "move it: col.to"),
         (to_dense, (values, crow, col, 40), "multiple of 16"),
         (ops.block_sparse_linear, (x[:, :40], values, crow, col), "multiple of 16"),
         (ops.block_sparse_linear, (x, values[:, :8], crow, col), "b of 16"),

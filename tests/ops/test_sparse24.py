@@ -270,3 +270,12 @@ def test_arguments_without_an_answer_get_one_clear_error() -> None:
         with pytest.raises(WeftError) as caught:
             function(*arguments)
         assert caught.value.expected and caught.value.got
+
+
+def test_the_hint_of_a_shape_that_is_not_in_fours_pads_it_to_one_that_is() -> None:
+    for function, shape in ((ops.prune_2_4, (3, 6)), (ops.prune_2_4_transposable, (3, 6))):
+        w = torch.randn(shape)
+        with pytest.raises(WeftError) as caught:
+            function(w)
+        padded = eval(str(caught.value.hint), {"torch": torch, "w": w})
+        assert function(padded)[0].shape[1] == 4

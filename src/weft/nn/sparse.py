@@ -10,8 +10,8 @@ from torch import Tensor
 from weft import ops
 from weft.core import WeftError
 from weft.nn._common import cast
+from weft.ops._common.layout import as_matrix
 from weft.ops.sparse24 import pattern
-from weft.ops.sparse24.spec import as_matrix
 
 GROUP = pattern.GROUP
 

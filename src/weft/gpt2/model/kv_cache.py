@@ -29,8 +29,10 @@ class KVCache:
         # Of each sequence with the token that is being processed, on the device: attention reads it there.
         self.lengths = torch.zeros(batch, device=device, dtype=torch.int32)
 
-    def check_new_tokens(self, count: int) -> None:
-        """Raise :class:`WeftError` if ``count`` more tokens do not fit."""
+    def check_new_tokens(self, batch: int, count: int) -> None:
+        """Raise :class:`WeftError` if ``count`` more tokens of ``batch`` sequences do not fit."""
+        if batch != len(self.lengths):
+            raise WeftError("KVCache: new tokens", expected=f"{len(self.lengths)} sequences", got=batch)
         if self.length + count > self.capacity:
             expected = f"at most {self.capacity} tokens in all"
             raise WeftError("KVCache: new tokens", expected=expected, got=self.length + count)

@@ -265,14 +265,14 @@ class GPT(torch.nn.Module):
             logits in the parameters' dtype, (B, T, V), or with a cache those of the last token, (B, 1, V).
 
         Raises:
-            WeftError: no tokens, more tokens than positions, shapes that do not match; training with
-                dropout and without ``seed``; inside ``weft.batch_invariant()`` an operator that has no
-                batch-invariant implementation here.
+            WeftError: no tokens, more tokens than positions, shapes that do not match, a cache of another
+                batch; training with dropout and without ``seed``; inside ``weft.batch_invariant()`` an
+                operator that has no batch-invariant implementation here.
         """
         first_position = 0 if cache is None else cache.length
         self._check_shapes(tokens_BT, targets_BT, first_position)
         if cache is not None:
-            cache.check_new_tokens(tokens_BT.shape[1])
+            cache.check_new_tokens(*tokens_BT.shape)
             cache.begin(tokens_BT.shape[1])
         seeds, impls = self._dropout_seeds(seed), implementations_of(self, tokens_BT)
         # Both tables in one pass; its backward sums each row in a fixed order, without atomics.

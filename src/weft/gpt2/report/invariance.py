@@ -7,7 +7,8 @@ First table: log-probabilities of generated tokens compared with those of one fo
 bit, for several batches and pieces of the prompt; with ``weft.batch_invariant()`` none may differ, and
 normal calls show what it prevents. Second table: milliseconds of a step of decoding, of a prompt, of the loss
 with its gradient, and of attention's forward, with and without. A time is the median of calls in the order
-A B B A. Exit code 1: a bit differs with batch invariance. The weights are random: no checkpoint is needed.
+A B B A. The weights are random: no checkpoint is needed. Exit code 1: a bit differs with batch invariance; 2:
+an argument is out of range, or this machine has no batch-invariant kernels.
 """
 
 from __future__ import annotations
@@ -112,10 +113,10 @@ def prices(model: GPT, prompts: torch.Tensor, device: str) -> Iterator[tuple[str
         size = f"{batch} x {tokens.shape[1]}"
         for name, call in ((f"prompt of {size}", prefill), (f"one token after {size}", decode_step)):
             prefill(model, tokens, cache)
-            both = [partial(in_block, i, partial(call, model, tokens, cache)) for i in (False, True)]
-            yield name, milliseconds(both, device, 10 if call is decode_step else 2)
-    both = [partial(in_block, i, partial(train, model, prompts)) for i in (False, True)]
-    yield f"loss and gradient of {len(prompts)} x {prompts.shape[1]}", milliseconds(both, device)
+            calls = [partial(in_block, i, partial(call, model, tokens, cache)) for i in (False, True)]
+            yield name, milliseconds(calls, device, 10 if call is decode_step else 2)
+    calls = [partial(in_block, i, partial(train, model, prompts)) for i in (False, True)]
+    yield f"loss and gradient of {len(prompts)} x {prompts.shape[1]}", milliseconds(calls, device)
 
 
 def attention_prices() -> Iterator[tuple[str, list[float]]]:
@@ -130,7 +131,7 @@ def attention_prices() -> Iterator[tuple[str, list[float]]]:
 
 
 def report(model: GPT, prompts: torch.Tensor, count: int, device: str) -> int:
-    """Print both tables; return the number of bits' differences with batch invariance."""
+    """Print both tables; return how many log-probabilities differ with batch invariance."""
     wrong = 0
     print(f"\n{'mode':<16} {'batch':>5} {'pieces':>7} {'compared':>9} {'differing':>9}")
     piece = max(1, prompts.shape[1] // 3 + 1)
@@ -152,8 +153,15 @@ def report(model: GPT, prompts: torch.Tensor, count: int, device: str) -> int:
     return wrong
 
 
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:  # nothing would be compared, and no bit would differ
+        raise argparse.ArgumentTypeError(f"expected 1 or more, got {value}")
+    return value
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Measure and print; return 1 if a bit differs, 2 if this machine has no such kernels."""
+    """Measure and print; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python3 -m weft.gpt2.report.invariance",
         description=__doc__,
@@ -161,9 +169,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--preset", default="124M", help="sizes of the model (%(default)s)")
-    parser.add_argument("--prompt", type=int, default=512, help="tokens of a prompt (%(default)s)")
-    parser.add_argument("--tokens", type=int, default=32, help="generated tokens (%(default)s)")
-    parser.add_argument("--rows", type=int, default=32, help="number of prompts (%(default)s)")
+    parser.add_argument("--prompt", type=_positive, default=512, help="tokens of a prompt (%(default)s)")
+    parser.add_argument("--tokens", type=_positive, default=32, help="generated tokens (%(default)s)")
+    parser.add_argument("--rows", type=_positive, default=32, help="number of prompts (%(default)s)")
     args = parser.parse_args(arguments)
     try:
         model = random_model(args.preset, args.device)

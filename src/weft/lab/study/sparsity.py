@@ -78,7 +78,7 @@ class Contender:
 
 
 def contenders(device: str, densities: Sequence[float]) -> Iterator[Contender]:
-    """Return every contender on a device, the dense ones first."""
+    """Yield every contender on a device, the dense ones first."""
     impls = IMPLEMENTATIONS[device]
     yield from (Contender(kind=DENSE, impl=i, density=1.0) for i in impls[DENSE])
     yield from (Contender(kind=SEMI, impl=i, density=0.5) for i in impls[SEMI])

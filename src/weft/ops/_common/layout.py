@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 # PyTorch dtype -> C++ type in a CUDA source
@@ -49,6 +51,11 @@ def flat(x: torch.Tensor) -> torch.Tensor:
     """Return a dense tensor's elements in storage order, as a view of shape ``(numel,)``."""
     # A dense tensor's elements fill numel() consecutive positions, in whatever order of dimensions.
     return x.as_strided((x.numel(),), (1,))
+
+
+def as_matrix(x: torch.Tensor) -> torch.Tensor:
+    """Return ``(rows, columns)`` of a tensor ``(..., columns)``, which may have no elements."""
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 def view_2d(x: torch.Tensor) -> torch.Tensor:

@@ -21,10 +21,10 @@ def tensor(where: str, name: str, x: object, dtypes: Sequence[str], dims: range 
         hint = "wrap it: torch.as_tensor(...)"
         raise WeftError(f"{where}: {name}", expected="a tensor", got=type(x).__name__, hint=hint)
     if x.is_nested:
-        hint = "torch.nested.to_padded_tensor(x, 0.0)"
+        hint = f"torch.nested.to_padded_tensor({name}, 0.0)"
         raise WeftError(f"{where}: {name}", expected="a dense tensor", got="a nested tensor", hint=hint)
     if x.layout != torch.strided:
-        hint = "x.to_dense()"
+        hint = f"{name}.to_dense()"
         raise WeftError(f"{where}: {name}", expected="a dense tensor", got=x.layout, hint=hint)
     if str(x.dtype).removeprefix("torch.") not in dtypes:
         raise WeftError(
@@ -38,7 +38,7 @@ def tensor(where: str, name: str, x: object, dtypes: Sequence[str], dims: range 
             f"{where}: {name}.device",
             expected="cpu or cuda",
             got=x.device.type,
-            hint="move it: x.to('cuda')",
+            hint=f"move it: {name}.to('cuda')",
         )
     # Only an expanded tensor can be so large; the call would take hours, or fail for want of memory.
     # A trace would add a guard on its sizes.
@@ -47,9 +47,11 @@ def tensor(where: str, name: str, x: object, dtypes: Sequence[str], dims: range 
         expected = f"at most {MAX_EXPANDED} elements of an expanded tensor"
         raise WeftError(f"{where}: {name}", expected=expected, got=x.numel(), hint=hint)
     if dims is not None and x.dim() not in dims:
-        most = "" if dims.stop > 64 else f" to {dims.stop - 1}"
-        exact = f"{dims.start} dimensions" if len(dims) == 1 else f"{dims.start}{most or ' or more'}"
-        raise WeftError(f"{where}: {name}.dim()", expected=exact, got=f"{x.dim()}, {tuple(x.shape)}")
+        if len(dims) == 1:
+            expected = f"{dims.start} dimension{'s' * (dims.start != 1)}"
+        else:
+            expected = f"{dims.start} or more" if dims.stop > 64 else f"{dims.start} to {dims.stop - 1}"
+        raise WeftError(f"{where}: {name}.dim()", expected=expected, got=f"{x.dim()}, {tuple(x.shape)}")
 
 
 def one_of(where: str, value: object, supported: Sequence[str]) -> None:

@@ -6,6 +6,7 @@ import torch
 
 from weft.dispatch.autocast import lowered
 from weft.dispatch.operator import Schema, call, register
+from weft.ops._common.offsets import can_read
 from weft.ops.block_sparse.blocks import to_blocks, to_dense, transposed_index
 from weft.ops.block_sparse.spec import check_arguments, check_indices
 
@@ -81,9 +82,8 @@ def block_sparse_linear(
     def check() -> None:
         check_arguments(*inputs)
 
-    if isinstance(col, torch.Tensor) and col.is_cpu and not torch.compiler.is_compiling():
+    if can_read(col):
         check()
-        # A transform such as vmap has no values to read.
-        if transposed is not None and torch._C._functorch.peek_interpreter_stack() is None:
-            check_indices(crow, col, transposed, x.shape[-1] // values.shape[1])
+        assert transposed is not None  # or the check raised
+        check_indices(crow, col, transposed, x.shape[-1] // values.shape[1])
     return call("block_sparse_linear", inputs, {}, impl, check, batch_invariant)  # type: ignore[no-any-return]

@@ -12,25 +12,41 @@ in ``values``. Blocks of one column stay in the order of their rows.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from weft.core import WeftError
+from weft.ops._common import validate
+from weft.ops._common.offsets import piece_numbers
 
 SIDES = (16, 32, 64, 128)
+FLOATS = ("float32", "float64", "float16", "bfloat16")
 
 
 def check_sizes(name: str, block: Any, **sizes: int) -> None:
     """Raise :class:`WeftError` unless ``block`` is a side that the kernels take and divides each size."""
-    if block not in SIDES:
-        raise WeftError(f"{name}: block", expected=" or ".join(map(str, SIDES)), got=block)
+    if isinstance(block, float) or block not in SIDES:
+        raise WeftError(f"{name}: block", expected=" or ".join(map(str, SIDES)), got=f"{block!r:.80}")
     for argument, size in sizes.items():
+        check_count(f"{name}: {argument}", size)
         if size % block:
             hint = f"pad with zeros to {-(-size // block) * block}"
             raise WeftError(f"{name}: {argument}", expected=f"a multiple of {block}", got=size, hint=hint)
+
+
+def check_count(where: str, count: Any) -> None:
+    """Raise :class:`WeftError` unless ``count`` is an integer of at least 0."""
+    if not isinstance(count, int | torch.SymInt) or isinstance(count, bool) or count < 0:
+        raise WeftError(where, expected="an int of at least 0", got=f"{count!r:.80}")
+
+
+def check_pattern(name: str, crow: Any, col: Any) -> None:
+    """Raise :class:`WeftError` unless both indices are int32 vectors on one device; they are not read."""
+    validate.tensor(name, "crow", crow, ("int32",), dims=range(1, 2))
+    validate.tensor(name, "col", col, ("int32",), dims=range(1, 2))
+    validate.same_device(name, "crow and col", crow, col)
 
 
 def to_blocks(w: Tensor, block: int, density: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -52,8 +68,8 @@ def to_blocks(w: Tensor, block: int, density: float) -> tuple[Tensor, Tensor, Te
         got = f"{w.dtype}, {tuple(w.shape)}" if isinstance(w, Tensor) else type(w).__name__
         raise WeftError("to_blocks: w", expected="a floating-point matrix", got=got)
     check_sizes("to_blocks", block, rows=w.shape[0], columns=w.shape[1])
-    if not 0 <= density <= 1:
-        raise WeftError("to_blocks: density", expected="a share from 0 to 1", got=density)
+    if not isinstance(density, int | float) or not 0 <= density <= 1:
+        raise WeftError("to_blocks: density", expected="a share from 0 to 1", got=f"{density!r:.80}")
     rows, columns = (size // block for size in w.shape)
     tiles = w.detach().reshape(rows, block, columns, block).transpose(1, 2).reshape(-1, block, block)
     wide = tiles if w.dtype == torch.float64 else tiles.float()
@@ -74,35 +90,35 @@ def from_places(tiles: Tensor, places: Tensor, rows: int, columns: int) -> tuple
 def to_dense(values: Tensor, crow: Tensor, col: Tensor, columns: int) -> Tensor:
     """Return the matrix (N, ``columns``): the blocks at their places, added up where two share one; else 0.
 
-    Differentiable in ``values``. Indices must be in range.
+    Differentiable in ``values``. Indices must be in range. Raises :class:`WeftError` if the shapes or dtypes
+    do not fit.
     """
+    validate.tensor("to_dense", "values", values, FLOATS, dims=range(3, 4))
+    check_pattern("to_dense", crow, col)
     blocks, block = values.shape[:2]
     check_sizes("to_dense", block, columns=columns)
     rows, across = crow.shape[0] - 1, columns // block
-    tile = row_numbers(crow, blocks) * across + col.long()
+    tile = piece_numbers(crow, blocks) * across + col.long()
     tiles = values.new_zeros((rows * across, block, block)).index_add(0, tile, values)
     return tiles.view(rows, across, block, block).transpose(1, 2).reshape(rows * block, columns)
-
-
-def row_numbers(crow: Tensor, blocks: int) -> Tensor:
-    """Return the row of blocks of each stored block, (blocks,) int64. Empty rows have none."""
-    at = torch.arange(blocks, device=crow.device, dtype=crow.dtype)
-    return torch.searchsorted(crow, at, right=True) - 1
 
 
 def transposed_index(crow: Tensor, col: Tensor, column_blocks: int) -> Tensor:
     """Return the transposed index of a pattern, (column_blocks + 1 + 2 blocks,) int32.
 
     A sort of as many numbers as there are blocks: compute it once for a pattern that stays. Blocks whose
-    column is out of range are in no column; the host waits for nothing.
+    column is out of range are in no column; the host waits for nothing. Raises :class:`WeftError` if the
+    arguments do not fit.
     """
+    check_pattern("transposed_index", crow, col)
+    check_count("transposed_index: column_blocks", column_blocks)
     blocks = col.shape[0]
     # Blocks out of range count as one more column, at the end, which no start reaches.
     keys = torch.where(is_inside(col, column_blocks), col, column_blocks)
     keys, order = keys.sort(stable=True)
     ends = torch.arange(column_blocks + 1, device=col.device, dtype=keys.dtype)
     starts = torch.searchsorted(keys, ends)
-    rows = row_numbers(crow, blocks)[order]
+    rows = piece_numbers(crow, blocks)[order]
     return torch.cat((starts.int(), rows.int(), order.int()))
 
 
@@ -116,8 +132,3 @@ def split_index(transposed: Tensor, blocks: int) -> tuple[Tensor, Tensor, Tensor
 def is_inside(col: Tensor, column_blocks: int) -> Tensor:
     """Return True for the columns that a matrix of ``column_blocks`` columns of blocks has."""
     return (col >= 0) & (col < column_blocks)
-
-
-def as_matrix(x: Tensor) -> Tensor:
-    """Return (rows, columns) of a tensor (..., columns), which may have no elements."""
-    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])

@@ -11,8 +11,10 @@ from torch import Tensor
 from weft.core import FORWARD, Case, Cost, Operator, Property, Tolerance, WeftError
 from weft.core.cases import ITEMSIZE, SHORT
 from weft.ops._common import validate
+from weft.ops._common.layout import as_matrix
+from weft.ops._common.offsets import check_range, piece_numbers
 from weft.ops.block_sparse import blocks
-from weft.ops.block_sparse.blocks import as_matrix, check_sizes, row_numbers
+from weft.ops.block_sparse.blocks import check_sizes
 from weft.ops.block_sparse.cases import DTYPES, cases, draw, pattern_of
 
 NAME = "block_sparse_linear"
@@ -28,7 +30,7 @@ def reference(
     strips = x2d.view(x2d.shape[0], x2d.shape[1] // block, block)
     # (blocks, M, b): the columns of x of each block, times its transpose.
     products = strips.transpose(0, 1)[col.long()] @ values.transpose(1, 2)
-    y = x.new_zeros((rows, x2d.shape[0], block)).index_add(0, row_numbers(crow, col.shape[0]), products)
+    y = x.new_zeros((rows, x2d.shape[0], block)).index_add(0, piece_numbers(crow, col.shape[0]), products)
     return y.transpose(0, 1).reshape(*x.shape[:-1], rows * block) + bias
 
 
@@ -75,14 +77,7 @@ def check_indices(crow: Tensor, col: Tensor, transposed: Tensor, column_blocks: 
     It reads all indices: on a GPU it waits for the device.
     """
     count = col.shape[0]
-    first, last = int(crow[0]), int(crow[-1])
-    if first != 0 or last != count:
-        raise WeftError(f"{NAME}: crow", expected=f"from 0 to {count}", got=f"from {first} to {last}")
-    falls = crow[1:] < crow[:-1]
-    if bool(falls.any()):
-        row = int(falls.int().argmax())
-        got = f"{int(crow[row])}, {int(crow[row + 1])} at row {row}"
-        raise WeftError(f"{NAME}: crow", expected="none below the one before it", got=got)
+    check_range(f"{NAME}: crow", crow, count, "row")
     if count:
         low, high = (int(v) for v in torch.aminmax(col))
         if low < 0 or high >= column_blocks:

@@ -17,12 +17,11 @@ from weft.core import YES, Case, Implementation, Support, no
 from weft.machine.device_limits import num_sms
 from weft.ops._common.hopper import tensor_map
 from weft.ops._common.hopper.tensor_map import TensorMap
-from weft.ops._common.layout import CUDA_TYPES, HALF_DTYPES, dtype_name
+from weft.ops._common.layout import CUDA_TYPES, HALF_DTYPES, as_matrix, dtype_name
 from weft.ops._common.prepared import LaunchCache
 from weft.ops._common.products.repeated import RepeatedProduct
 from weft.ops._common.products.wgmma_model import CLOCK_GHZ, L2_BYTES_PER_NS, LAUNCH_US, STORE_US
 from weft.ops.block_sparse import blocks
-from weft.ops.block_sparse.blocks import as_matrix
 from weft.ops.block_sparse.spec import bias_gradient, index_of
 
 ARCH = 90  # wgmma exists on sm_90a alone

@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from weft.core import Implementation
-from weft.ops.block_sparse.blocks import as_matrix, is_inside
+from weft.ops._common.layout import as_matrix
+from weft.ops.block_sparse.blocks import is_inside
 
 
 def forward(x: Tensor, values: Tensor, crow: Tensor, col: Tensor, transposed: Tensor, bias: Tensor) -> Tensor:

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from weft.core import YES, Case, Implementation, Support, no
 from weft.dispatch.operator import Schema, can_skip_dispatcher, register
+from weft.ops._common.layout import as_matrix
+from weft.ops._common.offsets import piece_numbers
 from weft.ops.block_sparse import blocks
-from weft.ops.block_sparse.blocks import as_matrix
 from weft.ops.block_sparse.spec import bias_gradient, check_indices, index_of, save
 
 PATTERN = "Tensor x, Tensor values, Tensor crow, Tensor col, Tensor transposed"
@@ -55,7 +56,7 @@ def backward(
     starts, rows, places = blocks.split_index(index_of(x, values, crow, col, transposed), count)
     dx = product(grad2d, values[places].transpose(1, 2), starts, rows)
     dense = (grad2d.t() @ x2d).view(crow.shape[0] - 1, block, x.shape[-1] // block, block)
-    dvalues = dense.transpose(1, 2)[blocks.row_numbers(crow, count), col.long()]
+    dvalues = dense.transpose(1, 2)[piece_numbers(crow, count), col.long()]
     return dx.reshape(x.shape), dvalues, bias_gradient(grad)
 
 

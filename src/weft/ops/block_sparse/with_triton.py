@@ -15,8 +15,8 @@ from torch import Tensor
 
 from weft.backends.triton_jit import TritonAotKernel, tl, triton
 from weft.core import Implementation
+from weft.ops._common.layout import as_matrix
 from weft.ops.block_sparse import blocks
-from weft.ops.block_sparse.blocks import as_matrix
 from weft.ops.block_sparse.spec import bias_gradient, index_of
 
 # Rows of x and depth of a step, by the bytes of an element. float32 has no tensor cores here, and its sums as

@@ -9,6 +9,7 @@ from weft.dispatch import repeated_calls
 from weft.dispatch.operator import Schema, call, register
 from weft.dispatch.plan_cache import recent
 from weft.dispatch.public_calls import Repeat, repeat_of, repeated
+from weft.ops._common.offsets import can_read
 from weft.ops._common.placeholder import placeholder
 from weft.ops.embedding.spec import check_arguments, check_ids
 
@@ -88,15 +89,12 @@ def embedding(
     def check() -> None:
         check_arguments(weight, flat, places)
 
-    on_a_cpu = isinstance(flat, torch.Tensor) and flat.is_cpu
-    if on_a_cpu and not torch.compiler.is_compiling():
+    if can_read(flat):
         check()
-        # A transform such as vmap has no values to read; torch's own lookup refuses an id out of range there.
-        if torch._C._functorch.peek_interpreter_stack() is None:
-            check_ids(flat, weight.shape[0])
+        check_ids(flat, weight.shape[0])
     try:
         y = call("embedding", (weight, flat, places), {}, impl, check, batch_invariant)
-    except IndexError as error:  # torch's own, where the ids were not read
+    except IndexError as error:  # torch's own, under a transform, where the ids were not read
         expected = f"at least 0 and below {weight.shape[0]}, the rows of weight"
         raise WeftError("embedding: ids", expected=expected, got=error) from error
     return y if ids.dim() == 2 else y.view(*ids.shape, weight.shape[1])  # type: ignore[no-any-return]

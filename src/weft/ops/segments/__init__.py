@@ -8,6 +8,7 @@ import torch
 
 from weft.dispatch.operator import Schema, call, register
 from weft.ops._common.layout import contiguous_like
+from weft.ops._common.offsets import can_read
 from weft.ops.segments.spec import check_arguments, check_offsets
 
 register(
@@ -44,11 +45,9 @@ def _call(
     def check() -> None:
         check_arguments(where, name, x, offsets, **params)
 
-    if isinstance(offsets, torch.Tensor) and offsets.is_cpu and not torch.compiler.is_compiling():
+    if can_read(offsets):
         check()
-        # A transform such as vmap has no values to read.
-        if torch._C._functorch.peek_interpreter_stack() is None:
-            check_offsets(where, offsets, x.shape[-1])
+        check_offsets(where, offsets, x.shape[-1])
     return call(where, inputs, params, impl, check, batch_invariant)  # type: ignore[no-any-return]
 
 

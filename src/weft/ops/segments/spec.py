@@ -19,21 +19,16 @@ from torch import Tensor
 from weft.core import FORWARD, Case, Cost, Input, Operator, Property, Tolerance, WeftError
 from weft.core.cases import ITEMSIZE, SHORT
 from weft.ops._common import validate
+from weft.ops._common.offsets import check_range, piece_numbers
 
 DTYPES = ("float32", "float16", "bfloat16")
 SPECIAL = (math.nan, math.inf, -math.inf, 0.0)
 
 
-def segment_numbers(offsets: Tensor, n: int) -> Tensor:
-    """Return the segment of each element, (n,) int64, for offsets from 0 to n that do not fall."""
-    at = torch.arange(n, device=offsets.device)
-    return torch.searchsorted(offsets.contiguous(), at, right=True) - 1
-
-
 def sum_reference(values: Tensor, offsets: Tensor) -> Tensor:
     """Add up the segments in float64, whose error is far below every tolerance."""
     zeros = values.new_zeros((*values.shape[:-1], offsets.shape[0] - 1))
-    return zeros.index_add(-1, segment_numbers(offsets, values.shape[-1]), values)
+    return zeros.index_add(-1, piece_numbers(offsets, values.shape[-1]), values)
 
 
 def scan_reference(x: Tensor, offsets: Tensor, *, exclusive: bool = False, reverse: bool = False) -> Tensor:
@@ -43,7 +38,7 @@ def scan_reference(x: Tensor, offsets: Tensor, *, exclusive: bool = False, rever
     stays in its segment.
     """
     n = x.shape[-1]
-    numbers = segment_numbers(offsets, n)
+    numbers = piece_numbers(offsets, n)
     y = x
     if reverse:
         y, numbers = y.flip(-1), numbers.flip(-1)
@@ -70,8 +65,7 @@ def check_arguments(where: str, name: str, x: Any, offsets: Any, **flags: Any) -
     if offsets.shape[0] == 1 and x.shape[-1]:
         raise WeftError(f"{where}: offsets", expected=f"segments for {x.shape[-1]} elements", got="none")
     for flag, value in flags.items():
-        if not isinstance(value, bool):
-            raise WeftError(f"{where}: {flag}", expected="True or False", got=f"{value!r:.80}")
+        validate.flag(f"{where}: {flag}", value)
 
 
 def check_offsets(where: str, offsets: Tensor, n: int) -> None:
@@ -79,14 +73,7 @@ def check_offsets(where: str, offsets: Tensor, n: int) -> None:
 
     It reads all offsets: on a GPU it waits for the device.
     """
-    first, last = int(offsets[0]), int(offsets[-1])
-    if first != 0 or last != n:
-        raise WeftError(f"{where}: offsets", expected=f"from 0 to {n}", got=f"from {first} to {last}")
-    falls = offsets[1:] < offsets[:-1]
-    if bool(falls.any()):
-        i = int(falls.int().argmax())
-        got = f"{int(offsets[i])}, {int(offsets[i + 1])} at segment {i}"
-        raise WeftError(f"{where}: offsets", expected="none below the one before it", got=got)
+    check_range(f"{where}: offsets", offsets, n, "segment")
 
 
 def sum_backward(grad: Tensor, offsets: Tensor, columns: int) -> tuple[Tensor]:
@@ -94,7 +81,7 @@ def sum_backward(grad: Tensor, offsets: Tensor, columns: int) -> tuple[Tensor]:
     if columns == 0:
         return (grad.new_empty((*grad.shape[:-1], 0)),)
     # An offset out of range, which a GPU does not check, must be no address.
-    numbers = segment_numbers(offsets, columns).clamp(0, grad.shape[-1] - 1)
+    numbers = piece_numbers(offsets, columns).clamp(0, grad.shape[-1] - 1)
     return (grad.index_select(-1, numbers),)
 
 

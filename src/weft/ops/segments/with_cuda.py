@@ -119,8 +119,8 @@ def slot_memory(threads: int, tile: int, tile_bytes: int) -> int:
 def scan(
     x: Tensor,
     offsets: Tensor,
-    exclusive: bool,
-    reverse: bool,
+    exclusive: bool = False,
+    reverse: bool = False,
     threads: int = THREADS,
     thread_bytes: int | None = None,
     blocks_an_sm: int = BLOCKS_AN_SM,
@@ -156,14 +156,6 @@ def scan(
     return y
 
 
-def forward_sum(values: Tensor, offsets: Tensor) -> Tensor:
-    return sums(values, offsets)
-
-
-def forward_scan(x: Tensor, offsets: Tensor, *, exclusive: bool = False, reverse: bool = False) -> Tensor:
-    return scan(x, offsets, exclusive, reverse)
-
-
 def backward_scan(
     grad: Tensor, offsets: Tensor, *, exclusive: bool = False, reverse: bool = False
 ) -> tuple[Tensor]:
@@ -173,7 +165,7 @@ def backward_scan(
 SEGMENTED_SUM = Implementation(
     operator="segmented_sum",
     backend="cuda",
-    forward=forward_sum,
+    forward=sums,
     backward=sum_backward,
     delegates_to_torch=(BACKWARD,),
     aot_kernels=tuple(sum_source(dtype) for dtype in FLOAT_DTYPES),
@@ -182,7 +174,7 @@ SEGMENTED_SUM = Implementation(
 SEGMENTED_CUMSUM = Implementation(
     operator="segmented_cumsum",
     backend="cuda",
-    forward=forward_scan,
+    forward=scan,
     backward=backward_scan,
     aot_kernels=(
         *(scan_source(dtype, 16 // dtype.itemsize, r) for dtype in FLOAT_DTYPES for r in (False, True)),

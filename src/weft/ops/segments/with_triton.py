@@ -171,7 +171,9 @@ def sums(values: Tensor, offsets: Tensor, block: int = SUM_BLOCK) -> Tensor:
     return y
 
 
-def scan(x: Tensor, offsets: Tensor, exclusive: bool, reverse: bool, block: int = BLOCK) -> Tensor:
+def scan(
+    x: Tensor, offsets: Tensor, exclusive: bool = False, reverse: bool = False, block: int = BLOCK
+) -> Tensor:
     """Compute the scan with programs of at most ``block`` elements."""
     y = contiguous_like(x)
     if x.numel() == 0:
@@ -198,14 +200,6 @@ def scan(x: Tensor, offsets: Tensor, exclusive: bool, reverse: bool, block: int 
     scan_rows[(rows,)](sums, flags, prefixes, tiles, tiles, tiles, **inclusive, **shape)
     scan_tiles[(rows * tiles,)](x2d, heads, prefixes, y, n, stride, tiles, **order, **shape)
     return y
-
-
-def forward_sum(values: Tensor, offsets: Tensor) -> Tensor:
-    return sums(values, offsets)
-
-
-def forward_scan(x: Tensor, offsets: Tensor, *, exclusive: bool = False, reverse: bool = False) -> Tensor:
-    return scan(x, offsets, exclusive, reverse)
 
 
 def backward_scan(
@@ -274,7 +268,7 @@ def _scan_kernels() -> tuple[TritonAotKernel, ...]:
 SEGMENTED_SUM = Implementation(
     operator="segmented_sum",
     backend="triton",
-    forward=forward_sum,
+    forward=sums,
     backward=sum_backward,
     delegates_to_torch=(BACKWARD,),
     aot_kernels=_sum_kernels(),
@@ -283,7 +277,7 @@ SEGMENTED_SUM = Implementation(
 SEGMENTED_CUMSUM = Implementation(
     operator="segmented_cumsum",
     backend="triton",
-    forward=forward_scan,
+    forward=scan,
     backward=backward_scan,
     aot_kernels=_scan_kernels(),
     idea="an associative scan of (head, sum) pairs; long rows in three launches",

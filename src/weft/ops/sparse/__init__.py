@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from weft.dispatch.operator import Schema, call, register
+from weft.ops._common.offsets import can_read
 from weft.ops.sparse.spec import check_arguments, check_indices
 
 
@@ -39,11 +40,9 @@ def _call(
     def check() -> None:
         check_arguments(name, *inputs)
 
-    if isinstance(columns, torch.Tensor) and columns.is_cpu and not torch.compiler.is_compiling():
+    if can_read(columns):
         check()
-        # A transform such as vmap has no values to read.
-        if torch._C._functorch.peek_interpreter_stack() is None:
-            check_indices(name, columns, offsets, dense.shape[0])
+        check_indices(name, columns, offsets, dense.shape[0])
     return call(name, inputs, {}, impl, check, batch_invariant)  # type: ignore[no-any-return]
 
 

@@ -18,7 +18,8 @@ from weft.core import WeftError
 from weft.dispatch import devices
 from weft.ops._common import validate
 from weft.ops._common.layout import CUDA_TYPES, dtype_name
-from weft.ops.sparse.spec import DTYPES, check_arguments, check_indices, row_numbers
+from weft.ops._common.offsets import piece_numbers
+from weft.ops.sparse.spec import DTYPES, check_arguments, check_indices
 from weft.ops.sparse.transpose import widened
 
 SLICE = 32  # rows of a slice, one for each lane of a warp
@@ -72,7 +73,7 @@ class SlicedEll:
         widths = by_slice.amax(1) if rows else by_slice.new_zeros(0)
         starts = torch.nn.functional.pad((widths * SLICE).cumsum(0), (1, 0))
         slots = int(starts[-1])
-        row = row_numbers(offsets, values.shape[0])
+        row = piece_numbers(offsets, values.shape[0])
         rank = torch.arange(values.shape[0], device=row.device) - offsets.long()[row]
         places = torch.empty_like(order)
         places[order] = torch.arange(rows, device=order.device)

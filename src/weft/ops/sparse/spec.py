@@ -16,16 +16,11 @@ from torch import Tensor
 from weft.core import FORWARD, Case, Cost, Operator, Property, Tolerance, WeftError
 from weft.core.cases import ITEMSIZE
 from weft.ops._common import validate
+from weft.ops._common.offsets import check_range, piece_numbers
 from weft.ops.sparse.cases import DTYPES, GPU, cases_of, draw, family_of, sparse_case
 
 MAX_INT32 = 2**31 - 1
 SPMM_COLUMNS = 5  # of the dense factor in small cases: no vector's width divides it
-
-
-def row_numbers(offsets: Tensor, nonzeros: int) -> Tensor:
-    """Return the row of each nonzero, (nonzeros,) int64. Empty rows have none."""
-    at = torch.arange(nonzeros, device=offsets.device, dtype=offsets.dtype)
-    return torch.searchsorted(offsets, at, right=True) - 1
 
 
 def reference(values: Tensor, columns: Tensor, offsets: Tensor, dense: Tensor) -> Tensor:
@@ -33,7 +28,7 @@ def reference(values: Tensor, columns: Tensor, offsets: Tensor, dense: Tensor) -
     rows = offsets.shape[0] - 1
     scale = values if dense.dim() == 1 else values[:, None]
     zeros = dense.new_zeros((rows, *dense.shape[1:]))
-    return zeros.index_add(0, row_numbers(offsets, values.shape[0]), scale * dense[columns.long()])
+    return zeros.index_add(0, piece_numbers(offsets, values.shape[0]), scale * dense[columns.long()])
 
 
 def check_arguments(name: str, values: Any, columns: Any, offsets: Any, dense: Any) -> None:
@@ -73,14 +68,7 @@ def check_indices(name: str, columns: Tensor, offsets: Tensor, size: int) -> Non
     ``size`` is the number of columns. It reads all indices: on a GPU it waits for the device.
     """
     nonzeros = columns.shape[0]
-    first, last = int(offsets[0]), int(offsets[-1])
-    if first != 0 or last != nonzeros:
-        raise WeftError(f"{name}: offsets", expected=f"from 0 to {nonzeros}", got=f"from {first} to {last}")
-    falls = offsets[1:] < offsets[:-1]
-    if bool(falls.any()):
-        row = int(falls.int().argmax())
-        got = f"{int(offsets[row])}, {int(offsets[row + 1])} at row {row}"
-        raise WeftError(f"{name}: offsets", expected="none below the one before it", got=got)
+    check_range(f"{name}: offsets", offsets, nonzeros, "row")
     if nonzeros:
         low, high = (int(v) for v in torch.aminmax(columns))
         if low < 0 or high >= size:

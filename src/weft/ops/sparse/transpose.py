@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from weft.ops.sparse.spec import row_numbers
+from weft.ops._common.offsets import piece_numbers
 
 Product = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 PIECE = 1 << 24  # products of a gradient of values that are in memory at once
@@ -52,7 +52,7 @@ def transpose(columns: Tensor, offsets: Tensor, size: int) -> Transposition:
     keys = torch.where(valid(columns, size), columns, size)
     keys, order = keys.sort(stable=True)
     starts = torch.searchsorted(keys, torch.arange(size + 1, device=keys.device, dtype=keys.dtype))
-    rows = row_numbers(offsets, columns.shape[0]).int()
+    rows = piece_numbers(offsets, columns.shape[0]).int()
     return Transposition(rows, order, rows[order], starts)
 
 

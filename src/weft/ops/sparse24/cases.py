@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -108,25 +109,11 @@ def _metadata_input(rows: int, columns: int) -> Input:
     return Input(name="metadata", shape=pattern.metadata_shape(rows, columns), dtype="int32")
 
 
-def _pair_case(
-    rows: int,
-    columns: int,
-    dtype: str = "bfloat16",
-    *,
-    layout: str = "contiguous",
-    values: str = "normal",
-    tags: str = "check",
-    devices: tuple[str, ...] = ("cpu", "cuda"),
-) -> Case:
-    words = [SHORT[dtype], f"{rows}x{columns}"]
-    words += [w for w in (layout, values) if w not in ("contiguous", "normal")]
-    pairs = Input(name="values", shape=(rows, columns // 2), dtype=dtype, layout=layout, values=values)
-    return Case(
-        name="-".join(words),
-        inputs=(pairs, _metadata_input(rows, columns)),
-        tags=frozenset({tags}),
-        devices=devices,
-    )
+def _pair_case(rows: int, columns: int, dtype: str = "bfloat16", **options: Any) -> Case:
+    """Return a case of values and metadata, named like that of their matrix; ``options`` are its own."""
+    of_matrix = _weight_case(rows, columns, dtype, **options)
+    values = replace(of_matrix.inputs[0], name="values", shape=(rows, columns // 2))
+    return replace(of_matrix, inputs=(values, _metadata_input(rows, columns)))
 
 
 def expand_cases() -> tuple[Case, ...]:

@@ -15,6 +15,7 @@ from torch import Tensor
 from weft.core import FORWARD, Case, Cost, Operator, Property, WeftError
 from weft.core.cases import ITEMSIZE, SHORT
 from weft.ops._common import validate
+from weft.ops._common.layout import as_matrix
 from weft.ops.sparse24 import pattern
 from weft.ops.sparse24.cases import (
     DTYPES,
@@ -104,7 +105,8 @@ def check_weight(name: str, w: Any, both: bool = False) -> None:
     validate.tensor(name, "w", w, DTYPES, dims=range(2, 3))
     if w.shape[1] % GROUP or (both and w.shape[0] % GROUP):
         sizes = "rows and columns" if both else "columns"
-        hint = "torch.nn.functional.pad(w, (0, -w.shape[1] % 4))"
+        padding = "(0, -w.shape[1] % 4, 0, -w.shape[0] % 4)" if both else "(0, -w.shape[1] % 4)"
+        hint = f"torch.nn.functional.pad(w, {padding})"
         raise WeftError(f"{name}: w.shape", expected=f"{sizes} in fours", got=tuple(w.shape), hint=hint)
 
 
@@ -177,11 +179,6 @@ def expand_backward(grad: Tensor, metadata: Tensor) -> tuple[Tensor]:
 
 def save_factors(inputs: tuple[Any, ...], output: Any) -> tuple[Any, ...]:
     return inputs[:3]
-
-
-def as_matrix(x: Tensor) -> Tensor:
-    """Return (rows, columns) of a tensor (..., columns), which may have no elements."""
-    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 def linear_backward(

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.ops.segments.spec import segment_numbers
+from weft.ops._common.offsets import piece_numbers
 from weft.ops.segments.with_eager import forward_scan
 from weft.workbench.selftest.mutants.mutant import Mutant
 from weft.workbench.selftest.mutants.planting import Forward, honest, plant
@@ -45,7 +45,7 @@ def _no_last(values: Tensor, offsets: Tensor) -> Tensor:
     lengths = offsets.diff()
     if n == 0:
         return _right(values, offsets)
-    numbers = segment_numbers(offsets, n)
+    numbers = piece_numbers(offsets, n)
     place_in = torch.arange(n, device=values.device) - offsets[numbers]
     whole = torch.where(lengths > VEC, lengths // VEC * VEC, lengths)
     return _right(values.masked_fill(place_in >= whole[numbers], 0.0), offsets)
@@ -80,7 +80,7 @@ def _first_gradient(grad: Tensor, offsets: Tensor, columns: int) -> tuple[Tensor
     """Give every element the gradient of the segment after its own."""
     if columns == 0:
         return (grad.new_empty((*grad.shape[:-1], 0)),)
-    numbers = (segment_numbers(offsets, columns) + 1).clamp(max=grad.shape[-1] - 1)
+    numbers = (piece_numbers(offsets, columns) + 1).clamp(max=grad.shape[-1] - 1)
     return (grad[..., numbers],)
 
 
@@ -95,7 +95,7 @@ def _subtracts(x: Tensor, offsets: Tensor, **flags: bool) -> Tensor:
     if flags["reverse"] or flags["exclusive"] or not x.numel():
         return _right_scan(x, offsets, **flags)
     scan = torch.nn.functional.pad(x.float().cumsum(-1), (1, 0))
-    begins = offsets[segment_numbers(offsets, x.shape[-1])]
+    begins = offsets[piece_numbers(offsets, x.shape[-1])]
     return (scan[..., 1:] - scan[..., begins]).to(x.dtype)
 
 
