@@ -115,6 +115,24 @@ def test_a_control_that_is_refused_is_detected(monkeypatch: pytest.MonkeyPatch) 
     assert not summary.good
 
 
+def test_shards_have_every_mutant_once_and_as_many_of_each_kind() -> None:
+    planted = mutants.catalogue()
+    shards = [selftest.shard(planted, f"{i}/4") for i in range(4)]
+    assert sorted(m.id for part in shards for m in part) == sorted(m.id for m in planted)
+    for counts in (
+        [sum(m.honest for m in part) for part in shards],
+        [sum("clock" in selftest.steps_of(m) and not m.honest for m in part) for part in shards],
+        [len(part) for part in shards],
+    ):
+        assert max(counts) - min(counts) <= 1
+
+
+@pytest.mark.parametrize("part", ["", "1", "2/2", "-1/2", "a/b", "0/0", "0/4"])
+def test_a_shard_that_would_be_empty_is_an_error(part: str) -> None:
+    with pytest.raises(WeftError, match="--shard"):
+        selftest.shard([mutants.find(i) for i in A_FEW], part)
+
+
 def test_a_job_waits_until_its_memory_is_free() -> None:
     budget, order = MemoryBudget(10), []
 
