@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -113,6 +114,30 @@ def test_a_control_that_is_refused_is_detected(monkeypatch: pytest.MonkeyPatch) 
     assert (report["controls"], report["controls_passed"]) == (1, 0)
     assert report["false_alarms"][0]["check"] == "shape"
     assert not summary.good
+
+
+def test_every_suspicion_of_the_source_belongs_to_a_check() -> None:
+    source = Path(selftest_judge.__file__).parents[2]
+    literals = [
+        (file.name, prefix)
+        for file in source.rglob("*.py")
+        if "selftest" not in file.parts
+        for prefix in re.findall(r'"(suspect: [^"{]+)', file.read_text())
+    ]
+    assert len(literals) > 10
+    for name, prefix in literals:
+        assert selftest_judge.check_of_suspicion(prefix), name
+
+
+def test_a_suspicion_that_no_check_makes_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no check is known"):
+        selftest_judge.check_of_suspicion("suspect: kernel launched twice")
+
+
+def test_a_library_kernel_is_told_from_a_difference_between_two_lists() -> None:
+    flags = ["suspect: kernels: declared triton, but it ran aten::gelu", "suspect: faster than the floor"]
+    suspect = replace(record(), flags=tuple(flags))
+    assert [c for c, _ in selftest_judge.record_violations(suspect)] == ["provenance", "floor"]
 
 
 def test_shards_have_every_mutant_once_and_as_many_of_each_kind() -> None:
