@@ -80,8 +80,7 @@ def selftest(
         _run_honest(honest, kind, as_json, save)
         return
     mutants = select(operator or (), row or (), mutant or ())
-    if part is not None:
-        mutants = shard(mutants, part)
+    mutants = mutants if part is None else shard(mutants, part)
     if not as_list:
         warn_if_busy(kind)
     if as_list:
