@@ -24,6 +24,7 @@ EPILOG = """Examples:
   weft selftest --operator softmax
   weft selftest --operator softmax --without guards
   weft selftest --list --json
+  weft selftest --device cuda:1 --shard 1/4
 
 Planted kernels and the checks that catch them: weft help tested"""
 
@@ -42,6 +43,10 @@ def selftest(
         typer.Option(metavar="CHECK", help="Skip this check or kind of cases (repeatable)"),
     ] = None,
     mutant: Annotated[Names, typer.Option(metavar="ID", help="Only this mutant (repeatable)")] = None,
+    part: Annotated[
+        str | None,
+        typer.Option("--shard", metavar="I/N", help="Only part I of N parts of the mutants, I from 0"),
+    ] = None,
     device: Device = None,
     jobs: Annotated[
         int, typer.Option(metavar="N", min=1, max=MAX_JOBS, help="Number of mutants judged at once")
@@ -66,7 +71,7 @@ def selftest(
     """
     output.only_one_format(json=as_json, csv=as_csv)
     from weft.machine.query import known_kind
-    from weft.workbench.selftest.run import Summary, remaining_time, run, select
+    from weft.workbench.selftest.run import Summary, remaining_time, run, select, shard
 
     if as_csv and (honest or as_list):
         raise WeftError("--csv", expected="a run of the planted kernels", got="--honest or --list")
@@ -75,6 +80,7 @@ def selftest(
         _run_honest(honest, kind, as_json, save)
         return
     mutants = select(operator or (), row or (), mutant or ())
+    mutants = mutants if part is None else shard(mutants, part)
     if not as_list:
         warn_if_busy(kind)
     if as_list:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -113,6 +114,48 @@ def test_a_control_that_is_refused_is_detected(monkeypatch: pytest.MonkeyPatch) 
     assert (report["controls"], report["controls_passed"]) == (1, 0)
     assert report["false_alarms"][0]["check"] == "shape"
     assert not summary.good
+
+
+def test_every_suspicion_of_the_source_belongs_to_a_check() -> None:
+    source = Path(selftest_judge.__file__).parents[2]
+    literals = [
+        (file.name, prefix)
+        for file in source.rglob("*.py")
+        if "selftest" not in file.parts
+        for prefix in re.findall(r'"(suspect: [^"{]+)', file.read_text())
+    ]
+    assert len(literals) > 10
+    for name, prefix in literals:
+        assert selftest_judge.check_of_suspicion(prefix), name
+
+
+def test_a_suspicion_that_no_check_makes_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no check is known"):
+        selftest_judge.check_of_suspicion("suspect: kernel launched twice")
+
+
+def test_a_library_kernel_is_told_from_a_difference_between_two_lists() -> None:
+    flags = ["suspect: kernels: declared triton, but it ran aten::gelu", "suspect: faster than the floor"]
+    suspect = replace(record(), flags=tuple(flags))
+    assert [c for c, _ in selftest_judge.record_violations(suspect)] == ["provenance", "floor"]
+
+
+def test_shards_have_every_mutant_once_and_as_many_of_each_kind() -> None:
+    planted = mutants.catalogue()
+    shards = [selftest.shard(planted, f"{i}/4") for i in range(4)]
+    assert sorted(m.id for part in shards for m in part) == sorted(m.id for m in planted)
+    for counts in (
+        [sum(m.honest for m in part) for part in shards],
+        [sum("clock" in selftest.steps_of(m) and not m.honest for m in part) for part in shards],
+        [len(part) for part in shards],
+    ):
+        assert max(counts) - min(counts) <= 1
+
+
+@pytest.mark.parametrize("part", ["", "1", "2/2", "-1/2", "a/b", "0/0", "0/4"])
+def test_a_shard_that_would_be_empty_is_an_error(part: str) -> None:
+    with pytest.raises(WeftError, match="--shard"):
+        selftest.shard([mutants.find(i) for i in A_FEW], part)
 
 
 def test_a_job_waits_until_its_memory_is_free() -> None:

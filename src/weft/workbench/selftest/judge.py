@@ -28,7 +28,7 @@ from weft.workbench.calls.seeds import fresh_seeds
 from weft.workbench.check.check import ACROSS, check
 from weft.workbench.check.oracle import Oracle
 from weft.workbench.check.rules import RULES
-from weft.workbench.records import busy_reason
+from weft.workbench.records import BEATS_FLOOR, busy_reason
 from weft.workbench.sandbox.caller import WorkerProcess
 from weft.workbench.sandbox.observed_kernels import observe_in_worker
 from weft.workbench.sandbox.process import Limits, Sandbox
@@ -44,6 +44,13 @@ KILLED, SURVIVED, NOT_RUN = "killed", "survived", "not run"
 # Status of a mutant that only its time can show, judged on a busy machine: no time can be trusted there.
 INCONCLUSIVE = "inconclusive"
 TIME_CHECKS = {"fresh", "clocks", "floor"}  # checks that compare times
+# Checks of the suspicions in a record that are not the timing's, by the beginning of the flag. The reasons of
+# `provenance` begin with the declared backend.
+SUSPICIONS = {
+    "suspect: kernels: declared": "provenance",
+    "suspect: kernels: ": "observed",
+    BEATS_FLOOR["cuda"]: "floor",
+}
 BUSY = "timing could not be trusted"
 # Memory of a GPU: expected bytes of a check from which it waits for its share, the share of what is free at
 # the start that all checks may take together, and what each job takes besides (contexts, small cases).
@@ -372,9 +379,24 @@ def record_violations(record: Record) -> Iterator[tuple[str, str]]:
         yield rule or timing_check_of(verdict.reason) or verdict.reason.partition(":")[0], verdict.reason
     for flag in record.flags:
         if flag.startswith("suspect"):
-            yield timing_check_of(flag) or "floor", flag
+            yield check_of_suspicion(flag), flag
         elif flag.startswith("not timed"):
             yield "timed", flag
+
+
+def check_of_suspicion(flag: str) -> str:
+    """Return the name of the check that made a suspicion.
+
+    Raises ValueError for one that no check is known to make: another name would hide what caught a mutant.
+
+    >>> check_of_suspicion("suspect: kernels: only without one: aten::gelu")
+    'observed'
+    """
+    others = (check for prefix, check in SUSPICIONS.items() if flag.startswith(prefix))
+    check_name = timing_check_of(flag) or next(others, "")
+    if not check_name:
+        raise ValueError(f"no check is known to make this suspicion: {flag}")
+    return check_name
 
 
 # Steps of judging a candidate. Each step starts a worker process of its own.

@@ -159,6 +159,23 @@ def select(
     return chosen
 
 
+def shard(planted: Sequence[Mutant], part: str) -> list[Mutant]:
+    """Return part I of N of the mutants (``I/N``, I from 0), in their order.
+
+    Each part has as many of every kind as the others: a control takes a hundred times as long as most
+    mutants, and timing runs alone.
+    Raises :class:`WeftError` unless 0 <= I < N <= the number of mutants: other parts would be empty.
+    """
+    first, _, count = part.partition("/")
+    valid = first.isdecimal() and count.isdecimal()
+    if not (valid and int(first) < int(count) <= len(planted)):
+        expected = f"I/N with I from 0 to N - 1 and N at most {len(planted)}, as in 0/2"
+        raise WeftError("--shard", expected=expected, got=part)
+    by_kind = sorted(planted, key=lambda m: (m.honest, steps_of(m), m.backend, m.row))
+    ids = {m.id for m in by_kind[int(first) :: int(count)]}
+    return [m for m in planted if m.id in ids]
+
+
 def steps_of(mutant: Mutant) -> tuple[str, ...]:
     """Return the judge's steps, in the order that kills soonest. A control goes through all."""
     if mutant.problem is not None:  # judged in one piece; alone on the machine if it is timed

@@ -176,7 +176,7 @@ def _for(operator: str) -> Iterator[Mutant]:
         return plant(f"{row}/{operator}/{backend}/{what}", *rest, **more)
 
     yield one("C03", "eager", "another-process", "returns the outputs that an earlier process stored",
-              "error special sampled fresh", _replays(operator), phase="bench")  # fmt: skip
+              "error special observed sampled fresh", _replays(operator), phase="bench")  # fmt: skip
     yield one("C12", "eager", "exit", "prints a verdict and ends its process", "channel",
               _ends_itself(operator), only="channel")  # fmt: skip
     yield one("C12", "eager", "system-exit", "raises SystemExit", "returns", _raises_system_exit(operator))
