@@ -9,9 +9,11 @@
 // group's products run while the other has its exponentials.
 //
 // dq of a tile of queries has a part from each tile of keys. Parts are added in float32 in global memory, by
-// the copy engine and in a fixed order, so that the bits are always the same: from the last visible tile of
-// keys to the first. A counter for each tile of queries has the number of parts that were added. A block
-// waits only for blocks with a smaller index, which have been started before it.
+// the copy engine and in a fixed order, so that the bits are always the same: from the first visible tile of
+// keys to the last. A counter for each tile of queries has the number of parts that were added. A block
+// waits only for blocks with a smaller index, which have been started before it. With a causal mask the first
+// tiles of keys have the most queries, so that the longest blocks are started first. All blocks go over the
+// queries from the last to the first: they come by each tile of queries in their order.
 //
 // BAND compiles a causal mask with a window or at the bottom right (mask.py): a block's queries end where the
 // window does. SOFTCAP caps the scores as the forward does.
@@ -27,6 +29,7 @@
 
 #ifndef HEAD
 #define HEAD 128
+#define QUERIES 64
 #define BAND 0
 #define SOFTCAP 0
 #endif
@@ -37,21 +40,20 @@ using T = WEFT_T;
 namespace {
 
 constexpr int BOXES = (HEAD + 63) / 64, D_STEPS = (HEAD + 15) / 16, COLUMNS = BOXES * 64;
-constexpr int GROUPS = 2, KEYS = 64 * GROUPS, QUERIES = 64, THREADS = GROUP_THREADS * (1 + GROUPS);
-constexpr int STAGES = 2;  // of queries and gradients, and of ds
+constexpr int GROUPS = 2, KEYS = 64 * GROUPS, THREADS = GROUP_THREADS * (1 + GROUPS);
+constexpr int STAGES = 2;  // of queries and gradients, of ds, and of dq
 constexpr int KEY_BOX = KEYS * 128, KEY_TILE = BOXES * KEY_BOX;
 constexpr int QUERY_BOX = QUERIES * 128, QUERY_TILE = BOXES * QUERY_BOX;
 constexpr int TERMS_BYTES = 2 * QUERIES * 4, STAGE_BYTES = 2 * QUERY_TILE + ATOM_BYTES;  // q, grad, terms
-// dq of a tile of queries: 64 x 64 sums of a group. Two boxes: one for each group. One: the groups compute
-// tiles alternately.
-constexpr int PART_BYTES = QUERIES * 64 * 4, DQ_BYTES = BOXES * PART_BYTES;  // of a group, of a tile
+// dq of a tile of queries: parts of 64 x 64 sums, one of each group. With one part the groups compute tiles
+// alternately.
+constexpr int PARTS = BOXES * QUERIES / 64, PART_BYTES = 64 * 64 * 4, DQ_BYTES = PARTS * PART_BYTES;
 constexpr int V_AT = KEY_TILE, RING_AT = 2 * KEY_TILE, DS_AT = RING_AT + STAGES * STAGE_BYTES;
-constexpr int DS_BYTES = KEYS * 128, DQ_AT = DS_AT + STAGES * DS_BYTES;
-constexpr int BARRIERS_AT = DQ_AT + GROUPS * PART_BYTES;
-constexpr int LOADED_AT = BARRIERS_AT + 2 * Pipeline<STAGES>::BYTES, DQ_BARRIERS_AT = LOADED_AT + 16;
-constexpr int SHARED_BYTES = DQ_BARRIERS_AT + Pipeline<GROUPS>::BYTES;
+constexpr int DS_BOX = KEYS * 128, DS_BYTES = QUERIES / 64 * DS_BOX, DQ_AT = DS_AT + STAGES * DS_BYTES;
+constexpr int BARRIERS_AT = DQ_AT + STAGES * DQ_BYTES;
+constexpr int LOADED_AT = BARRIERS_AT + 3 * Pipeline<STAGES>::BYTES, SHARED_BYTES = LOADED_AT + 16;
 constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
-static_assert(HEAD <= 128 && SHARED_BYTES <= 227 << 10, "too much shared memory");
+static_assert(PARTS <= GROUPS && SHARED_BYTES <= 227 << 10, "too much shared memory");
 constexpr int ALL_READ = 1, GROUP_BARRIER = 2;  // named barriers
 #define INFINITE __int_as_float(0x7f800000)
 
@@ -65,6 +67,7 @@ struct alignas(64) WgmmaBackwardArgs {
   int* counters;       // (B, H, query_tiles): parts that were added to dq_sums
   const int* lengths;  // (B,): visible keys of each batch; null: all
   int heads, group, tq, tk, causal, key_tiles, query_tiles;
+  int kv_heads, section;  // heads of keys of all batches; those that are computed side by side
   float scale_log2, scale;
   int window, bottom_right;  // with BAND
   float cap_scale;           // with SOFTCAP: 2 log2(e) scale / cap
@@ -99,16 +102,24 @@ __device__ __forceinline__ int visible_keys(const int* lengths, int batch, int t
   return lengths ? min(max(lengths[batch], 0), tk) : tk;
 }
 
-// The block's keys.
+// A tile of queries of one head.
+struct Step { int head, query_tile; };
+
+// The block's keys. Blocks come by sections of heads, whose queries and dq fit in the L2 cache together; in a
+// section the first tiles of keys of all heads come first.
 struct Work {
-  int tile, batch, kv_head, keys, first_query_tile, last_query_tile = 0;
+  int tile, batch, kv_head, keys, first_query_tile, last_query_tile;
 
   __device__ __forceinline__ explicit Work(const WgmmaBackwardArgs& args) {
-    const int index = blockIdx.x / args.key_tiles, kv_heads = args.heads / args.group;
-    tile = args.key_tiles - 1 - (int)blockIdx.x % args.key_tiles;
-    batch = index / kv_heads, kv_head = index % kv_heads;
+    const int in_section = args.section * args.key_tiles, section = blockIdx.x / in_section;
+    const int within = blockIdx.x - section * in_section, first_head = section * args.section;
+    const int heads = min(args.section, args.kv_heads - first_head), in_batch = args.heads / args.group;
+    const int index = first_head + within % heads;
+    tile = within / heads;
+    batch = index / in_batch, kv_head = index % in_batch;
     keys = visible_keys(args.lengths, batch, args.tk);
     first_query_tile = args.causal ? tile * (KEYS / QUERIES) : 0;
+    last_query_tile = args.query_tiles - 1;
     if (BAND) {
       // Queries before `behind` see the tile's last key, by the window.
       const int position = shift(args, keys), last_key = min((tile + 1) * KEYS, keys) - 1;
@@ -120,25 +131,27 @@ struct Work {
   }
 
   // Number of tiles of queries of a head; not above 0 where no query sees a key of the block.
-  __device__ __forceinline__ int query_tiles(const WgmmaBackwardArgs& args) const {
-    return (BAND ? last_query_tile + 1 : args.query_tiles) - first_query_tile;
+  __device__ __forceinline__ int query_tiles() const {
+    return last_query_tile + 1 - first_query_tile;
   }
 
   // The number of tiles of keys whose parts of this tile of dq come before the block's.
   __device__ __forceinline__ int rank(const WgmmaBackwardArgs& args, int query_tile) const {
-    const int behind = (query_tile + 1) * QUERIES + shift(args, keys);
-    const int seen = args.causal ? min(keys, behind) : keys;
-    return (seen - 1) / KEYS - tile;
+    if (!BAND) return tile;
+    return tile - max(query_tile * QUERIES + shift(args, keys) - args.window + 1, 0) / KEYS;
   }
   // Steps go over the queries of one head after the other.
   __device__ __forceinline__ int steps(const WgmmaBackwardArgs& args) const {
-    return max(query_tiles(args), 0) * args.group;
+    return max(query_tiles(), 0) * args.group;
   }
-  __device__ __forceinline__ int head(const WgmmaBackwardArgs& args, int step) const {
-    return kv_head * args.group + step / query_tiles(args);
+  __device__ __forceinline__ Step first_step(const WgmmaBackwardArgs& args) const {
+    return {kv_head * args.group, last_query_tile};
   }
-  __device__ __forceinline__ int query_tile(const WgmmaBackwardArgs& args, int step) const {
-    return first_query_tile + step % query_tiles(args);
+  __device__ __forceinline__ void next(Step& step) const {
+    if (--step.query_tile < first_query_tile) step.query_tile = last_query_tile, ++step.head;
+  }
+  __device__ __forceinline__ long long index(const WgmmaBackwardArgs& args, const Step& step) const {
+    return ((long long)batch * args.heads + step.head) * args.query_tiles + step.query_tile;
   }
 };
 
@@ -151,15 +164,16 @@ struct Memory {
   __device__ __forceinline__ unsigned grad(int stage) const { return q(stage) + QUERY_TILE; }
   __device__ __forceinline__ unsigned terms(int stage) const { return q(stage) + 2 * QUERY_TILE; }
   __device__ __forceinline__ unsigned ds(int stage) const { return base + DS_AT + stage * DS_BYTES; }
-  __device__ __forceinline__ unsigned dq(int group) const { return base + DQ_AT + group * PART_BYTES; }
+  __device__ __forceinline__ unsigned dq(int stage) const { return base + DQ_AT + stage * DQ_BYTES; }
   __device__ __forceinline__ Pipeline<STAGES> ring() const { return {base + BARRIERS_AT}; }
   __device__ __forceinline__ Pipeline<STAGES> ds_buffers() const {
     return {base + BARRIERS_AT + Pipeline<STAGES>::BYTES};
   }
+  __device__ __forceinline__ Pipeline<STAGES> dq_buffers() const {
+    return {base + BARRIERS_AT + 2 * Pipeline<STAGES>::BYTES};
+  }
   __device__ __forceinline__ unsigned loaded() const { return base + LOADED_AT; }  // k and v are in place
   __device__ __forceinline__ unsigned cleared() const { return base + LOADED_AT + 8; }  // and have no NaN
-  // Each group has a buffer of dq with its own barriers, stage `group`.
-  __device__ __forceinline__ Pipeline<GROUPS> dq_buffers() const { return {base + DQ_BARRIERS_AT}; }
 };
 
 template <int BOX_ROWS>
@@ -192,40 +206,41 @@ __device__ __forceinline__ void produce(const WgmmaBackwardArgs& args, const Wor
   if (!issuer) return;
   mbarrier_arrive(memory.cleared());
   RingPosition<STAGES> ring;
-  for (int step = 0; step < work.steps(args); ++step) {
-    const int head = work.head(args, step), i = work.query_tile(args, step);
+  Step at = work.first_step(args);
+  for (int step = 0; step < work.steps(args); ++step, work.next(at)) {
+    const int first = at.query_tile * QUERIES;
     const unsigned full = memory.ring().full(ring.stage);
     memory.ring().begin_fill(ring, 2 * QUERY_TILE + TERMS_BYTES);
-    load_tile<QUERIES>(memory.q(ring.stage), &args.q, i * QUERIES, head, work.batch, full);
-    load_tile<QUERIES>(memory.grad(ring.stage), &args.grad, i * QUERIES, head, work.batch, full);
-    const long long tile = ((long long)work.batch * args.heads + head) * args.query_tiles + i;
-    bulk_load(memory.terms(ring.stage), args.terms + tile * (TERMS_BYTES / 4), TERMS_BYTES, full);
+    load_tile<QUERIES>(memory.q(ring.stage), &args.q, first, at.head, work.batch, full);
+    load_tile<QUERIES>(memory.grad(ring.stage), &args.grad, first, at.head, work.batch, full);
+    bulk_load(memory.terms(ring.stage), args.terms + work.index(args, at) * (TERMS_BYTES / 4), TERMS_BYTES, full);
     ring.next();
   }
 }
 
-// One thread: adds the block's parts of dq, each after those of the tiles of keys before it.
-__device__ __forceinline__ void add_dq(const WgmmaBackwardArgs& args, const Work& work, Memory memory) {
-  for (int step = 0; step < work.steps(args); ++step) {
-    const int head = work.head(args, step), i = work.query_tile(args, step);
-    const long long tile = ((long long)work.batch * args.heads + head) * args.query_tiles + i;
+// One thread for each buffer of dq: adds the parts of every other step, each after those of the tiles of keys
+// before it. The two overlap: an addition, and its announcement to the next block, take longer than a step.
+__device__ __forceinline__ void add_dq(const WgmmaBackwardArgs& args, const Work& work, Memory memory,
+                                       int stage) {
+  unsigned parity = 0;
+  Step at = work.first_step(args);
+  for (int step = 0; step < work.steps(args); ++step, work.next(at)) {
+    if (step % STAGES != stage) continue;
+    const long long tile = work.index(args, at);
     float* const to = args.dq_sums + tile * (DQ_BYTES / 4);
-    const int rank = work.rank(args, i);
-    // With two boxes both groups have a half of each tile, which are side by side; else they alternate.
-    const int first = BOXES == 2 ? 0 : step % GROUPS, last = BOXES == 2 ? GROUPS - 1 : first;
-    const unsigned parity = (BOXES == 2 ? step : step / GROUPS) & 1;
-    for (int group = first; group <= last; ++group) wait(memory.dq_buffers().full(group), parity);
-    if (rank == 0) {
-      bulk_store(to, memory.dq(first), DQ_BYTES);
-    } else {
-      while (load_acquire(args.counters + tile) != rank) {
-      }
-      bulk_add(to, memory.dq(first), DQ_BYTES);
+    const int rank = work.rank(args, at.query_tile);
+    // The parts before it are mostly there long before the block's own.
+    while (rank > 0 && load_acquire(args.counters + tile) != rank) {
     }
+    wait(memory.dq_buffers().full(stage), parity);
+    parity ^= 1;
+    if (rank == 0) bulk_store(to, memory.dq(stage), DQ_BYTES);
+    else bulk_add(to, memory.dq(stage), DQ_BYTES);
     tma_commit();
+    tma_wait_read<0>();
+    memory.dq_buffers().release(stage);
     tma_wait<0>();  // complete, not only read: the next block adds to it
     store_release(args.counters + tile, rank + 1);
-    for (int group = first; group <= last; ++group) memory.dq_buffers().release(group);
   }
 }
 
@@ -234,8 +249,7 @@ struct Consumer {
   const Work& work;
   Memory memory;
   int group;
-  RingPosition<STAGES> ring, ds_written, ds_read;
-  unsigned dq_parity = 0;
+  RingPosition<STAGES> ring, ds_written, ds_read;  // dq has the buffer of the ds that it comes from
 
   // Replaces scores by weights: 0 for hidden keys. Rows are keys, columns queries.
   __device__ __forceinline__ void weigh(float (&s)[QUERIES / 2], unsigned terms, int query_tile) const {
@@ -298,12 +312,12 @@ struct Consumer {
 
   // Issues s = a b^T: 64 rows of a tile of keys (or values), and a tile of queries (or gradients).
   __device__ __forceinline__ void multiply_rows(float (&s)[QUERIES / 2], unsigned a, unsigned b) const {
+    const unsigned long long rows = descriptor<K_MAJOR>(a + group * 64 * 128), columns = descriptor<K_MAJOR>(b);
 #pragma unroll
     for (int step = 0; step < D_STEPS; ++step) {
       const int box = step / 4, in_box = step % 4 * K_STEP_BYTES<K_MAJOR>;
-      Wgmma<T, K_MAJOR, K_MAJOR, QUERIES>::run(
-          s, descriptor<K_MAJOR>(a + group * 64 * 128 + box * KEY_BOX + in_box),
-          descriptor<K_MAJOR>(b + box * QUERY_BOX + in_box), step > 0);
+      Wgmma<T, K_MAJOR, K_MAJOR, QUERIES>::run(s, advance(rows, box * KEY_BOX + in_box),
+                                               advance(columns, box * QUERY_BOX + in_box), step > 0);
     }
     wgmma_commit();
   }
@@ -312,22 +326,23 @@ struct Consumer {
   __device__ __forceinline__ void multiply_factor(float (&sums)[COLUMNS / 2],
                                                   const unsigned (&factor)[QUERIES / 16][4],
                                                   unsigned b) const {
+    const unsigned long long rows = descriptor<MN_MAJOR, QUERY_BOX>(b);
 #pragma unroll
     for (int step = 0; step < QUERIES / 16; ++step)
-      WgmmaFromRegisters<T, MN_MAJOR, COLUMNS>::run(
-          sums, factor[step], descriptor<MN_MAJOR, QUERY_BOX>(b + step * K_STEP_BYTES<MN_MAJOR>), 1);
+      WgmmaFromRegisters<T, MN_MAJOR, COLUMNS>::run(sums, factor[step],
+                                                    advance(rows, step * K_STEP_BYTES<MN_MAJOR>), 1);
     wgmma_commit();
   }
 
-  // Issues 64 columns of ds k, over all keys of the block.
+  // Issues the group's part of ds k, over all keys of the block.
   __device__ __forceinline__ void multiply_dq(float (&dq)[32]) const {
-    const unsigned ds = memory.ds(ds_read.stage);
-    const unsigned k = memory.k() + (BOXES == 2 ? group * KEY_BOX : 0);
+    const unsigned long long ds =
+        descriptor<MN_MAJOR>(memory.ds(ds_read.stage) + (QUERIES > 64 ? group * DS_BOX : 0));
+    const unsigned long long k = descriptor<MN_MAJOR>(memory.k() + (BOXES == 2 ? group * KEY_BOX : 0));
 #pragma unroll
     for (int step = 0; step < KEYS / 16; ++step) {
       const int rows = step * K_STEP_BYTES<MN_MAJOR>;
-      Wgmma<T, MN_MAJOR, MN_MAJOR, 64>::run(dq, descriptor<MN_MAJOR>(ds + rows),
-                                            descriptor<MN_MAJOR>(k + rows), step > 0);
+      Wgmma<T, MN_MAJOR, MN_MAJOR, 64>::run(dq, advance(ds, rows), advance(k, rows), step > 0);
     }
     wgmma_commit();
   }
@@ -345,21 +360,20 @@ struct Consumer {
     }
   }
 
-  __device__ __forceinline__ bool computes_dq(int step) const { return BOXES == 2 || step % GROUPS == group; }
+  __device__ __forceinline__ bool computes_dq(int step) const { return PARTS == 2 || step % GROUPS == group; }
 
   // Gives the sums of dq to the thread that adds them, and the buffer of ds to the groups.
   __device__ __forceinline__ void store_dq(const float (&dq)[32]) {
     if (threadIdx.x % 32 == 0) memory.ds_buffers().release(ds_read.stage);
-    wait(memory.dq_buffers().empty(group), dq_parity ^ 1);
-    dq_parity ^= 1;
-    const unsigned to = memory.dq(group);
+    wait(memory.dq_buffers().empty(ds_read.stage), ds_read.parity ^ 1);
+    const unsigned to = memory.dq(ds_read.stage) + (PARTS == 2 ? group * PART_BYTES : 0);
 #pragma unroll
     for (int i = 0; i < 8; ++i)
       store_four(to + (i * GROUP_THREADS + threadIdx.x % GROUP_THREADS) * 16, dq[4 * i], dq[4 * i + 1],
                  dq[4 * i + 2], dq[4 * i + 3]);
     fence_async_proxy();
     __syncwarp();
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(memory.dq_buffers().full(group));
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(memory.dq_buffers().full(ds_read.stage));
   }
 
   // Adds to dk and dv over all steps, and computes dq, each part in the step after. At the end of a step no
@@ -368,8 +382,9 @@ struct Consumer {
                                                     int steps) {
     float s[QUERIES / 2], dp[QUERIES / 2], dq[32];
     unsigned p[QUERIES / 16][4], ds[QUERIES / 16][4];
+    Step at = work.first_step(args);
 #pragma unroll 1
-    for (int step = 0; step < steps; ++step) {
+    for (int step = 0; step < steps; ++step, work.next(at)) {
       const int stage = ring.stage;
       memory.ring().wait_full(ring);
       ring.next();
@@ -378,36 +393,53 @@ struct Consumer {
       multiply_rows(dp, memory.v(), memory.grad(stage));
       wgmma_wait<1>();  // s; the product for dp runs during the exponentials
       pin_registers(s);
-      weigh(s, memory.terms(stage), work.query_tile(args, step));
-      round(p, s);
-      wgmma_fence();
-      multiply_factor(dv, p, memory.grad(stage));
-      wgmma_wait<1>();  // dp; the product for dv runs on
+      weigh(s, memory.terms(stage), at.query_tile);
+      // 128 queries leave no registers for weights beside the scores: then dv's product is issued later.
+      if (QUERIES == 64) {
+        round(p, s);
+        wgmma_fence();
+        multiply_factor(dv, p, memory.grad(stage));
+        wgmma_wait<1>();  // dp; the product for dv runs on
+      } else {
+        wgmma_wait<0>();
+      }
       pin_registers(dp);
+      if (QUERIES > 64) round(p, s);
       differentiate(s, dp, memory.terms(stage));
       round(ds, s);
+      if (QUERIES > 64) {
+        wgmma_fence();
+        multiply_factor(dv, p, memory.grad(stage));
+      }
       wait(memory.ds_buffers().empty(ds_written.stage), ds_written.parity ^ 1);
-      store_rows(memory.ds(ds_written.stage), 0, ds);
+      store_rows(memory.ds(ds_written.stage), DS_BOX, ds);
       fence_async_proxy();
       __syncwarp();
       if (threadIdx.x % 32 == 0) mbarrier_arrive(memory.ds_buffers().full(ds_written.stage));
       ds_written.next();
-      // With two boxes there are no registers for a product in a branch: step 0 computes its own part of dq,
+      // With two parts there are no registers for a product in a branch: step 0 computes its own part of dq,
       // which is thrown away, and step 1 computes it again.
-      const bool has_dq = BOXES == 2 || (step > 0 && computes_dq(step - 1));
+      const bool has_dq = PARTS == 2 || (step > 0 && computes_dq(step - 1));
       if (has_dq) memory.ds_buffers().wait_full(ds_read);
       wgmma_fence();
+      if (PARTS == 2) multiply_dq(dq);
       multiply_factor(dk, ds, memory.q(stage));
-      if (has_dq) multiply_dq(dq);
+      if (PARTS == 2) {
+        wgmma_wait<1>();  // dq; the product for dk runs on
+        pin_registers(dq);
+        if (step > 0) store_dq(dq);
+      } else if (has_dq) {
+        multiply_dq(dq);
+      }
       wgmma_wait<0>();
       pin_registers(dk);
       pin_registers(dv);
       pin_registers(p);
       pin_registers(ds);
       if (threadIdx.x % 32 == 0) memory.ring().release(stage);
-      if (has_dq) {
+      if (PARTS == 1 && has_dq) {
         pin_registers(dq);
-        if (step > 0) store_dq(dq);
+        store_dq(dq);
       }
       if (step > 0) ds_read.next();
     }
@@ -460,13 +492,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   if (threadIdx.x == 0) {
     mbarrier_init(shared.loaded(), 1);
     mbarrier_init(shared.cleared(), 1);
-    for (int group = 0; group < GROUPS; ++group) {
-      mbarrier_init(shared.dq_buffers().full(group), 4);
-      mbarrier_init(shared.dq_buffers().empty(group), 1);
-    }
     for (int stage = 0; stage < STAGES; ++stage) {
       mbarrier_init(shared.ds_buffers().full(stage), GROUPS * 4);
-      mbarrier_init(shared.ds_buffers().empty(stage), BOXES * 4);
+      mbarrier_init(shared.ds_buffers().empty(stage), PARTS * 4);
+      mbarrier_init(shared.dq_buffers().full(stage), PARTS * 4);
+      mbarrier_init(shared.dq_buffers().empty(stage), 1);
     }
     shared.ring().init(GROUPS * 4);
   }
@@ -478,7 +508,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int warp = __shfl_sync(0xffffffff, (int)threadIdx.x / 32, 0);
     if (work.steps(args) == 0) return;
     if (warp == 0) produce(args, work, shared);
-    else if (warp == 1 && elect_one()) add_dq(args, work, shared);
+    else if (warp <= STAGES && elect_one()) add_dq(args, work, shared, warp - 1);
   } else {
     registers_increase<CONSUMER_REGISTERS>();
     Consumer{args, work, shared, role - 1}.run();
@@ -529,13 +559,13 @@ extern "C" __global__ void __launch_bounds__(256) attention_wgmma_dq(const DqArg
   const float* const from = args.dq_sums + (long long)blockIdx.x * (DQ_BYTES / 4);
   T* const to = args.dq + batch * args.strides[0] + in_batch * args.strides[1];
   for (int i = threadIdx.x; i < DQ_BYTES / 16; i += 256) {
-    const int thread = i % GROUP_THREADS, x = i / GROUP_THREADS;  // 8 columns
+    const int thread = i % GROUP_THREADS, x = i / GROUP_THREADS, below = QUERIES > 64 ? x / 8 * 64 : 0;
     const Vector<float, 4> sums = is_seen ? reinterpret_cast<const Vector<float, 4>*>(from)[i]
                                           : Vector<float, 4>{};
-    const int column = x * 8 + accumulator_column(thread, 0);
+    const int column = (QUERIES > 64 ? x % 8 : x) * 8 + accumulator_column(thread, 0);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int row = query_tile * QUERIES + accumulator_row(thread, 2 * h);
+      const int row = query_tile * QUERIES + below + accumulator_row(thread, 2 * h);
       if (row < args.tq && column < HEAD)
         *reinterpret_cast<unsigned*>(to + row * args.strides[2] + column) =
             rounded_pair<T>(sums.at[2 * h] * args.scale, sums.at[2 * h + 1] * args.scale);

@@ -22,8 +22,10 @@ from weft.ops.attention.layout import Three
 from weft.ops.attention.spec import AttentionOptions
 
 MAX_HEAD_SIZE = 128
-KEYS, QUERIES, ROWS, STAGES = 128, 64, 64, 2  # of a block; of a step; of a box that is stored; of the ring
+KEYS, ROWS, STAGES = 128, 64, 2  # keys of a block; rows of a box that is stored; buffers of what is streamed
 THREADS = 384
+# What blocks of the heads that are computed side by side read and add to: half of the L2 cache.
+SECTION_BYTES = 24 << 20
 FIELDS_OF_STRIDES = ctypes.c_longlong * 3
 
 
@@ -35,14 +37,17 @@ class Arguments(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("terms", "dq_sums", "counters", "lengths")),
         *(
             (name, ctypes.c_int)
-            for name in ("heads", "group", "tq", "tk", "causal", "key_tiles", "query_tiles")
+            for name in (
+                *("heads", "group", "tq", "tk", "causal", "key_tiles", "query_tiles"),
+                *("kv_heads", "section"),
+            )
         ),
         ("scale_log2", ctypes.c_float),
         ("scale", ctypes.c_float),
         ("window", ctypes.c_int),
         ("bottom_right", ctypes.c_int),
         ("cap_scale", ctypes.c_float),
-        ("padding", ctypes.c_int * 4),  # the structure is aligned to 64 bytes
+        ("padding", ctypes.c_int * 2),  # the structure is aligned to 64 bytes
     )
 
 
@@ -75,19 +80,27 @@ class DqArguments(ctypes.Structure):
     )
 
 
-def smem_bytes(d: int) -> int:
+def step_queries(d: int, variant: Variant) -> int:
+    """Return the number of queries of a step: what the registers hold beside the sums of dk and dv.
+
+    A window or a cap takes some registers more: with 128 queries they would be spilled.
+    """
+    return 128 if d <= 64 and variant == PLAIN else 64
+
+
+def smem_bytes(d: int, variant: Variant = PLAIN) -> int:
     """Return the shared memory of a block of the products' kernel."""
-    boxes = -(-d // 64)
-    ring = STAGES * (2 * boxes * QUERIES * 128 + 1024)
-    # k and v, the ring, ds, dq's sums; barriers of the ring and of ds, of k and v, and of dq.
-    barriers = 2 * 16 * STAGES + 16 + 2 * 16
-    return 2 * boxes * KEYS * 128 + ring + STAGES * KEYS * 128 + 2 * QUERIES * 256 + barriers
+    boxes, queries = -(-d // 64), step_queries(d, variant)
+    # k and v; queries and gradients with their terms, ds, and dq's sums in float32.
+    streamed = 2 * boxes * queries * 128 + 1024 + KEYS * queries * 2 + boxes * queries * 256
+    # Barriers of what is streamed, and of k and v.
+    return 2 * boxes * KEYS * 128 + STAGES * (streamed + 3 * 16) + 16
 
 
 @cache
 def source(dtype: torch.dtype, d: int, variant: Variant = PLAIN) -> CudaSource:
     """Return the program for heads of size ``d``."""
-    numbers = {"HEAD": d, **variant.defines}
+    numbers = {"HEAD": d, "QUERIES": step_queries(d, variant), **variant.defines}
     return CudaSource(
         file=Path(__file__).with_name("attention_wgmma_backward.cu"),
         kernels=("attention_wgmma_terms", "attention_wgmma_backward", "attention_wgmma_dq"),
@@ -101,7 +114,8 @@ def source(dtype: torch.dtype, d: int, variant: Variant = PLAIN) -> CudaSource:
 def supports(tensors: tuple[Tensor, ...], options: AttentionOptions) -> bool:
     """Return True if the kernels take q, k, v, grad and out, and the memory for dq, dk and dv, as stored."""
     q, k = tensors[:2]
-    tiles = max(q.shape[1] * -(-q.shape[2] // QUERIES), k.shape[1] * -(-k.shape[2] // KEYS))
+    queries = step_queries(q.shape[3], Variant.of(options))
+    tiles = max(q.shape[1] * -(-q.shape[2] // queries), k.shape[1] * -(-k.shape[2] // KEYS))
     return (
         q.dtype in DTYPES
         and q.shape[3] <= MAX_HEAD_SIZE
@@ -126,15 +140,17 @@ def backward(
     b, h, tq, d = q.shape
     kv_heads, tk = k.shape[1:3]
     dq, dk, dv = gradients
-    query_tiles, key_tiles = -(-tq // QUERIES), -(-tk // KEYS)
+    variant = Variant.of(options)
+    queries = step_queries(d, variant)
+    query_tiles, key_tiles = -(-tq // queries), -(-tk // KEYS)
     terms, sums = (
         torch.empty((b, h, query_tiles, count), dtype=torch.float32, device=q.device)
-        for count in (2 * QUERIES, QUERIES * -(-d // 64) * 64)
+        for count in (2 * queries, queries * -(-d // 64) * 64)
     )
     counters = torch.zeros((b, h, query_tiles), dtype=torch.int32, device=q.device)
-    program = source(q.dtype, d, Variant.of(options))
+    program = source(q.dtype, d, variant)
     fields = mask_fields(options, tq, tk, d)
-    rows = b * h * query_tiles * QUERIES
+    rows = b * h * query_tiles * queries
     program["attention_wgmma_terms"](
         rows // 16,
         256,
@@ -151,7 +167,9 @@ def backward(
             query_tiles=query_tiles,
         ),
     )
-    boxes = {"q": QUERIES, "k": KEYS, "v": KEYS, "grad": QUERIES, "dk": ROWS, "dv": ROWS}
+    # q and grad, and dq in float32, of the queries that share a head of keys.
+    head_bytes = h // kv_heads * tq * d * (2 * q.element_size() + 4)
+    boxes = {"q": queries, "k": KEYS, "v": KEYS, "grad": queries, "dk": ROWS, "dv": ROWS}
     tensors = {"q": q, "k": k, "v": v, "grad": grad, "dk": dk, "dv": dv}
     pointer = 0 if lengths is None else lengths.data_ptr()
     arguments = Arguments(
@@ -165,12 +183,14 @@ def backward(
         tk=tk,
         key_tiles=key_tiles,
         query_tiles=query_tiles,
+        kv_heads=kv_heads * b,
+        section=min(kv_heads * b, max(1, SECTION_BYTES // head_bytes)),
         scale=options.factor(d),
         **fields,
         **{name: tensor_map.encode_heads(x, boxes[name]) for name, x in tensors.items()},
     )
     kernel = program["attention_wgmma_backward"]
-    kernel(key_tiles * kv_heads * b, THREADS, arguments, shared=smem_bytes(d))
+    kernel(key_tiles * kv_heads * b, THREADS, arguments, shared=smem_bytes(d, variant))
     rounding = DqArguments(
         dq_sums=sums.data_ptr(),
         dq=dq.data_ptr(),
