@@ -253,6 +253,7 @@ def two_blocks_at_once(patch: pytest.MonkeyPatch) -> None:
         return replace(program, defines=(*program.defines, ("CLUSTER", "2")))
 
     patch.setattr(attention_wgmma_backward, "source", source)
+    patch.setattr(attention_wgmma_backward, "num_sms", lambda device: 2)
 
 
 @needs_compiler

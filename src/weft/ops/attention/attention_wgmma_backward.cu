@@ -51,7 +51,8 @@ constexpr int PARTS = BOXES * QUERIES / 64, PART_BYTES = 64 * 64 * 4, DQ_BYTES =
 constexpr int V_AT = KEY_TILE, RING_AT = 2 * KEY_TILE, DS_AT = RING_AT + STAGES * STAGE_BYTES;
 constexpr int DS_BOX = KEYS * 128, DS_BYTES = QUERIES / 64 * DS_BOX, DQ_AT = DS_AT + STAGES * DS_BYTES;
 constexpr int BARRIERS_AT = DQ_AT + STAGES * DQ_BYTES;
-constexpr int LOADED_AT = BARRIERS_AT + 3 * Pipeline<STAGES>::BYTES, SHARED_BYTES = LOADED_AT + 16;
+constexpr int LOADED_AT = BARRIERS_AT + 3 * Pipeline<STAGES>::BYTES, INDEX_AT = LOADED_AT + 24;
+constexpr int SHARED_BYTES = INDEX_AT + 8;
 constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
 static_assert(PARTS <= GROUPS && SHARED_BYTES <= 227 << 10, "too much shared memory");
 constexpr int ALL_READ = 1, GROUP_BARRIER = 2;  // named barriers
@@ -65,6 +66,7 @@ struct alignas(64) WgmmaBackwardArgs {
   const float* terms;  // (B, H, query_tiles, 2, QUERIES)
   float* dq_sums;      // (B, H, query_tiles, DQ_BYTES): in the order of a group's accumulators
   int* counters;       // (B, H, query_tiles): parts that were added to dq_sums
+  int* taken;          // tiles of keys that blocks have taken
   const int* lengths;  // (B,): visible keys of each batch; null: all
   int heads, group, tq, tk, causal, key_tiles, query_tiles;
   int kv_heads, section;  // heads of keys of all batches; those that are computed side by side
@@ -105,18 +107,18 @@ __device__ __forceinline__ int visible_keys(const int* lengths, int batch, int t
 // A tile of queries of one head.
 struct Step { int head, query_tile; };
 
-// The block's keys. Blocks come by sections of heads, whose queries and dq fit in the L2 cache together; in a
-// section the first tiles of keys of all heads come first.
+// A tile of keys. Tiles come by sections of heads, whose queries and dq fit in the L2 cache together; in a
+// section the first tiles of all heads come first.
 struct Work {
   int tile, batch, kv_head, keys, first_query_tile, last_query_tile;
 
-  __device__ __forceinline__ explicit Work(const WgmmaBackwardArgs& args) {
-    const int in_section = args.section * args.key_tiles, section = blockIdx.x / in_section;
-    const int within = blockIdx.x - section * in_section, first_head = section * args.section;
+  __device__ __forceinline__ Work(const WgmmaBackwardArgs& args, int index) {
+    const int in_section = args.section * args.key_tiles, section = index / in_section;
+    const int within = index - section * in_section, first_head = section * args.section;
     const int heads = min(args.section, args.kv_heads - first_head), in_batch = args.heads / args.group;
-    const int index = first_head + within % heads;
+    const int head = first_head + within % heads;
     tile = within / heads;
-    batch = index / in_batch, kv_head = index % in_batch;
+    batch = head / in_batch, kv_head = head % in_batch;
     keys = visible_keys(args.lengths, batch, args.tk);
     first_query_tile = args.causal ? tile * (KEYS / QUERIES) : 0;
     last_query_tile = args.query_tiles - 1;
@@ -174,6 +176,8 @@ struct Memory {
   }
   __device__ __forceinline__ unsigned loaded() const { return base + LOADED_AT; }  // k and v are in place
   __device__ __forceinline__ unsigned cleared() const { return base + LOADED_AT + 8; }  // and have no NaN
+  __device__ __forceinline__ unsigned unused() const { return base + LOADED_AT + 16; }  // make room for others
+  __device__ __forceinline__ unsigned index() const { return base + INDEX_AT; }  // of the tile of keys, or -1
 };
 
 template <int BOX_ROWS>
@@ -184,75 +188,125 @@ __device__ __forceinline__ void load_tile(unsigned to, const TensorMap* map, int
     tma_load(to + box * BOX_ROWS * 128, map, box * 64, row, head, batch, barrier);
 }
 
-// One warp: loads keys and values once, then queries and gradients.
-__device__ __forceinline__ void produce(const WgmmaBackwardArgs& args, const Work& work, Memory memory) {
-  const bool issuer = elect_one();
-  if (issuer) {
-    mbarrier_arrive_expect(memory.loaded(), 2 * KEY_TILE);
-    load_tile<KEYS>(memory.k(), &args.k, work.tile * KEYS, work.kv_head, work.batch, memory.loaded());
-    load_tile<KEYS>(memory.v(), &args.v, work.tile * KEYS, work.kv_head, work.batch, memory.loaded());
-  }
-  __syncwarp();
-  wait(memory.loaded(), 0);
-  // Keys past a batch's length may be NaN, and 0 times NaN is NaN.
-  const int hidden = work.keys - work.tile * KEYS;
-  if (hidden < KEYS && work.keys < args.tk) {
-    for (int chunk = hidden * 8 + threadIdx.x % 32; chunk < KEYS * 8; chunk += 32)
-#pragma unroll
-      for (int box = 0; box < 2 * BOXES; ++box) store_zeros(memory.k() + box * KEY_BOX + chunk * 16);
-    fence_async_proxy();
-  }
-  __syncwarp();
-  if (!issuer) return;
-  mbarrier_arrive(memory.cleared());
+// One warp: loads keys and values of a tile, then queries and gradients.
+struct Producer {
+  const WgmmaBackwardArgs& args;
+  Memory memory;
+  bool issuer;
   RingPosition<STAGES> ring;
-  Step at = work.first_step(args);
-  for (int step = 0; step < work.steps(args); ++step, work.next(at)) {
-    const int first = at.query_tile * QUERIES;
-    const unsigned full = memory.ring().full(ring.stage);
-    memory.ring().begin_fill(ring, 2 * QUERY_TILE + TERMS_BYTES);
-    load_tile<QUERIES>(memory.q(ring.stage), &args.q, first, at.head, work.batch, full);
-    load_tile<QUERIES>(memory.grad(ring.stage), &args.grad, first, at.head, work.batch, full);
-    bulk_load(memory.terms(ring.stage), args.terms + work.index(args, at) * (TERMS_BYTES / 4), TERMS_BYTES, full);
+  unsigned loaded_parity = 0, unused_parity = 1;
+
+  // Waits until the block's tile of keys before this one makes room.
+  __device__ __forceinline__ void announce(int index) {
+    wait(memory.unused(), unused_parity);
+    unused_parity ^= 1;
+    if (issuer) store_word(memory.index(), index);
+  }
+
+  __device__ __forceinline__ void load_keys(const Work& work) {
+    if (issuer) {
+      mbarrier_arrive_expect(memory.loaded(), 2 * KEY_TILE);
+      load_tile<KEYS>(memory.k(), &args.k, work.tile * KEYS, work.kv_head, work.batch, memory.loaded());
+      load_tile<KEYS>(memory.v(), &args.v, work.tile * KEYS, work.kv_head, work.batch, memory.loaded());
+    }
+    __syncwarp();
+    wait(memory.loaded(), loaded_parity);
+    loaded_parity ^= 1;
+    // Keys past a batch's length may be NaN, and 0 times NaN is NaN.
+    const int hidden = work.keys - work.tile * KEYS;
+    if (hidden < KEYS && work.keys < args.tk) {
+      for (int chunk = hidden * 8 + threadIdx.x % 32; chunk < KEYS * 8; chunk += 32)
+#pragma unroll
+        for (int box = 0; box < 2 * BOXES; ++box) store_zeros(memory.k() + box * KEY_BOX + chunk * 16);
+      fence_async_proxy();
+    }
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ void load_queries(const Work& work, const Step& at) {
+    if (issuer) {
+      const int first = at.query_tile * QUERIES;
+      const unsigned full = memory.ring().full(ring.stage);
+      memory.ring().begin_fill(ring, 2 * QUERY_TILE + TERMS_BYTES);
+      load_tile<QUERIES>(memory.q(ring.stage), &args.q, first, at.head, work.batch, full);
+      load_tile<QUERIES>(memory.grad(ring.stage), &args.grad, first, at.head, work.batch, full);
+      bulk_load(memory.terms(ring.stage), args.terms + work.index(args, at) * (TERMS_BYTES / 4), TERMS_BYTES,
+                full);
+    }
     ring.next();
   }
-}
+
+  // Tiles are taken in their order: those that a tile waits for have been taken before it.
+  __device__ __forceinline__ int take() const {
+    int taken = 0;
+    if (threadIdx.x % 32 == 0) taken = atomicAdd(args.taken, 1);
+    return __shfl_sync(0xffffffff, taken, 0);
+  }
+
+  __device__ __forceinline__ void run() {
+    const int count = args.kv_heads * args.key_tiles;
+    for (int index = take(); index < count; index = take()) {
+      const Work work(args, index);
+      const int steps = work.steps(args);
+      Step at = work.first_step(args);
+      // The first queries come while the block still works on its tile of keys before this one.
+      if (steps) load_queries(work, at);
+      announce(index);
+      if (steps) load_keys(work);
+      if (issuer) mbarrier_arrive(memory.cleared());
+      for (int step = 1; step < steps; ++step) {
+        work.next(at);
+        load_queries(work, at);
+      }
+    }
+    announce(-1);
+    if (issuer) mbarrier_arrive(memory.cleared());
+  }
+};
 
 // One thread for each buffer of dq: adds the parts of every other step, each after those of the tiles of keys
 // before it. The two overlap: an addition, and its announcement to the next block, take longer than a step.
-__device__ __forceinline__ void add_dq(const WgmmaBackwardArgs& args, const Work& work, Memory memory,
-                                       int stage) {
-  unsigned parity = 0;
-  Step at = work.first_step(args);
-  for (int step = 0; step < work.steps(args); ++step, work.next(at)) {
-    if (step % STAGES != stage) continue;
-    const long long tile = work.index(args, at);
-    float* const to = args.dq_sums + tile * (DQ_BYTES / 4);
-    const int rank = work.rank(args, at.query_tile);
-    // The parts before it are mostly there long before the block's own.
-    while (rank > 0 && load_acquire(args.counters + tile) != rank) {
+__device__ __forceinline__ void add_dq(const WgmmaBackwardArgs& args, Memory memory, int stage) {
+  unsigned cleared_parity = 0, parity = 0;
+  int turn = 0;
+  while (true) {
+    wait(memory.cleared(), cleared_parity);
+    cleared_parity ^= 1;
+    const int index = load_word(memory.index());
+    if (index < 0) return;
+    mbarrier_arrive(memory.unused());
+    const Work work(args, index);
+    Step at = work.first_step(args);
+    for (int step = 0; step < work.steps(args); ++step, work.next(at)) {
+      if (turn++ % STAGES != stage) continue;
+      const long long tile = work.index(args, at);
+      float* const to = args.dq_sums + tile * (DQ_BYTES / 4);
+      const int rank = work.rank(args, at.query_tile);
+      // The parts before it are mostly there long before the block's own.
+      while (rank > 0 && load_acquire(args.counters + tile) != rank) {
+      }
+      wait(memory.dq_buffers().full(stage), parity);
+      parity ^= 1;
+      if (rank == 0) bulk_store(to, memory.dq(stage), DQ_BYTES);
+      else bulk_add(to, memory.dq(stage), DQ_BYTES);
+      tma_commit();
+      tma_wait_read<0>();
+      memory.dq_buffers().release(stage);
+      tma_wait<0>();  // complete, not only read: the next block adds to it
+      store_release(args.counters + tile, rank + 1);
     }
-    wait(memory.dq_buffers().full(stage), parity);
-    parity ^= 1;
-    if (rank == 0) bulk_store(to, memory.dq(stage), DQ_BYTES);
-    else bulk_add(to, memory.dq(stage), DQ_BYTES);
-    tma_commit();
-    tma_wait_read<0>();
-    memory.dq_buffers().release(stage);
-    tma_wait<0>();  // complete, not only read: the next block adds to it
-    store_release(args.counters + tile, rank + 1);
   }
 }
 
 struct Consumer {
   const WgmmaBackwardArgs& args;
-  const Work& work;
   Memory memory;
   int group;
   RingPosition<STAGES> ring, ds_written, ds_read;  // dq has the buffer of the ds that it comes from
 
   // Replaces scores by weights: 0 for hidden keys. Rows are keys, columns queries.
-  __device__ __forceinline__ void weigh(float (&s)[QUERIES / 2], unsigned terms, int query_tile) const {
+  __device__ __forceinline__ void weigh(float (&s)[QUERIES / 2], const Work& work, unsigned terms,
+                                        int query_tile) const {
     const int thread = threadIdx.x % GROUP_THREADS, first_key = work.tile * KEYS + group * 64;
     // Position of the tile's first query. Without BAND the code below has the product instead of this
     // variable, which would cost two registers.
@@ -312,7 +366,8 @@ struct Consumer {
 
   // Issues s = a b^T: 64 rows of a tile of keys (or values), and a tile of queries (or gradients).
   __device__ __forceinline__ void multiply_rows(float (&s)[QUERIES / 2], unsigned a, unsigned b) const {
-    const unsigned long long rows = descriptor<K_MAJOR>(a + group * 64 * 128), columns = descriptor<K_MAJOR>(b);
+    const unsigned long long rows = descriptor<K_MAJOR>(a + group * 64 * 128);
+    const unsigned long long columns = descriptor<K_MAJOR>(b);
 #pragma unroll
     for (int step = 0; step < D_STEPS; ++step) {
       const int box = step / 4, in_box = step % 4 * K_STEP_BYTES<K_MAJOR>;
@@ -379,7 +434,7 @@ struct Consumer {
   // Adds to dk and dv over all steps, and computes dq, each part in the step after. At the end of a step no
   // product runs: ptxas waits for every single one if accumulators are in flight from one step to the next.
   __device__ __forceinline__ void differentiate_all(float (&dk)[COLUMNS / 2], float (&dv)[COLUMNS / 2],
-                                                    int steps) {
+                                                    const Work& work, int steps) {
     float s[QUERIES / 2], dp[QUERIES / 2], dq[32];
     unsigned p[QUERIES / 16][4], ds[QUERIES / 16][4];
     Step at = work.first_step(args);
@@ -393,7 +448,7 @@ struct Consumer {
       multiply_rows(dp, memory.v(), memory.grad(stage));
       wgmma_wait<1>();  // s; the product for dp runs during the exponentials
       pin_registers(s);
-      weigh(s, memory.terms(stage), at.query_tile);
+      weigh(s, work, memory.terms(stage), at.query_tile);
       // 128 queries leave no registers for weights beside the scores: then dv's product is issued later.
       if (QUERIES == 64) {
         round(p, s);
@@ -443,22 +498,21 @@ struct Consumer {
       }
       if (step > 0) ds_read.next();
     }
-    if (!computes_dq(steps - 1)) return;
-    memory.ds_buffers().wait_full(ds_read);
-    wgmma_fence();
-    multiply_dq(dq);
-    wgmma_wait<0>();
-    pin_registers(dq);
-    store_dq(dq);
+    if (computes_dq(steps - 1)) {
+      memory.ds_buffers().wait_full(ds_read);
+      wgmma_fence();
+      multiply_dq(dq);
+      wgmma_wait<0>();
+      pin_registers(dq);
+      store_dq(dq);
+    }
+    ds_read.next();
   }
 
-  __device__ __forceinline__ void run() {
-    float dk[COLUMNS / 2] = {}, dv[COLUMNS / 2] = {};
-    if (const int steps = work.steps(args)) {
-      wait(memory.cleared(), 0);
-      differentiate_all(dk, dv, steps);
-    }
-    named_barrier(ALL_READ, GROUPS * GROUP_THREADS);  // k and v make room for dk and dv
+  // Writes dk and dv of a tile of keys, through the shared memory of k and v.
+  __device__ __forceinline__ void store(const float (&dk)[COLUMNS / 2], const float (&dv)[COLUMNS / 2],
+                                        const Work& work) const {
+    named_barrier(ALL_READ, GROUPS * GROUP_THREADS);
     unsigned words[COLUMNS / 16][4];
 #pragma unroll
     for (int i = 0; i < COLUMNS / 4; ++i)
@@ -469,7 +523,7 @@ struct Consumer {
     store_rows(memory.v(), KEY_BOX, words);
     fence_async_proxy();
     named_barrier(GROUP_BARRIER + group, GROUP_THREADS);
-    if (threadIdx.x % GROUP_THREADS) return;
+    if (!is_storer()) return;
     const int first = work.tile * KEYS + group * 64;
 #pragma unroll
     for (int box = 0; box < BOXES; ++box) {
@@ -478,13 +532,27 @@ struct Consumer {
       tma_store(&args.dv, memory.v() + offset, box * 64, first, work.kv_head, work.batch);
     }
     tma_commit();
-    tma_wait<0>();
+    tma_wait_read<0>();
+    mbarrier_arrive(memory.unused());
+  }
+
+  __device__ __forceinline__ void run() {
+    for (unsigned parity = 0;; parity ^= 1) {
+      wait(memory.cleared(), parity);
+      const int index = load_word(memory.index());
+      if (index < 0) break;
+      const Work work(args, index);
+      float dk[COLUMNS / 2] = {}, dv[COLUMNS / 2] = {};
+      if (const int steps = work.steps(args)) differentiate_all(dk, dv, work, steps);
+      store(dk, dv, work);
+    }
+    if (is_storer()) tma_wait<0>();  // before this block's shared memory is given away
   }
 };
 
 }  // namespace
 
-// Grid: tiles of keys of all heads of keys and batches.
+// Grid: at most one block for each SM. Dynamic shared memory: SHARED_BYTES.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attention_wgmma_backward(const __grid_constant__ WgmmaBackwardArgs args) {
   extern __shared__ __align__(1024) unsigned char memory[];
@@ -492,6 +560,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   if (threadIdx.x == 0) {
     mbarrier_init(shared.loaded(), 1);
     mbarrier_init(shared.cleared(), 1);
+    mbarrier_init(shared.unused(), GROUPS + STAGES);
     for (int stage = 0; stage < STAGES; ++stage) {
       mbarrier_init(shared.ds_buffers().full(stage), GROUPS * 4);
       mbarrier_init(shared.ds_buffers().empty(stage), PARTS * 4);
@@ -501,17 +570,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     shared.ring().init(GROUPS * 4);
   }
   __syncthreads();
-  const Work work(args);
   const int role = group_index();
   if (role == 0) {
     registers_decrease<PRODUCER_REGISTERS>();
     const int warp = __shfl_sync(0xffffffff, (int)threadIdx.x / 32, 0);
-    if (work.steps(args) == 0) return;
-    if (warp == 0) produce(args, work, shared);
-    else if (warp <= STAGES && elect_one()) add_dq(args, work, shared, warp - 1);
+    if (warp == 0) Producer{args, shared, elect_one()}.run();
+    else if (warp <= STAGES && elect_one()) add_dq(args, shared, warp - 1);
   } else {
     registers_increase<CONSUMER_REGISTERS>();
-    Consumer{args, work, shared, role - 1}.run();
+    Consumer{args, shared, role - 1}.run();
   }
 }
 

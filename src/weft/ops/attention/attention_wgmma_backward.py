@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from weft.backends.nvrtc import CudaSource
+from weft.machine.device_limits import num_sms
 from weft.ops._common.hopper import tensor_map
 from weft.ops._common.hopper.tensor_map import TensorMap
 from weft.ops._common.layout import CUDA_TYPES, dtype_name
@@ -34,7 +35,7 @@ class Arguments(ctypes.Structure):
 
     _fields_ = (
         *((name, TensorMap) for name in ("q", "k", "v", "grad", "dk", "dv")),
-        *((name, ctypes.c_void_p) for name in ("terms", "dq_sums", "counters", "lengths")),
+        *((name, ctypes.c_void_p) for name in ("terms", "dq_sums", "counters", "taken", "lengths")),
         *(
             (name, ctypes.c_int)
             for name in (
@@ -47,7 +48,7 @@ class Arguments(ctypes.Structure):
         ("window", ctypes.c_int),
         ("bottom_right", ctypes.c_int),
         ("cap_scale", ctypes.c_float),
-        ("padding", ctypes.c_int * 2),  # the structure is aligned to 64 bytes
+        ("padding", ctypes.c_int * 8),  # the structure is aligned to 64 bytes
     )
 
 
@@ -93,8 +94,8 @@ def smem_bytes(d: int, variant: Variant = PLAIN) -> int:
     boxes, queries = -(-d // 64), step_queries(d, variant)
     # k and v; queries and gradients with their terms, ds, and dq's sums in float32.
     streamed = 2 * boxes * queries * 128 + 1024 + KEYS * queries * 2 + boxes * queries * 256
-    # Barriers of what is streamed, and of k and v.
-    return 2 * boxes * KEYS * 128 + STAGES * (streamed + 3 * 16) + 16
+    # Barriers of what is streamed, and of k and v; the index of their tile.
+    return 2 * boxes * KEYS * 128 + STAGES * (streamed + 3 * 16) + 24 + 8
 
 
 @cache
@@ -147,7 +148,7 @@ def backward(
         torch.empty((b, h, query_tiles, count), dtype=torch.float32, device=q.device)
         for count in (2 * queries, queries * -(-d // 64) * 64)
     )
-    counters = torch.zeros((b, h, query_tiles), dtype=torch.int32, device=q.device)
+    counters = torch.zeros(b * h * query_tiles + 1, dtype=torch.int32, device=q.device)
     program = source(q.dtype, d, variant)
     fields = mask_fields(options, tq, tk, d)
     rows = b * h * query_tiles * queries
@@ -176,6 +177,7 @@ def backward(
         terms=terms.data_ptr(),
         dq_sums=sums.data_ptr(),
         counters=counters.data_ptr(),
+        taken=counters[-1:].data_ptr(),
         lengths=pointer,
         heads=h,
         group=h // kv_heads,
@@ -190,7 +192,8 @@ def backward(
         **{name: tensor_map.encode_heads(x, boxes[name]) for name, x in tensors.items()},
     )
     kernel = program["attention_wgmma_backward"]
-    kernel(key_tiles * kv_heads * b, THREADS, arguments, shared=smem_bytes(d, variant))
+    blocks = min(num_sms(q.device), key_tiles * kv_heads * b)
+    kernel(blocks, THREADS, arguments, shared=smem_bytes(d, variant))
     rounding = DqArguments(
         dq_sums=sums.data_ptr(),
         dq=dq.data_ptr(),
