@@ -61,7 +61,7 @@ FAULTS: dict[str, tuple[Point, str, str]] = {
         "    fence_async_proxy();\n    __syncwarp();\n",
         "    __syncwarp();\n",
     ),
-    "no proxy fence behind the zeros of a tail": (SMALL, "    fence_async_proxy();\n  }\n", "  }\n"),
+    "no proxy fence behind the zeros of a tail": (SMALL, "      fence_async_proxy();\n    }\n", "    }\n"),
     "keys past a length are not cleared": (
         SMALL,
         "store_zeros(memory.k() + box * KEY_BOX + chunk * 16);",
@@ -115,7 +115,7 @@ FAULTS: dict[str, tuple[Point, str, str]] = {
     ),
     "a part of dq is added before it is written": (
         SMALL,
-        "    wait(memory.dq_buffers().full(stage), parity);\n",
+        "      wait(memory.dq_buffers().full(stage), parity);\n",
         "",
     ),
     "the two parts of dq are the same": (
@@ -126,13 +126,13 @@ FAULTS: dict[str, tuple[Point, str, str]] = {
     "a part of dq is the first of two": (SMALL, "if (rank == 0) bulk_store", "if (rank != 0) bulk_store"),
     "a part of dq does not wait for the parts before it, with blocks side by side": (
         SMALL,
-        "    while (rank > 0 && load_acquire(args.counters + tile) != rank) {\n    }\n",
+        "      while (rank > 0 && load_acquire(args.counters + tile) != rank) {\n      }\n",
         "",
     ),
     "a part of dq is released before it is complete": (
         SMALL,
-        "    tma_wait_read<0>();\n    memory.dq_buffers().release(stage);\n    tma_wait<0>();  // complete",
-        "    memory.dq_buffers().release(stage);\n    // complete",
+        "      tma_wait_read<0>();\n      memory.dq_buffers().release(stage);\n      tma_wait<0>();  // complete",
+        "      memory.dq_buffers().release(stage);\n      // complete",
     ),
     "the mask shows one query too many": (
         CAUSAL,
@@ -174,10 +174,25 @@ FAULTS: dict[str, tuple[Point, str, str]] = {
     "scores are not capped": (CAPPED, "if (SOFTCAP) s[i] = fmaf(", "if (false) s[i] = fmaf("),
     "k is overwritten while another group reads it": (
         TWO_BOXES,
-        "    named_barrier(ALL_READ, GROUPS * GROUP_THREADS);  // k",
-        "    // k",
+        "    named_barrier(ALL_READ, GROUPS * GROUP_THREADS);\n",
+        "",
     ),
-    "the last part of dq is missing": (SMALL, "    if (!computes_dq(steps - 1)) return;\n", "    return;\n"),
+    "k is loaded while gradients in its place are stored": (
+        CAUSAL,
+        "    tma_wait_read<0>();\n    mbarrier_arrive(memory.unused());\n",
+        "    mbarrier_arrive(memory.unused());\n",
+    ),
+    "k is loaded while the groups read the tile before": (
+        CAUSAL,
+        "mbarrier_init(shared.unused(), GROUPS + STAGES);",
+        "mbarrier_init(shared.unused(), STAGES);",
+    ),
+    "the next tile's ds comes from the buffer of the last": (
+        CAUSAL,
+        "    ds_read.next();\n  }\n",
+        "  }\n",
+    ),
+    "the last part of dq is missing": (SMALL, "    if (computes_dq(steps - 1)) {", "    if (false) {"),
 }
 LARGEST, MEAN = 1.0, 0.6  # as in test_attention_cuda.py
 
