@@ -131,8 +131,8 @@ FAULTS: dict[str, tuple[Point, str, str]] = {
     ),
     "a part of dq is released before it is complete": (
         SMALL,
-        "      tma_wait_read<0>();\n      memory.dq_buffers().release(stage);\n      tma_wait<0>();  // complete",
-        "      memory.dq_buffers().release(stage);\n      // complete",
+        "tma_wait_read<0>();\n      memory.dq_buffers().release(stage);\n      tma_wait<0>();  // complete",
+        "memory.dq_buffers().release(stage);\n      // complete",
     ),
     "the mask shows one query too many": (
         CAUSAL,
@@ -167,8 +167,18 @@ FAULTS: dict[str, tuple[Point, str, str]] = {
     ),
     "dq of a tile without keys is what memory had": (
         EMPTY,
-        "= !BAND || (position",
-        "= true || (position",
+        "const bool is_seen = work.parts(args, work.tile + i) > 0;",
+        "const bool is_seen = true;",
+    ),
+    "dq is rounded before all its parts are there, with blocks side by side": (
+        SMALL,
+        "      while (parts > 0 && load_acquire(args.counters + first + thread) != parts) {\n      }\n",
+        "",
+    ),
+    "one part of dq too few is waited for": (
+        RIGHT,
+        "(seen - 1) / KEYS - first / KEYS + 1;",
+        "(seen - 1) / KEYS;",
     ),
     "the cap has no slope": (CAPPED, "          s[i] *= fmaf(-t, t, 1.0f);\n", ""),
     "scores are not capped": (CAPPED, "if (SOFTCAP) s[i] = fmaf(", "if (false) s[i] = fmaf("),
@@ -282,6 +292,24 @@ def test_blocks_side_by_side_add_in_order(emulated: None, monkeypatch: pytest.Mo
 
 
 @needs_compiler
+@pytest.mark.pooled(1, "emulated: attention backward")
+@pytest.mark.parametrize("section", [1, 2, 3])
+def test_sections_cover_all_heads(section: int, emulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three heads of keys with two tiles each, the last section with fewer heads or one for all."""
+    monkeypatch.setattr(attention_wgmma_backward, "section_heads", lambda *a: section)
+    assert max(errors((BF16, (3, 2, 140, 8), (1, 140), [140, 0, 77], {"causal": True}), 0)) <= 1.0
+
+
+def test_sections_are_large_enough() -> None:
+    """Equal shares of the heads: for the tiles' distance, for the last section's balance, for the cache."""
+    section_heads = attention_wgmma_backward.section_heads
+    assert section_heads(64, 32, 32.0, 1 << 22, 132) == 13  # 12.4: five sections
+    assert section_heads(32, 16, 64.0, 1 << 23, 132) == 32  # 16.5: one section
+    assert section_heads(64, 64, 1000.0, 1 << 22, 132) == 7  # 6: ten sections
+    assert section_heads(3, 1, 1.0, 1 << 30, 132) == 3
+
+
+@needs_compiler
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_seen(
@@ -289,9 +317,12 @@ def test_a_planted_fault_is_seen(
 ) -> None:
     """A copy of the kernel with one fault gives a wrong result or breaks the emulator's rules."""
     point, old, new = FAULTS[fault]
-    text = KERNEL.read_text()
-    assert text.count(old) == 1, "the text of the fault is not in the file once"
-    (tmp_path / KERNEL.name).write_text(text.replace(old, new))
+    texts = {file.name: file.read_text() for file in (KERNEL, *KERNEL.parent.glob("attention_wgmma_*.cuh"))}
+    assert sum(text.count(old) for text in texts.values()) == 1, (
+        "the text of the fault is not in the files once"
+    )
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text.replace(old, new))
     real = attention_wgmma_backward.source
     monkeypatch.setattr(
         attention_wgmma_backward, "source", lambda *a: replace(real(*a), file=tmp_path / KERNEL.name)

@@ -18,7 +18,8 @@
 // BAND compiles a causal mask with a window or at the bottom right (mask.py): a block's queries end where the
 // window does. SOFTCAP caps the scores as the forward does.
 //
-// Three kernels: row terms (log2-sum-exp and delta = sum(out grad)), the products, and dq's rounding.
+// Two kernels: row terms (log2-sum-exp and delta = sum(out grad)), and the products. A block of the second takes
+// tiles of keys and, when a section of heads has all parts of dq, tiles of dq that it rounds.
 // Source: FlashAttention-3 (arXiv:2407.08608).
 #include "hopper/barrier.cuh"
 #include "hopper/warp_roles.cuh"
@@ -41,7 +42,8 @@ namespace {
 
 constexpr int BOXES = (HEAD + 63) / 64, D_STEPS = (HEAD + 15) / 16, COLUMNS = BOXES * 64;
 constexpr int GROUPS = 2, KEYS = 64 * GROUPS, THREADS = GROUP_THREADS * (1 + GROUPS);
-constexpr int STAGES = 2;  // of queries and gradients, of ds, and of dq
+constexpr int STAGES = 2;   // of queries and gradients, of ds, and of dq
+constexpr int ROUNDED = 8;  // tiles of dq that a block rounds at a time
 constexpr int KEY_BOX = KEYS * 128, KEY_TILE = BOXES * KEY_BOX;
 constexpr int QUERY_BOX = QUERIES * 128, QUERY_TILE = BOXES * QUERY_BOX;
 constexpr int TERMS_BYTES = 2 * QUERIES * 4, STAGE_BYTES = 2 * QUERY_TILE + ATOM_BYTES;  // q, grad, terms
@@ -60,6 +62,8 @@ constexpr int ALL_READ = 1, GROUP_BARRIER = 2;  // named barriers
 
 }  // namespace
 
+#include "attention_wgmma_terms.cuh"
+
 // attention_wgmma_backward.py declares the same fields in the same order.
 struct alignas(64) WgmmaBackwardArgs {
   TensorMap q, k, v, grad, dk, dv;
@@ -70,92 +74,16 @@ struct alignas(64) WgmmaBackwardArgs {
   const int* lengths;  // (B,): visible keys of each batch; null: all
   int heads, group, tq, tk, causal, key_tiles, query_tiles;
   int kv_heads, section;  // heads of keys of all batches; those that are computed side by side
+  T* dq;                  // (B, H, Tq, HEAD), strides in elements
+  long long dq_strides[3];
   float scale_log2, scale;
   int window, bottom_right;  // with BAND
   float cap_scale;           // with SOFTCAP: 2 log2(e) scale / cap
 };
 
-struct TermsArgs {
-  const T *out, *grad;  // (B, H, Tq, HEAD), strides in elements
-  long long out_strides[3], grad_strides[3];
-  const float* lse;
-  float* terms;
-  long long rows, heads, tq, query_tiles;  // rows: with those that fill the last tile
-};
-
-struct DqArgs {
-  const float* dq_sums;
-  T* dq;
-  long long strides[3];
-  const int* lengths;
-  int heads, tq, tk, query_tiles;
-  float scale;
-  int window, bottom_right;
-};
+#include "attention_wgmma_backward_work.cuh"
 
 namespace {
-
-// Position of query 0 among the keys.
-template <typename Args> __device__ __forceinline__ int shift(const Args& args, int keys) {
-  return BAND && args.bottom_right ? keys - args.tq : 0;
-}
-
-__device__ __forceinline__ int visible_keys(const int* lengths, int batch, int tk) {
-  return lengths ? min(max(lengths[batch], 0), tk) : tk;
-}
-
-// A tile of queries of one head.
-struct Step { int head, query_tile; };
-
-// A tile of keys. Tiles come by sections of heads, whose queries and dq fit in the L2 cache together; in a
-// section the first tiles of all heads come first.
-struct Work {
-  int tile, batch, kv_head, keys, first_query_tile, last_query_tile;
-
-  __device__ __forceinline__ Work(const WgmmaBackwardArgs& args, int index) {
-    const int in_section = args.section * args.key_tiles, section = index / in_section;
-    const int within = index - section * in_section, first_head = section * args.section;
-    const int heads = min(args.section, args.kv_heads - first_head), in_batch = args.heads / args.group;
-    const int head = first_head + within % heads;
-    tile = within / heads;
-    batch = head / in_batch, kv_head = head % in_batch;
-    keys = visible_keys(args.lengths, batch, args.tk);
-    first_query_tile = args.causal ? tile * (KEYS / QUERIES) : 0;
-    last_query_tile = args.query_tiles - 1;
-    if (BAND) {
-      // Queries before `behind` see the tile's last key, by the window.
-      const int position = shift(args, keys), last_key = min((tile + 1) * KEYS, keys) - 1;
-      const int behind = min(last_key - position + args.window, args.tq);
-      first_query_tile = max(tile * KEYS - position, 0) / QUERIES;
-      last_query_tile = behind > 0 ? (behind - 1) / QUERIES : -1;
-    }
-    if (tile * KEYS >= keys) first_query_tile = args.query_tiles;  // nothing to do
-  }
-
-  // Number of tiles of queries of a head; not above 0 where no query sees a key of the block.
-  __device__ __forceinline__ int query_tiles() const {
-    return last_query_tile + 1 - first_query_tile;
-  }
-
-  // The number of tiles of keys whose parts of this tile of dq come before the block's.
-  __device__ __forceinline__ int rank(const WgmmaBackwardArgs& args, int query_tile) const {
-    if (!BAND) return tile;
-    return tile - max(query_tile * QUERIES + shift(args, keys) - args.window + 1, 0) / KEYS;
-  }
-  // Steps go over the queries of one head after the other.
-  __device__ __forceinline__ int steps(const WgmmaBackwardArgs& args) const {
-    return max(query_tiles(), 0) * args.group;
-  }
-  __device__ __forceinline__ Step first_step(const WgmmaBackwardArgs& args) const {
-    return {kv_head * args.group, last_query_tile};
-  }
-  __device__ __forceinline__ void next(Step& step) const {
-    if (--step.query_tile < first_query_tile) step.query_tile = last_query_tile, ++step.head;
-  }
-  __device__ __forceinline__ long long index(const WgmmaBackwardArgs& args, const Step& step) const {
-    return ((long long)batch * args.heads + step.head) * args.query_tiles + step.query_tile;
-  }
-};
 
 struct Memory {
   unsigned base;
@@ -244,7 +172,7 @@ struct Producer {
   }
 
   __device__ __forceinline__ void run() {
-    const int count = args.kv_heads * args.key_tiles;
+    const int count = args.kv_heads * (args.key_tiles + Work::rounds(args));
     for (int index = take(); index < count; index = take()) {
       const Work work(args, index);
       const int steps = work.steps(args);
@@ -510,8 +438,7 @@ struct Consumer {
   }
 
   // Writes dk and dv of a tile of keys, through the shared memory of k and v.
-  __device__ __forceinline__ void store(const float (&dk)[COLUMNS / 2], const float (&dv)[COLUMNS / 2],
-                                        const Work& work) const {
+  __device__ __forceinline__ void store(const float (&dk)[COLUMNS / 2], const float (&dv)[COLUMNS / 2]) const {
     named_barrier(ALL_READ, GROUPS * GROUP_THREADS);
     unsigned words[COLUMNS / 16][4];
 #pragma unroll
@@ -524,6 +451,7 @@ struct Consumer {
     fence_async_proxy();
     named_barrier(GROUP_BARRIER + group, GROUP_THREADS);
     if (!is_storer()) return;
+    const Work work(args, load_word(memory.index()));  // again: registers would keep it through all steps
     const int first = work.tile * KEYS + group * 64;
 #pragma unroll
     for (int box = 0; box < BOXES; ++box) {
@@ -536,15 +464,58 @@ struct Consumer {
     mbarrier_arrive(memory.unused());
   }
 
+  // Writes dq of some tiles: scale times the sums, rounded.
+  __device__ __forceinline__ void round_dq(const Work& work) const {
+    const int thread = threadIdx.x % GROUP_THREADS, head = work.rounded_head;
+    const int count = min(ROUNDED, args.query_tiles - work.tile);
+    const long long first = (long long)head * args.query_tiles + work.tile;
+    if (thread < count) {
+      const int parts = work.parts(args, work.tile + thread);
+      while (parts > 0 && load_acquire(args.counters + first + thread) != parts) {
+      }
+    }
+    named_barrier(GROUP_BARRIER + group, GROUP_THREADS);
+    T* const to = args.dq + work.batch * args.dq_strides[0] + head % args.heads * args.dq_strides[1];
+    // A group has 64 queries or, with two boxes, 64 columns of each tile.
+    constexpr int LOADS = DQ_BYTES / 16 / (GROUPS * GROUP_THREADS);
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      const bool is_seen = work.parts(args, work.tile + i) > 0;
+      const auto* const from = reinterpret_cast<const Vector<float, 4>*>(args.dq_sums + (first + i) * (DQ_BYTES / 4));
+      Vector<float, 4> sums[LOADS];
+#pragma unroll
+      for (int x = 0; x < LOADS; ++x)
+        sums[x] = is_seen ? from[(group * LOADS + x) * GROUP_THREADS + thread] : Vector<float, 4>{};
+#pragma unroll
+      for (int x = 0; x < LOADS; ++x) {
+        const int part = (group * LOADS + x) / 8, in_part = (group * LOADS + x) % 8 * 8;
+        const int column = (BOXES == 2 ? part * 64 : 0) + in_part + accumulator_column(thread, 0);
+        const int below = (work.tile + i) * QUERIES + (QUERIES > 64 ? part * 64 : 0);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const int row = below + accumulator_row(thread, 2 * h);
+          if (row < args.tq && column < HEAD)
+            *reinterpret_cast<unsigned*>(to + row * args.dq_strides[2] + column) =
+                rounded_pair<T>(sums[x].at[2 * h] * args.scale, sums[x].at[2 * h + 1] * args.scale);
+        }
+      }
+    }
+  }
+
   __device__ __forceinline__ void run() {
     for (unsigned parity = 0;; parity ^= 1) {
       wait(memory.cleared(), parity);
       const int index = load_word(memory.index());
       if (index < 0) break;
       const Work work(args, index);
+      if (work.rounded_head >= 0) {
+        round_dq(work);
+        if (is_storer()) mbarrier_arrive(memory.unused());
+        continue;
+      }
       float dk[COLUMNS / 2] = {}, dv[COLUMNS / 2] = {};
       if (const int steps = work.steps(args)) differentiate_all(dk, dv, work, steps);
-      store(dk, dv, work);
+      store(dk, dv);
     }
     if (is_storer()) tma_wait<0>();  // before this block's shared memory is given away
   }
@@ -579,63 +550,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   } else {
     registers_increase<CONSUMER_REGISTERS>();
     Consumer{args, shared, role - 1}.run();
-  }
-}
-
-// Row terms: 16 lanes have a row of out and grad. Grid: rows / 16 blocks of 256 threads.
-extern "C" __global__ void __launch_bounds__(256) attention_wgmma_terms(const TermsArgs args) {
-  const long long index = (long long)blockIdx.x * 16 + threadIdx.x / 16;
-  const long long head_rows = args.query_tiles * QUERIES, head = index / head_rows, row = index % head_rows;
-  const int lane = threadIdx.x % 16;
-  const long long batch = head / args.heads, in_batch = head % args.heads;
-  float delta = 0.0f, lse = INFINITE;
-  if (index < args.rows && row < args.tq) {
-    if (lane * 8 < HEAD) {
-      using Eight = Vector<T, 8>;
-      const Eight out = *reinterpret_cast<const Eight*>(args.out + batch * args.out_strides[0] +
-                                                        in_batch * args.out_strides[1] +
-                                                        row * args.out_strides[2] + lane * 8);
-      const Eight grad = *reinterpret_cast<const Eight*>(args.grad + batch * args.grad_strides[0] +
-                                                         in_batch * args.grad_strides[1] +
-                                                         row * args.grad_strides[2] + lane * 8);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) delta = fmaf(to_float(out.at[i]), to_float(grad.at[i]), delta);
-    }
-    // A row without keys (-inf) and a row past the last get +inf: all their weights are 0.
-    const float stored = args.lse[head * args.tq + row];
-    if (stored != -INFINITE) lse = stored * 1.4426950408889634f;
-  }
-#pragma unroll
-  for (int step = 8; step > 0; step /= 2) delta += __shfl_xor_sync(0xffffffff, delta, step);
-  if (lane > 0 || index >= args.rows) return;
-  float* const to = args.terms + (index / QUERIES) * (2 * QUERIES) + index % QUERIES;
-  to[0] = lse;
-  to[QUERIES] = delta;
-}
-
-// dq = scale times the sums, rounded. Grid: tiles of queries of all heads and batches; 256 threads.
-extern "C" __global__ void __launch_bounds__(256) attention_wgmma_dq(const DqArgs args) {
-  const int head = blockIdx.x / args.query_tiles, query_tile = blockIdx.x % args.query_tiles;
-  const int batch = head / args.heads, in_batch = head % args.heads;
-  const int keys = visible_keys(args.lengths, batch, args.tk);
-  // Else nothing was added: the tile's last query is before key 0, or its first one has the last key behind
-  // its window.
-  const int position = query_tile * QUERIES + shift(args, keys);
-  const bool in_band = !BAND || (position + QUERIES > 0 && position - args.window < keys - 1);
-  const bool is_seen = keys > 0 && in_band;
-  const float* const from = args.dq_sums + (long long)blockIdx.x * (DQ_BYTES / 4);
-  T* const to = args.dq + batch * args.strides[0] + in_batch * args.strides[1];
-  for (int i = threadIdx.x; i < DQ_BYTES / 16; i += 256) {
-    const int thread = i % GROUP_THREADS, x = i / GROUP_THREADS, below = QUERIES > 64 ? x / 8 * 64 : 0;
-    const Vector<float, 4> sums = is_seen ? reinterpret_cast<const Vector<float, 4>*>(from)[i]
-                                          : Vector<float, 4>{};
-    const int column = (QUERIES > 64 ? x % 8 : x) * 8 + accumulator_column(thread, 0);
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int row = query_tile * QUERIES + below + accumulator_row(thread, 2 * h);
-      if (row < args.tq && column < HEAD)
-        *reinterpret_cast<unsigned*>(to + row * args.strides[2] + column) =
-            rounded_pair<T>(sums.at[2 * h] * args.scale, sums.at[2 * h + 1] * args.scale);
-    }
   }
 }

@@ -27,6 +27,9 @@ KEYS, ROWS, STAGES = 128, 64, 2  # keys of a block; rows of a box that is stored
 THREADS = 384
 # What blocks of the heads that are computed side by side read and add to: half of the L2 cache.
 SECTION_BYTES = 24 << 20
+# A tile of keys starts so many steps behind the one before it of the same head, and then waits for no part
+# of dq.
+STEPS_BEHIND = 3
 FIELDS_OF_STRIDES = ctypes.c_longlong * 3
 
 
@@ -43,12 +46,14 @@ class Arguments(ctypes.Structure):
                 *("kv_heads", "section"),
             )
         ),
+        ("dq", ctypes.c_void_p),
+        ("dq_strides", FIELDS_OF_STRIDES),
         ("scale_log2", ctypes.c_float),
         ("scale", ctypes.c_float),
         ("window", ctypes.c_int),
         ("bottom_right", ctypes.c_int),
         ("cap_scale", ctypes.c_float),
-        ("padding", ctypes.c_int * 8),  # the structure is aligned to 64 bytes
+        ("padding", ctypes.c_int * 15),  # the structure is aligned to 64 bytes
     )
 
 
@@ -62,22 +67,7 @@ class TermsArguments(ctypes.Structure):
         ("grad_strides", FIELDS_OF_STRIDES),
         ("lse", ctypes.c_void_p),
         ("terms", ctypes.c_void_p),
-        *((name, ctypes.c_longlong) for name in ("rows", "heads", "tq", "query_tiles")),
-    )
-
-
-class DqArguments(ctypes.Structure):
-    """``DqArgs`` of attention_wgmma_backward.cu."""
-
-    _fields_ = (
-        ("dq_sums", ctypes.c_void_p),
-        ("dq", ctypes.c_void_p),
-        ("strides", FIELDS_OF_STRIDES),
-        ("lengths", ctypes.c_void_p),
-        *((name, ctypes.c_int) for name in ("heads", "tq", "tk", "query_tiles")),
-        ("scale", ctypes.c_float),
-        ("window", ctypes.c_int),
-        ("bottom_right", ctypes.c_int),
+        *((name, ctypes.c_int) for name in ("heads", "tq", "query_tiles")),
     )
 
 
@@ -87,6 +77,17 @@ def step_queries(d: int, variant: Variant) -> int:
     A window or a cap takes some registers more: with 128 queries they would be spilled.
     """
     return 128 if d <= 64 and variant == PLAIN else 64
+
+
+def section_heads(heads: int, key_tiles: int, steps: float, head_bytes: int, sms: int) -> int:
+    """Return the number of heads of keys that are computed side by side, of ``heads``.
+
+    ``steps``: of a tile of keys, on average. Enough heads for STEPS_BEHIND, and for some tiles of each length
+    for each SM, which the last section needs; then as many as fit in the L2 cache.
+    """
+    most = max(STEPS_BEHIND * sms / steps, 2 * sms / key_tiles, SECTION_BYTES / head_bytes, 1)
+    sections = max(1, int(heads / most))
+    return -(-heads // sections)
 
 
 def smem_bytes(d: int, variant: Variant = PLAIN) -> int:
@@ -104,7 +105,7 @@ def source(dtype: torch.dtype, d: int, variant: Variant = PLAIN) -> CudaSource:
     numbers = {"HEAD": d, "QUERIES": step_queries(d, variant), **variant.defines}
     return CudaSource(
         file=Path(__file__).with_name("attention_wgmma_backward.cu"),
-        kernels=("attention_wgmma_terms", "attention_wgmma_backward", "attention_wgmma_dq"),
+        kernels=("attention_wgmma_terms", "attention_wgmma_backward"),
         defines=(("WEFT_T", CUDA_TYPES[dtype]), *((name, str(value)) for name, value in numbers.items())),
         label=f"wgmma-backward-{dtype_name(dtype)}-{d}{variant.label}",
         min_arch=ARCH,
@@ -150,10 +151,8 @@ def backward(
     )
     counters = torch.zeros(b * h * query_tiles + 1, dtype=torch.int32, device=q.device)
     program = source(q.dtype, d, variant)
-    fields = mask_fields(options, tq, tk, d)
-    rows = b * h * query_tiles * queries
     program["attention_wgmma_terms"](
-        rows // 16,
+        b * h * query_tiles,
         256,
         TermsArguments(
             out=out.data_ptr(),
@@ -162,7 +161,6 @@ def backward(
             grad_strides=FIELDS_OF_STRIDES(*grad.stride()[:3]),
             lse=lse.data_ptr(),
             terms=terms.data_ptr(),
-            rows=rows,
             heads=h,
             tq=tq,
             query_tiles=query_tiles,
@@ -170,6 +168,8 @@ def backward(
     )
     # q and grad, and dq in float32, of the queries that share a head of keys.
     head_bytes = h // kv_heads * tq * d * (2 * q.element_size() + 4)
+    steps = h // kv_heads * query_tiles * (0.5 if options.causal else 1.0)
+    sms = num_sms(q.device)
     boxes = {"q": queries, "k": KEYS, "v": KEYS, "grad": queries, "dk": ROWS, "dv": ROWS}
     tensors = {"q": q, "k": k, "v": v, "grad": grad, "dk": dk, "dv": dv}
     pointer = 0 if lengths is None else lengths.data_ptr()
@@ -186,28 +186,16 @@ def backward(
         key_tiles=key_tiles,
         query_tiles=query_tiles,
         kv_heads=kv_heads * b,
-        section=min(kv_heads * b, max(1, SECTION_BYTES // head_bytes)),
+        section=section_heads(kv_heads * b, key_tiles, steps, head_bytes, sms),
+        dq=dq.data_ptr(),
+        dq_strides=FIELDS_OF_STRIDES(*dq.stride()[:3]),
         scale=options.factor(d),
-        **fields,
+        **mask_fields(options, tq, tk, d),
         **{name: tensor_map.encode_heads(x, boxes[name]) for name, x in tensors.items()},
     )
     kernel = program["attention_wgmma_backward"]
-    blocks = min(num_sms(q.device), key_tiles * kv_heads * b)
+    blocks = min(sms, key_tiles * kv_heads * b)
     kernel(blocks, THREADS, arguments, shared=smem_bytes(d, variant))
-    rounding = DqArguments(
-        dq_sums=sums.data_ptr(),
-        dq=dq.data_ptr(),
-        strides=FIELDS_OF_STRIDES(*dq.stride()[:3]),
-        lengths=pointer,
-        heads=h,
-        tq=tq,
-        tk=tk,
-        query_tiles=query_tiles,
-        scale=options.factor(d),
-        window=fields["window"],
-        bottom_right=fields["bottom_right"],
-    )
-    program["attention_wgmma_dq"](b * h * query_tiles, 256, rounding)
     return dq, dk, dv
 
 
