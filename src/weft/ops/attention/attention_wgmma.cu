@@ -338,7 +338,8 @@ __device__ __forceinline__ void multiply_values(float (&out)[WIDTH / 2], const u
   const unsigned long long rows = descriptor<MN_MAJOR, KEY_BOX>(v);
 #pragma unroll
   for (int step = 0; step < KEYS / 16; ++step)
-    WgmmaFromRegisters<T, MN_MAJOR, WIDTH>::run(out, p[step], advance(rows, step * K_STEP_BYTES<MN_MAJOR>), 1);
+    WgmmaFromRegisters<T, MN_MAJOR, WIDTH>::run(out, p[step],
+                                                advance(rows, step * K_STEP_BYTES<MN_MAJOR>), 1);
   wgmma_commit();
 }
 

@@ -18,8 +18,8 @@
 // BAND compiles a causal mask with a window or at the bottom right (mask.py): a block's queries end where the
 // window does. SOFTCAP caps the scores as the forward does.
 //
-// Two kernels: row terms (log2-sum-exp and delta = sum(out grad)), and the products. A block of the second takes
-// tiles of keys and, when a section of heads has all parts of dq, tiles of dq that it rounds.
+// Two kernels: row terms (log2-sum-exp and delta = sum(out grad)), and the products. A block of the second
+// takes tiles of keys and, when a section of heads has all parts of dq, tiles of dq that it rounds.
 // Source: FlashAttention-3 (arXiv:2407.08608).
 #include "hopper/barrier.cuh"
 #include "hopper/warp_roles.cuh"
@@ -104,8 +104,8 @@ struct Memory {
   }
   __device__ __forceinline__ unsigned loaded() const { return base + LOADED_AT; }  // k and v are in place
   __device__ __forceinline__ unsigned cleared() const { return base + LOADED_AT + 8; }  // and have no NaN
-  __device__ __forceinline__ unsigned unused() const { return base + LOADED_AT + 16; }  // make room for others
-  __device__ __forceinline__ unsigned index() const { return base + INDEX_AT; }  // of the tile of keys, or -1
+  __device__ __forceinline__ unsigned unused() const { return base + LOADED_AT + 16; }  // make room
+  __device__ __forceinline__ unsigned index() const { return base + INDEX_AT; }  // of Work; -1: no more
 };
 
 template <int BOX_ROWS>
@@ -438,7 +438,8 @@ struct Consumer {
   }
 
   // Writes dk and dv of a tile of keys, through the shared memory of k and v.
-  __device__ __forceinline__ void store(const float (&dk)[COLUMNS / 2], const float (&dv)[COLUMNS / 2]) const {
+  __device__ __forceinline__ void store(const float (&dk)[COLUMNS / 2],
+                                        const float (&dv)[COLUMNS / 2]) const {
     named_barrier(ALL_READ, GROUPS * GROUP_THREADS);
     unsigned words[COLUMNS / 16][4];
 #pragma unroll
@@ -464,7 +465,25 @@ struct Consumer {
     mbarrier_arrive(memory.unused());
   }
 
-  // Writes dq of some tiles: scale times the sums, rounded.
+  // Writes the group's half of a tile of dq, whose first query is `first`: scale times the sums.
+  template <int LOADS>
+  __device__ __forceinline__ void round_tile(T* to, int first, const Vector<float, 4> (&sums)[LOADS]) const {
+    const int thread = threadIdx.x % GROUP_THREADS;
+#pragma unroll
+    for (int x = 0; x < LOADS; ++x) {
+      const int part = (group * LOADS + x) / 8, in_part = (group * LOADS + x) % 8 * 8;
+      const int column = (BOXES == 2 ? part * 64 : 0) + in_part + accumulator_column(thread, 0);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int row = first + (QUERIES > 64 ? part * 64 : 0) + accumulator_row(thread, 2 * h);
+        if (row < args.tq && column < HEAD)
+          *reinterpret_cast<unsigned*>(to + row * args.dq_strides[2] + column) =
+              rounded_pair<T>(sums[x].at[2 * h] * args.scale, sums[x].at[2 * h + 1] * args.scale);
+      }
+    }
+  }
+
+  // Writes dq of some tiles when all their parts are there.
   __device__ __forceinline__ void round_dq(const Work& work) const {
     const int thread = threadIdx.x % GROUP_THREADS, head = work.rounded_head;
     const int count = min(ROUNDED, args.query_tiles - work.tile);
@@ -476,29 +495,22 @@ struct Consumer {
     }
     named_barrier(GROUP_BARRIER + group, GROUP_THREADS);
     T* const to = args.dq + work.batch * args.dq_strides[0] + head % args.heads * args.dq_strides[1];
-    // A group has 64 queries or, with two boxes, 64 columns of each tile.
-    constexpr int LOADS = DQ_BYTES / 16 / (GROUPS * GROUP_THREADS);
+    // A group has a half of each tile. The loads of AT_ONCE tiles are issued together.
+    constexpr int LOADS = DQ_BYTES / 16 / (GROUPS * GROUP_THREADS), AT_ONCE = 2;
 #pragma unroll 1
-    for (int i = 0; i < count; ++i) {
-      const bool is_seen = work.parts(args, work.tile + i) > 0;
-      const auto* const from = reinterpret_cast<const Vector<float, 4>*>(args.dq_sums + (first + i) * (DQ_BYTES / 4));
-      Vector<float, 4> sums[LOADS];
+    for (int i = 0; i < count; i += AT_ONCE) {
+      Vector<float, 4> sums[AT_ONCE][LOADS] = {};
 #pragma unroll
-      for (int x = 0; x < LOADS; ++x)
-        sums[x] = is_seen ? from[(group * LOADS + x) * GROUP_THREADS + thread] : Vector<float, 4>{};
+      for (int j = 0; j < AT_ONCE; ++j) {
+        if (i + j >= count || work.parts(args, work.tile + i + j) == 0) continue;
+        const auto* const tile =
+            reinterpret_cast<const Vector<float, 4>*>(args.dq_sums + (first + i + j) * (DQ_BYTES / 4));
 #pragma unroll
-      for (int x = 0; x < LOADS; ++x) {
-        const int part = (group * LOADS + x) / 8, in_part = (group * LOADS + x) % 8 * 8;
-        const int column = (BOXES == 2 ? part * 64 : 0) + in_part + accumulator_column(thread, 0);
-        const int below = (work.tile + i) * QUERIES + (QUERIES > 64 ? part * 64 : 0);
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const int row = below + accumulator_row(thread, 2 * h);
-          if (row < args.tq && column < HEAD)
-            *reinterpret_cast<unsigned*>(to + row * args.dq_strides[2] + column) =
-                rounded_pair<T>(sums[x].at[2 * h] * args.scale, sums[x].at[2 * h + 1] * args.scale);
-        }
+        for (int x = 0; x < LOADS; ++x)
+          sums[j][x] = tile[(group * LOADS + x) * GROUP_THREADS + thread];
       }
+#pragma unroll
+      for (int j = 0; j < AT_ONCE; ++j) round_tile<LOADS>(to, (work.tile + i + j) * QUERIES, sums[j]);
     }
   }
 

@@ -27,9 +27,9 @@ KEYS, ROWS, STAGES = 128, 64, 2  # keys of a block; rows of a box that is stored
 THREADS = 384
 # What blocks of the heads that are computed side by side read and add to: half of the L2 cache.
 SECTION_BYTES = 24 << 20
-# A tile of keys starts so many steps behind the one before it of the same head, and then waits for no part
-# of dq.
-STEPS_BEHIND = 3
+# A tile of keys that starts so many steps behind the one before it of the same head waits for no part of dq.
+# Waits add up over the tiles of a head: with few tiles fewer steps are best.
+STEPS_BEHIND, FEW_TILES = 3.0, 4
 FIELDS_OF_STRIDES = ctypes.c_longlong * 3
 
 
@@ -82,11 +82,12 @@ def step_queries(d: int, variant: Variant) -> int:
 def section_heads(heads: int, key_tiles: int, steps: float, head_bytes: int, sms: int) -> int:
     """Return the number of heads of keys that are computed side by side, of ``heads``.
 
-    ``steps``: of a tile of keys, on average. Enough heads for STEPS_BEHIND, and for some tiles of each length
-    for each SM, which the last section needs; then as many as fit in the L2 cache.
+    ``steps``: of a tile of keys, on average. Enough heads for STEPS_BEHIND, and for two tiles for each SM, which
+    balance the last section; or as many more as fit in the L2 cache.
     """
-    most = max(STEPS_BEHIND * sms / steps, 2 * sms / key_tiles, SECTION_BYTES / head_bytes, 1)
-    sections = max(1, int(heads / most))
+    behind = STEPS_BEHIND * (1 - FEW_TILES / max(key_tiles, FEW_TILES))
+    least = max(behind * sms / steps, 2 * sms / key_tiles, SECTION_BYTES / head_bytes, 1)
+    sections = max(1, int(heads / least))
     return -(-heads // sections)
 
 

@@ -23,9 +23,10 @@ extern "C" __global__ void __launch_bounds__(256) attention_wgmma_terms(const Te
   for (int i = 0; i < ROWS_AT_ONCE; ++i) {
     const long long row = query_tile * QUERIES + i * (256 / LANES) + threadIdx.x / LANES;
     const bool is_inside = row < args.tq && lane * 8 < HEAD;
-    outs[i] = is_inside ? *reinterpret_cast<const Eight*>(out + row * args.out_strides[2] + lane * 8) : Eight{};
-    grads[i] =
-        is_inside ? *reinterpret_cast<const Eight*>(grad + row * args.grad_strides[2] + lane * 8) : Eight{};
+    outs[i] = grads[i] = {};
+    if (!is_inside) continue;
+    outs[i] = *reinterpret_cast<const Eight*>(out + row * args.out_strides[2] + lane * 8);
+    grads[i] = *reinterpret_cast<const Eight*>(grad + row * args.grad_strides[2] + lane * 8);
   }
 #pragma unroll
   for (int i = 0; i < ROWS_AT_ONCE; ++i) {
