@@ -82,8 +82,8 @@ def step_queries(d: int, variant: Variant) -> int:
 def section_heads(heads: int, key_tiles: int, steps: float, head_bytes: int, sms: int) -> int:
     """Return the number of heads of keys that are computed side by side, of ``heads``.
 
-    ``steps``: of a tile of keys, on average. Enough heads for STEPS_BEHIND, and for two tiles for each SM, which
-    balance the last section; or as many more as fit in the L2 cache.
+    ``steps``: of a tile of keys, on average. Enough heads for STEPS_BEHIND, and for two tiles for each SM,
+    which balance the last section; or as many more as fit in the L2 cache.
     """
     behind = STEPS_BEHIND * (1 - FEW_TILES / max(key_tiles, FEW_TILES))
     least = max(behind * sms / steps, 2 * sms / key_tiles, SECTION_BYTES / head_bytes, 1)
