@@ -152,8 +152,9 @@ def backward(
     )
     counters = torch.zeros(b * h * query_tiles + 1, dtype=torch.int32, device=q.device)
     program = source(q.dtype, d, variant)
+    rows = 32 if d <= 64 else 16  # of a block of 256 threads, each of which has eight elements
     program["attention_wgmma_terms"](
-        b * h * query_tiles,
+        b * h * query_tiles * (queries // rows),
         256,
         TermsArguments(
             out=out.data_ptr(),

@@ -9,41 +9,33 @@ struct TermsArgs {
   int heads, tq, query_tiles;
 };
 
-// Grid: tiles of queries of all heads and batches. LANES lanes have a row, and a thread parts of ROWS_AT_ONCE
-// rows, whose loads are issued together.
+// Grid: blocks of 256 threads, LANES of them for each row; several blocks have a tile of queries.
 extern "C" __global__ void __launch_bounds__(256) attention_wgmma_terms(const TermsArgs args) {
-  constexpr int LANES = HEAD > 64 ? 16 : 8, ROWS_AT_ONCE = QUERIES * LANES / 256;
+  constexpr int LANES = HEAD > 64 ? 16 : 8, ROWS = 256 / LANES, BLOCKS = QUERIES / ROWS;
   using Eight = Vector<T, 8>;
-  const int head = blockIdx.x / args.query_tiles, query_tile = blockIdx.x % args.query_tiles;
+  const int tile = blockIdx.x / BLOCKS, in_tile = blockIdx.x % BLOCKS * ROWS + threadIdx.x / LANES;
+  const int head = tile / args.query_tiles, row = tile % args.query_tiles * QUERIES + in_tile;
   const int batch = head / args.heads, in_batch = head % args.heads, lane = threadIdx.x % LANES;
-  const T* const out = args.out + batch * args.out_strides[0] + in_batch * args.out_strides[1];
-  const T* const grad = args.grad + batch * args.grad_strides[0] + in_batch * args.grad_strides[1];
-  Eight outs[ROWS_AT_ONCE], grads[ROWS_AT_ONCE];
-#pragma unroll
-  for (int i = 0; i < ROWS_AT_ONCE; ++i) {
-    const long long row = query_tile * QUERIES + i * (256 / LANES) + threadIdx.x / LANES;
-    const bool is_inside = row < args.tq && lane * 8 < HEAD;
-    outs[i] = grads[i] = {};
-    if (!is_inside) continue;
-    outs[i] = *reinterpret_cast<const Eight*>(out + row * args.out_strides[2] + lane * 8);
-    grads[i] = *reinterpret_cast<const Eight*>(grad + row * args.grad_strides[2] + lane * 8);
-  }
-#pragma unroll
-  for (int i = 0; i < ROWS_AT_ONCE; ++i) {
-    const int in_tile = i * (256 / LANES) + threadIdx.x / LANES, row = query_tile * QUERIES + in_tile;
-    float delta = 0.0f, lse = INFINITE;
-#pragma unroll
-    for (int j = 0; j < 8; ++j) delta = fmaf(to_float(outs[i].at[j]), to_float(grads[i].at[j]), delta);
-#pragma unroll
-    for (int step = LANES / 2; step > 0; step /= 2) delta += __shfl_xor_sync(0xffffffff, delta, step);
-    if (lane > 0) continue;
+  float delta = 0.0f, lse = INFINITE;
+  if (row < args.tq) {
     // A row without keys (-inf) and a row past the last get +inf: all their weights are 0.
-    if (row < args.tq) {
-      const float stored = args.lse[(long long)head * args.tq + row];
-      if (stored != -INFINITE) lse = stored * 1.4426950408889634f;
+    const float stored = args.lse[(long long)head * args.tq + row];
+    if (stored != -INFINITE) lse = stored * 1.4426950408889634f;
+    if (lane * 8 < HEAD) {
+      const Eight out = *reinterpret_cast<const Eight*>(args.out + batch * args.out_strides[0] +
+                                                        in_batch * args.out_strides[1] +
+                                                        row * args.out_strides[2] + lane * 8);
+      const Eight grad = *reinterpret_cast<const Eight*>(args.grad + batch * args.grad_strides[0] +
+                                                         in_batch * args.grad_strides[1] +
+                                                         row * args.grad_strides[2] + lane * 8);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) delta = fmaf(to_float(out.at[i]), to_float(grad.at[i]), delta);
     }
-    float* const to = args.terms + (long long)blockIdx.x * (2 * QUERIES) + in_tile;
-    to[0] = lse;
-    to[QUERIES] = delta;
   }
+#pragma unroll
+  for (int step = LANES / 2; step > 0; step /= 2) delta += __shfl_xor_sync(0xffffffff, delta, step);
+  if (lane > 0) return;
+  float* const to = args.terms + (long long)tile * (2 * QUERIES) + in_tile;
+  to[0] = lse;
+  to[QUERIES] = delta;
 }
