@@ -477,8 +477,14 @@ def test_every_configuration_fits_in_shared_memory() -> None:
 
 
 def test_a_third_group_is_chosen_where_it_has_queries() -> None:
-    rows = {tq: attention_wgmma.choose(64, tq, True).rows for tq in (20, 197, 512, 3001, 8192)}
-    assert rows == {20: 128, 197: 128, 512: 128, 3001: 192, 8192: 192}
+    rows = {t: attention_wgmma.choose(64, t, t, True).rows for t in (20, 197, 512, 3001, 8192)}
+    assert rows == {20: 128, 197: 128, 512: 192, 3001: 192, 8192: 192}
+
+
+def test_a_smaller_tile_of_keys_is_chosen_where_it_saves_keys() -> None:
+    keys = {t: attention_wgmma.choose(64, 197, t, False).keys for t in (112, 128, 197, 256, 400, 1024)}
+    assert keys == {112: 112, 128: 128, 197: 112, 256: 128, 400: 112, 1024: 128}
+    assert attention_wgmma.choose(64, 197, 197, True).keys == 128
 
 
 def test_tensors_that_the_copy_engine_cannot_read_are_not_supported() -> None:

@@ -53,15 +53,15 @@ TWO_BOXES: Point = (BF16, (1, 1, 130, 72), (1, 140), None, {})
 FAULTS: dict[str, tuple[Point, str, str]] = {
     "no proxy fence behind ds": (
         SMALL,
-        "      store_rows(memory.ds(ds_written.stage), 0, ds);\n      fence_async_proxy();\n",
-        "      store_rows(memory.ds(ds_written.stage), 0, ds);\n",
+        "      store_rows(memory.ds(ds_written.stage), DS_BOX, ds);\n      fence_async_proxy();\n",
+        "      store_rows(memory.ds(ds_written.stage), DS_BOX, ds);\n",
     ),
     "no proxy fence behind dq": (
         SMALL,
         "    fence_async_proxy();\n    __syncwarp();\n",
         "    __syncwarp();\n",
     ),
-    "no proxy fence behind the zeros of a tail": (SMALL, "    fence_async_proxy();\n  }\n", "  }\n"),
+    "no proxy fence behind the zeros of a tail": (SMALL, "      fence_async_proxy();\n    }\n", "    }\n"),
     "keys past a length are not cleared": (
         SMALL,
         "store_zeros(memory.k() + box * KEY_BOX + chunk * 16);",
@@ -82,13 +82,23 @@ FAULTS: dict[str, tuple[Point, str, str]] = {
         "      wgmma_wait<1>();  // s; the product for dp runs during the exponentials\n",
         "",
     ),
-    "gradients of weights are used before a wait": (
+    "gradients of weights are used before a wait, 64 queries": (
+        TWO_BOXES,
+        "        wgmma_wait<1>();  // dp; the product for dv runs on\n",
+        "",
+    ),
+    "gradients of weights are used before a wait, 128 queries": (
         SMALL,
-        "      wgmma_wait<1>();  // dp; the product for dv runs on\n",
+        "      } else {\n        wgmma_wait<0>();\n      }\n",
+        "      }\n",
+    ),
+    "sums of dq are used before a wait": (
+        SMALL,
+        "        wgmma_wait<1>();  // dq; the product for dk runs on\n",
         "",
     ),
     "weights are overwritten while a product reads them": (
-        SMALL,
+        TWO_BOXES,
         "      round(ds, s);\n",
         "      round(p, s), round(ds, s);\n",
     ),
@@ -100,19 +110,29 @@ FAULTS: dict[str, tuple[Point, str, str]] = {
     ),
     "sums of dq are overwritten while they are added, with blocks side by side": (
         SMALL,
-        "    wait(memory.dq_buffers().empty(group), dq_parity ^ 1);\n",
+        "    wait(memory.dq_buffers().empty(ds_read.stage), ds_read.parity ^ 1);\n",
         "",
     ),
-    "a part of dq is the first of two": (SMALL, "if (rank == 0) {", "if (rank != 0) {"),
+    "a part of dq is added before it is written": (
+        SMALL,
+        "      wait(memory.dq_buffers().full(stage), parity);\n",
+        "",
+    ),
+    "the two parts of dq are the same": (
+        TWO_BOXES,
+        "memory.dq(ds_read.stage) + (PARTS == 2 ? group * PART_BYTES : 0)",
+        "memory.dq(ds_read.stage)",
+    ),
+    "a part of dq is the first of two": (SMALL, "if (rank == 0) bulk_store", "if (rank != 0) bulk_store"),
     "a part of dq does not wait for the parts before it, with blocks side by side": (
         SMALL,
-        "      while (load_acquire(args.counters + tile) != rank) {\n      }\n",
+        "      while (rank > 0 && load_acquire(args.counters + tile) != rank) {\n      }\n",
         "",
     ),
     "a part of dq is released before it is complete": (
         SMALL,
-        "    tma_wait<0>();  // complete",
-        "    // complete",
+        "tma_wait_read<0>();\n      memory.dq_buffers().release(stage);\n      tma_wait<0>();  // complete",
+        "memory.dq_buffers().release(stage);\n      // complete",
     ),
     "the mask shows one query too many": (
         CAUSAL,
@@ -137,8 +157,8 @@ FAULTS: dict[str, tuple[Point, str, str]] = {
     ),
     "the order of the parts ignores the position": (
         RIGHT,
-        "(query_tile + 1) * QUERIES + shift(args, keys);",
-        "(query_tile + 1) * QUERIES;",
+        "query_tile * QUERIES + shift(args, keys) - args.window + 1, 0) / KEYS",
+        "query_tile * QUERIES - args.window + 1, 0) / KEYS",
     ),
     "the bottom right is that of all keys, not of the length": (
         RIGHT,
@@ -147,17 +167,42 @@ FAULTS: dict[str, tuple[Point, str, str]] = {
     ),
     "dq of a tile without keys is what memory had": (
         EMPTY,
-        "= !BAND || (position",
-        "= true || (position",
+        "if (i + j >= count || work.parts(args, work.tile + i + j) == 0) continue;",
+        "if (i + j >= count) continue;",
+    ),
+    "dq is rounded before all its parts are there, with blocks side by side": (
+        SMALL,
+        "      while (parts > 0 && load_acquire(args.counters + first + thread) != parts) {\n      }\n",
+        "",
+    ),
+    "one part of dq too few is waited for": (
+        RIGHT,
+        "(seen - 1) / KEYS - first / KEYS + 1;",
+        "(seen - 1) / KEYS;",
     ),
     "the cap has no slope": (CAPPED, "          s[i] *= fmaf(-t, t, 1.0f);\n", ""),
     "scores are not capped": (CAPPED, "if (SOFTCAP) s[i] = fmaf(", "if (false) s[i] = fmaf("),
     "k is overwritten while another group reads it": (
         TWO_BOXES,
-        "    named_barrier(ALL_READ, GROUPS * GROUP_THREADS);  // k",
-        "    // k",
+        "    named_barrier(ALL_READ, GROUPS * GROUP_THREADS);\n",
+        "",
     ),
-    "the last part of dq is missing": (SMALL, "    if (!computes_dq(steps - 1)) return;\n", "    return;\n"),
+    "k is loaded while gradients in its place are stored": (
+        CAUSAL,
+        "    tma_wait_read<0>();\n    mbarrier_arrive(memory.unused());\n",
+        "    mbarrier_arrive(memory.unused());\n",
+    ),
+    "k is loaded while the groups read the tile before": (
+        CAUSAL,
+        "mbarrier_init(shared.unused(), GROUPS + STAGES);",
+        "mbarrier_init(shared.unused(), STAGES);",
+    ),
+    "the next tile's ds comes from the buffer of the last": (
+        CAUSAL,
+        "    ds_read.next();\n  }\n",
+        "  }\n",
+    ),
+    "the last part of dq is missing": (SMALL, "    if (computes_dq(steps - 1)) {", "    if (false) {"),
 }
 LARGEST, MEAN = 1.0, 0.6  # as in test_attention_cuda.py
 
@@ -233,6 +278,7 @@ def two_blocks_at_once(patch: pytest.MonkeyPatch) -> None:
         return replace(program, defines=(*program.defines, ("CLUSTER", "2")))
 
     patch.setattr(attention_wgmma_backward, "source", source)
+    patch.setattr(attention_wgmma_backward, "num_sms", lambda device: 2)
 
 
 @needs_compiler
@@ -246,6 +292,25 @@ def test_blocks_side_by_side_add_in_order(emulated: None, monkeypatch: pytest.Mo
 
 
 @needs_compiler
+@pytest.mark.pooled(1, "emulated: attention backward")
+@pytest.mark.parametrize("section", [1, 2, 3])
+def test_sections_cover_all_heads(section: int, emulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three heads of keys with two tiles each, the last section with fewer heads or one for all."""
+    monkeypatch.setattr(attention_wgmma_backward, "section_heads", lambda *a: section)
+    assert max(errors((BF16, (3, 2, 140, 8), (1, 140), [140, 0, 77], {"causal": True}), 0)) <= 1.0
+
+
+def test_sections_are_large_enough() -> None:
+    """Equal shares of the heads: for the tiles' distance, for the last section's balance, for the cache."""
+    section_heads = attention_wgmma_backward.section_heads
+    assert section_heads(64, 32, 32.0, 1 << 22, 132) == 13  # 10.8: five sections
+    assert section_heads(384, 8, 4.0, 1 << 19, 132) == 55  # 49.5: seven sections
+    assert section_heads(32, 16, 64.0, 1 << 23, 132) == 32  # 16.5: one section
+    assert section_heads(64, 64, 1000.0, 1 << 22, 132) == 7  # 6: ten sections
+    assert section_heads(3, 1, 1.0, 1 << 30, 132) == 3
+
+
+@needs_compiler
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_seen(
@@ -253,9 +318,12 @@ def test_a_planted_fault_is_seen(
 ) -> None:
     """A copy of the kernel with one fault gives a wrong result or breaks the emulator's rules."""
     point, old, new = FAULTS[fault]
-    text = KERNEL.read_text()
-    assert text.count(old) == 1, "the text of the fault is not in the file once"
-    (tmp_path / KERNEL.name).write_text(text.replace(old, new))
+    texts = {file.name: file.read_text() for file in (KERNEL, *KERNEL.parent.glob("attention_wgmma_*.cuh"))}
+    assert sum(text.count(old) for text in texts.values()) == 1, (
+        "the text of the fault is not in the files once"
+    )
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text.replace(old, new))
     real = attention_wgmma_backward.source
     monkeypatch.setattr(
         attention_wgmma_backward, "source", lambda *a: replace(real(*a), file=tmp_path / KERNEL.name)
@@ -275,10 +343,11 @@ def test_a_planted_fault_is_seen(
 @pytest.mark.parametrize("variant", (PLAIN, *VARIANTS), ids=lambda v: v.label or "plain")
 @pytest.mark.parametrize("d", [64, 128])
 def test_products_are_not_waited_for_one_by_one(d: int, variant: Variant) -> None:
-    """No register is spilled. The waits: scores, gradients of weights, the end of a step, the last dq."""
+    """No register is spilled. The waits: scores, gradients of weights, dq, the end of a step, the last dq."""
     sass = disassemble.sass(attention_wgmma_backward.source(BF16, d, variant).compile("sm_90a"))
     assert not re.search(r"\b(STL|LDL)\b", sass)
-    assert sass.count("WARPGROUP.DEPBAR") == 4
+    both_compute_dq = attention_wgmma_backward.step_queries(d, variant) > 64 or d > 64
+    assert sass.count("WARPGROUP.DEPBAR") == 4 + both_compute_dq
 
 
 def test_the_block_fits_in_shared_memory() -> None:

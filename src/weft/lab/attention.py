@@ -161,7 +161,7 @@ def line(shape: Shape, device: str = "cuda", backward: bool = False) -> tuple[st
     times = event_times(timed, count) if backward else graph_times(timed, count)
     rates = {name: round(operations / us * 1e-6) for name, us in zip(right, times, strict=True)}
     name = f"{b}x{h}x{t}x{d}" + f"-{kv_heads}" * (kv_heads != h) + "-causal" * causal
-    name += " backward" if backward else f" chosen {attention_wgmma.choose(d, t, causal).label}"
+    name += " backward" if backward else f" chosen {attention_wgmma.choose(d, t, t, causal).label}"
     return f"{name} {rates}" + f" WRONG: {', '.join(wrong)}" * bool(wrong), wrong
 
 

@@ -322,11 +322,12 @@ __device__ __forceinline__ void round_weights(unsigned (&p)[KEYS / 16][4], const
 
 // Issues s = q k^T.
 __device__ __forceinline__ void multiply_keys(float (&s)[KEYS / 2], unsigned q, unsigned k) {
+  const unsigned long long rows = descriptor<K_MAJOR>(q), columns = descriptor<K_MAJOR>(k);
 #pragma unroll
   for (int step = 0; step < D_STEPS; ++step) {
     const int box = step / 4, in_box = step % 4 * K_STEP_BYTES<K_MAJOR>;
-    Wgmma<T, K_MAJOR, K_MAJOR, KEYS>::run(s, descriptor<K_MAJOR>(q + box * ROW_BOX + in_box),
-                                          descriptor<K_MAJOR>(k + box * KEY_BOX + in_box), step > 0);
+    Wgmma<T, K_MAJOR, K_MAJOR, KEYS>::run(s, advance(rows, box * ROW_BOX + in_box),
+                                          advance(columns, box * KEY_BOX + in_box), step > 0);
   }
   wgmma_commit();
 }
@@ -334,10 +335,11 @@ __device__ __forceinline__ void multiply_keys(float (&s)[KEYS / 2], unsigned q, 
 // Issues out += p v.
 __device__ __forceinline__ void multiply_values(float (&out)[WIDTH / 2], const unsigned (&p)[KEYS / 16][4],
                                                 unsigned v) {
+  const unsigned long long rows = descriptor<MN_MAJOR, KEY_BOX>(v);
 #pragma unroll
   for (int step = 0; step < KEYS / 16; ++step)
-    WgmmaFromRegisters<T, MN_MAJOR, WIDTH>::run(
-        out, p[step], descriptor<MN_MAJOR, KEY_BOX>(v + step * K_STEP_BYTES<MN_MAJOR>), 1);
+    WgmmaFromRegisters<T, MN_MAJOR, WIDTH>::run(out, p[step],
+                                                advance(rows, step * K_STEP_BYTES<MN_MAJOR>), 1);
   wgmma_commit();
 }
 

@@ -25,8 +25,13 @@ GROUP_THREADS, ROWS, STAGES = 128, 64, 2  # of a warp group; queries of one; til
 # Keys and values of heads that are computed side by side: half of the L2 cache, whose other half has what
 # the blocks read beside them.
 SECTION_BYTES = 24 << 20
-# A third group is worth it unless its larger tile has so many more rows past the last query.
-MOST_PADDING = 1.05
+# A third group is worth it unless its larger tile has so many more rows past the last query: 1024 and 512
+# queries, 1.125 times as many, are faster with three groups (H200: 309 and 302 TFLOP/s; 330 and 306), and
+# 197, 1.5 times, with two (120 and 138).
+MOST_PADDING = 1.2
+# A smaller tile of keys is worth it where so many fewer keys are computed: of 197 keys 224, not 256 (146 and
+# 138 TFLOP/s).
+LEAST_SAVING = 1.05
 
 
 class Arguments(ctypes.Structure):
@@ -94,7 +99,7 @@ CANDIDATES = {
     64: (
         Config(keys=128, groups=3),
         Config(keys=128, groups=2),
-        Config(keys=176, groups=2),
+        Config(keys=112, groups=2),
         Config(keys=96, groups=3),
     ),
     128: (
@@ -112,19 +117,23 @@ def candidates(d: int) -> tuple[Config, ...]:
     return next(configs for most, configs in CANDIDATES.items() if d <= most)
 
 
-def choose(d: int, tq: int, causal: bool) -> Config:
+def choose(d: int, tq: int, tk: int, causal: bool) -> Config:
     """Return the configuration of a call.
 
     It does not depend on the numbers of batches and heads: another number of keys in a tile would give other
     bits. A causal mask cuts tiles of 128 keys evenly, and hides less of them than of larger ones.
     """
-    first, second, *_ = (*candidates(d), candidates(d)[0])
+    first, *others = candidates(d)
     if d > 128:
         return first
     if d > 64:
-        return first if causal else second
-    padded = [-(-tq // config.rows) * config.rows for config in (first, second)]
-    return first if padded[0] <= MOST_PADDING * padded[1] else second
+        return first if causal else others[0]
+    second, third, *_ = others
+    rows = [-(-tq // config.rows) * config.rows for config in (first, second)]
+    if rows[0] <= MOST_PADDING * rows[1]:
+        return first
+    keys = [-(-tk // config.keys) * config.keys for config in (second, third)]
+    return third if not causal and keys[0] >= LEAST_SAVING * keys[1] else second
 
 
 def choose_invariant(d: int) -> Config:
@@ -212,7 +221,7 @@ def forward(
 
     ``lengths`` (B,) int32, contiguous: the visible keys of each batch, None: all.
     """
-    config = choose(q.shape[3], q.shape[2], options.causal)
+    config = choose(q.shape[3], q.shape[2], k.shape[2], options.causal)
     return forward_with(config, q, k, v, lengths, options)
 
 
@@ -285,9 +294,9 @@ def forward_with(
 def aot_kernels() -> tuple[CudaSource, ...]:
     """Return the programs of the usual head sizes: with and without a causal mask, short and long queries;
     and in bfloat16 each variant, and those of batch-invariant calls."""
-    calls = [(d, tq, causal) for d in (64, 128, 256) for tq in (512, 4096) for causal in (True, False)]
-    pairs = dict.fromkeys((d, choose(d, tq, causal)) for d, tq, causal in calls)
-    variants = [source(DTYPES[0], d, choose(d, 4096, True), v) for d in (64, 128) for v in VARIANTS]
+    calls = [(d, t, causal) for d in (64, 128, 256) for t in (197, 4096) for causal in (True, False)]
+    pairs = dict.fromkeys((d, choose(d, t, t, causal)) for d, t, causal in calls)
+    variants = [source(DTYPES[0], d, choose(d, 4096, 4096, True), v) for d in (64, 128) for v in VARIANTS]
     variants += [source(DTYPES[0], d, choose_invariant(d), VARIANTS[0]) for d in (64, 128, 256)]
     plain = (source(dtype, d, config) for dtype in DTYPES for d, config in pairs)
     return tuple(dict.fromkeys((*plain, *variants)))

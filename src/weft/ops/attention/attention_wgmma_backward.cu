@@ -9,14 +9,17 @@
 // group's products run while the other has its exponentials.
 //
 // dq of a tile of queries has a part from each tile of keys. Parts are added in float32 in global memory, by
-// the copy engine and in a fixed order, so that the bits are always the same: from the last visible tile of
-// keys to the first. A counter for each tile of queries has the number of parts that were added. A block
-// waits only for blocks with a smaller index, which have been started before it.
+// the copy engine and in a fixed order, so that the bits are always the same: from the first visible tile of
+// keys to the last. A counter for each tile of queries has the number of parts that were added. A block
+// waits only for blocks with a smaller index, which have been started before it. With a causal mask the first
+// tiles of keys have the most queries, so that the longest blocks are started first. All blocks go over the
+// queries from the last to the first: they come by each tile of queries in their order.
 //
 // BAND compiles a causal mask with a window or at the bottom right (mask.py): a block's queries end where the
 // window does. SOFTCAP caps the scores as the forward does.
 //
-// Three kernels: row terms (log2-sum-exp and delta = sum(out grad)), the products, and dq's rounding.
+// Two kernels: row terms (log2-sum-exp and delta = sum(out grad)), and the products. A block of the second
+// takes tiles of keys and, when a section of heads has all parts of dq, tiles of dq that it rounds.
 // Source: FlashAttention-3 (arXiv:2407.08608).
 #include "hopper/barrier.cuh"
 #include "hopper/warp_roles.cuh"
@@ -27,6 +30,7 @@
 
 #ifndef HEAD
 #define HEAD 128
+#define QUERIES 64
 #define BAND 0
 #define SOFTCAP 0
 #endif
@@ -37,25 +41,28 @@ using T = WEFT_T;
 namespace {
 
 constexpr int BOXES = (HEAD + 63) / 64, D_STEPS = (HEAD + 15) / 16, COLUMNS = BOXES * 64;
-constexpr int GROUPS = 2, KEYS = 64 * GROUPS, QUERIES = 64, THREADS = GROUP_THREADS * (1 + GROUPS);
-constexpr int STAGES = 2;  // of queries and gradients, and of ds
+constexpr int GROUPS = 2, KEYS = 64 * GROUPS, THREADS = GROUP_THREADS * (1 + GROUPS);
+constexpr int STAGES = 2;   // of queries and gradients, of ds, and of dq
+constexpr int ROUNDED = 8;  // tiles of dq that a block rounds at a time
 constexpr int KEY_BOX = KEYS * 128, KEY_TILE = BOXES * KEY_BOX;
 constexpr int QUERY_BOX = QUERIES * 128, QUERY_TILE = BOXES * QUERY_BOX;
 constexpr int TERMS_BYTES = 2 * QUERIES * 4, STAGE_BYTES = 2 * QUERY_TILE + ATOM_BYTES;  // q, grad, terms
-// dq of a tile of queries: 64 x 64 sums of a group. Two boxes: one for each group. One: the groups compute
-// tiles alternately.
-constexpr int PART_BYTES = QUERIES * 64 * 4, DQ_BYTES = BOXES * PART_BYTES;  // of a group, of a tile
+// dq of a tile of queries: parts of 64 x 64 sums, one of each group. With one part the groups compute tiles
+// alternately.
+constexpr int PARTS = BOXES * QUERIES / 64, PART_BYTES = 64 * 64 * 4, DQ_BYTES = PARTS * PART_BYTES;
 constexpr int V_AT = KEY_TILE, RING_AT = 2 * KEY_TILE, DS_AT = RING_AT + STAGES * STAGE_BYTES;
-constexpr int DS_BYTES = KEYS * 128, DQ_AT = DS_AT + STAGES * DS_BYTES;
-constexpr int BARRIERS_AT = DQ_AT + GROUPS * PART_BYTES;
-constexpr int LOADED_AT = BARRIERS_AT + 2 * Pipeline<STAGES>::BYTES, DQ_BARRIERS_AT = LOADED_AT + 16;
-constexpr int SHARED_BYTES = DQ_BARRIERS_AT + Pipeline<GROUPS>::BYTES;
+constexpr int DS_BOX = KEYS * 128, DS_BYTES = QUERIES / 64 * DS_BOX, DQ_AT = DS_AT + STAGES * DS_BYTES;
+constexpr int BARRIERS_AT = DQ_AT + STAGES * DQ_BYTES;
+constexpr int LOADED_AT = BARRIERS_AT + 3 * Pipeline<STAGES>::BYTES, INDEX_AT = LOADED_AT + 24;
+constexpr int SHARED_BYTES = INDEX_AT + 8;
 constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
-static_assert(HEAD <= 128 && SHARED_BYTES <= 227 << 10, "too much shared memory");
+static_assert(PARTS <= GROUPS && SHARED_BYTES <= 227 << 10, "too much shared memory");
 constexpr int ALL_READ = 1, GROUP_BARRIER = 2;  // named barriers
 #define INFINITE __int_as_float(0x7f800000)
 
 }  // namespace
+
+#include "attention_wgmma_terms.cuh"
 
 // attention_wgmma_backward.py declares the same fields in the same order.
 struct alignas(64) WgmmaBackwardArgs {
@@ -63,84 +70,20 @@ struct alignas(64) WgmmaBackwardArgs {
   const float* terms;  // (B, H, query_tiles, 2, QUERIES)
   float* dq_sums;      // (B, H, query_tiles, DQ_BYTES): in the order of a group's accumulators
   int* counters;       // (B, H, query_tiles): parts that were added to dq_sums
+  int* taken;          // tiles of keys that blocks have taken
   const int* lengths;  // (B,): visible keys of each batch; null: all
   int heads, group, tq, tk, causal, key_tiles, query_tiles;
+  int kv_heads, section;  // heads of keys of all batches; those that are computed side by side
+  T* dq;                  // (B, H, Tq, HEAD), strides in elements
+  long long dq_strides[3];
   float scale_log2, scale;
   int window, bottom_right;  // with BAND
   float cap_scale;           // with SOFTCAP: 2 log2(e) scale / cap
 };
 
-struct TermsArgs {
-  const T *out, *grad;  // (B, H, Tq, HEAD), strides in elements
-  long long out_strides[3], grad_strides[3];
-  const float* lse;
-  float* terms;
-  long long rows, heads, tq, query_tiles;  // rows: with those that fill the last tile
-};
-
-struct DqArgs {
-  const float* dq_sums;
-  T* dq;
-  long long strides[3];
-  const int* lengths;
-  int heads, tq, tk, query_tiles;
-  float scale;
-  int window, bottom_right;
-};
+#include "attention_wgmma_backward_work.cuh"
 
 namespace {
-
-// Position of query 0 among the keys.
-template <typename Args> __device__ __forceinline__ int shift(const Args& args, int keys) {
-  return BAND && args.bottom_right ? keys - args.tq : 0;
-}
-
-__device__ __forceinline__ int visible_keys(const int* lengths, int batch, int tk) {
-  return lengths ? min(max(lengths[batch], 0), tk) : tk;
-}
-
-// The block's keys.
-struct Work {
-  int tile, batch, kv_head, keys, first_query_tile, last_query_tile = 0;
-
-  __device__ __forceinline__ explicit Work(const WgmmaBackwardArgs& args) {
-    const int index = blockIdx.x / args.key_tiles, kv_heads = args.heads / args.group;
-    tile = args.key_tiles - 1 - (int)blockIdx.x % args.key_tiles;
-    batch = index / kv_heads, kv_head = index % kv_heads;
-    keys = visible_keys(args.lengths, batch, args.tk);
-    first_query_tile = args.causal ? tile * (KEYS / QUERIES) : 0;
-    if (BAND) {
-      // Queries before `behind` see the tile's last key, by the window.
-      const int position = shift(args, keys), last_key = min((tile + 1) * KEYS, keys) - 1;
-      const int behind = min(last_key - position + args.window, args.tq);
-      first_query_tile = max(tile * KEYS - position, 0) / QUERIES;
-      last_query_tile = behind > 0 ? (behind - 1) / QUERIES : -1;
-    }
-    if (tile * KEYS >= keys) first_query_tile = args.query_tiles;  // nothing to do
-  }
-
-  // Number of tiles of queries of a head; not above 0 where no query sees a key of the block.
-  __device__ __forceinline__ int query_tiles(const WgmmaBackwardArgs& args) const {
-    return (BAND ? last_query_tile + 1 : args.query_tiles) - first_query_tile;
-  }
-
-  // The number of tiles of keys whose parts of this tile of dq come before the block's.
-  __device__ __forceinline__ int rank(const WgmmaBackwardArgs& args, int query_tile) const {
-    const int behind = (query_tile + 1) * QUERIES + shift(args, keys);
-    const int seen = args.causal ? min(keys, behind) : keys;
-    return (seen - 1) / KEYS - tile;
-  }
-  // Steps go over the queries of one head after the other.
-  __device__ __forceinline__ int steps(const WgmmaBackwardArgs& args) const {
-    return max(query_tiles(args), 0) * args.group;
-  }
-  __device__ __forceinline__ int head(const WgmmaBackwardArgs& args, int step) const {
-    return kv_head * args.group + step / query_tiles(args);
-  }
-  __device__ __forceinline__ int query_tile(const WgmmaBackwardArgs& args, int step) const {
-    return first_query_tile + step % query_tiles(args);
-  }
-};
 
 struct Memory {
   unsigned base;
@@ -151,15 +94,18 @@ struct Memory {
   __device__ __forceinline__ unsigned grad(int stage) const { return q(stage) + QUERY_TILE; }
   __device__ __forceinline__ unsigned terms(int stage) const { return q(stage) + 2 * QUERY_TILE; }
   __device__ __forceinline__ unsigned ds(int stage) const { return base + DS_AT + stage * DS_BYTES; }
-  __device__ __forceinline__ unsigned dq(int group) const { return base + DQ_AT + group * PART_BYTES; }
+  __device__ __forceinline__ unsigned dq(int stage) const { return base + DQ_AT + stage * DQ_BYTES; }
   __device__ __forceinline__ Pipeline<STAGES> ring() const { return {base + BARRIERS_AT}; }
   __device__ __forceinline__ Pipeline<STAGES> ds_buffers() const {
     return {base + BARRIERS_AT + Pipeline<STAGES>::BYTES};
   }
+  __device__ __forceinline__ Pipeline<STAGES> dq_buffers() const {
+    return {base + BARRIERS_AT + 2 * Pipeline<STAGES>::BYTES};
+  }
   __device__ __forceinline__ unsigned loaded() const { return base + LOADED_AT; }  // k and v are in place
   __device__ __forceinline__ unsigned cleared() const { return base + LOADED_AT + 8; }  // and have no NaN
-  // Each group has a buffer of dq with its own barriers, stage `group`.
-  __device__ __forceinline__ Pipeline<GROUPS> dq_buffers() const { return {base + DQ_BARRIERS_AT}; }
+  __device__ __forceinline__ unsigned unused() const { return base + LOADED_AT + 16; }  // make room
+  __device__ __forceinline__ unsigned index() const { return base + INDEX_AT; }  // of Work; -1: no more
 };
 
 template <int BOX_ROWS>
@@ -170,75 +116,125 @@ __device__ __forceinline__ void load_tile(unsigned to, const TensorMap* map, int
     tma_load(to + box * BOX_ROWS * 128, map, box * 64, row, head, batch, barrier);
 }
 
-// One warp: loads keys and values once, then queries and gradients.
-__device__ __forceinline__ void produce(const WgmmaBackwardArgs& args, const Work& work, Memory memory) {
-  const bool issuer = elect_one();
-  if (issuer) {
-    mbarrier_arrive_expect(memory.loaded(), 2 * KEY_TILE);
-    load_tile<KEYS>(memory.k(), &args.k, work.tile * KEYS, work.kv_head, work.batch, memory.loaded());
-    load_tile<KEYS>(memory.v(), &args.v, work.tile * KEYS, work.kv_head, work.batch, memory.loaded());
-  }
-  __syncwarp();
-  wait(memory.loaded(), 0);
-  // Keys past a batch's length may be NaN, and 0 times NaN is NaN.
-  const int hidden = work.keys - work.tile * KEYS;
-  if (hidden < KEYS && work.keys < args.tk) {
-    for (int chunk = hidden * 8 + threadIdx.x % 32; chunk < KEYS * 8; chunk += 32)
-#pragma unroll
-      for (int box = 0; box < 2 * BOXES; ++box) store_zeros(memory.k() + box * KEY_BOX + chunk * 16);
-    fence_async_proxy();
-  }
-  __syncwarp();
-  if (!issuer) return;
-  mbarrier_arrive(memory.cleared());
+// One warp: loads keys and values of a tile, then queries and gradients.
+struct Producer {
+  const WgmmaBackwardArgs& args;
+  Memory memory;
+  bool issuer;
   RingPosition<STAGES> ring;
-  for (int step = 0; step < work.steps(args); ++step) {
-    const int head = work.head(args, step), i = work.query_tile(args, step);
-    const unsigned full = memory.ring().full(ring.stage);
-    memory.ring().begin_fill(ring, 2 * QUERY_TILE + TERMS_BYTES);
-    load_tile<QUERIES>(memory.q(ring.stage), &args.q, i * QUERIES, head, work.batch, full);
-    load_tile<QUERIES>(memory.grad(ring.stage), &args.grad, i * QUERIES, head, work.batch, full);
-    const long long tile = ((long long)work.batch * args.heads + head) * args.query_tiles + i;
-    bulk_load(memory.terms(ring.stage), args.terms + tile * (TERMS_BYTES / 4), TERMS_BYTES, full);
+  unsigned loaded_parity = 0, unused_parity = 1;
+
+  // Waits until the block's tile of keys before this one makes room.
+  __device__ __forceinline__ void announce(int index) {
+    wait(memory.unused(), unused_parity);
+    unused_parity ^= 1;
+    if (issuer) store_word(memory.index(), index);
+  }
+
+  __device__ __forceinline__ void load_keys(const Work& work) {
+    if (issuer) {
+      mbarrier_arrive_expect(memory.loaded(), 2 * KEY_TILE);
+      load_tile<KEYS>(memory.k(), &args.k, work.tile * KEYS, work.kv_head, work.batch, memory.loaded());
+      load_tile<KEYS>(memory.v(), &args.v, work.tile * KEYS, work.kv_head, work.batch, memory.loaded());
+    }
+    __syncwarp();
+    wait(memory.loaded(), loaded_parity);
+    loaded_parity ^= 1;
+    // Keys past a batch's length may be NaN, and 0 times NaN is NaN.
+    const int hidden = work.keys - work.tile * KEYS;
+    if (hidden < KEYS && work.keys < args.tk) {
+      for (int chunk = hidden * 8 + threadIdx.x % 32; chunk < KEYS * 8; chunk += 32)
+#pragma unroll
+        for (int box = 0; box < 2 * BOXES; ++box) store_zeros(memory.k() + box * KEY_BOX + chunk * 16);
+      fence_async_proxy();
+    }
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ void load_queries(const Work& work, const Step& at) {
+    if (issuer) {
+      const int first = at.query_tile * QUERIES;
+      const unsigned full = memory.ring().full(ring.stage);
+      memory.ring().begin_fill(ring, 2 * QUERY_TILE + TERMS_BYTES);
+      load_tile<QUERIES>(memory.q(ring.stage), &args.q, first, at.head, work.batch, full);
+      load_tile<QUERIES>(memory.grad(ring.stage), &args.grad, first, at.head, work.batch, full);
+      bulk_load(memory.terms(ring.stage), args.terms + work.index(args, at) * (TERMS_BYTES / 4), TERMS_BYTES,
+                full);
+    }
     ring.next();
   }
-}
 
-// One thread: adds the block's parts of dq, each after those of the tiles of keys before it.
-__device__ __forceinline__ void add_dq(const WgmmaBackwardArgs& args, const Work& work, Memory memory) {
-  for (int step = 0; step < work.steps(args); ++step) {
-    const int head = work.head(args, step), i = work.query_tile(args, step);
-    const long long tile = ((long long)work.batch * args.heads + head) * args.query_tiles + i;
-    float* const to = args.dq_sums + tile * (DQ_BYTES / 4);
-    const int rank = work.rank(args, i);
-    // With two boxes both groups have a half of each tile, which are side by side; else they alternate.
-    const int first = BOXES == 2 ? 0 : step % GROUPS, last = BOXES == 2 ? GROUPS - 1 : first;
-    const unsigned parity = (BOXES == 2 ? step : step / GROUPS) & 1;
-    for (int group = first; group <= last; ++group) wait(memory.dq_buffers().full(group), parity);
-    if (rank == 0) {
-      bulk_store(to, memory.dq(first), DQ_BYTES);
-    } else {
-      while (load_acquire(args.counters + tile) != rank) {
+  // Tiles are taken in their order: those that a tile waits for have been taken before it.
+  __device__ __forceinline__ int take() const {
+    int taken = 0;
+    if (threadIdx.x % 32 == 0) taken = atomicAdd(args.taken, 1);
+    return __shfl_sync(0xffffffff, taken, 0);
+  }
+
+  __device__ __forceinline__ void run() {
+    const int count = args.kv_heads * (args.key_tiles + Work::rounds(args));
+    for (int index = take(); index < count; index = take()) {
+      const Work work(args, index);
+      const int steps = work.steps(args);
+      Step at = work.first_step(args);
+      // The first queries come while the block still works on its tile of keys before this one.
+      if (steps) load_queries(work, at);
+      announce(index);
+      if (steps) load_keys(work);
+      if (issuer) mbarrier_arrive(memory.cleared());
+      for (int step = 1; step < steps; ++step) {
+        work.next(at);
+        load_queries(work, at);
       }
-      bulk_add(to, memory.dq(first), DQ_BYTES);
     }
-    tma_commit();
-    tma_wait<0>();  // complete, not only read: the next block adds to it
-    store_release(args.counters + tile, rank + 1);
-    for (int group = first; group <= last; ++group) memory.dq_buffers().release(group);
+    announce(-1);
+    if (issuer) mbarrier_arrive(memory.cleared());
+  }
+};
+
+// One thread for each buffer of dq: adds the parts of every other step, each after those of the tiles of keys
+// before it. The two overlap: an addition, and its announcement to the next block, take longer than a step.
+__device__ __forceinline__ void add_dq(const WgmmaBackwardArgs& args, Memory memory, int stage) {
+  unsigned cleared_parity = 0, parity = 0;
+  int turn = 0;
+  while (true) {
+    wait(memory.cleared(), cleared_parity);
+    cleared_parity ^= 1;
+    const int index = load_word(memory.index());
+    if (index < 0) return;
+    mbarrier_arrive(memory.unused());
+    const Work work(args, index);
+    Step at = work.first_step(args);
+    for (int step = 0; step < work.steps(args); ++step, work.next(at)) {
+      if (turn++ % STAGES != stage) continue;
+      const long long tile = work.index(args, at);
+      float* const to = args.dq_sums + tile * (DQ_BYTES / 4);
+      const int rank = work.rank(args, at.query_tile);
+      // The parts before it are mostly there long before the block's own.
+      while (rank > 0 && load_acquire(args.counters + tile) != rank) {
+      }
+      wait(memory.dq_buffers().full(stage), parity);
+      parity ^= 1;
+      if (rank == 0) bulk_store(to, memory.dq(stage), DQ_BYTES);
+      else bulk_add(to, memory.dq(stage), DQ_BYTES);
+      tma_commit();
+      tma_wait_read<0>();
+      memory.dq_buffers().release(stage);
+      tma_wait<0>();  // complete, not only read: the next block adds to it
+      store_release(args.counters + tile, rank + 1);
+    }
   }
 }
 
 struct Consumer {
   const WgmmaBackwardArgs& args;
-  const Work& work;
   Memory memory;
   int group;
-  RingPosition<STAGES> ring, ds_written, ds_read;
-  unsigned dq_parity = 0;
+  RingPosition<STAGES> ring, ds_written, ds_read;  // dq has the buffer of the ds that it comes from
 
   // Replaces scores by weights: 0 for hidden keys. Rows are keys, columns queries.
-  __device__ __forceinline__ void weigh(float (&s)[QUERIES / 2], unsigned terms, int query_tile) const {
+  __device__ __forceinline__ void weigh(float (&s)[QUERIES / 2], const Work& work, unsigned terms,
+                                        int query_tile) const {
     const int thread = threadIdx.x % GROUP_THREADS, first_key = work.tile * KEYS + group * 64;
     // Position of the tile's first query. Without BAND the code below has the product instead of this
     // variable, which would cost two registers.
@@ -298,12 +294,13 @@ struct Consumer {
 
   // Issues s = a b^T: 64 rows of a tile of keys (or values), and a tile of queries (or gradients).
   __device__ __forceinline__ void multiply_rows(float (&s)[QUERIES / 2], unsigned a, unsigned b) const {
+    const unsigned long long rows = descriptor<K_MAJOR>(a + group * 64 * 128);
+    const unsigned long long columns = descriptor<K_MAJOR>(b);
 #pragma unroll
     for (int step = 0; step < D_STEPS; ++step) {
       const int box = step / 4, in_box = step % 4 * K_STEP_BYTES<K_MAJOR>;
-      Wgmma<T, K_MAJOR, K_MAJOR, QUERIES>::run(
-          s, descriptor<K_MAJOR>(a + group * 64 * 128 + box * KEY_BOX + in_box),
-          descriptor<K_MAJOR>(b + box * QUERY_BOX + in_box), step > 0);
+      Wgmma<T, K_MAJOR, K_MAJOR, QUERIES>::run(s, advance(rows, box * KEY_BOX + in_box),
+                                               advance(columns, box * QUERY_BOX + in_box), step > 0);
     }
     wgmma_commit();
   }
@@ -312,22 +309,23 @@ struct Consumer {
   __device__ __forceinline__ void multiply_factor(float (&sums)[COLUMNS / 2],
                                                   const unsigned (&factor)[QUERIES / 16][4],
                                                   unsigned b) const {
+    const unsigned long long rows = descriptor<MN_MAJOR, QUERY_BOX>(b);
 #pragma unroll
     for (int step = 0; step < QUERIES / 16; ++step)
-      WgmmaFromRegisters<T, MN_MAJOR, COLUMNS>::run(
-          sums, factor[step], descriptor<MN_MAJOR, QUERY_BOX>(b + step * K_STEP_BYTES<MN_MAJOR>), 1);
+      WgmmaFromRegisters<T, MN_MAJOR, COLUMNS>::run(sums, factor[step],
+                                                    advance(rows, step * K_STEP_BYTES<MN_MAJOR>), 1);
     wgmma_commit();
   }
 
-  // Issues 64 columns of ds k, over all keys of the block.
+  // Issues the group's part of ds k, over all keys of the block.
   __device__ __forceinline__ void multiply_dq(float (&dq)[32]) const {
-    const unsigned ds = memory.ds(ds_read.stage);
-    const unsigned k = memory.k() + (BOXES == 2 ? group * KEY_BOX : 0);
+    const unsigned long long ds =
+        descriptor<MN_MAJOR>(memory.ds(ds_read.stage) + (QUERIES > 64 ? group * DS_BOX : 0));
+    const unsigned long long k = descriptor<MN_MAJOR>(memory.k() + (BOXES == 2 ? group * KEY_BOX : 0));
 #pragma unroll
     for (int step = 0; step < KEYS / 16; ++step) {
       const int rows = step * K_STEP_BYTES<MN_MAJOR>;
-      Wgmma<T, MN_MAJOR, MN_MAJOR, 64>::run(dq, descriptor<MN_MAJOR>(ds + rows),
-                                            descriptor<MN_MAJOR>(k + rows), step > 0);
+      Wgmma<T, MN_MAJOR, MN_MAJOR, 64>::run(dq, advance(ds, rows), advance(k, rows), step > 0);
     }
     wgmma_commit();
   }
@@ -345,31 +343,31 @@ struct Consumer {
     }
   }
 
-  __device__ __forceinline__ bool computes_dq(int step) const { return BOXES == 2 || step % GROUPS == group; }
+  __device__ __forceinline__ bool computes_dq(int step) const { return PARTS == 2 || step % GROUPS == group; }
 
   // Gives the sums of dq to the thread that adds them, and the buffer of ds to the groups.
   __device__ __forceinline__ void store_dq(const float (&dq)[32]) {
     if (threadIdx.x % 32 == 0) memory.ds_buffers().release(ds_read.stage);
-    wait(memory.dq_buffers().empty(group), dq_parity ^ 1);
-    dq_parity ^= 1;
-    const unsigned to = memory.dq(group);
+    wait(memory.dq_buffers().empty(ds_read.stage), ds_read.parity ^ 1);
+    const unsigned to = memory.dq(ds_read.stage) + (PARTS == 2 ? group * PART_BYTES : 0);
 #pragma unroll
     for (int i = 0; i < 8; ++i)
       store_four(to + (i * GROUP_THREADS + threadIdx.x % GROUP_THREADS) * 16, dq[4 * i], dq[4 * i + 1],
                  dq[4 * i + 2], dq[4 * i + 3]);
     fence_async_proxy();
     __syncwarp();
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(memory.dq_buffers().full(group));
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(memory.dq_buffers().full(ds_read.stage));
   }
 
   // Adds to dk and dv over all steps, and computes dq, each part in the step after. At the end of a step no
   // product runs: ptxas waits for every single one if accumulators are in flight from one step to the next.
   __device__ __forceinline__ void differentiate_all(float (&dk)[COLUMNS / 2], float (&dv)[COLUMNS / 2],
-                                                    int steps) {
+                                                    const Work& work, int steps) {
     float s[QUERIES / 2], dp[QUERIES / 2], dq[32];
     unsigned p[QUERIES / 16][4], ds[QUERIES / 16][4];
+    Step at = work.first_step(args);
 #pragma unroll 1
-    for (int step = 0; step < steps; ++step) {
+    for (int step = 0; step < steps; ++step, work.next(at)) {
       const int stage = ring.stage;
       memory.ring().wait_full(ring);
       ring.next();
@@ -378,55 +376,71 @@ struct Consumer {
       multiply_rows(dp, memory.v(), memory.grad(stage));
       wgmma_wait<1>();  // s; the product for dp runs during the exponentials
       pin_registers(s);
-      weigh(s, memory.terms(stage), work.query_tile(args, step));
-      round(p, s);
-      wgmma_fence();
-      multiply_factor(dv, p, memory.grad(stage));
-      wgmma_wait<1>();  // dp; the product for dv runs on
+      weigh(s, work, memory.terms(stage), at.query_tile);
+      // 128 queries leave no registers for weights beside the scores: then dv's product is issued later.
+      if (QUERIES == 64) {
+        round(p, s);
+        wgmma_fence();
+        multiply_factor(dv, p, memory.grad(stage));
+        wgmma_wait<1>();  // dp; the product for dv runs on
+      } else {
+        wgmma_wait<0>();
+      }
       pin_registers(dp);
+      if (QUERIES > 64) round(p, s);
       differentiate(s, dp, memory.terms(stage));
       round(ds, s);
+      if (QUERIES > 64) {
+        wgmma_fence();
+        multiply_factor(dv, p, memory.grad(stage));
+      }
       wait(memory.ds_buffers().empty(ds_written.stage), ds_written.parity ^ 1);
-      store_rows(memory.ds(ds_written.stage), 0, ds);
+      store_rows(memory.ds(ds_written.stage), DS_BOX, ds);
       fence_async_proxy();
       __syncwarp();
       if (threadIdx.x % 32 == 0) mbarrier_arrive(memory.ds_buffers().full(ds_written.stage));
       ds_written.next();
-      // With two boxes there are no registers for a product in a branch: step 0 computes its own part of dq,
+      // With two parts there are no registers for a product in a branch: step 0 computes its own part of dq,
       // which is thrown away, and step 1 computes it again.
-      const bool has_dq = BOXES == 2 || (step > 0 && computes_dq(step - 1));
+      const bool has_dq = PARTS == 2 || (step > 0 && computes_dq(step - 1));
       if (has_dq) memory.ds_buffers().wait_full(ds_read);
       wgmma_fence();
+      if (PARTS == 2) multiply_dq(dq);
       multiply_factor(dk, ds, memory.q(stage));
-      if (has_dq) multiply_dq(dq);
+      if (PARTS == 2) {
+        wgmma_wait<1>();  // dq; the product for dk runs on
+        pin_registers(dq);
+        if (step > 0) store_dq(dq);
+      } else if (has_dq) {
+        multiply_dq(dq);
+      }
       wgmma_wait<0>();
       pin_registers(dk);
       pin_registers(dv);
       pin_registers(p);
       pin_registers(ds);
       if (threadIdx.x % 32 == 0) memory.ring().release(stage);
-      if (has_dq) {
+      if (PARTS == 1 && has_dq) {
         pin_registers(dq);
-        if (step > 0) store_dq(dq);
+        store_dq(dq);
       }
       if (step > 0) ds_read.next();
     }
-    if (!computes_dq(steps - 1)) return;
-    memory.ds_buffers().wait_full(ds_read);
-    wgmma_fence();
-    multiply_dq(dq);
-    wgmma_wait<0>();
-    pin_registers(dq);
-    store_dq(dq);
+    if (computes_dq(steps - 1)) {
+      memory.ds_buffers().wait_full(ds_read);
+      wgmma_fence();
+      multiply_dq(dq);
+      wgmma_wait<0>();
+      pin_registers(dq);
+      store_dq(dq);
+    }
+    ds_read.next();
   }
 
-  __device__ __forceinline__ void run() {
-    float dk[COLUMNS / 2] = {}, dv[COLUMNS / 2] = {};
-    if (const int steps = work.steps(args)) {
-      wait(memory.cleared(), 0);
-      differentiate_all(dk, dv, steps);
-    }
-    named_barrier(ALL_READ, GROUPS * GROUP_THREADS);  // k and v make room for dk and dv
+  // Writes dk and dv of a tile of keys, through the shared memory of k and v.
+  __device__ __forceinline__ void store(const float (&dk)[COLUMNS / 2],
+                                        const float (&dv)[COLUMNS / 2]) const {
+    named_barrier(ALL_READ, GROUPS * GROUP_THREADS);
     unsigned words[COLUMNS / 16][4];
 #pragma unroll
     for (int i = 0; i < COLUMNS / 4; ++i)
@@ -437,7 +451,8 @@ struct Consumer {
     store_rows(memory.v(), KEY_BOX, words);
     fence_async_proxy();
     named_barrier(GROUP_BARRIER + group, GROUP_THREADS);
-    if (threadIdx.x % GROUP_THREADS) return;
+    if (!is_storer()) return;
+    const Work work(args, load_word(memory.index()));  // again: registers would keep it through all steps
     const int first = work.tile * KEYS + group * 64;
 #pragma unroll
     for (int box = 0; box < BOXES; ++box) {
@@ -446,13 +461,81 @@ struct Consumer {
       tma_store(&args.dv, memory.v() + offset, box * 64, first, work.kv_head, work.batch);
     }
     tma_commit();
-    tma_wait<0>();
+    tma_wait_read<0>();
+    mbarrier_arrive(memory.unused());
+  }
+
+  // Writes the group's half of a tile of dq, whose first query is `first`: scale times the sums.
+  template <int LOADS>
+  __device__ __forceinline__ void round_tile(T* to, int first, const Vector<float, 4> (&sums)[LOADS]) const {
+    const int thread = threadIdx.x % GROUP_THREADS;
+#pragma unroll
+    for (int x = 0; x < LOADS; ++x) {
+      const int part = (group * LOADS + x) / 8, in_part = (group * LOADS + x) % 8 * 8;
+      const int column = (BOXES == 2 ? part * 64 : 0) + in_part + accumulator_column(thread, 0);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int row = first + (QUERIES > 64 ? part * 64 : 0) + accumulator_row(thread, 2 * h);
+        if (row < args.tq && column < HEAD)
+          *reinterpret_cast<unsigned*>(to + row * args.dq_strides[2] + column) =
+              rounded_pair<T>(sums[x].at[2 * h] * args.scale, sums[x].at[2 * h + 1] * args.scale);
+      }
+    }
+  }
+
+  // Writes dq of some tiles when all their parts are there.
+  __device__ __forceinline__ void round_dq(const Work& work) const {
+    const int thread = threadIdx.x % GROUP_THREADS, head = work.rounded_head;
+    const int count = min(ROUNDED, args.query_tiles - work.tile);
+    const long long first = (long long)head * args.query_tiles + work.tile;
+    if (thread < count) {
+      const int parts = work.parts(args, work.tile + thread);
+      while (parts > 0 && load_acquire(args.counters + first + thread) != parts) {
+      }
+    }
+    named_barrier(GROUP_BARRIER + group, GROUP_THREADS);
+    T* const to = args.dq + work.batch * args.dq_strides[0] + head % args.heads * args.dq_strides[1];
+    // A group has a half of each tile. The loads of AT_ONCE tiles are issued together.
+    constexpr int LOADS = DQ_BYTES / 16 / (GROUPS * GROUP_THREADS), AT_ONCE = 2;
+#pragma unroll 1
+    for (int i = 0; i < count; i += AT_ONCE) {
+      Vector<float, 4> sums[AT_ONCE][LOADS] = {};
+#pragma unroll
+      for (int j = 0; j < AT_ONCE; ++j) {
+        if (i + j >= count || work.parts(args, work.tile + i + j) == 0) continue;
+        const auto* const tile =
+            reinterpret_cast<const Vector<float, 4>*>(args.dq_sums + (first + i + j) * (DQ_BYTES / 4));
+#pragma unroll
+        for (int x = 0; x < LOADS; ++x)
+          sums[j][x] = tile[(group * LOADS + x) * GROUP_THREADS + thread];
+      }
+#pragma unroll
+      for (int j = 0; j < AT_ONCE; ++j) round_tile<LOADS>(to, (work.tile + i + j) * QUERIES, sums[j]);
+    }
+  }
+
+  __device__ __forceinline__ void run() {
+    for (unsigned parity = 0;; parity ^= 1) {
+      wait(memory.cleared(), parity);
+      const int index = load_word(memory.index());
+      if (index < 0) break;
+      const Work work(args, index);
+      if (work.rounded_head >= 0) {
+        round_dq(work);
+        if (is_storer()) mbarrier_arrive(memory.unused());
+        continue;
+      }
+      float dk[COLUMNS / 2] = {}, dv[COLUMNS / 2] = {};
+      if (const int steps = work.steps(args)) differentiate_all(dk, dv, work, steps);
+      store(dk, dv);
+    }
+    if (is_storer()) tma_wait<0>();  // before this block's shared memory is given away
   }
 };
 
 }  // namespace
 
-// Grid: tiles of keys of all heads of keys and batches.
+// Grid: at most one block for each SM. Dynamic shared memory: SHARED_BYTES.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attention_wgmma_backward(const __grid_constant__ WgmmaBackwardArgs args) {
   extern __shared__ __align__(1024) unsigned char memory[];
@@ -460,85 +543,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   if (threadIdx.x == 0) {
     mbarrier_init(shared.loaded(), 1);
     mbarrier_init(shared.cleared(), 1);
-    for (int group = 0; group < GROUPS; ++group) {
-      mbarrier_init(shared.dq_buffers().full(group), 4);
-      mbarrier_init(shared.dq_buffers().empty(group), 1);
-    }
+    mbarrier_init(shared.unused(), GROUPS + STAGES);
     for (int stage = 0; stage < STAGES; ++stage) {
       mbarrier_init(shared.ds_buffers().full(stage), GROUPS * 4);
-      mbarrier_init(shared.ds_buffers().empty(stage), BOXES * 4);
+      mbarrier_init(shared.ds_buffers().empty(stage), PARTS * 4);
+      mbarrier_init(shared.dq_buffers().full(stage), PARTS * 4);
+      mbarrier_init(shared.dq_buffers().empty(stage), 1);
     }
     shared.ring().init(GROUPS * 4);
   }
   __syncthreads();
-  const Work work(args);
   const int role = group_index();
   if (role == 0) {
     registers_decrease<PRODUCER_REGISTERS>();
     const int warp = __shfl_sync(0xffffffff, (int)threadIdx.x / 32, 0);
-    if (work.steps(args) == 0) return;
-    if (warp == 0) produce(args, work, shared);
-    else if (warp == 1 && elect_one()) add_dq(args, work, shared);
+    if (warp == 0) Producer{args, shared, elect_one()}.run();
+    else if (warp <= STAGES && elect_one()) add_dq(args, shared, warp - 1);
   } else {
     registers_increase<CONSUMER_REGISTERS>();
-    Consumer{args, work, shared, role - 1}.run();
-  }
-}
-
-// Row terms: 16 lanes have a row of out and grad. Grid: rows / 16 blocks of 256 threads.
-extern "C" __global__ void __launch_bounds__(256) attention_wgmma_terms(const TermsArgs args) {
-  const long long index = (long long)blockIdx.x * 16 + threadIdx.x / 16;
-  const long long head_rows = args.query_tiles * QUERIES, head = index / head_rows, row = index % head_rows;
-  const int lane = threadIdx.x % 16;
-  const long long batch = head / args.heads, in_batch = head % args.heads;
-  float delta = 0.0f, lse = INFINITE;
-  if (index < args.rows && row < args.tq) {
-    if (lane * 8 < HEAD) {
-      using Eight = Vector<T, 8>;
-      const Eight out = *reinterpret_cast<const Eight*>(args.out + batch * args.out_strides[0] +
-                                                        in_batch * args.out_strides[1] +
-                                                        row * args.out_strides[2] + lane * 8);
-      const Eight grad = *reinterpret_cast<const Eight*>(args.grad + batch * args.grad_strides[0] +
-                                                         in_batch * args.grad_strides[1] +
-                                                         row * args.grad_strides[2] + lane * 8);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) delta = fmaf(to_float(out.at[i]), to_float(grad.at[i]), delta);
-    }
-    // A row without keys (-inf) and a row past the last get +inf: all their weights are 0.
-    const float stored = args.lse[head * args.tq + row];
-    if (stored != -INFINITE) lse = stored * 1.4426950408889634f;
-  }
-#pragma unroll
-  for (int step = 8; step > 0; step /= 2) delta += __shfl_xor_sync(0xffffffff, delta, step);
-  if (lane > 0 || index >= args.rows) return;
-  float* const to = args.terms + (index / QUERIES) * (2 * QUERIES) + index % QUERIES;
-  to[0] = lse;
-  to[QUERIES] = delta;
-}
-
-// dq = scale times the sums, rounded. Grid: tiles of queries of all heads and batches; 256 threads.
-extern "C" __global__ void __launch_bounds__(256) attention_wgmma_dq(const DqArgs args) {
-  const int head = blockIdx.x / args.query_tiles, query_tile = blockIdx.x % args.query_tiles;
-  const int batch = head / args.heads, in_batch = head % args.heads;
-  const int keys = visible_keys(args.lengths, batch, args.tk);
-  // Else nothing was added: the tile's last query is before key 0, or its first one has the last key behind
-  // its window.
-  const int position = query_tile * QUERIES + shift(args, keys);
-  const bool in_band = !BAND || (position + QUERIES > 0 && position - args.window < keys - 1);
-  const bool is_seen = keys > 0 && in_band;
-  const float* const from = args.dq_sums + (long long)blockIdx.x * (DQ_BYTES / 4);
-  T* const to = args.dq + batch * args.strides[0] + in_batch * args.strides[1];
-  for (int i = threadIdx.x; i < DQ_BYTES / 16; i += 256) {
-    const int thread = i % GROUP_THREADS, x = i / GROUP_THREADS;  // 8 columns
-    const Vector<float, 4> sums = is_seen ? reinterpret_cast<const Vector<float, 4>*>(from)[i]
-                                          : Vector<float, 4>{};
-    const int column = x * 8 + accumulator_column(thread, 0);
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int row = query_tile * QUERIES + accumulator_row(thread, 2 * h);
-      if (row < args.tq && column < HEAD)
-        *reinterpret_cast<unsigned*>(to + row * args.strides[2] + column) =
-            rounded_pair<T>(sums.at[2 * h] * args.scale, sums.at[2 * h + 1] * args.scale);
-    }
+    Consumer{args, shared, role - 1}.run();
   }
 }

@@ -215,17 +215,19 @@ __device__ __forceinline__ void store_word(unsigned to, unsigned word) {
 }
 
 // Reads a number that another block has written by store_release(), with all that it wrote before, also by
-// the copy engine.
+// the copy engine. What the copy engine does after it comes after it: the fence is of global memory alone, as
+// one of all memory would wait for the whole GPU (MEMBAR.ALL.GPU) at each look.
 __device__ __forceinline__ int load_acquire(const int* from) {
   int value;
-  asm volatile("ld.acquire.gpu.global.b32 %0, [%1];\n fence.proxy.async;"
+  asm volatile("ld.acquire.gpu.global.b32 %0, [%1];\n fence.proxy.async.global;"
                : "=r"(value)
                : "l"(from)
                : "memory");
   return value;
 }
+// Writes by the copy engine come before it where this thread has waited for them (tma_wait).
 __device__ __forceinline__ void store_release(int* to, int value) {
-  asm volatile("fence.proxy.async;\n st.release.gpu.global.b32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+  asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
 
 // Loads and stores numbers that are adjacent in shared memory.

@@ -35,6 +35,13 @@ __device__ __forceinline__ unsigned long long descriptor_64(unsigned address) {
          (unsigned long long)(ATOM_BYTES / 2 >> 4) << 32 | 1ull << 63;
 }
 
+// Descriptor of the operand that begins `bytes` behind. Addresses in shared memory are below 2^18, so that
+// the sum stays in the low word. The next step's descriptor is then one addition: the conversion of an
+// address is a chain of uniform instructions that takes longer than a product of 64 columns.
+__device__ __forceinline__ unsigned long long advance(unsigned long long descriptor, unsigned bytes) {
+  return (descriptor >> 32 << 32) | ((unsigned)descriptor + (bytes >> 4));
+}
+
 // Bytes from one step of 16 along K to the next: 16 elements of a row, or 16 rows.
 template <int MAJOR> constexpr int K_STEP_BYTES = MAJOR == K_MAJOR ? 32 : 2 * ATOM_BYTES;
 

@@ -110,7 +110,7 @@ namespace hopper {
 """
 PIXEL_WIDTHS = (224,)
 SPARSE_WIDTHS = (64, 128, 256)
-SCORE_WIDTHS = (80, 96, 160, 176)  # keys of a tile, beside those of WIDTHS
+SCORE_WIDTHS = (80, 96, 112, 160, 176)  # keys of a tile, beside those of WIDTHS
 REGISTER_WIDTHS = (*WIDTHS[:1], 80, 96, *WIDTHS[1:])  # 80 and 96: columns of a head
 REGISTERS_IN_A_LINE = 8
 
