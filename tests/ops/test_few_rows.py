@@ -14,7 +14,7 @@ import torch
 from helpers import warp_emulator
 from helpers.paths import SRC, TESTS
 from helpers.warp_emulator import EmulatorError
-from weft.backends import disassemble
+from weft.backends import cubin, disassemble
 from weft.backends.nvrtc import CudaSource
 from weft.ops._common.hopper import tensor_map, wgmma_shapes
 from weft.ops._common.products import few_rows, invariant, wgmma
@@ -226,6 +226,24 @@ def test_no_program_spills_registers(source: CudaSource) -> None:
     sass = disassemble.sass(source.compile("sm_90a"))
     assert "HGMMA" in sass
     assert not re.search(r"\b(STL|LDL)\b", sass)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        few_rows.source(BF16, PAIR, Epilogue.RESIDUAL),
+        wgmma.source(BF16, wgmma.CANDIDATES[0], True, True, False, Epilogue.RESIDUAL),
+    ],
+    ids=lambda s: s.label,
+)
+def test_a_product_that_overlaps_waits_before_it_reads(source: CudaSource) -> None:
+    """The kernel before it may still write the operands, the bias and the residual."""
+    pytest.importorskip("cuda.bindings")
+    text = cubin.ptx(source.compile("sm_90a"))
+    wait = text.index("griddepcontrol.wait")
+    loads = ("cp.async.bulk.tensor.2d.shared", "ld.global")
+    assert all(wait < text.index(load) for load in loads if load in text)
+    assert loads[0] in text and "ld.global.nc" not in text
 
 
 def test_the_generated_shapes_are_current() -> None:

@@ -1,4 +1,4 @@
-// c = epilogue(a b) for at most 64 rows of a, with the bits of wgmma.cu (wgmma, sm_90a); float16 and bfloat16,
+// c = epilogue(a b) for at most 64 rows of a, with the bits of wgmma.cu (wgmma, sm_90a): float16, bfloat16;
 // both operands K-major.
 //
 // Each element is the same chain of products over all of K as in wgmma.cu, so that its bits do not depend on
