@@ -257,9 +257,10 @@ def _max_clusters(kernel: Any, config: Config, device: torch.device) -> int:
 
 
 def aot_kernels() -> tuple[CudaSource, ...]:
-    """Return the program of each width for one row, and one of a cluster, for each dtype."""
+    """Return the program of each width for one row, one of a cluster, and one of float16."""
     configs = [
         Config(columns=columns, a_rows=8, k_blocks=2 if columns <= WIDEST_OF_TWO_BLOCKS else 1)
         for columns in WIDTHS
     ]
-    return tuple(source(t, c) for t in DTYPES for c in (*configs, Config(columns=32, a_rows=64, cluster=2)))
+    shared = Config(columns=32, a_rows=64, cluster=2)
+    return tuple(source(torch.bfloat16, c) for c in (*configs, shared)) + (source(torch.float16, shared),)
