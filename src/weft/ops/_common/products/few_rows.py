@@ -263,4 +263,4 @@ def aot_kernels() -> tuple[CudaSource, ...]:
         for columns in WIDTHS
     ]
     shared = Config(columns=32, a_rows=64, cluster=2)
-    return tuple(source(torch.bfloat16, c) for c in (*configs, shared)) + (source(torch.float16, shared),)
+    return (*(source(torch.bfloat16, c) for c in (*configs, shared)), source(torch.float16, shared))
