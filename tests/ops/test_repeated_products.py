@@ -33,7 +33,9 @@ class RecordedKernel(Kernel):
         if fields_of(arguments[0]) == fields_of(TYPE()):  # and not the kernel that adds partial products
             self.called.append(TYPE.from_buffer_copy(arguments[0]))
 
-    def prepare_structure(self, grid: Any, block: Any, *, shared: int = 0) -> Callable[[int], None]:
+    def prepare_structure(
+        self, grid: Any, block: Any, *, shared: int = 0, overlap: bool = False
+    ) -> Callable[[int], None]:
         def launch(pointer: int) -> None:
             address = ctypes.c_void_p.from_address(pointer).value
             assert address is not None

@@ -154,7 +154,8 @@ class Kernel:
 
     With ``overlap`` the kernel may start before the preceding kernel on the stream has ended (programmatic
     dependent launch, compute capability 9.0 on). It must then wait before it reads what that kernel wrote
-    (ops/_common/overlap.cuh), and the preceding kernel must belong to the same call.
+    (ops/_common/overlap.cuh), and before it writes. All of its blocks wait: what follows a kernel follows
+    what was before it too.
     """
 
     def __init__(self, name: str, handle: Any, device: int) -> None:
@@ -211,7 +212,12 @@ class Kernel:
         return _prepared_launch(self, (grid, block, shared, overlap), arguments)
 
     def prepare_structure(
-        self, grid: int | tuple[int, ...], block: int | tuple[int, ...], *, shared: int = 0
+        self,
+        grid: int | tuple[int, ...],
+        block: int | tuple[int, ...],
+        *,
+        shared: int = 0,
+        overlap: bool = False,
     ) -> Callable[[int], None]:
         """Return a launch of a kernel with one parameter, a structure.
 
@@ -226,7 +232,7 @@ class Kernel:
             stream = stream_of(device)
             entry = configs.get(stream)
             if entry is None:
-                config = self._configure((grid, block, shared, False, stream))
+                config = self._configure((grid, block, shared, overlap, stream))
                 if len(configs) >= MAX_STREAMS:
                     configs.clear()
                 entry = configs[stream] = (config.getPtr(), config)

@@ -22,7 +22,7 @@ from weft.core import Implementation
 from weft.core.implementation import with_invariant
 from weft.machine.device_limits import has_wgmma, smem_per_block
 from weft.ops._common.layout import CUDA_TYPES, FLOAT_DTYPES, dtype_name
-from weft.ops._common.products import invariant, skinny, wgmma
+from weft.ops._common.products import few_rows, invariant, skinny, wgmma
 from weft.ops.matmul.spec import backward_by
 
 
@@ -211,7 +211,7 @@ def _aot_kernels() -> tuple[CudaSource, ...]:
             others = ((0, 0), (2, 2), (1, 1)) if kind == "fma" else ((0, 0), (1, 1), (2, 3))
             aot_kernels += [source(kind, dtype, large, *modes) for modes in (row_major, *others)]
             aot_kernels += [source(kind, dtype, config, *row_major) for config in rest]
-    return (*aot_kernels, *skinny.aot_kernels(), *wgmma.aot_kernels())
+    return (*aot_kernels, *skinny.aot_kernels(), *wgmma.aot_kernels(), *few_rows.aot_kernels())
 
 
 IMPLEMENTATION = with_invariant(

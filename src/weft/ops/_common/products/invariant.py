@@ -1,9 +1,9 @@
 """Products whose rows have the same bits in every batch, by Hopper's tensor cores (wgmma.py).
 
 An element of such a product is one sum over all of K, which the tensor cores add in the same order in every
-configuration. So the configuration may depend on the number of rows; what may not is the kernel, and whether
-K is divided: products of few rows and products with parts of K (skinny.py, ``splits``) have other sums. The
-bits of different tile widths were not compared on a GPU yet; tests/dispatch/test_batch_invariance.py does it.
+configuration. So the tile may depend on the number of rows: few rows have tiles of few columns (few_rows.py).
+The instruction may not, and K is not divided: skinny.py and products with ``splits`` have other sums.
+tests/dispatch/test_batch_invariance.py compares the bits on a GPU.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from weft.core import YES, Case, Support, no
 from weft.machine.device_limits import has_wgmma
 from weft.ops._common.hopper import tensor_map
 from weft.ops._common.invariant_rows import aligned_rows
-from weft.ops._common.products import wgmma
+from weft.ops._common.products import few_rows, wgmma
 from weft.ops._common.products.wgmma import Epilogue
 
 MULTIPLE = 8  # elements in 16 bytes
@@ -55,4 +55,7 @@ def forward(
         return (c, torch.empty_like(c)) if epilogue == Epilogue.GELU_PRE else c
     if not tensor_map.fits(b):
         b = b.clone(memory_format=torch.contiguous_format)
-    return wgmma.forward(aligned_rows(a), b, epilogue, bias, residual, may_split=False)
+    a = aligned_rows(a)
+    if few_rows.supports(a, b):
+        return few_rows.forward(a, b, epilogue, bias, residual)
+    return wgmma.forward(a, b, epilogue, bias, residual, may_split=False)

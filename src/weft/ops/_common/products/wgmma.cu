@@ -67,8 +67,6 @@ constexpr int BARRIERS_AT = STAGES * STAGE_BYTES + CONSUMERS * BUFFER_BYTES;
 constexpr int TURNS_AT = BARRIERS_AT + Pipeline<STAGES>::BYTES, RESIDUALS_AT = TURNS_AT + CONSUMERS * 8;
 // 64,512 of 65,536 with two groups that multiply, and with three.
 constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : 240;
-// Launches of a sequence, each of which waits for the one before (ops/losses/head_wgmma.py).
-constexpr bool CHAINED = EPILOGUE == EXPONENTIAL || EPILOGUE == ROW_SCALE || EPILOGUE == ACCUMULATE;
 static_assert(BN % 64 == 0 && RESIDUALS_AT + CONSUMERS * 8 <= 227 << 10, "too much shared memory");
 static_assert(!PINGPONG || CONSUMERS == 2, "two groups alternate");
 static_assert(!ANY_C || (sizeof(T) == 2 && EPILOGUE <= RESIDUAL), "rows that begin anywhere");
@@ -222,8 +220,8 @@ __device__ __forceinline__ void multiply(float (&sums)[ROW_BLOCKS][BN / 2], int 
 extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS, BLOCKS_PER_SM)
     matmul_wgmma(const __grid_constant__ MatmulArguments arguments) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  // The next kernel of the sequence, or the sum of parts of K, starts as soon as these blocks have ended.
-  if constexpr (SPLIT || CHAINED) launch_dependents();
+  // The next kernel starts as soon as these blocks have ended: it waits for their writes by itself.
+  launch_dependents();
   const unsigned stages = shared_address(memory);
   const Pipeline<STAGES> pipeline{stages + BARRIERS_AT};
   if (threadIdx.x == 0) {
@@ -235,7 +233,7 @@ extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS
   }
   if constexpr (CLUSTER > 1) cluster_barrier();  // another block's copies count on this block's barriers
   else __syncthreads();
-  if constexpr (CHAINED) wait_for_previous_kernel();
+  wait_for_previous_kernel();
   if constexpr (EPILOGUE == EXPONENTIAL)
     if (arguments.condition != nullptr && arguments.farthest == 0.0f && *arguments.condition == 0) return;
   const int role = group_index();
@@ -289,7 +287,7 @@ extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS
 // block, from the registers' places in the tile.
 extern "C" __global__ void __launch_bounds__(GROUP_THREADS)
     matmul_wgmma_sum(const MatmulSumArguments arguments) {
-  if constexpr (CHAINED) launch_dependents();
+  launch_dependents();
   wait_for_previous_kernel();
   constexpr int PIECES = BN / 32, PIECE_VECTORS = VECTORS / PIECES;
   const int piece = blockIdx.x % PIECES, rows_of_tile = blockIdx.x / PIECES % CONSUMERS;

@@ -106,6 +106,7 @@ class EndArguments(NamedTuple):
 # Epilogues of a sequence of launches, each of which may begin before the one before has ended.
 CHAINED = frozenset({Epilogue.EXPONENTIAL, Epilogue.ROW_SCALE, Epilogue.ACCUMULATE})
 NO_END = EndArguments()
+OVERLAP = True  # a launch may begin before the kernel before it has ended; it waits before it reads
 
 
 @cache
@@ -389,11 +390,11 @@ def multiply(
     )
     kernel = program["matmul_wgmma"]
     clusters = min(tiles + divided * (splits - 1), at_once)
-    blocks, overlap = clusters * config.cluster, epilogue in CHAINED
+    blocks, overlap = clusters * config.cluster, OVERLAP or epilogue in CHAINED
     kernel(blocks, config.threads, arguments, shared=config.smem_bytes, overlap=overlap)
     is_repeatable = splits == 1 and not operands.copies and not any_c
     if key is not None and is_repeatable and isinstance(kernel, Kernel):
-        launch = kernel.prepare_structure(blocks, config.threads, shared=config.smem_bytes)
+        launch = kernel.prepare_structure(blocks, config.threads, shared=config.smem_bytes, overlap=overlap)
         boxes = {"a": (a, a_rows), "b": (b, b_rows), "c": (c, STORED_ROWS), "extra": (extra, STORED_ROWS)}
         _REPEATED.store(key, _repeated(launch, arguments, boxes, bias))
     if splits > 1:
