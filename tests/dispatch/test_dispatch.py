@@ -20,7 +20,7 @@ from weft import WeftError
 from weft.core import registry
 from weft.core.json_files import read_json
 from weft.dispatch import choice as dispatch
-from weft.dispatch import keys
+from weft.dispatch import host_limits, keys
 from weft.dispatch.choice import Kind, Point
 from weft.dispatch.operator import clear_caches
 from weft.dispatch.plan_cache import memoized
@@ -181,6 +181,41 @@ def test_the_host_counts_in_eager_calls_and_not_in_a_graph(tables: Path) -> None
     assert chosen(1024, 8192, captured=False) == "triton"
     assert chosen(1024, 600, captured=False) == "torch"
     assert chosen(1024, 600, captured=True) == "triton"
+
+
+def test_a_small_call_takes_what_the_host_calls_in_the_least_time(tables: Path) -> None:
+    # Far fewer rows than the only point has: the device's time is short, whoever computes.
+    far = point({**TORCH, "triton": (98.0, 90.0), "cuda": (300.0, 90.0)}, sizes=(1024, 1 << 20))
+    host = {"float32": {"softmax": {"torch": [20.0, 30.0, 60.0], "triton": [15.0, 60.0, 70.0]}}}
+
+    def write(**times: list[float]) -> None:
+        by_name = host["float32"]["softmax"] | times
+        header = {"host": {"float32": {"softmax": by_name}}}
+        tune.write(tables / "example-gpu-9000.json", GPU, [far], "here", header)
+
+    def eager(rows: int, **changes: Any) -> str:
+        return chosen(1024, rows, captured=False, **changes)
+
+    write()
+    assert eager(8) == "triton"
+    assert chosen(1024, 8, captured=True) == "torch"
+    assert eager(8, grad=True) == "torch"  # no point has a backward
+    assert eager(1 << 20) == "torch"  # the device's 98 us can be seen
+    assert eager(8, dtype="bfloat16") == "torch"  # no host time of this dtype
+    write(cuda=[10.0, 60.0, 70.0])
+    assert eager(8) == "cuda"
+    assert eager(1 << 14) == "triton"  # the device takes 7.6 us by cuda, and 4.5 by triton
+    write(triton=[19.0, 60.0, 70.0])
+    assert eager(8) == "torch"  # 5 % are noise
+
+
+def test_host_times_replace_those_of_a_point(tables: Path) -> None:
+    slow_host = point({**TORCH, "triton": (80.0, 150.0)})
+    header = {"host": {"float32": {"softmax": {"torch": [9.0, 9.0, 9.0], "triton": [70.0, 9.0, 9.0]}}}}
+    tune.write(tables / "example-gpu-9000.json", GPU, [slow_host], "here")
+    assert chosen(1024, 1024, captured=False) == "torch"
+    tune.write(tables / "example-gpu-9000.json", GPU, [slow_host], "here", header)
+    assert chosen(1024, 1024, captured=False) == "triton"
 
 
 def test_a_plan_made_in_a_capture_leaves_the_host_out(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -528,7 +563,8 @@ def test_a_call_of_a_shipped_point_s_case_gets_the_best_of_that_point(
                 # Of points that no call tells apart, one where ours loses decides for all.
                 key = (p.operator, p.dtype, p.sizes, p.flags)
                 tied = [q for q in dispatch.read(path) if (q.operator, q.dtype, q.sizes, q.flags) == key]
-                choices = [dispatch.best(q, grad) for q in tied if q.backward or not grad]
+                host = host_limits.of_calls(dispatch.table((name, SM)).host, p.operator, p.dtype, grad)
+                choices = [dispatch.best(q, grad, host=host) for q in tied if q.backward or not grad]
                 expected = next((c for c in choices if c in dispatch.BASELINES), choices[0])
                 assert chosen == expected, (p.operator, p.case, grad)
 

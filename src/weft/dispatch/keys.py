@@ -14,6 +14,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeVar
 
+import torch
+
+from weft.core import Input
+from weft.core.cases import ITEMSIZE
+
 Sizes = tuple[int, ...]
 Flags = tuple[tuple[str, object], ...]
 Grid = tuple[tuple[tuple[float, int], ...], ...]  # for each size: (upper border, representative), ascending
@@ -152,6 +157,18 @@ def sizes_of(name: str, shapes: Sequence[Sequence[int]]) -> Sizes:
     return (_product(first),)
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_of(tensors: Sequence[torch.Tensor]) -> torch.dtype:
+    """Return the dtype of the first floating-point input."""
+    for x in tensors:
+        if x.dtype.is_floating_point:
+            return x.dtype
+    return tensors[0].dtype
+
+
 def _product(shape: Sequence[int]) -> int:
     result = 1
     for size in shape:
@@ -257,6 +274,32 @@ def distance(name: str, call: Sizes, point: Sizes, upward: float = UPWARD) -> fl
         octaves = math.log2(max(size, 1) / max(measured, 1))
         total += dimension.weight * abs(octaves) * (upward if dimension.is_open and octaves > 0 else 1.0)
     return total
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookupKey:
+    """The fields of a table's point by which calls with its case's inputs are looked up."""
+
+    dtype: str
+    elements: int
+    last: int
+    sizes: Sizes
+    flags: Flags
+
+
+def lookup_key(name: str, inputs: Iterable[Input], params: Mapping[str, Any]) -> LookupKey:
+    """Return the key of a case."""
+    specs = list(inputs)
+    main = max(specs, key=lambda i: i.numel)
+    dtype = ([i.dtype for i in specs if "float" in i.dtype] or [main.dtype])[0]
+    shapes = [i.shape for i in specs]
+    return LookupKey(
+        dtype=dtype,
+        elements=sum(i.numel for i in specs),
+        last=main.shape[-1] if main.shape else 1,
+        sizes=sizes_of(name, shapes),
+        flags=flags_of(name, shapes, ITEMSIZE[dtype], params),
+    )
 
 
 # ---- Cost model
