@@ -209,6 +209,18 @@ def test_a_small_call_takes_what_the_host_calls_in_the_least_time(tables: Path) 
     assert eager(8) == "torch"  # 5 % are noise
 
 
+def test_a_skinny_product_is_charged_for_its_waves_once(tables: Path) -> None:
+    # 8 tiles are one wave of 128 SMs, and the point has 8 waves.
+    assert keys.waves_ratio("linear", (1024, 1024, 7), (1024, 1024, 128 * 128), 128) == 1 / 8
+    times = {"torch": (95.0, 30.0), "cuda": (99.0, 30.0)}
+    far = point(times, operator="linear", dtype="bfloat16", sizes=(1024, 1024, 128 * 128))
+    header = {"host": {"bfloat16": {"linear": {"torch": [40.0, 0.0, 0.0], "cuda": [31.0, 0.0, 0.0]}}}}
+    tune.write(tables / "example-gpu-9000.json", GPU, [far], "here", header)
+    options: dict[str, Any] = {"operator": "linear", "dtype": "bfloat16"}
+    assert chosen(1024, 1024, 7, captured=False, **options) == "cuda"  # 15 us of the device, 31 of the host
+    assert chosen(1024, 4096, 7, captured=False, **options) == "torch"
+
+
 def test_host_times_replace_those_of_a_point(tables: Path) -> None:
     slow_host = point({**TORCH, "triton": (80.0, 150.0)})
     header = {"host": {"float32": {"softmax": {"torch": [9.0, 9.0, 9.0], "triton": [70.0, 9.0, 9.0]}}}}

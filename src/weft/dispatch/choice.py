@@ -373,7 +373,7 @@ def decide(kind: Kind, sizes: Sizes) -> tuple[str, str]:
         points, octaves = nearest(kind, sizes)
     if octaves == float("inf"):
         return impl, reason
-    predicted = [_rescaled(predict(p, kind, sizes), factor) for p in points]
+    predicted = [_rescaled(predict(p, kind, sizes, by_waves=True), factor) for p in points]
     directions = [d for p in predicted for d in ([p.forward, p.backward] if kind.grad else [p.forward])]
     cheaper = host_limits.cheapest(host, BASELINES, directions, len(points))
     by_host = f"host time, {octaves:.1f} octaves from point {points[0].case}"
@@ -402,18 +402,19 @@ def _by_device_time(kind: Kind, sizes: Sizes) -> tuple[str, str]:
     return impl, f"model, {octaves:.1f} octaves from point {point.case}{borrowed}"
 
 
-def predict(point: Point, kind: Kind, sizes: Sizes) -> Point:
+def predict(point: Point, kind: Kind, sizes: Sizes, by_waves: bool = False) -> Point:
     """Return a point with its times scaled to other sizes of the same kind of call.
 
     The baselines' times follow the work alone. Ours are also charged for whole waves of whole tiles, and for
-    rows that are not aligned: where the model errs, it errs towards torch.
+    rows that are not aligned: where the model errs, it errs towards torch. ``by_waves``: less so in products.
     """
     name, units = kind.operator, table(kind.device).units
     ratio = keys.work(name, sizes) / keys.work(name, point.sizes)
     loss = max(1.0, keys.waste(name, sizes, units) / keys.waste(name, point.sizes, units))
+    if by_waves and keys.family(name) == "product":
+        loss = max(1.0, min(loss, keys.waves_ratio(name, sizes, point.sizes, units) / ratio))
     if dict(point.flags).get(keys.ALIGNED) and not dict(kind.flags).get(keys.ALIGNED):
         loss *= keys.MISALIGNED
-
     host_ratio = keys.host_ratio(name, sizes, point.sizes)
 
     def times(by_name: Times) -> Times:
