@@ -344,6 +344,10 @@ def test_a_mean_divides_its_gradient_by_the_count(driver: Driver) -> None:
     with Divisions():
         backward_entry.direct(torch.ones(()), logits, TARGETS, torch.zeros(64), count)
     assert divided == [0] and [one[0] for one in driver.launches] == ["cross_entropy_backward"]
+    alone = logits.detach()
+    assert mean.generate_mean((alone, TARGETS), params, "cuda")(alone, TARGETS).shape == ()
+    (_, _, losses), (_, _, reduction) = driver.launches[-2:]
+    assert reduction[0] == losses[2] == losses[3] - 512 == reduction[3] - 1024  # parts of one buffer
 
 
 def test_tensors_off_a_boundary_and_other_layouts_run_the_implementation(driver: Driver) -> None:
@@ -594,15 +598,3 @@ def test_a_repeated_call_gives_the_bits_of_the_implementation(
         if device == "cuda":
             torch.cuda.synchronize()
         assert all(torch.equal(a, b) for a, b in zip(results, expected[call % 2], strict=True)), call
-
-
-def test_a_mean_without_a_gradient_keeps_its_parts_in_one_buffer(driver: Driver) -> None:
-    logits, targets = values(62, 1024), TARGETS[:62]
-    for _ in range(2 * CALLS):
-        driver.launches.clear()
-        mean = ops.cross_entropy(logits, targets, impl="cuda")
-        assert mean.shape == () and not mean.requires_grad
-    (_, _, losses), (_, _, reduction) = driver.launches
-    start = losses[2]  # each part is 62 floats at most, at the next multiple of 512 bytes
-    assert losses[:4] == [logits.data_ptr(), targets.data_ptr(), start, start + 512]
-    assert reduction[:4] == [start, targets.data_ptr(), mean.data_ptr(), start + 1024]

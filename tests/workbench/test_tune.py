@@ -217,9 +217,12 @@ def test_the_facts_of_a_table_are_those_of_the_newest_record() -> None:
 
 def test_host_times_come_from_the_records_of_a_device(tmp_path: Path) -> None:
     times = {"aten": 1.0, "dispatched": 2.0, "torch": 2.0, "cuda": 3.0}
-    record = {"machine": {"device": DEVICE}, "dtype": "bfloat16", "us": {"gelu": times}}
+    machine = {"device": DEVICE, "date": "2026-02-01"}
+    record = {"machine": machine, "dtype": "bfloat16", "us": {"gelu": times}}
     record |= {"forward_us": {"gelu": times}, "backward_us": {"gelu": {**times, "cuda": 9.0}}}
     (tmp_path / "host-time.json").write_text(json.dumps(record))
+    older = {**record, "machine": {**machine, "date": "2026-01-01"}, "us": {"gelu": {"torch": 9.0}}}
+    (tmp_path / "host-time-older.json").write_text(json.dumps(older))
     (tmp_path / "host-time-float32.json").write_text(json.dumps({**record, "dtype": "float32"}))
     by_name = {"gelu": {"torch": [2.0, 2.0, 2.0], "cuda": [3.0, 3.0, 9.0]}}
     host = tune.host_times_of(DEVICE, tmp_path)["host"]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-# dtype -> operator -> implementation -> times in us: without a gradient, forward with one, backward.
+# dtype -> operator -> implementation -> us without a gradient; and if measured, forward with one, backward.
 HostTimes = Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]
 SAME_CALLS = {"float16": "bfloat16"}  # dtype that takes the same launches as another one
 MUST_BEAT = 0.9  # of PyTorch's host time: ours must be below it, also on another host
@@ -22,7 +22,7 @@ def of_calls(measured: HostTimes, operator: str, dtype: str, grad: bool) -> dict
     """Return the host's time of a call by implementation: in both directions with ``grad``."""
     by_operator = measured.get(dtype) or measured.get(SAME_CALLS.get(dtype, dtype), {})
     times = by_operator.get(operator, {})
-    return {impl: us[1] + us[2] if grad else us[0] for impl, us in times.items()}
+    return {impl: us[1] + us[2] if grad else us[0] for impl, us in times.items() if len(us) == 3 or not grad}
 
 
 def cheapest(

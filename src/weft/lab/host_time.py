@@ -134,13 +134,15 @@ def _of_audit(name: str, device: str, dtype: torch.dtype) -> Calls:
     takes_gradient = [not a.is_table for a in work.arguments]
     leaves = tuple(x.requires_grad_() for x, takes in zip(inputs, takes_gradient, strict=True) if takes)
     return Calls(
-        lambda: _first(work.torchs(*inputs)), lambda impl: _first(work.ours(*inputs, impl=impl)), leaves
+        lambda: _one_of(work.torchs(*inputs)), lambda impl: _one_of(work.ours(*inputs, impl=impl)), leaves
     )
 
 
-def _first(outputs: Any) -> torch.Tensor:
-    """Return the output that takes the gradient: of a norm's two, the normalized one."""
-    return outputs[0] if isinstance(outputs, tuple) else outputs
+def _one_of(outputs: Any) -> torch.Tensor:
+    """Return the output, or the sum of two where a gradient is wanted: a model uses a norm's sum too."""
+    if isinstance(outputs, tuple):
+        return outputs[0] + outputs[1] if torch.is_grad_enabled() else outputs[0]
+    return outputs  # type: ignore[no-any-return]
 
 
 def run(

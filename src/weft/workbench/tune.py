@@ -156,19 +156,20 @@ def facts_of(records: Iterable[Record]) -> dict[str, dict[str, Any]]:
 def host_times_of(device: str, folder: Path) -> dict[str, Any]:
     """Return the host times of a device's records in ``folder`` as the entry ``host`` of its table.
 
-    They are the records of ``weft.lab.host_time``, one for each dtype. No entry without one of this device.
+    They are the records of ``weft.lab.host_time``, by dtype; of an operator the newest one counts. No entry
+    without a record of this device.
     """
-    host = {}
-    for path in sorted(folder.glob(HOST_RECORDS)):
-        record = read_json(path)
+    host: dict[str, dict[str, Any]] = {}
+    for record in sorted(map(read_json, folder.glob(HOST_RECORDS)), key=lambda r: str(r["machine"]["date"])):
         if record["machine"]["device"] == device and "forward_us" in record:
-            host[record["dtype"]] = {name: _host_times(record, name) for name in record["us"]}
+            by_name = {name: _host_times(record, name) for name in record["us"]}
+            host.setdefault(record["dtype"], {}).update(by_name)
     return {"host": host} if host else {}
 
 
 def _host_times(record: Mapping[str, Any], name: str) -> dict[str, list[float]]:
-    """Return an operator's host times by implementation: forward, forward with a gradient, backward."""
-    parts = [record[part][name] for part in ("us", "forward_us", "backward_us")]
+    """Return an operator's host times by implementation: forward, and if measured with a gradient, backward."""
+    parts = [p[name] for p in (record[k] for k in ("us", "forward_us", "backward_us")) if name in p]
     impls = registry.implementation_names(name)
     return {i: [p[i] for p in parts] for i in impls if all(i in p for p in parts)}
 
