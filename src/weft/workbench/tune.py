@@ -168,7 +168,7 @@ def host_times_of(device: str, folder: Path) -> dict[str, Any]:
 
 
 def _host_times(record: Mapping[str, Any], name: str) -> dict[str, list[float]]:
-    """Return an operator's host times by implementation: forward, and if measured with a gradient, backward."""
+    """Return an operator's host times by implementation: without a gradient; and if measured, with one."""
     parts = [p[name] for p in (record[k] for k in ("us", "forward_us", "backward_us")) if name in p]
     impls = registry.implementation_names(name)
     return {i: [p[i] for p in parts] for i in impls if all(i in p for p in parts)}
