@@ -20,7 +20,7 @@ from weft import WeftError
 from weft.core import registry
 from weft.core.json_files import read_json
 from weft.dispatch import choice as dispatch
-from weft.dispatch import keys
+from weft.dispatch import host_limits, keys
 from weft.dispatch.choice import Kind, Point
 from weft.dispatch.operator import clear_caches
 from weft.dispatch.plan_cache import memoized
@@ -528,7 +528,8 @@ def test_a_call_of_a_shipped_point_s_case_gets_the_best_of_that_point(
                 # Of points that no call tells apart, one where ours loses decides for all.
                 key = (p.operator, p.dtype, p.sizes, p.flags)
                 tied = [q for q in dispatch.read(path) if (q.operator, q.dtype, q.sizes, q.flags) == key]
-                choices = [dispatch.best(q, grad) for q in tied if q.backward or not grad]
+                host = host_limits.of_calls(dispatch.table((name, SM)).host, p.operator, p.dtype, grad)
+                choices = [dispatch.best(q, grad, host=host) for q in tied if q.backward or not grad]
                 expected = next((c for c in choices if c in dispatch.BASELINES), choices[0])
                 assert chosen == expected, (p.operator, p.case, grad)
 

@@ -344,6 +344,10 @@ def test_a_mean_divides_its_gradient_by_the_count(driver: Driver) -> None:
     with Divisions():
         backward_entry.direct(torch.ones(()), logits, TARGETS, torch.zeros(64), count)
     assert divided == [0] and [one[0] for one in driver.launches] == ["cross_entropy_backward"]
+    alone = logits.detach()
+    assert mean.generate_mean((alone, TARGETS), params, "cuda")(alone, TARGETS).shape == ()
+    (_, _, losses), (_, _, reduction) = driver.launches[-2:]
+    assert reduction[0] == losses[2] == losses[3] - 512 == reduction[3] - 1024  # parts of one buffer
 
 
 def test_tensors_off_a_boundary_and_other_layouts_run_the_implementation(driver: Driver) -> None:

@@ -18,7 +18,7 @@ from weft.backends import disassemble, support
 from weft.backends.nvrtc import CudaSource
 from weft.core import Implementation, registry
 from weft.core.record import FAIL, PASS
-from weft.dispatch import choice
+from weft.dispatch import keys
 from weft.ops._common.hopper import tensor_map, wgmma_shapes
 from weft.ops.scaled_matmul import quantize_fp8, with_cuda, with_torch
 from weft.ops.scaled_matmul.spec import BLOCK, BLOCKS, ROWS, TENSOR, blocks, widened
@@ -577,7 +577,7 @@ def test_a_measured_point_speaks_for_its_kind_of_scales_alone() -> None:
     flags = {}
     for name in ("e4m3-8192x8192x8192-tensor", "e4m3-4096x7168x16384-blocks-scales-transposed"):
         case = operator.case(name)
-        key = choice.lookup_key("scaled_matmul", case.inputs, case.params)
+        key = keys.lookup_key("scaled_matmul", case.inputs, case.params)
         flags[name] = dict(key.flags)
         assert key.sizes == (case.inputs[1].shape[1], case.inputs[0].shape[1], case.inputs[0].shape[0])
     assert [f["blocks"] for f in flags.values()] == [False, True]

@@ -17,6 +17,7 @@ from weft.cli import app
 from weft.core import Case, Operator, Record, registry
 from weft.core.record import append
 from weft.dispatch import choice as dispatch
+from weft.dispatch import keys
 from weft.dispatch.choice import Point
 from weft.dispatch.operator import clear_caches
 from weft.workbench import tune
@@ -214,6 +215,21 @@ def test_the_facts_of_a_table_are_those_of_the_newest_record() -> None:
     assert facts == {DEVICE: {"arch": "sm_70", "units": 8, "copy": 2e12}}
 
 
+def test_host_times_come_from_the_records_of_a_device(tmp_path: Path) -> None:
+    times = {"aten": 1.0, "dispatched": 2.0, "torch": 2.0, "cuda": 3.0}
+    machine = {"device": DEVICE, "date": "2026-02-01"}
+    record = {"machine": machine, "dtype": "bfloat16", "us": {"gelu": times}}
+    record |= {"forward_us": {"gelu": times}, "backward_us": {"gelu": {**times, "cuda": 9.0}}}
+    (tmp_path / "host-time.json").write_text(json.dumps(record))
+    older = {**record, "machine": {**machine, "date": "2026-01-01"}, "us": {"gelu": {"torch": 9.0}}}
+    (tmp_path / "host-time-older.json").write_text(json.dumps(older))
+    (tmp_path / "host-time-float32.json").write_text(json.dumps({**record, "dtype": "float32"}))
+    by_name = {"gelu": {"torch": [2.0, 2.0, 2.0], "cuda": [3.0, 3.0, 9.0]}}
+    host = tune.host_times_of(DEVICE, tmp_path)["host"]
+    assert host == {"bfloat16": by_name, "float32": by_name}
+    assert tune.host_times_of("Other GPU", tmp_path) == {}
+
+
 def _plan(names: list[str], limit: float = 1e9, device: str = "No GPU") -> list[str]:
     cases = tune.candidates(names, "cuda")
     return [f"{c.operator.name} {c.case.name}" for c in tune_plan.plan(cases, "cuda", (device, None), limit)]
@@ -231,7 +247,7 @@ def test_the_plan_begins_with_what_is_unknown_and_then_spreads_out() -> None:
 def test_what_was_measured_here_is_not_planned_again() -> None:
     operator = registry.operator("softmax")
     for case in operator.select("bench", "cuda"):
-        key = dispatch.lookup_key("softmax", case.inputs, case.params)
+        key = keys.lookup_key("softmax", case.inputs, case.params)
         times = {"torch": (100.0, 9.0), "triton": (98.0, 9.0)}
         point = Point(operator="softmax", case=case.name, **vars(key), forward=times, backward=times)
         tune.store("No GPU", [point])

@@ -172,7 +172,8 @@ def _from_records(source: Path, table: Path | None, operators: Names) -> list[Po
     points, facts = [], tune.facts_of(records)
     for device, of_device in by_device.items():
         path = table or choice.SHIPPED / f"{slug(device)}.json"
-        tune.write(path, device, of_device, source.as_posix(), facts.get(device))
+        header = {**facts.get(device, {}), **tune.host_times_of(device, source)}
+        tune.write(path, device, of_device, source.as_posix(), header)
         output.log(str(path))
         points += of_device
     return [p for p in points if not operators or p.operator in operators]

@@ -11,9 +11,9 @@ architecture. ``weft tune`` makes and extends tables.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,10 +22,10 @@ import torch
 
 from weft.backends import support
 from weft.core import BACKWARD, FORWARD, Case, Input, WeftError, registry
-from weft.core.cases import ITEMSIZE
 from weft.core.json_files import read_json
 from weft.core.text import slug
-from weft.dispatch import keys
+from weft.dispatch import host_limits, keys
+from weft.dispatch.host_limits import HostTimes
 from weft.dispatch.keys import Flags, Grid, Sizes
 from weft.machine.ceilings import cache_folder
 from weft.machine.ceilings import ceilings as stored_ceilings
@@ -42,6 +42,8 @@ FAR = 12.0  # octaves beyond which nothing is known, and PyTorch's own is taken
 BEYOND = 0.5  # factor of the octaves by which a call has more rows than its nearest point
 NEAR = 0.5  # octaves within which a choice counts as measured
 SMS = 128  # of a device whose table does not say
+# dtype whose points bound the time of calls without a point: of twice the bytes at most, at half the rate.
+OTHER_DTYPE = {"bfloat16": "float32", "float16": "bfloat16"}
 Times = Mapping[str, tuple[float, float]]  # implementation -> (cold time, host time) in us
 Device = tuple[str, str | None]  # name and architecture such as sm_90, None if it is unknown
 
@@ -51,8 +53,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def constant_while_tracing(function: Function) -> Function:
     """Make ``torch.compile`` run ``function`` for real and keep its result as a constant of the graph.
 
-    This sets the same mark as ``torch.compiler.assume_constant_result``, which imports the whole compiler
-    to do so: half of the time that importing Weft's operators would take.
+    This sets the mark of ``torch.compiler.assume_constant_result``, which imports the whole compiler.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
@@ -125,12 +126,14 @@ def _read_table(path: Path) -> tuple[Mapping[str, Any], list[Point]]:
 @dataclass(frozen=True)
 class Table:
     """Points of a device. ``units`` is its SM count. ``borrowed`` says in words whose table it is, if another
-    device's. ``other_device`` are points of another device, for kinds of calls without a point of its own."""
+    device's. ``other_device`` are points of another device, for kinds of calls without a point of its own.
+    ``host`` are the host's times (host_limits.py)."""
 
     points: tuple[Point, ...]
     units: int = SMS
     borrowed: str = ""
     other_device: tuple[Point, ...] = ()
+    host: HostTimes = field(default_factory=dict, hash=False)
 
 
 @cache
@@ -159,7 +162,7 @@ def _shipped(name: str) -> Table | None:
     if not path.exists():
         return None
     header, listed = _read_table(path)
-    return Table(tuple(listed), int(header.get("units") or SMS))
+    return Table(tuple(listed), int(header.get("units") or SMS), host=header.get("host") or {})
 
 
 def is_outdated(path: Path) -> bool:
@@ -196,7 +199,7 @@ def _borrowed(name: str, architecture: str) -> Table | None:
     _, scale, header, listed = min(tables, key=lambda t: t[0])
     scaled = tuple(_rescaled(p, scale) for p in listed)
     note = f"that of {header['device']} ({architecture}), memory-bound times multiplied by {scale:.2f}"
-    return Table(scaled, int(header.get("units") or SMS), note)
+    return Table(scaled, int(header.get("units") or SMS), note, host=header.get("host") or {})
 
 
 def copy_bandwidth(name: str) -> float | None:
@@ -232,12 +235,18 @@ def fallback(name: str) -> str:
     return next(b for b in BASELINES if b in registry.implementation_names(name))
 
 
-def best(point: Point, grad: bool, captured: bool = False, must_beat: float = MUST_BEAT) -> str:
+def best(
+    point: Point,
+    grad: bool,
+    captured: bool = False,
+    must_beat: float = MUST_BEAT,
+    host: Mapping[str, float] | None = None,
+) -> str:
     """Return the implementation to run at a point; with ``grad``, one for both directions.
 
     Ours must take less than ``must_beat`` of the time of the better of eager and torch, lose in no direction,
     and, unless ``captured`` in a graph, lose no time when calls run back to back, where the host may be what
-    limits them.
+    limits them. ``host`` are implementations' host times of a whole call, which come before the point's.
     """
     directions = [point.forward, point.backward] if grad else [point.forward]
     # An implementation that failed or is missing in one direction is not a candidate for both.
@@ -257,12 +266,14 @@ def best(point: Point, grad: bool, captured: bool = False, must_beat: float = MU
     def back_to_back(name: str) -> float:
         # Device and host run side by side through both directions. A record holds autograd's own host
         # time for torch alone, so ours is charged at least torch's.
-        if name in BASELINES:
-            host = sum(times[name][1] for times in directions)
+        if host and name in host and baseline in host:
+            host_time = host[name]
+        elif name in BASELINES:
+            host_time = sum(times[name][1] for times in directions)
         else:
-            host = directions[0][name][1] + DISPATCH_US
-            host += sum(max(t[name][1], t[baseline][1]) + DISPATCH_US for t in directions[1:])
-        return max(cold(name), host)
+            host_time = directions[0][name][1] + DISPATCH_US
+            host_time += sum(max(t[name][1], t[baseline][1]) + DISPATCH_US for t in directions[1:])
+        return max(cold(name), host_time)
 
     ours = [
         n
@@ -340,8 +351,37 @@ def nearest(kind: Kind, sizes: Sizes) -> tuple[list[Point], float]:
 
 
 @cache
+def host_us(kind: Kind) -> Mapping[str, float]:
+    """Return the host's time of a small call of this kind by implementation; nothing where it is unknown."""
+    if kind.captured or kind.operator in keys.CHUNKED:  # chunks are launched one after another
+        return {}
+    return host_limits.of_calls(table(kind.device).host, kind.operator, kind.dtype, kind.grad)
+
+
+@cache
 def decide(kind: Kind, sizes: Sizes) -> tuple[str, str]:
     """Return the implementation for calls of these sizes, and the reason in words."""
+    impl, reason = _by_device_time(kind, sizes)
+    host = host_us(kind)
+    if impl not in BASELINES or not host:
+        return impl, reason
+    # The nearest point bounds the device's time from above, however far it is: ours are charged whole waves.
+    points, octaves = nearest(kind, sizes)
+    factor = 1.0
+    if not points and keys.family(kind.operator) in keys.MEMORY_BOUND:
+        kind, factor = replace(kind, dtype=OTHER_DTYPE.get(kind.dtype, "bfloat16")), 2.0
+        points, octaves = nearest(kind, sizes)
+    if octaves == float("inf"):
+        return impl, reason
+    predicted = [_rescaled(predict(p, kind, sizes, by_waves=True), factor) for p in points]
+    directions = [d for p in predicted for d in ([p.forward, p.backward] if kind.grad else [p.forward])]
+    cheaper = host_limits.cheapest(host, BASELINES, directions, len(points))
+    by_host = f"host time, {octaves:.1f} octaves from point {points[0].case}"
+    return (cheaper, by_host) if cheaper else (impl, reason)
+
+
+def _by_device_time(kind: Kind, sizes: Sizes) -> tuple[str, str]:
+    """Return the choice by the nearest points' times, and the reason in words."""
     other = fallback(kind.operator)
     points, octaves = nearest(kind, sizes)
     if not points:
@@ -349,7 +389,8 @@ def decide(kind: Kind, sizes: Sizes) -> tuple[str, str]:
     if octaves > FAR:
         return other, f"nothing measured within {FAR:g} octaves"
     must_beat = MUST_BEAT - MARGIN * octaves
-    choices = [best(predict(p, kind, sizes), kind.grad, kind.captured, must_beat) for p in points]
+    host = host_us(kind)
+    choices = [best(predict(p, kind, sizes), kind.grad, kind.captured, must_beat, host) for p in points]
     # A kernel of ours that loses at one of several equally near points is not chosen.
     point, impl = next(
         ((p, c) for p, c in zip(points, choices, strict=True) if c in BASELINES), (points[0], choices[0])
@@ -361,18 +402,19 @@ def decide(kind: Kind, sizes: Sizes) -> tuple[str, str]:
     return impl, f"model, {octaves:.1f} octaves from point {point.case}{borrowed}"
 
 
-def predict(point: Point, kind: Kind, sizes: Sizes) -> Point:
+def predict(point: Point, kind: Kind, sizes: Sizes, by_waves: bool = False) -> Point:
     """Return a point with its times scaled to other sizes of the same kind of call.
 
     The baselines' times follow the work alone. Ours are also charged for whole waves of whole tiles, and for
-    rows that are not aligned: where the model errs, it errs towards torch.
+    rows that are not aligned: where the model errs, it errs towards torch. ``by_waves``: less so in products.
     """
     name, units = kind.operator, table(kind.device).units
     ratio = keys.work(name, sizes) / keys.work(name, point.sizes)
     loss = max(1.0, keys.waste(name, sizes, units) / keys.waste(name, point.sizes, units))
+    if by_waves and keys.family(name) == "product":
+        loss = max(1.0, min(loss, keys.waves_ratio(name, sizes, point.sizes, units) / ratio))
     if dict(point.flags).get(keys.ALIGNED) and not dict(kind.flags).get(keys.ALIGNED):
         loss *= keys.MISALIGNED
-
     host_ratio = keys.host_ratio(name, sizes, point.sizes)
 
     def times(by_name: Times) -> Times:
@@ -452,7 +494,7 @@ def choose_by_size(name: str, device: torch.device, dtype: torch.dtype, elements
     """
     if device.type != "cuda":
         return fallback(name)
-    kind = Kind(name, device_key(device.index), _short(dtype), (), False, is_capturing())
+    kind = Kind(name, device_key(device.index), keys.dtype_name(dtype), (), False, is_capturing())
     return decide(kind, (keys.band_value(last, size_grid(kind)[0]),))[0]
 
 
@@ -465,9 +507,9 @@ def _choose_supported(
     reason = "PyTorch's own on a CPU"
     device = tensors[0].device
     if device.type == "cuda":
-        shapes, dtype = [x.shape for x in tensors], _dtype(tensors)
+        shapes, dtype = [x.shape for x in tensors], keys.dtype_of(tensors)
         flags = keys.flags_of(name, shapes, dtype.itemsize, params)
-        kind = Kind(name, device_key(device.index), _short(dtype), flags, grad, is_capturing())
+        kind = Kind(name, device_key(device.index), keys.dtype_name(dtype), flags, grad, is_capturing())
         pairs = zip(keys.sizes_of(name, shapes), size_grid(kind), strict=True)
         impl, reason = decide(kind, tuple(keys.band_value(size, borders) for size, borders in pairs))
         candidates.insert(0, impl)
@@ -500,7 +542,7 @@ def _choose_traced(name: str, tensors: Sequence[torch.Tensor], params: Mapping[s
     if device.type != "cuda":
         return _traced_fallback(name)
     grad = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    dtype = _dtype(tensors)
+    dtype = keys.dtype_of(tensors)
     shapes = [x.shape for x in tensors]
     flags = keys.flags_of(name, shapes, dtype.itemsize, params)
     return _look_up_traced(name, device.index, dtype, flags, grad, keys.sizes_of(name, shapes))
@@ -518,14 +560,14 @@ def _look_up_traced(
 
 @constant_while_tracing
 def _traced_grid(name: str, index: int | None, dtype: torch.dtype, flags: Flags, grad: bool) -> Grid:
-    return size_grid(Kind(name, device_key(index), _short(dtype), flags, grad, True))
+    return size_grid(Kind(name, device_key(index), keys.dtype_name(dtype), flags, grad, True))
 
 
 @constant_while_tracing
 def _traced_bands(
     name: str, index: int | None, dtype: torch.dtype, flags: Flags, grad: bool, cells: Sizes
 ) -> tuple[tuple[float, str], ...]:
-    return bands(Kind(name, device_key(index), _short(dtype), flags, grad, True), cells)
+    return bands(Kind(name, device_key(index), keys.dtype_name(dtype), flags, grad, True), cells)
 
 
 @constant_while_tracing
@@ -551,45 +593,7 @@ def device_name(index: int) -> str:
     return torch.cuda.get_device_name(index)
 
 
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _dtype(tensors: Sequence[torch.Tensor]) -> torch.dtype:
-    """Return the dtype of the first floating-point input."""
-    for x in tensors:
-        if x.dtype.is_floating_point:
-            return x.dtype
-    return tensors[0].dtype
-
-
-@dataclass(frozen=True, kw_only=True)
-class LookupKey:
-    """The fields of a :class:`Point` by which calls with its case's inputs are looked up."""
-
-    dtype: str
-    elements: int
-    last: int
-    sizes: Sizes
-    flags: Flags
-
-
-def lookup_key(name: str, inputs: Iterable[Input], params: Mapping[str, Any]) -> LookupKey:
-    """Return the key of a case."""
-    specs = list(inputs)
-    main = max(specs, key=lambda i: i.numel)
-    dtype = ([i.dtype for i in specs if "float" in i.dtype] or [main.dtype])[0]
-    shapes = [i.shape for i in specs]
-    return LookupKey(
-        dtype=dtype,
-        elements=sum(i.numel for i in specs),
-        last=main.shape[-1] if main.shape else 1,
-        sizes=keys.sizes_of(name, shapes),
-        flags=keys.flags_of(name, shapes, ITEMSIZE[dtype], params),
-    )
-
-
 def clear_caches() -> None:
     """Drop the tables that were read and the bands that were made of them."""
-    for cached in (table, matching, size_grid, decide, bands):
+    for cached in (table, matching, size_grid, host_us, decide, bands):
         cached.cache_clear()

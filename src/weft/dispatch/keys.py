@@ -14,6 +14,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeVar
 
+import torch
+
+from weft.core import Input
+from weft.core.cases import ITEMSIZE
+
 Sizes = tuple[int, ...]
 Flags = tuple[tuple[str, object], ...]
 Grid = tuple[tuple[tuple[float, int], ...], ...]  # for each size: (upper border, representative), ascending
@@ -152,6 +157,18 @@ def sizes_of(name: str, shapes: Sequence[Sequence[int]]) -> Sizes:
     return (_product(first),)
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_of(tensors: Sequence[torch.Tensor]) -> torch.dtype:
+    """Return the dtype of the first floating-point input."""
+    for x in tensors:
+        if x.dtype.is_floating_point:
+            return x.dtype
+    return tensors[0].dtype
+
+
 def _product(shape: Sequence[int]) -> int:
     result = 1
     for size in shape:
@@ -259,6 +276,32 @@ def distance(name: str, call: Sizes, point: Sizes, upward: float = UPWARD) -> fl
     return total
 
 
+@dataclass(frozen=True, kw_only=True)
+class LookupKey:
+    """The fields of a table's point by which calls with its case's inputs are looked up."""
+
+    dtype: str
+    elements: int
+    last: int
+    sizes: Sizes
+    flags: Flags
+
+
+def lookup_key(name: str, inputs: Iterable[Input], params: Mapping[str, Any]) -> LookupKey:
+    """Return the key of a case."""
+    specs = list(inputs)
+    main = max(specs, key=lambda i: i.numel)
+    dtype = ([i.dtype for i in specs if "float" in i.dtype] or [main.dtype])[0]
+    shapes = [i.shape for i in specs]
+    return LookupKey(
+        dtype=dtype,
+        elements=sum(i.numel for i in specs),
+        last=main.shape[-1] if main.shape else 1,
+        sizes=sizes_of(name, shapes),
+        flags=flags_of(name, shapes, ITEMSIZE[dtype], params),
+    )
+
+
 # ---- Cost model
 
 
@@ -297,6 +340,20 @@ def waste(name: str, sizes: Sizes, units: int) -> float:
         blocks = sizes[-1]
     narrow = (max(1.0, FULL_COLUMNS / max(1, sizes[0])) ** NARROW_POWER) if kind == "rows" else 1.0
     return narrow * math.ceil(max(1, blocks) / units) * units / max(exact, 1e-9)
+
+
+def waves_ratio(name: str, sizes: Sizes, point: Sizes, units: int) -> float:
+    """Return a product's time in whole waves of whole tiles as a share of that at a point.
+
+    :func:`work` times :func:`waste` counts a skinny product twice: its work is the weight's bytes, which no
+    partly filled tile reads again. This one is near the time, not above it.
+    """
+
+    def time_of(n: int, k: int, m: int) -> float:
+        waves = math.ceil(math.ceil(m / TILE) * math.ceil(n / TILE) / units)
+        return max(2.0 * waves * units * TILE**2 * k / FLOPS_PER_ELEMENT, work(name, (n, k, m)))
+
+    return time_of(*sizes) / time_of(*point)
 
 
 def host_ratio(name: str, sizes: Sizes, point: Sizes) -> float:

@@ -31,11 +31,24 @@ from weft.core.json_files import read_json
 from weft.machine.keep import write_json
 from weft.workbench.report.markdown import RESULTS, table
 from weft.workbench.report.scales import NONE
+from weft.workbench.tuning.audit_points import AuditPoint, workload
 
 RECORD = "host-time.json"
 COMMAND = "python3 -m weft.lab.host_time --save results/<device>/" + RECORD
 ROWS, COLUMNS, ROUNDS, CALLS = 64, 1024, 40, 50
 IMPLEMENTATIONS = ("torch", "triton", "cuda")
+# Operators whose calls are those of the audit.
+AUDITED = (
+    "relu",
+    "bias_gelu",
+    "swiglu",
+    "geglu",
+    "add_layer_norm",
+    "add_rms_norm",
+    "rope",
+    "matmul",
+    "linear_residual",
+)
 Call = Callable[[], Any]
 
 
@@ -99,17 +112,52 @@ def operators(device: str, dtype: torch.dtype) -> dict[str, Calls]:
             lambda impl: ops.attention(q, k, v, causal=True, impl=impl),
             (q, k, v),
         ),
-    }
+    } | {name: _of_audit(name, device, dtype) for name in AUDITED}
+
+
+def _of_audit(name: str, device: str, dtype: torch.dtype) -> Calls:
+    """Return the calls of an operator as the audit compares them (workbench/tuning/audit_points.py)."""
+    sizes = {"rows": ROWS, "columns": COLUMNS}
+    if name in ("matmul", "linear_residual"):
+        sizes = {"M": ROWS, "N": COLUMNS, "K": COLUMNS}
+    elif name == "rope":
+        sizes = {"batch": 1, "heads": 8, "queries": 128, "head_dim": 64}
+    short = str(dtype).removeprefix("torch.")
+    point = AuditPoint(
+        operator=name, model="", sizes=tuple(sizes.items()), dtype=short, training=True, captured=False
+    )
+    work = workload(point)
+    inputs = [
+        torch.randn(a.shape, device=device, dtype=torch.float32 if a.is_table else dtype)
+        for a in work.arguments
+    ]
+    takes_gradient = [not a.is_table for a in work.arguments]
+    leaves = tuple(x.requires_grad_() for x, takes in zip(inputs, takes_gradient, strict=True) if takes)
+    return Calls(
+        lambda: _one_of(work.torchs(*inputs)), lambda impl: _one_of(work.ours(*inputs, impl=impl)), leaves
+    )
+
+
+def _one_of(outputs: Any) -> torch.Tensor:
+    """Return the output, or the sum of two where a gradient is wanted: a model uses a norm's sum too."""
+    if isinstance(outputs, tuple):
+        return outputs[0] + outputs[1] if torch.is_grad_enabled() else outputs[0]
+    return outputs  # type: ignore[no-any-return]
 
 
 def run(
-    device: str, rounds: int = ROUNDS, calls: int = CALLS, names: Sequence[str] | None = None
+    device: str,
+    rounds: int = ROUNDS,
+    calls: int = CALLS,
+    names: Sequence[str] | None = None,
+    dtype_name: str | None = None,
 ) -> dict[str, Any]:
     """Time operators (all, or those of ``names``) with every implementation that runs here.
 
-    Returns a record of medians in us: ``us`` without a gradient, ``forward_us`` and ``backward_us`` with one.
+    ``dtype_name``: bfloat16 on a GPU and float32 on a CPU if None. Returns a record of medians in us: ``us``
+    without a gradient, ``forward_us`` and ``backward_us`` with one.
     """
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    dtype = getattr(torch, dtype_name or ("bfloat16" if device == "cuda" else "float32"))
     wait = torch.cuda.synchronize if device == "cuda" else _no_wait
     medians: dict[str, dict[str, dict[str, float]]] = {"us": {}, "forward_us": {}, "backward_us": {}}
     for name, operator in operators(device, dtype).items():
@@ -261,12 +309,14 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: a GPU if there is one")
     parser.add_argument("names", nargs="*", metavar="OPERATOR", help="default: all of them")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), help="default: bfloat16 on a GPU")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="batches of each implementation")
     parser.add_argument("--calls", type=int, default=CALLS, help="calls in a batch")
     parser.add_argument("--save", type=Path, metavar="FILE", help="file for the record")
     options = parser.parse_args(arguments)
     try:
-        record = run(machine.known_kind(options.device), options.rounds, options.calls, options.names)
+        kind = machine.known_kind(options.device)
+        record = run(kind, options.rounds, options.calls, options.names, options.dtype)
         if options.save:
             write_json(options.save, record, what="the record", hint="name another file: --save")
     except WeftError as error:

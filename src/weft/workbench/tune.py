@@ -37,6 +37,7 @@ MAX_ELEMENTS, MAX_PRODUCT = 1 << 28, 1 << 39  # of an input; multiplications
 PLAIN_PRODUCTS = ("matmul", "linear", "linear_gelu", "linear_residual")  # up and down in a model's MLP
 # A program for each row of a sparse matrix: fast where rows are even, ten times slower where one is long.
 EVEN_ROWS = (("spmm", "triton"), ("spmv", "triton"))
+HOST_RECORDS = "host-time*.json"  # of weft.lab.host_time, in the folder of a device's records
 MIN_ELEMENTS = 1024  # of a swept case: below it every call takes the host's time alone
 
 
@@ -55,7 +56,7 @@ def point_of(operator: Operator, case: Case, records: Iterable[Record]) -> Point
     if operator.differentiable and not operator.cost(case, BACKWARD).written:
         # The gradient is a view and costs nothing, whichever implementation computed the output.
         times[BACKWARD] = dict.fromkeys(times[FORWARD], (0.0, 0.0))
-    key = dispatch.lookup_key(operator.name, case.inputs, case.params)
+    key = keys.lookup_key(operator.name, case.inputs, case.params)
     return Point(
         operator=operator.name,
         case=case.name,
@@ -152,6 +153,27 @@ def facts_of(records: Iterable[Record]) -> dict[str, dict[str, Any]]:
     return facts
 
 
+def host_times_of(device: str, folder: Path) -> dict[str, Any]:
+    """Return the host times of a device's records in ``folder`` as the entry ``host`` of its table.
+
+    They are the records of ``weft.lab.host_time``, by dtype; of an operator the newest one counts. No entry
+    without a record of this device.
+    """
+    host: dict[str, dict[str, Any]] = {}
+    for record in sorted(map(read_json, folder.glob(HOST_RECORDS)), key=lambda r: str(r["machine"]["date"])):
+        if record["machine"]["device"] == device and "forward_us" in record:
+            by_name = {name: _host_times(record, name) for name in record["us"]}
+            host.setdefault(record["dtype"], {}).update(by_name)
+    return {"host": host} if host else {}
+
+
+def _host_times(record: Mapping[str, Any], name: str) -> dict[str, list[float]]:
+    """Return an operator's host times by implementation: without a gradient; and if measured, with one."""
+    parts = [p[name] for p in (record[k] for k in ("us", "forward_us", "backward_us")) if name in p]
+    impls = registry.implementation_names(name)
+    return {i: [p[i] for p in parts] for i in impls if all(i in p for p in parts)}
+
+
 def scaled(case: Case, share: int) -> Case | None:
     """Return the case with its rows divided by ``share``; None if too few elements would remain.
 
@@ -196,7 +218,7 @@ def sweep(operator: Operator, device: str, measure: Measure) -> Iterator[Point]:
 
 
 def _kind(operator: Operator, case: Case) -> tuple[str, Flags]:
-    key = dispatch.lookup_key(operator.name, case.inputs, case.params)
+    key = keys.lookup_key(operator.name, case.inputs, case.params)
     return key.dtype, key.flags
 
 
@@ -242,7 +264,7 @@ def candidates(names: Sequence[str] | None, device: str) -> list[tuple[Operator,
 
 
 def _sizes(operator: Operator, case: Case) -> keys.Sizes:
-    return dispatch.lookup_key(operator.name, case.inputs, case.params).sizes
+    return keys.lookup_key(operator.name, case.inputs, case.params).sizes
 
 
 def _has_distinct_sizes(operator: Operator, case: Case) -> bool:

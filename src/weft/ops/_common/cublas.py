@@ -95,7 +95,7 @@ class _Switch:
 
     def hold(self, function: Callable[..., Any], value: Any) -> Callable[..., Any]:
         """Return ``function`` between :meth:`enter` and :meth:`leave`, which stand in it as they are."""
-        acquire, release, read = self._acquire, self._release, self._read
+        acquire, release, read, write = self._acquire, self._release, self._read, self._write
         equals = (value, "none") if value == "ieee" else (value,)
         without_lock = self._without_lock
 
@@ -113,20 +113,39 @@ class _Switch:
             if self._users:  # of other threads
                 release()
                 self.enter(value)
-            else:
                 try:
-                    of_user = read()
-                    if (of_user[0] if type(of_user) is tuple else of_user) in equals:
-                        self._of_user = None
-                    else:
-                        self._change(of_user if type(of_user) is tuple else (of_user,), value)
-                    self._value, self._users = value, 1
+                    return function(*arguments)
                 finally:
-                    release()
+                    self.leave()
+            # enter() and leave() by hand: PyTorch's default for half types is another value, so that each
+            # product comes here.
+            try:
+                of_user = read()
+                if type(of_user) is not tuple:
+                    of_user = (of_user,)
+                if of_user[0] in equals:
+                    self._of_user = None
+                elif self._was_changed and not without_lock:
+                    write(value, *of_user[1:])
+                    self._of_user = of_user
+                else:
+                    self._change(of_user, value)
+                self._value, self._users = value, 1
+            finally:
+                release()
             try:
                 return function(*arguments)
             finally:
-                self.leave()
+                acquire()
+                try:
+                    self._users -= 1
+                    if not self._users:
+                        if self._of_user is not None:
+                            write(*self._of_user)
+                        if self._waiting:
+                            self._left.notify_all()
+                finally:
+                    release()
 
         return at_value
 

@@ -96,7 +96,11 @@ def _repeat_cross_entropy(
     if reduction != "mean" or not has_mean(logits, targets, known.impl):
         return None
     function = generate_mean(inputs, params, known.impl)
-    return Repeat(function, by_torch=False).first_result() if function else None
+    if function is None:
+        return None
+    repeat = Repeat(function, by_torch=False)
+    needs_gradient = torch.is_grad_enabled() and logits.requires_grad
+    return repeat.first_result() if needs_gradient else repeat
 
 
 @repeated(_repeat_cross_entropy)

@@ -17,7 +17,7 @@ from weft.core import registry
 from weft.dispatch import devices
 from weft.dispatch.autograd_context import apply_without_checks, refuse_double_backward
 from weft.dispatch.operator import backward_of, can_skip_dispatcher
-from weft.dispatch.repeated_calls import Implemented, repeated_call_of
+from weft.dispatch.repeated_calls import Implemented, repeated_call, repeated_call_with_gradient
 from weft.ops._common.prepared import are_repeatable
 from weft.ops.losses.spec import launch_key, mean_key
 
@@ -40,8 +40,11 @@ def generate_mean(
 ) -> Callable[..., Any] | None:
     """Return the function of logits and targets that repeats a call that passes :func:`has_mean`, or None.
 
-    It returns the mean loss and, as in ``_mean_of_losses``, what the backward needs.
+    It returns the mean loss and, where a gradient is wanted, what the backward needs, as ``_mean_of_losses``.
     """
+    if not (torch.is_grad_enabled() and inputs[0].requires_grad):
+        forward = partial(_forward_alone, params=dict(params), impl=impl)
+        return repeated_call(forward, inputs, partial(devices.call_on, devices.index_of(inputs), forward))
     kernels = Implemented(
         name="cross_entropy",
         impl=impl,
@@ -55,7 +58,7 @@ def generate_mean(
         num_inputs=2,
         outputs=3,
     )
-    return repeated_call_of(kernels, inputs)
+    return repeated_call_with_gradient(kernels, inputs)
 
 
 def mean_cross_entropy(

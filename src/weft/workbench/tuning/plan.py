@@ -116,7 +116,7 @@ def plan(
 def _planned(
     operator: Operator, case: Case, device: str, gpu: Device, names: Sequence[str] | None
 ) -> PlannedCase:
-    key = choice.lookup_key(operator.name, case.inputs, case.params)
+    key = keys.lookup_key(operator.name, case.inputs, case.params)
     kind = Kind(operator.name, gpu, key.dtype, key.flags, grad=False, captured=True)
     points, octaves = choice.nearest(kind, key.sizes)
     gap, us = 0.0, sum(i.nbytes for i in case.inputs) / BANDWIDTH * 1e6

@@ -1,0 +1,87 @@
+"""Choices of small eager calls, whose time is the host's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weft.dispatch import choice as dispatch
+from weft.dispatch import keys
+from weft.dispatch.choice import Kind, Point
+from weft.dispatch.operator import clear_caches
+from weft.workbench import tune
+
+GPU, SM = "Example GPU 9000", "sm_70"
+TORCH = {"torch": (100.0, 9.0), "eager": (200.0, 20.0)}
+Times = dict[str, tuple[float, float]]
+
+
+@pytest.fixture
+def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Put the shipped tables and the user's into temporary folders."""
+    monkeypatch.setattr(dispatch, "SHIPPED", tmp_path)
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path / "own"))
+    clear_caches()
+    yield tmp_path
+    clear_caches()
+
+
+def point(forward: Times, sizes: tuple[int, ...], operator: str = "softmax", dtype: str = "float32") -> Point:
+    fields: dict[str, Any] = {"operator": operator, "case": "c", "dtype": dtype, "elements": 1, "last": 1024}
+    return Point(**fields, sizes=sizes, flags=(("aligned", True),), forward=forward, backward={})
+
+
+def chosen(*sizes: int, operator: str = "softmax", dtype: str = "float32", **options: Any) -> str:
+    kind = Kind(operator, (GPU, SM), dtype, (("aligned", True),), **{"grad": False, **options})
+    cells = [keys.band_value(n, b) for n, b in zip(sizes, dispatch.size_grid(kind), strict=True)]
+    return dispatch.decide(kind, tuple(cells))[0]
+
+
+def test_a_small_call_takes_what_the_host_calls_in_the_least_time(tables: Path) -> None:
+    # Far fewer rows than the only point has: the device's time is short, whoever computes.
+    far = point({**TORCH, "triton": (99.5, 90.0), "cuda": (300.0, 90.0)}, sizes=(1024, 1 << 20))
+    host = {"float32": {"softmax": {"torch": [20.0, 30.0, 60.0], "triton": [15.0, 60.0, 70.0]}}}
+
+    def write(**times: list[float]) -> None:
+        by_name = host["float32"]["softmax"] | times
+        header = {"host": {"float32": {"softmax": by_name}}}
+        tune.write(tables / "example-gpu-9000.json", GPU, [far], "here", header)
+
+    def eager(rows: int, **changes: Any) -> str:
+        return chosen(1024, rows, **changes)
+
+    write()
+    assert eager(8) == "triton"
+    assert chosen(1024, 8, captured=True) == "torch"
+    assert eager(8, grad=True) == "torch"  # no point has a backward
+    assert eager(1 << 20) == "torch"  # the device's 98 us can be seen
+    assert eager(8, dtype="bfloat16") == "torch"  # no host time of this dtype
+    write(cuda=[10.0, 60.0, 70.0])
+    assert eager(8) == "cuda"
+    assert eager(1 << 14) == "triton"  # the device takes 7.6 us by cuda, and 4.5 by triton
+    write(triton=[19.0, 60.0, 70.0])
+    assert eager(8) == "torch"  # 5 % are noise
+
+
+def test_a_skinny_product_is_charged_for_its_waves_once(tables: Path) -> None:
+    # 8 tiles are one wave of 128 SMs, and the point has 8 waves.
+    assert keys.waves_ratio("linear", (1024, 1024, 7), (1024, 1024, 128 * 128), 128) == 1 / 8
+    times = {"torch": (95.0, 30.0), "cuda": (99.0, 30.0)}
+    far = point(times, operator="linear", dtype="bfloat16", sizes=(1024, 1024, 128 * 128))
+    header = {"host": {"bfloat16": {"linear": {"torch": [40.0, 0.0, 0.0], "cuda": [31.0, 0.0, 0.0]}}}}
+    tune.write(tables / "example-gpu-9000.json", GPU, [far], "here", header)
+    options: dict[str, Any] = {"operator": "linear", "dtype": "bfloat16"}
+    assert chosen(1024, 1024, 7, **options) == "cuda"  # 15 us of the device, 31 of the host
+    assert chosen(1024, 4096, 7, **options) == "torch"
+
+
+def test_host_times_replace_those_of_a_point(tables: Path) -> None:
+    slow_host = point({**TORCH, "triton": (80.0, 150.0)}, (1024, 1024))
+    header = {"host": {"float32": {"softmax": {"torch": [9.0, 9.0, 9.0], "triton": [70.0, 9.0, 9.0]}}}}
+    tune.write(tables / "example-gpu-9000.json", GPU, [slow_host], "here")
+    assert chosen(1024, 1024) == "torch"
+    tune.write(tables / "example-gpu-9000.json", GPU, [slow_host], "here", header)
+    assert chosen(1024, 1024) == "triton"
