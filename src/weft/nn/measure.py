@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import pairwise
@@ -137,9 +138,7 @@ def run(
             visit(variant, options, number)
     versions = {"transformers": version("transformers")}
     if name == "llama" and find_spec("liger_kernel") is not None:
-        from liger_kernel.transformers import apply_liger_kernel_to_llama
-
-        apply_liger_kernel_to_llama(model=model)
+        import_module("liger_kernel.transformers").apply_liger_kernel_to_llama(model=model)
         versions["liger"] = version("liger_kernel")
         results[LIGER] = {"steps_ms": [], "loss": None, "peak_bytes": None}
         for number in range(rounds):
