@@ -353,9 +353,10 @@ def recorded_table(
     rows = []
     lines = (RESULTS / record).read_text(encoding="utf-8").splitlines()
     for point in points:
-        line = next(text for text in lines if text.startswith(f"{point} chosen "))
+        line = next(text for text in lines if text.startswith((f"{point} chosen ", f"{point} {{")))
         figures = ast.literal_eval(line[line.index("{") : line.index("}") + 1])
-        figures["chosen"] = figures.get(line.split(" chosen ")[1].split()[0])
+        if " chosen " in line:
+            figures["chosen"] = figures.get(line.split(" chosen ")[1].split()[0])
         values = [figures[name] for name in columns]
         best = (max if largest else min)(values)
         rows.append((point, *(f"**{v}**" if v == best else f"{v}" for v in values)))

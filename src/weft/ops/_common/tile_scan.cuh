@@ -214,9 +214,9 @@ __device__ __forceinline__ void named_barrier(int id, int threads) {
 // warp publishes sums of groups, apart from the turns.
 //
 // What limits the speed is the time from a tile's number until all sums before it have arrived, 7 us on an
-// H200, in which the tile takes shared memory. So as many tiles wait as have room, and the sums before vectors
-// stay in registers. Three forms in which the warp waits a turn ahead, or in which other warps store, were
-// slower: blocks held each other up, or loads were late (results: primitives-2026-11-28b.txt).
+// H200, in which the tile takes shared memory. So tiles wait as long as it has space, and the sums before
+// vectors stay in registers. Forms in which the warp waits a turn ahead, or other warps store, were slower:
+// blocks held each other up, or loads were late (results: primitives-2026-11-28b.txt).
 //
 // Dynamic shared memory: SLOTS tiles. The other arguments are in shared memory too: tickets[SLOTS],
 // totals[WARPS], prefix[1].

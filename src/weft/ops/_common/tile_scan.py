@@ -40,5 +40,6 @@ def slots(delay: int) -> int:
 
 def best_delay(device: torch.device, slot_bytes: int, most: int = MOST_DELAY) -> int:
     """Return the turns, ``most`` at the most, for which tiles of ``slot_bytes`` have room on ``device``."""
-    room = min(smem_per_block(device), (smem_per_sm(device) or float("inf")) / BLOCKS_AN_SM) - STATIC_BYTES
-    return next((d for d in range(most, LEAST_DELAY, -1) if slots(d) * slot_bytes <= room), LEAST_DELAY)
+    share = (smem_per_sm(device) or float("inf")) / BLOCKS_AN_SM
+    free_bytes = min(smem_per_block(device), share) - STATIC_BYTES
+    return next((d for d in range(most, LEAST_DELAY, -1) if slots(d) * slot_bytes <= free_bytes), LEAST_DELAY)

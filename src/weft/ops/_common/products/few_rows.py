@@ -38,7 +38,7 @@ BOXES = (8, 16, 32, 64)  # rows of a
 WIDEST_OF_TWO_BLOCKS = 64  # columns
 # Constants of estimated_us, from times on an H200 of 2026-11-28 (119 configurations at a Llama 8B's weights):
 # the rate of the memory; of one SM where 86 of 132 read; from the L2 cache to one SM. Assumed are the cycles
-# of a stage beside its products and their clock, and the end of a tile. Clusters were slower, or at best as fast.
+# of a stage beside its products and their clock, and the end of a tile. Clusters were at best as fast.
 MEMORY_BYTES_PER_NS, SM_BYTES_PER_NS, L2_BYTES_PER_NS = 4200.0, 38.0, 95.0
 STAGE_CYCLES, CLOCK_GHZ, TILE_US = 40, 1.7, 0.3
 
