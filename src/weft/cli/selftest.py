@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 EPILOG = """Examples:
   weft selftest --operator softmax
   weft selftest --operator softmax --without guards
-  weft selftest --list --json
-  weft selftest --device cuda:1 --shard 1/4
+  weft selftest --shard 0/4 --save part-0.json
 
 Planted kernels and the checks that catch them: weft help tested"""
 
