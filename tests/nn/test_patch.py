@@ -413,6 +413,7 @@ def test_measure_records_and_tables_every_variant(
     record["ways"]["patched"]["loss"] *= 2
     assert list(measure.loss_differences(record["ways"])) != []
     assert name == "llama" or measure.main([*few[:4], "--small", "--length", "999"]) == 2
+    assert measure.main([*few, "--rounds", "0"]) == 2
 
 
 def traced_operators(model: Any, **more: Any) -> tuple[torch.Tensor, list[Any]]:

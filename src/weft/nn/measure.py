@@ -116,11 +116,13 @@ def run(
     A visit patches the model, trains ``WARMUP + STEPS`` steps, of which the last ``STEPS`` are timed, and
     undoes the patch. Each visit starts with the same weights, so all compute the same losses.
     """
+    if rounds is not None and rounds < 1:
+        raise WeftError("--rounds", expected="1 or more", got=rounds)
     model = build(name, small, length, device)
     ids = torch.randint(0, model.config.vocab_size, (batch, length), device=device)
     start = {key: p.detach().cpu().clone() for key, p in model.named_parameters()}
     default_rounds, warmup, steps = SMALL_COUNTS if small else (ROUNDS, WARMUP, STEPS)
-    rounds = rounds or default_rounds
+    rounds = default_rounds if rounds is None else rounds
     results: dict[str, dict[str, Any]] = {
         variant: {"steps_ms": [], "loss": None, "peak_bytes": None} for variant in VARIANTS
     }
