@@ -55,8 +55,10 @@ def pytest_report_header() -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Here, so that xdist's workers inherit it: all must collect the same tests.
-    os.environ.setdefault("WEFT_SAMPLE_SEED", str(secrets.randbelow(1 << 31)))
+    # Here, so that xdist's workers inherit it: all must collect the same tests. So must all shards, or some
+    # tests would be in two of them and others in none.
+    seed = "0" if config.getoption("--shard") else str(secrets.randbelow(1 << 31))
+    os.environ.setdefault("WEFT_SAMPLE_SEED", seed)
     if config.getoption("--exhaustive") or machine.has_gpu():
         os.environ["WEFT_SAMPLE_ALL"] = "1"
     config.pluginmanager.register(_FromWorkers())
