@@ -201,8 +201,6 @@ def test_each_call_gets_the_function_of_its_tensors_and_options() -> None:
         public(x, **options)
     assert names == ["(3,) 1.0 True", "(4,) 1.0 True", "(4,) 2.0 True", "(4,) 2 True"]
     names.clear()
-    with torch.no_grad():
-        public(torch.zeros(3))
     public(torch.nested.nested_tensor([torch.zeros(3)]))
     public(torch.zeros(3, dtype=torch.int32))
     for seed in range(1, 20):
@@ -211,6 +209,28 @@ def test_each_call_gets_the_function_of_its_tensors_and_options() -> None:
     assert names == []
     public(torch.zeros(3), None)
     assert names == ["(3,) 1.0 True"]
+
+
+def test_the_gradient_mode_matters_where_a_tensor_requires_a_gradient() -> None:
+    calls: list[bool] = []
+
+    def make(x: torch.Tensor) -> Repeat:
+        mode = torch.is_grad_enabled()
+        return Repeat(lambda x: (calls.append(mode), x)[1], by_torch=True)
+
+    public = repeated(make)(lambda x: x)
+    plain, weight = torch.zeros(3), leaf(3)
+    for _ in range(CALLS):
+        public(plain)
+        public(weight)
+        with torch.no_grad():
+            public(weight)
+    calls.clear()
+    for x in (plain, weight):
+        public(x)
+        with torch.no_grad():
+            public(x)
+    assert calls == [True, True, True, False] and len(entries_with_function()) == 3
 
 
 def test_a_function_may_leave_a_call_to_the_public_one() -> None:

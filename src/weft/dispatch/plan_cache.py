@@ -56,13 +56,14 @@ class Entry:
     """Recent call: ``is_alike(*tensors)`` compares with its tensors; ``value`` is what it stands for.
 
     ``calls`` counts the calls like it until there is ``direct``, a function of the tensors alone that does
-    what the plan does. ``by_torch`` says that this function calls PyTorch alone.
+    what the plan does. ``by_torch`` says that this function calls PyTorch alone. ``grad_mode`` tells whether
+    gradients were enabled; None if no tensor requires one, so that it does not matter.
     """
 
-    __slots__ = ("by_torch", "calls", "direct", "is_alike", "value")
+    __slots__ = ("by_torch", "calls", "direct", "grad_mode", "is_alike", "value")
 
-    def __init__(self, is_alike: Callable[..., bool], value: Any) -> None:
-        self.is_alike, self.value = is_alike, value
+    def __init__(self, is_alike: Callable[..., bool], value: Any, grad_mode: bool | None = None) -> None:
+        self.is_alike, self.value, self.grad_mode = is_alike, value, grad_mode
         self.direct: Callable[..., Any] | None = None
         self.calls = 0
         self.by_torch = False
@@ -202,7 +203,8 @@ def store(table: Table, key: Any, inputs: Sequence[Any], value: Any) -> None:
         table.clear()
     is_alike = _comparison(*inputs)
     if is_alike(*inputs):  # not if one tensor is passed twice: PyTorch's comparison refuses that
-        table[key] = (*entries, Entry(is_alike, value))
+        grad_mode = _is_grad_enabled() if any(x.requires_grad for x in inputs) else None
+        table[key] = (*entries, Entry(is_alike, value, grad_mode))
 
 
 def clear() -> None:
