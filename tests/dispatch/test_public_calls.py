@@ -216,7 +216,12 @@ def test_the_gradient_mode_matters_where_a_tensor_requires_a_gradient() -> None:
 
     def make(x: torch.Tensor) -> Repeat:
         mode = torch.is_grad_enabled()
-        return Repeat(lambda x: (calls.append(mode), x)[1], by_torch=True)
+
+        def function(x: torch.Tensor) -> torch.Tensor:
+            calls.append(mode)
+            return x
+
+        return Repeat(function, by_torch=True)
 
     public = repeated(make)(lambda x: x)
     plain, weight = torch.zeros(3), leaf(3)
