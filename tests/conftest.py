@@ -7,6 +7,7 @@ import importlib.util
 import os
 import secrets
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -16,7 +17,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from helpers import sampling
+from helpers import resume, sampling
 from helpers.alone import execution_lock
 from helpers.interpreting import search_once
 from weft import machine
@@ -34,7 +35,10 @@ SLOW_SECONDS = 10.0  # from which --live prints a test's duration
 NEIGHBOURS = 16  # consecutive tests that go to the same shard
 # Cached GPU memory that a process may keep after a test: to free and to take it stops the whole device.
 CACHED_BYTES = 64 << 20
+FROZEN_AFTER = 250  # tests on a GPU, after which what is alive is exempt from garbage collection
 LEFT_OUT = pytest.StashKey[dict[str, int]]()
+TESTS_RUN = pytest.StashKey[int]()
+KEPT_BYTES = pytest.StashKey[int]()  # of GPU memory that was in use when no garbage was left
 APT, PIP = ("chromium", "chromium-driver"), "pip install selenium"
 
 # No deadline: a first call compiles. In CI the same examples each time, so that a failure is repeatable.
@@ -47,6 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--exhaustive", action="store_true", help="every point of what slow tests sample")
     parser.addoption("--live", action="store_true", help="name failures and slow tests as they end")
     parser.addoption("--slow", action="store_true", help="run the slow tests too")
+    parser.addoption("--resume", metavar="FILE", help="leave out what ran by FILE, and add what runs")
     parser.addoption("--shard", metavar="I/N", help="run part I of N parts of the tests, I from 0")
 
 
@@ -62,6 +67,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--exhaustive") or machine.has_gpu():
         os.environ["WEFT_SAMPLE_ALL"] = "1"
     config.pluginmanager.register(_FromWorkers())
+    if (file := config.getoption("--resume")) and not hasattr(config, "workerinput"):
+        resume.begin(Path(file))
+        config.pluginmanager.register(resume.Recorder(Path(file)))
     if config.getoption("--live") and not hasattr(config, "workerinput"):  # no worker has a terminal
         config.pluginmanager.register(_Live(config))
     if os.environ.get("WEFT_REQUIRE_GPU") and not machine.has_gpu():
@@ -70,10 +78,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _deselect_gpu_tests(config, items)
+    _skip_tests_of_two_gpus(items)
     if shard := config.getoption("--shard"):
         part, parts = _shard(shard)
         # Neighbouring tests share a float64 reference, so that they stay together.
         items[:] = [item for i, item in enumerate(items) if i // NEIGHBOURS % parts == part]
+    if finished := resume.finished():
+        items[:] = [item for item in items if item.nodeid not in finished]
     for item in sampling.left_out(items):
         item.add_marker(pytest.mark.skip(reason=sampling.REASON))
     # Tests that measure time come last, so that no worker waits for one while it has other tests to run.
@@ -106,6 +117,17 @@ def _deselect_gpu_tests(config: pytest.Config, items: list[pytest.Item]) -> None
     items[:] = [item for item in items if not item.get_closest_marker("gpu")]
 
 
+def _skip_tests_of_two_gpus(items: list[pytest.Item]) -> None:
+    marked = [item for item in items if item.get_closest_marker("two_gpus")]
+    if not marked:
+        return
+    import torch
+
+    if torch.cuda.device_count() < 2:
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="needs two GPUs, and this process sees fewer"))
+
+
 def pytest_collection_finish() -> None:
     """Exempt the collected tests from garbage collection.
 
@@ -119,13 +141,16 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Exempt the objects that a module's tests leave from garbage collection, a quarter of the run's time.
 
-    Most of them belong to imported modules. On a GPU machine nothing is exempt: an object could hold
-    GPU memory.
+    Most of them belong to imported modules. On a GPU machine an object may hold GPU memory: nothing is exempt
+    while much of it is in use.
     """
-    if nextitem is None or item.path == nextitem.path or machine.has_gpu():
-        return
-    gc.collect()
-    gc.freeze()
+    tests_run = item.config.stash[TESTS_RUN] = item.config.stash.get(TESTS_RUN, 0) + 1
+    is_due = nextitem is not None and item.path != nextitem.path
+    if machine.has_gpu():
+        is_due = (is_due or tests_run % FROZEN_AFTER == 0) and gpu_bytes_in_use() <= CACHED_BYTES
+    if is_due:
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -183,11 +208,25 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(autouse=True)
 def memory_back(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Return a GPU test's memory to the device, for the next test and for the other workers there."""
+    """Return a GPU test's memory to the device, for the next test and for the other workers there.
+
+    To look for garbage takes a quarter of a second: it is done where tests have left much memory since.
+    """
     yield
-    if request.node.get_closest_marker("gpu"):
+    if not request.node.get_closest_marker("gpu"):
+        return
+    bytes_kept, in_use = request.config.stash.get(KEPT_BYTES, 0), gpu_bytes_in_use()
+    if in_use > bytes_kept + CACHED_BYTES:
         gc.collect()
-        release_unused_memory(CACHED_BYTES)
+        bytes_kept = gpu_bytes_in_use()
+    request.config.stash[KEPT_BYTES] = min(bytes_kept, in_use)
+    release_unused_memory(CACHED_BYTES)
+
+
+def gpu_bytes_in_use() -> int:
+    """Return the bytes of this process's tensors on the current GPU."""
+    torch = sys.modules.get("torch")
+    return torch.cuda.memory_allocated() if torch is not None and torch.cuda.is_initialized() else 0
 
 
 @pytest.fixture

@@ -21,10 +21,6 @@ from weft.backends import support
 from weft.core import BACKWARD, FORWARD, registry
 from weft.dispatch import operator as dispatch
 
-ON_TWO_GPUS = pytest.mark.skipif(
-    torch.cuda.device_count() < 2, reason="needs two GPUs, and this machine has fewer"
-)
-
 
 class Current:
     """Simulated current device; records how often it was read and which devices were made current."""
@@ -221,7 +217,7 @@ def outputs_and_gradients(name: str, device: str, impl: str) -> list[torch.Tenso
 
 
 @pytest.mark.gpu
-@ON_TWO_GPUS
+@pytest.mark.two_gpus
 @pytest.mark.parametrize("impl", ["triton", "cuda", "numba"])
 @pytest.mark.parametrize("name", differentiable_operators())
 def test_a_call_on_the_second_gpu_gives_the_bits_of_the_first(name: str, impl: str) -> None:
@@ -242,7 +238,7 @@ def test_a_call_on_the_second_gpu_gives_the_bits_of_the_first(name: str, impl: s
 
 
 @pytest.mark.gpu
-@ON_TWO_GPUS
+@pytest.mark.two_gpus
 @pytest.mark.parametrize("impl", ["triton", "cuda"])
 def test_a_call_on_the_second_gpu_runs_on_that_gpus_current_stream(impl: str) -> None:
     x = torch.randn(512, 4096, device="cuda:1")
@@ -260,7 +256,7 @@ def test_a_call_on_the_second_gpu_runs_on_that_gpus_current_stream(impl: str) ->
 
 
 @pytest.mark.gpu
-@ON_TWO_GPUS
+@pytest.mark.two_gpus
 @pytest.mark.parametrize("impl", ["triton", "cuda"])
 def test_attention_with_much_shared_memory_runs_on_both_gpus_in_turn(impl: str) -> None:
     """Its blocks take more than 48 KiB of shared memory, which must be enabled on each device."""
@@ -278,7 +274,7 @@ def test_attention_with_much_shared_memory_runs_on_both_gpus_in_turn(impl: str) 
 
 
 @pytest.mark.gpu
-@ON_TWO_GPUS
+@pytest.mark.two_gpus
 @pytest.mark.parametrize("impl", ["triton", "cuda"])
 def test_adamw_on_the_second_gpu_gives_the_bits_of_the_first(impl: str) -> None:
     cpu_tensors = [[torch.linspace(-1, 1, n) for n in (7, 4096)] for _ in range(2)]

@@ -12,9 +12,6 @@ import weft
 
 NEEDS = "needs transformers and accelerate: pip install 'weft[transformers]' accelerate"
 transformers = pytest.importorskip("transformers", reason=NEEDS)
-ON_TWO_GPUS = pytest.mark.skipif(
-    torch.cuda.device_count() < 2, reason="needs two GPUs, and this machine has fewer"
-)
 WORDS = 1000
 
 
@@ -44,7 +41,7 @@ def step(model: Any, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.gpu
-@ON_TWO_GPUS
+@pytest.mark.two_gpus
 def test_a_patched_model_split_over_two_gpus_trains_a_step_as_on_one() -> None:
     accelerate = pytest.importorskip("accelerate", reason=NEEDS)
     whole = llama()
