@@ -142,6 +142,17 @@ def test_later_record_replaces_the_earlier_one_with_a_note() -> None:
     assert "1 earlier record" in html and "123 µs" in html and "300 µs" not in html
 
 
+def test_the_later_record_counts_in_whichever_file_it_is() -> None:
+    """Files of a folder come in the order of their names."""
+    dates = ("2026-11-28T12:00:00+00:00", "2026-11-28T13:30:00+02:00", "2026-11-21T23:00:00+00:00", "unknown")
+    records = [
+        record(cold=us, machine=GPU | {"date": d}) for us, d in zip((1.0, 2.0, 3.0, 4.0), dates, strict=True)
+    ]
+    (device,) = by_device(records)
+    assert [row.cold for row in device.rows] == [1.0] and device.superseded == 3
+    assert device.machine["date"] == dates[0]
+
+
 def test_number_of_torn_lines_is_shown() -> None:
     assert "3 torn lines were skipped" in page([record()], torn=3)
     assert "torn line" not in page([record()])

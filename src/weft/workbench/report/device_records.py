@@ -6,6 +6,7 @@ finite floats or None, and strings; the modules that render rows do not check ty
 
 from __future__ import annotations
 
+import datetime
 import math
 import os
 from collections.abc import Iterable, Mapping
@@ -302,20 +303,33 @@ def by_device(records: Iterable[Record]) -> list[DeviceRecords]:
     return [_device(name, kind, group) for (name, kind), group in groups.items()]
 
 
+def _date(machine: Mapping[str, Any]) -> float:
+    """Return when a record was made, in seconds; -inf if it does not say, so that any other is later."""
+    try:
+        return datetime.datetime.fromisoformat(str(machine.get("date"))).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return -math.inf
+
+
 def _device(name: str, kind: str, records: list[Record]) -> DeviceRecords:
-    latest: dict[tuple[str, ...], Record] = {}
+    latest: dict[tuple[str, ...], tuple[float, Record]] = {}
     machines: list[Mapping[str, Any]] = []
     ceilings: Mapping[str, Any] = {}
     for record in records:
-        key = (record.operator, record.implementation, record.case, record.direction)
-        latest[tuple(map(str, key))] = record
+        names = (record.operator, record.implementation, record.case, record.direction)
+        key = tuple(map(str, names))
         machine = dict(mapping(record.machine))
+        # By date, since files come in the order of their names. Of equal dates, the last.
+        date = _date(machine)
+        if key not in latest or date >= latest[key][0]:
+            latest[key] = date, record
         ceilings = mapping(machine.pop("ceilings", None)) or ceilings
         machine.pop("load", None)  # differs at each point
         if machine in machines:  # move it to the end: the latest record's machine is the last
             machines.remove(machine)
         machines.append(machine)
-    rows = with_speedups([row_of(r) for r in latest.values()])
+    machines.sort(key=_date)
+    rows = with_speedups([row_of(record) for _, record in latest.values()])
     return DeviceRecords(
         name=name,
         kind=kind,
