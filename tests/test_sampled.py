@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -73,19 +69,3 @@ def test_a_pool_leaves_out_all_but_its_count_of_tests(monkeypatch: pytest.Monkey
         sampling.left_out([*items, item("test_f", 0, pytest.mark.pooled(3, "stopped").mark)])
     monkeypatch.setenv("WEFT_SAMPLE_ALL", "1")
     assert sampling.left_out(items) == []
-
-
-def collected(shard: str) -> list[str]:
-    """Return the tests of a shard of a file whose collection depends on the seed."""
-    tests = Path(__file__).parent / "ops" / "test_conformance.py"
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", str(tests)]
-    environment = {name: value for name, value in os.environ.items() if name != "WEFT_SAMPLE_SEED"}
-    done = subprocess.run([*command, "--shard", shard], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return [line for line in done.stdout.splitlines() if "::" in line]
-
-
-def test_every_test_is_in_exactly_one_shard() -> None:
-    parts = [test for part in range(2) for test in collected(f"{part}/2")]
-    assert len(parts) > 1000
-    assert sorted(parts) == sorted(collected("0/1"))
