@@ -303,7 +303,13 @@ def linear_cross_entropy(
         check_target_range("linear_cross_entropy", targets, weight.shape[0], ignore_index)
     # The fused forward computes both gradients: without a need for them it would triple the work.
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
-        loss = call("linear_cross_entropy", (x, weight, targets), params, impl)[0]
+        if torch.compiler.is_compiling():
+            loss = call("linear_cross_entropy", (x, weight, targets), params, impl)[0]
+        else:
+            call_plan = plan("linear_cross_entropy", (x, weight, targets), params, impl)
+            if call_plan.impl == "torch" and not (label_smoothing or z_loss):
+                return reduced_loss_of_product(ignore_index, reduction)(x, weight, targets)
+            loss = call_plan.run((x, weight, targets), params)[0]
     elif _fits(x, weight):
         return _loss_of_all_logits({**params, "reduction": reduction, "impl": impl}, x, weight, targets)
     else:
