@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from weft import ops
 from weft.dispatch import choice as dispatch
 from weft.dispatch import keys
 from weft.dispatch.choice import Kind, Point
 from weft.dispatch.operator import clear_caches
+from weft.dispatch.plans import Plan, plan_by_mode
 from weft.workbench import tune
 
 GPU, SM = "Example GPU 9000", "sm_70"
@@ -85,3 +89,63 @@ def test_host_times_replace_those_of_a_point(tables: Path) -> None:
     assert chosen(1024, 1024) == "torch"
     tune.write(tables / "example-gpu-9000.json", GPU, [slow_host], "here", header)
     assert chosen(1024, 1024) == "triton"
+
+
+def test_a_capture_after_eager_calls_takes_its_own_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    clear_caches()
+    monkeypatch.setattr(dispatch, "choose", lambda *call: "triton")
+    monkeypatch.setattr(dispatch, "choose_in_graph", lambda *call: "torch")
+    monkeypatch.setattr(torch.cuda, "current_blas_handle", lambda: 0)  # there is none without a GPU
+    expected = {False: "weft_softmaxBackward", True: "SoftmaxBackward0"}
+    for call in range(12):
+        is_captured = call % 2 == 1
+        monkeypatch.setattr(dispatch, "is_capturing", lambda captured=is_captured: captured)
+        y = ops.softmax(torch.randn(4, 16, requires_grad=True))
+        assert type(y.grad_fn).__name__ == expected[is_captured], call
+    clear_caches()
+
+
+def test_a_choice_in_a_capture_is_not_remembered_for_eager_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    clear_caches()
+    monkeypatch.setattr(dispatch, "choose", lambda *call: "triton" if dispatch.is_capturing() else "torch")
+    for captured, node in ((True, "weft_softmaxBackward"), (False, "SoftmaxBackward0")):
+        monkeypatch.setattr(dispatch, "is_capturing", lambda captured=captured: captured)
+        y = ops.softmax(torch.randn(4, 16, requires_grad=True))
+        assert type(y.grad_fn).__name__ == node
+    clear_caches()
+
+
+def test_the_function_of_a_repeated_call_asks_for_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_blas_handle", lambda: 0)
+    x = torch.ones(2)
+    eager = Plan("cuda", lambda x, scalars: "run", None, lambda x, scalars: lambda *tensors: "repeated")
+    plan = plan_by_mode(eager, Plan("torch", lambda x, scalars: (*x, scalars)))
+    assert plan.impl == "cuda" and plan.run_plain is None and plan.repeat is not None
+    function = plan.repeat((x,), {"scale": 2.0})
+    assert function is not None and function(x) == "repeated" and plan.run((x,), {}) == "run"
+    monkeypatch.setattr(dispatch, "is_capturing", lambda: True)
+    assert function(x) == (x, {"scale": 2.0}) and plan.run((x,), {}) == (x, {})
+    nothing = plan_by_mode(Plan("cuda", eager.run, None, lambda x, scalars: None), eager)
+    assert nothing.repeat is not None and nothing.repeat((x,), {}) is None
+
+
+def test_what_the_host_decided_is_decided_again_for_a_graph(
+    tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The eager choice counts the host's time, and the choice beside it that of the device alone."""
+    far = point({**TORCH, "triton": (99.5, 90.0)}, sizes=(1024, 1 << 20))
+    times = {"torch": [20.0, 30.0, 60.0], "triton": [15.0, 60.0, 70.0]}
+    tune.write(
+        tables / "example-gpu-9000.json", GPU, [far], "here", {"host": {"float32": {"softmax": times}}}
+    )
+    monkeypatch.setattr(dispatch, "device_key", lambda index: (GPU, SM))
+    monkeypatch.setattr(dispatch, "support", lambda implementation, *rest: True)
+    x: Any = SimpleNamespace(
+        shape=(8, 1024), dtype=torch.float32, device=torch.device("cuda:0"), requires_grad=False
+    )
+    seen: list[dispatch.Decision] = []
+    with dispatch.observed(seen.append):
+        assert dispatch.choose("softmax", (x,), {}) == "triton"
+        assert dispatch.choose_in_graph("softmax", (x,), {}, "triton") == "torch"
+        assert dispatch.choose_in_graph("softmax", (x,), {}, "torch") == "torch"
+    assert [(d.impl, d.in_graph) for d in seen] == [("triton", False), ("torch", True)]

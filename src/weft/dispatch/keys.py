@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from weft.core import Input
+from weft.core import Case, Input, registry
 from weft.core.cases import ITEMSIZE
 
 Sizes = tuple[int, ...]
@@ -300,6 +300,17 @@ def lookup_key(name: str, inputs: Iterable[Input], params: Mapping[str, Any]) ->
         sizes=sizes_of(name, shapes),
         flags=flags_of(name, shapes, ITEMSIZE[dtype], params),
     )
+
+
+def call_case(name: str, tensors: Sequence[torch.Tensor], params: Mapping[str, Any]) -> Case:
+    """Return a case made from a call, so that ``supports`` answers as it does in a check."""
+    names = [i.name for i in registry.operator(name).cases[0].inputs]
+    names += [f"input{i}" for i in range(len(names), len(tensors))]
+    inputs = tuple(
+        Input(name=n, shape=tuple(x.shape), dtype=str(x.dtype).removeprefix("torch."))
+        for n, x in zip(names, tensors, strict=False)
+    )
+    return Case(name="call", inputs=inputs, params=params)
 
 
 # ---- Cost model
