@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -149,3 +150,26 @@ def test_what_the_host_decided_is_decided_again_for_a_graph(
         assert dispatch.choose_in_graph("softmax", (x,), {}, "triton") == "torch"
         assert dispatch.choose_in_graph("softmax", (x,), {}, "torch") == "torch"
     assert [(d.impl, d.in_graph) for d in seen] == [("triton", False), ("torch", True)]
+
+
+def test_a_heads_loss_is_ours_where_passes_over_its_logits_cost_more_than_its_products(tables: Path) -> None:
+    near = point(
+        {"torch": (12_000.0, 400.0), "cuda": (6_500.0, 400.0)},
+        (50304, 768, 16384),
+        "linear_cross_entropy",
+        "bfloat16",
+    )
+    tune.write(tables / "example-gpu-9000.json", GPU, [replace(near, backward=near.forward)], "here")
+    options: dict[str, Any] = {"operator": "linear_cross_entropy", "dtype": "bfloat16", "grad": True}
+    assert chosen(50304, 768, 16384, **options) == "cuda"
+    assert chosen(151936, 1024, 32768, **options) == "cuda"
+    assert chosen(128256, 4096, 2048, **options) == "torch"  # products are six sevenths of the time
+    assert chosen(50304, 768, 16, **options) == "torch"
+
+
+def test_the_passes_of_a_heads_loss_are_those_of_its_implementation() -> None:
+    def ratio(k: int) -> float:
+        sizes = (50304, k, 16384)
+        return keys.work("linear_cross_entropy", sizes) / keys.work("linear_cross_entropy", sizes, True)
+
+    assert 0.3 < ratio(64) < 0.35 and 0.75 < ratio(768) < 0.8 and 1.1 < ratio(4096) < 1.2

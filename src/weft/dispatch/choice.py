@@ -410,7 +410,7 @@ def predict(point: Point, kind: Kind, sizes: Sizes, by_waves: bool = False) -> P
     rows that are not aligned: where the model errs, it errs towards torch. ``by_waves``: less so in products.
     """
     name, units = kind.operator, table(kind.device).units
-    ratio = keys.work(name, sizes) / keys.work(name, point.sizes)
+    ratio, by_library = (keys.work(name, sizes, b) / keys.work(name, point.sizes, b) for b in (False, True))
     loss = max(1.0, keys.waste(name, sizes, units) / keys.waste(name, point.sizes, units))
     if by_waves and keys.family(name) == "product":
         loss = max(1.0, min(loss, keys.waves_ratio(name, sizes, point.sizes, units) / ratio))
@@ -420,11 +420,11 @@ def predict(point: Point, kind: Kind, sizes: Sizes, by_waves: bool = False) -> P
 
     def times(by_name: Times) -> Times:
         return {
-            impl: (keys.scaled_us(cold, ratio if impl in BASELINES else ratio * loss), host * host_ratio)
+            impl: (keys.scaled_us(cold, by_library if impl in BASELINES else ratio * loss), host * host_ratio)
             for impl, (cold, host) in by_name.items()
         }
 
-    if ratio == 1.0 and loss == 1.0:
+    if ratio == by_library == loss == 1.0:
         return point
     return replace(point, forward=times(point.forward), backward=times(point.backward))
 

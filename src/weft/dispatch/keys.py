@@ -111,6 +111,11 @@ DEFAULTS: dict[str, dict[str, object]] = {
 }
 ALIGNED = "aligned"
 CHUNKED = ("linear_cross_entropy",)  # operators that compute chunks of rows (ops/losses/chunks.py)
+# Elements of 2 bytes that a head's loss moves for each logit, beside the operands of its products. Ours
+# writes exponentials and reads them twice; its first product runs again where logits are far from their
+# targets, which the model always charges. PyTorch's own moves logits, log-probabilities and their gradient in
+# float32, and the logits' gradient. The larger the inner size, the less these passes count.
+CHUNK_PASSES, LIBRARY_PASSES = 3, 13
 # Parameters that change the order of the elements and are taken to change no time.
 ORDERS: dict[str, tuple[str, ...]] = {
     "cumsum": ("exclusive", "reverse"),
@@ -316,9 +321,17 @@ def call_case(name: str, tensors: Sequence[torch.Tensor], params: Mapping[str, A
 # ---- Cost model
 
 
-def work(name: str, sizes: Sizes) -> float:
-    """Return what a call's time is proportional to, in elements moved or their equivalent in FLOPs."""
+def work(name: str, sizes: Sizes, by_library: bool = False) -> float:
+    """Return what a call's time is proportional to, in elements moved or their equivalent in FLOPs.
+
+    ``by_library``: of PyTorch's own implementation, if the operator's passes over memory differ from ours.
+    """
     kind = family(name)
+    if name in CHUNKED:
+        n, k, m = sizes
+        products, passes = (3, LIBRARY_PASSES) if by_library else (4, CHUNK_PASSES)
+        flops = 2.0 * products * m * n * k
+        return flops / FLOPS_PER_ELEMENT + float(passes * m * n + 4 * (m * k + n * k))
     if kind == "product":
         n, k, m = sizes
         return max(2.0 * m * n * k / FLOPS_PER_ELEMENT, float(m * k + n * k + m * n))
