@@ -13,6 +13,7 @@ from torch.nn import functional
 from weft import ops
 from weft.dispatch import plan_cache, repeated_calls
 from weft.ops._common import cublas
+from weft.ops.linear import with_torch as linear_with_torch
 from weft.ops.matmul import with_torch
 
 Call = Callable[..., Any]
@@ -136,3 +137,13 @@ def test_only_a_float32_product_on_a_gpu_has_a_gradient_of_ours(monkeypatch: pyt
     monkeypatch.setattr(torch, "mm", lambda a, b: seen.append(cublas.is_always_at(x, "ieee")))
     with_torch.like((x, x), {"precision": "ieee"})(x, x)
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize("shape", [(3, K), (2, 3, K), (K,)])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_the_fused_gelu_takes_any_shape_with_and_without_a_bias(
+    shape: tuple[int, ...], has_bias: bool
+) -> None:
+    inputs = (torch.randn(shape), torch.randn(WEIGHT), *([torch.randn(BIAS)] if has_bias else []))
+    expected = functional.gelu(functional.linear(*inputs))  # on a CPU PyTorch's has the erf form
+    assert torch.allclose(linear_with_torch._fused_linear_gelu(*inputs), expected, atol=1e-6)

@@ -19,8 +19,9 @@ from weft.core import Implementation
 from weft.ops._common.cublas import call_at_precision, held_at_precision
 from weft.ops.linear.products import backward_products, library_linear, to_2d
 
-# PyTorch's functions of the repeated calls.
+# PyTorch's functions of the repeated calls. They begin in C++; those of torch.ops.aten begin in Python.
 _linear, _gelu = torch._C._nn.linear, torch._C._nn.gelu
+_addmm_activation: Any = torch._addmm_activation  # type: ignore[attr-defined]
 
 
 def linear_forward(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -54,7 +55,9 @@ def _fused_linear_gelu(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
     bias = weight.new_zeros(weight.shape[0]) if bias is None else bias  # a launch, as a GELU of its own is
-    y: torch.Tensor = torch.ops.aten._addmm_activation(bias, to_2d(x), weight.t(), use_gelu=True)
+    if x.dim() == 2:
+        return _addmm_activation(bias, x, weight.t(), use_gelu=True)  # type: ignore[no-any-return]
+    y: torch.Tensor = _addmm_activation(bias, to_2d(x), weight.t(), use_gelu=True)
     return y.view(*x.shape[:-1], weight.shape[0])
 
 
