@@ -410,10 +410,14 @@ def predict(point: Point, kind: Kind, sizes: Sizes, by_waves: bool = False) -> P
     rows that are not aligned: where the model errs, it errs towards torch. ``by_waves``: less so in products.
     """
     name, units = kind.operator, table(kind.device).units
-    ratio, by_library = (keys.work(name, sizes, b) / keys.work(name, point.sizes, b) for b in (False, True))
+    ratio = by_library = keys.work(name, sizes) / keys.work(name, point.sizes)
+    if name in keys.CHUNKED:
+        ratio, by_library = keys.head_ratios(sizes, point.sizes)
     loss = max(1.0, keys.waste(name, sizes, units) / keys.waste(name, point.sizes, units))
     if by_waves and keys.family(name) == "product":
         loss = max(1.0, min(loss, keys.waves_ratio(name, sizes, point.sizes, units) / ratio))
+    if name in keys.BLOCK_A_ROW:
+        by_library *= loss
     if dict(point.flags).get(keys.ALIGNED) and not dict(kind.flags).get(keys.ALIGNED):
         loss *= keys.MISALIGNED
     host_ratio = keys.host_ratio(name, sizes, point.sizes)
@@ -424,7 +428,7 @@ def predict(point: Point, kind: Kind, sizes: Sizes, by_waves: bool = False) -> P
             for impl, (cold, host) in by_name.items()
         }
 
-    if ratio == by_library == loss == 1.0:
+    if sizes == point.sizes and loss == 1.0:
         return point
     return replace(point, forward=times(point.forward), backward=times(point.backward))
 
@@ -446,10 +450,7 @@ def bands(kind: Kind, cells: Sizes) -> tuple[tuple[float, str], ...]:
 
 @dataclass(frozen=True)
 class Decision:
-    """Choice for a call: the operator, the implementation, and why, in words.
-
-    ``in_graph``: the one that is kept beside the eager choice, for such calls in a CUDA graph.
-    """
+    """Choice for a call, and why; ``in_graph``: the one beside an eager choice, for captured calls."""
 
     operator: str
     impl: str
