@@ -69,12 +69,14 @@ def aten_calls(function: Callable[[], Any]) -> Counter[str]:
 def test_a_repeated_call_makes_the_calls_of_pytorchs_own(kind: str, leaves: tuple[int, ...]) -> None:
     ours, torchs, shapes = CALLS[kind]
     inputs = [torch.randint(N, (M,)) if s is None else torch.randn(s) for s in shapes]
-    wanted = [x.requires_grad_() for i, x in enumerate(inputs) if i in leaves and x.is_floating_point()]
+    differentiated = [
+        x.requires_grad_() for i, x in enumerate(inputs) if i in leaves and x.is_floating_point()
+    ]
 
     def run(call: Call) -> None:
         y = call(*inputs)
-        if wanted:
-            torch.autograd.grad(y, wanted, torch.ones_like(y))
+        if differentiated:
+            torch.autograd.grad(y, differentiated, torch.ones_like(y))
 
     run(torchs)
     expected = aten_calls(lambda: run(torchs))
@@ -99,11 +101,11 @@ def test_a_missing_bias_is_no_tensor_of_zeros_for_the_library() -> None:
     )
 
 
-@pytest.mark.parametrize("wanted", [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("differentiated", [(True, True), (True, False), (False, True)])
 def test_a_precise_product_computes_the_gradients_that_are_wanted(
-    wanted: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+    differentiated: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    a, b = (torch.randn(s).requires_grad_(w) for s, w in zip((X, (K, N)), wanted, strict=True))
+    a, b = (torch.randn(s).requires_grad_(w) for s, w in zip((X, (K, N)), differentiated, strict=True))
     precisions: list[str] = []
 
     def call(function: Call, x: torch.Tensor, precision: str, *arguments: Any) -> Any:
@@ -112,7 +114,7 @@ def test_a_precise_product_computes_the_gradients_that_are_wanted(
 
     monkeypatch.setattr(with_torch, "call_at_precision", call)
     with_torch._PreciseProduct.apply(a, b, "tf32").sum().backward()  # type: ignore[no-untyped-call]
-    assert precisions == ["tf32"] * (1 + sum(wanted))
+    assert precisions == ["tf32"] * (1 + sum(differentiated))
     for x, y in ((a, torch.ones(M, N) @ b.t()), (b, a.t() @ torch.ones(M, N))):
         assert x.grad is None if not x.requires_grad else torch.equal(x.grad, y)  # type: ignore[arg-type]
 

@@ -385,9 +385,9 @@ def head_ratios(sizes: Sizes, point: Sizes) -> tuple[float, float]:
     PyTorch's products with our cross entropy stand for the `torch` implementation, which was measured.
     """
 
-    def time_of(sizes: Sizes, flops: float, passes: int) -> float:
+    def time_of(sizes: Sizes, flops: float, traffic: int) -> float:
         n, k, m = sizes
-        return 6.0 * m * n * k / flops + float(passes * m * n + 4 * (m * k + n * k))
+        return 6.0 * m * n * k / flops + float(traffic * m * n + 4 * (m * k + n * k))
 
     def ours(sizes: Sizes) -> float:
         return time_of(sizes, HEAD_FLOPS_PER_ELEMENT, HEAD_PASSES)

@@ -218,12 +218,12 @@ def _explanation(point: AuditPoint, decisions: Sequence[choice.Decision]) -> tup
 
     A loss of a product without gradients is two calls, a product by PyTorch and the operator cross_entropy.
     """
-    made = [d for d in decisions if point.captured or not d.in_graph]
-    own = [d for d in made if d.operator == point.operator]
+    decided = [d for d in decisions if point.captured or not d.in_graph]
+    own = [d for d in decided if d.operator == point.operator]
     if own:
         return own[-1].impl, own[-1].reason
-    if made:
-        return made[-1].impl, f"its {made[-1].operator}: {made[-1].reason}"
+    if decided:
+        return decided[-1].impl, f"its {decided[-1].operator}: {decided[-1].reason}"
     return "", "chosen while tracing" if point.compiled else "the operator chooses itself"
 
 
