@@ -250,7 +250,7 @@ def _repeat_linear_cross_entropy(
     known = recent("linear_cross_entropy", impl, (x, weight, targets), params)
     if known is None:
         return None
-    function = _function_of_library(x, weight, {**params, "reduction": reduction}, known.impl, impl)
+    function = _function_of_library({**params, "reduction": reduction}, known.impl, impl)
     return function and Repeat(function, by_torch=True)
 
 
@@ -309,7 +309,7 @@ def linear_cross_entropy(
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
         if not torch.compiler.is_compiling():
             chosen = plan("linear_cross_entropy", (x, weight, targets), params, impl).impl
-            function = _function_of_library(x, weight, {**params, "reduction": reduction}, chosen, impl)
+            function = _function_of_library({**params, "reduction": reduction}, chosen, impl)
             if function is not None:
                 return function(x, weight, targets)  # type: ignore[no-any-return]
         loss = call("linear_cross_entropy", (x, weight, targets), params, impl)[0]
@@ -322,20 +322,17 @@ def linear_cross_entropy(
     return loss  # type: ignore[no-any-return]
 
 
-def _function_of_library(
-    x: torch.Tensor, weight: torch.Tensor, options: dict[str, Any], chosen: str, impl: str | None
-) -> Callable[..., Any] | None:
-    """Return the loss with gradients of tensors like these if PyTorch computes the products, else None.
+def _function_of_library(options: dict[str, Any], chosen: str, impl: str | None) -> Callable[..., Any] | None:
+    """Return the loss with gradients if PyTorch computes the products, or None for another implementation.
 
     PyTorch's loss converts half types to float32 and back, where ours reads and writes the logits. So a call
-    without ``impl`` takes PyTorch's products and the operator cross_entropy, which may write the gradient
-    over many logits: nothing else needs them.
+    without ``impl`` takes PyTorch's products and the operator cross_entropy. The gradient is not written over
+    the logits, although nothing else needs them: a second backward may come.
     """
     if chosen != "torch":
         return None
     if impl is None:
-        overwrite = {} if _fits(x, weight) else {"overwrite": True}
-        return partial(_loss_of_all_logits, options | overwrite)
+        return partial(_loss_of_all_logits, options)
     if options["label_smoothing"] or options["z_loss"]:
         return None
     return reduced_loss_of_product(options["ignore_index"], options["reduction"])
