@@ -303,18 +303,21 @@ def linear_cross_entropy(
     x, weight = lowered(x, weight)
     validate.one_of("linear_cross_entropy: reduction", reduction, ("mean", "sum"))
     _check_linear_once((x, weight, targets), params)
-    if not torch.compiler.is_compiling() and targets.device.type == "cpu":
-        check_target_range("linear_cross_entropy", targets, weight.shape[0], ignore_index)
     # The fused forward computes both gradients: without a need for them it would triple the work.
-    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
-        if not torch.compiler.is_compiling():
+    has_gradient = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    if not has_gradient and _fits(x, weight):
+        return _loss_of_all_logits({**params, "reduction": reduction, "impl": impl}, x, weight, targets)
+    if not torch.compiler.is_compiling():
+        function = None
+        if has_gradient:
             chosen = plan("linear_cross_entropy", (x, weight, targets), params, impl).impl
             function = _function_of_library({**params, "reduction": reduction}, chosen, impl)
-            if function is not None:
-                return function(x, weight, targets)  # type: ignore[no-any-return]
+        if targets.device.type == "cpu" and not isinstance(function, partial):  # which checks them itself
+            check_target_range("linear_cross_entropy", targets, weight.shape[0], ignore_index)
+        if function is not None:
+            return function(x, weight, targets)  # type: ignore[no-any-return]
+    if has_gradient:
         loss = call("linear_cross_entropy", (x, weight, targets), params, impl)[0]
-    elif _fits(x, weight):
-        return _loss_of_all_logits({**params, "reduction": reduction, "impl": impl}, x, weight, targets)
     else:
         loss = _loss_without_gradients(x, weight, targets, params, impl)
     if reduction == "mean":
