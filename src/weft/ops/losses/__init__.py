@@ -250,7 +250,8 @@ def _repeat_linear_cross_entropy(
     known = recent("linear_cross_entropy", impl, (x, weight, targets), params)
     if known is None:
         return None
-    function = _function_of_library({**params, "reduction": reduction}, known.impl, impl)
+    options = {**params, "reduction": reduction}
+    function = _function_of_library(options, known.impl, may_compose=impl is None and targets.is_cuda)
     return function and Repeat(function, by_torch=True)
 
 
@@ -303,21 +304,19 @@ def linear_cross_entropy(
     x, weight = lowered(x, weight)
     validate.one_of("linear_cross_entropy: reduction", reduction, ("mean", "sum"))
     _check_linear_once((x, weight, targets), params)
+    if not torch.compiler.is_compiling() and targets.device.type == "cpu":
+        check_target_range("linear_cross_entropy", targets, weight.shape[0], ignore_index)
     # The fused forward computes both gradients: without a need for them it would triple the work.
-    has_gradient = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    if not has_gradient and _fits(x, weight):
-        return _loss_of_all_logits({**params, "reduction": reduction, "impl": impl}, x, weight, targets)
-    if not torch.compiler.is_compiling():
-        function = None
-        if has_gradient:
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        if not torch.compiler.is_compiling():
             chosen = plan("linear_cross_entropy", (x, weight, targets), params, impl).impl
-            function = _function_of_library({**params, "reduction": reduction}, chosen, impl)
-        if targets.device.type == "cpu" and not isinstance(function, partial):  # which checks them itself
-            check_target_range("linear_cross_entropy", targets, weight.shape[0], ignore_index)
-        if function is not None:
-            return function(x, weight, targets)  # type: ignore[no-any-return]
-    if has_gradient:
+            options = {**params, "reduction": reduction}
+            function = _function_of_library(options, chosen, may_compose=impl is None and targets.is_cuda)
+            if function is not None:
+                return function(x, weight, targets)  # type: ignore[no-any-return]
         loss = call("linear_cross_entropy", (x, weight, targets), params, impl)[0]
+    elif _fits(x, weight):
+        return _loss_of_all_logits({**params, "reduction": reduction, "impl": impl}, x, weight, targets)
     else:
         loss = _loss_without_gradients(x, weight, targets, params, impl)
     if reduction == "mean":
@@ -325,16 +324,18 @@ def linear_cross_entropy(
     return loss  # type: ignore[no-any-return]
 
 
-def _function_of_library(options: dict[str, Any], chosen: str, impl: str | None) -> Callable[..., Any] | None:
+def _function_of_library(
+    options: dict[str, Any], chosen: str, may_compose: bool
+) -> Callable[..., Any] | None:
     """Return the loss with gradients if PyTorch computes the products, or None for another implementation.
 
     PyTorch's loss converts half types to float32 and back, where ours reads and writes the logits. So a call
-    without ``impl`` takes PyTorch's products and the operator cross_entropy. The gradient is not written over
-    the logits, although nothing else needs them: a second backward may come.
+    on a GPU without ``impl`` takes PyTorch's products and the operator cross_entropy. The gradient is not
+    written over the logits, although nothing else needs them: a second backward may come.
     """
     if chosen != "torch":
         return None
-    if impl is None:
+    if may_compose:
         return partial(_loss_of_all_logits, options)
     if options["label_smoothing"] or options["z_loss"]:
         return None
