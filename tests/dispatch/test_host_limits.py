@@ -96,7 +96,6 @@ def test_a_capture_after_eager_calls_takes_its_own_choice(monkeypatch: pytest.Mo
     clear_caches()
     monkeypatch.setattr(dispatch, "choose", lambda *call: "triton")
     monkeypatch.setattr(dispatch, "choose_in_graph", lambda *call: "torch")
-    monkeypatch.setattr(torch.cuda, "current_blas_handle", lambda: 0)  # there is none without a GPU
     expected = {False: "weft_softmaxBackward", True: "SoftmaxBackward0"}
     for call in range(12):
         is_captured = call % 2 == 1
@@ -117,17 +116,38 @@ def test_a_choice_in_a_capture_is_not_remembered_for_eager_calls(monkeypatch: py
 
 
 def test_the_function_of_a_repeated_call_asks_for_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "current_blas_handle", lambda: 0)
     x = torch.ones(2)
     eager = Plan("cuda", lambda x, scalars: "run", None, lambda x, scalars: lambda *tensors: "repeated")
-    plan = plan_by_mode(eager, Plan("torch", lambda x, scalars: (*x, scalars)))
+    plan = plan_by_mode(eager, Plan("torch", lambda x, scalars: (*x, scalars)), -1)
     assert plan.impl == "cuda" and plan.run_plain is None and plan.repeat is not None
     function = plan.repeat((x,), {"scale": 2.0})
     assert function is not None and function(x) == "repeated" and plan.run((x,), {}) == "run"
     monkeypatch.setattr(dispatch, "is_capturing", lambda: True)
     assert function(x) == (x, {"scale": 2.0}) and plan.run((x,), {}) == (x, {})
-    nothing = plan_by_mode(Plan("cuda", eager.run, None, lambda x, scalars: None), eager)
+    nothing = plan_by_mode(Plan("cuda", eager.run, None, lambda x, scalars: None), eager, -1)
     assert nothing.repeat is not None and nothing.repeat((x,), {}) is None
+
+
+def test_cublas_is_set_up_before_a_capture_may_need_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    handles: list[int] = []
+    current = [0]
+
+    class OnDevice:
+        def __init__(self, index: int) -> None:
+            self.index = index
+
+        def __enter__(self) -> None:
+            current.append(self.index)
+
+        def __exit__(self, *error: object) -> None:
+            current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", OnDevice)
+    monkeypatch.setattr(torch.cuda, "current_blas_handle", lambda: handles.append(current[-1]))
+    ours, torchs = (Plan(impl, lambda x, scalars: None) for impl in ("cuda", "torch"))
+    plan_by_mode(ours, torchs, 1)
+    plan_by_mode(ours, Plan("triton", ours.run), 1)
+    assert handles == [1]
 
 
 def test_what_the_host_decided_is_decided_again_for_a_graph(

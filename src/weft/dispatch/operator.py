@@ -218,7 +218,8 @@ def _make_plan(
     eager_plan = _plan_of(name, chosen, inputs, params)
     if in_graph == chosen:
         return eager_plan
-    return plan_by_mode(eager_plan, _plan_of(name, in_graph, inputs, params))
+    graph_plan = _plan_of(name, in_graph, inputs, params)
+    return plan_by_mode(eager_plan, graph_plan, devices.index_of(inputs))
 
 
 def _plan_of(name: str, impl: str, inputs: tuple[Any, ...], params: dict[str, Any]) -> Plan:

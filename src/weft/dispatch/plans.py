@@ -30,11 +30,15 @@ class Plan:
     repeat: Callable[[tuple[Any, ...], dict[str, Any]], Function | None] | None = None
 
 
-def plan_by_mode(eager: Plan, in_graph: Plan) -> Plan:
-    """Return the plan of calls that have another implementation while they are captured in a CUDA graph."""
-    if in_graph.impl in TRACED:
+def plan_by_mode(eager: Plan, in_graph: Plan, device: int) -> Plan:
+    """Return the plan of calls that have another implementation while they are captured in a CUDA graph.
+
+    ``device`` is the number of the tensors' GPU, -1 for a CPU.
+    """
+    if in_graph.impl in TRACED and device >= 0:
         # Else cuBLAS may be called for the first time in a capture, which its set-up would break.
-        torch.cuda.current_blas_handle()
+        with torch.cuda.device(device):
+            torch.cuda.current_blas_handle()
 
     def run(x: tuple[Any, ...], scalars: dict[str, Any]) -> Any:
         return (in_graph if choice.is_capturing() else eager).run(x, scalars)
