@@ -13,6 +13,8 @@ from helpers.operator_calls import Call, assert_refused
 from weft import WeftError, ops
 from weft.core import FORWARD, registry
 from weft.core.record import FAIL, PASS
+from weft.dispatch import choice
+from weft.dispatch.operator import clear_caches
 from weft.ops.losses import chunks
 from weft.ops.losses.spec import LossOptions, gradient_like
 from weft.ops.losses.with_eager import eager_gradient, eager_losses
@@ -232,3 +234,34 @@ def test_a_gradient_of_the_means_gradient_is_refused() -> None:
     loss = ops.cross_entropy(x, torch.arange(3), impl="triton")
     with pytest.raises(WeftError, match=r"cross_entropy's gradient.*impl='torch'"):
         torch.autograd.grad(loss, x, create_graph=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"reduction": "sum", "z_loss": 1e-2, "label_smoothing": 0.1}])
+def test_a_heads_loss_by_torchs_products_takes_the_cross_entropy_that_dispatch_chooses(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clear_caches()
+    chosen: list[str] = []
+
+    def choose(name: str, *call: Any) -> str:
+        chosen.append(name)
+        return "triton"
+
+    monkeypatch.setattr(choice, "choose", choose)
+    losses = import_module("weft.ops.losses")
+    assert losses._function_of_library(options, "cuda", may_compose=True) is None
+    function = losses._function_of_library(options, "torch", may_compose=True)
+    targets = torch.tensor([1, -100, 3, 15, 0])
+    x, weight = torch.randn(5, 8, requires_grad=True), torch.randn(16, 8, requires_grad=True)
+    for _ in range(6):  # the first calls, and repeated ones
+        loss = function(x, weight, targets)
+        gradients = torch.autograd.grad(loss, (x, weight), retain_graph=True)
+        again = torch.autograd.grad(loss, (x, weight))
+        assert all(torch.equal(a, b) for a, b in zip(gradients, again, strict=True))
+    assert chosen == ["cross_entropy"]  # its plan is made once
+    wide = [t.detach().double().requires_grad_() for t in (x, weight)]
+    expected = ops.cross_entropy(wide[0].float() @ wide[1].float().t(), targets, **options, impl="eager")
+    torch.testing.assert_close(loss, expected.float())
+    for a, b in zip(gradients, torch.autograd.grad(expected, wide), strict=True):
+        torch.testing.assert_close(a, b.float())
+    clear_caches()

@@ -21,10 +21,11 @@ from typing import Any, TypeVar
 import torch
 
 from weft.backends import support
-from weft.core import BACKWARD, FORWARD, Case, Input, WeftError, registry
+from weft.core import BACKWARD, FORWARD, WeftError, registry
 from weft.core.json_files import read_json
 from weft.core.text import slug
 from weft.dispatch import host_limits, keys
+from weft.dispatch.devices import architecture, device_name
 from weft.dispatch.host_limits import HostTimes
 from weft.dispatch.keys import Flags, Grid, Sizes
 from weft.machine.ceilings import cache_folder
@@ -409,21 +410,25 @@ def predict(point: Point, kind: Kind, sizes: Sizes, by_waves: bool = False) -> P
     rows that are not aligned: where the model errs, it errs towards torch. ``by_waves``: less so in products.
     """
     name, units = kind.operator, table(kind.device).units
-    ratio = keys.work(name, sizes) / keys.work(name, point.sizes)
+    ratio = by_library = keys.work(name, sizes) / keys.work(name, point.sizes)
+    if name in keys.CHUNKED:
+        ratio, by_library = keys.head_ratios(sizes, point.sizes)
     loss = max(1.0, keys.waste(name, sizes, units) / keys.waste(name, point.sizes, units))
     if by_waves and keys.family(name) == "product":
         loss = max(1.0, min(loss, keys.waves_ratio(name, sizes, point.sizes, units) / ratio))
+    if name in keys.BLOCK_A_ROW:
+        by_library *= loss
     if dict(point.flags).get(keys.ALIGNED) and not dict(kind.flags).get(keys.ALIGNED):
         loss *= keys.MISALIGNED
     host_ratio = keys.host_ratio(name, sizes, point.sizes)
 
     def times(by_name: Times) -> Times:
         return {
-            impl: (keys.scaled_us(cold, ratio if impl in BASELINES else ratio * loss), host * host_ratio)
+            impl: (keys.scaled_us(cold, by_library if impl in BASELINES else ratio * loss), host * host_ratio)
             for impl, (cold, host) in by_name.items()
         }
 
-    if ratio == 1.0 and loss == 1.0:
+    if sizes == point.sizes and loss == 1.0:
         return point
     return replace(point, forward=times(point.forward), backward=times(point.backward))
 
@@ -445,11 +450,12 @@ def bands(kind: Kind, cells: Sizes) -> tuple[tuple[float, str], ...]:
 
 @dataclass(frozen=True)
 class Decision:
-    """Choice for a call: the operator, the implementation, and why, in words."""
+    """Choice for a call, and why; ``in_graph``: the one beside an eager choice, for captured calls."""
 
     operator: str
     impl: str
     reason: str
+    in_graph: bool = False
 
 
 _observers: list[Callable[[Decision], None]] = []
@@ -480,10 +486,28 @@ def choose(name: str, inputs: Sequence[Any], params: Mapping[str, Any]) -> str:
     tensors = [x for x in inputs if x is not None]
     if torch.compiler.is_compiling():
         return _choose_traced(name, [x for x in tensors if isinstance(x, torch.Tensor)], params)
+    return _observed_choice(name, tensors, params, in_graph=False)
+
+
+def choose_in_graph(name: str, inputs: Sequence[Any], params: Mapping[str, Any], eager: str) -> str:
+    """Return the implementation for calls like this eager one that are captured in a graph.
+
+    ``eager`` is the choice for the call itself; PyTorch's own is kept. Eager calls warm up before a capture,
+    so that this choice is made before it is needed.
+    """
+    tensors = [x for x in inputs if x is not None]
+    if eager in BASELINES or tensors[0].device.type != "cuda":
+        return eager
+    return _observed_choice(name, tensors, params, in_graph=True)
+
+
+def _observed_choice(
+    name: str, tensors: Sequence[torch.Tensor], params: Mapping[str, Any], in_graph: bool
+) -> str:
     grad = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    impl, reason = _choose_supported(name, tensors, params, grad)
+    impl, reason = _choose_supported(name, tensors, params, grad, in_graph or is_capturing())
     for observer in _observers:
-        observer(Decision(name, impl, reason))
+        observer(Decision(name, impl, reason, in_graph))
     return impl
 
 
@@ -499,7 +523,7 @@ def choose_by_size(name: str, device: torch.device, dtype: torch.dtype, elements
 
 
 def _choose_supported(
-    name: str, tensors: Sequence[torch.Tensor], params: Mapping[str, Any], grad: bool
+    name: str, tensors: Sequence[torch.Tensor], params: Mapping[str, Any], grad: bool, captured: bool
 ) -> tuple[str, str]:
     """Return the table's choice if it supports the call, else PyTorch's own, else eager; and the reason."""
     # In this order: the table's choice, torch's own, and eager, which supports every call.
@@ -509,11 +533,11 @@ def _choose_supported(
     if device.type == "cuda":
         shapes, dtype = [x.shape for x in tensors], keys.dtype_of(tensors)
         flags = keys.flags_of(name, shapes, dtype.itemsize, params)
-        kind = Kind(name, device_key(device.index), keys.dtype_name(dtype), flags, grad, is_capturing())
+        kind = Kind(name, device_key(device.index), keys.dtype_name(dtype), flags, grad, captured)
         pairs = zip(keys.sizes_of(name, shapes), size_grid(kind), strict=True)
         impl, reason = decide(kind, tuple(keys.band_value(size, borders) for size, borders in pairs))
         candidates.insert(0, impl)
-    case = call_case(name, tensors, params)
+    case = keys.call_case(name, tensors, params)
     directions = (FORWARD, BACKWARD) if grad else (FORWARD,)
     for impl in candidates:
         if impl not in registry.implementation_names(name):
@@ -524,17 +548,6 @@ def _choose_supported(
                 reason = f"{candidates[0]} does not support the call"
             return impl, reason
     return candidates[-2], "nothing supports the call"  # the caller refuses it with its reason
-
-
-def call_case(name: str, tensors: Sequence[torch.Tensor], params: Mapping[str, Any]) -> Case:
-    """Return a case made from a call, so that ``supports`` answers as it does in a check."""
-    names = [i.name for i in registry.operator(name).cases[0].inputs]
-    names += [f"input{i}" for i in range(len(names), len(tensors))]
-    inputs = tuple(
-        Input(name=n, shape=tuple(x.shape), dtype=str(x.dtype).removeprefix("torch."))
-        for n, x in zip(names, tensors, strict=False)
-    )
-    return Case(name="call", inputs=inputs, params=params)
 
 
 def _choose_traced(name: str, tensors: Sequence[torch.Tensor], params: Mapping[str, Any]) -> str:
@@ -579,18 +592,6 @@ def device_key(index: int | None) -> Device:
     """Return name and architecture of a GPU, the current one for None."""
     number = torch.cuda.current_device() if index is None else index
     return device_name(number), architecture(number)
-
-
-@cache
-def architecture(index: int) -> str:
-    """Return the architecture of a GPU, such as ``sm_90``."""
-    major, minor = torch.cuda.get_device_capability(index)
-    return f"sm_{major}{minor}"
-
-
-@cache
-def device_name(index: int) -> str:
-    return torch.cuda.get_device_name(index)
 
 
 def clear_caches() -> None:

@@ -8,6 +8,7 @@ launches kernels itself, so that no implementation has to. PyTorch's own calls d
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -92,3 +93,15 @@ def _argument_name(operator: str, position: int, index_in_list: int | None) -> s
     """Return the name that an argument has in the schema of ``weft::operator``."""
     name = getattr(torch.ops.weft, operator).default._schema.arguments[position].name
     return name if index_in_list is None else f"{name}[{index_in_list}]"
+
+
+@cache
+def architecture(index: int) -> str:
+    """Return the architecture of a GPU, such as ``sm_90``."""
+    major, minor = torch.cuda.get_device_capability(index)
+    return f"sm_{major}{minor}"
+
+
+@cache
+def device_name(index: int) -> str:
+    return torch.cuda.get_device_name(index)

@@ -22,7 +22,7 @@ from weft.backends import support
 from weft.backends.support import backend_support
 from weft.core import BACKWARD, FORWARD, Case, Implementation, WeftError, registry
 from weft.core.implementation import without_suffix
-from weft.dispatch import choice
+from weft.dispatch import choice, keys
 
 # The first that has a variant for a call runs it. A CPU has one variant for each operator, torch's or eager.
 PREFERENCE = {"cuda": ("cuda", "triton"), "cpu": ("torch", "eager")}
@@ -119,7 +119,7 @@ def choose(name: str, inputs: Sequence[Any], params: Mapping[str, Any], impl: st
     if name in BATCH_REDUCTIONS:
         return None
     tensors = [x for x in inputs if x is not None]
-    case = choice.call_case(name, tensors, params)
+    case = keys.call_case(name, tensors, params)
     grad = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
     return variant_at(case, name, tensors[0].device.type, impl, grad=grad).name
 

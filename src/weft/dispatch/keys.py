@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from weft.core import Input
+from weft.core import Case, Input, registry
 from weft.core.cases import ITEMSIZE
 
 Sizes = tuple[int, ...]
@@ -111,6 +111,18 @@ DEFAULTS: dict[str, dict[str, object]] = {
 }
 ALIGNED = "aligned"
 CHUNKED = ("linear_cross_entropy",)  # operators that compute chunks of rows (ops/losses/chunks.py)
+# The model of a head's loss: FLOPs that our products compute in the time in which an element is moved (at
+# 2048 x 128256 x 4096 on an H200), and elements that are moved for each logit beside the products' operands.
+# Ours writes exponentials and reads them twice. The `torch` implementation, which is measured, converts
+# logits and gradient from and to float32; dispatch takes PyTorch's products with our cross entropy instead.
+HEAD_FLOPS_PER_ELEMENT = 240.0
+HEAD_PASSES, CONVERTED_PASSES, COMPOSED_PASSES = 3, 23, 6
+# Logits beyond which their memory counts: ours, which stores a chunk of them, may take twice the time.
+HEAD_LOGITS, HEAD_MEMORY_PRICE = 2 << 30, 2.0
+# Operators whose implementation by PyTorch has a block for each row too, in each of its passes: few rows
+# leave SMs idle on both sides. An audit saw ours take 0.5 to 0.9 of PyTorch's time at 1 to 64 rows of 49152
+# to 256000 columns.
+BLOCK_A_ROW = ("cross_entropy",)
 # Parameters that change the order of the elements and are taken to change no time.
 ORDERS: dict[str, tuple[str, ...]] = {
     "cumsum": ("exclusive", "reverse"),
@@ -302,6 +314,17 @@ def lookup_key(name: str, inputs: Iterable[Input], params: Mapping[str, Any]) ->
     )
 
 
+def call_case(name: str, tensors: Sequence[torch.Tensor], params: Mapping[str, Any]) -> Case:
+    """Return a case made from a call, so that ``supports`` answers as it does in a check."""
+    names = [i.name for i in registry.operator(name).cases[0].inputs]
+    names += [f"input{i}" for i in range(len(names), len(tensors))]
+    inputs = tuple(
+        Input(name=n, shape=tuple(x.shape), dtype=str(x.dtype).removeprefix("torch."))
+        for n, x in zip(names, tensors, strict=False)
+    )
+    return Case(name="call", inputs=inputs, params=params)
+
+
 # ---- Cost model
 
 
@@ -354,6 +377,25 @@ def waves_ratio(name: str, sizes: Sizes, point: Sizes, units: int) -> float:
         return max(2.0 * waves * units * TILE**2 * k / FLOPS_PER_ELEMENT, work(name, (n, k, m)))
 
     return time_of(*sizes) / time_of(*point)
+
+
+def head_ratios(sizes: Sizes, point: Sizes) -> tuple[float, float]:
+    """Return the time of a head's loss by ours and by PyTorch's products as shares of those at a point.
+
+    PyTorch's products with our cross entropy stand for the `torch` implementation, which was measured.
+    """
+
+    def time_of(sizes: Sizes, flops: float, traffic: int) -> float:
+        n, k, m = sizes
+        return 6.0 * m * n * k / flops + float(traffic * m * n + 4 * (m * k + n * k))
+
+    def ours(sizes: Sizes) -> float:
+        return time_of(sizes, HEAD_FLOPS_PER_ELEMENT, HEAD_PASSES)
+
+    library = time_of(sizes, FLOPS_PER_ELEMENT, COMPOSED_PASSES)
+    if sizes[0] * sizes[2] > HEAD_LOGITS:
+        library *= HEAD_MEMORY_PRICE
+    return ours(sizes) / ours(point), library / time_of(point, FLOPS_PER_ELEMENT, CONVERTED_PASSES)
 
 
 def host_ratio(name: str, sizes: Sizes, point: Sizes) -> float:

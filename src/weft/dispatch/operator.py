@@ -31,6 +31,7 @@ from weft.core.operator import unknown_name
 from weft.dispatch import autograd_context, choice, devices, invariance, plan_cache
 from weft.dispatch.autograd_context import apply_without_checks, refuse_double_backward
 from weft.dispatch.plan_cache import Entry, find_recent, look_up, memoize, recent, store_recent
+from weft.dispatch.plans import TRACED, Plan, plan_by_mode
 from weft.dispatch.repeated_calls import (
     BACKENDS,
     Implemented,
@@ -40,10 +41,8 @@ from weft.dispatch.repeated_calls import (
     repeated_call_with_gradient,
 )
 
-TRACED = ("eager", "torch", "compile")  # implementations of plain torch code
 DEVICES = ("cpu", "cuda")
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
-Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 Function = Callable[..., Any]
 library = torch.library.Library("weft", "FRAGMENT")
 
@@ -151,21 +150,6 @@ def call(
     return _new_plan(name, inputs, params, impl, check, batch_invariant).run(inputs, params)
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Decision for one kind of call: the implementation's name, and ``run(inputs, params)``.
-
-    ``run_plain`` is ``run`` for tensors that are known to pass :func:`can_skip_dispatcher`, which then asks
-    for the modes alone. None: nobody may remember this plan by the tensors of a call. ``repeat(inputs,
-    params)`` returns a function of tensors like these that does the same (repeated_calls.py), or None.
-    """
-
-    impl: str
-    run: Run
-    run_plain: Run | None = None
-    repeat: Callable[[tuple[Any, ...], dict[str, Any]], Function | None] | None = None
-
-
 def _run_again(entry: Entry, inputs: tuple[Any, ...], params: dict[str, Any]) -> Any:
     """Run a call like a recent one that has no function of its own, which it may get now."""
     known = entry.value
@@ -205,6 +189,8 @@ def _new_plan(
     key, cached = look_up((name, impl, invariant), inputs, params)
     if cached is None:
         cached = _make_plan(name, inputs, params, impl, check, invariant)
+        if impl is None and choice.is_capturing():  # a choice that eager calls may not take
+            return cached
         memoize(key, cached)
     if key is not None and cached.run_plain and not invariant and can_skip_dispatcher(inputs):
         store_recent(name, impl, inputs, params, cached)
@@ -224,18 +210,29 @@ def _make_plan(
     if impl is not None:
         resolve(name, impl)  # raises WeftError for a name that no implementation has
     chosen = invariance.choose(name, inputs, params, impl) if invariant else impl
-    if chosen is None:
-        chosen = choice.choose(name, inputs, params) if impl is None else impl
-    if resolve(name, chosen) not in TRACED:
-        return _kernel_plan(name, chosen, inputs, params)
-    if impl is not None:  # dispatch itself chooses only supported implementations
-        refuse_unsupported(name, chosen, inputs, params)
-    forward = registry.implementation(name, chosen).forward
+    chosen = impl if chosen is None else chosen
+    if chosen is not None:
+        return _plan_of(name, chosen, inputs, params)
+    chosen = choice.choose(name, inputs, params)
+    in_graph = choice.choose_in_graph(name, inputs, params, chosen)
+    eager_plan = _plan_of(name, chosen, inputs, params)
+    if in_graph == chosen:
+        return eager_plan
+    graph_plan = _plan_of(name, in_graph, inputs, params)
+    return plan_by_mode(eager_plan, graph_plan, devices.index_of(inputs))
+
+
+def _plan_of(name: str, impl: str, inputs: tuple[Any, ...], params: dict[str, Any]) -> Plan:
+    """Return the plan that calls ``impl``. Raises :class:`WeftError` if it does not support the call."""
+    if resolve(name, impl) not in TRACED:
+        return _kernel_plan(name, impl, inputs, params)
+    refuse_unsupported(name, impl, inputs, params)
+    forward = registry.implementation(name, impl).forward
 
     def run(x: tuple[Any, ...], scalars: dict[str, Any]) -> Any:
         return forward(*x, **scalars)
 
-    return Plan(chosen, run, run)
+    return Plan(impl, run, run)
 
 
 def _kernel_plan(name: str, impl: str, inputs: tuple[Any, ...], params: dict[str, Any]) -> Plan:

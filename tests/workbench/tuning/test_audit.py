@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 import weft
 from weft import WeftError
 from weft.cli import app
+from weft.dispatch.choice import Decision
 from weft.workbench.tuning import audit, audit_points
 from weft.workbench.tuning.audit import AuditResult
 from weft.workbench.tuning.audit_points import CALLS, SIZES, AuditPoint
@@ -76,6 +77,29 @@ def test_both_sides_compute_the_same(operator: str, training: bool) -> None:
     buffers = audit._inputs(p, work, "cpu", 0)
     sides = {audit.OURS: work.ours, audit.TORCH: work.torchs}
     assert audit._first_difference(p, sides, buffers) < 1e-4
+
+
+@pytest.mark.parametrize("operator", ["matmul", "linear", "linear_gelu", "linear_cross_entropy"])
+def test_products_of_an_audit_have_outputs_of_unit_variance(operator: str) -> None:
+    sizes = {"M": 64, "N": 96, "K": 2048}
+    p = point(operator, sizes=tuple(sizes.items()))
+    x, weight, *_ = audit._inputs(p, audit_points.workload(p), "cpu", 0).inputs
+    weight = weight if operator == "matmul" else weight.t()
+    assert 0.9 < float((x @ weight).square().mean()) < 1.1
+
+
+def test_an_explanation_is_that_of_the_points_mode() -> None:
+    eager = Decision("softmax", "triton", "host time")
+    captured, inner = (
+        Decision("softmax", "torch", "model", in_graph=True),
+        Decision("cross_entropy", "cuda", "near"),
+    )
+    p = point("softmax")
+    assert audit._explanation(p, [eager, captured]) == ("triton", "host time")
+    assert audit._explanation(replace(p, captured=True), [eager, captured]) == ("torch", "model")
+    assert audit._explanation(p, [inner]) == ("cuda", "its cross_entropy: near")
+    assert audit._explanation(p, [])[1] == "the operator chooses itself"
+    assert audit._explanation(replace(p, compiled=True), [])[1] == "chosen while tracing"
 
 
 def test_a_wrong_gradient_differs_and_a_vanishing_one_does_not() -> None:

@@ -22,15 +22,17 @@ from weft.dispatch.operator import (
     can_skip_dispatcher,
     define,
     library,
+    plan,
     refuse_unsupported,
     register,
     resolve,
 )
-from weft.dispatch.plan_cache import memoized, recent, store_recent
+from weft.dispatch.plan_cache import memoized, recent
 from weft.dispatch.public_calls import Repeat, of_operator, repeat_of, repeated
 from weft.ops.linear.mlp.spec import check_mlp_gelu
-from weft.ops.linear.products import bias_or_zeros, needs_gradient
+from weft.ops.linear.products import bias_or_zeros, library_linear, needs_gradient
 from weft.ops.linear.spec import check_flag, check_linear, check_linear_gelu, check_linear_residual
+from weft.ops.linear.with_torch import linear_gelu_alone, linear_residual_forward
 
 
 def _fake_output(x: torch.Tensor, weight: torch.Tensor, *rest: Any) -> torch.Tensor:
@@ -155,20 +157,38 @@ torch.library.register_autograd(
 )
 
 
-def _with_bias(make: Callable[..., Repeat | None]) -> Callable[..., Repeat | None]:
-    """Let ``make``, of a public function with a bias, make functions of calls without one."""
-
-    def make_without_bias(x: Any, weight: Any, bias: Any = None, *rest: Any, **options: Any) -> Repeat | None:
-        repeat = make(x, weight, bias_or_zeros(weight, bias), *rest, **options)
-        if bias is not None or rest or repeat is None:
-            return repeat if bias is not None else None
-        function, columns = repeat.function, weight.shape[0]
-        return Repeat(lambda x, weight: function(x, weight, weight.new_zeros(columns)), repeat.by_torch)
-
-    return make_without_bias
+# Without a bias the kernels add zeros, and so do implementations other than ``torch``, whose functions of
+# PyTorch take none.
+def _with_given_bias(repeat: Repeat | None, weight: Any, bias: Any, by_library: bool) -> Repeat | None:
+    """Return what repeats a call with ``bias``, or None, by a function of x, weight and a bias."""
+    if repeat is None or bias is not None or by_library:
+        return repeat
+    function, columns = repeat.function, weight.shape[0]
+    return Repeat(lambda x, weight: function(x, weight, weight.new_zeros(columns)), repeat.by_torch)
 
 
-@repeated(_with_bias(of_operator("linear")))
+def _is_by_library(
+    name: str,
+    inputs: tuple[Any, ...],
+    params: dict[str, Any],
+    impl: str | None,
+    check: Callable[[], None],
+    batch_invariant: bool,
+) -> bool:
+    """True if the implementation of this call, whose arguments are checked here, is ``torch``."""
+    if torch.compiler.is_compiling():
+        return False
+    return plan(name, inputs, params, impl, check, batch_invariant).impl == "torch"
+
+
+def _repeat_linear(x: Any, weight: Any, bias: Any = None, *, impl: str | None = None) -> Repeat | None:
+    inputs = (x, weight, bias_or_zeros(weight, bias))
+    known = recent("linear", impl, inputs, {})
+    by_library = known is not None and known.impl == "torch"
+    return _with_given_bias(repeat_of("linear", impl, inputs, {}), weight, bias, by_library)
+
+
+@repeated(_repeat_linear)
 def linear(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -194,11 +214,17 @@ def linear(
             unknown or does not run here.
     """
     inputs = lowered(x, weight, bias_or_zeros(weight, bias))
-    return call("linear", inputs, {}, impl, lambda: check_linear(*inputs), batch_invariant)  # type: ignore[no-any-return]
+    options: Any = (inputs, {}, impl, lambda: check_linear(*inputs), batch_invariant)
+    if bias is None and _is_by_library("linear", *options):
+        return library_linear(inputs[0], inputs[1], None)
+    return call("linear", *options)  # type: ignore[no-any-return]
 
 
 def _repeat_linear_gelu(
-    *inputs: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
     return_pre_activation: bool = False,
     recompute_pre_activation: bool = False,
     impl: str | None = None,
@@ -206,20 +232,19 @@ def _repeat_linear_gelu(
     """Return what repeats a call that returns GELU alone, and leaves to dispatch what is saved."""
     if return_pre_activation or recompute_pre_activation:
         return None
-    keep, params = needs_gradient(inputs), {}
-    if not keep:
-        params = {"keep": False}
-        impl, _ = recent("linear_gelu_lean", impl, inputs, params) or (impl, False)
+    inputs = (x, weight, bias_or_zeros(weight, bias))
+    keep = needs_gradient(inputs)
+    params = {} if keep else {"keep": False}
     known = recent("linear_gelu", impl, inputs, params)
     if known is not None and known.impl == "torch":
-        from weft.ops.linear.with_torch import linear_gelu_alone
-
         return Repeat(linear_gelu_alone(inputs, keep=keep), by_torch=True)
     repeat = repeat_of("linear_gelu", impl, inputs, params)
-    return repeat if repeat is None or not keep else repeat.first_result()
+    if repeat is not None and keep:
+        repeat = repeat.first_result()
+    return _with_given_bias(repeat, weight, bias, by_library=False)
 
 
-@repeated(_with_bias(_repeat_linear_gelu))
+@repeated(_repeat_linear_gelu)
 def linear_gelu(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -272,12 +297,15 @@ def linear_gelu(
     if recompute_pre_activation:
         refuse_if_requested("linear_gelu with recompute_pre_activation", batch_invariant)
     if is_lean and not (invariance.check_flag("linear_gelu", batch_invariant) or invariance.is_requested()):
-        return _linear_gelu_lean(inputs, impl)
-    y, pre = call("linear_gelu", inputs, {}, impl, lambda: check_linear_gelu(*inputs), batch_invariant)
+        return _linear_gelu_lean(inputs, impl, bias is not None)
+    options: Any = (inputs, {}, impl, lambda: check_linear_gelu(*inputs), batch_invariant)
+    if bias is None and not return_pre_activation and _is_by_library("linear_gelu", *options):
+        return linear_gelu_alone(inputs, keep=True)(*inputs[:2])
+    y, pre = call("linear_gelu", *options)
     return (y, pre) if return_pre_activation else y
 
 
-@repeated(_with_bias(of_operator("linear_residual")))
+@repeated(of_operator("linear_residual"))
 def linear_residual(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -305,7 +333,10 @@ def linear_residual(
             unknown or does not run here.
     """
     inputs = lowered(x, weight, bias_or_zeros(weight, bias), residual)
-    return call("linear_residual", inputs, {}, impl, lambda: check_linear_residual(*inputs), batch_invariant)  # type: ignore[no-any-return]
+    options: Any = (inputs, {}, impl, lambda: check_linear_residual(*inputs), batch_invariant)
+    if bias is None and _is_by_library("linear_residual", *options):
+        return linear_residual_forward(inputs[0], inputs[1], None, inputs[3])
+    return call("linear_residual", *options)  # type: ignore[no-any-return]
 
 
 def _repeat_mlp_gelu(*inputs: torch.Tensor, impl: str | None = None) -> Repeat | None:
@@ -361,29 +392,30 @@ def mlp_gelu(
     return linear(hidden, *inputs[3:], impl=impl, batch_invariant=batch_invariant)
 
 
-def _linear_gelu_lean(inputs: tuple[Any, ...], impl: str | None) -> torch.Tensor:
+def _linear_gelu_lean(inputs: tuple[Any, ...], impl: str | None, has_bias: bool) -> torch.Tensor:
     """``linear_gelu`` that neither returns nor saves the pre-activation."""
     params = {"keep": False}
 
-    def choose() -> str:
+    def check() -> None:
         check_linear_gelu(*inputs)
+
+    def choose() -> str:
+        check()
         return impl or dispatch.choose("linear_gelu", inputs, params)
 
+    is_tracing = torch.compiler.is_compiling()
+    # A call with a gradient needs the operator's own; while tracing the mode stack is not to be read.
+    if not is_tracing and not needs_gradient(inputs) and can_skip_dispatcher(inputs):
+        if not has_bias and _is_by_library("linear_gelu", inputs, params, impl, check, False):
+            return linear_gelu_alone(inputs, keep=False)(*inputs[:2])
+        return call("linear_gelu", inputs, params, impl, check)  # type: ignore[no-any-return]
     # While tracing, the choice becomes a constant of the graph; there is no memo to look up.
-    if torch.compiler.is_compiling():
+    if is_tracing:
         chosen = choose()
-        is_library = resolve("linear_gelu", chosen) in TRACED
     else:
-        known = recent("linear_gelu_lean", impl, inputs, params)
-        chosen, is_library = known or ("", False)
-    if not chosen:
         chosen = memoized(("linear_gelu_lean", impl), inputs, params, choose)
-        is_library = resolve("linear_gelu", chosen) in TRACED
-        if can_skip_dispatcher(inputs):
-            store_recent("linear_gelu_lean", impl, inputs, params, (chosen, is_library))
-    if is_library:
-        return call("linear_gelu", inputs, params, chosen)  # type: ignore[no-any-return]
-    # While tracing the mode stack is not to be read; a call with a gradient needs the operator's own.
-    if not torch.compiler.is_compiling() and not needs_gradient(inputs) and can_skip_dispatcher(inputs):
-        return call("linear_gelu", inputs, params, chosen)  # type: ignore[no-any-return]
-    return torch.ops.weft.linear_gelu_lean(*inputs, chosen)  # type: ignore[no-any-return]
+    if resolve("linear_gelu", chosen) not in TRACED:
+        return torch.ops.weft.linear_gelu_lean(*inputs, chosen)  # type: ignore[no-any-return]
+    if chosen == "torch" and not has_bias and not is_tracing:
+        return linear_gelu_alone(inputs, keep=False)(*inputs[:2])
+    return call("linear_gelu", inputs, params, chosen)  # type: ignore[no-any-return]

@@ -31,8 +31,8 @@ def row_pitch(x: torch.Tensor) -> int:
     return x.stride(0) if x.dim() == 2 else x.shape[-1]
 
 
-def library_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """x W^T + b by cuBLAS, which adds the bias in its epilogue."""
+def library_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """x W^T + b by cuBLAS, which adds the bias, if there is one, in its epilogue."""
     return call_at_precision(torch.nn.functional.linear, x, "ieee", x, weight, bias)  # type: ignore[no-any-return]
 
 

@@ -19,11 +19,12 @@ from weft.core import Implementation
 from weft.ops._common.cublas import call_at_precision, held_at_precision
 from weft.ops.linear.products import backward_products, library_linear, to_2d
 
-# PyTorch's functions of the repeated calls.
+# PyTorch's functions of the repeated calls. They begin in C++; those of torch.ops.aten begin in Python.
 _linear, _gelu = torch._C._nn.linear, torch._C._nn.gelu
+_addmm_activation: Any = torch._addmm_activation  # type: ignore[attr-defined]
 
 
-def linear_forward(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+def linear_forward(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     return library_linear(x, weight, bias)
 
 
@@ -50,8 +51,13 @@ def _has_fast_epilogue(x: torch.Tensor, weight: torch.Tensor) -> bool:
     return x.dtype != torch.float32 and weight.shape[0] % 8 == 0 and weight.shape[1] % 8 == 0
 
 
-def _fused_linear_gelu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    y: torch.Tensor = torch.ops.aten._addmm_activation(bias, to_2d(x), weight.t(), use_gelu=True)
+def _fused_linear_gelu(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    bias = weight.new_zeros(weight.shape[0]) if bias is None else bias  # a launch, as a GELU of its own is
+    if x.dim() == 2:
+        return _addmm_activation(bias, x, weight.t(), use_gelu=True)  # type: ignore[no-any-return]
+    y: torch.Tensor = _addmm_activation(bias, to_2d(x), weight.t(), use_gelu=True)
     return y.view(*x.shape[:-1], weight.shape[0])
 
 
@@ -85,28 +91,28 @@ def _traced_linear_gelu(
 linear_gelu_forward.compiles = _traced_linear_gelu  # type: ignore[attr-defined]
 
 
-def _gelu_of_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+def _gelu_of_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     return _gelu(_linear(x, weight, bias), approximate="tanh")
 
 
 def linear_gelu_alone(inputs: tuple[torch.Tensor, ...], *, keep: bool) -> Callable[..., torch.Tensor]:
     """Return the function of inputs like these whose result is that of GELU alone, as ``linear_gelu_forward``
-    computes it."""
-    x, weight, _ = inputs
+    computes it. The bias may be left out."""
+    x, weight = inputs[:2]
     needs_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
     is_fused = not keep and x.is_cuda and not needs_gradient and _has_fast_epilogue(x, weight)
     return held_at_precision(_fused_linear_gelu if is_fused else _gelu_of_linear, x)
 
 
 def _linear_plus_residual(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor
 ) -> torch.Tensor:
     y = torch.nn.functional.linear(x, weight, bias) + residual
     return y.contiguous()  # torch's sum takes the residual's strides
 
 
 def linear_residual_forward(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor
 ) -> torch.Tensor:
     return call_at_precision(_linear_plus_residual, x, "ieee", x, weight, bias, residual)  # type: ignore[no-any-return]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -239,7 +240,7 @@ def _repeat_linear_cross_entropy(
     z_loss: float = 0.0,
     impl: str | None = None,
 ) -> Repeat | None:
-    """Return what repeats a loss whose gradient torch computes, or one of few logits without a gradient."""
+    """Return what repeats a loss by products of PyTorch's: with gradients, or without and of few logits."""
     if targets.is_cpu and not repeated_calls.records_on_cpu:
         return None
     params = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "z_loss": z_loss}
@@ -247,10 +248,11 @@ def _repeat_linear_cross_entropy(
         options = {**params, "reduction": reduction, "impl": impl}
         return Repeat(partial(_loss_of_all_logits, options), by_torch=True) if _fits(x, weight) else None
     known = recent("linear_cross_entropy", impl, (x, weight, targets), params)
-    # With smoothing PyTorch's mean has other bits than its sum divided by the rows.
-    if known is None or known.impl != "torch" or z_loss or label_smoothing:
+    if known is None:
         return None
-    return Repeat(reduced_loss_of_product(ignore_index, reduction), by_torch=True)
+    options = {**params, "reduction": reduction}
+    function = _function_of_library(options, known.impl, may_compose=impl is None and targets.is_cuda)
+    return function and Repeat(function, by_torch=True)
 
 
 @repeated(_repeat_linear_cross_entropy)
@@ -266,7 +268,10 @@ def linear_cross_entropy(
     impl: str | None = None,
     batch_invariant: bool = False,
 ) -> torch.Tensor:
-    """Return the cross entropy of ``x @ weight.T`` without storing all logits.
+    """Return the cross entropy of ``x @ weight.T``, where it is faster without storing all logits.
+
+    Without ``impl`` PyTorch's products and :func:`weft.ops.cross_entropy` compute a loss that dispatch does
+    not know to be faster in chunks, and store its logits once. Name an ``impl`` to keep memory small.
 
     ``triton`` and ``cuda`` take chunks of rows (at most 320 MiB of logits, or as much as the weight's
     gradient takes) and compute both gradients with the loss, so that no product is computed twice. Between
@@ -303,6 +308,12 @@ def linear_cross_entropy(
         check_target_range("linear_cross_entropy", targets, weight.shape[0], ignore_index)
     # The fused forward computes both gradients: without a need for them it would triple the work.
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        if not torch.compiler.is_compiling():
+            chosen = plan("linear_cross_entropy", (x, weight, targets), params, impl).impl
+            options = {**params, "reduction": reduction}
+            function = _function_of_library(options, chosen, may_compose=impl is None and targets.is_cuda)
+            if function is not None:
+                return function(x, weight, targets)  # type: ignore[no-any-return]
         loss = call("linear_cross_entropy", (x, weight, targets), params, impl)[0]
     elif _fits(x, weight):
         return _loss_of_all_logits({**params, "reduction": reduction, "impl": impl}, x, weight, targets)
@@ -313,6 +324,24 @@ def linear_cross_entropy(
     return loss  # type: ignore[no-any-return]
 
 
+def _function_of_library(
+    options: dict[str, Any], chosen: str, may_compose: bool
+) -> Callable[..., Any] | None:
+    """Return the loss with gradients if PyTorch computes the products, or None for another implementation.
+
+    PyTorch's loss converts half types to float32 and back, where ours reads and writes the logits. So a call
+    on a GPU without ``impl`` takes PyTorch's products and the operator cross_entropy. The gradient is not
+    written over the logits, although nothing else needs them: a second backward may come.
+    """
+    if chosen != "torch":
+        return None
+    if may_compose:
+        return partial(_loss_of_all_logits, options)
+    if options["label_smoothing"] or options["z_loss"]:
+        return None
+    return reduced_loss_of_product(options["ignore_index"], options["reduction"])
+
+
 def _fits(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """True if all logits are one chunk."""
     return x.shape[0] <= plan_chunks(x.shape[0], x.shape[1], weight.shape[0], x.element_size()).rows
@@ -321,7 +350,7 @@ def _fits(x: torch.Tensor, weight: torch.Tensor) -> bool:
 def _loss_of_all_logits(
     options: dict[str, Any], x: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor
 ) -> torch.Tensor:
-    """Return the loss without gradients, of logits that are stored: two public calls."""
+    """Return the loss of logits that are stored: two public calls."""
     return cross_entropy(torch.nn.functional.linear(x, weight), targets, **options)
 
 

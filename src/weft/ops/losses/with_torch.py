@@ -63,7 +63,7 @@ def reduced_loss_of_product(ignore_index: int, reduction: str) -> Callable[[Tens
     kind = REDUCTIONS[reduction]
 
     def loss(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-        log_p = log_softmax(linear(x, weight).float(), -1)
+        log_p = log_softmax(linear(x, weight), -1, dtype=torch.float32)
         return nll_loss(log_p, targets, None, kind, ignore_index)  # type: ignore[no-any-return]
 
     return loss
@@ -71,7 +71,10 @@ def reduced_loss_of_product(ignore_index: int, reduction: str) -> Callable[[Tens
 
 def _summed_loss(x: Tensor, weight: Tensor, targets: Tensor, options: LossOptions) -> Tensor:
     ignore_index, label_smoothing, z_loss = options
-    logits = torch.nn.functional.linear(x, weight).float()
+    logits = torch.nn.functional.linear(x, weight)
+    if not (label_smoothing or z_loss):  # on a GPU log_softmax converts in its own pass, in both directions
+        return reduced_cross_entropy(logits, targets, ignore_index, "sum")
+    logits = logits.float()
     loss = torch.nn.functional.cross_entropy(
         logits,
         targets,

@@ -16,11 +16,10 @@ def gradients(grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[tor
 
 
 class _PreciseProduct(torch.autograd.Function):
-    """torch.mm whose backward runs in the same precision as its forward.
+    """torch.mm in float32 whose backward runs in the same precision as its forward.
 
-    PyTorch's own backward takes the precision that is set when it runs, which may be another one: by default
-    products of half types may add their parts in the half type. Where no switch is needed, PyTorch's own is
-    the same, and costs the host half as much.
+    PyTorch's own backward takes the precision that is set when it runs, which may be another one. Where no
+    switch is needed, PyTorch's own is the same, and costs the host half as much.
     """
 
     @staticmethod
@@ -30,18 +29,23 @@ class _PreciseProduct(torch.autograd.Function):
         return call_at_precision(torch.mm, a, precision, a, b)  # type: ignore[no-any-return]
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
         a, b = ctx.saved_tensors
-        return (*backward(grads[0], a, b, precision=ctx.precision), None)
+        wants_a, wants_b, _ = ctx.needs_input_grad
+        da = call_at_precision(torch.mm, a, ctx.precision, grads[0], b.t()) if wants_a else None
+        db = call_at_precision(torch.mm, a, ctx.precision, a.t(), grads[0]) if wants_b else None
+        return da, db, None
 
 
-def _needs_precise_gradient(a: torch.Tensor, b: torch.Tensor, precision: str) -> bool:
+def _needs_precise_gradient(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """True if autograd records a call in float32 on a GPU. The gradient of half types is PyTorch's own, as in
+    the linear family: a function in Python would cost the host more than the products."""
     needs_gradient = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
-    return a.is_cuda and needs_gradient and not is_always_at(a, precision)
+    return a.is_cuda and a.dtype == torch.float32 and needs_gradient
 
 
 def forward(a: torch.Tensor, b: torch.Tensor, *, precision: str = "ieee") -> torch.Tensor:
-    if _needs_precise_gradient(a, b, precision):
+    if _needs_precise_gradient(a, b) and not is_always_at(a, precision):
         return _PreciseProduct.apply(a, b, precision)  # type: ignore[no-any-return, no-untyped-call]
     return call_at_precision(torch.mm, a, precision, a, b)  # type: ignore[no-any-return]
 
@@ -69,8 +73,7 @@ forward.compiles = traced  # type: ignore[attr-defined]
 def like(inputs: tuple[torch.Tensor, ...], params: dict[str, Any]) -> Any:
     """Return the shortest function of inputs like these that does what :func:`forward` does."""
     (a, b), precision = inputs, params["precision"]
-    needs_gradient = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
-    if not (a.is_cuda and needs_gradient):
+    if not _needs_precise_gradient(a, b):
         return held_at_precision(torch.mm, a, precision)
     apply, product = apply_without_checks(_PreciseProduct), torch.mm
     return lambda a, b: product(a, b) if is_always_at(a, precision) else apply(a, b, precision)

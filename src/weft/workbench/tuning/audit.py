@@ -204,17 +204,27 @@ def _measure(point: AuditPoint, backend: LocalTimingBackend, device: str, rng: r
         except Exception as error:  # noqa: BLE001 - a call that raises is a result, whatever it raises
             result.problem, result.differs = f"raised: {type(error).__name__}: {error}"[:300], True
             return result
-    # The last one: a call in a capture may choose again.
-    own = [d for d in decisions if d.operator == point.operator]
-    result.implementation = own[-1].impl if own else ""
-    chosen_so = "chosen while tracing" if point.compiled else "the operator chooses itself"
-    result.reason = own[-1].reason if own else chosen_so
+    result.implementation, result.reason = _explanation(point, decisions)
     if not difference <= MAX_DIFFERENCE[point.dtype]:  # also true for nan
         result.problem, result.differs = f"differs from torch by {difference:.1%} RMS", True
     _sample(result, timers, seconds, rng)
     if result.is_slow:
         _sample(result, timers, LONGER * seconds, rng)
     return result
+
+
+def _explanation(point: AuditPoint, decisions: Sequence[choice.Decision]) -> tuple[str, str]:
+    """Return the implementation that ran, and why: the last decision for the point's mode.
+
+    A loss of a product without gradients is two calls, a product by PyTorch and the operator cross_entropy.
+    """
+    decided = [d for d in decisions if point.captured or not d.in_graph]
+    own = [d for d in decided if d.operator == point.operator]
+    if own:
+        return own[-1].impl, own[-1].reason
+    if decided:
+        return decided[-1].impl, f"its {decided[-1].operator}: {decided[-1].reason}"
+    return "", "chosen while tracing" if point.compiled else "the operator chooses itself"
 
 
 def _inputs(point: AuditPoint, work: Workload, device: str, seed: int) -> InputBuffers:
@@ -228,7 +238,7 @@ def _inputs(point: AuditPoint, work: Workload, device: str, seed: int) -> InputB
             tensors.append(torch.randn(argument.shape, **options))  # type: ignore[call-overload]
         else:
             x = torch.randn(argument.shape, dtype=getattr(torch, point.dtype), **options)  # type: ignore[call-overload]
-            tensors.append(x.requires_grad_(point.training))
+            tensors.append(x.mul_(argument.scale).requires_grad_(point.training))
     return InputBuffers(tensors, seed=seed)
 
 

@@ -71,9 +71,10 @@ class AuditPoint:
 @dataclass(frozen=True)
 class Argument:
     """Tensor argument: floating point of the point's dtype with a gradient; or, with ``below``, int64 numbers
-    from 0 to below it; or, with ``is_table``, float32 without a gradient."""
+    from 0 to below it; or, with ``is_table``, float32 without a gradient. ``scale``: standard deviation."""
 
     shape: tuple[int, ...]
+    scale: float = 1.0
     below: int | None = None
     is_table: bool = False
 
@@ -241,15 +242,18 @@ def workload(point: AuditPoint) -> Workload:
     if "M" in s:
         m, n, k = s["M"], s["N"], s["K"]
         flops = 2.0 * m * n * k
-        shapes: tuple[tuple[int, ...], ...] = ((m, k), (n, k), (n,))
+        # Outputs of unit variance, as in a model before training. Logits of +-64 would make a nearly one-hot
+        # softmax. Its gradient is then wrong by some percent wherever logits are rounded to bfloat16, as
+        # PyTorch's are, and Weft's product of exponentials would run twice (ops/losses/README.md).
+        weight = Argument((k, n) if point.operator == "matmul" else (n, k), scale=k**-0.5)
+        inputs: tuple[Argument, ...] = (Argument((m, k)), weight)
         if point.operator == "linear_cross_entropy":
-            inputs = (Argument((m, k)), Argument((n, k)), Argument((m,), below=n))
-            return _workload(point, inputs, m * n, flops)
-        if point.operator == "matmul":
-            shapes = ((m, k), (k, n))
-        elif point.operator == "linear_residual":
-            shapes += ((m, n),)
-        return _workload(point, tuple(map(Argument, shapes)), m * n, flops)
+            inputs += (Argument((m,), below=n),)
+        elif point.operator != "matmul":
+            inputs += (Argument((n,)),)
+        if point.operator == "linear_residual":
+            inputs += (Argument((m, n)),)
+        return _workload(point, inputs, m * n, flops)
     rows, columns = s["rows"], s["columns"]
     if point.operator == "embedding":
         ids = Argument((1, rows), below=s["vocabulary"])
