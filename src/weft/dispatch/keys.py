@@ -111,14 +111,17 @@ DEFAULTS: dict[str, dict[str, object]] = {
 }
 ALIGNED = "aligned"
 CHUNKED = ("linear_cross_entropy",)  # operators that compute chunks of rows (ops/losses/chunks.py)
-# The model of a head's loss: FLOPs that our products compute in the time in which an element is moved (at
-# 2048 x 128256 x 4096 on an H200), and elements that are moved for each logit beside the products' operands.
-# Ours writes exponentials and reads them twice. The `torch` implementation, which is measured, converts
-# logits and gradient from and to float32; dispatch takes PyTorch's products with our cross entropy instead.
-HEAD_FLOPS_PER_ELEMENT = 240.0
+# The model of a head's loss: FLOPs that our products compute in the time in which an element is moved, and
+# elements that are moved for each logit beside the products' operands. At 2048 x 128256 x 4096 on an H200 the
+# audit saw 240 FLOPs with logits of +-64, where ours computes four products instead of three: 320 with logits
+# of a model. Ours writes exponentials and reads them twice. The `torch` implementation, which is measured,
+# converts logits and gradient from and to float32; dispatch takes PyTorch's products with our cross entropy
+# instead.
+HEAD_FLOPS_PER_ELEMENT = 320.0
 HEAD_PASSES, CONVERTED_PASSES, COMPOSED_PASSES = 3, 23, 6
-# Logits beyond which their memory counts: ours, which stores a chunk of them, may take twice the time.
-HEAD_LOGITS, HEAD_MEMORY_PRICE = 2 << 30, 2.0
+# Logits from which their memory counts, and by how much the time of PyTorch's products is raised for it: they
+# store logits and gradient, 1 GiB at 2^28 in half types, where ours stores a chunk of rows.
+HEAD_MEMORY_PRICES = ((2 << 30, 2.0), (1 << 28, 1.35))
 # Operators whose implementation by PyTorch has a block for each row too, in each of its passes: few rows
 # leave SMs idle on both sides. An audit saw ours take 0.5 to 0.9 of PyTorch's time at 1 to 64 rows of 49152
 # to 256000 columns.
@@ -393,8 +396,7 @@ def head_ratios(sizes: Sizes, point: Sizes) -> tuple[float, float]:
         return time_of(sizes, HEAD_FLOPS_PER_ELEMENT, HEAD_PASSES)
 
     library = time_of(sizes, FLOPS_PER_ELEMENT, COMPOSED_PASSES)
-    if sizes[0] * sizes[2] > HEAD_LOGITS:
-        library *= HEAD_MEMORY_PRICE
+    library *= next((price for least, price in HEAD_MEMORY_PRICES if sizes[0] * sizes[2] >= least), 1.0)
     return ours(sizes) / ours(point), library / time_of(point, FLOPS_PER_ELEMENT, CONVERTED_PASSES)
 
 
