@@ -69,6 +69,23 @@ def test_a_traced_call_is_the_one_of_pytorch(dynamic: bool) -> None:
     assert torch.equal(out, expected) and out.stride() == expected.stride()
 
 
+def test_a_call_off_the_cpu_is_traced_without_its_memory() -> None:
+    torch._dynamo.reset()
+    traced = torch.compile(with_torch.sdpa, fullgraph=True, backend="aot_eager")
+    q, k, v = (x.to("meta") for x in draw(4, 2, 7, 7, torch.float32, False))
+    assert traced(q, k, v, True, None).shape == q.shape
+
+
+def test_rows_are_aligned_off_the_cpu() -> None:
+    wide, narrow = (torch.empty(2, 4, 7, n, device="meta", dtype=torch.bfloat16) for n in (72, 68))
+    x = wide[..., :64]
+    assert with_torch._aligned(x) is x
+    assert with_torch._aligned(narrow[..., :64]).stride(2) == 64
+    # A mapped tensor has no memory to ask for.
+    mapped = torch.func.vmap(with_torch._aligned)(torch.empty(3, *x.shape, device="meta"))
+    assert mapped.shape == (3, *x.shape)
+
+
 def test_arguments_are_checked_before_pytorch_sees_them() -> None:
     q, k, v = draw(4, 2, 7, 7, torch.float32, False)
     for _ in range(CALLS):
@@ -154,6 +171,22 @@ def test_calls_of_a_gpu_fit_a_grid_and_store_few_scores(
         k = torch.empty((b, kv_heads, keys, d), device="cuda", dtype=torch.bfloat16)
         out = with_torch.sdpa(q, k, k, False, None)
     assert calls == expected and out.shape == q.shape
+
+
+def test_a_mapped_call_of_a_gpu_is_not_asked_for_its_choice(
+    calls: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch has no rule for the choice under vmap; fake tensors of a GPU that is not here have no vmap."""
+    with pytest.raises(RuntimeError, match="[Bb]atching rule"):
+        torch.func.vmap(lambda x: x + with_torch._choice(x, x, x, False, None))(torch.ones(2, 1, 1, 4, 16))
+    monkeypatch.setattr(with_torch, "_is_wrapped", lambda _: True)
+    monkeypatch.setattr(with_torch, "_choice", lambda *_: pytest.fail("asked"))
+    with FakeTensorMode():
+        q = torch.empty((2, 4, 200, 64), device="cuda")
+        for heads in (4, 1):
+            k = torch.empty((2, heads, 200, 64), device="cuda")
+            with_torch.sdpa(q, k, k, False, None)
+    assert [name for name, _ in calls] == ["sdpa", "efficient"]
 
 
 @pytest.mark.parametrize(("b", "h", "kv_heads"), [(7, 4, 2), (2, 8, 4), (2, 8, 1), (5, 12, 2), (3, 3, 3)])

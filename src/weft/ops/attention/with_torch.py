@@ -32,6 +32,7 @@ from weft.ops.attention.terms import Terms
 Output = tuple[Tensor, Tensor]
 HALVES = (torch.float16, torch.bfloat16)
 UNFUSED, FLASH, CUDNN = 0, 1, 3  # SDPBackend's numbers
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # by vmap and other transforms of torch.func
 MAX_BIAS = 1 << 26  # elements of a mask that is worth its memory
 MAX_GRID = 65535  # batches, and heads, of one launch: second and third size of the fused kernels' grids
 
@@ -213,15 +214,20 @@ def _efficient_output(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: floa
 def _aligned(x: Tensor) -> Tensor:
     """Return ``x`` with every row 16-byte aligned, copied if needed: the kernels read 16 bytes at a time, and
     on other rows some raise and some fault."""
-    batch, head, row, column = x.stride()
-    if column != 1:
+    if x.stride(3) != 1:
         x = x.contiguous()
-        batch, head, row, _ = x.stride()
     if x.is_cpu:
         return x
     size = x.element_size()
-    is_aligned = not (x.data_ptr() % 16 or batch * size % 16 or head * size % 16 or row * size % 16)
+    is_aligned = not any(step * size % 16 for step in x.stride()[:3]) and _begins_aligned(x)
     return x if is_aligned else x.clone()
+
+
+def _begins_aligned(x: Tensor) -> bool:
+    """True if ``x`` begins at a multiple of 16 bytes, or has no memory yet: in a trace, or under vmap."""
+    if torch.compiler.is_compiling() or _is_wrapped(x):
+        return True
+    return x.data_ptr() % 16 == 0
 
 
 def _forward(kernel: Callable[..., Output]) -> Callable[..., Output]:
@@ -288,7 +294,8 @@ def _instead_of_sdpa(
     """Return the function of ``(q, k, v, causal, scale)`` that is called instead of SDPA itself, or None."""
     if not q.is_cuda:
         return None
-    if torch.compiler.is_compiling():  # a trace cannot hold the choice: grouped heads in float32 are unfused
+    # Neither a trace nor vmap has the choice, which is an integer: grouped heads in float32 are unfused.
+    if torch.compiler.is_compiling() or _is_wrapped(q):
         is_unfused = q.dtype == torch.float32 and q.shape[1] != k.shape[1]
     else:
         is_unfused = _choice(q, k, v, causal, scale) == UNFUSED
