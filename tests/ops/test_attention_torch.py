@@ -177,7 +177,7 @@ def test_a_mapped_call_of_a_gpu_is_not_asked_for_its_choice(
     calls: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PyTorch has no rule for the choice under vmap; fake tensors of a GPU that is not here have no vmap."""
-    with pytest.raises(RuntimeError, match="[Bb]atching rule"):
+    with pytest.raises(RuntimeError, match="Batching rule"):
         torch.func.vmap(lambda x: x + with_torch._choice(x, x, x, False, None))(torch.ones(2, 1, 1, 4, 16))
     monkeypatch.setattr(with_torch, "_is_wrapped", lambda _: True)
     monkeypatch.setattr(with_torch, "_choice", lambda *_: pytest.fail("asked"))

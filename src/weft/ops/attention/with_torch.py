@@ -292,7 +292,8 @@ def _instead_of_sdpa(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
 ) -> Callable[..., Tensor] | None:
     """Return the function of ``(q, k, v, causal, scale)`` that is called instead of SDPA itself, or None."""
-    if not q.is_cuda:
+    fits = max(q.shape[:2]) <= MAX_GRID
+    if not q.is_cuda or (fits and _stores_scores(q, k)):  # whatever SDPA chooses
         return None
     # Neither a trace nor vmap has the choice, which is an integer: grouped heads in float32 are unfused.
     if torch.compiler.is_compiling() or _is_wrapped(q):
@@ -302,7 +303,7 @@ def _instead_of_sdpa(
     if is_unfused and _stores_scores(q, k):
         return None
     call = _efficient_output if is_unfused else _sdpa
-    if max(q.shape[:2]) > MAX_GRID:
+    if not fits:
         return lambda *arguments: _in_pieces(lambda *piece: (call(*piece),), *arguments)[0]
     return call if is_unfused else None
 
